@@ -1,0 +1,296 @@
+//! The plugin's side: a C table over a [`Provider`](crate::Provider), made by [`export_provider!`](crate::export_provider).
+
+use super::{callbacks::*, raw::*};
+use crate::{ABI_MAJOR, ABI_MINOR, Engine, Error, Provider, Result, Session, TensorView};
+use serde::{Serialize, de::DeserializeOwned};
+use std::{
+    ffi::c_void,
+    panic::{AssertUnwindSafe, catch_unwind},
+    ptr,
+    sync::{
+        LazyLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+/// Makes a crate a plugin: exports `sdrun_plugin_query_v1` over a provider.
+///
+/// The crate needs a feature `plugin`, on by default. A host that links several providers in (as rlibs)
+/// turns it off, since the exported symbol has the same name in each.
+///
+/// ```ignore
+/// sdrun_abi::export_provider! {
+///     id: "ggml", vendor: "sdrun", version: env!("CARGO_PKG_VERSION"),
+///     build_id: env!("SDRUN_BUILD_ID"), provider: GgmlProvider::default()
+/// }
+/// ```
+#[macro_export]
+macro_rules! export_provider {
+    (id: $id:expr, vendor: $vendor:expr, version: $version:expr, build_id: $build:expr, provider: $provider:expr $(,)?) => {
+        #[doc(hidden)]
+        pub struct ExportedPlugin;
+
+        impl $crate::ffi::export::Export for ExportedPlugin {
+            fn state() -> &'static $crate::ffi::export::State {
+                static STATE: $crate::ffi::export::State =
+                    $crate::ffi::export::State::new(|| ::std::boxed::Box::new($provider));
+                &STATE
+            }
+        }
+
+        /// The one symbol of a plugin: its function table, or null where the host is too old.
+        #[allow(unsafe_code)]
+        #[cfg_attr(feature = "plugin", unsafe(no_mangle))]
+        pub extern "C" fn sdrun_plugin_query_v1(
+            max_minor: u32,
+            _host: *const $crate::ffi::raw::RawHost,
+        ) -> *const $crate::ffi::raw::RawPlugin {
+            static PLUGIN: $crate::ffi::raw::RawPlugin =
+                $crate::ffi::export::table::<ExportedPlugin>($id, $vendor, $version, $build);
+            $crate::ffi::export::negotiate(max_minor, &PLUGIN)
+        }
+    };
+}
+
+/// Where the generic entry points find their provider. Implemented by [`export_provider!`](crate::export_provider).
+pub trait Export {
+    /// The plugin's state.
+    fn state() -> &'static State;
+}
+
+/// A provider and whether a panic has been caught in it.
+pub struct State {
+    provider: LazyLock<Box<dyn Provider>>,
+    poisoned: AtomicBool,
+}
+
+impl State {
+    /// State over the provider that `make` makes at the first call.
+    pub const fn new(make: fn() -> Box<dyn Provider>) -> Self {
+        State { provider: LazyLock::new(make), poisoned: AtomicBool::new(false) }
+    }
+}
+
+/// The table, where the host speaks at least this minor version; else null.
+pub fn negotiate(max_minor: u32, plugin: &'static RawPlugin) -> *const RawPlugin {
+    if max_minor >= u32::from(plugin.abi_minor) { plugin } else { ptr::null() }
+}
+
+/// The function table of `E`.
+pub const fn table<E: Export>(
+    id: &'static str,
+    vendor: &'static str,
+    version: &'static str,
+    build_id: &'static str,
+) -> RawPlugin {
+    RawPlugin {
+        struct_size: size_of::<RawPlugin>() as u32,
+        abi_major: ABI_MAJOR,
+        abi_minor: ABI_MINOR,
+        ext: ptr::null_mut(),
+        id: RawStr::new(id.as_bytes()),
+        vendor: RawStr::new(vendor.as_bytes()),
+        version: RawStr::new(version.as_bytes()),
+        build_id: RawStr::new(build_id.as_bytes()),
+        init: Some(init::<E>),
+        shutdown: Some(shutdown),
+        devices: Some(devices::<E>),
+        capabilities: Some(capabilities::<E>),
+        build: Some(build::<E>),
+        engine_load: Some(engine_load::<E>),
+        engine_check: Some(engine_check::<E>),
+        engine_info: Some(engine_info::<E>),
+        engine_serialize: Some(engine_serialize::<E>),
+        engine_destroy: Some(engine_destroy),
+        session_create: Some(session_create::<E>),
+        session_refit: Some(session_refit::<E>),
+        session_run: Some(session_run::<E>),
+        session_memory: Some(session_memory::<E>),
+        session_destroy: Some(session_destroy),
+        get_extension: Some(get_extension),
+    }
+}
+
+/// Runs an entry point: refuses when poisoned or when the caller's struct is too short, contains panics.
+fn enter<E: Export, A>(
+    args: *mut A,
+    struct_size: u32,
+    what: &str,
+    body: impl FnOnce(&mut A, &dyn Provider) -> Result<()>,
+) -> *mut RawError {
+    let state = E::state();
+    if state.poisoned.load(Relaxed) {
+        return error_to_raw(Err(Error::precondition(format!(
+            "{what}: the plugin panicked before and is out of use"
+        ))
+        .with_hint("restart the program; run this provider isolated to keep the host out of it")));
+    }
+    if (struct_size as usize) < size_of::<A>() {
+        return error_to_raw(Err(Error::invalid(format!(
+            "{what}: the host's argument struct has {struct_size} bytes, the plugin needs {}",
+            size_of::<A>()
+        ))));
+    }
+    let mut finished = false;
+    let result = contain(what, || {
+        // SAFETY: the host passes a valid, exclusive argument struct of at least this size (checked above).
+        let result = body(unsafe { &mut *args }, state.provider.as_ref());
+        finished = true;
+        result
+    });
+    if !finished {
+        state.poisoned.store(true, Relaxed);
+    }
+    error_to_raw(result)
+}
+
+fn json<T: Serialize>(value: &T) -> Result<RawBuffer> {
+    serde_json::to_vec(value)
+        .map(buffer_to_raw)
+        .map_err(|e| Error::internal(format!("cannot write JSON: {e}")))
+}
+
+fn parse<T: DeserializeOwned>(what: &str, text: RawStr) -> Result<T> {
+    // SAFETY: strings are valid during the call.
+    serde_json::from_slice(unsafe { text.bytes() })
+        .map_err(|e| Error::invalid(format!("{what} is not valid: {e}")))
+}
+
+/// Thin pointers for C.
+struct EngineBox(Box<dyn Engine>);
+struct SessionBox(Box<dyn Session>);
+
+/// # Safety
+/// `handle` came from this plugin and is not destroyed.
+unsafe fn engine<'a>(handle: *mut c_void) -> Result<&'a dyn Engine> {
+    // SAFETY: the caller's promise.
+    unsafe { handle.cast::<EngineBox>().as_ref() }
+        .map(|e| e.0.as_ref())
+        .ok_or_else(|| Error::invalid("the engine is null"))
+}
+
+/// # Safety
+/// `handle` came from this plugin, is not destroyed, and no other call uses it.
+unsafe fn session<'a>(handle: *mut c_void) -> Result<&'a mut dyn Session> {
+    // SAFETY: the caller's promise.
+    match unsafe { handle.cast::<SessionBox>().as_mut() } {
+        Some(s) => Ok(s.0.as_mut()),
+        None => Err(Error::invalid("the session is null")),
+    }
+}
+
+/// Declares the C entry points: `name<E>(args: Type) |a, provider| body`.
+macro_rules! entries {
+    ($($name:ident($args:ty) |$a:ident, $provider:ident| $body:block)*) => {$(
+        unsafe extern "C" fn $name<E: Export>(args: *mut $args) -> *mut RawError {
+            if args.is_null() {
+                return error_to_raw(Err(Error::invalid(concat!(stringify!($name), ": the argument struct is null"))));
+            }
+            // SAFETY: every argument struct begins with its size.
+            let size = unsafe { (*args).struct_size };
+            enter::<E, $args>(args, size, stringify!($name), |$a, $provider| {
+                // SAFETY: pointers in argument structs are valid during the call, handles are live ones of
+                // this plugin: the ABI's contract with the host.
+                #[allow(unused_unsafe)]
+                unsafe {
+                    $body
+                }
+            })
+        }
+    )*};
+}
+
+entries! {
+    init(InitArgs) |a, provider| {
+        let config = parse("the init configuration", a.config)?;
+        a.runtime = json(&provider.init(&config, &ForeignHost::new(a.host))?)?;
+        Ok(())
+    }
+    devices(DevicesArgs) |a, provider| {
+        a.devices = json(&provider.devices()?)?;
+        Ok(())
+    }
+    capabilities(CapabilitiesArgs) |a, provider| {
+        a.capabilities = json(&provider.capabilities(&a.device.text())?)?;
+        Ok(())
+    }
+    build(BuildArgs) |a, provider| {
+        let spec = parse("the build specification", a.spec)?;
+        let (weights, host) = (ForeignSource::new(a.weights), ForeignHost::new(a.host));
+        let engine = provider.build(a.model.bytes(), &spec, &weights, &host)?;
+        a.engine = Box::into_raw(Box::new(EngineBox(engine))).cast();
+        Ok(())
+    }
+    engine_load(EngineLoadArgs) |a, provider| {
+        let spec = parse("the build specification", a.spec)?;
+        let engine = provider.load(a.payload.bytes(), &spec, &ForeignHost::new(a.host))?;
+        a.engine = Box::into_raw(Box::new(EngineBox(engine))).cast();
+        Ok(())
+    }
+    engine_check(EngineCheckArgs) |a, provider| {
+        a.verdict = json(&provider.check(&a.compatibility.text(), &a.device.text())?)?;
+        Ok(())
+    }
+    engine_info(EngineInfoArgs) |a, _provider| {
+        a.info = json(engine(a.engine)?.info())?;
+        Ok(())
+    }
+    engine_serialize(EngineSerializeArgs) |a, _provider| {
+        a.payload = buffer_to_raw(engine(a.engine)?.serialize()?);
+        Ok(())
+    }
+    session_create(SessionCreateArgs) |a, _provider| {
+        let (weights, host) = (ForeignSource::new(a.weights), ForeignHost::new(a.host));
+        let session = engine(a.engine)?.session(&weights, &host)?;
+        a.session = Box::into_raw(Box::new(SessionBox(session))).cast();
+        Ok(())
+    }
+    session_refit(SessionRefitArgs) |a, _provider| {
+        let names: Vec<String> = (0..a.changed_count).map(|i| (*a.changed.add(i)).text()).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let (weights, host) = (ForeignSource::new(a.weights), ForeignHost::new(a.host));
+        a.report = json(&session(a.session)?.refit(&names, &weights, &host)?)?;
+        Ok(())
+    }
+    session_run(SessionRunArgs) |a, _provider| {
+        let mut shapes = Vec::with_capacity(a.input_count);
+        for i in 0..a.input_count {
+            let t = &*a.inputs.add(i);
+            let dtype = crate::DType::from_onnx(t.dtype as i32)
+                .ok_or_else(|| Error::invalid(format!("input {i} has the unknown dtype {}", t.dtype)))?;
+            shapes.push((dtype, shape_from_raw(t.dims, t.rank), RawStr { ptr: t.data, len: t.len }.bytes()));
+        }
+        let inputs: Vec<TensorView> =
+            shapes.iter().map(|(dtype, shape, data)| TensorView { dtype: *dtype, shape, data }).collect();
+        session(a.session)?.run(&inputs, &mut ForeignSink::new(a.sink), &ForeignHost::new(a.host))
+    }
+    session_memory(SessionMemoryArgs) |a, _provider| {
+        a.report = json(&session(a.session)?.memory()?)?;
+        Ok(())
+    }
+}
+
+unsafe extern "C" fn shutdown() -> *mut RawError {
+    // Rust providers free what they own when their engines and sessions are destroyed; the runtime library
+    // itself stays loaded for the life of the process (unloading vendor libraries crashes: onnxruntime#32402).
+    ptr::null_mut()
+}
+
+unsafe extern "C" fn engine_destroy(handle: *mut c_void) {
+    if !handle.is_null() {
+        // SAFETY: a live engine of this plugin, destroyed once. A panicking destructor must not unwind into C.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(unsafe { Box::from_raw(handle.cast::<EngineBox>()) })));
+    }
+}
+
+unsafe extern "C" fn session_destroy(handle: *mut c_void) {
+    if !handle.is_null() {
+        // SAFETY: a live session of this plugin, destroyed once.
+        let _ =
+            catch_unwind(AssertUnwindSafe(|| drop(unsafe { Box::from_raw(handle.cast::<SessionBox>()) })));
+    }
+}
+
+unsafe extern "C" fn get_extension(_: RawStr) -> *const c_void {
+    ptr::null()
+}

@@ -1,0 +1,366 @@
+//! The host's side: a loaded plugin table as a [`Provider`].
+
+use super::{callbacks::*, raw::*};
+use crate::{
+    ABI_MAJOR, ABI_MINOR, BuildSpec, Capabilities, Compatibility, Device, Engine, EngineInfo, Error, Host,
+    InitConfig, MemoryReport, OutputSink, OutputSpec, Provider, RefitReport, Result, RuntimeInfo, Session,
+    TensorView, WeightSource,
+};
+use serde::{Serialize, de::DeserializeOwned};
+use std::{ffi::c_void, ptr};
+
+/// A plugin behind its function table. Engines and sessions made by it refer to the table, which lives as
+/// long as the process: plugins are never unloaded.
+#[derive(Clone, Copy)]
+pub struct Plugin {
+    raw: &'static RawPlugin,
+}
+
+/// Who a plugin says it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs)]
+pub struct PluginIdentity {
+    pub id: String,
+    pub vendor: String,
+    pub version: String,
+    pub build_id: String,
+    pub abi: (u16, u16),
+}
+
+/// The function at `$field`, or an error naming it.
+macro_rules! function {
+    ($raw:expr, $field:ident) => {
+        $raw.$field.ok_or_else(|| {
+            Error::unsupported(concat!("the plugin does not offer `", stringify!($field), "`"))
+        })?
+    };
+}
+
+/// An argument struct with its header and the given fields.
+macro_rules! args {
+    ($name:ident { $($field:ident $(: $value:expr)?),* $(,)? }) => {
+        $name { struct_size: size_of::<$name>() as u32, reserved: 0, ext: ptr::null_mut(), $($field $(: $value)?),* }
+    };
+}
+
+fn text(s: &str) -> RawStr {
+    RawStr::new(s.as_bytes())
+}
+
+fn to_json<T: Serialize>(value: &T) -> Result<String> {
+    serde_json::to_string(value).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))
+}
+
+/// Reads the document a plugin answered.
+fn from_json<T: DeserializeOwned>(what: &str, buffer: &mut RawBuffer) -> Result<T> {
+    // SAFETY: an out field: still empty, or filled by the plugin.
+    let bytes = unsafe { buffer_from_raw(buffer) };
+    serde_json::from_slice(&bytes).map_err(|e| {
+        Error::internal(format!("the plugin's {what} is not valid: {e}"))
+            .with_hint("the plugin breaks the ABI; `sdrun doctor` shows which file it is")
+    })
+}
+
+impl Plugin {
+    /// Asks the query symbol of a library and checks its answer.
+    ///
+    /// # Safety
+    /// `query` is the `sdrun_plugin_query_v1` of a library that stays loaded for the life of the process.
+    pub unsafe fn query(query: QueryFn) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        let raw = unsafe { query(u32::from(ABI_MINOR), ptr::null()).as_ref() }.ok_or_else(|| {
+            Error::precondition(format!("the plugin needs a newer host than ABI {ABI_MAJOR}.{ABI_MINOR}"))
+                .with_hint("update sdrun, or install the plugin version that belongs to this sdrun")
+        })?;
+        if raw.abi_major != ABI_MAJOR
+            || raw.abi_minor > ABI_MINOR
+            || (raw.struct_size as usize) < size_of::<RawPlugin>()
+        {
+            return Err(Error::precondition(format!(
+                "the plugin speaks ABI {}.{} with a table of {} bytes; this host speaks {ABI_MAJOR}.{ABI_MINOR} with {}",
+                raw.abi_major,
+                raw.abi_minor,
+                raw.struct_size,
+                size_of::<RawPlugin>()
+            ))
+            .with_hint("install the plugin version that belongs to this sdrun"));
+        }
+        Ok(Plugin { raw })
+    }
+
+    /// Who the plugin says it is.
+    pub fn identity(&self) -> PluginIdentity {
+        // SAFETY: the strings of a table are static.
+        unsafe {
+            PluginIdentity {
+                id: self.raw.id.text(),
+                vendor: self.raw.vendor.text(),
+                version: self.raw.version.text(),
+                build_id: self.raw.build_id.text(),
+                abi: (self.raw.abi_major, self.raw.abi_minor),
+            }
+        }
+    }
+
+    fn engine(&self, handle: *mut c_void) -> Result<Box<dyn Engine>> {
+        if handle.is_null() {
+            return Err(Error::internal("the plugin answered success without an engine"));
+        }
+        let mut engine = PluginEngine {
+            raw: self.raw,
+            handle,
+            info: EngineInfo {
+                inputs: vec![],
+                outputs: vec![],
+                weights: vec![],
+                compatibility: String::new(),
+            },
+        };
+        let mut a = args!(EngineInfoArgs { engine: handle, info: RawBuffer::EMPTY });
+        // SAFETY: a live engine of this plugin.
+        unsafe { error_from_raw(function!(self.raw, engine_info)(&mut a))? };
+        engine.info = from_json("engine information", &mut a.info)?;
+        Ok(Box::new(engine))
+    }
+}
+
+// In all calls below, SAFETY rests on the same facts: the function belongs to the plugin's table, the argument
+// struct is ours and complete, what it points to outlives the call, and handles are live ones of this plugin.
+
+impl Provider for Plugin {
+    fn init(&self, config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> {
+        let (config, call) = (to_json(config)?, function!(self.raw, init));
+        with_host(host, |host| {
+            let mut a = args!(InitArgs { config: text(&config), host, runtime: RawBuffer::EMPTY });
+            // SAFETY: see above.
+            unsafe { error_from_raw(call(&mut a))? };
+            from_json("runtime information", &mut a.runtime)
+        })
+    }
+
+    fn devices(&self) -> Result<Vec<Device>> {
+        let mut a = args!(DevicesArgs { devices: RawBuffer::EMPTY });
+        // SAFETY: see above.
+        unsafe { error_from_raw(function!(self.raw, devices)(&mut a))? };
+        from_json("device list", &mut a.devices)
+    }
+
+    fn capabilities(&self, device: &str) -> Result<Capabilities> {
+        let mut a = args!(CapabilitiesArgs { device: text(device), capabilities: RawBuffer::EMPTY });
+        // SAFETY: see above.
+        unsafe { error_from_raw(function!(self.raw, capabilities)(&mut a))? };
+        from_json("capabilities", &mut a.capabilities)
+    }
+
+    fn build(
+        &self,
+        model: &[u8],
+        spec: &BuildSpec,
+        weights: &dyn WeightSource,
+        host: &dyn Host,
+    ) -> Result<Box<dyn Engine>> {
+        let (spec, call) = (to_json(spec)?, function!(self.raw, build));
+        let handle = with_host(host, |host| {
+            with_source(weights, |weights| {
+                let mut a = args!(BuildArgs {
+                    model: RawStr::new(model),
+                    spec: text(&spec),
+                    weights,
+                    host,
+                    engine: ptr::null_mut(),
+                });
+                // SAFETY: see above.
+                unsafe { error_from_raw(call(&mut a))? };
+                Ok(a.engine)
+            })
+        })?;
+        self.engine(handle)
+    }
+
+    fn load(&self, payload: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Box<dyn Engine>> {
+        let (spec, call) = (to_json(spec)?, function!(self.raw, engine_load));
+        let handle = with_host(host, |host| {
+            let mut a = args!(EngineLoadArgs {
+                payload: RawStr::new(payload),
+                spec: text(&spec),
+                host,
+                engine: ptr::null_mut(),
+            });
+            // SAFETY: see above.
+            unsafe { error_from_raw(call(&mut a))? };
+            Ok(a.engine)
+        })?;
+        self.engine(handle)
+    }
+
+    fn check(&self, compatibility: &str, device: &str) -> Result<Compatibility> {
+        let mut a = args!(EngineCheckArgs {
+            compatibility: text(compatibility),
+            device: text(device),
+            verdict: RawBuffer::EMPTY,
+        });
+        // SAFETY: see above.
+        unsafe { error_from_raw(function!(self.raw, engine_check)(&mut a))? };
+        from_json("verdict", &mut a.verdict)
+    }
+}
+
+struct PluginEngine {
+    raw: &'static RawPlugin,
+    handle: *mut c_void,
+    info: EngineInfo,
+}
+
+// SAFETY: the ABI lets every engine call come from any thread.
+unsafe impl Send for PluginEngine {}
+// SAFETY: as above; calls on an engine may overlap.
+unsafe impl Sync for PluginEngine {}
+
+impl Drop for PluginEngine {
+    fn drop(&mut self) {
+        if let Some(destroy) = self.raw.engine_destroy {
+            // SAFETY: a live engine, destroyed once.
+            unsafe { destroy(self.handle) }
+        }
+    }
+}
+
+impl Engine for PluginEngine {
+    fn info(&self) -> &EngineInfo {
+        &self.info
+    }
+
+    fn serialize(&self) -> Result<Vec<u8>> {
+        let mut a = args!(EngineSerializeArgs { engine: self.handle, payload: RawBuffer::EMPTY });
+        // SAFETY: see above.
+        unsafe {
+            error_from_raw(function!(self.raw, engine_serialize)(&mut a))?;
+            Ok(buffer_from_raw(&mut a.payload))
+        }
+    }
+
+    fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Session>> {
+        let call = function!(self.raw, session_create);
+        let handle = with_host(host, |host| {
+            with_source(weights, |weights| {
+                let mut a =
+                    args!(SessionCreateArgs { engine: self.handle, weights, host, session: ptr::null_mut() });
+                // SAFETY: see above.
+                unsafe { error_from_raw(call(&mut a))? };
+                Ok(a.session)
+            })
+        })?;
+        if handle.is_null() {
+            return Err(Error::internal("the plugin answered success without a session"));
+        }
+        Ok(Box::new(PluginSession { raw: self.raw, handle }))
+    }
+}
+
+struct PluginSession {
+    raw: &'static RawPlugin,
+    handle: *mut c_void,
+}
+
+// SAFETY: the ABI lets session calls come from any thread, one at a time (`&mut self`).
+unsafe impl Send for PluginSession {}
+
+impl Drop for PluginSession {
+    fn drop(&mut self) {
+        if let Some(destroy) = self.raw.session_destroy {
+            // SAFETY: a live session, destroyed once.
+            unsafe { destroy(self.handle) }
+        }
+    }
+}
+
+/// Holds a plugin to "exactly once".
+struct CheckedSink<'a> {
+    sink: &'a mut dyn OutputSink,
+    calls: usize,
+}
+
+impl OutputSink for CheckedSink<'_> {
+    fn allocate(&mut self, outputs: &[OutputSpec]) -> Result<Vec<&mut [u8]>> {
+        self.calls += 1;
+        if self.calls > 1 {
+            return Err(Error::internal("the plugin asked twice for output buffers in one run"));
+        }
+        self.sink.allocate(outputs)
+    }
+}
+
+impl Session for PluginSession {
+    fn refit(
+        &mut self,
+        changed: &[&str],
+        weights: &dyn WeightSource,
+        host: &dyn Host,
+    ) -> Result<RefitReport> {
+        let call = function!(self.raw, session_refit);
+        let names: Vec<RawStr> = changed.iter().map(|n| text(n)).collect();
+        with_host(host, |host| {
+            with_source(weights, |weights| {
+                let mut a = args!(SessionRefitArgs {
+                    session: self.handle,
+                    changed: names.as_ptr(),
+                    changed_count: names.len(),
+                    weights,
+                    host,
+                    report: RawBuffer::EMPTY,
+                });
+                // SAFETY: see above.
+                unsafe { error_from_raw(call(&mut a))? };
+                from_json("refit report", &mut a.report)
+            })
+        })
+    }
+
+    fn run(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        outputs: &mut dyn OutputSink,
+        host: &dyn Host,
+    ) -> Result<()> {
+        let call = function!(self.raw, session_run);
+        let dims: Vec<Vec<u64>> =
+            inputs.iter().map(|t| t.shape.iter().map(|d| *d as u64).collect()).collect();
+        let tensors: Vec<RawTensor> = inputs
+            .iter()
+            .zip(&dims)
+            .map(|(t, d)| RawTensor {
+                dtype: t.dtype as u32,
+                reserved: 0,
+                rank: d.len(),
+                dims: d.as_ptr(),
+                data: t.data.as_ptr(),
+                len: t.data.len(),
+            })
+            .collect();
+        let mut checked = CheckedSink { sink: outputs, calls: 0 };
+        with_host(host, |host| {
+            with_sink(&mut checked, |sink| {
+                let mut a = args!(SessionRunArgs {
+                    session: self.handle,
+                    inputs: tensors.as_ptr(),
+                    input_count: tensors.len(),
+                    sink,
+                    host,
+                });
+                // SAFETY: see above.
+                unsafe { error_from_raw(call(&mut a)) }
+            })
+        })?;
+        if checked.calls == 0 {
+            return Err(Error::internal("the plugin finished a run without any output"));
+        }
+        Ok(())
+    }
+
+    fn memory(&self) -> Result<MemoryReport> {
+        let mut a = args!(SessionMemoryArgs { session: self.handle, report: RawBuffer::EMPTY });
+        // SAFETY: see above.
+        unsafe { error_from_raw(function!(self.raw, session_memory)(&mut a))? };
+        from_json("memory report", &mut a.report)
+    }
+}

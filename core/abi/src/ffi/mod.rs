@@ -1,0 +1,12 @@
+//! The C ABI: structs ([`raw`]), the plugin's side ([`export_provider!`](crate::export_provider)) and the
+//! host's side ([`Plugin`]). All unsafe code of this crate is below this module.
+#![allow(unsafe_code)]
+
+mod buffer;
+pub mod callbacks;
+pub mod export;
+mod import;
+pub mod raw;
+
+pub use buffer::AlignedBuffer;
+pub use import::{Plugin, PluginIdentity};

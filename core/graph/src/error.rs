@@ -1,0 +1,51 @@
+use std::path::PathBuf;
+
+/// Why a graph could not be read, understood or written.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum GraphError {
+    /// The file cannot be opened or read.
+    #[error("cannot read {}: {reason}", .file.display())]
+    Io {
+        /// The file.
+        file: PathBuf,
+        /// The system's words.
+        reason: String,
+        /// Whether it does not exist.
+        missing: bool,
+    },
+    /// The file is not ONNX, truncated or against the format.
+    #[error("{} is not a valid ONNX model: {reason}", .file.display())]
+    Malformed {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A valid file that uses something we do not handle: a version, an element type, sparse tensors.
+    #[error("{} cannot be used: {reason}", .file.display())]
+    UnsupportedModel {
+        /// The file.
+        file: PathBuf,
+        /// What it is and what to do about it.
+        reason: String,
+    },
+    /// External data that is refused or missing.
+    #[error("external data of tensor {tensor:?}: {reason}")]
+    ExternalData {
+        /// The tensor.
+        tensor: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Something the graph says contradicts itself or the operator's definition.
+    #[error("{0}")]
+    Invalid(String),
+    /// An operator, attribute or type we do not handle.
+    #[error("operator {op}: {why}")]
+    Unsupported {
+        /// Operator name with domain and opset.
+        op: String,
+        /// What about it.
+        why: String,
+    },
+}

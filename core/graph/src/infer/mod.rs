@@ -1,0 +1,57 @@
+//! Type and shape inference.
+//!
+//! One rule per operator says which outputs follow from which inputs and refuses what contradicts the
+//! operator's definition; [`crate::eval`] relies on the same rules for validation and output shapes. The
+//! definitions are those of <https://onnx.ai/onnx/operators/>, opset 7 to 28.
+
+mod context;
+pub(crate) mod dims;
+mod driver;
+pub(crate) mod einsum;
+mod partial;
+pub(crate) mod resize;
+mod rules;
+pub(crate) mod slice;
+pub(crate) mod window;
+
+pub(crate) use context::Ctx;
+pub use driver::{infer_shapes, node_outputs};
+pub(crate) use driver::{describe, outputs_by_rule};
+pub use partial::PartialInt;
+
+use crate::{Dim, Tensor};
+use sdrun_abi::DType;
+
+/// What is known about a value before the graph runs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Fact {
+    /// Element type, where known.
+    pub dtype: Option<DType>,
+    /// Shape, where the rank is known.
+    pub shape: Option<Vec<Dim>>,
+    /// All elements, where the value is constant and small enough to be worth carrying.
+    pub value: Option<Tensor>,
+    /// Elements, in order, of a small integer tensor (a shape under construction) that is not wholly known.
+    pub elements: Option<Vec<PartialInt>>,
+}
+
+impl Fact {
+    /// A fact about type and shape only.
+    pub fn new(dtype: Option<DType>, shape: Option<Vec<Dim>>) -> Self {
+        Fact { dtype, shape, value: None, elements: None }
+    }
+    /// All there is to know about a constant.
+    pub fn constant(value: Tensor) -> Self {
+        let mut fact = Self::typed(&value);
+        fact.value = Some(value);
+        fact
+    }
+    /// Type and shape of a tensor.
+    pub fn typed(tensor: &Tensor) -> Self {
+        Self::new(Some(tensor.dtype()), Some(dims::known(tensor.shape())))
+    }
+    /// The shape, where every dimension is a number.
+    pub fn known_shape(&self) -> Option<Vec<usize>> {
+        self.shape.as_ref()?.iter().map(Dim::known).collect()
+    }
+}

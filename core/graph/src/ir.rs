@@ -1,0 +1,269 @@
+//! The typed intermediate representation. It stays faithful to ONNX; what a consumer cannot take, the
+//! consumer rejects.
+
+use crate::{Tensor, proto};
+use sdrun_abi::DType;
+use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc};
+
+/// Index of a [`Value`] in [`Graph::values`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(pub u32);
+
+impl fmt::Debug for ValueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "%{}", self.0)
+    }
+}
+
+/// One dimension of a shape.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Dim {
+    /// A number.
+    Known(usize),
+    /// A named dimension (`batch`); equal names mean equal sizes.
+    Symbol(String),
+    /// Nothing is known.
+    Unknown,
+}
+
+impl Dim {
+    /// The number, where known.
+    pub fn known(&self) -> Option<usize> {
+        match self {
+            Dim::Known(n) => Some(*n),
+            _ => None,
+        }
+    }
+}
+
+/// A tensor that flows through the graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// Name in the ONNX file; unique in the graph.
+    pub name: String,
+    /// Element type, where known.
+    pub dtype: Option<DType>,
+    /// Shape, where the rank is known.
+    pub shape: Option<Vec<Dim>>,
+}
+
+impl Value {
+    /// The shape, where every dimension is a number.
+    pub fn known_shape(&self) -> Option<Vec<usize>> {
+        self.shape.as_ref()?.iter().map(Dim::known).collect()
+    }
+}
+
+/// One operator application.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// Name in the ONNX file; may be empty. TorchScript exports hold the module path here.
+    pub name: String,
+    /// Operator domain; `""` is ai.onnx.
+    pub domain: String,
+    /// Operator name, for example `Conv`.
+    pub op_type: String,
+    /// Inputs; `None` is an absent optional input.
+    pub inputs: Vec<Option<ValueId>>,
+    /// Outputs; `None` is an optional output nobody wants.
+    pub outputs: Vec<Option<ValueId>>,
+    /// Attributes by name.
+    pub attributes: BTreeMap<String, Attribute>,
+    /// `metadata_props` (dynamo exports hold the module path here).
+    pub metadata: BTreeMap<String, String>,
+}
+
+impl Node {
+    /// Input `i`, where present.
+    pub fn input(&self, i: usize) -> Option<ValueId> {
+        self.inputs.get(i).copied().flatten()
+    }
+    /// Output `i`, where present.
+    pub fn output(&self, i: usize) -> Option<ValueId> {
+        self.outputs.get(i).copied().flatten()
+    }
+    /// Integer attribute.
+    pub fn int(&self, name: &str) -> Option<i64> {
+        match self.attributes.get(name)? {
+            Attribute::Int(v) => Some(*v),
+            _ => None,
+        }
+    }
+    /// Integer attribute, or `default`.
+    pub fn int_or(&self, name: &str, default: i64) -> i64 {
+        self.int(name).unwrap_or(default)
+    }
+    /// Integer-list attribute.
+    pub fn ints(&self, name: &str) -> Option<&[i64]> {
+        match self.attributes.get(name)? {
+            Attribute::Ints(v) => Some(v),
+            _ => None,
+        }
+    }
+    /// Float attribute.
+    pub fn float(&self, name: &str) -> Option<f32> {
+        match self.attributes.get(name)? {
+            Attribute::Float(v) => Some(*v),
+            _ => None,
+        }
+    }
+    /// Float-list attribute.
+    pub fn floats(&self, name: &str) -> Option<&[f32]> {
+        match self.attributes.get(name)? {
+            Attribute::Floats(v) => Some(v),
+            _ => None,
+        }
+    }
+    /// String attribute, where it is UTF-8.
+    pub fn str(&self, name: &str) -> Option<&str> {
+        match self.attributes.get(name)? {
+            Attribute::String(v) => std::str::from_utf8(v).ok(),
+            _ => None,
+        }
+    }
+    /// Tensor attribute.
+    pub fn tensor(&self, name: &str) -> Option<&Tensor> {
+        match self.attributes.get(name)? {
+            Attribute::Tensor(v) => Some(v),
+            _ => None,
+        }
+    }
+}
+
+/// An attribute of a [`Node`].
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub enum Attribute {
+    Int(i64),
+    Ints(Vec<i64>),
+    Float(f32),
+    Floats(Vec<f32>),
+    String(Vec<u8>),
+    Strings(Vec<Vec<u8>>),
+    Tensor(Tensor),
+    /// A body (If, Loop, Scan) as it stood in the file. The values it captures are kept alive under their names.
+    Graph(Box<proto::GraphProto>),
+    /// Anything else (sparse tensors, types, strings as tensors, reference attributes), passed through.
+    Other(Box<proto::AttributeProto>),
+}
+
+/// A named tensor stored with the graph.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Initializer {
+    /// Part of the topology: integers, booleans, scalars, and what an operator needs to know its output's
+    /// shape. Counted in the topology hash, folded by passes.
+    Constant(Tensor),
+    /// Refittable: floating point, at least one dimension, more than one element. Only its type and shape
+    /// belong to the topology.
+    Weight(WeightRef),
+}
+
+impl Initializer {
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        match self {
+            Initializer::Constant(t) => t.dtype(),
+            Initializer::Weight(w) => w.dtype,
+        }
+    }
+    /// Dimensions.
+    pub fn shape(&self) -> &[usize] {
+        match self {
+            Initializer::Constant(t) => t.shape(),
+            Initializer::Weight(w) => &w.shape,
+        }
+    }
+}
+
+/// Type, shape and place of a weight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeightRef {
+    /// Element type.
+    pub dtype: DType,
+    /// Dimensions.
+    pub shape: Vec<usize>,
+    /// Where its values are.
+    pub data: WeightData,
+}
+
+/// Where the values of a weight are.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WeightData {
+    /// In the ONNX file (a slice of its mapping).
+    Inline(bytes::Bytes),
+    /// In another file: checked to be contained in the model's folder and long enough.
+    External {
+        /// Absolute path.
+        file: Arc<PathBuf>,
+        /// Byte offset.
+        offset: u64,
+    },
+    /// Nowhere yet: a weightless graph. `location` is what the file says.
+    Absent {
+        /// The `location` entry of the external data.
+        location: String,
+        /// Byte offset into it.
+        offset: u64,
+    },
+}
+
+/// A graph.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Graph {
+    /// Name in the file.
+    pub name: String,
+    /// Operator set versions by domain; `""` is ai.onnx.
+    pub opsets: BTreeMap<String, i64>,
+    /// `ir_version` of the file.
+    pub ir_version: i64,
+    /// Who exported it: name and version.
+    pub producer: String,
+    /// All values, indexed by [`ValueId`].
+    pub values: Vec<Value>,
+    /// Nodes in topological order.
+    pub nodes: Vec<Node>,
+    /// Graph inputs (without initializers).
+    pub inputs: Vec<ValueId>,
+    /// Graph outputs.
+    pub outputs: Vec<ValueId>,
+    /// Initializers by the value they define.
+    pub initializers: BTreeMap<ValueId, Initializer>,
+    /// Model-local functions as they stood in the file.
+    pub functions: Vec<proto::FunctionProto>,
+    /// `metadata_props` of the model.
+    pub metadata: BTreeMap<String, String>,
+}
+
+impl Graph {
+    /// The value with this id.
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.0 as usize]
+    }
+    /// The value with this id.
+    pub fn value_mut(&mut self, id: ValueId) -> &mut Value {
+        &mut self.values[id.0 as usize]
+    }
+    /// Adds a value.
+    pub fn add_value(&mut self, value: Value) -> ValueId {
+        self.values.push(value);
+        ValueId(self.values.len() as u32 - 1)
+    }
+    /// Version of the default operator set.
+    pub fn opset(&self) -> i64 {
+        self.opsets.get("").copied().unwrap_or(1)
+    }
+    /// The constant a value is, where it is one.
+    pub fn constant(&self, id: ValueId) -> Option<&Tensor> {
+        match self.initializers.get(&id)? {
+            Initializer::Constant(t) => Some(t),
+            Initializer::Weight(_) => None,
+        }
+    }
+    /// Names, types, shapes and places of all weights, in the order of their ids.
+    pub fn weights(&self) -> impl Iterator<Item = (&str, &WeightRef)> {
+        self.initializers.iter().filter_map(|(id, init)| match init {
+            Initializer::Weight(w) => Some((self.value(*id).name.as_str(), w)),
+            Initializer::Constant(_) => None,
+        })
+    }
+}

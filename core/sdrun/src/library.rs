@@ -1,0 +1,33 @@
+//! Loading a plugin library: the one unsafe module of this crate besides the mapping of files.
+#![allow(unsafe_code)]
+
+use sdrun_abi::{Error, ErrorCode, Result, ffi::Plugin, ffi::raw::QueryFn};
+use std::path::Path;
+
+/// Loads the plugin at `path` (absolute) and asks its query symbol. The library stays loaded for the life of
+/// the process: unloading vendor runtimes is a known source of crashes.
+pub fn load_plugin(path: &Path) -> Result<Plugin> {
+    if !path.is_absolute() {
+        return Err(Error::invalid(format!("plugin path {} is not absolute", path.display())));
+    }
+    if !path.is_file() {
+        return Err(
+            Error::not_found(format!("there is no plugin library at {}", path.display())).with_file(path)
+        );
+    }
+    let refused = |e: libloading::Error| {
+        // The loader's own words name the missing dependency or symbol.
+        Error::new(ErrorCode::FailedPrecondition, format!("cannot load plugin {}: {e}", path.display()))
+            .with_file(path)
+    };
+    // SAFETY: loading runs the library's initialisers; the registry has checked owner, permissions and hash
+    // of the file, or the user named it.
+    let library = unsafe { libloading::Library::new(path) }.map_err(refused)?;
+    // SAFETY: the symbol's type is fixed by its name (`…_v1`).
+    let query = *unsafe { library.get::<QueryFn>(sdrun_abi::QUERY_SYMBOL) }.map_err(|e| {
+        refused(e).with_hint("this file is not an sdrun plugin, or one for another ABI version")
+    })?;
+    std::mem::forget(library);
+    // SAFETY: the library is never unloaded.
+    unsafe { Plugin::query(query) }.map_err(|e| e.with_file(path))
+}

@@ -1,0 +1,273 @@
+//! Compiles and links ggml's libraries. An object is kept from one run of the build script to the next as
+//! long as its source and its command line stay the same.
+
+use crate::{source::Source, variants};
+use sha2::{Digest, Sha256};
+use std::{
+    collections::hash_map::DefaultHasher,
+    env,
+    error::Error,
+    fs,
+    hash::{Hash, Hasher},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+/// Tensors, graphs, allocation, backends. Left out, for nothing here calls it: training (`ggml-opt`), GGUF
+/// files, the registry of backends (`ggml-backend-reg`: the crate loads the one backend it chose by itself)
+/// and `ggml.cpp`, which would take over the process's terminate handler.
+const BASE: &[&str] = &[
+    "ggml.c", "ggml-alloc.c", "ggml-quants.c", "ggml-backend.cpp", "ggml-backend-meta.cpp", "ggml-threading.cpp",
+];
+/// The CPU backend, less its architecture-specific files.
+const CPU: &[&str] = &[
+    "ggml-cpu.c", "quants.c", "ops.cpp", "ggml-cpu.cpp", "repack.cpp", "hbm.cpp", "traits.cpp", "amx/amx.cpp",
+    "amx/mmq.cpp", "tiled/tiled.cpp", "tiled/tiled-kernel.cpp", "binary-ops.cpp", "unary-ops.cpp", "vec.cpp",
+    "llamafile/sgemm.cpp",
+];
+
+/// One source file to be compiled.
+struct Job {
+    source: PathBuf,
+    object: PathBuf,
+    command: Command,
+}
+
+/// A library to be linked.
+struct Library {
+    name: String,
+    objects: Vec<PathBuf>,
+    links_base: bool,
+}
+
+/// Builds every library and returns their folder.
+pub(crate) fn compile(source: &Source, out: &Path) -> Result<PathBuf, Box<dyn Error>> {
+    let (arch, os) = (env::var("CARGO_CFG_TARGET_ARCH")?, env::var("CARGO_CFG_TARGET_OS")?);
+    let build = Build { source, out, os, c: compiler(false)?, cpp: compiler(true)? };
+    fs::create_dir_all(build.include())?;
+    let version_header = build.include().join("ggml-version.h");
+    let text = format!(
+        "#pragma once\n#define GGML_VERSION \"{}\"\n#define GGML_COMMIT \"unknown\"\n",
+        source.version
+    );
+    if fs::read_to_string(&version_header).ok().as_ref() != Some(&text) {
+        fs::write(version_header, text)?;
+    }
+
+    let msvc = build.cpp.is_like_msvc();
+    let mut jobs = Vec::new();
+    let base = BASE.iter().map(|file| build.job("base", file, &[], &mut jobs)).collect::<Result<_, _>>()?;
+    let mut libraries = vec![Library { name: "ggml-base".into(), objects: base, links_base: false }];
+    let (selection, arch_folder) = variants::of(&arch, &build.os);
+    for variant in selection {
+        let Some(flags) = (if msvc { variant.msvc } else { Some(variant.gnu) }) else { continue };
+        let mut files: Vec<String> = CPU.iter().map(|file| format!("ggml-cpu/{file}")).collect();
+        if let Some(folder) = arch_folder {
+            files.push(format!("ggml-cpu/arch/{folder}/quants.c"));
+            files.push(format!("ggml-cpu/arch/{folder}/repack.cpp"));
+        }
+        let objects = files
+            .iter()
+            .map(|file| build.job(variant.name, file, flags, &mut jobs))
+            .collect::<Result<_, _>>()?;
+        libraries.push(Library { name: format!("ggml-cpu-{}", variant.name), objects, links_base: true });
+    }
+    let stale: Vec<Job> = jobs.into_iter().filter(|job| !is_current(job)).collect();
+    run_all(stale)?;
+    fs::create_dir_all(build.libraries())?;
+    for library in &libraries {
+        build.link(library)?;
+    }
+    Ok(build.libraries())
+}
+
+fn compiler(cpp: bool) -> Result<cc::Tool, Box<dyn Error>> {
+    let mut build = cc::Build::new();
+    build.cpp(cpp).std(if cpp { "c++17" } else { "c11" }).opt_level(3).debug(false).pic(true).warnings(false);
+    build.try_get_compiler().map_err(|error| {
+        let (language, variable) = if cpp { ("C++", "CXX") } else { ("C", "CC") };
+        format!("no {language} compiler: {error}; install one (for example gcc or clang) or set {variable}").into()
+    })
+}
+
+struct Build<'a> {
+    source: &'a Source,
+    out: &'a Path,
+    os: String,
+    c: cc::Tool,
+    cpp: cc::Tool,
+}
+
+impl Build<'_> {
+    fn include(&self) -> PathBuf {
+        self.out.join("include")
+    }
+    fn libraries(&self) -> PathBuf {
+        self.out.join("lib")
+    }
+
+    /// Plans the compilation of `file` (relative to ggml's `src`) into the objects of `part`.
+    fn job(&self, part: &str, file: &str, flags: &[&str], jobs: &mut Vec<Job>) -> Result<PathBuf, Box<dyn Error>> {
+        let tool = if file.ends_with(".c") { &self.c } else { &self.cpp };
+        let folder = self.source.root.join("src");
+        let source = folder.join(file);
+        if !source.is_file() {
+            return Err(format!("ggml {} has no file {}", self.source.version, source.display()).into());
+        }
+        let objects = self.out.join("objects").join(part);
+        fs::create_dir_all(&objects)?;
+        let object = objects.join(file.replace(['/', '.'], "_")).with_extension("o");
+        let mut command = tool.to_command();
+        for define in self.defines() {
+            command.arg(format!("-D{define}"));
+        }
+        for path in [self.source.root.join("include"), folder.clone(), folder.join("ggml-cpu"), self.include()] {
+            command.arg(format!("-I{}", path.display()));
+        }
+        command.args(flags);
+        if tool.is_like_msvc() {
+            command.arg("/c").arg(&source).arg(format!("/Fo{}", object.display()));
+        } else {
+            // ggml's failed assertions print the path of the source file.
+            command.arg(format!("-ffile-prefix-map={}=ggml", self.source.root.display()));
+            command.arg("-c").arg(&source).arg("-o").arg(&object);
+        }
+        jobs.push(Job { source, object: object.clone(), command });
+        Ok(object)
+    }
+
+    fn defines(&self) -> Vec<&'static str> {
+        let mut defines = vec![
+            "NDEBUG", "GGML_SHARED", "GGML_BUILD", "GGML_BACKEND_SHARED", "GGML_BACKEND_BUILD", "GGML_BACKEND_DL",
+            "GGML_USE_LLAMAFILE", "GGML_SCHED_MAX_COPIES=4",
+        ];
+        defines.extend(match self.os.as_str() {
+            "linux" | "android" => &["_GNU_SOURCE", "_XOPEN_SOURCE=600"][..],
+            "macos" => &["_DARWIN_C_SOURCE", "_XOPEN_SOURCE=600"],
+            "windows" => &["_CRT_SECURE_NO_WARNINGS"],
+            _ => &["_XOPEN_SOURCE=600"],
+        });
+        defines
+    }
+
+    /// Links a library unless it is newer than all of its objects.
+    fn link(&self, library: &Library) -> Result<(), Box<dyn Error>> {
+        let folder = self.libraries();
+        let file = folder.join(match self.os.as_str() {
+            "windows" => format!("{}.dll", library.name),
+            "macos" => format!("lib{}.dylib", library.name),
+            _ => format!("lib{}.so", library.name),
+        });
+        let modified = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
+        let linked = modified(&file);
+        if linked.is_some() && library.objects.iter().all(|object| modified(object) < linked) {
+            return Ok(());
+        }
+        let mut command = self.cpp.to_command();
+        if self.cpp.is_like_msvc() {
+            command.arg("/LD").args(&library.objects).arg(format!("/Fe:{}", file.display())).arg("/link");
+            command.arg(format!("/IMPLIB:{}", file.with_extension("lib").display()));
+            if library.links_base {
+                command.arg(folder.join("ggml-base.lib"));
+            }
+            // ggml-cpu reads the processor's name from the registry.
+            command.arg("advapi32.lib");
+        } else {
+            // The name other libraries are bound to. Ours differs from that of any other ggml, so that a
+            // host that uses one in the same process does not get mixed up with this one.
+            let bound = |name: &str| format!("sdrun-{name}-{}", self.source.version);
+            command.args(&library.objects).arg("-o").arg(&file);
+            match self.os.as_str() {
+                "macos" => {
+                    command.args(["-dynamiclib", "-Wl,-dead_strip", "-install_name"]);
+                    command.arg(format!("@loader_path/lib{}.dylib", library.name));
+                }
+                "windows" => {
+                    command.args(["-shared", "-s", "-static-libgcc", "-static-libstdc++"]);
+                    command.arg(format!("-Wl,--out-implib,{}", folder.join(format!("lib{}.dll.a", library.name)).display()));
+                }
+                _ => {
+                    command.args(["-shared", "-s", "-Wl,-Bsymbolic", "-Wl,--no-undefined", "-Wl,-z,noexecstack"]);
+                    command.arg(format!("-Wl,-soname,{}", bound(&library.name)));
+                }
+            }
+            if library.links_base {
+                command.arg(format!("-L{}", folder.display())).arg("-lggml-base");
+            }
+            if self.os != "windows" {
+                command.args(["-lm", "-lpthread"]);
+            }
+        }
+        finish(command, &format!("link {}", file.display()))
+    }
+}
+
+/// The file beside an object that says what it was made of.
+fn stamp(job: &Job) -> PathBuf {
+    job.object.with_extension("stamp")
+}
+
+fn fingerprint(job: &Job) -> String {
+    let mut hash = Sha256::new();
+    hash.update(format!("{:?}", job.command));
+    let modified = fs::metadata(&job.source).and_then(|meta| meta.modified()).ok();
+    let mut time = DefaultHasher::new();
+    modified.hash(&mut time);
+    hash.update(time.finish().to_le_bytes());
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn is_current(job: &Job) -> bool {
+    job.object.is_file() && fs::read_to_string(stamp(job)).is_ok_and(|text| text == fingerprint(job))
+}
+
+/// Runs the jobs, as many at a time as cargo allows, the longest first.
+fn run_all(mut jobs: Vec<Job>) -> Result<(), Box<dyn Error>> {
+    let size = |job: &Job| fs::metadata(&job.source).map_or(0, |meta| meta.len());
+    jobs.sort_by_key(|job| std::cmp::Reverse(size(job)));
+    let workers = env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(1usize).clamp(1, 64);
+    let next = AtomicUsize::new(0);
+    let failure = Mutex::new(None);
+    let jobs: Vec<Mutex<Option<Job>>> = jobs.into_iter().map(|job| Mutex::new(Some(job))).collect();
+    thread::scope(|scope| {
+        for _ in 0..workers.min(jobs.len()) {
+            scope.spawn(|| {
+                while let Some(slot) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let Some(job) = slot.lock().ok().and_then(|mut slot| slot.take()) else { return };
+                    let (stamp, text) = (stamp(&job), fingerprint(&job));
+                    let what = format!("compile {}", job.source.display());
+                    let result = finish(job.command, &what).and_then(|()| Ok(fs::write(stamp, text)?));
+                    if let Err(error) = result {
+                        next.store(jobs.len(), Ordering::Relaxed);
+                        if let Ok(mut failure) = failure.lock() {
+                            failure.get_or_insert(error.to_string());
+                        }
+                    }
+                }
+            });
+        }
+    });
+    match failure.into_inner() {
+        Ok(None) => Ok(()),
+        Ok(Some(error)) => Err(error.into()),
+        Err(_) => Err("a compile worker panicked".into()),
+    }
+}
+
+/// Runs a compiler; its words come out only when it fails.
+fn finish(mut command: Command, what: &str) -> Result<(), Box<dyn Error>> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|error| format!("cannot {what}: {program} does not start: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    eprintln!("{command:?}\n{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let words = String::from_utf8_lossy(&output.stderr);
+    let first = words.lines().find(|line| line.contains("error")).unwrap_or("see its output above");
+    Err(format!("cannot {what}: {program} ended with {}: {first}", output.status).into())
+}
