@@ -32,6 +32,9 @@ pub struct Provide {
     /// The vendor runtime it drives; absent where the plugin brings its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<RuntimeSpec>,
+    /// Its fp32 results are the yardstick for `verify` and `bench`.
+    #[serde(default)]
+    pub reference: bool,
     /// Always run in a worker process (the runtime is known to abort, or needs another dynamic loader).
     #[serde(default)]
     pub isolate: bool,

@@ -137,6 +137,12 @@ pub trait WeightSource: Sync {
     /// The weight with this name, in the dtype and shape of the graph's initializer. `NotFound` where there
     /// is none.
     fn get(&self, name: &str) -> Result<Weight<'_>>;
+
+    /// Element type and dimensions of what [`get`](WeightSource::get) delivers. Sources that make or convert
+    /// values on demand answer without doing so.
+    fn describe(&self, name: &str) -> Result<(DType, Vec<usize>)> {
+        self.get(name).map(|weight| (weight.dtype, weight.shape))
+    }
 }
 
 /// One tensor out of a [`WeightSource`]: contiguous, little-endian, row-major; valid while it lives.

@@ -6,7 +6,7 @@ use crate::{
     InitConfig, MemoryReport, OutputSink, OutputSpec, Provider, RefitReport, Result, RuntimeInfo, Session,
     TensorView, WeightSource,
 };
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{ffi::c_void, ptr};
 
 /// A plugin behind its function table. Engines and sessions made by it refer to the table, which lives as
@@ -17,7 +17,7 @@ pub struct Plugin {
 }
 
 /// Who a plugin says it is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct PluginIdentity {
     pub id: String,

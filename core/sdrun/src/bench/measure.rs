@@ -1,0 +1,189 @@
+//! One provider on one case.
+
+use super::{Accuracy, BenchOptions, Case, Event, PrecisionChoice, Row, Stats, Status, stats};
+use crate::{
+    BuildOptions, CachePolicy, Error, Isolation, Provider, Registry, Result, Session, Tensors, TracingHost,
+    verify,
+};
+use sdrun_abi::{Error as AbiError, ErrorCode, Precision, Provide};
+use std::time::{Duration, Instant};
+
+/// Runs never stop below this number, whatever the time.
+const LEAST_RUNS: usize = 3;
+
+#[allow(clippy::too_many_arguments)]
+pub(super) fn row(
+    registry: &Registry,
+    provide: &Provide,
+    case: &Case<'_>,
+    inputs: &Tensors,
+    reference: Option<&Tensors>,
+    options: &BenchOptions,
+    isolation: &Isolation,
+    listen: &mut dyn FnMut(Event<'_>),
+) -> Row {
+    let mut row = Row::new(&provide.id);
+    if let Err(error) = fill(&mut row, registry, case, inputs, reference, options, isolation, listen) {
+        row.status = match error.code() {
+            ErrorCode::Unimplemented => Status::Unsupported,
+            ErrorCode::DeadlineExceeded => Status::TimedOut,
+            ErrorCode::FailedPrecondition | ErrorCode::NotFound if row.runtime.is_none() => Status::Absent,
+            _ => Status::Failed,
+        };
+        row.reason = Some(match error.hint() {
+            Some(hint) => format!("{error} ({hint})"),
+            None => error.to_string(),
+        });
+    }
+    row
+}
+
+#[allow(clippy::too_many_arguments)]
+fn fill(
+    row: &mut Row,
+    registry: &Registry,
+    case: &Case<'_>,
+    inputs: &Tensors,
+    reference: Option<&Tensors>,
+    options: &BenchOptions,
+    isolation: &Isolation,
+    listen: &mut dyn FnMut(Event<'_>),
+) -> Result<()> {
+    listen(Event::Phase("init"));
+    let started = Instant::now();
+    let provider = open(registry, &row.provider, options, isolation)?;
+    row.init_seconds = Some(started.elapsed().as_secs_f64());
+    row.runtime = Some(provider.runtime().clone());
+    let build = build_options(&provider, case, options)?;
+    row.device = Some(build.device.name.clone());
+    row.precision = Some(build.precision.to_string());
+    row.weight_update = Some(provider.capabilities(&build.device)?.weight_update);
+
+    listen(Event::Phase("build"));
+    let peak = |provider: &Provider| provider.worker().and_then(|w| w.peak_rss());
+    let engine = provider.build(case.model, &build, &TracingHost)?;
+    row.build_seconds = Some(engine.seconds());
+    let dir = tempfile::tempdir_in(registry.paths().temp())
+        .map_err(|e| Error::io("make a folder in", registry.paths().temp(), &e))?;
+    let file = dir.path().join("bench.sdengine");
+    row.engine_bytes = Some(engine.save(&file)?);
+    row.memory.build_bytes = peak(&provider);
+    drop(engine);
+
+    listen(Event::Phase("load"));
+    reset_peak(&provider);
+    let started = Instant::now();
+    let engine = provider.load(&file, &build.device, build.threads, &TracingHost)?;
+    let weights = case.model.weights();
+    let mut session = engine.session(&weights, &TracingHost)?;
+    row.load_seconds = Some(started.elapsed().as_secs_f64());
+    row.memory.load_bytes = peak(&provider);
+
+    listen(Event::Phase("first run"));
+    reset_peak(&provider);
+    let started = Instant::now();
+    let outputs = session.run(inputs, &TracingHost)?;
+    row.first_run_ms = Some(millis(started.elapsed()));
+    judge(row, build.precision, &outputs, reference)?;
+
+    listen(Event::Phase("runs"));
+    row.times_ms = times(&mut session, inputs, options)?;
+    row.memory.run_bytes = peak(&provider);
+    row.stats = Stats::of(&row.times_ms);
+    row.warnings = stats::warnings(&row.times_ms);
+    Ok(())
+}
+
+fn times(session: &mut Session, inputs: &Tensors, options: &BenchOptions) -> Result<Vec<f64>> {
+    for _ in 0..options.warmup {
+        session.run_in_place(inputs, &TracingHost)?;
+    }
+    let mut times = Vec::new();
+    let began = Instant::now();
+    loop {
+        let started = Instant::now();
+        session.run_in_place(inputs, &TracingHost)?;
+        times.push(millis(started.elapsed()));
+        let spent = began.elapsed();
+        let enough = times.len() >= options.min_runs && spent >= options.min_time;
+        if enough || (spent >= options.max_time && times.len() >= LEAST_RUNS) {
+            return Ok(times);
+        }
+    }
+}
+
+fn judge(row: &mut Row, precision: Precision, outputs: &Tensors, reference: Option<&Tensors>) -> Result<()> {
+    let Some(reference) = reference else {
+        row.status = Status::Unverified;
+        row.reason = Some("there are no reference outputs to compare with".into());
+        return Ok(());
+    };
+    let tolerance = super::tolerance(precision);
+    let compared = verify::compare(outputs, reference)?;
+    let accepted = compared.iter().all(|c| tolerance.accepts(c));
+    let worst = compared
+        .into_iter()
+        .min_by(|a, b| (a.cosine - a.not_finite as f64).total_cmp(&(b.cosine - b.not_finite as f64)))
+        .ok_or_else(|| AbiError::invalid("the model has no outputs"))?;
+    row.status = if accepted { Status::Ok } else { Status::Inaccurate };
+    row.reason = (!accepted).then(|| {
+        format!(
+            "output {:?} is too far from the reference: relative error {:.2e}, cosine {:.6}",
+            worst.output, worst.relative_error, worst.cosine
+        )
+    });
+    row.accuracy = Some(Accuracy { worst, tolerance, accepted });
+    Ok(())
+}
+
+/// fp32 outputs of a provider.
+pub(super) fn outputs_of(
+    registry: &Registry,
+    provide: &Provide,
+    case: &Case<'_>,
+    inputs: &Tensors,
+    options: &BenchOptions,
+    isolation: &Isolation,
+) -> Result<Tensors> {
+    let provider = open(registry, &provide.id, options, isolation)?;
+    let case = Case { precision: PrecisionChoice::Fixed(Precision::Fp32), shapes: case.shapes.clone(), ..*case };
+    let build = build_options(&provider, &case, &BenchOptions { device: None, ..options.clone() })?;
+    let engine = provider.build(case.model, &build, &TracingHost)?;
+    engine.session(&case.model.weights(), &TracingHost)?.run(inputs, &TracingHost)
+}
+
+fn open(registry: &Registry, id: &str, options: &BenchOptions, isolation: &Isolation) -> Result<Provider> {
+    let init = options.options.get(id).cloned().unwrap_or_default();
+    registry.open(id, &Isolation { options: init, ..isolation.clone() })
+}
+
+fn build_options(provider: &Provider, case: &Case<'_>, options: &BenchOptions) -> Result<BuildOptions> {
+    let device = provider.device(options.device.as_deref())?;
+    let offered = provider.capabilities(&device)?.precisions;
+    let precision = match case.precision {
+        PrecisionChoice::Fixed(precision) => precision,
+        PrecisionChoice::BestLow => {
+            offered.iter().copied().find(|p| *p != Precision::Fp32).ok_or_else(|| Error::Provider {
+                provider: provider.id().to_string(),
+                error: AbiError::unsupported(format!("offers no precision below fp32 on {}", device.name)),
+            })?
+        }
+    };
+    Ok(BuildOptions {
+        precision,
+        threads: options.threads,
+        shapes: case.shapes.clone(),
+        cache: CachePolicy::Off,
+        ..BuildOptions::new(device)
+    })
+}
+
+fn reset_peak(provider: &Provider) {
+    if let Some(worker) = provider.worker() {
+        worker.reset_peak_rss();
+    }
+}
+
+fn millis(d: Duration) -> f64 {
+    d.as_secs_f64() * 1e3
+}

@@ -1,0 +1,196 @@
+//! One honest table: the same model on every provider, what it cost to build and load, how fast it runs, how
+//! much memory it takes, and whether its numbers are right.
+//!
+//! Each provider runs in a worker process of its own, so that one that crashes, hangs or is absent becomes a
+//! row with the reason, and so that its memory can be told apart. Runs are batch 1 and sequential; warm-up and
+//! first run are kept out of the statistics; raw times are kept.
+
+mod measure;
+mod report;
+mod stats;
+
+pub use report::{
+    Accuracy, CaseReport, Environment, MemoryPeaks, Report, Row, SCHEMA_VERSION, Status,
+};
+pub use stats::Stats;
+
+use crate::{Isolation, Model, Registry, Result, Shapes, Tensors, verify::Tolerance, worker::Limits};
+use sdrun_abi::{Error as AbiError, Precision, Provide};
+use std::{collections::BTreeMap, time::Duration};
+
+/// Precision of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrecisionChoice {
+    /// This one on every provider.
+    Fixed(Precision),
+    /// The first precision below fp32 that each provider offers on its device.
+    BestLow,
+}
+
+impl std::fmt::Display for PrecisionChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            PrecisionChoice::Fixed(p) => p.fmt(f),
+            PrecisionChoice::BestLow => f.write_str("low"),
+        }
+    }
+}
+
+/// A model, its shapes and a precision.
+pub struct Case<'m> {
+    /// The model.
+    pub model: &'m Model,
+    /// Input shapes; empty takes a built-in model's defaults.
+    pub shapes: Shapes,
+    /// Arithmetic.
+    pub precision: PrecisionChoice,
+}
+
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct BenchOptions {
+    /// Providers to measure; empty means all usable ones.
+    pub providers: Vec<String>,
+    /// Device for all of them; `None` takes each one's first.
+    pub device: Option<String>,
+    /// Threads for CPU devices.
+    pub threads: Option<usize>,
+    /// At least this many warm runs, unless `max_time` ends first (never fewer than three).
+    pub min_runs: usize,
+    /// Go on for at least this long.
+    pub min_time: Duration,
+    /// Stop after this long.
+    pub max_time: Duration,
+    /// Runs after the first that are not counted.
+    pub warmup: usize,
+    /// Limit for each single call into a provider; a provider that passes it is killed.
+    pub time_limit: Duration,
+    /// Seed of the inputs.
+    pub seed: u64,
+    /// Provider options, by provider id.
+    pub options: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+impl Default for BenchOptions {
+    fn default() -> Self {
+        BenchOptions {
+            providers: Vec::new(),
+            device: None,
+            threads: None,
+            min_runs: 10,
+            min_time: Duration::from_secs(3),
+            max_time: Duration::from_secs(60),
+            warmup: 1,
+            time_limit: Duration::from_secs(600),
+            seed: 0,
+            options: BTreeMap::new(),
+        }
+    }
+}
+
+/// What is going on, for progress displays.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A provider starts on a case.
+    Start {
+        /// Model name.
+        model: &'a str,
+        /// Precision of the case.
+        precision: PrecisionChoice,
+        /// Provider id.
+        provider: &'a str,
+    },
+    /// A phase of it starts: `init`, `build`, `load`, `first run`, `runs`.
+    Phase(&'a str),
+    /// It is done.
+    Done(&'a Row),
+}
+
+/// Measures every case on every provider. The only errors are those of the caller (an unknown provider, a model
+/// that cannot be bound); whatever a provider does wrong is in its row.
+pub fn run(
+    registry: &Registry,
+    cases: &[Case<'_>],
+    options: &BenchOptions,
+    listen: &mut dyn FnMut(Event<'_>),
+) -> Result<Report> {
+    let providers: Vec<&Provide> = if options.providers.is_empty() {
+        registry.usable()
+    } else {
+        options
+            .providers
+            .iter()
+            .map(|id| registry.entry(id)?.provide.as_ref().ok_or_else(|| AbiError::internal("no manifest").into()))
+            .collect::<Result<_>>()?
+    };
+    if providers.is_empty() {
+        return Err(AbiError::not_found("there is no provider to measure")
+            .with_hint("`sdrun providers --explain` shows where providers are looked for")
+            .into());
+    }
+    let mut report = Report::new();
+    let mut references: Vec<(String, Tensors)> = Vec::new();
+    for case in cases {
+        let graph = case.model.bound(&case.shapes)?;
+        let inputs = crate::inputs::seeded(case.model, &graph, options.seed)?;
+        let topology = graph.topology_hash();
+        let isolation = Isolation::worker(limits(options.time_limit));
+        if !references.iter().any(|(known, _)| *known == topology)
+            && let Some(outputs) = reference_outputs(registry, case, &inputs, options, &isolation)
+        {
+            references.push((topology.clone(), outputs));
+        }
+        let reference = references.iter().find(|(known, _)| *known == topology).map(|(_, outputs)| outputs);
+        let mut rows = Vec::new();
+        for provide in &providers {
+            listen(Event::Start { model: case.model.name(), precision: case.precision, provider: &provide.id });
+            let row = measure::row(registry, provide, case, &inputs, reference, options, &isolation, listen);
+            listen(Event::Done(&row));
+            rows.push(row);
+        }
+        report::rank(&mut rows);
+        report.cases.push(CaseReport {
+            model: case.model.name().to_string(),
+            topology,
+            precision: case.precision.to_string(),
+            shapes: inputs.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect(),
+            inputs_sha256: crate::inputs::sha256(&inputs),
+            reference: registry.reference().map(|p| p.id.clone()),
+            rows,
+        });
+    }
+    Ok(report)
+}
+
+/// fp32 outputs of the reference provider; `None` where it cannot be used here (accuracy is then unknown).
+fn reference_outputs(
+    registry: &Registry,
+    case: &Case<'_>,
+    inputs: &Tensors,
+    options: &BenchOptions,
+    isolation: &Isolation,
+) -> Option<Tensors> {
+    let provide = registry.reference()?;
+    match measure::outputs_of(registry, provide, case, inputs, options, isolation) {
+        Ok(outputs) => Some(outputs),
+        Err(e) => {
+            tracing::warn!("no reference outputs, so accuracy is unknown: {e}");
+            None
+        }
+    }
+}
+
+fn limits(each: Duration) -> Limits {
+    Limits { init: Some(each.min(Duration::from_secs(60))), ..Limits::all(each) }
+}
+
+/// The suite of `sdrun bench` without a model: names of built-in models and the precisions of each.
+pub const SUITE: &[(&str, &[PrecisionChoice])] = &[
+    ("mobilenet-v2", &[PrecisionChoice::Fixed(Precision::Fp32), PrecisionChoice::BestLow]),
+    ("sd15/vae-decoder", &[PrecisionChoice::Fixed(Precision::Fp32), PrecisionChoice::BestLow]),
+];
+
+/// The tolerance a row is judged by.
+pub(crate) fn tolerance(precision: Precision) -> Tolerance {
+    Tolerance::of(precision)
+}

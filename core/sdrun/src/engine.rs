@@ -1,0 +1,411 @@
+//! Building, storing and loading engines; sessions over them.
+
+use crate::{
+    Cache, EngineFile, EngineManifest, Error, Model, Provider, Result, Shapes, Tensors,
+    tensor::{HostTensor, Outputs},
+};
+use sdrun_abi::{
+    BuildSpec, Compatibility, Device, Engine as DriverEngine, EngineInfo, Error as AbiError, Host,
+    MemoryReport, Precision, RefitReport, Session as DriverSession, TensorView, WeightSource,
+};
+use sdrun_graph::{Graph, OpenDims};
+use sdrun_weights::{Cast, check_complete};
+use sha2::{Digest, Sha256};
+use std::{collections::BTreeMap, path::Path, time::Instant};
+
+/// Whether engines come from and go to the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CachePolicy {
+    /// Take a cached engine, store a new one.
+    #[default]
+    Use,
+    /// Build even if there is a cached engine, and replace it.
+    Rebuild,
+    /// Neither read nor write.
+    Off,
+    /// A cached engine or an error: no hidden build.
+    Only,
+}
+
+/// How to build an engine.
+#[derive(Clone, Debug)]
+pub struct BuildOptions {
+    /// The device; see [`Provider::device`].
+    pub device: Device,
+    /// Arithmetic; an error where the device does not offer it.
+    pub precision: Precision,
+    /// Threads for CPU devices; `None` is all cores.
+    pub threads: Option<usize>,
+    /// Input shapes; every open dimension of the model has to be given.
+    pub shapes: Shapes,
+    /// Leave dimensions open that `shapes` does not give, where the provider can.
+    pub open_dims: bool,
+    /// Store the weights in the engine: faster to load, cannot be refitted.
+    pub bake: bool,
+    /// Use of the cache.
+    pub cache: CachePolicy,
+    /// Provider options.
+    pub options: BTreeMap<String, String>,
+}
+
+impl BuildOptions {
+    /// Defaults for a device: fp32, all cores, no weights in the engine, cache in use.
+    pub fn new(device: Device) -> Self {
+        BuildOptions {
+            device,
+            precision: Precision::Fp32,
+            threads: None,
+            shapes: Shapes::new(),
+            open_dims: false,
+            bake: false,
+            cache: CachePolicy::Use,
+            options: BTreeMap::new(),
+        }
+    }
+    /// Sets the shape of an input.
+    pub fn shape(mut self, input: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
+        self.shapes.insert(input.into(), shape.into());
+        self
+    }
+    /// Sets the precision.
+    pub fn precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
+        self
+    }
+}
+
+/// A compiled graph on a provider, with or without weights inside.
+pub struct Engine {
+    inner: Box<dyn DriverEngine>,
+    provider: Provider,
+    manifest: EngineManifest,
+    cached: bool,
+    seconds: f64,
+}
+
+impl Provider {
+    /// Builds an engine for `model`, or takes it from the cache.
+    pub fn build(&self, model: &Model, options: &BuildOptions, host: &dyn Host) -> Result<Engine> {
+        let started = Instant::now();
+        let offered = self.capabilities(&options.device)?;
+        if !offered.precisions.contains(&options.precision) {
+            let has: Vec<&str> = offered.precisions.iter().map(|p| p.name()).collect();
+            return Err(Error::of(self.id())(
+                AbiError::unsupported(format!(
+                    "cannot compute in {} on {} (offers: {})",
+                    options.precision,
+                    options.device.name,
+                    has.join(", ")
+                ))
+                .with_hint(format!("use `--precision {}`", has.first().unwrap_or(&"fp32"))),
+            ));
+        }
+        if options.bake && !offered.bake {
+            return Err(Error::of(self.id())(AbiError::unsupported("cannot store weights in an engine")
+                .with_hint("leave out `--bake`")));
+        }
+        if options.open_dims && !offered.dynamic_shapes {
+            return Err(Error::of(self.id())(AbiError::unsupported("needs every dimension to be given")
+                .with_hint("give shapes for all inputs, for example `--shape sample=1,4,64,64`")));
+        }
+        let open = if options.open_dims { OpenDims::Allow } else { OpenDims::Refuse };
+        let graph = model.bound_with(&options.shapes, open)?;
+        let spec = BuildSpec {
+            device: options.device.id.clone(),
+            precision: options.precision,
+            threads: options.threads,
+            bake: options.bake,
+            options: options.options.clone(),
+        };
+        let weights = model.weights();
+        let baked = if options.bake { Some(fingerprint(&graph, &weights)?) } else { None };
+        let topology = graph.topology_hash();
+        let key = self.cache_key(&topology, &options.device, &spec, baked.as_deref());
+        let cache = Cache::at(self.paths().engines());
+        // Held while building, so that a second process waits and then finds the engine.
+        let _lock = (options.cache != CachePolicy::Off).then(|| cache.lock(&key));
+        if matches!(options.cache, CachePolicy::Use | CachePolicy::Only)
+            && let Some(file) = cache.get(&key)
+        {
+            match self.load_file(&file, &spec, host) {
+                Ok(mut engine) => {
+                    engine.seconds = started.elapsed().as_secs_f64();
+                    return Ok(engine);
+                }
+                Err(e) => tracing::warn!("building again, since the cached engine cannot be used: {e}"),
+            }
+        }
+        if options.cache == CachePolicy::Only {
+            return Err(AbiError::not_found(format!("{} has no cached engine for {} here", self.id(), model.name()))
+                .with_hint("build it first with `sdrun build`, or allow building")
+                .into());
+        }
+        let bytes = graph.to_onnx_stripped()?;
+        let specs = weight_specs(&graph);
+        let cast = Cast::new(&weights, &specs);
+        let inner = self.driver().build(&bytes, &spec, &cast, host).map_err(Error::of(self.id()))?;
+        check_info(self, inner.info(), &graph)?;
+        let manifest = EngineManifest {
+            provider: self.id().to_string(),
+            build_id: self.manifest().build_id.clone(),
+            runtime: (self.runtime().name.clone(), self.runtime().version.clone()),
+            device_class: options.device.class.clone(),
+            topology,
+            model: model.name().to_string(),
+            spec,
+            info: inner.info().clone(),
+            baked,
+        };
+        let engine = Engine { inner, provider: self.clone(), manifest, cached: false, seconds: started.elapsed().as_secs_f64() };
+        if options.cache != CachePolicy::Off {
+            match engine.inner.serialize() {
+                Ok(payload) => drop(cache.put(&key, &engine.manifest, &payload)),
+                Err(e) => tracing::warn!("the engine was built but not cached: {e}"),
+            }
+        }
+        Ok(engine)
+    }
+
+    /// Loads an engine file. One that was made by another provider, or for a runtime or device that does not
+    /// fit, is refused with the reason.
+    pub fn load(&self, path: impl AsRef<Path>, device: &Device, threads: Option<usize>, host: &dyn Host) -> Result<Engine> {
+        let started = Instant::now();
+        let file = EngineFile::open(path.as_ref())?;
+        let mut spec = file.manifest.spec.clone();
+        spec.device = device.id.clone();
+        spec.threads = threads;
+        let mut engine = self.load_file(&file, &spec, host)?;
+        engine.seconds = started.elapsed().as_secs_f64();
+        Ok(engine)
+    }
+
+    fn load_file(&self, file: &EngineFile, spec: &BuildSpec, host: &dyn Host) -> Result<Engine> {
+        let manifest = &file.manifest;
+        let refuse = |why: String| {
+            Error::of(self.id())(AbiError::precondition(format!("cannot load this engine: {why}"))
+                .with_hint("build it again on this machine"))
+        };
+        if manifest.provider != self.id() {
+            return Err(refuse(format!("it was made by the provider `{}`", manifest.provider)));
+        }
+        if manifest.build_id != self.manifest().build_id {
+            return Err(refuse(format!(
+                "it was made by another build of the provider ({}, this is {})",
+                manifest.build_id,
+                self.manifest().build_id
+            )));
+        }
+        let verdict = self.driver().check(&manifest.info.compatibility, &spec.device).map_err(Error::of(self.id()))?;
+        match verdict {
+            Compatibility::Optimal => {}
+            Compatibility::PreferRecompile(why) => tracing::warn!("{}: a new build would be better: {why}", self.id()),
+            Compatibility::Unsupported(why) => return Err(refuse(why)),
+        }
+        let inner = self.driver().load(file.payload(), spec, host).map_err(Error::of(self.id()))?;
+        if inner.info() != &manifest.info {
+            return Err(refuse("its manifest and its payload describe different engines".into()));
+        }
+        Ok(Engine { inner, provider: self.clone(), manifest: manifest.clone(), cached: true, seconds: 0.0 })
+    }
+
+    /// SHA-256 over everything the engine depends on (design: topology, baked constants and weights, provider
+    /// build, runtime version, device class, options; threads are chosen when loading).
+    fn cache_key(&self, topology: &str, device: &Device, spec: &BuildSpec, baked: Option<&str>) -> String {
+        let mut hash = Sha256::new();
+        let runtime = self.runtime();
+        let options: Vec<String> = spec.options.iter().map(|(k, v)| format!("{k}={v}")).collect();
+        let parts = [
+            self.id(),
+            &self.manifest().build_id,
+            &runtime.name,
+            &runtime.version,
+            &device.class,
+            topology,
+            spec.precision.name(),
+            baked.unwrap_or_default(),
+        ];
+        for part in parts.into_iter().chain(options.iter().map(String::as_str)) {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
+    }
+}
+
+/// The weights of a graph as specifications.
+pub(crate) fn weight_specs(graph: &Graph) -> Vec<sdrun_abi::WeightSpec> {
+    graph
+        .weights()
+        .map(|(name, w)| sdrun_abi::WeightSpec { name: name.to_string(), dtype: w.dtype, shape: w.shape.clone() })
+        .collect()
+}
+
+/// XXH3-128 over names and bytes of all weights, for engines that hold them.
+fn fingerprint(graph: &Graph, weights: &dyn WeightSource) -> Result<String> {
+    let mut names: Vec<&str> = graph.weights().map(|(name, _)| name).collect();
+    names.sort_unstable();
+    let mut hash = xxhash_rust::xxh3::Xxh3::new();
+    for name in names {
+        hash.update(name.as_bytes());
+        hash.update(&[0]);
+        hash.update(weights.get(name)?.data());
+    }
+    Ok(format!("{:032x}", hash.digest128()))
+}
+
+/// A provider's engine has to have the inputs, outputs and weights of the graph it was given.
+fn check_info(provider: &Provider, info: &EngineInfo, graph: &Graph) -> Result<()> {
+    let names = |ids: &[sdrun_graph::ValueId]| -> Vec<String> { ids.iter().map(|id| graph.value(*id).name.clone()).collect() };
+    let told = |specs: &[sdrun_abi::TensorSpec]| -> Vec<String> { specs.iter().map(|s| s.name.clone()).collect() };
+    if told(&info.inputs) != names(&graph.inputs) || told(&info.outputs) != names(&graph.outputs) {
+        return Err(Error::of(provider.id())(AbiError::internal(
+            "the engine's inputs and outputs are not those of the graph: the plugin breaks the ABI",
+        )));
+    }
+    Ok(())
+}
+
+impl Engine {
+    /// What it is.
+    pub fn manifest(&self) -> &EngineManifest {
+        &self.manifest
+    }
+    /// Inputs, outputs and the weights it needs.
+    pub fn info(&self) -> &EngineInfo {
+        self.inner.info()
+    }
+    /// The provider it runs on.
+    pub fn provider(&self) -> &Provider {
+        &self.provider
+    }
+    /// Whether it came out of a file instead of a build.
+    pub fn was_loaded(&self) -> bool {
+        self.cached
+    }
+    /// Seconds that building or loading took.
+    pub fn seconds(&self) -> f64 {
+        self.seconds
+    }
+
+    /// Writes it to a file, atomically. Returns the bytes of its payload.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<u64> {
+        let payload = self.inner.serialize().map_err(Error::of(self.provider.id()))?;
+        EngineFile::write(path.as_ref(), &self.manifest, &payload)?;
+        Ok(payload.len() as u64)
+    }
+
+    /// Gives it weights. Every weight of [`EngineInfo::weights`] must be there in its shape (types are
+    /// converted); what is missing is listed, and no session is made.
+    pub fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Session> {
+        let started = Instant::now();
+        let specs = &self.inner.info().weights;
+        let cast = Cast::new(weights, specs);
+        check_complete(specs, &cast)?;
+        let inner = self.inner.session(&cast, host).map_err(Error::of(self.provider.id()))?;
+        Ok(Session {
+            inner,
+            provider: self.provider.clone(),
+            info: self.inner.info().clone(),
+            outputs: Outputs::default(),
+            seconds: started.elapsed().as_secs_f64(),
+        })
+    }
+}
+
+/// An engine with weights, ready to run.
+pub struct Session {
+    inner: Box<dyn DriverSession>,
+    provider: Provider,
+    info: EngineInfo,
+    outputs: Outputs,
+    seconds: f64,
+}
+
+impl Session {
+    /// Inputs, outputs, weights.
+    pub fn info(&self) -> &EngineInfo {
+        &self.info
+    }
+    /// Seconds that making the session took.
+    pub fn seconds(&self) -> f64 {
+        self.seconds
+    }
+
+    /// One inference. `inputs` must name every input once, in its type and shape.
+    pub fn run(&mut self, inputs: &Tensors, host: &dyn Host) -> Result<Tensors> {
+        self.run_in_place(inputs, host)?;
+        let tensors = std::mem::take(&mut self.outputs.tensors);
+        Ok(self.info.outputs.iter().map(|s| s.name.clone()).zip(tensors).collect())
+    }
+
+    /// One inference whose outputs stay in the session, in the order of [`EngineInfo::outputs`], until the next
+    /// run: the form for loops, since no memory is allocated.
+    pub fn run_in_place(&mut self, inputs: &Tensors, host: &dyn Host) -> Result<&[HostTensor]> {
+        let mut views = Vec::with_capacity(self.info.inputs.len());
+        for spec in &self.info.inputs {
+            let tensor = inputs.get(&spec.name).ok_or_else(|| wrong_names(&self.info, inputs))?;
+            check_input(spec, tensor.view())?;
+            views.push(tensor.view());
+        }
+        if inputs.len() != views.len() {
+            return Err(wrong_names(&self.info, inputs).into());
+        }
+        self.inner.run(&views, &mut self.outputs, host).map_err(Error::of(self.provider.id()))?;
+        if self.outputs.tensors.len() != self.info.outputs.len() {
+            return Err(Error::of(self.provider.id())(AbiError::internal(format!(
+                "gave {} outputs; the graph has {}",
+                self.outputs.tensors.len(),
+                self.info.outputs.len()
+            ))));
+        }
+        Ok(&self.outputs.tensors)
+    }
+
+    /// Replaces the weights named in `changed`, or all of them where it is `None`; on an error the former ones
+    /// still work.
+    pub fn refit(&mut self, weights: &dyn WeightSource, changed: Option<&[&str]>, host: &dyn Host) -> Result<RefitReport> {
+        if self.info.weights.is_empty() {
+            return Err(AbiError::precondition("this engine has its weights baked in and cannot be refitted")
+                .with_hint("build it without `--bake`")
+                .into());
+        }
+        let cast = Cast::new(weights, &self.info.weights);
+        check_complete(&self.info.weights, &cast)?;
+        let all: Vec<&str> = self.info.weights.iter().map(|w| w.name.as_str()).collect();
+        let changed = changed.unwrap_or(&all);
+        if let Some(unknown) = changed.iter().find(|n| !all.contains(n)) {
+            return Err(AbiError::not_found(format!("the engine has no weight called {unknown:?}")).into());
+        }
+        self.inner.refit(changed, &cast, host).map_err(Error::of(self.provider.id()))
+    }
+
+    /// Memory the runtime uses for this session.
+    pub fn memory(&self) -> Result<MemoryReport> {
+        self.inner.memory().map_err(Error::of(self.provider.id()))
+    }
+}
+
+fn wrong_names(info: &EngineInfo, inputs: &Tensors) -> AbiError {
+    let want: Vec<&str> = info.inputs.iter().map(|s| s.name.as_str()).collect();
+    let got: Vec<&str> = inputs.keys().map(String::as_str).collect();
+    AbiError::invalid(format!("the inputs given are [{}]; the engine takes [{}]", got.join(", "), want.join(", ")))
+}
+
+fn check_input(spec: &sdrun_abi::TensorSpec, tensor: TensorView<'_>) -> Result<()> {
+    let fits = spec.shape.len() == tensor.shape.len()
+        && spec.shape.iter().zip(tensor.shape).all(|(want, got)| want.is_none_or(|w| w == *got));
+    if spec.dtype == tensor.dtype && fits {
+        return Ok(());
+    }
+    let dims: Vec<String> = spec.shape.iter().map(|d| d.map_or("?".into(), |d| d.to_string())).collect();
+    Err(AbiError::invalid(format!(
+        "input {:?} is {} {:?}; the engine takes {} [{}]",
+        spec.name,
+        tensor.dtype,
+        tensor.shape,
+        spec.dtype,
+        dims.join(", ")
+    ))
+    .with_hint("convert the tensor, or build the engine for this shape")
+    .into())
+}

@@ -1,0 +1,217 @@
+//! The `.sdengine` container: a header, a JSON manifest and a page-aligned payload, each with a checksum.
+//!
+//! | offset | bytes | what |
+//! |---|---|---|
+//! | 0 | 8 | magic `SDRUNENG` |
+//! | 8 | 4 | format version, little-endian (1) |
+//! | 12 | 4 | zero |
+//! | 16 | 8 | length of the manifest |
+//! | 24 | 8 | offset of the payload, a multiple of 4096 |
+//! | 32 | 8 | length of the payload; the file ends with it |
+//! | 40 | 16 | XXH3-128 of the manifest |
+//! | 56 | 16 | XXH3-128 of the payload |
+//! | 72 | … | the manifest, then zeros up to the payload |
+//!
+//! The checksums find damage; they do not prove who made the file. An engine is code for the vendor's
+//! runtime: load only engines you trust (docs/security.md).
+
+use crate::{Error, Result};
+use sdrun_abi::{BuildSpec, EngineInfo, Error as AbiError, ErrorCode};
+use serde::{Deserialize, Serialize};
+use std::{fs::File, io::Write, ops::Deref, path::Path};
+use xxhash_rust::xxh3::xxh3_128;
+
+const MAGIC: &[u8; 8] = b"SDRUNENG";
+const VERSION: u32 = 1;
+const HEADER: usize = 72;
+const PAGE: u64 = 4096;
+/// Longest manifest that is read. A UNet's weight table takes about 100 kB.
+const MAX_MANIFEST: u64 = 64 << 20;
+
+/// What an engine file says about itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EngineManifest {
+    /// Provider that made it.
+    pub provider: String,
+    /// [`build_id`](sdrun_abi::Provide::build_id) of that provider.
+    pub build_id: String,
+    /// Name and version of the vendor runtime.
+    pub runtime: (String, String),
+    /// [`Device::class`](sdrun_abi::Device::class) it was built for.
+    pub device_class: String,
+    /// [`Graph::topology_hash`](sdrun_graph::Graph::topology_hash) of the bound, simplified graph.
+    pub topology: String,
+    /// Name of the model it was built from, for lists.
+    pub model: String,
+    /// How it was built.
+    pub spec: BuildSpec,
+    /// Inputs, outputs, weights, compatibility string.
+    pub info: EngineInfo,
+    /// XXH3-128 over the weights that were baked in; `None` for a stripped engine.
+    pub baked: Option<String>,
+}
+
+/// An engine file: manifest and mapped payload, both checked.
+pub struct EngineFile {
+    /// The manifest.
+    pub manifest: EngineManifest,
+    map: crate::map::Map,
+    payload: std::ops::Range<usize>,
+}
+
+impl EngineFile {
+    /// Maps and checks a file. `DataLoss` for anything but a complete, undamaged engine file.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(|e| Error::io("open", path, &e))?;
+        let map = crate::map::Map::of(&file).map_err(|e| Error::io("map", path, &e))?;
+        let (manifest, payload) = parse(&map).map_err(|why| {
+            AbiError::new(ErrorCode::DataLoss, format!("{} {why}", path.display()))
+                .with_file(path)
+                .with_hint("build the engine again")
+        })?;
+        Ok(EngineFile { manifest, map, payload })
+    }
+
+    /// The payload, as the provider wrote it.
+    pub fn payload(&self) -> &[u8] {
+        &self.map.deref()[self.payload.clone()]
+    }
+
+    /// Writes an engine file: into a temporary file in the same folder, synced, then renamed.
+    pub fn write(path: &Path, manifest: &EngineManifest, payload: &[u8]) -> Result<()> {
+        let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let json = serde_json::to_vec(manifest).map_err(|e| AbiError::internal(format!("cannot write JSON: {e}")))?;
+        let offset = (HEADER as u64 + json.len() as u64).next_multiple_of(PAGE);
+        let mut head = Vec::with_capacity(offset as usize);
+        head.extend_from_slice(MAGIC);
+        head.extend_from_slice(&VERSION.to_le_bytes());
+        head.extend_from_slice(&[0; 4]);
+        for number in [json.len() as u64, offset, payload.len() as u64] {
+            head.extend_from_slice(&number.to_le_bytes());
+        }
+        head.extend_from_slice(&xxh3_128(&json).to_le_bytes());
+        head.extend_from_slice(&xxh3_128(payload).to_le_bytes());
+        head.extend_from_slice(&json);
+        head.resize(offset as usize, 0);
+        let write = || -> std::io::Result<()> {
+            let mut file = tempfile::Builder::new().prefix(".engine-").tempfile_in(dir)?;
+            file.write_all(&head)?;
+            file.write_all(payload)?;
+            file.as_file().sync_all()?;
+            file.persist(path).map_err(|e| e.error)?;
+            Ok(())
+        };
+        write().map_err(|e| Error::io("write the engine file", path, &e))
+    }
+}
+
+fn parse(bytes: &[u8]) -> Result<(EngineManifest, std::ops::Range<usize>), String> {
+    let take = |at: usize, n: usize| bytes.get(at..at + n).ok_or("is truncated: its header is incomplete".to_string());
+    let number = |at: usize| -> Result<u64, String> {
+        Ok(take(at, 8)?.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b)))
+    };
+    if take(0, 8).ok() != Some(MAGIC) {
+        return Err("is not an sdrun engine file".into());
+    }
+    let version = number(8)? as u32;
+    if version != VERSION {
+        return Err(format!("has format version {version}; this sdrun reads version {VERSION}"));
+    }
+    if take(12, 4)? != [0; 4] {
+        return Err("is damaged: its reserved bytes are not zero".into());
+    }
+    let (manifest_len, offset, payload_len) = (number(16)?, number(24)?, number(32)?);
+    let size = bytes.len() as u64;
+    if manifest_len > MAX_MANIFEST || manifest_len > size - HEADER.min(bytes.len()) as u64 {
+        return Err(format!("is damaged: a manifest of {manifest_len} bytes does not fit"));
+    }
+    if offset != (HEADER as u64 + manifest_len).next_multiple_of(PAGE) {
+        return Err("is damaged: its payload is not where it should be".into());
+    }
+    match offset.checked_add(payload_len) {
+        Some(end) if end == size => {}
+        Some(end) if end > size => return Err(format!("is truncated: {size} bytes of {end}")),
+        _ => return Err("is damaged: there are bytes behind its payload".into()),
+    }
+    let json = take(HEADER, manifest_len as usize)?;
+    let payload = offset as usize..size as usize;
+    if xxh3_128(json).to_le_bytes() != *take(40, 16)? {
+        return Err("is damaged: the checksum of its manifest is wrong".into());
+    }
+    if xxh3_128(&bytes[payload.clone()]).to_le_bytes() != *take(56, 16)? {
+        return Err("is damaged: the checksum of its payload is wrong".into());
+    }
+    if bytes[HEADER + json.len()..payload.start].iter().any(|b| *b != 0) {
+        return Err("is damaged: there are bytes between its manifest and its payload".into());
+    }
+    let manifest = serde_json::from_slice(json).map_err(|e| format!("has a manifest this sdrun cannot read: {e}"))?;
+    Ok((manifest, payload))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use sdrun_abi::Precision;
+
+    pub(crate) fn manifest() -> EngineManifest {
+        EngineManifest {
+            provider: "mock".into(),
+            build_id: "b".into(),
+            runtime: ("r".into(), "1".into()),
+            device_class: "cpu".into(),
+            topology: "t".into(),
+            model: "m".into(),
+            spec: BuildSpec {
+                device: "cpu".into(),
+                precision: Precision::Fp32,
+                threads: None,
+                bake: false,
+                options: Default::default(),
+            },
+            info: EngineInfo { inputs: vec![], outputs: vec![], weights: vec![], compatibility: "c".into() },
+            baked: None,
+        }
+    }
+
+    #[test]
+    fn round_trip() {
+        let dir = tempfile::tempdir().unwrap();
+        for payload in [&b""[..], b"payload", &[7; 10_000]] {
+            let path = dir.path().join("e.sdengine");
+            EngineFile::write(&path, &manifest(), payload).unwrap();
+            let file = EngineFile::open(&path).unwrap();
+            assert_eq!((file.payload(), &file.manifest), (payload, &manifest()));
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn every_changed_byte_and_every_truncation_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("e.sdengine");
+        EngineFile::write(&path, &manifest(), b"payload").unwrap();
+        let good = std::fs::read(&path).unwrap();
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x41;
+            assert!(parse(&bad).is_err(), "byte {at}");
+        }
+        for len in 0..good.len() {
+            assert!(parse(&good[..len]).is_err(), "length {len}");
+        }
+        assert!(parse(&[&good[..], b"x"].concat()).unwrap_err().contains("behind"));
+    }
+
+    #[test]
+    fn huge_lengths_do_not_allocate() {
+        let mut bad = vec![0u8; HEADER];
+        bad[..8].copy_from_slice(MAGIC);
+        bad[8] = 1;
+        bad[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(parse(&bad).is_err());
+        bad[16..24].copy_from_slice(&0u64.to_le_bytes());
+        bad[24..32].copy_from_slice(&PAGE.to_le_bytes());
+        bad[32..40].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(parse(&bad).is_err());
+    }
+}

@@ -1,0 +1,62 @@
+use sdrun_abi::ErrorCode;
+use sdrun_graph::GraphError;
+use std::path::Path;
+
+/// What the library answers when something does not work: what, where and why in one sentence
+/// (`Display`), and what to do about it ([`hint`](Error::hint)).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A provider, or the vendor's runtime behind it, refused or failed.
+    #[error("{provider}: {error}")]
+    Provider {
+        /// Id of the provider.
+        provider: String,
+        /// Its words.
+        error: sdrun_abi::Error,
+    },
+    /// The model cannot be read or understood.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// Everything else: files, arguments, the registry, the cache.
+    #[error(transparent)]
+    Core(#[from] sdrun_abi::Error),
+}
+
+/// Result of the library.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// Kind of the failure.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Error::Provider { error, .. } | Error::Core(error) => error.code,
+            Error::Graph(e) => match e {
+                GraphError::Io { missing: true, .. } => ErrorCode::NotFound,
+                GraphError::Io { .. } => ErrorCode::PermissionDenied,
+                GraphError::Malformed { .. } => ErrorCode::DataLoss,
+                GraphError::Unsupported { .. } | GraphError::UnsupportedModel { .. } => ErrorCode::Unimplemented,
+                GraphError::ExternalData { .. } | GraphError::Invalid(_) => ErrorCode::InvalidArgument,
+            },
+        }
+    }
+
+    /// What to do about it, where there is something to do.
+    pub fn hint(&self) -> Option<&str> {
+        match self {
+            Error::Provider { error, .. } | Error::Core(error) => error.hint.as_deref(),
+            Error::Graph(GraphError::Io { missing: true, .. }) => {
+                Some("give a path to an .onnx file or the name of a built-in model (`sdrun inspect --list`)")
+            }
+            Error::Graph(_) => None,
+        }
+    }
+
+    /// Turns provider errors of `id` into ours.
+    pub(crate) fn of(id: &str) -> impl Fn(sdrun_abi::Error) -> Error + '_ {
+        move |error| Error::Provider { provider: id.to_string(), error }
+    }
+    pub(crate) fn io(doing: &str, file: impl AsRef<Path>, error: &std::io::Error) -> Self {
+        Error::Core(sdrun_abi::Error::io(doing, file, error))
+    }
+}

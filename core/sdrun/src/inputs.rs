@@ -1,0 +1,45 @@
+//! Deterministic inputs for `bench`, `verify` and `run` without given ones.
+
+use crate::{HostTensor, Model, Result, Tensors};
+use sdrun_abi::{DType, Error as AbiError};
+use sdrun_graph::Graph;
+use sha2::{Digest, Sha256};
+
+/// Inputs for a bound graph: what a built-in model describes for itself; otherwise floating-point inputs of
+/// about unit variance, and integers and booleans of 0 and 1, which are in range for whatever they index.
+pub fn seeded(model: &Model, bound: &Graph, seed: u64) -> Result<Tensors> {
+    let mut inputs = Tensors::new();
+    for id in &bound.inputs {
+        let value = bound.value(*id);
+        let dtype = value.dtype.ok_or_else(|| AbiError::invalid(format!("input {:?} has no type", value.name)))?;
+        let shape = value
+            .known_shape()
+            .ok_or_else(|| AbiError::invalid(format!("input {:?} has open dimensions", value.name)))?;
+        let described = model.builtin().and_then(|b| Some((b, b.inputs.iter().find(|i| i.name == value.name)?)));
+        let tensor = match described {
+            Some((builtin, input)) => {
+                let made = input.tensor(&format!("{}/{seed}", builtin.name), &shape)?;
+                HostTensor::from_bytes(dtype, shape, made.data())?
+            }
+            None => HostTensor::from_f64(dtype, shape.clone(), &plain(&value.name, dtype, &shape, seed)?)?,
+        };
+        inputs.insert(value.name.clone(), tensor);
+    }
+    Ok(inputs)
+}
+
+fn plain(name: &str, dtype: DType, shape: &[usize], seed: u64) -> Result<Vec<f64>> {
+    let values = sdrun_weights::synthetic::inputs(&format!("inputs/{seed}"), name, shape)?;
+    let as_index = |v: f32| if v > 0.0 { 1.0 } else { 0.0 };
+    Ok(values.into_iter().map(|v| if dtype.is_float() { f64::from(v) } else { as_index(v) }).collect())
+}
+
+/// SHA-256 over names, types, shapes and bytes.
+pub fn sha256(inputs: &Tensors) -> String {
+    let mut hash = Sha256::new();
+    for (name, tensor) in inputs {
+        hash.update(format!("{name} {} {:?}\n", tensor.dtype(), tensor.shape()));
+        hash.update(tensor.bytes());
+    }
+    hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
+}

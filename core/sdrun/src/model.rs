@@ -1,0 +1,126 @@
+use crate::{Error, Paths, Result};
+use sdrun_abi::{DType, Error as AbiError, TensorSpec};
+use sdrun_graph::{Dim, Graph, OpenDims, OpenOptions};
+use sdrun_weights::{OnnxWeights, builtin};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+/// Input shapes by name.
+pub type Shapes = BTreeMap<String, Vec<usize>>;
+
+/// An ONNX model: its graph, and where its own weights are. Opening maps files and reads no weights.
+#[derive(Debug)]
+pub struct Model {
+    name: String,
+    path: PathBuf,
+    graph: Graph,
+    builtin: Option<&'static builtin::Builtin>,
+}
+
+impl Model {
+    /// Opens an `.onnx` file.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_with(path, &OpenOptions::default())
+    }
+
+    /// Opens an `.onnx` file with options about its external data.
+    pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
+        let path = path.as_ref();
+        let graph = Graph::open(path, options)?;
+        Ok(Model { name: path.display().to_string(), path: path.to_path_buf(), graph, builtin: None })
+    }
+
+    /// Opens a file, or a built-in model where `what` is the name of one and not a file. A built-in model's
+    /// synthetic weights are generated into the cache folder on first use; `progress` hears bytes done and total.
+    pub fn find(what: &str, paths: &Paths, options: &OpenOptions, progress: &dyn Fn(u64, u64)) -> Result<Self> {
+        if Path::new(what).exists() {
+            return Self::open_with(what, options);
+        }
+        let Some(builtin) = builtin::find(what) else {
+            if what.ends_with(".onnx") || what.starts_with(['.', '/']) {
+                return Self::open_with(what, options);
+            }
+            let names: Vec<&str> = builtin::list().iter().map(|b| b.name).collect();
+            return Err(AbiError::not_found(format!("there is neither a file nor a built-in model called `{what}`"))
+                .with_hint(format!("built-in models: {}", names.join(", ")))
+                .into());
+        };
+        crate::paths::private_dir(&paths.cache)?;
+        let path = builtin.materialise(&paths.cache, progress)?;
+        let graph = Graph::open(&path, options)?;
+        Ok(Model { name: builtin.name.to_string(), path, graph, builtin: Some(builtin) })
+    }
+
+    /// File path or built-in name, for messages and reports.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+    /// The `.onnx` file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+    /// The graph as it stands in the file.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+    /// What is known about it if it is a built-in model.
+    pub fn builtin(&self) -> Option<&'static builtin::Builtin> {
+        self.builtin
+    }
+
+    /// The weights stored with the model, mapped, not read.
+    pub fn weights(&self) -> OnnxWeights {
+        OnnxWeights::new(&self.graph)
+    }
+
+    /// Inputs with the dimensions the file fixes.
+    pub fn inputs(&self) -> Vec<(TensorSpec, Vec<Dim>)> {
+        self.graph
+            .inputs
+            .iter()
+            .map(|id| {
+                let value = self.graph.value(*id);
+                let dims = value.shape.clone().unwrap_or_default();
+                let spec = TensorSpec {
+                    name: value.name.clone(),
+                    dtype: value.dtype.unwrap_or(DType::F32),
+                    shape: dims.iter().map(Dim::known).collect(),
+                };
+                (spec, dims)
+            })
+            .collect()
+    }
+
+    /// The shapes a user gave, completed by a built-in model's defaults.
+    pub fn shapes(&self, given: &Shapes) -> Shapes {
+        let mut shapes: Shapes = match self.builtin {
+            Some(builtin) if given.is_empty() => {
+                builtin.inputs.iter().map(|i| (i.name.to_string(), i.shape.to_vec())).collect()
+            }
+            _ => Shapes::new(),
+        };
+        shapes.extend(given.iter().map(|(name, shape)| (name.clone(), shape.clone())));
+        shapes
+    }
+
+    /// The graph with its inputs bound to `shapes`, simplified: what a provider is handed. Dimensions left
+    /// open are an error that names them.
+    pub fn bound(&self, shapes: &Shapes) -> Result<Graph> {
+        self.bound_with(shapes, OpenDims::Refuse)
+    }
+
+    /// As [`bound`](Model::bound), with a choice about dimensions left open.
+    pub fn bound_with(&self, shapes: &Shapes, open: OpenDims) -> Result<Graph> {
+        let mut graph = self.graph.clone();
+        sdrun_graph::simplify(&mut graph, &self.shapes(shapes), open).map_err(|e| match e {
+            sdrun_graph::GraphError::Invalid(why) => Error::Core(
+                AbiError::invalid(format!("{}: {why}", self.name))
+                    .with_hint("give every open dimension, for example `--shape sample=1,4,64,64`"),
+            ),
+            other => Error::Graph(other),
+        })?;
+        Ok(graph)
+    }
+}

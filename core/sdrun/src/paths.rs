@@ -1,0 +1,64 @@
+//! Where sdrun keeps things on this machine.
+
+use crate::{Error, Result, trust};
+use etcetera::BaseStrategy;
+use std::path::{Path, PathBuf};
+
+/// The folders sdrun uses. [`Paths::default_for_user`] follows the platform's conventions;
+/// `SDRUN_DATA_DIR` and `SDRUN_CACHE_DIR` override them unless the process is elevated.
+#[derive(Clone, Debug)]
+pub struct Paths {
+    /// Things the user installed: runtimes, plugins.
+    pub data: PathBuf,
+    /// Things that can be made again: engines, built-in models.
+    pub cache: PathBuf,
+}
+
+impl Paths {
+    /// The folders of the current user.
+    pub fn default_for_user() -> Result<Self> {
+        let base = etcetera::choose_base_strategy().map_err(|e| {
+            sdrun_abi::Error::precondition(format!("cannot find the user's home folder: {e}"))
+                .with_hint("set SDRUN_DATA_DIR and SDRUN_CACHE_DIR")
+        });
+        let folder = |variable: &str, of: fn(&_) -> PathBuf| -> Result<PathBuf> {
+            match trust::environment(variable) {
+                Some(dir) => std::path::absolute(&dir).map_err(|e| Error::io("resolve", &dir, &e)),
+                None => Ok(of(base.as_ref().map_err(Clone::clone)?).join("sdrun")),
+            }
+        };
+        Ok(Paths {
+            data: folder("SDRUN_DATA_DIR", BaseStrategy::data_dir)?,
+            cache: folder("SDRUN_CACHE_DIR", BaseStrategy::cache_dir)?,
+        })
+    }
+
+    /// Folder of installed runtimes.
+    pub fn runtimes(&self) -> PathBuf {
+        self.data.join("runtimes")
+    }
+    /// Folder of plugins the user installed.
+    pub fn providers(&self) -> PathBuf {
+        self.data.join("providers")
+    }
+    /// Folder of cached engines.
+    pub fn engines(&self) -> PathBuf {
+        self.cache.join("engines")
+    }
+    /// Folder for temporary files of providers and workers.
+    pub fn temp(&self) -> PathBuf {
+        self.cache.join("tmp")
+    }
+}
+
+/// Makes a folder (and its parents) that only the user can enter.
+pub(crate) fn private_dir(dir: &Path) -> Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::DirBuilderExt;
+        builder.mode(0o700);
+    }
+    builder.create(dir).map_err(|e| Error::io("make the folder", dir, &e))
+}

@@ -1,0 +1,221 @@
+//! A provider that is loaded: in this process or in a worker.
+
+use crate::{Error, Paths, Result, library, map::Map, paths::private_dir, registry, runtime, trust, worker};
+use sdrun_abi::{
+    Capabilities, Device, Error as AbiError, ErrorCode, InitConfig, Provide, Provider as Driver, RuntimeInfo,
+    ffi::Plugin,
+};
+use sha2::{Digest, Sha256};
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+
+/// Where a provider's code runs.
+#[derive(Clone, Debug, Default)]
+pub struct Isolation {
+    /// Run it in a worker process even if its manifest does not ask for that.
+    pub worker: bool,
+    /// Command prefix that starts the worker, for example another dynamic loader.
+    pub loader: Vec<OsString>,
+    /// Time limits of calls into the worker.
+    pub limits: worker::Limits,
+    /// Provider options handed to `init`.
+    pub options: BTreeMap<String, String>,
+}
+
+impl Isolation {
+    /// In a worker process, with these limits.
+    pub fn worker(limits: worker::Limits) -> Self {
+        Isolation { worker: true, limits, ..Self::default() }
+    }
+}
+
+enum Backend {
+    InProcess(Plugin),
+    Worker(worker::WorkerProvider),
+}
+
+struct Inner {
+    provide: Provide,
+    runtime: RuntimeInfo,
+    backend: Backend,
+    paths: Paths,
+}
+
+/// A loaded provider. Cloning shares it; the plugin itself stays loaded for the life of the process, a worker
+/// ends with its last user.
+#[derive(Clone)]
+pub struct Provider {
+    inner: Arc<Inner>,
+}
+
+/// Plugins initialised in this process, by library path: `init` runs once per process.
+static LOADED: Mutex<BTreeMap<PathBuf, (Option<PathBuf>, Plugin, RuntimeInfo)>> = Mutex::new(BTreeMap::new());
+
+impl Provider {
+    pub(crate) fn open(provide: Provide, manifest: &Path, paths: &Paths, isolation: &Isolation) -> Result<Self> {
+        let library = registry::library_path(&provide, manifest);
+        trust::check_owner(&library).map_err(|why| {
+            AbiError::new(ErrorCode::PermissionDenied, format!("will not load {}: {why}", library.display()))
+        })?;
+        check_hash(&library, &provide.library.sha256)?;
+        let runtime_dir = match &provide.runtime {
+            None => None,
+            Some(spec) => Some(
+                runtime::find(spec, paths)
+                    .ok_or_else(|| Error::Provider { provider: provide.id.clone(), error: absent(spec, paths) })?
+                    .dir,
+            ),
+        };
+        private_dir(&paths.temp())?;
+        let config = InitConfig {
+            plugin_dir: manifest.parent().unwrap_or(Path::new("/")).to_path_buf(),
+            runtime_dir,
+            temp_dir: paths.temp(),
+            options: isolation.options.clone(),
+        };
+        let of = Error::of(&provide.id);
+        let (backend, runtime) = if isolation.worker || provide.isolate {
+            let worker = worker::WorkerProvider::start(worker::WorkerConfig {
+                worker: worker::find_worker()?,
+                loader: isolation.loader.clone(),
+                env: Vec::new(),
+                plugin: library,
+                limits: isolation.limits.clone(),
+                scratch: paths.temp(),
+            })
+            .map_err(&of)?;
+            let runtime = worker.init(&config, &crate::TracingHost).map_err(&of)?;
+            (Backend::Worker(worker), runtime)
+        } else {
+            let (plugin, runtime) = load_once(&library, &config).map_err(&of)?;
+            (Backend::InProcess(plugin), runtime)
+        };
+        drop(of);
+        Ok(Provider { inner: Arc::new(Inner { provide, runtime, backend, paths: paths.clone() }) })
+    }
+
+    /// Id, for example `openvino`.
+    pub fn id(&self) -> &str {
+        &self.inner.provide.id
+    }
+    /// What its manifest says.
+    pub fn manifest(&self) -> &Provide {
+        &self.inner.provide
+    }
+    /// The vendor runtime that was loaded.
+    pub fn runtime(&self) -> &RuntimeInfo {
+        &self.inner.runtime
+    }
+    /// The user's folders it was opened with.
+    pub fn paths(&self) -> &Paths {
+        &self.inner.paths
+    }
+    /// The worker it lives in; `None` when it runs in this process.
+    pub fn worker(&self) -> Option<&worker::WorkerProvider> {
+        match &self.inner.backend {
+            Backend::Worker(worker) => Some(worker),
+            Backend::InProcess(_) => None,
+        }
+    }
+
+    /// Devices, best first.
+    pub fn devices(&self) -> Result<Vec<Device>> {
+        self.driver().devices().map_err(Error::of(self.id()))
+    }
+
+    /// The device a user means: an id, an index, or a part of the name; `None` is the first.
+    pub fn device(&self, which: Option<&str>) -> Result<Device> {
+        let devices = self.devices()?;
+        let found = match which {
+            None => devices.first(),
+            Some(text) => devices
+                .iter()
+                .find(|d| d.id == text || text.parse() == Ok(d.index))
+                .or_else(|| devices.iter().find(|d| d.name.to_lowercase().contains(&text.to_lowercase()))),
+        };
+        found.cloned().ok_or_else(|| {
+            let known: Vec<String> = devices.iter().map(|d| format!("{} ({})", d.id, d.name)).collect();
+            let error = match which {
+                Some(text) => AbiError::not_found(format!("has no device `{text}` (has: {})", known.join(", "))),
+                None => AbiError::not_found("found no device on this machine"),
+            };
+            Error::of(self.id())(error)
+        })
+    }
+
+    /// What it can do on a device.
+    pub fn capabilities(&self, device: &Device) -> Result<Capabilities> {
+        self.driver().capabilities(&device.id).map_err(Error::of(self.id()))
+    }
+
+    pub(crate) fn driver(&self) -> &dyn Driver {
+        match &self.inner.backend {
+            Backend::InProcess(plugin) => plugin,
+            Backend::Worker(worker) => worker,
+        }
+    }
+}
+
+impl std::fmt::Debug for Provider {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Provider({}, runtime {})", self.id(), self.inner.runtime.version)
+    }
+}
+
+fn load_once(library: &Path, config: &InitConfig) -> sdrun_abi::Result<(Plugin, RuntimeInfo)> {
+    let mut loaded = LOADED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some((dir, plugin, runtime)) = loaded.get(library) {
+        if *dir != config.runtime_dir {
+            return Err(AbiError::precondition(format!(
+                "this process has loaded the runtime from {} already and cannot load another one from {}",
+                show(dir),
+                show(&config.runtime_dir)
+            ))
+            .with_hint("restart the program, or run the provider isolated"));
+        }
+        return Ok((*plugin, runtime.clone()));
+    }
+    let plugin = library::load_plugin(library)?;
+    let runtime = plugin.init(config, &crate::TracingHost)?;
+    loaded.insert(library.to_path_buf(), (config.runtime_dir.clone(), plugin, runtime.clone()));
+    Ok((plugin, runtime))
+}
+
+fn show(dir: &Option<PathBuf>) -> String {
+    dir.as_ref().map_or("nowhere".into(), |d| d.display().to_string())
+}
+
+fn absent(spec: &sdrun_abi::RuntimeSpec, paths: &Paths) -> AbiError {
+    let looked: Vec<String> =
+        runtime::candidates(spec, paths).iter().map(|c| format!("{} ({})", c.dir.display(), c.origin)).collect();
+    let install = if spec.pip.is_some() { format!("run `sdrun runtime install {}`, or ", spec.name) } else { String::new() };
+    AbiError::precondition(format!(
+        "the {} runtime is not installed (looked in: {})",
+        spec.name,
+        if looked.is_empty() { "the system's library folders".into() } else { looked.join(", ") }
+    ))
+    .with_hint(format!("{install}set {} to the folder that holds {}", spec.env, spec.library_names.join(" or ")))
+}
+
+/// Compares a library with the hash in its manifest. Integrity (a half-copied file), not authenticity.
+fn check_hash(library: &Path, expected: &str) -> Result<()> {
+    if expected.is_empty() {
+        return Ok(());
+    }
+    let map = std::fs::File::open(library).and_then(|file| Map::of(&file)).map_err(|e| Error::io("read", library, &e))?;
+    let found: String = Sha256::digest(&*map).iter().map(|b| format!("{b:02x}")).collect();
+    if found == expected {
+        return Ok(());
+    }
+    Err(AbiError::new(
+        ErrorCode::DataLoss,
+        format!("{} is not the file its manifest describes (SHA-256 {found}, expected {expected})", library.display()),
+    )
+    .with_file(library)
+    .with_hint("the plugin is damaged or half updated: install it again")
+    .into())
+}

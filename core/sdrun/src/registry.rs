@@ -1,0 +1,270 @@
+//! Which providers there are: manifests, in order, with the reason for everything that is skipped. No code
+//! is loaded here.
+
+use crate::{Error, Paths, Provider, Result, provider::Isolation, runtime, trust};
+use sdrun_abi::{ABI_MAJOR, ABI_MINOR, Error as AbiError, Manifest, Provide};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// How providers are looked for.
+#[derive(Clone, Debug, Default)]
+pub struct Discovery {
+    /// Manifest files, or folders with manifests, that come before everything else.
+    pub provider_paths: Vec<PathBuf>,
+    /// Folders of this user; `None` takes [`Paths::default_for_user`].
+    pub paths: Option<Paths>,
+}
+
+/// A manifest that was found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Entry {
+    /// Id of the provider; the file's name where the manifest cannot be read.
+    pub id: String,
+    /// The manifest file.
+    pub manifest_path: PathBuf,
+    /// What led to it: `--provider-path`, an environment variable, or a folder.
+    pub origin: String,
+    /// What the manifest says, where it can be read.
+    pub provide: Option<Provide>,
+    /// Why this one is not used; `None` when it is.
+    pub skipped: Option<String>,
+}
+
+/// The providers of this machine. Cheap to make; see [`open`](Registry::open) for loading one.
+#[derive(Clone, Debug)]
+pub struct Registry {
+    paths: Paths,
+    entries: Vec<Entry>,
+}
+
+impl Registry {
+    /// Finds providers the default way.
+    pub fn discover() -> Result<Self> {
+        Self::discover_with(&Discovery::default())
+    }
+
+    /// Finds providers. Order: `provider_paths`; then `SDRUN_PROVIDER_FILES`, which replaces the rest; else
+    /// `SDRUN_ADD_PROVIDER_FILES`, `providers` beside the executable, the user's data folder, system folders.
+    /// The first manifest of an id wins. `SDRUN_PROVIDERS_SELECT` and `SDRUN_PROVIDERS_DISABLE` are lists of
+    /// patterns. Environment variables are ignored when the process is elevated; the working directory never counts.
+    pub fn discover_with(discovery: &Discovery) -> Result<Self> {
+        let paths = match &discovery.paths {
+            Some(paths) => paths.clone(),
+            None => Paths::default_for_user()?,
+        };
+        let mut entries: Vec<Entry> = Vec::new();
+        for (place, origin) in places(discovery, &paths) {
+            for manifest in manifests_in(&place) {
+                entries.push(examine(manifest, &origin, &entries));
+            }
+        }
+        Ok(Registry { paths, entries })
+    }
+
+    /// Everything that was found, in order, skipped ones too.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Usable providers, highest priority first.
+    pub fn usable(&self) -> Vec<&Provide> {
+        let mut usable: Vec<&Provide> =
+            self.entries.iter().filter(|e| e.skipped.is_none()).filter_map(|e| e.provide.as_ref()).collect();
+        usable.sort_by_key(|p| (-p.priority, p.id.clone()));
+        usable
+    }
+
+    /// The usable provider whose fp32 results are the yardstick.
+    pub fn reference(&self) -> Option<&Provide> {
+        self.usable().into_iter().find(|p| p.reference)
+    }
+
+    /// The user's folders.
+    pub fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    /// The usable entry of `id`, or an error that lists what there is.
+    pub fn entry(&self, id: &str) -> Result<&Entry> {
+        if let Some(entry) = self.entries.iter().find(|e| e.id == id && e.skipped.is_none()) {
+            return Ok(entry);
+        }
+        if let Some(entry) = self.entries.iter().find(|e| e.id == id) {
+            let why = entry.skipped.as_deref().unwrap_or_default();
+            return Err(AbiError::precondition(format!("provider `{id}` is not usable: {why}"))
+                .with_file(&entry.manifest_path)
+                .with_hint("`sdrun providers --explain` shows every manifest and what became of it")
+                .into());
+        }
+        let known: Vec<&str> = self.usable().iter().map(|p| p.id.as_str()).collect();
+        Err(AbiError::not_found(format!("there is no provider `{id}` (found: {})", list(&known)))
+            .with_hint("`sdrun providers --explain` shows where providers are looked for")
+            .into())
+    }
+
+    /// Loads a provider and its runtime: in this process, or in a worker where `isolation` or the manifest
+    /// asks for it. A runtime that is not there is an error at once, with how to install it.
+    pub fn open(&self, id: &str, isolation: &Isolation) -> Result<Provider> {
+        let entry = self.entry(id)?;
+        let provide = entry.provide.clone().ok_or_else(|| AbiError::internal("a usable entry has a manifest"))?;
+        Provider::open(provide, &entry.manifest_path, &self.paths, isolation)
+    }
+
+    /// Opens the usable provider with the highest priority that works here; the error tells why each did not.
+    pub fn open_best(&self, isolation: &Isolation) -> Result<Provider> {
+        let mut reasons = Vec::new();
+        for provide in self.usable() {
+            match self.open(&provide.id, isolation).and_then(|p| if p.devices()?.is_empty() {
+                Err(AbiError::not_found("found no device").into())
+            } else {
+                Ok(p)
+            }) {
+                Ok(provider) => return Ok(provider),
+                Err(e) => reasons.push(format!("{}: {e}", provide.id)),
+            }
+        }
+        Err(AbiError::precondition(format!("no provider works here ({})", list(&reasons)))
+            .with_hint("`sdrun doctor` tells what each one needs")
+            .into())
+    }
+}
+
+fn list(items: &[impl AsRef<str>]) -> String {
+    if items.is_empty() { "none".into() } else { items.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(", ") }
+}
+
+/// Files and folders to look at, in order, each with its origin.
+fn places(discovery: &Discovery, paths: &Paths) -> Vec<(PathBuf, String)> {
+    let mut places: Vec<(PathBuf, String)> =
+        discovery.provider_paths.iter().map(|p| (p.clone(), "--provider-path".to_string())).collect();
+    let split = |name: &str| -> Vec<(PathBuf, String)> {
+        trust::environment(name)
+            .map(|v| std::env::split_paths(&v).map(|p| (p, name.to_string())).collect())
+            .unwrap_or_default()
+    };
+    let only = split("SDRUN_PROVIDER_FILES");
+    if !only.is_empty() {
+        places.extend(only);
+        return places;
+    }
+    places.extend(split("SDRUN_ADD_PROVIDER_FILES"));
+    if let Some(dir) = std::env::current_exe().ok().and_then(|e| Some(e.canonicalize().ok()?.parent()?.join("providers"))) {
+        places.push((dir, "beside the executable".into()));
+    }
+    places.push((paths.providers(), "user data folder".into()));
+    #[cfg(unix)]
+    for dir in ["/usr/local/lib/sdrun/providers", "/usr/lib/sdrun/providers"] {
+        places.push((dir.into(), "system folder".into()));
+    }
+    places
+}
+
+/// The manifests at a place: the file itself, or those in the folder and in its sub-folders, sorted.
+fn manifests_in(place: &Path) -> Vec<PathBuf> {
+    if place.is_file() || (!place.exists() && place.extension().is_some()) {
+        return vec![place.to_path_buf()];
+    }
+    let children = |dir: &Path| -> Vec<PathBuf> {
+        std::fs::read_dir(dir).map(|d| d.filter_map(|e| Some(e.ok()?.path())).collect()).unwrap_or_default()
+    };
+    let mut found = Vec::new();
+    for child in children(place) {
+        if Manifest::is_manifest(&child) {
+            found.push(child);
+        } else if child.is_dir() {
+            found.extend(children(&child).into_iter().filter(|p| Manifest::is_manifest(p)));
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Reads a manifest and decides whether it counts.
+fn examine(path: PathBuf, origin: &str, before: &[Entry]) -> Entry {
+    let path = std::path::absolute(&path).unwrap_or(path);
+    let fallback = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+    let manifest = trust::check_owner(&path).and_then(|()| Manifest::read(&path).map_err(|e| e.to_string()));
+    let (provide, skipped) = match manifest {
+        Ok(m) => {
+            let why = why_not(&m.provider, &path, before);
+            (Some(m.provider), why)
+        }
+        Err(why) => (None, Some(why)),
+    };
+    let id = provide.as_ref().map_or(fallback, |p| p.id.clone());
+    Entry { id, manifest_path: path, origin: origin.to_string(), provide, skipped }
+}
+
+fn why_not(provide: &Provide, manifest: &Path, before: &[Entry]) -> Option<String> {
+    if let Some(first) = before.iter().find(|e| e.id == provide.id && e.skipped.is_none()) {
+        return Some(format!("{} came first", first.manifest_path.display()));
+    }
+    let matches = |variable: &str| -> Option<bool> {
+        let patterns = trust::environment(variable)?.into_string().ok()?;
+        Some(patterns.split(',').filter_map(|p| glob::Pattern::new(p.trim()).ok()).any(|p| p.matches(&provide.id)))
+    };
+    if matches("SDRUN_PROVIDERS_SELECT") == Some(false) {
+        return Some("not selected by SDRUN_PROVIDERS_SELECT".into());
+    }
+    if matches("SDRUN_PROVIDERS_DISABLE") == Some(true) {
+        return Some("disabled by SDRUN_PROVIDERS_DISABLE".into());
+    }
+    let library = &provide.library;
+    if library.abi_major != ABI_MAJOR || library.abi_min_minor > ABI_MINOR {
+        return Some(format!(
+            "needs ABI {}.{}; this sdrun speaks {ABI_MAJOR}.{ABI_MINOR}",
+            library.abi_major, library.abi_min_minor
+        ));
+    }
+    if !library.target.is_empty() && library.target != env!("SDRUN_TARGET") {
+        return Some(format!("built for {}; this is {}", library.target, env!("SDRUN_TARGET")));
+    }
+    let file = library_path(provide, manifest);
+    if !file.is_file() {
+        return Some(format!("its library {} is missing", file.display()));
+    }
+    trust::check_owner(&file).err()
+}
+
+/// Absolute path of a plugin's library.
+pub(crate) fn library_path(provide: &Provide, manifest: &Path) -> PathBuf {
+    let dir = manifest.parent().unwrap_or(Path::new("/"));
+    // Components only, so that `./lib.so` becomes `lib.so`.
+    let relative: PathBuf =
+        provide.library.path.components().filter(|c| matches!(c, std::path::Component::Normal(_))).collect();
+    dir.join(relative)
+}
+
+/// State of a provider's runtime, without loading anything.
+#[derive(Clone, Debug, Serialize)]
+pub struct RuntimeStatus {
+    /// Runtime name; `None` for a provider that brings its own.
+    pub name: Option<String>,
+    /// Version the plugin was tested with.
+    pub version: Option<String>,
+    /// The folder it would be taken from.
+    pub found: Option<runtime::Candidate>,
+}
+
+impl Registry {
+    /// Whether the runtime of `provide` is on this machine (found, not yet loaded).
+    pub fn runtime_status(&self, provide: &Provide) -> RuntimeStatus {
+        match &provide.runtime {
+            None => RuntimeStatus { name: None, version: None, found: None },
+            Some(spec) => RuntimeStatus {
+                name: Some(spec.name.clone()),
+                version: Some(spec.version.clone()),
+                found: runtime::find(spec, &self.paths),
+            },
+        }
+    }
+
+    /// The runtimes of all usable providers, for `runtime install` and `runtime remove`.
+    pub fn runtime(&self, name: &str) -> Result<&sdrun_abi::RuntimeSpec> {
+        let all: Vec<&sdrun_abi::RuntimeSpec> = self.usable().into_iter().filter_map(|p| p.runtime.as_ref()).collect();
+        all.iter().find(|r| r.name == name).copied().ok_or_else(|| {
+            let known: Vec<&str> = all.iter().map(|r| r.name.as_str()).collect();
+            Error::Core(AbiError::not_found(format!("no provider uses a runtime called `{name}` (known: {})", list(&known))))
+        })
+    }
+}

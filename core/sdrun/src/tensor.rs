@@ -1,0 +1,136 @@
+use crate::Result;
+use sdrun_abi::{AlignedBuffer, DType, Error, OutputSink, OutputSpec, TensorView};
+use std::{collections::BTreeMap, fmt};
+
+/// An owned tensor in host memory: contiguous, row-major, little-endian, aligned to 64 bytes.
+pub struct HostTensor {
+    dtype: DType,
+    shape: Vec<usize>,
+    data: AlignedBuffer,
+}
+
+/// Tensors by name: the inputs and outputs of a run.
+pub type Tensors = BTreeMap<String, HostTensor>;
+
+impl HostTensor {
+    /// A zeroed tensor. `InvalidArgument` where the size overflows.
+    pub fn zeros(dtype: DType, shape: Vec<usize>) -> Result<Self> {
+        let bytes = dtype
+            .bytes_of(&shape)
+            .ok_or_else(|| Error::invalid(format!("a {dtype} tensor of shape {shape:?} is too large")))?;
+        Ok(HostTensor { dtype, shape, data: AlignedBuffer::new(bytes) })
+    }
+
+    /// A copy of raw little-endian bytes. `InvalidArgument` where their number does not fit.
+    pub fn from_bytes(dtype: DType, shape: Vec<usize>, bytes: &[u8]) -> Result<Self> {
+        let mut tensor = Self::zeros(dtype, shape)?;
+        if tensor.data.len() != bytes.len() {
+            return Err(Error::invalid(format!(
+                "{} bytes do not make a {dtype} tensor of shape {:?} ({} bytes)",
+                bytes.len(),
+                tensor.shape,
+                tensor.data.len()
+            ))
+            .into());
+        }
+        tensor.data.copy_from_slice(bytes);
+        Ok(tensor)
+    }
+
+    /// A copy of f32 values.
+    pub fn from_f32(shape: Vec<usize>, values: &[f32]) -> Result<Self> {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Self::from_bytes(DType::F32, shape, &bytes)
+    }
+
+    /// A copy of i64 values.
+    pub fn from_i64(shape: Vec<usize>, values: &[i64]) -> Result<Self> {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Self::from_bytes(DType::I64, shape, &bytes)
+    }
+
+    /// Values converted to `dtype`, rounded once; integers truncate. f8 is `Unimplemented`.
+    pub fn from_f64(dtype: DType, shape: Vec<usize>, values: &[f64]) -> Result<Self> {
+        use DType::*;
+        let mut bytes = Vec::with_capacity(values.len() * dtype.size());
+        for v in values {
+            match dtype {
+                F64 => bytes.extend(v.to_le_bytes()),
+                F32 => bytes.extend((*v as f32).to_le_bytes()),
+                F16 => bytes.extend(half::f16::from_f64(*v).to_le_bytes()),
+                BF16 => bytes.extend(half::bf16::from_f64(*v).to_le_bytes()),
+                I64 => bytes.extend((*v as i64).to_le_bytes()),
+                I32 => bytes.extend((*v as i32).to_le_bytes()),
+                I16 => bytes.extend((*v as i16).to_le_bytes()),
+                I8 => bytes.extend((*v as i8).to_le_bytes()),
+                U64 => bytes.extend((*v as u64).to_le_bytes()),
+                U32 => bytes.extend((*v as u32).to_le_bytes()),
+                U16 => bytes.extend((*v as u16).to_le_bytes()),
+                U8 => bytes.extend((*v as u8).to_le_bytes()),
+                Bool => bytes.push(u8::from(*v != 0.0)),
+                F8E4M3 | F8E5M2 => return Err(Error::unsupported(format!("cannot make {dtype} values")).into()),
+            }
+        }
+        Self::from_bytes(dtype, shape, &bytes)
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+    /// Dimensions.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.data
+    }
+    /// The bytes.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.data
+    }
+    /// Borrowed form.
+    pub fn view(&self) -> TensorView<'_> {
+        TensorView { dtype: self.dtype, shape: &self.shape, data: &self.data }
+    }
+
+    /// Elements as f64, whatever the type (f8 excepted: `None`).
+    pub fn to_f64(&self) -> Option<Vec<f64>> {
+        let tensor = sdrun_graph::Tensor::new(self.dtype, self.shape.clone(), self.data.to_vec()).ok()?;
+        if self.dtype == DType::F64 {
+            return tensor.elements::<f64>();
+        }
+        match tensor.to_f32s() {
+            Some(values) => Some(values.into_iter().map(f64::from).collect()),
+            None => Some(tensor.to_i64s()?.into_iter().map(|v| v as f64).collect()),
+        }
+    }
+}
+
+impl fmt::Debug for HostTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostTensor({} {:?})", self.dtype, self.shape)
+    }
+}
+
+/// Collects the outputs of a run; buffers are reused from run to run where shapes stay the same.
+#[derive(Default)]
+pub(crate) struct Outputs {
+    pub(crate) tensors: Vec<HostTensor>,
+}
+
+impl OutputSink for Outputs {
+    fn allocate(&mut self, outputs: &[OutputSpec]) -> sdrun_abi::Result<Vec<&mut [u8]>> {
+        let fits = self.tensors.len() == outputs.len()
+            && self.tensors.iter().zip(outputs).all(|(t, o)| t.dtype == o.dtype && t.shape == o.shape);
+        if !fits {
+            self.tensors.clear();
+            for o in outputs {
+                let zeros = HostTensor::zeros(o.dtype, o.shape.clone());
+                self.tensors.push(zeros.map_err(|e| Error::invalid(e.to_string()))?);
+            }
+        }
+        Ok(self.tensors.iter_mut().map(|t| &mut *t.data).collect())
+    }
+}

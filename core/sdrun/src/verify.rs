@@ -1,0 +1,143 @@
+//! Comparing outputs with a reference.
+
+use crate::{HostTensor, Result, Tensors};
+use sdrun_abi::{Error as AbiError, Precision};
+use serde::{Deserialize, Serialize};
+
+/// How far an output is from its reference, computed in f64.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// Output name.
+    pub output: String,
+    /// Largest absolute difference.
+    pub max_abs_error: f64,
+    /// Mean absolute difference.
+    pub mean_abs_error: f64,
+    /// Largest absolute value of the reference.
+    pub max_abs_reference: f64,
+    /// `max_abs_error / max_abs_reference`; the absolute error itself where the reference is all zero.
+    pub relative_error: f64,
+    /// Cosine of the angle between the two as vectors; 1 where both are zero.
+    pub cosine: f64,
+    /// Signal-to-noise ratio in dB; `None` where the two are equal.
+    pub snr_db: Option<f64>,
+    /// Values that are NaN or infinite here and finite in the reference.
+    pub not_finite: usize,
+}
+
+/// What counts as right for a precision: the worst output has to keep both.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tolerance {
+    /// Most `relative_error`; `None` does not ask.
+    pub relative_error: Option<f64>,
+    /// Least cosine.
+    pub cosine: f64,
+}
+
+impl Tolerance {
+    /// fp32: relative error ≤ 1e-3 and cosine ≥ 0.99999; fp16: cosine ≥ 0.999; bf16: cosine ≥ 0.99.
+    pub fn of(precision: Precision) -> Self {
+        match precision {
+            Precision::Fp32 => Tolerance { relative_error: Some(1e-3), cosine: 0.99999 },
+            Precision::Fp16 => Tolerance { relative_error: None, cosine: 0.999 },
+            Precision::Bf16 => Tolerance { relative_error: None, cosine: 0.99 },
+        }
+    }
+
+    /// Whether one output is right.
+    pub fn accepts(&self, c: &Comparison) -> bool {
+        c.not_finite == 0 && c.cosine >= self.cosine && self.relative_error.is_none_or(|most| c.relative_error <= most)
+    }
+}
+
+/// Compares outputs with those of a reference. Different names or shapes are an error.
+pub fn compare(outputs: &Tensors, reference: &Tensors) -> Result<Vec<Comparison>> {
+    let names = |t: &Tensors| t.keys().cloned().collect::<Vec<_>>().join(", ");
+    if !outputs.keys().eq(reference.keys()) {
+        return Err(AbiError::invalid(format!(
+            "the outputs are [{}], those of the reference [{}]",
+            names(outputs),
+            names(reference)
+        ))
+        .into());
+    }
+    outputs.iter().map(|(name, tensor)| compare_one(name, tensor, &reference[name])).collect()
+}
+
+fn compare_one(name: &str, tensor: &HostTensor, reference: &HostTensor) -> Result<Comparison> {
+    if tensor.shape() != reference.shape() {
+        return Err(AbiError::invalid(format!(
+            "output {name:?} has shape {:?}, the reference {:?}",
+            tensor.shape(),
+            reference.shape()
+        ))
+        .into());
+    }
+    let values = |t: &HostTensor| {
+        t.to_f64().ok_or_else(|| AbiError::unsupported(format!("cannot compare output {name:?} of type {}", t.dtype())))
+    };
+    let (a, b) = (values(tensor)?, values(reference)?);
+    let (mut max, mut sum, mut peak, mut dot, mut aa, mut bb, mut noise) = (0f64, 0f64, 0f64, 0f64, 0f64, 0f64, 0f64);
+    let mut not_finite = 0;
+    for (x, y) in a.iter().zip(&b) {
+        if !y.is_finite() {
+            // A reference that is itself not finite has to be matched exactly.
+            not_finite += usize::from(!(x == y || (x.is_nan() && y.is_nan())));
+            continue;
+        }
+        if !x.is_finite() {
+            not_finite += 1;
+            continue;
+        }
+        let d = (x - y).abs();
+        max = max.max(d);
+        sum += d;
+        noise += d * d;
+        peak = peak.max(y.abs());
+        dot += x * y;
+        aa += x * x;
+        bb += y * y;
+    }
+    let cosine = if aa == 0.0 && bb == 0.0 { 1.0 } else { dot / (aa.sqrt() * bb.sqrt()).max(f64::MIN_POSITIVE) };
+    Ok(Comparison {
+        output: name.to_string(),
+        max_abs_error: max,
+        mean_abs_error: sum / a.len().max(1) as f64,
+        max_abs_reference: peak,
+        relative_error: if peak > 0.0 { max / peak } else { max },
+        cosine: cosine.min(1.0),
+        snr_db: (noise > 0.0).then(|| 10.0 * (bb / noise).log10()),
+        not_finite,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(values: &[f32]) -> Tensors {
+        Tensors::from([("y".to_string(), HostTensor::from_f32(vec![values.len()], values).unwrap())])
+    }
+
+    #[test]
+    fn figures_are_those_computed_by_hand() {
+        let c = &compare(&one(&[1.0, 2.0, -4.5]), &one(&[1.0, 2.0, -4.0])).unwrap()[0];
+        assert_eq!((c.max_abs_error, c.max_abs_reference, c.relative_error), (0.5, 4.0, 0.125));
+        assert!((c.mean_abs_error - 0.5 / 3.0).abs() < 1e-12);
+        // cos = (1+4+18) / sqrt(25.25 * 21), SNR = 10 log10(21 / 0.25)
+        assert!((c.cosine - 23.0 / (25.25f64 * 21.0).sqrt()).abs() < 1e-12);
+        assert!((c.snr_db.unwrap() - 10.0 * 84f64.log10()).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_gate_sees_what_it_must() {
+        let fp32 = Tolerance::of(Precision::Fp32);
+        let judge = |a: &[f32], b: &[f32]| fp32.accepts(&compare(&one(a), &one(b)).unwrap()[0]);
+        assert!(judge(&[1.0, 2.0], &[1.0, 2.0005]));
+        assert!(!judge(&[1.0, 2.0], &[1.0, 2.01]));
+        assert!(!judge(&[1.0, f32::NAN], &[1.0, 2.0]));
+        assert!(!judge(&[0.0, 0.0], &[1.0, 2.0]));
+        assert!(judge(&[f32::INFINITY, 1.0], &[f32::INFINITY, 1.0]));
+        assert!(compare(&one(&[1.0]), &one(&[1.0, 2.0])).is_err());
+    }
+}

@@ -1,0 +1,206 @@
+//! What the plugin in a worker gets to call: the host's traits, answered over the pipe.
+
+use super::{
+    protocol::{Bytes, FromWorker, Placed, ToWorker},
+    serve::{Pipe, lock},
+    shm::Region,
+};
+use crate::map::Map;
+use sdrun_abi::{DType, Error, Flow, Host, LogLevel, OutputSink, OutputSpec, Result, Weight, WeightSource};
+use std::{
+    collections::HashMap,
+    fs::File,
+    ops::Deref,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+
+/// Longest log line that is passed on.
+const LOG_LINE: usize = 16 << 10;
+
+fn confused() -> Error {
+    Error::internal("the host's answer does not fit the question")
+}
+
+pub(super) struct HostOf<'p>(pub(super) &'p Pipe);
+
+impl Host for HostOf<'_> {
+    fn log(&self, level: LogLevel, target: &str, message: &str) {
+        let cut = message.floor_char_boundary(LOG_LINE);
+        let message = if cut < message.len() { format!("{}…", &message[..cut]) } else { message.to_string() };
+        self.0.send(&FromWorker::Log { level, target: target.into(), message });
+    }
+    fn progress(&self, phase: &str, step: u64, total: u64) -> Flow {
+        match self.0.ask(&FromWorker::Progress { phase: phase.into(), step, total }) {
+            ToWorker::Flow { cancel: false } if !self.cancelled() => Flow::Continue,
+            _ => Flow::Cancel,
+        }
+    }
+    fn cancelled(&self) -> bool {
+        self.0.is_cancelled()
+    }
+}
+
+/// The weights of one call.
+pub(super) struct Weights<'p> {
+    pipe: &'p Pipe,
+    mapped: Mutex<Mapped>,
+    /// Slots whose weight is no longer in use.
+    released: Mutex<Vec<usize>>,
+}
+
+#[derive(Default)]
+struct Mapped {
+    files: HashMap<PathBuf, Arc<Map>>,
+    slots: HashMap<usize, Arc<Region>>,
+}
+
+impl<'p> Weights<'p> {
+    pub(super) fn new(pipe: &'p Pipe) -> Self {
+        Weights { pipe, mapped: Mutex::default(), released: Mutex::default() }
+    }
+
+    fn in_file(&self, path: &Path, offset: u64, len: usize) -> Result<FileBytes> {
+        let mut mapped = lock(&self.mapped);
+        let map = match mapped.files.get(path) {
+            Some(map) => map.clone(),
+            None => {
+                let map = File::open(path)
+                    .and_then(|file| Map::of(&file))
+                    .map_err(|e| Error::io("map the weights in", path, &e))?;
+                let map = Arc::new(map);
+                mapped.files.insert(path.to_path_buf(), map.clone());
+                map
+            }
+        };
+        let start = usize::try_from(offset).ok();
+        match start.and_then(|start| Some(start..start.checked_add(len)?)) {
+            Some(range) if range.end <= map.len() => Ok(FileBytes { map, range }),
+            _ => Err(Error::new(
+                sdrun_abi::ErrorCode::DataLoss,
+                format!(
+                    "{} has {} bytes; a weight of {len} bytes at {offset} does not lie in it",
+                    path.display(),
+                    map.len()
+                ),
+            )
+            .with_file(path)),
+        }
+    }
+}
+
+struct FileBytes {
+    map: Arc<Map>,
+    range: std::ops::Range<usize>,
+}
+
+impl Deref for FileBytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.map[self.range.clone()]
+    }
+}
+
+/// A weight in a region. Dropping it lets the host use the region for another one.
+struct Lent<'w> {
+    region: Arc<Region>,
+    len: usize,
+    slot: usize,
+    released: &'w Mutex<Vec<usize>>,
+}
+
+impl Deref for Lent<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.region.bytes()[..self.len]
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        lock(self.released).push(self.slot);
+    }
+}
+
+impl WeightSource for Weights<'_> {
+    fn get(&self, name: &str) -> Result<Weight<'_>> {
+        let released = std::mem::take(&mut *lock(&self.released));
+        let question = FromWorker::NeedWeight { name: name.into(), released };
+        let (dtype, shape, bytes) = match self.pipe.ask(&question) {
+            ToWorker::Weight { dtype, shape, bytes } => (dtype, shape, bytes),
+            ToWorker::Refused(error) => return Err(error),
+            _ => return Err(confused()),
+        };
+        match bytes {
+            Bytes::File { path, offset } => {
+                let len = length(dtype, &shape)?;
+                Ok(Weight::new(dtype, shape, self.in_file(&path, offset, len)?)?.in_file(path, offset))
+            }
+            Bytes::Region(reference) => {
+                let (slot, len) = (reference.slot, reference.len);
+                let mut mapped = lock(&self.mapped);
+                if let Some(file) = &reference.file {
+                    mapped.slots.insert(slot, Arc::new(Region::attach(file, len)?));
+                }
+                let region = mapped.slots.get(&slot).filter(|r| r.capacity() >= len).ok_or_else(confused)?;
+                Weight::new(dtype, shape, Lent { region: region.clone(), len, slot, released: &self.released })
+            }
+        }
+    }
+}
+
+fn length(dtype: DType, shape: &[usize]) -> Result<usize> {
+    dtype.bytes_of(shape).ok_or_else(|| Error::invalid(format!("a weight of shape {shape:?} is too large")))
+}
+
+/// Outputs, laid out in the shared output region, which grows when it has to.
+pub(super) struct Sink<'r> {
+    pipe: &'r Pipe,
+    region: &'r mut Option<Region>,
+    placed: Vec<Placed>,
+}
+
+impl<'r> Sink<'r> {
+    pub(super) fn new(pipe: &'r Pipe, region: &'r mut Option<Region>) -> Self {
+        Sink { pipe, region, placed: Vec::new() }
+    }
+
+    /// Where the outputs lie.
+    pub(super) fn placed(self) -> Vec<Placed> {
+        self.placed
+    }
+
+    /// A new region from the host.
+    pub(super) fn region(pipe: &Pipe, len: usize) -> Result<Region> {
+        match pipe.ask(&FromWorker::NeedRegion { len }) {
+            ToWorker::Region(region) => {
+                Region::attach(region.file.as_deref().ok_or_else(confused)?, region.len)
+            }
+            ToWorker::Refused(error) => Err(error),
+            _ => Err(confused()),
+        }
+    }
+}
+
+impl OutputSink for Sink<'_> {
+    fn allocate(&mut self, outputs: &[OutputSpec]) -> Result<Vec<&mut [u8]>> {
+        let (placed, len) = Placed::lay_out(outputs.iter().map(|o| (o.dtype, &*o.shape)))
+            .ok_or_else(|| Error::invalid("the outputs are too large"))?;
+        if self.region.as_ref().is_none_or(|region| region.capacity() < len) {
+            *self.region = None;
+            *self.region = Some(Self::region(self.pipe, len)?);
+        }
+        let region = self.region.as_mut().ok_or_else(confused)?;
+        // They lie one after the other: cut off from the front.
+        let (mut rest, mut at) = (region.bytes_mut(), 0);
+        let mut buffers = Vec::with_capacity(placed.len());
+        for place in &placed {
+            let range = place.range(len)?;
+            let (buffer, after) = rest.split_at_mut(range.end - at);
+            buffers.push(&mut buffer[range.start - at..]);
+            (rest, at) = (after, range.end);
+        }
+        self.placed = placed;
+        Ok(buffers)
+    }
+}

@@ -1,0 +1,66 @@
+//! Isolation: a provider in a process of its own, behind the same traits as one in this process.
+//!
+//! A runtime that aborts, hangs or needs another dynamic loader takes its worker with it and not the host:
+//! the host gets an [`Error`] with the runtime's last words. Calls travel as small messages over the worker's
+//! stdin and stdout (`protocol`), tensors lie in shared memory that both sides keep mapped from run to run
+//! (`shm`). A worker is a means against accidents, not a sandbox: the plugin in it has the user's rights.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `find` | where the `sdrun-worker` executable is |
+//! | `process`, `stderr` | starts, watches, kills and reaps a worker; keeps what it wrote |
+//! | `link` | host: one call at a time, its time limit and its questions |
+//! | `proxy` | host: the traits over `link` |
+//! | `serve`, `callbacks` | worker: carries out calls on the plugin |
+
+mod callbacks;
+mod find;
+mod link;
+mod process;
+mod protocol;
+mod proxy;
+mod serve;
+mod shm;
+mod stderr;
+
+pub use find::find_worker;
+pub use proxy::WorkerProvider;
+pub use serve::worker_main;
+
+use std::{ffi::OsString, path::PathBuf, time::Duration};
+
+/// How to start a worker.
+#[derive(Clone, Debug)]
+pub struct WorkerConfig {
+    /// The `sdrun-worker` executable, absolute; see [`find_worker`].
+    pub worker: PathBuf,
+    /// Command prefix, for example another dynamic loader:
+    /// `["/opt/x/ld-linux-x86-64.so.2", "--library-path", "/opt/x/lib"]`. Empty starts the worker directly.
+    pub loader: Vec<OsString>,
+    /// Environment variables it gets in addition to the host's.
+    pub env: Vec<(OsString, OsString)>,
+    /// The plugin library it loads, absolute.
+    pub plugin: PathBuf,
+    /// Time limits of its calls.
+    pub limits: Limits,
+    /// A folder only this user can write to, for shared memory where there is no `/dev/shm` or not enough
+    /// room in it.
+    pub scratch: PathBuf,
+}
+
+/// How long calls may take before the worker is killed and the call fails with `DeadlineExceeded`. Time that
+/// passes in the host's own callbacks (weight sources, progress) does not count. `None` waits for ever.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Start with loading the plugin; `init`, `devices`, `capabilities`, `check`, `memory`.
+    pub init: Option<Duration>,
+    /// `build`, `load`, `serialize`.
+    pub build: Option<Duration>,
+    /// `session`, `refit`.
+    pub session: Option<Duration>,
+    /// `run`.
+    pub run: Option<Duration>,
+    /// How long a call may go on after it was cancelled; the worker is then killed and the call fails with
+    /// `Cancelled`.
+    pub cancel: Option<Duration>,
+}

@@ -1,0 +1,295 @@
+//! A worker's process: started, listened to, killed with everything it has started, and reaped.
+
+use super::{
+    protocol::{FromWorker, receive},
+    stderr::Tail,
+};
+use std::{
+    io::{self, BufReader},
+    process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long a worker that has closed its stdout may take to end by itself.
+const LAST_BREATH: Duration = Duration::from_millis(500);
+/// Messages that wait for the host before the worker has to.
+const QUEUE: usize = 256;
+
+/// What the listening thread hears.
+pub(super) enum Event {
+    Message(FromWorker),
+    /// The process is gone and reaped; with the reason where it was killed for not keeping to the protocol.
+    Ended(Option<String>),
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Ending {
+    Status(ExitStatus),
+    /// Someone else in this program has reaped it.
+    Unknown,
+}
+
+pub(super) struct Process {
+    pid: u32,
+    state: Mutex<State>,
+    changed: Condvar,
+    pub(super) stderr: Tail,
+}
+
+struct State {
+    child: Child,
+    /// Set once the process is reaped; its id may belong to another process from then on.
+    ending: Option<Ending>,
+}
+
+impl Process {
+    /// Starts `command` and two threads that listen to it.
+    pub(super) fn start(
+        mut command: Command,
+        mark: String,
+    ) -> io::Result<(Arc<Self>, ChildStdin, Receiver<Event>)> {
+        // A group of its own, so that compilers which the vendor's runtime starts die with it. No
+        // PR_SET_PDEATHSIG: it fires when the *thread* that started the worker ends. When the host dies, the
+        // worker sees the end of its stdin.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let process = Arc::new(Process {
+            pid: child.id(),
+            state: Mutex::new(State { child, ending: None }),
+            changed: Condvar::new(),
+            stderr: Tail::new(mark),
+        });
+        let (Some(stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
+            process.kill();
+            return Err(io::Error::other("it was started without pipes"));
+        };
+        let (sender, events) = sync_channel(QUEUE);
+        let (for_stdout, for_stderr) = (process.clone(), process.clone());
+        let threads = [
+            thread::Builder::new()
+                .name("sdrun-worker-out".into())
+                .spawn(move || for_stdout.listen(stdout, &sender)),
+            thread::Builder::new()
+                .name("sdrun-worker-err".into())
+                .spawn(move || for_stderr.stderr.follow(stderr, for_stderr.pid)),
+        ];
+        for thread in threads {
+            if let Err(e) = thread {
+                process.kill();
+                process.reap(Duration::ZERO);
+                return Err(e);
+            }
+        }
+        Ok((process, stdin, events))
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn listen(&self, stdout: ChildStdout, events: &SyncSender<Event>) {
+        let (mut pipe, mut buffer) = (BufReader::new(stdout), Vec::new());
+        let broken = loop {
+            match receive(&mut pipe, &mut buffer) {
+                Ok(Some(message)) => {
+                    if events.send(Event::Message(message)).is_err() {
+                        break None;
+                    }
+                }
+                Ok(None) => break None,
+                Err(e) => break Some(e.to_string()),
+            }
+        };
+        self.reap(if broken.is_none() { LAST_BREATH } else { Duration::ZERO });
+        let _ = events.send(Event::Ended(broken));
+    }
+
+    /// Kills it and everything it has started. Does nothing when it is gone.
+    pub(super) fn kill(&self) {
+        let mut state = self.state();
+        if state.ending.is_none() {
+            self.kill_group();
+            let _ = state.child.kill();
+        }
+    }
+
+    #[cfg(unix)]
+    fn kill_group(&self) {
+        use rustix::process::{Pid, Signal, kill_process_group};
+        if let Some(group) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+    #[cfg(not(unix))]
+    fn kill_group(&self) {}
+
+    /// Waits for the end, which is forced after `patience`.
+    fn reap(&self, patience: Duration) {
+        let start = Instant::now();
+        let mut pause = Duration::from_millis(1);
+        while !self.try_reap() {
+            if start.elapsed() >= patience {
+                self.kill();
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+        self.changed.notify_all();
+    }
+
+    fn try_reap(&self) -> bool {
+        let mut state = self.state();
+        if state.ending.is_none() && self.has_ended() {
+            // As long as the process is not reaped the number of its group cannot be given to another one.
+            self.kill_group();
+        }
+        if state.ending.is_none() {
+            state.ending = match state.child.try_wait() {
+                Ok(status) => status.map(Ending::Status),
+                Err(_) => Some(Ending::Unknown),
+            };
+        }
+        state.ending.is_some()
+    }
+
+    #[cfg(unix)]
+    fn has_ended(&self) -> bool {
+        use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        i32::try_from(self.pid)
+            .ok()
+            .and_then(Pid::from_raw)
+            .is_some_and(|pid| waitid(WaitId::Pid(pid), options).is_ok_and(|status| status.is_some()))
+    }
+    #[cfg(not(unix))]
+    fn has_ended(&self) -> bool {
+        false
+    }
+
+    /// How it ended; `None` while it has not, for at most `limit`.
+    pub(super) fn wait(&self, limit: Duration) -> Option<Ending> {
+        let state = self.state();
+        match self.changed.wait_timeout_while(state, limit, |state| state.ending.is_none()) {
+            Ok((state, _)) => state.ending,
+            Err(poisoned) => poisoned.into_inner().0.ending,
+        }
+    }
+}
+
+impl std::fmt::Display for Ending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Ending::Status(status) = self else { return f.write_str("for an unknown reason") };
+        #[cfg(unix)]
+        if let Some(signal) = std::os::unix::process::ExitStatusExt::signal(status) {
+            return match signal_name(signal) {
+                Some(name) => write!(f, "signal {signal}, {name}"),
+                None => write!(f, "signal {signal}"),
+            };
+        }
+        match status.code() {
+            Some(code) => write!(f, "exit code {code}"),
+            None => write!(f, "{status}"),
+        }
+    }
+}
+
+impl Ending {
+    /// Killed by a signal that a crashing process does not send itself.
+    pub(super) fn is_sigkill(&self) -> bool {
+        #[cfg(unix)]
+        if let Ending::Status(status) = self {
+            return std::os::unix::process::ExitStatusExt::signal(status)
+                == Some(rustix::process::Signal::KILL.as_raw());
+        }
+        false
+    }
+}
+
+#[cfg(unix)]
+fn signal_name(number: i32) -> Option<&'static str> {
+    use rustix::process::Signal;
+    [
+        (Signal::ABORT, "SIGABRT"),
+        (Signal::SEGV, "SIGSEGV"),
+        (Signal::ILL, "SIGILL"),
+        (Signal::FPE, "SIGFPE"),
+        (Signal::BUS, "SIGBUS"),
+        (Signal::KILL, "SIGKILL"),
+        (Signal::TERM, "SIGTERM"),
+        (Signal::TRAP, "SIGTRAP"),
+        (Signal::PIPE, "SIGPIPE"),
+        (Signal::SYS, "SIGSYS"),
+        (Signal::XCPU, "SIGXCPU"),
+    ]
+    .into_iter()
+    .find_map(|(signal, name)| (signal.as_raw() == number).then_some(name))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    fn run(script: &str) -> (Arc<Process>, ChildStdin, Receiver<Event>) {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        Process::start(command, "mark".into()).unwrap()
+    }
+
+    fn ending(script: &str) -> (String, Option<String>, String) {
+        let (process, _stdin, events) = run(script);
+        let Ok(Event::Ended(broken)) = events.recv() else { panic!("a shell sends no messages") };
+        process.stderr.wait_for_end(Duration::from_secs(10));
+        (process.wait(Duration::ZERO).unwrap().to_string(), broken, process.stderr.text())
+    }
+
+    #[test]
+    fn tells_how_it_ended() {
+        assert_eq!(ending("echo why >&2; exit 3"), ("exit code 3".into(), None, "why".into()));
+        assert_eq!(ending("kill -ABRT $$").0, "signal 6, SIGABRT");
+        let unnamed = ending("kill -USR2 $$").0;
+        assert!(unnamed.starts_with("signal ") && !unnamed.contains(','), "{unnamed}");
+    }
+
+    #[test]
+    fn what_is_no_message_ends_it() {
+        let (how, broken, _) = ending("printf 'hello, world'; exec sleep 600");
+        assert_eq!(how, "signal 9, SIGKILL");
+        assert!(broken.unwrap().contains("claims a message of"));
+    }
+
+    #[test]
+    fn closing_its_stdout_ends_it() {
+        let (how, broken, _) = ending("exec >&-; exec sleep 600");
+        assert_eq!((how.as_str(), broken), ("signal 9, SIGKILL", None));
+    }
+
+    #[test]
+    fn its_children_die_with_it() {
+        for end in ["wait", "exit 0"] {
+            let (process, _stdin, events) = run(&format!("sleep 600 & echo $! >&2; exec >&-; {end}"));
+            let Ok(Event::Ended(_)) = events.recv() else { panic!("a shell sends no messages") };
+            process.stderr.wait_for_end(Duration::from_secs(10));
+            let grandchild = format!("/proc/{}/stat", process.stderr.text());
+            // It is reaped by init, or stays a zombie where there is none.
+            let gone = || std::fs::read_to_string(&grandchild).map_or(true, |s| s.contains(") Z "));
+            let start = Instant::now();
+            while !gone() {
+                assert!(start.elapsed() < Duration::from_secs(10), "the worker's child lives on");
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! What host and worker say to each other: JSON messages, each behind its length (u32, little-endian), over
+//! the worker's stdin and stdout. Bulk bytes (tensors, models, engines) never travel here; messages name the
+//! shared-memory region or the file in which they lie.
+//!
+//! The host speaks first ([`Hello`]), the worker answers with its own. After that the host sends one
+//! [`Call`] at a time; while it runs the worker may report ([`FromWorker::Log`]), ask
+//! ([`FromWorker::Progress`], [`FromWorker::NeedWeight`], [`FromWorker::NeedRegion`]; each is answered before
+//! it asks again) and ends it with [`FromWorker::Done`] or [`FromWorker::Failed`]. Fields that a side does not
+//! know are skipped; a kind of message it does not know is only sent to one that lists the feature.
+
+use sdrun_abi::{
+    BuildSpec, Capabilities, Compatibility, DType, Device, EngineInfo, Error, InitConfig, LogLevel,
+    MemoryReport, OutputSpec, RefitReport, RuntimeInfo, ffi::PluginIdentity,
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::{
+    io::{self, Read, Write},
+    path::PathBuf,
+};
+
+/// Version of the protocol; host and worker must have the same.
+pub(super) const PROTOCOL: u32 = 1;
+/// The worker can map weights from files by itself.
+pub(super) const WEIGHT_FILES: &str = "weight-files";
+/// Longest message. The largest real one is the engine information of a model with thousands of weights,
+/// under 1 MiB.
+pub(super) const MAX_MESSAGE: usize = 16 << 20;
+
+/// First message in both directions.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Hello {
+    pub(super) protocol: u32,
+    /// Major and minor version of the plugin ABI.
+    pub(super) abi: (u16, u16),
+    #[serde(default)]
+    pub(super) features: Vec<String>,
+    /// Host to worker: the line to write on stderr before a failure is reported, so that the host
+    /// knows that it has read everything written before.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) mark: String,
+}
+
+impl Hello {
+    pub(super) fn new(mark: String) -> Self {
+        Hello {
+            protocol: PROTOCOL,
+            abi: (sdrun_abi::ABI_MAJOR, sdrun_abi::ABI_MINOR),
+            features: vec![WEIGHT_FILES.into()],
+            mark,
+        }
+    }
+}
+
+/// A shared-memory region. `file` is set the first time it is named: the worker maps it then.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct RegionRef {
+    /// Tells the regions of weights apart, of which several can be in use; 0 for others. A region with a
+    /// file takes the place of the one that was in the slot.
+    pub(super) slot: usize,
+    /// Bytes in use, from the start.
+    pub(super) len: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) file: Option<PathBuf>,
+}
+
+/// A tensor inside a region; its length follows from dtype and shape.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Placed {
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<usize>,
+    pub(super) offset: usize,
+}
+
+/// Where the bytes of a weight lie.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Bytes {
+    /// Unchanged in a file that the worker maps itself.
+    File { path: PathBuf, offset: u64 },
+    Region(RegionRef),
+}
+
+/// Host to worker.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ToWorker {
+    Hello(Hello),
+    /// Calls are numbered from 1.
+    Call {
+        number: u64,
+        call: Call,
+    },
+    /// Asks call `number` to stop. Too late is no error.
+    Cancel {
+        number: u64,
+    },
+    /// Answer to [`FromWorker::Progress`].
+    Flow {
+        cancel: bool,
+    },
+    /// Answer to [`FromWorker::NeedWeight`].
+    Weight {
+        dtype: DType,
+        shape: Vec<usize>,
+        bytes: Bytes,
+    },
+    /// Answer to [`FromWorker::NeedRegion`].
+    Region(RegionRef),
+    /// Answer to any request that could not be served.
+    Refused(Error),
+    /// Destroys objects. Not answered.
+    Drop {
+        engines: Vec<u64>,
+        sessions: Vec<u64>,
+    },
+    /// Asks the worker to destroy everything and end.
+    Shutdown,
+}
+
+/// The calls of the plugin ABI.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Call {
+    Init { config: InitConfig },
+    Devices,
+    Capabilities { device: String },
+    Build { model: RegionRef, spec: BuildSpec },
+    Load { payload: RegionRef, spec: BuildSpec },
+    Check { compatibility: String, device: String },
+    Serialize { engine: u64 },
+    Session { engine: u64 },
+    /// `changed` holds the names as a JSON list: thousands would not fit into the pipe's buffer.
+    Refit { session: u64, changed: RegionRef },
+    Run { session: u64, inputs: Vec<Placed>, region: RegionRef },
+    Memory { session: u64 },
+}
+
+/// Worker to host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum FromWorker {
+    Hello { hello: Hello, plugin: Result<PluginIdentity, Error> },
+    Log { level: LogLevel, target: String, message: String },
+    Progress { phase: String, step: u64, total: u64 },
+    /// `released` lists the slots of earlier weights that are no longer in use.
+    NeedWeight { name: String, released: Vec<usize> },
+    /// Room for outputs or for a serialized engine; takes the place of the former one.
+    NeedRegion { len: usize },
+    Done(Reply),
+    Failed(Error),
+}
+
+/// What a call brought.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Reply {
+    Runtime(RuntimeInfo),
+    Devices(Vec<Device>),
+    Capabilities(Capabilities),
+    Engine { engine: u64, info: EngineInfo },
+    Verdict(Compatibility),
+    /// The serialized engine lies at the start of the region asked for last.
+    Payload { len: usize },
+    Session { session: u64 },
+    Refit(RefitReport),
+    /// The outputs lie in the region asked for last, in this run or an earlier one.
+    Outputs(Vec<Placed>),
+    Memory(MemoryReport),
+}
+
+impl Placed {
+    /// Lays tensors out one after the other, 64-byte aligned. Answers the length of the region too;
+    /// `None` where it overflows.
+    pub(super) fn lay_out<'a>(
+        tensors: impl IntoIterator<Item = (DType, &'a [usize])>,
+    ) -> Option<(Vec<Placed>, usize)> {
+        let mut end = 0usize;
+        let mut placed = Vec::new();
+        for (dtype, shape) in tensors {
+            let offset = end.checked_next_multiple_of(64)?;
+            end = offset.checked_add(dtype.bytes_of(shape)?)?;
+            placed.push(Placed { dtype, shape: shape.to_vec(), offset });
+        }
+        Some((placed, end))
+    }
+
+    /// The range of bytes, or an error where it does not lie in `len` bytes.
+    pub(super) fn range(&self, len: usize) -> Result<std::ops::Range<usize>, Error> {
+        self.dtype
+            .bytes_of(&self.shape)
+            .and_then(|n| self.offset.checked_add(n))
+            .filter(|end| *end <= len)
+            .map(|end| self.offset..end)
+            .ok_or_else(|| {
+                Error::internal(format!(
+                    "a {} tensor of shape {:?} at {} does not lie in a shared region of {len} bytes",
+                    self.dtype, self.shape, self.offset
+                ))
+            })
+    }
+
+    pub(super) fn spec(&self) -> OutputSpec {
+        OutputSpec { dtype: self.dtype, shape: self.shape.clone() }
+    }
+}
+
+/// Sends one message with one write. `buffer` is scratch space kept between calls.
+pub(super) fn send<T: Serialize>(pipe: &mut impl Write, buffer: &mut Vec<u8>, message: &T) -> io::Result<()> {
+    buffer.clear();
+    buffer.extend([0; 4]);
+    serde_json::to_writer(&mut *buffer, message)?;
+    let len = buffer.len() - 4;
+    if len > MAX_MESSAGE {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("a message of {len} bytes is longer than the {MAX_MESSAGE} allowed"),
+        ));
+    }
+    buffer[..4].copy_from_slice(&(len as u32).to_le_bytes());
+    pipe.write_all(buffer)?;
+    pipe.flush()
+}
+
+/// Receives one message; `None` at the end of the stream, and where the other side stopped within a message
+/// (it died). `InvalidData` where it is not a message.
+pub(super) fn receive<T: DeserializeOwned>(pipe: &mut impl Read, buffer: &mut Vec<u8>) -> io::Result<Option<T>> {
+    let mut header = [0; 4];
+    match pipe.read_exact(&mut header) {
+        Ok(()) => {}
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        Err(e) => return Err(e),
+    }
+    let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
+    let len = u32::from_le_bytes(header) as usize;
+    if len > MAX_MESSAGE {
+        return Err(invalid(format!("it claims a message of {len} bytes")));
+    }
+    buffer.clear();
+    // Grows with what arrives, not with what is claimed.
+    pipe.take(len as u64).read_to_end(buffer)?;
+    if buffer.len() < len {
+        return Ok(None);
+    }
+    serde_json::from_slice(buffer).map(Some).map_err(|e| invalid(format!("it is not a known message: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn read(mut bytes: &[u8]) -> io::Result<Option<FromWorker>> {
+        receive(&mut bytes, &mut Vec::new())
+    }
+
+    fn framed(text: &str) -> Vec<u8> {
+        [&(text.len() as u32).to_le_bytes(), text.as_bytes()].concat()
+    }
+
+    #[test]
+    fn unknown_fields_are_skipped_and_unknown_messages_refused() {
+        let known = framed(r#"{"need_region":{"len":7,"colour":"red"}}"#);
+        assert_eq!(read(&known).unwrap(), Some(FromWorker::NeedRegion { len: 7 }));
+        let error = read(&framed(r#"{"dance":{}}"#)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn end_of_stream_is_no_message() {
+        let whole = framed(r#"{"need_region":{"len":7}}"#);
+        for cut in 0..whole.len() {
+            assert_eq!(read(&whole[..cut]).unwrap(), None, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn too_long_is_refused_on_both_sides() {
+        let mut claim = (MAX_MESSAGE as u32 + 1).to_le_bytes().to_vec();
+        claim.push(b'{');
+        assert!(read(&claim).unwrap_err().to_string().contains("claims"));
+        let message = FromWorker::Failed(Error::internal("x".repeat(MAX_MESSAGE)));
+        let mut out = Vec::new();
+        assert_eq!(send(&mut out, &mut Vec::new(), &message).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert!(out.is_empty(), "nothing is sent of a message that is too long");
+    }
+
+    #[test]
+    fn layout_is_aligned_and_checked() {
+        let (placed, len) =
+            Placed::lay_out([(DType::U8, &[3][..]), (DType::F32, &[5]), (DType::F64, &[])]).unwrap();
+        assert_eq!(placed.iter().map(|p| p.offset).collect::<Vec<_>>(), [0, 64, 128]);
+        assert_eq!(len, 136);
+        assert_eq!(placed[2].range(136).unwrap(), 128..136);
+        assert!(placed[2].range(135).is_err());
+        assert!(Placed::lay_out([(DType::F64, &[usize::MAX / 8, 2][..])]).is_none());
+        assert!(Placed::lay_out([(DType::U8, &[usize::MAX - 2][..]), (DType::U8, &[1])]).is_none());
+        let overflow = Placed { dtype: DType::U8, shape: vec![2], offset: usize::MAX };
+        assert!(overflow.range(usize::MAX).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = read(&bytes);
+        }
+
+        #[test]
+        fn what_is_sent_arrives(name in ".{0,50}", released in proptest::collection::vec(any::<usize>(), 0..9), len: usize) {
+            let messages = [FromWorker::NeedWeight { name, released }, FromWorker::NeedRegion { len }];
+            let (mut pipe, mut buffer) = (Vec::new(), Vec::new());
+            for message in &messages {
+                send(&mut pipe, &mut buffer, message).unwrap();
+            }
+            let mut rest = &pipe[..];
+            for message in &messages {
+                prop_assert_eq!(receive(&mut rest, &mut buffer).unwrap().as_ref(), Some(message));
+            }
+            prop_assert_eq!(receive::<FromWorker>(&mut rest, &mut buffer).unwrap(), None);
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! A provider in a worker, seen through the same traits as one in this process.
+
+use super::{
+    WorkerConfig,
+    link::{Exchange, Phase, Worker},
+    protocol::{Call, Reply},
+};
+use sdrun_abi::{
+    BuildSpec, Capabilities, Compatibility, Device, Engine, EngineInfo, Error, Host, InitConfig, MemoryReport,
+    NoHost, OutputSink, Provider, RefitReport, Result, RuntimeInfo, Session, TensorView, WeightSource,
+    ffi::PluginIdentity,
+};
+use std::sync::Arc;
+
+/// A provider that lives in a worker process. Engines and sessions made by it live there too and keep the
+/// process alive; dropping the last of them kills and reaps it.
+///
+/// Calls on one worker are carried out one after the other: a call from another thread waits. A worker that
+/// died, was killed or was closed answers every later call with `FailedPrecondition`.
+pub struct WorkerProvider {
+    worker: Arc<Worker>,
+    identity: PluginIdentity,
+}
+
+impl WorkerProvider {
+    /// Starts a worker and lets it load the plugin. `Unavailable` when it dies of that, `DeadlineExceeded` when
+    /// that takes longer than [`Limits::init`](super::Limits::init); else the plugin's own error.
+    pub fn start(config: WorkerConfig) -> Result<Self> {
+        let (worker, identity) = Worker::start(config)?;
+        Ok(WorkerProvider { worker: Arc::new(worker), identity })
+    }
+
+    /// Who the plugin says it is.
+    pub fn identity(&self) -> &PluginIdentity {
+        &self.identity
+    }
+
+    /// Process id of the worker.
+    pub fn pid(&self) -> u32 {
+        self.worker.process.pid()
+    }
+
+    /// Most memory the worker had resident, in bytes (`VmHWM`; shared memory counts). `None` where the system
+    /// does not tell (outside Linux) or the worker is gone.
+    pub fn peak_rss(&self) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).ok()?;
+        let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix("kB")?;
+        kib.trim().parse::<u64>().ok()?.checked_mul(1024)
+    }
+
+    /// Makes [`peak_rss`](Self::peak_rss) start again from what is resident now. Does nothing outside Linux.
+    pub fn reset_peak_rss(&self) {
+        // proc(5): 5 resets VmHWM. Not offered by every kernel; the figure then covers more time.
+        let _ = std::fs::write(format!("/proc/{}/clear_refs", self.pid()), "5");
+    }
+
+    /// The last 64 KiB the worker has written on stderr, or on its stdout, line by line.
+    pub fn stderr_tail(&self) -> String {
+        self.worker.process.stderr.text()
+    }
+
+    /// Lets the worker destroy what it has and end; kills it when that takes longer than two seconds. Engines
+    /// and sessions that are left answer `FailedPrecondition`.
+    pub fn close(self) {
+        self.worker.close();
+    }
+
+    /// One call that needs no weights.
+    fn ask<T>(
+        &self,
+        phase: Phase,
+        call: Call,
+        host: &dyn Host,
+        take: impl FnOnce(Reply) -> Result<T, Reply>,
+    ) -> Result<T> {
+        let mut exchange = self.worker.exchange(phase)?;
+        let reply = exchange.perform(call, host, None)?;
+        expect(&mut exchange, reply, take)
+    }
+
+    fn engine(&self, exchange: &mut Exchange<'_>, reply: Reply) -> Result<Box<dyn Engine>> {
+        let (id, info) = expect(exchange, reply, |reply| match reply {
+            Reply::Engine { engine, info } => Ok((engine, info)),
+            other => Err(other),
+        })?;
+        Ok(Box::new(WorkerEngine { worker: self.worker.clone(), id, info }))
+    }
+}
+
+/// The answer of the expected kind; a worker that gives another one is stopped.
+fn expect<T>(
+    exchange: &mut Exchange<'_>,
+    reply: Reply,
+    take: impl FnOnce(Reply) -> Result<T, Reply>,
+) -> Result<T> {
+    take(reply).map_err(|other| exchange.unexpected(&other))
+}
+
+impl std::fmt::Debug for WorkerProvider {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "WorkerProvider({}, pid {})", self.identity.id, self.pid())
+    }
+}
+
+impl Provider for WorkerProvider {
+    fn init(&self, config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> {
+        self.ask(Phase::Init, Call::Init { config: config.clone() }, host, |reply| match reply {
+            Reply::Runtime(runtime) => Ok(runtime),
+            other => Err(other),
+        })
+    }
+
+    fn devices(&self) -> Result<Vec<Device>> {
+        self.ask(Phase::Query, Call::Devices, &NoHost, |reply| match reply {
+            Reply::Devices(devices) => Ok(devices),
+            other => Err(other),
+        })
+    }
+
+    fn capabilities(&self, device: &str) -> Result<Capabilities> {
+        self.ask(Phase::Query, Call::Capabilities { device: device.into() }, &NoHost, |reply| match reply {
+            Reply::Capabilities(capabilities) => Ok(capabilities),
+            other => Err(other),
+        })
+    }
+
+    fn build(
+        &self,
+        model: &[u8],
+        spec: &BuildSpec,
+        weights: &dyn WeightSource,
+        host: &dyn Host,
+    ) -> Result<Box<dyn Engine>> {
+        let mut exchange = self.worker.exchange(Phase::Build)?;
+        let model = exchange.attach(model)?;
+        let reply = exchange.perform(Call::Build { model, spec: spec.clone() }, host, Some(weights))?;
+        self.engine(&mut exchange, reply)
+    }
+
+    fn load(&self, payload: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Box<dyn Engine>> {
+        let mut exchange = self.worker.exchange(Phase::Load)?;
+        let payload = exchange.attach(payload)?;
+        let reply = exchange.perform(Call::Load { payload, spec: spec.clone() }, host, None)?;
+        self.engine(&mut exchange, reply)
+    }
+
+    fn check(&self, compatibility: &str, device: &str) -> Result<Compatibility> {
+        let call = Call::Check { compatibility: compatibility.into(), device: device.into() };
+        self.ask(Phase::Query, call, &NoHost, |reply| match reply {
+            Reply::Verdict(verdict) => Ok(verdict),
+            other => Err(other),
+        })
+    }
+}
+
+struct WorkerEngine {
+    worker: Arc<Worker>,
+    id: u64,
+    info: EngineInfo,
+}
+
+impl Drop for WorkerEngine {
+    fn drop(&mut self) {
+        self.worker.discard(Some(self.id), None);
+    }
+}
+
+impl Engine for WorkerEngine {
+    fn info(&self) -> &EngineInfo {
+        &self.info
+    }
+
+    fn serialize(&self) -> Result<Vec<u8>> {
+        let mut exchange = self.worker.exchange(Phase::Serialize)?;
+        let reply = exchange.perform(Call::Serialize { engine: self.id }, &NoHost, None)?;
+        let len = expect(&mut exchange, reply, |reply| match reply {
+            Reply::Payload { len } => Ok(len),
+            other => Err(other),
+        })?;
+        exchange.take_payload(len)
+    }
+
+    fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Session>> {
+        let mut exchange = self.worker.exchange(Phase::Session)?;
+        let reply = exchange.perform(Call::Session { engine: self.id }, host, Some(weights))?;
+        let id = expect(&mut exchange, reply, |reply| match reply {
+            Reply::Session { session } => Ok(session),
+            other => Err(other),
+        })?;
+        Ok(Box::new(WorkerSession { worker: self.worker.clone(), id }))
+    }
+}
+
+struct WorkerSession {
+    worker: Arc<Worker>,
+    id: u64,
+}
+
+impl Drop for WorkerSession {
+    fn drop(&mut self) {
+        self.worker.discard(None, Some(self.id));
+    }
+}
+
+impl Session for WorkerSession {
+    fn refit(
+        &mut self,
+        changed: &[&str],
+        weights: &dyn WeightSource,
+        host: &dyn Host,
+    ) -> Result<RefitReport> {
+        let names = serde_json::to_vec(changed)
+            .map_err(|e| Error::internal(format!("cannot write the names of weights: {e}")))?;
+        let mut exchange = self.worker.exchange(Phase::Refit)?;
+        let changed = exchange.attach(&names)?;
+        let reply = exchange.perform(Call::Refit { session: self.id, changed }, host, Some(weights))?;
+        expect(&mut exchange, reply, |reply| match reply {
+            Reply::Refit(report) => Ok(report),
+            other => Err(other),
+        })
+    }
+
+    fn run(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        outputs: &mut dyn OutputSink,
+        host: &dyn Host,
+    ) -> Result<()> {
+        let mut exchange = self.worker.exchange(Phase::Run)?;
+        let (inputs, region) = exchange.place_inputs(inputs)?;
+        let reply = exchange.perform(Call::Run { session: self.id, inputs, region }, host, None)?;
+        let placed = expect(&mut exchange, reply, |reply| match reply {
+            Reply::Outputs(placed) => Ok(placed),
+            other => Err(other),
+        })?;
+        exchange.hand_out(&placed, outputs)
+    }
+
+    fn memory(&self) -> Result<MemoryReport> {
+        let mut exchange = self.worker.exchange(Phase::Memory)?;
+        let reply = exchange.perform(Call::Memory { session: self.id }, &NoHost, None)?;
+        expect(&mut exchange, reply, |reply| match reply {
+            Reply::Memory(report) => Ok(report),
+            other => Err(other),
+        })
+    }
+}

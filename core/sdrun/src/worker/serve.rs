@@ -1,0 +1,308 @@
+//! The worker's side: loads one plugin and carries out calls until the host has no more.
+
+use super::{
+    callbacks::{HostOf, Sink, Weights},
+    protocol::{Call, FromWorker, Hello, Placed, RegionRef, Reply, ToWorker, receive, send},
+    shm::Region,
+};
+use crate::library::load_plugin;
+use sdrun_abi::{Engine, Error, Provider, Result, Session, TensorView, ffi::Plugin};
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, BufReader, Write},
+    path::PathBuf,
+    process::ExitCode,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::SeqCst},
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread,
+};
+
+/// The body of `sdrun-worker PLUGIN`: speaks with the host that started it over stdin and stdout, and ends
+/// with it.
+pub fn worker_main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    let (Some(plugin), None) = (arguments.next(), arguments.next()) else {
+        eprintln!("sdrun-worker runs a provider for sdrun, which starts it; it does nothing by hand");
+        return ExitCode::from(2);
+    };
+    match own_pipes().and_then(|(input, output)| serve(input, output, plugin.into())) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("sdrun-worker: cannot speak with its host: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Takes stdin and stdout away from everyone else: what the vendor's code prints goes to stderr, and it
+/// reads nothing.
+#[cfg(unix)]
+fn own_pipes() -> io::Result<(File, File)> {
+    use rustix::{io::fcntl_dupfd_cloexec, stdio};
+    let input = fcntl_dupfd_cloexec(io::stdin(), 3)?;
+    let output = fcntl_dupfd_cloexec(io::stdout(), 3)?;
+    stdio::dup2_stdin(File::open("/dev/null")?)?;
+    stdio::dup2_stdout(io::stderr())?;
+    Ok((input.into(), output.into()))
+}
+
+/// The handles stay where they are: a plugin that prints to stdout breaks the protocol, which ends the worker.
+#[cfg(windows)]
+fn own_pipes() -> io::Result<(File, File)> {
+    use std::os::windows::io::AsHandle;
+    let input = io::stdin().as_handle().try_clone_to_owned()?;
+    let output = io::stdout().as_handle().try_clone_to_owned()?;
+    Ok((input.into(), output.into()))
+}
+
+/// Ends this process at once: the host is gone. Nothing of the vendor's runs any more, which could hang.
+fn vanish() -> ! {
+    #[cfg(unix)]
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    std::process::abort()
+}
+
+fn serve(input: File, output: File, plugin: PathBuf) -> io::Result<()> {
+    let (mut input, mut buffer) = (BufReader::new(input), Vec::new());
+    let Some(ToWorker::Hello(host)) = receive(&mut input, &mut buffer)? else {
+        return Err(io::Error::other("it did not greet"));
+    };
+    let (answers_in, answers) = channel();
+    let (jobs_in, jobs) = channel();
+    let pipe = Pipe {
+        out: Mutex::new((output, buffer)),
+        answers: Mutex::new(answers),
+        call: AtomicU64::new(0),
+        cancelled: AtomicU64::new(0),
+        mark: host.mark,
+    };
+    let loaded = load_plugin(&plugin);
+    let identity = loaded.as_ref().map(Plugin::identity).map_err(Clone::clone);
+    if identity.is_err() {
+        pipe.mark();
+    }
+    pipe.send(&FromWorker::Hello { hello: Hello::new(String::new()), plugin: identity });
+    let Ok(plugin) = loaded else { return Ok(()) };
+    thread::scope(|scope| {
+        thread::Builder::new()
+            .name("sdrun-worker-in".into())
+            .spawn_scoped(scope, || listen(input, &pipe, &jobs_in, &answers_in))?;
+        let mut objects = Objects::new(&pipe, plugin);
+        // This thread makes all calls: OpenMP runtimes keep a pool for each thread that calls them.
+        for job in jobs {
+            match job {
+                Job::Call { number, call } => objects.carry_out(number, call),
+                Job::Drop { engines, sessions } => {
+                    sessions.iter().for_each(|id| drop(objects.sessions.remove(id)));
+                    engines.iter().for_each(|id| drop(objects.engines.remove(id)));
+                }
+                Job::Shutdown => {
+                    objects.sessions.clear();
+                    objects.engines.clear();
+                    // The listening thread still waits for the host.
+                    std::process::exit(0);
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+enum Job {
+    Call { number: u64, call: Call },
+    Drop { engines: Vec<u64>, sessions: Vec<u64> },
+    Shutdown,
+}
+
+/// Sorts what the host says; a cancellation is heard while a call runs.
+fn listen(mut input: BufReader<File>, pipe: &Pipe, jobs: &Sender<Job>, answers: &Sender<ToWorker>) {
+    let mut buffer = Vec::new();
+    loop {
+        let delivered = match receive(&mut input, &mut buffer) {
+            Ok(Some(ToWorker::Call { number, call })) => jobs.send(Job::Call { number, call }).is_ok(),
+            Ok(Some(ToWorker::Drop { engines, sessions })) => {
+                jobs.send(Job::Drop { engines, sessions }).is_ok()
+            }
+            Ok(Some(ToWorker::Shutdown)) => jobs.send(Job::Shutdown).is_ok(),
+            Ok(Some(ToWorker::Cancel { number })) => {
+                pipe.cancelled.store(number, SeqCst);
+                true
+            }
+            Ok(Some(answer)) => answers.send(answer).is_ok(),
+            Ok(None) => vanish(),
+            Err(e) => {
+                eprintln!("sdrun-worker: cannot understand its host: {e}");
+                vanish()
+            }
+        };
+        if !delivered {
+            return;
+        }
+    }
+}
+
+/// The worker's end of the pipes.
+pub(super) struct Pipe {
+    out: Mutex<(File, Vec<u8>)>,
+    /// Held from a question to its answer.
+    answers: Mutex<Receiver<ToWorker>>,
+    /// The call under way, and the last one that the host cancelled.
+    call: AtomicU64,
+    cancelled: AtomicU64,
+    mark: String,
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pipe {
+    pub(super) fn send(&self, message: &FromWorker) {
+        let mut out = lock(&self.out);
+        let (pipe, buffer) = &mut *out;
+        match send(pipe, buffer, message) {
+            Ok(()) => {}
+            // Too long: nothing was sent, and the host waits.
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
+                let error = Error::internal(format!("the provider's answer does not fit: {e}"));
+                if send(pipe, buffer, &FromWorker::Failed(error)).is_err() {
+                    vanish();
+                }
+            }
+            Err(_) => vanish(),
+        }
+    }
+
+    /// Asks the host. Questions of several threads queue up.
+    pub(super) fn ask(&self, question: &FromWorker) -> ToWorker {
+        let answers = lock(&self.answers);
+        self.send(question);
+        answers.recv().unwrap_or_else(|_| vanish())
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(SeqCst) == self.call.load(SeqCst)
+    }
+
+    /// Tells the host that everything this process wrote on stderr so far has arrived.
+    fn mark(&self) {
+        let _ = writeln!(io::stderr(), "\n{}", self.mark);
+    }
+}
+
+/// The plugin and what it has made.
+struct Objects<'p> {
+    pipe: &'p Pipe,
+    plugin: Plugin,
+    engines: HashMap<u64, Box<dyn Engine>>,
+    sessions: HashMap<u64, Box<dyn Session>>,
+    made: u64,
+    /// Kept from run to run.
+    input: Option<Region>,
+    output: Option<Region>,
+}
+
+fn unknown(what: &str) -> Error {
+    Error::internal(format!("the worker has no such {what}"))
+}
+
+fn attached(region: &RegionRef) -> Result<Region> {
+    let file = region.file.as_deref().ok_or_else(|| Error::internal("a shared region has no file"))?;
+    Region::attach(file, region.len)
+}
+
+impl<'p> Objects<'p> {
+    fn new(pipe: &'p Pipe, plugin: Plugin) -> Self {
+        let (engines, sessions) = (HashMap::new(), HashMap::new());
+        Objects { pipe, plugin, engines, sessions, made: 0, input: None, output: None }
+    }
+
+    fn carry_out(&mut self, number: u64, call: Call) {
+        self.pipe.call.store(number, SeqCst);
+        let message = match self.answer(call) {
+            Ok(reply) => FromWorker::Done(reply),
+            Err(error) => {
+                self.pipe.mark();
+                FromWorker::Failed(error)
+            }
+        };
+        self.pipe.send(&message);
+    }
+
+    fn answer(&mut self, call: Call) -> Result<Reply> {
+        let host = HostOf(self.pipe);
+        let weights = Weights::new(self.pipe);
+        match call {
+            Call::Init { config } => self.plugin.init(&config, &host).map(Reply::Runtime),
+            Call::Devices => self.plugin.devices().map(Reply::Devices),
+            Call::Capabilities { device } => self.plugin.capabilities(&device).map(Reply::Capabilities),
+            Call::Check { compatibility, device } => {
+                self.plugin.check(&compatibility, &device).map(Reply::Verdict)
+            }
+            Call::Build { model, spec } => {
+                let region = attached(&model)?;
+                let engine = self.plugin.build(&region.bytes()[..model.len], &spec, &weights, &host)?;
+                Ok(self.keep(engine))
+            }
+            Call::Load { payload, spec } => {
+                let region = attached(&payload)?;
+                let engine = self.plugin.load(&region.bytes()[..payload.len], &spec, &host)?;
+                Ok(self.keep(engine))
+            }
+            Call::Serialize { engine } => {
+                let payload = self.engines.get(&engine).ok_or_else(|| unknown("engine"))?.serialize()?;
+                // Takes the place of the output region on the host's side too; it is not kept.
+                self.output = None;
+                let mut region = Sink::region(self.pipe, payload.len())?;
+                region.bytes_mut()[..payload.len()].copy_from_slice(&payload);
+                Ok(Reply::Payload { len: payload.len() })
+            }
+            Call::Session { engine } => {
+                let engine = self.engines.get(&engine).ok_or_else(|| unknown("engine"))?;
+                let session = engine.session(&weights, &host)?;
+                self.made += 1;
+                self.sessions.insert(self.made, session);
+                Ok(Reply::Session { session: self.made })
+            }
+            Call::Refit { session, changed } => {
+                let region = attached(&changed)?;
+                let names: Vec<String> = serde_json::from_slice(&region.bytes()[..changed.len])
+                    .map_err(|e| Error::internal(format!("the list of changed weights is not valid: {e}")))?;
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                let session = self.sessions.get_mut(&session).ok_or_else(|| unknown("session"))?;
+                session.refit(&names, &weights, &host).map(Reply::Refit)
+            }
+            Call::Run { session, inputs, region } => self.run(session, &inputs, &region, &host),
+            Call::Memory { session } => {
+                self.sessions.get(&session).ok_or_else(|| unknown("session"))?.memory().map(Reply::Memory)
+            }
+        }
+    }
+
+    fn keep(&mut self, engine: Box<dyn Engine>) -> Reply {
+        self.made += 1;
+        let info = engine.info().clone();
+        self.engines.insert(self.made, engine);
+        Reply::Engine { engine: self.made, info }
+    }
+
+    fn run(&mut self, session: u64, inputs: &[Placed], region: &RegionRef, host: &HostOf<'_>) -> Result<Reply> {
+        if region.file.is_some() {
+            self.input = None;
+            self.input = Some(attached(region)?);
+        }
+        let bytes = self.input.as_ref().map(Region::bytes).unwrap_or_default();
+        let tensors = inputs
+            .iter()
+            .map(|p| Ok(TensorView { dtype: p.dtype, shape: &p.shape, data: &bytes[p.range(bytes.len())?] }))
+            .collect::<Result<Vec<_>>>()?;
+        let session = self.sessions.get_mut(&session).ok_or_else(|| unknown("session"))?;
+        let mut sink = Sink::new(self.pipe, &mut self.output);
+        session.run(&tensors, &mut sink, host)?;
+        Ok(Reply::Outputs(sink.placed()))
+    }
+}

@@ -1,0 +1,336 @@
+//! Shared-memory regions: files in a folder only we can enter, in `/dev/shm` where that is a tmpfs, else in
+//! the scratch folder. The host makes a region and names it; the worker maps it and removes the name at once,
+//! so that nothing is left when either side is killed. The rest of the folder goes with the host, or is swept
+//! up by the next host.
+#![allow(unsafe_code)]
+
+use super::protocol::RegionRef;
+use memmap2::MmapMut;
+use sdrun_abi::{Error, ErrorCode, Result};
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+use tempfile::TempDir;
+
+const PREFIX: &str = "sdrun-worker-";
+/// Regions grow in these steps, so that tensors of slowly growing size do not need a new one each time.
+const STEP: usize = 64 << 10;
+
+/// Memory that host and worker both see. Page aligned.
+///
+/// Neither side looks at it while the other may write: requests and answers hand it to and fro.
+pub(super) struct Region {
+    map: MmapMut,
+    /// What the host remembers until the region is let go; the worker's half has none.
+    name: Option<Name>,
+}
+
+struct Name {
+    file: PathBuf,
+    told: bool,
+}
+
+impl Region {
+    pub(super) fn capacity(&self) -> usize {
+        self.map.len()
+    }
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.map
+    }
+
+    /// How to name the first `len` bytes of this region to the worker. The file is in the first answer only.
+    pub(super) fn reference(&mut self, slot: usize, len: usize) -> RegionRef {
+        let mut file = None;
+        if let Some(name) = self.name.as_mut().filter(|name| !name.told) {
+            name.told = true;
+            file = Some(name.file.clone());
+        }
+        RegionRef { slot, len, file }
+    }
+
+    /// The worker's half: maps the region and takes its name away.
+    pub(super) fn attach(file: &Path, len: usize) -> Result<Self> {
+        let map = || -> io::Result<MmapMut> {
+            let opened = OpenOptions::new().read(true).write(true).open(file)?;
+            let map = map(&opened)?;
+            if map.len() < len {
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("it has {} bytes", map.len())));
+            }
+            // A mapped file cannot be removed on Windows; there the host removes the folder.
+            #[cfg(unix)]
+            fs::remove_file(file)?;
+            Ok(map)
+        };
+        Ok(Region { map: map().map_err(|e| Error::io("map the shared region", file, &e))?, name: None })
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if let Some(name) = &self.name {
+            // Usually gone: the worker removes it as soon as it has mapped it.
+            let _ = fs::remove_file(&name.file);
+        }
+    }
+}
+
+fn map(file: &File) -> io::Result<MmapMut> {
+    // SAFETY: the file lies in a folder that only this user can enter and only host and worker know; neither
+    // shortens it, and they take turns in using its bytes (see `Region`).
+    unsafe { MmapMut::map_mut(file) }
+}
+
+/// The folders of one host and worker pair. Removed on drop.
+pub(super) struct Folders {
+    ram: Option<Folder>,
+    scratch_base: PathBuf,
+    scratch: Option<Folder>,
+    regions: u64,
+}
+
+impl Folders {
+    pub(super) fn open(scratch_base: &Path) -> Result<Self> {
+        let scratch_base = std::path::absolute(scratch_base)
+            .map_err(|e| Error::io("resolve the scratch folder", scratch_base, &e))?;
+        sweep(&scratch_base);
+        let ram_base = Path::new("/dev/shm");
+        let ram = if is_tmpfs(ram_base) {
+            sweep(ram_base);
+            Folder::make(ram_base).ok()
+        } else {
+            None
+        };
+        Ok(Folders { ram, scratch_base, scratch: None, regions: 0 })
+    }
+
+    /// A region of at least `len` bytes, all of them really there: writing to it cannot fail later.
+    pub(super) fn region(&mut self, len: usize) -> Result<Region> {
+        let capacity = len
+            .max(1)
+            .checked_next_multiple_of(STEP)
+            .ok_or_else(|| Error::invalid(format!("{len} bytes of shared memory are more than there can be")))?;
+        self.regions += 1;
+        let mut in_ram = None;
+        if let Some(folder) = &self.ram {
+            match folder.region(self.regions, capacity) {
+                Ok(region) => return Ok(region),
+                Err(e) => {
+                    tracing::debug!("no {capacity} bytes in {}: {e}; using a file", folder.dir.path().display());
+                    in_ram = Some(e);
+                }
+            }
+        }
+        let failed = |base: &Path, on_disk: io::Error| {
+            let ram = in_ram.as_ref().map(|e| format!("/dev/shm: {e}; ")).unwrap_or_default();
+            let message = format!(
+                "cannot get {capacity} bytes of memory shared with a worker ({ram}{}: {on_disk})",
+                base.display()
+            );
+            Error::new(ErrorCode::ResourceExhausted, message)
+                .with_hint("free memory or disk space, or run the provider in this process")
+        };
+        let folder = match &mut self.scratch {
+            Some(folder) => folder,
+            none => none.insert(Folder::make(&self.scratch_base).map_err(|e| failed(&self.scratch_base, e))?),
+        };
+        folder.region(self.regions, capacity).map_err(|e| failed(&self.scratch_base, e))
+    }
+}
+
+/// A private folder, locked as long as its owner lives.
+struct Folder {
+    dir: TempDir,
+    _lock: File,
+}
+
+impl Folder {
+    fn make(base: &Path) -> io::Result<Self> {
+        // Another host may take the new folder for a stale one until the lock is held: then try again.
+        for _ in 0..8 {
+            let dir = tempfile::Builder::new().prefix(PREFIX).rand_bytes(12).tempdir_in(base)?;
+            let path = dir.path().join("lock");
+            let Ok(lock) = new_file(&path) else { continue };
+            if lock.try_lock().is_ok() && path.exists() {
+                return Ok(Folder { dir, _lock: lock });
+            }
+        }
+        Err(io::Error::other("its new folders disappear"))
+    }
+
+    fn region(&self, number: u64, capacity: usize) -> io::Result<Region> {
+        let dir = self.dir.path();
+        if free_bytes(dir).is_some_and(|free| free < capacity as u64) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let path = dir.join(number.to_string());
+        let mut file = new_file(&path)?;
+        match fill(&mut file, capacity).and_then(|()| map(&file)) {
+            Ok(map) => Ok(Region { map, name: Some(Name { file: path, told: false }) }),
+            Err(e) => {
+                let _ = fs::remove_file(&path);
+                Err(e)
+            }
+        }
+    }
+}
+
+/// Writes `len` zeros: a hole in a mapped file turns into SIGBUS once the disk is full.
+fn fill(file: &mut File, len: usize) -> io::Result<()> {
+    let zeros = vec![0; len.min(1 << 20)];
+    let mut left = len;
+    while left > 0 {
+        let n = left.min(zeros.len());
+        file.write_all(&zeros[..n])?;
+        left -= n;
+    }
+    Ok(())
+}
+
+/// A new file that only this user can open.
+fn new_file(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
+}
+
+/// Removes what hosts that were killed have left: folders of ours that nobody has locked.
+fn sweep(base: &Path) {
+    let Ok(entries) = fs::read_dir(base) else { return };
+    for entry in entries.flatten() {
+        if !entry.file_name().to_string_lossy().starts_with(PREFIX) || !is_own_folder(&entry) {
+            continue;
+        }
+        let stale = match File::open(entry.path().join("lock")) {
+            Ok(lock) => lock.try_lock().is_ok().then(|| fs::remove_dir_all(entry.path())),
+            // Being made or being removed. Only an empty folder goes away, and its maker tries again.
+            Err(_) => Some(fs::remove_dir(entry.path())),
+        };
+        if let Some(Ok(())) = stale {
+            tracing::debug!("removed {}, left by a host that died", entry.path().display());
+        }
+    }
+}
+
+fn is_own_folder(entry: &fs::DirEntry) -> bool {
+    // Not followed: a link is no folder.
+    let Ok(meta) = entry.metadata() else { return false };
+    #[cfg(unix)]
+    if std::os::unix::fs::MetadataExt::uid(&meta) != rustix::process::geteuid().as_raw() {
+        return false;
+    }
+    meta.is_dir()
+}
+
+#[cfg(target_os = "linux")]
+fn is_tmpfs(path: &Path) -> bool {
+    // TMPFS_MAGIC of linux/magic.h.
+    rustix::fs::statfs(path).is_ok_and(|fs| fs.f_type as u64 == 0x0102_1994)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_tmpfs(_: &Path) -> bool {
+    false
+}
+
+/// Free bytes where `path` lies; `None` where that cannot be told (a tmpfs without limit has no blocks).
+fn free_bytes(path: &Path) -> Option<u64> {
+    #[cfg(unix)]
+    {
+        let fs = rustix::fs::statvfs(path).ok()?;
+        (fs.f_blocks > 0).then(|| fs.f_bavail.saturating_mul(fs.f_frsize))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = path;
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on_disk(base: &Path) -> Folders {
+        Folders { ram: None, ..Folders::open(base).unwrap() }
+    }
+
+    fn names(dir: &Path) -> Vec<String> {
+        fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn both_sides_see_the_same_bytes_and_no_name_is_left() {
+        let base = tempfile::tempdir().unwrap();
+        let mut folders = on_disk(base.path());
+        let mut host = folders.region(100_000).unwrap();
+        assert_eq!(host.capacity(), 131_072);
+        let first = host.reference(0, 100_000);
+        let mut worker = Region::attach(first.file.as_deref().unwrap(), first.len).unwrap();
+        assert_eq!(host.reference(5, 7), RegionRef { slot: 5, len: 7, file: None });
+        host.bytes_mut()[99_999] = 42;
+        worker.bytes_mut()[0] = 43;
+        assert_eq!((worker.bytes()[99_999], host.bytes()[0]), (42, 43));
+        let folder = folders.scratch.as_ref().unwrap().dir.path().to_path_buf();
+        #[cfg(unix)]
+        assert_eq!(names(&folder), ["lock"]);
+        drop(folders);
+        assert!(!folder.exists());
+        assert_eq!(host.bytes()[0], 43, "a mapping outlives its name");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn only_the_user_can_enter() {
+        use std::os::unix::fs::PermissionsExt;
+        let base = tempfile::tempdir().unwrap();
+        let mut folders = on_disk(base.path());
+        let file = folders.region(1).unwrap().reference(0, 1).file.unwrap();
+        let again = folders.region(1).unwrap();
+        let mode = |p: &Path| fs::metadata(p).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(file.parent().unwrap()), 0o700);
+        assert_eq!(mode(&again.name.as_ref().unwrap().file), 0o600);
+        assert!(!file.exists(), "a region that is dropped unmapped leaves no file");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_before_the_disk_is_full() {
+        let base = tempfile::tempdir().unwrap();
+        let mut folders = on_disk(base.path());
+        for len in [1 << 60, usize::MAX - 5] {
+            let error = folders.region(len).err().unwrap();
+            assert!(error.message.contains("shared memory") || error.message.contains("memory shared"), "{error}");
+        }
+        let folder = folders.scratch.as_ref().unwrap().dir.path().to_path_buf();
+        assert_eq!(names(&folder), ["lock"]);
+    }
+
+    #[test]
+    fn a_region_that_is_too_short_is_refused() {
+        let base = tempfile::tempdir().unwrap();
+        let file = base.path().join("r");
+        fs::write(&file, [0; 10]).unwrap();
+        assert!(Region::attach(&file, 11).err().unwrap().message.contains("10 bytes"));
+        assert_eq!(Region::attach(&base.path().join("none"), 1).err().unwrap().code, ErrorCode::NotFound);
+    }
+
+    #[test]
+    fn sweeps_what_the_dead_have_left_and_nothing_else() {
+        let base = tempfile::tempdir().unwrap();
+        let dead = base.path().join("sdrun-worker-dead");
+        fs::create_dir(&dead).unwrap();
+        fs::write(dead.join("lock"), "").unwrap();
+        fs::write(dead.join("3"), "x").unwrap();
+        fs::create_dir(base.path().join("other")).unwrap();
+        let alive = Folder::make(base.path()).unwrap();
+        sweep(base.path());
+        assert!(!dead.exists());
+        assert!(base.path().join("other").exists() && alive.dir.path().join("lock").exists());
+    }
+}
