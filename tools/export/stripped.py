@@ -28,14 +28,12 @@ def externalise(tensor, location, offset):
     return length
 
 
-def strip(model, name, tag, weights, gains=None):
-    """Strips the initializers named in `weights` out of `model`, in place; returns the map.
-
-    `gains`: factor by initializer name, 1 where absent."""
+def strip(model, name, tag, gains):
+    """Strips the initializers named in `gains` out of `model`, in place; returns the map. `gains` holds a factor for each."""
     location = f"{name}.weights"
     offset, tensors = 0, []
     for tensor in model.graph.initializer:
-        if tensor.name not in weights:
+        if tensor.name not in gains:
             continue
         offset = -(-offset // ALIGNMENT) * ALIGNMENT
         length = externalise(tensor, location, offset)
@@ -50,9 +48,8 @@ def strip(model, name, tag, weights, gains=None):
             "offset": offset,
             "length": length,
         }
-        gain = (gains or {}).get(tensor.name, 1.0)
-        if gain != 1.0:
-            entry["gain"] = gain
+        if gains[tensor.name] != 1.0:
+            entry["gain"] = gains[tensor.name]
         tensors.append(entry)
         offset += length
     graph = f"{name}.graph.onnx"

@@ -46,3 +46,15 @@ def inputs(tag, name, shape):
     for part in (1, 2, 3):
         total = total + uniform(f"{tag}/{name}#{part}", count)
     return (total * np.float32(np.sqrt(np.float64(0.75)))).reshape(shape)
+
+
+def picture(tag, name, shape, low, high):
+    """A seeded picture of shape [batch, channels, height, width] in [low, high]: as in photographs, most of the variance is in large
+    areas (one colour per picture, 32-pixel blocks), the rest is noise. Networks that end in a global pooling cannot tell one picture of
+    pure noise from another."""
+    batch, channels, height, width = shape
+    blocks = inputs(tag, f"{name}/blocks", (batch, channels, -(-height // 32), -(-width // 32)))
+    blocks = blocks.repeat(32, axis=2).repeat(32, axis=3)[:, :, :height, :width]
+    x = inputs(tag, f"{name}/colour", (batch, channels, 1, 1)) + np.float32(0.3) * blocks
+    x = (x + np.float32(0.3) * inputs(tag, f"{name}/noise", shape)) * np.float32(np.sqrt(np.float64(1 / 1.18)))
+    return np.float32(low) + (np.clip(x, -2, 2) + np.float32(2)) * np.float32((high - low) / 4)

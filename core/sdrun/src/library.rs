@@ -16,8 +16,9 @@ pub fn load_plugin(path: &Path) -> Result<Plugin> {
         );
     }
     let refused = |e: libloading::Error| {
-        // The loader's own words name the missing dependency or symbol.
-        Error::new(ErrorCode::FailedPrecondition, format!("cannot load plugin {}: {e}", path.display()))
+        // The loader's own words name the missing dependency or symbol; libloading has them as the source.
+        let words = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
+        Error::new(ErrorCode::FailedPrecondition, format!("cannot load plugin {}: {words}", path.display()))
             .with_file(path)
     };
     // SAFETY: loading runs the library's initialisers; the registry has checked owner, permissions and hash

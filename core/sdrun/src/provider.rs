@@ -3,7 +3,7 @@
 use crate::{Error, Paths, Result, library, map::Map, paths::private_dir, registry, runtime, trust, worker};
 use sdrun_abi::{
     Capabilities, Device, Error as AbiError, ErrorCode, InitConfig, Provide, Provider as Driver, RuntimeInfo,
-    ffi::Plugin,
+    ffi::{Plugin, PluginIdentity},
 };
 use sha2::{Digest, Sha256};
 use std::{
@@ -88,10 +88,11 @@ impl Provider {
                 scratch: paths.temp(),
             })
             .map_err(&of)?;
+            check_identity(&provide, worker.identity()).map_err(&of)?;
             let runtime = worker.init(&config, &crate::TracingHost).map_err(&of)?;
             (Backend::Worker(worker), runtime)
         } else {
-            let (plugin, runtime) = load_once(&library, &config).map_err(&of)?;
+            let (plugin, runtime) = load_once(&library, &provide, &config).map_err(&of)?;
             (Backend::InProcess(plugin), runtime)
         };
         drop(of);
@@ -166,7 +167,7 @@ impl std::fmt::Debug for Provider {
     }
 }
 
-fn load_once(library: &Path, config: &InitConfig) -> sdrun_abi::Result<(Plugin, RuntimeInfo)> {
+fn load_once(library: &Path, provide: &Provide, config: &InitConfig) -> sdrun_abi::Result<(Plugin, RuntimeInfo)> {
     let mut loaded = LOADED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some((dir, plugin, runtime)) = loaded.get(library) {
         if *dir != config.runtime_dir {
@@ -180,9 +181,22 @@ fn load_once(library: &Path, config: &InitConfig) -> sdrun_abi::Result<(Plugin, 
         return Ok((*plugin, runtime.clone()));
     }
     let plugin = library::load_plugin(library)?;
+    check_identity(provide, &plugin.identity())?;
     let runtime = plugin.init(config, &crate::TracingHost)?;
     loaded.insert(library.to_path_buf(), (config.runtime_dir.clone(), plugin, runtime.clone()));
     Ok((plugin, runtime))
+}
+
+/// A plugin has to be the one its manifest describes.
+fn check_identity(provide: &Provide, told: &PluginIdentity) -> sdrun_abi::Result<()> {
+    let pairs = [("id", &provide.id, &told.id), ("version", &provide.version, &told.version), ("build id", &provide.build_id, &told.build_id)];
+    match pairs.into_iter().find(|(_, manifest, plugin)| manifest != plugin) {
+        None => Ok(()),
+        Some((what, manifest, plugin)) => Err(AbiError::precondition(format!(
+            "the plugin's {what} is {plugin:?}, its manifest says {manifest:?}"
+        ))
+        .with_hint("plugin and manifest do not belong together: install the plugin again")),
+    }
 }
 
 fn show(dir: &Option<PathBuf>) -> String {

@@ -27,7 +27,8 @@ pub(super) struct HostOf<'p>(pub(super) &'p Pipe);
 impl Host for HostOf<'_> {
     fn log(&self, level: LogLevel, target: &str, message: &str) {
         let cut = message.floor_char_boundary(LOG_LINE);
-        let message = if cut < message.len() { format!("{}…", &message[..cut]) } else { message.to_string() };
+        let message =
+            if cut < message.len() { format!("{}…", &message[..cut]) } else { message.to_string() };
         self.0.send(&FromWorker::Log { level, target: target.into(), message });
     }
     fn progress(&self, phase: &str, step: u64, total: u64) -> Flow {
@@ -143,7 +144,11 @@ impl WeightSource for Weights<'_> {
                     mapped.slots.insert(slot, Arc::new(Region::attach(file, len)?));
                 }
                 let region = mapped.slots.get(&slot).filter(|r| r.capacity() >= len).ok_or_else(confused)?;
-                Weight::new(dtype, shape, Lent { region: region.clone(), len, slot, released: &self.released })
+                Weight::new(
+                    dtype,
+                    shape,
+                    Lent { region: region.clone(), len, slot, released: &self.released },
+                )
             }
         }
     }

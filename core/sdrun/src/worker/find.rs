@@ -13,13 +13,19 @@ pub fn find_worker() -> Result<PathBuf> {
         return if path.is_absolute() && path.is_file() {
             trusted(path)
         } else {
-            let message = format!("SDRUN_WORKER names {}, which is not the absolute path of a file", path.display());
+            let message =
+                format!("SDRUN_WORKER names {}, which is not the absolute path of a file", path.display());
             Err(Error::not_found(message).with_file(&path))
         };
     }
     let mut folders = Vec::new();
     let executable = std::env::current_exe().and_then(|e| e.canonicalize());
     if let Some(folder) = executable.as_deref().ok().and_then(Path::parent) {
+        // Whoever can write here can replace the running program itself.
+        let beside = folder.join(&name);
+        if beside.is_file() {
+            return Ok(beside);
+        }
         folders.push(folder.to_path_buf());
         folders.extend(folder.parent().map(|prefix| prefix.join("libexec").join("sdrun")));
     }

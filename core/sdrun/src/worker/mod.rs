@@ -9,11 +9,12 @@
 //! |---|---|
 //! | `find` | where the `sdrun-worker` executable is |
 //! | `process`, `stderr` | starts, watches, kills and reaps a worker; keeps what it wrote |
-//! | `link` | host: one call at a time, its time limit and its questions |
-//! | `proxy` | host: the traits over `link` |
+//! | `link`, `exchange` | host: a worker's life; one call, with its time limit and its questions |
+//! | `proxy` | host: the traits over them |
 //! | `serve`, `callbacks` | worker: carries out calls on the plugin |
 
 mod callbacks;
+mod exchange;
 mod find;
 mod link;
 mod process;
@@ -63,4 +64,12 @@ pub struct Limits {
     /// How long a call may go on after it was cancelled; the worker is then killed and the call fails with
     /// `Cancelled`.
     pub cancel: Option<Duration>,
+}
+
+impl Limits {
+    /// The same limit for every call.
+    pub fn all(each: Duration) -> Self {
+        let each = Some(each);
+        Limits { init: each, build: each, session: each, run: each, cancel: each }
+    }
 }

@@ -150,12 +150,22 @@ impl Process {
         self.changed.notify_all();
     }
 
-    fn try_reap(&self) -> bool {
-        let mut state = self.state();
+    /// Kills what a dead worker has left running, which may still hold its pipes. (The listening thread,
+    /// which reaps, waits for the end of stdout.)
+    pub(super) fn notice_end(&self) {
+        self.clear_away(&self.state());
+    }
+
+    fn clear_away(&self, state: &State) {
+        // As long as the process is not reaped the number of its group cannot be given to another one.
         if state.ending.is_none() && self.has_ended() {
-            // As long as the process is not reaped the number of its group cannot be given to another one.
             self.kill_group();
         }
+    }
+
+    fn try_reap(&self) -> bool {
+        let mut state = self.state();
+        self.clear_away(&state);
         if state.ending.is_none() {
             state.ending = match state.child.try_wait() {
                 Ok(status) => status.map(Ending::Status),
@@ -238,7 +248,8 @@ fn signal_name(number: i32) -> Option<&'static str> {
     .find_map(|(signal, name)| (signal.as_raw() == number).then_some(name))
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -278,9 +289,14 @@ mod tests {
 
     #[test]
     fn its_children_die_with_it() {
-        for end in ["wait", "exit 0"] {
-            let (process, _stdin, events) = run(&format!("sleep 600 & echo $! >&2; exec >&-; {end}"));
-            let Ok(Event::Ended(_)) = events.recv() else { panic!("a shell sends no messages") };
+        for end in ["kill -SEGV $$", "exit 0"] {
+            // The sleeper has the shell's stdout: its end alone does not show that the shell is gone.
+            let (process, _stdin, events) = run(&format!("sleep 600 & echo $! >&2; {end}"));
+            let start = Instant::now();
+            while events.recv_timeout(Duration::from_millis(20)).is_err() {
+                assert!(start.elapsed() < Duration::from_secs(60), "nobody notices");
+                process.notice_end();
+            }
             process.stderr.wait_for_end(Duration::from_secs(10));
             let grandchild = format!("/proc/{}/stat", process.stderr.text());
             // It is reaped by init, or stays a zombie where there is none.

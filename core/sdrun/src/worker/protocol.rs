@@ -76,7 +76,10 @@ pub(super) struct Placed {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Bytes {
     /// Unchanged in a file that the worker maps itself.
-    File { path: PathBuf, offset: u64 },
+    File {
+        path: PathBuf,
+        offset: u64,
+    },
     Region(RegionRef),
 }
 
@@ -121,31 +124,73 @@ pub(super) enum ToWorker {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Call {
-    Init { config: InitConfig },
+    Init {
+        config: InitConfig,
+    },
     Devices,
-    Capabilities { device: String },
-    Build { model: RegionRef, spec: BuildSpec },
-    Load { payload: RegionRef, spec: BuildSpec },
-    Check { compatibility: String, device: String },
-    Serialize { engine: u64 },
-    Session { engine: u64 },
+    Capabilities {
+        device: String,
+    },
+    Build {
+        model: RegionRef,
+        spec: BuildSpec,
+    },
+    Load {
+        payload: RegionRef,
+        spec: BuildSpec,
+    },
+    Check {
+        compatibility: String,
+        device: String,
+    },
+    Serialize {
+        engine: u64,
+    },
+    Session {
+        engine: u64,
+    },
     /// `changed` holds the names as a JSON list: thousands would not fit into the pipe's buffer.
-    Refit { session: u64, changed: RegionRef },
-    Run { session: u64, inputs: Vec<Placed>, region: RegionRef },
-    Memory { session: u64 },
+    Refit {
+        session: u64,
+        changed: RegionRef,
+    },
+    Run {
+        session: u64,
+        inputs: Vec<Placed>,
+        region: RegionRef,
+    },
+    Memory {
+        session: u64,
+    },
 }
 
 /// Worker to host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum FromWorker {
-    Hello { hello: Hello, plugin: Result<PluginIdentity, Error> },
-    Log { level: LogLevel, target: String, message: String },
-    Progress { phase: String, step: u64, total: u64 },
+    Hello {
+        hello: Hello,
+        plugin: Result<PluginIdentity, Error>,
+    },
+    Log {
+        level: LogLevel,
+        target: String,
+        message: String,
+    },
+    Progress {
+        phase: String,
+        step: u64,
+        total: u64,
+    },
     /// `released` lists the slots of earlier weights that are no longer in use.
-    NeedWeight { name: String, released: Vec<usize> },
+    NeedWeight {
+        name: String,
+        released: Vec<usize>,
+    },
     /// Room for outputs or for a serialized engine; takes the place of the former one.
-    NeedRegion { len: usize },
+    NeedRegion {
+        len: usize,
+    },
     Done(Reply),
     Failed(Error),
 }
@@ -157,11 +202,18 @@ pub(super) enum Reply {
     Runtime(RuntimeInfo),
     Devices(Vec<Device>),
     Capabilities(Capabilities),
-    Engine { engine: u64, info: EngineInfo },
+    Engine {
+        engine: u64,
+        info: EngineInfo,
+    },
     Verdict(Compatibility),
     /// The serialized engine lies at the start of the region asked for last.
-    Payload { len: usize },
-    Session { session: u64 },
+    Payload {
+        len: usize,
+    },
+    Session {
+        session: u64,
+    },
     Refit(RefitReport),
     /// The outputs lie in the region asked for last, in this run or an earlier one.
     Outputs(Vec<Placed>),
@@ -223,7 +275,10 @@ pub(super) fn send<T: Serialize>(pipe: &mut impl Write, buffer: &mut Vec<u8>, me
 
 /// Receives one message; `None` at the end of the stream, and where the other side stopped within a message
 /// (it died). `InvalidData` where it is not a message.
-pub(super) fn receive<T: DeserializeOwned>(pipe: &mut impl Read, buffer: &mut Vec<u8>) -> io::Result<Option<T>> {
+pub(super) fn receive<T: DeserializeOwned>(
+    pipe: &mut impl Read,
+    buffer: &mut Vec<u8>,
+) -> io::Result<Option<T>> {
     let mut header = [0; 4];
     match pipe.read_exact(&mut header) {
         Ok(()) => {}
@@ -280,7 +335,10 @@ mod tests {
         assert!(read(&claim).unwrap_err().to_string().contains("claims"));
         let message = FromWorker::Failed(Error::internal("x".repeat(MAX_MESSAGE)));
         let mut out = Vec::new();
-        assert_eq!(send(&mut out, &mut Vec::new(), &message).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(
+            send(&mut out, &mut Vec::new(), &message).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
         assert!(out.is_empty(), "nothing is sent of a message that is too long");
     }
 
@@ -313,7 +371,8 @@ mod tests {
             }
             let mut rest = &pipe[..];
             for message in &messages {
-                prop_assert_eq!(receive(&mut rest, &mut buffer).unwrap().as_ref(), Some(message));
+                let arrived: Option<FromWorker> = receive(&mut rest, &mut buffer).unwrap();
+                prop_assert_eq!(arrived.as_ref(), Some(message));
             }
             prop_assert_eq!(receive::<FromWorker>(&mut rest, &mut buffer).unwrap(), None);
         }

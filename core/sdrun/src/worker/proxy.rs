@@ -2,13 +2,14 @@
 
 use super::{
     WorkerConfig,
-    link::{Exchange, Phase, Worker},
+    exchange::Exchange,
+    link::{Phase, Worker},
     protocol::{Call, Reply},
 };
 use sdrun_abi::{
-    BuildSpec, Capabilities, Compatibility, Device, Engine, EngineInfo, Error, Host, InitConfig, MemoryReport,
-    NoHost, OutputSink, Provider, RefitReport, Result, RuntimeInfo, Session, TensorView, WeightSource,
-    ffi::PluginIdentity,
+    BuildSpec, Capabilities, Compatibility, Device, Engine, EngineInfo, Error, Host, InitConfig,
+    MemoryReport, NoHost, OutputSink, Provider, RefitReport, Result, RuntimeInfo, Session, TensorView,
+    WeightSource, ffi::PluginIdentity,
 };
 use std::sync::Arc;
 

@@ -290,7 +290,13 @@ impl<'p> Objects<'p> {
         Reply::Engine { engine: self.made, info }
     }
 
-    fn run(&mut self, session: u64, inputs: &[Placed], region: &RegionRef, host: &HostOf<'_>) -> Result<Reply> {
+    fn run(
+        &mut self,
+        session: u64,
+        inputs: &[Placed],
+        region: &RegionRef,
+        host: &HostOf<'_>,
+    ) -> Result<Reply> {
         if region.file.is_some() {
             self.input = None;
             self.input = Some(attached(region)?);

@@ -59,7 +59,10 @@ impl Region {
             let opened = OpenOptions::new().read(true).write(true).open(file)?;
             let map = map(&opened)?;
             if map.len() < len {
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("it has {} bytes", map.len())));
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    format!("it has {} bytes", map.len()),
+                ));
             }
             // A mapped file cannot be removed on Windows; there the host removes the folder.
             #[cfg(unix)]
@@ -110,17 +113,19 @@ impl Folders {
 
     /// A region of at least `len` bytes, all of them really there: writing to it cannot fail later.
     pub(super) fn region(&mut self, len: usize) -> Result<Region> {
-        let capacity = len
-            .max(1)
-            .checked_next_multiple_of(STEP)
-            .ok_or_else(|| Error::invalid(format!("{len} bytes of shared memory are more than there can be")))?;
+        let capacity = len.max(1).checked_next_multiple_of(STEP).ok_or_else(|| {
+            Error::invalid(format!("{len} bytes of shared memory are more than there can be"))
+        })?;
         self.regions += 1;
         let mut in_ram = None;
         if let Some(folder) = &self.ram {
             match folder.region(self.regions, capacity) {
                 Ok(region) => return Ok(region),
                 Err(e) => {
-                    tracing::debug!("no {capacity} bytes in {}: {e}; using a file", folder.dir.path().display());
+                    tracing::debug!(
+                        "no {capacity} bytes in {}: {e}; using a file",
+                        folder.dir.path().display()
+                    );
                     in_ram = Some(e);
                 }
             }
@@ -152,7 +157,11 @@ impl Folder {
     fn make(base: &Path) -> io::Result<Self> {
         // Another host may take the new folder for a stale one until the lock is held: then try again.
         for _ in 0..8 {
-            let dir = tempfile::Builder::new().prefix(PREFIX).rand_bytes(12).tempdir_in(base)?;
+            let mut builder = tempfile::Builder::new();
+            builder.prefix(PREFIX).rand_bytes(12);
+            #[cfg(unix)]
+            builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o700));
+            let dir = builder.tempdir_in(base)?;
             let path = dir.path().join("lock");
             let Ok(lock) = new_file(&path) else { continue };
             if lock.try_lock().is_ok() && path.exists() {
@@ -305,7 +314,10 @@ mod tests {
         let mut folders = on_disk(base.path());
         for len in [1 << 60, usize::MAX - 5] {
             let error = folders.region(len).err().unwrap();
-            assert!(error.message.contains("shared memory") || error.message.contains("memory shared"), "{error}");
+            assert!(
+                error.message.contains("shared memory") || error.message.contains("memory shared"),
+                "{error}"
+            );
         }
         let folder = folders.scratch.as_ref().unwrap().dir.path().to_path_buf();
         assert_eq!(names(&folder), ["lock"]);
