@@ -1,1 +1,12 @@
-//! In preparation.
+//! Tests of sdrun as a whole, and the conformance runner for provider plugins.
+//!
+//! * [`nodes`]: the ONNX backend node tests against any plugin, with a snapshot of what passes.
+//! * [`spec`]: the rules of `docs/provider-spec.md` against any plugin.
+//! * [`place`]: where the things under test are.
+//!
+//! The binary `sdrun-conformance` runs the first two; `golden.rs` and the other files beside this folder are
+//! tests of the providers in this repository.
+
+pub mod nodes;
+pub mod place;
+pub mod spec;

@@ -1,2 +1,70 @@
-//! In preparation.
-fn main() {}
+//! `cargo xtask …`: what a contributor does with this repository, each as one command.
+
+mod bench;
+mod dist;
+mod python;
+mod setup;
+mod test;
+mod workspace;
+
+use anyhow::{Result, bail};
+use std::process::ExitCode;
+use workspace::Workspace;
+
+const HELP: &str = "\
+cargo xtask COMMAND
+
+  demo                       install what is missing, build, run `sdrun bench --all-providers`
+  test [--quick]             install what is missing, run every check and test;
+                             --quick leaves out the conformance and full-size model tests
+  setup                      install what is missing: Python packages, vendor runtimes, test data
+  dist [--release|--debug]   build sdrun and its plugins into target/dist (target/dist-test with --debug)
+  bench [NAME…]              measure: overhead, start, load, open, worker, size (default: all)
+
+Everything goes into the target folder; your home folder is not touched.
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &[&str]) -> Result<()> {
+    match arguments {
+        ["demo"] => demo(&Workspace::find()?),
+        ["test"] => test::run_all(&Workspace::find()?, test::Extent::Full),
+        ["test", "--quick"] => test::run_all(&Workspace::find()?, test::Extent::Quick),
+        ["setup"] => {
+            let workspace = Workspace::find()?;
+            let dist = setup::compilers().and_then(|()| dist::for_use(&workspace))?;
+            setup::runtimes(&workspace, &dist)?;
+            setup::node_tests(&workspace).map(drop)
+        }
+        ["dist"] | ["dist", "--release"] => dist::for_use(&Workspace::find()?).map(drop),
+        ["dist", "--debug"] => dist::for_tests(&Workspace::find()?).map(drop),
+        ["bench", names @ ..] => bench::run(&Workspace::find()?, names),
+        [] | ["help" | "--help" | "-h"] => {
+            print!("{HELP}");
+            Ok(())
+        }
+        other => bail!("unknown command `{}`\n\n{HELP}", other.join(" ")),
+    }
+}
+
+/// The first command of the README: from a fresh clone to the table.
+fn demo(workspace: &Workspace) -> Result<()> {
+    setup::compilers()?;
+    let dist = dist::for_use(workspace)?;
+    setup::runtimes(workspace, &dist)?;
+    workspace::step("Comparing the providers on this machine");
+    let mut sdrun = dist.sdrun(workspace);
+    sdrun.args(["bench", "--all-providers"]);
+    workspace::run(&mut sdrun)
+}

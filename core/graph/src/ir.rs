@@ -1,9 +1,16 @@
 //! The typed intermediate representation. It stays faithful to ONNX; what a consumer cannot take, the
 //! consumer rejects.
 
-use crate::{Tensor, proto};
+use crate::{GraphError, Tensor, proto};
 use sdrun_abi::DType;
-use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    fs::File,
+    io::{self, Read as _, Seek as _, SeekFrom},
+    path::PathBuf,
+    sync::Arc,
+};
 
 /// Index of a [`Value`] in [`Graph::values`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -143,7 +150,7 @@ pub enum Attribute {
     Tensor(Tensor),
     /// A body (If, Loop, Scan) as it stood in the file. The values it captures are kept alive under their names.
     Graph(Box<proto::GraphProto>),
-    /// Anything else (sparse tensors, types, strings as tensors, reference attributes), passed through.
+    /// Anything else (sparse tensors, types, tensors of strings), passed through.
     Other(Box<proto::AttributeProto>),
 }
 
@@ -184,6 +191,37 @@ pub struct WeightRef {
     pub shape: Vec<usize>,
     /// Where its values are.
     pub data: WeightData,
+}
+
+impl WeightRef {
+    /// Reads the values of this weight, which is called `name` in errors: contiguous little-endian bytes. Those
+    /// in the model's own file are shared, those in other files are read now.
+    ///
+    /// # Errors
+    /// [`GraphError::ExternalData`] where there are no values or their file cannot be read.
+    pub fn read(&self, name: &str) -> Result<bytes::Bytes, GraphError> {
+        let fail = |reason| GraphError::ExternalData { tensor: name.to_owned(), reason };
+        match &self.data {
+            WeightData::Inline(data) => Ok(data.clone()),
+            WeightData::Absent { location, .. } => Err(fail(format!("file {location:?} is missing"))),
+            WeightData::External { file, offset } => {
+                let cannot = |e: io::Error| fail(format!("cannot read {}: {e}", file.display()));
+                let bytes = self.dtype.bytes_of(&self.shape).unwrap_or(usize::MAX);
+                let mut source = File::open(&**file).map_err(cannot)?;
+                let len = source.metadata().map_err(cannot)?.len();
+                if offset.checked_add(bytes as u64).is_none_or(|end| end > len) {
+                    return Err(fail(format!(
+                        "{} is shorter than when the model was opened",
+                        file.display()
+                    )));
+                }
+                source.seek(SeekFrom::Start(*offset)).map_err(cannot)?;
+                let mut data = vec![0; bytes];
+                source.read_exact(&mut data).map_err(cannot)?;
+                Ok(data.into())
+            }
+        }
+    }
 }
 
 /// Where the values of a weight are.
@@ -228,8 +266,6 @@ pub struct Graph {
     pub outputs: Vec<ValueId>,
     /// Initializers by the value they define.
     pub initializers: BTreeMap<ValueId, Initializer>,
-    /// Model-local functions as they stood in the file.
-    pub functions: Vec<proto::FunctionProto>,
     /// `metadata_props` of the model.
     pub metadata: BTreeMap<String, String>,
 }

@@ -1,13 +1,94 @@
 //! ONNX in and out, and what stands between: a typed IR, shape inference, evaluation on the host,
 //! simplification, and the topology hash that names an engine whatever weights it is given.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`ir`] | [`Graph`] and its parts; [`Tensor`] beside it |
+//! | `onnx_in`, `external` | [`Graph::open`], [`Graph::from_bytes`]: files into the IR, external data contained |
+//! | `onnx_out` | [`Graph::to_onnx`], [`Graph::to_onnx_stripped`]: the IR into files |
+//! | `bind` | [`Graph::bind`]: sizes for open dimensions |
+//! | [`infer`] | types and shapes of all values |
+//! | [`eval`] | single operators on host tensors |
+//! | [`passes`] | [`simplify()`] and the passes it is made of |
+//! | `hash` | [`Graph::topology_hash`] |
+//! | [`proto`] | the messages of the file format |
+//!
+//! Initializers have two roles. A [`Initializer::Constant`] belongs to the topology: it is folded, hashed and
+//! written with the graph. A [`Initializer::Weight`] is a named place for values that arrive later; nothing here
+//! looks at its values, and files that hold them are checked when a model is opened, but not read.
+//!
+//! ```
+//! use sdrun_graph::{ExternalBase, Graph, OpenDims, simplify};
+//! use std::collections::BTreeMap;
+//!
+//! # use sdrun_graph::proto::*;
+//! # use prost::Message as _;
+//! # fn value(name: &str, dims: &[&str]) -> ValueInfoProto {
+//! #     let dim = |d: &&str| match d.parse() {
+//! #         Ok(n) => Dimension { dim_value: Some(n), ..Default::default() },
+//! #         Err(_) => Dimension { dim_param: Some(d.to_string()), ..Default::default() },
+//! #     };
+//! #     let shape = Some(TensorShapeProto { dim: dims.iter().map(dim).collect() });
+//! #     let tensor_type = Some(TensorTypeProto { elem_type: Some(1), shape });
+//! #     let r#type = Some(TypeProto { tensor_type, ..Default::default() });
+//! #     ValueInfoProto { name: Some(name.into()), r#type, ..Default::default() }
+//! # }
+//! # fn node(op: &str, input: &[&str], output: &str) -> NodeProto {
+//! #     let input = input.iter().map(|s| s.to_string()).collect();
+//! #     NodeProto { op_type: Some(op.into()), input, output: vec![output.into()], ..Default::default() }
+//! # }
+//! # let weight = TensorProto { name: Some("w".into()), data_type: Some(1), dims: vec![4],
+//! #     raw_data: Some(vec![0; 16].into()), ..Default::default() };
+//! # let model = ModelProto {
+//! #     ir_version: Some(8),
+//! #     opset_import: vec![OperatorSetIdProto { domain: None, version: Some(17) }],
+//! #     graph: Some(GraphProto {
+//! #         node: vec![node("Mul", &["x", "w"], "m"), node("Shape", &["x"], "s"), node("Reshape", &["m", "s"], "y")],
+//! #         initializer: vec![weight],
+//! #         input: vec![value("x", &["batch", "4"])],
+//! #         output: vec![value("y", &["batch", "4"])],
+//! #         ..Default::default()
+//! #     }),
+//! #     ..Default::default()
+//! # };
+//! # let bytes = model.encode_to_vec();
+//! // A model: y = reshape(x * w, shape(x)), with an open batch. A file is opened with `Graph::open`.
+//! let mut graph = Graph::from_bytes(bytes.into(), "model.onnx", ExternalBase::Stripped)?;
+//! assert_eq!(graph.nodes.len(), 3);
+//!
+//! let shapes = BTreeMap::from([("x".to_owned(), vec![2, 4])]);
+//! let report = simplify(&mut graph, &shapes, OpenDims::Refuse)?;
+//! assert_eq!(report.nodes_after, 1); // With its shape bound, x needs no reshape.
+//! assert_eq!(graph.value(graph.outputs[0]).known_shape(), Some(vec![2, 4]));
+//!
+//! // What a provider gets: the graph without the values of its weights.
+//! let weightless = Graph::from_bytes(graph.to_onnx_stripped()?.into(), "stripped", ExternalBase::Stripped)?;
+//! assert_eq!(weightless.topology_hash(), graph.topology_hash());
+//! # Ok::<(), sdrun_graph::GraphError>(())
+//! ```
 
+mod bind;
 mod error;
 pub mod eval;
+mod external;
+mod hash;
 pub mod infer;
 pub mod ir;
+mod map;
+mod onnx_in;
+mod onnx_out;
+pub mod passes;
 pub mod proto;
+mod scope;
 mod tensor;
+#[cfg(test)]
+mod testing;
 
+pub use bind::OpenDims;
 pub use error::GraphError;
+pub use external::{ExternalBase, OpenOptions, WeightsPolicy};
 pub use ir::{Attribute, Dim, Graph, Initializer, Node, Value, ValueId, WeightData, WeightRef};
+pub use onnx_in::{IR_VERSIONS, OPSETS};
+pub use onnx_out::Placement;
+pub use passes::{SimplifyReport, simplify};
 pub use tensor::{Element, Tensor};

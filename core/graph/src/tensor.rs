@@ -55,7 +55,10 @@ impl Tensor {
         let data = data.into();
         match dtype.bytes_of(&shape) {
             Some(n) if n == data.len() => Ok(Tensor { dtype, shape, data }),
-            _ => Err(GraphError::Invalid(format!("{} bytes do not make a {dtype} tensor of shape {shape:?}", data.len()))),
+            _ => Err(GraphError::Invalid(format!(
+                "{} bytes do not make a {dtype} tensor of shape {shape:?}",
+                data.len()
+            ))),
         }
     }
 

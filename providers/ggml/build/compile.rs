@@ -34,6 +34,8 @@ const CPU: &[&str] = &[
 /// One source file to be compiled.
 struct Job {
     source: PathBuf,
+    /// A header of ours that is included before it.
+    header: Option<PathBuf>,
     object: PathBuf,
     command: Command,
 }
@@ -48,7 +50,7 @@ struct Library {
 /// Builds every library and returns their folder.
 pub(crate) fn compile(source: &Source, out: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let (arch, os) = (env::var("CARGO_CFG_TARGET_ARCH")?, env::var("CARGO_CFG_TARGET_OS")?);
-    let build = Build { source, out, os, c: compiler(false)?, cpp: compiler(true)? };
+    let build = Build { source, out, arch, os, c: compiler(false)?, cpp: compiler(true)? };
     fs::create_dir_all(build.include())?;
     let version_header = build.include().join("ggml-version.h");
     let text = format!(
@@ -63,7 +65,7 @@ pub(crate) fn compile(source: &Source, out: &Path) -> Result<PathBuf, Box<dyn Er
     let mut jobs = Vec::new();
     let base = BASE.iter().map(|file| build.job("base", file, &[], &mut jobs)).collect::<Result<_, _>>()?;
     let mut libraries = vec![Library { name: "ggml-base".into(), objects: base, links_base: false }];
-    let (selection, arch_folder) = variants::of(&arch, &build.os);
+    let (selection, arch_folder) = variants::of(&build.arch, &build.os);
     for variant in selection {
         let Some(flags) = (if msvc { variant.msvc } else { Some(variant.gnu) }) else { continue };
         let mut files: Vec<String> = CPU.iter().map(|file| format!("ggml-cpu/{file}")).collect();
@@ -98,6 +100,7 @@ fn compiler(cpp: bool) -> Result<cc::Tool, Box<dyn Error>> {
 struct Build<'a> {
     source: &'a Source,
     out: &'a Path,
+    arch: String,
     os: String,
     c: cc::Tool,
     cpp: cc::Tool,
@@ -130,6 +133,12 @@ impl Build<'_> {
             command.arg(format!("-I{}", path.display()));
         }
         command.args(flags);
+        let mut header = None;
+        if file == "ggml-cpu/ggml-cpu.c" && self.arch == "x86_64" && self.os != "windows" {
+            let relax = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("build").join("relax.h");
+            command.arg("-include").arg(&relax);
+            header = Some(relax);
+        }
         if tool.is_like_msvc() {
             command.arg("/c").arg(&source).arg(format!("/Fo{}", object.display()));
         } else {
@@ -137,7 +146,7 @@ impl Build<'_> {
             command.arg(format!("-ffile-prefix-map={}=ggml", self.source.root.display()));
             command.arg("-c").arg(&source).arg("-o").arg(&object);
         }
-        jobs.push(Job { source, object: object.clone(), command });
+        jobs.push(Job { source, header, object: object.clone(), command });
         Ok(object)
     }
 
@@ -215,9 +224,10 @@ fn stamp(job: &Job) -> PathBuf {
 fn fingerprint(job: &Job) -> String {
     let mut hash = Sha256::new();
     hash.update(format!("{:?}", job.command));
-    let modified = fs::metadata(&job.source).and_then(|meta| meta.modified()).ok();
     let mut time = DefaultHasher::new();
-    modified.hash(&mut time);
+    for file in [Some(&job.source), job.header.as_ref()].into_iter().flatten() {
+        fs::metadata(file).and_then(|meta| meta.modified()).ok().hash(&mut time);
+    }
     hash.update(time.finish().to_le_bytes());
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,6 +1,51 @@
 //! Evaluation of single ONNX nodes on host tensors.
+//!
+//! An interpreter that favours correctness: f16, bf16 and f8 are computed in f32 and rounded once, sums are
+//! taken in f64 where that costs nothing. Every node is checked by the inference rule of its operator first,
+//! which also gives the kernels their output shapes.
 
-use crate::{Node, Tensor};
+mod activation;
+mod attention;
+mod binary;
+mod call;
+mod cast;
+mod conv;
+mod conv_transpose;
+mod create;
+mod einsum;
+mod f8;
+mod gather;
+mod kernels;
+mod layout;
+mod matmul;
+mod norm;
+mod number;
+mod pool;
+mod quantize;
+mod reduce;
+mod resize;
+#[cfg(test)]
+mod robustness;
+mod rotary;
+mod sample;
+mod scatter;
+mod search;
+mod softmax;
+mod strided;
+#[cfg(test)]
+mod testing;
+mod unary;
+
+use crate::infer::{Ctx, Fact, describe, outputs_by_rule};
+use crate::{GraphError, Node, Tensor};
+use call::{Call, Fault};
+
+/// Versions of the default operator set whose semantics are known.
+pub(crate) const OLDEST_OPSET: i64 = 7;
+const NEWEST_OPSET: i64 = 28;
+
+/// Most bytes an output may have; a larger one is a mistake or an attack.
+const OUTPUT_LIMIT: usize = 1 << 33;
 
 /// Why a node cannot be evaluated.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -8,7 +53,7 @@ pub enum EvalError {
     /// An operator, attribute or element type that is not covered.
     #[error("operator {op} cannot be evaluated on the host: {why}")]
     Unsupported {
-        /// Operator name.
+        /// Operator name with its operator set version.
         op: String,
         /// What about it.
         why: String,
@@ -18,12 +63,48 @@ pub enum EvalError {
     Invalid(String),
 }
 
-/// Computes one node.
-pub fn evaluate(node: &Node, _opset: i64, _inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, EvalError> {
-    Err(EvalError::Unsupported { op: node.op_type.clone(), why: "not implemented yet".into() })
+/// Computes the outputs of one node, in the order of `node.outputs`.
+///
+/// `inputs[i]` is `None` where optional input `i` is absent. `opset` is the version of the node's operator
+/// set, 7 to 28. Random operators and control flow are not covered.
+pub fn evaluate(node: &Node, opset: i64, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, EvalError> {
+    let unsupported = |why: String| EvalError::Unsupported { op: format!("{}-{opset}", node.op_type), why };
+    let Some(kernel) = find(node, opset) else {
+        return Err(unsupported("there is no implementation of it".into()));
+    };
+    let facts: Vec<Option<Fact>> = inputs.iter().map(|t| t.map(|t| Fact::constant(t.clone()))).collect();
+    let ctx = Ctx { node, opset, inputs: &facts };
+    let outputs = match outputs_by_rule(&ctx) {
+        Ok(Some(outputs)) => outputs,
+        Ok(None) => return Err(unsupported("there is no implementation of it".into())),
+        Err(GraphError::Invalid(e)) => return Err(EvalError::Invalid(e)),
+        Err(e) => return Err(EvalError::Invalid(e.to_string())),
+    };
+    for fact in &outputs {
+        if let (Some(dtype), Some(shape)) = (fact.dtype, fact.known_shape())
+            && dtype.bytes_of(&shape).is_none_or(|n| n > OUTPUT_LIMIT)
+        {
+            return Err(unsupported(format!("an output of shape {shape:?} is too large")));
+        }
+    }
+    let call = Call { ctx, inputs, outputs };
+    let mut values = kernel(&call).map_err(|fault| match fault {
+        Fault::Invalid(e) => EvalError::Invalid(format!("{}: {e}", describe(node))),
+        Fault::Unsupported(why) => unsupported(why),
+    })?;
+    if values.len() < node.outputs.len() {
+        return Err(unsupported(format!("output {} is not computed", values.len())));
+    }
+    values.truncate(node.outputs.len());
+    Ok(values)
 }
 
-/// Whether the operator is covered.
-pub fn supports(_node: &Node, _opset: i64) -> bool {
-    false
+/// Whether [`evaluate`] knows the operator. Single attributes and element types may still be refused.
+pub fn supports(node: &Node, opset: i64) -> bool {
+    find(node, opset).is_some()
+}
+
+fn find(node: &Node, opset: i64) -> Option<kernels::Kernel> {
+    let known = matches!(node.domain.as_str(), "" | "ai.onnx") && (OLDEST_OPSET..=NEWEST_OPSET).contains(&opset);
+    kernels::find(&node.op_type).filter(|_| known)
 }

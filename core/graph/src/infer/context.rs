@@ -51,6 +51,14 @@ impl<'a> Ctx<'a> {
             None => fact.elements.clone(),
         }
     }
+    /// The elements, as far as they are known, of an input that must be a vector of integers, such as a shape.
+    pub(crate) fn partial_vector(&self, i: usize) -> Result<Option<Vec<PartialInt>>, String> {
+        self.ranked(i, 1)?;
+        if let Some(dtype) = self.dtype(i).filter(|t| t.is_float()) {
+            return Err(format!("input {i} must hold integers, not {dtype}"));
+        }
+        Ok(self.partial_ints(i))
+    }
     /// A required attribute.
     pub(crate) fn int(&self, name: &str) -> Result<i64, String> {
         self.node.int(name).ok_or_else(|| format!("attribute {name} is missing"))

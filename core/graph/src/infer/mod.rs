@@ -18,6 +18,7 @@ pub(crate) use context::Ctx;
 pub use driver::{infer_shapes, node_outputs};
 pub(crate) use driver::{describe, outputs_by_rule};
 pub use partial::PartialInt;
+pub(crate) use rules::{layout, reduce};
 
 use crate::{Dim, Tensor};
 use sdrun_abi::DType;
@@ -54,4 +55,9 @@ impl Fact {
     pub fn known_shape(&self) -> Option<Vec<usize>> {
         self.shape.as_ref()?.iter().map(Dim::known).collect()
     }
+}
+
+#[cfg(test)]
+pub(crate) fn has_rule(op_type: &str) -> bool {
+    rules::find(op_type).is_some()
 }

@@ -57,7 +57,7 @@ pub(super) fn output_elements(c: &Ctx, output: &Fact) -> Option<Vec<PartialInt>>
     let input = |i| c.partial_ints(i);
     let elements = match c.node.op_type.as_str() {
         "Identity" | "Squeeze" | "Unsqueeze" | "Reshape" | "Flatten" => input(0)?,
-        "Cast" if c.dtype(0).is_some_and(|t| !t.is_float()) => input(0)?,
+        "Cast" if c.dtype(0).is_some_and(|t| !t.is_float()) && output.dtype != Some(DType::Bool) => input(0)?,
         "Concat" => (0..c.inputs.len()).map(input).collect::<Option<Vec<_>>>()?.concat(),
         "Gather" if c.shape(0)?.len() == 1 => {
             let data = input(0)?;

@@ -20,7 +20,7 @@ use std::{
 /// How often a waiting call looks whether it is cancelled.
 const POLL: Duration = Duration::from_millis(20);
 /// How long to wait for stderr that was written before a failure was reported.
-const WORDS: Duration = Duration::from_millis(200);
+const WORDS: Duration = Duration::from_secs(1);
 
 /// One call. While it lives, no other call runs on this worker.
 pub(super) struct Exchange<'w> {

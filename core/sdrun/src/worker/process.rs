@@ -113,8 +113,9 @@ impl Process {
                 Err(e) => break Some(e.to_string()),
             }
         };
-        self.reap(if broken.is_none() { LAST_BREATH } else { Duration::ZERO });
-        let _ = events.send(Event::Ended(broken));
+        let forced = self.reap(if broken.is_none() { LAST_BREATH } else { Duration::ZERO });
+        let closed = forced && self.wait(Duration::ZERO).is_some_and(|ending| ending.is_sigkill());
+        let _ = events.send(Event::Ended(broken.or(closed.then(|| "it closed its stdout".into()))));
     }
 
     /// Kills it and everything it has started. Does nothing when it is gone.
@@ -136,18 +137,21 @@ impl Process {
     #[cfg(not(unix))]
     fn kill_group(&self) {}
 
-    /// Waits for the end, which is forced after `patience`.
-    fn reap(&self, patience: Duration) {
+    /// Waits for the end, which is forced after `patience`; answers whether it was.
+    fn reap(&self, patience: Duration) -> bool {
         let start = Instant::now();
         let mut pause = Duration::from_millis(1);
+        let mut forced = false;
         while !self.try_reap() {
             if start.elapsed() >= patience {
+                forced = true;
                 self.kill();
             }
             thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(20));
         }
         self.changed.notify_all();
+        forced
     }
 
     /// Kills what a dead worker has left running, which may still hold its pipes. (The listening thread,
@@ -284,7 +288,7 @@ mod tests {
     #[test]
     fn closing_its_stdout_ends_it() {
         let (how, broken, _) = ending("exec >&-; exec sleep 600");
-        assert_eq!((how.as_str(), broken), ("signal 9, SIGKILL", None));
+        assert_eq!((how.as_str(), broken.as_deref()), ("signal 9, SIGKILL", Some("it closed its stdout")));
     }
 
     #[test]

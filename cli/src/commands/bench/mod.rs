@@ -1,0 +1,200 @@
+//! `sdrun bench`
+
+mod export;
+mod table;
+
+use crate::{
+    context::Context,
+    exit, files,
+    model::{self, ModelArgs},
+    parse::duration,
+};
+use clap::ArgAction;
+use sdrun::{
+    Model, Shapes,
+    abi::Precision,
+    bench::{self, BenchOptions, Case, Event, PrecisionChoice, Status},
+    graph::{OpenOptions, WeightsPolicy},
+};
+use std::{num::NonZeroUsize, path::PathBuf, process::ExitCode, str::FromStr, time::Duration};
+
+/// Measure a model on every provider: build, load, speed, memory and accuracy in one table
+///
+/// Each provider runs in a worker process of its own, at batch 1 and one run after the other. The first run and the
+/// warm-up are not in the statistics. Outputs are compared with the reference provider's in fp32; a provider whose
+/// outputs are wrong is shown and not ranked, and one that is absent, does not support the model, fails, crashes or
+/// passes its time limit is a row with the reason.
+///
+/// Without a model, the built-in suite is measured: MobileNet v2 at 224x224 and the SD 1.5 VAE decoder at 512x512, in
+/// fp32 and in each provider's best low precision. Exit code 1 where no provider gave right results.
+///
+/// Example: sdrun bench --markdown table.md --json=report.json
+///
+/// Example: sdrun bench sd15/unet -p openvino -p ggml --precision low --threads 8
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// An .onnx file or the name of a built-in model; without it, the built-in suite
+    model: Option<String>,
+
+    /// Measure this provider (repeatable); without it, all usable ones
+    #[arg(short, long = "provider", value_name = "ID", conflicts_with = "all_providers")]
+    providers: Vec<String>,
+
+    /// Measure all usable providers, which is what happens without --provider
+    #[arg(long)]
+    all_providers: bool,
+
+    /// Device: an id, an index or a part of the name
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<String>,
+
+    /// fp32, fp16, bf16, or low: each provider's best below fp32 (repeatable) [default: fp32; the suite: fp32 and low]
+    #[arg(long = "precision", value_name = "PRECISION", action = ArgAction::Append)]
+    precisions: Vec<PrecisionArg>,
+
+    /// Threads for CPU devices; without it, all cores
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+
+    /// Measure at least this many runs (never fewer than 3)
+    #[arg(long, value_name = "N", default_value = "10")]
+    min_runs: NonZeroUsize,
+
+    /// Go on for at least this long
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = duration)]
+    min_time: Duration,
+
+    /// Stop after this long, even with fewer runs
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    max_time: Duration,
+
+    /// Runs after the first that are not counted
+    #[arg(long, value_name = "N", default_value = "1")]
+    warmup: usize,
+
+    /// Limit for each call into a provider (a build, a load, a run); one that passes it is killed
+    #[arg(long, value_name = "TIME", default_value = "10min", value_parser = duration)]
+    time_limit: Duration,
+
+    /// Seed of the inputs
+    #[arg(long, value_name = "N", default_value = "0")]
+    seed: u64,
+
+    /// Write one line for each row to a CSV file
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+
+    /// Write the tables to a Markdown file
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+
+    #[command(flatten)]
+    shapes: ModelArgs,
+}
+
+/// A precision, or `low`.
+#[derive(Clone, Copy)]
+struct PrecisionArg(PrecisionChoice);
+
+impl FromStr for PrecisionArg {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "low" {
+            return Ok(PrecisionArg(PrecisionChoice::BestLow));
+        }
+        let unknown = |_| format!("unknown precision `{text}`: use fp32, fp16, bf16 or low");
+        text.parse::<Precision>().map(|p| PrecisionArg(PrecisionChoice::Fixed(p))).map_err(unknown)
+    }
+}
+
+pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    for path in [&args.csv, &args.markdown].into_iter().flatten() {
+        files::check_target(path)?;
+    }
+    let registry = context.registry()?;
+    // An unknown name is told before models are generated.
+    for id in &args.providers {
+        registry.entry(id)?;
+    }
+    let plan = plan(args, context)?;
+    let cases: Vec<Case<'_>> = plan
+        .iter()
+        .flat_map(|(model, shapes, precisions)| {
+            precisions.iter().map(|precision| Case { model, shapes: shapes.clone(), precision: *precision })
+        })
+        .collect();
+    let mut task = None;
+    let report = bench::run(&registry, &cases, &options(args), &mut |event| match event {
+        Event::Start { model, precision, provider } => {
+            task = Some(context.task(&format!("{model} {precision}: {provider}")));
+        }
+        Event::Phase(phase) => {
+            if let Some(task) = &task {
+                task.step(phase, 0, 0);
+            }
+        }
+        Event::Done(_) => task = None,
+    })?;
+    context.go_on()?;
+    if let Some(path) = &args.csv {
+        files::write(path, |out| export::csv(out, &report))?;
+    }
+    if let Some(path) = &args.markdown {
+        files::write(path, |out| out.write_all(export::markdown(&report).as_bytes()))?;
+    }
+    context.present(&report, |out| {
+        table::show(out, &report)?;
+        for entry in registry.entries().iter().filter(|e| e.skipped.is_some()) {
+            writeln!(out, "skipped {}: {}", entry.id, entry.skipped.as_deref().unwrap_or_default())?;
+        }
+        Ok(())
+    })?;
+    let any = report
+        .cases
+        .iter()
+        .flat_map(|c| &c.rows)
+        .any(|r| matches!(r.status, Status::Ok | Status::Unverified));
+    Ok(ExitCode::from(if any { 0 } else { exit::NO }))
+}
+
+/// Models, their shapes, and the precisions of each.
+fn plan(args: &Args, context: &Context) -> anyhow::Result<Vec<(Model, Shapes, Vec<PrecisionChoice>)>> {
+    let asked: Vec<PrecisionChoice> = args.precisions.iter().map(|p| p.0).collect();
+    let or = |default: &[PrecisionChoice]| if asked.is_empty() { default.to_vec() } else { asked.clone() };
+    let given = args.shapes.shapes()?;
+    match &args.model {
+        Some(what) => {
+            let model = args.shapes.open(what, WeightsPolicy::Required, context)?;
+            let shapes = model::complete(&model, given);
+            Ok(vec![(model, shapes, or(&[PrecisionChoice::Fixed(Precision::Fp32)]))])
+        }
+        None if !given.is_empty() => {
+            Err(sdrun::abi::Error::invalid("--shape belongs to a model, and none is named")
+                .with_hint("`sdrun bench MODEL --shape …`")
+                .into())
+        }
+        None => bench::SUITE
+            .iter()
+            .map(|(name, precisions)| {
+                let model = model::open_model(name, &OpenOptions::default(), context)?;
+                let shapes = model::complete(&model, Shapes::new());
+                Ok((model, shapes, or(precisions)))
+            })
+            .collect(),
+    }
+}
+
+fn options(args: &Args) -> BenchOptions {
+    BenchOptions {
+        providers: args.providers.clone(),
+        device: args.device.clone(),
+        threads: args.threads.map(NonZeroUsize::get),
+        min_runs: args.min_runs.get(),
+        min_time: args.min_time,
+        max_time: args.max_time,
+        warmup: args.warmup,
+        time_limit: args.time_limit,
+        seed: args.seed,
+        ..BenchOptions::default()
+    }
+}

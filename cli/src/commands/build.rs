@@ -1,0 +1,105 @@
+//! `sdrun build`
+
+use crate::{context::Context, files, format, model};
+use sdrun::{
+    BuildOptions, EngineManifest,
+    abi::{Device, Error},
+    graph::WeightsPolicy,
+};
+use serde::Serialize;
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+/// Build an engine for a model
+///
+/// The engine goes into the cache, where `sdrun run` finds it, and with -o also into a file. Unless --bake is
+/// given it holds no weights: engines belong to a topology, and any weights of that topology fit. A model's weight
+/// files may therefore be absent.
+///
+/// Example: sdrun build sd15/unet -p openvino --precision bf16
+///
+/// Example: sdrun build vae/model.onnx --shape latent_sample=1,4,64,64 -o vae.sdengine
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// An .onnx file or the name of a built-in model
+    model: String,
+
+    /// Also write the engine to this file
+    #[arg(short, long, value_name = "FILE.sdengine")]
+    output: Option<PathBuf>,
+
+    /// Run the provider in a worker process, so that a crash in it becomes an error
+    #[arg(long)]
+    isolate: bool,
+
+    #[command(flatten)]
+    provider: model::ProviderArgs,
+    #[command(flatten)]
+    shapes: model::ModelArgs,
+    #[command(flatten)]
+    build: model::BuildArgs,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    device: &'a Device,
+    /// Whether it came out of the cache.
+    cached: bool,
+    seconds: f64,
+    file: Option<&'a Path>,
+    /// Size of the engine in that file.
+    payload_bytes: Option<u64>,
+    #[serde(flatten)]
+    manifest: &'a EngineManifest,
+}
+
+pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    if let Some(path) = &args.output {
+        check_engine_target(path)?;
+    }
+    let weights = if args.build.bake { WeightsPolicy::Required } else { WeightsPolicy::MayBeAbsent };
+    let model = args.shapes.open(&args.model, weights, context)?;
+    let shapes = model::complete(&model, args.shapes.shapes()?);
+    // Errors of the model come before those of a provider.
+    model.bound(&shapes)?;
+    let (provider, device) = args.provider.open(args.isolate, context)?;
+    let options =
+        BuildOptions { threads: args.provider.threads(), shapes, ..BuildOptions::new(device.clone()) };
+    let engine = args.build.build(context, &provider, options, &model, false)?;
+    let payload_bytes = args.output.as_ref().map(|path| engine.save(path)).transpose()?;
+    let report = Report {
+        device: &device,
+        cached: engine.was_loaded(),
+        seconds: engine.seconds(),
+        file: args.output.as_deref(),
+        payload_bytes,
+        manifest: engine.manifest(),
+    };
+    context.present(&report, |out| {
+        writeln!(out, "{}", model::describe(&engine, &device))?;
+        let weights = engine.info().weights.len();
+        match weights {
+            0 => writeln!(out, "  holds all its weights")?,
+            n => writeln!(out, "  takes {n} weights when it is loaded")?,
+        }
+        if let (Some(path), Some(bytes)) = (&args.output, payload_bytes) {
+            writeln!(out, "  {} in {}", format::bytes(bytes), path.display())?;
+        }
+        Ok(())
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The file is replaced when it is complete; a device or a pipe must not be.
+fn check_engine_target(path: &Path) -> Result<(), Error> {
+    files::check_target(path)?;
+    if path.exists() && !path.is_file() {
+        return Err(Error::invalid(format!(
+            "cannot write an engine to {}: it is not a regular file",
+            path.display()
+        )));
+    }
+    Ok(())
+}

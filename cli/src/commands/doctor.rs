@@ -1,0 +1,211 @@
+//! `sdrun doctor`
+
+use crate::{context::Context, exit, format, probe};
+use sdrun::{Entry, Registry, Result, abi::RuntimeSpec, runtime, worker};
+use serde::Serialize;
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+/// Check this installation: folders, providers, runtimes; say what to do
+///
+/// Every provider is checked step by step: its manifest, its library, where its runtime was looked for and whether
+/// it is there; then it is loaded in a worker process with a time limit. Exit code 1 where no provider works.
+///
+/// Example: sdrun doctor
+#[derive(clap::Args)]
+pub(crate) struct Args {}
+
+/// How a check went.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum State {
+    Ok,
+    Warning,
+    Problem,
+}
+
+#[derive(Serialize)]
+struct Check {
+    name: &'static str,
+    state: State,
+    detail: String,
+    hint: Option<String>,
+}
+
+impl Check {
+    fn new(name: &'static str, state: State, detail: impl Into<String>) -> Self {
+        Check { name, state, detail: detail.into(), hint: None }
+    }
+    fn failed(name: &'static str, state: State, error: &sdrun::Error) -> Self {
+        Check { hint: error.hint().map(str::to_owned), ..Check::new(name, state, error.to_string()) }
+    }
+    fn hint(self, hint: impl Into<String>) -> Self {
+        Check { hint: Some(hint.into()), ..self }
+    }
+}
+
+#[derive(Serialize)]
+struct Report {
+    version: &'static str,
+    /// Whether at least one provider works.
+    usable: bool,
+    checks: Vec<Check>,
+    providers: Vec<ProviderReport>,
+}
+
+#[derive(Serialize)]
+struct ProviderReport {
+    provider: String,
+    usable: bool,
+    checks: Vec<Check>,
+}
+
+pub(crate) fn run(_: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let registry = context.registry()?;
+    let mut checks = vec![match worker::find_worker() {
+        Ok(path) => Check::new("worker", State::Ok, path.display().to_string()),
+        Err(e) => Check::failed("worker", State::Problem, &e.into()),
+    }];
+    let paths = registry.paths();
+    checks.push(folder("cache folder", &paths.cache));
+    checks.push(folder("data folder", &paths.data));
+    // Providers whose runtime is absent are not loaded: the answer is known.
+    let ready = |entry: &Entry| {
+        let missing = |spec: &RuntimeSpec| runtime::find(spec, paths).is_none();
+        entry.skipped.is_none()
+            && !entry.provide.as_ref().and_then(|p| p.runtime.as_ref()).is_some_and(missing)
+    };
+    let ids: Vec<&str> = registry.entries().iter().filter(|e| ready(e)).map(|e| e.id.as_str()).collect();
+    let task = context.task("loading providers");
+    let found = probe::all(&registry, &ids, probe::LIMIT);
+    drop(task);
+    context.go_on()?;
+    let mut probes = ids.into_iter().zip(found);
+    let providers: Vec<ProviderReport> = registry
+        .entries()
+        .iter()
+        .map(|entry| {
+            let probe = if ready(entry) { probes.next().map(|(_, found)| found) } else { None };
+            examine(&registry, entry, probe)
+        })
+        .collect();
+    let usable = providers.iter().any(|p| p.usable);
+    let report = Report { version: env!("CARGO_PKG_VERSION"), usable, checks, providers };
+    context.present(&report, |out| show(out, &report))?;
+    Ok(ExitCode::from(if usable { 0 } else { exit::NO }))
+}
+
+/// Whether files can be made in a folder, or in the nearest one above it that exists; makes none that stays.
+fn folder(name: &'static str, dir: &Path) -> Check {
+    let there: PathBuf = dir.ancestors().find(|d| d.exists()).unwrap_or(dir).to_path_buf();
+    if let Err(e) = tempfile::tempfile_in(&there) {
+        return Check::new(name, State::Problem, format!("{} is not writable: {e}", there.display()))
+            .hint("make it writable, or choose another with SDRUN_CACHE_DIR and SDRUN_DATA_DIR");
+    }
+    let (state, free) = match fs4::available_space(&there) {
+        Ok(free) if free < 1_000_000_000 => (State::Warning, format!("only {} free", format::bytes(free))),
+        Ok(free) => (State::Ok, format!("{} free", format::bytes(free))),
+        Err(e) => (State::Warning, format!("free space unknown: {e}")),
+    };
+    let new = if there == dir { "" } else { " (will be made)" };
+    Check::new(name, state, format!("{}{new}, writable, {free}", dir.display()))
+}
+
+fn examine(registry: &Registry, entry: &Entry, probe: Option<Result<probe::Found>>) -> ProviderReport {
+    let place = format!("{} ({})", entry.manifest_path.display(), entry.origin);
+    let mut checks = Vec::new();
+    match &entry.skipped {
+        Some(why) => checks.push(Check::new("manifest", State::Problem, format!("{place}: {why}"))),
+        None => checks.push(Check::new("manifest", State::Ok, place)),
+    }
+    let provide = entry.provide.as_ref().filter(|_| entry.skipped.is_none());
+    if let Some(spec) = provide.and_then(|p| p.runtime.as_ref()) {
+        checks.extend(candidates(registry, spec));
+    }
+    let mut usable = false;
+    match probe {
+        None => {}
+        Some(Err(e)) => checks.push(Check::failed("loading", State::Problem, &e)),
+        Some(Ok(found)) => {
+            let library =
+                found.runtime.library.as_ref().map_or("built in".into(), |l| l.display().to_string());
+            let text = format!(
+                "{} {} ({library}), in {}",
+                found.runtime.name,
+                found.runtime.version,
+                format::seconds(found.seconds)
+            );
+            checks.push(Check::new("loading", State::Ok, text));
+            usable = !found.devices.is_empty();
+            let names = format::list(found.devices.iter().map(|(d, _)| &d.name));
+            let state = if usable { State::Ok } else { State::Problem };
+            checks.push(Check::new("devices", state, names));
+        }
+    }
+    ProviderReport { provider: entry.id.clone(), usable, checks }
+}
+
+/// Where the runtime was looked for. The first place that has it is the one that counts.
+fn candidates(registry: &Registry, spec: &RuntimeSpec) -> Vec<Check> {
+    let mut checks = Vec::new();
+    let mut have = false;
+    for candidate in runtime::candidates(spec, registry.paths()) {
+        let place = format!("{} ({})", candidate.dir.display(), candidate.origin);
+        checks.push(match candidate.library {
+            Some(library) if !have => {
+                have = true;
+                Check::new("runtime", State::Ok, format!("{} ({})", library.display(), candidate.origin))
+            }
+            Some(library) => Check::new(
+                "runtime",
+                State::Ok,
+                format!("not used: {} ({})", library.display(), candidate.origin),
+            ),
+            None => Check::new("runtime", State::Warning, format!("not in {place}")),
+        });
+    }
+    if !have {
+        let install = match runtime::plan(spec, registry.paths()) {
+            Ok(_) => format!("run `sdrun runtime install {}`, or ", spec.name),
+            Err(_) => String::new(),
+        };
+        let check =
+            Check::new("runtime", State::Problem, format!("{} {} is not installed", spec.name, spec.version));
+        let holds = spec.library_names.join(" or ");
+        checks.push(check.hint(format!("{install}set {} to the folder that holds {holds}", spec.env)));
+    }
+    checks
+}
+
+fn show(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    let list = |out: &mut dyn Write, checks: &[Check]| -> io::Result<()> {
+        for check in checks {
+            let state = match check.state {
+                State::Ok => "ok",
+                State::Warning => "warning",
+                State::Problem => "problem",
+            };
+            writeln!(out, "  {state:<8} {:<13} {}", check.name, check.detail)?;
+            if let Some(hint) = &check.hint {
+                writeln!(out, "  {:<8} {:<13} hint: {hint}", "", "")?;
+            }
+        }
+        Ok(())
+    };
+    writeln!(out, "sdrun {}", report.version)?;
+    list(out, &report.checks)?;
+    for provider in &report.providers {
+        writeln!(out, "{}", provider.provider)?;
+        list(out, &provider.checks)?;
+    }
+    let usable: Vec<&str> =
+        report.providers.iter().filter(|p| p.usable).map(|p| p.provider.as_str()).collect();
+    if usable.is_empty() {
+        writeln!(out, "no provider works here")
+    } else {
+        writeln!(out, "usable here: {}", usable.join(", "))
+    }
+}

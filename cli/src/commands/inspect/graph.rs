@@ -1,0 +1,267 @@
+//! `sdrun inspect` of an ONNX model.
+
+use super::{Amount, Args, Weights};
+use crate::{context::Context, format};
+use sdrun::{
+    Shapes,
+    abi::DType,
+    graph::{
+        Attribute, Dim, ExternalBase, Graph, Initializer, OpenDims, OpenOptions, SimplifyReport, ValueId,
+        WeightData, WeightsPolicy, proto, simplify,
+    },
+    weights::builtin::{self, Builtin},
+};
+use serde::Serialize;
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    path::Path,
+};
+
+#[derive(Serialize)]
+struct Report {
+    kind: &'static str,
+    model: String,
+    producer: String,
+    ir_version: i64,
+    /// Versions by domain; `ai.onnx` is the default one.
+    opsets: BTreeMap<String, i64>,
+    inputs: Vec<Tensor>,
+    outputs: Vec<Tensor>,
+    nodes: usize,
+    /// Number of nodes by operator, bodies of If, Loop and Scan included.
+    operators: BTreeMap<String, usize>,
+    weights: Weights,
+    /// What belongs to the topology: integers, shapes, scalars.
+    constants: Amount,
+    /// Weights stored in the model file itself.
+    inline: Amount,
+    /// Weights stored in other files.
+    files: Vec<File>,
+    topology: Topology,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    simplified: Option<SimplifyReport>,
+}
+
+#[derive(Serialize)]
+struct Tensor {
+    name: String,
+    dtype: Option<DType>,
+    /// Numbers, or names where a dimension is open; absent where not even the rank is known.
+    shape: Option<Vec<Size>>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Size {
+    Known(usize),
+    Open(String),
+}
+
+#[derive(Serialize)]
+struct File {
+    /// As far as it is known: absolute, or what the model says where it is absent.
+    path: String,
+    present: bool,
+    #[serde(flatten)]
+    amount: Amount,
+}
+
+#[derive(Serialize)]
+struct Topology {
+    /// `None` where the graph cannot be simplified.
+    hash: Option<String>,
+    /// Whether every input dimension is a number, so that engines have this hash.
+    bound: bool,
+    /// Why there is no hash.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+pub(super) fn run(what: &str, args: &Args, context: &Context) -> anyhow::Result<()> {
+    let builtin = if Path::new(what).exists() { None } else { builtin::find(what) };
+    let graph = match builtin {
+        // No need to generate its weights.
+        Some(builtin) => Graph::from_bytes(builtin.graph_bytes()?.into(), what, ExternalBase::Stripped),
+        None => Graph::open(
+            what,
+            &OpenOptions { allow_links: args.model.allow_links, weights: WeightsPolicy::MayBeAbsent },
+        ),
+    };
+    let graph = graph.map_err(sdrun::Error::from)?;
+    let shapes = shapes(builtin, args)?;
+    let asked = args.passes || !args.model.shapes.is_empty();
+    let (topology, simplified) = match topology(graph.clone(), &shapes) {
+        Ok((topology, report)) => (topology, args.passes.then_some(report)),
+        // Whoever asked about the bound or simplified graph has to know; others see the rest.
+        Err(e) if asked => return Err(e.into()),
+        Err(e) => (Topology { hash: None, bound: false, error: Some(e.to_string()) }, None),
+    };
+    let mut report = describe(what, &graph, args.weights);
+    (report.topology, report.simplified) = (topology, simplified);
+    context.present(&report, |out| show(out, &report))
+}
+
+fn shapes(builtin: Option<&Builtin>, args: &Args) -> anyhow::Result<Shapes> {
+    let mut shapes = args.model.shapes()?;
+    if !shapes.is_empty() {
+        for input in builtin.map_or(&[][..], |b| b.inputs) {
+            shapes.entry(input.name.to_string()).or_insert_with(|| input.shape.to_vec());
+        }
+    }
+    Ok(shapes)
+}
+
+fn topology(mut graph: Graph, shapes: &Shapes) -> sdrun::Result<(Topology, SimplifyReport)> {
+    let report = simplify(&mut graph, shapes, OpenDims::Allow)?;
+    let bound = graph.inputs.iter().all(|id| graph.value(*id).known_shape().is_some());
+    Ok((Topology { hash: Some(graph.topology_hash()), bound, error: None }, report))
+}
+
+fn describe(what: &str, graph: &Graph, list: bool) -> Report {
+    let mut weights = Weights { list: list.then(Vec::new), ..Weights::default() };
+    let (mut constants, mut inline) = (Amount::default(), Amount::default());
+    let mut files: BTreeMap<String, File> = BTreeMap::new();
+    for (id, initializer) in &graph.initializers {
+        let bytes = initializer.dtype().bytes_of(initializer.shape()).unwrap_or_default();
+        let Initializer::Weight(weight) = initializer else {
+            constants.add(bytes);
+            continue;
+        };
+        weights.add(&graph.value(*id).name, weight.dtype, &weight.shape);
+        let (path, present) = match &weight.data {
+            WeightData::Inline(_) => {
+                inline.add(bytes);
+                continue;
+            }
+            WeightData::External { file, .. } => (file.display().to_string(), true),
+            WeightData::Absent { location, .. } => (location.clone(), false),
+        };
+        let file = files.entry(path.clone()).or_insert(File { path, present, amount: Amount::default() });
+        file.amount.add(bytes);
+    }
+    Report {
+        kind: "onnx",
+        model: what.to_string(),
+        producer: graph.producer.clone(),
+        ir_version: graph.ir_version,
+        opsets: graph.opsets.iter().map(|(domain, version)| (domain_name(domain), *version)).collect(),
+        inputs: tensors(graph, &graph.inputs),
+        outputs: tensors(graph, &graph.outputs),
+        nodes: graph.nodes.len(),
+        operators: operators(graph),
+        weights,
+        constants,
+        inline,
+        files: files.into_values().collect(),
+        topology: Topology { hash: None, bound: false, error: None },
+        simplified: None,
+    }
+}
+
+fn domain_name(domain: &str) -> String {
+    if domain.is_empty() { "ai.onnx".into() } else { domain.into() }
+}
+
+fn tensors(graph: &Graph, ids: &[ValueId]) -> Vec<Tensor> {
+    let size = |dim: &Dim| match dim {
+        Dim::Known(n) => Size::Known(*n),
+        Dim::Symbol(name) => Size::Open(name.clone()),
+        Dim::Unknown => Size::Open("?".into()),
+    };
+    ids.iter()
+        .map(|id| {
+            let value = graph.value(*id);
+            let shape = value.shape.as_ref().map(|dims| dims.iter().map(size).collect());
+            Tensor { name: value.name.clone(), dtype: value.dtype, shape }
+        })
+        .collect()
+}
+
+fn operators(graph: &Graph) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for node in &graph.nodes {
+        *counts.entry(operator(&node.domain, &node.op_type)).or_default() += 1;
+        for attribute in node.attributes.values() {
+            if let Attribute::Graph(body) = attribute {
+                count_body(body, &mut counts);
+            }
+        }
+    }
+    counts
+}
+
+fn count_body(body: &proto::GraphProto, counts: &mut BTreeMap<String, usize>) {
+    for node in &body.node {
+        let (domain, op) =
+            (node.domain.as_deref().unwrap_or_default(), node.op_type.as_deref().unwrap_or_default());
+        *counts.entry(operator(domain, op)).or_default() += 1;
+        // Bodies nest at most as deep as the protobuf decoder lets them.
+        for attribute in &node.attribute {
+            attribute.g.iter().for_each(|g| count_body(g, counts));
+            attribute.graphs.iter().for_each(|g| count_body(g, counts));
+        }
+    }
+}
+
+fn operator(domain: &str, op: &str) -> String {
+    if domain.is_empty() || domain == "ai.onnx" { op.to_string() } else { format!("{domain}.{op}") }
+}
+
+fn show(out: &mut dyn Write, r: &Report) -> io::Result<()> {
+    writeln!(out, "model      {}", r.model)?;
+    let producer = if r.producer.is_empty() { "unknown" } else { &r.producer };
+    writeln!(out, "producer   {producer}")?;
+    let opsets = r.opsets.iter().map(|(domain, version)| format!("{domain} {version}"));
+    writeln!(out, "opsets     {} (IR version {})", format::list(opsets), r.ir_version)?;
+    for (title, tensors) in [("inputs", &r.inputs), ("outputs", &r.outputs)] {
+        writeln!(out, "{title}")?;
+        for t in tensors {
+            let dtype = t.dtype.map_or("?", DType::name);
+            writeln!(out, "  {} {dtype} {}", t.name, shape(t))?;
+        }
+    }
+    let mut by_count: Vec<(&String, &usize)> = r.operators.iter().collect();
+    by_count.sort_by_key(|(name, count)| (std::cmp::Reverse(**count), *name));
+    let operators = by_count.into_iter().map(|(name, count)| format!("{name} {count}"));
+    writeln!(out, "nodes      {} ({})", r.nodes, format::list(operators))?;
+    r.weights.show(out)?;
+    if r.inline.tensors > 0 {
+        writeln!(out, "  {} of them in the model file", format::bytes(r.inline.bytes))?;
+    }
+    for f in &r.files {
+        let state = if f.present { "" } else { " (not there)" };
+        writeln!(out, "  {} of them in {}{state}", format::bytes(f.amount.bytes), f.path)?;
+    }
+    writeln!(out, "constants  {} tensors, {}", r.constants.tensors, format::bytes(r.constants.bytes))?;
+    match (&r.topology.hash, &r.topology.error) {
+        (Some(hash), _) if r.topology.bound => writeln!(out, "topology   {hash}")?,
+        (Some(hash), _) => {
+            writeln!(out, "topology   {hash} (with open dimensions; engines are bound: give --shape)")?
+        }
+        (None, error) => writeln!(out, "topology   unknown: {}", error.as_deref().unwrap_or_default())?,
+    }
+    if let Some(s) = &r.simplified {
+        writeln!(out, "passes     {} nodes became {} in {} rounds", s.nodes_before, s.nodes_after, s.rounds)?;
+        for pass in &s.passes {
+            writeln!(
+                out,
+                "  {:<20} removed {} nodes, {} initializers",
+                pass.name, pass.nodes, pass.initializers
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn shape(tensor: &Tensor) -> String {
+    let Some(sizes) = &tensor.shape else { return "of unknown rank".into() };
+    let sizes: Vec<String> = sizes
+        .iter()
+        .map(|size| match size {
+            Size::Known(n) => n.to_string(),
+            Size::Open(name) => name.clone(),
+        })
+        .collect();
+    format!("[{}]", sizes.join(", "))
+}

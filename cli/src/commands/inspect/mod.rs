@@ -1,0 +1,262 @@
+//! `sdrun inspect`
+
+mod graph;
+
+use crate::{context::Context, files, format, model};
+use sdrun::{
+    EngineFile, EngineManifest,
+    abi::{DType, Error, WeightSource},
+    weights::{SafetensorsWeights, builtin},
+};
+use serde::Serialize;
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+/// Show what is in a model, an engine or a file of weights
+///
+/// Takes an .onnx file, the name of a built-in model, an .sdengine file or a .safetensors file. Needs no provider,
+/// builds nothing and reads no weights.
+///
+/// The topology hash names the graph whatever its weights are; engines belong to the hash of the graph with its
+/// shapes bound, so give --shape to compare with them.
+///
+/// Example: sdrun inspect unet/model.onnx --shape sample=1,4,64,64 --passes
+///
+/// Example: sdrun inspect --list
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A file or the name of a built-in model
+    #[arg(value_name = "FILE", required_unless_present = "list", conflicts_with = "list")]
+    what: Option<String>,
+
+    /// List the built-in models
+    #[arg(long)]
+    list: bool,
+
+    /// Show what each simplification removes
+    #[arg(long)]
+    passes: bool,
+
+    /// List every weight
+    #[arg(long)]
+    weights: bool,
+
+    #[command(flatten)]
+    model: model::ModelArgs,
+}
+
+pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let Some(what) = &args.what else {
+        list(context)?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    let path = Path::new(what);
+    let onnx_only = args.passes || !args.model.shapes.is_empty();
+    if is_engine(path) {
+        refuse(onnx_only || args.weights, "an engine")?;
+        engine(path, context)?;
+    } else if model::has_ending(path, "safetensors") {
+        refuse(onnx_only, "a file of weights")?;
+        safetensors(path, args.weights, context)?;
+    } else {
+        graph::run(what, args, context)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a file is an engine, by its name or its first bytes.
+pub(crate) fn is_engine(path: &Path) -> bool {
+    use std::io::Read;
+    let mut magic = [0; 8];
+    model::has_ending(path, "sdengine")
+        || files::open(path)
+            .is_ok_and(|(mut file, _)| file.read_exact(&mut magic).is_ok() && &magic == b"SDRUNENG")
+}
+
+fn refuse(given: bool, what: &str) -> Result<(), Error> {
+    if given {
+        return Err(Error::invalid(format!(
+            "this is {what}: --passes, --shape and --weights do not apply to it"
+        )));
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Listing {
+    models: Vec<ListedModel>,
+}
+
+#[derive(Serialize)]
+struct ListedModel {
+    name: &'static str,
+    summary: &'static str,
+    inputs: Vec<ListedInput>,
+}
+
+#[derive(Serialize)]
+struct ListedInput {
+    name: &'static str,
+    dtype: DType,
+    shape: &'static [usize],
+}
+
+fn list(context: &Context) -> anyhow::Result<()> {
+    let input = |i: &builtin::Input| ListedInput { name: i.name, dtype: i.dtype, shape: i.shape };
+    let models = builtin::list()
+        .iter()
+        .map(|b| ListedModel {
+            name: b.name,
+            summary: b.summary,
+            inputs: b.inputs.iter().map(input).collect(),
+        })
+        .collect();
+    let listing = Listing { models };
+    context.present(&listing, |out| {
+        let mut table = format::table(["model", "what", "inputs"]);
+        for m in &listing.models {
+            let inputs: Vec<String> =
+                m.inputs.iter().map(|i| format!("{} {} {:?}", i.name, i.dtype, i.shape)).collect();
+            table.add_row([m.name, m.summary, &inputs.join("\n")]);
+        }
+        writeln!(out, "{table}")
+    })
+}
+
+#[derive(Serialize)]
+struct EngineReport<'a> {
+    kind: &'static str,
+    path: &'a Path,
+    payload_bytes: usize,
+    #[serde(flatten)]
+    manifest: &'a EngineManifest,
+}
+
+fn engine(path: &Path, context: &Context) -> anyhow::Result<()> {
+    let file = EngineFile::open(path)?;
+    let (m, payload_bytes) = (&file.manifest, file.payload().len());
+    context.present(&EngineReport { kind: "engine", path, payload_bytes, manifest: m }, |out| {
+        writeln!(out, "engine       {}", path.display())?;
+        writeln!(out, "model        {}", m.model)?;
+        writeln!(out, "provider     {} (build {})", m.provider, m.build_id)?;
+        writeln!(out, "runtime      {} {}", m.runtime.0, m.runtime.1)?;
+        writeln!(out, "device class {}", m.device_class)?;
+        writeln!(out, "precision    {}", m.spec.precision)?;
+        writeln!(out, "topology     {}", m.topology)?;
+        writeln!(out, "payload      {}", format::bytes(payload_bytes as u64))?;
+        match &m.baked {
+            Some(hash) => writeln!(out, "weights      baked in ({hash})")?,
+            None => {
+                let bytes: usize = m.info.weights.iter().filter_map(|w| w.dtype.bytes_of(&w.shape)).sum();
+                let size = format::bytes(bytes as u64);
+                writeln!(
+                    out,
+                    "weights      {} tensors, {size}, given when it is loaded",
+                    m.info.weights.len()
+                )?;
+            }
+        }
+        for (title, specs) in [("inputs", &m.info.inputs), ("outputs", &m.info.outputs)] {
+            writeln!(out, "{title}")?;
+            for s in specs {
+                writeln!(out, "  {} {} {}", s.name, s.dtype, format::dims(&s.shape))?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Number and bytes of tensors.
+#[derive(Clone, Copy, Default, Serialize)]
+struct Amount {
+    tensors: usize,
+    bytes: u64,
+}
+
+impl Amount {
+    fn add(&mut self, bytes: usize) {
+        self.tensors += 1;
+        self.bytes += bytes as u64;
+    }
+}
+
+#[derive(Serialize)]
+struct WeightRow {
+    name: String,
+    dtype: DType,
+    shape: Vec<usize>,
+}
+
+/// What is known about the weights in a file.
+#[derive(Default, Serialize)]
+struct Weights {
+    #[serde(flatten)]
+    total: Amount,
+    by_dtype: BTreeMap<DType, Amount>,
+    /// With `--weights`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    list: Option<Vec<WeightRow>>,
+}
+
+impl Weights {
+    fn add(&mut self, name: &str, dtype: DType, shape: &[usize]) {
+        let bytes = dtype.bytes_of(shape).unwrap_or_default();
+        self.total.add(bytes);
+        self.by_dtype.entry(dtype).or_default().add(bytes);
+        if let Some(list) = &mut self.list {
+            list.push(WeightRow { name: name.to_string(), dtype, shape: shape.to_vec() });
+        }
+    }
+
+    fn show(&self, out: &mut dyn Write) -> io::Result<()> {
+        let types = self
+            .by_dtype
+            .iter()
+            .map(|(dtype, a)| format!("{dtype}: {} in {}", format::bytes(a.bytes), a.tensors));
+        let (tensors, bytes) = (self.total.tensors, format::bytes(self.total.bytes));
+        writeln!(out, "weights    {tensors} tensors, {bytes} ({})", format::list(types))?;
+        for w in self.list.iter().flatten() {
+            writeln!(out, "  {} {} {:?}", w.name, w.dtype, w.shape)?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Serialize)]
+struct SafetensorsReport {
+    kind: &'static str,
+    path: PathBuf,
+    weights: Weights,
+    /// Tensors of types we do not read.
+    unreadable: Vec<String>,
+}
+
+fn safetensors(path: &Path, list: bool, context: &Context) -> anyhow::Result<()> {
+    let file = SafetensorsWeights::open(&[path])?;
+    let mut weights = Weights { list: list.then(Vec::new), ..Weights::default() };
+    let mut unreadable = Vec::new();
+    for name in file.names() {
+        match file.describe(name) {
+            Ok((dtype, shape)) => weights.add(name, dtype, &shape),
+            Err(_) => unreadable.push(name.to_string()),
+        }
+    }
+    let report = SafetensorsReport { kind: "safetensors", path: path.to_path_buf(), weights, unreadable };
+    context.present(&report, |out| {
+        writeln!(out, "file       {}", path.display())?;
+        report.weights.show(out)?;
+        if !report.unreadable.is_empty() {
+            writeln!(
+                out,
+                "unreadable {} tensors of types we do not read: {}",
+                report.unreadable.len(),
+                format::list(&report.unreadable)
+            )?;
+        }
+        Ok(())
+    })
+}

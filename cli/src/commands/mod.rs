@@ -1,0 +1,35 @@
+//! One file for each command: its arguments, what it prints, and the calls into the library between.
+
+pub(crate) mod bench;
+pub(crate) mod build;
+pub(crate) mod cache;
+pub(crate) mod completions;
+pub(crate) mod devices;
+pub(crate) mod doctor;
+pub(crate) mod inspect;
+pub(crate) mod man;
+pub(crate) mod providers;
+pub(crate) mod run;
+pub(crate) mod runtime;
+pub(crate) mod verify;
+
+use crate::{cli::Command, context::Context};
+use std::process::ExitCode;
+
+/// Carries out a command.
+pub(crate) fn run(command: Command, context: &Context) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Providers(args) => providers::run(&args, context),
+        Command::Devices(args) => devices::run(&args, context),
+        Command::Doctor(args) => doctor::run(&args, context),
+        Command::Runtime(args) => runtime::run(&args, context),
+        Command::Inspect(args) => inspect::run(&args, context),
+        Command::Build(args) => build::run(&args, context),
+        Command::Run(args) => run::run(&args, context),
+        Command::Verify(args) => verify::run(&args, context),
+        Command::Bench(args) => bench::run(&args, context),
+        Command::Cache(args) => cache::run(&args, context),
+        Command::Completions(args) => completions::run(&args, context),
+        Command::Man(args) => man::run(&args, context),
+    }
+}

@@ -1,0 +1,239 @@
+//! `sdrun run`
+
+use crate::{
+    commands::inspect::is_engine,
+    context::Context,
+    format, job,
+    model::{self, BuildArgs, ModelArgs, ProviderArgs, Weights},
+    tensors::{self, InputArgs, OutputArgs, Summary},
+};
+use sdrun::{
+    BuildOptions, Engine, EngineFile, Model, Session, Tensors,
+    abi::{Device, Error, Precision, RuntimeInfo, TensorSpec},
+    graph::WeightsPolicy,
+};
+use serde::Serialize;
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Instant,
+};
+
+/// Run a model or an engine once
+///
+/// A model is built first, or its engine taken from the cache. The shapes of input files fix the model's open
+/// dimensions, where --shape does not. NumPy files hold tensors as they are (bf16 as f32); a .png file is a tensor
+/// [1, 3, height, width].
+///
+/// Example: sdrun run taef2/encoder --input image=photo.png -o latent.npz
+///
+/// Example: sdrun run unet.sdengine --weights unet/model.onnx --input all.npz --output noise=out.npy
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// An .onnx file, the name of a built-in model, or an .sdengine file
+    #[arg(value_name = "MODEL|ENGINE")]
+    what: String,
+
+    /// Weights to run with: an .onnx file, a built-in model or .safetensors files with tensors named as in the
+    /// model. An engine without weights needs this (repeatable for shards)
+    #[arg(long, value_name = "FILE")]
+    weights: Vec<PathBuf>,
+
+    /// Fail where there is no engine in the cache, instead of building one
+    #[arg(long, conflicts_with_all = ["rebuild", "no_cache"])]
+    no_build: bool,
+
+    /// Run the provider in a worker process, so that a crash in it becomes an error
+    #[arg(long)]
+    isolate: bool,
+
+    #[command(flatten)]
+    provider: ProviderArgs,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    build: BuildArgs,
+    #[command(flatten)]
+    inputs: InputArgs,
+    #[command(flatten)]
+    outputs: OutputArgs,
+}
+
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    provider: String,
+    runtime: RuntimeInfo,
+    device: Device,
+    precision: Precision,
+    /// Whether the engine was loaded and not built.
+    cached: bool,
+    engine_seconds: f64,
+    /// Giving it its weights.
+    session_seconds: f64,
+    run_ms: f64,
+    outputs: Vec<Summary>,
+}
+
+pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    if is_engine(Path::new(&args.what)) { run_engine(args, context) } else { run_model(args, context) }
+}
+
+fn run_model(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    // With weights from elsewhere the model's own may be absent.
+    let policy = if args.weights.is_empty() { WeightsPolicy::Required } else { WeightsPolicy::MayBeAbsent };
+    let job = job::prepare(&args.what, &args.model, &args.inputs, policy, context)?;
+    args.outputs.check(&job.output_names(), &args.inputs)?;
+    let weights = open_weights(args, context)?;
+    let (provider, device) = args.provider.open(args.isolate, context)?;
+    let options = BuildOptions {
+        threads: args.provider.threads(),
+        shapes: job.shapes,
+        ..BuildOptions::new(device.clone())
+    };
+    let engine = args.build.build(context, &provider, options, &job.model, args.no_build)?;
+    finish(args, context, &engine, &device, weights.as_ref(), Some(&job.model), &job.inputs)
+}
+
+fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let path = Path::new(&args.what);
+    let manifest = EngineFile::open(path)?.manifest;
+    if let Some(id) = args.provider.provider.as_ref().filter(|id| **id != manifest.provider) {
+        let message =
+            format!("{} was made by the provider {}, not by {id}", path.display(), manifest.provider);
+        return Err(Error::invalid(message).with_hint("leave out `--provider`").into());
+    }
+    if !args.model.shapes.is_empty() {
+        return Err(Error::invalid("an engine has its shapes already")
+            .with_hint("leave out `--shape`, or run the model instead of the engine")
+            .into());
+    }
+    let weights = open_weights(args, context)?;
+    match (manifest.info.weights.is_empty(), &weights) {
+        (false, None) => {
+            return Err(Error::precondition(format!("{} holds no weights", path.display()))
+                .with_hint(format!(
+                    "it was built from {}: give `--weights` with that or with other weights",
+                    manifest.model
+                ))
+                .into());
+        }
+        (true, Some(_)) => {
+            return Err(Error::invalid(format!(
+                "{} has its weights baked in and takes no others",
+                path.display()
+            ))
+            .with_hint("leave out `--weights`")
+            .into());
+        }
+        _ => {}
+    }
+    let model = match &weights {
+        Some(Weights::Model(model)) => Some(&**model),
+        _ => None,
+    };
+    let mut inputs = args.inputs.read(&manifest.info.inputs, model.and_then(Model::builtin))?;
+    tensors::check(&manifest.info.inputs, &inputs)?;
+    let missing = args.inputs.missing(&manifest.info.inputs, &inputs, model.and_then(Model::builtin))?;
+    if !missing.is_empty() {
+        let model = model.ok_or_else(|| {
+            Error::invalid(format!("these inputs are not given: {}", format::list(&missing)))
+                .with_hint("give each with `--input NAME=FILE`; they can be made only with `--weights MODEL`")
+        })?;
+        let shape = |s: &TensorSpec| Some((s.name.clone(), s.shape.iter().copied().collect::<Option<_>>()?));
+        let shapes = manifest.info.inputs.iter().filter_map(shape).collect();
+        job::fill(model, &model.bound(&shapes)?, &mut inputs, args.inputs.seed)?;
+    }
+    let names: Vec<String> = manifest.info.outputs.iter().map(|s| s.name.clone()).collect();
+    args.outputs.check(&names, &args.inputs)?;
+
+    let registry = context.registry()?;
+    let provider = registry.open(&manifest.provider, &args.provider.isolation(args.isolate))?;
+    let device = match &args.provider.device {
+        Some(which) => provider.device(Some(which))?,
+        // The first of the class it was built for; what does not fit, the provider refuses.
+        None => {
+            let fits = provider.devices()?.into_iter().find(|d| d.class == manifest.device_class);
+            fits.map_or_else(|| provider.device(None), Ok)?
+        }
+    };
+    let task = context.task(&format!("loading {}", path.display()));
+    let engine = provider.load(path, &device, args.provider.threads(), &task.host(context.cancel_flag()))?;
+    drop(task);
+    finish(args, context, &engine, &device, weights.as_ref(), model, &inputs)
+}
+
+fn open_weights(args: &Args, context: &Context) -> anyhow::Result<Option<Weights>> {
+    if args.weights.is_empty() {
+        return Ok(None);
+    }
+    Weights::open(&args.weights, args.model.allow_links, context).map(Some)
+}
+
+/// From an engine to files and a report.
+fn finish(
+    args: &Args,
+    context: &Context,
+    engine: &Engine,
+    device: &Device,
+    weights: Option<&Weights>,
+    model: Option<&Model>,
+    inputs: &Tensors,
+) -> anyhow::Result<ExitCode> {
+    context.go_on()?;
+    let task = context.task("running");
+    let host = task.host(context.cancel_flag());
+    let mut session: Session = match (weights, model) {
+        (Some(weights), _) => weights.with(|source| engine.session(source, &host))?,
+        (None, Some(model)) => engine.session(&model.weights(), &host)?,
+        // An engine that has them baked in.
+        (None, None) => engine.session(&sdrun::weights::MapSource::default(), &host)?,
+    };
+    let started = Instant::now();
+    let outputs = session.run(inputs, &host)?;
+    let run_ms = started.elapsed().as_secs_f64() * 1e3;
+    drop(host);
+    drop(task);
+    context.go_on()?;
+    args.outputs.write(&outputs, &args.inputs, context)?;
+    let manifest = engine.manifest();
+    let report = Report {
+        model: manifest.model.clone(),
+        provider: manifest.provider.clone(),
+        runtime: engine.provider().runtime().clone(),
+        device: device.clone(),
+        precision: manifest.spec.precision,
+        cached: engine.was_loaded(),
+        engine_seconds: engine.seconds(),
+        session_seconds: session.seconds(),
+        run_ms,
+        outputs: outputs.iter().map(|(name, tensor)| Summary::of(name, tensor)).collect(),
+    };
+    context.present(&report, |out| {
+        writeln!(out, "{}", model::describe(engine, device))?;
+        show(out, &report)
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    let (session, run) = (format::seconds(report.session_seconds), format::seconds(report.run_ms / 1e3));
+    writeln!(out, "  weights in after {session}, ran in {run} (first run)")?;
+    let mut table = format::table(["output", "type", "shape", "min", "max", "mean", "stddev", "NaN, inf"]);
+    for s in &report.outputs {
+        let number = |v: Option<f64>| v.map_or("-".into(), |v| format!("{v:.5}"));
+        table.add_row([
+            s.name.clone(),
+            s.dtype.to_string(),
+            format!("{:?}", s.shape),
+            number(s.min),
+            number(s.max),
+            number(s.mean),
+            number(s.stddev),
+            s.not_finite.to_string(),
+        ]);
+    }
+    format::right(&mut table, 3..8);
+    writeln!(out, "{table}")
+}

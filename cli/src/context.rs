@@ -1,0 +1,144 @@
+//! What every command needs: the registry, somewhere to write, and whether to stop.
+
+use crate::{
+    cli::{Global, LogLevel},
+    exit::cannot_write,
+    files, format, interrupt,
+    progress::{Bars, Task},
+};
+use sdrun::{Discovery, Paths, Registry, abi};
+use serde::Serialize;
+use std::{
+    io::{self, ErrorKind, IsTerminal, Write},
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+/// Where JSON goes.
+enum Json {
+    No,
+    Stdout,
+    File(PathBuf),
+}
+
+/// The state of one call of the program.
+pub(crate) struct Context {
+    json: Json,
+    quiet: bool,
+    provider_path: Vec<PathBuf>,
+    cancel: Arc<AtomicBool>,
+    bars: Bars,
+}
+
+impl Context {
+    pub(crate) fn new(global: Global) -> Self {
+        let bars = Bars::new(!global.quiet && io::stderr().is_terminal());
+        let level = if global.quiet { LogLevel::Error } else { global.log_level };
+        tracing_subscriber::fmt()
+            .with_max_level(tracing::level_filters::LevelFilter::from(level))
+            .with_writer(bars.clone())
+            .with_ansi(
+                io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
+            )
+            .with_target(false)
+            .without_time()
+            .init();
+        Context {
+            json: match global.json {
+                None => Json::No,
+                Some(None) => Json::Stdout,
+                Some(Some(file)) => Json::File(file),
+            },
+            quiet: global.quiet,
+            provider_path: global.provider_path,
+            cancel: interrupt::flag(global.quiet),
+            bars,
+        }
+    }
+
+    /// The providers of this machine. Loads no code.
+    pub(crate) fn registry(&self) -> sdrun::Result<Registry> {
+        Registry::discover_with(&Discovery { provider_paths: self.provider_path.clone(), paths: None })
+    }
+
+    /// The user's folders.
+    pub(crate) fn paths(&self) -> sdrun::Result<Paths> {
+        Paths::default_for_user()
+    }
+
+    /// Whether Ctrl-C was pressed.
+    pub(crate) fn cancelled(&self) -> bool {
+        self.cancel.load(Relaxed)
+    }
+
+    /// The flag behind [`cancelled`](Self::cancelled).
+    pub(crate) fn cancel_flag(&self) -> Arc<AtomicBool> {
+        self.cancel.clone()
+    }
+
+    /// An error where Ctrl-C was pressed; asked between the steps of a command.
+    pub(crate) fn go_on(&self) -> abi::Result<()> {
+        if self.cancelled() { Err(abi::Error::new(abi::ErrorCode::Cancelled, "cancelled")) } else { Ok(()) }
+    }
+
+    /// A progress bar for a piece of work; it goes when the task is dropped.
+    pub(crate) fn task(&self, what: &str) -> Task {
+        self.bars.task(what)
+    }
+
+    /// Shows a result: as JSON, as text, or as both where the JSON goes to a file.
+    pub(crate) fn present(
+        &self,
+        value: &impl Serialize,
+        text: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> anyhow::Result<()> {
+        if !matches!(self.json, Json::No) {
+            self.json_only(value)?;
+        }
+        if matches!(self.json, Json::Stdout) { Ok(()) } else { self.print(text) }
+    }
+
+    /// Writes JSON where it was asked for; nothing otherwise.
+    pub(crate) fn json_only(&self, value: &impl Serialize) -> anyhow::Result<()> {
+        let mut json = match self.json {
+            Json::No => return Ok(()),
+            _ => serde_json::to_vec_pretty(value)?,
+        };
+        json.push(b'\n');
+        match &self.json {
+            Json::File(path) => files::write(path, |out| out.write_all(&json)),
+            _ => self.print(|out| out.write_all(&json)),
+        }
+    }
+
+    /// Writes text to stdout, control characters made harmless. A reader that went away (`sdrun … | head`) is
+    /// no error, and the rest of the command goes on as it would have.
+    pub(crate) fn print(&self, text: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
+        let mut buffer = Vec::new();
+        let mut stdout = io::stdout().lock();
+        let written = text(&mut buffer).and_then(|()| {
+            stdout.write_all(format::clean(&String::from_utf8_lossy(&buffer)).as_bytes())?;
+            stdout.flush()
+        });
+        match written {
+            Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(cannot_write("standard output", &e).into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// A line on stderr for a person, unless `--quiet`.
+    pub(crate) fn note(&self, text: &str) {
+        if !self.quiet {
+            self.complain(&format!("{text}\n"));
+        }
+    }
+
+    /// Text on stderr, whatever `--quiet` says.
+    pub(crate) fn complain(&self, text: &str) {
+        // With stderr closed there is nobody to tell.
+        let _ = self.bars.stderr(format::clean(text).as_bytes());
+    }
+}

@@ -1,0 +1,176 @@
+//! Exit codes, and how errors are shown.
+
+use crate::{context::Context, format};
+use sdrun::abi::{self, ErrorCode};
+use serde::Serialize;
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+/// What a command exits with when a comparison, check or measurement says no.
+pub(crate) const NO: u8 = 1;
+const USAGE: u8 = 2;
+const INTERNAL: u8 = 70;
+pub(crate) const CANCELLED: u8 = 130;
+
+/// The exit code of a kind of error, as documented in the help of `sdrun`.
+fn code_of(code: ErrorCode) -> u8 {
+    match code {
+        ErrorCode::NotFound => 3,
+        ErrorCode::InvalidArgument | ErrorCode::OutOfRange | ErrorCode::AlreadyExists => 4,
+        ErrorCode::FailedPrecondition | ErrorCode::Unavailable => 5,
+        ErrorCode::Unimplemented => 6,
+        ErrorCode::ResourceExhausted => 7,
+        ErrorCode::PermissionDenied => 8,
+        ErrorCode::DeadlineExceeded => 9,
+        ErrorCode::DataLoss => 10,
+        ErrorCode::Unknown | ErrorCode::Aborted | ErrorCode::Internal => INTERNAL,
+        ErrorCode::Cancelled => CANCELLED,
+    }
+}
+
+/// What is told about an error; `{"error": …}` with `--json`.
+#[derive(Debug, PartialEq, Serialize)]
+struct Failure {
+    code: String,
+    exit_code: u8,
+    message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    native_code: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Failed<'a> {
+    error: &'a Failure,
+}
+
+impl Failure {
+    fn of(error: &anyhow::Error) -> Self {
+        let (code, plain) = if let Some(ours) = error.downcast_ref::<sdrun::Error>() {
+            let plain = match ours {
+                sdrun::Error::Provider { error, .. } | sdrun::Error::Core(error) => Some(error),
+                _ => None,
+            };
+            (ours.code(), plain)
+        } else if let Some(plain) = error.downcast_ref::<abi::Error>() {
+            (plain.code, Some(plain))
+        } else {
+            (ErrorCode::Internal, None)
+        };
+        let hint = match error.downcast_ref::<sdrun::Error>() {
+            Some(ours) => ours.hint().map(str::to_owned),
+            None => plain.and_then(|e| e.hint.clone()),
+        };
+        Failure {
+            // The name serde gives the code, for example `not_found`.
+            code: serde_json::to_value(code)
+                .ok()
+                .and_then(|v| Some(v.as_str()?.to_owned()))
+                .unwrap_or_default(),
+            exit_code: code_of(code),
+            message: error.to_string(),
+            hint,
+            file: plain.and_then(|e| e.file.clone()),
+            native_code: plain.and_then(|e| e.native_code.clone()),
+        }
+    }
+
+    fn cancelled() -> Self {
+        Failure {
+            code: "cancelled".into(),
+            exit_code: CANCELLED,
+            message: "cancelled".into(),
+            hint: None,
+            file: None,
+            native_code: None,
+        }
+    }
+}
+
+/// Shows an error on stderr, and as JSON where that was asked for.
+pub(crate) fn report(error: &anyhow::Error, context: &Context) -> ExitCode {
+    // Whatever broke while the work was being stopped broke because of that.
+    let failure = if context.cancelled() { Failure::cancelled() } else { Failure::of(error) };
+    let mut text = format!("error: {}\n", failure.message);
+    if let Some(hint) = &failure.hint {
+        text += &format!("hint: {hint}\n");
+    }
+    context.complain(&text);
+    if let Err(e) = context.json_only(&Failed { error: &failure }) {
+        context.complain(&format!("error: {e}\n"));
+    }
+    ExitCode::from(failure.exit_code)
+}
+
+/// Shows what clap says: help and version on stdout, a wrong command line on stderr (and as JSON where
+/// `--json` is among the arguments).
+pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    // Nobody is left to tell where stdout or stderr is closed.
+    let _ = error.print();
+    if !error.use_stderr() {
+        return ExitCode::SUCCESS;
+    }
+    if std::env::args_os().any(|arg| arg == "--json") {
+        let text = error.render().to_string();
+        let first = text.lines().next().unwrap_or_default();
+        let failure = Failure {
+            code: "usage".into(),
+            exit_code: USAGE,
+            message: first.strip_prefix("error: ").unwrap_or(first).to_string(),
+            hint: None,
+            file: None,
+            native_code: None,
+        };
+        if let Ok(json) = serde_json::to_string_pretty(&Failed { error: &failure }) {
+            let _ = writeln!(io::stdout(), "{}", format::clean(&json));
+        }
+    }
+    ExitCode::from(USAGE)
+}
+
+/// The error of output that cannot be written.
+pub(crate) fn cannot_write(what: &str, error: &io::Error) -> abi::Error {
+    abi::Error::io("write", what, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_error_keeps_its_code_and_hint() {
+        let plain = abi::Error::not_found("no such thing").with_hint("look").with_file("x.onnx");
+        let expected = |message: &str| Failure {
+            code: "not_found".into(),
+            exit_code: 3,
+            message: message.into(),
+            hint: Some("look".into()),
+            file: Some("x.onnx".into()),
+            native_code: None,
+        };
+        assert_eq!(Failure::of(&plain.clone().into()), expected("no such thing"));
+        assert_eq!(Failure::of(&sdrun::Error::Core(plain.clone()).into()), expected("no such thing"));
+        let of_provider = sdrun::Error::Provider { provider: "p".into(), error: plain };
+        assert_eq!(Failure::of(&of_provider.into()), expected("p: no such thing"));
+        let foreign = Failure::of(&anyhow::anyhow!("odd"));
+        assert_eq!((foreign.code.as_str(), foreign.exit_code), ("internal", 70));
+    }
+
+    #[test]
+    fn kinds_that_scripts_tell_apart_differ() {
+        use ErrorCode::*;
+        let codes = [NotFound, InvalidArgument, FailedPrecondition, Unimplemented, ResourceExhausted];
+        let more = [PermissionDenied, DeadlineExceeded, DataLoss, Internal, Cancelled];
+        let mut all: Vec<u8> = codes.iter().chain(&more).map(|c| code_of(*c)).collect();
+        assert_eq!(all, [3, 4, 5, 6, 7, 8, 9, 10, 70, 130]);
+        all.extend([0, NO, USAGE]);
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 13);
+    }
+}

@@ -1,0 +1,121 @@
+//! Numbers, names and tables for people.
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use std::borrow::Cow;
+
+/// Text that cannot steer a terminal: control characters except newline and tab become `?`. Names in models,
+/// manifests and messages of vendors' libraries are anybody's text.
+pub(crate) fn clean(text: &str) -> Cow<'_, str> {
+    let harmful = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if text.contains(harmful) { text.replace(harmful, "?").into() } else { text.into() }
+}
+
+/// `1.23 GB`, in powers of 1000.
+pub(crate) fn bytes(n: u64) -> String {
+    let units = ["B", "kB", "MB", "GB", "TB"];
+    let mut value = n as f64;
+    let mut unit = 0;
+    // 999.5 would be shown as 1000.
+    while value >= 999.5 && unit + 1 < units.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{n} B") } else { format!("{} {}", three_digits(value), units[unit]) }
+}
+
+/// Bytes as MB for a column of its own.
+pub(crate) fn megabytes(n: u64) -> String {
+    three_digits(n as f64 / 1e6)
+}
+
+/// `12.3 s`, `850 ms`, `2 h 5 min`.
+pub(crate) fn seconds(s: f64) -> String {
+    match s {
+        s if s < 0.9995 => format!("{} ms", three_digits(s * 1e3)),
+        s if s < 120.0 => format!("{} s", three_digits(s)),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s if s < 172_800.0 => format!("{} h {} min", (s / 3600.0).floor(), ((s % 3600.0) / 60.0).floor()),
+        s => format!("{:.0} days", s / 86_400.0),
+    }
+}
+
+/// At least three significant digits, without an exponent.
+pub(crate) fn three_digits(v: f64) -> String {
+    match v.abs() {
+        a if a >= 99.95 => format!("{v:.0}"),
+        a if a >= 9.995 => format!("{v:.1}"),
+        a if a >= 0.9995 || a == 0.0 => format!("{v:.2}"),
+        _ => format!("{v:.3}"),
+    }
+}
+
+/// `[1, 4, ?, 64]`.
+pub(crate) fn dims(shape: &[Option<usize>]) -> String {
+    let dims: Vec<String> = shape.iter().map(|d| d.map_or("?".into(), |d| d.to_string())).collect();
+    format!("[{}]", dims.join(", "))
+}
+
+/// `a, b, c`, or `none`.
+pub(crate) fn list<S: AsRef<str>>(items: impl IntoIterator<Item = S>) -> String {
+    let items: Vec<S> = items.into_iter().collect();
+    if items.is_empty() {
+        return "none".into();
+    }
+    items.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(", ")
+}
+
+/// A table with a header; as wide as the terminal at most, unlimited in a pipe.
+pub(crate) fn table<S: AsRef<str>>(header: impl IntoIterator<Item = S>) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_header(header.into_iter().map(|s| s.as_ref().to_string()));
+    table
+}
+
+/// Aligns columns of numbers to the right.
+pub(crate) fn right(table: &mut Table, columns: std::ops::Range<usize>) {
+    for index in columns {
+        if let Some(column) = table.column_mut(index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn terminals_are_not_steered() {
+        assert_eq!(clean("a\x1b[2Jb\u{9b}1mc\x7f\r\n\td"), "a?[2Jb?1mc??\n\td");
+        assert!(matches!(clean("plain ü 漢\n"), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn sizes_and_times() {
+        for (n, text) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "1.00 kB"),
+            (999_499, "999 kB"),
+            (999_500, "1.00 MB"),
+            (3_438_000_000, "3.44 GB"),
+            (u64::MAX, "18446744 TB"),
+        ] {
+            assert_eq!(bytes(n), text);
+        }
+        for (s, text) in [
+            (0.0, "0.00 ms"),
+            (0.0123, "12.3 ms"),
+            (0.9999, "1.00 s"),
+            (59.96, "60.0 s"),
+            (119.0, "119 s"),
+            (600.0, "10 min"),
+            (7500.0, "2 h 5 min"),
+            (864_000.0, "10 days"),
+        ] {
+            assert_eq!(seconds(s), text);
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Arguments that name a provider, a model and how to build it; and the calls they lead to.
+
+use crate::{
+    context::Context,
+    format,
+    parse::{KeyValue, ShapeArg, duration},
+};
+use clap::Args;
+use sdrun::{
+    BuildOptions, CachePolicy, Engine, Isolation, Model, Provider, Shapes,
+    abi::{Device, Error, Precision, WeightSource},
+    graph::{OpenOptions, WeightsPolicy},
+    weights::SafetensorsWeights,
+    worker::Limits,
+};
+use std::{
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// How long a worker may go on after Ctrl-C.
+pub(crate) const CANCEL_LIMIT: Duration = Duration::from_secs(5);
+
+#[derive(Args)]
+#[command(next_help_heading = "Provider")]
+pub(crate) struct ProviderArgs {
+    /// Provider to use; without it, the best one that works here
+    #[arg(short, long, value_name = "ID")]
+    pub(crate) provider: Option<String>,
+
+    /// Device: an id, an index or a part of the name, as `sdrun devices` shows them
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<String>,
+
+    /// Threads for CPU devices; without it, all cores
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<NonZeroUsize>,
+
+    /// Run the provider in a worker process and kill it when one call into it takes longer
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    time_limit: Option<Duration>,
+}
+
+impl ProviderArgs {
+    /// Where the provider's code runs: in a worker where `isolate` says so, or there is a time limit.
+    pub(crate) fn isolation(&self, isolate: bool) -> Isolation {
+        isolation(isolate, self.time_limit)
+    }
+
+    pub(crate) fn threads(&self) -> Option<usize> {
+        self.threads.map(NonZeroUsize::get)
+    }
+
+    /// Opens the provider that was named, else the best one, and finds the device.
+    pub(crate) fn open(&self, isolate: bool, context: &Context) -> anyhow::Result<(Provider, Device)> {
+        let registry = context.registry()?;
+        let isolation = self.isolation(isolate);
+        let provider = match &self.provider {
+            Some(id) => registry.open(id, &isolation)?,
+            None => registry.open_best(&isolation)?,
+        };
+        let device = provider.device(self.device.as_deref())?;
+        tracing::info!(
+            "{} ({} {}) on {}",
+            provider.id(),
+            provider.runtime().name,
+            provider.runtime().version,
+            device.name
+        );
+        Ok((provider, device))
+    }
+}
+
+/// Isolation with one limit for every call.
+pub(crate) fn isolation(worker: bool, limit: Option<Duration>) -> Isolation {
+    let limits = Limits { init: limit, build: limit, session: limit, run: limit, cancel: Some(CANCEL_LIMIT) };
+    Isolation { worker: worker || limit.is_some(), limits, ..Isolation::default() }
+}
+
+#[derive(Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ModelArgs {
+    /// Shape of an input (repeatable). What is built or run needs every open dimension of the model
+    #[arg(long = "shape", value_name = "NAME=DIMS")]
+    pub(crate) shapes: Vec<ShapeArg>,
+
+    /// Follow symbolic and hard links of external weight files, also out of the model's folder
+    #[arg(long)]
+    pub(crate) allow_links: bool,
+}
+
+impl ModelArgs {
+    /// Opens a file or a built-in model.
+    pub(crate) fn open(
+        &self,
+        what: &str,
+        weights: WeightsPolicy,
+        context: &Context,
+    ) -> anyhow::Result<Model> {
+        open_model(what, &OpenOptions { allow_links: self.allow_links, weights }, context)
+    }
+
+    /// The shapes given.
+    pub(crate) fn shapes(&self) -> anyhow::Result<Shapes> {
+        let mut shapes = Shapes::new();
+        for ShapeArg { name, dims } in &self.shapes {
+            if shapes.insert(name.clone(), dims.clone()).is_some() {
+                return Err(Error::invalid(format!("--shape gives input {name:?} twice")).into());
+            }
+        }
+        Ok(shapes)
+    }
+}
+
+/// Opens a file or a built-in model, which is generated first where it is not in the cache.
+pub(crate) fn open_model(what: &str, options: &OpenOptions, context: &Context) -> anyhow::Result<Model> {
+    let task = context.task(&format!("generating {what}"));
+    let model = Model::find(what, &context.paths()?, options, &|done, total| {
+        task.bytes(done, total);
+        if context.cancelled() {
+            // Generating cannot be stopped otherwise; what is unfinished is made anew the next time.
+            std::process::exit(crate::exit::CANCELLED.into());
+        }
+    });
+    drop(task);
+    context.go_on()?;
+    Ok(model?)
+}
+
+/// Completes shapes: an input of a built-in model that is not named gets the size it is measured in.
+pub(crate) fn complete(model: &Model, given: Shapes) -> Shapes {
+    let mut shapes = given;
+    for input in model.builtin().map_or(&[][..], |b| b.inputs) {
+        shapes.entry(input.name.to_string()).or_insert_with(|| input.shape.to_vec());
+    }
+    shapes
+}
+
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Build")]
+pub(crate) struct BuildArgs {
+    /// Arithmetic the engine computes in: fp32, fp16 or bf16
+    #[arg(long, value_name = "PRECISION", default_value = "fp32")]
+    pub(crate) precision: Precision,
+
+    /// Store the weights in the engine: loads faster, takes no other weights
+    #[arg(long)]
+    pub(crate) bake: bool,
+
+    /// Option of the provider (repeatable)
+    #[arg(long = "option", value_name = "KEY=VALUE")]
+    options: Vec<KeyValue>,
+
+    /// Build even if there is an engine in the cache, and replace it
+    #[arg(long, conflicts_with = "no_cache")]
+    rebuild: bool,
+
+    /// Neither take an engine from the cache nor store one
+    #[arg(long)]
+    no_cache: bool,
+}
+
+impl BuildArgs {
+    /// For a reference: fp32, without what was meant for the other provider alone.
+    pub(crate) fn of_reference(&self) -> Self {
+        BuildArgs { precision: Precision::Fp32, bake: false, options: Vec::new(), ..self.clone() }
+    }
+
+    /// Builds, or takes from the cache. `only_cached` makes a build that would be needed an error.
+    pub(crate) fn build(
+        &self,
+        context: &Context,
+        provider: &Provider,
+        options: BuildOptions,
+        model: &Model,
+        only_cached: bool,
+    ) -> anyhow::Result<Engine> {
+        let cache = match (self.rebuild, self.no_cache, only_cached) {
+            (true, ..) => CachePolicy::Rebuild,
+            (_, true, _) => CachePolicy::Off,
+            (.., true) => CachePolicy::Only,
+            _ => CachePolicy::Use,
+        };
+        let options = BuildOptions {
+            precision: self.precision,
+            bake: self.bake,
+            cache,
+            options: self.options.iter().map(|o| (o.key.clone(), o.value.clone())).collect(),
+            ..options
+        };
+        let task = context.task(&format!("building {} for {}", model.name(), provider.id()));
+        Ok(provider.build(model, &options, &task.host(context.cancel_flag()))?)
+    }
+}
+
+/// Weights given apart from the model.
+pub(crate) enum Weights {
+    Model(Box<Model>),
+    Safetensors(SafetensorsWeights),
+}
+
+impl Weights {
+    /// Opens safetensors files, or one ONNX or built-in model.
+    pub(crate) fn open(files: &[PathBuf], allow_links: bool, context: &Context) -> anyhow::Result<Self> {
+        let is_safetensors = |path: &PathBuf| has_ending(path, "safetensors");
+        if files.iter().any(is_safetensors) || files.len() > 1 {
+            return Ok(Weights::Safetensors(SafetensorsWeights::open(files)?));
+        }
+        let what = files.first().map(|f| f.to_string_lossy()).unwrap_or_default();
+        let options = OpenOptions { allow_links, ..OpenOptions::default() };
+        Ok(Weights::Model(Box::new(open_model(&what, &options, context)?)))
+    }
+
+    /// Hands the source to `use_it`.
+    pub(crate) fn with<R>(&self, use_it: impl FnOnce(&dyn WeightSource) -> R) -> R {
+        match self {
+            Weights::Model(model) => use_it(&model.weights()),
+            Weights::Safetensors(weights) => use_it(weights),
+        }
+    }
+}
+
+/// Whether a path ends in `.ending`, in whatever case.
+pub(crate) fn has_ending(path: &Path, ending: &str) -> bool {
+    path.extension().is_some_and(|e| e.eq_ignore_ascii_case(ending))
+}
+
+/// One line about what an engine is.
+pub(crate) fn describe(engine: &Engine, device: &Device) -> String {
+    let manifest = engine.manifest();
+    format!(
+        "{} on {} ({}), {}, {} in {}",
+        manifest.model,
+        manifest.provider,
+        device.name,
+        manifest.spec.precision,
+        if engine.was_loaded() { "loaded" } else { "built" },
+        format::seconds(engine.seconds()),
+    )
+}

@@ -1,0 +1,218 @@
+//! Values on the command line.
+
+use std::{path::PathBuf, str::FromStr, time::Duration};
+
+/// `name=1,4,64,64`, the shape of an input.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ShapeArg {
+    pub(crate) name: String,
+    pub(crate) dims: Vec<usize>,
+}
+
+impl FromStr for ShapeArg {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        // Names of tensors may hold `=`, dimensions cannot.
+        let (name, dims) = text
+            .rsplit_once('=')
+            .filter(|(name, _)| !name.is_empty())
+            .ok_or("it has to be the name of an input, `=`, and dimensions: sample=1,4,64,64")?;
+        let dim = |d: &str| match d.trim().parse::<usize>() {
+            Ok(0) | Err(_) => Err(format!("dimension `{d}` is not a whole number of at least 1")),
+            Ok(d) => Ok(d),
+        };
+        // `name=` is the shape of a scalar.
+        let dims = if dims.is_empty() {
+            Vec::new()
+        } else {
+            dims.split([',', 'x']).map(dim).collect::<Result<_, _>>()?
+        };
+        Ok(ShapeArg { name: name.to_string(), dims })
+    }
+}
+
+/// `key=value`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct KeyValue {
+    pub(crate) key: String,
+    pub(crate) value: String,
+}
+
+impl FromStr for KeyValue {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once('=') {
+            Some((key, value)) if !key.is_empty() => Ok(KeyValue { key: key.into(), value: value.into() }),
+            _ => Err("it has to be a key, `=`, and a value".into()),
+        }
+    }
+}
+
+/// A file of tensors: `name=file` for one tensor, or a file alone for all it holds.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct TensorFile {
+    pub(crate) name: Option<String>,
+    pub(crate) path: PathBuf,
+    pub(crate) format: TensorFormat,
+}
+
+/// Told by the file's ending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TensorFormat {
+    Npy,
+    Npz,
+    Png,
+}
+
+impl FromStr for TensorFile {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, path) = match text.split_once('=') {
+            Some((name, path)) if !name.is_empty() => (Some(name.to_string()), PathBuf::from(path)),
+            _ => (None, PathBuf::from(text)),
+        };
+        let ending = path.extension().map(|e| e.to_string_lossy().to_lowercase()).unwrap_or_default();
+        let format = match &*ending {
+            "npy" => TensorFormat::Npy,
+            "npz" => TensorFormat::Npz,
+            "png" => TensorFormat::Png,
+            _ => return Err("the file has to end in .npy, .npz or .png".into()),
+        };
+        if name.is_none() && format != TensorFormat::Npz {
+            return Err("say which tensor this is: NAME=FILE (a file alone has to be .npz)".into());
+        }
+        Ok(TensorFile { name, path, format })
+    }
+}
+
+/// The values that black and white stand for: `0..1`, `-1..1`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ImageRange {
+    pub(crate) low: f32,
+    pub(crate) high: f32,
+}
+
+impl FromStr for ImageRange {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed =
+            text.split_once("..").and_then(|(low, high)| Some((low.parse().ok()?, high.parse().ok()?)));
+        match parsed {
+            Some((low, high)) if f32::is_finite(low) && f32::is_finite(high) && low < high => {
+                Ok(ImageRange { low, high })
+            }
+            _ => {
+                Err("it has to be the value of black, `..`, and the larger one of white: 0..1 or -1..1"
+                    .into())
+            }
+        }
+    }
+}
+
+/// A number of bytes: `5GB`, `1.5GiB`, `300 MB`, `4096`.
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    let (number, unit) = number_and_unit(text)?;
+    let factor = match unit.to_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "kb" => 1e3,
+        "m" | "mb" => 1e6,
+        "g" | "gb" => 1e9,
+        "t" | "tb" => 1e12,
+        "kib" => 1024.0,
+        "mib" => 1024f64.powi(2),
+        "gib" => 1024f64.powi(3),
+        "tib" => 1024f64.powi(4),
+        _ => return Err(format!("unknown unit `{unit}`: use B, kB, MB, GB, TB, KiB, MiB, GiB or TiB")),
+    };
+    Ok((number * factor) as u64)
+}
+
+/// A time: `500ms`, `3s`, `10min`, `12h`, `30d`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = number_and_unit(text)?;
+    let factor = match unit {
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        "d" => 86_400.0,
+        "w" => 604_800.0,
+        "" if number == 0.0 => 1.0,
+        "" => return Err("a unit is missing: ms, s, min, h, d or w".into()),
+        _ => return Err(format!("unknown unit `{unit}`: use ms, s, min, h, d or w")),
+    };
+    Duration::try_from_secs_f64(number * factor).map_err(|e| e.to_string())
+}
+
+fn number_and_unit(text: &str) -> Result<(f64, &str), String> {
+    let text = text.trim();
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let number = text[..end].parse::<f64>().map_err(|_| format!("`{text}` does not begin with a number"))?;
+    Ok((number, text[end..].trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn shapes() {
+        let shape = |name: &str, dims: &[usize]| Ok(ShapeArg { name: name.into(), dims: dims.into() });
+        assert_eq!("a=1,4,64".parse(), shape("a", &[1, 4, 64]));
+        assert_eq!("x/y:0=1x3".parse(), shape("x/y:0", &[1, 3]));
+        assert_eq!("a=b=2".parse(), shape("a=b", &[2]));
+        assert_eq!("timestep=".parse(), shape("timestep", &[]));
+        for bad in ["", "a", "=1", "a=0", "a=1,", "a=1,-2", "a=1.5", "a=99999999999999999999", "a=1,,2"] {
+            assert!(bad.parse::<ShapeArg>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn tensor_files() {
+        let file = |text: &str| text.parse::<TensorFile>();
+        let named = file("x=a=b.NPY").unwrap();
+        assert_eq!((named.name.as_deref(), named.path), (Some("x"), "a=b.NPY".into()));
+        assert_eq!(file("all.npz").unwrap().name, None);
+        for bad in ["x=file.bin", "file.npy", "file.png", "x=npy", ""] {
+            assert!(file(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ranges() {
+        assert_eq!("-1..1".parse(), Ok(ImageRange { low: -1.0, high: 1.0 }));
+        for bad in ["1..0", "0..0", "0", "a..1", "0..inf", "NaN..1", ".."] {
+            assert!(bad.parse::<ImageRange>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_and_durations() {
+        assert_eq!(size("5GB"), Ok(5_000_000_000));
+        assert_eq!(size("1.5 GiB"), Ok(1_610_612_736));
+        assert_eq!(size("0"), Ok(0));
+        assert_eq!(duration("30d"), Ok(Duration::from_secs(30 * 86_400)));
+        assert_eq!(duration("1.5s"), Ok(Duration::from_millis(1500)));
+        for bad in ["", "GB", "5 parsecs", "-1GB", "1.2.3"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+        for bad in ["", "5", "5y", "999999999999999999999d", "-3s"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_panics(text in ".{0,40}") {
+            let _ = (text.parse::<ShapeArg>(), text.parse::<KeyValue>(), text.parse::<TensorFile>());
+            let _ = (text.parse::<ImageRange>(), size(&text), duration(&text));
+        }
+
+        #[test]
+        fn shapes_are_read_as_written(name in "[a-z/:.=]{1,9}", dims in prop::collection::vec(1usize.., 0..6)) {
+            let text = dims.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+            prop_assert_eq!(format!("{name}={text}").parse(), Ok(ShapeArg { name, dims }));
+        }
+    }
+}

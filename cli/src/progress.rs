@@ -1,0 +1,94 @@
+//! Progress bars on a terminal, and log lines that do not tear them.
+
+use crate::format;
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use sdrun::Observer;
+use std::{
+    io::{self, Write},
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
+use tracing_subscriber::fmt::MakeWriter;
+
+/// All progress bars of the program; hidden where nobody watches. Everything for stderr goes through it.
+#[derive(Clone)]
+pub(crate) struct Bars(MultiProgress);
+
+impl Bars {
+    pub(crate) fn new(visible: bool) -> Self {
+        let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        Bars(MultiProgress::with_draw_target(target))
+    }
+
+    pub(crate) fn task(&self, what: &str) -> Task {
+        let bar = self.0.add(ProgressBar::new_spinner());
+        bar.set_style(style("{spinner} {prefix} {msg} {elapsed}"));
+        bar.set_prefix(format::clean(what).into_owned());
+        if !self.0.is_hidden() {
+            // The spinner and the seconds go on where a provider reports nothing.
+            bar.enable_steady_tick(Duration::from_millis(120));
+        }
+        Task { bar }
+    }
+
+    pub(crate) fn stderr(&self, bytes: &[u8]) -> io::Result<()> {
+        self.0.suspend(|| io::stderr().lock().write_all(bytes))
+    }
+}
+
+impl io::Write for &Bars {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stderr(bytes).map(|()| bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Bars {
+    type Writer = &'a Bars;
+    fn make_writer(&'a self) -> &'a Bars {
+        self
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner())
+}
+
+/// A piece of work with a bar; dropping it takes the bar away.
+pub(crate) struct Task {
+    bar: ProgressBar,
+}
+
+impl Task {
+    /// `step` of `total` of a phase; 0 is an unknown total.
+    pub(crate) fn step(&self, phase: &str, step: u64, total: u64) {
+        self.bar.set_message(format::clean(phase).into_owned());
+        if total > 0 && self.bar.length() != Some(total) {
+            self.bar.set_length(total);
+            self.bar.set_style(style("{spinner} {prefix} {msg} {bar:30} {percent} % {elapsed}"));
+        }
+        self.bar.set_position(step);
+    }
+
+    /// Bytes of a total.
+    pub(crate) fn bytes(&self, done: u64, total: u64) {
+        if self.bar.length() != Some(total) {
+            self.bar.set_length(total);
+            self.bar.set_style(style("{spinner} {prefix} {bar:30} {bytes} of {total_bytes} {elapsed}"));
+        }
+        self.bar.set_position(done);
+    }
+
+    /// A host for calls into the library: logs, shows progress here, and stops when `cancel` is set.
+    pub(crate) fn host(&self, cancel: Arc<AtomicBool>) -> Observer<impl Fn(&str, u64, u64) + Sync> {
+        Observer::new(|phase: &str, step, total| self.step(phase, step, total), cancel)
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

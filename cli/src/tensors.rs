@@ -1,0 +1,280 @@
+//! Inputs from files, outputs into files, and what tensors look like in a table.
+
+use crate::{
+    context::Context,
+    files::{self, npy, npz, png},
+    format,
+    parse::{ImageRange, TensorFile, TensorFormat},
+};
+use clap::Args;
+use sdrun::{
+    HostTensor, Tensors,
+    abi::{DType, Error, TensorSpec},
+    weights::builtin::{Builtin, InputKind},
+};
+use serde::Serialize;
+use std::path::PathBuf;
+
+#[derive(Args)]
+#[command(next_help_heading = "Inputs and outputs")]
+pub(crate) struct InputArgs {
+    /// Input from a .npy, .npz or .png file; a .npz file alone gives all inputs it holds (repeatable)
+    #[arg(short, long = "input", value_name = "[NAME=]FILE")]
+    inputs: Vec<TensorFile>,
+
+    /// Make the inputs that are not given, from this seed. Built-in models know sensible ones; others get noise of
+    /// unit variance, and integers of 0 and 1
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+
+    /// What black and white are in tensors of pictures, for example 0..1 or -1..1
+    #[arg(long, value_name = "LOW..HIGH", allow_hyphen_values = true)]
+    image_range: Option<ImageRange>,
+}
+
+impl InputArgs {
+    /// Reads the input files. `specs` are the inputs of the model or engine; `builtin` knows what its pictures
+    /// range over.
+    pub(crate) fn read(&self, specs: &[TensorSpec], builtin: Option<&Builtin>) -> anyhow::Result<Tensors> {
+        let mut tensors = Tensors::new();
+        for file in &self.inputs {
+            let read: Vec<(String, HostTensor)> = match (&file.name, file.format) {
+                (Some(name), TensorFormat::Npy) => vec![(name.clone(), npy::read(&file.path)?)],
+                (Some(name), TensorFormat::Png) => {
+                    let spec = spec_of(specs, name)?;
+                    let range = self.image_range.or_else(|| picture_range(builtin?, name));
+                    vec![(
+                        name.clone(),
+                        png::read(&file.path, spec.dtype, range.ok_or_else(|| no_range(name))?)?,
+                    )]
+                }
+                (name, _) => npz::read(&file.path, name.as_deref())?.into_iter().collect(),
+            };
+            for (name, tensor) in read {
+                let spec = spec_of(specs, &name)?;
+                let tensor = narrowed(spec, tensor)?;
+                if tensors.insert(name.clone(), tensor).is_some() {
+                    return Err(Error::invalid(format!("input {name:?} is given twice")).into());
+                }
+            }
+        }
+        Ok(tensors)
+    }
+
+    /// The inputs that are missing, or an error where they cannot be made: `--seed` was not given and the model is
+    /// not built in.
+    pub(crate) fn missing(
+        &self,
+        specs: &[TensorSpec],
+        given: &Tensors,
+        builtin: Option<&Builtin>,
+    ) -> anyhow::Result<Vec<String>> {
+        let missing: Vec<&TensorSpec> = specs.iter().filter(|s| !given.contains_key(&s.name)).collect();
+        if missing.is_empty() || self.seed.is_some() || builtin.is_some() {
+            return Ok(missing.into_iter().map(|s| s.name.clone()).collect());
+        }
+        let wanted = missing.iter().map(|s| format!("{} {} {}", s.name, s.dtype, format::dims(&s.shape)));
+        Err(Error::invalid(format!("these inputs are not given: {}", format::list(wanted)))
+            .with_hint("give each with `--input NAME=FILE`, or let them be made with `--seed N`")
+            .into())
+    }
+
+    /// The range for an output picture.
+    fn output_range(&self, name: &str) -> anyhow::Result<ImageRange> {
+        Ok(self.image_range.ok_or_else(|| no_range(name))?)
+    }
+}
+
+fn spec_of<'a>(specs: &'a [TensorSpec], name: &str) -> Result<&'a TensorSpec, Error> {
+    specs.iter().find(|s| s.name == name).ok_or_else(|| {
+        let known = format::list(specs.iter().map(|s| &s.name));
+        Error::invalid(format!("there is no input called {name:?} (inputs: {known})"))
+    })
+}
+
+/// Refuses tensors of another type or shape than their input.
+pub(crate) fn check(specs: &[TensorSpec], tensors: &Tensors) -> Result<(), Error> {
+    for (name, tensor) in tensors {
+        let spec = spec_of(specs, name)?;
+        let rank = spec.shape.len() == tensor.shape().len();
+        let fits =
+            rank && spec.shape.iter().zip(tensor.shape()).all(|(want, got)| want.is_none_or(|w| w == *got));
+        if spec.dtype != tensor.dtype() || !fits {
+            let (dtype, shape) = (tensor.dtype(), tensor.shape());
+            let wanted = format!("{} {}", spec.dtype, format::dims(&spec.shape));
+            return Err(Error::invalid(format!(
+                "input {name:?} is {dtype} {shape:?} and has to be {wanted}"
+            ))
+            .with_hint("convert the tensor, or give the shape it has with `--shape`"));
+        }
+    }
+    Ok(())
+}
+
+fn picture_range(builtin: &Builtin, name: &str) -> Option<ImageRange> {
+    match builtin.inputs.iter().find(|i| i.name == name)?.kind {
+        InputKind::Picture { low, high } => Some(ImageRange { low, high }),
+        _ => None,
+    }
+}
+
+fn no_range(name: &str) -> Error {
+    Error::invalid(format!("the values of black and white in {name:?} are not known"))
+        .with_hint("add `--image-range 0..1` or `--image-range -1..1`, whichever the model was made for")
+}
+
+/// NumPy files have no bf16, so an f32 file stands for a bf16 input, rounded to nearest.
+fn narrowed(spec: &TensorSpec, tensor: HostTensor) -> anyhow::Result<HostTensor> {
+    if (spec.dtype, tensor.dtype()) != (DType::BF16, DType::F32) {
+        return Ok(tensor);
+    }
+    let values = tensor.to_f64().ok_or_else(|| Error::internal("an f32 tensor has no values"))?;
+    Ok(HostTensor::from_f64(DType::BF16, tensor.shape().to_vec(), &values)?)
+}
+
+#[derive(Args)]
+#[command(next_help_heading = "Inputs and outputs")]
+pub(crate) struct OutputArgs {
+    /// Write one output to a .npy or .png file (repeatable)
+    #[arg(long = "output", value_name = "NAME=FILE")]
+    outputs: Vec<TensorFile>,
+
+    /// Write all outputs to a .npz file
+    #[arg(short = 'o', long = "outputs", value_name = "FILE.npz")]
+    all: Option<PathBuf>,
+}
+
+impl OutputArgs {
+    /// Refuses what could not be written, before the work begins. `names` are the outputs there will be.
+    pub(crate) fn check(&self, names: &[String], inputs: &InputArgs) -> anyhow::Result<()> {
+        for file in &self.outputs {
+            let Some(name) = &file.name else {
+                return Err(Error::invalid("--output needs the name of an output: `--output NAME=FILE`")
+                    .with_hint("`-o FILE.npz` writes all outputs")
+                    .into());
+            };
+            if !names.contains(name) {
+                let known = format::list(names);
+                return Err(
+                    Error::invalid(format!("there is no output called {name:?} (outputs: {known})")).into()
+                );
+            }
+            match file.format {
+                TensorFormat::Npy => {}
+                TensorFormat::Png => drop(inputs.output_range(name)?),
+                TensorFormat::Npz => {
+                    return Err(Error::invalid(
+                        "one output goes to a .npy or .png file; `-o` takes a .npz file",
+                    )
+                    .into());
+                }
+            }
+            files::check_target(&file.path)?;
+        }
+        if let Some(path) = &self.all {
+            if !crate::model::has_ending(path, "npz") {
+                return Err(Error::invalid(format!("-o takes a .npz file, not {}", path.display())).into());
+            }
+            files::check_target(path)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the files. A second file that fails leaves the first, complete.
+    pub(crate) fn write(
+        &self,
+        outputs: &Tensors,
+        inputs: &InputArgs,
+        context: &Context,
+    ) -> anyhow::Result<()> {
+        for file in &self.outputs {
+            let Some((name, tensor)) = file.name.as_ref().and_then(|n| outputs.get_key_value(n)) else {
+                continue;
+            };
+            if file.format == TensorFormat::Png {
+                let picture = png::Picture::of(name, tensor, inputs.output_range(name)?)?;
+                if picture.not_finite > 0 {
+                    context.note(&format!(
+                        "warning: {} values of {name} are NaN or infinite",
+                        picture.not_finite
+                    ));
+                }
+                files::write(&file.path, |out| picture.write_to(out))?;
+            } else {
+                let stored = npy::storable(name, tensor)?;
+                files::write(&file.path, |out| npy::write_to(out, stored.as_ref().unwrap_or(tensor)))?;
+            }
+        }
+        if let Some(path) = &self.all {
+            let stored = outputs
+                .iter()
+                .map(|(name, tensor)| Ok((name.as_str(), tensor, npy::storable(name, tensor)?)))
+                .collect::<anyhow::Result<Vec<_>>>()?;
+            let entries =
+                stored.iter().map(|(name, tensor, stored)| (*name, stored.as_ref().unwrap_or(tensor)));
+            files::write(path, |out| npz::write_to(out, entries))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a tensor holds, for a table.
+#[derive(Serialize)]
+pub(crate) struct Summary {
+    pub(crate) name: String,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<usize>,
+    /// Of the finite values; `None` where there are none.
+    pub(crate) min: Option<f64>,
+    pub(crate) max: Option<f64>,
+    pub(crate) mean: Option<f64>,
+    pub(crate) stddev: Option<f64>,
+    /// NaN and infinite values.
+    pub(crate) not_finite: usize,
+}
+
+impl Summary {
+    pub(crate) fn of(name: &str, tensor: &HostTensor) -> Self {
+        let values = tensor.to_f64().unwrap_or_default();
+        let finite: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
+        let n = finite.len() as f64;
+        let mean = finite.iter().sum::<f64>() / n;
+        let variance = finite.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
+        let some = |v: f64| (!finite.is_empty()).then_some(v);
+        Summary {
+            name: name.to_string(),
+            dtype: tensor.dtype(),
+            shape: tensor.shape().to_vec(),
+            min: some(finite.iter().copied().fold(f64::INFINITY, f64::min)),
+            max: some(finite.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
+            mean: some(mean),
+            stddev: some(variance.sqrt()),
+            not_finite: values.len() - finite.len(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summaries_leave_out_what_is_not_finite() {
+        let tensor = HostTensor::from_f32(vec![5], &[1.0, 3.0, f32::NAN, f32::INFINITY, 8.0]).unwrap();
+        let s = Summary::of("x", &tensor);
+        assert_eq!((s.min, s.max, s.mean, s.not_finite), (Some(1.0), Some(8.0), Some(4.0), 2));
+        // ((1-4)² + (3-4)² + (8-4)²) / 3
+        assert!((s.stddev.unwrap() - (26.0f64 / 3.0).sqrt()).abs() < 1e-12);
+        let empty = Summary::of("x", &HostTensor::zeros(DType::F32, vec![0]).unwrap());
+        assert_eq!((empty.min, empty.mean), (None, None));
+    }
+
+    #[test]
+    fn an_f32_file_stands_for_a_bf16_input_only() {
+        let spec = |dtype| TensorSpec { name: "x".into(), dtype, shape: vec![Some(1)] };
+        let tensor = || HostTensor::from_f32(vec![1], &[1.003]).unwrap();
+        let narrow = narrowed(&spec(DType::BF16), tensor()).unwrap();
+        assert_eq!((narrow.dtype(), narrow.to_f64().unwrap()), (DType::BF16, vec![1.0]));
+        assert_eq!(narrowed(&spec(DType::F16), tensor()).unwrap().dtype(), DType::F32);
+    }
+}

@@ -1,0 +1,268 @@
+//! Models, engines, weights and tensors in files, good and bad.
+
+mod common;
+
+use common::{Sandbox, model, npy};
+use sdrun::{
+    EngineFile, EngineManifest,
+    abi::{BuildSpec, DType, EngineInfo, Precision, TensorSpec, WeightSpec},
+};
+use std::path::Path;
+
+#[test]
+fn a_model_is_described() {
+    let sandbox = Sandbox::new();
+    let path = sandbox.file("ü 漢 model.onnx", model("x"));
+    let text = sandbox.run(&["inspect", &path]).succeeds().stdout.clone();
+    for words in [
+        "tests",
+        "ai.onnx 17",
+        "x f32 [n, 4]",
+        "y f32 [n, 4]",
+        "Mul 1",
+        "f32: 16 B in 1",
+        "with open dimensions",
+    ] {
+        assert!(text.contains(words), "{words:?} is not in\n{text}");
+    }
+    let (_, open) = sandbox.json(&["inspect", &path]);
+    assert_eq!(open["operators"], serde_json::json!({ "Mul": 1 }));
+    assert_eq!(open["inputs"][0]["shape"], serde_json::json!(["n", 4]));
+    assert_eq!(open["weights"]["bytes"], 16);
+    assert_eq!(open["topology"]["bound"], false);
+    let (_, bound) = sandbox.json(&["inspect", &path, "--shape", "x=2,4", "--passes", "--weights"]);
+    assert_eq!(bound["topology"]["bound"], true);
+    assert_ne!(bound["topology"]["hash"], open["topology"]["hash"]);
+    assert_eq!(bound["simplified"]["nodes_after"], 1);
+    assert_eq!(bound["weights"]["list"][0]["name"], "w");
+    // The hash ignores the values of weights.
+    let mut other = model("x");
+    let at = other.windows(4).position(|w| w == 4f32.to_le_bytes()).unwrap();
+    other[at..at + 4].copy_from_slice(&5f32.to_le_bytes());
+    let other = sandbox.file("other.onnx", other);
+    assert_eq!(sandbox.json(&["inspect", &other]).1["topology"], open["topology"]);
+}
+
+#[test]
+fn built_in_models_are_listed_and_described_without_being_generated() {
+    let sandbox = Sandbox::new();
+    let (_, listed) = sandbox.json(&["inspect", "--list"]);
+    let names: Vec<&str> =
+        listed["models"].as_array().unwrap().iter().map(|m| m["name"].as_str().unwrap()).collect();
+    for name in ["mobilenet-v2", "sd15/vae-decoder", "sd15/unet", "sd15/text-encoder"] {
+        assert!(names.contains(&name), "{name}");
+    }
+    let (_, json) = sandbox.json(&["inspect", "mobilenet-v2", "--shape", "input=1,3,224,224"]);
+    assert_eq!(json["topology"]["bound"], true);
+    assert!(json["operators"]["Conv"].as_u64().unwrap() > 40);
+    assert_eq!(json["files"][0]["present"], false);
+    assert!(!sandbox.path("cache").exists());
+    sandbox.run(&["inspect"]).fails(2, &["FILE"]);
+    sandbox.run(&["inspect", "x", "--list"]).fails(2, &["cannot be used"]);
+}
+
+#[test]
+fn models_that_are_not_there_or_none() {
+    let sandbox = Sandbox::new();
+    for command in ["build", "run", "verify", "bench"] {
+        sandbox.run(&[command, "absent.onnx"]).fails(3, &["absent.onnx", "hint: "]);
+        sandbox.run(&[command, "sd15/unett"]).fails(3, &["sd15/unett", "sd15/unet,"]);
+    }
+    sandbox.run(&["inspect", "absent.onnx"]).fails(3, &["absent.onnx", "hint: "]);
+    let whole = model("x");
+    let good = sandbox.file("good.onnx", &whole);
+    sandbox.run(&["inspect", &good]).succeeds();
+    for cut in [whole.len() - 1, whole.len() / 2, 9] {
+        let path = sandbox.file("cut.onnx", &whole[..cut]);
+        for command in ["inspect", "build", "run"] {
+            sandbox.run(&[command, &path]).fails(10, &["cut.onnx", "not a valid ONNX model"]);
+        }
+    }
+    let junk = sandbox.file("junk.onnx", b"\xff\xfe\xfd not protobuf");
+    sandbox.run(&["inspect", &junk]).fails(10, &["junk.onnx"]);
+    let folder = sandbox.path("work");
+    let outcome = sandbox.run(&["inspect", folder.to_str().unwrap()]);
+    assert!(outcome.code.is_some_and(|c| c != 0 && c != 70), "{:?} {}", outcome.code, outcome.stderr);
+}
+
+#[test]
+fn shapes_that_do_not_fit() {
+    let sandbox = Sandbox::new();
+    let path = sandbox.file("m.onnx", model("x"));
+    sandbox.run(&["build", &path, "--shape", "x"]).fails(2, &["sample=1,4,64,64"]);
+    sandbox.run(&["build", &path, "--shape", "x=1,0"]).fails(2, &["at least 1"]);
+    sandbox.run(&["build", &path]).fails(4, &["m.onnx", "x", "hint: ", "--shape"]);
+    sandbox.run(&["build", &path, "--shape", "x=1,4", "--shape", "x=2,4"]).fails(4, &["twice"]);
+    sandbox.run(&["build", &path, "--shape", "z=1,4"]).fails(4, &["z"]);
+    sandbox.run(&["build", &path, "--shape", "x=1,5"]).fails(4, &["x", "5"]);
+    sandbox.run(&["inspect", &path, "--shape", "x=1,2,3"]).fails(4, &["x"]);
+    sandbox.run(&["bench", "--shape", "x=1"]).fails(4, &["no", "model"]);
+    // Nothing is wrong with the model here, so it is the provider that is missing.
+    sandbox.run(&["build", &path, "--shape", "x=1,4", "-p", "nope"]).fails(3, &["`nope`"]);
+    sandbox.run(&["build", &path, "--shape", "x=1,4"]).fails(5, &["no provider works here", "sdrun doctor"]);
+}
+
+#[test]
+fn inputs_that_do_not_fit() {
+    let sandbox = Sandbox::new();
+    let path = sandbox.file("m.onnx", model("x"));
+    let run = |more: &[&str]| sandbox.run(&[&["run", &path], more].concat());
+    let good = format!("x={}", sandbox.file("good.npy", npy("(2, 4)", &[1.0; 8])));
+    run(&[]).fails(4, &["x f32 [?, 4]", "--seed"]);
+    run(&["--input", "good.npy"]).fails(2, &["NAME=FILE"]);
+    run(&["--input", "x=data.bin"]).fails(2, &[".npy"]);
+    run(&["--input", "x=absent.npy"]).fails(3, &["absent.npy"]);
+    run(&["--input", &good, "--input", &good]).fails(4, &["twice"]);
+    run(&["--input", &good.replace("x=", "z=")]).fails(4, &["\"z\"", "inputs: x"]);
+    let cut = sandbox.file("cut.npy", &npy("(2, 4)", &[1.0; 8])[..90]);
+    run(&["--input", &format!("x={cut}")]).fails(10, &["cut.npy", "truncated"]);
+    let wide = sandbox.file("wide.npy", npy("(1, 5)", &[1.0; 5]));
+    run(&["--input", &format!("x={wide}")]).fails(4, &["x", "5"]);
+    run(&["--input", &good, "--shape", "x=3,4"]).fails(4, &["f32 [2, 4]", "f32 [3, 4]"]);
+    let flat = sandbox.file("flat.npy", npy("(4,)", &[1.0; 4]));
+    run(&["--input", &format!("x={flat}"), "--shape", "x=1,4"]).fails(4, &["f32 [4]", "f32 [1, 4]"]);
+    let mut integers = npy("(1, 4)", &[1.0; 4]);
+    let kind = integers.windows(2).position(|w| w == b"f4").unwrap();
+    integers[kind] = b'i';
+    let integers = sandbox.file("integers.npy", integers);
+    run(&["--input", &format!("x={integers}")]).fails(4, &["i32 [1, 4]", "f32 [1, 4]"]);
+    let text = sandbox.file("text.npz", b"not a zip file");
+    run(&["--input", &text]).fails(10, &["text.npz"]);
+    let picture = sandbox.file("p.png", b"\x89PNG\r\n\x1a\n");
+    run(&["--input", &format!("x={picture}")]).fails(4, &["black and white", "--image-range"]);
+    run(&["--input", &format!("x={picture}"), "--image-range", "-1..1"]).fails(10, &["p.png"]);
+    run(&["--image-range", "1..0"]).fails(2, &["0..1"]);
+    // What is right gets as far as the provider; so do the shapes the file gives.
+    run(&["--input", &good, "-p", "nope"]).fails(3, &["`nope`"]);
+}
+
+#[test]
+fn outputs_are_checked_before_the_work() {
+    let sandbox = Sandbox::new();
+    let path = sandbox.file("m.onnx", model("x"));
+    let run = |more: &[&str]| {
+        sandbox.run(&[&["run", &path, "--seed", "1", "--shape", "x=1,4", "-p", "nope"], more].concat())
+    };
+    run(&[]).fails(3, &["`nope`"]);
+    run(&["--output", "z=z.npy"]).fails(4, &["\"z\"", "outputs: y"]);
+    run(&["--output", "y=absent/y.npy"]).fails(3, &["absent/y.npy"]);
+    run(&["--output", "y=y.npz"]).fails(4, &[".npz"]);
+    run(&["--output", "y=y.png"]).fails(4, &["--image-range"]);
+    run(&["-o", "y.npy"]).fails(4, &[".npz"]);
+    run(&["-o", "."]).fails(4, &["."]);
+    sandbox
+        .run(&["build", &path, "--shape", "x=1,4", "-p", "nope", "-o", "absent/e.sdengine"])
+        .fails(3, &["absent"]);
+    let left: Vec<_> =
+        std::fs::read_dir(sandbox.path("work")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["m.onnx"]);
+}
+
+#[test]
+fn verify_needs_a_reference() {
+    let sandbox = Sandbox::new();
+    let path = sandbox.file("m.onnx", model("x"));
+    let args = ["verify", &path, "--seed", "1", "--shape", "x=1,4"];
+    sandbox.run(&args).fails(5, &["no reference provider", "--reference"]);
+    sandbox.run(&[&args[..], &["--reference-file", "absent.npz"]].concat()).fails(3, &["absent.npz"]);
+    sandbox.run(&[&args[..], &["--reference", "nope"]].concat()).fails(3, &["`nope`"]);
+    sandbox.run(&["bench", "-p", "nope"]).fails(3, &["`nope`"]);
+    assert!(!sandbox.path("cache").exists(), "no model was generated for nothing");
+}
+
+fn engine(path: &Path, weights: Vec<WeightSpec>) {
+    let tensor =
+        |name: &str| TensorSpec { name: name.into(), dtype: DType::F32, shape: vec![Some(1), Some(4)] };
+    let manifest = EngineManifest {
+        provider: "maker".into(),
+        build_id: "b".into(),
+        runtime: ("runtime".into(), "1.0".into()),
+        device_class: "cpu".into(),
+        topology: "abc".into(),
+        model: "mobilenet-v2".into(),
+        spec: BuildSpec {
+            device: "cpu".into(),
+            precision: Precision::Fp32,
+            threads: None,
+            bake: weights.is_empty(),
+            options: Default::default(),
+        },
+        baked: weights.is_empty().then(|| "hash".into()),
+        info: EngineInfo {
+            inputs: vec![tensor("x")],
+            outputs: vec![tensor("y")],
+            weights,
+            compatibility: "c".into(),
+        },
+    };
+    EngineFile::write(path, &manifest, b"payload").expect("the engine file can be written");
+}
+
+#[test]
+fn engines_are_described_and_say_what_they_need() {
+    let sandbox = Sandbox::new();
+    let stripped = sandbox.path("work/stripped.sdengine");
+    engine(&stripped, vec![WeightSpec { name: "w".into(), dtype: DType::F32, shape: vec![4] }]);
+    let path = stripped.to_str().unwrap();
+    let text = sandbox.run(&["inspect", path]).succeeds().stdout.clone();
+    for words in ["maker", "mobilenet-v2", "1 tensors, 16 B", "x f32 [1, 4]"] {
+        assert!(text.contains(words), "{words:?} is not in\n{text}");
+    }
+    assert_eq!(sandbox.json(&["inspect", path]).1["provider"], "maker");
+    sandbox.run(&["inspect", path, "--passes"]).fails(4, &["engine"]);
+    let input = format!("x={}", sandbox.file("x.npy", npy("(1, 4)", &[1.0; 4])));
+    sandbox
+        .run(&["run", path, "--input", &input])
+        .fails(5, &["holds no weights", "--weights", "mobilenet-v2"]);
+    sandbox.run(&["run", path, "-p", "other"]).fails(4, &["maker", "other"]);
+    sandbox.run(&["run", path, "--shape", "x=1,4"]).fails(4, &["--shape"]);
+
+    let baked = sandbox.path("work/baked.sdengine");
+    engine(&baked, Vec::new());
+    let path = baked.to_str().unwrap();
+    sandbox.run(&["run", path, "--input", &input]).fails(3, &["no provider `maker`"]);
+    sandbox.run(&["run", path]).fails(4, &["x f32 [1, 4]"]);
+    sandbox.run(&["run", path, "--seed", "1"]).fails(4, &["--weights MODEL"]);
+    let model = sandbox.file("m.onnx", model("x"));
+    sandbox.run(&["run", path, "--weights", &model]).fails(4, &["baked in"]);
+
+    let bytes = std::fs::read(&baked).unwrap();
+    for (name, bytes) in [("cut", &bytes[..bytes.len() - 1]), ("short", &bytes[..20]), ("empty", b"")] {
+        let path = sandbox.file(&format!("{name}.sdengine"), bytes);
+        sandbox.run(&["inspect", &path]).fails(10, &[name]);
+        sandbox.run(&["run", &path]).fails(10, &[name]);
+    }
+}
+
+#[test]
+fn files_of_weights_are_described() {
+    let sandbox = Sandbox::new();
+    let header = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F16","shape":[2,2],"data_offsets":[8,16]}}"#;
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.extend([0; 16]);
+    let path = sandbox.file("w.safetensors", &bytes);
+    let (_, json) = sandbox.json(&["inspect", &path, "--weights"]);
+    assert_eq!(
+        (&json["weights"]["tensors"], &json["weights"]["by_dtype"]["f16"]["bytes"]),
+        (&2.into(), &8.into())
+    );
+    assert_eq!(json["weights"]["list"][1]["shape"], serde_json::json!([2, 2]));
+    let cut = sandbox.file("cut.safetensors", &bytes[..bytes.len() - 1]);
+    sandbox.run(&["inspect", &cut]).fails(10, &["cut.safetensors"]);
+    let model = sandbox.file("m.onnx", model("x"));
+    let args = ["run", &model, "--seed", "1", "--shape", "x=1,4", "--weights"];
+    sandbox.run(&[&args[..], &[&cut]].concat()).fails(10, &["cut.safetensors"]);
+    sandbox.run(&[&args[..], &["absent.safetensors"]].concat()).fails(3, &["absent.safetensors"]);
+}
+
+#[test]
+fn names_cannot_steer_the_terminal() {
+    let sandbox = Sandbox::new();
+    let path = sandbox.file("m.onnx", model("x\u{1b}[2J\u{9b}1m"));
+    let shown = sandbox.run(&["inspect", &path]).succeeds().stdout.clone();
+    assert!(shown.contains("x?[2J?1m f32"), "{shown}");
+    assert!(!shown.contains('\u{1b}') && !shown.contains('\u{9b}'));
+    let failed = sandbox.run(&["run", &path]);
+    assert!(failed.stderr.contains("x?[2J?1m") && !failed.stderr.contains('\u{1b}'), "{}", failed.stderr);
+}

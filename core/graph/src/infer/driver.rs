@@ -1,0 +1,152 @@
+//! Applies the rules to nodes and graphs, and evaluates small constant subgraphs on the way.
+
+use super::{Ctx, Fact, PartialInt, dims, partial, rules};
+use crate::{Dim, Graph, GraphError, Initializer, Node, Tensor, ValueId, eval};
+use std::collections::HashMap;
+
+/// Most elements a tensor may have to be carried along as a known value.
+const VALUE_LIMIT: usize = 4096;
+
+/// How a node is named in messages.
+pub(crate) fn describe(node: &Node) -> String {
+    match node.name.as_str() {
+        "" => format!("an unnamed {} node", node.op_type),
+        name => format!("node {name:?} ({})", node.op_type),
+    }
+}
+
+/// What the rule of the node's operator says; `Ok(None)` for an operator that has none.
+pub(crate) fn outputs_by_rule(ctx: &Ctx) -> Result<Option<Vec<Fact>>, GraphError> {
+    let node = ctx.node;
+    let known_domain = matches!(node.domain.as_str(), "" | "ai.onnx");
+    let Some(rule) = rules::find(&node.op_type).filter(|_| known_domain && ctx.opset >= eval::OLDEST_OPSET)
+    else {
+        return Ok(None);
+    };
+    let facts = rule(ctx).map_err(|e| GraphError::Invalid(format!("{}: {e}", describe(node))))?;
+    Ok(Some(facts))
+}
+
+/// Facts about the outputs of one node in the order of its outputs; `Ok(None)` for an operator unknown to us.
+///
+/// `inputs[i]` is `None` where optional input `i` is absent. Where all inputs are small constants the node is
+/// evaluated and the facts carry its values. Error: the inputs or attributes contradict the operator's
+/// definition.
+pub fn node_outputs(
+    node: &Node,
+    opset: i64,
+    inputs: &[Option<Fact>],
+) -> Result<Option<Vec<Fact>>, GraphError> {
+    let ctx = Ctx { node, opset, inputs };
+    let Some(mut facts) = outputs_by_rule(&ctx)? else { return Ok(None) };
+    facts.resize(node.outputs.len(), Fact::default());
+    if facts.iter().all(|f| f.value.is_some()) {
+        return Ok(Some(facts));
+    }
+    if let Some(values) = fold(&ctx, &facts)? {
+        return Ok(Some(values.into_iter().map(Fact::constant).collect()));
+    }
+    if let [output] = facts.as_mut_slice()
+        && output.elements.is_none()
+    {
+        output.elements = partial::output_elements(&ctx, output);
+    }
+    Ok(Some(facts))
+}
+
+/// The output values, where all inputs are known and everything is small.
+fn fold(ctx: &Ctx, facts: &[Fact]) -> Result<Option<Vec<Tensor>>, GraphError> {
+    let small = |f: &Fact| f.known_shape().is_none_or(|_| is_small(f));
+    if ctx.inputs.is_empty() || !facts.iter().all(small) || !eval::supports(ctx.node, ctx.opset) {
+        return Ok(None);
+    }
+    let mut inputs = Vec::with_capacity(ctx.inputs.len());
+    for fact in ctx.inputs {
+        match fact {
+            None => inputs.push(None),
+            Some(Fact { value: Some(v), .. }) if v.len() <= VALUE_LIMIT => inputs.push(Some(v)),
+            Some(_) => return Ok(None),
+        }
+    }
+    match eval::evaluate(ctx.node, ctx.opset, &inputs) {
+        Ok(values) => Ok(Some(values)),
+        Err(eval::EvalError::Unsupported { .. }) => Ok(None),
+        Err(eval::EvalError::Invalid(e)) => Err(GraphError::Invalid(e)),
+    }
+}
+
+fn is_small(fact: &Fact) -> bool {
+    fact.shape.as_deref().and_then(dims::count).is_some_and(|n| n <= VALUE_LIMIT)
+}
+
+/// What is known about a value beyond the type and shape that the graph itself keeps.
+#[derive(Default)]
+struct Content {
+    value: Option<Tensor>,
+    elements: Option<Vec<PartialInt>>,
+}
+
+/// Fills in element type and shape of every value that follows from the graph's inputs, initializers and the
+/// operators' definitions.
+///
+/// What is inferred replaces what the file declares; what cannot be inferred (outputs of unknown operators,
+/// sizes that depend on data) keeps its declaration. Error: a node contradicts its operator's definition.
+pub fn infer_shapes(graph: &mut Graph) -> Result<(), GraphError> {
+    let mut contents: HashMap<ValueId, Content> = HashMap::new();
+    for (id, initializer) in &graph.initializers {
+        let value = &mut graph.values[id.0 as usize];
+        value.dtype = Some(initializer.dtype());
+        value.shape = Some(dims::known(initializer.shape()));
+        if let Initializer::Constant(t) = initializer {
+            contents.insert(*id, Content { value: Some(t.clone()), elements: None });
+        }
+    }
+    for i in 0..graph.nodes.len() {
+        let node = &graph.nodes[i];
+        let fact = |id: ValueId| {
+            let value = graph.value(id);
+            let content = contents.get(&id);
+            Fact {
+                dtype: value.dtype,
+                shape: value.shape.clone(),
+                value: content.and_then(|c| c.value.clone()),
+                elements: content.and_then(|c| c.elements.clone()),
+            }
+        };
+        let inputs: Vec<Option<Fact>> = node.inputs.iter().map(|id| id.map(fact)).collect();
+        let opset = graph.opsets.get(&node.domain).copied().unwrap_or_else(|| graph.opset());
+        let facts = node_outputs(node, opset, &inputs).map_err(|e| locate(graph, node, e))?;
+        let outputs = node.outputs.clone();
+        for (id, fact) in outputs.into_iter().zip(facts.into_iter().flatten()) {
+            let Some(id) = id else { continue };
+            record(graph, id, &fact);
+            if fact.value.is_some() || fact.elements.is_some() {
+                contents.insert(id, Content { value: fact.value, elements: fact.elements });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Names the value an unnamed node computes, so that it can be found.
+fn locate(graph: &Graph, node: &Node, error: GraphError) -> GraphError {
+    match (error, node.output(0)) {
+        (GraphError::Invalid(text), Some(id)) if node.name.is_empty() => {
+            GraphError::Invalid(format!("{text} (it computes {:?})", graph.value(id).name))
+        }
+        (error, _) => error,
+    }
+}
+
+/// Writes an inferred fact into the graph; a declared name survives where nothing better is known.
+fn record(graph: &mut Graph, id: ValueId, fact: &Fact) {
+    let value = graph.value_mut(id);
+    value.dtype = fact.dtype.or(value.dtype);
+    let Some(inferred) = &fact.shape else { return };
+    let declared = value.shape.take().filter(|s| s.len() == inferred.len());
+    let merged = inferred.iter().enumerate().map(|(i, d)| match (d, &declared) {
+        (Dim::Unknown, Some(s)) => s[i].clone(),
+        _ => d.clone(),
+    });
+    value.shape = Some(merged.collect());
+}

@@ -1,0 +1,77 @@
+//! The index ranges of `Slice`.
+
+use super::context::{Ctx, Ints};
+use super::dims;
+
+/// What `Slice` takes out of one axis.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Range {
+    pub(crate) start: i64,
+    pub(crate) end: i64,
+    pub(crate) step: i64,
+}
+
+impl Range {
+    /// First index and step for an axis of `dim` elements, after clamping.
+    pub(crate) fn resolve(&self, dim: usize) -> (i64, i64) {
+        (self.bounds(dim).0, self.step)
+    }
+    /// Number of elements taken out of an axis of `dim` elements.
+    pub(crate) fn len(&self, dim: usize) -> usize {
+        if dim == 0 {
+            return 0;
+        }
+        let (start, end) = self.bounds(dim);
+        let span = if self.step > 0 { end - start } else { start - end };
+        if span <= 0 { 0 } else { ((span - 1) as u64 / self.step.unsigned_abs()) as usize + 1 }
+    }
+    /// Whether it takes everything in order, whatever the size of the axis.
+    pub(crate) fn is_everything(&self) -> bool {
+        self.start == 0 && self.step == 1 && self.end >= i64::from(i32::MAX)
+    }
+    fn bounds(&self, dim: usize) -> (i64, i64) {
+        let n = dim as i64;
+        let from_front = |v: i64| if v < 0 { v.saturating_add(n) } else { v };
+        let (low, high) = if self.step > 0 { (0, n) } else { (-1, n - 1) };
+        (from_front(self.start).clamp(low.max(0), high.max(0)), from_front(self.end).clamp(low, high))
+    }
+}
+
+/// The range of every axis (`None`: untouched), or `None` as a whole where they are computed at run time.
+pub(crate) fn ranges(c: &Ctx, rank: usize) -> Result<Option<Vec<Option<Range>>>, String> {
+    let list = |name, i| c.list(name, i, 10);
+    let (starts, ends) = match (list("starts", 1), list("ends", 2)) {
+        (Ints::Known(s), Ints::Known(e)) => (s, e),
+        (Ints::Absent, _) | (_, Ints::Absent) => return Err("starts and ends are missing".into()),
+        _ => return Ok(None),
+    };
+    let axes = match list("axes", 3) {
+        Ints::Absent => (0..starts.len().min(rank)).collect(),
+        Ints::Known(a) => dims::axes(&a, rank)?,
+        Ints::Unknown => return Ok(None),
+    };
+    let steps = match if c.opset < 10 { Ints::Absent } else { list("steps", 4) } {
+        Ints::Absent => vec![1; starts.len()],
+        Ints::Known(s) => s,
+        Ints::Unknown => return Ok(None),
+    };
+    if [ends.len(), axes.len(), steps.len()] != [starts.len(); 3] {
+        return Err("starts, ends, axes and steps must have one length".into());
+    }
+    let mut out = vec![None; rank];
+    for (i, a) in axes.into_iter().enumerate() {
+        if steps[i] == 0 || steps[i] == i64::MIN {
+            return Err(format!("step {} is not allowed", steps[i]));
+        }
+        out[a] = Some(Range { start: starts[i], end: ends[i], step: steps[i] });
+    }
+    Ok(Some(out))
+}
+
+/// The axes that a `Slice` with unknown bounds touches, where at least those are known.
+pub(crate) fn touched_axes(c: &Ctx, rank: usize) -> Result<Option<Vec<usize>>, String> {
+    match c.list("axes", 3, 10) {
+        Ints::Known(a) => dims::axes(&a, rank).map(Some),
+        _ => Ok(None),
+    }
+}

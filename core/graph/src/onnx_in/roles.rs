@@ -1,0 +1,108 @@
+//! Which stored tensors are refittable weights and which belong to the topology.
+
+use super::tensors::{Source, Stored};
+use crate::{Graph, ValueId, proto::TensorProto};
+use std::collections::{BTreeSet, HashSet};
+
+/// Key of the `metadata_props` entry that keeps a tensor's role when a graph is written and read again.
+pub(crate) const ROLE_KEY: &str = "sdrun.role";
+
+/// See [`Initializer`](crate::Initializer).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Constant,
+    Weight,
+}
+
+impl Role {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Role::Constant => "constant",
+            Role::Weight => "weight",
+        }
+    }
+
+    /// The role stated in a file that we wrote.
+    pub(super) fn stated(tensor: &TensorProto) -> Result<Option<Self>, String> {
+        let entry = tensor.metadata_props.iter().find(|entry| entry.key() == ROLE_KEY);
+        let Some(value) = entry.map(|entry| entry.value()) else { return Ok(None) };
+        match [Role::Constant, Role::Weight].into_iter().find(|role| role.name() == value) {
+            Some(role) => Ok(Some(role)),
+            None => Err(format!("metadata {ROLE_KEY} is {value:?}, neither constant nor weight")),
+        }
+    }
+}
+
+/// Where a stored tensor came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// An initializer, with the role the file states.
+    Initializer(Option<Role>),
+    /// The attribute of a `Constant` node.
+    ConstantNode,
+}
+
+/// A `Constant` node with fewer floating-point elements is a constant: exporters write literals of the
+/// program that way, and real weights as initializers.
+const LITERAL_ELEMENTS: usize = 1024;
+
+/// Whether a `Constant` node holds a literal: a small tensor, or one filled with a single element (the ones and
+/// zeros of a normalisation without parameters).
+fn is_literal(stored: &Stored) -> bool {
+    let filled = |data: &[u8]| {
+        let size = stored.dtype.size();
+        data.chunks_exact(size).all(|element| *element == data[..size])
+    };
+    stored.elements() < LITERAL_ELEMENTS || matches!(&stored.source, Source::Inline(data) if filled(data))
+}
+
+/// The role of a stored tensor. `as_value` holds what `values_used` returns.
+pub(super) fn role(id: ValueId, stored: &Stored, origin: Origin, as_value: &HashSet<ValueId>) -> Role {
+    if !stored.dtype.is_float() || stored.shape.is_empty() || stored.elements() <= 1 {
+        return Role::Constant;
+    }
+    match origin {
+        Origin::Initializer(Some(role)) => role,
+        Origin::ConstantNode if is_literal(stored) => Role::Constant,
+        Origin::ConstantNode => Role::Weight,
+        Origin::Initializer(None) if as_value.contains(&id) => Role::Weight,
+        Origin::Initializer(None) => Role::Constant,
+    }
+}
+
+/// Values that are used for their elements, and values that nothing uses.
+pub(super) fn values_used(graph: &Graph) -> HashSet<ValueId> {
+    let mut settings = BTreeSet::new();
+    let mut values: HashSet<ValueId> = graph.outputs.iter().copied().collect();
+    values.extend(graph.captures().into_values().flatten());
+    for node in &graph.nodes {
+        for (slot, id) in node.inputs.iter().enumerate() {
+            let Some(id) = *id else { continue };
+            if node.domain.is_empty() && is_setting(&node.op_type, slot) {
+                settings.insert(id);
+            } else {
+                values.insert(id);
+            }
+        }
+    }
+    values.extend((0..graph.values.len() as u32).map(ValueId).filter(|id| !settings.contains(id)));
+    values
+}
+
+/// Whether input `slot` of an operator of ai.onnx decides shapes or meaning instead of carrying values.
+/// Only inputs of floating-point type are listed; integers are never weights.
+fn is_setting(op_type: &str, slot: usize) -> bool {
+    match op_type {
+        // roi, scales, sizes
+        "Resize" => slot >= 1,
+        // scales; constant_value; ratio; on and off value
+        "Upsample" | "Dropout" => slot == 1,
+        "Pad" | "OneHot" => slot == 2,
+        // min, max
+        "Clip" => slot >= 1,
+        "Range" => true,
+        // IoU and score threshold
+        "NonMaxSuppression" => slot >= 3,
+        _ => false,
+    }
+}

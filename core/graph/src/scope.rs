@@ -1,0 +1,91 @@
+//! Names across the border of a body (the graph attribute of If, Loop and Scan).
+
+use crate::{Attribute, Graph, Node, ValueId, proto::GraphProto};
+use std::collections::{BTreeSet, HashMap};
+
+/// The bodies a node carries.
+pub(crate) fn bodies(node: &Node) -> impl Iterator<Item = &GraphProto> {
+    node.attributes.values().flat_map(|attribute| match attribute {
+        Attribute::Graph(body) => std::slice::from_ref(&**body),
+        Attribute::Other(other) => &other.graphs,
+        _ => &[],
+    })
+}
+
+/// Names that a body uses but does not define: values of the graph around it. Bodies nest at most as deep as
+/// the decoder lets messages nest.
+pub(crate) fn captured(body: &GraphProto) -> BTreeSet<&str> {
+    let mut used: BTreeSet<&str> = BTreeSet::new();
+    for node in &body.node {
+        used.extend(node.input.iter().map(String::as_str));
+        for attribute in &node.attribute {
+            used.extend(attribute.g.iter().flat_map(|inner| captured(inner)));
+            used.extend(attribute.graphs.iter().flat_map(captured));
+        }
+    }
+    used.extend(body.output.iter().map(|output| output.name()));
+    used.remove("");
+    for name in defined(body) {
+        used.remove(name);
+    }
+    used
+}
+
+/// Names a body defines itself.
+pub(crate) fn defined(body: &GraphProto) -> impl Iterator<Item = &str> {
+    let inputs = body.input.iter().map(|input| input.name());
+    let stored = body.initializer.iter().map(|tensor| tensor.name());
+    let sparse = body.sparse_initializer.iter().filter_map(|sparse| Some(sparse.values.as_ref()?.name()));
+    let made = body.node.iter().flat_map(|node| &node.output).map(String::as_str);
+    inputs.chain(stored).chain(sparse).chain(made)
+}
+
+/// Gives values that a body defines or captures other names, in it and in the bodies inside.
+pub(crate) fn rename(body: &mut GraphProto, names: &HashMap<String, String>) {
+    if names.is_empty() {
+        return;
+    }
+    let change = |name: &mut String| {
+        if let Some(new) = names.get(name) {
+            name.clone_from(new);
+        }
+    };
+    body.input.iter_mut().chain(&mut body.output).filter_map(|value| value.name.as_mut()).for_each(change);
+    body.initializer.iter_mut().filter_map(|tensor| tensor.name.as_mut()).for_each(change);
+    for node in &mut body.node {
+        node.input.iter_mut().chain(&mut node.output).for_each(change);
+        for attribute in &mut node.attribute {
+            for inner in attribute.g.iter_mut().map(|g| &mut **g).chain(&mut attribute.graphs) {
+                let own: BTreeSet<String> = defined(inner).map(str::to_owned).collect();
+                let outer = names.iter().filter(|(old, _)| !own.contains(*old));
+                rename(inner, &outer.map(|(old, new)| (old.clone(), new.clone())).collect());
+            }
+        }
+    }
+}
+
+impl Graph {
+    /// Values that bodies use by name, by the index of the node that carries the body.
+    pub(crate) fn captures(&self) -> HashMap<usize, Vec<ValueId>> {
+        let mut found = HashMap::new();
+        let mut ids = None;
+        for (index, node) in self.nodes.iter().enumerate() {
+            let names: BTreeSet<&str> = bodies(node).flat_map(captured).collect();
+            if !names.is_empty() {
+                let ids = ids.get_or_insert_with(|| self.ids_by_name());
+                found.insert(index, names.into_iter().filter_map(|name| ids.get(name).copied()).collect());
+            }
+        }
+        found
+    }
+
+    /// All values by name.
+    pub fn ids_by_name(&self) -> HashMap<&str, ValueId> {
+        self.values.iter().enumerate().map(|(i, value)| (value.name.as_str(), ValueId(i as u32))).collect()
+    }
+
+    /// The value with this name; for many look-ups see [`Graph::ids_by_name`].
+    pub fn find(&self, name: &str) -> Option<ValueId> {
+        self.values.iter().position(|value| value.name == name).map(|i| ValueId(i as u32))
+    }
+}

@@ -1,0 +1,72 @@
+//! What the providers of vendor runtimes share.
+//!
+//! * [`locate`], [`check_image`], [`open`]: from the folder a host names to a loaded library, with every
+//!   failure an ordinary error. Nothing of the vendor's code runs before [`open`].
+//! * [`read_graph`], [`describe`]: the model a host hands over, and its [`EngineInfo`](sdrun_abi::EngineInfo).
+//! * [`weight`], [`WeightFiles`]: one weight from a source, checked against what the graph declares, and the
+//!   file it lies in.
+//! * [`refuse_options`], [`phase`]: small courtesies every provider owes its host.
+
+mod describe;
+mod image;
+mod load;
+mod locate;
+mod weights;
+
+pub use describe::{describe, graph_error, read_graph};
+pub use image::check_image;
+pub use load::open;
+pub use locate::{locate, runtime_spec};
+pub use weights::{WeightFiles, weight};
+
+use sdrun_abi::{Error, ErrorCode, Flow, Host, Result};
+use std::collections::BTreeMap;
+
+/// Refuses options given to a provider that has none.
+pub fn refuse_options(provider: &str, options: &BTreeMap<String, String>) -> Result<()> {
+    match options.keys().next() {
+        None => Ok(()),
+        Some(key) => Err(Error::invalid(format!("{provider} has no option `{key}`"))
+            .with_hint(format!("{provider} takes no options; leave it out"))),
+    }
+}
+
+/// Reports a phase to the host; `Cancelled` where the host asks to stop.
+pub fn phase(host: &dyn Host, name: &str, step: u64, total: u64) -> Result<()> {
+    match host.progress(name, step, total) {
+        Flow::Continue => Ok(()),
+        Flow::Cancel => Err(Error::new(ErrorCode::Cancelled, format!("cancelled in phase `{name}`"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_option_is_named() {
+        assert!(refuse_options("openvino", &BTreeMap::new()).is_ok());
+        let options = BTreeMap::from([("speed".to_string(), "11".to_string())]);
+        let error = refuse_options("openvino", &options).unwrap_err();
+        assert_eq!(error.code, ErrorCode::InvalidArgument);
+        assert!(error.message.contains("openvino") && error.message.contains("`speed`"), "{error}");
+    }
+
+    #[test]
+    fn a_cancelled_phase_is_named() {
+        struct Stop;
+        impl Host for Stop {
+            fn log(&self, _: sdrun_abi::LogLevel, _: &str, _: &str) {}
+            fn progress(&self, phase: &str, _: u64, _: u64) -> Flow {
+                if phase == "compile" { Flow::Cancel } else { Flow::Continue }
+            }
+            fn cancelled(&self) -> bool {
+                false
+            }
+        }
+        assert!(phase(&Stop, "read", 0, 1).is_ok());
+        let error = phase(&Stop, "compile", 0, 1).unwrap_err();
+        assert_eq!(error.code, ErrorCode::Cancelled);
+        assert!(error.message.contains("compile"));
+    }
+}

@@ -1,0 +1,107 @@
+use sdrun_abi::{Error, ErrorCode, Result, Weight, WeightSource, WeightSpec};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
+
+/// The weight `spec` asks for. `NotFound` where the source has none of that name, `InvalidArgument` where
+/// its type or shape is another.
+pub fn weight<'a>(source: &'a dyn WeightSource, spec: &WeightSpec) -> Result<Weight<'a>> {
+    let weight = source.get(&spec.name)?;
+    if weight.dtype != spec.dtype || weight.shape != spec.shape {
+        return Err(Error::invalid(format!(
+            "weight `{}` must be {} {:?}, but its source delivers {} {:?}",
+            spec.name, spec.dtype, spec.shape, weight.dtype, weight.shape
+        )));
+    }
+    Ok(weight)
+}
+
+/// The files weights lie in, looked at once each, for runtimes that read them there.
+#[derive(Debug, Default)]
+pub struct WeightFiles(HashMap<PathBuf, Option<(PathBuf, u64)>>);
+
+impl WeightFiles {
+    /// Path without links, and offset, of a weight that lies unchanged in a regular file; `None` for one that
+    /// must be taken from memory. `DataLoss` where the file ends before the weight does: vendors map files
+    /// and would end the process.
+    pub fn place<'s>(&'s mut self, name: &str, weight: &Weight<'_>) -> Result<Option<(&'s Path, u64)>> {
+        let Some((path, offset)) = &weight.file else { return Ok(None) };
+        if !self.0.contains_key(path) {
+            self.0.insert(path.clone(), regular_file(path));
+        }
+        let Some(Some((real, length))) = self.0.get(path) else { return Ok(None) };
+        let bytes = weight.dtype.bytes_of(&weight.shape).unwrap_or(usize::MAX) as u64;
+        if offset.checked_add(bytes).is_none_or(|end| end > *length) {
+            return Err(Error::new(
+                ErrorCode::DataLoss,
+                format!(
+                    "weight `{name}` should be the {bytes} bytes at {offset} of {}, which has only {length}",
+                    path.display()
+                ),
+            )
+            .with_file(path)
+            .with_hint("the file was changed or truncated since it was opened; fetch it again"));
+        }
+        Ok(Some((real, *offset)))
+    }
+}
+
+fn regular_file(path: &Path) -> Option<(PathBuf, u64)> {
+    let real = path.canonicalize().ok()?;
+    let metadata = real.metadata().ok().filter(|m| m.is_file())?;
+    Some((real, metadata.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sdrun_abi::DType;
+
+    struct One(Vec<f32>);
+
+    impl WeightSource for One {
+        fn get(&self, name: &str) -> Result<Weight<'_>> {
+            if name != "w" {
+                return Err(Error::not_found(format!("no weight `{name}`")));
+            }
+            let bytes: Vec<u8> = self.0.iter().flat_map(|v| v.to_le_bytes()).collect();
+            Weight::new(DType::F32, vec![self.0.len()], bytes)
+        }
+    }
+
+    #[test]
+    fn weights_are_checked() {
+        let source = One(vec![1.0, 2.0, 3.0]);
+        let spec = |name: &str, dtype, shape: &[usize]| WeightSpec { name: name.into(), dtype, shape: shape.into() };
+        assert_eq!(weight(&source, &spec("w", DType::F32, &[3])).unwrap().data().len(), 12);
+        assert_eq!(weight(&source, &spec("v", DType::F32, &[3])).unwrap_err().code, ErrorCode::NotFound);
+        for spec in [spec("w", DType::F16, &[3]), spec("w", DType::F32, &[4]), spec("w", DType::F32, &[3, 1])] {
+            let error = weight(&source, &spec).unwrap_err();
+            assert_eq!(error.code, ErrorCode::InvalidArgument);
+            assert!(error.message.contains("`w`") && error.message.contains("f32 [3]"), "{error}");
+        }
+    }
+
+    #[test]
+    fn files_are_checked_for_their_length() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("w.bin");
+        std::fs::write(&file, [0u8; 20]).unwrap();
+        let mut files = WeightFiles::default();
+        let weight = |path: &Path, offset| {
+            Weight::new(DType::F32, vec![3], vec![0u8; 12]).unwrap().in_file(path.to_path_buf(), offset)
+        };
+        let real = file.canonicalize().unwrap();
+        assert_eq!(files.place("w", &weight(&file, 8)).unwrap(), Some((&*real, 8)));
+        for offset in [9, 20, u64::MAX] {
+            let error = files.place("w", &weight(&file, offset)).unwrap_err();
+            assert_eq!(error.code, ErrorCode::DataLoss);
+            assert!(error.message.contains("`w`") && error.message.contains("only 20"), "{error}");
+        }
+        assert_eq!(files.place("w", &weight(&dir.path().join("gone"), 0)).unwrap(), None);
+        assert_eq!(files.place("w", &weight(dir.path(), 0)).unwrap(), None);
+        let memory = Weight::new(DType::F32, vec![3], vec![0u8; 12]).unwrap();
+        assert_eq!(files.place("w", &memory).unwrap(), None);
+    }
+}

@@ -1,0 +1,419 @@
+//! A ggml compute graph under construction.
+
+use super::{
+    api::*,
+    kernel::{Cell, Failure, Kernel, MAX_INPUTS, trampoline},
+    library::Ggml,
+    program::Program,
+};
+use sdrun_abi::{Error, ErrorCode, Result};
+use std::{ffi::c_int, sync::Arc};
+
+/// Element types that tensors are stored in. ggml computes in f32 alone; the others are storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub(crate) enum Type {
+    F32 = 0,
+    F16 = 1,
+    I8 = 24,
+    I16 = 25,
+    I32 = 26,
+    I64 = 27,
+    F64 = 28,
+    Bf16 = 30,
+}
+
+impl Type {
+    pub(super) fn from_raw(raw: c_int) -> Option<Self> {
+        use Type::*;
+        [F32, F16, I8, I16, I32, I64, F64, Bf16].into_iter().find(|type_| *type_ as c_int == raw)
+    }
+    /// Bytes of one element.
+    pub(crate) fn size(self) -> usize {
+        match self {
+            Type::I8 => 1,
+            Type::F16 | Type::Bf16 | Type::I16 => 2,
+            Type::F32 | Type::I32 => 4,
+            Type::I64 | Type::F64 => 8,
+        }
+    }
+}
+
+/// A tensor of one [`Builder`] and the [`Program`] it becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Tensor(u32);
+
+impl Tensor {
+    pub(super) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Elements in each dimension, the innermost first.
+pub(crate) type Extent = [usize; 4];
+/// Byte strides of dimensions 1 to 3; dimension 0 is always dense.
+pub(crate) type Strides = [usize; 3];
+
+/// ggml's element-wise functions of one f32 tensor. Those that ggml looks up in f16 tables are left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub(crate) enum Unary {
+    Abs,
+    Cos,
+    Elu,
+    Exp,
+    GeluErf,
+    HardSigmoid,
+    HardSwish,
+    Log,
+    Neg,
+    Relu,
+    Sigmoid,
+    Silu,
+    Sin,
+    Sqr,
+    Sqrt,
+    Tanh,
+}
+
+/// ggml's element-wise functions of two f32 tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub(crate) enum Binary {
+    Add,
+    Sub,
+    Mul,
+    Div,
+}
+
+/// Tensors one ggml context has room for.
+const CHUNK: usize = 512;
+
+/// A pool of tensor descriptions; the data lies elsewhere.
+pub(super) struct Context {
+    pub(super) raw: Ptr,
+    used: usize,
+}
+
+/// Builds a graph. Every function that adds a node checks what ggml would assert.
+pub(crate) struct Builder {
+    pub(super) ggml: &'static Ggml,
+    /// Every tensor by its number.
+    pub(super) tensors: Vec<TensorPtr>,
+    /// Contexts of the nodes.
+    pub(super) contexts: Vec<Context>,
+    /// Contexts of the weights, which get memory of their own.
+    pub(super) weights: Vec<Context>,
+    pub(super) inputs: Vec<Tensor>,
+    /// Boxed, for ggml keeps pointers to them.
+    #[allow(clippy::vec_box)]
+    pub(super) kernels: Vec<Box<Cell>>,
+    pub(super) failure: Arc<Failure>,
+}
+
+// SAFETY: the pointers are to memory that this value alone owns.
+unsafe impl Send for Builder {}
+
+impl Drop for Builder {
+    fn drop(&mut self) {
+        for context in self.contexts.iter().chain(&self.weights) {
+            // SAFETY: made by `ggml_init`, freed once.
+            unsafe { (self.ggml.api.ggml_free)(context.raw) };
+        }
+    }
+}
+
+impl Builder {
+    /// An empty graph.
+    pub(crate) fn new(ggml: &'static Ggml) -> Self {
+        let (contexts, weights) = (Vec::new(), Vec::new());
+        let failure = Arc::new(Failure::default());
+        Builder { ggml, tensors: Vec::new(), contexts, weights, inputs: Vec::new(), kernels: Vec::new(), failure }
+    }
+
+    /// Gives the graph memory. It computes `outputs`; nodes they do not need are not run.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` where there is not enough memory.
+    pub(crate) fn finish(self, outputs: &[Tensor], threads: usize) -> Result<Program> {
+        Program::new(self, outputs, threads)
+    }
+
+    // ---- tensors without operation ----
+
+    /// A tensor with memory of its own, to be filled before the first run.
+    pub(crate) fn weight(&mut self, type_: Type, extent: Extent) -> Result<Tensor> {
+        let context = reserve(self.ggml, &mut self.weights)?;
+        self.new_tensor(context, type_, extent)
+    }
+    /// A tensor that is filled before each run.
+    pub(crate) fn input(&mut self, type_: Type, extent: Extent) -> Result<Tensor> {
+        let context = reserve(self.ggml, &mut self.contexts)?;
+        let tensor = self.new_tensor(context, type_, extent)?;
+        // SAFETY: a tensor of this builder.
+        unsafe { (self.ggml.api.ggml_set_input)(self.raw(tensor)) };
+        self.inputs.push(tensor);
+        Ok(tensor)
+    }
+
+    // ---- views ----
+
+    /// The same elements under another extent.
+    pub(crate) fn reshape(&mut self, a: Tensor, extent: Extent) -> Result<Tensor> {
+        check(self.is_contiguous(a), "reshape", "a contiguous tensor")?;
+        check(count(extent)? == self.len(a), "reshape", "as many elements as before")?;
+        if self.extent(a) == extent {
+            return Ok(a);
+        }
+        let ne = signed(extent);
+        self.node(|api, ctx, this| unsafe {
+            // SAFETY: checked above.
+            (api.ggml_reshape_4d)(ctx, this.raw(a), ne[0], ne[1], ne[2], ne[3])
+        })
+    }
+    /// A contiguous run of the elements of `a`, beginning with element `start`.
+    pub(crate) fn run(&mut self, a: Tensor, start: usize, extent: Extent) -> Result<Tensor> {
+        check(self.is_contiguous(a), "view", "a contiguous tensor")?;
+        let len = count(extent)?;
+        check(start.checked_add(len).is_some_and(|end| end <= self.len(a)), "view", "a run inside the tensor")?;
+        let size = self.type_of(a).size();
+        let ne = signed(extent);
+        let nb: Strides = [size * extent[0], size * extent[0] * extent[1], size * extent[0] * extent[1] * extent[2]];
+        self.node(|api, ctx, this| unsafe {
+            // SAFETY: checked above.
+            (api.ggml_view_4d)(ctx, this.raw(a), ne[0], ne[1], ne[2], ne[3], nb[0], nb[1], nb[2], start * size)
+        })
+    }
+
+    // ---- arithmetic, all f32 ----
+
+    /// `a op b`; `b` is repeated along dimensions where the extent of `a` is a multiple of its own.
+    pub(crate) fn binary(&mut self, op: Binary, a: Tensor, b: Tensor) -> Result<Tensor> {
+        self.check_f32(&[a, b], "binary")?;
+        let fits = self.extent(a).iter().zip(self.extent(b)).all(|(a, b)| a % b == 0);
+        check(fits, "binary", "a second operand that can be repeated to the first")?;
+        self.node(|api, ctx, this| {
+            let function = match op {
+                Binary::Add => api.ggml_add,
+                Binary::Sub => api.ggml_sub,
+                Binary::Mul => api.ggml_mul,
+                Binary::Div => api.ggml_div,
+            };
+            // SAFETY: checked above.
+            unsafe { function(ctx, this.raw(a), this.raw(b)) }
+        })
+    }
+    /// An element-wise function.
+    pub(crate) fn unary(&mut self, op: Unary, a: Tensor) -> Result<Tensor> {
+        self.check_f32(&[a], "unary")?;
+        self.node(|api, ctx, this| {
+            let function = match op {
+                Unary::Abs => api.ggml_abs,
+                Unary::Cos => api.ggml_cos,
+                Unary::Elu => api.ggml_elu,
+                Unary::Exp => api.ggml_exp,
+                Unary::GeluErf => api.ggml_gelu_erf,
+                Unary::HardSigmoid => api.ggml_hardsigmoid,
+                Unary::HardSwish => api.ggml_hardswish,
+                Unary::Log => api.ggml_log,
+                Unary::Neg => api.ggml_neg,
+                Unary::Relu => api.ggml_relu,
+                Unary::Sigmoid => api.ggml_sigmoid,
+                Unary::Silu => api.ggml_silu,
+                Unary::Sin => api.ggml_sin,
+                Unary::Sqr => api.ggml_sqr,
+                Unary::Sqrt => api.ggml_sqrt,
+                Unary::Tanh => api.ggml_tanh,
+            };
+            // SAFETY: a contiguous f32 tensor.
+            unsafe { function(ctx, this.raw(a)) }
+        })
+    }
+    /// `a` where positive, else `slope * a`.
+    pub(crate) fn leaky_relu(&mut self, a: Tensor, slope: f32) -> Result<Tensor> {
+        self.check_f32(&[a], "leaky_relu")?;
+        // SAFETY: a contiguous f32 tensor.
+        self.node(|api, ctx, this| unsafe { (api.ggml_leaky_relu)(ctx, this.raw(a), slope, false) })
+    }
+    /// `min(max(a, low), high)`.
+    pub(crate) fn clamp(&mut self, a: Tensor, low: f32, high: f32) -> Result<Tensor> {
+        self.check_f32(&[a], "clamp")?;
+        // SAFETY: a contiguous f32 tensor.
+        self.node(|api, ctx, this| unsafe { (api.ggml_clamp)(ctx, this.raw(a), low, high) })
+    }
+    /// `a * scale + bias`.
+    pub(crate) fn scale(&mut self, a: Tensor, scale: f32, bias: f32) -> Result<Tensor> {
+        self.check_f32(&[a], "scale")?;
+        // SAFETY: a contiguous f32 tensor.
+        self.node(|api, ctx, this| unsafe { (api.ggml_scale_bias)(ctx, this.raw(a), scale, bias) })
+    }
+
+    // ---- along dimension 0, all f32 ----
+
+    /// Softmax.
+    pub(crate) fn soft_max(&mut self, a: Tensor) -> Result<Tensor> {
+        self.check_f32(&[a], "soft_max")?;
+        // SAFETY: a contiguous f32 tensor.
+        self.node(|api, ctx, this| unsafe { (api.ggml_soft_max)(ctx, this.raw(a)) })
+    }
+    /// `(a - mean) / sqrt(variance + epsilon)`.
+    pub(crate) fn norm(&mut self, a: Tensor, epsilon: f32) -> Result<Tensor> {
+        self.check_f32(&[a], "norm")?;
+        check(epsilon >= 0.0, "norm", "an epsilon that is not negative")?;
+        // SAFETY: a contiguous f32 tensor.
+        self.node(|api, ctx, this| unsafe { (api.ggml_norm)(ctx, this.raw(a), epsilon) })
+    }
+    /// Mean, keeping the dimension as 1.
+    pub(crate) fn mean(&mut self, a: Tensor) -> Result<Tensor> {
+        self.check_f32(&[a], "mean")?;
+        // SAFETY: a contiguous f32 tensor.
+        self.node(|api, ctx, this| unsafe { (api.ggml_mean)(ctx, this.raw(a)) })
+    }
+    /// Sum, keeping the dimension as 1.
+    pub(crate) fn sum(&mut self, a: Tensor) -> Result<Tensor> {
+        self.check_f32(&[a], "sum")?;
+        // SAFETY: a contiguous f32 tensor.
+        self.node(|api, ctx, this| unsafe { (api.ggml_sum_rows)(ctx, this.raw(a)) })
+    }
+    /// `out[n, m] = sum over k of a[k, n] * b[k, m]` for each of the outer indices of `b`; those of `a` are
+    /// repeated. `a` may be f16 or bf16.
+    pub(crate) fn mul_mat(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
+        self.check_f32(&[b], "mul_mat")?;
+        check(matches!(self.type_of(a), Type::F32 | Type::F16 | Type::Bf16), "mul_mat", "floating-point matrices")?;
+        check(self.is_contiguous(a), "mul_mat", "contiguous tensors")?;
+        let (ea, eb) = (self.extent(a), self.extent(b));
+        let fits = ea[0] == eb[0] && eb[2] % ea[2] == 0 && eb[3] % ea[3] == 0;
+        check(fits, "mul_mat", "equal inner and repeatable outer extents")?;
+        // SAFETY: checked above.
+        self.node(|api, ctx, this| unsafe { (api.ggml_mul_mat)(ctx, this.raw(a), this.raw(b)) })
+    }
+
+    // ---- ours ----
+
+    /// An operation of ours with `inputs`, all contiguous. `name` is used in its error messages.
+    pub(crate) fn custom(
+        &mut self,
+        name: &str,
+        kernel: Box<dyn Kernel>,
+        inputs: &[Tensor],
+        type_: Type,
+        extent: Extent,
+    ) -> Result<Tensor> {
+        check(inputs.len() <= MAX_INPUTS, "custom", "at most nine inputs")?;
+        check(inputs.iter().all(|input| self.is_contiguous(*input)), "custom", "contiguous tensors")?;
+        check(kernel.grid(1).len() == count(extent)?, "custom", "a grid that covers the output")?;
+        let failure = self.failure.clone();
+        let cell = Box::new(Cell { kernel, name: name.to_string(), inputs: inputs.len(), failure });
+        let data: *const Cell = &*cell;
+        self.kernels.push(cell);
+        let ne = signed(extent);
+        self.node(|api, ctx, this| {
+            let mut raw: Vec<TensorPtr> = inputs.iter().map(|input| this.raw(*input)).collect();
+            let (pointer, len) = (raw.as_mut_ptr(), raw.len() as c_int);
+            let (type_, data) = (type_ as c_int, data.cast_mut().cast());
+            // SAFETY: `data` lives in `self.kernels` as long as the graph; -1 means "all threads".
+            unsafe {
+                (api.ggml_custom_4d)(ctx, type_, ne[0], ne[1], ne[2], ne[3], pointer, len, trampoline, -1, data)
+            }
+        })
+    }
+
+    // ---- questions ----
+
+    /// Element type.
+    pub(crate) fn type_of(&self, tensor: Tensor) -> Type {
+        // SAFETY: a tensor of this builder.
+        let raw = unsafe { (*self.raw(tensor)).type_ };
+        Type::from_raw(raw).unwrap_or_else(|| unreachable!("tensors are only made of known types"))
+    }
+    /// Elements in each dimension, the innermost first.
+    pub(crate) fn extent(&self, tensor: Tensor) -> Extent {
+        // SAFETY: a tensor of this builder.
+        unsafe { (*self.raw(tensor)).ne.map(|n| n as usize) }
+    }
+    /// Number of elements.
+    pub(crate) fn len(&self, tensor: Tensor) -> usize {
+        self.extent(tensor).iter().product()
+    }
+    fn is_contiguous(&self, tensor: Tensor) -> bool {
+        // SAFETY: a tensor of this builder.
+        let (ne, nb) = unsafe { ((*self.raw(tensor)).ne, (*self.raw(tensor)).nb) };
+        let mut dense = self.type_of(tensor).size();
+        (0..4).all(|i| {
+            let fits = ne[i] == 1 || nb[i] == dense;
+            dense *= ne[i] as usize;
+            fits
+        })
+    }
+
+    // ---- helpers ----
+
+    pub(super) fn raw(&self, tensor: Tensor) -> TensorPtr {
+        self.tensors[tensor.index()]
+    }
+    fn check_f32(&self, tensors: &[Tensor], what: &str) -> Result<()> {
+        let fits = tensors.iter().all(|t| self.type_of(*t) == Type::F32 && self.is_contiguous(*t));
+        check(fits, what, "contiguous f32 tensors")
+    }
+    fn new_tensor(&mut self, context: Ptr, type_: Type, extent: Extent) -> Result<Tensor> {
+        count(extent)?.checked_mul(type_.size()).ok_or_else(too_large)?;
+        let ne = signed(extent);
+        // SAFETY: `reserve` left room in the context.
+        let raw = unsafe { (self.ggml.api.ggml_new_tensor_4d)(context, type_ as c_int, ne[0], ne[1], ne[2], ne[3]) };
+        Ok(self.register(raw))
+    }
+    fn node(&mut self, make: impl FnOnce(&Api, Ptr, &Self) -> TensorPtr) -> Result<Tensor> {
+        let context = reserve(self.ggml, &mut self.contexts)?;
+        let raw = make(&self.ggml.api, context, self);
+        Ok(self.register(raw))
+    }
+    fn register(&mut self, raw: TensorPtr) -> Tensor {
+        self.tensors.push(raw);
+        Tensor(self.tensors.len() as u32 - 1)
+    }
+}
+
+/// A context with room for one more tensor.
+fn reserve(ggml: &Ggml, contexts: &mut Vec<Context>) -> Result<Ptr> {
+    if contexts.last().is_none_or(|context| context.used == CHUNK) {
+        let params = InitParams {
+            // SAFETY: takes nothing, returns a number.
+            mem_size: CHUNK * unsafe { (ggml.api.ggml_tensor_overhead)() },
+            mem_buffer: std::ptr::null_mut(),
+            no_alloc: true,
+        };
+        // SAFETY: ggml allocates the memory itself.
+        let raw = unsafe { (ggml.api.ggml_init)(params) };
+        if raw.is_null() {
+            return Err(Error::new(ErrorCode::ResourceExhausted, "no memory for a ggml context"));
+        }
+        contexts.push(Context { raw, used: 0 });
+    }
+    match contexts.last_mut() {
+        Some(context) => {
+            context.used += 1;
+            Ok(context.raw)
+        }
+        None => Err(Error::internal("no ggml context")),
+    }
+}
+
+/// Number of elements; ggml needs every dimension to be there.
+fn count(extent: Extent) -> Result<usize> {
+    let len = extent.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).filter(|n| *n <= i64::MAX as usize / 16);
+    let len = len.ok_or_else(too_large)?;
+    check(len > 0, "tensor", "at least one element")?;
+    Ok(len)
+}
+
+fn too_large() -> Error {
+    Error::new(ErrorCode::ResourceExhausted, "a tensor is larger than the address space")
+}
+
+fn signed(extent: Extent) -> [i64; 4] {
+    extent.map(|n| n as i64)
+}
+
+fn check(holds: bool, what: &str, needs: &str) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::internal(format!("ggml operation {what} needs {needs}"))) }
+}

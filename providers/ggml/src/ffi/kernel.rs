@@ -1,0 +1,258 @@
+//! Operations of ours inside a ggml graph (`GGML_OP_CUSTOM`).
+
+use super::{api::*, builder::Type};
+use std::{
+    any::Any,
+    ffi::{c_int, c_void},
+    marker::PhantomData,
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+/// Most inputs a kernel can have: ggml keeps ten sources, of which a custom operation may use nine.
+pub(crate) const MAX_INPUTS: usize = MAX_SRC - 1;
+
+/// An operation that computes its output tile by tile, the tiles in any order and on any thread.
+pub(crate) trait Kernel: Send + Sync {
+    /// How the output is cut into tiles when `workers` threads work on it.
+    fn grid(&self, workers: usize) -> Grid;
+
+    /// Computes one tile.
+    ///
+    /// # Errors
+    /// One sentence; the run ends with it.
+    fn tile(&self, inputs: &Inputs<'_>, tile: Tile<'_>) -> Result<(), String>;
+}
+
+/// An output seen as `planes` matrices of `rows` x `cols` elements, cut into tiles of at most
+/// `tile_rows` x `tile_cols`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Grid {
+    pub(crate) planes: usize,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) tile_rows: usize,
+    pub(crate) tile_cols: usize,
+}
+
+impl Grid {
+    /// A flat output of `len` elements, cut into runs of `run`.
+    pub(crate) fn flat(len: usize, run: usize) -> Self {
+        Grid { planes: 1, rows: 1, cols: len, tile_rows: 1, tile_cols: run.max(1) }
+    }
+    /// A flat output cut so that each of `workers` gets some runs, none of them too small to be worth it.
+    pub(crate) fn even(len: usize, workers: usize) -> Self {
+        Self::flat(len, len.div_ceil(workers.max(1) * 4).max(4096))
+    }
+    /// `rows` rows of `cols` elements, `tile_rows` of them at a time.
+    pub(crate) fn rows(rows: usize, cols: usize, tile_rows: usize) -> Self {
+        Grid { planes: 1, rows, cols, tile_rows: tile_rows.max(1), tile_cols: cols.max(1) }
+    }
+    /// Elements of the output.
+    pub(crate) fn len(&self) -> usize {
+        self.planes * self.rows * self.cols
+    }
+    fn tiles(&self) -> usize {
+        self.planes * self.rows.div_ceil(self.tile_rows) * self.cols.div_ceil(self.tile_cols)
+    }
+    fn tile(&self, index: usize) -> (usize, Range<usize>, Range<usize>) {
+        let (down, across) = (self.rows.div_ceil(self.tile_rows), self.cols.div_ceil(self.tile_cols));
+        let (plane, rest) = (index / (down * across), index % (down * across));
+        let (row, col) = (rest / across * self.tile_rows, rest % across * self.tile_cols);
+        (plane, row..(row + self.tile_rows).min(self.rows), col..(col + self.tile_cols).min(self.cols))
+    }
+}
+
+/// The part of an output that one call of [`Kernel::tile`] has to itself.
+pub(crate) struct Tile<'a> {
+    /// Which matrix.
+    pub(crate) plane: usize,
+    /// Which of its rows.
+    pub(crate) rows: Range<usize>,
+    /// Which of its columns.
+    pub(crate) cols: Range<usize>,
+    data: *mut u8,
+    type_: Type,
+    grid: Grid,
+    exclusive: PhantomData<&'a mut [u8]>,
+}
+
+impl Tile<'_> {
+    /// The bytes of the tile's columns in row `row`, which is one of `self.rows`.
+    pub(crate) fn row_bytes(&mut self, row: usize) -> &mut [u8] {
+        assert!(self.rows.contains(&row), "row {row} is not in the tile's {:?}", self.rows);
+        let size = self.type_.size();
+        let start = (self.plane * self.grid.rows + row) * self.grid.cols + self.cols.start;
+        // SAFETY: `start..start + cols.len()` lies inside the output, whose length is the grid's, and only
+        // this tile covers it; the borrow of `self` keeps two rows from being lent at once.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(start * size), self.cols.len() * size) }
+    }
+    /// The elements of an f32 output, as [`row_bytes`](Self::row_bytes).
+    pub(crate) fn row(&mut self, row: usize) -> &mut [f32] {
+        assert_eq!(self.type_, Type::F32, "a kernel writes f32 into another type");
+        let bytes = self.row_bytes(row);
+        // SAFETY: every bit pattern is an f32; ggml aligns tensors to 32 bytes and `start` counts elements.
+        unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / 4) }
+    }
+    /// The elements of a tile of one row.
+    pub(crate) fn run(&mut self) -> &mut [f32] {
+        self.row(self.rows.start)
+    }
+    /// The bytes of a tile of one row.
+    pub(crate) fn run_bytes(&mut self) -> &mut [u8] {
+        self.row_bytes(self.rows.start)
+    }
+}
+
+/// The inputs of a kernel, each contiguous.
+pub(crate) struct Inputs<'a> {
+    slots: [(Type, &'a [u8]); MAX_INPUTS],
+    len: usize,
+}
+
+impl<'a> Inputs<'a> {
+    /// Number of inputs.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+    /// Type of input `i`.
+    pub(crate) fn type_of(&self, i: usize) -> Type {
+        self.slots[i].0
+    }
+    /// Bytes of input `i`.
+    pub(crate) fn bytes(&self, i: usize) -> &'a [u8] {
+        assert!(i < self.len, "a kernel with {} inputs reads input {i}", self.len);
+        self.slots[i].1
+    }
+    /// Elements of input `i`, which is f32.
+    pub(crate) fn f32(&self, i: usize) -> &'a [f32] {
+        assert_eq!(self.type_of(i), Type::F32, "a kernel reads f32 from another type");
+        let bytes = self.bytes(i);
+        // SAFETY: every bit pattern is an f32; ggml aligns tensors to 32 bytes.
+        unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / 4) }
+    }
+    /// Elements of input `i`, which is f16 or bf16, as their bits.
+    pub(crate) fn u16(&self, i: usize) -> &'a [u16] {
+        assert_eq!(self.type_of(i).size(), 2, "a kernel reads two bytes from another type");
+        let bytes = self.bytes(i);
+        // SAFETY: every bit pattern is a u16; ggml aligns tensors to 32 bytes.
+        unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / 2) }
+    }
+}
+
+/// What ended a run early.
+#[derive(Default)]
+pub(super) struct Failure {
+    set: AtomicBool,
+    message: Mutex<Option<String>>,
+}
+
+impl Failure {
+    pub(super) fn is_set(&self) -> bool {
+        self.set.load(Ordering::Relaxed)
+    }
+    fn record(&self, text: String) {
+        self.message.lock().unwrap_or_else(|p| p.into_inner()).get_or_insert(text);
+        self.set.store(true, Ordering::Relaxed);
+    }
+    /// The first message since the last call.
+    pub(super) fn take(&self) -> Option<String> {
+        self.set.store(false, Ordering::Relaxed);
+        self.message.lock().unwrap_or_else(|p| p.into_inner()).take()
+    }
+}
+
+/// A kernel as ggml's user data.
+pub(super) struct Cell {
+    pub(super) kernel: Box<dyn Kernel>,
+    /// What the graph calls the operation, for messages.
+    pub(super) name: String,
+    pub(super) inputs: usize,
+    pub(super) failure: std::sync::Arc<Failure>,
+}
+
+/// Runs worker `ith` of `nth`'s share of a kernel's tiles.
+///
+/// # Safety
+/// Called by ggml for a node made by `Builder::custom`: `data` is the node's `Cell`, `dst` and its sources are
+/// allocated, contiguous, and do not overlap.
+pub(super) unsafe extern "C" fn trampoline(dst: TensorPtr, ith: c_int, nth: c_int, data: *mut c_void) {
+    // SAFETY: by this function's contract.
+    let cell = unsafe { &*data.cast::<Cell>() };
+    if cell.failure.is_set() {
+        return;
+    }
+    let share = AssertUnwindSafe(|| {
+        // SAFETY: by this function's contract.
+        unsafe { work(cell, dst, ith as usize, nth as usize) }
+    });
+    match catch_unwind(share) {
+        Ok(Ok(())) => {}
+        Ok(Err(why)) => cell.failure.record(format!("{}: {why}", cell.name)),
+        Err(panic) => cell.failure.record(format!("{}: panic: {}", cell.name, panic_text(&*panic))),
+    }
+}
+
+/// # Safety
+/// As [`trampoline`].
+unsafe fn work(cell: &Cell, dst: TensorPtr, ith: usize, nth: usize) -> Result<(), String> {
+    let mut inputs = Inputs { slots: [(Type::F32, &[]); MAX_INPUTS], len: cell.inputs };
+    for (i, slot) in inputs.slots.iter_mut().enumerate().take(cell.inputs) {
+        // SAFETY: `Builder::custom` set this many sources; they are contiguous and allocated.
+        unsafe {
+            let source = &*(*dst).src[i];
+            let type_ = Type::from_raw(source.type_).ok_or("a source has an unknown type")?;
+            let len = source.ne.iter().product::<i64>() as usize * type_.size();
+            *slot = (type_, std::slice::from_raw_parts(source.data.cast::<u8>(), len));
+        }
+    }
+    // SAFETY: a valid tensor.
+    let (data, type_, len) = unsafe { ((*dst).data.cast::<u8>(), (*dst).type_, (*dst).ne.iter().product::<i64>()) };
+    let type_ = Type::from_raw(type_).ok_or("the output has an unknown type")?;
+    let grid = cell.kernel.grid(nth);
+    if grid.len() != len as usize {
+        return Err(format!("a grid of {} elements for an output of {len}", grid.len()));
+    }
+    let tiles = grid.tiles();
+    for index in tiles * ith / nth..tiles * (ith + 1) / nth {
+        if cell.failure.is_set() {
+            return Ok(());
+        }
+        let (plane, rows, cols) = grid.tile(index);
+        let tile = Tile { plane, rows, cols, data, type_, grid, exclusive: PhantomData };
+        cell.kernel.tile(&inputs, tile)?;
+    }
+    Ok(())
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_every_element_once() {
+        let grid = Grid { planes: 2, rows: 7, cols: 10, tile_rows: 3, tile_cols: 4 };
+        let mut seen = vec![0; grid.len()];
+        for index in 0..grid.tiles() {
+            let (plane, rows, cols) = grid.tile(index);
+            for row in rows {
+                for col in cols.clone() {
+                    seen[(plane * grid.rows + row) * grid.cols + col] += 1;
+                }
+            }
+        }
+        assert!(seen.iter().all(|n| *n == 1));
+    }
+}

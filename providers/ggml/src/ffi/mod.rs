@@ -1,0 +1,22 @@
+//! Everything unsafe in this crate: ggml behind a table of function pointers, and CPU instructions behind
+//! feature detection. What the modules export is safe to call:
+//!
+//! * [`Ggml`]: the loaded libraries;
+//! * [`Builder`] → [`Program`]: a compute graph, checked against ggml's own conditions before ggml sees it
+//!   (a failed assertion inside ggml would end the process), then the same graph with memory, ready to run;
+//! * [`Kernel`]: an operation of ours that runs inside ggml's thread pool on disjoint tiles of its output;
+//! * [`simd`]: code compiled once for each instruction set, and the matrix multiplication micro-kernels.
+#![allow(unsafe_code)]
+
+mod api;
+mod builder;
+mod kernel;
+mod library;
+mod program;
+pub(crate) mod simd;
+mod variant;
+
+pub(crate) use builder::{Binary, Builder, Extent, Tensor, Type, Unary};
+pub(crate) use kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile};
+pub(crate) use library::{Ggml, LIBRARY_DIR};
+pub(crate) use program::Program;

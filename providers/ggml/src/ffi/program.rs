@@ -1,0 +1,191 @@
+//! A compute graph with memory, ready to run.
+
+use super::{
+    api::*,
+    builder::{Builder, Tensor},
+    kernel::Failure,
+    library::status_error,
+};
+use sdrun_abi::{Error, ErrorCode, Result};
+use std::{
+    ffi::{c_int, c_void},
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+/// A graph with its weights, activations and threads. Not thread-safe: one run at a time.
+pub(crate) struct Program {
+    // The order matters: memory goes before the contexts that describe it.
+    memory: Memory,
+    graph: Ptr,
+    builder: Builder,
+}
+
+/// What ggml allocated for a graph.
+struct Memory {
+    api: &'static Api,
+    backend: Ptr,
+    weights: Vec<Ptr>,
+    activations: Ptr,
+    graph_context: Ptr,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: each was made by the matching function, is freed once, and null where it was not made.
+        unsafe {
+            if !self.activations.is_null() {
+                (self.api.ggml_gallocr_free)(self.activations);
+            }
+            for buffer in &self.weights {
+                (self.api.ggml_backend_buffer_free)(*buffer);
+            }
+            if !self.backend.is_null() {
+                (self.api.ggml_backend_free)(self.backend);
+            }
+            (self.api.ggml_free)(self.graph_context);
+        }
+    }
+}
+
+// SAFETY: the pointers are to memory that this value alone owns; ggml ties none of it to a thread.
+unsafe impl Send for Program {}
+
+/// What the abort callback asks while a graph runs.
+struct Watch<'a> {
+    cancelled: &'a dyn Fn() -> bool,
+    failure: &'a Failure,
+}
+
+impl Program {
+    pub(super) fn new(builder: Builder, outputs: &[Tensor], threads: usize) -> Result<Self> {
+        let (ggml, api) = (builder.ggml, &builder.ggml.api);
+        let exhausted = |what: &str| Error::new(ErrorCode::ResourceExhausted, format!("no memory for {what}"));
+        // Every tensor can be a node or a leaf of the graph.
+        let size = builder.tensors.len() + 1;
+        // SAFETY: takes numbers, returns one.
+        let mem_size = unsafe { (api.ggml_graph_overhead_custom)(size, false) };
+        // SAFETY: ggml allocates the memory itself.
+        let graph_context =
+            unsafe { (api.ggml_init)(InitParams { mem_size, mem_buffer: std::ptr::null_mut(), no_alloc: true }) };
+        if graph_context.is_null() {
+            return Err(exhausted("the ggml graph"));
+        }
+        let null = std::ptr::null_mut();
+        let mut memory = Memory { api, backend: null, weights: Vec::new(), activations: null, graph_context };
+        // SAFETY: the context has the size ggml states for a graph of `size` nodes; all tensors are the
+        // builder's; every result is checked before it is used.
+        unsafe {
+            let graph = (api.ggml_new_graph_custom)(graph_context, size, false);
+            for tensor in builder.inputs.iter().chain(outputs) {
+                (api.ggml_build_forward_expand)(graph, builder.raw(*tensor));
+            }
+            for output in outputs {
+                let mut raw = builder.raw(*output);
+                (api.ggml_set_output)(raw);
+                if !(*raw).view_src.is_null() {
+                    raw = (*raw).view_src;
+                    (api.ggml_set_output)(raw);
+                }
+            }
+            memory.backend = (api.ggml_backend_dev_init)(ggml.cpu.device, std::ptr::null());
+            if memory.backend.is_null() {
+                return Err(Error::internal("ggml cannot open its CPU device"));
+            }
+            (ggml.cpu.set_n_threads)(memory.backend, c_int::try_from(threads.clamp(1, 512)).unwrap_or(1));
+            for context in &builder.weights {
+                let buffer = (api.ggml_backend_alloc_ctx_tensors)(context.raw, memory.backend);
+                if buffer.is_null() {
+                    return Err(exhausted("the weights"));
+                }
+                memory.weights.push(buffer);
+            }
+            memory.activations = (api.ggml_gallocr_new)((api.ggml_backend_get_default_buffer_type)(memory.backend));
+            if memory.activations.is_null() || !(api.ggml_gallocr_alloc_graph)(memory.activations, graph) {
+                return Err(exhausted("the activations"));
+            }
+            Ok(Program { memory, graph, builder })
+        }
+    }
+
+    /// Fills a weight or an input.
+    pub(crate) fn write(&mut self, tensor: Tensor, bytes: &[u8]) -> Result<()> {
+        let raw = self.placed(tensor, bytes.len())?;
+        // SAFETY: the tensor has memory for exactly this many bytes.
+        unsafe { (self.memory.api.ggml_backend_tensor_set)(raw, bytes.as_ptr().cast(), 0, bytes.len()) };
+        Ok(())
+    }
+    /// Copies a tensor out.
+    pub(crate) fn read(&self, tensor: Tensor, bytes: &mut [u8]) -> Result<()> {
+        let raw = self.placed(tensor, bytes.len())?;
+        // SAFETY: as in `write`.
+        unsafe { (self.memory.api.ggml_backend_tensor_get)(raw, bytes.as_mut_ptr().cast(), 0, bytes.len()) };
+        Ok(())
+    }
+    /// Bytes of a tensor.
+    pub(crate) fn size(&self, tensor: Tensor) -> usize {
+        self.builder.len(tensor) * self.builder.type_of(tensor).size()
+    }
+
+    fn placed(&self, tensor: Tensor, len: usize) -> Result<TensorPtr> {
+        let raw = self.builder.raw(tensor);
+        // SAFETY: a tensor of this program.
+        let placed = unsafe { !(*raw).data.is_null() && (!(*raw).buffer.is_null() || !(*raw).view_src.is_null()) };
+        if !placed || len != self.size(tensor) {
+            return Err(Error::internal(format!(
+                "{len} bytes for a ggml tensor of {} bytes{}",
+                self.size(tensor),
+                if placed { "" } else { " without memory" }
+            )));
+        }
+        Ok(raw)
+    }
+
+    /// Runs the graph once; `cancelled` is asked between nodes.
+    ///
+    /// # Errors
+    /// `Cancelled`; what a kernel reported, as `InvalidArgument`; ggml's own failures.
+    pub(crate) fn compute(&mut self, cancelled: &dyn Fn() -> bool) -> Result<()> {
+        let watch = Watch { cancelled, failure: &self.builder.failure };
+        let set = self.builder.ggml.cpu.set_abort_callback;
+        // SAFETY: the callback is withdrawn before `watch` goes; backend and graph are this program's own.
+        let status = unsafe {
+            set(self.memory.backend, Some(should_stop), (&raw const watch).cast_mut().cast());
+            let status = (self.memory.api.ggml_backend_graph_compute)(self.memory.backend, self.graph);
+            set(self.memory.backend, None, std::ptr::null_mut());
+            status
+        };
+        if let Some(message) = self.builder.failure.take() {
+            return Err(Error::invalid(message));
+        }
+        match status {
+            STATUS_SUCCESS => Ok(()),
+            STATUS_ABORTED => Err(Error::new(ErrorCode::Cancelled, "the run was cancelled")),
+            other => Err(status_error(other)),
+        }
+    }
+
+    /// Bytes of the weights' buffers.
+    pub(crate) fn weight_bytes(&self) -> u64 {
+        // SAFETY: buffers of this program.
+        let size = |buffer: &Ptr| unsafe { (self.memory.api.ggml_backend_buffer_get_size)(*buffer) as u64 };
+        self.memory.weights.iter().map(size).sum()
+    }
+    /// Bytes of the activations' buffer.
+    pub(crate) fn activation_bytes(&self) -> u64 {
+        // SAFETY: the allocator of this program, which has one buffer.
+        unsafe { (self.memory.api.ggml_gallocr_get_buffer_size)(self.memory.activations, 0) as u64 }
+    }
+    /// Nodes that are run.
+    pub(crate) fn nodes(&self) -> usize {
+        // SAFETY: the graph of this program.
+        unsafe { (self.memory.api.ggml_graph_n_nodes)(self.graph) as usize }
+    }
+}
+
+/// # Safety
+/// `data` is the [`Watch`] of the running [`Program::compute`].
+unsafe extern "C" fn should_stop(data: *mut c_void) -> bool {
+    // SAFETY: by this function's contract.
+    let watch = unsafe { &*data.cast::<Watch<'_>>() };
+    watch.failure.is_set() || catch_unwind(AssertUnwindSafe(|| (watch.cancelled)())).unwrap_or(true)
+}

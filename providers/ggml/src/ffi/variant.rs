@@ -1,0 +1,66 @@
+//! Which builds of ggml's CPU backend this processor can run.
+
+/// Variants the processor has every instruction of, the most capable first. The names are those of
+/// `build/variants.rs`; what each needs is what it is compiled with.
+pub(super) fn usable() -> Vec<&'static str> {
+    ALL.iter().filter(|(_, runs)| runs()).map(|(name, _)| *name).collect()
+}
+
+type Candidate = (&'static str, fn() -> bool);
+
+#[cfg(target_arch = "x86_64")]
+const ALL: &[Candidate] = &[
+    ("zen4", || avx512() && has!("avx512vbmi", "avx512vnni", "avx512bf16")),
+    ("skylakex", avx512),
+    ("haswell", avx2),
+    ("x64", || true),
+];
+
+#[cfg(all(target_arch = "aarch64", target_os = "macos"))]
+const ALL: &[Candidate] = &[("apple_m2_m3", || has!("dotprod", "i8mm")), ("apple_m1", || has!("dotprod"))];
+
+#[cfg(all(target_arch = "aarch64", not(target_os = "macos")))]
+const ALL: &[Candidate] = &[
+    ("armv8.6_1", || has!("dotprod", "fp16", "sve", "i8mm")),
+    ("armv8.2_2", || has!("dotprod", "fp16")),
+    ("armv8.2_1", || has!("dotprod")),
+    ("armv8.0_1", || true),
+];
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+const ALL: &[Candidate] = &[("generic", || true)];
+
+#[cfg(target_arch = "x86_64")]
+macro_rules! has {
+    ($($feature:tt),+) => { $(std::arch::is_x86_feature_detected!($feature))&&+ };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! has {
+    ($($feature:tt),+) => { $(std::arch::is_aarch64_feature_detected!($feature))&&+ };
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use has;
+
+#[cfg(target_arch = "x86_64")]
+pub(super) fn avx2() -> bool {
+    has!("sse4.2", "avx", "avx2", "fma", "f16c", "bmi2")
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) fn avx512() -> bool {
+    avx2() && has!("avx512f", "avx512cd", "avx512vl", "avx512dq", "avx512bw")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_plain_variant_is_always_the_last_resort() {
+        let usable = usable();
+        if cfg!(target_arch = "x86_64") {
+            assert_eq!(usable.last(), Some(&"x64"));
+        }
+        assert!(usable.iter().all(|name| ALL.iter().any(|(known, _)| known == name)));
+    }
+}

@@ -1,0 +1,238 @@
+//! Element-wise operators.
+
+use super::Operator;
+use crate::{
+    ffi::{Binary, Tensor, Type, Unary},
+    kernels::{Broadcast, BroadcastOp},
+    shape,
+    storage::is_f32,
+    translate::{Operand, Outcome, Translator, refuse},
+};
+use sdrun_graph::Node;
+
+const UNARY: &str = "float";
+const BINARY: &str = "float, any shapes that broadcast";
+
+pub(super) const OPERATORS: &[Operator] = &[
+    Operator { name: "Abs", takes: UNARY, translate: |t, n| unary(t, n, Unary::Abs) },
+    Operator { name: "Cos", takes: UNARY, translate: |t, n| unary(t, n, Unary::Cos) },
+    Operator { name: "Exp", takes: UNARY, translate: |t, n| unary(t, n, Unary::Exp) },
+    Operator { name: "HardSwish", takes: UNARY, translate: |t, n| unary(t, n, Unary::HardSwish) },
+    Operator { name: "Log", takes: UNARY, translate: |t, n| unary(t, n, Unary::Log) },
+    Operator { name: "Neg", takes: UNARY, translate: |t, n| unary(t, n, Unary::Neg) },
+    Operator { name: "Relu", takes: UNARY, translate: |t, n| unary(t, n, Unary::Relu) },
+    Operator { name: "Sigmoid", takes: UNARY, translate: |t, n| unary(t, n, Unary::Sigmoid) },
+    Operator { name: "Sin", takes: UNARY, translate: |t, n| unary(t, n, Unary::Sin) },
+    Operator { name: "Sqrt", takes: UNARY, translate: |t, n| unary(t, n, Unary::Sqrt) },
+    Operator { name: "Tanh", takes: UNARY, translate: |t, n| unary(t, n, Unary::Tanh) },
+    Operator { name: "Clip", takes: "float, constant bounds", translate: clip },
+    Operator { name: "Elu", takes: "float, alpha 1", translate: elu },
+    Operator { name: "Gelu", takes: "float, approximate \"none\"", translate: gelu },
+    Operator { name: "HardSigmoid", takes: UNARY, translate: hard_sigmoid },
+    Operator { name: "LeakyRelu", takes: UNARY, translate: leaky_relu },
+    Operator { name: "Reciprocal", takes: UNARY, translate: reciprocal },
+    Operator { name: "Add", takes: BINARY, translate: |t, n| binary(t, n, BroadcastOp::Add) },
+    Operator { name: "Sub", takes: BINARY, translate: |t, n| binary(t, n, BroadcastOp::Sub) },
+    Operator { name: "Mul", takes: BINARY, translate: |t, n| binary(t, n, BroadcastOp::Mul) },
+    Operator { name: "Div", takes: BINARY, translate: |t, n| binary(t, n, BroadcastOp::Div) },
+    Operator { name: "Max", takes: BINARY, translate: |t, n| variadic(t, n, BroadcastOp::Max) },
+    Operator { name: "Min", takes: BINARY, translate: |t, n| variadic(t, n, BroadcastOp::Min) },
+    Operator { name: "Sum", takes: BINARY, translate: |t, n| variadic(t, n, BroadcastOp::Add) },
+    Operator { name: "Pow", takes: "float base and exponent, any shapes that broadcast", translate: pow },
+];
+
+fn unary(t: &mut Translator<'_>, node: &Node, op: Unary) -> Outcome {
+    let x = t.float(node, 0)?;
+    let y = t.builder.unary(op, x.tensor)?;
+    t.define(node, 0, y)
+}
+
+fn clip(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let x = t.float(node, 0)?;
+    let bound = |t: &Translator<'_>, i: usize, attribute: &str| match node.input(i) {
+        Some(id) => t.scalar(id).map_or_else(|| refuse(format!("its {attribute} is computed by the graph")), |v| Ok(Some(v))),
+        None => Ok(node.float(attribute)),
+    };
+    let low = bound(t, 1, "min")?.unwrap_or(f32::NEG_INFINITY);
+    let high = bound(t, 2, "max")?.unwrap_or(f32::INFINITY);
+    let y = t.builder.clamp(x.tensor, low, high)?;
+    t.define(node, 0, y)
+}
+
+fn elu(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    match node.float("alpha") {
+        None | Some(1.0) => unary(t, node, Unary::Elu),
+        Some(alpha) => refuse(format!("its alpha is {alpha}")),
+    }
+}
+
+fn gelu(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    match node.str("approximate") {
+        None | Some("none") => unary(t, node, Unary::GeluErf),
+        // ggml looks the tanh form up in a table of f16 values.
+        Some(other) => refuse(format!("its approximate is {other:?}")),
+    }
+}
+
+fn hard_sigmoid(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let x = t.float(node, 0)?;
+    let (alpha, beta) = (node.float("alpha").unwrap_or(0.2), node.float("beta").unwrap_or(0.5));
+    let y = t.builder.scale(x.tensor, alpha, beta)?;
+    let y = t.builder.clamp(y, 0.0, 1.0)?;
+    t.define(node, 0, y)
+}
+
+fn leaky_relu(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let x = t.float(node, 0)?;
+    let y = t.builder.leaky_relu(x.tensor, node.float("alpha").unwrap_or(0.01))?;
+    t.define(node, 0, y)
+}
+
+fn reciprocal(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let x = t.float(node, 0)?;
+    let one = t.scalar_tensor(1.0)?;
+    let one = Operand { tensor: one, dtype: x.dtype, shape: vec![1] };
+    let shape = x.shape.clone();
+    let y = combine(t, node, BroadcastOp::Div, &one, &x, &shape)?;
+    t.define(node, 0, y)
+}
+
+fn binary(t: &mut Translator<'_>, node: &Node, op: BroadcastOp) -> Outcome {
+    let shape = t.output_shape(node, 0)?;
+    let (a, b) = (t.input_id(node, 0)?, t.input_id(node, 1)?);
+    for (i, id) in [a, b].into_iter().enumerate() {
+        let dtype = t.dtype(id)?;
+        if !is_f32(dtype) {
+            return refuse(format!("input {i} is {dtype}"));
+        }
+    }
+    // A constant scalar becomes a factor and an addend of one pass.
+    let whole = |t: &Translator<'_>, id| t.shape(id).is_ok_and(|s| shape::len(&s) == shape::len(&shape));
+    let line = match (t.scalar(a), t.scalar(b)) {
+        (_, Some(c)) if whole(t, a) => match op {
+            BroadcastOp::Add => Some((a, 1.0, c)),
+            BroadcastOp::Sub => Some((a, 1.0, -c)),
+            BroadcastOp::Mul => Some((a, c, 0.0)),
+            BroadcastOp::Div if (1.0 / c).is_normal() => Some((a, 1.0 / c, 0.0)),
+            _ => None,
+        },
+        (Some(c), _) if whole(t, b) => match op {
+            BroadcastOp::Add => Some((b, 1.0, c)),
+            BroadcastOp::Sub => Some((b, -1.0, c)),
+            BroadcastOp::Mul => Some((b, c, 0.0)),
+            _ => None,
+        },
+        _ => None,
+    };
+    let y = match line {
+        Some((x, factor, addend)) => {
+            let x = t.operand(x)?;
+            t.builder.scale(x.tensor, factor, addend)?
+        }
+        None => {
+            let (a, b) = (t.operand(a)?, t.operand(b)?);
+            combine(t, node, op, &a, &b, &shape)?
+        }
+    };
+    t.define(node, 0, y)
+}
+
+fn variadic(t: &mut Translator<'_>, node: &Node, op: BroadcastOp) -> Outcome {
+    let mut result = t.float(node, 0)?;
+    for i in 1..node.inputs.len() {
+        let next = t.float(node, i)?;
+        let Some(shape) = broadcast(&result.shape, &next.shape) else { return refuse("its shapes do not broadcast") };
+        let tensor = combine(t, node, op, &result, &next, &shape)?;
+        result = Operand { tensor, dtype: result.dtype, shape };
+    }
+    t.define(node, 0, result.tensor)
+}
+
+fn pow(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let shape = t.output_shape(node, 0)?;
+    let x = t.float(node, 0)?;
+    let exponent = t.input_id(node, 1)?;
+    let whole = shape::len(&x.shape) == shape::len(&shape);
+    let y = match t.scalar(exponent) {
+        Some(1.0) if whole => x.tensor,
+        Some(2.0) if whole => t.builder.unary(Unary::Sqr, x.tensor)?,
+        Some(0.5) if whole => t.builder.unary(Unary::Sqrt, x.tensor)?,
+        _ => {
+            let exponent = t.float(node, 1)?;
+            combine(t, node, BroadcastOp::Pow, &x, &exponent, &shape)?
+        }
+    };
+    t.define(node, 0, y)
+}
+
+/// The shape two shapes broadcast to.
+fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
+    let rank = a.len().max(b.len());
+    let at = |s: &[usize], i: usize| (i + s.len()).checked_sub(rank).map_or(1, |i| s[i]);
+    (0..rank)
+        .map(|i| match (at(a, i), at(b, i)) {
+            (1, d) | (d, 1) => Some(d),
+            (d, e) if d == e => Some(d),
+            _ => None,
+        })
+        .collect()
+}
+
+/// `a op b`, broadcast to `shape`. ggml does it where one operand has that shape and the other is repeated along outer
+/// dimensions; along the innermost it is slow, so that is left to a kernel of ours, as are all other cases.
+fn combine(
+    t: &mut Translator<'_>,
+    node: &Node,
+    op: BroadcastOp,
+    a: &Operand,
+    b: &Operand,
+    shape: &[usize],
+) -> Outcome<Tensor> {
+    let native = match op {
+        BroadcastOp::Add => Some((Binary::Add, true)),
+        BroadcastOp::Mul => Some((Binary::Mul, true)),
+        BroadcastOp::Sub => Some((Binary::Sub, false)),
+        BroadcastOp::Div => Some((Binary::Div, false)),
+        _ => None,
+    };
+    if let Some((op, commutes)) = native {
+        if let Some((whole, repeated)) = repeatable(&a.shape, &b.shape, shape) {
+            let (whole, repeated) = (t.builder.reshape(a.tensor, whole)?, t.builder.reshape(b.tensor, repeated)?);
+            return Ok(t.builder.binary(op, whole, repeated)?);
+        }
+        if let Some((whole, repeated)) = repeatable(&b.shape, &a.shape, shape).filter(|_| commutes) {
+            let (whole, repeated) = (t.builder.reshape(b.tensor, whole)?, t.builder.reshape(a.tensor, repeated)?);
+            return Ok(t.builder.binary(op, whole, repeated)?);
+        }
+    }
+    let Some(kernel) = Broadcast::new(op, &a.shape, &b.shape, shape) else {
+        return refuse("its shapes do not broadcast");
+    };
+    t.custom(node, kernel, &[a.tensor, b.tensor], Type::F32, shape::extent(shape))
+}
+
+/// Extents under which ggml repeats `b` to `a`, where `a` has all of `shape` and the innermost dimension is not
+/// repeated.
+fn repeatable(a: &[usize], b: &[usize], shape: &[usize]) -> Option<([usize; 4], [usize; 4])> {
+    if shape::len(a) != shape::len(shape) {
+        return None;
+    }
+    let (whole, repeated) = (shape::broadcast_strides(a, shape)?, shape::broadcast_strides(b, shape)?);
+    let (dims, strides) = shape::coalesce(shape, &[&whole, &repeated]);
+    let repeated = &strides[1];
+    if dims.len() > 4 || repeated.last() == Some(&0) {
+        return None;
+    }
+    let own: Vec<usize> = dims.iter().zip(repeated).map(|(d, stride)| if *stride == 0 { 1 } else { *d }).collect();
+    Some((shape::extent(&dims), shape::extent(&own)))
+}
+
+/// `a + b`, where `b` is broadcast to `a`.
+pub(super) fn add(t: &mut Translator<'_>, node: &Node, a: &Operand, b: &Operand) -> Outcome<Tensor> {
+    combine(t, node, BroadcastOp::Add, a, b, &a.shape)
+}
+
+/// `a * b`, where `b` is broadcast to `a`.
+pub(super) fn multiply(t: &mut Translator<'_>, node: &Node, a: &Operand, b: &Operand) -> Outcome<Tensor> {
+    combine(t, node, BroadcastOp::Mul, a, b, &a.shape)
+}

@@ -1,0 +1,121 @@
+//! Arithmetic on shapes and strides, counted in elements, outermost first.
+
+use crate::ffi::Extent;
+
+/// Strides of a contiguous tensor.
+pub(crate) fn strides(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; shape.len()];
+    for i in (1..shape.len()).rev() {
+        strides[i - 1] = strides[i] * shape[i];
+    }
+    strides
+}
+
+/// Number of elements.
+pub(crate) fn len(shape: &[usize]) -> usize {
+    shape.iter().product()
+}
+
+/// A shape as ggml keeps it: innermost first, at least one dimension, what is beyond four folded into the
+/// outermost.
+pub(crate) fn extent(shape: &[usize]) -> Extent {
+    let mut extent = [1; 4];
+    for (i, d) in shape.iter().rev().enumerate() {
+        extent[i.min(3)] *= d;
+    }
+    extent
+}
+
+/// The axis of a possibly negative attribute, where it is one of `rank` axes.
+pub(crate) fn axis(axis: i64, rank: usize) -> Option<usize> {
+    let resolved = if axis < 0 { axis.checked_add(rank as i64)? } else { axis };
+    usize::try_from(resolved).ok().filter(|axis| *axis < rank)
+}
+
+/// Strides with which a contiguous tensor of `shape` is read as one of `target` under ONNX's (NumPy's) rules of
+/// broadcasting; `None` where it cannot be.
+pub(crate) fn broadcast_strides(shape: &[usize], target: &[usize]) -> Option<Vec<isize>> {
+    let lead = target.len().checked_sub(shape.len())?;
+    let dense = strides(shape);
+    let mut result = vec![0; target.len()];
+    for (i, d) in shape.iter().enumerate() {
+        match (*d, target[lead + i]) {
+            (1, _) => {}
+            (d, t) if d == t => result[lead + i] = dense[i] as isize,
+            _ => return None,
+        }
+    }
+    Some(result)
+}
+
+/// Drops dimensions of one element and merges neighbours that every one of `strides` walks as one. At least one
+/// dimension remains.
+pub(crate) fn coalesce(shape: &[usize], strides: &[&[isize]]) -> (Vec<usize>, Vec<Vec<isize>>) {
+    let mut out_shape: Vec<usize> = Vec::new();
+    let mut out: Vec<Vec<isize>> = vec![Vec::new(); strides.len()];
+    for (i, d) in shape.iter().enumerate().filter(|(_, d)| **d != 1) {
+        let merges = !out_shape.is_empty()
+            && strides.iter().zip(&out).all(|(s, o)| o.last().is_some_and(|last| *last == s[i] * *d as isize));
+        if let (true, Some(last)) = (merges, out_shape.last_mut()) {
+            *last *= d;
+            strides.iter().zip(&mut out).for_each(|(s, o)| *o.last_mut().unwrap_or(&mut 0) = s[i]);
+        } else {
+            out_shape.push(*d);
+            strides.iter().zip(&mut out).for_each(|(s, o)| o.push(s[i]));
+        }
+    }
+    if out_shape.is_empty() {
+        out_shape.push(1);
+        out.iter_mut().for_each(|o| o.push(1));
+    }
+    (out_shape, out)
+}
+
+/// The offset of the element with row-major number `index`.
+pub(crate) fn offset(mut index: usize, shape: &[usize], strides: &[isize]) -> isize {
+    let mut offset = 0;
+    for (d, stride) in shape.iter().zip(strides).rev() {
+        offset += (index % d) as isize * stride;
+        index /= d;
+    }
+    offset
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_fold_the_outermost() {
+        assert_eq!(extent(&[]), [1, 1, 1, 1]);
+        assert_eq!(extent(&[2, 3]), [3, 2, 1, 1]);
+        assert_eq!(extent(&[2, 3, 4, 5, 6]), [6, 5, 4, 6]);
+    }
+
+    #[test]
+    fn axes_resolve_or_do_not() {
+        assert_eq!(axis(-1, 3), Some(2));
+        assert_eq!(axis(0, 3), Some(0));
+        assert_eq!(axis(3, 3), None);
+        assert_eq!(axis(-4, 3), None);
+        assert_eq!(axis(i64::MIN, 3), None);
+    }
+
+    #[test]
+    fn neighbours_merge_only_where_all_strides_agree() {
+        let dense: Vec<isize> = strides(&[2, 3, 4]).iter().map(|s| *s as isize).collect();
+        assert_eq!(coalesce(&[2, 3, 4], &[&dense]).0, [24]);
+        let channel = broadcast_strides(&[3, 1], &[2, 3, 4]).unwrap();
+        let (shape, both) = coalesce(&[2, 3, 4], &[&dense, &channel]);
+        assert_eq!(shape, [2, 3, 4]);
+        assert_eq!(both, [vec![12, 4, 1], vec![0, 1, 0]]);
+        assert_eq!(coalesce(&[1, 1], &[&[7, 7]]), (vec![1], vec![vec![1]]));
+    }
+
+    #[test]
+    fn offsets_walk_the_shape() {
+        let (shape, strides) = ([2, 3], [1, 2]);
+        let walked: Vec<isize> = (0..6).map(|i| offset(i, &shape, &strides)).collect();
+        assert_eq!(walked, [0, 2, 4, 1, 3, 5]);
+    }
+}

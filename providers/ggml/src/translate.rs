@@ -1,0 +1,457 @@
+//! From the graph's nodes to a ggml compute graph.
+//!
+//! Every value of the graph becomes one contiguous tensor that holds its elements in row-major order, stored as
+//! [`storage`](crate::storage) says. The extents of that tensor mean nothing: operators take the view they need, so
+//! that Reshape and its kind cost nothing. Each node is offered to its entry in the operator table; what the table
+//! refuses is evaluated by `sdrun_graph::eval` where that can do it, and else refused with the reasons.
+
+use crate::{
+    ffi::{Builder, Extent, Ggml, Kernel, MAX_INPUTS, Tensor, Type},
+    kernels::{Argument, Extract, HostNode, Produced, StridedCopy},
+    ops,
+    patterns::Patterns,
+    shape,
+    storage::{into_storage, is_f32, storage_type},
+    weights::{Form, Placement, Source},
+};
+use sdrun_abi::{DType, Error, Precision, Result};
+use sdrun_graph::{Graph, Initializer, Node, Tensor as HostTensor, ValueId, eval};
+use std::collections::{BTreeMap, HashMap};
+
+/// Why an operator is not translated.
+pub(crate) enum Refusal {
+    /// The operator, an attribute, a type or a shape is not covered: one clause.
+    Unsupported(String),
+    /// Something went wrong.
+    Failed(Error),
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Refusal::Failed(error)
+    }
+}
+
+/// What translating a node yields.
+pub(crate) type Outcome<T = ()> = std::result::Result<T, Refusal>;
+
+/// A refusal with this reason.
+pub(crate) fn refuse<T>(why: impl Into<String>) -> Outcome<T> {
+    Err(Refusal::Unsupported(why.into()))
+}
+
+/// A graph in ggml's terms, without memory yet.
+pub(crate) struct Translation {
+    pub(crate) builder: Builder,
+    /// Tensors of the graph's inputs and outputs, in order, with their types in the graph.
+    pub(crate) inputs: Vec<(Tensor, DType)>,
+    pub(crate) outputs: Vec<(Tensor, DType)>,
+    /// What fills the tensors that are neither inputs nor computed.
+    pub(crate) placements: Vec<Placement>,
+    /// Operators that are evaluated by `sdrun_graph::eval`, with their number of nodes.
+    pub(crate) host_operators: BTreeMap<String, usize>,
+}
+
+/// An operand of an operator: a tensor that holds a value of the graph.
+#[derive(Clone)]
+pub(crate) struct Operand {
+    pub(crate) tensor: Tensor,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<usize>,
+}
+
+/// The state of a translation, and what operators need to say themselves in ggml's terms.
+pub(crate) struct Translator<'g> {
+    pub(crate) graph: &'g Graph,
+    pub(crate) builder: Builder,
+    precision: Precision,
+    values: HashMap<ValueId, Tensor>,
+    constants: HashMap<ValueId, HostTensor>,
+    stored: HashMap<(ValueId, Form, Type), Tensor>,
+    placements: Vec<Placement>,
+    producers: HashMap<ValueId, usize>,
+    host_operators: BTreeMap<String, usize>,
+}
+
+/// Translates `graph`, all of whose shapes are known.
+///
+/// # Errors
+/// `Unimplemented` naming the operator, the node and the reasons.
+pub(crate) fn translate(graph: &Graph, precision: Precision, ggml: &'static Ggml) -> Result<Translation> {
+    let producers = graph.nodes.iter().enumerate().flat_map(|(i, node)| {
+        node.outputs.iter().flatten().map(move |id| (*id, i))
+    });
+    let mut translator = Translator {
+        graph,
+        builder: Builder::new(ggml),
+        precision,
+        values: HashMap::new(),
+        constants: HashMap::new(),
+        stored: HashMap::new(),
+        placements: Vec::new(),
+        producers: producers.collect(),
+        host_operators: BTreeMap::new(),
+    };
+    let mut inputs = Vec::new();
+    for id in &graph.inputs {
+        let input = translator.input_tensor(*id).map_err(|refusal| explain_value(graph, *id, refusal))?;
+        inputs.push(input);
+    }
+    let patterns = Patterns::find(graph);
+    for (index, node) in graph.nodes.iter().enumerate() {
+        if patterns.is_inside(index) {
+            continue;
+        }
+        match patterns.at(index) {
+            Some(pattern) => pattern.translate(&mut translator).map_err(|refusal| match refusal {
+                Refusal::Unsupported(why) => Error::unsupported(format!("{}: {why}", describe(node))),
+                Refusal::Failed(error) => error,
+            })?,
+            None => translator.node(node)?,
+        }
+    }
+    let mut outputs = Vec::new();
+    for id in &graph.outputs {
+        let output = translator.operand(*id).map_err(|refusal| explain_value(graph, *id, refusal))?;
+        outputs.push((output.tensor, output.dtype));
+    }
+    let Translator { builder, placements, host_operators, .. } = translator;
+    Ok(Translation { builder, inputs, outputs, placements, host_operators })
+}
+
+/// `operator Conv of node "/conv_in/Conv"`.
+pub(crate) fn describe(node: &Node) -> String {
+    let domain = if node.domain.is_empty() { String::new() } else { format!("{}.", node.domain) };
+    let name = match (&node.name[..], node.outputs.iter().flatten().next()) {
+        ("", None) => String::new(),
+        ("", Some(_)) => " of an unnamed node".into(),
+        (name, _) => format!(" of node {name:?}"),
+    };
+    format!("operator {domain}{}{name}", node.op_type)
+}
+
+fn explain_value(graph: &Graph, id: ValueId, refusal: Refusal) -> Error {
+    match refusal {
+        Refusal::Unsupported(why) => Error::unsupported(format!("value {:?}: {why}", graph.value(id).name)),
+        Refusal::Failed(error) => error,
+    }
+}
+
+impl<'g> Translator<'g> {
+    fn input_tensor(&mut self, id: ValueId) -> Outcome<(Tensor, DType)> {
+        let (dtype, shape) = (self.dtype(id)?, self.shape(id)?);
+        let Some(type_) = storage_type(dtype) else { return refuse(format!("{dtype} values are not supported")) };
+        let tensor = self.builder.input(type_, shape::extent(&shape))?;
+        self.values.insert(id, tensor);
+        Ok((tensor, dtype))
+    }
+
+    fn node(&mut self, node: &'g Node) -> Result<()> {
+        let operator = ops::find(node);
+        let native = match operator {
+            Some(operator) => self.check_outputs(node).and_then(|()| (operator.translate)(self, node)),
+            None => refuse("ggml has no counterpart"),
+        };
+        let why = match native {
+            Ok(()) => return Ok(()),
+            Err(Refusal::Failed(error)) => return Err(error),
+            Err(Refusal::Unsupported(why)) => why,
+        };
+        match self.host_node(node) {
+            Ok(()) => Ok(()),
+            Err(Refusal::Failed(error)) => Err(error),
+            Err(Refusal::Unsupported(host)) => {
+                let takes = operator.map(|op| format!(" (it takes {})", op.takes)).unwrap_or_default();
+                let reasons = if host == why { why } else { format!("{why}{takes}, and {host}") };
+                Err(Error::unsupported(format!("the ggml provider cannot run {}: {reasons}", describe(node)))
+                    .with_hint("another provider may support it; `sdrun providers` lists them"))
+            }
+        }
+    }
+
+    /// A node without outputs that ggml could hold is refused before anything is made for it.
+    fn check_outputs(&self, node: &Node) -> Outcome {
+        for id in node.outputs.iter().flatten() {
+            let dtype = self.dtype(*id)?;
+            self.shape(*id)?;
+            if storage_type(dtype).is_none() {
+                return refuse(format!("{dtype} values are not supported"));
+            }
+        }
+        Ok(())
+    }
+
+    // ---- what is known about values ----
+
+    /// Element type of a value.
+    pub(crate) fn dtype(&self, id: ValueId) -> Outcome<DType> {
+        match self.graph.value(id).dtype {
+            Some(dtype) => Ok(dtype),
+            None => refuse(format!("the type of {:?} is not known", self.graph.value(id).name)),
+        }
+    }
+    /// Shape of a value, none of its dimensions 0.
+    pub(crate) fn shape(&self, id: ValueId) -> Outcome<Vec<usize>> {
+        let value = self.graph.value(id);
+        match value.known_shape() {
+            Some(shape) if shape.contains(&0) => refuse(format!("{:?} has no elements: {shape:?}", value.name)),
+            Some(shape) => Ok(shape),
+            None => refuse(format!("the shape of {:?} is not known", value.name)),
+        }
+    }
+    /// Shape of output `i` of a node.
+    pub(crate) fn output_shape(&self, node: &Node, i: usize) -> Outcome<Vec<usize>> {
+        match node.output(i) {
+            Some(id) => self.shape(id),
+            None => refuse(format!("output {i} is missing")),
+        }
+    }
+    /// Input `i` of a node, which must be there.
+    pub(crate) fn input_id(&self, node: &Node, i: usize) -> Outcome<ValueId> {
+        node.input(i).map_or_else(|| refuse(format!("input {i} is missing")), Ok)
+    }
+    /// The constant a value is, where it is known before the run.
+    pub(crate) fn constant(&self, id: ValueId) -> Option<&HostTensor> {
+        self.constants.get(&id).or_else(|| self.graph.constant(id))
+    }
+    /// The only element of a floating-point constant.
+    pub(crate) fn scalar(&self, id: ValueId) -> Option<f32> {
+        let constant = self.constant(id)?;
+        if constant.len() == 1 { constant.to_f32s()?.first().copied() } else { None }
+    }
+    /// The integers of constant input `i` of a node; `None` where the input is absent.
+    pub(crate) fn constant_ints(&self, node: &Node, i: usize, what: &str) -> Outcome<Option<Vec<i64>>> {
+        let Some(id) = node.input(i) else { return Ok(None) };
+        match self.constant(id).and_then(HostTensor::to_i64s) {
+            Some(ints) => Ok(Some(ints)),
+            None => refuse(format!("{what} are computed by the graph")),
+        }
+    }
+    /// Whether a value is an initializer.
+    pub(crate) fn is_stored(&self, id: ValueId) -> bool {
+        self.graph.initializers.contains_key(&id) || self.constants.contains_key(&id)
+    }
+    /// The node that computes a value.
+    pub(crate) fn producer(&self, id: ValueId) -> Option<&'g Node> {
+        self.producers.get(&id).map(|index| &self.graph.nodes[*index])
+    }
+    /// What matrices and convolution filters are stored in.
+    pub(crate) fn matrix_type(&self) -> Type {
+        match self.precision {
+            Precision::Fp32 => Type::F32,
+            Precision::Fp16 => Type::F16,
+            Precision::Bf16 => Type::Bf16,
+        }
+    }
+
+    // ---- operands and results ----
+
+    /// The tensor of a value, stored plainly.
+    pub(crate) fn operand(&mut self, id: ValueId) -> Outcome<Operand> {
+        let (dtype, shape) = (self.dtype(id)?, self.shape(id)?);
+        let tensor = match self.values.get(&id) {
+            Some(tensor) => *tensor,
+            None if self.is_stored(id) => {
+                let Some(type_) = storage_type(dtype) else {
+                    return refuse(format!("{dtype} values are not supported"));
+                };
+                self.weight(id, Form::Plain, type_)?
+            }
+            None => {
+                let name = &self.graph.value(id).name;
+                return Err(Error::internal(format!("value {name:?} is used before it is computed")).into());
+            }
+        };
+        Ok(Operand { tensor, dtype, shape })
+    }
+    /// Input `i` of a node, which must be there and be computed in f32.
+    pub(crate) fn float(&mut self, node: &Node, i: usize) -> Outcome<Operand> {
+        let id = self.input_id(node, i)?;
+        let dtype = self.dtype(id)?;
+        if !is_f32(dtype) {
+            return refuse(format!("input {i} is {dtype}"));
+        }
+        self.operand(id)
+    }
+    /// Input `i` of a node, computed in f32 where it is there.
+    pub(crate) fn optional_float(&mut self, node: &Node, i: usize) -> Outcome<Option<Operand>> {
+        if node.input(i).is_some() { self.float(node, i).map(Some) } else { Ok(None) }
+    }
+    /// An initializer in a form an operator wants it stored in.
+    pub(crate) fn weight(&mut self, id: ValueId, form: Form, type_: Type) -> Outcome<Tensor> {
+        if let Some(tensor) = self.stored.get(&(id, form, type_)) {
+            return Ok(*tensor);
+        }
+        let shape = self.shape(id)?;
+        let extent = match form {
+            Form::Plain => shape::extent(&shape),
+            Form::Transposed { batch, rows, cols } => [rows, cols, batch, 1],
+            Form::Panels { .. } => [form.len(shape::len(&shape)), 1, 1, 1],
+        };
+        let tensor = self.builder.weight(type_, extent)?;
+        let source = match (self.constant(id), self.graph.initializers.get(&id)) {
+            (Some(constant), _) => Source::Constant(constant.clone()),
+            (None, Some(Initializer::Weight(_))) => Source::Weight(self.graph.value(id).name.clone()),
+            _ => return Err(Error::internal("a value that is not stored was taken for a weight").into()),
+        };
+        self.placements.push(Placement { tensor, source, form, type_ });
+        self.stored.insert((id, form, type_), tensor);
+        Ok(tensor)
+    }
+    /// A tensor with one f32 element.
+    pub(crate) fn scalar_tensor(&mut self, value: f32) -> Outcome<Tensor> {
+        let tensor = self.builder.weight(Type::F32, [1; 4])?;
+        let source = Source::Constant(HostTensor::scalar(value));
+        self.placements.push(Placement { tensor, source, form: Form::Plain, type_: Type::F32 });
+        Ok(tensor)
+    }
+    /// Makes `tensor` output `i` of a node.
+    pub(crate) fn define(&mut self, node: &Node, i: usize, tensor: Tensor) -> Outcome {
+        let Some(id) = node.output(i) else { return Ok(()) };
+        self.define_value(id, tensor)
+    }
+    /// Makes `tensor` a value.
+    pub(crate) fn define_value(&mut self, id: ValueId, tensor: Tensor) -> Outcome {
+        let (shape, dtype) = (self.shape(id)?, self.dtype(id)?);
+        let (len, type_) = (self.builder.len(tensor), self.builder.type_of(tensor));
+        if len != shape::len(&shape) || Some(type_) != storage_type(dtype) {
+            let name = &self.graph.value(id).name;
+            let found = format!("{len} elements of type {type_:?}");
+            return Err(Error::internal(format!("{name:?} is {dtype} {shape:?} but {found} were computed")).into());
+        }
+        self.values.insert(id, tensor);
+        Ok(())
+    }
+    /// Makes a constant a value.
+    pub(crate) fn define_constant(&mut self, node: &Node, constant: HostTensor) {
+        if let Some(id) = node.output(0) {
+            self.constants.insert(id, constant);
+        }
+    }
+
+    // ---- building blocks ----
+
+    /// A kernel's node; errors at run time name `node`.
+    pub(crate) fn custom(
+        &mut self,
+        node: &Node,
+        kernel: impl Kernel + 'static,
+        inputs: &[Tensor],
+        type_: Type,
+        extent: Extent,
+    ) -> Outcome<Tensor> {
+        Ok(self.builder.custom(&describe(node), Box::new(kernel), inputs, type_, extent)?)
+    }
+    /// A copy of `input` read with `strides` (in elements) from element `start` on; no copy where the result is a run
+    /// of the input.
+    pub(crate) fn strided(
+        &mut self,
+        node: &Node,
+        input: Tensor,
+        dims: &[usize],
+        strides: &[isize],
+        start: usize,
+    ) -> Outcome<Tensor> {
+        let (type_, len) = (self.builder.type_of(input), self.builder.len(input));
+        let Some(copy) = StridedCopy::new(dims, strides, start, type_.size(), len) else {
+            return refuse("it would read outside its input");
+        };
+        let extent = shape::extent(dims);
+        match copy.as_run() {
+            Some(0) if shape::len(dims) == len => Ok(self.builder.reshape(input, extent)?),
+            Some(start) => Ok(self.builder.run(input, start, extent)?),
+            None => self.custom(node, copy, &[input], type_, extent),
+        }
+    }
+    /// `input`, of shape `shape`, with its axes in the order `perm`.
+    pub(crate) fn transpose(&mut self, node: &Node, input: Tensor, shape: &[usize], perm: &[usize]) -> Outcome<Tensor> {
+        let dense = shape::strides(shape);
+        let dims: Vec<usize> = perm.iter().map(|axis| shape[*axis]).collect();
+        let strides: Vec<isize> = perm.iter().map(|axis| dense[*axis] as isize).collect();
+        self.strided(node, input, &dims, &strides, 0)
+    }
+
+    /// Leaves a node to the reference implementation.
+    fn host_node(&mut self, node: &'g Node) -> Outcome {
+        let opset = self.graph.opset();
+        if !eval::supports(node, opset) {
+            return refuse("the reference implementation does not cover it");
+        }
+        self.check_outputs(node)?;
+        let (mut arguments, mut inputs) = (Vec::new(), Vec::new());
+        for id in &node.inputs {
+            let Some(id) = id else {
+                arguments.push(Argument::Absent);
+                continue;
+            };
+            if let Some(constant) = self.constant(*id) {
+                arguments.push(Argument::Constant(constant.clone()));
+            } else {
+                let operand = self.operand(*id)?;
+                inputs.push(operand.tensor);
+                arguments.push(Argument::Computed(operand.dtype, operand.shape));
+            }
+        }
+        if inputs.len() > MAX_INPUTS {
+            return refuse(format!("{} computed inputs are more than {MAX_INPUTS}", inputs.len()));
+        }
+        let mut outputs = Vec::new();
+        for id in &node.outputs {
+            outputs.push(match id {
+                Some(id) => Some(Produced { dtype: self.dtype(*id)?, shape: self.shape(*id)? }),
+                None => None,
+            });
+        }
+        probe(node, opset, &arguments, &outputs)?;
+        *self.host_operators.entry(node.op_type.clone()).or_default() += 1;
+        let kernel = |unit| HostNode { node: node.clone(), opset, arguments, outputs: outputs.clone(), unit };
+        if let [Some(only)] = &outputs[..] {
+            let type_ = storage_type(only.dtype).unwrap_or(Type::I8);
+            let tensor = self.custom(node, kernel(type_.size()), &inputs, type_, shape::extent(&only.shape))?;
+            return self.define(node, 0, tensor);
+        }
+        let (starts, len) = HostNode::layout(&outputs);
+        let blob = self.custom(node, kernel(1), &inputs, Type::I8, [len, 1, 1, 1])?;
+        for (i, (output, start)) in outputs.iter().zip(starts).enumerate() {
+            let Some(output) = output else { continue };
+            let type_ = storage_type(output.dtype).unwrap_or(Type::I8);
+            let extract = Extract { start, len: shape::len(&output.shape), size: type_.size() };
+            let tensor = self.custom(node, extract, &[blob], type_, shape::extent(&output.shape))?;
+            self.define(node, i, tensor)?;
+        }
+        Ok(())
+    }
+}
+
+/// Evaluates a node on zeros, to learn before the run whether its attributes and types are covered. Large nodes are
+/// taken on trust.
+fn probe(node: &Node, opset: i64, arguments: &[Argument], outputs: &[Option<Produced>]) -> Outcome {
+    const LIMIT: usize = 1 << 22;
+    let mut bytes: usize = outputs.iter().flatten().map(Produced::bytes).sum();
+    let mut zeros = Vec::with_capacity(arguments.len());
+    for argument in arguments {
+        zeros.push(match argument {
+            Argument::Absent => None,
+            Argument::Constant(constant) => Some(constant.clone()),
+            Argument::Computed(dtype, shape) => {
+                let len = dtype.bytes_of(shape).unwrap_or(usize::MAX);
+                bytes = bytes.saturating_add(len);
+                if bytes > LIMIT {
+                    return Ok(());
+                }
+                HostTensor::new(*dtype, shape.clone(), vec![0; len]).ok()
+            }
+        });
+    }
+    let inputs: Vec<Option<&HostTensor>> = zeros.iter().map(Option::as_ref).collect();
+    match eval::evaluate(node, opset, &inputs) {
+        Err(eval::EvalError::Unsupported { why, .. }) => refuse(format!("the reference implementation refuses it: {why}")),
+        // What zeros make of it says nothing about other values.
+        Ok(_) | Err(eval::EvalError::Invalid(_)) => Ok(()),
+    }
+}
+
+/// The stored bytes of a constant.
+pub(crate) fn constant_bytes(constant: &HostTensor) -> Result<Vec<u8>> {
+    into_storage(constant.dtype(), constant.data()).map(std::borrow::Cow::into_owned).map_err(Error::internal)
+}

@@ -1,0 +1,118 @@
+//! Engines: the graph itself.
+
+use crate::{
+    ffi::{OrtSession, Settings},
+    log,
+    provider::COMPATIBILITY,
+    session::RunningSession,
+    watch::watched,
+    weights::Weights,
+};
+use bytes::Bytes;
+use ort::environment::Environment;
+use sdrun_abi::{
+    Engine, EngineInfo, Error, ErrorCode, Host, Result, Session, TensorSpec, Weight, WeightSource,
+};
+use sdrun_graph::{Graph, GraphError, Initializer, Placement, ValueId};
+use sdrun_provider_common::{describe, graph_error, phase, read_graph};
+use std::sync::Arc;
+
+/// An engine: a graph without weights.
+pub(crate) struct OrtEngine(Arc<Recipe>);
+
+/// What it takes to create a session with weights.
+pub(crate) struct Recipe {
+    environment: &'static Environment,
+    model: Bytes,
+    graph: Graph,
+    threads: usize,
+    pub(crate) info: EngineInfo,
+}
+
+impl OrtEngine {
+    pub(crate) fn new(environment: &'static Environment, model: Bytes, threads: usize) -> Result<Self> {
+        let graph = read_graph(&model)?;
+        let info = describe(&graph, COMPATIBILITY.into())?;
+        Ok(OrtEngine(Arc::new(Recipe { environment, model, graph, threads, info })))
+    }
+
+    /// Creates a session with the weights as inputs and without optimisation, and throws it away: finds
+    /// operators ONNX Runtime does not have now and not when weights are there, in little time and memory.
+    pub(crate) fn try_without_weights(&self, host: &dyn Host) -> Result<()> {
+        let recipe = &*self.0;
+        phase(host, "validate", 0, 1)?;
+        let mut graph = recipe.graph.clone();
+        let weights: Vec<ValueId> = graph
+            .initializers
+            .iter()
+            .filter(|(_, initializer)| matches!(initializer, Initializer::Weight(_)))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in weights {
+            graph.initializers.remove(&id);
+            graph.inputs.push(id);
+        }
+        let onnx = graph
+            .to_onnx(|name, _| Err(GraphError::Invalid(format!("weight `{name}` is left"))))
+            .map_err(graph_error)?;
+        let settings = Settings { threads: recipe.threads, optimise: false, folder: None };
+        recipe.create(&onnx, (&[], &[]), &[], &settings, host)?;
+        phase(host, "validate", 1, 1)
+    }
+}
+
+impl Engine for OrtEngine {
+    fn info(&self) -> &EngineInfo {
+        &self.0.info
+    }
+
+    fn serialize(&self) -> Result<Vec<u8>> {
+        Ok(self.0.model.to_vec())
+    }
+
+    fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Session>> {
+        let session = self.0.session(weights, host);
+        log::deliver(host);
+        Ok(Box::new(RunningSession::new(session?, self.0.clone())))
+    }
+}
+
+impl Recipe {
+    /// A session with these weights.
+    pub(crate) fn session(&self, source: &dyn WeightSource, host: &dyn Host) -> Result<OrtSession> {
+        let weights = Weights::take(&self.info.weights, source, host)?;
+        let onnx = self
+            .graph
+            .to_onnx(|name, weight| {
+                let length = weight.dtype.bytes_of(&weight.shape).unwrap_or(usize::MAX) as u64;
+                // ONNX Runtime replaces references to what is lent before it follows them.
+                let (location, offset) = weights.in_files.get(name).cloned().unwrap_or(("lent".into(), 0));
+                Ok(Placement::External { location, offset, length })
+            })
+            .map_err(graph_error)?;
+        phase(host, "create session", 0, 1)?;
+        let settings = Settings { threads: self.threads, optimise: true, folder: weights.folder.as_deref() };
+        let session = self.create(&onnx, (&self.info.inputs, &self.info.outputs), &weights.lent, &settings, host)?;
+        phase(host, "create session", 1, 1)?;
+        Ok(session)
+    }
+
+    fn create(
+        &self,
+        onnx: &[u8],
+        io: (&[TensorSpec], &[TensorSpec]),
+        lent: &[(&str, Weight<'_>)],
+        settings: &Settings<'_>,
+        host: &dyn Host,
+    ) -> Result<OrtSession> {
+        OrtSession::create(self.environment, onnx, io, lent, settings, |canceller, work| {
+            let (result, cancelled) = watched(host, || canceller.cancel(), work);
+            result.map_err(|e| if cancelled { cancelled_error(e) } else { e })
+        })
+    }
+}
+
+/// What a call that was asked to stop fails with, whatever ONNX Runtime calls it.
+pub(crate) fn cancelled_error(error: Error) -> Error {
+    Error { code: ErrorCode::Cancelled, ..error }
+}

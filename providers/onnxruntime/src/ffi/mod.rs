@@ -1,0 +1,140 @@
+//! The thin safe layer over ONNX Runtime's C API. The crate `ort` loads the library, holds the environment
+//! and turns statuses into errors; sessions and tensors are made here, because they work on lent memory.
+//! All unsafe code of this crate is below this module.
+#![allow(unsafe_code)]
+
+mod session;
+mod tensor;
+
+pub(crate) use session::{OrtSession, Settings, Terminator};
+
+use ort::{environment::Environment, logging::LogLevel, sys};
+use sdrun_abi::{Error, ErrorCode, Result};
+use std::{ffi::CStr, path::Path, ptr::NonNull, sync::Arc};
+
+/// The API version `ort` is built for is the minor number of the first release that has it.
+const LEAST_VERSION: (u32, u32) = (1, ort::MINOR_VERSION);
+
+/// Loads the library `file` for the rest of the process; returns its version and the environment.
+///
+/// `ort` answers a library that cannot be loaded with a deadlock in places (pykeio/ort#579) and with panics
+/// in others. So all that can go wrong is found out before it is called.
+pub(crate) fn load(file: &Path) -> Result<(String, Environment)> {
+    let library = sdrun_provider_common::open(file)?;
+    let version = probe(&library, file)?;
+    let environment = ort::init_from(file)
+        .map_err(|why| Error::precondition(format!("cannot use {}: {why}", file.display())).with_file(file))?
+        .with_name("sdrun")
+        .with_telemetry(false)
+        .with_logger(Arc::new(|level, _category: &str, _id: &str, _location: &str, message: &str| {
+            crate::log::record(level, message);
+        }))
+        .build()
+        .map_err(|e| from_ort(e, "start"))?;
+    environment.set_log_level(LogLevel::Warning);
+    // The API table refers to the library, which must never be unloaded.
+    std::mem::forget(library);
+    Ok((version, environment))
+}
+
+/// Asks the library itself for its version and for the API this crate is built with.
+fn probe(library: &libloading::Library, file: &Path) -> Result<String> {
+    type GetApiBase = unsafe extern "system" fn() -> *const sys::OrtApiBase;
+    // SAFETY: every release of ONNX Runtime exports this symbol with this signature (onnxruntime_c_api.h).
+    let Ok(get) = (unsafe { library.get::<GetApiBase>("OrtGetApiBase") }) else {
+        return Err(Error::new(
+            ErrorCode::DataLoss,
+            format!("{} is not ONNX Runtime: it lacks OrtGetApiBase", file.display()),
+        )
+        .with_file(file)
+        .with_hint("point SDRUN_ONNXRUNTIME_DIR at the folder that holds libonnxruntime"));
+    };
+    // SAFETY: the call takes nothing and returns a table with static lifetime, or null.
+    let Some(base) = (unsafe { get().as_ref() }) else {
+        return Err(Error::internal(format!("{} offers no API", file.display())).with_file(file));
+    };
+    // SAFETY: the table's first two entries have not changed since version 1.0; the text is static.
+    let (version, has_api) = unsafe {
+        let text = (base.GetVersionString)();
+        let version = match text.is_null() {
+            true => String::new(),
+            false => CStr::from_ptr(text).to_string_lossy().into_owned(),
+        };
+        // Asking an older release for a newer API prints a line to stderr, so only new ones are asked.
+        let new_enough = release(&version).is_some_and(|found| found >= LEAST_VERSION);
+        (version, new_enough && !(base.GetApi)(sys::ORT_API_VERSION).is_null())
+    };
+    if !has_api {
+        let (major, minor) = LEAST_VERSION;
+        return Err(Error::precondition(format!(
+            "ONNX Runtime {version:?} in {} is too old: this plugin needs {major}.{minor} or newer",
+            file.display()
+        ))
+        .with_file(file)
+        .with_hint(
+            "run `sdrun runtime install onnxruntime`, or set SDRUN_ONNXRUNTIME_DIR to the folder of a newer one",
+        ));
+    }
+    Ok(version)
+}
+
+/// Major and minor number of a version such as `1.31.1`.
+fn release(version: &str) -> Option<(u32, u32)> {
+    let mut parts = version.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// `Ok` for success; else an error with the vendor's own words.
+fn check(status: sys::OrtStatusPtr, doing: &str) -> Result<()> {
+    // SAFETY: the status was just returned by a call of the API and is taken over once.
+    unsafe { ort::Error::result_from_status(status) }.map_err(|e| from_ort(e, doing))
+}
+
+/// A handle that a call returned with success.
+fn handle<T>(pointer: *mut T) -> Result<NonNull<T>> {
+    NonNull::new(pointer).ok_or_else(|| Error::internal("ONNX Runtime returned a null handle with success"))
+}
+
+fn from_ort(error: ort::Error, doing: &str) -> Error {
+    use ort::ErrorCode as Ort;
+    // A model with an operator it does not know is an invalid graph to it.
+    let unknown_operator = error.message().contains("No Op registered for");
+    let code = match error.code() {
+        _ if unknown_operator => ErrorCode::Unimplemented,
+        Ort::InvalidArgument | Ort::InvalidGraph | Ort::InvalidProtobuf => ErrorCode::InvalidArgument,
+        Ort::NotImplemented => ErrorCode::Unimplemented,
+        Ort::NoSuchFile | Ort::NotFound => ErrorCode::NotFound,
+        Ort::ModelLoadCanceled => ErrorCode::Cancelled,
+        _ => ErrorCode::Internal,
+    };
+    let words = error.message().lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ");
+    Error::new(code, format!("ONNX Runtime cannot {doing}: {words}")).with_native(format!("{:?}", error.code()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_read_and_compared() {
+        assert_eq!(release("1.31.1"), Some((1, 31)));
+        assert!(release("1.23.2").unwrap() < LEAST_VERSION);
+        assert!(release("2.0.0").unwrap() > LEAST_VERSION);
+        assert_eq!(release("nightly"), None);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn another_library_is_not_taken_for_onnx_runtime() {
+        // Some whole shared library this process has loaded already.
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let libc = maps
+            .lines()
+            .filter_map(|line| line.split_whitespace().last())
+            .find(|path| path.contains("/libc.so") || path.contains("/libc-"))
+            .unwrap();
+        let error = load(Path::new(libc)).err().unwrap();
+        assert_eq!(error.code, ErrorCode::DataLoss);
+        assert!(error.message.contains("OrtGetApiBase"), "{error}");
+    }
+}

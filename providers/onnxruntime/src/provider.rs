@@ -1,0 +1,162 @@
+use crate::{engine::OrtEngine, ffi, log};
+use bytes::Bytes;
+use ort::environment::Environment;
+use sdrun_abi::{
+    BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind, Engine, Error, Host, InitConfig,
+    Precision, Provider, Result, RuntimeInfo, WeightSource, WeightUpdate,
+};
+use sdrun_provider_common::{locate, refuse_options, runtime_spec};
+use std::{
+    path::PathBuf,
+    sync::{Mutex, OnceLock, PoisonError},
+};
+
+/// The provider. It has no state of its own: a process holds one ONNX Runtime.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OnnxRuntime;
+
+struct Runtime {
+    environment: Environment,
+    version: String,
+    library: PathBuf,
+}
+
+static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+
+/// The environment of the loaded library; `FailedPrecondition` before `init` has succeeded.
+fn environment() -> Result<&'static Environment> {
+    let runtime = RUNTIME.get();
+    Ok(&runtime.ok_or_else(|| Error::precondition("the onnxruntime provider is not initialised"))?.environment)
+}
+
+/// An engine is the graph; every ONNX Runtime this plugin can use takes it.
+pub(crate) const COMPATIBILITY: &str = "onnx";
+
+const DEVICE: &str = "cpu";
+
+impl Provider for OnnxRuntime {
+    /// Loads the library from the folder the host found. Again with the same one is the same runtime; with
+    /// another it is an error, because a process can hold only one.
+    fn init(&self, config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> {
+        static INIT: Mutex<()> = Mutex::new(());
+        let _one_at_a_time = INIT.lock().unwrap_or_else(PoisonError::into_inner);
+        refuse_options("onnxruntime", &config.options)?;
+        let library = locate(&runtime_spec(crate::MANIFEST)?, config.runtime_dir.as_deref())?;
+        let runtime = match RUNTIME.get() {
+            Some(runtime) if runtime.library == library => runtime,
+            Some(runtime) => {
+                return Err(Error::precondition(format!(
+                    "this process has loaded {} and cannot load {} besides",
+                    runtime.library.display(),
+                    library.display()
+                ))
+                .with_hint("use one ONNX Runtime in a process, or run the provider isolated"));
+            }
+            None => {
+                let (version, environment) = ffi::load(&library)?;
+                RUNTIME.get_or_init(|| Runtime { environment, version, library })
+            }
+        };
+        log::deliver(host);
+        Ok(RuntimeInfo {
+            name: "onnxruntime".into(),
+            version: runtime.version.clone(),
+            library: Some(runtime.library.clone()),
+        })
+    }
+
+    fn devices(&self) -> Result<Vec<Device>> {
+        environment()?;
+        Ok(vec![Device {
+            id: DEVICE.into(),
+            index: 0,
+            name: cpu_name(),
+            kind: DeviceKind::Cpu,
+            class: std::env::consts::ARCH.into(),
+            memory_bytes: None,
+        }])
+    }
+
+    fn capabilities(&self, device: &str) -> Result<Capabilities> {
+        environment()?;
+        check_device(device)?;
+        Ok(Capabilities {
+            precisions: vec![Precision::Fp32],
+            io_dtypes: DType::ALL.to_vec(),
+            weight_update: WeightUpdate::Rebuild,
+            cancel: CancelSupport::Prompt,
+            dynamic_shapes: true,
+            device_free_build: false,
+            bake: false,
+            streaming: false,
+        })
+    }
+
+    fn build(
+        &self,
+        model: &[u8],
+        spec: &BuildSpec,
+        _weights: &dyn WeightSource,
+        host: &dyn Host,
+    ) -> Result<Box<dyn Engine>> {
+        let environment = environment()?;
+        let threads = check_spec(spec)?;
+        let engine = OrtEngine::new(environment, Bytes::copy_from_slice(model), threads)?;
+        let verdict = engine.try_without_weights(host);
+        log::deliver(host);
+        verdict?;
+        Ok(Box::new(engine))
+    }
+
+    fn load(&self, payload: &[u8], spec: &BuildSpec, _host: &dyn Host) -> Result<Box<dyn Engine>> {
+        let threads = check_spec(spec)?;
+        Ok(Box::new(OrtEngine::new(environment()?, Bytes::copy_from_slice(payload), threads)?))
+    }
+
+    fn check(&self, compatibility: &str, device: &str) -> Result<Compatibility> {
+        environment()?;
+        check_device(device)?;
+        match compatibility {
+            COMPATIBILITY => Ok(Compatibility::Optimal),
+            other => {
+                Err(Error::invalid(format!("the compatibility string {other:?} is not one of onnxruntime")))
+            }
+        }
+    }
+}
+
+fn check_device(device: &str) -> Result<()> {
+    match device {
+        DEVICE => Ok(()),
+        _ => Err(Error::not_found(format!("this plugin drives ONNX Runtime on the CPU only, not on `{device}`"))
+            .with_hint(format!("devices: {DEVICE}"))),
+    }
+}
+
+/// Refuses what cannot be had; returns the number of threads.
+fn check_spec(spec: &BuildSpec) -> Result<usize> {
+    check_device(&spec.device)?;
+    refuse_options("onnxruntime", &spec.options)?;
+    if spec.precision != Precision::Fp32 {
+        return Err(Error::unsupported(format!(
+            "ONNX Runtime does not compute in {} on the CPU: it follows the element types of the graph",
+            spec.precision
+        ))
+        .with_hint("use fp32"));
+    }
+    if spec.bake {
+        return Err(Error::unsupported("the onnxruntime provider cannot store weights in an engine"));
+    }
+    match spec.threads {
+        Some(0) => Err(Error::invalid("the number of threads must be at least 1")),
+        Some(threads) => Ok(threads),
+        None => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
+    }
+}
+
+/// The processor's name where the system tells it in a file, else its architecture.
+fn cpu_name() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':')).map(|(_, name)| name.trim());
+    name.map_or_else(|| format!("{} CPU", std::env::consts::ARCH), str::to_string)
+}

@@ -1,0 +1,83 @@
+//! Sessions.
+
+use crate::{
+    engine::{Recipe, cancelled_error},
+    ffi::{OrtSession, Terminator},
+    log,
+    watch::watched,
+};
+use sdrun_abi::{
+    Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result, Session, TensorSpec, TensorView, WeightSource,
+    WeightUpdate,
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// A run that takes longer than this is watched for a cancellation. Shorter ones end soon enough by
+/// themselves, and are spared the watching thread.
+const WATCHED_FROM: Duration = Duration::from_millis(100);
+
+/// A session with weights.
+pub(crate) struct RunningSession {
+    session: OrtSession,
+    /// Types and shapes of the outputs, where all shapes are fixed: then ONNX Runtime writes into the sink's
+    /// buffers.
+    fixed: Option<Vec<OutputSpec>>,
+    /// How long the last run took; `None` before the first.
+    last_run: Option<Duration>,
+    recipe: Arc<Recipe>,
+}
+
+impl RunningSession {
+    pub(crate) fn new(session: OrtSession, recipe: Arc<Recipe>) -> Self {
+        let fixed = recipe.info.outputs.iter().map(fixed_output).collect();
+        RunningSession { session, fixed, last_run: None, recipe }
+    }
+}
+
+fn fixed_output(spec: &TensorSpec) -> Option<OutputSpec> {
+    Some(OutputSpec { dtype: spec.dtype, shape: spec.shape.iter().copied().collect::<Option<_>>()? })
+}
+
+impl Session for RunningSession {
+    fn refit(&mut self, _changed: &[&str], weights: &dyn WeightSource, host: &dyn Host) -> Result<RefitReport> {
+        let session = self.recipe.session(weights, host);
+        log::deliver(host);
+        // Everything that can fail is done; only now the former weights go.
+        *self = RunningSession::new(session?, self.recipe.clone());
+        let weights = &self.recipe.info.weights;
+        let bytes = weights.iter().filter_map(|w| w.dtype.bytes_of(&w.shape)).map(|n| n as u64).sum();
+        Ok(RefitReport { method: WeightUpdate::Rebuild, tensors: weights.len(), bytes })
+    }
+
+    fn run(&mut self, inputs: &[TensorView<'_>], outputs: &mut dyn OutputSink, host: &dyn Host) -> Result<()> {
+        let watch = self.last_run.is_none_or(|took| took > WATCHED_FROM);
+        let run = |terminator: &Terminator<'_>, work: &mut dyn FnMut() -> Result<()>| {
+            if !watch {
+                return work();
+            }
+            let (result, cancelled) = watched(host, || terminator.terminate(), work);
+            result.map_err(|e| if cancelled { cancelled_error(e) } else { e })
+        };
+        let start = Instant::now();
+        let result = match &self.fixed {
+            Some(specs) => {
+                let buffers = outputs.allocate(specs)?;
+                let mut targets: Vec<(&OutputSpec, &mut [u8])> = specs.iter().zip(buffers).collect();
+                self.session.run(inputs, &mut targets, run)
+            }
+            None => self.session.run_into_own(inputs, run, |specs| outputs.allocate(specs)),
+        };
+        log::deliver(host);
+        result?;
+        self.last_run = Some(start.elapsed());
+        Ok(())
+    }
+
+    fn memory(&self) -> Result<MemoryReport> {
+        // ONNX Runtime tells what its arena holds, not which part of it is one session's.
+        Ok(MemoryReport::default())
+    }
+}

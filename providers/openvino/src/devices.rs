@@ -1,0 +1,179 @@
+//! Devices of the loaded OpenVINO.
+
+use crate::runtime::Runtime;
+use sdrun_abi::{CancelSupport, Capabilities, DType, Device, DeviceKind, Error, Precision, Result, WeightUpdate};
+
+/// A device and what OpenVINO calls it.
+pub(crate) struct Target {
+    pub(crate) device: Device,
+    /// `CPU`, `GPU`, `GPU.1`, `NPU`.
+    pub(crate) openvino_name: String,
+    /// `OPTIMIZATION_CAPABILITIES`: `FP32`, `BF16`, `EXPORT_IMPORT`, …
+    features: Vec<String>,
+}
+
+/// All devices: GPUs, then the CPU, then NPUs.
+pub(crate) fn all(runtime: &Runtime) -> Result<Vec<Target>> {
+    let mut targets = Vec::new();
+    for name in runtime.core.devices()? {
+        if let Some(target) = describe(runtime, name)? {
+            targets.push(target);
+        }
+    }
+    targets.sort_by_key(|target| match target.device.kind {
+        DeviceKind::Gpu => 0,
+        DeviceKind::Cpu => 1,
+        DeviceKind::Npu => 2,
+    });
+    for (index, target) in targets.iter_mut().enumerate() {
+        target.device.index = index;
+    }
+    Ok(targets)
+}
+
+/// The device with this id. `NotFound` with a list of those there are.
+pub(crate) fn find(runtime: &Runtime, id: &str) -> Result<Target> {
+    let mut targets = all(runtime)?;
+    match targets.iter().position(|target| target.device.id == id) {
+        Some(index) => Ok(targets.swap_remove(index)),
+        None => {
+            let ids: Vec<&str> = targets.iter().map(|t| t.device.id.as_str()).collect();
+            Err(Error::not_found(format!("OpenVINO finds no device `{id}` here"))
+                .with_hint(format!("devices: {}", ids.join(", "))))
+        }
+    }
+}
+
+/// `None` for devices that are combinations of others or unknown to us.
+fn describe(runtime: &Runtime, openvino_name: String) -> Result<Option<Target>> {
+    let core = &runtime.core;
+    let optional = |key: &str| core.property(&openvino_name, key).ok().filter(|text| !text.is_empty());
+    let (plugin, number) = match openvino_name.split_once('.') {
+        Some((plugin, number)) => (plugin, number),
+        None => (openvino_name.as_str(), "0"),
+    };
+    let (kind, id) = match plugin {
+        "CPU" => (DeviceKind::Cpu, "cpu".to_string()),
+        "GPU" => (DeviceKind::Gpu, hardware_id("gpu", number, optional("DEVICE_UUID"))),
+        "NPU" => (DeviceKind::Npu, hardware_id("npu", number, optional("DEVICE_UUID"))),
+        _ => return Ok(None),
+    };
+    let class = match kind {
+        DeviceKind::Cpu => runtime.cpu_isa()?.to_string(),
+        _ => optional("DEVICE_ARCHITECTURE").unwrap_or_else(|| plugin.to_ascii_lowercase()),
+    };
+    let memory_bytes = match kind {
+        DeviceKind::Gpu => optional("GPU_DEVICE_TOTAL_MEM_SIZE").and_then(|text| text.parse().ok()),
+        _ => None,
+    };
+    let name = optional("FULL_DEVICE_NAME").unwrap_or_else(|| openvino_name.clone());
+    let features = core.property(&openvino_name, "OPTIMIZATION_CAPABILITIES")?;
+    let features = features.split_whitespace().map(str::to_string).collect();
+    let device = Device { id, index: 0, name: name.trim().to_string(), kind, class, memory_bytes };
+    Ok(Some(Target { device, openvino_name, features }))
+}
+
+/// By its UUID, which a driver keeps, where it tells one.
+fn hardware_id(kind: &str, number: &str, uuid: Option<String>) -> String {
+    match uuid {
+        Some(uuid) => format!("{kind}-{uuid}"),
+        None => format!("{kind}.{number}"),
+    }
+}
+
+impl Target {
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            precisions: self.precisions(),
+            io_dtypes: vec![
+                DType::F32,
+                DType::F16,
+                DType::BF16,
+                DType::F64,
+                DType::I8,
+                DType::U8,
+                DType::I16,
+                DType::U16,
+                DType::I32,
+                DType::U32,
+                DType::I64,
+                DType::U64,
+                DType::Bool,
+            ],
+            weight_update: WeightUpdate::Rebuild,
+            // Runs stop within a twentieth of a second, but nothing stops a compilation.
+            cancel: CancelSupport::BetweenPhases,
+            dynamic_shapes: self.device.kind != DeviceKind::Npu,
+            device_free_build: false,
+            bake: self.has("EXPORT_IMPORT"),
+            streaming: false,
+        }
+    }
+
+    /// Refuses what the device would silently compute in another precision.
+    pub(crate) fn check_precision(&self, precision: Precision) -> Result<()> {
+        let precisions = self.precisions();
+        if precisions.contains(&precision) {
+            return Ok(());
+        }
+        let names: Vec<&str> = precisions.iter().map(|p| p.name()).collect();
+        Err(Error::unsupported(format!("OpenVINO does not compute in {precision} on {}", self.device.name))
+            .with_hint(format!("precisions of this device: {}", names.join(", "))))
+    }
+
+    pub(crate) fn check_bake(&self) -> Result<()> {
+        match self.has("EXPORT_IMPORT") {
+            true => Ok(()),
+            false => Err(Error::unsupported(format!("OpenVINO cannot export models of {}", self.device.name))),
+        }
+    }
+
+    fn precisions(&self) -> Vec<Precision> {
+        // CPUs with bf16 are faster in it than in fp16; GPUs and NPUs have fp16.
+        let order = [("FP32", Precision::Fp32), ("BF16", Precision::Bf16), ("FP16", Precision::Fp16)];
+        order.into_iter().filter(|(feature, _)| self.has(feature)).map(|(_, precision)| precision).collect()
+    }
+
+    fn has(&self, feature: &str) -> bool {
+        self.features.iter().any(|f| f == feature)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(kind: DeviceKind, features: &[&str]) -> Target {
+        Target {
+            device: Device {
+                id: "x".into(),
+                index: 0,
+                name: "Thing".into(),
+                kind,
+                class: String::new(),
+                memory_bytes: None,
+            },
+            openvino_name: "X".into(),
+            features: features.iter().map(|f| f.to_string()).collect(),
+        }
+    }
+
+    #[test]
+    fn precisions_are_those_of_the_device() {
+        let cpu = target(DeviceKind::Cpu, &["BF16", "WINOGRAD", "FP32", "INT8", "EXPORT_IMPORT"]);
+        assert_eq!(cpu.precisions(), [Precision::Fp32, Precision::Bf16]);
+        let error = cpu.check_precision(Precision::Fp16).unwrap_err();
+        assert_eq!(error.code, sdrun_abi::ErrorCode::Unimplemented);
+        assert!(error.message.contains("fp16") && error.hint.unwrap().contains("fp32, bf16"));
+        assert!(cpu.capabilities().bake && cpu.check_bake().is_ok());
+        let npu = target(DeviceKind::Npu, &["FP16", "INT8"]);
+        assert_eq!(npu.precisions(), [Precision::Fp16]);
+        assert!(npu.check_bake().is_err() && !npu.capabilities().dynamic_shapes);
+    }
+
+    #[test]
+    fn ids_prefer_what_the_driver_keeps() {
+        assert_eq!(hardware_id("gpu", "1", None), "gpu.1");
+        assert_eq!(hardware_id("gpu", "1", Some("8680a0".into())), "gpu-8680a0");
+    }
+}

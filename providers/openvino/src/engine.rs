@@ -1,0 +1,279 @@
+//! Engines: the graph itself, or OpenVINO's blob.
+
+use crate::{
+    devices::Target,
+    ffi::{CompiledModel, Model},
+    runtime::Runtime,
+    session::OvSession,
+    staging::Staging,
+};
+use bytes::Bytes;
+use sdrun_abi::{
+    BuildSpec, Compatibility, Engine, EngineInfo, Error, ErrorCode, Host, Result, Session, WeightSource,
+};
+use sdrun_graph::Graph;
+use sdrun_provider_common::{describe, phase, read_graph};
+use serde::{Deserialize, Serialize};
+use std::{io::Read, sync::Arc};
+
+/// What an engine asks of a runtime, as the text of [`EngineInfo::compatibility`].
+#[derive(Serialize, Deserialize, PartialEq, Debug)]
+#[serde(tag = "payload", rename_all = "snake_case")]
+enum Requirements {
+    /// The graph as ONNX: any OpenVINO that this plugin can use.
+    Onnx,
+    /// A blob: the very build of OpenVINO that wrote it, and devices of one class.
+    Blob { openvino: String, class: String, precision: String },
+}
+
+impl Requirements {
+    fn blob(runtime: &Runtime, target: &Target, spec: &BuildSpec) -> Self {
+        Requirements::Blob {
+            openvino: runtime.version.clone(),
+            class: target.device.class.clone(),
+            precision: spec.precision.name().into(),
+        }
+    }
+
+    fn text(&self) -> Result<String> {
+        serde_json::to_string(self).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))
+    }
+}
+
+/// See [`Provider::check`](sdrun_abi::Provider::check).
+pub(crate) fn check(compatibility: &str, runtime: &Runtime, target: &Target) -> Result<Compatibility> {
+    let requirements: Requirements = serde_json::from_str(compatibility)
+        .map_err(|e| Error::invalid(format!("the compatibility string {compatibility:?} is not one of openvino: {e}")))?;
+    Ok(match requirements {
+        Requirements::Onnx => Compatibility::Optimal,
+        Requirements::Blob { openvino, .. } if openvino != runtime.version => {
+            Compatibility::Unsupported(format!("built with OpenVINO {openvino}, found {}", runtime.version))
+        }
+        Requirements::Blob { class, .. } if class != target.device.class => {
+            Compatibility::Unsupported(format!("built for `{class}`, this device is `{}`", target.device.class))
+        }
+        Requirements::Blob { .. } => Compatibility::Optimal,
+    })
+}
+
+/// An engine without weights: the graph, compiled anew for each set of weights.
+pub(crate) struct Stripped(Arc<Recipe>);
+
+/// What it takes to compile a graph with weights.
+pub(crate) struct Recipe {
+    runtime: &'static Runtime,
+    model: Bytes,
+    graph: Graph,
+    spec: BuildSpec,
+    target: Target,
+    pub(crate) info: EngineInfo,
+}
+
+impl Recipe {
+    fn new(
+        runtime: &'static Runtime,
+        model: Bytes,
+        spec: &BuildSpec,
+        target: Target,
+        compatibility: String,
+    ) -> Result<Self> {
+        let graph = read_graph(&model)?;
+        let info = describe(&graph, compatibility)?;
+        Ok(Recipe { runtime, model, graph, spec: spec.clone(), target, info })
+    }
+
+    /// Reads and compiles the graph with weights.
+    pub(crate) fn compile(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<CompiledModel> {
+        let staging = Staging::with_weights(&self.runtime.temp_dir, &self.graph, &self.info.weights, weights, host)?;
+        phase(host, "read", 0, 1)?;
+        let model = self.read(&staging)?;
+        // OpenVINO has mapped the files; the folder goes before the long part.
+        drop(staging);
+        phase(host, "compile", 0, 1)?;
+        let compiled = self.runtime.compile(&model, &self.target, &self.spec)?;
+        phase(host, "compile", 1, 1)?;
+        Ok(compiled)
+    }
+
+    fn read(&self, staging: &Staging) -> Result<Model> {
+        let model = self.runtime.core.read(&staging.model())?;
+        let expected = (self.info.inputs.len(), self.info.outputs.len());
+        let counts = model.io_counts()?;
+        if counts != expected {
+            return Err(Error::internal(format!(
+                "OpenVINO reads {} inputs and {} outputs where the model has {} and {}",
+                counts.0, counts.1, expected.0, expected.1
+            )));
+        }
+        Ok(model)
+    }
+}
+
+impl Stripped {
+    /// Also reads the graph with placeholders for weights, so that operators OpenVINO does not know are
+    /// found now and not when weights are there.
+    pub(crate) fn build(
+        runtime: &'static Runtime,
+        model: Bytes,
+        spec: &BuildSpec,
+        target: Target,
+        host: &dyn Host,
+    ) -> Result<Box<dyn Engine>> {
+        let recipe = Recipe::new(runtime, model, spec, target, Requirements::Onnx.text()?)?;
+        phase(host, "read", 0, 1)?;
+        let staging = Staging::with_placeholders(&runtime.temp_dir, &recipe.graph, &recipe.info.weights)?;
+        recipe.read(&staging)?;
+        phase(host, "read", 1, 1)?;
+        Ok(Box::new(Stripped(Arc::new(recipe))))
+    }
+
+    pub(crate) fn load(
+        runtime: &'static Runtime,
+        payload: Bytes,
+        spec: &BuildSpec,
+        target: Target,
+    ) -> Result<Box<dyn Engine>> {
+        let recipe = Recipe::new(runtime, payload, spec, target, Requirements::Onnx.text()?)?;
+        Ok(Box::new(Stripped(Arc::new(recipe))))
+    }
+}
+
+impl Engine for Stripped {
+    fn info(&self) -> &EngineInfo {
+        &self.0.info
+    }
+
+    fn serialize(&self) -> Result<Vec<u8>> {
+        Ok(self.0.model.to_vec())
+    }
+
+    fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Session>> {
+        let compiled = Arc::new(self.0.compile(weights, host)?);
+        Ok(Box::new(OvSession::new(&compiled, &self.0.info, Some(self.0.clone()))?))
+    }
+}
+
+/// An engine with its weights: a compiled model, written as OpenVINO's blob.
+pub(crate) struct Baked {
+    runtime: &'static Runtime,
+    compiled: Arc<CompiledModel>,
+    info: EngineInfo,
+}
+
+/// How the payload of a baked engine begins: then the length of the description as a little-endian u32, the
+/// [`EngineInfo`] as JSON, and the blob. An ONNX file never begins like this.
+const MAGIC: &[u8; 8] = b"SDROVIN1";
+
+/// Whether a payload is that of a baked engine.
+pub(crate) fn is_baked(payload: &[u8]) -> bool {
+    payload.starts_with(MAGIC)
+}
+
+impl Baked {
+    pub(crate) fn build(
+        runtime: &'static Runtime,
+        model: Bytes,
+        spec: &BuildSpec,
+        target: Target,
+        weights: &dyn WeightSource,
+        host: &dyn Host,
+    ) -> Result<Box<dyn Engine>> {
+        target.check_bake()?;
+        let compatibility = Requirements::blob(runtime, &target, spec).text()?;
+        let recipe = Recipe::new(runtime, model, spec, target, compatibility)?;
+        let compiled = Arc::new(recipe.compile(weights, host)?);
+        let info = EngineInfo { weights: Vec::new(), ..recipe.info };
+        Ok(Box::new(Baked { runtime, compiled, info }))
+    }
+
+    pub(crate) fn load(
+        runtime: &'static Runtime,
+        payload: &[u8],
+        spec: &BuildSpec,
+        target: Target,
+        host: &dyn Host,
+    ) -> Result<Box<dyn Engine>> {
+        let (info, blob) = split(payload)?;
+        if let Compatibility::Unsupported(why) = check(&info.compatibility, runtime, &target)? {
+            return Err(Error::precondition(format!("the engine cannot be used here: {why}")).with_hint("build it again"));
+        }
+        let wanted = Requirements::blob(runtime, &target, spec).text()?;
+        if info.compatibility != wanted {
+            return Err(Error::invalid(format!(
+                "the engine was built for {}, but {wanted} was asked for",
+                info.compatibility
+            )));
+        }
+        phase(host, "import", 0, 1)?;
+        let compiled = Arc::new(runtime.import(blob, &target, spec)?);
+        Ok(Box::new(Baked { runtime, compiled, info }))
+    }
+}
+
+/// Description and blob out of a payload.
+fn split(payload: &[u8]) -> Result<(EngineInfo, &[u8])> {
+    let damaged = |why: &str| Error::new(ErrorCode::DataLoss, format!("the engine is damaged: {why}"));
+    let rest = payload.strip_prefix(MAGIC).ok_or_else(|| damaged("it is no baked OpenVINO engine"))?;
+    let (length, rest) = rest.split_first_chunk::<4>().ok_or_else(|| damaged("it ends in its header"))?;
+    let length = u32::from_le_bytes(*length) as usize;
+    let (info, blob) =
+        rest.split_at_checked(length).ok_or_else(|| damaged("its description is longer than the engine"))?;
+    let info = serde_json::from_slice(info).map_err(|e| damaged(&format!("its description is no JSON: {e}")))?;
+    match blob.is_empty() {
+        true => Err(damaged("it holds no blob")),
+        false => Ok((info, blob)),
+    }
+}
+
+impl Engine for Baked {
+    fn info(&self) -> &EngineInfo {
+        &self.info
+    }
+
+    fn serialize(&self) -> Result<Vec<u8>> {
+        let info = serde_json::to_vec(&self.info).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))?;
+        let staging = Staging::new(&self.runtime.temp_dir)?;
+        // The C API exports to files only.
+        let file = staging.file("model.blob");
+        self.compiled.export(&file)?;
+        let io = |e: std::io::Error| Error::io("read", &file, &e);
+        let mut blob = std::fs::File::open(&file).map_err(io)?;
+        let length = blob.metadata().map_err(io)?.len() as usize;
+        let mut payload = Vec::with_capacity(MAGIC.len() + 4 + info.len() + length);
+        payload.extend_from_slice(MAGIC);
+        payload.extend_from_slice(&(info.len() as u32).to_le_bytes());
+        payload.extend_from_slice(&info);
+        blob.read_to_end(&mut payload).map_err(io)?;
+        Ok(payload)
+    }
+
+    fn session(&self, _: &dyn WeightSource, _: &dyn Host) -> Result<Box<dyn Session>> {
+        Ok(Box::new(OvSession::new(&self.compiled, &self.info, None)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_payload_is_an_error() {
+        let info = EngineInfo { inputs: vec![], outputs: vec![], weights: vec![], compatibility: "c".into() };
+        let info = serde_json::to_vec(&info).unwrap();
+        let mut good = MAGIC.to_vec();
+        good.extend_from_slice(&(info.len() as u32).to_le_bytes());
+        good.extend_from_slice(&info);
+        assert!(split(&good).unwrap_err().message.contains("no blob"));
+        good.extend_from_slice(b"blob");
+        assert_eq!(split(&good).unwrap().1, b"blob");
+        for end in 0..good.len() - 4 {
+            assert_eq!(split(&good[..end]).unwrap_err().code, ErrorCode::DataLoss, "{end}");
+        }
+        let mut long = good.clone();
+        long[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(split(&long).unwrap_err().message.contains("longer"));
+        let mut garbage = good;
+        garbage[12] = b'?';
+        assert!(split(&garbage).unwrap_err().message.contains("JSON"));
+    }
+}

@@ -1,0 +1,138 @@
+use super::{InferRequest, Io, c_path, c_string, check, handle, take_string};
+use openvino_sys as ov;
+use sdrun_abi::{AlignedBuffer, Result};
+use std::{
+    ffi::c_char,
+    path::Path,
+    ptr::{self, NonNull},
+    sync::Arc,
+};
+
+/// `ov::Model`: a model that was read.
+pub(crate) struct Model(pub(super) NonNull<ov::ov_model_t>);
+
+impl Model {
+    /// Numbers of inputs and outputs.
+    pub(crate) fn io_counts(&self) -> Result<(usize, usize)> {
+        let (mut inputs, mut outputs) = (0, 0);
+        // SAFETY: the model is alive, the out pointers are valid.
+        unsafe {
+            check(ov::ov_model_inputs_size(self.0.as_ptr(), &mut inputs), "count the model's inputs")?;
+            check(ov::ov_model_outputs_size(self.0.as_ptr(), &mut outputs), "count the model's outputs")?;
+        }
+        Ok((inputs, outputs))
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        // SAFETY: created by the C API, freed once.
+        unsafe { ov::ov_model_free(self.0.as_ptr()) }
+    }
+}
+
+/// `ov::CompiledModel`: a model compiled for a device.
+pub(crate) struct CompiledModel {
+    pub(super) compiled: NonNull<ov::ov_compiled_model_t>,
+    /// What it was imported from; empty where it was compiled. An imported model reads its weights there:
+    /// `ov_core_import_model` copies nothing (seen with 2026.4.1).
+    pub(super) _blob: AlignedBuffer,
+}
+
+// SAFETY: an `ov::CompiledModel` is immutable after compilation and its methods may be called from any
+// thread; OpenVINO's own documentation creates infer requests of one model from several threads.
+unsafe impl Send for CompiledModel {}
+// SAFETY: as above.
+unsafe impl Sync for CompiledModel {}
+
+impl CompiledModel {
+    /// A property, as text.
+    pub(crate) fn property(&self, key: &str) -> Result<String> {
+        let c_key = c_string(key)?;
+        let mut value: *mut c_char = ptr::null_mut();
+        // SAFETY: the compiled model is alive, string and out pointer are valid.
+        let status = unsafe { ov::ov_compiled_model_get_property(self.compiled.as_ptr(), c_key.as_ptr(), &mut value) };
+        check(status, &format!("tell {key} of the compiled model"))?;
+        // SAFETY: on success the value is a fresh string.
+        Ok(unsafe { take_string(value) }.unwrap_or_default())
+    }
+
+    /// Writes the compiled model, weights included, to a file.
+    pub(crate) fn export(&self, file: &Path) -> Result<()> {
+        let path = c_path(file)?;
+        // SAFETY: the compiled model is alive, the path valid.
+        let status = unsafe { ov::ov_compiled_model_export_model(self.compiled.as_ptr(), path.as_ptr()) };
+        check(status, "export the compiled model")
+    }
+
+    /// Shapes of the outputs, in order; `None` where one is open.
+    pub(crate) fn output_shapes(&self) -> Result<Vec<Option<Vec<usize>>>> {
+        let mut count = 0;
+        // SAFETY: the compiled model is alive, the out pointer valid.
+        check(unsafe { ov::ov_compiled_model_outputs_size(self.compiled.as_ptr(), &mut count) }, "count outputs")?;
+        (0..count)
+            .map(|index| {
+                let mut port = ptr::null_mut();
+                // SAFETY: as above.
+                let status =
+                    unsafe { ov::ov_compiled_model_output_by_index(self.compiled.as_ptr(), index, &mut port) };
+                check(status, "describe an output")?;
+                let port = Port(handle(port)?);
+                Ok(port.shape())
+            })
+            .collect()
+    }
+
+    /// A request that runs this model with these inputs and outputs.
+    pub(crate) fn request(self: &Arc<Self>, inputs: Vec<Io>, outputs: Vec<Io>) -> Result<InferRequest> {
+        let mut request = ptr::null_mut();
+        // SAFETY: the compiled model is alive, the out pointer valid.
+        let status = unsafe { ov::ov_compiled_model_create_infer_request(self.compiled.as_ptr(), &mut request) };
+        check(status, "create an inference request")?;
+        Ok(InferRequest::new(handle(request)?, self.clone(), inputs, outputs))
+    }
+}
+
+impl Drop for CompiledModel {
+    fn drop(&mut self) {
+        // SAFETY: created by the C API, freed once, before the blob.
+        unsafe { ov::ov_compiled_model_free(self.compiled.as_ptr()) }
+    }
+}
+
+/// An input or output of a compiled model.
+struct Port(NonNull<ov::ov_output_const_port_t>);
+
+impl Port {
+    /// `None` where a dimension is open; the C API refuses to tell such a shape.
+    fn shape(&self) -> Option<Vec<usize>> {
+        let mut shape = ov::ov_shape_t { rank: 0, dims: ptr::null_mut() };
+        // SAFETY: the port is alive, the out structure valid.
+        if unsafe { ov::ov_const_port_get_shape(self.0.as_ptr(), &mut shape) } != ov::ov_status_e::OK {
+            return None;
+        }
+        // SAFETY: on success the library filled the shape.
+        Some(unsafe { take_shape(&mut shape) })
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        // SAFETY: created by the C API, freed once.
+        unsafe { ov::ov_output_const_port_free(self.0.as_ptr()) }
+    }
+}
+
+/// Copies a shape the library allocated, and frees it.
+///
+/// # Safety
+/// The library filled `shape` and nobody has freed it.
+pub(super) unsafe fn take_shape(shape: &mut ov::ov_shape_t) -> Vec<usize> {
+    // SAFETY: the caller's promise; `dims` holds `rank` numbers.
+    unsafe {
+        let rank = usize::try_from(shape.rank).unwrap_or(0);
+        let dims = (0..rank).map(|i| usize::try_from(*shape.dims.add(i)).unwrap_or(0)).collect();
+        ov::ov_shape_free(shape);
+        dims
+    }
+}

@@ -1,0 +1,198 @@
+//! The loaded OpenVINO.
+
+use crate::{
+    devices::Target,
+    ffi::{self, CompiledModel, Core, Model},
+    staging,
+};
+use sdrun_abi::{AlignedBuffer, BuildSpec, DType, Error, Host, InitConfig, Precision, Result, RuntimeInfo};
+use sdrun_graph::{Dim, Graph, Node, Value};
+use sdrun_provider_common::{locate, refuse_options, runtime_spec};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Mutex, OnceLock, PoisonError, RwLock},
+};
+
+/// OpenVINO as [`init`] loaded it. Lives as long as the process.
+pub(crate) struct Runtime {
+    pub(crate) core: Core,
+    pub(crate) version: String,
+    pub(crate) temp_dir: PathBuf,
+    library: PathBuf,
+    /// Written while properties of a device are set for an import, read by everything that would inherit
+    /// them.
+    device_properties: RwLock<()>,
+    cpu_isa: OnceLock<String>,
+}
+
+static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+
+/// Loads OpenVINO from the folder the host found. Again with the same library is the same runtime; with
+/// another it is an error, because a process can hold only one.
+pub(crate) fn init(config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> {
+    static INIT: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = INIT.lock().unwrap_or_else(PoisonError::into_inner);
+    refuse_options("openvino", &config.options)?;
+    let library = locate(&runtime_spec(crate::MANIFEST)?, config.runtime_dir.as_deref())?;
+    let runtime = match RUNTIME.get() {
+        Some(runtime) if runtime.library == library => runtime,
+        Some(runtime) => {
+            return Err(Error::precondition(format!(
+                "this process has loaded {} and cannot load {} besides",
+                runtime.library.display(),
+                library.display()
+            ))
+            .with_hint("use one OpenVINO in a process, or run the provider isolated"));
+        }
+        None => {
+            check_neighbours(&library)?;
+            let version = ffi::load(&library)?;
+            let core = Core::new()?;
+            RUNTIME.get_or_init(|| Runtime {
+                core,
+                version,
+                temp_dir: config.temp_dir.clone(),
+                library,
+                device_properties: RwLock::new(()),
+                cpu_isa: OnceLock::new(),
+            })
+        }
+    };
+    staging::remove_stale(&runtime.temp_dir, host);
+    Ok(RuntimeInfo {
+        name: "openvino".into(),
+        version: runtime.version.clone(),
+        library: Some(runtime.library.clone()),
+    })
+}
+
+/// OpenVINO loads its other libraries by itself, some of them much later; a truncated one would end the
+/// process.
+fn check_neighbours(library: &std::path::Path) -> Result<()> {
+    let Some(dir) = library.parent() else { return Ok(()) };
+    let entries = std::fs::read_dir(dir).map_err(|e| Error::io("read the folder", dir, &e))?;
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+        let is_library = name.contains(".so") || name.ends_with(".dll") || name.ends_with(".dylib");
+        if is_library && (name.contains("openvino") || name.contains("tbb")) {
+            sdrun_provider_common::check_image(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// The loaded OpenVINO; `FailedPrecondition` before [`init`] has succeeded.
+pub(crate) fn get() -> Result<&'static Runtime> {
+    RUNTIME.get().ok_or_else(|| Error::precondition("the openvino provider is not initialised"))
+}
+
+impl Runtime {
+    /// Compiles a model. What the library would choose by itself is stated: precision and kind of use.
+    pub(crate) fn compile(&self, model: &Model, target: &Target, spec: &BuildSpec) -> Result<CompiledModel> {
+        let _inherited = self.device_properties.read().unwrap_or_else(PoisonError::into_inner);
+        let compiled = self.core.compile(model, &target.openvino_name, &properties(spec, target).pairs())?;
+        self.verify_precision(&compiled, spec)?;
+        Ok(compiled)
+    }
+
+    /// Imports a blob. The C API takes no properties there and would fall back to the library's defaults
+    /// (bf16 on many CPUs), so they are set on the device for that long.
+    pub(crate) fn import(&self, blob: &[u8], target: &Target, spec: &BuildSpec) -> Result<CompiledModel> {
+        let _alone = self.device_properties.write().unwrap_or_else(PoisonError::into_inner);
+        let device = &target.openvino_name;
+        self.core.set_properties(device, &properties(spec, target).pairs())?;
+        let imported = self.core.import(AlignedBuffer::copy_of(blob), device);
+        if spec.threads.is_some() {
+            // 0 is the library's own choice.
+            self.core.set_properties(device, &[("INFERENCE_NUM_THREADS", "0")])?;
+        }
+        let compiled = imported?;
+        self.verify_precision(&compiled, spec)?;
+        Ok(compiled)
+    }
+
+    /// A library may take a hint and compute otherwise; then the engine is refused.
+    fn verify_precision(&self, compiled: &CompiledModel, spec: &BuildSpec) -> Result<()> {
+        let used = compiled.property("INFERENCE_PRECISION_HINT")?;
+        if used != hint(spec.precision) {
+            return Err(Error::unsupported(format!(
+                "OpenVINO computes in {used} on {} although {} was asked for",
+                spec.device, spec.precision
+            )));
+        }
+        Ok(())
+    }
+
+    /// Instruction set the CPU plugin compiles for, as it words it in the requirements of its blobs.
+    pub(crate) fn cpu_isa(&self) -> Result<&str> {
+        if let Some(isa) = self.cpu_isa.get() {
+            return Ok(isa);
+        }
+        // The plugin tells it only about a compiled model.
+        let onnx = relu().to_onnx(|name, _| Err(sdrun_graph::GraphError::Invalid(format!("no weight {name}"))));
+        let onnx = onnx.map_err(|e| Error::internal(e.to_string()))?;
+        let compiled = self.core.compile(&self.core.read_bytes(&onnx)?, "CPU", &[])?;
+        let isa = match compiled.property("RUNTIME_REQUIREMENTS") {
+            Ok(text) => text.split(';').find_map(|part| part.strip_prefix("isa=")).map(str::to_string),
+            Err(_) => None,
+        };
+        let isa = match isa {
+            Some(isa) => isa,
+            // Plugins without the property, such as Arm's, have one instruction set per architecture.
+            None => self.core.property("CPU", "DEVICE_ARCHITECTURE")?,
+        };
+        Ok(self.cpu_isa.get_or_init(|| isa))
+    }
+}
+
+/// One operator on one number.
+fn relu() -> Graph {
+    let mut graph = Graph { name: "probe".into(), ir_version: 8, ..Default::default() };
+    graph.opsets.insert(String::new(), 17);
+    let mut value = |name: &str| {
+        graph.add_value(Value { name: name.into(), dtype: Some(DType::F32), shape: Some(vec![Dim::Known(1)]) })
+    };
+    let (x, y) = (value("x"), value("y"));
+    graph.nodes.push(Node {
+        name: String::new(),
+        domain: String::new(),
+        op_type: "Relu".into(),
+        inputs: vec![Some(x)],
+        outputs: vec![Some(y)],
+        attributes: BTreeMap::new(),
+        metadata: BTreeMap::new(),
+    });
+    graph.inputs.push(x);
+    graph.outputs.push(y);
+    graph
+}
+
+/// Text of a precision in OpenVINO's properties.
+pub(crate) fn hint(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Fp32 => "f32",
+        Precision::Fp16 => "f16",
+        Precision::Bf16 => "bf16",
+    }
+}
+
+struct PropertyList(Vec<(&'static str, String)>);
+
+impl PropertyList {
+    fn pairs(&self) -> Vec<(&str, &str)> {
+        self.0.iter().map(|(key, value)| (*key, value.as_str())).collect()
+    }
+}
+
+fn properties(spec: &BuildSpec, target: &Target) -> PropertyList {
+    let mut list = vec![
+        ("INFERENCE_PRECISION_HINT", hint(spec.precision).to_string()),
+        // One request at a time, as fast as it goes.
+        ("PERFORMANCE_HINT", "LATENCY".to_string()),
+    ];
+    if let Some(threads) = spec.threads.filter(|_| target.openvino_name == "CPU") {
+        list.push(("INFERENCE_NUM_THREADS", threads.to_string()));
+    }
+    PropertyList(list)
+}

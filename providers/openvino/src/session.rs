@@ -1,0 +1,128 @@
+//! Sessions: a compiled model and one request on it.
+
+use crate::{
+    engine::Recipe,
+    ffi::{CompiledModel, InferRequest, Io},
+};
+use sdrun_abi::{
+    EngineInfo, Error, Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result, Session, TensorSpec,
+    TensorView, WeightSource, WeightUpdate,
+};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// A run that takes longer than this is watched for a cancellation. Shorter ones end soon enough by
+/// themselves, and are spared being handed to another thread.
+const WATCHED_FROM: Duration = Duration::from_millis(100);
+
+/// A session of either kind of engine.
+pub(crate) struct OvSession {
+    request: InferRequest,
+    /// Types and shapes of the outputs, where all shapes are fixed: then OpenVINO writes into the sink's
+    /// buffers.
+    fixed: Option<Vec<OutputSpec>>,
+    /// How long the last run took; `None` before the first.
+    last_run: Option<Duration>,
+    /// For changing weights; `None` where they are baked in.
+    recipe: Option<Arc<Recipe>>,
+}
+
+impl OvSession {
+    pub(crate) fn new(compiled: &Arc<CompiledModel>, info: &EngineInfo, recipe: Option<Arc<Recipe>>) -> Result<Self> {
+        let fixed = fixed_outputs(&compiled.output_shapes()?, &info.outputs)?;
+        let io = |specs: &[TensorSpec]| -> Vec<Io> {
+            specs.iter().map(|spec| Io { name: spec.name.clone(), dtype: spec.dtype }).collect()
+        };
+        let request = compiled.request(io(&info.inputs), io(&info.outputs))?;
+        Ok(OvSession { request, fixed, last_run: None, recipe })
+    }
+}
+
+/// The outputs as OpenVINO will write them, where all their shapes are fixed. An error where OpenVINO
+/// infers another shape than the graph states.
+fn fixed_outputs(found: &[Option<Vec<usize>>], stated: &[TensorSpec]) -> Result<Option<Vec<OutputSpec>>> {
+    if found.len() != stated.len() {
+        return Err(Error::internal(format!(
+            "OpenVINO compiles {} outputs where the model has {}",
+            found.len(),
+            stated.len()
+        )));
+    }
+    let mut fixed = Vec::new();
+    for (shape, spec) in found.iter().zip(stated) {
+        let Some(shape) = shape else { return Ok(None) };
+        let agrees = shape.len() == spec.shape.len()
+            && shape.iter().zip(&spec.shape).all(|(found, stated)| stated.is_none_or(|stated| stated == *found));
+        if !agrees {
+            return Err(Error::internal(format!(
+                "OpenVINO infers the shape {shape:?} for output `{}`, the model states {:?}",
+                spec.name, spec.shape
+            )));
+        }
+        fixed.push(OutputSpec { dtype: spec.dtype, shape: shape.clone() });
+    }
+    Ok(Some(fixed))
+}
+
+impl Session for OvSession {
+    fn refit(&mut self, _changed: &[&str], weights: &dyn WeightSource, host: &dyn Host) -> Result<RefitReport> {
+        let Some(recipe) = self.recipe.clone() else {
+            return Err(Error::precondition("the weights of this engine are baked in and cannot be changed")
+                .with_hint("build the engine without baking"));
+        };
+        let compiled = Arc::new(recipe.compile(weights, host)?);
+        // Everything that can fail is done; only now the former weights go.
+        *self = OvSession::new(&compiled, &recipe.info, Some(recipe.clone()))?;
+        let bytes = recipe.info.weights.iter().filter_map(|w| w.dtype.bytes_of(&w.shape)).map(|n| n as u64).sum();
+        Ok(RefitReport { method: WeightUpdate::Rebuild, tensors: recipe.info.weights.len(), bytes })
+    }
+
+    fn run(&mut self, inputs: &[TensorView<'_>], outputs: &mut dyn OutputSink, host: &dyn Host) -> Result<()> {
+        let poll = || host.cancelled();
+        let watched = self.last_run.is_none_or(|took| took > WATCHED_FROM);
+        let cancelled: Option<&dyn Fn() -> bool> = if watched { Some(&poll) } else { None };
+        let start = Instant::now();
+        match &self.fixed {
+            Some(specs) => {
+                let buffers = outputs.allocate(specs)?;
+                let mut targets: Vec<(&OutputSpec, &mut [u8])> = specs.iter().zip(buffers).collect();
+                self.request.run(inputs, &mut targets, cancelled)?;
+            }
+            None => {
+                let specs = self.request.run_into_own(inputs, cancelled)?;
+                for (index, buffer) in outputs.allocate(&specs)?.into_iter().enumerate() {
+                    self.request.output(index, buffer)?;
+                }
+            }
+        }
+        self.last_run = Some(start.elapsed());
+        Ok(())
+    }
+
+    fn memory(&self) -> Result<MemoryReport> {
+        // OpenVINO does not tell.
+        Ok(MemoryReport::default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sdrun_abi::DType;
+
+    #[test]
+    fn outputs_are_fixed_only_where_all_shapes_are() {
+        let spec = |shape: &[Option<usize>]| TensorSpec { name: "y".into(), dtype: DType::F32, shape: shape.to_vec() };
+        let stated = [spec(&[Some(2), None]), spec(&[])];
+        let fixed = fixed_outputs(&[Some(vec![2, 3]), Some(vec![])], &stated).unwrap().unwrap();
+        assert_eq!(fixed[0].shape, [2, 3]);
+        assert!(fixed_outputs(&[Some(vec![2, 3]), None], &stated).unwrap().is_none());
+        for wrong in [vec![3, 3], vec![2], vec![2, 3, 1]] {
+            let error = fixed_outputs(&[Some(wrong), Some(vec![])], &stated).unwrap_err();
+            assert!(error.message.contains("`y`"), "{error}");
+        }
+        assert!(fixed_outputs(&[None], &stated).is_err());
+    }
+}

@@ -1,0 +1,328 @@
+//! Private folders for OpenVINO's ONNX reader, which takes large weights only from files beside the model.
+//!
+//! OpenVINO follows no link out of the model's folder, but a hard link is a file of the folder like any
+//! other. So a weight that lies unchanged in a file is not copied: the file is linked into the folder and
+//! the model refers to the weight's place in it. What cannot be linked (weights that are computed, files
+//! of another file system or another user) is written to one file in the folder.
+//!
+//! A folder is removed as soon as the model is read, since the reader maps its files; on a system that
+//! does not let go of mapped files, when it is dropped. What a killed process leaves behind is removed when
+//! the next one initialises the provider.
+
+use sdrun_abi::{Error, Host, LogLevel, Result, Weight, WeightSource, WeightSpec};
+use sdrun_graph::{Graph, GraphError, Placement};
+use sdrun_provider_common::{WeightFiles, graph_error, phase, weight};
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    io::{BufWriter, Write},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+use tempfile::TempDir;
+
+/// How the names of our folders begin.
+const PREFIX: &str = "openvino-";
+/// A file in each folder that its owner holds a lock on while it lives.
+const LOCK: &str = "lock";
+/// The staged model.
+const MODEL: &str = "model.onnx";
+/// Weights that were copied.
+const COPIES: &str = "weights.bin";
+/// Weights that take fewer bytes in all are copied: that is quicker than linking files.
+const LINK_FROM: u64 = 4 << 20;
+/// A folder without a lock is being made, unless it is older than this.
+const ABANDONED: Duration = Duration::from_secs(3600);
+
+/// A private folder that goes when this is dropped.
+pub(crate) struct Staging {
+    // Closed before the folder is removed.
+    _lock: File,
+    dir: TempDir,
+}
+
+impl Staging {
+    /// An empty folder below `temp_dir`, for this user only.
+    pub(crate) fn new(temp_dir: &Path) -> Result<Self> {
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(PREFIX);
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o700));
+        let dir = builder.tempdir_in(temp_dir).map_err(|e| Error::io("make a folder in", temp_dir, &e))?;
+        let path = dir.path().join(LOCK);
+        let lock = File::create(&path).map_err(|e| Error::io("create", &path, &e))?;
+        lock.lock().map_err(|e| Error::io("lock", &path, &e))?;
+        Ok(Staging { _lock: lock, dir })
+    }
+
+    /// A folder with `graph` and its weights.
+    pub(crate) fn with_weights(
+        temp_dir: &Path,
+        graph: &Graph,
+        weights: &[WeightSpec],
+        source: &dyn WeightSource,
+        host: &dyn Host,
+    ) -> Result<Self> {
+        let staging = Self::new(temp_dir)?;
+        let total: u64 = weights.iter().map(bytes_of).sum();
+        let mut files = Files {
+            dir: staging.dir.path(),
+            originals: WeightFiles::default(),
+            linked: HashMap::new(),
+            copies: None,
+            position: 0,
+        };
+        let mut places = HashMap::new();
+        for (index, spec) in weights.iter().enumerate() {
+            phase(host, "stage weights", index as u64, weights.len() as u64)?;
+            let weight = weight(source, spec)?;
+            let linked = if total >= LINK_FROM { files.link(&spec.name, &weight, host)? } else { None };
+            let place = match linked {
+                Some(place) => place,
+                None => files.copy(&weight)?,
+            };
+            places.insert(spec.name.as_str(), place);
+        }
+        files.finish()?;
+        staging.write_model(graph, |name| places.get(name).cloned())?;
+        Ok(staging)
+    }
+
+    /// A folder with `graph` and weights that are all zero: enough to find out whether OpenVINO can read it.
+    pub(crate) fn with_placeholders(temp_dir: &Path, graph: &Graph, weights: &[WeightSpec]) -> Result<Self> {
+        let staging = Self::new(temp_dir)?;
+        let path = staging.dir.path().join(COPIES);
+        let longest = weights.iter().map(bytes_of).max().unwrap_or(0);
+        // All weights share one hole in one file.
+        File::create(&path).and_then(|f| f.set_len(longest)).map_err(|e| Error::io("write", &path, &e))?;
+        staging.write_model(graph, |_| Some((COPIES.to_string(), 0)))?;
+        Ok(staging)
+    }
+
+    /// Path of the staged model.
+    pub(crate) fn model(&self) -> PathBuf {
+        self.dir.path().join(MODEL)
+    }
+
+    /// Path for another file in the folder.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn write_model(&self, graph: &Graph, place: impl Fn(&str) -> Option<(String, u64)>) -> Result<()> {
+        let onnx = graph
+            .to_onnx(|name, weight| {
+                let (location, offset) =
+                    place(name).ok_or_else(|| GraphError::Invalid(format!("weight `{name}` was not staged")))?;
+                let length = weight.dtype.bytes_of(&weight.shape).unwrap_or(usize::MAX) as u64;
+                Ok(Placement::External { location, offset, length })
+            })
+            .map_err(graph_error)?;
+        let path = self.model();
+        fs::write(&path, onnx).map_err(|e| Error::io("write", &path, &e))
+    }
+}
+
+fn bytes_of(spec: &WeightSpec) -> u64 {
+    spec.dtype.bytes_of(&spec.shape).unwrap_or(usize::MAX) as u64
+}
+
+/// The weight files of a folder in the making.
+struct Files<'a> {
+    dir: &'a Path,
+    originals: WeightFiles,
+    /// Name in the folder by original path; `None` where a file cannot be linked.
+    linked: HashMap<PathBuf, Option<String>>,
+    copies: Option<BufWriter<File>>,
+    position: u64,
+}
+
+impl Files<'_> {
+    /// The place of a weight in a link to the file it lies in, where it lies in one that can be linked.
+    fn link(&mut self, name: &str, weight: &Weight<'_>, host: &dyn Host) -> Result<Option<(String, u64)>> {
+        // Without symbolic links: a hard link to one would be one.
+        let Some((path, offset)) = self.originals.place(name, weight)? else { return Ok(None) };
+        if !self.linked.contains_key(path) {
+            let link = format!("linked-{}", self.linked.len());
+            let made = fs::hard_link(path, self.dir.join(&link));
+            if let Err(why) = &made {
+                let message = format!("{} is copied because it cannot be linked: {why}", path.display());
+                host.log(LogLevel::Debug, "openvino", &message);
+            }
+            self.linked.insert(path.to_path_buf(), made.is_ok().then_some(link));
+        }
+        Ok(self.linked.get(path).cloned().flatten().map(|link| (link, offset)))
+    }
+
+    /// Appends a weight to the file of copies, aligned like a tensor in memory.
+    fn copy(&mut self, weight: &Weight<'_>) -> Result<(String, u64)> {
+        let path = self.dir.join(COPIES);
+        let failed = |e: std::io::Error| {
+            Error::io("write", &path, &e).with_hint("the weights need room in the folder for temporary files")
+        };
+        let copies = match &mut self.copies {
+            Some(copies) => copies,
+            None => self.copies.insert(BufWriter::new(File::create(&path).map_err(failed)?)),
+        };
+        let offset = self.position.next_multiple_of(64);
+        let padding = [0u8; 64];
+        copies.write_all(&padding[..(offset - self.position) as usize]).map_err(failed)?;
+        copies.write_all(weight.data()).map_err(failed)?;
+        self.position = offset + weight.data().len() as u64;
+        Ok((COPIES.to_string(), offset))
+    }
+
+    fn finish(self) -> Result<()> {
+        match self.copies {
+            Some(mut copies) => copies.flush().map_err(|e| Error::io("write", self.dir.join(COPIES), &e)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Removes the folders of processes that ended without doing so.
+pub(crate) fn remove_stale(temp_dir: &Path, host: &dyn Host) {
+    let Ok(entries) = fs::read_dir(temp_dir) else { return };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        let ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
+        if ours && path.is_dir() && is_stale(&path) {
+            let result = fs::remove_dir_all(&path);
+            let outcome = result.map_or_else(|e| format!("cannot remove: {e}"), |()| "removed".into());
+            host.log(LogLevel::Debug, "openvino", &format!("stale folder {}: {outcome}", path.display()));
+        }
+    }
+}
+
+fn is_stale(dir: &Path) -> bool {
+    match File::open(dir.join(LOCK)) {
+        Ok(lock) => lock.try_lock().is_ok(),
+        Err(_) => {
+            let modified = fs::metadata(dir).and_then(|m| m.modified());
+            modified.is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age > ABANDONED))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sdrun_abi::{DType, NoHost};
+    use sdrun_graph::{Initializer, Value, WeightData, WeightRef};
+
+    /// Delivers every weight as this many bytes of one value, some of them in a file.
+    struct Source {
+        bytes: usize,
+        file: Option<(PathBuf, u64)>,
+    }
+
+    impl WeightSource for Source {
+        fn get(&self, name: &str) -> Result<Weight<'_>> {
+            let fill = if name == "b" { 2u8 } else { 1 };
+            let weight = Weight::new(DType::U8, vec![self.bytes], vec![fill; self.bytes])?;
+            Ok(match &self.file {
+                Some((path, offset)) if name == "a" => weight.in_file(path.clone(), *offset),
+                _ => weight,
+            })
+        }
+    }
+
+    fn graph(bytes: usize) -> (Graph, Vec<WeightSpec>) {
+        let mut graph = Graph { ir_version: 8, ..Default::default() };
+        graph.opsets.insert(String::new(), 17);
+        let mut specs = Vec::new();
+        for name in ["a", "b"] {
+            let id = graph.add_value(Value { name: name.into(), dtype: Some(DType::U8), shape: None });
+            let data = WeightData::Absent { location: name.into(), offset: 0 };
+            let weight = WeightRef { dtype: DType::U8, shape: vec![bytes], data };
+            graph.initializers.insert(id, Initializer::Weight(weight));
+            specs.push(WeightSpec { name: name.into(), dtype: DType::U8, shape: vec![bytes] });
+        }
+        (graph, specs)
+    }
+
+    fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<String> =
+            fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    fn stage(temp: &Path, bytes: usize, file: Option<(PathBuf, u64)>) -> Staging {
+        let (graph, specs) = graph(bytes);
+        Staging::with_weights(temp, &graph, &specs, &Source { bytes, file }, &NoHost).unwrap()
+    }
+
+    #[test]
+    fn small_weights_are_copied_and_the_folder_goes() {
+        let temp = tempfile::tempdir().unwrap();
+        let file = temp.path().join("checkpoint");
+        fs::write(&file, vec![1u8; 1001]).unwrap();
+        let staging = stage(temp.path(), 1000, Some((file, 1)));
+        let folder = staging.dir.path().to_path_buf();
+        assert_eq!(names(&folder), [LOCK, MODEL, COPIES]);
+        let copies = fs::read(folder.join(COPIES)).unwrap();
+        // The second weight begins at the next multiple of 64.
+        assert_eq!(copies.len(), 1024 + 1000);
+        assert!(copies[..1000].iter().all(|b| *b == 1) && copies[1024..].iter().all(|b| *b == 2));
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            assert_eq!(fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
+        }
+        drop(staging);
+        assert_eq!(names(temp.path()), ["checkpoint"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn large_weights_in_files_are_linked_also_through_symbolic_links() {
+        use std::os::unix::fs::MetadataExt;
+        let temp = tempfile::tempdir().unwrap();
+        let (file, link) = (temp.path().join("checkpoint"), temp.path().join("soft"));
+        let bytes = 3 << 20;
+        fs::write(&file, vec![1u8; bytes + 7]).unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let staging = stage(temp.path(), bytes, Some((link, 7)));
+        let folder = staging.dir.path().to_path_buf();
+        assert_eq!(names(&folder), ["linked-0", LOCK, MODEL, COPIES]);
+        let linked = fs::symlink_metadata(folder.join("linked-0")).unwrap();
+        assert!(linked.is_file());
+        assert_eq!(linked.ino(), fs::metadata(&file).unwrap().ino());
+        assert_eq!(fs::metadata(folder.join(COPIES)).unwrap().len(), bytes as u64);
+        drop(staging);
+        assert_eq!(fs::metadata(&file).unwrap().nlink(), 1);
+    }
+
+    #[test]
+    fn what_cannot_be_linked_is_copied() {
+        let temp = tempfile::tempdir().unwrap();
+        let staging = stage(temp.path(), 3 << 20, Some((temp.path().join("gone"), 0)));
+        assert_eq!(names(staging.dir.path()), [LOCK, MODEL, COPIES]);
+        assert_eq!(fs::metadata(staging.file(COPIES)).unwrap().len(), 2 * (3 << 20));
+    }
+
+    #[test]
+    fn a_failure_leaves_nothing() {
+        let temp = tempfile::tempdir().unwrap();
+        let (graph, specs) = graph(1000);
+        let source = Source { bytes: 999, file: None };
+        assert!(Staging::with_weights(temp.path(), &graph, &specs, &source, &NoHost).is_err());
+        assert!(names(temp.path()).is_empty());
+    }
+
+    #[test]
+    fn only_stale_folders_are_removed() {
+        let temp = tempfile::tempdir().unwrap();
+        let alive = Staging::new(temp.path()).unwrap();
+        let dead = temp.path().join("openvino-dead");
+        fs::create_dir(&dead).unwrap();
+        fs::write(dead.join(LOCK), b"").unwrap();
+        fs::create_dir(temp.path().join("openvino-young")).unwrap();
+        fs::create_dir(temp.path().join("other")).unwrap();
+        remove_stale(temp.path(), &NoHost);
+        assert!(alive.dir.path().exists());
+        let left = names(temp.path());
+        assert!(!dead.exists() && left.contains(&"openvino-young".into()) && left.contains(&"other".into()), "{left:?}");
+    }
+}

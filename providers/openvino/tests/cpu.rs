@@ -1,0 +1,412 @@
+//! The provider on the CPU of this machine, with a real OpenVINO.
+
+#[path = "../../common/testing.rs"]
+mod testing;
+
+use sdrun_abi::{
+    BuildSpec, Compatibility, DType, DeviceKind, EngineInfo, ErrorCode, NoHost, Precision, Provider, TensorView,
+    VecSink, WeightUpdate,
+};
+use sdrun_provider_openvino::OpenVino;
+use std::sync::OnceLock;
+use testing::*;
+
+fn provider() -> &'static OpenVino {
+    static PROVIDER: OnceLock<(OpenVino, tempfile::TempDir)> = OnceLock::new();
+    let (provider, _) = PROVIDER.get_or_init(|| {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = runtime_dir("SDRUN_OPENVINO_DIR");
+        OpenVino.init(&config(Some(&dir), temp.path()), &NoHost).unwrap();
+        (OpenVino, temp)
+    });
+    provider
+}
+
+fn fp32() -> BuildSpec {
+    spec(Precision::Fp32)
+}
+
+#[test]
+fn the_cpu_is_described() {
+    let devices = provider().devices().unwrap();
+    let cpu = devices.iter().find(|d| d.id == "cpu").unwrap();
+    assert_eq!(cpu.kind, DeviceKind::Cpu);
+    assert!(!cpu.name.is_empty() && !cpu.class.is_empty(), "{cpu:?}");
+    assert!(devices.iter().enumerate().all(|(i, d)| d.index == i));
+    let capabilities = provider().capabilities("cpu").unwrap();
+    assert_eq!(capabilities.precisions[0], Precision::Fp32);
+    assert_eq!(capabilities.weight_update, WeightUpdate::Rebuild);
+    assert!(capabilities.bake && capabilities.dynamic_shapes);
+    let error = failure(provider().capabilities("gpu.99"));
+    assert_eq!(error.code, ErrorCode::NotFound);
+    assert!(error.hint.unwrap().contains("cpu"));
+}
+
+#[test]
+fn fp32_is_fp32() {
+    let weights = perceptron_weights(1);
+    let x = noise(9, 3 * 64);
+    let mut session = session(provider(), &perceptron(), &fp32(), &weights).unwrap();
+    let y = run(&mut *session, &[3, 64], &x).unwrap();
+    // Computed in bf16 the error is above 1e-3.
+    assert!(error_of(&y, &perceptron_reference(&weights, &x)) < 2e-6);
+    assert_eq!(y, run(&mut *session, &[3, 64], &x).unwrap());
+    let other = noise(10, 3 * 64);
+    let y = run(&mut *session, &[3, 64], &other).unwrap();
+    assert!(error_of(&y, &perceptron_reference(&weights, &other)) < 2e-6);
+}
+
+#[test]
+fn low_precisions_are_used_or_refused() {
+    let weights = perceptron_weights(1);
+    let x = noise(9, 3 * 64);
+    let offered = provider().capabilities("cpu").unwrap().precisions;
+    for precision in [Precision::Bf16, Precision::Fp16] {
+        let built = session(provider(), &perceptron(), &spec(precision), &weights);
+        if offered.contains(&precision) {
+            let error = error_of(&run(&mut *built.unwrap(), &[3, 64], &x).unwrap(), &perceptron_reference(&weights, &x));
+            assert!((1e-5..3e-2).contains(&error), "{precision}: {error}");
+        } else {
+            let error = failure(built);
+            assert_eq!(error.code, ErrorCode::Unimplemented);
+            assert!(error.message.contains(precision.name()) && error.hint.unwrap().contains("fp32"));
+        }
+    }
+}
+
+#[test]
+fn every_offered_element_type_passes_through() {
+    for dtype in provider().capabilities("cpu").unwrap().io_dtypes {
+        // A shape the simplest kernel has to look at, so that data is moved: [2, 3] to [3, 2].
+        let model = Model::default()
+            .input("x", dtype, &[2, 3])
+            .output("y", dtype, &[3, 2])
+            .node("Transpose", &["x"], &["y"])
+            .bytes();
+        let size = dtype.size();
+        // The numbers 0 to 5 (0 and 1 for bool) in this type.
+        let element = |i: u8| -> Vec<u8> {
+            match dtype {
+                DType::F32 => f32::from(i).to_le_bytes().to_vec(),
+                DType::F64 => f64::from(i).to_le_bytes().to_vec(),
+                DType::F16 => half::f16::from_f32(f32::from(i)).to_le_bytes().to_vec(),
+                DType::BF16 => half::bf16::from_f32(f32::from(i)).to_le_bytes().to_vec(),
+                DType::Bool => vec![i & 1],
+                _ => u64::from(i).to_le_bytes()[..size].to_vec(),
+            }
+        };
+        let data: Vec<u8> = (0..6).flat_map(element).collect();
+        let expected: Vec<u8> = [0, 3, 1, 4, 2, 5].into_iter().flat_map(element).collect();
+        let mut session = session(provider(), &model, &fp32(), &Source::default())
+            .unwrap_or_else(|e| panic!("{dtype}: {e}"));
+        let mut sink = VecSink::default();
+        session.run(&[TensorView { dtype, shape: &[2, 3], data: &data }], &mut sink, &NoHost).unwrap();
+        let y = sink.get(0).unwrap();
+        assert_eq!((y.dtype, y.shape), (dtype, &[3, 2][..]));
+        assert_eq!(y.data, expected, "{dtype}");
+    }
+}
+
+#[test]
+fn refit_there_and_back_is_exact() {
+    let (a, b) = (perceptron_weights(1), perceptron_weights(100));
+    let x = noise(9, 3 * 64);
+    let mut session = session(provider(), &perceptron(), &fp32(), &a).unwrap();
+    let first = run(&mut *session, &[3, 64], &x).unwrap();
+
+    let report = session.refit(&["w1", "b1", "w2", "b2"], &b, &NoHost).unwrap();
+    assert_eq!((report.method, report.tensors), (WeightUpdate::Rebuild, 4));
+    assert_eq!(report.bytes, 4 * (64 * 96 + 96 + 96 * 8 + 8));
+    let second = run(&mut *session, &[3, 64], &x).unwrap();
+    assert!(error_of(&second, &perceptron_reference(&b, &x)) < 2e-6);
+
+    session.refit(&["w1"], &a, &NoHost).unwrap();
+    assert_eq!(run(&mut *session, &[3, 64], &x).unwrap(), first);
+}
+
+#[test]
+fn a_failing_refit_keeps_the_former_weights() {
+    let weights = perceptron_weights(1);
+    let x = noise(9, 3 * 64);
+    let mut session = session(provider(), &perceptron(), &fp32(), &weights).unwrap();
+    let before = run(&mut *session, &[3, 64], &x).unwrap();
+    let mut incomplete = perceptron_weights(2);
+    incomplete.0.remove("b2");
+    assert_eq!(failure(session.refit(&["w1", "b2"], &incomplete, &NoHost)).code, ErrorCode::NotFound);
+    assert_eq!(failure(session.refit(&["w1"], &perceptron_weights(2), &Stop("compile"))).code, ErrorCode::Cancelled);
+    assert_eq!(run(&mut *session, &[3, 64], &x).unwrap(), before);
+}
+
+#[test]
+fn weights_that_do_not_fit_are_refused() {
+    let good = perceptron_weights(1);
+    let engine = engine(provider(), &perceptron(), &fp32(), &Source::default()).unwrap();
+    assert_eq!(engine.info().weights.len(), 4);
+
+    let mut missing = good.clone();
+    missing.0.remove("w2");
+    let error = failure(engine.session(&missing, &NoHost));
+    assert_eq!(error.code, ErrorCode::NotFound);
+    assert!(error.message.contains("w2"));
+
+    let mut wrong = good.clone();
+    let w2 = wrong.0.get_mut("w2").unwrap();
+    (w2.dtype, w2.shape) = (DType::F16, vec![192, 8]);
+    let error = failure(engine.session(&wrong, &NoHost));
+    assert_eq!(error.code, ErrorCode::InvalidArgument);
+    assert!(error.message.contains("`w2`") && error.message.contains("f16"), "{error}");
+    // The engine is none the worse for it.
+    engine.session(&good, &NoHost).unwrap();
+}
+
+#[test]
+fn inputs_that_do_not_fit_are_refused() {
+    let weights = perceptron_weights(1);
+    let mut session = session(provider(), &perceptron(), &fp32(), &weights).unwrap();
+    let data = bytes(&noise(9, 3 * 64));
+    let mut sink = VecSink::default();
+    let view = |dtype, shape: &'static [usize]| TensorView { dtype, shape, data: &data };
+    for inputs in [
+        vec![],
+        vec![view(DType::F32, &[3, 64]), view(DType::F32, &[3, 64])],
+        vec![view(DType::I32, &[3, 64])],
+        vec![view(DType::F32, &[3, 63])],
+        vec![view(DType::F32, &[64, 3])],
+    ] {
+        let error = failure(session.run(&inputs, &mut sink, &NoHost));
+        assert!(error.message.len() > 20, "{error}");
+    }
+    let inputs = [view(DType::F32, &[3, 64])];
+    assert_eq!(failure(session.run(&inputs, &mut FullSink, &NoHost)).code, ErrorCode::ResourceExhausted);
+    session.run(&inputs, &mut sink, &NoHost).unwrap();
+}
+
+#[test]
+fn open_dimensions_take_any_size() {
+    let model = Model::default()
+        .input("x", DType::F32, &[-1, 4])
+        .output("y", DType::F32, &[-1, 2])
+        .weight("w", DType::F32, &[4, 2])
+        .node("MatMul", &["x", "w"], &["y"])
+        .bytes();
+    let w = noise(3, 8);
+    let weights = Source::default().with("w", &[4, 2], &w);
+    let engine = engine(provider(), &model, &fp32(), &weights).unwrap();
+    assert_eq!(engine.info().inputs[0].shape, [None, Some(4)]);
+    let mut session = engine.session(&weights, &NoHost).unwrap();
+    for rows in [1, 5, 2, 5] {
+        let x = noise(rows as u32, rows * 4);
+        let y = run(&mut *session, &[rows, 4], &x).unwrap();
+        assert!(error_of(&y, &affine(&widen(&x), &w, &[0.0, 0.0], 4)) < 1e-6);
+    }
+}
+
+#[test]
+fn several_outputs_keep_their_order_and_meaning() {
+    // The same value under two names, an input that is an output, one that nothing uses, a constant, a
+    // number, and an output in the middle of the graph.
+    let model = Model::default()
+        .input("unused", DType::I64, &[1])
+        .input("b", DType::F32, &[2])
+        .input("a", DType::F32, &[2])
+        .output("twice", DType::F32, &[2])
+        .output("again", DType::F32, &[2])
+        .output("echo", DType::F32, &[2])
+        .output("sum", DType::F32, &[])
+        .output("fixed", DType::F32, &[3])
+        .output("difference", DType::F32, &[2])
+        .constant("three", DType::F32, &[3], bytes(&[1.0, 2.0, 3.0]))
+        .node("Sub", &["a", "b"], &["difference"])
+        .node("Add", &["difference", "difference"], &["twice"])
+        .node("Identity", &["twice"], &["again"])
+        .node("Identity", &["b"], &["echo"])
+        .node("Identity", &["three"], &["fixed"])
+        .node_with("ReduceSum", &["twice"], &["sum"], &[("keepdims", 0)])
+        .bytes();
+    let mut session = session(provider(), &model, &fp32(), &Source::default()).unwrap();
+    let (a, b, unused) = (bytes(&[5.0, 7.0]), bytes(&[1.0, 2.0]), 1i64.to_le_bytes());
+    let inputs = [
+        TensorView { dtype: DType::I64, shape: &[1], data: &unused },
+        TensorView { dtype: DType::F32, shape: &[2], data: &b },
+        TensorView { dtype: DType::F32, shape: &[2], data: &a },
+    ];
+    let mut sink = VecSink::default();
+    for _ in 0..2 {
+        session.run(&inputs, &mut sink, &NoHost).unwrap();
+        let outputs: Vec<Vec<f32>> = (0..6).map(|i| floats(sink.get(i).unwrap().data)).collect();
+        let expected: [&[f32]; 6] =
+            [&[8.0, 10.0], &[8.0, 10.0], &[1.0, 2.0], &[18.0], &[1.0, 2.0, 3.0], &[4.0, 5.0]];
+        assert_eq!(outputs, expected);
+        assert!(sink.get(3).unwrap().shape.is_empty());
+    }
+}
+
+#[test]
+fn an_engine_is_its_graph() {
+    let weights = perceptron_weights(5);
+    let x = noise(9, 3 * 64);
+    let built = engine(provider(), &perceptron(), &fp32(), &Source::default()).unwrap();
+    let expected = run(&mut *built.session(&weights, &NoHost).unwrap(), &[3, 64], &x).unwrap();
+    let loaded = provider().load(&built.serialize().unwrap(), &fp32(), &NoHost).unwrap();
+    assert_eq!(loaded.info(), built.info());
+    assert_eq!(run(&mut *loaded.session(&weights, &NoHost).unwrap(), &[3, 64], &x).unwrap(), expected);
+    assert_eq!(provider().check(&built.info().compatibility, "cpu").unwrap(), Compatibility::Optimal);
+    assert!(provider().check("{}", "cpu").is_err());
+    assert!(provider().load(b"not an engine", &fp32(), &NoHost).is_err());
+}
+
+#[test]
+fn baked_weights_and_precision_survive() {
+    let weights = perceptron_weights(5);
+    let x = noise(9, 3 * 64);
+    let offered = provider().capabilities("cpu").unwrap().precisions;
+    for precision in offered {
+        let plain = BuildSpec { threads: Some(1), ..spec(precision) };
+        let baked = BuildSpec { bake: true, ..plain.clone() };
+        let built = engine(provider(), &perceptron(), &baked, &weights).unwrap();
+        assert!(built.info().weights.is_empty());
+        let mut payload = built.serialize().unwrap();
+        let loaded = provider().load(&payload, &baked, &NoHost).unwrap();
+        assert_eq!(loaded.info(), built.info());
+        drop(built);
+        // OpenVINO goes on using what it imports from, which must not be the caller's memory.
+        let copy = payload.clone();
+        payload.fill(0x42);
+        let y = run(&mut *loaded.session(&Source::default(), &NoHost).unwrap(), &[3, 64], &x).unwrap();
+        // The library's default precision on import is another one: exactly equal results show it was set.
+        let expected = run(&mut *session(provider(), &perceptron(), &plain, &weights).unwrap(), &[3, 64], &x);
+        assert_eq!(y, expected.unwrap(), "{precision}");
+
+        let mut session = loaded.session(&Source::default(), &NoHost).unwrap();
+        let error = failure(session.refit(&[], &weights, &NoHost));
+        assert_eq!(error.code, ErrorCode::FailedPrecondition);
+
+        if precision != Precision::Fp32 {
+            let error = failure(provider().load(&copy, &BuildSpec { bake: true, ..fp32() }, &NoHost));
+            assert!(error.message.contains("fp32"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_blob_of_another_version_or_machine_is_refused_with_a_reason() {
+    let baked = BuildSpec { bake: true, ..fp32() };
+    let built = engine(provider(), &perceptron(), &baked, &perceptron_weights(5)).unwrap();
+    let compatibility = &built.info().compatibility;
+    assert_eq!(provider().check(compatibility, "cpu").unwrap(), Compatibility::Optimal);
+    let parsed: serde_json::Value = serde_json::from_str(compatibility).unwrap();
+    for (key, part) in [("openvino", "built with OpenVINO other"), ("class", "built for `other`")] {
+        let mut changed = parsed.clone();
+        changed[key] = "other".into();
+        match provider().check(&changed.to_string(), "cpu").unwrap() {
+            Compatibility::Unsupported(why) => assert!(why.contains(part), "{why}"),
+            verdict => panic!("{verdict:?}"),
+        }
+        // The same in the engine itself.
+        let info = EngineInfo { compatibility: changed.to_string(), ..built.info().clone() };
+        let info = serde_json::to_vec(&info).unwrap();
+        let mut payload = b"SDROVIN1".to_vec();
+        payload.extend_from_slice(&(info.len() as u32).to_le_bytes());
+        payload.extend_from_slice(&info);
+        payload.extend_from_slice(b"blob");
+        let error = failure(provider().load(&payload, &baked, &NoHost));
+        assert_eq!(error.code, ErrorCode::FailedPrecondition);
+        assert!(error.message.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn a_damaged_blob_is_an_error() {
+    let baked = BuildSpec { bake: true, ..fp32() };
+    let built = engine(provider(), &perceptron(), &baked, &perceptron_weights(5)).unwrap();
+    let payload = built.serialize().unwrap();
+    let header = 12 + u32::from_le_bytes(payload[8..12].try_into().unwrap()) as usize;
+    for end in [0, 5, 20, header, header + 1, header + 100, payload.len() / 2] {
+        assert!(provider().load(&payload[..end], &baked, &NoHost).is_err(), "{end} of {} bytes", payload.len());
+    }
+    let mut zeros = payload;
+    zeros[header..].fill(0);
+    assert!(provider().load(&zeros, &baked, &NoHost).is_err());
+}
+
+#[test]
+fn an_unknown_operator_is_found_when_building() {
+    let model = Model::default()
+        .input("x", DType::F32, &[2])
+        .output("y", DType::F32, &[2])
+        .node("NoSuchOperator", &["x"], &["y"])
+        .bytes();
+    let error = failure(engine(provider(), &model, &fp32(), &Source::default()));
+    assert_eq!(error.code, ErrorCode::Unimplemented);
+    assert!(error.message.contains("NoSuchOperator"), "{error}");
+    assert!(error.native_code.is_some());
+}
+
+#[test]
+fn bad_specifications_are_refused() {
+    let weights = Source::default();
+    for (spec, part) in [
+        (BuildSpec { threads: Some(0), ..fp32() }, "threads"),
+        (BuildSpec { options: [("speed".to_string(), "11".to_string())].into(), ..fp32() }, "speed"),
+        (BuildSpec { device: "gpu.99".into(), ..fp32() }, "gpu.99"),
+    ] {
+        let error = failure(engine(provider(), &perceptron(), &spec, &weights));
+        assert!(error.message.contains(part), "{error}");
+    }
+    assert!(engine(provider(), b"no model", &fp32(), &weights).is_err());
+}
+
+#[test]
+fn a_build_stops_between_phases() {
+    let weights = perceptron_weights(1);
+    let error = failure(provider().build(&perceptron(), &fp32(), &weights, &Stop("read")));
+    assert_eq!(error.code, ErrorCode::Cancelled);
+    let engine = engine(provider(), &perceptron(), &fp32(), &weights).unwrap();
+    for phase in ["stage weights", "read", "compile"] {
+        let error = failure(engine.session(&weights, &Stop(phase)));
+        assert_eq!(error.code, ErrorCode::Cancelled);
+        assert!(error.message.contains(phase));
+    }
+}
+
+#[test]
+fn a_long_run_is_cancelled_and_the_session_lives_on() {
+    // 60 products of 1024² matrices, some seconds of work in any case.
+    let n = 1024;
+    let mut model = Model::default().input("x", DType::F32, &[n, n]).output("h60", DType::F32, &[n, n]);
+    model = model.node("Softmax", &["x"], &["h0"]);
+    for i in 0..60 {
+        let (from, to) = (format!("h{i}"), format!("h{}", i + 1));
+        model = model.node("MatMul", &[&from, &format!("t{i}")], &[&to]).node("Softmax", &[&from], &[&format!("t{i}")]);
+    }
+    let mut session = session(provider(), &model.bytes(), &fp32(), &Source::default()).unwrap();
+    let x = bytes(&noise(1, (n * n) as usize));
+    let shape = [n as usize, n as usize];
+    let input = [TensorView { dtype: DType::F32, shape: &shape, data: &x }];
+    let mut sink = VecSink::default();
+    let error = failure(session.run(&input, &mut sink, &Stop("")));
+    assert_eq!(error.code, ErrorCode::Cancelled, "{error}");
+    session.run(&input, &mut sink, &NoHost).unwrap();
+    // Rows of products of row-stochastic matrices sum to one.
+    let row: f32 = floats(&sink.get(0).unwrap().data[..4 * n as usize]).iter().sum();
+    assert!((row - 1.0).abs() < 1e-3, "{row}");
+}
+
+#[test]
+fn sessions_of_several_threads_do_not_disturb_each_other() {
+    let engine = engine(provider(), &perceptron(), &fp32(), &Source::default()).unwrap();
+    std::thread::scope(|scope| {
+        for seed in [10, 20, 30] {
+            let engine = &engine;
+            scope.spawn(move || {
+                let weights = perceptron_weights(seed);
+                let mut session = engine.session(&weights, &NoHost).unwrap();
+                for i in 0..20 {
+                    let x = noise(seed + i, 3 * 64);
+                    let y = run(&mut *session, &[3, 64], &x).unwrap();
+                    assert!(error_of(&y, &perceptron_reference(&weights, &x)) < 2e-6);
+                }
+            });
+        }
+    });
+}

@@ -1,0 +1,276 @@
+//! Numbers of the built-in models on every provider, against the reference provider in fp32.
+//!
+//! fp32: max |error| ≤ 1e-3 · max |reference| and cosine ≥ 0.99999; fp16: cosine ≥ 0.999; bf16: ≥ 0.99
+//! ([`Tolerance::of`]). Every provider runs in a worker, on shapes small enough for CI; `full_size_*` and what
+//! needs files from outside the repository is ignored unless asked for.
+
+use sdrun::{
+    BuildOptions, CachePolicy, Discovery, HostTensor, Isolation, Model, Paths, Provider, Registry, Shapes,
+    Tensors,
+    abi::{DType, NoHost, Precision, WeightSource},
+    graph::OpenOptions,
+    inputs,
+    verify::{self, Tolerance},
+    weights::SafetensorsWeights,
+    worker::Limits,
+};
+use sdrun_tests::place::Place;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+/// The providers that have to run every model here.
+const ALL: [&str; 3] = ["ggml", "onnxruntime", "openvino"];
+
+struct Lab {
+    registry: Registry,
+    paths: Paths,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let place = |place: Place| place.find().unwrap_or_else(|why| panic!("{why}"));
+        let data = place(Place::Data);
+        let cache =
+            std::env::var_os("SDRUN_CACHE_DIR").map_or_else(|| data.with_file_name("cache"), PathBuf::from);
+        let paths = Paths { data, cache };
+        let providers = place(Place::Dist).join("providers");
+        let discovery = Discovery { provider_paths: vec![providers], paths: Some(paths.clone()) };
+        Lab { registry: Registry::discover_with(&discovery).unwrap(), paths }
+    }
+
+    fn model(&self, name: &str) -> Model {
+        Model::find(name, &self.paths, &OpenOptions::default(), &|_, _| ())
+            .unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+
+    fn reference(&self) -> &str {
+        &self.registry.reference().expect("a provider is the reference").id
+    }
+
+    fn open(&self, id: &str) -> sdrun::Result<Provider> {
+        self.registry.open(id, &Isolation::worker(Limits::all(Duration::from_secs(900))))
+    }
+
+    fn outputs(
+        &self,
+        provider: &Provider,
+        model: &Model,
+        shapes: &Shapes,
+        precision: Precision,
+        given: &Tensors,
+    ) -> sdrun::Result<Tensors> {
+        let mut options = BuildOptions::new(provider.device(None)?).precision(precision);
+        options.cache = CachePolicy::Off;
+        options.shapes = shapes.clone();
+        let engine = provider.build(model, &options, &NoHost)?;
+        engine.session(&model.weights(), &NoHost)?.run(given, &NoHost)
+    }
+
+    /// Runs `providers` on seeded inputs in every precision they offer and compares with the reference.
+    fn agrees(&self, name: &str, shapes: &[(&str, &[usize])], providers: &[&str]) {
+        let model = self.model(name);
+        let shapes: Shapes =
+            shapes.iter().map(|(input, shape)| (input.to_string(), shape.to_vec())).collect();
+        let given = inputs::seeded(&model, &model.bound(&shapes).unwrap(), 0).unwrap();
+        let reference = self.open(self.reference()).unwrap();
+        let expected = self.outputs(&reference, &model, &shapes, Precision::Fp32, &given).unwrap();
+        drop(reference);
+        let mut problems = Vec::new();
+        for id in providers {
+            if let Err(why) = self.compare(id, &model, &shapes, &given, &expected) {
+                problems.push(format!("{id}: {why}"));
+            }
+        }
+        assert!(problems.is_empty(), "{name}:\n  {}", problems.join("\n  "));
+    }
+
+    fn compare(
+        &self,
+        id: &str,
+        model: &Model,
+        shapes: &Shapes,
+        given: &Tensors,
+        expected: &Tensors,
+    ) -> Result<(), String> {
+        let text = |e: sdrun::Error| e.to_string();
+        let provider = self.open(id).map_err(text)?;
+        let device = provider.device(None).map_err(text)?;
+        for precision in provider.capabilities(&device).map_err(text)?.precisions {
+            if id == self.reference() && precision == Precision::Fp32 {
+                continue;
+            }
+            let got = self
+                .outputs(&provider, model, shapes, precision, given)
+                .map_err(|e| format!("{precision}: {e}"))?;
+            for c in verify::compare(&got, expected).map_err(text)? {
+                println!("{} {id} {precision}: {c:?}", model.name());
+                if !Tolerance::of(precision).accepts(&c) {
+                    return Err(format!("{precision}: {c:?}"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn mobilenet_v2() {
+    Lab::new().agrees("mobilenet-v2", &[("input", &[2, 3, 224, 224])], &ALL);
+}
+
+#[test]
+fn taef2_with_synthetic_weights() {
+    let lab = Lab::new();
+    lab.agrees("taef2/encoder", &[("image", &[1, 3, 64, 96])], &ALL);
+    lab.agrees("taef2/decoder", &[("latent", &[1, 32, 8, 12])], &ALL);
+}
+
+#[test]
+fn sd15_text_encoder() {
+    Lab::new().agrees("sd15/text-encoder", &[("input_ids", &[2, 77])], &ALL);
+}
+
+#[test]
+fn sd15_vae_decoder() {
+    Lab::new().agrees("sd15/vae-decoder", &[("latent_sample", &[1, 4, 16, 24])], &ALL);
+}
+
+#[test]
+fn sd15_vae_encoder() {
+    Lab::new().agrees("sd15/vae-encoder", &[("sample", &[1, 3, 128, 64])], &["onnxruntime", "openvino"]);
+}
+
+#[test]
+#[ignore = "full size: minutes; run by `cargo xtask test`"]
+fn full_size_vae_decoder() {
+    Lab::new().agrees("sd15/vae-decoder", &[("latent_sample", &[1, 4, 64, 64])], &ALL);
+}
+
+#[test]
+#[ignore = "full size: 3.4 GB of weights; run by `cargo xtask test`"]
+fn full_size_unet() {
+    let shapes: [(&str, &[usize]); 3] =
+        [("sample", &[1, 4, 16, 24]), ("timestep", &[1]), ("encoder_hidden_states", &[1, 77, 768])];
+    Lab::new().agrees("sd15/unet", &shapes, &ALL);
+}
+
+/// A folder that an environment variable names.
+fn folder(variable: &str) -> PathBuf {
+    PathBuf::from(std::env::var_os(variable).unwrap_or_else(|| panic!("{variable} is not set")))
+}
+
+/// The picture that comes with TAEF2's weights, encoded and decoded by the command line: what a user sees.
+/// PSNR of the round trip in PyTorch: 31.75 dB.
+#[test]
+#[ignore = "needs SDRUN_TAEF2_DIR: trained weights are not in this repository"]
+fn taef2_encodes_and_decodes_a_picture() {
+    let source = folder("SDRUN_TAEF2_DIR");
+    let work = tempfile::tempdir().unwrap();
+    for part in ["encoder", "decoder"] {
+        let packed = fs::File::open(source.join(format!("taef2_{part}.onnx.gz"))).unwrap();
+        let mut plain = fs::File::create(work.path().join(format!("{part}.onnx"))).unwrap();
+        std::io::copy(&mut flate2::read::GzDecoder::new(packed), &mut plain).unwrap();
+    }
+    let picture = source.join("taef2_input.png");
+    let sdrun = |arguments: &[&str]| {
+        let dist = Place::Dist.find().unwrap_or_else(|why| panic!("{why}"));
+        let output = Command::new(dist.join("sdrun"))
+            .arg("run")
+            .args(arguments)
+            .current_dir(work.path())
+            .env("SDRUN_DATA_DIR", Place::Data.find().unwrap_or_else(|why| panic!("{why}")))
+            .env("SDRUN_CACHE_DIR", work.path().join("cache"))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    for provider in ALL {
+        let image = format!("image={}", picture.display());
+        let (latent, decoded) = (format!("latent={provider}.npy"), format!("{provider}.png"));
+        sdrun(&["encoder.onnx", "-p", provider, "--input", &image, "-o", &latent]);
+        sdrun(&["decoder.onnx", "-p", provider, "--input", &latent, "-o", &decoded]);
+        let psnr = psnr(&picture, &work.path().join(&decoded));
+        assert!((psnr - 31.75).abs() <= 0.1, "{provider}: {psnr} dB");
+    }
+}
+
+/// Peak signal-to-noise ratio of two 8-bit RGB pictures in dB: 10 log10(255² / mean squared error).
+fn psnr(a: &Path, b: &Path) -> f64 {
+    let [a, b] =
+        [a, b].map(|path| image::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display())).to_rgb8());
+    assert_eq!(a.dimensions(), b.dimensions());
+    let square = |(x, y): (&u8, &u8)| (f64::from(*x) - f64::from(*y)).powi(2);
+    let error: f64 = a.iter().zip(b.iter()).map(square).sum::<f64>() / a.len() as f64;
+    10.0 * (255.0 * 255.0 / error).log10()
+}
+
+/// The components of complete tiny pipelines (SD, SDXL, SD 3, Flux) as Optimum exports them, against outputs
+/// of PyTorch in fp32: `FAMILY/onnx/COMPONENT/model.onnx` and `FAMILY/oracle/COMPONENT.safetensors`.
+#[test]
+#[ignore = "needs SDRUN_TINY_DIR: these models are not in this repository"]
+fn tiny_pipelines_agree_with_pytorch() {
+    let lab = Lab::new();
+    let mut pattern = folder("SDRUN_TINY_DIR");
+    pattern.push("*/onnx/*/model.onnx");
+    let (mut compared, mut problems) = (0, Vec::new());
+    for path in glob::glob(&pattern.display().to_string()).unwrap().flatten() {
+        let component = path.parent().unwrap();
+        let family = component.ancestors().nth(2).unwrap();
+        let name = component.file_name().unwrap().to_str().unwrap();
+        let oracle = SafetensorsWeights::open(&[family.join(format!("oracle/{name}.safetensors"))]);
+        // A component without an oracle of its own, or one whose large input was left out of the file.
+        let Some((given, expected)) = oracle.ok().and_then(|o| oracle_of(&o)) else { continue };
+        let model = Model::open(&path).unwrap();
+        let shapes: Shapes = given.iter().map(|(n, t)| (n.clone(), t.shape().to_vec())).collect();
+        for id in ["onnxruntime", "openvino"] {
+            let provider = lab.open(id).unwrap();
+            let what = format!("{}/{name} on {id}", family.file_name().unwrap().display());
+            match lab.outputs(&provider, &model, &shapes, Precision::Fp32, &given) {
+                Err(e) => problems.push(format!("{what}: {e}")),
+                Ok(mut got) => {
+                    got.retain(|output, _| expected.contains_key(output));
+                    for c in verify::compare(&got, &expected).unwrap() {
+                        compared += 1;
+                        if !Tolerance::of(Precision::Fp32).accepts(&c) {
+                            problems.push(format!("{what}: {c:?}"));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(
+        problems.is_empty(),
+        "{}",
+        problems.join(
+            "
+"
+        )
+    );
+    assert!(compared >= 50, "only {compared} outputs were compared");
+}
+
+/// Inputs and outputs for weights A, where all inputs are there in full. Sampled outputs are left out.
+fn oracle_of(oracle: &SafetensorsWeights) -> Option<(Tensors, Tensors)> {
+    let (mut given, mut expected) = (Tensors::new(), Tensors::new());
+    for key in oracle.names() {
+        let weight = oracle.get(key).unwrap();
+        let tensor = HostTensor::from_bytes(weight.dtype, weight.shape.clone(), weight.data()).unwrap();
+        if let Some(name) = key.strip_prefix("in.") {
+            if name.ends_with(".first16") {
+                return None;
+            }
+            given.insert(name.to_string(), tensor);
+        } else if let Some(name) = key.strip_prefix("out.A.")
+            && !name.rsplit('.').next().is_some_and(|end| end.starts_with("every"))
+            && tensor.dtype() == DType::F32
+        {
+            expected.insert(name.to_string(), tensor);
+        }
+    }
+    (!given.is_empty() && !expected.is_empty()).then_some((given, expected))
+}

@@ -1,0 +1,35 @@
+//! A plugin whose function table ends before the functions that every plugin must have.
+#![allow(unsafe_code)]
+
+use sdrun_abi::{
+    ABI_MAJOR, ABI_MINOR,
+    ffi::raw::{RawExt, RawHost, RawPlugin, RawStr},
+};
+
+/// The head of a table and nothing after it.
+#[repr(C)]
+struct Head {
+    struct_size: u32,
+    abi_major: u16,
+    abi_minor: u16,
+    ext: *mut RawExt,
+    texts: [RawStr; 4],
+}
+
+// SAFETY: it is never written and points to nothing that is.
+unsafe impl Sync for Head {}
+
+static HEAD: Head = Head {
+    struct_size: size_of::<Head>() as u32,
+    abi_major: ABI_MAJOR,
+    abi_minor: ABI_MINOR,
+    ext: std::ptr::null_mut(),
+    texts: [RawStr::EMPTY; 4],
+};
+
+/// Answers the head only.
+// SAFETY: the name belongs to the plugin ABI, and the signature is the one it prescribes.
+#[unsafe(no_mangle)]
+pub extern "C" fn sdrun_plugin_query_v1(_max_minor: u32, _host: *const RawHost) -> *const RawPlugin {
+    (&raw const HEAD).cast()
+}

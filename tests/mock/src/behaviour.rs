@@ -1,0 +1,174 @@
+use sdrun_abi::{Error, ErrorCode, Result};
+use std::{process::Command, str::FromStr, sync::OnceLock, time::Duration};
+
+/// The calls in which a fault can be placed.
+pub(crate) const CALLS: [&str; 12] = [
+    "init",
+    "devices",
+    "capabilities",
+    "build",
+    "load",
+    "check",
+    "serialize",
+    "session",
+    "refit",
+    "run",
+    "memory",
+    "drop",
+];
+
+/// What the provider does wrong.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) enum Behaviour {
+    /// `good`: nothing.
+    #[default]
+    Good,
+    /// `<fault>_in_<call>`: goes wrong in one call.
+    In(Fault, String),
+    /// `print_to_stdout`: every call prints there, also bytes that look like messages.
+    PrintToStdout,
+    /// `huge_log`: a build logs and prints megabytes.
+    HugeLog,
+    /// `slow_progress`: a build reports progress and a run polls, each until it is cancelled or a minute is over.
+    SlowProgress,
+    /// `hold_weights`: keeps every weight until it has all of them.
+    HoldWeights,
+    /// `parallel_weights`: pulls weights from four threads.
+    ParallelWeights,
+    /// `lying_refit`: says that it has taken all weights and has asked for none.
+    LyingRefit,
+    /// `wrong_output_shape`: outputs are one element longer than its information says.
+    WrongOutputShape,
+    /// `huge_output`: asks for an output of 2^60 bytes.
+    HugeOutput,
+    /// `no_output`: a run succeeds without output.
+    NoOutput,
+    /// `asks_twice`: a run asks for output buffers twice.
+    AsksTwice,
+    /// `garbage_info`: its engine information is no JSON.
+    GarbageInfo,
+    /// `null_engine`: a build succeeds without an engine.
+    NullEngine,
+}
+
+/// What happens in one call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Fault {
+    /// `error`: an error with every field filled in.
+    Error,
+    /// `stderr_then_error`: an error that says nothing; the reason is on stderr.
+    StderrThenError,
+    /// `panic`
+    Panic,
+    /// `hang`
+    Hang,
+    /// `helper_then_hang`: starts a child process, tells its id on stderr and hangs.
+    HelperThenHang,
+    /// `abort`
+    Abort,
+    /// `stderr_then_abort`
+    StderrThenAbort,
+    /// `exit`: ends the process with code 7.
+    Exit,
+}
+
+impl FromStr for Behaviour {
+    type Err = Error;
+    fn from_str(name: &str) -> Result<Self> {
+        if let Some((fault, call)) = name.split_once("_in_") {
+            let fault = match fault {
+                "error" => Some(Fault::Error),
+                "stderr_then_error" => Some(Fault::StderrThenError),
+                "panic" => Some(Fault::Panic),
+                "hang" => Some(Fault::Hang),
+                "helper_then_hang" => Some(Fault::HelperThenHang),
+                "abort" => Some(Fault::Abort),
+                "stderr_then_abort" => Some(Fault::StderrThenAbort),
+                "exit" => Some(Fault::Exit),
+                _ => None,
+            };
+            if let Some(fault) = fault.filter(|_| CALLS.contains(&call)) {
+                return Ok(Behaviour::In(fault, call.into()));
+            }
+        }
+        Ok(match name {
+            "good" => Behaviour::Good,
+            "print_to_stdout" => Behaviour::PrintToStdout,
+            "huge_log" => Behaviour::HugeLog,
+            "slow_progress" => Behaviour::SlowProgress,
+            "hold_weights" => Behaviour::HoldWeights,
+            "parallel_weights" => Behaviour::ParallelWeights,
+            "lying_refit" => Behaviour::LyingRefit,
+            "wrong_output_shape" => Behaviour::WrongOutputShape,
+            "huge_output" => Behaviour::HugeOutput,
+            "no_output" => Behaviour::NoOutput,
+            "asks_twice" => Behaviour::AsksTwice,
+            "garbage_info" => Behaviour::GarbageInfo,
+            "null_engine" => Behaviour::NullEngine,
+            _ => return Err(Error::invalid(format!("the mock provider has no behaviour `{name}`"))),
+        })
+    }
+}
+
+static CHOSEN: OnceLock<Behaviour> = OnceLock::new();
+
+/// Chooses the behaviour, once.
+pub(crate) fn choose(behaviour: Behaviour) {
+    CHOSEN.get_or_init(|| behaviour);
+}
+
+/// The behaviour chosen by `init`.
+pub(crate) fn chosen() -> &'static Behaviour {
+    CHOSEN.get().unwrap_or(&Behaviour::Good)
+}
+
+/// Called at the beginning of every call.
+pub(crate) fn enter(call: &str) -> Result<()> {
+    match chosen() {
+        Behaviour::In(fault, place) if place == call => fault.happen(call),
+        Behaviour::PrintToStdout => {
+            println!("entering {call}");
+            print!("\u{4}\0\0\0null{{\"done\":{{}}}}");
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn hang() -> ! {
+    loop {
+        std::thread::sleep(Duration::from_secs(3600));
+    }
+}
+
+impl Fault {
+    fn happen(self, call: &str) -> Result<()> {
+        match self {
+            Fault::Error => Err(Error {
+                code: ErrorCode::ResourceExhausted,
+                message: format!("no memory in {call}"),
+                hint: Some("buy more".into()),
+                native_code: Some("MOCK_OOM".into()),
+                file: Some("/no/such/file".into()),
+            }),
+            Fault::StderrThenError => {
+                eprintln!("mock: file.cpp:12: the reason for {call}");
+                Err(Error::new(ErrorCode::Unknown, "status 4"))
+            }
+            Fault::Panic => panic!("the mock panics in {call}"),
+            Fault::Hang => hang(),
+            Fault::HelperThenHang => {
+                if let Ok(helper) = Command::new("sleep").arg("600").spawn() {
+                    eprintln!("helper {}", helper.id());
+                }
+                hang()
+            }
+            Fault::Abort => std::process::abort(),
+            Fault::StderrThenAbort => {
+                eprintln!("mock: assertion failed in {call}: 1 == 2");
+                std::process::abort()
+            }
+            Fault::Exit => std::process::exit(7),
+        }
+    }
+}

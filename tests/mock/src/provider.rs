@@ -1,0 +1,292 @@
+use crate::{
+    behaviour::{self, Behaviour, chosen, enter},
+    model::{COMPATIBILITY, Description, Tensor},
+};
+use sdrun_abi::{
+    BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind, Engine, EngineInfo,
+    Error, ErrorCode, Flow, Host, InitConfig, LogLevel, MemoryReport, OutputSink, OutputSpec, Precision,
+    Provider, RefitReport, Result, RuntimeInfo, Session, TensorView, WeightSource, WeightUpdate,
+};
+use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
+
+const DEVICE: &str = "mock0";
+/// `slow_progress` gives up after this many steps of a millisecond.
+const STEPS: u64 = 60_000;
+
+pub(crate) struct Mock;
+
+fn known(device: &str) -> Result<()> {
+    if device == DEVICE {
+        return Ok(());
+    }
+    Err(Error::not_found(format!("the mock provider has no device `{device}`")).with_hint("it has mock0"))
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorCode::Cancelled, "cancelled")
+}
+
+impl Provider for Mock {
+    fn init(&self, config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> {
+        for (key, value) in &config.options {
+            match key.as_str() {
+                "behaviour" => behaviour::choose(value.parse()?),
+                _ => return Err(Error::invalid(format!("the mock provider has no option `{key}`"))),
+            }
+        }
+        enter("init")?;
+        host.log(LogLevel::Info, "mock", "ready");
+        Ok(RuntimeInfo { name: "mock".into(), version: "1.0.0".into(), library: None })
+    }
+
+    fn devices(&self) -> Result<Vec<Device>> {
+        enter("devices")?;
+        Ok(vec![Device {
+            id: DEVICE.into(),
+            index: 0,
+            name: "Mock device".into(),
+            kind: DeviceKind::Cpu,
+            class: "mock".into(),
+            memory_bytes: None,
+        }])
+    }
+
+    fn capabilities(&self, device: &str) -> Result<Capabilities> {
+        enter("capabilities")?;
+        known(device)?;
+        Ok(Capabilities {
+            precisions: vec![Precision::Fp32],
+            io_dtypes: vec![DType::F32],
+            weight_update: WeightUpdate::InPlace,
+            cancel: CancelSupport::Prompt,
+            dynamic_shapes: false,
+            device_free_build: true,
+            bake: true,
+            streaming: false,
+        })
+    }
+
+    fn build(
+        &self,
+        model: &[u8],
+        spec: &BuildSpec,
+        weights: &dyn WeightSource,
+        host: &dyn Host,
+    ) -> Result<Box<dyn Engine>> {
+        enter("build")?;
+        known(&spec.device)?;
+        if spec.precision != Precision::Fp32 {
+            return Err(Error::unsupported(format!(
+                "the mock provider does not compute in {}",
+                spec.precision
+            )));
+        }
+        let mut description = Description::of_model(model, spec)?;
+        if spec.bake {
+            let sums = pull(&description.weights, weights)?;
+            description.baked = Some(total(&description, &sums));
+        }
+        match chosen() {
+            Behaviour::SlowProgress => {
+                for step in 0..STEPS {
+                    if host.progress("compile", step, STEPS) == Flow::Cancel {
+                        return Err(cancelled());
+                    }
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+            Behaviour::HugeLog => {
+                host.log(LogLevel::Warn, "mock", &"x".repeat(1 << 20));
+                for line in 0..10_000 {
+                    host.log(LogLevel::Debug, "mock", &format!("line {line} {}", "y".repeat(200)));
+                    eprintln!("line {line} {}", "z".repeat(200));
+                }
+            }
+            _ => {
+                host.progress("compile", 1, 1);
+            }
+        }
+        Ok(Box::new(MockEngine::new(description)))
+    }
+
+    fn load(&self, payload: &[u8], spec: &BuildSpec, _: &dyn Host) -> Result<Box<dyn Engine>> {
+        enter("load")?;
+        known(&spec.device)?;
+        Ok(Box::new(MockEngine::new(Description::of_payload(payload)?)))
+    }
+
+    fn check(&self, compatibility: &str, device: &str) -> Result<Compatibility> {
+        enter("check")?;
+        known(device)?;
+        Ok(match compatibility {
+            COMPATIBILITY => Compatibility::Optimal,
+            "mock-0" => Compatibility::PreferRecompile("it was built by an older mock".into()),
+            other => Compatibility::Unsupported(format!("it was built for `{other}`")),
+        })
+    }
+}
+
+struct MockEngine {
+    description: Arc<Description>,
+    info: EngineInfo,
+}
+
+impl MockEngine {
+    fn new(description: Description) -> Self {
+        let info = description.info();
+        MockEngine { description: Arc::new(description), info }
+    }
+}
+
+impl Drop for MockEngine {
+    fn drop(&mut self) {
+        // The outcome of a drop reaches nobody; faults placed here happen all the same.
+        let _ = enter("drop");
+    }
+}
+
+impl Engine for MockEngine {
+    fn info(&self) -> &EngineInfo {
+        &self.info
+    }
+
+    fn serialize(&self) -> Result<Vec<u8>> {
+        enter("serialize")?;
+        self.description.to_payload()
+    }
+
+    fn session(&self, weights: &dyn WeightSource, _: &dyn Host) -> Result<Box<dyn Session>> {
+        enter("session")?;
+        let sums = match (self.description.baked, chosen()) {
+            (Some(_), _) | (None, Behaviour::LyingRefit) => BTreeMap::new(),
+            (None, _) => pull(&self.description.weights, weights)?,
+        };
+        Ok(Box::new(MockSession { description: self.description.clone(), sums }))
+    }
+}
+
+/// Sum of each weight.
+type Sums = BTreeMap<String, f64>;
+
+fn total(description: &Description, sums: &Sums) -> f32 {
+    description.weights.iter().filter_map(|w| sums.get(&w.name)).sum::<f64>() as f32
+}
+
+fn pull(tensors: &[Tensor], weights: &dyn WeightSource) -> Result<Sums> {
+    let get = |tensor: &Tensor| {
+        let weight = weights.get(&tensor.name)?;
+        if weight.dtype != DType::F32 || weight.shape != tensor.shape {
+            let (dtype, shape) = (weight.dtype, &weight.shape);
+            return Err(Error::invalid(format!("weight `{}` came as {dtype} {shape:?}", tensor.name)));
+        }
+        Ok(weight)
+    };
+    let sum = |bytes: &[u8]| floats(bytes).map(f64::from).sum::<f64>();
+    let named = |tensor: &Tensor| Ok((tensor.name.clone(), sum(get(tensor)?.data())));
+    match chosen() {
+        Behaviour::HoldWeights => {
+            let held = tensors.iter().map(get).collect::<Result<Vec<_>>>()?;
+            Ok(tensors.iter().zip(&held).map(|(t, w)| (t.name.clone(), sum(w.data()))).collect())
+        }
+        Behaviour::ParallelWeights => thread::scope(|scope| {
+            let parts: Vec<_> = tensors
+                .chunks(tensors.len().div_ceil(4).max(1))
+                .map(|part| scope.spawn(move || part.iter().map(named).collect::<Result<Vec<_>>>()))
+                .collect();
+            let mut sums = Sums::new();
+            for part in parts {
+                sums.extend(part.join().map_err(|_| Error::internal("a thread panicked"))??);
+            }
+            Ok(sums)
+        }),
+        _ => tensors.iter().map(named).collect(),
+    }
+}
+
+fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
+    bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b))
+}
+
+struct MockSession {
+    description: Arc<Description>,
+    sums: Sums,
+}
+
+impl Drop for MockSession {
+    fn drop(&mut self) {
+        // As for engines.
+        let _ = enter("drop");
+    }
+}
+
+impl Session for MockSession {
+    fn refit(&mut self, changed: &[&str], weights: &dyn WeightSource, _: &dyn Host) -> Result<RefitReport> {
+        enter("refit")?;
+        let all = &self.description.weights;
+        let tensors = changed
+            .iter()
+            .map(|name| all.iter().find(|w| w.name == *name).cloned())
+            .collect::<Option<Vec<_>>>()
+            .ok_or_else(|| Error::not_found(format!("one of {changed:?} is no weight of this engine")))?;
+        let bytes = tensors.iter().map(|t| 4 * t.shape.iter().product::<usize>() as u64).sum();
+        if *chosen() != Behaviour::LyingRefit {
+            let fresh = pull(&tensors, weights)?;
+            self.sums.extend(fresh);
+        }
+        Ok(RefitReport { method: WeightUpdate::InPlace, tensors: tensors.len(), bytes })
+    }
+
+    fn run(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        outputs: &mut dyn OutputSink,
+        host: &dyn Host,
+    ) -> Result<()> {
+        enter("run")?;
+        match chosen() {
+            Behaviour::SlowProgress => {
+                for _ in 0..STEPS {
+                    if host.cancelled() {
+                        return Err(cancelled());
+                    }
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+            Behaviour::NoOutput => return Ok(()),
+            Behaviour::AsksTwice => {
+                outputs.allocate(&self.specs())?;
+            }
+            _ => {}
+        }
+        let input =
+            inputs.first().ok_or_else(|| Error::invalid("the run has no input"))?.data.as_chunks::<4>().0;
+        let weights = self.description.baked.unwrap_or_else(|| total(&self.description, &self.sums));
+        let buffers = outputs.allocate(&self.specs())?;
+        for (k, buffer) in buffers.into_iter().enumerate() {
+            let constant = weights + k as f32;
+            let x = input.iter().cycle().map(|b| f32::from_le_bytes(*b));
+            for (y, x) in buffer.as_chunks_mut::<4>().0.iter_mut().zip(x) {
+                *y = (self.description.scale * x + constant).to_le_bytes();
+            }
+        }
+        Ok(())
+    }
+
+    fn memory(&self) -> Result<MemoryReport> {
+        enter("memory")?;
+        let elements = |t: &Tensor| t.shape.iter().product::<usize>() as u64;
+        let weights = self.description.weights.iter().map(elements).sum::<u64>() * 4;
+        Ok(MemoryReport { weights: Some(weights), activations: None, device: None })
+    }
+}
+
+impl MockSession {
+    fn specs(&self) -> Vec<OutputSpec> {
+        let shape = |t: &Tensor| match (chosen(), t.shape.split_last()) {
+            (Behaviour::WrongOutputShape, Some((last, rest))) => [rest, &[last + 1]].concat(),
+            (Behaviour::HugeOutput, _) => vec![1 << 58],
+            _ => t.shape.clone(),
+        };
+        self.description.outputs.iter().map(|t| OutputSpec { dtype: DType::F32, shape: shape(t) }).collect()
+    }
+}

@@ -1,0 +1,153 @@
+//! Runs the ONNX node tests and the rules of docs/provider-spec.md against a provider plugin.
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use sdrun::{Discovery, Registry, abi::Manifest};
+use sdrun_tests::{
+    nodes::{self, Snapshot},
+    spec,
+};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Instant,
+};
+
+/// Checks a provider plugin: the ONNX node tests, the rules of docs/provider-spec.md, or both.
+#[derive(Parser)]
+#[command(name = "sdrun-conformance", version)]
+struct Arguments {
+    /// Manifest of the plugin (sdrun-provider-ID.json).
+    #[arg(long, value_name = "FILE")]
+    plugin: PathBuf,
+    /// Check the rules of docs/provider-spec.md that can be seen from outside.
+    #[arg(long)]
+    spec: bool,
+    /// Run the ONNX node tests in this folder.
+    #[arg(long, value_name = "DIR")]
+    nodes: Option<PathBuf>,
+    /// Compare with what is recorded in this folder; a test that passed and now fails is an error.
+    #[arg(long, value_name = "DIR", requires = "nodes")]
+    snapshots: Option<PathBuf>,
+    /// Record the outcome as the new snapshot.
+    #[arg(long, requires = "snapshots", conflicts_with = "filter")]
+    bless: bool,
+    /// Only tests whose names contain this.
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Node tests that run at the same time [default: number of cores].
+    #[arg(long, value_name = "N")]
+    jobs: Option<usize>,
+    /// Run one check of the specification in this process.
+    #[arg(long, hide = true, value_name = "NAME")]
+    check: Option<String>,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<bool> {
+    let plugin = arguments.plugin.canonicalize();
+    let plugin =
+        plugin.with_context(|| format!("cannot find the manifest {}", arguments.plugin.display()))?;
+    if let Some(name) = &arguments.check {
+        return Ok(spec::run_one(&plugin, name));
+    }
+    ensure!(arguments.spec || arguments.nodes.is_some(), "nothing to do: give --spec, --nodes DIR, or both");
+    let mut passed = true;
+    if arguments.spec {
+        passed &= run_spec(&plugin, arguments.filter.as_deref())?;
+    }
+    if let Some(dir) = &arguments.nodes {
+        passed &= run_nodes(&plugin, dir, arguments)?;
+    }
+    Ok(passed)
+}
+
+fn run_spec(plugin: &Path, filter: Option<&str>) -> Result<bool> {
+    let started = Instant::now();
+    let (mut passed, mut failed) = (0, 0);
+    for check in spec::CHECKS.iter().filter(|c| filter.is_none_or(|text| c.name.contains(text))) {
+        match spec::run_isolated(plugin, check) {
+            Ok(()) => {
+                passed += 1;
+                println!("test {} (rule {}) ... ok", check.name, check.rules);
+            }
+            Err(why) => {
+                failed += 1;
+                println!("test {} (rule {}) ... FAILED", check.name, check.rules);
+                println!("    {why}");
+            }
+        }
+    }
+    ensure!(passed + failed > 0, "no check is called that");
+    close(passed, failed, &[], started);
+    Ok(failed == 0)
+}
+
+fn run_nodes(plugin: &Path, dir: &Path, arguments: &Arguments) -> Result<bool> {
+    let started = Instant::now();
+    let manifest = Manifest::read(plugin)?;
+    let id = &manifest.provider.id;
+    let registry = Registry::discover_with(&Discovery {
+        provider_paths: vec![plugin.to_path_buf()],
+        ..Discovery::default()
+    })?;
+    let mut cases = nodes::find(dir).with_context(|| format!("cannot read {}", dir.display()))?;
+    if let Some(text) = &arguments.filter {
+        cases.retain(|case| case.name.contains(text));
+    }
+    ensure!(!cases.is_empty(), "there are no such tests in {}", dir.display());
+    let jobs = match arguments.jobs {
+        Some(jobs) => jobs,
+        None => std::thread::available_parallelism()?.get(),
+    };
+    let outcomes = nodes::run(&registry, id, &cases, jobs)?;
+    if arguments.bless
+        && let Some(snapshots) = &arguments.snapshots
+    {
+        let cannot_write = || format!("cannot write to {}", snapshots.display());
+        Snapshot::of(&outcomes).write(snapshots, id).with_context(cannot_write)?;
+    }
+    let Some(snapshots) = &arguments.snapshots else {
+        // Without a snapshot every failure is one, and shown.
+        for (name, outcome) in &outcomes {
+            if let Err(failure) = outcome {
+                println!("test {name} ... FAILED");
+                println!("    {}{}", if failure.crashed { "crash: " } else { "" }, failure.detail);
+            }
+        }
+        let passed = outcomes.values().filter(|o| o.is_ok()).count();
+        close(passed, outcomes.len() - passed, &[], started);
+        return Ok(passed == outcomes.len());
+    };
+    let snapshot = Snapshot::read(snapshots, id)
+        .with_context(|| format!("cannot read the snapshot in {}", snapshots.display()))?;
+    let report = snapshot.judge(&outcomes, arguments.filter.is_none());
+    for name in &report.improvements {
+        println!("test {name} passes now: record it with --bless");
+    }
+    for (name, why) in &report.regressions {
+        println!("test {name} ... FAILED");
+        println!("    {why}");
+    }
+    let more = [(report.expected, "expected failures"), (report.improvements.len(), "new passes")];
+    close(report.passed, report.regressions.len(), &more, started);
+    Ok(report.regressions.is_empty())
+}
+
+/// The closing line, in the form of Rust's own test harness.
+fn close(passed: usize, failed: usize, more: &[(usize, &str)], started: Instant) {
+    let verdict = if failed == 0 { "ok" } else { "FAILED" };
+    let more: String = more.iter().map(|(n, what)| format!(" {n} {what};")).collect();
+    let seconds = started.elapsed().as_secs_f64();
+    println!("test result: {verdict}. {passed} passed; {failed} failed;{more} finished in {seconds:.1}s");
+}

@@ -1,0 +1,217 @@
+//! One node test: finding it, reading its data, running it.
+
+use super::{Failure, compare};
+use prost::Message;
+use sdrun::{
+    BuildOptions, CachePolicy, HostTensor, Model, Provider, Tensors,
+    graph::proto::{ModelProto, TensorProto, TypeProto},
+};
+use sdrun_abi::{DType, Device, NoHost};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+/// A folder with `model.onnx` and its data sets.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Name of the folder.
+    pub name: String,
+    dir: PathBuf,
+}
+
+/// All tests in a folder, by name.
+pub fn find(dir: &Path) -> io::Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.join("model.onnx").is_file()
+            && let Some(name) = path.file_name().and_then(|n| n.to_str())
+        {
+            cases.push(Case { name: name.to_string(), dir: path });
+        }
+    }
+    cases.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(cases)
+}
+
+impl Case {
+    /// Builds and runs every data set on a provider and compares the outputs.
+    pub(super) fn run(&self, provider: &Provider, device: &Device) -> Result<(), Failure> {
+        let path = self.dir.join("model.onnx");
+        let bytes = fs::read(&path).map_err(|e| Failure::new(format!("cannot read model.onnx: {e}")))?;
+        let proto = ModelProto::decode(&*bytes)
+            .map_err(|e| Failure::new(format!("cannot decode model.onnx: {e}")))?;
+        let graph = proto.graph.unwrap_or_default();
+        let sides =
+            graph.input.iter().map(|v| ("input", v)).chain(graph.output.iter().map(|v| ("output", v)));
+        for (side, value) in sides {
+            if let Some(kind) = not_a_tensor(value.r#type.as_ref()) {
+                return Err(Failure::new(format!("{side} of type {kind}: only tensors go in and out")));
+            }
+        }
+        let names = |values: &[sdrun::graph::proto::ValueInfoProto]| -> Vec<String> {
+            values.iter().map(|v| v.name.clone().unwrap_or_default()).collect()
+        };
+        let (inputs, outputs) = (names(&graph.input), names(&graph.output));
+        let model = Model::open(&path).map_err(|e| self.failure(&e))?;
+        for number in 0.. {
+            let data = self.dir.join(format!("test_data_set_{number}"));
+            if !data.is_dir() {
+                return if number > 0 { Ok(()) } else { Err(Failure::new("it has no data")) };
+            }
+            let given = tensors(&data, "input", &inputs)?;
+            let expected = tensors(&data, "output", &outputs)?;
+            self.run_set(provider, device, &model, &given, &expected)?;
+        }
+        Ok(())
+    }
+
+    fn run_set(
+        &self,
+        provider: &Provider,
+        device: &Device,
+        model: &Model,
+        given: &Tensors,
+        expected: &Tensors,
+    ) -> Result<(), Failure> {
+        let mut options = BuildOptions::new(device.clone());
+        options.cache = CachePolicy::Off;
+        options.threads = Some(1);
+        options.shapes = given.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect();
+        let of = |e: sdrun::Error| self.failure(&e);
+        let engine = provider.build(model, &options, &NoHost).map_err(of)?;
+        let mut session = engine.session(&model.weights(), &NoHost).map_err(of)?;
+        let outputs = session.run(given, &NoHost).map_err(of)?;
+        for (name, want) in expected {
+            let got =
+                outputs.get(name).ok_or_else(|| Failure::new(format!("there is no output {name:?}")))?;
+            compare::same(got, want).map_err(|(what, detail)| Failure {
+                reason: format!("{what} in output {name:?}"),
+                detail: format!("{what} in output {name:?}: {detail}"),
+                crashed: false,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The failure for an error, without the folder of this test in its reason.
+    fn failure(&self, error: &sdrun::Error) -> Failure {
+        let mut failure = Failure::of(error);
+        let folder = format!("{}/", self.dir.display());
+        failure.reason = super::snapshot::shorten(&failure.detail.replace(&folder, ""));
+        failure
+    }
+}
+
+/// What a value is that is no tensor.
+fn not_a_tensor(r#type: Option<&TypeProto>) -> Option<&'static str> {
+    let r#type = r#type?;
+    if r#type.sequence_type.is_some() {
+        Some("sequence")
+    } else if r#type.optional_type.is_some() {
+        Some("optional")
+    } else if r#type.map_type.is_some() {
+        Some("map")
+    } else if r#type.sparse_tensor_type.is_some() {
+        Some("sparse tensor")
+    } else {
+        None
+    }
+}
+
+/// The tensors `SIDE_0.pb`, `SIDE_1.pb`, … of a data set, under the names of the graph.
+fn tensors(data: &Path, side: &str, names: &[String]) -> Result<Tensors, Failure> {
+    let mut tensors = Tensors::new();
+    for (index, name) in names.iter().enumerate() {
+        let path = data.join(format!("{side}_{index}.pb"));
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            // Optional inputs and outputs at the end may be left out.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => break,
+            Err(e) => return Err(Failure::new(format!("cannot read {side}_{index}.pb: {e}"))),
+        };
+        let tensor = read(&bytes).map_err(|why| Failure::new(format!("{side} {name:?}: {why}")))?;
+        tensors.insert(name.clone(), tensor);
+    }
+    Ok(tensors)
+}
+
+/// A `TensorProto` whose elements are in `raw_data`, where numpy puts them, or in a typed field.
+fn read(bytes: &[u8]) -> Result<HostTensor, String> {
+    let proto = TensorProto::decode(bytes).map_err(|e| format!("cannot decode: {e}"))?;
+    let code = proto.data_type.unwrap_or(0);
+    let dtype =
+        DType::from_onnx(code).ok_or_else(|| format!("elements of ONNX type {code} are not supported"))?;
+    let shape: Vec<usize> = proto.dims.iter().map(|d| *d as usize).collect();
+    let typed: Vec<u8>;
+    let data: &[u8] = match &proto.raw_data {
+        Some(raw) if !raw.is_empty() => raw,
+        _ => {
+            typed = match dtype {
+                DType::F32 => proto.float_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
+                DType::F64 => proto.double_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
+                DType::I64 => proto.int64_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
+                DType::U32 | DType::U64 => proto
+                    .uint64_data
+                    .iter()
+                    .flat_map(|v| v.to_le_bytes().into_iter().take(dtype.size()))
+                    .collect(),
+                // Narrow types stand in the low bytes of an int32.
+                _ => proto
+                    .int32_data
+                    .iter()
+                    .flat_map(|v| v.to_le_bytes().into_iter().take(dtype.size()))
+                    .collect(),
+            };
+            &typed
+        }
+    };
+    HostTensor::from_bytes(dtype, shape, data).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_raw_and_typed_tensors() {
+        let raw = TensorProto {
+            dims: vec![2],
+            data_type: Some(DType::I16 as i32),
+            raw_data: Some(vec![1, 0, 255, 255].into()),
+            ..Default::default()
+        };
+        let typed = TensorProto {
+            dims: vec![2],
+            data_type: Some(DType::I16 as i32),
+            int32_data: vec![1, -1],
+            ..Default::default()
+        };
+        for proto in [raw, typed] {
+            let tensor = read(&proto.encode_to_vec()).unwrap();
+            assert_eq!(
+                (tensor.dtype(), tensor.shape(), tensor.bytes()),
+                (DType::I16, &[2][..], &[1, 0, 255, 255][..])
+            );
+        }
+        let string = TensorProto { data_type: Some(8), ..Default::default() };
+        assert!(read(&string.encode_to_vec()).unwrap_err().contains("type 8"));
+        let short =
+            TensorProto { dims: vec![3], data_type: Some(1), float_data: vec![1.0], ..Default::default() };
+        assert!(read(&short.encode_to_vec()).is_err());
+    }
+
+    #[test]
+    fn finds_folders_with_a_model() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["test_b", "test_a", "other"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        fs::write(dir.path().join("test_a/model.onnx"), b"").unwrap();
+        fs::write(dir.path().join("test_b/model.onnx"), b"").unwrap();
+        let names: Vec<String> = find(dir.path()).unwrap().into_iter().map(|c| c.name).collect();
+        assert_eq!(names, ["test_a", "test_b"]);
+        assert!(find(&dir.path().join("missing")).is_err());
+    }
+}

@@ -1,0 +1,154 @@
+//! The rules of `docs/provider-spec.md` that can be seen from outside, against any plugin.
+//!
+//! Every check runs in a process of its own: a plugin that crashes or hangs fails that check, and `init`, which
+//! is called once in a process, can be checked in several ways.
+
+mod engines;
+mod entry;
+mod fixture;
+mod raw;
+mod sessions;
+mod subject;
+
+pub use subject::Subject;
+
+use std::{
+    fs::File,
+    io::{Read, Seek},
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+/// Longest that one check may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What a check answers: nothing, or how the rule is broken.
+pub type Verdict = Result<(), String>;
+
+/// One thing that is checked.
+pub struct Check {
+    /// Short name.
+    pub name: &'static str,
+    /// Numbers of the rules in `docs/provider-spec.md`.
+    pub rules: &'static str,
+    run: fn(&Subject) -> Verdict,
+}
+
+macro_rules! checks {
+    ($($module:ident::$name:ident $rules:literal)*) => {
+        /// Every check, in the order of the specification.
+        pub const CHECKS: &[Check] =
+            &[$(Check { name: stringify!($name), rules: $rules, run: $module::$name }),*];
+    };
+}
+
+checks! {
+    entry::manifest_describes_the_library "1, 2"
+    entry::loads_without_its_runtime "3"
+    entry::negotiates_the_version "4"
+    entry::identity_is_that_of_the_manifest "5"
+    entry::short_argument_structs_are_refused "6"
+    entry::calls_before_init_are_errors "8, 11"
+    entry::an_absent_runtime_is_an_error "10"
+    entry::a_garbage_runtime_is_an_error "10"
+    entry::a_truncated_runtime_is_an_error "10"
+    entry::init_reports_the_runtime "11"
+    entry::a_second_init_does_no_harm "11"
+    entry::devices_are_unique_and_stable "12"
+    entry::an_unknown_device_is_refused "12, 13"
+    entry::capabilities_make_sense "13"
+    engines::an_unknown_operator_is_named "14"
+    engines::a_damaged_model_is_refused "14"
+    engines::a_precision_that_is_not_offered_is_refused "13, 14"
+    engines::every_precision_offered_computes "13, 14"
+    engines::unknown_options_are_refused "15"
+    engines::engine_information_is_that_of_the_graph "16"
+    engines::a_stored_engine_is_the_same_engine "17"
+    engines::a_damaged_engine_is_refused "17"
+    engines::a_foreign_compatibility_string_is_judged "17"
+    engines::baked_engines_need_no_weights "16, 17"
+    sessions::a_missing_weight_is_named "18"
+    sessions::weights_may_lie_in_files "18"
+    sessions::refit_is_exact "19"
+    sessions::a_failed_refit_changes_nothing "19"
+    sessions::every_output_is_filled "20"
+    sessions::the_host_refuses_wrong_inputs "21"
+    sessions::cancelling_a_build_works_as_declared "22"
+    sessions::cancelling_a_run_works_as_declared "22"
+    sessions::unknown_memory_is_not_zero "24"
+    sessions::calls_come_from_any_thread "25"
+    sessions::a_session_outlives_its_engine "28"
+}
+
+/// Runs one check in this process and prints how the rule is broken, if it is.
+pub fn run_one(manifest: &Path, name: &str) -> bool {
+    let Some(check) = CHECKS.iter().find(|c| c.name == name) else {
+        println!("there is no check called {name}");
+        return false;
+    };
+    match Subject::open(manifest).and_then(|subject| (check.run)(&subject)) {
+        Ok(()) => true,
+        Err(why) => {
+            println!("{why}");
+            false
+        }
+    }
+}
+
+/// Runs one check in a process of its own.
+pub fn run_isolated(manifest: &Path, check: &Check) -> Verdict {
+    let system = |e: std::io::Error| format!("cannot start the check: {e}");
+    let program = std::env::current_exe().map_err(system)?;
+    let mut output = tempfile::tempfile().map_err(system)?;
+    let errors = output.try_clone().map_err(system)?;
+    let mut child = Command::new(program)
+        .arg("--plugin")
+        .arg(manifest)
+        .args(["--check", check.name])
+        .stdin(Stdio::null())
+        .stdout(output.try_clone().map_err(system)?)
+        .stderr(errors)
+        .spawn()
+        .map_err(system)?;
+    let deadline = Instant::now() + LIMIT;
+    let status = loop {
+        if let Some(status) = child.try_wait().map_err(system)? {
+            break status;
+        }
+        if Instant::now() > deadline {
+            // Neither can fail in a way that matters: the child is ours and has not been waited for.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!("it took longer than {} seconds{}", LIMIT.as_secs(), words(&mut output)));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    match status.code() {
+        Some(0) => Ok(()),
+        Some(1) => Err(words(&mut output).trim_start_matches(": ").to_string()),
+        _ => Err(format!("the process ended with {status}{}", words(&mut output))),
+    }
+}
+
+/// The end of what a check wrote.
+fn words(output: &mut File) -> String {
+    let mut text = Vec::new();
+    if output.rewind().and_then(|()| output.read_to_end(&mut text)).is_err() {
+        return String::new();
+    }
+    let text = String::from_utf8_lossy(&text);
+    let mut lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).rev().take(5).collect();
+    lines.reverse();
+    if lines.is_empty() { String::new() } else { format!(": {}", lines.join(" | ")) }
+}
+
+/// `Err` with a formatted text unless the condition holds.
+macro_rules! require {
+    ($condition:expr, $($text:tt)+) => {
+        if !$condition {
+            return Err(format!($($text)+));
+        }
+    };
+}
+use require;

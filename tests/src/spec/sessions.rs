@@ -1,0 +1,219 @@
+//! Sessions: weights, refit, runs, cancelling, threads.
+
+use super::{
+    Subject, Verdict,
+    fixture::{Canceller, Weights},
+    require,
+};
+use sdrun::{BuildOptions, CachePolicy, Discovery, HostTensor, Isolation, Model, Registry, Tensors};
+use sdrun_abi::{CancelSupport, DType, ErrorCode, Manifest, NoHost, Provider, Session, WeightUpdate};
+use std::sync::atomic::Ordering::Relaxed;
+
+pub(super) fn a_missing_weight_is_named(subject: &Subject) -> Verdict {
+    let ready = subject.ready()?;
+    let engine = ready.build()?;
+    for name in ["w", "b"] {
+        let Err(error) = engine.session(&ready.fixture.weights(0).without(name), &NoHost) else {
+            return Err(format!("it makes a session without the weight {name:?}"));
+        };
+        let named =
+            error.message.contains(&format!("{name:?}")) || error.message.contains(&format!("`{name}`"));
+        require!(named, "the message does not name the weight {name:?}: {error}");
+    }
+    ready.fixture.check(engine.as_ref(), &ready.fixture.weights(0))
+}
+
+pub(super) fn weights_may_lie_in_files(subject: &Subject) -> Verdict {
+    let ready = subject.ready()?;
+    let engine = ready.build()?;
+    for set in [0, 1] {
+        let weights = ready.fixture.weights(set).in_files(subject.scratch.path())?;
+        ready.fixture.check(engine.as_ref(), &weights)?;
+    }
+    Ok(())
+}
+
+pub(super) fn refit_is_exact(subject: &Subject) -> Verdict {
+    let ready = subject.ready()?;
+    let fixture = &ready.fixture;
+    let engine = ready.build()?;
+    let mut session = engine.session(&fixture.weights(0), &NoHost).map_err(|e| format!("session: {e}"))?;
+    for set in [0, 1, 0, 2, 0] {
+        let weights = fixture.weights(set);
+        let report = session.refit(&["w", "b"], &weights, &NoHost).map_err(|e| format!("refit: {e}"))?;
+        fixture
+            .check_session(session.as_mut(), &weights)
+            .map_err(|why| format!("with weights {set}: {why}"))?;
+        require!(report.tensors > 0 && report.bytes > 0, "it reports a refit of nothing: {report:?}");
+        let declared = ready.capabilities.weight_update;
+        require!(
+            report.method == declared || declared == WeightUpdate::Rebuild,
+            "it declares {declared:?} and reports {:?}",
+            report.method
+        );
+    }
+    let mut mixed = fixture.weights(0);
+    mixed.take("b", &fixture.weights(1));
+    session.refit(&["b"], &mixed, &NoHost).map_err(|e| format!("refit of one weight: {e}"))?;
+    fixture
+        .check_session(session.as_mut(), &mixed)
+        .map_err(|why| format!("after a refit of one weight: {why}"))
+}
+
+pub(super) fn a_failed_refit_changes_nothing(subject: &Subject) -> Verdict {
+    let ready = subject.ready()?;
+    let fixture = &ready.fixture;
+    let engine = ready.build()?;
+    let before = fixture.weights(0);
+    let mut session = engine.session(&before, &NoHost).map_err(|e| format!("session: {e}"))?;
+    for name in ["w", "b"] {
+        let failed = session.refit(&["w", "b"], &fixture.weights(1).without(name), &NoHost);
+        require!(failed.is_err(), "a refit without the weight {name:?} succeeds");
+        fixture
+            .check_session(session.as_mut(), &before)
+            .map_err(|why| format!("after a failed refit: {why}"))?;
+    }
+    session
+        .refit(&["w", "b"], &fixture.weights(1), &NoHost)
+        .map_err(|e| format!("refit after a failed one: {e}"))?;
+    fixture.check_session(session.as_mut(), &fixture.weights(1))
+}
+
+pub(super) fn every_output_is_filled(subject: &Subject) -> Verdict {
+    let ready = subject.ready()?;
+    let engine = ready.build()?;
+    let weights = ready.fixture.weights(0);
+    let mut session = engine.session(&weights, &NoHost).map_err(|e| format!("session: {e}"))?;
+    // The buffers hold NaN before each run, and differ from run to run.
+    for _ in 0..3 {
+        ready.fixture.check_session(session.as_mut(), &weights)?;
+    }
+    Ok(())
+}
+
+pub(super) fn the_host_refuses_wrong_inputs(subject: &Subject) -> Verdict {
+    let fixture = super::fixture::Fixture::new(subject.scratch.path())?;
+    let text = |e: sdrun::Error| e.to_string();
+    let manifest = subject.dir.join(Manifest::file_name(&subject.provide.id));
+    let discovery = Discovery { provider_paths: vec![manifest], ..Discovery::default() };
+    let provider = Registry::discover_with(&discovery).map_err(text)?;
+    let provider = provider.open(&subject.provide.id, &Isolation::default()).map_err(text)?;
+    let model = Model::open(&fixture.path).map_err(text)?;
+    let mut options = BuildOptions::new(provider.device(None).map_err(text)?);
+    options.cache = CachePolicy::Off;
+    let engine = provider.build(&model, &options, &NoHost).map_err(text)?;
+    let mut session = engine.session(&model.weights(), &NoHost).map_err(text)?;
+    let good = |name: &str| {
+        let view = fixture.inputs()[usize::from(name == "r")];
+        HostTensor::from_bytes(view.dtype, view.shape.to_vec(), view.data).map_err(text)
+    };
+    let wrong_type = HostTensor::zeros(DType::I64, vec![2, 4]).map_err(text)?;
+    let wrong_shape = HostTensor::zeros(DType::F32, vec![4, 2]).map_err(text)?;
+    for (what, x) in [("type", Some(wrong_type)), ("shape", Some(wrong_shape)), ("number", None)] {
+        let mut inputs = Tensors::from([("r".to_string(), good("r")?)]);
+        inputs.extend(x.map(|x| ("x".to_string(), x)));
+        match session.run(&inputs, &NoHost) {
+            Ok(_) => return Err(format!("an input of the wrong {what} is accepted")),
+            Err(e) => require!(e.code() == ErrorCode::InvalidArgument, "wrong {what}: {:?}: {e}", e.code()),
+        }
+    }
+    let inputs = Tensors::from([("x".to_string(), good("x")?), ("r".to_string(), good("r")?)]);
+    session.run(&inputs, &NoHost).map(drop).map_err(text)
+}
+
+/// A call that was told to stop: it may finish if it was never asked or never asks, as its capability says.
+fn judge_cancel(
+    what: &str,
+    outcome: Result<(), sdrun_abi::Error>,
+    host: &Canceller,
+    declared: CancelSupport,
+) -> Verdict {
+    let asked = host.asked.load(Relaxed);
+    match outcome {
+        Err(e) if e.code == ErrorCode::Cancelled => Ok(()),
+        Err(e) => Err(format!("a cancelled {what} fails with {:?} and not with Cancelled: {e}", e.code)),
+        Ok(()) => {
+            require!(asked == 0, "a {what} was told {asked} times to stop and finished");
+            require!(declared == CancelSupport::None, "it declares {declared:?}, but its {what} never asks");
+            Ok(())
+        }
+    }
+}
+
+pub(super) fn cancelling_a_build_works_as_declared(subject: &Subject) -> Verdict {
+    let ready = subject.ready()?;
+    let host = Canceller::default();
+    let built = ready.plugin.build(&ready.fixture.bytes, &ready.spec(), &ready.fixture.weights(0), &host);
+    judge_cancel("build", built.map(drop), &host, ready.capabilities.cancel)?;
+    ready.fixture.check(ready.build()?.as_ref(), &ready.fixture.weights(0))
+}
+
+pub(super) fn cancelling_a_run_works_as_declared(subject: &Subject) -> Verdict {
+    let ready = subject.ready()?;
+    let engine = ready.build()?;
+    let weights = ready.fixture.weights(0);
+    let mut session = engine.session(&weights, &NoHost).map_err(|e| format!("session: {e}"))?;
+    let host = Canceller::default();
+    let run = ready.fixture.run(session.as_mut(), &host);
+    // A run has no phases: only `Prompt` promises anything about it.
+    let declared = match ready.capabilities.cancel {
+        CancelSupport::Prompt => CancelSupport::Prompt,
+        _ => CancelSupport::None,
+    };
+    judge_cancel("run", run.map(drop), &host, declared)?;
+    ready
+        .fixture
+        .check_session(session.as_mut(), &weights)
+        .map_err(|why| format!("after a cancelled run: {why}"))
+}
+
+pub(super) fn unknown_memory_is_not_zero(subject: &Subject) -> Verdict {
+    let ready = subject.ready()?;
+    let engine = ready.build()?;
+    let weights = ready.fixture.weights(0);
+    let mut session = engine.session(&weights, &NoHost).map_err(|e| format!("session: {e}"))?;
+    ready.fixture.check_session(session.as_mut(), &weights)?;
+    let memory = session.memory().map_err(|e| format!("memory: {e}"))?;
+    let figures = [memory.weights, memory.activations, memory.device];
+    require!(!figures.contains(&Some(0)), "a session that has run uses memory, but it reports {memory:?}");
+    Ok(())
+}
+
+pub(super) fn calls_come_from_any_thread(subject: &Subject) -> Verdict {
+    let ready = subject.ready()?;
+    let engine = ready.build()?;
+    // Sessions are made and run by several threads at once; each then moves to another thread.
+    let make = |set: usize| -> Result<(Box<dyn Session>, Weights), String> {
+        let weights = ready.fixture.weights(set);
+        let session = engine.session(&weights, &NoHost).map_err(|e| format!("session: {e}"))?;
+        Ok((session, weights))
+    };
+    let made = on_threads((0..4).collect(), make)?;
+    on_threads(made, |(mut session, weights)| {
+        (0..10).try_for_each(|_| ready.fixture.check_session(session.as_mut(), &weights))
+    })
+    .map(drop)
+}
+
+/// Does something with every item at the same time, each on a thread of its own.
+fn on_threads<T: Send, R: Send>(
+    items: Vec<T>,
+    work: impl Fn(T) -> Result<R, String> + Sync,
+) -> Result<Vec<R>, String> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = items.into_iter().map(|item| scope.spawn(move || work(item))).collect();
+        threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err("a thread panicked".into()))).collect()
+    })
+}
+
+pub(super) fn a_session_outlives_its_engine(subject: &Subject) -> Verdict {
+    let ready = subject.ready()?;
+    let engine = ready.build()?;
+    let weights = ready.fixture.weights(0);
+    let mut session = engine.session(&weights, &NoHost).map_err(|e| format!("session: {e}"))?;
+    drop(engine);
+    ready.fixture.check_session(session.as_mut(), &weights)?;
+    session.refit(&["w", "b"], &ready.fixture.weights(1), &NoHost).map_err(|e| format!("refit: {e}"))?;
+    ready.fixture.check_session(session.as_mut(), &ready.fixture.weights(1))
+}

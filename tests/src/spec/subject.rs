@@ -1,0 +1,106 @@
+//! The plugin under test.
+
+use super::fixture::Fixture;
+use sdrun::{Paths, abi::ffi::Plugin, runtime};
+use sdrun_abi::{
+    BuildSpec, Capabilities, Device, Engine, InitConfig, Manifest, NoHost, Precision, Provide, Provider,
+    RuntimeInfo,
+};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+use tempfile::TempDir;
+
+/// A plugin that is not loaded yet.
+pub struct Subject {
+    /// What its manifest says.
+    pub(super) provide: Provide,
+    /// Its library.
+    pub(super) library: PathBuf,
+    /// Folder of its manifest.
+    pub(super) dir: PathBuf,
+    /// A folder for this check.
+    pub(super) scratch: TempDir,
+}
+
+/// A plugin after `init`, with its first device and the fixture's model.
+pub(super) struct Ready {
+    pub(super) plugin: Plugin,
+    pub(super) runtime: RuntimeInfo,
+    pub(super) device: Device,
+    pub(super) capabilities: Capabilities,
+    pub(super) fixture: Fixture,
+}
+
+impl Subject {
+    /// Reads the manifest.
+    pub(super) fn open(manifest: &Path) -> Result<Self, String> {
+        let provide = Manifest::read(manifest).map_err(|e| e.to_string())?.provider;
+        let dir = manifest.parent().unwrap_or(Path::new("/")).to_path_buf();
+        let library = dir.join(&provide.library.path);
+        let scratch = tempfile::tempdir().map_err(|e| format!("cannot make a temporary folder: {e}"))?;
+        Ok(Subject { provide, library, dir, scratch })
+    }
+
+    /// Loads the library.
+    pub(super) fn load(&self) -> Result<Plugin, String> {
+        sdrun::load_plugin(&self.library).map_err(|e| e.to_string())
+    }
+
+    /// What a host hands to `init`; `runtime_dir` in place of the installed runtime's folder.
+    pub(super) fn config(&self, runtime_dir: Option<PathBuf>) -> InitConfig {
+        InitConfig {
+            plugin_dir: self.dir.clone(),
+            runtime_dir,
+            temp_dir: self.scratch.path().to_path_buf(),
+            options: BTreeMap::new(),
+        }
+    }
+
+    /// The folder of the runtime as a host finds it; `None` for a plugin without one.
+    pub(super) fn runtime_dir(&self) -> Result<Option<PathBuf>, String> {
+        let Some(spec) = &self.provide.runtime else { return Ok(None) };
+        let paths = Paths::default_for_user().map_err(|e| e.to_string())?;
+        match runtime::find(spec, &paths) {
+            Some(found) => Ok(Some(found.dir)),
+            None => Err(format!("the {} runtime is not installed; this check needs it", spec.name)),
+        }
+    }
+
+    /// Loads and initialises it.
+    pub(super) fn ready(&self) -> Result<Ready, String> {
+        let plugin = self.load()?;
+        let runtime =
+            plugin.init(&self.config(self.runtime_dir()?), &NoHost).map_err(|e| format!("init: {e}"))?;
+        let device = plugin.devices().map_err(|e| format!("devices: {e}"))?.into_iter().next();
+        let device = device.ok_or("it has no device")?;
+        let capabilities = plugin.capabilities(&device.id).map_err(|e| format!("capabilities: {e}"))?;
+        let fixture = Fixture::new(self.scratch.path())?;
+        Ok(Ready { plugin, runtime, device, capabilities, fixture })
+    }
+}
+
+impl Ready {
+    /// How the fixture is built unless a check says otherwise.
+    pub(super) fn spec(&self) -> BuildSpec {
+        BuildSpec {
+            device: self.device.id.clone(),
+            precision: Precision::Fp32,
+            threads: Some(1),
+            bake: false,
+            options: BTreeMap::new(),
+        }
+    }
+
+    /// The fixture as an engine.
+    pub(super) fn build(&self) -> Result<Box<dyn Engine>, String> {
+        self.build_with(&self.spec())
+    }
+
+    /// The fixture as an engine built in a given way.
+    pub(super) fn build_with(&self, spec: &BuildSpec) -> Result<Box<dyn Engine>, String> {
+        let weights = self.fixture.weights(0);
+        self.plugin.build(&self.fixture.bytes, spec, &weights, &NoHost).map_err(|e| format!("build: {e}"))
+    }
+}

@@ -1,0 +1,315 @@
+//! Builds sdrun and its plugins and lays them out the way they are installed:
+//!
+//! ```text
+//! sdrun, sdrun-worker
+//! providers/ID/sdrun-provider-ID.json    the manifest, out of providers/ID/manifest.json
+//! providers/ID/libsdrun_provider_ID.so   and every file its build script left in OUT_DIR/lib
+//! ```
+
+use crate::workspace::{Workspace, display, output, step};
+use anyhow::{Context, Result, bail, ensure};
+use sdrun_abi::{ABI_MAJOR, ABI_MINOR, Manifest};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use std::{
+    collections::BTreeMap,
+    env::consts::{DLL_EXTENSION, EXE_SUFFIX},
+    fs,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+/// Most bytes of sdrun, its worker and all plugins together, without vendor runtimes.
+const SIZE_LIMIT: u64 = 25_000_000;
+
+/// A folder with sdrun as it is installed.
+pub(crate) struct Dist {
+    /// The folder.
+    pub(crate) dir: PathBuf,
+    /// Its plugins.
+    pub(crate) manifests: Vec<Manifest>,
+}
+
+impl Dist {
+    /// One of its programs.
+    pub(crate) fn program(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{name}{EXE_SUFFIX}"))
+    }
+
+    /// A command that runs its `sdrun` with data and cache in the target folder.
+    pub(crate) fn sdrun(&self, workspace: &Workspace) -> Command {
+        let mut command = Command::new(self.program("sdrun"));
+        command.env("SDRUN_DATA_DIR", workspace.data()).env("SDRUN_CACHE_DIR", workspace.cache());
+        command
+    }
+}
+
+/// The release build, in `target/dist`; an error where it is too large.
+pub(crate) fn for_use(workspace: &Workspace) -> Result<Dist> {
+    step("Building sdrun and its plugins");
+    let mut cargo = workspace.cargo();
+    cargo.args(["build", "--release", "--package=sdrun-cli", "--package=sdrun"]);
+    for id in provider_ids(workspace)? {
+        cargo.arg(format!("--package=sdrun-provider-{id}"));
+    }
+    let dist = lay_out(workspace, &built(&mut cargo)?, "dist", &["sdrun", "sdrun-worker"])?;
+    let total = report_sizes(&dist.dir)?;
+    ensure!(total < SIZE_LIMIT, "{} is {total} bytes in all; the limit is {SIZE_LIMIT}", dist.dir.display());
+    Ok(dist)
+}
+
+/// The build the tests use, in `target/dist-test`: the artifacts of `cargo test`, so that nothing is
+/// compiled twice.
+pub(crate) fn for_tests(workspace: &Workspace) -> Result<Dist> {
+    step("Building everything, tests included");
+    let mut cargo = workspace.cargo();
+    cargo.args(["build", "--workspace", "--all-targets"]);
+    lay_out(workspace, &built(&mut cargo)?, "dist-test", &["sdrun", "sdrun-worker", "sdrun-conformance"])
+}
+
+/// Ids of the providers in this repository: the folders that have a manifest.
+fn provider_ids(workspace: &Workspace) -> Result<Vec<String>> {
+    let folder = workspace.root.join("providers");
+    let mut ids = Vec::new();
+    for entry in fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))? {
+        let path = entry?.path();
+        if path.join("manifest.json").is_file()
+            && let Some(name) = path.file_name().and_then(|n| n.to_str())
+        {
+            ids.push(name.to_string());
+        }
+    }
+    ids.sort();
+    ensure!(!ids.is_empty(), "no folder in {} has a manifest.json", folder.display());
+    Ok(ids)
+}
+
+/// What a run of cargo made.
+#[derive(Default)]
+struct Built {
+    /// Programs by name.
+    programs: BTreeMap<String, PathBuf>,
+    /// Shared libraries by the name of their target, with `_`.
+    libraries: BTreeMap<String, (PathBuf, String)>,
+    /// Build scripts by package id: their folder and the environment they set.
+    scripts: BTreeMap<String, (PathBuf, BTreeMap<String, String>)>,
+}
+
+/// Runs cargo and collects what it says it made.
+fn built(cargo: &mut Command) -> Result<Built> {
+    println!("   {}", display(cargo));
+    let mut child = cargo
+        .arg("--message-format=json-render-diagnostics")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start cargo")?;
+    let messages = child.stdout.take().context("cargo has an output")?;
+    let mut built = Built::default();
+    for line in BufReader::new(messages).lines() {
+        let line = line?;
+        // Programs that cargo starts may write to the same output; a message is always an object.
+        if line.starts_with('{') {
+            built.add(
+                &serde_json::from_str(&line).with_context(|| format!("not a message of cargo: {line}"))?,
+            );
+        }
+    }
+    let status = child.wait()?;
+    ensure!(status.success(), "`{}` failed ({status})", display(cargo));
+    Ok(built)
+}
+
+impl Built {
+    fn add(&mut self, message: &Value) {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
+        let package = text(&message["package_id"]);
+        match message["reason"].as_str() {
+            Some("compiler-artifact") => {
+                let target = &message["target"];
+                let test = message["profile"]["test"] == true;
+                if let (Some(program), false) = (message["executable"].as_str(), test) {
+                    self.programs.insert(text(&target["name"]), program.into());
+                }
+                let shared = message["filenames"].as_array().into_iter().flatten().filter_map(Value::as_str);
+                if target["kind"].as_array().is_some_and(|kinds| kinds.contains(&json!("cdylib")))
+                    && let Some(file) =
+                        shared.map(PathBuf::from).find(|f| f.extension() == Some(DLL_EXTENSION.as_ref()))
+                {
+                    self.libraries.insert(text(&target["name"]).replace('-', "_"), (file, package));
+                }
+            }
+            Some("build-script-executed") => {
+                let pairs = message["env"].as_array().into_iter().flatten();
+                let environment = pairs.map(|pair| (text(&pair[0]), text(&pair[1]))).collect();
+                self.scripts.insert(package, (text(&message["out_dir"]).into(), environment));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Copies what was built into `target/NAME`, which is replaced as a whole.
+fn lay_out(workspace: &Workspace, built: &Built, name: &str, programs: &[&str]) -> Result<Dist> {
+    let dir = workspace.target.join(name);
+    let stage = workspace.target.join(format!("{name}.new"));
+    let old = workspace.target.join(format!("{name}.old"));
+    for leftover in [&stage, &old] {
+        remove(leftover)?;
+    }
+    make_dir(&stage)?;
+    make_dir(&stage.join("providers"))?;
+    for program in programs {
+        let file =
+            built.programs.get(*program).with_context(|| format!("cargo built no program `{program}`"))?;
+        copy(file, &stage.join(format!("{program}{EXE_SUFFIX}")), 0o755)?;
+    }
+    let target = host_triple()?;
+    let mut manifests = Vec::new();
+    for id in provider_ids(workspace)? {
+        manifests.push(lay_out_provider(workspace, built, &id, &target, &stage.join("providers").join(&id))?);
+    }
+    if dir.exists() {
+        fs::rename(&dir, &old).with_context(|| format!("cannot move {} away", dir.display()))?;
+    }
+    fs::rename(&stage, &dir).with_context(|| format!("cannot move {} into place", stage.display()))?;
+    remove(&old)?;
+    println!("   laid out in {}", dir.display());
+    Ok(Dist { dir, manifests })
+}
+
+fn lay_out_provider(
+    workspace: &Workspace,
+    built: &Built,
+    id: &str,
+    target: &str,
+    to: &Path,
+) -> Result<Manifest> {
+    let key = format!("sdrun_provider_{}", id.replace('-', "_"));
+    let (library, package) =
+        built.libraries.get(&key).with_context(|| format!("cargo built no shared library `{key}`"))?;
+    let (out_dir, environment) =
+        built.scripts.get(package).with_context(|| format!("provider {id} has no build script"))?;
+    let build_id = environment
+        .get("SDRUN_BUILD_ID")
+        .with_context(|| format!("the build script of provider {id} does not set SDRUN_BUILD_ID"))?;
+    make_dir(to)?;
+    let file_name = library.file_name().context("a library has a name")?;
+    copy(library, &to.join(file_name), 0o755)?;
+    let extra = out_dir.join("lib");
+    if extra.is_dir() {
+        for entry in fs::read_dir(&extra)? {
+            let path = entry?.path();
+            let name = path.file_name().context("a file has a name")?;
+            copy(&path, &to.join(name), 0o755)?;
+        }
+    }
+    let source = workspace.root.join("providers").join(id).join("manifest.json");
+    let text = fs::read_to_string(&source).with_context(|| format!("cannot read {}", source.display()))?;
+    let mut manifest: Value =
+        serde_json::from_str(&text).with_context(|| format!("{} is not JSON", source.display()))?;
+    let provider = &mut manifest["provider"];
+    ensure!(provider["id"] == id, "{} does not describe the provider `{id}`", source.display());
+    provider["version"] = env!("CARGO_PKG_VERSION").into();
+    provider["build_id"] = build_id.as_str().into();
+    provider["library"] = json!({
+        "path": file_name.to_str().context("a library's name is UTF-8")?,
+        "sha256": sha256(library)?,
+        "target": target,
+        "abi_major": ABI_MAJOR,
+        "abi_min_minor": ABI_MINOR,
+    });
+    let text = serde_json::to_string_pretty(&manifest)? + "\n";
+    let parsed = match Manifest::parse(&text) {
+        Ok(parsed) => parsed,
+        Err(why) => bail!("{} {why}", source.display()),
+    };
+    let file = to.join(Manifest::file_name(id));
+    fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    set_mode(&file, 0o644)?;
+    Ok(parsed)
+}
+
+fn host_triple() -> Result<String> {
+    let version =
+        output(Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("-vV"))?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("rustc -vV names no host")?.to_string())
+}
+
+/// SHA-256 of a file, lower-case hex.
+pub(crate) fn sha256(file: &Path) -> Result<String> {
+    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    Ok(Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect())
+}
+
+/// Prints what is in a dist folder and answers the bytes of it all.
+fn report_sizes(dir: &Path) -> Result<u64> {
+    let mut total = 0;
+    for (name, bytes) in sizes(dir)? {
+        println!("   {:>10.2} MB  {name}", bytes as f64 / 1e6);
+        total += bytes;
+    }
+    println!("   {:>10.2} MB  in all", total as f64 / 1e6);
+    Ok(total)
+}
+
+/// The programs and plugin folders in a dist folder with their bytes.
+pub(crate) fn sizes(dir: &Path) -> Result<Vec<(String, u64)>> {
+    let mut found = Vec::new();
+    for place in [dir.to_path_buf(), dir.join("providers")] {
+        for entry in fs::read_dir(&place)? {
+            let path = entry?.path();
+            if path != dir.join("providers") {
+                let name = path.strip_prefix(dir)?.display().to_string();
+                found.push((name, size_of(&path)?));
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn size_of(path: &Path) -> Result<u64> {
+    if !path.is_dir() {
+        return Ok(fs::metadata(path)?.len());
+    }
+    let mut total = 0;
+    for entry in fs::read_dir(path)? {
+        total += size_of(&entry?.path())?;
+    }
+    Ok(total)
+}
+
+fn copy(from: &Path, to: &Path, mode: u32) -> Result<()> {
+    fs::copy(from, to).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
+    set_mode(to, mode)
+}
+
+fn make_dir(dir: &Path) -> Result<()> {
+    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    set_mode(dir, 0o755)
+}
+
+/// Sets permissions whatever the umask: sdrun refuses plugins that others can write.
+fn set_mode(path: &Path, mode: u32) -> Result<()> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))
+            .with_context(|| format!("cannot set the permissions of {}", path.display()))?;
+    }
+    #[cfg(not(unix))]
+    let _ = (path, mode);
+    Ok(())
+}
+
+fn remove(dir: &Path) -> Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("cannot delete {}", dir.display()))
+        }
+        _ => Ok(()),
+    }
+}

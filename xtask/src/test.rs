@@ -1,0 +1,257 @@
+//! `cargo xtask test`: every check and every test, one after the other, all of them even when one fails.
+
+use crate::{
+    dist::{self, Dist},
+    python::{Packages, Python},
+    setup,
+    workspace::{Workspace, display, run, step},
+};
+use anyhow::{Context, Result, bail};
+use sdrun_abi::Manifest;
+use std::{
+    collections::BTreeSet,
+    ffi::OsString,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+/// Version of cargo-deny that is installed where there is none.
+const CARGO_DENY: &str = "0.20.2";
+
+/// How much is run.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Extent {
+    /// Everything.
+    Full,
+    /// Without the ONNX node tests and the full-size models.
+    Quick,
+}
+
+/// Runs it; an error where anything failed.
+pub(crate) fn run_all(workspace: &Workspace, extent: Extent) -> Result<()> {
+    let mut tally = Tally::default();
+    tally.check("formatting", || run(workspace.cargo().args(["fmt", "--all", "--check"])));
+    setup::compilers()?;
+    let dist = dist::for_tests(workspace)?;
+    setup::runtimes(workspace, &dist)?;
+    let node_tests = setup::node_tests(workspace)?;
+    let python = Python::with(workspace, Packages::Test)?;
+    let mut environment: Vec<(OsString, OsString)> = vec![
+        ("SDRUN_DIST".into(), dist.dir.clone().into()),
+        ("SDRUN_WORKER".into(), dist.program("sdrun-worker").into()),
+        ("SDRUN_DATA_DIR".into(), workspace.data().into()),
+        ("SDRUN_CACHE_DIR".into(), workspace.cache().into()),
+        ("SDRUN_NODE_TESTS".into(), node_tests.clone().into()),
+        ("SDRUN_PYTHON".into(), python.program("python").into()),
+    ];
+    environment.extend(setup::runtime_dirs(workspace, &dist).into_iter().map(|(k, v)| (k.into(), v.into())));
+
+    tally.check("clippy", || {
+        run(workspace.cargo().args(["clippy", "--workspace", "--all-targets", "--", "--deny=warnings"]))
+    });
+    tally.check("documentation", || {
+        let mut cargo = workspace.cargo();
+        run(cargo.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny=warnings"))
+    });
+    tally.check("dependencies (cargo-deny)", || dependencies(workspace));
+
+    let tests = |arguments: &[&str]| {
+        let mut cargo = workspace.cargo();
+        cargo.args(arguments).envs(environment.iter().cloned());
+        cargo
+    };
+    step("Unit, integration and documentation tests");
+    tally.count(&mut tests(&["test", "--workspace", "--no-fail-fast"]))?;
+    if std::env::var_os("SDRUN_TAEF2_DIR").is_some() {
+        step("TAEF2 with its trained weights");
+        tally.count(&mut tests(&[
+            "test",
+            "--package=sdrun-tests",
+            "--test=golden",
+            "--",
+            "--ignored",
+            "taef2",
+        ]))?;
+    }
+    for manifest in &dist.manifests {
+        let id = &manifest.provider.id;
+        step(&format!("Provider specification: {id}"));
+        tally.count(conformance(&dist, manifest).envs(environment.iter().cloned()).arg("--spec"))?;
+    }
+    if extent == Extent::Full {
+        for manifest in &dist.manifests {
+            step(&format!("ONNX node tests: {}", manifest.provider.id));
+            let snapshots = workspace.root.join("tests/conformance");
+            let mut command = conformance(&dist, manifest);
+            command.envs(environment.iter().cloned()).arg("--nodes").arg(&node_tests);
+            tally.count(command.arg("--snapshots").arg(snapshots))?;
+        }
+        step("Full-size models");
+        let filter = ["test", "--package=sdrun-tests", "--test=golden", "--", "--ignored", "full_size"];
+        tally.count(&mut tests(&filter))?;
+    }
+    tally.report()
+}
+
+fn conformance(dist: &Dist, manifest: &Manifest) -> Command {
+    let id = &manifest.provider.id;
+    let mut command = Command::new(dist.program("sdrun-conformance"));
+    command.arg("--plugin").arg(dist.dir.join("providers").join(id).join(Manifest::file_name(id)));
+    command
+}
+
+/// Licences, sources and banned crates. The advisory database is on GitHub, so that looking it up is left to
+/// `cargo deny check advisories`.
+fn dependencies(workspace: &Workspace) -> Result<()> {
+    let installed = Path::new("cargo-deny").to_path_buf();
+    let own = workspace.target.join("tools/bin/cargo-deny");
+    let works =
+        |program: &PathBuf| Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
+    let program = match [installed, own.clone()].into_iter().find(works) {
+        Some(program) => program,
+        None => {
+            println!("   cargo-deny is missing and goes into {}", own.display());
+            run(workspace
+                .cargo()
+                .args(["install", "--locked", "--quiet", "--debug", "--root"])
+                .arg(workspace.target.join("tools"))
+                .arg(format!("cargo-deny@{CARGO_DENY}")))?;
+            own
+        }
+    };
+    run(Command::new(program).current_dir(&workspace.root).args(["check", "bans", "licenses", "sources"]))
+}
+
+/// What has passed and failed so far.
+struct Tally {
+    started: Instant,
+    passed: usize,
+    failed: usize,
+    /// Names of what failed.
+    failures: Vec<String>,
+    /// Tests that say why they are not run.
+    not_run: BTreeSet<String>,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Tally {
+            started: Instant::now(),
+            passed: 0,
+            failed: 0,
+            failures: Vec::new(),
+            not_run: BTreeSet::new(),
+        }
+    }
+}
+
+impl Tally {
+    /// A stage that passes or fails as a whole.
+    fn check(&mut self, name: &str, stage: impl FnOnce() -> Result<()>) {
+        step(name);
+        match stage() {
+            Ok(()) => self.passed += 1,
+            Err(error) => {
+                println!("FAILED: {error:#}");
+                self.failed += 1;
+                self.failures.push(name.into());
+            }
+        }
+    }
+
+    /// Runs tests, shows what they print and adds up their own result lines.
+    fn count(&mut self, command: &mut Command) -> Result<()> {
+        println!("   {}", display(command));
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start `{}`", display(command)))?;
+        let output = child.stdout.take().context("the tests have an output")?;
+        let before = self.failed;
+        for line in BufReader::new(output).lines() {
+            let line = line?;
+            println!("{line}");
+            self.read(&line);
+        }
+        let status = child.wait()?;
+        // A runner that could not even start its tests, or died, has no result line.
+        if !status.success() && self.failed == before {
+            self.failed += 1;
+            self.failures.push(format!("`{}` ({status})", display(command)));
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, line: &str) {
+        if let Some((passed, failed)) = result_line(line) {
+            self.passed += passed;
+            self.failed += failed;
+        } else if let Some(test) = line.strip_prefix("test ") {
+            if let Some((name, why)) = test.split_once(" ... ignored") {
+                self.not_run.insert(format!("{name}{why}"));
+            } else if let Some(name) = test.strip_suffix(" ... FAILED") {
+                self.failures.push(name.into());
+            }
+        }
+    }
+
+    fn report(&self) -> Result<()> {
+        step(&format!("Finished in {} minutes", self.started.elapsed().as_secs().div_ceil(60)));
+        for name in &self.not_run {
+            println!("not run here, or run by a later stage: {name}");
+        }
+        for name in &self.failures {
+            println!("failed: {name}");
+        }
+        println!("{} passed, {} failed", self.passed, self.failed);
+        if self.failed > 0 {
+            bail!("not everything passed");
+        }
+        Ok(())
+    }
+}
+
+/// Passed and failed out of `test result: ok. 3 passed; 0 failed; …`, the closing line of Rust's test
+/// harness, which the conformance runner writes too.
+fn result_line(line: &str) -> Option<(usize, usize)> {
+    let counts = line.strip_prefix("test result: ")?.split_once(". ")?.1;
+    let number = |what: &str| -> Option<usize> {
+        counts.split("; ").find_map(|part| part.strip_suffix(what)?.trim().parse().ok())
+    };
+    Some((number("passed")?, number("failed")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adds_up_result_lines() {
+        let mut tally = Tally::default();
+        for line in [
+            "running 3 tests",
+            "test a::b ... ok",
+            "test a::c ... FAILED",
+            "test a::d ... ignored, needs a file",
+            "test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+            "test result: ok. 12 passed; 0 failed; 3 expected failures",
+        ] {
+            tally.read(line);
+        }
+        assert_eq!((tally.passed, tally.failed), (13, 1));
+        assert_eq!(tally.failures, ["a::c"]);
+        assert!(tally.not_run.contains("a::d, needs a file"));
+        assert!(tally.report().is_err());
+    }
+
+    #[test]
+    fn a_runner_that_dies_counts_as_failed() {
+        let mut tally = Tally::default();
+        tally.count(Command::new("sh").args(["-c", "exit 3"])).unwrap();
+        assert_eq!((tally.passed, tally.failed), (0, 1));
+        assert!(tally.failures[0].contains("exit 3"));
+    }
+}
