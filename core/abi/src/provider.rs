@@ -3,7 +3,12 @@ use crate::{
     MemoryReport, RefitReport, Result, RuntimeInfo,
 };
 use serde::{Deserialize, Serialize};
-use std::{fmt, ops::Deref, path::PathBuf};
+use std::{
+    fmt,
+    ops::Deref,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 /// Drives one vendor's runtime. The same trait is seen by the author of a provider and by the host.
 ///
@@ -70,6 +75,45 @@ pub trait Session: Send {
 
     /// Memory the runtime uses for this session.
     fn memory(&self) -> Result<MemoryReport>;
+
+    /// Runs again and again and tells how long each counted run took, in milliseconds. Providers leave this as
+    /// it is; a session in another process runs the loop there, so that the way to it is not measured.
+    fn time(&mut self, inputs: &[TensorView<'_>], plan: &TimingPlan, host: &dyn Host) -> Result<Vec<f64>> {
+        let mut sink = VecSink::default();
+        for _ in 0..plan.warmup {
+            self.run(inputs, &mut sink, host)?;
+        }
+        let mut times = Vec::new();
+        let began = Instant::now();
+        loop {
+            let started = Instant::now();
+            self.run(inputs, &mut sink, host)?;
+            times.push(started.elapsed().as_secs_f64() * 1e3);
+            let spent = began.elapsed();
+            let enough = times.len() >= plan.min_runs && spent >= plan.min_time;
+            if enough || (spent >= plan.max_time && times.len() >= TimingPlan::LEAST_RUNS) {
+                return Ok(times);
+            }
+        }
+    }
+}
+
+/// How often [`Session::time`] runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimingPlan {
+    /// Runs before the counted ones.
+    pub warmup: usize,
+    /// At least this many runs, unless `max_time` ends first.
+    pub min_runs: usize,
+    /// Go on for at least this long.
+    pub min_time: Duration,
+    /// Stop after this long, but not before [`LEAST_RUNS`](TimingPlan::LEAST_RUNS) runs.
+    pub max_time: Duration,
+}
+
+impl TimingPlan {
+    /// Fewer runs than this are no statistics.
+    pub const LEAST_RUNS: usize = 3;
 }
 
 /// Severity of a log record.

@@ -6,7 +6,7 @@ use crate::{
 };
 use sdrun_abi::{
     BuildSpec, Compatibility, Device, Engine as DriverEngine, EngineInfo, Error as AbiError, Host,
-    MemoryReport, Precision, RefitReport, Session as DriverSession, TensorView, WeightSource,
+    MemoryReport, Precision, RefitReport, Session as DriverSession, TensorView, TimingPlan, WeightSource,
 };
 use sdrun_graph::{Graph, OpenDims};
 use sdrun_weights::{Cast, check_complete};
@@ -341,15 +341,7 @@ impl Session {
     /// One inference whose outputs stay in the session, in the order of [`EngineInfo::outputs`], until the next
     /// run: the form for loops, since no memory is allocated.
     pub fn run_in_place(&mut self, inputs: &Tensors, host: &dyn Host) -> Result<&[HostTensor]> {
-        let mut views = Vec::with_capacity(self.info.inputs.len());
-        for spec in &self.info.inputs {
-            let tensor = inputs.get(&spec.name).ok_or_else(|| wrong_names(&self.info, inputs))?;
-            check_input(spec, tensor.view())?;
-            views.push(tensor.view());
-        }
-        if inputs.len() != views.len() {
-            return Err(wrong_names(&self.info, inputs).into());
-        }
+        let views = views(&self.info, inputs)?;
         self.inner.run(&views, &mut self.outputs, host).map_err(Error::of(self.provider.id()))?;
         if self.outputs.tensors.len() != self.info.outputs.len() {
             return Err(Error::of(self.provider.id())(AbiError::internal(format!(
@@ -359,6 +351,13 @@ impl Session {
             ))));
         }
         Ok(&self.outputs.tensors)
+    }
+
+    /// Runs again and again and tells how long each counted run took, in milliseconds: measured beside the
+    /// provider, in its worker where it has one.
+    pub fn time(&mut self, inputs: &Tensors, plan: &TimingPlan, host: &dyn Host) -> Result<Vec<f64>> {
+        let views = views(&self.info, inputs)?;
+        self.inner.time(&views, plan, host).map_err(Error::of(self.provider.id()))
     }
 
     /// Replaces the weights named in `changed`, or all of them where it is `None`; on an error the former ones
@@ -383,6 +382,20 @@ impl Session {
     pub fn memory(&self) -> Result<MemoryReport> {
         self.inner.memory().map_err(Error::of(self.provider.id()))
     }
+}
+
+/// The inputs in the engine's order; an error where one is missing, unknown, or of another type or shape.
+fn views<'t>(info: &EngineInfo, inputs: &'t Tensors) -> Result<Vec<TensorView<'t>>> {
+    let mut views = Vec::with_capacity(info.inputs.len());
+    for spec in &info.inputs {
+        let tensor = inputs.get(&spec.name).ok_or_else(|| wrong_names(info, inputs))?;
+        check_input(spec, tensor.view())?;
+        views.push(tensor.view());
+    }
+    if inputs.len() != views.len() {
+        return Err(wrong_names(info, inputs).into());
+    }
+    Ok(views)
 }
 
 fn wrong_names(info: &EngineInfo, inputs: &Tensors) -> AbiError {

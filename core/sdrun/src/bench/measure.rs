@@ -2,14 +2,11 @@
 
 use super::{Accuracy, BenchOptions, Case, Event, PrecisionChoice, Row, Stats, Status, stats};
 use crate::{
-    BuildOptions, CachePolicy, Error, Isolation, Provider, Registry, Result, Session, Tensors, TracingHost,
+    BuildOptions, CachePolicy, Error, Isolation, Provider, Registry, Result, Tensors, TracingHost,
     verify,
 };
-use sdrun_abi::{Error as AbiError, ErrorCode, Precision, Provide};
+use sdrun_abi::{Error as AbiError, ErrorCode, Precision, Provide, TimingPlan};
 use std::time::{Duration, Instant};
-
-/// Runs never stop below this number, whatever the time.
-const LEAST_RUNS: usize = 3;
 
 #[allow(clippy::too_many_arguments)]
 pub(super) fn row(
@@ -87,29 +84,17 @@ fn fill(
     judge(row, build.precision, &outputs, reference)?;
 
     listen(Event::Phase("runs"));
-    row.times_ms = times(&mut session, inputs, options)?;
+    let plan = TimingPlan {
+        warmup: options.warmup,
+        min_runs: options.min_runs,
+        min_time: options.min_time,
+        max_time: options.max_time,
+    };
+    row.times_ms = session.time(inputs, &plan, &TracingHost)?;
     row.memory.run_bytes = peak(&provider);
     row.stats = Stats::of(&row.times_ms);
     row.warnings = stats::warnings(&row.times_ms);
     Ok(())
-}
-
-fn times(session: &mut Session, inputs: &Tensors, options: &BenchOptions) -> Result<Vec<f64>> {
-    for _ in 0..options.warmup {
-        session.run_in_place(inputs, &TracingHost)?;
-    }
-    let mut times = Vec::new();
-    let began = Instant::now();
-    loop {
-        let started = Instant::now();
-        session.run_in_place(inputs, &TracingHost)?;
-        times.push(millis(started.elapsed()));
-        let spent = began.elapsed();
-        let enough = times.len() >= options.min_runs && spent >= options.min_time;
-        if enough || (spent >= options.max_time && times.len() >= LEAST_RUNS) {
-            return Ok(times);
-        }
-    }
 }
 
 fn judge(row: &mut Row, precision: Precision, outputs: &Tensors, reference: Option<&Tensors>) -> Result<()> {

@@ -10,7 +10,7 @@
 
 use sdrun_abi::{
     BuildSpec, Capabilities, Compatibility, DType, Device, EngineInfo, Error, InitConfig, LogLevel,
-    MemoryReport, OutputSpec, RefitReport, RuntimeInfo, ffi::PluginIdentity,
+    MemoryReport, OutputSpec, RefitReport, RuntimeInfo, TimingPlan, ffi::PluginIdentity,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
@@ -159,6 +159,13 @@ pub(super) enum Call {
         inputs: Vec<Placed>,
         region: RegionRef,
     },
+    /// As `Run`, many times over; the times are measured in the worker.
+    Time {
+        session: u64,
+        inputs: Vec<Placed>,
+        region: RegionRef,
+        plan: TimingPlan,
+    },
     Memory {
         session: u64,
     },
@@ -217,6 +224,8 @@ pub(super) enum Reply {
     Refit(RefitReport),
     /// The outputs lie in the region asked for last, in this run or an earlier one.
     Outputs(Vec<Placed>),
+    /// Milliseconds.
+    Times(Vec<f64>),
     Memory(MemoryReport),
 }
 

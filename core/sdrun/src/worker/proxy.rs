@@ -8,7 +8,7 @@ use super::{
 };
 use sdrun_abi::{
     BuildSpec, Capabilities, Compatibility, Device, Engine, EngineInfo, Error, Host, InitConfig,
-    MemoryReport, NoHost, OutputSink, Provider, RefitReport, Result, RuntimeInfo, Session, TensorView,
+    MemoryReport, NoHost, OutputSink, Provider, RefitReport, Result, RuntimeInfo, Session, TensorView, TimingPlan,
     WeightSource, ffi::PluginIdentity,
 };
 use std::sync::Arc;
@@ -235,6 +235,17 @@ impl Session for WorkerSession {
             other => Err(other),
         })?;
         exchange.hand_out(&placed, outputs)
+    }
+
+    fn time(&mut self, inputs: &[TensorView<'_>], plan: &TimingPlan, host: &dyn Host) -> Result<Vec<f64>> {
+        let mut exchange = self.worker.exchange(Phase::Run)?;
+        let (inputs, region) = exchange.place_inputs(inputs)?;
+        let plan = plan.clone();
+        let reply = exchange.perform(Call::Time { session: self.id, inputs, region, plan }, host, None)?;
+        expect(&mut exchange, reply, |reply| match reply {
+            Reply::Times(times) => Ok(times),
+            other => Err(other),
+        })
     }
 
     fn memory(&self) -> Result<MemoryReport> {

@@ -6,7 +6,7 @@ use super::{
     shm::Region,
 };
 use crate::library::load_plugin;
-use sdrun_abi::{Engine, Error, Provider, Result, Session, TensorView, ffi::Plugin};
+use sdrun_abi::{Engine, Error, Provider, Result, Session, TensorView, TimingPlan, ffi::Plugin};
 use std::{
     collections::HashMap,
     fs::File,
@@ -276,7 +276,10 @@ impl<'p> Objects<'p> {
                 let session = self.sessions.get_mut(&session).ok_or_else(|| unknown("session"))?;
                 session.refit(&names, &weights, &host).map(Reply::Refit)
             }
-            Call::Run { session, inputs, region } => self.run(session, &inputs, &region, &host),
+            Call::Run { session, inputs, region } => self.run(session, &inputs, &region, None, &host),
+            Call::Time { session, inputs, region, plan } => {
+                self.run(session, &inputs, &region, Some(&plan), &host)
+            }
             Call::Memory { session } => {
                 self.sessions.get(&session).ok_or_else(|| unknown("session"))?.memory().map(Reply::Memory)
             }
@@ -295,6 +298,7 @@ impl<'p> Objects<'p> {
         session: u64,
         inputs: &[Placed],
         region: &RegionRef,
+        timed: Option<&TimingPlan>,
         host: &HostOf<'_>,
     ) -> Result<Reply> {
         if region.file.is_some() {
@@ -307,6 +311,9 @@ impl<'p> Objects<'p> {
             .map(|p| Ok(TensorView { dtype: p.dtype, shape: &p.shape, data: &bytes[p.range(bytes.len())?] }))
             .collect::<Result<Vec<_>>>()?;
         let session = self.sessions.get_mut(&session).ok_or_else(|| unknown("session"))?;
+        if let Some(plan) = timed {
+            return session.time(&tensors, plan, host).map(Reply::Times);
+        }
         let mut sink = Sink::new(self.pipe, &mut self.output);
         session.run(&tensors, &mut sink, host)?;
         Ok(Reply::Outputs(sink.placed()))
