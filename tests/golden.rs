@@ -191,8 +191,9 @@ fn taef2_encodes_and_decodes_a_picture() {
     for provider in ALL {
         let image = format!("image={}", picture.display());
         let (latent, decoded) = (format!("latent={provider}.npy"), format!("{provider}.png"));
-        sdrun(&["encoder.onnx", "-p", provider, "--input", &image, "-o", &latent]);
-        sdrun(&["decoder.onnx", "-p", provider, "--input", &latent, "-o", &decoded]);
+        let output = format!("image={decoded}");
+        sdrun(&["encoder.onnx", "-p", provider, "--image-range", "0..1", "-i", &image, "--output", &latent]);
+        sdrun(&["decoder.onnx", "-p", provider, "--image-range", "0..1", "-i", &latent, "--output", &output]);
         let psnr = psnr(&picture, &work.path().join(&decoded));
         assert!((psnr - 31.75).abs() <= 0.1, "{provider}: {psnr} dB");
     }

@@ -1,6 +1,6 @@
 //! Numbers, names and tables for people.
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use std::borrow::Cow;
 
 /// Text that cannot steer a terminal: control characters except newline and tab become `?`. Names in models,
@@ -64,10 +64,13 @@ pub(crate) fn list<S: AsRef<str>>(items: impl IntoIterator<Item = S>) -> String 
     items.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(", ")
 }
 
+/// A line below the header and no others.
+const PLAIN: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+
 /// A table with a header; as wide as the terminal at most, unlimited in a pipe.
 pub(crate) fn table<S: AsRef<str>>(header: impl IntoIterator<Item = S>) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(PLAIN);
     table.set_content_arrangement(ContentArrangement::Dynamic);
     table.set_header(header.into_iter().map(|s| s.as_ref().to_string()));
     table

@@ -1,10 +1,10 @@
 //! For the tests of providers: small ONNX models built in code, weights in memory, hosts that cancel.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use prost::Message;
 use sdrun_abi::{
-    BuildSpec, DType, Engine, Error, Flow, Host, InitConfig, LogLevel, NoHost, OutputSink, Precision, Provider,
-    Result, Session, TensorView, VecSink, Weight, WeightSource,
+    BuildSpec, DType, Engine, Error, Flow, Host, InitConfig, LogLevel, NoHost, OutputSink, Precision,
+    Provider, Result, Session, TensorView, VecSink, Weight, WeightSource,
 };
 use sdrun_graph::proto::{
     AttributeProto, Dimension, EXTERNAL, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
@@ -20,12 +20,18 @@ use std::{
 pub fn runtime_dir(variable: &str) -> PathBuf {
     match std::env::var_os(variable) {
         Some(dir) => PathBuf::from(dir),
-        None => panic!("{variable} must name the folder of the runtime's libraries; `cargo xtask test` installs it"),
+        None => panic!(
+            "{variable} must name the folder of the runtime's libraries; `cargo xtask test` installs it"
+        ),
     }
 }
 
 pub fn config(runtime: Option<&Path>, temp: &Path) -> InitConfig {
-    InitConfig { runtime_dir: runtime.map(Path::to_path_buf), temp_dir: temp.to_path_buf(), ..Default::default() }
+    InitConfig {
+        runtime_dir: runtime.map(Path::to_path_buf),
+        temp_dir: temp.to_path_buf(),
+        ..Default::default()
+    }
 }
 
 pub fn spec(precision: Precision) -> BuildSpec {
@@ -64,7 +70,8 @@ impl Model {
 
     /// A weight: external data whose location is its own name.
     pub fn weight(mut self, name: &str, dtype: DType, shape: &[usize]) -> Self {
-        let entry = |key: &str, value: String| StringStringEntryProto { key: Some(key.into()), value: Some(value) };
+        let entry =
+            |key: &str, value: String| StringStringEntryProto { key: Some(key.into()), value: Some(value) };
         self.0.initializer.push(TensorProto {
             name: Some(name.into()),
             data_type: Some(dtype as i32),
@@ -147,7 +154,8 @@ impl Source {
 
 impl WeightSource for Source {
     fn get(&self, name: &str) -> Result<Weight<'_>> {
-        let stored = self.0.get(name).ok_or_else(|| Error::not_found(format!("there is no weight `{name}`")))?;
+        let stored =
+            self.0.get(name).ok_or_else(|| Error::not_found(format!("there is no weight `{name}`")))?;
         let weight = Weight::new(stored.dtype, stored.shape.clone(), &stored.data[..])?;
         Ok(match &stored.file {
             Some((path, offset)) => weight.in_file(path.clone(), *offset),
@@ -225,16 +233,27 @@ pub fn perceptron_weights(seed: u32) -> Source {
 /// What [`perceptron`] computes.
 pub fn perceptron_reference(weights: &Source, x: &[f32]) -> Vec<f64> {
     let get = |name: &str| floats(&weights.0[name].data);
-    let hidden: Vec<f64> = affine(&widen(x), &get("w1"), &get("b1"), 64).into_iter().map(|v| v.max(0.0)).collect();
+    let hidden: Vec<f64> =
+        affine(&widen(x), &get("w1"), &get("b1"), 64).into_iter().map(|v| v.max(0.0)).collect();
     affine(&hidden, &get("w2"), &get("b2"), 96)
 }
 
 /// Builds an engine and gives it weights.
-pub fn session(provider: &dyn Provider, model: &[u8], spec: &BuildSpec, weights: &Source) -> Result<Box<dyn Session>> {
+pub fn session(
+    provider: &dyn Provider,
+    model: &[u8],
+    spec: &BuildSpec,
+    weights: &Source,
+) -> Result<Box<dyn Session>> {
     engine(provider, model, spec, weights)?.session(weights, &NoHost)
 }
 
-pub fn engine(provider: &dyn Provider, model: &[u8], spec: &BuildSpec, weights: &Source) -> Result<Box<dyn Engine>> {
+pub fn engine(
+    provider: &dyn Provider,
+    model: &[u8],
+    spec: &BuildSpec,
+    weights: &Source,
+) -> Result<Box<dyn Engine>> {
     provider.build(model, spec, weights, &NoHost)
 }
 

@@ -62,6 +62,9 @@ pub(crate) fn run_all(workspace: &Workspace, extent: Extent) -> Result<()> {
         cargo.args(arguments).envs(environment.iter().cloned());
         cargo
     };
+    let golden = |tally: &mut Tally, filter: &str| {
+        tally.count(&mut tests(&["test", "--package=sdrun-tests", "--test=golden", "--", "--ignored", filter]))
+    };
     step("Unit, integration and documentation tests");
     tally.count(&mut tests(&["test", "--workspace", "--no-fail-fast"]))?;
     if std::env::var_os("SDRUN_TAEF2_DIR").is_some() {
@@ -89,8 +92,7 @@ pub(crate) fn run_all(workspace: &Workspace, extent: Extent) -> Result<()> {
             tally.count(command.arg("--snapshots").arg(snapshots))?;
         }
         step("Full-size models");
-        let filter = ["test", "--package=sdrun-tests", "--test=golden", "--", "--ignored", "full_size"];
-        tally.count(&mut tests(&filter))?;
+        golden(&mut tally, "full_size")?;
     }
     tally.report()
 }

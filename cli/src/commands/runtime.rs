@@ -10,6 +10,7 @@ use sdrun::{
 use serde::Serialize;
 use std::{
     io::{self, BufRead, IsTerminal, Write},
+    path::Path,
     process::ExitCode,
 };
 
@@ -116,16 +117,17 @@ fn show(out: &mut dyn Write, rows: &[Row]) -> io::Result<()> {
 #[derive(Serialize)]
 struct Installed<'a> {
     runtime: &'a str,
-    #[serde(flatten)]
-    plan: &'a InstallPlan,
-    /// `installed` now, or `present` before.
-    outcome: &'static str,
+    version: &'a str,
+    dir: &'a Path,
+    /// Whether it was there before.
+    present: bool,
 }
 
 fn install(registry: &Registry, spec: &RuntimeSpec, yes: bool, context: &Context) -> anyhow::Result<()> {
     let plan = runtime::plan(spec, registry.paths())?;
+    let report =
+        Installed { runtime: &spec.name, version: &spec.version, dir: &plan.dir, present: plan.installed };
     if plan.installed {
-        let report = Installed { runtime: &spec.name, plan: &plan, outcome: "present" };
         return context.present(&report, |out| {
             writeln!(out, "{} {} is installed already, in {}", spec.name, spec.version, plan.dir.display())
         });
@@ -146,7 +148,6 @@ fn install(registry: &Registry, spec: &RuntimeSpec, yes: bool, context: &Context
     let outcome = runtime::install(&plan);
     drop(task);
     outcome?;
-    let report = Installed { runtime: &spec.name, plan: &plan, outcome: "installed" };
     context.present(&report, |out| {
         writeln!(out, "{} {} is installed in {}", spec.name, spec.version, plan.dir.display())
     })

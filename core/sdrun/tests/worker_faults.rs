@@ -166,14 +166,6 @@ fn a_worker_killed_in_a_call_is_an_error() {
 }
 
 #[test]
-fn a_stopped_worker_ends_at_the_limit_too() {
-    let isolated = worker_with("good", Limits { init: Some(Duration::from_secs(8)), ..patient() });
-    assert!(Command::new("kill").args(["-STOP", &isolated.pid().to_string()]).status().unwrap().success());
-    assert_eq!(isolated.devices().unwrap_err().code, ErrorCode::DeadlineExceeded);
-    assert!(!std::fs::exists(format!("/proc/{}", isolated.pid())).unwrap());
-}
-
-#[test]
 fn a_panic_of_the_hosts_own_callback_ends_the_worker() {
     struct Panics;
     impl WeightSource for Panics {

@@ -7,7 +7,8 @@ use sdrun_graph::{
 /// Reads the model a host hands to [`Provider::build`](sdrun_abi::Provider::build): every external tensor
 /// is a weight, its location any text, and every inline one is part of the graph.
 pub fn read_graph(model: &Bytes) -> Result<Graph> {
-    let mut graph = Graph::from_bytes(model.clone(), "the model", ExternalBase::Stripped).map_err(graph_error)?;
+    let mut graph =
+        Graph::from_bytes(model.clone(), "the model", ExternalBase::Stripped).map_err(graph_error)?;
     for initializer in graph.initializers.values_mut() {
         if let Initializer::Weight(WeightRef { dtype, shape, data: WeightData::Inline(data) }) = initializer {
             let tensor = Tensor::new(*dtype, shape.clone(), data.clone()).map_err(graph_error)?;
@@ -20,7 +21,9 @@ pub fn read_graph(model: &Bytes) -> Result<Graph> {
 /// A fault of a graph as an error of the ABI.
 pub fn graph_error(error: GraphError) -> Error {
     match error {
-        GraphError::Unsupported { .. } | GraphError::UnsupportedModel { .. } => Error::unsupported(error.to_string()),
+        GraphError::Unsupported { .. } | GraphError::UnsupportedModel { .. } => {
+            Error::unsupported(error.to_string())
+        }
         _ => Error::invalid(error.to_string()),
     }
 }
@@ -37,7 +40,9 @@ pub fn describe(graph: &Graph, compatibility: String) -> Result<EngineInfo> {
                     (Some(dtype), Some(shape)) => {
                         Ok(TensorSpec { name, dtype, shape: shape.iter().map(Dim::known).collect() })
                     }
-                    (None, _) => Err(Error::invalid(format!("the element type of {what} `{name}` is not known"))),
+                    (None, _) => {
+                        Err(Error::invalid(format!("the element type of {what} `{name}` is not known")))
+                    }
                     (_, None) => Err(Error::invalid(format!("the rank of {what} `{name}` is not known"))),
                 }
             })

@@ -109,8 +109,7 @@ fn elf_segments(header: &[u8; 64]) -> Result<SegmentTable, (ErrorCode, String)> 
 
 /// The end of the last segment in the file, out of an array of `Elf64_Phdr`.
 fn elf_end(headers: &[u8]) -> u64 {
-    let u64_at =
-        |header: &[u8], at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+    let u64_at = |header: &[u8], at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
     headers
         .chunks_exact(PROGRAM_HEADER)
         // p_offset + p_filesz
@@ -135,7 +134,8 @@ mod tests {
     fn what_is_no_library_is_refused() {
         assert!(error(b"").message.contains("only 0 bytes"));
         assert!(error(b"GROUP ( libthing.so.1 )").message.contains("no shared library"));
-        let garbage: Vec<u8> = (0..100_000u32).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+        let garbage: Vec<u8> =
+            (0..100_000u32).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
         assert_eq!(error(&garbage).code, ErrorCode::DataLoss);
         let dir = tempfile::tempdir().unwrap();
         assert!(check_image(dir.path()).unwrap_err().message.contains("not a regular file"));

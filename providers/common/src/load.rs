@@ -45,7 +45,8 @@ mod tests {
         let mut bytes = vec![0u8; 8192];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
         bytes[16] = 3;
-        bytes[18..20].copy_from_slice(&(if cfg!(target_arch = "aarch64") { 183u16 } else { 62 }).to_le_bytes());
+        bytes[18..20]
+            .copy_from_slice(&(if cfg!(target_arch = "aarch64") { 183u16 } else { 62 }).to_le_bytes());
         bytes[32] = 64; // program headers at 64
         bytes[54] = 56;
         bytes[56] = 1;

@@ -18,9 +18,12 @@ pub fn locate(spec: &RuntimeSpec, dir: Option<&Path>) -> Result<PathBuf> {
         spec.name, spec.env
     );
     let Some(dir) = dir else {
-        return Err(Error::precondition(format!("the {} runtime is not installed", spec.name)).with_hint(hint));
+        return Err(
+            Error::precondition(format!("the {} runtime is not installed", spec.name)).with_hint(hint)
+        );
     };
-    let entries = std::fs::read_dir(dir).map_err(|e| Error::io("read the folder", dir, &e).with_hint(&hint))?;
+    let entries =
+        std::fs::read_dir(dir).map_err(|e| Error::io("read the folder", dir, &e).with_hint(&hint))?;
     let patterns: Vec<glob::Pattern> =
         spec.library_names.iter().filter_map(|p| glob::Pattern::new(p).ok()).collect();
     let newest = entries
@@ -70,7 +73,10 @@ mod tests {
             let error = locate(&spec(), dir.as_deref()).unwrap_err();
             assert!(error.message.contains(part), "{error}");
             let hint = error.hint.unwrap();
-            assert!(hint.contains("sdrun runtime install thing") && hint.contains("SDRUN_THING_DIR"), "{hint}");
+            assert!(
+                hint.contains("sdrun runtime install thing") && hint.contains("SDRUN_THING_DIR"),
+                "{hint}"
+            );
         }
         assert_eq!(locate(&spec(), None).unwrap_err().code, ErrorCode::FailedPrecondition);
     }

@@ -73,10 +73,12 @@ mod tests {
     #[test]
     fn weights_are_checked() {
         let source = One(vec![1.0, 2.0, 3.0]);
-        let spec = |name: &str, dtype, shape: &[usize]| WeightSpec { name: name.into(), dtype, shape: shape.into() };
+        let spec =
+            |name: &str, dtype, shape: &[usize]| WeightSpec { name: name.into(), dtype, shape: shape.into() };
         assert_eq!(weight(&source, &spec("w", DType::F32, &[3])).unwrap().data().len(), 12);
         assert_eq!(weight(&source, &spec("v", DType::F32, &[3])).unwrap_err().code, ErrorCode::NotFound);
-        for spec in [spec("w", DType::F16, &[3]), spec("w", DType::F32, &[4]), spec("w", DType::F32, &[3, 1])] {
+        for spec in [spec("w", DType::F16, &[3]), spec("w", DType::F32, &[4]), spec("w", DType::F32, &[3, 1])]
+        {
             let error = weight(&source, &spec).unwrap_err();
             assert_eq!(error.code, ErrorCode::InvalidArgument);
             assert!(error.message.contains("`w`") && error.message.contains("f32 [3]"), "{error}");

@@ -13,3 +13,11 @@ mod translate;
 mod weights;
 
 pub use provider::GgmlProvider;
+
+sdrun_abi::export_provider! {
+    id: "ggml",
+    vendor: "sdrun",
+    version: env!("CARGO_PKG_VERSION"),
+    build_id: env!("SDRUN_BUILD_ID"),
+    provider: GgmlProvider::default(),
+}

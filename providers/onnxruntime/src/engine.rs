@@ -92,7 +92,8 @@ impl Recipe {
             .map_err(graph_error)?;
         phase(host, "create session", 0, 1)?;
         let settings = Settings { threads: self.threads, optimise: true, folder: weights.folder.as_deref() };
-        let session = self.create(&onnx, (&self.info.inputs, &self.info.outputs), &weights.lent, &settings, host)?;
+        let session =
+            self.create(&onnx, (&self.info.inputs, &self.info.outputs), &weights.lent, &settings, host)?;
         phase(host, "create session", 1, 1)?;
         Ok(session)
     }

@@ -2,8 +2,8 @@ use crate::{engine::OrtEngine, ffi, log};
 use bytes::Bytes;
 use ort::environment::Environment;
 use sdrun_abi::{
-    BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind, Engine, Error, Host, InitConfig,
-    Precision, Provider, Result, RuntimeInfo, WeightSource, WeightUpdate,
+    BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind, Engine, Error, Host,
+    InitConfig, Precision, Provider, Result, RuntimeInfo, WeightSource, WeightUpdate,
 };
 use sdrun_provider_common::{locate, refuse_options, runtime_spec};
 use std::{
@@ -26,7 +26,9 @@ static RUNTIME: OnceLock<Runtime> = OnceLock::new();
 /// The environment of the loaded library; `FailedPrecondition` before `init` has succeeded.
 fn environment() -> Result<&'static Environment> {
     let runtime = RUNTIME.get();
-    Ok(&runtime.ok_or_else(|| Error::precondition("the onnxruntime provider is not initialised"))?.environment)
+    Ok(&runtime
+        .ok_or_else(|| Error::precondition("the onnxruntime provider is not initialised"))?
+        .environment)
 }
 
 /// An engine is the graph; every ONNX Runtime this plugin can use takes it.
@@ -128,8 +130,10 @@ impl Provider for OnnxRuntime {
 fn check_device(device: &str) -> Result<()> {
     match device {
         DEVICE => Ok(()),
-        _ => Err(Error::not_found(format!("this plugin drives ONNX Runtime on the CPU only, not on `{device}`"))
-            .with_hint(format!("devices: {DEVICE}"))),
+        _ => Err(Error::not_found(format!(
+            "this plugin drives ONNX Runtime on the CPU only, not on `{device}`"
+        ))
+        .with_hint(format!("devices: {DEVICE}"))),
     }
 }
 
@@ -157,6 +161,9 @@ fn check_spec(spec: &BuildSpec) -> Result<usize> {
 /// The processor's name where the system tells it in a file, else its architecture.
 fn cpu_name() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':')).map(|(_, name)| name.trim());
+    let name = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':'))
+        .map(|(_, name)| name.trim());
     name.map_or_else(|| format!("{} CPU", std::env::consts::ARCH), str::to_string)
 }

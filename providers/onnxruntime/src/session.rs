@@ -7,8 +7,8 @@ use crate::{
     watch::watched,
 };
 use sdrun_abi::{
-    Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result, Session, TensorSpec, TensorView, WeightSource,
-    WeightUpdate,
+    Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result, Session, TensorSpec, TensorView,
+    WeightSource, WeightUpdate,
 };
 use std::{
     sync::Arc,
@@ -42,7 +42,12 @@ fn fixed_output(spec: &TensorSpec) -> Option<OutputSpec> {
 }
 
 impl Session for RunningSession {
-    fn refit(&mut self, _changed: &[&str], weights: &dyn WeightSource, host: &dyn Host) -> Result<RefitReport> {
+    fn refit(
+        &mut self,
+        _changed: &[&str],
+        weights: &dyn WeightSource,
+        host: &dyn Host,
+    ) -> Result<RefitReport> {
         let session = self.recipe.session(weights, host);
         log::deliver(host);
         // Everything that can fail is done; only now the former weights go.
@@ -52,7 +57,12 @@ impl Session for RunningSession {
         Ok(RefitReport { method: WeightUpdate::Rebuild, tensors: weights.len(), bytes })
     }
 
-    fn run(&mut self, inputs: &[TensorView<'_>], outputs: &mut dyn OutputSink, host: &dyn Host) -> Result<()> {
+    fn run(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        outputs: &mut dyn OutputSink,
+        host: &dyn Host,
+    ) -> Result<()> {
         let watch = self.last_run.is_none_or(|took| took > WATCHED_FROM);
         let run = |terminator: &Terminator<'_>, work: &mut dyn FnMut() -> Result<()>| {
             if !watch {

@@ -21,7 +21,11 @@ pub(crate) struct Weights<'a> {
 
 impl<'a> Weights<'a> {
     /// Takes every weight of `specs` from the source.
-    pub(crate) fn take(specs: &'a [WeightSpec], source: &'a dyn WeightSource, host: &dyn Host) -> Result<Self> {
+    pub(crate) fn take(
+        specs: &'a [WeightSpec],
+        source: &'a dyn WeightSource,
+        host: &dyn Host,
+    ) -> Result<Self> {
         let mut files = WeightFiles::default();
         let mut taken = Vec::with_capacity(specs.len());
         for (index, spec) in specs.iter().enumerate() {
@@ -39,7 +43,8 @@ impl<'a> Weights<'a> {
                 *bytes_in.entry(folder).or_default() += weight.data().len();
             }
         }
-        let folder = bytes_in.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(folder, _)| folder.to_string());
+        let folder =
+            bytes_in.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(folder, _)| folder.to_string());
         let mut weights = Weights { folder, in_files: HashMap::new(), lent: Vec::new() };
         for (name, weight, file) in taken {
             match file {
@@ -80,7 +85,9 @@ mod tests {
     }
 
     fn specs(n: usize) -> Vec<WeightSpec> {
-        (0..n).map(|i| WeightSpec { name: i.to_string(), dtype: DType::U8, shape: vec![10 * (i + 1)] }).collect()
+        (0..n)
+            .map(|i| WeightSpec { name: i.to_string(), dtype: DType::U8, shape: vec![10 * (i + 1)] })
+            .collect()
     }
 
     #[test]

@@ -1,4 +1,5 @@
 //! The provider with a real ONNX Runtime.
+#![allow(clippy::unwrap_used)]
 
 #[path = "../../common/testing.rs"]
 mod testing;
@@ -86,9 +87,14 @@ fn weights_are_not_needed_after_the_session_is_made() {
     ];
     session.run(&inputs, &mut sink, &NoHost).unwrap();
     let row = |table: &[f32], i: usize| table[i * 500..(i + 1) * 500].to_vec();
-    let rows: Vec<f32> =
-        [(5, 10.0), (0, 20.0), (99, 30.0)].iter().flat_map(|(i, s)| row(&e, *i).into_iter().map(move |v| v + s)).collect();
-    let sums: Vec<f32> = [5, 0, 99].iter().flat_map(|i| row(&e, *i).into_iter().zip(row(&d, *i)).map(|(a, b)| a + b)).collect();
+    let rows: Vec<f32> = [(5, 10.0), (0, 20.0), (99, 30.0)]
+        .iter()
+        .flat_map(|(i, s)| row(&e, *i).into_iter().map(move |v| v + s))
+        .collect();
+    let sums: Vec<f32> = [5, 0, 99]
+        .iter()
+        .flat_map(|i| row(&e, *i).into_iter().zip(row(&d, *i)).map(|(a, b)| a + b))
+        .collect();
     assert_eq!(floats(sink.get(0).unwrap().data), rows);
     assert_eq!(floats(sink.get(1).unwrap().data), sums);
     let product = affine(&widen(&x), &w, &[0.0; 64], 64);
@@ -98,13 +104,17 @@ fn weights_are_not_needed_after_the_session_is_made() {
 #[test]
 fn every_offered_element_type_passes_through() {
     for dtype in provider().capabilities("cpu").unwrap().io_dtypes {
-        let model =
-            Model::default().input("x", dtype, &[2, 3]).output("y", dtype, &[3, 2]).node("Reshape", &["x", "s"], &["y"]);
+        let model = Model::default().input("x", dtype, &[2, 3]).output("y", dtype, &[3, 2]).node(
+            "Reshape",
+            &["x", "s"],
+            &["y"],
+        );
         let shape: Vec<u8> = [3i64, 2].iter().flat_map(|d| d.to_le_bytes()).collect();
         let model = model.constant("s", DType::I64, &[2], shape).bytes();
-        let data: Vec<u8> = (0..6 * dtype.size()).map(|i| if dtype == DType::Bool { i as u8 & 1 } else { i as u8 }).collect();
-        let mut session =
-            session(provider(), &model, &fp32(), &Source::default()).unwrap_or_else(|e| panic!("{dtype}: {e}"));
+        let data: Vec<u8> =
+            (0..6 * dtype.size()).map(|i| if dtype == DType::Bool { i as u8 & 1 } else { i as u8 }).collect();
+        let mut session = session(provider(), &model, &fp32(), &Source::default())
+            .unwrap_or_else(|e| panic!("{dtype}: {e}"));
         let mut sink = VecSink::default();
         session.run(&[TensorView { dtype, shape: &[2, 3], data: &data }], &mut sink, &NoHost).unwrap();
         let y = sink.get(0).unwrap();
@@ -121,7 +131,8 @@ fn an_fp16_graph_runs_in_its_own_types() {
         .weight("w", DType::F16, &[8, 4])
         .node("MatMul", &["x", "w"], &["y"])
         .bytes();
-    let halves = |values: &[f32]| -> Vec<half::f16> { values.iter().map(|v| half::f16::from_f32(*v)).collect() };
+    let halves =
+        |values: &[f32]| -> Vec<half::f16> { values.iter().map(|v| half::f16::from_f32(*v)).collect() };
     let raw = |values: &[half::f16]| -> Vec<u8> { values.iter().flat_map(|v| v.to_le_bytes()).collect() };
     let (x, w) = (halves(&noise(1, 16)), halves(&noise(2, 32)));
     let stored = Stored { dtype: DType::F16, shape: vec![8, 4], data: raw(&w), file: None };
@@ -129,7 +140,9 @@ fn an_fp16_graph_runs_in_its_own_types() {
     let mut session = session(provider(), &model, &fp32(), &weights).unwrap();
     let data = raw(&x);
     let mut sink = VecSink::default();
-    session.run(&[TensorView { dtype: DType::F16, shape: &[2, 8], data: &data }], &mut sink, &NoHost).unwrap();
+    session
+        .run(&[TensorView { dtype: DType::F16, shape: &[2, 8], data: &data }], &mut sink, &NoHost)
+        .unwrap();
     let y: Vec<f32> = sink
         .get(0)
         .unwrap()
@@ -311,7 +324,11 @@ fn a_long_run_is_cancelled_and_the_session_lives_on() {
     model = model.node("Softmax", &["x"], &["h0"]);
     for i in 0..60 {
         let (from, to) = (format!("h{i}"), format!("h{}", i + 1));
-        model = model.node("MatMul", &[&from, &format!("t{i}")], &[&to]).node("Softmax", &[&from], &[&format!("t{i}")]);
+        model = model.node("MatMul", &[&from, &format!("t{i}")], &[&to]).node(
+            "Softmax",
+            &[&from],
+            &[&format!("t{i}")],
+        );
     }
     let mut session = session(provider(), &model.bytes(), &fp32(), &Source::default()).unwrap();
     let x = bytes(&noise(1, (n * n) as usize));

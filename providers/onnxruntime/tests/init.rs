@@ -1,5 +1,6 @@
 //! Loading: every way it can fail is an ordinary error, and none hangs. One test, because a process loads
 //! one ONNX Runtime.
+#![allow(clippy::unwrap_used)]
 
 #[path = "../../common/testing.rs"]
 mod testing;
@@ -23,7 +24,8 @@ fn a_bad_runtime_is_an_error_and_a_good_one_still_loads() {
     // Before anything is loaded.
     assert_eq!(failure(OnnxRuntime.devices()).code, ErrorCode::FailedPrecondition);
     assert_eq!(failure(OnnxRuntime.capabilities("cpu")).code, ErrorCode::FailedPrecondition);
-    let build = OnnxRuntime.build(&perceptron(), &testing::spec(Precision::Fp32), &Source::default(), &NoHost);
+    let build =
+        OnnxRuntime.build(&perceptron(), &testing::spec(Precision::Fp32), &Source::default(), &NoHost);
     assert_eq!(failure(build).code, ErrorCode::FailedPrecondition);
 
     let error = failure(init(None));

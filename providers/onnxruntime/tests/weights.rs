@@ -1,4 +1,5 @@
 //! Weights in files and in memory are the same.
+#![allow(clippy::unwrap_used)]
 
 #[path = "../../common/testing.rs"]
 mod testing;

@@ -1,7 +1,9 @@
 //! Devices of the loaded OpenVINO.
 
 use crate::runtime::Runtime;
-use sdrun_abi::{CancelSupport, Capabilities, DType, Device, DeviceKind, Error, Precision, Result, WeightUpdate};
+use sdrun_abi::{
+    CancelSupport, Capabilities, DType, Device, DeviceKind, Error, Precision, Result, WeightUpdate,
+};
 
 /// A device and what OpenVINO calls it.
 pub(crate) struct Target {
@@ -124,7 +126,9 @@ impl Target {
     pub(crate) fn check_bake(&self) -> Result<()> {
         match self.has("EXPORT_IMPORT") {
             true => Ok(()),
-            false => Err(Error::unsupported(format!("OpenVINO cannot export models of {}", self.device.name))),
+            false => {
+                Err(Error::unsupported(format!("OpenVINO cannot export models of {}", self.device.name)))
+            }
         }
     }
 

@@ -42,16 +42,17 @@ impl Requirements {
 
 /// See [`Provider::check`](sdrun_abi::Provider::check).
 pub(crate) fn check(compatibility: &str, runtime: &Runtime, target: &Target) -> Result<Compatibility> {
-    let requirements: Requirements = serde_json::from_str(compatibility)
-        .map_err(|e| Error::invalid(format!("the compatibility string {compatibility:?} is not one of openvino: {e}")))?;
+    let requirements: Requirements = serde_json::from_str(compatibility).map_err(|e| {
+        Error::invalid(format!("the compatibility string {compatibility:?} is not one of openvino: {e}"))
+    })?;
     Ok(match requirements {
         Requirements::Onnx => Compatibility::Optimal,
         Requirements::Blob { openvino, .. } if openvino != runtime.version => {
             Compatibility::Unsupported(format!("built with OpenVINO {openvino}, found {}", runtime.version))
         }
-        Requirements::Blob { class, .. } if class != target.device.class => {
-            Compatibility::Unsupported(format!("built for `{class}`, this device is `{}`", target.device.class))
-        }
+        Requirements::Blob { class, .. } if class != target.device.class => Compatibility::Unsupported(
+            format!("built for `{class}`, this device is `{}`", target.device.class),
+        ),
         Requirements::Blob { .. } => Compatibility::Optimal,
     })
 }
@@ -84,7 +85,8 @@ impl Recipe {
 
     /// Reads and compiles the graph with weights.
     pub(crate) fn compile(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<CompiledModel> {
-        let staging = Staging::with_weights(&self.runtime.temp_dir, &self.graph, &self.info.weights, weights, host)?;
+        let staging =
+            Staging::with_weights(&self.runtime.temp_dir, &self.graph, &self.info.weights, weights, host)?;
         phase(host, "read", 0, 1)?;
         let model = self.read(&staging)?;
         // OpenVINO has mapped the files; the folder goes before the long part.
@@ -195,7 +197,8 @@ impl Baked {
     ) -> Result<Box<dyn Engine>> {
         let (info, blob) = split(payload)?;
         if let Compatibility::Unsupported(why) = check(&info.compatibility, runtime, &target)? {
-            return Err(Error::precondition(format!("the engine cannot be used here: {why}")).with_hint("build it again"));
+            return Err(Error::precondition(format!("the engine cannot be used here: {why}"))
+                .with_hint("build it again"));
         }
         let wanted = Requirements::blob(runtime, &target, spec).text()?;
         if info.compatibility != wanted {
@@ -218,7 +221,8 @@ fn split(payload: &[u8]) -> Result<(EngineInfo, &[u8])> {
     let length = u32::from_le_bytes(*length) as usize;
     let (info, blob) =
         rest.split_at_checked(length).ok_or_else(|| damaged("its description is longer than the engine"))?;
-    let info = serde_json::from_slice(info).map_err(|e| damaged(&format!("its description is no JSON: {e}")))?;
+    let info =
+        serde_json::from_slice(info).map_err(|e| damaged(&format!("its description is no JSON: {e}")))?;
     match blob.is_empty() {
         true => Err(damaged("it holds no blob")),
         false => Ok((info, blob)),
@@ -231,7 +235,8 @@ impl Engine for Baked {
     }
 
     fn serialize(&self) -> Result<Vec<u8>> {
-        let info = serde_json::to_vec(&self.info).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))?;
+        let info =
+            serde_json::to_vec(&self.info).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))?;
         let staging = Staging::new(&self.runtime.temp_dir)?;
         // The C API exports to files only.
         let file = staging.file("model.blob");

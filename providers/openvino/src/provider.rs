@@ -1,8 +1,8 @@
 use crate::{devices, engine, runtime};
 use bytes::Bytes;
 use sdrun_abi::{
-    BuildSpec, Capabilities, Compatibility, Device, Engine, Error, Host, InitConfig, Provider, Result, RuntimeInfo,
-    WeightSource,
+    BuildSpec, Capabilities, Compatibility, Device, Engine, Error, Host, InitConfig, Provider, Result,
+    RuntimeInfo, WeightSource,
 };
 use sdrun_provider_common::refuse_options;
 

@@ -130,7 +130,8 @@ impl Runtime {
             return Ok(isa);
         }
         // The plugin tells it only about a compiled model.
-        let onnx = relu().to_onnx(|name, _| Err(sdrun_graph::GraphError::Invalid(format!("no weight {name}"))));
+        let onnx =
+            relu().to_onnx(|name, _| Err(sdrun_graph::GraphError::Invalid(format!("no weight {name}"))));
         let onnx = onnx.map_err(|e| Error::internal(e.to_string()))?;
         let compiled = self.core.compile(&self.core.read_bytes(&onnx)?, "CPU", &[])?;
         let isa = match compiled.property("RUNTIME_REQUIREMENTS") {
@@ -151,7 +152,11 @@ fn relu() -> Graph {
     let mut graph = Graph { name: "probe".into(), ir_version: 8, ..Default::default() };
     graph.opsets.insert(String::new(), 17);
     let mut value = |name: &str| {
-        graph.add_value(Value { name: name.into(), dtype: Some(DType::F32), shape: Some(vec![Dim::Known(1)]) })
+        graph.add_value(Value {
+            name: name.into(),
+            dtype: Some(DType::F32),
+            shape: Some(vec![Dim::Known(1)]),
+        })
     };
     let (x, y) = (value("x"), value("y"));
     graph.nodes.push(Node {

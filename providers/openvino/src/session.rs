@@ -30,7 +30,11 @@ pub(crate) struct OvSession {
 }
 
 impl OvSession {
-    pub(crate) fn new(compiled: &Arc<CompiledModel>, info: &EngineInfo, recipe: Option<Arc<Recipe>>) -> Result<Self> {
+    pub(crate) fn new(
+        compiled: &Arc<CompiledModel>,
+        info: &EngineInfo,
+        recipe: Option<Arc<Recipe>>,
+    ) -> Result<Self> {
         let fixed = fixed_outputs(&compiled.output_shapes()?, &info.outputs)?;
         let io = |specs: &[TensorSpec]| -> Vec<Io> {
             specs.iter().map(|spec| Io { name: spec.name.clone(), dtype: spec.dtype }).collect()
@@ -54,7 +58,10 @@ fn fixed_outputs(found: &[Option<Vec<usize>>], stated: &[TensorSpec]) -> Result<
     for (shape, spec) in found.iter().zip(stated) {
         let Some(shape) = shape else { return Ok(None) };
         let agrees = shape.len() == spec.shape.len()
-            && shape.iter().zip(&spec.shape).all(|(found, stated)| stated.is_none_or(|stated| stated == *found));
+            && shape
+                .iter()
+                .zip(&spec.shape)
+                .all(|(found, stated)| stated.is_none_or(|stated| stated == *found));
         if !agrees {
             return Err(Error::internal(format!(
                 "OpenVINO infers the shape {shape:?} for output `{}`, the model states {:?}",
@@ -67,7 +74,12 @@ fn fixed_outputs(found: &[Option<Vec<usize>>], stated: &[TensorSpec]) -> Result<
 }
 
 impl Session for OvSession {
-    fn refit(&mut self, _changed: &[&str], weights: &dyn WeightSource, host: &dyn Host) -> Result<RefitReport> {
+    fn refit(
+        &mut self,
+        _changed: &[&str],
+        weights: &dyn WeightSource,
+        host: &dyn Host,
+    ) -> Result<RefitReport> {
         let Some(recipe) = self.recipe.clone() else {
             return Err(Error::precondition("the weights of this engine are baked in and cannot be changed")
                 .with_hint("build the engine without baking"));
@@ -75,11 +87,17 @@ impl Session for OvSession {
         let compiled = Arc::new(recipe.compile(weights, host)?);
         // Everything that can fail is done; only now the former weights go.
         *self = OvSession::new(&compiled, &recipe.info, Some(recipe.clone()))?;
-        let bytes = recipe.info.weights.iter().filter_map(|w| w.dtype.bytes_of(&w.shape)).map(|n| n as u64).sum();
+        let bytes =
+            recipe.info.weights.iter().filter_map(|w| w.dtype.bytes_of(&w.shape)).map(|n| n as u64).sum();
         Ok(RefitReport { method: WeightUpdate::Rebuild, tensors: recipe.info.weights.len(), bytes })
     }
 
-    fn run(&mut self, inputs: &[TensorView<'_>], outputs: &mut dyn OutputSink, host: &dyn Host) -> Result<()> {
+    fn run(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        outputs: &mut dyn OutputSink,
+        host: &dyn Host,
+    ) -> Result<()> {
         let poll = || host.cancelled();
         let watched = self.last_run.is_none_or(|took| took > WATCHED_FROM);
         let cancelled: Option<&dyn Fn() -> bool> = if watched { Some(&poll) } else { None };
@@ -114,7 +132,11 @@ mod tests {
 
     #[test]
     fn outputs_are_fixed_only_where_all_shapes_are() {
-        let spec = |shape: &[Option<usize>]| TensorSpec { name: "y".into(), dtype: DType::F32, shape: shape.to_vec() };
+        let spec = |shape: &[Option<usize>]| TensorSpec {
+            name: "y".into(),
+            dtype: DType::F32,
+            shape: shape.to_vec(),
+        };
         let stated = [spec(&[Some(2), None]), spec(&[])];
         let fixed = fixed_outputs(&[Some(vec![2, 3]), Some(vec![])], &stated).unwrap().unwrap();
         assert_eq!(fixed[0].shape, [2, 3]);

@@ -5,9 +5,10 @@
 //! the model refers to the weight's place in it. What cannot be linked (weights that are computed, files
 //! of another file system or another user) is written to one file in the folder.
 //!
-//! A folder is removed as soon as the model is read, since the reader maps its files; on a system that
-//! does not let go of mapped files, when it is dropped. What a killed process leaves behind is removed when
-//! the next one initialises the provider.
+//! A folder is removed as soon as the model is read, since the reader maps its files, and links are made
+//! last, so that files have a second name for as short as possible: others may refuse files that have. What
+//! a killed process leaves behind, or a system that does not remove mapped files, is removed when the next
+//! process initialises the provider.
 
 use sdrun_abi::{Error, Host, LogLevel, Result, Weight, WeightSource, WeightSpec};
 use sdrun_graph::{Graph, GraphError, Placement};
@@ -64,26 +65,30 @@ impl Staging {
         host: &dyn Host,
     ) -> Result<Self> {
         let staging = Self::new(temp_dir)?;
-        let total: u64 = weights.iter().map(bytes_of).sum();
-        let mut files = Files {
-            dir: staging.dir.path(),
-            originals: WeightFiles::default(),
-            linked: HashMap::new(),
-            copies: None,
-            position: 0,
-        };
+        let link = weights.iter().map(bytes_of).fold(0, u64::saturating_add) >= LINK_FROM;
+        let mut originals = WeightFiles::default();
+        let mut copies = Copies::new(staging.file(COPIES));
         let mut places = HashMap::new();
+        let mut in_files = Vec::new();
         for (index, spec) in weights.iter().enumerate() {
             phase(host, "stage weights", index as u64, weights.len() as u64)?;
             let weight = weight(source, spec)?;
-            let linked = if total >= LINK_FROM { files.link(&spec.name, &weight, host)? } else { None };
-            let place = match linked {
-                Some(place) => place,
-                None => files.copy(&weight)?,
+            match originals.place(&spec.name, &weight)? {
+                Some((path, offset)) if link => in_files.push((spec, path.to_path_buf(), offset)),
+                _ => {
+                    places.insert(spec.name.as_str(), copies.append(&weight)?);
+                }
+            }
+        }
+        let mut links = Links { dir: staging.dir.path(), names: HashMap::new() };
+        for (spec, path, offset) in in_files {
+            let place = match links.name(&path, host) {
+                Some(name) => (name, offset),
+                None => copies.append(&weight(source, spec)?)?,
             };
             places.insert(spec.name.as_str(), place);
         }
-        files.finish()?;
+        copies.finish()?;
         staging.write_model(graph, |name| places.get(name).cloned())?;
         Ok(staging)
     }
@@ -112,8 +117,8 @@ impl Staging {
     fn write_model(&self, graph: &Graph, place: impl Fn(&str) -> Option<(String, u64)>) -> Result<()> {
         let onnx = graph
             .to_onnx(|name, weight| {
-                let (location, offset) =
-                    place(name).ok_or_else(|| GraphError::Invalid(format!("weight `{name}` was not staged")))?;
+                let (location, offset) = place(name)
+                    .ok_or_else(|| GraphError::Invalid(format!("weight `{name}` was not staged")))?;
                 let length = weight.dtype.bytes_of(&weight.shape).unwrap_or(usize::MAX) as u64;
                 Ok(Placement::External { location, offset, length })
             })
@@ -127,57 +132,71 @@ fn bytes_of(spec: &WeightSpec) -> u64 {
     spec.dtype.bytes_of(&spec.shape).unwrap_or(usize::MAX) as u64
 }
 
-/// The weight files of a folder in the making.
-struct Files<'a> {
+/// Hard links of a folder to files.
+struct Links<'a> {
     dir: &'a Path,
-    originals: WeightFiles,
     /// Name in the folder by original path; `None` where a file cannot be linked.
-    linked: HashMap<PathBuf, Option<String>>,
-    copies: Option<BufWriter<File>>,
+    names: HashMap<PathBuf, Option<String>>,
+}
+
+impl Links<'_> {
+    /// The name of `original` in the folder, where it can have one. The path must be free of symbolic links: a
+    /// hard link to one would be one.
+    fn name(&mut self, original: &Path, host: &dyn Host) -> Option<String> {
+        if let Some(name) = self.names.get(original) {
+            return name.clone();
+        }
+        let name = format!("linked-{}", self.names.len());
+        let name = match fs::hard_link(original, self.dir.join(&name)) {
+            Ok(()) => Some(name),
+            Err(why) => {
+                let message = format!("{} is copied because it cannot be linked: {why}", original.display());
+                host.log(LogLevel::Debug, "openvino", &message);
+                None
+            }
+        };
+        self.names.insert(original.to_path_buf(), name.clone());
+        name
+    }
+}
+
+/// The file of weights that are copied; made with the first.
+struct Copies {
+    path: PathBuf,
+    file: Option<BufWriter<File>>,
     position: u64,
 }
 
-impl Files<'_> {
-    /// The place of a weight in a link to the file it lies in, where it lies in one that can be linked.
-    fn link(&mut self, name: &str, weight: &Weight<'_>, host: &dyn Host) -> Result<Option<(String, u64)>> {
-        // Without symbolic links: a hard link to one would be one.
-        let Some((path, offset)) = self.originals.place(name, weight)? else { return Ok(None) };
-        if !self.linked.contains_key(path) {
-            let link = format!("linked-{}", self.linked.len());
-            let made = fs::hard_link(path, self.dir.join(&link));
-            if let Err(why) = &made {
-                let message = format!("{} is copied because it cannot be linked: {why}", path.display());
-                host.log(LogLevel::Debug, "openvino", &message);
-            }
-            self.linked.insert(path.to_path_buf(), made.is_ok().then_some(link));
-        }
-        Ok(self.linked.get(path).cloned().flatten().map(|link| (link, offset)))
+impl Copies {
+    fn new(path: PathBuf) -> Self {
+        Copies { path, file: None, position: 0 }
     }
 
-    /// Appends a weight to the file of copies, aligned like a tensor in memory.
-    fn copy(&mut self, weight: &Weight<'_>) -> Result<(String, u64)> {
-        let path = self.dir.join(COPIES);
-        let failed = |e: std::io::Error| {
-            Error::io("write", &path, &e).with_hint("the weights need room in the folder for temporary files")
-        };
-        let copies = match &mut self.copies {
-            Some(copies) => copies,
-            None => self.copies.insert(BufWriter::new(File::create(&path).map_err(failed)?)),
+    /// Appends a weight, aligned like a tensor in memory; returns its place.
+    fn append(&mut self, weight: &Weight<'_>) -> Result<(String, u64)> {
+        let failed = |e| write_error(&self.path, &e);
+        let file = match &mut self.file {
+            Some(file) => file,
+            None => self.file.insert(BufWriter::new(File::create(&self.path).map_err(failed)?)),
         };
         let offset = self.position.next_multiple_of(64);
         let padding = [0u8; 64];
-        copies.write_all(&padding[..(offset - self.position) as usize]).map_err(failed)?;
-        copies.write_all(weight.data()).map_err(failed)?;
+        file.write_all(&padding[..(offset - self.position) as usize]).map_err(failed)?;
+        file.write_all(weight.data()).map_err(failed)?;
         self.position = offset + weight.data().len() as u64;
         Ok((COPIES.to_string(), offset))
     }
 
     fn finish(self) -> Result<()> {
-        match self.copies {
-            Some(mut copies) => copies.flush().map_err(|e| Error::io("write", self.dir.join(COPIES), &e)),
+        match self.file {
+            Some(mut file) => file.flush().map_err(|e| write_error(&self.path, &e)),
             None => Ok(()),
         }
     }
+}
+
+fn write_error(path: &Path, error: &std::io::Error) -> Error {
+    Error::io("write", path, error).with_hint("the weights need room in the folder for temporary files")
 }
 
 /// Removes the folders of processes that ended without doing so.
@@ -323,6 +342,9 @@ mod tests {
         remove_stale(temp.path(), &NoHost);
         assert!(alive.dir.path().exists());
         let left = names(temp.path());
-        assert!(!dead.exists() && left.contains(&"openvino-young".into()) && left.contains(&"other".into()), "{left:?}");
+        assert!(
+            !dead.exists() && left.contains(&"openvino-young".into()) && left.contains(&"other".into()),
+            "{left:?}"
+        );
     }
 }

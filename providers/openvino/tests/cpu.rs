@@ -1,11 +1,12 @@
 //! The provider on the CPU of this machine, with a real OpenVINO.
+#![allow(clippy::unwrap_used)]
 
 #[path = "../../common/testing.rs"]
 mod testing;
 
 use sdrun_abi::{
-    BuildSpec, Compatibility, DType, DeviceKind, EngineInfo, ErrorCode, NoHost, Precision, Provider, TensorView,
-    VecSink, WeightUpdate,
+    BuildSpec, Compatibility, DType, DeviceKind, EngineInfo, ErrorCode, NoHost, Precision, Provider,
+    TensorView, VecSink, WeightUpdate,
 };
 use sdrun_provider_openvino::OpenVino;
 use std::sync::OnceLock;
@@ -64,7 +65,10 @@ fn low_precisions_are_used_or_refused() {
     for precision in [Precision::Bf16, Precision::Fp16] {
         let built = session(provider(), &perceptron(), &spec(precision), &weights);
         if offered.contains(&precision) {
-            let error = error_of(&run(&mut *built.unwrap(), &[3, 64], &x).unwrap(), &perceptron_reference(&weights, &x));
+            let error = error_of(
+                &run(&mut *built.unwrap(), &[3, 64], &x).unwrap(),
+                &perceptron_reference(&weights, &x),
+            );
             assert!((1e-5..3e-2).contains(&error), "{precision}: {error}");
         } else {
             let error = failure(built);
@@ -133,7 +137,10 @@ fn a_failing_refit_keeps_the_former_weights() {
     let mut incomplete = perceptron_weights(2);
     incomplete.0.remove("b2");
     assert_eq!(failure(session.refit(&["w1", "b2"], &incomplete, &NoHost)).code, ErrorCode::NotFound);
-    assert_eq!(failure(session.refit(&["w1"], &perceptron_weights(2), &Stop("compile"))).code, ErrorCode::Cancelled);
+    assert_eq!(
+        failure(session.refit(&["w1"], &perceptron_weights(2), &Stop("compile"))).code,
+        ErrorCode::Cancelled
+    );
     assert_eq!(run(&mut *session, &[3, 64], &x).unwrap(), before);
 }
 
@@ -322,7 +329,11 @@ fn a_damaged_blob_is_an_error() {
     let payload = built.serialize().unwrap();
     let header = 12 + u32::from_le_bytes(payload[8..12].try_into().unwrap()) as usize;
     for end in [0, 5, 20, header, header + 1, header + 100, payload.len() / 2] {
-        assert!(provider().load(&payload[..end], &baked, &NoHost).is_err(), "{end} of {} bytes", payload.len());
+        assert!(
+            provider().load(&payload[..end], &baked, &NoHost).is_err(),
+            "{end} of {} bytes",
+            payload.len()
+        );
     }
     let mut zeros = payload;
     zeros[header..].fill(0);
@@ -377,7 +388,11 @@ fn a_long_run_is_cancelled_and_the_session_lives_on() {
     model = model.node("Softmax", &["x"], &["h0"]);
     for i in 0..60 {
         let (from, to) = (format!("h{i}"), format!("h{}", i + 1));
-        model = model.node("MatMul", &[&from, &format!("t{i}")], &[&to]).node("Softmax", &[&from], &[&format!("t{i}")]);
+        model = model.node("MatMul", &[&from, &format!("t{i}")], &[&to]).node(
+            "Softmax",
+            &[&from],
+            &[&format!("t{i}")],
+        );
     }
     let mut session = session(provider(), &model.bytes(), &fp32(), &Source::default()).unwrap();
     let x = bytes(&noise(1, (n * n) as usize));

@@ -1,4 +1,5 @@
 //! Loading: every way it can fail is an ordinary error. One test, because a process loads one OpenVINO.
+#![allow(clippy::unwrap_used)]
 
 #[path = "../../common/testing.rs"]
 mod testing;

@@ -1,4 +1,5 @@
 //! How weights get in, and that nothing stays behind. One test, because it looks at a shared folder.
+#![allow(clippy::unwrap_used)]
 
 #[path = "../../common/testing.rs"]
 mod testing;

@@ -33,7 +33,9 @@ pub fn same(got: &HostTensor, want: &HostTensor) -> Result<(), (&'static str, St
     let (absolute, relative) = tolerance(got.dtype());
     let (got, want) = (floats(got), floats(want));
     let close = |g: f64, w: f64| {
-        g == w || (g.is_nan() && w.is_nan()) || (w.is_finite() && (g - w).abs() <= absolute + relative * w.abs())
+        g == w
+            || (g.is_nan() && w.is_nan())
+            || (w.is_finite() && (g - w).abs() <= absolute + relative * w.abs())
     };
     let wrong: Vec<usize> = (0..want.len()).filter(|i| !close(got[*i], want[*i])).collect();
     match wrong.first() {

@@ -7,8 +7,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Most characters of a reason.
-const REASON: usize = 160;
+/// Characters of a long reason that are kept: who says it, and the end, where vendors name the culprit.
+const HEAD: usize = 60;
+const TAIL: usize = 100;
 /// Begins the reason of a test that killed the provider's process.
 const CRASH: &str = "crash: ";
 
@@ -126,11 +127,11 @@ pub(super) fn shorten(text: &str) -> String {
         words.push(if changes { "…" } else { word });
     }
     words.dedup();
-    let line = words.join(" ");
-    match line.char_indices().nth(REASON) {
-        None => line,
-        Some((end, _)) => format!("{}…", &line[..end]),
+    let line: Vec<char> = words.join(" ").chars().collect();
+    if line.len() <= HEAD + TAIL {
+        return line.into_iter().collect();
     }
+    line[..HEAD].iter().chain(&['…']).chain(&line[line.len() - TAIL..]).collect()
 }
 
 #[cfg(test)]
@@ -199,6 +200,8 @@ mod tests {
     #[test]
     fn reasons_are_short_and_stable() {
         assert_eq!(shorten("a\n  b at 0x7ffe, /tmp/x/y: bad"), "a b at … bad");
-        assert_eq!(shorten(&"ü".repeat(500)).chars().count(), REASON + 1);
+        let long = shorten(&format!("begin {} end", "ü".repeat(500)));
+        assert_eq!(long.chars().count(), HEAD + 1 + TAIL);
+        assert!(long.starts_with("begin ") && long.ends_with(" end"));
     }
 }

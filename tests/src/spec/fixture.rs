@@ -1,4 +1,5 @@
-//! A small model whose results are computed here: `t = x·w + b + r`, `y = max(t, 0)`.
+//! A small model whose results are computed here: `t = x·w + b + r`, `y = max(t, 0)`, and `c`, a copy of the
+//! input `r`.
 //!
 //! All numbers are multiples of 1/8 below 1, so that products and sums are exact in every precision a provider
 //! can offer, and results can be compared without excuses.
@@ -32,18 +33,15 @@ pub(super) struct Fixture {
 
 /// Names, shapes: what engine information has to say.
 pub(super) const INPUTS: [(&str, [usize; 2]); 2] = [("x", [ROWS, INNER]), ("r", [ROWS, COLUMNS])];
-pub(super) const OUTPUTS: [(&str, [usize; 2]); 2] = [("y", [ROWS, COLUMNS]), ("t", [ROWS, COLUMNS])];
+pub(super) const OUTPUTS: [(&str, [usize; 2]); 3] =
+    [("y", [ROWS, COLUMNS]), ("t", [ROWS, COLUMNS]), ("c", [ROWS, COLUMNS])];
 pub(super) const WEIGHTS: [(&str, &[usize]); 2] = [("w", &[INNER, COLUMNS]), ("b", &[COLUMNS])];
 
 impl Fixture {
-    /// Writes the model into `dir` and lets the library prepare it the way it does for every provider.
+    /// Writes the model into `dir` and prepares it.
     pub(super) fn new(dir: &Path) -> Result<Self, String> {
         let path = dir.join("fixture.onnx");
-        fs::write(&path, model().encode_to_vec()).map_err(|e| format!("cannot write the fixture: {e}"))?;
-        let bytes = Model::open(&path)
-            .and_then(|model| model.bound(&Shapes::new()))
-            .and_then(|graph| Ok(graph.to_onnx_stripped()?))
-            .map_err(|e| format!("the library cannot prepare the fixture: {e}"))?;
+        let bytes = prepare(&model(), &path)?;
         let x = bytes_of(&values(100, ROWS * INNER));
         let r = bytes_of(&values(200, ROWS * COLUMNS));
         Ok(Fixture { bytes, path, x: AlignedBuffer::copy_of(&x), r: AlignedBuffer::copy_of(&r) })
@@ -59,8 +57,8 @@ impl Fixture {
         Weights { tensors: BTreeMap::from(tensors), broken: Vec::new(), folder: None }
     }
 
-    /// The outputs that a set of weights has to give, `y` then `t`.
-    pub(super) fn expected(&self, weights: &Weights) -> [Vec<f32>; 2] {
+    /// The outputs that a set of weights has to give.
+    pub(super) fn expected(&self, weights: &Weights) -> [Vec<f32>; 3] {
         let (w, b) = (weights.floats("w"), weights.floats("b"));
         let (x, r) = (floats(&self.x), floats(&self.r));
         let mut t = Vec::new();
@@ -70,7 +68,7 @@ impl Fixture {
                 t.push(product + b[column] + r[row * COLUMNS + column]);
             }
         }
-        [t.iter().map(|v| v.max(0.0)).collect(), t]
+        [t.iter().map(|v| v.max(0.0)).collect(), t, r]
     }
 
     /// Inputs in the order of the graph.
@@ -102,10 +100,19 @@ impl Fixture {
     }
 }
 
+/// Writes a model and lets the library bind and strip it the way it does for every provider.
+pub(super) fn prepare(model: &proto::ModelProto, path: &Path) -> Result<Vec<u8>, String> {
+    fs::write(path, model.encode_to_vec()).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
+    Model::open(path)
+        .and_then(|model| model.bound(&Shapes::new()))
+        .and_then(|graph| Ok(graph.to_onnx_stripped()?))
+        .map_err(|e| format!("the library cannot prepare {}: {e}", path.display()))
+}
+
 /// Collects outputs in buffers that hold NaN until they are filled.
 #[derive(Default)]
 pub(super) struct NanSink {
-    buffers: Vec<AlignedBuffer>,
+    pub(super) buffers: Vec<AlignedBuffer>,
 }
 
 impl OutputSink for NanSink {
@@ -200,7 +207,8 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
-fn model() -> proto::ModelProto {
+/// The model itself.
+pub(super) fn model() -> proto::ModelProto {
     let node = |op: &str, inputs: &[&str], output: &str| proto::NodeProto {
         op_type: Some(op.into()),
         input: inputs.iter().map(|s| s.to_string()).collect(),
@@ -221,12 +229,52 @@ fn model() -> proto::ModelProto {
             node("Add", &["product", "b"], "biased"),
             node("Add", &["biased", "r"], "t"),
             node("Relu", &["t"], "y"),
+            node("Identity", &["r"], "c"),
         ],
         initializer: WEIGHTS.into_iter().map(initializer).collect(),
         input: INPUTS.iter().map(|(name, shape)| value(name, shape)).collect(),
         output: OUTPUTS.iter().map(|(name, shape)| value(name, shape)).collect(),
         ..Default::default()
     })
+}
+
+/// Side of the matrices of [`slow`].
+pub(super) const SLOW: usize = 1024;
+
+/// A model that takes seconds on one thread: `x` times the weight `w`, a hundred times over. With the identity as
+/// `w` its output is its input.
+pub(super) fn slow() -> proto::ModelProto {
+    let name = |i: usize| match i {
+        0 => "x".to_string(),
+        100 => "y".to_string(),
+        _ => format!("x{i}"),
+    };
+    let node = |i: usize| proto::NodeProto {
+        op_type: Some("MatMul".into()),
+        input: vec![name(i), "w".into()],
+        output: vec![name(i + 1)],
+        ..Default::default()
+    };
+    let w = proto::TensorProto {
+        name: Some("w".into()),
+        data_type: Some(DType::F32 as i32),
+        dims: vec![SLOW as i64; 2],
+        raw_data: Some(identity().into()),
+        ..Default::default()
+    };
+    wrap(proto::GraphProto {
+        name: Some("slow".into()),
+        node: (0..100).map(node).collect(),
+        initializer: vec![w],
+        input: vec![value("x", &[SLOW, SLOW])],
+        output: vec![value("y", &[SLOW, SLOW])],
+        ..Default::default()
+    })
+}
+
+/// The identity matrix of [`slow`].
+pub(super) fn identity() -> Vec<u8> {
+    bytes_of(&(0..SLOW * SLOW).map(|i| if i % (SLOW + 1) == 0 { 1.0 } else { 0.0 }).collect::<Vec<f32>>())
 }
 
 /// A valid model of one operator that no runtime knows.

@@ -81,6 +81,12 @@ checks! {
     sessions::a_session_outlives_its_engine "28"
 }
 
+/// The small ONNX model that the checks build: inputs `x` f32 `[2, 4]` and `r` f32 `[2, 3]`, weights inside,
+/// outputs `y`, `t` and `c` f32 `[2, 3]`.
+pub fn small_model() -> Vec<u8> {
+    prost::Message::encode_to_vec(&fixture::model())
+}
+
 /// Runs one check in this process and prints how the rule is broken, if it is.
 pub fn run_one(manifest: &Path, name: &str) -> bool {
     let Some(check) = CHECKS.iter().find(|c| c.name == name) else {

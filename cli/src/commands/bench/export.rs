@@ -108,7 +108,7 @@ mod tests {
         );
         // A comma and quotes inside.
         assert!(
-            lines[4].starts_with(r#"m|1,t,fp32,away,absent,"the runtime, ""x"", is not installed",,"#),
+            lines[4].starts_with(r#"m|1,t,fp32,away,absent,"away: the runtime, ""x"", is not installed",,"#),
             "{}",
             lines[4]
         );

@@ -108,8 +108,10 @@ pub(super) fn verdict(row: &Row) -> String {
 pub(super) fn remarks(case: &CaseReport) -> Vec<String> {
     let mut remarks = Vec::new();
     for row in ordered(case) {
-        remarks.extend(row.reason.iter().map(|why| format!("{}: {why}", row.provider)));
-        remarks.extend(row.warnings.iter().map(|what| format!("{}: warning: {what}", row.provider)));
+        let own = format!("{}: ", row.provider);
+        // Errors of a provider begin with its name already.
+        remarks.extend(row.reason.iter().map(|why| format!("{own}{}", why.strip_prefix(&own).unwrap_or(why))));
+        remarks.extend(row.warnings.iter().map(|what| format!("{own}warning: {what}")));
     }
     remarks
 }
@@ -157,7 +159,7 @@ pub(super) mod tests {
             row("slow", "ok", &slow),
             row("fast", "ok", &fast),
             row("wrong", "inaccurate", &wrong),
-            row("away", "absent", r#","reason":"the runtime, \"x\", is not installed""#),
+            row("away", "absent", r#","reason":"away: the runtime, \"x\", is not installed""#),
         ]
         .join(",");
         let json = format!(
@@ -183,6 +185,7 @@ pub(super) mod tests {
         {
             place(cell);
         }
-        place("wrong: output \"y\" is too far");
+        place("  wrong: output \"y\" is too far");
+        place("  away: the runtime, \"x\", is not installed");
     }
 }

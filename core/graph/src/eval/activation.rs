@@ -46,7 +46,15 @@ fn function(c: &Call) -> Result<Function, Fault> {
         }
         "Shrink" => {
             let (bias, lambda) = (attribute("bias", 0.0), attribute("lambd", 0.5));
-            Box::new(move |x| if x < -lambda { x + bias } else if x > lambda { x - bias } else { 0.0 })
+            Box::new(move |x| {
+                if x < -lambda {
+                    x + bias
+                } else if x > lambda {
+                    x - bias
+                } else {
+                    0.0
+                }
+            })
         }
         "Sigmoid" => Box::new(sigmoid),
         "Softplus" => Box::new(softplus),
@@ -121,7 +129,7 @@ mod tests {
             ("Sigmoid", [0.268_941_43, 0.5, 0.880_797_1]),
             ("HardSigmoid", [0.3, 0.5, 0.9]),
             ("HardSwish", [-1.0 / 3.0, 0.0, 5.0 / 3.0]),
-            ("Softplus", [0.313_261_7, 0.693_147_2, 2.126_928]),
+            ("Softplus", [0.313_261_7, std::f32::consts::LN_2, 2.126_928]),
             ("Softsign", [-0.5, 0.0, 2.0 / 3.0]),
             ("Swish", [-0.268_941_43, 0.0, 1.761_594_2]),
             ("Mish", [-0.303_401_46, 0.0, 1.943_959]),

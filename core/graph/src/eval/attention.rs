@@ -74,7 +74,11 @@ impl Bias {
                 let values: Vec<f64> = load_as_f64(m)?.into_iter().map(bias).collect();
                 let covered = m.shape().last().copied().unwrap_or(0);
                 let covered_shape = [batch, heads, queries, covered];
-                Some((values, broadcast(m.shape(), &covered_shape), if covered == 1 { keys } else { covered }))
+                Some((
+                    values,
+                    broadcast(m.shape(), &covered_shape),
+                    if covered == 1 { keys } else { covered },
+                ))
             }
         };
         let past = c.opt(4).map(|t| t.shape()[2] as i64);

@@ -39,7 +39,7 @@ fn floor_mod<T: Num>(x: T, y: T) -> Option<T> {
     let r = x.rem(y)?;
     Some(if r == zero {
         if T::IS_FLOAT { T::from_f64(0f64.copysign(y.to_f64())) } else { zero }
-    } else if (r < zero) != (y < zero) && y == y {
+    } else if (r < zero) != (y < zero) && !y.is_nan() {
         r.add(y)
     } else {
         r
@@ -240,7 +240,10 @@ mod tests {
     #[test]
     fn shifts_past_the_width_leave_the_sign() {
         let op = |direction| Op::new("BitShift").opset(28).str("direction", direction);
-        let (x, n) = (Tensor::from_elements(vec![3], &[-8i8, -8, 1]).unwrap(), Tensor::from_elements(vec![3], &[1i8, 8, 7]).unwrap());
+        let (x, n) = (
+            Tensor::from_elements(vec![3], &[-8i8, -8, 1]).unwrap(),
+            Tensor::from_elements(vec![3], &[1i8, 8, 7]).unwrap(),
+        );
         assert_eq!(op("RIGHT").run(&[&x, &n]).elements::<i8>().unwrap(), [-4, -1, 0]);
         assert_eq!(op("LEFT").run(&[&x, &n]).elements::<i8>().unwrap(), [-16, 0, -128]);
     }

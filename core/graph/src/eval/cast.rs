@@ -47,10 +47,16 @@ mod tests {
     fn casts_follow_the_table_of_the_operator() {
         let x = f32s(&[4], &[-1.9, 0.0, 300.7, f32::NAN]);
         assert_eq!(convert(&x, DType::I32, true).unwrap().elements::<i32>().unwrap()[..3], [-1, 0, 300]);
-        assert_eq!(convert(&x, DType::Bool, true).unwrap().elements::<bool>().unwrap(), [true, false, true, true]);
+        assert_eq!(
+            convert(&x, DType::Bool, true).unwrap().elements::<bool>().unwrap(),
+            [true, false, true, true]
+        );
         let n = Tensor::from_elements(vec![2], &[300i64, -1]).unwrap();
         assert_eq!(convert(&n, DType::U8, true).unwrap().elements::<u8>().unwrap(), [44, 255]);
-        assert_eq!(convert(&n, DType::BF16, true).unwrap().elements::<bf16>().unwrap()[0], bf16::from_f32(300.0));
+        assert_eq!(
+            convert(&n, DType::BF16, true).unwrap().elements::<bf16>().unwrap()[0],
+            bf16::from_f32(300.0)
+        );
     }
 
     #[test]

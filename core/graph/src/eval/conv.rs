@@ -25,13 +25,20 @@ pub(super) struct Geometry {
 /// Up to three numbers, one per spatial axis, with `lead` in front for the axes that are not there.
 pub(super) fn three<T: Copy>(values: &[T], lead: T) -> Result<[T; 3], Fault> {
     let missing = 3usize.checked_sub(values.len());
-    let missing = missing.ok_or_else(|| Fault::Unsupported("there are more than three spatial axes".into()))?;
+    let missing =
+        missing.ok_or_else(|| Fault::Unsupported("there are more than three spatial axes".into()))?;
     Ok([0, 1, 2].map(|i| if i < missing { lead } else { values[i - missing] }))
 }
 
 impl Geometry {
     /// The geometry of a node with input `x`, weights `w` of `channels` per group and an output `shape`.
-    pub(super) fn new(c: &Call, x: &[usize], w: &[usize], shape: &[usize], transposed: bool) -> Result<Self, Fault> {
+    pub(super) fn new(
+        c: &Call,
+        x: &[usize],
+        w: &[usize],
+        shape: &[usize],
+        transposed: bool,
+    ) -> Result<Self, Fault> {
         let groups = c.node().int_or("group", 1) as usize;
         let window = Window::new(&c.ctx, w[2..].to_vec())?;
         let mut pads = Vec::with_capacity(x.len());

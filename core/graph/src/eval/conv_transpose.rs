@@ -34,7 +34,7 @@ fn convolve<T: Num>(g: &Geometry, x: &[T], w: &[T], bias: Option<&[T]>, count: u
         for c in group * ins..(group + 1) * ins {
             let image = &x[(n * g.groups * ins + c) * in_plane..][..in_plane];
             let weights = &w[(c * outs + channel % outs) * taps..][..taps];
-            for (r, line) in image.chunks_exact(g.input[2]).enumerate() {
+            for (r, line) in image.chunks_exact(g.input[2].max(1)).enumerate() {
                 let (iz, iy) = (r / g.input[1], r % g.input[1]);
                 for (k, w) in weights.iter().enumerate() {
                     let (kz, ky, kx) = (k / (kh * kw), k / kw % kh, k % kw);

@@ -76,12 +76,12 @@ pub(super) fn trilu(c: &Call) -> Outputs {
         // The first column that belongs to the upper triangle, and the first right of the lower one.
         let diagonal = ((row % rows) as i64).saturating_add(k);
         let edge = |v: i64| v.clamp(0, columns as i64) as usize * size;
-        let outside = if upper { 0..edge(diagonal) } else { edge(diagonal.saturating_add(1))..columns * size };
+        let outside =
+            if upper { 0..edge(diagonal) } else { edge(diagonal.saturating_add(1))..columns * size };
         line[outside].fill(0);
     }
     Ok(vec![Tensor::new(x.dtype(), x.shape().to_vec(), data)?])
 }
-
 
 #[cfg(test)]
 mod tests {

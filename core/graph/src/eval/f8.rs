@@ -76,7 +76,10 @@ mod tests {
             ] {
                 let v = decode(b);
                 let back = encode(v, false);
-                assert!(if v.is_nan() { decode(back).is_nan() } else { back == b }, "{b:#x} -> {v} -> {back:#x}");
+                assert!(
+                    if v.is_nan() { decode(back).is_nan() } else { back == b },
+                    "{b:#x} -> {v} -> {back:#x}"
+                );
             }
         }
     }

@@ -75,7 +75,10 @@ pub(super) fn slices(
     (0..count)
         .map(|i| {
             let row = &indices[i * depth..(i + 1) * depth];
-            let inside = row.iter().zip(indexed).try_fold(0, |at, (i, n)| Ok::<_, Fault>(at * n + position(*i, *n)?))?;
+            let inside = row
+                .iter()
+                .zip(indexed)
+                .try_fold(0, |at, (i, n)| Ok::<_, Fault>(at * n + position(*i, *n)?))?;
             Ok(part(i) * size + inside)
         })
         .collect()
@@ -169,7 +172,10 @@ mod tests {
     #[test]
     fn sequences_are_reversed_up_to_their_length() {
         let x = i64s(&[2, 3], &[0, 1, 2, 3, 4, 5]);
-        let y = Op::new("ReverseSequence").int("time_axis", 1).int("batch_axis", 0).run(&[&x, &i64s(&[2], &[3, 2])]);
+        let y = Op::new("ReverseSequence")
+            .int("time_axis", 1)
+            .int("batch_axis", 0)
+            .run(&[&x, &i64s(&[2], &[3, 2])]);
         assert_eq!(y, i64s(&[2, 3], &[2, 1, 0, 4, 3, 5]));
     }
 }

@@ -16,7 +16,9 @@ pub(super) fn find(op_type: &str) -> Option<Kernel> {
         | "Exp" | "Floor" | "Log" | "Neg" | "Reciprocal" | "Round" | "Sign" | "Sin" | "Sinh" | "Sqrt"
         | "Tan" | "Tanh" => unary::math,
         "Celu" | "Elu" | "Gelu" | "HardSigmoid" | "HardSwish" | "LeakyRelu" | "Mish" | "Relu" | "Selu"
-        | "Shrink" | "Sigmoid" | "Softplus" | "Softsign" | "Swish" | "ThresholdedRelu" => activation::activate,
+        | "Shrink" | "Sigmoid" | "Softplus" | "Softsign" | "Swish" | "ThresholdedRelu" => {
+            activation::activate
+        }
         "PRelu" => activation::prelu,
         "SwiGLU" => activation::swiglu,
         "Not" | "BitwiseNot" => unary::not,

@@ -106,11 +106,14 @@ pub(super) fn take(
     Ok(Tensor::new(x.dtype(), shape, data)?)
 }
 
-/// The element of an axis of `n` that stands at position `i` of its continuation; `None`: the fill value.
-fn continuation(mode: &str, n: i64) -> Result<fn(i64, i64) -> Option<i64>, String> {
+/// The element that stands at position `i` of a padded axis of `n` elements; `None`: the fill value.
+type Continuation = fn(i: i64, n: i64) -> Option<i64>;
+
+/// How a mode of `Pad` continues an axis of `n` elements.
+fn continuation(mode: &str, n: i64) -> Result<Continuation, String> {
     match mode {
         "constant" => Ok(|i, n| (0..n).contains(&i).then_some(i)),
-        _ if n == 0 => return Err(format!("an empty axis cannot be padded in mode {mode:?}")),
+        _ if n == 0 => Err(format!("an empty axis cannot be padded in mode {mode:?}")),
         "edge" => Ok(|i, n| Some(i.clamp(0, n - 1))),
         "wrap" => Ok(|i, n| Some(i.rem_euclid(n))),
         // There and back again, without repeating the ends.
@@ -203,7 +206,8 @@ mod tests {
         assert_eq!(y, i64s(&[2, 2], &[3, 1, 7, 5]));
         let y = Op::new("Slice").run(&[&x, &l(&[1, 1]), &l(&[100, 3])]);
         assert_eq!(y, i64s(&[1, 2], &[5, 6]));
-        let old = Op::new("Slice").opset(9).ints("starts", &[2]).ints("ends", &[9]).ints("axes", &[1]).run(&[&x]);
+        let old =
+            Op::new("Slice").opset(9).ints("starts", &[2]).ints("ends", &[9]).ints("axes", &[1]).run(&[&x]);
         assert_eq!(old, i64s(&[2, 2], &[2, 3, 6, 7]));
     }
 
@@ -212,7 +216,10 @@ mod tests {
         let x = i64s(&[2, 3], &[1, 2, 3, 4, 5, 6]);
         assert_eq!(Op::new("Transpose").run(&[&x]), i64s(&[3, 2], &[1, 4, 2, 5, 3, 6]));
         let row = i64s(&[1, 2], &[1, 2]);
-        assert_eq!(Op::new("Tile").run(&[&row, &i64s(&[2], &[2, 2])]), i64s(&[2, 4], &[1, 2, 1, 2, 1, 2, 1, 2]));
+        assert_eq!(
+            Op::new("Tile").run(&[&row, &i64s(&[2], &[2, 2])]),
+            i64s(&[2, 4], &[1, 2, 1, 2, 1, 2, 1, 2])
+        );
         assert_eq!(Op::new("Expand").run(&[&row, &i64s(&[2], &[2, 1])]), i64s(&[2, 2], &[1, 2, 1, 2]));
         let both = Op::new("Concat").int("axis", -1).run(&[&x, &i64s(&[2, 1], &[8, 9])]);
         assert_eq!(both, i64s(&[2, 4], &[1, 2, 3, 8, 4, 5, 6, 9]));

@@ -33,7 +33,11 @@ pub(super) fn gemm<T: Num>(k: usize, n: usize, a: &[T], b: &[T], out: &mut [T]) 
 
 /// Numpy-style product of tensors given as elements and shapes, with the batch dimensions broadcast. The
 /// shapes have passed the operator's inference rule; `shape` is the result's.
-pub(super) fn product<T: Num>((a, a_shape): (&[T], &[usize]), (b, b_shape): (&[T], &[usize]), shape: &[usize]) -> Vec<T> {
+pub(super) fn product<T: Num>(
+    (a, a_shape): (&[T], &[usize]),
+    (b, b_shape): (&[T], &[usize]),
+    shape: &[usize],
+) -> Vec<T> {
     let (a_batch, a_matrix) = a_shape.split_at(a_shape.len().saturating_sub(2));
     let (b_batch, b_matrix) = b_shape.split_at(b_shape.len().saturating_sub(2));
     let (m, k) = match a_matrix {
@@ -131,7 +135,8 @@ fn determinant(n: usize, matrix: &[f64]) -> f64 {
     let mut m = matrix.to_vec();
     let mut det = 1.0;
     for col in 0..n {
-        let pivot = (col..n).fold(col, |p, r| if m[r * n + col].abs() > m[p * n + col].abs() { r } else { p });
+        let pivot =
+            (col..n).fold(col, |p, r| if m[r * n + col].abs() > m[p * n + col].abs() { r } else { p });
         if m[pivot * n + col] == 0.0 {
             return 0.0;
         }
@@ -188,7 +193,10 @@ mod tests {
 
     #[test]
     fn quantised_products_and_determinants() {
-        let (a, b) = (Tensor::from_elements(vec![1, 2], &[11u8, 7]).unwrap(), Tensor::from_elements(vec![2, 1], &[1u8, 4]).unwrap());
+        let (a, b) = (
+            Tensor::from_elements(vec![1, 2], &[11u8, 7]).unwrap(),
+            Tensor::from_elements(vec![2, 1], &[1u8, 4]).unwrap(),
+        );
         let zero = Tensor::scalar(12u8);
         let y = Op::new("MatMulInteger").run(&[&a, &b, &zero]);
         assert_eq!(y.elements::<i32>().unwrap(), [-1 - 20]);

@@ -105,6 +105,7 @@ pub fn supports(node: &Node, opset: i64) -> bool {
 }
 
 fn find(node: &Node, opset: i64) -> Option<kernels::Kernel> {
-    let known = matches!(node.domain.as_str(), "" | "ai.onnx") && (OLDEST_OPSET..=NEWEST_OPSET).contains(&opset);
+    let known =
+        matches!(node.domain.as_str(), "" | "ai.onnx") && (OLDEST_OPSET..=NEWEST_OPSET).contains(&opset);
     kernels::find(&node.op_type).filter(|_| known)
 }

@@ -212,7 +212,8 @@ mod tests {
     #[test]
     fn group_scales_belong_to_groups_up_to_opset_20() {
         let x = f32s(&[1, 4, 1], &[-1.0, 1.0, -3.0, 3.0]);
-        let op = |opset| Op::new("GroupNormalization").opset(opset).int("num_groups", 2).float("epsilon", 0.0);
+        let op =
+            |opset| Op::new("GroupNormalization").opset(opset).int("num_groups", 2).float("epsilon", 0.0);
         let (scale, bias) = (f32s(&[2], &[1.0, 2.0]), f32s(&[2], &[0.0, 1.0]));
         assert_close(&op(18).run(&[&x, &scale, &bias]), &f32s(&[1, 4, 1], &[-1.0, 1.0, -1.0, 3.0]));
         let (scale, bias) = (f32s(&[4], &[1.0, 2.0, 3.0, 4.0]), f32s(&[4], &[0.0; 4]));
@@ -233,7 +234,8 @@ mod tests {
     #[test]
     fn the_other_norms() {
         let x = f32s(&[1, 2], &[3.0, 4.0]);
-        let rms = Op::new("RMSNormalization").opset(23).float("epsilon", 0.0).run(&[&x, &f32s(&[2], &[1.0, 1.0])]);
+        let rms =
+            Op::new("RMSNormalization").opset(23).float("epsilon", 0.0).run(&[&x, &f32s(&[2], &[1.0, 1.0])]);
         assert_close(&rms, &f32s(&[1, 2], &[0.848_528_14, 1.131_370_9]));
         assert_close(&Op::new("LpNormalization").run(&[&x]), &f32s(&[1, 2], &[0.6, 0.8]));
         let one = |v: f32| f32s(&[2], &[v, v]);

@@ -28,13 +28,16 @@ pub(super) trait Num: Copy + PartialOrd + Default + Send + Sync + 'static {
     fn load(tensor: &Tensor) -> Option<Vec<Self>>;
     /// A tensor of a type that is computed in this one.
     fn store(dtype: DType, shape: Vec<usize>, values: &[Self]) -> Result<Tensor, Fault>;
+    fn is_nan(self) -> bool {
+        self.partial_cmp(&self).is_none()
+    }
     /// Larger of two; NaN wins.
     fn larger(self, other: Self) -> Self {
-        if other > self || other != other { other } else { self }
+        if other > self || other.is_nan() { other } else { self }
     }
     /// Smaller of two; NaN wins.
     fn smaller(self, other: Self) -> Self {
-        if other < self || other != other { other } else { self }
+        if other < self || other.is_nan() { other } else { self }
     }
 }
 
@@ -151,19 +154,29 @@ fn load_f32(t: &Tensor) -> Option<Vec<f32>> {
     }
 }
 
-fn elements<A: Copy, E: Element>(shape: Vec<usize>, values: &[A], f: impl Fn(A) -> E) -> Result<Tensor, Fault> {
+fn elements<A: Copy, E: Element>(
+    shape: Vec<usize>,
+    values: &[A],
+    f: impl Fn(A) -> E,
+) -> Result<Tensor, Fault> {
     let mut data = Vec::with_capacity(values.len() * E::DTYPE.size());
     values.iter().for_each(|v| f(*v).write(&mut data));
     Ok(Tensor::new(E::DTYPE, shape, data)?)
 }
 
-fn bytes<A: Copy>(dtype: DType, shape: Vec<usize>, values: &[A], f: impl Fn(A) -> u8) -> Result<Tensor, Fault> {
+fn bytes<A: Copy>(
+    dtype: DType,
+    shape: Vec<usize>,
+    values: &[A],
+    f: impl Fn(A) -> u8,
+) -> Result<Tensor, Fault> {
     Ok(Tensor::new(dtype, shape, values.iter().map(|v| f(*v)).collect::<Vec<u8>>())?)
 }
 
 /// The elements of `tensor` in the type they are computed in.
 pub(super) fn load<T: Num>(tensor: &Tensor) -> Result<Vec<T>, Fault> {
-    T::load(tensor).ok_or_else(|| Fault::Invalid(format!("element type {} is not expected here", tensor.dtype())))
+    T::load(tensor)
+        .ok_or_else(|| Fault::Invalid(format!("element type {} is not expected here", tensor.dtype())))
 }
 
 /// A tensor of type `dtype` out of elements in the type it is computed in. Floats round once, to nearest even;
@@ -189,7 +202,11 @@ pub(super) fn limits(dtype: DType) -> Option<(i128, i128)> {
 }
 
 /// Numbers as integers of type `dtype`: cut off, and brought into its range. NaN is zero.
-pub(super) fn saturate(dtype: DType, shape: Vec<usize>, values: impl Iterator<Item = f64>) -> Result<Tensor, Fault> {
+pub(super) fn saturate(
+    dtype: DType,
+    shape: Vec<usize>,
+    values: impl Iterator<Item = f64>,
+) -> Result<Tensor, Fault> {
     let (low, high) = limits(dtype).ok_or_else(|| bad_dtype(dtype))?;
     let values: Vec<i128> = values.map(|v| (v as i128).clamp(low, high)).collect();
     store(dtype, shape, &values)

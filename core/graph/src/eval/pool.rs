@@ -42,7 +42,9 @@ impl Windows {
     /// or its padding (a window rounded up may reach beyond both).
     fn taps(&self, i: usize, o: usize) -> (Range<usize>, usize) {
         let (first, dilation) = ((o * self.strides[i]) as i64 - self.pads[i].0, self.dilations[i] as i64);
-        let below = |limit: i64| (limit - first + dilation - 1).div_euclid(dilation).clamp(0, self.kernel[i] as i64) as usize;
+        let below = |limit: i64| {
+            (limit - first + dilation - 1).div_euclid(dilation).clamp(0, self.kernel[i] as i64) as usize
+        };
         let n = self.input[i] as i64;
         (below(0)..below(n), below(n + self.pads[i].1))
     }
@@ -85,7 +87,7 @@ pub(super) fn max_pool(c: &Call) -> Outputs {
         let best = windows.map(&load::<T>(x)?, images(x), |image: &[T], o| {
             let mut best: Option<(T, usize)> = None;
             windows.visit(o, |i| {
-                if best.is_none_or(|(v, _)| image[i] > v || image[i] != image[i]) {
+                if best.is_none_or(|(v, _)| image[i] > v || image[i].is_nan()) {
                     best = Some((image[i], i));
                 }
             });

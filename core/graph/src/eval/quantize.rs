@@ -30,9 +30,12 @@ impl Granularity {
         let axis = dims::axis(axis, x.len())?;
         let (_, n, inner) = around(x, axis);
         let block = if c.opset() < 21 { 0 } else { c.node().int_or("block_size", 0) };
-        let mismatch = || Fault::from(format!("a scale of shape {scale:?} does not fit {x:?} along axis {axis}"));
+        let mismatch =
+            || Fault::from(format!("a scale of shape {scale:?} does not fit {x:?} along axis {axis}"));
         match usize::try_from(block).map_err(|_| mismatch())? {
-            0 if scale == [n] => Ok(Granularity { inner, axis_len: n, block: 1, blocks: n, outer_matters: false }),
+            0 if scale == [n] => {
+                Ok(Granularity { inner, axis_len: n, block: 1, blocks: n, outer_matters: false })
+            }
             0 => Err(mismatch()),
             block => {
                 let mut expected = x.to_vec();
@@ -46,9 +49,14 @@ impl Granularity {
     }
 
     fn parameter(&self, i: usize) -> usize {
-        let (outer, along, inner) = (i / (self.inner * self.axis_len), i / self.inner % self.axis_len, i % self.inner);
+        let (outer, along, inner) =
+            (i / (self.inner * self.axis_len), i / self.inner % self.axis_len, i % self.inner);
         let along = along / self.block;
-        if self.outer_matters { (outer * self.blocks + along) * self.inner + inner } else { along % self.blocks }
+        if self.outer_matters {
+            (outer * self.blocks + along) * self.inner + inner
+        } else {
+            along % self.blocks
+        }
     }
 }
 
@@ -104,7 +112,11 @@ pub(super) fn dynamic(c: &Call) -> Outputs {
     let zero = (-min / scale).round_ties_even().clamp(0.0, 255.0);
     let y: Vec<u8> =
         values.iter().map(|v| ((v / scale).round_ties_even() + zero).clamp(0.0, 255.0) as u8).collect();
-    Ok(vec![Tensor::from_elements(x.shape().to_vec(), &y)?, Tensor::scalar(scale), Tensor::scalar(zero as u8)])
+    Ok(vec![
+        Tensor::from_elements(x.shape().to_vec(), &y)?,
+        Tensor::scalar(scale),
+        Tensor::scalar(zero as u8),
+    ])
 }
 
 /// `sums` times `scale(i)`, rounded, shifted by the zero point and saturated.
@@ -175,7 +187,10 @@ mod tests {
     #[test]
     fn the_dynamic_range_holds_zero() {
         let y = Op::new("DynamicQuantizeLinear").outputs(3).try_run(&[&f32s(&[2], &[1.0, 2.55])]).unwrap();
-        assert_eq!((y[0].elements::<u8>().unwrap(), y[2].elements::<u8>().unwrap()), (vec![100, 255], vec![0]));
+        assert_eq!(
+            (y[0].elements::<u8>().unwrap(), y[2].elements::<u8>().unwrap()),
+            (vec![100, 255], vec![0])
+        );
         assert_close(&y[1], &f32s(&[], &[0.01]));
     }
 }

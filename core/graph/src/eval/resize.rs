@@ -5,8 +5,8 @@ use super::layout::take;
 use super::number::{Num, load, load_as_f64, saturate, store, with_float};
 use super::strided::around;
 use crate::Tensor;
-use crate::infer::{dims, resize as plan};
 use crate::infer::resize::Axis;
+use crate::infer::{dims, resize as plan};
 use rayon::prelude::*;
 
 /// Input elements and their weights for one output position; `None`: outside, takes the extrapolation value.
@@ -14,7 +14,8 @@ type Taps = Option<Vec<(usize, f64)>>;
 
 pub(super) fn resize(c: &Call) -> Outputs {
     let x = c.input(0)?;
-    let axes = plan::plan(&c.ctx, &dims::known(x.shape()))?.ok_or("scales, sizes and roi must hold numbers")?;
+    let axes =
+        plan::plan(&c.ctx, &dims::known(x.shape()))?.ok_or("scales, sizes and roi must hold numbers")?;
     let shape = c.out_shape(0)?;
     let sampler = Sampler::new(c)?;
     let mut y = x.clone();
@@ -51,7 +52,12 @@ fn interpolate(x: &Tensor, axis: usize, taps: &[Taps], outside: f64) -> Result<T
     saturate(x.dtype(), shape, y.into_iter().map(f64::round_ties_even))
 }
 
-fn weighted<T: Num>(x: &[T], (outer, n, inner): (usize, usize, usize), taps: &[Taps], outside: f64) -> Vec<T> {
+fn weighted<T: Num>(
+    x: &[T],
+    (outer, n, inner): (usize, usize, usize),
+    taps: &[Taps],
+    outside: f64,
+) -> Vec<T> {
     let mut out = vec![T::default(); outer * taps.len() * inner];
     out.par_chunks_mut(inner.max(1)).enumerate().for_each(|(i, row)| {
         let base = i / taps.len() * n;
@@ -90,7 +96,11 @@ impl<'a> Sampler<'a> {
         Ok(Sampler {
             mode,
             // Up to opset 10 there was one way only.
-            coordinates: if old { "asymmetric" } else { c.mode("coordinate_transformation_mode", "half_pixel") },
+            coordinates: if old {
+                "asymmetric"
+            } else {
+                c.mode("coordinate_transformation_mode", "half_pixel")
+            },
             nearest: if old { "floor" } else { c.mode("nearest_mode", "round_prefer_floor") },
             cubic: attribute("cubic_coeff_a", -0.75),
             exclude_outside: c.node().int_or("exclude_outside", 0) != 0,
@@ -106,10 +116,22 @@ impl<'a> Sampler<'a> {
         Ok(match self.coordinates {
             "half_pixel" => (o + 0.5) / scale - 0.5,
             "half_pixel_symmetric" => n / 2.0 * (1.0 - to as f64 / resized) + (o + 0.5) / scale - 0.5,
-            "pytorch_half_pixel" => if to > 1 { (o + 0.5) / scale - 0.5 } else { 0.0 },
+            "pytorch_half_pixel" => {
+                if to > 1 {
+                    (o + 0.5) / scale - 0.5
+                } else {
+                    0.0
+                }
+            }
             "tf_half_pixel_for_nn" => (o + 0.5) / scale,
             "asymmetric" => o / scale,
-            "align_corners" => if resized == 1.0 { 0.0 } else { o * (n - 1.0) / (resized - 1.0) },
+            "align_corners" => {
+                if resized == 1.0 {
+                    0.0
+                } else {
+                    o * (n - 1.0) / (resized - 1.0)
+                }
+            }
             "tf_crop_and_resize" if to > 1 => {
                 start * (n - 1.0) + o * (end - start) * (n - 1.0) / (to as f64 - 1.0)
             }
@@ -139,7 +161,8 @@ impl<'a> Sampler<'a> {
         let squeeze = if self.antialias { scale.min(1.0) } else { 1.0 };
         let reach = if self.mode == "linear" { 1.0 } else { 2.0 } / squeeze;
         let (first, last) = ((x - reach).floor() as i64 + 1, (x + reach).ceil() as i64 - 1);
-        let mut taps: Vec<(i64, f64)> = (first..=last).map(|i| (i, self.filter((i as f64 - x) * squeeze))).collect();
+        let mut taps: Vec<(i64, f64)> =
+            (first..=last).map(|i| (i, self.filter((i as f64 - x) * squeeze))).collect();
         if self.exclude_outside {
             taps.retain(|(i, _)| (0..from as i64).contains(i));
         }
@@ -179,9 +202,12 @@ mod tests {
         assert_eq!(y, f32s(&[1, 4], &[1.0, 1.0, 2.0, 2.0]));
         let y = line(Op::new("Resize").str("mode", "linear"), &[1.0, 2.0], &[2.0]);
         assert_close(&y, &f32s(&[1, 4], &[1.0, 1.25, 1.75, 2.0]));
-        let corners = Op::new("Resize").str("mode", "linear").str("coordinate_transformation_mode", "align_corners");
+        let corners =
+            Op::new("Resize").str("mode", "linear").str("coordinate_transformation_mode", "align_corners");
         assert_close(&line(corners, &[0.0, 3.0], &[2.0]), &f32s(&[1, 4], &[0.0, 1.0, 2.0, 3.0]));
-        let asymmetric = Op::new("Resize").str("coordinate_transformation_mode", "asymmetric").str("nearest_mode", "floor");
+        let asymmetric = Op::new("Resize")
+            .str("coordinate_transformation_mode", "asymmetric")
+            .str("nearest_mode", "floor");
         assert_eq!(line(asymmetric, &[1.0, 2.0], &[2.0]), f32s(&[1, 4], &[1.0, 1.0, 2.0, 2.0]));
     }
 

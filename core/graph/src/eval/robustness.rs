@@ -28,10 +28,14 @@ const INTS: &str = "allowzero antialias align_corners axis batch_axis batch_dims
     kv_num_heads largest noop_with_empty_axes num_groups num_heads num_outputs output_dtype output_height p \
     q_num_heads reverse rotary_embedding_dim sampling_ratio select_last_index size sorted start storage_order \
     time_axis to transA transB upper";
-const LISTS: &str = "axes dilations ends kernel_shape output_padding output_shape pads perm split starts strides";
+const LISTS: &str =
+    "axes dilations ends kernel_shape output_padding output_shape pads perm split starts strides";
 const STRINGS: [(&str, &[&str]); 9] = [
     ("auto_pad", &["SAME_UPPER", "SAME_LOWER", "VALID"]),
-    ("coordinate_transformation_mode", &["align_corners", "asymmetric", "tf_crop_and_resize", "half_pixel_symmetric"]),
+    (
+        "coordinate_transformation_mode",
+        &["align_corners", "asymmetric", "tf_crop_and_resize", "half_pixel_symmetric"],
+    ),
     ("direction", &["LEFT", "RIGHT"]),
     ("equation", &["ij,jk->ik", "...i,...i", "ii->i", "a,b"]),
     ("keep_aspect_ratio_policy", &["not_larger", "not_smaller"]),
@@ -68,7 +72,18 @@ fn shape() -> impl Strategy<Value = Vec<usize>> {
 
 /// Inputs that mostly share an element type or a shape, as valid ones do; some are small lists of integers.
 fn inputs() -> impl Strategy<Value = Vec<Option<Tensor>>> {
-    let dtype = || select(vec![DType::F32, DType::F32, DType::I64, DType::F16, DType::F64, DType::Bool, DType::U8, DType::F8E4M3]);
+    let dtype = || {
+        select(vec![
+            DType::F32,
+            DType::F32,
+            DType::I64,
+            DType::F16,
+            DType::F64,
+            DType::Bool,
+            DType::U8,
+            DType::F8E4M3,
+        ])
+    };
     (dtype(), shape()).prop_flat_map(move |(common_dtype, common_shape)| {
         let numbers = || prop::collection::vec(-2i64..5, 1..6);
         let like = (Just(common_dtype), Just(common_shape.clone()), numbers());
@@ -86,17 +101,18 @@ fn inputs() -> impl Strategy<Value = Vec<Option<Tensor>>> {
 
 /// Attributes without which some operators never get past inference.
 fn required() -> impl Strategy<Value = Vec<(String, Attribute)>> {
-    let ints = |n: &'static str, v: std::ops::Range<i64>| v.prop_map(move |v| (n.to_owned(), Attribute::Int(v)));
+    let ints =
+        |n: &'static str, v: std::ops::Range<i64>| v.prop_map(move |v| (n.to_owned(), Attribute::Int(v)));
     let text = |n: &'static str| {
         let values = STRINGS.iter().find(|(name, _)| *name == n).map_or(&[][..], |(_, v)| *v);
         select(values.to_vec()).prop_map(move |v| (n.to_owned(), Attribute::String(v.as_bytes().to_vec())))
     };
-    let kernel = prop::collection::vec(1i64..3, 1..3).prop_map(|v| ("kernel_shape".to_owned(), Attribute::Ints(v)));
+    let kernel =
+        prop::collection::vec(1i64..3, 1..3).prop_map(|v| ("kernel_shape".to_owned(), Attribute::Ints(v)));
     let heads = (ints("q_num_heads", 1..3), ints("kv_num_heads", 1..3), ints("num_heads", 1..3));
     let sizes = (ints("num_groups", 1..3), ints("blocksize", 1..3), ints("size", 1..4), ints("to", 1..17));
-    (kernel, sizes, heads, text("direction"), text("equation")).prop_map(|(k, (a, b, c, d), (e, f, g), h, i)| {
-        vec![k, a, b, c, d, e, f, g, h, i]
-    })
+    (kernel, sizes, heads, text("direction"), text("equation"))
+        .prop_map(|(k, (a, b, c, d), (e, f, g), h, i)| vec![k, a, b, c, d, e, f, g, h, i])
 }
 
 fn node() -> impl Strategy<Value = Node> {
@@ -108,7 +124,11 @@ fn node() -> impl Strategy<Value = Node> {
         op_type: op.into(),
         inputs: vec![],
         outputs: (0..outputs).map(|i| Some(ValueId(i))).collect(),
-        attributes: required.into_iter().filter(|(n, _)| keep && (n != "kernel_shape" || op.ends_with("Pool"))).chain(others).collect(),
+        attributes: required
+            .into_iter()
+            .filter(|(n, _)| keep && (n != "kernel_shape" || op.ends_with("Pool")))
+            .chain(others)
+            .collect(),
         metadata: Default::default(),
     })
 }

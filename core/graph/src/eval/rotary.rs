@@ -26,7 +26,12 @@ pub(super) fn rotary_embedding(c: &Call) -> Outputs {
     let half = rotated / 2;
     let interleaved = c.node().int_or("interleaved", 0) != 0;
     if cos.shape() != sin.shape() || cos.shape().last() != Some(&half) || rotated % 2 != 0 {
-        return Err(format!("caches of shapes {:?} and {:?} do not fit {rotated} rotated elements", cos.shape(), sin.shape()).into());
+        return Err(format!(
+            "caches of shapes {:?} and {:?} do not fit {rotated} rotated elements",
+            cos.shape(),
+            sin.shape()
+        )
+        .into());
     }
     // The row of the caches for each token.
     let rows: Vec<usize> = match (c.opt(3), cos.shape()) {
@@ -36,7 +41,9 @@ pub(super) fn rotary_embedding(c: &Call) -> Outputs {
         (None, [b, l, _]) => {
             dims::broadcast_onto(&dims::known(&[*b, *l]), &dims::known(&[batch, length]))?;
             let steps = broadcast(&[*b, *l], &[batch, length]);
-            (0..batch * length).map(|i| i / length * steps[0] as usize + i % length * steps[1] as usize).collect()
+            (0..batch * length)
+                .map(|i| i / length * steps[0] as usize + i % length * steps[1] as usize)
+                .collect()
         }
         _ => return Err("the caches do not fit the positions".into()),
     };

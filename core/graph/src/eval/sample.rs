@@ -99,9 +99,10 @@ pub(super) fn grid_sample(c: &Call) -> Outputs {
             // Grids list the innermost axis first.
             let v = axis.coordinate(positions[sample * rank + rank - 1 - i], mode == "nearest");
             let Ok((first, weights)) = weights(mode, v - v.floor()) else { return vec![] };
-            let elements = weights.iter().enumerate().filter_map(|(k, w)| {
-                Some((axis.element(v.floor() as i64 + first + k as i64)?, *w))
-            });
+            let elements = weights
+                .iter()
+                .enumerate()
+                .filter_map(|(k, w)| Some((axis.element(v.floor() as i64 + first + k as i64)?, *w)));
             let elements: Vec<(usize, f64)> = elements.collect();
             let combine = |(at, w): (usize, f64)| elements.iter().map(move |(e, u)| (at * axis.n + e, w * u));
             taps = taps.into_iter().flat_map(combine).collect();
@@ -180,7 +181,8 @@ pub(super) fn roi_align(c: &Call) -> Outputs {
     let [batch, channels, height, width] = [0, 1, 2, 3].map(|i| x.shape()[i]);
     let [regions, _, rows, columns] = [0, 1, 2, 3].map(|i| shape[i]);
     let scale = f64::from(c.node().float("spatial_scale").unwrap_or(1.0));
-    let half_pixel = c.opset() >= 16 && c.mode("coordinate_transformation_mode", "half_pixel") == "half_pixel";
+    let half_pixel =
+        c.opset() >= 16 && c.mode("coordinate_transformation_mode", "half_pixel") == "half_pixel";
     let take_max = match c.mode("mode", "avg") {
         "avg" => false,
         "max" => true,
@@ -242,7 +244,10 @@ mod tests {
         let grid = f32s(&[1, 1, 3, 2], &[0.0, 0.0, 1.0, 0.0, 3.0, 0.0]);
         let op = || Op::new("GridSample").int("align_corners", 1);
         assert_close(&op().run(&[&x, &grid]), &f32s(&[1, 1, 1, 3], &[2.0, 3.0, 0.0]));
-        assert_close(&op().str("padding_mode", "border").run(&[&x, &grid]), &f32s(&[1, 1, 1, 3], &[2.0, 3.0, 3.0]));
+        assert_close(
+            &op().str("padding_mode", "border").run(&[&x, &grid]),
+            &f32s(&[1, 1, 1, 3], &[2.0, 3.0, 3.0]),
+        );
         let reflected = op().str("padding_mode", "reflection").run(&[&x, &grid]);
         assert_close(&reflected, &f32s(&[1, 1, 1, 3], &[2.0, 3.0, 1.0]));
         let nearest = op().str("mode", "nearest").run(&[&x, &grid]);

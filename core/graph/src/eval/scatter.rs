@@ -60,9 +60,14 @@ pub(super) fn tensor_scatter(c: &Call) -> Outputs {
     let shape = data.shape();
     let axis = c.axis("axis", -2, shape.len())?;
     let others_match = update.shape().len() == shape.len()
-        && (0..shape.len()).all(|i| if i == axis { update.shape()[i] <= shape[i] } else { update.shape()[i] == shape[i] });
+        && (0..shape.len())
+            .all(|i| if i == axis { update.shape()[i] <= shape[i] } else { update.shape()[i] == shape[i] });
     if axis == 0 || !others_match {
-        return Err(format!("an update of shape {:?} does not fit {shape:?} along axis {axis}", update.shape()).into());
+        return Err(format!(
+            "an update of shape {:?} does not fit {shape:?} along axis {axis}",
+            update.shape()
+        )
+        .into());
     }
     let starts = if c.opt(2).is_some() { c.ints(2)? } else { vec![0; shape[0]] };
     if starts.len() != shape[0] {

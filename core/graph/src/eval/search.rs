@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 
 /// A total order; NaN is above everything.
 fn order<T: Num>(a: &T, b: &T) -> Ordering {
-    a.partial_cmp(b).unwrap_or_else(|| (a != a).cmp(&(b != b)))
+    a.partial_cmp(b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
 }
 
 pub(super) fn non_zero(c: &Call) -> Outputs {

@@ -106,7 +106,8 @@ impl View {
     }
     /// The view of `tensor` as a tensor of its own of shape `shape`.
     pub(super) fn tensor(&self, tensor: &Tensor, shape: Vec<usize>) -> Result<Tensor, Fault> {
-        let data = with_size!(tensor.dtype(), N => self.copy(tensor.data().as_chunks::<N>().0).into_flattened());
+        let data =
+            with_size!(tensor.dtype(), N => self.copy(tensor.data().as_chunks::<N>().0).into_flattened());
         Ok(Tensor::new(tensor.dtype(), shape, data)?)
     }
 }

@@ -74,12 +74,17 @@ impl<'a> Ctx<'a> {
         }
     }
     /// The element type that all of these inputs must share.
-    pub(crate) fn common_dtype(&self, inputs: impl IntoIterator<Item = usize>) -> Result<Option<DType>, String> {
+    pub(crate) fn common_dtype(
+        &self,
+        inputs: impl IntoIterator<Item = usize>,
+    ) -> Result<Option<DType>, String> {
         let mut common = None;
         for i in inputs {
             match (common, self.dtype(i)) {
                 (Some(a), Some(b)) if a != b => {
-                    return Err(format!("inputs must have one element type, but input {i} is {b} and not {a}"));
+                    return Err(format!(
+                        "inputs must have one element type, but input {i} is {b} and not {a}"
+                    ));
                 }
                 (None, d) => common = d,
                 _ => {}
@@ -99,9 +104,10 @@ impl<'a> Ctx<'a> {
     /// The shape of an input whose rank must be at least `rank`, where it is known.
     pub(crate) fn ranked_at_least(&self, i: usize, rank: usize) -> Result<Option<&'a [Dim]>, String> {
         match self.shape(i) {
-            Some(s) if s.len() < rank => {
-                Err(format!("input {i} must have at least {rank} dimensions, but its shape is {}", dims::text(s)))
-            }
+            Some(s) if s.len() < rank => Err(format!(
+                "input {i} must have at least {rank} dimensions, but its shape is {}",
+                dims::text(s)
+            )),
             s => Ok(s),
         }
     }

@@ -29,8 +29,10 @@ impl Equation {
         if terms.len() != ranks.len() {
             return Err(format!("equation {equation:?} has {} operands, not {}", terms.len(), ranks.len()));
         }
-        let operands = terms.iter().zip(ranks).map(|(t, r)| labels(t, Some(*r))).collect::<Result<Vec<_>, _>>()?;
-        let broadcast = operands.iter().flatten().filter(|l| **l >= ELLIPSIS).max().map_or(0, |l| l - ELLIPSIS + 1);
+        let operands =
+            terms.iter().zip(ranks).map(|(t, r)| labels(t, Some(*r))).collect::<Result<Vec<_>, _>>()?;
+        let broadcast =
+            operands.iter().flatten().filter(|l| **l >= ELLIPSIS).max().map_or(0, |l| l - ELLIPSIS + 1);
         let output = match right {
             Some(term) => {
                 let explicit = labels(term, None)?;
@@ -50,7 +52,9 @@ impl Equation {
         for (i, label) in output.iter().enumerate() {
             let used = operands.iter().flatten().any(|l| l == label);
             if !used || output[..i].contains(label) {
-                return Err(format!("the output of equation {equation:?} names a dimension twice or out of nowhere"));
+                return Err(format!(
+                    "the output of equation {equation:?} names a dimension twice or out of nowhere"
+                ));
             }
         }
         Ok(Equation { operands, output })
@@ -83,7 +87,10 @@ fn labels(term: &str, rank: Option<usize>) -> Result<Vec<Label>, String> {
     };
     let letters = |s: &str| -> Result<Vec<Label>, String> {
         let one = |c: char| c.is_ascii_alphabetic().then_some(c as Label);
-        s.chars().map(one).collect::<Option<_>>().ok_or_else(|| format!("equation term {term:?} is malformed"))
+        s.chars()
+            .map(one)
+            .collect::<Option<_>>()
+            .ok_or_else(|| format!("equation term {term:?} is malformed"))
     };
     let (mut all, after) = (letters(head)?, letters(tail.unwrap_or(""))?);
     let named = all.len() + after.len();

@@ -15,8 +15,8 @@ pub(crate) mod slice;
 pub(crate) mod window;
 
 pub(crate) use context::Ctx;
-pub use driver::{infer_shapes, node_outputs};
 pub(crate) use driver::{describe, outputs_by_rule};
+pub use driver::{infer_shapes, node_outputs};
 pub use partial::PartialInt;
 pub(crate) use rules::{layout, reduce};
 

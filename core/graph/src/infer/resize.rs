@@ -59,10 +59,8 @@ pub(crate) fn plan(c: &Ctx, shape: &[Dim]) -> Result<Option<Vec<Axis>>, String> 
         Floats::Unknown if cropped => return Ok(None),
         _ => None,
     };
-    let mut out: Vec<Axis> = shape
-        .iter()
-        .map(|d| Axis { output: d.clone(), scale: Some(1.0), region: (0.0, 1.0) })
-        .collect();
+    let mut out: Vec<Axis> =
+        shape.iter().map(|d| Axis { output: d.clone(), scale: Some(1.0), region: (0.0, 1.0) }).collect();
     if let Some(regions) = regions {
         let every = regions.len() == rank;
         for (i, region) in regions.into_iter().enumerate() {
@@ -84,7 +82,13 @@ pub(crate) fn plan(c: &Ctx, shape: &[Dim]) -> Result<Option<Vec<Axis>>, String> 
     Ok(Some(out))
 }
 
-fn by_scales(shape: &[Dim], axes: &[usize], scales: &[f64], cropped: bool, out: &mut [Axis]) -> Result<(), String> {
+fn by_scales(
+    shape: &[Dim],
+    axes: &[usize],
+    scales: &[f64],
+    cropped: bool,
+    out: &mut [Axis],
+) -> Result<(), String> {
     if scales.len() != axes.len() {
         return Err(format!("{} scales are given for {} axes", scales.len(), axes.len()));
     }

@@ -85,7 +85,9 @@ impl Window {
         };
         let span = n + pad_begin + pad_end - extent;
         if span < 0 {
-            return Err(format!("a window of {extent} does not fit into {input} elements with padding {pad_begin}+{pad_end}"));
+            return Err(format!(
+                "a window of {extent} does not fit into {input} elements with padding {pad_begin}+{pad_end}"
+            ));
         }
         let mut output = span / stride + 1;
         // A rounded-up last window must start inside the input or its leading padding.
@@ -121,7 +123,8 @@ impl Window {
             (None, _) => (0, 0),
         };
         let size = wanted.unwrap_or(full - pad_begin - pad_end);
-        let output = usize::try_from(size).map_err(|_| format!("the output would have {size} elements along spatial axis {i}"))?;
+        let output = usize::try_from(size)
+            .map_err(|_| format!("the output would have {size} elements along spatial axis {i}"))?;
         Ok(Axis { pad_begin, pad_end, output })
     }
 }

@@ -107,8 +107,10 @@ fn from_ort(error: ort::Error, doing: &str) -> Error {
         Ort::ModelLoadCanceled => ErrorCode::Cancelled,
         _ => ErrorCode::Internal,
     };
-    let words = error.message().lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ");
-    Error::new(code, format!("ONNX Runtime cannot {doing}: {words}")).with_native(format!("{:?}", error.code()))
+    let words =
+        error.message().lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ");
+    Error::new(code, format!("ONNX Runtime cannot {doing}: {words}"))
+        .with_native(format!("{:?}", error.code()))
 }
 
 #[cfg(test)]

@@ -27,7 +27,8 @@ impl Options {
     fn new(settings: &Settings<'_>) -> Result<Self> {
         let api = ort::api();
         let threads = settings.threads;
-        let threads = c_int::try_from(threads).map_err(|_| Error::invalid(format!("{threads} threads are too many")))?;
+        let threads = c_int::try_from(threads)
+            .map_err(|_| Error::invalid(format!("{threads} threads are too many")))?;
         let folder = settings.folder.map(c_string).transpose()?;
         let level = match settings.optimise {
             true => sys::GraphOptimizationLevel::ORT_ENABLE_ALL,
@@ -40,9 +41,13 @@ impl Options {
             let options = Options(handle(options)?);
             check((api.SetIntraOpNumThreads)(options.0.as_ptr(), threads), "set the number of threads")?;
             check((api.SetInterOpNumThreads)(options.0.as_ptr(), 1), "set the number of threads")?;
-            check((api.SetSessionGraphOptimizationLevel)(options.0.as_ptr(), level), "set the optimisation level")?;
+            check(
+                (api.SetSessionGraphOptimizationLevel)(options.0.as_ptr(), level),
+                "set the optimisation level",
+            )?;
             if let Some(folder) = &folder {
-                let status = (api.AddSessionConfigEntry)(options.0.as_ptr(), FOLDER_KEY.as_ptr(), folder.as_ptr());
+                let status =
+                    (api.AddSessionConfigEntry)(options.0.as_ptr(), FOLDER_KEY.as_ptr(), folder.as_ptr());
                 check(status, "take the folder of the weights")?;
             }
             Ok(options)
@@ -94,9 +99,7 @@ struct Names {
 
 impl Names {
     fn new<'a>(names: impl Iterator<Item = &'a str>) -> Result<Self> {
-        let strings = names
-            .map(c_string)
-            .collect::<Result<Vec<_>>>()?;
+        let strings = names.map(c_string).collect::<Result<Vec<_>>>()?;
         // The pointers stay valid when the vector moves: they point to the strings' own memory.
         let pointers = strings.iter().map(|s| s.as_ptr()).collect();
         Ok(Names { _strings: strings, pointers })

@@ -64,7 +64,12 @@ impl Core {
         let owned = OwnedProperties::new(properties)?;
         // SAFETY: the core is alive; `owned` keeps the strings its array points to.
         let status = unsafe {
-            ov::ov_core_set_properties(self.0.as_ptr(), c_device.as_ptr(), owned.array.len(), owned.array.as_ptr())
+            ov::ov_core_set_properties(
+                self.0.as_ptr(),
+                c_device.as_ptr(),
+                owned.array.len(),
+                owned.array.as_ptr(),
+            )
         };
         check(status, &format!("configure {device}"))
     }
@@ -98,7 +103,12 @@ impl Core {
     }
 
     /// Compiles a model for a device. The result does not need the model any more.
-    pub(crate) fn compile(&self, model: &Model, device: &str, properties: &Properties<'_>) -> Result<CompiledModel> {
+    pub(crate) fn compile(
+        &self,
+        model: &Model,
+        device: &str,
+        properties: &Properties<'_>,
+    ) -> Result<CompiledModel> {
         let c_device = c_string(device)?;
         let owned = OwnedProperties::new(properties)?;
         let mut compiled = ptr::null_mut();
@@ -169,7 +179,8 @@ impl OwnedProperties {
 /// A model that OpenVINO cannot take is the caller's matter, not a bug.
 fn classify(mut error: sdrun_abi::Error) -> sdrun_abi::Error {
     if error.code == ErrorCode::Internal {
-        let unsupported = ["No conversion rule", "not supported", "Unsupported operation", "is not implemented"];
+        let unsupported =
+            ["No conversion rule", "not supported", "Unsupported operation", "is not implemented"];
         error.code = match unsupported.iter().any(|part| error.message.contains(part)) {
             true => ErrorCode::Unimplemented,
             false => ErrorCode::InvalidArgument,

@@ -59,8 +59,9 @@ pub(crate) fn load(file: &Path) -> Result<String> {
             return Err(too_old(format!("it lacks {name}")));
         }
     }
-    openvino_sys::library::load_from(file)
-        .map_err(|why| Error::precondition(format!("cannot use {}: {why}", file.display())).with_file(file))?;
+    openvino_sys::library::load_from(file).map_err(|why| {
+        Error::precondition(format!("cannot use {}: {why}", file.display())).with_file(file)
+    })?;
     // The function table refers to the library, which must never be unloaded.
     std::mem::forget(library);
     Ok(version)
@@ -80,10 +81,7 @@ fn version(library: &libloading::Library, file: &Path) -> Result<String> {
     // SAFETY: both symbols have had these signatures in every release of the C API (ov_core.h); the status
     // is an enum over int.
     let (get, free) = unsafe {
-        (
-            library.get::<GetVersion>("ov_get_openvino_version"),
-            library.get::<FreeVersion>("ov_version_free"),
-        )
+        (library.get::<GetVersion>("ov_get_openvino_version"), library.get::<FreeVersion>("ov_version_free"))
     };
     let (Ok(get), Ok(free)) = (get, free) else {
         return Err(Error::new(
@@ -98,7 +96,10 @@ fn version(library: &libloading::Library, file: &Path) -> Result<String> {
     unsafe {
         let status = get(&mut version);
         if status != 0 || version.buildNumber.is_null() {
-            return Err(Error::internal(format!("{} does not tell its version (status {status})", file.display())));
+            return Err(Error::internal(format!(
+                "{} does not tell its version (status {status})",
+                file.display()
+            )));
         }
         let text = CStr::from_ptr(version.buildNumber).to_string_lossy().into_owned();
         free(&mut version);
@@ -133,7 +134,8 @@ fn handle<T>(pointer: *mut T) -> Result<NonNull<T>> {
 
 /// The vendor's words on one line, without the trail of source locations.
 fn tidy(words: &str) -> String {
-    let lines = words.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("Exception from "));
+    let lines =
+        words.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("Exception from "));
     lines.collect::<Vec<_>>().join("; ")
 }
 
@@ -167,7 +169,8 @@ fn c_path(path: &Path) -> Result<CString> {
         .ok_or_else(|| Error::invalid(format!("the path {} is not valid Unicode", path.display())))?
         .as_bytes()
         .to_vec();
-    CString::new(bytes).map_err(|_| Error::invalid(format!("the path {} contains a NUL character", path.display())))
+    CString::new(bytes)
+        .map_err(|_| Error::invalid(format!("the path {} contains a NUL character", path.display())))
 }
 
 #[cfg(test)]

@@ -51,7 +51,8 @@ impl CompiledModel {
         let c_key = c_string(key)?;
         let mut value: *mut c_char = ptr::null_mut();
         // SAFETY: the compiled model is alive, string and out pointer are valid.
-        let status = unsafe { ov::ov_compiled_model_get_property(self.compiled.as_ptr(), c_key.as_ptr(), &mut value) };
+        let status =
+            unsafe { ov::ov_compiled_model_get_property(self.compiled.as_ptr(), c_key.as_ptr(), &mut value) };
         check(status, &format!("tell {key} of the compiled model"))?;
         // SAFETY: on success the value is a fresh string.
         Ok(unsafe { take_string(value) }.unwrap_or_default())
@@ -69,13 +70,15 @@ impl CompiledModel {
     pub(crate) fn output_shapes(&self) -> Result<Vec<Option<Vec<usize>>>> {
         let mut count = 0;
         // SAFETY: the compiled model is alive, the out pointer valid.
-        check(unsafe { ov::ov_compiled_model_outputs_size(self.compiled.as_ptr(), &mut count) }, "count outputs")?;
+        let status = unsafe { ov::ov_compiled_model_outputs_size(self.compiled.as_ptr(), &mut count) };
+        check(status, "count the outputs")?;
         (0..count)
             .map(|index| {
                 let mut port = ptr::null_mut();
                 // SAFETY: as above.
-                let status =
-                    unsafe { ov::ov_compiled_model_output_by_index(self.compiled.as_ptr(), index, &mut port) };
+                let status = unsafe {
+                    ov::ov_compiled_model_output_by_index(self.compiled.as_ptr(), index, &mut port)
+                };
                 check(status, "describe an output")?;
                 let port = Port(handle(port)?);
                 Ok(port.shape())
@@ -87,7 +90,8 @@ impl CompiledModel {
     pub(crate) fn request(self: &Arc<Self>, inputs: Vec<Io>, outputs: Vec<Io>) -> Result<InferRequest> {
         let mut request = ptr::null_mut();
         // SAFETY: the compiled model is alive, the out pointer valid.
-        let status = unsafe { ov::ov_compiled_model_create_infer_request(self.compiled.as_ptr(), &mut request) };
+        let status =
+            unsafe { ov::ov_compiled_model_create_infer_request(self.compiled.as_ptr(), &mut request) };
         check(status, "create an inference request")?;
         Ok(InferRequest::new(handle(request)?, self.clone(), inputs, outputs))
     }

@@ -85,7 +85,11 @@ impl InferRequest {
             let tensor = Tensor::over(spec.dtype, &spec.shape, buffer.as_mut_ptr())?;
             // SAFETY: request and tensor are alive; the memory is lent for the length of this method.
             let status = unsafe {
-                ov::ov_infer_request_set_output_tensor_by_index(self.request.as_ptr(), index, tensor.0.as_ptr())
+                ov::ov_infer_request_set_output_tensor_by_index(
+                    self.request.as_ptr(),
+                    index,
+                    tensor.0.as_ptr(),
+                )
             };
             check(status, &format!("take the buffer of output `{}`", io.name))?;
             self.bound_outputs[index] = Some(Binding { data: buffer.as_ptr(), shape: spec.shape.clone() });
@@ -142,7 +146,11 @@ impl InferRequest {
             let tensor = Tensor::over(input.dtype, input.shape, data.cast_mut())?;
             // SAFETY: request and tensor are alive; the memory is lent for the length of the run.
             let status = unsafe {
-                ov::ov_infer_request_set_input_tensor_by_index(self.request.as_ptr(), index, tensor.0.as_ptr())
+                ov::ov_infer_request_set_input_tensor_by_index(
+                    self.request.as_ptr(),
+                    index,
+                    tensor.0.as_ptr(),
+                )
             };
             check(status, &format!("take input `{}`", io.name))?;
             self.bound_inputs[index] = Some(Binding { data, shape: input.shape.to_vec() });
@@ -213,7 +221,10 @@ fn check_tensor(what: &str, io: &Io, dtype: DType, shape: &[usize], len: usize) 
     }
     match dtype.bytes_of(shape) {
         Some(bytes) if bytes == len => Ok(()),
-        _ => Err(Error::invalid(format!("{what} `{}` has {len} bytes, which is not {dtype} {shape:?}", io.name))),
+        _ => Err(Error::invalid(format!(
+            "{what} `{}` has {len} bytes, which is not {dtype} {shape:?}",
+            io.name
+        ))),
     }
 }
 

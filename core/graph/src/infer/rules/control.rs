@@ -23,8 +23,12 @@ pub(super) fn if_(c: &Ctx) -> Facts {
 }
 
 fn declared(info: &proto::ValueInfoProto) -> Fact {
-    let Some(tensor) = info.r#type.as_ref().and_then(|t| t.tensor_type.as_ref()) else { return Fact::default() };
-    let dim = |d: &proto::Dimension| d.dim_value.and_then(|v| usize::try_from(v).ok()).map_or(Dim::Unknown, Dim::Known);
+    let Some(tensor) = info.r#type.as_ref().and_then(|t| t.tensor_type.as_ref()) else {
+        return Fact::default();
+    };
+    let dim = |d: &proto::Dimension| {
+        d.dim_value.and_then(|v| usize::try_from(v).ok()).map_or(Dim::Unknown, Dim::Known)
+    };
     let shape = tensor.shape.as_ref().map(|s| s.dim.iter().map(dim).collect());
     Fact::new(tensor.elem_type.and_then(DType::from_onnx), shape)
 }

@@ -38,7 +38,8 @@ pub(super) fn like_first(c: &Ctx) -> Facts {
         }
         "RotaryEmbedding" => {
             c.common_dtype([0, 1, 2])?;
-            (c.need(1)?, c.need(2)?);
+            c.need(1)?;
+            c.need(2)?;
         }
         "CumSum" | "CumProd" | "ReverseSequence" => {
             c.need(1)?;

@@ -35,7 +35,9 @@ pub(super) fn gather_nd(c: &Ctx) -> Facts {
     }
     dims::same_shape(&s[..batch], &i[..batch])?;
     let Some(depth) = last.known() else { return one(x.dtype, None) };
-    let rest = s.get(batch + depth..).ok_or_else(|| format!("an index of {depth} does not fit {}", dims::text(s)))?;
+    let rest = s
+        .get(batch + depth..)
+        .ok_or_else(|| format!("an index of {depth} does not fit {}", dims::text(s)))?;
     one(x.dtype, Some([&i[..i.len() - 1], rest].concat()))
 }
 

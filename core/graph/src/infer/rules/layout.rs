@@ -61,6 +61,9 @@ pub(super) fn reshape(c: &Ctx) -> Facts {
             known => Dim::from(known),
         });
     }
+    if wildcard.is_some() && !zero_copies && out.contains(&Dim::Known(0)) {
+        return Err("with allowzero the shape cannot hold both 0 and -1".into());
+    }
     let rest = x.shape.as_ref().map_or(Ok(Dim::Unknown), |input| quotient(input, &out, &copied));
     match (rest, wildcard) {
         (Ok(rest), Some(i)) => out[i] = rest,
@@ -89,11 +92,9 @@ fn quotient(input: &[Dim], out: &[Dim], copied: &[usize]) -> Result<Dim, ()> {
         }
         None => true,
     });
-    // Copied zeros leave the rest open; any size is right, and one of the other dimensions decides it.
-    let (Some(divisor), numbers) = (dims::count(&below), above.iter().filter_map(Dim::known)) else {
-        return Ok(Dim::Unknown);
-    };
-    let Some(number) = numbers.fold(Some(1usize), |n, d| n?.checked_mul(d)) else { return Err(()) };
+    let Some(divisor) = dims::count(&below) else { return Ok(Dim::Unknown) };
+    let mut numbers = above.iter().filter_map(Dim::known);
+    let number = numbers.try_fold(1usize, |n, d| n.checked_mul(d)).ok_or(())?;
     let named: Vec<&Dim> = above.iter().filter(|d| d.known().is_none()).collect();
     match named.as_slice() {
         [] if divisor == 0 => (number == 0).then_some(Dim::Known(1)).ok_or(()),
@@ -223,7 +224,9 @@ pub(crate) fn split_sizes(c: &Ctx, dim: usize, parts: usize) -> Result<Option<Ve
         Ints::Unknown => Ok(None),
         Ints::Known(sizes) => {
             let sizes = sizes.iter().map(|s| usize::try_from(*s).ok()).collect::<Option<Vec<usize>>>();
-            let fits = |v: &Vec<usize>| v.len() == parts && v.iter().try_fold(0usize, |a, b| a.checked_add(*b)) == Some(dim);
+            let fits = |v: &Vec<usize>| {
+                v.len() == parts && v.iter().try_fold(0usize, |a, b| a.checked_add(*b)) == Some(dim)
+            };
             sizes.filter(fits).map(Some).ok_or_else(|| format!("split sizes do not add up to {dim}"))
         }
         Ints::Absent => {
@@ -231,7 +234,7 @@ pub(crate) fn split_sizes(c: &Ctx, dim: usize, parts: usize) -> Result<Option<Ve
                 18.. => usize::try_from(c.node.int_or("num_outputs", parts as i64)).unwrap_or(0),
                 _ => parts,
             };
-            if parts == 0 || (c.opset < 18 && dim % parts != 0) {
+            if parts == 0 || (c.opset < 18 && !dim.is_multiple_of(parts)) {
                 return Err(format!("{dim} elements cannot be split into {parts} equal parts"));
             }
             let each = dim.div_ceil(parts);
@@ -311,7 +314,9 @@ pub(super) fn pad(c: &Ctx) -> Facts {
             Some(n) => {
                 let size = i64::try_from(n).ok().and_then(|n| n.checked_add(before + behind));
                 let size = size.and_then(|n| usize::try_from(n).ok());
-                Dim::Known(size.ok_or_else(|| format!("padding {before}+{behind} leaves nothing of {n} elements"))?)
+                Dim::Known(
+                    size.ok_or_else(|| format!("padding {before}+{behind} leaves nothing of {n} elements"))?,
+                )
             }
         });
     }
@@ -339,7 +344,10 @@ pub(super) fn center_crop_pad(c: &Ctx) -> Facts {
 
 fn block_size(c: &Ctx) -> Result<usize, String> {
     let block = c.int("blocksize")?;
-    usize::try_from(block).ok().filter(|b| (1..=1 << 20).contains(b)).ok_or_else(|| format!("blocksize {block} is out of range"))
+    usize::try_from(block)
+        .ok()
+        .filter(|b| (1..=1 << 20).contains(b))
+        .ok_or_else(|| format!("blocksize {block} is out of range"))
 }
 
 pub(super) fn depth_to_space(c: &Ctx) -> Facts {

@@ -7,7 +7,9 @@ use sdrun_abi::DType;
 
 /// Shape of a numpy-style matrix product.
 fn product(a: &[Dim], b: &[Dim]) -> Result<Vec<Dim>, String> {
-    let (Some(inner_a), Some(_)) = (a.last(), b.last()) else { return Err("scalars cannot be multiplied".into()) };
+    let (Some(inner_a), Some(_)) = (a.last(), b.last()) else {
+        return Err("scalars cannot be multiplied".into());
+    };
     let inner_b = &b[b.len().saturating_sub(2)];
     dims::same(inner_a, inner_b)
         .map_err(|_| format!("shapes {} and {} do not fit as matrices", dims::text(a), dims::text(b)))?;
@@ -93,7 +95,9 @@ fn heads(c: &Ctx, input: usize, attribute: &str) -> Result<Option<[Dim; 4]>, Str
             let n = usize::try_from(c.int(attribute)?).ok().filter(|n| *n > 0);
             let n = n.ok_or_else(|| format!("attribute {attribute} must be positive"))?;
             if hidden.known().is_some_and(|h| h % n != 0) {
-                return Err(format!("hidden size {hidden:?} of input {input} is not a multiple of {n} heads"));
+                return Err(format!(
+                    "hidden size {hidden:?} of input {input} is not a multiple of {n} heads"
+                ));
             }
             Ok(Some([b.clone(), Dim::Known(n), l.clone(), dims::map(hidden, |h| Some(h / n))]))
         }
@@ -119,7 +123,9 @@ pub(super) fn attention(c: &Ctx) -> Facts {
             Fact::new(dtype, cache),
         ]);
     };
-    if c.shape(1).map(<[Dim]>::len) != c.shape(0).map(<[Dim]>::len) || c.shape(2).map(<[Dim]>::len) != c.shape(0).map(<[Dim]>::len) {
+    if c.shape(1).map(<[Dim]>::len) != c.shape(0).map(<[Dim]>::len)
+        || c.shape(2).map(<[Dim]>::len) != c.shape(0).map(<[Dim]>::len)
+    {
         return Err("query, key and value must have the same rank".into());
     }
     let batch = dims::same(&dims::same(&q[0], &k[0])?, &v[0])?;
@@ -140,7 +146,8 @@ pub(super) fn attention(c: &Ctx) -> Facts {
             None => total = Dim::Unknown,
             Some(past) => {
                 for axis in [0, 1, 3] {
-                    dims::same(&past[axis], &fresh[axis]).map_err(|e| format!("past of input {input}: {e}"))?;
+                    dims::same(&past[axis], &fresh[axis])
+                        .map_err(|e| format!("past of input {input}: {e}"))?;
                 }
                 total = dims::sum(&past[2], &fresh[2]);
             }

@@ -47,8 +47,9 @@ fn convolution(c: &Ctx, x: usize, w: usize, bias: usize, dtype: Option<DType>) -
         return Err(format!("input {} and weights {} differ in rank", dims::text(x), dims::text(w)));
     }
     let group = group(c, "group", &x[1])?;
-    dims::same(&dims::map(&x[1], |n| Some(n / group)), &w[1])
-        .map_err(|_| format!("weights {} do not fit input {} in {group} groups", dims::text(w), dims::text(x)))?;
+    dims::same(&dims::map(&x[1], |n| Some(n / group)), &w[1]).map_err(|_| {
+        format!("weights {} do not fit input {} in {group} groups", dims::text(w), dims::text(x))
+    })?;
     if w[0].known().is_some_and(|m| m % group != 0) {
         return Err(format!("weights {} do not fit {group} groups", dims::text(w)));
     }
@@ -184,7 +185,9 @@ pub(super) fn layer_normalization(c: &Ctx) -> Facts {
         for i in 1..3 {
             dims::broadcast_onto(c.shape(i).unwrap_or_default(), s)?;
         }
-        saved = Some(s.iter().enumerate().map(|(i, d)| if i < axis { d.clone() } else { Dim::Known(1) }).collect());
+        saved = Some(
+            s.iter().enumerate().map(|(i, d)| if i < axis { d.clone() } else { Dim::Known(1) }).collect(),
+        );
     }
     let stash = i32::try_from(c.node.int_or("stash_type", 1)).ok().and_then(DType::from_onnx);
     Ok(vec![Fact::new(dtype, x.shape.clone()), Fact::new(stash, saved.clone()), Fact::new(stash, saved)])

@@ -1,0 +1,433 @@
+//! What goes wrong on a user's machine, through the command line and the real providers: one sentence, a hint,
+//! the right exit code, no hang, nothing half written.
+#![cfg(unix)]
+
+use sdrun::abi::{ABI_MAJOR, Manifest};
+use sdrun_tests::{place::Place, spec::small_model};
+use serde_json::{Value, json};
+use std::{
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+
+const PROVIDERS: [&str; 3] = ["ggml", "onnxruntime", "openvino"];
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A user with a home of their own; the installed runtimes are those of the test run.
+struct Machine {
+    dir: TempDir,
+    dist: PathBuf,
+    data: PathBuf,
+}
+
+struct Outcome {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let place = |place: Place| place.find().unwrap_or_else(|why| panic!("{why}"));
+        let machine =
+            Machine { dir: tempfile::tempdir().unwrap(), dist: place(Place::Dist), data: place(Place::Data) };
+        fs::create_dir(machine.work()).unwrap();
+        machine.file("model.onnx", small_model());
+        machine.file("x.npy", npy("<f4", &[2, 4]));
+        machine.file("r.npy", npy("<f4", &[2, 3]));
+        machine
+    }
+
+    /// The working directory.
+    fn work(&self) -> PathBuf {
+        self.dir.path().join("work")
+    }
+
+    /// Writes a file into the working directory.
+    fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.work().join(name);
+        fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// Names in the working directory.
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.work()).unwrap();
+        let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    fn environment<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("HOME", self.dir.path())
+            .env("SDRUN_DATA_DIR", &self.data)
+            .env("SDRUN_CACHE_DIR", self.dir.path().join("cache"))
+            .current_dir(self.work())
+            .stdin(Stdio::null())
+    }
+
+    fn sdrun(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.dist.join("sdrun"));
+        self.environment(command.args(arguments));
+        command
+    }
+
+    /// `sdrun run` of the small model with its inputs.
+    fn run_model(&self, provider: &str) -> Command {
+        self.sdrun(&[
+            "run",
+            "model.onnx",
+            "-p",
+            provider,
+            "-i",
+            "x=x.npy",
+            "-i",
+            "r=r.npy",
+            "--output",
+            "y=y.npy",
+        ])
+    }
+
+    /// `sdrun` where no file can grow beyond `blocks` of 512 bytes, as on a full disk.
+    fn with_little_disk(&self, blocks: usize, arguments: &[&str]) -> Command {
+        let mut command = Command::new("sh");
+        // Without the trap the system ends the process instead of failing the write.
+        command.arg("-c").arg(format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"")).arg("sh");
+        self.environment(command.arg(self.dist.join("sdrun")).args(arguments));
+        command
+    }
+
+    fn manifests(&self) -> Vec<Manifest> {
+        let file = |id: &&str| self.dist.join("providers").join(id).join(Manifest::file_name(id));
+        PROVIDERS.iter().map(|id| Manifest::read(&file(id)).unwrap()).collect()
+    }
+}
+
+/// Runs a command to its end, or fails after two minutes.
+fn finish(command: &mut Command) -> Outcome {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let deadline = Instant::now() + LIMIT;
+    std::thread::scope(|scope| {
+        let read = |pipe: &mut dyn Read| {
+            let mut text = Vec::new();
+            pipe.read_to_end(&mut text).unwrap();
+            String::from_utf8(text).unwrap()
+        };
+        let out = scope.spawn(move || read(&mut stdout));
+        let err = scope.spawn(move || read(&mut stderr));
+        while child.try_wait().unwrap().is_none() {
+            if Instant::now() > deadline {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                panic!("{command:?} hangs");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let code = child.wait().unwrap().code();
+        Outcome { code, stdout: out.join().unwrap(), stderr: err.join().unwrap() }
+    })
+}
+
+/// Runs a command that has to fail with `code` and one sentence that has all `words`, hint included.
+fn refuses(command: &mut Command, code: i32, words: &[&str]) {
+    let outcome = finish(command);
+    let text = &outcome.stderr;
+    assert_eq!(outcome.code, Some(code), "{command:?}: {text}");
+    let errors: Vec<&str> = text.lines().filter(|l| l.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 1, "{command:?}: {text}");
+    let other = |l: &&str| {
+        let l = l.trim_start();
+        !["error: ", "hint: ", "WARN "].iter().any(|start| l.starts_with(start))
+    };
+    assert_eq!(text.lines().find(other), None, "{command:?}: {text}");
+    assert!(!text.contains("panick"), "{text}");
+    for word in words {
+        assert!(text.contains(word), "{word:?} is not in {text}");
+    }
+}
+
+fn succeeds(command: &mut Command) -> Outcome {
+    let outcome = finish(command);
+    assert_eq!(outcome.code, Some(0), "{command:?}: {}", outcome.stderr);
+    outcome
+}
+
+/// A NumPy file of ones.
+fn npy(descr: &str, shape: &[usize]) -> Vec<u8> {
+    let dims: Vec<String> = shape.iter().map(|d| format!("{d},")).collect();
+    let mut header =
+        format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({}), }}", dims.join(" "));
+    while (10 + header.len() + 1) % 64 != 0 {
+        header.push(' ');
+    }
+    header.push('\n');
+    let mut file = b"\x93NUMPY\x01\x00".to_vec();
+    file.extend((header.len() as u16).to_le_bytes());
+    file.extend(header.bytes());
+    for _ in 0..shape.iter().product() {
+        match descr {
+            "<f4" => file.extend(1f32.to_le_bytes()),
+            "<i8" => file.extend(1i64.to_le_bytes()),
+            other => panic!("{other}"),
+        }
+    }
+    file
+}
+
+#[test]
+fn the_good_case_works() {
+    let machine = Machine::new();
+    for provider in PROVIDERS {
+        succeeds(&mut machine.run_model(provider));
+        let y = fs::read(machine.work().join("y.npy")).unwrap();
+        assert!(y.starts_with(b"\x93NUMPY"), "{provider}");
+        fs::remove_file(machine.work().join("y.npy")).unwrap();
+    }
+}
+
+#[test]
+fn missing_files() {
+    let machine = Machine::new();
+    refuses(&mut machine.sdrun(&["run", "missing.onnx", "-p", "ggml"]), 3, &["missing.onnx"]);
+    refuses(&mut machine.sdrun(&["inspect", "missing.onnx"]), 3, &["missing.onnx"]);
+    let input = ["run", "model.onnx", "-p", "ggml", "-i", "x=missing.npy", "-i", "r=r.npy"];
+    refuses(&mut machine.sdrun(&input), 3, &["missing.npy"]);
+}
+
+#[test]
+fn truncated_models_and_inputs() {
+    let machine = Machine::new();
+    let whole = small_model();
+    for cut in (1..whole.len()).step_by(whole.len() / 25) {
+        machine.file("cut.onnx", &whole[..cut]);
+        let outcome = finish(&mut machine.sdrun(&["inspect", "cut.onnx"]));
+        let told = outcome.stderr.starts_with("error: ") && outcome.stderr.contains("cut.onnx");
+        // A cut between two fields leaves a valid message of another model: that one is refused later or not at all.
+        assert!(matches!(outcome.code, Some(4 | 10)) && told, "{cut}: {:?} {}", outcome.code, outcome.stderr);
+    }
+    for provider in PROVIDERS {
+        let arguments =
+            ["run", "cut.onnx", "-p", provider, "-i", "x=x.npy", "-i", "r=r.npy", "--output", "y=y.npy"];
+        refuses(&mut machine.sdrun(&arguments), 10, &["cut.onnx"]);
+    }
+    let x = npy("<f4", &[2, 4]);
+    machine.file("x.npy", &x[..x.len() - 1]);
+    refuses(&mut machine.run_model("ggml"), 10, &["x.npy"]);
+    assert!(!machine.names().contains(&"y.npy".into()));
+}
+
+#[test]
+fn inputs_of_the_wrong_type_or_shape() {
+    for (content, found) in
+        [(npy("<i8", &[2, 4]), "i64"), (npy("<f4", &[4, 2]), "[4, 2]"), (npy("<f4", &[8]), "[8]")]
+    {
+        let machine = Machine::new();
+        machine.file("x.npy", content);
+        for provider in PROVIDERS {
+            refuses(&mut machine.run_model(provider), 4, &["\"x\"", found, "f32", "hint: "]);
+        }
+        assert!(!machine.names().contains(&"y.npy".into()));
+    }
+    let machine = Machine::new();
+    let missing = ["run", "model.onnx", "-p", "ggml", "-i", "x=x.npy"];
+    refuses(&mut machine.sdrun(&missing), 4, &["r f32", "--input"]);
+}
+
+#[test]
+fn an_unknown_provider() {
+    let machine = Machine::new();
+    refuses(
+        &mut machine.run_model("nothere"),
+        3,
+        &["`nothere`", "ggml", "onnxruntime", "openvino", "hint: "],
+    );
+}
+
+/// For every provider with a vendor runtime: its folder is empty, its library is garbage or cut in half.
+#[test]
+fn runtimes_that_are_absent_or_damaged() {
+    let machine = Machine::new();
+    let empty = machine.dir.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    for manifest in machine.manifests() {
+        let (id, Some(runtime)) = (&manifest.provider.id, &manifest.provider.runtime) else { continue };
+        let install = format!("sdrun runtime install {}", runtime.name);
+        refuses(
+            machine.run_model(id).env("SDRUN_DATA_DIR", &empty),
+            5,
+            &["not installed", &install, &runtime.env],
+        );
+        refuses(machine.run_model(id).env(&runtime.env, &empty), 5, &[&runtime.env, empty.to_str().unwrap()]);
+
+        let garbage = machine.dir.path().join(format!("garbage-{id}"));
+        fs::create_dir(&garbage).unwrap();
+        let name = runtime.library_names[0].replace('*', "1");
+        fs::write(garbage.join(&name), b"not a library").unwrap();
+        let outcome = finish(machine.run_model(id).env(&runtime.env, &garbage));
+        assert!(matches!(outcome.code, Some(5 | 10)), "{id}: {:?} {}", outcome.code, outcome.stderr);
+        assert!(outcome.stderr.contains(&name) && !outcome.stderr.contains("panick"), "{}", outcome.stderr);
+
+        // Everything else goes on.
+        for arguments in [&["providers"][..], &["doctor"], &["devices"]] {
+            let outcome = finish(machine.sdrun(arguments).env(&runtime.env, &garbage));
+            assert_eq!(outcome.code, Some(0), "{arguments:?}: {}", outcome.stderr);
+            assert!(outcome.stdout.contains("ggml"), "{arguments:?}: {}", outcome.stdout);
+        }
+    }
+}
+
+/// Libraries with the right names and the versions of years ago.
+#[test]
+fn runtimes_that_are_too_old() {
+    let openvino = r#"
+        typedef struct { const char *build_number, *description; } ov_version_t;
+        int ov_get_openvino_version(ov_version_t *v) { v->build_number = "2021.4.0-1-old"; v->description = ""; return 0; }
+        void ov_version_free(ov_version_t *v) { (void)v; }"#;
+    let onnxruntime = r#"
+        #include <stdio.h>
+        struct Base { const void *(*get_api)(unsigned); const char *(*version)(void); };
+        static const void *get_api(unsigned v) { (void)v; return NULL; }
+        static const char *version(void) { return "1.10.0"; }
+        static const struct Base base = { get_api, version };
+        const struct Base *OrtGetApiBase(void) { return &base; }"#;
+    let machine = Machine::new();
+    for manifest in machine.manifests() {
+        let (id, Some(runtime)) = (&manifest.provider.id, &manifest.provider.runtime) else { continue };
+        let (source, version) = match id.as_str() {
+            "openvino" => (openvino, "2021.4"),
+            "onnxruntime" => (onnxruntime, "1.10.0"),
+            other => panic!("write an old runtime for {other}"),
+        };
+        let dir = machine.dir.path().join(id);
+        fs::create_dir(&dir).unwrap();
+        compile(source, &dir.join(runtime.library_names[0].replace('*', "1")));
+        refuses(machine.run_model(id).env(&runtime.env, &dir), 5, &[version, "too old", "hint: "]);
+    }
+}
+
+/// Makes a shared library with the C compiler, which building sdrun needs anyway.
+fn compile(source: &str, library: &Path) {
+    let file = library.with_extension("c");
+    fs::write(&file, source).unwrap();
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let status =
+        Command::new(compiler).args(["-shared", "-fPIC", "-o"]).args([library, &file]).status().unwrap();
+    assert!(status.success());
+}
+
+/// Plugins that this host must not call into.
+#[test]
+fn plugins_of_another_abi() {
+    // The first fields of a plugin's table: its size and its ABI version.
+    let table = |major: u16, size: u32| {
+        format!(
+            "static const struct {{ unsigned size; unsigned short major, minor; void *rest[64]; }} table = {{ {size}, {major}, 0 }};
+             const void *sdrun_plugin_query_v1(unsigned max_minor, const void *host) {{ (void)max_minor; (void)host; return &table; }}"
+        )
+    };
+    let null = "void *sdrun_plugin_query_v1(unsigned max_minor, const void *host) { (void)max_minor; (void)host; return 0; }";
+    let machine = Machine::new();
+    let cases = [
+        ("wrong-major", ABI_MAJOR, table(ABI_MAJOR + 1, 208), &["ABI", "hint: "][..]),
+        ("short-table", ABI_MAJOR, table(ABI_MAJOR, 16), &["16 bytes", "hint: "]),
+        ("needs-newer", ABI_MAJOR, null.into(), &["newer host", "hint: "]),
+        ("no-plugin", ABI_MAJOR, "int x;".into(), &["sdrun_plugin_query_v1", "hint: "]),
+        ("says-so", ABI_MAJOR + 1, table(ABI_MAJOR + 1, 208), &["needs ABI", "hint: "]),
+    ];
+    for (id, manifest_major, source, words) in cases {
+        let dir = machine.dir.path().join(id);
+        fs::create_dir(&dir).unwrap();
+        compile(&source, &dir.join("libplugin.so"));
+        let manifest: Value = json!({ "file_format_version": "1.0.0", "provider": {
+            "id": id, "summary": "s", "vendor": "v", "version": "1", "build_id": "1",
+            "library": { "path": "libplugin.so", "sha256": "", "target": "", "abi_major": manifest_major } } });
+        let file = dir.join(Manifest::file_name(id));
+        fs::write(&file, manifest.to_string()).unwrap();
+        refuses(machine.run_model(id).arg("--provider-path").arg(&file), 5, words);
+        let providers = finish(machine.sdrun(&["providers", "--explain"]).arg("--provider-path").arg(&file));
+        assert!(providers.code == Some(0) && providers.stdout.contains(id), "{}", providers.stdout);
+    }
+}
+
+#[test]
+fn a_cache_that_cannot_be_used() {
+    let machine = Machine::new();
+    // Its place is taken by a file: an error, since providers need somewhere for temporary files.
+    let file = machine.file("not-a-folder", "");
+    refuses(machine.run_model("ggml").env("SDRUN_CACHE_DIR", &file), 70, &["not-a-folder"]);
+    // Only the engines cannot be stored: the run does not depend on it.
+    let cache = machine.dir.path().join("cache");
+    fs::create_dir_all(&cache).unwrap();
+    fs::write(cache.join("engines"), "").unwrap();
+    let outcome = succeeds(&mut machine.run_model("ggml"));
+    assert!(outcome.stderr.contains("not cached"), "{}", outcome.stderr);
+    assert!(machine.names().contains(&"y.npy".into()));
+}
+
+#[test]
+fn damaged_engines() {
+    for provider in PROVIDERS {
+        let machine = Machine::new();
+        succeeds(&mut machine.run_model(provider));
+        let right = fs::read(machine.work().join("y.npy")).unwrap();
+        let engines = machine.dir.path().join("cache/engines");
+        let stored: Vec<PathBuf> = fs::read_dir(&engines)
+            .unwrap()
+            .map(|e| e.unwrap().path())
+            .filter(|p| p.extension().is_some_and(|e| e == "sdengine"))
+            .collect();
+        assert_eq!(stored.len(), 1, "{provider}");
+        // In the cache: set aside, told, built again.
+        let whole = fs::read(&stored[0]).unwrap();
+        let mut flipped = whole.clone();
+        *flipped.last_mut().unwrap() ^= 1;
+        fs::write(&stored[0], &flipped).unwrap();
+        let outcome = succeeds(&mut machine.run_model(provider));
+        assert!(outcome.stderr.contains("damaged"), "{provider}: {}", outcome.stderr);
+        assert_eq!(fs::read(machine.work().join("y.npy")).unwrap(), right);
+        assert_eq!(fs::read(&stored[0]).unwrap().len(), whole.len(), "{provider}: it is there again");
+        // Given by the user: refused.
+        for damaged in [&flipped[..], &whole[..whole.len() - 1], &whole[..20], b""] {
+            machine.file("bad.sdengine", damaged);
+            let run = ["run", "bad.sdengine", "--weights", "model.onnx", "-i", "x=x.npy", "-i", "r=r.npy"];
+            refuses(&mut machine.sdrun(&run), 10, &["bad.sdengine", "hint: "]);
+        }
+    }
+}
+
+#[test]
+fn a_full_disk() {
+    let machine = Machine::new();
+    let before = machine.names();
+    // The weights of a built-in model do not fit.
+    refuses(&mut machine.with_little_disk(200, &["run", "mobilenet-v2", "-p", "ggml"]), 7, &["mobilenet"]);
+    let models = machine.dir.path().join("cache/models");
+    assert_eq!(bytes_below(&models), 0, "a part of the model is left");
+    // The engine cannot be written where the user wants it.
+    let build = ["build", "model.onnx", "-p", "ggml", "-o", "out.sdengine"];
+    refuses(&mut machine.with_little_disk(2, &build), 7, &["out.sdengine"]);
+    // A result cannot be written.
+    let arguments =
+        ["run", "model.onnx", "-p", "ggml", "-i", "x=x.npy", "-i", "r=r.npy", "--output", "y=y.npy"];
+    refuses(&mut machine.with_little_disk(0, &arguments), 7, &["y.npy"]);
+    assert_eq!(machine.names(), before, "something half written is left");
+    assert_eq!(bytes_below(&machine.dir.path().join("cache/engines")), 0);
+    // With room again everything works.
+    succeeds(&mut machine.run_model("ggml"));
+}
+
+/// Bytes of all files below a folder.
+fn bytes_below(dir: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(dir) else { return 0 };
+    let size =
+        |path: PathBuf| if path.is_dir() { bytes_below(&path) } else { fs::metadata(path).unwrap().len() };
+    entries.map(|e| size(e.unwrap().path())).sum()
+}
