@@ -1,5 +1,7 @@
 //! What goes wrong on a user's machine, through the command line and the real providers: one sentence, a hint,
 //! the right exit code, no hang, nothing half written.
+
+#![allow(clippy::unwrap_used)]
 #![cfg(unix)]
 
 use sdrun::abi::{ABI_MAJOR, Manifest};

@@ -1,5 +1,7 @@
 //! `sdrun bench --json` against docs/bench-schema.json, judged by Python's `jsonschema`.
 
+#![allow(clippy::unwrap_used)]
+
 use sdrun_tests::{place::Place, spec::small_model};
 use serde_json::{Value, json};
 use std::{

@@ -4,6 +4,8 @@
 //! ([`Tolerance::of`]). Every provider runs in a worker, on shapes small enough for CI; `full_size_*` and what
 //! needs files from outside the repository is ignored unless asked for.
 
+#![allow(clippy::unwrap_used)]
+
 use sdrun::{
     BuildOptions, CachePolicy, Discovery, HostTensor, Isolation, Model, Paths, Provider, Registry, Shapes,
     Tensors,

@@ -1,5 +1,7 @@
 //! The invariants of docs/architecture.md that a compiler does not keep.
 
+#![allow(clippy::unwrap_used)]
+
 use serde_json::Value;
 use std::{
     collections::BTreeMap,

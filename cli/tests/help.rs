@@ -1,5 +1,7 @@
 //! Help, completions and man pages.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use common::Sandbox;

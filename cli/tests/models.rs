@@ -1,5 +1,7 @@
 //! Models, engines, weights and tensors in files, good and bad.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use common::{Sandbox, model, npy};

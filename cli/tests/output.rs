@@ -1,5 +1,7 @@
 //! The cache commands, and how results and errors come out.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use common::{Sandbox, model};

@@ -1,5 +1,7 @@
 //! Commands about providers and runtimes, on machines where something is missing.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use common::Sandbox;

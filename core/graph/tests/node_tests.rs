@@ -5,6 +5,8 @@
 //! `onnx.backend.test.case.node.collect_testcases()`. Run with
 //! `SDRUN_NODE_TESTS=… cargo test -p sdrun-graph --test node_tests -- --ignored --nocapture`.
 
+#![allow(clippy::unwrap_used)]
+
 use prost::Message;
 use sdrun_abi::DType;
 use sdrun_graph::{
@@ -185,7 +187,8 @@ fn compare(actual: &Tensor, expected: &Tensor) -> Result<(), String> {
         let same = actual.data() == expected.data();
         return if same { Ok(()) } else { Err(format!("{actual:?} instead of {expected:?}")) };
     };
-    let close = |a: f64, e: f64| a == e || (a.is_nan() && e.is_nan()) || (a - e).abs() <= atol + rtol * e.abs();
+    let close =
+        |a: f64, e: f64| a == e || (a.is_nan() && e.is_nan()) || (a - e).abs() <= atol + rtol * e.abs();
     let wrong = a.iter().zip(&e).position(|(a, e)| !close(*a, *e));
     match wrong {
         None => Ok(()),

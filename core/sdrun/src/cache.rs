@@ -68,7 +68,8 @@ impl Cache {
     /// `None` where locking is impossible; the caller then builds without it.
     pub(crate) fn lock(&self, key: &str) -> Option<File> {
         private_dir(&self.root).ok()?;
-        let file = OpenOptions::new().create(true).append(true).open(self.root.join(format!("{key}.lock"))).ok()?;
+        let file =
+            OpenOptions::new().create(true).append(true).open(self.root.join(format!("{key}.lock"))).ok()?;
         file.lock().ok()?;
         Some(file)
     }
@@ -82,7 +83,8 @@ impl Cache {
         match EngineFile::open(&path) {
             Ok(file) => {
                 // "Last used" is the file's modification time; failing to set it only makes gc less exact.
-                let _ = File::options().append(true).open(&path).and_then(|f| f.set_modified(SystemTime::now()));
+                let _ =
+                    File::options().append(true).open(&path).and_then(|f| f.set_modified(SystemTime::now()));
                 Some(file)
             }
             Err(e) => {

@@ -101,12 +101,15 @@ impl Provider {
             ));
         }
         if options.bake && !offered.bake {
-            return Err(Error::of(self.id())(AbiError::unsupported("cannot store weights in an engine")
-                .with_hint("leave out `--bake`")));
+            return Err(Error::of(self.id())(
+                AbiError::unsupported("cannot store weights in an engine").with_hint("leave out `--bake`"),
+            ));
         }
         if options.open_dims && !offered.dynamic_shapes {
-            return Err(Error::of(self.id())(AbiError::unsupported("needs every dimension to be given")
-                .with_hint("give shapes for all inputs, for example `--shape sample=1,4,64,64`")));
+            return Err(Error::of(self.id())(
+                AbiError::unsupported("needs every dimension to be given")
+                    .with_hint("give shapes for all inputs, for example `--shape sample=1,4,64,64`"),
+            ));
         }
         let open = if options.open_dims { OpenDims::Allow } else { OpenDims::Refuse };
         let graph = model.bound_with(&options.shapes, open)?;
@@ -136,9 +139,13 @@ impl Provider {
             }
         }
         if options.cache == CachePolicy::Only {
-            return Err(AbiError::not_found(format!("{} has no cached engine for {} here", self.id(), model.name()))
-                .with_hint("build it first with `sdrun build`, or allow building")
-                .into());
+            return Err(AbiError::not_found(format!(
+                "{} has no cached engine for {} here",
+                self.id(),
+                model.name()
+            ))
+            .with_hint("build it first with `sdrun build`, or allow building")
+            .into());
         }
         let bytes = graph.to_onnx_stripped()?;
         let specs = weight_specs(&graph);
@@ -156,7 +163,13 @@ impl Provider {
             info: inner.info().clone(),
             baked,
         };
-        let engine = Engine { inner, provider: self.clone(), manifest, cached: false, seconds: started.elapsed().as_secs_f64() };
+        let engine = Engine {
+            inner,
+            provider: self.clone(),
+            manifest,
+            cached: false,
+            seconds: started.elapsed().as_secs_f64(),
+        };
         if options.cache != CachePolicy::Off {
             match engine.inner.serialize() {
                 Ok(payload) => drop(cache.put(&key, &engine.manifest, &payload)),
@@ -168,7 +181,13 @@ impl Provider {
 
     /// Loads an engine file. One that was made by another provider, or for a runtime or device that does not
     /// fit, is refused with the reason.
-    pub fn load(&self, path: impl AsRef<Path>, device: &Device, threads: Option<usize>, host: &dyn Host) -> Result<Engine> {
+    pub fn load(
+        &self,
+        path: impl AsRef<Path>,
+        device: &Device,
+        threads: Option<usize>,
+        host: &dyn Host,
+    ) -> Result<Engine> {
         let started = Instant::now();
         let file = EngineFile::open(path.as_ref())?;
         let mut spec = file.manifest.spec.clone();
@@ -182,8 +201,10 @@ impl Provider {
     fn load_file(&self, file: &EngineFile, spec: &BuildSpec, host: &dyn Host) -> Result<Engine> {
         let manifest = &file.manifest;
         let refuse = |why: String| {
-            Error::of(self.id())(AbiError::precondition(format!("cannot load this engine: {why}"))
-                .with_hint("build it again on this machine"))
+            Error::of(self.id())(
+                AbiError::precondition(format!("cannot load this engine: {why}"))
+                    .with_hint("build it again on this machine"),
+            )
         };
         if manifest.provider != self.id() {
             return Err(refuse(format!("it was made by the provider `{}`", manifest.provider)));
@@ -195,10 +216,13 @@ impl Provider {
                 self.manifest().build_id
             )));
         }
-        let verdict = self.driver().check(&manifest.info.compatibility, &spec.device).map_err(Error::of(self.id()))?;
+        let verdict =
+            self.driver().check(&manifest.info.compatibility, &spec.device).map_err(Error::of(self.id()))?;
         match verdict {
             Compatibility::Optimal => {}
-            Compatibility::PreferRecompile(why) => tracing::warn!("{}: a new build would be better: {why}", self.id()),
+            Compatibility::PreferRecompile(why) => {
+                tracing::warn!("{}: a new build would be better: {why}", self.id())
+            }
             Compatibility::Unsupported(why) => return Err(refuse(why)),
         }
         let inner = self.driver().load(file.payload(), spec, host).map_err(Error::of(self.id()))?;
@@ -236,7 +260,11 @@ impl Provider {
 pub(crate) fn weight_specs(graph: &Graph) -> Vec<sdrun_abi::WeightSpec> {
     graph
         .weights()
-        .map(|(name, w)| sdrun_abi::WeightSpec { name: name.to_string(), dtype: w.dtype, shape: w.shape.clone() })
+        .map(|(name, w)| sdrun_abi::WeightSpec {
+            name: name.to_string(),
+            dtype: w.dtype,
+            shape: w.shape.clone(),
+        })
         .collect()
 }
 
@@ -255,8 +283,11 @@ fn fingerprint(graph: &Graph, weights: &dyn WeightSource) -> Result<String> {
 
 /// A provider's engine has to have the inputs, outputs and weights of the graph it was given.
 fn check_info(provider: &Provider, info: &EngineInfo, graph: &Graph) -> Result<()> {
-    let names = |ids: &[sdrun_graph::ValueId]| -> Vec<String> { ids.iter().map(|id| graph.value(*id).name.clone()).collect() };
-    let told = |specs: &[sdrun_abi::TensorSpec]| -> Vec<String> { specs.iter().map(|s| s.name.clone()).collect() };
+    let names = |ids: &[sdrun_graph::ValueId]| -> Vec<String> {
+        ids.iter().map(|id| graph.value(*id).name.clone()).collect()
+    };
+    let told =
+        |specs: &[sdrun_abi::TensorSpec]| -> Vec<String> { specs.iter().map(|s| s.name.clone()).collect() };
     if told(&info.inputs) != names(&graph.inputs) || told(&info.outputs) != names(&graph.outputs) {
         return Err(Error::of(provider.id())(AbiError::internal(
             "the engine's inputs and outputs are not those of the graph: the plugin breaks the ABI",
@@ -362,11 +393,18 @@ impl Session {
 
     /// Replaces the weights named in `changed`, or all of them where it is `None`; on an error the former ones
     /// still work.
-    pub fn refit(&mut self, weights: &dyn WeightSource, changed: Option<&[&str]>, host: &dyn Host) -> Result<RefitReport> {
+    pub fn refit(
+        &mut self,
+        weights: &dyn WeightSource,
+        changed: Option<&[&str]>,
+        host: &dyn Host,
+    ) -> Result<RefitReport> {
         if self.info.weights.is_empty() {
-            return Err(AbiError::precondition("this engine has its weights baked in and cannot be refitted")
-                .with_hint("build it without `--bake`")
-                .into());
+            return Err(AbiError::precondition(
+                "this engine has its weights baked in and cannot be refitted",
+            )
+            .with_hint("build it without `--bake`")
+            .into());
         }
         let cast = Cast::new(weights, &self.info.weights);
         check_complete(&self.info.weights, &cast)?;
@@ -401,7 +439,11 @@ fn views<'t>(info: &EngineInfo, inputs: &'t Tensors) -> Result<Vec<TensorView<'t
 fn wrong_names(info: &EngineInfo, inputs: &Tensors) -> AbiError {
     let want: Vec<&str> = info.inputs.iter().map(|s| s.name.as_str()).collect();
     let got: Vec<&str> = inputs.keys().map(String::as_str).collect();
-    AbiError::invalid(format!("the inputs given are [{}]; the engine takes [{}]", got.join(", "), want.join(", ")))
+    AbiError::invalid(format!(
+        "the inputs given are [{}]; the engine takes [{}]",
+        got.join(", "),
+        want.join(", ")
+    ))
 }
 
 fn check_input(spec: &sdrun_abi::TensorSpec, tensor: TensorView<'_>) -> Result<()> {

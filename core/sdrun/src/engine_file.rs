@@ -80,7 +80,8 @@ impl EngineFile {
     /// Writes an engine file: into a temporary file in the same folder, synced, then renamed.
     pub fn write(path: &Path, manifest: &EngineManifest, payload: &[u8]) -> Result<()> {
         let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let json = serde_json::to_vec(manifest).map_err(|e| AbiError::internal(format!("cannot write JSON: {e}")))?;
+        let json = serde_json::to_vec(manifest)
+            .map_err(|e| AbiError::internal(format!("cannot write JSON: {e}")))?;
         let offset = (HEADER as u64 + json.len() as u64).next_multiple_of(PAGE);
         let mut head = Vec::with_capacity(offset as usize);
         head.extend_from_slice(MAGIC);
@@ -106,7 +107,9 @@ impl EngineFile {
 }
 
 fn parse(bytes: &[u8]) -> Result<(EngineManifest, std::ops::Range<usize>), String> {
-    let take = |at: usize, n: usize| bytes.get(at..at + n).ok_or("is truncated: its header is incomplete".to_string());
+    let take = |at: usize, n: usize| {
+        bytes.get(at..at + n).ok_or("is truncated: its header is incomplete".to_string())
+    };
     let number = |at: usize| -> Result<u64, String> {
         Ok(take(at, 8)?.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b)))
     };
@@ -144,7 +147,8 @@ fn parse(bytes: &[u8]) -> Result<(EngineManifest, std::ops::Range<usize>), Strin
     if bytes[HEADER + json.len()..payload.start].iter().any(|b| *b != 0) {
         return Err("is damaged: there are bytes between its manifest and its payload".into());
     }
-    let manifest = serde_json::from_slice(json).map_err(|e| format!("has a manifest this sdrun cannot read: {e}"))?;
+    let manifest =
+        serde_json::from_slice(json).map_err(|e| format!("has a manifest this sdrun cannot read: {e}"))?;
     Ok((manifest, payload))
 }
 

@@ -35,7 +35,9 @@ impl Error {
                 GraphError::Io { missing: true, .. } => ErrorCode::NotFound,
                 GraphError::Io { .. } => ErrorCode::PermissionDenied,
                 GraphError::Malformed { .. } => ErrorCode::DataLoss,
-                GraphError::Unsupported { .. } | GraphError::UnsupportedModel { .. } => ErrorCode::Unimplemented,
+                GraphError::Unsupported { .. } | GraphError::UnsupportedModel { .. } => {
+                    ErrorCode::Unimplemented
+                }
                 GraphError::ExternalData { .. } | GraphError::Invalid(_) => ErrorCode::InvalidArgument,
             },
         }

@@ -11,11 +11,13 @@ pub fn seeded(model: &Model, bound: &Graph, seed: u64) -> Result<Tensors> {
     let mut inputs = Tensors::new();
     for id in &bound.inputs {
         let value = bound.value(*id);
-        let dtype = value.dtype.ok_or_else(|| AbiError::invalid(format!("input {:?} has no type", value.name)))?;
+        let dtype =
+            value.dtype.ok_or_else(|| AbiError::invalid(format!("input {:?} has no type", value.name)))?;
         let shape = value
             .known_shape()
             .ok_or_else(|| AbiError::invalid(format!("input {:?} has open dimensions", value.name)))?;
-        let described = model.builtin().and_then(|b| Some((b, b.inputs.iter().find(|i| i.name == value.name)?)));
+        let described =
+            model.builtin().and_then(|b| Some((b, b.inputs.iter().find(|i| i.name == value.name)?)));
         let tensor = match described {
             Some((builtin, input)) => {
                 let made = input.tensor(&format!("{}/{seed}", builtin.name), &shape)?;

@@ -34,7 +34,12 @@ impl Model {
 
     /// Opens a file, or a built-in model where `what` is the name of one and not a file. A built-in model's
     /// synthetic weights are generated into the cache folder on first use; `progress` hears bytes done and total.
-    pub fn find(what: &str, paths: &Paths, options: &OpenOptions, progress: &dyn Fn(u64, u64)) -> Result<Self> {
+    pub fn find(
+        what: &str,
+        paths: &Paths,
+        options: &OpenOptions,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<Self> {
         if Path::new(what).exists() {
             return Self::open_with(what, options);
         }
@@ -43,13 +48,16 @@ impl Model {
                 return Self::open_with(what, options);
             }
             let names: Vec<&str> = builtin::list().iter().map(|b| b.name).collect();
-            return Err(AbiError::not_found(format!("there is neither a file nor a built-in model called `{what}`"))
-                .with_hint(format!("built-in models: {}", names.join(", ")))
-                .into());
+            return Err(AbiError::not_found(format!(
+                "there is neither a file nor a built-in model called `{what}`"
+            ))
+            .with_hint(format!("built-in models: {}", names.join(", ")))
+            .into());
         };
         crate::paths::private_dir(&paths.cache)?;
         let path = builtin.materialise(&paths.cache, progress)?;
-        let graph = Graph::open(&path, options)?;
+        // The files are our own: a second link is one that a provider made for a moment to read them.
+        let graph = Graph::open(&path, &OpenOptions { allow_links: true, ..*options })?;
         Ok(Model { name: builtin.name.to_string(), path, graph, builtin: Some(builtin) })
     }
 

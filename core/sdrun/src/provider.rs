@@ -52,11 +52,23 @@ pub struct Provider {
     inner: Arc<Inner>,
 }
 
-/// Plugins initialised in this process, by library path: `init` runs once per process.
-static LOADED: Mutex<BTreeMap<PathBuf, (Option<PathBuf>, Plugin, RuntimeInfo)>> = Mutex::new(BTreeMap::new());
+/// A plugin initialised in this process, and the folder of the runtime it was given.
+struct Loaded {
+    runtime_dir: Option<PathBuf>,
+    plugin: Plugin,
+    runtime: RuntimeInfo,
+}
+
+/// By library path: `init` runs once per process.
+static LOADED: Mutex<BTreeMap<PathBuf, Loaded>> = Mutex::new(BTreeMap::new());
 
 impl Provider {
-    pub(crate) fn open(provide: Provide, manifest: &Path, paths: &Paths, isolation: &Isolation) -> Result<Self> {
+    pub(crate) fn open(
+        provide: Provide,
+        manifest: &Path,
+        paths: &Paths,
+        isolation: &Isolation,
+    ) -> Result<Self> {
         let library = registry::library_path(&provide, manifest);
         trust::check_owner(&library).map_err(|why| {
             AbiError::new(ErrorCode::PermissionDenied, format!("will not load {}: {why}", library.display()))
@@ -66,7 +78,10 @@ impl Provider {
             None => None,
             Some(spec) => Some(
                 runtime::find(spec, paths)
-                    .ok_or_else(|| Error::Provider { provider: provide.id.clone(), error: absent(spec, paths) })?
+                    .ok_or_else(|| Error::Provider {
+                        provider: provide.id.clone(),
+                        error: absent(spec, paths),
+                    })?
                     .dir,
             ),
         };
@@ -141,7 +156,9 @@ impl Provider {
         found.cloned().ok_or_else(|| {
             let known: Vec<String> = devices.iter().map(|d| format!("{} ({})", d.id, d.name)).collect();
             let error = match which {
-                Some(text) => AbiError::not_found(format!("has no device `{text}` (has: {})", known.join(", "))),
+                Some(text) => {
+                    AbiError::not_found(format!("has no device `{text}` (has: {})", known.join(", ")))
+                }
                 None => AbiError::not_found("found no device on this machine"),
             };
             Error::of(self.id())(error)
@@ -167,9 +184,13 @@ impl std::fmt::Debug for Provider {
     }
 }
 
-fn load_once(library: &Path, provide: &Provide, config: &InitConfig) -> sdrun_abi::Result<(Plugin, RuntimeInfo)> {
+fn load_once(
+    library: &Path,
+    provide: &Provide,
+    config: &InitConfig,
+) -> sdrun_abi::Result<(Plugin, RuntimeInfo)> {
     let mut loaded = LOADED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some((dir, plugin, runtime)) = loaded.get(library) {
+    if let Some(Loaded { runtime_dir: dir, plugin, runtime }) = loaded.get(library) {
         if *dir != config.runtime_dir {
             return Err(AbiError::precondition(format!(
                 "this process has loaded the runtime from {} already and cannot load another one from {}",
@@ -183,13 +204,18 @@ fn load_once(library: &Path, provide: &Provide, config: &InitConfig) -> sdrun_ab
     let plugin = library::load_plugin(library)?;
     check_identity(provide, &plugin.identity())?;
     let runtime = plugin.init(config, &crate::TracingHost)?;
-    loaded.insert(library.to_path_buf(), (config.runtime_dir.clone(), plugin, runtime.clone()));
+    let entry = Loaded { runtime_dir: config.runtime_dir.clone(), plugin, runtime: runtime.clone() };
+    loaded.insert(library.to_path_buf(), entry);
     Ok((plugin, runtime))
 }
 
 /// A plugin has to be the one its manifest describes.
 fn check_identity(provide: &Provide, told: &PluginIdentity) -> sdrun_abi::Result<()> {
-    let pairs = [("id", &provide.id, &told.id), ("version", &provide.version, &told.version), ("build id", &provide.build_id, &told.build_id)];
+    let pairs = [
+        ("id", &provide.id, &told.id),
+        ("version", &provide.version, &told.version),
+        ("build id", &provide.build_id, &told.build_id),
+    ];
     match pairs.into_iter().find(|(_, manifest, plugin)| manifest != plugin) {
         None => Ok(()),
         Some((what, manifest, plugin)) => Err(AbiError::precondition(format!(
@@ -204,15 +230,25 @@ fn show(dir: &Option<PathBuf>) -> String {
 }
 
 fn absent(spec: &sdrun_abi::RuntimeSpec, paths: &Paths) -> AbiError {
-    let looked: Vec<String> =
-        runtime::candidates(spec, paths).iter().map(|c| format!("{} ({})", c.dir.display(), c.origin)).collect();
-    let install = if spec.pip.is_some() { format!("run `sdrun runtime install {}`, or ", spec.name) } else { String::new() };
+    let looked: Vec<String> = runtime::candidates(spec, paths)
+        .iter()
+        .map(|c| format!("{} ({})", c.dir.display(), c.origin))
+        .collect();
+    let install = if spec.pip.is_some() {
+        format!("run `sdrun runtime install {}`, or ", spec.name)
+    } else {
+        String::new()
+    };
     AbiError::precondition(format!(
         "the {} runtime is not installed (looked in: {})",
         spec.name,
         if looked.is_empty() { "the system's library folders".into() } else { looked.join(", ") }
     ))
-    .with_hint(format!("{install}set {} to the folder that holds {}", spec.env, spec.library_names.join(" or ")))
+    .with_hint(format!(
+        "{install}set {} to the folder that holds {}",
+        spec.env,
+        spec.library_names.join(" or ")
+    ))
 }
 
 /// Compares a library with the hash in its manifest. Integrity (a half-copied file), not authenticity.
@@ -220,14 +256,19 @@ fn check_hash(library: &Path, expected: &str) -> Result<()> {
     if expected.is_empty() {
         return Ok(());
     }
-    let map = std::fs::File::open(library).and_then(|file| Map::of(&file)).map_err(|e| Error::io("read", library, &e))?;
+    let map = std::fs::File::open(library)
+        .and_then(|file| Map::of(&file))
+        .map_err(|e| Error::io("read", library, &e))?;
     let found: String = Sha256::digest(&*map).iter().map(|b| format!("{b:02x}")).collect();
     if found == expected {
         return Ok(());
     }
     Err(AbiError::new(
         ErrorCode::DataLoss,
-        format!("{} is not the file its manifest describes (SHA-256 {found}, expected {expected})", library.display()),
+        format!(
+            "{} is not the file its manifest describes (SHA-256 {found}, expected {expected})",
+            library.display()
+        ),
     )
     .with_file(library)
     .with_hint("the plugin is damaged or half updated: install it again")

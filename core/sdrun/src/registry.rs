@@ -106,7 +106,8 @@ impl Registry {
     /// asks for it. A runtime that is not there is an error at once, with how to install it.
     pub fn open(&self, id: &str, isolation: &Isolation) -> Result<Provider> {
         let entry = self.entry(id)?;
-        let provide = entry.provide.clone().ok_or_else(|| AbiError::internal("a usable entry has a manifest"))?;
+        let provide =
+            entry.provide.clone().ok_or_else(|| AbiError::internal("a usable entry has a manifest"))?;
         Provider::open(provide, &entry.manifest_path, &self.paths, isolation)
     }
 
@@ -114,10 +115,12 @@ impl Registry {
     pub fn open_best(&self, isolation: &Isolation) -> Result<Provider> {
         let mut reasons = Vec::new();
         for provide in self.usable() {
-            match self.open(&provide.id, isolation).and_then(|p| if p.devices()?.is_empty() {
-                Err(AbiError::not_found("found no device").into())
-            } else {
-                Ok(p)
+            match self.open(&provide.id, isolation).and_then(|p| {
+                if p.devices()?.is_empty() {
+                    Err(AbiError::not_found("found no device").into())
+                } else {
+                    Ok(p)
+                }
             }) {
                 Ok(provider) => return Ok(provider),
                 Err(e) => reasons.push(format!("{}: {e}", provide.id)),
@@ -130,7 +133,11 @@ impl Registry {
 }
 
 fn list(items: &[impl AsRef<str>]) -> String {
-    if items.is_empty() { "none".into() } else { items.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(", ") }
+    if items.is_empty() {
+        "none".into()
+    } else {
+        items.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(", ")
+    }
 }
 
 /// Files and folders to look at, in order, each with its origin.
@@ -148,7 +155,9 @@ fn places(discovery: &Discovery, paths: &Paths) -> Vec<(PathBuf, String)> {
         return places;
     }
     places.extend(split("SDRUN_ADD_PROVIDER_FILES"));
-    if let Some(dir) = std::env::current_exe().ok().and_then(|e| Some(e.canonicalize().ok()?.parent()?.join("providers"))) {
+    if let Some(dir) =
+        std::env::current_exe().ok().and_then(|e| Some(e.canonicalize().ok()?.parent()?.join("providers")))
+    {
         places.push((dir, "beside the executable".into()));
     }
     places.push((paths.providers(), "user data folder".into()));
@@ -201,7 +210,12 @@ fn why_not(provide: &Provide, manifest: &Path, before: &[Entry]) -> Option<Strin
     }
     let matches = |variable: &str| -> Option<bool> {
         let patterns = trust::environment(variable)?.into_string().ok()?;
-        Some(patterns.split(',').filter_map(|p| glob::Pattern::new(p.trim()).ok()).any(|p| p.matches(&provide.id)))
+        Some(
+            patterns
+                .split(',')
+                .filter_map(|p| glob::Pattern::new(p.trim()).ok())
+                .any(|p| p.matches(&provide.id)),
+        )
     };
     if matches("SDRUN_PROVIDERS_SELECT") == Some(false) {
         return Some("not selected by SDRUN_PROVIDERS_SELECT".into());
@@ -261,10 +275,14 @@ impl Registry {
 
     /// The runtimes of all usable providers, for `runtime install` and `runtime remove`.
     pub fn runtime(&self, name: &str) -> Result<&sdrun_abi::RuntimeSpec> {
-        let all: Vec<&sdrun_abi::RuntimeSpec> = self.usable().into_iter().filter_map(|p| p.runtime.as_ref()).collect();
+        let all: Vec<&sdrun_abi::RuntimeSpec> =
+            self.usable().into_iter().filter_map(|p| p.runtime.as_ref()).collect();
         all.iter().find(|r| r.name == name).copied().ok_or_else(|| {
             let known: Vec<&str> = all.iter().map(|r| r.name.as_str()).collect();
-            Error::Core(AbiError::not_found(format!("no provider uses a runtime called `{name}` (known: {})", list(&known))))
+            Error::Core(AbiError::not_found(format!(
+                "no provider uses a runtime called `{name}` (known: {})",
+                list(&known)
+            )))
         })
     }
 }

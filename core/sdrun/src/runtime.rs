@@ -51,7 +51,14 @@ pub fn find(spec: &RuntimeSpec, paths: &Paths) -> Option<Candidate> {
 
 fn system_dirs() -> Vec<PathBuf> {
     let dirs: &[&str] = if cfg!(target_os = "linux") {
-        &["/usr/local/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/opt/rocm/lib"]
+        &[
+            "/usr/local/lib",
+            "/usr/lib/x86_64-linux-gnu",
+            "/usr/lib/aarch64-linux-gnu",
+            "/usr/lib64",
+            "/usr/lib",
+            "/opt/rocm/lib",
+        ]
     } else if cfg!(target_os = "macos") {
         &["/opt/homebrew/lib", "/usr/local/lib"]
     } else {
@@ -99,12 +106,17 @@ pub struct InstallPlan {
 pub fn plan(spec: &RuntimeSpec, paths: &Paths) -> Result<InstallPlan> {
     let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
     let pip = spec.pip.clone().ok_or_else(|| {
-        AbiError::unsupported(format!("{} cannot be installed by sdrun", spec.name))
-            .with_hint(format!("install it the vendor's way and set {} to the folder of its libraries", spec.env))
+        AbiError::unsupported(format!("{} cannot be installed by sdrun", spec.name)).with_hint(format!(
+            "install it the vendor's way and set {} to the folder of its libraries",
+            spec.env
+        ))
     })?;
     let wheel = pip.wheels.iter().find(|w| w.os == os && w.arch == arch).cloned().ok_or_else(|| {
-        AbiError::unsupported(format!("the package {} {} has no build for {os} {arch}", pip.package, spec.version))
-            .with_hint(format!("install it the vendor's way and set {} to the folder of its libraries", spec.env))
+        AbiError::unsupported(format!(
+            "the package {} {} has no build for {os} {arch}",
+            pip.package, spec.version
+        ))
+        .with_hint(format!("install it the vendor's way and set {} to the folder of its libraries", spec.env))
     })?;
     let dir = install_dir(spec, paths);
     Ok(InstallPlan {
@@ -130,9 +142,16 @@ pub fn install(plan: &InstallPlan) -> Result<()> {
         .map_err(|e| Error::io("write", &requirements, &e))?;
     let target = stage.path().join("package");
     run_pip(|pip| {
-        pip.args(["install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--no-compile"])
-            .args(["--only-binary=:all:", "--require-hashes", "--implementation", "cp"])
-            .args(["--python-version", &plan.wheel.python]);
+        pip.args([
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-input",
+            "--no-deps",
+            "--no-compile",
+        ])
+        .args(["--only-binary=:all:", "--require-hashes", "--implementation", "cp"])
+        .args(["--python-version", &plan.wheel.python]);
         for platform in &plan.wheel.platforms {
             pip.args(["--platform", platform]);
         }
@@ -251,7 +270,12 @@ mod tests {
     #[test]
     fn prunes_to_what_is_kept() {
         let root = tempfile::tempdir().unwrap();
-        for file in ["thing/libs/libthing.so.1", "thing/libs/big.so", "thing/__init__.py", "thing-1.2.dist-info/RECORD"] {
+        for file in [
+            "thing/libs/libthing.so.1",
+            "thing/libs/big.so",
+            "thing/__init__.py",
+            "thing-1.2.dist-info/RECORD",
+        ] {
             let file = root.path().join(file);
             std::fs::create_dir_all(file.parent().unwrap()).unwrap();
             std::fs::write(file, b"").unwrap();

@@ -68,7 +68,9 @@ impl HostTensor {
                 U16 => bytes.extend((*v as u16).to_le_bytes()),
                 U8 => bytes.extend((*v as u8).to_le_bytes()),
                 Bool => bytes.push(u8::from(*v != 0.0)),
-                F8E4M3 | F8E5M2 => return Err(Error::unsupported(format!("cannot make {dtype} values")).into()),
+                F8E4M3 | F8E5M2 => {
+                    return Err(Error::unsupported(format!("cannot make {dtype} values")).into());
+                }
             }
         }
         Self::from_bytes(dtype, shape, &bytes)

@@ -7,7 +7,8 @@ use std::{ffi::OsString, path::Path};
 pub fn elevated() -> bool {
     #[cfg(unix)]
     {
-        rustix::process::geteuid() != rustix::process::getuid() || rustix::process::getegid() != rustix::process::getgid()
+        rustix::process::geteuid() != rustix::process::getuid()
+            || rustix::process::getegid() != rustix::process::getgid()
     }
     #[cfg(not(unix))]
     {
@@ -24,7 +25,8 @@ pub fn environment(name: &str) -> Option<OsString> {
 /// `Ok` where only root and the current user can.
 pub fn check_owner(path: &Path) -> Result<(), String> {
     for place in [Some(path), path.parent()].into_iter().flatten() {
-        let meta = std::fs::metadata(place).map_err(|e| format!("cannot look at {}: {e}", place.display()))?;
+        let meta =
+            std::fs::metadata(place).map_err(|e| format!("cannot look at {}: {e}", place.display()))?;
         #[cfg(unix)]
         {
             use std::os::unix::fs::MetadataExt;

@@ -46,7 +46,9 @@ impl Tolerance {
 
     /// Whether one output is right.
     pub fn accepts(&self, c: &Comparison) -> bool {
-        c.not_finite == 0 && c.cosine >= self.cosine && self.relative_error.is_none_or(|most| c.relative_error <= most)
+        c.not_finite == 0
+            && c.cosine >= self.cosine
+            && self.relative_error.is_none_or(|most| c.relative_error <= most)
     }
 }
 
@@ -74,10 +76,13 @@ fn compare_one(name: &str, tensor: &HostTensor, reference: &HostTensor) -> Resul
         .into());
     }
     let values = |t: &HostTensor| {
-        t.to_f64().ok_or_else(|| AbiError::unsupported(format!("cannot compare output {name:?} of type {}", t.dtype())))
+        t.to_f64().ok_or_else(|| {
+            AbiError::unsupported(format!("cannot compare output {name:?} of type {}", t.dtype()))
+        })
     };
     let (a, b) = (values(tensor)?, values(reference)?);
-    let (mut max, mut sum, mut peak, mut dot, mut aa, mut bb, mut noise) = (0f64, 0f64, 0f64, 0f64, 0f64, 0f64, 0f64);
+    let (mut max, mut sum, mut peak, mut dot, mut aa, mut bb, mut noise) =
+        (0f64, 0f64, 0f64, 0f64, 0f64, 0f64, 0f64);
     let mut not_finite = 0;
     for (x, y) in a.iter().zip(&b) {
         if !y.is_finite() {
@@ -98,7 +103,8 @@ fn compare_one(name: &str, tensor: &HostTensor, reference: &HostTensor) -> Resul
         aa += x * x;
         bb += y * y;
     }
-    let cosine = if aa == 0.0 && bb == 0.0 { 1.0 } else { dot / (aa.sqrt() * bb.sqrt()).max(f64::MIN_POSITIVE) };
+    let cosine =
+        if aa == 0.0 && bb == 0.0 { 1.0 } else { dot / (aa.sqrt() * bb.sqrt()).max(f64::MIN_POSITIVE) };
     Ok(Comparison {
         output: name.to_string(),
         max_abs_error: max,

@@ -110,7 +110,8 @@ pub(super) fn remarks(case: &CaseReport) -> Vec<String> {
     for row in ordered(case) {
         let own = format!("{}: ", row.provider);
         // Errors of a provider begin with its name already.
-        remarks.extend(row.reason.iter().map(|why| format!("{own}{}", why.strip_prefix(&own).unwrap_or(why))));
+        remarks
+            .extend(row.reason.iter().map(|why| format!("{own}{}", why.strip_prefix(&own).unwrap_or(why))));
         remarks.extend(row.warnings.iter().map(|what| format!("{own}warning: {what}")));
     }
     remarks

@@ -74,7 +74,7 @@ fn contract<T: Num>(
     }
     let size = |labels: &[Label]| labels.iter().map(|l| sizes[l]).collect::<Vec<usize>>();
     let (walk, left_shape, out_shape) = (size(&axes), size(&left.labels), size(&kept));
-    let count = out_shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).filter(|n| *n <= 1 << 31);
+    let count = out_shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).filter(|n| *n <= 1 << 28);
     let count = count.ok_or_else(|| Fault::Unsupported("an intermediate result is too large".into()))?;
     let mut out = vec![T::default(); count];
     let steps = [

@@ -37,15 +37,11 @@ mod testing;
 mod unary;
 
 use crate::infer::{Ctx, Fact, describe, outputs_by_rule};
-use crate::{GraphError, Node, Tensor};
+use crate::{GraphError, Node, OPSETS, Tensor};
 use call::{Call, Fault};
 
-/// Versions of the default operator set whose semantics are known.
-pub(crate) const OLDEST_OPSET: i64 = 7;
-const NEWEST_OPSET: i64 = 28;
-
-/// Most bytes an output may have; a larger one is a mistake or an attack.
-const OUTPUT_LIMIT: usize = 1 << 33;
+/// Most elements an output may have; a larger one is a mistake or an attack.
+const OUTPUT_LIMIT: usize = 1 << 30;
 
 /// Why a node cannot be evaluated.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -66,7 +62,7 @@ pub enum EvalError {
 /// Computes the outputs of one node, in the order of `node.outputs`.
 ///
 /// `inputs[i]` is `None` where optional input `i` is absent. `opset` is the version of the node's operator
-/// set, 7 to 28. Random operators and control flow are not covered.
+/// set, one of [`OPSETS`]. Random operators and control flow are not covered.
 pub fn evaluate(node: &Node, opset: i64, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, EvalError> {
     let unsupported = |why: String| EvalError::Unsupported { op: format!("{}-{opset}", node.op_type), why };
     let Some(kernel) = find(node, opset) else {
@@ -81,8 +77,8 @@ pub fn evaluate(node: &Node, opset: i64, inputs: &[Option<&Tensor>]) -> Result<V
         Err(e) => return Err(EvalError::Invalid(e.to_string())),
     };
     for fact in &outputs {
-        if let (Some(dtype), Some(shape)) = (fact.dtype, fact.known_shape())
-            && dtype.bytes_of(&shape).is_none_or(|n| n > OUTPUT_LIMIT)
+        if let Some(shape) = fact.known_shape()
+            && shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).is_none_or(|n| n > OUTPUT_LIMIT)
         {
             return Err(unsupported(format!("an output of shape {shape:?} is too large")));
         }
@@ -105,7 +101,6 @@ pub fn supports(node: &Node, opset: i64) -> bool {
 }
 
 fn find(node: &Node, opset: i64) -> Option<kernels::Kernel> {
-    let known =
-        matches!(node.domain.as_str(), "" | "ai.onnx") && (OLDEST_OPSET..=NEWEST_OPSET).contains(&opset);
+    let known = matches!(node.domain.as_str(), "" | "ai.onnx") && OPSETS.contains(&opset);
     kernels::find(&node.op_type).filter(|_| known)
 }

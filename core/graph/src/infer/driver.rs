@@ -1,7 +1,7 @@
 //! Applies the rules to nodes and graphs, and evaluates small constant subgraphs on the way.
 
 use super::{Ctx, Fact, PartialInt, dims, partial, rules};
-use crate::{Dim, Graph, GraphError, Initializer, Node, Tensor, ValueId, eval};
+use crate::{Dim, Graph, GraphError, Initializer, Node, OPSETS, Tensor, ValueId, eval};
 use std::collections::HashMap;
 
 /// Most elements a tensor may have to be carried along as a known value.
@@ -18,11 +18,8 @@ pub(crate) fn describe(node: &Node) -> String {
 /// What the rule of the node's operator says; `Ok(None)` for an operator that has none.
 pub(crate) fn outputs_by_rule(ctx: &Ctx) -> Result<Option<Vec<Fact>>, GraphError> {
     let node = ctx.node;
-    let known_domain = matches!(node.domain.as_str(), "" | "ai.onnx");
-    let Some(rule) = rules::find(&node.op_type).filter(|_| known_domain && ctx.opset >= eval::OLDEST_OPSET)
-    else {
-        return Ok(None);
-    };
+    let known = matches!(node.domain.as_str(), "" | "ai.onnx") && OPSETS.contains(&ctx.opset);
+    let Some(rule) = rules::find(&node.op_type).filter(|_| known) else { return Ok(None) };
     let facts = rule(ctx).map_err(|e| GraphError::Invalid(format!("{}: {e}", describe(node))))?;
     Ok(Some(facts))
 }

@@ -2,7 +2,7 @@
 //!
 //! One rule per operator says which outputs follow from which inputs and refuses what contradicts the
 //! operator's definition; [`crate::eval`] relies on the same rules for validation and output shapes. The
-//! definitions are those of <https://onnx.ai/onnx/operators/>, opset 7 to 28.
+//! definitions are those of <https://onnx.ai/onnx/operators/>, for the versions in [`OPSETS`](crate::OPSETS).
 
 mod context;
 pub(crate) mod dims;
@@ -12,6 +12,8 @@ mod partial;
 pub(crate) mod resize;
 mod rules;
 pub(crate) mod slice;
+#[cfg(test)]
+mod tests;
 pub(crate) mod window;
 
 pub(crate) use context::Ctx;

@@ -75,3 +75,26 @@ pub(crate) fn touched_axes(c: &Ctx, rank: usize) -> Result<Option<Vec<usize>>, S
         _ => Ok(None),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Range;
+
+    #[test]
+    fn ranges_clamp_like_python() {
+        let r = |start, end, step| Range { start, end, step };
+        // (range, axis) -> (first index, number of elements), as Python's slices have it.
+        for (range, dim, expected) in [
+            (r(0, i64::MAX, 1), 5, (0, 5)),
+            (r(-3, -1, 1), 5, (2, 2)),
+            (r(-100, 100, 2), 5, (0, 3)),
+            (r(4, 2, 1), 5, (4, 0)),
+            (r(-1, i64::MIN, -1), 5, (4, 5)),
+            (r(100, 0, -2), 5, (4, 2)),
+        ] {
+            assert_eq!((range.resolve(dim).0, range.len(dim)), expected, "{range:?} of {dim}");
+        }
+        assert_eq!(r(0, i64::MAX, 1).len(0), 0);
+        assert_eq!(r(-1, i64::MIN, -1).len(0), 0);
+    }
+}

@@ -2,8 +2,7 @@
 
 use super::{Accuracy, BenchOptions, Case, Event, PrecisionChoice, Row, Stats, Status, stats};
 use crate::{
-    BuildOptions, CachePolicy, Error, Isolation, Provider, Registry, Result, Tensors, TracingHost,
-    verify,
+    BuildOptions, CachePolicy, Error, Isolation, Provider, Registry, Result, Tensors, TracingHost, verify,
 };
 use sdrun_abi::{Error as AbiError, ErrorCode, Precision, Provide, TimingPlan};
 use std::time::{Duration, Instant};
@@ -131,7 +130,8 @@ pub(super) fn outputs_of(
     isolation: &Isolation,
 ) -> Result<Tensors> {
     let provider = open(registry, &provide.id, options, isolation)?;
-    let case = Case { precision: PrecisionChoice::Fixed(Precision::Fp32), shapes: case.shapes.clone(), ..*case };
+    let case =
+        Case { precision: PrecisionChoice::Fixed(Precision::Fp32), shapes: case.shapes.clone(), ..*case };
     let build = build_options(&provider, &case, &BenchOptions { device: None, ..options.clone() })?;
     let engine = provider.build(case.model, &build, &TracingHost)?;
     engine.session(&case.model.weights(), &TracingHost)?.run(inputs, &TracingHost)

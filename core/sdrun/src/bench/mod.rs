@@ -9,9 +9,7 @@ mod measure;
 mod report;
 mod stats;
 
-pub use report::{
-    Accuracy, CaseReport, Environment, MemoryPeaks, Report, Row, SCHEMA_VERSION, Status,
-};
+pub use report::{Accuracy, CaseReport, Environment, MemoryPeaks, Report, Row, SCHEMA_VERSION, Status};
 pub use stats::Stats;
 
 use crate::{Isolation, Model, Registry, Result, Shapes, Tensors, verify::Tolerance, worker::Limits};
@@ -120,7 +118,9 @@ pub fn run(
         options
             .providers
             .iter()
-            .map(|id| registry.entry(id)?.provide.as_ref().ok_or_else(|| AbiError::internal("no manifest").into()))
+            .map(|id| {
+                registry.entry(id)?.provide.as_ref().ok_or_else(|| AbiError::internal("no manifest").into())
+            })
             .collect::<Result<_>>()?
     };
     if providers.is_empty() {
@@ -143,7 +143,11 @@ pub fn run(
         let reference = references.iter().find(|(known, _)| *known == topology).map(|(_, outputs)| outputs);
         let mut rows = Vec::new();
         for provide in &providers {
-            listen(Event::Start { model: case.model.name(), precision: case.precision, provider: &provide.id });
+            listen(Event::Start {
+                model: case.model.name(),
+                precision: case.precision,
+                provider: &provide.id,
+            });
             let row = measure::row(registry, provide, case, &inputs, reference, options, &isolation, listen);
             listen(Event::Done(&row));
             rows.push(row);

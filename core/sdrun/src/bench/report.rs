@@ -222,12 +222,9 @@ mod tests {
 
     #[test]
     fn only_right_rows_are_ranked() {
-        let row = |id: &str, status, median: f64| Row {
-            status,
-            stats: Stats::of(&[median]),
-            ..Row::new(id)
-        };
-        let mut rows = [row("a", Status::Ok, 3.0), row("b", Status::Inaccurate, 1.0), row("c", Status::Ok, 2.0)];
+        let row = |id: &str, status, median: f64| Row { status, stats: Stats::of(&[median]), ..Row::new(id) };
+        let mut rows =
+            [row("a", Status::Ok, 3.0), row("b", Status::Inaccurate, 1.0), row("c", Status::Ok, 2.0)];
         rank(&mut rows);
         assert_eq!(rows.map(|r| r.rank), [Some(2), None, Some(1)]);
     }

@@ -32,7 +32,8 @@ impl Stats {
         let (first, last) = (*sorted.first()?, *sorted.last()?);
         let n = sorted.len();
         let mean = sorted.iter().sum::<f64>() / n as f64;
-        let variance = sorted.iter().map(|t| (t - mean).powi(2)).sum::<f64>() / n.saturating_sub(1).max(1) as f64;
+        let variance =
+            sorted.iter().map(|t| (t - mean).powi(2)).sum::<f64>() / n.saturating_sub(1).max(1) as f64;
         let rank = |share: f64| sorted[((share * n as f64).ceil() as usize).clamp(1, n) - 1];
         Some(Stats {
             runs: n,
@@ -73,7 +74,10 @@ pub(crate) fn warnings(times: &[f64]) -> Vec<String> {
         let of = |part: &[f64]| Stats::of(part).map_or(0.0, |s| s.median_ms);
         let (first, last) = (of(&times[..third]), of(&times[times.len() - third..]));
         if last > first * 1.1 {
-            warnings.push(format!("runs slowed down by {:.0} % (heat, or other work)", (last / first - 1.0) * 100.0));
+            warnings.push(format!(
+                "runs slowed down by {:.0} % (heat, or other work)",
+                (last / first - 1.0) * 100.0
+            ));
         }
     }
     warnings
@@ -86,7 +90,10 @@ mod tests {
     #[test]
     fn statistics_by_hand() {
         let s = Stats::of(&[3.0, 1.0, 2.0, 10.0]).unwrap();
-        assert_eq!((s.median_ms, s.mean_ms, s.min_ms, s.max_ms, s.p95_ms, s.p99_ms), (2.5, 4.0, 1.0, 10.0, 10.0, None));
+        assert_eq!(
+            (s.median_ms, s.mean_ms, s.min_ms, s.max_ms, s.p95_ms, s.p99_ms),
+            (2.5, 4.0, 1.0, 10.0, 10.0, None)
+        );
         assert!((s.stddev_ms - (50.0f64 / 3.0).sqrt()).abs() < 1e-12);
         let hundred: Vec<f64> = (1..=100).map(f64::from).collect();
         let s = Stats::of(&hundred).unwrap();

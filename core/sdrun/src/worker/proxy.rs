@@ -8,8 +8,8 @@ use super::{
 };
 use sdrun_abi::{
     BuildSpec, Capabilities, Compatibility, Device, Engine, EngineInfo, Error, Host, InitConfig,
-    MemoryReport, NoHost, OutputSink, Provider, RefitReport, Result, RuntimeInfo, Session, TensorView, TimingPlan,
-    WeightSource, ffi::PluginIdentity,
+    MemoryReport, NoHost, OutputSink, Provider, RefitReport, Result, RuntimeInfo, Session, TensorView,
+    TimingPlan, WeightSource, ffi::PluginIdentity,
 };
 use std::sync::Arc;
 

@@ -1,0 +1,117 @@
+//! `cargo xtask bench`: the figures of docs/benchmarks.md. Raw numbers go to `target/bench/NAME.json`, and a
+//! block of Markdown is printed. Nothing here passes or fails.
+
+mod process;
+mod runs;
+
+use crate::{
+    dist::{self, Dist},
+    python::{Packages, Python},
+    setup,
+    workspace::{Workspace, step},
+};
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+use std::{fs, path::PathBuf};
+
+/// What a benchmark needs and where its results go.
+struct Lab<'a> {
+    workspace: &'a Workspace,
+    dist: Dist,
+    python: Python,
+    /// Threads that both sides of a comparison get.
+    threads: usize,
+}
+
+/// One figure: what, value, what it should be.
+struct Line {
+    what: String,
+    value: String,
+    aim: &'static str,
+}
+
+impl Line {
+    fn new(what: impl Into<String>, value: impl Into<String>, aim: &'static str) -> Self {
+        Line { what: what.into(), value: value.into(), aim }
+    }
+}
+
+/// Raw numbers, and the figures made of them.
+type Outcome = Result<(Value, Vec<Line>)>;
+
+const ALL: [(&str, fn(&Lab<'_>) -> Outcome); 6] = [
+    ("size", process::size),
+    ("start", process::start),
+    ("open", process::open),
+    ("load", runs::load),
+    ("worker", runs::worker),
+    ("overhead", runs::overhead),
+];
+
+/// Runs the benchmarks that are named, or all.
+pub(crate) fn run(workspace: &Workspace, names: &[&str]) -> Result<()> {
+    if let Some(unknown) = names.iter().find(|name| !ALL.iter().any(|(known, _)| known == *name)) {
+        let known: Vec<&str> = ALL.iter().map(|(name, _)| *name).collect();
+        bail!("there is no benchmark `{unknown}` (there are: {})", known.join(", "));
+    }
+    setup::compilers()?;
+    let dist = dist::for_use(workspace)?;
+    setup::runtimes(workspace, &dist)?;
+    let python = Python::with(workspace, Packages::Bench)?;
+    let threads = std::thread::available_parallelism()?.get();
+    let lab = Lab { workspace, dist, python, threads };
+    let folder = workspace.target.join("bench");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let mut lines = Vec::new();
+    for (name, measure) in ALL.iter().filter(|(name, _)| names.is_empty() || names.contains(name)) {
+        step(&format!("Benchmark: {name}"));
+        let (raw, more) = measure(&lab)?;
+        let file = folder.join(format!("{name}.json"));
+        let document = json!({ "benchmark": name, "threads": threads, "measured": raw });
+        fs::write(&file, serde_json::to_string_pretty(&document)? + "\n")
+            .with_context(|| format!("cannot write {}", file.display()))?;
+        println!("   raw numbers are in {}", file.display());
+        lines.extend(more);
+    }
+    println!("\n| what | measured | aim |\n|---|---|---|");
+    for line in lines {
+        println!("| {} | {} | {} |", line.what, line.value, line.aim);
+    }
+    Ok(())
+}
+
+impl Lab<'_> {
+    /// The file of a built-in model, which is made where it is not there.
+    fn model(&self, name: &str) -> Result<PathBuf> {
+        let file = self.workspace.cache().join("models").join(name).join("model.onnx");
+        if !file.exists() {
+            // Building one is the command that has the side effect.
+            crate::workspace::run(self.dist.sdrun(self.workspace).args(["run", name, "-p", "onnxruntime"]))?;
+        }
+        Ok(file)
+    }
+}
+
+/// The median; of an even number, the mean of the middle two.
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[middle],
+        _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(&[]).is_nan());
+    }
+}
