@@ -131,7 +131,8 @@ impl Error {
         use std::io::ErrorKind::*;
         let code = match error.kind() {
             NotFound => ErrorCode::NotFound,
-            PermissionDenied => ErrorCode::PermissionDenied,
+            PermissionDenied | ReadOnlyFilesystem => ErrorCode::PermissionDenied,
+            NotADirectory | IsADirectory => ErrorCode::InvalidArgument,
             StorageFull | QuotaExceeded | OutOfMemory | FileTooLarge => ErrorCode::ResourceExhausted,
             UnexpectedEof => ErrorCode::DataLoss,
             _ => ErrorCode::Unknown,

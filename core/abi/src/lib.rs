@@ -3,7 +3,7 @@
 //! * [`Provider`], [`Engine`], [`Session`]: the Rust traits an author in this tree implements. The host
 //!   uses the same traits, whether the provider is linked in, loaded from a plugin file ([`ffi::Plugin`])
 //!   or living in a worker process.
-//! * [`export_provider!`](crate::export_provider): makes the C side of the ABI out of a `Provider`.
+//! * [`export_provider!`]: makes the C side of the ABI out of a `Provider`.
 //! * [`ffi`]: the C structs, with their sizes and offsets asserted at compile time, and both sides of
 //!   the border. It is the only module with unsafe code.
 //! * [`Manifest`]: the JSON file beside a plugin library, readable without loading any code.

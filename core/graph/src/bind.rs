@@ -103,8 +103,8 @@ fn describe(value: &Value) -> String {
         Dim::Unknown => "?".into(),
     };
     match &value.shape {
-        Some(dims) => format!("{} [{}]", value.name, dims.iter().map(dim).collect::<Vec<_>>().join(", ")),
-        None => format!("{} (of any rank)", value.name),
+        Some(dims) => format!("{:?} [{}]", value.name, dims.iter().map(dim).collect::<Vec<_>>().join(", ")),
+        None => format!("{:?} (of any rank)", value.name),
     }
 }
 
@@ -149,7 +149,7 @@ mod tests {
         let refused = error(&[("sample", &[2, 3, 64, 64])], OpenDims::Allow);
         assert_eq!(
             refused,
-            "input sample [batch, 4, height, ?] does not take the shape [2, 3, 64, 64]: dimension 1 is fixed to 4"
+            "input \"sample\" [batch, 4, height, ?] does not take the shape [2, 3, 64, 64]: dimension 1 is fixed to 4"
         );
         assert!(error(&[("sample", &[2, 4, 64])], OpenDims::Allow).contains("it has 4 dimensions"));
         assert!(error(&[("strength", &[1])], OpenDims::Allow).contains("it has 0 dimensions"));
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn open_dimensions_need_permission() {
         let open = error(&[("timestep", &[2])], OpenDims::Refuse);
-        assert_eq!(open, "these inputs need a shape: sample [batch, 4, height, ?]");
+        assert_eq!(open, "these inputs need a shape: \"sample\" [batch, 4, height, ?]");
         let mut graph = graph();
         graph.bind(&shapes(&[("timestep", &[2])]), OpenDims::Allow).unwrap();
         let sample = graph.value(graph.inputs[0]).shape.clone().unwrap();

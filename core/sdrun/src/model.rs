@@ -123,10 +123,11 @@ impl Model {
     pub fn bound_with(&self, shapes: &Shapes, open: OpenDims) -> Result<Graph> {
         let mut graph = self.graph.clone();
         sdrun_graph::simplify(&mut graph, &self.shapes(shapes), open).map_err(|e| match e {
-            sdrun_graph::GraphError::Invalid(why) => Error::Core(
-                AbiError::invalid(format!("{}: {why}", self.name))
-                    .with_hint("give every open dimension, for example `--shape sample=1,4,64,64`"),
-            ),
+            sdrun_graph::GraphError::Invalid(why) => {
+                Error::Core(AbiError::invalid(format!("{}: {why}", self.name)).with_hint(
+                    "`sdrun inspect` lists the inputs; give shapes as in `--shape sample=1,4,64,64`",
+                ))
+            }
             other => Error::Graph(other),
         })?;
         Ok(graph)

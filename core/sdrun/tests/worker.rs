@@ -1,6 +1,5 @@
 //! A provider in a worker does what it does in this process; how workers start and end.
 
-#![allow(clippy::unwrap_used)]
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failure here is a failed test")]
 

@@ -1,6 +1,5 @@
 //! Whatever a plugin does wrong, its host gets an error, at once or at the time limit, and lives on.
 
-#![allow(clippy::unwrap_used)]
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failure here is a failed test")]
 

@@ -1,7 +1,6 @@
 //! Nothing grows from run to run and nothing is left behind. One test, alone in its process: it counts what
 //! the process has open.
 
-#![allow(clippy::unwrap_used)]
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a failure here is a failed test")]
 

@@ -22,12 +22,29 @@ use std::{
 /// files, the registry of backends (`ggml-backend-reg`: the crate loads the one backend it chose by itself)
 /// and `ggml.cpp`, which would take over the process's terminate handler.
 const BASE: &[&str] = &[
-    "ggml.c", "ggml-alloc.c", "ggml-quants.c", "ggml-backend.cpp", "ggml-backend-meta.cpp", "ggml-threading.cpp",
+    "ggml.c",
+    "ggml-alloc.c",
+    "ggml-quants.c",
+    "ggml-backend.cpp",
+    "ggml-backend-meta.cpp",
+    "ggml-threading.cpp",
 ];
 /// The CPU backend, less its architecture-specific files.
 const CPU: &[&str] = &[
-    "ggml-cpu.c", "quants.c", "ops.cpp", "ggml-cpu.cpp", "repack.cpp", "hbm.cpp", "traits.cpp", "amx/amx.cpp",
-    "amx/mmq.cpp", "tiled/tiled.cpp", "tiled/tiled-kernel.cpp", "binary-ops.cpp", "unary-ops.cpp", "vec.cpp",
+    "ggml-cpu.c",
+    "quants.c",
+    "ops.cpp",
+    "ggml-cpu.cpp",
+    "repack.cpp",
+    "hbm.cpp",
+    "traits.cpp",
+    "amx/amx.cpp",
+    "amx/mmq.cpp",
+    "tiled/tiled.cpp",
+    "tiled/tiled-kernel.cpp",
+    "binary-ops.cpp",
+    "unary-ops.cpp",
+    "vec.cpp",
     "llamafile/sgemm.cpp",
 ];
 
@@ -93,7 +110,8 @@ fn compiler(cpp: bool) -> Result<cc::Tool, Box<dyn Error>> {
     build.cpp(cpp).std(if cpp { "c++17" } else { "c11" }).opt_level(3).debug(false).pic(true).warnings(false);
     build.try_get_compiler().map_err(|error| {
         let (language, variable) = if cpp { ("C++", "CXX") } else { ("C", "CC") };
-        format!("no {language} compiler: {error}; install one (for example gcc or clang) or set {variable}").into()
+        format!("no {language} compiler: {error}; install one (for example gcc or clang) or set {variable}")
+            .into()
     })
 }
 
@@ -115,7 +133,13 @@ impl Build<'_> {
     }
 
     /// Plans the compilation of `file` (relative to ggml's `src`) into the objects of `part`.
-    fn job(&self, part: &str, file: &str, flags: &[&str], jobs: &mut Vec<Job>) -> Result<PathBuf, Box<dyn Error>> {
+    fn job(
+        &self,
+        part: &str,
+        file: &str,
+        flags: &[&str],
+        jobs: &mut Vec<Job>,
+    ) -> Result<PathBuf, Box<dyn Error>> {
         let tool = if file.ends_with(".c") { &self.c } else { &self.cpp };
         let folder = self.source.root.join("src");
         let source = folder.join(file);
@@ -129,7 +153,9 @@ impl Build<'_> {
         for define in self.defines() {
             command.arg(format!("-D{define}"));
         }
-        for path in [self.source.root.join("include"), folder.clone(), folder.join("ggml-cpu"), self.include()] {
+        for path in
+            [self.source.root.join("include"), folder.clone(), folder.join("ggml-cpu"), self.include()]
+        {
             command.arg(format!("-I{}", path.display()));
         }
         command.args(flags);
@@ -152,8 +178,14 @@ impl Build<'_> {
 
     fn defines(&self) -> Vec<&'static str> {
         let mut defines = vec![
-            "NDEBUG", "GGML_SHARED", "GGML_BUILD", "GGML_BACKEND_SHARED", "GGML_BACKEND_BUILD", "GGML_BACKEND_DL",
-            "GGML_USE_LLAMAFILE", "GGML_SCHED_MAX_COPIES=4",
+            "NDEBUG",
+            "GGML_SHARED",
+            "GGML_BUILD",
+            "GGML_BACKEND_SHARED",
+            "GGML_BACKEND_BUILD",
+            "GGML_BACKEND_DL",
+            "GGML_USE_LLAMAFILE",
+            "GGML_SCHED_MAX_COPIES=4",
         ];
         defines.extend(match self.os.as_str() {
             "linux" | "android" => &["_GNU_SOURCE", "_XOPEN_SOURCE=600"][..],
@@ -198,10 +230,19 @@ impl Build<'_> {
                 }
                 "windows" => {
                     command.args(["-shared", "-s", "-static-libgcc", "-static-libstdc++"]);
-                    command.arg(format!("-Wl,--out-implib,{}", folder.join(format!("lib{}.dll.a", library.name)).display()));
+                    command.arg(format!(
+                        "-Wl,--out-implib,{}",
+                        folder.join(format!("lib{}.dll.a", library.name)).display()
+                    ));
                 }
                 _ => {
-                    command.args(["-shared", "-s", "-Wl,-Bsymbolic", "-Wl,--no-undefined", "-Wl,-z,noexecstack"]);
+                    command.args([
+                        "-shared",
+                        "-s",
+                        "-Wl,-Bsymbolic",
+                        "-Wl,--no-undefined",
+                        "-Wl,-z,noexecstack",
+                    ]);
                     command.arg(format!("-Wl,-soname,{}", bound(&library.name)));
                 }
             }
@@ -272,11 +313,16 @@ fn run_all(mut jobs: Vec<Job>) -> Result<(), Box<dyn Error>> {
 /// Runs a compiler; its words come out only when it fails.
 fn finish(mut command: Command, what: &str) -> Result<(), Box<dyn Error>> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|error| format!("cannot {what}: {program} does not start: {error}"))?;
+    let output =
+        command.output().map_err(|error| format!("cannot {what}: {program} does not start: {error}"))?;
     if output.status.success() {
         return Ok(());
     }
-    eprintln!("{command:?}\n{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    eprintln!(
+        "{command:?}\n{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     let words = String::from_utf8_lossy(&output.stderr);
     let first = words.lines().find(|line| line.contains("error")).unwrap_or("see its output above");
     Err(format!("cannot {what}: {program} ended with {}: {first}", output.status).into())

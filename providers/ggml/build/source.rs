@@ -35,7 +35,9 @@ impl Source {
 
 /// Asks cargo for the unpacked package, which makes it download the package if it is not there yet.
 fn pinned_package() -> Result<PathBuf, Box<dyn Error>> {
-    let hint = format!("set {OVERRIDE} to a ggml source folder, or let cargo reach its registry once (`cargo fetch`)");
+    let hint = format!(
+        "set {OVERRIDE} to a ggml source folder, or let cargo reach its registry once (`cargo fetch`)"
+    );
     let cargo = env::var_os("CARGO").ok_or("cargo did not set CARGO")?;
     let output = Command::new(cargo)
         .args(["metadata", "--format-version=1", "--locked"])

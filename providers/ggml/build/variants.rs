@@ -23,12 +23,33 @@ pub(crate) fn of(arch: &str, os: &str) -> (&'static [Variant], Option<&'static s
 
 const AVX2: &[&str] = &["-msse4.2", "-mavx", "-mf16c", "-mfma", "-mavx2", "-mbmi2"];
 const AVX512: &[&str] = &[
-    "-msse4.2", "-mavx", "-mf16c", "-mfma", "-mavx2", "-mbmi2", "-mavx512f", "-mavx512cd", "-mavx512vl",
-    "-mavx512dq", "-mavx512bw",
+    "-msse4.2",
+    "-mavx",
+    "-mf16c",
+    "-mfma",
+    "-mavx2",
+    "-mbmi2",
+    "-mavx512f",
+    "-mavx512cd",
+    "-mavx512vl",
+    "-mavx512dq",
+    "-mavx512bw",
 ];
 const AVX512_BF16: &[&str] = &[
-    "-msse4.2", "-mavx", "-mf16c", "-mfma", "-mavx2", "-mbmi2", "-mavx512f", "-mavx512cd", "-mavx512vl",
-    "-mavx512dq", "-mavx512bw", "-mavx512vbmi", "-mavx512vnni", "-mavx512bf16",
+    "-msse4.2",
+    "-mavx",
+    "-mf16c",
+    "-mfma",
+    "-mavx2",
+    "-mbmi2",
+    "-mavx512f",
+    "-mavx512cd",
+    "-mavx512vl",
+    "-mavx512dq",
+    "-mavx512bw",
+    "-mavx512vbmi",
+    "-mavx512vnni",
+    "-mavx512bf16",
 ];
 
 const X86_64: &[Variant] = &[

@@ -1,14 +1,9 @@
 //! The engine: a graph without weights, and the file it is kept in.
 
-use crate::{
-    ffi::Ggml,
-    session::GgmlSession,
-    storage::storage_type,
-    translate::translate,
-};
+use crate::{ffi::Ggml, session::GgmlSession, storage::storage_type, translate::translate};
 use sdrun_abi::{
-    BuildSpec, Engine, EngineInfo, Error, ErrorCode, Host, LogLevel, Precision, Result, Session, TensorSpec, WeightSource,
-    WeightSpec,
+    BuildSpec, Engine, EngineInfo, Error, ErrorCode, Host, LogLevel, Precision, Result, Session, TensorSpec,
+    WeightSource, WeightSpec,
 };
 use sdrun_graph::{ExternalBase, Graph, GraphError, ValueId, infer::infer_shapes};
 use serde::{Deserialize, Serialize};
@@ -55,7 +50,8 @@ impl GgmlEngine {
         if !translation.host_operators.is_empty() {
             let list: Vec<String> =
                 translation.host_operators.iter().map(|(name, count)| format!("{name} x{count}")).collect();
-            let message = format!("evaluated by the reference implementation on one thread: {}", list.join(", "));
+            let message =
+                format!("evaluated by the reference implementation on one thread: {}", list.join(", "));
             host.log(LogLevel::Info, "ggml", &message);
         }
         let compatibility = CompatibilityRecord { format: FORMAT, ggml: ggml.version().into() };
@@ -66,13 +62,21 @@ impl GgmlEngine {
                 .weights()
                 .map(|(name, w)| WeightSpec { name: name.into(), dtype: w.dtype, shape: w.shape.clone() })
                 .collect(),
-            compatibility: serde_json::to_string(&compatibility).map_err(|e| Error::internal(e.to_string()))?,
+            compatibility: serde_json::to_string(&compatibility)
+                .map_err(|e| Error::internal(e.to_string()))?,
         };
         let threads = spec.threads.unwrap_or_else(default_threads);
         if !(1..=512).contains(&threads) {
             return Err(Error::invalid(format!("{threads} threads: ggml runs with 1 to 512")));
         }
-        Ok(GgmlEngine { ggml, graph: Arc::new(graph), model: model.to_vec(), precision: spec.precision, threads, info })
+        Ok(GgmlEngine {
+            ggml,
+            graph: Arc::new(graph),
+            model: model.to_vec(),
+            precision: spec.precision,
+            threads,
+            info,
+        })
     }
 
     /// Reads what [`Engine::serialize`] wrote.
@@ -82,15 +86,18 @@ impl GgmlEngine {
         spec: &BuildSpec,
         host: &dyn Host,
     ) -> Result<Self> {
-        let corrupt = |why: &str| Error::new(ErrorCode::DataLoss, format!("the ggml engine is corrupt: {why}"));
-        let rest = payload.strip_prefix(MAGIC).ok_or_else(|| corrupt("it does not begin with its magic number"))?;
+        let corrupt =
+            |why: &str| Error::new(ErrorCode::DataLoss, format!("the ggml engine is corrupt: {why}"));
+        let rest =
+            payload.strip_prefix(MAGIC).ok_or_else(|| corrupt("it does not begin with its magic number"))?;
         let (len, rest) = rest.split_first_chunk::<4>().ok_or_else(|| corrupt("it ends in its header"))?;
         let len = u32::from_le_bytes(*len) as usize;
         if len > MAX_HEADER || len > rest.len() {
             return Err(corrupt("its header is longer than it"));
         }
         let (header, model) = rest.split_at(len);
-        let header: Header = serde_json::from_slice(header).map_err(|e| corrupt(&format!("its header: {e}")))?;
+        let header: Header =
+            serde_json::from_slice(header).map_err(|e| corrupt(&format!("its header: {e}")))?;
         if header.format != FORMAT {
             return Err(Error::precondition(format!(
                 "the ggml engine has format {}, this plugin reads {FORMAT}",
@@ -117,7 +124,8 @@ impl Engine for GgmlEngine {
     }
 
     fn serialize(&self) -> Result<Vec<u8>> {
-        let header = Header { format: FORMAT, precision: self.precision, graph_bytes: self.model.len() as u64 };
+        let header =
+            Header { format: FORMAT, precision: self.precision, graph_bytes: self.model.len() as u64 };
         let header = serde_json::to_vec(&header).map_err(|e| Error::internal(e.to_string()))?;
         let mut payload = Vec::with_capacity(MAGIC.len() + 4 + header.len() + self.model.len());
         payload.extend_from_slice(MAGIC);
@@ -140,10 +148,13 @@ fn default_threads() -> usize {
 
 fn read(model: &[u8]) -> Result<Graph> {
     let explain = |error: GraphError| match error {
-        GraphError::Unsupported { .. } | GraphError::UnsupportedModel { .. } => Error::unsupported(error.to_string()),
+        GraphError::Unsupported { .. } | GraphError::UnsupportedModel { .. } => {
+            Error::unsupported(error.to_string())
+        }
         _ => Error::invalid(error.to_string()),
     };
-    let mut graph = Graph::from_bytes(model.to_vec().into(), "model", ExternalBase::Stripped).map_err(explain)?;
+    let mut graph =
+        Graph::from_bytes(model.to_vec().into(), "model", ExternalBase::Stripped).map_err(explain)?;
     infer_shapes(&mut graph).map_err(explain)?;
     Ok(graph)
 }
@@ -154,9 +165,11 @@ fn tensor_specs(graph: &Graph, ids: &[ValueId]) -> Result<Vec<TensorSpec>> {
             let value = graph.value(*id);
             let dtype = value.dtype.filter(|dtype| storage_type(*dtype).is_some());
             match (dtype, value.known_shape()) {
-                (Some(dtype), Some(shape)) => {
-                    Ok(TensorSpec { name: value.name.clone(), dtype, shape: shape.into_iter().map(Some).collect() })
-                }
+                (Some(dtype), Some(shape)) => Ok(TensorSpec {
+                    name: value.name.clone(),
+                    dtype,
+                    shape: shape.into_iter().map(Some).collect(),
+                }),
                 _ => Err(Error::invalid(format!("the type or shape of {:?} is not known", value.name))),
             }
         })

@@ -202,9 +202,12 @@ impl<'g> Search<'g> {
             let scaled = erf_node.input(0).filter(|id| self.is_used_once(*id))?;
             let root = std::f32::consts::SQRT_2;
             let scale_index = match (self.made_by(scaled, "Div"), self.made_by(scaled, "Mul")) {
-                (Some((i, div)), _) => (div.input(0) == Some(x) && self.is_scalar(div.input(1)?, root)).then_some(i),
+                (Some((i, div)), _) => {
+                    (div.input(0) == Some(x) && self.is_scalar(div.input(1)?, root)).then_some(i)
+                }
                 (None, Some((i, mul))) => {
-                    let fits = Self::pairs(mul)?.into_iter().any(|(y, c)| y == x && self.is_scalar(c, 1.0 / root));
+                    let fits =
+                        Self::pairs(mul)?.into_iter().any(|(y, c)| y == x && self.is_scalar(c, 1.0 / root));
                     fits.then_some(i)
                 }
                 _ => None,
@@ -270,7 +273,9 @@ impl<'g> Search<'g> {
 
     /// Whether a value has one element for each channel of `shape` and is broadcast along the rest.
     fn is_per_channel(&self, id: ValueId, shape: &[usize]) -> bool {
-        let Some(own) = self.shape(id).filter(|own| own.len() <= shape.len() && self.is_float(id)) else { return false };
+        let Some(own) = self.shape(id).filter(|own| own.len() <= shape.len() && self.is_float(id)) else {
+            return false;
+        };
         let lead = shape.len() - own.len();
         let aligned = own.iter().enumerate().all(|(i, d)| *d == if lead + i == 1 { shape[1] } else { 1 });
         aligned && lead <= 1 && shape::len(&own) == shape[1]
@@ -280,12 +285,15 @@ impl<'g> Search<'g> {
     fn silu_of(&self, id: ValueId) -> Option<(usize, usize)> {
         let &[a, b] = &self.consumers.get(&id)?[..] else { return None };
         [(a, b), (b, a)].into_iter().find(|(sigmoid, product)| {
-            let (Some(gate), Some(node)) = (self.graph.nodes.get(*sigmoid), self.graph.nodes.get(*product)) else {
+            let (Some(gate), Some(node)) = (self.graph.nodes.get(*sigmoid), self.graph.nodes.get(*product))
+            else {
                 return false;
             };
             gate.op_type == "Sigmoid"
                 && node.op_type == "Mul"
-                && gate.output(0).is_some_and(|out| self.is_used_once(out) && node.inputs.contains(&Some(out)))
+                && gate
+                    .output(0)
+                    .is_some_and(|out| self.is_used_once(out) && node.inputs.contains(&Some(out)))
                 && node.inputs.contains(&Some(id))
         })
     }

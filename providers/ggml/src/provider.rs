@@ -3,13 +3,11 @@ use crate::{
     ffi::{Ggml, LIBRARY_DIR},
 };
 use sdrun_abi::{
-    BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind, Engine, Error, Host, InitConfig,
-    LogLevel, Precision, Provider, Result, RuntimeInfo, WeightSource, WeightUpdate,
+    BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind, Engine, Error,
+    ErrorCode, Flow, Host, InitConfig, LogLevel, Precision, Provider, Result, RuntimeInfo, WeightSource,
+    WeightUpdate,
 };
-use std::{
-    path::Path,
-    sync::OnceLock,
-};
+use std::{path::Path, sync::OnceLock};
 
 /// The id of the only device.
 const CPU: &str = "cpu";
@@ -23,7 +21,8 @@ pub struct GgmlProvider {
 impl GgmlProvider {
     fn ggml(&self) -> Result<&'static Ggml> {
         self.ggml.get().copied().ok_or_else(|| {
-            Error::precondition("the ggml provider is not initialised").with_hint("`init` has to succeed first")
+            Error::precondition("the ggml provider is not initialised")
+                .with_hint("`init` has to succeed first")
         })
     }
 
@@ -35,7 +34,9 @@ impl GgmlProvider {
                 .with_hint("build without it; loading weights into a ggml engine is only a copy"));
         }
         if let Some(key) = spec.options.keys().next() {
-            return Err(Error::invalid(format!("the ggml provider has no option {key:?}; it has none at all")));
+            return Err(Error::invalid(format!(
+                "the ggml provider has no option {key:?}; it has none at all"
+            )));
         }
         Ok(ggml)
     }
@@ -51,7 +52,9 @@ fn check_device(device: &str) -> Result<()> {
 impl Provider for GgmlProvider {
     fn init(&self, config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> {
         if let Some(key) = config.options.keys().next() {
-            return Err(Error::invalid(format!("the ggml provider has no option {key:?}; it has none at all")));
+            return Err(Error::invalid(format!(
+                "the ggml provider has no option {key:?}; it has none at all"
+            )));
         }
         // Beside the plugin where it is installed; where it was built, when it is linked in or under test.
         let ggml = Ggml::load(&[&config.plugin_dir, Path::new(LIBRARY_DIR)])?;
@@ -98,8 +101,17 @@ impl Provider for GgmlProvider {
         })
     }
 
-    fn build(&self, model: &[u8], spec: &BuildSpec, _: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Engine>> {
+    fn build(
+        &self,
+        model: &[u8],
+        spec: &BuildSpec,
+        _: &dyn WeightSource,
+        host: &dyn Host,
+    ) -> Result<Box<dyn Engine>> {
         let ggml = self.check_spec(spec)?;
+        if host.progress("translate", 0, 1) == Flow::Cancel {
+            return Err(Error::new(ErrorCode::Cancelled, "the build was cancelled before it began"));
+        }
         Ok(Box::new(GgmlEngine::new(ggml, model, spec, host)?))
     }
 
@@ -116,7 +128,9 @@ impl Provider for GgmlProvider {
         // processor matters.
         Ok(match record.format {
             FORMAT => Compatibility::Optimal,
-            other => Compatibility::Unsupported(format!("built in format {other}, this plugin reads {FORMAT}")),
+            other => {
+                Compatibility::Unsupported(format!("built in format {other}, this plugin reads {FORMAT}"))
+            }
         })
     }
 }

@@ -7,8 +7,8 @@ use crate::{
     weights::{Placement, Source},
 };
 use sdrun_abi::{
-    DType, EngineInfo, Error, ErrorCode, Flow, Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result, Session,
-    TensorView, Weight, WeightSource, WeightSpec, WeightUpdate,
+    DType, EngineInfo, Error, ErrorCode, Flow, Host, MemoryReport, OutputSink, OutputSpec, RefitReport,
+    Result, Session, TensorView, Weight, WeightSource, WeightSpec, WeightUpdate,
 };
 use std::collections::BTreeMap;
 
@@ -26,6 +26,9 @@ struct Slot {
     placements: Vec<Placement>,
 }
 
+/// Tensors that were overwritten, and the bytes they held.
+type Replaced = Vec<(Tensor, Vec<u8>)>;
+
 impl GgmlSession {
     /// Allocates the graph's memory and fills it, one weight at a time.
     pub(crate) fn new(
@@ -41,9 +44,13 @@ impl GgmlSession {
         let output_specs = info
             .outputs
             .iter()
-            .map(|spec| OutputSpec { dtype: spec.dtype, shape: spec.shape.iter().flatten().copied().collect() })
+            .map(|spec| OutputSpec {
+                dtype: spec.dtype,
+                shape: spec.shape.iter().flatten().copied().collect(),
+            })
             .collect();
-        let slot = |spec: &WeightSpec| (spec.name.clone(), Slot { spec: spec.clone(), placements: Vec::new() });
+        let slot =
+            |spec: &WeightSpec| (spec.name.clone(), Slot { spec: spec.clone(), placements: Vec::new() });
         let weights = info.weights.iter().map(slot).collect();
         let mut session = GgmlSession { program, inputs, outputs, output_specs, weights };
         for placement in placements {
@@ -75,7 +82,7 @@ impl GgmlSession {
     }
 
     /// Writes one weight; returns the bytes it replaced.
-    fn replace(&mut self, name: &str, source: &dyn WeightSource) -> Result<(Vec<(Tensor, Vec<u8>)>, u64)> {
+    fn replace(&mut self, name: &str, source: &dyn WeightSource) -> Result<(Replaced, u64)> {
         let slot = self
             .weights
             .get(name)
@@ -99,7 +106,12 @@ impl GgmlSession {
 
 impl Session for GgmlSession {
     /// In place. What is replaced is kept until all of `changed` has succeeded.
-    fn refit(&mut self, changed: &[&str], weights: &dyn WeightSource, host: &dyn Host) -> Result<RefitReport> {
+    fn refit(
+        &mut self,
+        changed: &[&str],
+        weights: &dyn WeightSource,
+        host: &dyn Host,
+    ) -> Result<RefitReport> {
         let (mut undo, mut bytes) = (Vec::new(), 0);
         for (step, name) in changed.iter().enumerate() {
             let result = match host.progress("refit", step as u64, changed.len() as u64) {
@@ -125,7 +137,11 @@ impl Session for GgmlSession {
 
     fn run(&mut self, inputs: &[TensorView<'_>], sink: &mut dyn OutputSink, host: &dyn Host) -> Result<()> {
         if inputs.len() != self.inputs.len() {
-            return Err(Error::invalid(format!("{} inputs given, {} expected", inputs.len(), self.inputs.len())));
+            return Err(Error::invalid(format!(
+                "{} inputs given, {} expected",
+                inputs.len(),
+                self.inputs.len()
+            )));
         }
         for (view, (tensor, dtype)) in inputs.iter().zip(&self.inputs) {
             if view.dtype != *dtype {
@@ -136,7 +152,11 @@ impl Session for GgmlSession {
         self.program.compute(&|| host.cancelled())?;
         let mut buffers = sink.allocate(&self.output_specs)?;
         if buffers.len() != self.outputs.len() {
-            return Err(Error::internal(format!("{} output buffers for {} outputs", buffers.len(), self.outputs.len())));
+            return Err(Error::internal(format!(
+                "{} output buffers for {} outputs",
+                buffers.len(),
+                self.outputs.len()
+            )));
         }
         for (buffer, (tensor, dtype)) in buffers.iter_mut().zip(&self.outputs) {
             let Some(type_) = storage_type(*dtype) else {
@@ -150,7 +170,11 @@ impl Session for GgmlSession {
             self.program.read(*tensor, &mut stored)?;
             let bytes = from_storage(*dtype, type_, &stored).map_err(Error::internal)?;
             if bytes.len() != buffer.len() {
-                return Err(Error::internal(format!("{} bytes for an output of {}", buffer.len(), bytes.len())));
+                return Err(Error::internal(format!(
+                    "{} bytes for an output of {}",
+                    buffer.len(),
+                    bytes.len()
+                )));
             }
             buffer.copy_from_slice(&bytes);
         }

@@ -55,7 +55,10 @@ pub(crate) fn coalesce(shape: &[usize], strides: &[&[isize]]) -> (Vec<usize>, Ve
     let mut out: Vec<Vec<isize>> = vec![Vec::new(); strides.len()];
     for (i, d) in shape.iter().enumerate().filter(|(_, d)| **d != 1) {
         let merges = !out_shape.is_empty()
-            && strides.iter().zip(&out).all(|(s, o)| o.last().is_some_and(|last| *last == s[i] * *d as isize));
+            && strides
+                .iter()
+                .zip(&out)
+                .all(|(s, o)| o.last().is_some_and(|last| *last == s[i] * *d as isize));
         if let (true, Some(last)) = (merges, out_shape.last_mut()) {
             *last *= d;
             strides.iter().zip(&mut out).for_each(|(s, o)| *o.last_mut().unwrap_or(&mut 0) = s[i]);

@@ -84,7 +84,10 @@ pub(crate) fn to_bytes(values: &[f32], type_: Type) -> Vec<u8> {
     }
 }
 
-fn convert<const FROM: usize, const TO: usize>(bytes: &[u8], f: impl Fn([u8; FROM]) -> [u8; TO]) -> Cow<'static, [u8]> {
+fn convert<const FROM: usize, const TO: usize>(
+    bytes: &[u8],
+    f: impl Fn([u8; FROM]) -> [u8; TO],
+) -> Cow<'static, [u8]> {
     let from = bytes.as_chunks::<FROM>().0;
     let mut out = vec![0; from.len() * TO];
     out.as_chunks_mut().0.iter_mut().zip(from).for_each(|(out, b)| *out = f(*b));
@@ -97,7 +100,8 @@ mod tests {
 
     #[test]
     fn half_precision_goes_through_f32_unchanged() {
-        let values: Vec<u8> = [0x3c00u16, 0xc000, 0x7bff, 0x0001, 0x7c00].iter().flat_map(|v| v.to_le_bytes()).collect();
+        let values: Vec<u8> =
+            [0x3c00u16, 0xc000, 0x7bff, 0x0001, 0x7c00].iter().flat_map(|v| v.to_le_bytes()).collect();
         for dtype in [DType::F16, DType::BF16] {
             let stored = into_storage(dtype, &values).unwrap();
             assert_eq!(stored.len(), values.len() * 2);

@@ -78,9 +78,11 @@ pub(crate) struct Translator<'g> {
 /// # Errors
 /// `Unimplemented` naming the operator, the node and the reasons.
 pub(crate) fn translate(graph: &Graph, precision: Precision, ggml: &'static Ggml) -> Result<Translation> {
-    let producers = graph.nodes.iter().enumerate().flat_map(|(i, node)| {
-        node.outputs.iter().flatten().map(move |id| (*id, i))
-    });
+    let producers = graph
+        .nodes
+        .iter()
+        .enumerate()
+        .flat_map(|(i, node)| node.outputs.iter().flatten().map(move |id| (*id, i)));
     let mut translator = Translator {
         graph,
         builder: Builder::new(ggml),
@@ -140,7 +142,9 @@ fn explain_value(graph: &Graph, id: ValueId, refusal: Refusal) -> Error {
 impl<'g> Translator<'g> {
     fn input_tensor(&mut self, id: ValueId) -> Outcome<(Tensor, DType)> {
         let (dtype, shape) = (self.dtype(id)?, self.shape(id)?);
-        let Some(type_) = storage_type(dtype) else { return refuse(format!("{dtype} values are not supported")) };
+        let Some(type_) = storage_type(dtype) else {
+            return refuse(format!("{dtype} values are not supported"));
+        };
         let tensor = self.builder.input(type_, shape::extent(&shape))?;
         self.values.insert(id, tensor);
         Ok((tensor, dtype))
@@ -194,7 +198,9 @@ impl<'g> Translator<'g> {
     pub(crate) fn shape(&self, id: ValueId) -> Outcome<Vec<usize>> {
         let value = self.graph.value(id);
         match value.known_shape() {
-            Some(shape) if shape.contains(&0) => refuse(format!("{:?} has no elements: {shape:?}", value.name)),
+            Some(shape) if shape.contains(&0) => {
+                refuse(format!("{:?} has no elements: {shape:?}", value.name))
+            }
             Some(shape) => Ok(shape),
             None => refuse(format!("the shape of {:?} is not known", value.name)),
         }
@@ -317,7 +323,9 @@ impl<'g> Translator<'g> {
         if len != shape::len(&shape) || Some(type_) != storage_type(dtype) {
             let name = &self.graph.value(id).name;
             let found = format!("{len} elements of type {type_:?}");
-            return Err(Error::internal(format!("{name:?} is {dtype} {shape:?} but {found} were computed")).into());
+            return Err(
+                Error::internal(format!("{name:?} is {dtype} {shape:?} but {found} were computed")).into()
+            );
         }
         self.values.insert(id, tensor);
         Ok(())
@@ -364,7 +372,13 @@ impl<'g> Translator<'g> {
         }
     }
     /// `input`, of shape `shape`, with its axes in the order `perm`.
-    pub(crate) fn transpose(&mut self, node: &Node, input: Tensor, shape: &[usize], perm: &[usize]) -> Outcome<Tensor> {
+    pub(crate) fn transpose(
+        &mut self,
+        node: &Node,
+        input: Tensor,
+        shape: &[usize],
+        perm: &[usize],
+    ) -> Outcome<Tensor> {
         let dense = shape::strides(shape);
         let dims: Vec<usize> = perm.iter().map(|axis| shape[*axis]).collect();
         let strides: Vec<isize> = perm.iter().map(|axis| dense[*axis] as isize).collect();
@@ -407,7 +421,8 @@ impl<'g> Translator<'g> {
         let kernel = |unit| HostNode { node: node.clone(), opset, arguments, outputs: outputs.clone(), unit };
         if let [Some(only)] = &outputs[..] {
             let type_ = storage_type(only.dtype).unwrap_or(Type::I8);
-            let tensor = self.custom(node, kernel(type_.size()), &inputs, type_, shape::extent(&only.shape))?;
+            let tensor =
+                self.custom(node, kernel(type_.size()), &inputs, type_, shape::extent(&only.shape))?;
             return self.define(node, 0, tensor);
         }
         let (starts, len) = HostNode::layout(&outputs);
@@ -445,7 +460,9 @@ fn probe(node: &Node, opset: i64, arguments: &[Argument], outputs: &[Option<Prod
     }
     let inputs: Vec<Option<&HostTensor>> = zeros.iter().map(Option::as_ref).collect();
     match eval::evaluate(node, opset, &inputs) {
-        Err(eval::EvalError::Unsupported { why, .. }) => refuse(format!("the reference implementation refuses it: {why}")),
+        Err(eval::EvalError::Unsupported { why, .. }) => {
+            refuse(format!("the reference implementation refuses it: {why}"))
+        }
         // What zeros make of it says nothing about other values.
         Ok(_) | Err(eval::EvalError::Invalid(_)) => Ok(()),
     }

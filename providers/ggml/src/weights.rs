@@ -58,7 +58,6 @@ impl Placement {
     /// # Errors
     /// `Internal` where a form that is arithmetic is asked for values that are not floating-point.
     pub(crate) fn arrange(&self, dtype: DType, bytes: &[u8]) -> Result<Vec<u8>> {
-
         if self.is_plain() {
             return into_storage(dtype, bytes).map(std::borrow::Cow::into_owned).map_err(Error::internal);
         }
@@ -98,7 +97,10 @@ mod tests {
     #[test]
     fn transposes_each_matrix() {
         let values: Vec<f32> = (0..12).map(|i| i as f32).collect();
-        assert_eq!(transpose(&values, 2, 2, 3), [0.0, 3.0, 1.0, 4.0, 2.0, 5.0, 6.0, 9.0, 7.0, 10.0, 8.0, 11.0]);
+        assert_eq!(
+            transpose(&values, 2, 2, 3),
+            [0.0, 3.0, 1.0, 4.0, 2.0, 5.0, 6.0, 9.0, 7.0, 10.0, 8.0, 11.0]
+        );
         let large: Vec<f32> = (0..70 * 45).map(|i| i as f32).collect();
         assert_eq!(transpose(&transpose(&large, 1, 70, 45), 1, 45, 70), large);
     }

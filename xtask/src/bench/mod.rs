@@ -39,7 +39,9 @@ impl Line {
 /// Raw numbers, and the figures made of them.
 type Outcome = Result<(Value, Vec<Line>)>;
 
-const ALL: [(&str, fn(&Lab<'_>) -> Outcome); 6] = [
+type Measure = fn(&Lab<'_>) -> Outcome;
+
+const ALL: [(&str, Measure); 6] = [
     ("size", process::size),
     ("start", process::start),
     ("open", process::open),

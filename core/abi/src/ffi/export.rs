@@ -1,4 +1,6 @@
-//! The plugin's side: a C table over a [`Provider`](crate::Provider), made by [`export_provider!`](crate::export_provider).
+//! The plugin's side: a C table over a [`Provider`](crate::Provider), made by [`export_provider!`].
+//!
+//! [`export_provider!`]: crate::export_provider
 
 use super::{callbacks::*, raw::*};
 use crate::{ABI_MAJOR, ABI_MINOR, Engine, Error, Provider, Result, Session, TensorView};
@@ -52,7 +54,7 @@ macro_rules! export_provider {
     };
 }
 
-/// Where the generic entry points find their provider. Implemented by [`export_provider!`](crate::export_provider).
+/// Where the generic entry points find their provider. Implemented by `export_provider!`.
 pub trait Export {
     /// The plugin's state.
     fn state() -> &'static State;

@@ -52,7 +52,8 @@ fn shape_arithmetic_resolves_numbers_and_carries_names() {
     assert_eq!(inferred(&view("2 8 3"), "y"), "F32 [2, 6, 4]");
     // The name survives; the rest is 8 * 3 / 4.
     assert_eq!(inferred(&view("batch 8 3"), "y"), "F32 [batch, 6, 4]");
-    assert_eq!(inferred(&view("2 channels 3"), "y"), "F32 [2, ?, ?]");
+    // Half of an open dimension is not followed: nothing is claimed about the shape but its rank.
+    assert_eq!(inferred(&view("2 channels 3"), "y"), "F32 [?, ?, ?]");
 }
 
 #[test]
@@ -162,6 +163,10 @@ fn operators_of_every_family() {
         all("MaxPool", 17, &[list("kernel_shape", &[3, 3]), list("strides", &[2, 2])], &[]),
         "[2, 8, 2, 2]"
     );
+    let pool = [list("kernel_shape", &[3, 3]), list("strides", &[2, 2]), int("ceil_mode", 1)];
+    assert_eq!(all("MaxPool", 17, &pool, &[]), "[2, 8, 3, 3]");
+    let same = [list("kernel_shape", &[2, 2]), ("auto_pad", Attribute::String(b"SAME_LOWER".to_vec()))];
+    assert_eq!(all("AveragePool", 17, &same, &[]), "[2, 8, 6, 6]");
     assert_eq!(
         all("ConvTranspose", 17, &[list("strides", &[2, 2])], &[f32s(&[8, 4, 2, 2])]),
         "[2, 4, 12, 12]"

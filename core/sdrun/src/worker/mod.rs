@@ -1,7 +1,7 @@
 //! Isolation: a provider in a process of its own, behind the same traits as one in this process.
 //!
 //! A runtime that aborts, hangs or needs another dynamic loader takes its worker with it and not the host:
-//! the host gets an [`Error`] with the runtime's last words. Calls travel as small messages over the worker's
+//! the host gets an [`Error`](sdrun_abi::Error) with the runtime's last words. Calls travel as small messages over the worker's
 //! stdin and stdout (`protocol`), tensors lie in shared memory that both sides keep mapped from run to run
 //! (`shm`). A worker is a means against accidents, not a sandbox: the plugin in it has the user's rights.
 //!

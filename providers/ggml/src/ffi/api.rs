@@ -100,7 +100,6 @@ api! {
     ggml_set_output: fn(TensorPtr);
     ggml_new_graph_custom: fn(Ptr, usize, bool) -> Ptr;
     ggml_build_forward_expand: fn(Ptr, TensorPtr);
-    ggml_graph_n_nodes: fn(Ptr) -> c_int;
 
     ggml_add: fn(Ptr, TensorPtr, TensorPtr) -> TensorPtr;
     ggml_sub: fn(Ptr, TensorPtr, TensorPtr) -> TensorPtr;
@@ -111,7 +110,6 @@ api! {
     ggml_elu: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_exp: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_gelu_erf: fn(Ptr, TensorPtr) -> TensorPtr;
-    ggml_hardsigmoid: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_hardswish: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_log: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_neg: fn(Ptr, TensorPtr) -> TensorPtr;
@@ -127,16 +125,11 @@ api! {
     ggml_scale_bias: fn(Ptr, TensorPtr, f32, f32) -> TensorPtr;
     ggml_reshape_4d: fn(Ptr, TensorPtr, i64, i64, i64, i64) -> TensorPtr;
     ggml_view_4d: fn(Ptr, TensorPtr, i64, i64, i64, i64, usize, usize, usize, usize) -> TensorPtr;
-    ggml_permute: fn(Ptr, TensorPtr, c_int, c_int, c_int, c_int) -> TensorPtr;
-    ggml_cont: fn(Ptr, TensorPtr) -> TensorPtr;
-    ggml_concat: fn(Ptr, TensorPtr, TensorPtr, c_int) -> TensorPtr;
-    ggml_repeat_4d: fn(Ptr, TensorPtr, i64, i64, i64, i64) -> TensorPtr;
     ggml_mul_mat: fn(Ptr, TensorPtr, TensorPtr) -> TensorPtr;
     ggml_soft_max: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_norm: fn(Ptr, TensorPtr, f32) -> TensorPtr;
     ggml_mean: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_sum_rows: fn(Ptr, TensorPtr) -> TensorPtr;
-    ggml_upscale: fn(Ptr, TensorPtr, c_int, c_int) -> TensorPtr;
     ggml_custom_4d: fn(Ptr, c_int, i64, i64, i64, i64, *mut TensorPtr, c_int, CustomOp, c_int, *mut c_void) -> TensorPtr;
 
     ggml_backend_reg_dev_get: fn(Ptr, usize) -> Ptr;

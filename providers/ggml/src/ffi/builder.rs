@@ -63,7 +63,6 @@ pub(crate) enum Unary {
     Elu,
     Exp,
     GeluErf,
-    HardSigmoid,
     HardSwish,
     Log,
     Neg,
@@ -128,7 +127,15 @@ impl Builder {
     pub(crate) fn new(ggml: &'static Ggml) -> Self {
         let (contexts, weights) = (Vec::new(), Vec::new());
         let failure = Arc::new(Failure::default());
-        Builder { ggml, tensors: Vec::new(), contexts, weights, inputs: Vec::new(), kernels: Vec::new(), failure }
+        Builder {
+            ggml,
+            tensors: Vec::new(),
+            contexts,
+            weights,
+            inputs: Vec::new(),
+            kernels: Vec::new(),
+            failure,
+        }
     }
 
     /// Gives the graph memory. It computes `outputs`; nodes they do not need are not run.
@@ -175,13 +182,29 @@ impl Builder {
     pub(crate) fn run(&mut self, a: Tensor, start: usize, extent: Extent) -> Result<Tensor> {
         check(self.is_contiguous(a), "view", "a contiguous tensor")?;
         let len = count(extent)?;
-        check(start.checked_add(len).is_some_and(|end| end <= self.len(a)), "view", "a run inside the tensor")?;
+        check(
+            start.checked_add(len).is_some_and(|end| end <= self.len(a)),
+            "view",
+            "a run inside the tensor",
+        )?;
         let size = self.type_of(a).size();
         let ne = signed(extent);
-        let nb: Strides = [size * extent[0], size * extent[0] * extent[1], size * extent[0] * extent[1] * extent[2]];
+        let nb: Strides =
+            [size * extent[0], size * extent[0] * extent[1], size * extent[0] * extent[1] * extent[2]];
         self.node(|api, ctx, this| unsafe {
             // SAFETY: checked above.
-            (api.ggml_view_4d)(ctx, this.raw(a), ne[0], ne[1], ne[2], ne[3], nb[0], nb[1], nb[2], start * size)
+            (api.ggml_view_4d)(
+                ctx,
+                this.raw(a),
+                ne[0],
+                ne[1],
+                ne[2],
+                ne[3],
+                nb[0],
+                nb[1],
+                nb[2],
+                start * size,
+            )
         })
     }
 
@@ -213,7 +236,6 @@ impl Builder {
                 Unary::Elu => api.ggml_elu,
                 Unary::Exp => api.ggml_exp,
                 Unary::GeluErf => api.ggml_gelu_erf,
-                Unary::HardSigmoid => api.ggml_hardsigmoid,
                 Unary::HardSwish => api.ggml_hardswish,
                 Unary::Log => api.ggml_log,
                 Unary::Neg => api.ggml_neg,
@@ -279,7 +301,11 @@ impl Builder {
     /// repeated. `a` may be f16 or bf16.
     pub(crate) fn mul_mat(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
         self.check_f32(&[b], "mul_mat")?;
-        check(matches!(self.type_of(a), Type::F32 | Type::F16 | Type::Bf16), "mul_mat", "floating-point matrices")?;
+        check(
+            matches!(self.type_of(a), Type::F32 | Type::F16 | Type::Bf16),
+            "mul_mat",
+            "floating-point matrices",
+        )?;
         check(self.is_contiguous(a), "mul_mat", "contiguous tensors")?;
         let (ea, eb) = (self.extent(a), self.extent(b));
         let fits = ea[0] == eb[0] && eb[2] % ea[2] == 0 && eb[3] % ea[3] == 0;
@@ -313,7 +339,9 @@ impl Builder {
             let (type_, data) = (type_ as c_int, data.cast_mut().cast());
             // SAFETY: `data` lives in `self.kernels` as long as the graph; -1 means "all threads".
             unsafe {
-                (api.ggml_custom_4d)(ctx, type_, ne[0], ne[1], ne[2], ne[3], pointer, len, trampoline, -1, data)
+                (api.ggml_custom_4d)(
+                    ctx, type_, ne[0], ne[1], ne[2], ne[3], pointer, len, trampoline, -1, data,
+                )
             }
         })
     }
@@ -359,7 +387,9 @@ impl Builder {
         count(extent)?.checked_mul(type_.size()).ok_or_else(too_large)?;
         let ne = signed(extent);
         // SAFETY: `reserve` left room in the context.
-        let raw = unsafe { (self.ggml.api.ggml_new_tensor_4d)(context, type_ as c_int, ne[0], ne[1], ne[2], ne[3]) };
+        let raw = unsafe {
+            (self.ggml.api.ggml_new_tensor_4d)(context, type_ as c_int, ne[0], ne[1], ne[2], ne[3])
+        };
         Ok(self.register(raw))
     }
     fn node(&mut self, make: impl FnOnce(&Api, Ptr, &Self) -> TensorPtr) -> Result<Tensor> {
@@ -400,7 +430,8 @@ fn reserve(ggml: &Ggml, contexts: &mut Vec<Context>) -> Result<Ptr> {
 
 /// Number of elements; ggml needs every dimension to be there.
 fn count(extent: Extent) -> Result<usize> {
-    let len = extent.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).filter(|n| *n <= i64::MAX as usize / 16);
+    let len =
+        extent.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).filter(|n| *n <= i64::MAX as usize / 16);
     let len = len.ok_or_else(too_large)?;
     check(len > 0, "tensor", "at least one element")?;
     Ok(len)

@@ -98,10 +98,6 @@ impl Tile<'_> {
         // SAFETY: every bit pattern is an f32; ggml aligns tensors to 32 bytes and `start` counts elements.
         unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / 4) }
     }
-    /// The elements of a tile of one row.
-    pub(crate) fn run(&mut self) -> &mut [f32] {
-        self.row(self.rows.start)
-    }
     /// The bytes of a tile of one row.
     pub(crate) fn run_bytes(&mut self) -> &mut [u8] {
         self.row_bytes(self.rows.start)
@@ -115,10 +111,6 @@ pub(crate) struct Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    /// Number of inputs.
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
     /// Type of input `i`.
     pub(crate) fn type_of(&self, i: usize) -> Type {
         self.slots[i].0
@@ -211,7 +203,8 @@ unsafe fn work(cell: &Cell, dst: TensorPtr, ith: usize, nth: usize) -> Result<()
         }
     }
     // SAFETY: a valid tensor.
-    let (data, type_, len) = unsafe { ((*dst).data.cast::<u8>(), (*dst).type_, (*dst).ne.iter().product::<i64>()) };
+    let (data, type_, len) =
+        unsafe { ((*dst).data.cast::<u8>(), (*dst).type_, (*dst).ne.iter().product::<i64>()) };
     let type_ = Type::from_raw(type_).ok_or("the output has an unknown type")?;
     let grid = cell.kernel.grid(nth);
     if grid.len() != len as usize {

@@ -82,7 +82,10 @@ impl Ggml {
         // SAFETY: takes nothing, returns a number.
         let overhead = unsafe { (api.ggml_tensor_overhead)() };
         if overhead != size_of::<RawTensor>() + OBJECT_SIZE {
-            return Err(wrong(format!("{} lays out its tensors differently ({overhead} bytes)", base_file.display())));
+            return Err(wrong(format!(
+                "{} lays out its tensors differently ({overhead} bytes)",
+                base_file.display()
+            )));
         }
         // SAFETY: the callbacks are functions of this library, which is never unloaded.
         unsafe {
@@ -91,7 +94,8 @@ impl Ggml {
         }
 
         let usable = variant::usable();
-        let present = usable.iter().map(|name| (*name, folder.join(library_file(&format!("ggml-cpu-{name}")))));
+        let present =
+            usable.iter().map(|name| (*name, folder.join(library_file(&format!("ggml-cpu-{name}")))));
         let (variant, library) = present.into_iter().find(|(_, file)| file.is_file()).ok_or_else(|| {
             Error::not_found(format!(
                 "none of the ggml-cpu libraries this processor can run ({}) is in {}",
@@ -101,9 +105,9 @@ impl Ggml {
             .with_hint("reinstall the plugin or build it again")
         })?;
         let cpu = Self::cpu(&api, open(&library)?).map_err(|why| {
-            Error::precondition(format!("{} {why}", library.display())).with_file(&library).with_hint(
-                "the plugin and its ggml libraries must come from one build; reinstall both",
-            )
+            Error::precondition(format!("{} {why}", library.display()))
+                .with_file(&library)
+                .with_hint("the plugin and its ggml libraries must come from one build; reinstall both")
         })?;
         Ok(Ggml { api, cpu, variant, library: base_file })
     }
@@ -125,7 +129,11 @@ impl Ggml {
         let function = |name: &CStr| {
             // SAFETY: a registration of the API version checked above and a C string.
             let pointer = unsafe { (api.ggml_backend_reg_get_proc_address)(registration, name.as_ptr()) };
-            if pointer.is_null() { Err(format!("has no function {}", name.to_string_lossy())) } else { Ok(pointer) }
+            if pointer.is_null() {
+                Err(format!("has no function {}", name.to_string_lossy()))
+            } else {
+                Ok(pointer)
+            }
         };
         // SAFETY: as above; device 0 exists where the count is not 0. The two functions have the types that
         // ggml-backend.h states for these names.
@@ -178,8 +186,10 @@ fn open(file: &Path) -> Result<&'static Library> {
     match unsafe { Library::new(file) } {
         Ok(library) => Ok(Box::leak(Box::new(library))),
         Err(error) => {
-            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-            Err(Error::precondition(format!("cannot load {}: {error}{cause}", file.display())).with_file(file))
+            let cause =
+                std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+            Err(Error::precondition(format!("cannot load {}: {error}{cause}", file.display()))
+                .with_file(file))
         }
     }
 }
@@ -217,7 +227,9 @@ unsafe extern "C" fn fatal(message: *const c_char) {
 /// Turns ggml's status numbers into errors.
 pub(super) fn status_error(status: c_int) -> Error {
     match status {
-        STATUS_ALLOC_FAILED => Error::new(ErrorCode::ResourceExhausted, "ggml has no memory for its work buffer"),
+        STATUS_ALLOC_FAILED => {
+            Error::new(ErrorCode::ResourceExhausted, "ggml has no memory for its work buffer")
+        }
         other => Error::internal("ggml could not compute the graph").with_native(other.to_string()),
     }
 }

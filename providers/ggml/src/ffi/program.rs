@@ -59,14 +59,16 @@ struct Watch<'a> {
 impl Program {
     pub(super) fn new(builder: Builder, outputs: &[Tensor], threads: usize) -> Result<Self> {
         let (ggml, api) = (builder.ggml, &builder.ggml.api);
-        let exhausted = |what: &str| Error::new(ErrorCode::ResourceExhausted, format!("no memory for {what}"));
+        let exhausted =
+            |what: &str| Error::new(ErrorCode::ResourceExhausted, format!("no memory for {what}"));
         // Every tensor can be a node or a leaf of the graph.
         let size = builder.tensors.len() + 1;
         // SAFETY: takes numbers, returns one.
         let mem_size = unsafe { (api.ggml_graph_overhead_custom)(size, false) };
         // SAFETY: ggml allocates the memory itself.
-        let graph_context =
-            unsafe { (api.ggml_init)(InitParams { mem_size, mem_buffer: std::ptr::null_mut(), no_alloc: true }) };
+        let graph_context = unsafe {
+            (api.ggml_init)(InitParams { mem_size, mem_buffer: std::ptr::null_mut(), no_alloc: true })
+        };
         if graph_context.is_null() {
             return Err(exhausted("the ggml graph"));
         }
@@ -99,7 +101,8 @@ impl Program {
                 }
                 memory.weights.push(buffer);
             }
-            memory.activations = (api.ggml_gallocr_new)((api.ggml_backend_get_default_buffer_type)(memory.backend));
+            memory.activations =
+                (api.ggml_gallocr_new)((api.ggml_backend_get_default_buffer_type)(memory.backend));
             if memory.activations.is_null() || !(api.ggml_gallocr_alloc_graph)(memory.activations, graph) {
                 return Err(exhausted("the activations"));
             }
@@ -129,7 +132,8 @@ impl Program {
     fn placed(&self, tensor: Tensor, len: usize) -> Result<TensorPtr> {
         let raw = self.builder.raw(tensor);
         // SAFETY: a tensor of this program.
-        let placed = unsafe { !(*raw).data.is_null() && (!(*raw).buffer.is_null() || !(*raw).view_src.is_null()) };
+        let placed =
+            unsafe { !(*raw).data.is_null() && (!(*raw).buffer.is_null() || !(*raw).view_src.is_null()) };
         if !placed || len != self.size(tensor) {
             return Err(Error::internal(format!(
                 "{len} bytes for a ggml tensor of {} bytes{}",
@@ -174,11 +178,6 @@ impl Program {
     pub(crate) fn activation_bytes(&self) -> u64 {
         // SAFETY: the allocator of this program, which has one buffer.
         unsafe { (self.memory.api.ggml_gallocr_get_buffer_size)(self.memory.activations, 0) as u64 }
-    }
-    /// Nodes that are run.
-    pub(crate) fn nodes(&self) -> usize {
-        // SAFETY: the graph of this program.
-        unsafe { (self.memory.api.ggml_graph_n_nodes)(self.graph) as usize }
     }
 }
 

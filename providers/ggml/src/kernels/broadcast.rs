@@ -42,7 +42,13 @@ impl Kernel for Broadcast {
         let cols = self.dims[self.dims.len() - 1];
         let rows = shape::len(&self.dims) / cols;
         if rows < workers {
-            return Grid { planes: 1, rows, cols, tile_rows: 1, tile_cols: cols.div_ceil(workers * 2).max(1024) };
+            return Grid {
+                planes: 1,
+                rows,
+                cols,
+                tile_rows: 1,
+                tile_cols: cols.div_ceil(workers * 2).max(1024),
+            };
         }
         Grid::rows(rows, cols, rows.div_ceil(workers * 4).max(4096 / cols.max(1)))
     }

@@ -34,7 +34,8 @@ impl Kernel for Concat {
                 if low < high {
                     let from = row * part + low - start;
                     let source = &inputs.bytes(i)[from * self.size..(from + high - low) * self.size];
-                    out[(low - cols.start) * self.size..(high - cols.start) * self.size].copy_from_slice(source);
+                    out[(low - cols.start) * self.size..(high - cols.start) * self.size]
+                        .copy_from_slice(source);
                 }
                 start += part;
             }

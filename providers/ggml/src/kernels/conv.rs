@@ -154,7 +154,8 @@ impl Kernel for Conv {
         let (planes, rows) = (self.batch * self.groups, self.filters);
         let cols: usize = self.window.output.iter().product();
         // Wide tiles gather each patch once for all filters; several tiles for each worker even out the load.
-        let tile_cols = cols.div_ceil(workers * 2).next_multiple_of(block_cols).clamp(block_cols, 8 * block_cols);
+        let tile_cols =
+            cols.div_ceil(workers * 2).next_multiple_of(block_cols).clamp(block_cols, 8 * block_cols);
         let across = planes * cols.div_ceil(tile_cols);
         let down = (workers * 2).div_ceil(across).min(rows.div_ceil(block_rows));
         let tile_rows = rows.div_ceil(down).next_multiple_of(block_rows);
@@ -189,7 +190,9 @@ impl Conv {
                 weights.resize(run.len() * block_rows, 0.0);
                 widen(inputs, 1, panel, weights);
                 let height = block_rows.min(rows.end - row);
-                for (patch, col) in patches.chunks_exact(run.len() * block_cols).zip(cols.clone().step_by(block_cols)) {
+                for (patch, col) in
+                    patches.chunks_exact(run.len() * block_cols).zip(cols.clone().step_by(block_cols))
+                {
                     let width = block_cols.min(cols.end - col);
                     let span = col - cols.start..col - cols.start + width;
                     for (i, block) in block.chunks_exact_mut(block_cols).enumerate().take(height) {
@@ -296,7 +299,9 @@ impl Vectorized for Plane<'_> {
                     if stride == 1 {
                         out.iter_mut().zip(source).for_each(|(out, x)| *out += weight * x);
                     } else {
-                        out.iter_mut().zip(source.iter().step_by(stride)).for_each(|(out, x)| *out += weight * x);
+                        out.iter_mut()
+                            .zip(source.iter().step_by(stride))
+                            .for_each(|(out, x)| *out += weight * x);
                     }
                 }
             }

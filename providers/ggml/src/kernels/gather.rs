@@ -26,7 +26,9 @@ impl Kernel for Gather {
             let (outer, position) = (row / self.indices, row % self.indices);
             let index = match inputs.type_of(1) {
                 Type::I64 => inputs.bytes(1).as_chunks().0.get(position).map(|b| i64::from_le_bytes(*b)),
-                Type::I32 => inputs.bytes(1).as_chunks().0.get(position).map(|b| i32::from_le_bytes(*b).into()),
+                Type::I32 => {
+                    inputs.bytes(1).as_chunks().0.get(position).map(|b| i32::from_le_bytes(*b).into())
+                }
                 _ => None,
             };
             let index = index.ok_or("has no such index")?;

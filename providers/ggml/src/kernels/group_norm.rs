@@ -142,7 +142,8 @@ fn exp(x: f32) -> f32 {
     let p = p * r + 4.166_579_6e-2;
     let p = p * r + 1.666_666_55e-1;
     let p = p * r + 5.000_000_1e-1;
-    let power = f32::from_bits((shifted.to_bits() as i32 - SHIFTER.to_bits() as i32 + 127).cast_unsigned() << 23);
+    let power =
+        f32::from_bits((shifted.to_bits() as i32 - SHIFTER.to_bits() as i32 + 127).cast_unsigned() << 23);
     (p * r * r + r + 1.0) * power
 }
 

@@ -87,7 +87,8 @@ fn pool(t: &mut Translator<'_>, node: &Node, kind: PoolKind) -> Outcome {
     }
     let (window, end_pad) = window(node, &x.shape[2..], &out[2..], &kernel)?;
     let planes = x.shape[0] * x.shape[1];
-    let y = t.custom(node, Pool { kind, planes, window, end_pad }, &[x.tensor], Type::F32, shape::extent(&out))?;
+    let y =
+        t.custom(node, Pool { kind, planes, window, end_pad }, &[x.tensor], Type::F32, shape::extent(&out))?;
     t.define(node, 0, y)
 }
 

@@ -50,7 +50,9 @@ fn unary(t: &mut Translator<'_>, node: &Node, op: Unary) -> Outcome {
 fn clip(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let x = t.float(node, 0)?;
     let bound = |t: &Translator<'_>, i: usize, attribute: &str| match node.input(i) {
-        Some(id) => t.scalar(id).map_or_else(|| refuse(format!("its {attribute} is computed by the graph")), |v| Ok(Some(v))),
+        Some(id) => t
+            .scalar(id)
+            .map_or_else(|| refuse(format!("its {attribute} is computed by the graph")), |v| Ok(Some(v))),
         None => Ok(node.float(attribute)),
     };
     let low = bound(t, 1, "min")?.unwrap_or(f32::NEG_INFINITY);
@@ -141,7 +143,9 @@ fn variadic(t: &mut Translator<'_>, node: &Node, op: BroadcastOp) -> Outcome {
     let mut result = t.float(node, 0)?;
     for i in 1..node.inputs.len() {
         let next = t.float(node, i)?;
-        let Some(shape) = broadcast(&result.shape, &next.shape) else { return refuse("its shapes do not broadcast") };
+        let Some(shape) = broadcast(&result.shape, &next.shape) else {
+            return refuse("its shapes do not broadcast");
+        };
         let tensor = combine(t, node, op, &result, &next, &shape)?;
         result = Operand { tensor, dtype: result.dtype, shape };
     }
@@ -197,11 +201,13 @@ fn combine(
     };
     if let Some((op, commutes)) = native {
         if let Some((whole, repeated)) = repeatable(&a.shape, &b.shape, shape) {
-            let (whole, repeated) = (t.builder.reshape(a.tensor, whole)?, t.builder.reshape(b.tensor, repeated)?);
+            let (whole, repeated) =
+                (t.builder.reshape(a.tensor, whole)?, t.builder.reshape(b.tensor, repeated)?);
             return Ok(t.builder.binary(op, whole, repeated)?);
         }
         if let Some((whole, repeated)) = repeatable(&b.shape, &a.shape, shape).filter(|_| commutes) {
-            let (whole, repeated) = (t.builder.reshape(b.tensor, whole)?, t.builder.reshape(a.tensor, repeated)?);
+            let (whole, repeated) =
+                (t.builder.reshape(b.tensor, whole)?, t.builder.reshape(a.tensor, repeated)?);
             return Ok(t.builder.binary(op, whole, repeated)?);
         }
     }
@@ -223,7 +229,8 @@ fn repeatable(a: &[usize], b: &[usize], shape: &[usize]) -> Option<([usize; 4], 
     if dims.len() > 4 || repeated.last() == Some(&0) {
         return None;
     }
-    let own: Vec<usize> = dims.iter().zip(repeated).map(|(d, stride)| if *stride == 0 { 1 } else { *d }).collect();
+    let own: Vec<usize> =
+        dims.iter().zip(repeated).map(|(d, stride)| if *stride == 0 { 1 } else { *d }).collect();
     Some((shape::extent(&dims), shape::extent(&own)))
 }
 

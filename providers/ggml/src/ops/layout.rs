@@ -11,7 +11,8 @@ use crate::{
 use sdrun_graph::{Node, eval};
 
 const VIEW: &str = "any type; costs nothing";
-const NEAREST: &str = "any type, mode \"nearest\", growing by whole factors so that each element is repeated in place";
+const NEAREST: &str =
+    "any type, mode \"nearest\", growing by whole factors so that each element is repeated in place";
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator { name: "Constant", takes: "any type", translate: constant },
@@ -66,7 +67,11 @@ fn dropout(t: &mut Translator<'_>, node: &Node) -> Outcome {
 fn cast(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let (from, Some(to)) = (t.input_id(node, 0)?, node.output(0)) else { return refuse("it has no output") };
     let (from, to) = (t.dtype(from)?, t.dtype(to)?);
-    if from == to || (is_f32(from) && is_f32(to)) { same(t, node) } else { refuse(format!("it casts {from} to {to}")) }
+    if from == to || (is_f32(from) && is_f32(to)) {
+        same(t, node)
+    } else {
+        refuse(format!("it casts {from} to {to}"))
+    }
 }
 
 /// The order of axes a Transpose asks for.
@@ -107,7 +112,8 @@ fn concat(t: &mut Translator<'_>, node: &Node) -> Outcome {
         let group: Vec<(Tensor, usize)> = parts.drain(..parts.len().min(MAX_INPUTS)).collect();
         let (tensors, lens): (Vec<Tensor>, Vec<usize>) = group.into_iter().unzip();
         let (type_, len) = (t.builder.type_of(tensors[0]), lens.iter().sum::<usize>());
-        let joined = t.custom(node, Concat::new(outer, lens, type_.size()), &tensors, type_, [len, outer, 1, 1])?;
+        let joined =
+            t.custom(node, Concat::new(outer, lens, type_.size()), &tensors, type_, [len, outer, 1, 1])?;
         parts.insert(0, (joined, len));
     }
     match parts.first() {
@@ -119,12 +125,16 @@ fn concat(t: &mut Translator<'_>, node: &Node) -> Outcome {
 fn split(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let id = t.input_id(node, 0)?;
     let x = t.operand(id)?;
-    let Some(axis) = shape::axis(node.int_or("axis", 0), x.shape.len()) else { return refuse("its axis is out of range") };
+    let Some(axis) = shape::axis(node.int_or("axis", 0), x.shape.len()) else {
+        return refuse("its axis is out of range");
+    };
     let dense = shape::strides(&x.shape);
     let strides: Vec<isize> = dense.iter().map(|s| *s as isize).collect();
     let mut start = 0;
     for (i, output) in node.outputs.iter().enumerate() {
-        let Some(output) = output else { return refuse("an output is missing, so that its length is not known") };
+        let Some(output) = output else {
+            return refuse("an output is missing, so that its length is not known");
+        };
         let dims = t.shape(*output)?;
         let part = t.strided(node, x.tensor, &dims, &strides, start * dense[axis])?;
         t.define(node, i, part)?;
@@ -142,7 +152,9 @@ fn slice(t: &mut Translator<'_>, node: &Node) -> Outcome {
         true => t.constant_ints(node, i, &format!("its {name}")),
         false => Ok(node.ints(name).map(<[i64]>::to_vec)),
     };
-    let (Some(starts), Some(_)) = (list(t, 1, "starts")?, list(t, 2, "ends")?) else { return refuse("it has no starts or ends") };
+    let (Some(starts), Some(_)) = (list(t, 1, "starts")?, list(t, 2, "ends")?) else {
+        return refuse("it has no starts or ends");
+    };
     let axes = list(t, 3, "axes")?.unwrap_or_else(|| (0..starts.len() as i64).collect());
     let steps = list(t, 4, "steps")?.unwrap_or_else(|| vec![1; starts.len()]);
     if axes.len() != starts.len() || steps.len() != starts.len() {
@@ -152,7 +164,9 @@ fn slice(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let mut strides: Vec<isize> = dense.iter().map(|s| *s as isize).collect();
     let mut first = 0;
     for ((start, axis), step) in starts.into_iter().zip(axes).zip(steps) {
-        let Some(axis) = shape::axis(axis, x.shape.len()) else { return refuse(format!("axis {axis} is out of range")) };
+        let Some(axis) = shape::axis(axis, x.shape.len()) else {
+            return refuse(format!("axis {axis} is out of range"));
+        };
         let dim = x.shape[axis] as i64;
         let start = if start < 0 { start.saturating_add(dim) } else { start };
         // A slice that is not empty begins at an element; its length is that of the output.
@@ -168,7 +182,9 @@ fn expand(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let id = t.input_id(node, 0)?;
     let x = t.operand(id)?;
     let out = t.output_shape(node, 0)?;
-    let Some(strides) = shape::broadcast_strides(&x.shape, &out) else { return refuse("its shapes do not broadcast") };
+    let Some(strides) = shape::broadcast_strides(&x.shape, &out) else {
+        return refuse("its shapes do not broadcast");
+    };
     let y = t.strided(node, x.tensor, &out, &strides, 0)?;
     t.define(node, 0, y)
 }
@@ -188,11 +204,15 @@ fn tile(t: &mut Translator<'_>, node: &Node) -> Outcome {
 fn gather(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let (data_id, index_id) = (t.input_id(node, 0)?, t.input_id(node, 1)?);
     let shape = t.shape(data_id)?;
-    let Some(axis) = shape::axis(node.int_or("axis", 0), shape.len()) else { return refuse("its axis is out of range") };
+    let Some(axis) = shape::axis(node.int_or("axis", 0), shape.len()) else {
+        return refuse("its axis is out of range");
+    };
     let (outer, len, inner) = (shape::len(&shape[..axis]), shape[axis], shape::len(&shape[axis + 1..]));
     // One constant index is a slice.
     if let Some(&[index]) = t.constant(index_id).and_then(|c| c.to_i64s()).as_deref() {
-        let Some(index) = shape::axis(index, len) else { return refuse(format!("index {index} is out of range")) };
+        let Some(index) = shape::axis(index, len) else {
+            return refuse(format!("index {index} is out of range"));
+        };
         let data = t.operand(data_id)?.tensor;
         let strides = [(len * inner) as isize, 1];
         let y = t.strided(node, data, &[outer, inner], &strides, index * inner)?;
@@ -223,7 +243,8 @@ fn resize(t: &mut Translator<'_>, node: &Node) -> Outcome {
     if mode != "nearest" {
         return refuse(format!("its mode is {mode:?}"));
     }
-    let factors: Vec<usize> = x.shape.iter().zip(&out).map(|(d, o)| if o % d == 0 { o / d } else { 0 }).collect();
+    let factors: Vec<usize> =
+        x.shape.iter().zip(&out).map(|(d, o)| if o % d == 0 { o / d } else { 0 }).collect();
     if factors.contains(&0) {
         return refuse(format!("it takes {:?} to {out:?}, not by whole factors", x.shape));
     }
@@ -234,7 +255,8 @@ fn resize(t: &mut Translator<'_>, node: &Node) -> Outcome {
             Some(axes) => axes.iter().map(|axis| shape::axis(*axis, factors.len())).collect(),
             None => Some((0..factors.len()).collect()),
         };
-        let exact = axes.is_some_and(|axes| axes.iter().zip(&scales).all(|(axis, s)| factors[*axis] as f32 == *s));
+        let exact =
+            axes.is_some_and(|axes| axes.iter().zip(&scales).all(|(axis, s)| factors[*axis] as f32 == *s));
         if !exact {
             return refuse(format!("its scales are {scales:?}"));
         }

@@ -31,7 +31,9 @@ fn matmul(t: &mut Translator<'_>, node: &Node) -> Outcome {
     if b_shape.len() == 1 {
         b_shape.push(1);
     }
-    let (a_batch, &[rows, depth]) = split_matrix(&a_shape) else { return refuse("an operand is not a matrix") };
+    let (a_batch, &[rows, depth]) = split_matrix(&a_shape) else {
+        return refuse("an operand is not a matrix");
+    };
     let (b_batch, &[_, cols]) = split_matrix(&b_shape) else { return refuse("an operand is not a matrix") };
     let a = t.float(node, 0)?.tensor;
     let b = transposed(t, node, b_id, &b_shape)?;
@@ -101,7 +103,9 @@ fn repeat_batch(
     if shape::len(&from) == shape::len(&to) {
         return Ok(tensor);
     }
-    let Some(strides) = shape::broadcast_strides(&from, &to) else { return refuse("its batches do not broadcast") };
+    let Some(strides) = shape::broadcast_strides(&from, &to) else {
+        return refuse("its batches do not broadcast");
+    };
     t.strided(node, tensor, &to, &strides, 0)
 }
 
@@ -109,7 +113,9 @@ fn repeat_batch(
 fn gemm(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let (a, b_id) = (t.float(node, 0)?, t.input_id(node, 1)?);
     let b_shape = t.shape(b_id)?;
-    let (&[a0, a1], &[b0, b1]) = (&a.shape[..], &b_shape[..]) else { return refuse("an operand is not a matrix") };
+    let (&[a0, a1], &[b0, b1]) = (&a.shape[..], &b_shape[..]) else {
+        return refuse("an operand is not a matrix");
+    };
     if !is_f32(t.dtype(b_id)?) {
         return refuse("its matrices are not float");
     }

@@ -7,7 +7,7 @@ mod matmul;
 mod norm;
 mod reduce;
 
-pub(crate) use norm::{group_norm, GroupNormParts};
+pub(crate) use norm::{GroupNormParts, group_norm};
 
 use crate::translate::{Outcome, Translator};
 use sdrun_graph::Node;

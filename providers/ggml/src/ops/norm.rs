@@ -38,7 +38,9 @@ pub(crate) struct GroupNormParts {
 /// The tensor of a normalisation, of the shape of its input.
 pub(crate) fn group_norm(t: &mut Translator<'_>, node: &Node, parts: GroupNormParts) -> Outcome<Tensor> {
     let GroupNormParts { x, groups, epsilon, affine, weight, shift, silu } = parts;
-    let &[batch, channels, ref inner @ ..] = &x.shape[..] else { return refuse("its input has fewer than two dimensions") };
+    let &[batch, channels, ref inner @ ..] = &x.shape[..] else {
+        return refuse("its input has fewer than two dimensions");
+    };
     if groups == 0 || channels % groups != 0 {
         return refuse(format!("{groups} groups do not divide {channels} channels"));
     }
@@ -98,7 +100,9 @@ fn layer_norm(t: &mut Translator<'_>, node: &Node) -> Outcome {
         return refuse("it has a second output");
     }
     let x = t.float(node, 0)?;
-    let Some(axis) = shape::axis(node.int_or("axis", -1), x.shape.len()) else { return refuse("its axis is out of range") };
+    let Some(axis) = shape::axis(node.int_or("axis", -1), x.shape.len()) else {
+        return refuse("its axis is out of range");
+    };
     let inner = x.shape[axis..].to_vec();
     let len = shape::len(&inner);
     let rows = t.builder.reshape(x.tensor, [len, shape::len(&x.shape) / len, 1, 1])?;

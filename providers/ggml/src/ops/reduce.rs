@@ -48,7 +48,9 @@ fn reduce(t: &mut Translator<'_>, node: &Node, reduction: Reduction) -> Outcome 
 
 fn global_average_pool(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let x = t.float(node, 0)?;
-    let &[batch, channels, ref inner @ ..] = &x.shape[..] else { return refuse("its input has fewer than two dimensions") };
+    let &[batch, channels, ref inner @ ..] = &x.shape[..] else {
+        return refuse("its input has fewer than two dimensions");
+    };
     let rows = t.builder.reshape(x.tensor, [shape::len(inner), batch * channels, 1, 1])?;
     let y = t.builder.mean(rows)?;
     t.define(node, 0, y)
