@@ -74,6 +74,16 @@ impl Context {
         self.cancel.load(Relaxed)
     }
 
+    /// Waits a second at most for a Ctrl-C that a child process of the same terminal may have died of already.
+    pub(crate) fn let_interrupt_arrive(&self) {
+        for _ in 0..100 {
+            if self.cancelled() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+
     /// The flag behind [`cancelled`](Self::cancelled).
     pub(crate) fn cancel_flag(&self) -> Arc<AtomicBool> {
         self.cancel.clone()

@@ -147,6 +147,10 @@ fn install(registry: &Registry, spec: &RuntimeSpec, yes: bool, context: &Context
     let task = context.task(&format!("installing {}", plan.requirement));
     let outcome = runtime::install(&plan);
     drop(task);
+    if outcome.is_err() {
+        // Ctrl-C reaches pip, too, and its end may be noticed before our own handler has run.
+        context.let_interrupt_arrive();
+    }
     outcome?;
     context.present(&report, |out| {
         writeln!(out, "{} {} is installed in {}", spec.name, spec.version, plan.dir.display())

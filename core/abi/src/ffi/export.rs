@@ -1,4 +1,4 @@
-//! The plugin's side: a C table over a [`Provider`](crate::Provider), made by [`export_provider!`].
+//! The plugin's side: a C table over a [`Provider`], made by [`export_provider!`].
 //!
 //! [`export_provider!`]: crate::export_provider
 
