@@ -90,6 +90,9 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         tally.count(conformance(&dist, manifest).envs(environment.iter().cloned()).arg("--spec"))?;
     }
     if extent == Extent::Full {
+        step("ONNX node tests: shape inference and evaluation on the host");
+        let host = ["test", "--package=sdrun-graph", "--test=node_tests", "--", "--ignored"];
+        tally.count(&mut tests(&host))?;
         for manifest in &dist.manifests {
             step(&format!("ONNX node tests: {}", manifest.provider.id));
             let mut command = conformance(&dist, manifest);

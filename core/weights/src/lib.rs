@@ -15,10 +15,12 @@ pub mod builtin;
 mod cast;
 mod check;
 mod convert;
+pub mod keys;
 mod layered;
 mod map;
 mod onnx;
 mod safetensors;
+mod state;
 pub mod synthetic;
 mod weight_map;
 
@@ -27,4 +29,5 @@ pub use check::check_complete;
 pub use layered::{Layered, MapSource};
 pub use onnx::OnnxWeights;
 pub use safetensors::SafetensorsWeights;
+pub use state::{Component, StateDict};
 pub use weight_map::{MappedTensor, SyntheticWeights, Transform, WeightMap};

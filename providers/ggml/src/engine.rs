@@ -7,7 +7,6 @@ use sdrun_abi::{
 };
 use sdrun_graph::{ExternalBase, Graph, GraphError, ValueId, infer::infer_shapes};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 
 /// Version of the payload and of what the translator takes. A payload of another version is not read.
 pub(crate) const FORMAT: u32 = 1;
@@ -15,6 +14,9 @@ pub(crate) const FORMAT: u32 = 1;
 const MAGIC: &[u8; 8] = b"SDRGGML\0";
 /// Most bytes of a payload's header.
 const MAX_HEADER: usize = 1 << 16;
+
+/// `GGML_MAX_N_THREADS`.
+const MAX_THREADS: usize = 512;
 
 /// What an engine was built for; the JSON header of a payload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,11 +36,12 @@ pub(crate) struct CompatibilityRecord {
 
 pub(crate) struct GgmlEngine {
     ggml: &'static Ggml,
-    graph: Arc<Graph>,
+    graph: Graph,
     /// The ONNX graph as it was given.
     model: Vec<u8>,
     precision: Precision,
-    threads: usize,
+    /// `None`: all cores, where the graph is worth them.
+    threads: Option<usize>,
     info: EngineInfo,
 }
 
@@ -65,18 +68,11 @@ impl GgmlEngine {
             compatibility: serde_json::to_string(&compatibility)
                 .map_err(|e| Error::internal(e.to_string()))?,
         };
-        let threads = spec.threads.unwrap_or_else(default_threads);
-        if !(1..=512).contains(&threads) {
-            return Err(Error::invalid(format!("{threads} threads: ggml runs with 1 to 512")));
+        if let Some(threads) = spec.threads.filter(|threads| !(1..=MAX_THREADS).contains(threads)) {
+            return Err(Error::invalid(format!("{threads} threads: ggml runs with 1 to {MAX_THREADS}")));
         }
-        Ok(GgmlEngine {
-            ggml,
-            graph: Arc::new(graph),
-            model: model.to_vec(),
-            precision: spec.precision,
-            threads,
-            info,
-        })
+        let (precision, threads) = (spec.precision, spec.threads);
+        Ok(GgmlEngine { ggml, graph, model: model.to_vec(), precision, threads, info })
     }
 
     /// Reads what [`Engine::serialize`] wrote.
@@ -137,13 +133,15 @@ impl Engine for GgmlEngine {
 
     fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Session>> {
         let translation = translate(&self.graph, self.precision, self.ggml)?;
-        Ok(Box::new(GgmlSession::new(translation, &self.info, self.threads, weights, host)?))
+        let threads =
+            self.threads.unwrap_or_else(|| if translation.builder.is_worth_threads() { cores() } else { 1 });
+        Ok(Box::new(GgmlSession::new(translation, &self.info, threads, weights, host)?))
     }
 }
 
-/// All cores this process may use.
-fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get().min(512))
+/// Cores this process may use.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS))
 }
 
 fn read(model: &[u8]) -> Result<Graph> {

@@ -9,6 +9,8 @@ mod provider;
 mod session;
 mod shape;
 mod storage;
+#[cfg(test)]
+mod tests;
 mod translate;
 mod weights;
 

@@ -3,7 +3,7 @@
 use crate::{
     ffi::{Program, Tensor},
     storage::{from_storage, into_storage, storage_type},
-    translate::{Translation, constant_bytes},
+    translate::Translation,
     weights::{Placement, Source},
 };
 use sdrun_abi::{
@@ -25,9 +25,6 @@ struct Slot {
     spec: WeightSpec,
     placements: Vec<Placement>,
 }
-
-/// Tensors that were overwritten, and the bytes they held.
-type Replaced = Vec<(Tensor, Vec<u8>)>;
 
 impl GgmlSession {
     /// Allocates the graph's memory and fills it, one weight at a time.
@@ -55,9 +52,6 @@ impl GgmlSession {
         let mut session = GgmlSession { program, inputs, outputs, output_specs, weights };
         for placement in placements {
             match &placement.source {
-                Source::Constant(constant) if placement.is_plain() => {
-                    session.program.write(placement.tensor, &constant_bytes(constant)?)?;
-                }
                 Source::Constant(constant) => {
                     let bytes = placement.arrange(constant.dtype(), constant.data())?;
                     session.program.write(placement.tensor, &bytes)?;
@@ -81,26 +75,26 @@ impl GgmlSession {
         Ok(session)
     }
 
-    /// Writes one weight; returns the bytes it replaced.
-    fn replace(&mut self, name: &str, source: &dyn WeightSource) -> Result<(Replaced, u64)> {
+    /// Writes one weight and adds what it replaces to `undo`; returns the weight's bytes.
+    fn replace(
+        &mut self,
+        name: &str,
+        source: &dyn WeightSource,
+        undo: &mut Vec<(Tensor, Vec<u8>)>,
+    ) -> Result<u64> {
         let slot = self
             .weights
             .get(name)
             .ok_or_else(|| Error::not_found(format!("the engine has no weight {name:?}")))?;
         let weight = pull(source, &slot.spec)?;
-        let arranged: Vec<(Tensor, Vec<u8>)> = slot
-            .placements
-            .iter()
-            .map(|placement| Ok((placement.tensor, placement.arrange(weight.dtype, weight.data())?)))
-            .collect::<Result<_>>()?;
-        let mut replaced = Vec::with_capacity(arranged.len());
-        for (tensor, bytes) in arranged {
-            let mut old = vec![0; self.program.size(tensor)];
-            self.program.read(tensor, &mut old)?;
-            self.program.write(tensor, &bytes)?;
-            replaced.push((tensor, old));
+        for placement in &slot.placements {
+            let bytes = placement.arrange(weight.dtype, weight.data())?;
+            let mut old = vec![0; self.program.size(placement.tensor)];
+            self.program.read(placement.tensor, &mut old)?;
+            self.program.write(placement.tensor, &bytes)?;
+            undo.push((placement.tensor, old));
         }
-        Ok((replaced, weight.data().len() as u64))
+        Ok(weight.data().len() as u64)
     }
 }
 
@@ -115,14 +109,11 @@ impl Session for GgmlSession {
         let (mut undo, mut bytes) = (Vec::new(), 0);
         for (step, name) in changed.iter().enumerate() {
             let result = match host.progress("refit", step as u64, changed.len() as u64) {
-                Flow::Continue => self.replace(name, weights),
+                Flow::Continue => self.replace(name, weights, &mut undo),
                 Flow::Cancel => Err(Error::new(ErrorCode::Cancelled, "the refit was cancelled")),
             };
             match result {
-                Ok((replaced, len)) => {
-                    undo.extend(replaced);
-                    bytes += len;
-                }
+                Ok(len) => bytes += len,
                 Err(error) => {
                     // Latest first, for a name may be listed twice.
                     for (tensor, old) in undo.into_iter().rev() {
@@ -149,7 +140,6 @@ impl Session for GgmlSession {
             }
             self.program.write(*tensor, &into_storage(*dtype, view.data).map_err(Error::invalid)?)?;
         }
-        self.program.compute(&|| host.cancelled())?;
         let mut buffers = sink.allocate(&self.output_specs)?;
         if buffers.len() != self.outputs.len() {
             return Err(Error::internal(format!(
@@ -158,6 +148,7 @@ impl Session for GgmlSession {
                 self.outputs.len()
             )));
         }
+        self.program.compute(&|| host.cancelled())?;
         for (buffer, (tensor, dtype)) in buffers.iter_mut().zip(&self.outputs) {
             let Some(type_) = storage_type(*dtype) else {
                 return Err(Error::internal(format!("an output is {dtype}")));

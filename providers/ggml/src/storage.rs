@@ -4,7 +4,7 @@
 //! narrower). Integers, bool and f64 are stored as they are, for they only pass through kernels that copy and through
 //! host evaluation. f8 values are refused.
 
-use crate::ffi::Type;
+use crate::ffi::{Type, as_f32s};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use sdrun_abi::DType;
 use std::borrow::Cow;
@@ -52,12 +52,15 @@ pub(crate) fn from_storage(dtype: DType, stored: Type, bytes: &[u8]) -> Result<V
     })
 }
 
-/// Elements of a floating-point tensor of the graph as f32.
-pub(crate) fn to_f32s(dtype: DType, bytes: &[u8]) -> Option<Vec<f32>> {
+/// Elements of a floating-point tensor of the graph as f32; borrowed where they are, aligned.
+pub(crate) fn to_f32s(dtype: DType, bytes: &[u8]) -> Option<Cow<'_, [f32]>> {
+    fn collect<const SIZE: usize>(bytes: &[u8], f: impl Fn([u8; SIZE]) -> f32) -> Cow<'static, [f32]> {
+        Cow::Owned(bytes.as_chunks().0.iter().map(|b| f(*b)).collect())
+    }
     Some(match dtype {
-        DType::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-        DType::F16 => bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
-        DType::BF16 => bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
+        DType::F32 => as_f32s(bytes).map_or_else(|| collect(bytes, f32::from_le_bytes), Cow::Borrowed),
+        DType::F16 => collect(bytes, |b| f16::from_le_bytes(b).to_f32()),
+        DType::BF16 => collect(bytes, |b| bf16::from_le_bytes(b).to_f32()),
         _ => return None,
     })
 }

@@ -11,7 +11,7 @@ use crate::{
     ops,
     patterns::Patterns,
     shape,
-    storage::{into_storage, is_f32, storage_type},
+    storage::{is_f32, storage_type},
     weights::{Form, Placement, Source},
 };
 use sdrun_abi::{DType, Error, Precision, Result};
@@ -466,9 +466,4 @@ fn probe(node: &Node, opset: i64, arguments: &[Argument], outputs: &[Option<Prod
         // What zeros make of it says nothing about other values.
         Ok(_) | Err(eval::EvalError::Invalid(_)) => Ok(()),
     }
-}
-
-/// The stored bytes of a constant.
-pub(crate) fn constant_bytes(constant: &HostTensor) -> Result<Vec<u8>> {
-    into_storage(constant.dtype(), constant.data()).map(std::borrow::Cow::into_owned).map_err(Error::internal)
 }

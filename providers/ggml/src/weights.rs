@@ -7,6 +7,7 @@ use crate::{
 };
 use sdrun_abi::{DType, Error, Result};
 use sdrun_graph::Tensor as HostTensor;
+use std::borrow::Cow;
 
 /// How the elements of an initializer are arranged in its tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,34 +50,30 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    /// Whether the bytes are those of any other value of the graph.
-    pub(crate) fn is_plain(&self) -> bool {
-        self.form == Form::Plain && !matches!(self.type_, Type::F16 | Type::Bf16)
-    }
     /// The bytes of the tensor for an initializer of type `dtype` with the given bytes.
     ///
     /// # Errors
     /// `Internal` where a form that is arithmetic is asked for values that are not floating-point.
-    pub(crate) fn arrange(&self, dtype: DType, bytes: &[u8]) -> Result<Vec<u8>> {
-        if self.is_plain() {
-            return into_storage(dtype, bytes).map(std::borrow::Cow::into_owned).map_err(Error::internal);
+    pub(crate) fn arrange<'a>(&self, dtype: DType, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>> {
+        if self.form == Form::Plain && !matches!(self.type_, Type::F16 | Type::Bf16) {
+            return into_storage(dtype, bytes).map_err(Error::internal);
         }
         let values = to_f32s(dtype, bytes)
             .ok_or_else(|| Error::internal(format!("a {dtype} initializer was taken for a matrix")))?;
         let arranged = match self.form {
             Form::Plain => values,
-            Form::Transposed { batch, rows, cols } => transpose(&values, batch, rows, cols),
-            Form::Panels { groups, rows, depth } => pack_panels(&values, groups, rows, depth),
+            Form::Transposed { rows, cols, .. } => Cow::Owned(transpose(&values, rows, cols)),
+            Form::Panels { groups, rows, depth } => Cow::Owned(pack_panels(&values, groups, rows, depth)),
         };
-        Ok(to_bytes(&arranged, self.type_))
+        Ok(Cow::Owned(to_bytes(&arranged, self.type_)))
     }
 }
 
-/// Transposes `batch` matrices of `rows` x `cols`, in blocks that fit the first level cache.
-fn transpose(values: &[f32], batch: usize, rows: usize, cols: usize) -> Vec<f32> {
+/// Transposes matrices of `rows` x `cols`, in blocks that fit the first level cache.
+fn transpose(values: &[f32], rows: usize, cols: usize) -> Vec<f32> {
     const BLOCK: usize = 32;
     let mut out = vec![0.0; values.len()];
-    for (from, to) in values.chunks_exact(rows * cols).zip(out.chunks_exact_mut(rows * cols)).take(batch) {
+    for (from, to) in values.chunks_exact(rows * cols).zip(out.chunks_exact_mut(rows * cols)) {
         for row_block in (0..rows).step_by(BLOCK) {
             for col_block in (0..cols).step_by(BLOCK) {
                 for row in row_block..(row_block + BLOCK).min(rows) {
@@ -97,11 +94,8 @@ mod tests {
     #[test]
     fn transposes_each_matrix() {
         let values: Vec<f32> = (0..12).map(|i| i as f32).collect();
-        assert_eq!(
-            transpose(&values, 2, 2, 3),
-            [0.0, 3.0, 1.0, 4.0, 2.0, 5.0, 6.0, 9.0, 7.0, 10.0, 8.0, 11.0]
-        );
+        assert_eq!(transpose(&values, 2, 3), [0.0, 3.0, 1.0, 4.0, 2.0, 5.0, 6.0, 9.0, 7.0, 10.0, 8.0, 11.0]);
         let large: Vec<f32> = (0..70 * 45).map(|i| i as f32).collect();
-        assert_eq!(transpose(&transpose(&large, 1, 70, 45), 1, 45, 70), large);
+        assert_eq!(transpose(&transpose(&large, 70, 45), 45, 70), large);
     }
 }

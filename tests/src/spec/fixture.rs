@@ -176,20 +176,19 @@ impl WeightSource for Weights {
     }
 }
 
-/// A host that cancels, and counts how often it could have.
+/// A host that cancels, and counts the reports of progress it answered so.
 #[derive(Default)]
 pub(super) struct Canceller {
-    pub(super) asked: AtomicUsize,
+    pub(super) told: AtomicUsize,
 }
 
 impl Host for Canceller {
     fn log(&self, _: LogLevel, _: &str, _: &str) {}
     fn progress(&self, _: &str, _: u64, _: u64) -> Flow {
-        self.asked.fetch_add(1, Relaxed);
+        self.told.fetch_add(1, Relaxed);
         Flow::Cancel
     }
     fn cancelled(&self) -> bool {
-        self.asked.fetch_add(1, Relaxed);
         true
     }
 }

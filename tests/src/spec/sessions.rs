@@ -131,22 +131,16 @@ pub(super) fn the_host_refuses_wrong_inputs(subject: &Subject) -> Verdict {
     session.run(&inputs, &NoHost).map(drop).map_err(text)
 }
 
-/// A call that was told to stop: it may finish if it was never asked or never asks, as its capability says.
-fn judge_cancel(
-    what: &str,
-    outcome: Result<(), sdrun_abi::Error>,
-    host: &Canceller,
-    declared: CancelSupport,
-) -> Verdict {
-    let asked = host.asked.load(Relaxed);
+/// The end of a call whose host wants it to stop: `Cancelled`; or done, if it is `short` and was not told so in
+/// answer to its progress. A poll may come too late for a short call.
+fn judge_cancel(what: &str, outcome: Result<(), sdrun_abi::Error>, host: &Canceller, short: bool) -> Verdict {
+    let told = host.told.load(Relaxed);
     match outcome {
         Err(e) if e.code == ErrorCode::Cancelled => Ok(()),
         Err(e) => Err(format!("a cancelled {what} fails with {:?} and not with Cancelled: {e}", e.code)),
-        Ok(()) => {
-            require!(asked == 0, "a {what} was told {asked} times to stop and finished");
-            require!(declared == CancelSupport::None, "it declares {declared:?}, but its {what} never asks");
-            Ok(())
-        }
+        Ok(()) if told > 0 => Err(format!("a {what} was told {told} times to stop and finished")),
+        Ok(()) if short => Ok(()),
+        Ok(()) => Err(format!("a {what} that takes longer than a second does not stop")),
     }
 }
 
@@ -154,7 +148,7 @@ pub(super) fn cancelling_a_build_works_as_declared(subject: &Subject) -> Verdict
     let ready = subject.ready()?;
     let host = Canceller::default();
     let built = ready.plugin.build(&ready.fixture.bytes, &ready.spec(), &ready.fixture.weights(0), &host);
-    judge_cancel("build", built.map(drop), &host, ready.capabilities.cancel)?;
+    judge_cancel("build", built.map(drop), &host, true)?;
     ready.fixture.check(ready.build()?.as_ref(), &ready.fixture.weights(0))
 }
 
@@ -165,8 +159,7 @@ pub(super) fn cancelling_a_run_works_as_declared(subject: &Subject) -> Verdict {
     let mut session = engine.session(&weights, &NoHost).map_err(|e| format!("session: {e}"))?;
     let host = Canceller::default();
     let run = ready.fixture.run(session.as_mut(), &host);
-    // A run has no phases and a short one may be over before anybody asks.
-    judge_cancel("run", run.map(drop), &host, CancelSupport::None)?;
+    judge_cancel("run", run.map(drop), &host, true)?;
     ready
         .fixture
         .check_session(session.as_mut(), &weights)
@@ -198,12 +191,8 @@ fn cancels_a_long_run(subject: &Subject, ready: &Ready) -> Verdict {
     let started = Instant::now();
     require!(run(&NoHost).map_err(text)?, "a product with the identity is something else");
     if started.elapsed() > Duration::from_secs(1) {
-        judge_cancel(
-            "run",
-            run(&Canceller::default()).map(drop),
-            &Canceller::default(),
-            CancelSupport::Prompt,
-        )?;
+        let host = Canceller::default();
+        judge_cancel("run", run(&host).map(drop), &host, false)?;
         require!(run(&NoHost).map_err(text)?, "after a cancelled run the results are wrong");
     }
     Ok(())

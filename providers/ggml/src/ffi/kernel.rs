@@ -21,6 +21,11 @@ pub(crate) trait Kernel: Send + Sync {
     /// How the output is cut into tiles when `workers` threads work on it.
     fn grid(&self, workers: usize) -> Grid;
 
+    /// How many multiplications the output takes, where that is more than one for each element.
+    fn multiplications(&self) -> usize {
+        0
+    }
+
     /// Computes one tile.
     ///
     /// # Errors
@@ -134,6 +139,13 @@ impl<'a> Inputs<'a> {
         // SAFETY: every bit pattern is a u16; ggml aligns tensors to 32 bytes.
         unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / 2) }
     }
+}
+
+/// Bytes as f32 elements, where they are aligned.
+pub(crate) fn as_f32s(bytes: &[u8]) -> Option<&[f32]> {
+    // SAFETY: every bit pattern is an f32.
+    let (before, floats, after) = unsafe { bytes.align_to::<f32>() };
+    (before.is_empty() && after.is_empty() && cfg!(target_endian = "little")).then_some(floats)
 }
 
 /// What ended a run early.

@@ -46,21 +46,25 @@ impl Ggml {
         if let Some(ggml) = *loaded {
             return Ok(ggml);
         }
+        let ggml: &'static Ggml = Box::leak(Box::new(Self::load_from(folders)?));
+        *loaded = Some(ggml);
+        Ok(ggml)
+    }
+
+    /// As [`load`](Self::load), but always anew.
+    pub(crate) fn load_from(folders: &[&Path]) -> Result<Ggml> {
         let base = library_file("ggml-base");
-        let Some(folder) = folders.iter().find(|folder| folder.join(&base).is_file()) else {
+        // A relative folder would be one of the working directory.
+        let mut present =
+            folders.iter().filter(|folder| folder.is_absolute() && folder.join(&base).is_file());
+        let Some(folder) = present.next() else {
             let searched: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
             return Err(Error::not_found(format!("{base} is not in {}", searched.join(" nor in ")))
                 .with_hint("the ggml libraries belong beside the plugin; reinstall it or build it again"));
         };
         // Absolute, so that the system's loader does not search.
         let folder = folder.canonicalize().map_err(|e| Error::io("resolve", folder, &e))?;
-        let ggml: &'static Ggml = Box::leak(Box::new(Self::load_from(&folder, &base)?));
-        *loaded = Some(ggml);
-        Ok(ggml)
-    }
-
-    fn load_from(folder: &Path, base: &str) -> Result<Ggml> {
-        let base_file = folder.join(base);
+        let base_file = folder.join(&base);
         let base = open(&base_file)?;
         let wrong = |what: String| {
             Error::precondition(what)

@@ -17,6 +17,6 @@ pub(crate) mod simd;
 mod variant;
 
 pub(crate) use builder::{Binary, Builder, Extent, Tensor, Type, Unary};
-pub(crate) use kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile};
+pub(crate) use kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile, as_f32s};
 pub(crate) use library::{Ggml, LIBRARY_DIR};
 pub(crate) use program::Program;

@@ -162,6 +162,16 @@ impl Kernel for Conv {
         Grid { planes, rows, cols, tile_rows, tile_cols }
     }
 
+    fn multiplications(&self) -> usize {
+        let taps: usize = self.window.kernel.iter().product();
+        self.batch
+            * self.groups
+            * self.filters
+            * self.channels
+            * taps
+            * self.window.output.iter().product::<usize>()
+    }
+
     fn tile(&self, inputs: &Inputs<'_>, tile: Tile<'_>) -> Result<(), String> {
         SCRATCH.with_borrow_mut(|scratch| self.multiply(inputs, tile, scratch));
         Ok(())
@@ -187,8 +197,7 @@ impl Conv {
             for row in rows.clone().step_by(block_rows) {
                 let panel = (first_panel + row / block_rows) * depth * block_rows;
                 let panel = panel + run.start * block_rows..panel + run.end * block_rows;
-                weights.resize(run.len() * block_rows, 0.0);
-                widen(inputs, 1, panel, weights);
+                let panel = widen(inputs, 1, panel, weights);
                 let height = block_rows.min(rows.end - row);
                 for (patch, col) in
                     patches.chunks_exact(run.len() * block_cols).zip(cols.clone().step_by(block_cols))
@@ -202,7 +211,7 @@ impl Conv {
                             block[..width].copy_from_slice(&tile.row(row + i)[span.clone()]);
                         }
                     }
-                    multiply_block(level, weights, patch, block);
+                    multiply_block(level, panel, patch, block);
                     for (i, block) in block.chunks_exact(block_cols).enumerate().take(height) {
                         tile.row(row + i)[span.clone()].copy_from_slice(&block[..width]);
                     }
@@ -255,13 +264,13 @@ impl Kernel for DepthwiseConv {
     fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
         let pixels: usize = self.window.input.iter().product();
         let taps: usize = self.window.kernel.iter().product();
-        let mut weights = vec![0.0; taps];
+        let mut buffer = Vec::new();
         for plane in tile.rows.clone() {
             let channel = plane % self.channels;
-            widen(inputs, 1, channel * taps..(channel + 1) * taps, &mut weights);
+            let weights = widen(inputs, 1, channel * taps..(channel + 1) * taps, &mut buffer);
             let bias = if self.bias { inputs.f32(2)[channel] } else { 0.0 };
             let x = &inputs.f32(0)[plane * pixels..(plane + 1) * pixels];
-            vectorize(Plane { window: &self.window, x, weights: &weights, bias, out: tile.row(plane) });
+            vectorize(Plane { window: &self.window, x, weights, bias, out: tile.row(plane) });
         }
         Ok(())
     }

@@ -21,6 +21,7 @@ impl Kernel for Gather {
     }
 
     fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
+        let mut buffer = Vec::new();
         let widens = matches!(inputs.type_of(0), Type::F16 | Type::Bf16) && self.size == 4;
         for row in tile.rows.clone() {
             let (outer, position) = (row / self.indices, row % self.indices);
@@ -37,7 +38,7 @@ impl Kernel for Gather {
             })?;
             let start = (outer * self.axis + slice) * self.inner;
             if widens {
-                widen(inputs, 0, start..start + self.inner, tile.row(row));
+                tile.row(row).copy_from_slice(widen(inputs, 0, start..start + self.inner, &mut buffer));
             } else {
                 let source = &inputs.bytes(0)[start * self.size..(start + self.inner) * self.size];
                 tile.row_bytes(row).copy_from_slice(source);

@@ -2,6 +2,13 @@
 //!
 //! Every tensor they see is contiguous and row-major; shapes are those of the ONNX graph, outermost first.
 
+use crate::ffi::{Inputs, Type};
+use half::{
+    bf16, f16,
+    slice::{HalfBitsSliceExt, HalfFloatSliceExt},
+};
+use std::ops::Range;
+
 mod broadcast;
 mod concat;
 mod conv;
@@ -20,16 +27,19 @@ pub(crate) use host::{Argument, Extract, HostNode, Produced};
 pub(crate) use pool::{Pool, PoolKind};
 pub(crate) use strided::StridedCopy;
 
-/// Widens elements of a weight as it is stored to f32.
-fn widen(inputs: &crate::ffi::Inputs<'_>, input: usize, range: std::ops::Range<usize>, out: &mut [f32]) {
-    use crate::ffi::Type;
-    use half::{
-        bf16, f16,
-        slice::{HalfBitsSliceExt, HalfFloatSliceExt},
-    };
+/// Elements of a weight in f32: where they lie, or widened into `buffer`.
+fn widen<'a>(inputs: &Inputs<'a>, input: usize, range: Range<usize>, buffer: &'a mut Vec<f32>) -> &'a [f32] {
     match inputs.type_of(input) {
-        Type::F16 => inputs.u16(input)[range].reinterpret_cast::<f16>().convert_to_f32_slice(out),
-        Type::Bf16 => inputs.u16(input)[range].reinterpret_cast::<bf16>().convert_to_f32_slice(out),
-        _ => out.copy_from_slice(&inputs.f32(input)[range]),
+        Type::F16 => {
+            buffer.resize(range.len(), 0.0);
+            inputs.u16(input)[range].reinterpret_cast::<f16>().convert_to_f32_slice(buffer);
+            buffer
+        }
+        Type::Bf16 => {
+            buffer.resize(range.len(), 0.0);
+            inputs.u16(input)[range].reinterpret_cast::<bf16>().convert_to_f32_slice(buffer);
+            buffer
+        }
+        _ => &inputs.f32(input)[range],
     }
 }

@@ -1,0 +1,426 @@
+use super::{Model, check, compare, from, noise, outputs, spec};
+use crate::ops;
+use half::{bf16, f16};
+use sdrun_abi::Precision;
+use sdrun_graph::{Attribute, Tensor};
+use std::collections::BTreeSet;
+
+/// An input of a one-node graph.
+enum In {
+    /// Given at run time.
+    Fed(Tensor),
+    /// A weight.
+    Weight(Tensor),
+    /// Known when the engine is built.
+    Constant(Tensor),
+    Absent,
+}
+use In::{Absent, Constant, Fed, Weight};
+
+struct Case {
+    op: &'static str,
+    model: Model,
+    tolerance: f64,
+}
+
+fn case(op: &'static str, opset: i64, attributes: &[(&str, Attribute)], inputs: Vec<In>) -> Case {
+    several(op, opset, attributes, inputs, 1)
+}
+
+fn several(
+    op: &'static str,
+    opset: i64,
+    attributes: &[(&str, Attribute)],
+    inputs: Vec<In>,
+    outputs: usize,
+) -> Case {
+    let mut model = Model::new(opset);
+    let ids: Vec<_> = inputs
+        .into_iter()
+        .map(|input| match input {
+            Fed(tensor) => Some(model.input(tensor)),
+            Weight(tensor) => Some(model.weight(tensor)),
+            Constant(tensor) => Some(model.constant(tensor)),
+            Absent => None,
+        })
+        .collect();
+    for id in model.node_n(op, attributes, &ids, outputs) {
+        model.output(id);
+    }
+    Case { op, model, tolerance: 2e-6 }
+}
+
+fn int(v: i64) -> Attribute {
+    Attribute::Int(v)
+}
+fn ints(v: &[i64]) -> Attribute {
+    Attribute::Ints(v.to_vec())
+}
+fn float(v: f32) -> Attribute {
+    Attribute::Float(v)
+}
+fn text(v: &str) -> Attribute {
+    Attribute::String(v.as_bytes().to_vec())
+}
+fn i64s(v: &[i64]) -> In {
+    Constant(Tensor::from_i64s(v))
+}
+fn positive(shape: &[usize], seed: u64) -> Tensor {
+    from(shape, |i| noise(shape, seed).elements::<f32>().unwrap()[i].abs() + 0.1)
+}
+
+fn elementwise() -> Vec<Case> {
+    let x = || Fed(noise(&[2, 3, 17], 1));
+    let mut cases: Vec<Case> = Vec::new();
+    for op in ["Abs", "Cos", "Exp", "HardSwish", "Neg", "Relu", "Sigmoid", "Sin", "Tanh", "Elu", "Reciprocal"]
+    {
+        cases.push(case(op, 17, &[], vec![x()]));
+    }
+    for op in ["Log", "Sqrt"] {
+        cases.push(case(op, 17, &[], vec![Fed(positive(&[2, 5], 2))]));
+    }
+    cases.push(case("Gelu", 20, &[], vec![x()]));
+    cases.push(case("HardSigmoid", 17, &[("alpha", float(0.3)), ("beta", float(0.4))], vec![x()]));
+    cases.push(case("LeakyRelu", 17, &[("alpha", float(0.2))], vec![x()]));
+    let bound = |v: f32| Constant(Tensor::scalar(v));
+    cases.push(case("Clip", 17, &[], vec![x(), bound(-0.5), bound(0.25)]));
+    cases.push(case("Clip", 17, &[], vec![x(), Absent, bound(0.25)]));
+    cases.push(case("Clip", 7, &[("min", float(-0.1))], vec![x()]));
+
+    let shapes: [(&[usize], &[usize]); 9] = [
+        (&[2, 3, 4], &[2, 3, 4]),
+        (&[2, 3, 4, 5], &[5]),
+        (&[5], &[2, 3, 4, 5]),
+        (&[2, 3, 4, 5], &[3, 1, 1]),
+        (&[2, 1, 4, 1], &[1, 3, 1, 5]),
+        (&[2, 3, 2, 3, 2, 5], &[3, 1, 3, 1, 5]),
+        (&[], &[3, 2]),
+        (&[1], &[]),
+        (&[64, 130], &[64, 1]),
+    ];
+    for (a, b) in shapes {
+        for op in ["Add", "Sub", "Mul", "Div", "Min", "Max", "Pow"] {
+            let two = |b: Tensor| if op == "Div" || op == "Pow" { positive(b.shape(), 4) } else { b };
+            let base = if op == "Pow" { positive(a, 3) } else { noise(a, 3) };
+            cases.push(case(op, 17, &[], vec![Fed(base), Fed(two(noise(b, 4)))]));
+        }
+    }
+    for op in ["Add", "Sub", "Mul", "Div", "Pow"] {
+        cases.push(case(op, 17, &[], vec![x(), Constant(Tensor::scalar(2f32))]));
+        cases.push(case(op, 17, &[], vec![Constant(Tensor::scalar(2f32)), x()]));
+        cases.push(case(op, 17, &[], vec![Fed(positive(&[3], 1)), Constant(from(&[1, 1], |_| 0.5f32))]));
+    }
+    for op in ["Sum", "Max", "Min"] {
+        cases.push(case(op, 17, &[], vec![x(), Fed(noise(&[17], 5)), Fed(noise(&[4, 1, 1, 1], 6))]));
+    }
+    cases
+}
+
+fn products() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let shapes: [(&[usize], &[usize]); 9] = [
+        (&[5, 7], &[7, 3]),
+        (&[2, 3, 5, 40], &[40, 33]),
+        (&[2, 3, 5, 7], &[2, 3, 7, 4]),
+        (&[2, 1, 5, 7], &[3, 7, 4]),
+        (&[5, 7], &[4, 7, 3]),
+        (&[7], &[7, 3]),
+        (&[2, 5, 7], &[7]),
+        (&[7], &[7]),
+        (&[3, 7], &[2, 7, 1]),
+    ];
+    for (a, b) in shapes {
+        cases.push(case("MatMul", 17, &[], vec![Fed(noise(a, 1)), Fed(noise(b, 2))]));
+        cases.push(case("MatMul", 17, &[], vec![Fed(noise(a, 1)), Weight(noise(b, 2))]));
+        cases.push(case("MatMul", 17, &[], vec![Weight(noise(a, 1)), Fed(noise(b, 2))]));
+    }
+    for (trans_a, trans_b) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        let a = noise(if trans_a == 1 { &[6, 4] } else { &[4, 6] }, 3);
+        let b = noise(if trans_b == 1 { &[5, 6] } else { &[6, 5] }, 4);
+        let attributes =
+            [("transA", int(trans_a)), ("transB", int(trans_b)), ("alpha", float(0.5)), ("beta", float(2.0))];
+        for c in [&[5][..], &[4, 1], &[], &[4, 5]] {
+            cases.push(case(
+                "Gemm",
+                17,
+                &attributes,
+                vec![Fed(a.clone()), Weight(b.clone()), Weight(noise(c, 5))],
+            ));
+        }
+        cases.push(case("Gemm", 17, &attributes[..2], vec![Fed(a), Fed(b)]));
+    }
+    cases
+}
+
+fn convolutions() -> Vec<Case> {
+    let mut cases = Vec::new();
+    // Input shape, filter shape, groups, attributes.
+    type Convolution<'a> = (&'a [usize], &'a [usize], i64, Vec<(&'a str, Attribute)>);
+    let list: Vec<Convolution<'_>> = vec![
+        (&[2, 3, 9, 7], &[5, 3, 3, 3], 1, vec![("pads", ints(&[1, 1, 1, 1]))]),
+        (&[1, 37, 20, 33], &[33, 37, 3, 3], 1, vec![("pads", ints(&[1, 1, 1, 1]))]),
+        (&[1, 8, 12, 70], &[30, 8, 1, 1], 1, vec![]),
+        (&[1, 4, 11, 12], &[6, 4, 3, 2], 1, vec![("strides", ints(&[2, 3])), ("pads", ints(&[0, 1, 2, 0]))]),
+        (
+            &[1, 2, 15, 15],
+            &[3, 2, 3, 3],
+            1,
+            vec![("dilations", ints(&[2, 3])), ("pads", ints(&[2, 3, 2, 3]))],
+        ),
+        (&[2, 6, 8, 8], &[9, 2, 3, 3], 3, vec![("pads", ints(&[1, 1, 1, 1]))]),
+        (&[2, 8, 10, 9], &[8, 1, 3, 3], 8, vec![("pads", ints(&[1, 1, 1, 1]))]),
+        (&[1, 8, 10, 9], &[8, 1, 3, 3], 8, vec![("strides", ints(&[2, 2])), ("pads", ints(&[0, 0, 1, 1]))]),
+        (&[1, 4, 9, 9], &[8, 1, 5, 5], 4, vec![("pads", ints(&[2, 2, 2, 2]))]),
+        (&[2, 3, 19], &[4, 3, 5], 1, vec![("strides", ints(&[2])), ("pads", ints(&[2, 1]))]),
+        (
+            &[1, 3, 10, 11],
+            &[4, 3, 3, 3],
+            1,
+            vec![("auto_pad", text("SAME_UPPER")), ("strides", ints(&[2, 2]))],
+        ),
+        (&[1, 3, 10, 11], &[4, 3, 4, 4], 1, vec![("auto_pad", text("SAME_LOWER"))]),
+        (&[1, 3, 10, 11], &[4, 3, 3, 3], 1, vec![("auto_pad", text("VALID"))]),
+        (&[1, 1, 2, 2], &[1, 1, 3, 3], 1, vec![("pads", ints(&[3, 3, 3, 3]))]),
+    ];
+    for (x, w, group, mut attributes) in list {
+        attributes.push(("group", int(group)));
+        let (x, w) = (noise(x, 1), noise(w, 2));
+        let bias = noise(&[w.shape()[0]], 3);
+        cases.push(case("Conv", 17, &attributes, vec![Fed(x.clone()), Weight(w.clone()), Weight(bias)]));
+        cases.push(case("Conv", 17, &attributes, vec![Fed(x), Fed(w)]));
+    }
+    let pools: Vec<(&[usize], Vec<(&str, Attribute)>)> = vec![
+        (&[2, 3, 9, 8], vec![("kernel_shape", ints(&[3, 2])), ("strides", ints(&[2, 2]))]),
+        (&[1, 2, 9, 9], vec![("kernel_shape", ints(&[3, 3])), ("pads", ints(&[1, 0, 1, 2]))]),
+        (&[1, 2, 10], vec![("kernel_shape", ints(&[4])), ("strides", ints(&[3])), ("ceil_mode", int(1))]),
+        (
+            &[1, 1, 8, 9],
+            vec![
+                ("kernel_shape", ints(&[3, 3])),
+                ("auto_pad", text("SAME_UPPER")),
+                ("strides", ints(&[2, 2])),
+            ],
+        ),
+    ];
+    for (x, attributes) in pools {
+        cases.push(case("MaxPool", 17, &attributes, vec![Fed(noise(x, 1))]));
+        cases.push(case("AveragePool", 17, &attributes, vec![Fed(noise(x, 1))]));
+        let padded = [&attributes[..], &[("count_include_pad", int(1))]].concat();
+        cases.push(case("AveragePool", 17, &padded, vec![Fed(noise(x, 1))]));
+    }
+    cases
+}
+
+fn normalisations() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let epsilon = ("epsilon", float(1e-3));
+    for (x, axis) in [(&[2, 3, 40][..], -1), (&[2, 3, 5], 1), (&[7], 0)] {
+        let inner = x[if axis < 0 { x.len() - 1 } else { axis as usize }..].to_vec();
+        let attributes = [("axis", int(axis)), epsilon.clone()];
+        let (scale, bias) = (Weight(noise(&inner, 2)), Weight(noise(&inner, 3)));
+        cases.push(case("LayerNormalization", 17, &attributes, vec![Fed(noise(x, 1)), scale, bias]));
+        cases.push(case(
+            "LayerNormalization",
+            17,
+            &attributes,
+            vec![Fed(noise(x, 1)), Weight(noise(&inner, 2))],
+        ));
+    }
+    for x in [&[2, 4, 5, 6][..], &[1, 3, 300]] {
+        let channels = [x[1]];
+        let inputs = vec![Fed(noise(x, 1)), Weight(noise(&channels, 2)), Weight(noise(&channels, 3))];
+        cases.push(case("InstanceNormalization", 17, &[epsilon.clone()], inputs));
+    }
+    let groups = [("num_groups", int(3)), epsilon.clone()];
+    let x = || Fed(noise(&[2, 6, 4, 5], 1));
+    cases.push(case(
+        "GroupNormalization",
+        21,
+        &groups,
+        vec![x(), Weight(noise(&[6], 2)), Weight(noise(&[6], 3))],
+    ));
+    for axis in [-1, 0, 1, 2] {
+        cases.push(case("Softmax", 17, &[("axis", int(axis))], vec![Fed(noise(&[3, 4, 50], 1))]));
+    }
+    cases.push(case("Softmax", 11, &[("axis", int(1))], vec![Fed(noise(&[3, 4, 5], 1))]));
+    cases.push(case("Softmax", 11, &[], vec![Fed(noise(&[3, 4, 5], 1))]));
+    for op in ["ReduceMean", "ReduceSum"] {
+        // From opset 18 (ReduceSum: 13) the axes are an input.
+        for axes in [&[-1][..], &[1], &[0, 2], &[1, 2, 3], &[]] {
+            for keep in [0, 1] {
+                let inputs = vec![Fed(noise(&[2, 3, 4, 5], 1)), i64s(axes)];
+                cases.push(case(op, 18, &[("keepdims", int(keep))], inputs));
+            }
+        }
+        let quiet = [("noop_with_empty_axes", int(1))];
+        cases.push(case(op, 18, &quiet, vec![Fed(noise(&[2, 3], 1))]));
+    }
+    cases.push(case("ReduceMean", 13, &[("axes", ints(&[2, 3]))], vec![Fed(noise(&[2, 3, 4, 5], 1))]));
+    cases.push(case("GlobalAveragePool", 17, &[], vec![Fed(noise(&[2, 3, 7, 7], 1))]));
+    cases
+}
+
+fn moves() -> Vec<Case> {
+    let x = || Fed(noise(&[2, 3, 4, 6], 1));
+    let numbers = |shape: &[usize]| Fed(from(shape, |i| i as i64 * 3 - 7));
+    let bytes = |shape: &[usize]| Fed(from(shape, |i| i as u8));
+    let mut cases = vec![
+        case("Identity", 17, &[], vec![x()]),
+        case("Identity", 17, &[], vec![Fed(from(&[3], |i| i == 1))]),
+        case("Flatten", 17, &[("axis", int(2))], vec![x()]),
+        case("Reshape", 17, &[], vec![x(), i64s(&[0, -1, 2])]),
+        case("Squeeze", 17, &[], vec![Fed(noise(&[1, 3, 1], 1)), i64s(&[0])]),
+        case("Unsqueeze", 17, &[], vec![x(), i64s(&[0, 5])]),
+        case("Dropout", 17, &[], vec![x()]),
+        case("Cast", 17, &[("to", int(10))], vec![x()]),
+        case("Cast", 17, &[("to", int(7))], vec![numbers(&[4])]),
+        case("Transpose", 17, &[], vec![x()]),
+        case("Transpose", 17, &[("perm", ints(&[0, 2, 1, 3]))], vec![x()]),
+        case("Transpose", 17, &[("perm", ints(&[0, 2, 3, 1]))], vec![Fed(noise(&[1, 40, 33, 35], 2))]),
+        case("Transpose", 17, &[("perm", ints(&[4, 0, 3, 5, 1, 2]))], vec![numbers(&[2, 3, 2, 5, 4, 3])]),
+        case("Transpose", 17, &[("perm", ints(&[1, 0]))], vec![bytes(&[50, 3])]),
+        case("Transpose", 17, &[("perm", ints(&[1, 0]))], vec![Fed(from(&[5, 3], |i| i as u16))]),
+        case(
+            "Concat",
+            17,
+            &[("axis", int(1))],
+            vec![x(), Fed(noise(&[2, 1, 4, 6], 2)), Weight(noise(&[2, 2, 4, 6], 3))],
+        ),
+        case("Concat", 17, &[("axis", int(-1))], (0..21).map(|i| numbers(&[3, i % 4 + 1])).collect()),
+        case("Concat", 17, &[("axis", int(0))], vec![x()]),
+        several("Split", 17, &[("axis", int(1))], vec![Fed(noise(&[2, 6, 3], 1)), i64s(&[1, 3, 2])], 3),
+        several("Split", 18, &[("axis", int(-1)), ("num_outputs", int(4))], vec![numbers(&[2, 7])], 4),
+        several("Split", 17, &[], vec![x()], 2),
+        case("Slice", 17, &[], vec![x(), i64s(&[1, -5]), i64s(&[3, i64::MAX]), i64s(&[1, 3]), i64s(&[1, 2])]),
+        case(
+            "Slice",
+            17,
+            &[],
+            vec![numbers(&[3, 7]), i64s(&[-1, 100]), i64s(&[i64::MIN, -6]), i64s(&[0, 1]), i64s(&[-1, -2])],
+        ),
+        case("Slice", 17, &[], vec![x(), i64s(&[1]), i64s(&[2])]),
+        case("Slice", 9, &[("starts", ints(&[1])), ("ends", ints(&[-1])), ("axes", ints(&[2]))], vec![x()]),
+        case("Expand", 17, &[], vec![Fed(noise(&[3, 1], 1)), i64s(&[2, 1, 6])]),
+        case("Expand", 17, &[], vec![Fed(from(&[1], |_| true)), i64s(&[40])]),
+        case("Tile", 17, &[], vec![numbers(&[2, 3]), i64s(&[2, 3])]),
+        case("Gather", 17, &[("axis", int(1))], vec![x(), Fed(from(&[2, 2], |i| [0i64, 2, -1, 1][i]))]),
+        case("Gather", 17, &[], vec![Weight(noise(&[9, 5], 1)), Fed(from(&[4], |i| [8i32, 0, 3, 3][i]))]),
+        case("Gather", 17, &[("axis", int(2))], vec![numbers(&[2, 3, 4]), Constant(Tensor::scalar(-2i64))]),
+        case("DepthToSpace", 17, &[("blocksize", int(2))], vec![Fed(noise(&[2, 8, 3, 5], 1))]),
+        case(
+            "DepthToSpace",
+            17,
+            &[("blocksize", int(2)), ("mode", text("CRD"))],
+            vec![Fed(noise(&[2, 8, 3, 5], 1))],
+        ),
+        case("SpaceToDepth", 17, &[("blocksize", int(3))], vec![Fed(noise(&[1, 2, 6, 9], 1))]),
+    ];
+    let scales = |s: &[f32]| Constant(from(&[s.len()], |i| s[i]));
+    for (coordinates, nearest) in
+        [("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil")]
+    {
+        let attributes =
+            [("coordinate_transformation_mode", text(coordinates)), ("nearest_mode", text(nearest))];
+        cases.push(case("Resize", 17, &attributes, vec![x(), Absent, scales(&[1.0, 1.0, 2.0, 3.0])]));
+        cases.push(case("Resize", 17, &attributes, vec![x(), Absent, Absent, i64s(&[2, 3, 20, 6])]));
+    }
+    let attributes = [("coordinate_transformation_mode", text("asymmetric"))];
+    cases.push(case("Resize", 17, &attributes, vec![x(), Absent, scales(&[1.0, 1.0, 2.0, 2.0])]));
+    cases.push(case("Upsample", 9, &[], vec![x(), scales(&[1.0, 1.0, 2.0, 2.0])]));
+    for tensor in [Tensor::from_i64s(&[1, 2, 3]), noise(&[2, 2], 1)] {
+        let mut model = Model::new(17);
+        let constant = model.node("Constant", &[("value", Attribute::Tensor(tensor.clone()))], &[]);
+        let x = model.input(tensor);
+        let y = model.node("Concat", &[("axis", int(0))], &[constant, x]);
+        model.output(y);
+        cases.push(Case { op: "Constant", model, tolerance: 0.0 });
+    }
+    cases
+}
+
+fn native() -> Vec<Case> {
+    [elementwise(), products(), convolutions(), normalisations(), moves()].into_iter().flatten().collect()
+}
+
+#[test]
+fn every_operator_of_the_table_is_right_and_native() {
+    let mut covered = BTreeSet::new();
+    for case in native() {
+        let Case { op, model, tolerance } = case;
+        assert!(
+            model.host_operators().is_empty(),
+            "{op} is left to the reference implementation: {:?}",
+            model.graph.nodes
+        );
+        check(&format!("{op} {:?}", model.graph.nodes[0].attributes), &model, tolerance);
+        covered.insert(op);
+    }
+    let table: BTreeSet<&str> = ops::all().map(|operator| operator.name).collect();
+    assert_eq!(covered, table, "operators in the table and operators tested");
+}
+
+#[test]
+fn half_precision_values_are_computed() {
+    for (op, opset) in [("Exp", 17), ("Sigmoid", 17)] {
+        let halves = [
+            Fed(from(&[3, 5], |i| f16::from_f32(i as f32 / 4.0 - 2.0))),
+            Fed(from(&[3, 5], |i| bf16::from_f32(i as f32 / 4.0 - 2.0))),
+        ];
+        for x in halves {
+            let Case { model, .. } = case(op, opset, &[], vec![x]);
+            assert!(model.host_operators().is_empty());
+            // Half a unit in the last place of bf16.
+            check(op, &model, 4e-3);
+        }
+    }
+    let a = from(&[4, 6], |i| f16::from_f32(i as f32 / 8.0));
+    let Case { model, .. } =
+        case("MatMul", 17, &[], vec![Fed(a.clone()), Weight(from(&[6, 3], |i| f16::from_f32(i as f32)))]);
+    check("MatMul in f16", &model, 1e-3);
+}
+
+#[test]
+fn what_ggml_lacks_is_evaluated() {
+    let x = || Fed(noise(&[2, 3, 5], 1));
+    let numbers = || Fed(from(&[2, 5], |i| i as i64 * 3 - 7));
+    let cases = [
+        case("Erf", 17, &[], vec![x()]),
+        case("Floor", 17, &[], vec![x()]),
+        case("Add", 17, &[], vec![numbers(), Constant(Tensor::scalar(5i64))]),
+        case("Cast", 17, &[("to", int(1))], vec![numbers()]),
+        case("Cast", 17, &[("to", int(7))], vec![Fed(from(&[4], |i| i as f32 * 1.5))]),
+        case("Less", 17, &[], vec![x(), Fed(noise(&[5], 2))]),
+        case("Where", 17, &[], vec![Fed(from(&[2, 1, 5], |i| i % 2 == 0)), x(), Fed(noise(&[3, 1], 2))]),
+        case("ArgMax", 17, &[("axis", int(1))], vec![x()]),
+        case("Exp", 17, &[], vec![Fed(from(&[4], |i| i as f64))]),
+        case("Elu", 17, &[("alpha", float(0.5))], vec![x()]),
+        several("TopK", 17, &[("axis", int(-1))], vec![x(), i64s(&[2])], 2),
+        several("MaxPool", 17, &[("kernel_shape", ints(&[2]))], vec![x()], 2),
+    ];
+    for Case { op, model, .. } in cases {
+        assert_eq!(model.host_operators().get(op), Some(&1), "{op}");
+        check(op, &model, 1e-6);
+    }
+}
+
+#[test]
+fn low_precisions_store_matrices_narrowly_and_stay_close() {
+    let mut model = Model::new(17);
+    let x = model.input(noise(&[1, 16, 12, 12], 1));
+    let filters = model.weight(noise(&[32, 16, 3, 3], 2));
+    let y = model.node("Conv", &[("pads", ints(&[1, 1, 1, 1]))], &[x, filters]);
+    let shape = model.constant(Tensor::from_i64s(&[32, 144]));
+    let y = model.node("Reshape", &[], &[y, shape]);
+    let matrix = model.weight(noise(&[144, 64], 3));
+    let y = model.node("MatMul", &[], &[y, matrix]);
+    model.output(y);
+    let exact = &model.reference()[0];
+    for (precision, low, high) in
+        [(Precision::Fp32, 0.0, 1e-6), (Precision::Fp16, 1e-5, 1e-3), (Precision::Bf16, 1e-4, 1e-2)]
+    {
+        let found = &outputs(&model, &spec(precision))[0];
+        let error = super::distance(&found.to_f32s().unwrap(), &exact.to_f32s().unwrap());
+        assert!((low..=high).contains(&error), "{precision}: {error:e}");
+    }
+    compare("fp32", &outputs(&model, &spec(Precision::Fp32))[0], exact, 1e-6);
+}

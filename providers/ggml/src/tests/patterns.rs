@@ -1,0 +1,158 @@
+use super::{Model, check, from, noise};
+use crate::patterns::Patterns;
+use sdrun_graph::{Attribute, Graph, Tensor, ValueId, infer::infer_shapes};
+
+/// How many nodes become part of a pattern that ends at another node.
+fn fused(model: &Model) -> usize {
+    let mut graph: Graph = model.graph.clone();
+    infer_shapes(&mut graph).unwrap();
+    let patterns = Patterns::find(&graph);
+    (0..graph.nodes.len()).filter(|index| patterns.is_inside(*index)).count()
+}
+
+fn silu(model: &mut Model, x: ValueId) -> ValueId {
+    let gate = model.node("Sigmoid", &[], &[x]);
+    model.node("Mul", &[], &[x, gate])
+}
+
+/// GroupNorm as exporters write it: `groups` groups by reshaping, then factors for each channel.
+fn group_norm(model: &mut Model, x: ValueId, shape: &[usize], groups: usize) -> ValueId {
+    let grouped = model.constant(Tensor::from_i64s(&[0, groups as i64, -1]));
+    let back = model.constant(Tensor::from_i64s(&shape.iter().map(|d| *d as i64).collect::<Vec<_>>()));
+    let (scale, bias) = (model.weight(noise(&[groups], 11)), model.weight(noise(&[groups], 12)));
+    let (weight, shift) =
+        (model.weight(noise(&[shape[1], 1, 1], 13)), model.weight(noise(&[1, shape[1], 1, 1], 14)));
+    let y = model.node("Reshape", &[], &[x, grouped]);
+    let y = model.node("InstanceNormalization", &[("epsilon", Attribute::Float(1e-4))], &[y, scale, bias]);
+    let y = model.node("Reshape", &[], &[y, back]);
+    let y = model.node("Mul", &[], &[y, weight]);
+    model.node("Add", &[], &[shift, y])
+}
+
+fn gelu(model: &mut Model, x: ValueId, order: usize) -> ValueId {
+    let constant = |model: &mut Model, v: f32| model.constant(Tensor::scalar(v));
+    let (root, one, half) = (constant(model, 2f32.sqrt()), constant(model, 1.0), constant(model, 0.5));
+    let scaled = match order {
+        0 => model.node("Div", &[], &[x, root]),
+        _ => {
+            let inverse = constant(model, 0.5f32.sqrt());
+            model.node("Mul", &[], &[inverse, x])
+        }
+    };
+    let erf = model.node("Erf", &[], &[scaled]);
+    let sum = model.node("Add", &[], &[erf, one]);
+    match order {
+        0 => {
+            let y = model.node("Mul", &[], &[x, sum]);
+            model.node("Mul", &[], &[y, half])
+        }
+        1 => {
+            let y = model.node("Mul", &[], &[half, x]);
+            model.node("Mul", &[], &[y, sum])
+        }
+        _ => {
+            let y = model.node("Mul", &[], &[sum, half]);
+            model.node("Mul", &[], &[x, y])
+        }
+    }
+}
+
+#[test]
+fn silu_is_one_operation() {
+    let mut model = Model::new(17);
+    let x = model.input(noise(&[2, 33], 1));
+    let y = silu(&mut model, x);
+    model.output(y);
+    assert_eq!(fused(&model), 1);
+    check("silu", &model, 2e-6);
+}
+
+#[test]
+fn group_norm_with_factors_and_activation_is_one_operation() {
+    let shape = [2, 6, 5, 7];
+    for activated in [false, true] {
+        let mut model = Model::new(17);
+        let x = model.input(noise(&shape, 1));
+        let mut y = group_norm(&mut model, x, &shape, 3);
+        if activated {
+            y = silu(&mut model, y);
+        }
+        model.output(y);
+        assert_eq!(fused(&model), if activated { 6 } else { 4 });
+        check("group norm", &model, 5e-6);
+    }
+}
+
+#[test]
+fn gelu_is_one_operation_in_any_order() {
+    for order in 0..3 {
+        let mut model = Model::new(17);
+        let x = model.input(noise(&[4, 9], 1));
+        let y = gelu(&mut model, x, order);
+        model.output(y);
+        assert_eq!(fused(&model), 4, "order {order}");
+        assert!(model.host_operators().is_empty());
+        check("gelu", &model, 2e-6);
+    }
+}
+
+#[test]
+fn values_that_others_use_are_still_computed() {
+    // The sigmoid, the normalised value and the erf are outputs of the graph themselves.
+    let mut model = Model::new(17);
+    let shape = [1, 4, 3, 3];
+    let x = model.input(noise(&shape, 1));
+    let gate = model.node("Sigmoid", &[], &[x]);
+    let y = model.node("Mul", &[], &[x, gate]);
+    let normalised = group_norm(&mut model, y, &shape, 2);
+    let activated = silu(&mut model, normalised);
+    for id in [gate, normalised, activated] {
+        model.output(id);
+    }
+    check("shared values", &model, 5e-6);
+}
+
+#[test]
+fn look_alikes_are_left_alone() {
+    // A factor along the width is not one for each channel, although there are as many.
+    let mut model = Model::new(17);
+    let shape = [1, 4, 4, 4];
+    let x = model.input(noise(&shape, 1));
+    let (scale, bias) = (model.weight(noise(&[4], 2)), model.weight(noise(&[4], 3)));
+    let y = model.node("InstanceNormalization", &[], &[x, scale, bias]);
+    let factor = model.weight(noise(&[4], 4));
+    let y = model.node("Mul", &[], &[y, factor]);
+    model.output(y);
+    assert_eq!(fused(&model), 0);
+    check("factor along the width", &model, 5e-6);
+
+    // 0.4 is not a half.
+    let mut model = Model::new(17);
+    let x = model.input(noise(&[3, 3], 1));
+    let constants = [2f32.sqrt(), 1.0, 0.4].map(|v| model.constant(from(&[1], |_| v)));
+    let scaled = model.node("Div", &[], &[x, constants[0]]);
+    let erf = model.node("Erf", &[], &[scaled]);
+    let sum = model.node("Add", &[], &[erf, constants[1]]);
+    let y = model.node("Mul", &[], &[x, sum]);
+    let y = model.node("Mul", &[], &[y, constants[2]]);
+    model.output(y);
+    assert_eq!(fused(&model), 0);
+    check("not a gelu", &model, 2e-6);
+}
+
+#[test]
+fn attention_reads_transposed_operands_without_copying_twice() {
+    let mut model = Model::new(17);
+    let (q, k, v) = (noise(&[2, 9, 3, 5], 1), noise(&[2, 7, 3, 5], 2), noise(&[2, 7, 3, 5], 3));
+    let [q, k, v] = [q, k, v].map(|t| model.input(t));
+    let perm = |p: [i64; 4]| [("perm", Attribute::Ints(p.to_vec()))];
+    let q = model.node("Transpose", &perm([0, 2, 1, 3]), &[q]);
+    let k = model.node("Transpose", &perm([0, 2, 3, 1]), &[k]);
+    let v = model.node("Transpose", &perm([0, 2, 1, 3]), &[v]);
+    let scores = model.node("MatMul", &[], &[q, k]);
+    let weights = model.node("Softmax", &[("axis", Attribute::Int(-1))], &[scores]);
+    let y = model.node("MatMul", &[], &[weights, v]);
+    let y = model.node("Transpose", &perm([0, 2, 1, 3]), &[y]);
+    model.output(y);
+    check("attention", &model, 2e-6);
+}

@@ -1,0 +1,163 @@
+use super::{Model, build, compare, noise, provider, run, spec};
+use sdrun_abi::{
+    Error, Flow, Host, LogLevel, NoHost, Precision, Provider, Result, Weight, WeightSource, WeightUpdate,
+};
+use sdrun_graph::{Attribute, Tensor};
+
+/// A graph that uses each form in which weights are kept, one of them in two forms.
+fn model(seed: u64) -> Model {
+    let mut model = Model::new(17);
+    let x = model.input(noise(&[1, 4, 6, 6], 1));
+    let (filters, bias) = (model.weight(noise(&[20, 4, 3, 3], seed)), model.weight(noise(&[20], seed + 1)));
+    let y = model.node("Conv", &[("pads", Attribute::Ints(vec![1; 4]))], &[x, filters, bias]);
+    let matrix = model.weight(noise(&[6, 6], seed + 2));
+    let y = model.node("MatMul", &[], &[y, matrix]);
+    let y = model.node("Add", &[], &[y, matrix]);
+    let scale = model.weight(noise(&[6], seed + 3));
+    let y = model.node("LayerNormalization", &[], &[y, scale]);
+    model.output(y);
+    model
+}
+
+fn names(model: &Model) -> Vec<&str> {
+    model.weights.keys().map(String::as_str).collect()
+}
+
+/// A source that fails at one weight.
+struct Broken<'a>(&'a Model, &'a str);
+
+impl WeightSource for Broken<'_> {
+    fn get(&self, name: &str) -> Result<Weight<'_>> {
+        if name == self.1 { Err(Error::not_found(format!("no {name:?}"))) } else { self.0.get(name) }
+    }
+}
+
+#[test]
+fn refit_there_and_back_is_bit_identical() {
+    let (a, b) = (model(10), model(20));
+    for precision in [Precision::Fp32, Precision::Fp16, Precision::Bf16] {
+        let engine = build(&a, &spec(precision)).unwrap();
+        let mut session = engine.session(&a, &NoHost).unwrap();
+        let first = run(&mut *session, &a.feeds).unwrap();
+        assert_eq!(run(&mut *session, &a.feeds).unwrap(), first, "the same session twice");
+        let report = session.refit(&names(&b), &b, &NoHost).unwrap();
+        assert_eq!((report.method, report.tensors), (WeightUpdate::InPlace, 4));
+        let other = run(&mut *session, &a.feeds).unwrap();
+        let fresh = run(&mut *engine.session(&b, &NoHost).unwrap(), &a.feeds).unwrap();
+        assert_eq!(other, fresh, "refitted and fresh sessions agree");
+        assert_ne!(other, first);
+        session.refit(&names(&a), &a, &NoHost).unwrap();
+        assert_eq!(run(&mut *session, &a.feeds).unwrap(), first, "{precision}: back again");
+    }
+    compare("B", &super::outputs(&b, &spec(Precision::Fp32))[0], &b.reference()[0], 1e-5);
+}
+
+#[test]
+fn refit_of_one_weight_leaves_the_others() {
+    let (a, b) = (model(10), model(20));
+    let mut session = build(&a, &spec(Precision::Fp32)).unwrap().session(&a, &NoHost).unwrap();
+    let name = names(&a)[2];
+    session.refit(&[name], &b, &NoHost).unwrap();
+    let mut mixed = a.clone();
+    mixed.weights.insert(name.into(), b.weights[name].clone());
+    compare("one weight", &run(&mut *session, &a.feeds).unwrap()[0], &mixed.reference()[0], 1e-5);
+}
+
+#[test]
+fn a_failed_refit_changes_nothing() {
+    let (a, b) = (model(10), model(20));
+    let mut session = build(&a, &spec(Precision::Fp32)).unwrap().session(&a, &NoHost).unwrap();
+    let before = run(&mut *session, &a.feeds).unwrap();
+    let last = *names(&b).last().unwrap();
+    let error = session.refit(&names(&b), &Broken(&b, last), &NoHost).unwrap_err();
+    assert_eq!(error.code, sdrun_abi::ErrorCode::NotFound);
+    assert_eq!(run(&mut *session, &a.feeds).unwrap(), before);
+    let error = session.refit(&[names(&b)[0], "nobody"], &b, &NoHost).unwrap_err();
+    assert!(error.message.contains("nobody"), "{error}");
+    assert_eq!(run(&mut *session, &a.feeds).unwrap(), before);
+}
+
+#[test]
+fn weights_must_be_there_and_fit() {
+    let a = model(10);
+    let engine = build(&a, &spec(Precision::Fp32)).unwrap();
+    let error = engine.session(&Broken(&a, names(&a)[1]), &NoHost).err().unwrap();
+    assert_eq!(error.code, sdrun_abi::ErrorCode::NotFound);
+    let mut wrong = a.clone();
+    wrong.weights.insert(names(&a)[1].into(), noise(&[21], 1));
+    let error = engine.session(&wrong, &NoHost).err().unwrap();
+    assert!(error.message.contains("[21]") && error.message.contains("[20]"), "{error}");
+}
+
+#[test]
+fn an_engine_survives_its_file() {
+    let a = model(10);
+    let engine = build(&a, &spec(Precision::Fp32)).unwrap();
+    let payload = engine.serialize().unwrap();
+    let loaded = provider().load(&payload, &spec(Precision::Fp32), &NoHost).unwrap();
+    assert_eq!(loaded.info(), engine.info());
+    let runs = [&engine, &loaded].map(|e| run(&mut *e.session(&a, &NoHost).unwrap(), &a.feeds).unwrap());
+    assert_eq!(runs[0], runs[1]);
+    assert_eq!(
+        provider().check(&engine.info().compatibility, "cpu").unwrap(),
+        sdrun_abi::Compatibility::Optimal
+    );
+}
+
+#[test]
+fn memory_is_what_the_weights_take() {
+    let a = model(10);
+    let bytes = |precision| {
+        let session = build(&a, &spec(precision)).unwrap().session(&a, &NoHost).unwrap();
+        session.memory().unwrap().weights.unwrap()
+    };
+    let elements: u64 = a.weights.values().map(|t| t.len() as u64).sum();
+    let (wide, narrow) = (bytes(Precision::Fp32), bytes(Precision::Bf16));
+    // Panels are padded and every tensor is aligned.
+    assert!((elements * 4..elements * 4 * 3).contains(&wide), "{wide} for {elements} elements");
+    assert!(narrow < wide * 3 / 4, "{narrow} {wide}");
+}
+
+/// A host that cancels from a certain question on.
+struct Impatient;
+
+impl Host for Impatient {
+    fn log(&self, _: LogLevel, _: &str, _: &str) {}
+    fn progress(&self, _: &str, _: u64, _: u64) -> Flow {
+        Flow::Cancel
+    }
+    fn cancelled(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn everything_long_can_be_cancelled() {
+    let a = model(10);
+    let engine = build(&a, &spec(Precision::Fp32)).unwrap();
+    assert_eq!(engine.session(&a, &Impatient).err().unwrap().code, sdrun_abi::ErrorCode::Cancelled);
+    let mut session = engine.session(&a, &NoHost).unwrap();
+    let before = run(&mut *session, &a.feeds).unwrap();
+    let tensor = &a.feeds[0];
+    let views = [sdrun_abi::TensorView { dtype: tensor.dtype(), shape: tensor.shape(), data: tensor.data() }];
+    let error = session.run(&views, &mut sdrun_abi::VecSink::default(), &Impatient).unwrap_err();
+    assert_eq!(error.code, sdrun_abi::ErrorCode::Cancelled);
+    let error = session.refit(&names(&a), &model(20), &Impatient).unwrap_err();
+    assert_eq!(error.code, sdrun_abi::ErrorCode::Cancelled);
+    assert_eq!(run(&mut *session, &a.feeds).unwrap(), before, "usable after being cancelled");
+}
+
+#[test]
+fn an_input_or_a_weight_can_be_an_output() {
+    let mut model = Model::new(17);
+    let x = model.input(noise(&[2, 3], 1));
+    let w = model.weight(noise(&[3], 2));
+    let shape = model.constant(Tensor::from_i64s(&[3, 2]));
+    let view = model.node("Reshape", &[], &[x, shape]);
+    // Uses up the input, whose memory could be taken for the result.
+    let y = model.node("Exp", &[], &[x]);
+    for id in [x, w, view, y] {
+        model.output(id);
+    }
+    super::check("pass-through", &model, 1e-6);
+}
