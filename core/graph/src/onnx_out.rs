@@ -30,6 +30,10 @@ pub enum Placement {
     Inline(Bytes),
 }
 
+/// Newest IR version we write: nothing of a later one is in our files, and runtimes refuse versions that are newer than
+/// they are. (9 brought the f8 types, 10 metadata on nodes; later ones added parts that we do not write.)
+const NEWEST_IR: i64 = 10;
+
 impl Graph {
     /// The graph as an ONNX `ModelProto`; `place` says for each weight, by name, where its values go.
     ///
@@ -104,7 +108,7 @@ impl Graph {
             version: Some(*version),
         };
         ModelProto {
-            ir_version: Some(self.ir_version),
+            ir_version: Some(self.ir_version.min(NEWEST_IR)),
             opset_import: self.opsets.iter().map(opset).collect(),
             producer_name: Some(self.producer.clone()),
             graph: Some(graph),

@@ -79,6 +79,16 @@ impl EngineFile {
 
     /// Writes an engine file: into a temporary file in the same folder, synced, then renamed.
     pub fn write(path: &Path, manifest: &EngineManifest, payload: &[u8]) -> Result<()> {
+        // Renaming over a device or a pipe would replace it.
+        if std::fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {
+            return Err(AbiError::invalid(format!(
+                "cannot write the engine to {}: it is not a regular file",
+                path.display()
+            ))
+            .with_file(path)
+            .with_hint("name a file")
+            .into());
+        }
         let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let json = serde_json::to_vec(manifest)
             .map_err(|e| AbiError::internal(format!("cannot write JSON: {e}")))?;

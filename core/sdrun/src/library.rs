@@ -23,7 +23,7 @@ pub fn load_plugin(path: &Path) -> Result<Plugin> {
     };
     // SAFETY: loading runs the library's initialisers; the registry has checked owner, permissions and hash
     // of the file, or the user named it.
-    let library = unsafe { libloading::Library::new(path) }.map_err(refused)?;
+    let library = unsafe { open(path) }.map_err(refused)?;
     // SAFETY: the symbol's type is fixed by its name (`…_v1`).
     let query = *unsafe { library.get::<QueryFn>(sdrun_abi::QUERY_SYMBOL) }.map_err(|e| {
         refused(e).with_hint("this file is not an sdrun plugin, or one for another ABI version")
@@ -31,4 +31,26 @@ pub fn load_plugin(path: &Path) -> Result<Plugin> {
     std::mem::forget(library);
     // SAFETY: the library is never unloaded.
     unsafe { Plugin::query(query) }.map_err(|e| e.with_file(path))
+}
+
+/// Loads a library with all its symbols resolved: one that is missing is an error now, and not an abort at its first
+/// use.
+///
+/// # Safety
+/// As [`libloading::Library::new`].
+#[cfg(unix)]
+unsafe fn open(path: &Path) -> std::result::Result<libloading::Library, libloading::Error> {
+    use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+    // SAFETY: the caller's promise.
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map(Into::into)
+}
+
+/// As above; Windows resolves all symbols in any case.
+///
+/// # Safety
+/// As [`libloading::Library::new`].
+#[cfg(not(unix))]
+unsafe fn open(path: &Path) -> std::result::Result<libloading::Library, libloading::Error> {
+    // SAFETY: the caller's promise.
+    unsafe { libloading::Library::new(path) }
 }

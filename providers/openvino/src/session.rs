@@ -17,12 +17,23 @@ use std::{
 /// themselves, and are spared being handed to another thread.
 const WATCHED_FROM: Duration = Duration::from_millis(100);
 
+/// What output buffers are filled with before the first run. OpenVINO leaves a buffer untouched where the output is
+/// an input passed straight through (seen with 2026.4.1 on the CPU); such a model then runs into OpenVINO's own memory.
+/// Results that happen to be these bytes only cost that copy.
+const UNWRITTEN: u8 = 0xA5;
+
+fn is_unwritten(buffer: &[u8]) -> bool {
+    !buffer.is_empty() && buffer.iter().all(|byte| *byte == UNWRITTEN)
+}
+
 /// A session of either kind of engine.
 pub(crate) struct OvSession {
     request: InferRequest,
     /// Types and shapes of the outputs, where all shapes are fixed: then OpenVINO writes into the sink's
     /// buffers.
     fixed: Option<Vec<OutputSpec>>,
+    /// Whether a run has shown that OpenVINO writes into those buffers.
+    proven: bool,
     /// How long the last run took; `None` before the first.
     last_run: Option<Duration>,
     /// For changing weights; `None` where they are baked in.
@@ -40,7 +51,7 @@ impl OvSession {
             specs.iter().map(|spec| Io { name: spec.name.clone(), dtype: spec.dtype }).collect()
         };
         let request = compiled.request(io(&info.inputs), io(&info.outputs))?;
-        Ok(OvSession { request, fixed, last_run: None, recipe })
+        Ok(OvSession { request, fixed, proven: false, last_run: None, recipe })
     }
 }
 
@@ -63,9 +74,12 @@ fn fixed_outputs(found: &[Option<Vec<usize>>], stated: &[TensorSpec]) -> Result<
                 .zip(&spec.shape)
                 .all(|(found, stated)| stated.is_none_or(|stated| stated == *found));
         if !agrees {
+            let stated: Vec<String> =
+                spec.shape.iter().map(|dim| dim.map_or("?".into(), |dim| dim.to_string())).collect();
             return Err(Error::internal(format!(
-                "OpenVINO infers the shape {shape:?} for output `{}`, the model states {:?}",
-                spec.name, spec.shape
+                "OpenVINO infers the shape {shape:?} for output `{}`, the model states [{}]",
+                spec.name,
+                stated.join(", ")
             )));
         }
         fixed.push(OutputSpec { dtype: spec.dtype, shape: shape.clone() });
@@ -104,9 +118,22 @@ impl Session for OvSession {
         let start = Instant::now();
         match &self.fixed {
             Some(specs) => {
-                let buffers = outputs.allocate(specs)?;
-                let mut targets: Vec<(&OutputSpec, &mut [u8])> = specs.iter().zip(buffers).collect();
+                let mut buffers = outputs.allocate(specs)?;
+                if !self.proven {
+                    buffers.iter_mut().for_each(|buffer| buffer.fill(UNWRITTEN));
+                }
+                let mut targets: Vec<(&OutputSpec, &mut [u8])> =
+                    specs.iter().zip(buffers.iter_mut().map(|buffer| &mut **buffer)).collect();
                 self.request.run(inputs, &mut targets, cancelled)?;
+                if !self.proven && buffers.iter().any(|buffer| is_unwritten(buffer)) {
+                    let mut request = self.request.again()?;
+                    request.run_into_own(inputs, cancelled)?;
+                    for (index, buffer) in buffers.into_iter().enumerate() {
+                        request.output(index, buffer)?;
+                    }
+                    (self.request, self.fixed) = (request, None);
+                }
+                self.proven = true;
             }
             None => {
                 let specs = self.request.run_into_own(inputs, cancelled)?;

@@ -11,7 +11,7 @@ use crate::{
 };
 use clap::ArgAction;
 use sdrun::{
-    Model, Shapes,
+    Model, Observer, Shapes,
     abi::Precision,
     bench::{self, BenchOptions, Case, Event, PrecisionChoice, Status},
     graph::{OpenOptions, WeightsPolicy},
@@ -124,7 +124,8 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         })
         .collect();
     let mut task = None;
-    let report = bench::run(&registry, &cases, &options(args), &mut |event| match event {
+    let host = Observer::new(|_, _, _| {}, context.cancel_flag());
+    let report = bench::run(&registry, &cases, &options(args), &host, &mut |event| match event {
         Event::Start { model, precision, provider } => {
             task = Some(context.task(&format!("{model} {precision}: {provider}")));
         }

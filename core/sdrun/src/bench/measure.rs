@@ -1,10 +1,8 @@
 //! One provider on one case.
 
 use super::{Accuracy, BenchOptions, Case, Event, PrecisionChoice, Row, Stats, Status, stats};
-use crate::{
-    BuildOptions, CachePolicy, Error, Isolation, Provider, Registry, Result, Tensors, TracingHost, verify,
-};
-use sdrun_abi::{Error as AbiError, ErrorCode, Precision, Provide, TimingPlan};
+use crate::{BuildOptions, CachePolicy, Error, Isolation, Provider, Registry, Result, Tensors, verify};
+use sdrun_abi::{Error as AbiError, ErrorCode, Host, Precision, Provide, TimingPlan};
 use std::time::{Duration, Instant};
 
 #[allow(clippy::too_many_arguments)]
@@ -16,10 +14,11 @@ pub(super) fn row(
     reference: Option<&Tensors>,
     options: &BenchOptions,
     isolation: &Isolation,
+    host: &dyn Host,
     listen: &mut dyn FnMut(Event<'_>),
 ) -> Row {
     let mut row = Row::new(&provide.id);
-    if let Err(error) = fill(&mut row, registry, case, inputs, reference, options, isolation, listen) {
+    if let Err(error) = fill(&mut row, registry, case, inputs, reference, options, isolation, host, listen) {
         row.status = match error.code() {
             ErrorCode::Unimplemented => Status::Unsupported,
             ErrorCode::DeadlineExceeded => Status::TimedOut,
@@ -43,6 +42,7 @@ fn fill(
     reference: Option<&Tensors>,
     options: &BenchOptions,
     isolation: &Isolation,
+    host: &dyn Host,
     listen: &mut dyn FnMut(Event<'_>),
 ) -> Result<()> {
     listen(Event::Phase("init"));
@@ -57,7 +57,7 @@ fn fill(
 
     listen(Event::Phase("build"));
     let peak = |provider: &Provider| provider.worker().and_then(|w| w.peak_rss());
-    let engine = provider.build(case.model, &build, &TracingHost)?;
+    let engine = provider.build(case.model, &build, host)?;
     row.build_seconds = Some(engine.seconds());
     let dir = tempfile::tempdir_in(registry.paths().temp())
         .map_err(|e| Error::io("make a folder in", registry.paths().temp(), &e))?;
@@ -69,16 +69,16 @@ fn fill(
     listen(Event::Phase("load"));
     reset_peak(&provider);
     let started = Instant::now();
-    let engine = provider.load(&file, &build.device, build.threads, &TracingHost)?;
+    let engine = provider.load(&file, &build.device, build.threads, host)?;
     let weights = case.model.weights();
-    let mut session = engine.session(&weights, &TracingHost)?;
+    let mut session = engine.session(&weights, host)?;
     row.load_seconds = Some(started.elapsed().as_secs_f64());
     row.memory.load_bytes = peak(&provider);
 
     listen(Event::Phase("first run"));
     reset_peak(&provider);
     let started = Instant::now();
-    let outputs = session.run(inputs, &TracingHost)?;
+    let outputs = session.run(inputs, host)?;
     row.first_run_ms = Some(millis(started.elapsed()));
     judge(row, build.precision, &outputs, reference)?;
 
@@ -89,7 +89,7 @@ fn fill(
         min_time: options.min_time,
         max_time: options.max_time,
     };
-    row.times_ms = session.time(inputs, &plan, &TracingHost)?;
+    row.times_ms = session.time(inputs, &plan, host)?;
     row.memory.run_bytes = peak(&provider);
     row.stats = Stats::of(&row.times_ms);
     row.warnings = stats::warnings(&row.times_ms);
@@ -128,13 +128,14 @@ pub(super) fn outputs_of(
     inputs: &Tensors,
     options: &BenchOptions,
     isolation: &Isolation,
+    host: &dyn Host,
 ) -> Result<Tensors> {
     let provider = open(registry, &provide.id, options, isolation)?;
     let case =
         Case { precision: PrecisionChoice::Fixed(Precision::Fp32), shapes: case.shapes.clone(), ..*case };
     let build = build_options(&provider, &case, &BenchOptions { device: None, ..options.clone() })?;
-    let engine = provider.build(case.model, &build, &TracingHost)?;
-    engine.session(&case.model.weights(), &TracingHost)?.run(inputs, &TracingHost)
+    let engine = provider.build(case.model, &build, host)?;
+    engine.session(&case.model.weights(), host)?.run(inputs, host)
 }
 
 fn open(registry: &Registry, id: &str, options: &BenchOptions, isolation: &Isolation) -> Result<Provider> {

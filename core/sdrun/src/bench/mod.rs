@@ -13,7 +13,7 @@ pub use report::{Accuracy, CaseReport, Environment, MemoryPeaks, Report, Row, SC
 pub use stats::Stats;
 
 use crate::{Isolation, Model, Registry, Result, Shapes, Tensors, verify::Tolerance, worker::Limits};
-use sdrun_abi::{Error as AbiError, Precision, Provide};
+use sdrun_abi::{Error as AbiError, ErrorCode, Host, Precision, Provide};
 use std::{collections::BTreeMap, time::Duration};
 
 /// Precision of a case.
@@ -105,11 +105,12 @@ pub enum Event<'a> {
 }
 
 /// Measures every case on every provider. The only errors are those of the caller (an unknown provider, a model
-/// that cannot be bound); whatever a provider does wrong is in its row.
+/// that cannot be bound) and `Cancelled` where `host` wants to stop; whatever a provider does wrong is in its row.
 pub fn run(
     registry: &Registry,
     cases: &[Case<'_>],
     options: &BenchOptions,
+    host: &dyn Host,
     listen: &mut dyn FnMut(Event<'_>),
 ) -> Result<Report> {
     let providers: Vec<&Provide> = if options.providers.is_empty() {
@@ -136,10 +137,11 @@ pub fn run(
         let topology = graph.topology_hash();
         let isolation = Isolation::worker(limits(options.time_limit));
         if !references.iter().any(|(known, _)| *known == topology)
-            && let Some(outputs) = reference_outputs(registry, case, &inputs, options, &isolation)
+            && let Some(outputs) = reference_outputs(registry, case, &inputs, options, &isolation, host)
         {
             references.push((topology.clone(), outputs));
         }
+        go_on(host)?;
         let reference = references.iter().find(|(known, _)| *known == topology).map(|(_, outputs)| outputs);
         let mut rows = Vec::new();
         for provide in &providers {
@@ -148,7 +150,9 @@ pub fn run(
                 precision: case.precision,
                 provider: &provide.id,
             });
-            let row = measure::row(registry, provide, case, &inputs, reference, options, &isolation, listen);
+            let row =
+                measure::row(registry, provide, case, &inputs, reference, options, &isolation, host, listen);
+            go_on(host)?;
             listen(Event::Done(&row));
             rows.push(row);
         }
@@ -173,14 +177,22 @@ fn reference_outputs(
     inputs: &Tensors,
     options: &BenchOptions,
     isolation: &Isolation,
+    host: &dyn Host,
 ) -> Option<Tensors> {
     let provide = registry.reference()?;
-    match measure::outputs_of(registry, provide, case, inputs, options, isolation) {
+    match measure::outputs_of(registry, provide, case, inputs, options, isolation, host) {
         Ok(outputs) => Some(outputs),
         Err(e) => {
             tracing::warn!("no reference outputs, so accuracy is unknown: {e}");
             None
         }
+    }
+}
+
+fn go_on(host: &dyn Host) -> Result<()> {
+    match host.cancelled() {
+        true => Err(AbiError::new(ErrorCode::Cancelled, "the benchmark was cancelled").into()),
+        false => Ok(()),
     }
 }
 

@@ -141,6 +141,8 @@ impl Builder {
             inputs: Vec::new(),
             kernels: Vec::new(),
             failure,
+            work: 0,
+            nodes: 0,
         }
     }
 

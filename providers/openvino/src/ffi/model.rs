@@ -1,6 +1,6 @@
 use super::{InferRequest, Io, c_path, c_string, check, handle, take_string};
 use openvino_sys as ov;
-use sdrun_abi::{AlignedBuffer, Result};
+use sdrun_abi::{AlignedBuffer, Error, Result};
 use std::{
     ffi::c_char,
     path::Path,
@@ -93,7 +93,36 @@ impl CompiledModel {
         let status =
             unsafe { ov::ov_compiled_model_create_infer_request(self.compiled.as_ptr(), &mut request) };
         check(status, "create an inference request")?;
-        Ok(InferRequest::new(handle(request)?, self.clone(), inputs, outputs))
+        let request = handle(request)?;
+        let ports = self.ports(&inputs)?;
+        Ok(InferRequest::new(request, self.clone(), inputs, outputs, ports))
+    }
+
+    /// OpenVINO's number of each input. It keeps their order and drops those that nothing uses.
+    fn ports(&self, inputs: &[Io]) -> Result<Vec<Option<usize>>> {
+        let mut count = 0;
+        // SAFETY: the compiled model is alive, the out pointer valid.
+        let status = unsafe { ov::ov_compiled_model_inputs_size(self.compiled.as_ptr(), &mut count) };
+        check(status, "count the inputs")?;
+        if count == inputs.len() {
+            return Ok((0..count).map(Some).collect());
+        }
+        let names = (0..count)
+            .map(|index| {
+                let mut port = ptr::null_mut();
+                // SAFETY: as above.
+                let status =
+                    unsafe { ov::ov_compiled_model_input_by_index(self.compiled.as_ptr(), index, &mut port) };
+                check(status, "describe an input")?;
+                Port(handle(port)?).name()
+            })
+            .collect::<Result<Vec<String>>>()?;
+        if let Some(unknown) = names.iter().find(|name| inputs.iter().all(|input| input.name != **name)) {
+            return Err(Error::internal(format!(
+                "OpenVINO asks for an input `{unknown}`, which the model has not"
+            )));
+        }
+        Ok(inputs.iter().map(|input| names.iter().position(|name| *name == input.name)).collect())
     }
 }
 
@@ -108,6 +137,15 @@ impl Drop for CompiledModel {
 struct Port(NonNull<ov::ov_output_const_port_t>);
 
 impl Port {
+    /// One of the tensor's names.
+    fn name(&self) -> Result<String> {
+        let mut name: *mut c_char = ptr::null_mut();
+        // SAFETY: the port is alive, the out pointer valid.
+        check(unsafe { ov::ov_port_get_any_name(self.0.as_ptr(), &mut name) }, "name an input")?;
+        // SAFETY: on success the name is a fresh string.
+        Ok(unsafe { take_string(name) }.unwrap_or_default())
+    }
+
     /// `None` where a dimension is open; the C API refuses to tell such a shape.
     fn shape(&self) -> Option<Vec<usize>> {
         let mut shape = ov::ov_shape_t { rank: 0, dims: ptr::null_mut() };

@@ -22,10 +22,12 @@ pub(crate) struct InferRequest {
     request: NonNull<ov::ov_infer_request_t>,
     inputs: Vec<Io>,
     outputs: Vec<Io>,
+    /// OpenVINO's number of each input; `None` where it dropped one that nothing uses.
+    ports: Vec<Option<usize>>,
     /// What each input and output is bound to.
     bound_inputs: Vec<Option<Binding>>,
     bound_outputs: Vec<Option<Binding>>,
-    _model: Arc<CompiledModel>,
+    model: Arc<CompiledModel>,
 }
 
 // SAFETY: a request may be used from any thread, by one at a time; methods that run it take `&mut self`.
@@ -51,16 +53,23 @@ impl InferRequest {
         model: Arc<CompiledModel>,
         inputs: Vec<Io>,
         outputs: Vec<Io>,
+        ports: Vec<Option<usize>>,
     ) -> Self {
         let (i, o) = (inputs.len(), outputs.len());
         InferRequest {
             request,
             inputs,
             outputs,
+            ports,
             bound_inputs: (0..i).map(|_| None).collect(),
             bound_outputs: (0..o).map(|_| None).collect(),
-            _model: model,
+            model,
         }
+    }
+
+    /// Another request on the same model, bound to nothing.
+    pub(crate) fn again(&self) -> Result<InferRequest> {
+        self.model.request(self.inputs.clone(), self.outputs.clone())
     }
 
     /// One inference from `inputs` into `outputs`, both used where they lie. `cancelled` is polled while it
@@ -137,6 +146,7 @@ impl InferRequest {
         for (index, input) in inputs.iter().enumerate() {
             let io = &self.inputs[index];
             check_tensor("input", io, input.dtype, input.shape, input.data.len())?;
+            let Some(port) = self.ports[index] else { continue };
             let data = input.data.as_ptr();
             if self.bound_inputs[index].as_ref().is_some_and(|b| b.is(data, input.shape)) {
                 continue;
@@ -146,11 +156,7 @@ impl InferRequest {
             let tensor = Tensor::over(input.dtype, input.shape, data.cast_mut())?;
             // SAFETY: request and tensor are alive; the memory is lent for the length of the run.
             let status = unsafe {
-                ov::ov_infer_request_set_input_tensor_by_index(
-                    self.request.as_ptr(),
-                    index,
-                    tensor.0.as_ptr(),
-                )
+                ov::ov_infer_request_set_input_tensor_by_index(self.request.as_ptr(), port, tensor.0.as_ptr())
             };
             check(status, &format!("take input `{}`", io.name))?;
             self.bound_inputs[index] = Some(Binding { data, shape: input.shape.to_vec() });
