@@ -9,8 +9,9 @@
 //!   needs.
 //!
 //! Every one is an [`sdrun_abi::WeightSource`]: tensors by name, one at a time, files mapped and never read
-//! whole. [`builtin`] holds the models that come with the library.
+//! whole. [`Binding`] says which tensor of a checkpoint each weight of a graph is. [`builtin`] holds the models that come with the library.
 
+pub mod binding;
 pub mod builtin;
 mod cast;
 mod check;
@@ -24,6 +25,7 @@ mod state;
 pub mod synthetic;
 mod weight_map;
 
+pub use binding::{Binding, BoundTensor, ImportReport};
 pub use cast::Cast;
 pub use check::check_complete;
 pub use layered::{Layered, MapSource};

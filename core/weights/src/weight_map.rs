@@ -3,14 +3,14 @@
 
 use crate::synthetic::{Generator, Order};
 use sdrun_abi::{DType, Error, ErrorCode, Result, Weight, WeightSource};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::{collections::HashMap, io, path::Path};
 
 /// Largest rank of a mapped tensor.
 const MAX_RANK: usize = 8;
 
 /// How a tensor in the graph comes from the tensor of the checkpoint it is named after.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transform {
     /// The same.
@@ -19,6 +19,18 @@ pub enum Transform {
     Reshape,
     /// The transpose of a matrix.
     Transpose,
+}
+
+impl Transform {
+    /// Whether it makes a tensor of shape `to` from one of shape `from`.
+    pub(crate) fn fits(self, from: &[usize], to: &[usize]) -> bool {
+        let elements = |shape: &[usize]| shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        match self {
+            Transform::Identity => to == from,
+            Transform::Reshape => elements(from).is_some() && elements(from) == elements(to),
+            Transform::Transpose => matches!((to, from), ([a, b], [c, d]) if (a, b) == (d, c)),
+        }
+    }
 }
 
 /// One weight of a stripped graph.
@@ -100,14 +112,7 @@ impl MappedTensor {
                 self.length, self.dtype, self.shape
             ));
         }
-        let agrees = match self.transform {
-            Transform::Identity => self.shape == self.source_shape,
-            Transform::Reshape => self.dtype.bytes_of(&self.source_shape) == self.dtype.bytes_of(&self.shape),
-            Transform::Transpose => {
-                matches!((&*self.shape, &*self.source_shape), ([a, b], [c, d]) if (a, b) == (d, c))
-            }
-        };
-        if !agrees {
+        if !self.transform.fits(&self.source_shape, &self.shape) {
             let (from, to) = (&self.source_shape, &self.shape);
             return Err(format!("cannot become {to:?} from {from:?} by {:?}", self.transform));
         }
