@@ -4,18 +4,18 @@ use crate::{
     context::Context,
     format,
     parse::{KeyValue, ShapeArg, duration},
+    weights::Weights,
 };
 use clap::Args;
 use sdrun::{
     BuildOptions, CachePolicy, Engine, Isolation, Model, Provider, Shapes,
-    abi::{Device, Error, Precision, WeightSource},
+    abi::{Device, Error, Precision},
     graph::{OpenOptions, WeightsPolicy},
-    weights::SafetensorsWeights,
     worker::Limits,
 };
 use std::{
     num::NonZeroUsize,
-    path::{Path, PathBuf},
+    path::Path,
     time::Duration,
 };
 
@@ -174,6 +174,7 @@ impl BuildArgs {
         provider: &Provider,
         options: BuildOptions,
         model: &Model,
+        weights: Option<&Weights>,
         only_cached: bool,
     ) -> anyhow::Result<Engine> {
         let cache = match (self.rebuild, self.no_cache, only_cached) {
@@ -190,34 +191,11 @@ impl BuildArgs {
             ..options
         };
         let task = context.task(&format!("building {} for {}", model.name(), provider.id()));
-        Ok(provider.build(model, &options, &task.host(context.cancel_flag()))?)
-    }
-}
-
-/// Weights given apart from the model.
-pub(crate) enum Weights {
-    Model(Box<Model>),
-    Safetensors(SafetensorsWeights),
-}
-
-impl Weights {
-    /// Opens safetensors files, or one ONNX or built-in model.
-    pub(crate) fn open(files: &[PathBuf], allow_links: bool, context: &Context) -> anyhow::Result<Self> {
-        let is_safetensors = |path: &PathBuf| has_ending(path, "safetensors");
-        if files.iter().any(is_safetensors) || files.len() > 1 {
-            return Ok(Weights::Safetensors(SafetensorsWeights::open(files)?));
-        }
-        let what = files.first().map(|f| f.to_string_lossy()).unwrap_or_default();
-        let options = OpenOptions { allow_links, ..OpenOptions::default() };
-        Ok(Weights::Model(Box::new(open_model(&what, &options, context)?)))
-    }
-
-    /// Hands the source to `use_it`.
-    pub(crate) fn with<R>(&self, use_it: impl FnOnce(&dyn WeightSource) -> R) -> R {
-        match self {
-            Weights::Model(model) => use_it(&model.weights()),
-            Weights::Safetensors(weights) => use_it(weights),
-        }
+        let host = task.host(context.cancel_flag());
+        Ok(match weights {
+            Some(weights) => provider.build_with(model, &weights.stack, &options, &host)?,
+            None => provider.build(model, &options, &host)?,
+        })
     }
 }
 

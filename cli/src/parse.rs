@@ -85,6 +85,36 @@ impl FromStr for TensorFile {
     }
 }
 
+/// An adapter and its strengths: `FILE`, `FILE:0.8`, `FILE:0.8:0.5`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct LoraArg {
+    pub(crate) file: PathBuf,
+    pub(crate) strength: f32,
+    pub(crate) text_encoder_strength: f32,
+}
+
+impl FromStr for LoraArg {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        // From the right: a path may hold colons itself (`C:\\x.safetensors`).
+        let number = |text: &str| text.parse::<f32>().ok();
+        let mut parts = text.rsplitn(3, ':');
+        let (last, before, rest) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
+        let (file, strength, text_encoder_strength) = match (number(last), before, before.and_then(number), rest) {
+            (Some(text), _, Some(strength), Some(file)) => (file, strength, text),
+            (Some(strength), Some(_), ..) => (&text[..text.len() - last.len() - 1], strength, strength),
+            _ => (text, 1.0, 1.0),
+        };
+        if file.is_empty() {
+            return Err("the file is missing: FILE, FILE:0.8 or FILE:0.8:0.5".into());
+        }
+        if !strength.is_finite() || !text_encoder_strength.is_finite() {
+            return Err("a strength has to be a finite number".into());
+        }
+        Ok(LoraArg { file: file.into(), strength, text_encoder_strength })
+    }
+}
+
 /// The values that black and white stand for: `0..1`, `-1..1`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ImageRange {
@@ -180,6 +210,22 @@ mod tests {
     }
 
     #[test]
+    fn loras() {
+        let lora = |text: &str| {
+            let LoraArg { file, strength, text_encoder_strength } = text.parse::<LoraArg>()?;
+            Ok::<_, String>((file.display().to_string(), strength, text_encoder_strength))
+        };
+        assert_eq!(lora("a.safetensors"), Ok(("a.safetensors".into(), 1.0, 1.0)));
+        assert_eq!(lora("a.safetensors:-0.5"), Ok(("a.safetensors".into(), -0.5, -0.5)));
+        assert_eq!(lora("a:b.safetensors:0.7:0"), Ok(("a:b.safetensors".into(), 0.7, 0.0)));
+        assert_eq!(lora("C:\\x.safetensors:2"), Ok(("C:\\x.safetensors".into(), 2.0, 2.0)));
+        assert_eq!(lora("C:\\x.safetensors"), Ok(("C:\\x.safetensors".into(), 1.0, 1.0)));
+        for bad in ["", ":1", "a:inf", "a:1:NaN"] {
+            assert!(lora(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn ranges() {
         assert_eq!("-1..1".parse(), Ok(ImageRange { low: -1.0, high: 1.0 }));
         for bad in ["1..0", "0..0", "0", "a..1", "0..inf", "NaN..1", ".."] {
@@ -206,7 +252,7 @@ mod tests {
         #[test]
         fn nothing_panics(text in ".{0,40}") {
             let _ = (text.parse::<ShapeArg>(), text.parse::<KeyValue>(), text.parse::<TensorFile>());
-            let _ = (text.parse::<ImageRange>(), size(&text), duration(&text));
+            let _ = (text.parse::<ImageRange>(), text.parse::<LoraArg>(), size(&text), duration(&text));
         }
 
         #[test]

@@ -1,8 +1,12 @@
 //! `sdrun build`
 
-use crate::{context::Context, files, format, model};
+use crate::{
+    context::Context,
+    files, format, model,
+    weights::{WeightArgs, WeightReport},
+};
 use sdrun::{
-    BuildOptions, EngineManifest,
+    BuildOptions, EngineManifest, check_weights,
     abi::{Device, Error},
     graph::WeightsPolicy,
 };
@@ -18,7 +22,11 @@ use std::{
 /// given it holds no weights: engines belong to a topology, and any weights of that topology fit. A model's weight
 /// files may therefore be absent.
 ///
+/// With --weights or --lora it is checked that they fit; they go into the engine with --bake only.
+///
 /// Example: sdrun build sd15/unet -p openvino --precision bf16
+///
+/// Example: sdrun build sd15/unet --weights dreamshaper.safetensors -p openvino
 ///
 /// Example: sdrun build vae/model.onnx --shape latent_sample=1,4,64,64 -o vae.sdengine
 #[derive(clap::Args)]
@@ -34,6 +42,8 @@ pub(crate) struct Args {
     #[arg(long)]
     isolate: bool,
 
+    #[command(flatten)]
+    weights: WeightArgs,
     #[command(flatten)]
     provider: model::ProviderArgs,
     #[command(flatten)]
@@ -51,6 +61,8 @@ struct Report<'a> {
     file: Option<&'a Path>,
     /// Size of the engine in that file.
     payload_bytes: Option<u64>,
+    /// What was given with --weights and --lora.
+    weights: Option<WeightReport>,
     #[serde(flatten)]
     manifest: &'a EngineManifest,
 }
@@ -59,15 +71,28 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.output {
         check_engine_target(path)?;
     }
-    let weights = if args.build.bake { WeightsPolicy::Required } else { WeightsPolicy::MayBeAbsent };
-    let model = args.shapes.open(&args.model, weights, context)?;
+    let own = args.build.bake || !args.weights.loras.is_empty();
+    let policy = if own { args.weights.policy() } else { WeightsPolicy::MayBeAbsent };
+    let model = args.shapes.open(&args.model, policy, context)?;
     let shapes = model::complete(&model, args.shapes.shapes()?);
-    // Errors of the model come before those of a provider.
-    model.bound(&shapes)?;
+    // Errors of the model and its weights come before those of a provider.
+    let bound = model.bound(&shapes)?;
+    let weights = match args.weights.is_given() {
+        true => {
+            let names: Vec<&str> = bound.weights().map(|(name, _)| name).collect();
+            let links = args.shapes.allow_links;
+            let weights = args.weights.open(model.binding()?, &names, Some(&model), links, context)?;
+            if let Some(weights) = &weights {
+                check_weights(&bound, &weights.stack)?;
+            }
+            weights
+        }
+        false => None,
+    };
     let (provider, device) = args.provider.open(args.isolate, context)?;
     let options =
         BuildOptions { threads: args.provider.threads(), shapes, ..BuildOptions::new(device.clone()) };
-    let engine = args.build.build(context, &provider, options, &model, false)?;
+    let engine = args.build.build(context, &provider, options, &model, weights.as_ref(), false)?;
     let payload_bytes = args.output.as_ref().map(|path| engine.save(path)).transpose()?;
     let report = Report {
         device: &device,
@@ -75,10 +100,14 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         seconds: engine.seconds(),
         file: args.output.as_deref(),
         payload_bytes,
+        weights: weights.as_ref().map(|weights| args.weights.report(&args.model, &weights.stack)),
         manifest: engine.manifest(),
     };
     context.present(&report, |out| {
         writeln!(out, "{}", model::describe(&engine, &device))?;
+        if let Some(weights) = &report.weights {
+            weights.show(out, &args.model)?;
+        }
         let weights = engine.info().weights.len();
         match weights {
             0 => writeln!(out, "  holds all its weights")?,

@@ -4,18 +4,18 @@ use crate::{
     commands::inspect::is_engine,
     context::Context,
     format, job,
-    model::{self, BuildArgs, ModelArgs, ProviderArgs, Weights},
+    model::{self, BuildArgs, ModelArgs, ProviderArgs},
     tensors::{self, InputArgs, OutputArgs, Summary},
+    weights::{WeightArgs, WeightReport, Weights},
 };
 use sdrun::{
-    BuildOptions, Engine, EngineFile, Model, Session, Tensors,
+    BuildOptions, Engine, EngineFile, Model, Tensors,
     abi::{Device, Error, Precision, RuntimeInfo, TensorSpec},
-    graph::WeightsPolicy,
 };
 use serde::Serialize;
 use std::{
     io::{self, Write},
-    path::{Path, PathBuf},
+    path::Path,
     process::ExitCode,
     time::Instant,
 };
@@ -28,17 +28,12 @@ use std::{
 ///
 /// Example: sdrun run taef2/encoder --input image=photo.png -o latent.npz
 ///
-/// Example: sdrun run unet.sdengine --weights unet/model.onnx --input all.npz --output noise=out.npy
+/// Example: sdrun run unet.sdengine --weights dreamshaper.safetensors --lora style.safetensors:0.8 --input all.npz
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// An .onnx file, the name of a built-in model, or an .sdengine file
     #[arg(value_name = "MODEL|ENGINE")]
     what: String,
-
-    /// Weights to run with: an .onnx file, a built-in model or .safetensors files with tensors named as in the
-    /// model. An engine without weights needs this (repeatable for shards)
-    #[arg(long, value_name = "FILE")]
-    weights: Vec<PathBuf>,
 
     /// Fail where there is no engine in the cache, instead of building one
     #[arg(long, conflicts_with_all = ["rebuild", "no_cache"])]
@@ -48,6 +43,8 @@ pub(crate) struct Args {
     #[arg(long)]
     isolate: bool,
 
+    #[command(flatten)]
+    weights: WeightArgs,
     #[command(flatten)]
     provider: ProviderArgs,
     #[command(flatten)]
@@ -72,6 +69,8 @@ struct Report {
     engine_seconds: f64,
     /// Giving it its weights.
     session_seconds: f64,
+    /// Absent where they are baked in.
+    weights: Option<WeightReport>,
     run_ms: f64,
     outputs: Vec<Summary>,
 }
@@ -81,19 +80,19 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
 }
 
 fn run_model(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
-    // With weights from elsewhere the model's own may be absent.
-    let policy = if args.weights.is_empty() { WeightsPolicy::Required } else { WeightsPolicy::MayBeAbsent };
-    let job = job::prepare(&args.what, &args.model, &args.inputs, policy, context)?;
+    let job = job::prepare(&args.what, &args.model, &args.inputs, args.weights.policy(), context)?;
     args.outputs.check(&job.output_names(), &args.inputs)?;
-    let weights = open_weights(args, context)?;
+    let names: Vec<&str> = job.model.graph().weights().map(|(name, _)| name).collect();
+    let binding = job.model.binding()?;
+    let weights = args.weights.open(binding, &names, Some(&job.model), args.model.allow_links, context)?;
     let (provider, device) = args.provider.open(args.isolate, context)?;
     let options = BuildOptions {
         threads: args.provider.threads(),
         shapes: job.shapes,
         ..BuildOptions::new(device.clone())
     };
-    let engine = args.build.build(context, &provider, options, &job.model, args.no_build)?;
-    finish(args, context, &engine, &device, weights.as_ref(), Some(&job.model), &job.inputs)
+    let engine = args.build.build(context, &provider, options, &job.model, weights.as_ref(), args.no_build)?;
+    finish(args, context, &engine, &device, weights.as_ref(), &job.inputs)
 }
 
 fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
@@ -109,30 +108,29 @@ fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
             .with_hint("leave out `--shape`, or run the model instead of the engine")
             .into());
     }
-    let weights = open_weights(args, context)?;
+    let names: Vec<&str> = manifest.info.weights.iter().map(|w| w.name.as_str()).collect();
+    let binding = manifest.binding.clone();
+    let weights = args.weights.open(binding, &names, None, args.model.allow_links, context)?;
     match (manifest.info.weights.is_empty(), &weights) {
         (false, None) => {
             return Err(Error::precondition(format!("{} holds no weights", path.display()))
                 .with_hint(format!(
-                    "it was built from {}: give `--weights` with that or with other weights",
+                    "it was built from {}: give `--weights` with that or with a checkpoint",
                     manifest.model
                 ))
                 .into());
         }
-        (true, Some(_)) => {
+        (true, _) if args.weights.is_given() => {
             return Err(Error::invalid(format!(
                 "{} has its weights baked in and takes no others",
                 path.display()
             ))
-            .with_hint("leave out `--weights`")
+            .with_hint("leave out `--weights` and `--lora`")
             .into());
         }
         _ => {}
     }
-    let model = match &weights {
-        Some(Weights::Model(model)) => Some(&**model),
-        _ => None,
-    };
+    let model = weights.as_ref().and_then(|weights| weights.model.as_deref());
     let mut inputs = args.inputs.read(&manifest.info.inputs, model.and_then(Model::builtin))?;
     tensors::check(&manifest.info.inputs, &inputs)?;
     let missing = args.inputs.missing(&manifest.info.inputs, &inputs, model.and_then(Model::builtin))?;
@@ -161,14 +159,7 @@ fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let task = context.task(&format!("loading {}", path.display()));
     let engine = provider.load(path, &device, args.provider.threads(), &task.host(context.cancel_flag()))?;
     drop(task);
-    finish(args, context, &engine, &device, weights.as_ref(), model, &inputs)
-}
-
-fn open_weights(args: &Args, context: &Context) -> anyhow::Result<Option<Weights>> {
-    if args.weights.is_empty() {
-        return Ok(None);
-    }
-    Weights::open(&args.weights, args.model.allow_links, context).map(Some)
+    finish(args, context, &engine, &device, weights.as_ref(), &inputs)
 }
 
 /// From an engine to files and a report.
@@ -178,17 +169,15 @@ fn finish(
     engine: &Engine,
     device: &Device,
     weights: Option<&Weights>,
-    model: Option<&Model>,
     inputs: &Tensors,
 ) -> anyhow::Result<ExitCode> {
     context.go_on()?;
     let task = context.task("running");
     let host = task.host(context.cancel_flag());
-    let mut session: Session = match (weights, model) {
-        (Some(weights), _) => weights.with(|source| engine.session(source, &host))?,
-        (None, Some(model)) => engine.session(&model.weights(), &host)?,
-        // An engine that has them baked in.
-        (None, None) => engine.session(&sdrun::weights::MapSource::default(), &host)?,
+    // An engine that has its weights baked in is given none.
+    let mut session = match weights {
+        Some(weights) if !engine.info().weights.is_empty() => engine.session(&weights.stack, &host)?,
+        _ => engine.session(&sdrun::weights::MapSource::default(), &host)?,
     };
     let started = Instant::now();
     let outputs = session.run(inputs, &host)?;
@@ -207,11 +196,15 @@ fn finish(
         cached: engine.was_loaded(),
         engine_seconds: engine.seconds(),
         session_seconds: session.seconds(),
+        weights: weights.map(|weights| args.weights.report(&args.what, &weights.stack)),
         run_ms,
         outputs: outputs.iter().map(|(name, tensor)| Summary::of(name, tensor)).collect(),
     };
     context.present(&report, |out| {
         writeln!(out, "{}", model::describe(engine, device))?;
+        if let Some(weights) = &report.weights {
+            weights.show(out, &args.what)?;
+        }
         show(out, &report)
     })?;
     Ok(ExitCode::SUCCESS)

@@ -7,11 +7,11 @@ use crate::{
     format, job,
     model::{BuildArgs, ModelArgs, ProviderArgs},
     tensors::InputArgs,
+    weights::{WeightArgs, WeightReport, Weights},
 };
 use sdrun::{
-    BuildOptions, Isolation, Registry, Tensors,
+    BuildOptions, HostTensor, Isolation, Registry, Tensors,
     abi::{Error, Precision},
-    graph::WeightsPolicy,
     verify::{Comparison, Tolerance, compare},
 };
 use serde::Serialize;
@@ -27,7 +27,11 @@ use std::{
 /// or takes the reference outputs from a file. fp32 is right up to a relative error of 1e-3 (of the largest value)
 /// and a cosine of 0.99999; fp16 to a cosine of 0.999; bf16 to 0.99. Exit code 1 where an output is wrong.
 ///
+/// With --lora the model is also run without the adapters, and outputs they do not change at all are told.
+///
 /// Example: sdrun verify sd15/vae-decoder -p openvino --precision bf16
+///
+/// Example: sdrun verify sd15/unet -p ggml --weights dreamshaper.safetensors --lora style.safetensors:0.8
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// An .onnx file or the name of a built-in model
@@ -41,6 +45,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE.npz")]
     reference_file: Option<PathBuf>,
 
+    #[command(flatten)]
+    weights: WeightArgs,
     #[command(flatten)]
     provider: ProviderArgs,
     #[command(flatten)]
@@ -61,6 +67,10 @@ struct Report {
     tolerance: Tolerance,
     accepted: bool,
     outputs: Vec<Row>,
+    /// What was given with --weights and --lora.
+    weights: Option<WeightReport>,
+    /// Outputs that the adapters do not change in a single bit.
+    unchanged: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -71,22 +81,29 @@ struct Row {
 }
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
-    let job = job::prepare(&args.model, &args.shapes, &args.inputs, WeightsPolicy::Required, context)?;
+    let policy = args.weights.policy();
+    let job = job::prepare(&args.model, &args.shapes, &args.inputs, policy, context)?;
+    let names: Vec<&str> = job.model.graph().weights().map(|(name, _)| name).collect();
+    let (binding, links) = (job.model.binding()?, args.shapes.allow_links);
+    let weights = args
+        .weights
+        .open(binding, &names, Some(&job.model), links, context)?
+        .ok_or_else(|| Error::internal("a model has no weights"))?;
     let registry = context.registry()?;
     let isolation = args.provider.isolation(true);
     let (reference, expected) = match (&args.reference_file, reference_provider(args, &registry)) {
         (Some(path), _) => (path.display().to_string(), npz::read(path, None)?),
         (None, id) => {
             let id = id?;
-            let side = Side { id: Some(&id), device: None, build: &args.build.of_reference() };
-            let (_, outputs) = outputs_of(&side, &job, args, &registry, &isolation, context)?;
+            let side = Side { id: Some(&id), device: None, build: &args.build.of_reference(), weights: &weights };
+            let (_, outputs, _) = outputs_of(&side, &job, args, &registry, &isolation, context)?;
             (id, outputs)
         }
     };
     context.go_on()?;
     let (id, device) = (args.provider.provider.as_deref(), args.provider.device.as_deref());
-    let side = Side { id, device, build: &args.build };
-    let (provider, outputs) = outputs_of(&side, &job, args, &registry, &isolation, context)?;
+    let side = Side { id, device, build: &args.build, weights: &weights };
+    let (provider, outputs, unchanged) = outputs_of(&side, &job, args, &registry, &isolation, context)?;
     let tolerance = Tolerance::of(args.build.precision);
     let rows: Vec<Row> = compare(&outputs, &expected)?
         .into_iter()
@@ -100,6 +117,8 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         tolerance,
         accepted: rows.iter().all(|row| row.accepted),
         outputs: rows,
+        weights: args.weights.is_given().then(|| args.weights.report(&args.model, &weights.stack)),
+        unchanged,
     };
     context.present(&report, |out| show(out, &report))?;
     Ok(ExitCode::from(if report.accepted { 0 } else { exit::NO }))
@@ -120,9 +139,10 @@ struct Side<'a> {
     id: Option<&'a str>,
     device: Option<&'a str>,
     build: &'a BuildArgs,
+    weights: &'a Weights,
 }
 
-/// Runs the job on a provider; says which one it was.
+/// Runs the job on a provider; says which one it was, and which outputs the adapters leave as they are.
 fn outputs_of(
     side: &Side<'_>,
     job: &job::Job,
@@ -130,7 +150,7 @@ fn outputs_of(
     registry: &Registry,
     isolation: &Isolation,
     context: &Context,
-) -> anyhow::Result<(String, Tensors)> {
+) -> anyhow::Result<(String, Tensors, Vec<String>)> {
     let provider = match side.id {
         Some(id) => registry.open(id, isolation)?,
         None => registry.open_best(isolation)?,
@@ -141,11 +161,23 @@ fn outputs_of(
         shapes: job.shapes.clone(),
         ..BuildOptions::new(device)
     };
-    let engine = side.build.build(context, &provider, options, &job.model, false)?;
+    let engine = side.build.build(context, &provider, options, &job.model, Some(side.weights), false)?;
     let task = context.task(&format!("running on {}", provider.id()));
     let host = task.host(context.cancel_flag());
-    let outputs = engine.session(&job.model.weights(), &host)?.run(&job.inputs, &host)?;
-    Ok((provider.id().to_string(), outputs))
+    let stack = &side.weights.stack;
+    if stack.reports().next().is_none() || engine.info().weights.is_empty() {
+        let outputs = engine.session(stack, &host)?.run(&job.inputs, &host)?;
+        return Ok((provider.id().to_string(), outputs, Vec::new()));
+    }
+    let mut session = engine.session(&stack.pristine(), &host)?;
+    let before = session.run(&job.inputs, &host)?;
+    session.refit(stack, &host)?;
+    let outputs = session.run(&job.inputs, &host)?;
+    let same = |(name, tensor): (&String, &HostTensor)| {
+        (before.get(name).is_some_and(|b| b.data() == tensor.data())).then(|| name.clone())
+    };
+    let unchanged = outputs.iter().filter_map(same).collect();
+    Ok((provider.id().to_string(), outputs, unchanged))
 }
 
 fn show(out: &mut dyn Write, report: &Report) -> io::Result<()> {
@@ -157,6 +189,12 @@ fn show(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         "{model} on {provider} in {precision}, compared with {reference} ({relative}cosine at least {})",
         tolerance.cosine
     )?;
+    if let Some(weights) = &report.weights {
+        weights.show(out, model)?;
+    }
+    if !report.unchanged.is_empty() {
+        writeln!(out, "  warning: the adapters change nothing at all in {}", format::list(&report.unchanged))?;
+    }
     let mut table =
         format::table(["output", "max abs", "relative", "cosine", "SNR dB", "NaN, inf", "verdict"]);
     for Row { accepted, comparison: c } in &report.outputs {

@@ -55,6 +55,13 @@ pub trait Engine: Send + Sync {
     /// The bytes that [`Provider::load`] takes.
     fn serialize(&self) -> Result<Vec<u8>>;
 
+    /// An engine with these weights inside: what [`Provider::build`] with `bake` makes, from an engine without. Only
+    /// where the device has [`Capabilities::bake`](crate::Capabilities::bake).
+    fn bake(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Engine>> {
+        let _ = (weights, host);
+        Err(Error::unsupported("cannot store weights in an engine"))
+    }
+
     /// Gives the engine weights and makes it ready to run. A weight the source cannot deliver is an error.
     fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Session>>;
 }
@@ -186,6 +193,13 @@ pub trait WeightSource: Sync {
     /// values on demand answer without doing so.
     fn describe(&self, name: &str) -> Result<(DType, Vec<usize>)> {
         self.get(name).map(|weight| (weight.dtype, weight.shape))
+    }
+
+    /// A number for what `get` delivers now: sources that answer the same number for the same name deliver the same
+    /// bytes, so that a refit can leave that weight out. `None` where the source cannot tell.
+    fn version(&self, name: &str) -> Option<u128> {
+        let _ = name;
+        None
     }
 }
 

@@ -8,12 +8,14 @@ mod compact;
 mod dead;
 mod fold;
 mod identity;
+mod weights_as_inputs;
 
 pub use branches::inline_branches;
 pub use compact::compact;
 pub use dead::eliminate_dead;
 pub use fold::{FOLD_BUDGET, fold_constants};
 pub use identity::eliminate_identity;
+pub use weights_as_inputs::weights_as_inputs;
 
 use crate::{Graph, GraphError, Node, OpenDims, infer};
 use serde::Serialize;

@@ -7,11 +7,16 @@ use crate::{
 use sdrun_abi::{
     BuildSpec, Compatibility, Device, Engine as DriverEngine, EngineInfo, Error as AbiError, Host,
     MemoryReport, Precision, RefitReport, Session as DriverSession, TensorView, TimingPlan, WeightSource,
+    WeightSpec, WeightUpdate,
 };
 use sdrun_graph::{Graph, OpenDims};
 use sdrun_weights::{Cast, check_complete};
 use sha2::{Digest, Sha256};
-use std::{collections::BTreeMap, path::Path, time::Instant};
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::Path,
+    time::Instant,
+};
 
 /// Whether engines come from and go to the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,8 +89,20 @@ pub struct Engine {
 }
 
 impl Provider {
-    /// Builds an engine for `model`, or takes it from the cache.
+    /// Builds an engine for `model`, or takes it from the cache. With [`BuildOptions::bake`] the model's own weights go
+    /// into it.
     pub fn build(&self, model: &Model, options: &BuildOptions, host: &dyn Host) -> Result<Engine> {
+        self.build_with(model, &model.weights(), options, host)
+    }
+
+    /// As [`build`](Provider::build), with the weights to bake in.
+    pub fn build_with(
+        &self,
+        model: &Model,
+        weights: &dyn WeightSource,
+        options: &BuildOptions,
+        host: &dyn Host,
+    ) -> Result<Engine> {
         let started = Instant::now();
         let offered = self.capabilities(&options.device)?;
         if !offered.precisions.contains(&options.precision) {
@@ -120,8 +137,12 @@ impl Provider {
             bake: options.bake,
             options: options.options.clone(),
         };
-        let weights = model.weights();
-        let baked = if options.bake { Some(fingerprint(&graph, &weights)?) } else { None };
+        let specs = weight_specs(&graph);
+        let cast = Cast::new(weights, &specs);
+        if options.bake {
+            check_complete(&specs, &cast)?;
+        }
+        let baked = if options.bake { Some(fingerprint(&specs, &cast)?) } else { None };
         let topology = graph.topology_hash();
         let key = self.cache_key(&topology, &options.device, &spec, baked.as_deref());
         let cache = Cache::at(self.paths().engines());
@@ -148,8 +169,6 @@ impl Provider {
             .into());
         }
         let bytes = graph.to_onnx_stripped()?;
-        let specs = weight_specs(&graph);
-        let cast = Cast::new(&weights, &specs);
         let inner = self.driver().build(&bytes, &spec, &cast, host).map_err(Error::of(self.id()))?;
         check_info(self, inner.info(), &graph)?;
         let manifest = EngineManifest {
@@ -161,6 +180,7 @@ impl Provider {
             model: model.name().to_string(),
             spec,
             info: inner.info().clone(),
+            binding: model.binding()?,
             baked,
         };
         let engine = Engine {
@@ -257,10 +277,10 @@ impl Provider {
 }
 
 /// The weights of a graph as specifications.
-pub(crate) fn weight_specs(graph: &Graph) -> Vec<sdrun_abi::WeightSpec> {
+pub(crate) fn weight_specs(graph: &Graph) -> Vec<WeightSpec> {
     graph
         .weights()
-        .map(|(name, w)| sdrun_abi::WeightSpec {
+        .map(|(name, w)| WeightSpec {
             name: name.to_string(),
             dtype: w.dtype,
             shape: w.shape.clone(),
@@ -268,9 +288,17 @@ pub(crate) fn weight_specs(graph: &Graph) -> Vec<sdrun_abi::WeightSpec> {
         .collect()
 }
 
+/// Whether `weights` has all weights of a graph in their shapes; types are converted. Reads no values.
+///
+/// Errors: those of [`check_complete`](sdrun_weights::check_complete).
+pub fn check_weights(graph: &Graph, weights: &dyn WeightSource) -> Result<()> {
+    let specs = weight_specs(graph);
+    Ok(check_complete(&specs, &Cast::new(weights, &specs))?)
+}
+
 /// XXH3-128 over names and bytes of all weights, for engines that hold them.
-fn fingerprint(graph: &Graph, weights: &dyn WeightSource) -> Result<String> {
-    let mut names: Vec<&str> = graph.weights().map(|(name, _)| name).collect();
+fn fingerprint(specs: &[WeightSpec], weights: &dyn WeightSource) -> Result<String> {
+    let mut names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
     names.sort_unstable();
     let mut hash = xxhash_rust::xxh3::Xxh3::new();
     for name in names {
@@ -325,6 +353,29 @@ impl Engine {
         Ok(payload.len() as u64)
     }
 
+    /// An engine with these weights inside: loads faster, takes no others. Only where the provider can
+    /// ([`Capabilities::bake`](sdrun_abi::Capabilities::bake)).
+    pub fn bake(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Engine> {
+        let started = Instant::now();
+        let specs = &self.inner.info().weights;
+        if specs.is_empty() {
+            return Err(has_its_weights());
+        }
+        let cast = Cast::new(weights, specs);
+        check_complete(specs, &cast)?;
+        let baked = Some(fingerprint(specs, &cast)?);
+        let inner = self.inner.bake(&cast, host).map_err(Error::of(self.provider.id()))?;
+        let mut manifest = EngineManifest { info: inner.info().clone(), baked, ..self.manifest.clone() };
+        manifest.spec.bake = true;
+        Ok(Engine {
+            inner,
+            provider: self.provider.clone(),
+            manifest,
+            cached: false,
+            seconds: started.elapsed().as_secs_f64(),
+        })
+    }
+
     /// Gives it weights. Every weight of [`EngineInfo::weights`] must be there in its shape (types are
     /// converted); what is missing is listed, and no session is made.
     pub fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Session> {
@@ -335,6 +386,7 @@ impl Engine {
         let inner = self.inner.session(&cast, host).map_err(Error::of(self.provider.id()))?;
         Ok(Session {
             inner,
+            versions: versions(specs, weights),
             provider: self.provider.clone(),
             info: self.inner.info().clone(),
             outputs: Outputs::default(),
@@ -343,9 +395,22 @@ impl Engine {
     }
 }
 
+fn has_its_weights() -> Error {
+    AbiError::precondition("this engine has its weights baked in and takes no others")
+        .with_hint("build it without `--bake`")
+        .into()
+}
+
+/// What the weights of a session are, where their source tells.
+fn versions(specs: &[WeightSpec], weights: &dyn WeightSource) -> HashMap<String, u128> {
+    specs.iter().filter_map(|spec| Some((spec.name.clone(), weights.version(&spec.name)?))).collect()
+}
+
 /// An engine with weights, ready to run.
 pub struct Session {
     inner: Box<dyn DriverSession>,
+    /// [`WeightSource::version`] of the weights it has.
+    versions: HashMap<String, u128>,
     provider: Provider,
     info: EngineInfo,
     outputs: Outputs,
@@ -391,29 +456,25 @@ impl Session {
         self.inner.time(&views, plan, host).map_err(Error::of(self.provider.id()))
     }
 
-    /// Replaces the weights named in `changed`, or all of them where it is `None`; on an error the former ones
-    /// still work.
-    pub fn refit(
-        &mut self,
-        weights: &dyn WeightSource,
-        changed: Option<&[&str]>,
-        host: &dyn Host,
-    ) -> Result<RefitReport> {
-        if self.info.weights.is_empty() {
-            return Err(AbiError::precondition(
-                "this engine has its weights baked in and cannot be refitted",
-            )
-            .with_hint("build it without `--bake`")
-            .into());
+    /// Gives it other weights: a checkpoint, adapters, both ([`WeightStack`](sdrun_weights::WeightStack)), or any other
+    /// source that has them all. Only those are handed to the provider that differ from what it has, as far as both
+    /// sources tell by [`WeightSource::version`]. On an error the former weights still work.
+    pub fn refit(&mut self, weights: &dyn WeightSource, host: &dyn Host) -> Result<RefitReport> {
+        let specs = &self.info.weights;
+        if specs.is_empty() {
+            return Err(has_its_weights());
         }
-        let cast = Cast::new(weights, &self.info.weights);
-        check_complete(&self.info.weights, &cast)?;
-        let all: Vec<&str> = self.info.weights.iter().map(|w| w.name.as_str()).collect();
-        let changed = changed.unwrap_or(&all);
-        if let Some(unknown) = changed.iter().find(|n| !all.contains(n)) {
-            return Err(AbiError::not_found(format!("the engine has no weight called {unknown:?}")).into());
+        let cast = Cast::new(weights, specs);
+        check_complete(specs, &cast)?;
+        let versions = versions(specs, weights);
+        let same = |name: &str| versions.get(name).is_some_and(|new| self.versions.get(name) == Some(new));
+        let changed: Vec<&str> = specs.iter().map(|w| w.name.as_str()).filter(|name| !same(name)).collect();
+        if changed.is_empty() {
+            return Ok(RefitReport { method: WeightUpdate::InPlace, tensors: 0, bytes: 0 });
         }
-        self.inner.refit(changed, &cast, host).map_err(Error::of(self.provider.id()))
+        let report = self.inner.refit(&changed, &cast, host).map_err(Error::of(self.provider.id()))?;
+        self.versions = versions;
+        Ok(report)
     }
 
     /// Memory the runtime uses for this session.

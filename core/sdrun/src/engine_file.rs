@@ -17,6 +17,7 @@
 
 use crate::{Error, Result};
 use sdrun_abi::{BuildSpec, EngineInfo, Error as AbiError, ErrorCode};
+use sdrun_weights::Binding;
 use serde::{Deserialize, Serialize};
 use std::{fs::File, io::Write, ops::Deref, path::Path};
 use xxhash_rust::xxh3::xxh3_128;
@@ -47,6 +48,9 @@ pub struct EngineManifest {
     pub spec: BuildSpec,
     /// Inputs, outputs, weights, compatibility string.
     pub info: EngineInfo,
+    /// Which tensors of a checkpoint its weights are.
+    #[serde(default)]
+    pub binding: Binding,
     /// XXH3-128 over the weights that were baked in; `None` for a stripped engine.
     pub baked: Option<String>,
 }

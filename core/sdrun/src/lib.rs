@@ -45,7 +45,7 @@ pub mod verify;
 pub mod worker;
 
 pub use cache::{Cache, CacheContent, CacheEntry, GcLimits};
-pub use engine::{BuildOptions, CachePolicy, Engine, Session};
+pub use engine::{BuildOptions, CachePolicy, Engine, Session, check_weights};
 pub use engine_file::{EngineFile, EngineManifest};
 pub use error::{Error, Result};
 pub use library::load_plugin;

@@ -1,7 +1,7 @@
 use crate::{Error, Paths, Result};
 use sdrun_abi::{DType, Error as AbiError, TensorSpec};
-use sdrun_graph::{Dim, Graph, OpenDims, OpenOptions};
-use sdrun_weights::{OnnxWeights, builtin};
+use sdrun_graph::{Dim, ExternalBase, Graph, OpenDims, OpenOptions, WeightsPolicy};
+use sdrun_weights::{Binding, OnnxWeights, builtin};
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -33,7 +33,8 @@ impl Model {
     }
 
     /// Opens a file, or a built-in model where `what` is the name of one and not a file. A built-in model's
-    /// synthetic weights are generated into the cache folder on first use; `progress` hears bytes done and total.
+    /// synthetic weights are generated into the cache folder on first use, unless they may be absent; `progress` hears
+    /// bytes done and total.
     pub fn find(
         what: &str,
         paths: &Paths,
@@ -54,6 +55,12 @@ impl Model {
             .with_hint(format!("built-in models: {}", names.join(", ")))
             .into());
         };
+        if options.weights == WeightsPolicy::MayBeAbsent {
+            let bytes = builtin.graph_bytes()?.into();
+            let graph = Graph::from_bytes(bytes, builtin.name, ExternalBase::Stripped)?;
+            let path = PathBuf::from(builtin.name);
+            return Ok(Model { name: builtin.name.to_string(), path, graph, builtin: Some(builtin) });
+        }
         crate::paths::private_dir(&paths.cache)?;
         let path = builtin.materialise(&paths.cache, progress)?;
         // The files are our own: a second link is one that a provider made for a moment to read them.
@@ -76,6 +83,25 @@ impl Model {
     /// What is known about it if it is a built-in model.
     pub fn builtin(&self) -> Option<&'static builtin::Builtin> {
         self.builtin
+    }
+
+    /// Which tensors of a checkpoint the weights are: of a built-in model as it is known; else from the table that
+    /// `sdrun import` wrote beside the file (`NAME.binding.json`); else by the names of weights and nodes.
+    pub fn binding(&self) -> Result<Binding> {
+        if let Some(builtin) = self.builtin {
+            return Ok(Binding::from_map(&builtin.weight_map()?));
+        }
+        let table = Self::binding_file(&self.path);
+        match std::fs::read(&table) {
+            Ok(json) => Ok(Binding::parse(&json).map_err(|e| e.with_file(&table))?),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Binding::infer(&self.graph).0),
+            Err(e) => Err(Error::io("read", &table, &e)),
+        }
+    }
+
+    /// Where the binding table of a model file lies: `NAME.binding.json` beside `NAME.onnx`.
+    pub fn binding_file(model: &Path) -> PathBuf {
+        model.with_extension("binding.json")
     }
 
     /// The weights stored with the model, mapped, not read.

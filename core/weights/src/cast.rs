@@ -59,6 +59,10 @@ impl WeightSource for Cast<'_> {
         Weight::new(wanted.dtype, weight.shape, data)
     }
 
+    fn version(&self, name: &str) -> Option<u128> {
+        self.source.version(name)
+    }
+
     fn describe(&self, name: &str) -> Result<(DType, Vec<usize>)> {
         let wanted = self.wanted(name)?;
         let (dtype, shape) = self.source.describe(name)?;

@@ -13,7 +13,7 @@ use ort::environment::Environment;
 use sdrun_abi::{
     Engine, EngineInfo, Error, ErrorCode, Host, Result, Session, TensorSpec, Weight, WeightSource,
 };
-use sdrun_graph::{Graph, GraphError, Initializer, Placement, ValueId};
+use sdrun_graph::{Graph, GraphError, Placement, passes::weights_as_inputs};
 use sdrun_provider_common::{describe, graph_error, phase, read_graph};
 use std::sync::Arc;
 
@@ -42,16 +42,7 @@ impl OrtEngine {
         let recipe = &*self.0;
         phase(host, "validate", 0, 1)?;
         let mut graph = recipe.graph.clone();
-        let weights: Vec<ValueId> = graph
-            .initializers
-            .iter()
-            .filter(|(_, initializer)| matches!(initializer, Initializer::Weight(_)))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in weights {
-            graph.initializers.remove(&id);
-            graph.inputs.push(id);
-        }
+        weights_as_inputs(&mut graph);
         let onnx = graph
             .to_onnx(|name, _| Err(GraphError::Invalid(format!("weight `{name}` is left"))))
             .map_err(graph_error)?;

@@ -11,8 +11,8 @@ use bytes::Bytes;
 use sdrun_abi::{
     BuildSpec, Compatibility, Engine, EngineInfo, Error, ErrorCode, Host, Result, Session, WeightSource,
 };
-use sdrun_graph::Graph;
-use sdrun_provider_common::{describe, phase, read_graph};
+use sdrun_graph::{Graph, GraphError, passes::weights_as_inputs};
+use sdrun_provider_common::{describe, graph_error, phase, read_graph};
 use serde::{Deserialize, Serialize};
 use std::{io::Read, sync::Arc};
 
@@ -71,16 +71,36 @@ pub(crate) struct Recipe {
 }
 
 impl Recipe {
-    fn new(
+    /// For an engine whose payload is the graph.
+    pub(crate) fn of_graph(
         runtime: &'static Runtime,
         model: Bytes,
         spec: &BuildSpec,
         target: Target,
-        compatibility: String,
     ) -> Result<Self> {
         let graph = read_graph(&model)?;
-        let info = describe(&graph, compatibility)?;
+        let info = describe(&graph, Requirements::Onnx.text()?)?;
         Ok(Recipe { runtime, model, graph, spec: spec.clone(), target, info })
+    }
+
+    /// The graph as it is stored in an engine.
+    pub(crate) fn payload(&self) -> Vec<u8> {
+        self.model.to_vec()
+    }
+
+    /// Reads and compiles the graph without weights, each of which is an input after those of the graph.
+    pub(crate) fn compile_with_weights_as_inputs(&self, host: &dyn Host) -> Result<CompiledModel> {
+        phase(host, "read", 0, 1)?;
+        let mut graph = self.graph.clone();
+        weights_as_inputs(&mut graph);
+        let onnx = graph
+            .to_onnx(|name, _| Err(GraphError::Invalid(format!("`{name}` is still a weight"))))
+            .map_err(graph_error)?;
+        let model = self.runtime.core.read_bytes(&onnx)?;
+        phase(host, "compile", 0, 1)?;
+        let compiled = self.runtime.compile(&model, &self.target, &self.spec)?;
+        phase(host, "compile", 1, 1)?;
+        Ok(compiled)
     }
 
     /// Reads and compiles the graph with weights.
@@ -122,7 +142,7 @@ impl Stripped {
         target: Target,
         host: &dyn Host,
     ) -> Result<Box<dyn Engine>> {
-        let recipe = Recipe::new(runtime, model, spec, target, Requirements::Onnx.text()?)?;
+        let recipe = Recipe::of_graph(runtime, model, spec, target)?;
         phase(host, "read", 0, 1)?;
         let staging = Staging::with_placeholders(&runtime.temp_dir, &recipe.graph, &recipe.info.weights)?;
         recipe.read(&staging)?;
@@ -136,7 +156,7 @@ impl Stripped {
         spec: &BuildSpec,
         target: Target,
     ) -> Result<Box<dyn Engine>> {
-        let recipe = Recipe::new(runtime, payload, spec, target, Requirements::Onnx.text()?)?;
+        let recipe = Recipe::of_graph(runtime, payload, spec, target)?;
         Ok(Box::new(Stripped(Arc::new(recipe))))
     }
 }
@@ -147,7 +167,11 @@ impl Engine for Stripped {
     }
 
     fn serialize(&self) -> Result<Vec<u8>> {
-        Ok(self.0.model.to_vec())
+        Ok(self.0.payload())
+    }
+
+    fn bake(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Engine>> {
+        Baked::of(&self.0, weights, host)
     }
 
     fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Session>> {
@@ -181,12 +205,15 @@ impl Baked {
         weights: &dyn WeightSource,
         host: &dyn Host,
     ) -> Result<Box<dyn Engine>> {
-        target.check_bake()?;
-        let compatibility = Requirements::blob(runtime, &target, spec).text()?;
-        let recipe = Recipe::new(runtime, model, spec, target, compatibility)?;
+        Self::of(&Recipe::of_graph(runtime, model, spec, target)?, weights, host)
+    }
+
+    fn of(recipe: &Recipe, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Engine>> {
+        recipe.target.check_bake()?;
         let compiled = Arc::new(recipe.compile(weights, host)?);
-        let info = EngineInfo { weights: Vec::new(), ..recipe.info };
-        Ok(Box::new(Baked { runtime, compiled, info }))
+        let compatibility = Requirements::blob(recipe.runtime, &recipe.target, &recipe.spec).text()?;
+        let info = EngineInfo { weights: Vec::new(), compatibility, ..recipe.info.clone() };
+        Ok(Box::new(Baked { runtime: recipe.runtime, compiled, info }))
     }
 
     pub(crate) fn load(

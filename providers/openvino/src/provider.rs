@@ -1,10 +1,9 @@
-use crate::{devices, engine, runtime};
+use crate::{as_inputs::AsInputs, devices, engine, runtime};
 use bytes::Bytes;
 use sdrun_abi::{
     BuildSpec, Capabilities, Compatibility, Device, Engine, Error, Host, InitConfig, Provider, Result,
     RuntimeInfo, WeightSource,
 };
-use sdrun_provider_common::refuse_options;
 
 /// The provider. It has no state of its own: a process holds one OpenVINO.
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,24 +30,34 @@ impl Provider for OpenVino {
         host: &dyn Host,
     ) -> Result<Box<dyn Engine>> {
         let runtime = runtime::get()?;
-        check_spec(spec)?;
+        let placement = check_spec(spec)?;
         let target = devices::find(runtime, &spec.device)?;
         target.check_precision(spec.precision)?;
         let model = Bytes::copy_from_slice(model);
-        match spec.bake {
-            false => engine::Stripped::build(runtime, model, spec, target, host),
-            true => engine::Baked::build(runtime, model, spec, target, weights, host),
+        match (placement, spec.bake) {
+            (Weights::Inputs, true) => {
+                Err(Error::invalid("an engine whose weights are inputs cannot have them baked in")
+                    .with_hint("leave out `--bake` or `weights=inputs`"))
+            }
+            (Weights::Inputs, false) => AsInputs::new(runtime, model, spec, target, host),
+            (Weights::Constants, false) => engine::Stripped::build(runtime, model, spec, target, host),
+            (Weights::Constants, true) => engine::Baked::build(runtime, model, spec, target, weights, host),
         }
     }
 
     fn load(&self, payload: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Box<dyn Engine>> {
         let runtime = runtime::get()?;
-        check_spec(spec)?;
+        let placement = check_spec(spec)?;
         let target = devices::find(runtime, &spec.device)?;
         target.check_precision(spec.precision)?;
-        match engine::is_baked(payload) {
-            false => engine::Stripped::load(runtime, Bytes::copy_from_slice(payload), spec, target),
-            true => engine::Baked::load(runtime, payload, spec, target, host),
+        match (engine::is_baked(payload), placement) {
+            (false, Weights::Inputs) => {
+                AsInputs::new(runtime, Bytes::copy_from_slice(payload), spec, target, host)
+            }
+            (false, Weights::Constants) => {
+                engine::Stripped::load(runtime, Bytes::copy_from_slice(payload), spec, target)
+            }
+            (true, _) => engine::Baked::load(runtime, payload, spec, target, host),
         }
     }
 
@@ -58,10 +67,33 @@ impl Provider for OpenVino {
     }
 }
 
-fn check_spec(spec: &BuildSpec) -> Result<()> {
-    refuse_options("openvino", &spec.options)?;
-    match spec.threads {
-        Some(0) => Err(Error::invalid("the number of threads must be at least 1")),
-        _ => Ok(()),
+/// What weights are in the compiled model: the option `weights`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Weights {
+    /// Constants, compiled again for other weights. The fastest to run.
+    Constants,
+    /// Inputs, bound anew for other weights. The fastest to change.
+    Inputs,
+}
+
+fn check_spec(spec: &BuildSpec) -> Result<Weights> {
+    if spec.threads == Some(0) {
+        return Err(Error::invalid("the number of threads must be at least 1"));
     }
+    let mut weights = Weights::Constants;
+    for (key, value) in &spec.options {
+        weights = match (key.as_str(), value.as_str()) {
+            ("weights", "constants") => Weights::Constants,
+            ("weights", "inputs") => Weights::Inputs,
+            ("weights", _) => {
+                return Err(Error::invalid(format!("openvino does not know weights={value}"))
+                    .with_hint("use `weights=constants` (the default) or `weights=inputs`"));
+            }
+            _ => {
+                return Err(Error::invalid(format!("openvino has no option `{key}`"))
+                    .with_hint("openvino takes `weights=constants` or `weights=inputs`"));
+            }
+        };
+    }
+    Ok(weights)
 }

@@ -25,6 +25,7 @@ const NONE: RawPlugin = RawPlugin {
     engine_info: None,
     engine_serialize: None,
     engine_destroy: None,
+    engine_bake: None,
     session_create: None,
     session_refit: None,
     session_run: None,

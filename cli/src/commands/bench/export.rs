@@ -4,7 +4,7 @@ use super::table;
 use sdrun::bench::{Report, Row};
 use std::io::{self, Write};
 
-const COLUMNS: [&str; 21] = [
+const COLUMNS: [&str; 22] = [
     "model",
     "topology",
     "case_precision",
@@ -19,6 +19,7 @@ const COLUMNS: [&str; 21] = [
     "build_seconds",
     "engine_bytes",
     "load_seconds",
+    "refit_seconds",
     "first_run_ms",
     "runs",
     "median_ms",
@@ -41,7 +42,7 @@ pub(super) fn csv(mut out: impl Write, report: &Report) -> io::Result<()> {
     Ok(())
 }
 
-fn fields(row: &Row) -> [String; 18] {
+fn fields(row: &Row) -> [String; 19] {
     fn text<T: ToString>(value: Option<T>) -> String {
         value.map_or(String::new(), |v| v.to_string())
     }
@@ -59,6 +60,7 @@ fn fields(row: &Row) -> [String; 18] {
         text(row.build_seconds),
         text(row.engine_bytes),
         text(row.load_seconds),
+        text(row.refit.as_ref().map(|r| r.seconds)),
         text(row.first_run_ms),
         text(stats.map(|s| s.runs)),
         text(stats.map(|s| s.median_ms)),
@@ -104,7 +106,7 @@ mod tests {
         assert_eq!(lines[0].split(',').count(), COLUMNS.len());
         assert_eq!(
             lines[1],
-            "m|1,t,fp32,slow,ok,,2,,,fp32,,1.234,2500000,0.5,30,10,20,12.5,,0.999998,0.00012"
+            "m|1,t,fp32,slow,ok,,2,,,fp32,,1.234,2500000,0.5,,30,10,20,12.5,,0.999998,0.00012"
         );
         // A comma and quotes inside.
         assert!(

@@ -8,13 +8,14 @@ use crate::{
     exit, files,
     model::{self, ModelArgs},
     parse::duration,
+    weights::WeightArgs,
 };
 use clap::ArgAction;
 use sdrun::{
     Model, Observer, Shapes,
     abi::Precision,
     bench::{self, BenchOptions, Case, Event, PrecisionChoice, Status},
-    graph::{OpenOptions, WeightsPolicy},
+    graph::OpenOptions,
 };
 use std::{num::NonZeroUsize, path::PathBuf, process::ExitCode, str::FromStr, time::Duration};
 
@@ -89,6 +90,8 @@ pub(crate) struct Args {
     markdown: Option<PathBuf>,
 
     #[command(flatten)]
+    weights: WeightArgs,
+    #[command(flatten)]
     shapes: ModelArgs,
 }
 
@@ -117,12 +120,21 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         registry.entry(id)?;
     }
     let plan = plan(args, context)?;
-    let cases: Vec<Case<'_>> = plan
-        .iter()
-        .flat_map(|(model, shapes, precisions)| {
-            precisions.iter().map(|precision| Case { model, shapes: shapes.clone(), precision: *precision })
-        })
-        .collect();
+    let weights = match (&*plan, args.weights.is_given()) {
+        ([Plan { model, .. }], true) => {
+            let names: Vec<&str> = model.graph().weights().map(|(name, _)| name).collect();
+            args.weights.open(model.binding()?, &names, Some(model), args.shapes.allow_links, context)?
+        }
+        _ => None,
+    };
+    let case = |plan: &'_ Plan, precision| Case {
+        model: &plan.model,
+        shapes: plan.shapes.clone(),
+        precision,
+        weights: weights.as_ref().map(|weights| &weights.stack),
+    };
+    let cases: Vec<Case<'_>> =
+        plan.iter().flat_map(|plan| plan.precisions.iter().map(|precision| case(plan, *precision))).collect();
     let mut task = None;
     let host = Observer::new(|_, _, _| {}, context.cancel_flag());
     let report = bench::run(&registry, &cases, &options(args), &host, &mut |event| match event {
@@ -158,20 +170,32 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(if any { 0 } else { exit::NO }))
 }
 
-/// Models, their shapes, and the precisions of each.
-fn plan(args: &Args, context: &Context) -> anyhow::Result<Vec<(Model, Shapes, Vec<PrecisionChoice>)>> {
+/// A model, its shapes, and the precisions it is measured in.
+struct Plan {
+    model: Model,
+    shapes: Shapes,
+    precisions: Vec<PrecisionChoice>,
+}
+
+fn plan(args: &Args, context: &Context) -> anyhow::Result<Vec<Plan>> {
     let asked: Vec<PrecisionChoice> = args.precisions.iter().map(|p| p.0).collect();
     let or = |default: &[PrecisionChoice]| if asked.is_empty() { default.to_vec() } else { asked.clone() };
     let given = args.shapes.shapes()?;
     match &args.model {
         Some(what) => {
-            let model = args.shapes.open(what, WeightsPolicy::Required, context)?;
+            let model = args.shapes.open(what, args.weights.policy(), context)?;
             let shapes = model::complete(&model, given);
-            Ok(vec![(model, shapes, or(&[PrecisionChoice::Fixed(Precision::Fp32)]))])
+            let precisions = or(&[PrecisionChoice::Fixed(Precision::Fp32)]);
+            Ok(vec![Plan { model, shapes, precisions }])
         }
         None if !given.is_empty() => {
             Err(sdrun::abi::Error::invalid("--shape belongs to a model, and none is named")
                 .with_hint("`sdrun bench MODEL --shape …`")
+                .into())
+        }
+        None if args.weights.is_given() => {
+            Err(sdrun::abi::Error::invalid("--weights and --lora belong to a model, and none is named")
+                .with_hint("`sdrun bench MODEL --weights …`")
                 .into())
         }
         None => bench::SUITE
@@ -179,7 +203,7 @@ fn plan(args: &Args, context: &Context) -> anyhow::Result<Vec<(Model, Shapes, Ve
             .map(|(name, precisions)| {
                 let model = model::open_model(name, &OpenOptions::default(), context)?;
                 let shapes = model::complete(&model, Shapes::new());
-                Ok((model, shapes, or(precisions)))
+                Ok(Plan { model, shapes, precisions: or(precisions) })
             })
             .collect(),
     }

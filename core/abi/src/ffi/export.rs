@@ -104,6 +104,7 @@ pub const fn table<E: Export>(
         engine_info: Some(engine_info::<E>),
         engine_serialize: Some(engine_serialize::<E>),
         engine_destroy: Some(engine_destroy),
+        engine_bake: Some(engine_bake::<E>),
         session_create: Some(session_create::<E>),
         session_refit: Some(session_refit::<E>),
         session_run: Some(session_run::<E>),
@@ -239,6 +240,12 @@ entries! {
     }
     engine_serialize(EngineSerializeArgs) |a, _provider| {
         a.payload = buffer_to_raw(engine(a.engine)?.serialize()?);
+        Ok(())
+    }
+    engine_bake(EngineBakeArgs) |a, _provider| {
+        let (weights, host) = (ForeignSource::new(a.weights), ForeignHost::new(a.host));
+        let baked = engine(a.engine)?.bake(&weights, &host)?;
+        a.baked = Box::into_raw(Box::new(EngineBox(baked))).cast();
         Ok(())
     }
     session_create(SessionCreateArgs) |a, _provider| {

@@ -101,27 +101,6 @@ impl Plugin {
             }
         }
     }
-
-    fn engine(&self, handle: *mut c_void) -> Result<Box<dyn Engine>> {
-        if handle.is_null() {
-            return Err(Error::internal("the plugin answered success without an engine"));
-        }
-        let mut engine = PluginEngine {
-            raw: self.raw,
-            handle,
-            info: EngineInfo {
-                inputs: vec![],
-                outputs: vec![],
-                weights: vec![],
-                compatibility: String::new(),
-            },
-        };
-        let mut a = args!(EngineInfoArgs { engine: handle, info: RawBuffer::EMPTY });
-        // SAFETY: a live engine of this plugin.
-        unsafe { error_from_raw(function!(self.raw, engine_info)(&mut a))? };
-        engine.info = from_json("engine information", &mut a.info)?;
-        Ok(Box::new(engine))
-    }
 }
 
 // In all calls below, SAFETY rests on the same facts: the function belongs to the plugin's table, the argument
@@ -174,7 +153,7 @@ impl Provider for Plugin {
                 Ok(a.engine)
             })
         })?;
-        self.engine(handle)
+        engine_of(self.raw, handle)
     }
 
     fn load(&self, payload: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Box<dyn Engine>> {
@@ -190,7 +169,7 @@ impl Provider for Plugin {
             unsafe { error_from_raw(call(&mut a))? };
             Ok(a.engine)
         })?;
-        self.engine(handle)
+        engine_of(self.raw, handle)
     }
 
     fn check(&self, compatibility: &str, device: &str) -> Result<Compatibility> {
@@ -203,6 +182,28 @@ impl Provider for Plugin {
         unsafe { error_from_raw(function!(self.raw, engine_check)(&mut a))? };
         from_json("verdict", &mut a.verdict)
     }
+}
+
+/// The engine a call answered with.
+fn engine_of(raw: &'static RawPlugin, handle: *mut c_void) -> Result<Box<dyn Engine>> {
+    if handle.is_null() {
+        return Err(Error::internal("the plugin answered success without an engine"));
+    }
+    let mut engine = PluginEngine {
+        raw: raw,
+        handle,
+        info: EngineInfo {
+            inputs: vec![],
+            outputs: vec![],
+            weights: vec![],
+            compatibility: String::new(),
+        },
+    };
+    let mut a = args!(EngineInfoArgs { engine: handle, info: RawBuffer::EMPTY });
+    // SAFETY: a live engine of this plugin.
+    unsafe { error_from_raw(function!(raw, engine_info)(&mut a))? };
+    engine.info = from_json("engine information", &mut a.info)?;
+    Ok(Box::new(engine))
 }
 
 struct PluginEngine {
@@ -237,6 +238,20 @@ impl Engine for PluginEngine {
             error_from_raw(function!(self.raw, engine_serialize)(&mut a))?;
             Ok(buffer_from_raw(&mut a.payload))
         }
+    }
+
+    fn bake(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Engine>> {
+        let call = function!(self.raw, engine_bake);
+        let handle = with_host(host, |host| {
+            with_source(weights, |weights| {
+                let mut a =
+                    args!(EngineBakeArgs { engine: self.handle, weights, host, baked: ptr::null_mut() });
+                // SAFETY: see above.
+                unsafe { error_from_raw(call(&mut a))? };
+                Ok(a.baked)
+            })
+        })?;
+        engine_of(self.raw, handle)
     }
 
     fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Session>> {

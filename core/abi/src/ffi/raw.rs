@@ -153,6 +153,8 @@ args! {
     EngineInfoArgs { engine: *mut c_void, info: RawBuffer }
     /// in: engine. out: payload.
     EngineSerializeArgs { engine: *mut c_void, payload: RawBuffer }
+    /// in: engine, weights, host. out: engine with these weights inside.
+    EngineBakeArgs { engine: *mut c_void, weights: *const RawWeightSource, host: *const RawHost, baked: *mut c_void }
     /// in: engine, weights, host. out: session.
     SessionCreateArgs { engine: *mut c_void, weights: *const RawWeightSource, host: *const RawHost, session: *mut c_void }
     /// in: session, names of changed weights, weights, host. out: report (JSON `RefitReport`).
@@ -185,6 +187,7 @@ pub struct RawPlugin {
     pub engine_check: Option<unsafe extern "C" fn(*mut EngineCheckArgs) -> *mut RawError>,
     pub engine_info: Option<unsafe extern "C" fn(*mut EngineInfoArgs) -> *mut RawError>,
     pub engine_serialize: Option<unsafe extern "C" fn(*mut EngineSerializeArgs) -> *mut RawError>,
+    pub engine_bake: Option<unsafe extern "C" fn(*mut EngineBakeArgs) -> *mut RawError>,
     pub engine_destroy: Option<unsafe extern "C" fn(engine: *mut c_void)>,
     pub session_create: Option<unsafe extern "C" fn(*mut SessionCreateArgs) -> *mut RawError>,
     pub session_refit: Option<unsafe extern "C" fn(*mut SessionRefitArgs) -> *mut RawError>,
@@ -269,11 +272,12 @@ mod layout {
         EngineCheckArgs: 80, verdict @ 48;
         EngineInfoArgs: 56, info @ 24;
         EngineSerializeArgs: 56, payload @ 24;
+        EngineBakeArgs: 48, baked @ 40;
         SessionCreateArgs: 48, session @ 40;
         SessionRefitArgs: 88, report @ 56;
         SessionRunArgs: 56, host @ 48;
         SessionMemoryArgs: 56, report @ 24;
-        RawPlugin: 208, get_extension @ 200;
+        RawPlugin: 216, get_extension @ 208;
     }
     const _: () = assert!(offset_of!(RawPlugin, abi_major) == 4 && offset_of!(RawPlugin, ext) == 8);
     const _: () = assert!(offset_of!(InitArgs, ext) == 8 && offset_of!(SessionRunArgs, ext) == 8);

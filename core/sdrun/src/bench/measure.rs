@@ -1,8 +1,9 @@
 //! One provider on one case.
 
-use super::{Accuracy, BenchOptions, Case, Event, PrecisionChoice, Row, Stats, Status, stats};
+use super::{Accuracy, BenchOptions, Case, Event, PrecisionChoice, Refit, Row, Stats, Status, stats};
 use crate::{BuildOptions, CachePolicy, Error, Isolation, Provider, Registry, Result, Tensors, verify};
-use sdrun_abi::{Error as AbiError, ErrorCode, Host, Precision, Provide, TimingPlan};
+use sdrun_abi::{Error as AbiError, ErrorCode, Host, Precision, Provide, TimingPlan, WeightSource};
+use sdrun_weights::WeightStack;
 use std::time::{Duration, Instant};
 
 #[allow(clippy::too_many_arguments)]
@@ -70,10 +71,20 @@ fn fill(
     reset_peak(&provider);
     let started = Instant::now();
     let engine = provider.load(&file, &build.device, build.threads, host)?;
-    let weights = case.model.weights();
-    let mut session = engine.session(&weights, host)?;
+    let own = case.model.weights();
+    let pristine = case.weights.map(WeightStack::pristine);
+    let weights: &dyn WeightSource = pristine.as_ref().map_or(&own, |stack| stack);
+    let mut session = engine.session(weights, host)?;
     row.load_seconds = Some(started.elapsed().as_secs_f64());
     row.memory.load_bytes = peak(&provider);
+    if let Some(stack) = case.weights.filter(|stack| stack.reports().next().is_some()) {
+        listen(Event::Phase("refit"));
+        reset_peak(&provider);
+        let started = Instant::now();
+        let report = session.refit(stack, host)?;
+        row.refit = Some(Refit { seconds: started.elapsed().as_secs_f64(), report });
+        row.memory.refit_bytes = peak(&provider);
+    }
 
     listen(Event::Phase("first run"));
     reset_peak(&provider);
@@ -135,7 +146,9 @@ pub(super) fn outputs_of(
         Case { precision: PrecisionChoice::Fixed(Precision::Fp32), shapes: case.shapes.clone(), ..*case };
     let build = build_options(&provider, &case, &BenchOptions { device: None, ..options.clone() })?;
     let engine = provider.build(case.model, &build, host)?;
-    engine.session(&case.model.weights(), host)?.run(inputs, host)
+    let own = case.model.weights();
+    let weights: &dyn WeightSource = case.weights.map_or(&own, |stack| stack);
+    engine.session(weights, host)?.run(inputs, host)
 }
 
 fn open(registry: &Registry, id: &str, options: &BenchOptions, isolation: &Isolation) -> Result<Provider> {

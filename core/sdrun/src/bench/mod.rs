@@ -9,11 +9,14 @@ mod measure;
 mod report;
 mod stats;
 
-pub use report::{Accuracy, CaseReport, Environment, MemoryPeaks, Report, Row, SCHEMA_VERSION, Status};
+pub use report::{
+    Accuracy, CaseReport, Environment, MemoryPeaks, Refit, Report, Row, SCHEMA_VERSION, Status,
+};
 pub use stats::Stats;
 
 use crate::{Isolation, Model, Registry, Result, Shapes, Tensors, verify::Tolerance, worker::Limits};
 use sdrun_abi::{Error as AbiError, ErrorCode, Host, Precision, Provide};
+use sdrun_weights::WeightStack;
 use std::{collections::BTreeMap, time::Duration};
 
 /// Precision of a case.
@@ -42,6 +45,8 @@ pub struct Case<'m> {
     pub shapes: Shapes,
     /// Arithmetic.
     pub precision: PrecisionChoice,
+    /// Weights instead of the model's own. Adapters in it are put in by a refit, which is timed.
+    pub weights: Option<&'m WeightStack>,
 }
 
 /// How to measure.
@@ -130,19 +135,20 @@ pub fn run(
             .into());
     }
     let mut report = Report::new();
-    let mut references: Vec<(String, Tensors)> = Vec::new();
+    let mut references: Vec<(Computed, Tensors)> = Vec::new();
     for case in cases {
         let graph = case.model.bound(&case.shapes)?;
         let inputs = crate::inputs::seeded(case.model, &graph, options.seed)?;
         let topology = graph.topology_hash();
         let isolation = Isolation::worker(limits(options.time_limit));
-        if !references.iter().any(|(known, _)| *known == topology)
+        let computed = (topology.clone(), case.weights.map(std::ptr::from_ref));
+        if !references.iter().any(|(known, _)| *known == computed)
             && let Some(outputs) = reference_outputs(registry, case, &inputs, options, &isolation, host)
         {
-            references.push((topology.clone(), outputs));
+            references.push((computed.clone(), outputs));
         }
         go_on(host)?;
-        let reference = references.iter().find(|(known, _)| *known == topology).map(|(_, outputs)| outputs);
+        let reference = references.iter().find(|(known, _)| *known == computed).map(|(_, outputs)| outputs);
         let mut rows = Vec::new();
         for provide in &providers {
             listen(Event::Start {
@@ -169,6 +175,9 @@ pub fn run(
     }
     Ok(report)
 }
+
+/// What reference outputs were computed from: topology and weights.
+type Computed = (String, Option<*const WeightStack>);
 
 /// fp32 outputs of the reference provider; `None` where it cannot be used here (accuracy is then unknown).
 fn reference_outputs(

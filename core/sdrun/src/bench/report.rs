@@ -1,5 +1,5 @@
 use crate::verify::{Comparison, Tolerance};
-use sdrun_abi::{RuntimeInfo, WeightUpdate};
+use sdrun_abi::{RefitReport, RuntimeInfo, WeightUpdate};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -102,6 +102,8 @@ pub struct Row {
     pub engine_bytes: Option<u64>,
     /// From the engine file to a session with weights, ready to run.
     pub load_seconds: Option<f64>,
+    /// Putting adapters into a session that runs without them; `None` where there are none.
+    pub refit: Option<Refit>,
     /// How weights got in.
     pub weight_update: Option<WeightUpdate>,
     /// First run.
@@ -126,14 +128,26 @@ pub struct MemoryPeaks {
     pub build_bytes: Option<u64>,
     /// While loading.
     pub load_bytes: Option<u64>,
+    /// While putting adapters in.
+    pub refit_bytes: Option<u64>,
     /// While running.
     pub run_bytes: Option<u64>,
+}
+
+/// A change of weights.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Refit {
+    /// How long it took, weights computed.
+    pub seconds: f64,
+    /// How it was done.
+    #[serde(flatten)]
+    pub report: RefitReport,
 }
 
 impl MemoryPeaks {
     /// The highest of the phases.
     pub fn peak_bytes(&self) -> Option<u64> {
-        [self.build_bytes, self.load_bytes, self.run_bytes].into_iter().flatten().max()
+        [self.build_bytes, self.load_bytes, self.refit_bytes, self.run_bytes].into_iter().flatten().max()
     }
 }
 
@@ -162,6 +176,7 @@ impl Row {
             build_seconds: None,
             engine_bytes: None,
             load_seconds: None,
+            refit: None,
             weight_update: None,
             first_run_ms: None,
             stats: None,

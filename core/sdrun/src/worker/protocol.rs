@@ -146,6 +146,9 @@ pub(super) enum Call {
     Serialize {
         engine: u64,
     },
+    Bake {
+        engine: u64,
+    },
     Session {
         engine: u64,
     },

@@ -78,14 +78,6 @@ impl WorkerProvider {
         let reply = exchange.perform(call, host, None)?;
         expect(&mut exchange, reply, take)
     }
-
-    fn engine(&self, exchange: &mut Exchange<'_>, reply: Reply) -> Result<Box<dyn Engine>> {
-        let (id, info) = expect(exchange, reply, |reply| match reply {
-            Reply::Engine { engine, info } => Ok((engine, info)),
-            other => Err(other),
-        })?;
-        Ok(Box::new(WorkerEngine { worker: self.worker.clone(), id, info }))
-    }
 }
 
 /// The answer of the expected kind; a worker that gives another one is stopped.
@@ -135,14 +127,14 @@ impl Provider for WorkerProvider {
         let mut exchange = self.worker.exchange(Phase::Build)?;
         let model = exchange.attach(model)?;
         let reply = exchange.perform(Call::Build { model, spec: spec.clone() }, host, Some(weights))?;
-        self.engine(&mut exchange, reply)
+        engine_of(&self.worker, &mut exchange, reply)
     }
 
     fn load(&self, payload: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Box<dyn Engine>> {
         let mut exchange = self.worker.exchange(Phase::Load)?;
         let payload = exchange.attach(payload)?;
         let reply = exchange.perform(Call::Load { payload, spec: spec.clone() }, host, None)?;
-        self.engine(&mut exchange, reply)
+        engine_of(&self.worker, &mut exchange, reply)
     }
 
     fn check(&self, compatibility: &str, device: &str) -> Result<Compatibility> {
@@ -152,6 +144,15 @@ impl Provider for WorkerProvider {
             other => Err(other),
         })
     }
+}
+
+/// The engine a call answered with.
+fn engine_of(worker: &Arc<Worker>, exchange: &mut Exchange<'_>, reply: Reply) -> Result<Box<dyn Engine>> {
+    let (id, info) = expect(exchange, reply, |reply| match reply {
+        Reply::Engine { engine, info } => Ok((engine, info)),
+        other => Err(other),
+    })?;
+    Ok(Box::new(WorkerEngine { worker: worker.clone(), id, info }))
 }
 
 struct WorkerEngine {
@@ -179,6 +180,12 @@ impl Engine for WorkerEngine {
             other => Err(other),
         })?;
         exchange.take_payload(len)
+    }
+
+    fn bake(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Engine>> {
+        let mut exchange = self.worker.exchange(Phase::Build)?;
+        let reply = exchange.perform(Call::Bake { engine: self.id }, host, Some(weights))?;
+        engine_of(&self.worker, &mut exchange, reply)
     }
 
     fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Session>> {

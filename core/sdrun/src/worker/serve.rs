@@ -261,6 +261,11 @@ impl<'p> Objects<'p> {
                 region.bytes_mut()[..payload.len()].copy_from_slice(&payload);
                 Ok(Reply::Payload { len: payload.len() })
             }
+            Call::Bake { engine } => {
+                let engine = self.engines.get(&engine).ok_or_else(|| unknown("engine"))?;
+                let baked = engine.bake(&weights, &host)?;
+                Ok(self.keep(baked))
+            }
             Call::Session { engine } => {
                 let engine = self.engines.get(&engine).ok_or_else(|| unknown("engine"))?;
                 let session = engine.session(&weights, &host)?;

@@ -1,0 +1,181 @@
+//! Arguments that give a model other weights than its own: a checkpoint, adapters.
+
+use crate::{context::Context, format, model::open_model, parse::LoraArg};
+use clap::Args;
+use sdrun::{
+    Model,
+    abi::Error,
+    graph::{OpenOptions, WeightsPolicy},
+    weights::{
+        Adapter, AdapterUse, Binding, Checkpoint, LayerReport, SafetensorsWeights, WeightStack, builtin,
+    },
+};
+use serde::Serialize;
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+#[derive(Args)]
+#[command(next_help_heading = "Weights")]
+pub(crate) struct WeightArgs {
+    /// Weights instead of the model's own: a checkpoint in any layout (.safetensors, .gguf, a diffusers folder), an .onnx
+    /// file, a built-in model, or .safetensors files with tensors named as in the model. Of several, the first that has
+    /// the part of the pipeline the model is
+    #[arg(long, value_name = "FILE")]
+    pub(crate) weights: Vec<PathBuf>,
+
+    /// Adapter (LoRA and its relatives) on top of the weights, with its strength, and another one for text encoders
+    /// [default: 1] (repeatable, applied in this order)
+    #[arg(long = "lora", value_name = "FILE[:STRENGTH[:TEXT]]")]
+    pub(crate) loras: Vec<LoraArg>,
+
+    /// Leave out parts of an adapter that do not fit, instead of refusing it
+    #[arg(long)]
+    lenient: bool,
+}
+
+/// What the weights of a run are.
+pub(crate) struct Weights {
+    pub(crate) stack: WeightStack,
+    /// The model they are from, where it is one; it can make inputs.
+    pub(crate) model: Option<Box<Model>>,
+}
+
+/// What became of the adapters.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct WeightReport {
+    /// Where the weights under the adapters are from.
+    pub(crate) base: String,
+    /// Weights of the graph that adapters change.
+    pub(crate) changed: usize,
+    pub(crate) adapters: Vec<LayerReport>,
+}
+
+impl WeightArgs {
+    /// Whether the model's own weights are needed.
+    pub(crate) fn policy(&self) -> WeightsPolicy {
+        if self.weights.is_empty() { WeightsPolicy::Required } else { WeightsPolicy::MayBeAbsent }
+    }
+
+    /// Whether anything is given.
+    pub(crate) fn is_given(&self) -> bool {
+        !self.weights.is_empty() || !self.loras.is_empty()
+    }
+
+    /// Where the base is from, for reports.
+    fn base(&self, own: &str) -> String {
+        match &*self.weights {
+            [] => own.to_string(),
+            files => files.iter().map(|f| f.display().to_string()).collect::<Vec<_>>().join(", "),
+        }
+    }
+
+    /// What was done to weights of the model or engine called `own`.
+    pub(crate) fn report(&self, own: &str, stack: &WeightStack) -> WeightReport {
+        let adapters = stack.reports().cloned().collect();
+        WeightReport { base: self.base(own), changed: stack.changed(), adapters }
+    }
+
+    /// The weights for a graph with this binding table, whose weights are called `names`: those of `--weights`, else
+    /// those of `model`; with the adapters. `None` where there are neither.
+    pub(crate) fn open(
+        &self,
+        binding: Binding,
+        names: &[&str],
+        model: Option<&Model>,
+        allow_links: bool,
+        context: &Context,
+    ) -> anyhow::Result<Option<Weights>> {
+        let mut weights = match (&*self.weights, model) {
+            ([], Some(model)) => {
+                Weights { stack: WeightStack::of_model(binding, model.weights()), model: None }
+            }
+            ([], None) => return Ok(None),
+            (files, _) => base(files, binding, names, allow_links, context)?,
+        };
+        for lora in &self.loras {
+            let task = context.task(&format!("reading {}", lora.file.display()));
+            let adapter = Adapter::open(&lora.file)?;
+            drop(task);
+            let how = AdapterUse {
+                strength: lora.strength,
+                text_encoder_strength: lora.text_encoder_strength,
+                lenient: self.lenient,
+            };
+            weights.stack = weights.stack.with_adapter(&adapter, how)?;
+            context.go_on()?;
+        }
+        Ok(Some(weights))
+    }
+}
+
+/// Weights under the adapters.
+fn base(
+    files: &[PathBuf],
+    binding: Binding,
+    names: &[&str],
+    allow_links: bool,
+    context: &Context,
+) -> anyhow::Result<Weights> {
+    if let [file] = files {
+        let what = file.to_string_lossy();
+        if crate::model::has_ending(file, "onnx") || (!file.exists() && builtin::find(&what).is_some()) {
+            let options = OpenOptions { allow_links, ..OpenOptions::default() };
+            let model = open_model(&what, &options, context)?;
+            let stack = WeightStack::of_model(binding, model.weights());
+            return Ok(Weights { stack, model: Some(Box::new(model)) });
+        }
+    }
+    if let Some(own) = named_as_in_the_model(files, names)? {
+        return Ok(Weights { stack: WeightStack::of_graph(binding, Box::new(own)), model: None });
+    }
+    let mut first = None;
+    for file in files {
+        match Checkpoint::open(file).and_then(|c| WeightStack::of_checkpoint(binding.clone(), &c)) {
+            Ok(stack) => return Ok(Weights { stack, model: None }),
+            Err(error) => first = first.or(Some(error)),
+        }
+    }
+    Err(first.unwrap_or_else(|| Error::invalid("no weights are given")).into())
+}
+
+/// Safetensors files that have every weight of the graph under its own name.
+fn named_as_in_the_model(files: &[PathBuf], names: &[&str]) -> anyhow::Result<Option<SafetensorsWeights>> {
+    let is_file = |file: &PathBuf| crate::model::has_ending(file, "safetensors") && Path::is_file(file);
+    if names.is_empty() || !files.iter().all(is_file) {
+        return Ok(None);
+    }
+    let weights = SafetensorsWeights::open(files)?;
+    let has: std::collections::HashSet<&str> = weights.names().into_iter().collect();
+    Ok(names.iter().all(|name| has.contains(name)).then_some(weights))
+}
+
+impl WeightReport {
+    /// Nothing where the weights are the model's own and no adapter is given.
+    pub(crate) fn show(&self, out: &mut dyn Write, own: &str) -> io::Result<()> {
+        if self.base != own {
+            writeln!(out, "  weights of {}", self.base)?;
+        }
+        for adapter in &self.adapters {
+            let (file, modules) = (adapter.file.display(), &adapter.modules);
+            write!(out, "  {file} at {}: {} modules applied", adapter.strength, modules.applied.len())?;
+            let mut reasons: Vec<(String, usize)> = Vec::new();
+            for skipped in &modules.skipped {
+                let reason = skipped.reason.to_string();
+                match reasons.iter_mut().find(|(known, _)| *known == reason) {
+                    Some((_, count)) => *count += 1,
+                    None => reasons.push((reason, 1)),
+                }
+            }
+            for (reason, count) in reasons {
+                write!(out, ", {count} left out ({reason})")?;
+            }
+            match modules.dead_keys.len() {
+                0 => writeln!(out)?,
+                n => writeln!(out, ", {n} keys that mean nothing ({})", format::list(&modules.dead_keys[..n.min(3)]))?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,390 @@
+//! A checkpoint with adapters, as the weights of one graph.
+
+mod layout;
+
+use crate::{
+    Adapter, Binding, BoundTensor, Checkpoint, Component, OnnxWeights, StateDict, Transform,
+    adapter::{self, Delta, Merge, Target},
+    identity,
+    keys,
+};
+use layout::{same_but_for_ones, transpose};
+use sdrun_abi::{DType, Error, Result, Weight, WeightSource};
+use serde::Serialize;
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::{DefaultHasher, Hash, Hasher},
+    path::PathBuf,
+    sync::Arc,
+};
+
+/// The weights of a graph: those of a checkpoint, or the graph's own, changed by any number of adapters.
+///
+/// Every tensor is made when it is asked for, from the pristine base: converted to f32, all changes added in the order in
+/// which they were given, rounded once to the graph's type. What no adapter touches is handed on as it lies in its file.
+/// A stack never changes, so `A`, then `B`, then `A` again gives the bits of `A`; a clone is cheap and shares the base,
+/// and [`WeightSource::version`] tells a session which tensors differ between two stacks.
+#[derive(Clone)]
+pub struct WeightStack {
+    binding: Arc<Binding>,
+    /// Numbers of the binding's entries by initializer name.
+    index: Arc<HashMap<String, usize>>,
+    base: Arc<Base>,
+    /// For finding the modules of adapters; `None` where the graph is no part of a diffusion pipeline.
+    target: Arc<Option<Target>>,
+    layers: Vec<Layer>,
+    /// By state-dict name: changes in the order of their layers, with strengths.
+    deltas: BTreeMap<String, Vec<(Delta, f32)>>,
+}
+
+/// What adapters change.
+struct Base {
+    id: u64,
+    weights: BaseWeights,
+}
+
+enum BaseWeights {
+    /// A component of a checkpoint, by state-dict name.
+    Checkpoint(Box<dyn StateDict>),
+    /// Weights by initializer name: those of the model file.
+    Graph(Box<dyn WeightSource + Send>),
+}
+
+/// An adapter in a stack.
+#[derive(Clone)]
+struct Layer {
+    id: u64,
+    strength: f32,
+    report: LayerReport,
+}
+
+/// How strongly an adapter is applied, and how strictly it is read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdapterUse {
+    /// Factor on its changes to UNets, transformers, VAEs; may be negative. 0 leaves every bit as it is.
+    pub strength: f32,
+    /// The factor for text encoders.
+    pub text_encoder_strength: f32,
+    /// Leave out modules that do not fit instead of refusing the adapter.
+    pub lenient: bool,
+}
+
+impl AdapterUse {
+    /// The same strength everywhere, strict.
+    pub fn at(strength: f32) -> Self {
+        AdapterUse { strength, text_encoder_strength: strength, lenient: false }
+    }
+}
+
+/// What became of one adapter.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LayerReport {
+    /// Its file.
+    pub file: PathBuf,
+    /// The factor that was used.
+    pub strength: f32,
+    /// What became of its modules.
+    #[serde(flatten)]
+    pub modules: adapter::Report,
+}
+
+impl WeightStack {
+    /// The weights of a checkpoint: of the component that `binding`'s graph is, or, where that is not known, of the only
+    /// component that has all its tensors.
+    ///
+    /// `NotFound` where the checkpoint has no such component; what else does not fit is told when a weight is asked for.
+    pub fn of_checkpoint(binding: Binding, checkpoint: &Checkpoint) -> Result<Self> {
+        let component = match binding.component {
+            Some(component) => component,
+            None => fitting(&binding, checkpoint)?,
+        };
+        Ok(Self::of_state_dict(binding, checkpoint.component(component)?))
+    }
+
+    /// The weights of one component, by the names of its state dict.
+    pub fn of_state_dict(binding: Binding, weights: Box<dyn StateDict>) -> Self {
+        Self::new(binding, BaseWeights::Checkpoint(weights))
+    }
+
+    /// The weights stored with a model.
+    pub fn of_model(binding: Binding, weights: OnnxWeights) -> Self {
+        Self::of_graph(binding, Box::new(weights))
+    }
+
+    /// Any weights, by initializer name.
+    pub fn of_graph(binding: Binding, weights: Box<dyn WeightSource + Send>) -> Self {
+        Self::new(binding, BaseWeights::Graph(weights))
+    }
+
+    fn new(binding: Binding, weights: BaseWeights) -> Self {
+        let index = binding.tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
+        let target = target(&binding, &weights);
+        WeightStack {
+            binding: Arc::new(binding),
+            index: Arc::new(index),
+            base: Arc::new(Base { id: identity::next(), weights }),
+            target: Arc::new(target),
+            layers: Vec::new(),
+            deltas: BTreeMap::new(),
+        }
+    }
+
+    /// The part of the pipeline the graph is, where that is known.
+    pub fn component(&self) -> Option<Component> {
+        self.binding.component
+    }
+
+    /// The base without any adapter.
+    pub fn pristine(&self) -> Self {
+        WeightStack { layers: Vec::new(), deltas: BTreeMap::new(), ..self.clone() }
+    }
+
+    /// Puts an adapter on top.
+    ///
+    /// `FailedPrecondition` where the graph is no part of a diffusion pipeline; `InvalidArgument` where nothing of the
+    /// adapter fits, or, unless [`AdapterUse::lenient`], where something that should fit does not. The error says what
+    /// the adapter was made for, as far as that can be told.
+    pub fn with_adapter(mut self, adapter: &Adapter, how: AdapterUse) -> Result<Self> {
+        let target = (*self.target).as_ref().ok_or_else(|| {
+            Error::precondition("this model is no known part of a diffusion pipeline, so no adapter fits it")
+                .with_file(adapter.path())
+        })?;
+        let resolution = adapter.resolve(target);
+        adapter::check(adapter, target, &resolution, how.lenient)?;
+        let strength = match target.component() {
+            Component::TextEncoder | Component::TextEncoder2 | Component::TextEncoder3 => how.text_encoder_strength,
+            Component::Denoiser | Component::Vae | Component::ControlNet => how.strength,
+        };
+        if !strength.is_finite() {
+            return Err(Error::invalid(format!("an adapter cannot have strength {strength}")));
+        }
+        if strength != 0.0 {
+            for (tensor, deltas) in resolution.deltas {
+                self.deltas.entry(tensor).or_default().extend(deltas.into_iter().map(|d| (d, strength)));
+            }
+        }
+        let report = LayerReport { file: adapter.path().to_owned(), strength, modules: resolution.report };
+        self.layers.push(Layer { id: adapter.id(), strength, report });
+        Ok(self)
+    }
+
+    /// What became of each adapter, in order.
+    pub fn reports(&self) -> impl Iterator<Item = &LayerReport> {
+        self.layers.iter().map(|layer| &layer.report)
+    }
+
+    /// How many initializers of the graph the adapters change.
+    pub fn changed(&self) -> usize {
+        let touched = |tensor: &&BoundTensor| tensor.sources.iter().any(|name| self.deltas.contains_key(name));
+        self.binding.tensors.iter().filter(touched).count()
+    }
+
+    /// The entry of an initializer; `None` where only the graph's own weights have it.
+    fn bound(&self, name: &str) -> Result<Option<&BoundTensor>> {
+        match (self.index.get(name), &self.base.weights) {
+            (Some(i), _) => Ok(Some(&self.binding.tensors[*i])),
+            (None, BaseWeights::Graph(_)) => Ok(None),
+            (None, BaseWeights::Checkpoint(_)) => Err(Error::not_found(format!(
+                "weight {name:?} of the graph is in no binding table, so that no checkpoint has it"
+            ))
+            .with_hint("`sdrun import MODEL --reference FOLDER` finds it by its values")),
+        }
+    }
+
+    fn is_changed(&self, bound: &BoundTensor) -> bool {
+        bound.sources.iter().any(|name| self.deltas.contains_key(name))
+    }
+
+    /// A tensor of the checkpoint, checked against what the graph wants of it.
+    fn checkpoint_shape(&self, checkpoint: &dyn StateDict, bound: &BoundTensor, name: &str) -> Result<(DType, usize)> {
+        let (dtype, shape) = checkpoint.describe(name)?;
+        let rows = shape.first().copied().unwrap_or(1);
+        let fits = match bound.sources.len() {
+            1 => same_but_for_ones(&shape, &bound.source_shape),
+            _ => shape.get(1..) == bound.source_shape.get(1..),
+        };
+        if fits {
+            return Ok((dtype, rows));
+        }
+        let message = format!(
+            "tensor {name:?} of the checkpoint has shape {shape:?}, the engine takes {:?}",
+            bound.source_shape
+        );
+        Err(Error::invalid(message).with_hint("the checkpoint is of another architecture than the engine"))
+    }
+
+    /// One tensor in the layout of the state dict, changed, in the graph's type.
+    fn merged(&self, name: &str, shape: &[usize], base: (DType, &[u8]), dtype: DType) -> Result<Vec<u8>> {
+        let deltas: Vec<(&Delta, f32)> =
+            self.deltas.get(name).into_iter().flatten().map(|(delta, strength)| (delta, *strength)).collect();
+        let elements = shape.iter().product::<usize>();
+        let mut out = vec![0; elements * dtype.size()];
+        Merge::new(shape, &deltas)?.tensor(base, (dtype, &mut out)).map_err(|error| Error {
+            message: format!("weight {name:?}: {}", error.message),
+            ..error
+        })?;
+        Ok(out)
+    }
+
+    fn from_checkpoint<'s>(&'s self, checkpoint: &'s dyn StateDict, bound: &BoundTensor) -> Result<Weight<'s>> {
+        if let ([name], false) = (&*bound.sources, self.is_changed(bound)) {
+            self.checkpoint_shape(checkpoint, bound, name)?;
+            let mut weight = checkpoint.get(name)?;
+            return match bound.transform {
+                Transform::Identity | Transform::Reshape => {
+                    weight.shape.clone_from(&bound.shape);
+                    Ok(weight)
+                }
+                Transform::Transpose => {
+                    let data = transpose(weight.data(), weight.dtype.size(), &bound.source_shape);
+                    Weight::new(weight.dtype, bound.shape.clone(), data)
+                }
+            };
+        }
+        let mut data = Vec::new();
+        for name in &bound.sources {
+            let (_, rows) = self.checkpoint_shape(checkpoint, bound, name)?;
+            let weight = checkpoint.get(name)?;
+            let mut shape = bound.source_shape.clone();
+            if let Some(first) = shape.first_mut() {
+                *first = rows;
+            }
+            let part = self.merged(name, &shape, (weight.dtype, weight.data()), bound.dtype)?;
+            match data.is_empty() {
+                true => data = part,
+                false => data.extend(part),
+            }
+        }
+        self.arranged(bound, data)
+    }
+
+    /// A weight of the graph itself: back to the layout of the state dict, changed, and to that of the graph.
+    fn from_graph<'s>(&'s self, graph: &'s dyn WeightSource, bound: &BoundTensor) -> Result<Weight<'s>> {
+        let weight = graph.get(&bound.name)?;
+        if !self.is_changed(bound) {
+            return Ok(weight);
+        }
+        let restored;
+        let base = match bound.transform {
+            Transform::Identity | Transform::Reshape => weight.data(),
+            Transform::Transpose => {
+                restored = transpose(weight.data(), weight.dtype.size(), &bound.shape);
+                &restored
+            }
+        };
+        let [name] = &*bound.sources else {
+            return Err(Error::unsupported(format!(
+                "weight {:?} of the graph is several tensors of a checkpoint in one; adapters change it only with a checkpoint",
+                bound.name
+            ))
+            .with_hint("give the checkpoint with `--weights`"));
+        };
+        let data = self.merged(name, &bound.source_shape, (weight.dtype, base), bound.dtype)?;
+        self.arranged(bound, data)
+    }
+
+    /// From the layout of the state dict to that of the graph.
+    fn arranged(&self, bound: &BoundTensor, data: Vec<u8>) -> Result<Weight<'static>> {
+        let data = match bound.transform {
+            Transform::Identity | Transform::Reshape => data,
+            Transform::Transpose => transpose(&data, bound.dtype.size(), &bound.source_shape),
+        };
+        Weight::new(bound.dtype, bound.shape.clone(), data)
+    }
+}
+
+impl WeightSource for WeightStack {
+    fn get(&self, name: &str) -> Result<Weight<'_>> {
+        match (&self.base.weights, self.bound(name)?) {
+            (BaseWeights::Graph(graph), None) => graph.get(name),
+            (BaseWeights::Graph(graph), Some(bound)) => self.from_graph(&**graph, bound),
+            (BaseWeights::Checkpoint(checkpoint), Some(bound)) => self.from_checkpoint(&**checkpoint, bound),
+            (BaseWeights::Checkpoint(_), None) => Err(Error::internal("a checkpoint without a binding table")),
+        }
+    }
+
+    fn describe(&self, name: &str) -> Result<(DType, Vec<usize>)> {
+        match (&self.base.weights, self.bound(name)?) {
+            (BaseWeights::Graph(graph), Some(bound)) if self.is_changed(bound) => {
+                graph.describe(name)?;
+                Ok((bound.dtype, bound.shape.clone()))
+            }
+            (BaseWeights::Graph(graph), _) => graph.describe(name),
+            (BaseWeights::Checkpoint(checkpoint), Some(bound)) => {
+                let mut found = bound.dtype;
+                let mut rows = 0;
+                for source in &bound.sources {
+                    let part = self.checkpoint_shape(&**checkpoint, bound, source)?;
+                    (found, rows) = (part.0, rows + part.1);
+                }
+                if bound.sources.len() > 1 && bound.source_shape.first() != Some(&rows) {
+                    return Err(Error::invalid(format!(
+                        "the tensors {:?} of the checkpoint have {rows} rows, the engine takes {:?}",
+                        bound.sources, bound.source_shape
+                    )));
+                }
+                let whole = bound.sources.len() > 1 || self.is_changed(bound);
+                Ok((if whole { bound.dtype } else { found }, bound.shape.clone()))
+            }
+            (BaseWeights::Checkpoint(_), None) => Err(Error::internal("a checkpoint without a binding table")),
+        }
+    }
+
+    fn version(&self, name: &str) -> Option<u128> {
+        let sources = match self.index.get(name) {
+            Some(i) => &*self.binding.tensors[*i].sources,
+            None => &[],
+        };
+        let changes: Vec<(u64, u32)> = match sources.iter().any(|source| self.deltas.contains_key(source)) {
+            true => self.layers.iter().filter(|l| l.strength != 0.0).map(|l| (l.id, l.strength.to_bits())).collect(),
+            false => Vec::new(),
+        };
+        let half = |salt: u64| {
+            let mut hasher = DefaultHasher::new();
+            (salt, self.base.id, &changes).hash(&mut hasher);
+            u128::from(hasher.finish())
+        };
+        Some(half(0) << 64 | half(1))
+    }
+}
+
+/// The only component that has all tensors of a graph.
+fn fitting(binding: &Binding, checkpoint: &Checkpoint) -> Result<Component> {
+    let mut found = Vec::new();
+    for component in checkpoint.components() {
+        let weights = checkpoint.component(component)?;
+        let has = |bound: &BoundTensor| bound.sources.iter().all(|name| weights.describe(name).is_ok());
+        if binding.tensors.iter().all(has) {
+            found.push(component);
+        }
+    }
+    match *found {
+        [component] => Ok(component),
+        _ => Err(Error::not_found(format!(
+            "{} has {} part with the weights of this model",
+            checkpoint.path().display(),
+            if found.is_empty() { "no" } else { "more than one" },
+        ))
+        .with_file(checkpoint.path())
+        .with_hint("`sdrun inspect` shows what is in the file")),
+    }
+}
+
+/// What adapters are resolved against, where the graph is part of a pipeline.
+fn target(binding: &Binding, weights: &BaseWeights) -> Option<Target> {
+    let component = binding.component?;
+    let mut tensors: Vec<(String, Vec<usize>)> = Vec::with_capacity(binding.tensors.len());
+    for bound in &binding.tensors {
+        match (&*bound.sources, weights) {
+            ([name], _) => tensors.push((name.clone(), bound.source_shape.clone())),
+            // How many rows each has, only the checkpoint knows.
+            (names, BaseWeights::Checkpoint(checkpoint)) => tensors.extend(
+                names.iter().filter_map(|name| Some((name.clone(), checkpoint.describe(name).ok()?.1))),
+            ),
+            (_, BaseWeights::Graph(_)) => {}
+        }
+    }
+    let names = || tensors.iter().map(|(name, _)| name.as_str());
+    let pairs = keys::identify_network(names()).map(|network| keys::pairs(network, names())).unwrap_or_default();
+    Some(Target::new(component, tensors.clone(), &pairs))
+}
