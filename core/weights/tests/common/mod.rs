@@ -1,0 +1,4 @@
+//! What several tests of this crate share.
+#![allow(dead_code)]
+
+pub(crate) mod tables;
