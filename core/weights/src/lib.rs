@@ -4,6 +4,7 @@
 //! * [`SafetensorsWeights`]: one or several safetensors files.
 //! * [`SyntheticWeights`]: values made by arithmetic on the tensors' names ([`synthetic`]); everybody can
 //!   recreate them, so a graph without weights can be run, compared and measured.
+//! * [`Checkpoint`]: a model file or folder of any layout, read as the state dicts of diffusers ([`StateDict`]).
 //! * [`MapSource`]: tensors a host already holds.
 //! * [`Layered`] and [`Cast`] put sources together; [`check_complete`] tells whether a source has all a graph
 //!   needs.
@@ -15,6 +16,7 @@ pub mod binding;
 pub mod builtin;
 mod cast;
 mod check;
+pub mod checkpoint;
 mod convert;
 pub mod keys;
 mod layered;
@@ -28,6 +30,7 @@ mod weight_map;
 pub use binding::{Binding, BoundTensor, ImportReport};
 pub use cast::Cast;
 pub use check::check_complete;
+pub use checkpoint::Checkpoint;
 pub use layered::{Layered, MapSource};
 pub use onnx::OnnxWeights;
 pub use safetensors::SafetensorsWeights;

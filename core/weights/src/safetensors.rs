@@ -3,7 +3,7 @@ use bytes::Bytes;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use sdrun_abi::{DType, Error, ErrorCode, Result, Weight, WeightSource};
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
 };
 
@@ -17,6 +17,7 @@ const MAX_HEADER: u64 = 100_000_000;
 pub struct SafetensorsWeights {
     files: Vec<File>,
     tensors: HashMap<String, Tensor>,
+    metadata: BTreeMap<String, String>,
 }
 
 #[derive(Debug)]
@@ -43,7 +44,8 @@ impl SafetensorsWeights {
     /// truncated or contradicts itself; `InvalidArgument` where two files hold one key; `Unimplemented` for
     /// pickled checkpoints, which are programs and are never run.
     pub fn open(paths: &[impl AsRef<Path>]) -> Result<Self> {
-        let mut weights = SafetensorsWeights { files: Vec::new(), tensors: HashMap::new() };
+        let mut weights =
+            SafetensorsWeights { files: Vec::new(), tensors: HashMap::new(), metadata: BTreeMap::new() };
         for path in paths {
             weights.add(path.as_ref())?;
         }
@@ -72,6 +74,9 @@ impl SafetensorsWeights {
             }
             self.tensors.insert(key, tensor);
         }
+        for (key, value) in metadata.metadata().iter().flatten() {
+            self.metadata.entry(key.clone()).or_insert_with(|| value.clone());
+        }
         self.files.push(File { path: path.to_owned(), mapping });
         Ok(())
     }
@@ -81,6 +86,16 @@ impl SafetensorsWeights {
         let mut names: Vec<&str> = self.tensors.keys().map(String::as_str).collect();
         names.sort_unstable();
         names
+    }
+
+    /// What the files say about themselves: `__metadata__`, of several files that of the first that has a key.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// Element type as the format writes it (`BF16`, `F8_E4M3`) and dimensions, also of types we do not read.
+    pub(crate) fn stored(&self, name: &str) -> Option<(String, &[usize])> {
+        self.tensors.get(name).map(|tensor| (tensor.dtype.to_string(), &*tensor.shape))
     }
 
     fn find(&self, name: &str) -> Result<(&Tensor, &File, DType)> {
@@ -151,7 +166,7 @@ fn refuse_other_formats(path: &Path, data: &[u8]) -> Result<()> {
         return refuse("a pickled PyTorch checkpoint", hint);
     }
     if data.starts_with(b"GGUF") {
-        return refuse("a GGUF file", "convert it to safetensors");
+        return refuse("a GGUF file", "open it as a checkpoint, or convert it to safetensors");
     }
     Ok(())
 }

@@ -1,0 +1,103 @@
+//! Averaged weights of a training run. LDM's `LitEma` keeps them under the names of the UNet with all dots removed,
+//! since a PyTorch buffer may not have any.
+
+use std::collections::HashMap;
+
+/// What stands before them.
+pub(super) const PREFIX: &str = "model_ema.";
+/// The name of the UNet in the module that is averaged.
+const NETWORK: &str = "diffusion_model";
+
+/// More layers than any UNet of this kind has.
+const MAX_BLOCKS: usize = 20;
+/// More transformer blocks than any of their attentions have.
+const MAX_DEPTH: usize = 12;
+
+/// Dotted name to key, and the keys that are not of the UNet. Names are not guessed from the letters: those a UNet
+/// can have are made and looked up without their dots, which no two share.
+pub(super) fn restore<'a>(keys: &[&'a str]) -> (HashMap<String, String>, Vec<&'a str>) {
+    if keys.is_empty() {
+        return Default::default();
+    }
+    let known: HashMap<String, String> =
+        possible_names().into_iter().map(|name| (name.replace('.', ""), name)).collect();
+    let (mut found, mut rest) = (HashMap::new(), Vec::new());
+    for key in keys {
+        let name = key.strip_prefix(PREFIX).and_then(|key| key.strip_prefix(NETWORK));
+        match name.and_then(|name| known.get(name)) {
+            Some(name) => {
+                found.insert(name.clone(), (*key).to_string());
+            }
+            None => rest.push(*key),
+        }
+    }
+    (found, rest)
+}
+
+/// Every name of a UNet in the original layout, up to these many layers.
+fn possible_names() -> Vec<String> {
+    let mut modules: Vec<String> =
+        ["time_embed.0", "time_embed.2", "time_embed.cond_proj", "label_emb.0.0", "label_emb.0.2"]
+            .into_iter()
+            .chain(["input_blocks.0.0", "out.0", "out.2"])
+            .map(str::to_string)
+            .collect();
+    for place in 0..3 {
+        residual(&mut modules, &format!("middle_block.{place}"));
+        attention(&mut modules, &format!("middle_block.{place}"));
+    }
+    for block in 0..MAX_BLOCKS {
+        for way in ["input_blocks", "output_blocks"] {
+            residual(&mut modules, &format!("{way}.{block}.0"));
+            attention(&mut modules, &format!("{way}.{block}.1"));
+        }
+        modules.push(format!("input_blocks.{block}.0.op"));
+        modules.extend([1, 2].map(|place| format!("output_blocks.{block}.{place}.conv")));
+    }
+    modules.iter().flat_map(|module| ["weight", "bias"].map(|part| format!("{module}.{part}"))).collect()
+}
+
+fn residual(modules: &mut Vec<String>, path: &str) {
+    let parts =
+        ["in_layers.0", "in_layers.2", "emb_layers.1", "out_layers.0", "out_layers.3", "skip_connection"];
+    modules.extend(parts.map(|part| format!("{path}.{part}")));
+}
+
+fn attention(modules: &mut Vec<String>, path: &str) {
+    modules.extend(["norm", "proj_in", "proj_out"].map(|part| format!("{path}.{part}")));
+    for index in 0..MAX_DEPTH {
+        let block = format!("{path}.transformer_blocks.{index}");
+        modules.extend(
+            ["norm1", "norm2", "norm3", "ff.net.0.proj", "ff.net.2"].map(|part| format!("{block}.{part}")),
+        );
+        for attention in ["attn1", "attn2"] {
+            let parts = ["to_q", "to_k", "to_v", "to_out.0"];
+            modules.extend(parts.map(|part| format!("{block}.{attention}.{part}")));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn no_two_names_share_their_letters() {
+        let names = possible_names();
+        let flat: HashSet<String> = names.iter().map(|name| name.replace('.', "")).collect();
+        assert_eq!(flat.len(), names.len());
+    }
+
+    #[test]
+    fn names_get_their_dots_back() {
+        let keys = [
+            "model_ema.diffusion_modelinput_blocks110in_layers2weight",
+            "model_ema.decay",
+            "model_ema.diffusion_modelx",
+        ];
+        let (found, rest) = restore(&keys);
+        assert_eq!(found["input_blocks.11.0.in_layers.2.weight"], keys[0]);
+        assert_eq!((found.len(), &rest[..]), (1, &keys[1..]));
+    }
+}

@@ -1,0 +1,133 @@
+//! Which model a state dict is of.
+
+use crate::{
+    Component,
+    keys::{Naming, Network, identify_network},
+};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, fmt};
+
+/// The architecture of a model, or of a part that several models share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Family {
+    /// Stable Diffusion 1.x.
+    Sd1,
+    /// Stable Diffusion 2.x.
+    Sd2,
+    /// Stable Diffusion XL, and what was pruned from it.
+    Sdxl,
+    /// The refiner of Stable Diffusion XL.
+    SdxlRefiner,
+    /// Stable Diffusion 3.
+    Sd3,
+    /// Stable Diffusion 3.5.
+    Sd35,
+    /// Flux.
+    Flux,
+    /// Chroma.
+    Chroma,
+    /// The autoencoder of SD 1, 2 and XL: four latent channels. The three differ in values only.
+    Vae4,
+    /// The autoencoder of SD 3 and Flux: sixteen latent channels.
+    Vae16,
+    /// A tiny autoencoder.
+    Taesd,
+    /// CLIP ViT-L.
+    ClipL,
+    /// OpenCLIP ViT-H.
+    ClipH,
+    /// OpenCLIP ViT-bigG.
+    ClipG,
+    /// T5.
+    T5,
+}
+
+impl Family {
+    /// The name in files and messages, as in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Family::Sd1 => "sd1",
+            Family::Sd2 => "sd2",
+            Family::Sdxl => "sdxl",
+            Family::SdxlRefiner => "sdxl_refiner",
+            Family::Sd3 => "sd3",
+            Family::Sd35 => "sd35",
+            Family::Flux => "flux",
+            Family::Chroma => "chroma",
+            Family::Vae4 => "vae4",
+            Family::Vae16 => "vae16",
+            Family::Taesd => "taesd",
+            Family::ClipL => "clip_l",
+            Family::ClipH => "clip_h",
+            Family::ClipG => "clip_g",
+            Family::T5 => "t5",
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What a diffusers state dict is of, by the shapes where these tell and by the structure where they are unusual
+/// (test models). The names may be a part of a state dict, as a graph has it; an empty shape is one not known.
+///
+/// The component is the usual one: T5 passes for the third text encoder, CLIP ViT-L and ViT-H for the first.
+pub fn identify<'a>(
+    tensors: impl IntoIterator<Item = (&'a str, &'a [usize])>,
+) -> Option<(Family, Component)> {
+    let tensors: BTreeMap<&str, &[usize]> = tensors.into_iter().collect();
+    let (network, naming) = identify_network(tensors.keys().copied())?;
+    // Names in the original layout are no state dict of diffusers.
+    (naming == Naming::Diffusers).then(|| family_of(network, &tensors))
+}
+
+/// As [`identify`], where the network is known already.
+pub(super) fn family_of(network: Network, tensors: &BTreeMap<&str, &[usize]>) -> (Family, Component) {
+    let dimension = |name: &str, axis: usize| tensors.get(name).and_then(|shape| shape.get(axis)).copied();
+    let any = |part: &str| tensors.keys().any(|name| name.contains(part));
+    match network {
+        Network::UNet => (unet(tensors), Component::Denoiser),
+        Network::ControlNet => (unet(tensors), Component::ControlNet),
+        Network::Sd3 if any(".norm_q.") => (Family::Sd35, Component::Denoiser),
+        Network::Sd3 => (Family::Sd3, Component::Denoiser),
+        Network::Flux => (Family::Flux, Component::Denoiser),
+        Network::Chroma => (Family::Chroma, Component::Denoiser),
+        Network::TinyVae => (Family::Taesd, Component::Vae),
+        Network::Vae => {
+            let encoded = dimension("encoder.conv_out.weight", 0).map(|moments| moments / 2);
+            let channels = dimension("decoder.conv_in.weight", 1).or(encoded);
+            (if channels == Some(16) { Family::Vae16 } else { Family::Vae4 }, Component::Vae)
+        }
+        Network::Clip | Network::OpenClip => {
+            let width = dimension("text_model.embeddings.token_embedding.weight", 1)
+                .or_else(|| dimension("text_model.final_layer_norm.weight", 0));
+            match width {
+                Some(1280) => (Family::ClipG, Component::TextEncoder2),
+                Some(1024) => (Family::ClipH, Component::TextEncoder),
+                None | Some(768) => (Family::ClipL, Component::TextEncoder),
+                _ if network == Network::OpenClip => (Family::ClipG, Component::TextEncoder2),
+                _ => (Family::ClipL, Component::TextEncoder),
+            }
+        }
+        Network::T5 => (Family::T5, Component::TextEncoder3),
+    }
+}
+
+/// The generation of a UNet (or ControlNet): the width of the text it attends to.
+fn unet(tensors: &BTreeMap<&str, &[usize]>) -> Family {
+    let end = |end: &str| tensors.iter().find(|(name, _)| name.ends_with(end)).map(|(_, shape)| *shape);
+    match end("attn2.to_k.weight") {
+        Some([_, 768]) => Family::Sd1,
+        Some([_, 1024]) => Family::Sd2,
+        Some([_, 2048]) => Family::Sdxl,
+        Some([_, 1280]) => Family::SdxlRefiner,
+        // Another width: conditioning on sizes is of SD XL, convolutions around attentions are of SD 1.
+        _ if tensors.keys().any(|name| name.starts_with("add_embedding.")) => Family::Sdxl,
+        _ if matches!(end("proj_in.weight"), Some([_, _])) => Family::Sd2,
+        _ => Family::Sd1,
+    }
+}

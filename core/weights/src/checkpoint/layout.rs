@@ -1,0 +1,245 @@
+//! Which networks the keys of a file belong to, and under which spelling.
+
+use super::{ema, spelling};
+use crate::{
+    Component,
+    keys::{Naming, Network, Table, names::Names},
+};
+use std::collections::{BTreeMap, HashMap};
+
+/// What stands before the keys of a network in files that hold several, with the text encoder it means where only
+/// the prefix tells. Sources: LDM and SGM configurations (`model`, `first_stage_model`, `cond_stage_model`,
+/// `conditioner`), ComfyUI's saved checkpoints (`text_encoders`, `diffusion_model`), ControlNet (`control_model`), and
+/// the folder names of diffusers.
+const PREFIXES: &[(&str, Option<Component>)] = {
+    use Component::{TextEncoder, TextEncoder2, TextEncoder3};
+    &[
+        ("model.diffusion_model.", None),
+        ("diffusion_model.", None),
+        ("first_stage_model.", None),
+        ("vae.", None),
+        ("control_model.", None),
+        ("cond_stage_model.transformer.", Some(TextEncoder)),
+        ("cond_stage_model.model.", Some(TextEncoder)),
+        ("conditioner.embedders.0.transformer.", Some(TextEncoder)),
+        // The refiner has only the larger encoder, which its diffusers pipeline calls the second as well.
+        ("conditioner.embedders.0.model.", Some(TextEncoder2)),
+        ("conditioner.embedders.1.transformer.", Some(TextEncoder2)),
+        ("conditioner.embedders.1.model.", Some(TextEncoder2)),
+        ("text_encoders.clip_l.transformer.", Some(TextEncoder)),
+        ("text_encoders.clip_l.", Some(TextEncoder)),
+        ("text_encoders.clip_h.transformer.", Some(TextEncoder)),
+        ("text_encoders.clip_g.transformer.", Some(TextEncoder2)),
+        ("text_encoders.clip_g.", Some(TextEncoder2)),
+        // Second or third, by the denoiser.
+        ("text_encoders.t5xxl.transformer.", None),
+        ("text_encoders.t5xxl.", None),
+        ("unet.", None),
+        ("transformer.", None),
+        ("controlnet.", None),
+        ("text_encoder.", Some(TextEncoder)),
+        ("text_encoder_2.", Some(TextEncoder2)),
+        ("text_encoder_3.", Some(TextEncoder3)),
+    ]
+};
+
+/// One network of a file.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) component: Component,
+    pub(super) network: Network,
+    pub(super) naming: Naming,
+    /// What stands before its keys.
+    pub(super) prefix: &'static str,
+    /// Its name in the table's spelling to its key in the file.
+    pub(super) keys: HashMap<String, String>,
+    pub(super) table: Table,
+    /// Whether these are the averaged weights of training.
+    pub(super) ema: bool,
+}
+
+/// What is in a file.
+#[derive(Debug, Default)]
+pub(super) struct Layout {
+    pub(super) parts: Vec<Part>,
+    /// Keys that are no weights of a network, or copies.
+    pub(super) ignored: Vec<String>,
+    /// Keys nothing is known about.
+    pub(super) unrecognised: Vec<String>,
+}
+
+/// Shape of a tensor by key.
+pub(super) type Shapes<'a> = &'a dyn Fn(&str) -> Option<Vec<usize>>;
+
+impl Layout {
+    /// Sorts the keys of one file. `hint` is the component where the place of the file tells it.
+    pub(super) fn new(keys: &[&str], shapes: Shapes, hint: Option<Component>) -> Layout {
+        let mut layout = Layout::default();
+        let mut averaged = Vec::new();
+        let mut rest = Vec::new();
+        for key in keys {
+            if key.starts_with(ema::PREFIX) {
+                averaged.push(*key);
+            } else if is_ignored(key) {
+                layout.ignored.push((*key).to_string());
+            } else {
+                rest.push(*key);
+            }
+        }
+        // A file of one network whose keys have no prefix; else the networks by prefix.
+        if let Some(part) = Part::new("", &rest, shapes, hint) {
+            layout.parts.push(part);
+        } else {
+            layout.sort_by_prefix(&rest, shapes, hint);
+        }
+        if layout.parts.iter().all(|part| part.component != Component::Denoiser) {
+            let (keys, unknown) = ema::restore(&averaged);
+            let names: Vec<String> = keys.keys().cloned().collect();
+            if let Some((network, naming)) = crate::keys::identify_network(names.iter().map(String::as_str)) {
+                layout.parts.push(Part {
+                    component: Component::Denoiser,
+                    network,
+                    naming,
+                    prefix: ema::PREFIX,
+                    table: Table::new(network, naming, names.iter().map(String::as_str)),
+                    keys,
+                    ema: true,
+                });
+                averaged = unknown;
+            }
+        }
+        layout.ignored.extend(averaged.into_iter().map(str::to_string));
+        layout.settle_t5(hint);
+        layout
+    }
+
+    fn sort_by_prefix(&mut self, keys: &[&str], shapes: Shapes, hint: Option<Component>) {
+        let mut groups: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
+        for key in keys {
+            // The longest prefix wins: `text_encoders.clip_l.` is one of `text_encoders.clip_l.transformer.`.
+            let fitting = PREFIXES.iter().enumerate().filter(|(_, (prefix, _))| key.starts_with(prefix));
+            match fitting.max_by_key(|(_, (prefix, _))| prefix.len()) {
+                Some((index, _)) => groups.entry(index).or_default().push(key),
+                None => self.unrecognised.push((*key).to_string()),
+            }
+        }
+        for (index, keys) in groups {
+            let Some((prefix, own)) = PREFIXES.get(index) else { continue };
+            let part = Part::new(prefix, &keys, shapes, own.or(hint));
+            match part.filter(|part| self.parts.iter().all(|other| other.component != part.component)) {
+                Some(part) => self.parts.push(part),
+                None => self.unrecognised.extend(keys.into_iter().map(str::to_string)),
+            }
+        }
+    }
+
+    /// T5 is the third text encoder of SD 3, the second of Flux and the only one of Chroma. Alone it passes for the
+    /// third.
+    fn settle_t5(&mut self, hint: Option<Component>) {
+        let denoiser = self.parts.iter().find(|part| part.component == Component::Denoiser);
+        let component = match denoiser.map(|part| part.network) {
+            Some(Network::Flux) => Component::TextEncoder2,
+            Some(Network::Chroma) => Component::TextEncoder,
+            _ => return,
+        };
+        let taken = self.parts.iter().any(|part| part.component == component);
+        for part in &mut self.parts {
+            if part.network == Network::T5
+                && hint.is_none()
+                && !taken
+                && !part.prefix.starts_with("text_encoder_")
+            {
+                part.component = component;
+            }
+        }
+    }
+}
+
+impl Part {
+    /// The network these keys belong to once `prefix` is taken away.
+    fn new(prefix: &'static str, keys: &[&str], shapes: Shapes, hint: Option<Component>) -> Option<Part> {
+        let bare: Vec<&str> = keys.iter().filter_map(|key| key.strip_prefix(prefix)).collect();
+        let found = spelling::recognise(&Names::from_iter(bare.iter().copied()))?;
+        let named: HashMap<String, String> =
+            bare.iter().map(|name| (found.respell(name).into_owned(), format!("{prefix}{name}"))).collect();
+        let table = Table::new(found.network, found.naming, named.keys().map(String::as_str));
+        let width =
+            |name: &str| named.get(name).and_then(|key| shapes(key)).and_then(|shape| shape.get(1).copied());
+        let component = match found.network {
+            Network::UNet | Network::Sd3 | Network::Flux | Network::Chroma => Component::Denoiser,
+            Network::ControlNet => Component::ControlNet,
+            Network::Vae | Network::TinyVae => Component::Vae,
+            _ if hint.is_some_and(is_text) => hint?,
+            Network::T5 => Component::TextEncoder3,
+            // OpenCLIP ViT-H is the encoder of SD 2, ViT-bigG the second one of SD XL and SD 3.
+            Network::OpenClip => match width("token_embedding.weight") {
+                Some(1024) => Component::TextEncoder,
+                _ => Component::TextEncoder2,
+            },
+            Network::Clip => match width("text_model.embeddings.token_embedding.weight") {
+                Some(1280) => Component::TextEncoder2,
+                _ => Component::TextEncoder,
+            },
+        };
+        let (network, naming) = (found.network, found.naming);
+        Some(Part { component, network, naming, prefix, keys: named, table, ema: false })
+    }
+
+    /// What to call it in messages.
+    pub(super) fn title(&self) -> String {
+        let prefix = if self.prefix.is_empty() { String::new() } else { format!(" ({}*)", self.prefix) };
+        format!("the {}{prefix} of this checkpoint", self.component)
+    }
+
+    /// Names under which a tensor is known as well.
+    pub(super) fn aliases(&self) -> &'static [(&'static str, &'static str)] {
+        // One tied table, which graphs have under either name.
+        const T5: &[(&str, &str)] = &[("encoder.embed_tokens.weight", "shared.weight")];
+        if self.network == Network::T5 { T5 } else { &[] }
+    }
+}
+
+/// Whether it is a text encoder.
+pub(super) fn is_text(component: Component) -> bool {
+    matches!(component, Component::TextEncoder | Component::TextEncoder2 | Component::TextEncoder3)
+}
+
+/// Keys that no network of a pipeline uses: noise schedules, training state, the image half of CLIP.
+fn is_ignored(key: &str) -> bool {
+    /// Whole keys of LDM's `DDPM` and of the tools that extend it.
+    const KEYS: [&str; 26] = [
+        "alphas_cumprod",
+        "alphas_cumprod_prev",
+        "betas",
+        "sqrt_alphas_cumprod",
+        "sqrt_one_minus_alphas_cumprod",
+        "log_one_minus_alphas_cumprod",
+        "sqrt_recip_alphas_cumprod",
+        "sqrt_recipm1_alphas_cumprod",
+        "posterior_variance",
+        "posterior_log_variance_clipped",
+        "posterior_mean_coef1",
+        "posterior_mean_coef2",
+        "lvlb_weights",
+        "model_lvlb_weights",
+        "logvar",
+        "scale_factor",
+        "global_step",
+        "denoiser.sigmas",
+        "v_pred",
+        "ztsnr",
+        "edm_mean",
+        "edm_std",
+        "edm_vpred.sigma_max",
+        "edm_vpred.sigma_min",
+        "vae_scale",
+        "vae_shift",
+    ];
+    /// Last parts of keys: integer tables, CLIP's temperature, OpenCLIP's causal mask.
+    const LAST: [&str; 3] = ["position_ids", "logit_scale", "attn_mask"];
+    /// Parts of keys: CLIP's image half, the losses of a training run.
+    const PARTS: [&str; 5] = ["vision_model", "visual", "visual_projection", "loss", "embedding_manager"];
+    KEYS.contains(&key)
+        || key.rsplit('.').next().is_some_and(|last| LAST.contains(&last))
+        || key.split('.').any(|part| PARTS.contains(&part))
+}

@@ -1,0 +1,107 @@
+//! Spellings of a network's names that differ from those of the key tables.
+
+use crate::keys::{Naming, Network, identify_network, names::Names};
+use std::borrow::Cow;
+
+/// A network and how its names are spelt.
+pub(super) struct Found {
+    pub(super) network: Network,
+    pub(super) naming: Naming,
+    spelling: Spelling,
+}
+
+enum Spelling {
+    /// As in the tables, or nearly.
+    Table,
+    /// Without a word in front that the tables have.
+    Without(&'static str),
+    /// T5 as llama.cpp names it.
+    LlamaCpp,
+}
+
+/// Recognises the names of one network, without prefix.
+pub(super) fn recognise(names: &Names) -> Option<Found> {
+    use Naming::{Diffusers, Original};
+    let found = |network, naming, spelling| Some(Found { network, naming, spelling });
+    // transformers 5 names CLIP without `text_model.`.
+    if names.any("encoder.layers.0.self_attn.") {
+        return found(Network::Clip, Diffusers, Spelling::Without("text_model."));
+    }
+    if names.any("enc.blk.0.attn_q.") {
+        return found(Network::T5, Diffusers, Spelling::LlamaCpp);
+    }
+    // TAESD's own files: one half each, or both under their plain names.
+    if names.has("0.weight") && names.any("1.conv.0.") {
+        return found(Network::TinyVae, Original, Spelling::Without("taesd_encoder."));
+    }
+    if names.has("1.weight") && names.any("3.conv.0.") {
+        return found(Network::TinyVae, Original, Spelling::Without("taesd_decoder."));
+    }
+    if names.any("encoder.1.conv.0.") || names.any("decoder.3.conv.0.") {
+        return found(Network::TinyVae, Original, Spelling::Without("taesd_"));
+    }
+    let (network, naming) = identify_network(names.iter())?;
+    found(network, naming, Spelling::Table)
+}
+
+impl Found {
+    /// A name as the table spells it.
+    pub(super) fn respell<'n>(&self, name: &'n str) -> Cow<'n, str> {
+        let respelt = match (&self.spelling, self.network) {
+            // One tied table, which files have under either name or both.
+            (_, Network::T5) if name == "encoder.embed_tokens.weight" => Some("shared.weight".into()),
+            (Spelling::Without("text_model."), _) if name.starts_with("text_") => None,
+            (Spelling::Without(front), _) => Some(format!("{front}{name}")),
+            (Spelling::LlamaCpp, _) => llama_cpp_t5(name),
+            (Spelling::Table, Network::Vae) if self.naming == Naming::Diffusers => old_attention(name),
+            // Scales of RMS norms, which some tools save as weights.
+            (Spelling::Table, Network::Flux | Network::Chroma) if self.naming == Naming::Original => {
+                name.strip_suffix("_norm.weight").map(|path| format!("{path}_norm.scale"))
+            }
+            (Spelling::Table, _) => None,
+        };
+        respelt.map_or(Cow::Borrowed(name), Cow::Owned)
+    }
+}
+
+/// Before its version 0.14 diffusers named the autoencoder's attention after the older `AttentionBlock`.
+fn old_attention(name: &str) -> Option<String> {
+    let mut parts: Vec<&str> = name.split('.').collect();
+    let at = parts.len().checked_sub(2)?;
+    if !parts.contains(&"attentions") {
+        return None;
+    }
+    let part = parts.get_mut(at)?;
+    *part = match *part {
+        "query" => "to_q",
+        "key" => "to_k",
+        "value" => "to_v",
+        "proj_attn" => "to_out.0",
+        _ => return None,
+    };
+    Some(parts.join("."))
+}
+
+/// The tensor names of llama.cpp's GGUF files (`gguf-py/gguf/tensor_mapping.py`, architecture `t5encoder`).
+fn llama_cpp_t5(name: &str) -> Option<String> {
+    match name {
+        "token_embd.weight" => return Some("shared.weight".into()),
+        "enc.output_norm.weight" => return Some("encoder.final_layer_norm.weight".into()),
+        _ => {}
+    }
+    let (index, part) = name.strip_prefix("enc.blk.")?.split_once('.')?;
+    let place = match part.strip_suffix(".weight")? {
+        "attn_q" => "0.SelfAttention.q",
+        "attn_k" => "0.SelfAttention.k",
+        "attn_v" => "0.SelfAttention.v",
+        "attn_o" => "0.SelfAttention.o",
+        "attn_rel_b" => "0.SelfAttention.relative_attention_bias",
+        "attn_norm" => "0.layer_norm",
+        "ffn_gate" => "1.DenseReluDense.wi_0",
+        "ffn_up" => "1.DenseReluDense.wi_1",
+        "ffn_down" => "1.DenseReluDense.wo",
+        "ffn_norm" => "1.layer_norm",
+        _ => return None,
+    };
+    Some(format!("encoder.block.{index}.layer.{place}.weight"))
+}

@@ -1,0 +1,201 @@
+//! What a checkpoint is and holds, as data.
+
+use super::{
+    Checkpoint, Source,
+    family::{Family, family_of},
+    layout::Part,
+    state_dict::ComponentWeights,
+};
+use crate::{
+    Component,
+    keys::{Naming, Network},
+};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, path::PathBuf};
+
+/// Format of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Format {
+    /// One safetensors file, or the shards of one.
+    Safetensors,
+    /// One GGUF file.
+    Gguf,
+    /// A folder of diffusers.
+    Folder,
+}
+
+/// What [`Checkpoint::summary`] tells.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// What was opened.
+    pub path: PathBuf,
+    /// Its format.
+    pub format: Format,
+    /// The model: that of its denoiser or ControlNet, else of its only component.
+    pub family: Option<Family>,
+    /// What kind of that model.
+    pub facts: Facts,
+    /// Its components.
+    pub components: Vec<ComponentSummary>,
+    /// What the file says about itself. A hint: names and shapes decide.
+    pub metadata: BTreeMap<String, String>,
+    /// Keys that no component uses, known to be of no use: schedules, training state, averaged copies.
+    pub ignored: Vec<String>,
+    /// Keys nothing is known about.
+    pub unrecognised: Vec<String>,
+}
+
+/// What tells models of one family apart.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Facts {
+    /// Channels the denoiser takes (9 for inpainting UNets; of transformers before patches are cut, so 64 for Flux).
+    pub in_channels: Option<usize>,
+    /// Width of the text the denoiser attends to.
+    pub text_width: Option<usize>,
+    /// Whether it takes a mask and a masked picture besides the latents.
+    pub inpainting: bool,
+    /// Whether it predicts velocities, as far as the file says so; older ones do not.
+    pub v_prediction: bool,
+    /// Whether its noise schedule ends in pure noise, as far as the file says so.
+    pub zero_terminal_snr: bool,
+    /// Whether guidance is an input of the denoiser (Flux dev, latent consistency models).
+    pub distilled_guidance: bool,
+    /// Whether the weights are those averaged in training, for want of others.
+    pub ema: bool,
+}
+
+/// One component of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ComponentSummary {
+    /// Which.
+    pub component: Component,
+    /// What network it is.
+    pub network: Network,
+    /// What model it is of, or what shared part.
+    pub family: Family,
+    /// Whose names its keys have.
+    pub naming: Naming,
+    /// What stands before its keys.
+    pub prefix: String,
+    /// Tensors under the names of diffusers.
+    pub tensors: usize,
+    /// Their elements.
+    pub parameters: u64,
+    /// Element types in the file, and how many tensors of the file have them.
+    pub dtypes: BTreeMap<String, usize>,
+    /// Keys a network of this structure has and the file has not.
+    pub missing: Vec<String>,
+    /// Keys of the file under the component's prefix that are no part of the network.
+    pub extra: Vec<String>,
+}
+
+impl Summary {
+    pub(super) fn new(checkpoint: &Checkpoint) -> Summary {
+        let mut facts = Facts::default();
+        let mut components: Vec<ComponentSummary> =
+            checkpoint.parts().map(|(source, part)| component(source, part, &mut facts)).collect();
+        components.sort_by_key(|part| part.component);
+        let metadata: BTreeMap<String, String> =
+            checkpoint.metadata().into_iter().map(|(key, value)| (key.into(), value.into())).collect();
+        let layouts = || checkpoint.sources.iter().map(|source| &source.layout);
+        let ignored: Vec<String> = layouts().flat_map(|layout| layout.ignored.iter().cloned()).collect();
+        facts.told_by(&metadata, &ignored, &checkpoint.scheduler);
+
+        let model =
+            |part: &&ComponentSummary| matches!(part.component, Component::Denoiser | Component::ControlNet);
+        let family = components.iter().find(model).or(match &components[..] {
+            [only] => Some(only),
+            _ => None,
+        });
+        Summary {
+            path: checkpoint.path.clone(),
+            format: checkpoint.format,
+            family: family.map(|part| part.family),
+            facts,
+            components,
+            metadata,
+            ignored,
+            unrecognised: layouts().flat_map(|layout| layout.unrecognised.iter().cloned()).collect(),
+        }
+    }
+}
+
+fn component(source: &Source, part: &Part, facts: &mut Facts) -> ComponentSummary {
+    let weights = ComponentWeights::new(source.container.clone(), part);
+    let shapes = weights.shapes();
+    let shapes: BTreeMap<&str, &[usize]> = shapes.iter().map(|(name, shape)| (*name, &shape[..])).collect();
+    let (family, _) = family_of(part.network, &shapes);
+    if part.component == Component::Denoiser {
+        facts.of_denoiser(part, &shapes);
+    }
+    let (parameters, dtypes) = weights.sizes();
+    let key = |name: &String| format!("{}{name}", part.prefix);
+    ComponentSummary {
+        component: part.component,
+        network: part.network,
+        family,
+        naming: part.naming,
+        prefix: part.prefix.to_string(),
+        tensors: crate::StateDict::names(&weights).len(),
+        parameters,
+        dtypes,
+        missing: part.table.missing.iter().map(key).collect(),
+        extra: part
+            .table
+            .extra
+            .iter()
+            .map(|name| part.keys.get(name).cloned().unwrap_or_else(|| key(name)))
+            .collect(),
+    }
+}
+
+impl Facts {
+    fn of_denoiser(&mut self, part: &Part, shapes: &BTreeMap<&str, &[usize]>) {
+        /// Latents, mask and masked latents of an inpainting UNet, and the packed ones of Flux Fill.
+        const UNET_INPAINTING: usize = 9;
+        const FLUX_INPAINTING: usize = 384;
+        let columns = |name: &str| shapes.get(name).and_then(|shape| shape.get(1)).copied();
+        self.in_channels =
+            ["conv_in.weight", "x_embedder.weight", "pos_embed.proj.weight"].into_iter().find_map(columns);
+        self.text_width = columns("context_embedder.weight").or_else(|| {
+            shapes.keys().find(|name| name.ends_with("attn2.to_k.weight")).and_then(|name| columns(name))
+        });
+        self.inpainting = match part.network {
+            Network::UNet => self.in_channels == Some(UNET_INPAINTING),
+            Network::Flux => self.in_channels == Some(FLUX_INPAINTING),
+            _ => false,
+        };
+        self.distilled_guidance = shapes
+            .keys()
+            .any(|name| name.contains("guidance_embedder.") || *name == "time_embedding.cond_proj.weight");
+        self.ema = part.ema;
+    }
+
+    /// From metadata (ModelSpec: `modelspec.prediction_type`), marker keys (`v_pred`, `ztsnr`), or a pipeline's
+    /// scheduler.
+    fn told_by(
+        &mut self,
+        metadata: &BTreeMap<String, String>,
+        keys: &[String],
+        scheduler: &BTreeMap<String, serde_json::Value>,
+    ) {
+        let velocity =
+            |value: &str| ["v", "v_prediction", "v-prediction"].contains(&value.to_lowercase().as_str());
+        let stated = metadata.get("modelspec.prediction_type").map(String::as_str);
+        let scheduled = scheduler.get("prediction_type").and_then(|value| value.as_str());
+        let key = |wanted: &str| keys.iter().any(|key| key == wanted);
+        self.v_prediction =
+            stated.or(scheduled).is_some_and(velocity) || key("v_pred") || key("edm_vpred.sigma_max");
+        let rescaled = scheduler.get("rescale_betas_zero_snr").and_then(serde_json::Value::as_bool);
+        self.zero_terminal_snr = key("ztsnr") || rescaled == Some(true);
+    }
+}
+
+impl Checkpoint {
+    /// Names and shapes of a component's tensors under the names of diffusers, sorted.
+    pub fn shapes(&self, component: Component) -> sdrun_abi::Result<Vec<(String, Vec<usize>)>> {
+        let weights = self.component(component)?;
+        weights.names().into_iter().map(|name| Ok((name.to_string(), weights.describe(name)?.1))).collect()
+    }
+}

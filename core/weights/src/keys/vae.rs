@@ -1,0 +1,75 @@
+//! Autoencoders: `AutoencoderKL` of the original implementations against diffusers', and the tiny autoencoders (TAESD
+//! and its relatives) against `AutoencoderTiny`.
+
+use super::{Fusion, builder::Builder};
+
+pub(super) fn kl(b: &mut Builder) {
+    for (half, way, from, to) in [("encoder", "down", "down", "down"), ("decoder", "up", "up", "up")] {
+        if !b.any(&format!("{half}."), &format!("{half}.")) {
+            continue;
+        }
+        for part in ["conv_in", "conv_out"] {
+            b.module(format!("{half}.{part}"), format!("{half}.{part}"));
+        }
+        b.module(format!("{half}.norm_out"), format!("{half}.conv_norm_out"));
+        middle(b, half);
+        let levels = b.count(&format!("{half}.{from}"), &format!("{half}.{to}_blocks"));
+        for level in 0..levels {
+            // The original numbers levels by resolution, so the way up backwards.
+            let number = if way == "up" { levels - 1 - level } else { level };
+            let (original, block) =
+                (format!("{half}.{from}.{number}"), format!("{half}.{to}_blocks.{level}"));
+            let layers = b.count(&format!("{original}.block"), &format!("{block}.resnets"));
+            for layer in 0..layers {
+                residual(b, &format!("{original}.block.{layer}"), &format!("{block}.resnets.{layer}"));
+            }
+            b.optional_module(
+                format!("{original}.{way}sample.conv"),
+                format!("{block}.{way}samplers.0.conv"),
+            );
+        }
+    }
+    for part in ["quant_conv", "post_quant_conv"] {
+        b.optional_module(part, part);
+    }
+}
+
+fn middle(b: &mut Builder, half: &str) {
+    for layer in 0..2 {
+        let original = format!("{half}.mid.block_{}", layer + 1);
+        residual(b, &original, &format!("{half}.mid_block.resnets.{layer}"));
+    }
+    let (original, module) = (format!("{half}.mid.attn_1"), format!("{half}.mid_block.attentions.0"));
+    if !b.any(&format!("{original}."), &format!("{module}.")) {
+        return;
+    }
+    b.module(format!("{original}.norm"), format!("{module}.group_norm"));
+    for (from, to) in [("q", "to_q"), ("k", "to_k"), ("v", "to_v"), ("proj_out", "to_out.0")] {
+        let (from, to) = (format!("{original}.{from}"), format!("{module}.{to}"));
+        b.tensor(format!("{from}.weight"), format!("{to}.weight"), Fusion::Conv1x1);
+        b.tensor(format!("{from}.bias"), format!("{to}.bias"), Fusion::Same);
+    }
+}
+
+fn residual(b: &mut Builder, original: &str, resnet: &str) {
+    for part in ["norm1", "conv1", "norm2", "conv2"] {
+        b.module(format!("{original}.{part}"), format!("{resnet}.{part}"));
+    }
+    b.optional_module(format!("{original}.nin_shortcut"), format!("{resnet}.conv_shortcut"));
+}
+
+/// Both are one sequence of layers, numbered with those that have no weights; the original's decoder begins with a
+/// clamp, which is no layer in diffusers. (`taesd.py`, github.com/madebyollin/taesd.)
+pub(super) fn tiny(b: &mut Builder) {
+    for (half, first) in [("encoder", 0), ("decoder", 1)] {
+        let (original, module) = (format!("taesd_{half}"), format!("{half}.layers"));
+        let places = b.count(&original, &module);
+        for place in first..places + first {
+            // Counted from either side, the sequence ends at or before this place.
+            let (original, module) = (format!("{original}.{place}"), format!("{module}.{}", place - first));
+            for part in ["", ".conv.0", ".conv.2", ".conv.4", ".skip"] {
+                b.optional_module(format!("{original}{part}"), format!("{module}{part}"));
+            }
+        }
+    }
+}

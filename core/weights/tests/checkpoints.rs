@@ -1,0 +1,414 @@
+//! Checkpoints of every layout: each tensor of each component must have the value of the rule, bit for bit.
+
+mod common;
+
+use common::{
+    make::{Made, borrowed, check, diffusers, original, write_safetensors},
+    tables::{Entry, table},
+};
+use sdrun_abi::{DType, ErrorCode};
+use sdrun_weights::{
+    Checkpoint, Component,
+    checkpoint::{Family, Format, Summary, identify},
+    keys::{Naming, Network},
+};
+use std::{fs, path::Path};
+use tempfile::TempDir;
+
+const F16: DType = DType::F16;
+
+fn file(name: &str, metadata: &[(&str, &str)], tensors: &[Made]) -> (TempDir, std::path::PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    write_safetensors(&path, metadata, tensors);
+    (folder, path)
+}
+fn component(checkpoint: &Checkpoint, component: Component, entry: &Entry, dtype: DType) {
+    check(&*checkpoint.component(component).unwrap(), entry, dtype);
+}
+fn junk(name: &str) -> Made {
+    Made::new(name, "F32", &[1], vec![0; 4])
+}
+fn complete(summary: &Summary) {
+    for part in &summary.components {
+        assert!(part.missing.is_empty() && part.extra.is_empty(), "{part:?}");
+    }
+    assert!(summary.unrecognised.is_empty(), "{:?}", summary.unrecognised);
+}
+
+#[test]
+fn stable_diffusion_1_in_one_file() {
+    let (unet, vae, text) = (table("sd15_unet"), table("sd15_vae"), table("sd15_text_encoder"));
+    let mut tensors = original(&unet, unet.prefix, F16);
+    tensors.extend(original(&vae, vae.prefix, F16));
+    tensors.extend(original(&text, text.prefix, F16));
+    for name in [
+        "alphas_cumprod",
+        "model_ema.decay",
+        "model_ema.diffusion_modelinput_blocks00weight",
+        "cond_stage_model.transformer.text_model.embeddings.position_ids",
+        "cond_stage_model.logit_scale",
+        "first_stage_model.loss.logvar",
+        "v_pred",
+    ] {
+        tensors.push(junk(name));
+    }
+    tensors.push(junk("something.else"));
+    let metadata = [("modelspec.title", "t"), ("modelspec.architecture", "stable-diffusion-v1")];
+    let (_folder, path) = file("model.safetensors", &metadata, &tensors);
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    use Component::{Denoiser, TextEncoder, TextEncoder2, Vae};
+    assert_eq!(checkpoint.components(), [TextEncoder, Denoiser, Vae]);
+    component(&checkpoint, Denoiser, &unet, F16);
+    component(&checkpoint, Vae, &vae, F16);
+    component(&checkpoint, TextEncoder, &text, F16);
+    for part in [TextEncoder, Denoiser, Vae] {
+        let state = checkpoint.component(part).unwrap();
+        assert_eq!(borrowed(&*state), state.names().len(), "all are borrowed");
+    }
+    let error = checkpoint.component(TextEncoder2).err().unwrap();
+    assert_eq!(error.code, ErrorCode::NotFound);
+    assert!(
+        error.message.contains("text_encoder, denoiser, vae") || error.message.contains("denoiser"),
+        "{error}"
+    );
+
+    let summary = checkpoint.summary();
+    assert_eq!((summary.family, summary.format), (Some(Family::Sd1), Format::Safetensors));
+    assert_eq!((summary.ignored.len(), &*summary.unrecognised), (7, &["something.else".to_string()][..]));
+    assert!(summary.facts.v_prediction && !summary.facts.inpainting && !summary.facts.ema);
+    assert_eq!(summary.metadata["modelspec.title"], "t");
+    let part = summary.components.iter().find(|part| part.component == Denoiser).unwrap();
+    assert_eq!((part.tensors, part.network, part.naming), (686, Network::UNet, Naming::Original));
+    assert_eq!(part.dtypes["f16"], 686);
+    let json = serde_json::to_string(&summary).unwrap();
+    assert_eq!(serde_json::from_str::<Summary>(&json).unwrap(), summary);
+}
+
+#[test]
+fn stable_diffusion_xl_in_one_file_has_open_clip() {
+    let entries = ["sdxl_unet", "sd15_vae", "sdxl_text_encoder", "sdxl_text_encoder_2"].map(table);
+    let tensors: Vec<Made> = entries.iter().flat_map(|entry| original(entry, entry.prefix, F16)).collect();
+    let (_folder, path) = file("xl.safetensors", &[], &tensors);
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let parts = [Component::Denoiser, Component::Vae, Component::TextEncoder, Component::TextEncoder2];
+    for (part, entry) in parts.into_iter().zip(&entries) {
+        component(&checkpoint, part, entry, F16);
+    }
+    // Only the transposed projection is copied; parts of fused projections are not.
+    let text = checkpoint.component(Component::TextEncoder2).unwrap();
+    assert_eq!(borrowed(&*text), 516);
+    let summary = checkpoint.summary();
+    complete(&summary);
+    assert_eq!(summary.family, Some(Family::Sdxl));
+}
+
+#[test]
+fn stable_diffusion_3_and_flux_with_their_text_encoders() {
+    let (clip_l, clip_g, t5) = (table("sdxl_text_encoder"), table("sdxl_text_encoder_2"), table("t5xxl"));
+    let encoders = |with_g: bool| {
+        let mut tensors = original(&clip_l, "text_encoders.clip_l.transformer.", DType::BF16);
+        tensors.extend(original(&t5, "text_encoders.t5xxl.transformer.", DType::BF16));
+        if with_g {
+            // These files have the larger CLIP under the names of transformers.
+            let named = diffusers(&clip_g, DType::BF16);
+            tensors.extend(
+                named
+                    .into_iter()
+                    .map(|made| made.renamed(|n| format!("text_encoders.clip_g.transformer.{n}"))),
+            );
+        }
+        tensors
+    };
+    for (name, prefix, t5_is, family) in [
+        ("sd3_medium", "model.diffusion_model.", Component::TextEncoder3, Family::Sd3),
+        ("sd35_large", "diffusion_model.", Component::TextEncoder3, Family::Sd35),
+        ("flux_dev", "model.diffusion_model.", Component::TextEncoder2, Family::Flux),
+    ] {
+        let entry = table(name);
+        let mut tensors = original(&entry, prefix, DType::BF16);
+        tensors.extend(encoders(t5_is == Component::TextEncoder3));
+        tensors.push(junk("text_encoders.clip_l.logit_scale"));
+        let (_folder, path) = file("m.safetensors", &[], &tensors);
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        component(&checkpoint, Component::Denoiser, &entry, DType::BF16);
+        component(&checkpoint, Component::TextEncoder, &clip_l, DType::BF16);
+        component(&checkpoint, t5_is, &t5, DType::BF16);
+        if t5_is == Component::TextEncoder3 {
+            component(&checkpoint, Component::TextEncoder2, &clip_g, DType::BF16);
+        }
+        let t5 = checkpoint.component(t5_is).unwrap();
+        let tied =
+            ["shared.weight", "encoder.embed_tokens.weight"].map(|n| t5.get(n).unwrap().data().to_vec());
+        assert_eq!(tied[0], tied[1]);
+        let summary = checkpoint.summary();
+        complete(&summary);
+        assert_eq!(summary.family, Some(family));
+        assert_eq!(summary.facts.distilled_guidance, name == "flux_dev");
+    }
+}
+
+#[test]
+fn one_component_in_a_file_with_and_without_prefix() {
+    use Component::{ControlNet, Denoiser, TextEncoder, TextEncoder2, TextEncoder3, Vae};
+    for (name, prefixes, part, family) in [
+        ("flux_dev", &["", "model.diffusion_model."][..], Denoiser, Family::Flux),
+        ("sd3_medium", &["", "diffusion_model."], Denoiser, Family::Sd3),
+        ("sdxl_unet", &["", "model.diffusion_model."], Denoiser, Family::Sdxl),
+        ("sd15_unet", &[""], Denoiser, Family::Sd1),
+        ("sd15_controlnet", &["", "control_model."], ControlNet, Family::Sd1),
+        ("sd15_vae", &["", "first_stage_model.", "vae."], Vae, Family::Vae4),
+        ("sd15_text_encoder", &["", "text_encoders.clip_l.", "text_encoder."], TextEncoder, Family::ClipL),
+        ("sdxl_text_encoder_2", &["", "conditioner.embedders.0.model."], TextEncoder2, Family::ClipG),
+        ("t5xxl", &["", "text_encoders.t5xxl."], TextEncoder3, Family::T5),
+    ] {
+        let entry = table(name);
+        for prefix in prefixes {
+            let (_folder, path) = file("m.safetensors", &[], &original(&entry, prefix, F16));
+            let checkpoint =
+                Checkpoint::open(&path).unwrap_or_else(|error| panic!("{name} {prefix}: {error}"));
+            assert_eq!(checkpoint.components(), [part], "{name} {prefix:?}");
+            component(&checkpoint, part, &entry, F16);
+            let summary = checkpoint.summary();
+            complete(&summary);
+            assert_eq!(summary.family, Some(family), "{name}");
+        }
+        // The same under the names of diffusers.
+        let (_folder, path) = file("m.safetensors", &[], &diffusers(&entry, DType::F32));
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        component(
+            &checkpoint,
+            if name == "sdxl_text_encoder_2" { TextEncoder } else { part },
+            &entry,
+            DType::F32,
+        );
+        complete(&checkpoint.summary());
+        assert_eq!(checkpoint.summary().components[0].naming, Naming::Diffusers);
+        // A lone text encoder may be any, another component may not.
+        assert_eq!(
+            checkpoint.component(TextEncoder2).is_ok(),
+            name.contains("text") || name == "t5xxl",
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn spellings_of_other_times_are_read() {
+    // transformers 5.
+    let text = table("sd15_text_encoder");
+    let short = |n: &str| n.strip_prefix("text_model.").unwrap().to_string();
+    for prefix in ["", "text_encoders.clip_l.transformer."] {
+        let tensors: Vec<Made> = diffusers(&text, F16)
+            .into_iter()
+            .map(|m| m.renamed(|n| format!("{prefix}{}", short(n))))
+            .collect();
+        let (_folder, path) = file("m.safetensors", &[], &tensors);
+        component(&Checkpoint::open(&path).unwrap(), Component::TextEncoder, &text, F16);
+    }
+    // Older diffusers.
+    let vae = table("sd15_vae");
+    let older = |n: &str| {
+        let parts = [("to_q", "query"), ("to_k", "key"), ("to_v", "value"), ("to_out.0", "proj_attn")];
+        parts.into_iter().fold(n.to_string(), |n, (new, old)| n.replace(new, old))
+    };
+    let tensors: Vec<Made> = diffusers(&vae, F16).into_iter().map(|m| m.renamed(older)).collect();
+    assert!(tensors.iter().any(|made| made.name.ends_with("proj_attn.weight")));
+    let (_folder, path) = file("m.safetensors", &[], &tensors);
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    component(&checkpoint, Component::Vae, &vae, F16);
+    complete(&checkpoint.summary());
+    // T5's table under its other name.
+    let t5 = table("t5xxl");
+    let tied = |n: &str| n.replace("shared.weight", "encoder.embed_tokens.weight");
+    let tensors: Vec<Made> = diffusers(&t5, F16).into_iter().map(|m| m.renamed(tied)).collect();
+    let (_folder, path) = file("m.safetensors", &[], &tensors);
+    component(&Checkpoint::open(&path).unwrap(), Component::TextEncoder3, &t5, F16);
+    // Norms of Flux saved as weights.
+    let flux = table("flux_dev");
+    let norm = |n: &str| n.replace("_norm.scale", "_norm.weight");
+    let tensors: Vec<Made> = original(&flux, "", F16).into_iter().map(|m| m.renamed(norm)).collect();
+    let (_folder, path) = file("m.safetensors", &[], &tensors);
+    component(&Checkpoint::open(&path).unwrap(), Component::Denoiser, &flux, F16);
+}
+
+#[test]
+fn averaged_weights_serve_where_there_are_no_others() {
+    let (unet, vae) = (table("sdxl_unet"), table("sd15_vae"));
+    let flat = |n: &str| format!("model_ema.diffusion_model{}", n.replace('.', ""));
+    let mut tensors: Vec<Made> = original(&unet, "", F16).into_iter().map(|m| m.renamed(flat)).collect();
+    tensors.extend(original(&vae, vae.prefix, F16));
+    tensors.push(junk("model_ema.decay"));
+    let (_folder, path) = file("ema.safetensors", &[], &tensors);
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    component(&checkpoint, Component::Denoiser, &unet, F16);
+    component(&checkpoint, Component::Vae, &vae, F16);
+    let summary = checkpoint.summary();
+    complete(&summary);
+    assert!(summary.facts.ema);
+    assert_eq!(summary.ignored, ["model_ema.decay"]);
+}
+
+fn write_folder(folder: &Path, name: &str, tensors: &[Made]) {
+    fs::create_dir_all(folder.join(name).parent().unwrap()).unwrap();
+    write_safetensors(&folder.join(name), &[("format", "pt")], tensors);
+}
+
+#[test]
+fn folders_of_diffusers_sharded_and_in_variants() {
+    let (unet, vae, text) = (table("sd15_unet"), table("sd15_vae"), table("sd15_text_encoder"));
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    fs::write(root.join("model_index.json"), "{}").unwrap();
+    // Shards with an index, a variant in half precision, and one beside its full version.
+    let tensors = diffusers(&unet, DType::F32);
+    let (first, second) = tensors.split_at(300);
+    let shard = |i: usize| format!("unet/diffusion_pytorch_model-0000{i}-of-00002.safetensors");
+    write_folder(root, &shard(1), first);
+    write_folder(root, &shard(2), second);
+    let place = |m: &Made, i: usize| (m.name.clone(), shard(i)["unet/".len()..].to_string().into());
+    let map: serde_json::Map<String, serde_json::Value> =
+        first.iter().map(|m| place(m, 1)).chain(second.iter().map(|m| place(m, 2))).collect();
+    let index = root.join("unet/diffusion_pytorch_model.safetensors.index.json");
+    fs::write(&index, serde_json::json!({"metadata": {"total_size": 1}, "weight_map": map}).to_string())
+        .unwrap();
+    write_folder(root, "vae/diffusion_pytorch_model.fp16.safetensors", &diffusers(&vae, F16));
+    write_folder(root, "text_encoder/model.fp16.safetensors", &diffusers(&text, F16));
+    write_folder(root, "text_encoder/model.safetensors", &diffusers(&text, DType::F32));
+    fs::create_dir_all(root.join("scheduler")).unwrap();
+    let scheduler = r#"{"prediction_type": "v_prediction", "rescale_betas_zero_snr": true}"#;
+    fs::write(root.join("scheduler/scheduler_config.json"), scheduler).unwrap();
+
+    let checkpoint = Checkpoint::open(root).unwrap();
+    component(&checkpoint, Component::Denoiser, &unet, DType::F32);
+    component(&checkpoint, Component::Vae, &vae, F16);
+    component(&checkpoint, Component::TextEncoder, &text, DType::F32);
+    let summary = checkpoint.summary();
+    complete(&summary);
+    assert_eq!((summary.format, summary.family), (Format::Folder, Some(Family::Sd1)));
+    assert!(summary.facts.v_prediction && summary.facts.zero_terminal_snr);
+
+    // One component's folder, an index, any shard: all the same.
+    for path in [root.join("unet"), index.clone(), root.join(shard(2))] {
+        component(&Checkpoint::open(path).unwrap(), Component::Denoiser, &unet, DType::F32);
+    }
+    component(&Checkpoint::open(root.join("vae")).unwrap(), Component::Vae, &vae, F16);
+    // The second text encoder's place is told by its folder.
+    let elsewhere = root.join("other");
+    write_folder(&elsewhere, "text_encoder_2/model.safetensors", &diffusers(&text, F16));
+    let checkpoint = Checkpoint::open(&elsewhere).unwrap();
+    assert_eq!(checkpoint.components(), [Component::TextEncoder2]);
+
+    // An index that reaches out of its folder, a shard that is missing, pickles, nothing.
+    fs::write(&index, r#"{"weight_map": {"a": "../x.safetensors"}}"#).unwrap();
+    assert_eq!(Checkpoint::open(&index).unwrap_err().code, ErrorCode::DataLoss);
+    fs::remove_file(root.join(shard(1))).unwrap();
+    let error = Checkpoint::open(root.join(shard(2))).unwrap_err();
+    assert!(error.code == ErrorCode::NotFound && error.message.contains("00001-of-00002"), "{error}");
+    let pickles = root.join("pickles");
+    fs::create_dir_all(&pickles).unwrap();
+    assert_eq!(Checkpoint::open(&pickles).unwrap_err().code, ErrorCode::NotFound);
+    fs::write(pickles.join("pytorch_model.bin"), "PK").unwrap();
+    assert_eq!(Checkpoint::open(&pickles).unwrap_err().code, ErrorCode::Unimplemented);
+}
+
+#[test]
+fn what_is_no_checkpoint_is_refused_with_a_hint() {
+    let matrix = |name: &str| Made::new(name, "F32", &[2, 2], vec![0; 16]);
+    for (names, words) in [
+        (&["lora_unet_x.lora_up.weight", "lora_unet_x.lora_down.weight", "lora_unet_x.alpha"][..], "adapter"),
+        (&["unet.down_blocks.0.to_q.lora_A.weight", "unet.down_blocks.0.to_q.lora_B.weight"], "adapter"),
+        (&["transformer.transformer_blocks.0.attn.to_q.lora_A.weight"], "adapter"),
+        (&["lycoris_x.hada_w1_a"], "adapter"),
+        (&["unet.a.processor.to_q_lora.down.weight"], "adapter"),
+        (&["emb_params"], "textual inversion"),
+        (&["clip_l", "clip_g"], "textual inversion"),
+        (&["<word>"], "textual inversion"),
+        (&["a.x", "b.x", "c.x", "d.x", "e.x", "f.x", "g.x"], "\"e.x\" and 2 more"),
+        (&[], "no tensors"),
+    ] {
+        let tensors: Vec<Made> = names.iter().map(|name| matrix(name)).collect();
+        let (_folder, path) = file("m.safetensors", &[], &tensors);
+        let error = Checkpoint::open(&path).unwrap_err();
+        assert_eq!(error.code, ErrorCode::InvalidArgument, "{error}");
+        assert!(error.message.contains(words) && error.hint.is_some(), "{names:?}: {error}");
+        assert_eq!(error.file.as_deref(), Some(&*path.to_string_lossy()).map(AsRef::as_ref));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["m.ckpt", "m.pt", "m.pth", "m.bin"] {
+        fs::write(folder.path().join(name), b"PK\x03\x04").unwrap();
+        let error = Checkpoint::open(folder.path().join(name)).unwrap_err();
+        assert_eq!(error.code, ErrorCode::Unimplemented);
+        assert!(error.hint.unwrap().contains("any code"));
+    }
+    assert_eq!(Checkpoint::open(folder.path().join("absent")).unwrap_err().code, ErrorCode::NotFound);
+}
+
+#[test]
+fn missing_tensors_are_listed_and_wrong_ones_only_fail_when_needed() {
+    let vae = table("sd15_vae");
+    let mut tensors = original(&vae, "first_stage_model.", F16);
+    tensors.retain(|made| !made.name.contains("norm1.bias"));
+    let odd = tensors.iter_mut().find(|made| made.name.ends_with("encoder.conv_in.bias")).unwrap();
+    odd.dtype = "F8_E8M0".into();
+    odd.shape = vec![odd.data.len()];
+    let flat = tensors.iter_mut().find(|made| made.name.ends_with("encoder.mid.attn_1.q.weight")).unwrap();
+    flat.shape = vec![flat.shape.iter().product()];
+    let (_folder, path) = file("m.safetensors", &[], &tensors);
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let state = checkpoint.component(Component::Vae).unwrap();
+    let error = state.get("encoder.down_blocks.0.resnets.0.norm1.bias").unwrap_err();
+    assert_eq!(error.code, ErrorCode::NotFound);
+    assert!(error.message.contains("first_stage_model") && error.message.contains("more"), "{error}");
+    let error = state.get("encoder.conv_in.bias").unwrap_err();
+    assert!(error.code == ErrorCode::Unimplemented && error.message.contains("E8M0"), "{error}");
+    let error = state.get("encoder.mid_block.attentions.0.to_q.weight").unwrap_err();
+    assert!(error.code == ErrorCode::InvalidArgument && error.message.contains("1x1"), "{error}");
+    assert!(state.get("decoder.conv_in.bias").is_ok());
+    let part = &checkpoint.summary().components[0];
+    assert_eq!(part.missing.len(), 24);
+    assert!(part.missing.contains(&"first_stage_model.encoder.mid.block_1.norm1.bias".to_string()));
+}
+
+#[test]
+fn state_dicts_are_identified_by_their_shapes() {
+    use Component::{ControlNet, Denoiser, TextEncoder, TextEncoder2, TextEncoder3, Vae};
+    for (name, expected) in [
+        ("sd15_unet", (Family::Sd1, Denoiser)),
+        ("sdxl_unet", (Family::Sdxl, Denoiser)),
+        ("sd3_medium", (Family::Sd3, Denoiser)),
+        ("sd35_large", (Family::Sd35, Denoiser)),
+        ("flux_dev", (Family::Flux, Denoiser)),
+        ("sd15_controlnet", (Family::Sd1, ControlNet)),
+        ("sd15_vae", (Family::Vae4, Vae)),
+        ("sd15_text_encoder", (Family::ClipL, TextEncoder)),
+        ("sdxl_text_encoder_2", (Family::ClipG, TextEncoder2)),
+        ("t5xxl", (Family::T5, TextEncoder3)),
+    ] {
+        let entry = table(name);
+        let shapes: Vec<(&str, &[usize])> =
+            entry.diffusers_names().zip(entry.shapes.iter().flatten().map(|shape| &shape[..])).collect();
+        assert_eq!(identify(shapes.iter().copied()), Some(expected), "{name}");
+        // Where no shape is known the structure still tells the component.
+        let unknown = identify(shapes.iter().map(|(name, _)| (*name, &[][..]))).unwrap();
+        assert!(unknown.1 == expected.1 || name == "sdxl_text_encoder_2", "{name}");
+    }
+    // Other widths of text: SD 2 and the refiner.
+    for (width, family) in [(1024, Family::Sd2), (1280, Family::SdxlRefiner)] {
+        let shape = [320, width];
+        let names = [
+            "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k.weight",
+            "up_blocks.0.resnets.0.conv1.weight",
+        ];
+        let tensors = names.map(|name| (name, &shape[..]));
+        assert_eq!(identify(tensors), Some((family, Denoiser)));
+    }
+    let nine: &[usize] = &[320, 9, 3, 3];
+    let unet = table("sd15_unet");
+    let mut tensors = original(&unet, "", F16);
+    let first = tensors.iter_mut().find(|made| made.name == "input_blocks.0.0.weight").unwrap();
+    *first = Made::new("input_blocks.0.0.weight", "F16", nine, vec![0; nine.iter().product::<usize>() * 2]);
+    let (_folder, path) = file("inpainting.safetensors", &[], &tensors);
+    assert!(Checkpoint::open(&path).unwrap().summary().facts.inpainting);
+    assert_eq!(identify([("a.b", &[][..])]), None);
+}
