@@ -96,6 +96,8 @@ pub(crate) enum Command {
     Inspect(commands::inspect::Args),
     Build(commands::build::Args),
     Run(commands::run::Args),
+    Refit(commands::refit::Args),
+    Import(commands::import::Args),
     Verify(commands::verify::Args),
     Bench(commands::bench::Args),
     Cache(commands::cache::Args),

@@ -8,7 +8,7 @@ use crate::{
 };
 use clap::Args;
 use sdrun::{
-    BuildOptions, CachePolicy, Engine, Isolation, Model, Provider, Shapes,
+    BuildOptions, CachePolicy, Engine, EngineManifest, Isolation, Model, Provider, Shapes,
     abi::{Device, Error, Precision},
     graph::{OpenOptions, WeightsPolicy},
     worker::Limits,
@@ -69,6 +69,43 @@ impl ProviderArgs {
             device.name
         );
         Ok((provider, device))
+    }
+}
+
+impl ProviderArgs {
+    /// An error where another provider is asked for than the one that made the engine.
+    pub(crate) fn check_engine(&self, path: &Path, manifest: &EngineManifest) -> Result<(), Error> {
+        match &self.provider {
+            Some(id) if *id != manifest.provider => {
+                let message =
+                    format!("{} was made by the provider {}, not by {id}", path.display(), manifest.provider);
+                Err(Error::invalid(message).with_hint("leave out `--provider`"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens the provider of an engine file, finds the device, and loads it.
+    pub(crate) fn load(
+        &self,
+        path: &Path,
+        manifest: &EngineManifest,
+        isolate: bool,
+        context: &Context,
+    ) -> anyhow::Result<(Engine, Device)> {
+        let registry = context.registry()?;
+        let provider = registry.open(&manifest.provider, &self.isolation(isolate))?;
+        let device = match &self.device {
+            Some(which) => provider.device(Some(which))?,
+            // The first of the class it was built for; what does not fit, the provider refuses.
+            None => {
+                let fits = provider.devices()?.into_iter().find(|d| d.class == manifest.device_class);
+                fits.map_or_else(|| provider.device(None), Ok)?
+            }
+        };
+        let task = context.task(&format!("loading {}", path.display()));
+        let engine = provider.load(path, &device, self.threads(), &task.host(context.cancel_flag()))?;
+        Ok((engine, device))
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{
 };
 use sdrun::{
     BuildOptions, EngineManifest, check_weights,
-    abi::{Device, Error},
+    abi::Device,
     graph::WeightsPolicy,
 };
 use serde::Serialize;
@@ -69,7 +69,7 @@ struct Report<'a> {
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.output {
-        check_engine_target(path)?;
+        files::check_engine_target(path)?;
     }
     let own = args.build.bake || !args.weights.loras.is_empty();
     let policy = if own { args.weights.policy() } else { WeightsPolicy::MayBeAbsent };
@@ -119,16 +119,4 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         Ok(())
     })?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// The file is replaced when it is complete; a device or a pipe must not be.
-fn check_engine_target(path: &Path) -> Result<(), Error> {
-    files::check_target(path)?;
-    if path.exists() && !path.is_file() {
-        return Err(Error::invalid(format!(
-            "cannot write an engine to {}: it is not a regular file",
-            path.display()
-        )));
-    }
-    Ok(())
 }

@@ -98,11 +98,7 @@ fn run_model(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
 fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let path = Path::new(&args.what);
     let manifest = EngineFile::open(path)?.manifest;
-    if let Some(id) = args.provider.provider.as_ref().filter(|id| **id != manifest.provider) {
-        let message =
-            format!("{} was made by the provider {}, not by {id}", path.display(), manifest.provider);
-        return Err(Error::invalid(message).with_hint("leave out `--provider`").into());
-    }
+    args.provider.check_engine(path, &manifest)?;
     if !args.model.shapes.is_empty() {
         return Err(Error::invalid("an engine has its shapes already")
             .with_hint("leave out `--shape`, or run the model instead of the engine")
@@ -146,19 +142,7 @@ fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let names: Vec<String> = manifest.info.outputs.iter().map(|s| s.name.clone()).collect();
     args.outputs.check(&names, &args.inputs)?;
 
-    let registry = context.registry()?;
-    let provider = registry.open(&manifest.provider, &args.provider.isolation(args.isolate))?;
-    let device = match &args.provider.device {
-        Some(which) => provider.device(Some(which))?,
-        // The first of the class it was built for; what does not fit, the provider refuses.
-        None => {
-            let fits = provider.devices()?.into_iter().find(|d| d.class == manifest.device_class);
-            fits.map_or_else(|| provider.device(None), Ok)?
-        }
-    };
-    let task = context.task(&format!("loading {}", path.display()));
-    let engine = provider.load(path, &device, args.provider.threads(), &task.host(context.cancel_flag()))?;
-    drop(task);
+    let (engine, device) = args.provider.load(path, &manifest, args.isolate, context)?;
     finish(args, context, &engine, &device, weights.as_ref(), &inputs)
 }
 

@@ -96,6 +96,18 @@ pub(crate) fn check_target(path: &Path) -> Result<(), Error> {
     }
 }
 
+/// The file is replaced when it is complete; a device or a pipe must not be.
+pub(crate) fn check_engine_target(path: &Path) -> Result<(), Error> {
+    check_target(path)?;
+    if path.exists() && !path.is_file() {
+        return Err(Error::invalid(format!(
+            "cannot write an engine to {}: it is not a regular file",
+            path.display()
+        )));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,102 @@
+//! `sdrun import`
+
+use crate::{context::Context, files, format, model::ModelArgs};
+use sdrun::{
+    Model,
+    abi::Error,
+    graph::WeightsPolicy,
+    weights::{Binding, Checkpoint, Component, ImportReport},
+};
+use serde::Serialize;
+use std::{path::PathBuf, process::ExitCode};
+
+/// Find out which tensor of a checkpoint each weight of a model is
+///
+/// Exporters rename and transpose weights. This recovers their names from the paths of the nodes that use them, checks
+/// the shapes, and writes the table beside the model (MODEL.binding.json), where `build` finds it: then the model takes
+/// any checkpoint of its architecture and any adapter. With --reference, the checkpoint the model was exported from,
+/// values are compared too. What is not found is listed and never guessed; exit code 1 if there is any.
+///
+/// Example: sdrun import unet/model.onnx --reference stable-diffusion-v1-5
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// An .onnx file
+    model: PathBuf,
+
+    /// The checkpoint it was exported from: a diffusers folder or a file
+    #[arg(long, value_name = "CHECKPOINT")]
+    reference: Option<PathBuf>,
+
+    /// The part of the checkpoint the model is, where its weights do not tell: text_encoder, text_encoder_2,
+    /// text_encoder_3, denoiser, vae or controlnet
+    #[arg(long, value_name = "PART")]
+    component: Option<Component>,
+
+    /// Write the table to this file instead
+    #[arg(short, long, value_name = "FILE.json")]
+    output: Option<PathBuf>,
+
+    #[command(flatten)]
+    shapes: ModelArgs,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    component: Option<Component>,
+    bound: usize,
+    #[serde(flatten)]
+    found: &'a ImportReport,
+    file: PathBuf,
+}
+
+pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let file = args.output.clone().unwrap_or_else(|| Model::binding_file(&args.model));
+    files::check_target(&file)?;
+    let policy = if args.reference.is_some() { WeightsPolicy::Required } else { WeightsPolicy::MayBeAbsent };
+    let what = args.model.to_string_lossy();
+    if !args.model.is_file() {
+        return Err(Error::not_found(format!("there is no file {what}")).into());
+    }
+    let model = args.shapes.open(&what, policy, context)?;
+    let (mut binding, mut found) = Binding::infer(model.graph());
+    if let Some(component) = args.component {
+        binding.component = Some(component);
+    }
+    if let Some(path) = &args.reference {
+        let checkpoint = Checkpoint::open(path)?;
+        let component = binding.component.ok_or_else(|| {
+            Error::invalid(format!("the weights of {what} do not tell which part of a pipeline it is"))
+                .with_hint("say so with `--component`")
+        })?;
+        let reference = checkpoint.component(component)?;
+        let weights = model.weights();
+        (binding, found) = Binding::infer_with_reference(model.graph(), &weights, &*reference)?;
+        binding.component = Some(component);
+    }
+    context.go_on()?;
+    let json = binding.to_json()?;
+    files::write(&file, |out| out.write_all(json.as_bytes()))?;
+    let report = Report { component: binding.component, bound: binding.tensors.len(), found: &found, file };
+    context.present(&report, |out| {
+        let part = binding.component.map_or("of no known part of a pipeline".into(), |c| format!("of a {c}"));
+        writeln!(out, "{} weights {part}; the table is {}", report.bound, report.file.display())?;
+        writeln!(out, "  {found}")?;
+        for unbound in &found.unbound {
+            write!(out, "  not found: {} {:?}: {}", unbound.name, unbound.shape, unbound.reason)?;
+            match unbound.candidates.is_empty() {
+                true => writeln!(out)?,
+                false => writeln!(out, " (candidates: {})", format::list(&unbound.candidates))?,
+            }
+        }
+        for wrong in &found.contradictions {
+            let by_value = format::list(&wrong.by_value);
+            writeln!(out, "  contradiction: {} is {} by name and {by_value} by value", wrong.name, wrong.by_name)?;
+        }
+        if !found.unconfirmed.is_empty() {
+            let first = &found.unconfirmed[..found.unconfirmed.len().min(3)];
+            writeln!(out, "  not in the reference by value: {} …", format::list(first))?;
+        }
+        Ok(())
+    })?;
+    Ok(ExitCode::from(if found.is_complete() { 0 } else { crate::exit::NO }))
+}

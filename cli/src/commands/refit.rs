@@ -1,0 +1,144 @@
+//! `sdrun refit`
+
+use crate::{
+    context::Context,
+    files, format,
+    model::ProviderArgs,
+    weights::{WeightArgs, WeightReport},
+};
+use sdrun::{
+    EngineFile,
+    abi::{Device, Error, RefitReport},
+};
+use serde::Serialize;
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Instant,
+};
+
+/// Put weights into an engine: a checkpoint, adapters, both
+///
+/// Gives the engine the checkpoint, changes it to the checkpoint with the adapters, and says what fits, how the provider
+/// does it and how long it takes. With -o the engine is also written with these weights inside, where the provider can do
+/// that; without, `sdrun run ENGINE` takes the same options.
+///
+/// Example: sdrun refit unet.sdengine --weights dreamshaper.safetensors --lora style.safetensors:0.8
+///
+/// Example: sdrun refit unet.sdengine --weights dreamshaper.safetensors -o dreamshaper.sdengine
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// An .sdengine file without weights
+    #[arg(value_name = "ENGINE")]
+    engine: PathBuf,
+
+    /// Write the engine with the weights inside to this file
+    #[arg(short, long, value_name = "FILE.sdengine")]
+    output: Option<PathBuf>,
+
+    /// Run the provider in a worker process, so that a crash in it becomes an error
+    #[arg(long)]
+    isolate: bool,
+
+    /// Follow symbolic and hard links of external weight files, also out of the model's folder
+    #[arg(long)]
+    allow_links: bool,
+
+    #[command(flatten)]
+    weights: WeightArgs,
+    #[command(flatten)]
+    provider: ProviderArgs,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    model: &'a str,
+    provider: &'a str,
+    device: &'a Device,
+    weights: WeightReport,
+    /// Giving the engine the weights under the adapters.
+    session_seconds: f64,
+    /// From there to the weights with the adapters; absent where there are none.
+    refit: Option<Refit>,
+    file: Option<&'a Path>,
+    /// Size of the engine in that file.
+    payload_bytes: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Refit {
+    seconds: f64,
+    #[serde(flatten)]
+    report: RefitReport,
+}
+
+pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    if let Some(path) = &args.output {
+        files::check_engine_target(path)?;
+    }
+    let path = &*args.engine;
+    let manifest = EngineFile::open(path)?.manifest;
+    args.provider.check_engine(path, &manifest)?;
+    if manifest.info.weights.is_empty() {
+        let message = format!("{} has its weights baked in and takes no others", path.display());
+        return Err(Error::precondition(message).with_hint("build it without `--bake`").into());
+    }
+    let names: Vec<&str> = manifest.info.weights.iter().map(|w| w.name.as_str()).collect();
+    let weights = args.weights.open(manifest.binding.clone(), &names, None, args.allow_links, context)?;
+    let weights = weights.ok_or_else(|| {
+        Error::invalid("no weights are given").with_hint("give a checkpoint with `--weights`")
+    })?;
+    let (engine, device) = args.provider.load(path, &manifest, args.isolate, context)?;
+    let stack = &weights.stack;
+
+    let task = context.task("giving it weights");
+    let host = task.host(context.cancel_flag());
+    let mut session = engine.session(&stack.pristine(), &host)?;
+    let refit = match args.weights.loras.is_empty() {
+        true => None,
+        false => {
+            let started = Instant::now();
+            let report = session.refit(stack, &host)?;
+            Some(Refit { seconds: started.elapsed().as_secs_f64(), report })
+        }
+    };
+    let session_seconds = session.seconds();
+    // Two sets of weights in memory would be one too many.
+    drop(session);
+    let payload_bytes = match &args.output {
+        Some(path) => Some(engine.bake(stack, &host)?.save(path)?),
+        None => None,
+    };
+    drop(host);
+    drop(task);
+    context.go_on()?;
+    let report = Report {
+        model: &manifest.model,
+        provider: &manifest.provider,
+        device: &device,
+        weights: args.weights.report("", stack),
+        session_seconds,
+        refit,
+        file: args.output.as_deref(),
+        payload_bytes,
+    };
+    context.present(&report, |out| {
+        writeln!(out, "{} on {} ({})", report.model, report.provider, device.name)?;
+        report.weights.show(out, "")?;
+        writeln!(out, "  weights in after {}", format::seconds(session_seconds))?;
+        if let Some(Refit { seconds, report: RefitReport { method, tensors, bytes } }) = &report.refit {
+            writeln!(
+                out,
+                "  adapters in after {} ({}, {tensors} tensors, {})",
+                format::seconds(*seconds),
+                super::devices::word(method),
+                format::bytes(*bytes)
+            )?;
+        }
+        if let (Some(path), Some(bytes)) = (report.file, report.payload_bytes) {
+            writeln!(out, "  {} with these weights in {}", format::bytes(bytes), path.display())?;
+        }
+        Ok(())
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
