@@ -5,16 +5,19 @@
 //! * [`SyntheticWeights`]: values made by arithmetic on the tensors' names ([`synthetic`]); everybody can
 //!   recreate them, so a graph without weights can be run, compared and measured.
 //! * [`MapSource`]: tensors a host already holds.
+//! * [`adapter`]: LoRA and its relatives, merged into weights; [`embedding`]: textual inversion.
 //! * [`Layered`] and [`Cast`] put sources together; [`check_complete`] tells whether a source has all a graph
 //!   needs.
 //!
 //! Every one is an [`sdrun_abi::WeightSource`]: tensors by name, one at a time, files mapped and never read
 //! whole. [`builtin`] holds the models that come with the library.
 
+pub mod adapter;
 pub mod builtin;
 mod cast;
 mod check;
 mod convert;
+pub mod embedding;
 pub mod keys;
 mod layered;
 mod map;

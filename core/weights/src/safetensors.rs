@@ -3,7 +3,7 @@ use bytes::Bytes;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use sdrun_abi::{DType, Error, ErrorCode, Result, Weight, WeightSource};
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
 };
 
@@ -17,6 +17,7 @@ const MAX_HEADER: u64 = 100_000_000;
 pub struct SafetensorsWeights {
     files: Vec<File>,
     tensors: HashMap<String, Tensor>,
+    metadata: BTreeMap<String, String>,
 }
 
 #[derive(Debug)]
@@ -43,7 +44,8 @@ impl SafetensorsWeights {
     /// truncated or contradicts itself; `InvalidArgument` where two files hold one key; `Unimplemented` for
     /// pickled checkpoints, which are programs and are never run.
     pub fn open(paths: &[impl AsRef<Path>]) -> Result<Self> {
-        let mut weights = SafetensorsWeights { files: Vec::new(), tensors: HashMap::new() };
+        let mut weights =
+            SafetensorsWeights { files: Vec::new(), tensors: HashMap::new(), metadata: BTreeMap::new() };
         for path in paths {
             weights.add(path.as_ref())?;
         }
@@ -55,6 +57,7 @@ impl SafetensorsWeights {
         refuse_other_formats(path, &mapping)?;
         let (header, metadata) =
             SafeTensors::read_metadata(&mapping).map_err(|error| malformed(path, &error))?;
+        self.metadata.extend(metadata.metadata().clone().into_iter().flatten());
         let data = LENGTH_BYTES as usize + header;
         for (key, info) in metadata.tensors() {
             let (start, end) = (data + info.data_offsets.0, data + info.data_offsets.1);
@@ -81,6 +84,11 @@ impl SafetensorsWeights {
         let mut names: Vec<&str> = self.tensors.keys().map(String::as_str).collect();
         names.sort_unstable();
         names
+    }
+
+    /// The `__metadata__` of all files together.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
     }
 
     fn find(&self, name: &str) -> Result<(&Tensor, &File, DType)> {
