@@ -37,7 +37,7 @@ pub(crate) fn convert(data: &[u8], from: DType, to: DType) -> Result<Vec<u8>> {
 }
 
 /// Smallest magnitude that rounds to infinity.
-fn overflow_limit(dtype: DType) -> f32 {
+pub(crate) fn overflow_limit(dtype: DType) -> f32 {
     match dtype {
         DType::F16 => 65520.0,
         DType::BF16 => f32::from_bits(0x7f7f_8000),
@@ -45,8 +45,8 @@ fn overflow_limit(dtype: DType) -> f32 {
     }
 }
 
-/// Reads `from` elements into f32, to be written as `to`. Gives the first finite value that f32 cannot hold.
-fn load(source: &[u8], from: DType, to: DType, values: &mut [f32]) -> Option<f64> {
+/// Reads at most [`BLOCK`] `from` elements into f32, to be written as `to`. Gives the first finite value that f32 cannot hold.
+pub(crate) fn load(source: &[u8], from: DType, to: DType, values: &mut [f32]) -> Option<f64> {
     match from {
         DType::F64 => {
             for (v, bytes) in values.iter_mut().zip(source.as_chunks::<8>().0) {

@@ -6,27 +6,34 @@
 //!   recreate them, so a graph without weights can be run, compared and measured.
 //! * [`Checkpoint`]: a model file or folder of any layout, read as the state dicts of diffusers ([`StateDict`]).
 //! * [`MapSource`]: tensors a host already holds.
+//! * [`adapter`]: LoRA and its relatives, merged into weights; [`embedding`]: textual inversion.
 //! * [`Layered`] and [`Cast`] put sources together; [`check_complete`] tells whether a source has all a graph
 //!   needs.
 //!
 //! Every one is an [`sdrun_abi::WeightSource`]: tensors by name, one at a time, files mapped and never read
-//! whole. [`Binding`] says which tensor of a checkpoint each weight of a graph is. [`builtin`] holds the models that come with the library.
+//! whole. [`Binding`] says which tensor of a checkpoint each weight of a graph is, and [`WeightStack`] puts a
+//! checkpoint and adapters together for it. [`builtin`] holds the models that come with the library.
 
+pub mod adapter;
 pub mod binding;
 pub mod builtin;
 mod cast;
 mod check;
 pub mod checkpoint;
 mod convert;
+pub mod embedding;
+mod identity;
 pub mod keys;
 mod layered;
 mod map;
 mod onnx;
 mod safetensors;
+mod stack;
 mod state;
 pub mod synthetic;
 mod weight_map;
 
+pub use adapter::Adapter;
 pub use binding::{Binding, BoundTensor, ImportReport};
 pub use cast::Cast;
 pub use check::check_complete;
@@ -34,5 +41,6 @@ pub use checkpoint::Checkpoint;
 pub use layered::{Layered, MapSource};
 pub use onnx::OnnxWeights;
 pub use safetensors::SafetensorsWeights;
+pub use stack::{AdapterUse, LayerReport, WeightStack};
 pub use state::{Component, StateDict};
 pub use weight_map::{MappedTensor, SyntheticWeights, Transform, WeightMap};

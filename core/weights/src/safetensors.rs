@@ -57,6 +57,7 @@ impl SafetensorsWeights {
         refuse_other_formats(path, &mapping)?;
         let (header, metadata) =
             SafeTensors::read_metadata(&mapping).map_err(|error| malformed(path, &error))?;
+        self.metadata.extend(metadata.metadata().clone().into_iter().flatten());
         let data = LENGTH_BYTES as usize + header;
         for (key, info) in metadata.tensors() {
             let (start, end) = (data + info.data_offsets.0, data + info.data_offsets.1);

@@ -150,7 +150,7 @@ impl WeightStack {
                 .with_file(adapter.path())
         })?;
         let resolution = adapter.resolve(target);
-        adapter::check(adapter, target, &resolution, how.lenient)?;
+        adapter::check(adapter, &[(target, &resolution)], how.lenient)?;
         let strength = match target.component() {
             Component::TextEncoder | Component::TextEncoder2 | Component::TextEncoder3 => how.text_encoder_strength,
             Component::Denoiser | Component::Vae | Component::ControlNet => how.strength,

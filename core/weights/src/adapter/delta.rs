@@ -1,0 +1,279 @@
+//! What one module does to one tensor, and the steps that this takes.
+
+use super::{
+    module::{Change, Factor, Kind, Module, Product, product},
+    op::{Extent, Op},
+    target::Run,
+};
+use crate::SafetensorsWeights;
+use ndarray::{Array2, Array3, ArrayView3, Axis, linalg::general_mat_mul};
+use sdrun_abi::{Error, Result};
+use std::sync::Arc;
+
+/// A change of one tensor of a component by one module of an adapter. Small: it refers to the adapter's file.
+#[derive(Clone, Debug)]
+pub struct Delta {
+    pub(super) source: Arc<SafetensorsWeights>,
+    pub(super) module: Arc<Module>,
+    /// To the bias instead of the weight.
+    pub(super) of_bias: bool,
+    /// The rows of the module's tensor that this tensor is made of.
+    pub(super) rows: Vec<Run>,
+}
+
+impl Delta {
+    /// The module, as the file spells it.
+    pub fn module(&self) -> &str {
+        &self.module.name
+    }
+
+    /// What it is; of several, the first.
+    pub fn kind(&self) -> Kind {
+        match self.module.weight.first() {
+            Some(change) if !self.of_bias => change.kind(),
+            _ => Kind::Diff,
+        }
+    }
+
+    /// Whether its strength-weighted changes are simply added. All others depend on the weight as the changes before
+    /// them left it, so their order matters.
+    pub fn is_additive(&self) -> bool {
+        self.of_bias
+            || (self.module.magnitude.is_none()
+                && self
+                    .module
+                    .weight
+                    .iter()
+                    .all(|c| !matches!(c.kind(), Kind::Glora | Kind::Ia3 | Kind::Oft)))
+    }
+
+    /// Its steps on a tensor of this shape.
+    pub(super) fn ops(&self, shape: &[usize], strength: f32) -> Result<Vec<Op>> {
+        let tensor = Tensor::new(self, shape);
+        let mut ops = Vec::new();
+        if self.of_bias {
+            for (bias, scale) in &self.module.bias {
+                ops.push(Op::Add { values: tensor.gathered(bias)?, scale: times(strength, *scale) });
+            }
+            return Ok(ops);
+        }
+        for change in &self.module.weight {
+            tensor.steps(change, strength, &mut ops)?;
+        }
+        if let Some((magnitude, _)) = &self.module.magnitude {
+            let values = magnitude.values(&self.source)?;
+            ops.push(if self.is_per_output(magnitude) {
+                Op::NormalizeRows { norms: gather(values, 1, &self.rows) }
+            } else {
+                Op::NormalizeInputs { norms: values, kernel: tensor.kernel }
+            });
+        }
+        tensor.check(&ops)?;
+        Ok(ops)
+    }
+
+    fn is_per_output(&self, magnitude: &Factor) -> bool {
+        let outputs = self.module.weight.first().and_then(|c| c.shape().first().copied().flatten());
+        is_per_output(magnitude, self.module.magnitude.as_ref().is_some_and(|(_, sure)| *sure), outputs)
+    }
+}
+
+/// Whether DoRA's magnitudes are norms of rows. PEFT's always are, also where they have shape `[1, out, 1, 1]`;
+/// LyCORIS has `[out, 1…]` for those (`wd_on_out`) and `[1, in, 1…]` for norms over all outputs.
+pub(super) fn is_per_output(magnitude: &Factor, sure: bool, outputs: Option<usize>) -> bool {
+    sure || (Some(magnitude.rows()) == outputs && outputs == Some(magnitude.elements()))
+}
+
+/// The target of a delta, as a matrix.
+struct Tensor<'a> {
+    delta: &'a Delta,
+    rows: usize,
+    columns: usize,
+    inputs: usize,
+    kernel: usize,
+}
+
+impl<'a> Tensor<'a> {
+    fn new(delta: &'a Delta, shape: &[usize]) -> Self {
+        Tensor {
+            delta,
+            rows: shape.first().copied().unwrap_or(1),
+            columns: product(shape.get(1..).unwrap_or_default()),
+            inputs: shape.get(1).copied().unwrap_or(1),
+            kernel: product(shape.get(2..).unwrap_or_default()),
+        }
+    }
+
+    fn values(&self, factor: &Factor) -> Result<Vec<f32>> {
+        factor.values(&self.delta.source)
+    }
+
+    /// A factor `[r, columns]`.
+    fn matrix(&self, factor: &Factor) -> Result<Array2<f32>> {
+        matrix(self.values(factor)?, factor.rows(), factor.columns())
+    }
+
+    /// A factor `[out, …]` of the module: the rows of this tensor.
+    fn gathered(&self, factor: &Factor) -> Result<Array2<f32>> {
+        let columns = factor.columns();
+        matrix(gather(self.values(factor)?, columns, &self.delta.rows), self.rows, columns)
+    }
+
+    /// The factors `[rows, r]` and `[r, columns]` of a product of two.
+    fn factored(&self, product: &Product) -> Result<(Array2<f32>, Array2<f32>)> {
+        match product {
+            Product::Two(a, b) => Ok((self.gathered(a)?, self.matrix(b)?)),
+            Product::Tucker { core, a, b } => {
+                let a = self.matrix(a)?.reversed_axes();
+                let values = gather(a.iter().copied().collect(), a.ncols(), &self.delta.rows);
+                let up = matrix(values, self.rows, a.ncols())?;
+                Ok((up, self.contracted(core, b)?))
+            }
+            Product::Full(_) => Err(Error::internal("LoHa without factors")),
+        }
+    }
+
+    /// `Σ_j core[i, j, k] · b[j, in]` as `[i, (in, k)]`.
+    fn contracted(&self, core: &Factor, b: &Factor) -> Result<Array2<f32>> {
+        let (b, values) = (self.matrix(b)?, self.values(core)?);
+        let (i, j) = (core.rows(), b.nrows());
+        let k = product(core.shape.get(2..).unwrap_or_default());
+        let core = ArrayView3::from_shape((i, j, k), &values).map_err(inner)?;
+        let mut out = Array3::<f32>::zeros((i, b.ncols(), k));
+        for place in 0..k {
+            let mut out = out.index_axis_mut(Axis(2), place);
+            general_mat_mul(1.0, &core.index_axis(Axis(2), place), &b, 0.0, &mut out);
+        }
+        matrix(out.into_raw_vec_and_offset().0, i, b.ncols() * k)
+    }
+
+    /// The whole of a product, `[rows of its own, the rest]`.
+    fn full(&self, product: &Product) -> Result<Array2<f32>> {
+        match product {
+            Product::Full(factor) => self.matrix(factor),
+            Product::Two(a, b) => Ok(self.matrix(a)?.dot(&self.matrix(b)?)),
+            Product::Tucker { core, a, b } => Ok(self.matrix(a)?.t().dot(&self.contracted(core, b)?)),
+        }
+    }
+
+    fn steps(&self, change: &Change, strength: f32, ops: &mut Vec<Op>) -> Result<()> {
+        match change {
+            Change::Lora { up, down, mid, scale } => {
+                let down = match mid {
+                    Some(mid) => self.contracted(mid, down)?,
+                    None => self.matrix(down)?,
+                };
+                ops.push(Op::LowRank { up: self.gathered(up)?, down, scale: times(strength, *scale) });
+            }
+            Change::Loha { w1, w2, scale } => {
+                let (one, two) = (self.factored(w1)?, self.factored(w2)?);
+                ops.push(Op::Hadamard { one, two, scale: times(strength, *scale) });
+            }
+            Change::Lokr { w1, w2, scale } => {
+                let (w1, w2) = (self.full(w1)?, self.full(w2)?);
+                let mut rows = vec![0; self.rows];
+                for run in &self.delta.rows {
+                    for (place, source) in rows.iter_mut().skip(run.to).zip(run.from..run.from + run.len) {
+                        *place = source;
+                    }
+                }
+                ops.push(Op::Kronecker { w1, w2, rows, scale: times(strength, *scale) });
+            }
+            Change::Glora { a1, a2, b1, b2, first, scale } => {
+                let ((a1, a2), (b1, b2)) = if *first { ((a2, a1), (b2, b1)) } else { ((a1, a2), (b1, b2)) };
+                let scale = times(strength, *scale);
+                // The product with the weight first: it is with the weight as it was.
+                let (a1, a2) = (self.matrix(a1)?, self.matrix(a2)?);
+                ops.push(Op::Inputs { a1, a2, kernel: self.kernel, scale });
+                ops.push(Op::LowRank { up: self.gathered(b1)?, down: self.matrix(b2)?, scale });
+            }
+            Change::Ia3 { w, on_input } => {
+                let mut factors = self.values(w)?;
+                factors.iter_mut().for_each(|f| *f = 1.0 + strength * *f);
+                ops.push(match on_input {
+                    true => Op::ScaleInputs { factors, kernel: self.kernel },
+                    false => Op::ScaleRows { factors: gather(factors, 1, &self.delta.rows) },
+                });
+            }
+            Change::Oft { blocks, rescale, constraint } => {
+                let rotations = super::oft::rotations(
+                    &self.values(blocks)?,
+                    blocks.rows(),
+                    blocks.shape.get(1).copied().unwrap_or(1),
+                    *constraint,
+                    strength,
+                )?;
+                ops.push(Op::Rotate { blocks: rotations });
+                if let Some(rescale) = rescale {
+                    let mut factors = self.values(rescale)?;
+                    // Blended with the strength like the rotation, so that a small strength is a small change.
+                    factors.iter_mut().for_each(|f| *f = 1.0 + strength * (*f - 1.0));
+                    ops.push(Op::ScaleRows { factors });
+                }
+            }
+            Change::Diff { values } => {
+                let values =
+                    matrix(self.gathered(values)?.into_raw_vec_and_offset().0, self.rows, self.columns)?;
+                ops.push(Op::Add { values, scale: strength });
+            }
+        }
+        Ok(())
+    }
+
+    /// That no step reads or writes beside the tensor, whatever shape the caller named.
+    fn check(&self, ops: &[Op]) -> Result<()> {
+        let matrix = |a: &Array2<f32>, b: &Array2<f32>| {
+            a.nrows() == self.rows && a.ncols() == b.nrows() && b.ncols() == self.columns
+        };
+        let fits = |op: &Op| match op {
+            Op::LowRank { up, down, .. } => matrix(up, down),
+            Op::Hadamard { one, two, .. } => matrix(&one.0, &one.1) && matrix(&two.0, &two.1),
+            Op::Kronecker { w1, w2, rows, .. } => {
+                rows.iter().all(|row| *row < w1.nrows() * w2.nrows())
+                    && w1.ncols() * w2.ncols() == self.columns
+            }
+            Op::Add { values, .. } => values.dim() == (self.rows, self.columns),
+            Op::NormalizeRows { norms: v } | Op::ScaleRows { factors: v } => v.len() == self.rows,
+            Op::NormalizeInputs { norms: v, .. } | Op::ScaleInputs { factors: v, .. } => {
+                v.len() == self.inputs
+            }
+            Op::Inputs { a1, a2, .. } => a1.nrows() == self.inputs && a2.ncols() == self.inputs,
+            Op::Rotate { blocks } => blocks.iter().map(Array2::nrows).sum::<usize>() == self.rows,
+        };
+        let whole = matches!(*self.delta.rows, [Run { from: 0, to: 0, len }] if len == self.rows);
+        if !ops.iter().all(|op| fits(op) && (whole || op.extent() < Extent::Whole)) {
+            let (name, rows, columns) = (self.delta.module(), self.rows, self.columns);
+            return Err(Error::invalid(format!("{name:?} does not change a tensor of [{rows}, {columns}]")));
+        }
+        Ok(())
+    }
+}
+
+/// The rows of `values` (of `columns` each) in the order of the target.
+fn gather(values: Vec<f32>, columns: usize, runs: &[Run]) -> Vec<f32> {
+    let rows = runs.iter().map(|run| run.to + run.len).max().unwrap_or(0);
+    if let [Run { from: 0, to: 0, len }] = runs
+        && len * columns == values.len()
+    {
+        return values;
+    }
+    let mut out = vec![0f32; rows * columns];
+    for run in runs {
+        let source = values.chunks_exact(columns.max(1)).skip(run.from);
+        let target = out.chunks_exact_mut(columns.max(1)).skip(run.to).take(run.len);
+        target.zip(source).for_each(|(t, s)| t.copy_from_slice(s));
+    }
+    out
+}
+
+fn matrix(values: Vec<f32>, rows: usize, columns: usize) -> Result<Array2<f32>> {
+    Array2::from_shape_vec((rows, columns), values).map_err(inner)
+}
+
+fn inner(error: ndarray::ShapeError) -> Error {
+    Error::invalid(format!("the factors of an adapter do not fit the tensor: {error}"))
+}
+
+fn times(strength: f32, scale: f64) -> f32 {
+    (f64::from(strength) * scale) as f32
+}

@@ -1,0 +1,205 @@
+//! Adapters: LoRA and its relatives, from safetensors files to changed weights.
+//!
+//! ```text
+//! file ── key ──> modules ── target ──> deltas of tensors ── merge ──> changed weights
+//! ```
+//!
+//! 1. [`Adapter::open`] takes the file's keys apart ([`key`]: kohya, LyCORIS, PEFT, diffusers old and new, XLabs,
+//!    OneTrainer, ComfyUI) and puts the tensors of each module together to a typed change ([`module`]).
+//! 2. [`Adapter::resolve`] finds the modules in a [`Target`], the tensors of one component of a pipeline, and
+//!    says of every module what became of it ([`Report`]).
+//! 3. [`Merge`] makes the changed tensors from pristine ones: any rows, from any float type to any other, in one
+//!    pass, with f32 in between.
+//!
+//! Formulas are those of LyCORIS and PEFT; they stand with [`Kind`], [`Merge`], and where they are computed.
+
+mod delta;
+mod family;
+mod key;
+mod merge;
+mod metadata;
+mod module;
+mod oft;
+mod op;
+mod resolve;
+mod target;
+
+pub use delta::Delta;
+pub use family::Family;
+pub use key::Place;
+pub use merge::{Merge, merge};
+pub use module::Kind;
+pub use resolve::{Applied, Reason, Report, Resolution, Skipped, check};
+pub use target::Target;
+
+use crate::{SafetensorsWeights, identity};
+use half::{bf16, f16};
+use key::{Path as ModulePath, Slot};
+use metadata::Hints;
+use module::{Factor, Module, Slots};
+use rayon::prelude::*;
+use sdrun_abi::{DType, Error, ErrorCode, Result, WeightSource};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// An adapter file.
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    /// Nothing else that was opened has it.
+    id: u64,
+    path: PathBuf,
+    source: Arc<SafetensorsWeights>,
+    /// In the order of their places and names.
+    modules: Vec<Arc<Module>>,
+    dead_keys: Vec<String>,
+}
+
+impl Adapter {
+    /// Opens a safetensors file.
+    ///
+    /// Errors: those of [`SafetensorsWeights::open`] (pickles are refused); `InvalidArgument` where no key is an
+    /// adapter's, or two keys contradict each other; `DataLoss` where a tensor has a NaN or an infinity.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let source = SafetensorsWeights::open(&[path])?;
+        Self::from_weights(source, path).map_err(|error| error.with_file(path))
+    }
+
+    fn from_weights(source: SafetensorsWeights, path: &Path) -> Result<Self> {
+        check_finite(&source)?;
+        let hints = Hints::new(source.metadata());
+        let mut groups: BTreeMap<(Place, ModulePath), (String, Slots)> = BTreeMap::new();
+        let mut dead_keys = Vec::new();
+        for key in source.names() {
+            let Some(parsed) = key::parse(key) else {
+                dead_keys.push(key.to_owned());
+                continue;
+            };
+            let (dtype, shape) = source.describe(key)?;
+            let name = key.get(..parsed.name_len).unwrap_or(key);
+            let (_, slots) =
+                groups.entry((parsed.place, parsed.path)).or_insert_with(|| (name.to_owned(), Slots::new()));
+            match slots.get(&parsed.slot) {
+                None => {
+                    slots.insert(parsed.slot, Factor { key: key.to_owned(), dtype, shape });
+                }
+                Some(other) if is_equal(&source, &other.key, key)? => dead_keys.push(key.to_owned()),
+                Some(_) if matches!(parsed.slot, Slot::Unsupported(_)) => {}
+                Some(other) => {
+                    let message =
+                        format!("{:?} and {key:?} of {} are the same factor", other.key, path.display());
+                    return Err(
+                        Error::invalid(message).with_hint("it has several adapters: give one of them")
+                    );
+                }
+            }
+        }
+        let modules = groups
+            .into_iter()
+            .map(|((place, module), (name, slots))| {
+                module::assemble(name, place, module, slots, &hints, &source).map(Arc::new)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        if modules.is_empty() {
+            let (count, path) = (dead_keys.len(), path.display());
+            return Err(Error::invalid(format!("{path} is no adapter: none of its {count} keys is one's"))
+                .with_hint("checkpoints and embeddings are given in their own way"));
+        }
+        Ok(Adapter { id: identity::next(), path: path.to_owned(), source: Arc::new(source), modules, dead_keys })
+    }
+
+    /// A number of its own; clones share it.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its `__metadata__`.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        self.source.metadata()
+    }
+
+    /// How many modules it has.
+    pub fn len(&self) -> usize {
+        self.modules.len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.modules.is_empty()
+    }
+
+    /// The places its modules are for, and how many each has.
+    pub fn places(&self) -> BTreeMap<Place, usize> {
+        let mut places = BTreeMap::new();
+        for module in &self.modules {
+            *places.entry(module.place).or_insert(0) += 1;
+        }
+        places
+    }
+
+    /// How many modules of each kind it has.
+    pub fn kinds(&self) -> BTreeMap<Kind, usize> {
+        let mut kinds = BTreeMap::new();
+        for change in self.modules.iter().flat_map(|module| &module.weight) {
+            *kinds.entry(change.kind()).or_insert(0) += 1;
+        }
+        kinds
+    }
+
+    /// Keys that are no adapter's, or repeat another.
+    pub fn dead_keys(&self) -> &[String] {
+        &self.dead_keys
+    }
+
+    /// The architecture it was made for: by names and widths, else by what its trainer wrote.
+    pub fn family_guess(&self) -> Option<Family> {
+        let modules = self.modules.iter().map(|module| {
+            let width = module.weight.first().and_then(|c| c.shape().get(1).copied().flatten());
+            let is_text = matches!(module.place, Place::TextEncoder(_) | Place::T5);
+            (module.path.as_str(), width, is_text)
+        });
+        Family::guess(modules).or_else(|| Family::of_metadata(self.metadata()))
+    }
+
+    /// Finds every module in a component's tensors.
+    pub fn resolve(&self, target: &Target) -> Resolution {
+        resolve::resolve(self, target)
+    }
+}
+
+fn is_equal(source: &SafetensorsWeights, one: &str, other: &str) -> Result<bool> {
+    let (one, other) = (source.get(one)?, source.get(other)?);
+    Ok(one.dtype == other.dtype && one.shape == other.shape && one.data() == other.data())
+}
+
+/// `DataLoss` naming the first tensor with a value that is not finite: one of them makes every image black.
+fn check_finite(source: &SafetensorsWeights) -> Result<()> {
+    source.names().into_par_iter().try_for_each(|name| {
+        // A type we do not read matters only where it is used.
+        let Ok(weight) = source.get(name) else { return Ok(()) };
+        let data = weight.data();
+        let finite = match weight.dtype {
+            DType::F16 => data.as_chunks().0.iter().fold(true, |f, b| f & f16::from_le_bytes(*b).is_finite()),
+            DType::BF16 => {
+                data.as_chunks().0.iter().fold(true, |f, b| f & bf16::from_le_bytes(*b).is_finite())
+            }
+            DType::F32 => data.as_chunks().0.iter().fold(true, |f, b| f & f32::from_le_bytes(*b).is_finite()),
+            DType::F64 => data.as_chunks().0.iter().fold(true, |f, b| f & f64::from_le_bytes(*b).is_finite()),
+            _ => true,
+        };
+        if finite {
+            return Ok(());
+        }
+        let message = format!("tensor {name:?} has values that are not finite");
+        Err(Error::new(ErrorCode::DataLoss, message)
+            .with_hint("its training failed: use another version of it"))
+    })
+}

@@ -1,0 +1,77 @@
+//! How fast weights are merged, against the memory and the multiplier of the machine. Prints; asserts nothing:
+//! `cargo test --release -p sdrun-weights --test adapter -- --ignored --nocapture speed`.
+
+use crate::fixtures::{File, Random, bytes, target};
+use ndarray::Array2;
+use sdrun_abi::DType;
+use sdrun_weights::{
+    Component,
+    adapter::{Delta, Merge},
+};
+use std::time::Instant;
+
+/// Seconds of the fastest of some runs.
+fn best(mut run: impl FnMut()) -> f64 {
+    let time = |_| {
+        let start = Instant::now();
+        run();
+        start.elapsed().as_secs_f64()
+    };
+    (0..25).map(time).fold(f64::INFINITY, f64::min)
+}
+
+#[test]
+#[ignore = "measures"]
+fn speed_of_merging() {
+    let threads = rayon::current_num_threads();
+    let n = 512;
+    let (a, b) = (Array2::from_elem((n, n), 0.5f32), Array2::from_elem((n, n), 0.25f32));
+    let peak = 2.0 * (n * n * n) as f64 / best(|| drop(std::hint::black_box(a.dot(&b)))) / 1e9;
+    let source = vec![1u8; 1 << 26];
+    let mut sink = vec![0u8; 1 << 26];
+    let memcpy = (1 << 26) as f64 / best(|| sink.copy_from_slice(std::hint::black_box(&source))) / 1e9;
+    println!("{threads} threads; one core: {peak:.0} GFLOP/s of f32 GEMM, memcpy {memcpy:.1} GB/s copied");
+
+    for (rows, columns) in [(1280, 10240), (10240, 1280), (320, 320), (640, 5760)] {
+        let shape = [rows, columns];
+        let elements = rows * columns;
+        let target = target(Component::Denoiser, &[("m.weight", &shape)], &[]);
+        let mut random = Random::new(1);
+        let values: Vec<f64> = (0..elements).map(|_| random.next()).collect();
+        for (from, to) in [
+            (DType::F16, DType::F16),
+            (DType::F16, DType::F32),
+            (DType::F32, DType::F32),
+            (DType::BF16, DType::F16),
+        ] {
+            let base = bytes(from, &values);
+            let mut out = vec![0u8; elements * to.size()];
+            let plain = Merge::new(&shape, &[]).unwrap();
+            let seconds = best(|| plain.tensor((from, &base), (to, &mut out)).unwrap());
+            let bytes = (elements * (from.size() + to.size())) as f64;
+            print!(
+                "{rows}x{columns} {from} -> {to}: plain {:.1} GB/s read and written",
+                bytes / seconds / 1e9
+            );
+            for rank in [4, 16, 32, 128] {
+                let file = File::default()
+                    .random("lora_unet_m.lora_down.weight", &[rank, columns])
+                    .random("lora_unet_m.lora_up.weight", &[rows, rank]);
+                let resolution = file.open().unwrap().resolve(&target);
+                let deltas: Vec<(&Delta, f32)> =
+                    resolution.deltas["m.weight"].iter().map(|d| (d, 0.7)).collect();
+                let prepare = best(|| drop(Merge::new(&shape, &deltas).unwrap()));
+                let merge = Merge::new(&shape, &deltas).unwrap();
+                let seconds = best(|| merge.tensor((from, &base), (to, &mut out)).unwrap());
+                let flops = 2.0 * (elements * rank) as f64 / seconds / 1e9;
+                print!(
+                    "; rank {rank}: {:.2} ms (+ {:.2} of factors), {:.1} GB/s, {flops:.0} GFLOP/s",
+                    seconds * 1e3,
+                    prepare * 1e3,
+                    bytes / seconds / 1e9
+                );
+            }
+            println!();
+        }
+    }
+}
