@@ -13,11 +13,7 @@ use sdrun::{
     graph::{OpenOptions, WeightsPolicy},
     worker::Limits,
 };
-use std::{
-    num::NonZeroUsize,
-    path::Path,
-    time::Duration,
-};
+use std::{num::NonZeroUsize, path::Path, time::Duration};
 
 /// How long a worker may go on after Ctrl-C.
 pub(crate) const CANCEL_LIMIT: Duration = Duration::from_secs(5);

@@ -100,11 +100,12 @@ impl FromStr for LoraArg {
         let number = |text: &str| text.parse::<f32>().ok();
         let mut parts = text.rsplitn(3, ':');
         let (last, before, rest) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
-        let (file, strength, text_encoder_strength) = match (number(last), before, before.and_then(number), rest) {
-            (Some(text), _, Some(strength), Some(file)) => (file, strength, text),
-            (Some(strength), Some(_), ..) => (&text[..text.len() - last.len() - 1], strength, strength),
-            _ => (text, 1.0, 1.0),
-        };
+        let (file, strength, text_encoder_strength) =
+            match (number(last), before, before.and_then(number), rest) {
+                (Some(text), _, Some(strength), Some(file)) => (file, strength, text),
+                (Some(strength), Some(_), ..) => (&text[..text.len() - last.len() - 1], strength, strength),
+                _ => (text, 1.0, 1.0),
+            };
         if file.is_empty() {
             return Err("the file is missing: FILE, FILE:0.8 or FILE:0.8:0.5".into());
         }

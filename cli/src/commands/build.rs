@@ -5,11 +5,7 @@ use crate::{
     files, format, model,
     weights::{WeightArgs, WeightReport},
 };
-use sdrun::{
-    BuildOptions, EngineManifest, check_weights,
-    abi::Device,
-    graph::WeightsPolicy,
-};
+use sdrun::{BuildOptions, EngineManifest, abi::Device, check_weights, graph::WeightsPolicy};
 use serde::Serialize;
 use std::{
     path::{Path, PathBuf},

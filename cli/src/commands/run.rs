@@ -91,7 +91,8 @@ fn run_model(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         shapes: job.shapes,
         ..BuildOptions::new(device.clone())
     };
-    let engine = args.build.build(context, &provider, options, &job.model, weights.as_ref(), args.no_build)?;
+    let engine =
+        args.build.build(context, &provider, options, &job.model, weights.as_ref(), args.no_build)?;
     finish(args, context, &engine, &device, weights.as_ref(), &job.inputs)
 }
 

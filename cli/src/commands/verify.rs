@@ -95,7 +95,8 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         (Some(path), _) => (path.display().to_string(), npz::read(path, None)?),
         (None, id) => {
             let id = id?;
-            let side = Side { id: Some(&id), device: None, build: &args.build.of_reference(), weights: &weights };
+            let side =
+                Side { id: Some(&id), device: None, build: &args.build.of_reference(), weights: &weights };
             let (_, outputs, _) = outputs_of(&side, &job, args, &registry, &isolation, context)?;
             (id, outputs)
         }
@@ -193,7 +194,11 @@ fn show(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         weights.show(out, model)?;
     }
     if !report.unchanged.is_empty() {
-        writeln!(out, "  warning: the adapters change nothing at all in {}", format::list(&report.unchanged))?;
+        writeln!(
+            out,
+            "  warning: the adapters change nothing at all in {}",
+            format::list(&report.unchanged)
+        )?;
     }
     let mut table =
         format::table(["output", "max abs", "relative", "cosine", "SNR dB", "NaN, inf", "verdict"]);

@@ -280,11 +280,7 @@ impl Provider {
 pub(crate) fn weight_specs(graph: &Graph) -> Vec<WeightSpec> {
     graph
         .weights()
-        .map(|(name, w)| WeightSpec {
-            name: name.to_string(),
-            dtype: w.dtype,
-            shape: w.shape.clone(),
-        })
+        .map(|(name, w)| WeightSpec { name: name.to_string(), dtype: w.dtype, shape: w.shape.clone() })
         .collect()
 }
 

@@ -5,8 +5,7 @@ mod layout;
 use crate::{
     Adapter, Binding, BoundTensor, Checkpoint, Component, OnnxWeights, StateDict, Transform,
     adapter::{self, Delta, Merge, Target},
-    identity,
-    keys,
+    identity, keys,
 };
 use layout::{same_but_for_ones, transpose};
 use sdrun_abi::{DType, Error, Result, Weight, WeightSource};
@@ -152,7 +151,9 @@ impl WeightStack {
         let resolution = adapter.resolve(target);
         adapter::check(adapter, &[(target, &resolution)], how.lenient)?;
         let strength = match target.component() {
-            Component::TextEncoder | Component::TextEncoder2 | Component::TextEncoder3 => how.text_encoder_strength,
+            Component::TextEncoder | Component::TextEncoder2 | Component::TextEncoder3 => {
+                how.text_encoder_strength
+            }
             Component::Denoiser | Component::Vae | Component::ControlNet => how.strength,
         };
         if !strength.is_finite() {
@@ -175,7 +176,8 @@ impl WeightStack {
 
     /// How many initializers of the graph the adapters change.
     pub fn changed(&self) -> usize {
-        let touched = |tensor: &&BoundTensor| tensor.sources.iter().any(|name| self.deltas.contains_key(name));
+        let touched =
+            |tensor: &&BoundTensor| tensor.sources.iter().any(|name| self.deltas.contains_key(name));
         self.binding.tensors.iter().filter(touched).count()
     }
 
@@ -196,7 +198,12 @@ impl WeightStack {
     }
 
     /// A tensor of the checkpoint, checked against what the graph wants of it.
-    fn checkpoint_shape(&self, checkpoint: &dyn StateDict, bound: &BoundTensor, name: &str) -> Result<(DType, usize)> {
+    fn checkpoint_shape(
+        &self,
+        checkpoint: &dyn StateDict,
+        bound: &BoundTensor,
+        name: &str,
+    ) -> Result<(DType, usize)> {
         let (dtype, shape) = checkpoint.describe(name)?;
         let rows = shape.first().copied().unwrap_or(1);
         let fits = match bound.sources.len() {
@@ -219,14 +226,17 @@ impl WeightStack {
             self.deltas.get(name).into_iter().flatten().map(|(delta, strength)| (delta, *strength)).collect();
         let elements = shape.iter().product::<usize>();
         let mut out = vec![0; elements * dtype.size()];
-        Merge::new(shape, &deltas)?.tensor(base, (dtype, &mut out)).map_err(|error| Error {
-            message: format!("weight {name:?}: {}", error.message),
-            ..error
-        })?;
+        Merge::new(shape, &deltas)?
+            .tensor(base, (dtype, &mut out))
+            .map_err(|error| Error { message: format!("weight {name:?}: {}", error.message), ..error })?;
         Ok(out)
     }
 
-    fn from_checkpoint<'s>(&'s self, checkpoint: &'s dyn StateDict, bound: &BoundTensor) -> Result<Weight<'s>> {
+    fn from_checkpoint<'s>(
+        &'s self,
+        checkpoint: &'s dyn StateDict,
+        bound: &BoundTensor,
+    ) -> Result<Weight<'s>> {
         if let ([name], false) = (&*bound.sources, self.is_changed(bound)) {
             self.checkpoint_shape(checkpoint, bound, name)?;
             let mut weight = checkpoint.get(name)?;
@@ -299,7 +309,9 @@ impl WeightSource for WeightStack {
             (BaseWeights::Graph(graph), None) => graph.get(name),
             (BaseWeights::Graph(graph), Some(bound)) => self.from_graph(&**graph, bound),
             (BaseWeights::Checkpoint(checkpoint), Some(bound)) => self.from_checkpoint(&**checkpoint, bound),
-            (BaseWeights::Checkpoint(_), None) => Err(Error::internal("a checkpoint without a binding table")),
+            (BaseWeights::Checkpoint(_), None) => {
+                Err(Error::internal("a checkpoint without a binding table"))
+            }
         }
     }
 
@@ -326,7 +338,9 @@ impl WeightSource for WeightStack {
                 let whole = bound.sources.len() > 1 || self.is_changed(bound);
                 Ok((if whole { bound.dtype } else { found }, bound.shape.clone()))
             }
-            (BaseWeights::Checkpoint(_), None) => Err(Error::internal("a checkpoint without a binding table")),
+            (BaseWeights::Checkpoint(_), None) => {
+                Err(Error::internal("a checkpoint without a binding table"))
+            }
         }
     }
 
@@ -336,7 +350,12 @@ impl WeightSource for WeightStack {
             None => &[],
         };
         let changes: Vec<(u64, u32)> = match sources.iter().any(|source| self.deltas.contains_key(source)) {
-            true => self.layers.iter().filter(|l| l.strength != 0.0).map(|l| (l.id, l.strength.to_bits())).collect(),
+            true => self
+                .layers
+                .iter()
+                .filter(|l| l.strength != 0.0)
+                .map(|l| (l.id, l.strength.to_bits()))
+                .collect(),
             false => Vec::new(),
         };
         let half = |salt: u64| {
@@ -385,6 +404,7 @@ fn target(binding: &Binding, weights: &BaseWeights) -> Option<Target> {
         }
     }
     let names = || tensors.iter().map(|(name, _)| name.as_str());
-    let pairs = keys::identify_network(names()).map(|network| keys::pairs(network, names())).unwrap_or_default();
+    let pairs =
+        keys::identify_network(names()).map(|(network, _)| keys::pairs(network, names())).unwrap_or_default();
     Some(Target::new(component, tensors.clone(), &pairs))
 }

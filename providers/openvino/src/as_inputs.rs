@@ -52,7 +52,11 @@ impl Engine for AsInputs {
             info.inputs.push(TensorSpec { name: spec.name.clone(), dtype: spec.dtype, shape });
         }
         let index = bound.iter().enumerate().map(|(index, (spec, _))| (spec.name.clone(), index)).collect();
-        Ok(Box::new(AsInputsSession { inner: OvSession::new(&self.compiled, &info, None)?, weights: bound, index }))
+        Ok(Box::new(AsInputsSession {
+            inner: OvSession::new(&self.compiled, &info, None)?,
+            weights: bound,
+            index,
+        }))
     }
 }
 
@@ -99,11 +103,11 @@ impl Session for AsInputsSession {
         host: &dyn Host,
     ) -> Result<()> {
         let mut all = inputs.to_vec();
-        all.extend(
-            self.weights
-                .iter()
-                .map(|(spec, data)| TensorView { dtype: spec.dtype, shape: &spec.shape, data: &data[..] }),
-        );
+        all.extend(self.weights.iter().map(|(spec, data)| TensorView {
+            dtype: spec.dtype,
+            shape: &spec.shape,
+            data: &data[..],
+        }));
         self.inner.run(&all, outputs, host)
     }
 

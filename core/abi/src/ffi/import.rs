@@ -192,12 +192,7 @@ fn engine_of(raw: &'static RawPlugin, handle: *mut c_void) -> Result<Box<dyn Eng
     let mut engine = PluginEngine {
         raw: raw,
         handle,
-        info: EngineInfo {
-            inputs: vec![],
-            outputs: vec![],
-            weights: vec![],
-            compatibility: String::new(),
-        },
+        info: EngineInfo { inputs: vec![], outputs: vec![], weights: vec![], compatibility: String::new() },
     };
     let mut a = args!(EngineInfoArgs { engine: handle, info: RawBuffer::EMPTY });
     // SAFETY: a live engine of this plugin.

@@ -108,7 +108,13 @@ impl Adapter {
             return Err(Error::invalid(format!("{path} is no adapter: none of its {count} keys is one's"))
                 .with_hint("checkpoints and embeddings are given in their own way"));
         }
-        Ok(Adapter { id: identity::next(), path: path.to_owned(), source: Arc::new(source), modules, dead_keys })
+        Ok(Adapter {
+            id: identity::next(),
+            path: path.to_owned(),
+            source: Arc::new(source),
+            modules,
+            dead_keys,
+        })
     }
 
     /// A number of its own; clones share it.
