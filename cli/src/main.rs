@@ -14,6 +14,7 @@ mod parse;
 mod probe;
 mod progress;
 mod tensors;
+mod weights;
 
 use clap::Parser;
 use std::process::ExitCode;

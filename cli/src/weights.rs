@@ -173,7 +173,11 @@ impl WeightReport {
             }
             match modules.dead_keys.len() {
                 0 => writeln!(out)?,
-                n => writeln!(out, ", {n} keys that mean nothing ({})", format::list(&modules.dead_keys[..n.min(3)]))?,
+                n => writeln!(
+                    out,
+                    ", {n} keys that mean nothing ({})",
+                    format::list(&modules.dead_keys[..n.min(3)])
+                )?,
             }
         }
         Ok(())

@@ -189,6 +189,7 @@ fn engine(path: &Path, weights: Vec<WeightSpec>) {
             bake: weights.is_empty(),
             options: Default::default(),
         },
+        binding: Default::default(),
         baked: weights.is_empty().then(|| "hash".into()),
         info: EngineInfo {
             inputs: vec![tensor("x")],

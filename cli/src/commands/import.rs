@@ -90,7 +90,11 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         }
         for wrong in &found.contradictions {
             let by_value = format::list(&wrong.by_value);
-            writeln!(out, "  contradiction: {} is {} by name and {by_value} by value", wrong.name, wrong.by_name)?;
+            writeln!(
+                out,
+                "  contradiction: {} is {} by name and {by_value} by value",
+                wrong.name, wrong.by_name
+            )?;
         }
         if !found.unconfirmed.is_empty() {
             let first = &found.unconfirmed[..found.unconfirmed.len().min(3)];

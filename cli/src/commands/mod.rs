@@ -6,9 +6,11 @@ pub(crate) mod cache;
 pub(crate) mod completions;
 pub(crate) mod devices;
 pub(crate) mod doctor;
+pub(crate) mod import;
 pub(crate) mod inspect;
 pub(crate) mod man;
 pub(crate) mod providers;
+pub(crate) mod refit;
 pub(crate) mod run;
 pub(crate) mod runtime;
 pub(crate) mod verify;
@@ -26,6 +28,8 @@ pub(crate) fn run(command: Command, context: &Context) -> anyhow::Result<ExitCod
         Command::Inspect(args) => inspect::run(&args, context),
         Command::Build(args) => build::run(&args, context),
         Command::Run(args) => run::run(&args, context),
+        Command::Refit(args) => refit::run(&args, context),
+        Command::Import(args) => import::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),
         Command::Bench(args) => bench::run(&args, context),
         Command::Cache(args) => cache::run(&args, context),

@@ -175,7 +175,7 @@ fn outputs_of(
     session.refit(stack, &host)?;
     let outputs = session.run(&job.inputs, &host)?;
     let same = |(name, tensor): (&String, &HostTensor)| {
-        (before.get(name).is_some_and(|b| b.data() == tensor.data())).then(|| name.clone())
+        (before.get(name).is_some_and(|b| b.bytes() == tensor.bytes())).then(|| name.clone())
     };
     let unchanged = outputs.iter().filter_map(same).collect();
     Ok((provider.id().to_string(), outputs, unchanged))

@@ -127,14 +127,16 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         }
         _ => None,
     };
-    let case = |plan: &'_ Plan, precision| Case {
-        model: &plan.model,
-        shapes: plan.shapes.clone(),
-        precision,
-        weights: weights.as_ref().map(|weights| &weights.stack),
-    };
-    let cases: Vec<Case<'_>> =
-        plan.iter().flat_map(|plan| plan.precisions.iter().map(|precision| case(plan, *precision))).collect();
+    let mut cases = Vec::new();
+    for Plan { model, shapes, precisions } in &plan {
+        let weights = weights.as_ref().map(|weights| &weights.stack);
+        cases.extend(precisions.iter().map(|p| Case {
+            model,
+            shapes: shapes.clone(),
+            precision: *p,
+            weights,
+        }));
+    }
     let mut task = None;
     let host = Observer::new(|_, _, _| {}, context.cancel_flag());
     let report = bench::run(&registry, &cases, &options(args), &host, &mut |event| match event {

@@ -2,7 +2,10 @@
 
 use crate::format;
 use comfy_table::{Table, presets};
-use sdrun::bench::{CaseReport, Report, Row, Status};
+use sdrun::{
+    abi::RefitReport,
+    bench::{CaseReport, Report, Row, Status},
+};
 use std::io::{self, Write};
 
 const HEADER: [&str; 11] = [

@@ -1,25 +1,27 @@
 //! `sdrun inspect`
 
 mod graph;
+mod weights;
 
 use crate::{context::Context, files, format, model};
 use sdrun::{
     EngineFile, EngineManifest,
-    abi::{DType, Error, WeightSource},
-    weights::{SafetensorsWeights, builtin},
+    abi::{DType, Error},
+    weights::builtin,
 };
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
     io::{self, Write},
-    path::{Path, PathBuf},
+    path::Path,
     process::ExitCode,
 };
 
-/// Show what is in a model, an engine or a file of weights
+/// Show what is in a model, an engine, a checkpoint or an adapter
 ///
-/// Takes an .onnx file, the name of a built-in model, an .sdengine file or a .safetensors file. Needs no provider,
-/// builds nothing and reads no weights.
+/// Takes an .onnx file, the name of a built-in model, an .sdengine file, a checkpoint (.safetensors, .gguf, a diffusers
+/// folder), an adapter or an embedding. Of a checkpoint it tells the architecture, its parts, what is missing and what
+/// means nothing. Needs no provider and builds nothing.
 ///
 /// The topology hash names the graph whatever its weights are; engines belong to the hash of the graph with its
 /// shapes bound, so give --shape to compare with them.
@@ -59,9 +61,9 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     if is_engine(path) {
         refuse(onnx_only || args.weights, "an engine")?;
         engine(path, context)?;
-    } else if model::has_ending(path, "safetensors") {
+    } else if path.is_dir() || ["safetensors", "gguf"].iter().any(|ending| model::has_ending(path, ending)) {
         refuse(onnx_only, "a file of weights")?;
-        safetensors(path, args.weights, context)?;
+        weights::run(path, args.weights, context)?;
     } else {
         graph::run(what, args, context)?;
     }
@@ -224,39 +226,4 @@ impl Weights {
         }
         Ok(())
     }
-}
-
-#[derive(Serialize)]
-struct SafetensorsReport {
-    kind: &'static str,
-    path: PathBuf,
-    weights: Weights,
-    /// Tensors of types we do not read.
-    unreadable: Vec<String>,
-}
-
-fn safetensors(path: &Path, list: bool, context: &Context) -> anyhow::Result<()> {
-    let file = SafetensorsWeights::open(&[path])?;
-    let mut weights = Weights { list: list.then(Vec::new), ..Weights::default() };
-    let mut unreadable = Vec::new();
-    for name in file.names() {
-        match file.describe(name) {
-            Ok((dtype, shape)) => weights.add(name, dtype, &shape),
-            Err(_) => unreadable.push(name.to_string()),
-        }
-    }
-    let report = SafetensorsReport { kind: "safetensors", path: path.to_path_buf(), weights, unreadable };
-    context.present(&report, |out| {
-        writeln!(out, "file       {}", path.display())?;
-        report.weights.show(out)?;
-        if !report.unreadable.is_empty() {
-            writeln!(
-                out,
-                "unreadable {} tensors of types we do not read: {}",
-                report.unreadable.len(),
-                format::list(&report.unreadable)
-            )?;
-        }
-        Ok(())
-    })
 }

@@ -189,7 +189,8 @@ fn convolutions() -> Vec<Case> {
         cases.push(case("Conv", 17, &attributes, vec![Fed(x.clone()), Weight(w.clone()), Weight(bias)]));
         cases.push(case("Conv", 17, &attributes, vec![Fed(x), Fed(w)]));
     }
-    let pools: Vec<(&[usize], Vec<(&str, Attribute)>)> = vec![
+    type Pool<'a> = (&'a [usize], Vec<(&'a str, Attribute)>);
+    let pools: Vec<Pool<'_>> = vec![
         (&[2, 3, 9, 8], vec![("kernel_shape", ints(&[3, 2])), ("strides", ints(&[2, 2]))]),
         (&[1, 2, 9, 9], vec![("kernel_shape", ints(&[3, 3])), ("pads", ints(&[1, 0, 1, 2]))]),
         (&[1, 2, 10], vec![("kernel_shape", ints(&[4])), ("strides", ints(&[3])), ("ceil_mode", int(1))]),
@@ -229,7 +230,7 @@ fn normalisations() -> Vec<Case> {
     for x in [&[2, 4, 5, 6][..], &[1, 3, 300]] {
         let channels = [x[1]];
         let inputs = vec![Fed(noise(x, 1)), Weight(noise(&channels, 2)), Weight(noise(&channels, 3))];
-        cases.push(case("InstanceNormalization", 17, &[epsilon.clone()], inputs));
+        cases.push(case("InstanceNormalization", 17, std::slice::from_ref(&epsilon), inputs));
     }
     let groups = [("num_groups", int(3)), epsilon.clone()];
     let x = || Fed(noise(&[2, 6, 4, 5], 1));

@@ -1,0 +1,194 @@
+//! Checkpoints, adapters, embeddings, and other safetensors files.
+
+use super::Weights;
+use crate::{commands::devices::word, context::Context, format, model};
+use sdrun::{
+    abi::{Error, WeightSource},
+    weights::{
+        Adapter, Checkpoint, SafetensorsWeights,
+        adapter::{Kind, Place},
+        checkpoint::Summary,
+    },
+};
+use serde::Serialize;
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+/// Keys shown before the rest is only counted.
+const SHOWN: usize = 5;
+
+pub(super) fn run(path: &Path, list: bool, context: &Context) -> anyhow::Result<()> {
+    let checkpoint = match Checkpoint::open(path) {
+        Ok(checkpoint) => return show_checkpoint(&checkpoint.summary(), context),
+        Err(error) => error,
+    };
+    if !path.is_file() || !model::has_ending(path, "safetensors") {
+        return Err(checkpoint.into());
+    }
+    // Damage is told once, and not as an unknown layout.
+    let file = SafetensorsWeights::open(&[path])?;
+    if let Ok(adapter) = Adapter::open(path) {
+        return show_adapter(&adapter, context);
+    }
+    show_tensors(path, &file, list, &checkpoint, context)
+}
+
+#[derive(Serialize)]
+struct CheckpointReport<'a> {
+    kind: &'static str,
+    #[serde(flatten)]
+    summary: &'a Summary,
+}
+
+fn show_checkpoint(summary: &Summary, context: &Context) -> anyhow::Result<()> {
+    context.present(&CheckpointReport { kind: "checkpoint", summary }, |out| {
+        writeln!(out, "checkpoint   {} ({})", summary.path.display(), word(&summary.format))?;
+        let family = summary.family.map_or("unknown".into(), |family| family.to_string());
+        let facts = &summary.facts;
+        let mut traits = vec![family];
+        let known = [
+            (facts.inpainting, "inpainting"),
+            (facts.v_prediction, "v-prediction"),
+            (facts.zero_terminal_snr, "zero terminal SNR"),
+            (facts.distilled_guidance, "distilled guidance"),
+            (facts.ema, "averaged weights only"),
+        ];
+        traits.extend(known.iter().filter(|(is, _)| *is).map(|(_, what)| what.to_string()));
+        writeln!(out, "model        {}", format::list(&traits))?;
+        let mut table =
+            format::table(["part", "network", "model", "names", "prefix", "tensors", "parameters", "types"]);
+        for part in &summary.components {
+            let types = part.dtypes.iter().map(|(dtype, count)| format!("{dtype}: {count}"));
+            table.add_row([
+                part.component.to_string(),
+                word(&part.network),
+                part.family.to_string(),
+                word(&part.naming),
+                part.prefix.clone(),
+                part.tensors.to_string(),
+                part.parameters.to_string(),
+                format::list(types),
+            ]);
+        }
+        format::right(&mut table, 5..7);
+        writeln!(out, "{table}")?;
+        for part in &summary.components {
+            keys(out, &format!("missing in {}", part.component), &part.missing)?;
+            keys(out, &format!("extra in {}", part.component), &part.extra)?;
+        }
+        keys(out, "ignored", &summary.ignored)?;
+        keys(out, "not recognised", &summary.unrecognised)?;
+        metadata(out, summary.metadata.iter().map(|(k, v)| (k.as_str(), v.as_str())))
+    })
+}
+
+/// A line about keys; none where there are none.
+fn keys(out: &mut dyn Write, what: &str, keys: &[String]) -> io::Result<()> {
+    match keys.len() {
+        0 => Ok(()),
+        n if n <= SHOWN => writeln!(out, "{what}: {}", format::list(keys)),
+        n => writeln!(out, "{what}: {} and {} more", format::list(&keys[..SHOWN]), n - SHOWN),
+    }
+}
+
+/// What a file says about itself; long values cut.
+fn metadata<'a>(out: &mut dyn Write, entries: impl Iterator<Item = (&'a str, &'a str)>) -> io::Result<()> {
+    const LONGEST: usize = 100;
+    for (key, value) in entries {
+        let short: String = value.chars().take(LONGEST).collect();
+        let rest = if short.len() < value.len() { "…" } else { "" };
+        writeln!(out, "metadata     {key} = {short}{rest}")?;
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct AdapterReport<'a> {
+    kind: &'static str,
+    path: &'a Path,
+    /// What it was made for, as far as that can be told.
+    family: Option<String>,
+    modules: usize,
+    places: BTreeMap<String, usize>,
+    kinds: BTreeMap<Kind, usize>,
+    dead_keys: &'a [String],
+    metadata: &'a BTreeMap<String, String>,
+}
+
+fn show_adapter(adapter: &Adapter, context: &Context) -> anyhow::Result<()> {
+    let place = |(place, count): (Place, usize)| {
+        let name = match place {
+            Place::Denoiser => "denoiser".into(),
+            Place::TextEncoder(number) => format!("text encoder {number}"),
+            Place::T5 => "T5".into(),
+            Place::Unsaid => "not said".to_string(),
+        };
+        (name, count)
+    };
+    let report = AdapterReport {
+        kind: "adapter",
+        path: adapter.path(),
+        family: adapter.family_guess().map(|family| family.to_string()),
+        modules: adapter.len(),
+        places: adapter.places().into_iter().map(place).collect(),
+        kinds: adapter.kinds(),
+        dead_keys: adapter.dead_keys(),
+        metadata: adapter.metadata(),
+    };
+    context.present(&report, |out| {
+        writeln!(out, "adapter      {}", report.path.display())?;
+        writeln!(out, "made for     {}", report.family.as_deref().unwrap_or("unknown"))?;
+        let places = report.places.iter().map(|(place, count)| format!("{place}: {count}"));
+        writeln!(out, "modules      {} ({})", report.modules, format::list(places))?;
+        let kinds = report.kinds.iter().map(|(kind, count)| format!("{kind}: {count}"));
+        writeln!(out, "kinds        {}", format::list(kinds))?;
+        keys(out, "keys that mean nothing", report.dead_keys)?;
+        metadata(out, report.metadata.iter().map(|(k, v)| (k.as_str(), v.as_str())))
+    })
+}
+
+#[derive(Serialize)]
+struct SafetensorsReport {
+    kind: &'static str,
+    path: PathBuf,
+    /// Why it is no checkpoint.
+    reason: String,
+    weights: Weights,
+    /// Tensors of types we do not read.
+    unreadable: Vec<String>,
+}
+
+fn show_tensors(
+    path: &Path,
+    file: &SafetensorsWeights,
+    list: bool,
+    why: &Error,
+    context: &Context,
+) -> anyhow::Result<()> {
+    let mut weights = Weights { list: list.then(Vec::new), ..Weights::default() };
+    let mut unreadable = Vec::new();
+    for name in file.names() {
+        match file.describe(name) {
+            Ok((dtype, shape)) => weights.add(name, dtype, &shape),
+            Err(_) => unreadable.push(name.to_string()),
+        }
+    }
+    let (path, reason) = (path.to_path_buf(), why.message.clone());
+    let report = SafetensorsReport { kind: "safetensors", path, reason, weights, unreadable };
+    context.present(&report, |out| {
+        writeln!(out, "file       {}", report.path.display())?;
+        writeln!(out, "layout     unknown: {}", report.reason)?;
+        report.weights.show(out)?;
+        match report.unreadable.len() {
+            0 => Ok(()),
+            n => writeln!(
+                out,
+                "unreadable {n} tensors of types we do not read: {}",
+                format::list(&report.unreadable)
+            ),
+        }
+    })
+}
