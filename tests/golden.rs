@@ -7,149 +7,112 @@
 #![allow(clippy::unwrap_used)]
 
 use sdrun::{
-    BuildOptions, CachePolicy, Discovery, HostTensor, Isolation, Model, Paths, Provider, Registry, Shapes,
-    Tensors,
+    BuildOptions, CachePolicy, HostTensor, Model, Provider, Shapes, Tensors,
     abi::{DType, NoHost, Precision, WeightSource},
-    graph::OpenOptions,
     inputs,
     verify::{self, Tolerance},
     weights::SafetensorsWeights,
-    worker::Limits,
 };
-use sdrun_tests::place::Place;
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
+use sdrun_tests::{
+    lab::{ALL, Lab, folder},
+    place::Place,
 };
+use std::{fs, path::Path, process::Command};
 
-/// The providers that have to run every model here.
-const ALL: [&str; 3] = ["ggml", "onnxruntime", "openvino"];
-
-struct Lab {
-    registry: Registry,
-    paths: Paths,
+fn outputs(
+    provider: &Provider,
+    model: &Model,
+    shapes: &Shapes,
+    precision: Precision,
+    given: &Tensors,
+) -> sdrun::Result<Tensors> {
+    let mut options = BuildOptions::new(provider.device(None)?).precision(precision);
+    options.cache = CachePolicy::Off;
+    options.shapes = shapes.clone();
+    let engine = provider.build(model, &options, &NoHost)?;
+    engine.session(&model.weights(), &NoHost)?.run(given, &NoHost)
 }
 
-impl Lab {
-    fn new() -> Self {
-        let place = |place: Place| place.find().unwrap_or_else(|why| panic!("{why}"));
-        let data = place(Place::Data);
-        let cache =
-            std::env::var_os("SDRUN_CACHE_DIR").map_or_else(|| data.with_file_name("cache"), PathBuf::from);
-        let paths = Paths { data, cache };
-        let providers = place(Place::Dist).join("providers");
-        let discovery = Discovery { provider_paths: vec![providers], paths: Some(paths.clone()) };
-        Lab { registry: Registry::discover_with(&discovery).unwrap(), paths }
+/// Runs `providers` on seeded inputs in every precision they offer and compares with the reference.
+fn agrees(lab: &Lab, name: &str, shapes: &[(&str, &[usize])], providers: &[&str]) {
+    let model = lab.model(name);
+    let shapes: Shapes = shapes.iter().map(|(input, shape)| (input.to_string(), shape.to_vec())).collect();
+    let given = inputs::seeded(&model, &model.bound(&shapes).unwrap(), 0).unwrap();
+    let reference = lab.open(lab.reference()).unwrap();
+    let expected = outputs(&reference, &model, &shapes, Precision::Fp32, &given).unwrap();
+    drop(reference);
+    let mut problems = Vec::new();
+    for id in providers {
+        if let Err(why) = compare(lab, id, &model, &shapes, &given, &expected) {
+            problems.push(format!("{id}: {why}"));
+        }
     }
+    assert!(problems.is_empty(), "{name}:\n  {}", problems.join("\n  "));
+}
 
-    fn model(&self, name: &str) -> Model {
-        Model::find(name, &self.paths, &OpenOptions::default(), &|_, _| ())
-            .unwrap_or_else(|e| panic!("{name}: {e}"))
-    }
-
-    fn reference(&self) -> &str {
-        &self.registry.reference().expect("a provider is the reference").id
-    }
-
-    fn open(&self, id: &str) -> sdrun::Result<Provider> {
-        self.registry.open(id, &Isolation::worker(Limits::all(Duration::from_secs(900))))
-    }
-
-    fn outputs(
-        &self,
-        provider: &Provider,
-        model: &Model,
-        shapes: &Shapes,
-        precision: Precision,
-        given: &Tensors,
-    ) -> sdrun::Result<Tensors> {
-        let mut options = BuildOptions::new(provider.device(None)?).precision(precision);
-        options.cache = CachePolicy::Off;
-        options.shapes = shapes.clone();
-        let engine = provider.build(model, &options, &NoHost)?;
-        engine.session(&model.weights(), &NoHost)?.run(given, &NoHost)
-    }
-
-    /// Runs `providers` on seeded inputs in every precision they offer and compares with the reference.
-    fn agrees(&self, name: &str, shapes: &[(&str, &[usize])], providers: &[&str]) {
-        let model = self.model(name);
-        let shapes: Shapes =
-            shapes.iter().map(|(input, shape)| (input.to_string(), shape.to_vec())).collect();
-        let given = inputs::seeded(&model, &model.bound(&shapes).unwrap(), 0).unwrap();
-        let reference = self.open(self.reference()).unwrap();
-        let expected = self.outputs(&reference, &model, &shapes, Precision::Fp32, &given).unwrap();
-        drop(reference);
-        let mut problems = Vec::new();
-        for id in providers {
-            if let Err(why) = self.compare(id, &model, &shapes, &given, &expected) {
-                problems.push(format!("{id}: {why}"));
+fn compare(
+    lab: &Lab,
+    id: &str,
+    model: &Model,
+    shapes: &Shapes,
+    given: &Tensors,
+    expected: &Tensors,
+) -> Result<(), String> {
+    let text = |e: sdrun::Error| e.to_string();
+    let provider = lab.open(id).map_err(text)?;
+    let device = provider.device(None).map_err(text)?;
+    for precision in provider.capabilities(&device).map_err(text)?.precisions {
+        if id == lab.reference() && precision == Precision::Fp32 {
+            continue;
+        }
+        let got =
+            outputs(&provider, model, shapes, precision, given).map_err(|e| format!("{precision}: {e}"))?;
+        for c in verify::compare(&got, expected).map_err(text)? {
+            println!("{} {id} {precision}: {c:?}", model.name());
+            if !Tolerance::of(precision).accepts(&c) {
+                return Err(format!("{precision}: {c:?}"));
             }
         }
-        assert!(problems.is_empty(), "{name}:\n  {}", problems.join("\n  "));
     }
-
-    fn compare(
-        &self,
-        id: &str,
-        model: &Model,
-        shapes: &Shapes,
-        given: &Tensors,
-        expected: &Tensors,
-    ) -> Result<(), String> {
-        let text = |e: sdrun::Error| e.to_string();
-        let provider = self.open(id).map_err(text)?;
-        let device = provider.device(None).map_err(text)?;
-        for precision in provider.capabilities(&device).map_err(text)?.precisions {
-            if id == self.reference() && precision == Precision::Fp32 {
-                continue;
-            }
-            let got = self
-                .outputs(&provider, model, shapes, precision, given)
-                .map_err(|e| format!("{precision}: {e}"))?;
-            for c in verify::compare(&got, expected).map_err(text)? {
-                println!("{} {id} {precision}: {c:?}", model.name());
-                if !Tolerance::of(precision).accepts(&c) {
-                    return Err(format!("{precision}: {c:?}"));
-                }
-            }
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 #[test]
 fn mobilenet_v2() {
-    Lab::new().agrees("mobilenet-v2", &[("input", &[2, 3, 224, 224])], &ALL);
+    agrees(&Lab::default(), "mobilenet-v2", &[("input", &[2, 3, 224, 224])], &ALL);
 }
 
 #[test]
 fn taef2_with_synthetic_weights() {
-    let lab = Lab::new();
-    lab.agrees("taef2/encoder", &[("image", &[1, 3, 64, 96])], &ALL);
-    lab.agrees("taef2/decoder", &[("latent", &[1, 32, 8, 12])], &ALL);
+    let lab = Lab::default();
+    agrees(&lab, "taef2/encoder", &[("image", &[1, 3, 64, 96])], &ALL);
+    agrees(&lab, "taef2/decoder", &[("latent", &[1, 32, 8, 12])], &ALL);
 }
 
 #[test]
 fn sd15_text_encoder() {
-    Lab::new().agrees("sd15/text-encoder", &[("input_ids", &[2, 77])], &ALL);
+    agrees(&Lab::default(), "sd15/text-encoder", &[("input_ids", &[2, 77])], &ALL);
 }
 
 #[test]
 fn sd15_vae_decoder() {
-    Lab::new().agrees("sd15/vae-decoder", &[("latent_sample", &[1, 4, 16, 24])], &ALL);
+    agrees(&Lab::default(), "sd15/vae-decoder", &[("latent_sample", &[1, 4, 16, 24])], &ALL);
 }
 
 #[test]
 fn sd15_vae_encoder() {
-    Lab::new().agrees("sd15/vae-encoder", &[("sample", &[1, 3, 128, 64])], &["onnxruntime", "openvino"]);
+    agrees(
+        &Lab::default(),
+        "sd15/vae-encoder",
+        &[("sample", &[1, 3, 128, 64])],
+        &["onnxruntime", "openvino"],
+    );
 }
 
 #[test]
 #[ignore = "full size: minutes; run by `cargo xtask test`"]
 fn full_size_vae_decoder() {
-    Lab::new().agrees("sd15/vae-decoder", &[("latent_sample", &[1, 4, 64, 64])], &ALL);
+    agrees(&Lab::default(), "sd15/vae-decoder", &[("latent_sample", &[1, 4, 64, 64])], &ALL);
 }
 
 #[test]
@@ -157,12 +120,7 @@ fn full_size_vae_decoder() {
 fn full_size_unet() {
     let shapes: [(&str, &[usize]); 3] =
         [("sample", &[1, 4, 16, 24]), ("timestep", &[1]), ("encoder_hidden_states", &[1, 77, 768])];
-    Lab::new().agrees("sd15/unet", &shapes, &ALL);
-}
-
-/// A folder that an environment variable names.
-fn folder(variable: &str) -> PathBuf {
-    PathBuf::from(std::env::var_os(variable).unwrap_or_else(|| panic!("{variable} is not set")))
+    agrees(&Lab::default(), "sd15/unet", &shapes, &ALL);
 }
 
 /// The picture that comes with TAEF2's weights, encoded and decoded by the command line: what a user sees.
@@ -216,7 +174,7 @@ fn psnr(a: &Path, b: &Path) -> f64 {
 #[test]
 #[ignore = "needs SDRUN_TINY_DIR: these models are not in this repository"]
 fn tiny_pipelines_agree_with_pytorch() {
-    let lab = Lab::new();
+    let lab = Lab::default();
     let mut pattern = folder("SDRUN_TINY_DIR");
     pattern.push("*/onnx/*/model.onnx");
     let (mut compared, mut problems) = (0, Vec::new());
@@ -232,7 +190,7 @@ fn tiny_pipelines_agree_with_pytorch() {
         for id in ["onnxruntime", "openvino"] {
             let provider = lab.open(id).unwrap();
             let what = format!("{}/{name} on {id}", family.file_name().unwrap().display());
-            match lab.outputs(&provider, &model, &shapes, Precision::Fp32, &given) {
+            match outputs(&provider, &model, &shapes, Precision::Fp32, &given) {
                 Err(e) => problems.push(format!("{what}: {e}")),
                 Ok(mut got) => {
                     got.retain(|output, _| expected.contains_key(output));
@@ -246,14 +204,7 @@ fn tiny_pipelines_agree_with_pytorch() {
             }
         }
     }
-    assert!(
-        problems.is_empty(),
-        "{}",
-        problems.join(
-            "
-"
-        )
-    );
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
     assert!(compared >= 50, "only {compared} outputs were compared");
 }
 

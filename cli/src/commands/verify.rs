@@ -174,9 +174,8 @@ fn outputs_of(
     let before = session.run(&job.inputs, &host)?;
     session.refit(stack, &host)?;
     let outputs = session.run(&job.inputs, &host)?;
-    let same = |(name, tensor): (&String, &HostTensor)| {
-        (before.get(name).is_some_and(|b| b.bytes() == tensor.bytes())).then(|| name.clone())
-    };
+    let same =
+        |(name, tensor): (&String, &HostTensor)| (before.get(name) == Some(tensor)).then(|| name.clone());
     let unchanged = outputs.iter().filter_map(same).collect();
     Ok((provider.id().to_string(), outputs, unchanged))
 }

@@ -12,6 +12,15 @@ pub struct HostTensor {
 /// Tensors by name: the inputs and outputs of a run.
 pub type Tensors = BTreeMap<String, HostTensor>;
 
+/// The same type, shape and bits: unlike numbers, a NaN is equal to itself, and the two zeros differ.
+impl PartialEq for HostTensor {
+    fn eq(&self, other: &Self) -> bool {
+        self.dtype() == other.dtype() && self.shape() == other.shape() && self.bytes() == other.bytes()
+    }
+}
+
+impl Eq for HostTensor {}
+
 impl HostTensor {
     /// A zeroed tensor. `InvalidArgument` where the size overflows.
     pub fn zeros(dtype: DType, shape: Vec<usize>) -> Result<Self> {

@@ -1,0 +1,335 @@
+//! Checkpoints and adapters put into engines, on every provider, against outputs of PyTorch with diffusers and PEFT:
+//! `FAMILY/onnx/COMPONENT/model.onnx` holds weights A; checkpoints of A and B and adapters lie beside it in the layouts
+//! found in the wild. fp32: max |error| ≤ 1e-3 · max |reference| and cosine ≥ 0.99999.
+
+#![allow(clippy::unwrap_used)]
+
+use sdrun::{
+    BuildOptions, CachePolicy, HostTensor, Model, Provider, Session, Shapes, Tensors,
+    abi::{DType, NoHost, WeightSource},
+    verify::{self, Tolerance},
+    weights::{Adapter, AdapterUse, Checkpoint, Component, SafetensorsWeights, WeightStack},
+};
+use sdrun_tests::lab::{ALL, Lab, folder};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+/// A component of a tiny pipeline.
+struct Part {
+    /// `sd/unet`.
+    name: String,
+    family: PathBuf,
+    component: String,
+    model: Model,
+    inputs: Tensors,
+    /// Outputs by what was put in: `A`, `B`.
+    outputs: BTreeMap<String, Tensors>,
+}
+
+/// A tensor of a safetensors file.
+fn tensor(file: &SafetensorsWeights, key: &str) -> HostTensor {
+    let weight = file.get(key).unwrap();
+    HostTensor::from_bytes(weight.dtype, weight.shape.clone(), weight.data()).unwrap()
+}
+
+/// The components whose inputs and outputs are all there.
+fn parts() -> Vec<Part> {
+    let pattern = folder("SDRUN_TINY_DIR").join("*/onnx/*/model.onnx");
+    let mut parts = Vec::new();
+    for path in glob::glob(&pattern.display().to_string()).unwrap().flatten() {
+        let component = path.parent().unwrap().file_name().unwrap().to_str().unwrap().to_string();
+        let family = path.ancestors().nth(3).unwrap().to_path_buf();
+        let Ok(oracle) = SafetensorsWeights::open(&[family.join(format!("oracle/{component}.safetensors"))])
+        else {
+            continue;
+        };
+        let (mut inputs, mut outputs) = (Tensors::new(), BTreeMap::<String, Tensors>::new());
+        for key in oracle.names() {
+            if let Some(name) = key.strip_prefix("in.") {
+                inputs.insert(name.into(), tensor(&oracle, key));
+            } else if let Some((which, name)) = key.strip_prefix("out.").and_then(|rest| rest.split_once('.'))
+                && !name.contains(".every")
+                && tensor(&oracle, key).dtype() == DType::F32
+            {
+                outputs.entry(which.into()).or_default().insert(name.into(), tensor(&oracle, key));
+            }
+        }
+        if inputs.keys().any(|name| name.ends_with(".first16")) {
+            continue;
+        }
+        let name = format!("{}/{component}", family.file_name().unwrap().display());
+        parts.push(Part { name, family, component, model: Model::open(&path).unwrap(), inputs, outputs });
+    }
+    assert!(parts.len() >= 15, "only {} components were found", parts.len());
+    parts
+}
+
+impl Part {
+    /// An engine on `provider` with weights A.
+    fn session(&self, provider: &Provider, options: &[(&str, &str)]) -> Session {
+        let mut build = BuildOptions::new(provider.device(None).unwrap());
+        build.cache = CachePolicy::Off;
+        build.options = options.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        build.shapes = self.inputs.iter().map(|(n, t)| (n.clone(), t.shape().to_vec())).collect::<Shapes>();
+        let engine =
+            provider.build(&self.model, &build, &NoHost).unwrap_or_else(|e| panic!("{}: {e}", self.name));
+        engine.session(&self.own(), &NoHost).unwrap()
+    }
+
+    /// Weights A, as the model file has them.
+    fn own(&self) -> WeightStack {
+        WeightStack::of_model(self.model.binding().unwrap(), self.model.weights())
+    }
+
+    fn of(&self, checkpoint: &Path) -> WeightStack {
+        let checkpoint = Checkpoint::open(checkpoint).unwrap_or_else(|e| panic!("{}: {e}", self.name));
+        WeightStack::of_checkpoint(self.model.binding().unwrap(), &checkpoint)
+            .unwrap_or_else(|e| panic!("{}: {e}", self.name))
+    }
+
+    fn run(&self, session: &mut Session) -> Tensors {
+        session.run(&self.inputs, &NoHost).unwrap_or_else(|e| panic!("{}: {e}", self.name))
+    }
+
+    fn adapter(&self, name: &str) -> Adapter {
+        let file = self.family.join(format!("lora/{name}.safetensors"));
+        Adapter::open(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()))
+    }
+}
+
+/// What is too far from `expected`; of outputs that are not in it nothing is said.
+fn faults(got: &Tensors, expected: &Tensors) -> Vec<String> {
+    let copy = |t: &HostTensor| HostTensor::from_bytes(t.dtype(), t.shape().to_vec(), t.bytes()).unwrap();
+    let got: Tensors = expected.keys().filter_map(|n| Some((n.clone(), copy(got.get(n)?)))).collect();
+    let compared = verify::compare(&got, expected).unwrap();
+    let wrong = |c: &verify::Comparison| !Tolerance::of(sdrun::abi::Precision::Fp32).accepts(c);
+    compared.into_iter().filter(wrong).map(|c| format!("{c:?}")).collect()
+}
+
+/// One provider after the other; a worker is not started for every component.
+fn on_every_provider(lab: &Lab, mut work: impl FnMut(&Provider, &str, &mut Vec<String>)) {
+    let mut problems = Vec::new();
+    for id in ALL {
+        work(&lab.open(id).unwrap(), id, &mut problems);
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[test]
+#[ignore = "needs SDRUN_TINY_DIR: these models are not in this repository"]
+fn tiny_checkpoints_of_every_layout_go_into_engines() {
+    let (lab, parts) = (Lab::default(), parts());
+    let mut compared = 0;
+    on_every_provider(&lab, |provider, id, problems| {
+        for part in &parts {
+            let mut session = part.session(provider, &[]);
+            let before = part.run(&mut session);
+            for (layout, which) in [
+                (format!("single_file/tiny_{}_B_fp16.safetensors", short(part)), "B"),
+                (format!("single_file/tiny_{}_A_fp32.safetensors", short(part)), "A"),
+                (format!("{}_B_fp16", "diffusers"), "B"),
+            ] {
+                let file = part.family.join(&layout);
+                if !file.exists() || (layout.contains("tiny_flux") && part.component != "transformer") {
+                    continue;
+                }
+                if part.component == "controlnet" {
+                    // No checkpoint beside it has one.
+                    continue;
+                }
+                let stack = part.of(&file);
+                if let Err(e) = session.refit(&stack, &NoHost) {
+                    problems.push(format!("{} on {id} with {layout}: {e}", part.name));
+                    continue;
+                }
+                let got = part.run(&mut session);
+                for fault in faults(&got, &part.outputs[which]) {
+                    problems.push(format!("{} on {id} with {layout}: {fault}", part.name));
+                }
+                compared += 1;
+            }
+            session.refit(&part.own(), &NoHost).unwrap();
+            if part.run(&mut session) != before {
+                problems.push(format!("{} on {id}: back at A the bits differ", part.name));
+            }
+        }
+    });
+    assert!(compared >= 60, "only {compared} refits were compared");
+}
+
+fn short(part: &Part) -> String {
+    part.family.file_name().unwrap().display().to_string()
+}
+
+/// `out.A@0.7.unet.out_sample` of an adapter's oracle.
+struct Expected {
+    base: String,
+    strength: f32,
+    component: String,
+    output: String,
+    value: HostTensor,
+}
+
+fn expected_of(oracle: &SafetensorsWeights) -> Vec<Expected> {
+    let parse = |key: &str| {
+        let (base, rest) = key.strip_prefix("out.")?.split_once('@')?;
+        // The strength may hold a dot itself.
+        let (strength, rest) =
+            ["0.7.", "1."].iter().find_map(|s| Some((s.strip_suffix('.')?, rest.strip_prefix(s)?)))?;
+        let (component, output) = rest.split_once('.')?;
+        (base.len() == 1).then(|| Expected {
+            base: base.into(),
+            strength: strength.parse().unwrap(),
+            component: component.into(),
+            output: output.into(),
+            value: tensor(oracle, key),
+        })
+    };
+    oracle.names().into_iter().filter_map(parse).collect()
+}
+
+#[test]
+#[ignore = "needs SDRUN_TINY_DIR: these models are not in this repository"]
+fn tiny_adapters_of_every_kind_change_engines() {
+    let (lab, parts) = (Lab::default(), parts());
+    let mut compared = 0;
+    on_every_provider(&lab, |provider, id, problems| {
+        for part in &parts {
+            let pattern = part.family.join("lora/*.oracle.safetensors").display().to_string();
+            let mut session = None;
+            for file in glob::glob(&pattern).unwrap().flatten() {
+                let name =
+                    file.file_name().unwrap().to_str().unwrap().trim_end_matches(".oracle.safetensors");
+                let oracle = SafetensorsWeights::open(&[&file]).unwrap();
+                let expected: Vec<Expected> =
+                    expected_of(&oracle).into_iter().filter(|e| e.component == part.component).collect();
+                if expected.is_empty() {
+                    continue;
+                }
+                let session = session.get_or_insert_with(|| part.session(provider, &[]));
+                let adapter = part.adapter(name);
+                for Expected { base, strength, output, value, .. } in expected {
+                    let what = format!("{} on {id}: {base} with {name} at {strength}", part.name);
+                    let stack = match &*base {
+                        "A" => part.own(),
+                        _ => part.of(&part
+                            .family
+                            .join(format!("single_file/tiny_{}_B_fp16.safetensors", short(part)))),
+                    };
+                    if base == "B" && short(part) == "flux" {
+                        continue;
+                    }
+                    let stack = stack
+                        .with_adapter(&adapter, AdapterUse::at(strength))
+                        .unwrap_or_else(|e| panic!("{what}: {e}"));
+                    assert!(stack.changed() > 0, "{what} changes nothing");
+                    session.refit(&stack, &NoHost).unwrap_or_else(|e| panic!("{what}: {e}"));
+                    let got = part.run(session);
+                    for fault in faults(&got, &Tensors::from([(output, value)])) {
+                        problems.push(format!("{what}: {fault}"));
+                    }
+                    compared += 1;
+                }
+            }
+        }
+    });
+    assert!(compared >= 100, "only {compared} outputs were compared");
+}
+
+/// Strengths, stacks, and the way back, where no oracle is needed: the outputs of the first session.
+#[test]
+#[ignore = "needs SDRUN_TINY_DIR: these models are not in this repository"]
+fn tiny_stacks_are_reversible_and_start_from_the_base() {
+    let (lab, parts) = (Lab::default(), parts());
+    let unet = parts.iter().find(|part| part.name == "sd/unet").unwrap();
+    let (a, b) = (unet.adapter("kohya"), unet.adapter("loha"));
+    let at = |stack: WeightStack, adapter: &Adapter, strength: f32| {
+        stack.with_adapter(adapter, AdapterUse::at(strength)).unwrap()
+    };
+    let mut by_provider: Vec<(String, Vec<Tensors>)> = Vec::new();
+    on_every_provider(&lab, |provider, id, problems| {
+        let mut session = unet.session(provider, &[]);
+        let base = unet.own();
+        let mut run = |stack: &WeightStack| {
+            let report = session.refit(stack, &NoHost).unwrap();
+            (unet.run(&mut session), report)
+        };
+        let (pristine, _) = run(&base);
+        let (zero, _) = run(&at(base.clone(), &a, 0.0));
+        if zero != pristine {
+            problems.push(format!("{id}: strength 0 is not the base"));
+        }
+        let (with_a, changed) = run(&at(base.clone(), &a, 0.7));
+        if changed.tensors >= base_tensors(unet) && id == "ggml" {
+            problems.push(format!("{id}: {} tensors were uploaded for one adapter", changed.tensors));
+        }
+        let (both, _) = run(&at(at(base.clone(), &a, 0.7), &b, -0.5));
+        let (negative, _) = run(&at(base.clone(), &b, -0.5));
+        let (again, _) = run(&at(base.clone(), &a, 0.7));
+        if again != with_a {
+            problems.push(format!("{id}: A, B, A is not A"));
+        }
+        let (back, _) = run(&base);
+        if back != pristine {
+            problems.push(format!("{id}: back at the base the bits differ"));
+        }
+        if with_a == pristine || both == with_a || negative == pristine {
+            problems.push(format!("{id}: an adapter changes nothing"));
+        }
+        by_provider.push((id.to_string(), vec![with_a, both, negative]));
+    });
+    let (_, reference) = by_provider.iter().find(|(id, _)| id == lab.reference()).unwrap();
+    for (id, outputs) in &by_provider {
+        for (got, expected) in outputs.iter().zip(reference) {
+            assert_eq!(faults(got, expected), Vec::<String>::new(), "{id}");
+        }
+    }
+}
+
+fn base_tensors(part: &Part) -> usize {
+    part.model.graph().weights().count()
+}
+
+/// OpenVINO with its weights as inputs: the same numbers, without compiling again.
+#[test]
+#[ignore = "needs SDRUN_TINY_DIR: these models are not in this repository"]
+fn tiny_weights_as_inputs_of_openvino() {
+    let (lab, parts) = (Lab::default(), parts());
+    let unet = parts.iter().find(|part| part.name == "sd/unet").unwrap();
+    let provider = lab.open("openvino").unwrap();
+    let mut session = unet.session(&provider, &[("weights", "inputs")]);
+    let before = unet.run(&mut session);
+    assert_eq!(faults(&before, &unet.outputs["A"]), Vec::<String>::new());
+    let report = session.refit(&unet.of(&unet.family.join("diffusers_B_fp16")), &NoHost).unwrap();
+    assert_eq!(report.method, sdrun::abi::WeightUpdate::AsInputs);
+    assert_eq!(faults(&unet.run(&mut session), &unet.outputs["B"]), Vec::<String>::new());
+    session.refit(&unet.own(), &NoHost).unwrap();
+    assert_eq!(unet.run(&mut session), before);
+}
+
+/// An adapter of another architecture is called that, and nothing changes.
+#[test]
+#[ignore = "needs SDRUN_TINY_DIR: these models are not in this repository"]
+fn tiny_adapters_of_other_architectures_are_refused() {
+    let parts = parts();
+    let find = |name: &str| parts.iter().find(|part| part.name == name).unwrap();
+    for (target, source, adapter) in [
+        ("sd/unet", "flux/transformer", "peft"),
+        ("flux/transformer", "sd/unet", "kohya"),
+        ("sd3/transformer", "sd/unet", "peft"),
+    ] {
+        let (target, source) = (find(target), find(source));
+        let file = source.family.join(format!("lora/{adapter}.safetensors"));
+        let adapter = Adapter::open(&file).unwrap();
+        let error = target.own().with_adapter(&adapter, AdapterUse::at(1.0)).err().unwrap();
+        assert!(error.message.contains(&file.display().to_string()), "{error}");
+        assert!(error.hint.is_some(), "{error}");
+    }
+    let text = find("sd/text_encoder");
+    assert_eq!(text.model.binding().unwrap().component, Some(Component::TextEncoder));
+    let only_unet = find("sd/unet").adapter("loha");
+    let error = text.own().with_adapter(&only_unet, AdapterUse::at(1.0)).err().unwrap();
+    assert!(error.message.contains("other components"), "{error}");
+}

@@ -1,0 +1,53 @@
+//! What tests of models work with: the providers as they were built, and a cache.
+
+use crate::place::Place;
+use sdrun::{Discovery, Isolation, Model, Paths, Provider, Registry, graph::OpenOptions, worker::Limits};
+use std::{path::PathBuf, time::Duration};
+
+/// The providers that have to run every model.
+pub const ALL: [&str; 3] = ["ggml", "onnxruntime", "openvino"];
+
+/// Registry and folders.
+pub struct Lab {
+    /// The providers.
+    pub registry: Registry,
+    /// Data and cache.
+    pub paths: Paths,
+}
+
+impl Default for Lab {
+    fn default() -> Self {
+        let place = |place: Place| place.find().unwrap_or_else(|why| panic!("{why}"));
+        let data = place(Place::Data);
+        let cache =
+            std::env::var_os("SDRUN_CACHE_DIR").map_or_else(|| data.with_file_name("cache"), PathBuf::from);
+        let paths = Paths { data, cache };
+        let providers = place(Place::Dist).join("providers");
+        let discovery = Discovery { provider_paths: vec![providers], paths: Some(paths.clone()) };
+        let registry = Registry::discover_with(&discovery).unwrap_or_else(|why| panic!("{why}"));
+        Lab { registry, paths }
+    }
+}
+
+impl Lab {
+    /// A built-in model.
+    pub fn model(&self, name: &str) -> Model {
+        Model::find(name, &self.paths, &OpenOptions::default(), &|_, _| ())
+            .unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+
+    /// The reference provider.
+    pub fn reference(&self) -> &str {
+        self.registry.reference().map_or_else(|| panic!("no provider is the reference"), |p| p.id.as_str())
+    }
+
+    /// A provider in a worker.
+    pub fn open(&self, id: &str) -> sdrun::Result<Provider> {
+        self.registry.open(id, &Isolation::worker(Limits::all(Duration::from_secs(900))))
+    }
+}
+
+/// A folder that an environment variable names.
+pub fn folder(variable: &str) -> PathBuf {
+    PathBuf::from(std::env::var_os(variable).unwrap_or_else(|| panic!("{variable} is not set")))
+}
