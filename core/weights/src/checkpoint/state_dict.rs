@@ -110,7 +110,7 @@ impl ComponentWeights {
                 _ => return Err(wrong("is no matrix")),
             },
             Fusion::SwappedHalves => {
-                if !shape.first().is_some_and(|rows| rows % 2 == 0) {
+                if shape.first().is_none_or(|rows| rows % 2 != 0) {
                     return Err(wrong("has no halves"));
                 }
                 Step::SwappedHalves
@@ -148,7 +148,7 @@ impl ComponentWeights {
         keys.sort_unstable();
         keys.dedup();
         for (dtype, shape) in keys.into_iter().filter_map(|key| self.container.stored(key)) {
-            elements = elements.saturating_add(shape.iter().map(|d| *d as u64).product());
+            elements = elements.saturating_add(shape.iter().fold(1, |n: u64, d| n.saturating_mul(*d as u64)));
             *dtypes.entry(dtype).or_default() += 1;
         }
         (elements, dtypes)

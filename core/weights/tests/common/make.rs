@@ -67,18 +67,13 @@ fn code(dtype: DType) -> &'static str {
     }
 }
 
-/// The full-size shape, each dimension a 64th: small, and with the same proportions.
-pub(crate) fn small(shape: &[usize]) -> Vec<usize> {
-    shape.iter().map(|d| (d / 64).max(1)).collect()
-}
-
 /// The component's tensors under diffusers' names.
 pub(crate) fn diffusers(entry: &Entry, dtype: DType) -> Vec<Made> {
     let named =
         entry.pairs.iter().zip(&entry.shapes).flat_map(|(pair, shapes)| pair.diffusers.iter().zip(shapes));
     named
         .map(|(name, shape)| {
-            let shape = small(shape);
+            let shape: Vec<usize> = shape.iter().map(|d| (d / entry.divisor).max(1)).collect();
             let mut data = vec![0; dtype.bytes_of(&shape).unwrap()];
             synthetic::fill(&entry.tag, name, &shape, dtype, &mut data).unwrap();
             Made::new(name, code(dtype), &shape, data)

@@ -16,11 +16,20 @@ pub(crate) struct Entry {
     pub(crate) pairs: Vec<KeyPair>,
     /// Of each pair's diffusers tensors; empty where the table has none.
     pub(crate) shapes: Vec<Vec<Vec<usize>>>,
+    /// What the dimensions are divided by to make a small network of the same proportions.
+    pub(crate) divisor: usize,
 }
 
 impl Entry {
     pub(crate) fn diffusers_names(&self) -> impl Iterator<Item = &str> {
         self.pairs.iter().flat_map(|pair| pair.diffusers.iter().map(String::as_str))
+    }
+    /// The pairs whose original key is wanted.
+    pub(crate) fn only(mut self, wanted: impl Fn(&str) -> bool) -> Entry {
+        let kept: Vec<_> =
+            self.pairs.into_iter().zip(self.shapes).filter(|(pair, _)| wanted(&pair.original)).collect();
+        (self.pairs, self.shapes) = kept.into_iter().unzip();
+        self
     }
     pub(crate) fn original_names(&self) -> impl Iterator<Item = &str> {
         self.pairs.iter().map(|pair| &*pair.original)
@@ -65,7 +74,7 @@ fn entry(name: String, tag: &str, table: &Value) -> Entry {
         },
     };
     let shapes = table.values().map(|value| shapes(&value["src_shapes"])).collect();
-    Entry { name, tag: tag.to_string(), prefix, pairs: table.iter().map(pair).collect(), shapes }
+    Entry { name, tag: tag.to_string(), prefix, pairs: table.iter().map(pair).collect(), shapes, divisor: 64 }
 }
 
 /// All recorded tables, by name.
