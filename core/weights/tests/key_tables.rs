@@ -3,6 +3,7 @@
 mod common;
 
 use common::tables::{Entry, table_files};
+use proptest::prelude::*;
 use sdrun_weights::keys::{Fusion, KeyPair, Naming, Network, Table, identify_network, modules, pairs};
 use std::collections::BTreeMap;
 
@@ -255,4 +256,41 @@ fn other_structures_go_there_and_back() {
     let table = there_and_back(Network::TinyVae, &names);
     assert_eq!(original_of(&table, "decoder.layers.18.weight"), "taesd_decoder.19.weight");
     assert_eq!(original_of(&table, "encoder.layers.14.bias"), "taesd_encoder.14.bias");
+}
+
+const NETWORKS: [Network; 10] = [
+    Network::UNet,
+    Network::ControlNet,
+    Network::Vae,
+    Network::TinyVae,
+    Network::Sd3,
+    Network::Flux,
+    Network::Chroma,
+    Network::Clip,
+    Network::OpenClip,
+    Network::T5,
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    /// Any names, with any numbers in them: the table stays as small as the list, and every name is accounted for.
+    #[test]
+    fn tables_of_any_names_are_bounded(
+        network in prop::sample::select(NETWORKS.to_vec()),
+        original in any::<bool>(),
+        names in prop::collection::vec(
+            "(input_blocks|down_blocks|double_blocks|transformer_blocks|joint_blocks|encoder\\.(layers|down_blocks|block)|taesd_decoder|text_model\\.encoder\\.layers)\\.[0-9]{1,19}\\.(0|1|resnets|attn|attentions\\.[0-9]{1,19}|transformer_blocks\\.[0-9]{1,9})\\.(weight|x|in_layers\\.0)",
+            0..40,
+        ),
+    ) {
+        let naming = if original { Naming::Original } else { Naming::Diffusers };
+        let table = Table::new(network, naming, names.iter().map(String::as_str));
+        prop_assert!(table.pairs.len() <= names.len());
+        prop_assert!(table.missing.len() <= 60 * (4 * names.len() + 10), "{}", table.missing.len());
+        let distinct: std::collections::BTreeSet<&str> = names.iter().map(String::as_str).collect();
+        let known = |name: &str| table.pairs.iter().any(|p| p.original == name || p.diffusers.iter().any(|d| d == name));
+        for name in distinct {
+            prop_assert!(known(name) || table.extra.iter().any(|extra| extra == name));
+        }
+    }
 }

@@ -21,6 +21,8 @@ const PREFIXES: &[(&str, Option<Component>)] = {
         ("control_model.", None),
         ("cond_stage_model.transformer.", Some(TextEncoder)),
         ("cond_stage_model.model.", Some(TextEncoder)),
+        // stable-diffusion.cpp's name for the second one of SD XL.
+        ("cond_stage_model.1.transformer.", Some(TextEncoder2)),
         ("conditioner.embedders.0.transformer.", Some(TextEncoder)),
         // The refiner has only the larger encoder, which its diffusers pipeline calls the second as well.
         ("conditioner.embedders.0.model.", Some(TextEncoder2)),
@@ -235,8 +237,8 @@ fn is_ignored(key: &str) -> bool {
         "vae_scale",
         "vae_shift",
     ];
-    /// Last parts of keys: integer tables, CLIP's temperature, OpenCLIP's causal mask.
-    const LAST: [&str; 3] = ["position_ids", "logit_scale", "attn_mask"];
+    /// Last parts of keys: integer tables, CLIP's temperature, OpenCLIP's causal mask, T5's vocabulary.
+    const LAST: [&str; 4] = ["position_ids", "logit_scale", "attn_mask", "spiece_model"];
     /// Parts of keys: CLIP's image half, the losses of a training run.
     const PARTS: [&str; 5] = ["vision_model", "visual", "visual_projection", "loss", "embedding_manager"];
     KEYS.contains(&key)
