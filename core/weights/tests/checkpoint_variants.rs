@@ -1,6 +1,8 @@
 //! Checkpoints in several files, in other spellings, averaged and of eight bits: each tensor must have the value of the
 //! rule, bit for bit.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use common::{
@@ -286,4 +288,19 @@ fn tiny_autoencoders_in_their_own_numbering() {
         expect(&checkpoint, "decoder", &decoder, 1, &format!("{prefix}decoder."));
         complete(&checkpoint.summary());
     }
+}
+
+#[test]
+fn networks_with_and_without_prefix_lie_in_one_file() {
+    let (flux, vae, t5) = (table("flux_dev"), table("sd15_vae"), table("t5xxl"));
+    let mut tensors = original(&flux, "", F16);
+    tensors.extend(original(&vae, "vae.", F16));
+    tensors.extend(original(&t5, "text_encoders.t5xxl.transformer.", F16));
+    tensors.push(Made::new("text_encoders.t5xxl.spiece_model", "U8", &[1], vec![0]));
+    let (_folder, path) = file("all.safetensors", &[], &tensors);
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    component(&checkpoint, Component::Denoiser, &flux, F16);
+    component(&checkpoint, Component::Vae, &vae, F16);
+    component(&checkpoint, Component::TextEncoder2, &t5, F16);
+    complete(&checkpoint.summary());
 }

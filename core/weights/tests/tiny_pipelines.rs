@@ -1,5 +1,7 @@
 //! Checkpoints that other programs wrote: the tiny pipelines, whose every tensor follows the synthetic weight rule.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use common::tables::{Entry, table_files};

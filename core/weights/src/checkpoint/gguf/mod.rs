@@ -24,7 +24,7 @@ const ORIGINAL_SHAPE: &str = "comfy.gguf.orig_shape.";
 /// Elements dequantised at a time; a multiple of every block.
 const ELEMENTS: usize = 1 << 14;
 
-/// Whether the file begins as GGUF does.
+/// Whether the file begins as GGUF does, or is called so.
 pub(super) fn is_gguf(path: &Path) -> Result<bool> {
     let failed = |error| Error::io("read", path, &error);
     if !path.metadata().map_err(failed)?.is_file() {
@@ -32,7 +32,7 @@ pub(super) fn is_gguf(path: &Path) -> Result<bool> {
     }
     let mut magic = Vec::new();
     File::open(path).map_err(failed)?.take(4).read_to_end(&mut magic).map_err(failed)?;
-    Ok(magic == reader::MAGIC)
+    Ok(magic == reader::MAGIC || path.extension().is_some_and(|extension| extension == "gguf"))
 }
 
 /// The tensors of a GGUF file, mapped.
