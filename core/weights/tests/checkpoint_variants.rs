@@ -12,7 +12,7 @@ use common::{
 use sdrun_abi::{DType, ErrorCode};
 use sdrun_weights::{
     Checkpoint, Component,
-    checkpoint::{Family, Format},
+    checkpoint::{Family, Format, identify},
 };
 use std::fs;
 
@@ -256,6 +256,7 @@ fn tiny_autoencoders_in_their_own_numbering() {
         let ends = plain.iter().map(|place| format!("{place}.weight"));
         ends.chain(blocks.iter().map(|place| format!("{place}.conv.4.bias")))
             .chain([0, 2].map(|i| format!("{}.conv.{i}.weight", blocks[0])))
+            .chain([0, 1, 3].map(|i| format!("{}.pool.{i}.weight", blocks[1])))
             .collect()
     };
     let encoder = names(&[0, 2, 6, 10, 14], &[1, 3, 4, 5, 7, 8, 9, 11, 12, 13]);
@@ -267,12 +268,16 @@ fn tiny_autoencoders_in_their_own_numbering() {
             let place: usize = place.parse().unwrap();
             let weight = state.get(&format!("{half}.layers.{}.{rest}", place - shift)).unwrap();
             assert_eq!(weight.data(), made(&format!("{prefix}{name}")).data);
+            let own = state.get(&format!("{prefix}{name}")).unwrap();
+            assert_eq!(own.data(), weight.data(), "under its own key as well");
         }
         assert_eq!(checkpoint.summary().family, Some(Family::Taesd));
     };
     for (half, names, shift) in [("encoder", &encoder, 0), ("decoder", &decoder, 1)] {
         let (_folder, path) =
             file("taesd.safetensors", &[], &names.iter().map(|name| made(name)).collect::<Vec<_>>());
+        let shapes = names.iter().map(|name| (name.as_str(), &[4usize][..]));
+        assert_eq!(identify(shapes), Some((Family::Taesd, Component::Vae)));
         let checkpoint = Checkpoint::open(&path).unwrap();
         expect(&checkpoint, half, names, shift, "");
         assert_eq!(checkpoint.component(Component::Vae).unwrap().names().len(), names.len());

@@ -266,6 +266,9 @@ fn state_dicts_are_identified_by_their_shapes() {
         let unknown = identify(shapes.iter().map(|(name, _)| (*name, &[][..]))).unwrap();
         assert!(unknown.1 == expected.1 || name == "sdxl_text_encoder_2", "{name}");
     }
+    for family in [Family::Sd35, Family::SdxlRefiner, Family::Vae16, Family::ClipL, Family::T5] {
+        assert_eq!(serde_json::to_string(&family).unwrap(), format!("\"{family}\""));
+    }
     // Other widths of text: SD 2 and the refiner.
     for (width, family) in [(1024, Family::Sd2), (1280, Family::SdxlRefiner)] {
         let shape = [320, width];

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::tables::{Entry, table_files};
+use common::tables::{Entry, table, table_files, unpacked};
 use proptest::prelude::*;
 use sdrun_weights::keys::{Fusion, KeyPair, Naming, Network, Table, identify_network, modules, pairs};
 use std::collections::BTreeMap;
@@ -264,6 +264,26 @@ fn other_structures_go_there_and_back() {
     let table = there_and_back(Network::TinyVae, &names);
     assert_eq!(original_of(&table, "decoder.layers.18.weight"), "taesd_decoder.19.weight");
     assert_eq!(original_of(&table, "encoder.layers.14.bias"), "taesd_encoder.14.bias");
+}
+
+/// The names kohya's adapters have for modules, in the original spelling (`tests/data/kohya_*`: diffusers module, name
+/// in diffusers' spelling, name in the original's, shape).
+#[test]
+fn modules_have_the_names_of_adapters() {
+    for (file, name) in [("kohya_sd15_unet.tsv.gz", "sd15_unet"), ("kohya_sdxl_unet.tsv.gz", "sdxl_unet")] {
+        let text = unpacked(file);
+        let modules = modules(&pairs(Network::UNet, table(name).diffusers_names()));
+        let by_name: BTreeMap<&str, &str> =
+            modules.iter().map(|module| (&*module.diffusers[0], &*module.original)).collect();
+        let rows = text.lines().filter(|line| !line.starts_with('#'));
+        let mut count = 0;
+        for row in rows {
+            let fields: Vec<&str> = row.split('\t').collect();
+            assert_eq!(format!("lora_unet_{}", by_name[fields[0]].replace('.', "_")), fields[2]);
+            count += 1;
+        }
+        assert!(count > 200, "{file}: {count}");
+    }
 }
 
 const NETWORKS: [Network; 10] = [

@@ -1,8 +1,9 @@
 //! Which model a state dict is of.
 
+use super::spelling;
 use crate::{
     Component,
-    keys::{Naming, Network, identify_network},
+    keys::{Naming, Network, names::Names},
 };
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt};
@@ -78,14 +79,16 @@ impl fmt::Display for Family {
 /// What a diffusers state dict is of, by the shapes where these tell and by the structure where they are unusual
 /// (test models). The names may be a part of a state dict, as a graph has it; an empty shape is one not known.
 ///
-/// The component is the usual one: T5 passes for the third text encoder, CLIP ViT-L and ViT-H for the first.
+/// Names of transformers 5, and a tiny autoencoder's own numbers, are understood as well. The component is the usual
+/// one: T5 passes for the third text encoder, CLIP ViT-L and ViT-H for the first.
 pub fn identify<'a>(
     tensors: impl IntoIterator<Item = (&'a str, &'a [usize])>,
 ) -> Option<(Family, Component)> {
     let tensors: BTreeMap<&str, &[usize]> = tensors.into_iter().collect();
-    let (network, naming) = identify_network(tensors.keys().copied())?;
+    let found = spelling::recognise(&Names::from_iter(tensors.keys().copied()))?;
     // Names in the original layout are no state dict of diffusers.
-    (naming == Naming::Diffusers).then(|| family_of(network, &tensors))
+    let known = found.naming == Naming::Diffusers || found.network == Network::TinyVae;
+    known.then(|| family_of(found.network, &tensors))
 }
 
 /// As [`identify`], where the network is known already.
@@ -112,8 +115,11 @@ pub(super) fn family_of(network: Network, tensors: &BTreeMap<&str, &[usize]>) ->
             (family, Component::Vae)
         }
         Network::Clip | Network::OpenClip => {
-            let width = dimension("text_model.embeddings.token_embedding.weight", 1)
-                .or_else(|| dimension("text_model.final_layer_norm.weight", 0));
+            let end =
+                |end: &str| tensors.iter().find(|(name, _)| name.ends_with(end)).map(|(_, shape)| *shape);
+            let width = end("embeddings.token_embedding.weight").and_then(|shape| shape.get(1));
+            let width =
+                width.or_else(|| end("final_layer_norm.weight").and_then(|shape| shape.first())).copied();
             match width {
                 Some(1280) => (Family::ClipG, Component::TextEncoder2),
                 Some(1024) => (Family::ClipH, Component::TextEncoder),

@@ -207,11 +207,20 @@ impl Part {
         format!("the {}{prefix} of this checkpoint", self.component)
     }
 
-    /// Names under which a tensor is known as well.
-    pub(super) fn aliases(&self) -> &'static [(&'static str, &'static str)] {
-        // One tied table, which graphs have under either name.
-        const T5: &[(&str, &str)] = &[("encoder.embed_tokens.weight", "shared.weight")];
-        if self.network == Network::T5 { T5 } else { &[] }
+    /// Names under which tensors are known as well, to their names in diffusers.
+    pub(super) fn aliases(&self) -> HashMap<String, String> {
+        match self.network {
+            // One tied table, which graphs have under either name.
+            Network::T5 => [("encoder.embed_tokens.weight".to_string(), "shared.weight".to_string())].into(),
+            // Graphs of tiny autoencoders mostly come from the original implementation and have its numbers.
+            Network::TinyVae if self.naming == Naming::Original => {
+                let pairs = self.table.pairs.iter().filter_map(|pair| Some((pair, pair.diffusers.first()?)));
+                pairs
+                    .filter_map(|(pair, name)| Some((self.keys.get(&pair.original)?.clone(), name.clone())))
+                    .collect()
+            }
+            _ => HashMap::new(),
+        }
     }
 }
 

@@ -77,6 +77,14 @@ fn entry(name: String, tag: &str, table: &Value) -> Entry {
     Entry { name, tag: tag.to_string(), prefix, pairs: table.iter().map(pair).collect(), shapes, divisor: 64 }
 }
 
+/// A file of `tests/data`, unpacked.
+pub(crate) fn unpacked(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(fs::File::open(path).unwrap()).read_to_string(&mut text).unwrap();
+    text
+}
+
 /// All recorded tables, by name.
 pub(crate) fn table_files() -> Vec<Entry> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/key_tables");
@@ -84,11 +92,9 @@ pub(crate) fn table_files() -> Vec<Entry> {
     paths.sort();
     let mut entries = Vec::new();
     for path in paths {
-        let mut json = String::new();
-        let file = fs::File::open(&path).unwrap();
-        flate2::read::GzDecoder::new(file).read_to_string(&mut json).unwrap();
-        let json: Value = serde_json::from_str(&json).unwrap();
-        let name = path.file_name().unwrap().to_str().unwrap().strip_suffix(".json.gz").unwrap();
+        let file = path.file_name().unwrap().to_str().unwrap();
+        let json: Value = serde_json::from_str(&unpacked(&format!("key_tables/{file}"))).unwrap();
+        let name = file.strip_suffix(".json.gz").unwrap();
         if let Some(table) = json.get("tensors") {
             entries.push(entry(name.to_string(), json["tag"].as_str().unwrap(), table));
         } else {
