@@ -1,8 +1,11 @@
 //! The key tables against those of diffusers' own converters, which were recorded for whole models.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
-use common::tables::{Entry, table_files};
+use common::tables::{Entry, table, table_files, unpacked};
+use proptest::prelude::*;
 use sdrun_weights::keys::{Fusion, KeyPair, Naming, Network, Table, identify_network, modules, pairs};
 use std::collections::BTreeMap;
 
@@ -51,7 +54,14 @@ fn networks_are_told_by_their_names() {
         let original = identify_network(entry.original_names()).unwrap();
         assert_eq!(original.0, network_of(&entry), "{file}");
     }
-    for other in [&[][..], &["a", "b.weight"], &["lora_unet_down_blocks_0.lora_up.weight"]] {
+    for other in [
+        &[][..],
+        &["a", "b.weight"],
+        &["lora_unet_down_blocks_0.lora_up.weight"],
+        // FLUX.2 and a ControlNet of Flux.
+        &["double_blocks.0.img_attn.qkv.weight", "double_stream_modulation_img.lin.weight"],
+        &["transformer_blocks.0.attn.to_q.weight", "x_embedder.weight", "controlnet_blocks.0.weight"],
+    ] {
         assert_eq!(identify_network(other.iter().copied()), None);
     }
 }
@@ -60,27 +70,25 @@ fn networks_are_told_by_their_names() {
 fn a_missing_tensor_is_named_and_a_foreign_one_too() {
     for entry in table_files() {
         let (name, network) = (&entry.name, network_of(&entry));
-        // One whose absence changes what the structure looks like is not among these.
-        let lost = entry
-            .pairs
-            .iter()
-            .find(|p| {
-                p.original.ends_with("fc1.weight")
-                    || p.original.ends_with("0.proj.weight")
-                    || p.original.ends_with("conv1.weight")
-                    || p.original.ends_with("in_layers.2.weight")
-                    || p.original.ends_with(".wo.weight")
-                    || p.original.ends_with("c_fc.weight")
-                    || p.original.ends_with("linear2.weight")
-            })
-            .unwrap();
+        // One whose absence does not change what the structure looks like.
+        let ends = [
+            "fc1.weight",
+            "0.proj.weight",
+            "conv1.weight",
+            "in_layers.2.weight",
+            ".wo.weight",
+            "c_fc.weight",
+            "linear2.weight",
+        ];
+        let fits = |pair: &&KeyPair| ends.iter().any(|end| pair.original.ends_with(end));
+        let lost = entry.pairs.iter().find(fits).unwrap();
         let originals = entry.original_names().filter(|n| *n != lost.original).chain(["a.foreign.one"]);
         let table = Table::new(network, Naming::Original, originals);
-        assert_eq!(table.missing, [lost.original.clone()], "{name}");
+        assert_eq!(table.missing, std::slice::from_ref(&lost.original), "{name}");
         assert_eq!(table.extra, ["a.foreign.one"], "{name}");
         let diffusers = entry.diffusers_names().filter(|n| *n != lost.diffusers[0]);
         let table = Table::new(network, Naming::Diffusers, diffusers);
-        assert_eq!(table.missing, [lost.diffusers[0].clone()], "{name}");
+        assert_eq!(table.missing, std::slice::from_ref(&lost.diffusers[0]), "{name}");
         assert!(table.extra.is_empty(), "{name}");
     }
 }
@@ -142,8 +150,8 @@ fn other_structures_go_there_and_back() {
 
     // SSD-1B: no attention and one residual block in the middle, and shallower transformers.
     let names = keep(find("sdxl_unet"), &|name| {
-        !(name.starts_with("mid_block.attentions") || name.starts_with("mid_block.resnets.1"))
-            && !(name.starts_with("down_blocks.2") && name.contains("transformer_blocks.9."))
+        let shallow = name.starts_with("down_blocks.2") && name.contains("transformer_blocks.9.");
+        !shallow && !name.starts_with("mid_block.attentions") && !name.starts_with("mid_block.resnets.1")
     });
     let table = there_and_back(Network::UNet, &names);
     assert_eq!(original_of(&table, "mid_block.resnets.0.conv1.bias"), "middle_block.0.in_layers.2.bias");
@@ -180,7 +188,8 @@ fn other_structures_go_there_and_back() {
 
     // Chroma: no modulation, a guidance network.
     let mut names = keep(find("flux_dev"), &|name| {
-        !(name.contains("norm") && name.contains("linear")) && !name.starts_with("time_text")
+        let modulation = name.contains("norm") && name.contains("linear");
+        !modulation && !name.starts_with("time_text")
     });
     names.extend((0..5).flat_map(|index| {
         [
@@ -255,4 +264,61 @@ fn other_structures_go_there_and_back() {
     let table = there_and_back(Network::TinyVae, &names);
     assert_eq!(original_of(&table, "decoder.layers.18.weight"), "taesd_decoder.19.weight");
     assert_eq!(original_of(&table, "encoder.layers.14.bias"), "taesd_encoder.14.bias");
+}
+
+/// The names kohya's adapters have for modules, in the original spelling (`tests/data/kohya_*`: diffusers module, name
+/// in diffusers' spelling, name in the original's, shape).
+#[test]
+fn modules_have_the_names_of_adapters() {
+    for (file, name) in [("kohya_sd15_unet.tsv.gz", "sd15_unet"), ("kohya_sdxl_unet.tsv.gz", "sdxl_unet")] {
+        let text = unpacked(file);
+        let modules = modules(&pairs(Network::UNet, table(name).diffusers_names()));
+        let by_name: BTreeMap<&str, &str> =
+            modules.iter().map(|module| (&*module.diffusers[0], &*module.original)).collect();
+        let rows = text.lines().filter(|line| !line.starts_with('#'));
+        let mut count = 0;
+        for row in rows {
+            let fields: Vec<&str> = row.split('\t').collect();
+            assert_eq!(format!("lora_unet_{}", by_name[fields[0]].replace('.', "_")), fields[2]);
+            count += 1;
+        }
+        assert!(count > 200, "{file}: {count}");
+    }
+}
+
+const NETWORKS: [Network; 10] = [
+    Network::UNet,
+    Network::ControlNet,
+    Network::Vae,
+    Network::TinyVae,
+    Network::Sd3,
+    Network::Flux,
+    Network::Chroma,
+    Network::Clip,
+    Network::OpenClip,
+    Network::T5,
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+    /// Any names, with any numbers in them: the table stays as small as the list, and every name is accounted for.
+    #[test]
+    fn tables_of_any_names_are_bounded(
+        network in prop::sample::select(NETWORKS.to_vec()),
+        original in any::<bool>(),
+        names in prop::collection::vec(
+            "(input_blocks|down_blocks|double_blocks|transformer_blocks|joint_blocks|encoder\\.(layers|down_blocks|block)|taesd_decoder|text_model\\.encoder\\.layers)\\.[0-9]{1,19}\\.(0|1|resnets|attn|attentions\\.[0-9]{1,19}|transformer_blocks\\.[0-9]{1,9})\\.(weight|x|in_layers\\.0)",
+            0..40,
+        ),
+    ) {
+        let naming = if original { Naming::Original } else { Naming::Diffusers };
+        let table = Table::new(network, naming, names.iter().map(String::as_str));
+        prop_assert!(table.pairs.len() <= names.len());
+        prop_assert!(table.missing.len() <= 60 * (4 * names.len() + 10), "{}", table.missing.len());
+        let distinct: std::collections::BTreeSet<&str> = names.iter().map(String::as_str).collect();
+        let known = |name: &str| table.pairs.iter().any(|p| p.original == name || p.diffusers.iter().any(|d| d == name));
+        for name in distinct {
+            prop_assert!(known(name) || table.extra.iter().any(|extra| extra == name));
+        }
+    }
 }

@@ -29,8 +29,12 @@ const ADAPTER_PARTS: [&str; 18] = [
 /// Beginnings of keys that only adapters have.
 const ADAPTER_STARTS: [&str; 4] = ["lora_unet_", "lora_te", "lora_transformer_", "lycoris_"];
 
-/// `InvalidArgument`, with what to do, for adapters and embeddings.
+/// `InvalidArgument`, with what to do, for adapters and embeddings; `Unimplemented` for Control-LoRAs.
 pub(super) fn refuse(path: &Path, keys: &[&str], shapes: Shapes) -> Result<()> {
+    if keys.contains(&"lora_controlnet") {
+        let message = format!("{} is a Control-LoRA, which we do not read", path.display());
+        return Err(Error::unsupported(message).with_file(path).with_hint("get the whole ControlNet"));
+    }
     let adapter = |key: &&&str| {
         ADAPTER_STARTS.iter().any(|start| key.starts_with(start))
             || key.split('.').any(|part| ADAPTER_PARTS.contains(&part) || part.ends_with("_lora"))

@@ -21,6 +21,8 @@ const PREFIXES: &[(&str, Option<Component>)] = {
         ("control_model.", None),
         ("cond_stage_model.transformer.", Some(TextEncoder)),
         ("cond_stage_model.model.", Some(TextEncoder)),
+        // stable-diffusion.cpp's name for the second one of SD XL.
+        ("cond_stage_model.1.transformer.", Some(TextEncoder2)),
         ("conditioner.embedders.0.transformer.", Some(TextEncoder)),
         // The refiner has only the larger encoder, which its diffusers pipeline calls the second as well.
         ("conditioner.embedders.0.model.", Some(TextEncoder2)),
@@ -86,13 +88,12 @@ impl Layout {
                 rest.push(*key);
             }
         }
-        // A file of one network whose keys have no prefix; else the networks by prefix.
-        if let Some(part) = Part::new("", &rest, shapes, hint) {
-            layout.parts.push(part);
-        } else {
-            layout.sort_by_prefix(&rest, shapes, hint);
+        let bare = layout.take_prefixed(rest, shapes, hint);
+        match Part::new("", &bare, shapes, hint) {
+            Some(part) if !layout.has(part.component) => layout.parts.push(part),
+            _ => layout.unrecognised = bare.into_iter().map(str::to_string).collect(),
         }
-        if layout.parts.iter().all(|part| part.component != Component::Denoiser) {
+        if !layout.has(Component::Denoiser) {
             let (keys, unknown) = ema::restore(&averaged);
             let names: Vec<String> = keys.keys().cloned().collect();
             if let Some((network, naming)) = crate::keys::identify_network(names.iter().map(String::as_str)) {
@@ -113,24 +114,35 @@ impl Layout {
         layout
     }
 
-    fn sort_by_prefix(&mut self, keys: &[&str], shapes: Shapes, hint: Option<Component>) {
-        let mut groups: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
+    fn has(&self, component: Component) -> bool {
+        self.parts.iter().any(|part| part.component == component)
+    }
+
+    /// Takes the networks whose keys have a prefix, and returns the other keys: those without, and those whose
+    /// beginning only looks like one (OpenCLIP's own keys begin with `transformer.`).
+    fn take_prefixed<'k>(
+        &mut self,
+        keys: Vec<&'k str>,
+        shapes: Shapes,
+        hint: Option<Component>,
+    ) -> Vec<&'k str> {
+        let (mut groups, mut others) = (BTreeMap::<usize, Vec<&str>>::new(), Vec::new());
         for key in keys {
             // The longest prefix wins: `text_encoders.clip_l.` is one of `text_encoders.clip_l.transformer.`.
             let fitting = PREFIXES.iter().enumerate().filter(|(_, (prefix, _))| key.starts_with(prefix));
             match fitting.max_by_key(|(_, (prefix, _))| prefix.len()) {
                 Some((index, _)) => groups.entry(index).or_default().push(key),
-                None => self.unrecognised.push((*key).to_string()),
+                None => others.push(key),
             }
         }
         for (index, keys) in groups {
             let Some((prefix, own)) = PREFIXES.get(index) else { continue };
-            let part = Part::new(prefix, &keys, shapes, own.or(hint));
-            match part.filter(|part| self.parts.iter().all(|other| other.component != part.component)) {
-                Some(part) => self.parts.push(part),
-                None => self.unrecognised.extend(keys.into_iter().map(str::to_string)),
+            match Part::new(prefix, &keys, shapes, own.or(hint)) {
+                Some(part) if !self.has(part.component) => self.parts.push(part),
+                _ => others.extend(keys),
             }
         }
+        others
     }
 
     /// T5 is the third text encoder of SD 3, the second of Flux and the only one of Chroma. Alone it passes for the
@@ -163,6 +175,10 @@ impl Part {
         let named: HashMap<String, String> =
             bare.iter().map(|name| (found.respell(name).into_owned(), format!("{prefix}{name}"))).collect();
         let table = Table::new(found.network, found.naming, named.keys().map(String::as_str));
+        // Add-ons (motion modules and the like) have the outer names of the network they extend, and no more.
+        if table.pairs.len() < table.extra.len() {
+            return None;
+        }
         let width =
             |name: &str| named.get(name).and_then(|key| shapes(key)).and_then(|shape| shape.get(1).copied());
         let component = match found.network {
@@ -191,11 +207,20 @@ impl Part {
         format!("the {}{prefix} of this checkpoint", self.component)
     }
 
-    /// Names under which a tensor is known as well.
-    pub(super) fn aliases(&self) -> &'static [(&'static str, &'static str)] {
-        // One tied table, which graphs have under either name.
-        const T5: &[(&str, &str)] = &[("encoder.embed_tokens.weight", "shared.weight")];
-        if self.network == Network::T5 { T5 } else { &[] }
+    /// Names under which tensors are known as well, to their names in diffusers.
+    pub(super) fn aliases(&self) -> HashMap<String, String> {
+        match self.network {
+            // One tied table, which graphs have under either name.
+            Network::T5 => [("encoder.embed_tokens.weight".to_string(), "shared.weight".to_string())].into(),
+            // Graphs of tiny autoencoders mostly come from the original implementation and have its numbers.
+            Network::TinyVae if self.naming == Naming::Original => {
+                let pairs = self.table.pairs.iter().filter_map(|pair| Some((pair, pair.diffusers.first()?)));
+                pairs
+                    .filter_map(|(pair, name)| Some((self.keys.get(&pair.original)?.clone(), name.clone())))
+                    .collect()
+            }
+            _ => HashMap::new(),
+        }
     }
 }
 
@@ -235,8 +260,8 @@ fn is_ignored(key: &str) -> bool {
         "vae_scale",
         "vae_shift",
     ];
-    /// Last parts of keys: integer tables, CLIP's temperature, OpenCLIP's causal mask.
-    const LAST: [&str; 3] = ["position_ids", "logit_scale", "attn_mask"];
+    /// Last parts of keys: integer tables, CLIP's temperature, OpenCLIP's causal mask, T5's vocabulary.
+    const LAST: [&str; 4] = ["position_ids", "logit_scale", "attn_mask", "spiece_model"];
     /// Parts of keys: CLIP's image half, the losses of a training run.
     const PARTS: [&str; 5] = ["vision_model", "visual", "visual_projection", "loss", "embedding_manager"];
     KEYS.contains(&key)

@@ -12,6 +12,7 @@ mod f8;
 mod family;
 mod folder;
 mod foreign;
+mod gguf;
 mod layout;
 mod spelling;
 mod state_dict;
@@ -72,6 +73,9 @@ impl Checkpoint {
                 sources.push(Source::new(open_files(files)?, *hint));
             }
             (Format::Folder, sources, found.scheduler)
+        } else if gguf::is_gguf(path)? {
+            let source = Source::new(f8::widen(Arc::new(gguf::GgufWeights::open(path)?))?, None);
+            (Format::Gguf, vec![source], BTreeMap::new())
         } else {
             let source = Source::new(open_files(&folder::shards(path)?)?, None);
             (Format::Safetensors, vec![source], BTreeMap::new())

@@ -10,7 +10,11 @@ use crate::{
 };
 use rayon::prelude::*;
 use sdrun_abi::{DType, Error, Result, Weight, WeightSource};
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Range,
+    sync::Arc,
+};
 
 /// Names given before the rest is only counted.
 const NAMED: usize = 5;
@@ -31,7 +35,7 @@ pub(super) struct ComponentWeights {
     container: Arc<dyn Container>,
     sources: BTreeMap<String, Source>,
     /// Names that stand for others.
-    aliases: &'static [(&'static str, &'static str)],
+    aliases: HashMap<String, String>,
     /// What to say about the component where a tensor is missing.
     lacks: String,
 }
@@ -77,10 +81,9 @@ impl ComponentWeights {
     }
 
     fn find(&self, name: &str) -> Result<&Source> {
-        let alias = self.aliases.iter().find(|(alias, _)| *alias == name).map(|(_, target)| *target);
         self.sources
             .get(name)
-            .or_else(|| self.sources.get(alias?))
+            .or_else(|| self.sources.get(self.aliases.get(name)?))
             .ok_or_else(|| Error::not_found(format!("there is no tensor {name:?} in {}", self.lacks)))
     }
 
@@ -110,7 +113,7 @@ impl ComponentWeights {
                 _ => return Err(wrong("is no matrix")),
             },
             Fusion::SwappedHalves => {
-                if !shape.first().is_some_and(|rows| rows % 2 == 0) {
+                if shape.first().is_none_or(|rows| rows % 2 != 0) {
                     return Err(wrong("has no halves"));
                 }
                 Step::SwappedHalves
@@ -148,7 +151,7 @@ impl ComponentWeights {
         keys.sort_unstable();
         keys.dedup();
         for (dtype, shape) in keys.into_iter().filter_map(|key| self.container.stored(key)) {
-            elements = elements.saturating_add(shape.iter().map(|d| *d as u64).product());
+            elements = elements.saturating_add(shape.iter().fold(1, |n: u64, d| n.saturating_mul(*d as u64)));
             *dtypes.entry(dtype).or_default() += 1;
         }
         (elements, dtypes)

@@ -191,11 +191,3 @@ impl Facts {
         self.zero_terminal_snr = key("ztsnr") || rescaled == Some(true);
     }
 }
-
-impl Checkpoint {
-    /// Names and shapes of a component's tensors under the names of diffusers, sorted.
-    pub fn shapes(&self, component: Component) -> sdrun_abi::Result<Vec<(String, Vec<usize>)>> {
-        let weights = self.component(component)?;
-        weights.names().into_iter().map(|name| Ok((name.to_string(), weights.describe(name)?.1))).collect()
-    }
-}

@@ -39,6 +39,16 @@ const SIGNS: &[(Network, Naming, &[&[&str]])] = {
     ]
 };
 
+/// Beginnings of names of networks that resemble ours and are others: FLUX.2 (in either naming), ControlNets of
+/// transformers, Chroma Radiance.
+const FOREIGN: [&str; 5] = [
+    "double_stream_modulation_img.",
+    "controlnet_blocks.",
+    "controlnet_x_embedder.",
+    "nerf_blocks.",
+    "nerf_image_embedder.",
+];
+
 /// The network these names belong to, and whose names they are. Names come without the prefix of their component.
 /// CLIP and T5 have one naming, that of transformers.
 pub fn identify_network<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<(Network, Naming)> {
@@ -46,6 +56,9 @@ pub fn identify_network<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<
 }
 
 pub(crate) fn network_of(names: &Names) -> Option<(Network, Naming)> {
+    if FOREIGN.iter().any(|prefix| names.any(prefix)) {
+        return None;
+    }
     SIGNS
         .iter()
         .find(|(_, _, all)| all.iter().all(|any| any.iter().any(|prefix| names.any(prefix))))

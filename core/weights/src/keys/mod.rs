@@ -17,10 +17,7 @@ mod vae;
 pub use detect::identify_network;
 use names::Names;
 use serde::{Deserialize, Serialize};
-use std::{
-    collections::{HashMap, HashSet},
-    ops::Range,
-};
+use std::{collections::HashSet, ops::Range};
 
 /// How a tensor of the original layout is made of tensors of the diffusers layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,11 +165,6 @@ impl Table {
         });
         let extra = names.iter().filter(|name| !known.contains(*name)).map(str::to_string).collect();
         Table { pairs, missing, extra }
-    }
-
-    /// The pairs by original key.
-    pub fn by_original(&self) -> HashMap<&str, &KeyPair> {
-        self.pairs.iter().map(|pair| (&*pair.original, pair)).collect()
     }
 }
 

@@ -116,7 +116,8 @@ fn way_up(b: &mut Builder) {
                 break;
             }
         }
-        if !follows && !(b.naming() == Naming::Diffusers && b.any("", &format!("up_blocks.{}.", level + 1))) {
+        follows |= b.naming() == Naming::Diffusers && b.any("", &format!("up_blocks.{}.", level + 1));
+        if !follows {
             break;
         }
     }

@@ -67,7 +67,8 @@ pub(super) fn tiny(b: &mut Builder) {
         for place in first..places + first {
             // Counted from either side, the sequence ends at or before this place.
             let (original, module) = (format!("{original}.{place}"), format!("{module}.{}", place - first));
-            for part in ["", ".conv.0", ".conv.2", ".conv.4", ".skip"] {
+            // `pool` is of TAEF2, which has wider blocks in the middle.
+            for part in ["", ".conv.0", ".conv.2", ".conv.4", ".skip", ".pool.0", ".pool.1", ".pool.3"] {
                 b.optional_module(format!("{original}{part}"), format!("{module}{part}"));
             }
         }

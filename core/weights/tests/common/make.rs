@@ -3,9 +3,14 @@
 
 use super::tables::Entry;
 use sdrun_abi::DType;
-use sdrun_weights::{StateDict, keys::Fusion, synthetic};
+use sdrun_weights::{Checkpoint, Component, StateDict, checkpoint::Summary, keys::Fusion, synthetic};
 use serde_json::json;
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+use tempfile::TempDir;
 
 /// A tensor of a file to be written.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,18 +72,13 @@ fn code(dtype: DType) -> &'static str {
     }
 }
 
-/// The full-size shape, each dimension a 64th: small, and with the same proportions.
-pub(crate) fn small(shape: &[usize]) -> Vec<usize> {
-    shape.iter().map(|d| (d / 64).max(1)).collect()
-}
-
 /// The component's tensors under diffusers' names.
 pub(crate) fn diffusers(entry: &Entry, dtype: DType) -> Vec<Made> {
     let named =
         entry.pairs.iter().zip(&entry.shapes).flat_map(|(pair, shapes)| pair.diffusers.iter().zip(shapes));
     named
         .map(|(name, shape)| {
-            let shape = small(shape);
+            let shape: Vec<usize> = shape.iter().map(|d| (d / entry.divisor).max(1)).collect();
             let mut data = vec![0; dtype.bytes_of(&shape).unwrap()];
             synthetic::fill(&entry.tag, name, &shape, dtype, &mut data).unwrap();
             Made::new(name, code(dtype), &shape, data)
@@ -149,4 +149,33 @@ pub(crate) fn check(state: &dyn StateDict, entry: &Entry, dtype: DType) {
 /// Tensors that are delivered without a copy.
 pub(crate) fn borrowed(state: &dyn StateDict) -> usize {
     state.names().into_iter().filter(|name| state.get(name).unwrap().file.is_some()).count()
+}
+
+/// A file in a folder of its own.
+pub(crate) fn file(name: &str, metadata: &[(&str, &str)], tensors: &[Made]) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    write_safetensors(&path, metadata, tensors);
+    (folder, path)
+}
+/// A component has every value of the rule.
+pub(crate) fn component(checkpoint: &Checkpoint, component: Component, entry: &Entry, dtype: DType) {
+    check(&*checkpoint.component(component).unwrap(), entry, dtype);
+}
+/// A tensor nothing needs.
+pub(crate) fn junk(name: &str) -> Made {
+    Made::new(name, "F32", &[1], vec![0; 4])
+}
+/// Nothing is missing, nothing is left over.
+pub(crate) fn complete(summary: &Summary) {
+    for part in &summary.components {
+        assert!(part.missing.is_empty() && part.extra.is_empty(), "{part:?}");
+    }
+    assert!(summary.unrecognised.is_empty(), "{:?}", summary.unrecognised);
+}
+
+/// A file of a folder, which is made.
+pub(crate) fn write_folder(folder: &Path, name: &str, tensors: &[Made]) {
+    fs::create_dir_all(folder.join(name).parent().unwrap()).unwrap();
+    write_safetensors(&folder.join(name), &[("format", "pt")], tensors);
 }

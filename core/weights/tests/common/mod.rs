@@ -1,5 +1,6 @@
 //! What several tests of this crate share.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
+pub(crate) mod gguf;
 pub(crate) mod make;
 pub(crate) mod tables;

@@ -16,11 +16,20 @@ pub(crate) struct Entry {
     pub(crate) pairs: Vec<KeyPair>,
     /// Of each pair's diffusers tensors; empty where the table has none.
     pub(crate) shapes: Vec<Vec<Vec<usize>>>,
+    /// What the dimensions are divided by to make a small network of the same proportions.
+    pub(crate) divisor: usize,
 }
 
 impl Entry {
     pub(crate) fn diffusers_names(&self) -> impl Iterator<Item = &str> {
         self.pairs.iter().flat_map(|pair| pair.diffusers.iter().map(String::as_str))
+    }
+    /// The pairs whose original key is wanted.
+    pub(crate) fn only(mut self, wanted: impl Fn(&str) -> bool) -> Entry {
+        let kept: Vec<_> =
+            self.pairs.into_iter().zip(self.shapes).filter(|(pair, _)| wanted(&pair.original)).collect();
+        (self.pairs, self.shapes) = kept.into_iter().unzip();
+        self
     }
     pub(crate) fn original_names(&self) -> impl Iterator<Item = &str> {
         self.pairs.iter().map(|pair| &*pair.original)
@@ -65,7 +74,15 @@ fn entry(name: String, tag: &str, table: &Value) -> Entry {
         },
     };
     let shapes = table.values().map(|value| shapes(&value["src_shapes"])).collect();
-    Entry { name, tag: tag.to_string(), prefix, pairs: table.iter().map(pair).collect(), shapes }
+    Entry { name, tag: tag.to_string(), prefix, pairs: table.iter().map(pair).collect(), shapes, divisor: 64 }
+}
+
+/// A file of `tests/data`, unpacked.
+pub(crate) fn unpacked(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(fs::File::open(path).unwrap()).read_to_string(&mut text).unwrap();
+    text
 }
 
 /// All recorded tables, by name.
@@ -75,11 +92,9 @@ pub(crate) fn table_files() -> Vec<Entry> {
     paths.sort();
     let mut entries = Vec::new();
     for path in paths {
-        let mut json = String::new();
-        let file = fs::File::open(&path).unwrap();
-        flate2::read::GzDecoder::new(file).read_to_string(&mut json).unwrap();
-        let json: Value = serde_json::from_str(&json).unwrap();
-        let name = path.file_name().unwrap().to_str().unwrap().strip_suffix(".json.gz").unwrap();
+        let file = path.file_name().unwrap().to_str().unwrap();
+        let json: Value = serde_json::from_str(&unpacked(&format!("key_tables/{file}"))).unwrap();
+        let name = file.strip_suffix(".json.gz").unwrap();
         if let Some(table) = json.get("tensors") {
             entries.push(entry(name.to_string(), json["tag"].as_str().unwrap(), table));
         } else {
