@@ -2,7 +2,7 @@
 
 use super::{
     module::{Change, Factor, Kind, Module, Product, product},
-    op::{Extent, Op},
+    op::Op,
     target::Run,
 };
 use crate::SafetensorsWeights;
@@ -241,7 +241,7 @@ impl<'a> Tensor<'a> {
             Op::Rotate { blocks } => blocks.iter().map(Array2::nrows).sum::<usize>() == self.rows,
         };
         let whole = matches!(*self.delta.rows, [Run { from: 0, to: 0, len }] if len == self.rows);
-        if !ops.iter().all(|op| fits(op) && (whole || op.extent() < Extent::Whole)) {
+        if !ops.iter().all(|op| fits(op) && (whole || op.is_row_local())) {
             let (name, rows, columns) = (self.delta.module(), self.rows, self.columns);
             return Err(Error::invalid(format!("{name:?} does not change a tensor of [{rows}, {columns}]")));
         }

@@ -1,19 +1,18 @@
 //! Changing weights: `W' = W + Σ strength · ΔW`, in f32, cast once.
 
-use super::{
-    delta::Delta,
-    module::product,
-    op::{Extent, Op},
-};
+use super::{delta::Delta, module::product, op::Op};
 use crate::convert::{self, BLOCK, is_convertible, overflow_limit};
 use ndarray::ArrayViewMut2;
 use rayon::prelude::*;
 use sdrun_abi::{DType, Error, ErrorCode, Result};
 use std::ops::Range;
 
-/// Rows and columns of the piece of a weight that is converted, changed and converted back at a time: in f32, it and
-/// what the matrix product packs stay in the second-level cache.
-const TILE: (usize, usize) = (128, 512);
+/// Elements of the block of whole rows that is converted, changed and converted back at a time: in f32, it stays in
+/// the second-level cache.
+const BLOCK_ELEMENTS: usize = 1 << 17;
+
+/// Rows of a block at least, though it then may leave that cache: a matrix product is slow on fewer.
+const BLOCK_ROWS: usize = 32;
 
 /// Bytes copied at a time where nothing changes.
 const COPY: usize = 1 << 20;
@@ -58,11 +57,7 @@ impl Merge {
 
     /// Whether rows can be made without the others.
     pub fn is_row_local(&self) -> bool {
-        self.extent() < Extent::Whole
-    }
-
-    fn extent(&self) -> Extent {
-        self.ops.iter().map(Op::extent).max().unwrap_or(Extent::Tile)
+        self.ops.iter().all(Op::is_row_local)
     }
 
     /// Rows and columns of the tensor as a matrix.
@@ -71,20 +66,14 @@ impl Merge {
         (rows, product(self.shape.get(1..).unwrap_or_default()))
     }
 
-    /// Rows and columns to work on at a time.
-    fn tile(&self) -> (usize, usize) {
+    /// Rows to work on at a time.
+    fn block_rows(&self) -> usize {
         let (rows, columns) = self.dimensions();
-        let (high, wide) = TILE;
-        let whole_rows = (high * wide / columns.max(1)).max(1);
-        match self.extent() {
-            Extent::Tile if columns > 2 * wide => (high, wide),
-            Extent::Tile | Extent::Rows => (whole_rows, columns),
-            Extent::Whole => (rows, columns),
-        }
+        if self.is_row_local() { (BLOCK_ELEMENTS / columns.max(1)).max(BLOCK_ROWS) } else { rows }
     }
 
     /// Makes rows `rows` of the changed tensor, `out`, from the same rows of the pristine one, `base`: contiguous,
-    /// little-endian, f32, f16, bf16 or f64 each. In parallel, in pieces that fit a core's cache; rounds once.
+    /// little-endian, f32, f16, bf16 or f64 each. In parallel, in blocks that fit a core's cache; rounds once.
     ///
     /// `InvalidArgument` where lengths or rows do not fit; `FailedPrecondition` for less than all rows where
     /// [`is_row_local`](Merge::is_row_local) is false; `Unimplemented` for other types; `OutOfRange` where a finite
@@ -120,13 +109,16 @@ impl Merge {
         if !self.is_row_local() && rows != (0..all) {
             return Err(Error::precondition("an adapter that mixes rows needs all of them"));
         }
-        let (high, wide) = self.tile();
-        let tile = Tile { from, to, columns, wide, ops: &self.ops };
-        out.par_chunks_mut(high * columns * to.size())
-            .zip(base.par_chunks(high * columns * from.size()))
+        let height = self.block_rows();
+        out.par_chunks_mut(height * columns * to.size())
+            .zip(base.par_chunks(height * columns * from.size()))
             .enumerate()
-            .try_for_each_init(Vec::new, |scratch, (i, (out, base))| {
-                tile.rows(rows.start + i * high, base, out, scratch)
+            .try_for_each_init(Vec::new, |values: &mut Vec<f32>, (i, (out, base))| {
+                values.resize(base.len() / from.size(), 0.0);
+                load(from, base, values)?;
+                let mut block = view(values, columns)?;
+                self.ops.iter().for_each(|op| op.apply(block.view_mut(), rows.start + i * height));
+                store(values, to, out)
             })
     }
 
@@ -145,14 +137,12 @@ impl Merge {
         if base.is_empty() {
             return Ok(());
         }
-        let (high, wide) = self.tile();
-        let pieces = out.par_chunks_mut(high * columns).zip(base.par_chunks(high * columns));
-        pieces.enumerate().try_for_each(|(i, (out, base))| {
+        let height = self.block_rows();
+        let blocks = out.par_chunks_mut(height * columns).zip(base.par_chunks(height * columns));
+        blocks.enumerate().try_for_each(|(i, (out, base))| {
             out.copy_from_slice(base);
-            let mut rows = view(out, columns)?;
-            for (j, mut piece) in rows.axis_chunks_iter_mut(ndarray::Axis(1), wide).enumerate() {
-                self.ops.iter().for_each(|op| op.apply(piece.view_mut(), i * high, j * wide));
-            }
+            let mut block = view(out, columns)?;
+            self.ops.iter().for_each(|op| op.apply(block.view_mut(), i * height));
             Ok(())
         })
     }
@@ -163,64 +153,28 @@ pub fn merge(base: &[f32], shape: &[usize], deltas: &[(&Delta, f32)], out: &mut 
     Merge::new(shape, deltas)?.values(base, out)
 }
 
-/// How pieces of a weight are made.
-struct Tile<'a> {
-    from: DType,
-    to: DType,
-    columns: usize,
-    wide: usize,
-    ops: &'a [Op],
+fn load(from: DType, bytes: &[u8], values: &mut [f32]) -> Result<()> {
+    for (bytes, values) in bytes.chunks(BLOCK * from.size()).zip(values.chunks_mut(BLOCK)) {
+        if let Some(value) = convert::load(bytes, from, DType::F32, values) {
+            return Err(too_large(value, DType::F32));
+        }
+    }
+    Ok(())
 }
 
-impl Tile<'_> {
-    /// Makes some rows, the first of which is `first`.
-    fn rows(&self, first: usize, base: &[u8], out: &mut [u8], scratch: &mut Vec<f32>) -> Result<()> {
-        let (from, to) = (self.from.size(), self.to.size());
-        let high = base.len() / (self.columns * from);
-        scratch.resize(high * self.wide.min(self.columns), 0.0);
-        for left in (0..self.columns).step_by(self.wide) {
-            let width = self.wide.min(self.columns - left);
-            let values = &mut scratch[..high * width];
-            // One run where the piece is contiguous, else one for each row.
-            let run = if width == self.columns { high * width } else { width };
-            let place = |i: usize, size: usize| {
-                let start = (i * self.columns + left) * size;
-                start..start + run * size
-            };
-            for (i, values) in values.chunks_mut(run).enumerate() {
-                self.load(&base[place(i, from)], values)?;
-            }
-            let mut piece = view(values, width)?;
-            self.ops.iter().for_each(|op| op.apply(piece.view_mut(), first, left));
-            for (i, values) in values.chunks(run).enumerate() {
-                self.store(values, &mut out[place(i, to)])?;
-            }
+fn store(values: &[f32], to: DType, bytes: &mut [u8]) -> Result<()> {
+    let limit = overflow_limit(to);
+    for (values, bytes) in values.chunks(BLOCK).zip(bytes.chunks_mut(BLOCK * to.size())) {
+        // A loop without a way out runs on many values at once; infinities, which may pass, are rare.
+        if limit.is_finite()
+            && values.iter().fold(false, |any, v| any | (v.abs() >= limit))
+            && let Some(value) = values.iter().find(|v| v.abs() >= limit && v.is_finite())
+        {
+            return Err(too_large(f64::from(*value), to));
         }
-        Ok(())
+        convert::store(values, to, bytes);
     }
-
-    fn load(&self, bytes: &[u8], values: &mut [f32]) -> Result<()> {
-        for (bytes, values) in bytes.chunks(BLOCK * self.from.size()).zip(values.chunks_mut(BLOCK)) {
-            if let Some(value) = convert::load(bytes, self.from, DType::F32, values) {
-                return Err(too_large(value, DType::F32));
-            }
-        }
-        Ok(())
-    }
-
-    fn store(&self, values: &[f32], bytes: &mut [u8]) -> Result<()> {
-        let limit = overflow_limit(self.to);
-        for (values, bytes) in values.chunks(BLOCK).zip(bytes.chunks_mut(BLOCK * self.to.size())) {
-            let is_too_large = |v: &f32| v.abs() >= limit && v.is_finite();
-            // Without a way out of the loop, it runs on many values at once.
-            if values.iter().fold(false, |any, v| any | is_too_large(v)) {
-                let value = values.iter().find(|v| is_too_large(v)).copied().unwrap_or(limit);
-                return Err(too_large(f64::from(value), self.to));
-            }
-            convert::store(values, self.to, bytes);
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 fn too_large(value: f64, dtype: DType) -> Error {

@@ -1,7 +1,6 @@
 //! The steps that a change of a weight consists of, on rows of it in f32.
 
 use ndarray::{Array2, ArrayViewMut2, Axis, linalg::general_mat_mul, s};
-use std::ops::Range;
 
 /// One step, with its factors in f32 and in the order of the target's rows. A weight `[out, in, k…]` is a matrix
 /// `[rows, columns]` of `out` rows; `kernel` is the product of `k…`.
@@ -29,44 +28,22 @@ pub(super) enum Op {
     Rotate { blocks: Vec<Array2<f32>> },
 }
 
-/// How much of a weight a step has to see at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Extent {
-    /// Any rectangle.
-    Tile,
-    /// Whole rows.
-    Rows,
-    /// All of it.
-    Whole,
-}
-
 impl Op {
-    pub(super) fn extent(&self) -> Extent {
-        match self {
-            Op::LowRank { .. }
-            | Op::Hadamard { .. }
-            | Op::Kronecker { .. }
-            | Op::Add { .. }
-            | Op::ScaleRows { .. }
-            | Op::ScaleInputs { .. } => Extent::Tile,
-            Op::NormalizeRows { .. } | Op::Inputs { .. } => Extent::Rows,
-            Op::NormalizeInputs { .. } | Op::Rotate { .. } => Extent::Whole,
-        }
+    /// Whether it works on any rows by themselves, else it needs all.
+    pub(super) fn is_row_local(&self) -> bool {
+        !matches!(self, Op::NormalizeInputs { .. } | Op::Rotate { .. })
     }
 
-    /// Changes `block`, the part of the weight whose first element is at `(row, column)`.
-    pub(super) fn apply(&self, mut block: ArrayViewMut2<'_, f32>, row: usize, column: usize) {
+    /// Changes `block`, the rows of the weight from `row` on.
+    pub(super) fn apply(&self, mut block: ArrayViewMut2<'_, f32>, row: usize) {
         let rows = row..row + block.nrows();
-        let columns = column..column + block.ncols();
         match self {
             Op::LowRank { up, down, scale } => {
-                let (up, down) = (up.slice(s![rows, ..]), down.slice(s![.., columns]));
-                general_mat_mul(*scale, &up, &down, 1.0, &mut block);
+                general_mat_mul(*scale, &up.slice(s![rows, ..]), down, 1.0, &mut block);
             }
             Op::Hadamard { one, two, scale } => {
-                let product = |(up, down): &(Array2<f32>, Array2<f32>)| {
-                    up.slice(s![rows.clone(), ..]).dot(&down.slice(s![.., columns.clone()]))
-                };
+                let product =
+                    |(up, down): &(Array2<f32>, Array2<f32>)| up.slice(s![rows.clone(), ..]).dot(down);
                 let (one, two) = (product(one), product(two));
                 ndarray::Zip::from(&mut block).and(&one).and(&two).for_each(|w, a, b| *w += scale * (a * b));
             }
@@ -74,15 +51,12 @@ impl Op {
                 for (mut target, source) in block.rows_mut().into_iter().zip(&sources[rows]) {
                     let (i, p) = (source / w2.nrows(), source % w2.nrows());
                     let second = w2.row(p);
-                    for (j, first) in w1.row(i).iter().enumerate() {
-                        let Some((to, from)) = overlap(&columns, j * w2.ncols(), w2.ncols()) else {
-                            continue;
-                        };
-                        target.slice_mut(s![to]).scaled_add(scale * first, &second.slice(s![from]));
+                    for (mut place, first) in target.exact_chunks_mut(w2.ncols()).into_iter().zip(w1.row(i)) {
+                        place.scaled_add(scale * first, &second);
                     }
                 }
             }
-            Op::Add { values, scale } => block.scaled_add(*scale, &values.slice(s![rows, columns])),
+            Op::Add { values, scale } => block.scaled_add(*scale, &values.slice(s![rows, ..])),
             Op::NormalizeRows { norms } => {
                 for (mut target, norm) in block.rows_mut().into_iter().zip(&norms[rows]) {
                     let now = target.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
@@ -101,8 +75,8 @@ impl Op {
                 }
             }
             Op::ScaleInputs { factors, kernel } => {
-                for (i, mut target) in columns.zip(block.columns_mut()) {
-                    target *= factors[i / kernel];
+                for (mut input, factor) in block.axis_chunks_iter_mut(Axis(1), *kernel).zip(factors) {
+                    input *= *factor;
                 }
             }
             Op::Inputs { a1, a2, kernel, scale } => {
@@ -126,10 +100,4 @@ impl Op {
 /// `wanted / now`. What has no direction stays what it is: nothing.
 fn ratio(wanted: f32, now: f64) -> f32 {
     if now == 0.0 { 0.0 } else { (f64::from(wanted) / now) as f32 }
-}
-
-/// The part of `columns` within `len` columns from `start` on: relative to `columns`, and relative to `start`.
-fn overlap(columns: &Range<usize>, start: usize, len: usize) -> Option<(Range<usize>, Range<usize>)> {
-    let (first, last) = (columns.start.max(start), columns.end.min(start + len));
-    (first < last).then(|| (first - columns.start..last - columns.start, first - start..last - start))
 }

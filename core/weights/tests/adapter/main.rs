@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod edges;
 mod fixtures;
+mod kinds;
 mod oracles;
 mod speed;
+mod spellings;
