@@ -187,6 +187,7 @@ pub(crate) mod tests {
                 options: Default::default(),
             },
             info: EngineInfo { inputs: vec![], outputs: vec![], weights: vec![], compatibility: "c".into() },
+            binding: Binding::default(),
             baked: None,
         }
     }

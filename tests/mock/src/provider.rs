@@ -155,6 +155,14 @@ impl Engine for MockEngine {
         self.description.to_payload()
     }
 
+    fn bake(&self, weights: &dyn WeightSource, _: &dyn Host) -> Result<Box<dyn Engine>> {
+        enter("bake")?;
+        let mut description = (*self.description).clone();
+        let sums = pull(&description.weights, weights)?;
+        description.baked = Some(total(&description, &sums));
+        Ok(Box::new(MockEngine::new(description)))
+    }
+
     fn session(&self, weights: &dyn WeightSource, _: &dyn Host) -> Result<Box<dyn Session>> {
         enter("session")?;
         let sums = match (self.description.baked, chosen()) {

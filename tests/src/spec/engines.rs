@@ -166,10 +166,15 @@ pub(super) fn baked_engines_need_no_weights(subject: &Subject) -> Verdict {
     }
     let engine = ready.build_with(&spec)?;
     describes_the_fixture(engine.info(), true)?;
+    let later = ready
+        .build()?
+        .bake(&ready.fixture.weights(0), &NoHost)
+        .map_err(|e| format!("bake, of an engine without weights: {e}"))?;
+    describes_the_fixture(later.info(), true)?;
     let loaded =
         ready.plugin.load(&stored(engine.as_ref())?, &spec, &NoHost).map_err(|e| format!("load: {e}"))?;
     let nothing = ready.fixture.weights(0).without("w").without("b");
-    for engine in [engine, loaded] {
+    for engine in [engine, loaded, later] {
         let mut session = engine.session(&nothing, &NoHost).map_err(|e| format!("session: {e}"))?;
         ready.fixture.check_session(session.as_mut(), &ready.fixture.weights(0))?;
     }

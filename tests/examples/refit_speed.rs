@@ -1,0 +1,211 @@
+//! How fast weights are made and put into engines, for `cargo xtask bench refit`: an SD 1.5 UNet checkpoint of 860 M
+//! parameters in f16 and a LoRA of rank 16, both made by the synthetic rule, in the layouts found in the wild. Prints JSON.
+//!
+//! `refit_speed FOLDER` keeps the files it makes in FOLDER.
+
+use anyhow::{Context, Result};
+use sdrun::{
+    BuildOptions, CachePolicy, Isolation, Model,
+    abi::{DType, NoHost, WeightSource},
+    graph::{OpenOptions, WeightsPolicy},
+    weights::{
+        Adapter, AdapterUse, Binding, Checkpoint, WeightStack, builtin,
+        keys::{self, Network},
+        synthetic,
+    },
+};
+use sdrun_tests::lab::Lab;
+use serde_json::{Value, json};
+use std::{
+    fs::File,
+    io::{BufWriter, Write},
+    path::Path,
+    time::Instant,
+};
+
+const TAG: &str = "sd15-unet/B";
+const RANK: usize = 16;
+const ROUNDS: usize = 5;
+
+fn main() -> Result<()> {
+    let folder = std::env::args().nth(1).context("give a folder for the checkpoint and the adapter")?;
+    let folder = Path::new(&folder);
+    std::fs::create_dir_all(folder)?;
+    let builtin = builtin::find("sd15/unet-fp16").context("there is no sd15/unet-fp16")?;
+    let binding = Binding::from_map(&builtin.weight_map()?);
+    let (checkpoint, lora) = (folder.join("sd15_unet_B.safetensors"), folder.join("lora_r16.safetensors"));
+    write_checkpoint(&checkpoint, &binding)?;
+    write_lora(&lora, &binding)?;
+    let measured = json!({
+        "threads": std::thread::available_parallelism()?.get(),
+        "keys": keys_of(&checkpoint, &lora, &binding)?,
+        "weights": weights(&checkpoint, &lora, &binding)?,
+        "ggml": ggml(&checkpoint, &lora, &binding)?,
+    });
+    println!("{measured}");
+    Ok(())
+}
+
+/// A safetensors file, tensor by tensor.
+fn write_file(path: &Path, tensors: &[(String, Vec<usize>)], fill: impl Fn(usize, &mut Vec<u8>) -> Result<()>) -> Result<()> {
+    let mut offset = 0;
+    let mut header = serde_json::Map::new();
+    for (name, shape) in tensors {
+        let bytes = shape.iter().product::<usize>() * 2;
+        let entry = json!({"dtype": "F16", "shape": shape, "data_offsets": [offset, offset + bytes]});
+        header.insert(name.clone(), entry);
+        offset += bytes;
+    }
+    let header = Value::Object(header).to_string();
+    let size = 8 + header.len() as u64 + offset as u64;
+    if path.metadata().is_ok_and(|meta| meta.len() == size) {
+        return Ok(());
+    }
+    let mut file = BufWriter::new(File::create(path)?);
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(header.as_bytes())?;
+    let mut buffer = Vec::new();
+    for (index, (_, shape)) in tensors.iter().enumerate() {
+        buffer.resize(shape.iter().product::<usize>() * 2, 0);
+        fill(index, &mut buffer)?;
+        file.write_all(&buffer)?;
+    }
+    Ok(file.flush()?)
+}
+
+/// The UNet in the original layout, as single files have it.
+fn write_checkpoint(path: &Path, binding: &Binding) -> Result<()> {
+    let pairs = keys::pairs(Network::UNet, binding.tensors.iter().map(|t| t.sources[0].as_str()));
+    let shape_of = |name: &str| binding.tensors.iter().find(|t| t.sources[0] == name).map(|t| &t.source_shape);
+    let mut tensors = Vec::new();
+    let mut sources = Vec::new();
+    for pair in &pairs {
+        let shape = shape_of(&pair.diffusers[0]).context("a pair of no tensor")?;
+        tensors.push((format!("model.diffusion_model.{}", pair.original), shape.clone()));
+        sources.push(pair.diffusers[0].as_str());
+    }
+    write_file(path, &tensors, |index, out| {
+        Ok(synthetic::fill(TAG, sources[index], &tensors[index].1, DType::F16, out)?)
+    })
+}
+
+/// Every linear layer and convolution of the attentions: what most LoRAs of SD 1.5 change.
+fn write_lora(path: &Path, binding: &Binding) -> Result<()> {
+    let mut tensors = Vec::new();
+    for tensor in binding.tensors.iter().filter(|t| t.source_shape.len() > 1) {
+        let Some(module) = tensor.sources[0].strip_suffix(".weight").filter(|m| m.contains("attentions")) else {
+            continue;
+        };
+        let name = format!("lora_unet_{}", module.replace('.', "_"));
+        let (rows, rest) = (tensor.source_shape[0], &tensor.source_shape[1..]);
+        let mut down = vec![RANK];
+        down.extend(rest);
+        let mut up = vec![rows, RANK];
+        up.extend(rest.iter().skip(1).map(|_| 1));
+        tensors.push((format!("{name}.lora_down.weight"), down));
+        tensors.push((format!("{name}.lora_up.weight"), up));
+    }
+    write_file(path, &tensors, |index, out| {
+        let (name, shape) = &tensors[index];
+        Ok(synthetic::fill("lora", name, shape, DType::F16, out)?)
+    })
+}
+
+fn seconds<T>(work: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
+    let started = Instant::now();
+    let value = work()?;
+    Ok((started.elapsed().as_secs_f64(), value))
+}
+
+/// Milliseconds from files to a stack, all keys resolved.
+fn keys_of(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
+    let (mut opened, mut adapted) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let (s, stack) = seconds(|| Ok(WeightStack::of_checkpoint(binding.clone(), &Checkpoint::open(checkpoint)?)?))?;
+        opened.push(s * 1e3);
+        let adapter = Adapter::open(lora)?;
+        let (s, _) = seconds(|| Ok(stack.with_adapter(&adapter, AdapterUse::at(0.8))?))?;
+        adapted.push(s * 1e3);
+    }
+    Ok(json!({"tensors": binding.tensors.len(), "checkpoint_ms": opened, "adapter_ms": adapted}))
+}
+
+/// Making all weights, next to copying as many bytes.
+fn weights(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
+    let base = WeightStack::of_checkpoint(binding.clone(), &Checkpoint::open(checkpoint)?)?;
+    let stack = base.clone().with_adapter(&Adapter::open(lora)?, AdapterUse::at(0.8))?;
+    let longest = binding.tensors.iter().filter_map(|t| t.dtype.bytes_of(&t.shape)).max().unwrap_or(0);
+    let mut sink = vec![0u8; longest];
+    // Into memory that is there, as a provider does it; what is handed on as it lies costs the same copy.
+    let mut pass = |source: &WeightStack, only: &dyn Fn(&str) -> bool| -> Result<(f64, u64)> {
+        let (mut bytes, started) = (0, Instant::now());
+        for tensor in binding.tensors.iter().filter(|t| only(&t.name)) {
+            let weight = source.get(&tensor.name)?;
+            sink[..weight.data().len()].copy_from_slice(weight.data());
+            bytes += weight.data().len() as u64;
+        }
+        Ok((started.elapsed().as_secs_f64(), bytes))
+    };
+    let is_changed = |name: &str| stack.version(name) != base.version(name);
+    let all = |_: &str| true;
+    // Page cache.
+    pass(&base, &all)?;
+    let (mut plain, mut merged, mut whole, mut copied) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let from = vec![1u8; longest];
+    let mut to = vec![0u8; longest];
+    for _ in 0..ROUNDS {
+        plain.push(pass(&base, &|name| !is_changed(name))?);
+        merged.push(pass(&stack, &is_changed)?);
+        whole.push(pass(&stack, &all)?);
+        let (mut bytes, started) = (0, Instant::now());
+        for tensor in &binding.tensors {
+            let n = tensor.dtype.bytes_of(&tensor.shape).unwrap_or(0);
+            to[..n].copy_from_slice(&from[..n]);
+            bytes += n as u64;
+        }
+        std::hint::black_box(&to);
+        copied.push((started.elapsed().as_secs_f64(), bytes));
+    }
+    let flops: u64 = binding
+        .tensors
+        .iter()
+        .filter(|t| is_changed(&t.name))
+        .map(|t| 2 * RANK as u64 * t.shape.iter().product::<usize>() as u64)
+        .sum();
+    Ok(json!({
+        "unchanged": plain, "changed": merged, "all": whole, "memcpy": copied,
+        "changed_flops": flops, "changed_tensors": stack.changed(), "peak_rss": peak_rss(),
+    }))
+}
+
+/// `VmHWM` of this process in bytes.
+fn peak_rss() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+/// A refit next to a build from scratch.
+fn ggml(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
+    let lab = Lab::default();
+    let provider = lab.registry.open("ggml", &Isolation::default())?;
+    let options = OpenOptions { weights: WeightsPolicy::MayBeAbsent, ..OpenOptions::default() };
+    let model = Model::find("sd15/unet-fp16", &lab.paths, &options, &|_, _| ())?;
+    let mut build = BuildOptions::new(provider.device(None)?);
+    build.cache = CachePolicy::Off;
+    let base = WeightStack::of_checkpoint(binding.clone(), &Checkpoint::open(checkpoint)?)?;
+    let stack = base.clone().with_adapter(&Adapter::open(lora)?, AdapterUse::at(0.8))?;
+    let (mut scratch, mut refits) = (Vec::new(), Vec::new());
+    let mut report = None;
+    for _ in 0..3 {
+        let (s, mut session) = seconds(|| {
+            let engine = provider.build(&model, &build, &NoHost)?;
+            Ok(engine.session(&base, &NoHost)?)
+        })?;
+        scratch.push(s);
+        let (s, done) = seconds(|| Ok(session.refit(&stack, &NoHost)?))?;
+        refits.push(s);
+        report = Some(done);
+    }
+    Ok(json!({"build_s": scratch, "refit_s": refits, "report": report}))
+}
