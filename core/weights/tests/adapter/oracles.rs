@@ -30,7 +30,8 @@ fn tiny() -> Option<PathBuf> {
 
 /// Past the test harness, which swallows what passing tests print.
 fn say(why: &str) {
-    writeln!(std::io::stderr(), "NOT RUN: {why}").unwrap();
+    let mut stderr = std::io::stderr();
+    writeln!(stderr, "NOT RUN: {why}").unwrap();
 }
 
 #[derive(Deserialize)]
