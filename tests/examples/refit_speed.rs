@@ -47,7 +47,11 @@ fn main() -> Result<()> {
 }
 
 /// A safetensors file, tensor by tensor.
-fn write_file(path: &Path, tensors: &[(String, Vec<usize>)], fill: impl Fn(usize, &mut Vec<u8>) -> Result<()>) -> Result<()> {
+fn write_file(
+    path: &Path,
+    tensors: &[(String, Vec<usize>)],
+    fill: impl Fn(usize, &mut Vec<u8>) -> Result<()>,
+) -> Result<()> {
     let mut offset = 0;
     let mut header = serde_json::Map::new();
     for (name, shape) in tensors {
@@ -76,7 +80,8 @@ fn write_file(path: &Path, tensors: &[(String, Vec<usize>)], fill: impl Fn(usize
 /// The UNet in the original layout, as single files have it.
 fn write_checkpoint(path: &Path, binding: &Binding) -> Result<()> {
     let pairs = keys::pairs(Network::UNet, binding.tensors.iter().map(|t| t.sources[0].as_str()));
-    let shape_of = |name: &str| binding.tensors.iter().find(|t| t.sources[0] == name).map(|t| &t.source_shape);
+    let shape_of =
+        |name: &str| binding.tensors.iter().find(|t| t.sources[0] == name).map(|t| &t.source_shape);
     let mut tensors = Vec::new();
     let mut sources = Vec::new();
     for pair in &pairs {
@@ -93,7 +98,8 @@ fn write_checkpoint(path: &Path, binding: &Binding) -> Result<()> {
 fn write_lora(path: &Path, binding: &Binding) -> Result<()> {
     let mut tensors = Vec::new();
     for tensor in binding.tensors.iter().filter(|t| t.source_shape.len() > 1) {
-        let Some(module) = tensor.sources[0].strip_suffix(".weight").filter(|m| m.contains("attentions")) else {
+        let Some(module) = tensor.sources[0].strip_suffix(".weight").filter(|m| m.contains("attentions"))
+        else {
             continue;
         };
         let name = format!("lora_unet_{}", module.replace('.', "_"));
@@ -121,7 +127,8 @@ fn seconds<T>(work: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
 fn keys_of(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
     let (mut opened, mut adapted) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        let (s, stack) = seconds(|| Ok(WeightStack::of_checkpoint(binding.clone(), &Checkpoint::open(checkpoint)?)?))?;
+        let (s, stack) =
+            seconds(|| Ok(WeightStack::of_checkpoint(binding.clone(), &Checkpoint::open(checkpoint)?)?))?;
         opened.push(s * 1e3);
         let adapter = Adapter::open(lora)?;
         let (s, _) = seconds(|| Ok(stack.with_adapter(&adapter, AdapterUse::at(0.8))?))?;

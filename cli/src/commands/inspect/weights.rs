@@ -8,6 +8,7 @@ use sdrun::{
         Adapter, Checkpoint, SafetensorsWeights,
         adapter::{Kind, Place},
         checkpoint::Summary,
+        embedding::{Embedding, Vectors},
     },
 };
 use serde::Serialize;
@@ -32,6 +33,9 @@ pub(super) fn run(path: &Path, list: bool, context: &Context) -> anyhow::Result<
     let file = SafetensorsWeights::open(&[path])?;
     if let Ok(adapter) = Adapter::open(path) {
         return show_adapter(&adapter, context);
+    }
+    if let Ok(embedding) = Embedding::open(path) {
+        return show_embedding(path, &embedding, context);
     }
     show_tensors(path, &file, list, &checkpoint, context)
 }
@@ -147,6 +151,32 @@ fn show_adapter(adapter: &Adapter, context: &Context) -> anyhow::Result<()> {
         writeln!(out, "kinds        {}", format::list(kinds))?;
         keys(out, "keys that mean nothing", report.dead_keys)?;
         metadata(out, report.metadata.iter().map(|(k, v)| (k.as_str(), v.as_str())))
+    })
+}
+
+#[derive(Serialize)]
+struct EmbeddingReport<'a> {
+    kind: &'static str,
+    path: &'a Path,
+    name: &'a str,
+    /// Number of vectors and their width, by text encoder.
+    encoders: BTreeMap<String, (usize, usize)>,
+}
+
+fn show_embedding(path: &Path, embedding: &Embedding, context: &Context) -> anyhow::Result<()> {
+    let row = |vectors: &Vectors| {
+        let encoder = vectors.encoder.map_or("unknown".into(), |encoder| encoder.to_string());
+        (encoder, (vectors.values.len() / vectors.width.max(1), vectors.width))
+    };
+    let encoders = embedding.encoders.iter().map(row).collect();
+    let report = EmbeddingReport { kind: "embedding", path, name: &embedding.name, encoders };
+    context.present(&report, |out| {
+        writeln!(out, "embedding    {}", path.display())?;
+        writeln!(out, "name         {}", report.name)?;
+        for (encoder, (vectors, width)) in &report.encoders {
+            writeln!(out, "vectors      {vectors} of {width} values for {encoder}")?;
+        }
+        Ok(())
     })
 }
 

@@ -4,8 +4,8 @@
 //! file ── key ──> modules ── target ──> deltas of tensors ── merge ──> changed weights
 //! ```
 //!
-//! 1. [`Adapter::open`] takes the file's keys apart ([`key`]: kohya, LyCORIS, PEFT, diffusers old and new, XLabs,
-//!    OneTrainer, ComfyUI) and puts the tensors of each module together to a typed change ([`module`]).
+//! 1. [`Adapter::open`] takes the file's keys apart (kohya, LyCORIS, PEFT, diffusers old and new, XLabs,
+//!    OneTrainer, ComfyUI) and puts the tensors of each module together to typed changes.
 //! 2. [`Adapter::resolve`] finds the modules in a [`Target`], the tensors of one component of a pipeline, and
 //!    says of every module what became of it ([`Report`]).
 //! 3. [`Merge`] makes the changed tensors from pristine ones: any rows, from any float type to any other, in one
@@ -13,6 +13,7 @@
 //!
 //! Formulas are those of LyCORIS and PEFT; they stand with [`Kind`], [`Merge`], and where they are computed.
 
+mod assemble;
 mod delta;
 mod family;
 mod key;
@@ -29,14 +30,16 @@ pub use family::Family;
 pub use key::Place;
 pub use merge::{Merge, merge};
 pub use module::Kind;
+pub(crate) use module::values;
 pub use resolve::{Applied, Reason, Report, Resolution, Skipped, check};
 pub use target::Target;
 
 use crate::{SafetensorsWeights, identity};
+use assemble::Slots;
 use half::{bf16, f16};
 use key::{Path as ModulePath, Slot};
 use metadata::Hints;
-use module::{Factor, Module, Slots};
+use module::{Factor, Module};
 use rayon::prelude::*;
 use sdrun_abi::{DType, Error, ErrorCode, Result, WeightSource};
 use std::{
@@ -100,7 +103,7 @@ impl Adapter {
         let modules = groups
             .into_iter()
             .map(|((place, module), (name, slots))| {
-                module::assemble(name, place, module, slots, &hints, &source).map(Arc::new)
+                assemble::assemble(name, place, module, slots, &hints, &source).map(Arc::new)
             })
             .collect::<Result<Vec<_>>>()?;
         if modules.is_empty() {
@@ -187,7 +190,7 @@ fn is_equal(source: &SafetensorsWeights, one: &str, other: &str) -> Result<bool>
 }
 
 /// `DataLoss` naming the first tensor with a value that is not finite: one of them makes every image black.
-fn check_finite(source: &SafetensorsWeights) -> Result<()> {
+pub(crate) fn check_finite(source: &SafetensorsWeights) -> Result<()> {
     source.names().into_par_iter().try_for_each(|name| {
         // A type we do not read matters only where it is used.
         let Ok(weight) = source.get(name) else { return Ok(()) };

@@ -7,7 +7,8 @@ use sdrun_abi::{Error, Result};
 ///
 /// With `B` the stored blocks `[number, size, size]`: `Q = B − Bᵀ`; where `‖Q‖` over all blocks is above `constraint ·
 /// number · size` (a constraint of 0 is none), Q is scaled down to that; `R = (I + Q)(I − Q)⁻¹` (Cayley), which is
-/// orthogonal; at strength s it is `s·R + (1 − s)·I`. LyCORIS multiplies with the transpose of that.
+/// orthogonal; at strength s it is `s·R + (1 − s)·I`. LyCORIS multiplies with the transpose of that. (ComfyUI takes
+/// the constraint as it is, without the number of outputs.)
 pub(super) fn rotations(
     values: &[f32],
     number: usize,

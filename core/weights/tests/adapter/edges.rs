@@ -1,7 +1,6 @@
 //! What real files get wrong, and what is made of it.
 
 use crate::fixtures::{File, Random, Tensor, bytes, merged, target};
-use proptest::prelude::*;
 use sdrun_abi::{DType, ErrorCode};
 use sdrun_weights::{
     Component::{Denoiser, TextEncoder},
@@ -9,7 +8,7 @@ use sdrun_weights::{
 };
 
 /// `m.weight [6, 5]` and `m.bias [6]`, a norm, and a convolution.
-fn network() -> Target {
+pub(crate) fn network() -> Target {
     target(
         Denoiser,
         &[
@@ -338,9 +337,7 @@ fn merging_checks_what_it_is_given() {
     let error = merge.tensor((DType::F32, &base), (DType::F16, &mut [0; 60])).unwrap_err();
     assert_eq!(error.code, ErrorCode::OutOfRange);
     let mut out = [0; 120];
-    for (rows, from, length) in
-        [(0..7, DType::F32, 120), (0..6, DType::F32, 119), (3..2, DType::F32, 0), (0..6, DType::F16, 120)]
-    {
+    for (rows, from, length) in [(0..7, DType::F32, 120), (0..6, DType::F32, 119), (0..6, DType::F16, 120)] {
         assert!(merge.rows(rows, (from, &base[..length]), (DType::F32, &mut out)).is_err());
     }
     let error = merge.tensor((DType::I32, &base), (DType::F32, &mut out)).unwrap_err();
@@ -359,90 +356,4 @@ fn nothing_to_merge_is_a_copy() {
     let mut out = vec![0; 60];
     plain.tensor((DType::F16, &base), (DType::F16, &mut out)).unwrap();
     assert_eq!(out, base);
-}
-
-const SLOTS: &[&str] = &[
-    "lora_down.weight",
-    "lora_up.weight",
-    "lora_mid.weight",
-    "lora_A.weight",
-    "lora_B.default.weight",
-    "lora_B.bias",
-    "alpha",
-    "scale",
-    "dora_scale",
-    "lora_magnitude_vector",
-    "hada_w1_a",
-    "hada_w1_b",
-    "hada_w2_a",
-    "hada_w2_b",
-    "hada_t1",
-    "hada_t2",
-    "lokr_w1",
-    "lokr_w1_a",
-    "lokr_w1_b",
-    "lokr_w2",
-    "lokr_w2_a",
-    "lokr_w2_b",
-    "lokr_t2",
-    "a1.weight",
-    "a2.weight",
-    "b1.weight",
-    "b2.weight",
-    "diff",
-    "diff_b",
-    "w_norm",
-    "b_norm",
-    "weight",
-    "on_input",
-    "oft_blocks",
-    "rescale",
-    "bias",
-];
-
-/// Opens, resolves and merges; what opens and resolves must merge.
-fn use_all(file: &File) {
-    let Ok(adapter) = file.open() else { return };
-    let network = network();
-    let resolution = adapter.resolve(&network);
-    let _ = (adapter.family_guess(), check(&adapter, &[(&network, &resolution)], false));
-    for (tensor, deltas) in &resolution.deltas {
-        let (_, shape) = network.tensors().iter().find(|(name, _)| name == tensor).unwrap();
-        let deltas: Vec<_> = deltas.iter().map(|d| (d, 0.5)).collect();
-        merged(&vec![1.0; shape.iter().product()], shape, &deltas);
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(600))]
-
-    #[test]
-    fn random_modules_never_panic(
-        tensors in prop::collection::vec((prop::sample::select(SLOTS), prop::collection::vec(prop::sample::select(vec![0usize, 1, 2, 3, 5, 6]), 0..5)), 1..6),
-        prefix in prop::sample::select(vec!["lora_unet_m", "unet.m", "lora_unet_c", "lora_unet_n", "lycoris_one", "m"]),
-    ) {
-        let file = tensors.iter().fold(File::default(), |f, (slot, shape)| f.random(&format!("{prefix}.{slot}"), shape));
-        use_all(&file);
-    }
-
-    /// Shapes that nearly fit get further.
-    #[test]
-    fn random_shapes_of_whole_kinds_never_panic(
-        kind in prop::sample::select(vec![
-            &["lora_down.weight", "lora_up.weight", "dora_scale"][..], &["lora_down.weight", "lora_up.weight", "lora_mid.weight"],
-            &["hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"], &["hada_w1_a", "hada_w1_b", "hada_t1", "hada_w2_a", "hada_w2_b", "hada_t2"],
-            &["lokr_w1", "lokr_w2_a", "lokr_w2_b"], &["lokr_w1", "lokr_w2_a", "lokr_w2_b", "lokr_t2"], &["lokr_w1_a", "lokr_w1_b", "lokr_w2"],
-            &["a1.weight", "a2.weight", "b1.weight", "b2.weight"], &["weight", "on_input"], &["oft_blocks", "rescale"], &["diff", "diff_b"],
-        ]),
-        shapes in prop::collection::vec(prop::collection::vec(prop::sample::select(vec![1usize, 2, 2, 3, 4, 5, 6, 6]), 1..5), 6),
-        module in prop::sample::select(vec!["m", "c", "n", "one"]),
-    ) {
-        let file = kind.iter().zip(&shapes).fold(File::default(), |f, (slot, shape)| f.random(&format!("lora_unet_{module}.{slot}"), shape));
-        use_all(&file);
-    }
-
-    #[test]
-    fn random_keys_never_panic(keys in prop::collection::vec("[a-z_.0-9]{0,30}", 1..5)) {
-        use_all(&keys.iter().fold(File::default(), |f, key| f.random(key, &[2, 2])));
-    }
 }

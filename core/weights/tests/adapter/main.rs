@@ -5,7 +5,9 @@
 
 mod edges;
 mod fixtures;
+mod formulas;
 mod kinds;
 mod oracles;
+mod random;
 mod speed;
 mod spellings;

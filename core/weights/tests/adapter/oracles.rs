@@ -30,7 +30,18 @@ fn tiny() -> Option<PathBuf> {
 
 /// Past the test harness, which swallows what passing tests print.
 fn say(why: &str) {
-    writeln!(std::io::stderr(), "NOT RUN: {why}").unwrap();
+    let mut stderr = std::io::stderr();
+    writeln!(stderr, "NOT RUN: {why}").unwrap();
+}
+
+/// The tables of full-size models beside it.
+pub(crate) fn tables() -> Option<PathBuf> {
+    let tables = tiny()?.join("../tables");
+    if !tables.is_dir() {
+        say(&format!("{} does not exist", tables.display()));
+        return None;
+    }
+    Some(tables)
 }
 
 #[derive(Deserialize)]
@@ -58,7 +69,7 @@ struct Mapped {
     src_shape: Vec<usize>,
 }
 
-fn unzipped(path: &Path) -> String {
+pub(crate) fn unzipped(path: &Path) -> String {
     let mut text = String::new();
     GzDecoder::new(fs::File::open(path).unwrap()).read_to_string(&mut text).unwrap();
     text
@@ -204,11 +215,7 @@ fn an_adapter_of_another_architecture_is_told() {
 /// All modules of the full-size UNets under both of kohya's spellings.
 #[test]
 fn every_kohya_name_of_full_size_unets_resolves() {
-    let Some(tables) = tiny().map(|folder| folder.join("../tables")) else { return };
-    if !tables.is_dir() {
-        say(&format!("{} does not exist", tables.display()));
-        return;
-    }
+    let Some(tables) = tables() else { return };
     for model in ["sd15", "sdxl"] {
         let table: Table =
             serde_json::from_str(&unzipped(&tables.join(format!("{model}_unet.json.gz")))).unwrap();

@@ -89,3 +89,37 @@ fn measure() {
         }
     }
 }
+
+/// All linear and convolution weights of the UNet of SD 1.5 (shapes from the tables beside `SDRUN_TINY_DIR`), each with a
+/// LoRA of rank 16, from f16 to f16.
+#[test]
+#[ignore = "measures"]
+fn speed_of_a_whole_unet() {
+    let Some(table) = crate::oracles::tables().map(|t| t.join("kohya_sd15_unet.tsv.gz")) else { return };
+    let table = crate::oracles::unzipped(&table);
+    let shapes: Vec<Vec<usize>> = table
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split('\t').nth(3))
+        .map(|shape| shape.split('x').map(|n| n.parse().unwrap()).collect())
+        .collect();
+    let largest = shapes.iter().map(|shape| shape.iter().product::<usize>()).max().unwrap();
+    let (base, mut out) = (vec![0x11u8; 2 * largest], vec![0u8; 2 * largest]);
+    let (mut parameters, mut seconds) = (0, 0.0);
+    for shape in &shapes {
+        let down: Vec<usize> = [&[16], &shape[1..]].concat();
+        let file = File::default()
+            .random("lora_unet_m.lora_down.weight", &down)
+            .random("lora_unet_m.lora_up.weight", &[shape[0], 16]);
+        let target = target(Component::Denoiser, &[("m.weight", shape)], &[]);
+        let resolution = file.open().unwrap().resolve(&target);
+        let count = shape.iter().product::<usize>();
+        let start = Instant::now();
+        let merge = Merge::new(shape, &[(&resolution.deltas["m.weight"][0], 0.7)]).unwrap();
+        merge.tensor((DType::F16, &base[..2 * count]), (DType::F16, &mut out[..2 * count])).unwrap();
+        seconds += start.elapsed().as_secs_f64();
+        parameters += count;
+    }
+    let threads = rayon::current_num_threads();
+    println!("{parameters} parameters in {} tensors: {seconds:.2} s on {threads} threads", shapes.len());
+}

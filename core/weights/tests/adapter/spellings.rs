@@ -199,6 +199,20 @@ fn every_spelling_finds_its_tensor() {
     }
 }
 
+/// Transformers 5 has no `text_model.` before its names.
+#[test]
+fn encoders_of_transformers_5_are_found() {
+    let network = target(TextEncoder, &[("encoder.layers.0.self_attn.q_proj.weight", &[D, D])], &[]);
+    for (module, down, up) in [
+        ("lora_te_text_model_encoder_layers_0_self_attn_q_proj", "lora_down.weight", "lora_up.weight"),
+        ("text_encoder.text_model.encoder.layers.0.self_attn.q_proj", "lora_A.weight", "lora_B.weight"),
+        ("text_encoder.encoder.layers.0.self_attn.q_proj", "lora_A.weight", "lora_B.weight"),
+    ] {
+        let file = lora(&format!("{module}.{down}"), &format!("{module}.{up}"), D, D);
+        assert_eq!(file.open().unwrap().resolve(&network).deltas.len(), 1, "{module}");
+    }
+}
+
 /// kohya numbers T5 3, though it is Flux's second encoder.
 #[test]
 fn t5_is_found_under_kohyas_number() {
