@@ -273,6 +273,24 @@ def export_hollow(module, arch, folder):
     return model, sources
 
 
+def state_tables(model):
+    """Tables that the program computes are no weights, however large. In an initializer the graph reader can be told so; in a
+    Constant node it goes by size, unless all elements are equal (core/graph/src/onnx_in/roles.rs)."""
+    kept = []
+    for node in model.graph.node:
+        table = node.attribute[0].t if node.op_type == "Constant" and node.attribute[0].name == "value" else None
+        large = table is not None and table.data_type in FLOATS and math.prod(table.dims) >= 1024
+        if not large or np.ptp(onnx.numpy_helper.to_array(table)) == 0:
+            kept.append(node)
+            continue
+        tensor = model.graph.initializer.add()
+        tensor.CopyFrom(table)
+        tensor.name = node.output[0]
+        tensor.metadata_props.add(key="sdrun.role", value="constant")
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+
+
 def export(arch, file, reduced=False):
     """The stripped model and its map."""
     overrides = (arch.reduced or arch.check_reduced) if reduced else {}
@@ -288,6 +306,7 @@ def export(arch, file, reduced=False):
             print(f"  {len(absent)} tensors of the state dict are not in the graph: {sorted(absent)[:4]}")
         del module
         gc.collect()
+        state_tables(model)
         weight_map = stripped.strip(model, file, arch.tag, dict.fromkeys(sources, 1.0))
         for entry in weight_map["tensors"]:
             entry["src"], entry["op"], entry["src_shape"] = sources[entry["init"]]
