@@ -56,8 +56,10 @@ impl Binding {
     /// Recovers the table of any export from the names of its weights and nodes.
     ///
     /// A weight whose name is one of a state dict is taken by it. Any other is named after the module whose node uses
-    /// it: `/mid_block/attentions.0/to_q/MatMul` makes its matrix the transpose of `mid_block.attentions.0.to_q.weight`.
-    /// Initializers that only give a normalisation unit weights or zero biases, and `Constant` nodes, are literals.
+    /// it, if its layout differs from the state dict's: `/mid_block/attentions.0/to_q/MatMul` makes its matrix the
+    /// transpose of `mid_block.attentions.0.to_q.weight`, `/conv_norm_out/Mul` makes `[C, 1, 1]` `conv_norm_out.weight`.
+    /// `Constant` nodes, and nameless initializers that are float64 or only give a normalisation unit weights or zero
+    /// biases, are literals.
     /// Everything else, and what names or shapes make doubtful, is in the report and not in the table.
     pub fn infer(graph: &Graph) -> (Binding, ImportReport) {
         let findings = findings(graph);
@@ -96,7 +98,9 @@ fn finding(uses: &Uses<'_>, of_it: &[Use<'_>], name: &str, weight: &WeightRef) -
         state: State::Literal,
     };
     let own_name = names::is_state_dict_name(name);
-    if names::is_program_constant(name) || !own_name && is_filled(weight) && uses.only_normalises(of_it) {
+    // Checkpoints hold no float64; programs compute tables in it.
+    let computed = weight.dtype == DType::F64 || is_filled(weight) && uses.only_normalises(of_it);
+    if names::is_program_constant(name) || !own_name && computed {
         return finding;
     }
     let mut claims = BTreeMap::new();
@@ -116,15 +120,17 @@ fn finding(uses: &Uses<'_>, of_it: &[Use<'_>], name: &str, weight: &WeightRef) -
         let tensor = finding.tensor(name.to_owned(), Transform::Identity, weight.shape.clone());
         finding.state = State::Bound { tensor, by_name: true };
     } else if let Some((source, operand)) = first {
-        // With its values unchanged a convolution keeps the names of its weights.
-        if name.starts_with("onnx::Conv") {
+        let transform = match operand.transposed {
+            true => Transform::Transpose,
+            false if operand.source_shape == weight.shape => Transform::Identity,
+            false => Transform::Reshape,
+        };
+        // An exporter that only turned or reshaped a tensor had to give it another name; one that left it alone did not.
+        // So this one's values are not those of the checkpoint: batch normalisation was folded into it, or it never was
+        // a weight (the frequencies of an embedding).
+        if transform == Transform::Identity || name.starts_with("onnx::Conv") {
             finding.unbind(Reason::Folded, vec![source]);
         } else {
-            let transform = match operand.transposed {
-                true => Transform::Transpose,
-                false if operand.source_shape == weight.shape => Transform::Identity,
-                false => Transform::Reshape,
-            };
             let tensor = finding.tensor(source, transform, operand.source_shape);
             finding.state = State::Bound { tensor, by_name: false };
         }

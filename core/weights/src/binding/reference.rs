@@ -1,7 +1,7 @@
 //! The table compared with the values of the checkpoint a graph was made from.
 
 use super::{
-    Contradiction, ImportReport, Reason,
+    Contradiction, ImportReport, Reason, Unbound,
     infer::{Finding, State, conclude, findings},
 };
 use crate::{
@@ -56,6 +56,15 @@ impl Binding {
         report.unused =
             known.shapes.keys().filter(|name| !used.contains(**name)).map(|n| n.to_string()).collect();
         report.unused.sort();
+        if report.unused.is_empty() {
+            // Everything the checkpoint has is accounted for; what is left was computed by the exporter.
+            let doubtful = |unbound: &Unbound| {
+                matches!(unbound.reason, Reason::Merged | Reason::OneSourceTwice | Reason::EqualValues)
+            };
+            let (unbound, rest) = std::mem::take(&mut report.unbound).into_iter().partition(doubtful);
+            report.unbound = unbound;
+            report.literals.extend(rest.into_iter().map(|tensor: Unbound| tensor.name));
+        }
         Ok((binding, report))
     }
 }

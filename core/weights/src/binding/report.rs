@@ -17,8 +17,8 @@ pub struct ImportReport {
     /// checkpoint than the graph was made from, or the exporter changed the values (batch normalisation folded into a
     /// convolution keeps the name of its weight in some exports).
     pub unconfirmed: Vec<String>,
-    /// Initializers that are no weights of the model but numbers of its program: see [`Reason`] for what is, by
-    /// contrast, a weight that was not recognised.
+    /// Initializers that are no weights of the model but numbers of its program. With a reference of which every tensor was
+    /// found, these are all that are left over.
     pub literals: Vec<String>,
     /// Weights that were not recognised. A refit leaves them as they are in the file.
     pub unbound: Vec<Unbound>,
@@ -53,8 +53,8 @@ pub enum Reason {
     NoPath,
     /// No rule says what such an operand of such an operator is, or its shape is not that of one.
     NoRule,
-    /// A convolution's weight without its name: the exporter has folded something into it, usually batch normalisation,
-    /// so it is not the tensor of the checkpoint.
+    /// It has the layout of a module's tensor, but not its name, which exporters keep for what they leave unchanged:
+    /// something has been folded into it, usually batch normalisation, or it is a table the exporter has computed.
     Folded,
     /// The modules that use it would call it differently: tensors of equal value that the exporter merged, or ties.
     Merged,
@@ -118,7 +118,7 @@ impl fmt::Display for Reason {
         f.write_str(match self {
             Reason::NoPath => "it has lost its name, and the nodes that use it carry no module path",
             Reason::NoRule => "it has lost its name, and such an operand is no known weight of a module",
-            Reason::Folded => "the exporter has folded another operation into it",
+            Reason::Folded => "it has lost its name though not its layout: the exporter has folded another operation into it, or computed it",
             Reason::Merged => "modules that use it would call it differently",
             Reason::OneSourceTwice => "another weight would be the same tensor",
             Reason::Shape => "its length contradicts that of its module's other tensor",

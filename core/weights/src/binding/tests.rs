@@ -144,8 +144,9 @@ fn tiny_exports_tell_their_maps() {
             assert_eq!(table.get(&*tensor.name), Some(&tensor), "{name}: {:?}", report.unbound);
         }
         println!("{name}: {:?}, {report}; map {}", found.component, expected.len());
-        assert_eq!(report.unbound, [], "{name}");
-        assert!(found.tensors.len() >= expected.len(), "{name}");
+        // The torch.export-based exporter leaves tables it has computed, which no name tells from weights.
+        let torchscript = report.unbound.iter().filter(|tensor| tensor.name.starts_with("onnx::")).count();
+        assert_eq!((torchscript, found.tensors.len()), (0, expected.len()), "{name}: {:?}", report.unbound);
         all += expected.len();
         path += report.by_path;
     }
@@ -179,13 +180,16 @@ fn tiny_exports_by_value() {
         let reference = unbind(&expected, &weights);
         let (found, report) = Binding::infer_with_reference(&graph, &weights, &reference).unwrap();
         assert!(report.is_complete() && report.unused.is_empty(), "{name}: {report:?}");
-        let by_path = report.by_path;
+        let nameless = report.by_path + report.by_value;
 
         // The same without paths: names and values are left.
-        graph.nodes.iter_mut().for_each(|node| node.name.clear());
+        for node in &mut graph.nodes {
+            node.name.clear();
+            node.metadata.clear();
+        }
         let (again, report) = Binding::infer_with_reference(&graph, &weights, &reference).unwrap();
         assert_eq!(again, found, "{name}: {report:?}");
-        assert_eq!((report.by_value, report.by_path), (by_path, 0), "{name}");
+        assert_eq!((report.by_value, report.by_path), (nameless, 0), "{name}");
         println!("{name}: {report}");
     }
 }
@@ -280,7 +284,7 @@ fn what_is_doubtful_is_reported_and_not_bound() {
     let (m, v) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.0, 2.0]);
     let graph = sample(&[
         ("onnx::MatMul_1", &[3, 2], &m, &[("MatMul", "/a/MatMul")]),
-        ("onnx::Add_2", &[3], &m[..3], &[("Add", "/a/Add")]),
+        ("a.bias", &[3], &m[..3], &[("Add", "/a/Add")]),
         ("onnx::MatMul_3", &[3, 2], &m, &[("MatMul", "MatMul_3")]),
         ("onnx::Conv_4", &[2, 3, 1], &m, &[("Conv", "/c/Conv")]),
         ("d.weight", &[2, 3], &m, &[("MatMul", "/d/MatMul"), ("MatMul", "/e/MatMul")]),
@@ -290,17 +294,17 @@ fn what_is_doubtful_is_reported_and_not_bound() {
         ("onnx::MatMul_8", &[3, 2], &m, &[("MatMul", "/g/MatMul_1")]),
         ("onnx::Sub_9", &[2], &v, &[("Sub", "/h/Sub")]),
         ("onnx::Mul_10", &[1, 2], &v, &[("Mul", "/i/Mul")]),
+        ("val_12", &[2], &v, &[("Mul", "/i/Mul_1")]),
         ("val_11", &[2], &[1.0; 2], &[("LayerNormalization", "/j/LayerNormalization")]),
     ]);
     let (binding, report) = Binding::infer(&graph);
     let bound: Vec<_> = binding.tensors.iter().map(|t| (&*t.name, &*t.sources[0])).collect();
     // g is called twice with equal values.
-    assert_eq!(bound, [("onnx::MatMul_7", "g.weight"), ("onnx::MatMul_8", "g.weight")]);
+    assert_eq!(bound, [("a.bias", "a.bias"), ("onnx::MatMul_7", "g.weight"), ("onnx::MatMul_8", "g.weight")]);
     assert_eq!(
         reasons(&report),
         [
             ("onnx::MatMul_1", Reason::Shape, vec!["a.weight"]),
-            ("onnx::Add_2", Reason::Shape, vec!["a.bias"]),
             ("onnx::MatMul_3", Reason::NoPath, vec![]),
             ("onnx::Conv_4", Reason::Folded, vec!["c.weight"]),
             ("d.weight", Reason::Merged, vec!["d.weight", "e.weight"]),
@@ -308,11 +312,12 @@ fn what_is_doubtful_is_reported_and_not_bound() {
             ("onnx::MatMul_6", Reason::OneSourceTwice, vec!["f.weight"]),
             ("onnx::Sub_9", Reason::NoRule, vec![]),
             ("onnx::Mul_10", Reason::NoRule, vec![]),
+            ("val_12", Reason::Folded, vec!["i.weight"]),
         ]
     );
     assert_eq!(report.literals, ["val_11"]);
     assert!(!report.is_complete());
-    assert!(report.to_string().starts_with("2 of 11 weights recognised: 0 by name, 2 by path"), "{report}");
+    assert!(report.to_string().starts_with("3 of 12 weights recognised: 1 by name, 2 by path"), "{report}");
 }
 
 #[test]

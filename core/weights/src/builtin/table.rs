@@ -38,7 +38,25 @@ const CLIP_IDS: [Input; 1] =
 /// T5's vocabulary; `</s>` is 1.
 const T5_IDS: [Input; 1] =
     [input("input_ids", I64, &[1, 512], TokenIds { first: None, last: 1, below: 32_100 })];
+const T5_MASKED: [Input; 2] = [T5_IDS[0], input("attention_mask", I64, &[1, 512], Constant(1.0))];
 const LATENT: [Input; 1] = [input("latent_sample", F32, &[1, 4, 64, 64], Noise)];
+const LATENT_1024: [Input; 1] = [input("latent_sample", F32, &[1, 4, 128, 128], Noise)];
+const LATENT16: [Input; 1] = [input("latent_sample", F32, &[1, 16, 128, 128], Noise)];
+const PICTURE: [Input; 1] = [input("sample", F32, &[1, 3, 512, 512], Picture { low: -1.0, high: 1.0 })];
+const PICTURE_1024: [Input; 1] =
+    [input("sample", F32, &[1, 3, 1024, 1024], Picture { low: -1.0, high: 1.0 })];
+const SD15: [Input; 3] = [
+    input("sample", F32, &[1, 4, 64, 64], Noise),
+    input("timestep", I64, &[1], TIMESTEP),
+    input("encoder_hidden_states", F32, &[1, 77, 768], Noise),
+];
+const SDXL: [Input; 5] = [
+    input("sample", F16, &[1, 4, 128, 128], Noise),
+    input("timestep", I64, &[1], TIMESTEP),
+    input("encoder_hidden_states", F16, &[1, 77, 2048], Noise),
+    input("text_embeds", F16, &[1, 1280], Noise),
+    input("time_ids", F16, &[1, 6], Row(&[1024.0, 1024.0, 0.0, 0.0, 1024.0, 1024.0])),
+];
 const FLUX: [Input; 7] = [
     input("hidden_states", F16, &[1, 1024, 64], Noise),
     input("encoder_hidden_states", F16, &[1, 512, 4096], Noise),
@@ -48,6 +66,10 @@ const FLUX: [Input; 7] = [
     input("txt_ids", F32, &[512, 3], Constant(0.0)),
     input("guidance", F16, &[1], Constant(3.5)),
 ];
+/// Flux without guidance: schnell.
+const FLUX_SCHNELL: [Input; 6] = [FLUX[0], FLUX[1], FLUX[2], FLUX[3], FLUX[4], FLUX[5]];
+/// Flux without guidance and pooled text.
+const CHROMA: [Input; 5] = [FLUX[0], FLUX[1], FLUX[3], FLUX[4], FLUX[5]];
 const SD3: [Input; 4] = [
     input("hidden_states", F16, &[1, 16, 128, 128], Noise),
     input("encoder_hidden_states", F16, &[1, 333, 4096], Noise),
@@ -80,16 +102,7 @@ pub(super) const MODELS: &[Builtin] = &[
         "Stable Diffusion 1.5, CLIP ViT-L text encoder, fp32",
         CLIP_IDS
     ),
-    model!(
-        "sd15/unet",
-        "sd15_unet",
-        "Stable Diffusion 1.5, UNet, fp32",
-        [
-            input("sample", F32, &[1, 4, 64, 64], Noise),
-            input("timestep", I64, &[1], TIMESTEP),
-            input("encoder_hidden_states", F32, &[1, 77, 768], Noise),
-        ]
-    ),
+    model!("sd15/unet", "sd15_unet", "Stable Diffusion 1.5, UNet, fp32", SD15),
     model!(
         "sd15/unet-fp16",
         "sd15_unet_fp16",
@@ -101,13 +114,42 @@ pub(super) const MODELS: &[Builtin] = &[
         ]
     ),
     model!(
+        "sd15/unet-inpainting",
+        "sd15_unet_inpainting",
+        "Stable Diffusion 1.5 inpainting, UNet, fp32: latent, mask and latent of the masked picture",
+        [input("sample", F32, &[1, 9, 64, 64], Noise), SD15[1], SD15[2]]
+    ),
+    model!(
+        "sd15/unet-controlnet",
+        "sd15_unet_controlnet",
+        "sd15/unet with the residuals of a ControlNet as inputs, fp32",
+        [
+            SD15[0],
+            SD15[1],
+            SD15[2],
+            input("down_block_0_res", F32, &[1, 320, 64, 64], Noise),
+            input("down_block_1_res", F32, &[1, 320, 64, 64], Noise),
+            input("down_block_2_res", F32, &[1, 320, 64, 64], Noise),
+            input("down_block_3_res", F32, &[1, 320, 32, 32], Noise),
+            input("down_block_4_res", F32, &[1, 640, 32, 32], Noise),
+            input("down_block_5_res", F32, &[1, 640, 32, 32], Noise),
+            input("down_block_6_res", F32, &[1, 640, 16, 16], Noise),
+            input("down_block_7_res", F32, &[1, 1280, 16, 16], Noise),
+            input("down_block_8_res", F32, &[1, 1280, 16, 16], Noise),
+            input("down_block_9_res", F32, &[1, 1280, 8, 8], Noise),
+            input("down_block_10_res", F32, &[1, 1280, 8, 8], Noise),
+            input("down_block_11_res", F32, &[1, 1280, 8, 8], Noise),
+            input("mid_block_res", F32, &[1, 1280, 8, 8], Noise)
+        ]
+    ),
+    model!(
         "sd15/controlnet",
         "sd15_controlnet",
         "Stable Diffusion 1.5, ControlNet, fp32",
         [
-            input("sample", F32, &[1, 4, 64, 64], Noise),
-            input("timestep", I64, &[1], TIMESTEP),
-            input("encoder_hidden_states", F32, &[1, 77, 768], Noise),
+            SD15[0],
+            SD15[1],
+            SD15[2],
             input("controlnet_cond", F32, &[1, 3, 512, 512], Picture { low: 0.0, high: 1.0 }),
             input("conditioning_scale", F32, &[], Constant(0.75)),
         ]
@@ -122,7 +164,7 @@ pub(super) const MODELS: &[Builtin] = &[
         "sd15/vae-encoder",
         "sd15_vae_encoder",
         "Stable Diffusion 1.5, VAE encoder, 512x512, fp32",
-        [input("sample", F32, &[1, 3, 512, 512], Picture { low: -1.0, high: 1.0 })]
+        PICTURE
     ),
     model!(
         "sd15/text-encoder-tf5",
@@ -149,6 +191,22 @@ pub(super) const MODELS: &[Builtin] = &[
         LATENT
     ),
     model!(
+        "sd21/text-encoder",
+        "sd21_text_encoder",
+        "Stable Diffusion 2.1, OpenCLIP ViT-H text encoder, fp32",
+        CLIP_IDS
+    ),
+    model!(
+        "sd21/unet",
+        "sd21_unet",
+        "Stable Diffusion 2.1, UNet, 768x768, fp32",
+        [
+            input("sample", F32, &[1, 4, 96, 96], Noise),
+            SD15[1],
+            input("encoder_hidden_states", F32, &[1, 77, 1024], Noise)
+        ]
+    ),
+    model!(
         "sdxl/text-encoder",
         "sdxl_text_encoder_fp16",
         "Stable Diffusion XL, CLIP ViT-L text encoder, fp16",
@@ -160,24 +218,117 @@ pub(super) const MODELS: &[Builtin] = &[
         "Stable Diffusion XL, CLIP ViT-bigG text encoder, fp16",
         CLIP_IDS
     ),
+    model!("sdxl/unet", "sdxl_unet_fp16", "Stable Diffusion XL, UNet, fp16", SDXL),
     model!(
-        "sdxl/unet",
-        "sdxl_unet_fp16",
-        "Stable Diffusion XL, UNet, fp16",
+        "sdxl/unet-controlnet",
+        "sdxl_unet_controlnet_fp16",
+        "sdxl/unet with the residuals of a ControlNet as inputs, fp16",
         [
-            input("sample", F16, &[1, 4, 128, 128], Noise),
-            input("timestep", I64, &[1], TIMESTEP),
-            input("encoder_hidden_states", F16, &[1, 77, 2048], Noise),
-            input("text_embeds", F16, &[1, 1280], Noise),
-            input("time_ids", F16, &[1, 6], Row(&[1024.0, 1024.0, 0.0, 0.0, 1024.0, 1024.0])),
+            SDXL[0],
+            SDXL[1],
+            SDXL[2],
+            SDXL[3],
+            SDXL[4],
+            input("down_block_0_res", F16, &[1, 320, 128, 128], Noise),
+            input("down_block_1_res", F16, &[1, 320, 128, 128], Noise),
+            input("down_block_2_res", F16, &[1, 320, 128, 128], Noise),
+            input("down_block_3_res", F16, &[1, 320, 64, 64], Noise),
+            input("down_block_4_res", F16, &[1, 640, 64, 64], Noise),
+            input("down_block_5_res", F16, &[1, 640, 64, 64], Noise),
+            input("down_block_6_res", F16, &[1, 640, 32, 32], Noise),
+            input("down_block_7_res", F16, &[1, 1280, 32, 32], Noise),
+            input("down_block_8_res", F16, &[1, 1280, 32, 32], Noise),
+            input("mid_block_res", F16, &[1, 1280, 32, 32], Noise)
         ]
+    ),
+    model!(
+        "sdxl/controlnet",
+        "sdxl_controlnet_fp16",
+        "Stable Diffusion XL, ControlNet, fp16",
+        [
+            SDXL[0],
+            SDXL[1],
+            SDXL[2],
+            input("controlnet_cond", F16, &[1, 3, 1024, 1024], Picture { low: 0.0, high: 1.0 }),
+            input("conditioning_scale", F16, &[], Constant(0.75)),
+            SDXL[3],
+            SDXL[4]
+        ]
+    ),
+    model!(
+        "sdxl/vae-decoder",
+        "sd15_vae_decoder",
+        "Stable Diffusion XL, VAE decoder, fp32 (the graph of sd15/vae-decoder)",
+        LATENT_1024
+    ),
+    model!(
+        "sdxl/vae-encoder",
+        "sd15_vae_encoder",
+        "Stable Diffusion XL, VAE encoder, fp32 (the graph of sd15/vae-encoder)",
+        PICTURE_1024
+    ),
+    model!(
+        "sd3/vae-decoder",
+        "sd3_vae_decoder",
+        "Stable Diffusion 3, 16-channel VAE decoder, fp32",
+        LATENT16
+    ),
+    model!(
+        "sd3/vae-encoder",
+        "sd3_vae_encoder",
+        "Stable Diffusion 3, 16-channel VAE encoder, fp32",
+        PICTURE_1024
     ),
     model!("sd3/medium", "sd3_medium_fp16", "Stable Diffusion 3 medium, transformer, fp16", SD3),
     model!("sd3/medium-4-layers", "sd3_4l_fp16", "the first 4 of sd3/medium's 24 layers, fp16", SD3),
     model!("sd35/large", "sd35_large_fp16", "Stable Diffusion 3.5 large, transformer, fp16", SD3),
     model!("flux/dev", "flux_dev_fp16", "FLUX.1 dev, transformer, 512x512, fp16", FLUX),
     model!("flux/dev-2x2-layers", "flux_2x2_fp16", "2 double and 2 single blocks of flux/dev, fp16", FLUX),
+    model!("flux/schnell", "flux_schnell_fp16", "FLUX.1 schnell, transformer, 512x512, fp16", FLUX_SCHNELL),
+    model!(
+        "flux/vae-decoder",
+        "sd3_vae_decoder",
+        "FLUX.1, VAE decoder, fp32 (the graph of sd3/vae-decoder)",
+        LATENT16
+    ),
+    model!(
+        "flux/vae-encoder",
+        "sd3_vae_encoder",
+        "FLUX.1, VAE encoder, fp32 (the graph of sd3/vae-encoder)",
+        PICTURE_1024
+    ),
+    model!("chroma", "chroma_fp16", "Chroma, transformer, 512x512, fp16", CHROMA),
+    model!(
+        "taesd/encoder",
+        "taesd_encoder",
+        "TAESD, tiny autoencoder of SD 1, 2 and XL, encoder, fp32",
+        PICTURE
+    ),
+    model!(
+        "taesd/decoder",
+        "taesd_decoder",
+        "TAESD, tiny autoencoder of SD 1, 2 and XL, decoder, fp32",
+        LATENT
+    ),
+    model!(
+        "taesd3/encoder",
+        "taesd3_encoder",
+        "TAESD of SD 3 and FLUX.1, 16 channels, encoder, fp32",
+        PICTURE_1024
+    ),
+    model!(
+        "taesd3/decoder",
+        "taesd3_decoder",
+        "TAESD of SD 3 and FLUX.1, 16 channels, decoder, fp32",
+        LATENT16
+    ),
     model!("t5-xxl", "t5xxl_fp16", "T5 v1.1 XXL text encoder of SD 3 and FLUX.1, fp16", T5_IDS),
+    model!(
+        "t5-xxl-masked",
+        "t5xxl_masked_fp16",
+        "t5-xxl with an attention mask, as Chroma and PixArt use it, fp16",
+        T5_MASKED
+    ),
     model!("t5-xxl-2-layers", "t5xxl_2l_fp16", "the first 2 of t5-xxl's 24 layers, fp16", T5_IDS),
     model!(
         "pixart/sigma",

@@ -1,0 +1,385 @@
+"""The architectures that export.py knows: what is built, from which public configuration, with which inputs and outputs.
+
+Everything here follows the configuration files that the models are published with (unet/config.json and the like); where a
+number has a reason of its own, a comment says so."""
+
+import dataclasses
+import typing
+
+import torch
+
+import synth
+
+# Sizes: the numbers behind the names of dimensions. `NAME_xK` and `NAME_dK` are K times and a K-th of NAME.
+UNET_SIZES = ({"batch": 2, "height": 16, "width": 24, "sequence": 77}, {"batch": 1, "height": 32, "width": 16, "sequence": 20})
+PICTURE_SIZES = ({"batch": 1, "height": 64, "width": 128}, {"batch": 2, "height": 192, "width": 64})
+LATENT_SIZES = ({"batch": 1, "height": 8, "width": 16}, {"batch": 2, "height": 24, "width": 8})
+SHORT_TEXT_SIZES = ({"batch": 1, "sequence": 3}, {"batch": 2, "sequence": 29})
+TEXT_SIZES = ({"batch": 2, "sequence": 77}, {"batch": 1, "sequence": 33})
+# Few tokens where the largest models are traced: the processor walks through every layer.
+TOKEN_SIZES = (
+    {"batch": 1, "rows": 2, "columns": 3, "img_tokens": 6, "txt_tokens": 2},
+    {"batch": 2, "rows": 4, "columns": 6, "img_tokens": 24, "txt_tokens": 7},
+)
+SMALL_UNET_SIZES = ({"batch": 1, "height": 4, "width": 6, "sequence": 3}, {"batch": 2, "height": 16, "width": 8, "sequence": 20})
+
+
+@dataclasses.dataclass
+class Input:
+    """`dims` are numbers and names; `kind` says what values are given when it is traced and checked."""
+
+    dims: tuple
+    kind: str = "noise"  # noise, picture, timestep, sigma, scale, guidance, zeros, time_ids, ids, mask, grid
+    dtype: str = "model"  # the model's own, or float32, int64
+
+
+@dataclasses.dataclass
+class Architecture:
+    file: str
+    tag: str
+    dtype: str
+    build: typing.Callable  # (**overrides of the configuration) -> module
+    inputs: dict
+    outputs: dict  # name -> dims, None where the exporter shall find out
+    call: typing.Callable  # (module's own forward, *inputs) -> output or tuple of outputs
+    sizes: tuple  # traced, checked
+    # Too large for this machine's memory: exported without weights, and checked with these changes to the configuration.
+    reduced: dict | None = None
+    # Small enough to be exported with weights, but not to be checked so.
+    check_reduced: dict | None = None
+
+    @property
+    def hollow(self):
+        return self.reduced is not None
+
+
+ARCHITECTURES = {}
+
+
+def size(dim, sizes):
+    """The number behind a dimension."""
+    if isinstance(dim, int):
+        return dim
+    name, _, factor = dim.rpartition("_")
+    if name and factor[0] in "xd" and factor[1:].isdigit():
+        return sizes[name] * int(factor[1:]) if factor[0] == "x" else sizes[name] // int(factor[1:])
+    return sizes[dim]
+
+
+def values(tag, name, spec, sizes, dtype):
+    """Seeded values for an input."""
+    shape = tuple(size(dim, sizes) for dim in spec.dims)
+    key = f"{name}/{'x'.join(map(str, shape))}"
+    if spec.kind == "ids":
+        count = int(torch.tensor(shape).prod())
+        ids = [1 + synth.fnv1a64(f"{tag}/{key}#{i}") % 30000 for i in range(count)]
+        return torch.tensor(ids).reshape(shape)
+    if spec.kind == "mask":
+        return (torch.arange(shape[-1]) < 2 * shape[-1] // 3).long().expand(shape).contiguous()
+    if spec.kind == "grid":
+        rows, columns = sizes["rows"], sizes["columns"]
+        y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+        value = torch.stack([torch.zeros_like(x), y, x], dim=-1).reshape(rows * columns, 3).float()
+    elif spec.kind in ("timestep", "sigma", "scale", "zeros", "guidance"):
+        # Exact in half precision, also a thousandfold: the phases of a time embedding are far apart where that rounds.
+        first, others = {"timestep": (801, 21), "sigma": (0.75, 0.25), "scale": (0.75, 0.75), "zeros": (0, 0), "guidance": (3.5, 3.5)}[spec.kind]
+        value = torch.full(shape, float(first))
+        if shape:
+            value[1:] = others  # of the batch
+    elif spec.kind == "time_ids":
+        value = torch.tensor([1024.0, 1024, 0, 0, 1024, 1024]).expand(shape).clone()
+    else:
+        value = torch.from_numpy(synth.inputs(tag, key, shape))
+        if spec.kind == "picture":
+            value = value.clamp(-1, 1)
+    return value.to(getattr(torch, dtype if spec.dtype == "model" else spec.dtype))
+
+
+# Stable Diffusion 1.5, 2.1 and XL
+
+SD15_UNET = dict(
+    sample_size=64, cross_attention_dim=768, attention_head_dim=8, block_out_channels=(320, 640, 1280, 1280),
+    down_block_types=("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",), up_block_types=("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3,
+)  # fmt: skip
+# attention_head_dim holds the numbers of heads (a historic mistake of the name): 64 channels each.
+SD21_UNET = dict(SD15_UNET, sample_size=96, cross_attention_dim=1024, attention_head_dim=(5, 10, 20, 20), use_linear_projection=True)
+SDXL_UNET = dict(
+    sample_size=128, cross_attention_dim=2048, attention_head_dim=(5, 10, 20), block_out_channels=(320, 640, 1280),
+    down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"), transformer_layers_per_block=(1, 2, 10),
+    use_linear_projection=True, addition_embed_type="text_time", addition_time_embed_dim=256,
+    projection_class_embeddings_input_dim=2816,
+)  # fmt: skip
+# Channels and downsampling of the residuals that a ControlNet hands to the UNet's skip connections.
+SD15_RESIDUALS = [(320, 1)] * 3 + [(320, 2)] + [(640, 2)] * 2 + [(640, 4)] + [(1280, 4)] * 2 + [(1280, 8)] * 3
+SDXL_RESIDUALS = [(320, 1)] * 3 + [(320, 2)] + [(640, 2)] * 2 + [(640, 4)] + [(1280, 4)] * 2
+
+
+def diffusers_module(name, config):
+    def build(**overrides):
+        import diffusers
+
+        return getattr(diffusers, name)(**{**config, **overrides})
+
+    return build
+
+
+def controlnet_config(config):
+    dropped = ("sample_size", "up_block_types")
+    config = {key: value for key, value in config.items() if key not in dropped}
+    return dict(config, conditioning_embedding_out_channels=(16, 32, 96, 256))
+
+
+def latent(channels=4):
+    return ("batch", channels, "height", "width")
+
+
+def conditions(width, pooled=None):
+    inputs = {"timestep": Input(("batch_t",), "timestep", "int64"), "encoder_hidden_states": Input(("batch", "sequence", width))}
+    if pooled:
+        inputs["text_embeds"] = Input(("batch", pooled))
+        inputs["time_ids"] = Input(("batch", 6), "time_ids")
+    return inputs
+
+
+def residuals(blocks):
+    # Each has its own height and width: how sizes round is the affair of the two networks.
+    shape = lambda channels, factor: ("batch", channels) + (("height", "width") if factor == 1 else (f"height_d{factor}", f"width_d{factor}"))
+    named = {f"down_block_{i}_res": Input(shape(*block)) for i, block in enumerate(blocks)}
+    return {**named, "mid_block_res": Input(shape(*blocks[-1]))}
+
+
+def call_unet(forward, sample, timestep, encoder_hidden_states):
+    return forward(sample, timestep, encoder_hidden_states, return_dict=False)[0]
+
+
+def call_sdxl(forward, sample, timestep, encoder_hidden_states, text_embeds, time_ids):
+    added = {"text_embeds": text_embeds, "time_ids": time_ids}
+    return forward(sample, timestep, encoder_hidden_states, added_cond_kwargs=added, return_dict=False)[0]
+
+
+def call_with_residuals(call):
+    count = {call_unet: 3, call_sdxl: 5}[call]
+
+    def with_residuals(forward, *inputs):
+        *down, middle = inputs[count:]
+
+        def inner(*args, **kwargs):
+            return forward(*args, **kwargs, down_block_additional_residuals=tuple(down), mid_block_additional_residual=middle)
+
+        return call(inner, *inputs[:count])
+
+    return with_residuals
+
+
+def call_controlnet(forward, sample, timestep, encoder_hidden_states, controlnet_cond, conditioning_scale, text_embeds=None, time_ids=None):
+    added = None if text_embeds is None else {"text_embeds": text_embeds, "time_ids": time_ids}
+    down, middle = forward(
+        sample, timestep, encoder_hidden_states, controlnet_cond, conditioning_scale, added_cond_kwargs=added, return_dict=False
+    )
+    return (*down, middle)
+
+
+def unet(name, file, tag, config, dtype="float32", blocks=None, pooled=None, **more):
+    call = call_sdxl if pooled else call_unet
+    inputs = {"sample": Input(latent(config.get("in_channels", 4))), **conditions(config["cross_attention_dim"], pooled)}
+    if blocks:
+        call, inputs = call_with_residuals(call), {**inputs, **residuals(blocks)}
+    build = diffusers_module("UNet2DConditionModel", config)
+    ARCHITECTURES[name] = Architecture(file, tag, dtype, build, inputs, {"out_sample": latent()}, call, UNET_SIZES, **more)
+
+
+def controlnet(name, file, tag, config, dtype, blocks, pooled=None, **more):
+    given = conditions(config["cross_attention_dim"], pooled)
+    picture = Input(("batch", 3, "height_x8", "width_x8"), "picture")
+    added = {key: given.pop(key) for key in ("text_embeds", "time_ids") if pooled}
+    inputs = {"sample": Input(latent()), **given, "controlnet_cond": picture, "conditioning_scale": Input((), "scale"), **added}
+    outputs = {f"down_block_{i}": None for i in range(len(blocks))} | {"mid_block": None}
+    build = diffusers_module("ControlNetModel", controlnet_config(config))
+    ARCHITECTURES[name] = Architecture(file, tag, dtype, build, inputs, outputs, call_controlnet, UNET_SIZES, **more)
+
+
+SMALL_SDXL = dict(transformer_layers_per_block=(1, 1, 1))
+unet("sd15/unet", "sd15_unet", "sd15-unet/A", SD15_UNET)
+unet("sd15/unet-fp16", "sd15_unet_fp16", "sd15-unet/A", SD15_UNET, "float16")
+# Latent, mask, latent of the masked picture.
+unet("sd15/unet-inpainting", "sd15_unet_inpainting", "sd15-unet-inpainting/A", dict(SD15_UNET, in_channels=9))
+unet("sd15/unet-controlnet", "sd15_unet_controlnet", "sd15-unet/A", SD15_UNET, blocks=SD15_RESIDUALS)
+unet("sd21/unet", "sd21_unet", "sd21-unet/A", SD21_UNET)
+unet("sdxl/unet", "sdxl_unet_fp16", "sdxl-unet/A", SDXL_UNET, "float16", pooled=1280, check_reduced=SMALL_SDXL)
+unet("sdxl/unet-controlnet", "sdxl_unet_controlnet_fp16", "sdxl-unet/A", SDXL_UNET, "float16", SDXL_RESIDUALS, 1280, check_reduced=SMALL_SDXL)  # fmt: skip
+controlnet("sd15/controlnet", "sd15_controlnet", "sd15-controlnet/A", SD15_UNET, "float32", SD15_RESIDUALS)
+controlnet("sdxl/controlnet", "sdxl_controlnet_fp16", "sdxl-controlnet/A", SDXL_UNET, "float16", SDXL_RESIDUALS, 1280)
+
+
+# Text encoders
+
+CLIP_L = dict(
+    hidden_size=768, intermediate_size=3072, projection_dim=768, num_hidden_layers=12, num_attention_heads=12,
+    hidden_act="quick_gelu", vocab_size=49408, max_position_embeddings=77, bos_token_id=49406,
+    # As in the published configurations: the pooled output is then taken at the largest id, which is the end of text.
+    eos_token_id=2, pad_token_id=1,
+)  # fmt: skip
+# OpenCLIP's ViT-H without its last layer, which Stable Diffusion 2 does not use.
+CLIP_H = dict(
+    CLIP_L, hidden_size=1024, intermediate_size=4096, projection_dim=512, num_hidden_layers=23, num_attention_heads=16,
+    hidden_act="gelu", bos_token_id=0,
+)  # fmt: skip
+CLIP_G = dict(
+    CLIP_H, hidden_size=1280, intermediate_size=5120, projection_dim=1280, num_hidden_layers=32, num_attention_heads=20,
+)  # fmt: skip
+T5_XXL = dict(
+    vocab_size=32128, d_model=4096, d_kv=64, d_ff=10240, num_layers=24, num_heads=64, dropout_rate=0.0,
+    feed_forward_proj="gated-gelu", tie_word_embeddings=False,
+)  # fmt: skip
+
+
+def transformers_module(model, config_class, config):
+    def build(**overrides):
+        import transformers
+
+        return getattr(transformers, model)(getattr(transformers, config_class)(**{**config, **overrides}))
+
+    return build
+
+
+def text_encoder(name, file, tag, config, dtype, model="CLIPTextModel", outputs=("last_hidden_state", "pooler_output"), masked=False, **more):
+    hidden = config.get("hidden_size") or config["d_model"]
+
+    def call(forward, input_ids, attention_mask=None):
+        middle = "penultimate_hidden_state" in outputs
+        found = forward(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=middle, return_dict=True)
+        return tuple(found.hidden_states[-2] if output == "penultimate_hidden_state" else found[output] for output in outputs)
+
+    pooled = ("pooler_output", "text_embeds")
+    dims = {output: ("batch", hidden) if output in pooled else ("batch", "sequence", hidden) for output in outputs}
+    build = transformers_module(model, "T5Config" if model.startswith("T5") else "CLIPTextConfig", config)
+    inputs = {"input_ids": Input(("batch", "sequence"), "ids", "int64")}
+    if masked:
+        inputs["attention_mask"] = Input(("batch", "sequence"), "mask", "int64")
+    sizes = SHORT_TEXT_SIZES if more.get("reduced") else TEXT_SIZES
+    ARCHITECTURES[name] = Architecture(file, tag, dtype, build, inputs, dims, call, sizes, **more)
+
+
+XL = ("last_hidden_state", "penultimate_hidden_state")
+text_encoder("sd15/text-encoder", "sd15_text_encoder", "sd15-text/A", CLIP_L, "float32")
+text_encoder("sd21/text-encoder", "sd21_text_encoder", "sd21-text/A", CLIP_H, "float32")
+text_encoder("sdxl/text-encoder", "sdxl_text_encoder_fp16", "sd15-text/A", CLIP_L, "float16", outputs=("pooler_output", *XL))
+text_encoder("sdxl/text-encoder-2", "sdxl_text_encoder_2_fp16", "sdxl-text2/A", CLIP_G, "float16", "CLIPTextModelWithProjection", ("text_embeds", *XL))  # fmt: skip
+text_encoder("t5-xxl", "t5xxl_fp16", "t5/A", T5_XXL, "float16", "T5EncoderModel", ("last_hidden_state",), reduced=dict(num_layers=2))
+text_encoder("t5-xxl-masked", "t5xxl_masked_fp16", "t5/A", T5_XXL, "float16", "T5EncoderModel", ("last_hidden_state",), masked=True, reduced=dict(num_layers=2))  # fmt: skip
+text_encoder("t5-xxl-2-layers", "t5xxl_2l_fp16", "t5/A", dict(T5_XXL, num_layers=2), "float16", "T5EncoderModel", ("last_hidden_state",))
+
+
+# Autoencoders
+
+VAE = dict(
+    down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
+    block_out_channels=(128, 256, 512, 512), layers_per_block=2, sample_size=512,
+)  # fmt: skip
+VAE16 = dict(VAE, latent_channels=16, use_quant_conv=False, use_post_quant_conv=False, sample_size=1024)
+
+
+class Part(torch.nn.Module):
+    """Some children of a model, under their names, one after the other."""
+
+    def __init__(self, whole, names):
+        super().__init__()
+        self.order = [name for name in names if getattr(whole, name, None) is not None]
+        for name in self.order:
+            setattr(self, name, getattr(whole, name))
+
+    def forward(self, x):
+        for name in self.order:
+            x = getattr(self, name)(x)
+        return x
+
+
+def autoencoder(prefix, file, tag, config, channels, model="AutoencoderKL"):
+    tiny = model == "AutoencoderTiny"
+    whole = diffusers_module(model, config)
+    picture, small = ("batch", 3, "height", "width"), ("batch", channels if tiny else 2 * channels, "height_d8", "width_d8")
+    encoded = "latents" if tiny else "latent_parameters"
+    ARCHITECTURES[f"{prefix}encoder"] = Architecture(
+        f"{file}_encoder", tag, "float32", lambda **o: Part(whole(**o), ("encoder", "quant_conv")),
+        {"sample": Input(picture, "picture")}, {encoded: small}, lambda forward, sample: forward(sample), PICTURE_SIZES,
+    )  # fmt: skip
+    ARCHITECTURES[f"{prefix}decoder"] = Architecture(
+        f"{file}_decoder", tag, "float32", lambda **o: Part(whole(**o), ("post_quant_conv", "decoder")),
+        {"latent_sample": Input(latent(channels))}, {"sample": ("batch", 3, "height_x8", "width_x8")},
+        lambda forward, latent_sample: forward(latent_sample), LATENT_SIZES,
+    )  # fmt: skip
+
+
+autoencoder("sd15/vae-", "sd15_vae", "sd15-vae/A", VAE, 4)
+autoencoder("sd3/vae-", "sd3_vae", "sd3-vae/A", VAE16, 16)
+autoencoder("taesd/", "taesd", "taesd/A", {}, 4, "AutoencoderTiny")
+autoencoder("taesd3/", "taesd3", "taesd3/A", dict(latent_channels=16), 16, "AutoencoderTiny")
+
+
+# Transformers
+
+SD3_MEDIUM = dict(
+    sample_size=128, patch_size=2, in_channels=16, num_layers=24, attention_head_dim=64, num_attention_heads=24,
+    joint_attention_dim=4096, caption_projection_dim=1536, pooled_projection_dim=2048, out_channels=16, pos_embed_max_size=192,
+)  # fmt: skip
+SD35_LARGE = dict(SD3_MEDIUM, num_layers=38, num_attention_heads=38, caption_projection_dim=2432, qk_norm="rms_norm")
+PIXART_SIGMA = dict(
+    num_attention_heads=16, attention_head_dim=72, in_channels=4, out_channels=8, num_layers=28, cross_attention_dim=1152,
+    attention_bias=True, sample_size=128, patch_size=2, num_embeds_ada_norm=1000, norm_type="ada_norm_single",
+    norm_elementwise_affine=False, norm_eps=1e-6, interpolation_scale=2, use_additional_conditions=False, caption_channels=4096,
+)  # fmt: skip
+SANA_1600M = dict(
+    in_channels=32, out_channels=32, num_attention_heads=70, attention_head_dim=32, num_layers=20,
+    num_cross_attention_heads=20, cross_attention_head_dim=112, cross_attention_dim=2240, caption_channels=2304, mlp_ratio=2.5,
+    sample_size=32, patch_size=1,
+)  # fmt: skip
+FLUX = dict(guidance_embeds=True)
+FEW_BLOCKS = dict(num_layers=2, num_single_layers=2)
+
+
+def by_name(names, **constant):
+    """Calls a transformer with its inputs by name."""
+    return lambda forward, *inputs: forward(**dict(zip(names, inputs)), **constant, return_dict=False)[0]
+
+
+def transformer(name, file, tag, model, config, width, pooled=None, constant=None, **more):
+    """A transformer over a latent picture."""
+    inputs = {"hidden_states": Input(latent(config["in_channels"])), "encoder_hidden_states": Input(("batch", "sequence", width))}
+    if pooled:
+        inputs["pooled_projections"] = Input(("batch", pooled))
+    inputs["timestep"] = Input(("batch",), "timestep")
+    build, call = diffusers_module(model, config), by_name(list(inputs), **(constant or {}))
+    outputs = {"out_sample": latent(config["out_channels"])}
+    ARCHITECTURES[name] = Architecture(file, tag, "float16", build, inputs, outputs, call, SMALL_UNET_SIZES, **more)
+
+
+def token_transformer(name, file, tag, model, config, pooled=None, guidance=False, **more):
+    """Flux and its kin: pictures as rows of 2x2 patches."""
+    inputs = {"hidden_states": Input(("batch", "img_tokens", 64)), "encoder_hidden_states": Input(("batch", "txt_tokens", 4096))}
+    if pooled:
+        inputs["pooled_projections"] = Input(("batch", pooled))
+    inputs["timestep"] = Input(("batch",), "sigma")
+    inputs["img_ids"] = Input(("img_tokens", 3), "grid", "float32")
+    inputs["txt_ids"] = Input(("txt_tokens", 3), "zeros", "float32")
+    if guidance:
+        inputs["guidance"] = Input(("batch",), "guidance")
+    build = diffusers_module(model, config)
+    outputs = {"out_hidden_states": ("batch", "img_tokens", 64)}
+    ARCHITECTURES[name] = Architecture(
+        file, tag, "float16", build, inputs, outputs, by_name(list(inputs)), TOKEN_SIZES, **more
+    )
+
+
+transformer("sd3/medium", "sd3_medium_fp16", "sd3/A", "SD3Transformer2DModel", SD3_MEDIUM, 4096, 2048, reduced=dict(num_layers=2))
+transformer("sd3/medium-4-layers", "sd3_4l_fp16", "sd3/A", "SD3Transformer2DModel", dict(SD3_MEDIUM, num_layers=4), 4096, 2048)
+transformer("sd35/large", "sd35_large_fp16", "sd35l/A", "SD3Transformer2DModel", SD35_LARGE, 4096, 2048, reduced=dict(num_layers=2))
+transformer(
+    "pixart/sigma", "pixart_sigma_fp16", "pixart/A", "PixArtTransformer2DModel", PIXART_SIGMA, 4096,
+    constant=dict(added_cond_kwargs={"resolution": None, "aspect_ratio": None}), reduced=dict(num_layers=2),
+)  # fmt: skip
+transformer("sana/1600m", "sana_1600m_fp16", "sana/A", "SanaTransformer2DModel", SANA_1600M, 2304, reduced=dict(num_layers=2))
+token_transformer("flux/dev", "flux_dev_fp16", "flux/A", "FluxTransformer2DModel", FLUX, 768, True, reduced=FEW_BLOCKS)
+token_transformer("flux/dev-2x2-layers", "flux_2x2_fp16", "flux/A", "FluxTransformer2DModel", dict(FLUX, **FEW_BLOCKS), 768, True)
+token_transformer("flux/schnell", "flux_schnell_fp16", "flux-schnell/A", "FluxTransformer2DModel", {}, 768, reduced=FEW_BLOCKS)
+token_transformer("chroma", "chroma_fp16", "chroma/A", "ChromaTransformer2DModel", {}, reduced=FEW_BLOCKS)

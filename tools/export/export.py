@@ -1,0 +1,417 @@
+"""Exports the diffusers- and transformers-based graphs of models/ (README.md beside this file).
+
+    python3 tools/export/export.py NAME... [--out models/] [--check]
+    python3 tools/export/export.py --list
+
+NAME is a built-in model, for example sd15/unet-inpainting; architectures.py holds the table. Written are NAME.graph.onnx.gz
+and NAME.map.json.gz (models/README.md tells the formats).
+
+An architecture that fits into memory is filled with its synthetic weights and exported whole, with constant folding, by
+PyTorch's TorchScript exporter: that is how files in the wild are made, and which state-dict tensor an initializer is, is
+then told by its value. One that does not is exported hollow: all parameters share one piece of memory, the weights are
+inputs of the exported graph and become initializers here, and transposed matrices are folded as the exporter would.
+
+--check gives the graph the weights the map describes, runs it in onnxruntime at the size it was traced at and at another,
+and compares with PyTorch in float32. A hollow architecture is checked with few layers, exported by the same code."""
+
+import argparse
+import contextlib
+import gc
+import hashlib
+import math
+import pathlib
+import tempfile
+import time
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper
+
+import stripped
+import synth
+from architectures import ARCHITECTURES, size, values
+
+OPSET = 17
+# Largest difference that is accepted, in parts of the largest value. Half precision alone costs up to 4e-3.
+TOLERANCE = {"float32": 1e-4, "float16": 1e-2}
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
+
+
+# Changes to PyTorch and diffusers without which the exporter cannot write the graph, or writes one for a single size
+
+
+def rms_norm(self, x):
+    """RMSNorm written out: the exporter knows no aten::rms_norm."""
+    wide = x.float()
+    eps = self.eps if self.eps is not None else torch.finfo(x.dtype).eps
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype) * self.weight
+
+
+def rotary_embedding(x, freqs_cis, use_real=True, use_real_unbind_dim=-1, sequence_dim=2):
+    """Rotation of neighbouring pairs, without the reshape of diffusers, which is exported with the traced sizes."""
+    expand = (None, None) if sequence_dim == 2 else (None, slice(None), None)
+    cos, sin = (table[expand] for table in freqs_cis)
+    turned = torch.stack([-x[..., 1::2], x[..., 0::2]], dim=-1).flatten(3)
+    return (x.float() * cos + turned.float() * sin).to(x.dtype)
+
+
+def rotary_table(self, ids):
+    """Flux's table of cosines and sines: frequencies in float64, as diffusers has them, but they alone; runtimes have no
+    float64 arithmetic for the rest."""
+    cosines, sines = [], []
+    for axis, width in enumerate(self.axes_dim):
+        frequencies = 1.0 / self.theta ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
+        angles = ids[:, axis, None].float() * frequencies.float()[None]
+        cosines.append(angles.cos().repeat_interleave(2, dim=1))
+        sines.append(angles.sin().repeat_interleave(2, dim=1))
+    return torch.cat(cosines, dim=-1), torch.cat(sines, dim=-1)
+
+
+def chroma_modulation_input(self, timestep):
+    """Chroma's input of the modulation network. diffusers keeps the embedding of the layer numbers as a table and the batch
+    size as a number; both would become constants of the graph."""
+    from diffusers.models.embeddings import get_timestep_embedding
+
+    layers, channels = self.mod_proj.shape
+    numbers = torch.arange(layers, dtype=torch.float32) * 1000
+    embedded = get_timestep_embedding(numbers, channels, flip_sin_to_cos=True, downscale_freq_shift=0).to(timestep.dtype)
+    step = self.time_proj(timestep).to(timestep.dtype)
+    guidance = self.guidance_proj(timestep * 0).to(timestep.dtype)
+    condition = torch.cat([step, guidance], dim=1)[:, None]
+    # Added to zeros instead of repeated: the batch size stays open.
+    condition = condition + torch.zeros(layers, 1, dtype=condition.dtype)
+    embedded = embedded[None] + torch.zeros_like(condition[:, :, :1])
+    return torch.cat([condition, embedded], dim=-1)
+
+
+@contextlib.contextmanager
+def exportable():
+    from diffusers.models.transformers import transformer_chroma, transformer_flux
+
+    changes = [
+        (torch.nn.RMSNorm, "forward", rms_norm),
+        (transformer_flux, "apply_rotary_emb", rotary_embedding),
+        (transformer_flux.FluxPosEmbed, "forward", rotary_table),
+        (transformer_chroma.ChromaCombinedTimestepTextProjEmbeddings, "forward", chroma_modulation_input),
+        # A class of another module than Flux's, with the same name.
+        (transformer_chroma.FluxPosEmbed, "forward", rotary_table),
+    ]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
+    for owner, name, new in changes:
+        setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        for owner, name, old in before:
+            setattr(owner, name, old)
+
+
+# Modules
+
+
+def parameters(module):
+    """Names and parameters in the state dict's order; a tied tensor once, under its first name."""
+    done = set()
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if id(parameter) not in done:
+            done.add(id(parameter))
+            yield name, parameter
+
+
+def build(arch, fill, **overrides):
+    """The module in evaluation mode; `fill(index, name, shape)` makes each parameter and persistent floating-point buffer.
+    Memory is taken for what `fill` returns only."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
+        module = arch.build(**overrides).eval()
+    owners = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(name)
+    for index, (name, parameter) in enumerate(list(parameters(module))):
+        made = torch.nn.Parameter(fill(index, name, tuple(parameter.shape)), requires_grad=False)
+        for place in owners[id(parameter)]:
+            path, _, leaf = place.rpartition(".")
+            setattr(module.get_submodule(path), leaf, made)
+    kept = module.state_dict().keys()
+    for name, buffer in list(module.named_buffers()):
+        if buffer.is_floating_point():
+            path, _, leaf = name.rpartition(".")
+            owner = module.get_submodule(path)
+            new = fill(len(owners), name, tuple(buffer.shape)) if name in kept else buffer
+            owner._buffers[leaf] = new.to(getattr(torch, arch.dtype))
+    forward = module.forward
+    # The exporter takes the paths of modules from here on, so that a module around it would be part of every name.
+    module.forward = lambda *inputs: arch.call(forward, *inputs)
+    return module
+
+
+def filled(arch, **overrides):
+    dtype = np.dtype(arch.dtype)
+
+    def fill(_, name, shape):
+        return torch.from_numpy(np.ascontiguousarray(synth.weight(arch.tag, name, list(shape)).astype(dtype)))
+
+    return build(arch, fill, **overrides)
+
+
+def hollow(arch, **overrides):
+    """All tensors are windows of one buffer, each at its own place, as the exporter merges equal ones."""
+    step = 32  # keeps every window aligned to 64 bytes in half precision
+    with torch.device("meta"):
+        shapes = [parameter.shape for _, parameter in parameters(arch.build(**overrides))]
+    length = max(map(math.prod, shapes)) + step * (len(shapes) + 1)
+    buffer = torch.from_numpy(synth.uniform("hollow", length) * np.float32(0.02)).to(getattr(torch, arch.dtype))
+
+    def fill(index, _, shape):
+        return buffer[step * index : step * index + math.prod(shape)].view(shape)
+
+    return build(arch, fill, **overrides)
+
+
+# Export
+
+
+def trace(module, arch, path, **options):
+    sizes = with_aliases(arch.sizes[0])
+    given = {name: values(arch.tag, name, spec, sizes, arch.dtype) for name, spec in arch.inputs.items()}
+    axes = {name: open_axes(spec.dims) for name, spec in arch.inputs.items()}
+    axes |= {name: open_axes(dims) for name, dims in arch.outputs.items() if dims}
+    with torch.no_grad():
+        torch.onnx.export(
+            module, tuple(given.values()), path, input_names=list(given), output_names=list(arch.outputs),
+            dynamic_axes={name: dims for name, dims in axes.items() if dims}, opset_version=OPSET, dynamo=False, **options,
+        )  # fmt: skip
+
+
+def open_axes(dims):
+    return {axis: dim for axis, dim in enumerate(dims) if isinstance(dim, str)}
+
+
+def with_aliases(sizes):
+    """The timestep may have the batch's size or one."""
+    return {**sizes, "batch_t": sizes["batch"]}
+
+
+def tensor_values(tensor, folder):
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return onnx.numpy_helper.to_array(tensor)
+    info = {entry.key: entry.value for entry in tensor.external_data}
+    offset = int(info.get("offset", 0))
+    return np.memmap(folder / info["location"], dtype, "r", offset, tuple(tensor.dims))
+
+
+def digest(array):
+    return hashlib.sha256(np.ascontiguousarray(array).view(np.uint8).data).digest()
+
+
+def export_whole(module, arch, folder):
+    """The model, and for each weight what it is in the state dict, found by its value."""
+    path = folder / "model.onnx"
+    trace(module, arch, str(path))
+    model = onnx.load(path, load_external_data=False)
+    by_value = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if not tensor.is_floating_point():
+            continue
+        array = tensor.detach().numpy()
+        by_value.setdefault(digest(array), (name, "identity", list(array.shape)))
+        if array.ndim == 2:
+            by_value.setdefault(digest(array.T), (name, "transpose", list(array.shape)))
+    sources = {}
+    for tensor in model.graph.initializer:
+        if tensor.data_type not in FLOATS or not tensor.dims or math.prod(tensor.dims) == 1:
+            continue
+        found = by_value.get(digest(tensor_values(tensor, folder)))
+        assert found, f"initializer {tensor.name} {list(tensor.dims)} is no tensor of the state dict"
+        name, op, shape = found
+        sources[tensor.name] = (name, "reshape" if op == "identity" and shape != list(tensor.dims) else op, shape)
+    return model, sources
+
+
+def export_hollow(module, arch, folder):
+    """The same, for a module whose weights are no values: they come out as inputs, under their names."""
+    from torch.onnx._internal.torchscript_exporter import utils
+
+    compare = utils._C._jit_pass_onnx_deduplicate_initializers
+    # Compares all tensors of one shape pairwise: hours for 12 billion values, which here are not even there.
+    utils._C._jit_pass_onnx_deduplicate_initializers = lambda graph, tensors, training: tensors
+    try:
+        path = folder / "model.onnx"
+        trace(module, arch, str(path), export_params=False, do_constant_folding=False)
+    finally:
+        utils._C._jit_pass_onnx_deduplicate_initializers = compare
+    model = onnx.load(path)
+    graph = model.graph
+    weights = [value for value in graph.input if value.name not in arch.inputs]
+    given = [value for value in graph.input if value.name in arch.inputs]
+    del graph.input[:]
+    graph.input.extend(given)
+    users = {}
+    for node in graph.node:
+        for slot, name in enumerate(node.input):
+            users.setdefault(name, []).append((node, slot))
+    sources, turned = {}, set()
+    for value in weights:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        name, op = value.name, "identity"
+        using = [node for node, _ in users.get(name, [])]
+        if using and all(node.op_type == "Transpose" and list(node.attribute[0].ints) == [1, 0] for node in using):
+            name, op = f"onnx::MatMul_{9001 + len(turned)}", "transpose"
+            for node in using:
+                turned.add(node.output[0])
+                for user, slot in users[node.output[0]]:
+                    user.input[slot] = name
+        sources[name] = (value.name, op, shape)
+        tensor = graph.initializer.add(name=name, data_type=value.type.tensor_type.elem_type)
+        tensor.dims.extend(shape[::-1] if op == "transpose" else shape)
+    kept = [node for node in graph.node if node.op_type != "Transpose" or node.output[0] not in turned]
+    del graph.node[:]
+    graph.node.extend(kept)
+    return model, sources
+
+
+def state_tables(model):
+    """Tables that the program computes are no weights, however large. In an initializer the graph reader can be told so; in a
+    Constant node it goes by size, unless all elements are equal (core/graph/src/onnx_in/roles.rs)."""
+    kept = []
+    for node in model.graph.node:
+        table = node.attribute[0].t if node.op_type == "Constant" and node.attribute[0].name == "value" else None
+        large = table is not None and table.data_type in FLOATS and math.prod(table.dims) >= 1024
+        if not large or np.ptp(onnx.numpy_helper.to_array(table)) == 0:
+            kept.append(node)
+            continue
+        tensor = model.graph.initializer.add()
+        tensor.CopyFrom(table)
+        tensor.name = node.output[0]
+        tensor.metadata_props.add(key="sdrun.role", value="constant")
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+
+
+def export(arch, file, reduced=False):
+    """The stripped model and its map."""
+    overrides = (arch.reduced or arch.check_reduced) if reduced else {}
+    with tempfile.TemporaryDirectory() as folder, exportable():
+        started = time.time()
+        module = (hollow if arch.hollow else filled)(arch, **overrides)
+        count = sum(parameter.numel() for _, parameter in parameters(module))
+        names = {name for name, tensor in module.state_dict().items() if tensor.is_floating_point()}
+        model, sources = (export_hollow if arch.hollow else export_whole)(module, arch, pathlib.Path(folder))
+        absent = names - {source for source, _, _ in sources.values()}
+        print(f"{file}: {count / 1e6:.0f} million parameters, traced in {time.time() - started:.0f} s", flush=True)
+        if absent:
+            print(f"  {len(absent)} tensors of the state dict are not in the graph: {sorted(absent)[:4]}")
+        del module
+        gc.collect()
+        state_tables(model)
+        weight_map = stripped.strip(model, file, arch.tag, dict.fromkeys(sources, 1.0))
+        for entry in weight_map["tensors"]:
+            entry["src"], entry["op"], entry["src_shape"] = sources[entry["init"]]
+        # Initializers that are scalars may still lie in the exporter's folder.
+        for tensor in model.graph.initializer:
+            if tensor.name not in sources and tensor.data_location == TensorProto.EXTERNAL:
+                array = np.array(tensor_values(tensor, pathlib.Path(folder)))
+                tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    onnx.checker.check_model(without_values(model))
+    return model, weight_map
+
+
+def without_values(model):
+    """A copy that the checker accepts where the file of the weights is not: the weights as inputs."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    inside = [tensor for tensor in copy.graph.initializer if tensor.data_location != TensorProto.EXTERNAL]
+    for tensor in copy.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            copy.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    inside = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in inside]
+    del copy.graph.initializer[:]
+    copy.graph.initializer.extend(inside)
+    return copy
+
+
+# Check
+
+
+def write_weights(weight_map, path):
+    with open(path, "wb") as out:
+        for entry in weight_map["tensors"]:
+            array = synth.weight(weight_map["tag"], entry["src"], entry["src_shape"])
+            if entry["op"] == "transpose":
+                array = array.T
+            out.seek(entry["offset"])
+            out.write(np.ascontiguousarray(array).astype(entry["dtype"]).data)
+
+
+def check(arch, model, weight_map, reduced):
+    """Runs the graph at every size; returns whether all outputs are close enough to PyTorch's."""
+    import onnxruntime
+
+    given, expected = [], []
+    module = filled(arch, **((arch.reduced or arch.check_reduced) if reduced else {})).float()
+    for sizes in arch.sizes:
+        inputs = {name: values(arch.tag, name, spec, with_aliases(sizes), arch.dtype) for name, spec in arch.inputs.items()}
+        wide = [value.float() if value.is_floating_point() else value for value in inputs.values()]
+        with torch.no_grad():
+            outputs = module(*wide)
+        expected.append([y.numpy() for y in (outputs if isinstance(outputs, tuple) else (outputs,))])
+        given.append({name: value.numpy() for name, value in inputs.items()})
+    # It refers to itself through its forward function.
+    del module
+    gc.collect()
+    good = True
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        (folder / "model.onnx").write_bytes(model.SerializeToString())
+        write_weights(weight_map, folder / weight_map["weights_file"])
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
+        for sizes, inputs, outputs in zip(arch.sizes, given, expected):
+            found = session.run(None, inputs)
+            assert [y.shape for y in found] == [y.shape for y in outputs], [y.shape for y in found]
+            error = max(float(np.abs(a.astype(np.float32) - b).max() / np.abs(b).max()) for a, b in zip(found, outputs))
+            spread = [float(y.std()) for y in outputs]
+            good &= error <= TOLERANCE[arch.dtype] and all(np.isfinite(y).all() for y in found)
+            print(f"  {sizes}: {error:.1e} of the largest value, std {min(spread):.2f} to {max(spread):.2f}", flush=True)
+    return good
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--list", action="store_true", help="print the names")
+    parser.add_argument("--out", type=pathlib.Path, help="folder for graph and map; nothing is written without it")
+    parser.add_argument("--check", action="store_true", help="run in onnxruntime and compare with PyTorch")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    if args.list:
+        print("\n".join(ARCHITECTURES))
+    unknown = [name for name in args.names if name not in ARCHITECTURES]
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)} (see --list)")
+    torch.set_num_threads(args.threads)
+    good = True
+    for name in args.names:
+        arch = ARCHITECTURES[name]
+        model = None
+        if args.out or not (arch.hollow or arch.check_reduced):
+            model, weight_map = export(arch, arch.file)
+            total = weight_map["weights_bytes"]
+            print(f"  {len(weight_map['tensors'])} weights, {total / 1e9:.2f} GB, {len(model.graph.node)} nodes")
+        if args.out:
+            stripped.write(model, weight_map, args.out)
+        if args.check:
+            reduced = bool(arch.hollow or arch.check_reduced)
+            if reduced:
+                model, weight_map = export(arch, f"{arch.file}_reduced", reduced=True)
+            good &= check(arch, model, weight_map, reduced)
+    raise SystemExit(0 if good else "some outputs differ too much")
+
+
+if __name__ == "__main__":
+    main()
