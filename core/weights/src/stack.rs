@@ -372,7 +372,12 @@ fn fitting(binding: &Binding, checkpoint: &Checkpoint) -> Result<Component> {
     let mut found = Vec::new();
     for component in checkpoint.components() {
         let weights = checkpoint.component(component)?;
-        let has = |bound: &BoundTensor| bound.sources.iter().all(|name| weights.describe(name).is_ok());
+        let has = |bound: &BoundTensor| match &*bound.sources {
+            [name] => {
+                weights.describe(name).is_ok_and(|(_, shape)| same_but_for_ones(&shape, &bound.source_shape))
+            }
+            names => names.iter().all(|name| weights.describe(name).is_ok()),
+        };
         if binding.tensors.iter().all(has) {
             found.push(component);
         }
@@ -385,7 +390,10 @@ fn fitting(binding: &Binding, checkpoint: &Checkpoint) -> Result<Component> {
             if found.is_empty() { "no" } else { "more than one" },
         ))
         .with_file(checkpoint.path())
-        .with_hint("`sdrun inspect` shows what is in the file")),
+        .with_hint(match found.is_empty() {
+            true => "`sdrun inspect` shows what is in the file",
+            false => "say which part the model is with `sdrun import MODEL --component PART`",
+        })),
     }
 }
 

@@ -89,9 +89,13 @@ fn component(tensors: &[BoundTensor]) -> Option<Component> {
         return Some(Component::ControlNet);
     }
     if let Some(embedding) = find("text_model.embeddings.token_embedding.") {
-        // 1280 is the width of ViT-bigG, which is never the first encoder of a pipeline that has two.
-        let second = embedding.source_shape.last() == Some(&1280);
-        return Some(if second { Component::TextEncoder2 } else { Component::TextEncoder });
+        // The widths of ViT-L and of ViT-H, which are the first encoder of every pipeline, and of ViT-bigG, which is the
+        // second. The names are those of any CLIP.
+        return match embedding.source_shape.last() {
+            Some(768 | 1024) => Some(Component::TextEncoder),
+            Some(1280) => Some(Component::TextEncoder2),
+            _ => None,
+        };
     }
     let unet = any(&["down_blocks."]) && any(&["time_embedding."]);
     let transformer = any(&["transformer_blocks."])
