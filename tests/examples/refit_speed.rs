@@ -4,6 +4,7 @@
 //! `refit_speed FOLDER` keeps the files it makes in FOLDER.
 
 use anyhow::{Context, Result};
+use ndarray::Array2;
 use sdrun::{
     BuildOptions, CachePolicy, Isolation, Model,
     abi::{DType, NoHost, WeightSource},
@@ -179,17 +180,46 @@ fn weights(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
         .filter(|t| is_changed(&t.name))
         .map(|t| 2 * RANK as u64 * t.shape.iter().product::<usize>() as u64)
         .sum();
+    // Memory of our own: what is mapped belongs to the page cache.
+    let before = anonymous();
+    let mut peak = before;
+    for tensor in &binding.tensors {
+        let weight = stack.get(&tensor.name)?;
+        peak = peak.max(anonymous());
+        drop(weight);
+    }
     Ok(json!({
         "unchanged": plain, "changed": merged, "all": whole, "memcpy": copied,
-        "changed_flops": flops, "changed_tensors": stack.changed(), "peak_rss": peak_rss(),
+        "changed_flops": flops, "changed_tensors": stack.changed(),
+        "memory_bytes": peak.saturating_sub(before), "gemm_flops_per_s": gemm_peak(),
     }))
 }
 
-/// `VmHWM` of this process in bytes.
-fn peak_rss() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+/// Resident memory of this process that is no mapped file, in bytes; 0 where the system does not tell.
+fn anonymous() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kilobytes = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kilobytes.unwrap_or(0) * 1024
+}
+
+/// What all cores together do in large f32 matrix products.
+fn gemm_peak() -> f64 {
+    const N: usize = 1024;
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let best = (0..ROUNDS).map(|_| {
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    let (a, b) = (Array2::<f32>::ones((N, N)), Array2::<f32>::ones((N, N)));
+                    std::hint::black_box(a.dot(&b));
+                });
+            }
+        });
+        started.elapsed().as_secs_f64()
+    });
+    (2 * threads * N * N * N) as f64 / best.fold(f64::INFINITY, f64::min)
 }
 
 /// A refit next to a build from scratch.

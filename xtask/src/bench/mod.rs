@@ -2,6 +2,7 @@
 //! block of Markdown is printed. Nothing here passes or fails.
 
 mod process;
+mod refit;
 mod runs;
 
 use crate::{
@@ -41,13 +42,14 @@ type Outcome = Result<(Value, Vec<Line>)>;
 
 type Measure = fn(&Lab<'_>) -> Outcome;
 
-const ALL: [(&str, Measure); 6] = [
+const ALL: [(&str, Measure); 7] = [
     ("size", process::size),
     ("start", process::start),
     ("open", process::open),
     ("load", runs::load),
     ("worker", runs::worker),
     ("overhead", runs::overhead),
+    ("refit", refit::refit),
 ];
 
 /// Runs the benchmarks that are named, or all.

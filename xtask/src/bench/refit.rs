@@ -1,0 +1,152 @@
+//! How fast weights are made and put into engines: the example `refit_speed` of the tests, OpenVINO next to its own
+//! fastest way, and diffusers where there is one.
+
+use super::{Lab, Line, Outcome, median};
+use crate::workspace::output;
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use std::{path::Path, process::Command};
+
+/// A Python with torch, diffusers and peft, for the comparison with diffusers; without it there is none.
+const TORCH_PYTHON: &str = "SDRUN_TORCH_PYTHON";
+
+pub(super) fn refit(lab: &Lab<'_>) -> Outcome {
+    let folder = lab.workspace.target.join("bench/refit");
+    let mut cargo = lab.workspace.cargo();
+    cargo
+        .args(["run", "--quiet", "--release", "--package=sdrun-tests", "--example=refit_speed", "--"])
+        .arg(&folder);
+    cargo.env("SDRUN_DIST", &lab.dist.dir).env("SDRUN_WORKER", lab.dist.program("sdrun-worker"));
+    cargo.env("SDRUN_DATA_DIR", lab.workspace.data()).env("SDRUN_CACHE_DIR", lab.workspace.cache());
+    let measured: Value = serde_json::from_str(&output(&mut cargo)?)?;
+    let mut lines = Vec::new();
+    of_keys(&measured["keys"], &mut lines);
+    of_weights(&measured["weights"], &mut lines);
+    let (build, refit) = (numbers(&measured["ggml"]["build_s"]), numbers(&measured["ggml"]["refit_s"]));
+    lines.push(Line::new(
+        "SD 1.5 UNet on ggml: build and weights from scratch / refit with a LoRA",
+        format!("{:.2} s / {:.2} s = {:.1}", median(&build), median(&refit), median(&build) / median(&refit)),
+        "≥ 5",
+    ));
+    let vendor = openvino(lab, &folder, &mut lines)?;
+    let torch = diffusers(&folder, &measured, &mut lines)?;
+    Ok((json!({"refit_speed": measured, "openvino": vendor, "diffusers": torch}), lines))
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().into_iter().flatten().filter_map(Value::as_f64).collect()
+}
+
+fn of_keys(keys: &Value, lines: &mut Vec<Line>) {
+    for (name, what) in [("checkpoint_ms", "opening a checkpoint"), ("adapter_ms", "resolving a LoRA")] {
+        let value = format!("{:.1} ms", median(&numbers(&keys[name])));
+        lines.push(Line::new(
+            format!("{what}, all keys resolved, {} tensors", keys["tensors"]),
+            value,
+            "< 20 ms for 2000",
+        ));
+    }
+}
+
+fn of_weights(weights: &Value, lines: &mut Vec<Line>) {
+    // Pairs of seconds and bytes.
+    let speed = |name: &str| {
+        let passes = weights[name].as_array().into_iter().flatten();
+        median(&passes.filter_map(|p| Some(p[1].as_f64()? / p[0].as_f64()?)).collect::<Vec<_>>())
+    };
+    let seconds = |name: &str| {
+        let passes = weights[name].as_array().into_iter().flatten();
+        median(&passes.filter_map(|p| p[0].as_f64()).collect::<Vec<_>>())
+    };
+    let memcpy = speed("memcpy");
+    lines.push(Line::new(
+        "weights no adapter changes (some transposed) / memcpy",
+        format!(
+            "{:.1} GB/s / {:.1} GB/s = {:.2}",
+            speed("unchanged") / 1e9,
+            memcpy / 1e9,
+            speed("unchanged") / memcpy
+        ),
+        "≥ 0.7",
+    ));
+    let flops = weights["changed_flops"].as_f64().unwrap_or(0.0) / seconds("changed");
+    let peak = weights["gemm_flops_per_s"].as_f64().unwrap_or(f64::NAN);
+    lines.push(Line::new(
+        format!("{} weights merged with rank 16: GFLOP/s / f32 GEMM peak", weights["changed_tensors"]),
+        format!("{:.0} / {:.0} = {:.2}", flops / 1e9, peak / 1e9, flops / peak),
+        "≥ 0.6",
+    ));
+    lines.push(Line::new(
+        "the same in bytes: merged / memcpy",
+        format!(
+            "{:.1} GB/s / {:.1} GB/s = {:.2}",
+            speed("changed") / 1e9,
+            memcpy / 1e9,
+            speed("changed") / memcpy
+        ),
+        "",
+    ));
+    lines.push(Line::new("all weights of the UNet with the LoRA", format!("{:.2} s", seconds("all")), ""));
+    let bytes = weights["memory_bytes"].as_f64().unwrap_or(f64::NAN);
+    lines.push(Line::new("memory that takes at most", format!("{:.0} MB", bytes / 1e6), "≤ 300 MB"));
+}
+
+/// A refit next to reading and compiling the same graph in a Python program.
+fn openvino(lab: &Lab<'_>, folder: &Path, lines: &mut Vec<Line>) -> Result<Value> {
+    let model = lab.model("sd15/unet-fp16")?;
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let dims = ["sample=1,4,64,64", "timestep=1", "encoder_hidden_states=1,77,768"];
+    for _ in 0..3 {
+        let mut sdrun = lab.dist.sdrun(lab.workspace);
+        sdrun.args([
+            "bench",
+            "sd15/unet-fp16",
+            "-p",
+            "openvino",
+            "--min-time",
+            "0s",
+            "--min-runs",
+            "1",
+            "--json",
+            "--quiet",
+        ]);
+        sdrun.arg("--weights").arg(folder.join("sd15_unet_B.safetensors"));
+        sdrun.arg("--lora").arg(folder.join("lora_r16.safetensors"));
+        let report: Value = serde_json::from_str(&output(&mut sdrun)?)?;
+        let row = &report["cases"][0]["rows"][0];
+        ours.push(row["refit"]["seconds"].as_f64().with_context(|| format!("no refit: {}", row["reason"]))?);
+        let mut command = lab.python.python();
+        command.arg(lab.workspace.root.join("xtask/python/load.py")).arg("openvino").arg(&model);
+        theirs.push(output(command.arg(lab.threads.to_string()).args(dims))?.trim().parse::<f64>()?);
+    }
+    let (a, b) = (median(&ours), median(&theirs));
+    lines.push(Line::new(
+        "SD 1.5 UNet on OpenVINO: refit with a LoRA, weights computed / reading and compiling it in Python",
+        format!("{a:.2} s / {b:.2} s = {:.2}", a / b),
+        "≤ 1",
+    ));
+    Ok(json!({"sdrun_s": ours, "python_s": theirs}))
+}
+
+/// Computing all weights next to `load_lora_weights` and `fuse_lora` on the same files.
+fn diffusers(folder: &Path, measured: &Value, lines: &mut Vec<Line>) -> Result<Value> {
+    let Some(python) = std::env::var_os(TORCH_PYTHON) else {
+        println!(
+            "   not compared with diffusers: {TORCH_PYTHON} names no Python with torch, diffusers and peft"
+        );
+        return Ok(Value::Null);
+    };
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/python/fuse_lora.py");
+    let mut command = Command::new(python);
+    let theirs: Value = serde_json::from_str(&output(command.arg(script).arg(folder))?)?;
+    let ours = measured["weights"]["all"].as_array().into_iter().flatten().filter_map(|p| p[0].as_f64());
+    let resolving = median(&numbers(&measured["keys"]["adapter_ms"])) / 1e3;
+    let ours = median(&ours.collect::<Vec<_>>()) + resolving;
+    let fused = median(&numbers(&theirs["seconds"]));
+    lines.push(Line::new(
+        "diffusers `load_lora_weights` and `fuse_lora` / resolving the LoRA and computing all weights",
+        format!("{fused:.2} s / {ours:.2} s = {:.1}", fused / ours),
+        "≥ 3",
+    ));
+    Ok(theirs)
+}
