@@ -160,7 +160,7 @@ def hollow(arch, **overrides):
     """All tensors are windows of one buffer, each at its own place, as the exporter merges equal ones."""
     step = 32  # keeps every window aligned to 64 bytes in half precision
     with torch.device("meta"):
-        shapes = [parameter.shape for _, parameter in parameters(arch.build(**overrides))]
+        shapes = [tensor.shape for tensor in arch.build(**overrides).state_dict().values()]
     length = max(map(math.prod, shapes)) + step * (len(shapes) + 1)
     buffer = torch.from_numpy(synth.uniform("hollow", length) * np.float32(0.02)).to(getattr(torch, arch.dtype))
 
