@@ -10,10 +10,16 @@ use sdrun::{
     verify::{self, Tolerance},
     weights::{Adapter, AdapterUse, Binding, Checkpoint, Component, SafetensorsWeights, WeightStack},
 };
-use sdrun_tests::lab::{ALL, Lab, folder};
+use sdrun_tests::{
+    lab::{ALL, Lab, folder},
+    place::Place,
+};
+use serde_json::Value;
 use std::{
     collections::BTreeMap,
+    fs,
     path::{Path, PathBuf},
+    process::{Command, Output},
 };
 
 /// A component of a tiny pipeline.
@@ -345,4 +351,133 @@ fn tiny_adapters_of_other_architectures_are_refused() {
     let only_unet = find("sd/unet").adapter("loha");
     let error = text.own().with_adapter(&only_unet, AdapterUse::at(1.0)).err().unwrap();
     assert!(error.message.contains("other components"), "{error}");
+}
+
+/// The command line from a checkpoint and an adapter to outputs, as a user would go.
+#[test]
+#[ignore = "needs SDRUN_TINY_DIR: these models are not in this repository"]
+fn tiny_commands_go_from_a_checkpoint_to_outputs() {
+    let parts = parts();
+    let unet = parts.iter().find(|part| part.name == "sd/unet").unwrap();
+    let work = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| -> Output {
+        Command::new(Place::Dist.find().unwrap().join("sdrun"))
+            .args(arguments)
+            .current_dir(work.path())
+            .env("SDRUN_DATA_DIR", Place::Data.find().unwrap())
+            .env("SDRUN_CACHE_DIR", work.path().join("cache"))
+            .output()
+            .unwrap()
+    };
+    let sdrun = |arguments: &[&str]| -> Value {
+        let output = run(&[arguments, &["--json"]].concat());
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let text = |path: PathBuf| path.display().to_string();
+    let file = |name: &str| text(unet.family.join(name));
+    let checkpoint = file("single_file/tiny_sd_B_fp16.safetensors");
+    let lora = format!("{}:0.7", file("lora/kohya.safetensors"));
+
+    let seen = sdrun(&["inspect", &checkpoint]);
+    assert_eq!((&seen["kind"], &seen["family"]), (&"checkpoint".into(), &"sd1".into()), "{seen}");
+    assert!(seen["components"].as_array().unwrap().len() >= 3, "{seen}");
+    assert_eq!(sdrun(&["inspect", &file("diffusers_B_fp16")])["kind"], "checkpoint");
+    let seen = sdrun(&["inspect", &file("lora/kohya.safetensors")]);
+    assert_eq!(seen["kind"], "adapter", "{seen}");
+
+    // The model alone, in a folder of its own, so that the table is written there.
+    let model = work.path().join("model.onnx");
+    fs::copy(unet.family.join("onnx/unet/model.onnx"), &model).unwrap();
+    let reference = file("single_file/tiny_sd_A_fp32.safetensors");
+    let found = sdrun(&["import", "model.onnx", "--reference", &reference]);
+    assert_eq!(
+        (&found["component"], found["unbound"].as_array().unwrap().len()),
+        (&"denoiser".into(), 0),
+        "{found}"
+    );
+    assert_eq!(found["confirmed"], found["bound"], "{found}");
+    assert!(work.path().join("model.binding.json").is_file());
+
+    for (name, tensor) in &unet.inputs {
+        write_npy(&work.path().join(format!("{name}.npy")), tensor);
+    }
+    let inputs: Vec<String> =
+        unet.inputs.keys().flat_map(|n| ["-i".into(), format!("{n}={n}.npy")]).collect();
+    let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
+    let shapes: Vec<String> =
+        unet.inputs.iter().map(|(n, t)| format!("--shape={n}={}", dims(t.shape()))).collect();
+    let shapes: Vec<&str> = shapes.iter().map(String::as_str).collect();
+    let oracle = SafetensorsWeights::open(&[unet.family.join("lora/kohya.oracle.safetensors")]).unwrap();
+    let expected = Tensors::from([("out_sample".to_string(), tensor(&oracle, "out.B@0.7.unet.out_sample"))]);
+    for provider in ALL {
+        let build = ["build", "model.onnx", "-p", provider, "-o", "unet.sdengine", "--weights", &checkpoint];
+        sdrun(&[&build[..], &shapes].concat());
+        let with = ["--weights", &checkpoint, "--lora", &lora];
+        let report = sdrun(&[&["refit", "unet.sdengine"][..], &with].concat());
+        assert!(report["refit"]["tensors"].as_u64().unwrap() > 0, "{report}");
+        assert!(report["weights"]["changed"].as_u64().unwrap() > 0, "{report}");
+        sdrun(&[&["run", "unet.sdengine", "--output", "out_sample=out.npy"][..], &with, &inputs].concat());
+        let got = Tensors::from([(
+            "out_sample".to_string(),
+            read_npy(&work.path().join("out.npy"), &expected["out_sample"]),
+        )]);
+        assert_eq!(faults(&got, &expected), Vec::<String>::new(), "{provider}");
+    }
+    // With the weights inside.
+    let build = ["build", "model.onnx", "-p", "openvino", "-o", "unet.sdengine"];
+    sdrun(&[&build[..], &shapes].concat());
+    sdrun(&["refit", "unet.sdengine", "--weights", &checkpoint, "--lora", &lora, "-o", "baked.sdengine"]);
+    sdrun(&[&["run", "baked.sdengine", "--output", "out_sample=out.npy"][..], &inputs].concat());
+    let got = Tensors::from([(
+        "out_sample".to_string(),
+        read_npy(&work.path().join("out.npy"), &expected["out_sample"]),
+    )]);
+    assert_eq!(faults(&got, &expected), Vec::<String>::new(), "baked");
+
+    // What cannot be, told in one sentence and with the right code.
+    for (arguments, code, words) in [
+        (vec!["run", "baked.sdengine", "--weights", &*checkpoint], 4, "baked in"),
+        (vec!["run", "unet.sdengine", "--weights", &*file("lora/kohya.safetensors")], 4, "--lora"),
+        (vec!["refit", "unet.sdengine"], 4, "--weights"),
+        (
+            vec!["run", "unet.sdengine", "--weights", &*checkpoint, "--lora", "nowhere.safetensors"],
+            3,
+            "nowhere.safetensors",
+        ),
+    ] {
+        let output = run(&arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(words), "{arguments:?}: {said}");
+    }
+}
+
+fn dims(shape: &[usize]) -> String {
+    shape.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// NumPy's format 1.0: a header of text, padded to 64 bytes, then the elements.
+fn write_npy(path: &Path, tensor: &HostTensor) {
+    let descr = match tensor.dtype() {
+        DType::F32 => "<f4",
+        DType::I64 => "<i8",
+        other => panic!("{other}"),
+    };
+    let shape: String = tensor.shape().iter().map(|d| format!("{d},")).collect();
+    let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
+    header += &" ".repeat(63 - (10 + header.len()) % 64);
+    header.push('\n');
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    bytes.extend(tensor.bytes());
+    fs::write(path, bytes).unwrap();
+}
+
+/// A tensor that sdrun wrote, of the type and shape of `like`.
+fn read_npy(path: &Path, like: &HostTensor) -> HostTensor {
+    let bytes = fs::read(path).unwrap();
+    let header = usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+    HostTensor::from_bytes(like.dtype(), like.shape().to_vec(), &bytes[10 + header..]).unwrap()
 }

@@ -66,15 +66,11 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         cargo.args(arguments).envs(environment.iter().cloned());
         cargo
     };
-    let golden = |tally: &mut Tally, filter: &str| {
-        tally.count(&mut tests(&[
-            "test",
-            "--package=sdrun-tests",
-            "--test=golden",
-            "--",
-            "--ignored",
-            filter,
-        ]))
+    let models = |tally: &mut Tally, filter: &str| {
+        let only = ["--package=sdrun-tests", "--test=golden", "--test=refit"];
+        tally.count(&mut tests(
+            &[&["test", "--no-fail-fast"], &only[..], &["--", "--ignored", filter]].concat(),
+        ))
     };
     step("Unit, integration and documentation tests");
     tally.count(&mut tests(&["test", "--workspace", "--no-fail-fast"]))?;
@@ -82,7 +78,7 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
     for (variable, filter) in [("SDRUN_TAEF2_DIR", "taef2"), ("SDRUN_TINY_DIR", "tiny")] {
         if std::env::var_os(variable).is_some() {
             step(&format!("Models in ${variable}"));
-            golden(tally, filter)?;
+            models(tally, filter)?;
         }
     }
     for manifest in &dist.manifests {
@@ -100,7 +96,7 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
             tally.count(command.arg("--snapshots").arg(workspace.root.join("tests/conformance")))?;
         }
         step("Full-size models");
-        golden(tally, "full_size")?;
+        models(tally, "full_size")?;
     }
     Ok(())
 }

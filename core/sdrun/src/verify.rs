@@ -1,7 +1,7 @@
 //! Comparing outputs with a reference.
 
 use crate::{HostTensor, Result, Tensors};
-use sdrun_abi::{Error as AbiError, Precision};
+use sdrun_abi::{DType, Error as AbiError, Precision};
 use serde::{Deserialize, Serialize};
 
 /// How far an output is from its reference, computed in f64.
@@ -42,6 +42,18 @@ impl Tolerance {
             Precision::Fp16 => Tolerance { relative_error: None, cosine: 0.999 },
             Precision::Bf16 => Tolerance { relative_error: None, cosine: 0.99 },
         }
+    }
+
+    /// The tolerance of a precision, or that of the outputs' own type where it is coarser: a graph of f16 tensors computed
+    /// in fp32 still rounds every one of them to f16.
+    pub fn for_outputs(precision: Precision, outputs: &Tensors) -> Self {
+        let has = |dtype| outputs.values().any(|tensor| tensor.dtype() == dtype);
+        Self::of(match precision {
+            Precision::Bf16 => Precision::Bf16,
+            _ if has(DType::BF16) => Precision::Bf16,
+            Precision::Fp32 if has(DType::F16) => Precision::Fp16,
+            other => other,
+        })
     }
 
     /// Whether one output is right.

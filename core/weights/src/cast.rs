@@ -1,4 +1,7 @@
-use crate::convert::{convert, is_convertible};
+use crate::{
+    buffers::Buffers,
+    convert::{convert_into, is_convertible},
+};
 use sdrun_abi::{DType, Error, Result, Weight, WeightSource, WeightSpec};
 use std::collections::HashMap;
 
@@ -11,12 +14,14 @@ use std::collections::HashMap;
 pub struct Cast<'a> {
     source: &'a dyn WeightSource,
     wanted: HashMap<&'a str, &'a WeightSpec>,
+    buffers: Buffers,
 }
 
 impl<'a> Cast<'a> {
     /// `source`, in the types and shapes of `specs`.
     pub fn new(source: &'a dyn WeightSource, specs: &'a [WeightSpec]) -> Self {
-        Cast { source, wanted: specs.iter().map(|spec| (&*spec.name, spec)).collect() }
+        let wanted = specs.iter().map(|spec| (&*spec.name, spec)).collect();
+        Cast { source, wanted, buffers: Buffers::default() }
     }
 
     fn wanted(&self, name: &str) -> Result<&'a WeightSpec> {
@@ -51,7 +56,8 @@ impl WeightSource for Cast<'_> {
         if weight.dtype == wanted.dtype {
             return Ok(weight);
         }
-        let data = convert(weight.data(), weight.dtype, wanted.dtype).map_err(|error| Error {
+        let mut data = self.buffers.take(weight.data().len() / weight.dtype.size() * wanted.dtype.size());
+        convert_into(weight.data(), weight.dtype, wanted.dtype, &mut data).map_err(|error| Error {
             message: format!("weight {name:?} cannot be converted: {}", error.message),
             hint: Some("use a graph of higher precision".into()),
             ..error

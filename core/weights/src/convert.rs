@@ -15,8 +15,13 @@ pub(crate) fn is_convertible(dtype: DType) -> bool {
 /// Converts contiguous little-endian `data` between two different types of [`is_convertible`], rounding to
 /// nearest, ties to even, once. A finite value too large for `to` is an error; infinities and NaNs stay what they are.
 pub(crate) fn convert(data: &[u8], from: DType, to: DType) -> Result<Vec<u8>> {
-    let elements = data.len() / from.size();
-    let mut out = vec![0; elements * to.size()];
+    let mut out = vec![0; data.len() / from.size() * to.size()];
+    convert_into(data, from, to, &mut out)?;
+    Ok(out)
+}
+
+/// As [`convert`], into `out`, which has room for as many elements.
+pub(crate) fn convert_into(data: &[u8], from: DType, to: DType, out: &mut [u8]) -> Result<()> {
     data.par_chunks(BLOCK * from.size()).zip(out.par_chunks_mut(BLOCK * to.size())).try_for_each(
         |(source, target)| {
             let mut block = [0f32; BLOCK];
@@ -32,8 +37,7 @@ pub(crate) fn convert(data: &[u8], from: DType, to: DType) -> Result<Vec<u8>> {
             store(values, to, target);
             Ok(())
         },
-    )?;
-    Ok(out)
+    )
 }
 
 /// Smallest magnitude that rounds to infinity.

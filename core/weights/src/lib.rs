@@ -16,6 +16,7 @@
 
 pub mod adapter;
 pub mod binding;
+mod buffers;
 pub mod builtin;
 mod cast;
 mod check;

@@ -5,6 +5,7 @@ mod layout;
 use crate::{
     Adapter, Binding, BoundTensor, Checkpoint, Component, OnnxWeights, StateDict, Transform,
     adapter::{self, Delta, Merge, Target},
+    buffers::{Buffer, Buffers},
     identity, keys,
 };
 use layout::{same_but_for_ones, transpose};
@@ -34,6 +35,7 @@ pub struct WeightStack {
     layers: Vec<Layer>,
     /// By state-dict name: changes in the order of their layers, with strengths.
     deltas: BTreeMap<String, Vec<(Delta, f32)>>,
+    buffers: Buffers,
 }
 
 /// What adapters change.
@@ -125,6 +127,7 @@ impl WeightStack {
             target: Arc::new(target),
             layers: Vec::new(),
             deltas: BTreeMap::new(),
+            buffers: Buffers::default(),
         }
     }
 
@@ -221,18 +224,27 @@ impl WeightStack {
     }
 
     /// One tensor in the layout of the state dict, changed, in the graph's type.
-    fn merged(&self, name: &str, shape: &[usize], base: (DType, &[u8]), dtype: DType) -> Result<Vec<u8>> {
+    fn merge(
+        &self,
+        name: &str,
+        shape: &[usize],
+        base: (DType, &[u8]),
+        out: (DType, &mut [u8]),
+    ) -> Result<()> {
         let deltas: Vec<(&Delta, f32)> =
             self.deltas.get(name).into_iter().flatten().map(|(delta, strength)| (delta, *strength)).collect();
-        let elements = shape.iter().product::<usize>();
-        let mut out = vec![0; elements * dtype.size()];
         Merge::new(shape, &deltas)?
-            .tensor(base, (dtype, &mut out))
-            .map_err(|error| Error { message: format!("weight {name:?}: {}", error.message), ..error })?;
-        Ok(out)
+            .tensor(base, out)
+            .map_err(|error| Error { message: format!("weight {name:?}: {}", error.message), ..error })
     }
 
-    fn from_checkpoint<'s>(
+    fn transposed(&self, data: &[u8], dtype: DType, shape: &[usize]) -> Buffer {
+        let mut out = self.buffers.take(data.len());
+        transpose(data, dtype.size(), shape, &mut out);
+        out
+    }
+
+    fn weight_of_checkpoint<'s>(
         &'s self,
         checkpoint: &'s dyn StateDict,
         bound: &BoundTensor,
@@ -246,12 +258,13 @@ impl WeightStack {
                     Ok(weight)
                 }
                 Transform::Transpose => {
-                    let data = transpose(weight.data(), weight.dtype.size(), &bound.source_shape);
+                    let data = self.transposed(weight.data(), weight.dtype, &bound.source_shape);
                     Weight::new(weight.dtype, bound.shape.clone(), data)
                 }
             };
         }
-        let mut data = Vec::new();
+        let mut data = self.buffers.take(bytes_of(bound.dtype, &bound.source_shape)?);
+        let mut rest = &mut data[..];
         for name in &bound.sources {
             let (_, rows) = self.checkpoint_shape(checkpoint, bound, name)?;
             let weight = checkpoint.get(name)?;
@@ -259,17 +272,20 @@ impl WeightStack {
             if let Some(first) = shape.first_mut() {
                 *first = rows;
             }
-            let part = self.merged(name, &shape, (weight.dtype, weight.data()), bound.dtype)?;
-            match data.is_empty() {
-                true => data = part,
-                false => data.extend(part),
-            }
+            let (part, after) = rest
+                .split_at_mut_checked(bytes_of(bound.dtype, &shape)?)
+                .ok_or_else(|| rows_differ(bound, rows))?;
+            self.merge(name, &shape, (weight.dtype, weight.data()), (bound.dtype, part))?;
+            rest = after;
         }
-        self.arranged(bound, data)
+        match rest.len() {
+            0 => self.arranged(bound, data),
+            _ => Err(rows_differ(bound, bound.sources.len())),
+        }
     }
 
     /// A weight of the graph itself: back to the layout of the state dict, changed, and to that of the graph.
-    fn from_graph<'s>(&'s self, graph: &'s dyn WeightSource, bound: &BoundTensor) -> Result<Weight<'s>> {
+    fn weight_of_graph<'s>(&'s self, graph: &'s dyn WeightSource, bound: &BoundTensor) -> Result<Weight<'s>> {
         let weight = graph.get(&bound.name)?;
         if !self.is_changed(bound) {
             return Ok(weight);
@@ -278,7 +294,7 @@ impl WeightStack {
         let base = match bound.transform {
             Transform::Identity | Transform::Reshape => weight.data(),
             Transform::Transpose => {
-                restored = transpose(weight.data(), weight.dtype.size(), &bound.shape);
+                restored = self.transposed(weight.data(), weight.dtype, &bound.shape);
                 &restored
             }
         };
@@ -289,26 +305,40 @@ impl WeightStack {
             ))
             .with_hint("give the checkpoint with `--weights`"));
         };
-        let data = self.merged(name, &bound.source_shape, (weight.dtype, base), bound.dtype)?;
+        let mut data = self.buffers.take(bytes_of(bound.dtype, &bound.source_shape)?);
+        self.merge(name, &bound.source_shape, (weight.dtype, base), (bound.dtype, &mut data))?;
         self.arranged(bound, data)
     }
 
     /// From the layout of the state dict to that of the graph.
-    fn arranged(&self, bound: &BoundTensor, data: Vec<u8>) -> Result<Weight<'static>> {
+    fn arranged(&self, bound: &BoundTensor, data: Buffer) -> Result<Weight<'static>> {
         let data = match bound.transform {
             Transform::Identity | Transform::Reshape => data,
-            Transform::Transpose => transpose(&data, bound.dtype.size(), &bound.source_shape),
+            Transform::Transpose => self.transposed(&data, bound.dtype, &bound.source_shape),
         };
         Weight::new(bound.dtype, bound.shape.clone(), data)
     }
+}
+
+fn bytes_of(dtype: DType, shape: &[usize]) -> Result<usize> {
+    dtype.bytes_of(shape).ok_or_else(|| Error::invalid(format!("a {dtype} tensor {shape:?} is too large")))
+}
+
+fn rows_differ(bound: &BoundTensor, rows: usize) -> Error {
+    Error::invalid(format!(
+        "the tensors {:?} of the checkpoint have {rows} rows, the engine takes {:?}",
+        bound.sources, bound.source_shape
+    ))
 }
 
 impl WeightSource for WeightStack {
     fn get(&self, name: &str) -> Result<Weight<'_>> {
         match (&self.base.weights, self.bound(name)?) {
             (BaseWeights::Graph(graph), None) => graph.get(name),
-            (BaseWeights::Graph(graph), Some(bound)) => self.from_graph(&**graph, bound),
-            (BaseWeights::Checkpoint(checkpoint), Some(bound)) => self.from_checkpoint(&**checkpoint, bound),
+            (BaseWeights::Graph(graph), Some(bound)) => self.weight_of_graph(&**graph, bound),
+            (BaseWeights::Checkpoint(checkpoint), Some(bound)) => {
+                self.weight_of_checkpoint(&**checkpoint, bound)
+            }
             (BaseWeights::Checkpoint(_), None) => {
                 Err(Error::internal("a checkpoint without a binding table"))
             }
@@ -330,10 +360,7 @@ impl WeightSource for WeightStack {
                     (found, rows) = (part.0, rows + part.1);
                 }
                 if bound.sources.len() > 1 && bound.source_shape.first() != Some(&rows) {
-                    return Err(Error::invalid(format!(
-                        "the tensors {:?} of the checkpoint have {rows} rows, the engine takes {:?}",
-                        bound.sources, bound.source_shape
-                    )));
+                    return Err(rows_differ(bound, rows));
                 }
                 let whole = bound.sources.len() > 1 || self.is_changed(bound);
                 Ok((if whole { bound.dtype } else { found }, bound.shape.clone()))

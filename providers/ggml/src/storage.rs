@@ -31,8 +31,7 @@ pub(crate) fn is_f32(dtype: DType) -> bool {
 /// The bytes of a tensor of the graph as they are stored.
 pub(crate) fn into_storage(dtype: DType, bytes: &[u8]) -> Result<Cow<'_, [u8]>, String> {
     Ok(match dtype {
-        DType::F16 => convert(bytes, |b| f16::from_le_bytes(b).to_f32().to_le_bytes()),
-        DType::BF16 => convert(bytes, |b| bf16::from_le_bytes(b).to_f32().to_le_bytes()),
+        DType::F16 | DType::BF16 => Cow::Owned(to_bytes(&widened(dtype, bytes), Type::F32)),
         _ if storage_type(dtype).is_none() => return Err(format!("{dtype} values are not supported")),
         _ => Cow::Borrowed(bytes),
     })
@@ -59,10 +58,27 @@ pub(crate) fn to_f32s(dtype: DType, bytes: &[u8]) -> Option<Cow<'_, [f32]>> {
     }
     Some(match dtype {
         DType::F32 => as_f32s(bytes).map_or_else(|| collect(bytes, f32::from_le_bytes), Cow::Borrowed),
-        DType::F16 => collect(bytes, |b| f16::from_le_bytes(b).to_f32()),
-        DType::BF16 => collect(bytes, |b| bf16::from_le_bytes(b).to_f32()),
+        DType::F16 | DType::BF16 => Cow::Owned(widened(dtype, bytes)),
         _ => return None,
     })
+}
+
+/// f16 or bf16 elements as f32, in blocks that the slice conversions of `half` take a vector at a time.
+fn widened(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    const BLOCK: usize = 1024;
+    let halves = bytes.as_chunks::<2>().0;
+    let mut values = vec![0.0; halves.len()];
+    let (mut f16s, mut bf16s) = ([f16::ZERO; BLOCK], [bf16::ZERO; BLOCK]);
+    for (from, to) in halves.chunks(BLOCK).zip(values.chunks_mut(BLOCK)) {
+        if dtype == DType::F16 {
+            f16s.iter_mut().zip(from).for_each(|(half, b)| *half = f16::from_le_bytes(*b));
+            f16s[..from.len()].convert_to_f32_slice(to);
+        } else {
+            bf16s.iter_mut().zip(from).for_each(|(half, b)| *half = bf16::from_le_bytes(*b));
+            bf16s[..from.len()].convert_to_f32_slice(to);
+        }
+    }
+    values
 }
 
 /// f32 elements as bytes of a floating-point storage type.

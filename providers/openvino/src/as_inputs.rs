@@ -20,7 +20,7 @@ pub(crate) struct AsInputs {
 
 impl AsInputs {
     /// Reads and compiles the graph, from a host or out of an engine: the payload is the same.
-    pub(crate) fn new(
+    pub(crate) fn compile(
         runtime: &'static Runtime,
         model: Bytes,
         spec: &BuildSpec,

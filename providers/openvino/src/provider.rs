@@ -39,7 +39,7 @@ impl Provider for OpenVino {
                 Err(Error::invalid("an engine whose weights are inputs cannot have them baked in")
                     .with_hint("leave out `--bake` or `weights=inputs`"))
             }
-            (Weights::Inputs, false) => AsInputs::new(runtime, model, spec, target, host),
+            (Weights::Inputs, false) => AsInputs::compile(runtime, model, spec, target, host),
             (Weights::Constants, false) => engine::Stripped::build(runtime, model, spec, target, host),
             (Weights::Constants, true) => engine::Baked::build(runtime, model, spec, target, weights, host),
         }
@@ -52,7 +52,7 @@ impl Provider for OpenVino {
         target.check_precision(spec.precision)?;
         match (engine::is_baked(payload), placement) {
             (false, Weights::Inputs) => {
-                AsInputs::new(runtime, Bytes::copy_from_slice(payload), spec, target, host)
+                AsInputs::compile(runtime, Bytes::copy_from_slice(payload), spec, target, host)
             }
             (false, Weights::Constants) => {
                 engine::Stripped::load(runtime, Bytes::copy_from_slice(payload), spec, target)

@@ -190,7 +190,7 @@ fn engine_of(raw: &'static RawPlugin, handle: *mut c_void) -> Result<Box<dyn Eng
         return Err(Error::internal("the plugin answered success without an engine"));
     }
     let mut engine = PluginEngine {
-        raw: raw,
+        raw,
         handle,
         info: EngineInfo { inputs: vec![], outputs: vec![], weights: vec![], compatibility: String::new() },
     };

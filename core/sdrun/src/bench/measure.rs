@@ -1,7 +1,10 @@
 //! One provider on one case.
 
 use super::{Accuracy, BenchOptions, Case, Event, PrecisionChoice, Refit, Row, Stats, Status, stats};
-use crate::{BuildOptions, CachePolicy, Error, Isolation, Provider, Registry, Result, Tensors, verify};
+use crate::{
+    BuildOptions, CachePolicy, Error, Isolation, Provider, Registry, Result, Tensors,
+    verify::{self, Tolerance},
+};
 use sdrun_abi::{Error as AbiError, ErrorCode, Host, Precision, Provide, TimingPlan, WeightSource};
 use sdrun_weights::WeightStack;
 use std::time::{Duration, Instant};
@@ -113,7 +116,7 @@ fn judge(row: &mut Row, precision: Precision, outputs: &Tensors, reference: Opti
         row.reason = Some("there are no reference outputs to compare with".into());
         return Ok(());
     };
-    let tolerance = super::tolerance(precision);
+    let tolerance = Tolerance::for_outputs(precision, reference);
     let compared = verify::compare(outputs, reference)?;
     let accepted = compared.iter().all(|c| tolerance.accepts(c));
     let worst = compared

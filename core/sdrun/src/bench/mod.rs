@@ -14,7 +14,7 @@ pub use report::{
 };
 pub use stats::Stats;
 
-use crate::{Isolation, Model, Registry, Result, Shapes, Tensors, verify::Tolerance, worker::Limits};
+use crate::{Isolation, Model, Registry, Result, Shapes, Tensors, worker::Limits};
 use sdrun_abi::{Error as AbiError, ErrorCode, Host, Precision, Provide};
 use sdrun_weights::WeightStack;
 use std::{collections::BTreeMap, time::Duration};
@@ -214,8 +214,3 @@ pub const SUITE: &[(&str, &[PrecisionChoice])] = &[
     ("mobilenet-v2", &[PrecisionChoice::Fixed(Precision::Fp32), PrecisionChoice::BestLow]),
     ("sd15/vae-decoder", &[PrecisionChoice::Fixed(Precision::Fp32), PrecisionChoice::BestLow]),
 ];
-
-/// The tolerance a row is judged by.
-pub(crate) fn tolerance(precision: Precision) -> Tolerance {
-    Tolerance::of(precision)
-}

@@ -5,20 +5,18 @@ use rayon::prelude::*;
 /// Rows and columns of the blocks a transposition works on; two of them fit the first-level cache.
 const BLOCK: usize = 32;
 
-/// Transposes a matrix of `shape` (rows, columns) with elements of `size` bytes.
-pub(super) fn transpose(data: &[u8], size: usize, shape: &[usize]) -> Vec<u8> {
+/// Transposes a matrix of `shape` (rows, columns) with elements of `size` bytes into `out`, which is as long.
+pub(super) fn transpose(data: &[u8], size: usize, shape: &[usize], out: &mut [u8]) {
     let (rows, columns) = match shape {
         [rows, columns] => (*rows, *columns),
         _ => (1, data.len() / size.max(1)),
     };
-    let mut out = vec![0; data.len()];
     match size {
-        1 => blocks::<1>(data, rows, columns, &mut out),
-        2 => blocks::<2>(data, rows, columns, &mut out),
-        4 => blocks::<4>(data, rows, columns, &mut out),
-        _ => blocks::<8>(data, rows, columns, &mut out),
+        1 => blocks::<1>(data, rows, columns, out),
+        2 => blocks::<2>(data, rows, columns, out),
+        4 => blocks::<4>(data, rows, columns, out),
+        _ => blocks::<8>(data, rows, columns, out),
     }
-    out
 }
 
 fn blocks<const SIZE: usize>(data: &[u8], rows: usize, columns: usize, out: &mut [u8]) {
@@ -61,7 +59,8 @@ mod tests {
         for size in [1, 2, 4, 8] {
             for (rows, columns) in [(1, 5), (70, 45), (32, 64), (33, 1)] {
                 let data: Vec<u8> = (0..rows * columns * size).map(|i| (i * 7 + i / 256) as u8).collect();
-                let out = transpose(&data, size, &[rows, columns]);
+                let mut out = vec![0; data.len()];
+                transpose(&data, size, &[rows, columns], &mut out);
                 for row in 0..rows {
                     for column in 0..columns {
                         let (from, to) = ((row * columns + column) * size, (column * rows + row) * size);

@@ -1,0 +1,252 @@
+//! Checkpoints and adapters as the weights of a graph, against f64.
+
+#![allow(clippy::unwrap_used)]
+
+use half::f16;
+use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
+use sdrun_abi::{DType, ErrorCode, Result, Weight, WeightSource};
+use sdrun_graph::Tensor;
+use sdrun_weights::{
+    Adapter, AdapterUse, Binding, BoundTensor, Component, MapSource, StateDict, Transform, WeightStack,
+    synthetic,
+};
+use std::{collections::BTreeMap, path::Path};
+
+/// Tensors by state-dict name.
+#[derive(Clone)]
+struct Dict(MapSource);
+
+impl WeightSource for Dict {
+    fn get(&self, name: &str) -> Result<Weight<'_>> {
+        self.0.get(name)
+    }
+    fn describe(&self, name: &str) -> Result<(DType, Vec<usize>)> {
+        self.0.describe(name)
+    }
+}
+
+impl StateDict for Dict {
+    fn names(&self) -> Vec<&str> {
+        self.0.0.keys().map(String::as_str).collect()
+    }
+}
+
+const TO_Q: &str = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q.weight";
+const TO_K: &str = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_k.weight";
+const PROJ: &str = "down_blocks.0.attentions.0.proj_in.weight";
+const NORM: &str = "down_blocks.0.attentions.0.norm.weight";
+
+fn bound(name: &str, sources: &[&str], transform: Transform, from: &[usize], to: &[usize]) -> BoundTensor {
+    BoundTensor {
+        name: name.into(),
+        sources: sources.iter().map(ToString::to_string).collect(),
+        transform,
+        source_shape: from.to_vec(),
+        shape: to.to_vec(),
+        dtype: DType::F32,
+    }
+}
+
+/// One weight of each sort: transposed, reshaped, as it is, and two in one.
+fn binding() -> Binding {
+    Binding {
+        component: Some(Component::Denoiser),
+        tensors: vec![
+            bound("onnx::MatMul_1", &[TO_Q], Transform::Transpose, &[6, 4], &[4, 6]),
+            bound("onnx::Mul_2", &[NORM], Transform::Reshape, &[4], &[4, 1, 1]),
+            bound(PROJ, &[PROJ], Transform::Identity, &[4, 4, 1, 1], &[4, 4, 1, 1]),
+            bound("qk", &[TO_Q, TO_K], Transform::Identity, &[12, 4], &[12, 4]),
+        ],
+    }
+}
+
+fn values(tag: &str, name: &str, shape: &[usize]) -> Vec<f32> {
+    let mut bytes = vec![0; shape.iter().product::<usize>() * 4];
+    synthetic::fill(tag, name, shape, DType::F32, &mut bytes).unwrap();
+    bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+/// A checkpoint in f16, and its values.
+fn checkpoint() -> (Dict, BTreeMap<&'static str, Vec<f64>>) {
+    let (mut dict, mut plain) = (BTreeMap::new(), BTreeMap::new());
+    // The projection as a linear layer, where the graph has a 1x1 convolution.
+    for (name, shape) in [(TO_Q, &[6, 4][..]), (TO_K, &[6, 4]), (PROJ, &[4, 4]), (NORM, &[4])] {
+        let halves: Vec<f16> = values("base", name, shape).into_iter().map(f16::from_f32).collect();
+        plain.insert(name, halves.iter().map(|h| h.to_f64()).collect());
+        let bytes: Vec<u8> = halves.iter().flat_map(|h| h.to_le_bytes()).collect();
+        dict.insert(name.to_string(), Tensor::new(DType::F16, shape.to_vec(), bytes).unwrap());
+    }
+    (Dict(MapSource(dict)), plain)
+}
+
+/// A LoRA of rank 2 without alpha on the query projection: its file, and ΔW.
+fn lora(folder: &Path, name: &str) -> (Adapter, Vec<f64>) {
+    let module = TO_Q.trim_end_matches(".weight").replace('.', "_");
+    let (down, up) = (values(name, "down", &[2, 4]), values(name, "up", &[6, 2]));
+    let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    let (down_bytes, up_bytes) = (bytes(&down), bytes(&up));
+    let tensors = [
+        (
+            format!("lora_unet_{module}.lora_down.weight"),
+            TensorView::new(Dtype::F32, vec![2, 4], &down_bytes).unwrap(),
+        ),
+        (
+            format!("lora_unet_{module}.lora_up.weight"),
+            TensorView::new(Dtype::F32, vec![6, 2], &up_bytes).unwrap(),
+        ),
+    ];
+    let file = folder.join(format!("{name}.safetensors"));
+    serialize_to_file(tensors, None, &file).unwrap();
+    let delta = |row: usize, column: usize| -> f64 {
+        (0..2).map(|r| f64::from(up[row * 2 + r]) * f64::from(down[r * 4 + column])).sum()
+    };
+    (Adapter::open(&file).unwrap(), (0..24).map(|i| delta(i / 4, i % 4)).collect())
+}
+
+fn f32s(weight: &Weight<'_>) -> Vec<f64> {
+    match weight.dtype {
+        DType::F32 => weight.data().as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect(),
+        DType::F16 => weight.data().as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f64()).collect(),
+        other => panic!("{other}"),
+    }
+}
+
+fn transposed(values: &[f64], rows: usize, columns: usize) -> Vec<f64> {
+    (0..rows * columns).map(|i| values[(i % rows) * columns + i / rows]).collect()
+}
+
+/// Both sums have terms of magnitude below 3: f32 is off by a few of its steps there.
+fn assert_close(got: &[f64], expected: &[f64]) {
+    assert_eq!(got.len(), expected.len());
+    for (got, expected) in got.iter().zip(expected) {
+        assert!((got - expected).abs() <= 4.0 * 3.0 * f64::from(f32::EPSILON), "{got} {expected}");
+    }
+}
+
+fn stack() -> (WeightStack, BTreeMap<&'static str, Vec<f64>>) {
+    let (dict, plain) = checkpoint();
+    (WeightStack::of_state_dict(binding(), Box::new(dict)), plain)
+}
+
+#[test]
+fn weights_come_in_the_layout_of_the_graph() {
+    let (stack, plain) = stack();
+    let query = stack.get("onnx::MatMul_1").unwrap();
+    assert_eq!((query.dtype, &*query.shape), (DType::F16, &[4, 6][..]));
+    assert_eq!(f32s(&query), transposed(&plain[TO_Q], 6, 4));
+    let norm = stack.get("onnx::Mul_2").unwrap();
+    assert_eq!((&*norm.shape, f32s(&norm)), (&[4, 1, 1][..], plain[NORM].clone()));
+    let projection = stack.get(PROJ).unwrap();
+    assert_eq!((&*projection.shape, f32s(&projection)), (&[4, 4, 1, 1][..], plain[PROJ].clone()));
+    let both = stack.get("qk").unwrap();
+    assert_eq!((both.dtype, f32s(&both)), (DType::F32, [plain[TO_Q].clone(), plain[TO_K].clone()].concat()));
+    for tensor in binding().tensors {
+        let weight = stack.get(&tensor.name).unwrap();
+        assert_eq!(
+            stack.describe(&tensor.name).unwrap(),
+            (weight.dtype, weight.shape.clone()),
+            "{}",
+            tensor.name
+        );
+    }
+}
+
+#[test]
+fn adapters_reach_every_layout_and_add_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let (stack, plain) = stack();
+    let ((a, da), (b, db)) = (lora(folder.path(), "a"), lora(folder.path(), "b"));
+    let both = stack
+        .clone()
+        .with_adapter(&a, AdapterUse::at(0.7))
+        .unwrap()
+        .with_adapter(&b, AdapterUse::at(-0.5))
+        .unwrap();
+    let expected: Vec<f64> =
+        (0..24).map(|i| plain[TO_Q][i] + f64::from(0.7f32) * da[i] + f64::from(-0.5f32) * db[i]).collect();
+    assert_close(&f32s(&both.get("onnx::MatMul_1").unwrap()), &transposed(&expected, 6, 4));
+    // Placed in the rows of the fused weight that are its own.
+    let fused = f32s(&both.get("qk").unwrap());
+    assert_close(&fused[..24], &expected);
+    assert_eq!(fused[24..], plain[TO_K]);
+    assert_eq!(both.changed(), 2);
+    assert_eq!(both.reports().map(|r| r.modules.applied.len()).sum::<usize>(), 2);
+    assert_eq!(both.pristine().changed(), 0);
+    for tensor in binding().tensors {
+        let weight = both.get(&tensor.name).unwrap();
+        assert_eq!(
+            both.describe(&tensor.name).unwrap(),
+            (weight.dtype, weight.shape.clone()),
+            "{}",
+            tensor.name
+        );
+    }
+}
+
+#[test]
+fn a_graphs_own_weights_take_adapters_as_well() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, delta) = lora(folder.path(), "a");
+    let mut binding = binding();
+    binding.tensors.truncate(3);
+    let own = values("own", TO_Q, &[6, 4]);
+    let bytes: Vec<u8> = (0..24).flat_map(|i| own[(i % 6) * 4 + i / 6].to_le_bytes()).collect();
+    let mut graph = BTreeMap::new();
+    graph.insert("onnx::MatMul_1".to_string(), Tensor::new(DType::F32, vec![4, 6], bytes.clone()).unwrap());
+    graph.insert("other".to_string(), Tensor::from_elements(vec![1], &[1.0f32]).unwrap());
+    let base = WeightStack::of_graph(binding, Box::new(MapSource(graph)));
+    let with = base.clone().with_adapter(&a, AdapterUse::at(1.0)).unwrap();
+    let expected: Vec<f64> = (0..24).map(|i| f64::from(own[i]) + delta[i]).collect();
+    assert_close(&f32s(&with.get("onnx::MatMul_1").unwrap()), &transposed(&expected, 6, 4));
+    assert_eq!(base.get("onnx::MatMul_1").unwrap().data(), bytes, "the base stays as it is");
+    // A weight in no table is the graph's own.
+    assert_eq!(with.get("other").unwrap().data(), 1.0f32.to_le_bytes());
+}
+
+#[test]
+fn versions_tell_what_differs() {
+    let folder = tempfile::tempdir().unwrap();
+    let (base, _) = stack();
+    let (a, _) = lora(folder.path(), "a");
+    let at = |strength| base.clone().with_adapter(&a, AdapterUse::at(strength)).unwrap();
+    let differs = |one: &WeightStack, other: &WeightStack| -> Vec<String> {
+        let names = binding().tensors.into_iter().map(|tensor| tensor.name);
+        names.filter(|name| one.version(name) != other.version(name)).collect()
+    };
+    assert_eq!(differs(&base, &at(0.7)), ["onnx::MatMul_1", "qk"]);
+    assert_eq!(differs(&at(0.7), &at(0.7)), [""; 0]);
+    assert_eq!(differs(&at(0.7), &at(0.8)).len(), 2);
+    assert_eq!(differs(&base, &at(0.0)), [""; 0], "strength 0 is the base");
+    assert_eq!(base.get("qk").unwrap().data(), at(0.0).get("qk").unwrap().data());
+    assert_eq!(differs(&base, &stack().0).len(), 4, "another base is another checkpoint");
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, _) = lora(folder.path(), "a");
+    let (mut dict, _) = checkpoint();
+    dict.0.0.remove(TO_K);
+    dict.0.0.insert(NORM.into(), Tensor::from_elements(vec![5], &[0.0f32; 5]).unwrap());
+    let stack = WeightStack::of_state_dict(binding(), Box::new(dict));
+    let missing = stack.get("qk").err().unwrap();
+    assert_eq!(missing.code, ErrorCode::NotFound);
+    assert!(missing.message.contains(TO_K), "{missing}");
+    let shape = stack.describe("onnx::Mul_2").unwrap_err();
+    assert!(shape.message.contains("[5]") && shape.message.contains("[4]"), "{shape}");
+    let unknown = stack.get("onnx::Add_9").err().unwrap();
+    assert!(unknown.message.contains("onnx::Add_9") && unknown.hint.is_some(), "{unknown}");
+
+    let no_pipeline = WeightStack::of_graph(Binding::default(), Box::new(MapSource::default()));
+    let error = no_pipeline.with_adapter(&a, AdapterUse::at(1.0)).err().unwrap();
+    assert_eq!(error.code, ErrorCode::FailedPrecondition);
+    for strength in [f32::NAN, f32::INFINITY] {
+        assert!(stack.clone().with_adapter(&a, AdapterUse::at(strength)).is_err());
+    }
+    // An adapter of which nothing fits.
+    let mut other = binding();
+    other.tensors.retain(|tensor| tensor.sources[0] == NORM);
+    let nothing = WeightStack::of_graph(other, Box::new(MapSource::default()));
+    let error = nothing.with_adapter(&a, AdapterUse { lenient: true, ..AdapterUse::at(1.0) }).err().unwrap();
+    assert_eq!(error.code, ErrorCode::InvalidArgument);
+}
