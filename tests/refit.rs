@@ -346,6 +346,12 @@ fn tiny_adapters_of_other_architectures_are_refused() {
         assert!(error.message.contains(&file.display().to_string()), "{error}");
         assert!(error.hint.is_some(), "{error}");
     }
+    // So is a checkpoint.
+    let checkpoint = find("sd3/transformer").family.join("single_file/tiny_sd3_B_fp16.safetensors");
+    let unet = find("sd/unet");
+    let error =
+        WeightStack::of_checkpoint(unet.binding(), &Checkpoint::open(&checkpoint).unwrap()).err().unwrap();
+    assert!(error.message.contains("is SD 3, but the model is SD 1.5"), "{error}");
     let text = find("sd/text_encoder");
     assert_eq!(text.binding().component, Some(Component::TextEncoder));
     let only_unet = find("sd/unet").adapter("loha");

@@ -20,6 +20,8 @@ const COMMANDS: &[&[&str]] = &[
     &["inspect"],
     &["build"],
     &["run"],
+    &["refit"],
+    &["import"],
     &["verify"],
     &["bench"],
     &["cache"],

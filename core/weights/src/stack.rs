@@ -6,6 +6,7 @@ use crate::{
     Adapter, Binding, BoundTensor, Checkpoint, Component, OnnxWeights, StateDict, Transform,
     adapter::{self, Delta, Merge, Target},
     buffers::{Buffer, Buffers},
+    checkpoint::identify,
     identity, keys,
 };
 use layout::{same_but_for_ones, transpose};
@@ -99,7 +100,11 @@ impl WeightStack {
             Some(component) => component,
             None => fitting(&binding, checkpoint)?,
         };
-        Ok(Self::of_state_dict(binding, checkpoint.component(component)?))
+        let weights = checkpoint.component(component)?;
+        if component == Component::Denoiser {
+            same_family(&binding, &*weights, checkpoint)?;
+        }
+        Ok(Self::of_state_dict(binding, weights))
     }
 
     /// The weights of one component, by the names of its state dict.
@@ -421,6 +426,26 @@ fn fitting(binding: &Binding, checkpoint: &Checkpoint) -> Result<Component> {
             true => "`sdrun inspect` shows what is in the file",
             false => "say which part the model is with `sdrun import MODEL --component PART`",
         })),
+    }
+}
+
+/// An error where the checkpoint is known to be of another architecture than the graph: a clearer one than a list of what
+/// is missing.
+fn same_family(binding: &Binding, weights: &dyn StateDict, checkpoint: &Checkpoint) -> Result<()> {
+    let graph =
+        binding.tensors.iter().flat_map(|t| t.sources.iter().map(|name| (name.as_str(), &*t.source_shape)));
+    let names = weights.names();
+    let shapes: Vec<(&str, Vec<usize>)> =
+        names.into_iter().filter_map(|name| Some((name, weights.describe(name).ok()?.1))).collect();
+    let found = identify(shapes.iter().map(|(name, shape)| (*name, &**shape)));
+    match (identify(graph), found) {
+        (Some((wanted, _)), Some((found, _))) if wanted != found => Err(Error::invalid(format!(
+            "{} is {found}, but the model is {wanted}",
+            checkpoint.path().display()
+        ))
+        .with_file(checkpoint.path())
+        .with_hint(format!("give a checkpoint of {wanted}"))),
+        _ => Ok(()),
     }
 }
 

@@ -1,96 +1,63 @@
-//! Which architecture an adapter was made for. For messages only: what applies is decided by names and shapes.
+//! Which architecture an adapter was made for. For messages only: what applies is decided by names and shapes. SD 3.5
+//! passes for SD 3, whose adapters are named and shaped alike.
 
-use serde::Serialize;
-use std::{collections::BTreeMap, fmt};
+use crate::checkpoint::Family;
+use std::collections::BTreeMap;
 
-/// An architecture that adapters are made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Family {
-    /// Stable Diffusion 1.x.
-    Sd1,
-    /// Stable Diffusion 2.x.
-    Sd2,
-    /// Stable Diffusion XL.
-    Sdxl,
-    /// Stable Diffusion 3 and 3.5.
-    Sd3,
-    /// FLUX.1.
-    Flux,
+/// By modules: name in any spelling, width of the input, and whether it belongs to a text encoder.
+///
+/// The width of the cross-attention's input is that of the text encoders: 768 in SD 1, 1024 in SD 2, 2048 in
+/// SDXL. The transformers are told by their blocks' names, where they share one by their width.
+pub(super) fn guess<'a>(modules: impl IntoIterator<Item = (&'a str, Option<usize>, bool)>) -> Option<Family> {
+    let (mut by_blocks, mut by_cross, mut by_text) = (None, None, None);
+    for (name, width, is_text) in modules {
+        let name = name.replace('.', "_");
+        let begins = |prefix: &str| name.starts_with(prefix);
+        let ends = |parts: [&str; 2]| parts.iter().any(|part| name.ends_with(part));
+        if is_text {
+            by_text = by_text.or(match width {
+                Some(768) if ends(["q_proj", "k_proj"]) => Some(Family::Sd1),
+                Some(1024) if ends(["q_proj", "k_proj"]) => Some(Family::Sd2),
+                Some(1280) if ends(["q_proj", "k_proj"]) => Some(Family::Sdxl),
+                _ => None,
+            });
+        } else if begins("double_blocks_") || begins("single_blocks_") || begins("single_transformer_blocks_")
+        {
+            by_blocks = Some(Family::Flux);
+        } else if begins("joint_blocks_") {
+            by_blocks = Some(Family::Sd3);
+        } else if begins("transformer_blocks_") && ends(["attn_to_q", "attn_to_k"]) {
+            let by_width = if width == Some(3072) { Family::Flux } else { Family::Sd3 };
+            by_blocks = by_blocks.or(Some(by_width));
+        } else if ends(["attn2_to_k", "attn2_to_v"]) {
+            by_cross = by_cross.or(match width {
+                Some(768) => Some(Family::Sd1),
+                Some(1024) => Some(Family::Sd2),
+                Some(2048) => Some(Family::Sdxl),
+                _ => None,
+            });
+        }
+    }
+    by_blocks.or(by_cross).or(by_text)
 }
 
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Family::Sd1 => "SD 1.5",
-            Family::Sd2 => "SD 2",
-            Family::Sdxl => "SDXL",
-            Family::Sd3 => "SD 3",
-            Family::Flux => "Flux",
-        })
-    }
-}
-
-impl Family {
-    /// By modules: name in any spelling, width of the input, and whether it belongs to a text encoder.
-    ///
-    /// The width of the cross-attention's input is that of the text encoders: 768 in SD 1, 1024 in SD 2, 2048 in
-    /// SDXL. The transformers are told by their blocks' names, where they share one by their width.
-    pub(super) fn guess<'a>(
-        modules: impl IntoIterator<Item = (&'a str, Option<usize>, bool)>,
-    ) -> Option<Self> {
-        let (mut by_blocks, mut by_cross, mut by_text) = (None, None, None);
-        for (name, width, is_text) in modules {
-            let name = name.replace('.', "_");
-            let begins = |prefix: &str| name.starts_with(prefix);
-            let ends = |parts: [&str; 2]| parts.iter().any(|part| name.ends_with(part));
-            if is_text {
-                by_text = by_text.or(match width {
-                    Some(768) if ends(["q_proj", "k_proj"]) => Some(Family::Sd1),
-                    Some(1024) if ends(["q_proj", "k_proj"]) => Some(Family::Sd2),
-                    Some(1280) if ends(["q_proj", "k_proj"]) => Some(Family::Sdxl),
-                    _ => None,
-                });
-            } else if begins("double_blocks_")
-                || begins("single_blocks_")
-                || begins("single_transformer_blocks_")
-            {
-                by_blocks = Some(Family::Flux);
-            } else if begins("joint_blocks_") {
-                by_blocks = Some(Family::Sd3);
-            } else if begins("transformer_blocks_") && ends(["attn_to_q", "attn_to_k"]) {
-                let by_width = if width == Some(3072) { Family::Flux } else { Family::Sd3 };
-                by_blocks = by_blocks.or(Some(by_width));
-            } else if ends(["attn2_to_k", "attn2_to_v"]) {
-                by_cross = by_cross.or(match width {
-                    Some(768) => Some(Family::Sd1),
-                    Some(1024) => Some(Family::Sd2),
-                    Some(2048) => Some(Family::Sdxl),
-                    _ => None,
-                });
-            }
-        }
-        by_blocks.or(by_cross).or(by_text)
-    }
-
-    /// By what trainers write: kohya's `ss_base_model_version`, ModelSpec's `modelspec.architecture`.
-    pub(super) fn of_metadata(metadata: &BTreeMap<String, String>) -> Option<Self> {
-        let text =
-            ["ss_base_model_version", "modelspec.architecture"].iter().find_map(|key| metadata.get(*key))?;
-        let text = text.to_lowercase();
-        let begins = |prefixes: &[&str]| prefixes.iter().any(|prefix| text.starts_with(prefix));
-        if begins(&["sdxl", "stable-diffusion-xl"]) {
-            Some(Family::Sdxl)
-        } else if begins(&["sd3", "stable-diffusion-3", "stable-diffusion-v3"]) {
-            Some(Family::Sd3)
-        } else if begins(&["sd_v2", "stable-diffusion-v2"]) {
-            Some(Family::Sd2)
-        } else if begins(&["sd_v1", "sd_1", "stable-diffusion-v1"]) {
-            Some(Family::Sd1)
-        } else if begins(&["flux"]) {
-            Some(Family::Flux)
-        } else {
-            None
-        }
+/// By what trainers write: kohya's `ss_base_model_version`, ModelSpec's `modelspec.architecture`.
+pub(super) fn of_metadata(metadata: &BTreeMap<String, String>) -> Option<Family> {
+    let text =
+        ["ss_base_model_version", "modelspec.architecture"].iter().find_map(|key| metadata.get(*key))?;
+    let text = text.to_lowercase();
+    let begins = |prefixes: &[&str]| prefixes.iter().any(|prefix| text.starts_with(prefix));
+    if begins(&["sdxl", "stable-diffusion-xl"]) {
+        Some(Family::Sdxl)
+    } else if begins(&["sd3", "stable-diffusion-3", "stable-diffusion-v3"]) {
+        Some(Family::Sd3)
+    } else if begins(&["sd_v2", "stable-diffusion-v2"]) {
+        Some(Family::Sd2)
+    } else if begins(&["sd_v1", "sd_1", "stable-diffusion-v1"]) {
+        Some(Family::Sd1)
+    } else if begins(&["flux"]) {
+        Some(Family::Flux)
+    } else {
+        None
     }
 }

@@ -26,7 +26,6 @@ mod resolve;
 mod target;
 
 pub use delta::Delta;
-pub use family::Family;
 pub use key::Place;
 pub use merge::{Merge, merge};
 pub use module::Kind;
@@ -34,7 +33,7 @@ pub(crate) use module::values;
 pub use resolve::{Applied, Reason, Report, Resolution, Skipped, check};
 pub use target::Target;
 
-use crate::{SafetensorsWeights, identity};
+use crate::{SafetensorsWeights, checkpoint::Family, identity};
 use assemble::Slots;
 use half::{bf16, f16};
 use key::{Path as ModulePath, Slot};
@@ -175,7 +174,7 @@ impl Adapter {
             let is_text = matches!(module.place, Place::TextEncoder(_) | Place::T5);
             (module.path.as_str(), width, is_text)
         });
-        Family::guess(modules).or_else(|| Family::of_metadata(self.metadata()))
+        family::guess(modules).or_else(|| family::of_metadata(self.metadata()))
     }
 
     /// Finds every module in a component's tensors.

@@ -1,12 +1,13 @@
 //! What adapters are resolved against: the tensors of one component of a pipeline.
 
 use super::{
-    family::Family,
+    family,
     key::{Path, Place},
     module::product,
 };
 use crate::{
     Component,
+    checkpoint::Family,
     keys::{Fusion, KeyPair},
 };
 use std::collections::HashMap;
@@ -139,7 +140,7 @@ impl Target {
             // SD 1, SDXL, SD 3 and Flux share a text encoder.
             return None;
         }
-        Family::guess(
+        family::guess(
             self.tensors.iter().filter_map(|(name, shape)| {
                 Some((name.strip_suffix(".weight")?, shape.get(1).copied(), false))
             }),

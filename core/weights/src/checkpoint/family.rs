@@ -47,32 +47,32 @@ pub enum Family {
 }
 
 impl Family {
-    /// The name in files and messages, as in JSON.
-    pub const fn name(self) -> &'static str {
+    /// The name in messages.
+    pub const fn title(self) -> &'static str {
         match self {
-            Family::Sd1 => "sd1",
-            Family::Sd2 => "sd2",
-            Family::Sdxl => "sdxl",
-            Family::SdxlRefiner => "sdxl_refiner",
-            Family::Sd3 => "sd3",
-            Family::Sd35 => "sd35",
-            Family::Flux => "flux",
-            Family::Chroma => "chroma",
-            Family::Vae4 => "vae4",
-            Family::Vae16 => "vae16",
-            Family::Vae => "vae",
-            Family::Taesd => "taesd",
-            Family::ClipL => "clip_l",
-            Family::ClipH => "clip_h",
-            Family::ClipG => "clip_g",
-            Family::T5 => "t5",
+            Family::Sd1 => "SD 1.5",
+            Family::Sd2 => "SD 2",
+            Family::Sdxl => "SDXL",
+            Family::SdxlRefiner => "SDXL refiner",
+            Family::Sd3 => "SD 3",
+            Family::Sd35 => "SD 3.5",
+            Family::Flux => "Flux",
+            Family::Chroma => "Chroma",
+            Family::Vae4 => "VAE of 4 channels",
+            Family::Vae16 => "VAE of 16 channels",
+            Family::Vae => "VAE",
+            Family::Taesd => "TAESD",
+            Family::ClipL => "CLIP ViT-L",
+            Family::ClipH => "OpenCLIP ViT-H",
+            Family::ClipG => "OpenCLIP ViT-bigG",
+            Family::T5 => "T5",
         }
     }
 }
 
 impl fmt::Display for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(self.title())
     }
 }
 

@@ -4,7 +4,8 @@ use crate::fixtures::{File, Random, Tensor, bytes, merged, target};
 use sdrun_abi::{DType, ErrorCode};
 use sdrun_weights::{
     Component::{Denoiser, TextEncoder},
-    adapter::{Adapter, Delta, Family, Kind, Merge, Reason, Target, check},
+    adapter::{Adapter, Delta, Kind, Merge, Reason, Target, check},
+    checkpoint::Family,
 };
 
 /// `m.weight [6, 5]` and `m.bias [6]`, a norm, and a convolution.
