@@ -266,8 +266,16 @@ fn state_dicts_are_identified_by_their_shapes() {
         let unknown = identify(shapes.iter().map(|(name, _)| (*name, &[][..]))).unwrap();
         assert!(unknown.1 == expected.1 || name == "sdxl_text_encoder_2", "{name}");
     }
-    for family in [Family::Sd35, Family::SdxlRefiner, Family::Vae16, Family::ClipL, Family::T5] {
-        assert_eq!(serde_json::to_string(&family).unwrap(), format!("\"{family}\""));
+    let names = [
+        (Family::Sd35, "sd35", "SD 3.5"),
+        (Family::SdxlRefiner, "sdxl_refiner", "SDXL refiner"),
+        (Family::Vae16, "vae16", "VAE of 16 channels"),
+        (Family::ClipL, "clip_l", "CLIP ViT-L"),
+        (Family::T5, "t5", "T5"),
+    ];
+    for (family, json, title) in names {
+        assert_eq!(serde_json::to_string(&family).unwrap(), format!("\"{json}\""));
+        assert_eq!(family.to_string(), title);
     }
     // Other widths of text: SD 2 and the refiner.
     for (width, family) in [(1024, Family::Sd2), (1280, Family::SdxlRefiner)] {
