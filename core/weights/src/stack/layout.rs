@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-/// Rows and columns of the blocks a transposition works on; they fit the first-level cache.
+/// Rows and columns of the blocks a transposition works on; two of them fit the first-level cache.
 const BLOCK: usize = 32;
 
 /// Transposes a matrix of `shape` (rows, columns) with elements of `size` bytes into `out`, which is as long.
@@ -25,18 +25,15 @@ fn blocks<const SIZE: usize>(data: &[u8], rows: usize, columns: usize, out: &mut
         return;
     }
     to.par_chunks_mut(rows * BLOCK).enumerate().for_each(|(block, to)| {
-        let (first, wide) = (block * BLOCK, to.len() / rows);
-        // A copy whose rows lie side by side: those of the matrix are often a multiple of 4 KiB apart, and would push each
-        // other out of the first-level cache.
-        let mut near = [[[0; SIZE]; BLOCK]; BLOCK];
+        let first = block * BLOCK;
+        let wide = to.len() / rows;
         for top in (0..rows).step_by(BLOCK) {
             let high = BLOCK.min(rows - top);
-            for (row, near) in near[..high].iter_mut().enumerate() {
-                near[..wide].copy_from_slice(&from[(top + row) * columns + first..][..wide]);
-            }
             for column in 0..wide {
                 let target = &mut to[column * rows + top..][..high];
-                target.iter_mut().zip(&near).for_each(|(element, row)| *element = row[column]);
+                for (row, element) in target.iter_mut().enumerate() {
+                    *element = from[(top + row) * columns + first + column];
+                }
             }
         }
     });
