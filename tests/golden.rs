@@ -19,6 +19,11 @@ use sdrun_tests::{
 };
 use std::{fs, path::Path, process::Command};
 
+/// What a runtime computes too coarsely, by model, provider and precision; `bench` and `verify` say so. OpenVINO 2026.4.1 in
+/// bf16 loses T5's large activations (cosine 0.28) and too much of Flux's (0.959).
+const KNOWN_WRONG: [(&str, &str, Precision); 2] =
+    [("t5-xxl-2-layers", "openvino", Precision::Bf16), ("flux/dev-2x2-layers", "openvino", Precision::Bf16)];
+
 fn outputs(
     provider: &Provider,
     model: &Model,
@@ -69,8 +74,11 @@ fn compare(
             outputs(&provider, model, shapes, precision, given).map_err(|e| format!("{precision}: {e}"))?;
         for c in verify::compare(&got, expected).map_err(text)? {
             println!("{} {id} {precision}: {c:?}", model.name());
-            if !Tolerance::of(precision).accepts(&c) {
-                return Err(format!("{precision}: {c:?}"));
+            let right = Tolerance::for_outputs(precision, expected).accepts(&c);
+            let known = KNOWN_WRONG.contains(&(model.name(), id, precision));
+            if right == known {
+                let stale = if known { "right now: take it off the list: " } else { "" };
+                return Err(format!("{precision}: {stale}{c:?}"));
             }
         }
     }
@@ -121,6 +129,45 @@ fn full_size_unet() {
     let shapes: [(&str, &[usize]); 3] =
         [("sample", &[1, 4, 16, 24]), ("timestep", &[1]), ("encoder_hidden_states", &[1, 77, 768])];
     agrees(&Lab::default(), "sd15/unet", &shapes, &ALL);
+}
+
+/// The other networks of the pipelines, whole or their first layers: both exporters, f16 graphs.
+#[test]
+#[ignore = "full size: 8 GB of weights; run by `cargo xtask test`"]
+fn full_size_other_networks() {
+    let lab = Lab::default();
+    let others: [(&str, &[(&str, &[usize])]); 9] = [
+        ("sd15/controlnet", &[("sample", &[1, 4, 16, 16]), ("controlnet_cond", &[1, 3, 128, 128])]),
+        ("sd15/text-encoder-dynamo23", &[]),
+        ("sd15/vae-decoder-dynamo23", &[("latent_sample", &[1, 4, 16, 16])]),
+        ("taesd/decoder", &[("latent", &[1, 4, 16, 16])]),
+        ("sdxl/text-encoder", &[]),
+        ("sdxl/text-encoder-2", &[]),
+        ("t5-xxl-2-layers", &[("input_ids", &[1, 64])]),
+        (
+            "flux/dev-2x2-layers",
+            &[
+                ("hidden_states", &[1, 64, 64]),
+                ("img_ids", &[64, 3]),
+                ("encoder_hidden_states", &[1, 32, 4096]),
+                ("txt_ids", &[32, 3]),
+            ],
+        ),
+        (
+            "sd3/medium-4-layers",
+            &[("hidden_states", &[1, 16, 32, 32]), ("encoder_hidden_states", &[1, 40, 4096])],
+        ),
+    ];
+    for (name, shapes) in others {
+        let builtin = sdrun::weights::builtin::find(name).unwrap();
+        let given = |input: &str| shapes.iter().find(|(name, _)| *name == input).map(|(_, shape)| *shape);
+        let all: Vec<(&str, &[usize])> = builtin
+            .inputs
+            .iter()
+            .map(|input| (input.name, given(input.name).unwrap_or(input.shape)))
+            .collect();
+        agrees(&lab, name, &all, &ALL);
+    }
 }
 
 /// The picture that comes with TAEF2's weights, encoded and decoded by the command line: what a user sees.
