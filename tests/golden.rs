@@ -136,7 +136,9 @@ fn full_size_unet() {
 #[ignore = "full size: 8 GB of weights; run by `cargo xtask test`"]
 fn full_size_other_networks() {
     let lab = Lab::default();
-    let others: [(&str, &[(&str, &[usize])]); 9] = [
+    /// Shapes of inputs that are not of the size a model is measured in.
+    type Smaller = &'static [(&'static str, &'static [usize])];
+    let others: [(&str, Smaller); 9] = [
         ("sd15/controlnet", &[("sample", &[1, 4, 16, 16]), ("controlnet_cond", &[1, 3, 128, 128])]),
         ("sd15/text-encoder-dynamo23", &[]),
         ("sd15/vae-decoder-dynamo23", &[("latent_sample", &[1, 4, 16, 16])]),
