@@ -1,6 +1,6 @@
 use crate::{
-    buffers::Buffers,
     convert::{convert_into, is_convertible},
+    memory::Buffers,
 };
 use sdrun_abi::{DType, Error, Result, Weight, WeightSource, WeightSpec};
 use std::collections::HashMap;
@@ -56,7 +56,7 @@ impl WeightSource for Cast<'_> {
         if weight.dtype == wanted.dtype {
             return Ok(weight);
         }
-        let mut data = self.buffers.take(weight.data().len() / weight.dtype.size() * wanted.dtype.size());
+        let mut data = self.buffers.take(weight.data().len() / weight.dtype.size() * wanted.dtype.size())?;
         convert_into(weight.data(), weight.dtype, wanted.dtype, &mut data).map_err(|error| Error {
             message: format!("weight {name:?} cannot be converted: {}", error.message),
             hint: Some("use a graph of higher precision".into()),

@@ -16,7 +16,6 @@
 
 pub mod adapter;
 pub mod binding;
-mod buffers;
 pub mod builtin;
 mod cast;
 mod check;
@@ -26,7 +25,9 @@ pub mod embedding;
 mod identity;
 pub mod keys;
 mod layered;
+mod layout;
 mod map;
+mod memory;
 mod onnx;
 mod safetensors;
 mod stack;

@@ -1,15 +1,13 @@
 //! A checkpoint with adapters, as the weights of one graph.
 
-mod layout;
-
 use crate::{
     Adapter, Binding, BoundTensor, Checkpoint, Component, OnnxWeights, StateDict, Transform,
     adapter::{self, Delta, Merge, Target},
-    buffers::{Buffer, Buffers},
     checkpoint::identify,
     identity, keys,
+    layout::{same_but_for_ones, transpose},
+    memory::{Buffer, Buffers},
 };
-use layout::{same_but_for_ones, transpose};
 use sdrun_abi::{DType, Error, Result, Weight, WeightSource};
 use serde::Serialize;
 use std::{
@@ -184,9 +182,7 @@ impl WeightStack {
 
     /// How many initializers of the graph the adapters change.
     pub fn changed(&self) -> usize {
-        let touched =
-            |tensor: &&BoundTensor| tensor.sources.iter().any(|name| self.deltas.contains_key(name));
-        self.binding.tensors.iter().filter(touched).count()
+        self.binding.tensors.iter().filter(|tensor| self.is_changed(tensor)).count()
     }
 
     /// The entry of an initializer; `None` where only the graph's own weights have it.
@@ -243,10 +239,10 @@ impl WeightStack {
             .map_err(|error| Error { message: format!("weight {name:?}: {}", error.message), ..error })
     }
 
-    fn transposed(&self, data: &[u8], dtype: DType, shape: &[usize]) -> Buffer {
-        let mut out = self.buffers.take(data.len());
+    fn transposed(&self, data: &[u8], dtype: DType, shape: &[usize]) -> Result<Buffer> {
+        let mut out = self.buffers.take(data.len())?;
         transpose(data, dtype.size(), shape, &mut out);
-        out
+        Ok(out)
     }
 
     fn weight_of_checkpoint<'s>(
@@ -263,12 +259,12 @@ impl WeightStack {
                     Ok(weight)
                 }
                 Transform::Transpose => {
-                    let data = self.transposed(weight.data(), weight.dtype, &bound.source_shape);
+                    let data = self.transposed(weight.data(), weight.dtype, &bound.source_shape)?;
                     Weight::new(weight.dtype, bound.shape.clone(), data)
                 }
             };
         }
-        let mut data = self.buffers.take(bytes_of(bound.dtype, &bound.source_shape)?);
+        let mut data = self.buffers.take(bytes_of(bound.dtype, &bound.source_shape)?)?;
         let mut rest = &mut data[..];
         for name in &bound.sources {
             let (_, rows) = self.checkpoint_shape(checkpoint, bound, name)?;
@@ -299,7 +295,7 @@ impl WeightStack {
         let base = match bound.transform {
             Transform::Identity | Transform::Reshape => weight.data(),
             Transform::Transpose => {
-                restored = self.transposed(weight.data(), weight.dtype, &bound.shape);
+                restored = self.transposed(weight.data(), weight.dtype, &bound.shape)?;
                 &restored
             }
         };
@@ -310,7 +306,7 @@ impl WeightStack {
             ))
             .with_hint("give the checkpoint with `--weights`"));
         };
-        let mut data = self.buffers.take(bytes_of(bound.dtype, &bound.source_shape)?);
+        let mut data = self.buffers.take(bytes_of(bound.dtype, &bound.source_shape)?)?;
         self.merge(name, &bound.source_shape, (weight.dtype, base), (bound.dtype, &mut data))?;
         self.arranged(bound, data)
     }
@@ -319,7 +315,7 @@ impl WeightStack {
     fn arranged(&self, bound: &BoundTensor, data: Buffer) -> Result<Weight<'static>> {
         let data = match bound.transform {
             Transform::Identity | Transform::Reshape => data,
-            Transform::Transpose => self.transposed(&data, bound.dtype, &bound.source_shape),
+            Transform::Transpose => self.transposed(&data, bound.dtype, &bound.source_shape)?,
         };
         Weight::new(bound.dtype, bound.shape.clone(), data)
     }
@@ -377,16 +373,13 @@ impl WeightSource for WeightStack {
     }
 
     fn version(&self, name: &str) -> Option<u128> {
-        let sources = match self.index.get(name) {
-            Some(i) => &*self.binding.tensors[*i].sources,
-            None => &[],
-        };
-        let changes: Vec<(u64, u32)> = match sources.iter().any(|source| self.deltas.contains_key(source)) {
+        let bound = self.index.get(name).map(|i| &self.binding.tensors[*i]);
+        let changes: Vec<(u64, u32)> = match bound.is_some_and(|bound| self.is_changed(bound)) {
             true => self
                 .layers
                 .iter()
-                .filter(|l| l.strength != 0.0)
-                .map(|l| (l.id, l.strength.to_bits()))
+                .filter(|layer| layer.strength != 0.0)
+                .map(|layer| (layer.id, layer.strength.to_bits()))
                 .collect(),
             false => Vec::new(),
         };

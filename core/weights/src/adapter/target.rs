@@ -233,7 +233,6 @@ fn site(pair: &KeyPair, tensors: &[(String, Vec<usize>)], numbers: &HashMap<&str
     let rows_of = |number: usize| tensors[number].1.first().copied().unwrap_or(1);
     let mut shape = model.clone();
     let mut parts = Vec::new();
-    let mut from = 0;
     match pair.fusion {
         Fusion::Same | Fusion::Conv1x1 | Fusion::Transposed | Fusion::SwappedHalves => {
             let (number, half) = (known[0]?, model.first()? / 2);
@@ -247,18 +246,13 @@ fn site(pair: &KeyPair, tensors: &[(String, Vec<usize>)], numbers: &HashMap<&str
             parts.push(Part { tensor: number, rows });
         }
         Fusion::Rows => {
-            for (i, number) in known.iter().enumerate() {
-                // A part the graph does not use still takes its rows; q, k and v are alike.
-                let Some(number) = number else {
-                    let like = (0..3.min(known.len())).filter(|_| i < 3).find_map(|j| known[j]);
-                    from += rows_of(like?);
-                    continue;
-                };
-                let len = rows_of(*number);
-                parts.push(Part { tensor: *number, rows: vec![Run { from, to: 0, len }] });
-                from += len;
+            let rows = pair.row_ranges(|name| numbers.get(name).map(|number| rows_of(*number)))?;
+            *shape.first_mut()? = rows.last()?.end;
+            for (number, rows) in known.iter().zip(rows) {
+                if let Some(tensor) = *number {
+                    parts.push(Part { tensor, rows: vec![Run { from: rows.start, to: 0, len: rows.len() }] });
+                }
             }
-            *shape.first_mut()? = from;
         }
     }
     let transposed = pair.fusion == Fusion::Transposed;

@@ -7,6 +7,8 @@ use super::{
 use crate::{
     Binding, StateDict, Transform,
     convert::{convert, is_convertible},
+    layout::transpose,
+    memory::zeroed,
 };
 use rayon::prelude::*;
 use sdrun_abi::{DType, ErrorCode, Result, WeightSource};
@@ -16,9 +18,6 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Type and value of a tensor, whatever its shape.
 type Fingerprint = [u8; 32];
-
-/// Rows and columns that are transposed together, so that both stay in the cache.
-const TILE: usize = 32;
 
 impl Binding {
     /// [`infer`](Binding::infer), and comparison of every value in `weights` (the graph's own, for example
@@ -109,8 +108,9 @@ impl<'r> Reference<'r> {
                         continue;
                     };
                     values.push((fingerprint(*dtype, data), false));
-                    if let [rows, columns] = *weight.shape {
-                        let turned = transposed(data, rows, columns, dtype.size());
+                    if weight.shape.len() == 2 {
+                        let mut turned = zeroed(data.len())?;
+                        transpose(data, dtype.size(), &weight.shape, &mut turned);
                         values.push((fingerprint(*dtype, &turned), true));
                     }
                 }
@@ -196,20 +196,4 @@ impl<'r> Reference<'r> {
         };
         transform.fits(shape, &finding.shape).then_some((name, transform, shape))
     }
-}
-
-/// The transpose of a row-major matrix.
-fn transposed(data: &[u8], rows: usize, columns: usize, size: usize) -> Vec<u8> {
-    let mut out = vec![0; data.len()];
-    for row in (0..rows).step_by(TILE) {
-        for column in (0..columns).step_by(TILE) {
-            for r in row..rows.min(row + TILE) {
-                for c in column..columns.min(column + TILE) {
-                    let (from, to) = ((r * columns + c) * size, (c * rows + r) * size);
-                    out[to..to + size].copy_from_slice(&data[from..from + size]);
-                }
-            }
-        }
-    }
-    out
 }

@@ -1,7 +1,7 @@
 //! What a checkpoint's tensors are read from, whatever the file format: keys as they stand in the file.
 
 use crate::SafetensorsWeights;
-use sdrun_abi::{DType, Error, ErrorCode, Result, Weight, WeightSource};
+use sdrun_abi::{DType, Error, Result, Weight, WeightSource};
 use std::{
     collections::BTreeMap,
     fmt::Debug,
@@ -74,24 +74,4 @@ pub(super) fn slice_rows(weight: Weight<'_>, rows: Range<usize>) -> Result<Weigh
         Some((path, offset)) => part.in_file(path, offset + start),
         None => part,
     })
-}
-
-/// The same bytes under another shape of as many elements.
-pub(super) fn reshape(weight: Weight<'_>, shape: Vec<usize>) -> Result<Weight<'_>> {
-    let (dtype, place, range) = (weight.dtype, weight.file.clone(), 0..weight.data().len());
-    let reshaped = Weight::new(dtype, shape, Part { whole: weight, range })?;
-    Ok(match place {
-        Some((path, offset)) => reshaped.in_file(path, offset),
-        None => reshaped,
-    })
-}
-
-/// Room for `len` bytes, or `ResourceExhausted`.
-pub(super) fn zeroed(len: usize) -> Result<Vec<u8>> {
-    let mut data = Vec::new();
-    data.try_reserve_exact(len).map_err(|_| {
-        Error::new(ErrorCode::ResourceExhausted, format!("no memory for {len} bytes of a tensor"))
-    })?;
-    data.resize(len, 0);
-    Ok(data)
 }

@@ -5,7 +5,8 @@
 //! mixed-precision ones, marked by JSON in `X.comfy_quant`), one number or one per row. Scales of activations
 //! (`X.scale_input`, `X.input_scale`) are for arithmetic in eight bits and are of no use here.
 
-use super::container::{Container, slice_rows, zeroed};
+use super::container::{Container, slice_rows};
+use crate::memory::zeroed;
 use rayon::prelude::*;
 use sdrun_abi::{DType, Error, Result, Weight};
 use std::{

@@ -1,14 +1,12 @@
 //! A component's tensors under the names of diffusers, made from the file's on demand.
 
-use super::{
-    container::{Container, reshape, zeroed},
-    layout::Part,
-};
+use super::{container::Container, layout::Part};
 use crate::{
     StateDict,
     keys::{Fusion, Naming, split_rows},
+    layout::transpose,
+    memory::zeroed,
 };
-use rayon::prelude::*;
 use sdrun_abi::{DType, Error, Result, Weight, WeightSource};
 use std::{
     collections::{BTreeMap, HashMap},
@@ -43,7 +41,7 @@ pub(super) struct ComponentWeights {
 /// How a tensor is made of the one in the file.
 enum Step {
     Whole,
-    Reshaped(Vec<usize>),
+    Reshaped,
     Rows(Range<usize>),
     Transposed,
     SwappedHalves,
@@ -100,7 +98,7 @@ impl ComponentWeights {
             Fusion::Conv1x1 => match &shape[..] {
                 [o, i, 1, 1] => {
                     shape = vec![*o, *i];
-                    Step::Reshaped(shape.clone())
+                    Step::Reshaped
                 }
                 [_, _] => Step::Whole,
                 _ => return Err(wrong("is no 1x1 convolution")),
@@ -179,10 +177,17 @@ impl WeightSource for ComponentWeights {
         let (step, dtype, shape) = self.plan(source)?;
         match step {
             Step::Whole => self.container.read(&source.key, None),
-            Step::Reshaped(shape) => reshape(self.container.read(&source.key, None)?, shape),
+            // As many elements, so the same bytes.
+            Step::Reshaped => {
+                let mut weight = self.container.read(&source.key, None)?;
+                weight.shape = shape;
+                Ok(weight)
+            }
             Step::Rows(rows) => self.container.read(&source.key, Some(rows)),
             Step::Transposed => {
-                let data = transposed(self.container.read(&source.key, None)?.data(), dtype, &shape)?;
+                let whole = self.container.read(&source.key, None)?;
+                let mut data = zeroed(whole.data().len())?;
+                transpose(whole.data(), dtype.size(), &whole.shape, &mut data);
                 Weight::new(dtype, shape, data)
             }
             Step::SwappedHalves => {
@@ -206,21 +211,4 @@ impl StateDict for ComponentWeights {
     fn names(&self) -> Vec<&str> {
         self.sources.keys().map(String::as_str).collect()
     }
-}
-
-/// The transpose; `shape` is that of the result.
-fn transposed(data: &[u8], dtype: DType, shape: &[usize]) -> Result<Vec<u8>> {
-    let mut out = zeroed(data.len())?;
-    let (size, [_, columns]) = (dtype.size(), shape) else {
-        return Err(Error::internal(format!("no matrix: {shape:?}")));
-    };
-    let row_bytes = (columns * size).max(1);
-    let stride = data.len().checked_div(*columns).unwrap_or(0);
-    out.par_chunks_mut(row_bytes).enumerate().for_each(|(row, target)| {
-        for (column, element) in target.chunks_exact_mut(size).enumerate() {
-            let start = column * stride + row * size;
-            element.copy_from_slice(&data[start..start + size]);
-        }
-    });
-    Ok(out)
 }

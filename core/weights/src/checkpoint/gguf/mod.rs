@@ -4,8 +4,9 @@
 mod quants;
 mod reader;
 
-use super::container::{Container, slice_rows, zeroed};
+use super::container::{Container, slice_rows};
 use crate::map::map_file;
+use crate::memory::zeroed;
 use bytes::Bytes;
 use quants::Kind;
 use rayon::prelude::*;

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 const BLOCK: usize = 32;
 
 /// Transposes a matrix of `shape` (rows, columns) with elements of `size` bytes into `out`, which is as long.
-pub(super) fn transpose(data: &[u8], size: usize, shape: &[usize], out: &mut [u8]) {
+pub(crate) fn transpose(data: &[u8], size: usize, shape: &[usize], out: &mut [u8]) {
     let (rows, columns) = match shape {
         [rows, columns] => (*rows, *columns),
         _ => (1, data.len() / size.max(1)),
@@ -40,7 +40,7 @@ fn blocks<const SIZE: usize>(data: &[u8], rows: usize, columns: usize, out: &mut
 }
 
 /// Whether two shapes are the same but for trailing ones: a linear weight and a 1x1 convolution.
-pub(super) fn same_but_for_ones(a: &[usize], b: &[usize]) -> bool {
+pub(crate) fn same_but_for_ones(a: &[usize], b: &[usize]) -> bool {
     fn bare(shape: &[usize]) -> &[usize] {
         match shape {
             [rest @ .., 1] if rest.len() > 1 => bare(rest),

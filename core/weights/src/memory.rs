@@ -1,7 +1,20 @@
+//! Memory for tensors.
+
+use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
     ops::{Deref, DerefMut},
     sync::{Arc, Mutex, PoisonError},
 };
+
+/// Room for `len` bytes, or `ResourceExhausted`.
+pub(crate) fn zeroed(len: usize) -> Result<Vec<u8>> {
+    let mut data = Vec::new();
+    data.try_reserve_exact(len).map_err(|_| {
+        Error::new(ErrorCode::ResourceExhausted, format!("no memory for {len} bytes of a tensor"))
+    })?;
+    data.resize(len, 0);
+    Ok(data)
+}
 
 /// Buffers that are kept for the next tensor.
 const KEPT: usize = 2;
@@ -12,15 +25,16 @@ const KEPT: usize = 2;
 pub(crate) struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
 
 impl Buffers {
-    /// A buffer of `len` bytes, whatever they are.
-    pub(crate) fn take(&self, len: usize) -> Buffer {
+    /// A buffer of `len` bytes, whatever they are. `ResourceExhausted` where there is no memory.
+    pub(crate) fn take(&self, len: usize) -> Result<Buffer> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut data = kept.unwrap_or_default();
         if data.len() < len {
             // Nothing of the old content has to be moved.
-            data = vec![0; len];
+            drop(data);
+            data = zeroed(len)?;
         }
-        Buffer { data, len, home: self.clone() }
+        Ok(Buffer { data, len, home: self.clone() })
     }
 }
 
@@ -63,15 +77,15 @@ mod tests {
     #[test]
     fn buffers_are_used_again_and_few_are_kept() {
         let buffers = Buffers::default();
-        let mut first = buffers.take(100);
+        let mut first = buffers.take(100).unwrap();
         first.fill(7);
         assert_eq!(first.len(), 100);
         drop(first);
-        let again = buffers.take(50);
+        let again = buffers.take(50).unwrap();
         assert_eq!(again[..], [7; 50], "the same memory");
-        let other = buffers.take(10);
+        let other = buffers.take(10).unwrap();
         assert_eq!(other[..], [0; 10]);
-        let more = buffers.take(20);
+        let more = buffers.take(20).unwrap();
         drop((again, other, more));
         let kept: Vec<usize> = buffers.0.lock().unwrap().iter().map(Vec::len).collect();
         assert_eq!(kept, [20, 100]);
