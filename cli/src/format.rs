@@ -1,6 +1,8 @@
 //! Numbers, names and tables for people.
 
 use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
+use sdrun::{abi::RefitReport, bench::Refit};
+use serde::Serialize;
 use std::borrow::Cow;
 
 /// Text that cannot steer a terminal: control characters except newline and tab become `?`. Names in models,
@@ -62,6 +64,22 @@ pub(crate) fn list<S: AsRef<str>>(items: impl IntoIterator<Item = S>) -> String 
         return "none".into();
     }
     items.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(", ")
+}
+
+/// The name serde gives a plain variant: `gpu`, `in_place`.
+pub(crate) fn word(value: &impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|v| Some(v.as_str()?.replace('_', " "))).unwrap_or_default()
+}
+
+/// How long adapters took to get in, and how they did.
+pub(crate) fn refit(refit: &Refit) -> String {
+    let RefitReport { method, tensors, bytes: size } = &refit.report;
+    format!(
+        "adapters in after {} ({}, {tensors} tensors, {})",
+        seconds(refit.seconds),
+        word(method),
+        bytes(*size)
+    )
 }
 
 /// A line below the header and no others.

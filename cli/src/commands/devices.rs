@@ -89,10 +89,10 @@ fn show(out: &mut dyn Write, rows: &[Row]) -> io::Result<()> {
                 device.index.to_string(),
                 device.id.clone(),
                 device.name.clone(),
-                word(&device.kind),
+                format::word(&device.kind),
                 device.memory_bytes.map_or("?".into(), format::bytes),
                 format::list(capabilities.precisions.iter().map(|p| p.name())),
-                word(&capabilities.weight_update),
+                format::word(&capabilities.weight_update),
             ]);
         }
     }
@@ -110,9 +110,4 @@ fn show(out: &mut dyn Write, rows: &[Row]) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// The name serde gives a plain variant: `gpu`, `in_place`.
-pub(super) fn word(value: &impl Serialize) -> String {
-    serde_json::to_value(value).ok().and_then(|v| Some(v.as_str()?.replace('_', " "))).unwrap_or_default()
 }

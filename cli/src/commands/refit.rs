@@ -8,7 +8,8 @@ use crate::{
 };
 use sdrun::{
     EngineFile,
-    abi::{Device, Error, RefitReport},
+    abi::{Device, Error},
+    bench::Refit,
 };
 use serde::Serialize;
 use std::{
@@ -65,13 +66,6 @@ struct Report<'a> {
     payload_bytes: Option<u64>,
 }
 
-#[derive(Serialize)]
-struct Refit {
-    seconds: f64,
-    #[serde(flatten)]
-    report: RefitReport,
-}
-
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.output {
         files::check_engine_target(path)?;
@@ -126,14 +120,8 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         writeln!(out, "{} on {} ({})", report.model, report.provider, device.name)?;
         report.weights.show(out, "")?;
         writeln!(out, "  weights in after {}", format::seconds(session_seconds))?;
-        if let Some(Refit { seconds, report: RefitReport { method, tensors, bytes } }) = &report.refit {
-            writeln!(
-                out,
-                "  adapters in after {} ({}, {tensors} tensors, {})",
-                format::seconds(*seconds),
-                super::devices::word(method),
-                format::bytes(*bytes)
-            )?;
+        if let Some(refit) = &report.refit {
+            writeln!(out, "  {}", format::refit(refit))?;
         }
         if let (Some(path), Some(bytes)) = (report.file, report.payload_bytes) {
             writeln!(out, "  {} with these weights in {}", format::bytes(bytes), path.display())?;

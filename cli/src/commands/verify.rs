@@ -95,15 +95,20 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         (Some(path), _) => (path.display().to_string(), npz::read(path, None)?),
         (None, id) => {
             let id = id?;
-            let side =
-                Side { id: Some(&id), device: None, build: &args.build.of_reference(), weights: &weights };
+            let side = Side {
+                id: Some(&id),
+                device: None,
+                build: &args.build.of_reference(),
+                weights: &weights,
+                pristine: false,
+            };
             let (_, outputs, _) = outputs_of(&side, &job, args, &registry, &isolation, context)?;
             (id, outputs)
         }
     };
     context.go_on()?;
     let (id, device) = (args.provider.provider.as_deref(), args.provider.device.as_deref());
-    let side = Side { id, device, build: &args.build, weights: &weights };
+    let side = Side { id, device, build: &args.build, weights: &weights, pristine: true };
     let (provider, outputs, unchanged) = outputs_of(&side, &job, args, &registry, &isolation, context)?;
     let tolerance = Tolerance::for_outputs(args.build.precision, &expected);
     let rows: Vec<Row> = compare(&outputs, &expected)?
@@ -141,6 +146,8 @@ struct Side<'a> {
     device: Option<&'a str>,
     build: &'a BuildArgs,
     weights: &'a Weights,
+    /// Also run without the adapters, to see what they change.
+    pristine: bool,
 }
 
 /// Runs the job on a provider; says which one it was, and which outputs the adapters leave as they are.
@@ -166,7 +173,7 @@ fn outputs_of(
     let task = context.task(&format!("running on {}", provider.id()));
     let host = task.host(context.cancel_flag());
     let stack = &side.weights.stack;
-    if stack.reports().next().is_none() || engine.info().weights.is_empty() {
+    if !side.pristine || stack.reports().next().is_none() || engine.info().weights.is_empty() {
         let outputs = engine.session(stack, &host)?.run(&job.inputs, &host)?;
         return Ok((provider.id().to_string(), outputs, Vec::new()));
     }

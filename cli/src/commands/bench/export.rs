@@ -50,7 +50,7 @@ fn fields(row: &Row) -> [String; 19] {
     let worst = row.accuracy.as_ref().map(|a| &a.worst);
     [
         row.provider.clone(),
-        crate::commands::devices::word(&row.status),
+        crate::format::word(&row.status),
         text(row.reason.as_ref()),
         text(row.rank),
         text(row.device.as_ref()),

@@ -2,10 +2,7 @@
 
 use crate::format;
 use comfy_table::{Table, presets};
-use sdrun::{
-    abi::RefitReport,
-    bench::{CaseReport, Report, Row, Status},
-};
+use sdrun::bench::{CaseReport, Report, Row, Status};
 use std::io::{self, Write};
 
 const HEADER: [&str; 11] = [
@@ -115,15 +112,7 @@ pub(super) fn remarks(case: &CaseReport) -> Vec<String> {
         // Errors of a provider begin with its name already.
         remarks
             .extend(row.reason.iter().map(|why| format!("{own}{}", why.strip_prefix(&own).unwrap_or(why))));
-        remarks.extend(row.refit.as_ref().map(|refit| {
-            let RefitReport { method, tensors, bytes } = &refit.report;
-            format!(
-                "{own}adapters in after {} ({}, {tensors} tensors, {})",
-                format::seconds(refit.seconds),
-                crate::commands::devices::word(method),
-                format::bytes(*bytes)
-            )
-        }));
+        remarks.extend(row.refit.iter().map(|refit| format!("{own}{}", format::refit(refit))));
         remarks.extend(row.warnings.iter().map(|what| format!("{own}warning: {what}")));
     }
     remarks

@@ -1,7 +1,11 @@
 //! Checkpoints, adapters, embeddings, and other safetensors files.
 
 use super::Weights;
-use crate::{commands::devices::word, context::Context, format, model};
+use crate::{
+    context::Context,
+    format::{self, word},
+    model,
+};
 use sdrun::{
     abi::{Error, WeightSource},
     weights::{
@@ -166,7 +170,7 @@ struct EmbeddingReport<'a> {
 fn show_embedding(path: &Path, embedding: &Embedding, context: &Context) -> anyhow::Result<()> {
     let row = |vectors: &Vectors| {
         let encoder = vectors.encoder.map_or("unknown".into(), |encoder| encoder.to_string());
-        (encoder, (vectors.values.len() / vectors.width.max(1), vectors.width))
+        (encoder, (vectors.len(), vectors.width))
     };
     let encoders = embedding.encoders.iter().map(row).collect();
     let report = EmbeddingReport { kind: "embedding", path, name: &embedding.name, encoders };
