@@ -53,7 +53,7 @@ impl Engine for AsInputs {
         }
         let index = bound.iter().enumerate().map(|(index, (spec, _))| (spec.name.clone(), index)).collect();
         Ok(Box::new(AsInputsSession {
-            inner: OvSession::new(&self.compiled, &info, None)?,
+            inner: OvSession::new(&self.compiled, &info)?,
             weights: bound,
             index,
         }))

@@ -3,6 +3,7 @@
 use crate::{
     devices::Target,
     ffi::{CompiledModel, Model},
+    refit::Refittable,
     runtime::Runtime,
     session::OvSession,
     staging::Staging,
@@ -103,18 +104,21 @@ impl Recipe {
         Ok(compiled)
     }
 
-    /// Reads and compiles the graph with weights.
-    pub(crate) fn compile(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<CompiledModel> {
+    /// Reads the graph with weights.
+    pub(crate) fn read_with(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Model> {
         let staging =
             Staging::with_weights(&self.runtime.temp_dir, &self.graph, &self.info.weights, weights, host)?;
         phase(host, "read", 0, 1)?;
-        let model = self.read(&staging)?;
-        // OpenVINO has mapped the files; the folder goes before the long part.
-        drop(staging);
+        // OpenVINO maps the files; the folder goes before the long part.
+        self.read(&staging)
+    }
+
+    /// Compiles what [`Recipe::read_with`] read.
+    pub(crate) fn compile(&self, model: &Model, host: &dyn Host) -> Result<Arc<CompiledModel>> {
         phase(host, "compile", 0, 1)?;
-        let compiled = self.runtime.compile(&model, &self.target, &self.spec)?;
+        let compiled = self.runtime.compile(model, &self.target, &self.spec)?;
         phase(host, "compile", 1, 1)?;
-        Ok(compiled)
+        Ok(Arc::new(compiled))
     }
 
     fn read(&self, staging: &Staging) -> Result<Model> {
@@ -175,8 +179,7 @@ impl Engine for Stripped {
     }
 
     fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Session>> {
-        let compiled = Arc::new(self.0.compile(weights, host)?);
-        Ok(Box::new(OvSession::new(&compiled, &self.0.info, Some(self.0.clone()))?))
+        Ok(Box::new(Refittable::new(self.0.clone(), weights, host)?))
     }
 }
 
@@ -210,7 +213,7 @@ impl Baked {
 
     fn of(recipe: &Recipe, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Engine>> {
         recipe.target.check_bake()?;
-        let compiled = Arc::new(recipe.compile(weights, host)?);
+        let compiled = recipe.compile(&recipe.read_with(weights, host)?, host)?;
         let compatibility = Requirements::blob(recipe.runtime, &recipe.target, &recipe.spec).text()?;
         let info = EngineInfo { weights: Vec::new(), compatibility, ..recipe.info.clone() };
         Ok(Box::new(Baked { runtime: recipe.runtime, compiled, info }))
@@ -281,7 +284,7 @@ impl Engine for Baked {
     }
 
     fn session(&self, _: &dyn WeightSource, _: &dyn Host) -> Result<Box<dyn Session>> {
-        Ok(Box::new(OvSession::new(&self.compiled, &self.info, None)?))
+        Ok(Box::new(OvSession::new(&self.compiled, &self.info)?))
     }
 }
 

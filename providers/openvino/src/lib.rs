@@ -3,20 +3,21 @@
 //! OpenVINO cannot change the weights of a compiled model, and its own weightless export is wrong for other
 //! weights (README.md). So a stripped engine is the ONNX graph itself; giving it weights means reading and
 //! compiling it again, which takes a fraction of a second for a VAE and a few seconds for a UNet, and is
-//! always right. With the option `weights=inputs` they are inputs of a model compiled once. An engine with baked weights is
-//! OpenVINO's own blob.
+//! always right. With the option `weights=inputs` they are inputs of a model compiled once. An engine with
+//! baked weights is OpenVINO's own blob.
 //!
 //! * `ffi`: safe layer over the C API; all unsafe code.
 //! * `runtime`: the one loaded OpenVINO of the process, and compiling on it.
 //! * `devices`: what it can use.
 //! * `staging`: getting weights past OpenVINO's ONNX reader without copying them.
-//! * `engine`, `as_inputs`, `session`: the traits of sdrun-abi.
+//! * `engine`, `as_inputs`, `refit`, `session`: the traits of sdrun-abi.
 
 mod as_inputs;
 mod devices;
 mod engine;
 mod ffi;
 mod provider;
+mod refit;
 mod runtime;
 mod session;
 mod staging;

@@ -1,12 +1,11 @@
 //! Sessions: a compiled model and one request on it.
 
 use crate::{
-    engine::Recipe,
     ffi::{CompiledModel, InferRequest, Io},
 };
 use sdrun_abi::{
     EngineInfo, Error, Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result, Session, TensorSpec,
-    TensorView, WeightSource, WeightUpdate,
+    TensorView, WeightSource,
 };
 use std::{
     sync::Arc,
@@ -26,7 +25,7 @@ fn is_unwritten(buffer: &[u8]) -> bool {
     !buffer.is_empty() && buffer.iter().all(|byte| *byte == UNWRITTEN)
 }
 
-/// A session of either kind of engine.
+/// A compiled model that can be run, its weights as they are.
 pub(crate) struct OvSession {
     request: InferRequest,
     /// Types and shapes of the outputs, where all shapes are fixed: then OpenVINO writes into the sink's
@@ -36,22 +35,16 @@ pub(crate) struct OvSession {
     proven: bool,
     /// How long the last run took; `None` before the first.
     last_run: Option<Duration>,
-    /// For changing weights; `None` where they are baked in.
-    recipe: Option<Arc<Recipe>>,
 }
 
 impl OvSession {
-    pub(crate) fn new(
-        compiled: &Arc<CompiledModel>,
-        info: &EngineInfo,
-        recipe: Option<Arc<Recipe>>,
-    ) -> Result<Self> {
+    pub(crate) fn new(compiled: &Arc<CompiledModel>, info: &EngineInfo) -> Result<Self> {
         let fixed = fixed_outputs(&compiled.output_shapes()?, &info.outputs)?;
         let io = |specs: &[TensorSpec]| -> Vec<Io> {
             specs.iter().map(|spec| Io { name: spec.name.clone(), dtype: spec.dtype }).collect()
         };
         let request = compiled.request(io(&info.inputs), io(&info.outputs))?;
-        Ok(OvSession { request, fixed, proven: false, last_run: None, recipe })
+        Ok(OvSession { request, fixed, proven: false, last_run: None })
     }
 }
 
@@ -91,19 +84,11 @@ impl Session for OvSession {
     fn refit(
         &mut self,
         _changed: &[&str],
-        weights: &dyn WeightSource,
-        host: &dyn Host,
+        _weights: &dyn WeightSource,
+        _host: &dyn Host,
     ) -> Result<RefitReport> {
-        let Some(recipe) = self.recipe.clone() else {
-            return Err(Error::precondition("the weights of this engine are baked in and cannot be changed")
-                .with_hint("build the engine without baking"));
-        };
-        let compiled = Arc::new(recipe.compile(weights, host)?);
-        // Everything that can fail is done; only now the former weights go.
-        *self = OvSession::new(&compiled, &recipe.info, Some(recipe.clone()))?;
-        let bytes =
-            recipe.info.weights.iter().filter_map(|w| w.dtype.bytes_of(&w.shape)).map(|n| n as u64).sum();
-        Ok(RefitReport { method: WeightUpdate::Rebuild, tensors: recipe.info.weights.len(), bytes })
+        Err(Error::precondition("the weights of this engine are baked in and cannot be changed")
+            .with_hint("build the engine without baking"))
     }
 
     fn run(

@@ -5,8 +5,8 @@
 mod testing;
 
 use sdrun_abi::{
-    BuildSpec, Compatibility, DType, DeviceKind, EngineInfo, ErrorCode, NoHost, Precision, Provider,
-    TensorView, VecSink, WeightUpdate,
+    BuildSpec, Compatibility, DType, DeviceKind, EngineInfo, ErrorCode, Flow, Host, LogLevel, NoHost, Precision,
+    Provider, TensorView, VecSink, WeightUpdate,
 };
 use sdrun_provider_openvino::OpenVino;
 use std::sync::OnceLock;
@@ -142,6 +142,25 @@ fn a_failing_refit_keeps_the_former_weights() {
         ErrorCode::Cancelled
     );
     assert_eq!(run(&mut *session, &[3, 64], &x).unwrap(), before);
+    // At the last moment, when the former compiled model is gone.
+    let error = failure(session.refit(&["w1"], &perceptron_weights(2), &StopAfterCompiling));
+    assert_eq!(error.code, ErrorCode::Cancelled);
+    assert_eq!(run(&mut *session, &[3, 64], &x).unwrap(), before);
+    session.refit(&["w1"], &perceptron_weights(2), &NoHost).unwrap();
+    assert_ne!(run(&mut *session, &[3, 64], &x).unwrap(), before);
+}
+
+/// Cancels when a model has been compiled.
+struct StopAfterCompiling;
+
+impl Host for StopAfterCompiling {
+    fn log(&self, _: LogLevel, _: &str, _: &str) {}
+    fn progress(&self, phase: &str, step: u64, total: u64) -> Flow {
+        if phase == "compile" && step == total { Flow::Cancel } else { Flow::Continue }
+    }
+    fn cancelled(&self) -> bool {
+        false
+    }
 }
 
 #[test]

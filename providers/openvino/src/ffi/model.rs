@@ -11,6 +11,12 @@ use std::{
 /// `ov::Model`: a model that was read.
 pub(crate) struct Model(pub(super) NonNull<ov::ov_model_t>);
 
+// SAFETY: an `ov::Model` is a graph on the heap that no thread owns; `&mut` and `Drop` reach it from one thread at a time.
+unsafe impl Send for Model {}
+// SAFETY: what takes `&self` counts inputs and outputs or hands the model to `ov::Core::compile_model`, which works on a
+// copy of it.
+unsafe impl Sync for Model {}
+
 impl Model {
     /// Numbers of inputs and outputs.
     pub(crate) fn io_counts(&self) -> Result<(usize, usize)> {
