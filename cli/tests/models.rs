@@ -169,6 +169,8 @@ fn verify_needs_a_reference() {
     sandbox.run(&[&args[..], &["--reference-file", "absent.npz"]].concat()).fails(3, &["absent.npz"]);
     sandbox.run(&[&args[..], &["--reference", "nope"]].concat()).fails(3, &["`nope`"]);
     sandbox.run(&["bench", "-p", "nope"]).fails(3, &["`nope`"]);
+    let unclear = ["bench", "--option", "weights=inputs"];
+    sandbox.run(&unclear).fails(4, &["which provider", "--option PROVIDER:weights=inputs"]);
     assert!(!sandbox.path("cache").exists(), "no model was generated for nothing");
 }
 

@@ -52,11 +52,7 @@ impl Engine for AsInputs {
             info.inputs.push(TensorSpec { name: spec.name.clone(), dtype: spec.dtype, shape });
         }
         let index = bound.iter().enumerate().map(|(index, (spec, _))| (spec.name.clone(), index)).collect();
-        Ok(Box::new(AsInputsSession {
-            inner: OvSession::new(&self.compiled, &info)?,
-            weights: bound,
-            index,
-        }))
+        Ok(Box::new(AsInputsSession { inner: OvSession::new(&self.compiled, &info)?, weights: bound, index }))
     }
 }
 

@@ -37,8 +37,10 @@ fn compile(recipe: &Recipe, model: &Model, host: &dyn Host) -> Result<OvSession>
 }
 
 fn lost() -> Error {
-    Error::precondition("the session has no weights: a refit failed, and so did going back to the former weights")
-        .with_hint("free memory, then give the session weights or open it anew")
+    Error::precondition(
+        "the session has no weights: a refit failed, and so did going back to the former weights",
+    )
+    .with_hint("free memory, then give the session weights or open it anew")
 }
 
 impl Session for Refittable {

@@ -1,8 +1,6 @@
 //! Sessions: a compiled model and one request on it.
 
-use crate::{
-    ffi::{CompiledModel, InferRequest, Io},
-};
+use crate::ffi::{CompiledModel, InferRequest, Io};
 use sdrun_abi::{
     EngineInfo, Error, Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result, Session, TensorSpec,
     TensorView, WeightSource,

@@ -5,8 +5,8 @@
 mod testing;
 
 use sdrun_abi::{
-    BuildSpec, Compatibility, DType, DeviceKind, EngineInfo, ErrorCode, Flow, Host, LogLevel, NoHost, Precision,
-    Provider, TensorView, VecSink, WeightUpdate,
+    BuildSpec, Compatibility, DType, DeviceKind, EngineInfo, ErrorCode, Flow, Host, LogLevel, NoHost,
+    Precision, Provider, TensorView, VecSink, WeightUpdate,
 };
 use sdrun_provider_openvino::OpenVino;
 use std::sync::OnceLock;

@@ -7,7 +7,7 @@ use crate::{
     context::Context,
     exit, files,
     model::{self, ModelArgs},
-    parse::duration,
+    parse::{KeyValue, duration},
     weights::WeightArgs,
 };
 use clap::ArgAction;
@@ -17,7 +17,9 @@ use sdrun::{
     bench::{self, BenchOptions, Case, Event, PrecisionChoice, Status},
     graph::OpenOptions,
 };
-use std::{num::NonZeroUsize, path::PathBuf, process::ExitCode, str::FromStr, time::Duration};
+use std::{
+    collections::BTreeMap, num::NonZeroUsize, path::PathBuf, process::ExitCode, str::FromStr, time::Duration,
+};
 
 /// Measure a model on every provider: build, load, speed, memory and accuracy in one table
 ///
@@ -52,6 +54,14 @@ pub(crate) struct Args {
     /// fp32, fp16, bf16, or low: each provider's best below fp32 (repeatable) [default: fp32; the suite: fp32 and low]
     #[arg(long = "precision", value_name = "PRECISION", action = ArgAction::Append)]
     precisions: Vec<PrecisionArg>,
+
+    /// Store the weights in the engines
+    #[arg(long, conflicts_with_all = ["weights", "loras"])]
+    bake: bool,
+
+    /// Option of a provider (repeatable); without PROVIDER of the one that is measured
+    #[arg(long = "option", value_name = "[PROVIDER:]KEY=VALUE")]
+    options: Vec<KeyValue>,
 
     /// Threads for CPU devices; without it, all cores
     #[arg(long, value_name = "N")]
@@ -119,6 +129,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     for id in &args.providers {
         registry.entry(id)?;
     }
+    let options = options(args)?;
     let plan = plan(args, context)?;
     let weights = match (&*plan, args.weights.is_given()) {
         ([Plan { model, .. }], true) => {
@@ -139,7 +150,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     }
     let mut task = None;
     let host = Observer::new(|_, _, _| {}, context.cancel_flag());
-    let report = bench::run(&registry, &cases, &options(args), &host, &mut |event| match event {
+    let report = bench::run(&registry, &cases, &options, &host, &mut |event| match event {
         Event::Start { model, precision, provider } => {
             task = Some(context.task(&format!("{model} {precision}: {provider}")));
         }
@@ -211,8 +222,22 @@ fn plan(args: &Args, context: &Context) -> anyhow::Result<Vec<Plan>> {
     }
 }
 
-fn options(args: &Args) -> BenchOptions {
-    BenchOptions {
+fn options(args: &Args) -> anyhow::Result<BenchOptions> {
+    let mut options: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
+    for KeyValue { key, value } in &args.options {
+        let (provider, key) = match (key.split_once(':'), &*args.providers) {
+            (Some((provider, key)), _) => (provider, key),
+            (None, [provider]) => (provider.as_str(), key.as_str()),
+            (None, _) => {
+                let message = format!("--option {key}={value} does not say which provider it is for");
+                return Err(sdrun::abi::Error::invalid(message)
+                    .with_hint(format!("write --option PROVIDER:{key}={value}"))
+                    .into());
+            }
+        };
+        options.entry(provider.into()).or_default().insert(key.into(), value.clone());
+    }
+    Ok(BenchOptions {
         providers: args.providers.clone(),
         device: args.device.clone(),
         threads: args.threads.map(NonZeroUsize::get),
@@ -222,6 +247,7 @@ fn options(args: &Args) -> BenchOptions {
         warmup: args.warmup,
         time_limit: args.time_limit,
         seed: args.seed,
-        ..BenchOptions::default()
-    }
+        options,
+        bake: args.bake,
+    })
 }

@@ -51,7 +51,7 @@ fn fill(
 ) -> Result<()> {
     listen(Event::Phase("init"));
     let started = Instant::now();
-    let provider = open(registry, &row.provider, options, isolation)?;
+    let provider = registry.open(&row.provider, isolation)?;
     row.init_seconds = Some(started.elapsed().as_secs_f64());
     row.runtime = Some(provider.runtime().clone());
     let build = build_options(&provider, case, options)?;
@@ -144,19 +144,15 @@ pub(super) fn outputs_of(
     isolation: &Isolation,
     host: &dyn Host,
 ) -> Result<Tensors> {
-    let provider = open(registry, &provide.id, options, isolation)?;
+    let provider = registry.open(&provide.id, isolation)?;
     let case =
         Case { precision: PrecisionChoice::Fixed(Precision::Fp32), shapes: case.shapes.clone(), ..*case };
-    let build = build_options(&provider, &case, &BenchOptions { device: None, ..options.clone() })?;
+    let plain = BenchOptions { threads: options.threads, ..BenchOptions::default() };
+    let build = build_options(&provider, &case, &plain)?;
     let engine = provider.build(case.model, &build, host)?;
     let own = case.model.weights();
     let weights: &dyn WeightSource = case.weights.map_or(&own, |stack| stack);
     engine.session(weights, host)?.run(inputs, host)
-}
-
-fn open(registry: &Registry, id: &str, options: &BenchOptions, isolation: &Isolation) -> Result<Provider> {
-    let init = options.options.get(id).cloned().unwrap_or_default();
-    registry.open(id, &Isolation { options: init, ..isolation.clone() })
 }
 
 fn build_options(provider: &Provider, case: &Case<'_>, options: &BenchOptions) -> Result<BuildOptions> {
@@ -175,6 +171,8 @@ fn build_options(provider: &Provider, case: &Case<'_>, options: &BenchOptions) -
         precision,
         threads: options.threads,
         shapes: case.shapes.clone(),
+        bake: options.bake,
+        options: options.options.get(provider.id()).cloned().unwrap_or_default(),
         cache: CachePolicy::Off,
         ..BuildOptions::new(device)
     })

@@ -70,8 +70,10 @@ pub struct BenchOptions {
     pub time_limit: Duration,
     /// Seed of the inputs.
     pub seed: u64,
-    /// Provider options, by provider id.
+    /// Options of builds ([`BuildOptions::options`](crate::BuildOptions::options)), by provider id.
     pub options: BTreeMap<String, BTreeMap<String, String>>,
+    /// Store the weights in the engines ([`BuildOptions::bake`](crate::BuildOptions::bake)).
+    pub bake: bool,
 }
 
 impl Default for BenchOptions {
@@ -87,6 +89,7 @@ impl Default for BenchOptions {
             time_limit: Duration::from_secs(600),
             seed: 0,
             options: BTreeMap::new(),
+            bake: false,
         }
     }
 }
