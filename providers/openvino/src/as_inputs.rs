@@ -1,8 +1,8 @@
 //! Engines whose weights are inputs of the compiled model: the option `weights=inputs`.
 //!
-//! The model is compiled once, without weights; new ones are only copied and bound, where
-//! compiling again takes seconds. The price is what OpenVINO gains from constants: nothing for a VAE, a run that takes 1.2 to 1.4 times
-//! as long for a UNet.
+//! The model is compiled once, without weights; new ones are only copied and bound, where compiling again takes seconds.
+//! The price is what OpenVINO gains from constants: nothing for a VAE, a run that takes 1.15 times as long for a UNet
+//! (docs/benchmarks.md).
 
 use crate::{devices::Target, engine::Recipe, ffi::CompiledModel, runtime::Runtime, session::OvSession};
 use bytes::Bytes;
