@@ -1,11 +1,20 @@
 //! Floating-point types read into and written from f32, rounding once.
 
-use half::{bf16, f16, slice::HalfFloatSliceExt};
+use crate::simd::{self, Block, Half};
 use rayon::prelude::*;
 use sdrun_abi::{DType, Error, Result};
 
 /// Elements converted at a time: fits the first-level cache in f32 and the result's type.
 pub(crate) const BLOCK: usize = 2048;
+
+/// The type as one of 16 bits.
+pub(crate) fn half_of(dtype: DType) -> Option<Half> {
+    match dtype {
+        DType::F16 => Some(Half::F16),
+        DType::BF16 => Some(Half::BF16),
+        _ => None,
+    }
+}
 
 /// Whether values of this type can be converted.
 pub(crate) fn is_convertible(dtype: DType) -> bool {
@@ -26,15 +35,16 @@ pub(crate) fn convert_into(data: &[u8], from: DType, to: DType, out: &mut [u8]) 
         |(source, target)| {
             let mut block = [0f32; BLOCK];
             let values = &mut block[..source.len() / from.size()];
-            let overflow = load(source, from, to, values).or_else(|| {
+            let too_large = load(source, from, to, values).or_else(|| {
+                let finite = store(values, to, target);
                 let limit = overflow_limit(to);
-                values.iter().find(|v| v.is_finite() && v.abs() >= limit).map(|v| f64::from(*v))
+                let value = values.iter().find(|v| v.is_finite() && v.abs() >= limit).filter(|_| !finite);
+                value.map(|v| f64::from(*v))
             });
-            if let Some(value) = overflow {
+            if let Some(value) = too_large {
                 let message = format!("the value {value:e} is out of {to}'s range");
                 return Err(Error::new(sdrun_abi::ErrorCode::OutOfRange, message));
             }
-            store(values, to, target);
             Ok(())
         },
     )
@@ -49,7 +59,7 @@ pub(crate) fn overflow_limit(dtype: DType) -> f32 {
     }
 }
 
-/// Reads at most [`BLOCK`] `from` elements into f32, to be written as `to`. Gives the first finite value that f32 cannot hold.
+/// Reads `from` elements into f32, to be written as `to`. Gives the first finite value that f32 cannot hold.
 pub(crate) fn load(source: &[u8], from: DType, to: DType, values: &mut [f32]) -> Option<f64> {
     match from {
         DType::F64 => {
@@ -61,17 +71,8 @@ pub(crate) fn load(source: &[u8], from: DType, to: DType, values: &mut [f32]) ->
                 }
             }
         }
-        DType::F16 => {
-            let mut halves = [f16::ZERO; BLOCK];
-            let halves = &mut halves[..values.len()];
-            halves.iter_mut().zip(source.as_chunks::<2>().0).for_each(|(h, b)| *h = f16::from_le_bytes(*b));
-            halves.convert_to_f32_slice(values);
-        }
-        DType::BF16 => {
-            for (v, bytes) in values.iter_mut().zip(source.as_chunks::<2>().0) {
-                *v = bf16::from_le_bytes(*bytes).to_f32();
-            }
-        }
+        DType::F16 => simd::widen(Half::F16, source, values, Block::line(values.len())),
+        DType::BF16 => simd::widen(Half::BF16, source, values, Block::line(values.len())),
         _ => {
             for (v, bytes) in values.iter_mut().zip(source.as_chunks::<4>().0) {
                 *v = f32::from_le_bytes(*bytes);
@@ -81,31 +82,24 @@ pub(crate) fn load(source: &[u8], from: DType, to: DType, values: &mut [f32]) ->
     None
 }
 
-/// Writes at most [`BLOCK`] values as `dtype`, one of [`is_convertible`], rounding to nearest, ties to even.
-pub(crate) fn store(values: &[f32], dtype: DType, target: &mut [u8]) {
+/// Writes values as `dtype`, one of [`is_convertible`], rounding to nearest, ties to even. False where something may have
+/// become infinite.
+pub(crate) fn store(values: &[f32], dtype: DType, target: &mut [u8]) -> bool {
     match dtype {
         DType::F64 => {
             for (bytes, v) in target.as_chunks_mut::<8>().0.iter_mut().zip(values) {
                 *bytes = f64::from(*v).to_le_bytes();
             }
         }
-        DType::F16 => {
-            let mut halves = [f16::ZERO; BLOCK];
-            let halves = &mut halves[..values.len()];
-            halves.convert_from_f32_slice(values);
-            target.as_chunks_mut::<2>().0.iter_mut().zip(halves).for_each(|(b, h)| *b = h.to_le_bytes());
-        }
-        DType::BF16 => {
-            for (bytes, v) in target.as_chunks_mut::<2>().0.iter_mut().zip(values) {
-                *bytes = bf16::from_f32(*v).to_le_bytes();
-            }
-        }
+        DType::F16 => return simd::narrow(Half::F16, values, target, Block::line(values.len())),
+        DType::BF16 => return simd::narrow(Half::BF16, values, target, Block::line(values.len())),
         _ => {
             for (bytes, v) in target.as_chunks_mut::<4>().0.iter_mut().zip(values) {
                 *bytes = v.to_le_bytes();
             }
         }
     }
+    true
 }
 
 /// An f64 as the f32 next to it whose last bit is odd, unless f32 holds it exactly. Rounding that to a type
@@ -125,6 +119,7 @@ fn round_to_odd(x: f64) -> f32 {
 mod tests {
     use super::*;
     use DType::*;
+    use half::{bf16, f16};
     use proptest::prelude::*;
 
     fn bytes_of<const N: usize, T>(values: &[T], bytes: impl Fn(&T) -> [u8; N]) -> Vec<u8> {

@@ -1,9 +1,10 @@
 //! Element order.
 
+use crate::simd::{Block, transpose_halves};
 use rayon::prelude::*;
 
-/// Rows and columns of the blocks a transposition works on; two of them fit the first-level cache.
-const BLOCK: usize = 32;
+/// Rows and columns of the blocks worked on at a time: as f32 and as their own type they fit the first-level cache.
+pub(crate) const TILE: usize = crate::simd::PANEL;
 
 /// Transposes a matrix of `shape` (rows, columns) with elements of `size` bytes into `out`, which is as long.
 pub(crate) fn transpose(data: &[u8], size: usize, shape: &[usize], out: &mut [u8]) {
@@ -11,32 +12,60 @@ pub(crate) fn transpose(data: &[u8], size: usize, shape: &[usize], out: &mut [u8
         [rows, columns] => (*rows, *columns),
         _ => (1, data.len() / size.max(1)),
     };
+    if data.is_empty() {
+        return;
+    }
+    out.par_chunks_mut(TILE * rows * size).enumerate().for_each(|(task, out)| {
+        let left = task * TILE;
+        let wide = TILE.min(columns - left);
+        for top in (0..rows).step_by(TILE) {
+            let block = &data[(top * columns + left) * size..];
+            let high = TILE.min(rows - top);
+            transpose_block(size, block, columns, [high, wide], &mut out[top * size..], rows);
+        }
+    });
+}
+
+/// Writes the transpose of a block of a matrix: `rows` rows, which begin `from_stride` elements apart, of `columns`
+/// elements of `size` bytes become `columns` rows, `to_stride` elements apart, of `rows` elements.
+pub(crate) fn transpose_block(
+    size: usize,
+    from: &[u8],
+    from_stride: usize,
+    [rows, columns]: [usize; 2],
+    to: &mut [u8],
+    to_stride: usize,
+) {
     match size {
-        1 => blocks::<1>(data, rows, columns, out),
-        2 => blocks::<2>(data, rows, columns, out),
-        4 => blocks::<4>(data, rows, columns, out),
-        _ => blocks::<8>(data, rows, columns, out),
+        2 => {
+            let block = Block { rows, columns, from_stride, to_stride };
+            transpose_halves(from.as_chunks().0, to.as_chunks_mut().0, block);
+        }
+        1 => elements::<1>(from, from_stride, [rows, columns], to, to_stride),
+        4 => elements::<4>(from, from_stride, [rows, columns], to, to_stride),
+        _ => elements::<8>(from, from_stride, [rows, columns], to, to_stride),
     }
 }
 
-fn blocks<const SIZE: usize>(data: &[u8], rows: usize, columns: usize, out: &mut [u8]) {
-    let (from, to) = (data.as_chunks::<SIZE>().0, out.as_chunks_mut::<SIZE>().0);
-    if from.is_empty() {
-        return;
-    }
-    to.par_chunks_mut(rows * BLOCK).enumerate().for_each(|(block, to)| {
-        let first = block * BLOCK;
-        let wide = to.len() / rows;
-        for top in (0..rows).step_by(BLOCK) {
-            let high = BLOCK.min(rows - top);
-            for column in 0..wide {
-                let target = &mut to[column * rows + top..][..high];
-                for (row, element) in target.iter_mut().enumerate() {
-                    *element = from[(top + row) * columns + first + column];
-                }
+fn elements<const SIZE: usize>(
+    from: &[u8],
+    from_stride: usize,
+    [rows, columns]: [usize; 2],
+    to: &mut [u8],
+    to_stride: usize,
+) {
+    /// Two squares of this side fit the first-level cache, whatever the strides.
+    const SIDE: usize = 16;
+    let (from, to) = (from.as_chunks::<SIZE>().0, to.as_chunks_mut::<SIZE>().0);
+    for top in (0..rows).step_by(SIDE) {
+        let high = SIDE.min(rows - top);
+        for column in 0..columns {
+            let target = &mut to[column * to_stride + top..][..high];
+            for (row, element) in target.iter_mut().enumerate() {
+                *element = from[(top + row) * from_stride + column];
             }
         }
-    });
+    }
 }
 
 /// Whether two shapes are the same but for trailing ones: a linear weight and a 1x1 convolution.

@@ -30,6 +30,7 @@ mod map;
 mod memory;
 mod onnx;
 mod safetensors;
+mod simd;
 mod stack;
 mod state;
 pub mod synthetic;

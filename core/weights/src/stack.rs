@@ -224,19 +224,33 @@ impl WeightStack {
         Err(Error::invalid(message).with_hint("the checkpoint is of another architecture than the engine"))
     }
 
-    /// One tensor in the layout of the state dict, changed, in the graph's type.
+    /// One tensor in the layout of the state dict, or transposed, changed, in the graph's type.
     fn merge(
         &self,
         name: &str,
         shape: &[usize],
         base: (DType, &[u8]),
         out: (DType, &mut [u8]),
+        transposed: bool,
     ) -> Result<()> {
         let deltas: Vec<(&Delta, f32)> =
             self.deltas.get(name).into_iter().flatten().map(|(delta, strength)| (delta, *strength)).collect();
-        Merge::new(shape, &deltas)?
-            .tensor(base, out)
-            .map_err(|error| Error { message: format!("weight {name:?}: {}", error.message), ..error })
+        let merge = Merge::new(shape, &deltas)?;
+        let done = if transposed { merge.transposed(base, out) } else { merge.tensor(base, out) };
+        done.map_err(|error| Error { message: format!("weight {name:?}: {}", error.message), ..error })
+    }
+
+    /// The weight that one tensor of the state dict makes, changed.
+    fn changed_weight(
+        &self,
+        bound: &BoundTensor,
+        name: &str,
+        base: (DType, &[u8]),
+    ) -> Result<Weight<'static>> {
+        let mut data = self.buffers.take(bytes_of(bound.dtype, &bound.source_shape)?)?;
+        let transposed = bound.transform == Transform::Transpose && bound.source_shape.len() == 2;
+        self.merge(name, &bound.source_shape, base, (bound.dtype, &mut data), transposed)?;
+        Weight::new(bound.dtype, bound.shape.clone(), data)
     }
 
     fn transposed(&self, data: &[u8], dtype: DType, shape: &[usize]) -> Result<Buffer> {
@@ -264,6 +278,11 @@ impl WeightStack {
                 }
             };
         }
+        if let [name] = &*bound.sources {
+            self.checkpoint_shape(checkpoint, bound, name)?;
+            let weight = checkpoint.get(name)?;
+            return self.changed_weight(bound, name, (weight.dtype, weight.data()));
+        }
         let mut data = self.buffers.take(bytes_of(bound.dtype, &bound.source_shape)?)?;
         let mut rest = &mut data[..];
         for name in &bound.sources {
@@ -276,13 +295,17 @@ impl WeightStack {
             let (part, after) = rest
                 .split_at_mut_checked(bytes_of(bound.dtype, &shape)?)
                 .ok_or_else(|| rows_differ(bound, rows))?;
-            self.merge(name, &shape, (weight.dtype, weight.data()), (bound.dtype, part))?;
+            self.merge(name, &shape, (weight.dtype, weight.data()), (bound.dtype, part), false)?;
             rest = after;
         }
-        match rest.len() {
-            0 => self.arranged(bound, data),
-            _ => Err(rows_differ(bound, bound.sources.len())),
+        if !rest.is_empty() {
+            return Err(rows_differ(bound, bound.sources.len()));
         }
+        let data = match bound.transform {
+            Transform::Identity | Transform::Reshape => data,
+            Transform::Transpose => self.transposed(&data, bound.dtype, &bound.source_shape)?,
+        };
+        Weight::new(bound.dtype, bound.shape.clone(), data)
     }
 
     /// A weight of the graph itself: back to the layout of the state dict, changed, and to that of the graph.
@@ -306,18 +329,7 @@ impl WeightStack {
             ))
             .with_hint("give the checkpoint with `--weights`"));
         };
-        let mut data = self.buffers.take(bytes_of(bound.dtype, &bound.source_shape)?)?;
-        self.merge(name, &bound.source_shape, (weight.dtype, base), (bound.dtype, &mut data))?;
-        self.arranged(bound, data)
-    }
-
-    /// From the layout of the state dict to that of the graph.
-    fn arranged(&self, bound: &BoundTensor, data: Buffer) -> Result<Weight<'static>> {
-        let data = match bound.transform {
-            Transform::Identity | Transform::Reshape => data,
-            Transform::Transpose => self.transposed(&data, bound.dtype, &bound.source_shape)?,
-        };
-        Weight::new(bound.dtype, bound.shape.clone(), data)
+        self.changed_weight(bound, name, (weight.dtype, base))
     }
 }
 

@@ -2,13 +2,13 @@
 
 use super::{
     module::{Change, Factor, Kind, Module, Product, product},
-    op::Op,
+    op::{Extent, LowRank, Op},
     target::Run,
 };
 use crate::SafetensorsWeights;
 use ndarray::{Array2, Array3, ArrayView3, Axis, linalg::general_mat_mul};
 use sdrun_abi::{Error, Result};
-use std::sync::Arc;
+use std::{iter::repeat_n, sync::Arc};
 
 /// A change of one tensor of a component by one module of an adapter. Small: it refers to the adapter's file.
 #[derive(Clone, Debug)]
@@ -120,14 +120,14 @@ impl<'a> Tensor<'a> {
     }
 
     /// The factors `[rows, r]` and `[r, columns]` of a product of two.
-    fn factored(&self, product: &Product) -> Result<(Array2<f32>, Array2<f32>)> {
+    fn factored(&self, product: &Product) -> Result<LowRank> {
         match product {
-            Product::Two(a, b) => Ok((self.gathered(a)?, self.matrix(b)?)),
+            Product::Two(a, b) => LowRank::new(&self.gathered(a)?, &self.matrix(b)?),
             Product::Tucker { core, a, b } => {
                 let a = self.matrix(a)?.reversed_axes();
                 let values = gather(a.iter().copied().collect(), a.ncols(), &self.delta.rows);
                 let up = matrix(values, self.rows, a.ncols())?;
-                Ok((up, self.contracted(core, b)?))
+                LowRank::new(&up, &self.contracted(core, b)?)
             }
             Product::Full(_) => Err(Error::internal("LoHa without factors")),
         }
@@ -163,7 +163,8 @@ impl<'a> Tensor<'a> {
                     Some(mid) => self.contracted(mid, down)?,
                     None => self.matrix(down)?,
                 };
-                ops.push(Op::LowRank { up: self.gathered(up)?, down, scale: times(strength, *scale) });
+                let product = LowRank::new(&self.gathered(up)?, &down)?;
+                ops.push(Op::LowRank { product, scale: times(strength, *scale) });
             }
             Change::Loha { w1, w2, scale } => {
                 let (one, two) = (self.factored(w1)?, self.factored(w2)?);
@@ -185,13 +186,16 @@ impl<'a> Tensor<'a> {
                 // The product with the weight first: it is with the weight as it was.
                 let (a1, a2) = (self.matrix(a1)?, self.matrix(a2)?);
                 ops.push(Op::Inputs { a1, a2, kernel: self.kernel, scale });
-                ops.push(Op::LowRank { up: self.gathered(b1)?, down: self.matrix(b2)?, scale });
+                let product = LowRank::new(&self.gathered(b1)?, &self.matrix(b2)?)?;
+                ops.push(Op::LowRank { product, scale });
             }
             Change::Ia3 { w, on_input } => {
                 let mut factors = self.values(w)?;
                 factors.iter_mut().for_each(|f| *f = 1.0 + strength * *f);
                 ops.push(match on_input {
-                    true => Op::ScaleInputs { factors, kernel: self.kernel },
+                    true => Op::ScaleColumns {
+                        factors: factors.into_iter().flat_map(|f| repeat_n(f, self.kernel)).collect(),
+                    },
                     false => Op::ScaleRows { factors: gather(factors, 1, &self.delta.rows) },
                 });
             }
@@ -222,26 +226,23 @@ impl<'a> Tensor<'a> {
 
     /// That no step reads or writes beside the tensor, whatever shape the caller named.
     fn check(&self, ops: &[Op]) -> Result<()> {
-        let matrix = |a: &Array2<f32>, b: &Array2<f32>| {
-            a.nrows() == self.rows && a.ncols() == b.nrows() && b.ncols() == self.columns
-        };
+        let whole = |product: &LowRank| product.rows() == self.rows && product.columns() == self.columns;
         let fits = |op: &Op| match op {
-            Op::LowRank { up, down, .. } => matrix(up, down),
-            Op::Hadamard { one, two, .. } => matrix(&one.0, &one.1) && matrix(&two.0, &two.1),
+            Op::LowRank { product, .. } => whole(product),
+            Op::Hadamard { one, two, .. } => whole(one) && whole(two),
             Op::Kronecker { w1, w2, rows, .. } => {
                 rows.iter().all(|row| *row < w1.nrows() * w2.nrows())
                     && w1.ncols() * w2.ncols() == self.columns
             }
             Op::Add { values, .. } => values.dim() == (self.rows, self.columns),
             Op::NormalizeRows { norms: v } | Op::ScaleRows { factors: v } => v.len() == self.rows,
-            Op::NormalizeInputs { norms: v, .. } | Op::ScaleInputs { factors: v, .. } => {
-                v.len() == self.inputs
-            }
+            Op::NormalizeInputs { norms, .. } => norms.len() == self.inputs,
+            Op::ScaleColumns { factors } => factors.len() == self.columns,
             Op::Inputs { a1, a2, .. } => a1.nrows() == self.inputs && a2.ncols() == self.inputs,
             Op::Rotate { blocks } => blocks.iter().map(Array2::nrows).sum::<usize>() == self.rows,
         };
-        let whole = matches!(*self.delta.rows, [Run { from: 0, to: 0, len }] if len == self.rows);
-        if !ops.iter().all(|op| fits(op) && (whole || op.is_row_local())) {
+        let all_rows = matches!(*self.delta.rows, [Run { from: 0, to: 0, len }] if len == self.rows);
+        if !ops.iter().all(|op| fits(op) && (all_rows || op.extent() < Extent::Whole)) {
             let (name, rows, columns) = (self.delta.module(), self.rows, self.columns);
             return Err(Error::invalid(format!("{name:?} does not change a tensor of [{rows}, {columns}]")));
         }

@@ -1,17 +1,24 @@
 //! Changing weights: `W' = W + Σ strength · ΔW`, in f32, cast once.
 
-use super::{delta::Delta, module::product, op::Op};
-use crate::convert::{self, BLOCK, is_convertible, overflow_limit};
-use ndarray::ArrayViewMut2;
+use super::{
+    delta::Delta,
+    module::product,
+    op::{Block, Extent, Op},
+};
+use crate::{
+    convert::{self, half_of, is_convertible, overflow_limit},
+    layout::{TILE, transpose, transpose_block},
+    memory::zeroed,
+    simd,
+};
 use rayon::prelude::*;
 use sdrun_abi::{DType, Error, ErrorCode, Result};
 use std::ops::Range;
 
-/// Elements of the block of whole rows that is converted, changed and converted back at a time: in f32, it stays in
-/// the second-level cache.
+/// Elements of a block of whole rows: in f32, it stays in the second-level cache.
 const BLOCK_ELEMENTS: usize = 1 << 17;
 
-/// Rows of a block at least, though it then may leave that cache: a matrix product is slow on fewer.
+/// Rows of such a block at least, though it then may leave that cache: a matrix product is slow on fewer.
 const BLOCK_ROWS: usize = 32;
 
 /// Bytes copied at a time where nothing changes.
@@ -57,19 +64,17 @@ impl Merge {
 
     /// Whether rows can be made without the others.
     pub fn is_row_local(&self) -> bool {
-        self.ops.iter().all(Op::is_row_local)
+        self.extent() < Extent::Whole
+    }
+
+    fn extent(&self) -> Extent {
+        self.ops.iter().map(Op::extent).max().unwrap_or(Extent::Tile)
     }
 
     /// Rows and columns of the tensor as a matrix.
     fn dimensions(&self) -> (usize, usize) {
         let rows = self.shape.first().copied().unwrap_or(1);
         (rows, product(self.shape.get(1..).unwrap_or_default()))
-    }
-
-    /// Rows to work on at a time.
-    fn block_rows(&self) -> usize {
-        let (rows, columns) = self.dimensions();
-        if self.is_row_local() { (BLOCK_ELEMENTS / columns.max(1)).max(BLOCK_ROWS) } else { rows }
     }
 
     /// Makes rows `rows` of the changed tensor, `out`, from the same rows of the pristine one, `base`: contiguous,
@@ -79,6 +84,77 @@ impl Merge {
     /// [`is_row_local`](Merge::is_row_local) is false; `Unimplemented` for other types; `OutOfRange` where a finite
     /// value would become infinite.
     pub fn rows(&self, rows: Range<usize>, base: (DType, &[u8]), out: (DType, &mut [u8])) -> Result<()> {
+        let ((from, base), (to, out)) = (base, out);
+        if self.is_copy(&rows, (from, base), (to, out))? {
+            let pairs = out.par_chunks_mut(COPY).zip(base.par_chunks(COPY));
+            pairs.for_each(|(out, base)| out.copy_from_slice(base));
+            return Ok(());
+        }
+        let (_, columns) = self.dimensions();
+        let (height, width) = match self.extent() {
+            Extent::Tile => (TILE, TILE),
+            Extent::Rows => ((BLOCK_ELEMENTS / columns.max(1)).max(BLOCK_ROWS), columns),
+            Extent::Whole => (rows.len(), columns),
+        };
+        let tasks = out.par_chunks_mut((height * columns * to.size()).max(1)).enumerate();
+        tasks.try_for_each_init(Vec::new, |values, (task, out)| {
+            let first = task * height;
+            let high = height.min(rows.len() - first);
+            for left in (0..columns).step_by(width) {
+                let place = Place {
+                    rows: first..first + high,
+                    columns: left..columns.min(left + width),
+                    stride: columns,
+                };
+                self.block(rows.start, &place, (from, base), values)?;
+                store(values, &place, to, &mut out[left * to.size()..], columns)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The whole tensor.
+    pub fn tensor(&self, base: (DType, &[u8]), out: (DType, &mut [u8])) -> Result<()> {
+        self.rows(0..self.dimensions().0, base, out)
+    }
+
+    /// The transpose of the whole tensor, a matrix. Errors are those of [`rows`](Merge::rows).
+    pub fn transposed(&self, base: (DType, &[u8]), out: (DType, &mut [u8])) -> Result<()> {
+        let ((from, base), (to, out)) = (base, out);
+        let (rows, columns) = self.dimensions();
+        if self.is_copy(&(0..rows), (from, base), (to, out))? {
+            transpose(base, to.size(), &[rows, columns], out);
+            return Ok(());
+        }
+        if self.extent() > Extent::Tile {
+            let mut straight = zeroed(out.len())?;
+            self.tensor((from, base), (to, &mut straight))?;
+            transpose(&straight, to.size(), &[rows, columns], out);
+            return Ok(());
+        }
+        let size = to.size();
+        let tasks = out.par_chunks_mut((TILE * rows * size).max(1)).enumerate();
+        tasks.try_for_each_init(Default::default, |scratch: &mut (Vec<f32>, Vec<u8>), (task, out)| {
+            let (values, straight) = scratch;
+            straight.resize(TILE * TILE * size, 0);
+            let left = task * TILE;
+            for top in (0..rows).step_by(TILE) {
+                let place = Place {
+                    rows: top..rows.min(top + TILE),
+                    columns: left..columns.min(left + TILE),
+                    stride: columns,
+                };
+                self.block(0, &place, (from, base), values)?;
+                store(values, &place, to, straight, TILE)?;
+                let dimensions = [place.rows.len(), place.columns.len()];
+                transpose_block(size, straight, TILE, dimensions, &mut out[top * size..], rows);
+            }
+            Ok(())
+        })
+    }
+
+    /// Checks sizes and types. Whether there is nothing to compute.
+    fn is_copy(&self, rows: &Range<usize>, base: (DType, &[u8]), out: (DType, &[u8])) -> Result<bool> {
         let ((from, base), (to, out)) = (base, out);
         let (all, columns) = self.dimensions();
         let bytes = |dtype: DType| rows.len().checked_mul(columns)?.checked_mul(dtype.size());
@@ -92,87 +168,84 @@ impl Merge {
                 format!("rows {rows:?} of a tensor {shape:?}: {base} bytes of {from}, {out} of {to}");
             return Err(Error::invalid(message));
         }
-        if base.is_empty() {
-            return Ok(());
-        }
-        if self.ops.is_empty() && from == to {
-            out.par_chunks_mut(COPY)
-                .zip(base.par_chunks(COPY))
-                .for_each(|(out, base)| out.copy_from_slice(base));
-            return Ok(());
+        if base.is_empty() || (self.ops.is_empty() && from == to) {
+            return Ok(true);
         }
         if !is_convertible(from) || !is_convertible(to) {
             return Err(Error::unsupported(format!(
                 "weights of type {from} cannot be merged and become {to}"
             )));
         }
-        if !self.is_row_local() && rows != (0..all) {
+        if !self.is_row_local() && *rows != (0..all) {
             return Err(Error::precondition("an adapter that mixes rows needs all of them"));
         }
-        let height = self.block_rows();
-        out.par_chunks_mut(height * columns * to.size())
-            .zip(base.par_chunks(height * columns * from.size()))
-            .enumerate()
-            .try_for_each_init(Vec::new, |values: &mut Vec<f32>, (i, (out, base))| {
-                values.resize(base.len() / from.size(), 0.0);
-                load(from, base, values)?;
-                let mut block = view(values, columns)?;
-                self.ops.iter().for_each(|op| op.apply(block.view_mut(), rows.start + i * height));
-                store(values, to, out)
-            })
+        Ok(false)
     }
 
-    /// The whole tensor.
-    pub fn tensor(&self, base: (DType, &[u8]), out: (DType, &mut [u8])) -> Result<()> {
-        self.rows(0..self.dimensions().0, base, out)
-    }
-
-    /// The whole tensor in f32.
-    fn values(&self, base: &[f32], out: &mut [f32]) -> Result<()> {
-        let (rows, columns) = self.dimensions();
-        if rows.checked_mul(columns) != Some(base.len()) || base.len() != out.len() {
-            let (shape, base, out) = (&self.shape, base.len(), out.len());
-            return Err(Error::invalid(format!("a tensor {shape:?}: {base} values, room for {out}")));
-        }
-        if base.is_empty() {
-            return Ok(());
-        }
-        let height = self.block_rows();
-        let blocks = out.par_chunks_mut(height * columns).zip(base.par_chunks(height * columns));
-        blocks.enumerate().try_for_each(|(i, (out, base))| {
-            out.copy_from_slice(base);
-            let mut block = view(out, columns)?;
-            self.ops.iter().for_each(|op| op.apply(block.view_mut(), i * height));
-            Ok(())
-        })
+    /// Makes a block of the changed tensor; the rows of `base` are those from `first` on.
+    fn block(&self, first: usize, place: &Place, base: (DType, &[u8]), values: &mut Vec<f32>) -> Result<()> {
+        let stride = place.values_stride();
+        values.resize(place.rows.len() * stride, 0.0);
+        load(place, base, values)?;
+        let rows = place.rows.start + first..place.rows.end + first;
+        let mut block = Block { values, stride, rows, columns: place.columns.clone() };
+        self.ops.iter().try_for_each(|op| op.apply(&mut block))
     }
 }
 
-/// `W' = W + Σ strength · ΔW` for a tensor in f32: `base` and `out` are row-major, of `shape`. See [`Merge`].
-pub fn merge(base: &[f32], shape: &[usize], deltas: &[(&Delta, f32)], out: &mut [f32]) -> Result<()> {
-    Merge::new(shape, deltas)?.values(base, out)
+/// A block of a matrix.
+struct Place {
+    rows: Range<usize>,
+    columns: Range<usize>,
+    /// Elements of a row of the matrix.
+    stride: usize,
 }
 
-fn load(from: DType, bytes: &[u8], values: &mut [f32]) -> Result<()> {
-    for (bytes, values) in bytes.chunks(BLOCK * from.size()).zip(values.chunks_mut(BLOCK)) {
-        if let Some(value) = convert::load(bytes, from, DType::F32, values) {
+impl Place {
+    /// Values from one row to the next where the block lies by itself.
+    fn values_stride(&self) -> usize {
+        self.columns.len().next_multiple_of(simd::PANEL)
+    }
+}
+
+fn load(place: &Place, base: (DType, &[u8]), values: &mut [f32]) -> Result<()> {
+    let (from, base) = base;
+    let base = &base[(place.rows.start * place.stride + place.columns.start) * from.size()..];
+    let (rows, columns, stride) = (place.rows.len(), place.columns.len(), place.values_stride());
+    if let Some(half) = half_of(from) {
+        let block = simd::Block { rows, columns, from_stride: place.stride, to_stride: stride };
+        simd::widen(half, base, values, block);
+        return Ok(());
+    }
+    let lines = base.chunks(place.stride * from.size()).zip(values.chunks_mut(stride));
+    for (line, values) in lines {
+        let line = &line[..columns * from.size()];
+        if let Some(value) = convert::load(line, from, DType::F32, &mut values[..columns]) {
             return Err(too_large(value, DType::F32));
         }
     }
     Ok(())
 }
 
-fn store(values: &[f32], to: DType, bytes: &mut [u8]) -> Result<()> {
-    let limit = overflow_limit(to);
-    for (values, bytes) in values.chunks(BLOCK).zip(bytes.chunks_mut(BLOCK * to.size())) {
-        // A loop without a way out runs on many values at once; infinities, which may pass, are rare.
-        if limit.is_finite()
-            && values.iter().fold(false, |any, v| any | (v.abs() >= limit))
-            && let Some(value) = values.iter().find(|v| v.abs() >= limit && v.is_finite())
-        {
-            return Err(too_large(f64::from(*value), to));
+/// Writes a block to rows that begin `stride` elements apart.
+fn store(values: &[f32], place: &Place, to: DType, out: &mut [u8], stride: usize) -> Result<()> {
+    let (rows, columns, from_stride) = (place.rows.len(), place.columns.len(), place.values_stride());
+    if let Some(half) = half_of(to) {
+        let block = simd::Block { rows, columns, from_stride, to_stride: stride };
+        if simd::narrow(half, values, out, block) {
+            return Ok(());
         }
-        convert::store(values, to, bytes);
+        // Infinities and NaNs that were there before may pass.
+        let limit = overflow_limit(to);
+        let written = values.chunks(from_stride).flat_map(|line| &line[..columns]);
+        return match written.copied().find(|v| v.is_finite() && v.abs() >= limit) {
+            Some(value) => Err(too_large(f64::from(value), to)),
+            None => Ok(()),
+        };
+    }
+    let lines = values.chunks(from_stride).zip(out.chunks_mut(stride * to.size()));
+    for (line, out) in lines {
+        convert::store(&line[..columns], to, &mut out[..columns * to.size()]);
     }
     Ok(())
 }
@@ -181,9 +254,4 @@ fn too_large(value: f64, dtype: DType) -> Error {
     let message = format!("the value {value:e} is out of {dtype}'s range");
     Error::new(ErrorCode::OutOfRange, message)
         .with_hint("lower the adapters' strengths, or use a higher precision")
-}
-
-fn view(values: &mut [f32], columns: usize) -> Result<ArrayViewMut2<'_, f32>> {
-    let rows = values.len() / columns;
-    ArrayViewMut2::from_shape((rows, columns), values).map_err(|e| Error::internal(e.to_string()))
 }

@@ -27,7 +27,7 @@ mod target;
 
 pub use delta::Delta;
 pub use key::Place;
-pub use merge::{Merge, merge};
+pub use merge::Merge;
 pub use module::Kind;
 pub(crate) use module::values;
 pub use resolve::{Applied, Reason, Report, Resolution, Skipped, check};

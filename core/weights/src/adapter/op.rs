@@ -1,15 +1,18 @@
-//! The steps that a change of a weight consists of, on rows of it in f32.
+//! The steps that a change of a weight consists of, on blocks of it in f32.
 
-use ndarray::{Array2, ArrayViewMut2, Axis, linalg::general_mat_mul, s};
+use crate::simd::{PANEL, Panels};
+use ndarray::{Array2, ArrayViewMut2, Axis, ShapeBuilder, linalg::general_mat_mul, s};
+use sdrun_abi::{Error, Result};
+use std::ops::Range;
 
 /// One step, with its factors in f32 and in the order of the target's rows. A weight `[out, in, k…]` is a matrix
 /// `[rows, columns]` of `out` rows; `kernel` is the product of `k…`.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
-    /// `+ scale · up [rows, r] · down [r, columns]`.
-    LowRank { up: Array2<f32>, down: Array2<f32>, scale: f32 },
+    /// `+ scale · up · down`.
+    LowRank { product: LowRank, scale: f32 },
     /// `+ scale · (up₁ · down₁) ∘ (up₂ · down₂)`.
-    Hadamard { one: (Array2<f32>, Array2<f32>), two: (Array2<f32>, Array2<f32>), scale: f32 },
+    Hadamard { one: LowRank, two: LowRank, scale: f32 },
     /// `+ scale · w1 [a, b] ⊗ w2 [c, d]`; row i of the target is row `rows[i]` of the product.
     Kronecker { w1: Array2<f32>, w2: Array2<f32>, rows: Vec<usize>, scale: f32 },
     /// `+ scale · values`.
@@ -20,35 +23,115 @@ pub(super) enum Op {
     NormalizeInputs { norms: Vec<f32>, kernel: usize },
     /// Each row times its factor.
     ScaleRows { factors: Vec<f32> },
-    /// Each input times its factor.
-    ScaleInputs { factors: Vec<f32>, kernel: usize },
+    /// Each column times its factor.
+    ScaleColumns { factors: Vec<f32> },
     /// `+ scale · W · a1 [in, r] · a2 [r, in]` for every place of the kernel.
     Inputs { a1: Array2<f32>, a2: Array2<f32>, kernel: usize, scale: f32 },
     /// Block i of rows becomes `blocks[i] ·` itself.
     Rotate { blocks: Vec<Array2<f32>> },
 }
 
-impl Op {
-    /// Whether it works on any rows by themselves, else it needs all.
-    pub(super) fn is_row_local(&self) -> bool {
-        !matches!(self, Op::NormalizeInputs { .. } | Op::Rotate { .. })
+/// `up [rows, rank] · down [rank, columns]`.
+#[derive(Clone, Debug)]
+pub(super) struct LowRank {
+    up: Vec<f32>,
+    down: Panels,
+}
+
+impl LowRank {
+    /// `InvalidArgument` where the inner dimensions differ, or there is nothing.
+    pub(super) fn new(up: &Array2<f32>, down: &Array2<f32>) -> Result<Self> {
+        let (rank, columns) = down.dim();
+        if up.ncols() != rank || up.is_empty() || down.is_empty() {
+            let message = format!("factors {:?} and {:?} have no product", up.dim(), down.dim());
+            return Err(Error::invalid(message));
+        }
+        let (up, down) = (up.as_standard_layout(), down.as_standard_layout());
+        let row_major = |matrix: &[f32]| Panels::new(matrix, rank, columns);
+        let down = down.as_slice().map(row_major);
+        down.zip(up.as_slice().map(<[f32]>::to_vec))
+            .map(|(down, up)| LowRank { up, down })
+            .ok_or_else(|| Error::internal("a matrix in standard layout is not contiguous"))
     }
 
-    /// Changes `block`, the rows of the weight from `row` on.
-    pub(super) fn apply(&self, mut block: ArrayViewMut2<'_, f32>, row: usize) {
-        let rows = row..row + block.nrows();
+    pub(super) fn rows(&self) -> usize {
+        self.up.len() / self.down.rank()
+    }
+
+    pub(super) fn columns(&self) -> usize {
+        self.down.columns()
+    }
+
+    fn add(&self, scale: f32, block: &mut Block<'_>) {
+        let rank = self.down.rank();
+        let up = &self.up[block.rows.start * rank..block.rows.end * rank];
+        for first in block.columns.clone().step_by(PANEL) {
+            let tile = &mut block.values[first - block.columns.start..];
+            self.down.add(first / PANEL, up, scale, tile, block.stride);
+        }
+    }
+}
+
+/// What of a weight a step needs at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Extent {
+    /// Any part.
+    Tile,
+    /// Whole rows.
+    Rows,
+    /// All of it.
+    Whole,
+}
+
+/// A part of a weight, in f32. Its columns begin at a multiple of [`PANEL`], and so many are there that the last panel
+/// is whole; what is in the columns beyond those of the weight does not matter.
+pub(super) struct Block<'a> {
+    /// Row by row, `stride` apart.
+    pub(super) values: &'a mut [f32],
+    pub(super) stride: usize,
+    pub(super) rows: Range<usize>,
+    pub(super) columns: Range<usize>,
+}
+
+impl Block<'_> {
+    fn view(&mut self) -> Result<ArrayViewMut2<'_, f32>> {
+        let shape = (self.rows.len(), self.columns.len()).strides((self.stride, 1));
+        ArrayViewMut2::from_shape(shape, self.values).map_err(|e| Error::internal(e.to_string()))
+    }
+}
+
+impl Op {
+    /// What it needs.
+    pub(super) fn extent(&self) -> Extent {
         match self {
-            Op::LowRank { up, down, scale } => {
-                general_mat_mul(*scale, &up.slice(s![rows, ..]), down, 1.0, &mut block);
-            }
+            Op::LowRank { .. }
+            | Op::Hadamard { .. }
+            | Op::Add { .. }
+            | Op::ScaleRows { .. }
+            | Op::ScaleColumns { .. } => Extent::Tile,
+            Op::Kronecker { .. } | Op::NormalizeRows { .. } | Op::Inputs { .. } => Extent::Rows,
+            Op::NormalizeInputs { .. } | Op::Rotate { .. } => Extent::Whole,
+        }
+    }
+
+    /// Changes a block.
+    pub(super) fn apply(&self, block: &mut Block<'_>) -> Result<()> {
+        let (rows, columns) = (block.rows.clone(), block.columns.clone());
+        match self {
+            Op::LowRank { product, scale } => product.add(*scale, block),
             Op::Hadamard { one, two, scale } => {
-                let product =
-                    |(up, down): &(Array2<f32>, Array2<f32>)| up.slice(s![rows.clone(), ..]).dot(down);
+                let product = |factors: &LowRank| {
+                    let mut values = vec![0f32; block.values.len()];
+                    let (rows, columns) = (rows.clone(), columns.clone());
+                    factors.add(1.0, &mut Block { values: &mut values, stride: block.stride, rows, columns });
+                    values
+                };
                 let (one, two) = (product(one), product(two));
-                ndarray::Zip::from(&mut block).and(&one).and(&two).for_each(|w, a, b| *w += scale * (a * b));
+                let factors = one.into_iter().zip(two);
+                block.values.iter_mut().zip(factors).for_each(|(w, (a, b))| *w += scale * (a * b));
             }
             Op::Kronecker { w1, w2, rows: sources, scale } => {
-                for (mut target, source) in block.rows_mut().into_iter().zip(&sources[rows]) {
+                for (mut target, source) in block.view()?.rows_mut().into_iter().zip(&sources[rows]) {
                     let (i, p) = (source / w2.nrows(), source % w2.nrows());
                     let second = w2.row(p);
                     for (mut place, first) in target.exact_chunks_mut(w2.ncols()).into_iter().zip(w1.row(i)) {
@@ -56,30 +139,33 @@ impl Op {
                     }
                 }
             }
-            Op::Add { values, scale } => block.scaled_add(*scale, &values.slice(s![rows, ..])),
+            Op::Add { values, scale } => block.view()?.scaled_add(*scale, &values.slice(s![rows, columns])),
             Op::NormalizeRows { norms } => {
-                for (mut target, norm) in block.rows_mut().into_iter().zip(&norms[rows]) {
+                for (mut target, norm) in block.view()?.rows_mut().into_iter().zip(&norms[rows]) {
                     let now = target.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
                     target *= ratio(*norm, now);
                 }
             }
             Op::NormalizeInputs { norms, kernel } => {
-                for (mut input, norm) in block.axis_chunks_iter_mut(Axis(1), *kernel).zip(norms) {
+                for (mut input, norm) in block.view()?.axis_chunks_iter_mut(Axis(1), *kernel).zip(norms) {
                     let now = input.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
                     input *= ratio(*norm, now);
                 }
             }
             Op::ScaleRows { factors } => {
-                for (mut target, factor) in block.rows_mut().into_iter().zip(&factors[rows]) {
+                for (mut target, factor) in block.view()?.rows_mut().into_iter().zip(&factors[rows]) {
                     target *= *factor;
                 }
             }
-            Op::ScaleInputs { factors, kernel } => {
-                for (mut input, factor) in block.axis_chunks_iter_mut(Axis(1), *kernel).zip(factors) {
-                    input *= *factor;
+            Op::ScaleColumns { factors } => {
+                for row in block.view()?.rows_mut() {
+                    row.into_iter()
+                        .zip(&factors[columns.clone()])
+                        .for_each(|(value, factor)| *value *= factor);
                 }
             }
             Op::Inputs { a1, a2, kernel, scale } => {
+                let mut block = block.view()?;
                 for k in 0..*kernel {
                     let mut place = block.slice_mut(s![.., k..;*kernel]);
                     let middle = place.dot(a1);
@@ -88,12 +174,13 @@ impl Op {
             }
             Op::Rotate { blocks } => {
                 let size = blocks.first().map_or(1, Array2::nrows);
-                for (mut target, rotation) in block.axis_chunks_iter_mut(Axis(0), size).zip(blocks) {
+                for (mut target, rotation) in block.view()?.axis_chunks_iter_mut(Axis(0), size).zip(blocks) {
                     let rotated = rotation.dot(&target);
                     target.assign(&rotated);
                 }
             }
         }
+        Ok(())
     }
 }
 

@@ -137,15 +137,23 @@ pub(crate) fn pair(original: &str, diffusers: &[&str], fusion: Fusion) -> KeyPai
     KeyPair { original: original.into(), diffusers, fusion }
 }
 
-/// f32 weights merged to f32 in one piece.
+/// f32 weights merged to f32 in one piece. Its transpose is checked to have the same values.
 pub(crate) fn merged(base: &[f32], shape: &[usize], deltas: &[(&Delta, f32)]) -> Vec<f32> {
-    let mut out = vec![0f32; base.len()];
-    sdrun_weights::adapter::merge(base, shape, deltas, &mut out).unwrap();
-    // The way by bytes is the same arithmetic.
     let base: Vec<u8> = base.iter().flat_map(|v| v.to_le_bytes()).collect();
-    let mut bytes = vec![0u8; base.len()];
-    Merge::new(shape, deltas).unwrap().tensor((DType::F32, &base), (DType::F32, &mut bytes)).unwrap();
-    let expected: Vec<u8> = out.iter().flat_map(|v| v.to_le_bytes()).collect();
-    assert!(bytes == expected, "values and bytes are merged differently");
+    let mut out = vec![0u8; base.len()];
+    let merge = Merge::new(shape, deltas).unwrap();
+    merge.tensor((DType::F32, &base), (DType::F32, &mut out)).unwrap();
+    let mut turned = vec![0u8; base.len()];
+    merge.transposed((DType::F32, &base), (DType::F32, &mut turned)).unwrap();
+    let values = |bytes: &[u8]| -> Vec<f32> {
+        bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    };
+    let (out, turned) = (values(&out), values(&turned));
+    let rows = shape.first().copied().unwrap_or(1);
+    let columns = out.len() / rows;
+    for (place, value) in out.iter().enumerate() {
+        let same = turned[place % columns * rows + place / columns].to_bits() == value.to_bits();
+        assert!(same, "the transpose is merged differently at {place}");
+    }
     out
 }
