@@ -85,7 +85,8 @@ fn assemble(stage: &Path) -> Result<()> {
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         Ok(dir)
     };
-    let (lists, packages, root, lib) = (make("lists/partial")?, make("packages")?, make("root")?, make("lib")?);
+    let (lists, packages, root, lib) =
+        (make("lists/partial")?, make("packages")?, make("root")?, make("lib")?);
     let write = |name: &str, text: String| -> Result<PathBuf> {
         let file = stage.join(name);
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;

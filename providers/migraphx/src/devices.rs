@@ -9,6 +9,7 @@ use sdrun_abi::{
 const REFERENCE_VARIABLE: &str = "SDRUN_MIGRAPHX_REF";
 
 /// A device and what MIGraphX and HIP call it.
+#[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) device: Device,
     /// `None` for the reference interpreter.

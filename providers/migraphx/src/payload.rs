@@ -3,14 +3,20 @@
 //! ```text
 //! "SDRMIGX1", u64 XXH3 of all that follows
 //! u32 bytes of the header, header as JSON
-//! preparation as ONNX, program as MIGraphX stores it
+//! the graph as the host handed it over (ONNX, gzip; nothing where weights are baked in)
+//! the program as MIGraphX stores it
 //! ```
 //! Numbers are little-endian. MIGraphX's own format has no checksum, and what it makes of a damaged program ranges from an error over a
 //! crash to a wrong result.
 
 use crate::{devices::Target, ffi::CompileOptions, options, runtime::Runtime};
+use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use sdrun_abi::{Compatibility, EngineInfo, Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize};
+use std::{
+    borrow::Cow,
+    io::{Read, Write},
+};
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 8] = b"SDRMIGX1";
@@ -100,34 +106,35 @@ const NONE: CompileOptions = CompileOptions { fast_math: false, exhaustive_tune:
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Header {
     info: EngineInfo,
-    preparation_bytes: u64,
+    model_bytes: u64,
     program_bytes: u64,
 }
 
 /// A payload in its parts.
 pub(crate) struct Parts<'p> {
     pub(crate) info: EngineInfo,
-    /// ONNX, for `Preparation::read`.
-    pub(crate) preparation: &'p [u8],
+    /// The graph as the host handed it over; empty where weights are baked in.
+    pub(crate) model: Cow<'p, [u8]>,
     /// What MIGraphX stored.
     pub(crate) program: &'p [u8],
 }
 
 /// Puts a payload together.
 pub(crate) fn write(parts: &Parts<'_>) -> Result<Vec<u8>> {
+    let model = compressed(&parts.model)?;
     let header = Header {
         info: parts.info.clone(),
-        preparation_bytes: parts.preparation.len() as u64,
+        model_bytes: model.len() as u64,
         program_bytes: parts.program.len() as u64,
     };
     let header =
         serde_json::to_vec(&header).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))?;
-    let mut payload = Vec::with_capacity(20 + header.len() + parts.preparation.len() + parts.program.len());
+    let mut payload = Vec::with_capacity(20 + header.len() + model.len() + parts.program.len());
     payload.extend_from_slice(MAGIC);
     payload.extend_from_slice(&[0; 8]);
     payload.extend_from_slice(&(header.len() as u32).to_le_bytes());
     payload.extend_from_slice(&header);
-    payload.extend_from_slice(parts.preparation);
+    payload.extend_from_slice(&model);
     payload.extend_from_slice(parts.program);
     let checksum = xxh3_64(&payload[16..]);
     payload[8..16].copy_from_slice(&checksum.to_le_bytes());
@@ -150,15 +157,38 @@ pub(crate) fn read(payload: &[u8]) -> Result<Parts<'_>> {
         .ok_or_else(|| damaged("its header is longer than the engine"))?;
     let header: Header =
         serde_json::from_slice(header).map_err(|e| damaged(&format!("its header is wrong: {e}")))?;
-    let parts = usize::try_from(header.preparation_bytes).ok().and_then(|bytes| rest.split_at_checked(bytes));
+    let parts = usize::try_from(header.model_bytes).ok().and_then(|bytes| rest.split_at_checked(bytes));
     match parts {
-        Some((preparation, program))
-            if program.len() as u64 == header.program_bytes && !program.is_empty() =>
-        {
-            Ok(Parts { info: header.info, preparation, program })
+        Some((model, program)) if program.len() as u64 == header.program_bytes && !program.is_empty() => {
+            Ok(Parts { info: header.info, model: expanded(model)?.into(), program })
         }
         _ => Err(damaged("its parts are not as long as it says")),
     }
+}
+
+/// Largest graph without weights that is read.
+const MODEL_LIMIT: u64 = 256 << 20;
+
+fn compressed(model: &[u8]) -> Result<Vec<u8>> {
+    if model.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+    let done = gzip.write_all(model).and_then(|()| gzip.finish());
+    done.map_err(|e| Error::internal(format!("cannot compress the graph: {e}")))
+}
+
+fn expanded(model: &[u8]) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if !model.is_empty() {
+        GzDecoder::new(model).take(MODEL_LIMIT).read_to_end(&mut bytes).map_err(|e| {
+            Error::new(
+                ErrorCode::DataLoss,
+                format!("the engine is damaged: its graph cannot be expanded: {e}"),
+            )
+        })?;
+    }
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -203,9 +233,10 @@ mod tests {
     #[test]
     fn a_damaged_payload_is_an_error() {
         let info = EngineInfo { inputs: vec![], outputs: vec![], weights: vec![], compatibility: "c".into() };
-        let good = write(&Parts { info: info.clone(), preparation: b"onnx", program: b"mxr" }).unwrap();
+        let good =
+            write(&Parts { info: info.clone(), model: b"onnx".as_slice().into(), program: b"mxr" }).unwrap();
         let parts = read(&good).unwrap();
-        assert_eq!((parts.info, parts.preparation, parts.program), (info.clone(), &b"onnx"[..], &b"mxr"[..]));
+        assert_eq!((parts.info, &*parts.model, parts.program), (info.clone(), &b"onnx"[..], &b"mxr"[..]));
         for end in 0..good.len() {
             assert_eq!(read(&good[..end]).err().unwrap().code, ErrorCode::DataLoss, "{end}");
         }
@@ -214,7 +245,7 @@ mod tests {
             bad[at] ^= 1;
             assert_eq!(read(&bad).err().unwrap().code, ErrorCode::DataLoss, "{at}");
         }
-        let empty = write(&Parts { info, preparation: b"onnx", program: b"" }).unwrap();
+        let empty = write(&Parts { info, model: b"".as_slice().into(), program: b"" }).unwrap();
         assert!(read(&empty).is_err());
     }
 }

@@ -6,10 +6,11 @@ use sdrun_graph::{
     Graph, Initializer, Tensor, ValueId, eval,
     passes::{PreparationStep, preparation_steps},
 };
-use sdrun_provider_common::{graph_error, read_graph, weight};
+use sdrun_provider_common::{graph_error, weight};
 use std::collections::HashMap;
 
 /// A graph from weights to parameters of a program; see [`sdrun_graph::passes::prepare_weights`].
+#[derive(Default)]
 pub(crate) struct Preparation {
     graph: Graph,
     steps: Vec<PreparationStep>,
@@ -19,15 +20,6 @@ impl Preparation {
     pub(crate) fn new(graph: Graph) -> Self {
         let steps = preparation_steps(&graph);
         Preparation { graph, steps }
-    }
-
-    /// Reads what [`to_onnx`](Preparation::to_onnx) wrote.
-    pub(crate) fn read(onnx: &[u8]) -> Result<Self> {
-        Ok(Self::new(read_graph(&Bytes::copy_from_slice(onnx))?))
-    }
-
-    pub(crate) fn to_onnx(&self) -> Result<Vec<u8>> {
-        self.graph.to_onnx_stripped().map_err(graph_error)
     }
 
     /// Its steps that need one of the weights for which `changed` answers true.

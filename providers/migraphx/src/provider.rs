@@ -34,7 +34,7 @@ impl Provider for MiGraphX {
         devices::check_precision(spec.precision)?;
         let options = options::read(spec, &target)?;
         let model = Bytes::copy_from_slice(model);
-        engine::build(runtime, target, &model, options, spec.bake.then_some(weights), host)
+        engine::build(runtime, target, model, options, spec.bake.then_some(weights), host)
     }
 
     fn load(&self, payload: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Box<dyn Engine>> {

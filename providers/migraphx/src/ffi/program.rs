@@ -41,10 +41,18 @@ impl Program {
             )?;
         }
         let path = c_path(file)?;
-        let program = Owned::new(&api.program_destroy, |out| {
-            call!(api, parse_onnx(out, path.as_ptr(), options.object()), || "read this graph".into())
-        });
-        program.map(Program).map_err(|e| Error { code: ErrorCode::Unimplemented, ..e })
+        let parse = || {
+            Owned::new(&api.program_destroy, |out| {
+                call!(api, parse_onnx(out, path.as_ptr(), options.object()), || "read this graph".into())
+            })
+        };
+        parse().map(Program).map_err(|error| {
+            // Once more, now that it is known to come back, for the operator's name in the library's words.
+            let words = words_of(|| drop(parse()));
+            let message =
+                if words.is_empty() { error.message } else { format!("{}: {words}", error.message) };
+            Error { code: ErrorCode::Unimplemented, message, ..error }
+        })
     }
 
     /// Compiles it, once, for a target: `ref` or `gpu`, the latter for the device that is current in this thread.
@@ -144,10 +152,66 @@ impl Program {
     }
 }
 
+/// What the library says about an error while `body` runs: it goes to stderr only. On one line, without the place in the
+/// library's source. Empty where that cannot be caught. What crashes is not to be run this way: its last words would be
+/// lost.
+fn words_of(body: impl FnOnce()) -> String {
+    #[cfg(unix)]
+    {
+        use std::io::{Read, Seek};
+        let caught = || -> std::io::Result<String> {
+            let mut file = tempfile::tempfile()?;
+            let stderr = rustix::io::dup(std::io::stderr())?;
+            rustix::stdio::dup2_stderr(&file)?;
+            body();
+            rustix::stdio::dup2_stderr(stderr)?;
+            let mut text = Vec::new();
+            file.rewind()?;
+            file.read_to_end(&mut text)?;
+            Ok(String::from_utf8_lossy(&text).into_owned())
+        };
+        caught().map(|text| tidy(&text)).unwrap_or_default()
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = body;
+        String::new()
+    }
+}
+
+/// `migraphx_parse_onnx: Error: src/onnx/onnx_parser.cpp:576: parse_graph: Unknown operator: Foo` without what stands before
+/// `parse_graph`.
+fn tidy(words: &str) -> String {
+    let lines = words.lines().map(str::trim).filter(|line| !line.is_empty()).map(|line| {
+        let line = line.split_once(": Error: ").map_or(line, |(_, line)| line);
+        match line.split_once(": ") {
+            Some((place, line)) if place.contains(".cpp:") || place.contains(".hpp:") => line,
+            _ => line,
+        }
+    });
+    lines.collect::<Vec<_>>().join("; ")
+}
+
 fn file_options(api: &Api, format: &str) -> Result<Owned> {
     let doing = || "set a file option".to_string();
     let options = Owned::new(&api.file_options_destroy, |out| call!(api, file_options_create(out), doing))?;
     let format = c_string(format)?;
     call!(api, file_options_set_file_format(options.object(), format.as_ptr()), doing)?;
     Ok(options)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_librarys_words_are_caught_and_tidied() {
+        let line =
+            "migraphx_parse_onnx: Error: src/onnx/onnx_parser.cpp:576: parse_graph: Unknown operator: Foo";
+        assert_eq!(
+            tidy(&format!("\n{line}\nsecond: line\n")),
+            "parse_graph: Unknown operator: Foo; second: line"
+        );
+        assert_eq!(tidy(""), "");
+    }
 }
