@@ -1,6 +1,7 @@
 //! `cargo xtask …`: what a contributor does with this repository, each as one command.
 
 mod bench;
+mod debian;
 mod dist;
 mod python;
 mod setup;
@@ -18,6 +19,7 @@ cargo xtask COMMAND
   test [--quick]             install what is missing, run every check and test;
                              --quick leaves out the conformance and full-size model tests
   setup                      install what is missing: Python packages, vendor runtimes, test data
+  migraphx                   only this: MIGraphX's libraries for tests, out of Debian's packages
   dist [--release|--debug]   build sdrun and its plugins into target/dist (target/dist-test with --debug)
   bench [NAME…]              measure: overhead, start, load, open, worker, size (default: all)
 
@@ -45,8 +47,10 @@ fn run(arguments: &[&str]) -> Result<()> {
             let workspace = Workspace::find()?;
             let dist = setup::compilers().and_then(|()| dist::for_use(&workspace))?;
             setup::runtimes(&workspace, &dist)?;
+            debian::migraphx(&workspace)?;
             setup::node_tests(&workspace).map(drop)
         }
+        ["migraphx"] => debian::migraphx(&Workspace::find()?).map(drop),
         ["dist"] | ["dist", "--release"] => dist::for_use(&Workspace::find()?).map(drop),
         ["dist", "--debug"] => dist::for_tests(&Workspace::find()?).map(drop),
         ["bench", names @ ..] => bench::run(&Workspace::find()?, names),

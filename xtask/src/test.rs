@@ -1,6 +1,7 @@
 //! `cargo xtask test`: every check and every test, one after the other, all of them even when one fails.
 
 use crate::{
+    debian,
     dist::{self, Dist},
     python::{Packages, Python},
     setup,
@@ -45,7 +46,12 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
     let dist = dist::for_tests(workspace)?;
     setup::runtimes(workspace, &dist)?;
     let node_tests = setup::node_tests(workspace)?;
-    let environment = environment(workspace, &dist, &node_tests)?;
+    let mut environment = environment(workspace, &dist, &node_tests)?;
+    let migraphx = debian::migraphx(workspace)?;
+    if let Some(dir) = &migraphx {
+        let values = [dir.clone().into_os_string(), "1".into()];
+        environment.extend(debian::VARIABLES.map(OsString::from).into_iter().zip(values));
+    }
 
     tally.check("Clippy", || {
         run(workspace.cargo().args(["clippy", "--workspace", "--all-targets", "--", "--deny=warnings"]))
@@ -74,6 +80,10 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
     };
     step("Unit, integration and documentation tests");
     tally.count(&mut tests(&["test", "--workspace", "--no-fail-fast"]))?;
+    if migraphx.is_some() {
+        step("MIGraphX");
+        tally.count(&mut tests(&["test", "--package=sdrun-tests", "--test=migraphx", "--", "--ignored"]))?;
+    }
     // Models from outside the repository; without them these tests stay in the list of what was not run.
     for (variable, filter) in [("SDRUN_TAEF2_DIR", "taef2"), ("SDRUN_TINY_DIR", "tiny")] {
         if std::env::var_os(variable).is_some() {
@@ -81,7 +91,8 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
             models(tally, filter)?;
         }
     }
-    for manifest in &dist.manifests {
+    let tested = |manifest: &&Manifest| manifest.provider.id != "migraphx" || migraphx.is_some();
+    for manifest in dist.manifests.iter().filter(tested) {
         step(&format!("Provider specification: {}", manifest.provider.id));
         tally.count(conformance(&dist, manifest).envs(environment.iter().cloned()).arg("--spec"))?;
     }
@@ -89,7 +100,7 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         step("ONNX node tests: shape inference and evaluation on the host");
         let host = ["test", "--package=sdrun-graph", "--test=node_tests", "--", "--ignored"];
         tally.count(&mut tests(&host))?;
-        for manifest in &dist.manifests {
+        for manifest in dist.manifests.iter().filter(tested) {
             step(&format!("ONNX node tests: {}", manifest.provider.id));
             let mut command = conformance(&dist, manifest);
             command.envs(environment.iter().cloned()).arg("--nodes").arg(&node_tests);

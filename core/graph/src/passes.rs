@@ -1,4 +1,5 @@
-//! Passes that make a graph smaller without changing what it computes.
+//! Passes that change a graph without changing what it computes: [`simplify`] and what it is made of make it smaller, the
+//! others are for engines in which weights are no constants.
 //!
 //! None of them looks at or changes the values of a weight, so a simplified graph takes any weights that the
 //! original takes.
@@ -8,6 +9,8 @@ mod compact;
 mod dead;
 mod fold;
 mod identity;
+mod merge_projections;
+mod prepare_weights;
 mod weights_as_inputs;
 
 pub use branches::inline_branches;
@@ -15,6 +18,8 @@ pub use compact::compact;
 pub use dead::eliminate_dead;
 pub use fold::{FOLD_BUDGET, fold_constants};
 pub use identity::eliminate_identity;
+pub use merge_projections::merge_projections;
+pub use prepare_weights::{PreparationStep, preparation_steps, prepare_weights};
 pub use weights_as_inputs::weights_as_inputs;
 
 use crate::{Graph, GraphError, Node, OpenDims, infer};

@@ -18,7 +18,8 @@ use std::{
 pub struct Isolation {
     /// Run it in a worker process even if its manifest does not ask for that.
     pub worker: bool,
-    /// Command prefix that starts the worker, for example another dynamic loader.
+    /// Command prefix that starts the worker, for example another dynamic loader; where it is empty, the loader that the
+    /// runtime brings along, if any ([`worker::loader_of`]).
     pub loader: Vec<OsString>,
     /// Time limits of calls into the worker.
     pub limits: worker::Limits,
@@ -94,9 +95,13 @@ impl Provider {
         };
         let of = Error::of(&provide.id);
         let (backend, runtime) = if isolation.worker || provide.isolate {
+            let loader = match (&isolation.loader[..], &config.runtime_dir) {
+                ([], Some(dir)) => worker::loader_of(dir),
+                (given, _) => given.to_vec(),
+            };
             let worker = worker::WorkerProvider::start(worker::WorkerConfig {
                 worker: worker::find_worker()?,
-                loader: isolation.loader.clone(),
+                loader,
                 env: Vec::new(),
                 plugin: library,
                 limits: isolation.limits.clone(),

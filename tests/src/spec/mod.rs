@@ -108,7 +108,12 @@ pub fn run_isolated(manifest: &Path, check: &Check) -> Verdict {
     let program = std::env::current_exe().map_err(system)?;
     let mut output = tempfile::tempfile().map_err(system)?;
     let errors = output.try_clone().map_err(system)?;
-    let mut child = Command::new(program)
+    // As a worker would be started: a runtime may bring its own C library.
+    let runtime_dir = Subject::open(manifest)?.runtime_dir().ok().flatten();
+    let mut command = runtime_dir.map_or_else(Vec::new, |dir| sdrun::worker::loader_of(&dir));
+    command.push(program.into());
+    let mut child = Command::new(&command[0])
+        .args(&command[1..])
         .arg("--plugin")
         .arg(manifest)
         .args(["--check", check.name])

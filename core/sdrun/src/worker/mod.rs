@@ -8,6 +8,7 @@
 //! | file | what it does |
 //! |---|---|
 //! | `find` | where the `sdrun-worker` executable is |
+//! | `loader` | runtimes that bring their own C library |
 //! | `process`, `stderr` | starts, watches, kills and reaps a worker; keeps what it wrote |
 //! | `link`, `exchange` | host: a worker's life; one call, with its time limit and its questions |
 //! | `proxy` | host: the traits over them |
@@ -17,6 +18,7 @@ mod callbacks;
 mod exchange;
 mod find;
 mod link;
+mod loader;
 mod process;
 mod protocol;
 mod proxy;
@@ -25,6 +27,7 @@ mod shm;
 mod stderr;
 
 pub use find::find_worker;
+pub use loader::loader_of;
 pub use proxy::WorkerProvider;
 pub use serve::worker_main;
 

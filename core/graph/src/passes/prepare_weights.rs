@@ -1,0 +1,199 @@
+use super::{compact, eliminate_dead, is_random};
+use crate::{Graph, Initializer, Node, ValueId, WeightData, WeightRef, eval};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Takes what can be computed out of weights and constants alone out of a graph, for engines in which weights are no
+/// constants: a compiler would compute it once, such an engine in every run.
+///
+/// Answers the *preparation*: a graph without inputs, whose initializers are weights and constants of `graph` and whose
+/// outputs are, under their names, weights of what is left in `graph`. Only operators that [`eval`] knows are taken
+/// out, none that makes more elements than its weights have (a bias spread over a whole activation), and no output of `graph`.
+/// A weight may be needed by both. Shapes must have been inferred; ids of `graph` are void afterwards.
+pub fn prepare_weights(graph: &mut Graph) -> Graph {
+    let mut fixed: BTreeSet<ValueId> = graph.initializers.keys().copied().collect();
+    let mut made: BTreeSet<ValueId> = BTreeSet::new();
+    let moved: Vec<bool> = (graph.nodes.iter())
+        .map(|node| {
+            let movable = is_movable(graph, node, &fixed, &made);
+            if movable {
+                fixed.extend(node.outputs.iter().flatten());
+                made.extend(node.outputs.iter().flatten());
+            }
+            movable
+        })
+        .collect();
+    let mut preparation = Graph {
+        name: format!("{}: weights", graph.name),
+        opsets: graph.opsets.clone(),
+        ir_version: graph.ir_version,
+        values: graph.values.clone(),
+        initializers: graph.initializers.clone(),
+        ..Graph::default()
+    };
+    let captures = graph.captures();
+    let (mut stay, mut needed) = (Vec::new(), BTreeSet::new());
+    for (index, (node, moved)) in std::mem::take(&mut graph.nodes).into_iter().zip(moved).enumerate() {
+        if moved {
+            preparation.nodes.push(node);
+        } else {
+            needed.extend(node.inputs.iter().flatten().copied());
+            needed.extend(captures.get(&index).into_iter().flatten().copied());
+            stay.push(node);
+        }
+    }
+    graph.nodes = stay;
+    for id in made.intersection(&needed) {
+        // `is_movable` asks for both.
+        let value = graph.value(*id);
+        let (Some(dtype), Some(shape)) = (value.dtype, value.known_shape()) else { continue };
+        let data = WeightData::Absent { location: value.name.clone(), offset: 0 };
+        graph.initializers.insert(*id, Initializer::Weight(WeightRef { dtype, shape, data }));
+        preparation.outputs.push(*id);
+    }
+    for part in [graph, &mut preparation] {
+        eliminate_dead(part);
+        compact(part);
+    }
+    preparation
+}
+
+fn is_movable(graph: &Graph, node: &Node, fixed: &BTreeSet<ValueId>, made: &BTreeSet<ValueId>) -> bool {
+    let is_weight = |id: &ValueId| {
+        made.contains(id) || matches!(graph.initializers.get(id), Some(Initializer::Weight(_)))
+    };
+    let elements = |ids: &mut dyn Iterator<Item = ValueId>| -> Option<usize> {
+        ids.map(|id| graph.value(id).known_shape()?.iter().try_fold(1usize, |n, d| n.checked_mul(*d)))
+            .try_fold(0usize, |sum, n| sum.checked_add(n?))
+    };
+    let inputs = || node.inputs.iter().flatten().copied();
+    let outputs = || node.outputs.iter().flatten().copied();
+    let typed = outputs().all(|id| graph.value(id).dtype.is_some_and(|dtype| dtype.is_float()));
+    typed
+        && node.domain.is_empty()
+        && !is_random(node)
+        && crate::scope::bodies(node).next().is_none()
+        && inputs().all(|id| fixed.contains(&id))
+        && inputs().any(|id| is_weight(&id))
+        && outputs().all(|id| !graph.outputs.contains(&id))
+        && eval::supports(node, graph.opset())
+        && match (elements(&mut outputs()), elements(&mut inputs().filter(|id| is_weight(id)))) {
+            (Some(out), Some(weights)) => out <= weights,
+            _ => false,
+        }
+}
+
+/// The nodes of a preparation that each of its outputs needs, and the names of the weights that they read: what has to be
+/// computed again for which weights.
+pub fn preparation_steps(preparation: &Graph) -> Vec<PreparationStep> {
+    let maker: BTreeMap<ValueId, usize> = (preparation.nodes.iter().enumerate())
+        .flat_map(|(index, node)| node.outputs.iter().flatten().map(move |id| (*id, index)))
+        .collect();
+    let step = |output: &ValueId| {
+        let (mut nodes, mut weights) = (BTreeSet::new(), BTreeSet::new());
+        let mut open = vec![*output];
+        while let Some(id) = open.pop() {
+            match (maker.get(&id), preparation.initializers.get(&id)) {
+                (Some(index), _) => {
+                    if nodes.insert(*index) {
+                        open.extend(preparation.nodes[*index].inputs.iter().flatten());
+                    }
+                }
+                (None, Some(Initializer::Weight(_))) => {
+                    weights.insert(preparation.value(id).name.clone());
+                }
+                _ => {}
+            }
+        }
+        PreparationStep { output: *output, nodes: nodes.into_iter().collect(), weights }
+    };
+    preparation.outputs.iter().map(step).collect()
+}
+
+/// One output of a preparation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PreparationStep {
+    /// Its value.
+    pub output: ValueId,
+    /// Indices of the nodes it takes, in order.
+    pub nodes: Vec<usize>,
+    /// Names of the weights it is made of.
+    pub weights: BTreeSet<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Attribute, OpenDims, Tensor, simplify,
+        testing::{model, ramp, run},
+    };
+    use sdrun_abi::DType;
+
+    #[test]
+    fn what_depends_on_weights_alone_is_taken_out() {
+        let perm = [("perm", Attribute::Ints(vec![1, 0]))];
+        let mut graph = model(17)
+            .input("x", DType::F32, "2 3")
+            .initializer("w", &ramp(&[4, 3]))
+            .initializer("both", &ramp(&[4]))
+            .initializer("two", &Tensor::scalar(2.0f32))
+            .initializer("grown_shape", &Tensor::from_i64s(&[5, 2, 4]))
+            .node_with("Transpose", &["w"], &["wt"], perm)
+            .node("Mul", &["wt", "two"], &["scaled"])
+            .node("MatMul", &["x", "scaled"], &["xw"])
+            .node("Neg", &["both"], &["negated"])
+            .node("Add", &["xw", "negated"], &["a"])
+            .node("Expand", &["both", "grown_shape"], &["grown"])
+            .node("Add", &["a", "grown"], &["y"])
+            .output("y", "5 2 4")
+            .graph();
+        simplify(&mut graph, &BTreeMap::new(), OpenDims::Refuse).unwrap();
+        let x = ramp(&[2, 3]);
+        let expected = run(&graph, &[("x", x.clone())]);
+        let preparation = prepare_weights(&mut graph);
+        let ops = |graph: &Graph| -> Vec<String> { graph.nodes.iter().map(|n| n.op_type.clone()).collect() };
+        assert_eq!(ops(&preparation), ["Transpose", "Mul", "Neg"]);
+        assert_eq!(ops(&graph), ["MatMul", "Add", "Expand", "Add"]);
+        let names = |graph: &Graph| -> Vec<String> { graph.weights().map(|(name, _)| name.into()).collect() };
+        assert_eq!(names(&graph), ["both", "negated", "scaled"]);
+        assert_eq!(names(&preparation), ["both", "w"]);
+        let steps = preparation_steps(&preparation);
+        let steps: Vec<_> = steps
+            .iter()
+            .map(|s| (preparation.value(s.output).name.clone(), s.nodes.clone(), s.weights.clone()))
+            .collect();
+        let weights = |name: &str| BTreeSet::from([name.to_string()]);
+        assert_eq!(
+            steps,
+            [("scaled".into(), vec![0, 1], weights("w")), ("negated".into(), vec![2], weights("both"))]
+        );
+
+        // What is left computes the same with what was prepared.
+        for (id, tensor) in preparation.outputs.iter().zip(run(&preparation, &[])) {
+            let id = graph.find(&preparation.value(*id).name).unwrap();
+            graph.initializers.insert(id, Initializer::Constant(tensor));
+        }
+        assert_eq!(run(&graph, &[("x", x)]), expected);
+    }
+
+    #[test]
+    fn outputs_and_graphs_without_such_nodes_stay() {
+        let mut graph = model(17)
+            .input("x", DType::F32, "4")
+            .initializer("w", &ramp(&[4]))
+            .node("Neg", &["w"], &["n"])
+            .node("Add", &["x", "w"], &["y"])
+            .output("n", "4")
+            .output("y", "4")
+            .graph();
+        simplify(&mut graph, &BTreeMap::new(), OpenDims::Refuse).unwrap();
+        let before = graph.topology_hash();
+        let preparation = prepare_weights(&mut graph);
+        assert!(
+            preparation.nodes.is_empty()
+                && preparation.outputs.is_empty()
+                && preparation.initializers.is_empty()
+        );
+        assert_eq!(graph.topology_hash(), before);
+    }
+}

@@ -1,0 +1,202 @@
+//! From a graph to a program.
+
+use crate::{
+    devices::Target,
+    ffi::{CompileOptions, Layout, Program},
+    runtime::Runtime,
+};
+use sdrun_abi::{DType, Error, Host, LogLevel, Result, WeightSource, WeightSpec};
+use sdrun_graph::{Graph, GraphError, Placement, ValueId};
+use sdrun_provider_common::{graph_error, phase, weight};
+use std::{
+    fs::File,
+    io::{BufWriter, Write},
+    path::Path,
+    sync::mpsc::{RecvTimeoutError, channel},
+    time::{Duration, Instant},
+};
+
+/// File of the weights beside the model that MIGraphX reads.
+const WEIGHTS_FILE: &str = "weights.bin";
+/// Weights begin at multiples of this.
+const ALIGNMENT: u64 = 64;
+/// How often the host hears that a compilation goes on, which MIGraphX itself does not tell.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// Refuses graphs MIGraphX would silently read as something else: it takes 1 for every dimension that is open or empty.
+pub(crate) fn check_shapes(graph: &Graph) -> Result<()> {
+    for (what, ids) in [("input", &graph.inputs), ("output", &graph.outputs)] {
+        for id in ids {
+            let value = graph.value(*id);
+            let name = &value.name;
+            match value.known_shape() {
+                None => {
+                    return Err(Error::unsupported(format!(
+                        "migraphx needs fixed shapes, and that of {what} `{name}` is open"
+                    ))
+                    .with_hint("give the shapes of all inputs"));
+                }
+                Some(shape) if shape.contains(&0) => {
+                    return Err(Error::unsupported(format!(
+                        "migraphx has no empty tensors, and {what} `{name}` has the shape {shape:?}"
+                    )));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Parses and compiles a graph for a device. Weights, where it still has any, become part of the program; their values come
+/// from `weights`.
+pub(crate) fn compile(
+    runtime: &Runtime,
+    target: &Target,
+    graph: &Graph,
+    options: CompileOptions,
+    weights: Option<&dyn WeightSource>,
+    host: &dyn Host,
+) -> Result<Program> {
+    let folder = runtime.temporary_folder()?;
+    let file = folder.path().join("model.onnx");
+    let onnx = match weights {
+        None => graph.to_onnx(|name, _| Err(GraphError::Invalid(format!("`{name}` is still a weight")))),
+        Some(source) => with_weights(graph, source, &folder.path().join(WEIGHTS_FILE), host)?,
+    };
+    let onnx = onnx.map_err(graph_error)?;
+    std::fs::write(&file, onnx).map_err(|e| Error::io("write", &file, &e))?;
+
+    phase(host, "read", 0, 1)?;
+    let shapes: Vec<(&str, Vec<usize>)> = (graph.inputs.iter())
+        .map(|id| graph.value(*id))
+        .map(|value| (value.name.as_str(), value.known_shape().unwrap_or_default()))
+        .collect();
+    let shapes: Vec<(&str, &[usize])> = shapes.iter().map(|(name, shape)| (*name, &**shape)).collect();
+    let mut program = Program::parse(&runtime.api, &file, &shapes)?;
+    drop(folder);
+    check_parameters(graph, &program.parameters(&runtime.api)?)?;
+    phase(host, "compile", 0, 1)?;
+    target.select(runtime)?;
+    while_beating(host, || program.compile(&runtime.api, target.name(), options))?;
+    phase(host, "compile", 1, 1)?;
+    check_outputs(graph, &program.outputs(&runtime.api)?)?;
+    Ok(program)
+}
+
+/// The graph with its weights in `file`, which is written now.
+fn with_weights(
+    graph: &Graph,
+    source: &dyn WeightSource,
+    file: &Path,
+    host: &dyn Host,
+) -> Result<Result<Vec<u8>, GraphError>> {
+    let cannot = |e: std::io::Error| Error::io("write", file, &e);
+    let mut out = BufWriter::with_capacity(1 << 20, File::create_new(file).map_err(cannot)?);
+    let (mut at, mut failed, total) = (0, None, graph.weights().count() as u64);
+    let mut step = 0;
+    let onnx = graph.to_onnx(|name, place| {
+        let spec = WeightSpec { name: name.into(), dtype: place.dtype, shape: place.shape.clone() };
+        let written =
+            phase(host, "weights", step, total).and_then(|()| weight(source, &spec)).and_then(|weight| {
+                out.write_all(weight.data()).map_err(cannot)?;
+                let length = weight.data().len() as u64;
+                let padding = length.next_multiple_of(ALIGNMENT) - length;
+                out.write_all(&[0; ALIGNMENT as usize][..padding as usize]).map_err(cannot)?;
+                Ok((length, padding))
+            });
+        step += 1;
+        match written {
+            Ok((length, padding)) => {
+                let offset = at;
+                at += length + padding;
+                Ok(Placement::External { location: WEIGHTS_FILE.into(), offset, length })
+            }
+            Err(error) => {
+                let words = error.to_string();
+                failed.get_or_insert(error);
+                Err(GraphError::Invalid(words))
+            }
+        }
+    });
+    match failed {
+        Some(error) => Err(error),
+        None => {
+            out.flush().map_err(cannot)?;
+            Ok(onnx)
+        }
+    }
+}
+
+/// Runs `body`, which may take minutes and cannot be stopped, and lets the host know that it goes on.
+fn while_beating<T: Send>(host: &dyn Host, body: impl FnOnce() -> T + Send) -> T {
+    let (done, over) = channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let started = Instant::now();
+            while over.recv_timeout(HEARTBEAT) == Err(RecvTimeoutError::Timeout) {
+                // The answer does not matter: nothing stops a compilation.
+                host.progress("compile", 0, 1);
+                let seconds = started.elapsed().as_secs();
+                if seconds.is_multiple_of(30) && seconds > 0 {
+                    host.log(LogLevel::Info, "migraphx", &format!("compiling for {seconds} seconds"));
+                }
+            }
+        });
+        let value = body();
+        drop(done);
+        value
+    })
+}
+
+/// MIGraphX's parameters have to be inputs of the graph as the graph states them; inputs that nothing uses are missing.
+fn check_parameters(graph: &Graph, parameters: &[(String, Layout)]) -> Result<()> {
+    for (name, layout) in parameters {
+        let input = graph.inputs.iter().map(|id| graph.value(*id)).find(|value| value.name == *name);
+        let Some(input) = input else {
+            return Err(Error::internal(format!(
+                "MIGraphX reads a parameter `{name}` that the graph does not have"
+            )));
+        };
+        let stated = input.known_shape().unwrap_or_default();
+        if input.dtype != Some(layout.dtype) || !same_shape(&stated, &layout.lengths) {
+            return Err(Error::internal(format!(
+                "MIGraphX reads the input `{name}` as {} {:?} where the graph states {stated:?}",
+                layout.dtype, layout.lengths
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Outputs have no names in MIGraphX: they are those of the graph, in order.
+fn check_outputs(graph: &Graph, outputs: &[Layout]) -> Result<()> {
+    let stated: Vec<(ValueId, Option<DType>)> =
+        graph.outputs.iter().map(|id| (*id, graph.value(*id).dtype)).collect();
+    if stated.len() != outputs.len() {
+        return Err(Error::internal(format!(
+            "MIGraphX compiles {} outputs where the graph has {}",
+            outputs.len(),
+            stated.len()
+        )));
+    }
+    for ((id, dtype), layout) in stated.into_iter().zip(outputs) {
+        let value = graph.value(id);
+        let shape = value.known_shape().unwrap_or_default();
+        if dtype != Some(layout.dtype) || !same_shape(&shape, &layout.lengths) {
+            return Err(Error::internal(format!(
+                "MIGraphX infers {} {:?} for the output `{}`, the graph states {} {shape:?}",
+                layout.dtype,
+                layout.lengths,
+                value.name,
+                dtype.map_or("nothing", DType::name)
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Whether MIGraphX's dimensions are those of the graph: a scalar has one of size 1 there.
+fn same_shape(stated: &[usize], found: &[usize]) -> bool {
+    stated == found || (stated.is_empty() && found == [1])
+}

@@ -1,0 +1,114 @@
+//! Devices of the loaded MIGraphX.
+
+use crate::{ffi::HipDevice, runtime::Runtime};
+use sdrun_abi::{
+    CancelSupport, Capabilities, DType, Device, DeviceKind, Error, Precision, Result, WeightUpdate,
+};
+
+/// Lists the reference interpreter beside the GPUs.
+const REFERENCE_VARIABLE: &str = "SDRUN_MIGRAPHX_REF";
+
+/// A device and what MIGraphX and HIP call it.
+#[derive(Clone)]
+pub(crate) struct Target {
+    pub(crate) device: Device,
+    /// `None` for the reference interpreter.
+    pub(crate) hip: Option<HipDevice>,
+}
+
+/// All devices: GPUs in HIP's order, then, where the environment asks for it, the reference interpreter.
+pub(crate) fn all(runtime: &Runtime) -> Result<Vec<Target>> {
+    let mut targets = Vec::new();
+    for gpu in runtime.hip.as_ref().map_or(Ok(Vec::new()), |hip| hip.devices())? {
+        let device = Device {
+            id: format!("gpu-{}", gpu.pci),
+            index: targets.len(),
+            name: gpu.name.clone(),
+            kind: DeviceKind::Gpu,
+            class: gpu.arch.clone(),
+            memory_bytes: Some(gpu.memory),
+        };
+        targets.push(Target { device, hip: Some(gpu) });
+    }
+    if std::env::var_os(REFERENCE_VARIABLE).is_some_and(|value| value == "1") {
+        let device = Device {
+            id: "ref".into(),
+            index: targets.len(),
+            name: "MIGraphX reference interpreter (one CPU thread, for tests)".into(),
+            kind: DeviceKind::Cpu,
+            class: "ref".into(),
+            memory_bytes: None,
+        };
+        targets.push(Target { device, hip: None });
+    }
+    Ok(targets)
+}
+
+/// The device with this id. `NotFound` with a list of those there are.
+pub(crate) fn find(runtime: &Runtime, id: &str) -> Result<Target> {
+    let mut targets = all(runtime)?;
+    match targets.iter().position(|target| target.device.id == id) {
+        Some(index) => Ok(targets.swap_remove(index)),
+        None => {
+            let ids: Vec<&str> = targets.iter().map(|t| t.device.id.as_str()).collect();
+            let known = if ids.is_empty() { "none".into() } else { ids.join(", ") };
+            Err(Error::not_found(format!("MIGraphX finds no device `{id}` here"))
+                .with_hint(format!("devices: {known}")))
+        }
+    }
+}
+
+impl Target {
+    /// MIGraphX's name of the compiler's target.
+    pub(crate) fn name(&self) -> &'static str {
+        if self.hip.is_some() { "gpu" } else { "ref" }
+    }
+
+    /// Makes the device the one this thread works on: MIGraphX compiles for, loads to and runs on that.
+    pub(crate) fn select(&self, runtime: &Runtime) -> Result<()> {
+        match (&runtime.hip, &self.hip) {
+            (Some(hip), Some(device)) => hip.set_device(device.ordinal),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            precisions: PRECISIONS.to_vec(),
+            io_dtypes: vec![
+                DType::F32,
+                DType::F16,
+                DType::BF16,
+                DType::F64,
+                DType::I8,
+                DType::U8,
+                DType::I16,
+                DType::U16,
+                DType::I32,
+                DType::U32,
+                DType::I64,
+                DType::U64,
+                DType::Bool,
+            ],
+            weight_update: WeightUpdate::AsInputs,
+            cancel: CancelSupport::BetweenPhases,
+            dynamic_shapes: false,
+            device_free_build: false,
+            bake: true,
+            streaming: false,
+        }
+    }
+}
+
+/// What graphs can be computed in.
+const PRECISIONS: [Precision; 1] = [Precision::Fp32];
+
+/// Refuses a precision that is not offered.
+pub(crate) fn check_precision(precision: Precision) -> Result<()> {
+    if PRECISIONS.contains(&precision) {
+        return Ok(());
+    }
+    let has: Vec<&str> = PRECISIONS.iter().map(|p| p.name()).collect();
+    Err(Error::unsupported(format!("migraphx does not compute in {precision}"))
+        .with_hint(format!("use {}", has.join(" or "))))
+}

@@ -1,0 +1,192 @@
+//! The buffers a program runs on, and the run itself.
+
+use super::{
+    api::{Api, Object, Owned, c_string, call},
+    hip::{DeviceBuffer, Stream},
+    program::Program,
+    shape::Layout,
+};
+use sdrun_abi::{AlignedBuffer, Error, Result};
+use std::{collections::HashMap, ffi::c_void, ptr, slice};
+
+/// Memory a program reads or writes.
+pub(crate) enum Buffer {
+    /// Of this process, for the target `ref`.
+    Host(AlignedBuffer),
+    /// Of a device, for the target `gpu`.
+    Device(DeviceBuffer),
+}
+
+impl Buffer {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Buffer::Host(buffer) => buffer.len(),
+            Buffer::Device(buffer) => buffer.len(),
+        }
+    }
+
+    /// Replaces its contents.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        match self {
+            Buffer::Host(buffer) if buffer.len() == bytes.len() => {
+                buffer.copy_from_slice(bytes);
+                Ok(())
+            }
+            Buffer::Host(buffer) => {
+                Err(Error::internal(format!("{} bytes for a buffer of {}", bytes.len(), buffer.len())))
+            }
+            Buffer::Device(buffer) => buffer.upload(bytes),
+        }
+    }
+
+    fn address(&mut self) -> *mut c_void {
+        match self {
+            Buffer::Host(buffer) => buffer.as_mut_ptr().cast(),
+            Buffer::Device(buffer) => buffer.address(),
+        }
+    }
+}
+
+/// Buffers by parameter name. It owns them, so that what the library is told stays true.
+pub(crate) struct Bound {
+    parameters: Owned,
+    buffers: HashMap<String, Buffer>,
+}
+
+impl Bound {
+    pub(crate) fn new(api: &Api) -> Result<Self> {
+        let parameters = Owned::new(&api.program_parameters_destroy, |out| {
+            call!(api, program_parameters_create(out), || "make a list of parameters".into())
+        })?;
+        Ok(Bound { parameters, buffers: HashMap::new() })
+    }
+
+    /// Binds a buffer that holds a row-major tensor; answers the one bound before.
+    pub(crate) fn bind(
+        &mut self,
+        api: &Api,
+        name: &str,
+        layout: &Layout,
+        mut buffer: Buffer,
+    ) -> Result<Option<Buffer>> {
+        let doing = || format!("bind the parameter `{name}`");
+        let needed = layout.dtype.bytes_of(&layout.lengths);
+        if needed != Some(buffer.len()) || !layout.is_packed() {
+            return Err(Error::internal(format!(
+                "a buffer of {} bytes does not hold the parameter `{name}`, {layout:?}",
+                buffer.len()
+            )));
+        }
+        let shape = api.packed_shape(layout.dtype, &layout.lengths)?;
+        let argument = Owned::new(&api.argument_destroy, |out| {
+            call!(api, argument_create(out, shape.object(), buffer.address()), doing)
+        })?;
+        let c_name = c_string(name)?;
+        call!(
+            api,
+            program_parameters_add(self.parameters.object(), c_name.as_ptr(), argument.object()),
+            doing
+        )?;
+        Ok(self.buffers.insert(name.to_string(), buffer))
+    }
+
+    /// The buffer bound to a parameter.
+    pub(crate) fn buffer(&mut self, name: &str) -> Result<&mut Buffer> {
+        self.buffers
+            .get_mut(name)
+            .ok_or_else(|| Error::internal(format!("no buffer is bound to the parameter `{name}`")))
+    }
+
+    /// Whether a buffer is bound to a parameter.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.buffers.contains_key(name)
+    }
+
+    /// Bytes of all buffers.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.buffers.values().map(|buffer| buffer.len() as u64).sum()
+    }
+
+    /// Runs `program` on them, on `stream` where they lie on a device; it is over when this returns.
+    pub(crate) fn run(
+        &mut self,
+        api: &Api,
+        program: &mut Program,
+        stream: Option<&Stream>,
+    ) -> Result<Results<'_>> {
+        let doing = || "run the program".to_string();
+        let (program, parameters) = (program.object(), self.parameters.object());
+        let results = Owned::new(&api.arguments_destroy, |out| match stream {
+            None => call!(api, program_run(out, program, parameters), doing),
+            // The type's name is compared as text.
+            Some(stream) => call!(
+                api,
+                program_run_async(out, program, parameters, stream.handle(), c"ihipStream_t".as_ptr()),
+                doing
+            ),
+        })?;
+        if let Some(stream) = stream {
+            stream.synchronize()?;
+        }
+        Ok(Results { results, buffers: &self.buffers })
+    }
+}
+
+/// What a run returned; the buffers stay as they are as long as it lives.
+pub(crate) struct Results<'b> {
+    results: Owned,
+    buffers: &'b HashMap<String, Buffer>,
+}
+
+impl Results<'_> {
+    /// Number of outputs.
+    pub(crate) fn len(&self, api: &Api) -> Result<usize> {
+        let mut count = 0;
+        call!(api, arguments_size(&mut count, self.results.object()), || "list the results".into())?;
+        Ok(count)
+    }
+
+    /// Copies output `index`, which must have the layout `expected` except for its strides, row-major into `to`.
+    pub(crate) fn read(&self, api: &Api, index: usize, expected: &Layout, to: &mut [u8]) -> Result<()> {
+        let doing = || format!("deliver result {index}");
+        let (mut argument, mut shape): (Object, Object) = (ptr::null_mut(), ptr::null_mut());
+        call!(api, arguments_get(&mut argument, self.results.object(), index), doing)?;
+        call!(api, argument_shape(&mut shape, argument), doing)?;
+        let mut data = ptr::null_mut();
+        call!(api, argument_buffer(&mut data, argument), doing)?;
+        let layout = api.layout(shape)?;
+        let room = expected.dtype.bytes_of(&expected.lengths);
+        if (layout.dtype, &layout.lengths) != (expected.dtype, &expected.lengths) || room != Some(to.len()) {
+            return Err(Error::internal(format!(
+                "MIGraphX delivers result {index} as {} {:?} where {} {:?} was compiled",
+                layout.dtype, layout.lengths, expected.dtype, expected.lengths
+            )));
+        }
+        let bytes = layout.span() * layout.dtype.size();
+        if bytes == 0 {
+            return Ok(());
+        }
+        if data.is_null() {
+            return Err(Error::internal(format!("MIGraphX delivers result {index} without its data")));
+        }
+        let own = self.buffers.values().find_map(|buffer| match buffer {
+            Buffer::Device(buffer) if buffer.address() == data.cast() => Some(buffer),
+            _ => None,
+        });
+        match own {
+            Some(buffer) => {
+                let mut host = vec![0; bytes];
+                buffer.download(&mut host)?;
+                layout.pack(&host, to);
+            }
+            None if self.buffers.values().any(|buffer| matches!(buffer, Buffer::Device(_))) => {
+                return Err(Error::internal(format!(
+                    "MIGraphX delivers result {index} in device memory that is not a buffer of this session"
+                )));
+            }
+            // SAFETY: the library owns, or a buffer of ours holds, `span` elements there as long as `self` lives.
+            None => layout.pack(unsafe { slice::from_raw_parts(data.cast(), bytes) }, to),
+        }
+        Ok(())
+    }
+}

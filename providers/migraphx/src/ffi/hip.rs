@@ -1,0 +1,286 @@
+//! The HIP runtime (`libamdhip64`): devices, their memory, streams. Needed for the target `gpu` only.
+
+use libloading::Library;
+use sdrun_abi::{Error, ErrorCode, Result};
+use std::{
+    ffi::{CStr, c_char, c_int, c_uint, c_void},
+    path::Path,
+    ptr,
+};
+
+type Status = c_int;
+const OUT_OF_MEMORY: Status = 2;
+const NO_DEVICE: Status = 100;
+
+/// Bytes of `hipDeviceProp_tR0600` and places in it (hip_runtime_api.h of HIP 6.4; the layout belongs to the symbol's name).
+const PROPERTIES: usize = 1472;
+const NAME: usize = 0;
+const TOTAL_MEMORY: usize = 288;
+const PCI: usize = 584;
+const GCN_ARCH: usize = 1160;
+
+/// Flag of `hipStreamCreateWithFlags`: no waiting for the default stream.
+const NON_BLOCKING: c_uint = 1;
+const HOST_TO_DEVICE: c_int = 1;
+const DEVICE_TO_HOST: c_int = 2;
+
+macro_rules! functions {
+    ($( $name:ident ( $($arg:ty),* ); )*) => {
+        /// The functions this crate calls.
+        #[allow(non_snake_case)]
+        pub(crate) struct Hip {
+            $( $name: unsafe extern "C" fn($($arg),*) -> Status, )*
+            error_string: unsafe extern "C" fn(Status) -> *const c_char,
+        }
+
+        impl Hip {
+            fn table(library: &Library) -> std::result::Result<Self, &'static str> {
+                Ok(Hip {
+                    // SAFETY: the symbols have had these signatures since HIP 6 (hip_runtime_api.h).
+                    $( $name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
+                        .map_err(|_| stringify!($name))?, )*
+                    // SAFETY: as above.
+                    error_string: *unsafe { library.get(b"hipGetErrorString\0") }.map_err(|_| "hipGetErrorString")?,
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    hipGetDeviceCount(*mut c_int);
+    hipGetDevicePropertiesR0600(*mut u8, c_int);
+    hipSetDevice(c_int);
+    hipRuntimeGetVersion(*mut c_int);
+    hipMemGetInfo(*mut usize, *mut usize);
+    hipMalloc(*mut *mut c_void, usize);
+    hipFree(*mut c_void);
+    hipMemcpy(*mut c_void, *const c_void, usize, c_int);
+    hipStreamCreateWithFlags(*mut *mut c_void, c_uint);
+    hipStreamSynchronize(*mut c_void);
+    hipStreamDestroy(*mut c_void);
+}
+
+/// What HIP says about a device.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct HipDevice {
+    /// HIP's number of it.
+    pub(crate) ordinal: c_int,
+    /// Marketing name.
+    pub(crate) name: String,
+    /// Architecture with its features, for example `gfx90a:sramecc+:xnack-`.
+    pub(crate) arch: String,
+    /// `domain:bus:device` of PCI, as tools print it.
+    pub(crate) pci: String,
+    /// Bytes of its memory.
+    pub(crate) memory: u64,
+}
+
+impl Hip {
+    /// Loads it: from `dir` where it lies there, else from where the system's loader finds it. `None` where there is none.
+    pub(crate) fn load(dir: &Path) -> Result<Option<Self>> {
+        const NAMES: [&str; 3] = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"];
+        let beside = NAMES.iter().map(|name| dir.join(name)).find(|file| file.is_file());
+        let library = match beside {
+            Some(file) => sdrun_provider_common::open(&file)?,
+            // SAFETY: loading runs the library's initialisers; it is the vendor's runtime, which the user installed.
+            None => match NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok()) {
+                Some(library) => library,
+                None => return Ok(None),
+            },
+        };
+        // In the process and not in the library alone: tools that stand before HIP (tracers, the stand-in of the tests)
+        // are preloaded and have to see the calls made here as well as MIGraphX's own.
+        #[cfg(unix)]
+        let process: Library = {
+            use libloading::os::unix;
+            let interposed: Library = unix::Library::this().into();
+            // SAFETY: the symbol is only looked up.
+            match unsafe { interposed.get::<unsafe extern "C" fn()>(b"hipGetDeviceCount\0") } {
+                Ok(_) => interposed,
+                Err(_) => library,
+            }
+        };
+        #[cfg(not(unix))]
+        let process = library;
+        let table = Self::table(&process).map_err(|name| {
+            Error::precondition(format!("the HIP runtime lacks {name}: HIP 6 or newer is needed"))
+                .with_hint("install a newer ROCm")
+        })?;
+        std::mem::forget(process);
+        Ok(Some(table))
+    }
+
+    fn check(&self, status: Status, doing: &str) -> Result<()> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: answers a static string or null.
+        let words = unsafe {
+            let words = (self.error_string)(status);
+            if words.is_null() { "unknown error".into() } else { CStr::from_ptr(words).to_string_lossy() }
+        };
+        let code = if status == OUT_OF_MEMORY { ErrorCode::ResourceExhausted } else { ErrorCode::Internal };
+        Err(Error::new(code, format!("HIP cannot {doing}: {words}"))
+            .with_native(format!("hipError_t {status}")))
+    }
+
+    /// HIP's version as one number, for example 60443484.
+    pub(crate) fn version(&self) -> Result<c_int> {
+        let mut version = 0;
+        // SAFETY: the out pointer is valid.
+        let status = unsafe { (self.hipRuntimeGetVersion)(&mut version) };
+        self.check(status, "tell its version")?;
+        Ok(version)
+    }
+
+    /// All devices, in HIP's order; none where there is no driver.
+    pub(crate) fn devices(&self) -> Result<Vec<HipDevice>> {
+        let mut count = 0;
+        // SAFETY: the out pointer is valid.
+        match unsafe { (self.hipGetDeviceCount)(&mut count) } {
+            NO_DEVICE => return Ok(Vec::new()),
+            status => self.check(status, "count its devices")?,
+        }
+        (0..count).map(|ordinal| self.device(ordinal)).collect()
+    }
+
+    fn device(&self, ordinal: c_int) -> Result<HipDevice> {
+        // Room to spare, aligned as the structure is.
+        let mut words = [0u64; PROPERTIES / 8 + 64];
+        // SAFETY: the structure behind this symbol has PROPERTIES bytes.
+        let status = unsafe { (self.hipGetDevicePropertiesR0600)(words.as_mut_ptr().cast(), ordinal) };
+        self.check(status, "describe a device")?;
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let text = |at: usize| {
+            let field = &bytes[at..at + 256];
+            let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
+            String::from_utf8_lossy(&field[..end]).trim().to_string()
+        };
+        let number = |at: usize| {
+            let mut field = [0; 4];
+            field.copy_from_slice(&bytes[at..at + 4]);
+            i32::from_ne_bytes(field)
+        };
+        let (bus, device, domain) = (number(PCI), number(PCI + 4), number(PCI + 8));
+        Ok(HipDevice {
+            ordinal,
+            name: text(NAME),
+            arch: text(GCN_ARCH),
+            pci: format!("{domain:04x}:{bus:02x}:{device:02x}"),
+            memory: words[TOTAL_MEMORY / 8],
+        })
+    }
+
+    /// Makes a device the one this thread works on.
+    pub(crate) fn set_device(&self, ordinal: c_int) -> Result<()> {
+        // SAFETY: plain numbers.
+        let status = unsafe { (self.hipSetDevice)(ordinal) };
+        self.check(status, "select the device")
+    }
+
+    /// Bytes in use on the current device, by anybody.
+    pub(crate) fn memory_in_use(&self) -> Result<u64> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the out pointers are valid.
+        let status = unsafe { (self.hipMemGetInfo)(&mut free, &mut total) };
+        self.check(status, "tell the memory in use")?;
+        Ok(total.saturating_sub(free) as u64)
+    }
+}
+
+/// Memory on a device.
+pub(crate) struct DeviceBuffer {
+    hip: &'static Hip,
+    address: *mut c_void,
+    len: usize,
+}
+
+// SAFETY: a device address means the same in every thread; HIP's functions may be called from any.
+unsafe impl Send for DeviceBuffer {}
+
+impl DeviceBuffer {
+    /// `len` bytes on the current device, with undefined contents.
+    pub(crate) fn new(hip: &'static Hip, len: usize) -> Result<Self> {
+        let mut address = ptr::null_mut();
+        // SAFETY: the out pointer is valid.
+        let status = unsafe { (hip.hipMalloc)(&mut address, len.max(1)) };
+        hip.check(status, &format!("get {len} bytes of device memory"))?;
+        Ok(DeviceBuffer { hip, address, len })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn address(&self) -> *mut c_void {
+        self.address
+    }
+
+    /// Copies `bytes`, as many as it holds, to the device; they are there when this returns.
+    pub(crate) fn upload(&mut self, bytes: &[u8]) -> Result<()> {
+        if bytes.len() != self.len {
+            return Err(Error::internal(format!("{} bytes for a buffer of {}", bytes.len(), self.len)));
+        }
+        // SAFETY: both sides have `len` bytes; the copy is over when the call returns.
+        let status =
+            unsafe { (self.hip.hipMemcpy)(self.address, bytes.as_ptr().cast(), bytes.len(), HOST_TO_DEVICE) };
+        self.hip.check(status, "copy to the device")
+    }
+
+    /// Copies its first bytes to the host.
+    pub(crate) fn download(&self, to: &mut [u8]) -> Result<()> {
+        if to.len() > self.len {
+            return Err(Error::internal(format!("{} bytes of a buffer of {}", to.len(), self.len)));
+        }
+        // SAFETY: both sides have that many bytes; the copy is over when the call returns.
+        let status =
+            unsafe { (self.hip.hipMemcpy)(to.as_mut_ptr().cast(), self.address, to.len(), DEVICE_TO_HOST) };
+        self.hip.check(status, "copy from the device")
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `hipMalloc`, owned by this value alone; hipFree waits for work that uses it.
+        unsafe { (self.hip.hipFree)(self.address) };
+    }
+}
+
+/// A queue of work on a device.
+pub(crate) struct Stream {
+    hip: &'static Hip,
+    handle: *mut c_void,
+}
+
+// SAFETY: HIP's functions may be called from any thread.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    /// A stream on the current device.
+    pub(crate) fn new(hip: &'static Hip) -> Result<Self> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: the out pointer is valid.
+        let status = unsafe { (hip.hipStreamCreateWithFlags)(&mut handle, NON_BLOCKING) };
+        hip.check(status, "make a stream")?;
+        Ok(Stream { hip, handle })
+    }
+
+    pub(super) fn handle(&self) -> *mut c_void {
+        self.handle
+    }
+
+    /// Waits until everything queued is done.
+    pub(super) fn synchronize(&self) -> Result<()> {
+        // SAFETY: the stream is live.
+        let status = unsafe { (self.hip.hipStreamSynchronize)(self.handle) };
+        self.hip.check(status, "finish a run")
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: the stream is live and owned by this value alone.
+        unsafe { (self.hip.hipStreamDestroy)(self.handle) };
+    }
+}

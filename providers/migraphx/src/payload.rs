@@ -1,0 +1,251 @@
+//! Programs in engine files: what an engine asks of a runtime, and its payload.
+//!
+//! ```text
+//! "SDRMIGX1", u64 XXH3 of all that follows
+//! u32 bytes of the header, header as JSON
+//! the graph as the host handed it over (ONNX, gzip; nothing where weights are baked in)
+//! the program as MIGraphX stores it
+//! ```
+//! Numbers are little-endian. MIGraphX's own format has no checksum, and what it makes of a damaged program ranges from an error over a
+//! crash to a wrong result.
+
+use crate::{devices::Target, ffi::CompileOptions, options, runtime::Runtime};
+use flate2::{Compression, read::GzDecoder, write::GzEncoder};
+use sdrun_abi::{Compatibility, EngineInfo, Error, ErrorCode, Result};
+use serde::{Deserialize, Serialize};
+use std::{
+    borrow::Cow,
+    io::{Read, Write},
+};
+use xxhash_rust::xxh3::xxh3_64;
+
+const MAGIC: &[u8; 8] = b"SDRMIGX1";
+
+/// What an engine asks of a runtime, as the text of [`EngineInfo::compatibility`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Requirements {
+    /// MIGraphX's version. Its own check is a warning.
+    migraphx: String,
+    /// HIP's version, of engines for a GPU.
+    hip: Option<i32>,
+    /// `ref`, or the GPU's architecture with its features.
+    arch: String,
+    /// Compile options that are on.
+    options: String,
+}
+
+impl Requirements {
+    /// Of an engine built here.
+    pub(crate) fn of(runtime: &Runtime, target: &Target, options: CompileOptions) -> Result<Self> {
+        let hip = match (&runtime.hip, &target.hip) {
+            (Some(hip), Some(_)) => Some(hip.version()?),
+            _ => None,
+        };
+        Ok(Requirements {
+            migraphx: runtime.version.clone(),
+            hip,
+            arch: target.device.class.clone(),
+            options: options::text(options),
+        })
+    }
+
+    pub(crate) fn read(text: &str) -> Result<Self> {
+        serde_json::from_str(text).map_err(|e| {
+            Error::invalid(format!("the compatibility string {text:?} is not one of migraphx: {e}"))
+        })
+    }
+
+    pub(crate) fn text(&self) -> Result<String> {
+        serde_json::to_string(self).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))
+    }
+
+    /// Whether an engine that asks for this works here.
+    pub(crate) fn judge(&self, runtime: &Runtime, target: &Target) -> Result<Compatibility> {
+        let here = Requirements { options: self.options.clone(), ..Self::of(runtime, target, NONE)? };
+        Ok(self.against(&here))
+    }
+
+    /// Whether an engine that asks for `self` works where one built would ask for `here`.
+    fn against(&self, here: &Requirements) -> Compatibility {
+        let version = |hip: Option<i32>| hip.map_or("none".to_string(), |version| version.to_string());
+        let pairs = [
+            ("for", self.arch.clone(), here.arch.clone(), "this device is"),
+            ("with MIGraphX", self.migraphx.clone(), here.migraphx.clone(), "found"),
+            ("with HIP", version(self.hip), version(here.hip), "found"),
+            (
+                "with the options",
+                format!("[{}]", self.options),
+                format!("[{}]", here.options),
+                "asked for are",
+            ),
+        ];
+        match pairs.into_iter().find(|(_, built, found, _)| built != found) {
+            None => Compatibility::Optimal,
+            Some((how, built, found, words)) => {
+                Compatibility::Unsupported(format!("built {how} {built}, {words} {found}"))
+            }
+        }
+    }
+
+    /// An error where an engine that asks for `self` does not work here.
+    pub(crate) fn demand(&self, runtime: &Runtime, target: &Target, options: CompileOptions) -> Result<()> {
+        match self.against(&Self::of(runtime, target, options)?) {
+            Compatibility::Unsupported(why) => {
+                Err(Error::precondition(format!("the engine cannot be used here: {why}"))
+                    .with_hint("build it again"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+const NONE: CompileOptions = CompileOptions { fast_math: false, exhaustive_tune: false, offload_copy: false };
+
+/// What stands before the program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Header {
+    info: EngineInfo,
+    model_bytes: u64,
+    program_bytes: u64,
+}
+
+/// A payload in its parts.
+pub(crate) struct Parts<'p> {
+    pub(crate) info: EngineInfo,
+    /// The graph as the host handed it over; empty where weights are baked in.
+    pub(crate) model: Cow<'p, [u8]>,
+    /// What MIGraphX stored.
+    pub(crate) program: &'p [u8],
+}
+
+/// Puts a payload together.
+pub(crate) fn write(parts: &Parts<'_>) -> Result<Vec<u8>> {
+    let model = compressed(&parts.model)?;
+    let header = Header {
+        info: parts.info.clone(),
+        model_bytes: model.len() as u64,
+        program_bytes: parts.program.len() as u64,
+    };
+    let header =
+        serde_json::to_vec(&header).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))?;
+    let mut payload = Vec::with_capacity(20 + header.len() + model.len() + parts.program.len());
+    payload.extend_from_slice(MAGIC);
+    payload.extend_from_slice(&[0; 8]);
+    payload.extend_from_slice(&(header.len() as u32).to_le_bytes());
+    payload.extend_from_slice(&header);
+    payload.extend_from_slice(&model);
+    payload.extend_from_slice(parts.program);
+    let checksum = xxh3_64(&payload[16..]);
+    payload[8..16].copy_from_slice(&checksum.to_le_bytes());
+    Ok(payload)
+}
+
+/// Takes a payload apart. `DataLoss` where it is not what [`write`] wrote.
+pub(crate) fn read(payload: &[u8]) -> Result<Parts<'_>> {
+    let damaged = |why: &str| {
+        Error::new(ErrorCode::DataLoss, format!("the engine is damaged: {why}")).with_hint("build it again")
+    };
+    let rest = payload.strip_prefix(MAGIC).ok_or_else(|| damaged("it is no MIGraphX engine"))?;
+    let (checksum, rest) = rest.split_first_chunk().ok_or_else(|| damaged("it ends in its header"))?;
+    if xxh3_64(rest) != u64::from_le_bytes(*checksum) {
+        return Err(damaged("its checksum is another one"));
+    }
+    let (length, rest) = rest.split_first_chunk().ok_or_else(|| damaged("it ends in its header"))?;
+    let (header, rest) = rest
+        .split_at_checked(u32::from_le_bytes(*length) as usize)
+        .ok_or_else(|| damaged("its header is longer than the engine"))?;
+    let header: Header =
+        serde_json::from_slice(header).map_err(|e| damaged(&format!("its header is wrong: {e}")))?;
+    let parts = usize::try_from(header.model_bytes).ok().and_then(|bytes| rest.split_at_checked(bytes));
+    match parts {
+        Some((model, program)) if program.len() as u64 == header.program_bytes && !program.is_empty() => {
+            Ok(Parts { info: header.info, model: expanded(model)?.into(), program })
+        }
+        _ => Err(damaged("its parts are not as long as it says")),
+    }
+}
+
+/// Largest graph without weights that is read.
+const MODEL_LIMIT: u64 = 256 << 20;
+
+fn compressed(model: &[u8]) -> Result<Vec<u8>> {
+    if model.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+    let done = gzip.write_all(model).and_then(|()| gzip.finish());
+    done.map_err(|e| Error::internal(format!("cannot compress the graph: {e}")))
+}
+
+fn expanded(model: &[u8]) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if !model.is_empty() {
+        GzDecoder::new(model).take(MODEL_LIMIT).read_to_end(&mut bytes).map_err(|e| {
+            Error::new(
+                ErrorCode::DataLoss,
+                format!("the engine is damaged: its graph cannot be expanded: {e}"),
+            )
+        })?;
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn requirements() -> Requirements {
+        Requirements {
+            migraphx: "2.14.0".into(),
+            hip: Some(60443484),
+            arch: "gfx1100".into(),
+            options: "fast_math".into(),
+        }
+    }
+
+    #[test]
+    fn what_an_engine_asks_for_is_compared() {
+        let built = requirements();
+        assert_eq!(Requirements::read(&built.text().unwrap()).unwrap(), built);
+        assert_eq!(built.against(&requirements()), Compatibility::Optimal);
+        for (here, words) in [
+            (
+                Requirements { migraphx: "2.15.0".into(), ..requirements() },
+                "built with MIGraphX 2.14.0, found 2.15.0",
+            ),
+            (Requirements { hip: Some(7), ..requirements() }, "built with HIP 60443484, found 7"),
+            (Requirements { hip: None, ..requirements() }, "built with HIP 60443484, found none"),
+            (
+                Requirements { arch: "gfx1030".into(), ..requirements() },
+                "built for gfx1100, this device is gfx1030",
+            ),
+            (
+                Requirements { options: String::new(), ..requirements() },
+                "built with the options [fast_math], asked for are []",
+            ),
+        ] {
+            assert_eq!(built.against(&here), Compatibility::Unsupported(words.into()));
+        }
+        assert!(Requirements::read("{}").is_err() && Requirements::read("gfx1100").is_err());
+    }
+
+    #[test]
+    fn a_damaged_payload_is_an_error() {
+        let info = EngineInfo { inputs: vec![], outputs: vec![], weights: vec![], compatibility: "c".into() };
+        let good =
+            write(&Parts { info: info.clone(), model: b"onnx".as_slice().into(), program: b"mxr" }).unwrap();
+        let parts = read(&good).unwrap();
+        assert_eq!((parts.info, &*parts.model, parts.program), (info.clone(), &b"onnx"[..], &b"mxr"[..]));
+        for end in 0..good.len() {
+            assert_eq!(read(&good[..end]).err().unwrap().code, ErrorCode::DataLoss, "{end}");
+        }
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            assert_eq!(read(&bad).err().unwrap().code, ErrorCode::DataLoss, "{at}");
+        }
+        let empty = write(&Parts { info, model: b"".as_slice().into(), program: b"" }).unwrap();
+        assert!(read(&empty).is_err());
+    }
+}

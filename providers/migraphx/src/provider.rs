@@ -1,0 +1,53 @@
+use crate::{devices, engine, options, payload::Requirements, runtime};
+use bytes::Bytes;
+use sdrun_abi::{
+    BuildSpec, Capabilities, Compatibility, Device, Engine, Host, InitConfig, Provider, Result, RuntimeInfo,
+    WeightSource,
+};
+
+/// The provider. It has no state of its own: a process holds one MIGraphX.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MiGraphX;
+
+impl Provider for MiGraphX {
+    fn init(&self, config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> {
+        runtime::init(config, host)
+    }
+
+    fn devices(&self) -> Result<Vec<Device>> {
+        Ok(devices::all(runtime::get()?)?.into_iter().map(|target| target.device).collect())
+    }
+
+    fn capabilities(&self, device: &str) -> Result<Capabilities> {
+        Ok(devices::find(runtime::get()?, device)?.capabilities())
+    }
+
+    fn build(
+        &self,
+        model: &[u8],
+        spec: &BuildSpec,
+        weights: &dyn WeightSource,
+        host: &dyn Host,
+    ) -> Result<Box<dyn Engine>> {
+        let runtime = runtime::get()?;
+        let target = devices::find(runtime, &spec.device)?;
+        devices::check_precision(spec.precision)?;
+        let options = options::read(spec, &target)?;
+        let model = Bytes::copy_from_slice(model);
+        engine::build(runtime, target, model, options, spec.bake.then_some(weights), host)
+    }
+
+    fn load(&self, payload: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Box<dyn Engine>> {
+        let runtime = runtime::get()?;
+        let target = devices::find(runtime, &spec.device)?;
+        devices::check_precision(spec.precision)?;
+        let options = options::read(spec, &target)?;
+        engine::load(runtime, target, payload, options, host)
+    }
+
+    fn check(&self, compatibility: &str, device: &str) -> Result<Compatibility> {
+        let runtime = runtime::get()?;
+        let target = devices::find(runtime, device)?;
+        Requirements::read(compatibility)?.judge(runtime, &target)
+    }
+}
