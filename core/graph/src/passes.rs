@@ -8,6 +8,7 @@ mod compact;
 mod dead;
 mod fold;
 mod identity;
+mod precision;
 mod weights_as_inputs;
 
 pub use branches::inline_branches;
@@ -15,6 +16,7 @@ pub use compact::compact;
 pub use dead::eliminate_dead;
 pub use fold::{FOLD_BUDGET, fold_constants};
 pub use identity::eliminate_identity;
+pub use precision::{PrecisionReport, convert_precision};
 pub use weights_as_inputs::weights_as_inputs;
 
 use crate::{Graph, GraphError, Node, OpenDims, infer};
