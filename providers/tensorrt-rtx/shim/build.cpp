@@ -156,6 +156,11 @@ nvinfer1::IHostMemory* run(SdBuild& build)
         config->setFlag(BuilderFlag::kSTRIP_PLAN);
         config->setFlag(BuilderFlag::kREFIT_INDIVIDUAL);
     }
+    // Weights of such an engine must be those it was built with: other ones are undefined behaviour.
+    if (config->getFlag(BuilderFlag::kREFIT_IDENTICAL))
+    {
+        return stop(kBUILDER);
+    }
     if (build.streaming != 0)
     {
         config->setFlag(BuilderFlag::kWEIGHT_STREAMING);

@@ -3,21 +3,23 @@
 use crate::{
     devices::Place,
     ffi::{
-        data_type,
+        HostMemory, data_type,
         network::{self, Range, Record, Request},
     },
+    lower::lower_batch_norms,
     options::Options,
     payload::{Description, Requirements},
     runtime::Runtime,
-    table,
+    table::{self, Transform},
 };
 use bytes::Bytes;
 use sdrun_abi::{
     BuildSpec, DType, EngineInfo, Error, Host, Precision, Result, TensorSpec, Weight, WeightSource,
+    WeightSpec,
 };
 use sdrun_graph::{Graph, Tensor, infer::infer_shapes, passes::convert_precision};
 use sdrun_provider_common::{describe, graph_error, phase, read_graph, weight};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Compiles `model` for the target of `place`. Without `spec.bake` no weight is read: zeros that take no memory stand
 /// in for them, and the plan leaves them out.
@@ -29,77 +31,118 @@ pub(crate) fn compile(
     options: &Options,
     weights: &dyn WeightSource,
     host: &dyn Host,
-) -> Result<(Description, crate::ffi::HostMemory)> {
-    let (graph, original) = prepare(model, spec.precision)?;
+) -> Result<(Description, HostMemory)> {
+    let network = prepare(model, spec.precision, !spec.bake)?;
     match spec.bake {
         false => {
-            let zeros = Zeros::of(&graph);
-            build(runtime, &graph, place, options, true, &zeros.list(), host)
+            let zeros = Zeros::of(&network.graph);
+            build(runtime, &network, place, options, true, &zeros.list(), host)
         }
         true => {
-            let filled = Filled::of(&graph, &original, weights, host)?;
-            build(runtime, &graph, place, options, false, &filled.list(), host)
+            let filled = Filled::of(&network, weights, host)?;
+            build(runtime, &network, place, options, false, &filled.list(), host)
         }
     }
 }
 
-/// The graph in the precision asked for, and its description before that.
-pub(crate) fn prepare(model: &[u8], precision: Precision) -> Result<(Graph, EngineInfo)> {
+/// What is built.
+pub(crate) struct Network {
+    /// In the precision asked for.
+    pub(crate) graph: Graph,
+    /// The host's weights, in the types they have to come in.
+    pub(crate) weights: Vec<WeightSpec>,
+    /// What those weights of the graph are made of that are not the host's.
+    made: BTreeMap<String, Transform>,
+}
+
+/// Reads a model and makes of it what the library can build.
+pub(crate) fn prepare(model: &[u8], precision: Precision, strip: bool) -> Result<Network> {
     let mut graph = read_graph(&Bytes::copy_from_slice(model))?;
-    let original = describe(&graph, String::new())?;
+    let mut weights = describe(&graph, String::new())?.weights;
     infer_shapes(&mut graph).map_err(graph_error)?;
+    let made = if strip { lower_batch_norms(&mut graph).map_err(graph_error)? } else { BTreeMap::new() };
     let to = match precision {
         Precision::Fp32 => DType::F32,
         Precision::Fp16 => DType::F16,
         Precision::Bf16 => DType::BF16,
     };
     convert_precision(&mut graph, to);
-    Ok((graph, original))
+    if strip {
+        let types: BTreeMap<&str, DType> = graph.weights().map(|(name, w)| (name, w.dtype)).collect();
+        for spec in &mut weights {
+            spec.dtype = types.get(spec.name.as_str()).copied().unwrap_or(spec.dtype);
+        }
+    }
+    Ok(Network { graph, weights, made })
 }
 
-/// Compiles a prepared graph, whose weights have the bytes in `weights`. A stripped plan is the same for all bytes.
+/// Compiles a network whose weights have the bytes in `weights`. A stripped plan is the same for all bytes.
 pub(crate) fn build(
     runtime: &Runtime,
-    graph: &Graph,
+    network: &Network,
     place: &Place,
     options: &Options,
     strip: bool,
     weights: &[(&str, &[u8])],
     host: &dyn Host,
-) -> Result<(Description, crate::ffi::HostMemory)> {
+) -> Result<(Description, HostMemory)> {
     if strip && options.vram_budget.is_some() && place.gpu.is_none() {
-        return Err(Error::unsupported("TensorRT-RTX cannot stream weights that an engine built without a GPU leaves out")
-            .with_hint("add `--bake`, or leave out `vram-budget`"));
+        return Err(Error::unsupported(
+            "TensorRT-RTX cannot stream weights that an engine built without a GPU leaves out",
+        )
+        .with_hint("add `--bake`, or leave out `vram-budget`"));
     }
     let requirements = Requirements {
         tensorrt_rtx: runtime.library.version.clone(),
         target: place.target.name(),
         refit: strip,
     };
-    let mut info = describe(graph, requirements.text()?)?;
+    let mut info = describe(&network.graph, requirements.text()?)?;
     check_types(&info)?;
-    let ranges = ranges(&info.inputs, options)?;
-    let names: BTreeSet<&str> = graph.weights().map(|(name, _)| name).collect();
-    let refittable = |record: &Record| table::is_refittable(record, &names);
-    let model = graph.to_onnx_stripped().map_err(graph_error)?;
-    phase(host, "read", 0, 1)?;
-    let request = Request {
-        model: &model,
-        capability: place.target.capability(),
-        strip,
-        tf32: options.tf32,
-        streaming: options.vram_budget.is_some(),
-        weights,
-        inputs: &ranges,
-        refittable: &refittable,
+    let (plan, records) = run(runtime, network, &info, place, options, strip, weights, host);
+    let plan = plan?;
+    let table = match strip {
+        true => table::of(&records, &network.graph, &network.made, &network.weights)?,
+        false => Vec::new(),
     };
-    let built = network::build(&runtime.library, &request, host)?;
-    let table = if strip { table::of(&built.records, graph)? } else { Vec::new() };
-    if !strip {
-        info.weights.clear();
-    }
-    let plan_bytes = built.plan.len() as u64;
-    Ok((Description { info, table, plan_bytes }, built.plan))
+    info.weights = if strip { network.weights.clone() } else { Vec::new() };
+    let plan_bytes = plan.len() as u64;
+    Ok((Description { info, table, plan_bytes }, plan))
+}
+
+/// The library's part: a plan, and the weights the parser told about, also where no plan came of it.
+#[allow(clippy::too_many_arguments)]
+fn run(
+    runtime: &Runtime,
+    network: &Network,
+    info: &EngineInfo,
+    place: &Place,
+    options: &Options,
+    strip: bool,
+    weights: &[(&str, &[u8])],
+    host: &dyn Host,
+) -> (Result<HostMemory>, Vec<Record>) {
+    let names: BTreeSet<&str> = network.graph.weights().map(|(name, _)| name).collect();
+    let refittable = |record: &Record| table::is_refittable(record, &names);
+    let mut records = Vec::new();
+    let mut go = || {
+        let ranges = ranges(&info.inputs, options)?;
+        let model = network.graph.to_onnx_stripped().map_err(graph_error)?;
+        phase(host, "read", 0, 1)?;
+        let request = Request {
+            model: &model,
+            capability: place.target.capability(),
+            strip,
+            tf32: options.tf32,
+            streaming: options.vram_budget.is_some(),
+            weights,
+            inputs: &ranges,
+            refittable: &refittable,
+        };
+        network::build(&runtime.library, &request, &mut records, host)
+    };
+    let plan = go();
+    (plan, records)
 }
 
 fn check_types(info: &EngineInfo) -> Result<()> {
@@ -158,7 +201,11 @@ fn ranges<'a>(inputs: &'a [TensorSpec], options: &'a Options) -> Result<Vec<Rang
     Ok(ranges)
 }
 
-/// Zeros in place of weights. The memory is never written, so it takes none.
+/// Distance between the addresses of zeros.
+const ALIGNMENT: usize = 64;
+
+/// Zeros in place of weights. The memory is never written, so it takes none. Each weight has an address of its own: the
+/// library takes those with the same address for one and the same.
 pub(crate) struct Zeros {
     zeros: Vec<u8>,
     sizes: Vec<(String, usize)>,
@@ -171,11 +218,12 @@ impl Zeros {
         };
         let sizes: Vec<(String, usize)> = graph.weights().map(size).collect();
         let largest = sizes.iter().map(|(_, size)| *size).max().unwrap_or(0);
-        Zeros { zeros: vec![0; largest], sizes }
+        Zeros { zeros: vec![0; largest + ALIGNMENT * sizes.len()], sizes }
     }
 
     pub(crate) fn list(&self) -> Vec<(&str, &[u8])> {
-        self.sizes.iter().map(|(name, size)| (name.as_str(), &self.zeros[..*size])).collect()
+        let at = |index: usize, size: usize| &self.zeros[ALIGNMENT * index..][..size];
+        self.sizes.iter().enumerate().map(|(i, (name, size))| (name.as_str(), at(i, *size))).collect()
     }
 }
 
@@ -188,31 +236,27 @@ enum Held<'a> {
 }
 
 impl<'a> Filled<'a> {
-    pub(crate) fn of(
-        graph: &Graph,
-        original: &EngineInfo,
-        source: &'a dyn WeightSource,
-        host: &dyn Host,
-    ) -> Result<Self> {
-        let total = original.weights.len() as u64;
-        let mut held = Vec::with_capacity(original.weights.len());
-        for (index, spec) in original.weights.iter().enumerate() {
+    pub(crate) fn of(network: &Network, source: &'a dyn WeightSource, host: &dyn Host) -> Result<Self> {
+        let types: BTreeMap<&str, DType> =
+            network.graph.weights().map(|(name, w)| (name, w.dtype)).collect();
+        let mut held = Vec::with_capacity(network.weights.len());
+        for (index, spec) in network.weights.iter().enumerate() {
             if index % 64 == 0 {
-                phase(host, "weights", index as u64, total)?;
+                phase(host, "weights", index as u64, network.weights.len() as u64)?;
             }
-            let Some((_, wanted)) = graph.weights().find(|(name, _)| *name == spec.name) else { continue };
+            let Some(wanted) = types.get(spec.name.as_str()) else { continue };
             let weight = weight(source, spec)?;
-            held.push((spec.name.clone(), match wanted.dtype == spec.dtype {
-                true => Held::As(weight),
-                false => {
-                    let data = Bytes::copy_from_slice(weight.data());
-                    let tensor = Tensor::new(spec.dtype, spec.shape.clone(), data).map_err(graph_error)?;
-                    let converted = tensor.to_float_type(wanted.dtype);
-                    Held::Converted(converted.ok_or_else(|| {
-                        Error::internal(format!("weight `{}` cannot become {}", spec.name, wanted.dtype))
-                    })?)
-                }
-            }));
+            let values = if *wanted == spec.dtype {
+                Held::As(weight)
+            } else {
+                let data = Bytes::copy_from_slice(weight.data());
+                let tensor = Tensor::new(spec.dtype, spec.shape.clone(), data).map_err(graph_error)?;
+                let converted = tensor.to_float_type(*wanted);
+                Held::Converted(converted.ok_or_else(|| {
+                    Error::internal(format!("weight `{}` cannot become {wanted}", spec.name))
+                })?)
+            };
+            held.push((spec.name.clone(), values));
         }
         Ok(Filled(held))
     }

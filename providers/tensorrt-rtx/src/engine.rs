@@ -126,6 +126,10 @@ impl TrtEngine {
         let free = context.free_memory()?;
         let mut engine = ffi::engine::Engine::load(&self.runtime.library, &context, &self.plan, host)?;
         if let Some(budget) = self.options.vram_budget {
+            if engine.streamable_bytes() == 0 {
+                return Err(Error::precondition("the engine was built without streaming of its weights")
+                    .with_hint("build it with `vram-budget` and `--bake`, or leave out `vram-budget`"));
+            }
             engine.set_budget(budget, host)?;
         }
         phase(host, "load", 1, 1)?;

@@ -6,7 +6,7 @@
 //!
 //! * `ffi`: safe layer over the C++ shim (shim/) and the CUDA driver; all unsafe code.
 //! * `runtime`: what is loaded in this process. `devices`, `target`: what engines are built for and run on.
-//! * `compile`, `options`: from a graph to a plan. `table`: what its weights are made of. `payload`: both as bytes.
+//! * `compile`, `lower`, `options`: from a graph to a plan. `table`: what its weights are made of. `payload`: both as bytes.
 //! * `engine`, `refit`, `session`, `kernels`: from a plan to results.
 
 mod compile;
@@ -14,6 +14,7 @@ mod devices;
 mod engine;
 mod ffi;
 mod kernels;
+mod lower;
 mod options;
 mod payload;
 mod provider;

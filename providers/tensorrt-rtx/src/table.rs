@@ -31,7 +31,7 @@ pub(crate) enum Transform {
     Identity { source: String },
     /// An f64 weight of the graph, rounded to f32.
     Narrow { source: String },
-    /// `scale / sqrt(variance + epsilon)` of a batch normalization.
+    /// `scale / sqrt(variance + epsilon)` of a batch normalization: scale, bias, mean, variance.
     BatchNormScale { sources: [String; 4], epsilon: f32 },
     /// `bias - mean * scale / sqrt(variance + epsilon)` of a batch normalization.
     BatchNormBias { sources: [String; 4], epsilon: f32 },
@@ -54,39 +54,44 @@ impl Transform {
 /// rest is part of the topology.
 pub(crate) fn is_refittable(record: &Record, weights: &BTreeSet<&str>) -> bool {
     let float = dtype(record.data_type).is_some_and(DType::is_float);
-    // 0 to 3: made of initializers.
-    let kind = (0..=3).contains(&record.kind);
+    // 0: as it is, 1: f64 as f32. 2 and 3, folded batch normalizations, cannot be marked without a GPU; see `lower`.
+    let kind = matches!(record.kind, 0 | 1);
     float && kind && !record.sources.is_empty() && record.sources.iter().all(|s| weights.contains(&**s))
 }
 
-/// The table of a plan. `graph` is what was built.
+/// The table of a plan. `graph` is what was built, `made` says what those of its weights are made of that are not
+/// among `weights`, which are the host's.
 ///
-/// Errors: `Unimplemented` where a weight of the graph reaches no refittable weight of the plan.
-pub(crate) fn of(records: &[Record], graph: &Graph) -> Result<Vec<Entry>> {
-    let weights: BTreeSet<&str> = graph.weights().map(|(name, _)| name).collect();
+/// Errors: `Unimplemented` where one of `weights` reaches no refittable weight of the plan.
+pub(crate) fn of(
+    records: &[Record],
+    graph: &Graph,
+    made: &BTreeMap<String, Transform>,
+    weights: &[WeightSpec],
+) -> Result<Vec<Entry>> {
+    let own: BTreeSet<&str> = graph.weights().map(|(name, _)| name).collect();
     let constants = products_of_constants(graph);
     let mut table: BTreeMap<&str, Entry> = BTreeMap::new();
     for record in records {
         let Some(dtype) = dtype(record.data_type) else { continue };
-        let transform = if is_refittable(record, &weights) {
-            transform(record)?
+        let transform = if is_refittable(record, &own) {
+            transform(record, made)
         } else if let Some(tensor) = constants.get(&*record.name).filter(|_| record.kind == 0) {
             Transform::Constant { hex: hex(tensor.data()) }
         } else {
             continue;
         };
-        table.insert(
-            &record.name,
-            Entry { name: record.name.clone(), dtype, count: record.count, transform },
-        );
+        let entry = Entry { name: record.name.clone(), dtype, count: record.count, transform };
+        table.insert(&record.name, entry);
     }
     let covered: BTreeSet<&str> =
         table.values().flat_map(|entry| entry.transform.sources()).map(String::as_str).collect();
-    if let Some(missed) = weights.difference(&covered).next() {
+    let missed = weights.iter().map(|spec| spec.name.as_str()).find(|name| !covered.contains(name));
+    if let Some(missed) = missed {
         let used = graph
             .nodes
             .iter()
-            .find(|node| node.inputs.iter().flatten().any(|id| graph.value(*id).name == **missed));
+            .find(|node| node.inputs.iter().flatten().any(|id| graph.value(*id).name == *missed));
         let by = used.map_or(String::new(), |n| format!(" (an input of {} `{}`)", n.op_type, n.name));
         return Err(Error::unsupported(format!(
             "TensorRT-RTX cannot change the weight `{missed}`{by} in a built engine"
@@ -110,23 +115,13 @@ fn products_of_constants(graph: &Graph) -> BTreeMap<&str, &Tensor> {
         .collect()
 }
 
-fn transform(record: &Record) -> Result<Transform> {
-    let four = || {
-        record.sources.clone().try_into().map_err(|_| {
-            Error::internal(format!(
-                "TensorRT-RTX makes the batch normalization `{}` of {} tensors in place of 4",
-                record.name,
-                record.sources.len()
-            ))
-        })
-    };
+fn transform(record: &Record, made: &BTreeMap<String, Transform>) -> Transform {
     let source = record.sources.first().cloned().unwrap_or_default();
-    Ok(match record.kind {
-        1 => Transform::Narrow { source },
-        2 => Transform::BatchNormScale { sources: four()?, epsilon: record.epsilon },
-        3 => Transform::BatchNormBias { sources: four()?, epsilon: record.epsilon },
-        _ => Transform::Identity { source },
-    })
+    match (made.get(&source), record.kind) {
+        (Some(transform), _) => transform.clone(),
+        (None, 1) => Transform::Narrow { source },
+        (None, _) => Transform::Identity { source },
+    }
 }
 
 /// The bytes of one weight of a plan: a weight of the source as it is, or values made of several.
@@ -222,4 +217,101 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
     let digits: Vec<u8> = text.chars().map(|c| c.to_digit(16).map(|d| d as u8)).collect::<Option<_>>()?;
     let pairs = digits.chunks_exact(2);
     pairs.remainder().is_empty().then(|| digits.chunks_exact(2).map(|p| p[0] << 4 | p[1]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sdrun_graph::{Dim, Node, Value, WeightData, WeightRef};
+
+    fn graph() -> Graph {
+        let mut graph = Graph::default();
+        let mut value = |name: &str| {
+            graph.add_value(Value {
+                name: name.into(),
+                dtype: Some(DType::F32),
+                shape: Some(vec![Dim::Known(2)]),
+            })
+        };
+        let (x, w, c, y) = (value("x"), value("w"), value("c"), value("y"));
+        let data = WeightData::Absent { location: "w".into(), offset: 0 };
+        let weight = WeightRef { dtype: DType::F32, shape: vec![2], data };
+        graph.initializers.insert(w, Initializer::Weight(weight));
+        let constant = Tensor::from_elements(vec![1], &[0.5f32]).unwrap();
+        graph.initializers.insert(c, Initializer::Constant(constant));
+        graph.nodes.push(Node {
+            name: "g".into(),
+            domain: String::new(),
+            op_type: "Gemm".into(),
+            inputs: vec![Some(x), Some(w), Some(c)],
+            outputs: vec![Some(y)],
+            attributes: BTreeMap::new(),
+            metadata: BTreeMap::new(),
+        });
+        graph
+    }
+
+    fn weights() -> Vec<WeightSpec> {
+        vec![WeightSpec { name: "w".into(), dtype: DType::F32, shape: vec![2] }]
+    }
+
+    fn record(name: &str, kind: i32, data_type: i32, count: u64) -> Record {
+        Record { name: name.into(), kind, onnx_type: 1, data_type, count, sources: vec![name.into()], epsilon: 0.0 }
+    }
+
+    #[test]
+    fn weights_and_constants_of_products_are_in_the_table() {
+        let table = of(&[record("w", 0, 0, 2), record("c", 0, 0, 1), record("shape", 0, 8, 4)], &graph(), &BTreeMap::new(), &weights()).unwrap();
+        let found: Vec<&Transform> = table.iter().map(|entry| &entry.transform).collect();
+        let constant = Transform::Constant { hex: "0000003f".into() };
+        assert_eq!(found, [&constant, &Transform::Identity { source: "w".into() }]);
+        let specs = BTreeMap::new();
+        struct Nothing;
+        impl WeightSource for Nothing {
+            fn get(&self, name: &str) -> Result<Weight<'_>> {
+                Err(Error::not_found(name.to_string()))
+            }
+        }
+        assert_eq!(table[0].values(&specs, &Nothing).unwrap().bytes(), 0.5f32.to_le_bytes());
+        assert_eq!(table[1].values(&specs, &Nothing).err().unwrap().code, ErrorCode::DataLoss);
+        let json = serde_json::to_string(&table).unwrap();
+        assert_eq!(serde_json::from_str::<Vec<Entry>>(&json).unwrap(), table);
+    }
+
+    #[test]
+    fn a_weight_that_reaches_nothing_is_named() {
+        // A folded batch normalization is nothing that could be refitted.
+        for records in [vec![], vec![record("w", 2, 0, 2)], vec![record("c", 0, 0, 1)]] {
+            let error = of(&records, &graph(), &BTreeMap::new(), &weights()).unwrap_err();
+            assert!(error.message.contains("the weight `w` (an input of Gemm `g`)"), "{error}");
+        }
+    }
+
+    #[test]
+    fn hexadecimal() {
+        assert_eq!(unhex(&hex(&[0, 255, 16])), Some(vec![0, 255, 16]));
+        assert_eq!((unhex("0"), unhex("0g")), (None, None));
+    }
+
+    #[test]
+    fn doubles_are_narrowed_and_lengths_compared() {
+        struct Doubles;
+        impl WeightSource for Doubles {
+            fn get(&self, _: &str) -> Result<Weight<'_>> {
+                Weight::new(DType::F64, vec![2], [1.5f64, -2.0].map(f64::to_le_bytes).concat())
+            }
+        }
+        let spec = WeightSpec { name: "d".into(), dtype: DType::F64, shape: vec![2] };
+        let specs = BTreeMap::from([("d", &spec)]);
+        let mut entry = Entry {
+            name: "d".into(),
+            dtype: DType::F32,
+            count: 2,
+            transform: Transform::Narrow { source: "d".into() },
+        };
+        let expected: Vec<u8> = [1.5f32, -2.0].map(f32::to_le_bytes).concat();
+        assert_eq!(entry.values(&specs, &Doubles).unwrap().bytes(), expected);
+        entry.count = 3;
+        assert!(entry.values(&specs, &Doubles).err().unwrap().message.contains("12 bytes"));
+    }
 }

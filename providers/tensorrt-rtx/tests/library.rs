@@ -166,8 +166,8 @@ impl sdrun_abi::Host for Always {
 #[test]
 fn what_cannot_be_built_is_named() {
     let unknown = Model::default()
-        .input("x", DType::F32, &[1, 4])
-        .output("y", DType::F32, &[1, 4])
+        .input("x", DType::F32, &[4, 4])
+        .output("y", DType::F32, &[])
         .weight("w", DType::F32, &[4, 4])
         .node("MatMul", &["x", "w"], &["h"])
         .node("Det", &["h"], &["y"])

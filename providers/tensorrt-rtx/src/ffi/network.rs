@@ -59,17 +59,11 @@ pub(crate) struct Record {
     pub(crate) epsilon: f32,
 }
 
-/// A plan and what its weights are made of.
-pub(crate) struct Built {
-    pub(crate) plan: HostMemory,
-    pub(crate) records: Vec<Record>,
-}
-
 /// What the callbacks of a build work on.
 struct Context<'a> {
     refittable: &'a (dyn Fn(&Record) -> bool + Sync),
     host: &'a dyn Host,
-    records: Vec<Record>,
+    records: &'a mut Vec<Record>,
     faults: Vec<String>,
     /// Code of the first fault (`nvonnxparser::ErrorCode`).
     code: Option<i32>,
@@ -77,11 +71,17 @@ struct Context<'a> {
     cancelled: AtomicBool,
 }
 
-/// Parses and compiles. Blocks for seconds to minutes.
+/// Parses and compiles into a plan. Blocks for seconds to minutes. `records` gets what the parser tells about weights,
+/// which it does before the long part begins.
 ///
 /// Errors: `Cancelled`; `Unimplemented` where TensorRT has no such operator or not in this form; `InvalidArgument`
 /// for a model that contradicts itself; `Internal` otherwise.
-pub(crate) fn build(library: &Library, request: &Request<'_>, host: &dyn Host) -> Result<Built> {
+pub(crate) fn build(
+    library: &Library,
+    request: &Request<'_>,
+    records: &mut Vec<Record>,
+    host: &dyn Host,
+) -> Result<HostMemory> {
     let names: Vec<CString> = request.weights.iter().map(|(name, _)| c_name(name)).collect::<Result<_>>()?;
     let weights: Vec<raw::SdWeight> = names
         .iter()
@@ -110,7 +110,7 @@ pub(crate) fn build(library: &Library, request: &Request<'_>, host: &dyn Host) -
     let mut context = Context {
         refittable: request.refittable,
         host,
-        records: Vec::new(),
+        records,
         faults: Vec::new(),
         code: None,
         phases: Default::default(),
@@ -149,7 +149,7 @@ pub(crate) fn build(library: &Library, request: &Request<'_>, host: &dyn Host) -
         return Err(Error::new(ErrorCode::Cancelled, "the build was cancelled"));
     }
     if !plan.is_null() {
-        return Ok(Built { plan: HostMemory(plan), records: context.records });
+        return Ok(HostMemory(plan));
     }
     // SAFETY: the shim has written a 0 at the end.
     let subject = unsafe { text(build.subject.as_ptr()) };
@@ -196,14 +196,23 @@ fn failure(
     }
 }
 
-/// A line of the library's log without its source file: `… Error Code 4: API Usage Error (reason)` and the like.
-fn shorten(line: &str) -> String {
-    let line = line.split(" In function ").next().unwrap_or(line);
-    let line = match line.split_once("Error Code ") {
-        Some((_, rest)) => rest.split_once(": ").map_or(rest, |(_, words)| words),
-        None => line,
-    };
-    line.trim().chars().take(600).collect()
+/// What the library says, as words: without its source files, its own error codes, and the complaint about a missing
+/// CUDA driver that it adds to every error on a machine without one.
+fn shorten(text: &str) -> String {
+    let lines = text.lines().filter(|line| !line.contains("checkMacros.cpp")).map(|line| {
+        let line = line.find(" at /_src").map_or(line, |end| {
+            let line = &line[..end];
+            // "In FUNCTION at FILE:LINE)"
+            line.rfind("In ").map_or(line, |at| &line[..at])
+        });
+        let line = line.rsplit_once("Error Code ").map_or(line, |(_, rest)| {
+            rest.split_once(": ").map_or(rest, |(_, words)| words)
+        });
+        let line = line.trim().trim_start_matches("API Usage Error (").trim_start_matches("Internal Error (");
+        line.trim_end_matches(['.', ' ', ')']).to_string()
+    });
+    let words: Vec<String> = lines.filter(|line| !line.is_empty()).collect();
+    words.join(": ").chars().take(600).collect()
 }
 
 unsafe extern "C" fn record(context: *mut c_void, record: *const raw::SdRecord) -> i32 {
@@ -237,7 +246,7 @@ unsafe extern "C" fn fault(context: *mut c_void, fault: *const raw::SdFault) {
         // SAFETY: as in `record`.
         let (context, fault) = unsafe { (&mut *context.cast::<Context<'_>>(), &*fault) };
         // SAFETY: null or 0-terminated strings.
-        let (op, node, words) = unsafe { (text(fault.op), text(fault.node), text(fault.text)) };
+        let (op, node, words) = unsafe { (text(fault.op), text(fault.node), shorten(&text(fault.text))) };
         let what = match (op.is_empty(), node.is_empty()) {
             (true, true) => words.clone(),
             (false, true) => format!("operator {op}: {words}"),
@@ -282,4 +291,20 @@ unsafe extern "C" fn progress(
         i32::from(!stop)
     };
     catch_unwind(AssertUnwindSafe(tell)).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_librarys_words_are_shortened() {
+        let text = "Invalid Node - node_of_y\nINetworkDefinition::setWeightsName: Error Code 3: API Usage Error \
+                    (Parameter check failed, condition: a == b. Weights differ. In setWeightsName at \
+                    /_src/optimizer/api/network.cpp:4384)\n[checkMacros.cpp::catchCudaError::250] Error Code 1: Cuda \
+                    Runtime (In catchCudaError at /_src/common/dispatch/checkMacros.cpp:250 (cudaError 35: x))";
+        let expected = "Invalid Node - node_of_y: Parameter check failed, condition: a == b. Weights differ";
+        assert_eq!(shorten(text), expected);
+        assert_eq!(shorten("plain words"), "plain words");
+    }
 }
