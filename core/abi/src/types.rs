@@ -132,6 +132,9 @@ pub struct InitConfig {
     pub runtime_dir: Option<PathBuf>,
     /// Folder for temporary files (the staging of models for vendor parsers). Exists, mode 0700.
     pub temp_dir: PathBuf,
+    /// Folder for what the provider can make again (compiled kernels), its own. Exists, mode 0700.
+    #[serde(default)]
+    pub cache_dir: Option<PathBuf>,
     /// Provider options given by the user.
     #[serde(default)]
     pub options: BTreeMap<String, String>,
@@ -174,6 +177,9 @@ pub struct Device {
     /// Memory in bytes, where known.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
+    /// Why engines for it can be built here but not run: the hardware is not in this machine. `None` where it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub absent: Option<String>,
 }
 
 /// How weights get into an engine, best first.

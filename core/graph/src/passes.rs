@@ -11,6 +11,7 @@ mod fold;
 mod identity;
 mod merge_projections;
 mod prepare_weights;
+mod precision;
 mod weights_as_inputs;
 
 pub use branches::inline_branches;
@@ -20,6 +21,7 @@ pub use fold::{FOLD_BUDGET, fold_constants};
 pub use identity::eliminate_identity;
 pub use merge_projections::merge_projections;
 pub use prepare_weights::{PreparationStep, preparation_steps, prepare_weights};
+pub use precision::{PrecisionReport, convert_precision};
 pub use weights_as_inputs::weights_as_inputs;
 
 use crate::{Graph, GraphError, Node, OpenDims, infer};

@@ -144,6 +144,29 @@ impl Tensor {
             _ => None,
         }
     }
+
+    /// A floating-point tensor as f32, f16 or bf16, rounded to nearest even. What is finite stays finite: numbers too
+    /// large become the largest. `None` for other types, on either side.
+    pub fn to_float_type(&self, dtype: DType) -> Option<Self> {
+        if self.dtype == dtype {
+            return Some(self.clone());
+        }
+        let values = self.to_f32s()?;
+        let within = |v: &f32, limit: f32| if v.is_finite() { v.clamp(-limit, limit) } else { *v };
+        let tensor = match dtype {
+            DType::F32 => Self::from_elements(self.shape.clone(), &values),
+            DType::F16 => {
+                let narrow = |v: &f32| half::f16::from_f32(within(v, half::f16::MAX.to_f32()));
+                Self::from_elements(self.shape.clone(), &values.iter().map(narrow).collect::<Vec<_>>())
+            }
+            DType::BF16 => {
+                let narrow = |v: &f32| half::bf16::from_f32(within(v, half::bf16::MAX.to_f32()));
+                Self::from_elements(self.shape.clone(), &values.iter().map(narrow).collect::<Vec<_>>())
+            }
+            _ => return None,
+        };
+        tensor.ok()
+    }
 }
 
 impl fmt::Debug for Tensor {

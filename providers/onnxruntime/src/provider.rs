@@ -76,6 +76,7 @@ impl Provider for OnnxRuntime {
             kind: DeviceKind::Cpu,
             class: std::env::consts::ARCH.into(),
             memory_bytes: None,
+            absent: None,
         }])
     }
 

@@ -48,6 +48,7 @@ impl Provider for Mock {
             kind: DeviceKind::Cpu,
             class: "mock".into(),
             memory_bytes: None,
+            absent: None,
         }])
     }
 

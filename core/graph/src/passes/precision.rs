@@ -1,0 +1,290 @@
+//! Arithmetic of another precision, by element types and casts.
+
+use crate::{Attribute, Graph, Initializer, Node, Value, ValueId, WeightData, scope};
+use sdrun_abi::DType;
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What [`convert_precision`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PrecisionReport {
+    /// Nodes that compute in the wanted type.
+    pub converted: usize,
+    /// Nodes that stay in f32, because their results would suffer.
+    pub kept: usize,
+    /// Casts that were put in.
+    pub casts: usize,
+}
+
+/// Statistics, exponentials and normalizations: sums over many values, and functions whose results are far larger or
+/// smaller than their inputs.
+const KEPT: [&str; 24] = [
+    "CumSum", "Exp", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "Log", "LogSoftmax",
+    "LpNormalization", "MeanVarianceNormalization", "Pow", "RMSNormalization", "Range", "Reciprocal", "ReduceL1",
+    "ReduceL2", "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare",
+    "SimplifiedLayerNormalization", "SkipLayerNormalization", "Softmax", "Sqrt",
+];
+/// What is computed from these is still a statistic of a normalization that an exporter has taken apart.
+const STATISTICS: [&str; 8] =
+    ["Pow", "Reciprocal", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Sqrt", "ReduceL1"];
+const ELEMENTWISE: [&str; 7] = ["Add", "Sub", "Mul", "Div", "Max", "Min", "Clip"];
+/// Operators whose element types are stated by attributes or tied to other operators; they stay as they are.
+const FIXED: [&str; 13] = [
+    "Bernoulli", "CastLike", "ConstantOfShape", "DequantizeLinear", "Dropout", "EyeLike", "Multinomial",
+    "QuantizeLinear", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "StringNormalizer",
+];
+
+/// How a node takes part.
+#[derive(Clone, Copy, PartialEq)]
+enum Role {
+    /// Floating-point inputs and outputs become this type.
+    Computes(DType),
+    /// A change of type: any input, this output.
+    Casts(DType),
+    /// Inputs and outputs keep the types they have.
+    Fixed,
+}
+
+/// Lets a graph compute in `to` (f32, f16 or bf16): floating-point values between inputs and outputs become `to`, except
+/// where that costs results: normalizations, softmax and other statistics, and everything that leads to a sine or
+/// cosine (embeddings of time and position) are computed in f32. Inputs and outputs keep their types; casts are put
+/// where types meet. Constants are converted; numbers too large for f16 become its largest.
+///
+/// Weights keep their names and get other types. They hold no values afterwards ([`WeightData::Absent`]): whoever
+/// delivers them delivers the new type.
+///
+/// A graph all of whose weights are of a type narrower than f32, which is `to`, is left alone: what its exporter kept in
+/// f32 was a choice.
+///
+/// Types have to be inferred ([`infer_shapes`](crate::infer::infer_shapes)); values of unknown type stay.
+pub fn convert_precision(graph: &mut Graph, to: DType) -> PrecisionReport {
+    let mut report = PrecisionReport::default();
+    let types: BTreeSet<DType> =
+        graph.weights().map(|(_, w)| w.dtype).filter(|d| is_float(Some(*d))).collect();
+    if to != DType::F32 && types.len() == 1 && types.contains(&to) {
+        return report;
+    }
+    let original: Vec<Option<DType>> = graph.values.iter().map(|value| value.dtype).collect();
+    let roles = roles(graph, to);
+    let pinned = pinned(graph);
+    let mut conversion = Conversion { casts: BTreeMap::new(), cast_nodes: Vec::new(), names: names(graph) };
+    conversion.initializers(graph, &roles, &pinned);
+
+    let mut nodes = Vec::with_capacity(graph.nodes.len());
+    for (mut node, role) in std::mem::take(&mut graph.nodes).into_iter().zip(roles) {
+        let floats = |ids: &[Option<ValueId>]| ids.iter().flatten().any(|id| is_float(original_of(&original, *id)));
+        match role {
+            Role::Computes(dtype) if floats(&node.inputs) || floats(&node.outputs) => {
+                *(if dtype == to { &mut report.converted } else { &mut report.kept }) += 1;
+            }
+            _ => {}
+        }
+        for (position, input) in node.inputs.iter_mut().enumerate() {
+            let Some(id) = input else { continue };
+            if !is_float(graph.value(*id).dtype) {
+                continue;
+            }
+            let wanted = match role {
+                Role::Computes(_) if takes_f32(&node.op_type, position) => Some(DType::F32),
+                Role::Computes(dtype) => Some(dtype),
+                Role::Casts(_) => None,
+                Role::Fixed => original_of(&original, *id),
+            };
+            if let Some(wanted) = wanted {
+                *id = conversion.cast(graph, *id, wanted);
+            }
+        }
+        nodes.append(&mut conversion.cast_nodes);
+        let made = match role {
+            Role::Computes(dtype) | Role::Casts(dtype) => Some(dtype),
+            Role::Fixed => None,
+        };
+        if let (Role::Casts(dtype), Some(Attribute::Int(to))) = (role, node.attributes.get_mut("to")) {
+            *to = dtype as i64;
+        }
+        let mut restored = Vec::new();
+        for output in node.outputs.iter_mut() {
+            let (Some(id), Some(dtype)) = (*output, made) else { continue };
+            let before = graph.value(id).dtype;
+            if !is_float(before) || before == Some(dtype) {
+                continue;
+            }
+            if pinned.contains(&id) {
+                // The value keeps its name and type for those outside; a cast makes it.
+                let inner = conversion.new_value(graph, id, dtype);
+                *output = Some(inner);
+                restored.push(cast_node(inner, id, before.unwrap_or(DType::F32)));
+                conversion.casts.insert((id, dtype), inner);
+            } else {
+                graph.value_mut(id).dtype = Some(dtype);
+            }
+        }
+        nodes.push(node);
+        nodes.append(&mut restored);
+    }
+    graph.nodes = nodes;
+    report.casts = graph.nodes.iter().filter(|node| node.metadata.contains_key(MADE)).count();
+    tracing::debug!(?report, "precision {to}");
+    report
+}
+
+/// Marks the casts that were put in.
+const MADE: &str = "sdrun.precision";
+
+fn is_float(dtype: Option<DType>) -> bool {
+    matches!(dtype, Some(DType::F32 | DType::F16 | DType::BF16))
+}
+
+fn original_of(original: &[Option<DType>], id: ValueId) -> Option<DType> {
+    original.get(id.0 as usize).copied().flatten()
+}
+
+/// Inputs that ONNX states as f32 whatever the type of the others.
+fn takes_f32(op: &str, position: usize) -> bool {
+    matches!((op, position), ("Resize", 2) | ("Upsample", 1))
+}
+
+fn roles(graph: &Graph, to: DType) -> Vec<Role> {
+    let wide = DType::F32;
+    let mut producer: BTreeMap<ValueId, usize> = BTreeMap::new();
+    for (index, node) in graph.nodes.iter().enumerate() {
+        producer.extend(node.outputs.iter().flatten().map(|id| (*id, index)));
+    }
+    let producers = |node: &Node| -> Vec<usize> {
+        node.inputs.iter().flatten().filter_map(|id| producer.get(id).copied()).collect()
+    };
+    // Everything that leads to a sine or a cosine, against the order of the nodes.
+    let mut angle = vec![false; graph.nodes.len()];
+    for (index, node) in graph.nodes.iter().enumerate().rev() {
+        if angle[index] || matches!(&*node.op_type, "Sin" | "Cos") {
+            angle[index] = true;
+            producers(node).into_iter().for_each(|i| angle[i] = true);
+        }
+    }
+    let mut statistic = vec![false; graph.nodes.len()];
+    let mut roles = Vec::with_capacity(graph.nodes.len());
+    for (index, node) in graph.nodes.iter().enumerate() {
+        let op = &*node.op_type;
+        let before = producers(node);
+        let elementwise = ELEMENTWISE.contains(&op);
+        statistic[index] = STATISTICS.contains(&op)
+            || (elementwise && !before.is_empty() && before.iter().all(|i| statistic[*i]));
+        let kept = KEPT.contains(&op) || (elementwise && before.iter().any(|i| statistic[*i])) || angle[index];
+        let float_to = |node: &Node| node.int("to").and_then(|t| DType::from_onnx(t as i32));
+        let foreign = !matches!(&*node.domain, "" | "ai.onnx");
+        roles.push(match op {
+            _ if foreign || FIXED.contains(&op) || scope::bodies(node).next().is_some() => Role::Fixed,
+            "Cast" if is_float(float_to(node)) => Role::Casts(if kept { wide } else { to }),
+            "Cast" => Role::Casts(float_to(node).unwrap_or(wide)),
+            _ => Role::Computes(if kept { wide } else { to }),
+        });
+    }
+    roles
+}
+
+/// Values whose name and type others rely on: outputs of the graph, and what bodies use under its name.
+fn pinned(graph: &Graph) -> BTreeSet<ValueId> {
+    let mut pinned: BTreeSet<ValueId> = graph.outputs.iter().copied().collect();
+    pinned.extend(graph.captures().into_values().flatten());
+    pinned
+}
+
+fn names(graph: &Graph) -> BTreeSet<String> {
+    graph.values.iter().map(|value| value.name.clone()).collect()
+}
+
+fn cast_node(from: ValueId, into: ValueId, to: DType) -> Node {
+    Node {
+        name: String::new(),
+        domain: String::new(),
+        op_type: "Cast".into(),
+        inputs: vec![Some(from)],
+        outputs: vec![Some(into)],
+        attributes: [("to".to_string(), Attribute::Int(to as i64))].into(),
+        metadata: [(MADE.to_string(), to.name().to_string())].into(),
+    }
+}
+
+struct Conversion {
+    /// Values in other types: the same numbers.
+    casts: BTreeMap<(ValueId, DType), ValueId>,
+    /// Casts that come before the node at hand.
+    cast_nodes: Vec<Node>,
+    names: BTreeSet<String>,
+}
+
+impl Conversion {
+    /// Gives each initializer the type most of its users want: the narrow one where the users differ.
+    fn initializers(&mut self, graph: &mut Graph, roles: &[Role], pinned: &BTreeSet<ValueId>) {
+        let mut wanted: BTreeMap<ValueId, BTreeSet<Option<DType>>> = BTreeMap::new();
+        for (node, role) in graph.nodes.iter().zip(roles) {
+            for (position, id) in node.inputs.iter().enumerate() {
+                let Some(id) = id.filter(|id| graph.initializers.contains_key(id)) else { continue };
+                let dtype = match role {
+                    Role::Computes(_) if takes_f32(&node.op_type, position) => Some(DType::F32),
+                    Role::Computes(dtype) => Some(*dtype),
+                    Role::Casts(_) | Role::Fixed => None,
+                };
+                wanted.entry(id).or_default().insert(dtype);
+            }
+        }
+        for (id, types) in wanted {
+            let Some(dtype) = graph.value(id).dtype.filter(|d| is_float(Some(*d))) else { continue };
+            if pinned.contains(&id) || types.contains(&None) {
+                continue;
+            }
+            let narrow = types.iter().flatten().copied().find(|d| *d != DType::F32);
+            let new = narrow.unwrap_or(DType::F32);
+            let name = graph.value(id).name.clone();
+            let Some(initializer) = graph.initializers.get_mut(&id) else { continue };
+            let mut wide = None;
+            match initializer {
+                Initializer::Weight(weight) if new != dtype => {
+                    weight.dtype = new;
+                    weight.data = WeightData::Absent { location: name, offset: 0 };
+                }
+                Initializer::Constant(tensor) => {
+                    // Constants exist in each type that is wanted; nothing is rounded twice.
+                    wide = types.contains(&Some(DType::F32)).then(|| tensor.to_float_type(DType::F32)).flatten();
+                    match tensor.to_float_type(new) {
+                        Some(narrower) => *tensor = narrower,
+                        None => continue,
+                    }
+                }
+                Initializer::Weight(_) => {}
+            }
+            graph.value_mut(id).dtype = Some(new);
+            if let Some(tensor) = wide.filter(|_| new != DType::F32) {
+                let copy = self.new_value(graph, id, DType::F32);
+                graph.initializers.insert(copy, Initializer::Constant(tensor));
+                self.casts.insert((id, DType::F32), copy);
+            }
+        }
+    }
+
+    /// The value in another type: as it is, converted before, or by a cast from here on.
+    fn cast(&mut self, graph: &mut Graph, id: ValueId, to: DType) -> ValueId {
+        if graph.value(id).dtype == Some(to) {
+            return id;
+        }
+        if let Some(known) = self.casts.get(&(id, to)) {
+            return *known;
+        }
+        let copy = self.new_value(graph, id, to);
+        self.cast_nodes.push(cast_node(id, copy, to));
+        self.casts.insert((id, to), copy);
+        copy
+    }
+
+    fn new_value(&mut self, graph: &mut Graph, like: ValueId, dtype: DType) -> ValueId {
+        let Value { name, shape, .. } = graph.value(like).clone();
+        let mut new = format!("{name}/{dtype}");
+        while !self.names.insert(new.clone()) {
+            new.push('_');
+        }
+        graph.add_value(Value { name: new, dtype: Some(dtype), shape })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,276 @@
+//! From a graph to an engine.
+
+use crate::{
+    devices::Place,
+    ffi::{
+        HostMemory, data_type,
+        network::{self, Range, Record, Request},
+    },
+    lower::lower_batch_norms,
+    options::Options,
+    payload::{Description, Requirements},
+    runtime::Runtime,
+    table::{self, Transform},
+};
+use bytes::Bytes;
+use sdrun_abi::{
+    BuildSpec, DType, EngineInfo, Error, Host, Precision, Result, TensorSpec, Weight, WeightSource,
+    WeightSpec,
+};
+use sdrun_graph::{Graph, Tensor, infer::infer_shapes, passes::convert_precision};
+use sdrun_provider_common::{describe, graph_error, phase, read_graph, weight};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Compiles `model` for the target of `place`. Without `spec.bake` no weight is read: zeros that take no memory stand
+/// in for them, and the plan leaves them out.
+pub(crate) fn compile(
+    runtime: &Runtime,
+    model: &[u8],
+    spec: &BuildSpec,
+    place: &Place,
+    options: &Options,
+    weights: &dyn WeightSource,
+    host: &dyn Host,
+) -> Result<(Description, HostMemory)> {
+    let network = prepare(model, spec.precision, !spec.bake)?;
+    match spec.bake {
+        false => {
+            let zeros = Zeros::of(&network.graph);
+            build(runtime, &network, place, options, true, &zeros.list(), host)
+        }
+        true => {
+            let filled = Filled::of(&network, weights, host)?;
+            build(runtime, &network, place, options, false, &filled.list(), host)
+        }
+    }
+}
+
+/// What is built.
+pub(crate) struct Network {
+    /// In the precision asked for.
+    pub(crate) graph: Graph,
+    /// The host's weights, in the types they have to come in.
+    pub(crate) weights: Vec<WeightSpec>,
+    /// What those weights of the graph are made of that are not the host's.
+    made: BTreeMap<String, Transform>,
+}
+
+/// Reads a model and makes of it what the library can build.
+pub(crate) fn prepare(model: &[u8], precision: Precision, strip: bool) -> Result<Network> {
+    let mut graph = read_graph(&Bytes::copy_from_slice(model))?;
+    let mut weights = describe(&graph, String::new())?.weights;
+    infer_shapes(&mut graph).map_err(graph_error)?;
+    let made = if strip { lower_batch_norms(&mut graph).map_err(graph_error)? } else { BTreeMap::new() };
+    let to = match precision {
+        Precision::Fp32 => DType::F32,
+        Precision::Fp16 => DType::F16,
+        Precision::Bf16 => DType::BF16,
+    };
+    convert_precision(&mut graph, to);
+    if strip {
+        let types: BTreeMap<&str, DType> = graph.weights().map(|(name, w)| (name, w.dtype)).collect();
+        for spec in &mut weights {
+            spec.dtype = types.get(spec.name.as_str()).copied().unwrap_or(spec.dtype);
+        }
+    }
+    Ok(Network { graph, weights, made })
+}
+
+/// Compiles a network whose weights have the bytes in `weights`. A stripped plan is the same for all bytes.
+pub(crate) fn build(
+    runtime: &Runtime,
+    network: &Network,
+    place: &Place,
+    options: &Options,
+    strip: bool,
+    weights: &[(&str, &[u8])],
+    host: &dyn Host,
+) -> Result<(Description, HostMemory)> {
+    if strip && options.vram_budget.is_some() && place.gpu.is_none() {
+        return Err(Error::unsupported(
+            "TensorRT-RTX cannot stream weights that an engine built without a GPU leaves out",
+        )
+        .with_hint("add `--bake`, or leave out `vram-budget`"));
+    }
+    let requirements = Requirements {
+        tensorrt_rtx: runtime.library.version.clone(),
+        target: place.target.name(),
+        refit: strip,
+    };
+    let mut info = describe(&network.graph, requirements.text()?)?;
+    check_types(&info)?;
+    let (plan, records) = run(runtime, network, &info, place, options, strip, weights, host);
+    let plan = plan?;
+    let table = match strip {
+        true => table::of(&records, &network.graph, &network.made, &network.weights)?,
+        false => Vec::new(),
+    };
+    info.weights = if strip { network.weights.clone() } else { Vec::new() };
+    let plan_bytes = plan.len() as u64;
+    Ok((Description { info, table, plan_bytes }, plan))
+}
+
+/// The library's part: a plan, and the weights the parser told about, also where no plan came of it.
+#[allow(clippy::too_many_arguments)]
+fn run(
+    runtime: &Runtime,
+    network: &Network,
+    info: &EngineInfo,
+    place: &Place,
+    options: &Options,
+    strip: bool,
+    weights: &[(&str, &[u8])],
+    host: &dyn Host,
+) -> (Result<HostMemory>, Vec<Record>) {
+    let names: BTreeSet<&str> = network.graph.weights().map(|(name, _)| name).collect();
+    let refittable = |record: &Record| table::is_refittable(record, &names);
+    let mut records = Vec::new();
+    let mut go = || {
+        let ranges = ranges(&info.inputs, options)?;
+        let model = network.graph.to_onnx_stripped().map_err(graph_error)?;
+        phase(host, "read", 0, 1)?;
+        let request = Request {
+            model: &model,
+            capability: place.target.capability(),
+            strip,
+            tf32: options.tf32,
+            streaming: options.vram_budget.is_some(),
+            weights,
+            inputs: &ranges,
+            refittable: &refittable,
+        };
+        network::build(&runtime.library, &request, &mut records, host)
+    };
+    let plan = go();
+    (plan, records)
+}
+
+fn check_types(info: &EngineInfo) -> Result<()> {
+    let foreign = |spec: &&TensorSpec| data_type(spec.dtype).is_none();
+    match info.inputs.iter().chain(&info.outputs).find(foreign) {
+        None => Ok(()),
+        Some(spec) => Err(Error::unsupported(format!(
+            "TensorRT-RTX has no type {} (`{}`)",
+            spec.dtype, spec.name
+        ))),
+    }
+}
+
+/// The ranges of inputs with open dimensions, compared with what the graph states.
+fn ranges<'a>(inputs: &'a [TensorSpec], options: &'a Options) -> Result<Vec<Range<'a>>> {
+    if let Some(name) = options.shapes.keys().find(|name| !inputs.iter().any(|i| i.name == **name)) {
+        let known: Vec<&str> = inputs.iter().map(|i| i.name.as_str()).collect();
+        return Err(Error::invalid(format!(
+            "the option `shape.{name}` names no input (there are: {})",
+            known.join(", ")
+        )));
+    }
+    let mut ranges = Vec::new();
+    for input in inputs {
+        let open = input.shape.iter().any(Option::is_none);
+        let Some(shapes) = options.shapes.get(&input.name) else {
+            if open {
+                let dims: Vec<String> =
+                    input.shape.iter().map(|d| d.map_or("?".into(), |d| d.to_string())).collect();
+                return Err(Error::invalid(format!(
+                    "input `{}` [{}] has open dimensions, and nothing says how large they may be",
+                    input.name,
+                    dims.join(", ")
+                ))
+                .with_hint(format!(
+                    "give `--shape`, or a range as in `--option shape.{}=1x4x32x32:1x4x64x64:2x4x128x128`",
+                    input.name
+                )));
+            }
+            continue;
+        };
+        let fits = shapes.opt.len() == input.shape.len()
+            && [&shapes.min, &shapes.opt, &shapes.max].iter().all(|shape| {
+                shape.iter().zip(&input.shape).all(|(n, fixed)| fixed.is_none_or(|fixed| *n == fixed as i64))
+            });
+        if !fits {
+            return Err(Error::invalid(format!(
+                "the range of shapes of input `{}` does not fit the model, where it is {:?}",
+                input.name, input.shape
+            )));
+        }
+        if open {
+            ranges.push(Range { name: &input.name, min: &shapes.min, opt: &shapes.opt, max: &shapes.max });
+        }
+    }
+    Ok(ranges)
+}
+
+/// Distance between the addresses of zeros.
+const ALIGNMENT: usize = 64;
+
+/// Zeros in place of weights. The memory is never written, so it takes none. Each weight has an address of its own: the
+/// library takes those with the same address for one and the same.
+pub(crate) struct Zeros {
+    zeros: Vec<u8>,
+    sizes: Vec<(String, usize)>,
+}
+
+impl Zeros {
+    pub(crate) fn of(graph: &Graph) -> Self {
+        let size = |(name, w): (&str, &sdrun_graph::WeightRef)| {
+            (name.to_string(), w.dtype.bytes_of(&w.shape).unwrap_or(0))
+        };
+        let sizes: Vec<(String, usize)> = graph.weights().map(size).collect();
+        let largest = sizes.iter().map(|(_, size)| *size).max().unwrap_or(0);
+        Zeros { zeros: vec![0; largest + ALIGNMENT * sizes.len()], sizes }
+    }
+
+    pub(crate) fn list(&self) -> Vec<(&str, &[u8])> {
+        let at = |index: usize, size: usize| &self.zeros[ALIGNMENT * index..][..size];
+        self.sizes.iter().enumerate().map(|(i, (name, size))| (name.as_str(), at(i, *size))).collect()
+    }
+}
+
+/// All weights in the types of the prepared graph.
+pub(crate) struct Filled<'a>(Vec<(String, Held<'a>)>);
+
+enum Held<'a> {
+    As(Weight<'a>),
+    Converted(Tensor),
+}
+
+impl<'a> Filled<'a> {
+    pub(crate) fn of(network: &Network, source: &'a dyn WeightSource, host: &dyn Host) -> Result<Self> {
+        let types: BTreeMap<&str, DType> =
+            network.graph.weights().map(|(name, w)| (name, w.dtype)).collect();
+        let mut held = Vec::with_capacity(network.weights.len());
+        for (index, spec) in network.weights.iter().enumerate() {
+            if index % 64 == 0 {
+                phase(host, "weights", index as u64, network.weights.len() as u64)?;
+            }
+            let Some(wanted) = types.get(spec.name.as_str()) else { continue };
+            let weight = weight(source, spec)?;
+            let values = if *wanted == spec.dtype {
+                Held::As(weight)
+            } else {
+                let data = Bytes::copy_from_slice(weight.data());
+                let tensor = Tensor::new(spec.dtype, spec.shape.clone(), data).map_err(graph_error)?;
+                let converted = tensor.to_float_type(*wanted);
+                Held::Converted(converted.ok_or_else(|| {
+                    Error::internal(format!("weight `{}` cannot become {wanted}", spec.name))
+                })?)
+            };
+            held.push((spec.name.clone(), values));
+        }
+        Ok(Filled(held))
+    }
+
+    pub(crate) fn list(&self) -> Vec<(&str, &[u8])> {
+        self.0
+            .iter()
+            .map(|(name, held)| {
+                let bytes: &[u8] = match held {
+                    Held::As(weight) => weight.data(),
+                    Held::Converted(tensor) => tensor.data(),
+                };
+                (name.as_str(), bytes)
+            })
+            .collect()
+    }
+}

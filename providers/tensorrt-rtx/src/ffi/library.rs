@@ -1,0 +1,94 @@
+use super::{log, raw};
+use sdrun_abi::{Error, Result};
+use sdrun_provider_common::open;
+use std::{
+    ffi::c_void,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
+
+/// The releases whose interfaces the shim is compiled for: 1.7.x.
+const RELEASES: std::ops::Range<i32> = 10_700..10_800;
+
+/// The loaded TensorRT-RTX. Never unloaded.
+pub(crate) struct Library {
+    core: libloading::Library,
+    file: PathBuf,
+    /// Loaded when something is built.
+    parser: OnceLock<libloading::Library>,
+    pub(super) logger: *mut raw::Logger,
+    /// `1.7.1.116`
+    pub(crate) version: String,
+}
+
+// SAFETY: handles of libraries and a logger without state, all used from any thread.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+impl Library {
+    /// Loads the library after looking at the file, and checks the release before anything else is called: other
+    /// releases, and the TensorRT of data centres, accept the same first call and have other functions behind it.
+    pub(crate) fn load(file: &Path) -> Result<Self> {
+        let core = open(file)?;
+        let number = |symbol: &str| -> Result<i32> {
+            let function = symbol_of(&core, file, symbol)?;
+            // SAFETY: these four functions of NvInferRuntime.h take nothing and return an int32_t in every release.
+            Ok(unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> i32>(function)() })
+        };
+        let version = number("getInferLibVersion")?;
+        if !RELEASES.contains(&version) {
+            let what = match version {
+                80_000.. => format!("TensorRT {}.{}", version / 10_000, version / 100 % 100),
+                _ => format!("TensorRT-RTX {}.{}", version / 10_000, version / 100 % 100),
+            };
+            return Err(Error::precondition(format!(
+                "{} is {what}; this plugin is made for TensorRT-RTX 1.7",
+                file.display()
+            ))
+            .with_file(file)
+            .with_hint("run `sdrun runtime install tensorrt-rtx`"));
+        }
+        let build = number("getInferLibBuildVersion")?;
+        let version = format!("{}.{}.{}.{build}", version / 10_000, version / 100 % 100, version % 100);
+        // SAFETY: `log::receive` may be called from any thread at any time.
+        let logger = unsafe { raw::sd_logger_new(log::receive) };
+        if logger.is_null() {
+            return Err(Error::internal("there is no memory for a logger"));
+        }
+        Ok(Library { core, file: file.to_path_buf(), parser: OnceLock::new(), logger, version })
+    }
+
+    /// The file it was loaded from.
+    pub(crate) fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// An entry point of the library.
+    pub(super) fn symbol(&self, name: &str) -> Result<*mut c_void> {
+        symbol_of(&self.core, &self.file, name)
+    }
+
+    /// `createNvOnnxParser_INTERNAL` of the parser library, which lies beside the other one.
+    pub(super) fn create_parser(&self) -> Result<*mut c_void> {
+        let name = self.file.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+        let file = self.file.with_file_name(name.replace("tensorrt_rtx", "tensorrt_onnxparser_rtx"));
+        if self.parser.get().is_none() {
+            let library = open(&file)?;
+            // Another thread may have been faster; the loader gives both the same library.
+            let _ = self.parser.set(library);
+        }
+        let parser = self.parser.get().ok_or_else(|| Error::internal("the parser is not loaded"))?;
+        symbol_of(parser, &file, "createNvOnnxParser_INTERNAL")
+    }
+}
+
+fn symbol_of(library: &libloading::Library, file: &Path, name: &str) -> Result<*mut c_void> {
+    // SAFETY: the address is only kept; its type is the concern of who calls it.
+    let found = unsafe { library.get::<*mut c_void>(name) };
+    found.map(|symbol| *symbol).map_err(|_| {
+        Error::precondition(format!("{} has no function `{name}`: it is not TensorRT-RTX 1.7", file.display()))
+            .with_file(file)
+            .with_hint("run `sdrun runtime install tensorrt-rtx`")
+    })
+}

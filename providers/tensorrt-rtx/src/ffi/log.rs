@@ -1,0 +1,45 @@
+//! The library logs from any thread at any time, but a host listens only while it calls. Records wait here until the
+//! call that caused them, or the next, ends. The first error among them says what went wrong; those after it are
+//! often consequences.
+
+use sdrun_abi::{Host, LogLevel};
+use std::{
+    ffi::c_char,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Mutex, PoisonError},
+};
+
+/// More records than this are dropped.
+const LIMIT: usize = 200;
+
+static WAITING: Mutex<Vec<(LogLevel, String)>> = Mutex::new(Vec::new());
+
+/// `SdLog`: takes a record. Severities are those of `ILogger::Severity`; what is below a warning is not kept.
+pub(super) unsafe extern "C" fn receive(severity: i32, message: *const c_char) {
+    let level = match severity {
+        0 | 1 => LogLevel::Error,
+        2 => LogLevel::Warn,
+        _ => return,
+    };
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the library hands over a string that lives during the call.
+        let message = unsafe { super::text(message) };
+        let mut waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.len() < LIMIT {
+            waiting.push((level, message.trim_end().to_string()));
+        }
+    }));
+}
+
+/// Hands everything that waits to the host and answers the first error in it.
+pub(crate) fn deliver(host: &dyn Host) -> Option<String> {
+    let records = std::mem::take(&mut *WAITING.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut first = None;
+    for (level, message) in records {
+        if level == LogLevel::Error && first.is_none() {
+            first = Some(message.clone());
+        }
+        host.log(level, "tensorrt-rtx", &message);
+    }
+    first
+}

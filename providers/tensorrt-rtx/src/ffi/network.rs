@@ -1,0 +1,310 @@
+//! From an ONNX model to a plan.
+
+use super::{HostMemory, Library, c_name, log, raw, text};
+use sdrun_abi::{Error, ErrorCode, Flow, Host, Result};
+use std::{
+    ffi::{CString, c_char, c_void},
+    panic::{AssertUnwindSafe, catch_unwind},
+    ptr::null,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+/// What is to be built.
+pub(crate) struct Request<'a> {
+    /// An ONNX model; the values of external initializers come from `weights`.
+    pub(crate) model: &'a [u8],
+    /// `nvinfer1::ComputeCapability`; 0 is the library's portable set.
+    pub(crate) capability: i32,
+    /// Whether the plan leaves its refittable weights out.
+    pub(crate) strip: bool,
+    /// Whether products of f32 matrices may be rounded to TF32.
+    pub(crate) tf32: bool,
+    /// Whether weights can be streamed from the host while the plan runs.
+    pub(crate) streaming: bool,
+    /// Bytes of every external initializer, by name.
+    pub(crate) weights: &'a [(&'a str, &'a [u8])],
+    /// Ranges of the inputs with open dimensions.
+    pub(crate) inputs: &'a [Range<'a>],
+    /// Decides which weights are refittable.
+    pub(crate) refittable: &'a (dyn Fn(&Record) -> bool + Sync),
+}
+
+/// Least, usual and greatest shape of an input.
+pub(crate) struct Range<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) min: &'a [i64],
+    pub(crate) opt: &'a [i64],
+    pub(crate) max: &'a [i64],
+}
+
+/// One weight of the network that the parser made: `nvonnxparser::RefitRecord`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Record {
+    /// What the weight is called in the plan.
+    pub(crate) name: String,
+    /// `RefitTransformKind`.
+    pub(crate) kind: i32,
+    /// ONNX element type of the sources.
+    pub(crate) onnx_type: i32,
+    /// `nvinfer1::DataType` of the weight.
+    pub(crate) data_type: i32,
+    /// Elements.
+    pub(crate) count: u64,
+    /// The initializers it is made of.
+    pub(crate) sources: Vec<String>,
+    /// Of a folded batch normalization.
+    pub(crate) epsilon: f32,
+}
+
+/// What the callbacks of a build work on.
+struct Context<'a> {
+    refittable: &'a (dyn Fn(&Record) -> bool + Sync),
+    host: &'a dyn Host,
+    records: &'a mut Vec<Record>,
+    faults: Vec<String>,
+    /// Code of the first fault (`nvonnxparser::ErrorCode`).
+    code: Option<i32>,
+    phases: Mutex<Vec<(String, u64)>>,
+    cancelled: AtomicBool,
+}
+
+/// Parses and compiles into a plan. Blocks for seconds to minutes. `records` gets what the parser tells about weights,
+/// which it does before the long part begins.
+///
+/// Errors: `Cancelled`; `Unimplemented` where TensorRT has no such operator or not in this form; `InvalidArgument`
+/// for a model that contradicts itself; `Internal` otherwise.
+pub(crate) fn build(
+    library: &Library,
+    request: &Request<'_>,
+    records: &mut Vec<Record>,
+    host: &dyn Host,
+) -> Result<HostMemory> {
+    let names: Vec<CString> = request.weights.iter().map(|(name, _)| c_name(name)).collect::<Result<_>>()?;
+    let weights: Vec<raw::SdWeight> = names
+        .iter()
+        .zip(request.weights)
+        .map(|(name, (_, bytes))| raw::SdWeight {
+            name: name.as_ptr(),
+            data: bytes.as_ptr().cast(),
+            size: bytes.len(),
+        })
+        .collect();
+    let input_names: Vec<CString> = request.inputs.iter().map(|i| c_name(i.name)).collect::<Result<_>>()?;
+    let inputs: Vec<raw::SdInput> = input_names
+        .iter()
+        .zip(request.inputs)
+        .map(|(name, range)| {
+            debug_assert!(range.min.len() == range.opt.len() && range.opt.len() == range.max.len());
+            raw::SdInput {
+                name: name.as_ptr(),
+                rank: range.opt.len() as i32,
+                min: range.min.as_ptr(),
+                opt: range.opt.as_ptr(),
+                max: range.max.as_ptr(),
+            }
+        })
+        .collect();
+    let mut context = Context {
+        refittable: request.refittable,
+        host,
+        records,
+        faults: Vec::new(),
+        code: None,
+        phases: Default::default(),
+        cancelled: false.into(),
+    };
+    let mut build = raw::SdBuild {
+        create_builder: library.symbol("createInferBuilder_INTERNAL")?,
+        create_parser: library.create_parser()?,
+        logger: library.logger,
+        model: request.model.as_ptr().cast(),
+        model_size: request.model.len(),
+        capability: request.capability,
+        strip: request.strip.into(),
+        tf32: request.tf32.into(),
+        streaming: request.streaming.into(),
+        weights: weights.as_ptr(),
+        weight_count: weights.len(),
+        inputs: if inputs.is_empty() { null() } else { inputs.as_ptr() },
+        input_count: inputs.len(),
+        context: (&raw mut context).cast(),
+        record,
+        fault,
+        progress,
+        subject: [0; 256],
+        stage: 0,
+    };
+    log::deliver(host);
+    // SAFETY: every pointer in `build` is valid until the call is over; the callbacks take `context`, contain panics,
+    // and those that write to it are called from this thread only.
+    let plan = unsafe { raw::sd_build(&mut build) };
+    let logged = log::deliver(host);
+    if context.cancelled.into_inner() {
+        if !plan.is_null() {
+            drop(HostMemory(plan));
+        }
+        return Err(Error::new(ErrorCode::Cancelled, "the build was cancelled"));
+    }
+    if !plan.is_null() {
+        return Ok(HostMemory(plan));
+    }
+    // SAFETY: the shim has written a 0 at the end.
+    let subject = unsafe { text(build.subject.as_ptr()) };
+    Err(failure(build.stage, &subject, context.code, &context.faults, logged))
+}
+
+/// One sentence out of what the parser and the library said.
+fn failure(
+    stage: i32,
+    subject: &str,
+    code: Option<i32>,
+    faults: &[String],
+    logged: Option<String>,
+) -> Error {
+    use raw::stage::*;
+    let logged = logged.map(|line| shorten(&line));
+    let words = faults.first().cloned().or(logged.clone()).unwrap_or_else(|| "no reason is given".into());
+    let error = match stage {
+        TARGET => Error::unsupported(format!("TensorRT-RTX cannot build for this target: {words}"))
+            .with_hint("`sdrun devices -p tensorrt-rtx` lists the targets"),
+        LOAD | PARSE => {
+            let message = format!("TensorRT-RTX cannot take the model: {words}");
+            // nvonnxparser::ErrorCode: 7 to 13 are kinds of "unsupported".
+            match code {
+                Some(7..=13) => Error::unsupported(message),
+                _ => Error::invalid(message),
+            }
+        }
+        WEIGHT => Error::internal(format!("TensorRT-RTX does not take the weight `{subject}`: {words}")),
+        MARK => Error::unsupported(format!("TensorRT-RTX cannot leave the weight `{subject}` open: {words}")),
+        PROFILE => Error::invalid(format!(
+            "TensorRT-RTX does not take the range of shapes of input `{subject}`: {words}"
+        )),
+        BUILDER => Error::internal(format!("TensorRT-RTX does not start to build: {words}")),
+        _ if words.contains("optimization profile") => Error::invalid(
+            "the model has inputs with open dimensions, and nothing says how large they may be".to_string(),
+        )
+        .with_hint("give `--shape`, or a range as in `--option shape.sample=1x4x32x32:1x4x64x64:2x4x128x128`"),
+        _ => Error::unsupported(format!("TensorRT-RTX cannot compile the model: {words}")),
+    };
+    match logged {
+        Some(line) if line != words => error.with_native(line),
+        _ => error,
+    }
+}
+
+/// What the library says, as words: without its source files, its own error codes, and the complaint about a missing
+/// CUDA driver that it adds to every error on a machine without one.
+fn shorten(text: &str) -> String {
+    let lines = text.lines().filter(|line| !line.contains("checkMacros.cpp")).map(|line| {
+        let line = line.find(" at /_src").map_or(line, |end| {
+            let line = &line[..end];
+            // "In FUNCTION at FILE:LINE)"
+            line.rfind("In ").map_or(line, |at| &line[..at])
+        });
+        let line = line.rsplit_once("Error Code ").map_or(line, |(_, rest)| {
+            rest.split_once(": ").map_or(rest, |(_, words)| words)
+        });
+        let line = line.trim().trim_start_matches("API Usage Error (").trim_start_matches("Internal Error (");
+        line.trim_end_matches(['.', ' ', ')']).to_string()
+    });
+    let words: Vec<String> = lines.filter(|line| !line.is_empty()).collect();
+    words.join(": ").chars().take(600).collect()
+}
+
+unsafe extern "C" fn record(context: *mut c_void, record: *const raw::SdRecord) -> i32 {
+    let take = || {
+        // SAFETY: `build` hands over its context and waits; only this thread writes to it. The record and what it
+        // points to live during the call (NvOnnxParser.h, RefitRecord).
+        let (context, found) = unsafe { (&mut *context.cast::<Context<'_>>(), &*record) };
+        let sources = (0..found.source_count.max(0) as usize)
+            // SAFETY: there are `source_count` pointers to strings.
+            .map(|i| unsafe { text(*found.sources.add(i)) })
+            .collect();
+        let record = Record {
+            // SAFETY: a 0-terminated string.
+            name: unsafe { text(found.name) },
+            kind: found.kind,
+            onnx_type: found.onnx_type,
+            data_type: found.type_,
+            count: found.count.max(0) as u64,
+            sources,
+            epsilon: found.epsilon,
+        };
+        let mark = (context.refittable)(&record);
+        context.records.push(record);
+        i32::from(mark)
+    };
+    catch_unwind(AssertUnwindSafe(take)).unwrap_or(0)
+}
+
+unsafe extern "C" fn fault(context: *mut c_void, fault: *const raw::SdFault) {
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: as in `record`.
+        let (context, fault) = unsafe { (&mut *context.cast::<Context<'_>>(), &*fault) };
+        // SAFETY: null or 0-terminated strings.
+        let (op, node, words) = unsafe { (text(fault.op), text(fault.node), shorten(&text(fault.text))) };
+        let what = match (op.is_empty(), node.is_empty()) {
+            (true, true) => words.clone(),
+            (false, true) => format!("operator {op}: {words}"),
+            (true, false) => format!("node `{node}`: {words}"),
+            (false, false) => format!("operator {op}, node `{node}`: {words}"),
+        };
+        context.code = context.code.or(Some(fault.code));
+        context.faults.push(what);
+    }));
+}
+
+unsafe extern "C" fn progress(
+    context: *mut c_void,
+    phase: *const c_char,
+    parent: *const c_char,
+    step: i32,
+    total: i32,
+) -> i32 {
+    let tell = || {
+        // SAFETY: `build` hands over its context and waits. Called from threads of the library: what is used here is
+        // shared (`Host` is `Sync`) or locked.
+        let (host, phases, cancelled) = unsafe {
+            let context = context.cast::<Context<'_>>();
+            (&*(*context).host, &(*context).phases, &(*context).cancelled)
+        };
+        // SAFETY: 0-terminated strings; `parent` may be null.
+        let (phase, parent) = unsafe { (text(phase), text(parent)) };
+        let mut phases = phases.lock().unwrap_or_else(PoisonError::into_inner);
+        if total > 0 {
+            phases.push((phase.clone(), total as u64));
+        }
+        let steps = phases.iter().rfind(|(name, _)| *name == phase).map_or(0, |(_, steps)| *steps);
+        if step < 0 {
+            phases.retain(|(name, _)| *name != phase);
+        }
+        drop(phases);
+        let _ = parent;
+        let step = if step < 0 { steps } else { step as u64 };
+        let flow = host.progress(&phase, step.min(steps), steps);
+        let stop = flow == Flow::Cancel || cancelled.load(Relaxed);
+        cancelled.fetch_or(stop, Relaxed);
+        i32::from(!stop)
+    };
+    catch_unwind(AssertUnwindSafe(tell)).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_librarys_words_are_shortened() {
+        let text = "Invalid Node - node_of_y\nINetworkDefinition::setWeightsName: Error Code 3: API Usage Error \
+                    (Parameter check failed, condition: a == b. Weights differ. In setWeightsName at \
+                    /_src/optimizer/api/network.cpp:4384)\n[checkMacros.cpp::catchCudaError::250] Error Code 1: Cuda \
+                    Runtime (In catchCudaError at /_src/common/dispatch/checkMacros.cpp:250 (cudaError 35: x))";
+        let expected = "Invalid Node - node_of_y: Parameter check failed, condition: a == b. Weights differ";
+        assert_eq!(shorten(text), expected);
+        assert_eq!(shorten("plain words"), "plain words");
+    }
+}

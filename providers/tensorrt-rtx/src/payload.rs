@@ -1,0 +1,109 @@
+//! An engine as bytes: a description as JSON, and the plan.
+
+use crate::{table::Entry, target::Target};
+use sdrun_abi::{EngineInfo, Error, ErrorCode, Result};
+use serde::{Deserialize, Serialize};
+
+/// How a payload begins; then the length of the description as a little-endian u32, the description, the plan.
+const MAGIC: &[u8; 8] = b"SDRTRTX1";
+
+/// What the description says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Description {
+    pub(crate) info: EngineInfo,
+    /// Empty for an engine with its weights inside.
+    pub(crate) table: Vec<Entry>,
+    /// Length of the plan.
+    pub(crate) plan_bytes: u64,
+}
+
+/// What an engine asks of a runtime and a GPU, as the text of [`EngineInfo::compatibility`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Requirements {
+    /// The very version of the library that wrote the plan.
+    pub(crate) tensorrt_rtx: String,
+    /// [`Target::name`]
+    pub(crate) target: String,
+    /// Whether the plan takes weights.
+    pub(crate) refit: bool,
+}
+
+impl Requirements {
+    pub(crate) fn text(&self) -> Result<String> {
+        serde_json::to_string(self).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))
+    }
+
+    pub(crate) fn parse(text: &str) -> Result<(Self, Target)> {
+        let found: Requirements = serde_json::from_str(text).map_err(|e| {
+            Error::invalid(format!("the compatibility string {text:?} is not one of tensorrt-rtx: {e}"))
+        })?;
+        let target = Target::parse(&found.target)
+            .ok_or_else(|| Error::invalid(format!("the engine is built for {:?}, which is unknown", found.target)))?;
+        Ok((found, target))
+    }
+}
+
+/// Description and plan in one piece.
+pub(crate) fn write(description: &Description, plan: &[u8]) -> Result<Vec<u8>> {
+    let json = serde_json::to_vec(description).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))?;
+    let length = u32::try_from(json.len())
+        .map_err(|_| Error::internal("the description of the engine is longer than 4 GiB"))?;
+    let mut payload = Vec::with_capacity(MAGIC.len() + 4 + json.len() + plan.len());
+    payload.extend_from_slice(MAGIC);
+    payload.extend_from_slice(&length.to_le_bytes());
+    payload.extend_from_slice(&json);
+    payload.extend_from_slice(plan);
+    Ok(payload)
+}
+
+/// Description and plan out of a payload. `DataLoss` for anything but what [`write`] writes.
+pub(crate) fn read(payload: &[u8]) -> Result<(Description, &[u8])> {
+    let damaged = |why: &str| Error::new(ErrorCode::DataLoss, format!("the engine is damaged: {why}"));
+    let rest = payload.strip_prefix(MAGIC).ok_or_else(|| damaged("it is no TensorRT-RTX engine"))?;
+    let (length, rest) = rest.split_first_chunk::<4>().ok_or_else(|| damaged("it ends in its header"))?;
+    let (json, plan) = rest
+        .split_at_checked(u32::from_le_bytes(*length) as usize)
+        .ok_or_else(|| damaged("its description is longer than the engine"))?;
+    let description: Description =
+        serde_json::from_slice(json).map_err(|e| damaged(&format!("its description is no JSON: {e}")))?;
+    if description.plan_bytes != plan.len() as u64 || plan.is_empty() {
+        return Err(damaged(&format!(
+            "its plan has {} bytes where it should have {}",
+            plan.len(),
+            description.plan_bytes
+        )));
+    }
+    Ok((description, plan))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_payload_is_an_error() {
+        let info = EngineInfo { inputs: vec![], outputs: vec![], weights: vec![], compatibility: "c".into() };
+        let description = Description { info, table: vec![], plan_bytes: 4 };
+        let good = write(&description, b"plan").unwrap();
+        assert_eq!(read(&good).unwrap(), (description, &b"plan"[..]));
+        for end in 0..good.len() {
+            assert_eq!(read(&good[..end]).unwrap_err().code, ErrorCode::DataLoss, "{end}");
+        }
+        assert!(read(&[&good[..], b"x"].concat()).unwrap_err().message.contains("5 bytes"));
+        let mut long = good.clone();
+        long[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(read(&long).unwrap_err().message.contains("longer"));
+        let mut garbage = good;
+        garbage[12] = b'?';
+        assert!(read(&garbage).unwrap_err().message.contains("JSON"));
+    }
+
+    #[test]
+    fn requirements_are_read_back() {
+        let wanted = Requirements { tensorrt_rtx: "1.7.1.116".into(), target: "sm89".into(), refit: true };
+        assert_eq!(Requirements::parse(&wanted.text().unwrap()).unwrap(), (wanted.clone(), Target::Sm(89)));
+        let unknown = Requirements { target: "sm13".into(), ..wanted };
+        assert!(Requirements::parse(&unknown.text().unwrap()).unwrap_err().message.contains("sm13"));
+        assert!(Requirements::parse("{}").is_err());
+    }
+}

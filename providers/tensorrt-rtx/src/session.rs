@@ -1,0 +1,268 @@
+//! Sessions: an engine with weights on a GPU, and the memory around a run.
+
+use crate::{
+    ffi::{
+        cuda::{Context, DeviceMemory, PinnedMemory, Stream},
+        engine::{Engine, Execution},
+        log,
+    },
+    kernels::Kernels,
+    payload::Description,
+    refit,
+};
+use sdrun_abi::{
+    DType, Error, ErrorCode, Host, LogLevel, MemoryReport, OutputSink, OutputSpec, RefitReport, Result,
+    Session, TensorSpec, TensorView, WeightSource,
+};
+use std::{
+    collections::BTreeSet,
+    ffi::CString,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// A run that takes longer than this is watched for a cancellation; shorter ones end soon enough by themselves.
+const WATCHED_FROM: Duration = Duration::from_millis(100);
+
+/// An engine with weights.
+pub(crate) struct TrtSession {
+    // In the order in which they have to go.
+    execution: Execution,
+    inputs: Vec<Slot>,
+    outputs: Vec<Slot>,
+    stream: Stream,
+    engine: Arc<Engine>,
+    context: Arc<Context>,
+    description: Arc<Description>,
+    kernels: Kernels,
+    /// Input shapes that were run: for others, kernels may have been compiled.
+    seen: BTreeSet<Vec<Vec<usize>>>,
+    last_run: Option<Duration>,
+    /// Why it cannot run any more.
+    broken: Option<Error>,
+    /// Bytes of GPU memory the session took when it was made.
+    device_bytes: u64,
+}
+
+/// An input or output: memory on both sides, which grows to the largest tensor seen.
+struct Slot {
+    name: CString,
+    dtype: DType,
+    on_host: bool,
+    pinned: PinnedMemory,
+    device: DeviceMemory,
+}
+
+impl Slot {
+    fn new(context: &Arc<Context>, spec: &TensorSpec, on_host: bool) -> Result<Self> {
+        let name = CString::new(spec.name.as_str())
+            .map_err(|_| Error::invalid(format!("the name {:?} holds a 0 character", spec.name)))?;
+        let shape: Option<Vec<usize>> = spec.shape.iter().copied().collect();
+        let bytes = shape.and_then(|shape| spec.dtype.bytes_of(&shape)).unwrap_or(0);
+        Ok(Slot {
+            name,
+            dtype: spec.dtype,
+            on_host,
+            pinned: context.pinned_memory(bytes)?,
+            device: context.device_memory(if on_host { 0 } else { bytes })?,
+        })
+    }
+
+    /// Makes room for so many bytes.
+    fn reserve(&mut self, context: &Arc<Context>, bytes: usize) -> Result<()> {
+        if self.pinned.len() < bytes {
+            self.pinned = context.pinned_memory(bytes)?;
+        }
+        if !self.on_host && self.device.bytes < bytes {
+            self.device = context.device_memory(bytes)?;
+        }
+        Ok(())
+    }
+
+    fn bind(&self, execution: &mut Execution, host: &dyn Host) -> Result<()> {
+        match self.on_host {
+            true => execution.set_host(&self.name, &self.pinned, host),
+            false => execution.set_device(&self.name, &self.device, host),
+        }
+    }
+}
+
+impl TrtSession {
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn new(
+        engine: Engine,
+        context: Arc<Context>,
+        stream: Stream,
+        description: Arc<Description>,
+        kernels: Kernels,
+        cuda_graph: bool,
+        free_before: u64,
+        host: &dyn Host,
+    ) -> Result<Self> {
+        let engine = Arc::new(engine);
+        let io = engine.io()?;
+        let slots = |specs: &[TensorSpec]| -> Result<Vec<Slot>> {
+            let mut slots = Vec::new();
+            for spec in specs {
+                let found = io.iter().find(|io| io.name == spec.name).ok_or_else(|| {
+                    Error::internal(format!("TensorRT-RTX's engine has no input or output `{}`", spec.name))
+                })?;
+                if found.dtype != Some(spec.dtype) {
+                    return Err(Error::internal(format!(
+                        "TensorRT-RTX's engine has {:?} for `{}`, the model {}",
+                        found.dtype, spec.name, spec.dtype
+                    )));
+                }
+                slots.push(Slot::new(&context, spec, found.on_host)?);
+            }
+            Ok(slots)
+        };
+        let (inputs, outputs) = (slots(&description.info.inputs)?, slots(&description.info.outputs)?);
+        let stored = kernels.load();
+        let (execution, used) = Execution::new(&engine, cuda_graph, stored.as_deref(), host)?;
+        if stored.is_some() && !used {
+            host.log(LogLevel::Info, "tensorrt-rtx", "kept kernels do not fit any more and are made again");
+        }
+        let device_bytes = free_before.saturating_sub(context.free_memory()?);
+        Ok(TrtSession {
+            execution,
+            inputs,
+            outputs,
+            stream,
+            engine,
+            context,
+            description,
+            kernels,
+            seen: BTreeSet::new(),
+            last_run: None,
+            broken: None,
+            device_bytes,
+        })
+    }
+
+    /// Shapes of the outputs for the inputs that were stated.
+    fn output_specs(&self) -> Result<Vec<OutputSpec>> {
+        let spec = |slot: &Slot| {
+            let name = slot.name.to_string_lossy();
+            let shape = self.execution.shape(&slot.name).ok_or_else(|| {
+                Error::internal(format!("TensorRT-RTX does not tell the shape of output `{name}`"))
+            })?;
+            let shape: Option<Vec<usize>> = shape.iter().map(|d| usize::try_from(*d).ok()).collect();
+            let shape = shape.ok_or_else(|| {
+                Error::unsupported(format!(
+                    "the shape of output `{name}` depends on values, which this provider cannot run"
+                ))
+            })?;
+            Ok(OutputSpec { dtype: slot.dtype, shape })
+        };
+        self.outputs.iter().map(spec).collect()
+    }
+
+    fn wait(&self, host: &dyn Host) -> Result<()> {
+        if self.last_run.is_some_and(|took| took <= WATCHED_FROM) {
+            return self.stream.wait();
+        }
+        loop {
+            if self.stream.is_done()? {
+                return Ok(());
+            }
+            if host.cancelled() {
+                // What a GPU has begun cannot be stopped; memory in use has to stay until it is done.
+                self.stream.wait()?;
+                return Err(Error::new(ErrorCode::Cancelled, "the run was cancelled"));
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// Keeps newly compiled kernels for the next process.
+    fn keep_kernels(&mut self, inputs: &[TensorView<'_>], host: &dyn Host) {
+        let shapes: Vec<Vec<usize>> = inputs.iter().map(|input| input.shape.to_vec()).collect();
+        if self.seen.insert(shapes)
+            && let Some(kernels) = self.execution.kernels()
+        {
+            self.kernels.store(&kernels, host);
+        }
+    }
+}
+
+impl Session for TrtSession {
+    fn refit(
+        &mut self,
+        changed: &[&str],
+        weights: &dyn WeightSource,
+        host: &dyn Host,
+    ) -> Result<RefitReport> {
+        if self.description.table.is_empty() {
+            return Err(Error::precondition("the weights of this engine are baked in and cannot be changed")
+                .with_hint("build the engine without baking"));
+        }
+        self.context.enter()?;
+        // After a refit that went wrong half-way, all weights are given anew.
+        let changed = if self.broken.is_some() { None } else { Some(changed) };
+        match refit::apply(&self.engine, &self.stream, &self.description, changed, weights, host) {
+            Ok(report) => {
+                self.broken = None;
+                Ok(report)
+            }
+            Err(failure) => {
+                if failure.half_done {
+                    let why = format!("the weights are incomplete since a change failed: {}", failure.error);
+                    self.broken =
+                        Some(Error::precondition(why).with_hint("give the session all its weights again"));
+                }
+                Err(failure.error)
+            }
+        }
+    }
+
+    fn run(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        outputs: &mut dyn OutputSink,
+        host: &dyn Host,
+    ) -> Result<()> {
+        if let Some(error) = &self.broken {
+            return Err(error.clone());
+        }
+        let started = Instant::now();
+        self.context.enter()?;
+        for (slot, input) in self.inputs.iter_mut().zip(inputs) {
+            slot.reserve(&self.context, input.data.len())?;
+            slot.pinned[..input.data.len()].copy_from_slice(input.data);
+            if !slot.on_host {
+                self.stream.upload(&slot.pinned, &slot.device, input.data.len())?;
+            }
+            self.execution.set_shape(&slot.name, input.shape, host)?;
+            slot.bind(&mut self.execution, host)?;
+        }
+        let specs = self.output_specs()?;
+        let buffers = outputs.allocate(&specs)?;
+        for (slot, buffer) in self.outputs.iter_mut().zip(&buffers) {
+            slot.reserve(&self.context, buffer.len())?;
+            slot.bind(&mut self.execution, host)?;
+        }
+        self.execution.enqueue(&self.stream, host)?;
+        for (slot, buffer) in self.outputs.iter_mut().zip(&buffers) {
+            if !slot.on_host {
+                self.stream.download(&slot.device, &mut slot.pinned, buffer.len())?;
+            }
+        }
+        self.wait(host)?;
+        for (slot, buffer) in self.outputs.iter().zip(buffers) {
+            buffer.copy_from_slice(&slot.pinned[..buffer.len()]);
+        }
+        self.last_run = Some(started.elapsed());
+        self.keep_kernels(inputs, host);
+        log::deliver(host);
+        Ok(())
+    }
+
+    fn memory(&self) -> Result<MemoryReport> {
+        Ok(MemoryReport {
+            weights: self.engine.weight_bytes(),
+            activations: self.engine.activation_bytes(),
+            device: Some(self.device_bytes),
+        })
+    }
+}

@@ -1,0 +1,120 @@
+//! What a plan is built for: one compute capability, or the library's portable set.
+
+use sdrun_abi::{Device, DeviceKind, Error, Precision, Result};
+
+/// The compute capabilities TensorRT-RTX 1.7 builds for one by one (`nvinfer1::ComputeCapability`), times ten.
+const CAPABILITIES: [u32; 6] = [75, 80, 86, 89, 120, 121];
+
+/// What a plan is built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// 8.0, 8.6, 8.9, 12.0 and, as NVIDIA documents it, later ones.
+    Portable,
+    /// One compute capability, times ten: 89 is 8.9.
+    Sm(u32),
+}
+
+impl Target {
+    /// All targets, the portable one first.
+    pub(crate) fn all() -> impl Iterator<Item = Target> {
+        std::iter::once(Target::Portable).chain(CAPABILITIES.map(Target::Sm))
+    }
+
+    /// What to build for a GPU of this compute capability (times ten): the same where the library knows it, else the
+    /// portable set.
+    pub(crate) fn of_gpu(capability: u32) -> Self {
+        if CAPABILITIES.contains(&capability) { Target::Sm(capability) } else { Target::Portable }
+    }
+
+    /// `portable`, `sm89`, …: the class of devices, and the id of the device to build for.
+    pub(crate) fn name(self) -> String {
+        match self {
+            Target::Portable => "portable".into(),
+            Target::Sm(capability) => format!("sm{capability}"),
+        }
+    }
+
+    /// The target of this name.
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        Self::all().find(|target| target.name() == name)
+    }
+
+    /// `nvinfer1::ComputeCapability`; 0 leaves the choice to the library, which is the portable set.
+    pub(crate) fn capability(self) -> i32 {
+        match self {
+            Target::Portable => 0,
+            Target::Sm(capability) => capability as i32,
+        }
+    }
+
+    /// Whether a plan for this target runs on a GPU of that compute capability (times ten).
+    pub(crate) fn runs_on(self, gpu: u32) -> bool {
+        match self {
+            Target::Portable => gpu >= 80,
+            Target::Sm(capability) => capability == gpu,
+        }
+    }
+
+    /// What the target computes in. The library has no products of f32 matrices for 7.5, which has no bf16 either.
+    pub(crate) fn precisions(self) -> Vec<Precision> {
+        match self {
+            Target::Sm(..80) => vec![Precision::Fp16],
+            _ => vec![Precision::Fp32, Precision::Fp16, Precision::Bf16],
+        }
+    }
+
+    /// The target as a device without hardware.
+    pub(crate) fn device(self, index: usize, absent: String) -> Device {
+        let name = match self {
+            Target::Portable => "any NVIDIA GPU from compute capability 8.0 on".into(),
+            Target::Sm(capability) => {
+                format!("NVIDIA GPU of compute capability {}.{}", capability / 10, capability % 10)
+            }
+        };
+        Device {
+            id: self.name(),
+            index,
+            name,
+            kind: DeviceKind::Gpu,
+            class: self.name(),
+            memory_bytes: None,
+            absent: Some(absent),
+        }
+    }
+
+    /// An error where the target does not compute in `precision`.
+    pub(crate) fn check_precision(self, precision: Precision) -> Result<()> {
+        let offered = self.precisions();
+        if offered.contains(&precision) {
+            return Ok(());
+        }
+        let names: Vec<&str> = offered.iter().map(|p| p.name()).collect();
+        Err(Error::unsupported(format!("TensorRT-RTX cannot compute in {precision} on {}", self.name()))
+            .with_hint(format!("it computes in {} there", names.join(", "))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_gpus() {
+        for target in Target::all() {
+            assert_eq!(Target::parse(&target.name()), Some(target));
+        }
+        assert_eq!(Target::parse("sm90"), None);
+        assert_eq!(Target::of_gpu(89), Target::Sm(89));
+        assert_eq!(Target::of_gpu(90), Target::Portable);
+        assert!(Target::Portable.runs_on(90) && !Target::Portable.runs_on(75));
+        assert!(Target::Sm(89).runs_on(89) && !Target::Sm(86).runs_on(89));
+    }
+
+    #[test]
+    fn turing_has_half_precision_alone() {
+        assert!(Target::Sm(75).check_precision(Precision::Fp16).is_ok());
+        let error = Target::Sm(75).check_precision(Precision::Fp32).unwrap_err();
+        assert!(error.message.contains("fp32 on sm75") && error.hint.unwrap().contains("fp16"));
+        assert!(Target::Portable.check_precision(Precision::Bf16).is_ok());
+    }
+}

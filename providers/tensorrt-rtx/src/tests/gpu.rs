@@ -1,0 +1,285 @@
+use super::*;
+use crate::ffi::Library;
+use sdrun_abi::{Compatibility, ErrorCode, Flow, Host, LogLevel, WeightUpdate};
+
+fn load(provider: &TensorRtRtx, payload: &[u8]) -> Result<Box<dyn sdrun_abi::Engine>> {
+    provider.load(payload, &spec(GPU), &NoHost)
+}
+
+fn session(provider: &TensorRtRtx, source: &Source) -> Result<Box<dyn Session>> {
+    load(provider, &payload_of(&description(), PLAN))?.session(source, &NoHost)
+}
+
+fn failure<T>(result: Result<T>) -> Error {
+    result.err().expect("it must fail")
+}
+
+#[test]
+fn weights_are_given_changed_and_changed_back() {
+    let (_guard, double, provider) = provider();
+    let before = double.alive();
+    let (a, b) = (Source::new(0.3, -0.2), Source::new(1.25, 0.7));
+    let mut session = session(&provider, &a).unwrap();
+    assert_eq!(a.asked.load(Relaxed), 2);
+    let first = run(&mut *session, 2).unwrap();
+    assert_eq!(first, expected(&a, 2));
+    // A larger tensor, then a smaller one.
+    assert_eq!(run(&mut *session, 8).unwrap(), expected(&a, 8));
+    assert_eq!(run(&mut *session, 1).unwrap(), expected(&a, 1));
+
+    let released = double.get("released");
+    let report = session.refit(&["a", "b"], &b, &NoHost).unwrap();
+    assert_eq!((report.method, report.tensors, report.bytes), (WeightUpdate::InPlace, 2, 32));
+    assert_eq!(double.get("released"), released + 1);
+    assert_eq!(run(&mut *session, 2).unwrap(), expected(&b, 2));
+    session.refit(&["a", "b"], &a, &NoHost).unwrap();
+    assert_eq!(run(&mut *session, 2).unwrap(), first, "A, B, A gives A to the bit");
+
+    // One weight alone; what the library wants along with it comes too.
+    let mixed = Source { a: a.a.clone(), ..Source::new(0.0, 5.0) };
+    assert_eq!(session.refit(&["b"], &mixed, &NoHost).unwrap().tensors, 1);
+    assert_eq!(run(&mut *session, 2).unwrap(), expected(&mixed, 2));
+    assert_eq!(session.refit(&["a"], &b, &NoHost).unwrap().tensors, 2);
+    assert_eq!(run(&mut *session, 2).unwrap(), expected(&b, 2));
+
+    let memory = session.memory().unwrap();
+    assert_eq!((memory.weights, memory.activations), (Some(36), Some(4096)));
+    assert!(memory.device.is_some());
+    drop(session);
+    assert_eq!(double.alive(), before, "everything of the vendor's is freed");
+}
+
+#[test]
+fn what_is_incomplete_is_refused() {
+    let (_guard, double, provider) = provider();
+    let source = Source::new(0.3, -0.2);
+    *source.absent.lock().unwrap() = Some("b");
+    assert_eq!(failure(session(&provider, &source)).code, ErrorCode::NotFound);
+    *source.absent.lock().unwrap() = None;
+
+    let mut description = description();
+    let try_plan = |description: &Description, plan: &str| {
+        failure(load(&provider, &payload_of(description, plan)).unwrap().session(&source, &NoHost))
+    };
+    let error = try_plan(&description, &PLAN.replace("weight b 3\n", ""));
+    assert!(error.message.contains("no place for 1 of 2 weights, the first is `b`"), "{error}");
+    // Also where the library claims that nothing is missing.
+    double.set("says_nothing_is_missing", 1);
+    let error = try_plan(&description, &format!("{PLAN}weight d 2\n"));
+    assert!(error.message.contains("`d`, which its refit table does not name"), "{error}");
+    assert_eq!(error.code, ErrorCode::DataLoss);
+    double.set("says_nothing_is_missing", 0);
+    let error = try_plan(&description, &PLAN.replace("weight a 5", "weight a 6"));
+    assert!(error.message.contains("`a` has 6 elements") && error.message.contains("5 of f32"), "{error}");
+    description.info.weights.remove(1);
+    let error = try_plan(&description, PLAN);
+    assert!(error.message.contains("made of `b`, which it does not name"), "{error}");
+}
+
+#[test]
+fn a_refit_that_fails_keeps_the_former_weights_or_says_so() {
+    let (_guard, double, provider) = provider();
+    let (a, b) = (Source::new(0.3, -0.2), Source::new(1.25, 0.7));
+    let mut session = session(&provider, &a).unwrap();
+    let first = run(&mut *session, 2).unwrap();
+
+    *b.absent.lock().unwrap() = Some("b");
+    assert_eq!(failure(session.refit(&["a", "b"], &b, &NoHost)).code, ErrorCode::NotFound);
+    *b.absent.lock().unwrap() = None;
+    assert_eq!(run(&mut *session, 2).unwrap(), first);
+    double.set("set_fails", 2);
+    assert!(failure(session.refit(&["a", "b"], &b, &NoHost)).message.contains("take the weight"));
+    assert_eq!(run(&mut *session, 2).unwrap(), first);
+    assert_eq!(failure(session.refit(&["a", "b"], &b, &Stop)).code, ErrorCode::Cancelled);
+    assert_eq!(run(&mut *session, 2).unwrap(), first);
+
+    // The library itself stops half-way: nothing can be run until all weights were given.
+    double.set("refit_fails", 1);
+    failure(session.refit(&["a", "b"], &b, &NoHost));
+    let error = failure(run(&mut *session, 2));
+    assert!(error.message.contains("incomplete") && error.hint.is_some(), "{error}");
+    assert_eq!(session.refit(&["b"], &a, &NoHost).unwrap().tensors, 3);
+    assert_eq!(run(&mut *session, 2).unwrap(), first);
+}
+
+/// Stops everything.
+struct Stop;
+
+impl Host for Stop {
+    fn log(&self, _: LogLevel, _: &str, _: &str) {}
+    fn progress(&self, _: &str, _: u64, _: u64) -> Flow {
+        Flow::Cancel
+    }
+    fn cancelled(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn weights_can_be_baked_in() {
+    let (_guard, _double, provider) = provider();
+    let source = Source::new(0.3, -0.2);
+    let engine = load(&provider, &payload_of(&description(), PLAN)).unwrap();
+    let baked = engine.bake(&source, &NoHost).unwrap();
+    assert!(baked.info().weights.is_empty() && baked.info().compatibility.contains("\"refit\":false"));
+    let again = load(&provider, &baked.serialize().unwrap()).unwrap();
+    let nothing = Source::new(f32::NAN, f32::NAN);
+    let mut session = again.session(&nothing, &NoHost).unwrap();
+    assert_eq!(nothing.asked.load(Relaxed), 0);
+    assert_eq!(run(&mut *session, 2).unwrap(), expected(&source, 2));
+    let error = failure(session.refit(&["a"], &source, &NoHost));
+    assert!(error.message.contains("baked in"), "{error}");
+}
+
+#[test]
+fn failures_of_the_gpu_are_errors_and_leak_nothing() {
+    let (_guard, double, provider) = provider();
+    let source = Source::new(0.3, -0.2);
+    let before = double.alive();
+    for (what, nth, code, words) in [
+        ("load_fails", 1, ErrorCode::ResourceExhausted, "out of memory"),
+        ("context_fails", 1, ErrorCode::Internal, "prepare a run"),
+        ("alloc_fails", 1, ErrorCode::ResourceExhausted, "out of memory"),
+        ("alloc_fails", 2, ErrorCode::ResourceExhausted, "Test GPU 0"),
+    ] {
+        double.set(what, nth);
+        let error = failure(session(&provider, &source));
+        assert_eq!(error.code, code, "{what}: {error}");
+        assert!(error.message.contains(words), "{error}");
+        assert_eq!(double.alive(), before, "{what}");
+    }
+    double.set("diagnostics", 0b101);
+    let error = failure(session(&provider, &source));
+    assert!(error.message.contains("another release") && error.message.contains("driver is older"), "{error}");
+    double.set("diagnostics", 0);
+    let damaged = PLAN.replace("plan", "pfan");
+    let engine = load(&provider, &payload_of(&description(), &damaged)).unwrap();
+    assert!(failure(engine.session(&source, &NoHost)).message.contains("damaged"));
+
+    let mut session = session(&provider, &source).unwrap();
+    double.set("enqueue_fails", 1);
+    assert!(failure(run(&mut *session, 2)).message.contains("run the engine"));
+    let error = failure(run(&mut *session, 9));
+    assert!(error.message.contains("shape [9, 4]") && error.code == ErrorCode::InvalidArgument, "{error}");
+    assert_eq!(run(&mut *session, 2).unwrap(), expected(&source, 2));
+    double.set("alloc_fails", 1);
+    assert_eq!(failure(run(&mut *session, 8)).code, ErrorCode::ResourceExhausted);
+    assert_eq!(run(&mut *session, 8).unwrap(), expected(&source, 8));
+}
+
+#[test]
+fn a_long_run_can_be_cancelled() {
+    let (_guard, double, provider) = provider();
+    let source = Source::new(0.3, -0.2);
+    let mut session = session(&provider, &source).unwrap();
+    double.set("busy", 1_000_000);
+    let data = [0u8; 32];
+    let view = TensorView { dtype: DType::F32, shape: &[2, 4], data: &data };
+    let error = failure(session.run(&[view], &mut VecSink::default(), &Stop));
+    assert_eq!(error.code, ErrorCode::Cancelled);
+    double.set("busy", 3);
+    assert_eq!(run(&mut *session, 2).unwrap(), expected(&source, 2));
+}
+
+#[test]
+fn compiled_kernels_are_kept() {
+    let (_guard, double, provider) = provider();
+    let source = Source::new(0.3, -0.2);
+    // A plan that no other test has.
+    let plan = format!("{PLAN}# kernels\n");
+    let engine = load(&provider, &payload_of(&description(), &plan)).unwrap();
+    let used = double.get("kernels_used");
+    let mut session = engine.session(&source, &NoHost).unwrap();
+    run(&mut *session, 2).unwrap();
+    drop(session);
+    assert_eq!(double.get("kernels_used"), used);
+    engine.session(&source, &NoHost).unwrap();
+    assert_eq!(double.get("kernels_used"), used + 1);
+}
+
+#[test]
+fn options_reach_the_library() {
+    let (_guard, double, provider) = provider();
+    let payload = payload_of(&description(), PLAN);
+    let with = |key: &str, value: &str| {
+        let mut spec = spec(GPU);
+        spec.options.insert(key.into(), value.into());
+        provider.load(&payload, &spec, &NoHost)?.session(&Source::new(0.3, -0.2), &NoHost)
+    };
+    double.set("cuda_graph", 0);
+    with("cuda-graph", "on").unwrap();
+    assert_eq!(double.get("cuda_graph"), 1);
+    double.set("streamable", 1000);
+    with("vram-budget", "600").unwrap();
+    assert_eq!(double.get("budget"), 600);
+    with("vram-budget", "5GB").unwrap();
+    assert_eq!(double.get("budget"), 1000);
+    double.set("streamable", 0);
+    let error = failure(with("vram-budget", "600"));
+    assert!(error.message.contains("was built without"), "{error}");
+}
+
+#[test]
+fn gpus_are_listed_and_chosen() {
+    let (_guard, double, provider) = provider();
+    double.set("gpus", 2);
+    let devices = provider.devices().unwrap();
+    let ids: Vec<&str> = devices.iter().map(|d| d.id.as_str()).collect();
+    assert_eq!(ids[..3], ["0000:01:00.0", "0000:02:00.0", "portable"]);
+    assert_eq!((&*devices[1].name, &*devices[1].class), ("Test GPU 1", "sm89"));
+    assert_eq!((devices[0].memory_bytes, &devices[0].absent), (Some(8 << 30), &None));
+    let source = Source::new(0.3, -0.2);
+    let engine =
+        provider.load(&payload_of(&description(), PLAN), &spec("0000:02:00.0"), &NoHost).unwrap();
+    let mut session = engine.session(&source, &NoHost).unwrap();
+    assert_eq!(run(&mut *session, 2).unwrap(), expected(&source, 2));
+    assert_eq!(double.get("current"), 2);
+    drop(session);
+
+    // Engines for other GPUs, and targets that are none.
+    double.set("capability", 120);
+    let verdict = provider.check(&description().info.compatibility, GPU).unwrap();
+    assert!(matches!(verdict, Compatibility::Unsupported(why) if why.contains("built for sm89, this device is sm120")));
+    let portable = description().info.compatibility.replace("sm89", "portable");
+    assert!(matches!(provider.check(&portable, GPU).unwrap(), Compatibility::PreferRecompile(_)));
+    double.set("capability", 90);
+    assert_eq!(provider.check(&portable, GPU).unwrap(), Compatibility::Optimal);
+    let engine = provider.load(&payload_of(&description(), PLAN), &spec("sm89"), &NoHost).unwrap();
+    let error = failure(engine.session(&source, &NoHost));
+    assert!(error.message.contains("sm89 is not a GPU of this machine"), "{error}");
+}
+
+#[test]
+fn other_libraries_are_refused_before_they_are_used() {
+    let (_guard, double) = Double::lock();
+    let dir = tempfile::tempdir().unwrap();
+    for (version, words) in [("110400", "is TensorRT 11.4;"), ("10601", "is TensorRT-RTX 1.6;")] {
+        let file = double::compile(dir.path(), &format!("lib{version}.so"), &[&format!("-DDOUBLE_VERSION={version}")]);
+        let error = Library::load(&file).err().unwrap();
+        assert_eq!(error.code, ErrorCode::FailedPrecondition);
+        assert!(error.message.contains(words) && error.message.contains("1.7"), "{error}");
+    }
+    // A library that is none, half of one, and one without the functions.
+    let whole = std::fs::read(&double.library).unwrap();
+    for (name, bytes, words) in [
+        ("half.so", &whole[..whole.len() / 2], "truncated"),
+        ("text.so", &[b'x'; 9000][..], "no ELF library"),
+        ("small.so", b"", "only 0 bytes"),
+    ] {
+        let file = dir.path().join(name);
+        std::fs::write(&file, bytes).unwrap();
+        let error = Library::load(&file).err().unwrap();
+        assert!(error.message.contains(words), "{error}");
+    }
+}
+
+/// Weights that were promised to be the same must not be others; only weights marked one by one are refitted.
+#[test]
+fn the_builder_promises_nothing_about_weights() {
+    let shim = include_str!("../../shim/build.cpp");
+    let code: Vec<&str> = shim.lines().map(|line| line.split("//").next().unwrap_or("")).collect();
+    let uses = |flag: &str| code.iter().filter(|line| line.contains(flag)).count();
+    assert_eq!((uses("setFlag(BuilderFlag::kSTRIP_PLAN)"), uses("setFlag(BuilderFlag::kREFIT_INDIVIDUAL)")), (1, 1));
+    assert_eq!((uses("setFlag(BuilderFlag::kREFIT_IDENTICAL)"), uses("setFlag(BuilderFlag::kREFIT)")), (0, 0));
+    assert_eq!(uses("getFlag(BuilderFlag::kREFIT_IDENTICAL)"), 1, "the shim asks the library itself");
+}

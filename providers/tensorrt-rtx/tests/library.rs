@@ -1,0 +1,244 @@
+//! The real library, on a machine without a GPU: what it builds, and what it says.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../common/testing.rs"]
+mod testing;
+
+use sdrun_abi::{
+    BuildSpec, Compatibility, DType, Device, Engine, ErrorCode, NoHost, Precision, Provider, Result, Weight,
+    WeightSource,
+};
+use sdrun_graph::{ExternalBase, Graph, OpenDims, simplify};
+use sdrun_provider_tensorrt_rtx::TensorRtRtx;
+use sdrun_weights::builtin;
+use std::{collections::BTreeMap, sync::OnceLock};
+use testing::{Model, Source, Stop, config, failure, noise, perceptron, perceptron_weights, runtime_dir};
+
+fn provider() -> &'static TensorRtRtx {
+    static PROVIDER: OnceLock<TensorRtRtx> = OnceLock::new();
+    PROVIDER.get_or_init(|| {
+        let dir = runtime_dir("SDRUN_TENSORRT_RTX_DIR");
+        let info = TensorRtRtx.init(&config(Some(&dir), &std::env::temp_dir()), &NoHost).unwrap();
+        assert!(info.version.starts_with("1.7."), "{info:?}");
+        TensorRtRtx
+    })
+}
+
+fn spec(device: &str, precision: Precision) -> BuildSpec {
+    BuildSpec { device: device.into(), ..testing::spec(precision) }
+}
+
+/// A source that must not be asked.
+struct Untouched;
+
+impl WeightSource for Untouched {
+    fn get(&self, name: &str) -> Result<Weight<'_>> {
+        panic!("weight {name} was read");
+    }
+}
+
+fn build(model: &[u8], spec: &BuildSpec) -> Result<Box<dyn Engine>> {
+    provider().build(model, spec, &Untouched, &NoHost)
+}
+
+fn has_gpu() -> bool {
+    provider().devices().unwrap()[0].absent.is_none()
+}
+
+/// A built-in model as the host hands it over.
+fn model_of(name: &str) -> Vec<u8> {
+    let model = builtin::find(name).unwrap();
+    let bytes = model.graph_bytes().unwrap();
+    let mut graph = Graph::from_bytes(bytes.into(), name, ExternalBase::Stripped).unwrap();
+    let shapes: BTreeMap<String, Vec<usize>> =
+        model.inputs.iter().map(|i| (i.name.to_string(), i.shape.to_vec())).collect();
+    simplify(&mut graph, &shapes, OpenDims::Refuse).unwrap();
+    graph.to_onnx_stripped().unwrap()
+}
+
+#[test]
+fn targets_are_devices() {
+    let devices: Vec<Device> = provider().devices().unwrap();
+    for id in ["portable", "sm75", "sm80", "sm86", "sm89", "sm120", "sm121"] {
+        let device = devices.iter().find(|d| d.id == id).unwrap();
+        assert!(device.absent.is_some() && device.class == id);
+        let capabilities = provider().capabilities(id).unwrap();
+        assert!(capabilities.device_free_build && capabilities.precisions.contains(&Precision::Fp16));
+    }
+    assert_eq!(failure(provider().capabilities("sm13")).code, ErrorCode::NotFound);
+}
+
+#[test]
+fn mobilenet_is_built_without_weights() {
+    let model = model_of("mobilenet-v2");
+    for device in ["portable", "sm89"] {
+        let engine = build(&model, &spec(device, Precision::Fp32)).unwrap();
+        let weights: u64 = engine
+            .info()
+            .weights
+            .iter()
+            .map(|w| w.dtype.bytes_of(&w.shape).unwrap() as u64)
+            .sum();
+        let payload = engine.serialize().unwrap();
+        assert!((payload.len() as u64) < weights / 2, "{} of {weights} bytes", payload.len());
+        let again = provider().load(&payload, &spec(device, Precision::Fp32), &NoHost).unwrap();
+        assert_eq!(again.info(), engine.info());
+        assert_eq!(again.serialize().unwrap(), payload);
+        let verdict = provider().check(&engine.info().compatibility, device).unwrap();
+        assert_eq!(verdict, Compatibility::Optimal);
+        let other = provider().check(&engine.info().compatibility, "sm120").unwrap();
+        assert!(matches!(other, Compatibility::Unsupported(why) if why.contains("built for") && why.contains("sm120")));
+    }
+}
+
+#[test]
+fn without_a_gpu_running_is_refused_at_once() {
+    if has_gpu() {
+        return;
+    }
+    let engine = build(&perceptron(), &spec("portable", Precision::Fp32)).unwrap();
+    for error in [
+        failure(engine.session(&perceptron_weights(1), &NoHost)),
+        failure(engine.bake(&perceptron_weights(1), &NoHost)),
+    ] {
+        assert_eq!(error.code, ErrorCode::FailedPrecondition);
+        assert_eq!(error.message, "needs an NVIDIA GPU: no CUDA driver found");
+    }
+}
+
+#[test]
+fn an_engine_with_its_weights_inside_takes_no_others() {
+    let mut spec = spec("sm89", Precision::Fp32);
+    spec.bake = true;
+    let engine = provider().build(&perceptron(), &spec, &perceptron_weights(1), &NoHost).unwrap();
+    assert!(engine.info().weights.is_empty());
+    let w1 = &perceptron_weights(1).0["w1"].data;
+    let payload = engine.serialize().unwrap();
+    // The plan holds all numbers of the largest weight, in whatever order.
+    let held = w1.chunks_exact(4).filter(|value| payload.windows(4).any(|bytes| bytes == *value)).count();
+    assert_eq!(held, w1.len() / 4);
+    let missing = Source::default();
+    assert_eq!(failure(provider().build(&perceptron(), &spec, &missing, &NoHost)).code, ErrorCode::NotFound);
+}
+
+#[test]
+fn every_precision_is_built() {
+    for precision in [Precision::Fp32, Precision::Fp16, Precision::Bf16] {
+        let engine = build(&perceptron(), &spec("sm89", precision)).unwrap();
+        let expected = match precision {
+            Precision::Fp32 => DType::F32,
+            Precision::Fp16 => DType::F16,
+            Precision::Bf16 => DType::BF16,
+        };
+        assert!(engine.info().weights.iter().all(|w| w.dtype == expected), "{precision}");
+        assert_eq!((engine.info().inputs[0].dtype, engine.info().outputs[0].dtype), (DType::F32, DType::F32));
+    }
+    let error = failure(build(&perceptron(), &spec("sm75", Precision::Fp32)));
+    assert!(error.message.contains("fp32 on sm75"), "{error}");
+    build(&perceptron(), &spec("sm75", Precision::Fp16)).unwrap();
+}
+
+#[test]
+fn a_cancelled_build_is_cancelled() {
+    let started = std::time::Instant::now();
+    let error = failure(provider().build(&model_of("mobilenet-v2"), &spec("sm89", Precision::Fp32), &Untouched, &Always));
+    assert_eq!(error.code, ErrorCode::Cancelled, "{error}");
+    let error = failure(provider().build(&perceptron(), &spec("sm89", Precision::Fp32), &Untouched, &Stop("read")));
+    assert_eq!(error.code, ErrorCode::Cancelled);
+    // A build that is not stopped works afterwards.
+    build(&perceptron(), &spec("sm89", Precision::Fp32)).unwrap();
+    println!("{:?}", started.elapsed());
+}
+
+/// Stops as soon as the vendor's builder reports progress.
+struct Always;
+
+impl sdrun_abi::Host for Always {
+    fn log(&self, _: sdrun_abi::LogLevel, _: &str, _: &str) {}
+    fn progress(&self, phase: &str, _: u64, _: u64) -> sdrun_abi::Flow {
+        if phase == "read" { sdrun_abi::Flow::Continue } else { sdrun_abi::Flow::Cancel }
+    }
+    fn cancelled(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn what_cannot_be_built_is_named() {
+    let unknown = Model::default()
+        .input("x", DType::F32, &[4, 4])
+        .output("y", DType::F32, &[])
+        .weight("w", DType::F32, &[4, 4])
+        .node("MatMul", &["x", "w"], &["h"])
+        .node("Det", &["h"], &["y"])
+        .bytes();
+    let error = failure(build(&unknown, &spec("sm89", Precision::Fp32)));
+    assert_eq!(error.code, ErrorCode::Unimplemented, "{error}");
+    assert!(error.message.contains("operator Det"), "{error}");
+
+    let open = Model::default()
+        .input("x", DType::F32, &[-1, 4])
+        .output("y", DType::F32, &[-1, 4])
+        .weight("w", DType::F32, &[4, 4])
+        .node("MatMul", &["x", "w"], &["y"])
+        .bytes();
+    let error = failure(build(&open, &spec("sm89", Precision::Fp32)));
+    assert!(error.message.contains("`x` [?, 4] has open dimensions"), "{error}");
+    assert!(error.hint.unwrap().contains("shape.x="));
+    let with = |value: &str| {
+        let mut spec = spec("sm89", Precision::Fp32);
+        spec.options.insert("shape.x".into(), value.into());
+        build(&open, &spec)
+    };
+    let engine = with("1x4:2x4:8x4").unwrap();
+    assert_eq!(engine.info().inputs[0].shape, [None, Some(4)]);
+    assert!(failure(with("1x5:2x5:8x5")).message.contains("does not fit the model"));
+
+    // A size that the export has baked in contradicts the range.
+    let baked = Model::default()
+        .input("x", DType::F32, &[-1, 4])
+        .output("y", DType::F32, &[-1, 4])
+        .weight("w", DType::F32, &[3, 4])
+        .node("Add", &["x", "w"], &["y"])
+        .bytes();
+    let mut contradicts = spec("sm89", Precision::Fp32);
+    contradicts.options.insert("shape.x".into(), "2x4:2x4:2x4".into());
+    let error = failure(build(&baked, &contradicts));
+    println!("{error}");
+    assert!(error.message.contains("TensorRT-RTX cannot"), "{error}");
+
+    let garbage = noise(3, 100).iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    assert_eq!(failure(build(&garbage, &spec("sm89", Precision::Fp32))).code, ErrorCode::InvalidArgument);
+    assert!(failure(build(&[], &spec("sm89", Precision::Fp32))).code != ErrorCode::Internal);
+}
+
+#[test]
+fn a_damaged_engine_is_refused() {
+    let spec = spec("sm89", Precision::Fp32);
+    let engine = build(&perceptron(), &spec).unwrap();
+    let payload = engine.serialize().unwrap();
+    for end in [0, 7, 11, 100, payload.len() / 2, payload.len() - 1] {
+        assert_eq!(failure(provider().load(&payload[..end], &spec, &NoHost)).code, ErrorCode::DataLoss, "{end}");
+    }
+    let mut elsewhere = spec.clone();
+    elsewhere.device = "sm86".into();
+    let error = failure(provider().load(&payload, &elsewhere, &NoHost));
+    assert!(error.message.contains("built for sm89, this device is sm86"), "{error}");
+    let old = engine.info().compatibility.replace("1.7.", "1.6.");
+    assert!(matches!(provider().check(&old, "sm89").unwrap(), Compatibility::Unsupported(why) if why.contains("1.6.")));
+}
+
+#[test]
+fn batch_normalization_is_refittable() {
+    let model = Model::default()
+        .input("x", DType::F32, &[1, 4, 8, 8])
+        .output("y", DType::F32, &[1, 4, 8, 8])
+        .weight("scale", DType::F32, &[4])
+        .weight("bias", DType::F32, &[4])
+        .weight("mean", DType::F32, &[4])
+        .weight("variance", DType::F32, &[4])
+        .node("BatchNormalization", &["x", "scale", "bias", "mean", "variance"], &["y"])
+        .bytes();
+    let engine = build(&model, &spec("sm89", Precision::Fp32)).unwrap();
+    assert_eq!(engine.info().weights.len(), 4);
+}
