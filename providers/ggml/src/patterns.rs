@@ -5,6 +5,7 @@
 
 use crate::{
     ffi::Unary,
+    kernels::Activation,
     ops::{GroupNormParts, group_norm},
     shape,
     storage::is_f32,
@@ -105,7 +106,7 @@ impl Pattern<'_> {
                     affine: Some((t.operand(norm.scale)?, t.operand(norm.bias)?)),
                     weight: optional(t, norm.weight)?,
                     shift: optional(t, norm.shift)?,
-                    silu: norm.silu,
+                    activation: norm.silu.then_some(Activation::Swish(1.0)),
                 };
                 group_norm(t, self.last, parts)?
             }

@@ -1,5 +1,7 @@
 //! The table of operators: one file for each family, one entry for each operator.
 
+mod activation;
+mod attention;
 mod conv;
 mod elementwise;
 mod layout;
@@ -7,12 +9,16 @@ mod matmul;
 mod norm;
 mod reduce;
 
+pub(crate) use layout::permutation;
 pub(crate) use norm::{GroupNormParts, group_norm};
 
 use crate::translate::{Outcome, Translator};
 use sdrun_graph::Node;
 
-/// How an operator of the default domain is said in ggml's terms.
+/// The domain of operators that passes over the graph merge others into.
+pub(crate) const FUSED: &str = "sdrun";
+
+/// How an operator of the default domain, or of [`FUSED`], is said in ggml's terms.
 pub(crate) struct Operator {
     /// ONNX name.
     pub(crate) name: &'static str,
@@ -23,9 +29,10 @@ pub(crate) struct Operator {
     pub(crate) translate: fn(&mut Translator<'_>, &Node) -> Outcome,
 }
 
-const FAMILIES: [&[Operator]; 6] = [
+const FAMILIES: [&[Operator]; 7] = [
     elementwise::OPERATORS,
     matmul::OPERATORS,
+    attention::OPERATORS,
     conv::OPERATORS,
     norm::OPERATORS,
     reduce::OPERATORS,
@@ -39,6 +46,6 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Operator> {
 
 /// The entry for a node.
 pub(crate) fn find(node: &Node) -> Option<&'static Operator> {
-    let default_domain = matches!(&node.domain[..], "" | "ai.onnx");
-    all().find(|operator| default_domain && operator.name == node.op_type)
+    let ours = matches!(&node.domain[..], "" | "ai.onnx" | FUSED);
+    all().find(|operator| ours && operator.name == node.op_type)
 }
