@@ -8,9 +8,7 @@
 use crate::{
     ffi::{Builder, Extent, Ggml, Kernel, MAX_INPUTS, Tensor, Type, product::Words, simd::Level},
     kernels::{Argument, Extract, HostNode, Layout, PackPanels, Panels, Produced, StridedCopy},
-    ops,
-    patterns::Patterns,
-    shape,
+    ops, shape,
     storage::{is_f32, storage_type},
     weights::{Form, Placement, Source},
 };
@@ -108,18 +106,8 @@ pub(crate) fn translate(graph: &Graph, precision: Precision, ggml: &'static Ggml
         let input = translator.input_tensor(*id).map_err(|refusal| explain_value(graph, *id, refusal))?;
         inputs.push(input);
     }
-    let patterns = Patterns::find(graph);
-    for (index, node) in graph.nodes.iter().enumerate() {
-        if patterns.is_inside(index) {
-            continue;
-        }
-        match patterns.at(index) {
-            Some(pattern) => pattern.translate(&mut translator).map_err(|refusal| match refusal {
-                Refusal::Unsupported(why) => Error::unsupported(format!("{}: {why}", describe(node))),
-                Refusal::Failed(error) => error,
-            })?,
-            None => translator.node(node)?,
-        }
+    for node in &graph.nodes {
+        translator.node(node)?;
     }
     let mut outputs = Vec::new();
     for id in &graph.outputs {
@@ -446,7 +434,7 @@ impl<'g> Translator<'g> {
 
     /// Leaves a node to the reference implementation.
     fn host_node(&mut self, node: &'g Node) -> Outcome {
-        let opset = self.graph.opset();
+        let opset = self.graph.opsets.get(&node.domain).copied().unwrap_or_else(|| self.graph.opset());
         if !eval::supports(node, opset) {
             return refuse("the reference implementation does not cover it");
         }

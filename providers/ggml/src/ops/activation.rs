@@ -1,24 +1,21 @@
 //! Activations that are attributes of other operators.
 
 use crate::{
-    ffi::Tensor,
+    ffi::{Tensor, Type},
     kernels::{Activation, Elementwise},
     shape,
     translate::{Outcome, Translator, refuse},
 };
-use sdrun_graph::Node;
+use sdrun_graph::{Node, fused};
 
-/// The activation that the attributes `activation` and `activation_params` name.
+/// The node's activation.
 pub(super) fn activation(node: &Node) -> Outcome<Option<Activation>> {
-    let Some(name) = node.str("activation") else { return Ok(None) };
-    let parameters = node.floats("activation_params").unwrap_or_default();
-    Ok(Some(match (name, parameters) {
-        ("Relu", []) => Activation::Clip(0.0, f32::INFINITY),
-        ("Clip", &[low, high]) => Activation::Clip(low, high),
-        ("Swish", &[alpha]) => Activation::Swish(alpha),
-        ("Gelu", []) => Activation::Gelu,
-        ("FastGelu", []) => Activation::GeluTanh,
-        _ => return refuse(format!("its activation is {name:?} with parameters {parameters:?}")),
+    Ok(fused::Activation::of(node).or_else(refuse)?.map(|activation| match activation {
+        fused::Activation::Relu => Activation::Clip(0.0, f32::INFINITY),
+        fused::Activation::Clip(low, high) => Activation::Clip(low, high),
+        fused::Activation::Swish(alpha) => Activation::Swish(alpha),
+        fused::Activation::Gelu => Activation::Gelu,
+        fused::Activation::GeluTanh => Activation::GeluTanh,
     }))
 }
 
@@ -31,5 +28,5 @@ pub(super) fn activate(
     activation: Activation,
 ) -> Outcome<Tensor> {
     let kernel = Elementwise { len: shape::len(shape), activation };
-    t.custom(node, kernel, &[x], crate::ffi::Type::F32, shape::extent(shape))
+    t.custom(node, kernel, &[x], Type::F32, shape::extent(shape))
 }

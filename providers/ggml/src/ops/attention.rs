@@ -41,9 +41,10 @@ fn operand(t: &mut Translator<'_>, id: ValueId, heads: Option<usize>) -> Outcome
 }
 
 fn attention(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let windowed = ["left_window_size", "right_window_size"].iter().any(|name| node.int_or(name, -1) != -1);
     let cached = node.inputs.iter().skip(4).flatten().count() > 0;
-    if cached || node.outputs.iter().flatten().count() > 1 {
-        return refuse("it has a cache or a second output");
+    if cached || windowed || node.outputs.iter().flatten().count() > 1 {
+        return refuse("it has a cache, a window or a second output");
     }
     if node.float("softcap").unwrap_or(0.0) != 0.0 {
         return refuse("it has a softcap");

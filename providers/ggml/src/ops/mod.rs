@@ -10,15 +10,11 @@ mod norm;
 mod reduce;
 
 pub(crate) use layout::permutation;
-pub(crate) use norm::{GroupNormParts, group_norm};
 
 use crate::translate::{Outcome, Translator};
-use sdrun_graph::Node;
+use sdrun_graph::{Node, fused::DOMAIN};
 
-/// The domain of operators that passes over the graph merge others into.
-pub(crate) const FUSED: &str = "sdrun";
-
-/// How an operator of the default domain, or of [`FUSED`], is said in ggml's terms.
+/// How an operator of ai.onnx, or one that passes make of several, is said in ggml's terms.
 pub(crate) struct Operator {
     /// ONNX name.
     pub(crate) name: &'static str,
@@ -46,6 +42,6 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Operator> {
 
 /// The entry for a node.
 pub(crate) fn find(node: &Node) -> Option<&'static Operator> {
-    let ours = matches!(&node.domain[..], "" | "ai.onnx" | FUSED);
-    all().find(|operator| ours && operator.name == node.op_type)
+    let known = matches!(&node.domain[..], "" | "ai.onnx" | DOMAIN);
+    all().find(|operator| known && operator.name == node.op_type)
 }

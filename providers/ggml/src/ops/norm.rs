@@ -1,13 +1,13 @@
 //! Normalisation and softmax.
 
-use super::{FUSED, Operator, activation::activation};
+use super::{Operator, activation::activation};
 use crate::{
     ffi::{Tensor, Type},
     kernels::{Activation, GroupNorm, LayerNorm},
     shape,
     translate::{Operand, Outcome, Translator, refuse},
 };
-use sdrun_graph::Node;
+use sdrun_graph::{Node, fused::DOMAIN};
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator {
@@ -26,22 +26,22 @@ pub(super) const OPERATORS: &[Operator] = &[
 ];
 
 /// A GroupNorm with what usually surrounds it, each part optional; see [`GroupNorm`].
-pub(crate) struct GroupNormParts {
+struct GroupNormParts {
     /// `[batch, channels, ...]`.
-    pub(crate) x: Operand,
-    pub(crate) groups: usize,
-    pub(crate) epsilon: f32,
+    x: Operand,
+    groups: usize,
+    epsilon: f32,
     /// Scale and bias, one element for each group or each channel.
-    pub(crate) affine: Option<(Operand, Operand)>,
+    affine: Option<(Operand, Operand)>,
     /// One element for each channel.
-    pub(crate) weight: Option<Operand>,
+    weight: Option<Operand>,
     /// One element for each channel.
-    pub(crate) shift: Option<Operand>,
-    pub(crate) activation: Option<Activation>,
+    shift: Option<Operand>,
+    activation: Option<Activation>,
 }
 
 /// The tensor of a normalisation, of the shape of its input.
-pub(crate) fn group_norm(t: &mut Translator<'_>, node: &Node, parts: GroupNormParts) -> Outcome<Tensor> {
+fn group_norm(t: &mut Translator<'_>, node: &Node, parts: GroupNormParts) -> Outcome<Tensor> {
     let GroupNormParts { x, groups, epsilon, affine, weight, shift, activation } = parts;
     let &[batch, channels, ref inner @ ..] = &x.shape[..] else {
         return refuse("its input has fewer than two dimensions");
@@ -88,7 +88,7 @@ fn instance_norm(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// In domain [`FUSED`] with factors of the groups before those of the channels, and an activation.
+/// In domain [`DOMAIN`] with factors of the groups before those of the channels, and an activation.
 fn group_normalization(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let (x, scale, bias) = (t.float(node, 0)?, t.float(node, 1)?, t.float(node, 2)?);
     let Some(groups) = node.int("num_groups").and_then(|n| usize::try_from(n).ok()) else {
@@ -98,7 +98,7 @@ fn group_normalization(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let (group_scale, group_bias) = (t.optional_float(node, 3)?, t.optional_float(node, 4)?);
     let activation = activation(node)?;
     let plain = GroupNormParts { x, groups, epsilon, affine: None, weight: None, shift: None, activation };
-    let parts = match (node.domain == FUSED, group_scale, group_bias) {
+    let parts = match (node.domain == DOMAIN, group_scale, group_bias) {
         (true, Some(group_scale), Some(group_bias)) => GroupNormParts {
             affine: Some((group_scale, group_bias)),
             weight: Some(scale),
