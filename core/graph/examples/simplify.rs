@@ -35,7 +35,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     fs::write(output, bytes)?;
     println!("{} nodes became {} in {} rounds", report.nodes_before, report.nodes_after, report.rounds);
     for pass in &report.passes {
-        println!("{:20} {} nodes, {} initializers", pass.name, pass.nodes, pass.initializers);
+        println!("{:20} {} nodes, {} initializers", pass.name, -pass.nodes(), -pass.initializers);
     }
     println!("topology {}", graph.topology_hash());
     Ok(())

@@ -9,7 +9,8 @@
 //! | `bind` | [`Graph::bind`]: sizes for open dimensions |
 //! | [`infer`] | types and shapes of all values |
 //! | [`eval`] | single operators on host tensors |
-//! | [`passes`] | [`simplify()`] and the passes it is made of |
+//! | [`passes`] | [`simplify()`], [`passes::optimize`], and the passes they run |
+//! | [`fused`] | operators that passes merge nodes into |
 //! | `hash` | [`Graph::topology_hash`] |
 //! | [`proto`] | the messages of the file format |
 //!
@@ -71,6 +72,7 @@ mod bind;
 mod error;
 pub mod eval;
 mod external;
+pub mod fused;
 mod hash;
 pub mod infer;
 pub mod ir;

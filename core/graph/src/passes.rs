@@ -2,26 +2,47 @@
 //! others are for engines in which weights are no constants.
 //!
 //! None of them looks at or changes the values of a weight, so a simplified graph takes any weights that the
-//! original takes.
+//! original takes. [`simplify()`] runs those that every consumer takes; [`optimize`] those that a consumer asks for by
+//! name. Sizes may be open; a rule that needs a number (of channels, of heads) leaves alone what lacks it.
 
 mod branches;
 mod compact;
+mod cse;
 mod dead;
 mod fold;
+mod fuse_attention;
+mod fuse_gelu;
+mod fuse_group_norm;
+mod fuse_linear;
+mod fuse_norm;
 mod identity;
 mod merge_projections;
 mod prepare_weights;
 mod precision;
+mod layout;
+mod neutral;
+mod rewrite;
+#[cfg(test)]
+pub(crate) mod testing;
+mod uses;
 mod weights_as_inputs;
 
 pub use branches::inline_branches;
 pub use compact::compact;
+pub use cse::merge_common_subexpressions;
 pub use dead::eliminate_dead;
 pub use fold::{FOLD_BUDGET, fold_constants};
+pub use fuse_attention::{absorb_heads, fuse_attention};
+pub use fuse_gelu::{fuse_gelu, fuse_swish};
+pub use fuse_group_norm::fuse_group_norm;
+pub use fuse_linear::{fuse_activation, fuse_bias, fuse_conv_bias, fuse_glu, fuse_residual};
+pub use fuse_norm::{fuse_layer_norm, fuse_rms_norm};
 pub use identity::eliminate_identity;
 pub use merge_projections::merge_projections;
 pub use prepare_weights::{PreparationStep, preparation_steps, prepare_weights};
 pub use precision::{PrecisionReport, convert_precision};
+pub use layout::{cancel_transposes, collapse_reshapes, sink_scales, sink_transposes};
+pub use neutral::eliminate_neutral;
 pub use weights_as_inputs::weights_as_inputs;
 
 use crate::{Graph, GraphError, Node, OpenDims, infer};
@@ -37,23 +58,160 @@ pub struct SimplifyReport {
     pub nodes_after: usize,
     /// How often all passes ran; the last time they found nothing.
     pub rounds: usize,
-    /// What each pass took away, in the order in which they run.
+    /// What each pass changed, in the order in which they run.
     pub passes: Vec<PassReport>,
 }
 
-/// What one pass took away over all rounds.
+/// What one pass changed, over all its runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PassReport {
     /// Name of the pass.
     pub name: &'static str,
-    /// Nodes that are gone.
-    pub nodes: usize,
-    /// Initializers that are gone.
-    pub initializers: usize,
+    /// How often it found what it looks for.
+    pub changes: usize,
+    /// The change in the number of nodes, by operator; operators whose number is as before are left out.
+    pub operators: BTreeMap<String, i64>,
+    /// The change in the number of initializers.
+    pub initializers: i64,
 }
 
-/// Binds the inputs named in `shapes` (see [`Graph::bind`]), infers all shapes, and runs all passes until nothing
-/// changes. Afterwards every value has the type and shape that could be inferred, and ids are renumbered.
+impl PassReport {
+    fn new(name: &'static str) -> Self {
+        PassReport { name, changes: 0, operators: BTreeMap::new(), initializers: 0 }
+    }
+
+    /// Runs a pass and adds what it changed.
+    fn measure(
+        &mut self,
+        graph: &mut Graph,
+        run: impl FnOnce(&mut Graph) -> Result<usize, GraphError>,
+    ) -> Result<usize, GraphError> {
+        let (before, initializers) = (census(graph), graph.initializers.len() as i64);
+        let changes = run(graph)?;
+        if changes > 0 {
+            self.changes += changes;
+            self.initializers += graph.initializers.len() as i64 - initializers;
+            for (operators, sign) in [(before, -1), (census(graph), 1)] {
+                for (name, count) in operators {
+                    *self.operators.entry(name).or_default() += sign * count;
+                }
+            }
+            self.operators.retain(|_, change| *change != 0);
+        }
+        Ok(changes)
+    }
+
+    /// The change in the number of nodes.
+    pub fn nodes(&self) -> i64 {
+        self.operators.values().sum()
+    }
+}
+
+/// A pass that can be chosen by name.
+pub struct Pass {
+    /// Its name.
+    pub name: &'static str,
+    /// What it takes away or merges.
+    pub summary: &'static str,
+    run: Run,
+}
+
+enum Run {
+    Always(fn(&mut Graph) -> usize),
+    MayFail(fn(&mut Graph) -> Result<usize, GraphError>),
+}
+
+const fn pass(name: &'static str, summary: &'static str, run: fn(&mut Graph) -> usize) -> Pass {
+    Pass { name, summary, run: Run::Always(run) }
+}
+
+/// All passes: first what only takes away, then what merges nodes into operators of [`fused`](crate::fused).
+pub const PASSES: &[Pass] = &[
+    pass("fold_constants", "what follows from constants", |g| fold_constants(g, &mut FOLD_BUDGET.clone())),
+    Pass {
+        name: "inline_branches",
+        summary: "branches whose condition is known",
+        run: Run::MayFail(inline_branches),
+    },
+    pass("eliminate_identity", "nodes that hand on their input", eliminate_identity),
+    pass("eliminate_dead", "what no output depends on", |g| {
+        let (nodes, initializers) = eliminate_dead(g);
+        nodes + initializers
+    }),
+    pass("eliminate_neutral", "arithmetic that changes nothing", eliminate_neutral),
+    pass("merge_common_subexpressions", "what is computed twice", merge_common_subexpressions),
+    pass("collapse_reshapes", "chains of reshapes", collapse_reshapes),
+    pass("cancel_transposes", "chains of transposes", cancel_transposes),
+    pass("sink_scales", "scalar factors before reshapes and transposes", sink_scales),
+    pass("sink_transposes", "transposes before what can be done without them", sink_transposes),
+    pass("fuse_swish", "SiLU and its kind", fuse_swish),
+    pass("fuse_gelu", "GELU by erf and by tanh", fuse_gelu),
+    pass("fuse_group_norm", "group normalisation from its parts", fuse_group_norm),
+    pass("fuse_layer_norm", "layer normalisation from its parts", fuse_layer_norm),
+    pass("fuse_rms_norm", "root-mean-square normalisation from its parts", fuse_rms_norm),
+    pass("fuse_attention", "attention from products and softmax", fuse_attention),
+    pass("absorb_heads", "the split into heads around attention", absorb_heads),
+    pass("fuse_conv_bias", "biases added to convolutions", fuse_conv_bias),
+    pass("fuse_bias", "biases added to products", fuse_bias),
+    pass("fuse_glu", "gated linear units", fuse_glu),
+    pass("fuse_residual", "residuals added to convolutions and products", fuse_residual),
+    pass("fuse_activation", "activations of convolutions, products, group normalisations", fuse_activation),
+];
+
+/// Names of [`PASSES`] in an order, with repetitions, in which each finds what those before it leave. A consumer that has
+/// kernels for all of [`fused`](crate::fused) runs these; others leave out what they do not want.
+pub const ALL: &[&str] = &[
+    "eliminate_neutral",
+    "merge_common_subexpressions",
+    "collapse_reshapes",
+    "cancel_transposes",
+    "sink_scales",
+    "fuse_swish",
+    "fuse_gelu",
+    "fuse_group_norm",
+    "fuse_layer_norm",
+    "fuse_rms_norm",
+    "sink_transposes",
+    "cancel_transposes",
+    "fuse_attention",
+    "cancel_transposes",
+    "absorb_heads",
+    "cancel_transposes",
+    "collapse_reshapes",
+    "fuse_conv_bias",
+    "fuse_bias",
+    "fuse_glu",
+    "fuse_residual",
+    "fuse_activation",
+];
+
+/// Runs passes by name, in order, on a graph whose types and shapes are inferred; open dimensions stay open. The values
+/// and names of weights stay as they are. Returns what each pass changed; of one that ran several times, the sum.
+///
+/// # Errors
+/// [`GraphError::Invalid`] for a name that is none of [`PASSES`], and the errors of [`inline_branches`].
+pub fn optimize(graph: &mut Graph, names: &[&str]) -> Result<Vec<PassReport>, GraphError> {
+    let mut reports: Vec<PassReport> = Vec::new();
+    for name in names {
+        let Some(pass) = PASSES.iter().find(|pass| pass.name == *name) else {
+            return Err(GraphError::Invalid(format!("there is no pass {name:?}")));
+        };
+        let at = reports.iter().position(|report| report.name == pass.name).unwrap_or_else(|| {
+            reports.push(PassReport::new(pass.name));
+            reports.len() - 1
+        });
+        reports[at].measure(graph, |graph| match pass.run {
+            Run::Always(run) => Ok(run(graph)),
+            Run::MayFail(run) => run(graph),
+        })?;
+    }
+    tracing::debug!(?reports, "optimized");
+    Ok(reports)
+}
+
+/// Binds the inputs named in `shapes` (see [`Graph::bind`]), infers all shapes, and runs the passes that every consumer
+/// takes until nothing changes: folding, branches, identities, dead code. Afterwards every value has the type and
+/// shape that could be inferred, and ids are renumbered.
 ///
 /// # Errors
 /// Those of [`Graph::bind`], [`infer::infer_shapes`] and [`inline_branches`]. The graph is then valid, but only partly
@@ -65,31 +223,42 @@ pub fn simplify(
 ) -> Result<SimplifyReport, GraphError> {
     graph.bind(shapes, open)?;
     let nodes_before = graph.nodes.len();
-    let pass = |name| PassReport { name, nodes: 0, initializers: 0 };
     let names = ["fold_constants", "inline_branches", "eliminate_identity", "eliminate_dead"];
-    let mut passes: Vec<PassReport> = names.into_iter().map(pass).collect();
+    let mut passes = names.map(PassReport::new);
     let (mut budget, mut rounds) = (FOLD_BUDGET, 0);
     loop {
         rounds += 1;
         infer::infer_shapes(graph)?;
-        let removed = [
-            (fold_constants(graph, &mut budget), 0),
-            (inline_branches(graph)?, 0),
-            (eliminate_identity(graph), 0),
-            eliminate_dead(graph),
-        ];
-        for (pass, (nodes, initializers)) in passes.iter_mut().zip(removed) {
-            pass.nodes += nodes;
-            pass.initializers += initializers;
-        }
-        if removed == [(0, 0); 4] {
+        let [fold, branches, identity, dead] = &mut passes;
+        let changes = fold.measure(graph, |graph| Ok(fold_constants(graph, &mut budget)))?
+            + branches.measure(graph, inline_branches)?
+            + identity.measure(graph, |graph| Ok(eliminate_identity(graph)))?
+            + dead.measure(graph, |graph| {
+                let (nodes, initializers) = eliminate_dead(graph);
+                Ok(nodes + initializers)
+            })?;
+        if changes == 0 {
             break;
         }
     }
     compact(graph);
+    let passes = passes.to_vec();
     let report = SimplifyReport { nodes_before, nodes_after: graph.nodes.len(), rounds, passes };
     tracing::debug!(?report, "simplified");
     Ok(report)
+}
+
+/// Number of nodes by operator.
+fn census(graph: &Graph) -> BTreeMap<String, i64> {
+    let mut counts: BTreeMap<(&str, &str), i64> = BTreeMap::new();
+    for node in &graph.nodes {
+        *counts.entry((&node.domain, &node.op_type)).or_default() += 1;
+    }
+    let name = |(domain, op): (&str, &str)| match domain {
+        "" => op.to_owned(),
+        _ => format!("{domain}.{op}"),
+    };
+    counts.into_iter().map(|(key, count)| (name(key), count)).collect()
 }
 
 /// Whether an operator gives other outputs for the same inputs.
@@ -168,13 +337,19 @@ mod tests {
         assert_eq!((y.name.as_str(), y.known_shape()), ("y", Some(vec![2, 10, 3])));
         assert_eq!(graph.weights().map(|(name, _)| name).collect::<Vec<_>>(), ["w"]);
         assert_eq!((report.nodes_before, report.nodes_after), (9, 3));
-        let counts: Vec<_> = report.passes.iter().map(|p| (p.name, p.nodes)).collect();
+        let counts: Vec<_> = report.passes.iter().map(|p| (p.name, p.nodes())).collect();
+        // The branch brings a node and an Identity.
         assert_eq!(
             counts,
-            [("fold_constants", 4), ("inline_branches", 1), ("eliminate_identity", 3), ("eliminate_dead", 0)]
+            [
+                ("fold_constants", -4),
+                ("inline_branches", 1),
+                ("eliminate_identity", -3),
+                ("eliminate_dead", 0)
+            ]
         );
         // "unused", and the constants that went into the folded ones.
-        assert_eq!(report.passes[3].initializers, 7);
+        assert_eq!(report.passes[3].initializers, -7);
         let x = ramp(&[2, 5, 4]);
         assert_eq!(run(&graph, &[("x", x)])[0].shape(), [2, 10, 3]);
 

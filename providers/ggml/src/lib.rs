@@ -4,7 +4,7 @@ mod engine;
 mod ffi;
 mod kernels;
 mod ops;
-mod patterns;
+mod optimize;
 mod provider;
 mod session;
 mod shape;

@@ -7,7 +7,7 @@ use crate::{
     weights::{Placement, Source},
 };
 use sdrun_abi::{
-    DType, EngineInfo, Error, ErrorCode, Flow, Host, MemoryReport, OutputSink, OutputSpec, RefitReport,
+    DType, EngineInfo, Error, ErrorCode, Flow, Host, LogLevel, MemoryReport, OutputSink, OutputSpec, RefitReport,
     Result, Session, TensorView, Weight, WeightSource, WeightSpec, WeightUpdate,
 };
 use std::collections::BTreeMap;
@@ -149,6 +149,9 @@ impl Session for GgmlSession {
             )));
         }
         self.program.compute(&|| host.cancelled())?;
+        if let Some(table) = self.program.profile() {
+            host.log(LogLevel::Info, "ggml", &table);
+        }
         for (buffer, (tensor, dtype)) in buffers.iter_mut().zip(&self.outputs) {
             let Some(type_) = storage_type(*dtype) else {
                 return Err(Error::internal(format!("an output is {dtype}")));

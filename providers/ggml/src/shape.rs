@@ -48,6 +48,32 @@ pub(crate) fn broadcast_strides(shape: &[usize], target: &[usize]) -> Option<Vec
     Some(result)
 }
 
+/// Strides with which elements of `shape` at `strides` are read as `target`, which has as many elements; `None` where
+/// they would have to be copied.
+pub(crate) fn reshape_strides(shape: &[usize], strides: &[isize], target: &[usize]) -> Option<Vec<isize>> {
+    let (dims, strides) = coalesce(shape, &[strides]);
+    let (mut rest, mut result) = (target, Vec::with_capacity(target.len()));
+    // Each merged dimension has to be some of the target's.
+    for (dim, stride) in dims.iter().zip(&strides[0]) {
+        let mut taken = 0;
+        let mut product = 1;
+        while product < *dim {
+            product *= *rest.get(taken)?;
+            taken += 1;
+        }
+        if product != *dim {
+            return None;
+        }
+        while rest.get(taken) == Some(&1) {
+            taken += 1;
+        }
+        let dense = self::strides(&rest[..taken]);
+        result.extend(dense.iter().map(|step| *step as isize * stride));
+        rest = &rest[taken..];
+    }
+    rest.is_empty().then_some(result)
+}
+
 /// Drops dimensions of one element and merges neighbours that every one of `strides` walks as one. At least one
 /// dimension remains.
 pub(crate) fn coalesce(shape: &[usize], strides: &[&[isize]]) -> (Vec<usize>, Vec<Vec<isize>>) {

@@ -6,11 +6,9 @@
 //! refuses is evaluated by `sdrun_graph::eval` where that can do it, and else refused with the reasons.
 
 use crate::{
-    ffi::{Builder, Extent, Ggml, Kernel, MAX_INPUTS, Tensor, Type},
-    kernels::{Argument, Extract, HostNode, Produced, StridedCopy},
-    ops,
-    patterns::Patterns,
-    shape,
+    ffi::{Builder, Extent, Ggml, Kernel, MAX_INPUTS, Tensor, Type, product::Words, simd::Level},
+    kernels::{Argument, Extract, HostNode, Layout, PackPanels, Panels, Produced, StridedCopy},
+    ops, shape,
     storage::{is_f32, storage_type},
     weights::{Form, Placement, Source},
 };
@@ -60,6 +58,15 @@ pub(crate) struct Operand {
     pub(crate) shape: Vec<usize>,
 }
 
+/// A value of the graph as elements of a tensor.
+#[derive(Clone)]
+pub(crate) struct View {
+    pub(crate) tensor: Tensor,
+    pub(crate) shape: Vec<usize>,
+    /// Of each dimension, in elements.
+    pub(crate) strides: Vec<isize>,
+}
+
 /// The state of a translation, and what operators need to say themselves in ggml's terms.
 pub(crate) struct Translator<'g> {
     pub(crate) graph: &'g Graph,
@@ -99,18 +106,8 @@ pub(crate) fn translate(graph: &Graph, precision: Precision, ggml: &'static Ggml
         let input = translator.input_tensor(*id).map_err(|refusal| explain_value(graph, *id, refusal))?;
         inputs.push(input);
     }
-    let patterns = Patterns::find(graph);
-    for (index, node) in graph.nodes.iter().enumerate() {
-        if patterns.is_inside(index) {
-            continue;
-        }
-        match patterns.at(index) {
-            Some(pattern) => pattern.translate(&mut translator).map_err(|refusal| match refusal {
-                Refusal::Unsupported(why) => Error::unsupported(format!("{}: {why}", describe(node))),
-                Refusal::Failed(error) => error,
-            })?,
-            None => translator.node(node)?,
-        }
+    for node in &graph.nodes {
+        translator.node(node)?;
     }
     let mut outputs = Vec::new();
     for id in &graph.outputs {
@@ -241,6 +238,14 @@ impl<'g> Translator<'g> {
     pub(crate) fn producer(&self, id: ValueId) -> Option<&'g Node> {
         self.producers.get(&id).map(|index| &self.graph.nodes[*index])
     }
+    /// What our products multiply: pairs of bf16 where the precision asks for it and the processor can.
+    pub(crate) fn words(&self) -> Words {
+        if self.precision == Precision::Bf16 && Level::detect().multiplies_bf16() {
+            Words::Bf16
+        } else {
+            Words::F32
+        }
+    }
     /// What matrices and convolution filters are stored in.
     pub(crate) fn matrix_type(&self) -> Type {
         match self.precision {
@@ -291,7 +296,6 @@ impl<'g> Translator<'g> {
         let shape = self.shape(id)?;
         let extent = match form {
             Form::Plain => shape::extent(&shape),
-            Form::Transposed { batch, rows, cols } => [rows, cols, batch, 1],
             Form::Panels { .. } => [form.len(shape::len(&shape)), 1, 1, 1],
         };
         let tensor = self.builder.weight(type_, extent)?;
@@ -335,6 +339,49 @@ impl<'g> Translator<'g> {
         if let Some(id) = node.output(0) {
             self.constants.insert(id, constant);
         }
+    }
+
+    /// A value read with strides: what a Transpose, or a Reshape of one, makes of its input is not copied.
+    pub(crate) fn view(&mut self, id: ValueId) -> Outcome<View> {
+        let shape = self.shape(id)?;
+        if let Some(node) = self.producer(id).filter(|node| matches!(&node.domain[..], "" | "ai.onnx"))
+            && let Some(source) = node.input(0)
+            && is_f32(self.dtype(source)?)
+        {
+            match &node.op_type[..] {
+                "Transpose" => {
+                    let view = self.view(source)?;
+                    if let Some(perm) = ops::permutation(node, view.shape.len()) {
+                        let strides = perm.iter().map(|axis| view.strides[*axis]).collect();
+                        return Ok(View { shape, strides, ..view });
+                    }
+                }
+                "Reshape" | "Unsqueeze" | "Squeeze" | "Flatten" | "Identity" => {
+                    let view = self.view(source)?;
+                    if let Some(strides) = shape::reshape_strides(&view.shape, &view.strides, &shape) {
+                        return Ok(View { shape, strides, ..view });
+                    }
+                }
+                _ => {}
+            }
+        }
+        let tensor = self.operand(id)?.tensor;
+        let strides = shape::strides(&shape).iter().map(|stride| *stride as isize).collect();
+        Ok(View { tensor, shape, strides })
+    }
+    /// A computed tensor packed in panels. `layout` is that of a matrix, `dims` and `strides` those of the stack of as
+    /// many matrices as the panels have groups.
+    pub(crate) fn panels(
+        &mut self,
+        node: &Node,
+        tensor: Tensor,
+        panels: Panels,
+        layout: Layout,
+        dims: &[usize],
+        strides: &[isize],
+    ) -> Outcome<Tensor> {
+        let kernel = PackPanels { panels, dims: dims.to_vec(), strides: strides.to_vec(), layout };
+        self.custom(node, kernel, &[tensor], Type::F32, [panels.len(), 1, 1, 1])
     }
 
     // ---- building blocks ----
@@ -387,7 +434,7 @@ impl<'g> Translator<'g> {
 
     /// Leaves a node to the reference implementation.
     fn host_node(&mut self, node: &'g Node) -> Outcome {
-        let opset = self.graph.opset();
+        let opset = self.graph.opsets.get(&node.domain).copied().unwrap_or_else(|| self.graph.opset());
         if !eval::supports(node, opset) {
             return refuse("the reference implementation does not cover it");
         }

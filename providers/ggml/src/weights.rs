@@ -1,8 +1,8 @@
 //! Weights and constants on their way into ggml tensors.
 
 use crate::{
-    ffi::{Tensor, Type},
-    kernels::{pack_panels, panels_len},
+    ffi::{Tensor, Type, as_bytes, product::Words},
+    kernels::Panels,
     storage::{into_storage, to_bytes, to_f32s},
 };
 use sdrun_abi::{DType, Error, Result};
@@ -14,18 +14,16 @@ use std::borrow::Cow;
 pub(crate) enum Form {
     /// As in the graph.
     Plain,
-    /// `batch` matrices of `rows` x `cols`, each transposed.
-    Transposed { batch: usize, rows: usize, cols: usize },
-    /// `groups` matrices of `rows` x `depth`, packed for the convolution kernel.
-    Panels { groups: usize, rows: usize, depth: usize },
+    /// Row-major matrices packed for our products, `transposed` where they are stored as depth x rows.
+    Panels { panels: Panels, transposed: bool },
 }
 
 impl Form {
-    /// Elements of the tensor for an initializer of `len` elements.
+    /// Elements of the tensor, of which a word of bf16 pairs has two, for an initializer of `len` elements.
     pub(crate) fn len(self, len: usize) -> usize {
         match self {
-            Form::Panels { groups, rows, depth } => panels_len(groups, rows, depth),
-            _ => len,
+            Form::Plain => len,
+            Form::Panels { panels, .. } => panels.len() * if panels.words == Words::Bf16 { 2 } else { 1 },
         }
     }
 }
@@ -60,42 +58,18 @@ impl Placement {
         }
         let values = to_f32s(dtype, bytes)
             .ok_or_else(|| Error::internal(format!("a {dtype} initializer was taken for a matrix")))?;
-        let arranged = match self.form {
-            Form::Plain => values,
-            Form::Transposed { rows, cols, .. } => Cow::Owned(transpose(&values, rows, cols)),
-            Form::Panels { groups, rows, depth } => Cow::Owned(pack_panels(&values, groups, rows, depth)),
+        let (panels, transposed) = match self.form {
+            Form::Plain => return Ok(Cow::Owned(to_bytes(&values, self.type_))),
+            Form::Panels { panels, transposed } => (panels, transposed),
         };
-        Ok(Cow::Owned(to_bytes(&arranged, self.type_)))
-    }
-}
-
-/// Transposes matrices of `rows` x `cols`, in blocks that fit the first level cache.
-fn transpose(values: &[f32], rows: usize, cols: usize) -> Vec<f32> {
-    const BLOCK: usize = 32;
-    let mut out = vec![0.0; values.len()];
-    for (from, to) in values.chunks_exact(rows * cols).zip(out.chunks_exact_mut(rows * cols)) {
-        for row_block in (0..rows).step_by(BLOCK) {
-            for col_block in (0..cols).step_by(BLOCK) {
-                for row in row_block..(row_block + BLOCK).min(rows) {
-                    for col in col_block..(col_block + BLOCK).min(cols) {
-                        to[col * rows + row] = from[row * cols + col];
-                    }
-                }
+        let mut words = vec![0; panels.len()];
+        panels.pack(&values, transposed, 0, &mut words);
+        Ok(match (panels.words, self.type_) {
+            (Words::F32, Type::F16 | Type::Bf16) => {
+                let values: Vec<f32> = words.into_iter().map(f32::from_bits).collect();
+                Cow::Owned(to_bytes(&values, self.type_))
             }
-        }
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn transposes_each_matrix() {
-        let values: Vec<f32> = (0..12).map(|i| i as f32).collect();
-        assert_eq!(transpose(&values, 2, 3), [0.0, 3.0, 1.0, 4.0, 2.0, 5.0, 6.0, 9.0, 7.0, 10.0, 8.0, 11.0]);
-        let large: Vec<f32> = (0..70 * 45).map(|i| i as f32).collect();
-        assert_eq!(transpose(&transpose(&large, 70, 45), 45, 70), large);
+            _ => Cow::Owned(as_bytes(&words).to_vec()),
+        })
     }
 }

@@ -37,7 +37,7 @@ mod testing;
 mod unary;
 
 use crate::infer::{Ctx, Fact, describe, outputs_by_rule};
-use crate::{GraphError, Node, OPSETS, Tensor};
+use crate::{GraphError, Node, OPSETS, Tensor, fused};
 use call::{Call, Fault};
 
 /// Most elements an output may have; a larger one is a mistake or an attack.
@@ -64,6 +64,9 @@ pub enum EvalError {
 /// `inputs[i]` is `None` where optional input `i` is absent. `opset` is the version of the node's operator
 /// set, one of [`OPSETS`]. Random operators and control flow are not covered.
 pub fn evaluate(node: &Node, opset: i64, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, EvalError> {
+    if fused::is_fused(node) {
+        return fused::evaluate_node(node, inputs);
+    }
     let unsupported = |why: String| EvalError::Unsupported { op: format!("{}-{opset}", node.op_type), why };
     let Some(kernel) = find(node, opset) else {
         return Err(unsupported("there is no implementation of it".into()));
@@ -97,7 +100,7 @@ pub fn evaluate(node: &Node, opset: i64, inputs: &[Option<&Tensor>]) -> Result<V
 
 /// Whether [`evaluate`] knows the operator. Single attributes and element types may still be refused.
 pub fn supports(node: &Node, opset: i64) -> bool {
-    find(node, opset).is_some()
+    fused::is_fused(node) || find(node, opset).is_some()
 }
 
 fn find(node: &Node, opset: i64) -> Option<kernels::Kernel> {

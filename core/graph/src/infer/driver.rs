@@ -1,7 +1,7 @@
 //! Applies the rules to nodes and graphs, and evaluates small constant subgraphs on the way.
 
 use super::{Ctx, Fact, PartialInt, dims, partial, rules};
-use crate::{Dim, Graph, GraphError, Initializer, Node, OPSETS, Tensor, ValueId, eval};
+use crate::{Dim, Graph, GraphError, Initializer, Node, OPSETS, Tensor, ValueId, eval, fused};
 use std::collections::HashMap;
 
 /// Most elements a tensor may have to be carried along as a known value.
@@ -34,6 +34,11 @@ pub fn node_outputs(
     opset: i64,
     inputs: &[Option<Fact>],
 ) -> Result<Option<Vec<Fact>>, GraphError> {
+    if fused::is_fused(node) {
+        let mut facts = fused::infer(node, inputs)?;
+        facts.resize(node.outputs.len(), Fact::default());
+        return Ok(Some(facts));
+    }
     let ctx = Ctx { node, opset, inputs };
     let Some(mut facts) = outputs_by_rule(&ctx)? else { return Ok(None) };
     facts.resize(node.outputs.len(), Fact::default());

@@ -100,6 +100,9 @@ api! {
     ggml_set_output: fn(TensorPtr);
     ggml_new_graph_custom: fn(Ptr, usize, bool) -> Ptr;
     ggml_build_forward_expand: fn(Ptr, TensorPtr);
+    ggml_graph_n_nodes: fn(Ptr) -> c_int;
+    ggml_graph_node: fn(Ptr, c_int) -> TensorPtr;
+    ggml_op_desc: fn(TensorPtr) -> *const c_char;
 
     ggml_add: fn(Ptr, TensorPtr, TensorPtr) -> TensorPtr;
     ggml_sub: fn(Ptr, TensorPtr, TensorPtr) -> TensorPtr;
@@ -125,9 +128,7 @@ api! {
     ggml_scale_bias: fn(Ptr, TensorPtr, f32, f32) -> TensorPtr;
     ggml_reshape_4d: fn(Ptr, TensorPtr, i64, i64, i64, i64) -> TensorPtr;
     ggml_view_4d: fn(Ptr, TensorPtr, i64, i64, i64, i64, usize, usize, usize, usize) -> TensorPtr;
-    ggml_mul_mat: fn(Ptr, TensorPtr, TensorPtr) -> TensorPtr;
     ggml_soft_max: fn(Ptr, TensorPtr) -> TensorPtr;
-    ggml_norm: fn(Ptr, TensorPtr, f32) -> TensorPtr;
     ggml_mean: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_sum_rows: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_custom_4d: fn(Ptr, c_int, i64, i64, i64, i64, *mut TensorPtr, c_int, CustomOp, c_int, *mut c_void) -> TensorPtr;

@@ -4,10 +4,11 @@ use super::{
     api::*,
     kernel::{Cell, Failure, Kernel, MAX_INPUTS, trampoline},
     library::Ggml,
+    profile::Note,
     program::Program,
 };
 use sdrun_abi::{Error, ErrorCode, Result};
-use std::{ffi::c_int, sync::Arc};
+use std::{collections::HashMap, ffi::c_int, sync::Arc};
 
 /// Element types that tensors are stored in. ggml computes in f32 alone; the others are storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -114,6 +115,8 @@ pub(crate) struct Builder {
     /// What the nodes take on one thread, roughly, in nanoseconds.
     pub(super) work: usize,
     pub(super) nodes: usize,
+    /// What a profile says of the nodes that are kernels.
+    pub(super) notes: HashMap<TensorPtr, Note>,
 }
 
 // SAFETY: the pointers are to memory that this value alone owns.
@@ -143,6 +146,7 @@ impl Builder {
             failure,
             work: 0,
             nodes: 0,
+            notes: HashMap::new(),
         }
     }
 
@@ -292,13 +296,6 @@ impl Builder {
         // SAFETY: a contiguous f32 tensor.
         self.node(|api, ctx, this| unsafe { (api.ggml_soft_max)(ctx, this.raw(a)) })
     }
-    /// `(a - mean) / sqrt(variance + epsilon)`.
-    pub(crate) fn norm(&mut self, a: Tensor, epsilon: f32) -> Result<Tensor> {
-        self.check_f32(&[a], "norm")?;
-        check(epsilon >= 0.0, "norm", "an epsilon that is not negative")?;
-        // SAFETY: a contiguous f32 tensor.
-        self.node(|api, ctx, this| unsafe { (api.ggml_norm)(ctx, this.raw(a), epsilon) })
-    }
     /// Mean, keeping the dimension as 1.
     pub(crate) fn mean(&mut self, a: Tensor) -> Result<Tensor> {
         self.check_f32(&[a], "mean")?;
@@ -311,24 +308,6 @@ impl Builder {
         // SAFETY: a contiguous f32 tensor.
         self.node(|api, ctx, this| unsafe { (api.ggml_sum_rows)(ctx, this.raw(a)) })
     }
-    /// `out[n, m] = sum over k of a[k, n] * b[k, m]` for each of the outer indices of `b`; those of `a` are
-    /// repeated. `a` may be f16 or bf16.
-    pub(crate) fn mul_mat(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
-        self.check_f32(&[b], "mul_mat")?;
-        check(
-            matches!(self.type_of(a), Type::F32 | Type::F16 | Type::Bf16),
-            "mul_mat",
-            "floating-point matrices",
-        )?;
-        check(self.is_contiguous(a), "mul_mat", "contiguous tensors")?;
-        let (ea, eb) = (self.extent(a), self.extent(b));
-        let fits = ea[0] == eb[0] && eb[2] % ea[2] == 0 && eb[3] % ea[3] == 0;
-        check(fits, "mul_mat", "equal inner and repeatable outer extents")?;
-        self.work += ea[0] * ea[1] * eb[1] * eb[2] * eb[3] / MULTIPLICATIONS_PER_NS;
-        // SAFETY: checked above.
-        self.node(|api, ctx, this| unsafe { (api.ggml_mul_mat)(ctx, this.raw(a), this.raw(b)) })
-    }
-
     // ---- ours ----
 
     /// An operation of ours with `inputs`, all contiguous. `name` is used in its error messages.
@@ -343,13 +322,14 @@ impl Builder {
         check(inputs.len() <= MAX_INPUTS, "custom", "at most nine inputs")?;
         check(inputs.iter().all(|input| self.is_contiguous(*input)), "custom", "contiguous tensors")?;
         check(kernel.grid(1).len() == count(extent)?, "custom", "a grid that covers the output")?;
-        self.work += kernel.multiplications() / MULTIPLICATIONS_PER_NS;
+        let (multiplications, words) = (kernel.multiplications(), kernel.words());
+        self.work += multiplications / MULTIPLICATIONS_PER_NS;
         let failure = self.failure.clone();
         let cell = Box::new(Cell { kernel, name: name.to_string(), inputs: inputs.len(), failure });
         let data: *const Cell = &*cell;
         self.kernels.push(cell);
         let ne = signed(extent);
-        self.node(|api, ctx, this| {
+        let tensor = self.node(|api, ctx, this| {
             let mut raw: Vec<TensorPtr> = inputs.iter().map(|input| this.raw(*input)).collect();
             let (pointer, len) = (raw.as_mut_ptr(), raw.len() as c_int);
             let (type_, data) = (type_ as c_int, data.cast_mut().cast());
@@ -359,7 +339,9 @@ impl Builder {
                     ctx, type_, ne[0], ne[1], ne[2], ne[3], pointer, len, trampoline, -1, data,
                 )
             }
-        })
+        })?;
+        self.notes.insert(self.raw(tensor), Note { name: name.to_string(), multiplications, words });
+        Ok(tensor)
     }
 
     // ---- questions ----

@@ -1,6 +1,6 @@
 //! Operations of ours inside a ggml graph (`GGML_OP_CUSTOM`).
 
-use super::{api::*, builder::Type};
+use super::{api::*, builder::Type, product::{Block, Words}};
 use std::{
     any::Any,
     ffi::{c_int, c_void},
@@ -24,6 +24,10 @@ pub(crate) trait Kernel: Send + Sync {
     /// How many multiplications the output takes, where that is more than one for each element.
     fn multiplications(&self) -> usize {
         0
+    }
+    /// What it multiplies.
+    fn words(&self) -> Words {
+        Words::F32
     }
 
     /// Computes one tile.
@@ -103,6 +107,23 @@ impl Tile<'_> {
         // SAFETY: every bit pattern is an f32; ggml aligns tensors to 32 bytes and `start` counts elements.
         unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / 4) }
     }
+    /// A part of an f32 tile: from row `row` (one of `self.rows`) and column `col` (one of `self.cols`) on.
+    pub(crate) fn block(&mut self, row: usize, col: usize, rows: usize, cols: usize) -> Block<'_> {
+        assert_eq!(self.type_, Type::F32, "a kernel writes f32 into another type");
+        assert!(self.rows.start <= row && row + rows <= self.rows.end, "rows outside the tile");
+        assert!(self.cols.start <= col && col + cols <= self.cols.end, "columns outside the tile");
+        let start = (self.plane * self.grid.rows + row) * self.grid.cols + col;
+        // SAFETY: inside the output, and only this tile covers it; the borrow of `self` keeps it to the block.
+        unsafe { Block::from_raw(self.data.cast::<f32>().add(start), self.grid.cols, rows, cols) }
+    }
+    /// The words of a tile of one row of 32-bit elements, or of pairs of 16-bit elements.
+    pub(crate) fn words(&mut self) -> &mut [u32] {
+        let bytes = self.row_bytes(self.rows.start);
+        // SAFETY: every bit pattern is a u32; the prefix and suffix that are not aligned are left out.
+        let (before, words, after) = unsafe { bytes.align_to_mut() };
+        assert!(before.is_empty() && after.is_empty(), "a tile that is not in words");
+        words
+    }
     /// The bytes of a tile of one row.
     pub(crate) fn run_bytes(&mut self) -> &mut [u8] {
         self.row_bytes(self.rows.start)
@@ -132,6 +153,12 @@ impl<'a> Inputs<'a> {
         // SAFETY: every bit pattern is an f32; ggml aligns tensors to 32 bytes.
         unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / 4) }
     }
+    /// Input `i` in words of 32 bits: f32, or pairs of bf16.
+    pub(crate) fn words(&self, i: usize) -> &'a [u32] {
+        let bytes = self.bytes(i);
+        // SAFETY: every bit pattern is a u32; ggml aligns tensors to 32 bytes.
+        unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / 4) }
+    }
     /// Elements of input `i`, which is f16 or bf16, as their bits.
     pub(crate) fn u16(&self, i: usize) -> &'a [u16] {
         assert_eq!(self.type_of(i).size(), 2, "a kernel reads two bytes from another type");
@@ -139,6 +166,18 @@ impl<'a> Inputs<'a> {
         // SAFETY: every bit pattern is a u16; ggml aligns tensors to 32 bytes.
         unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / 2) }
     }
+}
+
+/// The words of f32 elements.
+pub(crate) fn as_words(values: &[f32]) -> &[u32] {
+    // SAFETY: every bit pattern is a u32, of the same size and alignment.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), values.len()) }
+}
+
+/// The bytes of words.
+pub(crate) fn as_bytes(words: &[u32]) -> &[u8] {
+    // SAFETY: every word is four bytes.
+    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len() * 4) }
 }
 
 /// Bytes as f32 elements, where they are aligned.

@@ -5,18 +5,21 @@
 //! * [`Builder`] → [`Program`]: a compute graph, checked against ggml's own conditions before ggml sees it
 //!   (a failed assertion inside ggml would end the process), then the same graph with memory, ready to run;
 //! * [`Kernel`]: an operation of ours that runs inside ggml's thread pool on disjoint tiles of its output;
-//! * [`simd`]: code compiled once for each instruction set, and the matrix multiplication micro-kernels.
+//! * [`simd`]: code compiled once for each instruction set; [`product`]: the inner loop of matrix products;
+//! * [`Program::profile`]: where the time of a program goes.
 #![allow(unsafe_code)]
 
 mod api;
 mod builder;
 mod kernel;
 mod library;
+pub(crate) mod product;
+mod profile;
 mod program;
 pub(crate) mod simd;
 mod variant;
 
 pub(crate) use builder::{Binary, Builder, Extent, Tensor, Type, Unary};
-pub(crate) use kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile, as_f32s};
+pub(crate) use kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile, as_bytes, as_f32s, as_words};
 pub(crate) use library::{Ggml, LIBRARY_DIR};
 pub(crate) use program::Program;

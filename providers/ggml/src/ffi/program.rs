@@ -5,6 +5,8 @@ use super::{
     builder::{Builder, Tensor},
     kernel::Failure,
     library::status_error,
+    product::Words,
+    profile::{Note, Profile},
 };
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
@@ -18,6 +20,7 @@ pub(crate) struct Program {
     memory: Memory,
     graph: Ptr,
     builder: Builder,
+    profile: Option<Profile>,
 }
 
 /// What ggml allocated for a graph.
@@ -54,6 +57,7 @@ unsafe impl Send for Program {}
 struct Watch<'a> {
     cancelled: &'a dyn Fn() -> bool,
     failure: &'a Failure,
+    profile: Option<&'a Profile>,
 }
 
 impl Program {
@@ -106,7 +110,8 @@ impl Program {
             if memory.activations.is_null() || !(api.ggml_gallocr_alloc_graph)(memory.activations, graph) {
                 return Err(exhausted("the activations"));
             }
-            Ok(Program { memory, graph, builder })
+            let profile = Profile::wanted(threads, || notes(&builder, graph));
+            Ok(Program { memory, graph, builder, profile })
         }
     }
 
@@ -149,7 +154,10 @@ impl Program {
     /// # Errors
     /// `Cancelled`; what a kernel reported, as `InvalidArgument`; ggml's own failures.
     pub(crate) fn compute(&mut self, cancelled: &dyn Fn() -> bool) -> Result<()> {
-        let watch = Watch { cancelled, failure: &self.builder.failure };
+        if let Some(profile) = &mut self.profile {
+            profile.start();
+        }
+        let watch = Watch { cancelled, failure: &self.builder.failure, profile: self.profile.as_ref() };
         let set = self.builder.ggml.cpu.set_abort_callback;
         // SAFETY: the callback is withdrawn before `watch` goes; backend and graph are this program's own.
         let status = unsafe {
@@ -168,6 +176,10 @@ impl Program {
         }
     }
 
+    /// Where the time of the last run went, if the environment asks for it.
+    pub(crate) fn profile(&self) -> Option<String> {
+        self.profile.as_ref().map(Profile::table)
+    }
     /// Bytes of the weights' buffers.
     pub(crate) fn weight_bytes(&self) -> u64 {
         // SAFETY: buffers of this program.
@@ -181,10 +193,30 @@ impl Program {
     }
 }
 
+/// The nodes of a graph that take time, in the order they run.
+fn notes(builder: &Builder, graph: Ptr) -> Vec<Note> {
+    let api = &builder.ggml.api;
+    // SAFETY: a graph of the builder's tensors.
+    let nodes = unsafe {
+        (0..(api.ggml_graph_n_nodes)(graph)).map(|i| (api.ggml_graph_node)(graph, i)).collect::<Vec<_>>()
+    };
+    // SAFETY: valid tensors.
+    let computed = nodes.into_iter().filter(|node| unsafe { (**node).view_src.is_null() });
+    let name = |node: TensorPtr| {
+        // SAFETY: ggml answers with a static string.
+        let name = unsafe { std::ffi::CStr::from_ptr((api.ggml_op_desc)(node)) };
+        Note { name: format!("ggml {}", name.to_string_lossy()), multiplications: 0, words: Words::F32 }
+    };
+    computed.map(|node| builder.notes.get(&node).cloned().unwrap_or_else(|| name(node))).collect()
+}
+
 /// # Safety
 /// `data` is the [`Watch`] of the running [`Program::compute`].
 unsafe extern "C" fn should_stop(data: *mut c_void) -> bool {
     // SAFETY: by this function's contract.
     let watch = unsafe { &*data.cast::<Watch<'_>>() };
+    if let Some(profile) = watch.profile {
+        profile.mark();
+    }
     watch.failure.is_set() || catch_unwind(AssertUnwindSafe(|| (watch.cancelled)())).unwrap_or(true)
 }

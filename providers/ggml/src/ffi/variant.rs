@@ -10,7 +10,7 @@ type Candidate = (&'static str, fn() -> bool);
 
 #[cfg(target_arch = "x86_64")]
 const ALL: &[Candidate] = &[
-    ("zen4", || avx512() && has!("avx512vbmi", "avx512vnni", "avx512bf16")),
+    ("zen4", || avx512_bf16() && has!("avx512vbmi", "avx512vnni")),
     ("skylakex", avx512),
     ("haswell", avx2),
     ("x64", || true),
@@ -49,6 +49,11 @@ pub(super) fn avx2() -> bool {
 #[cfg(target_arch = "x86_64")]
 pub(super) fn avx512() -> bool {
     avx2() && has!("avx512f", "avx512cd", "avx512vl", "avx512dq", "avx512bw")
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) fn avx512_bf16() -> bool {
+    avx512() && has!("avx512bf16")
 }
 
 #[cfg(test)]

@@ -1,319 +1,388 @@
-use super::widen;
+use super::{Activation, Panels, Window, activation::Activate, panel_words, panels::interleave};
 use crate::ffi::{
-    Grid, Inputs, Kernel, Tile,
-    simd::{Level, Vectorized, multiply_block, vectorize},
+    Grid, Inputs, Kernel, Tile, as_words,
+    product::{Block, Left, Product, Taps, Words},
+    simd::{Level, Vectorized, vectorize},
 };
 use std::{cell::RefCell, ops::Range};
 
-/// How a two-dimensional window moves over an input: height, then width.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Window {
-    pub(crate) input: [usize; 2],
-    pub(crate) output: [usize; 2],
-    pub(crate) kernel: [usize; 2],
-    pub(crate) stride: [usize; 2],
-    pub(crate) dilation: [usize; 2],
-    /// Zeros before the input; those after it follow from the output.
-    pub(crate) pad: [usize; 2],
-}
-
-impl Window {
-    /// The input position under tap `k` of the window at output position `at`, unless it is padding.
-    #[inline(always)]
-    pub(crate) fn source(&self, axis: usize, at: usize, k: usize) -> Option<usize> {
-        (at * self.stride[axis] + k * self.dilation[axis])
-            .checked_sub(self.pad[axis])
-            .filter(|i| *i < self.input[axis])
-    }
-
-    /// Output columns `from..to` for which tap `kx` lies inside the input.
-    fn valid_cols(&self, kx: usize) -> Range<usize> {
-        let (stride, tap) = (self.stride[1], kx * self.dilation[1]);
-        let low = self.pad[1].saturating_sub(tap).div_ceil(stride);
-        let high = (self.input[1] + self.pad[1]).saturating_sub(tap).div_ceil(stride);
-        low.min(self.output[1])..high.min(self.output[1]).max(low.min(self.output[1]))
-    }
-
-    /// Copies what tap (`ky`, `kx`) sees of one channel for the output positions `cols`, row-major.
-    fn gather(&self, channel: &[f32], ky: usize, kx: usize, cols: Range<usize>, line: &mut [f32]) {
-        let (width, stride) = (self.output[1], self.stride[1]);
-        let valid = self.valid_cols(kx);
-        let mut col = cols.start;
-        while col < cols.end {
-            let (oy, ox) = (col / width, col % width);
-            let n = (width - ox).min(cols.end - col);
-            let out = &mut line[col - cols.start..col - cols.start + n];
-            col += n;
-            let Some(iy) = self.source(0, oy, ky) else {
-                out.fill(0.0);
-                continue;
-            };
-            let (low, high) = (valid.start.clamp(ox, ox + n), valid.end.clamp(ox, ox + n));
-            out[..low - ox].fill(0.0);
-            out[high.max(low) - ox..].fill(0.0);
-            if low < high {
-                let first = iy * self.input[1] + low * stride + kx * self.dilation[1] - self.pad[1];
-                let (out, source) = (&mut out[low - ox..high - ox], &channel[first..]);
-                if stride == 1 {
-                    out.copy_from_slice(&source[..high - low]);
-                } else {
-                    out.iter_mut().zip(source.iter().step_by(stride)).for_each(|(out, x)| *out = *x);
-                }
-            }
-        }
-    }
-}
-
-/// Rows of A and columns of B are cut into panels; their depth is cut into runs of this length, so that a panel of
-/// each stays in the first and second level cache.
-const DEPTH: usize = 256;
-
-/// Elements of the packed form of `groups` matrices of `rows` x `depth`.
-pub(crate) fn panels_len(groups: usize, rows: usize, depth: usize) -> usize {
-    let (block, _) = Level::detect().block();
-    groups * rows.div_ceil(block) * block * depth
-}
-
-/// Packs `groups` row-major matrices for [`Conv`]: panels of as many rows as the processor's inner loop takes, each
-/// as `depth` columns; missing rows are zero.
-pub(crate) fn pack_panels(weights: &[f32], groups: usize, rows: usize, depth: usize) -> Vec<f32> {
-    let (block, _) = Level::detect().block();
-    let mut packed = vec![0.0; panels_len(groups, rows, depth)];
-    let panels = rows.div_ceil(block);
-    for (index, panel) in packed.chunks_exact_mut(block * depth).enumerate() {
-        pack_panel(weights, index / panels * rows, index % panels * block, rows, depth, panel);
-    }
-    packed
-}
-
-/// Packs rows `start..` of the matrix that begins at row `base` of `weights`.
-fn pack_panel(weights: &[f32], base: usize, start: usize, rows: usize, depth: usize, panel: &mut [f32]) {
-    let block = panel.len() / depth;
-    for i in 0..block.min(rows - start) {
-        let row = &weights[(base + start + i) * depth..(base + start + i + 1) * depth];
-        panel[i..].iter_mut().step_by(block).zip(row).for_each(|(out, x)| *out = *x);
-    }
-}
-
-/// [`pack_panels`] for weights that are computed by the graph.
-pub(crate) struct PackPanels {
-    pub(crate) groups: usize,
-    pub(crate) rows: usize,
-    pub(crate) depth: usize,
-}
-
-impl Kernel for PackPanels {
-    fn grid(&self, _: usize) -> Grid {
-        let (block, _) = Level::detect().block();
-        Grid::rows(self.groups * self.rows.div_ceil(block), block * self.depth, 1)
-    }
-
-    fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
-        let (block, _) = Level::detect().block();
-        let (index, panels) = (tile.rows.start, self.rows.div_ceil(block));
-        let panel = tile.row(index);
-        panel.fill(0.0);
-        let (base, start) = (index / panels * self.rows, index % panels * block);
-        pack_panel(inputs.f32(0), base, start, self.rows, self.depth, panel);
-        Ok(())
-    }
-}
-
-/// Two-dimensional convolution in f32 as a matrix product of the weights with patches that are gathered on the fly:
-/// inputs `[batch, groups * channels, h, w]`, weights packed by [`pack_panels`] (f32, f16 or bf16) and, with
-/// `bias`, `[groups * filters]`.
+/// Two-dimensional convolution `act(conv(x) + bias + shift + addend)` as a product of the filters with the input, of which
+/// a strip of rows is copied, padded, into the cache; each tap of the window then reads the strip at another offset, so
+/// that no patches are gathered.
+///
+/// Inputs: `[batch, groups * channels, h, w]`, filters in [`Panels`] of the level's rows, then, where they are there,
+/// `bias` `[groups * filters]`, `shift` `[batch, groups * filters]`, `addend` of the output's shape.
 ///
 /// ggml's `conv_2d` rounds activations to f16, which loses precision and turns values above 65504 into infinity, and
 /// its `im2col` writes all patches to memory.
 pub(crate) struct Conv {
-    pub(crate) batch: usize,
-    pub(crate) groups: usize,
-    /// Input channels of a group.
-    pub(crate) channels: usize,
-    /// Output channels of a group.
-    pub(crate) filters: usize,
-    pub(crate) window: Window,
+    level: Level,
+    batch: usize,
+    panels: Panels,
+    window: Window,
+    /// How often the input's rows and columns are repeated before the window sees them.
+    repeat: usize,
     pub(crate) bias: bool,
+    pub(crate) shift: bool,
+    pub(crate) addend: bool,
+    pub(crate) activation: Option<Activation>,
+    strip: Strip,
+    taps: Taps,
 }
+
+/// The part of the output that is computed at a time, and the padded input it needs: for each channel (or pair of
+/// channels) and each phase of the strides a plane, in which neighbouring outputs see neighbouring elements.
+struct Strip {
+    rows: usize,
+    cols: usize,
+    /// Rows and columns of a plane.
+    plane: [usize; 2],
+    /// Channels, in words, that are copied at a time.
+    channels: usize,
+    /// Whether the rows of the strip are computed as one, the columns between them included.
+    flat: bool,
+}
+
+/// Steps of the depth at a time: a panel of filters and the columns it meets stay in the first level cache.
+const DEPTH: usize = 288;
+/// Outputs of a strip.
+const PIXELS: usize = 256;
 
 #[derive(Default)]
 struct Scratch {
-    line: Vec<f32>,
-    patches: Vec<f32>,
-    weights: Vec<f32>,
-    block: Vec<f32>,
+    planes: Vec<u32>,
+    panel: Vec<f32>,
+    sums: Vec<f32>,
 }
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
+impl Conv {
+    /// A convolution without bias and activation. The window's input is counted after `repeat`.
+    pub(crate) fn new(level: Level, batch: usize, panels: Panels, mut window: Window, repeat: usize) -> Self {
+        let pointwise = Window {
+            kernel: [1, 1],
+            stride: [1, 1],
+            pad: [0, 0],
+            dilation: [1, 1],
+            input: window.output,
+            output: window.output,
+        };
+        if repeat == 1 && window == (Window { dilation: window.dilation, ..pointwise.clone() }) {
+            // Rows do not matter, so there is but one.
+            let pixels = [1, window.output.iter().product()];
+            window = Window { input: pixels, output: pixels, ..pointwise };
+        }
+        let [sy, sx] = window.stride;
+        let reach = |axis: usize| (window.kernel[axis] - 1) * window.dilation[axis] / window.stride[axis];
+        let cols = window.output[1].min(PIXELS);
+        let rows = (PIXELS / cols).clamp(1, window.output[0]);
+        let plane = [rows + reach(0), cols + reach(1)];
+        let channels = (DEPTH / panels.taps).clamp(1, (panels.steps() / panels.taps).max(1));
+        let (_, width) = level.block();
+        let whole = cols == window.output[1];
+        let flat = whole && flat_cols(rows, cols, plane[1]).div_ceil(width) < rows * cols.div_ceil(width);
+        let strip = Strip { rows, cols, plane, channels, flat };
+        let taps = (0..channels).flat_map(|channel| {
+            let [kh, kw] = window.kernel;
+            let [dy, dx] = window.dilation;
+            (0..kh * kw).map(move |tap| {
+                let (y, x) = (tap / kw * dy, tap % kw * dx);
+                let phase = (channel * sy + y % sy) * sx + x % sx;
+                (phase * plane[0] + y / sy) * plane[1] + x / sx
+            })
+        });
+        let taps = Taps::new(taps);
+        let (bias, shift, addend, activation) = (false, false, false, None);
+        Conv { level, batch, panels, window, repeat, bias, shift, addend, activation, strip, taps }
+    }
+}
+
+/// Columns of rows of `cols` elements, `pitch` apart, seen as one row.
+fn flat_cols(rows: usize, cols: usize, pitch: usize) -> usize {
+    (rows - 1) * pitch + cols
+}
+
 impl Kernel for Conv {
     fn grid(&self, workers: usize) -> Grid {
-        let (block_rows, block_cols) = Level::detect().block();
-        let (planes, rows) = (self.batch * self.groups, self.filters);
+        let block_rows = self.level.block().0;
+        let (planes, rows) = (self.batch * self.panels.groups, self.panels.rows);
         let cols: usize = self.window.output.iter().product();
-        // Wide tiles gather each patch once for all filters; several tiles for each worker even out the load.
-        let tile_cols =
-            cols.div_ceil(workers * 2).next_multiple_of(block_cols).clamp(block_cols, 8 * block_cols);
+        let tile_cols = self.strip.rows * self.strip.cols;
         let across = planes * cols.div_ceil(tile_cols);
-        let down = (workers * 2).div_ceil(across).min(rows.div_ceil(block_rows));
-        let tile_rows = rows.div_ceil(down).next_multiple_of(block_rows);
+        // Filters are shared out where strips alone would keep some workers waiting.
+        let down = if across >= 8 * workers || across % workers == 0 { 1 } else { workers };
+        let tile_rows = rows.div_ceil(block_rows).div_ceil(down) * block_rows;
         Grid { planes, rows, cols, tile_rows, tile_cols }
     }
 
     fn multiplications(&self) -> usize {
-        let taps: usize = self.window.kernel.iter().product();
-        self.batch
-            * self.groups
-            * self.filters
-            * self.channels
-            * taps
-            * self.window.output.iter().product::<usize>()
+        let outputs: usize = self.window.output.iter().product();
+        self.batch * self.panels.groups * self.panels.rows * self.panels.depth * outputs
     }
 
-    fn tile(&self, inputs: &Inputs<'_>, tile: Tile<'_>) -> Result<(), String> {
-        SCRATCH.with_borrow_mut(|scratch| self.multiply(inputs, tile, scratch));
+    fn words(&self) -> Words {
+        self.panels.words
+    }
+
+    fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
+        let (width, cols) = (self.window.output[1], tile.cols.clone());
+        SCRATCH.with_borrow_mut(|scratch| {
+            if self.strip.cols == width {
+                let rows = cols.start / width..cols.end.div_ceil(width);
+                self.strip(inputs, &mut tile, rows, 0..width, scratch);
+                return;
+            }
+            // Parts of rows; a tile may end in another row than it begins in.
+            let mut col = cols.start;
+            while col < cols.end {
+                let (row, from) = (col / width, col % width);
+                let to = width.min(from + cols.end - col);
+                self.strip(inputs, &mut tile, row..row + 1, from..to, scratch);
+                col += to - from;
+            }
+        });
         Ok(())
     }
 }
 
 impl Conv {
-    fn multiply(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>, scratch: &mut Scratch) {
-        let level = Level::detect();
-        let (block_rows, block_cols) = level.block();
-        let pixels: usize = self.window.input.iter().product();
-        let image = &inputs.f32(0)[tile.plane * self.channels * pixels..][..self.channels * pixels];
-        let group = tile.plane % self.groups;
-        let bias = self.bias.then(|| &inputs.f32(2)[group * self.filters..][..self.filters]);
-        let depth = self.channels * self.window.kernel[0] * self.window.kernel[1];
-        let first_panel = group * self.filters.div_ceil(block_rows);
-        let (rows, cols) = (tile.rows.clone(), tile.cols.clone());
-        let Scratch { line, patches, weights, block } = scratch;
-        block.resize(block_rows * block_cols, 0.0);
-        for start in (0..depth).step_by(DEPTH) {
-            let run = start..(start + DEPTH).min(depth);
-            self.pack_patches(image, run.clone(), cols.clone(), block_cols, line, patches);
-            for row in rows.clone().step_by(block_rows) {
-                let panel = (first_panel + row / block_rows) * depth * block_rows;
-                let panel = panel + run.start * block_rows..panel + run.end * block_rows;
-                let panel = widen(inputs, 1, panel, weights);
-                let height = block_rows.min(rows.end - row);
-                for (patch, col) in
-                    patches.chunks_exact(run.len() * block_cols).zip(cols.clone().step_by(block_cols))
-                {
-                    let width = block_cols.min(cols.end - col);
-                    let span = col - cols.start..col - cols.start + width;
-                    for (i, block) in block.chunks_exact_mut(block_cols).enumerate().take(height) {
-                        if start == 0 {
-                            block.fill(bias.map_or(0.0, |bias| bias[row + i]));
-                        } else {
-                            block[..width].copy_from_slice(&tile.row(row + i)[span.clone()]);
-                        }
+    /// Computes the tile's filters for a rectangle of the output.
+    fn strip(
+        &self,
+        inputs: &Inputs<'_>,
+        tile: &mut Tile<'_>,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        scratch: &mut Scratch,
+    ) {
+        let Panels { groups, taps, words, .. } = self.panels;
+        let (height, width) = self.level.block();
+        let (pitch, out_width) = (self.strip.plane[1], self.window.output[1]);
+        let planes = self.window.stride[0] * self.window.stride[1];
+        let plane = self.strip.plane[0] * pitch;
+        let filters = tile.rows.clone();
+        let first_panel = tile.plane % groups * self.panels.per_group();
+        let Scratch { planes: buffer, panel, sums } = scratch;
+        // Blocks at the end of a strip read past it, and leave what comes of that.
+        buffer.resize(self.strip.channels * planes * plane + self.strip.rows * pitch + width, 0);
+        let flat = flat_cols(rows.len(), cols.len(), pitch);
+        if self.strip.flat {
+            sums.resize(filters.len() * flat, 0.0);
+        }
+        let runs = self.panels.steps() / taps;
+        for channel in (0..runs).step_by(self.strip.channels) {
+            let count = self.strip.channels.min(runs - channel);
+            self.fill(inputs, tile.plane, channel..channel + count, rows.clone(), cols.clone(), buffer);
+            for filter in filters.clone().step_by(height) {
+                let start =
+                    (first_panel + filter / height) * self.panels.panel_len() + channel * taps * height;
+                let a = panel_words(inputs, 1, words, start..start + count * taps * height, panel);
+                let high = height.min(filters.end - filter);
+                let product = |at: usize| Product {
+                    level: self.level,
+                    words,
+                    left: Left::Columns,
+                    depth: count * taps,
+                    a,
+                    b: &buffer[at..],
+                    taps: &self.taps,
+                    add: channel > 0,
+                };
+                if self.strip.flat {
+                    for col in (0..flat).step_by(width) {
+                        let at = (filter - filters.start) * flat + col;
+                        let wide = width.min(flat - col);
+                        product(col).into(Block::new(&mut sums[at..], flat, high, wide));
                     }
-                    multiply_block(level, panel, patch, block);
-                    for (i, block) in block.chunks_exact(block_cols).enumerate().take(height) {
-                        tile.row(row + i)[span.clone()].copy_from_slice(&block[..width]);
+                    continue;
+                }
+                for (i, row) in rows.clone().enumerate() {
+                    for col in (0..cols.len()).step_by(width) {
+                        let wide = width.min(cols.len() - col);
+                        let out = tile.block(filter, row * out_width + cols.start + col, high, wide);
+                        product(i * pitch + col).into(out);
                     }
                 }
             }
         }
+        let sums = self.strip.flat.then_some((&sums[..], flat));
+        self.finish(inputs, tile, rows, cols, sums);
     }
 
-    /// Gathers the patches of output positions `cols` for taps `run` (channel, then window row, then column) as
-    /// panels of `width` positions; positions beyond the last are left as they were, for nobody reads their results.
-    fn pack_patches(
+    /// Adds what is added to the sums, which lie in the tile or in rows of their own with a pitch between, and applies
+    /// the activation.
+    fn finish(
         &self,
-        image: &[f32],
-        run: Range<usize>,
+        inputs: &Inputs<'_>,
+        tile: &mut Tile<'_>,
+        rows: Range<usize>,
         cols: Range<usize>,
-        width: usize,
-        line: &mut Vec<f32>,
-        patches: &mut Vec<f32>,
+        sums: Option<(&[f32], usize)>,
     ) {
-        let pixels: usize = self.window.input.iter().product();
-        let [kh, kw] = self.window.kernel;
-        line.resize(cols.len(), 0.0);
-        patches.resize(cols.len().div_ceil(width) * run.len() * width, 0.0);
-        for (i, tap) in run.clone().enumerate() {
-            let (channel, ky, kx) = (tap / (kh * kw), tap / kw % kh, tap % kw);
-            let channel = &image[channel * pixels..(channel + 1) * pixels];
-            self.window.gather(channel, ky, kx, cols.clone(), line);
-            for (j, part) in line.chunks(width).enumerate() {
-                patches[(j * run.len() + i) * width..][..part.len()].copy_from_slice(part);
+        if !self.bias && !self.shift && !self.addend && self.activation.is_none() && sums.is_none() {
+            return;
+        }
+        let (plane, first) = (tile.plane, tile.cols.start);
+        let filters = self.panels.rows;
+        let (out_width, pitch) = (self.window.output[1], self.strip.plane[1]);
+        let pixels: usize = self.window.output.iter().product();
+        for filter in tile.rows.clone() {
+            let channel = plane % self.panels.groups * filters + filter;
+            let mut next = 2;
+            let mut input = |present: bool| {
+                present.then(|| {
+                    next += 1;
+                    inputs.f32(next - 1)
+                })
+            };
+            let bias = input(self.bias).map_or(0.0, |bias| bias[channel])
+                + input(self.shift).map_or(0.0, |shift| shift[plane * filters + filter]);
+            let addend = input(self.addend).map(|all| &all[(plane * filters + filter) * pixels..][..pixels]);
+            let start = filter - tile.rows.start;
+            for (i, row) in rows.clone().enumerate() {
+                let span = row * out_width + cols.start..row * out_width + cols.end;
+                let from = sums.map(|(sums, flat)| &sums[start * flat + i * pitch..][..cols.len()]);
+                let addend = addend.map(|addend| &addend[span.clone()]);
+                let out = &mut tile.row(filter)[span.start - first..span.end - first];
+                vectorize(Finish { from, bias, addend, activation: self.activation, out });
+            }
+        }
+    }
+
+    /// Copies the input that a rectangle of the output needs, padded, for some channels or pairs of channels.
+    fn fill(
+        &self,
+        inputs: &Inputs<'_>,
+        plane: usize,
+        channels: Range<usize>,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        buffer: &mut [u32],
+    ) {
+        let Window { input, kernel, stride: [sy, sx], dilation, pad, .. } = self.window;
+        let [height, pitch] = self.strip.plane;
+        let source = input.map(|n| n / self.repeat);
+        let pixels: usize = source.iter().product();
+        let all = self.panels.depth / self.panels.taps;
+        let image = &inputs.f32(0)[plane * all * pixels..][..all * pixels];
+        let seen = |axis: usize, stride: usize, phase: usize| {
+            (0..kernel[axis]).any(|k| k * dilation[axis] % stride == phase)
+        };
+        let reach = [height - self.strip.rows, pitch - self.strip.cols];
+        for (i, channel) in channels.enumerate() {
+            let (low, high) = match self.panels.words {
+                Words::F32 => (channel, None),
+                Words::Bf16 => (2 * channel, (2 * channel + 1 < all).then_some(2 * channel + 1)),
+            };
+            for phase in 0..sy * sx {
+                let (py, px) = (phase / sx, phase % sx);
+                if !seen(0, sy, py) || !seen(1, sx, px) {
+                    continue;
+                }
+                for y in 0..rows.len() + reach[0] {
+                    let start = ((i * sy * sx + phase) * height + y) * pitch;
+                    let out = &mut buffer[start..start + cols.len() + reach[1]];
+                    let iy = ((rows.start + y) * sy + py).checked_sub(pad[0]).filter(|iy| *iy < input[0]);
+                    let Some(iy) = iy else {
+                        out.fill(0);
+                        continue;
+                    };
+                    let row = |channel: usize| {
+                        let start = channel * pixels + iy / self.repeat * source[1];
+                        &image[start..start + source[1]]
+                    };
+                    vectorize(Line {
+                        low: row(low),
+                        high: high.map(row),
+                        words: self.panels.words,
+                        first: (cols.start * sx + px) as isize - pad[1] as isize,
+                        stride: sx,
+                        repeat: self.repeat,
+                        out,
+                    });
+                }
             }
         }
     }
 }
 
-/// Convolution with one input and one output channel in each group: inputs `[batch, channels, h, w]`, weights
-/// `[channels, kh, kw]` (f32, f16 or bf16) and, with `bias`, `[channels]`.
-pub(crate) struct DepthwiseConv {
-    pub(crate) batch: usize,
-    pub(crate) channels: usize,
-    pub(crate) window: Window,
-    pub(crate) bias: bool,
-}
-
-impl Kernel for DepthwiseConv {
-    fn grid(&self, workers: usize) -> Grid {
-        let rows = self.batch * self.channels;
-        Grid::rows(rows, self.window.output.iter().product(), rows.div_ceil(workers * 4))
-    }
-
-    fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
-        let pixels: usize = self.window.input.iter().product();
-        let taps: usize = self.window.kernel.iter().product();
-        let mut buffer = Vec::new();
-        for plane in tile.rows.clone() {
-            let channel = plane % self.channels;
-            let weights = widen(inputs, 1, channel * taps..(channel + 1) * taps, &mut buffer);
-            let bias = if self.bias { inputs.f32(2)[channel] } else { 0.0 };
-            let x = &inputs.f32(0)[plane * pixels..(plane + 1) * pixels];
-            vectorize(Plane { window: &self.window, x, weights, bias, out: tile.row(plane) });
-        }
-        Ok(())
-    }
-}
-
-struct Plane<'a> {
-    window: &'a Window,
-    x: &'a [f32],
-    weights: &'a [f32],
+struct Finish<'a> {
+    /// `None`: what `out` holds.
+    from: Option<&'a [f32]>,
     bias: f32,
+    addend: Option<&'a [f32]>,
+    activation: Option<Activation>,
     out: &'a mut [f32],
 }
 
-impl Vectorized for Plane<'_> {
+impl Vectorized for Finish<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let Plane { window, x, weights, bias, out } = self;
-        let [kh, kw] = window.kernel;
-        let stride = window.stride[1];
-        for (oy, out) in out.chunks_exact_mut(window.output[1]).enumerate() {
-            out.fill(bias);
-            for ky in 0..kh {
-                let Some(iy) = window.source(0, oy, ky) else { continue };
-                let row = &x[iy * window.input[1]..(iy + 1) * window.input[1]];
-                for kx in 0..kw {
-                    let cols = window.valid_cols(kx);
-                    if cols.is_empty() {
-                        continue;
-                    }
-                    let weight = weights[ky * kw + kx];
-                    let source = &row[cols.start * stride + kx * window.dilation[1] - window.pad[1]..];
-                    let out = &mut out[cols];
-                    if stride == 1 {
-                        out.iter_mut().zip(source).for_each(|(out, x)| *out += weight * x);
-                    } else {
-                        out.iter_mut()
-                            .zip(source.iter().step_by(stride))
-                            .for_each(|(out, x)| *out += weight * x);
-                    }
-                }
+        let Finish { from, bias, addend, activation, out } = self;
+        match (from, addend) {
+            (None, None) => out.iter_mut().for_each(|out| *out += bias),
+            (None, Some(add)) => out.iter_mut().zip(add).for_each(|(out, add)| *out = *out + bias + add),
+            (Some(from), None) => out.iter_mut().zip(from).for_each(|(out, x)| *out = x + bias),
+            (Some(from), Some(add)) => {
+                out.iter_mut().zip(from.iter().zip(add)).for_each(|(out, (x, add))| *out = x + bias + add);
             }
+        }
+        if let Some(activation) = activation {
+            Activate(activation, out).run();
+        }
+    }
+}
+
+/// A row of a plane: columns `first`, `first + stride`, … of an input row each of whose elements counts `repeat` times,
+/// zeros outside it.
+struct Line<'a> {
+    low: &'a [f32],
+    /// The other half of pairs.
+    high: Option<&'a [f32]>,
+    words: Words,
+    first: isize,
+    stride: usize,
+    repeat: usize,
+    out: &'a mut [u32],
+}
+
+impl Vectorized for Line<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Line { low, high, words, first, stride, repeat, out } = self;
+        let width = low.len() * repeat;
+        // Outputs `from..to` lie inside the row.
+        let from = first.min(0).unsigned_abs().div_ceil(stride).min(out.len());
+        let to = (width as isize - first).max(0).cast_unsigned().div_ceil(stride).clamp(from, out.len());
+        out[..from].fill(0);
+        out[to..].fill(0);
+        if from == to {
+            return;
+        }
+        let start = first.wrapping_add((from * stride) as isize).cast_unsigned();
+        let out = &mut out[from..to];
+        if stride == 1 && repeat == 1 {
+            let low = &low[start..start + out.len()];
+            match (words, high) {
+                (Words::F32, _) => out.copy_from_slice(as_words(low)),
+                (Words::Bf16, Some(high)) => interleave(low, &high[start..start + out.len()], out),
+                (Words::Bf16, None) => out.iter_mut().zip(low).for_each(|(out, x)| interleave(&[*x], &[0.0], std::slice::from_mut(out))),
+            }
+            return;
+        }
+        for (i, out) in out.iter_mut().enumerate() {
+            let at = (start + i * stride) / repeat;
+            *out = match words {
+                Words::F32 => low[at].to_bits(),
+                Words::Bf16 => super::panels::pair(low[at], high.map_or(0.0, |high| high[at])),
+            };
         }
     }
 }

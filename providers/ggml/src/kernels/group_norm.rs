@@ -1,3 +1,4 @@
+use super::Activation;
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile,
     simd::{Vectorized, vectorize},
@@ -22,8 +23,7 @@ pub(crate) struct GroupNorm {
     pub(crate) weight: bool,
     /// Whether `shift`, one element for each channel, is there.
     pub(crate) shift: bool,
-    /// Whether `act` is x * sigmoid(x) and not the identity.
-    pub(crate) silu: bool,
+    pub(crate) activation: Option<Activation>,
 }
 
 impl Kernel for GroupNorm {
@@ -60,14 +60,14 @@ impl Kernel for GroupNorm {
             let weight = at(weight, channel, 1.0);
             let factor = inverse * at(scale, affine, 1.0) * weight;
             let offset = at(bias, affine, 0.0) * weight + at(shift, channel, 0.0) - mean * factor;
-            vectorize(Affine { x, factor: factor as f32, offset: offset as f32, silu: self.silu, out });
+            vectorize(Affine { x, factor: factor as f32, offset: offset as f32, activation: self.activation, out });
         }
         Ok(())
     }
 }
 
 /// Mean and biased variance, summed in f32 over runs short enough to keep its precision and in f64 beyond.
-struct Moments<'a>(&'a [f32]);
+pub(super) struct Moments<'a>(pub(super) &'a [f32]);
 
 const LANES: usize = 32;
 const RUN: usize = 128 * LANES;
@@ -105,7 +105,7 @@ struct Affine<'a> {
     x: &'a [f32],
     factor: f32,
     offset: f32,
-    silu: bool,
+    activation: Option<Activation>,
     out: &'a mut [f32],
 }
 
@@ -114,52 +114,17 @@ impl Vectorized for Affine<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let Affine { x, factor, offset, silu, out } = self;
-        if silu {
-            out.iter_mut().zip(x).for_each(|(out, x)| {
-                let y = x * factor + offset;
-                *out = y / (1.0 + exp(-y));
-            });
-        } else {
-            out.iter_mut().zip(x).for_each(|(out, x)| *out = x * factor + offset);
+        let Affine { x, factor, offset, activation, out } = self;
+        out.iter_mut().zip(x).for_each(|(out, x)| *out = x * factor + offset);
+        if let Some(activation) = activation {
+            activation.apply(out);
         }
     }
-}
-
-/// e^x to about 2e-7 relative, without branches so that loops of it vectorise; 0 and infinity beyond f32's range
-/// become its ends. Range reduction and the degree-6 polynomial follow Cephes' `expf`.
-#[inline(always)]
-#[allow(clippy::excessive_precision)]
-fn exp(x: f32) -> f32 {
-    // Adding it to a small number leaves that number's nearest integer in the low bits of the mantissa.
-    const SHIFTER: f32 = 12_582_912.0;
-    let x = x.clamp(-87.0, 88.0);
-    let shifted = x * std::f32::consts::LOG2_E + SHIFTER;
-    let n = shifted - SHIFTER;
-    let r = x - n * 0.693_359_375 + n * 2.121_944_4e-4;
-    let p = 1.987_569_15e-4 * r + 1.398_199_95e-3;
-    let p = p * r + 8.333_451_9e-3;
-    let p = p * r + 4.166_579_6e-2;
-    let p = p * r + 1.666_666_55e-1;
-    let p = p * r + 5.000_000_1e-1;
-    let power =
-        f32::from_bits((shifted.to_bits() as i32 - SHIFTER.to_bits() as i32 + 127).cast_unsigned() << 23);
-    (p * r * r + r + 1.0) * power
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn exp_is_close() {
-        for i in -8700..8800 {
-            let x = i as f32 / 100.0;
-            let expected = f64::from(x).exp();
-            assert!((f64::from(exp(x)) / expected - 1.0).abs() < 3e-7, "exp({x}) = {}", exp(x));
-        }
-        assert!(exp(-1000.0) < 1e-37 && exp(1000.0) > 1e38);
-    }
 
     #[test]
     fn moments_survive_a_large_mean() {

@@ -2,44 +2,111 @@
 //!
 //! Every tensor they see is contiguous and row-major; shapes are those of the ONNX graph, outermost first.
 
-use crate::ffi::{Inputs, Type};
-use half::{
-    bf16, f16,
-    slice::{HalfBitsSliceExt, HalfFloatSliceExt},
+use crate::ffi::{
+    Inputs, Type, as_words,
+    product::Words,
+    simd::{Vectorized, vectorize},
 };
 use std::ops::Range;
 
+mod activation;
+mod attention;
 mod broadcast;
 mod concat;
 mod conv;
+mod depthwise;
 mod gather;
+mod gemm;
+mod glu;
 mod group_norm;
 mod host;
+mod layer_norm;
+mod panels;
 mod pool;
 mod strided;
+mod window;
 
+pub(crate) use activation::{Activation, Elementwise};
+pub(crate) use attention::{Attention, Heads, KEYS as ATTENTION_KEYS};
 pub(crate) use broadcast::{Broadcast, BroadcastOp};
 pub(crate) use concat::Concat;
-pub(crate) use conv::{Conv, DepthwiseConv, PackPanels, Window, pack_panels, panels_len};
+pub(crate) use conv::Conv;
+pub(crate) use depthwise::DepthwiseConv;
 pub(crate) use gather::Gather;
+pub(crate) use gemm::Gemm;
+pub(crate) use glu::Glu;
 pub(crate) use group_norm::GroupNorm;
 pub(crate) use host::{Argument, Extract, HostNode, Produced};
+pub(crate) use layer_norm::LayerNorm;
+pub(crate) use panels::{Layout, PackPanels, Panels};
 pub(crate) use pool::{Pool, PoolKind};
 pub(crate) use strided::StridedCopy;
+pub(crate) use window::Window;
 
 /// Elements of a weight in f32: where they lie, or widened into `buffer`.
 fn widen<'a>(inputs: &Inputs<'a>, input: usize, range: Range<usize>, buffer: &'a mut Vec<f32>) -> &'a [f32] {
-    match inputs.type_of(input) {
-        Type::F16 => {
-            buffer.resize(range.len(), 0.0);
-            inputs.u16(input)[range].reinterpret_cast::<f16>().convert_to_f32_slice(buffer);
-            buffer
+    let type_ = inputs.type_of(input);
+    if type_ == Type::F32 {
+        return &inputs.f32(input)[range];
+    }
+    buffer.resize(range.len(), 0.0);
+    vectorize(Widen { halves: &inputs.u16(input)[range], bf16: type_ == Type::Bf16, out: buffer });
+    buffer
+}
+
+/// A run of panels in words, of which one lies in 32 bits, or in 16 where it is an f32 stored in half precision.
+fn panel_words<'a>(
+    inputs: &Inputs<'a>,
+    input: usize,
+    words: Words,
+    range: Range<usize>,
+    buffer: &'a mut Vec<f32>,
+) -> &'a [u32] {
+    match words {
+        Words::F32 => as_words(widen(inputs, input, range, buffer)),
+        Words::Bf16 => &inputs.words(input)[range],
+    }
+}
+
+struct Widen<'a> {
+    halves: &'a [u16],
+    bf16: bool,
+    out: &'a mut [f32],
+}
+
+impl Vectorized for Widen<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let pairs = self.out.iter_mut().zip(self.halves);
+        if self.bf16 {
+            pairs.for_each(|(out, half)| *out = f32::from_bits(u32::from(*half) << 16));
+        } else {
+            pairs.for_each(|(out, half)| *out = from_f16(*half));
         }
-        Type::Bf16 => {
-            buffer.resize(range.len(), 0.0);
-            inputs.u16(input)[range].reinterpret_cast::<bf16>().convert_to_f32_slice(buffer);
-            buffer
+    }
+}
+
+/// An f16 in f32, without branches: its exponent and fraction in place, then a power of two that corrects the exponent's
+/// bias and normalises what was subnormal.
+#[inline(always)]
+fn from_f16(bits: u16) -> f32 {
+    const BIAS: f32 = f32::from_bits((254 - 15) << 23);
+    let (sign, rest) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff) << 13);
+    let special = if rest >= 0x7c00 << 13 { 0xff << 23 } else { 0 };
+    f32::from_bits((f32::from_bits(rest) * BIAS).to_bits() | special | sign)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_f16_is_widened() {
+        for bits in 0..=u16::MAX {
+            let (found, expected) = (from_f16(bits), half::f16::from_bits(bits).to_f32());
+            assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(), "{bits:x}");
         }
-        _ => &inputs.f32(input)[range],
     }
 }

@@ -1,71 +1,103 @@
 //! Convolution and pooling.
 
-use super::Operator;
+use super::{
+    Operator,
+    activation::{activate, activation},
+    elementwise,
+    layout::repeated,
+};
 use crate::{
-    ffi::Type,
-    kernels::{Conv, DepthwiseConv, PackPanels, Pool, PoolKind, Window, panels_len},
+    ffi::{Type, simd::Level},
+    kernels::{Conv, DepthwiseConv, Layout, Panels, Pool, PoolKind, Window},
     shape,
     storage::is_f32,
-    translate::{Outcome, Translator, refuse},
+    translate::{Operand, Outcome, Translator, refuse},
     weights::Form,
 };
 use sdrun_graph::Node;
 
 const POOL: &str = "float, one or two spatial dimensions, one output";
 
+const CONV: &str = "float, one or two spatial dimensions, any groups, strides, dilations and padding";
+
 pub(super) const OPERATORS: &[Operator] = &[
-    Operator {
-        name: "Conv",
-        takes: "float, one or two spatial dimensions, any groups, strides, dilations and padding",
-        translate: conv,
-    },
+    Operator { name: "Conv", takes: CONV, translate: conv },
+    Operator { name: "FusedConv", takes: CONV, translate: conv },
     Operator { name: "MaxPool", takes: POOL, translate: |t, n| pool(t, n, PoolKind::Max) },
     Operator { name: "AveragePool", takes: POOL, translate: average_pool },
 ];
 
+/// `act(conv(X, W, B) + Z)`, where Z broadcasts.
 fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
-    let (x, filters_id) = (t.float(node, 0)?, t.input_id(node, 1)?);
-    let filters_shape = t.shape(filters_id)?;
-    if !is_f32(t.dtype(filters_id)?) {
-        return refuse("its filters are not float");
+    let (x_id, filters_id) = (t.input_id(node, 0)?, t.input_id(node, 1)?);
+    let (x_shape, filters_shape) = (t.shape(x_id)?, t.shape(filters_id)?);
+    if !is_f32(t.dtype(x_id)?) || !is_f32(t.dtype(filters_id)?) {
+        return refuse("its input or its filters are not float");
     }
     let out = t.output_shape(node, 0)?;
-    let (&[batch, _, ..], &[filters, channels, ..]) = (&x.shape[..], &filters_shape[..]) else {
+    let (&[batch, channels_in, ..], &[filters, channels, ..]) = (&x_shape[..], &filters_shape[..]) else {
         return refuse("an operand has fewer than three dimensions");
     };
-    let (window, _) = window(node, &x.shape[2..], &out[2..], &filters_shape[2..])?;
+    let (window, _) = window(node, &x_shape[2..], &out[2..], &filters_shape[2..])?;
     let groups = match usize::try_from(node.int_or("group", 1)) {
-        Ok(groups) if groups > 0 && groups * channels == x.shape[1] && filters % groups == 0 => groups,
+        Ok(groups) if groups > 0 && groups * channels == channels_in && filters % groups == 0 => groups,
         _ => return refuse("its group does not divide the channels"),
     };
-    let bias = t.optional_float(node, 2)?;
-    let rows = filters / groups;
+    let (bias, addend) = (t.optional_float(node, 2)?, t.optional_float(node, 3)?);
+    let (rows, act) = (filters / groups, activation(node)?);
+    let per_channel = |shape: &[usize]| {
+        let inner = out.len() - 1;
+        let own = [&vec![1; out.len().saturating_sub(shape.len())][..], shape].concat();
+        own.len() == out.len() && own[0] == batch && own[1] == filters && shape::len(&own[2..]) == 1 && inner > 0
+    };
+    let shift = addend.clone().filter(|addend| per_channel(&addend.shape));
+    let whole = addend.clone().filter(|addend| shift.is_none() && shape::len(&addend.shape) == shape::len(&out));
     let depthwise = channels == 1 && rows == 1;
+    // What does not fit into the kernel is added after it.
+    let complete = addend.is_none() || (!depthwise && (shift.is_some() || whole.is_some()));
+    let inside = act.filter(|_| complete);
     let type_ = t.matrix_type();
-    let packed = |t: &mut Translator<'_>| {
-        let depth = channels * window.kernel[0] * window.kernel[1];
-        if t.is_stored(filters_id) {
-            return t.weight(filters_id, Form::Panels { groups, rows, depth }, type_);
-        }
-        let plain = t.operand(filters_id)?.tensor;
-        let extent = [panels_len(groups, rows, depth), 1, 1, 1];
-        t.custom(node, PackPanels { groups, rows, depth }, &[plain], Type::F32, extent)
-    };
-    let weights = match (depthwise, t.is_stored(filters_id)) {
-        (true, true) => t.weight(filters_id, Form::Plain, type_)?,
-        (true, false) => t.operand(filters_id)?.tensor,
-        (false, _) => packed(t)?,
-    };
-    let mut inputs = vec![x.tensor, weights];
-    inputs.extend(bias.iter().map(|bias| bias.tensor));
-    let (bias, extent) = (bias.is_some(), shape::extent(&out));
-    let y = if depthwise {
-        let kernel = DepthwiseConv { batch, channels: groups, window, bias };
+    let extent = shape::extent(&out);
+    let mut y = if depthwise {
+        let weights = match t.is_stored(filters_id) {
+            true => t.weight(filters_id, Form::Plain, type_)?,
+            false => t.operand(filters_id)?.tensor,
+        };
+        let mut inputs = vec![t.operand(x_id)?.tensor, weights];
+        inputs.extend(bias.iter().map(|bias| bias.tensor));
+        let kernel = DepthwiseConv { batch, channels: groups, window, bias: bias.is_some(), activation: inside };
         t.custom(node, kernel, &inputs, Type::F32, extent)?
     } else {
-        let kernel = Conv { batch, groups, channels, filters: rows, window, bias };
+        let taps = window.kernel[0] * window.kernel[1];
+        let (level, words) = (Level::detect(), t.words());
+        let panels = Panels { groups, rows, depth: channels * taps, block: level.block().0, words, taps };
+        let weights = if t.is_stored(filters_id) {
+            t.weight(filters_id, Form::Panels { panels, transposed: false }, type_)?
+        } else {
+            let plain = t.operand(filters_id)?;
+            let layout = Layout { start: 0, row_step: channels * taps, depth_step: 1 };
+            let stride = (rows * channels * taps) as isize;
+            t.panels(node, plain.tensor, panels, layout, &[groups], &[stride])?
+        };
+        let (x, repeat) = repeated(t, x_id)?;
+        let mut kernel = Conv::new(level, batch, panels, window, repeat);
+        kernel.bias = bias.is_some();
+        kernel.activation = inside;
+        let mut inputs = vec![x, weights];
+        inputs.extend(bias.iter().map(|bias| bias.tensor));
+        if complete {
+            (kernel.shift, kernel.addend) = (shift.is_some(), whole.is_some());
+            inputs.extend(addend.iter().map(|addend| addend.tensor));
+        }
         t.custom(node, kernel, &inputs, Type::F32, extent)?
     };
+    if let Some(addend) = addend.filter(|_| !complete) {
+        let sum = Operand { tensor: y, dtype: addend.dtype, shape: out.clone() };
+        y = elementwise::add(t, node, &sum, &addend)?;
+        if let Some(act) = act {
+            y = activate(t, node, y, &out, act)?;
+        }
+    }
     t.define(node, 0, y)
 }
 

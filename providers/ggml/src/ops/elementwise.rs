@@ -1,9 +1,12 @@
 //! Element-wise operators.
 
-use super::Operator;
+use super::{
+    Operator,
+    activation::{activate, activation},
+};
 use crate::{
     ffi::{Binary, Tensor, Type, Unary},
-    kernels::{Broadcast, BroadcastOp},
+    kernels::{Activation, Broadcast, BroadcastOp, Glu},
     shape,
     storage::is_f32,
     translate::{Operand, Outcome, Translator, refuse},
@@ -27,7 +30,9 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator { name: "Tanh", takes: UNARY, translate: |t, n| unary(t, n, Unary::Tanh) },
     Operator { name: "Clip", takes: "float, constant bounds", translate: clip },
     Operator { name: "Elu", takes: "float, alpha 1", translate: elu },
-    Operator { name: "Gelu", takes: "float, approximate \"none\"", translate: gelu },
+    Operator { name: "Gelu", takes: UNARY, translate: gelu },
+    Operator { name: "Swish", takes: UNARY, translate: swish },
+    Operator { name: "GLU", takes: "float, halves along the last axis", translate: glu },
     Operator { name: "HardSigmoid", takes: UNARY, translate: hard_sigmoid },
     Operator { name: "LeakyRelu", takes: UNARY, translate: leaky_relu },
     Operator { name: "Reciprocal", takes: UNARY, translate: reciprocal },
@@ -70,10 +75,35 @@ fn elu(t: &mut Translator<'_>, node: &Node) -> Outcome {
 
 fn gelu(t: &mut Translator<'_>, node: &Node) -> Outcome {
     match node.str("approximate") {
-        None | Some("none") => unary(t, node, Unary::GeluErf),
-        // ggml looks the tanh form up in a table of f16 values.
+        None | Some("none") => through(t, node, Activation::Gelu),
+        Some("tanh") => through(t, node, Activation::GeluTanh),
         Some(other) => refuse(format!("its approximate is {other:?}")),
     }
+}
+
+fn swish(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    through(t, node, Activation::Swish(node.float("alpha").unwrap_or(1.0)))
+}
+
+fn through(t: &mut Translator<'_>, node: &Node, activation: Activation) -> Outcome {
+    let x = t.float(node, 0)?;
+    let y = activate(t, node, x.tensor, &x.shape, activation)?;
+    t.define(node, 0, y)
+}
+
+/// One half of the last axis through an activation, times the other.
+fn glu(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let (x, out) = (t.float(node, 0)?, t.output_shape(node, 0)?);
+    let (Some(activation), Some(cols)) = (activation(node)?, out.last().copied()) else {
+        return refuse("it has no activation");
+    };
+    let gate = usize::try_from(node.int_or("gate", 1)).unwrap_or(2);
+    if gate > 1 || x.shape.last() != Some(&(2 * cols)) {
+        return refuse("its halves are not halves");
+    }
+    let kernel = Glu { rows: shape::len(&out) / cols, cols, gate, activation };
+    let y = t.custom(node, kernel, &[x.tensor], Type::F32, shape::extent(&out))?;
+    t.define(node, 0, y)
 }
 
 fn hard_sigmoid(t: &mut Translator<'_>, node: &Node) -> Outcome {

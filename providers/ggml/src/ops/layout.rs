@@ -8,7 +8,7 @@ use crate::{
     storage::{is_f32, storage_type},
     translate::{Outcome, Translator, refuse},
 };
-use sdrun_graph::{Node, eval};
+use sdrun_graph::{Node, ValueId, eval};
 
 const VIEW: &str = "any type; costs nothing";
 const NEAREST: &str =
@@ -75,7 +75,7 @@ fn cast(t: &mut Translator<'_>, node: &Node) -> Outcome {
 }
 
 /// The order of axes a Transpose asks for.
-pub(super) fn permutation(node: &Node, rank: usize) -> Option<Vec<usize>> {
+pub(crate) fn permutation(node: &Node, rank: usize) -> Option<Vec<usize>> {
     let perm: Vec<usize> = match node.ints("perm") {
         None => (0..rank).rev().collect(),
         Some(perm) => perm.iter().map(|axis| usize::try_from(*axis).ok()).collect::<Option<_>>()?,
@@ -237,16 +237,41 @@ fn gather(t: &mut Translator<'_>, node: &Node) -> Outcome {
 }
 
 fn resize(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let factors = whole_factors(t, node)?;
     let id = t.input_id(node, 0)?;
-    let (x, out) = (t.operand(id)?, t.output_shape(node, 0)?);
+    let x = t.operand(id)?;
+    let dense = shape::strides(&x.shape);
+    let dims: Vec<usize> = x.shape.iter().zip(&factors).flat_map(|(d, f)| [*d, *f]).collect();
+    let strides: Vec<isize> = dense.iter().flat_map(|s| [*s as isize, 0]).collect();
+    let y = t.strided(node, x.tensor, &dims, &strides, 0)?;
+    t.define(node, 0, y)
+}
+
+/// The tensor whose rows and columns, repeated so many times each, are an image; what a Resize makes is not copied.
+pub(super) fn repeated(t: &mut Translator<'_>, id: ValueId) -> Outcome<(Tensor, usize)> {
+    let resize = t.producer(id).filter(|n| n.domain.is_empty() && matches!(&n.op_type[..], "Resize" | "Upsample"));
+    if let Some(node) = resize
+        && let Ok(factors) = whole_factors(t, node)
+        && let [1, 1, height, width] = factors[..]
+        && height == width
+        && let Some(source) = node.input(0)
+    {
+        return Ok((t.operand(source)?.tensor, height));
+    }
+    Ok((t.operand(id)?.tensor, 1))
+}
+
+/// How often a Resize repeats the elements along each axis.
+fn whole_factors(t: &Translator<'_>, node: &Node) -> Outcome<Vec<usize>> {
+    let (x, out) = (t.shape(t.input_id(node, 0)?)?, t.output_shape(node, 0)?);
     let mode = node.str("mode").unwrap_or("nearest");
     if mode != "nearest" {
         return refuse(format!("its mode is {mode:?}"));
     }
     let factors: Vec<usize> =
-        x.shape.iter().zip(&out).map(|(d, o)| if o % d == 0 { o / d } else { 0 }).collect();
+        x.iter().zip(&out).map(|(d, o)| if o % d == 0 { o / d } else { 0 }).collect();
     if factors.contains(&0) {
-        return refuse(format!("it takes {:?} to {out:?}, not by whole factors", x.shape));
+        return refuse(format!("it takes {x:?} to {out:?}, not by whole factors"));
     }
     // Where the node states scales, they are the factors exactly.
     let legacy = node.op_type == "Upsample" || t.graph.opset() < 11;
@@ -279,11 +304,7 @@ fn resize(t: &mut Translator<'_>, node: &Node) -> Outcome {
     if !in_place {
         return refuse("its factors do not repeat elements in place");
     }
-    let dense = shape::strides(&x.shape);
-    let dims: Vec<usize> = x.shape.iter().zip(&factors).flat_map(|(d, f)| [*d, *f]).collect();
-    let strides: Vec<isize> = dense.iter().flat_map(|s| [*s as isize, 0]).collect();
-    let y = t.strided(node, x.tensor, &dims, &strides, 0)?;
-    t.define(node, 0, y)
+    Ok(factors)
 }
 
 fn depth_to_space(t: &mut Translator<'_>, node: &Node) -> Outcome {

@@ -1,152 +1,237 @@
 //! Matrix products.
 
-use super::Operator;
+use super::{
+    Operator,
+    activation::{activate, activation},
+    elementwise,
+};
 use crate::{
-    ffi::{Tensor, Type},
+    ffi::{
+        Tensor, Type,
+        product::{DEPTH, Taps},
+        simd::Level,
+    },
+    kernels::{Activation, Gemm, Layout, Panels},
     shape,
     storage::is_f32,
-    translate::{Outcome, Translator, refuse},
+    translate::{Operand, Outcome, Translator, View, refuse},
     weights::Form,
 };
 use sdrun_graph::{Node, ValueId};
 
+const MATMUL: &str = "float, any ranks and batch shapes that broadcast";
+
 pub(super) const OPERATORS: &[Operator] = &[
-    Operator { name: "MatMul", takes: "float, any ranks and batch shapes that broadcast", translate: matmul },
+    Operator { name: "MatMul", takes: MATMUL, translate: matmul },
+    Operator { name: "FusedMatMul", takes: MATMUL, translate: matmul },
     Operator { name: "Gemm", takes: "float", translate: gemm },
 ];
 
-/// ggml's `mul_mat` takes the second matrix transposed: rows of `depth` elements, one for each column.
+/// `act(A * B + bias + addend)`, where `bias` has one element for each column and `addend` broadcasts to the output.
 fn matmul(t: &mut Translator<'_>, node: &Node) -> Outcome {
-    let (a_id, b_id) = (t.input_id(node, 0)?, t.input_id(node, 1)?);
-    let (mut a_shape, mut b_shape) = (t.shape(a_id)?, t.shape(b_id)?);
-    if !is_f32(t.dtype(a_id)?) || !is_f32(t.dtype(b_id)?) {
+    let (a, b) = (matrix(t, node, 0)?, t.input_id(node, 1)?);
+    if !is_f32(t.dtype(b)?) {
         return refuse("its matrices are not float");
     }
-    if a_shape.is_empty() || b_shape.is_empty() {
-        return refuse("an operand has no dimension");
-    }
-    if a_shape.len() == 1 {
-        a_shape.insert(0, 1);
-    }
+    let mut b_shape = t.shape(b)?;
     if b_shape.len() == 1 {
         b_shape.push(1);
     }
-    let (a_batch, &[rows, depth]) = split_matrix(&a_shape) else {
-        return refuse("an operand is not a matrix");
-    };
-    let (b_batch, &[_, cols]) = split_matrix(&b_shape) else { return refuse("an operand is not a matrix") };
-    let a = t.float(node, 0)?.tensor;
-    let b = transposed(t, node, b_id, &b_shape)?;
-    let product = if shape::len(b_batch) == 1 {
-        // One matrix for all batches: they are more rows.
-        let a = t.builder.reshape(a, [depth, rows * shape::len(a_batch), 1, 1])?;
-        let b = t.builder.reshape(b, [depth, cols, 1, 1])?;
-        t.builder.mul_mat(b, a)?
-    } else {
-        let out = t.output_shape(node, 0)?;
-        // The output lacks the dimensions that one-dimensional operands were given above.
-        let (a_rank, b_rank) = (t.shape(a_id)?.len(), t.shape(b_id)?.len());
-        let batch = &out[..out.len() - usize::from(a_rank > 1) - usize::from(b_rank > 1)];
-        let count = shape::len(batch);
-        let a = repeat_batch(t, node, a, a_batch, &[rows, depth], batch)?;
-        let b = repeat_batch(t, node, b, b_batch, &[cols, depth], batch)?;
-        let a = t.builder.reshape(a, [depth, rows, count, 1])?;
-        let b = t.builder.reshape(b, [depth, cols, count, 1])?;
-        t.builder.mul_mat(b, a)?
-    };
-    t.define(node, 0, product)
-}
-
-fn split_matrix(shape: &[usize]) -> (&[usize], &[usize]) {
-    shape.split_at(shape.len().saturating_sub(2))
-}
-
-/// The tensor of a stack of matrices with each matrix transposed.
-fn transposed(t: &mut Translator<'_>, node: &Node, id: ValueId, shape: &[usize]) -> Outcome<Tensor> {
-    let (batch, &[rows, cols]) = split_matrix(shape) else { return refuse("an operand is not a matrix") };
-    if t.is_stored(id) {
-        let form = Form::Transposed { batch: shape::len(batch), rows, cols };
-        return t.weight(id, form, t.matrix_type());
-    }
-    let rank = shape.len();
-    let mut swapped: Vec<usize> = (0..rank).collect();
-    swapped.swap(rank - 1, rank - 2);
-    // Where the graph has just transposed it, one transposition does for both; often none is left.
-    if let Some((source, perm)) = transposition(t, id).filter(|(_, perm)| perm.len() == rank) {
-        let composed: Vec<usize> = swapped.iter().map(|axis| perm[*axis]).collect();
-        let source_shape = t.shape(source)?;
-        let source = t.operand(source)?.tensor;
-        return t.transpose(node, source, &source_shape, &composed);
-    }
-    let tensor = t.operand(id)?.tensor;
-    t.transpose(node, tensor, shape, &swapped)
-}
-
-/// The input and the permutation of the Transpose that computes a value.
-fn transposition(t: &Translator<'_>, id: ValueId) -> Option<(ValueId, Vec<usize>)> {
-    let node = t.producer(id).filter(|node| node.op_type == "Transpose" && node.domain.is_empty())?;
-    let source = node.input(0)?;
-    let rank = t.shape(source).ok()?.len();
-    Some((source, super::layout::permutation(node, rank)?))
-}
-
-/// Repeats a stack of matrices to the batch shape of the product.
-fn repeat_batch(
-    t: &mut Translator<'_>,
-    node: &Node,
-    tensor: Tensor,
-    own: &[usize],
-    matrix: &[usize],
-    batch: &[usize],
-) -> Outcome<Tensor> {
-    let (from, to) = ([own, matrix].concat(), [batch, matrix].concat());
-    if shape::len(&from) == shape::len(&to) {
-        return Ok(tensor);
-    }
-    let Some(strides) = shape::broadcast_strides(&from, &to) else {
-        return refuse("its batches do not broadcast");
-    };
-    t.strided(node, tensor, &to, &strides, 0)
+    let transposed = node.int_or("transB", 0) != 0;
+    let out = t.output_shape(node, 0)?;
+    let (bias, addend) = (t.optional_float(node, 2)?, t.optional_float(node, 3)?);
+    let y = product(t, node, a, (b, b_shape, transposed), &out, [bias, addend], activation(node)?)?;
+    t.define(node, 0, y)
 }
 
 /// `alpha * A' B' + beta * C`.
 fn gemm(t: &mut Translator<'_>, node: &Node) -> Outcome {
-    let (a, b_id) = (t.float(node, 0)?, t.input_id(node, 1)?);
-    let b_shape = t.shape(b_id)?;
-    let (&[a0, a1], &[b0, b1]) = (&a.shape[..], &b_shape[..]) else {
+    let (mut a, b) = (matrix(t, node, 0)?, t.input_id(node, 1)?);
+    let (b_shape, out) = (t.shape(b)?, t.output_shape(node, 0)?);
+    if a.shape.len() != 2 || b_shape.len() != 2 {
         return refuse("an operand is not a matrix");
-    };
-    if !is_f32(t.dtype(b_id)?) {
+    }
+    if !is_f32(t.dtype(b)?) {
         return refuse("its matrices are not float");
     }
     let flag = |name| node.int_or(name, 0) != 0;
-    let (a, rows, depth) = if flag("transA") {
-        (t.transpose(node, a.tensor, &a.shape, &[1, 0])?, a1, a0)
-    } else {
-        (a.tensor, a0, a1)
-    };
-    let (b, cols) = if !flag("transB") {
-        (transposed(t, node, b_id, &b_shape)?, b1)
-    } else if t.is_stored(b_id) {
-        (t.weight(b_id, Form::Plain, t.matrix_type())?, b0)
-    } else {
-        (t.operand(b_id)?.tensor, b0)
-    };
-    let a = t.builder.reshape(a, [depth, rows, 1, 1])?;
-    let b = t.builder.reshape(b, [depth, cols, 1, 1])?;
-    let mut y = t.builder.mul_mat(b, a)?;
-    let alpha = node.float("alpha").unwrap_or(1.0);
-    if alpha != 1.0 {
-        y = t.builder.scale(y, alpha, 0.0)?;
+    if flag("transA") {
+        a.shape.reverse();
+        a.strides.reverse();
     }
-    let beta = node.float("beta").unwrap_or(1.0);
-    if let Some(mut c) = t.optional_float(node, 2)?.filter(|_| beta != 0.0) {
-        if beta != 1.0 {
-            c.tensor = t.builder.scale(c.tensor, beta, 0.0)?;
+    let (alpha, beta) = (node.float("alpha").unwrap_or(1.0), node.float("beta").unwrap_or(1.0));
+    let mut c = t.optional_float(node, 2)?.filter(|_| beta != 0.0);
+    if let Some(c) = c.as_mut().filter(|_| beta != 1.0) {
+        c.tensor = t.builder.scale(c.tensor, beta, 0.0)?;
+    }
+    let b = (b, b_shape, flag("transB"));
+    let y = if alpha == 1.0 {
+        let row = c.as_ref().is_some_and(|c| is_row(&c.shape, &out));
+        let addends = if row { [c, None] } else { [None, c] };
+        product(t, node, a, b, &out, addends, None)?
+    } else {
+        let y = product(t, node, a, b, &out, [None, None], None)?;
+        let y = t.builder.scale(y, alpha, 0.0)?;
+        match c {
+            Some(c) => elementwise::add(t, node, &Operand { tensor: y, dtype: c.dtype, shape: out }, &c)?,
+            None => y,
         }
-        let product = crate::translate::Operand { tensor: y, dtype: c.dtype, shape: vec![rows, cols] };
-        y = super::elementwise::add(t, node, &product, &c)?;
-    }
-    debug_assert_eq!(t.builder.type_of(y), Type::F32);
+    };
     t.define(node, 0, y)
+}
+
+/// An operand of a product, at least a matrix of one row.
+fn matrix(t: &mut Translator<'_>, node: &Node, i: usize) -> Outcome<View> {
+    let id = t.input_id(node, i)?;
+    if !is_f32(t.dtype(id)?) {
+        return refuse("its matrices are not float");
+    }
+    let mut view = t.view(id)?;
+    match view.shape.len() {
+        0 => return refuse("an operand has no dimension"),
+        1 => {
+            view.shape.insert(0, 1);
+            view.strides.insert(0, 0);
+        }
+        _ => {}
+    }
+    Ok(view)
+}
+
+fn is_row(shape: &[usize], out: &[usize]) -> bool {
+    shape::len(shape) == out[out.len() - 1] && shape.last() == out.last()
+}
+
+/// The right operand: a value, its shape as at least a matrix, whether its matrices are transposed.
+type Right = (ValueId, Vec<usize>, bool);
+
+/// The tensor of a product. `addends` are a bias for each column and what broadcasts to the output.
+fn product(
+    t: &mut Translator<'_>,
+    node: &Node,
+    a: View,
+    (b, b_shape, transposed): Right,
+    out: &[usize],
+    [bias, addend]: [Option<Operand>; 2],
+    act: Option<Activation>,
+) -> Outcome<Tensor> {
+    let (a_batch, &[rows, depth]) = a.shape.split_at(a.shape.len() - 2) else {
+        return refuse("an operand is not a matrix");
+    };
+    let (b_batch, &[first, second]) = b_shape.split_at(b_shape.len().saturating_sub(2)) else {
+        return refuse("an operand has no dimension");
+    };
+    let cols = if transposed { first } else { second };
+    let level = Level::detect();
+    let panels =
+        |t: &Translator<'_>, groups| Panels { groups, rows: cols, depth, block: level.block().1, words: t.words(), taps: 1 };
+    let a_strides = a.strides.split_at(a_batch.len());
+    let mut layout =
+        Layout { start: 0, row_step: a_strides.1[0].unsigned_abs(), depth_step: a_strides.1[1].unsigned_abs() };
+    let (mut batch, mut height) = (1, rows);
+    let (mut dims, mut strides) = (Vec::new(), Vec::new());
+    let right = if shape::len(b_batch) == 1 {
+        // One matrix for all batches: they are more rows, where rows are equally far apart.
+        let all = [a_batch, &[rows]].concat();
+        let (merged, steps) = shape::coalesce(&all, &[&a.strides[..all.len()]]);
+        if merged.len() == 1 {
+            (layout.row_step, height) = (steps[0][0].unsigned_abs(), merged[0]);
+        } else {
+            (dims, strides, batch) = (a_batch.to_vec(), a_strides.0.to_vec(), shape::len(a_batch));
+        }
+        let panels = panels(t, 1);
+        if t.is_stored(b) {
+            let type_ = t.matrix_type();
+            (panels, t.weight(b, Form::Panels { panels, transposed: !transposed }, type_)?)
+        } else {
+            let (view, layout) = right_view(t, b, &b_shape, transposed)?;
+            (panels, t.panels(node, view.tensor, panels, layout, &[], &[])?)
+        }
+    } else {
+        let rank = a_batch.len().max(b_batch.len());
+        let full = broadcast_batch(a_batch, b_batch, rank);
+        let padded = |own: &[usize], own_strides: &[isize]| -> Option<Vec<isize>> {
+            let lead = rank - own.len();
+            (0..rank)
+                .map(|i| match i.checked_sub(lead) {
+                    None => Some(0),
+                    Some(j) if own[j] == full[i] => Some(own_strides[j]),
+                    Some(j) if own[j] == 1 => Some(0),
+                    Some(_) => None,
+                })
+                .collect()
+        };
+        let (view, right_layout) = right_view(t, b, &b_shape, transposed)?;
+        let (Some(left), Some(right)) =
+            (padded(a_batch, a_strides.0), padded(b_batch, &view.strides[..b_batch.len()]))
+        else {
+            return refuse("its batches do not broadcast");
+        };
+        batch = shape::len(&full);
+        let panels = panels(t, batch);
+        let right = t.panels(node, view.tensor, panels, right_layout, &full, &right)?;
+        (dims, strides) = (full, left);
+        (panels, right)
+    };
+    let (panels, right) = right;
+    let mut inputs = vec![a.tensor, right];
+    let bias = bias.filter(|bias| {
+        let fits = is_row(&bias.shape, out);
+        inputs.extend(fits.then_some(bias.tensor));
+        true
+    });
+    let fused_bias = inputs.len() == 3;
+    let whole = addend.as_ref().is_some_and(|addend| shape::len(&addend.shape) == shape::len(out));
+    // What does not fit into the product is added after it.
+    let complete = (bias.is_none() || fused_bias) && (addend.is_none() || whole);
+    inputs.extend(addend.iter().filter(|_| complete).map(|addend| addend.tensor));
+    let kernel = Gemm {
+        level,
+        batch,
+        rows: height,
+        dims,
+        strides,
+        layout,
+        panels,
+        bias: fused_bias,
+        addend: complete && whole,
+        activation: act.filter(|_| complete),
+        taps: Taps::dense(DEPTH, level.block().1),
+    };
+    let mut y = t.custom(node, kernel, &inputs, Type::F32, shape::extent(out))?;
+    if !complete {
+        let rest = bias.filter(|_| !fused_bias).into_iter().chain(addend);
+        for addend in rest {
+            let sum = Operand { tensor: y, dtype: addend.dtype, shape: out.to_vec() };
+            y = elementwise::add(t, node, &sum, &addend)?;
+        }
+        if let Some(act) = act {
+            y = activate(t, node, y, out, act)?;
+        }
+    }
+    Ok(y)
+}
+
+/// A computed or stored right operand with the steps of its columns (which are the rows of panels) and of its depth.
+fn right_view(
+    t: &mut Translator<'_>,
+    id: ValueId,
+    shape: &[usize],
+    transposed: bool,
+) -> Outcome<(View, Layout)> {
+    let mut view = t.view(id)?;
+    if view.shape.len() < shape.len() {
+        view.shape.push(1);
+        view.strides.push(0);
+    }
+    let rank = view.strides.len();
+    let steps = [view.strides[rank - 2].unsigned_abs(), view.strides[rank - 1].unsigned_abs()];
+    let (row_step, depth_step) = if transposed { (steps[0], steps[1]) } else { (steps[1], steps[0]) };
+    Ok((view, Layout { start: 0, row_step, depth_step }))
+}
+
+/// The shape two stacks broadcast to, as far as they do.
+fn broadcast_batch(a: &[usize], b: &[usize], rank: usize) -> Vec<usize> {
+    let at = |s: &[usize], i: usize| (i + s.len()).checked_sub(rank).map_or(1, |i| s[i]);
+    (0..rank).map(|i| at(a, i).max(at(b, i))).collect()
 }

@@ -1,18 +1,23 @@
 //! Normalisation and softmax.
 
-use super::Operator;
+use super::{Operator, activation::activation};
 use crate::{
     ffi::{Tensor, Type},
-    kernels::GroupNorm,
+    kernels::{Activation, GroupNorm, LayerNorm},
     shape,
     translate::{Operand, Outcome, Translator, refuse},
 };
-use sdrun_graph::Node;
+use sdrun_graph::{Node, fused::DOMAIN};
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator {
         name: "LayerNormalization",
         takes: "float, any trailing axes, scale and bias of their shape, one output",
+        translate: layer_norm,
+    },
+    Operator {
+        name: "RMSNormalization",
+        takes: "float, any trailing axes, scale of their shape",
         translate: layer_norm,
     },
     Operator { name: "InstanceNormalization", takes: "float", translate: instance_norm },
@@ -21,23 +26,23 @@ pub(super) const OPERATORS: &[Operator] = &[
 ];
 
 /// A GroupNorm with what usually surrounds it, each part optional; see [`GroupNorm`].
-pub(crate) struct GroupNormParts {
+struct GroupNormParts {
     /// `[batch, channels, ...]`.
-    pub(crate) x: Operand,
-    pub(crate) groups: usize,
-    pub(crate) epsilon: f32,
+    x: Operand,
+    groups: usize,
+    epsilon: f32,
     /// Scale and bias, one element for each group or each channel.
-    pub(crate) affine: Option<(Operand, Operand)>,
+    affine: Option<(Operand, Operand)>,
     /// One element for each channel.
-    pub(crate) weight: Option<Operand>,
+    weight: Option<Operand>,
     /// One element for each channel.
-    pub(crate) shift: Option<Operand>,
-    pub(crate) silu: bool,
+    shift: Option<Operand>,
+    activation: Option<Activation>,
 }
 
 /// The tensor of a normalisation, of the shape of its input.
-pub(crate) fn group_norm(t: &mut Translator<'_>, node: &Node, parts: GroupNormParts) -> Outcome<Tensor> {
-    let GroupNormParts { x, groups, epsilon, affine, weight, shift, silu } = parts;
+fn group_norm(t: &mut Translator<'_>, node: &Node, parts: GroupNormParts) -> Outcome<Tensor> {
+    let GroupNormParts { x, groups, epsilon, affine, weight, shift, activation } = parts;
     let &[batch, channels, ref inner @ ..] = &x.shape[..] else {
         return refuse("its input has fewer than two dimensions");
     };
@@ -68,7 +73,7 @@ pub(crate) fn group_norm(t: &mut Translator<'_>, node: &Node, parts: GroupNormPa
         affine: affine_len,
         weight: weight.is_some(),
         shift: shift.is_some(),
-        silu,
+        activation,
     };
     t.custom(node, kernel, &inputs, Type::F32, shape::extent(&x.shape))
 }
@@ -78,19 +83,31 @@ fn instance_norm(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let groups = shape::len(&scale.shape);
     let epsilon = node.float("epsilon").unwrap_or(1e-5);
     let affine = Some((scale, bias));
-    let parts = GroupNormParts { x, groups, epsilon, affine, weight: None, shift: None, silu: false };
+    let parts = GroupNormParts { x, groups, epsilon, affine, weight: None, shift: None, activation: None };
     let y = group_norm(t, node, parts)?;
     t.define(node, 0, y)
 }
 
+/// In domain [`DOMAIN`] with factors of the groups before those of the channels, and an activation.
 fn group_normalization(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let (x, scale, bias) = (t.float(node, 0)?, t.float(node, 1)?, t.float(node, 2)?);
     let Some(groups) = node.int("num_groups").and_then(|n| usize::try_from(n).ok()) else {
         return refuse("it has no num_groups");
     };
     let epsilon = node.float("epsilon").unwrap_or(1e-5);
-    let affine = Some((scale, bias));
-    let parts = GroupNormParts { x, groups, epsilon, affine, weight: None, shift: None, silu: false };
+    let (group_scale, group_bias) = (t.optional_float(node, 3)?, t.optional_float(node, 4)?);
+    let activation = activation(node)?;
+    let plain = GroupNormParts { x, groups, epsilon, affine: None, weight: None, shift: None, activation };
+    let parts = match (node.domain == DOMAIN, group_scale, group_bias) {
+        (true, Some(group_scale), Some(group_bias)) => GroupNormParts {
+            affine: Some((group_scale, group_bias)),
+            weight: Some(scale),
+            shift: Some(bias),
+            ..plain
+        },
+        (_, None, None) => GroupNormParts { affine: Some((scale, bias)), ..plain },
+        _ => return refuse("it has factors of the groups without addends, or the reverse"),
+    };
     let y = group_norm(t, node, parts)?;
     t.define(node, 0, y)
 }
@@ -104,18 +121,34 @@ fn layer_norm(t: &mut Translator<'_>, node: &Node) -> Outcome {
         return refuse("its axis is out of range");
     };
     let inner = x.shape[axis..].to_vec();
-    let len = shape::len(&inner);
-    let rows = t.builder.reshape(x.tensor, [len, shape::len(&x.shape) / len, 1, 1])?;
-    let tensor = t.builder.norm(rows, node.float("epsilon").unwrap_or(1e-5))?;
-    let mut y = Operand { tensor, dtype: x.dtype, shape: x.shape.clone() };
-    for i in [1, 2] {
-        let Some(factor) = t.optional_float(node, i)? else { continue };
-        if shape::broadcast_strides(&factor.shape, &y.shape).is_none() {
+    let cols = shape::len(&inner);
+    let (scale, bias) = (t.optional_float(node, 1)?, t.optional_float(node, 2)?);
+    let mut inputs = vec![x.tensor];
+    let mut factors = Vec::new();
+    for factor in [scale, bias].into_iter().enumerate().filter_map(|(i, factor)| Some((i, factor?))) {
+        if shape::broadcast_strides(&factor.1.shape, &x.shape).is_none() {
             return refuse("scale or bias does not broadcast to the input");
         }
+        factors.push(factor);
+    }
+    // Factors of one row are part of the kernel; others follow it.
+    let rows_of_one = factors.iter().all(|(_, factor)| shape::len(&factor.shape) == cols && factor.shape.ends_with(&inner));
+    inputs.extend(factors.iter().filter(|_| rows_of_one).map(|(_, factor)| factor.tensor));
+    let has = |i: usize| rows_of_one && factors.iter().any(|(index, _)| *index == i);
+    let kernel = LayerNorm {
+        rows: shape::len(&x.shape) / cols,
+        cols,
+        epsilon: node.float("epsilon").unwrap_or(1e-5),
+        centred: node.op_type == "LayerNormalization",
+        scale: has(0),
+        bias: has(1),
+    };
+    let tensor = t.custom(node, kernel, &inputs, Type::F32, shape::extent(&x.shape))?;
+    let mut y = Operand { tensor, dtype: x.dtype, shape: x.shape.clone() };
+    for (i, factor) in factors.iter().filter(|_| !rows_of_one) {
         y.tensor = match i {
-            1 => super::elementwise::multiply(t, node, &y, &factor)?,
-            _ => super::elementwise::add(t, node, &y, &factor)?,
+            0 => super::elementwise::multiply(t, node, &y, factor)?,
+            _ => super::elementwise::add(t, node, &y, factor)?,
         };
     }
     t.define(node, 0, y.tensor)

@@ -1,0 +1,219 @@
+//! Operators of the domain [`DOMAIN`]: what passes merge nodes into.
+//!
+//! Each is defined by a few operators of ai.onnx (opset [`BODY_OPSET`]), as a function of ONNX would be; inference and
+//! evaluation go through that definition. A consumer either has a kernel for such an operator or does not ask for
+//! the pass that makes it.
+//!
+//! | operator | inputs | attributes | computes |
+//! |---|---|---|---|
+//! | `Attention`, `LayerNormalization`, `RMSNormalization`, `Gelu`, `Swish` | | | what ai.onnx 24 says |
+//! | `GroupNormalization` | X, scale, bias, group_scale?, group_bias? | `epsilon`, `num_groups`, activation | act((norm(X) · group_scale + group_bias) · scale + bias); scale and bias are one number for each channel, the other two for each group |
+//! | `FusedConv` | X, W, B?, Z? | those of Conv, activation | act(Conv(X, W, B) + Z); Z broadcasts |
+//! | `FusedMatMul` | A, B, bias?, Z? | `transB`, activation | act(A · B + bias + Z), B transposed in its last two dimensions where `transB` is 1 |
+//! | `GLU` | X | `gate`, activation | X in two halves along the last axis: half `gate` through act, times the other half |
+//!
+//! An activation is written as in the contrib operators of ONNX Runtime: `activation` holds an operator's name and
+//! `activation_params` its numbers; see [`Activation`].
+
+mod activation;
+mod body;
+
+pub use activation::Activation;
+
+use crate::{
+    Attribute, GraphError, Node, Tensor,
+    eval::{EvalError, evaluate},
+    infer::{Fact, node_outputs},
+};
+use body::Body;
+
+/// Name of the domain.
+pub const DOMAIN: &str = "sdrun";
+
+/// Version of the domain.
+pub const VERSION: i64 = 1;
+
+/// The version of ai.onnx in which the definitions are written.
+pub const BODY_OPSET: i64 = 24;
+
+/// Whether the node is an operator of the domain.
+pub(crate) fn is_fused(node: &Node) -> bool {
+    node.domain == DOMAIN && OPERATORS.iter().any(|(name, _)| *name == node.op_type)
+}
+
+type Definition = fn(&mut Body, &Node) -> Result<(), String>;
+
+const OPERATORS: [(&str, Definition); 9] = [
+    ("Attention", same),
+    ("LayerNormalization", same),
+    ("RMSNormalization", same),
+    ("Gelu", same),
+    ("Swish", same),
+    ("GroupNormalization", group_normalization),
+    ("FusedConv", conv),
+    ("FusedMatMul", matmul),
+    ("GLU", glu),
+];
+
+/// The nodes a node stands for.
+fn define(node: &Node) -> Result<Body, String> {
+    let Some((_, definition)) = OPERATORS.iter().find(|(name, _)| *name == node.op_type) else {
+        return Err(format!("there is no operator {} in domain {DOMAIN}", node.op_type));
+    };
+    let mut body = Body::new(node);
+    definition(&mut body, node)?;
+    Ok(body)
+}
+
+/// Facts about the outputs of a node of the domain.
+pub(crate) fn infer(node: &Node, inputs: &[Option<Fact>]) -> Result<Vec<Fact>, GraphError> {
+    let body = define(node).map_err(GraphError::Invalid)?;
+    let unknown = || GraphError::Invalid(format!("the definition of {} is not complete", node.op_type));
+    body.run(inputs, Fact::constant, |step, inputs| {
+        let inputs: Vec<Option<Fact>> = inputs.into_iter().map(|fact| fact.cloned()).collect();
+        node_outputs(step, BODY_OPSET, &inputs)?.ok_or_else(unknown)
+    })
+}
+
+/// The outputs of a node of the domain.
+pub(crate) fn evaluate_node(node: &Node, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, EvalError> {
+    let body = define(node).map_err(EvalError::Invalid)?;
+    let inputs: Vec<Option<Tensor>> = inputs.iter().map(|tensor| tensor.cloned()).collect();
+    body.run(&inputs, |tensor| tensor, |step, inputs| evaluate(step, BODY_OPSET, &inputs))
+}
+
+fn same(body: &mut Body, node: &Node) -> Result<(), String> {
+    body.same(node);
+    Ok(())
+}
+
+/// With group factors, `scale` becomes `group_scale · scale` and `bias` becomes `group_bias · scale + bias`.
+fn group_normalization(body: &mut Body, node: &Node) -> Result<(), String> {
+    let (x, mut scale, mut bias) = (body.need(0)?, body.need(1)?, body.need(2)?);
+    let groups = node.int("num_groups").ok_or("attribute num_groups is missing")?;
+    let by_group = body.constant(Tensor::from_i64s(&[groups, -1]));
+    let column = body.constant(Tensor::from_i64s(&[groups, 1]));
+    let flat = body.constant(Tensor::from_i64s(&[-1]));
+    let plain = body.node("Reshape", &[scale, by_group], []);
+    let spread = |body: &mut Body, factor| {
+        let factor = body.node("Reshape", &[factor, column], []);
+        let product = body.node("Mul", &[plain, factor], []);
+        body.node("Reshape", &[product, flat], [])
+    };
+    if let Some(group_scale) = body.input(3) {
+        scale = spread(body, group_scale);
+    }
+    if let Some(group_bias) = body.input(4) {
+        let offset = spread(body, group_bias);
+        bias = body.node("Add", &[offset, bias], []);
+    }
+    let epsilon = Attribute::Float(node.float("epsilon").unwrap_or(1e-5));
+    let attributes = [("num_groups", Attribute::Int(groups)), ("epsilon", epsilon)];
+    let y = body.node("GroupNormalization", &[x, scale, bias], attributes);
+    body.activate(node, y)
+}
+
+fn conv(body: &mut Body, node: &Node) -> Result<(), String> {
+    let mut y = body.conv(node)?;
+    if let Some(z) = body.input(3) {
+        y = body.node("Add", &[y, z], []);
+    }
+    body.activate(node, y)
+}
+
+fn matmul(body: &mut Body, node: &Node) -> Result<(), String> {
+    let (a, mut b) = (body.need(0)?, body.need(1)?);
+    if node.int_or("transB", 0) != 0 {
+        b = body.node("Transpose", &[b], [("perm", Attribute::Ints(vec![1, 0]))]);
+    }
+    let mut y = body.node("MatMul", &[a, b], []);
+    for i in [2, 3] {
+        if let Some(addend) = body.input(i) {
+            y = body.node("Add", &[y, addend], []);
+        }
+    }
+    body.activate(node, y)
+}
+
+fn glu(body: &mut Body, node: &Node) -> Result<(), String> {
+    let x = body.need(0)?;
+    let gate = match node.int("gate") {
+        Some(gate @ (0 | 1)) => gate as usize,
+        other => return Err(format!("attribute gate must be 0 or 1, not {other:?}")),
+    };
+    let activation = Activation::of(node)?.ok_or("attribute activation is missing")?;
+    let attributes = [("axis", Attribute::Int(-1)), ("num_outputs", Attribute::Int(2))];
+    let halves = body.nodes("Split", &[x], attributes, 2);
+    let gated = body.activation(&activation, halves[gate]);
+    let y = body.node("Mul", &[gated, halves[1 - gate]], []);
+    body.finish(y);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn f32s(shape: &[usize], values: &[f32]) -> Tensor {
+        Tensor::from_elements(shape.to_vec(), values).unwrap()
+    }
+
+    fn node(op: &str, inputs: usize, attributes: &[(&str, Attribute)]) -> Node {
+        Node {
+            name: op.into(),
+            domain: DOMAIN.into(),
+            op_type: op.into(),
+            inputs: (0..inputs as u32).map(|i| Some(crate::ValueId(i))).collect(),
+            outputs: vec![Some(crate::ValueId(99))],
+            attributes: attributes.iter().map(|(name, value)| (name.to_string(), value.clone())).collect(),
+            metadata: BTreeMap::new(),
+        }
+    }
+
+    fn run(node: &Node, inputs: &[&Tensor]) -> Vec<f32> {
+        let inputs: Vec<_> = inputs.iter().map(|t| Some(*t)).collect();
+        let outputs = evaluate(node, VERSION, &inputs).unwrap();
+        let facts: Vec<_> = inputs.iter().map(|t| t.map(Fact::typed)).collect();
+        let inferred = node_outputs(node, VERSION, &facts).unwrap().unwrap();
+        assert_eq!(inferred[0].known_shape().as_deref(), Some(outputs[0].shape()));
+        outputs[0].to_f32s().unwrap()
+    }
+
+    fn relu() -> (&'static str, Attribute) {
+        ("activation", Attribute::String(b"Relu".to_vec()))
+    }
+
+    #[test]
+    fn group_factors_come_before_channel_factors() {
+        let x = f32s(&[1, 4, 1], &[-1.0, 1.0, -3.0, 3.0]);
+        let (scale, bias) = (f32s(&[4], &[1.0, 2.0, 3.0, 4.0]), f32s(&[4], &[0.0, 0.5, 0.0, 0.0]));
+        let (group_scale, group_bias) = (f32s(&[2], &[1.0, 2.0]), f32s(&[2], &[0.0, 1.0]));
+        let attributes = [("num_groups", Attribute::Int(2)), ("epsilon", Attribute::Float(0.0)), relu()];
+        let inputs = [&x, &scale, &bias, &group_scale, &group_bias];
+        // (±1 · 2 + 1) · 3 and · 4; then negative ones are cut.
+        assert_eq!(run(&node("GroupNormalization", 5, &attributes), &inputs), [0.0, 2.5, 0.0, 12.0]);
+        assert_eq!(run(&node("GroupNormalization", 3, &attributes), &inputs[..3]), [0.0, 2.5, 0.0, 4.0]);
+    }
+
+    #[test]
+    fn products_with_what_follows() {
+        let (a, b) = (f32s(&[1, 2], &[1.0, 2.0]), f32s(&[2, 2], &[1.0, 2.0, 3.0, 4.0]));
+        let (bias, z) = (f32s(&[2], &[0.5, -20.0]), f32s(&[1, 2], &[1.0, 1.0]));
+        assert_eq!(run(&node("FusedMatMul", 2, &[]), &[&a, &b]), [7.0, 10.0]);
+        let transposed = [("transB", Attribute::Int(1)), relu()];
+        assert_eq!(run(&node("FusedMatMul", 4, &transposed), &[&a, &b, &bias, &z]), [6.5, 0.0]);
+        let (x, w) = (f32s(&[1, 1, 1, 3], &[1.0, 2.0, 3.0]), f32s(&[1, 1, 1, 1], &[2.0]));
+        let (bias, z) = (f32s(&[1], &[1.0]), f32s(&[1, 1, 1, 1], &[-6.0]));
+        assert_eq!(run(&node("FusedConv", 4, &[relu()]), &[&x, &w, &bias, &z]), [0.0, 0.0, 1.0]);
+    }
+
+    #[test]
+    fn either_half_can_be_the_gate() {
+        let x = f32s(&[1, 4], &[-1.0, 2.0, 3.0, -4.0]);
+        let gate = |gate| [("gate", Attribute::Int(gate)), relu()];
+        assert_eq!(run(&node("GLU", 1, &gate(0)), &[&x]), [0.0, -8.0]);
+        assert_eq!(run(&node("GLU", 1, &gate(1)), &[&x]), [-3.0, 0.0]);
+        assert!(evaluate(&node("GLU", 1, &gate(2)), VERSION, &[Some(&x)]).is_err());
+    }
+}

@@ -1,0 +1,179 @@
+//! What rules of rewriting ask about a graph.
+
+use crate::{Dim, Graph, Node, Tensor, ValueId};
+use sdrun_abi::DType;
+
+const NOBODY: u32 = u32::MAX;
+
+/// A graph with the producers and consumers of its values; made once for each pass.
+pub(crate) struct Uses<'g> {
+    pub(crate) graph: &'g Graph,
+    /// The node that makes each value.
+    producer: Vec<u32>,
+    /// How often nodes and the graph's outputs use each value.
+    count: Vec<u32>,
+    /// The node that used each value last.
+    user: Vec<u32>,
+}
+
+impl<'g> Uses<'g> {
+    pub(crate) fn new(graph: &'g Graph) -> Self {
+        let values = graph.values.len();
+        let mut uses = Uses {
+            graph,
+            producer: vec![NOBODY; values],
+            count: vec![0; values],
+            user: vec![NOBODY; values],
+        };
+        for (index, node) in graph.nodes.iter().enumerate() {
+            for id in node.outputs.iter().flatten() {
+                uses.producer[id.0 as usize] = index as u32;
+            }
+            for id in node.inputs.iter().flatten() {
+                uses.count[id.0 as usize] += 1;
+                uses.user[id.0 as usize] = index as u32;
+            }
+        }
+        for id in graph.captures().values().flatten().chain(&graph.outputs) {
+            uses.count[id.0 as usize] += 1;
+            uses.user[id.0 as usize] = NOBODY;
+        }
+        uses
+    }
+
+    /// The node that makes a value.
+    pub(crate) fn producer(&self, id: ValueId) -> Option<&'g Node> {
+        self.graph.nodes.get(*self.producer.get(id.0 as usize)? as usize)
+    }
+    /// The node that makes a value, if it is of this operator of the default domain.
+    pub(crate) fn made_by(&self, id: ValueId, op: &str) -> Option<&'g Node> {
+        self.producer(id).filter(|node| is_op(node, op))
+    }
+    /// The node that makes a value used only once, if it is of this operator of the default domain.
+    pub(crate) fn made_once_by(&self, id: ValueId, op: &str) -> Option<&'g Node> {
+        self.made_by(id, op).filter(|_| self.is_used_once(id))
+    }
+    /// Whether one input of one node is all that uses a value.
+    pub(crate) fn is_used_once(&self, id: ValueId) -> bool {
+        self.count[id.0 as usize] == 1 && self.user[id.0 as usize] != NOBODY
+    }
+    /// The node that is the only user of a value.
+    pub(crate) fn only_user(&self, id: ValueId) -> Option<&'g Node> {
+        self.is_used_once(id).then(|| &self.graph.nodes[self.user[id.0 as usize] as usize])
+    }
+
+    /// Whether one node stands behind another.
+    pub(crate) fn is_later(&self, a: &Node, b: &Node) -> bool {
+        let place = |node: &Node| node.output(0).map(|id| self.producer[id.0 as usize]);
+        place(a) > place(b)
+    }
+
+    pub(crate) fn dtype(&self, id: ValueId) -> Option<DType> {
+        self.graph.value(id).dtype
+    }
+    pub(crate) fn is_float(&self, id: ValueId) -> bool {
+        self.dtype(id).is_some_and(|dtype| dtype.is_float())
+    }
+    pub(crate) fn shape(&self, id: ValueId) -> Option<&'g [Dim]> {
+        self.graph.value(id).shape.as_deref()
+    }
+    pub(crate) fn rank(&self, id: ValueId) -> Option<usize> {
+        Some(self.shape(id)?.len())
+    }
+    /// Dimension `axis` counted from the front, where it is a number.
+    pub(crate) fn dim(&self, id: ValueId, axis: usize) -> Option<usize> {
+        self.shape(id)?.get(axis)?.known()
+    }
+    /// The last dimension, where it is a number.
+    pub(crate) fn last_dim(&self, id: ValueId) -> Option<usize> {
+        self.shape(id)?.last()?.known()
+    }
+    /// Whether two values certainly have the same shape.
+    pub(crate) fn same_shape(&self, a: ValueId, b: ValueId) -> bool {
+        match (self.shape(a), self.shape(b)) {
+            (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_dim(a, b)),
+            _ => false,
+        }
+    }
+    pub(crate) fn constant(&self, id: ValueId) -> Option<&'g Tensor> {
+        self.graph.constant(id)
+    }
+    /// The integers of input `i`, where they are constant.
+    pub(crate) fn ints(&self, node: &Node, i: usize) -> Option<Vec<i64>> {
+        self.constant(node.input(i)?)?.to_i64s()
+    }
+    /// The only element of a floating-point constant.
+    pub(crate) fn scalar(&self, id: ValueId) -> Option<f32> {
+        let constant = self.constant(id).filter(|c| c.len() == 1)?;
+        constant.to_f32s()?.first().copied()
+    }
+    /// The factor by which a Mul or Div multiplies its other operand, where it is a scalar that leaves the shape alone.
+    pub(crate) fn scaled(&self, node: &Node) -> Option<(ValueId, f32)> {
+        let (a, b) = (node.input(0)?, node.input(1)?);
+        let fits = |x: ValueId, c: ValueId| {
+            Some(self.constant(c)?.shape().len() <= self.rank(x)?).filter(|fits| *fits)?;
+            self.scalar(c)
+        };
+        match &*node.op_type {
+            "Mul" if node.domain.is_empty() => {
+                fits(a, b).map(|c| (a, c)).or_else(|| fits(b, a).map(|c| (b, c)))
+            }
+            "Div" if node.domain.is_empty() => fits(a, b).map(|c| (a, 1.0 / c)),
+            _ => None,
+        }
+    }
+    /// Whether a value is a scalar constant that stands for `expected`, as well as its type can hold that.
+    pub(crate) fn is_scalar(&self, id: ValueId, expected: f32) -> bool {
+        // Half-precision exports were often rounded twice, through bf16.
+        let tolerance = match self.dtype(id) {
+            Some(DType::F32 | DType::F64) => 1e-5,
+            _ => 2e-3,
+        };
+        self.scalar(id).is_some_and(|v| (v - expected).abs() <= tolerance * expected.abs())
+    }
+    /// The value before casts between floating-point types.
+    pub(crate) fn before_casts(&self, mut id: ValueId) -> ValueId {
+        while let Some(from) = self.made_by(id, "Cast").and_then(|cast| cast.input(0)) {
+            if !self.is_float(from) || !self.is_float(id) {
+                break;
+            }
+            id = from;
+        }
+        id
+    }
+    /// Where a node reduces its last axis and keeps it as 1: the value it reduces.
+    pub(crate) fn reduced_last_axis(&self, node: &Node) -> Option<ValueId> {
+        let x = node.input(0)?;
+        let axes = node.ints("axes").map(<[i64]>::to_vec).or_else(|| self.ints(node, 1))?;
+        let last = self.rank(x).map(|rank| rank as i64 - 1);
+        let fits = matches!(axes[..], [axis] if axis == -1 || Some(axis) == last);
+        (fits && node.int_or("keepdims", 1) == 1).then_some(x)
+    }
+}
+
+/// Whether a node is this operator of the default domain.
+pub(crate) fn is_op(node: &Node, op: &str) -> bool {
+    node.op_type == op && node.domain.is_empty()
+}
+
+/// Both inputs of a node in both orders.
+pub(crate) fn pairs(node: &Node) -> Option<[(ValueId, ValueId); 2]> {
+    let (a, b) = (node.input(0)?, node.input(1)?);
+    Some([(a, b), (b, a)])
+}
+
+/// Whether two dimensions are certainly equal.
+pub(crate) fn same_dim(a: &Dim, b: &Dim) -> bool {
+    a == b && *a != Dim::Unknown
+}
+
+/// The order of axes a Transpose asks for.
+pub(crate) fn permutation(node: &Node, rank: usize) -> Option<Vec<usize>> {
+    let perm: Vec<usize> = match node.ints("perm") {
+        None => (0..rank).rev().collect(),
+        Some(perm) => perm.iter().map(|axis| usize::try_from(*axis).ok()).collect::<Option<_>>()?,
+    };
+    let mut sorted = perm.clone();
+    sorted.sort_unstable();
+    sorted.iter().copied().eq(0..rank).then_some(perm)
+}

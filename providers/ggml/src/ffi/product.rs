@@ -1,0 +1,296 @@
+//! The inner loop of every matrix product: a block of rows and columns that fits the registers.
+//!
+//! Operands are 32-bit words: an f32, or two bf16 that are neighbours along the depth (the lower half first), which
+//! [`Level::Avx512Bf16`] multiplies and adds in f32 at once.
+
+use super::simd::Level;
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+
+/// What the words of the operands are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Words {
+    /// One f32 each.
+    F32,
+    /// Two bf16 each; only for [`Level::Avx512Bf16`].
+    Bf16,
+}
+
+/// How the left operand lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// For each step of the depth a column of as many rows as [`Level::block`] has.
+    Columns,
+    /// Rows, each [`ROW_STRIDE`] words after the one before.
+    Rows,
+}
+
+/// Most words of depth of one call with [`Left::Rows`].
+pub(crate) const DEPTH: usize = 256;
+/// Words from row to row: a cache line more than the depth, so that rows do not fall on the same cache sets.
+pub(crate) const ROW_STRIDE: usize = DEPTH + 16;
+
+/// Where each step of the depth finds its row in the right operand, in words.
+#[derive(Clone, Debug)]
+pub(crate) struct Taps {
+    offsets: Vec<u32>,
+    /// The largest up to each step.
+    reach: Vec<u32>,
+}
+
+impl Taps {
+    pub(crate) fn new(offsets: impl IntoIterator<Item = usize>) -> Self {
+        let offsets: Vec<u32> = offsets.into_iter().map(|o| u32::try_from(o).unwrap_or(u32::MAX)).collect();
+        let mut largest = 0;
+        let reach = offsets.iter().map(|offset| {
+            largest = largest.max(*offset);
+            largest
+        });
+        Taps { reach: reach.collect(), offsets }
+    }
+    /// Rows that follow each other at a distance of `stride` words.
+    pub(crate) fn dense(depth: usize, stride: usize) -> Self {
+        Self::new((0..depth).map(|i| i * stride))
+    }
+}
+
+/// A matrix inside a larger one that nobody else reads or writes meanwhile.
+pub(crate) struct Block<'a> {
+    data: *mut f32,
+    stride: usize,
+    rows: usize,
+    cols: usize,
+    exclusive: PhantomData<&'a mut [f32]>,
+}
+
+impl<'a> Block<'a> {
+    /// The first `rows` x `cols` elements of a matrix with rows of `stride` elements.
+    pub(crate) fn new(data: &'a mut [f32], stride: usize, rows: usize, cols: usize) -> Self {
+        assert!(cols <= stride && rows > 0 && (rows - 1) * stride + cols <= data.len(), "a block outside");
+        Block { data: data.as_mut_ptr(), stride, rows, cols, exclusive: PhantomData }
+    }
+    /// # Safety
+    /// `rows` rows of `cols` elements, `stride` apart from `data` on, are the caller's alone during `'a`.
+    pub(super) unsafe fn from_raw(data: *mut f32, stride: usize, rows: usize, cols: usize) -> Self {
+        Block { data, stride, rows, cols, exclusive: PhantomData }
+    }
+    fn row(&mut self, row: usize) -> &mut [f32] {
+        assert!(row < self.rows);
+        // SAFETY: one of the rows this value owns.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(row * self.stride), self.cols) }
+    }
+}
+
+/// A panel of the left matrix times a panel of the right one: `depth` steps, each the product of a column of the left
+/// panel with `cols` words of the right panel from the tap's offset on.
+#[derive(Clone, Copy)]
+pub(crate) struct Product<'a> {
+    pub(crate) level: Level,
+    pub(crate) words: Words,
+    pub(crate) left: Left,
+    pub(crate) depth: usize,
+    pub(crate) a: &'a [u32],
+    /// As many words as the last tap and [`Level::block`]'s columns need, whatever the width of the output.
+    pub(crate) b: &'a [u32],
+    pub(crate) taps: &'a Taps,
+    /// Whether the product is added to what the output holds.
+    pub(crate) add: bool,
+}
+
+impl Product<'_> {
+    /// Computes a block of at most the level's rows and columns. Every element is the sum over the depth in order,
+    /// whatever the size of the block.
+    pub(crate) fn into(self, mut out: Block<'_>) {
+        let (rows, cols) = self.level.block();
+        assert!(out.rows <= rows && out.cols <= cols, "a block larger than the registers");
+        let reach = self.depth.checked_sub(1).and_then(|last| self.taps.reach.get(last));
+        assert!(reach.is_some_and(|reach| *reach as usize + cols <= self.b.len()), "taps outside");
+        let needed = match self.left {
+            Left::Columns => self.depth * rows,
+            Left::Rows => (out.rows - 1) * ROW_STRIDE + self.depth,
+        };
+        assert!(needed <= self.a.len(), "a left panel of another depth");
+        match (self.level, self.words) {
+            #[cfg(target_arch = "x86_64")]
+            (Level::Avx512 | Level::Avx512Bf16, Words::F32) => {
+                // SAFETY: the processor has the features, for `Level`s come from `detect` and `usable`; the lengths
+                // were checked.
+                unsafe { f32x512::block(&self, &mut out) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Level::Avx512Bf16, Words::Bf16) => {
+                // SAFETY: as above.
+                unsafe { bf16x512::block(&self, &mut out) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Level::Avx2, Words::F32) => {
+                // SAFETY: as above.
+                unsafe { with_avx2(&self, &mut out) }
+            }
+            (Level::Plain, Words::F32) => plain::<PLAIN_ROWS, PLAIN_COLS>(&self, &mut out),
+            (level, Words::Bf16) => unreachable!("{level:?} does not multiply bf16"),
+        }
+    }
+
+    /// Distance of neighbouring rows and of neighbouring steps in the left panel.
+    fn steps(&self) -> (usize, usize) {
+        match self.left {
+            Left::Columns => (1, self.level.block().0),
+            Left::Rows => (ROW_STRIDE, 1),
+        }
+    }
+}
+
+pub(super) const PLAIN_ROWS: usize = if cfg!(target_arch = "aarch64") { 8 } else { 4 };
+pub(super) const PLAIN_COLS: usize = 8;
+#[cfg(target_arch = "x86_64")]
+pub(super) const AVX2_BLOCK: (usize, usize) = (6, 16);
+
+#[inline(always)]
+fn plain<const ROWS: usize, const COLS: usize>(product: &Product<'_>, out: &mut Block<'_>) {
+    let (row_step, depth_step) = product.steps();
+    let mut sums = [[0f32; COLS]; ROWS];
+    let height = out.rows;
+    for (step, tap) in product.taps.offsets[..product.depth].iter().enumerate() {
+        let b: &[u32; COLS] = product.b[*tap as usize..].first_chunk().unwrap_or(&[0; COLS]);
+        let b = b.map(f32::from_bits);
+        for (i, sums) in sums.iter_mut().enumerate() {
+            let row = if i < height { i } else { 0 };
+            let a = f32::from_bits(product.a[row * row_step + step * depth_step]);
+            for (sum, b) in sums.iter_mut().zip(b) {
+                // Where the target has no fused instruction `mul_add` would be a function call.
+                *sum = if cfg!(target_arch = "aarch64") { a.mul_add(b, *sum) } else { *sum + a * b };
+            }
+        }
+    }
+    for (i, sums) in sums.iter().enumerate().take(out.rows) {
+        let row = out.row(i).iter_mut().zip(sums);
+        if product.add { row.for_each(|(x, sum)| *x += sum) } else { row.for_each(|(x, sum)| *x = *sum) }
+    }
+}
+
+/// # Safety
+/// The processor has AVX2 and FMA; [`Product::into`] has checked the lengths.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn with_avx2(product: &Product<'_>, out: &mut Block<'_>) {
+    let (row_step, depth_step) = product.steps();
+    let mut sums = [[_mm256_setzero_ps(); 2]; AVX2_BLOCK.0];
+    let height = out.rows;
+    // SAFETY: the taps and the columns after them lie inside `b`, the rows below `height` inside `a`.
+    unsafe {
+        for (step, tap) in product.taps.offsets.iter().enumerate().take(product.depth) {
+            let b = product.b.as_ptr().add(*tap as usize).cast::<f32>();
+            let (low, high) = (_mm256_loadu_ps(b), _mm256_loadu_ps(b.add(8)));
+            for (i, sum) in sums.iter_mut().enumerate() {
+                // Rows that are not there repeat the first.
+                let row = if i < height { i } else { 0 };
+                let x = _mm256_broadcast_ss(
+                    &*product.a.as_ptr().add(row * row_step + step * depth_step).cast::<f32>(),
+                );
+                sum[0] = _mm256_fmadd_ps(x, low, sum[0]);
+                sum[1] = _mm256_fmadd_ps(x, high, sum[1]);
+            }
+        }
+    }
+    for (i, sum) in sums.iter().enumerate().take(height) {
+        let mut row = [0f32; AVX2_BLOCK.1];
+        // SAFETY: sixteen elements.
+        unsafe {
+            _mm256_storeu_ps(row.as_mut_ptr(), sum[0]);
+            _mm256_storeu_ps(row.as_mut_ptr().add(8), sum[1]);
+        }
+        let add = product.add;
+        out.row(i).iter_mut().zip(row).for_each(|(x, sum)| *x = if add { *x + sum } else { sum });
+    }
+}
+
+/// Calls the function for the output's number of rows.
+#[cfg(target_arch = "x86_64")]
+macro_rules! of_rows {
+    ($product:ident, $out:ident, $row_step:expr, $depth_step:expr; $($rows:literal)*) => {
+        match $out.rows {
+            // SAFETY: by the contract of the function this is part of.
+            $($rows => unsafe { rows::<$rows, { $row_step }, { $depth_step }>($product, $out) },)*
+            _ => {}
+        }
+    };
+}
+
+/// The 14 x 32 block, once for each kind of words.
+#[cfg(target_arch = "x86_64")]
+macro_rules! block_of_512_bits {
+    ($name:ident, $features:literal, $multiply:expr) => {
+        mod $name {
+            use super::*;
+
+            /// # Safety
+            /// The processor has the features; [`Product::into`] has checked the lengths.
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn block(product: &Product<'_>, out: &mut Block<'_>) {
+                match product.left {
+                    Left::Columns => of_rows!(product, out, 1, 14; 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+                    Left::Rows => of_rows!(product, out, ROW_STRIDE, 1; 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+                }
+            }
+
+            /// # Safety
+            /// As [`block`]; the output has `ROWS` rows.
+            #[target_feature(enable = $features)]
+            unsafe fn rows<const ROWS: usize, const ROW_STEP: usize, const DEPTH_STEP: usize>(
+                product: &Product<'_>,
+                out: &mut Block<'_>,
+            ) {
+                let (low, high) = (lanes(out.cols), lanes(out.cols.saturating_sub(16)));
+                let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+                // SAFETY: the taps and the 32 columns after them lie inside `b`, the steps inside `a`; masks keep the
+                // accesses to the output inside its columns.
+                unsafe {
+                    if product.add {
+                        for (i, sum) in sums.iter_mut().enumerate() {
+                            let row = out.data.add(i * out.stride);
+                            sum[0] = _mm512_maskz_loadu_ps(low, row);
+                            sum[1] = _mm512_maskz_loadu_ps(high, row.wrapping_add(16));
+                        }
+                    }
+                    let mut a = product.a.as_ptr();
+                    let mut tap = product.taps.offsets.as_ptr();
+                    for _ in 0..product.depth {
+                        let b = product.b.as_ptr().add(*tap as usize).cast::<f32>();
+                        let (left, right) = (_mm512_loadu_ps(b), _mm512_loadu_ps(b.add(16)));
+                        for (i, sum) in sums.iter_mut().enumerate() {
+                            let x = _mm512_set1_ps(f32::from_bits(*a.add(i * ROW_STEP)));
+                            sum[0] = $multiply(sum[0], x, left);
+                            sum[1] = $multiply(sum[1], x, right);
+                        }
+                        a = a.add(DEPTH_STEP);
+                        tap = tap.add(1);
+                    }
+                    for (i, sum) in sums.iter().enumerate() {
+                        let row = out.data.add(i * out.stride);
+                        _mm512_mask_storeu_ps(row, low, sum[0]);
+                        _mm512_mask_storeu_ps(row.wrapping_add(16), high, sum[1]);
+                    }
+                }
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+block_of_512_bits!(f32x512, "avx512f,avx512vl,avx512bw,avx512dq", |sum, x, y| _mm512_fmadd_ps(x, y, sum));
+#[cfg(target_arch = "x86_64")]
+block_of_512_bits!(bf16x512, "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16", |sum, x: __m512, y: __m512| {
+    _mm512_dpbf16_ps(
+        sum,
+        std::mem::transmute::<__m512, __m512bh>(x),
+        std::mem::transmute::<__m512, __m512bh>(y),
+    )
+});
+
+/// The mask of the first `n` of 16 lanes.
+#[cfg(target_arch = "x86_64")]
+fn lanes(n: usize) -> __mmask16 {
+    if n >= 16 { 0xffff } else { (1 << n) - 1 }
+}

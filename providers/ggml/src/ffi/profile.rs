@@ -1,0 +1,130 @@
+//! Where the time of a run goes, operator by operator.
+
+use super::{
+    product::{Block, Left, Product, Taps, Words},
+    simd::Level,
+};
+use std::{
+    collections::BTreeMap,
+    fmt::Write,
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+/// The environment variable that asks for it: `operators` for a line for each operator, `nodes` for one for each node.
+const VARIABLE: &str = "SDRUN_GGML_PROFILE";
+
+/// What is known about a node before it runs.
+#[derive(Clone)]
+pub(super) struct Note {
+    /// `operator Conv of node "/conv_in/Conv"`, or ggml's name for its operation.
+    pub(super) name: String,
+    pub(super) multiplications: usize,
+    pub(super) words: Words,
+}
+
+/// Takes the time at the end of each node.
+pub(crate) struct Profile {
+    by_node: bool,
+    threads: usize,
+    /// GFLOP/s of the inner loop of matrix products on all threads: in f32, and in bf16 where there is one.
+    peak: [f64; 2],
+    nodes: Vec<Note>,
+    started: Instant,
+    ends: Mutex<Vec<Duration>>,
+}
+
+impl Profile {
+    /// A profile of these nodes, where the environment asks for one.
+    pub(super) fn wanted(threads: usize, nodes: impl FnOnce() -> Vec<Note>) -> Option<Self> {
+        let by_node = match std::env::var(VARIABLE).ok()?.as_str() {
+            "nodes" => true,
+            "" | "0" => return None,
+            _ => false,
+        };
+        let peak = [Words::F32, Words::Bf16].map(|words| speed(words) * threads as f64);
+        let (started, ends) = (Instant::now(), Mutex::default());
+        Some(Profile { by_node, threads, peak, nodes: nodes(), started, ends })
+    }
+    pub(super) fn start(&mut self) {
+        self.started = Instant::now();
+        self.ends.lock().unwrap_or_else(|p| p.into_inner()).clear();
+    }
+    /// A node has ended.
+    pub(super) fn mark(&self) {
+        let now = self.started.elapsed();
+        self.ends.lock().unwrap_or_else(|p| p.into_inner()).push(now);
+    }
+
+    /// A table of the last run, the slowest first.
+    pub(super) fn table(&self) -> String {
+        #[derive(Default)]
+        struct Row {
+            nodes: usize,
+            time: Duration,
+            flops: [f64; 2],
+        }
+        let ends = self.ends.lock().unwrap_or_else(|p| p.into_inner());
+        let (mut rows, mut before) = (BTreeMap::<&str, Row>::new(), Duration::ZERO);
+        for (note, end) in self.nodes.iter().zip(ends.iter()) {
+            let name = match note.name.strip_prefix("operator ") {
+                Some(rest) if !self.by_node => rest.split(' ').next().unwrap_or(rest),
+                _ => &note.name,
+            };
+            let row = rows.entry(name).or_default();
+            row.nodes += 1;
+            row.time += *end - before;
+            row.flops[usize::from(note.words == Words::Bf16)] += 2.0 * note.multiplications as f64;
+            before = *end;
+        }
+        let mut rows: Vec<_> = rows.into_iter().collect();
+        rows.sort_by_key(|(_, row)| std::cmp::Reverse(row.time));
+        let total = before.as_secs_f64().max(1e-9);
+        let mut text = format!(
+            "{} nodes in {:.3} ms on {} threads; peak {:.0} GFLOP/s f32, {:.0} bf16\n\
+             operator                 nodes         ms  share   GFLOP/s  of peak\n",
+            ends.len(),
+            total * 1e3,
+            self.threads,
+            self.peak[0],
+            self.peak[1],
+        );
+        for (name, row) in rows {
+            let seconds = row.time.as_secs_f64().max(1e-9);
+            let ideal = row.flops[0] / self.peak[0] + row.flops[1] / self.peak[1].max(1.0);
+            let _ = writeln!(
+                text,
+                "{name:<24} {:>5} {:>10.3} {:>5.1}% {:>9.1} {:>7.1}%",
+                row.nodes,
+                seconds * 1e3,
+                100.0 * seconds / total,
+                (row.flops[0] + row.flops[1]) / 1e9 / seconds,
+                100.0 * ideal / 1e9 / seconds,
+            );
+        }
+        text
+    }
+}
+
+/// GFLOP/s of one core in the inner loop, its operands in the first level cache; 0 where there is no such loop.
+fn speed(words: Words) -> f64 {
+    let level = Level::detect();
+    if words == Words::Bf16 && !level.multiplies_bf16() {
+        return 0.0;
+    }
+    let ((rows, cols), depth) = (level.block(), 64);
+    let (a, b) = (vec![0u32; rows * depth], vec![0u32; cols * depth]);
+    let (taps, mut out) = (Taps::dense(depth, cols), vec![0f32; rows * cols]);
+    let product = Product { level, words, left: Left::Columns, depth, a: &a, b: &b, taps: &taps, add: true };
+    let per_word = if words == Words::Bf16 { 4 } else { 2 };
+    let mut best = 0f64;
+    for _ in 0..20 {
+        let (started, times) = (Instant::now(), 2000);
+        for _ in 0..times {
+            product.into(Block::new(std::hint::black_box(&mut out), cols, rows, cols));
+        }
+        let flops = (times * rows * cols * depth * per_word) as f64;
+        best = best.max(flops / 1e9 / started.elapsed().as_secs_f64());
+    }
+    best
+}

@@ -1,0 +1,335 @@
+use super::{
+    Panels,
+    activation::exp,
+    panels::{Layout, interleave},
+};
+use crate::ffi::{
+    Grid, Inputs, Kernel, Tile, as_words,
+    product::{Block, Left, Product, Taps, Words},
+    simd::{Level, Vectorized, vectorize},
+};
+use std::{cell::RefCell, ops::Range};
+
+/// Where a stack of matrices lies: one for each head of each batch.
+#[derive(Clone, Debug)]
+pub(crate) struct Heads {
+    /// Strides of batch and head.
+    pub(crate) strides: [isize; 2],
+    /// Of one head's matrix.
+    pub(crate) layout: Layout,
+}
+
+/// `softmax(scale * Q K' + mask) V` for every head, block by block of the keys with a running maximum and sum, so that
+/// the scores are never stored whole. Queries are the lanes: a block of scores is a panel of keys times a few queries.
+///
+/// Inputs: queries (f32, read with strides), keys in [`Panels`] of the level's rows (rows = keys, depth = size), values
+/// in [`Panels`] of the level's rows (rows = size of a value, depth = keys), and, where it is there, a mask that is added
+/// (f32, read with strides: rows = queries, depth = keys). Keys and values have a group for each batch and head.
+pub(crate) struct Attention {
+    pub(crate) level: Level,
+    pub(crate) batch: usize,
+    pub(crate) heads: usize,
+    /// Query heads that share a head of keys and values.
+    pub(crate) sharing: usize,
+    pub(crate) queries: usize,
+    pub(crate) scale: f32,
+    pub(crate) q: Heads,
+    pub(crate) keys: Panels,
+    pub(crate) values: Panels,
+    pub(crate) mask: Option<Heads>,
+    /// Whether query `i` sees only the keys up to `i`.
+    pub(crate) causal: bool,
+    /// Whether the output is `[batch, queries, heads, size]` and not `[batch, heads, queries, size]`.
+    pub(crate) heads_inside: bool,
+    pub(crate) taps: Taps,
+}
+
+/// Keys of a block: a multiple of every level's rows and of two.
+pub(crate) const KEYS: usize = 336;
+/// Queries of a tile, which share what is read of keys and values.
+const QUERIES: usize = 64;
+
+#[derive(Default)]
+struct Scratch {
+    q: Vec<u32>,
+    scores: Vec<f32>,
+    weights: Vec<u32>,
+    sums: Vec<f32>,
+    state: Vec<f32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+impl Kernel for Attention {
+    fn grid(&self, _: usize) -> Grid {
+        let (rows, size) = (self.queries, self.values.rows);
+        let (planes, cols) = match self.heads_inside {
+            true => (self.batch, self.heads * size),
+            false => (self.batch * self.heads, size),
+        };
+        Grid { planes, rows, cols, tile_rows: QUERIES.min(rows), tile_cols: size }
+    }
+
+    fn multiplications(&self) -> usize {
+        self.batch * self.heads * self.queries * self.keys.rows * (self.keys.depth + self.values.rows)
+    }
+
+    fn words(&self) -> Words {
+        self.keys.words
+    }
+
+    fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
+        SCRATCH.with_borrow_mut(|scratch| self.attend(inputs, &mut tile, scratch));
+        Ok(())
+    }
+}
+
+impl Attention {
+    fn attend(&self, inputs: &Inputs<'_>, tile: &mut Tile<'_>, scratch: &mut Scratch) {
+        let (height, width) = self.level.block();
+        let size = self.values.rows;
+        let (batch, head) = match self.heads_inside {
+            true => (tile.plane, tile.cols.start / size),
+            false => (tile.plane / self.heads, tile.plane % self.heads),
+        };
+        let group = batch * (self.heads / self.sharing) + head / self.sharing;
+        let rows = tile.rows.clone();
+        let panels = rows.len().div_ceil(width);
+        let lanes = panels * width;
+        let steps = self.keys.steps();
+        let Scratch { q, scores, weights, sums, state } = scratch;
+        q.resize(steps * lanes, 0);
+        self.pack_queries(inputs.f32(0), self.q.layout_of(batch, head), rows.clone(), q);
+        scores.resize(KEYS * width, 0.0);
+        weights.resize(KEYS * width, 0);
+        sums.resize(size * lanes, 0.0);
+        state.resize(2 * lanes, 0.0);
+        let (maxima, totals) = state.split_at_mut(lanes);
+        maxima.fill(f32::MIN);
+        totals.fill(0.0);
+
+        let all = self.keys.rows;
+        // With a causal mask the last query of the tile sees no key beyond its own.
+        let seen = if self.causal { all.min(rows.end) } else { all };
+        let (keys, values) = (inputs.words(1), inputs.words(2));
+        let (key_panels, value_panels) = (self.keys.per_group(), self.values.per_group());
+        let value_words = if self.values.words == Words::Bf16 { 2 } else { 1 };
+        for start in (0..seen).step_by(KEYS) {
+            let block = start..(start + KEYS).min(seen);
+            let depth = block.len().div_ceil(value_words);
+            for panel in 0..panels {
+                let lane = panel * width;
+                for key in block.clone().step_by(height) {
+                    let a = (group * key_panels + key / height) * self.keys.panel_len();
+                    let high = height.min(block.end - key);
+                    let out = &mut scores[(key - block.start) * width..];
+                    let product = Product {
+                        level: self.level,
+                        words: self.keys.words,
+                        left: Left::Columns,
+                        depth: steps,
+                        a: &keys[a..a + self.keys.panel_len()],
+                        b: &q[panel * steps * width..][..steps * width],
+                        taps: &self.taps,
+                        add: false,
+                    };
+                    product.into(Block::new(out, width, high, width));
+                }
+                let scores = &mut scores[..block.len() * width];
+                self.add_mask(inputs, batch, head, rows.start + lane..rows.end, block.clone(), scores);
+                vectorize(Soften {
+                    width,
+                    scores,
+                    maxima: &mut maxima[lane..lane + width],
+                    totals: &mut totals[lane..lane + width],
+                    sums: (start > 0).then_some(&mut sums[panel * size * width..][..size * width]),
+                    pairs: (value_words == 2).then_some(&mut weights[..depth * width]),
+                });
+                let b = if value_words == 2 { &weights[..] } else { as_words(scores) };
+                for row in (0..size).step_by(height) {
+                    let a = (group * value_panels + row / height) * self.values.panel_len();
+                    let first = start / value_words * height;
+                    let high = height.min(size - row);
+                    let out = &mut sums[(panel * size + row) * width..];
+                    let product = Product {
+                        level: self.level,
+                        words: self.values.words,
+                        left: Left::Columns,
+                        depth,
+                        a: &values[a + first..a + first + depth * height],
+                        b: &b[..depth * width],
+                        taps: &self.taps,
+                        add: start > 0,
+                    };
+                    product.into(Block::new(out, width, high, width));
+                }
+            }
+        }
+        for panel in 0..panels {
+            let lane = panel * width;
+            let sums = &sums[panel * size * width..][..size * width];
+            for (i, row) in (rows.start + lane..rows.end.min(rows.start + lane + width)).enumerate() {
+                let factor = 1.0 / totals[lane + i];
+                let column = sums[i..].iter().step_by(width);
+                tile.row(row).iter_mut().zip(column).for_each(|(out, x)| *out = x * factor);
+            }
+        }
+    }
+
+    /// Queries in panels of as many as there are lanes, scaled.
+    fn pack_queries(&self, values: &[f32], layout: Layout, rows: Range<usize>, q: &mut [u32]) {
+        let (_, width) = self.level.block();
+        let Panels { depth, words, .. } = self.keys;
+        let layout = Layout { start: layout.start + rows.start * layout.row_step, ..layout };
+        let panels = Panels { groups: 1, rows: rows.len(), depth, block: width, words: Words::F32, taps: 1 };
+        let mut panel = vec![0u32; panels.panel_len()];
+        for (index, out) in q.chunks_exact_mut(self.keys.steps() * width).enumerate() {
+            panels.fill(values, layout, index, &mut panel);
+            vectorize(Scale { scale: self.scale, width, words, from: &mut panel, out });
+        }
+    }
+
+    /// Adds the mask to a panel of scores, whose rows are keys.
+    fn add_mask(
+        &self,
+        inputs: &Inputs<'_>,
+        batch: usize,
+        head: usize,
+        queries: Range<usize>,
+        keys: Range<usize>,
+        scores: &mut [f32],
+    ) {
+        let (_, width) = self.level.block();
+        if let Some(mask) = &self.mask {
+            let layout = mask.layout_of(batch, head);
+            let values = inputs.f32(3);
+            for (lane, query) in queries.clone().take(width).enumerate() {
+                let row = &values[layout.start + query * layout.row_step..];
+                for (i, key) in keys.clone().enumerate() {
+                    scores[i * width + lane] += row[key * layout.depth_step];
+                }
+            }
+        }
+        if self.causal && keys.end > queries.start {
+            for (i, key) in keys.enumerate() {
+                for (lane, query) in queries.clone().take(width).enumerate() {
+                    if key > query {
+                        scores[i * width + lane] = f32::NEG_INFINITY;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Heads {
+    fn layout_of(&self, batch: usize, head: usize) -> Layout {
+        let offset = batch as isize * self.strides[0] + head as isize * self.strides[1];
+        Layout { start: self.layout.start.wrapping_add_signed(offset), ..self.layout }
+    }
+}
+
+/// Panels of f32 times a factor, in words.
+struct Scale<'a> {
+    scale: f32,
+    width: usize,
+    words: Words,
+    from: &'a mut [u32],
+    out: &'a mut [u32],
+}
+
+impl Vectorized for Scale<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Scale { scale, width, words, from, out } = self;
+        from.iter_mut().for_each(|word| *word = (f32::from_bits(*word) * scale).to_bits());
+        match words {
+            Words::F32 => out.copy_from_slice(from),
+            Words::Bf16 => {
+                for (out, pair) in out.chunks_exact_mut(width).zip(from.chunks(2 * width)) {
+                    let (low, high) = pair.split_at(width);
+                    for (i, out) in out.iter_mut().enumerate() {
+                        let high = high.get(i).map_or(0.0, |bits| f32::from_bits(*bits));
+                        *out = super::panels::pair(f32::from_bits(low[i]), high);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A step of the softmax: a new block of scores becomes weights; what was summed before is scaled to the new maximum.
+struct Soften<'a> {
+    width: usize,
+    /// Rows of `width` lanes.
+    scores: &'a mut [f32],
+    maxima: &'a mut [f32],
+    totals: &'a mut [f32],
+    /// The weighted sums so far, rows of `width` lanes.
+    sums: Option<&'a mut [f32]>,
+    /// Where the weights go as pairs of neighbouring rows; `None`: they replace the scores.
+    pairs: Option<&'a mut [u32]>,
+}
+
+impl Vectorized for Soften<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        match self.width {
+            32 => self.lanes::<32>(),
+            16 => self.lanes::<16>(),
+            _ => self.lanes::<8>(),
+        }
+    }
+}
+
+impl Soften<'_> {
+    #[inline(always)]
+    fn lanes<const LANES: usize>(self) {
+        let (scores, _) = self.scores.as_chunks_mut::<LANES>();
+        let (Some(maxima), Some(totals)) =
+            (self.maxima.first_chunk_mut::<LANES>(), self.totals.first_chunk_mut::<LANES>())
+        else {
+            return;
+        };
+        let mut largest = *maxima;
+        for row in scores.iter() {
+            for (largest, x) in largest.iter_mut().zip(row) {
+                *largest = if *x > *largest { *x } else { *largest };
+            }
+        }
+        let mut factor = [0f32; LANES];
+        for i in 0..LANES {
+            factor[i] = exp(maxima[i] - largest[i]);
+        }
+        *maxima = largest;
+        let mut sum = [0f32; LANES];
+        for row in scores.iter_mut() {
+            for i in 0..LANES {
+                let weight = exp(row[i] - largest[i]);
+                row[i] = weight;
+                sum[i] += weight;
+            }
+        }
+        for i in 0..LANES {
+            totals[i] = totals[i] * factor[i] + sum[i];
+        }
+        if let Some(sums) = self.sums {
+            for row in sums.as_chunks_mut::<LANES>().0 {
+                row.iter_mut().zip(factor).for_each(|(x, factor)| *x *= factor);
+            }
+        }
+        if let Some(pairs) = self.pairs {
+            let (pairs, _) = pairs.as_chunks_mut::<LANES>();
+            for (pair, rows) in pairs.iter_mut().zip(scores.chunks(2)) {
+                let high = rows.get(1).copied().unwrap_or([0.0; LANES]);
+                interleave(&rows[0], &high, pair);
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+use super::{
+    Activation, Panels,
+    activation::Activate,
+    panel_words,
+    panels::{Layout, pair},
+};
+use crate::{
+    ffi::{
+        Grid, Inputs, Kernel, Tile, as_words,
+        product::{DEPTH, Left, Product, ROW_STRIDE, Taps, Words},
+        simd::{Level, Vectorized, vectorize},
+    },
+    shape,
+};
+use std::cell::RefCell;
+
+/// Matrix products `act(A * B + bias + addend)` of a stack of matrices: inputs A (f32, read with strides), B in panels of
+/// [`Level::block`]'s columns ([`Panels`] whose rows are the columns of B), then, where they are there, `bias` (one
+/// element for each column) and `addend` (of the output's shape).
+pub(crate) struct Gemm {
+    pub(crate) level: Level,
+    /// Matrices; of those of B there are as many, or one for all.
+    pub(crate) batch: usize,
+    pub(crate) rows: usize,
+    /// Dimensions of the stack, and where in A each of its matrices begins.
+    pub(crate) dims: Vec<usize>,
+    pub(crate) strides: Vec<isize>,
+    /// Of a matrix of A.
+    pub(crate) layout: Layout,
+    pub(crate) panels: Panels,
+    pub(crate) bias: bool,
+    pub(crate) addend: bool,
+    pub(crate) activation: Option<Activation>,
+    /// [`Taps::dense`] over [`DEPTH`] and the columns of the level's block.
+    pub(crate) taps: Taps,
+}
+
+/// Rows of A that are packed at a time, at most; a multiple of every level's rows.
+const MAX_ROWS: usize = 8 * 14;
+
+#[derive(Default)]
+struct Scratch {
+    rows: Vec<u32>,
+    panel: Vec<f32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+impl Kernel for Gemm {
+    fn grid(&self, workers: usize) -> Grid {
+        let (_, width) = self.level.block();
+        let (rows, cols) = (self.rows, self.panels.rows);
+        // Each worker gets the same number of row tiles, if there are enough rows; else columns are shared out.
+        let mut down = rows.div_ceil(MAX_ROWS);
+        if self.batch * down >= workers && self.batch % workers != 0 {
+            down = down.next_multiple_of(workers);
+        }
+        let tile_rows = rows.div_ceil(down);
+        let across = (2 * workers).div_ceil(self.batch * down).min(cols.div_ceil(width));
+        let tile_cols = match self.batch * down >= workers {
+            true => cols,
+            false => cols.div_ceil(width).div_ceil(across) * width,
+        };
+        Grid { planes: self.batch, rows, cols, tile_rows, tile_cols }
+    }
+
+    fn multiplications(&self) -> usize {
+        self.batch * self.rows * self.panels.rows * self.panels.depth
+    }
+
+    fn words(&self) -> Words {
+        self.panels.words
+    }
+
+    fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
+        SCRATCH.with_borrow_mut(|scratch| self.multiply(inputs, &mut tile, scratch));
+        if let Some(activation) = self.activation {
+            for row in tile.rows.clone() {
+                vectorize(Activate(activation, tile.row(row)));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Gemm {
+    fn multiply(&self, inputs: &Inputs<'_>, tile: &mut Tile<'_>, scratch: &mut Scratch) {
+        let Panels { words, depth, .. } = self.panels;
+        let (height, width) = self.level.block();
+        let (rows, cols) = (tile.rows.clone(), tile.cols.clone());
+        let prefilled = self.prefill(inputs, tile);
+        let first_panel = if self.panels.groups > 1 { tile.plane * self.panels.per_group() } else { 0 };
+        let matrix = self.layout.start.wrapping_add_signed(shape::offset(tile.plane, &self.dims, &self.strides));
+        let per_word = if words == Words::Bf16 { 2 } else { 1 };
+        scratch.rows.resize(MAX_ROWS * ROW_STRIDE, 0);
+        for step in (0..self.panels.steps()).step_by(DEPTH) {
+            let run = DEPTH.min(self.panels.steps() - step);
+            let elements = step * per_word..((step + run) * per_word).min(depth);
+            for (i, row) in rows.clone().enumerate() {
+                let start = matrix + row * self.layout.row_step + elements.start * self.layout.depth_step;
+                let out = &mut scratch.rows[i * ROW_STRIDE..][..run];
+                let from = &inputs.f32(0)[start..];
+                vectorize(PackRow { from, len: elements.len(), step: self.layout.depth_step, words, out });
+            }
+            for col in cols.clone().step_by(width) {
+                let panel = (first_panel + col / width) * self.panels.panel_len() + step * width;
+                let b = panel_words(inputs, 1, words, panel..panel + run * width, &mut scratch.panel);
+                let product = Product {
+                    level: self.level,
+                    words,
+                    left: Left::Rows,
+                    depth: run,
+                    a: &[],
+                    b,
+                    taps: &self.taps,
+                    add: prefilled || step > 0,
+                };
+                let wide = width.min(cols.end - col);
+                for row in rows.clone().step_by(height) {
+                    let a = &scratch.rows[(row - rows.start) * ROW_STRIDE..];
+                    let high = height.min(rows.end - row);
+                    Product { a, ..product }.into(tile.block(row, col, high, wide));
+                }
+            }
+        }
+    }
+
+    /// Writes what is added to the product; whether there is anything.
+    fn prefill(&self, inputs: &Inputs<'_>, tile: &mut Tile<'_>) -> bool {
+        let cols = tile.cols.clone();
+        let bias = self.bias.then(|| &inputs.f32(2)[cols.clone()]);
+        let addend = self.addend.then(|| inputs.f32(2 + usize::from(self.bias)));
+        for row in tile.rows.clone() {
+            let start = (tile.plane * self.rows + row) * self.panels.rows;
+            let addend = addend.map(|addend| &addend[start + cols.start..start + cols.end]);
+            match (bias, addend) {
+                (None, None) => return false,
+                (Some(one), None) | (None, Some(one)) => tile.row(row).copy_from_slice(one),
+                (Some(bias), Some(addend)) => {
+                    let out = tile.row(row).iter_mut();
+                    out.zip(bias.iter().zip(addend)).for_each(|(out, (a, b))| *out = a + b);
+                }
+            }
+        }
+        true
+    }
+}
+
+/// A run of a row of A in words.
+struct PackRow<'a> {
+    from: &'a [f32],
+    len: usize,
+    step: usize,
+    words: Words,
+    out: &'a mut [u32],
+}
+
+impl Vectorized for PackRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let PackRow { from, len, step, words, out } = self;
+        match (words, step) {
+            (Words::F32, 1) => out.copy_from_slice(as_words(&from[..len])),
+            (Words::F32, _) => {
+                out.iter_mut().enumerate().for_each(|(i, word)| *word = from[i * step].to_bits());
+            }
+            (Words::Bf16, 1) => {
+                let (pairs, rest) = from[..len].as_chunks::<2>();
+                out.iter_mut().zip(pairs).for_each(|(word, [low, high])| *word = pair(*low, *high));
+                if let (Some(last), [low]) = (out.last_mut(), rest) {
+                    *last = pair(*low, 0.0);
+                }
+            }
+            (Words::Bf16, _) => {
+                let at = |i: usize| if i < len { from[i * step] } else { 0.0 };
+                out.iter_mut().enumerate().for_each(|(i, word)| *word = pair(at(2 * i), at(2 * i + 1)));
+            }
+        }
+    }
+}

@@ -1,0 +1,233 @@
+use crate::{
+    ffi::{
+        Grid, Inputs, Kernel, Tile,
+        product::Words,
+        simd::{Vectorized, vectorize},
+    },
+    shape,
+};
+
+/// How a stack of `groups` matrices of `rows` x `depth` is stored for [`Product`](crate::ffi::product::Product): in
+/// panels of `block` rows, each as columns of `block` words; missing rows are zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Panels {
+    pub(crate) groups: usize,
+    pub(crate) rows: usize,
+    pub(crate) depth: usize,
+    pub(crate) block: usize,
+    pub(crate) words: Words,
+    /// A row is `depth / taps` runs of `taps` elements; a pair is made of the same tap of two runs.
+    pub(crate) taps: usize,
+}
+
+/// Where an element of a matrix lies: `start + row * row_step + depth * depth_step`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    pub(crate) start: usize,
+    pub(crate) row_step: usize,
+    pub(crate) depth_step: usize,
+}
+
+impl Panels {
+    /// Columns of a panel.
+    pub(crate) fn steps(&self) -> usize {
+        match self.words {
+            Words::F32 => self.depth,
+            Words::Bf16 => (self.depth / self.taps).div_ceil(2) * self.taps,
+        }
+    }
+    /// Words of a panel.
+    pub(crate) fn panel_len(&self) -> usize {
+        self.steps() * self.block
+    }
+    /// Panels of one matrix.
+    pub(crate) fn per_group(&self) -> usize {
+        self.rows.div_ceil(self.block)
+    }
+    /// Words of all panels.
+    pub(crate) fn len(&self) -> usize {
+        self.groups * self.per_group() * self.panel_len()
+    }
+
+    /// Fills a panel, number `index` of the matrix whose elements lie in `values` as `layout` says.
+    pub(crate) fn fill(&self, values: &[f32], layout: Layout, index: usize, panel: &mut [u32]) {
+        vectorize(Fill { panels: self, values, layout, first: index * self.block, panel });
+    }
+
+    /// Fills panels `first..` of the stack out of a row-major matrix after the other, `transposed` where the matrices are
+    /// `depth` x `rows`. Disjoint runs of panels can be filled at the same time.
+    pub(crate) fn pack(&self, values: &[f32], transposed: bool, first: usize, panels: &mut [u32]) {
+        let (row_step, depth_step) = if transposed { (1, self.rows) } else { (self.depth, 1) };
+        for (i, panel) in panels.chunks_exact_mut(self.panel_len()).enumerate() {
+            let (group, index) = ((first + i) / self.per_group(), (first + i) % self.per_group());
+            let layout = Layout { start: group * self.rows * self.depth, row_step, depth_step };
+            self.fill(values, layout, index, panel);
+        }
+    }
+}
+
+struct Fill<'a> {
+    panels: &'a Panels,
+    values: &'a [f32],
+    layout: Layout,
+    /// The panel's first row.
+    first: usize,
+    panel: &'a mut [u32],
+}
+
+/// Columns that are filled for one row before the next row's turn, so that they stay in the first level cache.
+const RUN: usize = 32;
+
+impl Vectorized for Fill<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Fill { panels, values, layout, first, panel } = self;
+        let Panels { block, words, taps, .. } = *panels;
+        let height = block.min(panels.rows - first);
+        if height < block {
+            panel.fill(0);
+        }
+        let start = layout.start + first * layout.row_step;
+        let runs = panels.depth / taps;
+        // The elements of a step, the second where there is one.
+        let elements = |step: usize| match words {
+            Words::F32 => (step, None),
+            Words::Bf16 => {
+                let (pair, tap) = (step / taps, step % taps);
+                let low = 2 * pair * taps + tap;
+                (low, (2 * pair + 1 < runs).then_some(low + taps))
+            }
+        };
+        if layout.row_step == 1 {
+            for (step, column) in panel.chunks_exact_mut(block).enumerate() {
+                let (low, high) = elements(step);
+                let run = |depth: usize| &values[start + depth * layout.depth_step..][..height];
+                let column = &mut column[..height];
+                match (words, high) {
+                    (Words::F32, _) => column.iter_mut().zip(run(low)).for_each(|(w, x)| *w = x.to_bits()),
+                    (Words::Bf16, Some(high)) => interleave(run(low), run(high), column),
+                    (Words::Bf16, None) => {
+                        column.iter_mut().zip(run(low)).for_each(|(word, x)| *word = pair(*x, 0.0));
+                    }
+                }
+            }
+            return;
+        }
+        for (block_index, columns) in panel.chunks_mut(RUN * block).enumerate() {
+            let step = block_index * RUN;
+            for i in 0..height {
+                let row = &values[start + i * layout.row_step..];
+                let words_of_row = columns[i..].iter_mut().step_by(block).enumerate();
+                match words {
+                    Words::F32 => {
+                        let row = &row[step * layout.depth_step..];
+                        words_of_row.for_each(|(k, word)| *word = row[k * layout.depth_step].to_bits());
+                    }
+                    Words::Bf16 => words_of_row.for_each(|(k, word)| {
+                        let (low, high) = elements(step + k);
+                        let at = |depth: usize| row[depth * layout.depth_step];
+                        *word = pair(at(low), high.map_or(0.0, at));
+                    }),
+                }
+            }
+        }
+    }
+}
+
+/// The bits of the nearest bf16, in the upper half.
+#[inline(always)]
+fn round(x: f32) -> u32 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
+    // Rounding would make an infinity of some NaNs.
+    if x.is_nan() { bits | 0x40_0000 } else { rounded }
+}
+
+/// Two bf16 in a word, the first in the lower half.
+#[inline(always)]
+pub(super) fn pair(low: f32, high: f32) -> u32 {
+    round(low) >> 16 | round(high) & 0xffff_0000
+}
+
+/// Pairs of elements of two rows.
+#[inline(always)]
+pub(super) fn interleave(low: &[f32], high: &[f32], words: &mut [u32]) {
+    words.iter_mut().zip(low.iter().zip(high)).for_each(|(word, (low, high))| *word = pair(*low, *high));
+}
+
+/// Fills panels with matrices that the graph computes: output words, one row for each panel. Input 0 is read with strides.
+pub(crate) struct PackPanels {
+    pub(crate) panels: Panels,
+    /// The stack's dimensions and strides.
+    pub(crate) dims: Vec<usize>,
+    pub(crate) strides: Vec<isize>,
+    /// Of one matrix.
+    pub(crate) layout: Layout,
+}
+
+impl Kernel for PackPanels {
+    fn grid(&self, _: usize) -> Grid {
+        Grid::rows(self.panels.groups * self.panels.per_group(), self.panels.panel_len(), 1)
+    }
+
+    fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
+        let per_group = self.panels.per_group();
+        let (group, index) = (tile.rows.start / per_group, tile.rows.start % per_group);
+        let offset = shape::offset(group, &self.dims, &self.strides);
+        let layout = Layout { start: self.layout.start.wrapping_add_signed(offset), ..self.layout };
+        self.panels.fill(inputs.f32(0), layout, index, tile.words());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panels_of_every_layout() {
+        let (groups, rows, runs, taps) = (2, 5, 3, 2);
+        let depth = runs * taps;
+        let value = |g: usize, r: usize, d: usize| (1 + g * 100 + r * 10 + d) as f32;
+        let plain: Vec<f32> = (0..groups * rows * depth)
+            .map(|i| value(i / (rows * depth), i / depth % rows, i % depth))
+            .collect();
+        let turned: Vec<f32> = (0..groups * rows * depth)
+            .map(|i| value(i / (rows * depth), i % rows, i / rows % depth))
+            .collect();
+        for words in [Words::F32, Words::Bf16] {
+            let panels = Panels { groups, rows, depth, block: 4, words, taps };
+            for (values, transposed) in [(&plain, false), (&turned, true)] {
+                let mut packed = vec![7; panels.len()];
+                panels.pack(values, transposed, 0, &mut packed);
+                for (i, word) in packed.iter().enumerate() {
+                    let (panel, step, row) =
+                        (i / panels.panel_len(), i / 4 % panels.steps(), i % 4 + i / panels.panel_len() % 2 * 4);
+                    let at = |d: usize| {
+                        if row < rows && d < depth { value(panel / 2, row, d) } else { 0.0 }
+                    };
+                    let expected = match words {
+                        Words::F32 => at(step).to_bits(),
+                        Words::Bf16 => {
+                            let low = step / taps * 2 * taps + step % taps;
+                            let bits = |x| u32::from(half::bf16::from_f32(x).to_bits());
+                            bits(at(low)) | bits(at(low + taps)) << 16
+                        }
+                    };
+                    assert_eq!(*word, expected, "{words:?} {transposed} word {i}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bf16_is_rounded_to_nearest_even() {
+        for i in 0..200_000u32 {
+            let x = f32::from_bits(i.wrapping_mul(2_654_435_761));
+            let expected = half::bf16::from_f32(x).to_bits();
+            assert_eq!(pair(x, 0.0) & 0xffff, u32::from(expected), "{x}");
+        }
+    }
+}

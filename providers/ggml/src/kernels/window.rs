@@ -1,0 +1,31 @@
+use std::ops::Range;
+
+/// How a two-dimensional window moves over an input: height, then width.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Window {
+    pub(crate) input: [usize; 2],
+    pub(crate) output: [usize; 2],
+    pub(crate) kernel: [usize; 2],
+    pub(crate) stride: [usize; 2],
+    pub(crate) dilation: [usize; 2],
+    /// Zeros before the input; those after it follow from the output.
+    pub(crate) pad: [usize; 2],
+}
+
+impl Window {
+    /// The input position under tap `k` of the window at output position `at`, unless it is padding.
+    #[inline(always)]
+    pub(crate) fn source(&self, axis: usize, at: usize, k: usize) -> Option<usize> {
+        (at * self.stride[axis] + k * self.dilation[axis])
+            .checked_sub(self.pad[axis])
+            .filter(|i| *i < self.input[axis])
+    }
+
+    /// Output columns `from..to` for which tap `kx` lies inside the input.
+    pub(super) fn valid_cols(&self, kx: usize) -> Range<usize> {
+        let (stride, tap) = (self.stride[1], kx * self.dilation[1]);
+        let low = self.pad[1].saturating_sub(tap).div_ceil(stride);
+        let high = (self.input[1] + self.pad[1]).saturating_sub(tap).div_ceil(stride);
+        low.min(self.output[1])..high.min(self.output[1]).max(low.min(self.output[1]))
+    }
+}
