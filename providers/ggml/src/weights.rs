@@ -1,13 +1,22 @@
 //! Weights and constants on their way into ggml tensors.
 
 use crate::{
-    ffi::{Tensor, Type},
+    ffi::{Extent, Ggml, Room, Store, Stored, Tensor, Type, buffer},
     kernels::{pack_panels, panels_len},
-    storage::{into_storage, to_bytes, to_f32s},
+    shape,
+    storage::{Floats, float_dtype, into_storage, is_f32, put, to_bytes, to_f32s},
 };
-use sdrun_abi::{DType, Error, Result};
+use sdrun_abi::{DType, Error, ErrorCode, Flow, Host, Result, Weight, WeightSource, WeightSpec};
 use sdrun_graph::Tensor as HostTensor;
-use std::borrow::Cow;
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    thread,
+};
 
 /// How the elements of an initializer are arranged in its tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,74 +37,401 @@ impl Form {
             _ => len,
         }
     }
+
+    /// The extent of the tensor for an initializer of this shape.
+    pub(crate) fn extent(self, dims: &[usize]) -> Extent {
+        match self {
+            Form::Plain => shape::extent(dims),
+            Form::Transposed { batch, rows, cols } => [rows, cols, batch, 1],
+            Form::Panels { .. } => [self.len(shape::len(dims)), 1, 1, 1],
+        }
+    }
+
+    /// Fills `out`, the bytes of a tensor of type `type_`, with an initializer of type `dtype` with these bytes.
+    ///
+    /// # Errors
+    /// `Internal` where a form that is arithmetic is asked for values that are not floating-point.
+    pub(crate) fn fill(self, type_: Type, dtype: DType, bytes: &[u8], out: &mut [u8]) -> Result<()> {
+        match self {
+            Form::Plain if is_f32(dtype) => Floats::new(dtype, bytes).copy_to(type_, out),
+            Form::Transposed { rows, cols, .. } if is_f32(dtype) => {
+                transpose(Floats::new(dtype, bytes), rows, cols, type_, out);
+            }
+            _ => {
+                let arranged = self.arrange(type_, dtype, bytes)?;
+                if arranged.len() != out.len() {
+                    let (from, to) = (arranged.len(), out.len());
+                    return Err(Error::internal(format!("{from} bytes for a ggml tensor of {to} bytes")));
+                }
+                out.copy_from_slice(&arranged);
+            }
+        }
+        Ok(())
+    }
+
+    /// The initializer as [`Form::Plain`] has it, out of a tensor of this form; `None` where the form does not tell.
+    fn restore(self, type_: Type, bytes: &[u8]) -> Option<Vec<u8>> {
+        match self {
+            Form::Plain => Some(bytes.to_vec()),
+            Form::Transposed { rows, cols, .. } => {
+                let mut plain = vec![0; bytes.len()];
+                transpose(Floats::new(float_dtype(type_), bytes), cols, rows, type_, &mut plain);
+                Some(plain)
+            }
+            Form::Panels { .. } => None,
+        }
+    }
+
+    /// What [`fill`](Self::fill) writes, as bytes of its own.
+    pub(crate) fn arrange<'a>(self, type_: Type, dtype: DType, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>> {
+        if self == Form::Plain && !matches!(type_, Type::F16 | Type::Bf16) {
+            return into_storage(dtype, bytes).map_err(Error::internal);
+        }
+        let values = to_f32s(dtype, bytes)
+            .ok_or_else(|| Error::internal(format!("a {dtype} initializer was taken for a matrix")))?;
+        let arranged = match self {
+            Form::Panels { groups, rows, depth } => Cow::Owned(pack_panels(&values, groups, rows, depth)),
+            Form::Plain => values,
+            Form::Transposed { rows, cols, .. } => {
+                let mut out = vec![0; values.len() * type_.size()];
+                transpose(Floats::new(dtype, bytes), rows, cols, type_, &mut out);
+                return Ok(Cow::Owned(out));
+            }
+        };
+        Ok(Cow::Owned(to_bytes(&arranged, type_)))
+    }
 }
 
-/// Where the elements come from.
-#[derive(Clone, Debug)]
-pub(crate) enum Source {
-    /// A weight of the engine, by name.
-    Weight(String),
-    /// The graph itself.
-    Constant(HostTensor),
+/// Transposes matrices of `rows` x `cols`, in blocks that fit the first level cache.
+fn transpose(values: Floats<'_>, rows: usize, cols: usize, type_: Type, out: &mut [u8]) {
+    const HIGH: usize = 64;
+    const WIDE: usize = 32;
+    let (mut block, mut run) = ([[0f32; WIDE]; HIGH], [0f32; HIGH]);
+    let size = type_.size();
+    for (matrix, to) in out.chunks_exact_mut(rows * cols * size).enumerate() {
+        for row in (0..rows).step_by(HIGH) {
+            let high = HIGH.min(rows - row);
+            for col in (0..cols).step_by(WIDE) {
+                let wide = WIDE.min(cols - col);
+                for (i, line) in block.iter_mut().enumerate().take(high) {
+                    values.read((matrix * rows + row + i) * cols + col, &mut line[..wide]);
+                }
+                for j in 0..wide {
+                    run.iter_mut().zip(&block[..high]).for_each(|(x, line)| *x = line[j]);
+                    let start = ((col + j) * rows + row) * size;
+                    put(&run[..high], type_, &mut to[start..start + high * size]);
+                }
+            }
+        }
+    }
 }
 
-/// A tensor to be filled before the first run.
+/// A tensor that holds a constant of the graph.
 #[derive(Clone, Debug)]
-pub(crate) struct Placement {
+pub(crate) struct Constant {
     pub(crate) tensor: Tensor,
-    pub(crate) source: Source,
+    pub(crate) value: HostTensor,
     pub(crate) form: Form,
     /// Type of the tensor.
     pub(crate) type_: Type,
 }
 
-impl Placement {
-    /// The bytes of the tensor for an initializer of type `dtype` with the given bytes.
+/// The weights of a session: which there are, and the tensors that hold them in each form some graph reads.
+pub(crate) struct Bank {
+    store: Store,
+    specs: BTreeMap<String, WeightSpec>,
+    places: Vec<Place>,
+    /// Places that hold their weight.
+    filled: usize,
+    known: HashMap<(String, Form, Type), Stored>,
+}
+
+/// A weight in one form.
+struct Place {
+    weight: String,
+    form: Form,
+    type_: Type,
+}
+
+/// Threads that place weights. Each holds one weight.
+const MAX_WORKERS: usize = 8;
+/// Below this many bytes starting threads takes longer than they save.
+const WORTH_THREADS: usize = 4 << 20;
+
+impl Bank {
+    /// For an engine with these weights. Nothing has memory before [`load`](Self::load).
+    pub(crate) fn new(ggml: &'static Ggml, weights: &[WeightSpec]) -> Self {
+        let specs = weights.iter().map(|spec| (spec.name.clone(), spec.clone())).collect();
+        Bank { store: Store::new(ggml), specs, places: Vec::new(), filled: 0, known: HashMap::new() }
+    }
+
+    /// The tensor that holds a weight in this form, in an element type.
+    pub(crate) fn place(&mut self, weight: &str, form: Form, type_: Type) -> Result<Stored> {
+        let key = (weight.to_string(), form, type_);
+        if let Some(stored) = self.known.get(&key) {
+            return Ok(*stored);
+        }
+        let spec = self.spec(weight)?;
+        let stored = self.store.add(type_, form.extent(&spec.shape))?;
+        self.places.push(Place { weight: key.0.clone(), form, type_ });
+        self.known.insert(key, stored);
+        Ok(stored)
+    }
+
+    /// The memory of the weights.
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Allocates the tensors and fills them on `threads` threads.
+    pub(crate) fn load(&mut self, source: &dyn WeightSource, host: &dyn Host, threads: usize) -> Result<()> {
+        self.store.allocate()?;
+        let all: BTreeSet<String> = self.specs.keys().cloned().collect();
+        self.fill(&all, source, host, Task { phase: "weights", threads, undo: None })?;
+        self.filled = self.places.len();
+        Ok(())
+    }
+
+    /// Fills the places that were added since the weights were loaded, from those that are filled.
     ///
     /// # Errors
-    /// `Internal` where a form that is arithmetic is asked for values that are not floating-point.
-    pub(crate) fn arrange<'a>(&self, dtype: DType, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>> {
-        if self.form == Form::Plain && !matches!(self.type_, Type::F16 | Type::Bf16) {
-            return into_storage(dtype, bytes).map_err(Error::internal);
+    /// `FailedPrecondition` where no form that is there tells all of the weight. The places are then forgotten.
+    pub(crate) fn derive(&mut self) -> Result<()> {
+        if self.filled == self.places.len() {
+            return Ok(());
         }
-        let values = to_f32s(dtype, bytes)
-            .ok_or_else(|| Error::internal(format!("a {dtype} initializer was taken for a matrix")))?;
-        let arranged = match self.form {
-            Form::Plain => values,
-            Form::Transposed { rows, cols, .. } => Cow::Owned(transpose(&values, rows, cols)),
-            Form::Panels { groups, rows, depth } => Cow::Owned(pack_panels(&values, groups, rows, depth)),
+        let result = self.store.allocate().and_then(|()| self.derive_into());
+        if result.is_err() {
+            let lost = &mut self.places[self.filled..];
+            lost.iter_mut().for_each(|place| place.weight.clear());
+            self.known.retain(|_, stored| stored.index() < self.filled);
+        }
+        self.filled = self.places.len();
+        result
+    }
+
+    fn derive_into(&mut self) -> Result<()> {
+        let (filled, added) = self.places.split_at(self.filled);
+        let mut rooms = self.store.rooms()?;
+        for (place, at) in added.iter().zip(self.filled..) {
+            let tells = |other: &Place| {
+                other.weight == place.weight && (other.type_ == place.type_ || other.type_ == Type::F32)
+            };
+            let source =
+                filled.iter().zip(&mut rooms).filter(|(other, _)| tells(other)).find_map(|(other, room)| {
+                    Some((other.type_, other.form.restore(other.type_, room.bytes())?))
+                });
+            let Some((type_, plain)) = source else {
+                let message = format!(
+                    "weight {:?} is not kept in the form that inputs of this shape need",
+                    place.weight
+                );
+                return Err(Error::precondition(message)
+                    .with_hint("build an engine for this shape, with no dimension left open"));
+            };
+            place.form.fill(place.type_, float_dtype(type_), &plain, rooms[at].bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Overwrites the weights named in `changed`; returns the bytes the source delivered. What is overwritten is kept
+    /// until all of `changed` has succeeded, and put back where it has not.
+    pub(crate) fn replace(
+        &mut self,
+        changed: &[&str],
+        source: &dyn WeightSource,
+        host: &dyn Host,
+        threads: usize,
+    ) -> Result<u64> {
+        let names: BTreeSet<String> = changed.iter().map(|name| name.to_string()).collect();
+        let undo = Mutex::new(Vec::new());
+        let result = self.fill(&names, source, host, Task { phase: "refit", threads, undo: Some(&undo) });
+        if result.is_err() {
+            let mut rooms = self.store.rooms()?;
+            for (index, old) in lock(&undo).drain(..) {
+                rooms[index].bytes().copy_from_slice(&old);
+            }
+        }
+        result
+    }
+
+    fn spec(&self, weight: &str) -> Result<&WeightSpec> {
+        self.specs.get(weight).ok_or_else(|| Error::not_found(format!("the engine has no weight {weight:?}")))
+    }
+
+    fn fill(
+        &mut self,
+        names: &BTreeSet<String>,
+        source: &dyn WeightSource,
+        host: &dyn Host,
+        task: Task<'_>,
+    ) -> Result<u64> {
+        for name in names {
+            self.spec(name)?;
+        }
+        let Bank { store, specs, places, .. } = self;
+        let mut jobs: BTreeMap<&str, Job<'_>> = BTreeMap::new();
+        for (name, spec) in specs.iter().filter(|(name, _)| names.contains(*name)) {
+            jobs.insert(name, Job { spec, rooms: Vec::new() });
+        }
+        for (index, (place, room)) in places.iter().zip(store.rooms()?).enumerate() {
+            if let Some(job) = jobs.get_mut(&*place.weight) {
+                job.rooms.push((index, place, room));
+            }
+        }
+        // The largest first, so that no thread is left alone with one at the end.
+        let mut jobs: Vec<Job<'_>> = jobs.into_values().collect();
+        jobs.sort_by_key(|job| std::cmp::Reverse(job.bytes()));
+        let worth = jobs.iter().map(Job::bytes).sum::<usize>() >= WORTH_THREADS;
+        let workers = if worth { task.threads.clamp(1, MAX_WORKERS) } else { 1 };
+        let queue = Queue {
+            total: jobs.len() as u64,
+            jobs: Mutex::new(jobs.into_iter()),
+            done: AtomicUsize::new(0),
+            bytes: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
         };
-        Ok(Cow::Owned(to_bytes(&arranged, self.type_)))
+        thread::scope(|scope| {
+            let others: Vec<_> =
+                (1..workers).map(|_| scope.spawn(|| queue.work(source, host, task))).collect();
+            let mut result = queue.work(source, host, task);
+            for other in others {
+                let other = other
+                    .join()
+                    .unwrap_or_else(|_| Err(Error::internal("panic in a thread that places weights")));
+                result = result.and(other);
+            }
+            result
+        })?;
+        Ok(queue.bytes.into_inner())
     }
 }
 
-/// Transposes matrices of `rows` x `cols`, in blocks that fit the first level cache.
-fn transpose(values: &[f32], rows: usize, cols: usize) -> Vec<f32> {
-    const BLOCK: usize = 32;
-    let mut out = vec![0.0; values.len()];
-    for (from, to) in values.chunks_exact(rows * cols).zip(out.chunks_exact_mut(rows * cols)) {
-        for row_block in (0..rows).step_by(BLOCK) {
-            for col_block in (0..cols).step_by(BLOCK) {
-                for row in row_block..(row_block + BLOCK).min(rows) {
-                    for col in col_block..(col_block + BLOCK).min(cols) {
-                        to[col * rows + row] = from[row * cols + col];
-                    }
-                }
+/// Where a load or a refit reports to and what it keeps.
+#[derive(Clone, Copy)]
+struct Task<'a> {
+    phase: &'a str,
+    threads: usize,
+    /// Index of a room and what it held.
+    undo: Option<&'a Mutex<Vec<(usize, Vec<u8>)>>>,
+}
+
+/// A weight and all tensors that hold it.
+struct Job<'a> {
+    spec: &'a WeightSpec,
+    rooms: Vec<(usize, &'a Place, Room<'a>)>,
+}
+
+impl Job<'_> {
+    fn bytes(&self) -> usize {
+        self.spec.dtype.bytes_of(&self.spec.shape).unwrap_or(usize::MAX >> 32)
+    }
+}
+
+struct Queue<'a> {
+    jobs: Mutex<std::vec::IntoIter<Job<'a>>>,
+    total: u64,
+    done: AtomicUsize,
+    bytes: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Queue<'_> {
+    /// Takes weights until there are none, or until somebody failed.
+    fn work(&self, source: &dyn WeightSource, host: &dyn Host, task: Task<'_>) -> Result<()> {
+        /// Also stops the others when this thread panics.
+        struct Stop<'a>(&'a AtomicBool);
+        impl Drop for Stop<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
             }
         }
+        let stop = Stop(&self.stop);
+        while !self.stop.load(Ordering::Relaxed) {
+            let Some(mut job) = lock(&self.jobs).next() else {
+                // The others finish theirs.
+                std::mem::forget(stop);
+                return Ok(());
+            };
+            let step = self.done.fetch_add(1, Ordering::Relaxed) as u64;
+            if host.progress(task.phase, step, self.total) == Flow::Cancel {
+                let message = format!("placing the weights was cancelled ({})", task.phase);
+                return Err(Error::new(ErrorCode::Cancelled, message));
+            }
+            let weight = pull(source, job.spec)?;
+            for (index, place, room) in &mut job.rooms {
+                let bytes = room.bytes();
+                if let Some(undo) = task.undo {
+                    let mut old = buffer(bytes.len());
+                    old.extend_from_slice(bytes);
+                    lock(undo).push((*index, old));
+                }
+                place.form.fill(place.type_, weight.dtype, weight.data(), bytes)?;
+            }
+            self.bytes.fetch_add(weight.data().len() as u64, Ordering::Relaxed);
+        }
+        Ok(())
     }
-    out
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A weight of the type and shape the graph states.
+fn pull<'a>(source: &'a dyn WeightSource, spec: &WeightSpec) -> Result<Weight<'a>> {
+    let weight = source.get(&spec.name)?;
+    if weight.dtype != spec.dtype || weight.shape != spec.shape {
+        return Err(Error::invalid(format!(
+            "weight {:?} is {} {:?}, the graph has {} {:?}",
+            spec.name, weight.dtype, weight.shape, spec.dtype, spec.shape
+        )));
+    }
+    Ok(weight)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn transposed(values: &[f32], rows: usize, cols: usize) -> Vec<f32> {
+        let bytes = to_bytes(values, Type::F32);
+        let form = Form::Transposed { batch: values.len() / rows / cols, rows, cols };
+        let out = form.arrange(Type::F32, DType::F32, &bytes).unwrap();
+        to_f32s(DType::F32, &out).unwrap().into_owned()
+    }
+
     #[test]
     fn transposes_each_matrix() {
         let values: Vec<f32> = (0..12).map(|i| i as f32).collect();
-        assert_eq!(transpose(&values, 2, 3), [0.0, 3.0, 1.0, 4.0, 2.0, 5.0, 6.0, 9.0, 7.0, 10.0, 8.0, 11.0]);
-        let large: Vec<f32> = (0..70 * 45).map(|i| i as f32).collect();
-        assert_eq!(transpose(&transpose(&large, 70, 45), 45, 70), large);
+        assert_eq!(transposed(&values, 2, 3), [0.0, 3.0, 1.0, 4.0, 2.0, 5.0, 6.0, 9.0, 7.0, 10.0, 8.0, 11.0]);
+        let large: Vec<f32> = (0..2 * 70 * 45).map(|i| i as f32).collect();
+        let once = transposed(&large, 70, 45);
+        assert_eq!((once[1], once[70 * 45 + 1]), (45.0, 70.0 * 45.0 + 45.0));
+        assert_eq!(transposed(&once, 45, 70), large);
+    }
+
+    #[test]
+    fn filling_is_arranging() {
+        let values: Vec<f32> = (0..3 * 40 * 70).map(|i| (i % 251) as f32 - 125.0).collect();
+        let forms = [
+            Form::Plain,
+            Form::Transposed { batch: 3, rows: 40, cols: 70 },
+            Form::Panels { groups: 3, rows: 40, depth: 70 },
+        ];
+        for (dtype, bytes) in [
+            (DType::F32, to_bytes(&values, Type::F32)),
+            (DType::F16, to_bytes(&values, Type::F16)),
+            (DType::BF16, to_bytes(&values, Type::Bf16)),
+        ] {
+            for type_ in [Type::F32, Type::F16, Type::Bf16] {
+                for form in forms {
+                    let mut out = vec![0xaa; form.len(values.len()) * type_.size()];
+                    form.fill(type_, dtype, &bytes, &mut out).unwrap();
+                    let arranged = form.arrange(type_, dtype, &bytes).unwrap();
+                    assert_eq!(out[..], arranged[..], "{form:?} {dtype} {type_:?}");
+                }
+            }
+        }
     }
 }
