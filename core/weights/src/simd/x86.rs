@@ -39,6 +39,19 @@ pub(super) fn narrow(half: Half, from: &[f32], to: &mut [[u8; 2]], block: Block)
     })
 }
 
+/// Asks for the rows of a block of `columns` elements before they are needed.
+pub(super) fn prefetch(from: &[[u8; 2]], rows: usize, columns: usize, stride: usize) {
+    /// Elements in a line of the cache.
+    const LINE: usize = 32;
+    for row in 0..rows {
+        let Some(line) = from.get(row * stride..) else { return };
+        for column in (0..columns.min(line.len())).step_by(LINE) {
+            // SAFETY: SSE is part of x86-64, and a prefetch reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line[column..].as_ptr().cast()) };
+        }
+    }
+}
+
 #[target_feature(enable = "avx2,f16c")]
 fn widen_f16(from: &[[u8; 2]], to: &mut [f32], block: Block) {
     for row in 0..block.rows {
@@ -50,7 +63,9 @@ fn widen_f16(from: &[[u8; 2]], to: &mut [f32], block: Block) {
                 _mm256_storeu_ps(to.as_mut_ptr(), _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())))
             };
         }
-        widen_plainly(Half::F16, from_rest, to_rest, Block::line(from_rest.len()));
+        if !from_rest.is_empty() {
+            widen_plainly(Half::F16, from_rest, to_rest, Block::line(from_rest.len()));
+        }
     }
 }
 
@@ -73,7 +88,9 @@ fn narrow_f16(from: &[f32], to: &mut [[u8; 2]], block: Block) -> bool {
                 _mm256_storeu_si256(to.as_mut_ptr().cast(), halves);
             }
         }
-        finite &= narrow_plainly(Half::F16, from_rest, to_rest, Block::line(from_rest.len()));
+        if !from_rest.is_empty() {
+            finite &= narrow_plainly(Half::F16, from_rest, to_rest, Block::line(from_rest.len()));
+        }
     }
     // Infinity and NaNs are above all numbers.
     let above = _mm256_cmpgt_epi16(largest, _mm256_set1_epi16(0x7bff));
@@ -194,29 +211,36 @@ macro_rules! rows_of_product {
         /// # Safety
         /// `panel` has `rank` rows of [`PANEL`] values, `up` has R rows of `rank`, the tile has R rows.
         #[target_feature(enable = $features)]
+        #[allow(clippy::needless_range_loop)]
         unsafe fn $name<const R: usize>(factors: &Factors, tile: *mut f32, stride: usize) {
+            // Loops over numbers only: the compiler does not inline an iterator over vectors here, as its functions are made
+            // for any processor.
             let scale = $splat(factors.scale);
             for first in (0..PANEL).step_by($lanes * $vectors) {
                 let mut sums = [[$zero(); $vectors]; R];
                 for k in 0..factors.rank {
-                    // SAFETY: row k of the panel, and value k of R rows.
+                    let mut values = [$zero(); $vectors];
+                    // SAFETY: row k of the panel.
                     unsafe {
                         let at = factors.panel.add(k * PANEL + first);
-                        let values: [_; $vectors] = std::array::from_fn(|v| $load(at.add(v * $lanes)));
-                        for (r, sums) in sums.iter_mut().enumerate() {
-                            let factor = $splat(*factors.up.add(r * factors.rank + k));
-                            for (sum, values) in sums.iter_mut().zip(values) {
-                                *sum = $multiply_add(factor, values, *sum);
-                            }
+                        for v in 0..$vectors {
+                            values[v] = $load(at.add(v * $lanes));
+                        }
+                    }
+                    for r in 0..R {
+                        // SAFETY: value k of row r.
+                        let factor = $splat(unsafe { *factors.up.add(r * factors.rank + k) });
+                        for v in 0..$vectors {
+                            sums[r][v] = $multiply_add(factor, values[v], sums[r][v]);
                         }
                     }
                 }
-                for (r, sums) in sums.into_iter().enumerate() {
-                    for (v, sum) in sums.into_iter().enumerate() {
+                for r in 0..R {
+                    for v in 0..$vectors {
                         // SAFETY: within row r of the tile.
                         unsafe {
                             let at = tile.add(r * stride + first + v * $lanes);
-                            $store(at, $multiply_add(scale, sum, $load(at)));
+                            $store(at, $multiply_add(scale, sums[r][v], $load(at)));
                         }
                     }
                 }
