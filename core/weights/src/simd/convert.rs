@@ -280,9 +280,9 @@ mod tests {
             narrow(half, &values, &mut halves, block);
             let mut back = vec![-1f32; 90];
             widen(half, &halves, &mut back, Block { from_stride: 25, to_stride: 30, ..block });
-            for i in 0..90 {
-                let inside = i % 30 < 21;
-                assert_eq!(back[i], if inside { i as f32 } else { -1.0 }, "{half:?} {i}");
+            for (i, value) in back.iter().enumerate() {
+                let expected = if i % 30 < 21 { i as f32 } else { -1.0 };
+                assert_eq!(*value, expected, "{half:?} {i}");
             }
             for row in 0..3 {
                 assert_eq!(halves[2 * (25 * row + 21)..2 * 25 * (row + 1)], [0xaa; 8]);

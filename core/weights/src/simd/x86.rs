@@ -174,15 +174,33 @@ pub(super) fn add_product(
     if !wide && !has_avx2() {
         return false;
     }
-    debug_assert!(panel.len() == rank * PANEL);
+    // SAFETY: the processor has the instructions.
+    unsafe { add_rows(panel, rank, up, scale, tile, stride, wide) };
+    true
+}
+
+/// [`add_product`] with vectors of 512 bits or of 256.
+///
+/// # Safety
+/// The processor has AVX-512 where they are wide, else AVX2 and FMA.
+unsafe fn add_rows(
+    panel: &[f32],
+    rank: usize,
+    up: &[f32],
+    scale: f32,
+    tile: &mut [f32],
+    stride: usize,
+    wide: bool,
+) {
+    assert!(panel.len() == rank * PANEL && up.len() % rank == 0);
     let count = up.len() / rank;
     let mut row = 0;
     while row < count {
         let (up, tile) = (&up[row * rank..], &mut tile[row * stride..]);
         let factors = Factors { panel: panel.as_ptr(), up: up.as_ptr(), rank, scale };
         let tile = tile.as_mut_ptr();
-        // SAFETY: the processor has the instructions; the panel has `rank` rows, and that many rows of `up` and of the tile
-        // follow.
+        // SAFETY: the caller answers for the processor; the panel has `rank` rows, and the rows counted are there in `up` and,
+        // as the caller of `add_product` has checked, in the tile.
         unsafe {
             match (count - row >= ROWS, wide) {
                 (true, true) => rows_512::<ROWS>(&factors, tile, stride),
@@ -193,7 +211,6 @@ pub(super) fn add_product(
         }
         row += if count - row >= ROWS { ROWS } else { 1 };
     }
-    true
 }
 
 /// Rows at a time: their sums are kept in registers, and what is loaded of the panel serves all of them.
@@ -271,3 +288,26 @@ rows_of_product!(
     _mm256_storeu_ps,
     _mm256_fmadd_ps
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_of_either_width_give_the_same_bits() {
+        if !is_x86_feature_detected!("avx512f") || !has_avx2() {
+            return;
+        }
+        let (rank, rows) = (5, 7);
+        let panel: Vec<f32> = (0..rank * PANEL).map(|i| (i as f32 * 0.37).sin()).collect();
+        let up: Vec<f32> = (0..rows * rank).map(|i| (i as f32 * 0.73).cos()).collect();
+        let mut tiles = [false, true].map(|wide| {
+            let mut tile: Vec<f32> = (0..rows * PANEL).map(|i| i as f32 * 1e-3).collect();
+            // SAFETY: the processor was asked.
+            unsafe { add_rows(&panel, rank, &up, 0.7, &mut tile, PANEL, wide) };
+            tile
+        });
+        let [narrow, wide] = &mut tiles;
+        assert_eq!(narrow, wide);
+    }
+}
