@@ -1,16 +1,17 @@
 //! How fast weights are made and put into engines, for `cargo xtask bench refit`: an SD 1.5 UNet checkpoint of 860 M
 //! parameters in f16 and a LoRA of rank 16, both made by the synthetic rule, in the layouts found in the wild. Prints JSON.
 //!
-//! `refit_speed FOLDER` keeps the files it makes in FOLDER.
+//! `refit_speed FOLDER [PART…]` keeps the files it makes in FOLDER; of the parts `keys`, `weights` and `ggml`, those named, or
+//! all.
 
 use anyhow::{Context, Result};
 use ndarray::Array2;
 use sdrun::{
     BuildOptions, CachePolicy, Isolation, Model,
-    abi::{DType, NoHost, WeightSource},
+    abi::{DType, NoHost, Weight, WeightSource},
     graph::{OpenOptions, WeightsPolicy},
     weights::{
-        Adapter, AdapterUse, Binding, Checkpoint, WeightStack, builtin,
+        Adapter, AdapterUse, Binding, BoundTensor, Checkpoint, Component, WeightStack, builtin,
         keys::{self, Network},
         synthetic,
     },
@@ -18,6 +19,7 @@ use sdrun::{
 use sdrun_tests::lab::Lab;
 use serde_json::{Value, json};
 use std::{
+    collections::BTreeMap,
     fs::File,
     io::{BufWriter, Write},
     path::Path,
@@ -37,12 +39,14 @@ fn main() -> Result<()> {
     let (checkpoint, lora) = (folder.join("sd15_unet_B.safetensors"), folder.join("lora_r16.safetensors"));
     write_checkpoint(&checkpoint, &binding)?;
     write_lora(&lora, &binding)?;
-    let measured = json!({
-        "threads": std::thread::available_parallelism()?.get(),
-        "keys": keys_of(&checkpoint, &lora, &binding)?,
-        "weights": weights(&checkpoint, &lora, &binding)?,
-        "ggml": ggml(&checkpoint, &lora, &binding)?,
-    });
+    let mut measured = json!({"threads": std::thread::available_parallelism()?.get()});
+    type Part = fn(&Path, &Path, &Binding) -> Result<Value>;
+    let wanted: Vec<String> = std::env::args().skip(2).collect();
+    for (name, part) in [("keys", keys_of as Part), ("weights", weights), ("ggml", ggml)] {
+        if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
+            measured[name] = part(&checkpoint, &lora, &binding)?;
+        }
+    }
     println!("{measured}");
     Ok(())
 }
@@ -131,53 +135,56 @@ fn keys_of(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
         let (s, stack) =
             seconds(|| Ok(WeightStack::of_checkpoint(binding.clone(), &Checkpoint::open(checkpoint)?)?))?;
         opened.push(s * 1e3);
-        let adapter = Adapter::open(lora)?;
-        let (s, _) = seconds(|| Ok(stack.with_adapter(&adapter, AdapterUse::at(0.8))?))?;
+        let (s, _) = seconds(|| Ok(stack.with_adapter(&Adapter::open(lora)?, AdapterUse::at(0.8))?))?;
         adapted.push(s * 1e3);
     }
     Ok(json!({"tensors": binding.tensors.len(), "checkpoint_ms": opened, "adapter_ms": adapted}))
 }
 
-/// Making all weights, next to copying as many bytes.
+/// Making weights, next to copying those of the file.
 fn weights(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
-    let base = WeightStack::of_checkpoint(binding.clone(), &Checkpoint::open(checkpoint)?)?;
+    let file = Checkpoint::open(checkpoint)?;
+    let base = WeightStack::of_checkpoint(binding.clone(), &file)?;
     let stack = base.clone().with_adapter(&Adapter::open(lora)?, AdapterUse::at(0.8))?;
+    let stored = file.component(Component::Denoiser)?;
     let longest = binding.tensors.iter().filter_map(|t| t.dtype.bytes_of(&t.shape)).max().unwrap_or(0);
     let mut sink = vec![0u8; longest];
-    // Into memory that is there, as a provider does it; what is handed on as it lies costs the same copy.
-    let mut pass = |source: &WeightStack, only: &dyn Fn(&str) -> bool| -> Result<(f64, u64)> {
+    let is_changed = |tensor: &BoundTensor| stack.version(&tensor.name) != base.version(&tensor.name);
+    let (changed, unchanged): (Vec<_>, Vec<_>) =
+        binding.tensors.iter().partition(|tensor| is_changed(tensor));
+    let all: Vec<&BoundTensor> = binding.tensors.iter().collect();
+    // Seconds and bytes of making each weight and, as a provider does it, copying it into memory that is there.
+    let mut pass = |tensors: &[&BoundTensor], copy: bool, get: &Get<'_>| -> Result<(f64, u64)> {
         let (mut bytes, started) = (0, Instant::now());
-        for tensor in binding.tensors.iter().filter(|t| only(&t.name)) {
-            let weight = source.get(&tensor.name)?;
-            sink[..weight.data().len()].copy_from_slice(weight.data());
+        for tensor in tensors {
+            let weight = get(tensor)?;
+            if copy {
+                sink[..weight.data().len()].copy_from_slice(weight.data());
+            }
             bytes += weight.data().len() as u64;
         }
         Ok((started.elapsed().as_secs_f64(), bytes))
     };
-    let is_changed = |name: &str| stack.version(name) != base.version(name);
-    let all = |_: &str| true;
-    // Page cache.
-    pass(&base, &all)?;
-    let (mut plain, mut merged, mut whole, mut copied) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let from = vec![1u8; longest];
-    let mut to = vec![0u8; longest];
+    // What memcpy takes for the same bytes of the file, wherever they lie.
+    let of_file = |tensor: &BoundTensor| stored.get(&tensor.sources[0]);
+    let of_base = |tensor: &BoundTensor| base.get(&tensor.name);
+    let of_stack = |tensor: &BoundTensor| stack.get(&tensor.name);
+    // Page cache, and pages of the mapping.
+    let first = pass(&all, true, &of_base)?;
+    let mut passes: BTreeMap<&str, Vec<(f64, u64)>> = BTreeMap::new();
     for _ in 0..ROUNDS {
-        plain.push(pass(&base, &|name| !is_changed(name))?);
-        merged.push(pass(&stack, &is_changed)?);
-        whole.push(pass(&stack, &all)?);
-        let (mut bytes, started) = (0, Instant::now());
-        for tensor in &binding.tensors {
-            let n = tensor.dtype.bytes_of(&tensor.shape).unwrap_or(0);
-            to[..n].copy_from_slice(&from[..n]);
-            bytes += n as u64;
-        }
-        std::hint::black_box(&to);
-        copied.push((started.elapsed().as_secs_f64(), bytes));
+        let mut add = |name, pass| passes.entry(name).or_default().push(pass);
+        add("memcpy_unchanged", pass(&unchanged, true, &of_file)?);
+        add("unchanged", pass(&unchanged, true, &of_base)?);
+        add("memcpy_changed", pass(&changed, true, &of_file)?);
+        add("changed", pass(&changed, false, &of_stack)?);
+        add("changed_and_copied", pass(&changed, true, &of_stack)?);
+        add("all", pass(&all, true, &of_stack)?);
     }
     let flops: u64 = binding
         .tensors
         .iter()
-        .filter(|t| is_changed(&t.name))
+        .filter(|t| is_changed(t))
         .map(|t| 2 * RANK as u64 * t.shape.iter().product::<usize>() as u64)
         .sum();
     // Memory of our own: what is mapped belongs to the page cache.
@@ -189,11 +196,13 @@ fn weights(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
         drop(weight);
     }
     Ok(json!({
-        "unchanged": plain, "changed": merged, "all": whole, "memcpy": copied,
-        "changed_flops": flops, "changed_tensors": stack.changed(),
+        "first": first, "passes": passes, "changed_flops": flops, "changed_tensors": stack.changed(),
         "memory_bytes": peak.saturating_sub(before), "gemm_flops_per_s": gemm_peak(),
     }))
 }
+
+/// A weight of a tensor.
+type Get<'a> = dyn Fn(&BoundTensor) -> sdrun::abi::Result<Weight<'a>> + 'a;
 
 /// Resident memory of this process that is no mapped file, in bytes; 0 where the system does not tell.
 fn anonymous() -> u64 {

@@ -37,8 +37,16 @@ fn numbers(value: &Value) -> Vec<f64> {
     value.as_array().into_iter().flatten().filter_map(Value::as_f64).collect()
 }
 
+/// Median seconds of a pass over weights; each is seconds and bytes.
+fn pass_seconds(weights: &Value, name: &str) -> f64 {
+    let passes = weights["passes"][name].as_array().into_iter().flatten();
+    median(&passes.filter_map(|pass| pass[0].as_f64()).collect::<Vec<_>>())
+}
+
 fn of_keys(keys: &Value, lines: &mut Vec<Line>) {
-    for (name, what) in [("checkpoint_ms", "opening a checkpoint"), ("adapter_ms", "resolving a LoRA")] {
+    for (name, what) in
+        [("checkpoint_ms", "opening a checkpoint"), ("adapter_ms", "reading and resolving a LoRA")]
+    {
         let value = format!("{:.1} ms", median(&numbers(&keys[name])));
         lines.push(Line::new(
             format!("{what}, all keys resolved, {} tensors", keys["tensors"]),
@@ -49,24 +57,12 @@ fn of_keys(keys: &Value, lines: &mut Vec<Line>) {
 }
 
 fn of_weights(weights: &Value, lines: &mut Vec<Line>) {
-    // Pairs of seconds and bytes.
-    let speed = |name: &str| {
-        let passes = weights[name].as_array().into_iter().flatten();
-        median(&passes.filter_map(|p| Some(p[1].as_f64()? / p[0].as_f64()?)).collect::<Vec<_>>())
-    };
-    let seconds = |name: &str| {
-        let passes = weights[name].as_array().into_iter().flatten();
-        median(&passes.filter_map(|p| p[0].as_f64()).collect::<Vec<_>>())
-    };
-    let memcpy = speed("memcpy");
+    let seconds = |name: &str| pass_seconds(weights, name);
+    let over_memcpy =
+        |ours: f64, memcpy: f64| format!("{ours:.3} s / {memcpy:.3} s = {:.2} of its speed", memcpy / ours);
     lines.push(Line::new(
-        "weights no adapter changes (some transposed) / memcpy",
-        format!(
-            "{:.1} GB/s / {:.1} GB/s = {:.2}",
-            speed("unchanged") / 1e9,
-            memcpy / 1e9,
-            speed("unchanged") / memcpy
-        ),
+        "weights no adapter changes (some transposed), copied out / memcpy of the same bytes of the file",
+        over_memcpy(seconds("unchanged"), seconds("memcpy_unchanged")),
         "≥ 0.7",
     ));
     let flops = weights["changed_flops"].as_f64().unwrap_or(0.0) / seconds("changed");
@@ -76,17 +72,24 @@ fn of_weights(weights: &Value, lines: &mut Vec<Line>) {
         format!("{:.0} / {:.0} = {:.2}", flops / 1e9, peak / 1e9, flops / peak),
         "≥ 0.6",
     ));
+    // What cannot be avoided: each step of the product, and reading what is merged.
+    let product = weights["changed_flops"].as_f64().unwrap_or(0.0) / peak;
+    let reading = seconds("memcpy_changed");
+    let floor = product.max(reading);
     lines.push(Line::new(
-        "the same in bytes: merged / memcpy",
+        "the same: seconds / the larger of product at the peak and memcpy of the bytes",
         format!(
-            "{:.1} GB/s / {:.1} GB/s = {:.2}",
-            speed("changed") / 1e9,
-            memcpy / 1e9,
-            speed("changed") / memcpy
+            "{:.3} s / max({product:.3}, {reading:.3}) s = {:.2}",
+            seconds("changed"),
+            seconds("changed") / floor
         ),
         "",
     ));
-    lines.push(Line::new("all weights of the UNet with the LoRA", format!("{:.2} s", seconds("all")), ""));
+    lines.push(Line::new(
+        "all weights of the UNet with the LoRA, copied out; the first time, with the pages of the file",
+        format!("{:.2} s; {:.2} s", seconds("all"), weights["first"][0].as_f64().unwrap_or(f64::NAN)),
+        "",
+    ));
     let bytes = weights["memory_bytes"].as_f64().unwrap_or(f64::NAN);
     lines.push(Line::new("memory that takes at most", format!("{:.0} MB", bytes / 1e6), "≤ 300 MB"));
 }
@@ -139,14 +142,16 @@ fn diffusers(folder: &Path, measured: &Value, lines: &mut Vec<Line>) -> Result<V
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/python/fuse_lora.py");
     let mut command = Command::new(python);
     let theirs: Value = serde_json::from_str(&output(command.arg(script).arg(folder))?)?;
-    let ours = measured["weights"]["all"].as_array().into_iter().flatten().filter_map(|p| p[0].as_f64());
-    let resolving = median(&numbers(&measured["keys"]["adapter_ms"])) / 1e3;
-    let ours = median(&ours.collect::<Vec<_>>()) + resolving;
+    let reading = median(&numbers(&measured["keys"]["adapter_ms"])) / 1e3;
     let fused = median(&numbers(&theirs["seconds"]));
-    lines.push(Line::new(
-        "diffusers `load_lora_weights` and `fuse_lora` / resolving the LoRA and computing all weights",
-        format!("{fused:.2} s / {ours:.2} s = {:.1}", fused / ours),
-        "≥ 3",
-    ));
+    // diffusers changes what the LoRA touches, where it lies; so does a refit from one LoRA to another.
+    for (pass, what) in [("changed_and_copied", "the weights it changes"), ("all", "all weights")] {
+        let ours = pass_seconds(&measured["weights"], pass) + reading;
+        lines.push(Line::new(
+            format!("diffusers `load_lora_weights` and `fuse_lora` / reading the LoRA and making {what}"),
+            format!("{fused:.2} s / {ours:.2} s = {:.1}", fused / ours),
+            "≥ 3",
+        ));
+    }
     Ok(theirs)
 }

@@ -21,6 +21,9 @@ const BLOCK_ELEMENTS: usize = 1 << 17;
 /// Rows of such a block at least, though it then may leave that cache: a matrix product is slow on fewer.
 const BLOCK_ROWS: usize = 32;
 
+/// Columns that a task makes of a transpose at most.
+const MOST_COLUMNS: usize = 512;
+
 /// Bytes copied at a time where nothing changes.
 const COPY: usize = 1 << 20;
 
@@ -101,11 +104,15 @@ impl Merge {
             let first = task * height;
             let high = height.min(rows.len() - first);
             for left in (0..columns).step_by(width) {
-                let place = Place {
+                let at = |left: usize| Place {
                     rows: first..first + high,
                     columns: left..columns.min(left + width),
                     stride: columns,
                 };
+                let place = at(left);
+                if left + width < columns {
+                    at(left + width).prefetch((from, base));
+                }
                 self.block(rows.start, &place, (from, base), values)?;
                 store(values, &place, to, &mut out[left * to.size()..], columns)?;
             }
@@ -133,21 +140,29 @@ impl Merge {
             return Ok(());
         }
         let size = to.size();
-        let tasks = out.par_chunks_mut((TILE * rows * size).max(1)).enumerate();
+        // Wide, so that of every page of the file much is read at a time, but enough for all threads.
+        let share = columns.div_ceil(2 * rayon::current_num_threads());
+        let width = share.next_multiple_of(TILE).min(MOST_COLUMNS);
+        let tasks = out.par_chunks_mut((width * rows * size).max(1)).enumerate();
         tasks.try_for_each_init(Default::default, |scratch: &mut (Vec<f32>, Vec<u8>), (task, out)| {
             let (values, straight) = scratch;
             straight.resize(TILE * TILE * size, 0);
-            let left = task * TILE;
+            let all = task * width..columns.min((task + 1) * width);
             for top in (0..rows).step_by(TILE) {
-                let place = Place {
-                    rows: top..rows.min(top + TILE),
-                    columns: left..columns.min(left + TILE),
-                    stride: columns,
-                };
-                self.block(0, &place, (from, base), values)?;
-                store(values, &place, to, straight, TILE)?;
-                let dimensions = [place.rows.len(), place.columns.len()];
-                transpose_block(size, straight, TILE, dimensions, &mut out[top * size..], rows);
+                let high = |top: usize| top..rows.min(top + TILE);
+                if top + TILE < rows {
+                    Place { rows: high(top + TILE), columns: all.clone(), stride: columns }
+                        .prefetch((from, base));
+                }
+                for left in all.clone().step_by(TILE) {
+                    let wide = left..all.end.min(left + TILE);
+                    let place = Place { rows: high(top), columns: wide, stride: columns };
+                    self.block(0, &place, (from, base), values)?;
+                    store(values, &place, to, straight, TILE)?;
+                    let dimensions = [place.rows.len(), place.columns.len()];
+                    let out = &mut out[((left - all.start) * rows + top) * size..];
+                    transpose_block(size, straight, TILE, dimensions, out, rows);
+                }
             }
             Ok(())
         })
@@ -202,6 +217,16 @@ struct Place {
 }
 
 impl Place {
+    /// Has the block brought to the cache while another is worked on.
+    fn prefetch(&self, base: (DType, &[u8])) {
+        let (from, base) = base;
+        // A type of another size is told in halves.
+        let halves = from.size() / 2;
+        let start = (self.rows.start * self.stride + self.columns.start) * from.size();
+        let (columns, stride) = (self.columns.len() * halves, self.stride * halves);
+        simd::prefetch(base.get(start..).unwrap_or_default(), self.rows.len(), columns, stride);
+    }
+
     /// Values from one row to the next where the block lies by itself.
     fn values_stride(&self) -> usize {
         self.columns.len().next_multiple_of(simd::PANEL)

@@ -43,6 +43,14 @@ impl Block {
     }
 }
 
+/// Has `rows` rows of `columns` halves brought to the cache, as far as there are so many.
+pub(crate) fn prefetch(from: &[u8], rows: usize, columns: usize, stride: usize) {
+    #[cfg(target_arch = "x86_64")]
+    super::x86::prefetch(from.as_chunks().0, rows, columns, stride);
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (from, rows, columns, stride);
+}
+
 /// Reads halves. Exact; NaNs become quiet. `from` is bytes, all counts are of elements.
 pub(crate) fn widen(half: Half, from: &[u8], to: &mut [f32], block: Block) {
     let from = from.as_chunks().0;
@@ -272,9 +280,9 @@ mod tests {
             narrow(half, &values, &mut halves, block);
             let mut back = vec![-1f32; 90];
             widen(half, &halves, &mut back, Block { from_stride: 25, to_stride: 30, ..block });
-            for i in 0..90 {
-                let inside = i % 30 < 21;
-                assert_eq!(back[i], if inside { i as f32 } else { -1.0 }, "{half:?} {i}");
+            for (i, value) in back.iter().enumerate() {
+                let expected = if i % 30 < 21 { i as f32 } else { -1.0 };
+                assert_eq!(*value, expected, "{half:?} {i}");
             }
             for row in 0..3 {
                 assert_eq!(halves[2 * (25 * row + 21)..2 * 25 * (row + 1)], [0xaa; 8]);

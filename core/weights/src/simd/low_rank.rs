@@ -80,3 +80,33 @@ fn add_plainly(panel: &[f32], rank: usize, up: &[f32], scale: f32, tile: &mut [f
 fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(any(target_arch = "aarch64", target_feature = "fma")) { a.mul_add(b, c) } else { a * b + c }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_are_those_of_f64_with_and_without_vectors() {
+        let (rank, rows, columns) = (5, 7, 100);
+        let down: Vec<f32> = (0..rank * columns).map(|i| (i as f32 * 0.37).sin()).collect();
+        let up: Vec<f32> = (0..rows * rank).map(|i| (i as f32 * 0.73).cos()).collect();
+        let panels = Panels::new(&down, rank, columns);
+        for panel in 0..2 {
+            let (mut best, mut plain) = (vec![1f32; rows * PANEL], vec![1f32; rows * PANEL]);
+            panels.add(panel, &up, 0.7, &mut best, PANEL);
+            let values = &panels.values[panel * rank * PANEL..][..rank * PANEL];
+            add_plainly(values, rank, &up, 0.7, &mut plain, PANEL);
+            for place in 0..rows * PANEL {
+                let (row, column) = (place / PANEL, panel * PANEL + place % PANEL);
+                let value =
+                    |k: usize| if column < columns { f64::from(down[k * columns + column]) } else { 0.0 };
+                let sum: f64 = (0..rank).map(|k| f64::from(up[row * rank + k]) * value(k)).sum();
+                let expected = 1.0 + f64::from(0.7f32) * sum;
+                for got in [best[place], plain[place]] {
+                    // Each of the steps rounds sums below 5.
+                    assert!((f64::from(got) - expected).abs() < 1e-5 / 5.0, "{place}: {got} {expected}");
+                }
+            }
+        }
+    }
+}

@@ -11,6 +11,6 @@ mod transpose;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(crate) use convert::{Block, Half, narrow, widen};
+pub(crate) use convert::{Block, Half, narrow, prefetch, widen};
 pub(crate) use low_rank::{PANEL, Panels};
 pub(crate) use transpose::transpose_halves;

@@ -39,6 +39,19 @@ pub(super) fn narrow(half: Half, from: &[f32], to: &mut [[u8; 2]], block: Block)
     })
 }
 
+/// Asks for the rows of a block of `columns` elements before they are needed.
+pub(super) fn prefetch(from: &[[u8; 2]], rows: usize, columns: usize, stride: usize) {
+    /// Elements in a line of the cache.
+    const LINE: usize = 32;
+    for row in 0..rows {
+        let Some(line) = from.get(row * stride..) else { return };
+        for column in (0..columns.min(line.len())).step_by(LINE) {
+            // SAFETY: SSE is part of x86-64, and a prefetch reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line[column..].as_ptr().cast()) };
+        }
+    }
+}
+
 #[target_feature(enable = "avx2,f16c")]
 fn widen_f16(from: &[[u8; 2]], to: &mut [f32], block: Block) {
     for row in 0..block.rows {
@@ -50,7 +63,9 @@ fn widen_f16(from: &[[u8; 2]], to: &mut [f32], block: Block) {
                 _mm256_storeu_ps(to.as_mut_ptr(), _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())))
             };
         }
-        widen_plainly(Half::F16, from_rest, to_rest, Block::line(from_rest.len()));
+        if !from_rest.is_empty() {
+            widen_plainly(Half::F16, from_rest, to_rest, Block::line(from_rest.len()));
+        }
     }
 }
 
@@ -73,7 +88,9 @@ fn narrow_f16(from: &[f32], to: &mut [[u8; 2]], block: Block) -> bool {
                 _mm256_storeu_si256(to.as_mut_ptr().cast(), halves);
             }
         }
-        finite &= narrow_plainly(Half::F16, from_rest, to_rest, Block::line(from_rest.len()));
+        if !from_rest.is_empty() {
+            finite &= narrow_plainly(Half::F16, from_rest, to_rest, Block::line(from_rest.len()));
+        }
     }
     // Infinity and NaNs are above all numbers.
     let above = _mm256_cmpgt_epi16(largest, _mm256_set1_epi16(0x7bff));
@@ -157,15 +174,33 @@ pub(super) fn add_product(
     if !wide && !has_avx2() {
         return false;
     }
-    debug_assert!(panel.len() == rank * PANEL);
+    // SAFETY: the processor has the instructions.
+    unsafe { add_rows(panel, rank, up, scale, tile, stride, wide) };
+    true
+}
+
+/// [`add_product`] with vectors of 512 bits or of 256.
+///
+/// # Safety
+/// The processor has AVX-512 where they are wide, else AVX2 and FMA.
+unsafe fn add_rows(
+    panel: &[f32],
+    rank: usize,
+    up: &[f32],
+    scale: f32,
+    tile: &mut [f32],
+    stride: usize,
+    wide: bool,
+) {
+    assert!(panel.len() == rank * PANEL && up.len() % rank == 0);
     let count = up.len() / rank;
     let mut row = 0;
     while row < count {
         let (up, tile) = (&up[row * rank..], &mut tile[row * stride..]);
         let factors = Factors { panel: panel.as_ptr(), up: up.as_ptr(), rank, scale };
         let tile = tile.as_mut_ptr();
-        // SAFETY: the processor has the instructions; the panel has `rank` rows, and that many rows of `up` and of the tile
-        // follow.
+        // SAFETY: the caller answers for the processor; the panel has `rank` rows, and the rows counted are there in `up` and,
+        // as the caller of `add_product` has checked, in the tile.
         unsafe {
             match (count - row >= ROWS, wide) {
                 (true, true) => rows_512::<ROWS>(&factors, tile, stride),
@@ -176,7 +211,6 @@ pub(super) fn add_product(
         }
         row += if count - row >= ROWS { ROWS } else { 1 };
     }
-    true
 }
 
 /// Rows at a time: their sums are kept in registers, and what is loaded of the panel serves all of them.
@@ -194,29 +228,36 @@ macro_rules! rows_of_product {
         /// # Safety
         /// `panel` has `rank` rows of [`PANEL`] values, `up` has R rows of `rank`, the tile has R rows.
         #[target_feature(enable = $features)]
+        #[allow(clippy::needless_range_loop)]
         unsafe fn $name<const R: usize>(factors: &Factors, tile: *mut f32, stride: usize) {
+            // Loops over numbers only: the compiler does not inline an iterator over vectors here, as its functions are made
+            // for any processor.
             let scale = $splat(factors.scale);
             for first in (0..PANEL).step_by($lanes * $vectors) {
                 let mut sums = [[$zero(); $vectors]; R];
                 for k in 0..factors.rank {
-                    // SAFETY: row k of the panel, and value k of R rows.
+                    let mut values = [$zero(); $vectors];
+                    // SAFETY: row k of the panel.
                     unsafe {
                         let at = factors.panel.add(k * PANEL + first);
-                        let values: [_; $vectors] = std::array::from_fn(|v| $load(at.add(v * $lanes)));
-                        for (r, sums) in sums.iter_mut().enumerate() {
-                            let factor = $splat(*factors.up.add(r * factors.rank + k));
-                            for (sum, values) in sums.iter_mut().zip(values) {
-                                *sum = $multiply_add(factor, values, *sum);
-                            }
+                        for v in 0..$vectors {
+                            values[v] = $load(at.add(v * $lanes));
+                        }
+                    }
+                    for r in 0..R {
+                        // SAFETY: value k of row r.
+                        let factor = $splat(unsafe { *factors.up.add(r * factors.rank + k) });
+                        for v in 0..$vectors {
+                            sums[r][v] = $multiply_add(factor, values[v], sums[r][v]);
                         }
                     }
                 }
-                for (r, sums) in sums.into_iter().enumerate() {
-                    for (v, sum) in sums.into_iter().enumerate() {
+                for r in 0..R {
+                    for v in 0..$vectors {
                         // SAFETY: within row r of the tile.
                         unsafe {
                             let at = tile.add(r * stride + first + v * $lanes);
-                            $store(at, $multiply_add(scale, sum, $load(at)));
+                            $store(at, $multiply_add(scale, sums[r][v], $load(at)));
                         }
                     }
                 }
@@ -247,3 +288,26 @@ rows_of_product!(
     _mm256_storeu_ps,
     _mm256_fmadd_ps
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_of_either_width_give_the_same_bits() {
+        if !is_x86_feature_detected!("avx512f") || !has_avx2() {
+            return;
+        }
+        let (rank, rows) = (5, 7);
+        let panel: Vec<f32> = (0..rank * PANEL).map(|i| (i as f32 * 0.37).sin()).collect();
+        let up: Vec<f32> = (0..rows * rank).map(|i| (i as f32 * 0.73).cos()).collect();
+        let mut tiles = [false, true].map(|wide| {
+            let mut tile: Vec<f32> = (0..rows * PANEL).map(|i| i as f32 * 1e-3).collect();
+            // SAFETY: the processor was asked.
+            unsafe { add_rows(&panel, rank, &up, 0.7, &mut tile, PANEL, wide) };
+            tile
+        });
+        let [narrow, wide] = &mut tiles;
+        assert_eq!(narrow, wide);
+    }
+}
