@@ -29,7 +29,6 @@ pub(crate) struct Compiled {
     pub(crate) preparation: Preparation,
     /// What a run has to be given.
     pub(crate) parameters: Vec<(String, Layout)>,
-    pub(crate) outputs: Vec<Layout>,
     /// Bytes of device memory the program took, where that can be told.
     pub(crate) resident: Option<u64>,
     /// It has one scratch memory: one run at a time.
@@ -119,27 +118,18 @@ impl Before {
         let before = in_use();
         let program = make(&target)?;
         let resident = before.zip(in_use()).map(|(before, after)| after.saturating_sub(before));
-        let (parameters, outputs) = (program.parameters(&runtime.api)?, program.outputs(&runtime.api)?);
-        if outputs.len() != info.outputs.len() {
+        let parameters = program.parameters(&runtime.api)?;
+        let outputs = program.outputs(&runtime.api)?.len();
+        if outputs != info.outputs.len() {
             return Err(Error::internal(format!(
                 "the program has {} outputs where the engine has {}",
-                outputs.len(),
+                outputs,
                 info.outputs.len()
             )));
         }
         let program = Mutex::new(program);
-        let compiled = Compiled {
-            runtime,
-            target,
-            options,
-            info,
-            model,
-            preparation,
-            parameters,
-            outputs,
-            resident,
-            program,
-        };
+        let compiled =
+            Compiled { runtime, target, options, info, model, preparation, parameters, resident, program };
         Ok(Box::new(MgxEngine(Arc::new(compiled))))
     }
 }

@@ -6,7 +6,7 @@ use crate::{
 };
 use sdrun_abi::{
     AlignedBuffer, Error, ErrorCode, Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result,
-    Session, TensorView, WeightSource, WeightUpdate,
+    Session, TensorSpec, TensorView, WeightSource, WeightUpdate,
 };
 use sdrun_provider_common::{phase, weight};
 use std::{
@@ -21,7 +21,6 @@ pub(crate) struct MgxSession {
     compiled: Arc<Compiled>,
     bound: Bound,
     stream: Option<Stream>,
-    outputs: Vec<OutputSpec>,
     /// Bytes of the weights as they are bound.
     weight_bytes: u64,
 }
@@ -64,12 +63,7 @@ impl MgxSession {
             (Some(hip), Some(_)) if !compiled.options.offload_copy => Some(Stream::new(hip)?),
             _ => None,
         };
-        let outputs = compiled.info.outputs.iter().map(|spec| OutputSpec {
-            dtype: spec.dtype,
-            shape: spec.shape.iter().map(|dim| dim.unwrap_or_default()).collect(),
-        });
-        let outputs = outputs.collect();
-        Ok(MgxSession { outputs, bound, stream, weight_bytes, compiled })
+        Ok(MgxSession { bound, stream, weight_bytes, compiled })
     }
 }
 
@@ -155,7 +149,6 @@ impl Session for MgxSession {
         }
         let compiled = &self.compiled;
         compiled.target.select(compiled.runtime)?;
-        let mut buffers = sink.allocate(&self.outputs)?;
         for (spec, input) in compiled.info.inputs.iter().zip(inputs) {
             // Inputs that nothing uses are no parameters.
             if self.bound.has(&spec.name) {
@@ -164,11 +157,19 @@ impl Session for MgxSession {
         }
         let api = &compiled.runtime.api;
         let results = self.bound.run(api, &mut compiled.program(), self.stream.as_ref())?;
-        if results.len(api)? != buffers.len() {
+        let outputs = results.outputs(api)?;
+        if outputs.len() != compiled.info.outputs.len() {
             return Err(Error::internal("MIGraphX delivers another number of outputs than it compiled"));
         }
-        for (index, (layout, buffer)) in compiled.outputs.iter().zip(&mut buffers).enumerate() {
-            results.read(api, index, layout, buffer)?;
+        let specs = compiled
+            .info
+            .outputs
+            .iter()
+            .zip(&outputs)
+            .map(|(stated, output)| as_stated(stated, &output.layout));
+        let specs = specs.collect::<Result<Vec<_>>>()?;
+        for (output, buffer) in outputs.iter().zip(sink.allocate(&specs)?) {
+            output.read(buffer)?;
         }
         Ok(())
     }
@@ -177,6 +178,22 @@ impl Session for MgxSession {
         let device = self.compiled.resident.map(|program| program + self.bound.bytes());
         Ok(MemoryReport { weights: Some(self.weight_bytes), activations: None, device })
     }
+}
+
+/// The shape of an output: the stated one where it is known (a scalar has a dimension in MIGraphX). An error where the
+/// result is another tensor than stated.
+fn as_stated(stated: &TensorSpec, found: &Layout) -> Result<OutputSpec> {
+    let known: Option<Vec<usize>> = stated.shape.iter().copied().collect();
+    let agrees = stated.shape.len() == found.lengths.len()
+        && stated.shape.iter().zip(&found.lengths).all(|(stated, found)| stated.is_none_or(|n| n == *found));
+    let scalar = stated.shape.is_empty() && found.lengths == [1];
+    if stated.dtype != found.dtype || !(agrees || scalar) {
+        return Err(Error::internal(format!(
+            "MIGraphX delivers {} {:?} for the output `{}`, which the graph states as {} {:?}",
+            found.dtype, found.lengths, stated.name, stated.dtype, stated.shape
+        )));
+    }
+    Ok(OutputSpec { dtype: found.dtype, shape: known.unwrap_or_else(|| found.lengths.clone()) })
 }
 
 impl MgxSession {

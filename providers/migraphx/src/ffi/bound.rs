@@ -139,38 +139,49 @@ pub(crate) struct Results<'b> {
 }
 
 impl Results<'_> {
-    /// Number of outputs.
-    pub(crate) fn len(&self, api: &Api) -> Result<usize> {
+    /// The outputs, in order.
+    pub(crate) fn outputs<'r>(&'r self, api: &Api) -> Result<Vec<Output<'r>>> {
         let mut count = 0;
         call!(api, arguments_size(&mut count, self.results.object()), || "list the results".into())?;
-        Ok(count)
+        (0..count)
+            .map(|index| {
+                let doing = || format!("deliver result {index}");
+                let (mut argument, mut shape): (Object, Object) = (ptr::null_mut(), ptr::null_mut());
+                call!(api, arguments_get(&mut argument, self.results.object(), index), doing)?;
+                call!(api, argument_shape(&mut shape, argument), doing)?;
+                let mut data = ptr::null_mut();
+                call!(api, argument_buffer(&mut data, argument), doing)?;
+                Ok(Output { results: self, index, layout: api.layout(shape)?, data: data.cast() })
+            })
+            .collect()
     }
+}
 
-    /// Copies output `index`, which must have the layout `expected` except for its strides, row-major into `to`.
-    pub(crate) fn read(&self, api: &Api, index: usize, expected: &Layout, to: &mut [u8]) -> Result<()> {
-        let doing = || format!("deliver result {index}");
-        let (mut argument, mut shape): (Object, Object) = (ptr::null_mut(), ptr::null_mut());
-        call!(api, arguments_get(&mut argument, self.results.object(), index), doing)?;
-        call!(api, argument_shape(&mut shape, argument), doing)?;
-        let mut data = ptr::null_mut();
-        call!(api, argument_buffer(&mut data, argument), doing)?;
-        let layout = api.layout(shape)?;
-        let room = expected.dtype.bytes_of(&expected.lengths);
-        if (layout.dtype, &layout.lengths) != (expected.dtype, &expected.lengths) || room != Some(to.len()) {
-            return Err(Error::internal(format!(
-                "MIGraphX delivers result {index} as {} {:?} where {} {:?} was compiled",
-                layout.dtype, layout.lengths, expected.dtype, expected.lengths
-            )));
-        }
+/// An output of a run.
+pub(crate) struct Output<'r> {
+    results: &'r Results<'r>,
+    index: usize,
+    /// Its type and shape.
+    pub(crate) layout: Layout,
+    data: *mut c_void,
+}
+
+impl Output<'_> {
+    /// Copies it, row-major, into `to`, which has room for exactly its elements.
+    pub(crate) fn read(&self, to: &mut [u8]) -> Result<()> {
+        let Output { results, index, layout, data } = self;
         let bytes = layout.span() * layout.dtype.size();
+        if layout.dtype.bytes_of(&layout.lengths) != Some(to.len()) {
+            return Err(Error::internal(format!("{} bytes for result {index}, {layout:?}", to.len())));
+        }
         if bytes == 0 {
             return Ok(());
         }
         if data.is_null() {
             return Err(Error::internal(format!("MIGraphX delivers result {index} without its data")));
         }
-        let own = self.buffers.values().find_map(|buffer| match buffer {
-            Buffer::Device(buffer) if buffer.address() == data.cast() => Some(buffer),
+        let own = results.buffers.values().find_map(|buffer| match buffer {
+            Buffer::Device(buffer) if buffer.address() == *data => Some(buffer),
             _ => None,
         });
         match own {
@@ -179,12 +190,12 @@ impl Results<'_> {
                 buffer.download(&mut host)?;
                 layout.pack(&host, to);
             }
-            None if self.buffers.values().any(|buffer| matches!(buffer, Buffer::Device(_))) => {
+            None if results.buffers.values().any(|buffer| matches!(buffer, Buffer::Device(_))) => {
                 return Err(Error::internal(format!(
                     "MIGraphX delivers result {index} in device memory that is not a buffer of this session"
                 )));
             }
-            // SAFETY: the library owns, or a buffer of ours holds, `span` elements there as long as `self` lives.
+            // SAFETY: the library owns, or a buffer of ours holds, `span` elements there as long as `results` lives.
             None => layout.pack(unsafe { slice::from_raw_parts(data.cast(), bytes) }, to),
         }
         Ok(())

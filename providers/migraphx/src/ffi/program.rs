@@ -130,8 +130,8 @@ impl Program {
             .collect()
     }
 
-    /// Layouts of its outputs.
-    pub(crate) fn outputs(&self, api: &Api) -> Result<Vec<Layout>> {
+    /// Layouts of its outputs; `None` for one whose shape depends on values.
+    pub(crate) fn outputs(&self, api: &Api) -> Result<Vec<Option<Layout>>> {
         let doing = || "list the outputs".to_string();
         let shapes = Owned::new(&api.shapes_destroy, |out| {
             call!(api, program_get_output_shapes(out, self.0.object()), doing)
@@ -142,7 +142,7 @@ impl Program {
             .map(|index| {
                 let mut shape = ptr::null_mut();
                 call!(api, shapes_get(&mut shape, shapes.object(), index), doing)?;
-                api.layout(shape)
+                api.layout_if_fixed(shape)
             })
             .collect()
     }

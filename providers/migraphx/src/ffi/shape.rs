@@ -95,17 +95,15 @@ impl Api {
         })
     }
 
-    /// Reads a shape object, which is live.
-    pub(super) fn layout(&self, shape: Object) -> Result<Layout> {
+    /// Reads a shape object, which is live; `None` for one with open dimensions.
+    pub(super) fn layout_if_fixed(&self, shape: Object) -> Result<Option<Layout>> {
         let doing = || "describe a tensor".to_string();
         let (mut dynamic, mut code) = (false, 0);
         if self.shape_dynamic.get().is_ok() {
             call!(self, shape_dynamic(&mut dynamic, shape), doing)?;
         }
         if dynamic {
-            return Err(Error::unsupported(
-                "MIGraphX infers an open shape for a graph whose inputs are fixed",
-            ));
+            return Ok(None);
         }
         call!(self, shape_type(&mut code, shape), doing)?;
         let known = CODES.iter().find(|(_, known)| known + self.type_offset == code);
@@ -126,7 +124,14 @@ impl Api {
         if lengths.len() != strides.len() {
             return Err(Error::internal("MIGraphX describes a tensor with more dimensions than strides"));
         }
-        Ok(Layout { dtype: *dtype, lengths, strides })
+        Ok(Some(Layout { dtype: *dtype, lengths, strides }))
+    }
+
+    /// Reads a shape object, which is live and has no open dimensions.
+    pub(super) fn layout(&self, shape: Object) -> Result<Layout> {
+        self.layout_if_fixed(shape)?.ok_or_else(|| {
+            Error::unsupported("MIGraphX leaves a shape open although the graph's inputs are fixed")
+        })
     }
 }
 

@@ -1,0 +1,307 @@
+//! MIGraphX for real, in a worker on the C library it was built for, on its target `ref`: numbers against the reference
+//! provider, weights as parameters, engines that do not belong here, and what makes it crash.
+//!
+//! `ref` is an interpreter on one thread, about a thousand times slower than a compiled CPU kernel: everything here is tiny. Run by
+//! `cargo xtask test` where the runtime could be assembled.
+
+#![allow(clippy::unwrap_used)]
+
+use prost::Message;
+use sdrun::{
+    BuildOptions, CachePolicy, Engine, EngineFile, HostTensor, Model, Provider, Shapes, Tensors,
+    abi::{ErrorCode, NoHost, Precision, Provider as _, Weight, WeightSource, WeightUpdate},
+    graph::proto::{
+        AttributeProto, Dimension, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorShapeProto,
+        TensorTypeProto, TypeProto, ValueInfoProto, attribute_type,
+    },
+    inputs, verify,
+};
+use sdrun_tests::lab::{Lab, folder};
+use std::path::Path;
+
+/// Greatest error, relative to the greatest value of the reference.
+const TOLERANCE: f64 = 1e-5;
+
+fn options(provider: &Provider, shapes: &Shapes) -> BuildOptions {
+    let mut options = BuildOptions::new(provider.device(Some("ref")).unwrap()).precision(Precision::Fp32);
+    options.cache = CachePolicy::Off;
+    options.shapes = shapes.clone();
+    options
+}
+
+fn shapes(list: &[(&str, &[usize])]) -> Shapes {
+    list.iter().map(|(input, shape)| (input.to_string(), shape.to_vec())).collect()
+}
+
+fn run(engine: &Engine, weights: &dyn WeightSource, given: &Tensors) -> Tensors {
+    engine.session(weights, &NoHost).unwrap().run(given, &NoHost).unwrap()
+}
+
+/// Outputs of the reference provider.
+fn expected(
+    lab: &Lab,
+    model: &Model,
+    shapes: &Shapes,
+    weights: &dyn WeightSource,
+    given: &Tensors,
+) -> Tensors {
+    let provider = lab.open(lab.reference()).unwrap();
+    let mut options = BuildOptions::new(provider.device(None).unwrap());
+    options.cache = CachePolicy::Off;
+    options.shapes = shapes.clone();
+    run(&provider.build(model, &options, &NoHost).unwrap(), weights, given)
+}
+
+fn close(got: &Tensors, expected: &Tensors, what: &str) {
+    let comparisons = verify::compare(got, expected).unwrap();
+    assert!(!comparisons.is_empty());
+    for c in comparisons {
+        println!("{what}: {c:?}");
+        assert!(c.relative_error <= TOLERANCE, "{what}: {c:?}");
+    }
+}
+
+/// Weights of a model, every float of which is changed a little, so that no old value is left anywhere.
+struct Changed<'w>(&'w dyn WeightSource);
+
+impl WeightSource for Changed<'_> {
+    fn get(&self, name: &str) -> sdrun::abi::Result<Weight<'_>> {
+        let weight = self.0.get(name)?;
+        assert_eq!(weight.dtype, sdrun::abi::DType::F32, "{name}");
+        let changed: Vec<u8> = weight
+            .data()
+            .chunks_exact(4)
+            .enumerate()
+            .flat_map(|(i, b)| {
+                let value = f32::from_le_bytes(b.try_into().unwrap());
+                (value * (1.0 + (i % 7) as f32 / 16.0)).to_le_bytes()
+            })
+            .collect();
+        Weight::new(weight.dtype, weight.shape.clone(), changed)
+    }
+}
+
+/// A model at a tiny size: right against the reference, with changed weights too; refits A → B → A bit for bit; stored and
+/// loaded the same; and the build with weights inside it computes the same bits as the one that takes them as parameters.
+fn holds(name: &str, model: &Model, sizes: &[(&str, &[usize])]) {
+    let lab = Lab::default();
+    let shapes = shapes(sizes);
+    let given = inputs::seeded(model, &model.bound(&shapes).unwrap(), 0).unwrap();
+    let own = model.weights();
+    let other = Changed(&own);
+    let provider = lab.open("migraphx").unwrap();
+    let options = options(&provider, &shapes);
+    let engine = provider.build(model, &options, &NoHost).unwrap();
+    let mut session = engine.session(&own, &NoHost).unwrap();
+    let a = session.run(&given, &NoHost).unwrap();
+    close(&a, &expected(&lab, model, &shapes, &own, &given), name);
+    let report = session.refit(&other, &NoHost).unwrap();
+    assert_eq!(report.method, WeightUpdate::AsInputs);
+    assert_eq!(report.tensors, engine.info().weights.len());
+    let b = session.run(&given, &NoHost).unwrap();
+    close(&b, &expected(&lab, model, &shapes, &other, &given), &format!("{name}, changed weights"));
+    assert_ne!(a, b);
+    session.refit(&own, &NoHost).unwrap();
+    assert_eq!(session.run(&given, &NoHost).unwrap(), a, "{name}: A, B, A");
+    drop(session);
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("engine.sdengine");
+    let bytes = engine.save(&file).unwrap();
+    let weights: u64 = engine.info().weights.iter().map(|w| w.dtype.bytes_of(&w.shape).unwrap() as u64).sum();
+    println!("{name}: an engine of {bytes} bytes for {weights} bytes of weights");
+    assert!(bytes < 1_500_000, "{name}: {bytes} bytes without weights");
+    drop(engine);
+    let loaded = provider.load(&file, &options.device, None, &NoHost).unwrap();
+    assert_eq!(run(&loaded, &own, &given), a, "{name}: loaded");
+    let baked = loaded.bake(&own, &NoHost).unwrap();
+    assert!(baked.info().weights.is_empty());
+    assert_eq!(run(&baked, &own, &given), a, "{name}: with its weights inside");
+}
+
+#[test]
+#[ignore = "needs MIGraphX; run by `cargo xtask test`"]
+fn taef2_decoder() {
+    holds("taef2/decoder", &Lab::default().model("taef2/decoder"), &[("latent", &[1, 32, 2, 2])]);
+}
+
+#[test]
+#[ignore = "needs MIGraphX; run by `cargo xtask test`"]
+fn mobilenet_v2() {
+    // Its size is fixed, and one run takes a quarter of a minute.
+    let lab = Lab::default();
+    let model = lab.model("mobilenet-v2");
+    let shapes = shapes(&[("input", &[1, 3, 224, 224])]);
+    let given = inputs::seeded(&model, &model.bound(&shapes).unwrap(), 0).unwrap();
+    let provider = lab.open("migraphx").unwrap();
+    let engine = provider.build(&model, &options(&provider, &shapes), &NoHost).unwrap();
+    let got = run(&engine, &model.weights(), &given);
+    close(&got, &expected(&lab, &model, &shapes, &model.weights(), &given), "mobilenet-v2");
+}
+
+/// Text encoder, VAE and UNet as Optimum exports them, at the size of a tiny pipeline.
+#[test]
+#[ignore = "needs MIGraphX and SDRUN_TINY_DIR; run by `cargo xtask test`"]
+fn tiny_stable_diffusion() {
+    let parts: [(&str, &[(&str, &[usize])]); 4] = [
+        ("text_encoder", &[("input_ids", &[1, 16])]),
+        ("vae_decoder", &[("latent_sample", &[1, 4, 4, 4])]),
+        ("vae_encoder", &[("sample", &[1, 3, 16, 16])]),
+        ("unet", &[("sample", &[1, 4, 8, 8]), ("timestep", &[]), ("encoder_hidden_states", &[1, 8, 32])]),
+    ];
+    for (part, sizes) in parts {
+        let file = folder("SDRUN_TINY_DIR").join(format!("sd/onnx/{part}/model.onnx"));
+        holds(part, &Model::open(&file).unwrap(), sizes);
+    }
+}
+
+fn names(list: &[&str]) -> Vec<String> {
+    list.iter().map(|name| name.to_string()).collect()
+}
+
+/// One node from x `[3]` f32 and i `[1]` i64 to y.
+fn one_node(folder: &Path, op: &str, attribute: Option<(&str, i64)>) -> Model {
+    let value = |name: &str, dtype: i32, dims: &[i64]| ValueInfoProto {
+        name: Some(name.into()),
+        r#type: Some(TypeProto {
+            tensor_type: Some(TensorTypeProto {
+                elem_type: Some(dtype),
+                shape: Some(TensorShapeProto {
+                    dim: dims
+                        .iter()
+                        .map(|d| Dimension { dim_value: Some(*d), ..Default::default() })
+                        .collect(),
+                }),
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let attribute = attribute.map(|(name, i)| AttributeProto {
+        name: Some(name.into()),
+        r#type: Some(attribute_type::INT),
+        i: Some(i),
+        ..Default::default()
+    });
+    let node = NodeProto {
+        op_type: Some(op.into()),
+        input: names(&["x", "i"]),
+        output: names(&["y"]),
+        attribute: attribute.into_iter().collect(),
+        ..Default::default()
+    };
+    let model = ModelProto {
+        ir_version: Some(8),
+        opset_import: vec![OperatorSetIdProto { domain: Some(String::new()), version: Some(18) }],
+        graph: Some(GraphProto {
+            name: Some("one".into()),
+            node: vec![node],
+            input: vec![value("x", 1, &[3]), value("i", 7, &[1])],
+            output: vec![value("y", 1, &[1])],
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let file = folder.join("one.onnx");
+    std::fs::write(&file, model.encode_to_vec()).unwrap();
+    Model::open(&file).unwrap()
+}
+
+/// What the library answers with an abort is an error with its last words, and the next worker works.
+#[test]
+#[ignore = "needs MIGraphX; run by `cargo xtask test`"]
+fn crashes_become_errors() {
+    let (lab, folder) = (Lab::default(), tempfile::tempdir().unwrap());
+    // An index that is only known when it runs: the library asserts that it is in range.
+    let model = one_node(folder.path(), "Gather", Some(("axis", 0)));
+    let provider = lab.open("migraphx").unwrap();
+    let engine = provider.build(&model, &options(&provider, &Shapes::new()), &NoHost).unwrap();
+    let mut session = engine.session(&model.weights(), &NoHost).unwrap();
+    let given = |index: i64| -> Tensors {
+        let x = HostTensor::from_f32(vec![3], &[1.0, 2.0, 3.0]).unwrap();
+        let i = HostTensor::from_i64(vec![1], &[index]).unwrap();
+        [("x".to_string(), x), ("i".to_string(), i)].into()
+    };
+    let y = session.run(&given(2), &NoHost).unwrap();
+    assert_eq!(y["y"].to_f64().unwrap(), [3.0]);
+    let error = session.run(&given(99), &NoHost).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Unavailable, "{error}");
+    let text = error.to_string();
+    assert!(text.contains("SIGABRT") && text.contains("last words") && text.contains("Assertion"), "{text}");
+    assert_eq!(session.run(&given(0), &NoHost).unwrap_err().code(), ErrorCode::FailedPrecondition);
+    let again = lab.open("migraphx").unwrap();
+    assert_eq!(again.devices().unwrap().len(), 1);
+}
+
+/// What the library cannot read is refused with its words, and the worker lives on.
+#[test]
+#[ignore = "needs MIGraphX; run by `cargo xtask test`"]
+fn refusals_carry_the_librarys_words() {
+    let (lab, folder) = (Lab::default(), tempfile::tempdir().unwrap());
+    let provider = lab.open("migraphx").unwrap();
+    let model = one_node(folder.path(), "CumProd", None);
+    let error = provider.build(&model, &options(&provider, &Shapes::new()), &NoHost).err().unwrap();
+    assert_eq!(error.code(), ErrorCode::Unimplemented);
+    assert!(error.to_string().contains("Unknown operator: CumProd"), "{error}");
+    let model = one_node(folder.path(), "Gather", Some(("axis", 0)));
+    provider.build(&model, &options(&provider, &Shapes::new()), &NoHost).unwrap();
+}
+
+/// The payload with one text in place of another of the same length, and a checksum that is right again.
+fn resealed(payload: &[u8], from: &str, to: &str) -> Vec<u8> {
+    assert_eq!(from.len(), to.len());
+    let mut changed = payload.to_vec();
+    let places: Vec<usize> =
+        (20..changed.len() - from.len()).filter(|at| changed[*at..].starts_with(from.as_bytes())).collect();
+    assert!(!places.is_empty(), "{from} is not in the payload");
+    for at in places {
+        changed[at..at + to.len()].copy_from_slice(to.as_bytes());
+    }
+    let sum = xxhash_rust::xxh3::xxh3_64(&changed[16..]);
+    changed[8..16].copy_from_slice(&sum.to_le_bytes());
+    changed
+}
+
+/// Engines of another version, for another device, with other options, damaged ones, and one that only the library finds wrong.
+#[test]
+#[ignore = "needs MIGraphX; run by `cargo xtask test`"]
+fn engines_that_do_not_belong_here_are_refused() {
+    let (lab, folder) = (Lab::default(), tempfile::tempdir().unwrap());
+    let model = one_node(folder.path(), "Gather", Some(("axis", 0)));
+    let provider = lab.open("migraphx").unwrap();
+    let engine = provider.build(&model, &options(&provider, &Shapes::new()), &NoHost).unwrap();
+    let file = folder.path().join("e.sdengine");
+    engine.save(&file).unwrap();
+    let compatibility = engine.info().compatibility.clone();
+    let version = provider.runtime().version.clone();
+    assert!(compatibility.contains(&version) && compatibility.contains("\"ref\""), "{compatibility}");
+
+    let driver = provider.worker().unwrap();
+    for (text, words) in [
+        (compatibility.replace(&version, "1.0.0"), "built with MIGraphX 1.0.0"),
+        (compatibility.replace("ref", "gfx1100"), "built for gfx1100, this device is ref"),
+        (compatibility.replace("null", "60443484"), "built with HIP 60443484, found none"),
+    ] {
+        match driver.check(&text, "ref").unwrap() {
+            sdrun::abi::Compatibility::Unsupported(why) => assert!(why.contains(words), "{why}"),
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+    assert_eq!(driver.check(&compatibility, "ref").unwrap(), sdrun::abi::Compatibility::Optimal);
+
+    let file = EngineFile::open(&file).unwrap();
+    let (payload, spec) = (file.payload(), file.manifest.spec.clone());
+    let load = |payload: &[u8]| driver.load(payload, &spec, &NoHost);
+    assert!(load(payload).is_ok());
+    let foreign = resealed(payload, &version, &version.replace('2', "9"));
+    let error = load(&foreign).err().unwrap();
+    assert!(error.message.contains("built with MIGraphX"), "{error}");
+    assert!(error.hint.unwrap().contains("build it again"));
+    for broken in [&payload[..payload.len() / 2], &payload[..20], &[]] {
+        assert_eq!(load(broken).err().unwrap().code, ErrorCode::DataLoss);
+    }
+    // Whole by its checksum, nonsense to the library: an operator that is not there is told, a missing input aborts.
+    let error = load(&resealed(payload, "gather", "gozher")).err().unwrap();
+    assert!(error.hint.unwrap().contains("gozher"));
+    assert!(load(payload).is_ok());
+}
