@@ -48,24 +48,35 @@ impl ProviderArgs {
         self.threads.map(NonZeroUsize::get)
     }
 
-    /// Opens the provider that was named, else the best one, and finds the device.
+    /// Opens the provider that was named, else the best one, and finds the device, which has to be in this machine.
     pub(crate) fn open(&self, isolate: bool, context: &Context) -> anyhow::Result<(Provider, Device)> {
+        let provider = self.provider(isolate, context)?;
+        let device = provider.present_device(self.device.as_deref())?;
+        Ok(used(provider, device))
+    }
+
+    /// As [`open`](ProviderArgs::open), for a device that may be elsewhere.
+    pub(crate) fn open_to_build(&self, isolate: bool, context: &Context) -> anyhow::Result<(Provider, Device)> {
+        let provider = self.provider(isolate, context)?;
+        let device = provider.device(self.device.as_deref())?;
+        Ok(used(provider, device))
+    }
+
+    fn provider(&self, isolate: bool, context: &Context) -> sdrun::Result<Provider> {
         let registry = context.registry()?;
         let isolation = self.isolation(isolate);
-        let provider = match &self.provider {
-            Some(id) => registry.open(id, &isolation)?,
-            None => registry.open_best(&isolation)?,
-        };
-        let device = provider.device(self.device.as_deref())?;
-        tracing::info!(
-            "{} ({} {}) on {}",
-            provider.id(),
-            provider.runtime().name,
-            provider.runtime().version,
-            device.name
-        );
-        Ok((provider, device))
+        match &self.provider {
+            Some(id) => registry.open(id, &isolation),
+            None => registry.open_best(&isolation),
+        }
     }
+}
+
+/// Logs what is used.
+fn used(provider: Provider, device: Device) -> (Provider, Device) {
+    let runtime = provider.runtime();
+    tracing::info!("{} ({} {}) on {}", provider.id(), runtime.name, runtime.version, device.name);
+    (provider, device)
 }
 
 impl ProviderArgs {
@@ -95,7 +106,7 @@ impl ProviderArgs {
             Some(which) => provider.device(Some(which))?,
             // The first of the class it was built for; what does not fit, the provider refuses.
             None => {
-                let fits = provider.devices()?.into_iter().find(|d| d.class == manifest.device_class);
+                let fits = provider.devices()?.into_iter().find(|d| d.class == manifest.device_class && d.absent.is_none());
                 fits.map_or_else(|| provider.device(None), Ok)?
             }
         };

@@ -85,7 +85,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         }
         false => None,
     };
-    let (provider, device) = args.provider.open(args.isolate, context)?;
+    let (provider, device) = args.provider.open_to_build(args.isolate, context)?;
     let options =
         BuildOptions { threads: args.provider.threads(), shapes, ..BuildOptions::new(device.clone()) };
     let engine = args.build.build(context, &provider, options, &model, weights.as_ref(), false)?;

@@ -90,7 +90,10 @@ fn show(out: &mut dyn Write, rows: &[Row]) -> io::Result<()> {
                 device.id.clone(),
                 device.name.clone(),
                 format::word(&device.kind),
-                device.memory_bytes.map_or("?".into(), format::bytes),
+                match (&device.absent, device.memory_bytes) {
+                    (Some(_), _) => "not here".into(),
+                    (None, memory) => memory.map_or("?".into(), format::bytes),
+                },
                 format::list(capabilities.precisions.iter().map(|p| p.name())),
                 format::word(&capabilities.weight_update),
             ]);
@@ -107,6 +110,8 @@ fn show(out: &mut dyn Write, rows: &[Row]) -> io::Result<()> {
             }
         } else if row.devices.is_empty() {
             writeln!(out, "{}: no device on this machine", row.provider)?;
+        } else if let Some(why) = row.devices.iter().find_map(|d| d.device.absent.as_ref()) {
+            writeln!(out, "{}: engines can be built, not run, for devices that are not here: {why}", row.provider)?;
         }
     }
     Ok(())

@@ -139,10 +139,15 @@ fn examine(registry: &Registry, entry: &Entry, probe: Option<Result<probe::Found
                 format::seconds(found.seconds)
             );
             checks.push(Check::new("loading", State::Ok, text));
-            usable = !found.devices.is_empty();
-            let names = format::list(found.devices.iter().map(|(d, _)| &d.name));
-            let state = if usable { State::Ok } else { State::Problem };
-            checks.push(Check::new("devices", state, names));
+            let present: Vec<_> = found.devices.iter().filter(|(d, _)| d.absent.is_none()).collect();
+            usable = !present.is_empty();
+            let absent = found.devices.iter().find_map(|(d, _)| d.absent.clone());
+            checks.push(match (usable, absent) {
+                (true, _) => Check::new("devices", State::Ok, format::list(present.iter().map(|(d, _)| &d.name))),
+                (false, Some(why)) => Check::new("devices", State::Warning, format!("none to run on: {why}"))
+                    .hint("engines can be built here and run where the hardware is"),
+                (false, None) => Check::new("devices", State::Problem, "none"),
+            });
         }
     }
     ProviderReport { provider: entry.id.clone(), usable, checks }

@@ -163,7 +163,7 @@ fn outputs_of(
         Some(id) => registry.open(id, isolation)?,
         None => registry.open_best(isolation)?,
     };
-    let device = provider.device(side.device)?;
+    let device = provider.present_device(side.device)?;
     let options = BuildOptions {
         threads: args.provider.threads(),
         shapes: job.shapes.clone(),

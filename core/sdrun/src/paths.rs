@@ -45,6 +45,10 @@ impl Paths {
     pub fn engines(&self) -> PathBuf {
         self.cache.join("engines")
     }
+    /// Folder for what the provider `id` can make again.
+    pub fn provider_cache(&self, id: &str) -> PathBuf {
+        self.cache.join("providers").join(id)
+    }
     /// Folder for temporary files of providers and workers.
     pub fn temp(&self) -> PathBuf {
         self.cache.join("tmp")

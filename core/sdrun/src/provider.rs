@@ -87,10 +87,13 @@ impl Provider {
             ),
         };
         private_dir(&paths.temp())?;
+        let cache_dir = paths.provider_cache(&provide.id);
+        private_dir(&cache_dir)?;
         let config = InitConfig {
             plugin_dir: manifest.parent().unwrap_or(Path::new("/")).to_path_buf(),
             runtime_dir,
             temp_dir: paths.temp(),
+            cache_dir: Some(cache_dir),
             options: isolation.options.clone(),
         };
         let of = Error::of(&provide.id);
@@ -168,6 +171,18 @@ impl Provider {
             };
             Error::of(self.id())(error)
         })
+    }
+
+    /// As [`device`](Provider::device), for running: an error where the hardware is not in this machine.
+    pub fn present_device(&self, which: Option<&str>) -> Result<Device> {
+        let device = self.device(which)?;
+        match &device.absent {
+            None => Ok(device),
+            Some(why) => Err(Error::of(self.id())(
+                AbiError::precondition(why.clone())
+                    .with_hint("engines can be built here with `sdrun build` and run where the hardware is"),
+            )),
+        }
     }
 
     /// What it can do on a device.

@@ -115,13 +115,7 @@ impl Registry {
     pub fn open_best(&self, isolation: &Isolation) -> Result<Provider> {
         let mut reasons = Vec::new();
         for provide in self.usable() {
-            match self.open(&provide.id, isolation).and_then(|p| {
-                if p.devices()?.is_empty() {
-                    Err(AbiError::not_found("found no device").into())
-                } else {
-                    Ok(p)
-                }
-            }) {
+            match self.open(&provide.id, isolation).and_then(|p| p.present_device(None).map(|_| p)) {
                 Ok(provider) => return Ok(provider),
                 Err(e) => reasons.push(format!("{}: {e}", provide.id)),
             }

@@ -122,13 +122,11 @@ fn run(
     weights: &[(&str, &[u8])],
     host: &dyn Host,
 ) -> (Result<HostMemory>, Vec<Record>) {
-    let names: BTreeSet<&str> = network.graph.weights().map(|(name, _)| name).collect();
-    let refittable = |record: &Record| table::is_refittable(record, &names);
     let mut records = Vec::new();
-    let mut go = || {
-        let ranges = ranges(&info.inputs, options)?;
-        let model = network.graph.to_onnx_stripped().map_err(graph_error)?;
+    let plan = network.graph.to_onnx_stripped().map_err(graph_error).and_then(|model| {
         phase(host, "read", 0, 1)?;
+        let ranges = ranges(&info.inputs, options)?;
+        let names: BTreeSet<&str> = network.graph.weights().map(|(name, _)| name).collect();
         let request = Request {
             model: &model,
             capability: place.target.capability(),
@@ -137,12 +135,50 @@ fn run(
             streaming: options.vram_budget.is_some(),
             weights,
             inputs: &ranges,
-            refittable: &refittable,
+            refittable: &|record| table::is_refittable(record, &names),
         };
         network::build(&runtime.library, &request, &mut records, host)
-    };
-    let plan = go();
+    });
     (plan, records)
+}
+
+/// The table of a stripped plan, from the parser alone: nothing is compiled.
+#[cfg(test)]
+pub(crate) fn table_of(runtime: &Runtime, network: &Network, place: &Place) -> Result<Vec<table::Entry>> {
+    /// Stops the library as soon as it begins to compile.
+    struct Parse;
+    impl Host for Parse {
+        fn log(&self, _: sdrun_abi::LogLevel, _: &str, _: &str) {}
+        fn progress(&self, phase: &str, _: u64, _: u64) -> sdrun_abi::Flow {
+            if phase == "read" { sdrun_abi::Flow::Continue } else { sdrun_abi::Flow::Cancel }
+        }
+        fn cancelled(&self) -> bool {
+            false
+        }
+    }
+    let info = describe(&network.graph, String::new())?;
+    let zeros = Zeros::of(&network.graph);
+    let options = Options::default();
+    let (plan, records) = run(runtime, network, &info, place, &options, true, &zeros.list(), &Parse);
+    match plan {
+        Err(error) if error.code != sdrun_abi::ErrorCode::Cancelled => Err(error),
+        _ => table::of(&records, &network.graph, &network.made, &network.weights),
+    }
+}
+
+/// The library's calls alone.
+#[cfg(test)]
+pub(crate) fn bare(
+    runtime: &Runtime,
+    network: &Network,
+    place: &Place,
+    options: &Options,
+    strip: bool,
+    weights: &[(&str, &[u8])],
+    host: &dyn Host,
+) -> Result<HostMemory> {
+    let info = describe(&network.graph, String::new())?;
+    run(runtime, network, &info, place, options, strip, weights, host).0
 }
 
 fn check_types(info: &EngineInfo) -> Result<()> {

@@ -230,15 +230,42 @@ fn a_damaged_engine_is_refused() {
 
 #[test]
 fn batch_normalization_is_refittable() {
+    let norm = |model: Model, x: &str| {
+        model
+            .weight("scale", DType::F32, &[4])
+            .weight("bias", DType::F32, &[4])
+            .weight("mean", DType::F32, &[4])
+            .weight("variance", DType::F32, &[4])
+            .node("BatchNormalization", &[x, "scale", "bias", "mean", "variance"], &["y"])
+            .bytes()
+    };
     let model = Model::default()
         .input("x", DType::F32, &[1, 4, 8, 8])
         .output("y", DType::F32, &[1, 4, 8, 8])
-        .weight("scale", DType::F32, &[4])
-        .weight("bias", DType::F32, &[4])
-        .weight("mean", DType::F32, &[4])
-        .weight("variance", DType::F32, &[4])
-        .node("BatchNormalization", &["x", "scale", "bias", "mean", "variance"], &["y"])
+        .weight("kernel", DType::F32, &[4, 4, 1, 1])
+        .node("Conv", &["x", "kernel"], &["h"]);
+    let engine = build(&norm(model, "h"), &spec("sm89", Precision::Fp32)).unwrap();
+    let names: Vec<&str> = engine.info().weights.iter().map(|w| w.name.as_str()).collect();
+    assert_eq!(names, ["kernel", "scale", "bias", "mean", "variance"]);
+}
+
+/// Without a GPU the library leaves weights out only where there is a convolution or a matrix product.
+#[test]
+fn a_graph_without_products_says_why_it_is_not_built() {
+    if has_gpu() {
+        return;
+    }
+    let model = Model::default()
+        .input("x", DType::F32, &[1, 4])
+        .output("y", DType::F32, &[1, 4])
+        .weight("w", DType::F32, &[4])
+        .node("Mul", &["x", "w"], &["y"])
         .bytes();
-    let engine = build(&model, &spec("sm89", Precision::Fp32)).unwrap();
-    assert_eq!(engine.info().weights.len(), 4);
+    let error = failure(build(&model, &spec("sm89", Precision::Fp32)));
+    assert_eq!(error.code, ErrorCode::Unimplemented);
+    assert!(error.message.contains("needs a CUDA driver to leave the weights"), "{error}");
+    assert!(error.hint.unwrap().contains("--bake"));
+    let mut baked = spec("sm89", Precision::Fp32);
+    baked.bake = true;
+    provider().build(&model, &baked, &Source::default().with("w", &[4], &[1.0, 2.0, 3.0, 4.0]), &NoHost).unwrap();
 }

@@ -91,6 +91,11 @@ fn run_one(
     outcome
 }
 
+/// Why nothing can be run on the provider's first device: its hardware is not in this machine.
+pub fn absent(registry: &Registry, id: &str) -> sdrun::Result<Option<String>> {
+    Ok(open(registry, id)?.1.absent)
+}
+
 fn open(registry: &Registry, id: &str) -> sdrun::Result<(Provider, Device)> {
     let limits = Limits {
         init: Some(LIMIT),

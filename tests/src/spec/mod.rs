@@ -26,8 +26,19 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// What a check answers: nothing, or how the rule is broken.
 pub type Verdict = Result<(), String>;
 
-/// One thing that is checked.
-pub struct Check {
+/// How a check ended, as the exit code of its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Ending {
+    /// The rule is kept.
+    Kept = 0,
+    /// It is broken.
+    Broken = 1,
+    /// It needs hardware that is not in this machine.
+    NotRun = 77,
+}
+
+/// One thing that is checked. {
     /// Short name.
     pub name: &'static str,
     /// Numbers of the rules in `docs/provider-spec.md`.
@@ -87,23 +98,34 @@ pub fn small_model() -> Vec<u8> {
     prost::Message::encode_to_vec(&fixture::model())
 }
 
-/// Runs one check in this process and prints how the rule is broken, if it is.
-pub fn run_one(manifest: &Path, name: &str) -> bool {
+/// Runs one check in this process and prints how the rule is broken, if it is. A check that ends in the very error that
+/// the provider's first device gives for its absence has not been run.
+pub fn run_one(manifest: &Path, name: &str) -> Ending {
     let Some(check) = CHECKS.iter().find(|c| c.name == name) else {
         println!("there is no check called {name}");
-        return false;
+        return Ending::Broken;
+    };
+    let absent = |why: &str| {
+        let absent = Subject::open(manifest).ok()?.absent()?;
+        why.contains(&absent).then_some(absent)
     };
     match Subject::open(manifest).and_then(|subject| (check.run)(&subject)) {
-        Ok(()) => true,
-        Err(why) => {
-            println!("{why}");
-            false
-        }
+        Ok(()) => Ending::Kept,
+        Err(why) => match absent(&why) {
+            Some(absent) => {
+                println!("{absent}");
+                Ending::NotRun
+            }
+            None => {
+                println!("{why}");
+                Ending::Broken
+            }
+        },
     }
 }
 
-/// Runs one check in a process of its own.
-pub fn run_isolated(manifest: &Path, check: &Check) -> Verdict {
+/// Runs one check in a process of its own. `Ok` with a reason where it was not run.
+pub fn run_isolated(manifest: &Path, check: &Check) -> Result<Option<String>, String> {
     let system = |e: std::io::Error| format!("cannot start the check: {e}");
     let program = std::env::current_exe().map_err(system)?;
     let mut output = tempfile::tempfile().map_err(system)?;
@@ -136,8 +158,9 @@ pub fn run_isolated(manifest: &Path, check: &Check) -> Verdict {
         std::thread::sleep(Duration::from_millis(5));
     };
     match status.code() {
-        Some(0) => Ok(()),
+        Some(0) => Ok(None),
         Some(1) => Err(words(&mut output).trim_start_matches(": ").to_string()),
+        Some(77) => Ok(Some(words(&mut output).trim_start_matches(": ").to_string())),
         _ => Err(format!("the process ended with {status}{}", words(&mut output))),
     }
 }

@@ -54,6 +54,7 @@ impl Subject {
             plugin_dir: self.dir.clone(),
             runtime_dir,
             temp_dir: self.scratch.path().to_path_buf(),
+            cache_dir: None,
             options: BTreeMap::new(),
         }
     }
@@ -66,6 +67,11 @@ impl Subject {
             Some(found) => Ok(Some(found.dir)),
             None => Err(format!("the {} runtime is not installed; this check needs it", spec.name)),
         }
+    }
+
+    /// Why nothing can be run on the first device: its hardware is not in this machine.
+    pub(super) fn absent(&self) -> Option<String> {
+        self.ready().ok()?.device.absent
     }
 
     /// Loads and initialises it.

@@ -53,8 +53,8 @@ fn fill(
     let started = Instant::now();
     let provider = registry.open(&row.provider, isolation)?;
     row.init_seconds = Some(started.elapsed().as_secs_f64());
-    row.runtime = Some(provider.runtime().clone());
     let build = build_options(&provider, case, options)?;
+    row.runtime = Some(provider.runtime().clone());
     row.device = Some(build.device.name.clone());
     row.precision = Some(build.precision.to_string());
     row.weight_update = Some(provider.capabilities(&build.device)?.weight_update);
@@ -156,7 +156,7 @@ pub(super) fn outputs_of(
 }
 
 fn build_options(provider: &Provider, case: &Case<'_>, options: &BenchOptions) -> Result<BuildOptions> {
-    let device = provider.device(options.device.as_deref())?;
+    let device = provider.present_device(options.device.as_deref())?;
     let offered = provider.capabilities(&device)?.precisions;
     let precision = match case.precision {
         PrecisionChoice::Fixed(precision) => precision,

@@ -94,6 +94,7 @@ pub(crate) fn init_config(behaviour: &str) -> InitConfig {
         plugin_dir: folder().into(),
         runtime_dir: None,
         temp_dir: folder().into(),
+        cache_dir: None,
         options: BTreeMap::from([("behaviour".into(), behaviour.into())]),
     }
 }

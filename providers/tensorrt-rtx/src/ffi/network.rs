@@ -184,6 +184,10 @@ fn failure(
             "TensorRT-RTX does not take the range of shapes of input `{subject}`: {words}"
         )),
         BUILDER => Error::internal(format!("TensorRT-RTX does not start to build: {words}")),
+        _ if words.contains("graph_jit") => Error::unsupported(
+            "TensorRT-RTX needs a CUDA driver to leave the weights of this model out of the engine".to_string(),
+        )
+        .with_hint("build with `--bake`, or on a machine with an NVIDIA GPU"),
         _ if words.contains("optimization profile") => Error::invalid(
             "the model has inputs with open dimensions, and nothing says how large they may be".to_string(),
         )

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod double;
+mod figures;
 mod gpu;
+mod library;
 
 use crate::{
     TensorRtRtx,
