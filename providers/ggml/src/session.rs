@@ -7,8 +7,8 @@ use crate::{
     weights::{Placement, Source},
 };
 use sdrun_abi::{
-    DType, EngineInfo, Error, ErrorCode, Flow, Host, LogLevel, MemoryReport, OutputSink, OutputSpec, RefitReport,
-    Result, Session, TensorView, Weight, WeightSource, WeightSpec, WeightUpdate,
+    DType, EngineInfo, Error, ErrorCode, Flow, Host, LogLevel, MemoryReport, OutputSink, OutputSpec,
+    RefitReport, Result, Session, TensorView, Weight, WeightSource, WeightSpec, WeightUpdate,
 };
 use std::collections::BTreeMap;
 
