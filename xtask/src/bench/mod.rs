@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: the figures of docs/benchmarks.md. Raw numbers go to `target/bench/NAME.json`, and a
 //! block of Markdown is printed. Nothing here passes or fails.
 
+mod ggml;
 mod process;
 mod refit;
 mod runs;
@@ -42,7 +43,7 @@ type Outcome = Result<(Value, Vec<Line>)>;
 
 type Measure = fn(&Lab<'_>) -> Outcome;
 
-const ALL: [(&str, Measure); 7] = [
+const ALL: [(&str, Measure); 8] = [
     ("size", process::size),
     ("start", process::start),
     ("open", process::open),
@@ -50,6 +51,7 @@ const ALL: [(&str, Measure); 7] = [
     ("worker", runs::worker),
     ("overhead", runs::overhead),
     ("refit", refit::refit),
+    ("ggml", ggml::against_openvino),
 ];
 
 /// Runs the benchmarks that are named, or all.

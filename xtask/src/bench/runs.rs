@@ -8,16 +8,16 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 /// A built-in model and the shape of its input.
-struct Subject {
-    name: &'static str,
-    input: &'static str,
-    dims: &'static str,
-    rounds: usize,
+pub(super) struct Subject {
+    pub(super) name: &'static str,
+    /// What `--shape` is given: inputs and their dimensions.
+    pub(super) shapes: &'static [&'static str],
+    pub(super) rounds: usize,
 }
 
 const SUBJECTS: [Subject; 2] = [
-    Subject { name: "mobilenet-v2", input: "input", dims: "1,3,224,224", rounds: 15 },
-    Subject { name: "sd15/vae-decoder", input: "latent_sample", dims: "1,4,64,64", rounds: 3 },
+    Subject { name: "mobilenet-v2", shapes: &["input=1,3,224,224"], rounds: 15 },
+    Subject { name: "sd15/vae-decoder", shapes: &["latent_sample=1,4,64,64"], rounds: 3 },
 ];
 
 /// `sdrun bench` on OpenVINO next to OpenVINO's own `benchmark_app`: same file, shape, precision, threads.
@@ -27,7 +27,7 @@ pub(super) fn overhead(lab: &Lab<'_>) -> Outcome {
         let model = lab.model(subject.name)?;
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for round in 1..=subject.rounds {
-            let row = bench_row(lab, subject, "openvino")?;
+            let row = bench_row(lab, subject, "openvino", "fp32")?;
             ours.push(row["stats"]["median_ms"].as_f64().context("the row has no median")?);
             theirs.push(benchmark_app(lab, subject, &model)?);
             println!(
@@ -52,18 +52,14 @@ pub(super) fn overhead(lab: &Lab<'_>) -> Outcome {
 }
 
 /// One provider's row of `sdrun bench`.
-fn bench_row(lab: &Lab<'_>, subject: &Subject, provider: &str) -> Result<Value> {
+pub(super) fn bench_row(lab: &Lab<'_>, subject: &Subject, provider: &str, precision: &str) -> Result<Value> {
     let threads = lab.threads.to_string();
     let mut sdrun = lab.dist.sdrun(lab.workspace);
-    sdrun.args(["bench", subject.name, "-p", provider, "--precision", "fp32", "--threads", &threads]);
-    sdrun.args([
-        "--shape",
-        &format!("{}={}", subject.input, subject.dims),
-        "--min-time",
-        "2s",
-        "--min-runs",
-        "3",
-    ]);
+    sdrun.args(["bench", subject.name, "-p", provider, "--precision", precision, "--threads", &threads]);
+    sdrun.args(["--min-time", "2s", "--min-runs", "3"]);
+    for shape in subject.shapes {
+        sdrun.args(["--shape", shape]);
+    }
     let report: Value = serde_json::from_str(&output(sdrun.args(["--json", "--quiet"]))?)?;
     let row = &report["cases"][0]["rows"][0];
     ensure!(row["status"] == "ok", "{provider} on {}: {}", subject.name, row["reason"]);
@@ -76,7 +72,13 @@ fn benchmark_app(lab: &Lab<'_>, subject: &Subject, model: &Path) -> Result<f64> 
     let mut command = lab.python.python();
     command.arg(lab.python.program("benchmark_app")).arg("-m").arg(model);
     command.args(["-d", "CPU", "-api", "sync", "-hint", "none", "-nstreams", "1", "-nthreads", &threads]);
-    command.args(["-infer_precision", "f32", "-t", "2", "-shape", &format!("[{}]", subject.dims)]);
+    let shapes: Vec<String> = subject
+        .shapes
+        .iter()
+        .filter_map(|s| s.split_once('='))
+        .map(|(name, dims)| format!("{name}[{dims}]"))
+        .collect();
+    command.args(["-infer_precision", "f32", "-t", "2", "-shape", &shapes.join(",")]);
     let text = output(&mut command)?;
     let line =
         text.lines().find_map(|line| line.split_once("Median:")).context("benchmark_app told no median")?;
@@ -89,16 +91,16 @@ pub(super) fn load(lab: &Lab<'_>) -> Outcome {
     let (mut raw, mut lines) = (Vec::new(), Vec::new());
     // How long loading takes does not depend on the size of the picture; the runs after it, which bring the row, do.
     let [mobilenet, decoder] = SUBJECTS;
-    for subject in &[mobilenet, Subject { dims: "1,4,16,16", ..decoder }] {
+    for subject in &[mobilenet, Subject { shapes: &["latent_sample=1,4,16,16"], ..decoder }] {
         let model = lab.model(subject.name)?;
         for provider in ["openvino", "onnxruntime"] {
             let (mut ours, mut theirs) = (Vec::new(), Vec::new());
             for _ in 0..7 {
-                let row = bench_row(lab, subject, provider)?;
+                let row = bench_row(lab, subject, provider, "fp32")?;
                 ours.push(row["load_seconds"].as_f64().context("the row has no load time")?);
                 let mut command = lab.python.python();
                 command.arg(lab.workspace.root.join("xtask/python/load.py")).arg(provider).arg(&model);
-                command.arg(lab.threads.to_string()).arg(format!("{}={}", subject.input, subject.dims));
+                command.arg(lab.threads.to_string()).args(subject.shapes);
                 theirs.push(output(&mut command)?.trim().parse::<f64>()?);
             }
             let (a, b) = (median(&ours), median(&theirs));

@@ -113,13 +113,11 @@ api! {
     ggml_cos: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_elu: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_exp: fn(Ptr, TensorPtr) -> TensorPtr;
-    ggml_gelu_erf: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_hardswish: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_log: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_neg: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_relu: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_sigmoid: fn(Ptr, TensorPtr) -> TensorPtr;
-    ggml_silu: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_sin: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_sqr: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_sqrt: fn(Ptr, TensorPtr) -> TensorPtr;

@@ -1,6 +1,10 @@
 //! Operations of ours inside a ggml graph (`GGML_OP_CUSTOM`).
 
-use super::{api::*, builder::Type, product::{Block, Words}};
+use super::{
+    api::*,
+    builder::Type,
+    product::{Block, Words},
+};
 use std::{
     any::Any,
     ffi::{c_int, c_void},
@@ -279,6 +283,25 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no message")
+}
+
+/// What a kernel makes of f32 (or 32-bit word) inputs when `workers` threads share its tiles.
+#[cfg(test)]
+pub(crate) fn run_kernel(kernel: &dyn Kernel, inputs: &[&[u32]], workers: usize) -> Vec<u32> {
+    let mut slots: Inputs<'_> = Inputs { slots: [(Type::F32, &[]); MAX_INPUTS], len: inputs.len() };
+    for (slot, words) in slots.slots.iter_mut().zip(inputs) {
+        *slot = (Type::F32, as_bytes(words));
+    }
+    let grid = kernel.grid(workers);
+    // What no tile writes shows as a NaN.
+    let mut out = vec![f32::NAN.to_bits(); grid.len()];
+    for index in 0..grid.tiles() {
+        let (plane, rows, cols) = grid.tile(index);
+        let data = out.as_mut_ptr().cast();
+        let tile = Tile { plane, rows, cols, data, type_: Type::F32, grid, exclusive: PhantomData };
+        kernel.tile(&slots, tile).unwrap();
+    }
+    out
 }
 
 #[cfg(test)]

@@ -23,6 +23,8 @@ mod store;
 mod variant;
 
 pub(crate) use builder::{Binary, Builder, Extent, Tensor, Type, Unary};
+#[cfg(test)]
+pub(crate) use kernel::run_kernel;
 pub(crate) use kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile, as_bytes, as_f32s, as_words};
 pub(crate) use library::{Ggml, LIBRARY_DIR};
 pub(crate) use pages::buffer;

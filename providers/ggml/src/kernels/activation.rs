@@ -126,7 +126,8 @@ mod tests {
     fn exact_erf(x: f64) -> f64 {
         let (n, f) = (2000, |t: f64| (-t * t).exp());
         let h = x / f64::from(n);
-        let inner: f64 = (1..n).map(|i| f64::from(if i % 2 == 1 { 4 } else { 2 }) * f(f64::from(i) * h)).sum();
+        let inner: f64 =
+            (1..n).map(|i| f64::from(if i % 2 == 1 { 4 } else { 2 }) * f(f64::from(i) * h)).sum();
         (f(0.0) + inner + f(x)) * h / 3.0 * std::f64::consts::FRAC_2_SQRT_PI
     }
 

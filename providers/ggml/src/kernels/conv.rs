@@ -100,6 +100,27 @@ impl Conv {
     }
 }
 
+impl Conv {
+    /// Rows and columns of the output.
+    pub(super) fn outputs(&self) -> [usize; 2] {
+        self.window.output
+    }
+    /// Where the taps of one channel read the strip.
+    pub(super) fn taps(&self) -> &[u32] {
+        &self.taps.offsets()[..self.panels.taps]
+    }
+    /// Rows and columns of a strip, and the words from row to row.
+    pub(super) fn strip_size(&self) -> ([usize; 2], usize) {
+        ([self.strip.rows, self.strip.cols], self.strip.plane[1])
+    }
+    /// Words of a strip, with what blocks at its end read past it (and leave what comes of that).
+    pub(super) fn strip_len(&self) -> usize {
+        let [height, pitch] = self.strip.plane;
+        let planes = self.window.stride[0] * self.window.stride[1] * self.strip.channels;
+        planes * height * pitch + self.strip.rows * pitch + self.level.block().1
+    }
+}
+
 /// Columns of rows of `cols` elements, `pitch` apart, seen as one row.
 fn flat_cols(rows: usize, cols: usize, pitch: usize) -> usize {
     (rows - 1) * pitch + cols
@@ -161,13 +182,10 @@ impl Conv {
         let Panels { groups, taps, words, .. } = self.panels;
         let (height, width) = self.level.block();
         let (pitch, out_width) = (self.strip.plane[1], self.window.output[1]);
-        let planes = self.window.stride[0] * self.window.stride[1];
-        let plane = self.strip.plane[0] * pitch;
         let filters = tile.rows.clone();
         let first_panel = tile.plane % groups * self.panels.per_group();
         let Scratch { planes: buffer, panel, sums } = scratch;
-        // Blocks at the end of a strip read past it, and leave what comes of that.
-        buffer.resize(self.strip.channels * planes * plane + self.strip.rows * pitch + width, 0);
+        buffer.resize(self.strip_len(), 0);
         let flat = flat_cols(rows.len(), cols.len(), pitch);
         if self.strip.flat {
             sums.resize(filters.len() * flat, 0.0);
@@ -253,7 +271,7 @@ impl Conv {
     }
 
     /// Copies the input that a rectangle of the output needs, padded, for some channels or pairs of channels.
-    fn fill(
+    pub(super) fn fill(
         &self,
         inputs: &Inputs<'_>,
         plane: usize,
@@ -373,7 +391,10 @@ impl Vectorized for Line<'_> {
             match (words, high) {
                 (Words::F32, _) => out.copy_from_slice(as_words(low)),
                 (Words::Bf16, Some(high)) => interleave(low, &high[start..start + out.len()], out),
-                (Words::Bf16, None) => out.iter_mut().zip(low).for_each(|(out, x)| interleave(&[*x], &[0.0], std::slice::from_mut(out))),
+                (Words::Bf16, None) => out
+                    .iter_mut()
+                    .zip(low)
+                    .for_each(|(out, x)| interleave(&[*x], &[0.0], std::slice::from_mut(out))),
             }
             return;
         }

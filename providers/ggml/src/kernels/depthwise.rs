@@ -1,80 +1,96 @@
-use super::{Activation, Window, activation::Activate, widen};
+use super::{Activation, Conv, activation::Activate, widen};
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile,
     simd::{Vectorized, vectorize},
 };
+use std::cell::RefCell;
 
 /// Convolution with one input and one output channel in each group: inputs `[batch, channels, h, w]`, weights
 /// `[channels, kh, kw]` (f32, f16 or bf16) and, with `bias`, `[channels]`.
 pub(crate) struct DepthwiseConv {
     pub(crate) batch: usize,
     pub(crate) channels: usize,
-    pub(crate) window: Window,
     pub(crate) bias: bool,
     pub(crate) activation: Option<Activation>,
+    /// How a channel is padded and read: a convolution in f32 of one channel with one filter.
+    pub(crate) one: Conv,
+}
+
+/// Outputs that are summed at a time.
+const LANES: usize = 32;
+
+thread_local! {
+    static PLANES: RefCell<Vec<u32>> = RefCell::default();
 }
 
 impl Kernel for DepthwiseConv {
     fn grid(&self, workers: usize) -> Grid {
         let rows = self.batch * self.channels;
-        Grid::rows(rows, self.window.output.iter().product(), rows.div_ceil(workers * 4))
+        Grid::rows(rows, self.one.outputs().iter().product(), rows.div_ceil(workers * 4))
+    }
+
+    fn multiplications(&self) -> usize {
+        let outputs: usize = self.one.outputs().iter().product();
+        self.batch * self.channels * outputs * self.one.taps().len()
     }
 
     fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
-        let pixels: usize = self.window.input.iter().product();
-        let taps: usize = self.window.kernel.iter().product();
-        let mut buffer = Vec::new();
-        for plane in tile.rows.clone() {
-            let channel = plane % self.channels;
-            let weights = widen(inputs, 1, channel * taps..(channel + 1) * taps, &mut buffer);
-            let bias = if self.bias { inputs.f32(2)[channel] } else { 0.0 };
-            let x = &inputs.f32(0)[plane * pixels..(plane + 1) * pixels];
-            vectorize(Plane { window: &self.window, x, weights, bias, out: tile.row(plane) });
-            if let Some(activation) = self.activation {
-                vectorize(Activate(activation, tile.row(plane)));
-            }
-        }
+        PLANES.with_borrow_mut(|planes| self.filter(inputs, &mut tile, planes));
         Ok(())
     }
 }
 
-struct Plane<'a> {
-    window: &'a Window,
-    x: &'a [f32],
+impl DepthwiseConv {
+    fn filter(&self, inputs: &Inputs<'_>, tile: &mut Tile<'_>, planes: &mut Vec<u32>) {
+        let ([height, width], taps) = (self.one.outputs(), self.one.taps());
+        let ([strip_rows, strip_cols], pitch) = self.one.strip_size();
+        planes.resize(self.one.strip_len() + LANES, 0);
+        let mut widened = Vec::new();
+        for plane in tile.rows.clone() {
+            let channel = plane % self.channels;
+            let weights = widen(inputs, 1, channel * taps.len()..(channel + 1) * taps.len(), &mut widened);
+            let bias = if self.bias { inputs.f32(2)[channel] } else { 0.0 };
+            for top in (0..height).step_by(strip_rows) {
+                let rows = top..(top + strip_rows).min(height);
+                for left in (0..width).step_by(strip_cols) {
+                    let cols = left..(left + strip_cols).min(width);
+                    self.one.fill(inputs, plane, 0..1, rows.clone(), cols.clone(), planes);
+                    for (i, row) in rows.clone().enumerate() {
+                        let out = &mut tile.row(plane)[row * width + cols.start..row * width + cols.end];
+                        vectorize(Row { planes: &planes[i * pitch..], taps, weights, bias, out });
+                    }
+                }
+            }
+            if let Some(activation) = self.activation {
+                vectorize(Activate(activation, tile.row(plane)));
+            }
+        }
+    }
+}
+
+struct Row<'a> {
+    planes: &'a [u32],
+    taps: &'a [u32],
     weights: &'a [f32],
     bias: f32,
     out: &'a mut [f32],
 }
 
-impl Vectorized for Plane<'_> {
+impl Vectorized for Row<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let Plane { window, x, weights, bias, out } = self;
-        let [kh, kw] = window.kernel;
-        let stride = window.stride[1];
-        for (oy, out) in out.chunks_exact_mut(window.output[1]).enumerate() {
-            out.fill(bias);
-            for ky in 0..kh {
-                let Some(iy) = window.source(0, oy, ky) else { continue };
-                let row = &x[iy * window.input[1]..(iy + 1) * window.input[1]];
-                for kx in 0..kw {
-                    let cols = window.valid_cols(kx);
-                    if cols.is_empty() {
-                        continue;
-                    }
-                    let weight = weights[ky * kw + kx];
-                    let source = &row[cols.start * stride + kx * window.dilation[1] - window.pad[1]..];
-                    let out = &mut out[cols];
-                    if stride == 1 {
-                        out.iter_mut().zip(source).for_each(|(out, x)| *out += weight * x);
-                    } else {
-                        out.iter_mut()
-                            .zip(source.iter().step_by(stride))
-                            .for_each(|(out, x)| *out += weight * x);
-                    }
-                }
+        let Row { planes, taps, weights, bias, out } = self;
+        for (i, out) in out.chunks_mut(LANES).enumerate() {
+            let mut sums = [bias; LANES];
+            for (tap, weight) in taps.iter().zip(weights) {
+                let Some(x) = planes[*tap as usize + i * LANES..].first_chunk::<LANES>() else { continue };
+                sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += weight * f32::from_bits(*x));
+            }
+            match out.as_mut_array::<LANES>() {
+                Some(out) => *out = sums,
+                None => out.copy_from_slice(&sums[..out.len()]),
             }
         }
     }

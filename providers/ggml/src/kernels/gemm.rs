@@ -92,7 +92,8 @@ impl Gemm {
         let (rows, cols) = (tile.rows.clone(), tile.cols.clone());
         let prefilled = self.prefill(inputs, tile);
         let first_panel = if self.panels.groups > 1 { tile.plane * self.panels.per_group() } else { 0 };
-        let matrix = self.layout.start.wrapping_add_signed(shape::offset(tile.plane, &self.dims, &self.strides));
+        let matrix =
+            self.layout.start.wrapping_add_signed(shape::offset(tile.plane, &self.dims, &self.strides));
         let per_word = if words == Words::Bf16 { 2 } else { 1 };
         scratch.rows.resize(MAX_ROWS * ROW_STRIDE, 0);
         for step in (0..self.panels.steps()).step_by(DEPTH) {

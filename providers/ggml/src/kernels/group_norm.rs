@@ -60,7 +60,13 @@ impl Kernel for GroupNorm {
             let weight = at(weight, channel, 1.0);
             let factor = inverse * at(scale, affine, 1.0) * weight;
             let offset = at(bias, affine, 0.0) * weight + at(shift, channel, 0.0) - mean * factor;
-            vectorize(Affine { x, factor: factor as f32, offset: offset as f32, activation: self.activation, out });
+            vectorize(Affine {
+                x,
+                factor: factor as f32,
+                offset: offset as f32,
+                activation: self.activation,
+                out,
+            });
         }
         Ok(())
     }

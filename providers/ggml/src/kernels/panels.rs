@@ -203,8 +203,11 @@ mod tests {
                 let mut packed = vec![7; panels.len()];
                 panels.pack(values, transposed, 0, &mut packed);
                 for (i, word) in packed.iter().enumerate() {
-                    let (panel, step, row) =
-                        (i / panels.panel_len(), i / 4 % panels.steps(), i % 4 + i / panels.panel_len() % 2 * 4);
+                    let (panel, step, row) = (
+                        i / panels.panel_len(),
+                        i / 4 % panels.steps(),
+                        i % 4 + i / panels.panel_len() % 2 * 4,
+                    );
                     let at = |d: usize| {
                         if row < rows && d < depth { value(panel / 2, row, d) } else { 0.0 }
                     };

@@ -59,7 +59,10 @@ fn attention(t: &mut Translator<'_>, node: &Node) -> Outcome {
         return refuse("its keys or values have no heads");
     };
     if (kb, vb) != (batch, batch) || kh != vh || (length, size) != (vl, ks) || kh == 0 || heads % kh != 0 {
-        return refuse(format!("its operands {:?}, {:?}, {:?} do not go together", q.shape, k.shape, v.shape));
+        return refuse(format!(
+            "its operands {:?}, {:?}, {:?} do not go together",
+            q.shape, k.shape, v.shape
+        ));
     }
     let mask = match node.input(3) {
         Some(id) if !is_f32(t.dtype(id)?) => return refuse("its mask is not float"),

@@ -7,7 +7,7 @@ use super::{
     layout::repeated,
 };
 use crate::{
-    ffi::{Type, simd::Level},
+    ffi::{Type, product::Words, simd::Level},
     kernels::{Conv, DepthwiseConv, Layout, Panels, Pool, PoolKind, Window},
     shape,
     storage::is_f32,
@@ -48,10 +48,15 @@ fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let per_channel = |shape: &[usize]| {
         let inner = out.len() - 1;
         let own = [&vec![1; out.len().saturating_sub(shape.len())][..], shape].concat();
-        own.len() == out.len() && own[0] == batch && own[1] == filters && shape::len(&own[2..]) == 1 && inner > 0
+        own.len() == out.len()
+            && own[0] == batch
+            && own[1] == filters
+            && shape::len(&own[2..]) == 1
+            && inner > 0
     };
     let shift = addend.clone().filter(|addend| per_channel(&addend.shape));
-    let whole = addend.clone().filter(|addend| shift.is_none() && shape::len(&addend.shape) == shape::len(&out));
+    let whole =
+        addend.clone().filter(|addend| shift.is_none() && shape::len(&addend.shape) == shape::len(&out));
     let depthwise = channels == 1 && rows == 1;
     // What does not fit into the kernel is added after it.
     let complete = addend.is_none() || (!depthwise && (shift.is_some() || whole.is_some()));
@@ -65,7 +70,12 @@ fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
         };
         let mut inputs = vec![t.operand(x_id)?.tensor, weights];
         inputs.extend(bias.iter().map(|bias| bias.tensor));
-        let kernel = DepthwiseConv { batch, channels: groups, window, bias: bias.is_some(), activation: inside };
+        let taps = window.kernel[0] * window.kernel[1];
+        let level = Level::detect();
+        let panels =
+            Panels { groups: 1, rows: 1, depth: taps, block: level.block().0, words: Words::F32, taps };
+        let one = Conv::new(level, 1, panels, window, 1);
+        let kernel = DepthwiseConv { batch, channels: groups, bias: bias.is_some(), activation: inside, one };
         t.custom(node, kernel, &inputs, Type::F32, extent)?
     } else {
         let taps = window.kernel[0] * window.kernel[1];

@@ -249,7 +249,8 @@ fn resize(t: &mut Translator<'_>, node: &Node) -> Outcome {
 
 /// The tensor whose rows and columns, repeated so many times each, are an image; what a Resize makes is not copied.
 pub(super) fn repeated(t: &mut Translator<'_>, id: ValueId) -> Outcome<(Tensor, usize)> {
-    let resize = t.producer(id).filter(|n| n.domain.is_empty() && matches!(&n.op_type[..], "Resize" | "Upsample"));
+    let resize =
+        t.producer(id).filter(|n| n.domain.is_empty() && matches!(&n.op_type[..], "Resize" | "Upsample"));
     if let Some(node) = resize
         && let Ok(factors) = whole_factors(t, node)
         && let [1, 1, height, width] = factors[..]
@@ -268,8 +269,7 @@ fn whole_factors(t: &Translator<'_>, node: &Node) -> Outcome<Vec<usize>> {
     if mode != "nearest" {
         return refuse(format!("its mode is {mode:?}"));
     }
-    let factors: Vec<usize> =
-        x.iter().zip(&out).map(|(d, o)| if o % d == 0 { o / d } else { 0 }).collect();
+    let factors: Vec<usize> = x.iter().zip(&out).map(|(d, o)| if o % d == 0 { o / d } else { 0 }).collect();
     if factors.contains(&0) {
         return refuse(format!("it takes {x:?} to {out:?}, not by whole factors"));
     }

@@ -123,11 +123,20 @@ fn product(
     };
     let cols = if transposed { first } else { second };
     let level = Level::detect();
-    let panels =
-        |t: &Translator<'_>, groups| Panels { groups, rows: cols, depth, block: level.block().1, words: t.words(), taps: 1 };
+    let panels = |t: &Translator<'_>, groups| Panels {
+        groups,
+        rows: cols,
+        depth,
+        block: level.block().1,
+        words: t.words(),
+        taps: 1,
+    };
     let a_strides = a.strides.split_at(a_batch.len());
-    let mut layout =
-        Layout { start: 0, row_step: a_strides.1[0].unsigned_abs(), depth_step: a_strides.1[1].unsigned_abs() };
+    let mut layout = Layout {
+        start: 0,
+        row_step: a_strides.1[0].unsigned_abs(),
+        depth_step: a_strides.1[1].unsigned_abs(),
+    };
     let (mut batch, mut height) = (1, rows);
     let (mut dims, mut strides) = (Vec::new(), Vec::new());
     let right = if shape::len(b_batch) == 1 {

@@ -132,7 +132,8 @@ fn layer_norm(t: &mut Translator<'_>, node: &Node) -> Outcome {
         factors.push(factor);
     }
     // Factors of one row are part of the kernel; others follow it.
-    let rows_of_one = factors.iter().all(|(_, factor)| shape::len(&factor.shape) == cols && factor.shape.ends_with(&inner));
+    let rows_of_one =
+        factors.iter().all(|(_, factor)| shape::len(&factor.shape) == cols && factor.shape.ends_with(&inner));
     inputs.extend(factors.iter().filter(|_| rows_of_one).map(|(_, factor)| factor.tensor));
     let has = |i: usize| rows_of_one && factors.iter().any(|(index, _)| *index == i);
     let kernel = LayerNorm {

@@ -1,0 +1,253 @@
+//! Products, convolutions and attention against f64, for every instruction set, at sizes that fit no block.
+
+use super::{ATTENTION_KEYS, Activation, Attention, Conv, Gemm, Heads, Layout, PackPanels, Panels, Window};
+use crate::ffi::{
+    Kernel, as_words,
+    product::{DEPTH, Taps, Words},
+    run_kernel,
+    simd::Level,
+};
+
+/// Numbers in [-1, 1) that look random.
+fn noise(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn floats(words: Vec<u32>) -> Vec<f32> {
+    words.into_iter().map(f32::from_bits).collect()
+}
+
+/// Every level with what it can multiply.
+fn variants() -> Vec<(Level, Words)> {
+    let f32s = Level::usable().into_iter().map(|level| (level, Words::F32));
+    let pairs = Level::usable().into_iter().filter(|level| level.multiplies_bf16());
+    f32s.chain(pairs.map(|level| (level, Words::Bf16))).collect()
+}
+
+/// The largest difference over the largest value, below 1e-5 in f32 and 1e-2 in bf16.
+fn check(what: &str, words: Words, found: &[f32], expected: &[f64]) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(0f64, |m, v| m.max(v.abs()));
+    let limit = largest * if words == Words::Bf16 { 1e-2 } else { 1e-5 };
+    for (i, (f, e)) in found.iter().zip(expected).enumerate() {
+        assert!((f64::from(*f) - e).abs() <= limit, "{what}, element {i}: {f}, not {e}");
+    }
+}
+
+/// The same bits for any number of threads.
+fn run(what: &str, kernel: &dyn Kernel, inputs: &[&[u32]]) -> Vec<f32> {
+    let first = run_kernel(kernel, inputs, 1);
+    for workers in [2, 3, 7] {
+        assert!(run_kernel(kernel, inputs, workers) == first, "{what}: other bits on {workers} threads");
+    }
+    floats(first)
+}
+
+#[test]
+fn products() {
+    for (level, words) in variants() {
+        for (batch, rows, cols, depth) in [(1, 1, 1, 1), (1, 77, 65, 40), (3, 15, 33, 601), (1, 260, 31, 513)]
+        {
+            let what = format!("{level:?} {words:?} {batch} x {rows} x {cols} x {depth}");
+            let (a, b) = (noise(batch * rows * depth, 1), noise(batch * cols * depth, 2));
+            let (bias, addend) = (noise(cols, 3), noise(batch * rows * cols, 4));
+            let panels = Panels { groups: batch, rows: cols, depth, block: level.block().1, words, taps: 1 };
+            let mut packed = vec![0; panels.len()];
+            panels.pack(&b, true, 0, &mut packed);
+            let kernel = Gemm {
+                level,
+                batch,
+                rows,
+                dims: vec![batch],
+                strides: vec![(rows * depth) as isize],
+                layout: Layout { start: 0, row_step: depth, depth_step: 1 },
+                panels,
+                bias: true,
+                addend: true,
+                activation: Some(Activation::Clip(-2.0, f32::INFINITY)),
+                taps: Taps::dense(DEPTH, level.block().1),
+            };
+            let found = run(&what, &kernel, &[as_words(&a), &packed, as_words(&bias), as_words(&addend)]);
+            let expected: Vec<f64> = (0..batch * rows * cols)
+                .map(|i| {
+                    let (plane, row, col) = (i / (rows * cols), i / cols % rows, i % cols);
+                    let product = |k: usize| {
+                        let a = a[(plane * rows + row) * depth + k];
+                        f64::from(a) * f64::from(b[(plane * depth + k) * cols + col])
+                    };
+                    let sum: f64 = (0..depth).map(product).sum();
+                    (sum + f64::from(bias[col]) + f64::from(addend[i])).max(-2.0)
+                })
+                .collect();
+            check(&what, words, &found, &expected);
+        }
+    }
+}
+
+/// Groups, channels and filters of a group, how often the input is repeated, the window.
+type Case = (usize, usize, usize, usize, Window);
+
+fn window(
+    input: [usize; 2],
+    kernel: [usize; 2],
+    stride: [usize; 2],
+    dilation: [usize; 2],
+    pad: [usize; 2],
+) -> Window {
+    let output = |i: usize| (input[i] + 2 * pad[i] - (kernel[i] - 1) * dilation[i] - 1) / stride[i] + 1;
+    Window { input, output: [output(0), output(1)], kernel, stride, dilation, pad }
+}
+
+#[test]
+fn convolutions() {
+    let cases: [Case; 9] = [
+        (1, 5, 17, 1, window([9, 11], [1, 1], [1, 1], [1, 1], [0, 0])),
+        (1, 3, 15, 1, window([7, 300], [3, 3], [1, 1], [1, 1], [1, 1])),
+        (1, 40, 30, 1, window([16, 16], [3, 3], [1, 1], [1, 1], [1, 1])),
+        (2, 3, 5, 1, window([13, 10], [3, 2], [2, 3], [1, 1], [1, 0])),
+        (1, 4, 6, 1, window([12, 40], [3, 3], [2, 2], [1, 1], [1, 1])),
+        (1, 7, 3, 1, window([20, 33], [3, 5], [1, 2], [2, 3], [2, 4])),
+        (1, 6, 20, 2, window([8, 14], [3, 3], [1, 1], [1, 1], [1, 1])),
+        (1, 2, 3, 1, window([2, 600], [1, 3], [1, 1], [1, 1], [0, 0])),
+        (1, 2, 1, 1, window([40, 3], [7, 3], [3, 1], [1, 1], [3, 1])),
+    ];
+    for (level, words) in variants() {
+        for (case, (groups, channels, filters, repeat, window)) in cases.iter().cloned().enumerate() {
+            let what = format!("{level:?} {words:?} case {case}");
+            let taps = window.kernel[0] * window.kernel[1];
+            let depth = channels * taps;
+            let panels = Panels { groups, rows: filters, depth, block: level.block().0, words, taps };
+            let weights = noise(groups * filters * depth, 1);
+            let mut packed = vec![0; panels.len()];
+            panels.pack(&weights, false, 0, &mut packed);
+            let (batch, pixels) = (2, window.input[0] * window.input[1] / (repeat * repeat));
+            let outputs = window.output[0] * window.output[1];
+            let x = noise(batch * groups * channels * pixels, 2);
+            let (bias, shift) = (noise(groups * filters, 3), noise(batch * groups * filters, 4));
+            let addend = noise(batch * groups * filters * outputs, 5);
+            let mut kernel = Conv::new(level, batch, panels, window.clone(), repeat);
+            (kernel.bias, kernel.shift, kernel.addend) = (true, true, true);
+            kernel.activation = Some(Activation::Clip(-1.0, 9.0));
+            let inputs = [as_words(&x), &packed, as_words(&bias), as_words(&shift), as_words(&addend)];
+            let found = run(&what, &kernel, &inputs);
+            let element = |i: usize| {
+                let (plane, filter, at) = (i / (filters * outputs), i / outputs % filters, i % outputs);
+                let (oy, ox) = (at / window.output[1], at % window.output[1]);
+                let mut sum = 0.0;
+                for k in 0..depth {
+                    let (channel, ky, kx) = (k / taps, k % taps / window.kernel[1], k % window.kernel[1]);
+                    let (Some(iy), Some(ix)) = (window.source(0, oy, ky), window.source(1, ox, kx)) else {
+                        continue;
+                    };
+                    let width = window.input[1] / repeat;
+                    let from = (plane * channels + channel) * pixels + iy / repeat * width + ix / repeat;
+                    let weight = weights[(plane % groups * filters + filter) * depth + k];
+                    sum += f64::from(x[from]) * f64::from(weight);
+                }
+                let channel = plane % groups * filters + filter;
+                let more = bias[channel] + shift[plane * filters + filter] + addend[i];
+                (sum + f64::from(more)).clamp(-1.0, 9.0)
+            };
+            let expected: Vec<f64> = (0..found.len()).map(element).collect();
+            check(&what, words, &found, &expected);
+        }
+    }
+}
+
+#[test]
+fn attention() {
+    // Batch, heads, query heads that share, queries, keys, size, size of values, causal, mask.
+    let cases = [
+        (1, 2, 1, 70, 77, 40, 40, false, false),
+        (2, 4, 2, 33, 701, 9, 17, false, true),
+        (1, 3, 1, 100, 100, 16, 16, true, false),
+        (1, 1, 1, 1, 1, 1, 1, false, true),
+    ];
+    for (level, words) in variants() {
+        for (case, (batch, heads, sharing, queries, length, size, width, causal, masked)) in
+            cases.into_iter().enumerate()
+        {
+            let what = format!("{level:?} {words:?} case {case}");
+            let kv = heads / sharing;
+            // Lengths outside of heads, as linear layers make them.
+            let q = noise(batch * queries * heads * size, 1);
+            let (k, v) = (noise(batch * length * kv * size, 2), noise(batch * length * kv * width, 3));
+            let mut mask = noise(queries * length, 4);
+            mask.iter_mut().step_by(3).for_each(|x| *x = f32::NEG_INFINITY);
+            mask.iter_mut().step_by(length).for_each(|x| *x = 0.5);
+            let block = level.block().0;
+            let pack = |x: &[f32], panels: Panels, wide: usize, layout: Layout| {
+                let strides = vec![(length * kv * wide) as isize, wide as isize];
+                let kernel = PackPanels { panels, dims: vec![batch, kv], strides, layout };
+                run_kernel(&kernel, &[as_words(x)], 1)
+            };
+            let groups = batch * kv;
+            let keys = Panels { groups, rows: length, depth: size, block, words, taps: 1 };
+            let values = Panels { groups, rows: width, depth: length, block, words, taps: 1 };
+            let packed_k = pack(&k, keys, size, Layout { start: 0, row_step: kv * size, depth_step: 1 });
+            let packed_v = pack(&v, values, width, Layout { start: 0, row_step: 1, depth_step: kv * width });
+            let heads_of = |strides: [usize; 4]| Heads {
+                strides: [strides[0] as isize, strides[1] as isize],
+                layout: Layout { start: 0, row_step: strides[2], depth_step: strides[3] },
+            };
+            let kernel = Attention {
+                level,
+                batch,
+                heads,
+                sharing,
+                queries,
+                scale: 0.7,
+                q: heads_of([queries * heads * size, size, heads * size, 1]),
+                keys,
+                values,
+                mask: masked.then(|| heads_of([0, 0, length, 1])),
+                causal,
+                heads_inside: true,
+                taps: Taps::dense(keys.steps().max(ATTENTION_KEYS), level.block().1),
+            };
+            let mut inputs: Vec<&[u32]> = vec![as_words(&q), &packed_k, &packed_v];
+            inputs.extend(masked.then_some(as_words(&mask)));
+            let found = run(&what, &kernel, &inputs);
+            let mut expected = Vec::new();
+            for i in 0..batch * queries * heads {
+                let (b, query, head) = (i / (queries * heads), i / heads % queries, i % heads);
+                let row = |key: usize| (b * length + key) * kv + head / sharing;
+                let score = |key: usize| {
+                    let dot: f64 = (0..size)
+                        .map(|d| f64::from(q[i * size + d]) * f64::from(k[row(key) * size + d]))
+                        .sum();
+                    let mask = if masked { f64::from(mask[query * length + key]) } else { 0.0 };
+                    let hidden = if causal && key > query { f64::NEG_INFINITY } else { 0.0 };
+                    dot * f64::from(0.7f32) + mask + hidden
+                };
+                let scores: Vec<f64> = (0..length).map(score).collect();
+                let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let total: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
+                for d in 0..width {
+                    let sum: f64 = scores
+                        .iter()
+                        .enumerate()
+                        .map(|(key, s)| (s - largest).exp() / total * f64::from(v[row(key) * width + d]))
+                        .sum();
+                    expected.push(sum);
+                }
+            }
+            check(&what, words, &found, &expected);
+        }
+    }
+}
+
+#[test]
+fn every_f16_is_widened() {
+    for bits in 0..=u16::MAX {
+        let (found, expected) = (super::from_f16(bits), half::f16::from_bits(bits).to_f32());
+        assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(), "{bits:x}");
+    }
+}
