@@ -192,7 +192,7 @@ unsafe fn add_rows(
     stride: usize,
     wide: bool,
 ) {
-    assert!(panel.len() == rank * PANEL && up.len() % rank == 0);
+    assert!(panel.len() == rank * PANEL && up.len().is_multiple_of(rank));
     let count = up.len() / rank;
     let mut row = 0;
     while row < count {
