@@ -1,7 +1,7 @@
 use super::Activation;
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile,
-    simd::{Vectorized, vectorize},
+    simd::{Vectorized, mul_add, vectorize},
 };
 
 /// Normalisation of groups of channels with everything that usually follows it, in two passes over the data:
@@ -82,7 +82,7 @@ impl Vectorized for Moments<'_> {
     type Output = (f64, f64);
 
     #[inline(always)]
-    fn run(self) -> (f64, f64) {
+    fn run<const FMA: bool>(self) -> (f64, f64) {
         let mean = sum(self.0, |x| x) / self.0.len() as f64;
         let centre = mean as f32;
         // Around a centre near the mean: no cancellation, and the rest of the mean is corrected for.
@@ -119,11 +119,11 @@ impl Vectorized for Affine<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<const FMA: bool>(self) {
         let Affine { x, factor, offset, activation, out } = self;
-        out.iter_mut().zip(x).for_each(|(out, x)| *out = x * factor + offset);
+        out.iter_mut().zip(x).for_each(|(out, x)| *out = mul_add::<FMA>(*x, factor, offset));
         if let Some(activation) = activation {
-            activation.apply(out);
+            activation.apply::<FMA>(out);
         }
     }
 }

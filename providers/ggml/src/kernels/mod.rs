@@ -80,7 +80,7 @@ impl Vectorized for Widen<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<const FMA: bool>(self) {
         let pairs = self.out.iter_mut().zip(self.halves);
         if self.bf16 {
             pairs.for_each(|(out, half)| *out = f32::from_bits(u32::from(*half) << 16));

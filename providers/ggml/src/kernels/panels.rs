@@ -3,6 +3,7 @@ use crate::{
         Grid, Inputs, Kernel, Tile,
         product::Words,
         simd::{Vectorized, vectorize},
+        softmax,
     },
     shape,
 };
@@ -82,7 +83,7 @@ impl Vectorized for Fill<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<const FMA: bool>(self) {
         let Fill { panels, values, layout, first, panel } = self;
         let Panels { block, words, taps, .. } = *panels;
         let height = block.min(panels.rows - first);
@@ -154,6 +155,9 @@ pub(super) fn pair(low: f32, high: f32) -> u32 {
 /// Pairs of elements of two rows.
 #[inline(always)]
 pub(super) fn interleave(low: &[f32], high: &[f32], words: &mut [u32]) {
+    if softmax::interleave(low, high, words) {
+        return;
+    }
     words.iter_mut().zip(low.iter().zip(high)).for_each(|(word, (low, high))| *word = pair(*low, *high));
 }
 

@@ -2,7 +2,7 @@ use super::{Model, check, compare, from, noise, outputs, spec};
 use crate::ops;
 use half::{bf16, f16};
 use sdrun_abi::Precision;
-use sdrun_graph::{Attribute, Tensor};
+use sdrun_graph::{Attribute, Tensor, fused};
 use std::collections::BTreeSet;
 
 /// An input of a one-node graph.
@@ -339,8 +339,93 @@ fn moves() -> Vec<Case> {
     cases
 }
 
+/// Operators that passes make, and those of late opsets.
+fn fused() -> Vec<Case> {
+    let x = |shape: &[usize]| Fed(noise(shape, 1));
+    let weight = |shape: &[usize], seed| Weight(noise(shape, seed));
+    let heads = [("q_num_heads", int(4)), ("kv_num_heads", int(4)), ("scale", float(0.3))];
+    let shared = [("q_num_heads", int(4)), ("kv_num_heads", int(2))];
+    let causal = [("is_causal", int(1))];
+    let halves = [("activation", text("Gelu")), ("gate", int(1))];
+    let six = [("activation", text("Clip")), ("activation_params", Attribute::Floats(vec![0.0, 6.0]))];
+    let silu = [("activation", text("Swish")), ("activation_params", Attribute::Floats(vec![1.0]))];
+    let pads = [("pads", ints(&[1, 1, 1, 1])), silu[0].clone(), silu[1].clone()];
+    let turned = [("transB", int(1)), ("activation", text("FastGelu"))];
+    let groups = [("num_groups", int(3)), ("epsilon", float(1e-3)), silu[0].clone(), silu[1].clone()];
+    let image = || x(&[2, 6, 5, 7]);
+    let filters = || weight(&[9, 6, 3, 3], 2);
+    let mut cases = vec![
+        case(
+            "Attention",
+            23,
+            &heads,
+            vec![x(&[2, 7, 20]), Fed(noise(&[2, 9, 20], 2)), Fed(noise(&[2, 9, 12], 3))],
+        ),
+        case(
+            "Attention",
+            23,
+            &shared,
+            vec![x(&[1, 7, 20]), Fed(noise(&[1, 9, 10], 2)), Fed(noise(&[1, 9, 6], 3))],
+        ),
+        case(
+            "Attention",
+            23,
+            &[],
+            vec![
+                x(&[2, 3, 7, 5]),
+                Fed(noise(&[2, 3, 9, 5], 2)),
+                Fed(noise(&[2, 3, 9, 4], 3)),
+                Fed(noise(&[1, 7, 9], 4)),
+            ],
+        ),
+        case(
+            "Attention",
+            23,
+            &causal,
+            vec![x(&[1, 2, 70, 5]), Fed(noise(&[1, 2, 70, 5], 2)), Fed(noise(&[1, 2, 70, 4], 3))],
+        ),
+        case("RMSNormalization", 23, &[("axis", int(-1))], vec![x(&[3, 40]), weight(&[40], 2)]),
+        case("Swish", 24, &[("alpha", float(1.702))], vec![x(&[3, 40])]),
+        case("Gelu", 20, &[("approximate", text("tanh"))], vec![x(&[3, 40])]),
+        case("GLU", 17, &halves, vec![x(&[3, 5, 44])]),
+        case("FusedConv", 17, &pads, vec![image(), filters(), weight(&[9], 3), Fed(noise(&[2, 9, 5, 7], 4))]),
+        case("FusedConv", 17, &pads, vec![image(), filters(), Absent, Fed(noise(&[2, 9, 1, 1], 4))]),
+        case("FusedConv", 17, &pads, vec![image(), filters(), Absent, Fed(noise(&[5, 1], 4))]),
+        case("FusedMatMul", 17, &six, vec![x(&[2, 3, 20]), weight(&[20, 9], 2), weight(&[9], 3)]),
+        case(
+            "FusedMatMul",
+            17,
+            &turned,
+            vec![x(&[2, 3, 20]), weight(&[9, 20], 2), weight(&[9], 3), Fed(noise(&[2, 3, 9], 4))],
+        ),
+        case(
+            "FusedMatMul",
+            17,
+            &[],
+            vec![x(&[2, 3, 20]), weight(&[20, 9], 2), Absent, Fed(noise(&[3, 1], 4))],
+        ),
+        case(
+            "GroupNormalization",
+            17,
+            &groups,
+            vec![image(), weight(&[6], 2), weight(&[6], 3), weight(&[3], 4), weight(&[3], 5)],
+        ),
+    ];
+    for case in &mut cases {
+        let plain = matches!(case.op, "Attention" | "RMSNormalization" | "Swish" | "Gelu");
+        if !plain {
+            case.model.graph.nodes[0].domain = fused::DOMAIN.into();
+            case.model.graph.opsets.insert(fused::DOMAIN.into(), fused::VERSION);
+        }
+    }
+    cases
+}
+
 fn native() -> Vec<Case> {
-    [elementwise(), products(), convolutions(), normalisations(), moves()].into_iter().flatten().collect()
+    [elementwise(), products(), convolutions(), normalisations(), moves(), fused()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 #[test]
