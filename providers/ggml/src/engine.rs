@@ -1,14 +1,17 @@
 //! The engine: a graph without weights, and the file it is kept in.
 
 use crate::{
-    ffi::Ggml, optimize::optimize, session::GgmlSession, storage::storage_type, translate::translate,
+    ffi::Ggml,
+    optimize::optimize,
+    session::GgmlSession,
+    topology::{Topology, explain},
 };
 use sdrun_abi::{
-    BuildSpec, Engine, EngineInfo, Error, ErrorCode, Host, LogLevel, Precision, Result, Session, TensorSpec,
-    WeightSource, WeightSpec,
+    BuildSpec, Engine, EngineInfo, Error, ErrorCode, Host, LogLevel, Precision, Result, Session, WeightSource,
 };
-use sdrun_graph::{ExternalBase, Graph, GraphError, ValueId, infer::infer_shapes};
+use sdrun_graph::{ExternalBase, Graph, infer::infer_shapes};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Version of the payload and of what the translator takes. A payload of another version is not read.
 pub(crate) const FORMAT: u32 = 1;
@@ -16,9 +19,6 @@ pub(crate) const FORMAT: u32 = 1;
 const MAGIC: &[u8; 8] = b"SDRGGML\0";
 /// Most bytes of a payload's header.
 const MAX_HEADER: usize = 1 << 16;
-
-/// `GGML_MAX_N_THREADS`.
-const MAX_THREADS: usize = 512;
 
 /// What an engine was built for; the JSON header of a payload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,45 +36,30 @@ pub(crate) struct CompatibilityRecord {
     pub(crate) ggml: String,
 }
 
+/// The compatibility string of engines made with this ggml.
+pub(crate) fn compatibility(ggml: &Ggml) -> Result<String> {
+    let record = CompatibilityRecord { format: FORMAT, ggml: ggml.version().into() };
+    serde_json::to_string(&record).map_err(|e| Error::internal(e.to_string()))
+}
+
 pub(crate) struct GgmlEngine {
-    ggml: &'static Ggml,
-    graph: Graph,
+    topology: Arc<Topology>,
     /// The ONNX graph as it was given.
     model: Vec<u8>,
-    precision: Precision,
-    /// `None`: all cores, where the graph is worth them.
-    threads: Option<usize>,
-    info: EngineInfo,
 }
 
 impl GgmlEngine {
     /// Reads, checks and translates a graph once, so that a session of the engine cannot fail on the graph.
     pub(crate) fn new(ggml: &'static Ggml, model: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Self> {
-        let graph = read(model)?;
-        let translation = translate(&graph, spec.precision, ggml)?;
-        if !translation.host_operators.is_empty() {
+        let (topology, host_operators) = Topology::new(ggml, read(model)?, spec)?;
+        if !host_operators.is_empty() {
             let list: Vec<String> =
-                translation.host_operators.iter().map(|(name, count)| format!("{name} x{count}")).collect();
+                host_operators.iter().map(|(name, count)| format!("{name} x{count}")).collect();
             let message =
                 format!("evaluated by the reference implementation on one thread: {}", list.join(", "));
             host.log(LogLevel::Info, "ggml", &message);
         }
-        let compatibility = CompatibilityRecord { format: FORMAT, ggml: ggml.version().into() };
-        let info = EngineInfo {
-            inputs: tensor_specs(&graph, &graph.inputs)?,
-            outputs: tensor_specs(&graph, &graph.outputs)?,
-            weights: graph
-                .weights()
-                .map(|(name, w)| WeightSpec { name: name.into(), dtype: w.dtype, shape: w.shape.clone() })
-                .collect(),
-            compatibility: serde_json::to_string(&compatibility)
-                .map_err(|e| Error::internal(e.to_string()))?,
-        };
-        if let Some(threads) = spec.threads.filter(|threads| !(1..=MAX_THREADS).contains(threads)) {
-            return Err(Error::invalid(format!("{threads} threads: ggml runs with 1 to {MAX_THREADS}")));
-        }
-        let (precision, threads) = (spec.precision, spec.threads);
-        Ok(GgmlEngine { ggml, graph, model: model.to_vec(), precision, threads, info })
+        Ok(GgmlEngine { topology: Arc::new(topology), model: model.to_vec() })
     }
 
     /// Reads what [`Engine::serialize`] wrote.
@@ -118,12 +103,12 @@ impl GgmlEngine {
 
 impl Engine for GgmlEngine {
     fn info(&self) -> &EngineInfo {
-        &self.info
+        self.topology.info()
     }
 
     fn serialize(&self) -> Result<Vec<u8>> {
-        let header =
-            Header { format: FORMAT, precision: self.precision, graph_bytes: self.model.len() as u64 };
+        let (precision, graph_bytes) = (self.topology.precision(), self.model.len() as u64);
+        let header = Header { format: FORMAT, precision, graph_bytes };
         let header = serde_json::to_vec(&header).map_err(|e| Error::internal(e.to_string()))?;
         let mut payload = Vec::with_capacity(MAGIC.len() + 4 + header.len() + self.model.len());
         payload.extend_from_slice(MAGIC);
@@ -134,45 +119,14 @@ impl Engine for GgmlEngine {
     }
 
     fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Session>> {
-        let translation = translate(&self.graph, self.precision, self.ggml)?;
-        let threads =
-            self.threads.unwrap_or_else(|| if translation.builder.is_worth_threads() { cores() } else { 1 });
-        Ok(Box::new(GgmlSession::new(translation, &self.info, threads, weights, host)?))
+        Ok(Box::new(GgmlSession::new(self.topology.clone(), weights, host)?))
     }
 }
 
-/// Cores this process may use.
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS))
-}
-
 fn read(model: &[u8]) -> Result<Graph> {
-    let explain = |error: GraphError| match error {
-        GraphError::Unsupported { .. } | GraphError::UnsupportedModel { .. } => {
-            Error::unsupported(error.to_string())
-        }
-        _ => Error::invalid(error.to_string()),
-    };
     let mut graph =
         Graph::from_bytes(model.to_vec().into(), "model", ExternalBase::Stripped).map_err(explain)?;
     infer_shapes(&mut graph).map_err(explain)?;
     optimize(&mut graph).map_err(explain)?;
     Ok(graph)
-}
-
-fn tensor_specs(graph: &Graph, ids: &[ValueId]) -> Result<Vec<TensorSpec>> {
-    ids.iter()
-        .map(|id| {
-            let value = graph.value(*id);
-            let dtype = value.dtype.filter(|dtype| storage_type(*dtype).is_some());
-            match (dtype, value.known_shape()) {
-                (Some(dtype), Some(shape)) => Ok(TensorSpec {
-                    name: value.name.clone(),
-                    dtype,
-                    shape: shape.into_iter().map(Some).collect(),
-                }),
-                _ => Err(Error::invalid(format!("the type or shape of {:?} is not known", value.name))),
-            }
-        })
-        .collect()
 }

@@ -11,6 +11,7 @@ mod shape;
 mod storage;
 #[cfg(test)]
 mod tests;
+mod topology;
 mod translate;
 mod weights;
 

@@ -94,7 +94,7 @@ impl Provider for GgmlProvider {
             io_dtypes: vec![F32, F16, BF16, F64, U8, I8, U16, I16, U32, I32, U64, I64, Bool],
             weight_update: WeightUpdate::InPlace,
             cancel: CancelSupport::Prompt,
-            dynamic_shapes: false,
+            dynamic_shapes: true,
             device_free_build: true,
             bake: false,
             streaming: false,

@@ -4,8 +4,11 @@
 //! narrower). Integers, bool and f64 are stored as they are, for they only pass through kernels that copy and through
 //! host evaluation. f8 values are refused.
 
-use crate::ffi::{Type, as_f32s};
-use half::{bf16, f16, slice::HalfFloatSliceExt};
+use crate::ffi::{
+    Type, as_f32s,
+    simd::{Vectorized, vectorize},
+};
+use half::{f16, slice::HalfFloatSliceExt};
 use sdrun_abi::DType;
 use std::borrow::Cow;
 
@@ -31,7 +34,11 @@ pub(crate) fn is_f32(dtype: DType) -> bool {
 /// The bytes of a tensor of the graph as they are stored.
 pub(crate) fn into_storage(dtype: DType, bytes: &[u8]) -> Result<Cow<'_, [u8]>, String> {
     Ok(match dtype {
-        DType::F16 | DType::BF16 => Cow::Owned(to_bytes(&widened(dtype, bytes), Type::F32)),
+        DType::F16 | DType::BF16 => {
+            let mut out = vec![0; bytes.len() * 2];
+            Floats::new(dtype, bytes).copy_to(Type::F32, &mut out);
+            Cow::Owned(out)
+        }
         _ if storage_type(dtype).is_none() => return Err(format!("{dtype} values are not supported")),
         _ => Cow::Borrowed(bytes),
     })
@@ -39,83 +46,164 @@ pub(crate) fn into_storage(dtype: DType, bytes: &[u8]) -> Result<Cow<'_, [u8]>, 
 
 /// The bytes of a tensor of the graph out of stored ones. Weights may be stored in half precision.
 pub(crate) fn from_storage(dtype: DType, stored: Type, bytes: &[u8]) -> Result<Vec<u8>, String> {
-    let floats: Cow<'_, [u8]> = match stored {
-        Type::F16 => convert(bytes, |b| f16::from_le_bytes(b).to_f32().to_le_bytes()),
-        Type::Bf16 => convert(bytes, |b| bf16::from_le_bytes(b).to_f32().to_le_bytes()),
-        _ => Cow::Borrowed(bytes),
+    let (from, to) = match (stored, dtype) {
+        (Type::F32 | Type::F16 | Type::Bf16, DType::F32 | DType::F16 | DType::BF16) => {
+            (float_dtype(stored), float_type(dtype))
+        }
+        _ => return Ok(bytes.to_vec()),
     };
-    Ok(match dtype {
-        DType::F16 => convert(&floats, |b| f16::from_f32(f32::from_le_bytes(b)).to_le_bytes()).into_owned(),
-        DType::BF16 => convert(&floats, |b| bf16::from_f32(f32::from_le_bytes(b)).to_le_bytes()).into_owned(),
-        _ => floats.into_owned(),
-    })
+    let mut out = vec![0; bytes.len() / stored.size() * dtype.size()];
+    Floats::new(from, bytes).copy_to(to, &mut out);
+    Ok(out)
+}
+
+/// The type of the graph that a floating-point storage type holds.
+pub(crate) fn float_dtype(type_: Type) -> DType {
+    match type_ {
+        Type::F16 => DType::F16,
+        Type::Bf16 => DType::BF16,
+        _ => DType::F32,
+    }
+}
+
+fn float_type(dtype: DType) -> Type {
+    match dtype {
+        DType::F16 => Type::F16,
+        DType::BF16 => Type::Bf16,
+        _ => Type::F32,
+    }
 }
 
 /// Elements of a floating-point tensor of the graph as f32; borrowed where they are, aligned.
 pub(crate) fn to_f32s(dtype: DType, bytes: &[u8]) -> Option<Cow<'_, [f32]>> {
-    fn collect<const SIZE: usize>(bytes: &[u8], f: impl Fn([u8; SIZE]) -> f32) -> Cow<'static, [f32]> {
-        Cow::Owned(bytes.as_chunks().0.iter().map(|b| f(*b)).collect())
-    }
-    Some(match dtype {
-        DType::F32 => as_f32s(bytes).map_or_else(|| collect(bytes, f32::from_le_bytes), Cow::Borrowed),
-        DType::F16 | DType::BF16 => Cow::Owned(widened(dtype, bytes)),
+    let floats = match dtype {
+        DType::F32 => match as_f32s(bytes) {
+            Some(floats) => return Some(Cow::Borrowed(floats)),
+            None => Floats::new(dtype, bytes),
+        },
+        DType::F16 | DType::BF16 => Floats::new(dtype, bytes),
         _ => return None,
-    })
+    };
+    let mut values = vec![0.0; bytes.len() / dtype.size()];
+    floats.read(0, &mut values);
+    Some(Cow::Owned(values))
 }
 
-/// f16 or bf16 elements as f32, in blocks that the slice conversions of `half` take a vector at a time.
-fn widened(dtype: DType, bytes: &[u8]) -> Vec<f32> {
-    const BLOCK: usize = 1024;
-    let halves = bytes.as_chunks::<2>().0;
-    let mut values = vec![0.0; halves.len()];
-    let (mut f16s, mut bf16s) = ([f16::ZERO; BLOCK], [bf16::ZERO; BLOCK]);
-    for (from, to) in halves.chunks(BLOCK).zip(values.chunks_mut(BLOCK)) {
-        if dtype == DType::F16 {
-            f16s.iter_mut().zip(from).for_each(|(half, b)| *half = f16::from_le_bytes(*b));
-            f16s[..from.len()].convert_to_f32_slice(to);
-        } else {
-            bf16s.iter_mut().zip(from).for_each(|(half, b)| *half = bf16::from_le_bytes(*b));
-            bf16s[..from.len()].convert_to_f32_slice(to);
+/// The elements of an f32, f16 or bf16 tensor of the graph, little-endian and at any address.
+#[derive(Clone, Copy)]
+pub(crate) struct Floats<'a> {
+    dtype: DType,
+    bytes: &'a [u8],
+}
+
+/// Elements that are widened and narrowed at a time: they stay in the first level cache.
+const RUN: usize = 2048;
+
+impl<'a> Floats<'a> {
+    /// `dtype` is one of the three.
+    pub(crate) fn new(dtype: DType, bytes: &'a [u8]) -> Self {
+        debug_assert!(is_f32(dtype));
+        Floats { dtype, bytes }
+    }
+
+    /// Elements `start..start + to.len()`, widened.
+    pub(crate) fn read(&self, start: usize, to: &mut [f32]) {
+        let size = self.dtype.size();
+        let from = &self.bytes[start * size..(start + to.len()) * size];
+        match self.dtype {
+            DType::F16 => {
+                vectorize(Each { from: from.as_chunks().0, to, f: |b| f16_to_f32(u16::from_le_bytes(b)) })
+            }
+            DType::BF16 => vectorize(Each {
+                from: from.as_chunks().0,
+                to,
+                f: |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16),
+            }),
+            _ => vectorize(Each { from: from.as_chunks().0, to, f: f32::from_le_bytes }),
         }
     }
-    values
+
+    /// All elements as bytes of a floating-point storage type.
+    pub(crate) fn copy_to(&self, type_: Type, out: &mut [u8]) {
+        if float_dtype(type_) == self.dtype {
+            return out.copy_from_slice(self.bytes);
+        }
+        let mut run = [0.0; RUN];
+        for (i, out) in out.chunks_mut(RUN * type_.size()).enumerate() {
+            let run = &mut run[..out.len() / type_.size()];
+            self.read(i * RUN, run);
+            put(run, type_, out);
+        }
+    }
 }
 
 /// f32 elements as bytes of a floating-point storage type.
 pub(crate) fn to_bytes(values: &[f32], type_: Type) -> Vec<u8> {
-    fn collect<T: Copy, const SIZE: usize>(values: &[T], f: impl Fn(T) -> [u8; SIZE]) -> Vec<u8> {
-        let mut bytes = vec![0; values.len() * SIZE];
-        bytes.as_chunks_mut().0.iter_mut().zip(values).for_each(|(out, v)| *out = f(*v));
-        bytes
-    }
+    let mut bytes = vec![0; values.len() * type_.size()];
+    put(values, type_, &mut bytes);
+    bytes
+}
+
+/// f32 elements, rounded to nearest even, as bytes of a floating-point storage type.
+pub(crate) fn put(values: &[f32], type_: Type, out: &mut [u8]) {
     match type_ {
         Type::F16 => {
-            let mut half = vec![f16::ZERO; values.len()];
-            half.convert_from_f32_slice(values);
-            collect(&half, f16::to_le_bytes)
+            let mut half = [f16::ZERO; 256];
+            for (values, out) in values.chunks(256).zip(out.chunks_mut(512)) {
+                let half = &mut half[..values.len()];
+                half.convert_from_f32_slice(values);
+                let out = out.as_chunks_mut().0;
+                vectorize(Each { from: half, to: out, f: f16::to_le_bytes });
+            }
         }
-        Type::Bf16 => {
-            let mut half = vec![bf16::ZERO; values.len()];
-            half.convert_from_f32_slice(values);
-            collect(&half, bf16::to_le_bytes)
-        }
-        _ => collect(values, f32::to_le_bytes),
+        Type::Bf16 => vectorize(Each {
+            from: values,
+            to: out.as_chunks_mut().0,
+            f: |v: f32| f32_to_bf16(v).to_le_bytes(),
+        }),
+        _ => vectorize(Each { from: values, to: out.as_chunks_mut().0, f: f32::to_le_bytes }),
     }
 }
 
-fn convert<const FROM: usize, const TO: usize>(
-    bytes: &[u8],
-    f: impl Fn([u8; FROM]) -> [u8; TO],
-) -> Cow<'static, [u8]> {
-    let from = bytes.as_chunks::<FROM>().0;
-    let mut out = vec![0; from.len() * TO];
-    out.as_chunks_mut().0.iter_mut().zip(from).for_each(|(out, b)| *out = f(*b));
-    Cow::Owned(out)
+/// A function of each element.
+struct Each<'a, A, B, F> {
+    from: &'a [A],
+    to: &'a mut [B],
+    f: F,
+}
+
+impl<A: Copy, B, F: Fn(A) -> B> Vectorized for Each<'_, A, B, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        self.to.iter_mut().zip(self.from).for_each(|(to, from)| *to = (self.f)(*from));
+    }
+}
+
+/// Exact, and without branches so that loops of it vectorise: the exponent is moved to its place in f32 and rebiased
+/// by a product, which makes normal numbers of subnormal ones.
+#[inline(always)]
+pub(crate) fn f16_to_f32(half: u16) -> f32 {
+    const REBIAS: f32 = f32::from_bits((127 + 112) << 23);
+    let half = u32::from(half);
+    let magnitude = (half & 0x7fff) << 13;
+    let special = if magnitude >= 0x7c00 << 13 { 0xff << 23 } else { 0 };
+    f32::from_bits((f32::from_bits(magnitude) * REBIAS).to_bits() | special | (half & 0x8000) << 16)
+}
+
+/// The bits of the nearest bf16, of two the even one.
+#[inline(always)]
+pub(crate) fn f32_to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
+    if value.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::bf16;
 
     #[test]
     fn half_precision_goes_through_f32_unchanged() {
@@ -127,5 +215,37 @@ mod tests {
             assert_eq!(from_storage(dtype, Type::F32, &stored).unwrap(), values);
         }
         assert!(into_storage(DType::F8E4M3, &[0]).is_err());
+    }
+
+    #[test]
+    fn conversions_are_those_of_the_standard() {
+        let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+        let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+        let mut wide = vec![0.0; 1 << 16];
+        Floats::new(DType::F16, &bytes).read(0, &mut wide);
+        assert!((0..=u16::MAX).zip(&wide).all(|(bits, v)| same(*v, f16::from_bits(bits).to_f32())));
+        assert_eq!(
+            to_bytes(&[1.0, 65519.0, 65520.0, -1e-8], Type::F16),
+            [
+                f16::ONE.to_le_bytes(),
+                f16::MAX.to_le_bytes(),
+                f16::INFINITY.to_le_bytes(),
+                f16::NEG_ZERO.to_le_bytes()
+            ]
+            .concat()
+        );
+        Floats::new(DType::BF16, &bytes).read(0, &mut wide);
+        assert!((0..=u16::MAX).zip(&wide).all(|(bits, v)| same(*v, bf16::from_bits(bits).to_f32())));
+        // Around every bf16, ties included.
+        for bits in (0..=u16::MAX).step_by(7).map(|b| u32::from(b) << 16) {
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let value = f32::from_bits(bits | low);
+                let (ours, theirs) = (f32_to_bf16(value), bf16::from_f32(value));
+                assert!(
+                    ours == theirs.to_bits() || value.is_nan() && bf16::from_bits(ours).is_nan(),
+                    "{value}"
+                );
+            }
+        }
     }
 }

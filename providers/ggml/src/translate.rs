@@ -10,9 +10,9 @@ use crate::{
     kernels::{Argument, Extract, HostNode, Layout, PackPanels, Panels, Produced, StridedCopy},
     ops, shape,
     storage::{is_f32, storage_type},
-    weights::{Form, Placement, Source},
+    weights::{Bank, Constant, Form},
 };
-use sdrun_abi::{DType, Error, Precision, Result};
+use sdrun_abi::{DType, Error, OutputSpec, Precision, Result};
 use sdrun_graph::{Graph, Initializer, Node, Tensor as HostTensor, ValueId, eval};
 use std::collections::{BTreeMap, HashMap};
 
@@ -44,8 +44,10 @@ pub(crate) struct Translation {
     /// Tensors of the graph's inputs and outputs, in order, with their types in the graph.
     pub(crate) inputs: Vec<(Tensor, DType)>,
     pub(crate) outputs: Vec<(Tensor, DType)>,
-    /// What fills the tensors that are neither inputs nor computed.
-    pub(crate) placements: Vec<Placement>,
+    /// Types and shapes of the outputs.
+    pub(crate) output_specs: Vec<OutputSpec>,
+    /// What fills the tensors of constants.
+    pub(crate) constants: Vec<Constant>,
     /// Operators that are evaluated by `sdrun_graph::eval`, with their number of nodes.
     pub(crate) host_operators: BTreeMap<String, usize>,
 }
@@ -74,17 +76,23 @@ pub(crate) struct Translator<'g> {
     precision: Precision,
     values: HashMap<ValueId, Tensor>,
     constants: HashMap<ValueId, HostTensor>,
+    bank: &'g mut Bank,
     stored: HashMap<(ValueId, Form, Type), Tensor>,
-    placements: Vec<Placement>,
+    placed: Vec<Constant>,
     producers: HashMap<ValueId, usize>,
     host_operators: BTreeMap<String, usize>,
 }
 
-/// Translates `graph`, all of whose shapes are known.
+/// Translates `graph`, all of whose shapes are known, into a graph that reads its weights from `bank`.
 ///
 /// # Errors
 /// `Unimplemented` naming the operator, the node and the reasons.
-pub(crate) fn translate(graph: &Graph, precision: Precision, ggml: &'static Ggml) -> Result<Translation> {
+pub(crate) fn translate<'g>(
+    graph: &'g Graph,
+    precision: Precision,
+    ggml: &'static Ggml,
+    bank: &'g mut Bank,
+) -> Result<Translation> {
     let producers = graph
         .nodes
         .iter()
@@ -96,8 +104,9 @@ pub(crate) fn translate(graph: &Graph, precision: Precision, ggml: &'static Ggml
         precision,
         values: HashMap::new(),
         constants: HashMap::new(),
+        bank,
         stored: HashMap::new(),
-        placements: Vec::new(),
+        placed: Vec::new(),
         producers: producers.collect(),
         host_operators: BTreeMap::new(),
     };
@@ -109,13 +118,14 @@ pub(crate) fn translate(graph: &Graph, precision: Precision, ggml: &'static Ggml
     for node in &graph.nodes {
         translator.node(node)?;
     }
-    let mut outputs = Vec::new();
+    let (mut outputs, mut output_specs) = (Vec::new(), Vec::new());
     for id in &graph.outputs {
         let output = translator.operand(*id).map_err(|refusal| explain_value(graph, *id, refusal))?;
         outputs.push((output.tensor, output.dtype));
+        output_specs.push(OutputSpec { dtype: output.dtype, shape: output.shape });
     }
-    let Translator { builder, placements, host_operators, .. } = translator;
-    Ok(Translation { builder, inputs, outputs, placements, host_operators })
+    let Translator { builder, placed, host_operators, .. } = translator;
+    Ok(Translation { builder, inputs, outputs, output_specs, constants: placed, host_operators })
 }
 
 /// `operator Conv of node "/conv_in/Conv"`.
@@ -293,26 +303,28 @@ impl<'g> Translator<'g> {
         if let Some(tensor) = self.stored.get(&(id, form, type_)) {
             return Ok(*tensor);
         }
-        let shape = self.shape(id)?;
-        let extent = match form {
-            Form::Plain => shape::extent(&shape),
-            Form::Panels { .. } => [form.len(shape::len(&shape)), 1, 1, 1],
-        };
-        let tensor = self.builder.weight(type_, extent)?;
-        let source = match (self.constant(id), self.graph.initializers.get(&id)) {
-            (Some(constant), _) => Source::Constant(constant.clone()),
-            (None, Some(Initializer::Weight(_))) => Source::Weight(self.graph.value(id).name.clone()),
+        let tensor = match (self.constant(id), self.graph.initializers.get(&id)) {
+            (Some(constant), _) => {
+                let value = constant.clone();
+                let tensor = self.builder.weight(type_, form.extent(value.shape()))?;
+                self.placed.push(Constant { tensor, value, form, type_ });
+                tensor
+            }
+            (None, Some(Initializer::Weight(_))) => {
+                self.shape(id)?;
+                let stored = self.bank.place(&self.graph.value(id).name, form, type_)?;
+                self.builder.stored(self.bank.store(), stored)?
+            }
             _ => return Err(Error::internal("a value that is not stored was taken for a weight").into()),
         };
-        self.placements.push(Placement { tensor, source, form, type_ });
         self.stored.insert((id, form, type_), tensor);
         Ok(tensor)
     }
     /// A tensor with one f32 element.
     pub(crate) fn scalar_tensor(&mut self, value: f32) -> Outcome<Tensor> {
         let tensor = self.builder.weight(Type::F32, [1; 4])?;
-        let source = Source::Constant(HostTensor::scalar(value));
-        self.placements.push(Placement { tensor, source, form: Form::Plain, type_: Type::F32 });
+        let value = HostTensor::scalar(value);
+        self.placed.push(Constant { tensor, value, form: Form::Plain, type_: Type::F32 });
         Ok(tensor)
     }
     /// Makes `tensor` output `i` of a node.

@@ -1,13 +1,22 @@
 //! Weights and constants on their way into ggml tensors.
 
 use crate::{
-    ffi::{Tensor, Type, as_bytes, product::Words},
+    ffi::{Extent, Ggml, Room, Store, Stored, Tensor, Type, as_floats, as_words_mut, buffer, product::Words},
     kernels::Panels,
-    storage::{into_storage, to_bytes, to_f32s},
+    shape,
+    storage::{Floats, float_dtype, into_storage, is_f32, put, to_bytes, to_f32s},
 };
-use sdrun_abi::{DType, Error, Result};
+use sdrun_abi::{DType, Error, ErrorCode, Flow, Host, Result, Weight, WeightSource, WeightSpec};
 use sdrun_graph::Tensor as HostTensor;
-use std::borrow::Cow;
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    thread,
+};
 
 /// How the elements of an initializer are arranged in its tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,50 +35,377 @@ impl Form {
             Form::Panels { panels, .. } => panels.len() * if panels.words == Words::Bf16 { 2 } else { 1 },
         }
     }
+
+    /// The extent of the tensor for an initializer of this shape.
+    pub(crate) fn extent(self, dims: &[usize]) -> Extent {
+        match self {
+            Form::Plain => shape::extent(dims),
+            Form::Panels { .. } => [self.len(shape::len(dims)), 1, 1, 1],
+        }
+    }
+
+    /// Fills `out`, the bytes of a tensor of type `type_`, with an initializer of type `dtype` with these bytes.
+    ///
+    /// # Errors
+    /// `Internal` where a form that is arithmetic is asked for values that are not floating-point.
+    pub(crate) fn fill(self, type_: Type, dtype: DType, bytes: &[u8], out: &mut [u8]) -> Result<()> {
+        match self {
+            Form::Plain if is_f32(dtype) => Floats::new(dtype, bytes).copy_to(type_, out),
+            Form::Panels { panels, transposed } => {
+                let Some(values) = to_f32s(dtype, bytes) else {
+                    return Err(Error::internal(format!("a {dtype} initializer was taken for a matrix")));
+                };
+                pack(panels, transposed, &values, type_, out)?;
+            }
+            _ => {
+                let arranged = self.arrange(type_, dtype, bytes)?;
+                if arranged.len() != out.len() {
+                    let (from, to) = (arranged.len(), out.len());
+                    return Err(Error::internal(format!("{from} bytes for a ggml tensor of {to} bytes")));
+                }
+                out.copy_from_slice(&arranged);
+            }
+        }
+        Ok(())
+    }
+
+    /// The initializer as [`Form::Plain`] has it, out of a tensor of this form; `None` where the form does not tell.
+    fn restore(self, bytes: &[u8]) -> Option<Vec<u8>> {
+        match self {
+            Form::Plain => Some(bytes.to_vec()),
+            Form::Panels { .. } => None,
+        }
+    }
+
+    /// What [`fill`](Self::fill) writes, as bytes of its own.
+    pub(crate) fn arrange<'a>(self, type_: Type, dtype: DType, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>> {
+        let Form::Panels { panels, transposed } = self else {
+            if !matches!(type_, Type::F16 | Type::Bf16) {
+                return into_storage(dtype, bytes).map_err(Error::internal);
+            }
+            let values = to_f32s(dtype, bytes)
+                .ok_or_else(|| Error::internal(format!("a {dtype} initializer was taken for a matrix")))?;
+            return Ok(Cow::Owned(to_bytes(&values, type_)));
+        };
+        let values = to_f32s(dtype, bytes)
+            .ok_or_else(|| Error::internal(format!("a {dtype} initializer was taken for a matrix")))?;
+        let mut out = vec![0; self.len(values.len()) * type_.size()];
+        pack(panels, transposed, &values, type_, &mut out)?;
+        Ok(Cow::Owned(out))
+    }
 }
 
-/// Where the elements come from.
-#[derive(Clone, Debug)]
-pub(crate) enum Source {
-    /// A weight of the engine, by name.
-    Weight(String),
-    /// The graph itself.
-    Constant(HostTensor),
+/// Writes panels into the bytes of a tensor of type `type_`.
+fn pack(panels: Panels, transposed: bool, values: &[f32], type_: Type, out: &mut [u8]) -> Result<()> {
+    let narrow = panels.words == Words::F32 && type_ != Type::F32;
+    let size = if narrow { type_.size() } else { size_of::<u32>() };
+    if out.len() != panels.len() * size {
+        let (from, to) = (panels.len() * size, out.len());
+        return Err(Error::internal(format!("{from} bytes for a ggml tensor of {to} bytes")));
+    }
+    if !narrow && let Some(words) = as_words_mut(out) {
+        panels.pack(values, transposed, 0, words);
+        return Ok(());
+    }
+    // A panel at a time, then in the tensor's type.
+    let mut words = vec![0; panels.panel_len()];
+    for (index, out) in out.chunks_exact_mut(panels.panel_len() * size).enumerate() {
+        panels.pack(values, transposed, index, &mut words);
+        put(as_floats(&words), if narrow { type_ } else { Type::F32 }, out);
+    }
+    Ok(())
 }
 
-/// A tensor to be filled before the first run.
+/// A tensor that holds a constant of the graph.
 #[derive(Clone, Debug)]
-pub(crate) struct Placement {
+pub(crate) struct Constant {
     pub(crate) tensor: Tensor,
-    pub(crate) source: Source,
+    pub(crate) value: HostTensor,
     pub(crate) form: Form,
     /// Type of the tensor.
     pub(crate) type_: Type,
 }
 
-impl Placement {
-    /// The bytes of the tensor for an initializer of type `dtype` with the given bytes.
+/// The weights of a session: which there are, and the tensors that hold them in each form some graph reads.
+pub(crate) struct Bank {
+    store: Store,
+    specs: BTreeMap<String, WeightSpec>,
+    places: Vec<Place>,
+    /// Places that hold their weight.
+    filled: usize,
+    known: HashMap<(String, Form, Type), Stored>,
+}
+
+/// A weight in one form.
+struct Place {
+    weight: String,
+    form: Form,
+    type_: Type,
+}
+
+/// Threads that place weights. Each holds one weight.
+const MAX_WORKERS: usize = 8;
+/// Below this many bytes starting threads takes longer than they save.
+const WORTH_THREADS: usize = 4 << 20;
+
+impl Bank {
+    /// For an engine with these weights. Nothing has memory before [`load`](Self::load).
+    pub(crate) fn new(ggml: &'static Ggml, weights: &[WeightSpec]) -> Self {
+        let specs = weights.iter().map(|spec| (spec.name.clone(), spec.clone())).collect();
+        Bank { store: Store::new(ggml), specs, places: Vec::new(), filled: 0, known: HashMap::new() }
+    }
+
+    /// The tensor that holds a weight in this form, in an element type.
+    pub(crate) fn place(&mut self, weight: &str, form: Form, type_: Type) -> Result<Stored> {
+        let key = (weight.to_string(), form, type_);
+        if let Some(stored) = self.known.get(&key) {
+            return Ok(*stored);
+        }
+        let spec = self.spec(weight)?;
+        let stored = self.store.add(type_, form.extent(&spec.shape))?;
+        self.places.push(Place { weight: key.0.clone(), form, type_ });
+        self.known.insert(key, stored);
+        Ok(stored)
+    }
+
+    /// The memory of the weights.
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Allocates the tensors and fills them on `threads` threads.
+    pub(crate) fn load(&mut self, source: &dyn WeightSource, host: &dyn Host, threads: usize) -> Result<()> {
+        self.store.allocate()?;
+        let all: BTreeSet<String> = self.specs.keys().cloned().collect();
+        self.fill(&all, source, host, Task { phase: "weights", threads, undo: None })?;
+        self.filled = self.places.len();
+        Ok(())
+    }
+
+    /// Fills the places that were added since the weights were loaded, from those that are filled.
     ///
     /// # Errors
-    /// `Internal` where a form that is arithmetic is asked for values that are not floating-point.
-    pub(crate) fn arrange<'a>(&self, dtype: DType, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>> {
-        if self.form == Form::Plain && !matches!(self.type_, Type::F16 | Type::Bf16) {
-            return into_storage(dtype, bytes).map_err(Error::internal);
+    /// `FailedPrecondition` where no form that is there tells all of the weight. The places are then forgotten.
+    pub(crate) fn derive(&mut self) -> Result<()> {
+        if self.filled == self.places.len() {
+            return Ok(());
         }
-        let values = to_f32s(dtype, bytes)
-            .ok_or_else(|| Error::internal(format!("a {dtype} initializer was taken for a matrix")))?;
-        let (panels, transposed) = match self.form {
-            Form::Plain => return Ok(Cow::Owned(to_bytes(&values, self.type_))),
-            Form::Panels { panels, transposed } => (panels, transposed),
-        };
-        let mut words = vec![0; panels.len()];
-        panels.pack(&values, transposed, 0, &mut words);
-        Ok(match (panels.words, self.type_) {
-            (Words::F32, Type::F16 | Type::Bf16) => {
-                let values: Vec<f32> = words.into_iter().map(f32::from_bits).collect();
-                Cow::Owned(to_bytes(&values, self.type_))
+        let result = self.store.allocate().and_then(|()| self.derive_into());
+        if result.is_err() {
+            let lost = &mut self.places[self.filled..];
+            lost.iter_mut().for_each(|place| place.weight.clear());
+            self.known.retain(|_, stored| stored.index() < self.filled);
+        }
+        self.filled = self.places.len();
+        result
+    }
+
+    fn derive_into(&mut self) -> Result<()> {
+        let (filled, added) = self.places.split_at(self.filled);
+        let mut rooms = self.store.rooms()?;
+        for (place, at) in added.iter().zip(self.filled..) {
+            let tells = |other: &Place| {
+                other.weight == place.weight && (other.type_ == place.type_ || other.type_ == Type::F32)
+            };
+            let source =
+                filled.iter().zip(&mut rooms).filter(|(other, _)| tells(other)).find_map(|(other, room)| {
+                    Some((other.type_, other.form.restore(room.bytes())?))
+                });
+            let Some((type_, plain)) = source else {
+                let message = format!(
+                    "weight {:?} is not kept in the form that inputs of this shape need",
+                    place.weight
+                );
+                return Err(Error::precondition(message)
+                    .with_hint("build an engine for this shape, with no dimension left open"));
+            };
+            place.form.fill(place.type_, float_dtype(type_), &plain, rooms[at].bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Overwrites the weights named in `changed`; returns the bytes the source delivered. What is overwritten is kept
+    /// until all of `changed` has succeeded, and put back where it has not.
+    pub(crate) fn replace(
+        &mut self,
+        changed: &[&str],
+        source: &dyn WeightSource,
+        host: &dyn Host,
+        threads: usize,
+    ) -> Result<u64> {
+        let names: BTreeSet<String> = changed.iter().map(|name| name.to_string()).collect();
+        let undo = Mutex::new(Vec::new());
+        let result = self.fill(&names, source, host, Task { phase: "refit", threads, undo: Some(&undo) });
+        if result.is_err() {
+            let mut rooms = self.store.rooms()?;
+            for (index, old) in lock(&undo).drain(..) {
+                rooms[index].bytes().copy_from_slice(&old);
             }
-            _ => Cow::Owned(as_bytes(&words).to_vec()),
-        })
+        }
+        result
+    }
+
+    fn spec(&self, weight: &str) -> Result<&WeightSpec> {
+        self.specs.get(weight).ok_or_else(|| Error::not_found(format!("the engine has no weight {weight:?}")))
+    }
+
+    fn fill(
+        &mut self,
+        names: &BTreeSet<String>,
+        source: &dyn WeightSource,
+        host: &dyn Host,
+        task: Task<'_>,
+    ) -> Result<u64> {
+        for name in names {
+            self.spec(name)?;
+        }
+        let Bank { store, specs, places, .. } = self;
+        let mut jobs: BTreeMap<&str, Job<'_>> = BTreeMap::new();
+        for (name, spec) in specs.iter().filter(|(name, _)| names.contains(*name)) {
+            jobs.insert(name, Job { spec, rooms: Vec::new() });
+        }
+        for (index, (place, room)) in places.iter().zip(store.rooms()?).enumerate() {
+            if let Some(job) = jobs.get_mut(&*place.weight) {
+                job.rooms.push((index, place, room));
+            }
+        }
+        // The largest first, so that no thread is left alone with one at the end.
+        let mut jobs: Vec<Job<'_>> = jobs.into_values().collect();
+        jobs.sort_by_key(|job| std::cmp::Reverse(job.bytes()));
+        let worth = jobs.iter().map(Job::bytes).sum::<usize>() >= WORTH_THREADS;
+        let workers = if worth { task.threads.clamp(1, MAX_WORKERS) } else { 1 };
+        let queue = Queue {
+            total: jobs.len() as u64,
+            jobs: Mutex::new(jobs.into_iter()),
+            done: AtomicUsize::new(0),
+            bytes: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+        };
+        thread::scope(|scope| {
+            let others: Vec<_> =
+                (1..workers).map(|_| scope.spawn(|| queue.work(source, host, task))).collect();
+            let mut result = queue.work(source, host, task);
+            for other in others {
+                let other = other
+                    .join()
+                    .unwrap_or_else(|_| Err(Error::internal("panic in a thread that places weights")));
+                result = result.and(other);
+            }
+            result
+        })?;
+        Ok(queue.bytes.into_inner())
+    }
+}
+
+/// Where a load or a refit reports to and what it keeps.
+#[derive(Clone, Copy)]
+struct Task<'a> {
+    phase: &'a str,
+    threads: usize,
+    /// Index of a room and what it held.
+    undo: Option<&'a Mutex<Vec<(usize, Vec<u8>)>>>,
+}
+
+/// A weight and all tensors that hold it.
+struct Job<'a> {
+    spec: &'a WeightSpec,
+    rooms: Vec<(usize, &'a Place, Room<'a>)>,
+}
+
+impl Job<'_> {
+    fn bytes(&self) -> usize {
+        self.spec.dtype.bytes_of(&self.spec.shape).unwrap_or(usize::MAX >> 32)
+    }
+}
+
+struct Queue<'a> {
+    jobs: Mutex<std::vec::IntoIter<Job<'a>>>,
+    total: u64,
+    done: AtomicUsize,
+    bytes: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Queue<'_> {
+    /// Takes weights until there are none, or until somebody failed.
+    fn work(&self, source: &dyn WeightSource, host: &dyn Host, task: Task<'_>) -> Result<()> {
+        /// Also stops the others when this thread panics.
+        struct Stop<'a>(&'a AtomicBool);
+        impl Drop for Stop<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let stop = Stop(&self.stop);
+        while !self.stop.load(Ordering::Relaxed) {
+            let Some(mut job) = lock(&self.jobs).next() else {
+                // The others finish theirs.
+                std::mem::forget(stop);
+                return Ok(());
+            };
+            let step = self.done.fetch_add(1, Ordering::Relaxed) as u64;
+            if host.progress(task.phase, step, self.total) == Flow::Cancel {
+                let message = format!("placing the weights was cancelled ({})", task.phase);
+                return Err(Error::new(ErrorCode::Cancelled, message));
+            }
+            let weight = pull(source, job.spec)?;
+            for (index, place, room) in &mut job.rooms {
+                let bytes = room.bytes();
+                if let Some(undo) = task.undo {
+                    let mut old = buffer(bytes.len());
+                    old.extend_from_slice(bytes);
+                    lock(undo).push((*index, old));
+                }
+                place.form.fill(place.type_, weight.dtype, weight.data(), bytes)?;
+            }
+            self.bytes.fetch_add(weight.data().len() as u64, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A weight of the type and shape the graph states.
+fn pull<'a>(source: &'a dyn WeightSource, spec: &WeightSpec) -> Result<Weight<'a>> {
+    let weight = source.get(&spec.name)?;
+    if weight.dtype != spec.dtype || weight.shape != spec.shape {
+        return Err(Error::invalid(format!(
+            "weight {:?} is {} {:?}, the graph has {} {:?}",
+            spec.name, weight.dtype, weight.shape, spec.dtype, spec.shape
+        )));
+    }
+    Ok(weight)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filling_is_arranging() {
+        let values: Vec<f32> = (0..3 * 40 * 70).map(|i| (i % 251) as f32 - 125.0).collect();
+        let panels = Panels { groups: 3, rows: 40, depth: 70, block: 16, words: Words::F32, taps: 1 };
+        let forms = [
+            Form::Plain,
+            Form::Panels { panels, transposed: false },
+            Form::Panels { panels, transposed: true },
+        ];
+        for (dtype, bytes) in [
+            (DType::F32, to_bytes(&values, Type::F32)),
+            (DType::F16, to_bytes(&values, Type::F16)),
+            (DType::BF16, to_bytes(&values, Type::Bf16)),
+        ] {
+            for type_ in [Type::F32, Type::F16, Type::Bf16] {
+                for form in forms {
+                    let mut out = vec![0xaa; form.len(values.len()) * type_.size()];
+                    form.fill(type_, dtype, &bytes, &mut out).unwrap();
+                    let arranged = form.arrange(type_, dtype, &bytes).unwrap();
+                    assert_eq!(out[..], arranged[..], "{form:?} {dtype} {type_:?}");
+                }
+            }
+        }
     }
 }

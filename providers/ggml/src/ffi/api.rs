@@ -92,6 +92,7 @@ api! {
     ggml_log_set: fn(Option<LogCallback>, *mut c_void);
     ggml_set_abort_callback: fn(Option<FatalCallback>) -> Option<FatalCallback>;
     ggml_tensor_overhead: fn() -> usize;
+    ggml_nbytes: fn(TensorPtr) -> usize;
     ggml_graph_overhead_custom: fn(usize, bool) -> usize;
     ggml_init: fn(InitParams) -> Ptr;
     ggml_free: fn(Ptr);
@@ -139,8 +140,11 @@ api! {
     ggml_backend_dev_init: fn(Ptr, *const c_char) -> Ptr;
     ggml_backend_free: fn(Ptr);
     ggml_backend_get_default_buffer_type: fn(Ptr) -> Ptr;
+    ggml_backend_dev_buffer_type: fn(Ptr) -> Ptr;
     ggml_backend_alloc_ctx_tensors: fn(Ptr, Ptr) -> Ptr;
+    ggml_backend_alloc_ctx_tensors_from_buft: fn(Ptr, Ptr) -> Ptr;
     ggml_backend_buffer_free: fn(Ptr);
+    ggml_backend_buffer_get_base: fn(Ptr) -> Ptr;
     ggml_backend_buffer_get_size: fn(Ptr) -> usize;
     ggml_backend_tensor_set: fn(TensorPtr, *const c_void, usize, usize);
     ggml_backend_tensor_get: fn(TensorPtr, *mut c_void, usize, usize);

@@ -6,6 +6,7 @@ use super::{
     library::Ggml,
     profile::Note,
     program::Program,
+    store::{Pools, Store, Stored},
 };
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{collections::HashMap, ffi::c_int, sync::Arc};
@@ -94,6 +95,8 @@ const CHUNK: usize = 512;
 pub(super) struct Context {
     pub(super) raw: Ptr,
     used: usize,
+    /// Whether it has tensors that were added since its last allocation.
+    pub(super) pending: bool,
 }
 
 /// Builds a graph. Every function that adds a node checks what ggml would assert.
@@ -106,6 +109,8 @@ pub(crate) struct Builder {
     /// Contexts of the weights, which get memory of their own.
     pub(super) weights: Vec<Context>,
     pub(super) inputs: Vec<Tensor>,
+    /// The stores whose tensors the graph reads.
+    pub(super) pools: Option<Arc<Pools>>,
     /// Boxed, for ggml keeps pointers to them.
     #[allow(clippy::vec_box)]
     pub(super) kernels: Vec<Box<Cell>>,
@@ -140,6 +145,7 @@ impl Builder {
             contexts,
             weights,
             inputs: Vec::new(),
+            pools: None,
             kernels: Vec::new(),
             failure,
             work: 0,
@@ -167,12 +173,20 @@ impl Builder {
     /// A tensor with memory of its own, to be filled before the first run.
     pub(crate) fn weight(&mut self, type_: Type, extent: Extent) -> Result<Tensor> {
         let context = reserve(self.ggml, &mut self.weights)?;
-        self.new_tensor(context, type_, extent)
+        let raw = new_tensor(self.ggml, context, type_, extent)?;
+        Ok(self.register(raw))
+    }
+    /// A tensor of `store`, of which a graph can use only one.
+    pub(crate) fn stored(&mut self, store: &Store, tensor: Stored) -> Result<Tensor> {
+        let pools = self.pools.get_or_insert_with(|| store.pools().clone());
+        check(Arc::ptr_eq(pools, store.pools()), "stored", "all weights in one store")?;
+        Ok(self.register(store.raw(tensor)))
     }
     /// A tensor that is filled before each run.
     pub(crate) fn input(&mut self, type_: Type, extent: Extent) -> Result<Tensor> {
         let context = reserve(self.ggml, &mut self.contexts)?;
-        let tensor = self.new_tensor(context, type_, extent)?;
+        let raw = new_tensor(self.ggml, context, type_, extent)?;
+        let tensor = self.register(raw);
         // SAFETY: a tensor of this builder.
         unsafe { (self.ggml.api.ggml_set_input)(self.raw(tensor)) };
         self.inputs.push(tensor);
@@ -377,15 +391,6 @@ impl Builder {
         let fits = tensors.iter().all(|t| self.type_of(*t) == Type::F32 && self.is_contiguous(*t));
         check(fits, what, "contiguous f32 tensors")
     }
-    fn new_tensor(&mut self, context: Ptr, type_: Type, extent: Extent) -> Result<Tensor> {
-        count(extent)?.checked_mul(type_.size()).ok_or_else(too_large)?;
-        let ne = signed(extent);
-        // SAFETY: `reserve` left room in the context.
-        let raw = unsafe {
-            (self.ggml.api.ggml_new_tensor_4d)(context, type_ as c_int, ne[0], ne[1], ne[2], ne[3])
-        };
-        Ok(self.register(raw))
-    }
     fn node(&mut self, make: impl FnOnce(&Api, Ptr, &Self) -> TensorPtr) -> Result<Tensor> {
         let tensor = self.view(make)?;
         self.nodes += 1;
@@ -403,8 +408,16 @@ impl Builder {
     }
 }
 
+/// A tensor without memory in a context that [`reserve`] gave.
+pub(super) fn new_tensor(ggml: &Ggml, context: Ptr, type_: Type, extent: Extent) -> Result<TensorPtr> {
+    count(extent)?.checked_mul(type_.size()).ok_or_else(too_large)?;
+    let ne = signed(extent);
+    // SAFETY: `reserve` left room in the context.
+    Ok(unsafe { (ggml.api.ggml_new_tensor_4d)(context, type_ as c_int, ne[0], ne[1], ne[2], ne[3]) })
+}
+
 /// A context with room for one more tensor.
-fn reserve(ggml: &Ggml, contexts: &mut Vec<Context>) -> Result<Ptr> {
+pub(super) fn reserve(ggml: &Ggml, contexts: &mut Vec<Context>) -> Result<Ptr> {
     if contexts.last().is_none_or(|context| context.used == CHUNK) {
         let params = InitParams {
             // SAFETY: takes nothing, returns a number.
@@ -417,11 +430,12 @@ fn reserve(ggml: &Ggml, contexts: &mut Vec<Context>) -> Result<Ptr> {
         if raw.is_null() {
             return Err(Error::new(ErrorCode::ResourceExhausted, "no memory for a ggml context"));
         }
-        contexts.push(Context { raw, used: 0 });
+        contexts.push(Context { raw, used: 0, pending: false });
     }
     match contexts.last_mut() {
         Some(context) => {
             context.used += 1;
+            context.pending = true;
             Ok(context.raw)
         }
         None => Err(Error::internal("no ggml context")),

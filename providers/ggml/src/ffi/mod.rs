@@ -2,6 +2,7 @@
 //! feature detection. What the modules export is safe to call:
 //!
 //! * [`Ggml`]: the loaded libraries;
+//! * [`Store`]: tensors that several graphs share, with the memory to fill them;
 //! * [`Builder`] → [`Program`]: a compute graph, checked against ggml's own conditions before ggml sees it
 //!   (a failed assertion inside ggml would end the process), then the same graph with memory, ready to run;
 //! * [`Kernel`]: an operation of ours that runs inside ggml's thread pool on disjoint tiles of its output;
@@ -13,16 +14,20 @@ mod api;
 mod builder;
 mod kernel;
 mod library;
+mod pages;
 pub(crate) mod product;
 mod profile;
 mod program;
 pub(crate) mod simd;
 pub(crate) mod softmax;
+mod store;
 mod variant;
 
 pub(crate) use builder::{Binary, Builder, Extent, Tensor, Type, Unary};
 #[cfg(test)]
 pub(crate) use kernel::run_kernel;
-pub(crate) use kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile, as_bytes, as_f32s, as_words};
+pub(crate) use kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile, as_f32s, as_floats, as_words, as_words_mut};
 pub(crate) use library::{Ggml, LIBRARY_DIR};
+pub(crate) use pages::buffer;
 pub(crate) use program::Program;
+pub(crate) use store::{Room, Store, Stored};

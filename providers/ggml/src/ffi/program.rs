@@ -5,16 +5,19 @@ use super::{
     builder::{Builder, Tensor},
     kernel::Failure,
     library::status_error,
+    pages,
     product::Words,
     profile::{Note, Profile},
+    store::Store,
 };
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
     ffi::{c_int, c_void},
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
 };
 
-/// A graph with its weights, activations and threads. Not thread-safe: one run at a time.
+/// A graph with its constants, activations and threads. Not thread-safe: one run at a time.
 pub(crate) struct Program {
     // The order matters: memory goes before the contexts that describe it.
     memory: Memory,
@@ -27,7 +30,8 @@ pub(crate) struct Program {
 struct Memory {
     api: &'static Api,
     backend: Ptr,
-    weights: Vec<Ptr>,
+    /// Buffers of the tensors that the graph alone reads.
+    constants: Vec<Ptr>,
     activations: Ptr,
     graph_context: Ptr,
 }
@@ -39,7 +43,7 @@ impl Drop for Memory {
             if !self.activations.is_null() {
                 (self.api.ggml_gallocr_free)(self.activations);
             }
-            for buffer in &self.weights {
+            for buffer in &self.constants {
                 (self.api.ggml_backend_buffer_free)(*buffer);
             }
             if !self.backend.is_null() {
@@ -77,7 +81,8 @@ impl Program {
             return Err(exhausted("the ggml graph"));
         }
         let null = std::ptr::null_mut();
-        let mut memory = Memory { api, backend: null, weights: Vec::new(), activations: null, graph_context };
+        let mut memory =
+            Memory { api, backend: null, constants: Vec::new(), activations: null, graph_context };
         // SAFETY: the context has the size ggml states for a graph of `size` nodes; all tensors are the
         // builder's; every result is checked before it is used.
         unsafe {
@@ -101,21 +106,25 @@ impl Program {
             for context in &builder.weights {
                 let buffer = (api.ggml_backend_alloc_ctx_tensors)(context.raw, memory.backend);
                 if buffer.is_null() {
-                    return Err(exhausted("the weights"));
+                    return Err(exhausted("the constants"));
                 }
-                memory.weights.push(buffer);
+                memory.constants.push(buffer);
             }
             memory.activations =
                 (api.ggml_gallocr_new)((api.ggml_backend_get_default_buffer_type)(memory.backend));
             if memory.activations.is_null() || !(api.ggml_gallocr_alloc_graph)(memory.activations, graph) {
                 return Err(exhausted("the activations"));
             }
+            if let Some(buffer) = activation_buffer(&builder, outputs) {
+                let base = (api.ggml_backend_buffer_get_base)(buffer);
+                pages::prefer_huge(base.cast(), (api.ggml_backend_buffer_get_size)(buffer));
+            }
             let profile = Profile::wanted(threads, || notes(&builder, graph));
             Ok(Program { memory, graph, builder, profile })
         }
     }
 
-    /// Fills a weight or an input.
+    /// Fills a constant or an input.
     pub(crate) fn write(&mut self, tensor: Tensor, bytes: &[u8]) -> Result<()> {
         let raw = self.placed(tensor, bytes.len())?;
         // SAFETY: the tensor has memory for exactly this many bytes.
@@ -149,11 +158,15 @@ impl Program {
         Ok(raw)
     }
 
-    /// Runs the graph once; `cancelled` is asked between nodes.
+    /// Runs the graph once, with the weights in `store`; `cancelled` is asked between nodes.
     ///
     /// # Errors
-    /// `Cancelled`; what a kernel reported, as `InvalidArgument`; ggml's own failures.
-    pub(crate) fn compute(&mut self, cancelled: &dyn Fn() -> bool) -> Result<()> {
+    /// `Internal` where the graph was made for another store; `Cancelled`; what a kernel reported, as `InvalidArgument`; ggml's own failures.
+    pub(crate) fn compute(&mut self, store: &Store, cancelled: &dyn Fn() -> bool) -> Result<()> {
+        // Borrowed, so that nobody writes weights meanwhile.
+        if self.builder.pools.as_ref().is_some_and(|pools| !Arc::ptr_eq(pools, store.pools())) {
+            return Err(Error::internal("the ggml graph reads the weights of another session"));
+        }
         if let Some(profile) = &mut self.profile {
             profile.start();
         }
@@ -180,11 +193,11 @@ impl Program {
     pub(crate) fn profile(&self) -> Option<String> {
         self.profile.as_ref().map(Profile::table)
     }
-    /// Bytes of the weights' buffers.
-    pub(crate) fn weight_bytes(&self) -> u64 {
+    /// Bytes of the constants' buffers.
+    pub(crate) fn constant_bytes(&self) -> u64 {
         // SAFETY: buffers of this program.
         let size = |buffer: &Ptr| unsafe { (self.memory.api.ggml_backend_buffer_get_size)(*buffer) as u64 };
-        self.memory.weights.iter().map(size).sum()
+        self.memory.constants.iter().map(size).sum()
     }
     /// Bytes of the activations' buffer.
     pub(crate) fn activation_bytes(&self) -> u64 {
@@ -208,6 +221,16 @@ fn notes(builder: &Builder, graph: Ptr) -> Vec<Note> {
         Note { name: format!("ggml {}", name.to_string_lossy()), multiplications: 0, words: Words::F32 }
     };
     computed.map(|node| builder.notes.get(&node).cloned().unwrap_or_else(|| name(node))).collect()
+}
+
+/// The buffer of the activations.
+///
+/// # Safety
+/// The tensors have memory.
+unsafe fn activation_buffer(builder: &Builder, outputs: &[Tensor]) -> Option<Ptr> {
+    // SAFETY: by this function's contract; views have the buffer of what they show.
+    let buffer = |tensor: &Tensor| unsafe { (*builder.raw(*tensor)).buffer };
+    builder.inputs.iter().chain(outputs).map(buffer).find(|buffer| !buffer.is_null())
 }
 
 /// # Safety

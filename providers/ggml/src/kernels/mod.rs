@@ -7,6 +7,7 @@ use crate::ffi::{
     product::Words,
     simd::{Vectorized, vectorize},
 };
+use crate::storage::f16_to_f32;
 use std::ops::Range;
 
 mod activation;
@@ -85,17 +86,7 @@ impl Vectorized for Widen<'_> {
         if self.bf16 {
             pairs.for_each(|(out, half)| *out = f32::from_bits(u32::from(*half) << 16));
         } else {
-            pairs.for_each(|(out, half)| *out = from_f16(*half));
+            pairs.for_each(|(out, half)| *out = f16_to_f32(*half));
         }
     }
-}
-
-/// An f16 in f32, without branches: its exponent and fraction in place, then a power of two that corrects the exponent's
-/// bias and normalises what was subnormal.
-#[inline(always)]
-fn from_f16(bits: u16) -> f32 {
-    const BIAS: f32 = f32::from_bits((254 - 15) << 23);
-    let (sign, rest) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff) << 13);
-    let special = if rest >= 0x7c00 << 13 { 0xff << 23 } else { 0 };
-    f32::from_bits((f32::from_bits(rest) * BIAS).to_bits() | special | sign)
 }

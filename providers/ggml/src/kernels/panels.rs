@@ -6,6 +6,7 @@ use crate::{
         softmax,
     },
     shape,
+    storage::f32_to_bf16,
 };
 
 /// How a stack of `groups` matrices of `rows` x `depth` is stored for [`Product`](crate::ffi::product::Product): in
@@ -137,19 +138,10 @@ impl Vectorized for Fill<'_> {
     }
 }
 
-/// The bits of the nearest bf16, in the upper half.
-#[inline(always)]
-fn round(x: f32) -> u32 {
-    let bits = x.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
-    // Rounding would make an infinity of some NaNs.
-    if x.is_nan() { bits | 0x40_0000 } else { rounded }
-}
-
 /// Two bf16 in a word, the first in the lower half.
 #[inline(always)]
 pub(super) fn pair(low: f32, high: f32) -> u32 {
-    round(low) >> 16 | round(high) & 0xffff_0000
+    u32::from(f32_to_bf16(low)) | u32::from(f32_to_bf16(high)) << 16
 }
 
 /// Pairs of elements of two rows.

@@ -4,11 +4,12 @@ mod errors;
 mod operators;
 mod patterns;
 mod session;
+mod shapes;
 
-use crate::{GgmlProvider, ffi::Ggml, ffi::LIBRARY_DIR, translate::translate};
+use crate::{GgmlProvider, ffi::Ggml, ffi::LIBRARY_DIR, translate::translate, weights::Bank};
 use sdrun_abi::{
     BuildSpec, DType, Engine, Error, InitConfig, NoHost, Precision, Provider, Result, Session, TensorView,
-    VecSink, Weight, WeightSource,
+    VecSink, Weight, WeightSource, WeightSpec,
 };
 use sdrun_graph::{
     Attribute, Dim, Element, ExternalBase, Graph, Initializer, Node, Tensor, Value, ValueId, WeightData,
@@ -123,7 +124,12 @@ impl Model {
         let bytes = self.onnx();
         let mut graph = Graph::from_bytes(bytes.into(), "test", ExternalBase::Stripped).unwrap();
         infer_shapes(&mut graph).unwrap();
-        translate(&graph, Precision::Fp32, ggml()).unwrap().host_operators
+        let specs: Vec<WeightSpec> = graph
+            .weights()
+            .map(|(name, w)| WeightSpec { name: name.into(), dtype: w.dtype, shape: w.shape.clone() })
+            .collect();
+        let mut bank = Bank::new(ggml(), &specs);
+        translate(&graph, Precision::Fp32, ggml(), &mut bank).unwrap().host_operators
     }
 }
 

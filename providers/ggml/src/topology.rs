@@ -1,0 +1,199 @@
+//! What the sessions of an engine share: its graph, whose dimensions may be open, and how that is translated.
+
+use crate::{
+    ffi::{Builder, Ggml},
+    optimize::optimize,
+    storage::storage_type,
+    translate::{Translation, translate},
+    weights::Bank,
+};
+use sdrun_abi::{BuildSpec, EngineInfo, Error, Precision, Result, TensorSpec, TensorView, WeightSpec};
+use sdrun_graph::{Dim, Graph, GraphError, OpenDims, ValueId, simplify};
+use std::collections::BTreeMap;
+
+/// `GGML_MAX_N_THREADS`.
+const MAX_THREADS: usize = 512;
+
+/// Sizes assumed for open dimensions to learn how weights are to be kept: of the outermost, and of the others.
+const ASSUMED: [(usize, usize); 4] = [(1, 64), (2, 16), (1, 8), (1, 1)];
+
+pub(crate) struct Topology {
+    ggml: &'static Ggml,
+    graph: Graph,
+    precision: Precision,
+    /// `None`: all cores, where the graph is worth them.
+    threads: Option<usize>,
+    info: EngineInfo,
+    /// The shapes of the inputs, where none is open.
+    fixed: Option<Vec<Vec<usize>>>,
+}
+
+impl Topology {
+    /// Translates the graph once, so that a session cannot fail on it. `graph` has its shapes inferred, as far as they
+    /// are known. Also says which operators, and how many of each, the reference implementation evaluates.
+    pub(crate) fn new(
+        ggml: &'static Ggml,
+        graph: Graph,
+        spec: &BuildSpec,
+    ) -> Result<(Self, BTreeMap<String, usize>)> {
+        if let Some(threads) = spec.threads.filter(|threads| !(1..=MAX_THREADS).contains(threads)) {
+            return Err(Error::invalid(format!("{threads} threads: ggml runs with 1 to {MAX_THREADS}")));
+        }
+        let weights = graph
+            .weights()
+            .map(|(name, w)| WeightSpec { name: name.into(), dtype: w.dtype, shape: w.shape.clone() })
+            .collect();
+        let (inputs, outputs) = (Vec::new(), Vec::new());
+        let info =
+            EngineInfo { inputs, outputs, weights, compatibility: crate::engine::compatibility(ggml)? };
+        let fixed = graph.inputs.iter().map(|id| graph.value(*id).known_shape()).collect();
+        let mut topology =
+            Topology { ggml, graph, precision: spec.precision, threads: spec.threads, info, fixed };
+        let open = |id: &&ValueId| topology.graph.value(**id).shape.is_none();
+        if let Some(id) = topology.graph.inputs.iter().find(open) {
+            let name = &topology.graph.value(*id).name;
+            return Err(Error::invalid(format!("the rank of input {name:?} is not known")));
+        }
+        // What an operator says is clearer than what is not known about its outputs.
+        let (_, translation) = topology.representative()?;
+        let Topology { graph, info, .. } = &mut topology;
+        let ranks = translation.output_specs.iter().map(|spec| spec.shape.len());
+        info.inputs = graph.inputs.iter().map(|id| tensor_spec(graph, *id, None)).collect::<Result<_>>()?;
+        info.outputs = graph
+            .outputs
+            .iter()
+            .zip(ranks)
+            .map(|(id, rank)| tensor_spec(graph, *id, Some(rank)))
+            .collect::<Result<_>>()?;
+        Ok((topology, translation.host_operators))
+    }
+
+    pub(crate) fn info(&self) -> &EngineInfo {
+        &self.info
+    }
+    pub(crate) fn precision(&self) -> Precision {
+        self.precision
+    }
+    /// The shapes of the inputs, where none is open.
+    pub(crate) fn fixed_shapes(&self) -> Option<Vec<Vec<usize>>> {
+        self.fixed.clone()
+    }
+    /// Threads for work that is worth them.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.unwrap_or_else(cores)
+    }
+    /// Threads that run a graph.
+    pub(crate) fn threads_for(&self, builder: &Builder) -> usize {
+        self.threads.unwrap_or_else(|| if builder.is_worth_threads() { cores() } else { 1 })
+    }
+
+    /// The graph in ggml's terms and the weights it reads, without memory; where dimensions are open, for sizes that
+    /// are assumed.
+    pub(crate) fn representative(&self) -> Result<(Bank, Translation)> {
+        let attempt = |shapes: Option<&[Vec<usize>]>| {
+            let mut bank = Bank::new(self.ggml, &self.info.weights);
+            let translation = match shapes {
+                Some(shapes) => self.translation(shapes, &mut bank)?,
+                None => translate(&self.graph, self.precision, self.ggml, &mut bank)?,
+            };
+            Ok((bank, translation))
+        };
+        if self.fixed.is_some() {
+            return attempt(None);
+        }
+        let mut first = None;
+        for assumed in ASSUMED {
+            match attempt(Some(&self.assume(assumed))) {
+                Ok(done) => return Ok(done),
+                Err(error) => first.get_or_insert(error),
+            };
+        }
+        Err(first.unwrap_or_else(|| Error::internal("no sizes are assumed")))
+    }
+
+    /// The graph in ggml's terms for inputs of these shapes, with its weights in `bank`.
+    pub(crate) fn translation(&self, shapes: &[Vec<usize>], bank: &mut Bank) -> Result<Translation> {
+        let names = self.graph.inputs.iter().map(|id| self.graph.value(*id).name.clone());
+        let shapes: BTreeMap<String, Vec<usize>> = names.zip(shapes.iter().cloned()).collect();
+        let mut graph = self.graph.clone();
+        simplify(&mut graph, &shapes, OpenDims::Refuse)
+            .and_then(|_| optimize(&mut graph))
+            .map_err(explain)
+            .and_then(|_| translate(&graph, self.precision, self.ggml, bank))
+            .map_err(|e| Error { message: format!("with inputs of shapes {shapes:?}: {}", e.message), ..e })
+    }
+
+    /// Shapes for the inputs, with these sizes for what is open.
+    fn assume(&self, (outermost, others): (usize, usize)) -> Vec<Vec<usize>> {
+        let mut symbols: BTreeMap<&str, usize> = BTreeMap::new();
+        let shape = |id: &ValueId| {
+            let dims = self.graph.value(*id).shape.iter().flatten();
+            let size = |(i, dim): (usize, &'_ Dim)| (if i == 0 { outermost } else { others }, dim.clone());
+            dims.enumerate().map(size).collect::<Vec<_>>()
+        };
+        let dims: Vec<Vec<(usize, Dim)>> = self.graph.inputs.iter().map(shape).collect();
+        dims.iter()
+            .map(|dims| {
+                dims.iter()
+                    .map(|(size, dim)| match dim {
+                        Dim::Known(n) => *n,
+                        Dim::Symbol(name) => *symbols.entry(name).or_insert(*size),
+                        Dim::Unknown => *size,
+                    })
+                    .collect()
+            })
+            .collect()
+    }
+
+    /// What the host checks too: number, types and shapes of the inputs.
+    pub(crate) fn check_inputs(&self, inputs: &[TensorView<'_>]) -> Result<()> {
+        let specs = &self.info.inputs;
+        if inputs.len() != specs.len() {
+            return Err(Error::invalid(format!("{} inputs given, {} expected", inputs.len(), specs.len())));
+        }
+        for (view, spec) in inputs.iter().zip(specs) {
+            if view.dtype != spec.dtype {
+                return Err(Error::invalid(format!("an input is {}, expected {}", view.dtype, spec.dtype)));
+            }
+            let fits = view.shape.len() == spec.shape.len()
+                && view.shape.iter().zip(&spec.shape).all(|(d, open)| open.is_none_or(|fixed| fixed == *d));
+            if !fits {
+                let (name, shape) = (&spec.name, view.shape);
+                return Err(Error::invalid(format!(
+                    "input {name:?} is {shape:?}, expected {:?}",
+                    spec.shape
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Cores this process may use.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS))
+}
+
+/// An error about the graph.
+pub(crate) fn explain(error: GraphError) -> Error {
+    match error {
+        GraphError::Unsupported { .. } | GraphError::UnsupportedModel { .. } => {
+            Error::unsupported(error.to_string())
+        }
+        _ => Error::invalid(error.to_string()),
+    }
+}
+
+/// An input or output; `rank` is that of a value whose own is not known.
+fn tensor_spec(graph: &Graph, id: ValueId, rank: Option<usize>) -> Result<TensorSpec> {
+    let value = graph.value(id);
+    let dtype = value.dtype.filter(|dtype| storage_type(*dtype).is_some());
+    let shape = match (&value.shape, rank) {
+        (Some(shape), _) => Some(shape.iter().map(Dim::known).collect()),
+        (None, rank) => rank.map(|rank| vec![None; rank]),
+    };
+    match (dtype, shape) {
+        (Some(dtype), Some(shape)) => Ok(TensorSpec { name: value.name.clone(), dtype, shape }),
+        _ => Err(Error::invalid(format!("the type or rank of {:?} is not known", value.name))),
+    }
+}
