@@ -207,10 +207,11 @@ impl Bank {
             let tells = |other: &Place| {
                 other.weight == place.weight && (other.type_ == place.type_ || other.type_ == Type::F32)
             };
-            let source =
-                filled.iter().zip(&mut rooms).filter(|(other, _)| tells(other)).find_map(|(other, room)| {
-                    Some((other.type_, other.form.restore(room.bytes())?))
-                });
+            let source = filled
+                .iter()
+                .zip(&mut rooms)
+                .filter(|(other, _)| tells(other))
+                .find_map(|(other, room)| Some((other.type_, other.form.restore(room.bytes())?)));
             let Some((type_, plain)) = source else {
                 let message = format!(
                     "weight {:?} is not kept in the form that inputs of this shape need",
