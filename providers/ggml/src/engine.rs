@@ -1,6 +1,8 @@
 //! The engine: a graph without weights, and the file it is kept in.
 
-use crate::{ffi::Ggml, session::GgmlSession, storage::storage_type, translate::translate};
+use crate::{
+    ffi::Ggml, optimize::optimize, session::GgmlSession, storage::storage_type, translate::translate,
+};
 use sdrun_abi::{
     BuildSpec, Engine, EngineInfo, Error, ErrorCode, Host, LogLevel, Precision, Result, Session, TensorSpec,
     WeightSource, WeightSpec,
@@ -154,6 +156,7 @@ fn read(model: &[u8]) -> Result<Graph> {
     let mut graph =
         Graph::from_bytes(model.to_vec().into(), "model", ExternalBase::Stripped).map_err(explain)?;
     infer_shapes(&mut graph).map_err(explain)?;
+    optimize(&mut graph).map_err(explain)?;
     Ok(graph)
 }
 

@@ -4,7 +4,7 @@ mod engine;
 mod ffi;
 mod kernels;
 mod ops;
-mod patterns;
+mod optimize;
 mod provider;
 mod session;
 mod shape;
@@ -12,6 +12,7 @@ mod storage;
 #[cfg(test)]
 mod tests;
 mod translate;
+mod unsupported;
 mod weights;
 
 pub use provider::GgmlProvider;

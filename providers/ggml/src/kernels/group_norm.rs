@@ -87,7 +87,7 @@ impl Vectorized for Moments<'_> {
 }
 
 #[inline(always)]
-fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f64 {
+pub(super) fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f64 {
     let mut total = 0.0;
     for run in x.chunks(RUN) {
         let mut lanes = [0f32; LANES];
@@ -130,7 +130,7 @@ impl Vectorized for Affine<'_> {
 /// become its ends. Range reduction and the degree-6 polynomial follow Cephes' `expf`.
 #[inline(always)]
 #[allow(clippy::excessive_precision)]
-fn exp(x: f32) -> f32 {
+pub(super) fn exp(x: f32) -> f32 {
     // Adding it to a small number leaves that number's nearest integer in the low bits of the mantissa.
     const SHIFTER: f32 = 12_582_912.0;
     let x = x.clamp(-87.0, 88.0);

@@ -15,6 +15,9 @@ mod conv;
 mod gather;
 mod group_norm;
 mod host;
+mod host_elementwise;
+mod map;
+mod pad;
 mod pool;
 mod strided;
 
@@ -24,6 +27,9 @@ pub(crate) use conv::{Conv, DepthwiseConv, PackPanels, Window, pack_panels, pane
 pub(crate) use gather::Gather;
 pub(crate) use group_norm::GroupNorm;
 pub(crate) use host::{Argument, Extract, HostNode, Produced};
+pub(crate) use host_elementwise::HostElementwise;
+pub(crate) use map::{Function, Map, RmsNorm};
+pub(crate) use pad::Pad;
 pub(crate) use pool::{Pool, PoolKind};
 pub(crate) use strided::StridedCopy;
 

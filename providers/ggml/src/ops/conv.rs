@@ -2,7 +2,7 @@
 
 use super::Operator;
 use crate::{
-    ffi::Type,
+    ffi::{Tensor, Type},
     kernels::{Conv, DepthwiseConv, PackPanels, Pool, PoolKind, Window, panels_len},
     shape,
     storage::is_f32,
@@ -24,6 +24,12 @@ pub(super) const OPERATORS: &[Operator] = &[
 ];
 
 fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let y = conv_tensor(t, node)?;
+    t.define(node, 0, y)
+}
+
+/// The tensor of a convolution with bias.
+pub(super) fn conv_tensor(t: &mut Translator<'_>, node: &Node) -> Outcome<Tensor> {
     let (x, filters_id) = (t.float(node, 0)?, t.input_id(node, 1)?);
     let filters_shape = t.shape(filters_id)?;
     if !is_f32(t.dtype(filters_id)?) {
@@ -59,14 +65,13 @@ fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let mut inputs = vec![x.tensor, weights];
     inputs.extend(bias.iter().map(|bias| bias.tensor));
     let (bias, extent) = (bias.is_some(), shape::extent(&out));
-    let y = if depthwise {
+    if depthwise {
         let kernel = DepthwiseConv { batch, channels: groups, window, bias };
-        t.custom(node, kernel, &inputs, Type::F32, extent)?
+        t.custom(node, kernel, &inputs, Type::F32, extent)
     } else {
         let kernel = Conv { batch, groups, channels, filters: rows, window, bias };
-        t.custom(node, kernel, &inputs, Type::F32, extent)?
-    };
-    t.define(node, 0, y)
+        t.custom(node, kernel, &inputs, Type::F32, extent)
+    }
 }
 
 fn average_pool(t: &mut Translator<'_>, node: &Node) -> Outcome {

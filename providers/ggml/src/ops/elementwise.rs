@@ -27,7 +27,6 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator { name: "Tanh", takes: UNARY, translate: |t, n| unary(t, n, Unary::Tanh) },
     Operator { name: "Clip", takes: "float, constant bounds", translate: clip },
     Operator { name: "Elu", takes: "float, alpha 1", translate: elu },
-    Operator { name: "Gelu", takes: "float, approximate \"none\"", translate: gelu },
     Operator { name: "HardSigmoid", takes: UNARY, translate: hard_sigmoid },
     Operator { name: "LeakyRelu", takes: UNARY, translate: leaky_relu },
     Operator { name: "Reciprocal", takes: UNARY, translate: reciprocal },
@@ -65,14 +64,6 @@ fn elu(t: &mut Translator<'_>, node: &Node) -> Outcome {
     match node.float("alpha") {
         None | Some(1.0) => unary(t, node, Unary::Elu),
         Some(alpha) => refuse(format!("its alpha is {alpha}")),
-    }
-}
-
-fn gelu(t: &mut Translator<'_>, node: &Node) -> Outcome {
-    match node.str("approximate") {
-        None | Some("none") => unary(t, node, Unary::GeluErf),
-        // ggml looks the tanh form up in a table of f16 values.
-        Some(other) => refuse(format!("its approximate is {other:?}")),
     }
 }
 
@@ -184,7 +175,7 @@ fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
 
 /// `a op b`, broadcast to `shape`. ggml does it where one operand has that shape and the other is repeated along outer
 /// dimensions; along the innermost it is slow, so that is left to a kernel of ours, as are all other cases.
-fn combine(
+pub(super) fn combine(
     t: &mut Translator<'_>,
     node: &Node,
     op: BroadcastOp,

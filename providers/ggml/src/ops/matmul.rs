@@ -17,6 +17,12 @@ pub(super) const OPERATORS: &[Operator] = &[
 
 /// ggml's `mul_mat` takes the second matrix transposed: rows of `depth` elements, one for each column.
 fn matmul(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let y = product(t, node, false)?;
+    t.define(node, 0, y)
+}
+
+/// The product of a node's first two inputs. A second one that is given transposed is a matrix.
+pub(super) fn product(t: &mut Translator<'_>, node: &Node, given_transposed: bool) -> Outcome<Tensor> {
     let (a_id, b_id) = (t.input_id(node, 0)?, t.input_id(node, 1)?);
     let (mut a_shape, mut b_shape) = (t.shape(a_id)?, t.shape(b_id)?);
     if !is_f32(t.dtype(a_id)?) || !is_f32(t.dtype(b_id)?) {
@@ -34,10 +40,18 @@ fn matmul(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let (a_batch, &[rows, depth]) = split_matrix(&a_shape) else {
         return refuse("an operand is not a matrix");
     };
+    if given_transposed {
+        b_shape.reverse();
+    }
     let (b_batch, &[_, cols]) = split_matrix(&b_shape) else { return refuse("an operand is not a matrix") };
     let a = t.float(node, 0)?.tensor;
-    let b = transposed(t, node, b_id, &b_shape)?;
-    let product = if shape::len(b_batch) == 1 {
+    let b = match given_transposed {
+        true if b_shape.len() != 2 => return refuse("its second operand is not a matrix"),
+        true if t.is_stored(b_id) => t.weight(b_id, Form::Plain, t.matrix_type())?,
+        true => t.operand(b_id)?.tensor,
+        false => transposed(t, node, b_id, &b_shape)?,
+    };
+    Ok(if shape::len(b_batch) == 1 {
         // One matrix for all batches: they are more rows.
         let a = t.builder.reshape(a, [depth, rows * shape::len(a_batch), 1, 1])?;
         let b = t.builder.reshape(b, [depth, cols, 1, 1])?;
@@ -53,8 +67,7 @@ fn matmul(t: &mut Translator<'_>, node: &Node) -> Outcome {
         let a = t.builder.reshape(a, [depth, rows, count, 1])?;
         let b = t.builder.reshape(b, [depth, cols, count, 1])?;
         t.builder.mul_mat(b, a)?
-    };
-    t.define(node, 0, product)
+    })
 }
 
 fn split_matrix(shape: &[usize]) -> (&[usize], &[usize]) {

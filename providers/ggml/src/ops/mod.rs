@@ -1,18 +1,19 @@
 //! The table of operators: one file for each family, one entry for each operator.
 
 mod conv;
+mod einsum;
 mod elementwise;
+mod fused;
 mod layout;
 mod matmul;
 mod norm;
+mod pad;
 mod reduce;
 
-pub(crate) use norm::{GroupNormParts, group_norm};
-
 use crate::translate::{Outcome, Translator};
-use sdrun_graph::Node;
+use sdrun_graph::{Node, fused::DOMAIN};
 
-/// How an operator of the default domain is said in ggml's terms.
+/// How an operator of ai.onnx, or one that passes make of several, is said in ggml's terms.
 pub(crate) struct Operator {
     /// ONNX name.
     pub(crate) name: &'static str,
@@ -23,13 +24,16 @@ pub(crate) struct Operator {
     pub(crate) translate: fn(&mut Translator<'_>, &Node) -> Outcome,
 }
 
-const FAMILIES: [&[Operator]; 6] = [
+const FAMILIES: [&[Operator]; 9] = [
     elementwise::OPERATORS,
+    fused::OPERATORS,
     matmul::OPERATORS,
     conv::OPERATORS,
     norm::OPERATORS,
     reduce::OPERATORS,
     layout::OPERATORS,
+    pad::OPERATORS,
+    einsum::OPERATORS,
 ];
 
 /// The table, family after family.
@@ -39,6 +43,6 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Operator> {
 
 /// The entry for a node.
 pub(crate) fn find(node: &Node) -> Option<&'static Operator> {
-    let default_domain = matches!(&node.domain[..], "" | "ai.onnx");
-    all().find(|operator| default_domain && operator.name == node.op_type)
+    let known = matches!(&node.domain[..], "" | "ai.onnx" | DOMAIN);
+    all().find(|operator| known && operator.name == node.op_type)
 }

@@ -1,13 +1,16 @@
 //! Normalisation and softmax.
 
-use super::Operator;
+use super::{
+    Operator,
+    fused::{activate, activation},
+};
 use crate::{
     ffi::{Tensor, Type},
     kernels::GroupNorm,
     shape,
     translate::{Operand, Outcome, Translator, refuse},
 };
-use sdrun_graph::Node;
+use sdrun_graph::{Node, fused::Activation};
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator {
@@ -21,22 +24,22 @@ pub(super) const OPERATORS: &[Operator] = &[
 ];
 
 /// A GroupNorm with what usually surrounds it, each part optional; see [`GroupNorm`].
-pub(crate) struct GroupNormParts {
+struct GroupNormParts {
     /// `[batch, channels, ...]`.
-    pub(crate) x: Operand,
-    pub(crate) groups: usize,
-    pub(crate) epsilon: f32,
+    x: Operand,
+    groups: usize,
+    epsilon: f32,
     /// Scale and bias, one element for each group or each channel.
-    pub(crate) affine: Option<(Operand, Operand)>,
+    affine: Option<(Operand, Operand)>,
     /// One element for each channel.
-    pub(crate) weight: Option<Operand>,
+    weight: Option<Operand>,
     /// One element for each channel.
-    pub(crate) shift: Option<Operand>,
-    pub(crate) silu: bool,
+    shift: Option<Operand>,
+    silu: bool,
 }
 
 /// The tensor of a normalisation, of the shape of its input.
-pub(crate) fn group_norm(t: &mut Translator<'_>, node: &Node, parts: GroupNormParts) -> Outcome<Tensor> {
+fn group_norm(t: &mut Translator<'_>, node: &Node, parts: GroupNormParts) -> Outcome<Tensor> {
     let GroupNormParts { x, groups, epsilon, affine, weight, shift, silu } = parts;
     let &[batch, channels, ref inner @ ..] = &x.shape[..] else {
         return refuse("its input has fewer than two dimensions");
@@ -83,15 +86,25 @@ fn instance_norm(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
+/// That of ai.onnx, or with factors of groups and an activation that of `sdrun_graph::fused`.
 fn group_normalization(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let (x, scale, bias) = (t.float(node, 0)?, t.float(node, 1)?, t.float(node, 2)?);
     let Some(groups) = node.int("num_groups").and_then(|n| usize::try_from(n).ok()) else {
         return refuse("it has no num_groups");
     };
     let epsilon = node.float("epsilon").unwrap_or(1e-5);
-    let affine = Some((scale, bias));
-    let parts = GroupNormParts { x, groups, epsilon, affine, weight: None, shift: None, silu: false };
-    let y = group_norm(t, node, parts)?;
+    let activation = activation(node)?;
+    let silu = activation == Some(Activation::Swish(1.0));
+    let (affine, weight, shift) = match (t.optional_float(node, 3)?, t.optional_float(node, 4)?) {
+        (Some(group_scale), Some(group_bias)) => ((group_scale, group_bias), Some(scale), Some(bias)),
+        (None, None) => ((scale, bias), None, None),
+        _ => return refuse("it has only one of the factors of groups"),
+    };
+    let parts = GroupNormParts { x, groups, epsilon, affine: Some(affine), weight, shift, silu };
+    let mut y = group_norm(t, node, parts)?;
+    if let Some(activation) = activation.filter(|_| !silu) {
+        y = activate(t, node, y, activation)?;
+    }
     t.define(node, 0, y)
 }
 

@@ -1,6 +1,7 @@
 //! Small graphs through the whole provider, against `sdrun_graph::eval`.
 
 mod errors;
+mod models;
 mod operators;
 mod patterns;
 mod session;
