@@ -7,12 +7,13 @@ use crate::{
 };
 use sdrun::{
     BuildOptions, EngineManifest,
-    abi::{Device, Error, ErrorCode},
+    abi::{Device, Error},
     check_weights,
     graph::{Graph, WeightsPolicy, passes},
 };
 use serde::Serialize;
 use std::{
+    fs,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -64,9 +65,10 @@ fn dump(bound: &Graph, folder: &Path) -> anyhow::Result<()> {
         let bytes = graph.to_onnx_stripped().map_err(sdrun::Error::from)?;
         files::write(&folder.join(name), |out| out.write_all(&bytes))
     };
-    std::fs::create_dir_all(folder).map_err(|e| {
-        Error::new(ErrorCode::Internal, format!("cannot make the folder {}: {e}", folder.display()))
-    })?;
+    if folder.exists() && !folder.is_dir() {
+        return Err(Error::invalid(format!("{} is not a folder", folder.display())).with_file(folder).into());
+    }
+    fs::create_dir_all(folder).map_err(|e| Error::io("make", folder, &e))?;
     write("given.onnx", bound)?;
     let mut merged = bound.clone();
     passes::optimize(&mut merged, passes::ALL).map_err(sdrun::Error::from)?;

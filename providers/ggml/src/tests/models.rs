@@ -14,7 +14,6 @@ use std::{
 const ON_THE_HOST: &[(&str, &str)] = &[
     ("ArgMax", "of text encoders: where the end of the text is, among 77 tokens"),
     ("GatherND", "of text encoders: one vector for each text"),
-    ("ReduceSum", "of T5 in half precision: whether any value is infinite"),
     ("Attention", "of text encoders exported with a mask of type bool, until the kernel takes it"),
 ];
 
