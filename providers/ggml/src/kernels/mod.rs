@@ -23,6 +23,8 @@ mod group_norm;
 mod host;
 mod layer_norm;
 mod panels;
+mod host_elementwise;
+mod pad;
 mod pool;
 mod strided;
 #[cfg(test)]
@@ -42,6 +44,8 @@ pub(crate) use group_norm::GroupNorm;
 pub(crate) use host::{Argument, Extract, HostNode, Produced};
 pub(crate) use layer_norm::LayerNorm;
 pub(crate) use panels::{Layout, PackPanels, Panels};
+pub(crate) use host_elementwise::HostElementwise;
+pub(crate) use pad::Pad;
 pub(crate) use pool::{Pool, PoolKind};
 pub(crate) use strided::StridedCopy;
 pub(crate) use window::Window;
