@@ -36,6 +36,7 @@ fn a_model_is_described() {
     assert_eq!(bound["topology"]["bound"], true);
     assert_ne!(bound["topology"]["hash"], open["topology"]["hash"]);
     assert_eq!(bound["simplified"]["nodes_after"], 1);
+    assert_eq!(bound["merged"]["nodes_after"], 1);
     assert_eq!(bound["weights"]["list"][0]["name"], "w");
     // The hash ignores the values of weights.
     let mut other = model("x");
@@ -43,6 +44,40 @@ fn a_model_is_described() {
     other[at..at + 4].copy_from_slice(&5f32.to_le_bytes());
     let other = sandbox.file("other.onnx", other);
     assert_eq!(sandbox.json(&["inspect", &other]).1["topology"], open["topology"]);
+}
+
+#[test]
+fn passes_tell_what_they_remove_and_merge() {
+    let sandbox = Sandbox::new();
+    let asked = ["inspect", "sd15/vae-decoder", "--shape", "latent_sample=1,4,64,64", "--passes"];
+    let (_, json) = sandbox.json(&asked);
+    let (simplified, merged) = (&json["simplified"], &json["merged"]);
+    assert!(merged["nodes_after"].as_u64() < simplified["nodes_after"].as_u64());
+    let pass = |name: &str| {
+        let passes = merged["passes"].as_array().unwrap();
+        passes.iter().find(|p| p["name"] == name).unwrap_or_else(|| panic!("no {name} in {passes:?}")).clone()
+    };
+    assert_eq!(pass("fuse_group_norm")["operators"]["sdrun.GroupNormalization"], 30);
+    assert_eq!(pass("fuse_attention")["operators"]["Softmax"], -1);
+    let text = sandbox.run(&asked).succeeds().stdout.clone();
+    for words in ["fold_constants", "fuse_group_norm", "sdrun.Attention +1", "where the provider does that"] {
+        assert!(text.contains(words), "{words:?} is not in\n{text}");
+    }
+}
+
+#[test]
+fn graphs_are_written_before_and_after_the_passes() {
+    let sandbox = Sandbox::new();
+    let folder = sandbox.path("work/graphs");
+    let build = ["build", "sd15/vae-decoder", "--dump-graph", folder.to_str().unwrap(), "-p", "none"];
+    sandbox.run(&build).fails(3, &["none"]);
+    let inspect = |name: &str| sandbox.json(&["inspect", folder.join(name).to_str().unwrap()]).1;
+    let (given, merged) = (inspect("given.onnx"), inspect("merged.onnx"));
+    assert!(given["operators"]["InstanceNormalization"].as_u64() > Some(20));
+    assert!(merged["operators"]["sdrun.GroupNormalization"].as_u64() > Some(20));
+    assert_eq!(given["weights"], merged["weights"]);
+    let file = sandbox.file("not-a-folder", b"");
+    sandbox.run(&["build", "mobilenet-v2", "--dump-graph", &file]).fails(4, &["not-a-folder"]);
 }
 
 #[test]

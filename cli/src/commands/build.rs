@@ -5,9 +5,15 @@ use crate::{
     files, format, model,
     weights::{WeightArgs, WeightReport},
 };
-use sdrun::{BuildOptions, EngineManifest, abi::Device, check_weights, graph::WeightsPolicy};
+use sdrun::{
+    BuildOptions, EngineManifest,
+    abi::{Device, Error},
+    check_weights,
+    graph::{Graph, WeightsPolicy, passes},
+};
 use serde::Serialize;
 use std::{
+    fs,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -34,6 +40,11 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "FILE.sdengine")]
     output: Option<PathBuf>,
 
+    /// Write the graph as ONNX without weights into this folder: given.onnx, which the provider is given, and merged.onnx,
+    /// which a provider that merges nodes itself runs
+    #[arg(long, value_name = "DIR")]
+    dump_graph: Option<PathBuf>,
+
     /// Run the provider in a worker process, so that a crash in it becomes an error
     #[arg(long)]
     isolate: bool,
@@ -46,6 +57,22 @@ pub(crate) struct Args {
     shapes: model::ModelArgs,
     #[command(flatten)]
     build: model::BuildArgs,
+}
+
+/// Writes the graph before and after [`passes::ALL`].
+fn dump(bound: &Graph, folder: &Path) -> anyhow::Result<()> {
+    let write = |name: &str, graph: &Graph| -> anyhow::Result<()> {
+        let bytes = graph.to_onnx_stripped().map_err(sdrun::Error::from)?;
+        files::write(&folder.join(name), |out| out.write_all(&bytes))
+    };
+    if folder.exists() && !folder.is_dir() {
+        return Err(Error::invalid(format!("{} is not a folder", folder.display())).with_file(folder).into());
+    }
+    fs::create_dir_all(folder).map_err(|e| Error::io("make", folder, &e))?;
+    write("given.onnx", bound)?;
+    let mut merged = bound.clone();
+    passes::optimize(&mut merged, passes::ALL).map_err(sdrun::Error::from)?;
+    write("merged.onnx", &merged)
 }
 
 #[derive(Serialize)]
@@ -85,6 +112,9 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         }
         false => None,
     };
+    if let Some(folder) = &args.dump_graph {
+        dump(&bound, folder)?;
+    }
     let (provider, device) = args.provider.open_to_build(args.isolate, context)?;
     let options =
         BuildOptions { threads: args.provider.threads(), shapes, ..BuildOptions::new(device.clone()) };

@@ -6,7 +6,7 @@
 //!
 //! | operator | inputs | attributes | computes |
 //! |---|---|---|---|
-//! | `Attention`, `LayerNormalization`, `RMSNormalization`, `Gelu`, `Swish` | | | what ai.onnx 24 says |
+//! | `Attention`, `LayerNormalization`, `RMSNormalization`, `Gelu`, `Swish` | | | what ai.onnx 25 says |
 //! | `GroupNormalization` | X, scale, bias, group_scale?, group_bias? | `epsilon`, `num_groups`, activation | act((norm(X) · group_scale + group_bias) · scale + bias); scale and bias are one number for each channel, the other two for each group |
 //! | `FusedConv` | X, W, B?, Z? | those of Conv, activation | act(Conv(X, W, B) + Z); Z broadcasts |
 //! | `FusedMatMul` | A, B, bias?, Z? | `transB`, activation | act(A · B + bias + Z), B transposed in its last two dimensions where `transB` is 1 |
@@ -34,7 +34,7 @@ pub const DOMAIN: &str = "sdrun";
 pub const VERSION: i64 = 1;
 
 /// The version of ai.onnx in which the definitions are written.
-pub const BODY_OPSET: i64 = 24;
+pub const BODY_OPSET: i64 = 25;
 
 /// Whether the node is an operator of the domain.
 pub(crate) fn is_fused(node: &Node) -> bool {

@@ -13,6 +13,7 @@ mod storage;
 mod tests;
 mod topology;
 mod translate;
+mod unsupported;
 mod weights;
 
 pub use provider::GgmlProvider;

@@ -176,7 +176,7 @@ impl<A: Copy, B, F: Fn(A) -> B> Vectorized for Each<'_, A, B, F> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<const FMA: bool>(self) {
         self.to.iter_mut().zip(self.from).for_each(|(to, from)| *to = (self.f)(*from));
     }
 }
@@ -184,7 +184,7 @@ impl<A: Copy, B, F: Fn(A) -> B> Vectorized for Each<'_, A, B, F> {
 /// Exact, and without branches so that loops of it vectorise: the exponent is moved to its place in f32 and rebiased
 /// by a product, which makes normal numbers of subnormal ones.
 #[inline(always)]
-fn f16_to_f32(half: u16) -> f32 {
+pub(crate) fn f16_to_f32(half: u16) -> f32 {
     const REBIAS: f32 = f32::from_bits((127 + 112) << 23);
     let half = u32::from(half);
     let magnitude = (half & 0x7fff) << 13;
@@ -194,7 +194,7 @@ fn f16_to_f32(half: u16) -> f32 {
 
 /// The bits of the nearest bf16, of two the even one.
 #[inline(always)]
-fn f32_to_bf16(value: f32) -> u16 {
+pub(crate) fn f32_to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
     if value.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded }

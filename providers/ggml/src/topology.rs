@@ -2,6 +2,7 @@
 
 use crate::{
     ffi::{Builder, Ggml},
+    optimize::optimize,
     storage::storage_type,
     translate::{Translation, translate},
     weights::Bank,
@@ -116,6 +117,7 @@ impl Topology {
         let shapes: BTreeMap<String, Vec<usize>> = names.zip(shapes.iter().cloned()).collect();
         let mut graph = self.graph.clone();
         simplify(&mut graph, &shapes, OpenDims::Refuse)
+            .and_then(|_| optimize(&mut graph))
             .map_err(explain)
             .and_then(|_| translate(&graph, self.precision, self.ggml, bank))
             .map_err(|e| Error { message: format!("with inputs of shapes {shapes:?}: {}", e.message), ..e })

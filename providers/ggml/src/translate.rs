@@ -7,9 +7,10 @@
 
 use crate::{
     ffi::{Builder, Extent, Ggml, Kernel, MAX_INPUTS, Tensor, Type, product::Words, simd::Level},
-    kernels::{Argument, Extract, HostNode, Layout, PackPanels, Panels, Produced, StridedCopy},
+    kernels::{Argument, Extract, HostElementwise, HostNode, Layout, PackPanels, Panels, Produced, StridedCopy},
     ops, shape,
     storage::{is_f32, storage_type},
+    unsupported::Unsupported,
     weights::{Bank, Constant, Form},
 };
 use sdrun_abi::{DType, Error, OutputSpec, Precision, Result};
@@ -115,9 +116,18 @@ pub(crate) fn translate<'g>(
         let input = translator.input_tensor(*id).map_err(|refusal| explain_value(graph, *id, refusal))?;
         inputs.push(input);
     }
+    let mut unsupported = Unsupported::default();
     for node in &graph.nodes {
-        translator.node(node)?;
+        match translator.node(node) {
+            Ok(()) => {}
+            Err(Refusal::Failed(error)) => return Err(error),
+            Err(Refusal::Unsupported(why)) => unsupported.add(&mut translator, node, &why)?,
+        }
+        if unsupported.is_open_ended() {
+            break;
+        }
     }
+    unsupported.into_result()?;
     let (mut outputs, mut output_specs) = (Vec::new(), Vec::new());
     for id in &graph.outputs {
         let output = translator.operand(*id).map_err(|refusal| explain_value(graph, *id, refusal))?;
@@ -157,7 +167,7 @@ impl<'g> Translator<'g> {
         Ok((tensor, dtype))
     }
 
-    fn node(&mut self, node: &'g Node) -> Result<()> {
+    fn node(&mut self, node: &'g Node) -> Outcome {
         let operator = ops::find(node);
         let native = match operator {
             Some(operator) => self.check_outputs(node).and_then(|()| (operator.translate)(self, node)),
@@ -165,18 +175,16 @@ impl<'g> Translator<'g> {
         };
         let why = match native {
             Ok(()) => return Ok(()),
-            Err(Refusal::Failed(error)) => return Err(error),
             Err(Refusal::Unsupported(why)) => why,
+            Err(failed) => return Err(failed),
         };
         match self.host_node(node) {
-            Ok(()) => Ok(()),
-            Err(Refusal::Failed(error)) => Err(error),
             Err(Refusal::Unsupported(host)) => {
                 let takes = operator.map(|op| format!(" (it takes {})", op.takes)).unwrap_or_default();
                 let reasons = if host == why { why } else { format!("{why}{takes}, and {host}") };
-                Err(Error::unsupported(format!("the ggml provider cannot run {}: {reasons}", describe(node)))
-                    .with_hint("another provider may support it; `sdrun providers` lists them"))
+                refuse(reasons)
             }
+            other => other,
         }
     }
 
@@ -346,6 +354,10 @@ impl<'g> Translator<'g> {
         self.values.insert(id, tensor);
         Ok(())
     }
+    /// Puts a tensor in the place of a value that is not translated.
+    pub(crate) fn stand_in(&mut self, id: ValueId, tensor: Tensor) {
+        self.values.insert(id, tensor);
+    }
     /// Makes a constant a value.
     pub(crate) fn define_constant(&mut self, node: &Node, constant: HostTensor) {
         if let Some(id) = node.output(0) {
@@ -476,6 +488,23 @@ impl<'g> Translator<'g> {
             });
         }
         probe(node, opset, &arguments, &outputs)?;
+        if let [Some(only)] = &outputs[..] {
+            let known: Vec<_> = arguments
+                .iter()
+                .filter_map(|argument| match argument {
+                    Argument::Absent => None,
+                    Argument::Constant(tensor) => {
+                        Some((tensor.dtype(), tensor.shape().to_vec(), Some(tensor.clone())))
+                    }
+                    Argument::Computed(dtype, shape) => Some((*dtype, shape.clone(), None)),
+                })
+                .collect();
+            if let Some(kernel) = HostElementwise::new(node, opset, &known, &only.shape) {
+                let type_ = storage_type(only.dtype).unwrap_or(Type::I8);
+                let tensor = self.custom(node, kernel, &inputs, type_, shape::extent(&only.shape))?;
+                return self.define(node, 0, tensor);
+            }
+        }
         *self.host_operators.entry(node.op_type.clone()).or_default() += 1;
         let kernel = |unit| HostNode { node: node.clone(), opset, arguments, outputs: outputs.clone(), unit };
         if let [Some(only)] = &outputs[..] {

@@ -1,10 +1,10 @@
 //! Weights and constants on their way into ggml tensors.
 
 use crate::{
-    ffi::{Extent, Ggml, Room, Store, Stored, Tensor, Type, as_bytes, buffer, product::Words},
+    ffi::{Extent, Ggml, Room, Store, Stored, Tensor, Type, as_floats, as_words_mut, buffer, product::Words},
     kernels::Panels,
     shape,
-    storage::{Floats, float_dtype, into_storage, is_f32, to_bytes, to_f32s},
+    storage::{Floats, float_dtype, into_storage, is_f32, put, to_bytes, to_f32s},
 };
 use sdrun_abi::{DType, Error, ErrorCode, Flow, Host, Result, Weight, WeightSource, WeightSpec};
 use sdrun_graph::Tensor as HostTensor;
@@ -51,6 +51,12 @@ impl Form {
     pub(crate) fn fill(self, type_: Type, dtype: DType, bytes: &[u8], out: &mut [u8]) -> Result<()> {
         match self {
             Form::Plain if is_f32(dtype) => Floats::new(dtype, bytes).copy_to(type_, out),
+            Form::Panels { panels, transposed } => {
+                let Some(values) = to_f32s(dtype, bytes) else {
+                    return Err(Error::internal(format!("a {dtype} initializer was taken for a matrix")));
+                };
+                pack(panels, transposed, &values, type_, out)?;
+            }
             _ => {
                 let arranged = self.arrange(type_, dtype, bytes)?;
                 if arranged.len() != out.len() {
@@ -73,25 +79,41 @@ impl Form {
 
     /// What [`fill`](Self::fill) writes, as bytes of its own.
     pub(crate) fn arrange<'a>(self, type_: Type, dtype: DType, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>> {
-        if self == Form::Plain && !matches!(type_, Type::F16 | Type::Bf16) {
-            return into_storage(dtype, bytes).map_err(Error::internal);
-        }
+        let Form::Panels { panels, transposed } = self else {
+            if !matches!(type_, Type::F16 | Type::Bf16) {
+                return into_storage(dtype, bytes).map_err(Error::internal);
+            }
+            let values = to_f32s(dtype, bytes)
+                .ok_or_else(|| Error::internal(format!("a {dtype} initializer was taken for a matrix")))?;
+            return Ok(Cow::Owned(to_bytes(&values, type_)));
+        };
         let values = to_f32s(dtype, bytes)
             .ok_or_else(|| Error::internal(format!("a {dtype} initializer was taken for a matrix")))?;
-        let (panels, transposed) = match self {
-            Form::Plain => return Ok(Cow::Owned(to_bytes(&values, type_))),
-            Form::Panels { panels, transposed } => (panels, transposed),
-        };
-        let mut words = vec![0; panels.len()];
-        panels.pack(&values, transposed, 0, &mut words);
-        Ok(match (panels.words, type_) {
-            (Words::F32, Type::F16 | Type::Bf16) => {
-                let values: Vec<f32> = words.into_iter().map(f32::from_bits).collect();
-                Cow::Owned(to_bytes(&values, type_))
-            }
-            _ => Cow::Owned(as_bytes(&words).to_vec()),
-        })
+        let mut out = vec![0; self.len(values.len()) * type_.size()];
+        pack(panels, transposed, &values, type_, &mut out)?;
+        Ok(Cow::Owned(out))
     }
+}
+
+/// Writes panels into the bytes of a tensor of type `type_`.
+fn pack(panels: Panels, transposed: bool, values: &[f32], type_: Type, out: &mut [u8]) -> Result<()> {
+    let narrow = panels.words == Words::F32 && type_ != Type::F32;
+    let size = if narrow { type_.size() } else { size_of::<u32>() };
+    if out.len() != panels.len() * size {
+        let (from, to) = (panels.len() * size, out.len());
+        return Err(Error::internal(format!("{from} bytes for a ggml tensor of {to} bytes")));
+    }
+    if !narrow && let Some(words) = as_words_mut(out) {
+        panels.pack(values, transposed, 0, words);
+        return Ok(());
+    }
+    // A panel at a time, then in the tensor's type.
+    let mut words = vec![0; panels.panel_len()];
+    for (index, out) in out.chunks_exact_mut(panels.panel_len() * size).enumerate() {
+        panels.pack(values, transposed, index, &mut words);
+        put(as_floats(&words), if narrow { type_ } else { Type::F32 }, out);
+    }
+    Ok(())
 }
 
 /// A tensor that holds a constant of the graph.
@@ -185,10 +207,11 @@ impl Bank {
             let tells = |other: &Place| {
                 other.weight == place.weight && (other.type_ == place.type_ || other.type_ == Type::F32)
             };
-            let source =
-                filled.iter().zip(&mut rooms).filter(|(other, _)| tells(other)).find_map(|(other, room)| {
-                    Some((other.type_, other.form.restore(room.bytes())?))
-                });
+            let source = filled
+                .iter()
+                .zip(&mut rooms)
+                .filter(|(other, _)| tells(other))
+                .find_map(|(other, room)| Some((other.type_, other.form.restore(room.bytes())?)));
             let Some((type_, plain)) = source else {
                 let message = format!(
                     "weight {:?} is not kept in the form that inputs of this shape need",

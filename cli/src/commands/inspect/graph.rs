@@ -7,7 +7,9 @@ use sdrun::{
     abi::DType,
     graph::{
         Attribute, Dim, ExternalBase, Graph, Initializer, OpenDims, OpenOptions, SimplifyReport, ValueId,
-        WeightData, WeightsPolicy, proto, simplify,
+        WeightData, WeightsPolicy,
+        passes::{self, PassReport},
+        proto, simplify,
     },
     weights::builtin::{self, Builtin},
 };
@@ -39,8 +41,19 @@ struct Report {
     /// Weights stored in other files.
     files: Vec<File>,
     topology: Topology,
+    /// With `--passes`: what is done to every model before a provider is given it.
     #[serde(skip_serializing_if = "Option::is_none")]
     simplified: Option<SimplifyReport>,
+    /// With `--passes`: what a provider can do to it then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    merged: Option<Merged>,
+}
+
+/// What the passes of [`passes::ALL`] make of a simplified graph.
+#[derive(Serialize)]
+struct Merged {
+    nodes_after: usize,
+    passes: Vec<PassReport>,
 }
 
 #[derive(Serialize)]
@@ -91,14 +104,15 @@ pub(super) fn run(what: &str, args: &Args, context: &Context) -> anyhow::Result<
     let graph = graph.map_err(sdrun::Error::from)?;
     let shapes = shapes(builtin, args)?;
     let asked = args.passes || !args.model.shapes.is_empty();
-    let (topology, simplified) = match topology(graph.clone(), &shapes) {
-        Ok((topology, report)) => (topology, args.passes.then_some(report)),
+    let (topology, changes) = match topology(graph.clone(), &shapes, args.passes) {
+        Ok(found) => found,
         // Whoever asked about the bound or simplified graph has to know; others see the rest.
         Err(e) if asked => return Err(e.into()),
         Err(e) => (Topology { hash: None, bound: false, error: Some(e.to_string()) }, None),
     };
     let mut report = describe(what, &graph, args.weights);
-    (report.topology, report.simplified) = (topology, simplified);
+    report.topology = topology;
+    (report.simplified, report.merged) = changes.unzip();
     context.present(&report, |out| show(out, &report))
 }
 
@@ -112,10 +126,20 @@ fn shapes(builtin: Option<&Builtin>, args: &Args) -> anyhow::Result<Shapes> {
     Ok(shapes)
 }
 
-fn topology(mut graph: Graph, shapes: &Shapes) -> sdrun::Result<(Topology, SimplifyReport)> {
+/// The topology of a graph with these shapes and, where `merge` asks for it, what passes do to the graph.
+fn topology(
+    mut graph: Graph,
+    shapes: &Shapes,
+    merge: bool,
+) -> sdrun::Result<(Topology, Option<(SimplifyReport, Merged)>)> {
     let report = simplify(&mut graph, shapes, OpenDims::Allow)?;
     let bound = graph.inputs.iter().all(|id| graph.value(*id).known_shape().is_some());
-    Ok((Topology { hash: Some(graph.topology_hash()), bound, error: None }, report))
+    let topology = Topology { hash: Some(graph.topology_hash()), bound, error: None };
+    if !merge {
+        return Ok((topology, None));
+    }
+    let passes = passes::optimize(&mut graph, passes::ALL)?;
+    Ok((topology, Some((report, Merged { nodes_after: graph.nodes.len(), passes }))))
 }
 
 fn describe(what: &str, graph: &Graph, list: bool) -> Report {
@@ -156,6 +180,7 @@ fn describe(what: &str, graph: &Graph, list: bool) -> Report {
         files: files.into_values().collect(),
         topology: Topology { hash: None, bound: false, error: None },
         simplified: None,
+        merged: None,
     }
 }
 
@@ -243,16 +268,43 @@ fn show(out: &mut dyn Write, r: &Report) -> io::Result<()> {
     }
     if let Some(s) = &r.simplified {
         writeln!(out, "passes     {} nodes became {} in {} rounds", s.nodes_before, s.nodes_after, s.rounds)?;
-        for pass in &s.passes {
-            writeln!(
-                out,
-                "  {:<20} removed {} nodes, {} initializers",
-                pass.name, pass.nodes, pass.initializers
-            )?;
-        }
+        show_passes(out, &s.passes)?;
+    }
+    if let Some(m) = &r.merged {
+        let before = r.simplified.as_ref().map_or(0, |s| s.nodes_after);
+        writeln!(out, "merging    {before} nodes became {}, where the provider does that", m.nodes_after)?;
+        show_passes(out, &m.passes)?;
     }
     Ok(())
 }
+
+/// A table of the passes that changed something.
+fn show_passes(out: &mut dyn Write, reports: &[PassReport]) -> io::Result<()> {
+    let mut table = format::table(["pass", "changes", "nodes", "what was removed and added"]);
+    for report in reports.iter().filter(|report| report.changes > 0) {
+        let mut operators: Vec<_> = report.operators.iter().collect();
+        operators.sort_by_key(|(name, change)| (std::cmp::Reverse(change.abs()), *name));
+        let mut list: Vec<String> =
+            operators.iter().take(SHOWN).map(|(name, change)| format!("{name} {change:+}")).collect();
+        if operators.len() > SHOWN {
+            list.push("…".into());
+        }
+        if report.initializers != 0 {
+            list.push(format!("initializers {:+}", report.initializers));
+        }
+        table.add_row([
+            report.name.to_string(),
+            report.changes.to_string(),
+            format!("{:+}", report.nodes()),
+            list.join(", "),
+        ]);
+    }
+    format::right(&mut table, 1..3);
+    writeln!(out, "{table}")
+}
+
+/// Operators shown for each pass.
+const SHOWN: usize = 6;
 
 fn shape(tensor: &Tensor) -> String {
     let Some(sizes) = &tensor.shape else { return "of unknown rank".into() };

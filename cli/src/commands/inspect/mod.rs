@@ -39,7 +39,7 @@ pub(crate) struct Args {
     #[arg(long)]
     list: bool,
 
-    /// Show what each simplification removes
+    /// Show what each pass over the graph removes and merges
     #[arg(long)]
     passes: bool,
 

@@ -16,6 +16,8 @@ fn attention(uses: &Uses<'_>, fresh: &mut Fresh, n: &Node) -> Option<Vec<Node>> 
     is_op(n, "MatMul").then_some(())?;
     let (probabilities, v) = (n.input(0)?, n.input(1)?);
     let softmax = uses.made_by(uses.before_casts(probabilities), "Softmax")?;
+    // Whoever else wants the probabilities needs them computed.
+    uses.is_used_once(probabilities).then_some(())?;
     let scores = softmax.input(0)?;
     let rank = uses.rank(scores)? as i64;
     let last = match uses.graph.opset() {
@@ -35,7 +37,12 @@ fn attention(uses: &Uses<'_>, fresh: &mut Fresh, n: &Node) -> Option<Vec<Node>> 
         matches!((dim(q), dim(kt), dim(v)), (Some(a), Some(b), Some(c)) if same_dim(a, b) && same_dim(b, c))
     });
     (alike && stacks && uses.dtype(n.output(0)?) == uses.dtype(q)).then_some(())?;
-    if let Some(mask) = scores.mask {
+    // Where the softmax is computed in another type, so is the mask.
+    let mask = scores.mask.map(|mask| match uses.dtype(mask) == uses.dtype(q) {
+        true => mask,
+        false => uses.before_casts(mask),
+    });
+    if let Some(mask) = mask {
         let fits = uses.dtype(mask) == uses.dtype(q)
             && uses.shape(mask)?.len() <= rank
             && rank == 4
@@ -54,7 +61,7 @@ fn attention(uses: &Uses<'_>, fresh: &mut Fresh, n: &Node) -> Option<Vec<Node>> 
     nodes.push(node(n, "Transpose", &[kt], Some(k), [("perm", perm)]));
 
     let mut inputs = vec![q, k, v];
-    inputs.extend(scores.mask);
+    inputs.extend(mask);
     let scale = ("scale", Attribute::Float(scores.scale * q_scale * k_scale));
     let mut fused = fused_node(n, "Attention", &inputs, [scale]);
     if uses.dtype(softmax.input(0)?) == Some(DType::F32) && uses.dtype(q) != Some(DType::F32) {
@@ -85,9 +92,7 @@ impl Scores {
             let [first, second] = pairs(sum)?;
             let ends = |(scores, _): &(ValueId, ValueId)| product(uses, *scores).is_some();
             let (scores, other) = [first, second].into_iter().find(ends)?;
-            mask = Some(uses.before_casts(other))
-                .filter(|m| uses.dtype(*m) == uses.dtype(other))
-                .or(Some(other));
+            mask = Some(other);
             id = scores;
         }
         let (matmul, scale) = product(uses, id)?;

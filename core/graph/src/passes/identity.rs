@@ -1,17 +1,31 @@
 use crate::{Graph, Node, ValueId};
-use std::collections::HashSet;
+
+/// A set of values.
+struct Marks(Vec<bool>);
+
+impl Marks {
+    fn new<'a>(graph: &Graph, ids: impl IntoIterator<Item = &'a ValueId>) -> Self {
+        let mut marks = Marks(vec![false; graph.values.len()]);
+        ids.into_iter().for_each(|id| marks.set(*id, true));
+        marks
+    }
+    fn set(&mut self, id: ValueId, is: bool) {
+        self.0[id.0 as usize] = is;
+    }
+    fn has(&self, id: ValueId) -> bool {
+        self.0[id.0 as usize]
+    }
+}
 
 /// Removes nodes that hand on their first input unchanged: `Identity`, `Dropout` outside of training, casts to
 /// the same type, and reshapes, transposes, slices, … that change nothing. Needs inferred shapes. Returns the
 /// number of nodes that are gone.
 pub fn eliminate_identity(graph: &mut Graph) -> usize {
-    let captured: HashSet<ValueId> = graph.captures().into_values().flatten().collect();
-    let used: HashSet<ValueId> = {
-        let inputs = graph.nodes.iter().flat_map(|node| node.inputs.iter().flatten());
-        inputs.chain(&graph.outputs).chain(&captured).copied().collect()
-    };
-    let mut by_node: HashSet<ValueId> = HashSet::new();
-    let mut outputs: HashSet<ValueId> = graph.outputs.iter().copied().collect();
+    let captured = Marks::new(graph, graph.captures().values().flatten());
+    let inputs = graph.nodes.iter().flat_map(|node| node.inputs.iter().flatten());
+    let used = Marks::new(graph, inputs.chain(&graph.outputs));
+    let mut by_node = Marks::new(graph, []);
+    let mut outputs = Marks::new(graph, &graph.outputs);
     let mut source: Vec<ValueId> = (0..graph.values.len() as u32).map(ValueId).collect();
 
     let nodes = std::mem::take(&mut graph.nodes);
@@ -22,21 +36,20 @@ pub fn eliminate_identity(graph: &mut Graph) -> usize {
         }
         let handed_on = node.input(0).zip(node.output(0)).filter(|(_, to)| {
             // A second output (a mask) that is used needs the node; a body knows values by name.
-            !captured.contains(to) && !node.outputs[1..].iter().flatten().any(|id| used.contains(id))
+            let wanted = |id: &ValueId| used.has(*id) || captured.has(*id);
+            !captured.has(*to) && !node.outputs[1..].iter().flatten().any(wanted)
         });
         match handed_on.filter(|(from, _)| changes_nothing(graph, &node, *from)) {
-            Some((from, to)) if !outputs.contains(&to) => source[to.0 as usize] = from,
+            Some((from, to)) if !outputs.has(to) => source[to.0 as usize] = from,
             // The producer takes over the name of the graph's output.
-            Some((from, to))
-                if by_node.contains(&from) && !outputs.contains(&from) && !captured.contains(&from) =>
-            {
+            Some((from, to)) if by_node.has(from) && !outputs.has(from) && !captured.has(from) => {
                 take_over(graph, from, to);
-                outputs.remove(&to);
-                outputs.insert(from);
+                outputs.set(to, false);
+                outputs.set(from, true);
                 source[to.0 as usize] = from;
             }
             _ => {
-                by_node.extend(node.outputs.iter().flatten());
+                node.outputs.iter().flatten().for_each(|id| by_node.set(*id, true));
                 graph.nodes.push(node);
             }
         }

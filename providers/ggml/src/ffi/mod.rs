@@ -6,7 +6,7 @@
 //! * [`Builder`] → [`Program`]: a compute graph, checked against ggml's own conditions before ggml sees it
 //!   (a failed assertion inside ggml would end the process), then the same graph with memory, ready to run;
 //! * [`Kernel`]: an operation of ours that runs inside ggml's thread pool on disjoint tiles of its output;
-//! * [`simd`]: code compiled once for each instruction set; [`product`]: the inner loop of matrix products;
+//! * [`simd`]: code compiled once for each instruction set; [`softmax`]: what that does not vectorise well enough; [`product`]: the inner loop of matrix products;
 //! * [`Program::profile`]: where the time of a program goes.
 #![allow(unsafe_code)]
 
@@ -19,13 +19,14 @@ pub(crate) mod product;
 mod profile;
 mod program;
 pub(crate) mod simd;
+pub(crate) mod softmax;
 mod store;
 mod variant;
 
 pub(crate) use builder::{Binary, Builder, Extent, Tensor, Type, Unary};
 #[cfg(test)]
 pub(crate) use kernel::run_kernel;
-pub(crate) use kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile, as_bytes, as_f32s, as_words};
+pub(crate) use kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile, as_f32s, as_floats, as_words, as_words_mut};
 pub(crate) use library::{Ggml, LIBRARY_DIR};
 pub(crate) use pages::buffer;
 pub(crate) use program::Program;

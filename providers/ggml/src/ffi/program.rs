@@ -161,8 +161,7 @@ impl Program {
     /// Runs the graph once, with the weights in `store`; `cancelled` is asked between nodes.
     ///
     /// # Errors
-    /// `Internal` where the graph was made for another store; `Cancelled`; what a kernel reported, as `InvalidArgument`;
-    /// ggml's own failures.
+    /// `Internal` where the graph was made for another store; `Cancelled`; what a kernel reported, as `InvalidArgument`; ggml's own failures.
     pub(crate) fn compute(&mut self, store: &Store, cancelled: &dyn Fn() -> bool) -> Result<()> {
         // Borrowed, so that nobody writes weights meanwhile.
         if self.builder.pools.as_ref().is_some_and(|pools| !Arc::ptr_eq(pools, store.pools())) {

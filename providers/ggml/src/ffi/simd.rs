@@ -78,14 +78,20 @@ impl Level {
 pub(crate) trait Vectorized {
     /// What the work yields.
     type Output;
-    /// Does the work.
-    fn run(self) -> Self::Output;
+    /// Does the work; `FMA`: whether `mul_add` is an instruction and not a function call, see [`mul_add`].
+    fn run<const FMA: bool>(self) -> Self::Output;
+}
+
+/// `a * b + c`, rounded once where that is an instruction.
+#[inline(always)]
+pub(crate) fn mul_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
+    if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
 /// Runs `work` with the best instructions of this processor.
 pub(crate) fn vectorize<V: Vectorized>(work: V) -> V::Output {
     match Level::detect() {
-        Level::Plain => work.run(),
+        Level::Plain => work.run::<{ cfg!(target_arch = "aarch64") }>(),
         // SAFETY: the processor has the features, by `detect`.
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => unsafe { with_avx2(work) },
@@ -98,11 +104,11 @@ pub(crate) fn vectorize<V: Vectorized>(work: V) -> V::Output {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,bmi2")]
 fn with_avx2<V: Vectorized>(work: V) -> V::Output {
-    work.run()
+    work.run::<true>()
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,bmi2,avx512f,avx512vl,avx512bw,avx512dq")]
 fn with_avx512<V: Vectorized>(work: V) -> V::Output {
-    work.run()
+    work.run::<true>()
 }

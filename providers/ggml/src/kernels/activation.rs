@@ -1,6 +1,6 @@
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile,
-    simd::{Vectorized, vectorize},
+    simd::{Vectorized, mul_add, vectorize},
 };
 
 /// What is applied to each element of a result.
@@ -18,18 +18,20 @@ pub(crate) enum Activation {
 
 impl Activation {
     #[inline(always)]
-    pub(super) fn apply(self, values: &mut [f32]) {
+    pub(super) fn apply<const FMA: bool>(self, values: &mut [f32]) {
         match self {
             Activation::Clip(low, high) => each(values, |x| {
                 // A NaN stays.
                 let x = if x < low { low } else { x };
                 if x > high { high } else { x }
             }),
-            Activation::Swish(alpha) => each(values, |x| x / (1.0 + exp(-alpha * x))),
-            Activation::Gelu => each(values, |x| 0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2))),
+            Activation::Swish(alpha) => each(values, |x| x / (1.0 + exp::<FMA>(-alpha * x))),
+            Activation::Gelu => {
+                each(values, |x| 0.5 * x * (1.0 + erf::<FMA>(x * std::f32::consts::FRAC_1_SQRT_2)))
+            }
             Activation::GeluTanh => each(values, |x| {
                 let inner = 1.595_769_1 * (x + 0.044_715 * x * x * x);
-                x / (1.0 + exp(-inner))
+                x / (1.0 + exp::<FMA>(-inner))
             }),
         }
     }
@@ -47,8 +49,8 @@ impl Vectorized for Activate<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
-        self.0.apply(self.1);
+    fn run<const FMA: bool>(self) {
+        self.0.apply::<FMA>(self.1);
     }
 }
 
@@ -76,35 +78,35 @@ impl Kernel for Elementwise {
 /// become its ends. Range reduction and the degree-6 polynomial follow Cephes' `expf`.
 #[inline(always)]
 #[allow(clippy::excessive_precision)]
-pub(super) fn exp(x: f32) -> f32 {
+pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
     // Adding it to a small number leaves that number's nearest integer in the low bits of the mantissa.
     const SHIFTER: f32 = 12_582_912.0;
     // Not `clamp`, which checks its bounds; a NaN stays.
     let x = if x < -87.0 { -87.0 } else { x };
     let x = if x > 88.0 { 88.0 } else { x };
-    let shifted = x * std::f32::consts::LOG2_E + SHIFTER;
+    let shifted = mul_add::<FMA>(x, std::f32::consts::LOG2_E, SHIFTER);
     let n = shifted - SHIFTER;
-    let r = x - n * 0.693_359_375 + n * 2.121_944_4e-4;
-    let p = 1.987_569_15e-4 * r + 1.398_199_95e-3;
-    let p = p * r + 8.333_451_9e-3;
-    let p = p * r + 4.166_579_6e-2;
-    let p = p * r + 1.666_666_55e-1;
-    let p = p * r + 5.000_000_1e-1;
+    let r = mul_add::<FMA>(n, 2.121_944_4e-4, mul_add::<FMA>(n, -0.693_359_375, x));
+    let p = mul_add::<FMA>(1.987_569_15e-4, r, 1.398_199_95e-3);
+    let p = mul_add::<FMA>(p, r, 8.333_451_9e-3);
+    let p = mul_add::<FMA>(p, r, 4.166_579_6e-2);
+    let p = mul_add::<FMA>(p, r, 1.666_666_55e-1);
+    let p = mul_add::<FMA>(p, r, 5.000_000_1e-1);
     let power =
         f32::from_bits((shifted.to_bits() as i32 - SHIFTER.to_bits() as i32 + 127).cast_unsigned() << 23);
-    (p * r * r + r + 1.0) * power
+    (mul_add::<FMA>(p * r, r, r) + 1.0) * power
 }
 
 /// The error function by formula 7.1.26 of Abramowitz and Stegun, which is good to 1.5e-7 absolute.
 #[inline(always)]
 #[allow(clippy::excessive_precision)]
-fn erf(x: f32) -> f32 {
+fn erf<const FMA: bool>(x: f32) -> f32 {
     let t = 1.0 / (1.0 + 0.327_591_1 * x.abs());
-    let p = 1.061_405_43 * t - 1.453_152_03;
-    let p = p * t + 1.421_413_74;
-    let p = p * t - 0.284_496_736;
-    let p = (p * t + 0.254_829_592) * t;
-    (1.0 - p * exp(-x * x)).copysign(x)
+    let p = mul_add::<FMA>(1.061_405_43, t, -1.453_152_03);
+    let p = mul_add::<FMA>(p, t, 1.421_413_74);
+    let p = mul_add::<FMA>(p, t, -0.284_496_736);
+    let p = mul_add::<FMA>(p, t, 0.254_829_592) * t;
+    mul_add::<FMA>(-p, exp::<FMA>(-x * x), 1.0).copysign(x)
 }
 
 #[cfg(test)]
@@ -116,10 +118,14 @@ mod tests {
         for i in -8700..8800 {
             let x = i as f32 / 100.0;
             let expected = f64::from(x).exp();
-            assert!((f64::from(exp(x)) / expected - 1.0).abs() < 3e-7, "exp({x}) = {}", exp(x));
+            assert!(
+                (f64::from(exp::<false>(x)) / expected - 1.0).abs() < 3e-7,
+                "exp({x}) = {}",
+                exp::<false>(x)
+            );
         }
-        assert!(exp(-1000.0) < 1e-37 && exp(1000.0) > 1e38);
-        assert!(exp(f32::NAN).is_nan());
+        assert!(exp::<false>(-1000.0) < 1e-37 && exp::<false>(1000.0) > 1e38);
+        assert!(exp::<false>(f32::NAN).is_nan());
     }
 
     /// The integral of the density by Simpson's rule.

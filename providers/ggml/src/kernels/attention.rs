@@ -1,12 +1,9 @@
-use super::{
-    Panels,
-    activation::exp,
-    panels::{Layout, interleave},
-};
+use super::{Panels, activation::exp, panels::Layout};
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile, as_words,
     product::{Block, Left, Product, Taps, Words},
     simd::{Level, Vectorized, vectorize},
+    softmax,
 };
 use std::{cell::RefCell, ops::Range};
 
@@ -139,14 +136,13 @@ impl Attention {
                 }
                 let scores = &mut scores[..block.len() * width];
                 self.add_mask(inputs, batch, head, rows.start + lane..rows.end, block.clone(), scores);
-                vectorize(Soften {
-                    width,
-                    scores,
-                    maxima: &mut maxima[lane..lane + width],
-                    totals: &mut totals[lane..lane + width],
-                    sums: (start > 0).then_some(&mut sums[panel * size * width..][..size * width]),
-                    pairs: (value_words == 2).then_some(&mut weights[..depth * width]),
-                });
+                let maxima = &mut maxima[lane..lane + width];
+                let totals = &mut totals[lane..lane + width];
+                let sums_before =
+                    if start > 0 { panel * size * width..(panel + 1) * size * width } else { 0..0 };
+                let sums = &mut sums[..];
+                let pairs = if value_words == 2 { &mut weights[..depth * width] } else { &mut [][..] };
+                self.soften(scores, maxima, totals, &mut sums[sums_before], pairs);
                 let b = if value_words == 2 { &weights[..] } else { as_words(scores) };
                 for row in (0..size).step_by(height) {
                     let a = (group * value_panels + row / height) * self.values.panel_len();
@@ -176,6 +172,28 @@ impl Attention {
                 tile.row(row).iter_mut().zip(column).for_each(|(out, x)| *out = x * factor);
             }
         }
+    }
+
+    /// A step of the softmax for a panel of scores.
+    fn soften(
+        &self,
+        scores: &mut [f32],
+        maxima: &mut [f32],
+        totals: &mut [f32],
+        sums: &mut [f32],
+        pairs: &mut [u32],
+    ) {
+        let width = self.level.block().1;
+        if width == softmax::LANES
+            && let (Some(maxima), Some(totals)) = (maxima.first_chunk_mut(), totals.first_chunk_mut())
+        {
+            let (scores, sums) = (scores.as_chunks_mut().0, sums.as_chunks_mut().0);
+            let pairs = pairs.as_chunks_mut().0;
+            if (softmax::Step { scores, maxima, totals, sums, pairs }).take(self.level) {
+                return;
+            }
+        }
+        vectorize(Soften { width, scores, maxima, totals, sums });
     }
 
     /// Queries in panels of as many as there are lanes, scaled.
@@ -244,7 +262,7 @@ impl Vectorized for Scale<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<const FMA: bool>(self) {
         let Scale { scale, width, words, from, out } = self;
         from.iter_mut().for_each(|word| *word = (f32::from_bits(*word) * scale).to_bits());
         match words {
@@ -262,35 +280,32 @@ impl Vectorized for Scale<'_> {
     }
 }
 
-/// A step of the softmax: a new block of scores becomes weights; what was summed before is scaled to the new maximum.
+/// A step of the softmax for any number of lanes; see [`softmax::Step`].
 struct Soften<'a> {
     width: usize,
     /// Rows of `width` lanes.
     scores: &'a mut [f32],
     maxima: &'a mut [f32],
     totals: &'a mut [f32],
-    /// The weighted sums so far, rows of `width` lanes.
-    sums: Option<&'a mut [f32]>,
-    /// Where the weights go as pairs of neighbouring rows; `None`: they replace the scores.
-    pairs: Option<&'a mut [u32]>,
+    sums: &'a mut [f32],
 }
 
 impl Vectorized for Soften<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<const FMA: bool>(self) {
         match self.width {
-            32 => self.lanes::<32>(),
-            16 => self.lanes::<16>(),
-            _ => self.lanes::<8>(),
+            32 => self.lanes::<32, FMA>(),
+            16 => self.lanes::<16, FMA>(),
+            _ => self.lanes::<8, FMA>(),
         }
     }
 }
 
 impl Soften<'_> {
     #[inline(always)]
-    fn lanes<const LANES: usize>(self) {
+    fn lanes<const LANES: usize, const FMA: bool>(self) {
         let (scores, _) = self.scores.as_chunks_mut::<LANES>();
         let (Some(maxima), Some(totals)) =
             (self.maxima.first_chunk_mut::<LANES>(), self.totals.first_chunk_mut::<LANES>())
@@ -305,13 +320,13 @@ impl Soften<'_> {
         }
         let mut factor = [0f32; LANES];
         for i in 0..LANES {
-            factor[i] = exp(maxima[i] - largest[i]);
+            factor[i] = exp::<FMA>(maxima[i] - largest[i]);
         }
         *maxima = largest;
         let mut sum = [0f32; LANES];
         for row in scores.iter_mut() {
             for i in 0..LANES {
-                let weight = exp(row[i] - largest[i]);
+                let weight = exp::<FMA>(row[i] - largest[i]);
                 row[i] = weight;
                 sum[i] += weight;
             }
@@ -319,17 +334,8 @@ impl Soften<'_> {
         for i in 0..LANES {
             totals[i] = totals[i] * factor[i] + sum[i];
         }
-        if let Some(sums) = self.sums {
-            for row in sums.as_chunks_mut::<LANES>().0 {
-                row.iter_mut().zip(factor).for_each(|(x, factor)| *x *= factor);
-            }
-        }
-        if let Some(pairs) = self.pairs {
-            let (pairs, _) = pairs.as_chunks_mut::<LANES>();
-            for (pair, rows) in pairs.iter_mut().zip(scores.chunks(2)) {
-                let high = rows.get(1).copied().unwrap_or([0.0; LANES]);
-                interleave(&rows[0], &high, pair);
-            }
+        for row in self.sums.as_chunks_mut::<LANES>().0 {
+            row.iter_mut().zip(factor).for_each(|(x, factor)| *x *= factor);
         }
     }
 }

@@ -91,7 +91,7 @@ impl Vectorized for RowOp<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<const FMA: bool>(self) {
         let RowOp { op, a, b, out } = self;
         match op {
             BroadcastOp::Add => apply(a, b, out, |a, b| a + b),

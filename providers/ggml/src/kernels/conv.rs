@@ -1,4 +1,9 @@
-use super::{Activation, Panels, Window, activation::Activate, panel_words, panels::interleave};
+use super::{
+    Activation, Panels, Window,
+    activation::Activate,
+    panel_words,
+    panels::{interleave, pair},
+};
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile, as_words,
     product::{Block, Left, Product, Taps, Words},
@@ -340,7 +345,7 @@ impl Vectorized for Finish<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<const FMA: bool>(self) {
         let Finish { from, bias, addend, activation, out } = self;
         match (from, addend) {
             (None, None) => out.iter_mut().for_each(|out| *out += bias),
@@ -351,7 +356,7 @@ impl Vectorized for Finish<'_> {
             }
         }
         if let Some(activation) = activation {
-            Activate(activation, out).run();
+            Activate(activation, out).run::<FMA>();
         }
     }
 }
@@ -373,7 +378,7 @@ impl Vectorized for Line<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<const FMA: bool>(self) {
         let Line { low, high, words, first, stride, repeat, out } = self;
         let width = low.len() * repeat;
         // Outputs `from..to` lie inside the row.
@@ -391,10 +396,7 @@ impl Vectorized for Line<'_> {
             match (words, high) {
                 (Words::F32, _) => out.copy_from_slice(as_words(low)),
                 (Words::Bf16, Some(high)) => interleave(low, &high[start..start + out.len()], out),
-                (Words::Bf16, None) => out
-                    .iter_mut()
-                    .zip(low)
-                    .for_each(|(out, x)| interleave(&[*x], &[0.0], std::slice::from_mut(out))),
+                (Words::Bf16, None) => out.iter_mut().zip(low).for_each(|(out, x)| *out = pair(*x, 0.0)),
             }
             return;
         }
@@ -402,7 +404,7 @@ impl Vectorized for Line<'_> {
             let at = (start + i * stride) / repeat;
             *out = match words {
                 Words::F32 => low[at].to_bits(),
-                Words::Bf16 => super::panels::pair(low[at], high.map_or(0.0, |high| high[at])),
+                Words::Bf16 => pair(low[at], high.map_or(0.0, |high| high[at])),
             };
         }
     }

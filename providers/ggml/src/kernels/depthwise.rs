@@ -1,7 +1,7 @@
 use super::{Activation, Conv, activation::Activate, widen};
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile,
-    simd::{Vectorized, vectorize},
+    simd::{Vectorized, mul_add, vectorize},
 };
 use std::cell::RefCell;
 
@@ -80,13 +80,15 @@ impl Vectorized for Row<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<const FMA: bool>(self) {
         let Row { planes, taps, weights, bias, out } = self;
         for (i, out) in out.chunks_mut(LANES).enumerate() {
             let mut sums = [bias; LANES];
             for (tap, weight) in taps.iter().zip(weights) {
                 let Some(x) = planes[*tap as usize + i * LANES..].first_chunk::<LANES>() else { continue };
-                sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += weight * f32::from_bits(*x));
+                sums.iter_mut()
+                    .zip(x)
+                    .for_each(|(sum, x)| *sum = mul_add::<FMA>(*weight, f32::from_bits(*x), *sum));
             }
             match out.as_mut_array::<LANES>() {
                 Some(out) => *out = sums,

@@ -162,7 +162,7 @@ impl Vectorized for PackRow<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<const FMA: bool>(self) {
         let PackRow { from, len, step, words, out } = self;
         match (words, step) {
             (Words::F32, 1) => out.copy_from_slice(as_words(&from[..len])),

@@ -39,9 +39,9 @@ impl Vectorized for Row<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<const FMA: bool>(self) {
         self.out.copy_from_slice(self.gate);
-        self.activation.apply(self.out);
+        self.activation.apply::<FMA>(self.out);
         self.out.iter_mut().zip(self.x).for_each(|(out, x)| *out *= x);
     }
 }

@@ -1,7 +1,7 @@
 use super::Activation;
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile,
-    simd::{Vectorized, vectorize},
+    simd::{Vectorized, mul_add, vectorize},
 };
 
 /// Normalisation of groups of channels with everything that usually follows it, in two passes over the data:
@@ -72,7 +72,8 @@ impl Kernel for GroupNorm {
     }
 }
 
-/// Mean and biased variance, summed in f32 over runs short enough to keep its precision and in f64 beyond.
+/// Mean and biased variance in one pass over memory: of runs that stay in the cache, around each run's mean, put together
+/// in f64 (Chan, Golub and LeVeque, 1979).
 pub(super) struct Moments<'a>(pub(super) &'a [f32]);
 
 const LANES: usize = 32;
@@ -82,29 +83,35 @@ impl Vectorized for Moments<'_> {
     type Output = (f64, f64);
 
     #[inline(always)]
-    fn run(self) -> (f64, f64) {
-        let mean = sum(self.0, |x| x) / self.0.len() as f64;
-        let centre = mean as f32;
-        // Around a centre near the mean: no cancellation, and the rest of the mean is corrected for.
-        let rest = mean - f64::from(centre);
-        let variance = sum(self.0, |x| (x - centre) * (x - centre)) / self.0.len() as f64 - rest * rest;
+    fn run<const FMA: bool>(self) -> (f64, f64) {
+        let (mut count, mut mean, mut squares) = (0.0, 0.0, 0.0);
+        for run in self.0.chunks(RUN) {
+            let len = run.len() as f64;
+            let own = sum(run, |x| x) / len;
+            let centre = own as f32;
+            // Around a centre near the mean nothing cancels; what it is off by is corrected for.
+            let off = own - f64::from(centre);
+            let around = sum(run, |x| (x - centre) * (x - centre)) - len * off * off;
+            let (apart, total) = (own - mean, count + len);
+            squares += around + apart * apart * count * len / total;
+            mean += apart * len / total;
+            count = total;
+        }
+        let variance = squares / count;
         (mean, variance.max(0.0))
     }
 }
 
+/// A sum over a run, short enough for f32.
 #[inline(always)]
-fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f64 {
-    let mut total = 0.0;
-    for run in x.chunks(RUN) {
-        let mut lanes = [0f32; LANES];
-        let (whole, rest) = run.as_chunks::<LANES>();
-        for x in whole {
-            lanes.iter_mut().zip(x).for_each(|(lane, x)| *lane += f(*x));
-        }
-        total += lanes.iter().map(|lane| f64::from(*lane)).sum::<f64>();
-        total += rest.iter().map(|x| f64::from(f(*x))).sum::<f64>();
+fn sum(run: &[f32], f: impl Fn(f32) -> f32) -> f64 {
+    let mut lanes = [0f32; LANES];
+    let (whole, rest) = run.as_chunks::<LANES>();
+    for x in whole {
+        lanes.iter_mut().zip(x).for_each(|(lane, x)| *lane += f(*x));
     }
-    total
+    let rest = rest.iter().map(|x| f64::from(f(*x))).sum::<f64>();
+    lanes.iter().map(|lane| f64::from(*lane)).sum::<f64>() + rest
 }
 
 struct Affine<'a> {
@@ -119,11 +126,11 @@ impl Vectorized for Affine<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<const FMA: bool>(self) {
         let Affine { x, factor, offset, activation, out } = self;
-        out.iter_mut().zip(x).for_each(|(out, x)| *out = x * factor + offset);
+        out.iter_mut().zip(x).for_each(|(out, x)| *out = mul_add::<FMA>(*x, factor, offset));
         if let Some(activation) = activation {
-            activation.apply(out);
+            activation.apply::<FMA>(out);
         }
     }
 }

@@ -45,9 +45,9 @@ impl Vectorized for Row<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<const FMA: bool>(self) {
         let Row { x, epsilon, centred, scale, bias, out } = self;
-        let (mean, variance) = Moments(x).run();
+        let (mean, variance) = Moments(x).run::<FMA>();
         let (centre, square) = if centred { (mean, variance) } else { (0.0, variance + mean * mean) };
         let factor = (1.0 / (square + f64::from(epsilon)).sqrt()) as f32;
         let centre = centre as f32;

@@ -7,6 +7,7 @@ use crate::ffi::{
     product::Words,
     simd::{Vectorized, vectorize},
 };
+use crate::storage::f16_to_f32;
 use std::ops::Range;
 
 mod activation;
@@ -22,6 +23,8 @@ mod group_norm;
 mod host;
 mod layer_norm;
 mod panels;
+mod host_elementwise;
+mod pad;
 mod pool;
 mod strided;
 #[cfg(test)]
@@ -41,6 +44,8 @@ pub(crate) use group_norm::GroupNorm;
 pub(crate) use host::{Argument, Extract, HostNode, Produced};
 pub(crate) use layer_norm::LayerNorm;
 pub(crate) use panels::{Layout, PackPanels, Panels};
+pub(crate) use host_elementwise::HostElementwise;
+pub(crate) use pad::Pad;
 pub(crate) use pool::{Pool, PoolKind};
 pub(crate) use strided::StridedCopy;
 pub(crate) use window::Window;
@@ -80,22 +85,12 @@ impl Vectorized for Widen<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<const FMA: bool>(self) {
         let pairs = self.out.iter_mut().zip(self.halves);
         if self.bf16 {
             pairs.for_each(|(out, half)| *out = f32::from_bits(u32::from(*half) << 16));
         } else {
-            pairs.for_each(|(out, half)| *out = from_f16(*half));
+            pairs.for_each(|(out, half)| *out = f16_to_f32(*half));
         }
     }
-}
-
-/// An f16 in f32, without branches: its exponent and fraction in place, then a power of two that corrects the exponent's
-/// bias and normalises what was subnormal.
-#[inline(always)]
-fn from_f16(bits: u16) -> f32 {
-    const BIAS: f32 = f32::from_bits((254 - 15) << 23);
-    let (sign, rest) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff) << 13);
-    let special = if rest >= 0x7c00 << 13 { 0xff << 23 } else { 0 };
-    f32::from_bits((f32::from_bits(rest) * BIAS).to_bits() | special | sign)
 }

@@ -3,8 +3,10 @@ use crate::{
         Grid, Inputs, Kernel, Tile,
         product::Words,
         simd::{Vectorized, vectorize},
+        softmax,
     },
     shape,
+    storage::f32_to_bf16,
 };
 
 /// How a stack of `groups` matrices of `rows` x `depth` is stored for [`Product`](crate::ffi::product::Product): in
@@ -82,7 +84,7 @@ impl Vectorized for Fill<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<const FMA: bool>(self) {
         let Fill { panels, values, layout, first, panel } = self;
         let Panels { block, words, taps, .. } = *panels;
         let height = block.min(panels.rows - first);
@@ -136,24 +138,18 @@ impl Vectorized for Fill<'_> {
     }
 }
 
-/// The bits of the nearest bf16, in the upper half.
-#[inline(always)]
-fn round(x: f32) -> u32 {
-    let bits = x.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
-    // Rounding would make an infinity of some NaNs.
-    if x.is_nan() { bits | 0x40_0000 } else { rounded }
-}
-
 /// Two bf16 in a word, the first in the lower half.
 #[inline(always)]
 pub(super) fn pair(low: f32, high: f32) -> u32 {
-    round(low) >> 16 | round(high) & 0xffff_0000
+    u32::from(f32_to_bf16(low)) | u32::from(f32_to_bf16(high)) << 16
 }
 
 /// Pairs of elements of two rows.
 #[inline(always)]
 pub(super) fn interleave(low: &[f32], high: &[f32], words: &mut [u32]) {
+    if softmax::interleave(low, high, words) {
+        return;
+    }
     words.iter_mut().zip(low.iter().zip(high)).for_each(|(word, (low, high))| *word = pair(*low, *high));
 }
 

@@ -1,5 +1,3 @@
-use std::ops::Range;
-
 /// How a two-dimensional window moves over an input: height, then width.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Window {
@@ -19,13 +17,5 @@ impl Window {
         (at * self.stride[axis] + k * self.dilation[axis])
             .checked_sub(self.pad[axis])
             .filter(|i| *i < self.input[axis])
-    }
-
-    /// Output columns `from..to` for which tap `kx` lies inside the input.
-    pub(super) fn valid_cols(&self, kx: usize) -> Range<usize> {
-        let (stride, tap) = (self.stride[1], kx * self.dilation[1]);
-        let low = self.pad[1].saturating_sub(tap).div_ceil(stride);
-        let high = (self.input[1] + self.pad[1]).saturating_sub(tap).div_ceil(stride);
-        low.min(self.output[1])..high.min(self.output[1]).max(low.min(self.output[1]))
     }
 }

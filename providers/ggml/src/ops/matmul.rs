@@ -80,6 +80,35 @@ fn gemm(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
+/// `A * B'` for a stack of `[batch, rows, depth]` and one of `[batch, cols, depth]`, both contiguous.
+pub(super) fn stack_product(
+    t: &mut Translator<'_>,
+    node: &Node,
+    a: Tensor,
+    b: Tensor,
+    [batch, rows, cols, depth]: [usize; 4],
+) -> Outcome<Tensor> {
+    let level = Level::detect();
+    let width = level.block().1;
+    let panels = Panels { groups: batch, rows: cols, depth, block: width, words: t.words(), taps: 1 };
+    let layout = Layout { start: 0, row_step: depth, depth_step: 1 };
+    let b = t.panels(node, b, panels, layout, &[batch], &[(cols * depth) as isize])?;
+    let kernel = Gemm {
+        level,
+        batch,
+        rows,
+        dims: vec![batch],
+        strides: vec![(rows * depth) as isize],
+        layout,
+        panels,
+        bias: false,
+        addend: false,
+        activation: None,
+        taps: Taps::dense(DEPTH, width),
+    };
+    t.custom(node, kernel, &[a, b], Type::F32, [cols, rows, batch, 1])
+}
+
 /// An operand of a product, at least a matrix of one row.
 fn matrix(t: &mut Translator<'_>, node: &Node, i: usize) -> Outcome<View> {
     let id = t.input_id(node, i)?;

@@ -3,10 +3,12 @@
 mod activation;
 mod attention;
 mod conv;
+mod einsum;
 mod elementwise;
 mod layout;
 mod matmul;
 mod norm;
+mod pad;
 mod reduce;
 
 pub(crate) use layout::permutation;
@@ -25,7 +27,7 @@ pub(crate) struct Operator {
     pub(crate) translate: fn(&mut Translator<'_>, &Node) -> Outcome,
 }
 
-const FAMILIES: [&[Operator]; 7] = [
+const FAMILIES: [&[Operator]; 9] = [
     elementwise::OPERATORS,
     matmul::OPERATORS,
     attention::OPERATORS,
@@ -33,6 +35,8 @@ const FAMILIES: [&[Operator]; 7] = [
     norm::OPERATORS,
     reduce::OPERATORS,
     layout::OPERATORS,
+    pad::OPERATORS,
+    einsum::OPERATORS,
 ];
 
 /// The table, family after family.

@@ -28,6 +28,27 @@ fn an_unknown_operator_is_named_before_any_work() {
 }
 
 #[test]
+fn all_unknown_operators_are_named_at_once() {
+    let mut model = small();
+    let y = model.graph.outputs[0];
+    let known = model.graph.values[y.0 as usize].clone();
+    let mut z = y;
+    for op in ["NoSuchOperator", "Relu", "NorThis", "NoSuchOperator"] {
+        z = model.node(op, &[], &[z]);
+        let value = &mut model.graph.values[z.0 as usize];
+        (value.dtype, value.shape) = (Some(sdrun_abi::DType::F32), Some(vec![sdrun_graph::Dim::Known(2); 2]));
+    }
+    model.graph.values[y.0 as usize] = known;
+    model.graph.outputs = vec![z];
+    let error = build(&model, &spec(Precision::Fp32)).err().unwrap();
+    assert_eq!(error.code, ErrorCode::Unimplemented, "{error}");
+    assert!(error.message.contains("cannot run 3 nodes"), "{error}");
+    for name in ["/NoSuchOperator_1", "/NorThis_3", "/NoSuchOperator_4"] {
+        assert!(error.message.contains(name), "{error}");
+    }
+}
+
+#[test]
 fn an_attribute_nobody_takes_is_named() {
     // Half an element's offset: not a repetition, and random operators are not evaluated.
     let mut model = Model::new(17);

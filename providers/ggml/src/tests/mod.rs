@@ -1,6 +1,7 @@
 //! Small graphs through the whole provider, against `sdrun_graph::eval`.
 
 mod errors;
+mod models;
 mod operators;
 mod patterns;
 mod session;
@@ -124,12 +125,7 @@ impl Model {
         let bytes = self.onnx();
         let mut graph = Graph::from_bytes(bytes.into(), "test", ExternalBase::Stripped).unwrap();
         infer_shapes(&mut graph).unwrap();
-        let specs: Vec<WeightSpec> = graph
-            .weights()
-            .map(|(name, w)| WeightSpec { name: name.into(), dtype: w.dtype, shape: w.shape.clone() })
-            .collect();
-        let mut bank = Bank::new(ggml(), &specs);
-        translate(&graph, Precision::Fp32, ggml(), &mut bank).unwrap().host_operators
+        translate(&graph, Precision::Fp32, ggml(), &mut bank(&graph)).unwrap().host_operators
     }
 }
 
@@ -138,6 +134,16 @@ impl WeightSource for Model {
         let tensor = self.weights.get(name).ok_or_else(|| Error::not_found(format!("no weight {name:?}")))?;
         Weight::new(tensor.dtype(), tensor.shape().to_vec(), &tensor.data()[..])
     }
+}
+
+/// Room for the weights of a graph.
+pub(super) fn bank(graph: &Graph) -> Bank {
+    let spec = |(name, w): (&str, &WeightRef)| WeightSpec {
+        name: name.into(),
+        dtype: w.dtype,
+        shape: w.shape.clone(),
+    };
+    Bank::new(ggml(), &graph.weights().map(spec).collect::<Vec<_>>())
 }
 
 pub(super) fn ggml() -> &'static Ggml {

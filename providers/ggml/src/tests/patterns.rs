@@ -1,5 +1,7 @@
 use super::{Model, check, from, noise};
 use crate::optimize::optimize;
+use half::f16;
+use sdrun_abi::DType;
 use sdrun_graph::{Attribute, Graph, Tensor, ValueId, infer::infer_shapes};
 
 /// The operators that are translated.
@@ -236,4 +238,27 @@ fn rms_norm_is_one_operation() {
     model.output(y);
     assert_eq!(operators(&model), ["RMSNormalization"]);
     check("rms norm", &model, 2e-6);
+}
+
+#[test]
+fn half_precision_is_not_searched_for_infinities() {
+    let mut model = Model::new(17);
+    let values = [1.0, -70.5, 65504.0, -65504.0, 0.25, 3.0].map(f16::from_f32);
+    let x = model.input(Tensor::from_elements(vec![2, 3], &values).unwrap());
+    let to = |dtype: DType| [("to", Attribute::Int(dtype as i64))];
+    let wide = model.node("Cast", &to(DType::F64), &[x]);
+    let infinite = model.node("IsInf", &[], &[wide]);
+    let numbers = model.node("Cast", &to(DType::I64), &[infinite]);
+    let count = model.node("ReduceSum", &[("keepdims", Attribute::Int(0))], &[numbers]);
+    let zero = model.constant(Tensor::scalar(0i64));
+    let any = model.node("Greater", &[], &[count, zero]);
+    let [less, limit] = [64504.0, 65504.0].map(|v: f32| model.constant(Tensor::scalar(v)));
+    let bound = model.node("Where", &[], &[any, less, limit]);
+    let low = model.node("Neg", &[], &[bound]);
+    let (low, high) =
+        (model.node("Cast", &to(DType::F16), &[low]), model.node("Cast", &to(DType::F16), &[bound]));
+    let y = model.node("Clip", &[], &[x, low, high]);
+    model.output(y);
+    assert_eq!(operators(&model), ["Clip"]);
+    check("clamp", &model, 0.0);
 }

@@ -1,0 +1,179 @@
+//! A step of a running softmax over columns, with the instructions of AVX-512.
+
+use super::simd::Level;
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
+/// Columns that are handled at once.
+pub(crate) const LANES: usize = 32;
+type Row = [f32; LANES];
+
+/// A new block of scores becomes weights `e^(score - maximum)`; what was summed before is scaled to the new maximum.
+pub(crate) struct Step<'a> {
+    /// A row for each key.
+    pub(crate) scores: &'a mut [Row],
+    /// The largest score of each column so far.
+    pub(crate) maxima: &'a mut Row,
+    /// The sum of the weights of each column so far.
+    pub(crate) totals: &'a mut Row,
+    /// What is scaled with the totals.
+    pub(crate) sums: &'a mut [Row],
+    /// Where the weights go as pairs of bf16 of neighbouring rows; empty: they replace the scores.
+    pub(crate) pairs: &'a mut [[u32; LANES]],
+}
+
+impl Step<'_> {
+    /// Takes the step, where the processor can; else answers `false`.
+    pub(crate) fn take(&mut self, level: Level) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if matches!(level, Level::Avx512 | Level::Avx512Bf16)
+            && (self.pairs.is_empty() || level.multiplies_bf16())
+        {
+            assert!(
+                self.pairs.is_empty() || self.pairs.len() == self.scores.len().div_ceil(2),
+                "pairs of all rows"
+            );
+            let factors = {
+                // SAFETY: the processor has the features, for `Level`s come from `detect` and `usable`.
+                unsafe { self.weigh() }
+            };
+            if !self.pairs.is_empty() {
+                // SAFETY: as above; the level multiplies bf16.
+                unsafe { self.pair_up() }
+            }
+            for row in &mut *self.sums {
+                row.iter_mut().zip(&factors).for_each(|(x, factor)| *x *= factor);
+            }
+            return true;
+        }
+        let _ = level;
+        false
+    }
+
+    /// Replaces the scores and answers the factors of the sums.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 F.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn weigh(&mut self) -> Row {
+        let mut factors = [0f32; LANES];
+        for half in [0, 16] {
+            // SAFETY: rows have 32 elements, of which 16 from `half` on are read and written.
+            unsafe {
+                let old = _mm512_loadu_ps(self.maxima.as_ptr().add(half));
+                let mut largest = [old; 4];
+                let fours = self.scores.len() / 4;
+                for four in 0..fours {
+                    for (i, largest) in largest.iter_mut().enumerate() {
+                        let x = _mm512_loadu_ps(self.scores.get_unchecked(4 * four + i).as_ptr().add(half));
+                        *largest = _mm512_max_ps(x, *largest);
+                    }
+                }
+                for row in &self.scores[4 * fours..] {
+                    largest[0] = _mm512_max_ps(_mm512_loadu_ps(row.as_ptr().add(half)), largest[0]);
+                }
+                let maximum = _mm512_max_ps(
+                    _mm512_max_ps(largest[0], largest[1]),
+                    _mm512_max_ps(largest[2], largest[3]),
+                );
+                _mm512_storeu_ps(self.maxima.as_mut_ptr().add(half), maximum);
+                let log2_e = _mm512_set1_ps(std::f32::consts::LOG2_E);
+                let offset = _mm512_mul_ps(maximum, log2_e);
+                let mut sums = [_mm512_setzero_ps(); 2];
+                for (i, row) in self.scores.iter_mut().enumerate() {
+                    let at = row.as_mut_ptr().add(half);
+                    let weight = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(at), log2_e, offset));
+                    sums[i % 2] = _mm512_add_ps(sums[i % 2], weight);
+                    _mm512_storeu_ps(at, weight);
+                }
+                let factor = exp2(_mm512_fmsub_ps(old, log2_e, offset));
+                _mm512_storeu_ps(factors.as_mut_ptr().add(half), factor);
+                let total = self.totals.as_mut_ptr().add(half);
+                let sum = _mm512_add_ps(sums[0], sums[1]);
+                _mm512_storeu_ps(total, _mm512_fmadd_ps(_mm512_loadu_ps(total), factor, sum));
+            }
+        }
+        factors
+    }
+
+    /// Rounds the weights to pairs.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 F, BW and BF16; there is a pair for every two rows of scores.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn pair_up(&mut self) {
+        for (pair, rows) in self.pairs.iter_mut().zip(self.scores.chunks(2)) {
+            let none = [0f32; LANES];
+            let high = rows.get(1).unwrap_or(&none);
+            for half in [0, 16] {
+                // SAFETY: rows have 32 elements, of which 16 from `half` on are read and written.
+                unsafe {
+                    let low = _mm512_loadu_ps(rows[0].as_ptr().add(half));
+                    let high = _mm512_loadu_ps(high.as_ptr().add(half));
+                    _mm512_storeu_si512(pair.as_mut_ptr().add(half).cast(), interleaved(low, high));
+                }
+            }
+        }
+    }
+}
+
+/// Pairs of bf16 of two rows, the first in the lower halves.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn interleaved(low: __m512, high: __m512) -> __m512i {
+    // SAFETY: vectors of the same size, any of whose bit patterns is valid.
+    let halves = |x: __m512| unsafe { std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x)) };
+    let (low, high) = (_mm512_cvtepu16_epi32(halves(low)), _mm512_cvtepu16_epi32(halves(high)));
+    _mm512_or_si512(low, _mm512_slli_epi32::<16>(high))
+}
+
+/// 2^x to about 1e-7 relative, 0 below 2^-149: the nearest integer by the exponent, the rest, at most a half, by its
+/// Taylor polynomial.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn exp2(x: __m512) -> __m512 {
+    // ln(2)^k / k!
+    const TAYLOR: [f32; 6] =
+        [1.540_353e-4, 1.333_355_8e-3, 9.618_129e-3, 5.550_411e-2, 2.402_265e-1, 6.931_472e-1];
+    // The second operand is the result where one is a NaN.
+    let x = _mm512_max_ps(_mm512_set1_ps(-200.0), x);
+    let n = _mm512_roundscale_ps::<0>(x);
+    let r = _mm512_sub_ps(x, n);
+    let mut p = _mm512_set1_ps(TAYLOR[0]);
+    for factor in &TAYLOR[1..] {
+        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(*factor));
+    }
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0));
+    _mm512_scalef_ps(p, n)
+}
+
+/// Rounds two rows to pairs of bf16, where the processor has an instruction for it; else answers `false`.
+pub(crate) fn interleave(low: &[f32], high: &[f32], words: &mut [u32]) -> bool {
+    assert!(low.len() == words.len() && high.len() == words.len(), "rows of different length");
+    #[cfg(target_arch = "x86_64")]
+    if Level::detect().multiplies_bf16() {
+        // SAFETY: the processor has the features, by `detect`; the lengths were checked.
+        unsafe { interleave_rows(low, high, words) };
+        return true;
+    }
+    false
+}
+
+/// # Safety
+/// The processor has AVX-512 F, BW and BF16; the slices have the same length.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn interleave_rows(low: &[f32], high: &[f32], words: &mut [u32]) {
+    for at in (0..words.len()).step_by(16) {
+        let rest = words.len() - at;
+        let mask: __mmask16 = if rest >= 16 { 0xffff } else { (1 << rest) - 1 };
+        // SAFETY: the mask keeps the accesses inside the slices.
+        unsafe {
+            let low = _mm512_maskz_loadu_ps(mask, low.as_ptr().add(at));
+            let high = _mm512_maskz_loadu_ps(mask, high.as_ptr().add(at));
+            _mm512_mask_storeu_epi32(words.as_mut_ptr().add(at).cast(), mask, interleaved(low, high));
+        }
+    }
+}

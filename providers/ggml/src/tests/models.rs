@@ -1,0 +1,67 @@
+//! The built-in models, translated in the shapes they are measured in.
+
+use super::{bank, ggml};
+use crate::{optimize::optimize, translate::translate};
+use sdrun_abi::Precision;
+use sdrun_graph::{ExternalBase, Graph, OpenDims, simplify};
+use sdrun_weights::builtin;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+/// What is left to the reference implementation, and why that does no harm.
+const ON_THE_HOST: &[(&str, &str)] = &[
+    ("ArgMax", "of text encoders: where the end of the text is, among 77 tokens"),
+    ("GatherND", "of text encoders: one vector for each text"),
+    ("Attention", "of text encoders exported with a mask of type bool, until the kernel takes it"),
+];
+
+/// Models that cannot be translated: nothing can run them.
+const BROKEN: &[(&str, &str)] = &[("t5-xxl", "multiplies by a constant that is cast to complex numbers")];
+
+#[test]
+fn built_in_models_are_translated_without_the_reference_implementation() {
+    let mut left = BTreeMap::new();
+    for model in builtin::list() {
+        let bytes = model.graph_bytes().unwrap();
+        let mut graph = Graph::from_bytes(bytes.into(), model.name, ExternalBase::Stripped).unwrap();
+        let shapes =
+            model.inputs.iter().map(|input| (input.name.to_string(), input.shape.to_vec())).collect();
+        let mut times = Vec::new();
+        let mut timed = |what: &'static str, since: Instant| times.push((what, since.elapsed()));
+        let start = Instant::now();
+        simplify(&mut graph, &shapes, OpenDims::Refuse).unwrap();
+        timed("simplify", start);
+        let nodes = graph.nodes.len();
+        let start = Instant::now();
+        optimize(&mut graph).unwrap();
+        timed("optimize", start);
+        let start = Instant::now();
+        let mut bank = bank(&graph);
+        let translation = match translate(&graph, Precision::Fp32, ggml(), &mut bank) {
+            Ok(translation) => translation,
+            Err(error) => {
+                assert!(BROKEN.iter().any(|(name, _)| *name == model.name), "{}: {error}", model.name);
+                continue;
+            }
+        };
+        timed("translate", start);
+        let total: Duration = times.iter().map(|(_, time)| *time).sum();
+        let mut operators: BTreeMap<&str, usize> = BTreeMap::new();
+        graph.nodes.iter().for_each(|node| *operators.entry(&node.op_type).or_default() += 1);
+        println!(
+            "{}: {nodes} nodes, {} after passes {operators:?}; {total:?} {times:?}; on the host {:?}",
+            model.name,
+            graph.nodes.len(),
+            translation.host_operators
+        );
+        for (operator, count) in translation.host_operators {
+            left.entry(operator).or_insert_with(Vec::new).push(format!("{} x{count}", model.name));
+        }
+    }
+    for (operator, models) in left {
+        let known = ON_THE_HOST.iter().any(|(name, _)| *name == operator);
+        assert!(known, "{operator} is evaluated by the reference implementation in {models:?}");
+    }
+}
