@@ -4,6 +4,7 @@
 mod process;
 mod refit;
 mod runs;
+mod tensorrt_rtx;
 
 use crate::{
     dist::{self, Dist},
@@ -42,7 +43,7 @@ type Outcome = Result<(Value, Vec<Line>)>;
 
 type Measure = fn(&Lab<'_>) -> Outcome;
 
-const ALL: [(&str, Measure); 7] = [
+const ALL: [(&str, Measure); 8] = [
     ("size", process::size),
     ("start", process::start),
     ("open", process::open),
@@ -50,6 +51,7 @@ const ALL: [(&str, Measure); 7] = [
     ("worker", runs::worker),
     ("overhead", runs::overhead),
     ("refit", refit::refit),
+    ("tensorrt-rtx", tensorrt_rtx::builds),
 ];
 
 /// Runs the benchmarks that are named, or all.
