@@ -197,7 +197,7 @@ fn taef2_encodes_and_decodes_a_picture() {
             .unwrap();
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     };
-    for provider in ALL {
+    for provider in ALL.iter().copied() {
         let image = format!("image={}", picture.display());
         let (latent, decoded) = (format!("latent={provider}.npy"), format!("{provider}.png"));
         let output = format!("image={decoded}");

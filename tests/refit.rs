@@ -127,7 +127,7 @@ fn faults(got: &Tensors, expected: &Tensors) -> Vec<String> {
 /// One provider after the other; a worker is not started for every component.
 fn on_every_provider(lab: &Lab, mut work: impl FnMut(&Provider, &str, &mut Vec<String>)) {
     let mut problems = Vec::new();
-    for id in ALL {
+    for id in ALL.iter().copied() {
         work(&lab.open(id).unwrap(), id, &mut problems);
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
@@ -416,7 +416,7 @@ fn tiny_commands_go_from_a_checkpoint_to_outputs() {
     let shapes: Vec<&str> = shapes.iter().map(String::as_str).collect();
     let oracle = SafetensorsWeights::open(&[unet.family.join("lora/kohya.oracle.safetensors")]).unwrap();
     let expected = Tensors::from([("out_sample".to_string(), tensor(&oracle, "out.B@0.7.unet.out_sample"))]);
-    for provider in ALL {
+    for provider in ALL.iter().copied() {
         let build = ["build", "model.onnx", "-p", provider, "-o", "unet.sdengine", "--weights", &checkpoint];
         sdrun(&[&build[..], &shapes].concat());
         let with = ["--weights", &checkpoint, "--lora", &lora];

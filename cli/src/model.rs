@@ -56,7 +56,11 @@ impl ProviderArgs {
     }
 
     /// As [`open`](ProviderArgs::open), for a device that may be elsewhere.
-    pub(crate) fn open_to_build(&self, isolate: bool, context: &Context) -> anyhow::Result<(Provider, Device)> {
+    pub(crate) fn open_to_build(
+        &self,
+        isolate: bool,
+        context: &Context,
+    ) -> anyhow::Result<(Provider, Device)> {
         let provider = self.provider(isolate, context)?;
         let device = provider.device(self.device.as_deref())?;
         Ok(used(provider, device))
@@ -106,7 +110,10 @@ impl ProviderArgs {
             Some(which) => provider.device(Some(which))?,
             // The first of the class it was built for; what does not fit, the provider refuses.
             None => {
-                let fits = provider.devices()?.into_iter().find(|d| d.class == manifest.device_class && d.absent.is_none());
+                let fits = provider
+                    .devices()?
+                    .into_iter()
+                    .find(|d| d.class == manifest.device_class && d.absent.is_none());
                 fits.map_or_else(|| provider.device(None), Ok)?
             }
         };

@@ -15,13 +15,7 @@ const OVERRIDE: &str = "SDRUN_TENSORRT_RTX_INCLUDE";
 const RELEASE: &str = "TRT-RTX-1.7";
 
 fn main() {
-    build_id::emit(&[
-        "src",
-        "shim",
-        "../common/src",
-        "../../core/abi/src",
-        "../../core/graph/src",
-    ]);
+    build_id::emit(&["src", "shim", "../common/src", "../../core/abi/src", "../../core/graph/src"]);
     println!("cargo::rerun-if-env-changed={OVERRIDE}");
     if let Err(error) = shim() {
         println!("cargo::error=cannot build the shim over TensorRT-RTX: {error}");
@@ -30,8 +24,9 @@ fn main() {
 }
 
 fn shim() -> Result<(), Box<dyn Error>> {
-    let hint =
-        format!("set {OVERRIDE} to the folder of NvInfer.h, or let cargo reach its registry once (`cargo fetch`)");
+    let hint = format!(
+        "set {OVERRIDE} to the folder of NvInfer.h, or let cargo reach its registry once (`cargo fetch`)"
+    );
     let folders = match env::var_os(OVERRIDE) {
         Some(folder) => vec![PathBuf::from(folder)],
         None => {

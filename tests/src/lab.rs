@@ -2,10 +2,14 @@
 
 use crate::place::Place;
 use sdrun::{Discovery, Isolation, Model, Paths, Provider, Registry, graph::OpenOptions, worker::Limits};
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::LazyLock, time::Duration};
 
-/// The providers that have to run every model.
-pub const ALL: [&str; 3] = ["ggml", "onnxruntime", "openvino"];
+/// The providers that have to run every model: those that need no more than a CPU, or those in `SDRUN_TEST_PROVIDERS`
+/// (ids with commas between) on a machine with other hardware.
+pub static ALL: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
+    let named = std::env::var("SDRUN_TEST_PROVIDERS").unwrap_or_else(|_| "ggml,onnxruntime,openvino".into());
+    named.leak().split(',').collect()
+});
 
 /// Registry and folders.
 pub struct Lab {

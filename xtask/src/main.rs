@@ -3,6 +3,7 @@
 mod bench;
 mod debian;
 mod dist;
+mod gpu;
 mod python;
 mod setup;
 mod test;
@@ -21,7 +22,8 @@ cargo xtask COMMAND
   setup                      install what is missing: Python packages, vendor runtimes, test data
   migraphx                   only this: MIGraphX's libraries for tests, out of Debian's packages
   dist [--release|--debug]   build sdrun and its plugins into target/dist (target/dist-test with --debug)
-  bench [NAME…]              measure: overhead, start, load, open, worker, size (default: all)
+  bench [NAME…]              measure: overhead, start, load, open, worker, size, refit, tensorrt-rtx (default: all)
+  gpu PROVIDER               on a machine with the hardware of a provider: what cannot be tested without
 
 Everything goes into the target folder; your home folder is not touched.
 ";
@@ -54,6 +56,7 @@ fn run(arguments: &[&str]) -> Result<()> {
         ["dist"] | ["dist", "--release"] => dist::for_use(&Workspace::find()?).map(drop),
         ["dist", "--debug"] => dist::for_tests(&Workspace::find()?).map(drop),
         ["bench", names @ ..] => bench::run(&Workspace::find()?, names),
+        ["gpu", provider] => gpu::run_all(&Workspace::find()?, provider),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             Ok(())

@@ -113,7 +113,11 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
 }
 
 /// Where tests find what they need.
-fn environment(workspace: &Workspace, dist: &Dist, node_tests: &Path) -> Result<Vec<(OsString, OsString)>> {
+pub(crate) fn environment(
+    workspace: &Workspace,
+    dist: &Dist,
+    node_tests: &Path,
+) -> Result<Vec<(OsString, OsString)>> {
     let python = Python::with(workspace, Packages::Test)?;
     let mut environment: Vec<(OsString, OsString)> = vec![
         ("SDRUN_DIST".into(), dist.dir.clone().into()),

@@ -111,7 +111,11 @@ fn show(out: &mut dyn Write, rows: &[Row]) -> io::Result<()> {
         } else if row.devices.is_empty() {
             writeln!(out, "{}: no device on this machine", row.provider)?;
         } else if let Some(why) = row.devices.iter().find_map(|d| d.device.absent.as_ref()) {
-            writeln!(out, "{}: engines can be built, not run, for devices that are not here: {why}", row.provider)?;
+            writeln!(
+                out,
+                "{}: engines can be built, not run, for devices that are not here: {why}",
+                row.provider
+            )?;
         }
     }
     Ok(())

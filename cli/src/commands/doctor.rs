@@ -143,7 +143,9 @@ fn examine(registry: &Registry, entry: &Entry, probe: Option<Result<probe::Found
             usable = !present.is_empty();
             let absent = found.devices.iter().find_map(|(d, _)| d.absent.clone());
             checks.push(match (usable, absent) {
-                (true, _) => Check::new("devices", State::Ok, format::list(present.iter().map(|(d, _)| &d.name))),
+                (true, _) => {
+                    Check::new("devices", State::Ok, format::list(present.iter().map(|(d, _)| &d.name)))
+                }
                 (false, Some(why)) => Check::new("devices", State::Warning, format!("none to run on: {why}"))
                     .hint("engines can be built here and run where the hardware is"),
                 (false, None) => Check::new("devices", State::Problem, "none"),

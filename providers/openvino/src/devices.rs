@@ -71,7 +71,8 @@ fn describe(runtime: &Runtime, openvino_name: String) -> Result<Option<Target>> 
     let name = optional("FULL_DEVICE_NAME").unwrap_or_else(|| openvino_name.clone());
     let features = core.property(&openvino_name, "OPTIMIZATION_CAPABILITIES")?;
     let features = features.split_whitespace().map(str::to_string).collect();
-    let device = Device { id, index: 0, name: name.trim().to_string(), kind, class, memory_bytes, absent: None };
+    let device =
+        Device { id, index: 0, name: name.trim().to_string(), kind, class, memory_bytes, absent: None };
     Ok(Some(Target { device, openvino_name, features }))
 }
 

@@ -185,10 +185,9 @@ fn check_types(info: &EngineInfo) -> Result<()> {
     let foreign = |spec: &&TensorSpec| data_type(spec.dtype).is_none();
     match info.inputs.iter().chain(&info.outputs).find(foreign) {
         None => Ok(()),
-        Some(spec) => Err(Error::unsupported(format!(
-            "TensorRT-RTX has no type {} (`{}`)",
-            spec.dtype, spec.name
-        ))),
+        Some(spec) => {
+            Err(Error::unsupported(format!("TensorRT-RTX has no type {} (`{}`)", spec.dtype, spec.name)))
+        }
     }
 }
 
@@ -273,8 +272,7 @@ enum Held<'a> {
 
 impl<'a> Filled<'a> {
     pub(crate) fn of(network: &Network, source: &'a dyn WeightSource, host: &dyn Host) -> Result<Self> {
-        let types: BTreeMap<&str, DType> =
-            network.graph.weights().map(|(name, w)| (name, w.dtype)).collect();
+        let types: BTreeMap<&str, DType> = network.graph.weights().map(|(name, w)| (name, w.dtype)).collect();
         let mut held = Vec::with_capacity(network.weights.len());
         for (index, spec) in network.weights.iter().enumerate() {
             if index % 64 == 0 {

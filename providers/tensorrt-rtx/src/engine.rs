@@ -57,7 +57,9 @@ pub(crate) fn check(compatibility: &str, runtime: &Runtime, place: &Place) -> Re
         None => target == place.target,
     };
     Ok(match (fits, &place.gpu) {
-        (true, Some(gpu)) if target == Target::Portable && Target::of_gpu(gpu.capability) != Target::Portable => {
+        (true, Some(gpu))
+            if target == Target::Portable && Target::of_gpu(gpu.capability) != Target::Portable =>
+        {
             Compatibility::PreferRecompile(format!(
                 "it was built for any GPU; one built for sm{} is smaller",
                 gpu.capability
@@ -83,13 +85,7 @@ impl TrtEngine {
         host: &dyn Host,
     ) -> Result<Self> {
         let (description, plan) = compile::compile(runtime, model, spec, &place, &options, weights, host)?;
-        Ok(TrtEngine {
-            runtime,
-            place,
-            options,
-            description: Arc::new(description),
-            plan: Plan::Built(plan),
-        })
+        Ok(TrtEngine { runtime, place, options, description: Arc::new(description), plan: Plan::Built(plan) })
     }
 
     pub(crate) fn load(
@@ -179,12 +175,8 @@ impl Engine for TrtEngine {
         }
         let capability = self.place.gpu()?.capability;
         let version = &self.runtime.library.version;
-        let kernels = crate::kernels::Kernels::of(
-            self.runtime.cache_dir.as_deref(),
-            version,
-            &self.plan,
-            capability,
-        );
+        let kernels =
+            crate::kernels::Kernels::of(self.runtime.cache_dir.as_deref(), version, &self.plan, capability);
         let session = TrtSession::new(
             engine,
             context,

@@ -59,7 +59,8 @@ fn is_weight(graph: &Graph, id: ValueId) -> bool {
 fn new_weight(graph: &mut Graph, node: &Node, rank: usize) -> ValueId {
     let value = |i: usize| node.input(i).map(|id| graph.value(id));
     let dtype = value(1).and_then(|v| v.dtype).unwrap_or(DType::F32);
-    let channels = value(1).and_then(Value::known_shape).and_then(|shape| shape.first().copied()).unwrap_or(1);
+    let channels =
+        value(1).and_then(Value::known_shape).and_then(|shape| shape.first().copied()).unwrap_or(1);
     let shape: Vec<usize> = [channels].into_iter().chain(std::iter::repeat_n(1, rank - 2)).collect();
     let name = unique(graph, &node.name, "folded");
     let dims = shape.iter().map(|d| Dim::Known(*d)).collect();
@@ -111,7 +112,8 @@ mod tests {
             values.extend(given.get(&*value.name).cloned().or(constant).map(|tensor| (id, tensor)));
         }
         for node in &graph.nodes {
-            let inputs: Vec<Option<&Tensor>> = node.inputs.iter().map(|id| id.map(|id| &values[&id])).collect();
+            let inputs: Vec<Option<&Tensor>> =
+                node.inputs.iter().map(|id| id.map(|id| &values[&id])).collect();
             let outputs = eval::evaluate(node, graph.opset(), &inputs).unwrap();
             values.extend(node.outputs.iter().flatten().copied().zip(outputs));
         }
@@ -126,7 +128,13 @@ mod tests {
             let shape = shape.iter().map(|d| Dim::Known(*d)).collect();
             graph.add_value(Value { name: name.into(), dtype: Some(DType::F32), shape: Some(shape) })
         };
-        let ids = [value("x", &[2, 3, 2, 2]), value("s", &[3]), value("b", &[3]), value("m", &[3]), value("v", &[3])];
+        let ids = [
+            value("x", &[2, 3, 2, 2]),
+            value("s", &[3]),
+            value("b", &[3]),
+            value("m", &[3]),
+            value("v", &[3]),
+        ];
         let y = value("y", &[2, 3, 2, 2]);
         for (id, name) in ids.iter().zip(["x", "s", "b", "m", "v"]).skip(1) {
             let data = WeightData::Absent { location: name.into(), offset: 0 };
@@ -162,7 +170,8 @@ mod tests {
         assert_eq!((ops, graph.weights().count(), made.len()), (vec!["Mul", "Add"], 2, 2));
         let spec = |name: &str| WeightSpec { name: name.into(), dtype: DType::F32, shape: vec![3] };
         let specs = ["s", "b", "m", "v"].map(spec);
-        let specs: BTreeMap<&str, &WeightSpec> = specs.iter().map(|spec| (spec.name.as_str(), spec)).collect();
+        let specs: BTreeMap<&str, &WeightSpec> =
+            specs.iter().map(|spec| (spec.name.as_str(), spec)).collect();
         let mut lowered = BTreeMap::from([("x", given["x"].clone())]);
         for (name, transform) in &made {
             let entry =
@@ -172,7 +181,8 @@ mod tests {
         }
         let found = evaluate(&graph, &lowered);
         assert_eq!(found.shape(), [2, 3, 2, 2]);
-        let worst = found.to_f32s().unwrap().iter().zip(&expected).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        let worst =
+            found.to_f32s().unwrap().iter().zip(&expected).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
         assert!(worst < 1e-6, "{worst}");
     }
 }

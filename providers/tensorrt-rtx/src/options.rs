@@ -32,9 +32,8 @@ impl Options {
     pub(crate) fn parse(options: &BTreeMap<String, String>) -> Result<Self> {
         let mut parsed = Options::default();
         for (key, value) in options {
-            let refuse = |why: &str| {
-                Err(Error::invalid(format!("the option `{key}={value}` {why}")).with_hint(HINT))
-            };
+            let refuse =
+                |why: &str| Err(Error::invalid(format!("the option `{key}={value}` {why}")).with_hint(HINT));
             let switch = |value: &str| match value {
                 "on" => Some(true),
                 "off" => Some(false),
@@ -55,8 +54,9 @@ impl Options {
                         Err(why) => return refuse(why),
                     },
                     None => {
-                        return Err(Error::invalid(format!("tensorrt-rtx has no option `{key}`"))
-                            .with_hint(HINT));
+                        return Err(
+                            Error::invalid(format!("tensorrt-rtx has no option `{key}`")).with_hint(HINT)
+                        );
                     }
                 },
             }

@@ -37,15 +37,17 @@ impl Requirements {
         let found: Requirements = serde_json::from_str(text).map_err(|e| {
             Error::invalid(format!("the compatibility string {text:?} is not one of tensorrt-rtx: {e}"))
         })?;
-        let target = Target::parse(&found.target)
-            .ok_or_else(|| Error::invalid(format!("the engine is built for {:?}, which is unknown", found.target)))?;
+        let target = Target::parse(&found.target).ok_or_else(|| {
+            Error::invalid(format!("the engine is built for {:?}, which is unknown", found.target))
+        })?;
         Ok((found, target))
     }
 }
 
 /// Description and plan in one piece.
 pub(crate) fn write(description: &Description, plan: &[u8]) -> Result<Vec<u8>> {
-    let json = serde_json::to_vec(description).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))?;
+    let json =
+        serde_json::to_vec(description).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))?;
     let length = u32::try_from(json.len())
         .map_err(|_| Error::internal("the description of the engine is longer than 4 GiB"))?;
     let mut payload = Vec::with_capacity(MAGIC.len() + 4 + json.len() + plan.len());

@@ -5,9 +5,7 @@ use crate::{
     payload::Description,
     table::{Entry, Values},
 };
-use sdrun_abi::{
-    Error, ErrorCode, Host, RefitReport, Result, WeightSource, WeightSpec, WeightUpdate,
-};
+use sdrun_abi::{Error, ErrorCode, Host, RefitReport, Result, WeightSource, WeightSpec, WeightUpdate};
 use sdrun_provider_common::phase;
 use std::collections::{BTreeMap, BTreeSet};
 

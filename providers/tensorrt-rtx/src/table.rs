@@ -153,7 +153,10 @@ impl Entry {
             Some(spec) => weight(source, spec),
             None => Err(Error::new(
                 ErrorCode::DataLoss,
-                format!("the engine is damaged: its weight `{}` is made of `{name}`, which it does not name", self.name),
+                format!(
+                    "the engine is damaged: its weight `{}` is made of `{name}`, which it does not name",
+                    self.name
+                ),
             )),
         };
         let values = match &self.transform {
@@ -164,10 +167,15 @@ impl Entry {
                 let narrow = doubles.map(|b| f64::from_le_bytes(std::array::from_fn(|i| b[i])) as f32);
                 Values::Made(narrow.flat_map(f32::to_le_bytes).collect())
             }
-            Transform::BatchNormScale { sources, epsilon } | Transform::BatchNormBias { sources, epsilon } => {
+            Transform::BatchNormScale { sources, epsilon }
+            | Transform::BatchNormBias { sources, epsilon } => {
                 let [scale, bias, mean, variance] = sources;
-                let [scale, bias, mean, variance] =
-                    [floats(&get(scale)?)?, floats(&get(bias)?)?, floats(&get(mean)?)?, floats(&get(variance)?)?];
+                let [scale, bias, mean, variance] = [
+                    floats(&get(scale)?)?,
+                    floats(&get(bias)?)?,
+                    floats(&get(mean)?)?,
+                    floats(&get(variance)?)?,
+                ];
                 let is_scale = matches!(self.transform, Transform::BatchNormScale { .. });
                 let folded = scale.iter().zip(&bias).zip(mean.iter().zip(&variance)).map(
                     |((scale, bias), (mean, variance))| {
@@ -178,7 +186,10 @@ impl Entry {
                 Values::Made(narrowed(folded.collect(), self.dtype)?)
             }
             Transform::Constant { hex } => Values::Made(unhex(hex).ok_or_else(|| {
-                Error::new(ErrorCode::DataLoss, format!("the engine is damaged: the constant `{}`", self.name))
+                Error::new(
+                    ErrorCode::DataLoss,
+                    format!("the engine is damaged: the constant `{}`", self.name),
+                )
             })?),
         };
         let expected = self.dtype.size() as u64 * self.count;
@@ -256,12 +267,26 @@ mod tests {
     }
 
     fn record(name: &str, kind: i32, data_type: i32, count: u64) -> Record {
-        Record { name: name.into(), kind, onnx_type: 1, data_type, count, sources: vec![name.into()], epsilon: 0.0 }
+        Record {
+            name: name.into(),
+            kind,
+            onnx_type: 1,
+            data_type,
+            count,
+            sources: vec![name.into()],
+            epsilon: 0.0,
+        }
     }
 
     #[test]
     fn weights_and_constants_of_products_are_in_the_table() {
-        let table = of(&[record("w", 0, 0, 2), record("c", 0, 0, 1), record("shape", 0, 8, 4)], &graph(), &BTreeMap::new(), &weights()).unwrap();
+        let table = of(
+            &[record("w", 0, 0, 2), record("c", 0, 0, 1), record("shape", 0, 8, 4)],
+            &graph(),
+            &BTreeMap::new(),
+            &weights(),
+        )
+        .unwrap();
         let found: Vec<&Transform> = table.iter().map(|entry| &entry.transform).collect();
         let constant = Transform::Constant { hex: "0000003f".into() };
         assert_eq!(found, [&constant, &Transform::Identity { source: "w".into() }]);

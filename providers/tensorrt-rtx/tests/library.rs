@@ -73,12 +73,8 @@ fn mobilenet_is_built_without_weights() {
     let model = model_of("mobilenet-v2");
     for device in ["portable", "sm89"] {
         let engine = build(&model, &spec(device, Precision::Fp32)).unwrap();
-        let weights: u64 = engine
-            .info()
-            .weights
-            .iter()
-            .map(|w| w.dtype.bytes_of(&w.shape).unwrap() as u64)
-            .sum();
+        let weights: u64 =
+            engine.info().weights.iter().map(|w| w.dtype.bytes_of(&w.shape).unwrap() as u64).sum();
         let payload = engine.serialize().unwrap();
         assert!((payload.len() as u64) < weights / 2, "{} of {weights} bytes", payload.len());
         let again = provider().load(&payload, &spec(device, Precision::Fp32), &NoHost).unwrap();
@@ -87,7 +83,9 @@ fn mobilenet_is_built_without_weights() {
         let verdict = provider().check(&engine.info().compatibility, device).unwrap();
         assert_eq!(verdict, Compatibility::Optimal);
         let other = provider().check(&engine.info().compatibility, "sm120").unwrap();
-        assert!(matches!(other, Compatibility::Unsupported(why) if why.contains("built for") && why.contains("sm120")));
+        assert!(
+            matches!(other, Compatibility::Unsupported(why) if why.contains("built for") && why.contains("sm120"))
+        );
     }
 }
 
@@ -141,9 +139,15 @@ fn every_precision_is_built() {
 #[test]
 fn a_cancelled_build_is_cancelled() {
     let started = std::time::Instant::now();
-    let error = failure(provider().build(&model_of("mobilenet-v2"), &spec("sm89", Precision::Fp32), &Untouched, &Always));
+    let error = failure(provider().build(
+        &model_of("mobilenet-v2"),
+        &spec("sm89", Precision::Fp32),
+        &Untouched,
+        &Always,
+    ));
     assert_eq!(error.code, ErrorCode::Cancelled, "{error}");
-    let error = failure(provider().build(&perceptron(), &spec("sm89", Precision::Fp32), &Untouched, &Stop("read")));
+    let error =
+        failure(provider().build(&perceptron(), &spec("sm89", Precision::Fp32), &Untouched, &Stop("read")));
     assert_eq!(error.code, ErrorCode::Cancelled);
     // A build that is not stopped works afterwards.
     build(&perceptron(), &spec("sm89", Precision::Fp32)).unwrap();
@@ -218,14 +222,20 @@ fn a_damaged_engine_is_refused() {
     let engine = build(&perceptron(), &spec).unwrap();
     let payload = engine.serialize().unwrap();
     for end in [0, 7, 11, 100, payload.len() / 2, payload.len() - 1] {
-        assert_eq!(failure(provider().load(&payload[..end], &spec, &NoHost)).code, ErrorCode::DataLoss, "{end}");
+        assert_eq!(
+            failure(provider().load(&payload[..end], &spec, &NoHost)).code,
+            ErrorCode::DataLoss,
+            "{end}"
+        );
     }
     let mut elsewhere = spec.clone();
     elsewhere.device = "sm86".into();
     let error = failure(provider().load(&payload, &elsewhere, &NoHost));
     assert!(error.message.contains("built for sm89, this device is sm86"), "{error}");
     let old = engine.info().compatibility.replace("1.7.", "1.6.");
-    assert!(matches!(provider().check(&old, "sm89").unwrap(), Compatibility::Unsupported(why) if why.contains("1.6.")));
+    assert!(
+        matches!(provider().check(&old, "sm89").unwrap(), Compatibility::Unsupported(why) if why.contains("1.6."))
+    );
 }
 
 #[test]
@@ -267,5 +277,7 @@ fn a_graph_without_products_says_why_it_is_not_built() {
     assert!(error.hint.unwrap().contains("--bake"));
     let mut baked = spec("sm89", Precision::Fp32);
     baked.bake = true;
-    provider().build(&model, &baked, &Source::default().with("w", &[4], &[1.0, 2.0, 3.0, 4.0]), &NoHost).unwrap();
+    provider()
+        .build(&model, &baked, &Source::default().with("w", &[4], &[1.0, 2.0, 3.0, 4.0]), &NoHost)
+        .unwrap();
 }

@@ -38,7 +38,8 @@ pub enum Ending {
     NotRun = 77,
 }
 
-/// One thing that is checked. {
+/// One thing that is checked.
+pub struct Check {
     /// Short name.
     pub name: &'static str,
     /// Numbers of the rules in `docs/provider-spec.md`.

@@ -5,6 +5,7 @@ mod ggml;
 mod process;
 mod refit;
 mod runs;
+mod tensorrt_rtx;
 
 use crate::{
     dist::{self, Dist},
@@ -43,7 +44,7 @@ type Outcome = Result<(Value, Vec<Line>)>;
 
 type Measure = fn(&Lab<'_>) -> Outcome;
 
-const ALL: [(&str, Measure); 8] = [
+const ALL: [(&str, Measure); 9] = [
     ("size", process::size),
     ("start", process::start),
     ("open", process::open),
@@ -52,6 +53,7 @@ const ALL: [(&str, Measure); 8] = [
     ("overhead", runs::overhead),
     ("refit", refit::refit),
     ("ggml", ggml::against_openvino),
+    ("tensorrt-rtx", tensorrt_rtx::builds),
 ];
 
 /// Runs the benchmarks that are named, or all.

@@ -19,10 +19,30 @@ pub struct PrecisionReport {
 /// Statistics, exponentials and normalizations: sums over many values, and functions whose results are far larger or
 /// smaller than their inputs.
 const KEPT: [&str; 24] = [
-    "CumSum", "Exp", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "Log", "LogSoftmax",
-    "LpNormalization", "MeanVarianceNormalization", "Pow", "RMSNormalization", "Range", "Reciprocal", "ReduceL1",
-    "ReduceL2", "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare",
-    "SimplifiedLayerNormalization", "SkipLayerNormalization", "Softmax", "Sqrt",
+    "CumSum",
+    "Exp",
+    "GroupNormalization",
+    "InstanceNormalization",
+    "LayerNormalization",
+    "Log",
+    "LogSoftmax",
+    "LpNormalization",
+    "MeanVarianceNormalization",
+    "Pow",
+    "RMSNormalization",
+    "Range",
+    "Reciprocal",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSumExp",
+    "ReduceMean",
+    "ReduceProd",
+    "ReduceSum",
+    "ReduceSumSquare",
+    "SimplifiedLayerNormalization",
+    "SkipLayerNormalization",
+    "Softmax",
+    "Sqrt",
 ];
 /// What is computed from these is still a statistic of a normalization that an exporter has taken apart.
 const STATISTICS: [&str; 8] =
@@ -30,8 +50,19 @@ const STATISTICS: [&str; 8] =
 const ELEMENTWISE: [&str; 7] = ["Add", "Sub", "Mul", "Div", "Max", "Min", "Clip"];
 /// Operators whose element types are stated by attributes or tied to other operators; they stay as they are.
 const FIXED: [&str; 13] = [
-    "Bernoulli", "CastLike", "ConstantOfShape", "DequantizeLinear", "Dropout", "EyeLike", "Multinomial",
-    "QuantizeLinear", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "StringNormalizer",
+    "Bernoulli",
+    "CastLike",
+    "ConstantOfShape",
+    "DequantizeLinear",
+    "Dropout",
+    "EyeLike",
+    "Multinomial",
+    "QuantizeLinear",
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "StringNormalizer",
 ];
 
 /// How a node takes part.
@@ -72,7 +103,8 @@ pub fn convert_precision(graph: &mut Graph, to: DType) -> PrecisionReport {
 
     let mut nodes = Vec::with_capacity(graph.nodes.len());
     for (mut node, role) in std::mem::take(&mut graph.nodes).into_iter().zip(roles) {
-        let floats = |ids: &[Option<ValueId>]| ids.iter().flatten().any(|id| is_float(original_of(&original, *id)));
+        let floats =
+            |ids: &[Option<ValueId>]| ids.iter().flatten().any(|id| is_float(original_of(&original, *id)));
         match role {
             Role::Computes(dtype) if floats(&node.inputs) || floats(&node.outputs) => {
                 *(if dtype == to { &mut report.converted } else { &mut report.kept }) += 1;
@@ -169,7 +201,8 @@ fn roles(graph: &Graph, to: DType) -> Vec<Role> {
         let elementwise = ELEMENTWISE.contains(&op);
         statistic[index] = STATISTICS.contains(&op)
             || (elementwise && !before.is_empty() && before.iter().all(|i| statistic[*i]));
-        let kept = KEPT.contains(&op) || (elementwise && before.iter().any(|i| statistic[*i])) || angle[index];
+        let kept =
+            KEPT.contains(&op) || (elementwise && before.iter().any(|i| statistic[*i])) || angle[index];
         let float_to = |node: &Node| node.int("to").and_then(|t| DType::from_onnx(t as i32));
         let foreign = !matches!(&*node.domain, "" | "ai.onnx");
         roles.push(match op {
@@ -245,7 +278,8 @@ impl Conversion {
                 }
                 Initializer::Constant(tensor) => {
                     // Constants exist in each type that is wanted; nothing is rounded twice.
-                    wide = types.contains(&Some(DType::F32)).then(|| tensor.to_float_type(DType::F32)).flatten();
+                    wide =
+                        types.contains(&Some(DType::F32)).then(|| tensor.to_float_type(DType::F32)).flatten();
                     match tensor.to_float_type(new) {
                         Some(narrower) => *tensor = narrower,
                         None => continue,

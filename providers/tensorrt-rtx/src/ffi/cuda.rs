@@ -268,9 +268,8 @@ impl Stream {
     pub(crate) fn upload(&self, from: &PinnedMemory, to: &DeviceMemory, bytes: usize) -> Result<()> {
         check_copy(bytes, from.bytes, to.bytes)?;
         // SAFETY: both hold `bytes`; the caller keeps them.
-        let status = unsafe {
-            (self.context.driver.call.upload)(to.address, from.address.cast(), bytes, self.stream)
-        };
+        let status =
+            unsafe { (self.context.driver.call.upload)(to.address, from.address.cast(), bytes, self.stream) };
         self.context.driver.check(status, "copy to the GPU")
     }
 

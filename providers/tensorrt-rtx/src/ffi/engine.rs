@@ -359,7 +359,12 @@ impl Execution {
     }
 
     /// Where an input or output is. The memory lives until other memory is named, or as long as this.
-    pub(crate) fn set_device(&mut self, name: &CString, memory: &DeviceMemory, host: &dyn Host) -> Result<()> {
+    pub(crate) fn set_device(
+        &mut self,
+        name: &CString,
+        memory: &DeviceMemory,
+        host: &dyn Host,
+    ) -> Result<()> {
         self.set_address(name, memory.address(), host)
     }
 

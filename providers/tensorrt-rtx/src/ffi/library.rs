@@ -87,8 +87,11 @@ fn symbol_of(library: &libloading::Library, file: &Path, name: &str) -> Result<*
     // SAFETY: the address is only kept; its type is the concern of who calls it.
     let found = unsafe { library.get::<*mut c_void>(name) };
     found.map(|symbol| *symbol).map_err(|_| {
-        Error::precondition(format!("{} has no function `{name}`: it is not TensorRT-RTX 1.7", file.display()))
-            .with_file(file)
-            .with_hint("run `sdrun runtime install tensorrt-rtx`")
+        Error::precondition(format!(
+            "{} has no function `{name}`: it is not TensorRT-RTX 1.7",
+            file.display()
+        ))
+        .with_file(file)
+        .with_hint("run `sdrun runtime install tensorrt-rtx`")
     })
 }

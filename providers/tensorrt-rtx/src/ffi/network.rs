@@ -157,13 +157,7 @@ pub(crate) fn build(
 }
 
 /// One sentence out of what the parser and the library said.
-fn failure(
-    stage: i32,
-    subject: &str,
-    code: Option<i32>,
-    faults: &[String],
-    logged: Option<String>,
-) -> Error {
+fn failure(stage: i32, subject: &str, code: Option<i32>, faults: &[String], logged: Option<String>) -> Error {
     use raw::stage::*;
     let logged = logged.map(|line| shorten(&line));
     let words = faults.first().cloned().or(logged.clone()).unwrap_or_else(|| "no reason is given".into());
@@ -185,13 +179,16 @@ fn failure(
         )),
         BUILDER => Error::internal(format!("TensorRT-RTX does not start to build: {words}")),
         _ if words.contains("graph_jit") => Error::unsupported(
-            "TensorRT-RTX needs a CUDA driver to leave the weights of this model out of the engine".to_string(),
+            "TensorRT-RTX needs a CUDA driver to leave the weights of this model out of the engine"
+                .to_string(),
         )
         .with_hint("build with `--bake`, or on a machine with an NVIDIA GPU"),
         _ if words.contains("optimization profile") => Error::invalid(
             "the model has inputs with open dimensions, and nothing says how large they may be".to_string(),
         )
-        .with_hint("give `--shape`, or a range as in `--option shape.sample=1x4x32x32:1x4x64x64:2x4x128x128`"),
+        .with_hint(
+            "give `--shape`, or a range as in `--option shape.sample=1x4x32x32:1x4x64x64:2x4x128x128`",
+        ),
         _ => Error::unsupported(format!("TensorRT-RTX cannot compile the model: {words}")),
     };
     match logged {
@@ -209,9 +206,9 @@ fn shorten(text: &str) -> String {
             // "In FUNCTION at FILE:LINE)"
             line.rfind("In ").map_or(line, |at| &line[..at])
         });
-        let line = line.rsplit_once("Error Code ").map_or(line, |(_, rest)| {
-            rest.split_once(": ").map_or(rest, |(_, words)| words)
-        });
+        let line = line
+            .rsplit_once("Error Code ")
+            .map_or(line, |(_, rest)| rest.split_once(": ").map_or(rest, |(_, words)| words));
         let line = line.trim().trim_start_matches("API Usage Error (").trim_start_matches("Internal Error (");
         line.trim_end_matches(['.', ' ', ')']).to_string()
     });
@@ -274,7 +271,7 @@ unsafe extern "C" fn progress(
         // shared (`Host` is `Sync`) or locked.
         let (host, phases, cancelled) = unsafe {
             let context = context.cast::<Context<'_>>();
-            (&*(*context).host, &(*context).phases, &(*context).cancelled)
+            ((*context).host, &(*context).phases, &(*context).cancelled)
         };
         // SAFETY: 0-terminated strings; `parent` may be null.
         let (phase, parent) = unsafe { (text(phase), text(parent)) };

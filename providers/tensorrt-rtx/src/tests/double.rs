@@ -10,13 +10,20 @@ use std::{
 
 /// The interfaces of which the double implements some functions.
 const INTERFACES: [&str; 8] = [
-    "HostMemory", "Runtime", "Refitter", "CudaEngine", "ExecutionContext", "SerializationConfig",
-    "RuntimeConfig", "RuntimeCache",
+    "HostMemory",
+    "Runtime",
+    "Refitter",
+    "CudaEngine",
+    "ExecutionContext",
+    "SerializationConfig",
+    "RuntimeConfig",
+    "RuntimeCache",
 ];
 
 /// A class for each interface whose functions end the process, out of the vendor's header.
 fn unused(header: &str) -> String {
-    let code: String = header.lines().map(|line| line.split("//").next().unwrap_or("").to_owned() + "\n").collect();
+    let code: String =
+        header.lines().map(|line| line.split("//").next().unwrap_or("").to_owned() + "\n").collect();
     let class = |name: &str| {
         let start = format!("class V{name} : public VRoot");
         let body = code.split_once(&start).unwrap().1.split_once("\n};").unwrap().0;
@@ -81,8 +88,16 @@ impl Double {
             }
         });
         for name in [
-            "set_fails", "refit_fails", "context_fails", "load_fails", "enqueue_fails", "alloc_fails",
-            "diagnostics", "busy", "streamable", "says_nothing_is_missing",
+            "set_fails",
+            "refit_fails",
+            "context_fails",
+            "load_fails",
+            "enqueue_fails",
+            "alloc_fails",
+            "diagnostics",
+            "busy",
+            "streamable",
+            "says_nothing_is_missing",
         ] {
             double.set(name, 0);
         }

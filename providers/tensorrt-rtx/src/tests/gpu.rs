@@ -150,7 +150,10 @@ fn failures_of_the_gpu_are_errors_and_leak_nothing() {
     }
     double.set("diagnostics", 0b101);
     let error = failure(session(&provider, &source));
-    assert!(error.message.contains("another release") && error.message.contains("driver is older"), "{error}");
+    assert!(
+        error.message.contains("another release") && error.message.contains("driver is older"),
+        "{error}"
+    );
     double.set("diagnostics", 0);
     let damaged = PLAN.replace("plan", "pfan");
     let engine = load(&provider, &payload_of(&description(), &damaged)).unwrap();
@@ -229,8 +232,7 @@ fn gpus_are_listed_and_chosen() {
     assert_eq!((&*devices[1].name, &*devices[1].class), ("Test GPU 1", "sm89"));
     assert_eq!((devices[0].memory_bytes, &devices[0].absent), (Some(8 << 30), &None));
     let source = Source::new(0.3, -0.2);
-    let engine =
-        provider.load(&payload_of(&description(), PLAN), &spec("0000:02:00.0"), &NoHost).unwrap();
+    let engine = provider.load(&payload_of(&description(), PLAN), &spec("0000:02:00.0"), &NoHost).unwrap();
     let mut session = engine.session(&source, &NoHost).unwrap();
     assert_eq!(run(&mut *session, 2).unwrap(), expected(&source, 2));
     assert_eq!(double.get("current"), 2);
@@ -239,7 +241,9 @@ fn gpus_are_listed_and_chosen() {
     // Engines for other GPUs, and targets that are none.
     double.set("capability", 120);
     let verdict = provider.check(&description().info.compatibility, GPU).unwrap();
-    assert!(matches!(verdict, Compatibility::Unsupported(why) if why.contains("built for sm89, this device is sm120")));
+    assert!(
+        matches!(verdict, Compatibility::Unsupported(why) if why.contains("built for sm89, this device is sm120"))
+    );
     let portable = description().info.compatibility.replace("sm89", "portable");
     assert!(matches!(provider.check(&portable, GPU).unwrap(), Compatibility::PreferRecompile(_)));
     double.set("capability", 90);
@@ -254,7 +258,11 @@ fn other_libraries_are_refused_before_they_are_used() {
     let (_guard, double) = Double::lock();
     let dir = tempfile::tempdir().unwrap();
     for (version, words) in [("110400", "is TensorRT 11.4;"), ("10601", "is TensorRT-RTX 1.6;")] {
-        let file = double::compile(dir.path(), &format!("lib{version}.so"), &[&format!("-DDOUBLE_VERSION={version}")]);
+        let file = double::compile(
+            dir.path(),
+            &format!("lib{version}.so"),
+            &[&format!("-DDOUBLE_VERSION={version}")],
+        );
         let error = Library::load(&file).err().unwrap();
         assert_eq!(error.code, ErrorCode::FailedPrecondition);
         assert!(error.message.contains(words) && error.message.contains("1.7"), "{error}");
@@ -279,7 +287,13 @@ fn the_builder_promises_nothing_about_weights() {
     let shim = include_str!("../../shim/build.cpp");
     let code: Vec<&str> = shim.lines().map(|line| line.split("//").next().unwrap_or("")).collect();
     let uses = |flag: &str| code.iter().filter(|line| line.contains(flag)).count();
-    assert_eq!((uses("setFlag(BuilderFlag::kSTRIP_PLAN)"), uses("setFlag(BuilderFlag::kREFIT_INDIVIDUAL)")), (1, 1));
-    assert_eq!((uses("setFlag(BuilderFlag::kREFIT_IDENTICAL)"), uses("setFlag(BuilderFlag::kREFIT)")), (0, 0));
+    assert_eq!(
+        (uses("setFlag(BuilderFlag::kSTRIP_PLAN)"), uses("setFlag(BuilderFlag::kREFIT_INDIVIDUAL)")),
+        (1, 1)
+    );
+    assert_eq!(
+        (uses("setFlag(BuilderFlag::kREFIT_IDENTICAL)"), uses("setFlag(BuilderFlag::kREFIT)")),
+        (0, 0)
+    );
     assert_eq!(uses("getFlag(BuilderFlag::kREFIT_IDENTICAL)"), 1, "the shim asks the library itself");
 }

@@ -31,7 +31,10 @@ fn alone(test: &str) {
 
 fn real() -> (&'static runtime::Runtime, devices::Place) {
     let dir = env::var_os("SDRUN_TENSORRT_RTX_DIR").map(PathBuf::from);
-    assert!(dir.is_some(), "SDRUN_TENSORRT_RTX_DIR must name the folder of the library; `cargo xtask test` installs it");
+    assert!(
+        dir.is_some(),
+        "SDRUN_TENSORRT_RTX_DIR must name the folder of the library; `cargo xtask test` installs it"
+    );
     runtime::init(&InitConfig { runtime_dir: dir, ..InitConfig::default() }).unwrap();
     let runtime = runtime::get().unwrap();
     (runtime, devices::find(runtime, "sm89").unwrap())
@@ -59,8 +62,11 @@ struct Noise<'a> {
 
 impl WeightSource for Noise<'_> {
     fn get(&self, name: &str) -> Result<Weight<'_>> {
-        let (_, weight) =
-            self.graph.weights().find(|(n, _)| *n == name).ok_or_else(|| Error::not_found(name.to_string()))?;
+        let (_, weight) = self
+            .graph
+            .weights()
+            .find(|(n, _)| *n == name)
+            .ok_or_else(|| Error::not_found(name.to_string()))?;
         let n: usize = weight.shape.iter().product();
         let mut state = xxhash_rust::xxh3::xxh3_64_with_seed(name.as_bytes(), self.seed);
         let mut next = || {
@@ -126,7 +132,19 @@ fn tables_of_all_graphs() {
         let half = graph.weights().any(|(_, w)| w.dtype == DType::F16);
         let precision = if half { Precision::Fp16 } else { Precision::Fp32 };
         let network = compile::prepare(&onnx, precision, true).unwrap();
-        let table = compile::table_of(runtime, &network, &place).unwrap_or_else(|e| panic!("{}: {e}", model.name));
+        // An export that casts to a type of PyTorch's numbering, which is none of ONNX.
+        let foreign = |node: &sdrun_graph::Node| {
+            node.op_type == "Cast" && node.int("to").is_none_or(|to| DType::from_onnx(to as i32).is_none())
+        };
+        let table = match compile::table_of(runtime, &network, &place) {
+            Ok(table) => table,
+            Err(error) if graph.nodes.iter().any(foreign) => {
+                assert!(error.message.contains("operator Cast, node `/encoder"), "{error}");
+                println!("{}: {error}", model.name);
+                continue;
+            }
+            Err(error) => panic!("{}: {error}", model.name),
+        };
         let covered: BTreeSet<&str> =
             table.iter().flat_map(|entry| entry.transform.sources()).map(String::as_str).collect();
         let floats = graph.initializers.iter().filter(|(_, i)| i.dtype().is_float());

@@ -14,12 +14,15 @@ use crate::{
 };
 use double::Double;
 use sdrun_abi::{
-    BuildSpec, DType, EngineInfo, Error, InitConfig, NoHost, Precision, Provider, Result, Session, TensorSpec,
-    TensorView, VecSink, Weight, WeightSource, WeightSpec,
+    BuildSpec, DType, EngineInfo, Error, InitConfig, NoHost, Precision, Provider, Result, Session,
+    TensorSpec, TensorView, VecSink, Weight, WeightSource, WeightSpec,
 };
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, MutexGuard, atomic::{AtomicUsize, Ordering::Relaxed}},
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
 };
 
 /// The provider on the test double.
@@ -47,15 +50,16 @@ fn spec(device: &str) -> BuildSpec {
 }
 
 /// Weights `a` (5 numbers) and `b` (3), `b` coupled to `a`, and a constant `c`.
-const PLAN: &str = "plan of the test double\ninput x\noutput y\nweight a 5\nweight b 3\nweight c 1\ncoupled a b\n";
+const PLAN: &str =
+    "plan of the test double\ninput x\noutput y\nweight a 5\nweight b 3\nweight c 1\ncoupled a b\n";
 
 fn description() -> Description {
     let tensor = |name: &str| TensorSpec { name: name.into(), dtype: DType::F32, shape: vec![None, Some(4)] };
     let weight = |name: &str, n| WeightSpec { name: name.into(), dtype: DType::F32, shape: vec![n] };
-    let entry = |name: &str, count, transform| Entry { name: name.into(), dtype: DType::F32, count, transform };
+    let entry =
+        |name: &str, count, transform| Entry { name: name.into(), dtype: DType::F32, count, transform };
     let identity = |name: &str| Transform::Identity { source: name.into() };
-    let requirements =
-        Requirements { tensorrt_rtx: "1.7.1.116".into(), target: "sm89".into(), refit: true };
+    let requirements = Requirements { tensorrt_rtx: "1.7.1.116".into(), target: "sm89".into(), refit: true };
     Description {
         info: EngineInfo {
             inputs: vec![tensor("x")],

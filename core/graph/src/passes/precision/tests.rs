@@ -69,7 +69,8 @@ fn norms_and_softmax_stay_in_f32() {
         assert_eq!(graph.nodes.iter().filter(|n| n.op_type == "Cast").count(), report.casts);
 
         let x = ramp(&[2, 8]);
-        let (expected, found) = (run(&original, &[("x", x.clone())]), run(&filled(&original, &graph), &[("x", x)]));
+        let (expected, found) =
+            (run(&original, &[("x", x.clone())]), run(&filled(&original, &graph), &[("x", x)]));
         assert_eq!(found[0].dtype(), DType::F32);
         let error = |a: &[f32], b: &[f32]| a.iter().zip(b).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
         let error = error(&found[0].to_f32s().unwrap(), &expected[0].to_f32s().unwrap());
@@ -93,7 +94,9 @@ fn embeddings_of_time_stay_in_f32() {
         .output("y", "1 4");
     let mut graph = inferred(&file);
     convert_precision(&mut graph, DType::F16);
-    for (name, dtype) in [("frequencies", DType::F32), ("angle", DType::F32), ("wave", DType::F32), ("w", DType::F16)] {
+    for (name, dtype) in
+        [("frequencies", DType::F32), ("angle", DType::F32), ("wave", DType::F32), ("w", DType::F16)]
+    {
         assert_eq!(dtype_of(&graph, name), dtype, "{name}");
     }
 }
@@ -152,5 +155,8 @@ fn stated_types_bodies_and_outputs_keep_theirs() {
     // Types are consistent: shape inference finds what the pass states.
     let stated = graph.values.clone();
     crate::infer::infer_shapes(&mut graph).unwrap();
-    assert_eq!(graph.values.iter().map(|v| v.dtype).collect::<Vec<_>>(), stated.iter().map(|v| v.dtype).collect::<Vec<_>>());
+    assert_eq!(
+        graph.values.iter().map(|v| v.dtype).collect::<Vec<_>>(),
+        stated.iter().map(|v| v.dtype).collect::<Vec<_>>()
+    );
 }

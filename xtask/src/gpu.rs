@@ -1,0 +1,102 @@
+//! `cargo xtask gpu PROVIDER`: on a machine that has the hardware of a provider, everything that cannot be run without.
+//!
+//! The golden and refit tests run with that provider in place of those for CPUs: outputs against ONNX Runtime in fp32
+//! and against PyTorch, checkpoints, adapters, A after B after A to the bit. Then a table for the VAE decoder and the
+//! UNet of SD 1.5.
+
+use crate::{
+    dist, setup, test,
+    workspace::{Workspace, output, run, step},
+};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+/// Model, precision, least cosine to ONNX Runtime's fp32.
+const MODELS: [(&str, &str, f64); 4] = [
+    ("sd15/vae-decoder", "fp32", 0.99999),
+    ("sd15/vae-decoder", "fp16", 0.999),
+    ("sd15/unet", "fp32", 0.99999),
+    ("sd15/unet", "fp16", 0.999),
+];
+
+pub(crate) fn run_all(workspace: &Workspace, provider: &str) -> Result<()> {
+    setup::compilers()?;
+    let dist = dist::for_use(workspace)?;
+    setup::runtimes(workspace, &dist)?;
+
+    step("Devices");
+    let mut sdrun = dist.sdrun(workspace);
+    let text = output(sdrun.args(["devices", "--provider", provider, "--json"]))?;
+    let report: Value = serde_json::from_str(&text)?;
+    let devices = report["providers"][0]["devices"].as_array();
+    let first = devices.and_then(|devices| devices.first()).context("the provider has no device")?;
+    // Devices that are present come first.
+    if let Some(why) = first["absent"].as_str() {
+        bail!("{provider} cannot run here: {why}");
+    }
+    println!("   {} ({})", first["name"].as_str().unwrap_or("?"), first["class"].as_str().unwrap_or("?"));
+
+    let tests = dist::for_tests(workspace)?;
+    let environment = test::environment(workspace, &tests, &setup::node_tests(workspace)?)?;
+    let mut failures = Vec::new();
+    let mut stage = |name: &str, arguments: &[&str]| {
+        step(name);
+        let mut cargo = workspace.cargo();
+        cargo.args(arguments).envs(environment.iter().cloned()).env("SDRUN_TEST_PROVIDERS", provider);
+        if let Err(error) = run(&mut cargo) {
+            failures.push(format!("{name}: {error:#}"));
+        }
+    };
+    let package = "--package=sdrun-tests";
+    stage("The provider's own tests", &["test", &format!("--package=sdrun-provider-{provider}")]);
+    stage("Outputs against ONNX Runtime", &["test", package, "--test=golden", "--no-fail-fast"]);
+    stage(
+        "Full-size models",
+        &["test", package, "--test=golden", "--no-fail-fast", "--", "--ignored", "full_size"],
+    );
+    for (variable, filter) in [("SDRUN_TAEF2_DIR", "taef2"), ("SDRUN_TINY_DIR", "tiny")] {
+        match std::env::var_os(variable) {
+            Some(_) => stage(
+                &format!("Models in ${variable}, against PyTorch: checkpoints, adapters, A-B-A"),
+                &[
+                    "test",
+                    package,
+                    "--test=golden",
+                    "--test=refit",
+                    "--no-fail-fast",
+                    "--",
+                    "--ignored",
+                    filter,
+                ],
+            ),
+            None => println!("\nnot run: the tests of models in ${variable}, which is not set"),
+        }
+    }
+
+    step("Table");
+    println!("| model | precision | build | engine | load with weights | first run | run | cosine |");
+    println!("|---|---|---|---|---|---|---|---|");
+    for (model, precision, least) in MODELS {
+        let mut sdrun = dist.sdrun(workspace);
+        sdrun.args(["bench", model, "-p", provider, "--precision", precision, "--json", "--quiet"]);
+        let report: Value = serde_json::from_str(&output(&mut sdrun)?)?;
+        let row = &report["cases"][0]["rows"][0];
+        let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
+        let cosine = number(&row["accuracy"]["worst"]["cosine"]);
+        println!(
+            "| {model} | {precision} | {:.1} s | {:.1} MB | {:.2} s | {:.0} ms | {:.2} ms | {cosine:.7} |",
+            number(&row["build_seconds"]),
+            number(&row["engine_bytes"]) / 1e6,
+            number(&row["load_seconds"]),
+            number(&row["first_run_ms"]),
+            number(&row["stats"]["median_ms"]),
+        );
+        if row["status"] != "ok" {
+            failures.push(format!("{model} in {precision}: {}", row["reason"]));
+        } else if cosine.is_nan() || cosine < least {
+            failures.push(format!("{model} in {precision}: cosine {cosine}, at least {least} is asked for"));
+        }
+    }
+    ensure!(failures.is_empty(), "{}", failures.join("\n"));
+    Ok(())
+}
