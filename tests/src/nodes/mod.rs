@@ -84,8 +84,9 @@ fn run_one(
         None => opened.insert(open(registry, id).map_err(|e| Failure::of(&e))?),
     };
     let outcome = case.run(provider, device);
-    // A provider that answers after a failure is as good as new; one that panicked or died does not answer.
-    if outcome.is_err() && provider.devices().is_err() {
+    // A provider that answers after a failure is as good as new; one that panicked or died does not answer. One that has to be
+    // isolated may have damaged its memory and answer all the same.
+    if outcome.is_err() && (provider.manifest().isolate || provider.devices().is_err()) {
         *opened = None;
     }
     outcome

@@ -1,0 +1,103 @@
+//! MIGraphX's target `gpu`, compiled by the real compiler for an AMD GPU that is not there: the stand-in for the HIP runtime
+//! (`tests/fake-hip`) is preloaded, so that memory is host memory and kernels are counted and not run. Numbers mean
+//! nothing here; the way through build, store, load, weights, run and refit does, and so does how many kernels a run takes.
+//!
+//! Needs an installed ROCm with MIGraphX (`SDRUN_MIGRAPHX_DIR`), `LD_PRELOAD=…/libsdrun_fake_hip.so` and
+//! `FAKE_HIP_COUNTS`, the path of a file; see providers/migraphx/README.md.
+
+#![allow(clippy::unwrap_used)]
+
+use sdrun::{
+    BuildOptions, CachePolicy, Engine, Model, Shapes, Tensors,
+    abi::{DeviceKind, NoHost, WeightUpdate},
+    inputs,
+};
+use sdrun_tests::lab::{Lab, folder};
+use std::collections::BTreeMap;
+
+/// Kernels by name, and how often a run launches each.
+type Kernels = BTreeMap<String, usize>;
+
+/// What the last run launched.
+fn launched() -> Kernels {
+    let text = std::fs::read_to_string(folder("FAKE_HIP_COUNTS")).unwrap();
+    let last = text.trim_end().strip_suffix("--").unwrap();
+    let last = last.trim_end().rsplit("--\n").next().unwrap();
+    let mut kernels = Kernels::new();
+    for name in last.lines() {
+        *kernels.entry(name.to_string()).or_default() += 1;
+    }
+    kernels
+}
+
+fn run(engine: &Engine, model: &Model, given: &Tensors) -> usize {
+    let mut session = engine.session(&model.weights(), &NoHost).unwrap();
+    session.run(given, &NoHost).unwrap();
+    let kernels = launched();
+    let memory = session.memory().unwrap();
+    assert!(memory.device.unwrap() >= memory.weights.unwrap());
+    let takes_weights = !engine.info().weights.is_empty();
+    assert_eq!(memory.weights.unwrap() > 0, takes_weights);
+    if takes_weights {
+        let report = session.refit(&model.weights(), &NoHost);
+        // Nothing has changed, so nothing is copied.
+        assert_eq!(report.unwrap().method, WeightUpdate::AsInputs);
+    }
+    session.run(given, &NoHost).unwrap();
+    assert_eq!(launched(), kernels, "every run launches the same");
+    kernels.values().sum()
+}
+
+/// Weights as parameters take at most 5 % more kernels than weights inside.
+fn costs_little(name: &str, model: &Model, sizes: &[(&str, &[usize])]) {
+    let lab = Lab::default();
+    let shapes: Shapes = sizes.iter().map(|(input, shape)| (input.to_string(), shape.to_vec())).collect();
+    let given = inputs::seeded(model, &model.bound(&shapes).unwrap(), 0).unwrap();
+    let provider = lab.open("migraphx").unwrap();
+    let device = provider.device(None).unwrap();
+    assert_eq!((device.kind, device.class.as_str()), (DeviceKind::Gpu, "gfx1100"));
+    let mut options = BuildOptions::new(device.clone());
+    options.cache = CachePolicy::Off;
+    options.shapes = shapes;
+    let dir = tempfile::tempdir().unwrap();
+    let counts = [false, true].map(|bake| {
+        options.bake = bake;
+        let engine = provider.build(model, &options, &NoHost).unwrap();
+        let count = run(&engine, model, &given);
+        let file = dir.path().join(format!("{bake}.sdengine"));
+        let bytes = engine.save(&file).unwrap();
+        println!(
+            "{name}, weights inside: {bake}: {count} kernels, {bytes} bytes, built in {:.1} s",
+            engine.seconds()
+        );
+        drop(engine);
+        let loaded = provider.load(&file, &device, None, &NoHost).unwrap();
+        assert_eq!(run(&loaded, model, &given), count, "loaded");
+        count
+    });
+    let [parameters, inside] = counts;
+    assert!(inside > 0);
+    assert!(
+        parameters as f64 <= 1.05 * inside as f64,
+        "{name}: {parameters} kernels, {inside} with the weights inside"
+    );
+}
+
+#[test]
+#[ignore = "needs ROCm's compiler and the stand-in for HIP"]
+fn taef2_decoder() {
+    costs_little("taef2/decoder", &Lab::default().model("taef2/decoder"), &[("latent", &[1, 32, 2, 2])]);
+}
+
+#[test]
+#[ignore = "needs ROCm's compiler and the stand-in for HIP"]
+fn text_encoder() {
+    costs_little("sd15/text-encoder", &Lab::default().model("sd15/text-encoder"), &[("input_ids", &[1, 77])]);
+}
+
+#[test]
+#[ignore = "needs ROCm's compiler and the stand-in for HIP"]
+fn vae_decoder() {
+    let sizes: &[(&str, &[usize])] = &[("latent_sample", &[1, 4, 16, 16])];
+    costs_little("sd15/vae-decoder", &Lab::default().model("sd15/vae-decoder"), sizes);
+}
