@@ -7,7 +7,7 @@ use crate::{Attribute, Graph, Node, Tensor, ValueId};
 /// Group normalisation as exporters write it before opset 21 becomes one node: `Reshape` to as many channels as there
 /// are groups, `InstanceNormalization`, `Reshape` back, `Mul` and `Add` by channel. Returns how many.
 pub fn fuse_group_norm(graph: &mut Graph) -> usize {
-    rewrite(graph, |uses, fresh, n| group_norm(uses, fresh, n))
+    rewrite(graph, group_norm)
 }
 
 fn group_norm(uses: &Uses<'_>, fresh: &mut Fresh, n: &Node) -> Option<Vec<Node>> {

@@ -91,7 +91,7 @@ fn batched_transpose(uses: &Uses<'_>, n: &Node) -> Option<Vec<Node>> {
     (perm == [0, 2, 1]).then_some(())?;
     let x = uses.made_by(source, "Reshape")?.input(0)?;
     let (whole, matrix, result) = (uses.shape(x)?, uses.shape(source)?, uses.shape(n.output(0)?)?);
-    let (&[ref a, ref b, ref m, ref k], [_, matrix_m, matrix_k]) = (whole, matrix) else { return None };
+    let ([a, b, m, k], [_, matrix_m, matrix_k]) = (whole, matrix) else { return None };
     let back = [a, b, k, m];
     let fits = same_dim(m, matrix_m)
         && same_dim(k, matrix_k)
