@@ -7,7 +7,9 @@
 
 use crate::{
     ffi::{Builder, Extent, Ggml, Kernel, MAX_INPUTS, Tensor, Type, product::Words, simd::Level},
-    kernels::{Argument, Extract, HostElementwise, HostNode, Layout, PackPanels, Panels, Produced, StridedCopy},
+    kernels::{
+        Argument, Extract, HostElementwise, HostNode, Layout, PackPanels, Panels, Produced, StridedCopy,
+    },
     ops, shape,
     storage::{is_f32, storage_type},
     unsupported::Unsupported,

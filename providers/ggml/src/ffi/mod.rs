@@ -6,7 +6,8 @@
 //! * [`Builder`] → [`Program`]: a compute graph, checked against ggml's own conditions before ggml sees it
 //!   (a failed assertion inside ggml would end the process), then the same graph with memory, ready to run;
 //! * [`Kernel`]: an operation of ours that runs inside ggml's thread pool on disjoint tiles of its output;
-//! * [`simd`]: code compiled once for each instruction set; [`softmax`]: what that does not vectorise well enough; [`product`]: the inner loop of matrix products;
+//! * [`simd`]: code compiled once for each instruction set; [`product`]: the inner loop of matrix products;
+//!   [`softmax`]: what compilers do not vectorise well enough;
 //! * [`Program::profile`]: where the time of a program goes.
 #![allow(unsafe_code)]
 

@@ -118,6 +118,10 @@ impl Conv {
     pub(super) fn strip_size(&self) -> ([usize; 2], usize) {
         ([self.strip.rows, self.strip.cols], self.strip.plane[1])
     }
+    /// Whether the rows of a strip are computed as one, the columns between them included.
+    pub(super) fn is_flat(&self) -> bool {
+        self.strip.flat
+    }
     /// Words of a strip, with what blocks at its end read past it (and leave what comes of that).
     pub(super) fn strip_len(&self) -> usize {
         let [height, pitch] = self.strip.plane;
@@ -400,12 +404,20 @@ impl Vectorized for Line<'_> {
             }
             return;
         }
-        for (i, out) in out.iter_mut().enumerate() {
-            let at = (start + i * stride) / repeat;
-            *out = match words {
-                Words::F32 => low[at].to_bits(),
-                Words::Bf16 => pair(low[at], high.map_or(0.0, |high| high[at])),
-            };
+        let word = |at: usize| match words {
+            Words::F32 => low[at].to_bits(),
+            Words::Bf16 => pair(low[at], high.map_or(0.0, |high| high[at])),
+        };
+        if stride == 1 {
+            let head = ((repeat - start % repeat) % repeat).min(out.len());
+            let (first, rest) = out.split_at_mut(head);
+            first.fill(word(start / repeat));
+            let next = (start + head) / repeat;
+            rest.chunks_mut(repeat).enumerate().for_each(|(i, run)| run.fill(word(next + i)));
+        } else if repeat == 1 {
+            out.iter_mut().enumerate().for_each(|(i, out)| *out = word(start + i * stride));
+        } else {
+            out.iter_mut().enumerate().for_each(|(i, out)| *out = word((start + i * stride) / repeat));
         }
     }
 }

@@ -45,7 +45,7 @@ impl DepthwiseConv {
         let ([height, width], taps) = (self.one.outputs(), self.one.taps());
         let ([strip_rows, strip_cols], pitch) = self.one.strip_size();
         planes.resize(self.one.strip_len() + LANES, 0);
-        let mut widened = Vec::new();
+        let (mut widened, mut flat) = (Vec::new(), Vec::new());
         for plane in tile.rows.clone() {
             let channel = plane % self.channels;
             let weights = widen(inputs, 1, channel * taps.len()..(channel + 1) * taps.len(), &mut widened);
@@ -55,6 +55,16 @@ impl DepthwiseConv {
                 for left in (0..width).step_by(strip_cols) {
                     let cols = left..(left + strip_cols).min(width);
                     self.one.fill(inputs, plane, 0..1, rows.clone(), cols.clone(), planes);
+                    if self.one.is_flat() {
+                        flat.resize((rows.len() - 1) * pitch + width, 0.0);
+                        vectorize(Row { planes, taps, weights, bias, out: &mut flat });
+                        for (out, sums) in
+                            tile.row(plane)[top * width..].chunks_exact_mut(width).zip(flat.chunks(pitch))
+                        {
+                            out.copy_from_slice(&sums[..width]);
+                        }
+                        continue;
+                    }
                     for (i, row) in rows.clone().enumerate() {
                         let out = &mut tile.row(plane)[row * width + cols.start..row * width + cols.end];
                         vectorize(Row { planes: &planes[i * pitch..], taps, weights, bias, out });
@@ -84,8 +94,9 @@ impl Vectorized for Row<'_> {
         let Row { planes, taps, weights, bias, out } = self;
         for (i, out) in out.chunks_mut(LANES).enumerate() {
             let mut sums = [bias; LANES];
+            let at = i * LANES;
             for (tap, weight) in taps.iter().zip(weights) {
-                let Some(x) = planes[*tap as usize + i * LANES..].first_chunk::<LANES>() else { continue };
+                let Some(x) = planes[*tap as usize + at..].first_chunk::<LANES>() else { continue };
                 sums.iter_mut()
                     .zip(x)
                     .for_each(|(sum, x)| *sum = mul_add::<FMA>(*weight, f32::from_bits(*x), *sum));
