@@ -143,7 +143,8 @@ fn mobilenet_v2() {
 #[test]
 #[ignore = "needs MIGraphX and SDRUN_TINY_DIR; run by `cargo xtask test`"]
 fn tiny_stable_diffusion() {
-    let parts: [(&str, &[(&str, &[usize])]); 4] = [
+    type Shape<'a> = (&'a str, &'a [usize]);
+    let parts: [(&str, &[Shape<'_>]); 4] = [
         ("text_encoder", &[("input_ids", &[1, 16])]),
         ("vae_decoder", &[("latent_sample", &[1, 4, 4, 4])]),
         ("vae_encoder", &[("sample", &[1, 3, 16, 16])]),

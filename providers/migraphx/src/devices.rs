@@ -27,6 +27,7 @@ pub(crate) fn all(runtime: &Runtime) -> Result<Vec<Target>> {
             kind: DeviceKind::Gpu,
             class: gpu.arch.clone(),
             memory_bytes: Some(gpu.memory),
+            absent: None,
         };
         targets.push(Target { device, hip: Some(gpu) });
     }
@@ -38,6 +39,7 @@ pub(crate) fn all(runtime: &Runtime) -> Result<Vec<Target>> {
             kind: DeviceKind::Cpu,
             class: "ref".into(),
             memory_bytes: None,
+            absent: None,
         };
         targets.push(Target { device, hip: None });
     }
