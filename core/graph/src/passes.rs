@@ -7,6 +7,7 @@
 mod branches;
 mod compact;
 mod dead;
+mod expand_biases;
 mod fold;
 mod identity;
 mod merge_projections;
@@ -16,6 +17,7 @@ mod weights_as_inputs;
 pub use branches::inline_branches;
 pub use compact::compact;
 pub use dead::eliminate_dead;
+pub use expand_biases::expand_biases;
 pub use fold::{FOLD_BUDGET, fold_constants};
 pub use identity::eliminate_identity;
 pub use merge_projections::merge_projections;
