@@ -124,6 +124,15 @@ struct Installed<'a> {
 }
 
 fn install(registry: &Registry, spec: &RuntimeSpec, yes: bool, context: &Context) -> anyhow::Result<()> {
+    if spec.pip.is_none()
+        && let Some(found) = runtime::find(spec, registry.paths())
+    {
+        let (dir, version) = (&found.dir, "of the system");
+        let report = Installed { runtime: &spec.name, version, dir, present: true };
+        return context.present(&report, |out| {
+            writeln!(out, "{} is installed already, in {} ({})", spec.name, dir.display(), found.origin)
+        });
+    }
     let plan = runtime::plan(spec, registry.paths())?;
     let report =
         Installed { runtime: &spec.name, version: &spec.version, dir: &plan.dir, present: plan.installed };

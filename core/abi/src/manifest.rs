@@ -70,6 +70,9 @@ pub struct RuntimeSpec {
     /// How `sdrun runtime install` gets it; absent where it cannot be installed that way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pip: Option<PipPackage>,
+    /// What a user does to get it where it cannot be installed that way: sentences for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by_hand: Option<String>,
 }
 
 /// A runtime that is published as a Python package.

@@ -254,21 +254,24 @@ fn absent(spec: &sdrun_abi::RuntimeSpec, paths: &Paths) -> AbiError {
         .iter()
         .map(|c| format!("{} ({})", c.dir.display(), c.origin))
         .collect();
-    let install = if spec.pip.is_some() {
-        format!("run `sdrun runtime install {}`, or ", spec.name)
-    } else {
-        String::new()
+    let hint = match (&spec.pip, &spec.by_hand) {
+        (None, Some(_)) => runtime::by_hand(spec),
+        (pip, _) => {
+            let install = pip.as_ref().map(|_| format!("run `sdrun runtime install {}`, or ", spec.name));
+            format!(
+                "{}set {} to the folder that holds {}",
+                install.unwrap_or_default(),
+                spec.env,
+                spec.library_names.join(" or ")
+            )
+        }
     };
     AbiError::precondition(format!(
         "the {} runtime is not installed (looked in: {})",
         spec.name,
         if looked.is_empty() { "the system's library folders".into() } else { looked.join(", ") }
     ))
-    .with_hint(format!(
-        "{install}set {} to the folder that holds {}",
-        spec.env,
-        spec.library_names.join(" or ")
-    ))
+    .with_hint(hint)
 }
 
 /// Compares a library with the hash in its manifest. Integrity (a half-copied file), not authenticity.

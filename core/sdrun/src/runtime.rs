@@ -106,17 +106,14 @@ pub struct InstallPlan {
 pub fn plan(spec: &RuntimeSpec, paths: &Paths) -> Result<InstallPlan> {
     let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
     let pip = spec.pip.clone().ok_or_else(|| {
-        AbiError::unsupported(format!("{} cannot be installed by sdrun", spec.name)).with_hint(format!(
-            "install it the vendor's way and set {} to the folder of its libraries",
-            spec.env
-        ))
+        AbiError::unsupported(format!("{} cannot be installed by sdrun", spec.name)).with_hint(by_hand(spec))
     })?;
     let wheel = pip.wheels.iter().find(|w| w.os == os && w.arch == arch).cloned().ok_or_else(|| {
         AbiError::unsupported(format!(
             "the package {} {} has no build for {os} {arch}",
             pip.package, spec.version
         ))
-        .with_hint(format!("install it the vendor's way and set {} to the folder of its libraries", spec.env))
+        .with_hint(by_hand(spec))
     })?;
     let dir = install_dir(spec, paths);
     Ok(InstallPlan {
@@ -126,6 +123,15 @@ pub fn plan(spec: &RuntimeSpec, paths: &Paths) -> Result<InstallPlan> {
         dir,
         pip,
     })
+}
+
+/// What to do where sdrun cannot install it.
+pub(crate) fn by_hand(spec: &RuntimeSpec) -> String {
+    let own = format!("set {} to the folder of its libraries", spec.env);
+    match &spec.by_hand {
+        Some(words) => format!("{words}; where it is not found then, {own}"),
+        None => format!("install it the vendor's way and {own}"),
+    }
 }
 
 /// Downloads with the machine's `pip` client (pinned version and hash), keeps the files the manifest names
@@ -249,6 +255,7 @@ mod tests {
                 library_dir: "thing/libs".into(),
                 wheels: vec![],
             }),
+            by_hand: None,
         }
     }
 
@@ -292,5 +299,10 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let error = plan(&spec("SDRUN_THING_DIR"), &paths(root.path())).unwrap_err();
         assert!(error.hint().unwrap().contains("SDRUN_THING_DIR"), "{error}");
+        let words =
+            RuntimeSpec { pip: None, by_hand: Some("ask its vendor".into()), ..spec("SDRUN_THING_DIR") };
+        let error = plan(&words, &paths(root.path())).unwrap_err();
+        let hint = error.hint().unwrap();
+        assert!(hint.contains("ask its vendor") && hint.contains("SDRUN_THING_DIR"), "{hint}");
     }
 }

@@ -58,6 +58,7 @@ mod tests {
             env: "SDRUN_THING_DIR".into(),
             library_names: vec!["libthing.so".into(), "libthing.so.*".into()],
             pip: None,
+            by_hand: None,
         }
     }
 

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use sdrun_abi::{Engine, EngineInfo, Error, Host, Result, Session, WeightSource};
 use sdrun_graph::{
     Graph,
-    passes::{merge_projections, prepare_weights, weights_as_inputs},
+    passes::{expand_biases, merge_projections, prepare_weights, weights_as_inputs},
 };
 use sdrun_provider_common::{describe, phase, read_graph};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -59,16 +59,21 @@ pub(crate) fn build(
             info.weights.clear();
             (Bytes::new(), Preparation::default())
         }
-        None => (model, take_weights_out(&mut graph)),
+        None => (model, take_weights_out(&mut graph, &target)),
     };
     let parts = Before { runtime, target, options, info, model, preparation };
     parts.finish(|target| compile(runtime, target, &graph, options, baked, host))
 }
 
-/// Makes inputs of all weights, or of what is computed out of them.
-fn take_weights_out(graph: &mut Graph) -> Preparation {
+/// Makes inputs of all weights, or of what is computed out of them. The same for the same graph and kind of device: an engine
+/// that is loaded does it again.
+fn take_weights_out(graph: &mut Graph, target: &Target) -> Preparation {
     merge_projections(graph);
-    let preparation = prepare_weights(graph);
+    let gpu = target.hip.is_some();
+    if gpu {
+        expand_biases(graph);
+    }
+    let preparation = prepare_weights(graph, gpu);
     weights_as_inputs(graph);
     Preparation::new(preparation)
 }
@@ -86,7 +91,7 @@ pub(crate) fn load(
     let model = Bytes::from(model.into_owned());
     let preparation = match model.is_empty() {
         true => Preparation::default(),
-        false => take_weights_out(&mut read_graph(&model)?),
+        false => take_weights_out(&mut read_graph(&model)?, &target),
     };
     phase(host, "load", 0, 1)?;
     let parts = Before { runtime, target, options, info, model, preparation };

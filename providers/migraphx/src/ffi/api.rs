@@ -64,7 +64,7 @@ impl<F: Copy> Function<F> {
 }
 
 functions! {
-    shape_create(*mut Object, c_int, *const usize, usize) since "5.0";
+    shape_create_with_strides(*mut Object, c_int, *const usize, usize, *const usize, usize) since "5.0";
     shape_create_scalar(*mut Object, c_int) since "5.0";
     shape_destroy(Object) since "5.0";
     shape_type(*mut c_int, Object) since "5.0";

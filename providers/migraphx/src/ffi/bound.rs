@@ -77,7 +77,7 @@ impl Bound {
                 buffer.len()
             )));
         }
-        let shape = api.packed_shape(layout.dtype, &layout.lengths)?;
+        let shape = api.shape_of(layout)?;
         let argument = Owned::new(&api.argument_destroy, |out| {
             call!(api, argument_create(out, shape.object(), buffer.address()), doing)
         })?;

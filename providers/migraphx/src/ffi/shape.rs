@@ -86,12 +86,22 @@ impl Api {
         CODES.iter().find(|(known, _)| *known == dtype).map_or(0, |(_, code)| code + self.type_offset)
     }
 
-    /// A shape object for a row-major tensor.
-    pub(super) fn packed_shape(&self, dtype: DType, lengths: &[usize]) -> Result<Owned> {
+    /// A shape object. MIGraphX compares strides too: of a scalar they are 0.
+    pub(super) fn shape_of(&self, layout: &Layout) -> Result<Owned> {
+        let Layout { dtype, lengths, strides } = layout;
         Owned::new(&self.shape_destroy, |out| {
-            call!(self, shape_create(out, self.code(dtype), lengths.as_ptr(), lengths.len()), || format!(
-                "describe a tensor of shape {lengths:?}"
-            ))
+            call!(
+                self,
+                shape_create_with_strides(
+                    out,
+                    self.code(*dtype),
+                    lengths.as_ptr(),
+                    lengths.len(),
+                    strides.as_ptr(),
+                    strides.len()
+                ),
+                || format!("describe a tensor of shape {lengths:?}")
+            )
         })
     }
 

@@ -1,0 +1,114 @@
+use crate::{Graph, Initializer, Node, Tensor, Value};
+use sdrun_abi::DType;
+use std::collections::{BTreeMap, HashSet};
+
+/// Spreads every bias that is added to a product over the whole of it, by an `Expand` for
+/// [`prepare_weights`](super::prepare_weights) with `may_grow` to take out. Compilers whose products add a matrix of their own
+/// size at no cost then need no kernel for the bias; where biases are constants they do so by themselves. Shapes must have been
+/// inferred. Answers how many.
+pub fn expand_biases(graph: &mut Graph) -> usize {
+    let is_product = |node: &&Node| node.op_type == "MatMul" && node.domain.is_empty();
+    let products: HashSet<_> =
+        graph.nodes.iter().filter(is_product).filter_map(|node| node.output(0)).collect();
+    let made: HashSet<_> =
+        graph.nodes.iter().filter(|n| fixed(graph, n)).filter_map(|node| node.output(0)).collect();
+    let mut expanded = 0;
+    for index in 0..graph.nodes.len() + graph.nodes.len() {
+        let Some(node) = graph.nodes.get(index) else { break };
+        if node.op_type != "Add" || !node.domain.is_empty() {
+            continue;
+        }
+        let is_bias = |slot: usize| {
+            let id = node.input(slot)?;
+            let weight = matches!(graph.initializers.get(&id), Some(Initializer::Weight(_)));
+            let other = node.input(1 - slot)?;
+            ((weight || made.contains(&id)) && products.contains(&other)).then_some((slot, id, other))
+        };
+        let Some((slot, bias, product)) = is_bias(0).or_else(|| is_bias(1)) else { continue };
+        let (Some(shape), Some(own)) = (graph.value(product).known_shape(), graph.value(bias).known_shape())
+        else {
+            continue;
+        };
+        if own.len() != 1 || shape.len() < 2 || shape.last() != own.last() {
+            continue;
+        }
+        let dtype = graph.value(bias).dtype;
+        let base = graph.value(bias).name.clone();
+        let mut add = |suffix: &str, dtype: Option<DType>, dims: &[usize]| {
+            let mut name = format!("{base}_{suffix}");
+            while graph.find(&name).is_some() {
+                name.push('_');
+            }
+            let shape = Some(dims.iter().map(|d| crate::Dim::Known(*d)).collect());
+            graph.add_value(Value { name, dtype, shape })
+        };
+        let target = add("target", Some(DType::I64), &[shape.len()]);
+        let spread = add("expanded", dtype, &shape);
+        let dims: Vec<i64> = shape.iter().map(|d| *d as i64).collect();
+        graph.initializers.insert(target, Initializer::Constant(Tensor::from_i64s(&dims)));
+        graph.nodes[index].inputs[slot] = Some(spread);
+        let expand = Node {
+            name: format!("{base}_expand"),
+            domain: String::new(),
+            op_type: "Expand".into(),
+            inputs: vec![Some(bias), Some(target)],
+            outputs: vec![Some(spread)],
+            attributes: BTreeMap::new(),
+            metadata: BTreeMap::new(),
+        };
+        graph.nodes.insert(index, expand);
+        expanded += 1;
+    }
+    expanded
+}
+
+/// Whether a node depends on weights alone, as far as [`merge_projections`](super::merge_projections) makes such: a concatenation
+/// of weights.
+fn fixed(graph: &Graph, node: &Node) -> bool {
+    let weight = |id: &crate::ValueId| matches!(graph.initializers.get(id), Some(Initializer::Weight(_)));
+    node.op_type == "Concat" && node.domain.is_empty() && node.inputs.iter().flatten().all(weight)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        OpenDims,
+        passes::{merge_projections, prepare_weights},
+        simplify,
+        testing::{model, ramp, run},
+    };
+
+    #[test]
+    fn biases_of_products_are_spread_and_others_stay() {
+        let mut graph = model(17)
+            .input("x", DType::F32, "2 3")
+            .initializer("w1", &ramp(&[3, 4]))
+            .initializer("w2", &ramp(&[3, 4]))
+            .initializer("b1", &ramp(&[4]))
+            .initializer("b2", &ramp(&[4]))
+            .node("MatMul", &["x", "w1"], &["p1"])
+            .node("Add", &["b1", "p1"], &["s1"])
+            .node("MatMul", &["x", "w2"], &["p2"])
+            .node("Add", &["p2", "b2"], &["s2"])
+            .node("Add", &["s1", "s2"], &["s3"])
+            .node("Add", &["s3", "b1"], &["y"])
+            .output("y", "2 4")
+            .graph();
+        simplify(&mut graph, &BTreeMap::new(), OpenDims::Refuse).unwrap();
+        let x = ramp(&[2, 3]);
+        let expected = run(&graph, &[("x", x.clone())]);
+        let mut merged = graph.clone();
+        assert_eq!(expand_biases(&mut graph), 2);
+        assert_eq!(run(&graph, &[("x", x.clone())]), expected);
+        let preparation = prepare_weights(&mut graph, true);
+        assert!(preparation.nodes.len() == 2 && graph.nodes.iter().all(|n| n.op_type != "Expand"));
+
+        merge_projections(&mut merged);
+        assert_eq!(expand_biases(&mut merged), 1);
+        assert_eq!(run(&merged, &[("x", x)]), expected);
+        let preparation = prepare_weights(&mut merged, true);
+        let ops: Vec<_> = preparation.nodes.iter().map(|n| n.op_type.as_str()).collect();
+        assert_eq!(ops, ["Concat", "Concat", "Expand"]);
+    }
+}
