@@ -99,10 +99,8 @@ pub fn preparation_steps(preparation: &Graph) -> Vec<PreparationStep> {
         let mut open = vec![*output];
         while let Some(id) = open.pop() {
             match (maker.get(&id), preparation.initializers.get(&id)) {
-                (Some(index), _) => {
-                    if nodes.insert(*index) {
-                        open.extend(preparation.nodes[*index].inputs.iter().flatten());
-                    }
+                (Some(index), _) if nodes.insert(*index) => {
+                    open.extend(preparation.nodes[*index].inputs.iter().flatten());
                 }
                 (None, Some(Initializer::Weight(_))) => {
                     weights.insert(preparation.value(id).name.clone());
