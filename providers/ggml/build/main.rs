@@ -7,6 +7,8 @@
 //! folder to use in place of the pinned package.
 
 mod compile;
+#[path = "../../common/pinned_package.rs"]
+mod pinned_package;
 mod source;
 mod variants;
 

@@ -1,11 +1,11 @@
 //! Where the sources of ggml are.
 
+use super::pinned_package;
 use std::{
     env,
     error::Error,
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 /// Environment variable that names another ggml source folder.
@@ -26,36 +26,15 @@ impl Source {
     pub(crate) fn locate() -> Result<Self, Box<dyn Error>> {
         let root = match env::var_os(OVERRIDE) {
             Some(folder) => PathBuf::from(folder),
-            None => pinned_package()?.join("llama.cpp").join("ggml"),
+            None => pinned_package::folder(PACKAGE, &hint())?.join("llama.cpp").join("ggml"),
         };
         let version = version(&root.join("CMakeLists.txt"))?;
         Ok(Source { root, version })
     }
 }
 
-/// Asks cargo for the unpacked package, which makes it download the package if it is not there yet.
-fn pinned_package() -> Result<PathBuf, Box<dyn Error>> {
-    let hint = format!(
-        "set {OVERRIDE} to a ggml source folder, or let cargo reach its registry once (`cargo fetch`)"
-    );
-    let cargo = env::var_os("CARGO").ok_or("cargo did not set CARGO")?;
-    let output = Command::new(cargo)
-        .args(["metadata", "--format-version=1", "--locked"])
-        .output()
-        .map_err(|error| format!("`cargo metadata` does not start: {error}; {hint}"))?;
-    if !output.status.success() {
-        let words = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("`cargo metadata --locked` failed: {}; {hint}", words.trim()).into());
-    }
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-    let manifest = metadata["packages"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .find(|package| package["name"] == PACKAGE)
-        .and_then(|package| package["manifest_path"].as_str())
-        .ok_or_else(|| format!("`cargo metadata` does not list {PACKAGE}; {hint}"))?;
-    Ok(Path::new(manifest).parent().ok_or("manifest without a folder")?.to_path_buf())
+fn hint() -> String {
+    format!("set {OVERRIDE} to a ggml source folder, or let cargo reach its registry once (`cargo fetch`)")
 }
 
 /// Reads the three version numbers out of ggml's CMakeLists.txt.

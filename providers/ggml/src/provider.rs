@@ -77,6 +77,7 @@ impl Provider for GgmlProvider {
             kind: DeviceKind::Cpu,
             class: format!("{}-{}", std::env::consts::ARCH, ggml.variant()),
             memory_bytes: ggml.memory(),
+            absent: None,
         }])
     }
 
