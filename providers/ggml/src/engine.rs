@@ -1,7 +1,7 @@
 //! The engine: a graph without weights, and the file it is kept in.
 
 use crate::{
-    ffi::Ggml,
+    ffi::{Ggml, Target},
     session::GgmlSession,
     topology::{Topology, explain},
 };
@@ -49,8 +49,8 @@ pub(crate) struct GgmlEngine {
 
 impl GgmlEngine {
     /// Reads, checks and translates a graph once, so that a session of the engine cannot fail on the graph.
-    pub(crate) fn new(ggml: &'static Ggml, model: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Self> {
-        let (topology, host_operators) = Topology::new(ggml, read(model)?, spec)?;
+    pub(crate) fn new(target: Target, model: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Self> {
+        let (topology, host_operators) = Topology::new(target, read(model)?, spec)?;
         if !host_operators.is_empty() {
             let list: Vec<String> =
                 host_operators.iter().map(|(name, count)| format!("{name} x{count}")).collect();
@@ -63,7 +63,7 @@ impl GgmlEngine {
 
     /// Reads what [`Engine::serialize`] wrote.
     pub(crate) fn from_payload(
-        ggml: &'static Ggml,
+        target: Target,
         payload: &[u8],
         spec: &BuildSpec,
         host: &dyn Host,
@@ -96,7 +96,7 @@ impl GgmlEngine {
                 header.precision, spec.precision
             )));
         }
-        Self::new(ggml, model, spec, host)
+        Self::new(target, model, spec, host)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Weights and constants on their way into ggml tensors.
 
 use crate::{
-    ffi::{Extent, Ggml, Room, Store, Stored, Tensor, Type, buffer},
+    ffi::{Extent, Home, Room, Store, Stored, Target, Tensor, Type},
     kernels::{pack_panels, panels_len},
     shape,
     storage::{Floats, float_dtype, into_storage, is_f32, put, to_bytes, to_f32s},
@@ -143,7 +143,7 @@ pub(crate) struct Bank {
     places: Vec<Place>,
     /// Places that hold their weight.
     filled: usize,
-    known: HashMap<(String, Form, Type), Stored>,
+    known: HashMap<(String, Form, Type, Home), Stored>,
 }
 
 /// A weight in one form.
@@ -160,19 +160,19 @@ const WORTH_THREADS: usize = 4 << 20;
 
 impl Bank {
     /// For an engine with these weights. Nothing has memory before [`load`](Self::load).
-    pub(crate) fn new(ggml: &'static Ggml, weights: &[WeightSpec]) -> Self {
+    pub(crate) fn new(target: Target, weights: &[WeightSpec]) -> Self {
         let specs = weights.iter().map(|spec| (spec.name.clone(), spec.clone())).collect();
-        Bank { store: Store::new(ggml), specs, places: Vec::new(), filled: 0, known: HashMap::new() }
+        Bank { store: Store::new(target), specs, places: Vec::new(), filled: 0, known: HashMap::new() }
     }
 
     /// The tensor that holds a weight in this form, in an element type.
-    pub(crate) fn place(&mut self, weight: &str, form: Form, type_: Type) -> Result<Stored> {
-        let key = (weight.to_string(), form, type_);
+    pub(crate) fn place(&mut self, weight: &str, form: Form, type_: Type, home: Home) -> Result<Stored> {
+        let key = (weight.to_string(), form, type_, home);
         if let Some(stored) = self.known.get(&key) {
             return Ok(*stored);
         }
         let spec = self.spec(weight)?;
-        let stored = self.store.add(type_, form.extent(&spec.shape))?;
+        let stored = self.store.add(type_, form.extent(&spec.shape), home)?;
         self.places.push(Place { weight: key.0.clone(), form, type_ });
         self.known.insert(key, stored);
         Ok(stored)
@@ -219,7 +219,7 @@ impl Bank {
             };
             let source =
                 filled.iter().zip(&mut rooms).filter(|(other, _)| tells(other)).find_map(|(other, room)| {
-                    Some((other.type_, other.form.restore(other.type_, room.bytes())?))
+                    Some((other.type_, other.form.restore(other.type_, &room.copy())?))
                 });
             let Some((type_, plain)) = source else {
                 let message = format!(
@@ -229,7 +229,7 @@ impl Bank {
                 return Err(Error::precondition(message)
                     .with_hint("build an engine for this shape, with no dimension left open"));
             };
-            place.form.fill(place.type_, float_dtype(type_), &plain, rooms[at].bytes())?;
+            rooms[at].fill(|bytes| place.form.fill(place.type_, float_dtype(type_), &plain, bytes))?;
         }
         Ok(())
     }
@@ -249,7 +249,10 @@ impl Bank {
         if result.is_err() {
             let mut rooms = self.store.rooms()?;
             for (index, old) in lock(&undo).drain(..) {
-                rooms[index].bytes().copy_from_slice(&old);
+                rooms[index].fill(|bytes| {
+                    bytes.copy_from_slice(&old);
+                    Ok(())
+                })?;
             }
         }
         result
@@ -360,13 +363,11 @@ impl Queue<'_> {
             }
             let weight = pull(source, job.spec)?;
             for (index, place, room) in &mut job.rooms {
-                let bytes = room.bytes();
                 if let Some(undo) = task.undo {
-                    let mut old = buffer(bytes.len());
-                    old.extend_from_slice(bytes);
+                    let old = room.copy();
                     lock(undo).push((*index, old));
                 }
-                place.form.fill(place.type_, weight.dtype, weight.data(), bytes)?;
+                room.fill(|bytes| place.form.fill(place.type_, weight.dtype, weight.data(), bytes))?;
             }
             self.bytes.fetch_add(weight.data().len() as u64, Ordering::Relaxed);
         }

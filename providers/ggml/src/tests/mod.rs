@@ -1,12 +1,18 @@
 //! Small graphs through the whole provider, against `sdrun_graph::eval`.
 
+mod devices;
 mod errors;
 mod operators;
 mod patterns;
 mod session;
 mod shapes;
 
-use crate::{GgmlProvider, ffi::Ggml, ffi::LIBRARY_DIR, translate::translate, weights::Bank};
+use crate::{
+    GgmlProvider,
+    ffi::{Ggml, LIBRARY_DIR, Target},
+    translate::translate,
+    weights::Bank,
+};
 use sdrun_abi::{
     BuildSpec, DType, Engine, Error, InitConfig, NoHost, Precision, Provider, Result, Session, TensorView,
     VecSink, Weight, WeightSource, WeightSpec,
@@ -128,8 +134,9 @@ impl Model {
             .weights()
             .map(|(name, w)| WeightSpec { name: name.into(), dtype: w.dtype, shape: w.shape.clone() })
             .collect();
-        let mut bank = Bank::new(ggml(), &specs);
-        translate(&graph, Precision::Fp32, ggml(), &mut bank).unwrap().host_operators
+        let target = Target { ggml: ggml(), gpu: None };
+        let mut bank = Bank::new(target, &specs);
+        translate(&graph, Precision::Fp32, target, &mut bank).unwrap().host_operators
     }
 }
 
