@@ -92,16 +92,12 @@ pub fn preparation_steps(preparation: &Graph) -> Vec<PreparationStep> {
         let (mut nodes, mut weights) = (BTreeSet::new(), BTreeSet::new());
         let mut open = vec![*output];
         while let Some(id) = open.pop() {
-            match (maker.get(&id), preparation.initializers.get(&id)) {
-                (Some(index), _) => {
-                    if nodes.insert(*index) {
-                        open.extend(preparation.nodes[*index].inputs.iter().flatten());
-                    }
+            if let Some(index) = maker.get(&id) {
+                if nodes.insert(*index) {
+                    open.extend(preparation.nodes[*index].inputs.iter().flatten());
                 }
-                (None, Some(Initializer::Weight(_))) => {
-                    weights.insert(preparation.value(id).name.clone());
-                }
-                _ => {}
+            } else if let Some(Initializer::Weight(_)) = preparation.initializers.get(&id) {
+                weights.insert(preparation.value(id).name.clone());
             }
         }
         PreparationStep { output: *output, nodes: nodes.into_iter().collect(), weights }
