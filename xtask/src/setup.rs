@@ -83,6 +83,54 @@ pub(crate) fn node_tests(workspace: &Workspace) -> Result<PathBuf> {
     Ok(dir)
 }
 
+/// Where ggml's Vulkan backend and a driver for it that needs no graphics card are, as environment variables: libraries
+/// out of a Python package, and Mesa's software driver.
+pub(crate) fn vulkan(workspace: &Workspace) -> Result<Vec<(&'static str, PathBuf)>> {
+    step("Vulkan backend of ggml, on Mesa's software driver");
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        bail!("the package with ggml's Vulkan backend is for x86-64 Linux");
+    }
+    let driver = Path::new("/usr/share/vulkan/icd.d/lvp_icd.x86_64.json");
+    if !driver.exists() {
+        apt_install(&["mesa-vulkan-drivers", "libvulkan1"], "there is no software driver for Vulkan")?;
+    }
+    let requirements = workspace.root.join("xtask/python/requirements-vulkan.txt");
+    let dir = workspace.target.join(format!("ggml-vulkan-{}", &crate::dist::sha256(&requirements)?[..16]));
+    if !dir.is_dir() {
+        println!("   the backend is missing and goes into {}", dir.display());
+        let python = Python::bare(workspace)?;
+        let stage = workspace.target.join(format!("ggml-vulkan.{}", std::process::id()));
+        run(python
+            .python()
+            .args([
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--no-input",
+                "--no-deps",
+            ])
+            .args(["--require-hashes", "--only-binary=:all:", "--python-version=312"])
+            .args(["--platform=manylinux_2_35_x86_64", "--dest"])
+            .arg(&stage)
+            .arg("-r")
+            .arg(&requirements))?;
+        let wheels = fs::read_dir(&stage)?.collect::<std::io::Result<Vec<_>>>()?;
+        let wheel = wheels.first().context("pip has downloaded nothing")?.path();
+        run(python.python().args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&stage))?;
+        fs::rename(stage.join("cyllama_vulkan.libs"), &dir)
+            .with_context(|| format!("cannot move the libraries of {} into place", wheel.display()))?;
+        fs::remove_dir_all(&stage).with_context(|| format!("cannot remove {}", stage.display()))?;
+    }
+    Ok(vec![
+        ("SDRUN_GGML_BACKENDS", dir),
+        ("VK_ICD_FILENAMES", driver.to_path_buf()),
+        // ggml leaves drivers that compute on the CPU out unless they are named.
+        ("GGML_VK_VISIBLE_DEVICES", "0".into()),
+    ])
+}
+
 /// Installs system packages as root with apt-get; tells others what to install. `why` is the reason.
 pub(crate) fn apt_install(packages: &[&str], why: &str) -> Result<()> {
     let names = packages.join(" ");

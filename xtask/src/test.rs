@@ -84,6 +84,13 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         step("MIGraphX");
         tally.count(&mut tests(&["test", "--package=sdrun-tests", "--test=migraphx", "--", "--ignored"]))?;
     }
+    match setup::vulkan(workspace) {
+        Ok(vulkan) => {
+            let only = ["test", "--package=sdrun-provider-ggml", "--lib", "devices", "--", "--ignored"];
+            tally.count(tests(&only).envs(vulkan))?;
+        }
+        Err(why) => println!("   NOT RUN: {why:#}"),
+    }
     // Models from outside the repository; without them these tests stay in the list of what was not run.
     for (variable, filter) in [("SDRUN_TAEF2_DIR", "taef2"), ("SDRUN_TINY_DIR", "tiny")] {
         if std::env::var_os(variable).is_some() {

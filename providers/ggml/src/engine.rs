@@ -1,7 +1,7 @@
 //! The engine: a graph without weights, and the file it is kept in.
 
 use crate::{
-    ffi::Ggml,
+    ffi::{Ggml, Target},
     optimize::optimize,
     session::GgmlSession,
     topology::{Topology, explain},
@@ -50,8 +50,8 @@ pub(crate) struct GgmlEngine {
 
 impl GgmlEngine {
     /// Reads, checks and translates a graph once, so that a session of the engine cannot fail on the graph.
-    pub(crate) fn new(ggml: &'static Ggml, model: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Self> {
-        let (topology, host_operators) = Topology::new(ggml, read(model)?, spec)?;
+    pub(crate) fn new(target: Target, model: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Self> {
+        let (topology, host_operators) = Topology::new(target, read(model, target)?, spec)?;
         if !host_operators.is_empty() {
             let list: Vec<String> =
                 host_operators.iter().map(|(name, count)| format!("{name} x{count}")).collect();
@@ -64,7 +64,7 @@ impl GgmlEngine {
 
     /// Reads what [`Engine::serialize`] wrote.
     pub(crate) fn from_payload(
-        ggml: &'static Ggml,
+        target: Target,
         payload: &[u8],
         spec: &BuildSpec,
         host: &dyn Host,
@@ -97,7 +97,7 @@ impl GgmlEngine {
                 header.precision, spec.precision
             )));
         }
-        Self::new(ggml, model, spec, host)
+        Self::new(target, model, spec, host)
     }
 }
 
@@ -123,10 +123,10 @@ impl Engine for GgmlEngine {
     }
 }
 
-fn read(model: &[u8]) -> Result<Graph> {
+fn read(model: &[u8], target: Target) -> Result<Graph> {
     let mut graph =
         Graph::from_bytes(model.to_vec().into(), "model", ExternalBase::Stripped).map_err(explain)?;
     infer_shapes(&mut graph).map_err(explain)?;
-    optimize(&mut graph).map_err(explain)?;
+    optimize(&mut graph, target).map_err(explain)?;
     Ok(graph)
 }

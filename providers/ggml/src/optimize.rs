@@ -1,5 +1,6 @@
 //! The passes a graph goes through before it is translated.
 
+use crate::ffi::Target;
 use half::{bf16, f16};
 use sdrun_abi::DType;
 use sdrun_graph::{
@@ -9,11 +10,24 @@ use sdrun_graph::{
 use std::collections::HashMap;
 
 /// Everything: each operator that passes make has an entry in the operator table.
-const PASSES: &[&str] = passes::ALL;
+const ON_CPU: &[&str] = passes::ALL;
 
-/// Merges what kernels compute as one. Types and shapes must be inferred; sizes may be open.
-pub(crate) fn optimize(graph: &mut Graph) -> Result<Vec<PassReport>, GraphError> {
-    let reports = passes::optimize(graph, PASSES)?;
+/// Operators that passes make are kernels of the CPU alone: for another device nothing is merged.
+const ON_DEVICE: &[&str] = &[
+    "fold_constants",
+    "inline_branches",
+    "eliminate_identity",
+    "eliminate_dead",
+    "eliminate_neutral",
+    "merge_common_subexpressions",
+    "collapse_reshapes",
+    "cancel_transposes",
+];
+
+/// Simplifies the graph and, for the CPU, merges what kernels compute as one. Types and shapes must be inferred; sizes
+/// may be open.
+pub(crate) fn optimize(graph: &mut Graph, target: Target) -> Result<Vec<PassReport>, GraphError> {
+    let reports = passes::optimize(graph, if target.gpu().is_some() { ON_DEVICE } else { ON_CPU })?;
     drop_overflow_guards(graph);
     Ok(reports)
 }

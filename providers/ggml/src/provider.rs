@@ -1,34 +1,72 @@
 use crate::{
     engine::{CompatibilityRecord, FORMAT, GgmlEngine},
-    ffi::{Ggml, LIBRARY_DIR},
+    ffi::{Ggml, Gpu, LIBRARY_DIR, Target},
 };
 use sdrun_abi::{
     BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind, Engine, Error,
     ErrorCode, Flow, Host, InitConfig, LogLevel, Precision, Provider, Result, RuntimeInfo, WeightSource,
     WeightUpdate,
 };
-use std::{path::Path, sync::OnceLock};
+use std::{
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
 
-/// The id of the only device.
+/// The id of the CPU.
 const CPU: &str = "cpu";
+/// Names a folder with ggml's libraries for devices; the option of `init` of the same purpose goes before it.
+const BACKENDS_VARIABLE: &str = "SDRUN_GGML_BACKENDS";
+const BACKENDS_OPTION: &str = "backends";
 
-/// Runs graphs with ggml on the CPU.
+/// Runs graphs with ggml.
 #[derive(Default)]
 pub struct GgmlProvider {
-    ggml: OnceLock<&'static Ggml>,
+    loaded: OnceLock<Loaded>,
+}
+
+struct Loaded {
+    /// The one that was built with the plugin.
+    own: &'static Ggml,
+    /// The one of the folder of backends.
+    bundle: Option<&'static Ggml>,
+}
+
+impl Loaded {
+    /// Every device besides the CPU.
+    fn gpus(&self) -> impl Iterator<Item = (Target, &'static Gpu)> {
+        let of = |ggml: &'static Ggml| {
+            ggml.gpus().iter().enumerate().map(move |(i, gpu)| (Target { ggml, gpu: Some(i) }, gpu))
+        };
+        of(self.own).chain(self.bundle.into_iter().flat_map(of))
+    }
 }
 
 impl GgmlProvider {
-    fn ggml(&self) -> Result<&'static Ggml> {
-        self.ggml.get().copied().ok_or_else(|| {
+    fn loaded(&self) -> Result<&Loaded> {
+        self.loaded.get().ok_or_else(|| {
             Error::precondition("the ggml provider is not initialised")
                 .with_hint("`init` has to succeed first")
         })
     }
 
-    fn check_spec(&self, spec: &BuildSpec) -> Result<&'static Ggml> {
-        let ggml = self.ggml()?;
-        check_device(&spec.device)?;
+    fn target(&self, device: &str) -> Result<Target> {
+        let loaded = self.loaded()?;
+        if device == CPU {
+            return Ok(Target { ggml: loaded.own, gpu: None });
+        }
+        if let Some((target, _)) = loaded.gpus().find(|(_, gpu)| gpu.id == device) {
+            return Ok(target);
+        }
+        let known: Vec<&str> = [CPU].into_iter().chain(loaded.gpus().map(|(_, gpu)| &*gpu.id)).collect();
+        let known = known.join(", ");
+        Err(Error::not_found(format!("the ggml provider has no device {device:?}; it has {known}"))
+            .with_hint(format!(
+                "${BACKENDS_VARIABLE} names a folder with ggml's libraries for other devices"
+            )))
+    }
+
+    fn check_spec(&self, spec: &BuildSpec) -> Result<Target> {
+        let target = self.target(&spec.device)?;
         if spec.bake {
             return Err(Error::unsupported("the ggml provider does not bake weights into its engines")
                 .with_hint("build without it; loading weights into a ggml engine is only a copy"));
@@ -38,60 +76,78 @@ impl GgmlProvider {
                 "the ggml provider has no option {key:?}; it has none at all"
             )));
         }
-        Ok(ggml)
-    }
-}
-
-fn check_device(device: &str) -> Result<()> {
-    match device {
-        CPU => Ok(()),
-        other => Err(Error::not_found(format!("the ggml provider has no device {other:?}; it has {CPU:?}"))),
+        Ok(target)
     }
 }
 
 impl Provider for GgmlProvider {
     fn init(&self, config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> {
-        if let Some(key) = config.options.keys().next() {
+        if let Some(key) = config.options.keys().find(|key| *key != BACKENDS_OPTION) {
             return Err(Error::invalid(format!(
-                "the ggml provider has no option {key:?}; it has none at all"
+                "the ggml provider has no option {key:?}; it has {BACKENDS_OPTION:?}"
             )));
         }
         // Beside the plugin where it is installed; where it was built, when it is linked in or under test.
-        let ggml = Ggml::load(&[&config.plugin_dir, Path::new(LIBRARY_DIR)])?;
-        let _ = self.ggml.set(ggml);
-        let message = format!("ggml {} with CPU variant {}", ggml.version(), ggml.variant());
-        host.log(LogLevel::Debug, "ggml", &message);
+        let own = Ggml::load(&[&config.plugin_dir, Path::new(LIBRARY_DIR)])?;
+        let asked = config.options.get(BACKENDS_OPTION).map(Into::into);
+        let folder: Option<PathBuf> =
+            asked.or_else(|| std::env::var_os(BACKENDS_VARIABLE).filter(|v| !v.is_empty()).map(Into::into));
+        let bundle = folder.map(|folder| Ggml::load_bundle(&folder)).transpose()?;
+        for ggml in [own].into_iter().chain(bundle) {
+            let message = format!("ggml {} with CPU variant {}", ggml.version(), ggml.variant());
+            host.log(LogLevel::Debug, "ggml", &message);
+            ggml.unusable().iter().for_each(|why| host.log(LogLevel::Warn, "ggml", why));
+        }
+        let _ = self.loaded.set(Loaded { own, bundle });
         Ok(RuntimeInfo {
             name: "ggml".into(),
-            version: ggml.version().into(),
-            library: Some(ggml.library().to_path_buf()),
+            version: own.version().into(),
+            library: Some(own.library().to_path_buf()),
         })
     }
 
     fn devices(&self) -> Result<Vec<Device>> {
-        let ggml = self.ggml()?;
-        Ok(vec![Device {
+        let loaded = self.loaded()?;
+        let mut devices = vec![Device {
             id: CPU.into(),
             index: 0,
-            name: ggml.cpu_name(),
+            name: loaded.own.cpu_name(),
             kind: DeviceKind::Cpu,
-            class: format!("{}-{}", std::env::consts::ARCH, ggml.variant()),
-            memory_bytes: ggml.memory(),
+            class: format!("{}-{}", std::env::consts::ARCH, loaded.own.variant()),
+            memory_bytes: loaded.own.memory(),
             absent: None,
-        }])
+        }];
+        for (target, gpu) in loaded.gpus() {
+            let (name, memory_bytes) = target.ggml.describe(gpu);
+            // The graph is translated when an engine is loaded, for whatever device that is.
+            let class = gpu.id.split(':').next().unwrap_or_default().to_string();
+            let (id, index) = (gpu.id.clone(), devices.len());
+            devices.push(Device {
+                id,
+                index,
+                name,
+                kind: DeviceKind::Gpu,
+                class,
+                memory_bytes,
+                absent: None,
+            });
+        }
+        Ok(devices)
     }
 
     fn capabilities(&self, device: &str) -> Result<Capabilities> {
-        let ggml = self.ggml()?;
-        check_device(device)?;
+        let target = self.target(device)?;
         // bf16 products have instructions of their own on few processors; elsewhere f16 is faster.
-        let low = match ggml.variant() {
+        let low = match target.ggml.variant() {
             "zen4" => [Precision::Bf16, Precision::Fp16],
             _ => [Precision::Fp16, Precision::Bf16],
         };
         use DType::*;
         Ok(Capabilities {
-            precisions: vec![Precision::Fp32, low[0], low[1]],
+            precisions: match target.gpu {
+                None => vec![Precision::Fp32, low[0], low[1]],
+                Some(_) => vec![Precision::Fp32, Precision::Fp16],
+            },
             io_dtypes: vec![F32, F16, BF16, F64, U8, I8, U16, I16, U32, I32, U64, I64, Bool],
             weight_update: WeightUpdate::InPlace,
             cancel: CancelSupport::Prompt,
@@ -109,20 +165,20 @@ impl Provider for GgmlProvider {
         _: &dyn WeightSource,
         host: &dyn Host,
     ) -> Result<Box<dyn Engine>> {
-        let ggml = self.check_spec(spec)?;
+        let target = self.check_spec(spec)?;
         if host.progress("translate", 0, 1) == Flow::Cancel {
             return Err(Error::new(ErrorCode::Cancelled, "the build was cancelled before it began"));
         }
-        Ok(Box::new(GgmlEngine::new(ggml, model, spec, host)?))
+        Ok(Box::new(GgmlEngine::new(target, model, spec, host)?))
     }
 
     fn load(&self, payload: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Box<dyn Engine>> {
-        let ggml = self.check_spec(spec)?;
-        Ok(Box::new(GgmlEngine::from_payload(ggml, payload, spec, host)?))
+        let target = self.check_spec(spec)?;
+        Ok(Box::new(GgmlEngine::from_payload(target, payload, spec, host)?))
     }
 
     fn check(&self, compatibility: &str, device: &str) -> Result<Compatibility> {
-        check_device(device)?;
+        self.target(device)?;
         let record: CompatibilityRecord = serde_json::from_str(compatibility)
             .map_err(|e| Error::invalid(format!("not a compatibility string of the ggml provider: {e}")))?;
         // The graph is translated anew whenever an engine is loaded, so that neither ggml's version nor the

@@ -1,7 +1,7 @@
 //! A session: an engine's weights, and its graph with memory for each shape that was run.
 
 use crate::{
-    ffi::{Program, Tensor},
+    ffi::{Executor, Program, Spread, Tensor},
     storage::{from_storage, into_storage, storage_type},
     topology::Topology,
     translate::Translation,
@@ -21,6 +21,7 @@ pub(crate) struct GgmlSession {
     bank: Bank,
     /// The latest first.
     plans: Vec<Plan>,
+    executor: Executor,
     threads: usize,
 }
 
@@ -37,11 +38,17 @@ impl GgmlSession {
     /// Allocates memory and fills it with the weights.
     pub(crate) fn new(topology: Arc<Topology>, source: &dyn WeightSource, host: &dyn Host) -> Result<Self> {
         let (bank, translation) = topology.representative()?;
-        let threads = topology.threads();
-        let mut session = GgmlSession { topology, bank, plans: Vec::new(), threads };
+        let (executor, threads) = (Executor::new(topology.target())?, topology.threads());
+        let mut session = GgmlSession { topology, bank, plans: Vec::new(), executor, threads };
         session.bank.load(source, host, threads)?;
         if let Some(shapes) = session.topology.fixed_shapes() {
             session.add_plan(shapes, translation)?;
+            let GgmlSession { plans, executor, .. } = &mut session;
+            if let Some(spread) =
+                plans.first_mut().map(|plan| executor.place(&mut plan.program)).transpose()?
+            {
+                spread.iter().for_each(|spread| report(spread, host));
+            }
         }
         Ok(session)
     }
@@ -60,8 +67,8 @@ impl GgmlSession {
         Ok(())
     }
 
-    /// The plan for inputs of these shapes; made where there is none.
-    fn plan(&mut self, inputs: &[TensorView<'_>], host: &dyn Host) -> Result<(&mut Plan, &Bank)> {
+    /// Puts the plan for inputs of these shapes first; makes it where there is none.
+    fn plan(&mut self, inputs: &[TensorView<'_>], host: &dyn Host) -> Result<()> {
         let fits = |plan: &Plan| {
             plan.shapes.len() == inputs.len() && plan.shapes.iter().zip(inputs).all(|(a, b)| a == b.shape)
         };
@@ -75,10 +82,7 @@ impl GgmlSession {
                 self.add_plan(shapes, translation)?;
             }
         }
-        match self.plans.first_mut() {
-            Some(plan) => Ok((plan, &self.bank)),
-            None => Err(Error::internal("no graph for the inputs")),
-        }
+        Ok(())
     }
 }
 
@@ -96,7 +100,14 @@ impl Session for GgmlSession {
 
     fn run(&mut self, inputs: &[TensorView<'_>], sink: &mut dyn OutputSink, host: &dyn Host) -> Result<()> {
         self.topology.check_inputs(inputs)?;
-        let (Plan { program, inputs: tensors, outputs, output_specs, .. }, bank) = self.plan(inputs, host)?;
+        self.plan(inputs, host)?;
+        let GgmlSession { plans, executor, bank, .. } = self;
+        let Some(Plan { program, inputs: tensors, outputs, output_specs, .. }) = plans.first_mut() else {
+            return Err(Error::internal("no graph for the inputs"));
+        };
+        if let Some(spread) = executor.place(program)? {
+            report(&spread, host);
+        }
         for (view, (tensor, dtype)) in inputs.iter().zip(tensors.iter()) {
             program.write(*tensor, &into_storage(*dtype, view.data).map_err(Error::invalid)?)?;
         }
@@ -105,7 +116,7 @@ impl Session for GgmlSession {
             let (found, wanted) = (buffers.len(), outputs.len());
             return Err(Error::internal(format!("{found} output buffers for {wanted} outputs")));
         }
-        program.compute(bank.store(), &|| host.cancelled())?;
+        executor.compute(program, bank.store(), &|| host.cancelled())?;
         if let Some(table) = program.profile() {
             host.log(LogLevel::Info, "ggml", &table);
         }
@@ -131,7 +142,7 @@ impl Session for GgmlSession {
 
     fn memory(&self) -> Result<MemoryReport> {
         let constants: u64 = self.plans.iter().map(|plan| plan.program.constant_bytes()).sum();
-        let activations: u64 = self.plans.iter().map(|plan| plan.program.activation_bytes()).sum();
+        let activations = self.executor.activation_bytes(self.plans.iter().map(|plan| &plan.program));
         let weights = self.bank.store().bytes() + constants;
         Ok(MemoryReport {
             weights: Some(weights),
@@ -139,4 +150,15 @@ impl Session for GgmlSession {
             device: Some(weights + activations),
         })
     }
+}
+
+/// Says what of a graph runs where.
+fn report(spread: &Spread, host: &dyn Host) {
+    let Spread { splits, on_device, on_cpu } = spread;
+    let list: Vec<String> = on_cpu.iter().map(|(name, count)| format!("{name} x{count}")).collect();
+    let rest = if list.is_empty() { "nothing".into() } else { list.join(", ") };
+    let message = format!(
+        "{on_device} operations run on the device in {splits} pieces of the graph; on the CPU: {rest}"
+    );
+    host.log(LogLevel::Info, "ggml", &message);
 }

@@ -1,7 +1,7 @@
 //! What the sessions of an engine share: its graph, whose dimensions may be open, and how that is translated.
 
 use crate::{
-    ffi::{Builder, Ggml},
+    ffi::{Builder, Target},
     optimize::optimize,
     storage::storage_type,
     translate::{Translation, translate},
@@ -18,7 +18,7 @@ const MAX_THREADS: usize = 512;
 const ASSUMED: [(usize, usize); 4] = [(1, 64), (2, 16), (1, 8), (1, 1)];
 
 pub(crate) struct Topology {
-    ggml: &'static Ggml,
+    target: Target,
     graph: Graph,
     precision: Precision,
     /// `None`: all cores, where the graph is worth them.
@@ -32,7 +32,7 @@ impl Topology {
     /// Translates the graph once, so that a session cannot fail on it. `graph` has its shapes inferred, as far as they
     /// are known. Also says which operators, and how many of each, the reference implementation evaluates.
     pub(crate) fn new(
-        ggml: &'static Ggml,
+        target: Target,
         graph: Graph,
         spec: &BuildSpec,
     ) -> Result<(Self, BTreeMap<String, usize>)> {
@@ -44,11 +44,15 @@ impl Topology {
             .map(|(name, w)| WeightSpec { name: name.into(), dtype: w.dtype, shape: w.shape.clone() })
             .collect();
         let (inputs, outputs) = (Vec::new(), Vec::new());
-        let info =
-            EngineInfo { inputs, outputs, weights, compatibility: crate::engine::compatibility(ggml)? };
+        let info = EngineInfo {
+            inputs,
+            outputs,
+            weights,
+            compatibility: crate::engine::compatibility(target.ggml)?,
+        };
         let fixed = graph.inputs.iter().map(|id| graph.value(*id).known_shape()).collect();
         let mut topology =
-            Topology { ggml, graph, precision: spec.precision, threads: spec.threads, info, fixed };
+            Topology { target, graph, precision: spec.precision, threads: spec.threads, info, fixed };
         let open = |id: &&ValueId| topology.graph.value(**id).shape.is_none();
         if let Some(id) = topology.graph.inputs.iter().find(open) {
             let name = &topology.graph.value(*id).name;
@@ -71,6 +75,10 @@ impl Topology {
     pub(crate) fn info(&self) -> &EngineInfo {
         &self.info
     }
+    /// What it is translated for.
+    pub(crate) fn target(&self) -> Target {
+        self.target
+    }
     pub(crate) fn precision(&self) -> Precision {
         self.precision
     }
@@ -91,10 +99,10 @@ impl Topology {
     /// are assumed.
     pub(crate) fn representative(&self) -> Result<(Bank, Translation)> {
         let attempt = |shapes: Option<&[Vec<usize>]>| {
-            let mut bank = Bank::new(self.ggml, &self.info.weights);
+            let mut bank = Bank::new(self.target, &self.info.weights);
             let translation = match shapes {
                 Some(shapes) => self.translation(shapes, &mut bank)?,
-                None => translate(&self.graph, self.precision, self.ggml, &mut bank)?,
+                None => translate(&self.graph, self.precision, self.target, &mut bank)?,
             };
             Ok((bank, translation))
         };
@@ -117,9 +125,9 @@ impl Topology {
         let shapes: BTreeMap<String, Vec<usize>> = names.zip(shapes.iter().cloned()).collect();
         let mut graph = self.graph.clone();
         simplify(&mut graph, &shapes, OpenDims::Refuse)
-            .and_then(|_| optimize(&mut graph))
+            .and_then(|_| optimize(&mut graph, self.target))
             .map_err(explain)
-            .and_then(|_| translate(&graph, self.precision, self.ggml, bank))
+            .and_then(|_| translate(&graph, self.precision, self.target, bank))
             .map_err(|e| Error { message: format!("with inputs of shapes {shapes:?}: {}", e.message), ..e })
     }
 

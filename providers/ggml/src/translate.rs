@@ -6,7 +6,8 @@
 //! refuses is evaluated by `sdrun_graph::eval` where that can do it, and else refused with the reasons.
 
 use crate::{
-    ffi::{Builder, Extent, Ggml, Kernel, MAX_INPUTS, Tensor, Type, product::Words, simd::Level},
+    ffi::{Builder, Extent, Home, Kernel, MAX_INPUTS, Target, Tensor, Type, product::Words, simd::Level},
+    gpu,
     kernels::{
         Argument, Extract, HostElementwise, HostNode, Layout, PackPanels, Panels, Produced, StridedCopy,
     },
@@ -76,11 +77,12 @@ pub(crate) struct View {
 pub(crate) struct Translator<'g> {
     pub(crate) graph: &'g Graph,
     pub(crate) builder: Builder,
+    target: Target,
     precision: Precision,
     values: HashMap<ValueId, Tensor>,
     constants: HashMap<ValueId, HostTensor>,
     bank: &'g mut Bank,
-    stored: HashMap<(ValueId, Form, Type), Tensor>,
+    stored: HashMap<(ValueId, Form, Type, Home), Tensor>,
     placed: Vec<Constant>,
     producers: HashMap<ValueId, usize>,
     host_operators: BTreeMap<String, usize>,
@@ -93,7 +95,7 @@ pub(crate) struct Translator<'g> {
 pub(crate) fn translate<'g>(
     graph: &'g Graph,
     precision: Precision,
-    ggml: &'static Ggml,
+    target: Target,
     bank: &'g mut Bank,
 ) -> Result<Translation> {
     let producers = graph
@@ -103,7 +105,8 @@ pub(crate) fn translate<'g>(
         .flat_map(|(i, node)| node.outputs.iter().flatten().map(move |id| (*id, i)));
     let mut translator = Translator {
         graph,
-        builder: Builder::new(ggml),
+        builder: Builder::new(target),
+        target,
         precision,
         values: HashMap::new(),
         constants: HashMap::new(),
@@ -171,6 +174,13 @@ impl<'g> Translator<'g> {
 
     fn node(&mut self, node: &'g Node) -> Outcome {
         let operator = ops::find(node);
+        if let Some(translate) = self.target.gpu().and_then(|_| gpu::find(node)) {
+            match self.check_outputs(node).and_then(|()| translate(self, node)) {
+                // The CPU may take it.
+                Err(Refusal::Unsupported(_)) => {}
+                done => return done,
+            }
+        }
         let native = match operator {
             Some(operator) => self.check_outputs(node).and_then(|()| (operator.translate)(self, node)),
             None => refuse("ggml has no counterpart"),
@@ -310,7 +320,11 @@ impl<'g> Translator<'g> {
     }
     /// An initializer in a form an operator wants it stored in.
     pub(crate) fn weight(&mut self, id: ValueId, form: Form, type_: Type) -> Outcome<Tensor> {
-        if let Some(tensor) = self.stored.get(&(id, form, type_)) {
+        self.weight_at(id, form, type_, Home::Host)
+    }
+    /// As [`weight`](Self::weight), in main memory or in that of the device.
+    pub(crate) fn weight_at(&mut self, id: ValueId, form: Form, type_: Type, home: Home) -> Outcome<Tensor> {
+        if let Some(tensor) = self.stored.get(&(id, form, type_, home)) {
             return Ok(*tensor);
         }
         let tensor = match (self.constant(id), self.graph.initializers.get(&id)) {
@@ -322,12 +336,12 @@ impl<'g> Translator<'g> {
             }
             (None, Some(Initializer::Weight(_))) => {
                 self.shape(id)?;
-                let stored = self.bank.place(&self.graph.value(id).name, form, type_)?;
+                let stored = self.bank.place(&self.graph.value(id).name, form, type_, home)?;
                 self.builder.stored(self.bank.store(), stored)?
             }
             _ => return Err(Error::internal("a value that is not stored was taken for a weight").into()),
         };
-        self.stored.insert((id, form, type_), tensor);
+        self.stored.insert((id, form, type_, home), tensor);
         Ok(tensor)
     }
     /// A tensor with one f32 element.

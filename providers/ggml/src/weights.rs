@@ -1,7 +1,7 @@
 //! Weights and constants on their way into ggml tensors.
 
 use crate::{
-    ffi::{Extent, Ggml, Room, Store, Stored, Tensor, Type, as_floats, as_words_mut, buffer, product::Words},
+    ffi::{Extent, Home, Room, Store, Stored, Target, Tensor, Type, as_floats, as_words_mut, product::Words},
     kernels::Panels,
     shape,
     storage::{Floats, float_dtype, into_storage, is_f32, put, to_bytes, to_f32s},
@@ -69,14 +69,6 @@ impl Form {
         Ok(())
     }
 
-    /// The initializer as [`Form::Plain`] has it, out of a tensor of this form; `None` where the form does not tell.
-    fn restore(self, bytes: &[u8]) -> Option<Vec<u8>> {
-        match self {
-            Form::Plain => Some(bytes.to_vec()),
-            Form::Panels { .. } => None,
-        }
-    }
-
     /// What [`fill`](Self::fill) writes, as bytes of its own.
     pub(crate) fn arrange<'a>(self, type_: Type, dtype: DType, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>> {
         let Form::Panels { panels, transposed } = self else {
@@ -133,7 +125,7 @@ pub(crate) struct Bank {
     places: Vec<Place>,
     /// Places that hold their weight.
     filled: usize,
-    known: HashMap<(String, Form, Type), Stored>,
+    known: HashMap<(String, Form, Type, Home), Stored>,
 }
 
 /// A weight in one form.
@@ -150,19 +142,19 @@ const WORTH_THREADS: usize = 4 << 20;
 
 impl Bank {
     /// For an engine with these weights. Nothing has memory before [`load`](Self::load).
-    pub(crate) fn new(ggml: &'static Ggml, weights: &[WeightSpec]) -> Self {
+    pub(crate) fn new(target: Target, weights: &[WeightSpec]) -> Self {
         let specs = weights.iter().map(|spec| (spec.name.clone(), spec.clone())).collect();
-        Bank { store: Store::new(ggml), specs, places: Vec::new(), filled: 0, known: HashMap::new() }
+        Bank { store: Store::new(target), specs, places: Vec::new(), filled: 0, known: HashMap::new() }
     }
 
     /// The tensor that holds a weight in this form, in an element type.
-    pub(crate) fn place(&mut self, weight: &str, form: Form, type_: Type) -> Result<Stored> {
-        let key = (weight.to_string(), form, type_);
+    pub(crate) fn place(&mut self, weight: &str, form: Form, type_: Type, home: Home) -> Result<Stored> {
+        let key = (weight.to_string(), form, type_, home);
         if let Some(stored) = self.known.get(&key) {
             return Ok(*stored);
         }
         let spec = self.spec(weight)?;
-        let stored = self.store.add(type_, form.extent(&spec.shape))?;
+        let stored = self.store.add(type_, form.extent(&spec.shape), home)?;
         self.places.push(Place { weight: key.0.clone(), form, type_ });
         self.known.insert(key, stored);
         Ok(stored)
@@ -205,14 +197,12 @@ impl Bank {
         let mut rooms = self.store.rooms()?;
         for (place, at) in added.iter().zip(self.filled..) {
             let tells = |other: &Place| {
-                other.weight == place.weight && (other.type_ == place.type_ || other.type_ == Type::F32)
+                other.weight == place.weight
+                    && other.form == Form::Plain
+                    && (other.type_ == place.type_ || other.type_ == Type::F32)
             };
-            let source = filled
-                .iter()
-                .zip(&mut rooms)
-                .filter(|(other, _)| tells(other))
-                .find_map(|(other, room)| Some((other.type_, other.form.restore(room.bytes())?)));
-            let Some((type_, plain)) = source else {
+            let source = filled.iter().zip(&rooms).find(|(other, _)| tells(other));
+            let Some((type_, plain)) = source.map(|(other, room)| (other.type_, room.copy())) else {
                 let message = format!(
                     "weight {:?} is not kept in the form that inputs of this shape need",
                     place.weight
@@ -220,7 +210,7 @@ impl Bank {
                 return Err(Error::precondition(message)
                     .with_hint("build an engine for this shape, with no dimension left open"));
             };
-            place.form.fill(place.type_, float_dtype(type_), &plain, rooms[at].bytes())?;
+            rooms[at].fill(|bytes| place.form.fill(place.type_, float_dtype(type_), &plain, bytes))?;
         }
         Ok(())
     }
@@ -235,12 +225,15 @@ impl Bank {
         threads: usize,
     ) -> Result<u64> {
         let names: BTreeSet<String> = changed.iter().map(|name| name.to_string()).collect();
-        let undo = Mutex::new(Vec::new());
+        let undo = Mutex::new(Undo::new());
         let result = self.fill(&names, source, host, Task { phase: "refit", threads, undo: Some(&undo) });
         if result.is_err() {
             let mut rooms = self.store.rooms()?;
             for (index, old) in lock(&undo).drain(..) {
-                rooms[index].bytes().copy_from_slice(&old);
+                rooms[index].fill(|bytes| {
+                    bytes.copy_from_slice(&old);
+                    Ok(())
+                })?;
             }
         }
         result
@@ -303,9 +296,11 @@ impl Bank {
 struct Task<'a> {
     phase: &'a str,
     threads: usize,
-    /// Index of a room and what it held.
-    undo: Option<&'a Mutex<Vec<(usize, Vec<u8>)>>>,
+    undo: Option<&'a Mutex<Undo>>,
 }
+
+/// Indices of rooms and what they held.
+type Undo = Vec<(usize, Vec<u8>)>;
 
 /// A weight and all tensors that hold it.
 struct Job<'a> {
@@ -351,13 +346,11 @@ impl Queue<'_> {
             }
             let weight = pull(source, job.spec)?;
             for (index, place, room) in &mut job.rooms {
-                let bytes = room.bytes();
                 if let Some(undo) = task.undo {
-                    let mut old = buffer(bytes.len());
-                    old.extend_from_slice(bytes);
+                    let old = room.copy();
                     lock(undo).push((*index, old));
                 }
-                place.form.fill(place.type_, weight.dtype, weight.data(), bytes)?;
+                room.fill(|bytes| place.form.fill(place.type_, weight.dtype, weight.data(), bytes))?;
             }
             self.bytes.fetch_add(weight.data().len() as u64, Ordering::Relaxed);
         }

@@ -1,4 +1,4 @@
-//! ggml's C interface, as far as it is used: types as in ggml 0.26's `ggml.h`, functions found by name.
+//! ggml's C interface, as far as it is used: types as in the `ggml.h` of ggml 0.26 and 0.27, functions found by name.
 
 use libloading::Library;
 use std::ffi::{c_char, c_int, c_void};
@@ -24,7 +24,7 @@ pub(super) struct RawTensor {
     pub(super) padding: [c_char; 8],
 }
 
-// As compiled by gcc from ggml 0.26's header; `ggml_tensor_overhead` is checked against this when loading.
+// As compiled by gcc from ggml 0.26's header; where the name lies is checked when loading.
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<RawTensor>() == 336);
 
@@ -32,8 +32,6 @@ const _: () = assert!(size_of::<RawTensor>() == 336);
 pub(super) const MAX_SRC: usize = 10;
 /// `GGML_BACKEND_API_VERSION` of ggml 0.26.
 pub(super) const BACKEND_API_VERSION: c_int = 3;
-/// `sizeof(struct ggml_object)`, which `ggml_tensor_overhead` counts with the tensor.
-pub(super) const OBJECT_SIZE: usize = 32;
 
 /// `struct ggml_init_params`.
 #[repr(C)]
@@ -93,6 +91,7 @@ api! {
     ggml_set_abort_callback: fn(Option<FatalCallback>) -> Option<FatalCallback>;
     ggml_tensor_overhead: fn() -> usize;
     ggml_nbytes: fn(TensorPtr) -> usize;
+    ggml_get_name: fn(TensorPtr) -> *const c_char;
     ggml_graph_overhead_custom: fn(usize, bool) -> usize;
     ggml_init: fn(InitParams) -> Ptr;
     ggml_free: fn(Ptr);
@@ -127,6 +126,12 @@ api! {
     ggml_scale_bias: fn(Ptr, TensorPtr, f32, f32) -> TensorPtr;
     ggml_reshape_4d: fn(Ptr, TensorPtr, i64, i64, i64, i64) -> TensorPtr;
     ggml_view_4d: fn(Ptr, TensorPtr, i64, i64, i64, i64, usize, usize, usize, usize) -> TensorPtr;
+    ggml_permute: fn(Ptr, TensorPtr, c_int, c_int, c_int, c_int) -> TensorPtr;
+    ggml_cont: fn(Ptr, TensorPtr) -> TensorPtr;
+    ggml_concat: fn(Ptr, TensorPtr, TensorPtr, c_int) -> TensorPtr;
+    ggml_group_norm: fn(Ptr, TensorPtr, c_int, f32) -> TensorPtr;
+    ggml_conv_2d_direct: fn(Ptr, TensorPtr, TensorPtr, c_int, c_int, c_int, c_int, c_int, c_int) -> TensorPtr;
+    ggml_mul_mat: fn(Ptr, TensorPtr, TensorPtr) -> TensorPtr;
     ggml_soft_max: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_mean: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_sum_rows: fn(Ptr, TensorPtr) -> TensorPtr;
@@ -135,13 +140,20 @@ api! {
     ggml_backend_reg_dev_get: fn(Ptr, usize) -> Ptr;
     ggml_backend_reg_dev_count: fn(Ptr) -> usize;
     ggml_backend_reg_get_proc_address: fn(Ptr, *const c_char) -> Ptr;
+    ggml_backend_dev_supports_op: fn(Ptr, TensorPtr) -> bool;
+    ggml_backend_sched_new: fn(*mut Ptr, *mut Ptr, c_int, usize, bool, bool) -> Ptr;
+    ggml_backend_sched_free: fn(Ptr);
+    ggml_backend_sched_alloc_graph: fn(Ptr, Ptr) -> bool;
+    ggml_backend_sched_graph_compute: fn(Ptr, Ptr) -> c_int;
+    ggml_backend_sched_get_n_splits: fn(Ptr) -> c_int;
+    ggml_backend_sched_get_tensor_backend: fn(Ptr, TensorPtr) -> Ptr;
+    ggml_backend_sched_get_buffer_size: fn(Ptr, Ptr) -> usize;
     ggml_backend_dev_description: fn(Ptr) -> *const c_char;
     ggml_backend_dev_memory: fn(Ptr, *mut usize, *mut usize);
     ggml_backend_dev_init: fn(Ptr, *const c_char) -> Ptr;
     ggml_backend_free: fn(Ptr);
     ggml_backend_get_default_buffer_type: fn(Ptr) -> Ptr;
     ggml_backend_dev_buffer_type: fn(Ptr) -> Ptr;
-    ggml_backend_alloc_ctx_tensors: fn(Ptr, Ptr) -> Ptr;
     ggml_backend_alloc_ctx_tensors_from_buft: fn(Ptr, Ptr) -> Ptr;
     ggml_backend_buffer_free: fn(Ptr);
     ggml_backend_buffer_get_base: fn(Ptr) -> Ptr;

@@ -3,7 +3,7 @@
 use super::{
     api::*,
     kernel::{Cell, Failure, Kernel, MAX_INPUTS, trampoline},
-    library::Ggml,
+    library::{Ggml, Target},
     profile::Note,
     program::Program,
     store::{Pools, Store, Stored},
@@ -101,7 +101,7 @@ pub(super) struct Context {
 
 /// Builds a graph. Every function that adds a node checks what ggml would assert.
 pub(crate) struct Builder {
-    pub(super) ggml: &'static Ggml,
+    pub(super) target: Target,
     /// Every tensor by its number.
     pub(super) tensors: Vec<TensorPtr>,
     /// Contexts of the nodes.
@@ -129,18 +129,18 @@ impl Drop for Builder {
     fn drop(&mut self) {
         for context in self.contexts.iter().chain(&self.weights) {
             // SAFETY: made by `ggml_init`, freed once.
-            unsafe { (self.ggml.api.ggml_free)(context.raw) };
+            unsafe { (self.target.ggml.api.ggml_free)(context.raw) };
         }
     }
 }
 
 impl Builder {
     /// An empty graph.
-    pub(crate) fn new(ggml: &'static Ggml) -> Self {
+    pub(crate) fn new(target: Target) -> Self {
         let (contexts, weights) = (Vec::new(), Vec::new());
         let failure = Arc::new(Failure::default());
         Builder {
-            ggml,
+            target,
             tensors: Vec::new(),
             contexts,
             weights,
@@ -172,8 +172,8 @@ impl Builder {
 
     /// A tensor with memory of its own, to be filled before the first run.
     pub(crate) fn weight(&mut self, type_: Type, extent: Extent) -> Result<Tensor> {
-        let context = reserve(self.ggml, &mut self.weights)?;
-        let raw = new_tensor(self.ggml, context, type_, extent)?;
+        let context = reserve(self.target.ggml, &mut self.weights)?;
+        let raw = new_tensor(self.target.ggml, context, type_, extent)?;
         Ok(self.register(raw))
     }
     /// A tensor of `store`, of which a graph can use only one.
@@ -184,11 +184,11 @@ impl Builder {
     }
     /// A tensor that is filled before each run.
     pub(crate) fn input(&mut self, type_: Type, extent: Extent) -> Result<Tensor> {
-        let context = reserve(self.ggml, &mut self.contexts)?;
-        let raw = new_tensor(self.ggml, context, type_, extent)?;
+        let context = reserve(self.target.ggml, &mut self.contexts)?;
+        let raw = new_tensor(self.target.ggml, context, type_, extent)?;
         let tensor = self.register(raw);
         // SAFETY: a tensor of this builder.
-        unsafe { (self.ggml.api.ggml_set_input)(self.raw(tensor)) };
+        unsafe { (self.target.ggml.api.ggml_set_input)(self.raw(tensor)) };
         self.inputs.push(tensor);
         Ok(tensor)
     }
@@ -318,6 +318,106 @@ impl Builder {
         // SAFETY: a contiguous f32 tensor.
         self.node(|api, ctx, this| unsafe { (api.ggml_sum_rows)(ctx, this.raw(a)) })
     }
+    /// `out[n, m] = sum over k of a[k, n] * b[k, m]` for each of the outer indices of `b`; those of `a` are
+    /// repeated. `a` may be f16 or bf16.
+    pub(crate) fn mul_mat(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
+        self.check_f32(&[b], "mul_mat")?;
+        check(
+            matches!(self.type_of(a), Type::F32 | Type::F16 | Type::Bf16),
+            "mul_mat",
+            "floating-point matrices",
+        )?;
+        check(self.is_contiguous(a), "mul_mat", "contiguous tensors")?;
+        let (ea, eb) = (self.extent(a), self.extent(b));
+        let fits = ea[0] == eb[0] && eb[2] % ea[2] == 0 && eb[3] % ea[3] == 0;
+        check(fits, "mul_mat", "equal inner and repeatable outer extents")?;
+        self.work += ea[0] * ea[1] * eb[1] * eb[2] * eb[3] / MULTIPLICATIONS_PER_NS;
+        // SAFETY: checked above.
+        self.node(|api, ctx, this| unsafe { (api.ggml_mul_mat)(ctx, this.raw(a), this.raw(b)) })
+    }
+
+    /// `a` with its dimensions, the innermost first, in other places: dimension `i` becomes `axes[i]`.
+    pub(crate) fn permute(&mut self, a: Tensor, axes: [usize; 4]) -> Result<Tensor> {
+        let mut sorted = axes;
+        sorted.sort_unstable();
+        check(
+            sorted == [0, 1, 2, 3] && self.is_contiguous(a),
+            "permute",
+            "a contiguous tensor and four axes",
+        )?;
+        let [x, y, z, w] = axes.map(|axis| axis as c_int);
+        let view = self.view(|api, ctx, this| unsafe {
+            // SAFETY: a permutation of a tensor's dimensions.
+            (api.ggml_permute)(ctx, this.raw(a), x, y, z, w)
+        })?;
+        // SAFETY: any tensor can be made contiguous.
+        self.node(|api, ctx, this| unsafe { (api.ggml_cont)(ctx, this.raw(view)) })
+    }
+    /// `a` and after it `b`, along a dimension.
+    pub(crate) fn concat(&mut self, a: Tensor, b: Tensor, axis: usize) -> Result<Tensor> {
+        self.check_f32(&[a, b], "concat")?;
+        let (ea, eb) = (self.extent(a), self.extent(b));
+        check(
+            axis < 4 && (0..4).all(|i| i == axis || ea[i] == eb[i]),
+            "concat",
+            "equal extents beside the axis",
+        )?;
+        // SAFETY: checked above.
+        self.node(|api, ctx, this| unsafe { (api.ggml_concat)(ctx, this.raw(a), this.raw(b), axis as c_int) })
+    }
+    /// Normalisation over groups of dimension 2.
+    pub(crate) fn group_norm(&mut self, a: Tensor, groups: usize, epsilon: f32) -> Result<Tensor> {
+        self.check_f32(&[a], "group_norm")?;
+        check(
+            groups > 0 && self.extent(a)[2].is_multiple_of(groups),
+            "group_norm",
+            "groups that divide the channels",
+        )?;
+        // SAFETY: a contiguous f32 tensor.
+        self.node(|api, ctx, this| unsafe {
+            (api.ggml_group_norm)(ctx, this.raw(a), groups as c_int, epsilon)
+        })
+    }
+    /// Convolution of `b` `[w, h, channels, batch]` with `a` `[kw, kh, channels, filters]`; strides, padding on both sides
+    /// and dilations are of the width, then of the height.
+    pub(crate) fn conv_2d(
+        &mut self,
+        a: Tensor,
+        b: Tensor,
+        stride: [usize; 2],
+        pad: [usize; 2],
+        dilation: [usize; 2],
+    ) -> Result<Tensor> {
+        self.check_f32(&[b], "conv_2d")?;
+        check(matches!(self.type_of(a), Type::F32 | Type::F16), "conv_2d", "f32 or f16 filters")?;
+        let (ea, eb) = (self.extent(a), self.extent(b));
+        let fits = (0..2).all(|i| eb[i] + 2 * pad[i] > (ea[i] - 1) * dilation[i]);
+        check(ea[2] == eb[2] && fits, "conv_2d", "equal channels and a window that fits")?;
+        self.work += ea.iter().product::<usize>() * eb[0] * eb[1] * eb[3] / MULTIPLICATIONS_PER_NS;
+        let n = |v: usize| v as c_int;
+        self.node(|api, ctx, this| unsafe {
+            // SAFETY: checked above.
+            (api.ggml_conv_2d_direct)(
+                ctx,
+                this.raw(a),
+                this.raw(b),
+                n(stride[0]),
+                n(stride[1]),
+                n(pad[0]),
+                n(pad[1]),
+                n(dilation[0]),
+                n(dilation[1]),
+            )
+        })
+    }
+    /// Whether the device besides the CPU runs the node of a tensor.
+    pub(crate) fn device_runs(&self, tensor: Tensor) -> bool {
+        // SAFETY: a tensor of this builder and a device of its ggml.
+        self.target.gpu().is_some_and(|gpu| unsafe {
+            (self.target.ggml.api.ggml_backend_dev_supports_op)(gpu.device, self.raw(tensor))
+        })
+    }
+
     // ---- ours ----
 
     /// An operation of ours with `inputs`, all contiguous. `name` is used in its error messages.
@@ -398,8 +498,8 @@ impl Builder {
         Ok(tensor)
     }
     fn view(&mut self, make: impl FnOnce(&Api, Ptr, &Self) -> TensorPtr) -> Result<Tensor> {
-        let context = reserve(self.ggml, &mut self.contexts)?;
-        let raw = make(&self.ggml.api, context, self);
+        let context = reserve(self.target.ggml, &mut self.contexts)?;
+        let raw = make(&self.target.ggml.api, context, self);
         Ok(self.register(raw))
     }
     fn register(&mut self, raw: TensorPtr) -> Tensor {

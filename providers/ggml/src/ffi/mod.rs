@@ -4,7 +4,8 @@
 //! * [`Ggml`]: the loaded libraries;
 //! * [`Store`]: tensors that several graphs share, with the memory to fill them;
 //! * [`Builder`] → [`Program`]: a compute graph, checked against ggml's own conditions before ggml sees it
-//!   (a failed assertion inside ggml would end the process), then the same graph with memory, ready to run;
+//!   (a failed assertion inside ggml would end the process), then the same graph, ready to run;
+//! * [`Executor`]: backends and the memory of activations, in which programs run;
 //! * [`Kernel`]: an operation of ours that runs inside ggml's thread pool on disjoint tiles of its output;
 //! * [`simd`]: code compiled once for each instruction set; [`product`]: the inner loop of matrix products;
 //!   [`softmax`]: what compilers do not vectorise well enough;
@@ -13,6 +14,7 @@
 
 mod api;
 mod builder;
+mod executor;
 mod kernel;
 mod library;
 mod pages;
@@ -25,10 +27,10 @@ mod store;
 mod variant;
 
 pub(crate) use builder::{Binary, Builder, Extent, Tensor, Type, Unary};
+pub(crate) use executor::{Executor, Spread};
 #[cfg(test)]
 pub(crate) use kernel::run_kernel;
 pub(crate) use kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile, as_f32s, as_floats, as_words, as_words_mut};
-pub(crate) use library::{Ggml, LIBRARY_DIR};
-pub(crate) use pages::buffer;
+pub(crate) use library::{Ggml, Gpu, LIBRARY_DIR, Target};
 pub(crate) use program::Program;
-pub(crate) use store::{Room, Store, Stored};
+pub(crate) use store::{Home, Room, Store, Stored};

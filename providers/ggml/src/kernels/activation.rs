@@ -30,7 +30,7 @@ impl Activation {
                 each(values, |x| 0.5 * x * (1.0 + erf::<FMA>(x * std::f32::consts::FRAC_1_SQRT_2)))
             }
             Activation::GeluTanh => each(values, |x| {
-                let inner = 1.595_769_1 * (x + 0.044_715 * x * x * x);
+                let inner = 1.595_769 * (x + 0.044_715 * x * x * x);
                 x / (1.0 + exp::<FMA>(-inner))
             }),
         }

@@ -143,7 +143,7 @@ impl Kernel for Conv {
         let tile_cols = self.strip.rows * self.strip.cols;
         let across = planes * cols.div_ceil(tile_cols);
         // Filters are shared out where strips alone would keep some workers waiting.
-        let down = if across >= 8 * workers || across % workers == 0 { 1 } else { workers };
+        let down = if across >= 8 * workers || across.is_multiple_of(workers) { 1 } else { workers };
         let tile_rows = rows.div_ceil(block_rows).div_ceil(down) * block_rows;
         Grid { planes, rows, cols, tile_rows, tile_cols }
     }

@@ -101,7 +101,7 @@ impl Vectorized for Row<'_> {
                     .zip(x)
                     .for_each(|(sum, x)| *sum = mul_add::<FMA>(*weight, f32::from_bits(*x), *sum));
             }
-            match out.as_mut_array::<LANES>() {
+            match out.first_chunk_mut::<LANES>() {
                 Some(out) => *out = sums,
                 None => out.copy_from_slice(&sums[..out.len()]),
             }

@@ -54,7 +54,7 @@ impl Kernel for Gemm {
         let (rows, cols) = (self.rows, self.panels.rows);
         // Each worker gets the same number of row tiles, if there are enough rows; else columns are shared out.
         let mut down = rows.div_ceil(MAX_ROWS);
-        if self.batch * down >= workers && self.batch % workers != 0 {
+        if self.batch * down >= workers && !self.batch.is_multiple_of(workers) {
             down = down.next_multiple_of(workers);
         }
         let tile_rows = rows.div_ceil(down);

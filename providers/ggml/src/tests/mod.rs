@@ -1,5 +1,6 @@
 //! Small graphs through the whole provider, against `sdrun_graph::eval`.
 
+mod devices;
 mod errors;
 mod models;
 mod operators;
@@ -7,7 +8,12 @@ mod patterns;
 mod session;
 mod shapes;
 
-use crate::{GgmlProvider, ffi::Ggml, ffi::LIBRARY_DIR, translate::translate, weights::Bank};
+use crate::{
+    GgmlProvider,
+    ffi::{Ggml, LIBRARY_DIR, Target},
+    translate::translate,
+    weights::Bank,
+};
 use sdrun_abi::{
     BuildSpec, DType, Engine, Error, InitConfig, NoHost, Precision, Provider, Result, Session, TensorView,
     VecSink, Weight, WeightSource, WeightSpec,
@@ -125,7 +131,7 @@ impl Model {
         let bytes = self.onnx();
         let mut graph = Graph::from_bytes(bytes.into(), "test", ExternalBase::Stripped).unwrap();
         infer_shapes(&mut graph).unwrap();
-        translate(&graph, Precision::Fp32, ggml(), &mut bank(&graph)).unwrap().host_operators
+        translate(&graph, Precision::Fp32, cpu(), &mut bank(&graph)).unwrap().host_operators
     }
 }
 
@@ -143,11 +149,15 @@ pub(super) fn bank(graph: &Graph) -> Bank {
         dtype: w.dtype,
         shape: w.shape.clone(),
     };
-    Bank::new(ggml(), &graph.weights().map(spec).collect::<Vec<_>>())
+    Bank::new(cpu(), &graph.weights().map(spec).collect::<Vec<_>>())
 }
 
 pub(super) fn ggml() -> &'static Ggml {
     Ggml::load(&[Path::new(LIBRARY_DIR)]).unwrap()
+}
+
+pub(super) fn cpu() -> Target {
+    Target { ggml: ggml(), gpu: None }
 }
 
 pub(super) fn provider() -> GgmlProvider {

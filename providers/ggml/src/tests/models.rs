@@ -1,6 +1,6 @@
 //! The built-in models, translated in the shapes they are measured in.
 
-use super::{bank, ggml};
+use super::{bank, cpu};
 use crate::{optimize::optimize, translate::translate};
 use sdrun_abi::Precision;
 use sdrun_graph::{ExternalBase, Graph, OpenDims, simplify};
@@ -35,11 +35,11 @@ fn built_in_models_are_translated_without_the_reference_implementation() {
         timed("simplify", start);
         let nodes = graph.nodes.len();
         let start = Instant::now();
-        optimize(&mut graph).unwrap();
+        optimize(&mut graph, cpu()).unwrap();
         timed("optimize", start);
         let start = Instant::now();
         let mut bank = bank(&graph);
-        let translation = match translate(&graph, Precision::Fp32, ggml(), &mut bank) {
+        let translation = match translate(&graph, Precision::Fp32, cpu(), &mut bank) {
             Ok(translation) => translation,
             Err(error) => {
                 assert!(BROKEN.iter().any(|(name, _)| *name == model.name), "{}: {error}", model.name);

@@ -1,4 +1,4 @@
-use super::{Model, check, from, noise};
+use super::{Model, check, cpu, from, noise};
 use crate::optimize::optimize;
 use half::f16;
 use sdrun_abi::DType;
@@ -8,7 +8,7 @@ use sdrun_graph::{Attribute, Graph, Tensor, ValueId, infer::infer_shapes};
 fn operators(model: &Model) -> Vec<String> {
     let mut graph: Graph = model.graph.clone();
     infer_shapes(&mut graph).unwrap();
-    optimize(&mut graph).unwrap();
+    optimize(&mut graph, cpu()).unwrap();
     graph.nodes.into_iter().map(|node| node.op_type).collect()
 }
 

@@ -1,0 +1,252 @@
+//! What runs the graphs of a session.
+
+use super::{
+    api::*,
+    library::{Target, status_error},
+    pages,
+    profile::Profile,
+    program::Program,
+    store::Store,
+};
+use crate::ffi::kernel::Failure;
+use sdrun_abi::{Error, ErrorCode, Result};
+use std::{
+    collections::BTreeMap,
+    ffi::{CStr, c_int, c_void},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+/// ggml's backends on a target: the device, where there is one besides the CPU, and the CPU.
+pub(super) struct Backends {
+    pub(super) target: Target,
+    cpu: Ptr,
+    device: Option<Ptr>,
+}
+
+// SAFETY: ggml ties none of it to a thread; what is done with it is done through one `Executor`.
+unsafe impl Send for Backends {}
+// SAFETY: as above.
+unsafe impl Sync for Backends {}
+
+impl Backends {
+    fn open(target: Target) -> Result<Self> {
+        let api = &target.ggml.api;
+        let init = |device: Ptr, name: &str| {
+            // SAFETY: a device of this ggml.
+            let backend = unsafe { (api.ggml_backend_dev_init)(device, std::ptr::null()) };
+            let failed = || Error::new(ErrorCode::Unavailable, format!("ggml cannot open its device {name}"));
+            if backend.is_null() { Err(failed()) } else { Ok(backend) }
+        };
+        let mut backends = Backends { target, cpu: init(target.ggml.cpu.device, "cpu")?, device: None };
+        if let Some(gpu) = target.gpu() {
+            backends.device = Some(init(gpu.device, &gpu.id)?);
+        }
+        Ok(backends)
+    }
+}
+
+impl Drop for Backends {
+    fn drop(&mut self) {
+        for backend in self.device.into_iter().chain([self.cpu]) {
+            // SAFETY: made by `ggml_backend_dev_init`, freed once.
+            unsafe { (self.target.ggml.api.ggml_backend_free)(backend) };
+        }
+    }
+}
+
+/// Runs programs one at a time. On the CPU they share one piece of memory for their activations, as large as the
+/// largest needs; on another device each has its own.
+pub(crate) struct Executor {
+    backends: Arc<Backends>,
+    /// `ggml_gallocr`.
+    activations: Ptr,
+    /// The program that the activations are laid out for.
+    placed: Option<u64>,
+}
+
+// SAFETY: as for `Backends`.
+unsafe impl Send for Executor {}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        // SAFETY: made by `ggml_gallocr_new`, freed once; no program runs any more.
+        unsafe { (self.backends.target.ggml.api.ggml_gallocr_free)(self.activations) };
+    }
+}
+
+/// How the nodes of a graph are spread over a device and the CPU.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Spread {
+    /// Pieces of the graph that run one after the other.
+    pub(crate) splits: usize,
+    /// Nodes on the device.
+    pub(crate) on_device: usize,
+    /// Operations that run on the CPU, and how many nodes of each.
+    pub(crate) on_cpu: BTreeMap<String, usize>,
+}
+
+/// What the abort callback asks while a graph runs.
+struct Watch<'a> {
+    cancelled: &'a dyn Fn() -> bool,
+    failure: &'a Failure,
+    profile: Option<&'a Profile>,
+}
+
+impl Executor {
+    /// Opens the device.
+    pub(crate) fn new(target: Target) -> Result<Self> {
+        let backends = Backends::open(target)?;
+        let api = &target.ggml.api;
+        // SAFETY: the CPU's backend.
+        let activations =
+            unsafe { (api.ggml_gallocr_new)((api.ggml_backend_get_default_buffer_type)(backends.cpu)) };
+        if activations.is_null() {
+            return Err(Error::new(ErrorCode::ResourceExhausted, "no memory for ggml's allocator"));
+        }
+        Ok(Executor { backends: Arc::new(backends), activations, placed: None })
+    }
+
+    /// Lays out the memory of a program's activations, unless they are. What its inputs held is lost where they were not.
+    ///
+    /// # Errors
+    /// `ResourceExhausted`.
+    pub(crate) fn place(&mut self, program: &mut Program) -> Result<Option<Spread>> {
+        let exhausted = || Error::new(ErrorCode::ResourceExhausted, "no memory for the activations");
+        let api = &self.backends.target.ggml.api;
+        if let Some(device) = self.backends.device {
+            if program.scheduler.is_some() {
+                return Ok(None);
+            }
+            let mut backends = [device, self.backends.cpu];
+            // SAFETY: the CPU is the last backend, as ggml wants it; the scheduler goes with the program, which keeps
+            // the backends.
+            unsafe {
+                let (null, size) = (std::ptr::null_mut(), program.size);
+                let scheduler =
+                    (api.ggml_backend_sched_new)(backends.as_mut_ptr(), null, 2, size, false, false);
+                if scheduler.is_null() {
+                    return Err(exhausted());
+                }
+                program.scheduler = Some((scheduler, self.backends.clone()));
+                if !(api.ggml_backend_sched_alloc_graph)(scheduler, program.graph) {
+                    return Err(exhausted());
+                }
+                return Ok(Some(self.spread(program, scheduler, device)));
+            }
+        }
+        if self.placed == Some(program.id) {
+            return Ok(None);
+        }
+        self.placed = None;
+        program.forget_activations();
+        // SAFETY: the tensors of the graph have no memory but that of weights and constants.
+        if !unsafe { (api.ggml_gallocr_alloc_graph)(self.activations, program.graph) } {
+            return Err(exhausted());
+        }
+        self.placed = Some(program.id);
+        if let Some(buffer) = program.activation_buffer() {
+            // SAFETY: the buffer is host memory of this size.
+            unsafe {
+                let base = (api.ggml_backend_buffer_get_base)(buffer);
+                pages::prefer_huge(base.cast(), (api.ggml_backend_buffer_get_size)(buffer));
+            }
+        }
+        Ok(None)
+    }
+
+    /// # Safety
+    /// The scheduler has allocated the program's graph.
+    unsafe fn spread(&self, program: &Program, scheduler: Ptr, device: Ptr) -> Spread {
+        let api = &self.backends.target.ggml.api;
+        let mut spread = Spread { splits: 0, on_device: 0, on_cpu: BTreeMap::new() };
+        for raw in program.nodes() {
+            // SAFETY: a node of the graph; descriptions are C strings.
+            let (is_view, on_device, name) = unsafe {
+                let backend = (api.ggml_backend_sched_get_tensor_backend)(scheduler, raw);
+                let name = CStr::from_ptr((api.ggml_op_desc)(raw)).to_string_lossy().into_owned();
+                (!(*raw).view_src.is_null(), backend == device, name)
+            };
+            match (is_view, on_device) {
+                (true, _) => {}
+                (false, true) => spread.on_device += 1,
+                (false, false) => {
+                    *spread.on_cpu.entry(program.operation(raw).unwrap_or(name)).or_default() += 1
+                }
+            }
+        }
+        // SAFETY: by this function's contract.
+        spread.splits = unsafe { (api.ggml_backend_sched_get_n_splits)(scheduler) }.max(0) as usize;
+        spread
+    }
+
+    /// Runs the graph once, with the weights in `store`, after [`place`](Self::place); `cancelled` is asked between
+    /// nodes.
+    ///
+    /// # Errors
+    /// `Internal` where the graph was made for another store; `Cancelled`; what a kernel reported, as
+    /// `InvalidArgument`; ggml's own failures.
+    pub(crate) fn compute(
+        &mut self,
+        program: &mut Program,
+        store: &Store,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        // Borrowed, so that nobody writes weights meanwhile.
+        program.check_store(store)?;
+        if program.scheduler.is_none() && self.placed != Some(program.id) {
+            return Err(Error::internal("a ggml graph without memory"));
+        }
+        let ggml = self.backends.target.ggml;
+        if let Some(profile) = &mut program.profile {
+            profile.start();
+        }
+        let watch = Watch { cancelled, failure: program.failure(), profile: program.profile.as_ref() };
+        let (cpu, set) = (self.backends.cpu, ggml.cpu.set_abort_callback);
+        // SAFETY: the callback is withdrawn before `watch` goes; backends and graph belong together.
+        let status = unsafe {
+            (ggml.cpu.set_n_threads)(cpu, c_int::try_from(program.threads.clamp(1, 512)).unwrap_or(1));
+            set(cpu, Some(should_stop), (&raw const watch).cast_mut().cast());
+            let status = match &program.scheduler {
+                Some((scheduler, _)) => {
+                    (ggml.api.ggml_backend_sched_graph_compute)(*scheduler, program.graph)
+                }
+                None => (ggml.api.ggml_backend_graph_compute)(cpu, program.graph),
+            };
+            set(cpu, None, std::ptr::null_mut());
+            status
+        };
+        if let Some(message) = program.failure().take() {
+            return Err(Error::invalid(message));
+        }
+        match status {
+            STATUS_SUCCESS => Ok(()),
+            STATUS_ABORTED => Err(Error::new(ErrorCode::Cancelled, "the run was cancelled")),
+            other => Err(status_error(other)),
+        }
+    }
+
+    /// Bytes of the activations that programs share, and of those that `programs` have for themselves.
+    pub(crate) fn activation_bytes<'p>(&self, programs: impl Iterator<Item = &'p Program>) -> u64 {
+        let api = &self.backends.target.ggml.api;
+        // SAFETY: the allocator has one buffer; the schedulers know both backends.
+        let own =
+            programs.filter_map(|program| program.scheduler.as_ref()).map(|(scheduler, backends)| unsafe {
+                let on = |backend| (api.ggml_backend_sched_get_buffer_size)(*scheduler, backend) as u64;
+                on(backends.cpu) + backends.device.map_or(0, on)
+            });
+        // SAFETY: as above.
+        own.sum::<u64>() + unsafe { (api.ggml_gallocr_get_buffer_size)(self.activations, 0) as u64 }
+    }
+}
+
+/// # Safety
+/// `data` is the [`Watch`] of the running [`Executor::compute`].
+unsafe extern "C" fn should_stop(data: *mut c_void) -> bool {
+    // SAFETY: by this function's contract.
+    let watch = unsafe { &*data.cast::<Watch<'_>>() };
+    if let Some(profile) = watch.profile {
+        profile.mark();
+    }
+    watch.failure.is_set() || catch_unwind(AssertUnwindSafe(|| (watch.cancelled)())).unwrap_or(true)
+}

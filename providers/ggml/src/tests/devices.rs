@@ -1,0 +1,127 @@
+//! ggml's backends for other devices, out of a folder.
+//!
+//! `SDRUN_GGML_BACKENDS` names one (`cargo xtask test` gets one whose Vulkan backend runs on Mesa's software driver);
+//! without it the tests of devices are ignored.
+
+use super::{Model, compare, noise, run, spec};
+use crate::{GgmlProvider, ffi::Ggml};
+use sdrun_abi::{BuildSpec, DeviceKind, ErrorCode, Host, InitConfig, LogLevel, NoHost, Precision, Provider};
+use sdrun_graph::{Attribute, Tensor};
+use std::{path::Path, sync::Mutex};
+
+/// A residual block and an attention block: what a device computes, and (the gather, the padding of one side only) what is
+/// left to the CPU.
+fn model(seed: u64) -> Model {
+    let mut model = Model::new(17);
+    let x = model.input(noise(&[2, 8, 12, 10], 1));
+    let ints = |values: &[i64]| Attribute::Ints(values.to_vec());
+    let weight = |shape: &[usize], model: &mut Model| {
+        let count = model.weights.len() as u64;
+        model.weight(noise(shape, seed + count))
+    };
+    let (w, b) = (weight(&[16, 8, 3, 3], &mut model), weight(&[16], &mut model));
+    let y = model.node("Conv", &[("pads", ints(&[1; 4])), ("strides", ints(&[2, 1]))], &[x, w, b]);
+    let (scale, bias) = (weight(&[4], &mut model), weight(&[4], &mut model));
+    let grouped = model.constant(Tensor::from_i64s(&[2, 4, -1]));
+    let g = model.node("Reshape", &[], &[y, grouped]);
+    let g = model.node("InstanceNormalization", &[], &[g, scale, bias]);
+    let back = model.constant(Tensor::from_i64s(&[2, 16, 6, 10]));
+    let g = model.node("Reshape", &[], &[g, back]);
+    let (channel, shift) = (weight(&[16, 1, 1], &mut model), weight(&[16, 1, 1], &mut model));
+    let g = model.node("Mul", &[], &[g, channel]);
+    let g = model.node("Add", &[], &[g, shift]);
+    let gate = model.node("Sigmoid", &[], &[g]);
+    let g = model.node("Mul", &[], &[g, gate]);
+    let y = model.node("Add", &[], &[y, g]);
+    let w = weight(&[16, 16, 2, 2], &mut model);
+    let y = model.node("Conv", &[("pads", ints(&[0, 0, 1, 1]))], &[y, w]);
+    let rows = model.constant(Tensor::from_i64s(&[2, 16, 60]));
+    let y = model.node("Reshape", &[], &[y, rows]);
+    let q = model.node("Transpose", &[("perm", ints(&[0, 2, 1]))], &[y]);
+    let matrix = weight(&[16, 16], &mut model);
+    let k = model.node("MatMul", &[], &[q, matrix]);
+    let k = model.node("Transpose", &[("perm", ints(&[0, 2, 1]))], &[k]);
+    let s = model.node("MatMul", &[], &[q, k]);
+    let s = model.node("Softmax", &[("axis", Attribute::Int(-1))], &[s]);
+    let y = model.node("MatMul", &[], &[s, q]);
+    let index = model.constant(Tensor::from_i64s(&[5, 0, 59]));
+    let y = model.node("Gather", &[("axis", Attribute::Int(1))], &[y, index]);
+    let y = model.node("Concat", &[("axis", Attribute::Int(1))], &[y, q]);
+    model.output(y);
+    model
+}
+
+/// A provider with the folder of backends, and its first device besides the CPU.
+fn device() -> (GgmlProvider, String) {
+    let folder = std::env::var("SDRUN_GGML_BACKENDS").expect("SDRUN_GGML_BACKENDS names no folder");
+    let provider = GgmlProvider::default();
+    let options = [("backends".to_string(), folder)].into();
+    provider.init(&InitConfig { options, ..InitConfig::default() }, &NoHost).unwrap();
+    let devices = provider.devices().unwrap();
+    let gpu = devices.iter().find(|device| device.kind == DeviceKind::Gpu);
+    (provider, gpu.expect("the folder offers no device").id.clone())
+}
+
+/// A host that keeps what is logged.
+#[derive(Default)]
+struct Log(Mutex<Vec<String>>);
+
+impl Host for Log {
+    fn log(&self, _: LogLevel, _: &str, message: &str) {
+        self.0.lock().unwrap().push(message.into());
+    }
+    fn progress(&self, _: &str, _: u64, _: u64) -> sdrun_abi::Flow {
+        sdrun_abi::Flow::Continue
+    }
+    fn cancelled(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+#[ignore = "needs a folder of ggml backends in SDRUN_GGML_BACKENDS"]
+fn a_device_computes_what_the_reference_does() {
+    let (provider, device) = device();
+    let a = model(10);
+    for (precision, tolerance) in [(Precision::Fp32, 1e-3), (Precision::Fp16, 1e-2)] {
+        let spec = BuildSpec { device: device.clone(), ..spec(precision) };
+        let engine = provider.build(&a.onnx(), &spec, &a, &NoHost).unwrap();
+        let log = Log::default();
+        let mut session = engine.session(&a, &log).unwrap();
+        let first = run(&mut *session, &a.feeds).unwrap();
+        compare(&format!("{device} {precision}"), &first[0], &a.reference()[0], tolerance);
+        let log = log.0.into_inner().unwrap().join("\n");
+        // What has no counterpart there is left to the CPU, and the log says so.
+        let count: usize = log.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or_default();
+        assert!(count >= 10 && log.contains("Conv x1") && log.contains("Gather x1"), "{log}");
+        assert_eq!(run(&mut *session, &a.feeds).unwrap(), first, "the same again");
+
+        let b = model(50);
+        let names: Vec<&str> = b.weights.keys().map(String::as_str).collect();
+        session.refit(&names, &b, &NoHost).unwrap();
+        let other = run(&mut *session, &a.feeds).unwrap();
+        compare(&format!("{device} {precision}, refitted"), &other[0], &b.reference()[0], tolerance);
+        session.refit(&names, &a, &NoHost).unwrap();
+        assert_eq!(run(&mut *session, &a.feeds).unwrap(), first, "back again");
+        assert!(session.memory().unwrap().activations.unwrap() > 0);
+    }
+}
+
+#[test]
+fn folders_that_are_no_bundle_are_refused() {
+    let empty = tempfile::tempdir().unwrap();
+    for (folder, code, words) in [
+        (Path::new("backends"), ErrorCode::InvalidArgument, "not absolute"),
+        (Path::new("/no/such/folder"), ErrorCode::NotFound, "/no/such/folder"),
+        (empty.path(), ErrorCode::NotFound, "ggml-base"),
+    ] {
+        let error = Ggml::load_bundle(folder).err().unwrap();
+        assert_eq!(error.code, code, "{error}");
+        assert!(error.message.contains(words), "{error}");
+    }
+    std::fs::write(empty.path().join("libggml-base.so"), "no library").unwrap();
+    let error = Ggml::load_bundle(empty.path()).err().unwrap();
+    assert_eq!(error.code, ErrorCode::FailedPrecondition, "{error}");
+    let error = super::provider().capabilities("vulkan:7").unwrap_err();
+    assert!(error.message.contains("vulkan:7") && error.hint.is_some(), "{error}");
+}
