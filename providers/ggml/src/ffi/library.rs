@@ -6,7 +6,7 @@ use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
     path::{Path, PathBuf},
-    sync::Mutex,
+    sync::{Mutex, PoisonError},
 };
 
 /// Where the build script put the libraries; used when they are not beside the plugin.
@@ -153,6 +153,9 @@ impl Ggml {
             let message = format!("the folder of ggml backends, {}, is not absolute", folder.display());
             return Err(Error::invalid(message));
         }
+        // Backends enumerate their devices into tables of their own that nothing guards (ggml-vulkan 0.27).
+        static LOADING: Mutex<()> = Mutex::new(());
+        let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
         let files = libraries(folder)?;
         let named = |name: &str| -> Vec<&PathBuf> {
             files.iter().filter(|(own, _)| is_named(own, name)).map(|(_, file)| file).collect()
