@@ -7,14 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 ///
 /// Answers the *preparation*: a graph without inputs, whose initializers are weights and constants of `graph` and whose
 /// outputs are, under their names, weights of what is left in `graph`. Only operators that [`eval`] knows are taken
-/// out, none that makes more elements than its weights have (a bias spread over a whole activation), and no output of `graph`.
-/// A weight may be needed by both. Shapes must have been inferred; ids of `graph` are void afterwards.
-pub fn prepare_weights(graph: &mut Graph) -> Graph {
+/// out, unless `may_grow` none that makes more elements than its weights have (a bias spread over a whole activation), and
+/// no output of `graph`. A weight may be needed by both. Shapes must have been inferred; ids of `graph` are void afterwards.
+pub fn prepare_weights(graph: &mut Graph, may_grow: bool) -> Graph {
     let mut fixed: BTreeSet<ValueId> = graph.initializers.keys().copied().collect();
     let mut made: BTreeSet<ValueId> = BTreeSet::new();
     let moved: Vec<bool> = (graph.nodes.iter())
         .map(|node| {
-            let movable = is_movable(graph, node, &fixed, &made);
+            let movable = is_movable(graph, node, &fixed, &made, may_grow);
             if movable {
                 fixed.extend(node.outputs.iter().flatten());
                 made.extend(node.outputs.iter().flatten());
@@ -57,7 +57,13 @@ pub fn prepare_weights(graph: &mut Graph) -> Graph {
     preparation
 }
 
-fn is_movable(graph: &Graph, node: &Node, fixed: &BTreeSet<ValueId>, made: &BTreeSet<ValueId>) -> bool {
+fn is_movable(
+    graph: &Graph,
+    node: &Node,
+    fixed: &BTreeSet<ValueId>,
+    made: &BTreeSet<ValueId>,
+    may_grow: bool,
+) -> bool {
     let is_weight = |id: &ValueId| {
         made.contains(id) || matches!(graph.initializers.get(id), Some(Initializer::Weight(_)))
     };
@@ -77,7 +83,7 @@ fn is_movable(graph: &Graph, node: &Node, fixed: &BTreeSet<ValueId>, made: &BTre
         && outputs().all(|id| !graph.outputs.contains(&id))
         && eval::supports(node, graph.opset())
         && match (elements(&mut outputs()), elements(&mut inputs().filter(|id| is_weight(id)))) {
-            (Some(out), Some(weights)) => out <= weights,
+            (Some(out), Some(weights)) => may_grow || out <= weights,
             _ => false,
         }
 }
@@ -92,12 +98,14 @@ pub fn preparation_steps(preparation: &Graph) -> Vec<PreparationStep> {
         let (mut nodes, mut weights) = (BTreeSet::new(), BTreeSet::new());
         let mut open = vec![*output];
         while let Some(id) = open.pop() {
-            if let Some(index) = maker.get(&id) {
-                if nodes.insert(*index) {
+            match (maker.get(&id), preparation.initializers.get(&id)) {
+                (Some(index), _) if nodes.insert(*index) => {
                     open.extend(preparation.nodes[*index].inputs.iter().flatten());
                 }
-            } else if let Some(Initializer::Weight(_)) = preparation.initializers.get(&id) {
-                weights.insert(preparation.value(id).name.clone());
+                (None, Some(Initializer::Weight(_))) => {
+                    weights.insert(preparation.value(id).name.clone());
+                }
+                _ => {}
             }
         }
         PreparationStep { output: *output, nodes: nodes.into_iter().collect(), weights }
@@ -146,7 +154,7 @@ mod tests {
         simplify(&mut graph, &BTreeMap::new(), OpenDims::Refuse).unwrap();
         let x = ramp(&[2, 3]);
         let expected = run(&graph, &[("x", x.clone())]);
-        let preparation = prepare_weights(&mut graph);
+        let preparation = prepare_weights(&mut graph, false);
         let ops = |graph: &Graph| -> Vec<String> { graph.nodes.iter().map(|n| n.op_type.clone()).collect() };
         assert_eq!(ops(&preparation), ["Transpose", "Mul", "Neg"]);
         assert_eq!(ops(&graph), ["MatMul", "Add", "Expand", "Add"]);
@@ -184,7 +192,7 @@ mod tests {
             .graph();
         simplify(&mut graph, &BTreeMap::new(), OpenDims::Refuse).unwrap();
         let before = graph.topology_hash();
-        let preparation = prepare_weights(&mut graph);
+        let preparation = prepare_weights(&mut graph, false);
         assert!(
             preparation.nodes.is_empty()
                 && preparation.outputs.is_empty()
