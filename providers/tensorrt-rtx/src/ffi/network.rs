@@ -116,6 +116,10 @@ pub(crate) fn build(
         phases: Default::default(),
         cancelled: false.into(),
     };
+    // The compiler keeps its target in the process: builds for two targets at once find each other's ("Target SM 80 is
+    // not found in the accelerator list", seen with 1.7.1).
+    static BUILDING: Mutex<()> = Mutex::new(());
+    let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     let mut build = raw::SdBuild {
         create_builder: library.symbol("createInferBuilder_INTERNAL")?,
         create_parser: library.create_parser()?,
