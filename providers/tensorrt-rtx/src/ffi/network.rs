@@ -170,9 +170,11 @@ fn failure(stage: i32, subject: &str, code: Option<i32>, faults: &[String], logg
             .with_hint("`sdrun devices -p tensorrt-rtx` lists the targets"),
         LOAD | PARSE => {
             let message = format!("TensorRT-RTX cannot take the model: {words}");
-            // nvonnxparser::ErrorCode: 7 to 13 are kinds of "unsupported".
+            // nvonnxparser::ErrorCode: 7 to 13 are kinds of "unsupported". An operator the parser does not know is looked
+            // for among plugins, and missed there as an internal error.
             match code {
                 Some(7..=13) => Error::unsupported(message),
+                _ if words.contains("Plugin not found") => Error::unsupported(message),
                 _ => Error::invalid(message),
             }
         }
