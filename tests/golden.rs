@@ -19,8 +19,9 @@ use sdrun_tests::{
 };
 use std::{fs, path::Path, process::Command};
 
-/// What a runtime computes too coarsely, by model, provider and precision; `bench` and `verify` say so. OpenVINO 2026.4.1 in
-/// bf16 loses T5's large activations (cosine 0.28) and too much of Flux's (0.959).
+/// What a runtime may compute too coarsely, by model, provider and precision; `bench` and `verify` say so. OpenVINO 2026.4.1 in
+/// bf16 loses T5's large activations (cosine 0.28) and too much of Flux's (0.959) on a processor with AVX512-BF16; others
+/// have other kernels.
 const KNOWN_WRONG: [(&str, &str, Precision); 2] =
     [("t5-xxl-2-layers", "openvino", Precision::Bf16), ("flux/dev-2x2-layers", "openvino", Precision::Bf16)];
 
@@ -75,10 +76,8 @@ fn compare(
         for c in verify::compare(&got, expected).map_err(text)? {
             println!("{} {id} {precision}: {c:?}", model.name());
             let right = Tolerance::for_outputs(precision, expected).accepts(&c);
-            let known = KNOWN_WRONG.contains(&(model.name(), id, precision));
-            if right == known {
-                let stale = if known { "right now: take it off the list: " } else { "" };
-                return Err(format!("{precision}: {stale}{c:?}"));
+            if !right && !KNOWN_WRONG.contains(&(model.name(), id, precision)) {
+                return Err(format!("{precision}: {c:?}"));
             }
         }
     }

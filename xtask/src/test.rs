@@ -174,6 +174,10 @@ struct Tally {
     failed: usize,
     /// Names of what failed.
     failures: Vec<String>,
+    /// What the failed tests printed, as the harness repeats it after the last of them.
+    words: Vec<String>,
+    /// Whether the harness is repeating it.
+    repeating: bool,
     /// Tests that say why they are not run.
     not_run: BTreeSet<String>,
 }
@@ -185,6 +189,8 @@ impl Default for Tally {
             passed: 0,
             failed: 0,
             failures: Vec::new(),
+            words: Vec::new(),
+            repeating: false,
             not_run: BTreeSet::new(),
         }
     }
@@ -242,6 +248,15 @@ impl Tally {
                 self.failures.push(name.into());
             }
         }
+        // Rust's harness prints `failures:`, what each test said, and again `failures:` with the names.
+        if line == "failures:" {
+            self.repeating = !self.repeating;
+        } else if self.repeating && !line.is_empty() {
+            self.words.push(line.into());
+        }
+        if line.starts_with("test result: ") {
+            self.repeating = false;
+        }
     }
 
     fn report(&self) -> Result<()> {
@@ -251,6 +266,9 @@ impl Tally {
         }
         for name in &self.failures {
             println!("failed: {name}");
+        }
+        for line in &self.words {
+            println!("  {line}");
         }
         println!("{} passed, {} failed", self.passed, self.failed);
         if self.failed > 0 {
@@ -282,6 +300,14 @@ mod tests {
             "test a::b ... ok",
             "test a::c ... FAILED",
             "test a::d ... ignored, needs a file",
+            "failures:",
+            "",
+            "---- a::c stdout ----",
+            "4 is not 5",
+            "",
+            "failures:",
+            "    a::c",
+            "",
             "test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s",
             "test result: ok. 12 passed; 0 failed; 3 expected failures",
         ] {
@@ -289,6 +315,7 @@ mod tests {
         }
         assert_eq!((tally.passed, tally.failed), (13, 1));
         assert_eq!(tally.failures, ["a::c"]);
+        assert_eq!(tally.words, ["---- a::c stdout ----", "4 is not 5"]);
         assert!(tally.not_run.contains("a::d, needs a file"));
         assert!(tally.report().is_err());
     }

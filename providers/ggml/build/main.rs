@@ -6,19 +6,15 @@
 //! Environment: `CC`, `CXX`, `CFLAGS`, `CXXFLAGS` as for any C build; `SDRUN_GGML_SOURCE` names a ggml source
 //! folder to use in place of the pinned package.
 
+#[path = "../../common/build_id.rs"]
+mod build_id;
 mod compile;
 #[path = "../../common/pinned_package.rs"]
 mod pinned_package;
 mod source;
 mod variants;
 
-use sha2::{Digest, Sha256};
-use std::{
-    env,
-    error::Error,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{env, error::Error, path::PathBuf};
 
 fn main() {
     if let Err(error) = run() {
@@ -28,45 +24,12 @@ fn main() {
 }
 
 fn run() -> Result<(), Box<dyn Error>> {
-    for path in ["build", "src", "Cargo.toml", "../../Cargo.lock"] {
-        println!("cargo::rerun-if-changed={path}");
-    }
+    build_id::emit(&["build", "src", "../../core/abi/src", "../../core/graph/src"]);
     println!("cargo::rerun-if-env-changed={}", source::OVERRIDE);
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let source = source::Source::locate()?;
     let libraries = compile::compile(&source, &out)?;
     println!("cargo::rustc-env=SDRUN_GGML_LIB_DIR={}", libraries.display());
     println!("cargo::rustc-env=SDRUN_GGML_VERSION={}", source.version);
-    println!("cargo::rustc-env=SDRUN_BUILD_ID={}", build_id(&source.version)?);
-    Ok(())
-}
-
-/// Names what this build does: a hash of the crate's own sources and the version of ggml.
-fn build_id(ggml_version: &str) -> Result<String, Box<dyn Error>> {
-    let mut files = vec![PathBuf::from("Cargo.toml")];
-    collect(Path::new("src"), &mut files)?;
-    collect(Path::new("build"), &mut files)?;
-    files.sort();
-    let mut hash = Sha256::new();
-    hash.update(ggml_version);
-    for file in files {
-        let bytes = fs::read(&file)?;
-        hash.update(file.to_string_lossy().replace('\\', "/"));
-        hash.update((bytes.len() as u64).to_le_bytes());
-        hash.update(&bytes);
-    }
-    let hex: String = hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    Ok(format!("{}-ggml{ggml_version}-{hex}", env::var("CARGO_PKG_VERSION")?))
-}
-
-fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), Box<dyn Error>> {
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.is_dir() {
-            collect(&path, files)?;
-        } else {
-            files.push(path);
-        }
-    }
     Ok(())
 }

@@ -113,7 +113,7 @@ impl Ggml {
                 env!("SDRUN_GGML_VERSION")
             )));
         }
-        let usable = variant::usable();
+        let usable = variant::usable().map_err(Error::invalid)?;
         let present =
             usable.iter().map(|name| (*name, folder.join(library_file(&format!("ggml-cpu-{name}")))));
         let (variant, library) = present.into_iter().find(|(_, file)| file.is_file()).ok_or_else(|| {

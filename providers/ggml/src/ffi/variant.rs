@@ -1,9 +1,39 @@
 //! Which builds of ggml's CPU backend this processor can run.
 
+use std::sync::OnceLock;
+
+/// Names the most capable variant that may be used, so that what other processors compute can be seen on this one.
+pub(super) const VARIABLE: &str = "SDRUN_GGML_CPU";
+
 /// Variants the processor has every instruction of, the most capable first. The names are those of
 /// `build/variants.rs`; what each needs is what it is compiled with.
-pub(super) fn usable() -> Vec<&'static str> {
-    ALL.iter().filter(|(_, runs)| runs()).map(|(name, _)| *name).collect()
+///
+/// # Errors
+/// The names there are, where `SDRUN_GGML_CPU` has another.
+pub(super) fn usable() -> Result<Vec<&'static str>, String> {
+    match limit() {
+        Ok(first) => Ok(ALL[*first..].iter().filter(|(_, runs)| runs()).map(|(name, _)| *name).collect()),
+        Err(given) => {
+            let names: Vec<_> = ALL.iter().map(|(name, _)| *name).collect();
+            Err(format!("{VARIABLE} is {given:?}, which is none of {}", names.join(", ")))
+        }
+    }
+}
+
+/// Where the variants that may be used begin; what the variable says, where that is none.
+fn limit() -> &'static Result<usize, String> {
+    static LIMIT: OnceLock<Result<usize, String>> = OnceLock::new();
+    LIMIT.get_or_init(|| {
+        let Some(given) = std::env::var_os(VARIABLE).filter(|given| !given.is_empty()) else { return Ok(0) };
+        let given = given.to_string_lossy().into_owned();
+        ALL.iter().position(|(name, _)| *name == given).ok_or(given)
+    })
+}
+
+/// Whether the variable lets `variant` be used.
+#[cfg(target_arch = "x86_64")]
+fn allowed(variant: &str) -> bool {
+    limit().as_ref().is_ok_and(|first| ALL[*first..].iter().any(|(name, _)| *name == variant))
 }
 
 type Candidate = (&'static str, fn() -> bool);
@@ -43,17 +73,17 @@ use has;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) fn avx2() -> bool {
-    has!("sse4.2", "avx", "avx2", "fma", "f16c", "bmi2")
+    allowed("haswell") && has!("sse4.2", "avx", "avx2", "fma", "f16c", "bmi2")
 }
 
 #[cfg(target_arch = "x86_64")]
 pub(super) fn avx512() -> bool {
-    avx2() && has!("avx512f", "avx512cd", "avx512vl", "avx512dq", "avx512bw")
+    avx2() && allowed("skylakex") && has!("avx512f", "avx512cd", "avx512vl", "avx512dq", "avx512bw")
 }
 
 #[cfg(target_arch = "x86_64")]
 pub(super) fn avx512_bf16() -> bool {
-    avx512() && has!("avx512bf16")
+    avx512() && allowed("zen4") && has!("avx512bf16")
 }
 
 #[cfg(test)]
@@ -62,7 +92,7 @@ mod tests {
 
     #[test]
     fn the_plain_variant_is_always_the_last_resort() {
-        let usable = usable();
+        let usable = usable().unwrap();
         if cfg!(target_arch = "x86_64") {
             assert_eq!(usable.last(), Some(&"x64"));
         }
