@@ -1,5 +1,6 @@
 //! Memory for tensors.
 
+use memmap2::MmapMut;
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
     ops::{Deref, DerefMut},
@@ -9,11 +10,23 @@ use std::{
 /// Room for `len` bytes, or `ResourceExhausted`.
 pub(crate) fn zeroed(len: usize) -> Result<Vec<u8>> {
     let mut data = Vec::new();
-    data.try_reserve_exact(len).map_err(|_| {
-        Error::new(ErrorCode::ResourceExhausted, format!("no memory for {len} bytes of a tensor"))
-    })?;
+    data.try_reserve_exact(len).map_err(|_| exhausted(len))?;
     data.resize(len, 0);
     Ok(data)
+}
+
+fn exhausted(len: usize) -> Error {
+    Error::new(ErrorCode::ResourceExhausted, format!("no memory for {len} bytes of a tensor"))
+}
+
+/// The same in large pages, where the system has them: a transposition writes to many places at once, which with small ones
+/// takes a look into the page tables each.
+fn large_pages(len: usize) -> Result<MmapMut> {
+    let map = MmapMut::map_anon(len).map_err(|_| exhausted(len))?;
+    // Small pages do as well.
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(memmap2::Advice::HugePage);
+    Ok(map)
 }
 
 /// Buffers that are kept for the next tensor.
@@ -22,26 +35,24 @@ const KEPT: usize = 2;
 /// Memory of tensors that were delivered and dropped, for the ones after them: mapping fresh pages takes longer than
 /// computing what goes into them. Clones share it; it goes with the last of them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
+pub(crate) struct Buffers(Arc<Mutex<Vec<MmapMut>>>);
 
 impl Buffers {
     /// A buffer of `len` bytes, whatever they are. `ResourceExhausted` where there is no memory.
     pub(crate) fn take(&self, len: usize) -> Result<Buffer> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut data = kept.unwrap_or_default();
-        if data.len() < len {
-            // Nothing of the old content has to be moved.
-            drop(data);
-            data = zeroed(len)?;
-        }
-        Ok(Buffer { data, len, home: self.clone() })
+        // A smaller one is given back first.
+        let data = kept.filter(|kept| kept.len() >= len);
+        let data = data.map_or_else(|| large_pages(len.max(1)), Ok)?;
+        Ok(Buffer { data: Some(data), len, home: self.clone() })
     }
 }
 
 /// A buffer on loan.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    data: Vec<u8>,
+    /// Until it is dropped.
+    data: Option<MmapMut>,
     len: usize,
     home: Buffers,
 }
@@ -49,22 +60,22 @@ pub(crate) struct Buffer {
 impl Deref for Buffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.data[..self.len]
+        self.data.as_deref().map_or(&[], |data| &data[..self.len])
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.data[..self.len]
+        self.data.as_deref_mut().map_or(&mut [], |data| &mut data[..self.len])
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
         let mut kept = self.home.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.push(std::mem::take(&mut self.data));
+        kept.extend(self.data.take());
         // The largest serve the most tensors.
-        kept.sort_by_key(Vec::len);
+        kept.sort_by_key(|data| data.len());
         let surplus = kept.len().saturating_sub(KEPT);
         kept.drain(..surplus);
     }
@@ -87,7 +98,7 @@ mod tests {
         assert_eq!(other[..], [0; 10]);
         let more = buffers.take(20).unwrap();
         drop((again, other, more));
-        let kept: Vec<usize> = buffers.0.lock().unwrap().iter().map(Vec::len).collect();
+        let kept: Vec<usize> = buffers.0.lock().unwrap().iter().map(|data| data.len()).collect();
         assert_eq!(kept, [20, 100]);
     }
 }

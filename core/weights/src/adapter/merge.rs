@@ -21,8 +21,13 @@ const BLOCK_ELEMENTS: usize = 1 << 17;
 /// Rows of such a block at least, though it then may leave that cache: a matrix product is slow on fewer.
 const BLOCK_ROWS: usize = 32;
 
+/// Bytes of the pristine tensor that are copied into the cache at a time, and the rows of it at least: four are multiplied
+/// at once.
+const STAGED: usize = 1 << 19;
+const FEWEST_ROWS: usize = 8;
+
 /// Columns that a task makes of a transpose at most.
-const MOST_COLUMNS: usize = 512;
+const MOST_COLUMNS: usize = 4096;
 
 /// Bytes copied at a time where nothing changes.
 const COPY: usize = 1 << 20;
@@ -95,25 +100,23 @@ impl Merge {
         }
         let (_, columns) = self.dimensions();
         let (height, width) = match self.extent() {
-            Extent::Tile => (TILE, TILE),
+            Extent::Tile => ((STAGED / (columns * from.size())).clamp(FEWEST_ROWS, TILE), TILE),
             Extent::Rows => ((BLOCK_ELEMENTS / columns.max(1)).max(BLOCK_ROWS), columns),
             Extent::Whole => (rows.len(), columns),
         };
         let tasks = out.par_chunks_mut((height * columns * to.size()).max(1)).enumerate();
-        tasks.try_for_each_init(Vec::new, |values, (task, out)| {
-            let first = task * height;
-            let high = height.min(rows.len() - first);
+        let base = Base { dtype: from, bytes: base, top: rows.start, left: 0, stride: columns };
+        tasks.try_for_each_init(Default::default, |scratch: &mut (Vec<u8>, Vec<f32>), (task, out)| {
+            let (staged, values) = scratch;
+            let top = rows.start + task * height;
+            let high = top..rows.end.min(top + height);
+            let base = match width < columns {
+                true => base.staged(&Place { rows: high.clone(), columns: 0..columns }, staged),
+                false => base,
+            };
             for left in (0..columns).step_by(width) {
-                let at = |left: usize| Place {
-                    rows: first..first + high,
-                    columns: left..columns.min(left + width),
-                    stride: columns,
-                };
-                let place = at(left);
-                if left + width < columns {
-                    at(left + width).prefetch((from, base));
-                }
-                self.block(rows.start, &place, (from, base), values)?;
+                let place = Place { rows: high.clone(), columns: left..columns.min(left + width) };
+                self.block(&place, &base, values)?;
                 store(values, &place, to, &mut out[left * to.size()..], columns)?;
             }
             Ok(())
@@ -140,28 +143,31 @@ impl Merge {
             return Ok(());
         }
         let size = to.size();
-        // Wide, so that of every page of the file much is read at a time, but enough for all threads.
-        let share = columns.div_ceil(2 * rayon::current_num_threads());
-        let width = share.next_multiple_of(TILE).min(MOST_COLUMNS);
-        let tasks = out.par_chunks_mut((width * rows * size).max(1)).enumerate();
-        tasks.try_for_each_init(Default::default, |scratch: &mut (Vec<f32>, Vec<u8>), (task, out)| {
-            let (values, straight) = scratch;
+        let base = Base { dtype: from, bytes: base, top: 0, left: 0, stride: columns };
+        // Each task reads whole rows, behind one another, and writes the columns that they become.
+        let bands = simd::bands(out, rows * size, TILE * size);
+        bands.into_par_iter().enumerate().try_for_each_init(Scratch::default, |scratch, (task, mut band)| {
+            let Scratch { staged, values, straight, turned } = scratch;
             straight.resize(TILE * TILE * size, 0);
-            let all = task * width..columns.min((task + 1) * width);
-            for top in (0..rows).step_by(TILE) {
-                let high = |top: usize| top..rows.min(top + TILE);
-                if top + TILE < rows {
-                    Place { rows: high(top + TILE), columns: all.clone(), stride: columns }
-                        .prefetch((from, base));
-                }
+            turned.resize(TILE * TILE * size, 0);
+            let high = task * TILE..rows.min((task + 1) * TILE);
+            for all in (0..columns).step_by(MOST_COLUMNS).map(|left| left..columns.min(left + MOST_COLUMNS)) {
+                let base = base.staged(&Place { rows: high.clone(), columns: all.clone() }, staged);
                 for left in all.clone().step_by(TILE) {
-                    let wide = left..all.end.min(left + TILE);
-                    let place = Place { rows: high(top), columns: wide, stride: columns };
-                    self.block(0, &place, (from, base), values)?;
+                    let place = Place { rows: high.clone(), columns: left..all.end.min(left + TILE) };
+                    self.block(&place, &base, values)?;
                     store(values, &place, to, straight, TILE)?;
-                    let dimensions = [place.rows.len(), place.columns.len()];
-                    let out = &mut out[((left - all.start) * rows + top) * size..];
-                    transpose_block(size, straight, TILE, dimensions, out, rows);
+                    transpose_block(
+                        size,
+                        straight,
+                        TILE,
+                        [place.rows.len(), place.columns.len()],
+                        turned,
+                        TILE,
+                    );
+                    for (column, line) in place.columns.clone().zip(turned.chunks_exact(TILE * size)) {
+                        band.row(column).copy_from_slice(&line[..high.len() * size]);
+                    }
                 }
             }
             Ok(())
@@ -197,59 +203,84 @@ impl Merge {
         Ok(false)
     }
 
-    /// Makes a block of the changed tensor; the rows of `base` are those from `first` on.
-    fn block(&self, first: usize, place: &Place, base: (DType, &[u8]), values: &mut Vec<f32>) -> Result<()> {
+    /// Makes a block of the changed tensor.
+    fn block(&self, place: &Place, base: &Base<'_>, values: &mut Vec<f32>) -> Result<()> {
         let stride = place.values_stride();
         values.resize(place.rows.len() * stride, 0.0);
-        load(place, base, values)?;
-        let rows = place.rows.start + first..place.rows.end + first;
-        let mut block = Block { values, stride, rows, columns: place.columns.clone() };
+        base.load(place, values)?;
+        let (rows, columns) = (place.rows.clone(), place.columns.clone());
+        let mut block = Block { values, stride, rows, columns };
         self.ops.iter().try_for_each(|op| op.apply(&mut block))
     }
+}
+
+/// Memory of a thread.
+#[derive(Default)]
+struct Scratch {
+    staged: Vec<u8>,
+    values: Vec<f32>,
+    straight: Vec<u8>,
+    turned: Vec<u8>,
 }
 
 /// A block of a matrix.
 struct Place {
     rows: Range<usize>,
     columns: Range<usize>,
-    /// Elements of a row of the matrix.
-    stride: usize,
 }
 
 impl Place {
-    /// Has the block brought to the cache while another is worked on.
-    fn prefetch(&self, base: (DType, &[u8])) {
-        let (from, base) = base;
-        // A type of another size is told in halves.
-        let halves = from.size() / 2;
-        let start = (self.rows.start * self.stride + self.columns.start) * from.size();
-        let (columns, stride) = (self.columns.len() * halves, self.stride * halves);
-        simd::prefetch(base.get(start..).unwrap_or_default(), self.rows.len(), columns, stride);
-    }
-
     /// Values from one row to the next where the block lies by itself.
     fn values_stride(&self) -> usize {
         self.columns.len().next_multiple_of(simd::PANEL)
     }
 }
 
-fn load(place: &Place, base: (DType, &[u8]), values: &mut [f32]) -> Result<()> {
-    let (from, base) = base;
-    let base = &base[(place.rows.start * place.stride + place.columns.start) * from.size()..];
-    let (rows, columns, stride) = (place.rows.len(), place.columns.len(), place.values_stride());
-    if let Some(half) = half_of(from) {
-        let block = simd::Block { rows, columns, from_stride: place.stride, to_stride: stride };
-        simd::widen(half, base, values, block);
-        return Ok(());
+/// The pristine tensor, or the part of it that begins at row `top` and column `left`, with rows `stride` elements apart.
+#[derive(Clone, Copy)]
+struct Base<'a> {
+    dtype: DType,
+    bytes: &'a [u8],
+    top: usize,
+    left: usize,
+    stride: usize,
+}
+
+impl Base<'_> {
+    fn rows<'b>(&'b self, place: &Place) -> impl Iterator<Item = &'b [u8]> {
+        let size = self.dtype.size();
+        let start = ((place.rows.start - self.top) * self.stride + place.columns.start - self.left) * size;
+        let length = place.columns.len() * size;
+        self.bytes[start..].chunks(self.stride * size).take(place.rows.len()).map(move |row| &row[..length])
     }
-    let lines = base.chunks(place.stride * from.size()).zip(values.chunks_mut(stride));
-    for (line, values) in lines {
-        let line = &line[..columns * from.size()];
-        if let Some(value) = convert::load(line, from, DType::F32, &mut values[..columns]) {
-            return Err(too_large(value, DType::F32));
+
+    /// A block, copied: line after line, which is how memory is read fastest. What is worked on in tiles afterwards lies
+    /// in the cache, and in few pages.
+    fn staged<'b>(&self, place: &Place, scratch: &'b mut Vec<u8>) -> Base<'b> {
+        scratch.clear();
+        self.rows(place).for_each(|row| scratch.extend_from_slice(row));
+        let (top, left, stride) = (place.rows.start, place.columns.start, place.columns.len());
+        Base { dtype: self.dtype, bytes: scratch, top, left, stride }
+    }
+
+    fn load(&self, place: &Place, values: &mut [f32]) -> Result<()> {
+        let stride = place.values_stride();
+        if let Some(half) = half_of(self.dtype) {
+            let start = (place.rows.start - self.top) * self.stride + place.columns.start - self.left;
+            let (rows, columns) = (place.rows.len(), place.columns.len());
+            let block = simd::Block { rows, columns, from_stride: self.stride, to_stride: stride };
+            simd::widen(half, &self.bytes[start * self.dtype.size()..], values, block);
+            return Ok(());
         }
+        for (line, values) in self.rows(place).zip(values.chunks_mut(stride)) {
+            if let Some(value) =
+                convert::load(line, self.dtype, DType::F32, &mut values[..place.columns.len()])
+            {
+                return Err(too_large(value, DType::F32));
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Writes a block to rows that begin `stride` elements apart.

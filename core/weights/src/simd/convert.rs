@@ -43,14 +43,6 @@ impl Block {
     }
 }
 
-/// Has `rows` rows of `columns` halves brought to the cache, as far as there are so many.
-pub(crate) fn prefetch(from: &[u8], rows: usize, columns: usize, stride: usize) {
-    #[cfg(target_arch = "x86_64")]
-    super::x86::prefetch(from.as_chunks().0, rows, columns, stride);
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (from, rows, columns, stride);
-}
-
 /// Reads halves. Exact; NaNs become quiet. `from` is bytes, all counts are of elements.
 pub(crate) fn widen(half: Half, from: &[u8], to: &mut [f32], block: Block) {
     let from = from.as_chunks().0;

@@ -39,19 +39,6 @@ pub(super) fn narrow(half: Half, from: &[f32], to: &mut [[u8; 2]], block: Block)
     })
 }
 
-/// Asks for the rows of a block of `columns` elements before they are needed.
-pub(super) fn prefetch(from: &[[u8; 2]], rows: usize, columns: usize, stride: usize) {
-    /// Elements in a line of the cache.
-    const LINE: usize = 32;
-    for row in 0..rows {
-        let Some(line) = from.get(row * stride..) else { return };
-        for column in (0..columns.min(line.len())).step_by(LINE) {
-            // SAFETY: SSE is part of x86-64, and a prefetch reads nothing.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(line[column..].as_ptr().cast()) };
-        }
-    }
-}
-
 #[target_feature(enable = "avx2,f16c")]
 fn widen_f16(from: &[[u8; 2]], to: &mut [f32], block: Block) {
     for row in 0..block.rows {
