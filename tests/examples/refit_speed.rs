@@ -144,8 +144,16 @@ fn keys_of(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
 /// Making weights, next to copying those of the file.
 fn weights(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
     let file = Checkpoint::open(checkpoint)?;
+    // Memory of our own: what is mapped belongs to the page cache.
+    let before = anonymous();
     let base = WeightStack::of_checkpoint(binding.clone(), &file)?;
     let stack = base.clone().with_adapter(&Adapter::open(lora)?, AdapterUse::at(0.8))?;
+    let mut peak = before;
+    for tensor in &binding.tensors {
+        let weight = stack.get(&tensor.name)?;
+        peak = peak.max(anonymous());
+        drop(weight);
+    }
     let stored = file.component(Component::Denoiser)?;
     let longest = binding.tensors.iter().filter_map(|t| t.dtype.bytes_of(&t.shape)).max().unwrap_or(0);
     let mut sink = vec![0u8; longest];
@@ -187,14 +195,6 @@ fn weights(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
         .filter(|t| is_changed(t))
         .map(|t| 2 * RANK as u64 * t.shape.iter().product::<usize>() as u64)
         .sum();
-    // Memory of our own: what is mapped belongs to the page cache.
-    let before = anonymous();
-    let mut peak = before;
-    for tensor in &binding.tensors {
-        let weight = stack.get(&tensor.name)?;
-        peak = peak.max(anonymous());
-        drop(weight);
-    }
     Ok(json!({
         "first": first, "passes": passes, "changed_flops": flops, "changed_tensors": stack.changed(),
         "memory_bytes": peak.saturating_sub(before), "gemm_flops_per_s": gemm_peak(),
@@ -231,7 +231,7 @@ fn gemm_peak() -> f64 {
     (2 * threads * N * N * N) as f64 / best.fold(f64::INFINITY, f64::min)
 }
 
-/// A refit next to a build from scratch.
+/// A refit next to a build from scratch with the same weights.
 fn ggml(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
     let lab = Lab::default();
     let provider = lab.registry.open("ggml", &Isolation::default())?;
@@ -246,9 +246,10 @@ fn ggml(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
     for _ in 0..3 {
         let (s, mut session) = seconds(|| {
             let engine = provider.build(&model, &build, &NoHost)?;
-            Ok(engine.session(&base, &NoHost)?)
+            Ok(engine.session(&stack, &NoHost)?)
         })?;
         scratch.push(s);
+        session.refit(&base, &NoHost)?;
         let (s, done) = seconds(|| Ok(session.refit(&stack, &NoHost)?))?;
         refits.push(s);
         report = Some(done);

@@ -87,7 +87,7 @@ impl GgmlSession {
 }
 
 impl Session for GgmlSession {
-    /// In place. What is replaced is kept until all of `changed` has succeeded.
+    /// In place, after all of `changed` were looked at.
     fn refit(
         &mut self,
         changed: &[&str],
@@ -100,6 +100,7 @@ impl Session for GgmlSession {
 
     fn run(&mut self, inputs: &[TensorView<'_>], sink: &mut dyn OutputSink, host: &dyn Host) -> Result<()> {
         self.topology.check_inputs(inputs)?;
+        self.bank.whole()?;
         self.plan(inputs, host)?;
         let GgmlSession { plans, executor, bank, .. } = self;
         let Some(Plan { program, inputs: tensors, outputs, output_specs, .. }) = plans.first_mut() else {

@@ -5,7 +5,7 @@
 //! host evaluation. f8 values are refused.
 
 use crate::ffi::{
-    Type, as_f32s,
+    Type,
     simd::{Vectorized, vectorize},
 };
 use half::{f16, slice::HalfFloatSliceExt};
@@ -74,21 +74,6 @@ fn float_type(dtype: DType) -> Type {
     }
 }
 
-/// Elements of a floating-point tensor of the graph as f32; borrowed where they are, aligned.
-pub(crate) fn to_f32s(dtype: DType, bytes: &[u8]) -> Option<Cow<'_, [f32]>> {
-    let floats = match dtype {
-        DType::F32 => match as_f32s(bytes) {
-            Some(floats) => return Some(Cow::Borrowed(floats)),
-            None => Floats::new(dtype, bytes),
-        },
-        DType::F16 | DType::BF16 => Floats::new(dtype, bytes),
-        _ => return None,
-    };
-    let mut values = vec![0.0; bytes.len() / dtype.size()];
-    floats.read(0, &mut values);
-    Some(Cow::Owned(values))
-}
-
 /// The elements of an f32, f16 or bf16 tensor of the graph, little-endian and at any address.
 #[derive(Clone, Copy)]
 pub(crate) struct Floats<'a> {
@@ -138,6 +123,7 @@ impl<'a> Floats<'a> {
 }
 
 /// f32 elements as bytes of a floating-point storage type.
+#[cfg(test)]
 pub(crate) fn to_bytes(values: &[f32], type_: Type) -> Vec<u8> {
     let mut bytes = vec![0; values.len() * type_.size()];
     put(values, type_, &mut bytes);

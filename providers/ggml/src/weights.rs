@@ -1,10 +1,10 @@
 //! Weights and constants on their way into ggml tensors.
 
 use crate::{
-    ffi::{Extent, Home, Room, Store, Stored, Target, Tensor, Type, as_floats, as_words_mut, product::Words},
+    ffi::{Extent, Home, Room, Store, Stored, Target, Tensor, Type, as_floats, product::Words},
     kernels::Panels,
     shape,
-    storage::{Floats, float_dtype, into_storage, is_f32, put, to_bytes, to_f32s},
+    storage::{Floats, float_dtype, into_storage, is_f32, put},
 };
 use sdrun_abi::{DType, Error, ErrorCode, Flow, Host, Result, Weight, WeightSource, WeightSpec};
 use sdrun_graph::Tensor as HostTensor;
@@ -52,10 +52,7 @@ impl Form {
         match self {
             Form::Plain if is_f32(dtype) => Floats::new(dtype, bytes).copy_to(type_, out),
             Form::Panels { panels, transposed } => {
-                let Some(values) = to_f32s(dtype, bytes) else {
-                    return Err(Error::internal(format!("a {dtype} initializer was taken for a matrix")));
-                };
-                pack(panels, transposed, &values, type_, out)?;
+                pack(panels, transposed, floats(dtype, bytes)?, type_, out)?;
             }
             _ => {
                 let arranged = self.arrange(type_, dtype, bytes)?;
@@ -75,36 +72,37 @@ impl Form {
             if !matches!(type_, Type::F16 | Type::Bf16) {
                 return into_storage(dtype, bytes).map_err(Error::internal);
             }
-            let values = to_f32s(dtype, bytes)
-                .ok_or_else(|| Error::internal(format!("a {dtype} initializer was taken for a matrix")))?;
-            return Ok(Cow::Owned(to_bytes(&values, type_)));
+            let mut out = vec![0; bytes.len() / dtype.size() * type_.size()];
+            floats(dtype, bytes)?.copy_to(type_, &mut out);
+            return Ok(Cow::Owned(out));
         };
-        let values = to_f32s(dtype, bytes)
-            .ok_or_else(|| Error::internal(format!("a {dtype} initializer was taken for a matrix")))?;
-        let mut out = vec![0; self.len(values.len()) * type_.size()];
-        pack(panels, transposed, &values, type_, &mut out)?;
+        let mut out = vec![0; self.len(bytes.len() / dtype.size()) * type_.size()];
+        pack(panels, transposed, floats(dtype, bytes)?, type_, &mut out)?;
         Ok(Cow::Owned(out))
     }
 }
 
+fn floats(dtype: DType, bytes: &[u8]) -> Result<Floats<'_>> {
+    match is_f32(dtype) {
+        true => Ok(Floats::new(dtype, bytes)),
+        false => Err(Error::internal(format!("a {dtype} initializer was taken for a matrix"))),
+    }
+}
+
 /// Writes panels into the bytes of a tensor of type `type_`.
-fn pack(panels: Panels, transposed: bool, values: &[f32], type_: Type, out: &mut [u8]) -> Result<()> {
-    let narrow = panels.words == Words::F32 && type_ != Type::F32;
-    let size = if narrow { type_.size() } else { size_of::<u32>() };
+fn pack(panels: Panels, transposed: bool, values: Floats<'_>, type_: Type, out: &mut [u8]) -> Result<()> {
+    // Pairs of bf16 and f32 are words of 32 bits as they are.
+    let type_ = if panels.words == Words::F32 { type_ } else { Type::F32 };
+    let size = type_.size();
     if out.len() != panels.len() * size {
         let (from, to) = (panels.len() * size, out.len());
         return Err(Error::internal(format!("{from} bytes for a ggml tensor of {to} bytes")));
     }
-    if !narrow && let Some(words) = as_words_mut(out) {
-        panels.pack(values, transposed, 0, words);
-        return Ok(());
-    }
-    // A panel at a time, then in the tensor's type.
-    let mut words = vec![0; panels.panel_len()];
-    for (index, out) in out.chunks_exact_mut(panels.panel_len() * size).enumerate() {
-        panels.pack(values, transposed, index, &mut words);
-        put(as_floats(&words), if narrow { type_ } else { Type::F32 }, out);
-    }
+    panels.pack(
+        transposed,
+        |start, to| values.read(start, to),
+        |start, words| put(as_floats(words), type_, &mut out[start * size..][..words.len() * size]),
+    );
     Ok(())
 }
 
@@ -125,6 +123,8 @@ pub(crate) struct Bank {
     places: Vec<Place>,
     /// Places that hold their weight.
     filled: usize,
+    /// Weights that a refit which ended in the middle may have overwritten or not.
+    torn: BTreeSet<String>,
     known: HashMap<(String, Form, Type, Home), Stored>,
 }
 
@@ -144,7 +144,14 @@ impl Bank {
     /// For an engine with these weights. Nothing has memory before [`load`](Self::load).
     pub(crate) fn new(target: Target, weights: &[WeightSpec]) -> Self {
         let specs = weights.iter().map(|spec| (spec.name.clone(), spec.clone())).collect();
-        Bank { store: Store::new(target), specs, places: Vec::new(), filled: 0, known: HashMap::new() }
+        Bank {
+            store: Store::new(target),
+            specs,
+            places: Vec::new(),
+            filled: 0,
+            torn: BTreeSet::new(),
+            known: HashMap::new(),
+        }
     }
 
     /// The tensor that holds a weight in this form, in an element type.
@@ -169,7 +176,7 @@ impl Bank {
     pub(crate) fn load(&mut self, source: &dyn WeightSource, host: &dyn Host, threads: usize) -> Result<()> {
         self.store.allocate()?;
         let all: BTreeSet<String> = self.specs.keys().cloned().collect();
-        self.fill(&all, source, host, Task { phase: "weights", threads, undo: None })?;
+        self.pull(&all, source, Task { phase: "weights", threads, host: Some(host), write: true })?;
         self.filled = self.places.len();
         Ok(())
     }
@@ -215,8 +222,10 @@ impl Bank {
         Ok(())
     }
 
-    /// Overwrites the weights named in `changed`; returns the bytes the source delivered. What is overwritten is kept
-    /// until all of `changed` has succeeded, and put back where it has not.
+    /// Overwrites the weights named in `changed`; returns the bytes the source delivered.
+    ///
+    /// The source is asked for all of them first, and nothing is kept of what it delivers: whatever is wrong with them is
+    /// found while the weights from before are still there, and no memory is needed for a second set.
     pub(crate) fn replace(
         &mut self,
         changed: &[&str],
@@ -225,31 +234,31 @@ impl Bank {
         threads: usize,
     ) -> Result<u64> {
         let names: BTreeSet<String> = changed.iter().map(|name| name.to_string()).collect();
-        let undo = Mutex::new(Undo::new());
-        let result = self.fill(&names, source, host, Task { phase: "refit", threads, undo: Some(&undo) });
-        if result.is_err() {
-            let mut rooms = self.store.rooms()?;
-            for (index, old) in lock(&undo).drain(..) {
-                rooms[index].fill(|bytes| {
-                    bytes.copy_from_slice(&old);
-                    Ok(())
-                })?;
-            }
+        self.pull(&names, source, Task { phase: "refit", threads, host: Some(host), write: false })?;
+        let result = self.pull(&names, source, Task { phase: "refit", threads, host: None, write: true });
+        match result {
+            Ok(_) => self.torn.retain(|name| !names.contains(name)),
+            Err(_) => self.torn.extend(names),
         }
         result
+    }
+
+    /// An error where the weights are not those of one set.
+    pub(crate) fn whole(&self) -> Result<()> {
+        let Some(name) = self.torn.first() else { return Ok(()) };
+        let (count, message) =
+            (self.torn.len(), "the last refit ended in the middle, as the source of the weights failed");
+        Err(Error::precondition(format!(
+            "{message} the second time it was asked: {count} weights, of them {name:?}, may be old or new"
+        ))
+        .with_hint("refit these weights again, or load the engine again"))
     }
 
     fn spec(&self, weight: &str) -> Result<&WeightSpec> {
         self.specs.get(weight).ok_or_else(|| Error::not_found(format!("the engine has no weight {weight:?}")))
     }
 
-    fn fill(
-        &mut self,
-        names: &BTreeSet<String>,
-        source: &dyn WeightSource,
-        host: &dyn Host,
-        task: Task<'_>,
-    ) -> Result<u64> {
+    fn pull(&mut self, names: &BTreeSet<String>, source: &dyn WeightSource, task: Task<'_>) -> Result<u64> {
         for name in names {
             self.spec(name)?;
         }
@@ -258,9 +267,9 @@ impl Bank {
         for (name, spec) in specs.iter().filter(|(name, _)| names.contains(*name)) {
             jobs.insert(name, Job { spec, rooms: Vec::new() });
         }
-        for (index, (place, room)) in places.iter().zip(store.rooms()?).enumerate() {
+        for (place, room) in places.iter().zip(store.rooms()?) {
             if let Some(job) = jobs.get_mut(&*place.weight) {
-                job.rooms.push((index, place, room));
+                job.rooms.push((place, room));
             }
         }
         // The largest first, so that no thread is left alone with one at the end.
@@ -276,9 +285,8 @@ impl Bank {
             stop: AtomicBool::new(false),
         };
         thread::scope(|scope| {
-            let others: Vec<_> =
-                (1..workers).map(|_| scope.spawn(|| queue.work(source, host, task))).collect();
-            let mut result = queue.work(source, host, task);
+            let others: Vec<_> = (1..workers).map(|_| scope.spawn(|| queue.work(source, task))).collect();
+            let mut result = queue.work(source, task);
             for other in others {
                 let other = other
                     .join()
@@ -291,21 +299,21 @@ impl Bank {
     }
 }
 
-/// Where a load or a refit reports to and what it keeps.
+/// What is done with weights.
 #[derive(Clone, Copy)]
 struct Task<'a> {
     phase: &'a str,
     threads: usize,
-    undo: Option<&'a Mutex<Undo>>,
+    /// Is told of the progress and may cancel.
+    host: Option<&'a dyn Host>,
+    /// Whether they are written to their tensors or only looked at.
+    write: bool,
 }
-
-/// Indices of rooms and what they held.
-type Undo = Vec<(usize, Vec<u8>)>;
 
 /// A weight and all tensors that hold it.
 struct Job<'a> {
     spec: &'a WeightSpec,
-    rooms: Vec<(usize, &'a Place, Room<'a>)>,
+    rooms: Vec<(&'a Place, Room<'a>)>,
 }
 
 impl Job<'_> {
@@ -324,7 +332,7 @@ struct Queue<'a> {
 
 impl Queue<'_> {
     /// Takes weights until there are none, or until somebody failed.
-    fn work(&self, source: &dyn WeightSource, host: &dyn Host, task: Task<'_>) -> Result<()> {
+    fn work(&self, source: &dyn WeightSource, task: Task<'_>) -> Result<()> {
         /// Also stops the others when this thread panics.
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
@@ -340,16 +348,12 @@ impl Queue<'_> {
                 return Ok(());
             };
             let step = self.done.fetch_add(1, Ordering::Relaxed) as u64;
-            if host.progress(task.phase, step, self.total) == Flow::Cancel {
+            if task.host.is_some_and(|host| host.progress(task.phase, step, self.total) == Flow::Cancel) {
                 let message = format!("placing the weights was cancelled ({})", task.phase);
                 return Err(Error::new(ErrorCode::Cancelled, message));
             }
             let weight = pull(source, job.spec)?;
-            for (index, place, room) in &mut job.rooms {
-                if let Some(undo) = task.undo {
-                    let old = room.copy();
-                    lock(undo).push((*index, old));
-                }
+            for (place, room) in job.rooms.iter_mut().filter(|_| task.write) {
                 room.fill(|bytes| place.form.fill(place.type_, weight.dtype, weight.data(), bytes))?;
             }
             self.bytes.fetch_add(weight.data().len() as u64, Ordering::Relaxed);
@@ -377,6 +381,7 @@ fn pull<'a>(source: &'a dyn WeightSource, spec: &WeightSpec) -> Result<Weight<'a
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::storage::to_bytes;
 
     #[test]
     fn filling_is_arranging() {

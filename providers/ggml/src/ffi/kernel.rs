@@ -184,25 +184,11 @@ pub(crate) fn as_floats(words: &[u32]) -> &[f32] {
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len()) }
 }
 
-/// Bytes as words, where they are aligned.
-pub(crate) fn as_words_mut(bytes: &mut [u8]) -> Option<&mut [u32]> {
-    // SAFETY: every bit pattern is a u32.
-    let (before, words, after) = unsafe { bytes.align_to_mut::<u32>() };
-    (before.is_empty() && after.is_empty() && cfg!(target_endian = "little")).then_some(words)
-}
-
 /// The bytes of words.
 #[cfg(test)]
 pub(crate) fn as_bytes(words: &[u32]) -> &[u8] {
     // SAFETY: every word is four bytes.
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len() * 4) }
-}
-
-/// Bytes as f32 elements, where they are aligned.
-pub(crate) fn as_f32s(bytes: &[u8]) -> Option<&[f32]> {
-    // SAFETY: every bit pattern is an f32.
-    let (before, floats, after) = unsafe { bytes.align_to::<f32>() };
-    (before.is_empty() && after.is_empty() && cfg!(target_endian = "little")).then_some(floats)
 }
 
 /// What ended a run early.

@@ -25,11 +25,3 @@ pub(super) unsafe fn prefer_huge(start: *mut u8, len: usize) {
     #[cfg(not(target_os = "linux"))]
     let _ = (start, len);
 }
-
-/// Room for `len` bytes that are about to be filled, in large pages.
-pub(super) fn buffer(len: usize) -> Vec<u8> {
-    let mut buffer = Vec::with_capacity(len);
-    // SAFETY: the capacity is mapped.
-    unsafe { prefer_huge(buffer.as_mut_ptr(), buffer.capacity()) };
-    buffer
-}

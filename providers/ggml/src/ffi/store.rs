@@ -196,7 +196,7 @@ impl Room<'_> {
 
     /// A copy of the tensor's bytes.
     pub(crate) fn copy(&self) -> Vec<u8> {
-        let mut bytes = pages::buffer(self.len);
+        let mut bytes = Vec::with_capacity(self.len);
         if self.home == Home::Host {
             // SAFETY: host memory of this length.
             bytes.extend_from_slice(unsafe {

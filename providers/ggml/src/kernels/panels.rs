@@ -8,6 +8,7 @@ use crate::{
     shape,
     storage::f32_to_bf16,
 };
+use std::ops::Range;
 
 /// How a stack of `groups` matrices of `rows` x `depth` is stored for [`Product`](crate::ffi::product::Product): in
 /// panels of `block` rows, each as columns of `block` words; missing rows are zero.
@@ -56,17 +57,60 @@ impl Panels {
         vectorize(Fill { panels: self, values, layout, first: index * self.block, panel });
     }
 
-    /// Fills panels `first..` of the stack out of a row-major matrix after the other, `transposed` where the matrices are
-    /// `depth` x `rows`. Disjoint runs of panels can be filled at the same time.
-    pub(crate) fn pack(&self, values: &[f32], transposed: bool, first: usize, panels: &mut [u32]) {
-        let (row_step, depth_step) = if transposed { (1, self.rows) } else { (self.depth, 1) };
-        for (i, panel) in panels.chunks_exact_mut(self.panel_len()).enumerate() {
-            let (group, index) = ((first + i) / self.per_group(), (first + i) % self.per_group());
-            let layout = Layout { start: group * self.rows * self.depth, row_step, depth_step };
-            self.fill(values, layout, index, panel);
+    /// Packs a stack of row-major matrices, one after the other, `transposed` where they are `depth` x `rows`: `read` gives
+    /// elements from a place on, `write` takes words from a place on. What is between them stays in the cache.
+    pub(crate) fn pack(
+        &self,
+        transposed: bool,
+        read: impl Fn(usize, &mut [f32]),
+        mut write: impl FnMut(usize, &[u32]),
+    ) {
+        let Panels { groups, rows, depth, block, .. } = *self;
+        // Whole pairs: a part is then packed as it would be within all of it.
+        let pairs = 2 * self.taps;
+        let most = (PART / rows / pairs).max(1) * pairs;
+        let (mut values, mut words) = (Vec::new(), Vec::new());
+        let mut pack = |part: &Panels, start: usize, layout: Layout, panels: Range<usize>, to: usize| {
+            values.resize(part.rows * part.depth, 0.0);
+            read(start, &mut values);
+            words.resize(part.panel_len(), 0);
+            for index in 0..panels.len() {
+                part.fill(&values, layout, index, &mut words);
+                write((panels.start + index) * self.panel_len() + to, &words);
+            }
+        };
+        for group in 0..groups {
+            let (start, panel) = (group * rows * depth, group * self.per_group());
+            if transposed {
+                let layout = Layout { start: 0, row_step: 1, depth_step: rows };
+                for first in (0..depth).step_by(most) {
+                    let part = Panels { groups: 1, depth: most.min(depth - first), ..*self };
+                    let before = Panels { depth: first, ..*self };
+                    let panels = panel..panel + self.per_group();
+                    pack(&part, start + first * rows, layout, panels, before.panel_len());
+                }
+            } else {
+                let layout = Layout { start: 0, row_step: depth, depth_step: 1 };
+                for (index, first) in (0..rows).step_by(block).enumerate() {
+                    let part = Panels { groups: 1, rows: block.min(rows - first), ..*self };
+                    pack(&part, start + first * depth, layout, panel + index..panel + index + 1, 0);
+                }
+            }
         }
     }
+
+    /// The same, all at once.
+    #[cfg(test)]
+    pub(crate) fn packed(&self, values: &[f32], transposed: bool) -> Vec<u32> {
+        let mut packed = vec![7; self.len()];
+        let read = |start: usize, to: &mut [f32]| to.copy_from_slice(&values[start..][..to.len()]);
+        self.pack(transposed, read, |start, words| packed[start..][..words.len()].copy_from_slice(words));
+        packed
+    }
 }
+
+/// Elements of a transposed matrix that are packed at a time.
+const PART: usize = 1 << 16;
 
 struct Fill<'a> {
     panels: &'a Panels,
@@ -184,7 +228,14 @@ mod tests {
 
     #[test]
     fn panels_of_every_layout() {
-        let (groups, rows, runs, taps) = (2, 5, 3, 2);
+        // The second is packed in parts.
+        for rows in [5, PART / 3] {
+            panels_of(rows);
+        }
+    }
+
+    fn panels_of(rows: usize) {
+        let (groups, runs, taps) = (2, 3, 2);
         let depth = runs * taps;
         let value = |g: usize, r: usize, d: usize| (1 + g * 100 + r * 10 + d) as f32;
         let plain: Vec<f32> = (0..groups * rows * depth)
@@ -196,16 +247,12 @@ mod tests {
         for words in [Words::F32, Words::Bf16] {
             let panels = Panels { groups, rows, depth, block: 4, words, taps };
             for (values, transposed) in [(&plain, false), (&turned, true)] {
-                let mut packed = vec![7; panels.len()];
-                panels.pack(values, transposed, 0, &mut packed);
+                let packed = panels.packed(values, transposed);
                 for (i, word) in packed.iter().enumerate() {
-                    let (panel, step, row) = (
-                        i / panels.panel_len(),
-                        i / 4 % panels.steps(),
-                        i % 4 + i / panels.panel_len() % 2 * 4,
-                    );
+                    let (panel, step) = (i / panels.panel_len(), i / 4 % panels.steps());
+                    let row = i % 4 + panel % panels.per_group() * 4;
                     let at = |d: usize| {
-                        if row < rows && d < depth { value(panel / 2, row, d) } else { 0.0 }
+                        if row < rows && d < depth { value(panel / panels.per_group(), row, d) } else { 0.0 }
                     };
                     let expected = match words {
                         Words::F32 => at(step).to_bits(),

@@ -59,8 +59,7 @@ fn products() {
             let (a, b) = (noise(batch * rows * depth, 1), noise(batch * cols * depth, 2));
             let (bias, addend) = (noise(cols, 3), noise(batch * rows * cols, 4));
             let panels = Panels { groups: batch, rows: cols, depth, block: level.block().1, words, taps: 1 };
-            let mut packed = vec![0; panels.len()];
-            panels.pack(&b, true, 0, &mut packed);
+            let packed = panels.packed(&b, true);
             let kernel = Gemm {
                 level,
                 batch,
@@ -125,8 +124,7 @@ fn convolutions() {
             let depth = channels * taps;
             let panels = Panels { groups, rows: filters, depth, block: level.block().0, words, taps };
             let weights = noise(groups * filters * depth, 1);
-            let mut packed = vec![0; panels.len()];
-            panels.pack(&weights, false, 0, &mut packed);
+            let packed = panels.packed(&weights, false);
             let (batch, pixels) = (2, window.input[0] * window.input[1] / (repeat * repeat));
             let outputs = window.output[0] * window.output[1];
             let x = noise(batch * groups * channels * pixels, 2);

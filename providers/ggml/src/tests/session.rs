@@ -3,6 +3,7 @@ use sdrun_abi::{
     Error, Flow, Host, LogLevel, NoHost, Precision, Provider, Result, Weight, WeightSource, WeightUpdate,
 };
 use sdrun_graph::{Attribute, Tensor};
+use std::{collections::BTreeSet, sync::Mutex};
 
 /// A graph that uses each form in which weights are kept, one of them in two forms.
 fn model(seed: u64) -> Model {
@@ -74,6 +75,32 @@ fn a_failed_refit_changes_nothing() {
     assert_eq!(run(&mut *session, &a.feeds).unwrap(), before);
     let error = session.refit(&[names(&b)[0], "nobody"], &b, &NoHost).unwrap_err();
     assert!(error.message.contains("nobody"), "{error}");
+    assert_eq!(run(&mut *session, &a.feeds).unwrap(), before);
+}
+
+/// A source that delivers each weight once.
+struct Once<'a>(&'a Model, Mutex<BTreeSet<String>>);
+
+impl WeightSource for Once<'_> {
+    fn get(&self, name: &str) -> Result<Weight<'_>> {
+        match self.1.lock().unwrap().insert(name.to_string()) {
+            true => self.0.get(name),
+            false => Err(Error::not_found(format!("{name:?} is gone"))),
+        }
+    }
+}
+
+#[test]
+fn weights_of_two_sets_are_never_run() {
+    let (a, b) = (model(10), model(20));
+    let mut session = build(&a, &spec(Precision::Fp32)).unwrap().session(&a, &NoHost).unwrap();
+    let before = run(&mut *session, &a.feeds).unwrap();
+    let error = session.refit(&names(&b), &Once(&b, Mutex::default()), &NoHost).unwrap_err();
+    assert!(error.message.contains("is gone"), "{error}");
+    let error = run(&mut *session, &a.feeds).unwrap_err();
+    assert_eq!(error.code, sdrun_abi::ErrorCode::FailedPrecondition);
+    assert!(error.message.contains("may be old or new"), "{error}");
+    session.refit(&names(&a), &a, &NoHost).unwrap();
     assert_eq!(run(&mut *session, &a.feeds).unwrap(), before);
 }
 
