@@ -124,7 +124,11 @@ impl Worker {
         if let Some((_, arguments)) = config.loader.split_first() {
             command.args(arguments).arg(&config.worker);
         }
-        command.arg(&config.plugin).envs(config.env.iter().map(|(name, value)| (name, value)));
+        command.arg(&config.plugin);
+        if cfg!(target_os = "linux") {
+            command.env(TUNABLES, with_large_pages(std::env::var(TUNABLES).ok()));
+        }
+        command.envs(config.env.iter().map(|(name, value)| (name, value)));
         let mark = mark();
         let (process, pipe, events) = Process::start(command, mark.clone()).map_err(|e| {
             Error::io("start the worker", program, &e)
@@ -243,4 +247,33 @@ impl Link {
 fn mark() -> String {
     use std::hash::{BuildHasher, RandomState};
     format!("sdrun-mark-{:016x}", RandomState::new().hash_one(std::process::id()))
+}
+
+/// What glibc's allocator is told at the start of a process.
+const TUNABLES: &str = "GLIBC_TUNABLES";
+
+/// `given`, and that large allocations are to be of large pages (since glibc 2.35; others do not know the word), unless
+/// `given` decides that. Runtimes that compile a graph fill gigabytes of fresh memory: with small pages that takes as long
+/// as the rest of the work.
+fn with_large_pages(given: Option<String>) -> String {
+    const NAME: &str = "glibc.malloc.hugetlb";
+    match given.filter(|given| !given.is_empty()) {
+        None => format!("{NAME}=1"),
+        Some(given) if given.contains(NAME) => given,
+        Some(given) => format!("{given}:{NAME}=1"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_pages_are_asked_for_unless_the_user_decides() {
+        let with = |given: &str| with_large_pages(Some(given.into()));
+        assert_eq!(with_large_pages(None), "glibc.malloc.hugetlb=1");
+        assert_eq!(with(""), "glibc.malloc.hugetlb=1");
+        assert_eq!(with("glibc.malloc.check=3"), "glibc.malloc.check=3:glibc.malloc.hugetlb=1");
+        assert_eq!(with("glibc.malloc.hugetlb=0"), "glibc.malloc.hugetlb=0");
+    }
 }
