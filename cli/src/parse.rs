@@ -116,6 +116,26 @@ impl FromStr for LoraArg {
     }
 }
 
+/// An embedding and the token that stands for its first vector: `FILE:49400`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct EmbeddingArg {
+    pub(crate) file: PathBuf,
+    pub(crate) token: usize,
+}
+
+impl FromStr for EmbeddingArg {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (file, token) = text.rsplit_once(':').unwrap_or_default();
+        match (file.is_empty(), token.parse()) {
+            (false, Ok(token)) => Ok(EmbeddingArg { file: file.into(), token }),
+            _ => Err("it has to be FILE:TOKEN, TOKEN the number of the token that stands for the word: \
+                      word.safetensors:49400"
+                .into()),
+        }
+    }
+}
+
 /// The values that black and white stand for: `0..1`, `-1..1`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ImageRange {
@@ -207,6 +227,16 @@ mod tests {
         assert_eq!(file("all.npz").unwrap().name, None);
         for bad in ["x=file.bin", "file.npy", "file.png", "x=npy", ""] {
             assert!(file(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn embeddings() {
+        let embedding = |text: &str| text.parse::<EmbeddingArg>().map(|e| (e.file, e.token));
+        assert_eq!(embedding("a.safetensors:49400"), Ok(("a.safetensors".into(), 49400)));
+        assert_eq!(embedding("C:\\a.safetensors:0"), Ok(("C:\\a.safetensors".into(), 0)));
+        for bad in ["", "a.safetensors", "a.safetensors:", ":1", "a:-1", "a:1.5", "C:\\a.safetensors"] {
+            assert!(embedding(bad).is_err(), "{bad}");
         }
     }
 

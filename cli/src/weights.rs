@@ -1,13 +1,19 @@
 //! Arguments that give a model other weights than its own: a checkpoint, adapters.
 
-use crate::{context::Context, format, model::open_model, parse::LoraArg};
+use crate::{
+    context::Context,
+    format,
+    model::open_model,
+    parse::{EmbeddingArg, LoraArg},
+};
 use clap::Args;
 use sdrun::{
     Model,
     abi::Error,
     graph::{OpenOptions, WeightsPolicy},
     weights::{
-        Adapter, AdapterUse, Binding, Checkpoint, LayerReport, SafetensorsWeights, WeightStack, builtin,
+        Adapter, AdapterUse, Binding, Checkpoint, EmbeddingReport, LayerReport, SafetensorsWeights,
+        WeightStack, builtin, embedding::Embedding,
     },
 };
 use serde::Serialize;
@@ -30,6 +36,11 @@ pub(crate) struct WeightArgs {
     #[arg(long = "lora", value_name = "FILE[:STRENGTH[:TEXT]]")]
     pub(crate) loras: Vec<LoraArg>,
 
+    /// Learned word (textual inversion) of a text encoder, in the place of this token and, where it has several vectors, of
+    /// those that follow (repeatable)
+    #[arg(long = "embedding", value_name = "FILE:TOKEN")]
+    pub(crate) embeddings: Vec<EmbeddingArg>,
+
     /// Leave out parts of an adapter that do not fit, instead of refusing it
     #[arg(long)]
     lenient: bool,
@@ -42,14 +53,15 @@ pub(crate) struct Weights {
     pub(crate) model: Option<Box<Model>>,
 }
 
-/// What became of the adapters.
+/// What became of the adapters and embeddings.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct WeightReport {
     /// Where the weights under the adapters are from.
     pub(crate) base: String,
-    /// Weights of the graph that adapters change.
+    /// Weights of the graph that they change.
     pub(crate) changed: usize,
     pub(crate) adapters: Vec<LayerReport>,
+    pub(crate) embeddings: Vec<EmbeddingReport>,
 }
 
 impl WeightArgs {
@@ -60,7 +72,12 @@ impl WeightArgs {
 
     /// Whether anything is given.
     pub(crate) fn is_given(&self) -> bool {
-        !self.weights.is_empty() || !self.loras.is_empty()
+        !self.weights.is_empty() || self.is_changing()
+    }
+
+    /// Whether the weights are to be changed.
+    pub(crate) fn is_changing(&self) -> bool {
+        !self.loras.is_empty() || !self.embeddings.is_empty()
     }
 
     /// Where the base is from, for reports.
@@ -74,7 +91,8 @@ impl WeightArgs {
     /// What was done to weights of the model or engine called `own`.
     pub(crate) fn report(&self, own: &str, stack: &WeightStack) -> WeightReport {
         let adapters = stack.reports().cloned().collect();
-        WeightReport { base: self.base(own), changed: stack.changed(), adapters }
+        let embeddings = stack.embeddings().cloned().collect();
+        WeightReport { base: self.base(own), changed: stack.changed(), adapters, embeddings }
     }
 
     /// The weights for a graph with this binding table, whose weights are called `names`: those of `--weights`, else
@@ -105,6 +123,11 @@ impl WeightArgs {
             };
             weights.stack = weights.stack.with_adapter(&adapter, how)?;
             context.go_on()?;
+        }
+        for EmbeddingArg { file, token } in &self.embeddings {
+            let embedding = Embedding::open(file)?;
+            let with = weights.stack.with_embedding(&embedding, *token);
+            weights.stack = with.map_err(|error| error.with_file(file))?;
         }
         Ok(Some(weights))
     }
@@ -156,6 +179,12 @@ impl WeightReport {
     pub(crate) fn show(&self, out: &mut dyn Write, own: &str) -> io::Result<()> {
         if self.base != own {
             writeln!(out, "  weights of {}", self.base)?;
+        }
+        for EmbeddingReport { name, token, vectors } in &self.embeddings {
+            match vectors {
+                1 => writeln!(out, "  {name} is token {token}")?,
+                _ => writeln!(out, "  {name} is tokens {token} to {}", token + vectors - 1)?,
+            }
         }
         for adapter in &self.adapters {
             let (file, modules) = (adapter.file.display(), &adapter.modules);

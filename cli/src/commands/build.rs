@@ -94,7 +94,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.output {
         files::check_engine_target(path)?;
     }
-    let own = args.build.bake || !args.weights.loras.is_empty();
+    let own = args.build.bake || args.weights.is_changing();
     let policy = if own { args.weights.policy() } else { WeightsPolicy::MayBeAbsent };
     let model = args.shapes.open(&args.model, policy, context)?;
     let shapes = model::complete(&model, args.shapes.shapes()?);

@@ -88,9 +88,9 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let task = context.task("giving it weights");
     let host = task.host(context.cancel_flag());
     let mut session = engine.session(&stack.pristine(), &host)?;
-    let refit = match args.weights.loras.is_empty() {
-        true => None,
-        false => {
+    let refit = match args.weights.is_changing() {
+        false => None,
+        true => {
             let started = Instant::now();
             let report = session.refit(stack, &host)?;
             Some(Refit { seconds: started.elapsed().as_secs_f64(), report })

@@ -122,7 +122,7 @@ fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
                 "{} has its weights baked in and takes no others",
                 path.display()
             ))
-            .with_hint("leave out `--weights` and `--lora`")
+            .with_hint("leave out `--weights`, `--lora` and `--embedding`")
             .into());
         }
         _ => {}

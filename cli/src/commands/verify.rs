@@ -173,7 +173,7 @@ fn outputs_of(
     let task = context.task(&format!("running on {}", provider.id()));
     let host = task.host(context.cancel_flag());
     let stack = &side.weights.stack;
-    if !side.pristine || stack.reports().next().is_none() || engine.info().weights.is_empty() {
+    if !side.pristine || stack.is_pristine() || engine.info().weights.is_empty() {
         let outputs = engine.session(stack, &host)?.run(&job.inputs, &host)?;
         return Ok((provider.id().to_string(), outputs, Vec::new()));
     }

@@ -35,6 +35,7 @@ mod stack;
 mod state;
 pub mod synthetic;
 mod weight_map;
+mod words;
 
 pub use adapter::Adapter;
 pub use binding::{Binding, BoundTensor, ImportReport};
@@ -47,3 +48,4 @@ pub use safetensors::SafetensorsWeights;
 pub use stack::{AdapterUse, LayerReport, WeightStack};
 pub use state::{Component, StateDict};
 pub use weight_map::{MappedTensor, SyntheticWeights, Transform, WeightMap};
+pub use words::EmbeddingReport;

@@ -4,9 +4,11 @@ use crate::{
     Adapter, Binding, BoundTensor, Checkpoint, Component, OnnxWeights, StateDict, Transform,
     adapter::{self, Delta, Merge, Target},
     checkpoint::identify,
+    embedding::Embedding,
     identity, keys,
     layout::{same_but_for_ones, transpose},
     memory::{Buffer, Buffers},
+    words::{EmbeddingReport, Word},
 };
 use sdrun_abi::{DType, Error, Result, Weight, WeightSource};
 use serde::Serialize;
@@ -34,6 +36,7 @@ pub struct WeightStack {
     layers: Vec<Layer>,
     /// By state-dict name: changes in the order of their layers, with strengths.
     deltas: BTreeMap<String, Vec<(Delta, f32)>>,
+    words: Vec<Word>,
     buffers: Buffers,
 }
 
@@ -130,6 +133,7 @@ impl WeightStack {
             target: Arc::new(target),
             layers: Vec::new(),
             deltas: BTreeMap::new(),
+            words: Vec::new(),
             buffers: Buffers::default(),
         }
     }
@@ -139,9 +143,14 @@ impl WeightStack {
         self.binding.component
     }
 
-    /// The base without any adapter.
+    /// The base without any adapter or embedding.
     pub fn pristine(&self) -> Self {
-        WeightStack { layers: Vec::new(), deltas: BTreeMap::new(), ..self.clone() }
+        WeightStack { layers: Vec::new(), deltas: BTreeMap::new(), words: Vec::new(), ..self.clone() }
+    }
+
+    /// Whether there is no adapter and no embedding.
+    pub fn is_pristine(&self) -> bool {
+        self.layers.is_empty() && self.words.is_empty()
     }
 
     /// Puts an adapter on top.
@@ -175,12 +184,27 @@ impl WeightStack {
         Ok(self)
     }
 
+    /// Has tokens stand for a learned word: the rows of the token table from `token` on become its vectors, whatever adapters
+    /// do to that table. Which tokens, only whoever turns prompts into tokens can say: ones that no prompt contains otherwise.
+    ///
+    /// `FailedPrecondition` where the graph is no text encoder; `InvalidArgument` where the embedding has no vectors for it or
+    /// the tokens are not there.
+    pub fn with_embedding(mut self, embedding: &Embedding, token: usize) -> Result<Self> {
+        self.words.push(Word::new(embedding, self.binding.component, &self.binding.tensors, token)?);
+        Ok(self)
+    }
+
+    /// Where the words of each embedding are, in order.
+    pub fn embeddings(&self) -> impl Iterator<Item = &EmbeddingReport> {
+        self.words.iter().map(|word| &word.report)
+    }
+
     /// What became of each adapter, in order.
     pub fn reports(&self) -> impl Iterator<Item = &LayerReport> {
         self.layers.iter().map(|layer| &layer.report)
     }
 
-    /// How many initializers of the graph the adapters change.
+    /// How many initializers of the graph the adapters and embeddings change.
     pub fn changed(&self) -> usize {
         self.binding.tensors.iter().filter(|tensor| self.is_changed(tensor)).count()
     }
@@ -198,7 +222,8 @@ impl WeightStack {
     }
 
     fn is_changed(&self, bound: &BoundTensor) -> bool {
-        bound.sources.iter().any(|name| self.deltas.contains_key(name))
+        let words = |name: &String| self.words.iter().any(|word| word.table == *name);
+        bound.sources.iter().any(|name| self.deltas.contains_key(name) || words(name))
     }
 
     /// A tensor of the checkpoint, checked against what the graph wants of it.
@@ -230,14 +255,19 @@ impl WeightStack {
         name: &str,
         shape: &[usize],
         base: (DType, &[u8]),
-        out: (DType, &mut [u8]),
+        (dtype, out): (DType, &mut [u8]),
         transposed: bool,
     ) -> Result<()> {
         let deltas: Vec<(&Delta, f32)> =
             self.deltas.get(name).into_iter().flatten().map(|(delta, strength)| (delta, *strength)).collect();
         let merge = Merge::new(shape, &deltas)?;
-        let done = if transposed { merge.transposed(base, out) } else { merge.tensor(base, out) };
-        done.map_err(|error| Error { message: format!("weight {name:?}: {}", error.message), ..error })
+        let done = match transposed {
+            true => merge.transposed(base, (dtype, out)),
+            false => merge.tensor(base, (dtype, out)),
+        };
+        done.map_err(|error| Error { message: format!("weight {name:?}: {}", error.message), ..error })?;
+        // A table of tokens is never transposed.
+        self.words.iter().filter(|word| word.table == name).try_for_each(|word| word.write(dtype, out))
     }
 
     /// The weight that one tensor of the state dict makes, changed.
@@ -386,13 +416,11 @@ impl WeightSource for WeightStack {
 
     fn version(&self, name: &str) -> Option<u128> {
         let bound = self.index.get(name).map(|i| &self.binding.tensors[*i]);
+        let adapters = self.layers.iter().filter(|layer| layer.strength != 0.0);
+        let adapters = adapters.map(|layer| (layer.id, layer.strength.to_bits()));
+        let words = self.words.iter().map(|word| (word.id, 0));
         let changes: Vec<(u64, u32)> = match bound.is_some_and(|bound| self.is_changed(bound)) {
-            true => self
-                .layers
-                .iter()
-                .filter(|layer| layer.strength != 0.0)
-                .map(|layer| (layer.id, layer.strength.to_bits()))
-                .collect(),
+            true => adapters.chain(words).collect(),
             false => Vec::new(),
         };
         let half = |salt: u64| {

@@ -8,7 +8,7 @@ use sdrun_abi::{DType, ErrorCode, Result, Weight, WeightSource};
 use sdrun_graph::Tensor;
 use sdrun_weights::{
     Adapter, AdapterUse, Binding, BoundTensor, Component, MapSource, StateDict, Transform, WeightStack,
-    synthetic,
+    embedding::Embedding, synthetic,
 };
 use std::{collections::BTreeMap, path::Path};
 
@@ -249,4 +249,83 @@ fn what_does_not_fit_is_named() {
     let nothing = WeightStack::of_graph(other, Box::new(MapSource::default()));
     let error = nothing.with_adapter(&a, AdapterUse { lenient: true, ..AdapterUse::at(1.0) }).err().unwrap();
     assert_eq!(error.code, ErrorCode::InvalidArgument);
+}
+
+const TABLE: &str = "text_model.embeddings.token_embedding.weight";
+
+/// A text encoder's table of 9 tokens of 768 values, kept in `dtype` by the checkpoint and `wanted` by the graph.
+fn encoder(wanted: DType) -> (WeightStack, Vec<f32>) {
+    let shape = [9, 768];
+    let plain: Vec<f32> =
+        values("base", TABLE, &shape).into_iter().map(|v| f16::from_f32(v).to_f32()).collect();
+    let bytes: Vec<u8> = plain.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect();
+    let table = Tensor::new(DType::F16, shape.to_vec(), bytes).unwrap();
+    let dict = Dict(MapSource(BTreeMap::from([(TABLE.to_string(), table)])));
+    let bound =
+        BoundTensor { dtype: wanted, ..bound("table", &[TABLE], Transform::Identity, &shape, &shape) };
+    let binding = Binding { component: Some(Component::TextEncoder), tensors: vec![bound] };
+    (WeightStack::of_state_dict(binding, Box::new(dict)), plain)
+}
+
+/// A word of two vectors, in f32.
+fn word(folder: &Path, vectors: &[f32]) -> Embedding {
+    let bytes: Vec<u8> = vectors.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let view = TensorView::new(Dtype::F32, vec![vectors.len() / 768, 768], &bytes).unwrap();
+    let file = folder.join("charm.safetensors");
+    serialize_to_file([("emb_params", view)], None, &file).unwrap();
+    Embedding::open(&file).unwrap()
+}
+
+#[test]
+fn words_replace_rows_of_the_token_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let vectors = values("word", "charm", &[2, 768]);
+    let charm = word(folder.path(), &vectors);
+    for dtype in [DType::F32, DType::F16] {
+        let (base, plain) = encoder(dtype);
+        let with = base.clone().with_embedding(&charm, 6).unwrap();
+        let mut expected = plain.clone();
+        expected[6 * 768..8 * 768].copy_from_slice(&vectors);
+        let bytes: Vec<u8> = match dtype {
+            DType::F16 => expected.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+            _ => expected.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        };
+        assert_eq!(with.describe("table").unwrap(), (dtype, vec![9, 768]));
+        assert_eq!(with.get("table").unwrap().data(), bytes, "{dtype}");
+        assert_ne!(with.version("table"), base.version("table"));
+        assert_eq!(with.pristine().version("table"), base.version("table"));
+        assert!(with.pristine().is_pristine() && !with.is_pristine());
+        assert_eq!(with.changed(), 1);
+        let reports: Vec<_> = with.embeddings().map(|r| (r.name.as_str(), r.token, r.vectors)).collect();
+        assert_eq!(reports, [("charm", 6, 2)]);
+        // The later one wins, and rows beside it stay.
+        let twice = with.clone().with_embedding(&charm, 7).unwrap();
+        let row = |stack: &WeightStack, row: usize| {
+            let width = 768 * dtype.size();
+            stack.get("table").unwrap().data()[row * width..(row + 1) * width].to_vec()
+        };
+        assert_eq!((row(&twice, 6), row(&twice, 7)), (row(&with, 6), row(&with, 6)));
+        assert_eq!((row(&twice, 8), row(&twice, 5)), (row(&with, 7), row(&with, 5)));
+    }
+}
+
+#[test]
+fn words_that_do_not_fit_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let charm = word(folder.path(), &[1e6; 2 * 768]);
+    let (base, _) = encoder(DType::F16);
+    for token in [8, 9, usize::MAX] {
+        let error = base.clone().with_embedding(&charm, token).err().unwrap();
+        assert_eq!(error.code, ErrorCode::InvalidArgument);
+        assert!(error.message.contains("the encoder has 9 tokens"), "{error}");
+    }
+    let error = base.clone().with_embedding(&charm, 7).unwrap().get("table").err().unwrap();
+    assert!(error.message.contains("charm") && error.message.contains("f16"), "{error}");
+    let error = stack().0.with_embedding(&charm, 1).err().unwrap();
+    assert_eq!(error.code, ErrorCode::FailedPrecondition);
+    assert!(error.message.contains("no table of tokens"), "{error}");
+    let mut wide = charm.clone();
+    (wide.encoders[0].width, wide.encoders[0].encoder) = (1280, Some(Component::TextEncoder2));
+    let error = base.with_embedding(&wide, 1).err().unwrap();
+    assert!(error.message.contains("no vectors for text_encoder"), "{error}");
 }

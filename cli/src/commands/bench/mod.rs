@@ -56,7 +56,7 @@ pub(crate) struct Args {
     precisions: Vec<PrecisionArg>,
 
     /// Store the weights in the engines
-    #[arg(long, conflicts_with_all = ["weights", "loras"])]
+    #[arg(long, conflicts_with_all = ["weights", "loras", "embeddings"])]
     bake: bool,
 
     /// Option of a provider (repeatable); without PROVIDER of the one that is measured
@@ -206,11 +206,11 @@ fn plan(args: &Args, context: &Context) -> anyhow::Result<Vec<Plan>> {
                 .with_hint("`sdrun bench MODEL --shape …`")
                 .into())
         }
-        None if args.weights.is_given() => {
-            Err(sdrun::abi::Error::invalid("--weights and --lora belong to a model, and none is named")
-                .with_hint("`sdrun bench MODEL --weights …`")
-                .into())
-        }
+        None if args.weights.is_given() => Err(sdrun::abi::Error::invalid(
+            "--weights, --lora and --embedding belong to a model, and none is named",
+        )
+        .with_hint("`sdrun bench MODEL --weights …`")
+        .into()),
         None => bench::SUITE
             .iter()
             .map(|(name, precisions)| {

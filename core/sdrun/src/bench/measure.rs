@@ -80,7 +80,7 @@ fn fill(
     let mut session = engine.session(weights, host)?;
     row.load_seconds = Some(started.elapsed().as_secs_f64());
     row.memory.load_bytes = peak(&provider);
-    if let Some(stack) = case.weights.filter(|stack| stack.reports().next().is_some()) {
+    if let Some(stack) = case.weights.filter(|stack| !stack.is_pristine()) {
         listen(Event::Phase("refit"));
         reset_peak(&provider);
         let started = Instant::now();
