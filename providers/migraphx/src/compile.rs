@@ -6,9 +6,10 @@ use crate::{
     runtime::Runtime,
 };
 use sdrun_abi::{DType, Error, Host, LogLevel, Result, WeightSource, WeightSpec};
-use sdrun_graph::{Graph, GraphError, Placement, ValueId};
+use sdrun_graph::{Graph, GraphError, Initializer, Node, Placement, Tensor, Value, ValueId};
 use sdrun_provider_common::{graph_error, phase, weight};
 use std::{
+    collections::BTreeMap,
     fs::File,
     io::{BufWriter, Write},
     path::Path,
@@ -47,6 +48,42 @@ pub(crate) fn check_shapes(graph: &Graph) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Makes axes that are computed at run time count from the first dimension. MIGraphX 2.14 takes negative ones for places in
+/// memory: it then writes where it likes, or dies.
+pub(crate) fn count_axes_from_first(graph: &mut Graph) {
+    let mut nodes = Vec::with_capacity(graph.nodes.len());
+    for mut node in std::mem::take(&mut graph.nodes) {
+        let rank = node.input(0).and_then(|id| graph.value(id).known_shape()).map(|shape| shape.len());
+        let axes = node.input(1).filter(|axes| !graph.initializers.contains_key(axes));
+        if let (true, Some(rank), Some(axes)) = (node.op_type.starts_with("Reduce"), rank, axes) {
+            let ranks = Tensor::from_i64s(&[rank as i64]);
+            let value = |part: &str| Value {
+                name: format!("{}/{part}/{}", graph.value(axes).name, nodes.len()),
+                dtype: Some(DType::I64),
+                shape: graph.value(axes).shape.clone(),
+            };
+            let (ranks_value, sum, rest) = (value("rank"), value("above zero"), value("from first"));
+            let ranks_value = graph.add_value(Value { shape: None, ..ranks_value });
+            let (sum, rest) = (graph.add_value(sum), graph.add_value(rest));
+            graph.initializers.insert(ranks_value, Initializer::Constant(ranks));
+            for (op_type, first, output) in [("Add", axes, sum), ("Mod", sum, rest)] {
+                nodes.push(Node {
+                    name: String::new(),
+                    domain: String::new(),
+                    op_type: op_type.into(),
+                    inputs: vec![Some(first), Some(ranks_value)],
+                    outputs: vec![Some(output)],
+                    attributes: BTreeMap::new(),
+                    metadata: BTreeMap::new(),
+                });
+            }
+            node.inputs[1] = Some(rest);
+        }
+        nodes.push(node);
+    }
+    graph.nodes = nodes;
 }
 
 /// Parses and compiles a graph for a device. Weights, where it still has any, become part of the program; their values come

@@ -1,7 +1,7 @@
 //! Engines: compiled programs.
 
 use crate::{
-    compile::{check_shapes, compile},
+    compile::{check_shapes, compile, count_axes_from_first},
     devices::Target,
     ffi::{CompileOptions, Layout, Program},
     payload::{self, Parts, Requirements},
@@ -61,6 +61,7 @@ pub(crate) fn build(
         }
         None => (model, take_weights_out(&mut graph, &target)),
     };
+    count_axes_from_first(&mut graph);
     let parts = Before { runtime, target, options, info, model, preparation };
     parts.finish(|target| compile(runtime, target, &graph, options, baked, host))
 }

@@ -253,8 +253,7 @@ fn mark() -> String {
 const TUNABLES: &str = "GLIBC_TUNABLES";
 
 /// `given`, and that large allocations are to be of large pages (since glibc 2.35; others do not know the word), unless
-/// `given` decides that. Runtimes that compile a graph fill gigabytes of fresh memory: with small pages that takes as long
-/// as the rest of the work.
+/// `given` decides that. Runtimes that compile a graph fill gigabytes of fresh memory, page by page.
 fn with_large_pages(given: Option<String>) -> String {
     const NAME: &str = "glibc.malloc.hugetlb";
     match given.filter(|given| !given.is_empty()) {
