@@ -19,8 +19,8 @@ fn exhausted(len: usize) -> Error {
     Error::new(ErrorCode::ResourceExhausted, format!("no memory for {len} bytes of a tensor"))
 }
 
-/// The same in large pages, where the system has them: a transposition writes to many places at once, which with small ones
-/// takes a look into the page tables each.
+/// Room for `len` bytes, not 0, in large pages where the system has them: a transposition writes to many places at once, and
+/// with small pages each takes a look into the page tables.
 fn large_pages(len: usize) -> Result<MmapMut> {
     let map = MmapMut::map_anon(len).map_err(|_| exhausted(len))?;
     // Small pages do as well.

@@ -64,7 +64,7 @@ pub(crate) fn count_axes_from_first(graph: &mut Graph) {
                 dtype: Some(DType::I64),
                 shape: graph.value(axes).shape.clone(),
             };
-            let (ranks_value, sum, rest) = (value("rank"), value("above zero"), value("from first"));
+            let (ranks_value, sum, rest) = (value("rank"), value("above_zero"), value("from_first"));
             let ranks_value = graph.add_value(Value { shape: None, ..ranks_value });
             let (sum, rest) = (graph.add_value(sum), graph.add_value(rest));
             graph.initializers.insert(ranks_value, Initializer::Constant(ranks));

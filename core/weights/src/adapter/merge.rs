@@ -26,7 +26,7 @@ const BLOCK_ROWS: usize = 32;
 const STAGED: usize = 1 << 19;
 const FEWEST_ROWS: usize = 8;
 
-/// Columns that a task makes of a transpose at most.
+/// Columns of rows that become columns of a transpose that are copied into the cache at a time.
 const MOST_COLUMNS: usize = 4096;
 
 /// Bytes copied at a time where nothing changes.
