@@ -4,8 +4,8 @@
 //!   failure an ordinary error. Nothing of the vendor's code runs before [`open`].
 //! * [`read_graph`], [`describe`]: the model a host hands over, and its [`EngineInfo`](sdrun_abi::EngineInfo).
 //! * [`weight`], [`WeightFiles`]: one weight from a source, checked against what the graph declares, and the
-//!   file it lies in.
-//! * [`refuse_options`], [`phase`]: small courtesies every provider owes its host.
+//!   file it lies in; [`rebuilt`] reports a refit that took all of them.
+//! * [`refuse_options`], [`phase`], [`IO_DTYPES`]: small courtesies every provider owes its host.
 
 mod describe;
 mod image;
@@ -17,10 +17,27 @@ pub use describe::{describe, graph_error, read_graph};
 pub use image::check_image;
 pub use load::open;
 pub use locate::{locate, runtime_spec};
-pub use weights::{WeightFiles, weight};
+pub use weights::{WeightFiles, rebuilt, weight};
 
-use sdrun_abi::{Error, ErrorCode, Flow, Host, Result};
+use sdrun_abi::{DType, Error, ErrorCode, Flow, Host, Result};
 use std::collections::BTreeMap;
+
+/// Types of inputs and outputs of a runtime that takes every one but f8.
+pub const IO_DTYPES: [DType; 13] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::F64,
+    DType::I8,
+    DType::U8,
+    DType::I16,
+    DType::U16,
+    DType::I32,
+    DType::U32,
+    DType::I64,
+    DType::U64,
+    DType::Bool,
+];
 
 /// Refuses options given to a provider that has none.
 pub fn refuse_options(provider: &str, options: &BTreeMap<String, String>) -> Result<()> {

@@ -1,4 +1,6 @@
-use sdrun_abi::{Error, ErrorCode, Result, Weight, WeightSource, WeightSpec};
+use sdrun_abi::{
+    EngineInfo, Error, ErrorCode, RefitReport, Result, Weight, WeightSource, WeightSpec, WeightUpdate,
+};
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
@@ -15,6 +17,12 @@ pub fn weight<'a>(source: &'a dyn WeightSource, spec: &WeightSpec) -> Result<Wei
         )));
     }
     Ok(weight)
+}
+
+/// The report of a refit that made a session anew, with all weights of the engine.
+pub fn rebuilt(info: &EngineInfo) -> RefitReport {
+    let bytes = info.weights.iter().filter_map(|w| w.dtype.bytes_of(&w.shape)).map(|n| n as u64).sum();
+    RefitReport { method: WeightUpdate::Rebuild, tensors: info.weights.len(), bytes }
 }
 
 /// The files weights lie in, looked at once each, for runtimes that read them there.

@@ -8,8 +8,9 @@ use crate::{
 };
 use sdrun_abi::{
     Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result, Session, TensorSpec, TensorView,
-    WeightSource, WeightUpdate,
+    WeightSource,
 };
+use sdrun_provider_common::rebuilt;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -52,9 +53,7 @@ impl Session for RunningSession {
         log::deliver(host);
         // Everything that can fail is done; only now the former weights go.
         *self = RunningSession::new(session?, self.recipe.clone());
-        let weights = &self.recipe.info.weights;
-        let bytes = weights.iter().filter_map(|w| w.dtype.bytes_of(&w.shape)).map(|n| n as u64).sum();
-        Ok(RefitReport { method: WeightUpdate::Rebuild, tensors: weights.len(), bytes })
+        Ok(rebuilt(&self.recipe.info))
     }
 
     fn run(

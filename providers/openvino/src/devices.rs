@@ -1,9 +1,8 @@
 //! Devices of the loaded OpenVINO.
 
 use crate::runtime::Runtime;
-use sdrun_abi::{
-    CancelSupport, Capabilities, DType, Device, DeviceKind, Error, Precision, Result, WeightUpdate,
-};
+use sdrun_abi::{CancelSupport, Capabilities, Device, DeviceKind, Error, Precision, Result, WeightUpdate};
+use sdrun_provider_common::IO_DTYPES;
 
 /// A device and what OpenVINO calls it.
 pub(crate) struct Target {
@@ -88,21 +87,7 @@ impl Target {
     pub(crate) fn capabilities(&self) -> Capabilities {
         Capabilities {
             precisions: self.precisions(),
-            io_dtypes: vec![
-                DType::F32,
-                DType::F16,
-                DType::BF16,
-                DType::F64,
-                DType::I8,
-                DType::U8,
-                DType::I16,
-                DType::U16,
-                DType::I32,
-                DType::U32,
-                DType::I64,
-                DType::U64,
-                DType::Bool,
-            ],
+            io_dtypes: IO_DTYPES.to_vec(),
             weight_update: WeightUpdate::Rebuild,
             // Runs stop within a twentieth of a second, but nothing stops a compilation.
             cancel: CancelSupport::BetweenPhases,

@@ -7,9 +7,9 @@
 use crate::{engine::Recipe, ffi::Model, session::OvSession};
 use sdrun_abi::{
     Error, Host, LogLevel, MemoryReport, NoHost, OutputSink, RefitReport, Result, Session, TensorView,
-    WeightSource, WeightUpdate,
+    WeightSource,
 };
-use sdrun_provider_common::phase;
+use sdrun_provider_common::{phase, rebuilt};
 use std::sync::Arc;
 
 pub(crate) struct Refittable {
@@ -64,9 +64,7 @@ impl Session for Refittable {
                 return Err(error);
             }
         }
-        let weights = &self.recipe.info.weights;
-        let bytes = weights.iter().filter_map(|w| w.dtype.bytes_of(&w.shape)).map(|n| n as u64).sum();
-        Ok(RefitReport { method: WeightUpdate::Rebuild, tensors: weights.len(), bytes })
+        Ok(rebuilt(&self.recipe.info))
     }
 
     fn run(
