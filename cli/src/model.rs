@@ -191,7 +191,7 @@ pub(crate) fn complete(model: &Model, given: Shapes) -> Shapes {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Build")]
 pub(crate) struct BuildArgs {
-    /// Arithmetic the engine computes in: fp32, fp16 or bf16
+    /// Arithmetic the engine computes in: fp32, fp16 or bf16; q8_0 or q4_k: large weights in blocks of 8 or 4 bits
     #[arg(long, value_name = "PRECISION", default_value = "fp32")]
     pub(crate) precision: Precision,
 

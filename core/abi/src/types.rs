@@ -1,5 +1,6 @@
 //! What crosses the border as JSON, and the tensor element types.
 
+use crate::Error;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr};
 
@@ -84,7 +85,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// Arithmetic an engine computes in; always stated, never a library's default.
+/// Arithmetic an engine computes in, and what it keeps its weights in; always stated, never a library's default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs)]
@@ -92,15 +93,47 @@ pub enum Precision {
     Fp32,
     Fp16,
     Bf16,
+    /// Large matrices and filters in ggml's 8-bit blocks; the provider says in what they are multiplied.
+    #[serde(rename = "q8_0")]
+    Q8_0,
+    /// The same in its 4-bit blocks.
+    #[serde(rename = "q4_k")]
+    Q4K,
 }
 
 impl Precision {
-    /// `fp32`, `fp16` or `bf16`.
+    /// All there are.
+    pub const ALL: [Precision; 5] =
+        [Precision::Fp32, Precision::Fp16, Precision::Bf16, Precision::Q8_0, Precision::Q4K];
+
+    /// The element type of floating-point tensors; `None` where weights are quantized.
+    pub fn float_type(self) -> Option<DType> {
+        match self {
+            Precision::Fp32 => Some(DType::F32),
+            Precision::Fp16 => Some(DType::F16),
+            Precision::Bf16 => Some(DType::BF16),
+            Precision::Q8_0 | Precision::Q4K => None,
+        }
+    }
+
+    /// `Unimplemented` where it is none of those that `who` offers.
+    pub fn check_offered(self, offered: &[Precision], who: &str) -> Result<(), Error> {
+        if offered.contains(&self) {
+            return Ok(());
+        }
+        let names: Vec<&str> = offered.iter().map(|precision| precision.name()).collect();
+        Err(Error::unsupported(format!("{who} does not compute in {self}"))
+            .with_hint(format!("use {}", names.join(" or "))))
+    }
+
+    /// As it is spelled on command lines and in files.
     pub fn name(self) -> &'static str {
         match self {
             Precision::Fp32 => "fp32",
             Precision::Fp16 => "fp16",
             Precision::Bf16 => "bf16",
+            Precision::Q8_0 => "q8_0",
+            Precision::Q4K => "q4_k",
         }
     }
 }
@@ -118,7 +151,12 @@ impl FromStr for Precision {
             "fp32" | "f32" => Ok(Precision::Fp32),
             "fp16" | "f16" => Ok(Precision::Fp16),
             "bf16" => Ok(Precision::Bf16),
-            _ => Err(format!("unknown precision `{s}`: use fp32, fp16 or bf16")),
+            "q8_0" => Ok(Precision::Q8_0),
+            "q4_k" | "q4_K" => Ok(Precision::Q4K),
+            _ => Err(format!(
+                "unknown precision `{s}`: use {}",
+                Precision::ALL.map(Precision::name).join(", ")
+            )),
         }
     }
 }

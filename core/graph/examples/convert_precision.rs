@@ -12,11 +12,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [model, precision, out] = &arguments[..] else {
         return Err("usage: convert_precision MODEL.onnx fp16|bf16|fp32 OUT.onnx".into());
     };
-    let to = match precision.parse()? {
-        Precision::Fp32 => DType::F32,
-        Precision::Fp16 => DType::F16,
-        Precision::Bf16 => DType::BF16,
-    };
+    let to = precision.parse::<Precision>()?.float_type().ok_or("no tensors are quantized here")?;
     let mut graph = Graph::open(Path::new(model), &OpenOptions::default())?;
     simplify(&mut graph, &BTreeMap::new(), OpenDims::Allow)?;
     let stored: BTreeMap<String, (DType, WeightData)> =

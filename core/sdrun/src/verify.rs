@@ -35,12 +35,15 @@ pub struct Tolerance {
 }
 
 impl Tolerance {
-    /// fp32: relative error ≤ 1e-3 and cosine ≥ 0.99999; fp16: cosine ≥ 0.999; bf16: cosine ≥ 0.99.
+    /// fp32: relative error ≤ 1e-3 and cosine ≥ 0.99999; fp16: cosine ≥ 0.999; bf16: cosine ≥ 0.99;
+    /// q8_0: cosine ≥ 0.998; q4_k: cosine ≥ 0.98.
     pub fn of(precision: Precision) -> Self {
         match precision {
             Precision::Fp32 => Tolerance { relative_error: Some(1e-3), cosine: 0.99999 },
             Precision::Fp16 => Tolerance { relative_error: None, cosine: 0.999 },
             Precision::Bf16 => Tolerance { relative_error: None, cosine: 0.99 },
+            Precision::Q8_0 => Tolerance { relative_error: None, cosine: 0.998 },
+            Precision::Q4K => Tolerance { relative_error: None, cosine: 0.98 },
         }
     }
 
@@ -49,7 +52,7 @@ impl Tolerance {
     pub fn for_outputs(precision: Precision, outputs: &Tensors) -> Self {
         let has = |dtype| outputs.values().any(|tensor| tensor.dtype() == dtype);
         Self::of(match precision {
-            Precision::Bf16 => Precision::Bf16,
+            Precision::Bf16 | Precision::Q4K => precision,
             _ if has(DType::BF16) => Precision::Bf16,
             Precision::Fp32 if has(DType::F16) => Precision::Fp16,
             other => other,

@@ -126,7 +126,12 @@ fn matmul(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let b = if t.is_stored(b_id) {
         // Panels of one row each are the transposed matrices.
         let panels = Panels { groups: b_count, rows: cols, depth, block: 1, words: Words::F32, taps: 1 };
-        t.weight_at(b_id, Form::Panels { panels, transposed: true }, t.matrix_type(), Home::Device)?
+        t.weight_at(
+            b_id,
+            Form::Panels { panels, transposed: true, blocks: None },
+            t.matrix_type(),
+            Home::Device,
+        )?
     } else {
         let b = operand(t, b_id)?;
         let b = t.builder.reshape(b, [cols, depth, b_count, 1])?;

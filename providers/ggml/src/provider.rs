@@ -67,6 +67,7 @@ impl GgmlProvider {
 
     fn check_spec(&self, spec: &BuildSpec) -> Result<Target> {
         let target = self.target(&spec.device)?;
+        spec.precision.check_offered(&precisions(target), &format!("ggml on {}", spec.device))?;
         if spec.bake {
             return Err(Error::unsupported("the ggml provider does not bake weights into its engines")
                 .with_hint("build without it; loading weights into a ggml engine is only a copy"));
@@ -77,6 +78,17 @@ impl GgmlProvider {
             )));
         }
         Ok(target)
+    }
+}
+
+/// What graphs are computed in, the best below fp32 first among the others.
+fn precisions(target: Target) -> Vec<Precision> {
+    use Precision::*;
+    match (target.gpu, target.ggml.variant()) {
+        (Some(_), _) => vec![Fp32, Fp16],
+        // bf16 products have instructions of their own on few processors; elsewhere f16 is faster.
+        (None, "zen4") => vec![Fp32, Bf16, Fp16, Q8_0, Q4K],
+        (None, _) => vec![Fp32, Fp16, Bf16, Q8_0, Q4K],
     }
 }
 
@@ -137,17 +149,9 @@ impl Provider for GgmlProvider {
 
     fn capabilities(&self, device: &str) -> Result<Capabilities> {
         let target = self.target(device)?;
-        // bf16 products have instructions of their own on few processors; elsewhere f16 is faster.
-        let low = match target.ggml.variant() {
-            "zen4" => [Precision::Bf16, Precision::Fp16],
-            _ => [Precision::Fp16, Precision::Bf16],
-        };
         use DType::*;
         Ok(Capabilities {
-            precisions: match target.gpu {
-                None => vec![Precision::Fp32, low[0], low[1]],
-                Some(_) => vec![Precision::Fp32, Precision::Fp16],
-            },
+            precisions: precisions(target),
             io_dtypes: vec![F32, F16, BF16, F64, U8, I8, U16, I16, U32, I32, U64, I64, Bool],
             weight_update: WeightUpdate::InPlace,
             cancel: CancelSupport::Prompt,

@@ -9,7 +9,8 @@ use crate::{
     ffi::{Builder, Extent, Home, Kernel, MAX_INPUTS, Target, Tensor, Type, product::Words, simd::Level},
     gpu,
     kernels::{
-        Argument, Extract, HostElementwise, HostNode, Layout, PackPanels, Panels, Produced, StridedCopy,
+        Argument, Blocks, Extract, HostElementwise, HostNode, Layout, PackPanels, Panels, Produced,
+        StridedCopy,
     },
     ops, shape,
     storage::{is_f32, storage_type},
@@ -268,18 +269,15 @@ impl<'g> Translator<'g> {
     pub(crate) fn producer(&self, id: ValueId) -> Option<&'g Node> {
         self.producers.get(&id).map(|index| &self.graph.nodes[*index])
     }
-    /// What our products multiply: pairs of bf16 where the precision asks for it and the processor can.
+    /// What our products multiply: pairs of bf16 where the precision allows it and the processor can.
     pub(crate) fn words(&self) -> Words {
-        if self.precision == Precision::Bf16 && Level::detect().multiplies_bf16() {
-            Words::Bf16
-        } else {
-            Words::F32
-        }
+        let low = matches!(self.precision, Precision::Bf16 | Precision::Q8_0 | Precision::Q4K);
+        if low && Level::detect().multiplies_bf16() { Words::Bf16 } else { Words::F32 }
     }
-    /// What matrices and convolution filters are stored in.
+    /// What matrices and convolution filters are stored in, but for those in blocks.
     pub(crate) fn matrix_type(&self) -> Type {
         match self.precision {
-            Precision::Fp32 => Type::F32,
+            Precision::Fp32 | Precision::Q8_0 | Precision::Q4K => Type::F32,
             Precision::Fp16 => Type::F16,
             Precision::Bf16 => Type::Bf16,
         }
@@ -343,6 +341,24 @@ impl<'g> Translator<'g> {
         };
         self.stored.insert((id, form, type_, home), tensor);
         Ok(tensor)
+    }
+    /// A stored matrix in panels, and whether these are in blocks: where the precision asks for them, but not small ones,
+    /// which save little and are often the first and the last of a network, where precision matters most.
+    pub(crate) fn matrix(
+        &mut self,
+        id: ValueId,
+        panels: Panels,
+        transposed: bool,
+    ) -> Outcome<(Option<Blocks>, Tensor)> {
+        const SMALL: usize = 1 << 16;
+        let blocks = match self.precision {
+            Precision::Q8_0 => Some(Blocks::Q8_0),
+            Precision::Q4K => Some(Blocks::Q4K),
+            _ => None,
+        };
+        let blocks = blocks.filter(|_| panels.groups * panels.rows * panels.depth >= SMALL);
+        let type_ = if blocks.is_some() { Type::I8 } else { self.matrix_type() };
+        Ok((blocks, self.weight(id, Form::Panels { panels, transposed, blocks }, type_)?))
     }
     /// A tensor with one f32 element.
     pub(crate) fn scalar_tensor(&mut self, value: f32) -> Outcome<Tensor> {

@@ -2,7 +2,7 @@
 
 use crate::{
     ffi::{Extent, Home, Room, Store, Stored, Target, Tensor, Type, as_floats, product::Words},
-    kernels::Panels,
+    kernels::{Blocks, Panels},
     shape,
     storage::{Floats, float_dtype, into_storage, is_f32, put},
 };
@@ -23,8 +23,8 @@ use std::{
 pub(crate) enum Form {
     /// As in the graph.
     Plain,
-    /// Row-major matrices packed for our products, `transposed` where they are stored as depth x rows.
-    Panels { panels: Panels, transposed: bool },
+    /// Row-major matrices packed for our products, `transposed` where they are stored as depth x rows; with blocks, bytes.
+    Panels { panels: Panels, transposed: bool, blocks: Option<Blocks> },
 }
 
 impl Form {
@@ -32,6 +32,9 @@ impl Form {
     pub(crate) fn len(self, len: usize) -> usize {
         match self {
             Form::Plain => len,
+            Form::Panels { panels, blocks: Some(blocks), .. } => {
+                panels.groups * panels.per_group() * blocks.panel_bytes(&panels)
+            }
             Form::Panels { panels, .. } => panels.len() * if panels.words == Words::Bf16 { 2 } else { 1 },
         }
     }
@@ -51,8 +54,8 @@ impl Form {
     pub(crate) fn fill(self, type_: Type, dtype: DType, bytes: &[u8], out: &mut [u8]) -> Result<()> {
         match self {
             Form::Plain if is_f32(dtype) => Floats::new(dtype, bytes).copy_to(type_, out),
-            Form::Panels { panels, transposed } => {
-                pack(panels, transposed, floats(dtype, bytes)?, type_, out)?;
+            Form::Panels { panels, transposed, blocks } => {
+                pack((panels, blocks), transposed, floats(dtype, bytes)?, type_, out)?;
             }
             _ => {
                 let arranged = self.arrange(type_, dtype, bytes)?;
@@ -68,7 +71,7 @@ impl Form {
 
     /// What [`fill`](Self::fill) writes, as bytes of its own.
     pub(crate) fn arrange<'a>(self, type_: Type, dtype: DType, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>> {
-        let Form::Panels { panels, transposed } = self else {
+        let Form::Panels { panels, transposed, blocks } = self else {
             if !matches!(type_, Type::F16 | Type::Bf16) {
                 return into_storage(dtype, bytes).map_err(Error::internal);
             }
@@ -77,7 +80,7 @@ impl Form {
             return Ok(Cow::Owned(out));
         };
         let mut out = vec![0; self.len(bytes.len() / dtype.size()) * type_.size()];
-        pack(panels, transposed, floats(dtype, bytes)?, type_, &mut out)?;
+        pack((panels, blocks), transposed, floats(dtype, bytes)?, type_, &mut out)?;
         Ok(Cow::Owned(out))
     }
 }
@@ -90,7 +93,20 @@ fn floats(dtype: DType, bytes: &[u8]) -> Result<Floats<'_>> {
 }
 
 /// Writes panels into the bytes of a tensor of type `type_`.
-fn pack(panels: Panels, transposed: bool, values: Floats<'_>, type_: Type, out: &mut [u8]) -> Result<()> {
+fn pack(
+    (panels, blocks): (Panels, Option<Blocks>),
+    transposed: bool,
+    values: Floats<'_>,
+    type_: Type,
+    out: &mut [u8],
+) -> Result<()> {
+    let read = |start: usize, to: &mut [f32]| values.read(start, to);
+    if let Some(blocks) = blocks {
+        blocks.pack(&panels, transposed, read, |start, bytes| {
+            out[start..][..bytes.len()].copy_from_slice(bytes)
+        });
+        return Ok(());
+    }
     // Pairs of bf16 and f32 are words of 32 bits as they are.
     let type_ = if panels.words == Words::F32 { type_ } else { Type::F32 };
     let size = type_.size();
@@ -98,11 +114,9 @@ fn pack(panels: Panels, transposed: bool, values: Floats<'_>, type_: Type, out: 
         let (from, to) = (panels.len() * size, out.len());
         return Err(Error::internal(format!("{from} bytes for a ggml tensor of {to} bytes")));
     }
-    panels.pack(
-        transposed,
-        |start, to| values.read(start, to),
-        |start, words| put(as_floats(words), type_, &mut out[start * size..][..words.len() * size]),
-    );
+    panels.pack(transposed, read, |start, words| {
+        put(as_floats(words), type_, &mut out[start * size..][..words.len() * size])
+    });
     Ok(())
 }
 
@@ -389,8 +403,8 @@ mod tests {
         let panels = Panels { groups: 3, rows: 40, depth: 70, block: 16, words: Words::F32, taps: 1 };
         let forms = [
             Form::Plain,
-            Form::Panels { panels, transposed: false },
-            Form::Panels { panels, transposed: true },
+            Form::Panels { panels, transposed: false, blocks: None },
+            Form::Panels { panels, transposed: true, blocks: None },
         ];
         for (dtype, bytes) in [
             (DType::F32, to_bytes(&values, Type::F32)),

@@ -92,10 +92,5 @@ const PRECISIONS: [Precision; 1] = [Precision::Fp32];
 
 /// Refuses a precision that is not offered.
 pub(crate) fn check_precision(precision: Precision) -> Result<()> {
-    if PRECISIONS.contains(&precision) {
-        return Ok(());
-    }
-    let has: Vec<&str> = PRECISIONS.iter().map(|p| p.name()).collect();
-    Err(Error::unsupported(format!("migraphx does not compute in {precision}"))
-        .with_hint(format!("use {}", has.join(" or "))))
+    precision.check_offered(&PRECISIONS, "MIGraphX")
 }

@@ -142,13 +142,8 @@ fn check_device(device: &str) -> Result<()> {
 fn check_spec(spec: &BuildSpec) -> Result<usize> {
     check_device(&spec.device)?;
     refuse_options("onnxruntime", &spec.options)?;
-    if spec.precision != Precision::Fp32 {
-        return Err(Error::unsupported(format!(
-            "ONNX Runtime does not compute in {} on the CPU: it follows the element types of the graph",
-            spec.precision
-        ))
-        .with_hint("use fp32"));
-    }
+    // It follows the element types of the graph.
+    spec.precision.check_offered(&[Precision::Fp32], "ONNX Runtime on the CPU")?;
     if spec.bake {
         return Err(Error::unsupported("the onnxruntime provider cannot store weights in an engine"));
     }

@@ -100,13 +100,7 @@ impl Target {
 
     /// Refuses what the device would silently compute in another precision.
     pub(crate) fn check_precision(&self, precision: Precision) -> Result<()> {
-        let precisions = self.precisions();
-        if precisions.contains(&precision) {
-            return Ok(());
-        }
-        let names: Vec<&str> = precisions.iter().map(|p| p.name()).collect();
-        Err(Error::unsupported(format!("OpenVINO does not compute in {precision} on {}", self.device.name))
-            .with_hint(format!("precisions of this device: {}", names.join(", "))))
+        precision.check_offered(&self.precisions(), &format!("OpenVINO on {}", self.device.name))
     }
 
     pub(crate) fn check_bake(&self) -> Result<()> {

@@ -173,13 +173,9 @@ fn relu() -> Graph {
     graph
 }
 
-/// Text of a precision in OpenVINO's properties.
+/// Text of a precision in OpenVINO's properties; the element types are spelled as ours.
 pub(crate) fn hint(precision: Precision) -> &'static str {
-    match precision {
-        Precision::Fp32 => "f32",
-        Precision::Fp16 => "f16",
-        Precision::Bf16 => "bf16",
-    }
+    precision.float_type().map_or("undefined", DType::name)
 }
 
 struct PropertyList(Vec<(&'static str, String)>);

@@ -61,11 +61,8 @@ pub(crate) fn prepare(model: &[u8], precision: Precision, strip: bool) -> Result
     let mut weights = describe(&graph, String::new())?.weights;
     infer_shapes(&mut graph).map_err(graph_error)?;
     let made = if strip { lower_batch_norms(&mut graph).map_err(graph_error)? } else { BTreeMap::new() };
-    let to = match precision {
-        Precision::Fp32 => DType::F32,
-        Precision::Fp16 => DType::F16,
-        Precision::Bf16 => DType::BF16,
-    };
+    let to =
+        precision.float_type().ok_or_else(|| Error::unsupported(format!("no tensors are {precision}")))?;
     convert_precision(&mut graph, to);
     if strip {
         let types: BTreeMap<&str, DType> = graph.weights().map(|(name, w)| (name, w.dtype)).collect();

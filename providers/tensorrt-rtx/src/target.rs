@@ -1,6 +1,6 @@
 //! What a plan is built for: one compute capability, or the library's portable set.
 
-use sdrun_abi::{Device, DeviceKind, Error, Precision, Result};
+use sdrun_abi::{Device, DeviceKind, Precision, Result};
 
 /// The compute capabilities TensorRT-RTX 1.7 builds for one by one (`nvinfer1::ComputeCapability`), times ten.
 const CAPABILITIES: [u32; 6] = [75, 80, 86, 89, 120, 121];
@@ -84,13 +84,7 @@ impl Target {
 
     /// An error where the target does not compute in `precision`.
     pub(crate) fn check_precision(self, precision: Precision) -> Result<()> {
-        let offered = self.precisions();
-        if offered.contains(&precision) {
-            return Ok(());
-        }
-        let names: Vec<&str> = offered.iter().map(|p| p.name()).collect();
-        Err(Error::unsupported(format!("TensorRT-RTX cannot compute in {precision} on {}", self.name()))
-            .with_hint(format!("it computes in {} there", names.join(", "))))
+        precision.check_offered(&self.precisions(), &format!("TensorRT-RTX for {}", self.name()))
     }
 }
 

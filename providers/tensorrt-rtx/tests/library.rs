@@ -123,16 +123,12 @@ fn an_engine_with_its_weights_inside_takes_no_others() {
 fn every_precision_is_built() {
     for precision in [Precision::Fp32, Precision::Fp16, Precision::Bf16] {
         let engine = build(&perceptron(), &spec("sm89", precision)).unwrap();
-        let expected = match precision {
-            Precision::Fp32 => DType::F32,
-            Precision::Fp16 => DType::F16,
-            Precision::Bf16 => DType::BF16,
-        };
+        let expected = precision.float_type().unwrap();
         assert!(engine.info().weights.iter().all(|w| w.dtype == expected), "{precision}");
         assert_eq!((engine.info().inputs[0].dtype, engine.info().outputs[0].dtype), (DType::F32, DType::F32));
     }
     let error = failure(build(&perceptron(), &spec("sm75", Precision::Fp32)));
-    assert!(error.message.contains("fp32 on sm75"), "{error}");
+    assert!(error.message.contains("for sm75 does not compute in fp32"), "{error}");
     build(&perceptron(), &spec("sm75", Precision::Fp16)).unwrap();
 }
 

@@ -76,12 +76,7 @@ impl Provider for Mock {
     ) -> Result<Box<dyn Engine>> {
         enter("build")?;
         known(&spec.device)?;
-        if spec.precision != Precision::Fp32 {
-            return Err(Error::unsupported(format!(
-                "the mock provider does not compute in {}",
-                spec.precision
-            )));
-        }
+        spec.precision.check_offered(&[Precision::Fp32], "the mock provider")?;
         let mut description = Description::of_model(model, spec)?;
         if spec.bake {
             let sums = pull(&description.weights, weights)?;

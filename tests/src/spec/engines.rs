@@ -35,7 +35,7 @@ pub(super) fn a_damaged_model_is_refused(subject: &Subject) -> Verdict {
 
 pub(super) fn a_precision_that_is_not_offered_is_refused(subject: &Subject) -> Verdict {
     let ready = subject.ready()?;
-    for precision in [Precision::Fp32, Precision::Fp16, Precision::Bf16] {
+    for precision in Precision::ALL {
         if !ready.capabilities.precisions.contains(&precision) {
             let built = ready.build_with(&BuildSpec { precision, ..ready.spec() });
             require!(built.is_err(), "it does not offer {precision} and builds it");

@@ -51,7 +51,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
 
-    /// fp32, fp16, bf16, or low: each provider's best below fp32 (repeatable) [default: fp32; the suite: fp32 and low]
+    /// fp32, fp16, bf16, q8_0, q4_k, or low: each provider's best below fp32 (repeatable) [default: fp32; the suite: fp32 and low]
     #[arg(long = "precision", value_name = "PRECISION", action = ArgAction::Append)]
     precisions: Vec<PrecisionArg>,
 
@@ -115,7 +115,7 @@ impl FromStr for PrecisionArg {
         if text == "low" {
             return Ok(PrecisionArg(PrecisionChoice::BestLow));
         }
-        let unknown = |_| format!("unknown precision `{text}`: use fp32, fp16, bf16 or low");
+        let unknown = |why| format!("{why}, or low");
         text.parse::<Precision>().map(|p| PrecisionArg(PrecisionChoice::Fixed(p))).map_err(unknown)
     }
 }

@@ -178,6 +178,12 @@ pub(crate) fn as_words(values: &[f32]) -> &[u32] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), values.len()) }
 }
 
+/// The words of f32 elements, to be written.
+pub(crate) fn as_words_mut(values: &mut [f32]) -> &mut [u32] {
+    // SAFETY: as above, and every u32 is the bits of an f32.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), values.len()) }
+}
+
 /// Words as the f32 elements whose bits they are.
 pub(crate) fn as_floats(words: &[u32]) -> &[f32] {
     // SAFETY: every bit pattern is an f32, of the same size and alignment.

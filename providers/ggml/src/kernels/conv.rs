@@ -1,5 +1,5 @@
 use super::{
-    Activation, Panels, Window,
+    Activation, Blocks, Panels, Window,
     activation::Activate,
     panel_words,
     panels::{interleave, pair},
@@ -27,6 +27,8 @@ pub(crate) struct Conv {
     window: Window,
     /// How often the input's rows and columns are repeated before the window sees them.
     repeat: usize,
+    /// How the filters are kept.
+    pub(crate) blocks: Option<Blocks>,
     pub(crate) bias: bool,
     pub(crate) shift: bool,
     pub(crate) addend: bool,
@@ -100,8 +102,8 @@ impl Conv {
             })
         });
         let taps = Taps::new(taps);
-        let (bias, shift, addend, activation) = (false, false, false, None);
-        Conv { level, batch, panels, window, repeat, bias, shift, addend, activation, strip, taps }
+        let (blocks, bias, shift, addend, activation) = (None, false, false, false, None);
+        Conv { level, batch, panels, window, repeat, blocks, bias, shift, addend, activation, strip, taps }
     }
 }
 
@@ -204,9 +206,9 @@ impl Conv {
             let count = self.strip.channels.min(runs - channel);
             self.fill(inputs, tile.plane, channel..channel + count, rows.clone(), cols.clone(), buffer);
             for filter in filters.clone().step_by(height) {
-                let start =
-                    (first_panel + filter / height) * self.panels.panel_len() + channel * taps * height;
-                let a = panel_words(inputs, 1, words, start..start + count * taps * height, panel);
+                let steps = channel * taps..(channel + count) * taps;
+                let kept = (&self.panels, self.blocks);
+                let a = panel_words(inputs, 1, kept, first_panel + filter / height, steps, panel);
                 let high = height.min(filters.end - filter);
                 let product = |at: usize| Product {
                     level: self.level,

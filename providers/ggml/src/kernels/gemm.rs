@@ -1,5 +1,5 @@
 use super::{
-    Activation, Panels,
+    Activation, Blocks, Panels,
     activation::Activate,
     panel_words,
     panels::{Layout, pair},
@@ -28,6 +28,7 @@ pub(crate) struct Gemm {
     /// Of a matrix of A.
     pub(crate) layout: Layout,
     pub(crate) panels: Panels,
+    pub(crate) blocks: Option<Blocks>,
     pub(crate) bias: bool,
     pub(crate) addend: bool,
     pub(crate) activation: Option<Activation>,
@@ -106,8 +107,8 @@ impl Gemm {
                 vectorize(PackRow { from, len: elements.len(), step: self.layout.depth_step, words, out });
             }
             for col in cols.clone().step_by(width) {
-                let panel = (first_panel + col / width) * self.panels.panel_len() + step * width;
-                let b = panel_words(inputs, 1, words, panel..panel + run * width, &mut scratch.panel);
+                let (kept, panel) = ((&self.panels, self.blocks), first_panel + col / width);
+                let b = panel_words(inputs, 1, kept, panel, step..step + run, &mut scratch.panel);
                 let product = Product {
                     level: self.level,
                     words,

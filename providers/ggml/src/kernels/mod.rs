@@ -3,7 +3,7 @@
 //! Every tensor they see is contiguous and row-major; shapes are those of the ONNX graph, outermost first.
 
 use crate::ffi::{
-    Inputs, Type, as_words,
+    Inputs, Type, as_words, as_words_mut,
     product::Words,
     simd::{Vectorized, vectorize},
 };
@@ -12,6 +12,7 @@ use std::ops::Range;
 
 mod activation;
 mod attention;
+mod blocks;
 mod broadcast;
 mod concat;
 mod conv;
@@ -33,6 +34,7 @@ mod window;
 
 pub(crate) use activation::{Activation, Elementwise};
 pub(crate) use attention::{Attention, Heads, KEYS as ATTENTION_KEYS};
+pub(crate) use blocks::Blocks;
 pub(crate) use broadcast::{Broadcast, BroadcastOp};
 pub(crate) use concat::Concat;
 pub(crate) use conv::Conv;
@@ -61,15 +63,27 @@ fn widen<'a>(inputs: &Inputs<'a>, input: usize, range: Range<usize>, buffer: &'a
     buffer
 }
 
-/// A run of panels in words, of which one lies in 32 bits, or in 16 where it is an f32 stored in half precision.
+/// Steps of a panel in words, of which one lies in 32 bits, or in 16 where it is an f32 stored in half precision, or in
+/// blocks.
 fn panel_words<'a>(
     inputs: &Inputs<'a>,
     input: usize,
-    words: Words,
-    range: Range<usize>,
+    (panels, blocks): (&Panels, Option<Blocks>),
+    panel: usize,
+    steps: Range<usize>,
     buffer: &'a mut Vec<f32>,
 ) -> &'a [u32] {
-    match words {
+    let block = panels.block;
+    if let Some(blocks) = blocks {
+        let len = blocks.panel_bytes(panels);
+        buffer.resize(steps.len() * block, 0.0);
+        let words = as_words_mut(buffer);
+        blocks.expand(panels, &inputs.bytes(input)[panel * len..][..len], steps, words);
+        return words;
+    }
+    let start = panel * panels.panel_len();
+    let range = start + steps.start * block..start + steps.end * block;
+    match panels.words {
         Words::F32 => as_words(widen(inputs, input, range, buffer)),
         Words::Bf16 => &inputs.words(input)[range],
     }

@@ -68,6 +68,7 @@ fn products() {
                 strides: vec![(rows * depth) as isize],
                 layout: Layout { start: 0, row_step: depth, depth_step: 1 },
                 panels,
+                blocks: None,
                 bias: true,
                 addend: true,
                 activation: Some(Activation::Clip(-2.0, f32::INFINITY)),

@@ -61,11 +61,10 @@ fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
     // What does not fit into the kernel is added after it.
     let complete = addend.is_none() || (!depthwise && (shift.is_some() || whole.is_some()));
     let inside = act.filter(|_| complete);
-    let type_ = t.matrix_type();
     let extent = shape::extent(&out);
     let mut y = if depthwise {
         let weights = match t.is_stored(filters_id) {
-            true => t.weight(filters_id, Form::Plain, type_)?,
+            true => t.weight(filters_id, Form::Plain, t.matrix_type())?,
             false => t.operand(filters_id)?.tensor,
         };
         let mut inputs = vec![t.operand(x_id)?.tensor, weights];
@@ -81,16 +80,17 @@ fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
         let taps = window.kernel[0] * window.kernel[1];
         let (level, words) = (Level::detect(), t.words());
         let panels = Panels { groups, rows, depth: channels * taps, block: level.block().0, words, taps };
-        let weights = if t.is_stored(filters_id) {
-            t.weight(filters_id, Form::Panels { panels, transposed: false }, type_)?
+        let (blocks, weights) = if t.is_stored(filters_id) {
+            t.matrix(filters_id, panels, false)?
         } else {
             let plain = t.operand(filters_id)?;
             let layout = Layout { start: 0, row_step: channels * taps, depth_step: 1 };
             let stride = (rows * channels * taps) as isize;
-            t.panels(node, plain.tensor, panels, layout, &[groups], &[stride])?
+            (None, t.panels(node, plain.tensor, panels, layout, &[groups], &[stride])?)
         };
         let (x, repeat) = repeated(t, x_id)?;
         let mut kernel = Conv::new(level, batch, panels, window, repeat);
+        kernel.blocks = blocks;
         kernel.bias = bias.is_some();
         kernel.activation = inside;
         let mut inputs = vec![x, weights];

@@ -15,7 +15,6 @@ use crate::{
     shape,
     storage::is_f32,
     translate::{Operand, Outcome, Translator, View, refuse},
-    weights::Form,
 };
 use sdrun_graph::{Node, ValueId};
 
@@ -101,6 +100,7 @@ pub(super) fn stack_product(
         strides: vec![(rows * depth) as isize],
         layout,
         panels,
+        blocks: None,
         bias: false,
         addend: false,
         activation: None,
@@ -179,11 +179,11 @@ fn product(
         }
         let panels = panels(t, 1);
         if t.is_stored(b) {
-            let type_ = t.matrix_type();
-            (panels, t.weight(b, Form::Panels { panels, transposed: !transposed }, type_)?)
+            let (blocks, tensor) = t.matrix(b, panels, !transposed)?;
+            (panels, blocks, tensor)
         } else {
             let (view, layout) = right_view(t, b, &b_shape, transposed)?;
-            (panels, t.panels(node, view.tensor, panels, layout, &[], &[])?)
+            (panels, None, t.panels(node, view.tensor, panels, layout, &[], &[])?)
         }
     } else {
         let rank = a_batch.len().max(b_batch.len());
@@ -209,9 +209,9 @@ fn product(
         let panels = panels(t, batch);
         let right = t.panels(node, view.tensor, panels, right_layout, &full, &right)?;
         (dims, strides) = (full, left);
-        (panels, right)
+        (panels, None, right)
     };
-    let (panels, right) = right;
+    let (panels, blocks, right) = right;
     let mut inputs = vec![a.tensor, right];
     let bias = bias.filter(|bias| {
         let fits = is_row(&bias.shape, out);
@@ -231,6 +231,7 @@ fn product(
         strides,
         layout,
         panels,
+        blocks,
         bias: fused_bias,
         addend: complete && whole,
         activation: act.filter(|_| complete),

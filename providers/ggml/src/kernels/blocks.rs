@@ -1,0 +1,483 @@
+//! Weights in blocks of 8 or 4 bits, arranged in panels.
+//!
+//! The numbers are those of ggml's `q8_0` and `q4_K`
+//! (<https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h>), blocks along the depth; their place is ours, so that a
+//! run of a panel becomes the words that products multiply, a few instructions for 16 of them.
+
+use super::{Panels, panels::interleave};
+use crate::ffi::{
+    product::Words,
+    simd::{Vectorized, mul_add, vectorize},
+};
+use half::f16;
+use std::ops::Range;
+
+/// How the elements of panels are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Blocks {
+    /// 32 integers of 8 bits with a scale in f16.
+    Q8_0,
+    /// 32 integers of 4 bits with a scale and an offset of 6 bits each, multiples of two f16 that 8 such blocks share.
+    Q4K,
+}
+
+/// Elements of a row that share a scale.
+const BLOCK: usize = 32;
+/// Blocks that share what their scales are multiples of.
+const GROUP: usize = 8;
+/// Steps of the depth that lie together: first the lower elements of all their words, then the upper ones.
+const STEPS: usize = 8;
+/// Rows of a panel, at most.
+const MAX_ROWS: usize = 32;
+/// Elements of the same half of words that lie together, at most.
+const MAX_SPAN: usize = STEPS * MAX_ROWS;
+
+/// Where things lie in the bytes of a panel: integers, scales of blocks, what these are multiples of.
+#[derive(Clone, Copy)]
+struct Plan {
+    blocks: Blocks,
+    /// Rows of the panel.
+    rows: usize,
+    /// Elements of a word.
+    halves: usize,
+    /// Runs of [`STEPS`] steps.
+    runs: usize,
+}
+
+impl Plan {
+    fn new(blocks: Blocks, panels: &Panels) -> Self {
+        let halves = if panels.words == Words::Bf16 { 2 } else { 1 };
+        Plan { blocks, rows: panels.block, halves, runs: panels.steps().div_ceil(STEPS) }
+    }
+    /// Elements of one half of a run.
+    fn span(&self) -> usize {
+        STEPS * self.rows
+    }
+    /// Elements of a row, with those that fill up the last run.
+    fn line(&self) -> usize {
+        self.runs * STEPS * self.halves
+    }
+    /// Bytes of the integers of a run.
+    fn run_bytes(&self) -> usize {
+        let elements = self.halves * self.span();
+        if self.blocks == Blocks::Q4K { elements / 2 } else { elements }
+    }
+    fn runs_of_block(&self) -> usize {
+        BLOCK / (STEPS * self.halves)
+    }
+    fn count(&self) -> usize {
+        self.runs.div_ceil(self.runs_of_block())
+    }
+    /// Where the scales of a block begin: two bytes for each row.
+    fn scales(&self, block: usize) -> usize {
+        self.runs * self.run_bytes() + block * 2 * self.rows
+    }
+    /// Where the factors of a group of blocks begin: four bytes for each row.
+    fn factors(&self, group: usize) -> usize {
+        self.scales(self.count()) + group * 4 * self.rows
+    }
+    fn bytes(&self) -> usize {
+        match self.blocks {
+            Blocks::Q8_0 => self.scales(self.count()),
+            Blocks::Q4K => self.factors(self.count().div_ceil(GROUP)),
+        }
+    }
+    /// Place of element `at` of a row among the integers, in elements of its run: the run, and the place in it.
+    fn place(&self, at: usize, row: usize) -> (usize, usize) {
+        let (step, half) = (at / self.halves, at % self.halves);
+        (step / STEPS, half * self.span() + step % STEPS * self.rows + row)
+    }
+}
+
+impl Blocks {
+    /// Bytes of one panel.
+    pub(crate) fn panel_bytes(self, panels: &Panels) -> usize {
+        Plan::new(self, panels).bytes()
+    }
+
+    /// Steps of a panel, `bytes`, in words.
+    pub(crate) fn expand(self, panels: &Panels, bytes: &[u8], steps: Range<usize>, words: &mut [u32]) {
+        vectorize(Expand { plan: Plan::new(self, panels), bytes, steps, words });
+    }
+
+    /// Packs a stack of row-major matrices as [`Panels::pack`] does; `write` takes the bytes of a panel.
+    pub(crate) fn pack(
+        self,
+        panels: &Panels,
+        transposed: bool,
+        read: impl Fn(usize, &mut [f32]),
+        mut write: impl FnMut(usize, &[u8]),
+    ) {
+        let Panels { groups, rows, depth, block, words, taps } = *panels;
+        let plan = Plan::new(self, panels);
+        // A little apart, so that elements of neighbouring rows do not fall on the same cache sets.
+        let pitch = plan.line() + 16;
+        let (mut lines, mut bytes) = (vec![0f32; block * pitch], vec![0; plan.bytes()]);
+        let mut values = vec![0f32; if transposed { block } else { depth }];
+        let place = |d: usize| match words {
+            Words::F32 => d,
+            // A pair is the same tap of two runs.
+            Words::Bf16 => {
+                let (run, tap) = (d / taps, d % taps);
+                2 * (run / 2 * taps + tap) + run % 2
+            }
+        };
+        for group in 0..groups {
+            let start = group * rows * depth;
+            for (index, first) in (0..rows).step_by(block).enumerate() {
+                let height = block.min(rows - first);
+                if transposed {
+                    for d in 0..depth {
+                        let values = &mut values[..height];
+                        read(start + d * rows + first, values);
+                        let to = lines[place(d)..].iter_mut().step_by(pitch);
+                        to.zip(&*values).for_each(|(to, value)| *to = *value);
+                    }
+                } else {
+                    for (row, line) in lines.chunks_mut(pitch).take(height).enumerate() {
+                        read(start + (first + row) * depth, &mut values);
+                        values.iter().enumerate().for_each(|(d, value)| line[place(d)] = *value);
+                    }
+                }
+                bytes.fill(0);
+                for (row, line) in lines.chunks(pitch).take(height).enumerate() {
+                    vectorize(Quantize { plan, row, line: &line[..plan.line()], bytes: &mut bytes });
+                }
+                write((group * panels.per_group() + index) * bytes.len(), &bytes);
+            }
+        }
+    }
+}
+
+fn f16_at(bytes: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+}
+
+struct Expand<'a> {
+    plan: Plan,
+    bytes: &'a [u8],
+    steps: Range<usize>,
+    words: &'a mut [u32],
+}
+
+/// What integers of all rows are multiplied with, and what is taken from the products, repeated for each step of a run.
+struct Scales {
+    scale: [f32; MAX_SPAN],
+    offset: [f32; MAX_SPAN],
+}
+
+impl Scales {
+    #[inline(always)]
+    fn read(&mut self, plan: &Plan, bytes: &[u8], block: usize) {
+        let (rows, at) = (plan.rows, plan.scales(block));
+        let Scales { scale, offset } = self;
+        match plan.blocks {
+            Blocks::Q8_0 => (0..rows).for_each(|row| scale[row] = f16_at(bytes, at + 2 * row)),
+            Blocks::Q4K => {
+                let factors = plan.factors(block / GROUP);
+                for row in 0..rows {
+                    scale[row] = f16_at(bytes, factors + 2 * row) * f32::from(bytes[at + row]);
+                    offset[row] =
+                        f16_at(bytes, factors + 2 * (rows + row)) * f32::from(bytes[at + rows + row]);
+                }
+            }
+        }
+        for step in 1..STEPS {
+            scale.copy_within(..rows, step * rows);
+            offset.copy_within(..rows, step * rows);
+        }
+    }
+}
+
+impl Vectorized for Expand<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        let Expand { plan, bytes, steps, words } = self;
+        let (rows, span) = (plan.rows, plan.span());
+        let mut scales = Scales { scale: [0.0; MAX_SPAN], offset: [0.0; MAX_SPAN] };
+        let (mut low, mut high) = ([0f32; MAX_SPAN], [0f32; MAX_SPAN]);
+        let mut part = [0; MAX_SPAN];
+        let mut block = None;
+        for run in steps.start / STEPS..steps.end.div_ceil(STEPS) {
+            if block != Some(run / plan.runs_of_block()) {
+                block = Some(run / plan.runs_of_block());
+                scales.read(&plan, bytes, run / plan.runs_of_block());
+            }
+            let first = run * STEPS;
+            let (from, to) = (steps.start.max(first) - first, steps.end.min(first + STEPS) - first);
+            let out = &mut words[(first + from - steps.start) * rows..][..(to - from) * rows];
+            let whole = out.len() == span;
+            let target = if whole { &mut *out } else { &mut part[..span] };
+            let integers = &bytes[run * plan.run_bytes()..][..plan.run_bytes()];
+            let (low, high) = (&mut low[..span], &mut high[..span]);
+            match (plan.blocks, plan.halves) {
+                (Blocks::Q8_0, 1) => scale_bytes(integers, &scales.scale, low),
+                (Blocks::Q8_0, _) => {
+                    scale_bytes(&integers[..span], &scales.scale, low);
+                    scale_bytes(&integers[span..], &scales.scale, high);
+                }
+                (Blocks::Q4K, 1) => {
+                    let (first, second) = low.split_at_mut(span / 2);
+                    scale_nibbles::<FMA>(integers, &scales, first, second);
+                }
+                (Blocks::Q4K, _) => scale_nibbles::<FMA>(integers, &scales, low, high),
+            }
+            match plan.halves {
+                1 => target.iter_mut().zip(&*low).for_each(|(word, x)| *word = x.to_bits()),
+                _ => interleave(low, high, target),
+            }
+            if !whole {
+                out.copy_from_slice(&part[from * rows..to * rows]);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn scale_bytes(integers: &[u8], scale: &[f32; MAX_SPAN], out: &mut [f32]) {
+    let pairs = integers.iter().zip(scale);
+    out.iter_mut().zip(pairs).for_each(|(out, (x, scale))| *out = f32::from(x.cast_signed()) * scale);
+}
+
+/// The scales repeat with the rows, so those of the first elements are also those of the others.
+#[inline(always)]
+fn scale_nibbles<const FMA: bool>(integers: &[u8], scales: &Scales, low: &mut [f32], high: &mut [f32]) {
+    let factors = scales.scale.iter().zip(&scales.offset);
+    let out = low.iter_mut().zip(high);
+    for ((x, (scale, offset)), (low, high)) in integers.iter().zip(factors).zip(out) {
+        *low = mul_add::<FMA>(f32::from(x & 15), *scale, -offset);
+        *high = mul_add::<FMA>(f32::from(x >> 4), *scale, -offset);
+    }
+}
+
+/// Writes a row of a panel.
+struct Quantize<'a> {
+    plan: Plan,
+    row: usize,
+    line: &'a [f32],
+    /// Of the panel; the row's own are 0.
+    bytes: &'a mut [u8],
+}
+
+impl Vectorized for Quantize<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        let Quantize { plan, row, line, bytes } = self;
+        match plan.blocks {
+            Blocks::Q8_0 => q8_0(plan, row, line, bytes),
+            Blocks::Q4K => q4_k(plan, row, line, bytes),
+        }
+    }
+}
+
+#[inline(always)]
+fn q8_0(plan: Plan, row: usize, line: &[f32], bytes: &mut [u8]) {
+    for (block, values) in line.chunks(BLOCK).enumerate() {
+        let largest = values.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let scale = largest / 127.0;
+        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+        let at = plan.scales(block) + 2 * row;
+        bytes[at..at + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+        let mut integers = [0i8; BLOCK];
+        integers.iter_mut().zip(values).for_each(|(q, x)| *q = (x * inverse).round_ties_even() as i8);
+        for (i, q) in integers[..values.len()].iter().enumerate() {
+            let (run, place) = plan.place(block * BLOCK + i, row);
+            bytes[run * plan.run_bytes() + place] = q.cast_unsigned();
+        }
+    }
+}
+
+#[inline(always)]
+fn q4_k(plan: Plan, row: usize, line: &[f32], bytes: &mut [u8]) {
+    for (group, values) in line.chunks(GROUP * BLOCK).enumerate() {
+        let mut fits = [Fit::default(); GROUP];
+        fits.iter_mut().zip(values.chunks(BLOCK)).for_each(|(fit, values)| *fit = Fit::of(values));
+        let most = |of: fn(&Fit) -> f32| fits.iter().map(of).fold(0f32, f32::max) / 63.0;
+        let factors = [most(|fit| fit.scale), most(|fit| fit.offset)].map(f16::from_f32);
+        let at = plan.factors(group) + 2 * row;
+        for (factor, at) in factors.iter().zip([at, at + 2 * plan.rows]) {
+            bytes[at..at + 2].copy_from_slice(&factor.to_le_bytes());
+        }
+        let whole = |value: f32, factor: f16| match factor.to_f32() {
+            0.0 => 0.0,
+            factor => (value / factor).round_ties_even().min(63.0),
+        };
+        for (i, (values, fit)) in values.chunks(BLOCK).zip(fits).enumerate() {
+            let (scale, offset) = (whole(fit.scale, factors[0]), whole(fit.offset, factors[1]));
+            let at = plan.scales(group * GROUP + i) + row;
+            (bytes[at], bytes[at + plan.rows]) = (scale as u8, offset as u8);
+            let (scale, offset) = (scale * factors[0].to_f32(), offset * factors[1].to_f32());
+            let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+            let mut integers = [0u8; BLOCK];
+            integers
+                .iter_mut()
+                .zip(values)
+                .for_each(|(q, x)| *q = ((x + offset) * inverse).round_ties_even().clamp(0.0, 15.0) as u8);
+            for (j, q) in integers[..values.len()].iter().enumerate() {
+                let (run, place) = plan.place((group * GROUP + i) * BLOCK + j, row);
+                let half = plan.run_bytes();
+                bytes[run * half + place % half] |= if place < half { *q } else { q << 4 };
+            }
+        }
+    }
+}
+
+/// The best `scale · q - offset` for a block, q from 0 to 15: of some that are tried, the one with the least sum of squared
+/// errors, each weighted with the value's size, by which it counts in a product.
+#[derive(Clone, Copy, Default)]
+struct Fit {
+    scale: f32,
+    offset: f32,
+}
+
+/// Sums are taken in as many parts, in the same order whatever the registers.
+const LANES: usize = 8;
+
+impl Fit {
+    #[inline(always)]
+    fn of(values: &[f32]) -> Self {
+        /// Ranges that are tried: of `15 + shift` steps each.
+        const SHIFTS: [f32; 9] = [-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0];
+        let mut block = [0f32; BLOCK];
+        block[..values.len()].copy_from_slice(values);
+        let (values, _) = block.as_chunks::<LANES>();
+        let all = || block.iter().copied();
+        let (least, most) = (all().fold(0f32, f32::min), all().fold(f32::MIN, f32::max));
+        if most <= least {
+            return Fit { scale: 0.0, offset: -least };
+        }
+        let size = (all().map(|x| x * x).sum::<f32>() / BLOCK as f32).sqrt();
+        let mut best = (f32::INFINITY, Fit { scale: (most - least) / 15.0, offset: -least });
+        for shift in SHIFTS {
+            let inverse = (15.0 + shift) / (most - least);
+            // Σw, Σwq, Σwq², Σwx, Σwxq, Σwx².
+            let mut sums = [[0f32; LANES]; 6];
+            for values in values {
+                for (lane, x) in values.iter().enumerate() {
+                    let weight = size + x.abs();
+                    let q = ((x - least) * inverse).round_ties_even().clamp(0.0, 15.0);
+                    let (wq, wx) = (weight * q, weight * x);
+                    let terms = [weight, wq, wq * q, wx, wx * q, wx * x];
+                    sums.iter_mut().zip(terms).for_each(|(sums, term)| sums[lane] += term);
+                }
+            }
+            let [w, q, qq, x, xq, xx] = sums.map(|lanes| lanes.iter().sum::<f32>());
+            let determinant = w * qq - q * q;
+            if determinant <= 0.0 {
+                continue;
+            }
+            let mut fit = ((w * xq - x * q) / determinant, (q * xq - qq * x) / determinant);
+            if fit.1 < 0.0 {
+                // Offsets are not negative.
+                fit = (xq / qq, 0.0);
+            }
+            let (s, b) = (fit.0, -fit.1);
+            let error = xx + s * s * qq + b * b * w + 2.0 * (s * b * q - s * xq - b * x);
+            if error < best.0 && s > 0.0 {
+                best = (error, Fit { scale: s, offset: fit.1 });
+            }
+        }
+        best.1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every element of a stack, read back from panels in steps of all sizes.
+    fn restored(blocks: Blocks, panels: &Panels, values: &[f32], transposed: bool) -> Vec<f32> {
+        let Panels { groups, rows, depth, block, words, taps } = *panels;
+        let mut bytes = vec![0; groups * panels.per_group() * blocks.panel_bytes(panels)];
+        blocks.pack(
+            panels,
+            transposed,
+            |start, to| to.copy_from_slice(&values[start..][..to.len()]),
+            |start, panel| bytes[start..][..panel.len()].copy_from_slice(panel),
+        );
+        let mut out = vec![f32::NAN; values.len()];
+        for (index, bytes) in bytes.chunks(blocks.panel_bytes(panels)).enumerate() {
+            let mut all = Vec::new();
+            let mut start = 0;
+            while start < panels.steps() {
+                let end = (start + 1 + start % 13).min(panels.steps());
+                let mut run = vec![7; (end - start) * block];
+                blocks.expand(panels, bytes, start..end, &mut run);
+                all.extend(run);
+                start = end;
+            }
+            let (group, first) = (index / panels.per_group(), index % panels.per_group() * block);
+            for (i, word) in all.iter().enumerate() {
+                let (step, row) = (i / block, first + i % block);
+                let mut put = |d: usize, x: f32| {
+                    if row < rows && d < depth {
+                        let at = if transposed { d * rows + row } else { row * depth + d };
+                        out[group * rows * depth + at] = x;
+                    } else {
+                        // What goes on behind a row meets zeros.
+                        assert!(row < rows || x == 0.0, "a row that is not there is 0");
+                    }
+                };
+                match words {
+                    Words::F32 => put(step, f32::from_bits(*word)),
+                    Words::Bf16 => {
+                        let (pair, tap) = (step / taps, step % taps);
+                        put(2 * pair * taps + tap, f32::from_bits(word << 16));
+                        put((2 * pair + 1) * taps + tap, f32::from_bits(word & 0xffff_0000));
+                    }
+                }
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn blocks_keep_what_their_bits_can() {
+        for (rows, runs, taps) in [(5, 40, 1), (33, 301, 1), (14, 31, 9)] {
+            let (groups, depth) = (2, runs * taps);
+            let values: Vec<f32> = (0..groups * rows * depth)
+                .map(|i: usize| {
+                    ((i * i % 8191) as f32 / 4096.0 - 1.0) * if i.is_multiple_of(97) { 3.0 } else { 1.0 }
+                })
+                .collect();
+            for (words, block) in [(Words::F32, 14), (Words::F32, 32), (Words::Bf16, 14), (Words::Bf16, 32)] {
+                let panels = Panels { groups, rows, depth, block, words, taps };
+                for transposed in [false, true] {
+                    // The largest error in a block is half a step of its range, and what halves and 6 bits round away.
+                    for (blocks, limit, typical) in
+                        [(Blocks::Q8_0, 3.1 / 127.0, 6e-3), (Blocks::Q4K, 0.35, 0.08)]
+                    {
+                        let out = restored(blocks, &panels, &values, transposed);
+                        let errors = || values.iter().zip(&out).map(|(a, b)| f64::from(a - b));
+                        let worst = errors().fold(0f64, |worst, e| worst.max(e.abs()));
+                        let squares =
+                            |of: &mut dyn Iterator<Item = f64>| of.map(|x| x * x).sum::<f64>().sqrt();
+                        let size = squares(&mut values.iter().map(|x| f64::from(*x)));
+                        let rms = squares(&mut errors()) / size;
+                        let what = format!("{blocks:?} {panels:?} {transposed}: {worst} {rms}");
+                        assert!(worst <= limit && rms <= typical, "{what}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_blocks_can_say_is_kept() {
+        // Multiples of a power of two, up to 127 of them in q8_0, 15 above an offset in q4_K.
+        let integers = |i: usize, most: usize| if i.is_multiple_of(32) { most } else { i * 7 % most };
+        let eights: Vec<f32> = (0..8 * 64).map(|i| integers(i, 127) as f32 / 64.0).collect();
+        let panels = Panels { groups: 1, rows: 8, depth: 64, block: 8, words: Words::F32, taps: 1 };
+        assert_eq!(restored(Blocks::Q8_0, &panels, &eights, false), eights);
+        let fours: Vec<f32> =
+            (0..8 * 64).map(|i| if i % 32 == 1 { 0.0 } else { integers(i, 15) as f32 * 0.25 }).collect();
+        let out = restored(Blocks::Q4K, &panels, &fours, false);
+        let worst = fours.iter().zip(&out).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
+        assert!(worst <= 15.0 * 0.25 / 2048.0, "{worst}");
+        assert_eq!(restored(Blocks::Q4K, &panels, &[0.0; 8 * 64], false), [0.0; 8 * 64]);
+    }
+}
