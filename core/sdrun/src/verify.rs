@@ -36,14 +36,14 @@ pub struct Tolerance {
 
 impl Tolerance {
     /// fp32: relative error ≤ 1e-3 and cosine ≥ 0.99999; fp16: cosine ≥ 0.999; bf16: cosine ≥ 0.99;
-    /// q8_0: cosine ≥ 0.998; q4_k: cosine ≥ 0.98.
+    /// q8_0: cosine ≥ 0.998; q4_k: cosine ≥ 0.95.
     pub fn of(precision: Precision) -> Self {
         match precision {
             Precision::Fp32 => Tolerance { relative_error: Some(1e-3), cosine: 0.99999 },
             Precision::Fp16 => Tolerance { relative_error: None, cosine: 0.999 },
             Precision::Bf16 => Tolerance { relative_error: None, cosine: 0.99 },
             Precision::Q8_0 => Tolerance { relative_error: None, cosine: 0.998 },
-            Precision::Q4K => Tolerance { relative_error: None, cosine: 0.98 },
+            Precision::Q4K => Tolerance { relative_error: None, cosine: 0.95 },
         }
     }
 

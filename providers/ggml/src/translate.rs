@@ -277,6 +277,7 @@ impl<'g> Translator<'g> {
     /// What matrices and convolution filters are stored in, but for those in blocks.
     pub(crate) fn matrix_type(&self) -> Type {
         match self.precision {
+            Precision::Q8_0 | Precision::Q4K if self.words() == Words::Bf16 => Type::Bf16,
             Precision::Fp32 | Precision::Q8_0 | Precision::Q4K => Type::F32,
             Precision::Fp16 => Type::F16,
             Precision::Bf16 => Type::Bf16,

@@ -5,9 +5,12 @@
 //! run of a panel becomes the words that products multiply, a few instructions for 16 of them.
 
 use super::{Panels, panels::interleave};
-use crate::ffi::{
-    product::Words,
-    simd::{Vectorized, mul_add, vectorize},
+use crate::{
+    ffi::{
+        product::Words,
+        simd::{Vectorized, mul_add, vectorize},
+    },
+    storage::f16_to_f32,
 };
 use half::f16;
 use std::ops::Range;
@@ -82,10 +85,18 @@ impl Plan {
             Blocks::Q4K => self.factors(self.count().div_ceil(GROUP)),
         }
     }
-    /// Place of element `at` of a row among the integers, in elements of its run: the run, and the place in it.
-    fn place(&self, at: usize, row: usize) -> (usize, usize) {
-        let (step, half) = (at / self.halves, at % self.halves);
-        (step / STEPS, half * self.span() + step % STEPS * self.rows + row)
+    /// Calls `put` for each integer of a row's block: its run, its place in that run, and it.
+    #[inline(always)]
+    fn place(&self, block: usize, row: usize, integers: &[u8; BLOCK], mut put: impl FnMut(usize, usize, u8)) {
+        let first = block * self.runs_of_block();
+        let runs = first..(first + self.runs_of_block()).min(self.runs);
+        for (run, integers) in runs.zip(integers.chunks_exact(STEPS * self.halves)) {
+            for (step, word) in integers.chunks_exact(self.halves).enumerate() {
+                for (half, integer) in word.iter().enumerate() {
+                    put(run, half * self.span() + step * self.rows + row, *integer);
+                }
+            }
+        }
     }
 }
 
@@ -122,21 +133,22 @@ impl Blocks {
                 2 * (run / 2 * taps + tap) + run % 2
             }
         };
+        let places: Vec<usize> = (0..depth).map(place).collect();
         for group in 0..groups {
             let start = group * rows * depth;
             for (index, first) in (0..rows).step_by(block).enumerate() {
                 let height = block.min(rows - first);
                 if transposed {
-                    for d in 0..depth {
+                    for (d, place) in places.iter().enumerate() {
                         let values = &mut values[..height];
                         read(start + d * rows + first, values);
-                        let to = lines[place(d)..].iter_mut().step_by(pitch);
+                        let to = lines[*place..].iter_mut().step_by(pitch);
                         to.zip(&*values).for_each(|(to, value)| *to = *value);
                     }
                 } else {
                     for (row, line) in lines.chunks_mut(pitch).take(height).enumerate() {
                         read(start + (first + row) * depth, &mut values);
-                        values.iter().enumerate().for_each(|(d, value)| line[place(d)] = *value);
+                        values.iter().zip(&places).for_each(|(value, place)| line[*place] = *value);
                     }
                 }
                 bytes.fill(0);
@@ -149,8 +161,9 @@ impl Blocks {
     }
 }
 
+#[inline(always)]
 fn f16_at(bytes: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+    f16_to_f32(u16::from_le_bytes([bytes[at], bytes[at + 1]]))
 }
 
 struct Expand<'a> {
@@ -172,7 +185,11 @@ impl Scales {
         let (rows, at) = (plan.rows, plan.scales(block));
         let Scales { scale, offset } = self;
         match plan.blocks {
-            Blocks::Q8_0 => (0..rows).for_each(|row| scale[row] = f16_at(bytes, at + 2 * row)),
+            Blocks::Q8_0 => {
+                for (row, scale) in scale[..rows].iter_mut().enumerate() {
+                    *scale = f16_at(bytes, at + 2 * row);
+                }
+            }
             Blocks::Q4K => {
                 let factors = plan.factors(block / GROUP);
                 for row in 0..rows {
@@ -237,18 +254,22 @@ impl Vectorized for Expand<'_> {
 
 #[inline(always)]
 fn scale_bytes(integers: &[u8], scale: &[f32; MAX_SPAN], out: &mut [f32]) {
-    let pairs = integers.iter().zip(scale);
-    out.iter_mut().zip(pairs).for_each(|(out, (x, scale))| *out = f32::from(x.cast_signed()) * scale);
+    let count = out.len();
+    let (integers, scale) = (&integers[..count], &scale[..count]);
+    for i in 0..count {
+        out[i] = f32::from(integers[i].cast_signed()) * scale[i];
+    }
 }
 
 /// The scales repeat with the rows, so those of the first elements are also those of the others.
 #[inline(always)]
 fn scale_nibbles<const FMA: bool>(integers: &[u8], scales: &Scales, low: &mut [f32], high: &mut [f32]) {
-    let factors = scales.scale.iter().zip(&scales.offset);
-    let out = low.iter_mut().zip(high);
-    for ((x, (scale, offset)), (low, high)) in integers.iter().zip(factors).zip(out) {
-        *low = mul_add::<FMA>(f32::from(x & 15), *scale, -offset);
-        *high = mul_add::<FMA>(f32::from(x >> 4), *scale, -offset);
+    let count = low.len();
+    let (integers, high) = (&integers[..count], &mut high[..count]);
+    let (scale, offset) = (&scales.scale[..count], &scales.offset[..count]);
+    for i in 0..count {
+        low[i] = mul_add::<FMA>(f32::from(integers[i] & 15), scale[i], -offset[i]);
+        high[i] = mul_add::<FMA>(f32::from(integers[i] >> 4), scale[i], -offset[i]);
     }
 }
 
@@ -277,17 +298,14 @@ impl Vectorized for Quantize<'_> {
 #[inline(always)]
 fn q8_0(plan: Plan, row: usize, line: &[f32], bytes: &mut [u8]) {
     for (block, values) in line.chunks(BLOCK).enumerate() {
-        let largest = values.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let values = padded(values);
+        let largest = reduce(each(&values, f32::abs), |a, b| if b > a { b } else { a });
         let scale = largest / 127.0;
         let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
         let at = plan.scales(block) + 2 * row;
         bytes[at..at + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
-        let mut integers = [0i8; BLOCK];
-        integers.iter_mut().zip(values).for_each(|(q, x)| *q = (x * inverse).round_ties_even() as i8);
-        for (i, q) in integers[..values.len()].iter().enumerate() {
-            let (run, place) = plan.place(block * BLOCK + i, row);
-            bytes[run * plan.run_bytes() + place] = q.cast_unsigned();
-        }
+        let integers = bytes_of(&each(&values, |x| (x * inverse).round_ties_even()));
+        plan.place(block, row, &integers, |run, place, q| bytes[run * plan.run_bytes() + place] = q);
     }
 }
 
@@ -295,7 +313,9 @@ fn q8_0(plan: Plan, row: usize, line: &[f32], bytes: &mut [u8]) {
 fn q4_k(plan: Plan, row: usize, line: &[f32], bytes: &mut [u8]) {
     for (group, values) in line.chunks(GROUP * BLOCK).enumerate() {
         let mut fits = [Fit::default(); GROUP];
-        fits.iter_mut().zip(values.chunks(BLOCK)).for_each(|(fit, values)| *fit = Fit::of(values));
+        for (fit, values) in fits.iter_mut().zip(values.chunks(BLOCK)) {
+            *fit = Fit::of(values);
+        }
         let most = |of: fn(&Fit) -> f32| fits.iter().map(of).fold(0f32, f32::max) / 63.0;
         let factors = [most(|fit| fit.scale), most(|fit| fit.offset)].map(f16::from_f32);
         let at = plan.factors(group) + 2 * row;
@@ -312,16 +332,13 @@ fn q4_k(plan: Plan, row: usize, line: &[f32], bytes: &mut [u8]) {
             (bytes[at], bytes[at + plan.rows]) = (scale as u8, offset as u8);
             let (scale, offset) = (scale * factors[0].to_f32(), offset * factors[1].to_f32());
             let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-            let mut integers = [0u8; BLOCK];
-            integers
-                .iter_mut()
-                .zip(values)
-                .for_each(|(q, x)| *q = ((x + offset) * inverse).round_ties_even().clamp(0.0, 15.0) as u8);
-            for (j, q) in integers[..values.len()].iter().enumerate() {
-                let (run, place) = plan.place((group * GROUP + i) * BLOCK + j, row);
-                let half = plan.run_bytes();
-                bytes[run * half + place % half] |= if place < half { *q } else { q << 4 };
-            }
+            let rounded = |x: f32| ((x + offset) * inverse).round_ties_even().clamp(0.0, 15.0);
+            let integers = bytes_of(&each(&padded(values), rounded));
+            let half = plan.run_bytes();
+            plan.place(group * GROUP + i, row, &integers, |run, place, q| {
+                let (at, q) = if place < half { (place, q) } else { (place - half, q << 4) };
+                bytes[run * half + at] |= q;
+            });
         }
     }
 }
@@ -334,42 +351,30 @@ struct Fit {
     offset: f32,
 }
 
-/// Sums are taken in as many parts, in the same order whatever the registers.
-const LANES: usize = 8;
-
 impl Fit {
     #[inline(always)]
     fn of(values: &[f32]) -> Self {
         /// Ranges that are tried: of `15 + shift` steps each.
-        const SHIFTS: [f32; 9] = [-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0];
-        let mut block = [0f32; BLOCK];
-        block[..values.len()].copy_from_slice(values);
-        let (values, _) = block.as_chunks::<LANES>();
-        let all = || block.iter().copied();
-        let (least, most) = (all().fold(0f32, f32::min), all().fold(f32::MIN, f32::max));
+        const SHIFTS: [f32; 5] = [-1.0, -0.5, 0.0, 0.5, 1.0];
+        let block = padded(values);
+        let least = reduce(block, |a, b| if b < a { b } else { a }).min(0.0);
+        let most = reduce(block, |a, b| if b > a { b } else { a });
         if most <= least {
             return Fit { scale: 0.0, offset: -least };
         }
-        let size = (all().map(|x| x * x).sum::<f32>() / BLOCK as f32).sqrt();
+        let size = (dot(&block, &block) / BLOCK as f32).sqrt();
+        let weights = each(&block, |x| size + x.abs());
+        let weighted = products(&weights, &block);
+        // Σw, Σwx, Σwx².
+        let (w, x, xx) = (reduce(weights, add), reduce(weighted, add), dot(&weighted, &block));
         let mut best = (f32::INFINITY, Fit { scale: (most - least) / 15.0, offset: -least });
         for shift in SHIFTS {
             let inverse = (15.0 + shift) / (most - least);
-            // Σw, Σwq, Σwq², Σwx, Σwxq, Σwx².
-            let mut sums = [[0f32; LANES]; 6];
-            for values in values {
-                for (lane, x) in values.iter().enumerate() {
-                    let weight = size + x.abs();
-                    let q = ((x - least) * inverse).round_ties_even().clamp(0.0, 15.0);
-                    let (wq, wx) = (weight * q, weight * x);
-                    let terms = [weight, wq, wq * q, wx, wx * q, wx * x];
-                    sums.iter_mut().zip(terms).for_each(|(sums, term)| sums[lane] += term);
-                }
-            }
-            let [w, q, qq, x, xq, xx] = sums.map(|lanes| lanes.iter().sum::<f32>());
+            let integers = each(&block, |x| ((x - least) * inverse).round_ties_even().clamp(0.0, 15.0));
+            let scaled = products(&weights, &integers);
+            // Σwq, Σwq², Σwxq.
+            let (q, qq, xq) = (reduce(scaled, add), dot(&scaled, &integers), dot(&weighted, &integers));
             let determinant = w * qq - q * q;
-            if determinant <= 0.0 {
-                continue;
-            }
             let mut fit = ((w * xq - x * q) / determinant, (q * xq - qq * x) / determinant);
             if fit.1 < 0.0 {
                 // Offsets are not negative.
@@ -377,12 +382,74 @@ impl Fit {
             }
             let (s, b) = (fit.0, -fit.1);
             let error = xx + s * s * qq + b * b * w + 2.0 * (s * b * q - s * xq - b * x);
+            // Neither holds for a NaN, of a determinant that is 0.
             if error < best.0 && s > 0.0 {
                 best = (error, Fit { scale: s, offset: fit.1 });
             }
         }
         best.1
     }
+}
+
+#[inline(always)]
+fn add(a: f32, b: f32) -> f32 {
+    a + b
+}
+
+/// All values in one, the halves first, so that registers of any width do the same.
+#[inline(always)]
+fn reduce(mut values: [f32; BLOCK], with: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut half = BLOCK / 2;
+    while half > 0 {
+        for i in 0..half {
+            values[i] = with(values[i], values[i + half]);
+        }
+        half /= 2;
+    }
+    values[0]
+}
+
+#[inline(always)]
+fn dot(a: &[f32; BLOCK], b: &[f32; BLOCK]) -> f32 {
+    reduce(products(a, b), add)
+}
+
+/// A block of the last values, filled up with zeros.
+#[inline(always)]
+fn padded(values: &[f32]) -> [f32; BLOCK] {
+    let mut block = [0.0; BLOCK];
+    block[..values.len()].copy_from_slice(values);
+    block
+}
+
+// Loops over numbers: what arrays and iterators offer is not inlined into code for wider registers.
+
+#[inline(always)]
+fn products(a: &[f32; BLOCK], b: &[f32; BLOCK]) -> [f32; BLOCK] {
+    let mut products = [0.0; BLOCK];
+    for i in 0..BLOCK {
+        products[i] = a[i] * b[i];
+    }
+    products
+}
+
+/// The lowest bytes of whole numbers.
+#[inline(always)]
+fn bytes_of(values: &[f32; BLOCK]) -> [u8; BLOCK] {
+    let mut bytes = [0; BLOCK];
+    for i in 0..BLOCK {
+        bytes[i] = values[i] as i32 as u8;
+    }
+    bytes
+}
+
+#[inline(always)]
+fn each(values: &[f32; BLOCK], f: impl Fn(f32) -> f32) -> [f32; BLOCK] {
+    let mut out = [0.0; BLOCK];
+    for i in 0..BLOCK {
+        out[i] = f(values[i]);
+    }
+    out
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! Products, convolutions and attention against f64, for every instruction set, at sizes that fit no block.
 
-use super::{ATTENTION_KEYS, Activation, Attention, Conv, Gemm, Heads, Layout, PackPanels, Panels, Window};
+use super::{
+    ATTENTION_KEYS, Activation, Attention, Blocks, Conv, Gemm, Heads, Layout, PackPanels, Panels, Window,
+};
 use crate::ffi::{
     Kernel, as_words,
     product::{DEPTH, Taps, Words},
@@ -156,6 +158,60 @@ fn convolutions() {
             };
             let expected: Vec<f64> = (0..found.len()).map(element).collect();
             check(&what, words, &found, &expected);
+        }
+    }
+}
+
+/// Matrices in blocks, as a tensor, and the words that the blocks stand for.
+fn in_blocks(blocks: Blocks, panels: &Panels, values: &[f32], transposed: bool) -> [Vec<u32>; 2] {
+    let (mut bytes, mut words) = (Vec::new(), Vec::new());
+    let read = |start: usize, to: &mut [f32]| to.copy_from_slice(&values[start..][..to.len()]);
+    blocks.pack(panels, transposed, read, |start, panel| {
+        assert_eq!(start, bytes.len());
+        bytes.extend_from_slice(panel);
+        let mut all = vec![0; panels.panel_len()];
+        blocks.expand(panels, panel, 0..panels.steps(), &mut all);
+        words.extend(all);
+    });
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    [bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect(), words]
+}
+
+#[test]
+fn blocks_are_multiplied_as_the_words_they_stand_for() {
+    for (level, words) in variants() {
+        for blocks in [Blocks::Q8_0, Blocks::Q4K] {
+            let (rows, cols, depth) = (115, 70, 601);
+            let panels = Panels { groups: 1, rows: cols, depth, block: level.block().1, words, taps: 1 };
+            let [kept, plain] = in_blocks(blocks, &panels, &noise(cols * depth, 1), true);
+            let x = noise(rows * depth, 2);
+            let kernel = |blocks| Gemm {
+                level,
+                batch: 1,
+                rows,
+                dims: vec![1],
+                strides: vec![0],
+                layout: Layout { start: 0, row_step: depth, depth_step: 1 },
+                panels,
+                blocks,
+                bias: false,
+                addend: false,
+                activation: None,
+                taps: Taps::dense(DEPTH, level.block().1),
+            };
+            let what = format!("{level:?} {words:?} {blocks:?}");
+            let found = run(&what, &kernel(Some(blocks)), &[as_words(&x), &kept]);
+            assert!(found == run(&what, &kernel(None), &[as_words(&x), &plain]), "{what}: product");
+
+            let (channels, filters, window) = (37, 17, window([9, 30], [5, 3], [1, 2], [1, 1], [2, 1]));
+            let (block, depth) = (level.block().0, channels * 15);
+            let panels = Panels { groups: 1, rows: filters, depth, block, words, taps: 15 };
+            let [kept, plain] = in_blocks(blocks, &panels, &noise(filters * depth, 3), false);
+            let x = noise(channels * 270, 4);
+            let mut kernel = Conv::new(level, 1, panels, window, 1);
+            let expected = run(&what, &kernel, &[as_words(&x), &plain]);
+            kernel.blocks = Some(blocks);
+            assert!(run(&what, &kernel, &[as_words(&x), &kept]) == expected, "{what}: convolution");
         }
     }
 }
