@@ -7,14 +7,16 @@ use serde_json::{Value, json};
 
 /// Model, precision, kind of engine, rounds (more than one compares with the library's calls alone), aim for the peak
 /// memory in bytes.
-const BUILDS: [(&str, &str, &str, usize, Option<f64>); 7] = [
+const BUILDS: [(&str, &str, &str, usize, Option<f64>); 9] = [
     ("mobilenet-v2", "fp32", "stripped", 3, None),
     ("mobilenet-v2", "fp32", "full", 3, None),
     ("sd15/vae-decoder", "fp32", "stripped", 3, None),
     ("sd15/vae-decoder", "fp32", "full", 1, None),
     ("sd15/unet-fp16", "fp16", "stripped", 1, Some(1.0e9)),
+    ("sd15/unet-fp16", "fp16", "full", 1, None),
     ("sd15/unet", "fp16", "stripped", 1, Some(1.0e9)),
     ("sdxl/unet", "fp16", "stripped", 1, Some(2.5e9)),
+    ("sdxl/unet", "fp16", "full", 1, None),
 ];
 
 pub(super) fn builds(lab: &Lab<'_>) -> Outcome {
@@ -54,6 +56,8 @@ fn build(lab: &Lab<'_>, what: &str) -> Result<Value> {
     cargo.args(["test", "--quiet", "--release", "--package=sdrun-provider-tensorrt-rtx", "--lib", "--"]);
     cargo.args(["--ignored", "--nocapture", "--exact", "tests::figures::figures"]).env("SDRUN_FIGURES", what);
     cargo.envs(setup::runtime_dirs(lab.workspace, &lab.dist));
+    // As in workers.
+    cargo.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
     let text = output(&mut cargo)?;
     let line =
         text.lines().find(|line| line.starts_with('{')).with_context(|| format!("no figures of {what}"))?;
