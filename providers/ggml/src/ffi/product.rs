@@ -49,10 +49,6 @@ impl Taps {
         });
         Taps { reach: reach.collect(), offsets }
     }
-    /// Words from the beginning of the right operand.
-    pub(crate) fn offsets(&self) -> &[u32] {
-        &self.offsets
-    }
     /// Rows that follow each other at a distance of `stride` words.
     pub(crate) fn dense(depth: usize, stride: usize) -> Self {
         Self::new((0..depth).map(|i| i * stride))

@@ -108,24 +108,8 @@ impl Conv {
 }
 
 impl Conv {
-    /// Rows and columns of the output.
-    pub(super) fn outputs(&self) -> [usize; 2] {
-        self.window.output
-    }
-    /// Where the taps of one channel read the strip.
-    pub(super) fn taps(&self) -> &[u32] {
-        &self.taps.offsets()[..self.panels.taps]
-    }
-    /// Rows and columns of a strip, and the words from row to row.
-    pub(super) fn strip_size(&self) -> ([usize; 2], usize) {
-        ([self.strip.rows, self.strip.cols], self.strip.plane[1])
-    }
-    /// Whether the rows of a strip are computed as one, the columns between them included.
-    pub(super) fn is_flat(&self) -> bool {
-        self.strip.flat
-    }
     /// Words of a strip, with what blocks at its end read past it (and leave what comes of that).
-    pub(super) fn strip_len(&self) -> usize {
+    fn strip_len(&self) -> usize {
         let [height, pitch] = self.strip.plane;
         let planes = self.window.stride[0] * self.window.stride[1] * self.strip.channels;
         planes * height * pitch + self.strip.rows * pitch + self.level.block().1
@@ -282,7 +266,7 @@ impl Conv {
     }
 
     /// Copies the input that a rectangle of the output needs, padded, for some channels or pairs of channels.
-    pub(super) fn fill(
+    fn fill(
         &self,
         inputs: &Inputs<'_>,
         plane: usize,
@@ -410,7 +394,17 @@ impl Vectorized for Line<'_> {
             Words::F32 => low[at].to_bits(),
             Words::Bf16 => pair(low[at], high.map_or(0.0, |high| high[at])),
         };
-        if stride == 1 {
+        if let (Words::F32, 2, 1) = (words, stride, repeat) {
+            // All but the last, behind which the row may end.
+            let pairs = low[start..].as_chunks::<2>().0;
+            let count = (out.len() - 1).min(pairs.len());
+            for i in 0..count {
+                out[i] = pairs[i][0].to_bits();
+            }
+            for (i, out) in out.iter_mut().enumerate().skip(count) {
+                *out = word(start + 2 * i);
+            }
+        } else if stride == 1 {
             let head = ((repeat - start % repeat) % repeat).min(out.len());
             let (first, rest) = out.split_at_mut(head);
             first.fill(word(start / repeat));

@@ -1,110 +1,241 @@
-use super::{Activation, Conv, activation::Activate, widen};
+use super::{Activation, Window, activation::Activate, widen};
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile,
     simd::{Vectorized, mul_add, vectorize},
 };
-use std::cell::RefCell;
+use std::{cell::RefCell, ops::Range};
 
 /// Convolution with one input and one output channel in each group: inputs `[batch, channels, h, w]`, weights
 /// `[channels, kh, kw]` (f32, f16 or bf16) and, with `bias`, `[channels]`.
+///
+/// A strip of a channel is copied, padded, into the cache, for each phase of the strides into a plane of its own, in which
+/// neighbouring outputs see neighbouring elements; each tap then reads it at another offset. The columns between the rows of
+/// a plane are computed too: a strip is one long row.
 pub(crate) struct DepthwiseConv {
-    pub(crate) batch: usize,
-    pub(crate) channels: usize,
-    pub(crate) bias: bool,
-    pub(crate) activation: Option<Activation>,
-    /// How a channel is padded and read: a convolution in f32 of one channel with one filter.
-    pub(crate) one: Conv,
+    batch: usize,
+    channels: usize,
+    window: Window,
+    bias: bool,
+    activation: Option<Activation>,
+    /// Rows and columns of the output in a strip.
+    strip: [usize; 2],
+    /// Rows and columns of a plane.
+    plane: [usize; 2],
+    /// Where each tap begins to read.
+    taps: Vec<usize>,
 }
 
+/// Outputs of a strip: it stays in the first level cache, and little of it is also part of the next.
+const PIXELS: usize = 2048;
 /// Outputs that are summed at a time.
-const LANES: usize = 32;
+const LANES: usize = 16;
+/// Taps that are read at once: those of the usual window.
+const TAPS: usize = 9;
+
+#[derive(Default)]
+struct Scratch {
+    planes: Vec<f32>,
+    sums: Vec<f32>,
+    weights: Vec<f32>,
+}
 
 thread_local! {
-    static PLANES: RefCell<Vec<u32>> = RefCell::default();
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+impl DepthwiseConv {
+    pub(crate) fn new(
+        batch: usize,
+        channels: usize,
+        window: Window,
+        bias: bool,
+        activation: Option<Activation>,
+    ) -> Self {
+        let Window { kernel, stride, dilation, output, .. } = &window;
+        let cols = output[1].min(PIXELS);
+        let strip = [(PIXELS / cols).clamp(1, output[0]), cols];
+        let reach = |axis: usize| (kernel[axis] - 1) * dilation[axis] / stride[axis];
+        let plane = [strip[0] + reach(0), strip[1] + reach(1)];
+        let tap = |tap: usize| {
+            let (y, x) = (tap / kernel[1] * dilation[0], tap % kernel[1] * dilation[1]);
+            let phase = y % stride[0] * stride[1] + x % stride[1];
+            (phase * plane[0] + y / stride[0]) * plane[1] + x / stride[1]
+        };
+        let taps = (0..kernel[0] * kernel[1]).map(tap).collect();
+        DepthwiseConv { batch, channels, bias, activation, strip, plane, taps, window }
+    }
 }
 
 impl Kernel for DepthwiseConv {
     fn grid(&self, workers: usize) -> Grid {
         let rows = self.batch * self.channels;
-        Grid::rows(rows, self.one.outputs().iter().product(), rows.div_ceil(workers * 4))
+        Grid::rows(rows, self.window.output.iter().product(), rows.div_ceil(workers * 4))
     }
 
     fn multiplications(&self) -> usize {
-        let outputs: usize = self.one.outputs().iter().product();
-        self.batch * self.channels * outputs * self.one.taps().len()
+        let outputs: usize = self.window.output.iter().product();
+        self.batch * self.channels * outputs * self.taps.len()
     }
 
     fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
-        PLANES.with_borrow_mut(|planes| self.filter(inputs, &mut tile, planes));
+        SCRATCH.with_borrow_mut(|scratch| self.filter(inputs, &mut tile, scratch));
         Ok(())
     }
 }
 
 impl DepthwiseConv {
-    fn filter(&self, inputs: &Inputs<'_>, tile: &mut Tile<'_>, planes: &mut Vec<u32>) {
-        let ([height, width], taps) = (self.one.outputs(), self.one.taps());
-        let ([strip_rows, strip_cols], pitch) = self.one.strip_size();
-        planes.resize(self.one.strip_len() + LANES, 0);
-        let (mut widened, mut flat) = (Vec::new(), Vec::new());
+    fn filter(&self, inputs: &Inputs<'_>, tile: &mut Tile<'_>, scratch: &mut Scratch) {
+        let Scratch { planes, sums, weights: widened } = scratch;
+        let ([height, width], taps) = (self.window.output, self.taps.len());
+        let [_, sx] = self.window.stride;
+        let span = (self.strip[0] * self.plane[1]).next_multiple_of(LANES);
+        sums.resize(span, 0.0);
+        // What the last outputs and those between rows read is there, whatever it is.
+        planes.clear();
+        planes
+            .resize(self.window.stride[0] * sx * self.plane[0] * self.plane[1] + self.plane[1] + LANES, 0.0);
+        let single = self.strip == self.window.output;
+        let pixels: usize = self.window.input.iter().product();
         for plane in tile.rows.clone() {
             let channel = plane % self.channels;
-            let weights = widen(inputs, 1, channel * taps.len()..(channel + 1) * taps.len(), &mut widened);
+            let image = &inputs.f32(0)[plane * pixels..][..pixels];
+            let weights = widen(inputs, 1, channel * taps..(channel + 1) * taps, widened);
             let bias = if self.bias { inputs.f32(2)[channel] } else { 0.0 };
-            for top in (0..height).step_by(strip_rows) {
-                let rows = top..(top + strip_rows).min(height);
-                for left in (0..width).step_by(strip_cols) {
-                    let cols = left..(left + strip_cols).min(width);
-                    self.one.fill(inputs, plane, 0..1, rows.clone(), cols.clone(), planes);
-                    if self.one.is_flat() {
-                        flat.resize((rows.len() - 1) * pitch + width, 0.0);
-                        vectorize(Row { planes, taps, weights, bias, out: &mut flat });
-                        for (out, sums) in
-                            tile.row(plane)[top * width..].chunks_exact_mut(width).zip(flat.chunks(pitch))
-                        {
-                            out.copy_from_slice(&sums[..width]);
-                        }
-                        continue;
+            let out = tile.row(plane);
+            for top in (0..height).step_by(self.strip[0]) {
+                for left in (0..width).step_by(self.strip[1]) {
+                    if !single {
+                        planes.fill(0.0);
                     }
-                    for (i, row) in rows.clone().enumerate() {
-                        let out = &mut tile.row(plane)[row * width + cols.start..row * width + cols.end];
-                        vectorize(Row { planes: &planes[i * pitch..], taps, weights, bias, out });
-                    }
+                    let rows = top..(top + self.strip[0]).min(height);
+                    let cols = left..(left + self.strip[1]).min(width);
+                    vectorize(Strip { conv: self, image, weights, bias, rows, cols, planes, sums, out });
                 }
-            }
-            if let Some(activation) = self.activation {
-                vectorize(Activate(activation, tile.row(plane)));
             }
         }
     }
 }
 
-struct Row<'a> {
-    planes: &'a [u32],
-    taps: &'a [u32],
+/// A rectangle of a channel's output.
+struct Strip<'a> {
+    conv: &'a DepthwiseConv,
+    image: &'a [f32],
     weights: &'a [f32],
     bias: f32,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    /// Zero where no input is.
+    planes: &'a mut [f32],
+    sums: &'a mut [f32],
+    /// The channel's.
     out: &'a mut [f32],
 }
 
-impl Vectorized for Row<'_> {
+impl Vectorized for Strip<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<const FMA: bool>(self) {
-        let Row { planes, taps, weights, bias, out } = self;
-        for (i, out) in out.chunks_mut(LANES).enumerate() {
-            let mut sums = [bias; LANES];
-            let at = i * LANES;
-            for (tap, weight) in taps.iter().zip(weights) {
-                let Some(x) = planes[*tap as usize + at..].first_chunk::<LANES>() else { continue };
-                sums.iter_mut()
-                    .zip(x)
-                    .for_each(|(sum, x)| *sum = mul_add::<FMA>(*weight, f32::from_bits(*x), *sum));
+        let Strip { conv, image, weights, bias, rows, cols, planes, sums, out } = self;
+        fill(conv, image, &rows, &cols, planes);
+        let (pitch, width) = (conv.plane[1], conv.window.output[1]);
+        let span = (rows.len() * pitch).next_multiple_of(LANES);
+        let sums = &mut sums[..span];
+        sums.fill(bias);
+        let (some_taps, other_taps) = conv.taps.as_chunks::<TAPS>();
+        let (some_weights, other_weights) = weights.as_chunks::<TAPS>();
+        for i in 0..some_taps.len() {
+            add_taps::<FMA, TAPS>(planes, &some_taps[i], &some_weights[i], sums);
+        }
+        for i in 0..other_taps.len() {
+            add_taps::<FMA, 1>(planes, &[other_taps[i]], &[other_weights[i]], sums);
+        }
+        for (i, row) in rows.clone().enumerate() {
+            out[row * width..][cols.clone()].copy_from_slice(&sums[i * pitch..][..cols.len()]);
+        }
+        if let Some(activation) = conv.activation {
+            // More rows than one are whole.
+            let out = &mut out[rows.start * width + cols.start..(rows.end - 1) * width + cols.end];
+            Activate(activation, out).run::<FMA>();
+        }
+    }
+}
+
+/// Copies what the outputs of a strip see.
+#[inline(always)]
+fn fill(conv: &DepthwiseConv, image: &[f32], rows: &Range<usize>, cols: &Range<usize>, planes: &mut [f32]) {
+    let Window { input, kernel, stride: [sy, sx], dilation, pad, output: _ } = conv.window;
+    let [height, pitch] = conv.plane;
+    let seen = |axis: usize, stride: usize, phase: usize| {
+        (0..kernel[axis]).any(|k| k * dilation[axis] % stride == phase)
+    };
+    let reach = [height - conv.strip[0], pitch - conv.strip[1]];
+    for phase in 0..sy * sx {
+        let (py, px) = (phase / sx, phase % sx);
+        if !seen(0, sy, py) || !seen(1, sx, px) {
+            continue;
+        }
+        // Column x of the plane is column `first + x * sx - pad` of the input.
+        let first = cols.start * sx + px;
+        let from = pad[1].saturating_sub(first).div_ceil(sx);
+        let to = (input[1] + pad[1]).saturating_sub(first).div_ceil(sx).min(cols.len() + reach[1]);
+        if from >= to {
+            continue;
+        }
+        let start = first + from * sx - pad[1];
+        for y in 0..rows.len() + reach[0] {
+            let iy = ((rows.start + y) * sy + py).wrapping_sub(pad[0]);
+            if iy >= input[0] {
+                continue;
             }
-            match out.first_chunk_mut::<LANES>() {
-                Some(out) => *out = sums,
-                None => out.copy_from_slice(&sums[..out.len()]),
+            let out = &mut planes[(phase * height + y) * pitch..][from..to];
+            let row = &image[iy * input[1]..][start..input[1]];
+            match sx {
+                1 => out.copy_from_slice(&row[..out.len()]),
+                2 => every_second(row, out),
+                _ => out.iter_mut().enumerate().for_each(|(i, out)| *out = row[i * sx]),
             }
         }
+    }
+}
+
+#[inline(always)]
+fn every_second(row: &[f32], out: &mut [f32]) {
+    let pairs = row.as_chunks::<2>().0;
+    let count = pairs.len().min(out.len());
+    let (some, last) = out.split_at_mut(count);
+    let pairs = &pairs[..count];
+    for i in 0..count {
+        some[i] = pairs[i][0];
+    }
+    if let Some(last) = last.first_mut() {
+        *last = row[2 * count];
+    }
+}
+
+/// Adds the products of weights with what a run sees at their taps.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)]
+fn add_taps<const FMA: bool, const N: usize>(
+    planes: &[f32],
+    taps: &[usize; N],
+    weights: &[f32; N],
+    sums: &mut [f32],
+) {
+    // Loops over numbers: iterators are not inlined into code for wider registers.
+    let mut seen: [&[[f32; LANES]]; N] = [&[]; N];
+    for i in 0..N {
+        seen[i] = planes[taps[i]..][..sums.len()].as_chunks().0;
+    }
+    let (sums, _) = sums.as_chunks_mut::<LANES>();
+    for at in 0..sums.len() {
+        let mut sum = sums[at];
+        for i in 0..N {
+            let x = &seen[i][at];
+            for lane in 0..LANES {
+                sum[lane] = mul_add::<FMA>(weights[i], x[lane], sum[lane]);
+            }
+        }
+        sums[at] = sum;
     }
 }

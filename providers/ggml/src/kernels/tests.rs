@@ -1,7 +1,8 @@
 //! Products, convolutions and attention against f64, for every instruction set, at sizes that fit no block.
 
 use super::{
-    ATTENTION_KEYS, Activation, Attention, Blocks, Conv, Gemm, Heads, Layout, PackPanels, Panels, Window,
+    ATTENTION_KEYS, Activation, Attention, Blocks, Conv, DepthwiseConv, Gemm, Heads, Layout, PackPanels,
+    Panels, Window,
 };
 use crate::ffi::{
     Kernel, as_words,
@@ -159,6 +160,43 @@ fn convolutions() {
             let expected: Vec<f64> = (0..found.len()).map(element).collect();
             check(&what, words, &found, &expected);
         }
+    }
+}
+
+#[test]
+fn depthwise_convolutions() {
+    for window in [
+        window([9, 11], [3, 3], [1, 1], [1, 1], [1, 1]),
+        window([14, 14], [3, 3], [2, 2], [1, 1], [1, 1]),
+        window([7, 2100], [5, 3], [1, 1], [2, 3], [4, 3]),
+        window([61, 70], [3, 5], [2, 3], [1, 1], [0, 2]),
+        window([300, 40], [3, 3], [2, 2], [1, 1], [1, 0]),
+        window([5, 9], [1, 1], [1, 1], [1, 1], [0, 0]),
+        window([6, 6], [5, 5], [1, 1], [1, 1], [4, 4]),
+    ] {
+        let (batch, channels, taps) = (2, 5, window.kernel[0] * window.kernel[1]);
+        let [pixels, outputs] = [window.input, window.output].map(|size| size[0] * size[1]);
+        let (x, weights) = (noise(batch * channels * pixels, 1), noise(channels * taps, 2));
+        let bias = noise(channels, 3);
+        let clip = Some(Activation::Clip(-0.5, 6.0));
+        let kernel = DepthwiseConv::new(batch, channels, window.clone(), true, clip);
+        let what = format!("{window:?}");
+        let found = run(&what, &kernel, &[as_words(&x), as_words(&weights), as_words(&bias)]);
+        let element = |i: usize| {
+            let (plane, oy, ox) = (i / outputs, i % outputs / window.output[1], i % window.output[1]);
+            let mut sum = f64::from(bias[plane % channels]);
+            for k in 0..taps {
+                let (ky, kx) = (k / window.kernel[1], k % window.kernel[1]);
+                let (Some(iy), Some(ix)) = (window.source(0, oy, ky), window.source(1, ox, kx)) else {
+                    continue;
+                };
+                let weight = weights[plane % channels * taps + k];
+                sum += f64::from(x[plane * pixels + iy * window.input[1] + ix]) * f64::from(weight);
+            }
+            sum.clamp(-0.5, 6.0)
+        };
+        let expected: Vec<f64> = (0..found.len()).map(element).collect();
+        check(&what, Words::F32, &found, &expected);
     }
 }
 

@@ -7,7 +7,7 @@ use super::{
     layout::repeated,
 };
 use crate::{
-    ffi::{Type, product::Words, simd::Level},
+    ffi::{Type, simd::Level},
     kernels::{Conv, DepthwiseConv, Layout, Panels, Pool, PoolKind, Window},
     shape,
     storage::is_f32,
@@ -69,12 +69,7 @@ fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
         };
         let mut inputs = vec![t.operand(x_id)?.tensor, weights];
         inputs.extend(bias.iter().map(|bias| bias.tensor));
-        let taps = window.kernel[0] * window.kernel[1];
-        let level = Level::detect();
-        let panels =
-            Panels { groups: 1, rows: 1, depth: taps, block: level.block().0, words: Words::F32, taps };
-        let one = Conv::new(level, 1, panels, window, 1);
-        let kernel = DepthwiseConv { batch, channels: groups, bias: bias.is_some(), activation: inside, one };
+        let kernel = DepthwiseConv::new(batch, groups, window, bias.is_some(), inside);
         t.custom(node, kernel, &inputs, Type::F32, extent)?
     } else {
         let taps = window.kernel[0] * window.kernel[1];
