@@ -2,7 +2,7 @@
 
 use super::{
     api::*,
-    kernel::{Cell, Failure, Kernel, MAX_INPUTS, trampoline},
+    kernel::{Cell, Failure, Kernel, MAX_INPUTS, Shares, trampoline},
     library::{Ggml, Target},
     profile::Note,
     program::Program,
@@ -435,7 +435,13 @@ impl Builder {
         let (multiplications, words) = (kernel.multiplications(), kernel.words());
         self.work += multiplications / MULTIPLICATIONS_PER_NS;
         let failure = self.failure.clone();
-        let cell = Box::new(Cell { kernel, name: name.to_string(), inputs: inputs.len(), failure });
+        let cell = Box::new(Cell {
+            kernel,
+            name: name.to_string(),
+            inputs: inputs.len(),
+            failure,
+            shares: Shares::default(),
+        });
         let data: *const Cell = &*cell;
         self.kernels.push(cell);
         let ne = signed(extent);

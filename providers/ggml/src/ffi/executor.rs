@@ -197,6 +197,7 @@ impl Executor {
         if program.scheduler.is_none() && self.placed != Some(program.id) {
             return Err(Error::internal("a ggml graph without memory"));
         }
+        program.restart();
         let ggml = self.backends.target.ggml;
         if let Some(profile) = &mut program.profile {
             profile.start();

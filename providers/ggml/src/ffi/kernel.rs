@@ -13,7 +13,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -226,9 +226,44 @@ pub(super) struct Cell {
     pub(super) name: String,
     pub(super) inputs: usize,
     pub(super) failure: std::sync::Arc<Failure>,
+    pub(super) shares: Shares,
 }
 
-/// Runs worker `ith` of `nth`'s share of a kernel's tiles.
+/// Most shares that tiles are divided into.
+const MAX_SHARES: usize = 64;
+
+/// Tiles for each worker, one after the other; who has done his own takes of the others', so that nobody waits long for a
+/// slower core. Which worker computes a tile does not change it.
+#[derive(Debug)]
+pub(super) struct Shares([AtomicUsize; MAX_SHARES]);
+
+impl Default for Shares {
+    fn default() -> Self {
+        Shares([const { AtomicUsize::new(0) }; MAX_SHARES])
+    }
+}
+
+impl Shares {
+    /// Nothing is taken. Not while workers take tiles.
+    pub(super) fn reset(&self) {
+        self.0.iter().for_each(|taken| taken.store(0, Ordering::Relaxed));
+    }
+
+    /// Tiles for worker `ith` of `nth`, until none of `tiles` is left.
+    fn take(&self, tiles: usize, ith: usize, nth: usize) -> impl Iterator<Item = usize> {
+        let count = nth.min(MAX_SHARES);
+        (0..count).flat_map(move |turn| {
+            let share = (ith + turn) % count;
+            let (first, end) = (tiles * share / count, tiles * (share + 1) / count);
+            std::iter::from_fn(move || {
+                let index = first + self.0[share].fetch_add(1, Ordering::Relaxed);
+                (index < end).then_some(index)
+            })
+        })
+    }
+}
+
+/// Runs tiles of a kernel for worker `ith` of `nth`.
 ///
 /// # Safety
 /// Called by ggml for a node made by `Builder::custom`: `data` is the node's `Cell`, `dst` and its sources are
@@ -272,7 +307,7 @@ unsafe fn work(cell: &Cell, dst: TensorPtr, ith: usize, nth: usize) -> Result<()
         return Err(format!("a grid of {} elements for an output of {len}", grid.len()));
     }
     let tiles = grid.tiles();
-    for index in tiles * ith / nth..tiles * (ith + 1) / nth {
+    for index in cell.shares.take(tiles, ith, nth) {
         if cell.failure.is_set() {
             return Ok(());
         }
@@ -313,6 +348,29 @@ pub(crate) fn run_kernel(kernel: &dyn Kernel, inputs: &[&[u32]], workers: usize)
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_tile_is_taken_once() {
+        for (tiles, workers) in [(0, 1), (1, 2), (100, 1), (100, 3), (1000, 100)] {
+            let shares = Shares::default();
+            for _ in 0..2 {
+                shares.reset();
+                let all = std::sync::Mutex::new(Vec::new());
+                std::thread::scope(|scope| {
+                    for ith in 0..workers {
+                        let (all, shares) = (&all, &shares);
+                        scope.spawn(move || {
+                            let mine: Vec<usize> = shares.take(tiles, ith, workers).collect();
+                            all.lock().unwrap().extend(mine);
+                        });
+                    }
+                });
+                let mut all = all.into_inner().unwrap();
+                all.sort_unstable();
+                assert!(all.into_iter().eq(0..tiles), "{tiles} tiles, {workers} workers");
+            }
+        }
+    }
 
     #[test]
     fn tiles_cover_every_element_once() {

@@ -196,6 +196,10 @@ impl Program {
         let name = &self.builder.notes.get(&raw)?.name;
         Some(name.split(" of ").next().unwrap_or(name).trim_start_matches("operator ").to_string())
     }
+    /// Kernels begin again with their first tiles.
+    pub(super) fn restart(&self) {
+        self.builder.kernels.iter().for_each(|cell| cell.shares.reset());
+    }
     pub(super) fn failure(&self) -> &Failure {
         &self.builder.failure
     }
