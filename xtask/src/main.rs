@@ -22,7 +22,7 @@ cargo xtask COMMAND
   setup                      install what is missing: Python packages, vendor runtimes, test data
   migraphx                   only this: MIGraphX's libraries for tests, out of Debian's packages
   dist [--release|--debug]   build sdrun and its plugins into target/dist (target/dist-test with --debug)
-  bench [NAME…]              measure: overhead, start, load, open, worker, size, refit, ggml, tensorrt-rtx (default: all)
+  bench [NAME…]              measure: overhead, start, load, open, worker, size, refit, ggml, shapes, tensorrt-rtx (default: all)
   gpu PROVIDER               on a machine with the hardware of a provider: what cannot be tested without
 
 Everything goes into the target folder; your home folder is not touched.

@@ -70,6 +70,10 @@ impl Graph {
         let mut found = HashMap::new();
         let mut ids = None;
         for (index, node) in self.nodes.iter().enumerate() {
+            // Nearly all nodes; every pass asks.
+            if !node.attributes.values().any(|a| matches!(a, Attribute::Graph(_) | Attribute::Other(_))) {
+                continue;
+            }
             let names: BTreeSet<&str> = bodies(node).flat_map(captured).collect();
             if !names.is_empty() {
                 let ids = ids.get_or_insert_with(|| self.ids_by_name());

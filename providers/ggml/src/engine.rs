@@ -126,6 +126,8 @@ impl Engine for GgmlEngine {
 fn read(model: &[u8], target: Target) -> Result<Graph> {
     let mut graph =
         Graph::from_bytes(model.to_vec().into(), "model", ExternalBase::Stripped).map_err(explain)?;
+    // What exporters say of where a node comes from would be copied for every shape.
+    graph.nodes.iter_mut().for_each(|node| node.metadata.clear());
     infer_shapes(&mut graph).map_err(explain)?;
     optimize(&mut graph, target).map_err(explain)?;
     Ok(graph)

@@ -60,3 +60,15 @@ fn fastest(lab: &Lab<'_>, subject: &Subject, provider: &str, precision: &str) ->
     let time = row["stats"]["min_ms"].as_f64().context("the row has no fastest run")?;
     Ok((time, row["load_seconds"].as_f64().unwrap_or_default()))
 }
+
+/// What the first run in a shape takes beyond the next ones, on an engine with open dimensions.
+pub(super) fn new_shapes(lab: &Lab<'_>) -> Outcome {
+    let measured = lab.example("shape_speed", &[])?;
+    let rows = measured["shapes"].as_array().context("no shapes")?;
+    let figure = |row: &Value, name: &str| row[name].as_f64().unwrap_or(f64::NAN);
+    let more = |row: &Value| 1e3 * (figure(row, "first_s") - figure(row, "again_s"));
+    let more: Vec<f64> = rows.iter().skip(1).map(more).collect();
+    let what = format!("SD 1.5 UNet on ggml: a new shape, median of {}", more.len());
+    let line = Line::new(what, format!("{:.1} ms", median(&more)), "≤ 20 ms");
+    Ok((measured, vec![line]))
+}

@@ -11,11 +11,11 @@ use crate::{
     dist::{self, Dist},
     python::{Packages, Python},
     setup,
-    workspace::{Workspace, step},
+    workspace::{Workspace, output, step},
 };
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
-use std::{fs, path::PathBuf};
+use std::{ffi::OsStr, fs, path::PathBuf};
 
 /// What a benchmark needs and where its results go.
 struct Lab<'a> {
@@ -44,7 +44,7 @@ type Outcome = Result<(Value, Vec<Line>)>;
 
 type Measure = fn(&Lab<'_>) -> Outcome;
 
-const ALL: [(&str, Measure); 9] = [
+const ALL: [(&str, Measure); 10] = [
     ("size", process::size),
     ("start", process::start),
     ("open", process::open),
@@ -53,6 +53,7 @@ const ALL: [(&str, Measure); 9] = [
     ("overhead", runs::overhead),
     ("refit", refit::refit),
     ("ggml", ggml::against_openvino),
+    ("shapes", ggml::new_shapes),
     ("tensorrt-rtx", tensorrt_rtx::builds),
 ];
 
@@ -97,6 +98,16 @@ impl Lab<'_> {
             crate::workspace::run(self.dist.sdrun(self.workspace).args(["run", name, "-p", "onnxruntime"]))?;
         }
         Ok(file)
+    }
+
+    /// The JSON that an example of the tests prints.
+    fn example(&self, name: &str, arguments: &[&OsStr]) -> Result<Value> {
+        let mut cargo = self.workspace.cargo();
+        cargo.args(["run", "--quiet", "--release", "--package=sdrun-tests"]);
+        cargo.arg(format!("--example={name}")).arg("--").args(arguments);
+        cargo.env("SDRUN_DIST", &self.dist.dir).env("SDRUN_WORKER", self.dist.program("sdrun-worker"));
+        cargo.env("SDRUN_DATA_DIR", self.workspace.data()).env("SDRUN_CACHE_DIR", self.workspace.cache());
+        Ok(serde_json::from_str(&output(&mut cargo)?)?)
     }
 }
 

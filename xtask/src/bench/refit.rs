@@ -12,13 +12,7 @@ const TORCH_PYTHON: &str = "SDRUN_TORCH_PYTHON";
 
 pub(super) fn refit(lab: &Lab<'_>) -> Outcome {
     let folder = lab.workspace.target.join("bench/refit");
-    let mut cargo = lab.workspace.cargo();
-    cargo
-        .args(["run", "--quiet", "--release", "--package=sdrun-tests", "--example=refit_speed", "--"])
-        .arg(&folder);
-    cargo.env("SDRUN_DIST", &lab.dist.dir).env("SDRUN_WORKER", lab.dist.program("sdrun-worker"));
-    cargo.env("SDRUN_DATA_DIR", lab.workspace.data()).env("SDRUN_CACHE_DIR", lab.workspace.cache());
-    let measured: Value = serde_json::from_str(&output(&mut cargo)?)?;
+    let measured = lab.example("refit_speed", &[folder.as_os_str()])?;
     let mut lines = Vec::new();
     of_keys(&measured["keys"], &mut lines);
     of_weights(&measured["weights"], &mut lines);
