@@ -21,9 +21,13 @@ use std::{fs, path::Path, process::Command};
 
 /// What a runtime may compute too coarsely, by model, provider and precision; `bench` and `verify` say so. OpenVINO 2026.4.1 in
 /// bf16 loses T5's large activations (cosine 0.28) and too much of Flux's (0.959) on a processor with AVX512-BF16; others
-/// have other kernels.
-const KNOWN_WRONG: [(&str, &str, Precision); 2] =
-    [("t5-xxl-2-layers", "openvino", Precision::Bf16), ("flux/dev-2x2-layers", "openvino", Precision::Bf16)];
+/// have other kernels. T5 does not scale what goes into its softmax: with weights that were never trained, the errors of
+/// 4 bits change where it looks (cosine 0.835).
+const KNOWN_WRONG: [(&str, &str, Precision); 3] = [
+    ("t5-xxl-2-layers", "openvino", Precision::Bf16),
+    ("flux/dev-2x2-layers", "openvino", Precision::Bf16),
+    ("t5-xxl-2-layers", "ggml", Precision::Q4K),
+];
 
 fn outputs(
     provider: &Provider,
@@ -108,12 +112,54 @@ fn sd15_vae_decoder() {
 
 #[test]
 fn sd15_vae_encoder() {
-    agrees(
-        &Lab::default(),
-        "sd15/vae-encoder",
-        &[("sample", &[1, 3, 128, 64])],
-        &["onnxruntime", "openvino"],
-    );
+    agrees(&Lab::default(), "sd15/vae-encoder", &[("sample", &[1, 3, 128, 64])], &ALL);
+}
+
+/// ggml's outputs are the same bits from run to run, for any number of threads, in every precision.
+fn same_bits(model: &str, shapes: &[(&str, &[usize])]) {
+    let lab = Lab::default();
+    let model = lab.model(model);
+    let shapes: Shapes = shapes.iter().map(|(input, shape)| (input.to_string(), shape.to_vec())).collect();
+    let given = inputs::seeded(&model, &model.bound(&shapes).unwrap(), 0).unwrap();
+    let provider = lab.open("ggml").unwrap();
+    let device = provider.device(None).unwrap();
+    for precision in provider.capabilities(&device).unwrap().precisions {
+        let mut first: Option<Tensors> = None;
+        for threads in [1, 2, 3] {
+            let mut options = BuildOptions::new(device.clone()).precision(precision);
+            (options.cache, options.shapes) = (CachePolicy::Off, shapes.clone());
+            options.threads = Some(threads);
+            let engine = provider.build(&model, &options, &NoHost).unwrap();
+            let mut session = engine.session(&model.weights(), &NoHost).unwrap();
+            for run in 0..2 {
+                let outputs = session.run(&given, &NoHost).unwrap();
+                let Some(expected) = &first else {
+                    first = Some(outputs);
+                    continue;
+                };
+                let same = |(a, b): ((&String, &HostTensor), (&String, &HostTensor))| {
+                    a.0 == b.0 && a.1.bytes() == b.1.bytes()
+                };
+                let same = expected.len() == outputs.len() && expected.iter().zip(&outputs).all(same);
+                assert!(same, "{} in {precision}, {threads} threads, run {run}: other bits", model.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn ggml_gives_the_same_bits_on_any_number_of_threads() {
+    same_bits("mobilenet-v2", &[("input", &[1, 3, 224, 224])]);
+    same_bits("sd15/text-encoder", &[("input_ids", &[1, 77])]);
+    same_bits("sd15/vae-decoder", &[("latent_sample", &[1, 4, 9, 16])]);
+}
+
+#[test]
+#[ignore = "full size: 3.4 GB of weights; run by `cargo xtask test`"]
+fn full_size_unet_gives_the_same_bits_on_any_number_of_threads() {
+    let shapes: [(&str, &[usize]); 3] =
+        [("sample", &[2, 4, 16, 8]), ("timestep", &[1]), ("encoder_hidden_states", &[2, 77, 768])];
+    same_bits("sd15/unet", &shapes);
 }
 
 #[test]
@@ -235,7 +281,7 @@ fn tiny_pipelines_agree_with_pytorch() {
         let Some((given, expected)) = oracle.ok().and_then(|o| oracle_of(&o)) else { continue };
         let model = Model::open(&path).unwrap();
         let shapes: Shapes = given.iter().map(|(n, t)| (n.clone(), t.shape().to_vec())).collect();
-        for id in ["onnxruntime", "openvino"] {
+        for id in ALL.iter() {
             let provider = lab.open(id).unwrap();
             let what = format!("{}/{name} on {id}", family.file_name().unwrap().display());
             match outputs(&provider, &model, &shapes, Precision::Fp32, &given) {

@@ -277,9 +277,8 @@ impl<'g> Translator<'g> {
     /// What matrices and convolution filters are stored in, but for those in blocks.
     pub(crate) fn matrix_type(&self) -> Type {
         match self.precision {
-            Precision::Q8_0 | Precision::Q4K if self.words() == Words::Bf16 => Type::Bf16,
-            Precision::Fp32 | Precision::Q8_0 | Precision::Q4K => Type::F32,
-            Precision::Fp16 => Type::F16,
+            Precision::Fp32 => Type::F32,
+            Precision::Fp16 | Precision::Q8_0 | Precision::Q4K => Type::F16,
             Precision::Bf16 => Type::Bf16,
         }
     }
@@ -358,7 +357,11 @@ impl<'g> Translator<'g> {
             _ => None,
         };
         let blocks = blocks.filter(|_| panels.groups * panels.rows * panels.depth >= SMALL);
-        let type_ = if blocks.is_some() { Type::I8 } else { self.matrix_type() };
+        let type_ = match (blocks, panels.words) {
+            (Some(_), _) => Type::I8,
+            (None, Words::Bf16) => Type::Bf16,
+            (None, Words::F32) => self.matrix_type(),
+        };
         Ok((blocks, self.weight(id, Form::Panels { panels, transposed, blocks }, type_)?))
     }
     /// A tensor with one f32 element.
