@@ -9,7 +9,7 @@
 use prost::Message;
 use sdrun::{
     BuildOptions, CachePolicy, Engine, EngineFile, HostTensor, Model, Provider, Shapes, Tensors,
-    abi::{ErrorCode, NoHost, Precision, Provider as _, Weight, WeightSource, WeightUpdate},
+    abi::{DType, ErrorCode, NoHost, Precision, Provider as _, Weight, WeightSource, WeightUpdate},
     graph::proto::{
         AttributeProto, Dimension, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorShapeProto,
         TensorTypeProto, TypeProto, ValueInfoProto, attribute_type,
@@ -52,12 +52,15 @@ fn expected(
     run(&provider.build(model, &options, &NoHost).unwrap(), weights, given)
 }
 
-fn close(got: &Tensors, expected: &Tensors, what: &str) {
+fn close(got: &Tensors, expected: &Tensors, precision: Precision, what: &str) {
     let comparisons = verify::compare(got, expected).unwrap();
     assert!(!comparisons.is_empty());
     for c in comparisons {
         println!("{what}: {c:?}");
-        assert!(c.relative_error <= TOLERANCE, "{what}: {c:?}");
+        match precision {
+            Precision::Fp32 => assert!(c.relative_error <= TOLERANCE, "{what}: {c:?}"),
+            _ => assert!(verify::Tolerance::of(precision).accepts(&c), "{what}: {c:?}"),
+        }
     }
 }
 
@@ -67,7 +70,7 @@ struct Changed<'w>(&'w dyn WeightSource);
 impl WeightSource for Changed<'_> {
     fn get(&self, name: &str) -> sdrun::abi::Result<Weight<'_>> {
         let weight = self.0.get(name)?;
-        assert_eq!(weight.dtype, sdrun::abi::DType::F32, "{name}");
+        assert_eq!(weight.dtype, DType::F32, "{name}");
         let changed: Vec<u8> = weight
             .data()
             .chunks_exact(4)
@@ -83,23 +86,26 @@ impl WeightSource for Changed<'_> {
 
 /// A model at a tiny size: right against the reference, with changed weights too; refits A → B → A bit for bit; stored and
 /// loaded the same; and the build with weights inside it computes the same bits as the one that takes them as parameters.
-fn holds(name: &str, model: &Model, sizes: &[(&str, &[usize])]) {
+fn holds(name: &str, model: &Model, sizes: &[(&str, &[usize])], precision: Precision) {
     let lab = Lab::default();
     let shapes = shapes(sizes);
     let given = inputs::seeded(model, &model.bound(&shapes).unwrap(), 0).unwrap();
     let own = model.weights();
     let other = Changed(&own);
     let provider = lab.open("migraphx").unwrap();
-    let options = options(&provider, &shapes);
+    let options = options(&provider, &shapes).precision(precision);
     let engine = provider.build(model, &options, &NoHost).unwrap();
+    let halves = engine.info().weights.iter().filter(|weight| weight.dtype == DType::F16).count();
+    assert_eq!(halves > 0, precision == Precision::Fp16, "{name}: {halves} weights in f16");
     let mut session = engine.session(&own, &NoHost).unwrap();
     let a = session.run(&given, &NoHost).unwrap();
-    close(&a, &expected(&lab, model, &shapes, &own, &given), name);
+    close(&a, &expected(&lab, model, &shapes, &own, &given), precision, name);
     let report = session.refit(&other, &NoHost).unwrap();
     assert_eq!(report.method, WeightUpdate::AsInputs);
     assert_eq!(report.tensors, engine.info().weights.len());
     let b = session.run(&given, &NoHost).unwrap();
-    close(&b, &expected(&lab, model, &shapes, &other, &given), &format!("{name}, changed weights"));
+    let wanted = expected(&lab, model, &shapes, &other, &given);
+    close(&b, &wanted, precision, &format!("{name}, changed weights"));
     assert_ne!(a, b);
     session.refit(&own, &NoHost).unwrap();
     assert_eq!(session.run(&given, &NoHost).unwrap(), a, "{name}: A, B, A");
@@ -122,7 +128,8 @@ fn holds(name: &str, model: &Model, sizes: &[(&str, &[usize])]) {
 #[test]
 #[ignore = "needs MIGraphX; run by `cargo xtask test`"]
 fn taef2_decoder() {
-    holds("taef2/decoder", &Lab::default().model("taef2/decoder"), &[("latent", &[1, 32, 2, 2])]);
+    let model = Lab::default().model("taef2/decoder");
+    holds("taef2/decoder", &model, &[("latent", &[1, 32, 2, 2])], Precision::Fp32);
 }
 
 #[test]
@@ -136,7 +143,8 @@ fn mobilenet_v2() {
     let provider = lab.open("migraphx").unwrap();
     let engine = provider.build(&model, &options(&provider, &shapes), &NoHost).unwrap();
     let got = run(&engine, &model.weights(), &given);
-    close(&got, &expected(&lab, &model, &shapes, &model.weights(), &given), "mobilenet-v2");
+    let wanted = expected(&lab, &model, &shapes, &model.weights(), &given);
+    close(&got, &wanted, Precision::Fp32, "mobilenet-v2");
 }
 
 /// Text encoder, VAE and UNet as Optimum exports them, at the size of a tiny pipeline.
@@ -152,7 +160,9 @@ fn tiny_stable_diffusion() {
     ];
     for (part, sizes) in parts {
         let file = folder("SDRUN_TINY_DIR").join(format!("sd/onnx/{part}/model.onnx"));
-        holds(part, &Model::open(&file).unwrap(), sizes);
+        for precision in [Precision::Fp32, Precision::Fp16] {
+            holds(part, &Model::open(&file).unwrap(), sizes, precision);
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //!   failure an ordinary error. Nothing of the vendor's code runs before [`open`].
 //! * [`read_graph`], [`describe`]: the model a host hands over, and its [`EngineInfo`](sdrun_abi::EngineInfo).
 //! * [`weight`], [`WeightFiles`]: one weight from a source, checked against what the graph declares, and the
-//!   file it lies in; [`rebuilt`] reports a refit that took all of them.
+//!   file it lies in; [`converted`] gives it in another type; [`rebuilt`] reports a refit that took all of them.
 //! * [`refuse_options`], [`phase`], [`IO_DTYPES`]: small courtesies every provider owes its host.
 
 mod describe;
@@ -17,7 +17,7 @@ pub use describe::{describe, graph_error, read_graph};
 pub use image::check_image;
 pub use load::open;
 pub use locate::{locate, runtime_spec};
-pub use weights::{WeightFiles, rebuilt, weight};
+pub use weights::{WeightFiles, converted, rebuilt, weight};
 
 use sdrun_abi::{DType, Error, ErrorCode, Flow, Host, Result};
 use std::collections::BTreeMap;

@@ -1,6 +1,9 @@
+use crate::graph_error;
+use bytes::Bytes;
 use sdrun_abi::{
-    EngineInfo, Error, ErrorCode, RefitReport, Result, Weight, WeightSource, WeightSpec, WeightUpdate,
+    DType, EngineInfo, Error, ErrorCode, RefitReport, Result, Weight, WeightSource, WeightSpec, WeightUpdate,
 };
+use sdrun_graph::Tensor;
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
@@ -17,6 +20,17 @@ pub fn weight<'a>(source: &'a dyn WeightSource, spec: &WeightSpec) -> Result<Wei
         )));
     }
     Ok(weight)
+}
+
+/// A weight in the floating-point type that a graph was converted to; as it is where it is of that type.
+pub fn converted<'a>(weight: Weight<'a>, name: &str, dtype: DType) -> Result<Weight<'a>> {
+    if weight.dtype == dtype {
+        return Ok(weight);
+    }
+    let data = Bytes::copy_from_slice(weight.data());
+    let tensor = Tensor::new(weight.dtype, weight.shape, data).map_err(graph_error)?.to_float_type(dtype);
+    let tensor = tensor.ok_or_else(|| Error::internal(format!("weight `{name}` cannot become {dtype}")))?;
+    Weight::new(dtype, tensor.shape().to_vec(), tensor.data().clone())
 }
 
 /// The report of a refit that made a session anew, with all weights of the engine.

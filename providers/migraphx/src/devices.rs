@@ -87,8 +87,8 @@ impl Target {
     }
 }
 
-/// What graphs can be computed in.
-const PRECISIONS: [Precision; 1] = [Precision::Fp32];
+/// What graphs can be computed in: the types they have, or half precision that we convert them to.
+const PRECISIONS: [Precision; 2] = [Precision::Fp32, Precision::Fp16];
 
 /// Refuses a precision that is not offered.
 pub(crate) fn check_precision(precision: Precision) -> Result<()> {

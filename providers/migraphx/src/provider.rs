@@ -1,8 +1,8 @@
-use crate::{devices, engine, options, payload::Requirements, runtime};
+use crate::{devices, engine, half::Half, options, payload::Requirements, runtime};
 use bytes::Bytes;
 use sdrun_abi::{
-    BuildSpec, Capabilities, Compatibility, Device, Engine, Host, InitConfig, Provider, Result, RuntimeInfo,
-    WeightSource,
+    BuildSpec, Capabilities, Compatibility, Device, Engine, Host, InitConfig, Precision, Provider, Result,
+    RuntimeInfo, WeightSource,
 };
 
 /// The provider. It has no state of its own: a process holds one MIGraphX.
@@ -34,7 +34,11 @@ impl Provider for MiGraphX {
         devices::check_precision(spec.precision)?;
         let options = options::read(spec, &target)?;
         let model = Bytes::copy_from_slice(model);
-        engine::build(runtime, target, model, options, spec.bake.then_some(weights), host)
+        if spec.precision == Precision::Fp32 {
+            return engine::build(runtime, target, model, options, spec.bake.then_some(weights), host);
+        }
+        let half = Half::of(&model, weights)?;
+        engine::build(runtime, target, half.model.clone(), options, spec.bake.then_some(&half), host)
     }
 
     fn load(&self, payload: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Box<dyn Engine>> {

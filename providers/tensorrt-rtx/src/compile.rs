@@ -17,8 +17,8 @@ use sdrun_abi::{
     BuildSpec, DType, EngineInfo, Error, Host, Precision, Result, TensorSpec, Weight, WeightSource,
     WeightSpec,
 };
-use sdrun_graph::{Graph, Tensor, infer::infer_shapes, passes::convert_precision};
-use sdrun_provider_common::{describe, graph_error, phase, read_graph, weight};
+use sdrun_graph::{Graph, infer::infer_shapes, passes::convert_precision};
+use sdrun_provider_common::{converted, describe, graph_error, phase, read_graph, weight};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Compiles `model` for the target of `place`. Without `spec.bake` no weight is read: zeros that take no memory stand
@@ -260,12 +260,7 @@ impl Zeros {
 }
 
 /// All weights in the types of the prepared graph.
-pub(crate) struct Filled<'a>(Vec<(String, Held<'a>)>);
-
-enum Held<'a> {
-    As(Weight<'a>),
-    Converted(Tensor),
-}
+pub(crate) struct Filled<'a>(Vec<(String, Weight<'a>)>);
 
 impl<'a> Filled<'a> {
     pub(crate) fn of(network: &Network, source: &'a dyn WeightSource, host: &dyn Host) -> Result<Self> {
@@ -276,32 +271,12 @@ impl<'a> Filled<'a> {
                 phase(host, "weights", index as u64, network.weights.len() as u64)?;
             }
             let Some(wanted) = types.get(spec.name.as_str()) else { continue };
-            let weight = weight(source, spec)?;
-            let values = if *wanted == spec.dtype {
-                Held::As(weight)
-            } else {
-                let data = Bytes::copy_from_slice(weight.data());
-                let tensor = Tensor::new(spec.dtype, spec.shape.clone(), data).map_err(graph_error)?;
-                let converted = tensor.to_float_type(*wanted);
-                Held::Converted(converted.ok_or_else(|| {
-                    Error::internal(format!("weight `{}` cannot become {wanted}", spec.name))
-                })?)
-            };
-            held.push((spec.name.clone(), values));
+            held.push((spec.name.clone(), converted(weight(source, spec)?, &spec.name, *wanted)?));
         }
         Ok(Filled(held))
     }
 
     pub(crate) fn list(&self) -> Vec<(&str, &[u8])> {
-        self.0
-            .iter()
-            .map(|(name, held)| {
-                let bytes: &[u8] = match held {
-                    Held::As(weight) => weight.data(),
-                    Held::Converted(tensor) => tensor.data(),
-                };
-                (name.as_str(), bytes)
-            })
-            .collect()
+        self.0.iter().map(|(name, weight)| (name.as_str(), weight.data())).collect()
     }
 }

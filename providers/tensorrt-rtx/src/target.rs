@@ -108,7 +108,10 @@ mod tests {
     fn turing_has_half_precision_alone() {
         assert!(Target::Sm(75).check_precision(Precision::Fp16).is_ok());
         let error = Target::Sm(75).check_precision(Precision::Fp32).unwrap_err();
-        assert!(error.message.contains("fp32 on sm75") && error.hint.unwrap().contains("fp16"));
+        assert!(
+            error.message.contains("for sm75 does not compute in fp32")
+                && error.hint.unwrap().contains("fp16")
+        );
         assert!(Target::Portable.check_precision(Precision::Bf16).is_ok());
     }
 }

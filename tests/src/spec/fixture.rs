@@ -5,7 +5,7 @@
 //! can offer, and results can be compared without excuses.
 
 use prost::Message;
-use sdrun::{Model, Shapes, graph::proto};
+use sdrun::{Model, Shapes, graph::proto, weights::Cast};
 use sdrun_abi::{
     AlignedBuffer, DType, Engine, Error, Flow, Host, LogLevel, OutputSink, OutputSpec, Result as AbiResult,
     Session, TensorView, Weight, WeightSource,
@@ -88,7 +88,9 @@ impl Fixture {
 
     /// Makes a session with `weights`, runs it and compares.
     pub(super) fn check(&self, engine: &dyn Engine, weights: &Weights) -> Result<(), String> {
-        let mut session = engine.session(weights, &sdrun_abi::NoHost).map_err(|e| format!("session: {e}"))?;
+        // As the library gives them: an engine in another precision states other types.
+        let source = Cast::new(weights, &engine.info().weights);
+        let mut session = engine.session(&source, &sdrun_abi::NoHost).map_err(|e| format!("session: {e}"))?;
         self.check_session(session.as_mut(), weights)
     }
 

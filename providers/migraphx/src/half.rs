@@ -1,0 +1,45 @@
+//! Graphs in half precision. MIGraphX's own `quantize_fp16` needs the values of weights, and converts norms and softmax too.
+
+use crate::compile::check_shapes;
+use bytes::Bytes;
+use sdrun_abi::{DType, Error, Result, Weight, WeightSource, WeightSpec};
+use sdrun_graph::{infer::infer_shapes, passes::convert_precision};
+use sdrun_provider_common::{converted, describe, graph_error, read_graph, weight};
+use std::collections::BTreeMap;
+
+/// A model in half precision, its inputs and outputs as they were, and its weights.
+pub(crate) struct Half<'a> {
+    pub(crate) model: Bytes,
+    source: &'a dyn WeightSource,
+    /// The host's weights, and the types they have now.
+    weights: BTreeMap<String, (WeightSpec, DType)>,
+}
+
+impl<'a> Half<'a> {
+    /// Of a model and weights in the types it states.
+    pub(crate) fn of(model: &Bytes, source: &'a dyn WeightSource) -> Result<Self> {
+        let mut graph = read_graph(model)?;
+        // Afterwards inputs would be spoken of as they are then.
+        check_shapes(&graph)?;
+        let given = describe(&graph, String::new())?.weights;
+        infer_shapes(&mut graph).map_err(graph_error)?;
+        convert_precision(&mut graph, DType::F16);
+        let now: BTreeMap<&str, DType> = graph.weights().map(|(name, w)| (name, w.dtype)).collect();
+        let weights = given.into_iter().filter_map(|spec| {
+            let dtype = *now.get(spec.name.as_str())?;
+            Some((spec.name.clone(), (spec, dtype)))
+        });
+        let weights = weights.collect();
+        Ok(Half { model: graph.to_onnx_stripped().map_err(graph_error)?.into(), source, weights })
+    }
+}
+
+impl WeightSource for Half<'_> {
+    fn get(&self, name: &str) -> Result<Weight<'_>> {
+        let (spec, dtype) = self
+            .weights
+            .get(name)
+            .ok_or_else(|| Error::not_found(format!("the model has no weight `{name}`")))?;
+        converted(weight(self.source, spec)?, name, *dtype)
+    }
+}
