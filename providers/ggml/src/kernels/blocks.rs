@@ -300,7 +300,7 @@ fn q8_0(plan: Plan, row: usize, line: &[f32], bytes: &mut [u8]) {
     for (block, values) in line.chunks(BLOCK).enumerate() {
         let values = padded(values);
         let largest = reduce(each(&values, f32::abs), |a, b| if b > a { b } else { a });
-        let scale = largest / 127.0;
+        let scale = if is_finite(&values) { largest / 127.0 } else { f32::NAN };
         let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
         let at = plan.scales(block) + 2 * row;
         bytes[at..at + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
@@ -312,12 +312,16 @@ fn q8_0(plan: Plan, row: usize, line: &[f32], bytes: &mut [u8]) {
 #[inline(always)]
 fn q4_k(plan: Plan, row: usize, line: &[f32], bytes: &mut [u8]) {
     for (group, values) in line.chunks(GROUP * BLOCK).enumerate() {
-        let mut fits = [Fit::default(); GROUP];
+        let (mut fits, mut finite) = ([Fit::default(); GROUP], true);
         for (fit, values) in fits.iter_mut().zip(values.chunks(BLOCK)) {
             *fit = Fit::of(values);
+            finite &= is_finite(&padded(values));
         }
         let most = |of: fn(&Fit) -> f32| fits.iter().map(of).fold(0f32, f32::max) / 63.0;
-        let factors = [most(|fit| fit.scale), most(|fit| fit.offset)].map(f16::from_f32);
+        let factors = match finite {
+            true => [most(|fit| fit.scale), most(|fit| fit.offset)].map(f16::from_f32),
+            false => [f16::NAN; 2],
+        };
         let at = plan.factors(group) + 2 * row;
         for (factor, at) in factors.iter().zip([at, at + 2 * plan.rows]) {
             bytes[at..at + 2].copy_from_slice(&factor.to_le_bytes());
@@ -412,6 +416,13 @@ fn reduce(mut values: [f32; BLOCK], with: impl Fn(f32, f32) -> f32) -> f32 {
 #[inline(always)]
 fn dot(a: &[f32; BLOCK], b: &[f32; BLOCK]) -> f32 {
     reduce(products(a, b), add)
+}
+
+/// Blocks cannot say that one of their values is infinite or a NaN: all of such a block become NaNs, which show in what is
+/// computed with them.
+#[inline(always)]
+fn is_finite(values: &[f32; BLOCK]) -> bool {
+    reduce(each(values, |x| x * 0.0), add) == 0.0
 }
 
 /// A block of the last values, filled up with zeros.
@@ -546,5 +557,13 @@ mod tests {
         let worst = fours.iter().zip(&out).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
         assert!(worst <= 15.0 * 0.25 / 2048.0, "{worst}");
         assert_eq!(restored(Blocks::Q4K, &panels, &[0.0; 8 * 64], false), [0.0; 8 * 64]);
+        for (blocks, share) in [(Blocks::Q8_0, 32), (Blocks::Q4K, 64)] {
+            for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut values = eights.clone();
+                values[3 * 64 + 5] = wrong;
+                let nans = restored(blocks, &panels, &values, false).iter().filter(|x| x.is_nan()).count();
+                assert_eq!(nans, share, "{blocks:?} {wrong}");
+            }
+        }
     }
 }
