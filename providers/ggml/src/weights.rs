@@ -32,9 +32,7 @@ impl Form {
     pub(crate) fn len(self, len: usize) -> usize {
         match self {
             Form::Plain => len,
-            Form::Panels { panels, blocks: Some(blocks), .. } => {
-                panels.groups * panels.per_group() * blocks.panel_bytes(&panels)
-            }
+            Form::Panels { panels, blocks: Some(blocks), .. } => blocks.bytes(&panels),
             Form::Panels { panels, .. } => panels.len() * if panels.words == Words::Bf16 { 2 } else { 1 },
         }
     }
@@ -100,19 +98,19 @@ fn pack(
     type_: Type,
     out: &mut [u8],
 ) -> Result<()> {
+    // Pairs of bf16 and f32 are words of 32 bits as they are.
+    let type_ = if panels.words == Words::F32 { type_ } else { Type::F32 };
+    let size = type_.size();
+    let from = blocks.map_or(panels.len() * size, |blocks| blocks.bytes(&panels));
+    if out.len() != from {
+        return Err(Error::internal(format!("{from} bytes for a ggml tensor of {} bytes", out.len())));
+    }
     let read = |start: usize, to: &mut [f32]| values.read(start, to);
     if let Some(blocks) = blocks {
         blocks.pack(&panels, transposed, read, |start, bytes| {
             out[start..][..bytes.len()].copy_from_slice(bytes)
         });
         return Ok(());
-    }
-    // Pairs of bf16 and f32 are words of 32 bits as they are.
-    let type_ = if panels.words == Words::F32 { type_ } else { Type::F32 };
-    let size = type_.size();
-    if out.len() != panels.len() * size {
-        let (from, to) = (panels.len() * size, out.len());
-        return Err(Error::internal(format!("{from} bytes for a ggml tensor of {to} bytes")));
     }
     panels.pack(transposed, read, |start, words| {
         put(as_floats(words), type_, &mut out[start * size..][..words.len() * size])

@@ -106,6 +106,11 @@ impl Blocks {
         Plan::new(self, panels).bytes()
     }
 
+    /// Bytes of a stack of matrices.
+    pub(crate) fn bytes(self, panels: &Panels) -> usize {
+        panels.groups * panels.per_group() * self.panel_bytes(panels)
+    }
+
     /// Steps of a panel, `bytes`, in words.
     pub(crate) fn expand(self, panels: &Panels, bytes: &[u8], steps: Range<usize>, words: &mut [u32]) {
         vectorize(Expand { plan: Plan::new(self, panels), bytes, steps, words });
@@ -218,9 +223,10 @@ impl Vectorized for Expand<'_> {
         let mut part = [0; MAX_SPAN];
         let mut block = None;
         for run in steps.start / STEPS..steps.end.div_ceil(STEPS) {
-            if block != Some(run / plan.runs_of_block()) {
-                block = Some(run / plan.runs_of_block());
-                scales.read(&plan, bytes, run / plan.runs_of_block());
+            let current = run / plan.runs_of_block();
+            if block != Some(current) {
+                block = Some(current);
+                scales.read(&plan, bytes, current);
             }
             let first = run * STEPS;
             let (from, to) = (steps.start.max(first) - first, steps.end.min(first + STEPS) - first);
@@ -314,8 +320,9 @@ fn q4_k(plan: Plan, row: usize, line: &[f32], bytes: &mut [u8]) {
     for (group, values) in line.chunks(GROUP * BLOCK).enumerate() {
         let (mut fits, mut finite) = ([Fit::default(); GROUP], true);
         for (fit, values) in fits.iter_mut().zip(values.chunks(BLOCK)) {
-            *fit = Fit::of(values);
-            finite &= is_finite(&padded(values));
+            let values = padded(values);
+            *fit = Fit::of(&values);
+            finite &= is_finite(&values);
         }
         let most = |of: fn(&Fit) -> f32| fits.iter().map(of).fold(0f32, f32::max) / 63.0;
         let factors = match finite {
@@ -357,24 +364,23 @@ struct Fit {
 
 impl Fit {
     #[inline(always)]
-    fn of(values: &[f32]) -> Self {
+    fn of(block: &[f32; BLOCK]) -> Self {
         /// Ranges that are tried: of `15 + shift` steps each.
         const SHIFTS: [f32; 5] = [-1.0, -0.5, 0.0, 0.5, 1.0];
-        let block = padded(values);
-        let least = reduce(block, |a, b| if b < a { b } else { a }).min(0.0);
-        let most = reduce(block, |a, b| if b > a { b } else { a });
+        let least = reduce(*block, |a, b| if b < a { b } else { a }).min(0.0);
+        let most = reduce(*block, |a, b| if b > a { b } else { a });
         if most <= least {
             return Fit { scale: 0.0, offset: -least };
         }
-        let size = (dot(&block, &block) / BLOCK as f32).sqrt();
-        let weights = each(&block, |x| size + x.abs());
-        let weighted = products(&weights, &block);
+        let size = (dot(block, block) / BLOCK as f32).sqrt();
+        let weights = each(block, |x| size + x.abs());
+        let weighted = products(&weights, block);
         // Σw, Σwx, Σwx².
-        let (w, x, xx) = (reduce(weights, add), reduce(weighted, add), dot(&weighted, &block));
+        let (w, x, xx) = (reduce(weights, add), reduce(weighted, add), dot(&weighted, block));
         let mut best = (f32::INFINITY, Fit { scale: (most - least) / 15.0, offset: -least });
         for shift in SHIFTS {
             let inverse = (15.0 + shift) / (most - least);
-            let integers = each(&block, |x| ((x - least) * inverse).round_ties_even().clamp(0.0, 15.0));
+            let integers = each(block, |x| ((x - least) * inverse).round_ties_even().clamp(0.0, 15.0));
             let scaled = products(&weights, &integers);
             // Σwq, Σwq², Σwxq.
             let (q, qq, xq) = (reduce(scaled, add), dot(&scaled, &integers), dot(&weighted, &integers));
@@ -469,8 +475,8 @@ mod tests {
 
     /// Every element of a stack, read back from panels in steps of all sizes.
     fn restored(blocks: Blocks, panels: &Panels, values: &[f32], transposed: bool) -> Vec<f32> {
-        let Panels { groups, rows, depth, block, words, taps } = *panels;
-        let mut bytes = vec![0; groups * panels.per_group() * blocks.panel_bytes(panels)];
+        let Panels { rows, depth, block, words, taps, .. } = *panels;
+        let mut bytes = vec![0; blocks.bytes(panels)];
         blocks.pack(
             panels,
             transposed,

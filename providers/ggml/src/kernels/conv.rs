@@ -82,25 +82,17 @@ impl Conv {
             let pixels = [1, window.output.iter().product()];
             window = Window { input: pixels, output: pixels, ..pointwise };
         }
-        let [sy, sx] = window.stride;
-        let reach = |axis: usize| (window.kernel[axis] - 1) * window.dilation[axis] / window.stride[axis];
         let cols = window.output[1].min(PIXELS);
         let rows = (PIXELS / cols).clamp(1, window.output[0]);
-        let plane = [rows + reach(0), cols + reach(1)];
+        let plane = [rows + window.reach(0), cols + window.reach(1)];
         let channels = (DEPTH / panels.taps).clamp(1, (panels.steps() / panels.taps).max(1));
         let (_, width) = level.block();
         let whole = cols == window.output[1];
         let flat = whole && flat_cols(rows, cols, plane[1]).div_ceil(width) < rows * cols.div_ceil(width);
         let strip = Strip { rows, cols, plane, channels, flat };
-        let taps = (0..channels).flat_map(|channel| {
-            let [kh, kw] = window.kernel;
-            let [dy, dx] = window.dilation;
-            (0..kh * kw).map(move |tap| {
-                let (y, x) = (tap / kw * dy, tap % kw * dx);
-                let phase = (channel * sy + y % sy) * sx + x % sx;
-                (phase * plane[0] + y / sy) * plane[1] + x / sx
-            })
-        });
+        let area: usize = window.stride.iter().chain(&plane).product();
+        let taps = (0..channels * panels.taps)
+            .map(|at| at / panels.taps * area + window.tap(at % panels.taps, plane));
         let taps = Taps::new(taps);
         let (blocks, bias, shift, addend, activation) = (None, false, false, false, None);
         Conv { level, batch, panels, window, repeat, blocks, bias, shift, addend, activation, strip, taps }
@@ -275,16 +267,13 @@ impl Conv {
         cols: Range<usize>,
         buffer: &mut [u32],
     ) {
-        let Window { input, kernel, stride: [sy, sx], dilation, pad, .. } = self.window;
+        let Window { input, stride: [sy, sx], pad, .. } = self.window;
         let [height, pitch] = self.strip.plane;
         let source = input.map(|n| n / self.repeat);
         let pixels: usize = source.iter().product();
         let all = self.panels.depth / self.panels.taps;
         let image = &inputs.f32(0)[plane * all * pixels..][..all * pixels];
-        let seen = |axis: usize, stride: usize, phase: usize| {
-            (0..kernel[axis]).any(|k| k * dilation[axis] % stride == phase)
-        };
-        let reach = [height - self.strip.rows, pitch - self.strip.cols];
+        let reach = [self.window.reach(0), self.window.reach(1)];
         for (i, channel) in channels.enumerate() {
             let (low, high) = match self.panels.words {
                 Words::F32 => (channel, None),
@@ -292,7 +281,7 @@ impl Conv {
             };
             for phase in 0..sy * sx {
                 let (py, px) = (phase / sx, phase % sx);
-                if !seen(0, sy, py) || !seen(1, sx, px) {
+                if !self.window.sees(0, py) || !self.window.sees(1, px) {
                     continue;
                 }
                 for y in 0..rows.len() + reach[0] {
@@ -394,17 +383,7 @@ impl Vectorized for Line<'_> {
             Words::F32 => low[at].to_bits(),
             Words::Bf16 => pair(low[at], high.map_or(0.0, |high| high[at])),
         };
-        if let (Words::F32, 2, 1) = (words, stride, repeat) {
-            // All but the last, behind which the row may end.
-            let pairs = low[start..].as_chunks::<2>().0;
-            let count = (out.len() - 1).min(pairs.len());
-            for i in 0..count {
-                out[i] = pairs[i][0].to_bits();
-            }
-            for (i, out) in out.iter_mut().enumerate().skip(count) {
-                *out = word(start + 2 * i);
-            }
-        } else if stride == 1 {
+        if stride == 1 {
             let head = ((repeat - start % repeat) % repeat).min(out.len());
             let (first, rest) = out.split_at_mut(head);
             first.fill(word(start / repeat));

@@ -51,17 +51,11 @@ impl DepthwiseConv {
         bias: bool,
         activation: Option<Activation>,
     ) -> Self {
-        let Window { kernel, stride, dilation, output, .. } = &window;
+        let Window { kernel, output, .. } = &window;
         let cols = output[1].min(PIXELS);
         let strip = [(PIXELS / cols).clamp(1, output[0]), cols];
-        let reach = |axis: usize| (kernel[axis] - 1) * dilation[axis] / stride[axis];
-        let plane = [strip[0] + reach(0), strip[1] + reach(1)];
-        let tap = |tap: usize| {
-            let (y, x) = (tap / kernel[1] * dilation[0], tap % kernel[1] * dilation[1]);
-            let phase = y % stride[0] * stride[1] + x % stride[1];
-            (phase * plane[0] + y / stride[0]) * plane[1] + x / stride[1]
-        };
-        let taps = (0..kernel[0] * kernel[1]).map(tap).collect();
+        let plane = [strip[0] + window.reach(0), strip[1] + window.reach(1)];
+        let taps = (0..kernel[0] * kernel[1]).map(|tap| window.tap(tap, plane)).collect();
         DepthwiseConv { batch, channels, bias, activation, strip, plane, taps, window }
     }
 }
@@ -164,15 +158,12 @@ impl Vectorized for Strip<'_> {
 /// Copies what the outputs of a strip see.
 #[inline(always)]
 fn fill(conv: &DepthwiseConv, image: &[f32], rows: &Range<usize>, cols: &Range<usize>, planes: &mut [f32]) {
-    let Window { input, kernel, stride: [sy, sx], dilation, pad, output: _ } = conv.window;
+    let Window { input, stride: [sy, sx], pad, .. } = conv.window;
     let [height, pitch] = conv.plane;
-    let seen = |axis: usize, stride: usize, phase: usize| {
-        (0..kernel[axis]).any(|k| k * dilation[axis] % stride == phase)
-    };
-    let reach = [height - conv.strip[0], pitch - conv.strip[1]];
+    let reach = [conv.window.reach(0), conv.window.reach(1)];
     for phase in 0..sy * sx {
         let (py, px) = (phase / sx, phase % sx);
-        if !seen(0, sy, py) || !seen(1, sx, px) {
+        if !conv.window.sees(0, py) || !conv.window.sees(1, px) {
             continue;
         }
         // Column x of the plane is column `first + x * sx - pad` of the input.
