@@ -29,6 +29,9 @@ const FEWEST_ROWS: usize = 8;
 /// Columns of rows that become columns of a transpose that are copied into the cache at a time.
 const MOST_COLUMNS: usize = 4096;
 
+/// Rows of a tile that are worked on at a time: with the factors and what is written they stay in the first-level cache.
+const STRIP: usize = 16;
+
 /// Bytes copied at a time where nothing changes.
 const COPY: usize = 1 << 20;
 
@@ -116,8 +119,7 @@ impl Merge {
             };
             for left in (0..columns).step_by(width) {
                 let place = Place { rows: high.clone(), columns: left..columns.min(left + width) };
-                self.block(&place, &base, values)?;
-                store(values, &place, to, &mut out[left * to.size()..], columns)?;
+                self.block(&place, &base, values, to, &mut out[left * to.size()..], columns)?;
             }
             Ok(())
         })
@@ -148,24 +150,23 @@ impl Merge {
         let bands = simd::bands(out, rows * size, TILE * size);
         bands.into_par_iter().enumerate().try_for_each_init(Scratch::default, |scratch, (task, mut band)| {
             let Scratch { staged, values, straight, turned } = scratch;
-            straight.resize(TILE * TILE * size, 0);
+            straight.resize(STRIP * TILE * size, 0);
             turned.resize(TILE * TILE * size, 0);
             let high = task * TILE..rows.min((task + 1) * TILE);
             for all in (0..columns).step_by(MOST_COLUMNS).map(|left| left..columns.min(left + MOST_COLUMNS)) {
                 let base = base.staged(&Place { rows: high.clone(), columns: all.clone() }, staged);
                 for left in all.clone().step_by(TILE) {
-                    let place = Place { rows: high.clone(), columns: left..all.end.min(left + TILE) };
-                    self.block(&place, &base, values)?;
-                    store(values, &place, to, straight, TILE)?;
-                    transpose_block(
-                        size,
-                        straight,
-                        TILE,
-                        [place.rows.len(), place.columns.len()],
-                        turned,
-                        TILE,
-                    );
-                    for (column, line) in place.columns.clone().zip(turned.chunks_exact(TILE * size)) {
+                    let wide = left..all.end.min(left + TILE);
+                    // They arrive while they are computed.
+                    wide.clone().for_each(|column| band.fetch(column));
+                    for top in high.clone().step_by(STRIP) {
+                        let rows = top..high.end.min(top + STRIP);
+                        let place = Place { rows: rows.clone(), columns: wide.clone() };
+                        self.block(&place, &base, values, to, straight, TILE)?;
+                        let turned = &mut turned[(top - high.start) * size..];
+                        transpose_block(size, straight, TILE, [rows.len(), wide.len()], turned, TILE);
+                    }
+                    for (column, line) in wide.zip(turned.chunks_exact(TILE * size)) {
                         band.row(column).copy_from_slice(&line[..high.len() * size]);
                     }
                 }
@@ -203,14 +204,36 @@ impl Merge {
         Ok(false)
     }
 
-    /// Makes a block of the changed tensor.
-    fn block(&self, place: &Place, base: &Base<'_>, values: &mut Vec<f32>) -> Result<()> {
-        let stride = place.values_stride();
-        values.resize(place.rows.len() * stride, 0.0);
+    /// Makes a block of the changed tensor, in rows that begin `stride` elements apart.
+    fn block(
+        &self,
+        place: &Place,
+        base: &Base<'_>,
+        values: &mut Vec<f32>,
+        to: DType,
+        out: &mut [u8],
+        stride: usize,
+    ) -> Result<()> {
+        // Most LoRAs, with most checkpoints. What does not end well there is told below.
+        if let [Op::LowRank { product, scale }] = &*self.ops
+            && let Some(half) = half_of(to).filter(|_| to == base.dtype)
+            && product.merge_halves(
+                half,
+                *scale,
+                [&place.rows, &place.columns],
+                (&base.bytes[base.offset(place)..], base.stride),
+                (out, stride),
+            )
+        {
+            return Ok(());
+        }
+        let values_stride = place.values_stride();
+        values.resize(place.rows.len() * values_stride, 0.0);
         base.load(place, values)?;
         let (rows, columns) = (place.rows.clone(), place.columns.clone());
-        let mut block = Block { values, stride, rows, columns };
-        self.ops.iter().try_for_each(|op| op.apply(&mut block))
+        let mut block = Block { values, stride: values_stride, rows, columns };
+        self.ops.iter().try_for_each(|op| op.apply(&mut block))?;
+        store(values, place, to, out, stride)
     }
 }
 
@@ -247,9 +270,14 @@ struct Base<'a> {
 }
 
 impl Base<'_> {
+    /// Where a block begins, in bytes.
+    fn offset(&self, place: &Place) -> usize {
+        ((place.rows.start - self.top) * self.stride + place.columns.start - self.left) * self.dtype.size()
+    }
+
     fn rows<'b>(&'b self, place: &Place) -> impl Iterator<Item = &'b [u8]> {
         let size = self.dtype.size();
-        let start = ((place.rows.start - self.top) * self.stride + place.columns.start - self.left) * size;
+        let start = self.offset(place);
         let length = place.columns.len() * size;
         self.bytes[start..].chunks(self.stride * size).take(place.rows.len()).map(move |row| &row[..length])
     }
@@ -266,10 +294,9 @@ impl Base<'_> {
     fn load(&self, place: &Place, values: &mut [f32]) -> Result<()> {
         let stride = place.values_stride();
         if let Some(half) = half_of(self.dtype) {
-            let start = (place.rows.start - self.top) * self.stride + place.columns.start - self.left;
             let (rows, columns) = (place.rows.len(), place.columns.len());
             let block = simd::Block { rows, columns, from_stride: self.stride, to_stride: stride };
-            simd::widen(half, &self.bytes[start * self.dtype.size()..], values, block);
+            simd::widen(half, &self.bytes[self.offset(place)..], values, block);
             return Ok(());
         }
         for (line, values) in self.rows(place).zip(values.chunks_mut(stride)) {

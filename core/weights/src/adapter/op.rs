@@ -1,6 +1,6 @@
 //! The steps that a change of a weight consists of, on blocks of it in f32.
 
-use crate::simd::{PANEL, Panels};
+use crate::simd::{self, Half, PANEL, Panels};
 use ndarray::{Array2, ArrayViewMut2, Axis, ShapeBuilder, linalg::general_mat_mul, s};
 use sdrun_abi::{Error, Result};
 use std::ops::Range;
@@ -60,6 +60,21 @@ impl LowRank {
 
     pub(super) fn columns(&self) -> usize {
         self.down.columns()
+    }
+
+    /// Changes a tile, of one panel of columns, from halves to halves; see [`Panels::merge_halves`].
+    pub(super) fn merge_halves(
+        &self,
+        half: Half,
+        scale: f32,
+        [rows, columns]: [&Range<usize>; 2],
+        (from, from_stride): (&[u8], usize),
+        (to, to_stride): (&mut [u8], usize),
+    ) -> bool {
+        let rank = self.down.rank();
+        let up = &self.up[rows.start * rank..rows.end * rank];
+        let block = simd::Block { rows: rows.len(), columns: columns.len(), from_stride, to_stride };
+        self.down.merge_halves(half, columns.start / PANEL, up, scale, from, to, block)
     }
 
     fn add(&self, scale: f32, block: &mut Block<'_>) {

@@ -10,7 +10,7 @@ pub(crate) enum Half {
 }
 
 impl Half {
-    fn infinity(self) -> u16 {
+    pub(super) fn infinity(self) -> u16 {
         match self {
             Half::F16 => 0x7c00,
             Half::BF16 => 0x7f80,

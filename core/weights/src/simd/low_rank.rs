@@ -3,6 +3,8 @@
 //! A general matrix product packs both factors for each call and walks C once for each few hundred steps of the inner
 //! dimension. Here one factor is packed once for the whole weight, the other is read as it lies, and C is touched once.
 
+use super::{Block, Half};
+
 /// Columns of a panel, and of the tiles it is multiplied into.
 pub(crate) const PANEL: usize = 64;
 
@@ -42,22 +44,59 @@ impl Panels {
     /// Adds `scale · up · panel` to a tile of [`PANEL`] columns whose rows begin `stride` apart; `up [rows, rank]`.
     /// Each value is `tile + scale · Σ`, the sum taken from the first to the last of the inner dimension.
     pub(crate) fn add(&self, panel: usize, up: &[f32], scale: f32, tile: &mut [f32], stride: usize) {
-        let panel = &self.values[panel * self.rank * PANEL..][..self.rank * PANEL];
+        let factors = self.factors(panel, up, scale);
         let rows = up.len() / self.rank;
         assert!(
             rows == 0 || (rows - 1) * stride + PANEL <= tile.len(),
             "the tile has fewer rows than the factor"
         );
         #[cfg(target_arch = "x86_64")]
-        if super::x86::add_product(panel, self.rank, up, scale, tile, stride) {
+        if super::x86::add_product(factors, tile, stride) {
             return;
         }
-        add_plainly(panel, self.rank, up, scale, tile, stride);
+        add_plainly(factors, tile, stride);
+    }
+
+    /// The same from halves to halves, without a tile in f32 between them, each value rounded once, to nearest. False where
+    /// that cannot be done here, or where something that was written is not finite: then it may be anything.
+    pub(crate) fn merge_halves(
+        &self,
+        half: Half,
+        panel: usize,
+        up: &[f32],
+        scale: f32,
+        from: &[u8],
+        to: &mut [u8],
+        block: Block,
+    ) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if block.columns == PANEL && block.rows * self.rank == up.len() {
+            let (from, to) = (from.as_chunks().0, to.as_chunks_mut().0);
+            block.check(from.len(), to.len());
+            return super::x86::merge_halves(half, self.factors(panel, up, scale), from, to, block);
+        }
+        false
+    }
+
+    fn factors<'a>(&'a self, panel: usize, up: &'a [f32], scale: f32) -> Factors<'a> {
+        let panel = &self.values[panel * self.rank * PANEL..][..self.rank * PANEL];
+        Factors { panel, up, rank: self.rank, scale }
     }
 }
 
+/// What a tile is changed by: `scale · up · panel`.
+#[derive(Clone, Copy)]
+pub(super) struct Factors<'a> {
+    /// `[rank, PANEL]`.
+    pub(super) panel: &'a [f32],
+    /// `[rows, rank]`.
+    pub(super) up: &'a [f32],
+    pub(super) rank: usize,
+    pub(super) scale: f32,
+}
+
 /// The product for any processor.
-fn add_plainly(panel: &[f32], rank: usize, up: &[f32], scale: f32, tile: &mut [f32], stride: usize) {
+fn add_plainly(Factors { panel, up, rank, scale }: Factors<'_>, tile: &mut [f32], stride: usize) {
     /// Columns at a time, so that their sums stay in registers.
     const WIDTH: usize = 16;
     for (up, row) in up.chunks_exact(rank).zip(tile.chunks_mut(stride)) {
@@ -83,7 +122,10 @@ fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::{narrow, widen},
+        *,
+    };
 
     #[test]
     fn products_are_those_of_f64_with_and_without_vectors() {
@@ -94,8 +136,7 @@ mod tests {
         for panel in 0..2 {
             let (mut best, mut plain) = (vec![1f32; rows * PANEL], vec![1f32; rows * PANEL]);
             panels.add(panel, &up, 0.7, &mut best, PANEL);
-            let values = &panels.values[panel * rank * PANEL..][..rank * PANEL];
-            add_plainly(values, rank, &up, 0.7, &mut plain, PANEL);
+            add_plainly(panels.factors(panel, &up, 0.7), &mut plain, PANEL);
             for place in 0..rows * PANEL {
                 let (row, column) = (place / PANEL, panel * PANEL + place % PANEL);
                 let value =
@@ -107,6 +148,49 @@ mod tests {
                     assert!((f64::from(got) - expected).abs() < 1e-5 / 5.0, "{place}: {got} {expected}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn halves_are_merged_as_by_way_of_f32() {
+        let (rank, rows, columns) = (5, 7, 2 * PANEL);
+        let down: Vec<f32> = (0..rank * columns).map(|i| (i as f32 * 0.37).sin()).collect();
+        let up: Vec<f32> = (0..rows * rank).map(|i| (i as f32 * 0.73).cos()).collect();
+        let panels = Panels::new(&down, rank, columns);
+        let block = Block { rows, columns: PANEL, from_stride: columns, to_stride: PANEL + 3 };
+        for half in [Half::F16, Half::BF16] {
+            let values: Vec<f32> = (0..rows * columns).map(|i| (i as f32 * 0.11).sin()).collect();
+            let mut base = vec![0u8; 2 * values.len()];
+            narrow(half, &values, &mut base, Block::line(values.len()));
+            let from = &base[2 * PANEL..];
+            let room = 2 * rows * block.to_stride;
+            let (mut direct, mut expected) = (vec![0xaau8; room], vec![0xaau8; room]);
+            let mut tile = vec![0f32; rows * PANEL];
+            widen(half, from, &mut tile, Block { to_stride: PANEL, ..block });
+            panels.add(1, &up, 0.7, &mut tile, PANEL);
+            assert!(narrow(half, &tile, &mut expected, Block { from_stride: PANEL, ..block }));
+            if panels.merge_halves(half, 1, &up, 0.7, from, &mut direct, block) {
+                assert_eq!(direct, expected, "{half:?}");
+            } else {
+                assert!(cfg!(not(target_arch = "x86_64")) || !is_x86_feature_detected!("avx2"));
+            }
+            // What is too large, or no number, is told, wherever it stands and however it came there.
+            for (place, strange) in [(0, f32::INFINITY), (PANEL - 1, f32::NAN), (9, -f32::NAN)] {
+                let mut strange_base = base.clone();
+                let at = 2 * (3 * columns + PANEL + place);
+                narrow(half, &[strange], &mut strange_base[at..], Block::line(1));
+                assert!(!panels.merge_halves(
+                    half,
+                    1,
+                    &up,
+                    0.7,
+                    &strange_base[2 * PANEL..],
+                    &mut direct,
+                    block
+                ));
+            }
+            let large: Vec<f32> = up.iter().map(|v| 1e38 * v).collect();
+            assert!(!panels.merge_halves(half, 1, &large, 1e3, from, &mut direct, block), "{half:?}");
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::{
     convert::{Block, Half, narrow_plainly, widen_plainly},
-    low_rank::PANEL,
+    low_rank::{Factors, PANEL},
 };
 use std::arch::x86_64::*;
 
@@ -147,93 +147,129 @@ unsafe fn square(from: *const u8, from_stride: usize, to: *mut u8, to_stride: us
     }
 }
 
-/// A product on one panel; or false where the processor cannot. The caller has checked that all rows of `up` have one in
-/// the tile.
-pub(super) fn add_product(
-    panel: &[f32],
-    rank: usize,
-    up: &[f32],
-    scale: f32,
-    tile: &mut [f32],
+/// A tile of a matrix with elements of one type: [`PANEL`] columns of rows that begin `stride` elements apart.
+#[derive(Clone, Copy)]
+struct Tile<T> {
+    start: *mut T,
     stride: usize,
-) -> bool {
+}
+
+impl<T> Tile<T> {
+    fn below(self, rows: usize) -> Self {
+        Tile { start: self.start.wrapping_add(rows * self.stride), ..self }
+    }
+}
+
+/// `tile + scale · up · panel` on one panel; or false where the processor cannot. The caller has checked that all rows of
+/// `up` have one in the tile.
+pub(super) fn add_product(factors: Factors<'_>, tile: &mut [f32], stride: usize) -> bool {
     let wide = is_x86_feature_detected!("avx512f");
     if !wide && !has_avx2() {
         return false;
     }
-    // SAFETY: the processor has the instructions.
-    unsafe { add_rows(panel, rank, up, scale, tile, stride, wide) };
+    let tile = Tile { start: tile.as_mut_ptr(), stride };
+    // SAFETY: the processor has the instructions, and the caller answers for the tile.
+    unsafe {
+        match wide {
+            true => each_row(factors, tile, tile, f32_512::<ROWS>, f32_512::<1>),
+            false => each_row(factors, tile, tile, f32_256::<ROWS>, f32_256::<1>),
+        }
+    };
     true
 }
 
-/// [`add_product`] with vectors of 512 bits or of 256.
-///
-/// # Safety
-/// The processor has AVX-512 where they are wide, else AVX2 and FMA.
-unsafe fn add_rows(
-    panel: &[f32],
-    rank: usize,
-    up: &[f32],
-    scale: f32,
-    tile: &mut [f32],
-    stride: usize,
-    wide: bool,
-) {
-    assert!(panel.len() == rank * PANEL && up.len().is_multiple_of(rank));
-    let count = up.len() / rank;
-    let mut row = 0;
-    while row < count {
-        let (up, tile) = (&up[row * rank..], &mut tile[row * stride..]);
-        let factors = Factors { panel: panel.as_ptr(), up: up.as_ptr(), rank, scale };
-        let tile = tile.as_mut_ptr();
-        // SAFETY: the caller answers for the processor; the panel has `rank` rows, and the rows counted are there in `up` and,
-        // as the caller of `add_product` has checked, in the tile.
-        unsafe {
-            match (count - row >= ROWS, wide) {
-                (true, true) => rows_512::<ROWS>(&factors, tile, stride),
-                (false, true) => rows_512::<1>(&factors, tile, stride),
-                (true, false) => rows_256::<ROWS>(&factors, tile, stride),
-                (false, false) => rows_256::<1>(&factors, tile, stride),
-            }
-        }
-        row += if count - row >= ROWS { ROWS } else { 1 };
+/// [`add_product`] from halves to halves, in f32 and rounded once; whether all results are finite, or false where the
+/// processor cannot. The caller has checked that the block has [`PANEL`] columns, as many rows as `up`, and lies in both
+/// slices.
+pub(super) fn merge_halves(
+    half: Half,
+    factors: Factors<'_>,
+    from: &[[u8; 2]],
+    to: &mut [[u8; 2]],
+    block: Block,
+) -> bool {
+    let wide = is_x86_feature_detected!("avx512f");
+    if !has_avx2() {
+        return false;
     }
+    // Never written.
+    let from = Tile { start: from.as_ptr().cast_mut(), stride: block.from_stride };
+    let to = Tile { start: to.as_mut_ptr(), stride: block.to_stride };
+    // SAFETY: the processor has the instructions, and the caller answers for the block.
+    let largest = unsafe {
+        match (half, wide) {
+            (Half::F16, true) => each_row(factors, from, to, f16_512::<ROWS>, f16_512::<1>),
+            (Half::F16, false) => each_row(factors, from, to, f16_256::<ROWS>, f16_256::<1>),
+            (Half::BF16, true) => each_row(factors, from, to, bf16_512::<ROWS>, bf16_512::<1>),
+            (Half::BF16, false) => each_row(factors, from, to, bf16_256::<ROWS>, bf16_256::<1>),
+        }
+    };
+    // NaNs are above infinity.
+    largest < half.infinity()
 }
 
 /// Rows at a time: their sums are kept in registers, and what is loaded of the panel serves all of them.
 const ROWS: usize = 4;
 
-struct Factors {
-    panel: *const f32,
-    up: *const f32,
-    rank: usize,
-    scale: f32,
+/// Some rows of a product: of factors, from one tile to another. Gives the largest magnitude of halves that was written,
+/// as bits.
+type Rows<T> = unsafe fn(Factors<'_>, Tile<T>, Tile<T>) -> u16;
+
+/// Several rows at a time, then those that are left.
+///
+/// # Safety
+/// The processor has what `several` and `one` need; both tiles have as many rows as `up`.
+unsafe fn each_row<T: Copy>(
+    factors: Factors<'_>,
+    from: Tile<T>,
+    to: Tile<T>,
+    several: Rows<T>,
+    one: Rows<T>,
+) -> u16 {
+    let Factors { panel, up, rank, .. } = factors;
+    assert!(panel.len() == rank * PANEL && up.len().is_multiple_of(rank));
+    let count = up.len() / rank;
+    let (mut row, mut largest) = (0, 0);
+    while row < count {
+        let (rows, work) = if count - row >= ROWS { (ROWS, several) } else { (1, one) };
+        let factors = Factors { up: &up[row * rank..][..rows * rank], ..factors };
+        // SAFETY: the panel has `rank` rows, and the rows counted are there in `up` and in the tiles.
+        largest = largest.max(unsafe { work(factors, from.below(row), to.below(row)) });
+        row += rows;
+    }
+    largest
 }
 
 macro_rules! rows_of_product {
-    ($name:ident, $features:literal, $lanes:literal, $vectors:literal, $zero:ident, $splat:ident, $load:ident, $store:ident, $multiply_add:ident) => {
+    ($name:ident, $element:ty, $features:literal, $lanes:literal, $vectors:literal, $zero:ident, $splat:ident, $load:ident, $multiply_add:ident, $nothing:ident, $larger:ident, $read:ident, $write:ident) => {
         /// # Safety
-        /// `panel` has `rank` rows of [`PANEL`] values, `up` has R rows of `rank`, the tile has R rows.
+        /// `panel` has `rank` rows of [`PANEL`] values, `up` has R rows of `rank`, the tiles have R rows.
         #[target_feature(enable = $features)]
         #[allow(clippy::needless_range_loop)]
-        unsafe fn $name<const R: usize>(factors: &Factors, tile: *mut f32, stride: usize) {
+        unsafe fn $name<const R: usize>(
+            factors: Factors<'_>,
+            from: Tile<$element>,
+            to: Tile<$element>,
+        ) -> u16 {
             // Loops over numbers only: the compiler does not inline an iterator over vectors here, as its functions are made
             // for any processor.
+            let (panel, up) = (factors.panel.as_ptr(), factors.up.as_ptr());
             let scale = $splat(factors.scale);
+            let mut largest = $nothing();
             for first in (0..PANEL).step_by($lanes * $vectors) {
                 let mut sums = [[$zero(); $vectors]; R];
                 for k in 0..factors.rank {
                     let mut values = [$zero(); $vectors];
                     // SAFETY: row k of the panel.
                     unsafe {
-                        let at = factors.panel.add(k * PANEL + first);
+                        let at = panel.add(k * PANEL + first);
                         for v in 0..$vectors {
                             values[v] = $load(at.add(v * $lanes));
                         }
                     }
                     for r in 0..R {
                         // SAFETY: value k of row r.
-                        let factor = $splat(unsafe { *factors.up.add(r * factors.rank + k) });
+                        let factor = $splat(unsafe { *up.add(r * factors.rank + k) });
                         for v in 0..$vectors {
                             sums[r][v] = $multiply_add(factor, values[v], sums[r][v]);
                         }
@@ -241,40 +277,179 @@ macro_rules! rows_of_product {
                 }
                 for r in 0..R {
                     for v in 0..$vectors {
-                        // SAFETY: within row r of the tile.
+                        let column = first + v * $lanes;
+                        // SAFETY: within row r of both tiles.
                         unsafe {
-                            let at = tile.add(r * stride + first + v * $lanes);
-                            $store(at, $multiply_add(scale, sums[r][v], $load(at)));
+                            let before = $read(from.start.add(r * from.stride + column));
+                            let after = $multiply_add(scale, sums[r][v], before);
+                            let written = $write(to.start.add(r * to.stride + column), after);
+                            largest = $larger(largest, written);
                         }
                     }
                 }
             }
+            // SAFETY: any bits are numbers.
+            let largest: [u16; $lanes] = unsafe { std::mem::transmute(largest) };
+            largest.into_iter().fold(0, u16::max)
         }
     };
 }
 
-rows_of_product!(
-    rows_512,
-    "avx512f",
-    16,
-    4,
-    _mm512_setzero_ps,
-    _mm512_set1_ps,
-    _mm512_loadu_ps,
-    _mm512_storeu_ps,
-    _mm512_fmadd_ps
-);
-rows_of_product!(
-    rows_256,
-    "avx2,fma",
-    8,
-    2,
-    _mm256_setzero_ps,
-    _mm256_set1_ps,
-    _mm256_loadu_ps,
-    _mm256_storeu_ps,
-    _mm256_fmadd_ps
-);
+macro_rules! rows_512 {
+    ($name:ident, $element:ty, $read:ident, $write:ident) => {
+        rows_of_product!(
+            $name,
+            $element,
+            "avx512f",
+            16,
+            4,
+            _mm512_setzero_ps,
+            _mm512_set1_ps,
+            _mm512_loadu_ps,
+            _mm512_fmadd_ps,
+            _mm256_setzero_si256,
+            _mm256_max_epu16,
+            $read,
+            $write
+        );
+    };
+}
+
+macro_rules! rows_256 {
+    ($name:ident, $element:ty, $read:ident, $write:ident) => {
+        rows_of_product!(
+            $name,
+            $element,
+            "avx2,fma,f16c",
+            8,
+            2,
+            _mm256_setzero_ps,
+            _mm256_set1_ps,
+            _mm256_loadu_ps,
+            _mm256_fmadd_ps,
+            _mm_setzero_si128,
+            _mm_max_epu16,
+            $read,
+            $write
+        );
+    };
+}
+
+rows_512!(f32_512, f32, _mm512_loadu_ps, write_f32_512);
+rows_256!(f32_256, f32, _mm256_loadu_ps, write_f32_256);
+rows_512!(f16_512, [u8; 2], read_f16_512, write_f16_512);
+rows_256!(f16_256, [u8; 2], read_f16_256, write_f16_256);
+rows_512!(bf16_512, [u8; 2], read_bf16_512, write_bf16_512);
+rows_256!(bf16_256, [u8; 2], read_bf16_256, write_bf16_256);
+
+// Vectors of a tile's elements. Halves are rounded to nearest, ties to even; their magnitudes are given back.
+//
+// # Safety, of all of them
+// There are as many elements as the vector has.
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn write_f32_512(at: *mut f32, value: __m512) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe { _mm512_storeu_ps(at, value) };
+    _mm256_setzero_si256()
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn write_f32_256(at: *mut f32, value: __m256) -> __m128i {
+    // SAFETY: the caller's.
+    unsafe { _mm256_storeu_ps(at, value) };
+    _mm_setzero_si128()
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn read_f16_512(at: *const [u8; 2]) -> __m512 {
+    // SAFETY: the caller's.
+    unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn read_f16_256(at: *const [u8; 2]) -> __m256 {
+    // SAFETY: the caller's.
+    unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn write_f16_512(at: *mut [u8; 2], value: __m512) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe { write_halves_256(at, _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value)) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn write_f16_256(at: *mut [u8; 2], value: __m256) -> __m128i {
+    // SAFETY: the caller's.
+    unsafe { write_halves_128(at, _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value)) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn read_bf16_512(at: *const [u8; 2]) -> __m512 {
+    // SAFETY: the caller's.
+    let halves = unsafe { _mm256_loadu_si256(at.cast()) };
+    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn read_bf16_256(at: *const [u8; 2]) -> __m256 {
+    // SAFETY: the caller's.
+    let halves = unsafe { _mm_loadu_si128(at.cast()) };
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn write_bf16_512(at: *mut [u8; 2], value: __m512) -> __m256i {
+    let bits = _mm512_castps_si512(value);
+    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+    let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    // A NaN stays one, whatever rounding makes of it.
+    let nans = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(value, value);
+    let rounded = _mm512_mask_mov_epi32(rounded, nans, _mm512_set1_epi32(0x7fc0_0000));
+    let halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded));
+    // SAFETY: the caller's.
+    unsafe { write_halves_256(at, halves) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn write_bf16_256(at: *mut [u8; 2], value: __m256) -> __m128i {
+    let bits = _mm256_castps_si256(value);
+    let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+    let rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    let nans = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(value, value));
+    let rounded = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0_0000), nans);
+    let words = _mm256_srli_epi32::<16>(rounded);
+    let halves = _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+    // SAFETY: the caller's.
+    unsafe { write_halves_128(at, halves) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn write_halves_256(at: *mut [u8; 2], halves: __m256i) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe { _mm256_storeu_si256(at.cast(), halves) };
+    _mm256_and_si256(halves, _mm256_set1_epi16(i16::MAX))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn write_halves_128(at: *mut [u8; 2], halves: __m128i) -> __m128i {
+    // SAFETY: the caller's.
+    unsafe { _mm_storeu_si128(at.cast(), halves) };
+    _mm_and_si128(halves, _mm_set1_epi16(i16::MAX))
+}
 
 #[cfg(test)]
 mod tests {
@@ -288,13 +463,27 @@ mod tests {
         let (rank, rows) = (5, 7);
         let panel: Vec<f32> = (0..rank * PANEL).map(|i| (i as f32 * 0.37).sin()).collect();
         let up: Vec<f32> = (0..rows * rank).map(|i| (i as f32 * 0.73).cos()).collect();
-        let mut tiles = [false, true].map(|wide| {
-            let mut tile: Vec<f32> = (0..rows * PANEL).map(|i| i as f32 * 1e-3).collect();
-            // SAFETY: the processor was asked.
-            unsafe { add_rows(&panel, rank, &up, 0.7, &mut tile, PANEL, wide) };
-            tile
-        });
-        let [narrow, wide] = &mut tiles;
-        assert_eq!(narrow, wide);
+        let factors = Factors { panel: &panel, up: &up, rank, scale: 0.7 };
+        fn same<T: Copy + PartialEq + std::fmt::Debug>(
+            factors: Factors<'_>,
+            values: &[T],
+            [wide, narrow]: [[Rows<T>; 2]; 2],
+        ) {
+            let [wide, narrow] = [wide, narrow].map(|[several, one]| {
+                let mut values = values.to_vec();
+                let tile = Tile { start: values.as_mut_ptr(), stride: PANEL };
+                // SAFETY: the processor was asked; the tile has as many rows as the factor.
+                unsafe { each_row(factors, tile, tile, several, one) };
+                values
+            });
+            assert_eq!(wide, narrow);
+        }
+        let values: Vec<f32> = (0..rows * PANEL).map(|i| i as f32 * 1e-3).collect();
+        same(factors, &values, [[f32_512::<ROWS>, f32_512::<1>], [f32_256::<ROWS>, f32_256::<1>]]);
+        // Any bits, also of what is no number.
+        let halves: Vec<[u8; 2]> =
+            (0..rows * PANEL).map(|i| (i as u16).wrapping_mul(4099).to_le_bytes()).collect();
+        same(factors, &halves, [[f16_512::<ROWS>, f16_512::<1>], [f16_256::<ROWS>, f16_256::<1>]]);
+        same(factors, &halves, [[bf16_512::<ROWS>, bf16_512::<1>], [bf16_256::<ROWS>, bf16_256::<1>]]);
     }
 }
