@@ -2,14 +2,17 @@
 //!
 //! The golden and refit tests run with that provider in place of those for CPUs: outputs against ONNX Runtime in fp32
 //! and against PyTorch, checkpoints, adapters, A after B after A to the bit. Then a table for the VAE decoder and the
-//! UNet of SD 1.5.
+//! UNet of SD 1.5, with PyTorch on the same GPU beside it where there is one.
 
 use crate::{
-    dist, setup, test,
+    dist,
+    python::TORCH_PYTHON,
+    setup, test,
     workspace::{Workspace, output, run, step},
 };
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
+use std::process::Command;
 
 /// Model, precision, least cosine to ONNX Runtime's fp32.
 const MODELS: [(&str, &str, f64); 4] = [
@@ -74,8 +77,10 @@ pub(crate) fn run_all(workspace: &Workspace, provider: &str) -> Result<()> {
     }
 
     step("Table");
-    println!("| model | precision | build | engine | load with weights | first run | run | cosine |");
-    println!("|---|---|---|---|---|---|---|---|");
+    println!(
+        "| model | precision | build | engine | load with weights | first run | run | PyTorch | torch.compile | cosine |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|");
     for (model, precision, least) in MODELS {
         let mut sdrun = dist.sdrun(workspace);
         sdrun.args(["bench", model, "-p", provider, "--precision", precision, "--json", "--quiet"]);
@@ -83,8 +88,12 @@ pub(crate) fn run_all(workspace: &Workspace, provider: &str) -> Result<()> {
         let row = &report["cases"][0]["rows"][0];
         let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
         let cosine = number(&row["accuracy"]["worst"]["cosine"]);
+        let [eager, compiled] = pytorch(workspace, model, precision).unwrap_or_else(|error| {
+            failures.push(format!("PyTorch, {model} in {precision}: {error:#}"));
+            ["?".into(), "?".into()]
+        });
         println!(
-            "| {model} | {precision} | {:.1} s | {:.1} MB | {:.2} s | {:.0} ms | {:.2} ms | {cosine:.7} |",
+            "| {model} | {precision} | {:.1} s | {:.1} MB | {:.2} s | {:.0} ms | {:.2} ms | {eager} | {compiled} | {cosine:.7} |",
             number(&row["build_seconds"]),
             number(&row["engine_bytes"]) / 1e6,
             number(&row["load_seconds"]),
@@ -97,6 +106,18 @@ pub(crate) fn run_all(workspace: &Workspace, provider: &str) -> Result<()> {
             failures.push(format!("{model} in {precision}: cosine {cosine}, at least {least} is asked for"));
         }
     }
+    if std::env::var_os(TORCH_PYTHON).is_none() {
+        println!("\nnot compared with PyTorch: {TORCH_PYTHON} names no Python with torch and diffusers");
+    }
     ensure!(failures.is_empty(), "{}", failures.join("\n"));
     Ok(())
+}
+
+/// What PyTorch takes for the same model on the same GPU, eagerly and compiled.
+fn pytorch(workspace: &Workspace, model: &str, precision: &str) -> Result<[String; 2]> {
+    let Some(python) = std::env::var_os(TORCH_PYTHON) else { return Ok(["-".into(), "-".into()]) };
+    let mut command = Command::new(python);
+    command.arg(workspace.root.join("xtask/python/torch_speed.py")).args([model, precision, "cuda"]);
+    let report: Value = serde_json::from_str(&output(&mut command)?)?;
+    Ok(["eager_ms", "compiled_ms"].map(|name| format!("{:.2} ms", report[name].as_f64().unwrap_or(f64::NAN))))
 }

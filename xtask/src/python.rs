@@ -16,6 +16,9 @@ use std::{
 /// Oldest Python that the pinned packages run on.
 const OLDEST: (u32, u32) = (3, 11);
 
+/// Names a Python with torch, diffusers and peft, for comparisons with them; without it there are none.
+pub(crate) const TORCH_PYTHON: &str = "SDRUN_TORCH_PYTHON";
+
 /// The packages of `xtask/python/requirements-NAME.txt`.
 #[derive(Clone, Copy)]
 pub(crate) enum Packages {

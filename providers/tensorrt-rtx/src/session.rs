@@ -51,6 +51,8 @@ struct Slot {
     on_host: bool,
     pinned: PinnedMemory,
     device: DeviceMemory,
+    /// Bytes of an input that both sides hold.
+    uploaded: Option<usize>,
 }
 
 impl Slot {
@@ -65,7 +67,24 @@ impl Slot {
             on_host,
             pinned: context.pinned_memory(bytes)?,
             device: context.device_memory(if on_host { 0 } else { bytes })?,
+            uploaded: None,
         })
+    }
+
+    /// Brings an input to where the engine reads it. What is there already stays there: the steps of a denoiser give
+    /// the same text, and the same control image, again and again.
+    fn upload(&mut self, data: &[u8], context: &Arc<Context>, stream: &Stream) -> Result<()> {
+        if self.uploaded == Some(data.len()) && self.pinned[..data.len()] == *data {
+            return Ok(());
+        }
+        self.uploaded = None;
+        self.reserve(context, data.len())?;
+        self.pinned[..data.len()].copy_from_slice(data);
+        if !self.on_host {
+            stream.upload(&self.pinned, &self.device, data.len())?;
+        }
+        self.uploaded = Some(data.len());
+        Ok(())
     }
 
     /// Makes room for so many bytes.
@@ -158,6 +177,41 @@ impl TrtSession {
         self.outputs.iter().map(spec).collect()
     }
 
+    fn execute(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        outputs: &mut dyn OutputSink,
+        host: &dyn Host,
+    ) -> Result<()> {
+        let started = Instant::now();
+        self.context.enter()?;
+        for (slot, input) in self.inputs.iter_mut().zip(inputs) {
+            slot.upload(input.data, &self.context, &self.stream)?;
+            self.execution.set_shape(&slot.name, input.shape, host)?;
+            slot.bind(&mut self.execution, host)?;
+        }
+        let specs = self.output_specs()?;
+        let buffers = outputs.allocate(&specs)?;
+        for (slot, buffer) in self.outputs.iter_mut().zip(&buffers) {
+            slot.reserve(&self.context, buffer.len())?;
+            slot.bind(&mut self.execution, host)?;
+        }
+        self.execution.enqueue(&self.stream, host)?;
+        for (slot, buffer) in self.outputs.iter_mut().zip(&buffers) {
+            if !slot.on_host {
+                self.stream.download(&slot.device, &mut slot.pinned, buffer.len())?;
+            }
+        }
+        self.wait(host)?;
+        for (slot, buffer) in self.outputs.iter().zip(buffers) {
+            buffer.copy_from_slice(&slot.pinned[..buffer.len()]);
+        }
+        self.last_run = Some(started.elapsed());
+        self.keep_kernels(inputs, host);
+        log::deliver(host);
+        Ok(())
+    }
+
     fn wait(&self, host: &dyn Host) -> Result<()> {
         if self.last_run.is_some_and(|took| took <= WATCHED_FROM) {
             return self.stream.wait();
@@ -225,37 +279,11 @@ impl Session for TrtSession {
         if let Some(error) = &self.broken {
             return Err(error.clone());
         }
-        let started = Instant::now();
-        self.context.enter()?;
-        for (slot, input) in self.inputs.iter_mut().zip(inputs) {
-            slot.reserve(&self.context, input.data.len())?;
-            slot.pinned[..input.data.len()].copy_from_slice(input.data);
-            if !slot.on_host {
-                self.stream.upload(&slot.pinned, &slot.device, input.data.len())?;
-            }
-            self.execution.set_shape(&slot.name, input.shape, host)?;
-            slot.bind(&mut self.execution, host)?;
-        }
-        let specs = self.output_specs()?;
-        let buffers = outputs.allocate(&specs)?;
-        for (slot, buffer) in self.outputs.iter_mut().zip(&buffers) {
-            slot.reserve(&self.context, buffer.len())?;
-            slot.bind(&mut self.execution, host)?;
-        }
-        self.execution.enqueue(&self.stream, host)?;
-        for (slot, buffer) in self.outputs.iter_mut().zip(&buffers) {
-            if !slot.on_host {
-                self.stream.download(&slot.device, &mut slot.pinned, buffer.len())?;
-            }
-        }
-        self.wait(host)?;
-        for (slot, buffer) in self.outputs.iter().zip(buffers) {
-            buffer.copy_from_slice(&slot.pinned[..buffer.len()]);
-        }
-        self.last_run = Some(started.elapsed());
-        self.keep_kernels(inputs, host);
-        log::deliver(host);
-        Ok(())
+        self.execute(inputs, outputs, host).inspect_err(|_| {
+            // What was queued uses memory that the next run may replace, and nobody knows how much of it was done.
+            let _ = self.stream.wait();
+            self.inputs.iter_mut().for_each(|slot| slot.uploaded = None);
+        })
     }
 
     fn memory(&self) -> Result<MemoryReport> {

@@ -2,13 +2,10 @@
 //! fastest way, and diffusers where there is one.
 
 use super::{Lab, Line, Outcome, median};
-use crate::workspace::output;
+use crate::{python::TORCH_PYTHON, workspace::output};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::{path::Path, process::Command};
-
-/// A Python with torch, diffusers and peft, for the comparison with diffusers; without it there is none.
-const TORCH_PYTHON: &str = "SDRUN_TORCH_PYTHON";
 
 pub(super) fn refit(lab: &Lab<'_>) -> Outcome {
     let folder = lab.workspace.target.join("bench/refit");

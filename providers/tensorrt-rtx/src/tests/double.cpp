@@ -417,6 +417,7 @@ Status cuMemAllocHost_v2(void** address, size_t bytes)
 Status cuMemFreeHost(void* address) { return --state("pinned"), std::free(address), 0; }
 Status cuMemcpyHtoDAsync_v2(uint64_t to, void const* from, size_t bytes, void* stream)
 {
+    ++state("uploads");
     static_cast<Stream*>(stream)->queue.push_back([=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
     return 0;
 }

@@ -102,6 +102,25 @@ fn a_refit_that_fails_keeps_the_former_weights_or_says_so() {
     assert_eq!(run(&mut *session, 2).unwrap(), first);
 }
 
+#[test]
+fn inputs_that_stay_the_same_stay_on_the_gpu() {
+    let (_guard, double, provider) = provider();
+    let source = Source::new(0.3, -0.2);
+    let mut session = session(&provider, &source).unwrap();
+    let mut uploads = |rows: usize| {
+        let before = double.get("uploads");
+        assert_eq!(run(&mut *session, rows).unwrap(), expected(&source, rows));
+        double.get("uploads") - before
+    };
+    assert_eq!([uploads(2), uploads(2), uploads(4), uploads(4), uploads(2), uploads(2)], [1, 0, 1, 0, 1, 0]);
+    // After a failure nobody knows what is there.
+    double.set("enqueue_fails", 1);
+    failure(run(&mut *session, 2));
+    let before = double.get("uploads");
+    assert_eq!(run(&mut *session, 2).unwrap(), expected(&source, 2));
+    assert_eq!(double.get("uploads"), before + 1);
+}
+
 /// Stops everything.
 struct Stop;
 

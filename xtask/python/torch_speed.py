@@ -1,0 +1,80 @@
+"""Milliseconds that PyTorch takes for a model of SD 1.5 with weights of no meaning, as JSON: eager, and after torch.compile.
+
+Usage: torch_speed.py MODEL fp32|fp16 DEVICE, MODEL as sdrun calls it. Needs torch and diffusers.
+"""
+
+import json
+import statistics
+import sys
+import time
+
+import torch
+from diffusers import AutoencoderKL, UNet2DConditionModel
+
+WARM_UP = 3
+RUNS = 10
+
+
+def unet(options):
+    config = {
+        "sample_size": 64,
+        "cross_attention_dim": 768,
+        "block_out_channels": [320, 640, 1280, 1280],
+        "attention_head_dim": 8,
+    }
+    model = UNet2DConditionModel.from_config(config)
+    latent, text = torch.randn(1, 4, 64, 64).to(**options), torch.randn(1, 77, 768).to(**options)
+    step = torch.tensor([500], device=options["device"])
+    return model, lambda model: model(latent, step, text, return_dict=False)[0]
+
+
+def vae_decoder(options):
+    config = {
+        "block_out_channels": [128, 256, 512, 512],
+        "down_block_types": ["DownEncoderBlock2D"] * 4,
+        "up_block_types": ["UpDecoderBlock2D"] * 4,
+        "layers_per_block": 2,
+        "latent_channels": 4,
+        "sample_size": 512,
+    }
+    model = AutoencoderKL.from_config(config)
+    latent = torch.randn(1, 4, 64, 64).to(**options)
+    # A compiled module is its `forward`.
+    model.forward = lambda z: model.decoder(model.post_quant_conv(z))
+    return model, lambda model: model(latent)
+
+
+MODELS = {"sd15/unet": unet, "sd15/vae-decoder": vae_decoder}
+
+
+def milliseconds(run, model, device):
+    """Median of a few runs, each to its end on the device."""
+
+    def finished():
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    taken = []
+    for _ in range(WARM_UP + RUNS):
+        started = finished()
+        run(model)
+        taken.append(finished() - started)
+    return 1e3 * statistics.median(taken[WARM_UP:])
+
+
+def main(name, precision, device):
+    # As sdrun has it: f32 is f32.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    options = {"device": torch.device(device), "dtype": {"fp32": torch.float32, "fp16": torch.float16}[precision]}
+    with torch.inference_mode():
+        model, run = MODELS[name](options)
+        model = model.eval().to(**options).to(memory_format=torch.channels_last)
+        eager = milliseconds(run, model, options["device"])
+        compiled = milliseconds(run, torch.compile(model, mode="max-autotune"), options["device"])
+    print(json.dumps({"eager_ms": eager, "compiled_ms": compiled}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
