@@ -12,30 +12,15 @@ use sdrun::{
     abi::{DeviceKind, NoHost, WeightUpdate},
     inputs,
 };
-use sdrun_tests::lab::{Lab, folder};
-use std::collections::BTreeMap;
+use sdrun_tests::{
+    kernels::{self, Kernels},
+    lab::{Lab, folder},
+};
 
-/// Kernels by name, and how often a run launches each.
-type Kernels = BTreeMap<String, usize>;
-
-/// What the last run launched.
-fn launched() -> Kernels {
-    let text = std::fs::read_to_string(folder("FAKE_HIP_COUNTS")).unwrap();
-    let last = text.trim_end().strip_suffix("--").unwrap();
-    let last = last.trim_end().rsplit("--\n").next().unwrap();
-    let mut kernels = Kernels::new();
-    for name in last.lines() {
-        *kernels.entry(name.to_string()).or_default() += 1;
-    }
-    kernels
-}
-
-fn run(engine: &Engine, model: &Model, given: &Tensors) -> usize {
+/// How many kernels a run launches; every run the same.
+fn run(engine: &Engine, model: &Model, given: &Tensors) -> Kernels {
     let mut session = engine.session(&model.weights(), &NoHost).unwrap();
-    // Before the first run ends, kernels that were tried while compiling are counted with it.
-    session.run(given, &NoHost).unwrap();
-    session.run(given, &NoHost).unwrap();
-    let kernels = launched();
+    let kernels = kernels::of_a_run(&mut session, given).unwrap().expect("FAKE_HIP_COUNTS is set");
     let memory = session.memory().unwrap();
     assert!(memory.device.unwrap() >= memory.weights.unwrap());
     let takes_weights = !engine.info().weights.is_empty();
@@ -46,8 +31,8 @@ fn run(engine: &Engine, model: &Model, given: &Tensors) -> usize {
         assert_eq!(report.unwrap().method, WeightUpdate::AsInputs);
     }
     session.run(given, &NoHost).unwrap();
-    assert_eq!(launched(), kernels, "every run launches the same");
-    kernels.values().sum()
+    assert_eq!(kernels::launched().unwrap(), kernels, "every run launches the same");
+    kernels
 }
 
 /// Weights as parameters take at most 5 % more kernels than weights inside.
@@ -62,26 +47,29 @@ fn costs_little(name: &str, model: &Model, sizes: &[(&str, &[usize])]) {
     options.cache = CachePolicy::Off;
     options.shapes = shapes;
     let dir = tempfile::tempdir().unwrap();
-    let counts = [false, true].map(|bake| {
+    let [parameters, inside] = [false, true].map(|bake| {
         options.bake = bake;
         let engine = provider.build(model, &options, &NoHost).unwrap();
-        let count = run(&engine, model, &given);
+        let kernels = run(&engine, model, &given);
         let file = dir.path().join(format!("{bake}.sdengine"));
         let bytes = engine.save(&file).unwrap();
         println!(
-            "{name}, weights inside: {bake}: {count} kernels, {bytes} bytes, built in {:.1} s",
+            "{name}, weights inside: {bake}: {} kernels, {bytes} bytes, built in {:.1} s",
+            kernels.values().sum::<usize>(),
             engine.seconds()
         );
         drop(engine);
         let loaded = provider.load(&file, &device, None, &NoHost).unwrap();
-        assert_eq!(run(&loaded, model, &given), count, "loaded");
-        count
+        assert_eq!(run(&loaded, model, &given), kernels, "loaded");
+        kernels
     });
-    let [parameters, inside] = counts;
-    assert!(inside > 0);
+    let count = |kernels: &Kernels| kernels.values().sum::<usize>();
+    assert!(count(&inside) > 0);
     assert!(
-        parameters as f64 <= 1.05 * inside as f64,
-        "{name}: {parameters} kernels, {inside} with the weights inside"
+        count(&parameters) as f64 <= 1.05 * count(&inside) as f64,
+        "{name}: {} kernels, {} with the weights inside: {parameters:#?} {inside:#?}",
+        count(&parameters),
+        count(&inside)
     );
 }
 
