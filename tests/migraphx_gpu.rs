@@ -40,7 +40,8 @@ fn costs_little(name: &str, model: &Model, sizes: &[(&str, &[usize])]) {
     let lab = Lab::default();
     let shapes: Shapes = sizes.iter().map(|(input, shape)| (input.to_string(), shape.to_vec())).collect();
     let given = inputs::seeded(model, &model.bound(&shapes).unwrap(), 0).unwrap();
-    let provider = lab.open("migraphx").unwrap();
+    // Debian's build checks itself, and compiles a program with its weights inside for a quarter of an hour.
+    let provider = lab.open_for("migraphx", 60).unwrap();
     let device = provider.device(None).unwrap();
     assert_eq!((device.kind, device.class.as_str()), (DeviceKind::Gpu, "gfx1100"));
     let mut options = BuildOptions::new(device.clone());
@@ -90,4 +91,13 @@ fn text_encoder() {
 fn vae_decoder() {
     let sizes: &[(&str, &[usize])] = &[("latent_sample", &[1, 4, 16, 16])];
     costs_little("sd15/vae-decoder", &Lab::default().model("sd15/vae-decoder"), sizes);
+}
+
+#[test]
+#[ignore = "needs ROCm's compiler, the stand-in for HIP and SDRUN_TINY_DIR"]
+fn tiny_unet() {
+    let sizes: &[(&str, &[usize])] =
+        &[("sample", &[1, 4, 8, 8]), ("timestep", &[]), ("encoder_hidden_states", &[1, 8, 32])];
+    let file = folder("SDRUN_TINY_DIR").join("sd/onnx/unet/model.onnx");
+    costs_little("tiny UNet", &Model::open(file).unwrap(), sizes);
 }

@@ -79,5 +79,8 @@ fn compared(model: &str, kinds: [&str; 2], row: &Value) -> Vec<Line> {
         let what = format!("{model}, {} / {}: {what}", kinds[0], kinds[1]);
         ratio(figure).map(|ratio| Line::new(what, ratio, aim))
     };
-    [line("build_s", "build", ""), line("kernels", "kernels of a run", "≤ 1.05")].into_iter().flatten().collect()
+    [line("build_s", "build", ""), line("kernels", "kernels of a run", "≤ 1.05")]
+        .into_iter()
+        .flatten()
+        .collect()
 }

@@ -108,12 +108,7 @@ impl Lab<'_> {
     }
 
     /// The same with more environment variables.
-    fn example_with(
-        &self,
-        name: &str,
-        arguments: &[&OsStr],
-        variables: &[(&str, &OsStr)],
-    ) -> Result<Value> {
+    fn example_with(&self, name: &str, arguments: &[&OsStr], variables: &[(&str, &OsStr)]) -> Result<Value> {
         let mut cargo = self.workspace.cargo();
         cargo.args(["run", "--quiet", "--release", "--package=sdrun-tests"]);
         cargo.arg(format!("--example={name}")).arg("--").args(arguments);

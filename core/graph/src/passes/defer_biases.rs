@@ -56,9 +56,10 @@ fn split_convolutions(graph: &mut Graph) {
         }
     }
     for mut node in std::mem::take(&mut graph.nodes) {
-        let parts = node.output(0).zip(node.input(2)).filter(|(y, bias)| {
-            is_op(&node, "Conv") && added.contains(y) && made.contains(bias)
-        });
+        let parts = node
+            .output(0)
+            .zip(node.input(2))
+            .filter(|(y, bias)| is_op(&node, "Conv") && added.contains(y) && made.contains(bias));
         if let Some((y, bias)) = parts {
             let value = graph.value(y).clone();
             let rank = value.shape.as_ref().map_or(0, Vec::len);

@@ -86,8 +86,9 @@ impl Projection {
         if made.contains(&source) || graph.initializers.contains_key(&source) || rank < 2 {
             return None;
         }
-        let bias =
-            (users.get(&product) == Some(&1)).then(|| bias_of(graph, index, product, columns, made)).flatten();
+        let bias = (users.get(&product) == Some(&1))
+            .then(|| bias_of(graph, index, product, columns, made))
+            .flatten();
         let (sum, bias, output) = match bias {
             Some((sum, bias, output)) => (Some(sum), Some(bias), output),
             None => (None, None, product),
