@@ -141,6 +141,22 @@ fn taef2_decoder() {
     holds("ref", "taef2/decoder", &model, &[("latent", &[1, 32, 2, 2])], Precision::Fp32);
 }
 
+/// At full size, where nothing is run, an engine has no table or constant that grows with the image.
+#[test]
+#[ignore = "needs MIGraphX; run by `cargo xtask test`"]
+fn full_size_engines_are_small() {
+    let lab = Lab::default();
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["sd15/vae-decoder", "sd15/unet"] {
+        let model = lab.model(name);
+        let provider = lab.open("migraphx").unwrap();
+        let options = options(&provider, &model.shapes(&Shapes::new()));
+        let engine = provider.build(&model, &options, &NoHost).unwrap();
+        let bytes = engine.save(folder.path().join("engine.sdengine")).unwrap();
+        assert!(bytes <= 3_000_000, "{name}: {bytes} bytes");
+    }
+}
+
 #[test]
 #[ignore = "needs MIGraphX; run by `cargo xtask test`"]
 fn mobilenet_v2() {

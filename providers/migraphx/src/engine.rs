@@ -8,6 +8,7 @@ use crate::{
     preparation::Preparation,
     runtime::Runtime,
     session::MgxSession,
+    upsample::spell_out_upsampling,
 };
 use bytes::Bytes;
 use sdrun_abi::{Engine, EngineInfo, Error, Host, Result, Session, WeightSource};
@@ -64,6 +65,7 @@ pub(crate) fn build(
         None => (model, take_weights_out(&mut graph, &target)),
     };
     count_axes_from_first(&mut graph);
+    spell_out_upsampling(&mut graph);
     let parts = Before { runtime, target, options, info, model, preparation };
     parts.finish(|target| compile(runtime, target, &graph, options, baked, host))
 }

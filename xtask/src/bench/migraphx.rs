@@ -56,7 +56,7 @@ fn figures(model: &str, kind: &str, row: &Value) -> Result<Vec<Line>> {
     let aim = |aim: &'static str| if is_unet { aim } else { "" };
     let what = format!("{model}, {kind}");
     let mut lines = vec![
-        Line::new(format!("{what}: build"), format!("{build:.1} s"), ""),
+        Line::new(format!("{what}: build"), format!("{build:.2} s"), ""),
         Line::new(format!("{what}: peak memory of building"), bytes(most("build_bytes")), ""),
         Line::new(format!("{what}: engine"), bytes(most("engine_bytes")), aim("≤ 3 MB")),
         Line::new(format!("{what}: load"), format!("{load:.2} s"), aim("≤ 1 s")),
