@@ -26,7 +26,7 @@ pub fn defer_biases(graph: &mut Graph) -> usize {
                 graph.nodes.push(node);
                 Sum { rest: *rest, fixed: *fixed }
             }
-            ([rests @ ..], [first, more @ ..]) if !rests.is_empty() && same_shape(graph, rests) => {
+            (rests, [first, more @ ..]) if !rests.is_empty() && same_shape(graph, rests) => {
                 changed += 1;
                 let rest = rests[1..].iter().fold(rests[0], |sum, rest| add(graph, sum, *rest, None));
                 let fixed = more.iter().fold(*first, |sum, fixed| add(graph, sum, *fixed, None));
