@@ -47,7 +47,12 @@ impl Lab {
 
     /// A provider in a worker.
     pub fn open(&self, id: &str) -> sdrun::Result<Provider> {
-        self.registry.open(id, &Isolation::worker(Limits::all(Duration::from_secs(900))))
+        self.open_for(id, 15)
+    }
+
+    /// A provider in a worker that may take some minutes for each call.
+    pub fn open_for(&self, id: &str, minutes: u64) -> sdrun::Result<Provider> {
+        self.registry.open(id, &Isolation::worker(Limits::all(Duration::from_secs(60 * minutes))))
     }
 }
 

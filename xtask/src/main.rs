@@ -22,7 +22,8 @@ cargo xtask COMMAND
   setup                      install what is missing: Python packages, vendor runtimes, test data
   migraphx                   only this: MIGraphX's libraries for tests, out of Debian's packages
   dist [--release|--debug]   build sdrun and its plugins into target/dist (target/dist-test with --debug)
-  bench [NAME…]              measure: overhead, start, load, open, worker, size, refit, ggml, shapes, tensorrt-rtx (default: all)
+  bench [NAME…]              measure: overhead, start, load, open, worker, size, refit, ggml, shapes, tensorrt-rtx,
+                             migraphx (default: all); migraphx uses the GPU of a ROCm in SDRUN_MIGRAPHX_DIR
   gpu PROVIDER               on a machine with the hardware of a provider: what cannot be tested without
 
 Everything goes into the target folder; your home folder is not touched.

@@ -5,10 +5,12 @@
 //! original takes. [`simplify()`] runs those that every consumer takes; [`optimize`] those that a consumer asks for by
 //! name. Sizes may be open; a rule that needs a number (of channels, of heads) leaves alone what lacks it.
 
+mod absorb_scales;
 mod branches;
 mod compact;
 mod cse;
 mod dead;
+mod defer_biases;
 mod expand_biases;
 mod fold;
 mod fuse_attention;
@@ -28,10 +30,12 @@ pub(crate) mod testing;
 mod uses;
 mod weights_as_inputs;
 
+pub use absorb_scales::absorb_scales;
 pub use branches::inline_branches;
 pub use compact::compact;
 pub use cse::merge_common_subexpressions;
 pub use dead::eliminate_dead;
+pub use defer_biases::defer_biases;
 pub use expand_biases::expand_biases;
 pub use fold::{FOLD_BUDGET, fold_constants};
 pub use fuse_attention::{absorb_heads, fuse_attention};

@@ -4,7 +4,8 @@ use crate::{ffi::HipDevice, runtime::Runtime};
 use sdrun_abi::{CancelSupport, Capabilities, Device, DeviceKind, Error, Precision, Result, WeightUpdate};
 use sdrun_provider_common::IO_DTYPES;
 
-/// Lists the reference interpreter beside the GPUs.
+/// Lists the reference interpreter beside the GPUs: as `ref`, and as `ref-gpu`, which gets the graphs that GPUs get, so that
+/// what is rewritten for those is run somewhere.
 const REFERENCE_VARIABLE: &str = "SDRUN_MIGRAPHX_REF";
 
 /// A device and what MIGraphX and HIP call it.
@@ -13,6 +14,8 @@ pub(crate) struct Target {
     pub(crate) device: Device,
     /// `None` for the reference interpreter.
     pub(crate) hip: Option<HipDevice>,
+    /// Whether graphs are rewritten as the compiler for GPUs likes them.
+    pub(crate) for_gpu: bool,
 }
 
 /// All devices: GPUs in HIP's order, then, where the environment asks for it, the reference interpreter.
@@ -28,19 +31,21 @@ pub(crate) fn all(runtime: &Runtime) -> Result<Vec<Target>> {
             memory_bytes: Some(gpu.memory),
             absent: None,
         };
-        targets.push(Target { device, hip: Some(gpu) });
+        targets.push(Target { device, hip: Some(gpu), for_gpu: true });
     }
     if std::env::var_os(REFERENCE_VARIABLE).is_some_and(|value| value == "1") {
-        let device = Device {
-            id: "ref".into(),
-            index: targets.len(),
-            name: "MIGraphX reference interpreter (one CPU thread, for tests)".into(),
-            kind: DeviceKind::Cpu,
-            class: "ref".into(),
-            memory_bytes: None,
-            absent: None,
-        };
-        targets.push(Target { device, hip: None });
+        for (id, words, for_gpu) in [("ref", "", false), ("ref-gpu", ", graphs as for a GPU", true)] {
+            let device = Device {
+                id: id.into(),
+                index: targets.len(),
+                name: format!("MIGraphX reference interpreter (one CPU thread, for tests{words})"),
+                kind: DeviceKind::Cpu,
+                class: id.into(),
+                memory_bytes: None,
+                absent: None,
+            };
+            targets.push(Target { device, hip: None, for_gpu });
+        }
     }
     Ok(targets)
 }

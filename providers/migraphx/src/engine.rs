@@ -8,12 +8,15 @@ use crate::{
     preparation::Preparation,
     runtime::Runtime,
     session::MgxSession,
+    upsample::spell_out_upsampling,
 };
 use bytes::Bytes;
 use sdrun_abi::{Engine, EngineInfo, Error, Host, Result, Session, WeightSource};
 use sdrun_graph::{
     Graph,
-    passes::{expand_biases, merge_projections, prepare_weights, weights_as_inputs},
+    passes::{
+        absorb_scales, defer_biases, expand_biases, merge_projections, prepare_weights, weights_as_inputs,
+    },
 };
 use sdrun_provider_common::{describe, phase, read_graph};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -62,6 +65,7 @@ pub(crate) fn build(
         None => (model, take_weights_out(&mut graph, &target)),
     };
     count_axes_from_first(&mut graph);
+    spell_out_upsampling(&mut graph);
     let parts = Before { runtime, target, options, info, model, preparation };
     parts.finish(|target| compile(runtime, target, &graph, options, baked, host))
 }
@@ -69,12 +73,15 @@ pub(crate) fn build(
 /// Makes inputs of all weights, or of what is computed out of them. The same for the same graph and kind of device: an engine
 /// that is loaded does it again.
 fn take_weights_out(graph: &mut Graph, target: &Target) -> Preparation {
+    if target.for_gpu {
+        absorb_scales(graph);
+    }
     merge_projections(graph);
-    let gpu = target.hip.is_some();
-    if gpu {
+    if target.for_gpu {
+        defer_biases(graph);
         expand_biases(graph);
     }
-    let preparation = prepare_weights(graph, gpu);
+    let preparation = prepare_weights(graph, target.for_gpu);
     weights_as_inputs(graph);
     Preparation::new(preparation)
 }

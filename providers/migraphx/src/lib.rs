@@ -10,6 +10,7 @@
 //! * `devices`: what it can use.
 //! * `options`: what a user can choose.
 //! * `compile`: from a graph to a program. `half`: graphs in half precision. `preparation`: what is computed out of weights.
+//!   `upsample`: a way around a large table.
 //! * `payload`: programs in engine files.
 //! * `engine`, `session`: the traits of sdrun-abi.
 
@@ -24,6 +25,7 @@ mod preparation;
 mod provider;
 mod runtime;
 mod session;
+mod upsample;
 
 pub use provider::MiGraphX;
 

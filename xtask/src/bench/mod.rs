@@ -2,6 +2,7 @@
 //! block of Markdown is printed. Nothing here passes or fails.
 
 mod ggml;
+mod migraphx;
 mod process;
 mod refit;
 mod runs;
@@ -44,7 +45,7 @@ type Outcome = Result<(Value, Vec<Line>)>;
 
 type Measure = fn(&Lab<'_>) -> Outcome;
 
-const ALL: [(&str, Measure); 10] = [
+const ALL: [(&str, Measure); 11] = [
     ("size", process::size),
     ("start", process::start),
     ("open", process::open),
@@ -55,6 +56,7 @@ const ALL: [(&str, Measure); 10] = [
     ("ggml", ggml::against_openvino),
     ("shapes", ggml::new_shapes),
     ("tensorrt-rtx", tensorrt_rtx::builds),
+    ("migraphx", migraphx::builds),
 ];
 
 /// Runs the benchmarks that are named, or all.
@@ -102,11 +104,17 @@ impl Lab<'_> {
 
     /// The JSON that an example of the tests prints.
     fn example(&self, name: &str, arguments: &[&OsStr]) -> Result<Value> {
+        self.example_with(name, arguments, &[])
+    }
+
+    /// The same with more environment variables.
+    fn example_with(&self, name: &str, arguments: &[&OsStr], variables: &[(&str, &OsStr)]) -> Result<Value> {
         let mut cargo = self.workspace.cargo();
         cargo.args(["run", "--quiet", "--release", "--package=sdrun-tests"]);
         cargo.arg(format!("--example={name}")).arg("--").args(arguments);
         cargo.env("SDRUN_DIST", &self.dist.dir).env("SDRUN_WORKER", self.dist.program("sdrun-worker"));
         cargo.env("SDRUN_DATA_DIR", self.workspace.data()).env("SDRUN_CACHE_DIR", self.workspace.cache());
+        cargo.envs(variables.iter().copied());
         Ok(serde_json::from_str(&output(&mut cargo)?)?)
     }
 }

@@ -1,3 +1,4 @@
+use super::{prepare_weights::made_of_weights, rewrite::add_value};
 use crate::{Graph, Initializer, Node, Tensor, Value};
 use sdrun_abi::DType;
 use std::collections::{BTreeMap, HashSet};
@@ -10,8 +11,7 @@ pub fn expand_biases(graph: &mut Graph) -> usize {
     let is_product = |node: &&Node| node.op_type == "MatMul" && node.domain.is_empty();
     let products: HashSet<_> =
         graph.nodes.iter().filter(is_product).filter_map(|node| node.output(0)).collect();
-    let made: HashSet<_> =
-        graph.nodes.iter().filter(|n| fixed(graph, n)).filter_map(|node| node.output(0)).collect();
+    let made = made_of_weights(graph);
     let mut expanded = 0;
     for index in 0..graph.nodes.len() + graph.nodes.len() {
         let Some(node) = graph.nodes.get(index) else { break };
@@ -20,9 +20,8 @@ pub fn expand_biases(graph: &mut Graph) -> usize {
         }
         let is_bias = |slot: usize| {
             let id = node.input(slot)?;
-            let weight = matches!(graph.initializers.get(&id), Some(Initializer::Weight(_)));
             let other = node.input(1 - slot)?;
-            ((weight || made.contains(&id)) && products.contains(&other)).then_some((slot, id, other))
+            (made.contains(&id) && products.contains(&other)).then_some((slot, id, other))
         };
         let Some((slot, bias, product)) = is_bias(0).or_else(|| is_bias(1)) else { continue };
         let (Some(shape), Some(own)) = (graph.value(product).known_shape(), graph.value(bias).known_shape())
@@ -35,12 +34,8 @@ pub fn expand_biases(graph: &mut Graph) -> usize {
         let dtype = graph.value(bias).dtype;
         let base = graph.value(bias).name.clone();
         let mut add = |suffix: &str, dtype: Option<DType>, dims: &[usize]| {
-            let mut name = format!("{base}_{suffix}");
-            while graph.find(&name).is_some() {
-                name.push('_');
-            }
             let shape = Some(dims.iter().map(|d| crate::Dim::Known(*d)).collect());
-            graph.add_value(Value { name, dtype, shape })
+            add_value(graph, Value { name: format!("{base}_{suffix}"), dtype, shape })
         };
         let target = add("target", Some(DType::I64), &[shape.len()]);
         let spread = add("expanded", dtype, &shape);
@@ -60,13 +55,6 @@ pub fn expand_biases(graph: &mut Graph) -> usize {
         expanded += 1;
     }
     expanded
-}
-
-/// Whether a node depends on weights alone, as far as [`merge_projections`](super::merge_projections) makes such: a concatenation
-/// of weights.
-fn fixed(graph: &Graph, node: &Node) -> bool {
-    let weight = |id: &crate::ValueId| matches!(graph.initializers.get(id), Some(Initializer::Weight(_)));
-    node.op_type == "Concat" && node.domain.is_empty() && node.inputs.iter().flatten().all(weight)
 }
 
 #[cfg(test)]

@@ -1,13 +1,14 @@
+use super::{prepare_weights::made_of_weights, rewrite::add_value};
 use crate::{Attribute, Dim, Graph, Initializer, Node, Tensor, Value, ValueId};
 use sdrun_abi::DType;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Makes one product of those that multiply the same value by weights (the projections of an attention: Q, K and V, or the K
 /// and V of every layer that looks at the same text), each with the bias added to it where all have one.
 ///
 /// Compilers do so by themselves where the weights are constants. Here the weights are concatenated in the graph, so that
-/// they stay weights under their names; [`prepare_weights`](super::prepare_weights) takes that out. Shapes must have been
-/// inferred. Answers how many products are gone.
+/// they stay weights under their names; [`prepare_weights`](super::prepare_weights) takes that out. What it can take out counts as
+/// a weight. Shapes must have been inferred. Answers how many products are gone.
 pub fn merge_projections(graph: &mut Graph) -> usize {
     let mut users: HashMap<ValueId, usize> = HashMap::new();
     for id in graph.nodes.iter().flat_map(|n| n.inputs.iter().flatten()).chain(&graph.outputs) {
@@ -16,9 +17,13 @@ pub fn merge_projections(graph: &mut Graph) -> usize {
     for id in graph.captures().into_values().flatten() {
         *users.entry(id).or_default() += 1;
     }
+    let made = made_of_weights(graph);
+    // What is made of weights comes first, so that it is there wherever a group is computed.
+    let is_made = |node: &Node| node.output(0).is_some_and(|id| made.contains(&id));
+    graph.nodes.sort_by_key(|node| !is_made(node));
     let mut groups: BTreeMap<(ValueId, Key), Vec<Projection>> = BTreeMap::new();
     for index in 0..graph.nodes.len() {
-        if let Some((source, key, projection)) = Projection::at(graph, index, &users) {
+        if let Some((source, key, projection)) = Projection::at(graph, index, &users, &made) {
             groups.entry((source, key)).or_default().push(projection);
         }
     }
@@ -63,25 +68,32 @@ struct Projection {
 }
 
 impl Projection {
-    fn at(graph: &Graph, index: usize, users: &HashMap<ValueId, usize>) -> Option<(ValueId, Key, Self)> {
+    fn at(
+        graph: &Graph,
+        index: usize,
+        users: &HashMap<ValueId, usize>,
+        made: &BTreeSet<ValueId>,
+    ) -> Option<(ValueId, Key, Self)> {
         let node = &graph.nodes[index];
         if node.op_type != "MatMul" || !node.domain.is_empty() {
             return None;
         }
         let (source, weight, product) = (node.input(0)?, node.input(1)?, node.output(0)?);
-        let Some(Initializer::Weight(w)) = graph.initializers.get(&weight) else { return None };
-        let [inner, columns] = w.shape[..] else { return None };
+        let [inner, columns] = made.contains(&weight).then(|| graph.value(weight).known_shape())??[..] else {
+            return None;
+        };
         let rank = graph.value(source).known_shape()?.len();
-        if graph.initializers.contains_key(&source) || rank < 2 {
+        if made.contains(&source) || graph.initializers.contains_key(&source) || rank < 2 {
             return None;
         }
-        let bias =
-            (users.get(&product) == Some(&1)).then(|| bias_of(graph, index, product, columns)).flatten();
+        let bias = (users.get(&product) == Some(&1))
+            .then(|| bias_of(graph, index, product, columns, made))
+            .flatten();
         let (sum, bias, output) = match bias {
             Some((sum, bias, output)) => (Some(sum), Some(bias), output),
             None => (None, None, product),
         };
-        let key = Key { dtype: w.dtype, inner, biased: bias.is_some() };
+        let key = Key { dtype: graph.value(weight).dtype?, inner, biased: bias.is_some() };
         Some((source, key, Projection { product: index, sum, weight, bias, columns, output }))
     }
 }
@@ -92,12 +104,13 @@ fn bias_of(
     index: usize,
     product: ValueId,
     columns: usize,
+    made: &BTreeSet<ValueId>,
 ) -> Option<(usize, ValueId, ValueId)> {
     let users = graph.nodes.iter().enumerate().skip(index + 1);
     let (sum, node) = users.into_iter().find(|(_, node)| node.inputs.contains(&Some(product)))?;
     let other = if node.input(0) == Some(product) { node.input(1)? } else { node.input(0)? };
-    let Some(Initializer::Weight(bias)) = graph.initializers.get(&other) else { return None };
-    let plain = node.op_type == "Add" && node.domain.is_empty() && bias.shape == [columns];
+    let bias = made.contains(&other).then(|| graph.value(other).known_shape())??;
+    let plain = node.op_type == "Add" && node.domain.is_empty() && bias == [columns];
     plain.then_some((sum, other, node.output(0)?))
 }
 
@@ -105,11 +118,8 @@ fn bias_of(
 fn replacement(graph: &mut Graph, source: ValueId, key: &Key, group: &[Projection]) -> Vec<Node> {
     let base = graph.value(group[0].output).name.clone();
     let mut add = |suffix: &str, shape: Option<Vec<Dim>>| {
-        let mut name = format!("{base}_merged_{suffix}");
-        while graph.find(&name).is_some() {
-            name.push('_');
-        }
-        graph.add_value(Value { name, dtype: Some(key.dtype), shape })
+        let name = format!("{base}_merged_{suffix}");
+        add_value(graph, Value { name, dtype: Some(key.dtype), shape })
     };
     let columns: usize = group.iter().map(|projection| projection.columns).sum();
     let known = |dims: &[usize]| Some(dims.iter().map(|d| Dim::Known(*d)).collect());
@@ -153,12 +163,9 @@ fn replacement(graph: &mut Graph, source: ValueId, key: &Key, group: &[Projectio
     if graph.opset() < 13 {
         nodes.push(node("Split", vec![whole], outputs, &[along(axis), ("split", Attribute::Ints(sizes))]));
     } else {
-        let mut name = format!("{base}_merged_sizes");
-        while graph.find(&name).is_some() {
-            name.push('_');
-        }
+        let name = format!("{base}_merged_sizes");
         let shape = Some(vec![Dim::Known(sizes.len())]);
-        let split = graph.add_value(Value { name, dtype: Some(DType::I64), shape });
+        let split = add_value(graph, Value { name, dtype: Some(DType::I64), shape });
         graph.initializers.insert(split, Initializer::Constant(Tensor::from_i64s(&sizes)));
         nodes.push(node("Split", vec![whole, split], outputs, &[along(axis)]));
     }

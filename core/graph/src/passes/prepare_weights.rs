@@ -10,18 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// out, unless `may_grow` none that makes more elements than its weights have (a bias spread over a whole activation), and
 /// no output of `graph`. A weight may be needed by both. Shapes must have been inferred; ids of `graph` are void afterwards.
 pub fn prepare_weights(graph: &mut Graph, may_grow: bool) -> Graph {
-    let mut fixed: BTreeSet<ValueId> = graph.initializers.keys().copied().collect();
-    let mut made: BTreeSet<ValueId> = BTreeSet::new();
-    let moved: Vec<bool> = (graph.nodes.iter())
-        .map(|node| {
-            let movable = is_movable(graph, node, &fixed, &made, may_grow);
-            if movable {
-                fixed.extend(node.outputs.iter().flatten());
-                made.extend(node.outputs.iter().flatten());
-            }
-            movable
-        })
-        .collect();
+    let (moved, made) = movable(graph, may_grow);
     let mut preparation = Graph {
         name: format!("{}: weights", graph.name),
         opsets: graph.opsets.clone(),
@@ -55,6 +44,30 @@ pub fn prepare_weights(graph: &mut Graph, may_grow: bool) -> Graph {
         compact(part);
     }
     preparation
+}
+
+/// Weights, and what is computed out of weights and constants alone and can be taken out.
+pub(super) fn made_of_weights(graph: &Graph) -> BTreeSet<ValueId> {
+    let is_weight = |initializer: &Initializer| matches!(initializer, Initializer::Weight(_));
+    let weights = graph.initializers.iter().filter(|(_, i)| is_weight(i)).map(|(id, _)| *id);
+    movable(graph, true).1.into_iter().chain(weights).collect()
+}
+
+/// Which nodes can be taken out, and what they make.
+fn movable(graph: &Graph, may_grow: bool) -> (Vec<bool>, BTreeSet<ValueId>) {
+    let mut fixed: BTreeSet<ValueId> = graph.initializers.keys().copied().collect();
+    let mut made: BTreeSet<ValueId> = BTreeSet::new();
+    let moved = (graph.nodes.iter())
+        .map(|node| {
+            let movable = is_movable(graph, node, &fixed, &made, may_grow);
+            if movable {
+                fixed.extend(node.outputs.iter().flatten());
+                made.extend(node.outputs.iter().flatten());
+            }
+            movable
+        })
+        .collect();
+    (moved, made)
 }
 
 fn is_movable(

@@ -49,6 +49,14 @@ impl Fresh {
     }
 }
 
+/// Adds a value under its name, or, where that is taken, one like it.
+pub(crate) fn add_value(graph: &mut Graph, mut value: Value) -> ValueId {
+    while graph.find(&value.name).is_some() {
+        value.name.push('_');
+    }
+    graph.add_value(value)
+}
+
 /// A node of the default domain with one output.
 pub(crate) fn node<const N: usize>(
     like: &Node,
