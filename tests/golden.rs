@@ -45,19 +45,22 @@ fn outputs(
 
 /// Runs `providers` on seeded inputs in every precision they offer and compares with the reference.
 fn agrees(lab: &Lab, name: &str, shapes: &[(&str, &[usize])], providers: &[&str]) {
-    let model = lab.model(name);
+    model_agrees(lab, &lab.model(name), shapes, providers);
+}
+
+fn model_agrees(lab: &Lab, model: &Model, shapes: &[(&str, &[usize])], providers: &[&str]) {
     let shapes: Shapes = shapes.iter().map(|(input, shape)| (input.to_string(), shape.to_vec())).collect();
-    let given = inputs::seeded(&model, &model.bound(&shapes).unwrap(), 0).unwrap();
+    let given = inputs::seeded(model, &model.bound(&shapes).unwrap(), 0).unwrap();
     let reference = lab.open(lab.reference()).unwrap();
-    let expected = outputs(&reference, &model, &shapes, Precision::Fp32, &given).unwrap();
+    let expected = outputs(&reference, model, &shapes, Precision::Fp32, &given).unwrap();
     drop(reference);
     let mut problems = Vec::new();
     for id in providers {
-        if let Err(why) = compare(lab, id, &model, &shapes, &given, &expected) {
+        if let Err(why) = compare(lab, id, model, &shapes, &given, &expected) {
             problems.push(format!("{id}: {why}"));
         }
     }
-    assert!(problems.is_empty(), "{name}:\n  {}", problems.join("\n  "));
+    assert!(problems.is_empty(), "{}:\n  {}", model.name(), problems.join("\n  "));
 }
 
 fn compare(
@@ -215,6 +218,22 @@ fn full_size_other_networks() {
             .collect();
         agrees(&lab, name, &all, &ALL);
     }
+}
+
+/// The image classifiers that come with the Python package `onnx`: exports of other frameworks, opsets 3 to 9, with weights
+/// that are computed from constants.
+#[test]
+#[ignore = "full size: needs SDRUN_LIGHT_MODELS; run by `cargo xtask test`"]
+fn full_size_light_models_of_onnx() {
+    let lab = Lab::default();
+    let mut pattern = folder("SDRUN_LIGHT_MODELS");
+    pattern.push("*.onnx");
+    let mut count = 0;
+    for path in glob::glob(&pattern.display().to_string()).unwrap().flatten() {
+        model_agrees(&lab, &Model::open(&path).unwrap(), &[], &ALL);
+        count += 1;
+    }
+    assert_eq!(count, 9, "models in {}", pattern.display());
 }
 
 /// The picture that comes with TAEF2's weights, encoded and decoded by the command line: what a user sees.

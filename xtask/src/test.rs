@@ -5,7 +5,7 @@ use crate::{
     dist::{self, Dist},
     python::{Packages, Python},
     setup,
-    workspace::{Workspace, display, run, step},
+    workspace::{Workspace, display, output, run, step},
 };
 use anyhow::{Context, Error, Result, bail};
 use sdrun_abi::Manifest;
@@ -119,6 +119,13 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
     Ok(())
 }
 
+/// The models that the package `onnx` carries.
+fn light_models(python: &Python) -> Result<PathBuf> {
+    let package = output(python.python().args(["-c", "import onnx; print(onnx.__file__)"]))?;
+    let package = Path::new(package.trim()).parent().context("the package `onnx` is nowhere")?;
+    Ok(package.join("backend/test/data/light"))
+}
+
 /// Where tests find what they need.
 pub(crate) fn environment(
     workspace: &Workspace,
@@ -133,6 +140,7 @@ pub(crate) fn environment(
         ("SDRUN_CACHE_DIR".into(), workspace.cache().into()),
         ("SDRUN_NODE_TESTS".into(), node_tests.into()),
         ("SDRUN_PYTHON".into(), python.program("python").into()),
+        ("SDRUN_LIGHT_MODELS".into(), light_models(&python)?.into()),
     ];
     environment.extend(setup::runtime_dirs(workspace, dist).into_iter().map(|(k, v)| (k.into(), v.into())));
     Ok(environment)

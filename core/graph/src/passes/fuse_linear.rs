@@ -70,7 +70,6 @@ pub fn fuse_residual(graph: &mut Graph) -> usize {
             .find_map(|(y, addend)| {
                 let kernel = uses.producer(y).filter(|kernel| uses.is_used_once(y) && takes_more(kernel))?;
                 let broadcasts = is_convolution(kernel) && broadcasts_onto(uses, addend, y);
-                // Of two that could take the other in, the later one does: its operand is ready by then.
                 let fits = (broadcasts || uses.same_shape(addend, y)) && uses.same_shape(y, n.output(0)?);
                 (fits && uses.dtype(addend) == uses.dtype(y)).then_some((kernel, addend, y))
             })
@@ -78,8 +77,13 @@ pub fn fuse_residual(graph: &mut Graph) -> usize {
                 let other = uses.producer(addend).filter(|other| {
                     uses.is_used_once(addend) && takes_more(other) && uses.same_shape(addend, y)
                 });
+                // Of two that could take the other in, the one does whose input nobody else reads: the other, on the shortcut
+                // of a residual block, can run early then, and what it reads is free sooner. Else the later one.
+                let alone = |kernel: &Node| kernel.input(0).is_some_and(|x| uses.is_used_once(x));
                 match other {
-                    Some(other) if uses.is_later(other, kernel) => (other, y),
+                    Some(other) if (alone(other), uses.is_later(other, kernel)) > (alone(kernel), false) => {
+                        (other, y)
+                    }
                     _ => (kernel, addend),
                 }
             })?;

@@ -41,6 +41,11 @@ pub(super) struct InitParams {
     pub(super) no_alloc: bool,
 }
 
+/// `GGML_OP_NONE`.
+pub(super) const OP_NONE: c_int = 0;
+/// `GGML_TENSOR_FLAG_OUTPUT`.
+pub(super) const FLAG_OUTPUT: i32 = 2;
+
 /// `ggml_context *`, `ggml_cgraph *`, backends, buffers and what else is only passed around.
 pub(super) type Ptr = *mut c_void;
 pub(super) type TensorPtr = *mut RawTensor;

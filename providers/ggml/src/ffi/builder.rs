@@ -4,12 +4,15 @@ use super::{
     api::*,
     kernel::{Cell, Failure, Kernel, MAX_INPUTS, Shares, trampoline},
     library::{Ggml, Target},
-    profile::Note,
     program::Program,
     store::{Pools, Store, Stored},
 };
 use sdrun_abi::{Error, ErrorCode, Result};
-use std::{collections::HashMap, ffi::c_int, sync::Arc};
+use std::{
+    collections::HashMap,
+    ffi::c_int,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 /// Element types that tensors are stored in. ggml computes in f32 alone; the others are storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -118,8 +121,8 @@ pub(crate) struct Builder {
     /// What the nodes take on one thread, roughly, in nanoseconds.
     pub(super) work: usize,
     pub(super) nodes: usize,
-    /// What a profile says of the nodes that are kernels.
-    pub(super) notes: HashMap<TensorPtr, Note>,
+    /// Which of them a node runs.
+    pub(super) cells: HashMap<TensorPtr, usize>,
 }
 
 // SAFETY: the pointers are to memory that this value alone owns.
@@ -150,7 +153,7 @@ impl Builder {
             failure,
             work: 0,
             nodes: 0,
-            notes: HashMap::new(),
+            cells: HashMap::new(),
         }
     }
 
@@ -166,6 +169,11 @@ impl Builder {
     /// each other after every node.
     pub(crate) fn is_worth_threads(&self) -> bool {
         self.work > 100_000 + 2_000 * self.nodes
+    }
+
+    /// The kernel that a node runs.
+    pub(super) fn cell(&self, node: TensorPtr) -> Option<&Cell> {
+        self.cells.get(&node).map(|index| &*self.kernels[*index])
     }
 
     // ---- tensors without operation ----
@@ -432,8 +440,7 @@ impl Builder {
         check(inputs.len() <= MAX_INPUTS, "custom", "at most nine inputs")?;
         check(inputs.iter().all(|input| self.is_contiguous(*input)), "custom", "contiguous tensors")?;
         check(kernel.grid(1).len() == count(extent)?, "custom", "a grid that covers the output")?;
-        let (multiplications, words) = (kernel.multiplications(), kernel.words());
-        self.work += multiplications / MULTIPLICATIONS_PER_NS;
+        self.work += kernel.multiplications() / MULTIPLICATIONS_PER_NS;
         let failure = self.failure.clone();
         let cell = Box::new(Cell {
             kernel,
@@ -441,6 +448,7 @@ impl Builder {
             inputs: inputs.len(),
             failure,
             shares: Shares::default(),
+            over: AtomicBool::new(false),
         });
         let data: *const Cell = &*cell;
         self.kernels.push(cell);
@@ -456,7 +464,7 @@ impl Builder {
                 )
             }
         })?;
-        self.notes.insert(self.raw(tensor), Note { name: name.to_string(), multiplications, words });
+        self.cells.insert(self.raw(tensor), self.kernels.len() - 1);
         Ok(tensor)
     }
 

@@ -34,6 +34,12 @@ pub(crate) trait Kernel: Send + Sync {
         Words::F32
     }
 
+    /// Whether it can write its output over input 0, of the same size: each tile then holds its part of that input, of which
+    /// it needs no other, and [`Inputs::is_over`] tells so.
+    fn can_be_over(&self) -> bool {
+        false
+    }
+
     /// Computes one tile.
     ///
     /// # Errors
@@ -138,9 +144,14 @@ impl Tile<'_> {
 pub(crate) struct Inputs<'a> {
     slots: [(Type, &'a [u8]); MAX_INPUTS],
     len: usize,
+    over: bool,
 }
 
 impl<'a> Inputs<'a> {
+    /// Whether the output is written over input 0, which cannot be asked for then.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over
+    }
     /// Type of input `i`.
     pub(crate) fn type_of(&self, i: usize) -> Type {
         self.slots[i].0
@@ -148,6 +159,7 @@ impl<'a> Inputs<'a> {
     /// Bytes of input `i`.
     pub(crate) fn bytes(&self, i: usize) -> &'a [u8] {
         assert!(i < self.len, "a kernel with {} inputs reads input {i}", self.len);
+        assert!(i > 0 || !self.over, "a kernel reads what it writes over");
         self.slots[i].1
     }
     /// Elements of input `i`, which is f32.
@@ -227,6 +239,8 @@ pub(super) struct Cell {
     pub(super) inputs: usize,
     pub(super) failure: std::sync::Arc<Failure>,
     pub(super) shares: Shares,
+    /// Whether it writes over its input 0; said before the first run.
+    pub(super) over: AtomicBool,
 }
 
 /// Most shares that tiles are divided into.
@@ -267,7 +281,7 @@ impl Shares {
 ///
 /// # Safety
 /// Called by ggml for a node made by `Builder::custom`: `data` is the node's `Cell`, `dst` and its sources are
-/// allocated, contiguous, and do not overlap.
+/// allocated, contiguous, and do not overlap, but for its first source and where `over` says so.
 pub(super) unsafe extern "C" fn trampoline(dst: TensorPtr, ith: c_int, nth: c_int, data: *mut c_void) {
     // SAFETY: by this function's contract.
     let cell = unsafe { &*data.cast::<Cell>() };
@@ -288,8 +302,10 @@ pub(super) unsafe extern "C" fn trampoline(dst: TensorPtr, ith: c_int, nth: c_in
 /// # Safety
 /// As [`trampoline`].
 unsafe fn work(cell: &Cell, dst: TensorPtr, ith: usize, nth: usize) -> Result<(), String> {
-    let mut inputs = Inputs { slots: [(Type::F32, &[]); MAX_INPUTS], len: cell.inputs };
-    for (i, slot) in inputs.slots.iter_mut().enumerate().take(cell.inputs) {
+    let over = cell.over.load(Ordering::Relaxed);
+    let mut inputs = Inputs { slots: [(Type::F32, &[]); MAX_INPUTS], len: cell.inputs, over };
+    // What is written over is not lent to be read too.
+    for (i, slot) in inputs.slots.iter_mut().enumerate().take(cell.inputs).skip(usize::from(over)) {
         // SAFETY: `Builder::custom` set this many sources; they are contiguous and allocated.
         unsafe {
             let source = &*(*dst).src[i];
@@ -329,7 +345,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
 /// What a kernel makes of f32 (or 32-bit word) inputs when `workers` threads share its tiles.
 #[cfg(test)]
 pub(crate) fn run_kernel(kernel: &dyn Kernel, inputs: &[&[u32]], workers: usize) -> Vec<u32> {
-    let mut slots: Inputs<'_> = Inputs { slots: [(Type::F32, &[]); MAX_INPUTS], len: inputs.len() };
+    let mut slots = Inputs { slots: [(Type::F32, &[]); MAX_INPUTS], len: inputs.len(), over: false };
     for (slot, words) in slots.slots.iter_mut().zip(inputs) {
         *slot = (Type::F32, as_bytes(words));
     }

@@ -17,6 +17,7 @@ mod builder;
 mod executor;
 mod kernel;
 mod library;
+mod order;
 mod pages;
 pub(crate) mod product;
 mod profile;

@@ -4,13 +4,15 @@ use super::{
     api::*,
     builder::{Builder, Tensor},
     executor::Backends,
-    kernel::Failure,
+    kernel::{Cell, Failure},
+    order::{Step, plan},
     product::Words,
     profile::{Note, Profile},
     store::Store,
 };
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
+    collections::{HashMap, HashSet},
     ffi::CStr,
     sync::{
         Arc,
@@ -86,16 +88,19 @@ impl Program {
         // builder's; every result is checked before it is used.
         unsafe {
             let graph = (api.ggml_new_graph_custom)(graph_context, size, false);
-            for tensor in builder.inputs.iter().chain(outputs) {
-                (api.ggml_build_forward_expand)(graph, builder.raw(*tensor));
-            }
             for output in outputs {
-                let mut raw = builder.raw(*output);
+                let raw = builder.raw(*output);
                 (api.ggml_set_output)(raw);
-                if !(*raw).view_src.is_null() {
-                    raw = (*raw).view_src;
-                    (api.ggml_set_output)(raw);
-                }
+                (api.ggml_set_output)(memory_of(raw));
+            }
+            let inputs = builder.inputs.iter().map(|input| builder.raw(*input));
+            let steps = match builder.target.gpu() {
+                None => arrange(&builder, outputs),
+                // What a scheduler copies between devices cannot be written over.
+                Some(_) => Vec::new(),
+            };
+            for raw in inputs.chain(steps).chain(outputs.iter().map(|output| builder.raw(*output))) {
+                (api.ggml_build_forward_expand)(graph, raw);
             }
             for context in &builder.weights {
                 let type_ = (api.ggml_backend_dev_buffer_type)(ggml.cpu.device);
@@ -182,18 +187,25 @@ impl Program {
     /// What a profile says of the nodes that take time, in the order they run.
     fn notes(&self) -> Vec<Note> {
         let api = self.memory.api;
-        // SAFETY: nodes of the graph.
-        let computed = self.nodes().into_iter().filter(|node| unsafe { (**node).view_src.is_null() });
-        let name = |node: TensorPtr| {
-            // SAFETY: ggml answers with a static string.
-            let name = unsafe { CStr::from_ptr((api.ggml_op_desc)(node)) };
-            Note { name: format!("ggml {}", name.to_string_lossy()), multiplications: 0, words: Words::F32 }
+        let note = |node: TensorPtr| match self.builder.cell(node) {
+            Some(Cell { name, kernel, .. }) => {
+                let (multiplications, words) = (kernel.multiplications(), kernel.words());
+                Some(Note { name: name.clone(), multiplications, words })
+            }
+            // SAFETY: a node of the graph.
+            None if unsafe { !(*node).view_src.is_null() } => None,
+            None => {
+                // SAFETY: ggml answers with a static string.
+                let name = unsafe { CStr::from_ptr((api.ggml_op_desc)(node)) };
+                let name = format!("ggml {}", name.to_string_lossy());
+                Some(Note { name, multiplications: 0, words: Words::F32 })
+            }
         };
-        computed.map(|node| self.builder.notes.get(&node).cloned().unwrap_or_else(|| name(node))).collect()
+        self.nodes().into_iter().filter_map(note).collect()
     }
     /// The operator of the ONNX graph that a node of an operation of ours computes.
     pub(super) fn operation(&self, raw: TensorPtr) -> Option<String> {
-        let name = &self.builder.notes.get(&raw)?.name;
+        let name = &self.builder.cell(raw)?.name;
         Some(name.split(" of ").next().unwrap_or(name).trim_start_matches("operator ").to_string())
     }
     /// Kernels begin again with their first tiles.
@@ -220,4 +232,86 @@ impl Program {
         let size = |buffer: &Ptr| unsafe { (self.memory.api.ggml_backend_buffer_get_size)(*buffer) as u64 };
         self.memory.constants.iter().map(size).sum()
     }
+}
+
+/// The tensor whose memory a tensor is in: itself, or what it is a view of.
+fn memory_of(raw: TensorPtr) -> TensorPtr {
+    // SAFETY: a tensor of a builder.
+    let source = unsafe { (*raw).view_src };
+    if source.is_null() { raw } else { source }
+}
+
+/// The nodes that `outputs` need and that compute, in the order in which they are to run; those that write over what they
+/// read are made views of that.
+fn arrange(builder: &Builder, outputs: &[Tensor]) -> Vec<TensorPtr> {
+    let nodes = computed(builder, outputs);
+    let index: HashMap<TensorPtr, usize> = nodes.iter().enumerate().map(|(i, raw)| (*raw, i)).collect();
+    let bytes = |raw: TensorPtr| {
+        // SAFETY: a tensor of the builder.
+        unsafe { (builder.target.ggml.api.ggml_nbytes)(raw) }
+    };
+    let step = |raw: &TensorPtr| {
+        // SAFETY: a node of the builder, and what it reads.
+        let node = unsafe { &**raw };
+        let sources = || node.src.iter().filter(|source| !source.is_null());
+        let mut reads: Vec<usize> =
+            sources().filter_map(|source| index.get(&memory_of(*source))).copied().collect();
+        let part = node.src[0];
+        let over = (!part.is_null()).then(|| index.get(&memory_of(part)).copied()).flatten();
+        let over = over.filter(|over| {
+            let whole = nodes[*over];
+            let once = reads.iter().filter(|read| *read == over).count() == 1;
+            let same = [bytes(part), bytes(*raw)] == [bytes(whole); 2];
+            // SAFETY: nodes of the builder.
+            let kept = unsafe { ((*whole).flags | node.flags) & FLAG_OUTPUT != 0 };
+            once && same && !kept && builder.cell(*raw).is_some_and(|cell| cell.kernel.can_be_over())
+        });
+        reads.sort_unstable();
+        reads.dedup();
+        Step { reads, bytes: bytes(*raw), over }
+    };
+    let steps: Vec<Step> = nodes.iter().map(step).collect();
+    let (order, over) = plan(&steps);
+    // In whose memory the nodes are that are views now; what such a node reads may be one itself.
+    let mut moved: HashMap<TensorPtr, TensorPtr> = HashMap::new();
+    for at in order.iter().copied().filter(|at| over[*at]) {
+        let (Some(target), Some(cell)) = (steps[at].over, builder.cell(nodes[at])) else { continue };
+        let target = moved.get(&nodes[target]).copied().unwrap_or(nodes[target]);
+        moved.insert(nodes[at], target);
+        cell.over.store(true, Ordering::Relaxed);
+    }
+    for raw in &builder.tensors {
+        // SAFETY: tensors of the builder, which have no memory yet.
+        unsafe {
+            if let Some(target) = moved.get(raw).or_else(|| moved.get(&(**raw).view_src)) {
+                (**raw).view_src = *target;
+            }
+        }
+    }
+    order.into_iter().map(|at| nodes[at]).collect()
+}
+
+/// The nodes that `outputs` need, without views, each after what it reads, the first source first: ggml's own order.
+fn computed(builder: &Builder, outputs: &[Tensor]) -> Vec<TensorPtr> {
+    let mut nodes = Vec::new();
+    let mut seen = HashSet::new();
+    for output in outputs {
+        let mut path = vec![(builder.raw(*output), 0)];
+        while let Some((raw, next)) = path.pop() {
+            // SAFETY: a tensor of the builder, or of its store.
+            let tensor = unsafe { &*raw };
+            if next == 0 && (tensor.op == OP_NONE || !seen.insert(raw)) {
+                continue;
+            }
+            if let Some(source) = tensor.src.get(next) {
+                path.push((raw, next + 1));
+                if !source.is_null() {
+                    path.push((*source, 0));
+                }
+            } else if tensor.view_src.is_null() {
+                nodes.push(raw);
+            }
+        }
+    }
+    nodes
 }

@@ -31,11 +31,16 @@ impl Kernel for GroupNorm {
         Grid::rows(self.batch * self.groups, self.channels / self.groups * self.inner, 1)
     }
 
+    fn can_be_over(&self) -> bool {
+        true
+    }
+
     fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
         let row = tile.rows.start;
         let (group, per_group) = (row % self.groups, self.channels / self.groups);
         let len = per_group * self.inner;
-        let x = &inputs.f32(0)[row * len..(row + 1) * len];
+        // `None` where it is in the tile.
+        let x = (!inputs.is_over()).then(|| &inputs.f32(0)[row * len..(row + 1) * len]);
         let mut next = 1;
         let mut factor = |present: bool| {
             present.then(|| {
@@ -48,10 +53,10 @@ impl Kernel for GroupNorm {
         let weight = factor(self.weight);
         let shift = factor(self.shift);
 
-        let (mean, variance) = vectorize(Moments(x));
-        let inverse = 1.0 / (variance + f64::from(self.epsilon)).sqrt();
         let out = tile.row(row);
-        for (i, (out, x)) in out.chunks_exact_mut(self.inner).zip(x.chunks_exact(self.inner)).enumerate() {
+        let (mean, variance) = vectorize(Moments(x.unwrap_or(out)));
+        let inverse = 1.0 / (variance + f64::from(self.epsilon)).sqrt();
+        for (i, out) in out.chunks_exact_mut(self.inner).enumerate() {
             let channel = group * per_group + i;
             let affine = if self.affine == self.groups { group } else { channel };
             let at = |factor: Option<&[f32]>, index: usize, neutral: f64| {
@@ -61,7 +66,7 @@ impl Kernel for GroupNorm {
             let factor = inverse * at(scale, affine, 1.0) * weight;
             let offset = at(bias, affine, 0.0) * weight + at(shift, channel, 0.0) - mean * factor;
             vectorize(Affine {
-                x,
+                x: x.map(|x| &x[i * self.inner..][..self.inner]),
                 factor: factor as f32,
                 offset: offset as f32,
                 activation: self.activation,
@@ -115,7 +120,8 @@ fn sum(run: &[f32], f: impl Fn(f32) -> f32) -> f64 {
 }
 
 struct Affine<'a> {
-    x: &'a [f32],
+    /// `None` where it is in `out`.
+    x: Option<&'a [f32]>,
     factor: f32,
     offset: f32,
     activation: Option<Activation>,
@@ -128,7 +134,10 @@ impl Vectorized for Affine<'_> {
     #[inline(always)]
     fn run<const FMA: bool>(self) {
         let Affine { x, factor, offset, activation, out } = self;
-        out.iter_mut().zip(x).for_each(|(out, x)| *out = mul_add::<FMA>(*x, factor, offset));
+        match x {
+            Some(x) => out.iter_mut().zip(x).for_each(|(out, x)| *out = mul_add::<FMA>(*x, factor, offset)),
+            None => out.iter_mut().for_each(|out| *out = mul_add::<FMA>(*out, factor, offset)),
+        }
         if let Some(activation) = activation {
             activation.apply::<FMA>(out);
         }

@@ -1,7 +1,7 @@
-use super::{Model, check, cpu, from, noise};
+use super::{Model, build, check, cpu, from, noise, run, spec};
 use crate::optimize::optimize;
 use half::f16;
-use sdrun_abi::DType;
+use sdrun_abi::{DType, NoHost, Precision};
 use sdrun_graph::{Attribute, Graph, Tensor, ValueId, infer::infer_shapes};
 
 /// The operators that are translated.
@@ -261,4 +261,42 @@ fn half_precision_is_not_searched_for_infinities() {
     model.output(y);
     assert_eq!(operators(&model), ["Clip"]);
     check("clamp", &model, 0.0);
+}
+
+/// A residual block of a VAE's decoder, which halves the channels.
+fn shrinking_block(channels: usize, side: usize) -> Model {
+    let kernel = |size: i64| {
+        [("kernel_shape", Attribute::Ints(vec![size; 2])), ("pads", Attribute::Ints(vec![size / 2; 4]))]
+    };
+    let mut model = Model::new(17);
+    let picture = model.input(noise(&[1, 4, side, side], 1));
+    let w = model.weight(noise(&[channels, 4, 3, 3], 2));
+    let x = model.node("Conv", &kernel(3), &[picture, w]);
+    let normed = group_norm(&mut model, x, &[1, channels, side, side], 4);
+    let active = silu(&mut model, normed);
+    let w = model.weight(noise(&[channels / 2, channels, 3, 3], 3));
+    let y = model.node("Conv", &kernel(3), &[active, w]);
+    let normed = group_norm(&mut model, y, &[1, channels / 2, side, side], 4);
+    let active = silu(&mut model, normed);
+    let w = model.weight(noise(&[channels / 2, channels / 2, 3, 3], 4));
+    let y = model.node("Conv", &kernel(3), &[active, w]);
+    let w = model.weight(noise(&[channels / 2, channels, 1, 1], 5));
+    let shortcut = model.node("Conv", &kernel(1), &[x, w]);
+    let y = model.node("Add", &[], &[shortcut, y]);
+    model.output(y);
+    model
+}
+
+#[test]
+fn norms_are_written_over_what_nobody_needs_any_more() {
+    let (channels, side) = (16, 24);
+    let (model, widest) = (shrinking_block(channels, side), 4 * channels * side * side);
+    check("a residual block", &model, 1e-5);
+    let engine = build(&model, &spec(Precision::Fp32)).unwrap();
+    let mut session = engine.session(&model, &NoHost).unwrap();
+    run(&mut *session, &model.feeds).unwrap();
+    // The widest tensor, and two of half its size: the shortcut's and the convolution's, for the norm takes no memory.
+    let activations = session.memory().unwrap().activations.unwrap() as usize;
+    let picture = widest / 4;
+    assert!(activations <= 2 * widest + picture + 4096, "{activations} bytes, the widest tensor is {widest}");
 }
