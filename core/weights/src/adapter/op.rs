@@ -62,7 +62,7 @@ impl LowRank {
         self.down.columns()
     }
 
-    /// Changes a tile, of one panel of columns, from halves to halves; see [`Panels::merge_halves`].
+    /// Changes a tile, of one panel of columns, from halves to halves; see [`Panels::factors`].
     pub(super) fn merge_halves(
         &self,
         half: Half,
@@ -74,7 +74,7 @@ impl LowRank {
         let rank = self.down.rank();
         let up = &self.up[rows.start * rank..rows.end * rank];
         let block = simd::Block { rows: rows.len(), columns: columns.len(), from_stride, to_stride };
-        self.down.merge_halves(half, columns.start / PANEL, up, scale, from, to, block)
+        self.down.factors(columns.start / PANEL, up, scale).merge_halves(half, from, to, block)
     }
 
     fn add(&self, scale: f32, block: &mut Block<'_>) {

@@ -57,28 +57,8 @@ impl Panels {
         add_plainly(factors, tile, stride);
     }
 
-    /// The same from halves to halves, without a tile in f32 between them, each value rounded once, to nearest. False where
-    /// that cannot be done here, or where something that was written is not finite: then it may be anything.
-    pub(crate) fn merge_halves(
-        &self,
-        half: Half,
-        panel: usize,
-        up: &[f32],
-        scale: f32,
-        from: &[u8],
-        to: &mut [u8],
-        block: Block,
-    ) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        if block.columns == PANEL && block.rows * self.rank == up.len() {
-            let (from, to) = (from.as_chunks().0, to.as_chunks_mut().0);
-            block.check(from.len(), to.len());
-            return super::x86::merge_halves(half, self.factors(panel, up, scale), from, to, block);
-        }
-        false
-    }
-
-    fn factors<'a>(&'a self, panel: usize, up: &'a [f32], scale: f32) -> Factors<'a> {
+    /// What a panel of columns of some rows is changed by: `scale · up · panel`; `up [rows, rank]`.
+    pub(crate) fn factors<'a>(&'a self, panel: usize, up: &'a [f32], scale: f32) -> Factors<'a> {
         let panel = &self.values[panel * self.rank * PANEL..][..self.rank * PANEL];
         Factors { panel, up, rank: self.rank, scale }
     }
@@ -86,13 +66,29 @@ impl Panels {
 
 /// What a tile is changed by: `scale · up · panel`.
 #[derive(Clone, Copy)]
-pub(super) struct Factors<'a> {
+pub(crate) struct Factors<'a> {
     /// `[rank, PANEL]`.
     pub(super) panel: &'a [f32],
     /// `[rows, rank]`.
     pub(super) up: &'a [f32],
     pub(super) rank: usize,
     pub(super) scale: f32,
+}
+
+impl Factors<'_> {
+    /// What [`Panels::add`] does, from halves to halves: without a tile in f32 between them, each value rounded once, to
+    /// nearest. False where that cannot be done here, or where something that was written is not finite: then it may be
+    /// anything.
+    pub(crate) fn merge_halves(self, half: Half, from: &[u8], to: &mut [u8], block: Block) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if block.columns == PANEL && block.rows * self.rank == self.up.len() {
+            let (from, to) = (from.as_chunks().0, to.as_chunks_mut().0);
+            block.check(from.len(), to.len());
+            return super::x86::merge_halves(half, self, from, to, block);
+        }
+        let _ = (half, from, to, block);
+        false
+    }
 }
 
 /// The product for any processor.
@@ -169,7 +165,7 @@ mod tests {
             widen(half, from, &mut tile, Block { to_stride: PANEL, ..block });
             panels.add(1, &up, 0.7, &mut tile, PANEL);
             assert!(narrow(half, &tile, &mut expected, Block { from_stride: PANEL, ..block }));
-            if panels.merge_halves(half, 1, &up, 0.7, from, &mut direct, block) {
+            if panels.factors(1, &up, 0.7).merge_halves(half, from, &mut direct, block) {
                 assert_eq!(direct, expected, "{half:?}");
             } else {
                 assert!(cfg!(not(target_arch = "x86_64")) || !is_x86_feature_detected!("avx2"));
@@ -179,18 +175,11 @@ mod tests {
                 let mut strange_base = base.clone();
                 let at = 2 * (3 * columns + PANEL + place);
                 narrow(half, &[strange], &mut strange_base[at..], Block::line(1));
-                assert!(!panels.merge_halves(
-                    half,
-                    1,
-                    &up,
-                    0.7,
-                    &strange_base[2 * PANEL..],
-                    &mut direct,
-                    block
-                ));
+                let from = &strange_base[2 * PANEL..];
+                assert!(!panels.factors(1, &up, 0.7).merge_halves(half, from, &mut direct, block));
             }
             let large: Vec<f32> = up.iter().map(|v| 1e38 * v).collect();
-            assert!(!panels.merge_halves(half, 1, &large, 1e3, from, &mut direct, block), "{half:?}");
+            assert!(!panels.factors(1, &large, 1e3).merge_halves(half, from, &mut direct, block), "{half:?}");
         }
     }
 }
