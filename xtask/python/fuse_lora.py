@@ -7,6 +7,7 @@ import json
 import sys
 import time
 
+import sd15
 import torch
 from diffusers import UNet2DConditionModel
 from diffusers.loaders import StableDiffusionLoraLoaderMixin as Loader
@@ -15,15 +16,9 @@ ROUNDS = 3
 
 
 def main(folder):
-    config = {
-        "sample_size": 64,
-        "cross_attention_dim": 768,
-        "block_out_channels": [320, 640, 1280, 1280],
-        "attention_head_dim": 8,
-    }
     seconds = []
     with torch.no_grad():
-        unet = UNet2DConditionModel.from_config(config).to(torch.float16)
+        unet = UNet2DConditionModel.from_config(sd15.UNET).to(torch.float16)
         for _ in range(ROUNDS):
             started = time.perf_counter()
             state, alphas = Loader.lora_state_dict(f"{folder}/lora_r16.safetensors", unet_config=unet.config)

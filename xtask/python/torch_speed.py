@@ -8,6 +8,7 @@ import statistics
 import sys
 import time
 
+import sd15
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 
@@ -16,28 +17,14 @@ RUNS = 10
 
 
 def unet(options):
-    config = {
-        "sample_size": 64,
-        "cross_attention_dim": 768,
-        "block_out_channels": [320, 640, 1280, 1280],
-        "attention_head_dim": 8,
-    }
-    model = UNet2DConditionModel.from_config(config)
+    model = UNet2DConditionModel.from_config(sd15.UNET)
     latent, text = torch.randn(1, 4, 64, 64).to(**options), torch.randn(1, 77, 768).to(**options)
     step = torch.tensor([500], device=options["device"])
     return model, lambda model: model(latent, step, text, return_dict=False)[0]
 
 
 def vae_decoder(options):
-    config = {
-        "block_out_channels": [128, 256, 512, 512],
-        "down_block_types": ["DownEncoderBlock2D"] * 4,
-        "up_block_types": ["UpDecoderBlock2D"] * 4,
-        "layers_per_block": 2,
-        "latent_channels": 4,
-        "sample_size": 512,
-    }
-    model = AutoencoderKL.from_config(config)
+    model = AutoencoderKL.from_config(sd15.VAE)
     latent = torch.randn(1, 4, 64, 64).to(**options)
     # A compiled module is its `forward`.
     model.forward = lambda z: model.decoder(model.post_quant_conv(z))

@@ -1,9 +1,9 @@
 use super::{
-    rewrite::add_value,
+    rewrite::{add_constant, add_value, computing},
     uses::{Uses, is_op},
 };
 use crate::{Graph, Initializer, Node, Tensor, Value, ValueId};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// Multiplies the weights of a product, and the bias added to it, by a scalar instead of the result: exporters scale Q and
 /// K before they meet. Reshapes and transposes may stand between.
@@ -13,33 +13,19 @@ use std::collections::{BTreeMap, BTreeSet};
 /// inferred. Answers how many multiplications are gone.
 pub fn absorb_scales(graph: &mut Graph) -> usize {
     let found: Vec<Absorbed> = {
-        let (uses, places) = (Uses::new(graph), places(graph));
-        (0..graph.nodes.len()).filter_map(|index| Absorbed::at(&uses, &places, index)).collect()
+        let uses = Uses::new(graph);
+        (0..graph.nodes.len()).filter_map(|index| Absorbed::at(&uses, index)).collect()
     };
     let mut scaled = Vec::new();
     for Absorbed { scale, factor, source, weights } in &found {
         let scale = graph.nodes[*scale].clone();
-        let value = Value {
-            name: format!("{}_factor", scale.name),
-            dtype: Some(factor.dtype()),
-            shape: Some(Vec::new()),
-        };
-        let factor_id = add_value(graph, value);
-        graph.initializers.insert(factor_id, Initializer::Constant(factor.clone()));
+        let factor = add_constant(graph, format!("{}_factor", scale.name), factor.clone());
         for (index, slot, weight) in weights {
             let like = graph.value(*weight);
             let value = Value { name: format!("{}_scaled", like.name), ..like.clone() };
             let output = add_value(graph, value);
             graph.nodes[*index].inputs[*slot] = Some(output);
-            scaled.push(Node {
-                name: graph.value(output).name.clone(),
-                domain: String::new(),
-                op_type: scale.op_type.clone(),
-                inputs: vec![Some(*weight), Some(factor_id)],
-                outputs: vec![Some(output)],
-                attributes: BTreeMap::new(),
-                metadata: BTreeMap::new(),
-            });
+            scaled.push(computing(graph, &scale.op_type, &[*weight, factor], output));
         }
         graph.nodes[*source].outputs = scale.outputs;
     }
@@ -62,10 +48,10 @@ struct Absorbed {
 }
 
 impl Absorbed {
-    fn at(uses: &Uses<'_>, places: &BTreeMap<ValueId, usize>, scale: usize) -> Option<Self> {
+    fn at(uses: &Uses<'_>, scale: usize) -> Option<Self> {
         let node = &uses.graph.nodes[scale];
         let (mut value, _) = uses.scaled(node)?;
-        let source = *places.get(&value)?;
+        let source = uses.place(value)?;
         let factor = node.inputs.iter().flatten().find(|id| **id != value)?;
         // Without dimensions, it fits weights of any rank.
         let factor = uses.constant(*factor)?.reshaped(Vec::new()).ok()?;
@@ -76,7 +62,7 @@ impl Absorbed {
         let mut weights = Vec::new();
         loop {
             let node = uses.producer(value).filter(|_| uses.is_used_once(value))?;
-            let index = *places.get(&value)?;
+            let index = uses.place(value)?;
             if is_op(node, "Reshape") || is_op(node, "Transpose") {
                 value = node.input(0)?;
             } else if is_op(node, "Add") {
@@ -92,14 +78,6 @@ impl Absorbed {
             }
         }
     }
-}
-
-/// The node that makes each value.
-fn places(graph: &Graph) -> BTreeMap<ValueId, usize> {
-    let outputs = |(index, node): (usize, &Node)| -> Vec<_> {
-        node.outputs.iter().flatten().map(|id| (*id, index)).collect()
-    };
-    graph.nodes.iter().enumerate().flat_map(outputs).collect()
 }
 
 #[cfg(test)]

@@ -1,7 +1,11 @@
-use super::{eliminate_dead, prepare_weights::made_of_weights, rewrite::add_value, uses::is_op};
-use crate::{Dim, Graph, Initializer, Node, Tensor, Value, ValueId, infer::dims};
-use sdrun_abi::DType;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use super::{
+    eliminate_dead,
+    prepare_weights::made_of_weights,
+    rewrite::{add_constant, add_value, computing},
+    uses::is_op,
+};
+use crate::{Dim, Graph, Node, Tensor, Value, ValueId, infer::dims};
+use std::collections::{BTreeSet, HashMap};
 
 /// Adds weights last in sums: of `(x·w + b) + r` it makes `(x·w + r) + b`, and of `(y + a) + b` it makes `y + (a + b)`, of which
 /// [`prepare_weights`](super::prepare_weights) takes the second sum out. The biases along a residual stream so become one, which
@@ -85,13 +89,10 @@ fn along_channels(graph: &mut Graph, bias: ValueId, rank: usize) -> ValueId {
         target[1] = -1;
     }
     let named = |suffix: &str| format!("{name}_{suffix}");
-    let target_shape = Some(vec![Dim::Known(rank)]);
-    let (target_dtype, target) = (Some(DType::I64), Tensor::from_i64s(&target));
-    let target_id =
-        add_value(graph, Value { name: named("target"), dtype: target_dtype, shape: target_shape });
-    graph.initializers.insert(target_id, Initializer::Constant(target));
+    let target = add_constant(graph, named("target"), Tensor::from_i64s(&target));
     let along = add_value(graph, Value { name: named("along"), dtype, shape: Some(dims) });
-    push(graph, "Reshape", [bias, target_id], along);
+    let reshape = computing(graph, "Reshape", &[bias, target], along);
+    graph.nodes.push(reshape);
     along
 }
 
@@ -142,20 +143,9 @@ fn add(graph: &mut Graph, a: ValueId, b: ValueId, y: Option<ValueId>) -> ValueId
         let value = Value { name: format!("{}_deferred", right.name), dtype: left.dtype, shape };
         add_value(graph, value)
     });
-    push(graph, "Add", [a, b], y);
+    let sum = computing(graph, "Add", &[a, b], y);
+    graph.nodes.push(sum);
     y
-}
-
-fn push(graph: &mut Graph, op: &str, inputs: [ValueId; 2], output: ValueId) {
-    graph.nodes.push(Node {
-        name: graph.value(output).name.clone(),
-        domain: String::new(),
-        op_type: op.into(),
-        inputs: inputs.map(Some).to_vec(),
-        outputs: vec![Some(output)],
-        attributes: BTreeMap::new(),
-        metadata: BTreeMap::new(),
-    });
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
-use super::{prepare_weights::made_of_weights, rewrite::add_value};
-use crate::{Graph, Initializer, Node, Tensor, Value};
-use sdrun_abi::DType;
-use std::collections::{BTreeMap, HashSet};
+use super::{
+    prepare_weights::made_of_weights,
+    rewrite::{add_constant, add_value, computing},
+};
+use crate::{Dim, Graph, Node, Tensor, Value};
+use std::collections::HashSet;
 
 /// Spreads every bias that is added to a product over the whole of it, by an `Expand` for
 /// [`prepare_weights`](super::prepare_weights) with `may_grow` to take out. Compilers whose products add a matrix of their own
@@ -31,26 +33,13 @@ pub fn expand_biases(graph: &mut Graph) -> usize {
         if own.len() != 1 || shape.len() < 2 || shape.last() != own.last() {
             continue;
         }
-        let dtype = graph.value(bias).dtype;
-        let base = graph.value(bias).name.clone();
-        let mut add = |suffix: &str, dtype: Option<DType>, dims: &[usize]| {
-            let shape = Some(dims.iter().map(|d| crate::Dim::Known(*d)).collect());
-            add_value(graph, Value { name: format!("{base}_{suffix}"), dtype, shape })
-        };
-        let target = add("target", Some(DType::I64), &[shape.len()]);
-        let spread = add("expanded", dtype, &shape);
+        let Value { name, dtype, .. } = graph.value(bias).clone();
         let dims: Vec<i64> = shape.iter().map(|d| *d as i64).collect();
-        graph.initializers.insert(target, Initializer::Constant(Tensor::from_i64s(&dims)));
+        let target = add_constant(graph, format!("{name}_target"), Tensor::from_i64s(&dims));
+        let shape = Some(shape.into_iter().map(Dim::Known).collect());
+        let spread = add_value(graph, Value { name: format!("{name}_expanded"), dtype, shape });
         graph.nodes[index].inputs[slot] = Some(spread);
-        let expand = Node {
-            name: format!("{base}_expand"),
-            domain: String::new(),
-            op_type: "Expand".into(),
-            inputs: vec![Some(bias), Some(target)],
-            outputs: vec![Some(spread)],
-            attributes: BTreeMap::new(),
-            metadata: BTreeMap::new(),
-        };
+        let expand = computing(graph, "Expand", &[bias, target], spread);
         graph.nodes.insert(index, expand);
         expanded += 1;
     }
@@ -66,6 +55,8 @@ mod tests {
         simplify,
         testing::{model, ramp, run},
     };
+    use sdrun_abi::DType;
+    use std::collections::BTreeMap;
 
     #[test]
     fn biases_of_products_are_spread_and_others_stay() {

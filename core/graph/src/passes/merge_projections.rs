@@ -1,5 +1,8 @@
-use super::{prepare_weights::made_of_weights, rewrite::add_value};
-use crate::{Attribute, Dim, Graph, Initializer, Node, Tensor, Value, ValueId};
+use super::{
+    prepare_weights::made_of_weights,
+    rewrite::{add_constant, add_value},
+};
+use crate::{Attribute, Dim, Graph, Node, Tensor, Value, ValueId};
 use sdrun_abi::DType;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -163,10 +166,7 @@ fn replacement(graph: &mut Graph, source: ValueId, key: &Key, group: &[Projectio
     if graph.opset() < 13 {
         nodes.push(node("Split", vec![whole], outputs, &[along(axis), ("split", Attribute::Ints(sizes))]));
     } else {
-        let name = format!("{base}_merged_sizes");
-        let shape = Some(vec![Dim::Known(sizes.len())]);
-        let split = add_value(graph, Value { name, dtype: Some(DType::I64), shape });
-        graph.initializers.insert(split, Initializer::Constant(Tensor::from_i64s(&sizes)));
+        let split = add_constant(graph, format!("{base}_merged_sizes"), Tensor::from_i64s(&sizes));
         nodes.push(node("Split", vec![whole, split], outputs, &[along(axis)]));
     }
     nodes

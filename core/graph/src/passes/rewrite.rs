@@ -57,6 +57,27 @@ pub(crate) fn add_value(graph: &mut Graph, mut value: Value) -> ValueId {
     graph.add_value(value)
 }
 
+/// Adds a constant under a name, or, where that is taken, one like it.
+pub(crate) fn add_constant(graph: &mut Graph, name: String, tensor: Tensor) -> ValueId {
+    let shape = Some(tensor.shape().iter().map(|d| Dim::Known(*d)).collect());
+    let id = add_value(graph, Value { name, dtype: Some(tensor.dtype()), shape });
+    graph.initializers.insert(id, Initializer::Constant(tensor));
+    id
+}
+
+/// A node of the default domain without attributes, named after what it computes.
+pub(crate) fn computing(graph: &Graph, op: &str, inputs: &[ValueId], output: ValueId) -> Node {
+    Node {
+        name: graph.value(output).name.clone(),
+        domain: String::new(),
+        op_type: op.to_owned(),
+        inputs: inputs.iter().copied().map(Some).collect(),
+        outputs: vec![Some(output)],
+        attributes: BTreeMap::new(),
+        metadata: BTreeMap::new(),
+    }
+}
+
 /// A node of the default domain with one output.
 pub(crate) fn node<const N: usize>(
     like: &Node,

@@ -41,9 +41,13 @@ impl<'g> Uses<'g> {
         uses
     }
 
+    /// Which of the graph's nodes makes a value.
+    pub(crate) fn place(&self, id: ValueId) -> Option<usize> {
+        self.producer.get(id.0 as usize).filter(|place| **place != NOBODY).map(|place| *place as usize)
+    }
     /// The node that makes a value.
     pub(crate) fn producer(&self, id: ValueId) -> Option<&'g Node> {
-        self.graph.nodes.get(*self.producer.get(id.0 as usize)? as usize)
+        self.place(id).map(|place| &self.graph.nodes[place])
     }
     /// The node that makes a value, if it is of this operator of the default domain.
     pub(crate) fn made_by(&self, id: ValueId, op: &str) -> Option<&'g Node> {

@@ -62,6 +62,12 @@ impl LowRank {
         self.down.columns()
     }
 
+    /// The rows of the left factor.
+    fn up(&self, rows: &Range<usize>) -> &[f32] {
+        let rank = self.down.rank();
+        &self.up[rows.start * rank..rows.end * rank]
+    }
+
     /// Changes a tile, of one panel of columns, from halves to halves; see [`Panels::factors`].
     pub(super) fn merge_halves(
         &self,
@@ -71,15 +77,13 @@ impl LowRank {
         (from, from_stride): (&[u8], usize),
         (to, to_stride): (&mut [u8], usize),
     ) -> bool {
-        let rank = self.down.rank();
-        let up = &self.up[rows.start * rank..rows.end * rank];
+        let up = self.up(rows);
         let block = simd::Block { rows: rows.len(), columns: columns.len(), from_stride, to_stride };
         self.down.factors(columns.start / PANEL, up, scale).merge_halves(half, from, to, block)
     }
 
     fn add(&self, scale: f32, block: &mut Block<'_>) {
-        let rank = self.down.rank();
-        let up = &self.up[block.rows.start * rank..block.rows.end * rank];
+        let up = self.up(&block.rows);
         for first in block.columns.clone().step_by(PANEL) {
             let tile = &mut block.values[first - block.columns.start..];
             self.down.add(first / PANEL, up, scale, tile, block.stride);
