@@ -100,6 +100,38 @@ fn taef2_with_synthetic_weights() {
     agrees(&lab, "taef2/decoder", &[("latent", &[1, 32, 8, 12])], &ALL);
 }
 
+/// An engine with open dimensions, and one for the shapes that are listed.
+#[test]
+fn one_engine_serves_several_shapes() {
+    let lab = Lab::default();
+    let model = lab.model("taef2/decoder");
+    let sizes = [vec![1, 32, 4, 6], vec![2, 32, 5, 4], vec![1, 32, 8, 8]];
+    let reference = lab.open(lab.reference()).unwrap();
+    let cases = sizes.clone().map(|size| {
+        let shapes = Shapes::from([("latent".to_string(), size)]);
+        let given = inputs::seeded(&model, &model.bound(&shapes).unwrap(), 0).unwrap();
+        let expected = outputs(&reference, &model, &shapes, Precision::Fp32, &given).unwrap();
+        (given, expected)
+    });
+    for id in ALL.iter() {
+        let provider = lab.open(id).unwrap();
+        let mut options = BuildOptions::new(provider.device(None).unwrap());
+        options.cache = CachePolicy::Off;
+        for list in [Vec::new(), sizes.to_vec()] {
+            options.open_shapes = [("latent".to_string(), list)].into();
+            let engine = provider.build(&model, &options, &NoHost).unwrap();
+            assert!(engine.info().inputs[0].shape[0].is_none(), "{id}");
+            let mut session = engine.session(&model.weights(), &NoHost).unwrap();
+            for (given, expected) in cases.iter().chain(&cases[..1]) {
+                let got = session.run(given, &NoHost).unwrap();
+                for c in verify::compare(&got, expected).unwrap() {
+                    assert!(Tolerance::of(Precision::Fp32).accepts(&c), "{id}: {c:?}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn sd15_text_encoder() {
     agrees(&Lab::default(), "sd15/text-encoder", &[("input_ids", &[2, 77])], &ALL);

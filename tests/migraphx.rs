@@ -202,6 +202,85 @@ fn tiny_stable_diffusion_as_for_a_gpu() {
     tiny_pipeline("ref-gpu", &[Precision::Fp32]);
 }
 
+/// One engine for several sets of shapes: each is right, weights that programs take alike are there once, and a refit changes
+/// all of them.
+fn serves(device: &str, part: &str, input: &str, sizes: &[&[usize]], shared: bool) {
+    let lab = Lab::default();
+    let model = Model::open(folder("SDRUN_TINY_DIR").join(format!("sd/onnx/{part}/model.onnx"))).unwrap();
+    let own = model.weights();
+    let other = Changed(&own);
+    let provider = lab.open("migraphx").unwrap();
+    let cases: Vec<(Shapes, Tensors)> = (sizes.iter())
+        .map(|size| {
+            let shapes = shapes(&[(input, size)]);
+            let given = inputs::seeded(&model, &model.bound(&shapes).unwrap(), 0).unwrap();
+            (shapes, given)
+        })
+        .collect();
+    let mut options = options_for(device, &provider, &Shapes::new());
+    let listed =
+        |sizes: &[&[usize]]| [(input.to_string(), sizes.iter().map(|s| s.to_vec()).collect())].into();
+    options.open_shapes = listed(sizes);
+    let engine = provider.build(&model, &options, &NoHost).unwrap();
+    let mut session = engine.session(&own, &NoHost).unwrap();
+    let right = |session: &mut sdrun::Session, weights: &dyn WeightSource| -> Vec<Tensors> {
+        let run = |(shapes, given): &(Shapes, Tensors)| {
+            let got = session.run(given, &NoHost).unwrap();
+            let wanted = expected(&lab, &model, shapes, weights, given);
+            close(&got, &wanted, Precision::Fp32, &format!("{part} for {shapes:?}"));
+            got
+        };
+        cases.iter().map(run).collect()
+    };
+    let a = right(&mut session, &own);
+    session.refit(&other, &NoHost).unwrap();
+    assert_ne!(right(&mut session, &other), a);
+    session.refit(&own, &NoHost).unwrap();
+    let again: Vec<Tensors> = cases.iter().map(|(_, given)| session.run(given, &NoHost).unwrap()).collect();
+    assert_eq!(again, a, "{part}: A, B, A");
+
+    let single = BuildOptions { open_shapes: listed(&sizes[..1]), ..options.clone() };
+    let single = provider.build(&model, &single, &NoHost).unwrap().session(&own, &NoHost).unwrap();
+    let bytes = |session: &sdrun::Session| session.memory().unwrap().weights.unwrap();
+    println!("{part}: {} bytes of weights, {} for one shape", bytes(&session), bytes(&single));
+    match shared {
+        true => assert_eq!(bytes(&session), bytes(&single)),
+        false => assert!(bytes(&session) < sizes.len() as u64 * bytes(&single)),
+    }
+
+    let unknown =
+        [vec![1, 77], vec![1, 4, 7, 7]].into_iter().find(|size| size.len() == sizes[0].len()).unwrap();
+    let unknown = shapes(&[(input, &unknown)]);
+    let given = inputs::seeded(&model, &model.bound(&unknown).unwrap(), 0).unwrap();
+    let error = session.run(&given, &NoHost).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::InvalidArgument);
+    assert!(error.to_string().contains(&format!("{:?}", sizes[1])), "{error}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("engine.sdengine");
+    engine.save(&file).unwrap();
+    let loaded = provider.load(&file, &options.device, None, &NoHost).unwrap();
+    let baked = loaded.bake(&own, &NoHost).unwrap();
+    let (mut loaded, mut baked) = (
+        loaded.session(&own, &NoHost).unwrap(),
+        baked.session(&sdrun::weights::MapSource::default(), &NoHost).unwrap(),
+    );
+    for ((_, given), a) in cases.iter().zip(&a) {
+        assert_eq!(loaded.run(given, &NoHost).unwrap(), *a, "{part}: loaded");
+        close(&baked.run(given, &NoHost).unwrap(), a, Precision::Fp32, "with its weights inside");
+    }
+}
+
+#[test]
+#[ignore = "needs MIGraphX and SDRUN_TINY_DIR; run by `cargo xtask test`"]
+fn one_engine_serves_several_shapes() {
+    let decoder: [&[usize]; 2] = [&[1, 4, 4, 4], &[2, 4, 2, 3]];
+    serves("ref", "vae_decoder", "latent_sample", &decoder, true);
+    serves("ref", "text_encoder", "input_ids", &[&[1, 16], &[2, 16]], true);
+    // Of positions and spread biases, each length has its own.
+    serves("ref-gpu", "text_encoder", "input_ids", &[&[1, 16], &[2, 16], &[1, 8]], false);
+}
+
 fn names(list: &[&str]) -> Vec<String> {
     list.iter().map(|name| name.to_string()).collect()
 }

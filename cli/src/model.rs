@@ -9,7 +9,7 @@ use crate::{
 use clap::Args;
 use sdrun::{
     BuildOptions, CachePolicy, Engine, EngineManifest, Isolation, Model, Provider, Shapes,
-    abi::{Device, Error, Precision},
+    abi::{Device, Error, OpenShapes, Precision},
     graph::{OpenOptions, WeightsPolicy},
     worker::Limits,
 };
@@ -132,8 +132,9 @@ pub(crate) fn isolation(worker: bool, limit: Option<Duration>) -> Isolation {
 #[derive(Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelArgs {
-    /// Shape of an input (repeatable). What is built or run needs every open dimension of the model
-    #[arg(long = "shape", value_name = "NAME=DIMS")]
+    /// Shape of an input (repeatable). What is built or run needs every open dimension of the model. `build` takes several,
+    /// as in sample=1,4,64,64:1,4,96,96, for an engine that serves them all
+    #[arg(long = "shape", value_name = "NAME=DIMS[:DIMS…]")]
     pub(crate) shapes: Vec<ShapeArg>,
 
     /// Follow symbolic and hard links of external weight files, also out of the model's folder
@@ -152,15 +153,30 @@ impl ModelArgs {
         open_model(what, &OpenOptions { allow_links: self.allow_links, weights }, context)
     }
 
-    /// The shapes given.
+    /// The shapes given, where there is one for each input.
     pub(crate) fn shapes(&self) -> anyhow::Result<Shapes> {
-        let mut shapes = Shapes::new();
-        for ShapeArg { name, dims } in &self.shapes {
-            if shapes.insert(name.clone(), dims.clone()).is_some() {
+        let (shapes, open) = self.shapes_and_lists()?;
+        match open.keys().next() {
+            None => Ok(shapes),
+            Some(name) => Err(Error::invalid(format!("--shape gives input {name:?} several shapes"))
+                .with_hint("only `sdrun build` takes several; `sdrun run ENGINE` then runs each of them")
+                .into()),
+        }
+    }
+
+    /// The shapes of inputs with one, and of those with several.
+    pub(crate) fn shapes_and_lists(&self) -> anyhow::Result<(Shapes, OpenShapes)> {
+        let (mut single, mut several) = (Shapes::new(), OpenShapes::new());
+        for ShapeArg { name, shapes } in &self.shapes {
+            if single.contains_key(name) || several.contains_key(name) {
                 return Err(Error::invalid(format!("--shape gives input {name:?} twice")).into());
             }
+            match &**shapes {
+                [shape] => drop(single.insert(name.clone(), shape.clone())),
+                shapes => drop(several.insert(name.clone(), shapes.to_vec())),
+            }
         }
-        Ok(shapes)
+        Ok((single, several))
     }
 }
 

@@ -2,18 +2,19 @@
 
 use std::{path::PathBuf, str::FromStr, time::Duration};
 
-/// `name=1,4,64,64`, the shape of an input.
+/// `name=1,4,64,64`, the shape of an input, or `name=1,4,64,64:1,4,96,96`, several.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ShapeArg {
     pub(crate) name: String,
-    pub(crate) dims: Vec<usize>,
+    /// One or more.
+    pub(crate) shapes: Vec<Vec<usize>>,
 }
 
 impl FromStr for ShapeArg {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        // Names of tensors may hold `=`, dimensions cannot.
-        let (name, dims) = text
+        // Names of tensors may hold `=` and `:`, dimensions cannot.
+        let (name, shapes) = text
             .rsplit_once('=')
             .filter(|(name, _)| !name.is_empty())
             .ok_or("it has to be the name of an input, `=`, and dimensions: sample=1,4,64,64")?;
@@ -22,12 +23,11 @@ impl FromStr for ShapeArg {
             Ok(d) => Ok(d),
         };
         // `name=` is the shape of a scalar.
-        let dims = if dims.is_empty() {
-            Vec::new()
-        } else {
-            dims.split([',', 'x']).map(dim).collect::<Result<_, _>>()?
+        let shape = |dims: &str| -> Result<Vec<usize>, String> {
+            if dims.is_empty() { Ok(Vec::new()) } else { dims.split([',', 'x']).map(dim).collect() }
         };
-        Ok(ShapeArg { name: name.to_string(), dims })
+        let shapes = shapes.split(':').map(shape).collect::<Result<_, _>>()?;
+        Ok(ShapeArg { name: name.to_string(), shapes })
     }
 }
 
@@ -209,11 +209,15 @@ mod tests {
 
     #[test]
     fn shapes() {
-        let shape = |name: &str, dims: &[usize]| Ok(ShapeArg { name: name.into(), dims: dims.into() });
+        let shapes = |name: &str, shapes: &[&[usize]]| {
+            Ok(ShapeArg { name: name.into(), shapes: shapes.iter().map(|dims| dims.to_vec()).collect() })
+        };
+        let shape = |name: &str, dims: &[usize]| shapes(name, &[dims]);
         assert_eq!("a=1,4,64".parse(), shape("a", &[1, 4, 64]));
         assert_eq!("x/y:0=1x3".parse(), shape("x/y:0", &[1, 3]));
         assert_eq!("a=b=2".parse(), shape("a=b", &[2]));
         assert_eq!("timestep=".parse(), shape("timestep", &[]));
+        assert_eq!("x:0=1,3:2x4:5,6".parse(), shapes("x:0", &[&[1, 3], &[2, 4], &[5, 6]]));
         for bad in ["", "a", "=1", "a=0", "a=1,", "a=1,-2", "a=1.5", "a=99999999999999999999", "a=1,,2"] {
             assert!(bad.parse::<ShapeArg>().is_err(), "{bad}");
         }
@@ -289,7 +293,7 @@ mod tests {
         #[test]
         fn shapes_are_read_as_written(name in "[a-z/:.=]{1,9}", dims in prop::collection::vec(1usize.., 0..6)) {
             let text = dims.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-            prop_assert_eq!(format!("{name}={text}").parse(), Ok(ShapeArg { name, dims }));
+            prop_assert_eq!(format!("{name}={text}").parse(), Ok(ShapeArg { name, shapes: vec![dims] }));
         }
     }
 }

@@ -134,8 +134,12 @@ fn shapes_that_do_not_fit() {
     sandbox.run(&["build", &path, "--shape", "x=1,5"]).fails(4, &["x", "5"]);
     sandbox.run(&["inspect", &path, "--shape", "x=1,2,3"]).fails(4, &["x"]);
     sandbox.run(&["bench", "--shape", "x=1"]).fails(4, &["no", "model"]);
+    sandbox.run(&["build", &path, "--shape", "x=1,4:2,5"]).fails(4, &["x", "[2, 5]", "fixed to 4"]);
+    sandbox.run(&["build", &path, "--shape", "x=1,4:2"]).fails(4, &["x", "[2]", "2 dimensions"]);
+    sandbox.run(&["run", &path, "--shape", "x=1,4:2,4"]).fails(4, &["several shapes", "`sdrun build`"]);
     // Nothing is wrong with the model here, so it is the provider that is missing.
     sandbox.run(&["build", &path, "--shape", "x=1,4", "-p", "nope"]).fails(3, &["`nope`"]);
+    sandbox.run(&["build", &path, "--shape", "x=1,4:2,4", "-p", "nope"]).fails(3, &["`nope`"]);
     sandbox.run(&["build", &path, "--shape", "x=1,4"]).fails(5, &["no provider works here", "sdrun doctor"]);
 }
 
@@ -219,13 +223,7 @@ fn engine(path: &Path, weights: Vec<WeightSpec>) {
         device_class: "cpu".into(),
         topology: "abc".into(),
         model: "mobilenet-v2".into(),
-        spec: BuildSpec {
-            device: "cpu".into(),
-            precision: Precision::Fp32,
-            threads: None,
-            bake: weights.is_empty(),
-            options: Default::default(),
-        },
+        spec: BuildSpec { bake: weights.is_empty(), ..BuildSpec::new("cpu", Precision::Fp32) },
         binding: Default::default(),
         baked: weights.is_empty().then(|| "hash".into()),
         info: EngineInfo {

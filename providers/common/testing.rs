@@ -35,7 +35,7 @@ pub fn config(runtime: Option<&Path>, temp: &Path) -> InitConfig {
 }
 
 pub fn spec(precision: Precision) -> BuildSpec {
-    BuildSpec { device: "cpu".into(), precision, threads: None, bake: false, options: BTreeMap::new() }
+    BuildSpec::new("cpu", precision)
 }
 
 /// An ONNX model in the making, in the form a host hands to a provider.

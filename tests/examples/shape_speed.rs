@@ -20,9 +20,10 @@ fn main() -> Result<()> {
     let provider = lab.registry.open("ggml", &Isolation::default())?;
     let mut options =
         BuildOptions::new(provider.device(None)?).precision(precision.map_err(anyhow::Error::msg)?);
-    (options.cache, options.open_dims) = (CachePolicy::Off, true);
-    // One dimension given, so that the defaults of the built-in model are not taken.
-    options.shapes = [("timestep".to_string(), vec![1])].into();
+    options.cache = CachePolicy::Off;
+    // Any shape.
+    let open = ["sample", "timestep", "encoder_hidden_states"];
+    options.open_shapes = open.map(|input| (input.to_string(), Vec::new())).into();
     let engine = provider.build(&model, &options, &NoHost)?;
     let mut session = engine.session(&model.weights(), &NoHost)?;
     let mut rows = Vec::new();

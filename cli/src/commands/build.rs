@@ -31,6 +31,8 @@ use std::{
 /// Example: sdrun build sd15/unet --weights dreamshaper.safetensors -p openvino
 ///
 /// Example: sdrun build vae/model.onnx --shape latent_sample=1,4,64,64 -o vae.sdengine
+///
+/// Example: sdrun build taef2/decoder --shape latent=1,32,32,32:1,32,64,64:1,32,64,32 -o decoder.sdengine
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// An .onnx file or the name of a built-in model
@@ -97,9 +99,11 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let own = args.build.bake || args.weights.is_changing();
     let policy = if own { args.weights.policy() } else { WeightsPolicy::MayBeAbsent };
     let model = args.shapes.open(&args.model, policy, context)?;
-    let shapes = model::complete(&model, args.shapes.shapes()?);
+    let (given, open_shapes) = args.shapes.shapes_and_lists()?;
+    let mut shapes = model::complete(&model, given);
+    shapes.retain(|input, _| !open_shapes.contains_key(input));
     // Errors of the model and its weights come before those of a provider.
-    let bound = model.bound(&shapes)?;
+    let bound = model.bound_for(&shapes, &open_shapes)?;
     let weights = match args.weights.is_given() {
         true => {
             let names: Vec<&str> = bound.weights().map(|(name, _)| name).collect();
@@ -116,8 +120,8 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         dump(&bound, folder)?;
     }
     let (provider, device) = args.provider.open_to_build(args.isolate, context)?;
-    let options =
-        BuildOptions { threads: args.provider.threads(), shapes, ..BuildOptions::new(device.clone()) };
+    let threads = args.provider.threads();
+    let options = BuildOptions { threads, shapes, open_shapes, ..BuildOptions::new(device.clone()) };
     let engine = args.build.build(context, &provider, options, &model, weights.as_ref(), false)?;
     let payload_bytes = args.output.as_ref().map(|path| engine.save(path)).transpose()?;
     let report = Report {

@@ -9,7 +9,7 @@ use crate::{
     weights::{WeightArgs, WeightReport, Weights},
 };
 use sdrun::{
-    BuildOptions, Engine, EngineFile, Model, Tensors,
+    BuildOptions, Engine, EngineFile, Model, Shapes, Tensors,
     abi::{Device, Error, Precision, RuntimeInfo, TensorSpec},
 };
 use serde::Serialize;
@@ -100,7 +100,9 @@ fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let path = Path::new(&args.what);
     let manifest = EngineFile::open(path)?.manifest;
     args.provider.check_engine(path, &manifest)?;
-    if !args.model.shapes.is_empty() {
+    let given = args.model.shapes()?;
+    let is_open = |s: &TensorSpec| s.shape.iter().any(Option::is_none);
+    if !given.is_empty() && !manifest.info.inputs.iter().any(is_open) {
         return Err(Error::invalid("an engine has its shapes already")
             .with_hint("leave out `--shape`, or run the model instead of the engine")
             .into());
@@ -137,7 +139,9 @@ fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
                 .with_hint("give each with `--input NAME=FILE`; they can be made only with `--weights MODEL`")
         })?;
         let shape = |s: &TensorSpec| Some((s.name.clone(), s.shape.iter().copied().collect::<Option<_>>()?));
-        let shapes = manifest.info.inputs.iter().filter_map(shape).collect();
+        let mut shapes: Shapes = manifest.info.inputs.iter().filter_map(shape).collect();
+        shapes.extend(inputs.iter().map(|(name, tensor)| (name.clone(), tensor.shape().to_vec())));
+        shapes.extend(given);
         job::fill(model, &model.bound(&shapes)?, &mut inputs, args.inputs.seed)?;
     }
     let names: Vec<String> = manifest.info.outputs.iter().map(|s| s.name.clone()).collect();

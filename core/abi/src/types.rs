@@ -268,6 +268,9 @@ pub struct Capabilities {
     pub streaming: bool,
 }
 
+/// Lists of shapes by the name of an input.
+pub type OpenShapes = BTreeMap<String, Vec<Vec<usize>>>;
+
 /// How an engine is to be built.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BuildSpec {
@@ -281,9 +284,29 @@ pub struct BuildSpec {
     /// Store the weights in the engine (faster load, no refit).
     #[serde(default)]
     pub bake: bool,
+    /// Shapes that inputs with open dimensions are to take, which the host has checked: the first of one input together with
+    /// the first of the others and so on; an input that lists one shape has that in all. A compiler for ranges takes each
+    /// dimension from its least to its greatest, the shape in the middle of the list as the usual one; a compiler for fixed
+    /// sizes serves these alone; whoever serves any shape has no use for them.
+    #[serde(default)]
+    pub open_shapes: OpenShapes,
     /// Provider options given by the user; unknown keys are an error of the provider.
     #[serde(default)]
     pub options: BTreeMap<String, String>,
+}
+
+impl BuildSpec {
+    /// For fixed shapes, without weights, and with nothing else chosen.
+    pub fn new(device: impl Into<String>, precision: Precision) -> Self {
+        BuildSpec {
+            device: device.into(),
+            precision,
+            threads: None,
+            bake: false,
+            open_shapes: OpenShapes::new(),
+            options: BTreeMap::new(),
+        }
+    }
 }
 
 /// An input or output of an engine.

@@ -48,7 +48,7 @@ impl Graph {
     }
 
     /// A digest of everything each value is computed from.
-    fn value_digests(&self) -> Digests {
+    pub(crate) fn value_digests(&self) -> Digests {
         let mut digests = Digests { values: vec![[0; 32]; self.values.len()], nodes: Vec::new() };
         for id in &self.inputs {
             digests.values[id.0 as usize] =
@@ -119,13 +119,13 @@ impl Graph {
     }
 }
 
-struct Digests {
+pub(crate) struct Digests {
     values: Vec<Digest>,
     nodes: Vec<Digest>,
 }
 
 impl Digests {
-    fn of(&self, id: ValueId) -> Digest {
+    pub(crate) fn of(&self, id: ValueId) -> Digest {
         self.values[id.0 as usize]
     }
 }

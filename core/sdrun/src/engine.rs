@@ -6,10 +6,10 @@ use crate::{
 };
 use sdrun_abi::{
     BuildSpec, Compatibility, Device, Engine as DriverEngine, EngineInfo, Error as AbiError, Host,
-    MemoryReport, Precision, RefitReport, Session as DriverSession, TensorView, TimingPlan, WeightSource,
-    WeightSpec, WeightUpdate,
+    MemoryReport, OpenShapes, Precision, RefitReport, Session as DriverSession, TensorView, TimingPlan,
+    WeightSource, WeightSpec, WeightUpdate,
 };
-use sdrun_graph::{Graph, OpenDims};
+use sdrun_graph::Graph;
 use sdrun_weights::{Cast, check_complete};
 use sha2::{Digest, Sha256};
 use std::{
@@ -41,10 +41,12 @@ pub struct BuildOptions {
     pub precision: Precision,
     /// Threads for CPU devices; `None` is all cores.
     pub threads: Option<usize>,
-    /// Input shapes; every open dimension of the model has to be given.
+    /// Input shapes; every open dimension of the model has to be given here or in `open_shapes`.
     pub shapes: Shapes,
-    /// Leave dimensions open that `shapes` does not give, where the provider can.
-    pub open_dims: bool,
+    /// Inputs whose dimensions stay open, where the provider can, with the shapes the engine is to serve; see
+    /// [`BuildSpec::open_shapes`](sdrun_abi::BuildSpec::open_shapes). An empty list asks for any shape, which not every
+    /// provider has.
+    pub open_shapes: OpenShapes,
     /// Store the weights in the engine: faster to load, cannot be refitted.
     pub bake: bool,
     /// Use of the cache.
@@ -61,7 +63,7 @@ impl BuildOptions {
             precision: Precision::Fp32,
             threads: None,
             shapes: Shapes::new(),
-            open_dims: false,
+            open_shapes: OpenShapes::new(),
             bake: false,
             cache: CachePolicy::Use,
             options: BTreeMap::new(),
@@ -122,19 +124,19 @@ impl Provider {
                 AbiError::unsupported("cannot store weights in an engine").with_hint("leave out `--bake`"),
             ));
         }
-        if options.open_dims && !offered.dynamic_shapes {
+        if !options.open_shapes.is_empty() && !offered.dynamic_shapes {
             return Err(Error::of(self.id())(
-                AbiError::unsupported("needs every dimension to be given")
-                    .with_hint("give shapes for all inputs, for example `--shape sample=1,4,64,64`"),
+                AbiError::unsupported("makes engines for one shape of each input")
+                    .with_hint("give one shape for each input, for example `--shape sample=1,4,64,64`"),
             ));
         }
-        let open = if options.open_dims { OpenDims::Allow } else { OpenDims::Refuse };
-        let graph = model.bound_with(&options.shapes, open)?;
+        let graph = model.bound_for(&options.shapes, &options.open_shapes)?;
         let spec = BuildSpec {
             device: options.device.id.clone(),
             precision: options.precision,
             threads: options.threads,
             bake: options.bake,
+            open_shapes: options.open_shapes.clone(),
             options: options.options.clone(),
         };
         let specs = weight_specs(&graph);
@@ -257,7 +259,8 @@ impl Provider {
     fn cache_key(&self, topology: &str, device: &Device, spec: &BuildSpec, baked: Option<&str>) -> String {
         let mut hash = Sha256::new();
         let runtime = self.runtime();
-        let options: Vec<String> = spec.options.iter().map(|(k, v)| format!("{k}={v}")).collect();
+        let mut options: Vec<String> = spec.options.iter().map(|(k, v)| format!("{k}={v}")).collect();
+        options.extend(spec.open_shapes.iter().map(|(input, shapes)| format!("{input}={shapes:?}")));
         let parts = [
             self.id(),
             &self.manifest().build_id,

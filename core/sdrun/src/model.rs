@@ -1,6 +1,6 @@
 use crate::{Error, Paths, Result};
-use sdrun_abi::{DType, Error as AbiError, TensorSpec};
-use sdrun_graph::{Dim, ExternalBase, Graph, OpenDims, OpenOptions, WeightsPolicy};
+use sdrun_abi::{DType, Error as AbiError, OpenShapes, TensorSpec};
+use sdrun_graph::{Dim, ExternalBase, Graph, GraphError, OpenDims, OpenOptions, WeightsPolicy, simplify};
 use sdrun_weights::{Binding, OnnxWeights, builtin};
 use std::{
     collections::BTreeMap,
@@ -142,20 +142,54 @@ impl Model {
     /// The graph with its inputs bound to `shapes`, simplified: what a provider is handed. Dimensions left
     /// open are an error that names them.
     pub fn bound(&self, shapes: &Shapes) -> Result<Graph> {
-        self.bound_with(shapes, OpenDims::Refuse)
+        self.bound_for(shapes, &OpenShapes::new())
     }
 
-    /// As [`bound`](Model::bound), with a choice about dimensions left open.
-    pub fn bound_with(&self, shapes: &Shapes, open: OpenDims) -> Result<Graph> {
+    /// As [`bound`](Model::bound), but the inputs in `open` keep their open dimensions. An error where one of the shapes
+    /// listed there does not fit; where two lists have different lengths, other than 1; and where one of them leaves an input
+    /// open.
+    pub fn bound_for(&self, shapes: &Shapes, open: &OpenShapes) -> Result<Graph> {
         let mut graph = self.graph.clone();
-        sdrun_graph::simplify(&mut graph, &self.shapes(shapes), open).map_err(|e| match e {
-            sdrun_graph::GraphError::Invalid(why) => {
+        if open.is_empty() {
+            simplify(&mut graph, &self.shapes(shapes), OpenDims::Refuse).map_err(|e| self.refused(e))?;
+            return Ok(graph);
+        }
+        if let Some(both) = open.keys().find(|input| shapes.contains_key(*input)) {
+            return Err(
+                AbiError::invalid(format!("input {both:?} is given both one shape and several")).into()
+            );
+        }
+        let rows = open.values().map(Vec::len).max().unwrap_or(0);
+        if let Some((input, list)) = open.iter().find(|(_, list)| ![0, 1, rows].contains(&list.len())) {
+            return Err(AbiError::invalid(format!(
+                "input {input:?} has {} shapes where another one has {rows}",
+                list.len()
+            ))
+            .with_hint(
+                "list as many shapes for each input, or one: the first of each are run together, and so on",
+            )
+            .into());
+        }
+        graph.bind(shapes, OpenDims::Allow).map_err(|e| self.refused(e))?;
+        let anything = open.values().any(Vec::is_empty);
+        for row in 0..rows {
+            let shape = |list: &Vec<Vec<usize>>| list.get(row).or(list.first()).cloned();
+            let row = open.iter().filter_map(|(input, list)| Some((input.clone(), shape(list)?))).collect();
+            let rest = if anything { OpenDims::Allow } else { OpenDims::Refuse };
+            graph.clone().bind(&row, rest).map_err(|e| self.refused(e))?;
+        }
+        simplify(&mut graph, &Shapes::new(), OpenDims::Allow).map_err(|e| self.refused(e))?;
+        Ok(graph)
+    }
+
+    fn refused(&self, error: GraphError) -> Error {
+        match error {
+            GraphError::Invalid(why) => {
                 Error::Core(AbiError::invalid(format!("{}: {why}", self.name)).with_hint(
                     "`sdrun inspect` lists the inputs; give shapes as in `--shape sample=1,4,64,64`",
                 ))
             }
             other => Error::Graph(other),
-        })?;
-        Ok(graph)
+        }
     }
 }

@@ -5,8 +5,10 @@ use crate::{
     ffi::{CompileOptions, Layout, Program},
     runtime::Runtime,
 };
-use sdrun_abi::{DType, Error, Host, LogLevel, Result, WeightSource, WeightSpec};
-use sdrun_graph::{Graph, GraphError, Initializer, Node, Placement, Tensor, Value, ValueId};
+use sdrun_abi::{DType, Error, Host, LogLevel, OpenShapes, Result, WeightSource, WeightSpec};
+use sdrun_graph::{
+    Graph, GraphError, Initializer, Node, OpenDims, Placement, Tensor, Value, ValueId, simplify,
+};
 use sdrun_provider_common::{graph_error, phase, weight};
 use std::{
     collections::BTreeMap,
@@ -25,7 +27,7 @@ const ALIGNMENT: u64 = 64;
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Refuses graphs MIGraphX would silently read as something else: it takes 1 for every dimension that is open or empty.
-pub(crate) fn check_shapes(graph: &Graph) -> Result<()> {
+fn check_shapes(graph: &Graph) -> Result<()> {
     for (what, ids) in [("input", &graph.inputs), ("output", &graph.outputs)] {
         for id in ids {
             let value = graph.value(*id);
@@ -36,7 +38,9 @@ pub(crate) fn check_shapes(graph: &Graph) -> Result<()> {
                     return Err(Error::unsupported(format!(
                         "migraphx needs fixed shapes, and that of input `{name}` is open"
                     ))
-                    .with_hint("give the shapes of all inputs"));
+                    .with_hint(
+                        "give the shapes of all inputs, of each one or several: `--shape NAME=1,4:2,4`",
+                    ));
                 }
                 Some(shape) if shape.contains(&0) => {
                     return Err(Error::unsupported(format!(
@@ -48,6 +52,24 @@ pub(crate) fn check_shapes(graph: &Graph) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The graph once for each set of input shapes that is to be served.
+pub(crate) fn for_each_shape(graph: &Graph, open: &OpenShapes) -> Result<Vec<Graph>> {
+    if open.is_empty() {
+        check_shapes(graph)?;
+        return Ok(vec![graph.clone()]);
+    }
+    let sets = open.values().map(Vec::len).max().unwrap_or(0);
+    let sized = |index: usize| {
+        let mut graph = graph.clone();
+        let shape = |list: &Vec<Vec<usize>>| list.get(index).or(list.first()).cloned();
+        let shapes = open.iter().filter_map(|(input, list)| Some((input.clone(), shape(list)?))).collect();
+        simplify(&mut graph, &shapes, OpenDims::Allow).map_err(graph_error)?;
+        check_shapes(&graph)?;
+        Ok(graph)
+    };
+    (0..sets.max(1)).map(sized).collect()
 }
 
 /// Makes axes that are computed at run time count from the first dimension. MIGraphX 2.14 takes negative ones for places in
@@ -87,13 +109,14 @@ pub(crate) fn count_axes_from_first(graph: &mut Graph) {
 }
 
 /// Parses and compiles a graph for a device. Weights, where it still has any, become part of the program; their values come
-/// from `weights`.
+/// from `weights`. It is one of several `steps`.
 pub(crate) fn compile(
     runtime: &Runtime,
     target: &Target,
     graph: &Graph,
     options: CompileOptions,
     weights: Option<&dyn WeightSource>,
+    (step, steps): (u64, u64),
     host: &dyn Host,
 ) -> Result<Program> {
     let folder = runtime.temporary_folder()?;
@@ -105,7 +128,7 @@ pub(crate) fn compile(
     let onnx = onnx.map_err(graph_error)?;
     std::fs::write(&file, onnx).map_err(|e| Error::io("write", &file, &e))?;
 
-    phase(host, "read", 0, 1)?;
+    phase(host, "read", step, steps)?;
     let shapes: Vec<(&str, Vec<usize>)> = (graph.inputs.iter())
         .map(|id| graph.value(*id))
         .map(|value| (value.name.as_str(), value.known_shape().unwrap_or_default()))
@@ -114,10 +137,10 @@ pub(crate) fn compile(
     let mut program = Program::parse(&runtime.api, &file, &shapes)?;
     drop(folder);
     check_parameters(graph, &program.parameters(&runtime.api)?)?;
-    phase(host, "compile", 0, 1)?;
+    phase(host, "compile", step, steps)?;
     target.select(runtime)?;
-    while_beating(host, || program.compile(&runtime.api, target.name(), options))?;
-    phase(host, "compile", 1, 1)?;
+    while_beating(host, (step, steps), || program.compile(&runtime.api, target.name(), options))?;
+    phase(host, "compile", step + 1, steps)?;
     check_outputs(graph, &program.outputs(&runtime.api)?)?;
     Ok(program)
 }
@@ -167,14 +190,14 @@ fn with_weights(
 }
 
 /// Runs `body`, which may take minutes and cannot be stopped, and lets the host know that it goes on.
-fn while_beating<T: Send>(host: &dyn Host, body: impl FnOnce() -> T + Send) -> T {
+fn while_beating<T: Send>(host: &dyn Host, (step, steps): (u64, u64), body: impl FnOnce() -> T + Send) -> T {
     let (done, over) = channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             let started = Instant::now();
             while over.recv_timeout(HEARTBEAT) == Err(RecvTimeoutError::Timeout) {
                 // The answer does not matter: nothing stops a compilation.
-                host.progress("compile", 0, 1);
+                host.progress("compile", step, steps);
                 let seconds = started.elapsed().as_secs();
                 if seconds.is_multiple_of(30) && seconds > 0 {
                     host.log(LogLevel::Info, "migraphx", &format!("compiling for {seconds} seconds"));

@@ -84,7 +84,7 @@ impl Target {
             io_dtypes: IO_DTYPES.to_vec(),
             weight_update: WeightUpdate::AsInputs,
             cancel: CancelSupport::BetweenPhases,
-            dynamic_shapes: false,
+            dynamic_shapes: true,
             device_free_build: false,
             bake: true,
             streaming: false,

@@ -1,17 +1,17 @@
 //! Engines: compiled programs.
 
 use crate::{
-    compile::{check_shapes, compile, count_axes_from_first},
+    compile::{compile, count_axes_from_first, for_each_shape},
     devices::Target,
     ffi::{CompileOptions, Layout, Program},
-    payload::{self, Parts, Requirements},
+    payload::{self, Parts, Requirements, StoredProgram},
     preparation::Preparation,
     runtime::Runtime,
     session::MgxSession,
     upsample::spell_out_upsampling,
 };
 use bytes::Bytes;
-use sdrun_abi::{Engine, EngineInfo, Error, Host, Result, Session, WeightSource};
+use sdrun_abi::{Engine, EngineInfo, Error, Host, OpenShapes, Result, Session, WeightSource};
 use sdrun_graph::{
     Graph,
     passes::{
@@ -19,7 +19,10 @@ use sdrun_graph::{
     },
 };
 use sdrun_provider_common::{describe, phase, read_graph};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 /// What an engine and its sessions share.
 pub(crate) struct Compiled {
@@ -29,45 +32,65 @@ pub(crate) struct Compiled {
     pub(crate) info: EngineInfo,
     /// The graph as the host handed it over; empty where weights are baked in.
     model: Bytes,
-    pub(crate) preparation: Preparation,
-    /// What a run has to be given.
-    pub(crate) parameters: Vec<(String, Layout)>,
-    /// Bytes of device memory the program took, where that can be told.
+    /// One for each set of input shapes.
+    pub(crate) buckets: Vec<Bucket>,
+    /// Bytes of device memory the programs took, where that can be told.
     pub(crate) resident: Option<u64>,
+}
+
+/// A program for one set of input shapes.
+pub(crate) struct Bucket {
+    /// The shapes, in the order of [`EngineInfo::inputs`].
+    pub(crate) inputs: Vec<Vec<usize>>,
+    pub(crate) preparation: Preparation,
+    /// What a run has to be given, by name.
+    pub(crate) parameters: BTreeMap<String, Layout>,
     /// It has one scratch memory: one run at a time.
     program: Mutex<Program>,
 }
 
-impl Compiled {
+impl Bucket {
     pub(crate) fn program(&self) -> MutexGuard<'_, Program> {
         self.program.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// See [`Provider::build`](sdrun_abi::Provider::build). `baked` are the weights that become part of the program.
+/// See [`Provider::build`](sdrun_abi::Provider::build). `baked` are the weights that become part of the programs.
 pub(crate) fn build(
     runtime: &'static Runtime,
     target: Target,
     model: Bytes,
     options: CompileOptions,
+    open: &OpenShapes,
     baked: Option<&dyn WeightSource>,
     host: &dyn Host,
 ) -> Result<Box<dyn Engine>> {
-    let mut graph = read_graph(&model)?;
-    check_shapes(&graph)?;
+    let graph = read_graph(&model)?;
     let requirements = Requirements::of(runtime, &target, options)?;
     let mut info = describe(&graph, requirements.text()?)?;
-    let (model, preparation) = match baked {
-        Some(_) => {
-            info.weights.clear();
-            (Bytes::new(), Preparation::default())
+    let graphs = for_each_shape(&graph, open)?;
+    let steps = graphs.len() as u64;
+    let make = |(step, mut graph): (u64, Graph), target: &Target| {
+        let (inputs, mut preparation) = (shapes_of_inputs(&graph), Preparation::default());
+        if baked.is_none() {
+            preparation = take_weights_out(&mut graph, target);
         }
-        None => (model, take_weights_out(&mut graph, &target)),
+        count_axes_from_first(&mut graph);
+        spell_out_upsampling(&mut graph);
+        let program = compile(runtime, target, &graph, options, baked, (step, steps), host)?;
+        Ok((inputs, preparation, program))
     };
-    count_axes_from_first(&mut graph);
-    spell_out_upsampling(&mut graph);
-    let parts = Before { runtime, target, options, info, model, preparation };
-    parts.finish(|target| compile(runtime, target, &graph, options, baked, host))
+    let mut model = model;
+    if baked.is_some() {
+        info.weights.clear();
+        model = Bytes::new();
+    }
+    let before = Before { runtime, target, options, info, model };
+    before.finish((0..).zip(graphs), make)
+}
+
+fn shapes_of_inputs(graph: &Graph) -> Vec<Vec<usize>> {
+    graph.inputs.iter().map(|id| graph.value(*id).known_shape().unwrap_or_default()).collect()
 }
 
 /// Makes inputs of all weights, or of what is computed out of them. The same for the same graph and kind of device: an engine
@@ -94,55 +117,72 @@ pub(crate) fn load(
     options: CompileOptions,
     host: &dyn Host,
 ) -> Result<Box<dyn Engine>> {
-    let Parts { info, model, program } = payload::read(payload)?;
+    let Parts { info, model, programs } = payload::read(payload)?;
     Requirements::read(&info.compatibility)?.demand(runtime, &target, options)?;
     let model = Bytes::from(model.into_owned());
-    let preparation = match model.is_empty() {
-        true => Preparation::default(),
-        false => take_weights_out(&mut read_graph(&model)?, &target),
+    let graphs = match model.is_empty() {
+        true => Vec::new(),
+        false => for_each_shape(&read_graph(&model)?, &open_shapes(&info, &programs))?,
     };
-    phase(host, "load", 0, 1)?;
-    let parts = Before { runtime, target, options, info, model, preparation };
-    parts.finish(|target| {
+    let graphs = graphs.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
+    let steps = programs.len() as u64;
+    let make = |(step, (stored, graph)): (u64, (StoredProgram<'_>, Option<Graph>)), target: &Target| {
+        phase(host, "load", step, steps)?;
+        let preparation = graph.map(|mut graph| take_weights_out(&mut graph, target)).unwrap_or_default();
         let file = runtime.temporary_file()?;
-        std::fs::write(file.path(), program).map_err(|e| Error::io("write", file.path(), &e))?;
+        std::fs::write(file.path(), stored.bytes).map_err(|e| Error::io("write", file.path(), &e))?;
         target.select(runtime)?;
-        Program::load(&runtime.api, file.path())
-    })
+        Ok((stored.inputs, preparation, Program::load(&runtime.api, file.path())?))
+    };
+    let before = Before { runtime, target, options, info, model };
+    before.finish((0..).zip(programs.into_iter().zip(graphs)), make)
 }
 
-/// An engine before its program is there.
+/// The shapes of inputs with open dimensions, as a build is told them.
+fn open_shapes(info: &EngineInfo, programs: &[StoredProgram<'_>]) -> OpenShapes {
+    let open = info.inputs.iter().enumerate().filter(|(_, input)| input.shape.iter().any(Option::is_none));
+    let list = |at: usize| programs.iter().filter_map(|program| program.inputs.get(at).cloned()).collect();
+    open.map(|(at, input)| (input.name.clone(), list(at))).collect()
+}
+
+/// An engine before its programs are there.
 struct Before {
     runtime: &'static Runtime,
     target: Target,
     options: CompileOptions,
     info: EngineInfo,
     model: Bytes,
-    preparation: Preparation,
 }
 
 impl Before {
-    fn finish(self, make: impl FnOnce(&Target) -> Result<Program>) -> Result<Box<dyn Engine>> {
-        let Before { runtime, target, options, info, model, preparation } = self;
+    fn finish<T>(
+        self,
+        parts: impl Iterator<Item = T>,
+        make: impl Fn(T, &Target) -> Result<(Vec<Vec<usize>>, Preparation, Program)>,
+    ) -> Result<Box<dyn Engine>> {
+        let Before { runtime, target, options, info, model } = self;
         let in_use = || match (&runtime.hip, &target.hip) {
             (Some(hip), Some(_)) => target.select(runtime).and_then(|()| hip.memory_in_use()).ok(),
             _ => None,
         };
         let before = in_use();
-        let program = make(&target)?;
+        let bucket = |part| {
+            let (inputs, preparation, program) = make(part, &target)?;
+            let outputs = program.outputs(&runtime.api)?.len();
+            if outputs != info.outputs.len() || inputs.len() != info.inputs.len() {
+                return Err(Error::internal(format!(
+                    "a program has {} inputs and {outputs} outputs where the engine has {} and {}",
+                    inputs.len(),
+                    info.inputs.len(),
+                    info.outputs.len()
+                )));
+            }
+            let parameters = program.parameters(&runtime.api)?.into_iter().collect();
+            Ok(Bucket { inputs, preparation, parameters, program: Mutex::new(program) })
+        };
+        let buckets = parts.map(bucket).collect::<Result<Vec<_>>>()?;
         let resident = before.zip(in_use()).map(|(before, after)| after.saturating_sub(before));
-        let parameters = program.parameters(&runtime.api)?;
-        let outputs = program.outputs(&runtime.api)?.len();
-        if outputs != info.outputs.len() {
-            return Err(Error::internal(format!(
-                "the program has {} outputs where the engine has {}",
-                outputs,
-                info.outputs.len()
-            )));
-        }
-        let program = Mutex::new(program);
-        let compiled =
-            Compiled { runtime, target, options, info, model, preparation, parameters, resident, program };
+        let compiled = Compiled { runtime, target, options, info, model, buckets, resident };
         Ok(Box::new(MgxEngine(Arc::new(compiled))))
     }
 }
@@ -155,20 +195,27 @@ impl Engine for MgxEngine {
     }
 
     fn serialize(&self) -> Result<Vec<u8>> {
-        let (runtime, info) = (self.0.runtime, &self.0.info);
-        let file = runtime.temporary_file()?;
-        self.0.target.select(runtime)?;
-        self.0.program().save(&runtime.api, file.path())?;
-        let program = std::fs::read(file.path()).map_err(|e| Error::io("read", file.path(), &e))?;
-        payload::write(&Parts { info: info.clone(), model: (&*self.0.model).into(), program: &program })
+        let Compiled { runtime, target, info, model, buckets, .. } = &*self.0;
+        let stored = |bucket: &Bucket| {
+            let file = runtime.temporary_file()?;
+            target.select(runtime)?;
+            bucket.program().save(&runtime.api, file.path())?;
+            std::fs::read(file.path()).map_err(|e| Error::io("read", file.path(), &e))
+        };
+        let bytes = buckets.iter().map(stored).collect::<Result<Vec<_>>>()?;
+        let programs = buckets.iter().zip(&bytes);
+        let programs = programs.map(|(bucket, bytes)| StoredProgram { inputs: bucket.inputs.clone(), bytes });
+        payload::write(&Parts { info: info.clone(), model: (&**model).into(), programs: programs.collect() })
     }
 
     fn bake(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Engine>> {
-        let Compiled { runtime, target, options, info, model, .. } = &*self.0;
+        let Compiled { runtime, target, options, info, model, buckets, .. } = &*self.0;
         if info.weights.is_empty() {
             return Err(Error::precondition("the engine has no weights that could be baked in"));
         }
-        build(runtime, target.clone(), model.clone(), *options, Some(weights), host)
+        let sizes = buckets.iter().map(|bucket| StoredProgram { inputs: bucket.inputs.clone(), bytes: &[] });
+        let open = open_shapes(info, &sizes.collect::<Vec<_>>());
+        build(runtime, target.clone(), model.clone(), *options, &open, Some(weights), host)
     }
 
     fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Session>> {

@@ -1,6 +1,5 @@
 //! Graphs in half precision. MIGraphX's own `quantize_fp16` needs the values of weights, and converts norms and softmax too.
 
-use crate::compile::check_shapes;
 use bytes::Bytes;
 use sdrun_abi::{DType, Error, Result, Weight, WeightSource, WeightSpec};
 use sdrun_graph::{infer::infer_shapes, passes::convert_precision};
@@ -19,8 +18,6 @@ impl<'a> Half<'a> {
     /// Of a model and weights in the types it states.
     pub(crate) fn of(model: &Bytes, source: &'a dyn WeightSource) -> Result<Self> {
         let mut graph = read_graph(model)?;
-        // Afterwards inputs would be spoken of as they are then.
-        check_shapes(&graph)?;
         let given = describe(&graph, String::new())?.weights;
         infer_shapes(&mut graph).map_err(graph_error)?;
         convert_precision(&mut graph, DType::F16);

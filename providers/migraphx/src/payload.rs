@@ -4,7 +4,7 @@
 //! "SDRMIGX1", u64 XXH3 of all that follows
 //! u32 bytes of the header, header as JSON
 //! the graph as the host handed it over (ONNX, gzip; nothing where weights are baked in)
-//! the program as MIGraphX stores it
+//! the programs, one for each set of input shapes, as MIGraphX stores them
 //! ```
 //! Numbers are little-endian. MIGraphX's own format has no checksum, and what it makes of a damaged program ranges from an error over a
 //! crash to a wrong result.
@@ -102,12 +102,13 @@ impl Requirements {
 
 const NONE: CompileOptions = CompileOptions { fast_math: false, exhaustive_tune: false, offload_copy: false };
 
-/// What stands before the program.
+/// What stands before the graph.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Header {
     info: EngineInfo,
     model_bytes: u64,
-    program_bytes: u64,
+    /// Shapes of the inputs, and bytes, of each program.
+    programs: Vec<(Vec<Vec<usize>>, u64)>,
 }
 
 /// A payload in its parts.
@@ -115,27 +116,37 @@ pub(crate) struct Parts<'p> {
     pub(crate) info: EngineInfo,
     /// The graph as the host handed it over; empty where weights are baked in.
     pub(crate) model: Cow<'p, [u8]>,
+    /// At least one.
+    pub(crate) programs: Vec<StoredProgram<'p>>,
+}
+
+/// A program as it is stored.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct StoredProgram<'p> {
+    /// Shapes of the inputs it was compiled for, in the order of [`EngineInfo::inputs`].
+    pub(crate) inputs: Vec<Vec<usize>>,
     /// What MIGraphX stored.
-    pub(crate) program: &'p [u8],
+    pub(crate) bytes: &'p [u8],
 }
 
 /// Puts a payload together.
 pub(crate) fn write(parts: &Parts<'_>) -> Result<Vec<u8>> {
     let model = compressed(&parts.model)?;
-    let header = Header {
-        info: parts.info.clone(),
-        model_bytes: model.len() as u64,
-        program_bytes: parts.program.len() as u64,
-    };
+    let programs = parts.programs.iter().map(|program| (program.inputs.clone(), program.bytes.len() as u64));
+    let header =
+        Header { info: parts.info.clone(), model_bytes: model.len() as u64, programs: programs.collect() };
     let header =
         serde_json::to_vec(&header).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))?;
-    let mut payload = Vec::with_capacity(20 + header.len() + model.len() + parts.program.len());
+    let program_bytes: usize = parts.programs.iter().map(|program| program.bytes.len()).sum();
+    let mut payload = Vec::with_capacity(20 + header.len() + model.len() + program_bytes);
     payload.extend_from_slice(MAGIC);
     payload.extend_from_slice(&[0; 8]);
     payload.extend_from_slice(&(header.len() as u32).to_le_bytes());
     payload.extend_from_slice(&header);
     payload.extend_from_slice(&model);
-    payload.extend_from_slice(parts.program);
+    for program in &parts.programs {
+        payload.extend_from_slice(program.bytes);
+    }
     let checksum = xxh3_64(&payload[16..]);
     payload[8..16].copy_from_slice(&checksum.to_le_bytes());
     Ok(payload)
@@ -157,13 +168,21 @@ pub(crate) fn read(payload: &[u8]) -> Result<Parts<'_>> {
         .ok_or_else(|| damaged("its header is longer than the engine"))?;
     let header: Header =
         serde_json::from_slice(header).map_err(|e| damaged(&format!("its header is wrong: {e}")))?;
-    let parts = usize::try_from(header.model_bytes).ok().and_then(|bytes| rest.split_at_checked(bytes));
-    match parts {
-        Some((model, program)) if program.len() as u64 == header.program_bytes && !program.is_empty() => {
-            Ok(Parts { info: header.info, model: expanded(model)?.into(), program })
-        }
-        _ => Err(damaged("its parts are not as long as it says")),
-    }
+    let parts = || {
+        let mut rest = rest;
+        let mut part = |bytes: u64| {
+            let (part, behind) = rest.split_at_checked(usize::try_from(bytes).ok()?)?;
+            rest = behind;
+            Some(part)
+        };
+        let model = part(header.model_bytes)?;
+        let program = |(inputs, bytes)| Some(StoredProgram { inputs, bytes: part(bytes)? });
+        let programs: Vec<_> = header.programs.into_iter().map(program).collect::<Option<_>>()?;
+        let whole = programs.iter().all(|program| !program.bytes.is_empty()) && !programs.is_empty();
+        (whole && rest.is_empty()).then_some((model, programs))
+    };
+    let (model, programs) = parts().ok_or_else(|| damaged("its parts are not as long as it says"))?;
+    Ok(Parts { info: header.info, model: expanded(model)?.into(), programs })
 }
 
 /// Largest graph without weights that is read.
@@ -233,10 +252,15 @@ mod tests {
     #[test]
     fn a_damaged_payload_is_an_error() {
         let info = EngineInfo { inputs: vec![], outputs: vec![], weights: vec![], compatibility: "c".into() };
-        let good =
-            write(&Parts { info: info.clone(), model: b"onnx".as_slice().into(), program: b"mxr" }).unwrap();
+        let program = |size: usize, bytes| StoredProgram { inputs: vec![vec![1, size], vec![]], bytes };
+        let programs = vec![program(64, b"mxr"), program(96, b"mxr of another size")];
+        let with = |programs: &[StoredProgram<'static>]| {
+            let model = b"onnx".as_slice().into();
+            write(&Parts { info: info.clone(), model, programs: programs.to_vec() }).unwrap()
+        };
+        let good = with(&programs);
         let parts = read(&good).unwrap();
-        assert_eq!((parts.info, &*parts.model, parts.program), (info.clone(), &b"onnx"[..], &b"mxr"[..]));
+        assert_eq!((&parts.info, &*parts.model, parts.programs), (&info, &b"onnx"[..], programs));
         for end in 0..good.len() {
             assert_eq!(read(&good[..end]).err().unwrap().code, ErrorCode::DataLoss, "{end}");
         }
@@ -245,7 +269,8 @@ mod tests {
             bad[at] ^= 1;
             assert_eq!(read(&bad).err().unwrap().code, ErrorCode::DataLoss, "{at}");
         }
-        let empty = write(&Parts { info, model: b"".as_slice().into(), program: b"" }).unwrap();
-        assert!(read(&empty).is_err());
+        for empty in [with(&[]), with(&[program(64, b"")])] {
+            assert_eq!(read(&empty).err().unwrap().code, ErrorCode::DataLoss);
+        }
     }
 }

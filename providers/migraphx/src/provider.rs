@@ -35,10 +35,12 @@ impl Provider for MiGraphX {
         let options = options::read(spec, &target)?;
         let model = Bytes::copy_from_slice(model);
         if spec.precision == Precision::Fp32 {
-            return engine::build(runtime, target, model, options, spec.bake.then_some(weights), host);
+            let baked = spec.bake.then_some(weights);
+            return engine::build(runtime, target, model, options, &spec.open_shapes, baked, host);
         }
         let half = Half::of(&model, weights)?;
-        engine::build(runtime, target, half.model.clone(), options, spec.bake.then_some(&half), host)
+        let (model, baked) = (half.model.clone(), spec.bake.then_some(&half as &dyn WeightSource));
+        engine::build(runtime, target, model, options, &spec.open_shapes, baked, host)
     }
 
     fn load(&self, payload: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Box<dyn Engine>> {

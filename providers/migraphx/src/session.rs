@@ -1,7 +1,7 @@
-//! Sessions: a program and the buffers it runs on.
+//! Sessions: programs and the buffers they run on.
 
 use crate::{
-    engine::Compiled,
+    engine::{Bucket, Compiled},
     ffi::{Bound, Buffer, DeviceBuffer, Layout, Stream},
 };
 use sdrun_abi::{
@@ -10,7 +10,7 @@ use sdrun_abi::{
 };
 use sdrun_provider_common::{phase, weight};
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, hash_map::Entry},
     sync::Arc,
 };
 
@@ -19,15 +19,15 @@ const OUTPUT_PREFIX: &str = "main:#output_";
 
 pub(crate) struct MgxSession {
     compiled: Arc<Compiled>,
-    bound: Bound,
+    /// The buffers of each program. Weights that several programs take in the same form are bound in all of them.
+    bound: Vec<Bound>,
     stream: Option<Stream>,
-    /// Bytes of the weights as they are bound.
-    weight_bytes: u64,
 }
 
-/// What becomes of a weight: parameters by name, with their new values.
+/// What becomes of weights.
 struct Fresh {
-    buffers: Vec<(String, Buffer)>,
+    /// New values of parameters: program, name, buffer.
+    buffers: Vec<(usize, String, Arc<Buffer>)>,
     /// Of the weights pulled.
     tensors: usize,
     bytes: u64,
@@ -37,37 +37,50 @@ impl MgxSession {
     pub(crate) fn new(compiled: Arc<Compiled>, weights: &dyn WeightSource, host: &dyn Host) -> Result<Self> {
         compiled.target.select(compiled.runtime)?;
         let api = &compiled.runtime.api;
-        let mut bound = Bound::new(api)?;
-        let all: HashSet<&str> = compiled.info.weights.iter().map(|w| w.name.as_str()).collect();
-        let fresh = compiled.pull(&all, weights, host)?;
-        let layouts: HashMap<&str, &Layout> =
-            compiled.parameters.iter().map(|(name, layout)| (name.as_str(), layout)).collect();
-        let mut weight_bytes = 0;
-        for (name, buffer) in fresh.buffers {
-            weight_bytes += buffer.len() as u64;
-            if let Some(layout) = layouts.get(name.as_str()) {
-                bound.bind(api, &name, layout, buffer)?;
-            }
-        }
-        let is_input = |name: &str| compiled.info.inputs.iter().any(|input| input.name == name);
-        for (name, layout) in &compiled.parameters {
-            if is_input(name) || name.starts_with(OUTPUT_PREFIX) {
-                bound.bind(api, name, layout, compiled.buffer(layout)?)?;
-            } else if !bound.has(name) {
-                return Err(Error::internal(format!(
-                    "the program wants a parameter `{name}` that is no input, output or weight"
-                )));
-            }
-        }
+        let bound = compiled.buckets.iter().map(|_| Bound::new(api)).collect::<Result<_>>()?;
         let stream = match (&compiled.runtime.hip, &compiled.target.hip) {
             (Some(hip), Some(_)) if !compiled.options.offload_copy => Some(Stream::new(hip)?),
             _ => None,
         };
-        Ok(MgxSession { bound, stream, weight_bytes, compiled })
+        let mut session = MgxSession { compiled: compiled.clone(), bound, stream };
+        let all: HashSet<&str> = compiled.info.weights.iter().map(|w| w.name.as_str()).collect();
+        for (index, name, buffer) in compiled.pull(&all, weights, host)?.buffers {
+            session.bind(index, &name, buffer)?;
+        }
+        for (index, bucket) in compiled.buckets.iter().enumerate() {
+            for (name, layout) in &bucket.parameters {
+                if compiled.is_input_or_output(name) {
+                    session.bind(index, name, Arc::new(compiled.buffer(layout)?))?;
+                } else if !session.bound[index].has(name) {
+                    return Err(Error::internal(format!(
+                        "the program wants a parameter `{name}` that is no input, output or weight"
+                    )));
+                }
+            }
+        }
+        Ok(session)
+    }
+
+    fn bind(&mut self, index: usize, name: &str, buffer: Arc<Buffer>) -> Result<Option<Arc<Buffer>>> {
+        let layout = self.compiled.buckets[index].parameters.get(name);
+        let layout = layout.ok_or_else(|| Error::internal(format!("there is no parameter `{name}`")))?;
+        self.bound[index].bind(&self.compiled.runtime.api, name, layout, buffer)
+    }
+
+    /// Bytes of the buffers of the parameters for which `counts` answers true, each buffer once.
+    fn bytes(&self, counts: impl Fn(&str) -> bool) -> u64 {
+        let mut seen = HashSet::new();
+        let buffers = self.bound.iter().flat_map(Bound::buffers);
+        let counted = buffers.filter(|(name, buffer)| counts(name) && seen.insert(Arc::as_ptr(buffer)));
+        counted.map(|(_, buffer)| buffer.len() as u64).sum()
     }
 }
 
 impl Compiled {
+    fn is_input_or_output(&self, parameter: &str) -> bool {
+        parameter.starts_with(OUTPUT_PREFIX) || self.info.inputs.iter().any(|input| input.name == parameter)
+    }
+
     /// A buffer for a parameter, where the program expects it.
     fn buffer(&self, layout: &Layout) -> Result<Buffer> {
         let bytes = layout.dtype.bytes_of(&layout.lengths);
@@ -80,34 +93,72 @@ impl Compiled {
         }
     }
 
+    /// A buffer with contents.
+    fn filled(&self, layout: &Layout, bytes: &[u8]) -> Result<Arc<Buffer>> {
+        let mut buffer = self.buffer(layout)?;
+        buffer.write(bytes)?;
+        Ok(Arc::new(buffer))
+    }
+
+    /// The program for inputs of these shapes.
+    fn bucket_for(&self, inputs: &[TensorView<'_>]) -> Result<usize> {
+        let fits =
+            |bucket: &Bucket| bucket.inputs.iter().zip(inputs).all(|(shape, input)| shape == input.shape);
+        self.buckets.iter().position(fits).ok_or_else(|| {
+            let listed = |shapes: &mut dyn Iterator<Item = &[usize]>| {
+                let named = self.info.inputs.iter().zip(shapes);
+                named.map(|(input, shape)| format!("{} {shape:?}", input.name)).collect::<Vec<_>>().join(", ")
+            };
+            let built = self.buckets.iter().map(|b| listed(&mut b.inputs.iter().map(Vec::as_slice)));
+            Error::invalid(format!(
+                "the engine was not built for {}, but for {}",
+                listed(&mut inputs.iter().map(|input| input.shape)),
+                built.collect::<Vec<_>>().join("; for ")
+            ))
+            .with_hint("build it with these shapes among those of `--shape`")
+        })
+    }
+
     /// Buffers with the values of all parameters that depend on the weights in `names`.
     fn pull(&self, names: &HashSet<&str>, source: &dyn WeightSource, host: &dyn Host) -> Result<Fresh> {
-        let layouts: HashMap<&str, &Layout> =
-            self.parameters.iter().map(|(name, layout)| (name.as_str(), layout)).collect();
-        let fill = |name: &str, bytes: &[u8]| -> Result<Option<(String, Buffer)>> {
-            // What the compiler found to have no effect is no parameter.
-            let Some(layout) = layouts.get(name) else { return Ok(None) };
-            let mut buffer = self.buffer(layout)?;
-            buffer.write(bytes)?;
-            Ok(Some((name.to_string(), buffer)))
-        };
-        let steps: Vec<_> = self.preparation.steps(|name| names.contains(name)).collect();
+        let buckets = || self.buckets.iter().enumerate();
+        let steps: Vec<_> = buckets()
+            .flat_map(|(at, b)| b.preparation.steps(|name| names.contains(name)).map(move |step| (at, step)))
+            .collect();
         let prepared: HashSet<&str> =
-            steps.iter().flat_map(|step| step.weights.iter().map(String::as_str)).collect();
+            steps.iter().flat_map(|(_, step)| step.weights.iter().map(String::as_str)).collect();
         let specs: Vec<_> = self.info.weights.iter().filter(|w| names.contains(w.name.as_str())).collect();
         let total = (specs.len() + steps.len()) as u64;
         let mut fresh = Fresh { buffers: Vec::new(), tensors: specs.len(), bytes: 0 };
         for (index, spec) in specs.into_iter().enumerate() {
             phase(host, "weights", index as u64, total)?;
             fresh.bytes += spec.dtype.bytes_of(&spec.shape).unwrap_or_default() as u64;
-            if layouts.contains_key(spec.name.as_str()) || !prepared.contains(spec.name.as_str()) {
-                fresh.buffers.extend(fill(&spec.name, weight(source, spec)?.data())?);
+            // What the compiler found to have no effect is no parameter.
+            let mut takers =
+                buckets().filter_map(|(at, b)| Some((at, b.parameters.get(&spec.name)?))).peekable();
+            if takers.peek().is_none() && prepared.contains(spec.name.as_str()) {
+                continue;
+            }
+            let weight = weight(source, spec)?;
+            if let Some((_, layout)) = takers.peek() {
+                let buffer = self.filled(layout, weight.data())?;
+                fresh.buffers.extend(takers.map(|(at, _)| (at, spec.name.clone(), buffer.clone())));
             }
         }
-        for (index, step) in steps.iter().enumerate() {
+        let mut made: HashMap<[u8; 32], Arc<Buffer>> = HashMap::new();
+        for (index, (at, step)) in steps.into_iter().enumerate() {
             phase(host, "weights", fresh.tensors as u64 + index as u64, total)?;
-            let tensor = self.preparation.compute(step, source)?;
-            fresh.buffers.extend(fill(self.preparation.name(step), tensor.data())?);
+            let bucket = &self.buckets[at];
+            let name = bucket.preparation.name(step);
+            let Some(layout) = bucket.parameters.get(name) else { continue };
+            let buffer = match made.entry(step.digest) {
+                Entry::Occupied(made) => made.get().clone(),
+                Entry::Vacant(place) => {
+                    let tensor = bucket.preparation.compute(step, source)?;
+                    place.insert(self.filled(layout, tensor.data())?).clone()
+                }
+            };
+            fresh.buffers.push((at, name.to_string(), buffer));
         }
         Ok(fresh)
     }
@@ -128,13 +179,13 @@ impl Session for MgxSession {
         compiled.target.select(compiled.runtime)?;
         // Everything that can fail is done before the first of the former weights goes.
         let fresh = compiled.pull(&changed.iter().copied().collect(), weights, host)?;
-        let mut former: Vec<(String, Option<Buffer>)> = Vec::with_capacity(fresh.buffers.len());
-        for (name, buffer) in fresh.buffers {
-            match self.bind(&name, buffer) {
-                Ok(old) => former.push((name, old)),
+        let mut former: Vec<(usize, String, Option<Arc<Buffer>>)> = Vec::with_capacity(fresh.buffers.len());
+        for (index, name, buffer) in fresh.buffers {
+            match self.bind(index, &name, buffer) {
+                Ok(old) => former.push((index, name, old)),
                 Err(error) => {
-                    for (name, old) in former {
-                        old.map_or(Ok(None), |old| self.bind(&name, old))?;
+                    for (index, name, old) in former {
+                        old.map_or(Ok(None), |old| self.bind(index, &name, old))?;
                     }
                     return Err(error);
                 }
@@ -148,15 +199,17 @@ impl Session for MgxSession {
             return Err(Error::new(ErrorCode::Cancelled, "the run was cancelled before it began"));
         }
         let compiled = &self.compiled;
+        let index = compiled.bucket_for(inputs)?;
+        let bound = &mut self.bound[index];
         compiled.target.select(compiled.runtime)?;
         for (spec, input) in compiled.info.inputs.iter().zip(inputs) {
             // Inputs that nothing uses are no parameters.
-            if self.bound.has(&spec.name) {
-                self.bound.buffer(&spec.name)?.write(input.data)?;
+            if bound.has(&spec.name) {
+                bound.write(&spec.name, input.data)?;
             }
         }
         let api = &compiled.runtime.api;
-        let results = self.bound.run(api, &mut compiled.program(), self.stream.as_ref())?;
+        let results = bound.run(api, &mut compiled.buckets[index].program(), self.stream.as_ref())?;
         let outputs = results.outputs(api)?;
         if outputs.len() != compiled.info.outputs.len() {
             return Err(Error::internal("MIGraphX delivers another number of outputs than it compiled"));
@@ -175,8 +228,9 @@ impl Session for MgxSession {
     }
 
     fn memory(&self) -> Result<MemoryReport> {
-        let device = self.compiled.resident.map(|program| program + self.bound.bytes());
-        Ok(MemoryReport { weights: Some(self.weight_bytes), activations: None, device })
+        let weights = self.bytes(|name| !self.compiled.is_input_or_output(name));
+        let device = self.compiled.resident.map(|programs| programs + self.bytes(|_| true));
+        Ok(MemoryReport { weights: Some(weights), activations: None, device })
     }
 }
 
@@ -194,12 +248,4 @@ fn as_stated(stated: &TensorSpec, found: &Layout) -> Result<OutputSpec> {
         )));
     }
     Ok(OutputSpec { dtype: found.dtype, shape: known.unwrap_or_else(|| found.lengths.clone()) })
-}
-
-impl MgxSession {
-    fn bind(&mut self, name: &str, buffer: Buffer) -> Result<Option<Buffer>> {
-        let layout = self.compiled.parameters.iter().find(|(known, _)| known == name);
-        let (_, layout) = layout.ok_or_else(|| Error::internal(format!("there is no parameter `{name}`")))?;
-        self.bound.bind(&self.compiled.runtime.api, name, layout, buffer)
-    }
 }

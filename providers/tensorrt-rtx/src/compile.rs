@@ -190,13 +190,6 @@ fn check_types(info: &EngineInfo) -> Result<()> {
 
 /// The ranges of inputs with open dimensions, compared with what the graph states.
 fn ranges<'a>(inputs: &'a [TensorSpec], options: &'a Options) -> Result<Vec<Range<'a>>> {
-    if let Some(name) = options.shapes.keys().find(|name| !inputs.iter().any(|i| i.name == **name)) {
-        let known: Vec<&str> = inputs.iter().map(|i| i.name.as_str()).collect();
-        return Err(Error::invalid(format!(
-            "the option `shape.{name}` names no input (there are: {})",
-            known.join(", ")
-        )));
-    }
     let mut ranges = Vec::new();
     for input in inputs {
         let open = input.shape.iter().any(Option::is_none);
@@ -209,10 +202,9 @@ fn ranges<'a>(inputs: &'a [TensorSpec], options: &'a Options) -> Result<Vec<Rang
                     input.name,
                     dims.join(", ")
                 ))
-                .with_hint(format!(
-                    "give `--shape`, or a range as in `--option shape.{}=1x4x32x32:1x4x64x64:2x4x128x128`",
-                    input.name
-                )));
+                .with_hint(
+                    "give one shape, or the least, the usual and the greatest: `--shape NAME=1,4:2,4:8,4`",
+                ));
             }
             continue;
         };

@@ -1,12 +1,12 @@
-//! Provider options: `--option KEY=VALUE`.
+//! Provider options, `--option KEY=VALUE`, and ranges of shapes.
 
-use sdrun_abi::{Error, Result};
+use sdrun_abi::{BuildSpec, Error, OpenShapes, Result};
 use std::collections::BTreeMap;
 
-/// What the options of a build say.
+/// What a build is told.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Options {
-    /// `shape.INPUT=MIN:OPT:MAX`: the range of an input with open dimensions.
+    /// Ranges of inputs with open dimensions.
     pub(crate) shapes: BTreeMap<String, Shapes>,
     /// `tf32=on`: products of f32 matrices may be rounded to 10 bits of mantissa.
     pub(crate) tf32: bool,
@@ -24,12 +24,16 @@ pub(crate) struct Shapes {
     pub(crate) max: Vec<i64>,
 }
 
-const HINT: &str = "tensorrt-rtx takes `shape.INPUT=MIN:OPT:MAX`, `tf32=on|off`, `cuda-graph=on|off`, \
-                    `vram-budget=6GB`";
+const HINT: &str = "tensorrt-rtx takes `tf32=on|off`, `cuda-graph=on|off`, `vram-budget=6GB`";
 
 impl Options {
-    /// Reads them; an unknown one is an error.
-    pub(crate) fn parse(options: &BTreeMap<String, String>) -> Result<Self> {
+    /// Reads them.
+    pub(crate) fn of(spec: &BuildSpec) -> Result<Self> {
+        Ok(Options { shapes: ranges(&spec.open_shapes), ..Self::parse(&spec.options)? })
+    }
+
+    /// An unknown one is an error.
+    fn parse(options: &BTreeMap<String, String>) -> Result<Self> {
         let mut parsed = Options::default();
         for (key, value) in options {
             let refuse =
@@ -48,38 +52,27 @@ impl Options {
                     Some(bytes) => parsed.vram_budget = Some(bytes),
                     None => return refuse("has to be a number of bytes such as `6GB` or `512MiB`"),
                 },
-                _ => match key.strip_prefix("shape.").filter(|input| !input.is_empty()) {
-                    Some(input) => match shapes(value) {
-                        Ok(shapes) => drop(parsed.shapes.insert(input.into(), shapes)),
-                        Err(why) => return refuse(why),
-                    },
-                    None => {
-                        return Err(
-                            Error::invalid(format!("tensorrt-rtx has no option `{key}`")).with_hint(HINT)
-                        );
-                    }
-                },
+                _ => {
+                    return Err(Error::invalid(format!("tensorrt-rtx has no option `{key}`")).with_hint(HINT));
+                }
             }
         }
         Ok(parsed)
     }
 }
 
-fn shapes(text: &str) -> Result<Shapes, &'static str> {
-    let shape = |text: &str| -> Option<Vec<i64>> {
-        text.split('x').map(|d| d.parse::<i64>().ok().filter(|d| *d >= 1)).collect()
+/// Each dimension from its least to its greatest, the shape in the middle of the list as the usual one.
+fn ranges(open: &OpenShapes) -> BTreeMap<String, Shapes> {
+    let range = |list: &[Vec<usize>]| {
+        let usual = list.get(list.len() / 2)?;
+        let extreme = |choose: fn(i64, i64) -> i64| {
+            let size = |axis: usize| list.iter().filter_map(move |shape| shape.get(axis)).map(|d| *d as i64);
+            (0..usual.len()).filter_map(|axis| size(axis).reduce(choose)).collect()
+        };
+        let opt = usual.iter().map(|d| *d as i64).collect();
+        Some(Shapes { min: extreme(i64::min), opt, max: extreme(i64::max) })
     };
-    let parts: Option<Vec<Vec<i64>>> = text.split(':').map(shape).collect();
-    let Some(Ok([min, opt, max])) = parts.map(<[_; 3]>::try_from) else {
-        return Err("has to be three shapes, as in `1x4x32x32:1x4x64x64:2x4x128x128`");
-    };
-    if min.len() != opt.len() || opt.len() != max.len() || min.len() > 8 {
-        return Err("has shapes of different numbers of dimensions, or more than 8");
-    }
-    if min.iter().zip(&opt).any(|(a, b)| a > b) || opt.iter().zip(&max).any(|(a, b)| a > b) {
-        return Err("is no range: the least shape comes first, the greatest last");
-    }
-    Ok(Shapes { min, opt, max })
+    open.iter().filter_map(|(input, list)| Some((input.clone(), range(list)?))).collect()
 }
 
 /// `6GB`, `512MiB`, `1000`.
@@ -111,23 +104,24 @@ mod tests {
         assert!(parse("tf32", "on").unwrap().tf32);
         assert!(!parse("cuda-graph", "off").unwrap().cuda_graph);
         assert_eq!(parse("vram-budget", "1.5GiB").unwrap().vram_budget, Some(3 << 29));
-        let shapes = &parse("shape.x", "1x4:2x4:3x8").unwrap().shapes["x"];
-        assert_eq!((&shapes.min[..], &shapes.max[..]), (&[1, 4][..], &[3, 8][..]));
+    }
+
+    #[test]
+    fn lists_of_shapes_are_ranges() {
+        let lists = [("x", vec![vec![1, 8], vec![2, 4], vec![3, 6]]), ("y", vec![vec![5]]), ("z", vec![])];
+        let ranges = ranges(&lists.map(|(input, list)| (input.to_string(), list)).into());
+        let x = Shapes { min: vec![1, 4], opt: vec![2, 4], max: vec![3, 8] };
+        let y = Shapes { min: vec![5], opt: vec![5], max: vec![5] };
+        assert_eq!(ranges, [("x".to_string(), x), ("y".to_string(), y)].into());
     }
 
     #[test]
     fn what_is_wrong_is_named() {
         for (key, value, part) in [
             ("speed", "11", "no option `speed`"),
-            ("shape.", "1:1:1", "no option"),
             ("tf32", "maybe", "`on` or `off`"),
             ("vram-budget", "lots", "number of bytes"),
             ("vram-budget", "5 parsecs", "number of bytes"),
-            ("shape.x", "1x4", "three shapes"),
-            ("shape.x", "1:2:3:4", "three shapes"),
-            ("shape.x", "0x1:1x1:1x1", "three shapes"),
-            ("shape.x", "1x4:1:1x4", "numbers of dimensions"),
-            ("shape.x", "2:1:3", "no range"),
         ] {
             let error = parse(key, value).unwrap_err();
             assert!(error.message.contains(part) && error.hint.is_some(), "{key}={value}: {error}");

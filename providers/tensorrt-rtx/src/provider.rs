@@ -57,5 +57,5 @@ fn read_spec(spec: &BuildSpec) -> Result<Options> {
     if spec.threads == Some(0) {
         return Err(Error::invalid("the number of threads must be at least 1"));
     }
-    Options::parse(&spec.options)
+    Options::of(spec)
 }

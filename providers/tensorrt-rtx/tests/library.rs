@@ -184,15 +184,15 @@ fn what_cannot_be_built_is_named() {
         .bytes();
     let error = failure(build(&open, &spec("sm89", Precision::Fp32)));
     assert!(error.message.contains("`x` [?, 4] has open dimensions"), "{error}");
-    assert!(error.hint.unwrap().contains("shape.x="));
-    let with = |value: &str| {
-        let mut spec = spec("sm89", Precision::Fp32);
-        spec.options.insert("shape.x".into(), value.into());
-        build(&open, &spec)
+    assert!(error.hint.unwrap().contains("--shape"));
+    let for_shapes = |shapes: [[usize; 2]; 3]| {
+        let list = shapes.map(|shape| shape.to_vec()).to_vec();
+        BuildSpec { open_shapes: [("x".to_string(), list)].into(), ..spec("sm89", Precision::Fp32) }
     };
-    let engine = with("1x4:2x4:8x4").unwrap();
+    let engine = build(&open, &for_shapes([[1, 4], [2, 4], [8, 4]])).unwrap();
     assert_eq!(engine.info().inputs[0].shape, [None, Some(4)]);
-    assert!(failure(with("1x5:2x5:8x5")).message.contains("does not fit the model"));
+    let error = failure(build(&open, &for_shapes([[1, 5], [2, 5], [8, 5]])));
+    assert!(error.message.contains("does not fit the model"), "{error}");
 
     // A size that the export has baked in contradicts the range.
     let baked = Model::default()
@@ -201,9 +201,7 @@ fn what_cannot_be_built_is_named() {
         .weight("w", DType::F32, &[3, 4])
         .node("Add", &["x", "w"], &["y"])
         .bytes();
-    let mut contradicts = spec("sm89", Precision::Fp32);
-    contradicts.options.insert("shape.x".into(), "2x4:2x4:2x4".into());
-    let error = failure(build(&baked, &contradicts));
+    let error = failure(build(&baked, &for_shapes([[2, 4]; 3])));
     println!("{error}");
     assert!(error.message.contains("TensorRT-RTX cannot"), "{error}");
 

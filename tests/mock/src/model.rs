@@ -139,13 +139,8 @@ mod tests {
     use sdrun_graph::proto::{Dimension, GraphProto, TensorShapeProto, TensorTypeProto, TypeProto};
 
     fn spec(options: &[(&str, &str)]) -> BuildSpec {
-        BuildSpec {
-            device: "mock0".into(),
-            precision: sdrun_abi::Precision::Fp32,
-            threads: None,
-            bake: false,
-            options: options.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
-        }
+        let options = options.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        BuildSpec { options, ..BuildSpec::new("mock0", sdrun_abi::Precision::Fp32) }
     }
 
     fn named(name: &str, elem_type: i32, dims: &[Option<i64>]) -> ValueInfoProto {

@@ -90,13 +90,7 @@ impl Subject {
 impl Ready {
     /// How the fixture is built unless a check says otherwise.
     pub(super) fn spec(&self) -> BuildSpec {
-        BuildSpec {
-            device: self.device.id.clone(),
-            precision: Precision::Fp32,
-            threads: Some(1),
-            bake: false,
-            options: BTreeMap::new(),
-        }
+        BuildSpec { threads: Some(1), ..BuildSpec::new(&self.device.id, Precision::Fp32) }
     }
 
     /// The fixture as an engine.

@@ -102,11 +102,13 @@ fn is_movable(
 }
 
 /// The nodes of a preparation that each of its outputs needs, and the names of the weights that they read: what has to be
-/// computed again for which weights.
+/// computed again for which weights. Between preparations of graphs with the same weights, outputs with the same digest are
+/// the same tensor.
 pub fn preparation_steps(preparation: &Graph) -> Vec<PreparationStep> {
     let maker: BTreeMap<ValueId, usize> = (preparation.nodes.iter().enumerate())
         .flat_map(|(index, node)| node.outputs.iter().flatten().map(move |id| (*id, index)))
         .collect();
+    let digests = preparation.value_digests();
     let step = |output: &ValueId| {
         let (mut nodes, mut weights) = (BTreeSet::new(), BTreeSet::new());
         let mut open = vec![*output];
@@ -121,7 +123,8 @@ pub fn preparation_steps(preparation: &Graph) -> Vec<PreparationStep> {
                 _ => {}
             }
         }
-        PreparationStep { output: *output, nodes: nodes.into_iter().collect(), weights }
+        let digest = digests.of(*output);
+        PreparationStep { output: *output, digest, nodes: nodes.into_iter().collect(), weights }
     };
     preparation.outputs.iter().map(step).collect()
 }
@@ -131,6 +134,8 @@ pub fn preparation_steps(preparation: &Graph) -> Vec<PreparationStep> {
 pub struct PreparationStep {
     /// Its value.
     pub output: ValueId,
+    /// SHA-256 of what it is computed from and how: operators, attributes, constants, names of weights.
+    pub digest: [u8; 32],
     /// Indices of the nodes it takes, in order.
     pub nodes: Vec<usize>,
     /// Names of the weights it is made of.

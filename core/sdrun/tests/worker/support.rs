@@ -266,13 +266,8 @@ impl Model {
 }
 
 pub(crate) fn spec() -> BuildSpec {
-    BuildSpec {
-        device: "mock0".into(),
-        precision: Precision::Fp32,
-        threads: None,
-        bake: false,
-        options: BTreeMap::from([("scale".into(), "2".into())]),
-    }
+    let options = BTreeMap::from([("scale".into(), "2".into())]);
+    BuildSpec { options, ..BuildSpec::new("mock0", Precision::Fp32) }
 }
 
 pub(crate) fn run_with(

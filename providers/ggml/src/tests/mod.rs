@@ -167,7 +167,7 @@ pub(super) fn provider() -> GgmlProvider {
 }
 
 pub(super) fn spec(precision: Precision) -> BuildSpec {
-    BuildSpec { device: "cpu".into(), precision, threads: None, bake: false, options: BTreeMap::new() }
+    BuildSpec::new("cpu", precision)
 }
 
 pub(super) fn build(model: &Model, spec: &BuildSpec) -> Result<Box<dyn Engine>> {

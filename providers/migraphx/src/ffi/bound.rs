@@ -7,7 +7,7 @@ use super::{
     shape::Layout,
 };
 use sdrun_abi::{AlignedBuffer, Error, Result};
-use std::{collections::HashMap, ffi::c_void, ptr, slice};
+use std::{collections::HashMap, ffi::c_void, ptr, slice, sync::Arc};
 
 /// Memory a program reads or writes.
 pub(crate) enum Buffer {
@@ -25,6 +25,14 @@ impl Buffer {
         }
     }
 
+    /// Where it begins. What the library does not write, it may be given by several programs at a time.
+    fn address(&self) -> *mut c_void {
+        match self {
+            Buffer::Host(buffer) => buffer.as_ptr().cast_mut().cast(),
+            Buffer::Device(buffer) => buffer.address(),
+        }
+    }
+
     /// Replaces its contents.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         match self {
@@ -38,19 +46,12 @@ impl Buffer {
             Buffer::Device(buffer) => buffer.upload(bytes),
         }
     }
-
-    fn address(&mut self) -> *mut c_void {
-        match self {
-            Buffer::Host(buffer) => buffer.as_mut_ptr().cast(),
-            Buffer::Device(buffer) => buffer.address(),
-        }
-    }
 }
 
-/// Buffers by parameter name. It owns them, so that what the library is told stays true.
+/// Buffers by parameter name. It holds them, so that what the library is told stays true.
 pub(crate) struct Bound {
     parameters: Owned,
-    buffers: HashMap<String, Buffer>,
+    buffers: HashMap<String, Arc<Buffer>>,
 }
 
 impl Bound {
@@ -61,14 +62,15 @@ impl Bound {
         Ok(Bound { parameters, buffers: HashMap::new() })
     }
 
-    /// Binds a buffer that holds a row-major tensor; answers the one bound before.
+    /// Binds a buffer that holds a row-major tensor; answers the one bound before. Several programs may read one, what a
+    /// run writes belongs to one alone.
     pub(crate) fn bind(
         &mut self,
         api: &Api,
         name: &str,
         layout: &Layout,
-        mut buffer: Buffer,
-    ) -> Result<Option<Buffer>> {
+        buffer: Arc<Buffer>,
+    ) -> Result<Option<Arc<Buffer>>> {
         let doing = || format!("bind the parameter `{name}`");
         let needed = layout.dtype.bytes_of(&layout.lengths);
         if needed != Some(buffer.len()) || !layout.is_packed() {
@@ -90,11 +92,12 @@ impl Bound {
         Ok(self.buffers.insert(name.to_string(), buffer))
     }
 
-    /// The buffer bound to a parameter.
-    pub(crate) fn buffer(&mut self, name: &str) -> Result<&mut Buffer> {
-        self.buffers
-            .get_mut(name)
-            .ok_or_else(|| Error::internal(format!("no buffer is bound to the parameter `{name}`")))
+    /// Replaces the contents of a buffer that is bound nowhere else.
+    pub(crate) fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        let buffer = self.buffers.get_mut(name).and_then(Arc::get_mut);
+        buffer
+            .ok_or_else(|| Error::internal(format!("the parameter `{name}` has no buffer of its own")))?
+            .write(bytes)
     }
 
     /// Whether a buffer is bound to a parameter.
@@ -102,9 +105,9 @@ impl Bound {
         self.buffers.contains_key(name)
     }
 
-    /// Bytes of all buffers.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.buffers.values().map(|buffer| buffer.len() as u64).sum()
+    /// All buffers, by parameter.
+    pub(crate) fn buffers(&self) -> impl Iterator<Item = (&str, &Arc<Buffer>)> {
+        self.buffers.iter().map(|(name, buffer)| (name.as_str(), buffer))
     }
 
     /// Runs `program` on them, on `stream` where they lie on a device; it is over when this returns.
@@ -135,7 +138,7 @@ impl Bound {
 /// What a run returned; the buffers stay as they are as long as it lives.
 pub(crate) struct Results<'b> {
     results: Owned,
-    buffers: &'b HashMap<String, Buffer>,
+    buffers: &'b HashMap<String, Arc<Buffer>>,
 }
 
 impl Results<'_> {
@@ -180,7 +183,7 @@ impl Output<'_> {
         if data.is_null() {
             return Err(Error::internal(format!("MIGraphX delivers result {index} without its data")));
         }
-        let own = results.buffers.values().find_map(|buffer| match buffer {
+        let own = results.buffers.values().find_map(|buffer| match &**buffer {
             Buffer::Device(buffer) if buffer.address() == *data => Some(buffer),
             _ => None,
         });
@@ -190,7 +193,7 @@ impl Output<'_> {
                 buffer.download(&mut host)?;
                 layout.pack(&host, to);
             }
-            None if results.buffers.values().any(|buffer| matches!(buffer, Buffer::Device(_))) => {
+            None if results.buffers.values().any(|buffer| matches!(**buffer, Buffer::Device(_))) => {
                 return Err(Error::internal(format!(
                     "MIGraphX delivers result {index} in device memory that is not a buffer of this session"
                 )));

@@ -198,6 +198,8 @@ pub(crate) struct DeviceBuffer {
 
 // SAFETY: a device address means the same in every thread; HIP's functions may be called from any.
 unsafe impl Send for DeviceBuffer {}
+// SAFETY: as above; what is behind a shared reference is only read.
+unsafe impl Sync for DeviceBuffer {}
 
 impl DeviceBuffer {
     /// `len` bytes on the current device, with undefined contents.

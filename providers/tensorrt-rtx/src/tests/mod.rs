@@ -45,8 +45,7 @@ fn provider() -> (MutexGuard<'static, ()>, &'static Double, TensorRtRtx) {
 const GPU: &str = "0000:01:00.0";
 
 fn spec(device: &str) -> BuildSpec {
-    let options = BTreeMap::new();
-    BuildSpec { device: device.into(), precision: Precision::Fp32, threads: None, bake: false, options }
+    BuildSpec::new(device, Precision::Fp32)
 }
 
 /// Weights `a` (5 numbers) and `b` (3), `b` coupled to `a`, and a constant `c`.
