@@ -33,6 +33,8 @@ pub(crate) fn type_of(name: &str) -> (u32, usize, usize) {
         "q5_k" => (13, 256, 176),
         "q6_k" => (14, 256, 210),
         "iq4_nl" => (20, 32, 18),
+        "iq4_xs" => (23, 256, 136),
+        "iq2_s" => (22, 256, 82),
         other => panic!("{other}"),
     }
 }
@@ -125,6 +127,10 @@ pub(crate) fn elements(made: &Made) -> Vec<f32> {
     blocks.flat_map(|block| (0..elements).map(|e| element(&made.dtype, block, e) as f32)).collect()
 }
 
+/// The sixteen numbers of `iq4_nl` (`kvalues_iq4nl` in ggml).
+const UNEVEN: [f64; 16] =
+    [-127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69., 89., 113.];
+
 /// Element `e` of a block, exactly.
 fn element(kind: &str, b: &[u8], e: usize) -> f64 {
     let half = |at: usize| half::f16::from_le_bytes([b[at], b[at + 1]]).to_f64();
@@ -176,6 +182,14 @@ fn element(kind: &str, b: &[u8], e: usize) -> f64 {
             let low = b[64 * n + l % 64] >> (4 * (l / 64)) & 15;
             let upper = b[128 + 32 * n + l % 32] >> (2 * (l / 32)) & 3;
             half(208) * f64::from(b[192 + e / 16] as i8) * (f64::from(low + 16 * upper) - 32.0)
+        }
+        "iq4_nl" => half(0) * UNEVEN[nibble(2) as usize],
+        "iq4_xs" => {
+            let j = e / 32;
+            let lower = b[4 + j / 2] >> (4 * (j % 2)) & 15;
+            let upper = b[2 + j / 4] >> (2 * (j % 4)) & 3;
+            let q = b[8 + 16 * j + e % 16] >> (4 * (e % 32 / 16)) & 15;
+            half(0) * (f64::from(lower + 16 * upper) - 32.0) * UNEVEN[usize::from(q)]
         }
         other => panic!("{other}"),
     }

@@ -3,7 +3,7 @@
 //! The layouts are those of the block structures in `ggml-common.h` (github.com/ggml-org/ggml). In the older types a
 //! block has 32 elements, a scale `d` and sometimes an offset `m`, both f16: `x = d·q` or `x = d·q + m`. In the `K`
 //! types a block has 256 elements in sub-blocks of 16 or 32 with a small scale `s` each, and sometimes a small offset
-//! `o`: `x = d·s·q − dmin·o`. All steps but the last are exact in f32.
+//! `o`: `x = d·s·q − dmin·o`. In `iq4_nl` and `iq4_xs`, `q` is one of [`UNEVEN`]. All steps but the last are exact in f32.
 
 use half::f16;
 use sdrun_abi::DType;
@@ -43,7 +43,7 @@ const fn blocks(code: u32, name: &'static str, elements: usize, bytes: usize, de
     Kind { code, name, elements, bytes, decode: Some(decode), plain: DType::F32 }
 }
 
-static KINDS: [Kind; 18] = [
+static KINDS: [Kind; 20] = [
     plain(0, "f32", DType::F32, 4),
     plain(1, "f16", DType::F16, 2),
     plain(24, "i8", DType::I8, 1),
@@ -62,6 +62,8 @@ static KINDS: [Kind; 18] = [
     blocks(12, "q4_k", 256, 144, q4_k),
     blocks(13, "q5_k", 256, 176, q5_k),
     blocks(14, "q6_k", 256, 210, q6_k),
+    blocks(20, "iq4_nl", 32, 18, iq4_nl),
+    blocks(23, "iq4_xs", 256, 136, iq4_xs),
 ];
 
 /// The type of this number, if we read it.
@@ -71,20 +73,19 @@ pub(super) fn kind(code: u32) -> Option<&'static Kind> {
 
 /// Its name, or that of a type we do not read.
 pub(super) fn name(code: u32) -> String {
-    const OTHERS: [(u32, &str); 13] = [
+    const OTHERS: [(u32, &str); 12] = [
         (9, "q8_1"),
         (15, "q8_k"),
         (16, "iq2_xxs"),
         (17, "iq2_xs"),
         (18, "iq3_xxs"),
         (19, "iq1_s"),
-        (20, "iq4_nl"),
         (21, "iq3_s"),
         (22, "iq2_s"),
-        (23, "iq4_xs"),
         (29, "iq1_m"),
         (34, "tq1_0"),
         (35, "tq2_0"),
+        (39, "mxfp4"),
     ];
     let other = || OTHERS.iter().find(|(other, _)| *other == code).map(|(_, name)| *name);
     match kind(code).map(|kind| kind.name).or_else(other) {
@@ -232,5 +233,32 @@ fn q6_k(block: &[u8], out: &mut [f32]) {
             let q = low >> (quarter / 2 * 4) & 15 | (upper >> (quarter * 2) & 3) << 4;
             *value = d * (f32::from(q) - 32.0);
         }
+    }
+}
+
+/// What the four bits of `iq4_nl` and `iq4_xs` stand for: 16 steps, closer together around 0.
+const UNEVEN: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// 32 elements in 16 bytes, as in `q4_0`.
+fn uneven(nibbles: &[u8], d: f32, out: &mut [f32]) {
+    let (low, high) = out.split_at_mut(16);
+    for ((low, high), byte) in low.iter_mut().zip(high).zip(nibbles) {
+        *low = d * f32::from(UNEVEN[usize::from(byte & 15)]);
+        *high = d * f32::from(UNEVEN[usize::from(byte >> 4)]);
+    }
+}
+
+/// `d`, nibbles.
+fn iq4_nl(block: &[u8], out: &mut [f32]) {
+    uneven(&block[2..], half(block, 0), out);
+}
+
+/// `d`, and for eight sub-blocks of 32: in 2 bytes the upper two bits of their scales, in 4 the lower four, and nibbles. `s − 32`.
+fn iq4_xs(block: &[u8], out: &mut [f32]) {
+    let (d, upper) = (half(block, 0), u16::from_le_bytes([block[2], block[3]]));
+    for (part, (values, nibbles)) in out.chunks_exact_mut(32).zip(block[8..].chunks_exact(16)).enumerate() {
+        let low = block[4 + part / 2] >> (part % 2 * 4) & 15;
+        let high = (upper >> (part * 2) & 3) as u8;
+        uneven(nibbles, d * (f32::from(low | high << 4) - 32.0), values);
     }
 }
