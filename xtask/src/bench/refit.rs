@@ -1,5 +1,5 @@
-//! How fast weights are made and put into engines: the example `refit_speed` of the tests, OpenVINO next to its own
-//! fastest way, and diffusers where there is one.
+//! How fast weights are made and put into engines: the example `refit_speed` of the tests, OpenVINO and ONNX Runtime next to
+//! their own fastest way, and diffusers where there is one.
 
 use super::{Lab, Line, Outcome, median};
 use crate::{python::TORCH_PYTHON, workspace::output};
@@ -19,9 +19,13 @@ pub(super) fn refit(lab: &Lab<'_>) -> Outcome {
         format!("{:.2} s / {:.2} s = {:.1}", median(&build), median(&refit), median(&build) / median(&refit)),
         "≥ 5",
     ));
-    let vendor = openvino(lab, &folder, &mut lines)?;
+    let openvino = rebuilt(lab, &folder, ("openvino", "OpenVINO"), &mut lines)?;
+    let onnxruntime = rebuilt(lab, &folder, ("onnxruntime", "ONNX Runtime"), &mut lines)?;
     let torch = diffusers(&folder, &measured, &mut lines)?;
-    Ok((json!({"refit_speed": measured, "openvino": vendor, "diffusers": torch}), lines))
+    let raw = json!({
+        "refit_speed": measured, "openvino": openvino, "onnxruntime": onnxruntime, "diffusers": torch
+    });
+    Ok((raw, lines))
 }
 
 fn numbers(value: &Value) -> Vec<f64> {
@@ -85,8 +89,13 @@ fn of_weights(weights: &Value, lines: &mut Vec<Line>) {
     lines.push(Line::new("memory that takes at most", format!("{:.0} MB", bytes / 1e6), "≤ 300 MB"));
 }
 
-/// A refit next to reading and compiling the same graph in a Python program.
-fn openvino(lab: &Lab<'_>, folder: &Path, lines: &mut Vec<Line>) -> Result<Value> {
+/// A refit of a provider that has to read the graph again, next to a Python program that reads the same graph.
+fn rebuilt(
+    lab: &Lab<'_>,
+    folder: &Path,
+    (id, name): (&str, &str),
+    lines: &mut Vec<Line>,
+) -> Result<Value> {
     let model = lab.model("sd15/unet-fp16")?;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     let dims = ["sample=1,4,64,64", "timestep=1", "encoder_hidden_states=1,77,768"];
@@ -96,7 +105,7 @@ fn openvino(lab: &Lab<'_>, folder: &Path, lines: &mut Vec<Line>) -> Result<Value
             "bench",
             "sd15/unet-fp16",
             "-p",
-            "openvino",
+            id,
             "--min-time",
             "0s",
             "--min-runs",
@@ -110,12 +119,12 @@ fn openvino(lab: &Lab<'_>, folder: &Path, lines: &mut Vec<Line>) -> Result<Value
         let row = &report["cases"][0]["rows"][0];
         ours.push(row["refit"]["seconds"].as_f64().with_context(|| format!("no refit: {}", row["reason"]))?);
         let mut command = lab.python.python();
-        command.arg(lab.workspace.root.join("xtask/python/load.py")).arg("openvino").arg(&model);
+        command.arg(lab.workspace.root.join("xtask/python/load.py")).arg(id).arg(&model);
         theirs.push(output(command.arg(lab.threads.to_string()).args(dims))?.trim().parse::<f64>()?);
     }
     let (a, b) = (median(&ours), median(&theirs));
     lines.push(Line::new(
-        "SD 1.5 UNet on OpenVINO: refit with a LoRA, weights computed / reading and compiling it in Python",
+        format!("SD 1.5 UNet on {name}: refit with a LoRA, weights computed / loading the graph in Python"),
         format!("{a:.2} s / {b:.2} s = {:.2}", a / b),
         "≤ 1",
     ));
