@@ -80,6 +80,32 @@ fn taef2_decoder() {
     costs_little("taef2/decoder", &Lab::default().model("taef2/decoder"), &[("latent", &[1, 32, 2, 2])]);
 }
 
+/// A program for each set of shapes, on weights of which those that both take are there once.
+#[test]
+#[ignore = "needs ROCm's compiler and the stand-in for HIP"]
+fn one_engine_serves_several_shapes() {
+    let (lab, sizes) = (Lab::default(), [vec![1, 32, 2, 2], vec![1, 32, 3, 2]]);
+    let model = lab.model("taef2/decoder");
+    let provider = lab.open_for("migraphx", 60).unwrap();
+    let mut options = BuildOptions::new(provider.device(None).unwrap());
+    options.cache = CachePolicy::Off;
+    let mut built = |sizes: &[Vec<usize>]| {
+        options.open_shapes = [("latent".to_string(), sizes.to_vec())].into();
+        provider.build(&model, &options, &NoHost).unwrap()
+    };
+    let bytes =
+        |engine: &Engine| engine.session(&model.weights(), &NoHost).unwrap().memory().unwrap().weights;
+    let [one, both] = [built(&sizes[..1]), built(&sizes)];
+    assert_eq!(bytes(&one), bytes(&both));
+    for (size, engines) in sizes.iter().zip([vec![&one, &both], vec![&both]]) {
+        let shapes = Shapes::from([("latent".to_string(), size.clone())]);
+        let given = inputs::seeded(&model, &model.bound(&shapes).unwrap(), 0).unwrap();
+        let kernels: Vec<Kernels> = engines.into_iter().map(|engine| run(engine, &model, &given)).collect();
+        assert!(kernels[0].values().sum::<usize>() > 50, "{size:?}");
+        assert!(kernels.iter().all(|other| *other == kernels[0]), "{size:?}: {kernels:?}");
+    }
+}
+
 #[test]
 #[ignore = "needs ROCm's compiler and the stand-in for HIP"]
 fn text_encoder() {

@@ -3,7 +3,7 @@
 use crate::{
     context::Context,
     format,
-    parse::{KeyValue, ShapeArg, duration},
+    parse::{KeyValue, ShapeArg, duration, size},
     weights::Weights,
 };
 use clap::Args;
@@ -215,6 +215,10 @@ pub(crate) struct BuildArgs {
     #[arg(long)]
     pub(crate) bake: bool,
 
+    /// Most device memory for weights, as in 6GB; what does not fit stays in main memory and is copied in every run
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) vram_budget: Option<u64>,
+
     /// Option of the provider (repeatable)
     #[arg(long = "option", value_name = "KEY=VALUE")]
     options: Vec<KeyValue>,
@@ -231,7 +235,13 @@ pub(crate) struct BuildArgs {
 impl BuildArgs {
     /// For a reference: fp32, without what was meant for the other provider alone.
     pub(crate) fn of_reference(&self) -> Self {
-        BuildArgs { precision: Precision::Fp32, bake: false, options: Vec::new(), ..self.clone() }
+        BuildArgs {
+            precision: Precision::Fp32,
+            bake: false,
+            vram_budget: None,
+            options: Vec::new(),
+            ..self.clone()
+        }
     }
 
     /// Builds, or takes from the cache. `only_cached` makes a build that would be needed an error.
@@ -253,6 +263,7 @@ impl BuildArgs {
         let options = BuildOptions {
             precision: self.precision,
             bake: self.bake,
+            vram_budget: self.vram_budget,
             cache,
             options: self.options.iter().map(|o| (o.key.clone(), o.value.clone())).collect(),
             ..options

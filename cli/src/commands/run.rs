@@ -107,6 +107,11 @@ fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
             .with_hint("leave out `--shape`, or run the model instead of the engine")
             .into());
     }
+    if args.build.vram_budget.is_some() {
+        return Err(Error::invalid("an engine has the memory budget it was built with")
+            .with_hint("give `--vram-budget` to `sdrun build`, or run the model instead of the engine")
+            .into());
+    }
     let names: Vec<&str> = manifest.info.weights.iter().map(|w| w.name.as_str()).collect();
     let binding = manifest.binding.clone();
     let weights = args.weights.open(binding, &names, None, args.model.allow_links, context)?;

@@ -290,6 +290,10 @@ pub struct BuildSpec {
     /// sizes serves these alone; whoever serves any shape has no use for them.
     #[serde(default)]
     pub open_shapes: OpenShapes,
+    /// The most bytes of device memory for weights; the rest stays with the host and is copied when it is needed. Only given
+    /// where [`Capabilities::streaming`] is declared.
+    #[serde(default)]
+    pub vram_budget: Option<u64>,
     /// Provider options given by the user; unknown keys are an error of the provider.
     #[serde(default)]
     pub options: BTreeMap<String, String>,
@@ -304,6 +308,7 @@ impl BuildSpec {
             threads: None,
             bake: false,
             open_shapes: OpenShapes::new(),
+            vram_budget: None,
             options: BTreeMap::new(),
         }
     }

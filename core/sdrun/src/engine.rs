@@ -49,6 +49,8 @@ pub struct BuildOptions {
     pub open_shapes: OpenShapes,
     /// Store the weights in the engine: faster to load, cannot be refitted.
     pub bake: bool,
+    /// The most bytes of device memory for weights, where the device can do with fewer than there are.
+    pub vram_budget: Option<u64>,
     /// Use of the cache.
     pub cache: CachePolicy,
     /// Provider options.
@@ -65,6 +67,7 @@ impl BuildOptions {
             shapes: Shapes::new(),
             open_shapes: OpenShapes::new(),
             bake: false,
+            vram_budget: None,
             cache: CachePolicy::Use,
             options: BTreeMap::new(),
         }
@@ -130,6 +133,15 @@ impl Provider {
                     .with_hint("give one shape for each input, for example `--shape sample=1,4,64,64`"),
             ));
         }
+        if options.vram_budget.is_some() && !offered.streaming {
+            return Err(Error::of(self.id())(
+                AbiError::unsupported(format!(
+                    "cannot leave weights out of the memory of {}",
+                    options.device.name
+                ))
+                .with_hint("leave out `--vram-budget`"),
+            ));
+        }
         let graph = model.bound_for(&options.shapes, &options.open_shapes)?;
         let spec = BuildSpec {
             device: options.device.id.clone(),
@@ -137,6 +149,7 @@ impl Provider {
             threads: options.threads,
             bake: options.bake,
             open_shapes: options.open_shapes.clone(),
+            vram_budget: options.vram_budget,
             options: options.options.clone(),
         };
         let specs = weight_specs(&graph);
@@ -260,6 +273,7 @@ impl Provider {
         let mut hash = Sha256::new();
         let runtime = self.runtime();
         let mut options: Vec<String> = spec.options.iter().map(|(k, v)| format!("{k}={v}")).collect();
+        options.extend(spec.vram_budget.map(|bytes| format!("vram-budget={bytes}")));
         options.extend(spec.open_shapes.iter().map(|(input, shapes)| format!("{input}={shapes:?}")));
         let parts = [
             self.id(),

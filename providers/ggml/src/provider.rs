@@ -35,7 +35,10 @@ impl Loaded {
     /// Every device besides the CPU.
     fn gpus(&self) -> impl Iterator<Item = (Target, &'static Gpu)> {
         let of = |ggml: &'static Ggml| {
-            ggml.gpus().iter().enumerate().map(move |(i, gpu)| (Target { ggml, gpu: Some(i) }, gpu))
+            ggml.gpus()
+                .iter()
+                .enumerate()
+                .map(move |(i, gpu)| (Target { ggml, gpu: Some(i), budget: None }, gpu))
         };
         of(self.own).chain(self.bundle.into_iter().flat_map(of))
     }
@@ -52,7 +55,7 @@ impl GgmlProvider {
     fn target(&self, device: &str) -> Result<Target> {
         let loaded = self.loaded()?;
         if device == CPU {
-            return Ok(Target { ggml: loaded.own, gpu: None });
+            return Ok(Target { ggml: loaded.own, gpu: None, budget: None });
         }
         if let Some((target, _)) = loaded.gpus().find(|(_, gpu)| gpu.id == device) {
             return Ok(target);
@@ -77,7 +80,7 @@ impl GgmlProvider {
                 "the ggml provider has no option {key:?}; it has none at all"
             )));
         }
-        Ok(target)
+        Ok(Target { budget: spec.vram_budget, ..target })
     }
 }
 
@@ -158,7 +161,7 @@ impl Provider for GgmlProvider {
             dynamic_shapes: true,
             device_free_build: true,
             bake: false,
-            streaming: false,
+            streaming: target.gpu.is_some(),
         })
     }
 

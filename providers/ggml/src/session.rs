@@ -143,23 +143,25 @@ impl Session for GgmlSession {
 
     fn memory(&self) -> Result<MemoryReport> {
         let constants: u64 = self.plans.iter().map(|plan| plan.program.constant_bytes()).sum();
-        let activations = self.executor.activation_bytes(self.plans.iter().map(|plan| &plan.program));
+        let programs = self.plans.iter().map(|plan| &plan.program);
+        let (activations, on_device) = self.executor.activation_bytes(programs);
         let weights = self.bank.store().bytes() + constants;
-        Ok(MemoryReport {
-            weights: Some(weights),
-            activations: Some(activations),
-            device: Some(weights + activations),
-        })
+        let device = match self.topology.target().gpu {
+            Some(_) => self.bank.store().device_bytes() + on_device,
+            None => weights + activations,
+        };
+        Ok(MemoryReport { weights: Some(weights), activations: Some(activations), device: Some(device) })
     }
 }
 
 /// Says what of a graph runs where.
 fn report(spread: &Spread, host: &dyn Host) {
-    let Spread { splits, on_device, on_cpu } = spread;
+    let Spread { splits, on_device, on_cpu, copies: (copies, bytes) } = spread;
     let list: Vec<String> = on_cpu.iter().map(|(name, count)| format!("{name} x{count}")).collect();
     let rest = if list.is_empty() { "nothing".into() } else { list.join(", ") };
     let message = format!(
-        "{on_device} operations run on the device in {splits} pieces of the graph; on the CPU: {rest}"
+        "{on_device} operations run on the device in {splits} pieces of the graph, between which {copies} tensors \
+         ({bytes} bytes) are copied in every run; on the CPU: {rest}"
     );
     host.log(LogLevel::Info, "ggml", &message);
 }

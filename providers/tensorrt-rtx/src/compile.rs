@@ -87,7 +87,7 @@ pub(crate) fn build(
         return Err(Error::unsupported(
             "TensorRT-RTX cannot stream weights that an engine built without a GPU leaves out",
         )
-        .with_hint("add `--bake`, or leave out `vram-budget`"));
+        .with_hint("add `--bake`, or leave out `--vram-budget`"));
     }
     let requirements = Requirements {
         tensorrt_rtx: runtime.library.version.clone(),

@@ -124,7 +124,7 @@ impl TrtEngine {
         if let Some(budget) = self.options.vram_budget {
             if engine.streamable_bytes() == 0 {
                 return Err(Error::precondition("the engine was built without streaming of its weights")
-                    .with_hint("build it with `vram-budget` and `--bake`, or leave out `vram-budget`"));
+                    .with_hint("build it with `--vram-budget` and `--bake`"));
             }
             engine.set_budget(budget, host)?;
         }

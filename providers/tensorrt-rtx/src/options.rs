@@ -12,7 +12,7 @@ pub(crate) struct Options {
     pub(crate) tf32: bool,
     /// `cuda-graph=on`: a run is recorded once and replayed.
     pub(crate) cuda_graph: bool,
-    /// `vram-budget=BYTES`: the most GPU memory for weights; what does not fit is streamed from the host.
+    /// The most GPU memory for weights; what does not fit is streamed from the host.
     pub(crate) vram_budget: Option<u64>,
 }
 
@@ -24,12 +24,13 @@ pub(crate) struct Shapes {
     pub(crate) max: Vec<i64>,
 }
 
-const HINT: &str = "tensorrt-rtx takes `tf32=on|off`, `cuda-graph=on|off`, `vram-budget=6GB`";
+const HINT: &str = "tensorrt-rtx takes `tf32=on|off`, `cuda-graph=on|off`";
 
 impl Options {
     /// Reads them.
     pub(crate) fn of(spec: &BuildSpec) -> Result<Self> {
-        Ok(Options { shapes: ranges(&spec.open_shapes), ..Self::parse(&spec.options)? })
+        let (shapes, vram_budget) = (ranges(&spec.open_shapes), spec.vram_budget);
+        Ok(Options { shapes, vram_budget, ..Self::parse(&spec.options)? })
     }
 
     /// An unknown one is an error.
@@ -48,10 +49,6 @@ impl Options {
                     let Some(on) = switch(value) else { return refuse("has to be `on` or `off`") };
                     *(if key == "tf32" { &mut parsed.tf32 } else { &mut parsed.cuda_graph }) = on;
                 }
-                "vram-budget" => match bytes(value) {
-                    Some(bytes) => parsed.vram_budget = Some(bytes),
-                    None => return refuse("has to be a number of bytes such as `6GB` or `512MiB`"),
-                },
                 _ => {
                     return Err(Error::invalid(format!("tensorrt-rtx has no option `{key}`")).with_hint(HINT));
                 }
@@ -75,21 +72,6 @@ fn ranges(open: &OpenShapes) -> BTreeMap<String, Shapes> {
     open.iter().filter_map(|(input, list)| Some((input.clone(), range(list)?))).collect()
 }
 
-/// `6GB`, `512MiB`, `1000`.
-fn bytes(text: &str) -> Option<u64> {
-    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let number: f64 = text[..split].parse().ok()?;
-    let factor = match text[split..].trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1.0,
-        "mb" => 1e6,
-        "gb" => 1e9,
-        "mib" => 1024f64.powi(2),
-        "gib" => 1024f64.powi(3),
-        _ => return None,
-    };
-    Some((number * factor) as u64)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,7 +85,6 @@ mod tests {
         assert_eq!(Options::parse(&BTreeMap::new()).unwrap(), Options::default());
         assert!(parse("tf32", "on").unwrap().tf32);
         assert!(!parse("cuda-graph", "off").unwrap().cuda_graph);
-        assert_eq!(parse("vram-budget", "1.5GiB").unwrap().vram_budget, Some(3 << 29));
     }
 
     #[test]
@@ -117,12 +98,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named() {
-        for (key, value, part) in [
-            ("speed", "11", "no option `speed`"),
-            ("tf32", "maybe", "`on` or `off`"),
-            ("vram-budget", "lots", "number of bytes"),
-            ("vram-budget", "5 parsecs", "number of bytes"),
-        ] {
+        for (key, value, part) in [("speed", "11", "no option `speed`"), ("tf32", "maybe", "`on` or `off`")] {
             let error = parse(key, value).unwrap_err();
             assert!(error.message.contains(part) && error.hint.is_some(), "{key}={value}: {error}");
         }

@@ -90,12 +90,7 @@ fn of_weights(weights: &Value, lines: &mut Vec<Line>) {
 }
 
 /// A refit of a provider that has to read the graph again, next to a Python program that reads the same graph.
-fn rebuilt(
-    lab: &Lab<'_>,
-    folder: &Path,
-    (id, name): (&str, &str),
-    lines: &mut Vec<Line>,
-) -> Result<Value> {
+fn rebuilt(lab: &Lab<'_>, folder: &Path, (id, name): (&str, &str), lines: &mut Vec<Line>) -> Result<Value> {
     let model = lab.model("sd15/unet-fp16")?;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     let dims = ["sample=1,4,64,64", "timestep=1", "encoder_hidden_states=1,77,768"];

@@ -7,7 +7,7 @@ use crate::{
     context::Context,
     exit, files,
     model::{self, ModelArgs},
-    parse::{KeyValue, duration},
+    parse::{KeyValue, duration, size},
     weights::WeightArgs,
 };
 use clap::ArgAction;
@@ -58,6 +58,10 @@ pub(crate) struct Args {
     /// Store the weights in the engines
     #[arg(long, conflicts_with_all = ["weights", "loras", "embeddings"])]
     bake: bool,
+
+    /// Most device memory for weights, as in 6GB; what does not fit stays in main memory and is copied in every run
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    vram_budget: Option<u64>,
 
     /// Option of a provider (repeatable); without PROVIDER of the one that is measured
     #[arg(long = "option", value_name = "[PROVIDER:]KEY=VALUE")]
@@ -249,5 +253,6 @@ fn options(args: &Args) -> anyhow::Result<BenchOptions> {
         seed: args.seed,
         options,
         bake: args.bake,
+        vram_budget: args.vram_budget,
     })
 }

@@ -172,6 +172,7 @@ fn build_options(provider: &Provider, case: &Case<'_>, options: &BenchOptions) -
         threads: options.threads,
         shapes: case.shapes.clone(),
         bake: options.bake,
+        vram_budget: options.vram_budget,
         options: options.options.get(provider.id()).cloned().unwrap_or_default(),
         cache: CachePolicy::Off,
         ..BuildOptions::new(device)

@@ -74,6 +74,8 @@ pub struct BenchOptions {
     pub options: BTreeMap<String, BTreeMap<String, String>>,
     /// Store the weights in the engines ([`BuildOptions::bake`](crate::BuildOptions::bake)).
     pub bake: bool,
+    /// Device memory for weights ([`BuildOptions::vram_budget`](crate::BuildOptions::vram_budget)).
+    pub vram_budget: Option<u64>,
 }
 
 impl Default for BenchOptions {
@@ -90,6 +92,7 @@ impl Default for BenchOptions {
             seed: 0,
             options: BTreeMap::new(),
             bake: false,
+            vram_budget: None,
         }
     }
 }

@@ -58,6 +58,8 @@ pub(super) type AbortCallback = unsafe extern "C" fn(*mut c_void) -> bool;
 pub(super) const STATUS_SUCCESS: c_int = 0;
 /// `GGML_STATUS_ABORTED`: the abort callback asked to stop.
 pub(super) const STATUS_ABORTED: c_int = 1;
+/// `GGML_BACKEND_BUFFER_USAGE_WEIGHTS`.
+pub(super) const USAGE_WEIGHTS: c_int = 1;
 /// `GGML_STATUS_ALLOC_FAILED`.
 pub(super) const STATUS_ALLOC_FAILED: c_int = -2;
 
@@ -161,8 +163,10 @@ api! {
     ggml_backend_dev_buffer_type: fn(Ptr) -> Ptr;
     ggml_backend_alloc_ctx_tensors_from_buft: fn(Ptr, Ptr) -> Ptr;
     ggml_backend_buffer_free: fn(Ptr);
+    ggml_backend_view_init: fn(TensorPtr) -> c_int;
     ggml_backend_buffer_get_base: fn(Ptr) -> Ptr;
     ggml_backend_buffer_get_size: fn(Ptr) -> usize;
+    ggml_backend_buffer_set_usage: fn(Ptr, c_int);
     ggml_backend_tensor_set: fn(TensorPtr, *const c_void, usize, usize);
     ggml_backend_tensor_get: fn(TensorPtr, *mut c_void, usize, usize);
     ggml_backend_graph_compute: fn(Ptr, Ptr) -> c_int;

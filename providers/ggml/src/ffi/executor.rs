@@ -11,7 +11,7 @@ use super::{
 use crate::ffi::kernel::Failure;
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     ffi::{CStr, c_int, c_void},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
@@ -84,6 +84,8 @@ pub(crate) struct Spread {
     pub(crate) on_device: usize,
     /// Operations that run on the CPU, and how many nodes of each.
     pub(crate) on_cpu: BTreeMap<String, usize>,
+    /// Tensors that are copied from one to the other in every run, and their bytes.
+    pub(crate) copies: (usize, u64),
 }
 
 /// What the abort callback asks while a graph runs.
@@ -123,8 +125,10 @@ impl Executor {
             // the backends.
             unsafe {
                 let (null, size) = (std::ptr::null_mut(), program.size);
+                // Operations whose weights are with the host go to the device all the same.
+                let offload = self.backends.target.budget.is_some();
                 let scheduler =
-                    (api.ggml_backend_sched_new)(backends.as_mut_ptr(), null, 2, size, false, false);
+                    (api.ggml_backend_sched_new)(backends.as_mut_ptr(), null, 2, size, false, offload);
                 if scheduler.is_null() {
                     return Err(exhausted());
                 }
@@ -159,14 +163,21 @@ impl Executor {
     /// The scheduler has allocated the program's graph.
     unsafe fn spread(&self, program: &Program, scheduler: Ptr, device: Ptr) -> Spread {
         let api = &self.backends.target.ggml.api;
-        let mut spread = Spread { splits: 0, on_device: 0, on_cpu: BTreeMap::new() };
+        let mut spread = Spread { splits: 0, on_device: 0, on_cpu: BTreeMap::new(), copies: (0, 0) };
+        // What a node reads that is none of the program's tensors, the scheduler has put there: a copy.
+        let mut seen: HashSet<TensorPtr> = program.tensors().iter().copied().collect();
         for raw in program.nodes() {
             // SAFETY: a node of the graph; descriptions are C strings.
-            let (is_view, on_device, name) = unsafe {
+            let (is_view, on_device, name, sources) = unsafe {
                 let backend = (api.ggml_backend_sched_get_tensor_backend)(scheduler, raw);
                 let name = CStr::from_ptr((api.ggml_op_desc)(raw)).to_string_lossy().into_owned();
-                (!(*raw).view_src.is_null(), backend == device, name)
+                (!(*raw).view_src.is_null(), backend == device, name, (*raw).src)
             };
+            for source in sources.into_iter().filter(|source| !source.is_null() && seen.insert(*source)) {
+                // SAFETY: a tensor of the scheduler.
+                let bytes = unsafe { (api.ggml_nbytes)(source) } as u64;
+                spread.copies = (spread.copies.0 + 1, spread.copies.1 + bytes);
+            }
             match (is_view, on_device) {
                 (true, _) => {}
                 (false, true) => spread.on_device += 1,
@@ -227,17 +238,21 @@ impl Executor {
         }
     }
 
-    /// Bytes of the activations that programs share, and of those that `programs` have for themselves.
-    pub(crate) fn activation_bytes<'p>(&self, programs: impl Iterator<Item = &'p Program>) -> u64 {
+    /// Bytes of the activations that programs share, and of those that `programs` have for themselves; and how many of
+    /// them are in the memory of the device besides the CPU.
+    pub(crate) fn activation_bytes<'p>(&self, programs: impl Iterator<Item = &'p Program>) -> (u64, u64) {
         let api = &self.backends.target.ggml.api;
-        // SAFETY: the allocator has one buffer; the schedulers know both backends.
-        let own =
-            programs.filter_map(|program| program.scheduler.as_ref()).map(|(scheduler, backends)| unsafe {
-                let on = |backend| (api.ggml_backend_sched_get_buffer_size)(*scheduler, backend) as u64;
-                on(backends.cpu) + backends.device.map_or(0, on)
-            });
-        // SAFETY: as above.
-        own.sum::<u64>() + unsafe { (api.ggml_gallocr_get_buffer_size)(self.activations, 0) as u64 }
+        // SAFETY: the allocator has one buffer.
+        let mut all = unsafe { (api.ggml_gallocr_get_buffer_size)(self.activations, 0) as u64 };
+        let mut on_device = 0;
+        for (scheduler, backends) in programs.filter_map(|program| program.scheduler.as_ref()) {
+            // SAFETY: the schedulers know both backends.
+            let on =
+                |backend| unsafe { (api.ggml_backend_sched_get_buffer_size)(*scheduler, backend) as u64 };
+            on_device += backends.device.map_or(0, on);
+            all += on(backends.cpu) + backends.device.map_or(0, on);
+        }
+        (all, on_device)
     }
 }
 

@@ -37,6 +37,8 @@ pub(crate) struct Target {
     pub(crate) ggml: &'static Ggml,
     /// Index into [`Ggml::gpus`]; `None` is the CPU.
     pub(crate) gpu: Option<usize>,
+    /// The most bytes of weights in the memory of the device besides the CPU.
+    pub(crate) budget: Option<u64>,
 }
 
 impl Target {

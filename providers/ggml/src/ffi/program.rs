@@ -5,6 +5,7 @@ use super::{
     builder::{Builder, Tensor},
     executor::Backends,
     kernel::{Cell, Failure},
+    library::status_error,
     order::{Step, plan},
     product::Words,
     profile::{Note, Profile},
@@ -93,6 +94,9 @@ impl Program {
                 (api.ggml_set_output)(raw);
                 (api.ggml_set_output)(memory_of(raw));
             }
+            if builder.target.gpu().is_some() {
+                locate_views(&builder)?;
+            }
             let inputs = builder.inputs.iter().map(|input| builder.raw(*input));
             let steps = match builder.target.gpu() {
                 None => arrange(&builder, outputs),
@@ -167,6 +171,10 @@ impl Program {
             }
         }
     }
+    /// All tensors the graph was made with.
+    pub(super) fn tensors(&self) -> &[TensorPtr] {
+        &self.builder.tensors
+    }
     /// The nodes of the graph; weights and constants are none.
     pub(super) fn nodes(&self) -> Vec<TensorPtr> {
         let api = self.memory.api;
@@ -239,6 +247,22 @@ fn memory_of(raw: TensorPtr) -> TensorPtr {
     // SAFETY: a tensor of a builder.
     let source = unsafe { (*raw).view_src };
     if source.is_null() { raw } else { source }
+}
+
+/// Tells views of weights which memory they are in, by which the scheduler knows a weight.
+fn locate_views(builder: &Builder) -> Result<()> {
+    for raw in &builder.tensors {
+        // SAFETY: a tensor of the builder, and one of its store or of itself.
+        let status = unsafe {
+            let source = (**raw).view_src;
+            let known = source.is_null() || (*source).buffer.is_null() || !(**raw).buffer.is_null();
+            if known { STATUS_SUCCESS } else { (builder.target.ggml.api.ggml_backend_view_init)(*raw) }
+        };
+        if status != STATUS_SUCCESS {
+            return Err(status_error(status));
+        }
+    }
+    Ok(())
 }
 
 /// The nodes that `outputs` need and that compute, in the order in which they are to run; those that write over what they

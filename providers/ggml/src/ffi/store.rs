@@ -37,6 +37,8 @@ pub(crate) struct Store {
     target: Target,
     pools: Arc<Pools>,
     tensors: Vec<(TensorPtr, Home)>,
+    /// Of the tensors in the memory of the device.
+    device_bytes: u64,
 }
 
 /// What lies behind a store; goes with the last program that reads it.
@@ -83,11 +85,19 @@ impl Store {
     /// Without tensors.
     pub(crate) fn new(target: Target) -> Self {
         let pools = Arc::new(Pools { ggml: target.ggml, inner: Mutex::default() });
-        Store { target, pools, tensors: Vec::new() }
+        Store { target, pools, tensors: Vec::new(), device_bytes: 0 }
     }
 
-    /// Describes a tensor; [`allocate`](Self::allocate) gives it memory.
-    pub(crate) fn add(&mut self, type_: Type, extent: Extent, home: Home) -> Result<Stored> {
+    /// Describes a tensor; [`allocate`](Self::allocate) gives it memory: at home, or with the host where the budget of the
+    /// device is spent. ggml's scheduler then copies it for each operation of the device that reads it.
+    pub(crate) fn add(&mut self, type_: Type, extent: Extent, mut home: Home) -> Result<Stored> {
+        if home == Home::Device {
+            let bytes = extent.iter().product::<usize>() as u64 * type_.size() as u64;
+            match self.target.budget {
+                Some(budget) if self.device_bytes + bytes > budget => home = Home::Host,
+                _ => self.device_bytes += bytes,
+            }
+        }
         let mut inner = self.pools.lock();
         let contexts = if home == Home::Host { &mut inner.host } else { &mut inner.device };
         let context = reserve(self.target.ggml, contexts)?;
@@ -119,6 +129,10 @@ impl Store {
                 }
                 buffers.push(buffer);
                 context.pending = false;
+                if gpu.is_some() {
+                    // SAFETY: a buffer that was just made. The scheduler then gives a copy's memory to the next one.
+                    unsafe { (api.ggml_backend_buffer_set_usage)(buffer, USAGE_WEIGHTS) };
+                }
                 if device == self.target.ggml.cpu.device {
                     // SAFETY: a buffer of host memory of this size.
                     unsafe {
@@ -146,6 +160,11 @@ impl Store {
             Ok(Room { api, raw: *raw, home: *home, len, store: PhantomData })
         };
         self.tensors.iter().map(room).collect()
+    }
+
+    /// Bytes of the tensors that lie in the memory of the device besides the CPU.
+    pub(crate) fn device_bytes(&self) -> u64 {
+        self.device_bytes
     }
 
     /// Bytes of the buffers.

@@ -107,6 +107,53 @@ fn a_device_computes_what_the_reference_does() {
     }
 }
 
+/// Products whose weights do not fit the budget run on the device all the same, out of copies.
+#[test]
+#[ignore = "needs a folder of ggml backends in SDRUN_GGML_BACKENDS"]
+fn weights_beyond_a_budget_are_copied_in_every_run() {
+    let (provider, device) = device();
+    let layers = |seed: u64| {
+        let mut model = Model::new(17);
+        let mut x = model.input(noise(&[64, 96], 1));
+        for layer in 0..4 {
+            let w = model.weight(noise(&[96, 96], seed + layer));
+            x = model.node("MatMul", &[], &[x, w]);
+        }
+        model.output(x);
+        model
+    };
+    let a = layers(10);
+    let all = 4 * 96 * 96 * 4;
+    let mut seen = Vec::new();
+    for budget in [None, Some(all), Some(all / 2), Some(0)] {
+        let spec = BuildSpec { device: device.clone(), vram_budget: budget, ..spec(Precision::Fp32) };
+        let engine = provider.build(&a.onnx(), &spec, &a, &NoHost).unwrap();
+        let log = Log::default();
+        let mut session = engine.session(&a, &log).unwrap();
+        let first = run(&mut *session, &a.feeds).unwrap();
+        compare(&format!("{device} {budget:?}"), &first[0], &a.reference()[0], 1e-3);
+        assert_eq!(run(&mut *session, &a.feeds).unwrap(), first, "the same again");
+        let log = log.0.into_inner().unwrap().join("\n");
+        assert!(log.contains("on the CPU: nothing"), "{log}");
+        let beyond = all - budget.unwrap_or(all);
+        println!("{budget:?}: {log}; {:?}", session.memory().unwrap());
+        let copies = log.split(" bytes) are copied").next().and_then(|l| l.rsplit('(').next()).unwrap();
+        seen.push((beyond, copies.parse::<u64>().unwrap(), session.memory().unwrap()));
+
+        let b = layers(50);
+        let names: Vec<&str> = b.weights.keys().map(String::as_str).collect();
+        session.refit(&names, &b, &NoHost).unwrap();
+        let other = run(&mut *session, &a.feeds).unwrap();
+        compare(&format!("{device} {budget:?}, refitted"), &other[0], &b.reference()[0], 1e-3);
+    }
+    let (_, least, whole) = seen[0].clone();
+    for (beyond, copies, memory) in seen {
+        assert_eq!(copies, least + beyond);
+        // At least the weights left out, but for the copy of one.
+        assert!(memory.device.unwrap() + beyond <= whole.device.unwrap() + 96 * 96 * 4, "{memory:?}");
+    }
+}
+
 #[test]
 fn folders_that_are_no_bundle_are_refused() {
     let empty = tempfile::tempdir().unwrap();

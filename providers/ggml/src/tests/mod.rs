@@ -157,7 +157,7 @@ pub(super) fn ggml() -> &'static Ggml {
 }
 
 pub(super) fn cpu() -> Target {
-    Target { ggml: ggml(), gpu: None }
+    Target { ggml: ggml(), gpu: None, budget: None }
 }
 
 pub(super) fn provider() -> GgmlProvider {

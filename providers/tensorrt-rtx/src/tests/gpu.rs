@@ -223,21 +223,20 @@ fn compiled_kernels_are_kept() {
 fn options_reach_the_library() {
     let (_guard, double, provider) = provider();
     let payload = payload_of(&description(), PLAN);
-    let with = |key: &str, value: &str| {
-        let mut spec = spec(GPU);
-        spec.options.insert(key.into(), value.into());
-        provider.load(&payload, &spec, &NoHost)?.session(&Source::new(0.3, -0.2), &NoHost)
-    };
+    let with =
+        |spec: BuildSpec| provider.load(&payload, &spec, &NoHost)?.session(&Source::new(0.3, -0.2), &NoHost);
     double.set("cuda_graph", 0);
-    with("cuda-graph", "on").unwrap();
+    let options = [("cuda-graph".to_string(), "on".to_string())].into();
+    with(BuildSpec { options, ..spec(GPU) }).unwrap();
     assert_eq!(double.get("cuda_graph"), 1);
+    let within = |bytes| with(BuildSpec { vram_budget: Some(bytes), ..spec(GPU) });
     double.set("streamable", 1000);
-    with("vram-budget", "600").unwrap();
+    within(600).unwrap();
     assert_eq!(double.get("budget"), 600);
-    with("vram-budget", "5GB").unwrap();
+    within(5_000_000_000).unwrap();
     assert_eq!(double.get("budget"), 1000);
     double.set("streamable", 0);
-    let error = failure(with("vram-budget", "600"));
+    let error = failure(within(600));
     assert!(error.message.contains("was built without"), "{error}");
 }
 
