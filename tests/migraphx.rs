@@ -172,9 +172,11 @@ fn mobilenet_v2() {
     close(&got, &wanted, Precision::Fp32, "mobilenet-v2");
 }
 
+/// An input and its shape.
+type Shape<'a> = (&'a str, &'a [usize]);
+
 /// Text encoder, VAE and UNet as Optimum exports them, at the size of a tiny pipeline.
 fn tiny_pipeline(device: &str, precisions: &[Precision]) {
-    type Shape<'a> = (&'a str, &'a [usize]);
     let parts: [(&str, &[Shape<'_>]); 4] = [
         ("text_encoder", &[("input_ids", &[1, 16])]),
         ("vae_decoder", &[("latent_sample", &[1, 4, 4, 4])]),
@@ -204,23 +206,25 @@ fn tiny_stable_diffusion_as_for_a_gpu() {
 
 /// One engine for several sets of shapes: each is right, weights that programs take alike are there once, and a refit changes
 /// all of them.
-fn serves(device: &str, part: &str, input: &str, sizes: &[&[usize]], shared: bool) {
+fn serves(device: &str, part: &str, sets: &[&[Shape<'_>]], shared: bool) {
     let lab = Lab::default();
     let model = Model::open(folder("SDRUN_TINY_DIR").join(format!("sd/onnx/{part}/model.onnx"))).unwrap();
     let own = model.weights();
     let other = Changed(&own);
     let provider = lab.open("migraphx").unwrap();
-    let cases: Vec<(Shapes, Tensors)> = (sizes.iter())
-        .map(|size| {
-            let shapes = shapes(&[(input, size)]);
+    let cases: Vec<(Shapes, Tensors)> = (sets.iter())
+        .map(|set| {
+            let shapes = shapes(set);
             let given = inputs::seeded(&model, &model.bound(&shapes).unwrap(), 0).unwrap();
             (shapes, given)
         })
         .collect();
     let mut options = options_for(device, &provider, &Shapes::new());
-    let listed =
-        |sizes: &[&[usize]]| [(input.to_string(), sizes.iter().map(|s| s.to_vec()).collect())].into();
-    options.open_shapes = listed(sizes);
+    let listed = |sets: &[(Shapes, Tensors)]| {
+        let list = |input: &str| sets.iter().map(|(shapes, _)| shapes[input].clone()).collect();
+        sets[0].0.keys().map(|input| (input.clone(), list(input))).collect()
+    };
+    options.open_shapes = listed(&cases);
     let engine = provider.build(&model, &options, &NoHost).unwrap();
     let mut session = engine.session(&own, &NoHost).unwrap();
     let right = |session: &mut sdrun::Session, weights: &dyn WeightSource| -> Vec<Tensors> {
@@ -239,22 +243,22 @@ fn serves(device: &str, part: &str, input: &str, sizes: &[&[usize]], shared: boo
     let again: Vec<Tensors> = cases.iter().map(|(_, given)| session.run(given, &NoHost).unwrap()).collect();
     assert_eq!(again, a, "{part}: A, B, A");
 
-    let single = BuildOptions { open_shapes: listed(&sizes[..1]), ..options.clone() };
+    let single = BuildOptions { open_shapes: listed(&cases[..1]), ..options.clone() };
     let single = provider.build(&model, &single, &NoHost).unwrap().session(&own, &NoHost).unwrap();
     let bytes = |session: &sdrun::Session| session.memory().unwrap().weights.unwrap();
     println!("{part}: {} bytes of weights, {} for one shape", bytes(&session), bytes(&single));
     match shared {
         true => assert_eq!(bytes(&session), bytes(&single)),
-        false => assert!(bytes(&session) < sizes.len() as u64 * bytes(&single)),
+        false => assert!(bytes(&session) < sets.len() as u64 * bytes(&single)),
     }
 
-    let unknown =
-        [vec![1, 77], vec![1, 4, 7, 7]].into_iter().find(|size| size.len() == sizes[0].len()).unwrap();
-    let unknown = shapes(&[(input, &unknown)]);
+    let mut unknown = cases[0].0.clone();
+    unknown.values_mut().filter_map(|shape| shape.first_mut()).for_each(|batch| *batch = 3);
     let given = inputs::seeded(&model, &model.bound(&unknown).unwrap(), 0).unwrap();
     let error = session.run(&given, &NoHost).unwrap_err();
     assert_eq!(error.code(), ErrorCode::InvalidArgument);
-    assert!(error.to_string().contains(&format!("{:?}", sizes[1])), "{error}");
+    let (text, (input, shape)) = (error.to_string(), sets[1][0]);
+    assert!(text.contains(&format!("{input} {shape:?}")), "{text}");
 
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("engine.sdengine");
@@ -274,11 +278,19 @@ fn serves(device: &str, part: &str, input: &str, sizes: &[&[usize]], shared: boo
 #[test]
 #[ignore = "needs MIGraphX and SDRUN_TINY_DIR; run by `cargo xtask test`"]
 fn one_engine_serves_several_shapes() {
-    let decoder: [&[usize]; 2] = [&[1, 4, 4, 4], &[2, 4, 2, 3]];
-    serves("ref", "vae_decoder", "latent_sample", &decoder, true);
-    serves("ref", "text_encoder", "input_ids", &[&[1, 16], &[2, 16]], true);
+    let decoder: [&[Shape<'_>]; 2] =
+        [&[("latent_sample", &[1, 4, 4, 4])], &[("latent_sample", &[2, 4, 2, 3])]];
+    serves("ref", "vae_decoder", &decoder, true);
+    let [short, long, two]: [&[Shape<'_>]; 3] =
+        [&[("input_ids", &[1, 8])], &[("input_ids", &[1, 16])], &[("input_ids", &[2, 16])]];
+    serves("ref", "text_encoder", &[long, two], true);
     // Of positions and spread biases, each length has its own.
-    serves("ref-gpu", "text_encoder", "input_ids", &[&[1, 16], &[2, 16], &[1, 8]], false);
+    serves("ref-gpu", "text_encoder", &[long, two, short], false);
+    let unet: [&[Shape<'_>]; 2] = [
+        &[("sample", &[1, 4, 8, 8]), ("timestep", &[]), ("encoder_hidden_states", &[1, 8, 32])],
+        &[("sample", &[2, 4, 8, 4]), ("timestep", &[]), ("encoder_hidden_states", &[2, 8, 32])],
+    ];
+    serves("ref", "unet", &unet, true);
 }
 
 fn names(list: &[&str]) -> Vec<String> {

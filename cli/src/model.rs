@@ -207,9 +207,10 @@ pub(crate) fn complete(model: &Model, given: Shapes) -> Shapes {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Build")]
 pub(crate) struct BuildArgs {
-    /// Arithmetic the engine computes in: fp32, fp16 or bf16; q8_0 or q4_k: large weights in blocks of 8 or 4 bits
-    #[arg(long, value_name = "PRECISION", default_value = "fp32")]
-    pub(crate) precision: Precision,
+    /// Arithmetic the engine computes in: fp32, fp16 or bf16; q8_0 or q4_k: large weights in blocks of 8 or 4 bits [default:
+    /// fp32]
+    #[arg(long, value_name = "PRECISION")]
+    precision: Option<Precision>,
 
     /// Store the weights in the engine: loads faster, takes no other weights
     #[arg(long)]
@@ -217,7 +218,7 @@ pub(crate) struct BuildArgs {
 
     /// Most device memory for weights, as in 6GB; what does not fit stays in main memory and is copied in every run
     #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub(crate) vram_budget: Option<u64>,
+    vram_budget: Option<u64>,
 
     /// Option of the provider (repeatable)
     #[arg(long = "option", value_name = "KEY=VALUE")]
@@ -233,15 +234,32 @@ pub(crate) struct BuildArgs {
 }
 
 impl BuildArgs {
+    pub(crate) fn precision(&self) -> Precision {
+        self.precision.unwrap_or(Precision::Fp32)
+    }
+
+    /// An error where something is asked for that an engine which is there already is not.
+    pub(crate) fn check_engine(&self, manifest: &EngineManifest) -> Result<(), Error> {
+        let spec = &manifest.spec;
+        let asked = [
+            ("--precision", self.precision.is_some_and(|precision| precision != spec.precision)),
+            ("--bake", self.bake && !spec.bake),
+            ("--vram-budget", self.vram_budget.is_some_and(|bytes| spec.vram_budget != Some(bytes))),
+            ("--option", self.options.iter().any(|o| spec.options.get(&o.key) != Some(&o.value))),
+            ("--rebuild", self.rebuild),
+        ];
+        match asked.into_iter().find(|(_, asked)| *asked) {
+            Some((option, _)) => Err(Error::invalid(format!("the engine was built without this `{option}`"))
+                .with_hint(format!(
+                    "give `{option}` to `sdrun build`, or run the model instead of the engine"
+                ))),
+            None => Ok(()),
+        }
+    }
+
     /// For a reference: fp32, without what was meant for the other provider alone.
     pub(crate) fn of_reference(&self) -> Self {
-        BuildArgs {
-            precision: Precision::Fp32,
-            bake: false,
-            vram_budget: None,
-            options: Vec::new(),
-            ..self.clone()
-        }
+        BuildArgs { precision: None, bake: false, vram_budget: None, options: Vec::new(), ..self.clone() }
     }
 
     /// Builds, or takes from the cache. `only_cached` makes a build that would be needed an error.
@@ -261,7 +279,7 @@ impl BuildArgs {
             _ => CachePolicy::Use,
         };
         let options = BuildOptions {
-            precision: self.precision,
+            precision: self.precision(),
             bake: self.bake,
             vram_budget: self.vram_budget,
             cache,

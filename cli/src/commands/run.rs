@@ -100,16 +100,12 @@ fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let path = Path::new(&args.what);
     let manifest = EngineFile::open(path)?.manifest;
     args.provider.check_engine(path, &manifest)?;
+    args.build.check_engine(&manifest)?;
     let given = args.model.shapes()?;
     let is_open = |s: &TensorSpec| s.shape.iter().any(Option::is_none);
     if !given.is_empty() && !manifest.info.inputs.iter().any(is_open) {
         return Err(Error::invalid("an engine has its shapes already")
             .with_hint("leave out `--shape`, or run the model instead of the engine")
-            .into());
-    }
-    if args.build.vram_budget.is_some() {
-        return Err(Error::invalid("an engine has the memory budget it was built with")
-            .with_hint("give `--vram-budget` to `sdrun build`, or run the model instead of the engine")
             .into());
     }
     let names: Vec<&str> = manifest.info.weights.iter().map(|w| w.name.as_str()).collect();

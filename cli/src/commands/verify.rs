@@ -110,7 +110,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let (id, device) = (args.provider.provider.as_deref(), args.provider.device.as_deref());
     let side = Side { id, device, build: &args.build, weights: &weights, pristine: true };
     let (provider, outputs, unchanged) = outputs_of(&side, &job, args, &registry, &isolation, context)?;
-    let tolerance = Tolerance::for_outputs(args.build.precision, &expected);
+    let tolerance = Tolerance::for_outputs(args.build.precision(), &expected);
     let rows: Vec<Row> = compare(&outputs, &expected)?
         .into_iter()
         .map(|comparison| Row { accepted: tolerance.accepts(&comparison), comparison })
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let report = Report {
         model: job.model.name().to_string(),
         provider,
-        precision: args.build.precision,
+        precision: args.build.precision(),
         reference,
         tolerance,
         accepted: rows.iter().all(|row| row.accepted),

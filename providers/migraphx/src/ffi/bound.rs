@@ -25,7 +25,7 @@ impl Buffer {
         }
     }
 
-    /// Where it begins. What the library does not write, it may be given by several programs at a time.
+    /// Where it begins. Several programs may be given it at a time, as long as none writes.
     fn address(&self) -> *mut c_void {
         match self {
             Buffer::Host(buffer) => buffer.as_ptr().cast_mut().cast(),
