@@ -42,7 +42,7 @@ pub(crate) fn prepare(
     for (name, tensor) in &inputs {
         shapes.entry(name.clone()).or_insert_with(|| tensor.shape().to_vec());
     }
-    let shapes = complete(&model, shapes);
+    let shapes = complete(model.builtin(), model.graph(), shapes);
     // Shapes and inputs that do not fit are told before a provider is opened.
     let bound = model.bound(&shapes)?;
     check(&specs_of(&bound), &inputs)?;

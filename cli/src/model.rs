@@ -10,7 +10,8 @@ use clap::Args;
 use sdrun::{
     BuildOptions, CachePolicy, Engine, EngineManifest, Isolation, Model, Provider, Shapes,
     abi::{Device, Error, OpenShapes, Precision},
-    graph::{OpenOptions, WeightsPolicy},
+    graph::{Dim, Graph, OpenOptions, WeightsPolicy},
+    weights::builtin::{Builtin, Input},
     worker::Limits,
 };
 use std::{num::NonZeroUsize, path::Path, time::Duration};
@@ -195,13 +196,54 @@ pub(crate) fn open_model(what: &str, options: &OpenOptions, context: &Context) -
     Ok(model?)
 }
 
-/// Completes shapes: an input of a built-in model that is not named gets the size it is measured in.
-pub(crate) fn complete(model: &Model, given: Shapes) -> Shapes {
+/// Completes shapes: an input of a built-in model that is not named gets the size it is measured in, but for dimensions that
+/// it shares with one that is (`batch`).
+pub(crate) fn complete(builtin: Option<&Builtin>, graph: &Graph, given: Shapes) -> Shapes {
     let mut shapes = given;
-    for input in model.builtin().map_or(&[][..], |b| b.inputs) {
-        shapes.entry(input.name.to_string()).or_insert_with(|| input.shape.to_vec());
-    }
+    let Some(builtin) = builtin else { return shapes };
+    let dims_of = |name: &str| {
+        let value = graph.inputs.iter().map(|id| graph.value(*id)).find(|value| value.name == name);
+        value.and_then(|value| value.shape.as_deref()).unwrap_or_default()
+    };
+    let named: Vec<(&Dim, usize)> = shapes
+        .iter()
+        .flat_map(|(name, shape)| dims_of(name).iter().zip(shape.iter().copied()))
+        .filter(|(dim, _)| matches!(dim, Dim::Symbol(_)))
+        .collect();
+    let sized = |(at, default): (usize, &usize), name: &str| {
+        let shared = dims_of(name).get(at).and_then(|dim| named.iter().find(|(known, _)| *known == dim));
+        shared.map_or(*default, |(_, size)| *size)
+    };
+    let missing = builtin.inputs.iter().filter(|input| !shapes.contains_key(input.name));
+    let sizes = |input: &Input| input.shape.iter().enumerate().map(|dim| sized(dim, input.name)).collect();
+    let made: Shapes = missing.map(|input| (input.name.to_string(), sizes(input))).collect();
+    shapes.extend(made);
     shapes
+}
+
+/// The same where some inputs have several shapes, as others then have that share a dimension with them.
+pub(crate) fn complete_lists(model: &Model, given: Shapes, lists: OpenShapes) -> (Shapes, OpenShapes) {
+    let rows = lists.values().map(Vec::len).max().unwrap_or(1);
+    let row = |at: usize| {
+        let listed = lists
+            .iter()
+            .filter_map(|(name, list)| Some((name.clone(), list.get(at).or(list.first())?.clone())));
+        let given = given.clone().into_iter().chain(listed).collect();
+        complete(model.builtin(), model.graph(), given)
+    };
+    let rows: Vec<Shapes> = (0..rows).map(row).collect();
+    let (mut single, mut several) = (Shapes::new(), lists);
+    for (name, first) in &rows[0] {
+        let list: Vec<Vec<usize>> = rows.iter().map(|row| row[name].clone()).collect();
+        if several.contains_key(name) {
+            continue;
+        }
+        match list.iter().all(|shape| shape == first) {
+            true => drop(single.insert(name.clone(), first.clone())),
+            false => drop(several.insert(name.clone(), list)),
+        }
+    }
+    (single, several)
 }
 
 #[derive(Args, Clone)]

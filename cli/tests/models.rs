@@ -134,6 +134,18 @@ fn shapes_that_do_not_fit() {
     sandbox.run(&["build", &path, "--shape", "x=1,5"]).fails(4, &["x", "5"]);
     sandbox.run(&["inspect", &path, "--shape", "x=1,2,3"]).fails(4, &["x"]);
     sandbox.run(&["bench", "--shape", "x=1"]).fails(4, &["no", "model"]);
+    // What an input shares with one that is named follows that.
+    let sizes = |shape| ["inspect", "sd15/unet", "--shape", shape];
+    assert_eq!(sandbox.json(&sizes("sample=2,4,64,64")).1["topology"]["bound"], true);
+    let unet = |shapes: &[&str]| {
+        let shapes = shapes.iter().flat_map(|shape| ["--shape", shape]);
+        let command: Vec<&str> = ["build", "sd15/unet", "-p", "nope"].into_iter().chain(shapes).collect();
+        sandbox.run(&command)
+    };
+    unet(&["sample=1,4,64,64:2,4,64,96"]).fails(3, &["`nope`"]);
+    let text = "encoder_hidden_states=1,77,768:2,77,768";
+    unet(&["sample=1,4,64,64:2,4,64,96:1,4,64,96", text]).fails(4, &["2 shapes", "has 3", "one:"]);
+    unet(&["sample=1,4,64,64:1,4,64,96", text]).fails(4, &["\"batch\" is 2", "sample"]);
     sandbox.run(&["build", &path, "--shape", "x=1,4:2,5"]).fails(4, &["x", "[2, 5]", "fixed to 4"]);
     sandbox.run(&["build", &path, "--shape", "x=1,4:2"]).fails(4, &["x", "[2]", "2 dimensions"]);
     sandbox.run(&["run", &path, "--shape", "x=1,4:2,4"]).fails(4, &["several shapes", "`sdrun build`"]);

@@ -99,9 +99,8 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let own = args.build.bake || args.weights.is_changing();
     let policy = if own { args.weights.policy() } else { WeightsPolicy::MayBeAbsent };
     let model = args.shapes.open(&args.model, policy, context)?;
-    let (given, open_shapes) = args.shapes.shapes_and_lists()?;
-    let mut shapes = model::complete(&model, given);
-    shapes.retain(|input, _| !open_shapes.contains_key(input));
+    let (given, lists) = args.shapes.shapes_and_lists()?;
+    let (shapes, open_shapes) = model::complete_lists(&model, given, lists);
     // Errors of the model and its weights come before those of a provider.
     let bound = model.bound_for(&shapes, &open_shapes)?;
     let weights = match args.weights.is_given() {

@@ -201,7 +201,7 @@ fn plan(args: &Args, context: &Context) -> anyhow::Result<Vec<Plan>> {
     match &args.model {
         Some(what) => {
             let model = args.shapes.open(what, args.weights.policy(), context)?;
-            let shapes = model::complete(&model, given);
+            let shapes = model::complete(model.builtin(), model.graph(), given);
             let precisions = or(&[PrecisionChoice::Fixed(Precision::Fp32)]);
             Ok(vec![Plan { model, shapes, precisions }])
         }
@@ -219,7 +219,7 @@ fn plan(args: &Args, context: &Context) -> anyhow::Result<Vec<Plan>> {
             .iter()
             .map(|(name, precisions)| {
                 let model = model::open_model(name, &OpenOptions::default(), context)?;
-                let shapes = model::complete(&model, Shapes::new());
+                let shapes = model::complete(model.builtin(), model.graph(), Shapes::new());
                 Ok(Plan { model, shapes, precisions: or(precisions) })
             })
             .collect(),

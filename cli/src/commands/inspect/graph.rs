@@ -1,7 +1,7 @@
 //! `sdrun inspect` of an ONNX model.
 
 use super::{Amount, Args, Weights};
-use crate::{context::Context, format};
+use crate::{context::Context, format, model::complete};
 use sdrun::{
     Shapes,
     abi::DType,
@@ -11,7 +11,7 @@ use sdrun::{
         passes::{self, PassReport},
         proto, simplify,
     },
-    weights::builtin::{self, Builtin},
+    weights::builtin,
 };
 use serde::Serialize;
 use std::{
@@ -102,7 +102,8 @@ pub(super) fn run(what: &str, args: &Args, context: &Context) -> anyhow::Result<
         ),
     };
     let graph = graph.map_err(sdrun::Error::from)?;
-    let shapes = shapes(builtin, args)?;
+    let given = args.model.shapes()?;
+    let shapes = if given.is_empty() { given } else { complete(builtin, &graph, given) };
     let asked = args.passes || !args.model.shapes.is_empty();
     let (topology, changes) = match topology(graph.clone(), &shapes, args.passes) {
         Ok(found) => found,
@@ -114,16 +115,6 @@ pub(super) fn run(what: &str, args: &Args, context: &Context) -> anyhow::Result<
     report.topology = topology;
     (report.simplified, report.merged) = changes.unzip();
     context.present(&report, |out| show(out, &report))
-}
-
-fn shapes(builtin: Option<&Builtin>, args: &Args) -> anyhow::Result<Shapes> {
-    let mut shapes = args.model.shapes()?;
-    if !shapes.is_empty() {
-        for input in builtin.map_or(&[][..], |b| b.inputs) {
-            shapes.entry(input.name.to_string()).or_insert_with(|| input.shape.to_vec());
-        }
-    }
-    Ok(shapes)
 }
 
 /// The topology of a graph with these shapes and, where `merge` asks for it, what passes do to the graph.
