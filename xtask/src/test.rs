@@ -67,26 +67,25 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         run(example.envs(environment.iter().cloned()).env("SDRUN_PROVIDER_FILES", dist.dir.join("providers")))
     });
 
+    // Of the whole workspace always: a part of it has other features of its dependencies, and would be built anew.
     let tests = |arguments: &[&str]| {
         let mut cargo = workspace.cargo();
         cargo.args(arguments).envs(environment.iter().cloned());
         cargo
     };
     let models = |tally: &mut Tally, filter: &str| {
-        let only = ["--package=sdrun-tests", "--test=golden", "--test=refit"];
-        tally.count(&mut tests(
-            &[&["test", "--no-fail-fast"], &only[..], &["--", "--ignored", filter]].concat(),
-        ))
+        let only = ["--test=golden", "--test=refit", "--", "--ignored", filter];
+        tally.count(&mut tests(&[&["test", "--workspace", "--no-fail-fast"], &only[..]].concat()))
     };
     step("Unit, integration and documentation tests");
     tally.count(&mut tests(&["test", "--workspace", "--no-fail-fast"]))?;
     if migraphx.is_some() {
         step("MIGraphX");
-        tally.count(&mut tests(&["test", "--package=sdrun-tests", "--test=migraphx", "--", "--ignored"]))?;
+        tally.count(&mut tests(&["test", "--workspace", "--test=migraphx", "--", "--ignored"]))?;
     }
     match setup::vulkan(workspace) {
         Ok(vulkan) => {
-            let only = ["test", "--package=sdrun-provider-ggml", "--lib", "devices", "--", "--ignored"];
+            let only = ["test", "--workspace", "--lib", "devices", "--", "--ignored"];
             tally.count(tests(&only).envs(vulkan))?;
         }
         Err(why) => println!("   NOT RUN: {why:#}"),
@@ -105,7 +104,7 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
     }
     if extent == Extent::Full {
         step("ONNX node tests: shape inference and evaluation on the host");
-        let host = ["test", "--package=sdrun-graph", "--test=node_tests", "--", "--ignored"];
+        let host = ["test", "--workspace", "--test=node_tests", "--", "--ignored"];
         tally.count(&mut tests(&host))?;
         for manifest in dist.manifests.iter().filter(tested) {
             step(&format!("ONNX node tests: {}", manifest.provider.id));
