@@ -9,7 +9,7 @@ use crate::{
 use clap::Args;
 use sdrun::{
     BuildOptions, CachePolicy, Engine, EngineManifest, Isolation, Model, Provider, Shapes,
-    abi::{Device, Error, OpenShapes, Precision},
+    abi::{Device, Error, OpenShapes, Precision, shape_sets},
     graph::{Dim, Graph, OpenOptions, WeightsPolicy},
     weights::builtin::{Builtin, Input},
     worker::Limits,
@@ -223,21 +223,16 @@ pub(crate) fn complete(builtin: Option<&Builtin>, graph: &Graph, given: Shapes) 
 
 /// The same where some inputs have several shapes, as others then have that share a dimension with them.
 pub(crate) fn complete_lists(model: &Model, given: Shapes, lists: OpenShapes) -> (Shapes, OpenShapes) {
-    let rows = lists.values().map(Vec::len).max().unwrap_or(1);
-    let row = |at: usize| {
-        let listed = lists
-            .iter()
-            .filter_map(|(name, list)| Some((name.clone(), list.get(at).or(list.first())?.clone())));
-        let given = given.clone().into_iter().chain(listed).collect();
-        complete(model.builtin(), model.graph(), given)
+    let whole = |set: Shapes| {
+        complete(model.builtin(), model.graph(), given.clone().into_iter().chain(set).collect())
     };
-    let rows: Vec<Shapes> = (0..rows).map(row).collect();
+    let sets: Vec<Shapes> = shape_sets(&lists).into_iter().map(whole).collect();
     let (mut single, mut several) = (Shapes::new(), lists);
-    for (name, first) in &rows[0] {
-        let list: Vec<Vec<usize>> = rows.iter().map(|row| row[name].clone()).collect();
+    for (name, first) in &sets[0] {
         if several.contains_key(name) {
             continue;
         }
+        let list: Vec<Vec<usize>> = sets.iter().map(|set| set[name].clone()).collect();
         match list.iter().all(|shape| shape == first) {
             true => drop(single.insert(name.clone(), first.clone())),
             false => drop(several.insert(name.clone(), list)),

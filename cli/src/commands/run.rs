@@ -102,8 +102,7 @@ fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     args.provider.check_engine(path, &manifest)?;
     args.build.check_engine(&manifest)?;
     let given = args.model.shapes()?;
-    let is_open = |s: &TensorSpec| s.shape.iter().any(Option::is_none);
-    if !given.is_empty() && !manifest.info.inputs.iter().any(is_open) {
+    if !given.is_empty() && !manifest.info.inputs.iter().any(TensorSpec::is_open) {
         return Err(Error::invalid("an engine has its shapes already")
             .with_hint("leave out `--shape`, or run the model instead of the engine")
             .into());

@@ -271,6 +271,17 @@ pub struct Capabilities {
 /// Lists of shapes by the name of an input.
 pub type OpenShapes = BTreeMap<String, Vec<Vec<usize>>>;
 
+/// The shapes that belong together: the first of each list, then the second and so on; a list of one is in all sets, an
+/// empty one in none. One set, without shapes, where nothing is listed.
+pub fn shape_sets(open: &OpenShapes) -> Vec<BTreeMap<String, Vec<usize>>> {
+    let sets = open.values().map(Vec::len).max().unwrap_or(0).max(1);
+    let of_set = |at: usize| {
+        let shape = |list: &Vec<Vec<usize>>| list.get(at).or(list.first()).cloned();
+        open.iter().filter_map(|(input, list)| Some((input.clone(), shape(list)?))).collect()
+    };
+    (0..sets).map(of_set).collect()
+}
+
 /// How an engine is to be built.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BuildSpec {
@@ -323,6 +334,13 @@ pub struct TensorSpec {
     pub dtype: DType,
     /// Dimensions; `None` where open.
     pub shape: Vec<Option<usize>>,
+}
+
+impl TensorSpec {
+    /// Whether a dimension is open.
+    pub fn is_open(&self) -> bool {
+        self.shape.iter().any(Option::is_none)
+    }
 }
 
 /// A weight an engine needs before it can run.

@@ -1,5 +1,5 @@
 use crate::{Error, Paths, Result};
-use sdrun_abi::{DType, Error as AbiError, OpenShapes, TensorSpec};
+use sdrun_abi::{DType, Error as AbiError, OpenShapes, TensorSpec, shape_sets};
 use sdrun_graph::{Dim, ExternalBase, Graph, GraphError, OpenDims, OpenOptions, WeightsPolicy, simplify};
 use sdrun_weights::{Binding, OnnxWeights, builtin};
 use std::{
@@ -172,11 +172,9 @@ impl Model {
         }
         graph.bind(shapes, OpenDims::Allow).map_err(|e| self.refused(e))?;
         let anything = open.values().any(Vec::is_empty);
-        for row in 0..rows {
-            let shape = |list: &Vec<Vec<usize>>| list.get(row).or(list.first()).cloned();
-            let row = open.iter().filter_map(|(input, list)| Some((input.clone(), shape(list)?))).collect();
-            let rest = if anything { OpenDims::Allow } else { OpenDims::Refuse };
-            graph.clone().bind(&row, rest).map_err(|e| self.refused(e))?;
+        let rest = if anything { OpenDims::Allow } else { OpenDims::Refuse };
+        for set in shape_sets(open) {
+            graph.clone().bind(&set, rest).map_err(|e| self.refused(e))?;
         }
         simplify(&mut graph, &Shapes::new(), OpenDims::Allow).map_err(|e| self.refused(e))?;
         Ok(graph)

@@ -5,7 +5,7 @@ use crate::{
     ffi::{CompileOptions, Layout, Program},
     runtime::Runtime,
 };
-use sdrun_abi::{DType, Error, Host, LogLevel, OpenShapes, Result, WeightSource, WeightSpec};
+use sdrun_abi::{DType, Error, Host, LogLevel, OpenShapes, Result, WeightSource, WeightSpec, shape_sets};
 use sdrun_graph::{
     Graph, GraphError, Initializer, Node, OpenDims, Placement, Tensor, Value, ValueId, simplify,
 };
@@ -55,21 +55,18 @@ fn check_shapes(graph: &Graph) -> Result<()> {
 }
 
 /// The graph once for each set of input shapes that is to be served.
-pub(crate) fn for_each_shape(graph: &Graph, open: &OpenShapes) -> Result<Vec<Graph>> {
+pub(crate) fn for_each_shape(graph: Graph, open: &OpenShapes) -> Result<Vec<Graph>> {
     if open.is_empty() {
-        check_shapes(graph)?;
-        return Ok(vec![graph.clone()]);
+        check_shapes(&graph)?;
+        return Ok(vec![graph]);
     }
-    let sets = open.values().map(Vec::len).max().unwrap_or(0);
-    let sized = |index: usize| {
+    let sized = |set| {
         let mut graph = graph.clone();
-        let shape = |list: &Vec<Vec<usize>>| list.get(index).or(list.first()).cloned();
-        let shapes = open.iter().filter_map(|(input, list)| Some((input.clone(), shape(list)?))).collect();
-        simplify(&mut graph, &shapes, OpenDims::Allow).map_err(graph_error)?;
+        simplify(&mut graph, &set, OpenDims::Allow).map_err(graph_error)?;
         check_shapes(&graph)?;
         Ok(graph)
     };
-    (0..sets.max(1)).map(sized).collect()
+    shape_sets(open).into_iter().map(sized).collect()
 }
 
 /// Makes axes that are computed at run time count from the first dimension. MIGraphX 2.14 takes negative ones for places in

@@ -68,7 +68,7 @@ pub(crate) fn build(
     let graph = read_graph(&model)?;
     let requirements = Requirements::of(runtime, &target, options)?;
     let mut info = describe(&graph, requirements.text()?)?;
-    let graphs = for_each_shape(&graph, open)?;
+    let graphs = for_each_shape(graph, open)?;
     let steps = graphs.len() as u64;
     let make = |(step, mut graph): (u64, Graph), target: &Target| {
         let (inputs, mut preparation) = (shapes_of_inputs(&graph), Preparation::default());
@@ -122,7 +122,10 @@ pub(crate) fn load(
     let model = Bytes::from(model.into_owned());
     let graphs = match model.is_empty() {
         true => Vec::new(),
-        false => for_each_shape(&read_graph(&model)?, &open_shapes(&info, &programs))?,
+        false => {
+            let sets: Vec<_> = programs.iter().map(|program| &program.inputs[..]).collect();
+            for_each_shape(read_graph(&model)?, &open_shapes(&info, &sets))?
+        }
     };
     let graphs = graphs.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
     let steps = programs.len() as u64;
@@ -138,10 +141,10 @@ pub(crate) fn load(
     before.finish((0..).zip(programs.into_iter().zip(graphs)), make)
 }
 
-/// The shapes of inputs with open dimensions, as a build is told them.
-fn open_shapes(info: &EngineInfo, programs: &[StoredProgram<'_>]) -> OpenShapes {
-    let open = info.inputs.iter().enumerate().filter(|(_, input)| input.shape.iter().any(Option::is_none));
-    let list = |at: usize| programs.iter().filter_map(|program| program.inputs.get(at).cloned()).collect();
+/// The shapes of inputs with open dimensions, as a build is told them, out of those of all inputs for each program.
+fn open_shapes(info: &EngineInfo, sets: &[&[Vec<usize>]]) -> OpenShapes {
+    let open = info.inputs.iter().enumerate().filter(|(_, input)| input.is_open());
+    let list = |at: usize| sets.iter().filter_map(|set| set.get(at).cloned()).collect();
     open.map(|(at, input)| (input.name.clone(), list(at))).collect()
 }
 
@@ -213,8 +216,8 @@ impl Engine for MgxEngine {
         if info.weights.is_empty() {
             return Err(Error::precondition("the engine has no weights that could be baked in"));
         }
-        let sizes = buckets.iter().map(|bucket| StoredProgram { inputs: bucket.inputs.clone(), bytes: &[] });
-        let open = open_shapes(info, &sizes.collect::<Vec<_>>());
+        let sets: Vec<_> = buckets.iter().map(|bucket| &bucket.inputs[..]).collect();
+        let open = open_shapes(info, &sets);
         build(runtime, target.clone(), model.clone(), *options, &open, Some(weights), host)
     }
 

@@ -192,7 +192,7 @@ fn check_types(info: &EngineInfo) -> Result<()> {
 fn ranges<'a>(inputs: &'a [TensorSpec], options: &'a Options) -> Result<Vec<Range<'a>>> {
     let mut ranges = Vec::new();
     for input in inputs {
-        let open = input.shape.iter().any(Option::is_none);
+        let open = input.is_open();
         let Some(shapes) = options.shapes.get(&input.name) else {
             if open {
                 let dims: Vec<String> =
