@@ -22,8 +22,8 @@ pub use error::{Error, ErrorCode, Result};
 pub use ffi::AlignedBuffer;
 pub use manifest::{Library, Manifest, ManifestError, PipPackage, Provide, RuntimeSpec, Wheel};
 pub use provider::{
-    Engine, Flow, Host, LogLevel, NoHost, OutputSink, OutputSpec, Provider, Session, TensorView, TimingPlan,
-    VecSink, Weight, WeightSource,
+    DeviceTensor, Engine, Flow, Host, Input, LogLevel, NoHost, OutputSink, OutputSpec, Provider, Session,
+    TensorView, TimingPlan, VecSink, Weight, WeightSource,
 };
 pub use types::*;
 

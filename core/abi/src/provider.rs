@@ -4,6 +4,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use std::{
+    any::Any,
     fmt,
     ops::Deref,
     path::PathBuf,
@@ -79,6 +80,22 @@ pub trait Session: Send {
     /// the outputs are known, and fills every buffer it got.
     fn run(&mut self, inputs: &[TensorView<'_>], outputs: &mut dyn OutputSink, host: &dyn Host)
     -> Result<()>;
+
+    /// As [`run`](Session::run), with inputs that may lie on the device and outputs that stay there: those for which `keep`
+    /// (in the order of [`EngineInfo::outputs`]) says so. These are what is answered, in order, and the sink is asked for
+    /// buffers for the others, also where there are none. Only where the device has
+    /// [`Capabilities::device_tensors`](crate::Capabilities::device_tensors).
+    fn run_on_device(
+        &mut self,
+        inputs: &[Input<'_>],
+        keep: &[bool],
+        outputs: &mut dyn OutputSink,
+        host: &dyn Host,
+    ) -> Result<Vec<Box<dyn DeviceTensor>>> {
+        let _ = (inputs, keep, outputs, host);
+        Err(Error::unsupported("cannot leave tensors on its device")
+            .with_hint("run it with tensors in main memory"))
+    }
 
     /// Memory the runtime uses for this session.
     fn memory(&self) -> Result<MemoryReport>;
@@ -251,6 +268,41 @@ pub struct TensorView<'a> {
     pub shape: &'a [usize],
     /// The bytes.
     pub data: &'a [u8],
+}
+
+/// A tensor in the memory of a device: made by a run, an input of later runs on the same device, of any session of the same
+/// provider. Its values never change. It may outlive the session it came from; dropping it frees the memory.
+pub trait DeviceTensor: Any + Send + Sync {
+    /// Type and shape.
+    fn spec(&self) -> &OutputSpec;
+
+    /// Copies the values to `bytes`, which are as many as the type and shape need.
+    fn read(&self, bytes: &mut [u8]) -> Result<()>;
+}
+
+impl fmt::Debug for dyn DeviceTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceTensor({} {:?})", self.spec().dtype, self.spec().shape)
+    }
+}
+
+/// An input of [`Session::run_on_device`].
+#[derive(Clone, Copy, Debug)]
+pub enum Input<'a> {
+    /// In main memory.
+    Host(TensorView<'a>),
+    /// Where it was made. `InvalidArgument` where that is another provider, process or device.
+    Device(&'a dyn DeviceTensor),
+}
+
+impl<'a> Input<'a> {
+    /// Type and shape.
+    pub fn spec(&self) -> (DType, &'a [usize]) {
+        match *self {
+            Input::Host(view) => (view.dtype, view.shape),
+            Input::Device(tensor) => (tensor.spec().dtype, &tensor.spec().shape),
+        }
+    }
 }
 
 /// Type and shape of an output, known to the provider.

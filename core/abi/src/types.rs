@@ -266,6 +266,9 @@ pub struct Capabilities {
     /// Whether weights can be streamed to a device smaller than the model.
     #[serde(default)]
     pub streaming: bool,
+    /// Whether outputs can stay on the device and be inputs there ([`Session::run_on_device`](crate::Session::run_on_device)).
+    #[serde(default)]
+    pub device_tensors: bool,
 }
 
 /// Lists of shapes by the name of an input.

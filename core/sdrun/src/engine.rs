@@ -2,12 +2,12 @@
 
 use crate::{
     Cache, EngineFile, EngineManifest, Error, Model, Provider, Result, Shapes, Tensors,
-    tensor::{HostTensor, Outputs},
+    tensor::{DeviceTensor, DeviceTensors, HostTensor, Outputs},
 };
 use sdrun_abi::{
-    BuildSpec, Compatibility, Device, Engine as DriverEngine, EngineInfo, Error as AbiError, Host,
-    MemoryReport, OpenShapes, Precision, RefitReport, Session as DriverSession, TensorView, TimingPlan,
-    WeightSource, WeightSpec, WeightUpdate,
+    BuildSpec, Compatibility, DType, Device, Engine as DriverEngine, EngineInfo, Error as AbiError, Host,
+    Input, MemoryReport, OpenShapes, Precision, RefitReport, Session as DriverSession, TensorView,
+    TimingPlan, WeightSource, WeightSpec, WeightUpdate,
 };
 use sdrun_graph::Graph;
 use sdrun_weights::{Cast, check_complete};
@@ -462,6 +462,71 @@ impl Session {
         Ok(&self.outputs.tensors)
     }
 
+    /// One inference with some inputs in main memory and others on the device, after which the outputs named in `keep` stay
+    /// there: what one model gives another, as a ControlNet its residuals to the denoiser, is then never copied. The other
+    /// outputs come back as from [`run`](Session::run). Every input is named once, in one of the two.
+    ///
+    /// Errors: `Unimplemented` where the device does not have
+    /// [`Capabilities::device_tensors`](sdrun_abi::Capabilities::device_tensors); `InvalidArgument` for a tensor that
+    /// lies elsewhere.
+    pub fn run_on_device(
+        &mut self,
+        inputs: &Tensors,
+        on_device: &DeviceTensors,
+        keep: &[&str],
+        host: &dyn Host,
+    ) -> Result<(Tensors, DeviceTensors)> {
+        let names = || inputs.keys().chain(on_device.keys()).map(String::as_str);
+        let mut given = Vec::with_capacity(self.info.inputs.len());
+        for spec in &self.info.inputs {
+            let input = match (inputs.get(&spec.name), on_device.get(&spec.name)) {
+                (Some(tensor), None) => Input::Host(tensor.view()),
+                (None, Some(tensor)) => Input::Device(tensor.inner.as_ref()),
+                _ => return Err(wrong_names(&self.info, names()).into()),
+            };
+            check_input(spec, input.spec())?;
+            given.push(input);
+        }
+        if names().count() != given.len() {
+            return Err(wrong_names(&self.info, names()).into());
+        }
+        let outputs = || self.info.outputs.iter().map(|output| output.name.as_str());
+        if let Some(unknown) = keep.iter().find(|name| !outputs().any(|output| output == **name)) {
+            return Err(AbiError::invalid(format!(
+                "there is no output {unknown:?} to keep; the engine has [{}]",
+                outputs().collect::<Vec<_>>().join(", ")
+            ))
+            .into());
+        }
+        let stays: Vec<bool> = outputs().map(|name| keep.contains(&name)).collect();
+        let mut sink = Outputs::default();
+        let kept = self
+            .inner
+            .run_on_device(&given, &stays, &mut sink, host)
+            .map_err(Error::of(self.provider.id()))?;
+        let wanted = stays.iter().filter(|stays| **stays).count();
+        if kept.len() != wanted || sink.tensors.len() != stays.len() - wanted {
+            return Err(Error::of(self.provider.id())(AbiError::internal(format!(
+                "gave {} outputs and kept {}; the graph has {}, of which {wanted} were to stay",
+                sink.tensors.len(),
+                kept.len(),
+                stays.len()
+            ))));
+        }
+        let (mut tensors, mut kept) = (sink.tensors.into_iter(), kept.into_iter());
+        let (mut brought, mut left) = (Tensors::new(), DeviceTensors::new());
+        for (output, stays) in self.info.outputs.iter().zip(stays) {
+            let name = output.name.clone();
+            match stays {
+                true => left.extend(kept.next().map(|tensor| {
+                    (name, DeviceTensor { inner: tensor.into(), provider: self.provider.clone() })
+                })),
+                false => brought.extend(tensors.next().map(|tensor| (name, tensor))),
+            }
+        }
+        Ok((brought, left))
+    }
+
     /// Runs again and again and tells how long each counted run took, in milliseconds: measured beside the
     /// provider, in its worker where it has one.
     pub fn time(&mut self, inputs: &Tensors, plan: &TimingPlan, host: &dyn Host) -> Result<Vec<f64>> {
@@ -498,21 +563,22 @@ impl Session {
 
 /// The inputs in the engine's order; an error where one is missing, unknown, or of another type or shape.
 fn views<'t>(info: &EngineInfo, inputs: &'t Tensors) -> Result<Vec<TensorView<'t>>> {
+    let names = || inputs.keys().map(String::as_str);
     let mut views = Vec::with_capacity(info.inputs.len());
     for spec in &info.inputs {
-        let tensor = inputs.get(&spec.name).ok_or_else(|| wrong_names(info, inputs))?;
-        check_input(spec, tensor.view())?;
+        let tensor = inputs.get(&spec.name).ok_or_else(|| wrong_names(info, names()))?;
+        check_input(spec, (tensor.dtype(), tensor.shape()))?;
         views.push(tensor.view());
     }
     if inputs.len() != views.len() {
-        return Err(wrong_names(info, inputs).into());
+        return Err(wrong_names(info, names()).into());
     }
     Ok(views)
 }
 
-fn wrong_names(info: &EngineInfo, inputs: &Tensors) -> AbiError {
+fn wrong_names<'n>(info: &EngineInfo, given: impl Iterator<Item = &'n str>) -> AbiError {
     let want: Vec<&str> = info.inputs.iter().map(|s| s.name.as_str()).collect();
-    let got: Vec<&str> = inputs.keys().map(String::as_str).collect();
+    let got: Vec<&str> = given.collect();
     AbiError::invalid(format!(
         "the inputs given are [{}]; the engine takes [{}]",
         got.join(", "),
@@ -520,18 +586,16 @@ fn wrong_names(info: &EngineInfo, inputs: &Tensors) -> AbiError {
     ))
 }
 
-fn check_input(spec: &sdrun_abi::TensorSpec, tensor: TensorView<'_>) -> Result<()> {
-    let fits = spec.shape.len() == tensor.shape.len()
-        && spec.shape.iter().zip(tensor.shape).all(|(want, got)| want.is_none_or(|w| w == *got));
-    if spec.dtype == tensor.dtype && fits {
+fn check_input(spec: &sdrun_abi::TensorSpec, (dtype, shape): (DType, &[usize])) -> Result<()> {
+    let fits = spec.shape.len() == shape.len()
+        && spec.shape.iter().zip(shape).all(|(want, got)| want.is_none_or(|w| w == *got));
+    if spec.dtype == dtype && fits {
         return Ok(());
     }
     let dims: Vec<String> = spec.shape.iter().map(|d| d.map_or("?".into(), |d| d.to_string())).collect();
     Err(AbiError::invalid(format!(
-        "input {:?} is {} {:?}; the engine takes {} [{}]",
+        "input {:?} is {dtype} {shape:?}; the engine takes {} [{}]",
         spec.name,
-        tensor.dtype,
-        tensor.shape,
         spec.dtype,
         dims.join(", ")
     ))

@@ -57,4 +57,4 @@ pub use registry::{Discovery, Entry, Registry, RuntimeStatus};
 pub use sdrun_abi as abi;
 pub use sdrun_graph as graph;
 pub use sdrun_weights as weights;
-pub use tensor::{HostTensor, Tensors};
+pub use tensor::{DeviceTensor, DeviceTensors, HostTensor, Tensors};

@@ -1,6 +1,6 @@
-use crate::Result;
+use crate::{Provider, Result};
 use sdrun_abi::{AlignedBuffer, DType, Error, OutputSink, OutputSpec, TensorView};
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 /// An owned tensor in host memory: contiguous, row-major, little-endian, aligned to 64 bytes.
 pub struct HostTensor {
@@ -122,6 +122,41 @@ impl HostTensor {
 impl fmt::Debug for HostTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "HostTensor({} {:?})", self.dtype, self.shape)
+    }
+}
+
+/// A tensor in the memory of a device, left there by [`Session::run_on_device`](crate::Session::run_on_device) for later runs
+/// of any session on the same device of the same [`Provider`]. Its values never change. Clones share it; the memory is free
+/// when the last is dropped.
+#[derive(Clone)]
+pub struct DeviceTensor {
+    pub(crate) inner: Arc<dyn sdrun_abi::DeviceTensor>,
+    pub(crate) provider: Provider,
+}
+
+/// Tensors on a device by name.
+pub type DeviceTensors = BTreeMap<String, DeviceTensor>;
+
+impl DeviceTensor {
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.inner.spec().dtype
+    }
+    /// Dimensions.
+    pub fn shape(&self) -> &[usize] {
+        &self.inner.spec().shape
+    }
+    /// A copy in main memory.
+    pub fn to_host(&self) -> Result<HostTensor> {
+        let mut tensor = HostTensor::zeros(self.dtype(), self.shape().to_vec())?;
+        self.inner.read(tensor.bytes_mut()).map_err(crate::Error::of(self.provider.id()))?;
+        Ok(tensor)
+    }
+}
+
+impl fmt::Debug for DeviceTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceTensor({} {:?} of {})", self.dtype(), self.shape(), self.provider.id())
     }
 }
 

@@ -8,7 +8,8 @@ mod support;
 
 use sdrun::worker::{Limits, WorkerConfig, WorkerProvider};
 use sdrun_abi::{
-    Compatibility, DType, Engine, ErrorCode, Provider, Result, TensorView, VecSink, Weight, WeightSource,
+    Compatibility, DType, Engine, ErrorCode, Input, Provider, Result, TensorView, VecSink, Weight,
+    WeightSource,
 };
 use std::{io::Write, process::Command, sync::atomic::Ordering::SeqCst, thread, time::Duration};
 use support::*;
@@ -89,6 +90,84 @@ fn a_refit_there_and_back_is_bit_identical() {
     let error = session.refit(&["w/ä", "unknown"], &b, &Quiet).unwrap_err();
     assert_eq!(error.code, ErrorCode::NotFound);
     assert_eq!(bits(&run(session.as_mut(), &model, &X).unwrap()), bits(&first));
+}
+
+// ---- tensors on devices ----
+
+#[test]
+fn outputs_stay_on_the_device_and_are_inputs_there() {
+    // Its first output has the shape of its input.
+    let model = Model::small();
+    let weights = Weights::ramp(&model, 0.25);
+    let sum = weights.sum(&model);
+    let (y, data) = (model.expected(&X, 2.0, sum), bytes(&X));
+    for provider in [Box::new(plugin("good")) as Box<dyn Provider>, Box::new(worker("good"))] {
+        let engine = provider.build(&model.json(), &spec(), &weights, &Quiet).unwrap();
+        let [mut one, mut other] = [(); 2].map(|()| engine.session(&weights, &Quiet).unwrap());
+        let (brought, kept) =
+            run_keeping(one.as_mut(), Input::Host(model.view(&data)), &[true, false]).unwrap();
+        assert_eq!((brought.len(), kept.len()), (1, 1), "each output goes one way");
+        assert_eq!(brought[0], y[1]);
+        assert_eq!((kept[0].spec().dtype, &kept[0].spec().shape), (DType::F32, &model.outputs[0]));
+
+        let z = model.expected(&y[0], 2.0, sum);
+        let (brought, all) = run_keeping(other.as_mut(), Input::Device(&*kept[0]), &[false, false]).unwrap();
+        assert_eq!((brought, all.len()), (z.clone(), 0));
+        let (brought, all) = run_keeping(other.as_mut(), Input::Device(&*kept[0]), &[true, true]).unwrap();
+        assert_eq!(brought.len(), 0);
+        // A run of the session that made a tensor leaves it as it is; the tensor outlives session and engine.
+        let (_, more) = run_keeping(other.as_mut(), Input::Device(&*all[0]), &[true, false]).unwrap();
+        assert_eq!(floats(&read(&*more[0]).unwrap()), model.expected(&z[0], 2.0, sum)[0]);
+        run(one.as_mut(), &model, &[9.0; 5]).unwrap();
+        drop((one, other, engine));
+        assert_eq!(floats(&read(&*kept[0]).unwrap()), y[0]);
+        assert_eq!([&all[0], &all[1]].map(|tensor| floats(&read(&**tensor).unwrap())), *z);
+    }
+}
+
+#[test]
+fn tensors_of_elsewhere_are_refused() {
+    let model = Model::small();
+    let weights = Weights::ramp(&model, 0.25);
+    let data = bytes(&X);
+    let providers: [Box<dyn Provider>; 4] = [
+        Box::new(plugin("good")),
+        Box::new(plugin("good")),
+        Box::new(worker("good")),
+        Box::new(worker("good")),
+    ];
+    let session = |provider: &dyn Provider| {
+        provider.build(&model.json(), &spec(), &weights, &Quiet).unwrap().session(&weights, &Quiet).unwrap()
+    };
+    let mut sessions = providers.each_ref().map(|provider| session(provider.as_ref()));
+    let tensors = sessions.each_mut().map(|session| {
+        run_keeping(session.as_mut(), Input::Host(model.view(&data)), &[true, false]).unwrap().1.remove(0)
+    });
+    for (i, session) in sessions.iter_mut().enumerate() {
+        for (j, tensor) in tensors.iter().enumerate() {
+            let result = run_keeping(session.as_mut(), Input::Device(&**tensor), &[false, false]);
+            assert_eq!(result.is_ok(), i == j, "a tensor of {j} in {i}");
+            if let Err(error) = result {
+                assert_eq!(error.code, ErrorCode::InvalidArgument, "{error}");
+                assert!(error.hint.is_some(), "{error}");
+            }
+        }
+        run(session.as_mut(), &model, &X).unwrap();
+    }
+}
+
+#[test]
+fn a_tensor_is_freed_where_it_lies() {
+    let isolated = worker("exit_in_drop");
+    let model = Model::small();
+    let weights = Weights::ramp(&model, 0.25);
+    let engine = isolated.build(&model.json(), &spec(), &weights, &Quiet).unwrap();
+    let mut session = engine.session(&weights, &Quiet).unwrap();
+    let data = bytes(&X);
+    let (_, kept) = run_keeping(session.as_mut(), Input::Host(model.view(&data)), &[true, false]).unwrap();
+    run(session.as_mut(), &model, &X).unwrap();
+    drop(kept);
+    eventually("the fault in the drop", || !is_alive(isolated.pid()));
 }
 
 // ---- weights ----

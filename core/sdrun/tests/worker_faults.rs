@@ -15,7 +15,7 @@ const X: [f32; 5] = [1.0, -2.0, 3.5, 0.0, 1e30];
 
 // ---- faults ----
 
-const CALLS: [(&str, &str); 11] = [
+const CALLS: [(&str, &str); 12] = [
     ("init", "initialising the runtime"),
     ("devices", "asking about devices"),
     ("capabilities", "asking about devices"),
@@ -26,6 +26,7 @@ const CALLS: [(&str, &str); 11] = [
     ("session", "creating a session"),
     ("refit", "changing weights"),
     ("run", "running"),
+    ("read", "running"),
     ("memory", "measuring memory"),
 ];
 
@@ -108,7 +109,7 @@ fn a_hang_in_any_call_ends_at_its_limit() {
                 let limits = match call {
                     "build" | "load" | "serialize" => Limits { build: short, ..patient() },
                     "session" | "refit" => Limits { session: short, ..patient() },
-                    "run" => Limits { run: short, ..patient() },
+                    "run" | "read" => Limits { run: short, ..patient() },
                     _ => Limits { init: short, ..patient() },
                 };
                 let isolated = started(limits);

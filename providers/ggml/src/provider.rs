@@ -162,6 +162,7 @@ impl Provider for GgmlProvider {
             device_free_build: true,
             bake: false,
             streaming: target.gpu.is_some(),
+            device_tensors: true,
         })
     }
 

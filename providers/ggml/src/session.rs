@@ -1,17 +1,17 @@
 //! A session: an engine's weights, and its graph with memory for each shape that was run.
 
 use crate::{
-    ffi::{Executor, Program, Spread, Tensor},
-    storage::{from_storage, into_storage, storage_type},
+    ffi::{Executor, Kept, Program, Spread, Target, Tensor},
+    storage::{from_storage, into_storage, is_f32, storage_type},
     topology::Topology,
     translate::Translation,
     weights::Bank,
 };
 use sdrun_abi::{
-    DType, Error, Host, LogLevel, MemoryReport, OutputSink, OutputSpec, RefitReport, Result, Session,
-    TensorView, WeightSource, WeightUpdate,
+    DType, DeviceTensor, Error, Host, Input, LogLevel, MemoryReport, OutputSink, OutputSpec, RefitReport,
+    Result, Session, TensorView, WeightSource, WeightUpdate,
 };
-use std::sync::Arc;
+use std::{any::Any, sync::Arc};
 
 /// Shapes a session keeps its graph for, the latest first.
 const MAX_PLANS: usize = 4;
@@ -68,14 +68,14 @@ impl GgmlSession {
     }
 
     /// Puts the plan for inputs of these shapes first; makes it where there is none.
-    fn plan(&mut self, inputs: &[TensorView<'_>], host: &dyn Host) -> Result<()> {
+    fn plan(&mut self, inputs: &[Input<'_>], host: &dyn Host) -> Result<()> {
         let fits = |plan: &Plan| {
-            plan.shapes.len() == inputs.len() && plan.shapes.iter().zip(inputs).all(|(a, b)| a == b.shape)
+            plan.shapes.len() == inputs.len() && plan.shapes.iter().zip(inputs).all(|(a, b)| a == b.spec().1)
         };
         match self.plans.iter().position(fits) {
             Some(at) => self.plans[..=at].rotate_right(1),
             None => {
-                let shapes: Vec<Vec<usize>> = inputs.iter().map(|input| input.shape.to_vec()).collect();
+                let shapes: Vec<Vec<usize>> = inputs.iter().map(|input| input.spec().1.to_vec()).collect();
                 let translation = self.topology.translation(&shapes, &mut self.bank)?;
                 self.bank.derive()?;
                 host.log(LogLevel::Debug, "ggml", &format!("a graph for inputs of shapes {shapes:?}"));
@@ -99,46 +99,57 @@ impl Session for GgmlSession {
     }
 
     fn run(&mut self, inputs: &[TensorView<'_>], sink: &mut dyn OutputSink, host: &dyn Host) -> Result<()> {
+        let inputs: Vec<_> = inputs.iter().map(|view| Input::Host(*view)).collect();
+        let keep = vec![false; self.topology.info().outputs.len()];
+        self.run_on_device(&inputs, &keep, sink, host).map(drop)
+    }
+
+    fn run_on_device(
+        &mut self,
+        inputs: &[Input<'_>],
+        keep: &[bool],
+        sink: &mut dyn OutputSink,
+        host: &dyn Host,
+    ) -> Result<Vec<Box<dyn DeviceTensor>>> {
         self.topology.check_inputs(inputs)?;
         self.bank.whole()?;
         self.plan(inputs, host)?;
-        let GgmlSession { plans, executor, bank, .. } = self;
+        let GgmlSession { plans, executor, bank, topology, .. } = self;
         let Some(Plan { program, inputs: tensors, outputs, output_specs, .. }) = plans.first_mut() else {
             return Err(Error::internal("no graph for the inputs"));
         };
         if let Some(spread) = executor.place(program)? {
             report(&spread, host);
         }
-        for (view, (tensor, dtype)) in inputs.iter().zip(tensors.iter()) {
-            program.write(*tensor, &into_storage(*dtype, view.data).map_err(Error::invalid)?)?;
+        for (input, (tensor, dtype)) in inputs.iter().zip(tensors.iter()) {
+            match input {
+                Input::Host(view) => {
+                    program.write(*tensor, &into_storage(*dtype, view.data).map_err(Error::invalid)?)?
+                }
+                Input::Device(given) => {
+                    GgmlTensor::of(*given, topology.target())?.kept.give(program, *tensor)?
+                }
+            }
         }
-        let mut buffers = sink.allocate(output_specs)?;
-        if buffers.len() != outputs.len() {
-            let (found, wanted) = (buffers.len(), outputs.len());
+        let all = || outputs.iter().zip(output_specs.iter()).zip(keep);
+        let brought = || all().filter(|(_, keep)| !**keep).map(|(output, _)| output);
+        let specs: Vec<_> = brought().map(|(_, spec)| spec.clone()).collect();
+        let buffers = sink.allocate(&specs)?;
+        if buffers.len() != specs.len() {
+            let (found, wanted) = (buffers.len(), specs.len());
             return Err(Error::internal(format!("{found} output buffers for {wanted} outputs")));
         }
         executor.compute(program, bank.store(), &|| host.cancelled())?;
         if let Some(table) = program.profile() {
             host.log(LogLevel::Info, "ggml", &table);
         }
-        for (buffer, (tensor, dtype)) in buffers.iter_mut().zip(outputs.iter()) {
-            let Some(type_) = storage_type(*dtype) else {
-                return Err(Error::internal(format!("an output is {dtype}")));
-            };
-            if type_.size() == dtype.size() {
-                program.read(*tensor, buffer)?;
-                continue;
-            }
-            let mut stored = vec![0; program.size(*tensor)];
-            program.read(*tensor, &mut stored)?;
-            let bytes = from_storage(*dtype, type_, &stored).map_err(Error::internal)?;
-            if bytes.len() != buffer.len() {
-                let (found, wanted) = (buffer.len(), bytes.len());
-                return Err(Error::internal(format!("{found} bytes for an output of {wanted}")));
-            }
-            buffer.copy_from_slice(&bytes);
+        for (buffer, ((tensor, dtype), _)) in buffers.into_iter().zip(brought()) {
+            bring(*dtype, program.size(*tensor), buffer, |bytes| program.read(*tensor, bytes))?;
         }
-        Ok(())
+        let kept = all().filter(|(_, keep)| **keep).map(|(((tensor, _), spec), _)| {
+            Ok(Box::new(GgmlTensor::copy_of(program, *tensor, spec)?) as Box<dyn DeviceTensor>)
+        });
+        kept.collect()
     }
 
     fn memory(&self) -> Result<MemoryReport> {
@@ -152,6 +163,69 @@ impl Session for GgmlSession {
         };
         Ok(MemoryReport { weights: Some(weights), activations: Some(activations), device: Some(device) })
     }
+}
+
+/// An output that stays on the device, in the type ggml keeps it in.
+struct GgmlTensor {
+    kept: Kept,
+    spec: OutputSpec,
+}
+
+impl GgmlTensor {
+    fn copy_of(program: &Program, tensor: Tensor, spec: &OutputSpec) -> Result<Self> {
+        let mut kept = GgmlTensor { kept: Kept::copy_of(program, tensor)?, spec: spec.clone() };
+        let dtype = spec.dtype;
+        if is_f32(dtype) && dtype != DType::F32 {
+            // ggml keeps it in f32; rounded, as it would have come to the host.
+            let mut bytes = vec![0; dtype.bytes_of(&spec.shape).unwrap_or_default()];
+            kept.read(&mut bytes)?;
+            kept.kept.write(&into_storage(dtype, &bytes).map_err(Error::internal)?)?;
+        }
+        Ok(kept)
+    }
+
+    /// The tensor, where it lies on this device.
+    fn of<'t>(tensor: &'t dyn DeviceTensor, target: Target) -> Result<&'t Self> {
+        let tensor: &dyn Any = tensor;
+        tensor.downcast_ref::<Self>().filter(|tensor| tensor.kept.is_on(&target)).ok_or_else(|| {
+            Error::invalid("a tensor on another device cannot be an input")
+                .with_hint("make both sessions on one device, or copy the tensor to main memory")
+        })
+    }
+}
+
+impl DeviceTensor for GgmlTensor {
+    fn spec(&self) -> &OutputSpec {
+        &self.spec
+    }
+
+    fn read(&self, bytes: &mut [u8]) -> Result<()> {
+        bring(self.spec.dtype, self.kept.bytes(), bytes, |stored| self.kept.read(stored))
+    }
+}
+
+/// Lets `read` fill `buffer` with values of `dtype`, which ggml keeps in `stored` bytes.
+fn bring(
+    dtype: DType,
+    stored: usize,
+    buffer: &mut [u8],
+    read: impl FnOnce(&mut [u8]) -> Result<()>,
+) -> Result<()> {
+    let Some(type_) = storage_type(dtype) else {
+        return Err(Error::internal(format!("an output is {dtype}")));
+    };
+    if type_.size() == dtype.size() {
+        return read(buffer);
+    }
+    let mut bytes = vec![0; stored];
+    read(&mut bytes)?;
+    let bytes = from_storage(dtype, type_, &bytes).map_err(Error::internal)?;
+    if bytes.len() != buffer.len() {
+        let (found, wanted) = (buffer.len(), bytes.len());
+        return Err(Error::internal(format!("{found} bytes for an output of {wanted}")));
+    }
+    buffer.copy_from_slice(&bytes);
+    Ok(())
 }
 
 /// Says what of a graph runs where.

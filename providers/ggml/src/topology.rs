@@ -7,7 +7,7 @@ use crate::{
     translate::{Translation, translate},
     weights::Bank,
 };
-use sdrun_abi::{BuildSpec, EngineInfo, Error, Precision, Result, TensorSpec, TensorView, WeightSpec};
+use sdrun_abi::{BuildSpec, EngineInfo, Error, Input, Precision, Result, TensorSpec, WeightSpec};
 use sdrun_graph::{Dim, Graph, GraphError, OpenDims, ValueId, simplify};
 use std::collections::BTreeMap;
 
@@ -154,19 +154,20 @@ impl Topology {
     }
 
     /// What the host checks too: number, types and shapes of the inputs.
-    pub(crate) fn check_inputs(&self, inputs: &[TensorView<'_>]) -> Result<()> {
+    pub(crate) fn check_inputs(&self, inputs: &[Input<'_>]) -> Result<()> {
         let specs = &self.info.inputs;
         if inputs.len() != specs.len() {
             return Err(Error::invalid(format!("{} inputs given, {} expected", inputs.len(), specs.len())));
         }
-        for (view, spec) in inputs.iter().zip(specs) {
-            if view.dtype != spec.dtype {
-                return Err(Error::invalid(format!("an input is {}, expected {}", view.dtype, spec.dtype)));
+        for (input, spec) in inputs.iter().zip(specs) {
+            let (dtype, shape) = input.spec();
+            if dtype != spec.dtype {
+                return Err(Error::invalid(format!("an input is {dtype}, expected {}", spec.dtype)));
             }
-            let fits = view.shape.len() == spec.shape.len()
-                && view.shape.iter().zip(&spec.shape).all(|(d, open)| open.is_none_or(|fixed| fixed == *d));
+            let fits = shape.len() == spec.shape.len()
+                && shape.iter().zip(&spec.shape).all(|(d, open)| open.is_none_or(|fixed| fixed == *d));
             if !fits {
-                let (name, shape) = (&spec.name, view.shape);
+                let name = &spec.name;
                 return Err(Error::invalid(format!(
                     "input {name:?} is {shape:?}, expected {:?}",
                     spec.shape

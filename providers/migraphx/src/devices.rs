@@ -88,6 +88,7 @@ impl Target {
             device_free_build: false,
             bake: true,
             streaming: false,
+            device_tensors: false,
         }
     }
 }

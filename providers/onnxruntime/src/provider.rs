@@ -92,6 +92,7 @@ impl Provider for OnnxRuntime {
             device_free_build: false,
             bake: false,
             streaming: false,
+            device_tensors: false,
         })
     }
 

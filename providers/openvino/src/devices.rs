@@ -95,6 +95,7 @@ impl Target {
             device_free_build: false,
             bake: self.has("EXPORT_IMPORT"),
             streaming: false,
+            device_tensors: false,
         }
     }
 

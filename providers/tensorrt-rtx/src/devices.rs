@@ -81,6 +81,7 @@ impl Place {
             device_free_build: true,
             bake: true,
             streaming: true,
+            device_tensors: true,
         }
     }
 }

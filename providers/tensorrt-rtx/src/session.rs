@@ -11,10 +11,11 @@ use crate::{
     refit,
 };
 use sdrun_abi::{
-    DType, Error, ErrorCode, Host, LogLevel, MemoryReport, OutputSink, OutputSpec, RefitReport, Result,
-    Session, TensorSpec, TensorView, WeightSource,
+    DType, DeviceTensor, Error, ErrorCode, Host, Input, LogLevel, MemoryReport, OutputSink, OutputSpec,
+    RefitReport, Result, Session, TensorSpec, TensorView, WeightSource,
 };
 use std::{
+    any::Any,
     collections::BTreeSet,
     ffi::CString,
     sync::Arc,
@@ -50,7 +51,10 @@ struct Slot {
     dtype: DType,
     on_host: bool,
     pinned: PinnedMemory,
-    device: DeviceMemory,
+    /// Shared with the tensors an output has become.
+    device: Arc<DeviceMemory>,
+    /// Memory of earlier outputs that tensors may still have.
+    lent: Vec<Arc<DeviceMemory>>,
     /// Bytes of an input that both sides hold.
     uploaded: Option<usize>,
 }
@@ -66,7 +70,8 @@ impl Slot {
             dtype: spec.dtype,
             on_host,
             pinned: context.pinned_memory(bytes)?,
-            device: context.device_memory(if on_host { 0 } else { bytes })?,
+            device: Arc::new(context.device_memory(if on_host { 0 } else { bytes })?),
+            lent: Vec::new(),
             uploaded: None,
         })
     }
@@ -87,15 +92,62 @@ impl Slot {
         Ok(())
     }
 
-    /// Makes room for so many bytes.
+    /// Makes room for so many bytes, which no tensor has.
     fn reserve(&mut self, context: &Arc<Context>, bytes: usize) -> Result<()> {
         if self.pinned.len() < bytes {
             self.pinned = context.pinned_memory(bytes)?;
         }
-        if !self.on_host && self.device.bytes < bytes {
-            self.device = context.device_memory(bytes)?;
+        if self.on_host {
+            return Ok(());
+        }
+        let is_lent = |memory: &Arc<DeviceMemory>| Arc::strong_count(memory) > 1;
+        if is_lent(&self.device) {
+            // A loop that replaces its tensor after each run gets along with two.
+            let free = self.lent.iter().position(|memory| !is_lent(memory) && memory.bytes >= bytes);
+            let other = match free {
+                Some(free) => self.lent.swap_remove(free),
+                None => Arc::new(context.device_memory(bytes)?),
+            };
+            self.lent.retain(is_lent);
+            self.lent.push(std::mem::replace(&mut self.device, other));
+        }
+        if self.device.bytes < bytes {
+            self.device = Arc::new(context.device_memory(bytes)?);
         }
         Ok(())
+    }
+
+    /// Lets the engine read an input from where it lies, or brings it there.
+    fn give(
+        &mut self,
+        input: &Input<'_>,
+        context: &Arc<Context>,
+        stream: &Stream,
+        execution: &mut Execution,
+        host: &dyn Host,
+    ) -> Result<()> {
+        match input {
+            Input::Host(view) => self.upload(view.data, context, stream)?,
+            Input::Device(tensor) => {
+                let tensor = TrtTensor::of(*tensor, context)?;
+                if !self.on_host {
+                    return execution.set_device(&self.name, &tensor.memory, host);
+                }
+                let mut bytes = vec![0; tensor.bytes];
+                tensor.read(&mut bytes)?;
+                self.upload(&bytes, context, stream)?;
+            }
+        }
+        self.bind(execution, host)
+    }
+
+    /// The output of the last run as a tensor.
+    fn lend(&self, spec: OutputSpec) -> Result<TrtTensor> {
+        let bytes = spec.dtype.bytes_of(&spec.shape).unwrap_or(usize::MAX);
+        match bytes <= self.device.bytes {
+            true => Ok(TrtTensor { memory: self.device.clone(), spec, bytes }),
+            false => Err(Error::internal("an output is larger than its memory")),
+        }
     }
 
     fn bind(&self, execution: &mut Execution, host: &dyn Host) -> Result<()> {
@@ -104,6 +156,45 @@ impl Slot {
             false => execution.set_device(&self.name, &self.device, host),
         }
     }
+}
+
+/// An output that stays on the GPU. The session that made it writes elsewhere as long as it lives.
+struct TrtTensor {
+    memory: Arc<DeviceMemory>,
+    spec: OutputSpec,
+    bytes: usize,
+}
+
+impl TrtTensor {
+    /// The tensor, where it lies on this GPU.
+    fn of<'t>(tensor: &'t dyn DeviceTensor, context: &Context) -> Result<&'t Self> {
+        let tensor: &dyn Any = tensor;
+        let here = |tensor: &&Self| tensor.memory.context().is_of_same_gpu(context);
+        tensor.downcast_ref::<Self>().filter(here).ok_or_else(|| {
+            Error::invalid("a tensor on another GPU cannot be an input")
+                .with_hint("make both sessions on one GPU, or copy the tensor to main memory")
+        })
+    }
+}
+
+impl DeviceTensor for TrtTensor {
+    fn spec(&self) -> &OutputSpec {
+        &self.spec
+    }
+
+    fn read(&self, bytes: &mut [u8]) -> Result<()> {
+        let context = self.memory.context();
+        let (stream, mut pinned) = (context.stream()?, context.pinned_memory(bytes.len())?);
+        stream.download(&self.memory, &mut pinned, bytes.len())?;
+        stream.wait()?;
+        bytes.copy_from_slice(&pinned[..bytes.len()]);
+        Ok(())
+    }
+}
+
+/// The outputs that are to stay on the GPU, or those that are not.
+fn those<T>(outputs: impl IntoIterator<Item = T>, keep: &[bool], stay: bool) -> impl Iterator<Item = T> {
+    outputs.into_iter().zip(keep).filter(move |(_, keep)| **keep == stay).map(|(output, _)| output)
 }
 
 impl TrtSession {
@@ -179,37 +270,47 @@ impl TrtSession {
 
     fn execute(
         &mut self,
-        inputs: &[TensorView<'_>],
+        inputs: &[Input<'_>],
+        keep: &[bool],
         outputs: &mut dyn OutputSink,
         host: &dyn Host,
-    ) -> Result<()> {
+    ) -> Result<Vec<Box<dyn DeviceTensor>>> {
         let started = Instant::now();
         self.context.enter()?;
         for (slot, input) in self.inputs.iter_mut().zip(inputs) {
-            slot.upload(input.data, &self.context, &self.stream)?;
-            self.execution.set_shape(&slot.name, input.shape, host)?;
-            slot.bind(&mut self.execution, host)?;
+            self.execution.set_shape(&slot.name, input.spec().1, host)?;
+            slot.give(input, &self.context, &self.stream, &mut self.execution, host)?;
         }
         let specs = self.output_specs()?;
-        let buffers = outputs.allocate(&specs)?;
-        for (slot, buffer) in self.outputs.iter_mut().zip(&buffers) {
-            slot.reserve(&self.context, buffer.len())?;
+        if let Some(slot) = those(&self.outputs, keep, true).find(|slot| slot.on_host) {
+            let name = slot.name.to_string_lossy();
+            return Err(Error::unsupported(format!(
+                "TensorRT-RTX computes `{name}` on the CPU, so that it cannot stay on the GPU"
+            )));
+        }
+        let brought: Vec<_> = those(&specs, keep, false).cloned().collect();
+        let buffers = outputs.allocate(&brought)?;
+        for (slot, spec) in self.outputs.iter_mut().zip(&specs) {
+            slot.reserve(&self.context, spec.dtype.bytes_of(&spec.shape).unwrap_or(usize::MAX))?;
             slot.bind(&mut self.execution, host)?;
         }
         self.execution.enqueue(&self.stream, host)?;
-        for (slot, buffer) in self.outputs.iter_mut().zip(&buffers) {
+        for (slot, buffer) in those(&mut self.outputs, keep, false).zip(&buffers) {
             if !slot.on_host {
                 self.stream.download(&slot.device, &mut slot.pinned, buffer.len())?;
             }
         }
         self.wait(host)?;
-        for (slot, buffer) in self.outputs.iter().zip(buffers) {
+        for (slot, buffer) in those(&mut self.outputs, keep, false).zip(buffers) {
             buffer.copy_from_slice(&slot.pinned[..buffer.len()]);
         }
+        let tensors = those(self.outputs.iter().zip(specs), keep, true)
+            .map(|(slot, spec)| Ok(Box::new(slot.lend(spec)?) as Box<dyn DeviceTensor>))
+            .collect::<Result<Vec<_>>>()?;
         self.last_run = Some(started.elapsed());
         self.keep_kernels(inputs, host);
         log::deliver(host);
-        Ok(())
+        Ok(tensors)
     }
 
     fn wait(&self, host: &dyn Host) -> Result<()> {
@@ -230,8 +331,8 @@ impl TrtSession {
     }
 
     /// Keeps newly compiled kernels for the next process.
-    fn keep_kernels(&mut self, inputs: &[TensorView<'_>], host: &dyn Host) {
-        let shapes: Vec<Vec<usize>> = inputs.iter().map(|input| input.shape.to_vec()).collect();
+    fn keep_kernels(&mut self, inputs: &[Input<'_>], host: &dyn Host) {
+        let shapes: Vec<Vec<usize>> = inputs.iter().map(|input| input.spec().1.to_vec()).collect();
         if self.seen.insert(shapes)
             && let Some(kernels) = self.execution.kernels()
         {
@@ -276,10 +377,21 @@ impl Session for TrtSession {
         outputs: &mut dyn OutputSink,
         host: &dyn Host,
     ) -> Result<()> {
+        let inputs: Vec<_> = inputs.iter().map(|view| Input::Host(*view)).collect();
+        self.run_on_device(&inputs, &vec![false; self.outputs.len()], outputs, host).map(drop)
+    }
+
+    fn run_on_device(
+        &mut self,
+        inputs: &[Input<'_>],
+        keep: &[bool],
+        outputs: &mut dyn OutputSink,
+        host: &dyn Host,
+    ) -> Result<Vec<Box<dyn DeviceTensor>>> {
         if let Some(error) = &self.broken {
             return Err(error.clone());
         }
-        self.execute(inputs, outputs, host).inspect_err(|_| {
+        self.execute(inputs, keep, outputs, host).inspect_err(|_| {
             // What was queued uses memory that the next run may replace, and nobody knows how much of it was done.
             let _ = self.stream.wait();
             self.inputs.iter_mut().for_each(|slot| slot.uploaded = None);

@@ -2,7 +2,7 @@ use sdrun_abi::{Error, ErrorCode, Result};
 use std::{process::Command, str::FromStr, sync::OnceLock, time::Duration};
 
 /// The calls in which a fault can be placed.
-pub(crate) const CALLS: [&str; 12] = [
+pub(crate) const CALLS: [&str; 13] = [
     "init",
     "devices",
     "capabilities",
@@ -13,6 +13,7 @@ pub(crate) const CALLS: [&str; 12] = [
     "session",
     "refit",
     "run",
+    "read",
     "memory",
     "drop",
 ];

@@ -3,11 +3,12 @@ use crate::{
     model::{COMPATIBILITY, Description, Tensor},
 };
 use sdrun_abi::{
-    BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind, Engine, EngineInfo,
-    Error, ErrorCode, Flow, Host, InitConfig, LogLevel, MemoryReport, OutputSink, OutputSpec, Precision,
-    Provider, RefitReport, Result, RuntimeInfo, Session, TensorView, WeightSource, WeightUpdate,
+    BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind, DeviceTensor, Engine,
+    EngineInfo, Error, ErrorCode, Flow, Host, InitConfig, Input, LogLevel, MemoryReport, OutputSink,
+    OutputSpec, Precision, Provider, RefitReport, Result, RuntimeInfo, Session, TensorView, WeightSource,
+    WeightUpdate,
 };
-use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
+use std::{any::Any, collections::BTreeMap, sync::Arc, thread, time::Duration};
 
 const DEVICE: &str = "mock0";
 /// `slow_progress` gives up after this many steps of a millisecond.
@@ -64,6 +65,7 @@ impl Provider for Mock {
             device_free_build: true,
             bake: true,
             streaming: false,
+            device_tensors: true,
         })
     }
 
@@ -223,6 +225,31 @@ impl Drop for MockSession {
     }
 }
 
+/// A tensor on the mock's device, which is main memory.
+struct MockTensor {
+    spec: OutputSpec,
+    bytes: Vec<u8>,
+}
+
+impl DeviceTensor for MockTensor {
+    fn spec(&self) -> &OutputSpec {
+        &self.spec
+    }
+
+    fn read(&self, bytes: &mut [u8]) -> Result<()> {
+        enter("read")?;
+        bytes.copy_from_slice(&self.bytes);
+        Ok(())
+    }
+}
+
+impl Drop for MockTensor {
+    fn drop(&mut self) {
+        // As for engines.
+        let _ = enter("drop");
+    }
+}
+
 impl Session for MockSession {
     fn refit(&mut self, changed: &[&str], weights: &dyn WeightSource, _: &dyn Host) -> Result<RefitReport> {
         enter("refit")?;
@@ -246,6 +273,18 @@ impl Session for MockSession {
         outputs: &mut dyn OutputSink,
         host: &dyn Host,
     ) -> Result<()> {
+        let inputs: Vec<_> = inputs.iter().map(|view| Input::Host(*view)).collect();
+        let keep = vec![false; self.description.outputs.len()];
+        self.run_on_device(&inputs, &keep, outputs, host).map(drop)
+    }
+
+    fn run_on_device(
+        &mut self,
+        inputs: &[Input<'_>],
+        keep: &[bool],
+        outputs: &mut dyn OutputSink,
+        host: &dyn Host,
+    ) -> Result<Vec<Box<dyn DeviceTensor>>> {
         enter("run")?;
         match chosen() {
             Behaviour::SlowProgress => {
@@ -256,24 +295,45 @@ impl Session for MockSession {
                     thread::sleep(Duration::from_millis(1));
                 }
             }
-            Behaviour::NoOutput => return Ok(()),
+            Behaviour::NoOutput => return Ok(Vec::new()),
             Behaviour::AsksTwice => {
                 outputs.allocate(&self.specs())?;
             }
             _ => {}
         }
-        let input =
-            inputs.first().ok_or_else(|| Error::invalid("the run has no input"))?.data.as_chunks::<4>().0;
+        let input = match inputs.first() {
+            Some(Input::Host(view)) => view.data,
+            Some(Input::Device(tensor)) => {
+                let tensor: &dyn Any = *tensor;
+                let tensor = tensor.downcast_ref::<MockTensor>();
+                &tensor.ok_or_else(|| Error::internal("the host passed on a foreign tensor"))?.bytes
+            }
+            None => return Err(Error::invalid("the run has no input")),
+        };
         let weights = self.description.baked.unwrap_or_else(|| total(&self.description, &self.sums));
-        let buffers = outputs.allocate(&self.specs())?;
-        for (k, buffer) in buffers.into_iter().enumerate() {
-            let constant = weights + k as f32;
-            let x = input.iter().cycle().map(|b| f32::from_le_bytes(*b));
-            for (y, x) in buffer.as_chunks_mut::<4>().0.iter_mut().zip(x) {
-                *y = (self.description.scale * x + constant).to_le_bytes();
+        let scale = self.description.scale;
+        let compute = |k: usize, y: &mut [u8]| {
+            let x = input.as_chunks::<4>().0.iter().cycle().map(|b| f32::from_le_bytes(*b));
+            for (y, x) in y.as_chunks_mut::<4>().0.iter_mut().zip(x) {
+                *y = (scale * x + (weights + k as f32)).to_le_bytes();
+            }
+        };
+        let (mut given, mut kept) = (Vec::new(), Vec::new());
+        for (k, (spec, keep)) in self.specs().into_iter().zip(keep).enumerate() {
+            match keep {
+                true => {
+                    let mut bytes = vec![0; spec.dtype.bytes_of(&spec.shape).unwrap_or_default()];
+                    compute(k, &mut bytes);
+                    kept.push(Box::new(MockTensor { spec, bytes }) as Box<dyn DeviceTensor>);
+                }
+                false => given.push((k, spec)),
             }
         }
-        Ok(())
+        let specs: Vec<OutputSpec> = given.iter().map(|(_, spec)| spec.clone()).collect();
+        for ((k, _), buffer) in given.into_iter().zip(outputs.allocate(&specs)?) {
+            compute(k, buffer);
+        }
+        Ok(kept)
     }
 
     fn memory(&self) -> Result<MemoryReport> {

@@ -91,6 +91,7 @@ checks! {
     sessions::unknown_memory_is_not_zero "24"
     sessions::calls_come_from_any_thread "25"
     sessions::a_session_outlives_its_engine "28"
+    sessions::tensors_stay_on_the_device "30, 31"
 }
 
 /// The small ONNX model that the checks build: inputs `x` f32 `[2, 4]` and `r` f32 `[2, 3]`, weights inside,

@@ -11,8 +11,8 @@ use sdrun::{
     weights::MapSource,
 };
 use sdrun_abi::{
-    AlignedBuffer, CancelSupport, DType, ErrorCode, Host, Manifest, NoHost, Provider, Session, TensorView,
-    WeightUpdate,
+    AlignedBuffer, CancelSupport, DType, DeviceTensor, ErrorCode, Host, Input, Manifest, NoHost, Provider,
+    Session, TensorView, WeightUpdate,
 };
 use std::{
     sync::atomic::Ordering::Relaxed,
@@ -247,4 +247,66 @@ pub(super) fn a_session_outlives_its_engine(subject: &Subject) -> Verdict {
     ready.fixture.check_session(session.as_mut(), &weights)?;
     session.refit(&["w", "b"], &ready.fixture.weights(1), &NoHost).map_err(|e| format!("refit: {e}"))?;
     ready.fixture.check_session(session.as_mut(), &ready.fixture.weights(1))
+}
+
+pub(super) fn tensors_stay_on_the_device(subject: &Subject) -> Verdict {
+    let ready = subject.ready()?;
+    let fixture = &ready.fixture;
+    let engine = ready.build()?;
+    let weights = fixture.weights(0);
+    let make = || engine.session(&weights, &NoHost).map_err(|e| format!("session: {e}"));
+    let (mut one, mut other) = (make()?, make()?);
+    let [x, r] = fixture.inputs();
+    let mut sink = NanSink::default();
+    let kept =
+        one.run_on_device(&[Input::Host(x), Input::Host(r)], &[true, false, false], &mut sink, &NoHost);
+    if !ready.capabilities.device_tensors {
+        let refused = kept.as_ref().err().map(|e| e.code);
+        require!(
+            refused == Some(ErrorCode::Unimplemented),
+            "it declares no device tensors and answers {kept:?}"
+        );
+        return fixture.check_session(one.as_mut(), &weights);
+    }
+    let kept = kept.map_err(|e| format!("run on the device: {e}"))?;
+    require!(kept.len() == 1 && sink.buffers.len() == 2, "of three outputs, one was to stay on the device");
+    let y = kept[0].as_ref();
+    let bytes = read(y)?;
+    let [want, t, c] = fixture.expected(&weights);
+    require!(
+        fixture::floats(&bytes) == want,
+        "the output that stays holds {:?}, not {want:?}",
+        fixture::floats(&bytes)
+    );
+    let brought: Vec<_> = sink.buffers.iter().map(|b| fixture::floats(b)).collect();
+    require!(brought == [t, c], "the outputs that do not stay are {brought:?}");
+    // As an input it gives what its bytes give, in another session and in its own.
+    let in_memory = AlignedBuffer::copy_of(&bytes);
+    let from_memory = Input::Host(TensorView { data: &in_memory, ..r });
+    for session in [&mut other, &mut one] {
+        let mut outputs = Vec::new();
+        for input in [from_memory, Input::Device(y)] {
+            let mut sink = NanSink::default();
+            session
+                .run_on_device(&[Input::Host(x), input], &[false; 3], &mut sink, &NoHost)
+                .map_err(|e| format!("run with a tensor on the device: {e}"))?;
+            outputs.push(sink.buffers.iter().map(|b| b.to_vec()).collect::<Vec<_>>());
+        }
+        require!(outputs[0] == outputs[1], "a tensor on the device gives other outputs than its bytes");
+    }
+    // It stays what it is, whatever comes after.
+    one.refit(&["w", "b"], &fixture.weights(1), &NoHost).map_err(|e| format!("refit: {e}"))?;
+    fixture.check_session(one.as_mut(), &fixture.weights(1))?;
+    require!(read(y)? == bytes, "a later run changes a tensor that an earlier one left on the device");
+    drop((one, other, engine));
+    require!(read(y)? == bytes, "the end of a session changes a tensor it has left on the device");
+    Ok(())
+}
+
+fn read(tensor: &dyn DeviceTensor) -> Result<Vec<u8>, String> {
+    let spec = tensor.spec();
+    let length = spec.dtype.bytes_of(&spec.shape).ok_or("a tensor on the device is too large")?;
+    let mut bytes = vec![0xff; length];
+    tensor.read(&mut bytes).map_err(|e| format!("read: {e}"))?;
+    Ok(bytes)
 }

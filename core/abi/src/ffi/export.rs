@@ -3,7 +3,9 @@
 //! [`export_provider!`]: crate::export_provider
 
 use super::{callbacks::*, raw::*};
-use crate::{ABI_MAJOR, ABI_MINOR, Engine, Error, Provider, Result, Session, TensorView};
+use crate::{
+    ABI_MAJOR, ABI_MINOR, DType, DeviceTensor, Engine, Error, Input, Provider, Result, Session, TensorView,
+};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     ffi::c_void,
@@ -110,7 +112,7 @@ pub const fn table<E: Export>(
         session_run: Some(session_run::<E>),
         session_memory: Some(session_memory::<E>),
         session_destroy: Some(session_destroy),
-        get_extension: Some(get_extension),
+        get_extension: Some(get_extension::<E>),
     }
 }
 
@@ -162,6 +164,21 @@ fn parse<T: DeserializeOwned>(what: &str, text: RawStr) -> Result<T> {
 /// Thin pointers for C.
 struct EngineBox(Box<dyn Engine>);
 struct SessionBox(Box<dyn Session>);
+struct TensorBox {
+    tensor: Box<dyn DeviceTensor>,
+    dims: Vec<u64>,
+}
+
+impl TensorBox {
+    /// Hands the tensor to the host.
+    fn into_raw(tensor: Box<dyn DeviceTensor>) -> RawDeviceTensor {
+        let spec = tensor.spec();
+        let (dtype, dims) = (spec.dtype as u32, spec.shape.iter().map(|d| *d as u64).collect());
+        let owned = Box::new(TensorBox { tensor, dims });
+        let (rank, dims) = (owned.dims.len(), owned.dims.as_ptr());
+        RawDeviceTensor { tensor: Box::into_raw(owned).cast(), dtype, reserved: 0, rank, dims }
+    }
+}
 
 /// # Safety
 /// `handle` came from this plugin and is not destroyed.
@@ -180,6 +197,38 @@ unsafe fn session<'a>(handle: *mut c_void) -> Result<&'a mut dyn Session> {
         Some(s) => Ok(s.0.as_mut()),
         None => Err(Error::invalid("the session is null")),
     }
+}
+
+/// # Safety
+/// `handle` came from this plugin and is not destroyed.
+unsafe fn tensor<'a>(handle: *mut c_void) -> Result<&'a dyn DeviceTensor> {
+    // SAFETY: the caller's promise.
+    unsafe { handle.cast::<TensorBox>().as_ref() }
+        .map(|t| t.tensor.as_ref())
+        .ok_or_else(|| Error::invalid("the device tensor is null"))
+}
+
+/// An input: its type, its shape and its bytes.
+type Given<'a> = (DType, Vec<usize>, &'a [u8]);
+
+/// # Safety
+/// `inputs` are `count` tensors that live as long as `'a`.
+unsafe fn given<'a>(inputs: *const RawTensor, count: usize) -> Result<Vec<Given<'a>>> {
+    let one = |i: usize| {
+        // SAFETY: the caller's promise.
+        let (t, shape, data) = unsafe {
+            let t = &*inputs.add(i);
+            (t, shape_from_raw(t.dims, t.rank), RawStr { ptr: t.data, len: t.len }.bytes())
+        };
+        let dtype = DType::from_onnx(t.dtype as i32)
+            .ok_or_else(|| Error::invalid(format!("input {i} has the unknown dtype {}", t.dtype)))?;
+        Ok((dtype, shape, data))
+    };
+    (0..count).map(one).collect()
+}
+
+fn view<'a>((dtype, shape, data): &'a Given<'_>) -> TensorView<'a> {
+    TensorView { dtype: *dtype, shape, data }
 }
 
 /// Declares the C entry points: `name<E>(args: Type) |a, provider| body`.
@@ -262,16 +311,40 @@ entries! {
         Ok(())
     }
     session_run(SessionRunArgs) |a, _provider| {
-        let mut shapes = Vec::with_capacity(a.input_count);
-        for i in 0..a.input_count {
-            let t = &*a.inputs.add(i);
-            let dtype = crate::DType::from_onnx(t.dtype as i32)
-                .ok_or_else(|| Error::invalid(format!("input {i} has the unknown dtype {}", t.dtype)))?;
-            shapes.push((dtype, shape_from_raw(t.dims, t.rank), RawStr { ptr: t.data, len: t.len }.bytes()));
-        }
-        let inputs: Vec<TensorView> =
-            shapes.iter().map(|(dtype, shape, data)| TensorView { dtype: *dtype, shape, data }).collect();
+        let inputs = given(a.inputs, a.input_count)?;
+        let inputs: Vec<TensorView> = inputs.iter().map(view).collect();
         session(a.session)?.run(&inputs, &mut ForeignSink::new(a.sink), &ForeignHost::new(a.host))
+    }
+    session_run_on_device(SessionRunOnDeviceArgs) |a, _provider| {
+        let inputs = given(a.inputs, a.input_count)?;
+        let input = |(i, bytes)| match *a.tensors.add(i) {
+            handle if handle.is_null() => Ok(Input::Host(view(bytes))),
+            handle => tensor(handle).map(Input::Device),
+        };
+        let inputs = inputs.iter().enumerate().map(input).collect::<Result<Vec<_>>>()?;
+        let keep: Vec<bool> = (0..a.output_count).map(|i| *a.keep.add(i) != 0).collect();
+        let (mut sink, host) = (ForeignSink::new(a.sink), ForeignHost::new(a.host));
+        let tensors = session(a.session)?.run_on_device(&inputs, &keep, &mut sink, &host)?;
+        let places: Vec<usize> = (0..keep.len()).filter(|i| keep[*i]).collect();
+        if places.len() != tensors.len() {
+            let (kept, asked) = (tensors.len(), places.len());
+            return Err(Error::internal(format!("a run kept {kept} outputs on the device instead of {asked}")));
+        }
+        for (place, tensor) in places.into_iter().zip(tensors) {
+            a.kept.add(place).write(TensorBox::into_raw(tensor));
+        }
+        Ok(())
+    }
+    tensor_read(TensorReadArgs) |a, _provider| {
+        let tensor = tensor(a.tensor)?;
+        let spec = tensor.spec();
+        if spec.dtype.bytes_of(&spec.shape) != Some(a.len) {
+            return Err(Error::invalid(format!("{} bytes do not hold a {} tensor of shape {:?}", a.len, spec.dtype, spec.shape)));
+        }
+        match a.len {
+            0 => Ok(()),
+            len => tensor.read(std::slice::from_raw_parts_mut(a.bytes, len)),
+        }
     }
     session_memory(SessionMemoryArgs) |a, _provider| {
         a.report = json(&session(a.session)?.memory()?)?;
@@ -300,6 +373,26 @@ unsafe extern "C" fn session_destroy(handle: *mut c_void) {
     }
 }
 
-unsafe extern "C" fn get_extension(_: RawStr) -> *const c_void {
-    ptr::null()
+unsafe extern "C" fn tensor_destroy(handle: *mut c_void) {
+    if !handle.is_null() {
+        // SAFETY: a live tensor of this plugin, destroyed once.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(unsafe { Box::from_raw(handle.cast::<TensorBox>()) })));
+    }
+}
+
+unsafe extern "C" fn get_extension<E: Export>(id: RawStr) -> *const c_void {
+    // SAFETY: strings are valid during the call.
+    match unsafe { id.bytes() } == DEVICE_TENSORS.as_bytes() {
+        true => (&raw const *const {
+            &RawDeviceTensors {
+                struct_size: size_of::<RawDeviceTensors>() as u32,
+                reserved: 0,
+                run: Some(session_run_on_device::<E>),
+                read: Some(tensor_read::<E>),
+                destroy: Some(tensor_destroy),
+            }
+        })
+            .cast(),
+        false => ptr::null(),
+    }
 }

@@ -2,12 +2,12 @@
 
 use super::{callbacks::*, raw::*};
 use crate::{
-    ABI_MAJOR, ABI_MINOR, BuildSpec, Capabilities, Compatibility, Device, Engine, EngineInfo, Error, Host,
-    InitConfig, MemoryReport, OutputSink, OutputSpec, Provider, RefitReport, Result, RuntimeInfo, Session,
-    TensorView, WeightSource,
+    ABI_MAJOR, ABI_MINOR, BuildSpec, Capabilities, Compatibility, DType, Device, DeviceTensor, Engine,
+    EngineInfo, Error, Host, InitConfig, Input, MemoryReport, OutputSink, OutputSpec, Provider, RefitReport,
+    Result, RuntimeInfo, Session, TensorView, WeightSource,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use std::{ffi::c_void, ptr};
+use std::{any::Any, ffi::c_void, ptr};
 
 /// A plugin behind its function table. Engines and sessions made by it refer to the table, which lives as
 /// long as the process: plugins are never unloaded.
@@ -267,6 +267,98 @@ impl Engine for PluginEngine {
     }
 }
 
+/// The plugin's table for tensors on devices.
+fn device_tensors(raw: &RawPlugin) -> Result<&'static RawDeviceTensors> {
+    // SAFETY: the plugin's own function; a table it answers is static.
+    let table = raw
+        .get_extension
+        .and_then(|get| unsafe { get(text(DEVICE_TENSORS)).cast::<RawDeviceTensors>().as_ref() });
+    table.filter(|table| table.struct_size as usize >= size_of::<RawDeviceTensors>()).ok_or_else(|| {
+        Error::unsupported("the plugin cannot leave tensors on its device")
+            .with_hint("run it with tensors in main memory")
+    })
+}
+
+fn dims(shape: &[usize]) -> Vec<u64> {
+    shape.iter().map(|d| *d as u64).collect()
+}
+
+fn raw_tensor(dtype: DType, dims: &[u64], data: &[u8]) -> RawTensor {
+    RawTensor {
+        dtype: dtype as u32,
+        reserved: 0,
+        rank: dims.len(),
+        dims: dims.as_ptr(),
+        data: data.as_ptr(),
+        len: data.len(),
+    }
+}
+
+struct PluginTensor {
+    raw: &'static RawPlugin,
+    table: &'static RawDeviceTensors,
+    handle: *mut c_void,
+    spec: OutputSpec,
+}
+
+// SAFETY: the ABI lets calls on a tensor come from any thread.
+unsafe impl Send for PluginTensor {}
+// SAFETY: as above; they may overlap.
+unsafe impl Sync for PluginTensor {}
+
+impl PluginTensor {
+    /// The tensor, where it is one of the same plugin.
+    fn of<'t>(tensor: &'t dyn DeviceTensor, raw: &'static RawPlugin) -> Result<&'t Self> {
+        let tensor: &dyn Any = tensor;
+        tensor.downcast_ref::<Self>().filter(|tensor| ptr::eq(tensor.raw, raw)).ok_or_else(|| {
+            Error::invalid("a tensor on a device of another provider cannot be an input")
+                .with_hint("copy it to main memory")
+        })
+    }
+
+    /// # Safety
+    /// `made` is what a run has answered, taken over once.
+    unsafe fn from_raw(
+        raw: &'static RawPlugin,
+        table: &'static RawDeviceTensors,
+        made: &RawDeviceTensor,
+    ) -> Result<Self> {
+        if made.tensor.is_null() {
+            return Err(Error::internal("the plugin answered success without a tensor that was to stay"));
+        }
+        // SAFETY: the caller's promise; `dims` lives as long as the tensor.
+        let shape = unsafe { shape_from_raw(made.dims, made.rank) };
+        let spec = OutputSpec { dtype: DType::F32, shape };
+        let mut tensor = PluginTensor { raw, table, handle: made.tensor, spec };
+        tensor.spec.dtype = DType::from_onnx(made.dtype as i32).ok_or_else(|| {
+            Error::internal(format!("a device tensor has the unknown dtype {}", made.dtype))
+        })?;
+        Ok(tensor)
+    }
+}
+
+impl Drop for PluginTensor {
+    fn drop(&mut self) {
+        if let Some(destroy) = self.table.destroy {
+            // SAFETY: a live tensor, destroyed once.
+            unsafe { destroy(self.handle) }
+        }
+    }
+}
+
+impl DeviceTensor for PluginTensor {
+    fn spec(&self) -> &OutputSpec {
+        &self.spec
+    }
+
+    fn read(&self, bytes: &mut [u8]) -> Result<()> {
+        let mut a =
+            args!(TensorReadArgs { tensor: self.handle, bytes: bytes.as_mut_ptr(), len: bytes.len() });
+        // SAFETY: see above.
+        unsafe { error_from_raw(function!(self.table, read)(&mut a)) }
+    }
+}
+
 struct PluginSession {
     raw: &'static RawPlugin,
     handle: *mut c_void,
@@ -333,20 +425,9 @@ impl Session for PluginSession {
         host: &dyn Host,
     ) -> Result<()> {
         let call = function!(self.raw, session_run);
-        let dims: Vec<Vec<u64>> =
-            inputs.iter().map(|t| t.shape.iter().map(|d| *d as u64).collect()).collect();
-        let tensors: Vec<RawTensor> = inputs
-            .iter()
-            .zip(&dims)
-            .map(|(t, d)| RawTensor {
-                dtype: t.dtype as u32,
-                reserved: 0,
-                rank: d.len(),
-                dims: d.as_ptr(),
-                data: t.data.as_ptr(),
-                len: t.data.len(),
-            })
-            .collect();
+        let dims: Vec<_> = inputs.iter().map(|t| dims(t.shape)).collect();
+        let tensors: Vec<_> =
+            inputs.iter().zip(&dims).map(|(t, dims)| raw_tensor(t.dtype, dims, t.data)).collect();
         let mut checked = CheckedSink { sink: outputs, calls: 0 };
         with_host(host, |host| {
             with_sink(&mut checked, |sink| {
@@ -365,6 +446,62 @@ impl Session for PluginSession {
             return Err(Error::internal("the plugin finished a run without any output"));
         }
         Ok(())
+    }
+
+    fn run_on_device(
+        &mut self,
+        inputs: &[Input<'_>],
+        keep: &[bool],
+        outputs: &mut dyn OutputSink,
+        host: &dyn Host,
+    ) -> Result<Vec<Box<dyn DeviceTensor>>> {
+        let table = device_tensors(self.raw)?;
+        let call = function!(table, run);
+        let dims: Vec<_> = inputs.iter().map(|input| dims(input.spec().1)).collect();
+        let mut tensors = Vec::with_capacity(inputs.len());
+        let mut handles = Vec::with_capacity(inputs.len());
+        for (input, dims) in inputs.iter().zip(&dims) {
+            let (handle, data) = match input {
+                Input::Host(view) => (ptr::null_mut(), view.data),
+                Input::Device(tensor) => (PluginTensor::of(*tensor, self.raw)?.handle, &[][..]),
+            };
+            handles.push(handle);
+            tensors.push(raw_tensor(input.spec().0, dims, data));
+        }
+        let keep: Vec<u8> = keep.iter().map(|keep| u8::from(*keep)).collect();
+        let nothing =
+            || RawDeviceTensor { tensor: ptr::null_mut(), dtype: 0, reserved: 0, rank: 0, dims: ptr::null() };
+        let mut kept: Vec<RawDeviceTensor> = keep.iter().map(|_| nothing()).collect();
+        let mut checked = CheckedSink { sink: outputs, calls: 0 };
+        with_host(host, |host| {
+            with_sink(&mut checked, |sink| {
+                let mut a = args!(SessionRunOnDeviceArgs {
+                    session: self.handle,
+                    inputs: tensors.as_ptr(),
+                    tensors: handles.as_ptr(),
+                    input_count: tensors.len(),
+                    keep: keep.as_ptr(),
+                    kept: kept.as_mut_ptr(),
+                    output_count: keep.len(),
+                    sink,
+                    host,
+                });
+                // SAFETY: see above.
+                unsafe { error_from_raw(call(&mut a)) }
+            })
+        })?;
+        // All are owned before the first is looked at.
+        let kept: Vec<_> = kept
+            .iter()
+            .zip(keep)
+            .filter(|(_, keep)| *keep != 0)
+            // SAFETY: the plugin's answer to this call.
+            .map(|(made, _)| unsafe { PluginTensor::from_raw(self.raw, table, made) })
+            .collect();
+        if checked.calls == 0 {
+            return Err(Error::internal("the plugin finished a run without any output"));
+        }
+        kept.into_iter().map(|tensor| Ok(Box::new(tensor?) as Box<dyn DeviceTensor>)).collect()
     }
 
     fn memory(&self) -> Result<MemoryReport> {

@@ -97,6 +97,16 @@ pub struct RawTensor {
     pub len: usize,
 }
 
+/// An output that stays on its device. `dims` lives as long as the tensor, which `RawDeviceTensors::destroy` ends.
+#[repr(C)]
+pub struct RawDeviceTensor {
+    pub tensor: *mut c_void,
+    pub dtype: u32,
+    pub reserved: u32,
+    pub rank: usize,
+    pub dims: *const u64,
+}
+
 /// Type and shape of one output.
 #[repr(C)]
 pub struct RawOutputSpec {
@@ -161,6 +171,11 @@ args! {
     SessionRefitArgs { session: *mut c_void, changed: *const RawStr, changed_count: usize, weights: *const RawWeightSource, host: *const RawHost, report: RawBuffer }
     /// in: session, inputs, sink, host.
     SessionRunArgs { session: *mut c_void, inputs: *const RawTensor, input_count: usize, sink: *const RawOutputSink, host: *const RawHost }
+    /// in: session; inputs, each with a device tensor or, where that is null, bytes; for each output whether it stays
+    /// (1); sink for those that do not; host. out: `kept`, room for each output, filled where it stays.
+    SessionRunOnDeviceArgs { session: *mut c_void, inputs: *const RawTensor, tensors: *const *mut c_void, input_count: usize, keep: *const u8, kept: *mut RawDeviceTensor, output_count: usize, sink: *const RawOutputSink, host: *const RawHost }
+    /// in: device tensor, room for its bytes.
+    TensorReadArgs { tensor: *mut c_void, bytes: *mut u8, len: usize }
     /// in: session. out: report (JSON `MemoryReport`).
     SessionMemoryArgs { session: *mut c_void, report: RawBuffer }
 }
@@ -196,6 +211,20 @@ pub struct RawPlugin {
     pub session_destroy: Option<unsafe extern "C" fn(session: *mut c_void)>,
     /// String-named extensions of the plugin; null for an unknown name.
     pub get_extension: Option<unsafe extern "C" fn(id: RawStr) -> *const c_void>,
+}
+
+/// Name of the extension whose table is [`RawDeviceTensors`].
+pub const DEVICE_TENSORS: &str = "sdrun.device_tensors";
+
+/// Tensors that stay on their device: what [`RawPlugin::get_extension`] answers to [`DEVICE_TENSORS`].
+#[repr(C)]
+pub struct RawDeviceTensors {
+    pub struct_size: u32,
+    pub reserved: u32,
+    pub run: Option<unsafe extern "C" fn(*mut SessionRunOnDeviceArgs) -> *mut RawError>,
+    /// Calls on one tensor may overlap, also with runs that have it as their input.
+    pub read: Option<unsafe extern "C" fn(*mut TensorReadArgs) -> *mut RawError>,
+    pub destroy: Option<unsafe extern "C" fn(tensor: *mut c_void)>,
 }
 
 // SAFETY: a plugin table is immutable once published and points to functions and static strings only.
@@ -262,6 +291,7 @@ mod layout {
         RawWeight: 72, owner @ 64;
         RawWeightSource: 32, release @ 24;
         RawTensor: 40, len @ 32;
+        RawDeviceTensor: 32, dims @ 24;
         RawOutputSpec: 24, dims @ 16;
         RawOutputSink: 24, allocate @ 16;
         InitArgs: 72, runtime @ 40;
@@ -276,7 +306,10 @@ mod layout {
         SessionCreateArgs: 48, session @ 40;
         SessionRefitArgs: 88, report @ 56;
         SessionRunArgs: 56, host @ 48;
+        SessionRunOnDeviceArgs: 88, host @ 80;
+        TensorReadArgs: 40, len @ 32;
         SessionMemoryArgs: 56, report @ 24;
+        RawDeviceTensors: 32, destroy @ 24;
         RawPlugin: 216, get_extension @ 208;
     }
     const _: () = assert!(offset_of!(RawPlugin, abi_major) == 4 && offset_of!(RawPlugin, ext) == 8);

@@ -4,7 +4,7 @@ use super::{
     Limits, WorkerConfig,
     exchange::Exchange,
     process::{Event, Process},
-    protocol::{ToWorker, WEIGHT_FILES, send},
+    protocol::{Dropped, ToWorker, WEIGHT_FILES, send},
     shm::{Folders, Region},
 };
 use sdrun_abi::{Error, Result, ffi::PluginIdentity};
@@ -72,7 +72,7 @@ pub(super) struct Worker {
     pub(super) process: Arc<Process>,
     pub(super) limits: Limits,
     link: Mutex<Link>,
-    /// Engines and sessions to destroy once the pipe is free.
+    /// Objects to destroy once the pipe is free.
     dropped: Mutex<Dropped>,
     pub(super) closing: AtomicBool,
 }
@@ -91,12 +91,6 @@ pub(super) struct Link {
     pub(super) weight_files: bool,
     /// Why there will be no more answers.
     pub(super) gone: Option<String>,
-}
-
-#[derive(Default)]
-struct Dropped {
-    engines: Vec<u64>,
-    sessions: Vec<u64>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -176,13 +170,9 @@ impl Worker {
         Ok(Exchange::new(self, link, phase, heard))
     }
 
-    /// Destroys objects now, or when the call under way is over: never waits.
-    pub(super) fn discard(&self, engine: Option<u64>, session: Option<u64>) {
-        {
-            let mut dropped = lock(&self.dropped);
-            dropped.engines.extend(engine);
-            dropped.sessions.extend(session);
-        }
+    /// Destroys an object, put on the list by `which`, now or when the call under way is over: never waits.
+    pub(super) fn discard(&self, which: impl FnOnce(&mut Dropped)) {
+        which(&mut lock(&self.dropped));
         if let Some(mut link) = self.free_link() {
             self.destroy_dropped(&mut link);
         }
@@ -198,10 +188,10 @@ impl Worker {
     }
 
     pub(super) fn destroy_dropped(&self, link: &mut Link) {
-        let Dropped { engines, sessions } = std::mem::take(&mut *lock(&self.dropped));
-        if link.gone.is_none() && !(engines.is_empty() && sessions.is_empty()) {
+        let dropped = std::mem::take(&mut *lock(&self.dropped));
+        if link.gone.is_none() && dropped != Dropped::default() {
             // A worker that cannot be reached any more shows in the next call.
-            let _ = link.send(&ToWorker::Drop { engines, sessions });
+            let _ = link.send(&ToWorker::Drop(dropped));
         }
     }
 

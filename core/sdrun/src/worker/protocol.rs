@@ -10,7 +10,7 @@
 
 use sdrun_abi::{
     BuildSpec, Capabilities, Compatibility, DType, Device, EngineInfo, Error, InitConfig, LogLevel,
-    MemoryReport, OutputSpec, RefitReport, RuntimeInfo, TimingPlan, ffi::PluginIdentity,
+    MemoryReport, OutputSpec, RefitReport, RuntimeInfo, TensorView, TimingPlan, ffi::PluginIdentity,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
@@ -112,12 +112,27 @@ pub(super) enum ToWorker {
     /// Answer to any request that could not be served.
     Refused(Error),
     /// Destroys objects. Not answered.
-    Drop {
-        engines: Vec<u64>,
-        sessions: Vec<u64>,
-    },
+    Drop(Dropped),
     /// Asks the worker to destroy everything and end.
     Shutdown,
+}
+
+/// Objects the host has no more use for.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Dropped {
+    pub(super) engines: Vec<u64>,
+    pub(super) sessions: Vec<u64>,
+    pub(super) tensors: Vec<u64>,
+}
+
+/// An input of [`Call::RunOnDevice`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Given {
+    /// In the region of inputs.
+    Placed(Placed),
+    /// On the device.
+    Tensor(u64),
 }
 
 /// The calls of the plugin ABI.
@@ -161,6 +176,17 @@ pub(super) enum Call {
         session: u64,
         inputs: Vec<Placed>,
         region: RegionRef,
+    },
+    /// As `Run`, with tensors on the device; `keep` says for each output whether it stays there.
+    RunOnDevice {
+        session: u64,
+        inputs: Vec<Given>,
+        region: RegionRef,
+        keep: Vec<bool>,
+    },
+    /// Answered with [`Reply::Outputs`].
+    ReadTensor {
+        tensor: u64,
     },
     /// As `Run`, many times over; the times are measured in the worker.
     Time {
@@ -227,6 +253,11 @@ pub(super) enum Reply {
     Refit(RefitReport),
     /// The outputs lie in the region asked for last, in this run or an earlier one.
     Outputs(Vec<Placed>),
+    /// As `Outputs`, and the tensors that stay on the device.
+    Kept {
+        outputs: Vec<Placed>,
+        tensors: Vec<(u64, OutputSpec)>,
+    },
     /// Milliseconds.
     Times(Vec<f64>),
     Memory(MemoryReport),
@@ -261,6 +292,11 @@ impl Placed {
                     self.dtype, self.shape, self.offset
                 ))
             })
+    }
+
+    /// The tensor, out of the bytes of its region.
+    pub(super) fn view<'a>(&'a self, region: &'a [u8]) -> Result<TensorView<'a>, Error> {
+        Ok(TensorView { dtype: self.dtype, shape: &self.shape, data: &region[self.range(region.len())?] })
     }
 
     pub(super) fn spec(&self) -> OutputSpec {

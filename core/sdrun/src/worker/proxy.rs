@@ -4,14 +4,14 @@ use super::{
     WorkerConfig,
     exchange::Exchange,
     link::{Phase, Worker},
-    protocol::{Call, Reply},
+    protocol::{Call, Given, Reply},
 };
 use sdrun_abi::{
-    BuildSpec, Capabilities, Compatibility, Device, Engine, EngineInfo, Error, Host, InitConfig,
-    MemoryReport, NoHost, OutputSink, Provider, RefitReport, Result, RuntimeInfo, Session, TensorView,
-    TimingPlan, WeightSource, ffi::PluginIdentity,
+    BuildSpec, Capabilities, Compatibility, Device, DeviceTensor, Engine, EngineInfo, Error, Host,
+    InitConfig, Input, MemoryReport, NoHost, OutputSink, OutputSpec, Provider, RefitReport, Result,
+    RuntimeInfo, Session, TensorView, TimingPlan, WeightSource, ffi::PluginIdentity,
 };
-use std::sync::Arc;
+use std::{any::Any, sync::Arc};
 
 /// A provider that lives in a worker process. Engines and sessions made by it live there too and keep the
 /// process alive; dropping the last of them kills and reaps it.
@@ -163,7 +163,7 @@ struct WorkerEngine {
 
 impl Drop for WorkerEngine {
     fn drop(&mut self) {
-        self.worker.discard(Some(self.id), None);
+        self.worker.discard(|dropped| dropped.engines.push(self.id));
     }
 }
 
@@ -206,7 +206,7 @@ struct WorkerSession {
 
 impl Drop for WorkerSession {
     fn drop(&mut self) {
-        self.worker.discard(None, Some(self.id));
+        self.worker.discard(|dropped| dropped.sessions.push(self.id));
     }
 }
 
@@ -244,6 +244,44 @@ impl Session for WorkerSession {
         exchange.hand_out(&placed, outputs)
     }
 
+    fn run_on_device(
+        &mut self,
+        inputs: &[Input<'_>],
+        keep: &[bool],
+        outputs: &mut dyn OutputSink,
+        host: &dyn Host,
+    ) -> Result<Vec<Box<dyn DeviceTensor>>> {
+        let mut in_memory = Vec::new();
+        let mut tensors = Vec::with_capacity(inputs.len());
+        for input in inputs {
+            match input {
+                Input::Host(view) => {
+                    in_memory.push(*view);
+                    tensors.push(None);
+                }
+                Input::Device(tensor) => tensors.push(Some(WorkerTensor::of(*tensor, &self.worker)?.id)),
+            }
+        }
+        let mut exchange = self.worker.exchange(Phase::Run)?;
+        let (placed, region) = exchange.place_inputs(&in_memory)?;
+        let mut placed = placed.into_iter();
+        let given =
+            |tensor: Option<u64>| tensor.map(Given::Tensor).or_else(|| placed.next().map(Given::Placed));
+        let given = tensors.into_iter().filter_map(given).collect();
+        let call = Call::RunOnDevice { session: self.id, inputs: given, region, keep: keep.to_vec() };
+        let reply = exchange.perform(call, host, None)?;
+        let (placed, tensors) = expect(&mut exchange, reply, |reply| match reply {
+            Reply::Kept { outputs, tensors } => Ok((outputs, tensors)),
+            other => Err(other),
+        })?;
+        let tensor = |(id, spec)| -> Box<dyn DeviceTensor> {
+            Box::new(WorkerTensor { worker: self.worker.clone(), id, spec })
+        };
+        let tensors = tensors.into_iter().map(tensor).collect();
+        exchange.hand_out(&placed, outputs)?;
+        Ok(tensors)
+    }
+
     fn time(&mut self, inputs: &[TensorView<'_>], plan: &TimingPlan, host: &dyn Host) -> Result<Vec<f64>> {
         let mut exchange = self.worker.exchange(Phase::Run)?;
         let (inputs, region) = exchange.place_inputs(inputs)?;
@@ -262,5 +300,54 @@ impl Session for WorkerSession {
             Reply::Memory(report) => Ok(report),
             other => Err(other),
         })
+    }
+}
+
+/// A tensor that stays on a device, known to the worker by its number.
+struct WorkerTensor {
+    worker: Arc<Worker>,
+    id: u64,
+    spec: OutputSpec,
+}
+
+impl WorkerTensor {
+    /// The tensor, where it lives in this worker.
+    fn of<'t>(tensor: &'t dyn DeviceTensor, worker: &Arc<Worker>) -> Result<&'t Self> {
+        let tensor: &dyn Any = tensor;
+        tensor.downcast_ref::<Self>().filter(|tensor| Arc::ptr_eq(&tensor.worker, worker)).ok_or_else(|| {
+            Error::invalid("a tensor on a device cannot be an input in another process")
+                .with_hint("open the provider once for all sessions, or copy the tensor to main memory")
+        })
+    }
+}
+
+impl Drop for WorkerTensor {
+    fn drop(&mut self) {
+        self.worker.discard(|dropped| dropped.tensors.push(self.id));
+    }
+}
+
+impl DeviceTensor for WorkerTensor {
+    fn spec(&self) -> &OutputSpec {
+        &self.spec
+    }
+
+    fn read(&self, bytes: &mut [u8]) -> Result<()> {
+        let mut exchange = self.worker.exchange(Phase::Run)?;
+        let reply = exchange.perform(Call::ReadTensor { tensor: self.id }, &NoHost, None)?;
+        let placed = expect(&mut exchange, reply, |reply| match reply {
+            Reply::Outputs(placed) => Ok(placed),
+            other => Err(other),
+        })?;
+        exchange.hand_out(&placed, &mut One(bytes))
+    }
+}
+
+/// Room for one output.
+struct One<'b>(&'b mut [u8]);
+
+impl OutputSink for One<'_> {
+    fn allocate(&mut self, _: &[OutputSpec]) -> Result<Vec<&mut [u8]>> {
+        Ok(vec![self.0])
     }
 }

@@ -2,11 +2,13 @@
 
 use super::{
     callbacks::{HostOf, Sink, Weights},
-    protocol::{Call, FromWorker, Hello, Placed, RegionRef, Reply, ToWorker, receive, send},
+    protocol::{Call, Dropped, FromWorker, Given, Hello, Placed, RegionRef, Reply, ToWorker, receive, send},
     shm::Region,
 };
 use crate::library::load_plugin;
-use sdrun_abi::{Engine, Error, Provider, Result, Session, TensorView, TimingPlan, ffi::Plugin};
+use sdrun_abi::{
+    DeviceTensor, Engine, Error, Input, OutputSink, Provider, Result, Session, TimingPlan, ffi::Plugin,
+};
 use std::{
     collections::HashMap,
     fs::File,
@@ -96,11 +98,13 @@ fn serve(input: File, output: File, plugin: PathBuf) -> io::Result<()> {
         for job in jobs {
             match job {
                 Job::Call { number, call } => objects.carry_out(number, call),
-                Job::Drop { engines, sessions } => {
-                    sessions.iter().for_each(|id| drop(objects.sessions.remove(id)));
-                    engines.iter().for_each(|id| drop(objects.engines.remove(id)));
+                Job::Drop(dropped) => {
+                    dropped.tensors.iter().for_each(|id| drop(objects.tensors.remove(id)));
+                    dropped.sessions.iter().for_each(|id| drop(objects.sessions.remove(id)));
+                    dropped.engines.iter().for_each(|id| drop(objects.engines.remove(id)));
                 }
                 Job::Shutdown => {
+                    objects.tensors.clear();
                     objects.sessions.clear();
                     objects.engines.clear();
                     // The listening thread still waits for the host.
@@ -114,7 +118,7 @@ fn serve(input: File, output: File, plugin: PathBuf) -> io::Result<()> {
 
 enum Job {
     Call { number: u64, call: Call },
-    Drop { engines: Vec<u64>, sessions: Vec<u64> },
+    Drop(Dropped),
     Shutdown,
 }
 
@@ -124,9 +128,7 @@ fn listen(mut input: BufReader<File>, pipe: &Pipe, jobs: &Sender<Job>, answers: 
     loop {
         let delivered = match receive(&mut input, &mut buffer) {
             Ok(Some(ToWorker::Call { number, call })) => jobs.send(Job::Call { number, call }).is_ok(),
-            Ok(Some(ToWorker::Drop { engines, sessions })) => {
-                jobs.send(Job::Drop { engines, sessions }).is_ok()
-            }
+            Ok(Some(ToWorker::Drop(dropped))) => jobs.send(Job::Drop(dropped)).is_ok(),
             Ok(Some(ToWorker::Shutdown)) => jobs.send(Job::Shutdown).is_ok(),
             Ok(Some(ToWorker::Cancel { number })) => {
                 pipe.cancelled.store(number, SeqCst);
@@ -200,6 +202,7 @@ struct Objects<'p> {
     plugin: Plugin,
     engines: HashMap<u64, Box<dyn Engine>>,
     sessions: HashMap<u64, Box<dyn Session>>,
+    tensors: HashMap<u64, Box<dyn DeviceTensor>>,
     made: u64,
     /// Kept from run to run.
     input: Option<Region>,
@@ -217,8 +220,8 @@ fn attached(region: &RegionRef) -> Result<Region> {
 
 impl<'p> Objects<'p> {
     fn new(pipe: &'p Pipe, plugin: Plugin) -> Self {
-        let (engines, sessions) = (HashMap::new(), HashMap::new());
-        Objects { pipe, plugin, engines, sessions, made: 0, input: None, output: None }
+        let (engines, sessions, tensors) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Objects { pipe, plugin, engines, sessions, tensors, made: 0, input: None, output: None }
     }
 
     fn carry_out(&mut self, number: u64, call: Call) {
@@ -285,6 +288,17 @@ impl<'p> Objects<'p> {
             Call::Time { session, inputs, region, plan } => {
                 self.run(session, &inputs, &region, Some(&plan), &host)
             }
+            Call::RunOnDevice { session, inputs, region, keep } => {
+                self.run_on_device(session, &inputs, &region, &keep, &host)
+            }
+            Call::ReadTensor { tensor } => {
+                let tensor = self.tensors.get(&tensor).ok_or_else(|| unknown("tensor"))?;
+                let mut sink = Sink::new(self.pipe, &mut self.output);
+                for buffer in sink.allocate(std::slice::from_ref(tensor.spec()))? {
+                    tensor.read(buffer)?;
+                }
+                Ok(Reply::Outputs(sink.placed()))
+            }
             Call::Memory { session } => {
                 self.sessions.get(&session).ok_or_else(|| unknown("session"))?.memory().map(Reply::Memory)
             }
@@ -306,15 +320,9 @@ impl<'p> Objects<'p> {
         timed: Option<&TimingPlan>,
         host: &HostOf<'_>,
     ) -> Result<Reply> {
-        if region.file.is_some() {
-            self.input = None;
-            self.input = Some(attached(region)?);
-        }
+        self.attach_input(region)?;
         let bytes = self.input.as_ref().map(Region::bytes).unwrap_or_default();
-        let tensors = inputs
-            .iter()
-            .map(|p| Ok(TensorView { dtype: p.dtype, shape: &p.shape, data: &bytes[p.range(bytes.len())?] }))
-            .collect::<Result<Vec<_>>>()?;
+        let tensors = inputs.iter().map(|placed| placed.view(bytes)).collect::<Result<Vec<_>>>()?;
         let session = self.sessions.get_mut(&session).ok_or_else(|| unknown("session"))?;
         if let Some(plan) = timed {
             return session.time(&tensors, plan, host).map(Reply::Times);
@@ -322,5 +330,43 @@ impl<'p> Objects<'p> {
         let mut sink = Sink::new(self.pipe, &mut self.output);
         session.run(&tensors, &mut sink, host)?;
         Ok(Reply::Outputs(sink.placed()))
+    }
+    fn run_on_device(
+        &mut self,
+        session: u64,
+        inputs: &[Given],
+        region: &RegionRef,
+        keep: &[bool],
+        host: &HostOf<'_>,
+    ) -> Result<Reply> {
+        self.attach_input(region)?;
+        let bytes = self.input.as_ref().map(Region::bytes).unwrap_or_default();
+        let mut given = Vec::with_capacity(inputs.len());
+        for input in inputs {
+            given.push(match input {
+                Given::Placed(placed) => Input::Host(placed.view(bytes)?),
+                Given::Tensor(id) => Input::Device(&**self.tensors.get(id).ok_or_else(|| unknown("tensor"))?),
+            });
+        }
+        let session = self.sessions.get_mut(&session).ok_or_else(|| unknown("session"))?;
+        let mut sink = Sink::new(self.pipe, &mut self.output);
+        let kept = session.run_on_device(&given, keep, &mut sink, host)?;
+        let outputs = sink.placed();
+        let mut tensors = Vec::with_capacity(kept.len());
+        for tensor in kept {
+            self.made += 1;
+            tensors.push((self.made, tensor.spec().clone()));
+            self.tensors.insert(self.made, tensor);
+        }
+        Ok(Reply::Kept { outputs, tensors })
+    }
+
+    /// Maps the region of inputs where it is a new one.
+    fn attach_input(&mut self, region: &RegionRef) -> Result<()> {
+        if region.file.is_some() {
+            self.input = None;
+            self.input = Some(attached(region)?);
+        }
+        Ok(())
     }
 }

@@ -4,8 +4,8 @@
 
 use sdrun::worker::{Limits, WorkerConfig, WorkerProvider};
 use sdrun_abi::{
-    BuildSpec, DType, Engine, Error, Flow, Host, InitConfig, LogLevel, OutputSink, Precision, Provider,
-    Result, Session, TensorView, VecSink, Weight, WeightSource, ffi::Plugin,
+    BuildSpec, DType, DeviceTensor, Engine, Error, Flow, Host, InitConfig, Input, LogLevel, OutputSink,
+    Precision, Provider, Result, Session, TensorView, VecSink, Weight, WeightSource, ffi::Plugin,
 };
 use std::{
     collections::{BTreeMap, HashMap},
@@ -256,6 +256,10 @@ impl Model {
             .unwrap()
     }
 
+    pub(crate) fn view<'a>(&'a self, data: &'a [u8]) -> TensorView<'a> {
+        TensorView { dtype: DType::F32, shape: &self.input, data }
+    }
+
     /// Outputs by the formula in the mock's documentation.
     pub(crate) fn expected(&self, x: &[f32], scale: f32, weight_sum: f32) -> Vec<Vec<f32>> {
         let output = |(k, shape): (usize, &Vec<usize>)| {
@@ -276,11 +280,26 @@ pub(crate) fn run_with(
     x: &[f32],
     host: &dyn Host,
 ) -> Result<Vec<Vec<f32>>> {
-    let data = bytes(x);
-    let input = TensorView { dtype: DType::F32, shape: &model.input, data: &data };
     let mut sink = VecSink::default();
-    session.run(&[input], &mut sink, host)?;
+    session.run(&[model.view(&bytes(x))], &mut sink, host)?;
     Ok((0..sink.len()).map(|k| floats(sink.get(k).unwrap().data)).collect())
+}
+
+/// Runs with the outputs that `keep` names left on the device; those and the others.
+pub(crate) fn run_keeping(
+    session: &mut dyn Session,
+    input: Input<'_>,
+    keep: &[bool],
+) -> Result<(Vec<Vec<f32>>, Vec<Box<dyn DeviceTensor>>)> {
+    let mut sink = VecSink::default();
+    let kept = session.run_on_device(&[input], keep, &mut sink, &Quiet)?;
+    Ok(((0..sink.len()).map(|k| floats(sink.get(k).unwrap().data)).collect(), kept))
+}
+
+pub(crate) fn read(tensor: &dyn DeviceTensor) -> Result<Vec<u8>> {
+    let spec = tensor.spec();
+    let mut bytes = vec![0xff; spec.dtype.bytes_of(&spec.shape).unwrap()];
+    tensor.read(&mut bytes).map(|()| bytes)
 }
 
 pub(crate) fn run(session: &mut dyn Session, model: &Model, x: &[f32]) -> Result<Vec<Vec<f32>>> {
@@ -316,6 +335,9 @@ pub(crate) fn all_calls(provider: &dyn Provider, behaviour: &str) -> Result<(), 
     let x = [1.0, 2.0, 3.0, 4.0, 5.0];
     let outputs = run(session.as_mut(), &model, &x).map_err(at("run"))?;
     assert_eq!(outputs, model.expected(&x, 2.0, weights.sum(&model)));
+    let (_, kept) = run_keeping(session.as_mut(), Input::Host(model.view(&bytes(&x))), &[true, false])
+        .map_err(at("run on the device"))?;
+    assert_eq!(floats(&read(kept[0].as_ref()).map_err(at("read"))?), outputs[0]);
     session.memory().map_err(at("memory"))?;
     Ok(())
 }

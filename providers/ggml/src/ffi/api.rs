@@ -169,6 +169,7 @@ api! {
     ggml_backend_buffer_set_usage: fn(Ptr, c_int);
     ggml_backend_tensor_set: fn(TensorPtr, *const c_void, usize, usize);
     ggml_backend_tensor_get: fn(TensorPtr, *mut c_void, usize, usize);
+    ggml_backend_tensor_copy: fn(TensorPtr, TensorPtr);
     ggml_backend_graph_compute: fn(Ptr, Ptr) -> c_int;
     ggml_gallocr_new: fn(Ptr) -> Ptr;
     ggml_gallocr_alloc_graph: fn(Ptr, Ptr) -> bool;

@@ -6,6 +6,7 @@
 //! * [`Builder`] → [`Program`]: a compute graph, checked against ggml's own conditions before ggml sees it
 //!   (a failed assertion inside ggml would end the process), then the same graph, ready to run;
 //! * [`Executor`]: backends and the memory of activations, in which programs run;
+//! * [`Kept`]: an output that stays on the device;
 //! * [`Kernel`]: an operation of ours that runs inside ggml's thread pool on disjoint tiles of its output;
 //! * [`simd`]: code compiled once for each instruction set; [`product`]: the inner loop of matrix products;
 //!   [`softmax`]: what compilers do not vectorise well enough;
@@ -15,6 +16,7 @@
 mod api;
 mod builder;
 mod executor;
+mod kept;
 mod kernel;
 mod library;
 mod order;
@@ -29,6 +31,7 @@ mod variant;
 
 pub(crate) use builder::{Binary, Builder, Extent, Tensor, Type, Unary};
 pub(crate) use executor::{Executor, Spread};
+pub(crate) use kept::Kept;
 #[cfg(test)]
 pub(crate) use kernel::run_kernel;
 pub(crate) use kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile, as_floats, as_words, as_words_mut};

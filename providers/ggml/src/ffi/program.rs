@@ -2,10 +2,10 @@
 
 use super::{
     api::*,
-    builder::{Builder, Tensor},
+    builder::{Builder, Tensor, Type},
     executor::Backends,
     kernel::{Cell, Failure},
-    library::status_error,
+    library::{Target, status_error},
     order::{Step, plan},
     product::Words,
     profile::{Note, Profile},
@@ -144,7 +144,13 @@ impl Program {
         self.builder.len(tensor) * self.builder.type_of(tensor).size()
     }
 
-    fn placed(&self, tensor: Tensor, len: usize) -> Result<TensorPtr> {
+    /// What a tensor was made for, its type and its number of elements.
+    pub(super) fn describe(&self, tensor: Tensor) -> (Target, Type, usize) {
+        (self.builder.target, self.builder.type_of(tensor), self.builder.len(tensor))
+    }
+
+    /// The tensor, which has memory of `len` bytes.
+    pub(super) fn placed(&self, tensor: Tensor, len: usize) -> Result<TensorPtr> {
         let raw = self.builder.raw(tensor);
         // SAFETY: a tensor of this program.
         let placed =

@@ -52,7 +52,7 @@ fn model(seed: u64) -> Model {
 }
 
 /// A provider with the folder of backends, and its first device besides the CPU.
-fn device() -> (GgmlProvider, String) {
+pub(super) fn device() -> (GgmlProvider, String) {
     let folder = std::env::var("SDRUN_GGML_BACKENDS").expect("SDRUN_GGML_BACKENDS names no folder");
     let provider = GgmlProvider::default();
     let options = [("backends".to_string(), folder)].into();

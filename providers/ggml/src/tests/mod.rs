@@ -2,6 +2,7 @@
 
 mod devices;
 mod errors;
+mod kept;
 mod models;
 mod operators;
 mod patterns;

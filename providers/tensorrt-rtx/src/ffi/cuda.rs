@@ -201,6 +201,11 @@ impl Context {
         self.driver.check(unsafe { (self.driver.call.context_set)(self.context) }, "switch to a GPU")
     }
 
+    /// Whether the memory of one is the memory of the other.
+    pub(crate) fn is_of_same_gpu(&self, other: &Context) -> bool {
+        self.gpu.ordinal == other.gpu.ordinal
+    }
+
     /// Free bytes of the GPU's memory, whoever uses it.
     pub(crate) fn free_memory(&self) -> Result<u64> {
         self.enter()?;
@@ -328,6 +333,11 @@ pub(crate) struct DeviceMemory {
 impl DeviceMemory {
     pub(super) fn address(&self) -> *mut c_void {
         self.address as usize as *mut c_void
+    }
+
+    /// The GPU it belongs to.
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
     }
 }
 

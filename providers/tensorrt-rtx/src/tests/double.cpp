@@ -423,6 +423,7 @@ Status cuMemcpyHtoDAsync_v2(uint64_t to, void const* from, size_t bytes, void* s
 }
 Status cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream)
 {
+    ++state("downloads");
     static_cast<Stream*>(stream)->queue.push_back([=] { std::memcpy(to, reinterpret_cast<void*>(from), bytes); });
     return 0;
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::ffi::Library;
-use sdrun_abi::{Compatibility, ErrorCode, Flow, Host, LogLevel, WeightUpdate};
+use sdrun_abi::{Compatibility, DeviceTensor, ErrorCode, Flow, Host, Input, LogLevel, WeightUpdate};
 
 fn load(provider: &TensorRtRtx, payload: &[u8]) -> Result<Box<dyn sdrun_abi::Engine>> {
     provider.load(payload, &spec(GPU), &NoHost)
@@ -119,6 +119,82 @@ fn inputs_that_stay_the_same_stay_on_the_gpu() {
     let before = double.get("uploads");
     assert_eq!(run(&mut *session, 2).unwrap(), expected(&source, 2));
     assert_eq!(double.get("uploads"), before + 1);
+}
+
+#[test]
+fn outputs_stay_on_the_gpu_and_are_inputs_there() {
+    let (_guard, double, provider) = provider();
+    let before = double.alive();
+    let (a, b) = (Source::new(0.3, -0.2), Source::new(1.25, 0.7));
+    let (mut one, mut other) = (session(&provider, &a).unwrap(), session(&provider, &b).unwrap());
+    let copies = || [double.get("uploads"), double.get("downloads")];
+    let keep = |session: &mut dyn Session, input: Input<'_>| -> Box<dyn DeviceTensor> {
+        let mut sink = VecSink::default();
+        let mut kept = session.run_on_device(&[input], &[true], &mut sink, &NoHost).unwrap();
+        assert_eq!((sink.len(), kept.len()), (0, 1));
+        kept.remove(0)
+    };
+    let read = |tensor: &dyn DeviceTensor| {
+        let mut bytes = vec![0; 4 * tensor.spec().shape.iter().product::<usize>()];
+        tensor.read(&mut bytes).unwrap();
+        bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect::<Vec<_>>()
+    };
+    let data = bytes_of(&given(2));
+    let x = Input::Host(TensorView { dtype: DType::F32, shape: &[2, 4], data: &data });
+
+    let start = copies();
+    let y = keep(&mut *one, x);
+    assert_eq!(copies(), [start[0] + 1, start[1]], "the input goes up, nothing comes down");
+    let mut sink = VecSink::default();
+    other.run_on_device(&[Input::Device(&*y)], &[false], &mut sink, &NoHost).unwrap();
+    assert_eq!(copies(), [start[0] + 1, start[1] + 1], "nothing goes up, the output comes down");
+    let want: Vec<f32> = expected(&a, 2).iter().map(|y| y * b.factor()).collect();
+    assert_eq!(sink.get(0).unwrap().data, bytes_of(&want));
+
+    // What the session that made it does later is no concern of the tensor's; its output can be its own next input.
+    assert_eq!(run(&mut *one, 8).unwrap(), expected(&a, 8));
+    let twice = keep(&mut *one, Input::Device(&*y));
+    assert_eq!(read(&*y), expected(&a, 2));
+    assert_eq!(read(&*twice), expected(&a, 2).iter().map(|y| y * a.factor()).collect::<Vec<_>>());
+
+    // A loop takes no more memory from turn to turn, whether a tensor goes before the next comes or after.
+    let held = || double.get("device_bytes");
+    let mut last = keep(&mut *one, x);
+    let mut figures = Vec::new();
+    for _ in 0..6 {
+        last = keep(&mut *one, Input::Device(&*last));
+        figures.push(held());
+    }
+    assert!(figures[1..].iter().all(|bytes| *bytes == figures[1]), "{figures:?}");
+    drop(last);
+    for _ in 0..6 {
+        drop(keep(&mut *one, x));
+        assert!(held() <= figures[1]);
+    }
+
+    // Tensors outlive their sessions, and go with their memory.
+    drop((one, other));
+    assert_eq!(read(&*y), expected(&a, 2));
+    drop((y, twice));
+    assert_eq!(double.alive(), before);
+}
+
+#[test]
+fn tensors_of_another_gpu_are_refused() {
+    let (_guard, double, provider) = provider();
+    double.set("gpus", 2);
+    let source = Source::new(0.3, -0.2);
+    let payload = payload_of(&description(), PLAN);
+    let mut sessions = [GPU, "0000:02:00.0"]
+        .map(|gpu| provider.load(&payload, &spec(gpu), &NoHost).unwrap().session(&source, &NoHost).unwrap());
+    let data = bytes_of(&given(1));
+    let x = Input::Host(TensorView { dtype: DType::F32, shape: &[1, 4], data: &data });
+    let mut sink = VecSink::default();
+    let y = sessions[0].run_on_device(&[x], &[true], &mut sink, &NoHost).unwrap().remove(0);
+    let error = failure(sessions[1].run_on_device(&[Input::Device(&*y)], &[false], &mut sink, &NoHost));
+    assert_eq!(error.code, ErrorCode::InvalidArgument);
+    assert!(error.message.contains("another GPU") && error.hint.is_some(), "{error}");
+    assert_eq!(run(&mut *sessions[1], 2).unwrap(), expected(&source, 2));
 }
 
 /// Stops everything.

@@ -125,8 +125,7 @@ impl WeightSource for Source {
 }
 
 fn run(session: &mut dyn Session, rows: usize) -> Result<Vec<f32>> {
-    let x: Vec<f32> = (0..rows * 4).map(|i| i as f32 - 1.5).collect();
-    let data: Vec<u8> = x.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let data = bytes_of(&given(rows));
     let mut sink = VecSink::default();
     session.run(&[TensorView { dtype: DType::F32, shape: &[rows, 4], data: &data }], &mut sink, &NoHost)?;
     let output = sink.get(0).unwrap();
@@ -136,5 +135,14 @@ fn run(session: &mut dyn Session, rows: usize) -> Result<Vec<f32>> {
 
 /// What a run with these weights gives.
 fn expected(source: &Source, rows: usize) -> Vec<f32> {
-    (0..rows * 4).map(|i| (i as f32 - 1.5) * source.factor()).collect()
+    given(rows).iter().map(|x| x * source.factor()).collect()
+}
+
+/// What [`run`] gives it.
+fn given(rows: usize) -> Vec<f32> {
+    (0..rows * 4).map(|i| i as f32 - 1.5).collect()
+}
+
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
