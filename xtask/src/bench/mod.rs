@@ -6,6 +6,7 @@ mod migraphx;
 mod process;
 mod refit;
 mod runs;
+mod stable_diffusion_cpp;
 mod tensorrt_rtx;
 
 use crate::{
@@ -45,7 +46,7 @@ type Outcome = Result<(Value, Vec<Line>)>;
 
 type Measure = fn(&Lab<'_>) -> Outcome;
 
-const ALL: [(&str, Measure); 11] = [
+const ALL: [(&str, Measure); 12] = [
     ("size", process::size),
     ("start", process::start),
     ("open", process::open),
@@ -55,6 +56,7 @@ const ALL: [(&str, Measure); 11] = [
     ("refit", refit::refit),
     ("ggml", ggml::against_openvino),
     ("shapes", ggml::new_shapes),
+    ("stable-diffusion.cpp", stable_diffusion_cpp::beside),
     ("tensorrt-rtx", tensorrt_rtx::builds),
     ("migraphx", migraphx::builds),
 ];

@@ -1,0 +1,112 @@
+//! ggml next to stable-diffusion.cpp, which is built on ggml too: the SD 1.5 networks at 512x512.
+
+use super::{
+    Lab, Line, Outcome, median,
+    runs::{Subject, bench_row},
+};
+use crate::workspace::output;
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use std::{env, ffi::OsString, path::PathBuf, process::Command};
+
+/// Names the program `sd-cli` of a stable-diffusion.cpp that was built for this machine.
+const PROGRAM: &str = "SDRUN_SD_CLI";
+/// Names an SD 1.5 checkpoint, or a folder of one in diffusers' layout: times do not depend on what weights it has.
+const MODEL: &str = "SDRUN_SD_MODEL";
+
+const UNET: Subject =
+    Subject { name: "sd15/unet", shapes: &["sample=1,4,64,64", "encoder_hidden_states=1,77,768"], rounds: 2 };
+const DECODER: Subject =
+    Subject { name: "sd15/vae-decoder", shapes: &["latent_sample=1,4,64,64"], rounds: UNET.rounds };
+/// Our precision, the type of its weights, how many times our time it should take.
+const PRECISIONS: [(&str, &str, &str); 2] = [("fp32", "f32", "≥ 3.3"), ("bf16", "bf16", "≥ 6")];
+/// Steps of its sampler, each one run of the UNet.
+const STEPS: usize = 2;
+
+/// A round of each at a time: one picture of its, a series of runs of ours, of which the fastest counts.
+pub(super) fn beside(lab: &Lab<'_>) -> Outcome {
+    let (Some(program), Some(model)) = (env::var_os(PROGRAM), env::var_os(MODEL)) else {
+        println!(
+            "   not compared with stable-diffusion.cpp: {PROGRAM} and {MODEL} name no program and no checkpoint"
+        );
+        return Ok((Value::Null, Vec::new()));
+    };
+    let picture = lab.workspace.target.join("bench/picture.png");
+    let theirs = Theirs { program, model, threads: lab.threads, picture };
+    let (mut raw, mut lines) = (Vec::new(), Vec::new());
+    for (precision, type_, aim) in PRECISIONS {
+        let (mut steps, mut decodes) = (Times::default(), Times::default());
+        for round in 1..=UNET.rounds {
+            let (step, decode) = theirs.picture(type_)?;
+            for (times, subject, seconds) in [(&mut steps, UNET, step), (&mut decodes, DECODER, decode)] {
+                let row = bench_row(lab, &subject, "ggml", precision)?;
+                let ours = row["stats"]["min_ms"].as_f64().context("the row has no fastest run")? / 1e3;
+                let name = subject.name;
+                println!(
+                    "   {name} {precision} round {round}: ggml {ours:.2} s, stable-diffusion.cpp {seconds:.2} s"
+                );
+                times.ours.push(ours);
+                times.theirs.push(seconds);
+            }
+        }
+        for (subject, Times { ours, theirs }) in [(UNET, steps), (DECODER, decodes)] {
+            let ratios: Vec<f64> = theirs.iter().zip(&ours).map(|(theirs, ours)| theirs / ours).collect();
+            let (a, b, name) = (median(&theirs), median(&ours), subject.name);
+            lines.push(Line::new(
+                format!("{name} {precision}: stable-diffusion.cpp / ggml, median of {} rounds", ratios.len()),
+                format!("{a:.2} s / {b:.2} s = {:.1}", median(&ratios)),
+                aim,
+            ));
+            raw.push(json!({ "model": name, "precision": precision, "ggml_s": ours, "theirs_s": theirs }));
+        }
+    }
+    Ok((json!(raw), lines))
+}
+
+#[derive(Default)]
+struct Times {
+    ours: Vec<f64>,
+    theirs: Vec<f64>,
+}
+
+struct Theirs {
+    program: OsString,
+    model: OsString,
+    threads: usize,
+    /// Where it writes what nobody looks at.
+    picture: PathBuf,
+}
+
+impl Theirs {
+    /// Seconds of a step, without guidance by a second prompt, and of decoding.
+    fn picture(&self, type_: &str) -> Result<(f64, f64)> {
+        let mut command = Command::new(&self.program);
+        command.arg("-m").arg(&self.model).args(["--type", type_, "-p", "a cat", "--cfg-scale", "1"]);
+        command.args(["-W", "512", "-H", "512", "-s", "1", "--steps", &STEPS.to_string()]);
+        command.args(["-t", &self.threads.to_string(), "-o"]).arg(&self.picture);
+        let log = output(&mut command)?;
+        let sampling = told(&log, "sampling completed, taking ")?;
+        Ok((sampling / STEPS as f64, told(&log, "decode_first_stage completed, taking ")?))
+    }
+}
+
+/// The seconds that follow `words` in what it prints.
+fn told(log: &str, words: &str) -> Result<f64> {
+    let number = log.split(words).nth(1).and_then(|rest| rest.split('s').next());
+    number
+        .and_then(|number| number.trim().parse().ok())
+        .with_context(|| format!("stable-diffusion.cpp did not say `{words}…`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_found_in_its_log() {
+        let log = "[INFO ] x.cpp:1 - sampling completed, taking 86.56s\n[INFO ] decode_first_stage completed, taking 50.41s\n";
+        assert_eq!(told(log, "sampling completed, taking ").unwrap(), 86.56);
+        assert_eq!(told(log, "decode_first_stage completed, taking ").unwrap(), 50.41);
+        assert!(told(log, "upscaling completed, taking ").is_err());
+    }
+}
