@@ -96,7 +96,11 @@ fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
     if !plain {
         return refuse("it is no plain convolution of images");
     }
-    let (x, w) = (operand(t, x_id)?, operand(t, w_id)?);
+    let x = operand(t, x_id)?;
+    let w = match t.is_stored(w_id) && is_f32(t.dtype(w_id)?) {
+        true => t.weight_at(w_id, Form::Plain, t.matrix_type(), Home::Device)?,
+        false => operand(t, w_id)?,
+    };
     let (x, w) = (t.builder.reshape(x, four(&x_shape)?)?, t.builder.reshape(w, four(&w_shape)?)?);
     let mut y = t.builder.conv_2d(w, x, two("strides", 1)?, pad, two("dilations", 1)?)?;
     if !t.builder.device_runs(y) || t.builder.extent(y) != four(&out)? {
@@ -124,14 +128,19 @@ fn matmul(t: &mut Translator<'_>, node: &Node) -> Outcome {
         return refuse("its batches would have to be repeated");
     }
     let b = if t.is_stored(b_id) {
-        // Panels of one row each are the transposed matrices.
-        let panels = Panels { groups: b_count, rows: cols, depth, block: 1, words: Words::F32, taps: 1 };
-        t.weight_at(
-            b_id,
-            Form::Panels { panels, transposed: true, blocks: None },
-            t.matrix_type(),
-            Home::Device,
-        )?
+        let blocks = t.blocks(shape::len(&b_shape)).and_then(|blocks| blocks.of_ggml(depth));
+        let (form, type_) = match blocks {
+            Some((blocks, type_)) => {
+                (Form::Blocks { matrices: [b_count, cols, depth], transposed: true, blocks }, type_)
+            }
+            None => {
+                // Panels of one row each are the transposed matrices.
+                let panels =
+                    Panels { groups: b_count, rows: cols, depth, block: 1, words: Words::F32, taps: 1 };
+                (Form::Panels { panels, transposed: true, blocks: None }, t.matrix_type())
+            }
+        };
+        t.weight_at(b_id, form, type_, Home::Device)?
     } else {
         let b = operand(t, b_id)?;
         let b = t.builder.reshape(b, [cols, depth, b_count, 1])?;

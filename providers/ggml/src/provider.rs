@@ -88,7 +88,7 @@ impl GgmlProvider {
 fn precisions(target: Target) -> Vec<Precision> {
     use Precision::*;
     match (target.gpu, target.ggml.variant()) {
-        (Some(_), _) => vec![Fp32, Fp16],
+        (Some(_), _) => vec![Fp32, Fp16, Q8_0, Q4K],
         // bf16 products have instructions of their own on few processors; elsewhere f16 is faster.
         (None, "zen4") => vec![Fp32, Bf16, Fp16, Q8_0, Q4K],
         (None, _) => vec![Fp32, Fp16, Bf16, Q8_0, Q4K],

@@ -342,21 +342,25 @@ impl<'g> Translator<'g> {
         self.stored.insert((id, form, type_, home), tensor);
         Ok(tensor)
     }
-    /// A stored matrix in panels, and whether these are in blocks: where the precision asks for them, but not small ones,
+    /// The blocks that matrices of so many elements are to be kept in: where the precision asks for them, but not small ones,
     /// which save little and are often the first and the last of a network, where precision matters most.
-    pub(crate) fn matrix(
-        &mut self,
-        id: ValueId,
-        panels: Panels,
-        transposed: bool,
-    ) -> Outcome<(Option<Blocks>, Tensor)> {
+    pub(crate) fn blocks(&self, elements: usize) -> Option<Blocks> {
         const SMALL: usize = 1 << 16;
         let blocks = match self.precision {
             Precision::Q8_0 => Some(Blocks::Q8_0),
             Precision::Q4K => Some(Blocks::Q4K),
             _ => None,
         };
-        let blocks = blocks.filter(|_| panels.groups * panels.rows * panels.depth >= SMALL);
+        blocks.filter(|_| elements >= SMALL)
+    }
+    /// A stored matrix in panels, and the blocks these are in.
+    pub(crate) fn matrix(
+        &mut self,
+        id: ValueId,
+        panels: Panels,
+        transposed: bool,
+    ) -> Outcome<(Option<Blocks>, Tensor)> {
+        let blocks = self.blocks(panels.groups * panels.rows * panels.depth);
         let type_ = match (blocks, panels.words) {
             (Some(_), _) => Type::I8,
             (None, Words::Bf16) => Type::Bf16,

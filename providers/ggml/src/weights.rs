@@ -25,13 +25,15 @@ pub(crate) enum Form {
     Plain,
     /// Row-major matrices packed for our products, `transposed` where they are stored as depth x rows; with blocks, bytes.
     Panels { panels: Panels, transposed: bool, blocks: Option<Blocks> },
+    /// A stack of matrices, `[groups, rows, depth]`, in ggml's own blocks; `transposed` as for panels.
+    Blocks { matrices: [usize; 3], transposed: bool, blocks: Blocks },
 }
 
 impl Form {
     /// Elements of the tensor, of which a word of bf16 pairs has two, for an initializer of `len` elements.
     pub(crate) fn len(self, len: usize) -> usize {
         match self {
-            Form::Plain => len,
+            Form::Plain | Form::Blocks { .. } => len,
             Form::Panels { panels, blocks: Some(blocks), .. } => blocks.bytes(&panels),
             Form::Panels { panels, .. } => panels.len() * if panels.words == Words::Bf16 { 2 } else { 1 },
         }
@@ -41,7 +43,7 @@ impl Form {
     pub(crate) fn extent(self, dims: &[usize]) -> Extent {
         match self {
             Form::Plain => shape::extent(dims),
-            Form::Panels { .. } => [self.len(shape::len(dims)), 1, 1, 1],
+            _ => [self.len(shape::len(dims)), 1, 1, 1],
         }
     }
 
@@ -54,6 +56,19 @@ impl Form {
             Form::Plain if is_f32(dtype) => Floats::new(dtype, bytes).copy_to(type_, out),
             Form::Panels { panels, transposed, blocks } => {
                 pack((panels, blocks), transposed, floats(dtype, bytes)?, type_, out)?;
+            }
+            Form::Blocks { matrices, transposed, blocks } => {
+                let (values, length) = (floats(dtype, bytes)?, type_.bytes(matrices.iter().product()));
+                if out.len() != length {
+                    return Err(Error::internal(format!(
+                        "{length} bytes for a tensor of {} bytes",
+                        out.len()
+                    )));
+                }
+                let read = |start: usize, to: &mut [f32]| values.read(start, to);
+                blocks.pack_rows(matrices, transposed, read, |start, line| {
+                    out[start..][..line.len()].copy_from_slice(line)
+                });
             }
             _ => {
                 let arranged = self.arrange(type_, dtype, bytes)?;
@@ -69,16 +84,16 @@ impl Form {
 
     /// What [`fill`](Self::fill) writes, as bytes of its own.
     pub(crate) fn arrange<'a>(self, type_: Type, dtype: DType, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>> {
-        let Form::Panels { panels, transposed, blocks } = self else {
+        if self == Form::Plain {
             if !matches!(type_, Type::F16 | Type::Bf16) {
                 return into_storage(dtype, bytes).map_err(Error::internal);
             }
             let mut out = vec![0; bytes.len() / dtype.size() * type_.size()];
             floats(dtype, bytes)?.copy_to(type_, &mut out);
             return Ok(Cow::Owned(out));
-        };
-        let mut out = vec![0; self.len(bytes.len() / dtype.size()) * type_.size()];
-        pack((panels, blocks), transposed, floats(dtype, bytes)?, type_, &mut out)?;
+        }
+        let mut out = vec![0; type_.bytes(self.len(bytes.len() / dtype.size()))];
+        self.fill(type_, dtype, bytes, &mut out)?;
         Ok(Cow::Owned(out))
     }
 }

@@ -14,12 +14,15 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-/// Element types that tensors are stored in. ggml computes in f32 alone; the others are storage.
+/// Element types that tensors are stored in. ggml computes in f32 alone; the others are storage, of which those in blocks are
+/// for matrices that devices multiply with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub(crate) enum Type {
     F32 = 0,
     F16 = 1,
+    Q8_0 = 8,
+    Q4K = 12,
     I8 = 24,
     I16 = 25,
     I32 = 26,
@@ -31,16 +34,30 @@ pub(crate) enum Type {
 impl Type {
     pub(super) fn from_raw(raw: c_int) -> Option<Self> {
         use Type::*;
-        [F32, F16, I8, I16, I32, I64, F64, Bf16].into_iter().find(|type_| *type_ as c_int == raw)
+        [F32, F16, Q8_0, Q4K, I8, I16, I32, I64, F64, Bf16].into_iter().find(|type_| *type_ as c_int == raw)
     }
-    /// Bytes of one element.
+    /// Bytes of one element, or of a block.
     pub(crate) fn size(self) -> usize {
         match self {
             Type::I8 => 1,
             Type::F16 | Type::Bf16 | Type::I16 => 2,
             Type::F32 | Type::I32 => 4,
             Type::I64 | Type::F64 => 8,
+            Type::Q8_0 => 34,
+            Type::Q4K => 144,
         }
+    }
+    /// Elements of a block.
+    fn block(self) -> usize {
+        match self {
+            Type::Q8_0 => 32,
+            Type::Q4K => 256,
+            _ => 1,
+        }
+    }
+    /// Bytes of `count` elements.
+    pub(crate) fn bytes(self, count: usize) -> usize {
+        count / self.block() * self.size()
     }
 }
 
@@ -207,6 +224,7 @@ impl Builder {
     pub(crate) fn reshape(&mut self, a: Tensor, extent: Extent) -> Result<Tensor> {
         check(self.is_contiguous(a), "reshape", "a contiguous tensor")?;
         check(count(extent)? == self.len(a), "reshape", "as many elements as before")?;
+        check(extent[0].is_multiple_of(self.type_of(a).block()), "reshape", "rows of whole blocks")?;
         if self.extent(a) == extent {
             return Ok(a);
         }
@@ -331,7 +349,7 @@ impl Builder {
     pub(crate) fn mul_mat(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
         self.check_f32(&[b], "mul_mat")?;
         check(
-            matches!(self.type_of(a), Type::F32 | Type::F16 | Type::Bf16),
+            matches!(self.type_of(a), Type::F32 | Type::F16 | Type::Bf16 | Type::Q8_0 | Type::Q4K),
             "mul_mat",
             "floating-point matrices",
         )?;
@@ -488,10 +506,11 @@ impl Builder {
     fn is_contiguous(&self, tensor: Tensor) -> bool {
         // SAFETY: a tensor of this builder.
         let (ne, nb) = unsafe { ((*self.raw(tensor)).ne, (*self.raw(tensor)).nb) };
-        let mut dense = self.type_of(tensor).size();
+        let type_ = self.type_of(tensor);
+        let mut dense = type_.size();
         (0..4).all(|i| {
             let fits = ne[i] == 1 || nb[i] == dense;
-            dense *= ne[i] as usize;
+            dense = if i == 0 { type_.bytes(ne[0] as usize) } else { dense * ne[i] as usize };
             fits
         })
     }

@@ -141,7 +141,7 @@ impl Program {
     }
     /// Bytes of a tensor.
     pub(crate) fn size(&self, tensor: Tensor) -> usize {
-        self.builder.len(tensor) * self.builder.type_of(tensor).size()
+        self.builder.type_of(tensor).bytes(self.builder.len(tensor))
     }
 
     /// What a tensor was made for, its type and its number of elements.

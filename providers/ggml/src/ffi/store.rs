@@ -92,7 +92,7 @@ impl Store {
     /// device is spent. ggml's scheduler then copies it for each operation of the device that reads it.
     pub(crate) fn add(&mut self, type_: Type, extent: Extent, mut home: Home) -> Result<Stored> {
         if home == Home::Device {
-            let bytes = extent.iter().product::<usize>() as u64 * type_.size() as u64;
+            let bytes = type_.bytes(extent.iter().product()) as u64;
             match self.target.budget {
                 Some(budget) if self.device_bytes + bytes > budget => home = Home::Host,
                 _ => self.device_bytes += bytes,

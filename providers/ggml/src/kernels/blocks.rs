@@ -25,9 +25,9 @@ pub(crate) enum Blocks {
 }
 
 /// Elements of a row that share a scale.
-const BLOCK: usize = 32;
+pub(super) const BLOCK: usize = 32;
 /// Blocks that share what their scales are multiples of.
-const GROUP: usize = 8;
+pub(super) const GROUP: usize = 8;
 /// Steps of the depth that lie together: first the lower elements of all their words, then the upper ones.
 const STEPS: usize = 8;
 /// Rows of a panel, at most.
@@ -37,7 +37,7 @@ const MAX_SPAN: usize = STEPS * MAX_ROWS;
 
 /// Where things lie in the bytes of a panel: integers, scales of blocks, what these are multiples of.
 #[derive(Clone, Copy)]
-struct Plan {
+pub(super) struct Plan {
     blocks: Blocks,
     /// Rows of the panel.
     rows: usize,
@@ -48,9 +48,13 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(blocks: Blocks, panels: &Panels) -> Self {
+    pub(super) fn new(blocks: Blocks, panels: &Panels) -> Self {
         let halves = if panels.words == Words::Bf16 { 2 } else { 1 };
         Plan { blocks, rows: panels.block, halves, runs: panels.steps().div_ceil(STEPS) }
+    }
+    /// Rows of the panel.
+    pub(super) fn rows(&self) -> usize {
+        self.rows
     }
     /// Elements of one half of a run.
     fn span(&self) -> usize {
@@ -72,17 +76,27 @@ impl Plan {
         self.runs.div_ceil(self.runs_of_block())
     }
     /// Where the scales of a block begin: two bytes for each row.
-    fn scales(&self, block: usize) -> usize {
+    pub(super) fn scales(&self, block: usize) -> usize {
         self.runs * self.run_bytes() + block * 2 * self.rows
     }
     /// Where the factors of a group of blocks begin: four bytes for each row.
-    fn factors(&self, group: usize) -> usize {
+    pub(super) fn factors(&self, group: usize) -> usize {
         self.scales(self.count()) + group * 4 * self.rows
     }
     fn bytes(&self) -> usize {
         match self.blocks {
             Blocks::Q8_0 => self.scales(self.count()),
             Blocks::Q4K => self.factors(self.count().div_ceil(GROUP)),
+        }
+    }
+    /// Integer `i` of a row's block, in a panel of words of one element.
+    pub(super) fn integer(&self, panel: &[u8], block: usize, row: usize, i: usize) -> u8 {
+        let run = block * self.runs_of_block() + i / STEPS;
+        let (start, place) = (run * self.run_bytes(), i % STEPS * self.rows + row);
+        match self.blocks {
+            Blocks::Q8_0 => panel[start + place],
+            Blocks::Q4K if place < self.run_bytes() => panel[start + place] & 15,
+            Blocks::Q4K => panel[start + place - self.run_bytes()] >> 4,
         }
     }
     /// Calls `put` for each integer of a row's block: its run, its place in that run, and it.

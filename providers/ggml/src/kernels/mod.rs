@@ -19,6 +19,7 @@ mod conv;
 mod depthwise;
 mod gather;
 mod gemm;
+mod ggml_blocks;
 mod glu;
 mod group_norm;
 mod host;

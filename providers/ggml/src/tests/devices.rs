@@ -107,6 +107,53 @@ fn a_device_computes_what_the_reference_does() {
     }
 }
 
+/// Large matrices are kept in ggml's blocks, small ones in f16.
+#[test]
+#[ignore = "needs a folder of ggml backends in SDRUN_GGML_BACKENDS"]
+fn a_device_multiplies_with_matrices_in_blocks() {
+    let (provider, device) = device();
+    // 320 is no multiple of the 256 elements of a large block.
+    let layers = |seed: u64| {
+        let mut model = Model::new(17);
+        let mut x = model.input(noise(&[48, 320], 1));
+        for (layer, pair) in [320, 512, 256, 40].windows(2).enumerate() {
+            let w = model.weight(noise(&[pair[0], pair[1]], seed + layer as u64));
+            x = model.node("MatMul", &[], &[x, w]);
+        }
+        model.output(x);
+        model
+    };
+    let (a, b) = (layers(10), layers(50));
+    let names: Vec<&str> = b.weights.keys().map(String::as_str).collect();
+    let elements = [320 * 512, 512 * 256];
+    for (precision, least, bytes) in [
+        (Precision::Q8_0, 0.998, elements.map(|n| n / 32 * 34)),
+        (Precision::Q4K, 0.95, [elements[0] / 32 * 34, elements[1] / 256 * 144]),
+    ] {
+        let spec = BuildSpec { device: device.clone(), ..spec(precision) };
+        let engine = provider.build(&a.onnx(), &spec, &a, &NoHost).unwrap();
+        let log = Log::default();
+        let mut session = engine.session(&a, &log).unwrap();
+        let first = run(&mut *session, &a.feeds).unwrap();
+        let log = log.0.into_inner().unwrap().join("\n");
+        assert!(log.contains("on the CPU: nothing"), "{log}");
+        let close = |found: &Tensor, expected: &Tensor| {
+            let [f, e] = [found, expected].map(|tensor| tensor.to_f32s().unwrap());
+            let dot = |a: &[f32], b: &[f32]| -> f64 { a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum() };
+            let cosine = dot(&f, &e) / (dot(&f, &f) * dot(&e, &e)).sqrt();
+            assert!(cosine >= least, "{precision}: {cosine}");
+        };
+        close(&first[0], &a.reference()[0]);
+        session.refit(&names, &b, &NoHost).unwrap();
+        close(&run(&mut *session, &a.feeds).unwrap()[0], &b.reference()[0]);
+        session.refit(&names, &a, &NoHost).unwrap();
+        assert_eq!(run(&mut *session, &a.feeds).unwrap(), first, "back again");
+        let least = (bytes[0] + bytes[1] + 2 * 256 * 40) as u64;
+        let weights = session.memory().unwrap().weights.unwrap();
+        assert!((least..least + 4096).contains(&weights), "{precision}: {weights} bytes, {least} expected");
+    }
+}
+
 /// Products whose weights do not fit the budget run on the device all the same, out of copies.
 #[test]
 #[ignore = "needs a folder of ggml backends in SDRUN_GGML_BACKENDS"]
