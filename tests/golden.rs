@@ -7,8 +7,8 @@
 #![allow(clippy::unwrap_used)]
 
 use sdrun::{
-    BuildOptions, CachePolicy, HostTensor, Model, Provider, Shapes, Tensors,
-    abi::{DType, NoHost, Precision, WeightSource},
+    BuildOptions, CachePolicy, DeviceTensors, HostTensor, Model, Provider, Shapes, Tensors,
+    abi::{DType, ErrorCode, NoHost, Precision, WeightSource},
     inputs,
     verify::{self, Tolerance},
     weights::SafetensorsWeights,
@@ -129,6 +129,53 @@ fn one_engine_serves_several_shapes() {
                 }
             }
         }
+    }
+}
+
+/// What one model leaves on the device the next one takes from there, and a provider that cannot says so.
+#[test]
+fn an_encoder_gives_its_latent_to_a_decoder_on_the_device() {
+    let lab = Lab::default();
+    for id in ALL.iter() {
+        let provider = lab.open(id).unwrap();
+        let device = provider.device(None).unwrap();
+        let session = |name: &str, shapes: &Shapes| {
+            let model = lab.model(name);
+            let mut options = BuildOptions::new(device.clone());
+            (options.cache, options.shapes) = (CachePolicy::Off, shapes.clone());
+            let engine = provider.build(&model, &options, &NoHost).unwrap();
+            engine.session(&model.weights(), &NoHost).unwrap()
+        };
+        let image = Shapes::from([("image".to_string(), vec![1, 3, 64, 96])]);
+        let mut encoder = session("taef2/encoder", &image);
+        let mut decoder = session("taef2/decoder", &[("latent".to_string(), vec![1, 32, 8, 12])].into());
+        let model = lab.model("taef2/encoder");
+        let given = inputs::seeded(&model, &model.bound(&image).unwrap(), 0).unwrap();
+        let nothing = DeviceTensors::new();
+        let kept = encoder.run_on_device(&given, &nothing, &["latent"], &NoHost);
+        if !provider.capabilities(&device).unwrap().device_tensors {
+            let error = kept.unwrap_err();
+            assert_eq!(error.code(), ErrorCode::Unimplemented, "{id}: {error}");
+            continue;
+        }
+        let (brought, kept) = kept.unwrap();
+        assert!(brought.is_empty(), "{id}: {brought:?}");
+        let latent = encoder.run(&given, &NoHost).unwrap();
+        assert_eq!(kept["latent"].to_host().unwrap(), latent["latent"], "{id}");
+        let (picture, none) = decoder.run_on_device(&Tensors::new(), &kept, &[], &NoHost).unwrap();
+        assert!(none.is_empty(), "{id}: {none:?}");
+        assert_eq!(picture, decoder.run(&latent, &NoHost).unwrap(), "{id}");
+
+        let refused = |result: sdrun::Result<(Tensors, DeviceTensors)>, words: &str| {
+            let error = result.unwrap_err();
+            assert_eq!(error.code(), ErrorCode::InvalidArgument, "{id}: {error}");
+            assert!(error.to_string().contains(words), "{id}: {error}");
+        };
+        refused(decoder.run_on_device(&latent, &kept, &[], &NoHost), "the engine takes [latent]");
+        refused(decoder.run_on_device(&latent, &nothing, &["noise"], &NoHost), "no output \"noise\"");
+        refused(encoder.run_on_device(&Tensors::new(), &kept, &[], &NoHost), "the engine takes [image]");
+        let mut small = session("taef2/decoder", &[("latent".to_string(), vec![1, 32, 8, 8])].into());
+        refused(small.run_on_device(&Tensors::new(), &kept, &[], &NoHost), "[1, 32, 8, 12]");
     }
 }
 
