@@ -185,7 +185,7 @@ impl GgmlTensor {
     }
 
     /// The tensor, where it lies on this device.
-    fn of<'t>(tensor: &'t dyn DeviceTensor, target: Target) -> Result<&'t Self> {
+    fn of(tensor: &dyn DeviceTensor, target: Target) -> Result<&Self> {
         let tensor: &dyn Any = tensor;
         tensor.downcast_ref::<Self>().filter(|tensor| tensor.kept.is_on(&target)).ok_or_else(|| {
             Error::invalid("a tensor on another device cannot be an input")

@@ -4,7 +4,8 @@
 
 use super::{callbacks::*, raw::*};
 use crate::{
-    ABI_MAJOR, ABI_MINOR, DType, DeviceTensor, Engine, Error, Input, Provider, Result, Session, TensorView,
+    ABI_MAJOR, ABI_MINOR, DType, DeviceTensor, Engine, Error, Input, OutputSpec, Provider, Result, Session,
+    TensorView,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -339,7 +340,8 @@ entries! {
         let tensor = tensor(a.tensor)?;
         let spec = tensor.spec();
         if spec.dtype.bytes_of(&spec.shape) != Some(a.len) {
-            return Err(Error::invalid(format!("{} bytes do not hold a {} tensor of shape {:?}", a.len, spec.dtype, spec.shape)));
+            let (len, OutputSpec { dtype, shape }) = (a.len, spec);
+            return Err(Error::invalid(format!("{len} bytes do not hold a {dtype} tensor of shape {shape:?}")));
         }
         match a.len {
             0 => Ok(()),
@@ -381,18 +383,15 @@ unsafe extern "C" fn tensor_destroy(handle: *mut c_void) {
 }
 
 unsafe extern "C" fn get_extension<E: Export>(id: RawStr) -> *const c_void {
+    let table = const {
+        &RawDeviceTensors {
+            struct_size: size_of::<RawDeviceTensors>() as u32,
+            reserved: 0,
+            run: Some(session_run_on_device::<E>),
+            read: Some(tensor_read::<E>),
+            destroy: Some(tensor_destroy),
+        }
+    };
     // SAFETY: strings are valid during the call.
-    match unsafe { id.bytes() } == DEVICE_TENSORS.as_bytes() {
-        true => (&raw const *const {
-            &RawDeviceTensors {
-                struct_size: size_of::<RawDeviceTensors>() as u32,
-                reserved: 0,
-                run: Some(session_run_on_device::<E>),
-                read: Some(tensor_read::<E>),
-                destroy: Some(tensor_destroy),
-            }
-        })
-            .cast(),
-        false => ptr::null(),
-    }
+    if unsafe { id.bytes() } == DEVICE_TENSORS.as_bytes() { (&raw const *table).cast() } else { ptr::null() }
 }

@@ -285,12 +285,15 @@ pub(crate) fn run_with(
     Ok((0..sink.len()).map(|k| floats(sink.get(k).unwrap().data)).collect())
 }
 
-/// Runs with the outputs that `keep` names left on the device; those and the others.
+/// What stays on the device.
+pub(crate) type Kept = Vec<Box<dyn DeviceTensor>>;
+
+/// Runs with the outputs for which `keep` says so left on the device; the others and those.
 pub(crate) fn run_keeping(
     session: &mut dyn Session,
     input: Input<'_>,
     keep: &[bool],
-) -> Result<(Vec<Vec<f32>>, Vec<Box<dyn DeviceTensor>>)> {
+) -> Result<(Vec<Vec<f32>>, Kept)> {
     let mut sink = VecSink::default();
     let kept = session.run_on_device(&[input], keep, &mut sink, &Quiet)?;
     Ok(((0..sink.len()).map(|k| floats(sink.get(k).unwrap().data)).collect(), kept))

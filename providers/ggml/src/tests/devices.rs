@@ -3,7 +3,7 @@
 //! `SDRUN_GGML_BACKENDS` names one (`cargo xtask test` gets one whose Vulkan backend runs on Mesa's software driver);
 //! without it the tests of devices are ignored.
 
-use super::{Model, compare, noise, run, spec};
+use super::{Model, compare, kept, noise, run, spec};
 use crate::{GgmlProvider, ffi::Ggml};
 use sdrun_abi::{BuildSpec, DeviceKind, ErrorCode, Host, InitConfig, LogLevel, NoHost, Precision, Provider};
 use sdrun_graph::{Attribute, Tensor};
@@ -52,7 +52,7 @@ fn model(seed: u64) -> Model {
 }
 
 /// A provider with the folder of backends, and its first device besides the CPU.
-pub(super) fn device() -> (GgmlProvider, String) {
+fn device() -> (GgmlProvider, String) {
     let folder = std::env::var("SDRUN_GGML_BACKENDS").expect("SDRUN_GGML_BACKENDS names no folder");
     let provider = GgmlProvider::default();
     let options = [("backends".to_string(), folder)].into();
@@ -199,6 +199,14 @@ fn weights_beyond_a_budget_are_copied_in_every_run() {
         // At least the weights left out, but for the copy of one.
         assert!(memory.device.unwrap() + beyond <= whole.device.unwrap() + 96 * 96 * 4, "{memory:?}");
     }
+}
+
+#[test]
+#[ignore = "needs a folder of ggml backends in SDRUN_GGML_BACKENDS"]
+fn outputs_stay_on_a_device_and_are_inputs_there() {
+    let (provider, device) = device();
+    kept::stay_and_return(&provider, &device);
+    kept::refused_from_the_cpu(&provider, &device);
 }
 
 #[test]

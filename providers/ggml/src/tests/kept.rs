@@ -1,6 +1,6 @@
 //! Outputs that stay on the device and are inputs there.
 
-use super::{Model, compare, devices, noise, provider, run, spec};
+use super::{Model, compare, noise, provider, run, spec};
 use crate::GgmlProvider;
 use sdrun_abi::{
     BuildSpec, DType, DeviceTensor, ErrorCode, Input, NoHost, Precision, Provider, Session, TensorView,
@@ -58,7 +58,7 @@ fn brought(session: &mut dyn Session, inputs: &[Input<'_>], outputs: usize) -> V
     views.map(|view| Tensor::new(view.dtype, view.shape.to_vec(), view.data.to_vec()).unwrap()).collect()
 }
 
-fn stay_and_return(provider: &GgmlProvider, device: &str) {
+pub(super) fn stay_and_return(provider: &GgmlProvider, device: &str) {
     for precision in [Precision::Fp32, Precision::Fp16] {
         let spec = BuildSpec { device: device.into(), ..spec(precision) };
         assert!(provider.capabilities(device).unwrap().device_tensors);
@@ -98,12 +98,8 @@ fn outputs_stay_and_are_inputs() {
     stay_and_return(&provider(), "cpu");
 }
 
-#[test]
-#[ignore = "needs a folder of ggml backends in SDRUN_GGML_BACKENDS"]
-fn outputs_stay_on_a_device_and_are_inputs_there() {
-    let (provider, device) = devices::device();
-    stay_and_return(&provider, &device);
-    // From the CPU they do not get there by themselves.
+/// From the CPU they do not get to a device by themselves.
+pub(super) fn refused_from_the_cpu(provider: &GgmlProvider, device: &str) {
     let (front, back) = (front(), back());
     let session = |model: &Model, device: &str| {
         let spec = BuildSpec { device: device.into(), ..spec(Precision::Fp32) };
@@ -113,7 +109,7 @@ fn outputs_stay_on_a_device_and_are_inputs_there() {
     let x = view(&front.feeds[0]);
     let kept = session(&front, "cpu").run_on_device(&[x], &[true; 5], &mut sink, &NoHost).unwrap();
     let given: Vec<_> = kept.iter().map(|tensor| Input::Device(&**tensor)).collect();
-    let error = session(&back, &device).run_on_device(&given, &[false; 3], &mut sink, &NoHost).unwrap_err();
+    let error = session(&back, device).run_on_device(&given, &[false; 3], &mut sink, &NoHost).unwrap_err();
     assert_eq!(error.code, ErrorCode::InvalidArgument);
     assert!(error.message.contains("another device") && error.hint.is_some(), "{error}");
 }
