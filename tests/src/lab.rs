@@ -1,7 +1,9 @@
 //! What tests of models work with: the providers as they were built, and a cache.
 
 use crate::place::Place;
-use sdrun::{Discovery, Isolation, Model, Paths, Provider, Registry, graph::OpenOptions, worker::Limits};
+use sdrun::{
+    Discovery, Isolation, Model, Paths, Provider, Registry, abi::Device, graph::OpenOptions, worker::Limits,
+};
 use std::{path::PathBuf, sync::LazyLock, time::Duration};
 
 /// The providers that have to run every model: those that need no more than a CPU, or those in `SDRUN_TEST_PROVIDERS`
@@ -54,6 +56,12 @@ impl Lab {
     pub fn open_for(&self, id: &str, minutes: u64) -> sdrun::Result<Provider> {
         self.registry.open(id, &Isolation::worker(Limits::all(Duration::from_secs(60 * minutes))))
     }
+}
+
+/// The device that tests use: the one `SDRUN_TEST_DEVICE` names for the providers under test, else a provider's first.
+pub fn device_of(provider: &Provider) -> sdrun::Result<Device> {
+    let named = std::env::var("SDRUN_TEST_DEVICE").ok().filter(|_| ALL.contains(&provider.id()));
+    provider.device(named.as_deref())
 }
 
 /// A folder that an environment variable names.

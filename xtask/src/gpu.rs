@@ -1,4 +1,4 @@
-//! `cargo xtask gpu PROVIDER`: on a machine that has the hardware of a provider, everything that cannot be run without.
+//! `cargo xtask gpu PROVIDER [DEVICE]`: on a machine that has the hardware of a provider, everything that cannot be run without.
 //!
 //! The golden and refit tests run with that provider in place of those for CPUs: outputs against ONNX Runtime in fp32
 //! and against PyTorch, checkpoints, adapters, A after B after A to the bit. Then a table for the VAE decoder and the
@@ -22,7 +22,7 @@ const MODELS: [(&str, &str, f64); 4] = [
     ("sd15/unet", "fp16", 0.999),
 ];
 
-pub(crate) fn run_all(workspace: &Workspace, provider: &str) -> Result<()> {
+pub(crate) fn run_all(workspace: &Workspace, provider: &str, device: Option<&str>) -> Result<()> {
     setup::compilers()?;
     let dist = dist::for_use(workspace)?;
     setup::runtimes(workspace, &dist)?;
@@ -32,8 +32,11 @@ pub(crate) fn run_all(workspace: &Workspace, provider: &str) -> Result<()> {
     let text = output(sdrun.args(["devices", "--provider", provider, "--json"]))?;
     let report: Value = serde_json::from_str(&text)?;
     let devices = report["providers"][0]["devices"].as_array();
-    let first = devices.and_then(|devices| devices.first()).context("the provider has no device")?;
     // Devices that are present come first.
+    let wanted = |found: &&Value| device.is_none_or(|device| found["id"] == device);
+    let first =
+        devices.and_then(|devices| devices.iter().find(wanted)).context("the provider has no such device")?;
+    let device = first["id"].as_str().context("the device has no id")?;
     if let Some(why) = first["absent"].as_str() {
         bail!("{provider} cannot run here: {why}");
     }
@@ -46,6 +49,7 @@ pub(crate) fn run_all(workspace: &Workspace, provider: &str) -> Result<()> {
         step(name);
         let mut cargo = workspace.cargo();
         cargo.args(arguments).envs(environment.iter().cloned()).env("SDRUN_TEST_PROVIDERS", provider);
+        cargo.env("SDRUN_TEST_DEVICE", device);
         if let Err(error) = run(&mut cargo) {
             failures.push(format!("{name}: {error:#}"));
         }
@@ -83,7 +87,8 @@ pub(crate) fn run_all(workspace: &Workspace, provider: &str) -> Result<()> {
     println!("|---|---|---|---|---|---|---|---|---|---|");
     for (model, precision, least) in MODELS {
         let mut sdrun = dist.sdrun(workspace);
-        sdrun.args(["bench", model, "-p", provider, "--precision", precision, "--json", "--quiet"]);
+        sdrun.args(["bench", model, "-p", provider, "--device", device, "--precision", precision]);
+        sdrun.args(["--json", "--quiet"]);
         let report: Value = serde_json::from_str(&output(&mut sdrun)?)?;
         let row = &report["cases"][0]["rows"][0];
         let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);

@@ -24,7 +24,7 @@ cargo xtask COMMAND
   dist [--release|--debug]   build sdrun and its plugins into target/dist (target/dist-test with --debug)
   bench [NAME…]              measure: overhead, start, load, open, worker, size, refit, ggml, shapes, tensorrt-rtx,
                              migraphx (default: all); migraphx uses the GPU of a ROCm in SDRUN_MIGRAPHX_DIR
-  gpu PROVIDER               on a machine with the hardware of a provider: what cannot be tested without
+  gpu PROVIDER [DEVICE]      on a machine with the hardware of a provider: what cannot be tested without
 
 Everything goes into the target folder; your home folder is not touched.
 ";
@@ -57,7 +57,8 @@ fn run(arguments: &[&str]) -> Result<()> {
         ["dist"] | ["dist", "--release"] => dist::for_use(&Workspace::find()?).map(drop),
         ["dist", "--debug"] => dist::for_tests(&Workspace::find()?).map(drop),
         ["bench", names @ ..] => bench::run(&Workspace::find()?, names),
-        ["gpu", provider] => gpu::run_all(&Workspace::find()?, provider),
+        ["gpu", provider] => gpu::run_all(&Workspace::find()?, provider, None),
+        ["gpu", provider, device] => gpu::run_all(&Workspace::find()?, provider, Some(device)),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             Ok(())

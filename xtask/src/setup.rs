@@ -128,6 +128,8 @@ pub(crate) fn vulkan(workspace: &Workspace) -> Result<Vec<(&'static str, PathBuf
         ("VK_ICD_FILENAMES", driver.to_path_buf()),
         // ggml leaves drivers that compute on the CPU out unless they are named.
         ("GGML_VK_VISIBLE_DEVICES", "0".into()),
+        // Else operands of f32 products are rounded to f16.
+        ("GGML_VK_DISABLE_F16", "1".into()),
     ])
 }
 

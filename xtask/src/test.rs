@@ -86,7 +86,14 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
     match setup::vulkan(workspace) {
         Ok(vulkan) => {
             let only = ["test", "--workspace", "--lib", "devices", "--", "--ignored"];
-            tally.count(tests(&only).envs(vulkan))?;
+            tally.count(tests(&only).envs(vulkan.clone()))?;
+            if std::env::var_os("SDRUN_TINY_DIR").is_some() {
+                step("Models in $SDRUN_TINY_DIR, on Vulkan");
+                let only =
+                    ["test", "--workspace", "--no-fail-fast", "--test=golden", "--", "--ignored", "tiny"];
+                let device = [("SDRUN_TEST_PROVIDERS", "ggml"), ("SDRUN_TEST_DEVICE", "vulkan:0")];
+                tally.count(tests(&only).envs(vulkan).envs(device))?;
+            }
         }
         Err(why) => println!("   NOT RUN: {why:#}"),
     }

@@ -280,6 +280,14 @@ pub trait DeviceTensor: Any + Send + Sync {
     fn read(&self, bytes: &mut [u8]) -> Result<()>;
 }
 
+impl dyn DeviceTensor {
+    /// The tensor as the type of whoever made it; `None` where somebody else did.
+    pub fn downcast_ref<T: DeviceTensor>(&self) -> Option<&T> {
+        let tensor: &dyn Any = self;
+        tensor.downcast_ref()
+    }
+}
+
 impl fmt::Debug for dyn DeviceTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "DeviceTensor({} {:?})", self.spec().dtype, self.spec().shape)

@@ -1,6 +1,5 @@
 //! The passes a graph goes through before it is translated.
 
-use crate::ffi::Target;
 use half::{bf16, f16};
 use sdrun_abi::DType;
 use sdrun_graph::{
@@ -9,25 +8,10 @@ use sdrun_graph::{
 };
 use std::collections::HashMap;
 
-/// Everything: each operator that passes make has an entry in the operator table.
-const ON_CPU: &[&str] = passes::ALL;
-
-/// Operators that passes make are kernels of the CPU alone: for another device nothing is merged.
-const ON_DEVICE: &[&str] = &[
-    "fold_constants",
-    "inline_branches",
-    "eliminate_identity",
-    "eliminate_dead",
-    "eliminate_neutral",
-    "merge_common_subexpressions",
-    "collapse_reshapes",
-    "cancel_transposes",
-];
-
-/// Simplifies the graph and, for the CPU, merges what kernels compute as one. Types and shapes must be inferred; sizes
-/// may be open.
-pub(crate) fn optimize(graph: &mut Graph, target: Target) -> Result<Vec<PassReport>, GraphError> {
-    let reports = passes::optimize(graph, if target.gpu().is_some() { ON_DEVICE } else { ON_CPU })?;
+/// Simplifies the graph and merges what kernels of ours, or ggml's for a device, compute as one: each operator that passes make
+/// has an entry in the operator table. Types and shapes must be inferred; sizes may be open.
+pub(crate) fn optimize(graph: &mut Graph) -> Result<Vec<PassReport>, GraphError> {
+    let reports = passes::optimize(graph, passes::ALL)?;
     drop_overflow_guards(graph);
     Ok(reports)
 }

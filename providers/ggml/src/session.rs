@@ -11,7 +11,7 @@ use sdrun_abi::{
     DType, DeviceTensor, Error, Host, Input, LogLevel, MemoryReport, OutputSink, OutputSpec, RefitReport,
     Result, Session, TensorView, WeightSource, WeightUpdate,
 };
-use std::{any::Any, sync::Arc};
+use std::sync::Arc;
 
 /// Shapes a session keeps its graph for, the latest first.
 const MAX_PLANS: usize = 4;
@@ -43,9 +43,9 @@ impl GgmlSession {
         session.bank.load(source, host, threads)?;
         if let Some(shapes) = session.topology.fixed_shapes() {
             session.add_plan(shapes, translation)?;
-            let GgmlSession { plans, executor, .. } = &mut session;
+            let GgmlSession { plans, executor, bank, .. } = &mut session;
             if let Some(spread) =
-                plans.first_mut().map(|plan| executor.place(&mut plan.program)).transpose()?
+                plans.first_mut().map(|plan| executor.place(&mut plan.program, bank.store())).transpose()?
             {
                 spread.iter().for_each(|spread| report(spread, host));
             }
@@ -118,7 +118,7 @@ impl Session for GgmlSession {
         let Some(Plan { program, inputs: tensors, outputs, output_specs, .. }) = plans.first_mut() else {
             return Err(Error::internal("no graph for the inputs"));
         };
-        if let Some(spread) = executor.place(program)? {
+        if let Some(spread) = executor.place(program, bank.store())? {
             report(&spread, host);
         }
         for (input, (tensor, dtype)) in inputs.iter().zip(tensors.iter()) {
@@ -186,7 +186,6 @@ impl GgmlTensor {
 
     /// The tensor, where it lies on this device.
     fn of(tensor: &dyn DeviceTensor, target: Target) -> Result<&Self> {
-        let tensor: &dyn Any = tensor;
         tensor.downcast_ref::<Self>().filter(|tensor| tensor.kept.is_on(&target)).ok_or_else(|| {
             Error::invalid("a tensor on another device cannot be an input")
                 .with_hint("make both sessions on one device, or copy the tensor to main memory")

@@ -175,11 +175,13 @@ impl<'g> Translator<'g> {
 
     fn node(&mut self, node: &'g Node) -> Outcome {
         let operator = ops::find(node);
+        let before = self.builder.tensors();
         if let Some(translate) = self.target.gpu().and_then(|_| gpu::find(node)) {
             match self.check_outputs(node).and_then(|()| translate(self, node)) {
+                Ok(()) if self.give_to_device(node, before) => return Ok(()),
                 // The CPU may take it.
-                Err(Refusal::Unsupported(_)) => {}
-                done => return done,
+                Ok(()) | Err(Refusal::Unsupported(_)) => {}
+                failed => return failed,
             }
         }
         let native = match operator {
@@ -187,7 +189,11 @@ impl<'g> Translator<'g> {
             None => refuse("ggml has no counterpart"),
         };
         let why = match native {
-            Ok(()) => return Ok(()),
+            Ok(()) => {
+                // What is ggml's own may run there, what is ours does not.
+                self.give_to_device(node, before);
+                return Ok(());
+            }
             Err(Refusal::Unsupported(why)) => why,
             Err(failed) => return Err(failed),
         };
@@ -199,6 +205,13 @@ impl<'g> Translator<'g> {
             }
             other => other,
         }
+    }
+
+    /// Has the device run what makes the node's outputs of tensors that were there `before`; whether it can run all of it.
+    fn give_to_device(&mut self, node: &Node, before: usize) -> bool {
+        let outputs = node.outputs.iter().flatten().filter_map(|id| self.values.get(id).copied());
+        let outputs: Vec<Tensor> = outputs.collect();
+        outputs.into_iter().all(|tensor| self.builder.give_to_device(tensor, before))
     }
 
     /// A node without outputs that ggml could hold is refused before anything is made for it.
@@ -274,6 +287,10 @@ impl<'g> Translator<'g> {
         let low = matches!(self.precision, Precision::Bf16 | Precision::Q8_0 | Precision::Q4K);
         if low && Level::detect().multiplies_bf16() { Words::Bf16 } else { Words::F32 }
     }
+    /// What the engine was built for.
+    pub(crate) fn precision(&self) -> Precision {
+        self.precision
+    }
     /// What matrices and convolution filters are stored in, but for those in blocks.
     pub(crate) fn matrix_type(&self) -> Type {
         match self.precision {
@@ -328,7 +345,7 @@ impl<'g> Translator<'g> {
         let tensor = match (self.constant(id), self.graph.initializers.get(&id)) {
             (Some(constant), _) => {
                 let value = constant.clone();
-                let tensor = self.builder.weight(type_, form.extent(value.shape()))?;
+                let tensor = self.builder.constant(type_, form.extent(value.shape()), home)?;
                 self.placed.push(Constant { tensor, value, form, type_ });
                 tensor
             }
@@ -368,10 +385,9 @@ impl<'g> Translator<'g> {
         };
         Ok((blocks, self.weight(id, Form::Panels { panels, transposed, blocks }, type_)?))
     }
-    /// A tensor with one f32 element.
-    pub(crate) fn scalar_tensor(&mut self, value: f32) -> Outcome<Tensor> {
-        let tensor = self.builder.weight(Type::F32, [1; 4])?;
-        let value = HostTensor::scalar(value);
+    /// A tensor of these f32 elements.
+    pub(crate) fn constant_tensor(&mut self, value: HostTensor, home: Home) -> Outcome<Tensor> {
+        let tensor = self.builder.constant(Type::F32, shape::extent(value.shape()), home)?;
         self.placed.push(Constant { tensor, value, form: Form::Plain, type_: Type::F32 });
         Ok(tensor)
     }
@@ -477,10 +493,16 @@ impl<'g> Translator<'g> {
         };
         let extent = shape::extent(dims);
         match copy.as_run() {
-            Some(0) if shape::len(dims) == len => Ok(self.builder.reshape(input, extent)?),
-            Some(start) => Ok(self.builder.run(input, start, extent)?),
-            None => self.custom(node, copy, &[input], type_, extent),
+            Some(0) if shape::len(dims) == len => return Ok(self.builder.reshape(input, extent)?),
+            Some(start) => return Ok(self.builder.run(input, start, extent)?),
+            None => {}
         }
+        if self.target.gpu().is_some()
+            && let Some(copy) = gpu::strided(&mut self.builder, input, dims, strides, start)?
+        {
+            return Ok(self.builder.reshape(copy, extent)?);
+        }
+        self.custom(node, copy, &[input], type_, extent)
     }
     /// `input`, of shape `shape`, with its axes in the order `perm`.
     pub(crate) fn transpose(

@@ -15,7 +15,6 @@ use sdrun_abi::{
     RefitReport, Result, Session, TensorSpec, TensorView, WeightSource,
 };
 use std::{
-    any::Any,
     collections::BTreeSet,
     ffi::CString,
     sync::Arc,
@@ -168,7 +167,6 @@ struct TrtTensor {
 impl TrtTensor {
     /// The tensor, where it lies on this GPU.
     fn of<'t>(tensor: &'t dyn DeviceTensor, context: &Context) -> Result<&'t Self> {
-        let tensor: &dyn Any = tensor;
         let here = |tensor: &&Self| tensor.memory.context().is_of_same_gpu(context);
         tensor.downcast_ref::<Self>().filter(here).ok_or_else(|| {
             Error::invalid("a tensor on another GPU cannot be an input")

@@ -8,7 +8,7 @@ use sdrun_abi::{
     OutputSpec, Precision, Provider, RefitReport, Result, RuntimeInfo, Session, TensorView, WeightSource,
     WeightUpdate,
 };
-use std::{any::Any, collections::BTreeMap, sync::Arc, thread, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
 
 const DEVICE: &str = "mock0";
 /// `slow_progress` gives up after this many steps of a millisecond.
@@ -304,7 +304,6 @@ impl Session for MockSession {
         let input = match inputs.first() {
             Some(Input::Host(view)) => view.data,
             Some(Input::Device(tensor)) => {
-                let tensor: &dyn Any = *tensor;
                 let tensor = tensor.downcast_ref::<MockTensor>();
                 &tensor.ok_or_else(|| Error::internal("the host passed on a foreign tensor"))?.bytes
             }

@@ -55,7 +55,12 @@ pub(super) fn against_openvino(lab: &Lab<'_>) -> Outcome {
 }
 
 /// Milliseconds of the fastest run, and seconds of loading.
-fn fastest(lab: &Lab<'_>, subject: &Subject, provider: &str, precision: &str) -> Result<(f64, f64)> {
+pub(super) fn fastest(
+    lab: &Lab<'_>,
+    subject: &Subject,
+    provider: &str,
+    precision: &str,
+) -> Result<(f64, f64)> {
     let row: Value = bench_row(lab, subject, provider, precision)?;
     let time = row["stats"]["min_ms"].as_f64().context("the row has no fastest run")?;
     Ok((time, row["load_seconds"].as_f64().unwrap_or_default()))

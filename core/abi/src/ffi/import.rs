@@ -7,7 +7,7 @@ use crate::{
     Result, RuntimeInfo, Session, TensorView, WeightSource,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use std::{any::Any, ffi::c_void, ptr};
+use std::{ffi::c_void, ptr};
 
 /// A plugin behind its function table. Engines and sessions made by it refer to the table, which lives as
 /// long as the process: plugins are never unloaded.
@@ -309,7 +309,6 @@ unsafe impl Sync for PluginTensor {}
 impl PluginTensor {
     /// The tensor, where it is one of the same plugin.
     fn of<'t>(tensor: &'t dyn DeviceTensor, raw: &'static RawPlugin) -> Result<&'t Self> {
-        let tensor: &dyn Any = tensor;
         tensor.downcast_ref::<Self>().filter(|tensor| ptr::eq(tensor.raw, raw)).ok_or_else(|| {
             Error::invalid("a tensor on a device of another provider cannot be an input")
                 .with_hint("copy it to main memory")

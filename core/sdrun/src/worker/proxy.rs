@@ -11,7 +11,7 @@ use sdrun_abi::{
     InitConfig, Input, MemoryReport, NoHost, OutputSink, OutputSpec, Provider, RefitReport, Result,
     RuntimeInfo, Session, TensorView, TimingPlan, WeightSource, ffi::PluginIdentity,
 };
-use std::{any::Any, sync::Arc};
+use std::sync::Arc;
 
 /// A provider that lives in a worker process. Engines and sessions made by it live there too and keep the
 /// process alive; dropping the last of them kills and reaps it.
@@ -313,7 +313,6 @@ struct WorkerTensor {
 impl WorkerTensor {
     /// The tensor, where it lives in this worker.
     fn of<'t>(tensor: &'t dyn DeviceTensor, worker: &Arc<Worker>) -> Result<&'t Self> {
-        let tensor: &dyn Any = tensor;
         tensor.downcast_ref::<Self>().filter(|tensor| Arc::ptr_eq(&tensor.worker, worker)).ok_or_else(|| {
             Error::invalid("a tensor on a device cannot be an input in another process")
                 .with_hint("open the provider once for all sessions, or copy the tensor to main memory")

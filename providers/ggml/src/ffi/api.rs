@@ -52,7 +52,13 @@ pub(super) type TensorPtr = *mut RawTensor;
 pub(super) type CustomOp = unsafe extern "C" fn(TensorPtr, c_int, c_int, *mut c_void);
 pub(super) type LogCallback = unsafe extern "C" fn(c_int, *const c_char, *mut c_void);
 pub(super) type FatalCallback = unsafe extern "C" fn(*const c_char);
+pub(super) type EvalCallback = unsafe extern "C" fn(TensorPtr, bool, *mut c_void) -> bool;
 pub(super) type AbortCallback = unsafe extern "C" fn(*mut c_void) -> bool;
+
+/// `GGML_PREC_F32`: sums are f32.
+pub(super) const PREC_F32: c_int = 10;
+/// `GGML_SCALE_MODE_NEAREST`.
+pub(super) const SCALE_MODE_NEAREST: u32 = 0;
 
 /// `GGML_STATUS_SUCCESS`.
 pub(super) const STATUS_SUCCESS: c_int = 0;
@@ -119,11 +125,15 @@ api! {
     ggml_cos: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_elu: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_exp: fn(Ptr, TensorPtr) -> TensorPtr;
+    ggml_gelu: fn(Ptr, TensorPtr) -> TensorPtr;
+    ggml_gelu_erf: fn(Ptr, TensorPtr) -> TensorPtr;
+    ggml_gelu_quick: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_hardswish: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_log: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_neg: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_relu: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_sigmoid: fn(Ptr, TensorPtr) -> TensorPtr;
+    ggml_silu: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_sin: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_sqr: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_sqrt: fn(Ptr, TensorPtr) -> TensorPtr;
@@ -136,9 +146,19 @@ api! {
     ggml_permute: fn(Ptr, TensorPtr, c_int, c_int, c_int, c_int) -> TensorPtr;
     ggml_cont: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_concat: fn(Ptr, TensorPtr, TensorPtr, c_int) -> TensorPtr;
+    ggml_cast: fn(Ptr, TensorPtr, c_int) -> TensorPtr;
+    ggml_repeat_4d: fn(Ptr, TensorPtr, i64, i64, i64, i64) -> TensorPtr;
+    ggml_interpolate: fn(Ptr, TensorPtr, i64, i64, i64, i64, u32) -> TensorPtr;
+    ggml_pad_ext: fn(Ptr, TensorPtr, c_int, c_int, c_int, c_int, c_int, c_int, c_int, c_int) -> TensorPtr;
+    ggml_glu: fn(Ptr, TensorPtr, c_int, bool) -> TensorPtr;
+    ggml_norm: fn(Ptr, TensorPtr, f32) -> TensorPtr;
+    ggml_rms_norm: fn(Ptr, TensorPtr, f32) -> TensorPtr;
     ggml_group_norm: fn(Ptr, TensorPtr, c_int, f32) -> TensorPtr;
     ggml_conv_2d_direct: fn(Ptr, TensorPtr, TensorPtr, c_int, c_int, c_int, c_int, c_int, c_int) -> TensorPtr;
     ggml_mul_mat: fn(Ptr, TensorPtr, TensorPtr) -> TensorPtr;
+    ggml_mul_mat_set_prec: fn(TensorPtr, c_int);
+    ggml_flash_attn_ext: fn(Ptr, TensorPtr, TensorPtr, TensorPtr, TensorPtr, f32, f32, f32) -> TensorPtr;
+    ggml_flash_attn_ext_set_prec: fn(TensorPtr, c_int);
     ggml_soft_max: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_mean: fn(Ptr, TensorPtr) -> TensorPtr;
     ggml_sum_rows: fn(Ptr, TensorPtr) -> TensorPtr;
@@ -150,6 +170,8 @@ api! {
     ggml_backend_dev_supports_op: fn(Ptr, TensorPtr) -> bool;
     ggml_backend_sched_new: fn(*mut Ptr, *mut Ptr, c_int, usize, bool, bool) -> Ptr;
     ggml_backend_sched_free: fn(Ptr);
+    ggml_backend_sched_set_tensor_backend: fn(Ptr, TensorPtr, Ptr);
+    ggml_backend_sched_set_eval_callback: fn(Ptr, Option<EvalCallback>, *mut c_void);
     ggml_backend_sched_alloc_graph: fn(Ptr, Ptr) -> bool;
     ggml_backend_sched_graph_compute: fn(Ptr, Ptr) -> c_int;
     ggml_backend_sched_get_n_splits: fn(Ptr) -> c_int;
@@ -161,6 +183,11 @@ api! {
     ggml_backend_free: fn(Ptr);
     ggml_backend_get_default_buffer_type: fn(Ptr) -> Ptr;
     ggml_backend_dev_buffer_type: fn(Ptr) -> Ptr;
+    ggml_backend_dev_host_buffer_type: fn(Ptr) -> Ptr;
+    ggml_backend_buft_alloc_buffer: fn(Ptr, usize) -> Ptr;
+    ggml_backend_buft_get_alignment: fn(Ptr) -> usize;
+    ggml_backend_buft_get_alloc_size: fn(Ptr, TensorPtr) -> usize;
+    ggml_backend_tensor_alloc: fn(Ptr, TensorPtr, Ptr) -> c_int;
     ggml_backend_alloc_ctx_tensors_from_buft: fn(Ptr, Ptr) -> Ptr;
     ggml_backend_buffer_free: fn(Ptr);
     ggml_backend_view_init: fn(TensorPtr) -> c_int;

@@ -5,11 +5,11 @@ use super::{
     kernel::{Cell, Failure, Kernel, MAX_INPUTS, Shares, trampoline},
     library::{Ggml, Target},
     program::Program,
-    store::{Pools, Store, Stored},
+    store::{Home, Pools, Store, Stored},
 };
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     ffi::c_int,
     sync::{Arc, atomic::AtomicBool},
 };
@@ -76,7 +76,8 @@ pub(crate) type Extent = [usize; 4];
 /// Byte strides of dimensions 1 to 3; dimension 0 is always dense.
 pub(crate) type Strides = [usize; 3];
 
-/// ggml's element-wise functions of one f32 tensor. Those that ggml looks up in f16 tables are left out.
+/// ggml's element-wise functions of one f32 tensor. `Gelu` and `GeluQuick` are for devices: on the CPU ggml looks them up in
+/// f16 tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub(crate) enum Unary {
@@ -84,11 +85,17 @@ pub(crate) enum Unary {
     Cos,
     Elu,
     Exp,
+    /// By tanh.
+    Gelu,
+    GeluErf,
+    /// `x * sigmoid(1.702 x)`.
+    GeluQuick,
     HardSwish,
     Log,
     Neg,
     Relu,
     Sigmoid,
+    Silu,
     Sin,
     Sqr,
     Sqrt,
@@ -106,7 +113,7 @@ pub(crate) enum Binary {
 }
 
 /// What one core does, roughly, in matrix products.
-const MULTIPLICATIONS_PER_NS: usize = 32;
+pub(super) const MULTIPLICATIONS_PER_NS: usize = 32;
 
 /// Tensors one ggml context has room for.
 const CHUNK: usize = 512;
@@ -126,8 +133,8 @@ pub(crate) struct Builder {
     pub(super) tensors: Vec<TensorPtr>,
     /// Contexts of the nodes.
     pub(super) contexts: Vec<Context>,
-    /// Contexts of the weights, which get memory of their own.
-    pub(super) weights: Vec<Context>,
+    /// Contexts of the constants, which get memory of their own, with the host and on the device.
+    pub(super) constants: [Vec<Context>; 2],
     pub(super) inputs: Vec<Tensor>,
     /// The stores whose tensors the graph reads.
     pub(super) pools: Option<Arc<Pools>>,
@@ -140,6 +147,8 @@ pub(crate) struct Builder {
     pub(super) nodes: usize,
     /// Which of them a node runs.
     pub(super) cells: HashMap<TensorPtr, usize>,
+    /// Nodes that the device besides the CPU is to run.
+    pub(super) device_nodes: HashSet<TensorPtr>,
 }
 
 // SAFETY: the pointers are to memory that this value alone owns.
@@ -147,7 +156,7 @@ unsafe impl Send for Builder {}
 
 impl Drop for Builder {
     fn drop(&mut self) {
-        for context in self.contexts.iter().chain(&self.weights) {
+        for context in self.contexts.iter().chain(self.constants.iter().flatten()) {
             // SAFETY: made by `ggml_init`, freed once.
             unsafe { (self.target.ggml.api.ggml_free)(context.raw) };
         }
@@ -157,13 +166,12 @@ impl Drop for Builder {
 impl Builder {
     /// An empty graph.
     pub(crate) fn new(target: Target) -> Self {
-        let (contexts, weights) = (Vec::new(), Vec::new());
         let failure = Arc::new(Failure::default());
         Builder {
             target,
             tensors: Vec::new(),
-            contexts,
-            weights,
+            contexts: Vec::new(),
+            constants: Default::default(),
             inputs: Vec::new(),
             pools: None,
             kernels: Vec::new(),
@@ -171,6 +179,7 @@ impl Builder {
             work: 0,
             nodes: 0,
             cells: HashMap::new(),
+            device_nodes: HashSet::new(),
         }
     }
 
@@ -196,8 +205,9 @@ impl Builder {
     // ---- tensors without operation ----
 
     /// A tensor with memory of its own, to be filled before the first run.
-    pub(crate) fn weight(&mut self, type_: Type, extent: Extent) -> Result<Tensor> {
-        let context = reserve(self.target.ggml, &mut self.weights)?;
+    pub(crate) fn constant(&mut self, type_: Type, extent: Extent, home: Home) -> Result<Tensor> {
+        let contexts = &mut self.constants[usize::from(home == Home::Device)];
+        let context = reserve(self.target.ggml, contexts)?;
         let raw = new_tensor(self.target.ggml, context, type_, extent)?;
         Ok(self.register(raw))
     }
@@ -291,11 +301,15 @@ impl Builder {
                 Unary::Cos => api.ggml_cos,
                 Unary::Elu => api.ggml_elu,
                 Unary::Exp => api.ggml_exp,
+                Unary::Gelu => api.ggml_gelu,
+                Unary::GeluErf => api.ggml_gelu_erf,
+                Unary::GeluQuick => api.ggml_gelu_quick,
                 Unary::HardSwish => api.ggml_hardswish,
                 Unary::Log => api.ggml_log,
                 Unary::Neg => api.ggml_neg,
                 Unary::Relu => api.ggml_relu,
                 Unary::Sigmoid => api.ggml_sigmoid,
+                Unary::Silu => api.ggml_silu,
                 Unary::Sin => api.ggml_sin,
                 Unary::Sqr => api.ggml_sqr,
                 Unary::Sqrt => api.ggml_sqrt,
@@ -343,105 +357,6 @@ impl Builder {
         self.check_f32(&[a], "sum")?;
         // SAFETY: a contiguous f32 tensor.
         self.node(|api, ctx, this| unsafe { (api.ggml_sum_rows)(ctx, this.raw(a)) })
-    }
-    /// `out[n, m] = sum over k of a[k, n] * b[k, m]` for each of the outer indices of `b`; those of `a` are
-    /// repeated. `a` may be f16 or bf16.
-    pub(crate) fn mul_mat(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
-        self.check_f32(&[b], "mul_mat")?;
-        check(
-            matches!(self.type_of(a), Type::F32 | Type::F16 | Type::Bf16 | Type::Q8_0 | Type::Q4K),
-            "mul_mat",
-            "floating-point matrices",
-        )?;
-        check(self.is_contiguous(a), "mul_mat", "contiguous tensors")?;
-        let (ea, eb) = (self.extent(a), self.extent(b));
-        let fits = ea[0] == eb[0] && eb[2] % ea[2] == 0 && eb[3] % ea[3] == 0;
-        check(fits, "mul_mat", "equal inner and repeatable outer extents")?;
-        self.work += ea[0] * ea[1] * eb[1] * eb[2] * eb[3] / MULTIPLICATIONS_PER_NS;
-        // SAFETY: checked above.
-        self.node(|api, ctx, this| unsafe { (api.ggml_mul_mat)(ctx, this.raw(a), this.raw(b)) })
-    }
-
-    /// `a` with its dimensions, the innermost first, in other places: dimension `i` becomes `axes[i]`.
-    pub(crate) fn permute(&mut self, a: Tensor, axes: [usize; 4]) -> Result<Tensor> {
-        let mut sorted = axes;
-        sorted.sort_unstable();
-        check(
-            sorted == [0, 1, 2, 3] && self.is_contiguous(a),
-            "permute",
-            "a contiguous tensor and four axes",
-        )?;
-        let [x, y, z, w] = axes.map(|axis| axis as c_int);
-        let view = self.view(|api, ctx, this| unsafe {
-            // SAFETY: a permutation of a tensor's dimensions.
-            (api.ggml_permute)(ctx, this.raw(a), x, y, z, w)
-        })?;
-        // SAFETY: any tensor can be made contiguous.
-        self.node(|api, ctx, this| unsafe { (api.ggml_cont)(ctx, this.raw(view)) })
-    }
-    /// `a` and after it `b`, along a dimension.
-    pub(crate) fn concat(&mut self, a: Tensor, b: Tensor, axis: usize) -> Result<Tensor> {
-        self.check_f32(&[a, b], "concat")?;
-        let (ea, eb) = (self.extent(a), self.extent(b));
-        check(
-            axis < 4 && (0..4).all(|i| i == axis || ea[i] == eb[i]),
-            "concat",
-            "equal extents beside the axis",
-        )?;
-        // SAFETY: checked above.
-        self.node(|api, ctx, this| unsafe { (api.ggml_concat)(ctx, this.raw(a), this.raw(b), axis as c_int) })
-    }
-    /// Normalisation over groups of dimension 2.
-    pub(crate) fn group_norm(&mut self, a: Tensor, groups: usize, epsilon: f32) -> Result<Tensor> {
-        self.check_f32(&[a], "group_norm")?;
-        check(
-            groups > 0 && self.extent(a)[2].is_multiple_of(groups),
-            "group_norm",
-            "groups that divide the channels",
-        )?;
-        // SAFETY: a contiguous f32 tensor.
-        self.node(|api, ctx, this| unsafe {
-            (api.ggml_group_norm)(ctx, this.raw(a), groups as c_int, epsilon)
-        })
-    }
-    /// Convolution of `b` `[w, h, channels, batch]` with `a` `[kw, kh, channels, filters]`; strides, padding on both sides
-    /// and dilations are of the width, then of the height.
-    pub(crate) fn conv_2d(
-        &mut self,
-        a: Tensor,
-        b: Tensor,
-        stride: [usize; 2],
-        pad: [usize; 2],
-        dilation: [usize; 2],
-    ) -> Result<Tensor> {
-        self.check_f32(&[b], "conv_2d")?;
-        check(matches!(self.type_of(a), Type::F32 | Type::F16), "conv_2d", "f32 or f16 filters")?;
-        let (ea, eb) = (self.extent(a), self.extent(b));
-        let fits = (0..2).all(|i| eb[i] + 2 * pad[i] > (ea[i] - 1) * dilation[i]);
-        check(ea[2] == eb[2] && fits, "conv_2d", "equal channels and a window that fits")?;
-        self.work += ea.iter().product::<usize>() * eb[0] * eb[1] * eb[3] / MULTIPLICATIONS_PER_NS;
-        let n = |v: usize| v as c_int;
-        self.node(|api, ctx, this| unsafe {
-            // SAFETY: checked above.
-            (api.ggml_conv_2d_direct)(
-                ctx,
-                this.raw(a),
-                this.raw(b),
-                n(stride[0]),
-                n(stride[1]),
-                n(pad[0]),
-                n(pad[1]),
-                n(dilation[0]),
-                n(dilation[1]),
-            )
-        })
-    }
-    /// Whether the device besides the CPU runs the node of a tensor.
-    pub(crate) fn device_runs(&self, tensor: Tensor) -> bool {
-        // SAFETY: a tensor of this builder and a device of its ggml.
-        self.target.gpu().is_some_and(|gpu| unsafe {
-            (self.target.ggml.api.ggml_backend_dev_supports_op)(gpu.device, self.raw(tensor))
-        })
     }
 
     // ---- ours ----
@@ -503,7 +418,7 @@ impl Builder {
     pub(crate) fn len(&self, tensor: Tensor) -> usize {
         self.extent(tensor).iter().product()
     }
-    fn is_contiguous(&self, tensor: Tensor) -> bool {
+    pub(super) fn is_contiguous(&self, tensor: Tensor) -> bool {
         // SAFETY: a tensor of this builder.
         let (ne, nb) = unsafe { ((*self.raw(tensor)).ne, (*self.raw(tensor)).nb) };
         let type_ = self.type_of(tensor);
@@ -520,17 +435,17 @@ impl Builder {
     pub(super) fn raw(&self, tensor: Tensor) -> TensorPtr {
         self.tensors[tensor.index()]
     }
-    fn check_f32(&self, tensors: &[Tensor], what: &str) -> Result<()> {
+    pub(super) fn check_f32(&self, tensors: &[Tensor], what: &str) -> Result<()> {
         let fits = tensors.iter().all(|t| self.type_of(*t) == Type::F32 && self.is_contiguous(*t));
         check(fits, what, "contiguous f32 tensors")
     }
-    fn node(&mut self, make: impl FnOnce(&Api, Ptr, &Self) -> TensorPtr) -> Result<Tensor> {
+    pub(super) fn node(&mut self, make: impl FnOnce(&Api, Ptr, &Self) -> TensorPtr) -> Result<Tensor> {
         let tensor = self.view(make)?;
         self.nodes += 1;
         self.work += self.len(tensor);
         Ok(tensor)
     }
-    fn view(&mut self, make: impl FnOnce(&Api, Ptr, &Self) -> TensorPtr) -> Result<Tensor> {
+    pub(super) fn view(&mut self, make: impl FnOnce(&Api, Ptr, &Self) -> TensorPtr) -> Result<Tensor> {
         let context = reserve(self.target.ggml, &mut self.contexts)?;
         let raw = make(&self.target.ggml.api, context, self);
         Ok(self.register(raw))
@@ -576,7 +491,7 @@ pub(super) fn reserve(ggml: &Ggml, contexts: &mut Vec<Context>) -> Result<Ptr> {
 }
 
 /// Number of elements; ggml needs every dimension to be there.
-fn count(extent: Extent) -> Result<usize> {
+pub(super) fn count(extent: Extent) -> Result<usize> {
     let len =
         extent.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).filter(|n| *n <= i64::MAX as usize / 16);
     let len = len.ok_or_else(too_large)?;
@@ -588,10 +503,10 @@ fn too_large() -> Error {
     Error::new(ErrorCode::ResourceExhausted, "a tensor is larger than the address space")
 }
 
-fn signed(extent: Extent) -> [i64; 4] {
+pub(super) fn signed(extent: Extent) -> [i64; 4] {
     extent.map(|n| n as i64)
 }
 
-fn check(holds: bool, what: &str, needs: &str) -> Result<()> {
+pub(super) fn check(holds: bool, what: &str, needs: &str) -> Result<()> {
     if holds { Ok(()) } else { Err(Error::internal(format!("ggml operation {what} needs {needs}"))) }
 }

@@ -5,16 +5,19 @@ use super::{
     library::{Target, status_error},
     pages,
     profile::Profile,
-    program::Program,
+    program::{Program, memory_of},
     store::Store,
+    streams::{Plan, Turns, at_node},
 };
 use crate::ffi::kernel::Failure;
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     ffi::{CStr, c_int, c_void},
     panic::{AssertUnwindSafe, catch_unwind},
+    ptr,
     sync::Arc,
+    thread,
 };
 
 /// ggml's backends on a target: the device, where there is one besides the CPU, and the CPU.
@@ -113,7 +116,7 @@ impl Executor {
     ///
     /// # Errors
     /// `ResourceExhausted`.
-    pub(crate) fn place(&mut self, program: &mut Program) -> Result<Option<Spread>> {
+    pub(crate) fn place(&mut self, program: &mut Program, store: &Store) -> Result<Option<Spread>> {
         let exhausted = || Error::new(ErrorCode::ResourceExhausted, "no memory for the activations");
         let api = &self.backends.target.ggml.api;
         if let Some(device) = self.backends.device {
@@ -125,17 +128,19 @@ impl Executor {
             // the backends.
             unsafe {
                 let (null, size) = (std::ptr::null_mut(), program.size);
-                // Operations whose weights are with the host go to the device all the same.
-                let offload = self.backends.target.budget.is_some();
                 let scheduler =
-                    (api.ggml_backend_sched_new)(backends.as_mut_ptr(), null, 2, size, false, offload);
+                    (api.ggml_backend_sched_new)(backends.as_mut_ptr(), null, 2, size, false, false);
                 if scheduler.is_null() {
                     return Err(exhausted());
                 }
                 program.scheduler = Some((scheduler, self.backends.clone()));
+                for node in program.nodes().into_iter().filter(|node| program.is_for_device(*node)) {
+                    (api.ggml_backend_sched_set_tensor_backend)(scheduler, node, device);
+                }
                 if !(api.ggml_backend_sched_alloc_graph)(scheduler, program.graph) {
                     return Err(exhausted());
                 }
+                program.turns = turns(program, store)?;
                 return Ok(Some(self.spread(program, scheduler, device)));
             }
         }
@@ -186,6 +191,11 @@ impl Executor {
                 }
             }
         }
+        for raw in program.turns.iter().flat_map(Plan::copied) {
+            // SAFETY: a tensor of the store.
+            let bytes = unsafe { (api.ggml_nbytes)(raw) } as u64;
+            spread.copies = (spread.copies.0 + 1, spread.copies.1 + bytes);
+        }
         // SAFETY: by this function's contract.
         spread.splits = unsafe { (api.ggml_backend_sched_get_n_splits)(scheduler) }.max(0) as usize;
         spread
@@ -220,9 +230,10 @@ impl Executor {
             (ggml.cpu.set_n_threads)(cpu, c_int::try_from(program.threads.clamp(1, 512)).unwrap_or(1));
             set(cpu, Some(should_stop), (&raw const watch).cast_mut().cast());
             let status = match &program.scheduler {
-                Some((scheduler, _)) => {
-                    (ggml.api.ggml_backend_sched_graph_compute)(*scheduler, program.graph)
-                }
+                Some((scheduler, _)) => match &program.turns {
+                    Some(plan) => compute_in_turns(&ggml.api, *scheduler, program.graph, plan, cancelled),
+                    None => (ggml.api.ggml_backend_sched_graph_compute)(*scheduler, program.graph),
+                },
                 None => (ggml.api.ggml_backend_graph_compute)(cpu, program.graph),
             };
             set(cpu, None, std::ptr::null_mut());
@@ -254,6 +265,58 @@ impl Executor {
         }
         (all, on_device)
     }
+}
+
+/// The turns that weights take on the device when the program runs, if they do. The nodes are those of the scheduler, for backends
+/// change their order when it allocates the graph.
+fn turns(program: &Program, store: &Store) -> Result<Option<Plan>> {
+    let streams = store.streams();
+    if streams.turns.is_empty() {
+        return Ok(None);
+    }
+    let nodes = program.nodes();
+    let uses = nodes.iter().map(|raw| {
+        // SAFETY: a node of the graph and what it reads, which is nothing where it is a view.
+        let sources =
+            unsafe { if (**raw).view_src.is_null() { (**raw).src } else { [ptr::null_mut(); MAX_SRC] } };
+        let sources = sources.into_iter().filter(|source| !source.is_null());
+        let turns: BTreeSet<usize> =
+            sources.filter_map(|source| streams.turn_of.get(&memory_of(source)).copied()).collect();
+        turns.into_iter().collect()
+    });
+    let uses: Vec<Vec<usize>> = uses.collect();
+    let plan = Plan::new(streams, &nodes, &uses).map_err(|_| {
+        Error::new(
+            ErrorCode::ResourceExhausted,
+            "an operation reads more weights than have room on the device",
+        )
+        .with_hint("give a larger budget")
+    })?;
+    Ok(Some(plan))
+}
+
+/// Runs a graph, with weights that take turns.
+///
+/// # Safety
+/// The scheduler has allocated the graph, whose nodes the plan was made of; nobody writes weights meanwhile.
+unsafe fn compute_in_turns(
+    api: &'static Api,
+    scheduler: Ptr,
+    graph: Ptr,
+    plan: &Plan,
+    cancelled: &dyn Fn() -> bool,
+) -> c_int {
+    thread::scope(|scope| {
+        // SAFETY: by this function's contract; the callback is withdrawn before `turns` goes.
+        unsafe {
+            let turns = Turns::start(plan, api, cancelled, scope);
+            let data = (&raw const turns).cast_mut().cast();
+            (api.ggml_backend_sched_set_eval_callback)(scheduler, Some(at_node), data);
+            let status = (api.ggml_backend_sched_graph_compute)(scheduler, graph);
+            (api.ggml_backend_sched_set_eval_callback)(scheduler, None, std::ptr::null_mut());
+            if turns.succeeded() { status } else { STATUS_ABORTED }
+        }
+    })
 }
 
 /// # Safety

@@ -15,6 +15,7 @@
 
 mod api;
 mod builder;
+mod device_ops;
 mod executor;
 mod kept;
 mod kernel;
@@ -27,9 +28,11 @@ mod program;
 pub(crate) mod simd;
 pub(crate) mod softmax;
 mod store;
+mod streams;
 mod variant;
 
 pub(crate) use builder::{Binary, Builder, Extent, Tensor, Type, Unary};
+pub(crate) use device_ops::Gate;
 pub(crate) use executor::{Executor, Spread};
 pub(crate) use kept::Kept;
 #[cfg(test)]

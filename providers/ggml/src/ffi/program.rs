@@ -10,6 +10,7 @@ use super::{
     product::Words,
     profile::{Note, Profile},
     store::Store,
+    streams::Plan,
 };
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
@@ -34,6 +35,8 @@ pub(crate) struct Program {
     pub(super) threads: usize,
     builder: Builder,
     pub(super) profile: Option<Profile>,
+    /// Where weights take turns on the device.
+    pub(super) turns: Option<Plan>,
 }
 
 /// What ggml allocated for a graph.
@@ -100,23 +103,36 @@ impl Program {
             let inputs = builder.inputs.iter().map(|input| builder.raw(*input));
             let steps = match builder.target.gpu() {
                 None => arrange(&builder, outputs),
-                // What a scheduler copies between devices cannot be written over.
-                Some(_) => Vec::new(),
+                // What a scheduler copies between devices cannot be written over. Weights take turns in the order of the graph.
+                Some(_) => in_order(&builder, outputs),
             };
             for raw in inputs.chain(steps).chain(outputs.iter().map(|output| builder.raw(*output))) {
                 (api.ggml_build_forward_expand)(graph, raw);
             }
-            for context in &builder.weights {
-                let type_ = (api.ggml_backend_dev_buffer_type)(ggml.cpu.device);
-                let buffer = (api.ggml_backend_alloc_ctx_tensors_from_buft)(context.raw, type_);
-                if buffer.is_null() {
-                    return Err(exhausted("the constants"));
+            let homes = [Some(ggml.cpu.device), builder.target.gpu().map(|gpu| gpu.device)];
+            for (contexts, device) in builder.constants.iter().zip(homes) {
+                for context in contexts {
+                    let nowhere = || Error::internal("a constant for a device that is not there");
+                    let type_ = (api.ggml_backend_dev_buffer_type)(device.ok_or_else(nowhere)?);
+                    let buffer = (api.ggml_backend_alloc_ctx_tensors_from_buft)(context.raw, type_);
+                    if buffer.is_null() {
+                        return Err(exhausted("the constants"));
+                    }
+                    memory.constants.push(buffer);
                 }
-                memory.constants.push(buffer);
             }
             let id = IDS.fetch_add(1, Ordering::Relaxed);
-            let mut program =
-                Program { memory, graph, size, scheduler: None, id, threads, builder, profile: None };
+            let mut program = Program {
+                memory,
+                graph,
+                size,
+                scheduler: None,
+                id,
+                threads,
+                builder,
+                profile: None,
+                turns: None,
+            };
             // Nobody is told when a node on another device ends.
             if program.builder.target.gpu().is_none() {
                 program.profile = Profile::wanted(threads, || program.notes());
@@ -190,6 +206,10 @@ impl Program {
             (0..count).map(|i| (api.ggml_graph_node)(self.graph, i)).collect()
         }
     }
+    /// Whether the device besides the CPU is to run a node.
+    pub(super) fn is_for_device(&self, node: TensorPtr) -> bool {
+        self.builder.device_nodes.contains(&node)
+    }
     /// The buffer of the activations, where the graph has any.
     pub(super) fn activation_buffer(&self) -> Option<Ptr> {
         let node = |raw: &TensorPtr| {
@@ -249,7 +269,7 @@ impl Program {
 }
 
 /// The tensor whose memory a tensor is in: itself, or what it is a view of.
-fn memory_of(raw: TensorPtr) -> TensorPtr {
+pub(super) fn memory_of(raw: TensorPtr) -> TensorPtr {
     // SAFETY: a tensor of a builder.
     let source = unsafe { (*raw).view_src };
     if source.is_null() { raw } else { source }
@@ -319,6 +339,12 @@ fn arrange(builder: &Builder, outputs: &[Tensor]) -> Vec<TensorPtr> {
         }
     }
     order.into_iter().map(|at| nodes[at]).collect()
+}
+
+/// The nodes that `outputs` need, in the order in which they were made.
+fn in_order(builder: &Builder, outputs: &[Tensor]) -> Vec<TensorPtr> {
+    let needed: HashSet<TensorPtr> = computed(builder, outputs).into_iter().collect();
+    builder.tensors.iter().copied().filter(|raw| needed.contains(raw)).collect()
 }
 
 /// The nodes that `outputs` need, without views, each after what it reads, the first source first: ggml's own order.

@@ -3,8 +3,9 @@
 use super::{
     api::*,
     builder::{Context, Extent, Type, new_tensor, reserve},
-    library::{Ggml, Target},
+    library::{Ggml, Target, status_error},
     pages,
+    streams::{Share, Streams, Twins, share},
 };
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
@@ -36,9 +37,22 @@ pub(crate) enum Home {
 pub(crate) struct Store {
     target: Target,
     pools: Arc<Pools>,
-    tensors: Vec<(TensorPtr, Home)>,
-    /// Of the tensors in the memory of the device.
+    tensors: Vec<Item>,
+    /// Of the tensors in the memory of the device, and of what others take turns in.
     device_bytes: u64,
+    /// Whether the budget of the device was divided.
+    divided: bool,
+}
+
+/// A tensor as graphs know it.
+#[derive(Clone, Copy)]
+struct Item {
+    raw: TensorPtr,
+    home: Home,
+    /// Which of the contexts of its home describes it.
+    context: usize,
+    /// The tensor in main memory with its elements, where it takes turns on the device.
+    twin: Option<TensorPtr>,
 }
 
 /// What lies behind a store; goes with the last program that reads it.
@@ -51,7 +65,10 @@ pub(super) struct Pools {
 struct Inner {
     host: Vec<Context>,
     device: Vec<Context>,
+    /// Of the twins.
+    twins: Vec<Context>,
     buffers: Vec<Ptr>,
+    streams: Arc<Streams>,
 }
 
 // SAFETY: the pointers are to memory that this value alone owns; ggml ties none of it to a thread.
@@ -75,7 +92,7 @@ impl Drop for Pools {
         // SAFETY: each was made by the matching function and is freed once, memory before its description.
         unsafe {
             inner.buffers.iter().for_each(|buffer| (self.ggml.api.ggml_backend_buffer_free)(*buffer));
-            let contexts = inner.host.iter().chain(&inner.device);
+            let contexts = inner.host.iter().chain(&inner.device).chain(&inner.twins);
             contexts.for_each(|context| (self.ggml.api.ggml_free)(context.raw));
         }
     }
@@ -85,24 +102,84 @@ impl Store {
     /// Without tensors.
     pub(crate) fn new(target: Target) -> Self {
         let pools = Arc::new(Pools { ggml: target.ggml, inner: Mutex::default() });
-        Store { target, pools, tensors: Vec::new(), device_bytes: 0 }
+        Store { target, pools, tensors: Vec::new(), device_bytes: 0, divided: false }
     }
 
-    /// Describes a tensor; [`allocate`](Self::allocate) gives it memory: at home, or with the host where the budget of the
-    /// device is spent. ggml's scheduler then copies it for each operation of the device that reads it.
+    /// Describes a tensor, in the order in which tensors are used; [`allocate`](Self::allocate) gives it memory: at home, or a
+    /// turn in that of the device, where there is a budget. What comes after the budget was divided stays with the host, and
+    /// ggml's scheduler copies it for each operation of the device that reads it.
     pub(crate) fn add(&mut self, type_: Type, extent: Extent, mut home: Home) -> Result<Stored> {
-        if home == Home::Device {
-            let bytes = type_.bytes(extent.iter().product()) as u64;
+        if self.divided && home == Home::Device {
             match self.target.budget {
-                Some(budget) if self.device_bytes + bytes > budget => home = Home::Host,
-                _ => self.device_bytes += bytes,
+                Some(_) => home = Home::Host,
+                None => self.device_bytes += type_.bytes(extent.iter().product()) as u64,
             }
         }
         let mut inner = self.pools.lock();
         let contexts = if home == Home::Host { &mut inner.host } else { &mut inner.device };
-        let context = reserve(self.target.ggml, contexts)?;
-        self.tensors.push((new_tensor(self.target.ggml, context, type_, extent)?, home));
+        let raw = new_tensor(self.target.ggml, reserve(self.target.ggml, contexts)?, type_, extent)?;
+        self.tensors.push(Item { raw, home, context: contexts.len() - 1, twin: None });
         Ok(Stored(self.tensors.len() as u32 - 1))
+    }
+
+    /// Divides the memory of the device between the tensors that are at home there.
+    ///
+    /// # Errors
+    /// `ResourceExhausted`, naming the least budget that is enough.
+    fn divide(&mut self) -> Result<()> {
+        let (api, Some(gpu)) = (&self.target.ggml.api, self.target.gpu()) else { return Ok(()) };
+        let exhausted =
+            |what: &str| Error::new(ErrorCode::ResourceExhausted, format!("no memory for {what}"));
+        let here: Vec<usize> =
+            (0..self.tensors.len()).filter(|i| self.tensors[*i].home == Home::Device).collect();
+        // SAFETY: a device of this ggml, and tensors of this store.
+        let (type_, sizes): (Ptr, Vec<usize>) = unsafe {
+            let type_ = (api.ggml_backend_dev_buffer_type)(gpu.device);
+            let unit = (api.ggml_backend_buft_get_alignment)(type_).max(1);
+            let size = |i: &usize| (api.ggml_backend_buft_get_alloc_size)(type_, self.tensors[*i].raw);
+            (type_, here.iter().map(|i| size(i).next_multiple_of(unit)).collect())
+        };
+        let budget =
+            self.target.budget.map_or(usize::MAX, |budget| usize::try_from(budget).unwrap_or(usize::MAX));
+        let Share { half, slots } = share(&sizes, budget).map_err(|least| {
+            let message = format!("a budget of {budget} bytes on the device is not enough for these weights");
+            Error::new(ErrorCode::ResourceExhausted, message)
+                .with_hint(format!("give at least {least} bytes: the small weights and twice the largest"))
+        })?;
+        let stays = sizes.iter().zip(&slots).filter(|(_, slot)| slot.is_none());
+        self.device_bytes = (stays.map(|(size, _)| size).sum::<usize>() + 2 * half) as u64;
+        if half == 0 {
+            return Ok(());
+        }
+        let mut inner = self.pools.lock();
+        // SAFETY: the buffer has room for two halves; its slots lie inside and do not overlap with others of the same turn; the
+        // tensors have no memory yet.
+        unsafe {
+            let buffer = (api.ggml_backend_buft_alloc_buffer)(type_, 2 * half);
+            if buffer.is_null() {
+                return Err(exhausted("the weights that take turns on the device"));
+            }
+            inner.buffers.push(buffer);
+            (api.ggml_backend_buffer_set_usage)(buffer, USAGE_WEIGHTS);
+            let base = (api.ggml_backend_buffer_get_base)(buffer);
+            let mut streams = Streams::default();
+            for (i, slot) in here.iter().zip(slots).filter_map(|(i, slot)| Some((*i, slot?))) {
+                let item = &mut self.tensors[i];
+                let at = base.wrapping_byte_add(slot.turn % 2 * half + slot.offset);
+                let status = (api.ggml_backend_tensor_alloc)(buffer, item.raw, at);
+                if status != STATUS_SUCCESS {
+                    return Err(status_error(status));
+                }
+                let type_ =
+                    Type::from_raw((*item.raw).type_).ok_or_else(|| Error::internal("an unknown type"))?;
+                let context = reserve(self.target.ggml, &mut inner.twins)?;
+                let twin = new_tensor(self.target.ggml, context, type_, (*item.raw).ne.map(|n| n as usize))?;
+                item.twin = Some(twin);
+                streams.add(slot.turn, Twins { device: item.raw, host: twin });
+            }
+            inner.streams = Arc::new(streams);
+        }
+        Ok(())
     }
 
     /// Gives memory to the tensors that have none.
@@ -110,30 +187,50 @@ impl Store {
     /// # Errors
     /// `ResourceExhausted`.
     pub(crate) fn allocate(&mut self) -> Result<()> {
-        let mut inner = self.pools.lock();
+        if !self.divided {
+            self.divide()?;
+            self.divided = true;
+        }
         let api = &self.target.ggml.api;
-        let Inner { host, device, buffers } = &mut *inner;
-        let gpu = self.target.gpu().map(|gpu| gpu.device);
-        let homes = [(host, Some(self.target.ggml.cpu.device)), (device, gpu)];
-        for (contexts, device) in homes {
-            for context in contexts.iter_mut().filter(|context| context.pending) {
-                let device =
-                    device.ok_or_else(|| Error::internal("a weight for a device that is not there"))?;
-                // SAFETY: a context of this store and a device of its ggml.
-                let buffer = unsafe {
-                    let type_ = (api.ggml_backend_dev_buffer_type)(device);
-                    (api.ggml_backend_alloc_ctx_tensors_from_buft)(context.raw, type_)
-                };
+        let (cpu, gpu) = (self.target.ggml.cpu.device, self.target.gpu().map(|gpu| gpu.device));
+        let mut inner = self.pools.lock();
+        let Inner { host, device, twins, buffers, .. } = &mut *inner;
+        // SAFETY: devices of this ggml.
+        let (of_host, of_device, of_twins) = unsafe {
+            let of = |device| (api.ggml_backend_dev_buffer_type)(device);
+            // Memory that the device copies from while it computes, where it has such a kind.
+            let pinned = gpu.map(|gpu| (api.ggml_backend_dev_host_buffer_type)(gpu));
+            (of(cpu), gpu.map(of), pinned.filter(|type_| !type_.is_null()))
+        };
+        let waits = |home: Home, context: usize| {
+            let mut all = self.tensors.iter();
+            all.any(|item| (item.home, item.context) == (home, context) && item.twin.is_none())
+        };
+        let homes = [
+            (host, Some(of_host), Some(Home::Host)),
+            (device, of_device, Some(Home::Device)),
+            (twins, Some(of_twins.unwrap_or(of_host)), None),
+        ];
+        for (contexts, type_, home) in homes {
+            let type_of = || type_.ok_or_else(|| Error::internal("a weight for a device that is not there"));
+            for (i, context) in contexts.iter_mut().enumerate().filter(|(_, context)| context.pending) {
+                context.pending = false;
+                if home.is_some_and(|home| !waits(home, i)) {
+                    continue;
+                }
+                // SAFETY: a context of this store and a kind of memory of its ggml.
+                let buffer =
+                    unsafe { (api.ggml_backend_alloc_ctx_tensors_from_buft)(context.raw, type_of()?) };
                 if buffer.is_null() {
+                    context.pending = true;
                     return Err(Error::new(ErrorCode::ResourceExhausted, "no memory for the weights"));
                 }
                 buffers.push(buffer);
-                context.pending = false;
-                if gpu.is_some() {
+                if gpu.is_some() && home.is_some() {
                     // SAFETY: a buffer that was just made. The scheduler then gives a copy's memory to the next one.
                     unsafe { (api.ggml_backend_buffer_set_usage)(buffer, USAGE_WEIGHTS) };
                 }
-                if device == self.target.ggml.cpu.device {
+                if home == Some(Home::Host) {
                     // SAFETY: a buffer of host memory of this size.
                     unsafe {
                         let base = (api.ggml_backend_buffer_get_base)(buffer);
@@ -151,18 +248,19 @@ impl Store {
     /// `Internal` where a tensor has none yet.
     pub(crate) fn rooms(&mut self) -> Result<Vec<Room<'_>>> {
         let api = &self.target.ggml.api;
-        let room = |(raw, home): &(TensorPtr, Home)| {
+        let room = |item: &Item| {
+            let (raw, home) = item.twin.map_or((item.raw, item.home), |twin| (twin, Home::Host));
             // SAFETY: a tensor of this store.
-            let (data, len) = unsafe { ((**raw).data, (api.ggml_nbytes)(*raw)) };
+            let (data, len) = unsafe { ((*raw).data, (api.ggml_nbytes)(raw)) };
             if data.is_null() {
                 return Err(Error::internal("a ggml weight without memory"));
             }
-            Ok(Room { api, raw: *raw, home: *home, len, store: PhantomData })
+            Ok(Room { api, raw, home, len, store: PhantomData })
         };
         self.tensors.iter().map(room).collect()
     }
 
-    /// Bytes of the tensors that lie in the memory of the device besides the CPU.
+    /// Bytes of the memory of the device besides the CPU that is for weights.
     pub(crate) fn device_bytes(&self) -> u64 {
         self.device_bytes
     }
@@ -176,7 +274,11 @@ impl Store {
     }
 
     pub(super) fn raw(&self, tensor: Stored) -> TensorPtr {
-        self.tensors[tensor.index()].0
+        self.tensors[tensor.index()].raw
+    }
+    /// The tensors that take turns on the device.
+    pub(super) fn streams(&self) -> Arc<Streams> {
+        self.pools.lock().streams.clone()
     }
     pub(super) fn pools(&self) -> &Arc<Pools> {
         &self.pools

@@ -11,9 +11,16 @@ impl Blocks {
     /// `None` where none do.
     pub(crate) fn of_ggml(self, depth: usize) -> Option<(Blocks, Type)> {
         match self {
-            Blocks::Q4K if depth.is_multiple_of(GROUP * BLOCK) => Some((self, Type::Q4K)),
-            _ if depth.is_multiple_of(BLOCK) => Some((Blocks::Q8_0, Type::Q8_0)),
+            Blocks::Q4K if depth.is_multiple_of(GROUP * BLOCK) => Some((self, self.type_of_ggml())),
+            _ if depth.is_multiple_of(BLOCK) => Some((Blocks::Q8_0, Blocks::Q8_0.type_of_ggml())),
             _ => None,
+        }
+    }
+
+    fn type_of_ggml(self) -> Type {
+        match self {
+            Blocks::Q8_0 => Type::Q8_0,
+            Blocks::Q4K => Type::Q4K,
         }
     }
 
@@ -30,8 +37,7 @@ impl Blocks {
         const HEIGHT: usize = 32;
         let panels = Panels { groups, rows, depth, block: HEIGHT, words: Words::F32, taps: 1 };
         let plan = Plan::new(self, &panels);
-        let type_ = if self == Blocks::Q4K { Type::Q4K } else { Type::Q8_0 };
-        let mut line = vec![0; type_.bytes(depth)];
+        let mut line = vec![0; self.type_of_ggml().bytes(depth)];
         self.pack(&panels, transposed, read, |start, panel| {
             let index = start / panel.len();
             let (group, first) = (index / panels.per_group(), index % panels.per_group() * HEIGHT);

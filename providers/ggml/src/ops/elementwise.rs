@@ -5,13 +5,13 @@ use super::{
     activation::{activate, activation},
 };
 use crate::{
-    ffi::{Binary, Tensor, Type, Unary},
+    ffi::{Binary, Home, Tensor, Type, Unary},
     kernels::{Activation, Broadcast, BroadcastOp, Glu},
     shape,
     storage::is_f32,
     translate::{Operand, Outcome, Translator, refuse},
 };
-use sdrun_graph::Node;
+use sdrun_graph::{Node, Tensor as HostTensor};
 
 const UNARY: &str = "float";
 const BINARY: &str = "float, any shapes that broadcast";
@@ -122,7 +122,7 @@ fn leaky_relu(t: &mut Translator<'_>, node: &Node) -> Outcome {
 
 fn reciprocal(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let x = t.float(node, 0)?;
-    let one = t.scalar_tensor(1.0)?;
+    let one = t.constant_tensor(HostTensor::scalar(1f32), Home::Host)?;
     let one = Operand { tensor: one, dtype: x.dtype, shape: vec![1] };
     let shape = x.shape.clone();
     let y = combine(t, node, BroadcastOp::Div, &one, &x, &shape)?;
@@ -138,27 +138,9 @@ fn binary(t: &mut Translator<'_>, node: &Node, op: BroadcastOp) -> Outcome {
             return refuse(format!("input {i} is {dtype}"));
         }
     }
-    // A constant scalar becomes a factor and an addend of one pass.
-    let whole = |t: &Translator<'_>, id| t.shape(id).is_ok_and(|s| shape::len(&s) == shape::len(&shape));
-    let line = match (t.scalar(a), t.scalar(b)) {
-        (_, Some(c)) if whole(t, a) => match op {
-            BroadcastOp::Add => Some((a, 1.0, c)),
-            BroadcastOp::Sub => Some((a, 1.0, -c)),
-            BroadcastOp::Mul => Some((a, c, 0.0)),
-            BroadcastOp::Div if (1.0 / c).is_normal() => Some((a, 1.0 / c, 0.0)),
-            _ => None,
-        },
-        (Some(c), _) if whole(t, b) => match op {
-            BroadcastOp::Add => Some((b, 1.0, c)),
-            BroadcastOp::Sub => Some((b, -1.0, c)),
-            BroadcastOp::Mul => Some((b, c, 0.0)),
-            _ => None,
-        },
-        _ => None,
-    };
-    let y = match line {
-        Some((x, factor, addend)) => {
-            let x = t.operand(x)?;
+    let y = match as_line(t, node, op, &shape)? {
+        Some((i, factor, addend)) => {
+            let x = t.operand([a, b][i])?;
             t.builder.scale(x.tensor, factor, addend)?
         }
         None => {
@@ -167,6 +149,33 @@ fn binary(t: &mut Translator<'_>, node: &Node, op: BroadcastOp) -> Outcome {
         }
     };
     t.define(node, 0, y)
+}
+
+/// The operand that arithmetic with a constant scalar leaves, its factor and its addend: one pass over it.
+pub(crate) fn as_line(
+    t: &Translator<'_>,
+    node: &Node,
+    op: BroadcastOp,
+    shape: &[usize],
+) -> Outcome<Option<(usize, f32, f32)>> {
+    let (a, b) = (t.input_id(node, 0)?, t.input_id(node, 1)?);
+    let whole = |id| t.shape(id).is_ok_and(|own| shape::len(&own) == shape::len(shape));
+    Ok(match (t.scalar(a), t.scalar(b)) {
+        (_, Some(c)) if whole(a) => match op {
+            BroadcastOp::Add => Some((0, 1.0, c)),
+            BroadcastOp::Sub => Some((0, 1.0, -c)),
+            BroadcastOp::Mul => Some((0, c, 0.0)),
+            BroadcastOp::Div if (1.0 / c).is_normal() => Some((0, 1.0 / c, 0.0)),
+            _ => None,
+        },
+        (Some(c), _) if whole(b) => match op {
+            BroadcastOp::Add => Some((1, 1.0, c)),
+            BroadcastOp::Sub => Some((1, -1.0, c)),
+            BroadcastOp::Mul => Some((1, c, 0.0)),
+            _ => None,
+        },
+        _ => None,
+    })
 }
 
 fn variadic(t: &mut Translator<'_>, node: &Node, op: BroadcastOp) -> Outcome {

@@ -263,7 +263,7 @@ pub(super) fn repeated(t: &mut Translator<'_>, id: ValueId) -> Outcome<(Tensor, 
 }
 
 /// How often a Resize repeats the elements along each axis.
-fn whole_factors(t: &Translator<'_>, node: &Node) -> Outcome<Vec<usize>> {
+pub(crate) fn whole_factors(t: &Translator<'_>, node: &Node) -> Outcome<Vec<usize>> {
     let (x, out) = (t.shape(t.input_id(node, 0)?)?, t.output_shape(node, 0)?);
     let mode = node.str("mode").unwrap_or("nearest");
     if mode != "nearest" {

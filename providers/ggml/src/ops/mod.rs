@@ -11,7 +11,8 @@ mod norm;
 mod pad;
 mod reduce;
 
-pub(crate) use layout::permutation;
+pub(crate) use elementwise::as_line;
+pub(crate) use layout::{permutation, whole_factors};
 
 use crate::translate::{Outcome, Translator};
 use sdrun_graph::{Node, fused::DOMAIN};

@@ -20,9 +20,9 @@ enum In {
 }
 use In::{Absent, Constant, Fed, Weight};
 
-struct Case {
-    op: &'static str,
-    model: Model,
+pub(super) struct Case {
+    pub(super) op: &'static str,
+    pub(super) model: Model,
     tolerance: f64,
 }
 
@@ -513,7 +513,8 @@ fn fused() -> Vec<Case> {
     cases
 }
 
-fn native() -> Vec<Case> {
+/// Of every operator in the table.
+pub(super) fn native() -> Vec<Case> {
     let families = [elementwise(), products(), convolutions(), normalisations(), moves(), pads(), sums()];
     families.into_iter().chain([fused(), merged()]).flatten().collect()
 }

@@ -1,4 +1,4 @@
-use super::{Model, build, check, cpu, from, noise, run, spec};
+use super::{Model, build, check, from, noise, run, spec};
 use crate::optimize::optimize;
 use half::f16;
 use sdrun_abi::{DType, NoHost, Precision};
@@ -8,7 +8,7 @@ use sdrun_graph::{Attribute, Graph, Tensor, ValueId, infer::infer_shapes};
 fn operators(model: &Model) -> Vec<String> {
     let mut graph: Graph = model.graph.clone();
     infer_shapes(&mut graph).unwrap();
-    optimize(&mut graph, cpu()).unwrap();
+    optimize(&mut graph).unwrap();
     graph.nodes.into_iter().map(|node| node.op_type).collect()
 }
 

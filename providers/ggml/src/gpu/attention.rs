@@ -1,0 +1,118 @@
+//! Attention.
+
+use super::{combine, operand};
+use crate::{
+    ffi::{Binary, Home, Tensor, Type},
+    shape,
+    translate::{Outcome, Translator, refuse},
+};
+use sdrun_abi::Precision;
+use sdrun_graph::{Node, Tensor as HostTensor, ValueId};
+
+/// Queries, keys or values.
+struct Heads {
+    tensor: Tensor,
+    /// Batch, heads, length, size.
+    shape: [usize; 4],
+    /// Whether the heads of an element of the sequence lie next to each other.
+    inside: bool,
+}
+
+impl Heads {
+    fn of(t: &mut Translator<'_>, id: ValueId, heads: Option<i64>) -> Outcome<Self> {
+        let x = operand(t, id)?;
+        let heads = heads.and_then(|heads| usize::try_from(heads).ok()).filter(|heads| *heads > 0);
+        let (shape, inside) = match (&x.shape[..], heads) {
+            (&[batch, heads, length, size], _) => ([batch, heads, length, size], false),
+            (&[batch, length, all], Some(heads)) if all % heads == 0 => {
+                ([batch, heads, length, all / heads], true)
+            }
+            _ => return refuse(format!("an operand is {:?}", x.shape)),
+        };
+        let [batch, heads, length, size] = shape;
+        let extent = if inside { [size, heads, length, batch] } else { [size, length, heads, batch] };
+        Ok(Heads { tensor: t.builder.reshape(x.tensor, extent)?, shape, inside })
+    }
+
+    /// Steps of batch, heads, length, size.
+    fn steps(&self) -> [isize; 4] {
+        let [_, heads, length, size] = self.shape.map(|n| n as isize);
+        let (head, row) = if self.inside { (size, heads * size) } else { (length * size, size) };
+        [heads * length * size, head, row, 1]
+    }
+
+    /// A matrix for each head, transposed where asked for.
+    fn matrices(&self, t: &mut Translator<'_>, node: &Node, transposed: bool) -> Outcome<Tensor> {
+        let (mut dims, mut steps) = (self.shape, self.steps());
+        if transposed {
+            dims.swap(2, 3);
+            steps.swap(2, 3);
+        }
+        let matrices = t.strided(node, self.tensor, &dims, &steps, 0)?;
+        Ok(t.builder.reshape(matrices, shape::extent(&dims))?)
+    }
+}
+
+/// Without a cache and further outputs, with a float mask that broadcasts.
+pub(super) fn attention(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let windowed = ["left_window_size", "right_window_size"].iter().any(|name| node.int_or(name, -1) != -1);
+    let more = node.inputs.iter().skip(4).chain(node.outputs.iter().skip(1)).flatten().count() > 0;
+    if more || windowed || node.float("softcap").unwrap_or(0.0) != 0.0 {
+        return refuse("it has a cache, a window, a softcap or a second output");
+    }
+    let ids = [t.input_id(node, 0)?, t.input_id(node, 1)?, t.input_id(node, 2)?];
+    let q = Heads::of(t, ids[0], node.int("q_num_heads"))?;
+    let k = Heads::of(t, ids[1], node.int("kv_num_heads"))?;
+    let v = Heads::of(t, ids[2], node.int("kv_num_heads"))?;
+    let ([batch, heads, queries, size], [kb, kh, length, ks]) = (q.shape, k.shape);
+    let [vb, vh, vl, width] = v.shape;
+    if (kb, vb, ks) != (batch, batch, size) || (vh, vl) != (kh, length) || heads % kh != 0 {
+        return refuse("its operands do not go together");
+    }
+    let scale = node.float("scale").unwrap_or_else(|| 1.0 / (size as f32).sqrt());
+    let mask = node.input(3).map(|id| operand(t, id)).transpose()?;
+    let causal = node.int_or("is_causal", 0) != 0;
+    let out = t.output_shape(node, 0)?;
+    let inside = out.len() == 3;
+
+    let before = t.builder.tensors();
+    if mask.is_none() && !causal {
+        let stored = if t.precision() == Precision::Fp32 { Type::F32 } else { Type::F16 };
+        let all = [&q, &k, &v];
+        let (tensors, places) = (all.map(|x| x.tensor), all.map(|x| x.inside));
+        let y = t.builder.flash_attention(tensors, places, stored, scale)?;
+        if t.builder.give_to_device(y, before) {
+            let y = Heads { tensor: y, shape: [batch, heads, queries, width], inside: true };
+            let y = if inside { y.tensor } else { y.matrices(t, node, false)? };
+            return t.define(node, 0, y);
+        }
+    }
+
+    let (q, k) = (q.matrices(t, node, false)?, k.matrices(t, node, false)?);
+    let v = v.matrices(t, node, true)?;
+    let scores = t.builder.mul_mat(k, q)?;
+    let mut scores = t.builder.scale(scores, scale, 0.0)?;
+    let dims = [batch, heads, queries, length];
+    if let Some(mask) = mask {
+        scores = combine(t, Binary::Add, (scores, &dims), (mask.tensor, &mask.shape), &dims)?;
+    }
+    if causal {
+        let after = |i: usize| if i % length > i / length { f32::NEG_INFINITY } else { 0.0 };
+        let later: Vec<f32> = (0..queries * length).map(after).collect();
+        let Ok(later) = HostTensor::from_elements(vec![queries, length], &later) else {
+            return refuse("its mask is too large");
+        };
+        let later = t.constant_tensor(later, Home::Device)?;
+        scores = combine(t, Binary::Add, (scores, &dims), (later, &dims[2..]), &dims)?;
+    }
+    let weights = t.builder.soft_max(scores)?;
+    let y = t.builder.mul_mat(v, weights)?;
+    let y = match inside {
+        false => y,
+        true => {
+            let steps = [heads * queries * width, width, queries * width, 1].map(|n| n as isize);
+            t.strided(node, y, &[batch, queries, heads, width], &steps, 0)?
+        }
+    };
+    t.define(node, 0, y)
+}

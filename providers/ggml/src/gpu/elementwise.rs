@@ -1,0 +1,68 @@
+//! Element-wise operators.
+
+use super::{QUICK, activate, activation, combine, input};
+use crate::{
+    ffi::{Binary, Gate},
+    kernels::BroadcastOp,
+    ops::as_line,
+    shape,
+    translate::{Outcome, Translator, refuse},
+};
+use sdrun_graph::{Node, fused::Activation};
+
+pub(super) fn binary(t: &mut Translator<'_>, node: &Node, op: BroadcastOp) -> Outcome {
+    let shape = t.output_shape(node, 0)?;
+    let y = match as_line(t, node, op, &shape)? {
+        Some((i, factor, addend)) => {
+            let x = input(t, node, i)?;
+            t.builder.scale(x.tensor, factor, addend)?
+        }
+        None => {
+            let (a, b) = (input(t, node, 0)?, input(t, node, 1)?);
+            let op = match op {
+                BroadcastOp::Add => Binary::Add,
+                BroadcastOp::Sub => Binary::Sub,
+                BroadcastOp::Mul => Binary::Mul,
+                BroadcastOp::Div => Binary::Div,
+                _ => return refuse("ggml has no such operation"),
+            };
+            combine(t, op, (a.tensor, &a.shape), (b.tensor, &b.shape), &shape)?
+        }
+    };
+    t.define(node, 0, y)
+}
+
+pub(super) fn gelu(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    match node.str("approximate") {
+        None | Some("none") => through(t, node, Activation::Gelu),
+        Some("tanh") => through(t, node, Activation::GeluTanh),
+        Some(other) => refuse(format!("its approximate is {other:?}")),
+    }
+}
+
+pub(super) fn swish(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    through(t, node, Activation::Swish(node.float("alpha").unwrap_or(1.0)))
+}
+
+fn through(t: &mut Translator<'_>, node: &Node, activation: Activation) -> Outcome {
+    let x = input(t, node, 0)?;
+    let y = activate(t, x.tensor, activation)?;
+    t.define(node, 0, y)
+}
+
+/// One half of the last axis through an activation, times the other.
+pub(super) fn glu(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let x = input(t, node, 0)?;
+    let gate = match activation(node)? {
+        Some(Activation::Relu) => Gate::Relu,
+        Some(Activation::Gelu) => Gate::GeluErf,
+        Some(Activation::GeluTanh) => Gate::GeluTanh,
+        Some(Activation::Swish(1.0)) => Gate::Silu,
+        Some(Activation::Swish(QUICK)) => Gate::GeluQuick,
+        _ => return refuse("ggml has no gated unit with its activation"),
+    };
+    let Some(cols) = x.shape.last().copied() else { return refuse("its input has no dimension") };
+    let rows = t.builder.reshape(x.tensor, [cols, shape::len(&x.shape) / cols, 1, 1])?;
+    let y = t.builder.glu(rows, gate, node.int_or("gate", 1) == 1)?;
+    t.define(node, 0, y)
+}
