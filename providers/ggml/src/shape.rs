@@ -11,6 +11,11 @@ pub(crate) fn strides(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
+/// The same as those of a view.
+pub(crate) fn dense(shape: &[usize]) -> Vec<isize> {
+    strides(shape).into_iter().map(|stride| stride as isize).collect()
+}
+
 /// Number of elements.
 pub(crate) fn len(shape: &[usize]) -> usize {
     shape.iter().product()
@@ -32,20 +37,44 @@ pub(crate) fn axis(axis: i64, rank: usize) -> Option<usize> {
     usize::try_from(resolved).ok().filter(|axis| *axis < rank)
 }
 
-/// Strides with which a contiguous tensor of `shape` is read as one of `target` under ONNX's (NumPy's) rules of
-/// broadcasting; `None` where it cannot be.
-pub(crate) fn broadcast_strides(shape: &[usize], target: &[usize]) -> Option<Vec<isize>> {
+/// The shape two shapes broadcast to under ONNX's (NumPy's) rules.
+pub(crate) fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
+    let rank = a.len().max(b.len());
+    let at = |s: &[usize], i: usize| (i + s.len()).checked_sub(rank).map_or(1, |i| s[i]);
+    (0..rank)
+        .map(|i| match (at(a, i), at(b, i)) {
+            (1, d) | (d, 1) => Some(d),
+            (d, e) if d == e => Some(d),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Strides with which elements of `shape` at `strides` are read as `target`, to which they are broadcast; `None` where they
+/// cannot be.
+pub(crate) fn broadcast_view(shape: &[usize], strides: &[isize], target: &[usize]) -> Option<Vec<isize>> {
     let lead = target.len().checked_sub(shape.len())?;
-    let dense = strides(shape);
     let mut result = vec![0; target.len()];
-    for (i, d) in shape.iter().enumerate() {
-        match (*d, target[lead + i]) {
-            (1, _) => {}
-            (d, t) if d == t => result[lead + i] = dense[i] as isize,
+    for ((result, target), (own, stride)) in
+        result[lead..].iter_mut().zip(&target[lead..]).zip(shape.iter().zip(strides))
+    {
+        match own {
+            1 => {}
+            own if own == target => *result = *stride,
             _ => return None,
         }
     }
     Some(result)
+}
+
+/// The same of a contiguous tensor.
+pub(crate) fn broadcast_strides(shape: &[usize], target: &[usize]) -> Option<Vec<isize>> {
+    broadcast_view(shape, &dense(shape), target)
+}
+
+/// `dims` without their repetitions: 1 where the stride is 0.
+pub(crate) fn once(dims: &[usize], strides: &[isize]) -> Vec<usize> {
+    dims.iter().zip(strides).map(|(dim, stride)| if *stride == 0 { 1 } else { *dim }).collect()
 }
 
 /// Strides with which elements of `shape` at `strides` are read as `target`, which has as many elements; `None` where
@@ -131,11 +160,20 @@ mod tests {
     }
 
     #[test]
+    fn shapes_broadcast_or_do_not() {
+        assert_eq!(broadcast(&[2, 1, 4], &[3, 1]), Some(vec![2, 3, 4]));
+        assert_eq!(broadcast(&[2], &[3]), None);
+        assert_eq!(broadcast_view(&[3, 1], &[7, 5], &[2, 3, 4]), Some(vec![0, 7, 0]));
+        assert_eq!(broadcast_view(&[1, 3], &[7, 5], &[3]), None);
+        assert_eq!(broadcast_strides(&[2, 3], &[2, 4]), None);
+        assert_eq!(once(&[2, 3, 4], &[0, 7, 0]), [1, 3, 1]);
+    }
+
+    #[test]
     fn neighbours_merge_only_where_all_strides_agree() {
-        let dense: Vec<isize> = strides(&[2, 3, 4]).iter().map(|s| *s as isize).collect();
-        assert_eq!(coalesce(&[2, 3, 4], &[&dense]).0, [24]);
+        assert_eq!(coalesce(&[2, 3, 4], &[&dense(&[2, 3, 4])]).0, [24]);
         let channel = broadcast_strides(&[3, 1], &[2, 3, 4]).unwrap();
-        let (shape, both) = coalesce(&[2, 3, 4], &[&dense, &channel]);
+        let (shape, both) = coalesce(&[2, 3, 4], &[&dense(&[2, 3, 4]), &channel]);
         assert_eq!(shape, [2, 3, 4]);
         assert_eq!(both, [vec![12, 4, 1], vec![0, 1, 0]]);
         assert_eq!(coalesce(&[1, 1], &[&[7, 7]]), (vec![1], vec![vec![1]]));

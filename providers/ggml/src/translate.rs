@@ -209,9 +209,8 @@ impl<'g> Translator<'g> {
 
     /// Has the device run what makes the node's outputs of tensors that were there `before`; whether it can run all of it.
     fn give_to_device(&mut self, node: &Node, before: usize) -> bool {
-        let outputs = node.outputs.iter().flatten().filter_map(|id| self.values.get(id).copied());
-        let outputs: Vec<Tensor> = outputs.collect();
-        outputs.into_iter().all(|tensor| self.builder.give_to_device(tensor, before))
+        let mut outputs = node.outputs.iter().flatten().filter_map(|id| self.values.get(id));
+        outputs.all(|tensor| self.builder.give_to_device(*tensor, before))
     }
 
     /// A node without outputs that ggml could hold is refused before anything is made for it.
@@ -446,7 +445,7 @@ impl<'g> Translator<'g> {
             }
         }
         let tensor = self.operand(id)?.tensor;
-        let strides = shape::strides(&shape).iter().map(|stride| *stride as isize).collect();
+        let strides = shape::dense(&shape);
         Ok(View { tensor, shape, strides })
     }
     /// A computed tensor packed in panels. `layout` is that of a matrix, `dims` and `strides` those of the stack of as

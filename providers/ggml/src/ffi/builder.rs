@@ -112,6 +112,13 @@ pub(crate) enum Binary {
     Div,
 }
 
+impl Binary {
+    /// Whether operands may be swapped.
+    pub(crate) fn commutes(self) -> bool {
+        matches!(self, Binary::Add | Binary::Mul)
+    }
+}
+
 /// What one core does, roughly, in matrix products.
 pub(super) const MULTIPLICATIONS_PER_NS: usize = 32;
 

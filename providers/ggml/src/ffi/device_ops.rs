@@ -42,10 +42,10 @@ impl Builder {
             // SAFETY: tensors of this builder and a device of its ggml.
             let (computes, runs, sources) = unsafe {
                 let computes = (*raw).op != OP_NONE && (*raw).view_src.is_null();
-                let api = &self.target.ggml.api;
-                (computes, (api.ggml_backend_dev_supports_op)(gpu.device, raw), (*raw).src)
+                let runs = !computes || (self.target.ggml.api.ggml_backend_dev_supports_op)(gpu.device, raw);
+                (computes, runs, (*raw).src)
             };
-            if computes && !runs {
+            if !runs {
                 return false;
             }
             nodes.extend(computes.then_some(raw));
@@ -95,10 +95,7 @@ impl Builder {
     }
     /// `a` as often along each dimension as `extent` is a multiple of its own.
     pub(crate) fn repeat(&mut self, a: Tensor, extent: Extent) -> Result<Tensor> {
-        self.check_f32(&[a], "repeat")?;
-        let fits = self.extent(a).iter().zip(extent).all(|(own, all)| all % own == 0);
-        check(fits && count(extent)? > 0, "repeat", "multiples of the extent")?;
-        let ne = signed(extent);
+        let ne = self.multiples(a, extent, "repeat")?;
         // SAFETY: checked above.
         self.node(|api, ctx, this| unsafe {
             (api.ggml_repeat_4d)(ctx, this.raw(a), ne[0], ne[1], ne[2], ne[3])
@@ -113,14 +110,18 @@ impl Builder {
     }
     /// `a` with each element repeated along each dimension, so that it gets `extent`.
     pub(crate) fn upscale(&mut self, a: Tensor, extent: Extent) -> Result<Tensor> {
-        self.check_f32(&[a], "upscale")?;
-        let fits = self.extent(a).iter().zip(extent).all(|(own, all)| all % own == 0);
-        check(fits && count(extent)? > 0, "upscale", "multiples of the extent")?;
-        let ne = signed(extent);
+        let ne = self.multiples(a, extent, "upscale")?;
         // SAFETY: checked above.
         self.node(|api, ctx, this| unsafe {
             (api.ggml_interpolate)(ctx, this.raw(a), ne[0], ne[1], ne[2], ne[3], SCALE_MODE_NEAREST)
         })
+    }
+    /// `extent` as ggml takes it, where that of `a` divides it.
+    fn multiples(&self, a: Tensor, extent: Extent, operation: &str) -> Result<[i64; 4]> {
+        self.check_f32(&[a], operation)?;
+        let fits = self.extent(a).iter().zip(extent).all(|(own, all)| all % own == 0);
+        check(fits && count(extent)? > 0, operation, "multiples of the extent")?;
+        Ok(signed(extent))
     }
     /// `a` between zeros: so many before and after it along each dimension.
     pub(crate) fn pad(&mut self, a: Tensor, zeros: [[usize; 2]; 4]) -> Result<Tensor> {
@@ -234,7 +235,7 @@ impl Builder {
         })
     }
     /// Convolution of `b` `[w, h, channels, batch]` with `a` `[kw, kh, channels, filters]`; strides, padding on both sides
-    /// and dilations are of the width, then of the height.
+    /// and dilations are of the height, then of the width.
     pub(crate) fn conv_2d(
         &mut self,
         a: Tensor,
@@ -246,7 +247,7 @@ impl Builder {
         self.check_f32(&[b], "conv_2d")?;
         check(matches!(self.type_of(a), Type::F32 | Type::F16), "conv_2d", "f32 or f16 filters")?;
         let (ea, eb) = (self.extent(a), self.extent(b));
-        let fits = (0..2).all(|i| eb[i] + 2 * pad[i] > (ea[i] - 1) * dilation[i]);
+        let fits = (0..2).all(|i| eb[i] + 2 * pad[1 - i] > (ea[i] - 1) * dilation[1 - i]);
         check(ea[2] == eb[2] && fits, "conv_2d", "equal channels and a window that fits")?;
         self.work += ea.iter().product::<usize>() * eb[0] * eb[1] * eb[3] / MULTIPLICATIONS_PER_NS;
         let n = |v: usize| v as c_int;
@@ -256,12 +257,12 @@ impl Builder {
                 ctx,
                 this.raw(a),
                 this.raw(b),
-                n(stride[0]),
                 n(stride[1]),
-                n(pad[0]),
+                n(stride[0]),
                 n(pad[1]),
-                n(dilation[0]),
+                n(pad[0]),
                 n(dilation[1]),
+                n(dilation[0]),
             )
         })
     }

@@ -15,7 +15,6 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     ffi::{CStr, c_int, c_void},
     panic::{AssertUnwindSafe, catch_unwind},
-    ptr,
     sync::Arc,
     thread,
 };
@@ -276,10 +275,10 @@ fn turns(program: &Program, store: &Store) -> Result<Option<Plan>> {
     }
     let nodes = program.nodes();
     let uses = nodes.iter().map(|raw| {
-        // SAFETY: a node of the graph and what it reads, which is nothing where it is a view.
-        let sources =
-            unsafe { if (**raw).view_src.is_null() { (**raw).src } else { [ptr::null_mut(); MAX_SRC] } };
-        let sources = sources.into_iter().filter(|source| !source.is_null());
+        // SAFETY: a node of the graph.
+        let (is_view, sources) = unsafe { (!(**raw).view_src.is_null(), (**raw).src) };
+        // A view reads nothing.
+        let sources = sources.into_iter().filter(|source| !is_view && !source.is_null());
         let turns: BTreeSet<usize> =
             sources.filter_map(|source| streams.turn_of.get(&memory_of(source)).copied()).collect();
         turns.into_iter().collect()

@@ -128,8 +128,6 @@ impl Store {
     /// `ResourceExhausted`, naming the least budget that is enough.
     fn divide(&mut self) -> Result<()> {
         let (api, Some(gpu)) = (&self.target.ggml.api, self.target.gpu()) else { return Ok(()) };
-        let exhausted =
-            |what: &str| Error::new(ErrorCode::ResourceExhausted, format!("no memory for {what}"));
         let here: Vec<usize> =
             (0..self.tensors.len()).filter(|i| self.tensors[*i].home == Home::Device).collect();
         // SAFETY: a device of this ggml, and tensors of this store.
@@ -157,7 +155,8 @@ impl Store {
         unsafe {
             let buffer = (api.ggml_backend_buft_alloc_buffer)(type_, 2 * half);
             if buffer.is_null() {
-                return Err(exhausted("the weights that take turns on the device"));
+                let message = "no memory for the weights that take turns on the device";
+                return Err(Error::new(ErrorCode::ResourceExhausted, message));
             }
             inner.buffers.push(buffer);
             (api.ggml_backend_buffer_set_usage)(buffer, USAGE_WEIGHTS);
@@ -214,17 +213,17 @@ impl Store {
         for (contexts, type_, home) in homes {
             let type_of = || type_.ok_or_else(|| Error::internal("a weight for a device that is not there"));
             for (i, context) in contexts.iter_mut().enumerate().filter(|(_, context)| context.pending) {
-                context.pending = false;
                 if home.is_some_and(|home| !waits(home, i)) {
+                    context.pending = false;
                     continue;
                 }
                 // SAFETY: a context of this store and a kind of memory of its ggml.
                 let buffer =
                     unsafe { (api.ggml_backend_alloc_ctx_tensors_from_buft)(context.raw, type_of()?) };
                 if buffer.is_null() {
-                    context.pending = true;
                     return Err(Error::new(ErrorCode::ResourceExhausted, "no memory for the weights"));
                 }
+                context.pending = false;
                 buffers.push(buffer);
                 if gpu.is_some() && home.is_some() {
                     // SAFETY: a buffer that was just made. The scheduler then gives a copy's memory to the next one.

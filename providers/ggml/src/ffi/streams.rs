@@ -49,10 +49,12 @@ pub(super) fn share(sizes: &[usize], budget: usize) -> Result<Share, usize> {
         return Ok(Share { half: 0, slots: vec![None; sizes.len()] });
     }
     let least = small + 2 * largest;
-    let Some(room) = budget.checked_sub(least) else { return Err(least) };
+    if budget < least {
+        return Err(least);
+    }
     let half = largest.max(HALF.min((budget - small) / 8));
     let half = if small + 2 * half <= budget { half } else { largest };
-    let stays = (room + 2 * largest - 2 * half) as u128;
+    let stays = (budget - small - 2 * half) as u128;
     let (mut seen, mut kept, mut slot) = (0u128, 0u128, Slot { turn: 0, offset: 0 });
     let slots = sizes.iter().map(|size| {
         if *size < SMALL {

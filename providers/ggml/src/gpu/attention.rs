@@ -3,6 +3,7 @@
 use super::{combine, operand};
 use crate::{
     ffi::{Binary, Home, Tensor, Type},
+    ops::check_attention,
     shape,
     translate::{Outcome, Translator, refuse},
 };
@@ -55,11 +56,7 @@ impl Heads {
 
 /// Without a cache and further outputs, with a float mask that broadcasts.
 pub(super) fn attention(t: &mut Translator<'_>, node: &Node) -> Outcome {
-    let windowed = ["left_window_size", "right_window_size"].iter().any(|name| node.int_or(name, -1) != -1);
-    let more = node.inputs.iter().skip(4).chain(node.outputs.iter().skip(1)).flatten().count() > 0;
-    if more || windowed || node.float("softcap").unwrap_or(0.0) != 0.0 {
-        return refuse("it has a cache, a window, a softcap or a second output");
-    }
+    check_attention(node)?;
     let ids = [t.input_id(node, 0)?, t.input_id(node, 1)?, t.input_id(node, 2)?];
     let q = Heads::of(t, ids[0], node.int("q_num_heads"))?;
     let k = Heads::of(t, ids[1], node.int("kv_num_heads"))?;

@@ -1,14 +1,14 @@
 //! Element-wise operators.
 
-use super::{QUICK, activate, activation, combine, input};
+use super::{QUICK, activate, combine, input};
 use crate::{
-    ffi::{Binary, Gate},
-    kernels::BroadcastOp,
-    ops::as_line,
+    ffi::Gate,
+    kernels::{Activation, BroadcastOp},
+    ops::{activation, as_line, own_activation},
     shape,
     translate::{Outcome, Translator, refuse},
 };
-use sdrun_graph::{Node, fused::Activation};
+use sdrun_graph::Node;
 
 pub(super) fn binary(t: &mut Translator<'_>, node: &Node, op: BroadcastOp) -> Outcome {
     let shape = t.output_shape(node, 0)?;
@@ -19,33 +19,15 @@ pub(super) fn binary(t: &mut Translator<'_>, node: &Node, op: BroadcastOp) -> Ou
         }
         None => {
             let (a, b) = (input(t, node, 0)?, input(t, node, 1)?);
-            let op = match op {
-                BroadcastOp::Add => Binary::Add,
-                BroadcastOp::Sub => Binary::Sub,
-                BroadcastOp::Mul => Binary::Mul,
-                BroadcastOp::Div => Binary::Div,
-                _ => return refuse("ggml has no such operation"),
-            };
+            let Some(op) = op.of_ggml() else { return refuse("ggml has no such operation") };
             combine(t, op, (a.tensor, &a.shape), (b.tensor, &b.shape), &shape)?
         }
     };
     t.define(node, 0, y)
 }
 
-pub(super) fn gelu(t: &mut Translator<'_>, node: &Node) -> Outcome {
-    match node.str("approximate") {
-        None | Some("none") => through(t, node, Activation::Gelu),
-        Some("tanh") => through(t, node, Activation::GeluTanh),
-        Some(other) => refuse(format!("its approximate is {other:?}")),
-    }
-}
-
-pub(super) fn swish(t: &mut Translator<'_>, node: &Node) -> Outcome {
-    through(t, node, Activation::Swish(node.float("alpha").unwrap_or(1.0)))
-}
-
-fn through(t: &mut Translator<'_>, node: &Node, activation: Activation) -> Outcome {
-    let x = input(t, node, 0)?;
+pub(super) fn through(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let (x, activation) = (input(t, node, 0)?, own_activation(node)?);
     let y = activate(t, x.tensor, activation)?;
     t.define(node, 0, y)
 }

@@ -3,7 +3,7 @@
 use super::input;
 use crate::{
     ffi::{Builder, Tensor, Type},
-    ops::whole_factors,
+    ops::{pads, whole_factors},
     shape,
     translate::{Outcome, Translator, refuse},
 };
@@ -46,10 +46,7 @@ pub(super) fn resize(t: &mut Translator<'_>, node: &Node) -> Outcome {
 pub(super) fn pad(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let x = input(t, node, 0)?;
     let rank = x.shape.len();
-    let pads = match node.ints("pads") {
-        Some(pads) => pads.to_vec(),
-        None => t.constant_ints(node, 1, "its pads")?.unwrap_or_default(),
-    };
+    let pads = pads(t, node)?;
     let zero = node.input(2).is_none_or(|id| t.scalar(id) == Some(0.0))
         && node.float("value").unwrap_or(0.0) == 0.0
         && node.str("mode").unwrap_or("constant") == "constant";
@@ -83,9 +80,8 @@ pub(crate) fn strided(
     }
     let before = builder.tensors();
     let (all, merged) = shape::coalesce(dims, &[strides]);
-    let own: Vec<usize> =
-        all.iter().zip(&merged[0]).map(|(dim, step)| if *step == 0 { 1 } else { *dim }).collect();
-    let (own, steps) = shape::coalesce(&own, &[&merged[0]]);
+    let once = shape::once(&all, &merged[0]);
+    let (own, steps) = shape::coalesce(&once, &[&merged[0]]);
     let Some(steps) = steps[0].iter().map(|step| usize::try_from(*step).ok()).collect::<Option<Vec<_>>>()
     else {
         return Ok(None);
@@ -95,7 +91,7 @@ pub(crate) fn strided(
         return Ok(None);
     }
     let len = shape::len(&own);
-    let copy = if own.len() == 1 && (steps[0] == 1 || len == 1) {
+    let mut copy = if own.len() == 1 && (steps[0] == 1 || len == 1) {
         builder.run(input, start, [len, 1, 1, 1])?
     } else if own.len() + usize::from(!steps.contains(&1)) <= 4 {
         builder.gather_strided(input, start, &own, &steps)?
@@ -107,10 +103,7 @@ pub(crate) fn strided(
     } else {
         return Ok(None);
     };
-    let mut copy = copy;
     if repeated {
-        let once: Vec<usize> =
-            all.iter().zip(&merged[0]).map(|(dim, step)| if *step == 0 { 1 } else { *dim }).collect();
         copy = builder.reshape(copy, shape::extent(&once))?;
         copy = builder.repeat(copy, shape::extent(&all))?;
     }

@@ -1,9 +1,10 @@
 //! Matrix products.
 
-use super::{activate, activation, combine, input, operand, optional};
+use super::{activate, combine, input, operand, optional};
 use crate::{
     ffi::{Binary, Home, Tensor, product::Words},
     kernels::Panels,
+    ops::activation,
     shape,
     storage::is_f32,
     translate::{Operand, Outcome, Translator, refuse},
@@ -93,28 +94,17 @@ fn product(
     let matrix = if transposed { [matrix[0], matrix[1]] } else { [matrix[1], matrix[0]] };
     let mut batch = b_batch.to_vec();
     if b_count != 1 && b_batch != a_batch {
-        // Each dimension is there as it is in A, or repeated.
-        let Some(lead) = split.checked_sub(b_split) else { return refuse("it has more matrices than A") };
-        let mut repeated = vec![0; split];
-        for (i, (own, step)) in b_batch.iter().zip(&steps).enumerate() {
-            match own {
-                1 => {}
-                own if *own == a_batch[lead + i] => repeated[lead + i] = *step,
-                _ => return refuse("its first operand would have to be repeated"),
-            }
-        }
+        let Some(repeated) = shape::broadcast_view(b_batch, &steps, a_batch) else {
+            return refuse("its first operand would have to be repeated");
+        };
         (batch, steps) = (a_batch.to_vec(), repeated);
     }
     let (dims, steps) = ([&batch[..], &[cols, depth]].concat(), [&steps[..], &matrix].concat());
-    let b = match view.strides == dense(&view.shape) && transposed && batch == b_batch {
+    let b = match view.strides == shape::dense(&view.shape) && transposed && batch == b_batch {
         true => operand(t, b_id)?.tensor,
         false => t.strided(node, view.tensor, &dims, &steps, 0)?,
     };
     multiply(t, a.tensor, (b, shape::len(&batch)), [count, rows, cols, depth])
-}
-
-fn dense(shape: &[usize]) -> Vec<isize> {
-    shape::strides(shape).into_iter().map(|step| step as isize).collect()
 }
 
 /// A stack of `count` matrices, `rows` x `depth`, times as many or one of `cols` x `depth`.

@@ -12,16 +12,13 @@ pub(crate) use layout::strided;
 
 use crate::{
     ffi::{Binary, Home, Tensor, Type, Unary},
-    kernels::BroadcastOp,
+    kernels::{Activation, BroadcastOp},
     shape,
     storage::is_f32,
     translate::{Operand, Outcome, Translator, refuse},
     weights::Form,
 };
-use sdrun_graph::{
-    Node, ValueId,
-    fused::{Activation, DOMAIN},
-};
+use sdrun_graph::{Node, ValueId, fused::DOMAIN};
 
 type Translate = fn(&mut Translator<'_>, &Node) -> Outcome;
 
@@ -36,8 +33,7 @@ pub(crate) fn find(node: &Node) -> Option<Translate> {
         "Sub" => |t, n| elementwise::binary(t, n, BroadcastOp::Sub),
         "Mul" => |t, n| elementwise::binary(t, n, BroadcastOp::Mul),
         "Div" => |t, n| elementwise::binary(t, n, BroadcastOp::Div),
-        "Gelu" => elementwise::gelu,
-        "Swish" => elementwise::swish,
+        "Gelu" | "Swish" => elementwise::through,
         "GLU" => elementwise::glu,
         "Conv" | "FusedConv" => conv::conv,
         "MatMul" | "FusedMatMul" => matmul::matmul,
@@ -107,13 +103,10 @@ fn combine(
     if dims.len() > 4 {
         return refuse("its operands are repeated along too many dimensions");
     }
-    let own = |steps: &[isize]| -> Vec<usize> {
-        dims.iter().zip(steps).map(|(dim, step)| if *step == 0 { 1 } else { *dim }).collect()
-    };
     let all = shape::extent(&dims);
-    let mut a = t.builder.reshape(a, shape::extent(&own(&steps[0])))?;
-    let mut b = t.builder.reshape(b, shape::extent(&own(&steps[1])))?;
-    if t.builder.extent(a) != all && matches!(op, Binary::Add | Binary::Mul) {
+    let mut a = t.builder.reshape(a, shape::extent(&shape::once(&dims, &steps[0])))?;
+    let mut b = t.builder.reshape(b, shape::extent(&shape::once(&dims, &steps[1])))?;
+    if t.builder.extent(a) != all && op.commutes() {
         std::mem::swap(&mut a, &mut b);
     }
     if t.builder.extent(a) != all {
@@ -143,8 +136,3 @@ fn activate(t: &mut Translator<'_>, x: Tensor, activation: Activation) -> Outcom
 
 /// The factor of CLIP's "quick GELU".
 const QUICK: f32 = 1.702;
-
-/// The activation that is an attribute of a node.
-fn activation(node: &Node) -> Outcome<Option<Activation>> {
-    Activation::of(node).or_else(refuse)
-}

@@ -1,8 +1,9 @@
 //! Normalisation.
 
-use super::{activate, activation, combine, input, optional};
+use super::{activate, combine, input, optional};
 use crate::{
     ffi::{Binary, Tensor},
+    ops::activation,
     shape,
     translate::{Operand, Outcome, Translator, refuse},
 };
@@ -47,9 +48,8 @@ fn normalize(t: &mut Translator<'_>, node: &Node, x: &Operand, groups: usize) ->
 }
 
 /// `y * scale + bias` with one element of each for as many runs of the channels of `x`.
-fn affine(t: &mut Translator<'_>, y: Tensor, x: &Operand, factors: &[Operand; 2]) -> Outcome<Tensor> {
+fn affine(t: &mut Translator<'_>, mut y: Tensor, x: &Operand, factors: &[Operand; 2]) -> Outcome<Tensor> {
     let (batch, channels, all) = (x.shape[0], x.shape[1], shape::len(&x.shape));
-    let mut y = y;
     for (factor, op) in factors.iter().zip([Binary::Mul, Binary::Add]) {
         let count = shape::len(&factor.shape);
         if channels % count != 0 {

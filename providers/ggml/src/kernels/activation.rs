@@ -1,40 +1,33 @@
+use super::Activation;
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile,
     simd::{Vectorized, mul_add, vectorize},
 };
 
-/// What is applied to each element of a result.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Activation {
-    /// min(max(x, low), high); `Relu` is from 0 to infinity.
-    Clip(f32, f32),
-    /// x * sigmoid(alpha * x).
-    Swish(f32),
-    /// x * Φ(x).
-    Gelu,
-    /// Its approximation by tanh.
-    GeluTanh,
+/// Puts each value through an activation.
+#[inline(always)]
+pub(super) fn apply<const FMA: bool>(activation: Activation, values: &mut [f32]) {
+    match activation {
+        Activation::Relu => clip(values, 0.0, f32::INFINITY),
+        Activation::Clip(low, high) => clip(values, low, high),
+        Activation::Swish(alpha) => each(values, |x| x / (1.0 + exp::<FMA>(-alpha * x))),
+        Activation::Gelu => {
+            each(values, |x| 0.5 * x * (1.0 + erf::<FMA>(x * std::f32::consts::FRAC_1_SQRT_2)))
+        }
+        Activation::GeluTanh => each(values, |x| {
+            let inner = 1.595_769 * (x + 0.044_715 * x * x * x);
+            x / (1.0 + exp::<FMA>(-inner))
+        }),
+    }
 }
 
-impl Activation {
-    #[inline(always)]
-    pub(super) fn apply<const FMA: bool>(self, values: &mut [f32]) {
-        match self {
-            Activation::Clip(low, high) => each(values, |x| {
-                // A NaN stays.
-                let x = if x < low { low } else { x };
-                if x > high { high } else { x }
-            }),
-            Activation::Swish(alpha) => each(values, |x| x / (1.0 + exp::<FMA>(-alpha * x))),
-            Activation::Gelu => {
-                each(values, |x| 0.5 * x * (1.0 + erf::<FMA>(x * std::f32::consts::FRAC_1_SQRT_2)))
-            }
-            Activation::GeluTanh => each(values, |x| {
-                let inner = 1.595_769 * (x + 0.044_715 * x * x * x);
-                x / (1.0 + exp::<FMA>(-inner))
-            }),
-        }
-    }
+#[inline(always)]
+fn clip(values: &mut [f32], low: f32, high: f32) {
+    each(values, |x| {
+        // A NaN stays.
+        let x = if x < low { low } else { x };
+        if x > high { high } else { x }
+    });
 }
 
 #[inline(always)]
@@ -42,7 +35,7 @@ fn each(values: &mut [f32], f: impl Fn(f32) -> f32) {
     values.iter_mut().for_each(|x| *x = f(*x));
 }
 
-/// [`Activation::apply`] as work for [`vectorize`](crate::ffi::simd::vectorize).
+/// [`apply`] as work for [`vectorize`](crate::ffi::simd::vectorize).
 pub(super) struct Activate<'a>(pub(super) Activation, pub(super) &'a mut [f32]);
 
 impl Vectorized for Activate<'_> {
@@ -50,7 +43,7 @@ impl Vectorized for Activate<'_> {
 
     #[inline(always)]
     fn run<const FMA: bool>(self) {
-        self.0.apply::<FMA>(self.1);
+        apply::<FMA>(self.0, self.1);
     }
 }
 

@@ -1,6 +1,6 @@
 use crate::{
     ffi::{
-        Grid, Inputs, Kernel, Tile,
+        Binary, Grid, Inputs, Kernel, Tile,
         simd::{Vectorized, vectorize},
     },
     shape,
@@ -17,6 +17,19 @@ pub(crate) enum BroadcastOp {
     Min,
     Max,
     Pow,
+}
+
+impl BroadcastOp {
+    /// ggml's own, where it has one.
+    pub(crate) fn of_ggml(self) -> Option<Binary> {
+        match self {
+            BroadcastOp::Add => Some(Binary::Add),
+            BroadcastOp::Sub => Some(Binary::Sub),
+            BroadcastOp::Mul => Some(Binary::Mul),
+            BroadcastOp::Div => Some(Binary::Div),
+            BroadcastOp::Min | BroadcastOp::Max | BroadcastOp::Pow => None,
+        }
+    }
 }
 
 /// An element-wise function of two f32 tensors that are both broadcast to the output's shape.

@@ -1,4 +1,4 @@
-use super::Activation;
+use super::{Activation, activation::apply};
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile,
     simd::{Vectorized, vectorize},
@@ -41,7 +41,7 @@ impl Vectorized for Row<'_> {
     #[inline(always)]
     fn run<const FMA: bool>(self) {
         self.out.copy_from_slice(self.gate);
-        self.activation.apply::<FMA>(self.out);
+        apply::<FMA>(self.activation, self.out);
         self.out.iter_mut().zip(self.x).for_each(|(out, x)| *out *= x);
     }
 }

@@ -1,4 +1,4 @@
-use super::Activation;
+use super::{Activation, activation::apply};
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile,
     simd::{Vectorized, mul_add, vectorize},
@@ -139,7 +139,7 @@ impl Vectorized for Affine<'_> {
             None => out.iter_mut().for_each(|out| *out = mul_add::<FMA>(*out, factor, offset)),
         }
         if let Some(activation) = activation {
-            activation.apply::<FMA>(out);
+            apply::<FMA>(activation, out);
         }
     }
 }

@@ -33,7 +33,7 @@ mod strided;
 mod tests;
 mod window;
 
-pub(crate) use activation::{Activation, Elementwise};
+pub(crate) use activation::Elementwise;
 pub(crate) use attention::{Attention, Heads, KEYS as ATTENTION_KEYS};
 pub(crate) use blocks::Blocks;
 pub(crate) use broadcast::{Broadcast, BroadcastOp};
@@ -50,6 +50,7 @@ pub(crate) use layer_norm::LayerNorm;
 pub(crate) use pad::Pad;
 pub(crate) use panels::{Layout, PackPanels, Panels};
 pub(crate) use pool::{Pool, PoolKind};
+pub(crate) use sdrun_graph::fused::Activation;
 pub(crate) use strided::StridedCopy;
 pub(crate) use window::Window;
 

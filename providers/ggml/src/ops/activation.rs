@@ -6,17 +6,21 @@ use crate::{
     shape,
     translate::{Outcome, Translator, refuse},
 };
-use sdrun_graph::{Node, fused};
+use sdrun_graph::Node;
 
-/// The node's activation.
-pub(super) fn activation(node: &Node) -> Outcome<Option<Activation>> {
-    Ok(fused::Activation::of(node).or_else(refuse)?.map(|activation| match activation {
-        fused::Activation::Relu => Activation::Clip(0.0, f32::INFINITY),
-        fused::Activation::Clip(low, high) => Activation::Clip(low, high),
-        fused::Activation::Swish(alpha) => Activation::Swish(alpha),
-        fused::Activation::Gelu => Activation::Gelu,
-        fused::Activation::GeluTanh => Activation::GeluTanh,
-    }))
+/// The activation that is an attribute of a node.
+pub(crate) fn activation(node: &Node) -> Outcome<Option<Activation>> {
+    Activation::of(node).or_else(refuse)
+}
+
+/// The one that a Gelu or a Swish is.
+pub(crate) fn own_activation(node: &Node) -> Outcome<Activation> {
+    match (&node.op_type[..], node.str("approximate")) {
+        ("Swish", _) => Ok(Activation::Swish(node.float("alpha").unwrap_or(1.0))),
+        (_, None | Some("none")) => Ok(Activation::Gelu),
+        (_, Some("tanh")) => Ok(Activation::GeluTanh),
+        (_, Some(other)) => refuse(format!("its approximate is {other:?}")),
+    }
 }
 
 /// `x` through an activation.

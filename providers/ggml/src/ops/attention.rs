@@ -40,15 +40,18 @@ fn operand(t: &mut Translator<'_>, id: ValueId, heads: Option<usize>) -> Outcome
     }
 }
 
-fn attention(t: &mut Translator<'_>, node: &Node) -> Outcome {
+/// Refuses what attention is not had with.
+pub(crate) fn check(node: &Node) -> Outcome {
     let windowed = ["left_window_size", "right_window_size"].iter().any(|name| node.int_or(name, -1) != -1);
-    let cached = node.inputs.iter().skip(4).flatten().count() > 0;
-    if cached || windowed || node.outputs.iter().flatten().count() > 1 {
-        return refuse("it has a cache, a window or a second output");
+    let more = node.inputs.iter().skip(4).chain(node.outputs.iter().skip(1)).flatten().count() > 0;
+    if more || windowed || node.float("softcap").unwrap_or(0.0) != 0.0 {
+        return refuse("it has a cache, a window, a softcap or a second output");
     }
-    if node.float("softcap").unwrap_or(0.0) != 0.0 {
-        return refuse("it has a softcap");
-    }
+    Ok(())
+}
+
+fn attention(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    check(node)?;
     let heads = |name: &str| node.int(name).and_then(|n| usize::try_from(n).ok());
     let (q_id, k_id, v_id) = (t.input_id(node, 0)?, t.input_id(node, 1)?, t.input_id(node, 2)?);
     let q = operand(t, q_id, heads("q_num_heads"))?;
@@ -68,16 +71,10 @@ fn attention(t: &mut Translator<'_>, node: &Node) -> Outcome {
         Some(id) if !is_f32(t.dtype(id)?) => return refuse("its mask is not float"),
         Some(id) => {
             let view = t.view(id)?;
-            let lead = 4usize.checked_sub(view.shape.len());
-            let Some(lead) = lead else { return refuse("its mask has more than four dimensions") };
-            let mut strides = [0; 4];
-            for (i, target) in [batch, heads, queries, length].into_iter().enumerate().skip(lead) {
-                match view.shape[i - lead] {
-                    1 => {}
-                    d if d == target => strides[i] = view.strides[i - lead],
-                    _ => return refuse(format!("its mask {:?} does not broadcast", view.shape)),
-                }
-            }
+            let scores = [batch, heads, queries, length];
+            let Some(strides) = shape::broadcast_view(&view.shape, &view.strides, &scores) else {
+                return refuse(format!("its mask {:?} does not broadcast", view.shape));
+            };
             Some((view.tensor, of_heads(&strides)))
         }
         None => None,

@@ -130,7 +130,12 @@ fn pool(t: &mut Translator<'_>, node: &Node, kind: PoolKind) -> Outcome {
 }
 
 /// The window the attributes describe, and the padding at the end; one spatial dimension becomes the width of two.
-fn window(node: &Node, input: &[usize], output: &[usize], kernel: &[usize]) -> Outcome<(Window, [usize; 2])> {
+pub(crate) fn window(
+    node: &Node,
+    input: &[usize],
+    output: &[usize],
+    kernel: &[usize],
+) -> Outcome<(Window, [usize; 2])> {
     let rank = input.len();
     if !(1..=2).contains(&rank) || output.len() != rank || kernel.len() != rank || kernel.contains(&0) {
         return refuse(format!("it has {rank} spatial dimensions"));

@@ -2,11 +2,11 @@
 
 use super::{
     Operator,
-    activation::{activate, activation},
+    activation::{activate, activation, own_activation},
 };
 use crate::{
-    ffi::{Binary, Home, Tensor, Type, Unary},
-    kernels::{Activation, Broadcast, BroadcastOp, Glu},
+    ffi::{Home, Tensor, Type, Unary},
+    kernels::{Broadcast, BroadcastOp, Glu},
     shape,
     storage::is_f32,
     translate::{Operand, Outcome, Translator, refuse},
@@ -30,8 +30,8 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator { name: "Tanh", takes: UNARY, translate: |t, n| unary(t, n, Unary::Tanh) },
     Operator { name: "Clip", takes: "float, constant bounds", translate: clip },
     Operator { name: "Elu", takes: "float, alpha 1", translate: elu },
-    Operator { name: "Gelu", takes: UNARY, translate: gelu },
-    Operator { name: "Swish", takes: UNARY, translate: swish },
+    Operator { name: "Gelu", takes: UNARY, translate: through },
+    Operator { name: "Swish", takes: UNARY, translate: through },
     Operator { name: "GLU", takes: "float, halves along the last axis", translate: glu },
     Operator { name: "HardSigmoid", takes: UNARY, translate: hard_sigmoid },
     Operator { name: "LeakyRelu", takes: UNARY, translate: leaky_relu },
@@ -73,20 +73,8 @@ fn elu(t: &mut Translator<'_>, node: &Node) -> Outcome {
     }
 }
 
-fn gelu(t: &mut Translator<'_>, node: &Node) -> Outcome {
-    match node.str("approximate") {
-        None | Some("none") => through(t, node, Activation::Gelu),
-        Some("tanh") => through(t, node, Activation::GeluTanh),
-        Some(other) => refuse(format!("its approximate is {other:?}")),
-    }
-}
-
-fn swish(t: &mut Translator<'_>, node: &Node) -> Outcome {
-    through(t, node, Activation::Swish(node.float("alpha").unwrap_or(1.0)))
-}
-
-fn through(t: &mut Translator<'_>, node: &Node, activation: Activation) -> Outcome {
-    let x = t.float(node, 0)?;
+fn through(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let (x, activation) = (t.float(node, 0)?, own_activation(node)?);
     let y = activate(t, node, x.tensor, &x.shape, activation)?;
     t.define(node, 0, y)
 }
@@ -182,7 +170,7 @@ fn variadic(t: &mut Translator<'_>, node: &Node, op: BroadcastOp) -> Outcome {
     let mut result = t.float(node, 0)?;
     for i in 1..node.inputs.len() {
         let next = t.float(node, i)?;
-        let Some(shape) = broadcast(&result.shape, &next.shape) else {
+        let Some(shape) = shape::broadcast(&result.shape, &next.shape) else {
             return refuse("its shapes do not broadcast");
         };
         let tensor = combine(t, node, op, &result, &next, &shape)?;
@@ -208,19 +196,6 @@ fn pow(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// The shape two shapes broadcast to.
-fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
-    let rank = a.len().max(b.len());
-    let at = |s: &[usize], i: usize| (i + s.len()).checked_sub(rank).map_or(1, |i| s[i]);
-    (0..rank)
-        .map(|i| match (at(a, i), at(b, i)) {
-            (1, d) | (d, 1) => Some(d),
-            (d, e) if d == e => Some(d),
-            _ => None,
-        })
-        .collect()
-}
-
 /// `a op b`, broadcast to `shape`. ggml does it where one operand has that shape and the other is repeated along outer
 /// dimensions; along the innermost it is slow, so that is left to a kernel of ours, as are all other cases.
 fn combine(
@@ -231,20 +206,13 @@ fn combine(
     b: &Operand,
     shape: &[usize],
 ) -> Outcome<Tensor> {
-    let native = match op {
-        BroadcastOp::Add => Some((Binary::Add, true)),
-        BroadcastOp::Mul => Some((Binary::Mul, true)),
-        BroadcastOp::Sub => Some((Binary::Sub, false)),
-        BroadcastOp::Div => Some((Binary::Div, false)),
-        _ => None,
-    };
-    if let Some((op, commutes)) = native {
+    if let Some(op) = op.of_ggml() {
         if let Some((whole, repeated)) = repeatable(&a.shape, &b.shape, shape) {
             let (whole, repeated) =
                 (t.builder.reshape(a.tensor, whole)?, t.builder.reshape(b.tensor, repeated)?);
             return Ok(t.builder.binary(op, whole, repeated)?);
         }
-        if let Some((whole, repeated)) = repeatable(&b.shape, &a.shape, shape).filter(|_| commutes) {
+        if let Some((whole, repeated)) = repeatable(&b.shape, &a.shape, shape).filter(|_| op.commutes()) {
             let (whole, repeated) =
                 (t.builder.reshape(b.tensor, whole)?, t.builder.reshape(a.tensor, repeated)?);
             return Ok(t.builder.binary(op, whole, repeated)?);
@@ -268,9 +236,7 @@ fn repeatable(a: &[usize], b: &[usize], shape: &[usize]) -> Option<([usize; 4], 
     if dims.len() > 4 || repeated.last() == Some(&0) {
         return None;
     }
-    let own: Vec<usize> =
-        dims.iter().zip(repeated).map(|(d, stride)| if *stride == 0 { 1 } else { *d }).collect();
-    Some((shape::extent(&dims), shape::extent(&own)))
+    Some((shape::extent(&dims), shape::extent(&shape::once(&dims, repeated))))
 }
 
 /// `a + b`, where `b` is broadcast to `a`.

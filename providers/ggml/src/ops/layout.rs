@@ -128,15 +128,14 @@ fn split(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let Some(axis) = shape::axis(node.int_or("axis", 0), x.shape.len()) else {
         return refuse("its axis is out of range");
     };
-    let dense = shape::strides(&x.shape);
-    let strides: Vec<isize> = dense.iter().map(|s| *s as isize).collect();
+    let strides = shape::dense(&x.shape);
     let mut start = 0;
     for (i, output) in node.outputs.iter().enumerate() {
         let Some(output) = output else {
             return refuse("an output is missing, so that its length is not known");
         };
         let dims = t.shape(*output)?;
-        let part = t.strided(node, x.tensor, &dims, &strides, start * dense[axis])?;
+        let part = t.strided(node, x.tensor, &dims, &strides, start * strides[axis].unsigned_abs())?;
         t.define(node, i, part)?;
         start += dims[axis];
     }
@@ -161,7 +160,7 @@ fn slice(t: &mut Translator<'_>, node: &Node) -> Outcome {
         return refuse("its lists have different lengths");
     }
     let dense = shape::strides(&x.shape);
-    let mut strides: Vec<isize> = dense.iter().map(|s| *s as isize).collect();
+    let mut strides = shape::dense(&x.shape);
     let mut first = 0;
     for ((start, axis), step) in starts.into_iter().zip(axes).zip(steps) {
         let Some(axis) = shape::axis(axis, x.shape.len()) else {

@@ -186,23 +186,13 @@ fn product(
             (panels, None, t.panels(node, view.tensor, panels, layout, &[], &[])?)
         }
     } else {
-        let rank = a_batch.len().max(b_batch.len());
-        let full = broadcast_batch(a_batch, b_batch, rank);
-        let padded = |own: &[usize], own_strides: &[isize]| -> Option<Vec<isize>> {
-            let lead = rank - own.len();
-            (0..rank)
-                .map(|i| match i.checked_sub(lead) {
-                    None => Some(0),
-                    Some(j) if own[j] == full[i] => Some(own_strides[j]),
-                    Some(j) if own[j] == 1 => Some(0),
-                    Some(_) => None,
-                })
-                .collect()
-        };
         let (view, right_layout) = right_view(t, b, &b_shape, transposed)?;
-        let (Some(left), Some(right)) =
-            (padded(a_batch, a_strides.0), padded(b_batch, &view.strides[..b_batch.len()]))
-        else {
+        let right_strides = &view.strides[..b_batch.len()];
+        let Some((full, left, right)) = shape::broadcast(a_batch, b_batch).and_then(|full| {
+            let left = shape::broadcast_view(a_batch, a_strides.0, &full)?;
+            let right = shape::broadcast_view(b_batch, right_strides, &full)?;
+            Some((full, left, right))
+        }) else {
             return refuse("its batches do not broadcast");
         };
         batch = shape::len(&full);
@@ -267,10 +257,4 @@ fn right_view(
     let steps = [view.strides[rank - 2].unsigned_abs(), view.strides[rank - 1].unsigned_abs()];
     let (row_step, depth_step) = if transposed { (steps[0], steps[1]) } else { (steps[1], steps[0]) };
     Ok((view, Layout { start: 0, row_step, depth_step }))
-}
-
-/// The shape two stacks broadcast to, as far as they do.
-fn broadcast_batch(a: &[usize], b: &[usize], rank: usize) -> Vec<usize> {
-    let at = |s: &[usize], i: usize| (i + s.len()).checked_sub(rank).map_or(1, |i| s[i]);
-    (0..rank).map(|i| at(a, i).max(at(b, i))).collect()
 }

@@ -11,8 +11,12 @@ mod norm;
 mod pad;
 mod reduce;
 
+pub(crate) use activation::{activation, own_activation};
+pub(crate) use attention::check as check_attention;
+pub(crate) use conv::window;
 pub(crate) use elementwise::as_line;
 pub(crate) use layout::{permutation, whole_factors};
+pub(crate) use pad::pads;
 
 use crate::translate::{Outcome, Translator};
 use sdrun_graph::{Node, fused::DOMAIN};

@@ -19,10 +19,7 @@ fn pad(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let id = t.input_id(node, 0)?;
     let (x, out) = (t.operand(id)?, t.output_shape(node, 0)?);
     let rank = x.shape.len();
-    let pads = match node.ints("pads") {
-        Some(pads) => pads.to_vec(),
-        None => t.constant_ints(node, 1, "its pads")?.unwrap_or_default(),
-    };
+    let pads = pads(t, node)?;
     let axes = match t.constant_ints(node, 3, "its axes")? {
         None => (0..rank).collect(),
         Some(axes) => match axes.iter().map(|axis| shape::axis(*axis, rank)).collect::<Option<Vec<_>>>() {
@@ -61,6 +58,14 @@ fn pad(t: &mut Translator<'_>, node: &Node) -> Outcome {
     };
     let y = t.custom(node, kernel, &[x.tensor], type_, shape::extent(&out))?;
     t.define(node, 0, y)
+}
+
+/// How many elements are added, before each axis and then after each.
+pub(crate) fn pads(t: &Translator<'_>, node: &Node) -> Outcome<Vec<i64>> {
+    match node.ints("pads") {
+        Some(pads) => Ok(pads.to_vec()),
+        None => Ok(t.constant_ints(node, 1, "its pads")?.unwrap_or_default()),
+    }
 }
 
 /// The element of an axis of `len` elements that stands at `i`, counted from its first, as `mode` continues it; the inner
