@@ -44,7 +44,7 @@ pub use fuse_group_norm::fuse_group_norm;
 pub use fuse_linear::{fuse_activation, fuse_bias, fuse_conv_bias, fuse_glu, fuse_residual};
 pub use fuse_norm::{fuse_layer_norm, fuse_rms_norm};
 pub use identity::eliminate_identity;
-pub use layout::{cancel_transposes, collapse_reshapes, sink_scales, sink_transposes};
+pub use layout::{cancel_transposes, collapse_gathers, collapse_reshapes, sink_scales, sink_transposes};
 pub use merge_projections::merge_projections;
 pub use neutral::eliminate_neutral;
 pub use precision::{PrecisionReport, convert_precision};
@@ -147,6 +147,7 @@ pub const PASSES: &[Pass] = &[
     }),
     pass("eliminate_neutral", "arithmetic that changes nothing", eliminate_neutral),
     pass("merge_common_subexpressions", "what is computed twice", merge_common_subexpressions),
+    pass("collapse_gathers", "gathers of everything in order", collapse_gathers),
     pass("collapse_reshapes", "chains of reshapes", collapse_reshapes),
     pass("cancel_transposes", "chains of transposes", cancel_transposes),
     pass("sink_scales", "scalar factors before reshapes and transposes", sink_scales),
@@ -171,6 +172,7 @@ pub const ALL: &[&str] = &[
     "eliminate_neutral",
     "merge_common_subexpressions",
     "fuse_group_norm",
+    "collapse_gathers",
     "collapse_reshapes",
     "cancel_transposes",
     "sink_scales",

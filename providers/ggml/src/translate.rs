@@ -286,6 +286,10 @@ impl<'g> Translator<'g> {
         let low = matches!(self.precision, Precision::Bf16 | Precision::Q8_0 | Precision::Q4K);
         if low && Level::detect().multiplies_bf16() { Words::Bf16 } else { Words::F32 }
     }
+    /// Where the graph runs.
+    pub(crate) fn target(&self) -> Target {
+        self.target
+    }
     /// What the engine was built for.
     pub(crate) fn precision(&self) -> Precision {
         self.precision

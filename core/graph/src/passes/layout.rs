@@ -50,6 +50,31 @@ fn target(to: &[Dim], from: &[Dim]) -> Option<Vec<i64>> {
     (dims.iter().filter(|d| **d == -1).count() <= 1 && !zero).then_some(dims)
 }
 
+/// Makes a Reshape of each `GatherND` that takes all elements in order, which exporters write for `repeat_interleave`. Returns
+/// how many there were.
+pub fn collapse_gathers(graph: &mut Graph) -> usize {
+    rewrite(graph, |uses, fresh, n| {
+        (is_op(n, "GatherND") && n.int_or("batch_dims", 0) == 0).then_some(())?;
+        let (x, y) = (n.input(0)?, n.output(0)?);
+        let (shape, indices) = (uses.shape(x)?, uses.constant(n.input(1)?)?);
+        let axes = *indices.shape().last()?;
+        let taken: Vec<usize> = shape.get(..axes)?.iter().map(Dim::known).collect::<Option<_>>()?;
+        let count = taken.iter().try_fold(1, |n: usize, dim| n.checked_mul(*dim))?;
+        (count * axes == indices.len() && count > 0).then_some(())?;
+        let in_order = |(row, indices): (usize, &[i64])| {
+            let mut rest = row;
+            indices.iter().zip(&taken).rev().all(|(index, dim)| {
+                let expected = rest % dim;
+                rest /= dim;
+                *index == expected as i64 || *index == expected as i64 - *dim as i64
+            })
+        };
+        indices.to_i64s()?.chunks_exact(axes).enumerate().all(in_order).then_some(())?;
+        let target = fresh.shape(&target(uses.shape(y)?, shape)?);
+        Some(vec![node(n, "Reshape", &[x, target], Some(y), [])])
+    })
+}
+
 /// Composes chains of `Transpose`, and removes those that lead back. A transpose of two axes of a tensor whose outer
 /// axes were merged for it (as exporters transpose the keys of attention) counts as one. Returns how many changed.
 pub fn cancel_transposes(graph: &mut Graph) -> usize {
@@ -244,6 +269,27 @@ mod tests {
             .output("y", "2 l 12")
             .output("z", "? 6");
         assert_eq!(ops(&check(&file, collapse_reshapes, 3)), ["Exp", "Reshape", "Exp"]);
+    }
+
+    #[test]
+    fn gathers_of_everything_in_order_are_reshapes() {
+        let indices = |shape: &[usize], all: &[i64]| Tensor::from_elements(shape.to_vec(), all).unwrap();
+        let file = model(17)
+            .input("x", DType::F32, "2 3 n")
+            .initializer("order", &indices(&[6, 2], &[0, 0, 0, 1, 0, -1, 1, 0, -1, 1, 1, 2]))
+            .initializer("part", &indices(&[5, 2], &[0, 0, 0, 1, 0, 2, 1, 0, 1, 1]))
+            .initializer("turned", &indices(&[6, 2], &[0, 0, 1, 0, 0, 1, 1, 1, 0, 2, 1, 2]))
+            .initializer("outer", &indices(&[1, 2, 1], &[0, 1]))
+            .node("GatherND", &["x", "order"], &["a"])
+            .node("GatherND", &["x", "part"], &["b"])
+            .node("GatherND", &["x", "turned"], &["c"])
+            .node("GatherND", &["x", "outer"], &["d"])
+            .output("a", "6 n")
+            .output("b", "5 n")
+            .output("c", "6 n")
+            .output("d", "1 2 3 n");
+        let graph = check(&file, collapse_gathers, 2);
+        assert_eq!(ops(&graph), ["Reshape", "GatherND", "GatherND", "Reshape"]);
     }
 
     #[test]

@@ -79,7 +79,8 @@ fn gemm(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// `A * B'` for a stack of `[batch, rows, depth]` and one of `[batch, cols, depth]`, both contiguous.
+/// `A * B'` for a stack of `[batch, rows, depth]` and one of `[batch, cols, depth]`, both contiguous; ggml's own for a device
+/// besides the CPU.
 pub(super) fn stack_product(
     t: &mut Translator<'_>,
     node: &Node,
@@ -87,6 +88,11 @@ pub(super) fn stack_product(
     b: Tensor,
     [batch, rows, cols, depth]: [usize; 4],
 ) -> Outcome<Tensor> {
+    if t.target().gpu().is_some() {
+        let a = t.builder.reshape(a, [depth, rows, batch, 1])?;
+        let b = t.builder.reshape(b, [depth, cols, batch, 1])?;
+        return Ok(t.builder.mul_mat(b, a)?);
+    }
     let level = Level::detect();
     let width = level.block().1;
     let panels = Panels { groups: batch, rows: cols, depth, block: width, words: t.words(), taps: 1 };

@@ -118,7 +118,6 @@ const ON_THE_CPU: &[(&str, usize)] = &[
     ("Constant", 1),
     ("Conv", 14),
     ("Div", 1),
-    ("Einsum", 4),
     ("Expand", 1),
     ("Gather", 3),
     ("Gemm", 10),
