@@ -413,7 +413,7 @@ mod tests {
     #[test]
     fn filling_is_arranging() {
         let values: Vec<f32> = (0..3 * 40 * 70).map(|i| (i % 251) as f32 - 125.0).collect();
-        let panels = Panels { groups: 3, rows: 40, depth: 70, block: 16, words: Words::F32, taps: 1 };
+        let panels = Panels::columns([3, 40, 70], 16);
         let forms = [
             Form::Plain,
             Form::Panels { panels, transposed: false, blocks: None },

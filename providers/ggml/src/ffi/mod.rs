@@ -13,6 +13,8 @@
 //! * [`Program::profile`]: where the time of a program goes.
 #![allow(unsafe_code)]
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod api;
 mod builder;
 mod device_ops;

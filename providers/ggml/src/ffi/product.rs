@@ -1,8 +1,11 @@
 //! The inner loop of every matrix product: a block of rows and columns that fits the registers.
 //!
 //! Operands are 32-bit words: an f32, or two bf16 that are neighbours along the depth (the lower half first), which
-//! [`Level::Avx512Bf16`] multiplies and adds in f32 at once.
+//! [`Level::Avx512Bf16`] multiplies and adds in f32 at once. [`Level::Amx`] takes 16 of them at a time, whose rows in the right
+//! operand are equally far apart.
 
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use super::simd::Level;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
@@ -13,7 +16,7 @@ use std::marker::PhantomData;
 pub(crate) enum Words {
     /// One f32 each.
     F32,
-    /// Two bf16 each; only for [`Level::Avx512Bf16`].
+    /// Two bf16 each; only for [`Level::Avx512Bf16`] and [`Level::Amx`].
     Bf16,
 }
 
@@ -24,6 +27,8 @@ pub(crate) enum Left {
     Columns,
     /// Rows, each [`ROW_STRIDE`] words after the one before.
     Rows,
+    /// For each 16 steps as many rows as [`Level::block`] has, of 16 words; only for [`Level::Amx`].
+    Tiles,
 }
 
 /// Most words of depth of one call with [`Left::Rows`].
@@ -37,6 +42,8 @@ pub(crate) struct Taps {
     offsets: Vec<u32>,
     /// The largest up to each step.
     reach: Vec<u32>,
+    /// Whether each 16 steps, and all 16, are equally far apart.
+    is_in_tiles: bool,
 }
 
 impl Taps {
@@ -47,7 +54,15 @@ impl Taps {
             largest = largest.max(*offset);
             largest
         });
-        Taps { reach: reach.collect(), offsets }
+        let step = |tile: &[u32]| tile.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect::<Vec<_>>();
+        let mut steps = offsets.chunks_exact(16).flat_map(step);
+        let first = steps.next();
+        let is_in_tiles = first.is_some() && steps.all(|step| Some(step) == first);
+        Taps { reach: reach.collect(), is_in_tiles, offsets }
+    }
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn offsets(&self) -> &[u32] {
+        &self.offsets
     }
     /// Rows that follow each other at a distance of `stride` words.
     pub(crate) fn dense(depth: usize, stride: usize) -> Self {
@@ -75,7 +90,17 @@ impl<'a> Block<'a> {
     pub(super) unsafe fn from_raw(data: *mut f32, stride: usize, rows: usize, cols: usize) -> Self {
         Block { data, stride, rows, cols, exclusive: PhantomData }
     }
-    fn row(&mut self, row: usize) -> &mut [f32] {
+    /// Rows and columns.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn size(&self) -> (usize, usize) {
+        (self.rows, self.cols)
+    }
+    /// Where it begins, and the distance of rows.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn raw(&mut self) -> (*mut f32, usize) {
+        (self.data, self.stride)
+    }
+    pub(super) fn row(&mut self, row: usize) -> &mut [f32] {
         assert!(row < self.rows);
         // SAFETY: one of the rows this value owns.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(row * self.stride), self.cols) }
@@ -102,18 +127,22 @@ impl Product<'_> {
     /// Computes a block of at most the level's rows and columns. Every element is the sum over the depth in order,
     /// whatever the size of the block.
     pub(crate) fn into(self, mut out: Block<'_>) {
-        let (rows, cols) = self.level.block();
+        let (rows, cols) = self.level.block(self.words);
         assert!(out.rows <= rows && out.cols <= cols, "a block larger than the registers");
         let reach = self.depth.checked_sub(1).and_then(|last| self.taps.reach.get(last));
         assert!(reach.is_some_and(|reach| *reach as usize + cols <= self.b.len()), "taps outside");
+        let tiles = self.level.has_tiles(self.words);
+        assert!(if tiles { self.is_in_tiles() } else { self.left != Left::Tiles }, "operands of another level");
         let needed = match self.left {
-            Left::Columns => self.depth * rows,
+            Left::Columns | Left::Tiles => self.depth * rows,
+            // Tiles have all their rows.
+            Left::Rows if tiles => (out.rows.next_multiple_of(16) - 1) * ROW_STRIDE + self.depth,
             Left::Rows => (out.rows - 1) * ROW_STRIDE + self.depth,
         };
         assert!(needed <= self.a.len(), "a left panel of another depth");
         match (self.level, self.words) {
             #[cfg(target_arch = "x86_64")]
-            (Level::Avx512 | Level::Avx512Bf16, Words::F32) => {
+            (Level::Avx512 | Level::Avx512Bf16 | Level::Amx, Words::F32) => {
                 // SAFETY: the processor has the features, for `Level`s come from `detect` and `usable`; the lengths
                 // were checked.
                 unsafe { f32x512::block(&self, &mut out) }
@@ -122,6 +151,11 @@ impl Product<'_> {
             (Level::Avx512Bf16, Words::Bf16) => {
                 // SAFETY: as above.
                 unsafe { bf16x512::block(&self, &mut out) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Level::Amx, Words::Bf16) => {
+                // SAFETY: as above.
+                unsafe { amx::block(&self, &mut out) }
             }
             #[cfg(target_arch = "x86_64")]
             (Level::Avx2, Words::F32) => {
@@ -133,11 +167,16 @@ impl Product<'_> {
         }
     }
 
+    /// Whether the depth is cut into whole tiles.
+    fn is_in_tiles(&self) -> bool {
+        self.left != Left::Columns && self.depth.is_multiple_of(16) && self.taps.is_in_tiles
+    }
+
     /// Distance of neighbouring rows and of neighbouring steps in the left panel.
     fn steps(&self) -> (usize, usize) {
         match self.left {
-            Left::Columns => (1, self.level.block().0),
             Left::Rows => (ROW_STRIDE, 1),
+            Left::Columns | Left::Tiles => (1, self.level.block(self.words).0),
         }
     }
 }
@@ -230,7 +269,7 @@ macro_rules! block_of_512_bits {
             #[target_feature(enable = $features)]
             pub(super) unsafe fn block(product: &Product<'_>, out: &mut Block<'_>) {
                 match product.left {
-                    Left::Columns => of_rows!(product, out, 1, 14; 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+                    Left::Columns | Left::Tiles => of_rows!(product, out, 1, 14; 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
                     Left::Rows => of_rows!(product, out, ROW_STRIDE, 1; 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
                 }
             }

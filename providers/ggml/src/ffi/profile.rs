@@ -112,10 +112,13 @@ fn speed(words: Words) -> f64 {
     if words == Words::Bf16 && !level.multiplies_bf16() {
         return 0.0;
     }
-    let ((rows, cols), depth) = (level.block(), 64);
+    let left = if level.has_tiles(words) { Left::Tiles } else { Left::Columns };
+    let ((rows, cols), depth) = (level.block(words), 64);
     let (a, b) = (vec![0u32; rows * depth], vec![0u32; cols * depth]);
     let (taps, mut out) = (Taps::dense(depth, cols), vec![0f32; rows * cols]);
-    let product = Product { level, words, left: Left::Columns, depth, a: &a, b: &b, taps: &taps, add: true };
+    let product = Product { level, words, left, depth, a: &a, b: &b, taps: &taps, add: true };
+    #[cfg(target_arch = "x86_64")]
+    let _tiles = super::amx::Tiles::set_up();
     let per_word = if words == Words::Bf16 { 4 } else { 2 };
     let mut best = 0f64;
     for _ in 0..20 {

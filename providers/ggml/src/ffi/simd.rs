@@ -1,8 +1,8 @@
 //! Code compiled for several instruction sets, one of them chosen at run time.
 
 #[cfg(target_arch = "x86_64")]
-use super::product::AVX2_BLOCK;
-use super::product::{PLAIN_COLS, PLAIN_ROWS};
+use super::{amx, product::AVX2_BLOCK};
+use super::product::{PLAIN_COLS, PLAIN_ROWS, Words};
 use std::sync::OnceLock;
 
 /// Instruction sets that code here is compiled for.
@@ -19,6 +19,9 @@ pub(crate) enum Level {
     /// The same and products of bf16 pairs.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
+    /// The same, these in tiles.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
 impl Level {
@@ -29,7 +32,7 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             {
                 if super::variant::avx512_bf16() {
-                    return Level::Avx512Bf16;
+                    return if amx::usable() { Level::Amx } else { Level::Avx512Bf16 };
                 }
                 if super::variant::avx512() {
                     return Level::Avx512;
@@ -42,19 +45,28 @@ impl Level {
         })
     }
     /// Rows and columns of the block that a [`Product`](super::product::Product) computes.
-    pub(crate) fn block(self) -> (usize, usize) {
+    pub(crate) fn block(self, words: Words) -> (usize, usize) {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx if words == Words::Bf16 => (amx::BLOCK, amx::BLOCK),
             Level::Plain => (PLAIN_ROWS, PLAIN_COLS),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => AVX2_BLOCK,
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Avx512Bf16 => (14, 32),
+            Level::Avx512 | Level::Avx512Bf16 | Level::Amx => (14, 32),
         }
     }
     /// Whether it multiplies pairs of bf16.
     pub(crate) fn multiplies_bf16(self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return self == Level::Avx512Bf16;
+        return matches!(self, Level::Avx512Bf16 | Level::Amx);
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
+    }
+    /// Whether it multiplies these words in tiles.
+    pub(crate) fn has_tiles(self, words: Words) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self == Level::Amx && words == Words::Bf16;
         #[cfg(not(target_arch = "x86_64"))]
         return false;
     }
@@ -68,6 +80,7 @@ impl Level {
             levels.extend(super::variant::avx2().then_some(Level::Avx2));
             levels.extend(super::variant::avx512().then_some(Level::Avx512));
             levels.extend(super::variant::avx512_bf16().then_some(Level::Avx512Bf16));
+            levels.extend(amx::usable().then_some(Level::Amx));
         }
         levels
     }
@@ -97,7 +110,7 @@ pub(crate) fn vectorize<V: Vectorized>(work: V) -> V::Output {
         Level::Avx2 => unsafe { with_avx2(work) },
         // SAFETY: the processor has the features, by `detect`.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 | Level::Avx512Bf16 => unsafe { with_avx512(work) },
+        Level::Avx512 | Level::Avx512Bf16 | Level::Amx => unsafe { with_avx512(work) },
     }
 }
 

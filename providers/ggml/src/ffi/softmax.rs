@@ -26,7 +26,7 @@ impl Step<'_> {
     /// Takes the step, where the processor can; else answers `false`.
     pub(crate) fn take(&mut self, level: Level) -> bool {
         #[cfg(target_arch = "x86_64")]
-        if matches!(level, Level::Avx512 | Level::Avx512Bf16)
+        if matches!(level, Level::Avx512 | Level::Avx512Bf16 | Level::Amx)
             && (self.pairs.is_empty() || level.multiplies_bf16())
         {
             assert!(

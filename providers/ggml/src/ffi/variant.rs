@@ -36,6 +36,12 @@ fn allowed(variant: &str) -> bool {
     limit().as_ref().is_ok_and(|first| ALL[*first..].iter().any(|(name, _)| *name == variant))
 }
 
+/// Whether the variable leaves all that the processor has.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn unlimited() -> bool {
+    matches!(limit(), Ok(0)) && std::env::var_os(VARIABLE).is_none_or(|given| given.is_empty())
+}
+
 type Candidate = (&'static str, fn() -> bool);
 
 #[cfg(target_arch = "x86_64")]

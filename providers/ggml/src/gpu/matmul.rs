@@ -2,7 +2,7 @@
 
 use super::{activate, combine, input, operand, optional};
 use crate::{
-    ffi::{Binary, Home, Tensor, product::Words},
+    ffi::{Binary, Home, Tensor},
     kernels::Panels,
     ops::activation,
     shape,
@@ -81,8 +81,7 @@ fn product(
             None if transposed => (Form::Plain, t.matrix_type()),
             None => {
                 // Panels of one row each are the transposed matrices.
-                let panels =
-                    Panels { groups: b_count, rows: cols, depth, block: 1, words: Words::F32, taps: 1 };
+                let panels = Panels::columns([b_count, cols, depth], 1);
                 (Form::Panels { panels, transposed: true, blocks: None }, t.matrix_type())
             }
         };

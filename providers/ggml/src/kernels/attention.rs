@@ -1,7 +1,11 @@
-use super::{Panels, activation::exp, panels::Layout};
+use super::{
+    Panels, SIXTEEN,
+    activation::exp,
+    panels::{Layout, Order},
+};
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile, as_words,
-    product::{Block, Left, Product, Taps, Words},
+    product::{Block, Product, Taps, Words},
     simd::{Level, Vectorized, vectorize},
     softmax,
 };
@@ -41,8 +45,8 @@ pub(crate) struct Attention {
     pub(crate) taps: Taps,
 }
 
-/// Keys of a block: a multiple of every level's rows and of two.
-pub(crate) const KEYS: usize = 336;
+/// Keys of a block, about: a multiple of a level's rows and of two.
+const KEYS: usize = 336;
 /// Queries of a tile, which share what is read of keys and values.
 const QUERIES: usize = 64;
 
@@ -84,8 +88,23 @@ impl Kernel for Attention {
 }
 
 impl Attention {
+    /// Keys of a block, of which products take whole blocks and whole pairs.
+    fn keys_of_a_block(level: Level, keys: &Panels) -> usize {
+        match keys.order {
+            Order::Columns => KEYS.next_multiple_of(level.block(keys.words).0),
+            Order::Sixteens | Order::Tiles => KEYS.next_multiple_of(2 * SIXTEEN),
+        }
+    }
+
+    /// The steps of both products, for keys in these panels.
+    pub(crate) fn taps(level: Level, keys: &Panels) -> Taps {
+        let most = keys.steps().max(Self::keys_of_a_block(level, keys));
+        Taps::dense(most, level.block(keys.words).1)
+    }
+
     fn attend(&self, inputs: &Inputs<'_>, tile: &mut Tile<'_>, scratch: &mut Scratch) {
-        let (height, width) = self.level.block();
+        let (height, width) = self.level.block(self.keys.words);
+        let (most, unit) = (Self::keys_of_a_block(self.level, &self.keys), self.values.unit());
         let size = self.values.rows;
         let (batch, head) = match self.heads_inside {
             true => (tile.plane, tile.cols.start / size),
@@ -99,8 +118,8 @@ impl Attention {
         let Scratch { q, scores, weights, sums, state } = scratch;
         q.resize(steps * lanes, 0);
         self.pack_queries(inputs.f32(0), self.q.layout_of(batch, head), rows.clone(), q);
-        scores.resize(KEYS * width, 0.0);
-        weights.resize(KEYS * width, 0);
+        scores.resize(most * width, 0.0);
+        weights.resize(most * width, 0);
         sums.resize(size * lanes, 0.0);
         state.resize(2 * lanes, 0.0);
         let (maxima, totals) = state.split_at_mut(lanes);
@@ -113,9 +132,10 @@ impl Attention {
         let (keys, values) = (inputs.words(1), inputs.words(2));
         let (key_panels, value_panels) = (self.keys.per_group(), self.values.per_group());
         let value_words = if self.values.words == Words::Bf16 { 2 } else { 1 };
-        for start in (0..seen).step_by(KEYS) {
-            let block = start..(start + KEYS).min(seen);
-            let depth = block.len().div_ceil(value_words);
+        for start in (0..seen).step_by(most) {
+            let block = start..(start + most).min(seen);
+            let pairs = block.len().div_ceil(value_words);
+            let depth = if value_words == 2 { pairs.next_multiple_of(unit) } else { pairs };
             for panel in 0..panels {
                 let lane = panel * width;
                 for key in block.clone().step_by(height) {
@@ -125,7 +145,7 @@ impl Attention {
                     let product = Product {
                         level: self.level,
                         words: self.keys.words,
-                        left: Left::Columns,
+                        left: self.keys.as_left(),
                         depth: steps,
                         a: &keys[a..a + self.keys.panel_len()],
                         b: &q[panel * steps * width..][..steps * width],
@@ -141,8 +161,9 @@ impl Attention {
                 let sums_before =
                     if start > 0 { panel * size * width..(panel + 1) * size * width } else { 0..0 };
                 let sums = &mut sums[..];
-                let pairs = if value_words == 2 { &mut weights[..depth * width] } else { &mut [][..] };
-                self.soften(scores, maxima, totals, &mut sums[sums_before], pairs);
+                weights[pairs * width..depth * width].fill(0);
+                let halves = if value_words == 2 { &mut weights[..pairs * width] } else { &mut [][..] };
+                self.soften(scores, maxima, totals, &mut sums[sums_before], halves);
                 let b = if value_words == 2 { &weights[..] } else { as_words(scores) };
                 for row in (0..size).step_by(height) {
                     let a = (group * value_panels + row / height) * self.values.panel_len();
@@ -152,7 +173,7 @@ impl Attention {
                     let product = Product {
                         level: self.level,
                         words: self.values.words,
-                        left: Left::Columns,
+                        left: self.values.as_left(),
                         depth,
                         a: &values[a + first..a + first + depth * height],
                         b: &b[..depth * width],
@@ -183,7 +204,7 @@ impl Attention {
         sums: &mut [f32],
         pairs: &mut [u32],
     ) {
-        let width = self.level.block().1;
+        let width = self.level.block(self.keys.words).1;
         if width == softmax::LANES
             && let (Some(maxima), Some(totals)) = (maxima.first_chunk_mut(), totals.first_chunk_mut())
         {
@@ -198,10 +219,10 @@ impl Attention {
 
     /// Queries in panels of as many as there are lanes, scaled.
     fn pack_queries(&self, values: &[f32], layout: Layout, rows: Range<usize>, q: &mut [u32]) {
-        let (_, width) = self.level.block();
         let Panels { depth, words, .. } = self.keys;
+        let (_, width) = self.level.block(words);
         let layout = Layout { start: layout.start + rows.start * layout.row_step, ..layout };
-        let panels = Panels { groups: 1, rows: rows.len(), depth, block: width, words: Words::F32, taps: 1 };
+        let panels = Panels::columns([1, rows.len(), depth], width);
         let mut panel = vec![0u32; panels.panel_len()];
         for (index, out) in q.chunks_exact_mut(self.keys.steps() * width).enumerate() {
             panels.fill(values, layout, index, &mut panel);
@@ -219,7 +240,7 @@ impl Attention {
         keys: Range<usize>,
         scores: &mut [f32],
     ) {
-        let (_, width) = self.level.block();
+        let (_, width) = self.level.block(self.keys.words);
         if let Some(mask) = &self.mask {
             let layout = mask.layout_of(batch, head);
             let values = inputs.f32(3);
@@ -268,6 +289,8 @@ impl Vectorized for Scale<'_> {
         match words {
             Words::F32 => out.copy_from_slice(from),
             Words::Bf16 => {
+                let pairs = from.len().div_ceil(2 * width);
+                out[pairs * width..].fill(0);
                 for (out, pair) in out.chunks_exact_mut(width).zip(from.chunks(2 * width)) {
                     let (low, high) = pair.split_at(width);
                     for (i, out) in out.iter_mut().enumerate() {

@@ -4,7 +4,10 @@
 //! (<https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h>), blocks along the depth; their place is ours, so that a
 //! run of a panel becomes the words that products multiply, a few instructions for 16 of them.
 
-use super::{Panels, panels::interleave};
+use super::{
+    Panels, SIXTEEN,
+    panels::{Order, interleave},
+};
 use crate::{
     ffi::{
         product::Words,
@@ -28,12 +31,12 @@ pub(crate) enum Blocks {
 pub(super) const BLOCK: usize = 32;
 /// Blocks that share what their scales are multiples of.
 pub(super) const GROUP: usize = 8;
-/// Steps of the depth that lie together: first the lower elements of all their words, then the upper ones.
+/// Steps of the depth that lie together: first the lower elements of all their words, then the upper ones. In tiles, sixteen.
 const STEPS: usize = 8;
 /// Rows of a panel, at most.
 const MAX_ROWS: usize = 32;
 /// Elements of the same half of words that lie together, at most.
-const MAX_SPAN: usize = STEPS * MAX_ROWS;
+const MAX_SPAN: usize = SIXTEEN * MAX_ROWS;
 
 /// Where things lie in the bytes of a panel: integers, scales of blocks, what these are multiples of.
 #[derive(Clone, Copy)]
@@ -43,14 +46,20 @@ pub(super) struct Plan {
     rows: usize,
     /// Elements of a word.
     halves: usize,
-    /// Runs of [`STEPS`] steps.
+    /// Steps of a run.
+    steps: usize,
+    /// Whether the steps of a row lie together in a run, or the rows of a step.
+    tiles: bool,
+    /// Runs of so many steps.
     runs: usize,
 }
 
 impl Plan {
     pub(super) fn new(blocks: Blocks, panels: &Panels) -> Self {
         let halves = if panels.words == Words::Bf16 { 2 } else { 1 };
-        Plan { blocks, rows: panels.block, halves, runs: panels.steps().div_ceil(STEPS) }
+        let tiles = panels.order == Order::Tiles;
+        let steps = if tiles { SIXTEEN } else { STEPS };
+        Plan { blocks, rows: panels.block, halves, steps, tiles, runs: panels.steps().div_ceil(steps) }
     }
     /// Rows of the panel.
     pub(super) fn rows(&self) -> usize {
@@ -58,11 +67,16 @@ impl Plan {
     }
     /// Elements of one half of a run.
     fn span(&self) -> usize {
-        STEPS * self.rows
+        self.steps * self.rows
+    }
+    /// Where a half of a run has the element of a step and a row.
+    #[inline(always)]
+    fn at(&self, step: usize, row: usize) -> usize {
+        if self.tiles { row * self.steps + step } else { step * self.rows + row }
     }
     /// Elements of a row, with those that fill up the last run.
     fn line(&self) -> usize {
-        self.runs * STEPS * self.halves
+        self.runs * self.steps * self.halves
     }
     /// Bytes of the integers of a run.
     fn run_bytes(&self) -> usize {
@@ -70,7 +84,7 @@ impl Plan {
         if self.blocks == Blocks::Q4K { elements / 2 } else { elements }
     }
     fn runs_of_block(&self) -> usize {
-        BLOCK / (STEPS * self.halves)
+        BLOCK / (self.steps * self.halves)
     }
     fn count(&self) -> usize {
         self.runs.div_ceil(self.runs_of_block())
@@ -91,8 +105,8 @@ impl Plan {
     }
     /// Integer `i` of a row's block, in a panel of words of one element.
     pub(super) fn integer(&self, panel: &[u8], block: usize, row: usize, i: usize) -> u8 {
-        let run = block * self.runs_of_block() + i / STEPS;
-        let (start, place) = (run * self.run_bytes(), i % STEPS * self.rows + row);
+        let run = block * self.runs_of_block() + i / self.steps;
+        let (start, place) = (run * self.run_bytes(), self.at(i % self.steps, row));
         match self.blocks {
             Blocks::Q8_0 => panel[start + place],
             Blocks::Q4K if place < self.run_bytes() => panel[start + place] & 15,
@@ -104,10 +118,10 @@ impl Plan {
     fn place(&self, block: usize, row: usize, integers: &[u8; BLOCK], mut put: impl FnMut(usize, usize, u8)) {
         let first = block * self.runs_of_block();
         let runs = first..(first + self.runs_of_block()).min(self.runs);
-        for (run, integers) in runs.zip(integers.chunks_exact(STEPS * self.halves)) {
+        for (run, integers) in runs.zip(integers.chunks_exact(self.steps * self.halves)) {
             for (step, word) in integers.chunks_exact(self.halves).enumerate() {
                 for (half, integer) in word.iter().enumerate() {
-                    put(run, half * self.span() + step * self.rows + row, *integer);
+                    put(run, half * self.span() + self.at(step, row), *integer);
                 }
             }
         }
@@ -138,7 +152,7 @@ impl Blocks {
         read: impl Fn(usize, &mut [f32]),
         mut write: impl FnMut(usize, &[u8]),
     ) {
-        let Panels { groups, rows, depth, block, words, taps } = *panels;
+        let Panels { groups, rows, depth, block, words, taps, .. } = *panels;
         let plan = Plan::new(self, panels);
         // A little apart, so that elements of neighbouring rows do not fall on the same cache sets.
         let pitch = plan.line() + 16;
@@ -149,7 +163,7 @@ impl Blocks {
             // A pair is the same tap of two runs.
             Words::Bf16 => {
                 let (run, tap) = (d / taps, d % taps);
-                2 * (run / 2 * taps + tap) + run % 2
+                2 * panels.step_of(run / 2, tap) + run % 2
             }
         };
         let places: Vec<usize> = (0..depth).map(place).collect();
@@ -203,24 +217,34 @@ impl Scales {
     fn read(&mut self, plan: &Plan, bytes: &[u8], block: usize) {
         let (rows, at) = (plan.rows, plan.scales(block));
         let Scales { scale, offset } = self;
+        let (mut scales, mut offsets) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
         match plan.blocks {
             Blocks::Q8_0 => {
-                for (row, scale) in scale[..rows].iter_mut().enumerate() {
+                for (row, scale) in scales[..rows].iter_mut().enumerate() {
                     *scale = f16_at(bytes, at + 2 * row);
                 }
             }
             Blocks::Q4K => {
                 let factors = plan.factors(block / GROUP);
                 for row in 0..rows {
-                    scale[row] = f16_at(bytes, factors + 2 * row) * f32::from(bytes[at + row]);
-                    offset[row] =
+                    scales[row] = f16_at(bytes, factors + 2 * row) * f32::from(bytes[at + row]);
+                    offsets[row] =
                         f16_at(bytes, factors + 2 * (rows + row)) * f32::from(bytes[at + rows + row]);
                 }
             }
         }
-        for step in 1..STEPS {
-            scale.copy_within(..rows, step * rows);
-            offset.copy_within(..rows, step * rows);
+        if plan.tiles {
+            for row in 0..rows {
+                let steps = row * plan.steps..(row + 1) * plan.steps;
+                scale[steps.clone()].fill(scales[row]);
+                offset[steps].fill(offsets[row]);
+            }
+            return;
+        }
+        for step in 0..plan.steps {
+            let to = step * rows..(step + 1) * rows;
+            scale[to.clone()].copy_from_slice(&scales[..rows]);
+            offset[to].copy_from_slice(&offsets[..rows]);
         }
     }
 }
@@ -236,14 +260,15 @@ impl Vectorized for Expand<'_> {
         let (mut low, mut high) = ([0f32; MAX_SPAN], [0f32; MAX_SPAN]);
         let mut part = [0; MAX_SPAN];
         let mut block = None;
-        for run in steps.start / STEPS..steps.end.div_ceil(STEPS) {
+        assert!(!plan.tiles || (steps.start % SIXTEEN, steps.end % SIXTEEN) == (0, 0), "parts of tiles");
+        for run in steps.start / plan.steps..steps.end.div_ceil(plan.steps) {
             let current = run / plan.runs_of_block();
             if block != Some(current) {
                 block = Some(current);
                 scales.read(&plan, bytes, current);
             }
-            let first = run * STEPS;
-            let (from, to) = (steps.start.max(first) - first, steps.end.min(first + STEPS) - first);
+            let first = run * plan.steps;
+            let (from, to) = (steps.start.max(first) - first, steps.end.min(first + plan.steps) - first);
             let out = &mut words[(first + from - steps.start) * rows..][..(to - from) * rows];
             let whole = out.len() == span;
             let target = if whole { &mut *out } else { &mut part[..span] };
@@ -502,7 +527,8 @@ mod tests {
             let mut all = Vec::new();
             let mut start = 0;
             while start < panels.steps() {
-                let end = (start + 1 + start % 13).min(panels.steps());
+                let more = if panels.order == Order::Tiles { 16 + start % 48 } else { 1 + start % 13 };
+                let end = (start + more).min(panels.steps());
                 let mut run = vec![7; (end - start) * block];
                 blocks.expand(panels, bytes, start..end, &mut run);
                 all.extend(run);
@@ -510,7 +536,10 @@ mod tests {
             }
             let (group, first) = (index / panels.per_group(), index % panels.per_group() * block);
             for (i, word) in all.iter().enumerate() {
-                let (step, row) = (i / block, first + i % block);
+                let (step, row) = match panels.order {
+                    Order::Tiles => (i / (16 * block) * 16 + i % 16, first + i / 16 % block),
+                    _ => (i / block, first + i % block),
+                };
                 let mut put = |d: usize, x: f32| {
                     if row < rows && d < depth {
                         let at = if transposed { d * rows + row } else { row * depth + d };
@@ -523,7 +552,7 @@ mod tests {
                 match words {
                     Words::F32 => put(step, f32::from_bits(*word)),
                     Words::Bf16 => {
-                        let (pair, tap) = (step / taps, step % taps);
+                        let (pair, tap) = panels.pair_of(step);
                         put(2 * pair * taps + tap, f32::from_bits(word << 16));
                         put((2 * pair + 1) * taps + tap, f32::from_bits(word & 0xffff_0000));
                     }
@@ -542,8 +571,15 @@ mod tests {
                     ((i * i % 8191) as f32 / 4096.0 - 1.0) * if i.is_multiple_of(97) { 3.0 } else { 1.0 }
                 })
                 .collect();
-            for (words, block) in [(Words::F32, 14), (Words::F32, 32), (Words::Bf16, 14), (Words::Bf16, 32)] {
-                let panels = Panels { groups, rows, depth, block, words, taps };
+            for (words, block, order) in [
+                (Words::F32, 14, Order::Columns),
+                (Words::F32, 32, Order::Columns),
+                (Words::Bf16, 14, Order::Columns),
+                (Words::Bf16, 32, Order::Columns),
+                (Words::Bf16, 32, Order::Sixteens),
+                (Words::Bf16, 32, Order::Tiles),
+            ] {
+                let panels = Panels { groups, rows, depth, block, words, taps, order };
                 for transposed in [false, true] {
                     // The largest error in a block is half a step of its range, and what halves and 6 bits round away.
                     for (blocks, limit, typical) in
@@ -569,7 +605,7 @@ mod tests {
         // Multiples of a power of two, up to 127 of them in q8_0, 15 above an offset in q4_K.
         let integers = |i: usize, most: usize| if i.is_multiple_of(32) { most } else { i * 7 % most };
         let eights: Vec<f32> = (0..8 * 64).map(|i| integers(i, 127) as f32 / 64.0).collect();
-        let panels = Panels { groups: 1, rows: 8, depth: 64, block: 8, words: Words::F32, taps: 1 };
+        let panels = Panels::columns([1, 8, 64], 8);
         assert_eq!(restored(Blocks::Q8_0, &panels, &eights, false), eights);
         let fours: Vec<f32> =
             (0..8 * 64).map(|i| if i % 32 == 1 { 0.0 } else { integers(i, 15) as f32 * 0.25 }).collect();

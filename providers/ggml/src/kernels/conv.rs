@@ -6,7 +6,7 @@ use super::{
 };
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile, as_words,
-    product::{Block, Left, Product, Taps, Words},
+    product::{Block, Product, Taps, Words},
     simd::{Level, Vectorized, vectorize},
 };
 use std::{cell::RefCell, ops::Range};
@@ -48,6 +48,8 @@ struct Strip {
     channels: usize,
     /// Whether the rows of the strip are computed as one, the columns between them included.
     flat: bool,
+    /// Whether products are summed beside the output, whose rows are far apart for tiles.
+    apart: bool,
 }
 
 /// Steps of the depth at a time: a panel of filters and the columns it meets stay in the first level cache.
@@ -85,14 +87,18 @@ impl Conv {
         let cols = window.output[1].min(PIXELS);
         let rows = (PIXELS / cols).clamp(1, window.output[0]);
         let plane = [rows + window.reach(0), cols + window.reach(1)];
-        let channels = (DEPTH / panels.taps).clamp(1, (panels.steps() / panels.taps).max(1));
-        let (_, width) = level.block();
+        let (runs, unit) = ((panels.steps() / panels.taps).max(1), panels.unit());
+        let channels = (DEPTH / panels.taps / unit * unit).clamp(unit, runs);
+        let (_, width) = level.block(panels.words);
         let whole = cols == window.output[1];
         let flat = whole && flat_cols(rows, cols, plane[1]).div_ceil(width) < rows * cols.div_ceil(width);
-        let strip = Strip { rows, cols, plane, channels, flat };
+        let apart = flat || level.has_tiles(panels.words);
+        let strip = Strip { rows, cols, plane, channels, flat, apart };
         let area: usize = window.stride.iter().chain(&plane).product();
-        let taps = (0..channels * panels.taps)
-            .map(|at| at / panels.taps * area + window.tap(at % panels.taps, plane));
+        let taps = (0..channels * panels.taps).map(|at| {
+            let (channel, tap) = panels.pair_of(at);
+            channel * area + window.tap(tap, plane)
+        });
         let taps = Taps::new(taps);
         let (blocks, bias, shift, addend, activation) = (None, false, false, false, None);
         Conv { level, batch, panels, window, repeat, blocks, bias, shift, addend, activation, strip, taps }
@@ -104,7 +110,7 @@ impl Conv {
     fn strip_len(&self) -> usize {
         let [height, pitch] = self.strip.plane;
         let planes = self.window.stride[0] * self.window.stride[1] * self.strip.channels;
-        planes * height * pitch + self.strip.rows * pitch + self.level.block().1
+        planes * height * pitch + self.strip.rows * pitch + self.level.block(self.panels.words).1
     }
 }
 
@@ -115,7 +121,7 @@ fn flat_cols(rows: usize, cols: usize, pitch: usize) -> usize {
 
 impl Kernel for Conv {
     fn grid(&self, workers: usize) -> Grid {
-        let block_rows = self.level.block().0;
+        let block_rows = self.level.block(self.panels.words).0;
         let (planes, rows) = (self.batch * self.panels.groups, self.panels.rows);
         let cols: usize = self.window.output.iter().product();
         let tile_cols = self.strip.rows * self.strip.cols;
@@ -167,15 +173,19 @@ impl Conv {
         scratch: &mut Scratch,
     ) {
         let Panels { groups, taps, words, .. } = self.panels;
-        let (height, width) = self.level.block();
+        let (height, width) = self.level.block(words);
         let (pitch, out_width) = (self.strip.plane[1], self.window.output[1]);
         let filters = tile.rows.clone();
         let first_panel = tile.plane % groups * self.panels.per_group();
         let Scratch { planes: buffer, panel, sums } = scratch;
         buffer.resize(self.strip_len(), 0);
-        let flat = flat_cols(rows.len(), cols.len(), pitch);
-        if self.strip.flat {
-            sums.resize(filters.len() * flat, 0.0);
+        // Of the sums, whose rows are as far apart as those of the strip, or not at all.
+        let (line, sums_pitch) = match self.strip.flat {
+            true => (flat_cols(rows.len(), cols.len(), pitch), pitch),
+            false => (rows.len() * cols.len(), cols.len()),
+        };
+        if self.strip.apart {
+            sums.resize(filters.len() * line, 0.0);
         }
         let runs = self.panels.steps() / taps;
         for channel in (0..runs).step_by(self.strip.channels) {
@@ -189,7 +199,7 @@ impl Conv {
                 let product = |at: usize| Product {
                     level: self.level,
                     words,
-                    left: Left::Columns,
+                    left: self.panels.as_left(),
                     depth: count * taps,
                     a,
                     b: &buffer[at..],
@@ -197,42 +207,47 @@ impl Conv {
                     add: channel > 0,
                 };
                 if self.strip.flat {
-                    for col in (0..flat).step_by(width) {
-                        let at = (filter - filters.start) * flat + col;
-                        let wide = width.min(flat - col);
-                        product(col).into(Block::new(&mut sums[at..], flat, high, wide));
+                    for col in (0..line).step_by(width) {
+                        let at = (filter - filters.start) * line + col;
+                        let wide = width.min(line - col);
+                        product(col).into(Block::new(&mut sums[at..], line, high, wide));
                     }
                     continue;
                 }
                 for (i, row) in rows.clone().enumerate() {
                     for col in (0..cols.len()).step_by(width) {
                         let wide = width.min(cols.len() - col);
-                        let out = tile.block(filter, row * out_width + cols.start + col, high, wide);
+                        let out = if self.strip.apart {
+                            let at = (filter - filters.start) * line + i * sums_pitch + col;
+                            Block::new(&mut sums[at..], line, high, wide)
+                        } else {
+                            tile.block(filter, row * out_width + cols.start + col, high, wide)
+                        };
                         product(i * pitch + col).into(out);
                     }
                 }
             }
         }
-        let sums = self.strip.flat.then_some((&sums[..], flat));
+        let sums = self.strip.apart.then_some((&sums[..], line, sums_pitch));
         self.finish(inputs, tile, rows, cols, sums);
     }
 
-    /// Adds what is added to the sums, which lie in the tile or in rows of their own with a pitch between, and applies
-    /// the activation.
+    /// Adds what is added to the sums, which lie in the tile or in lines of their own, one for each filter, with a pitch between
+    /// rows, and applies the activation.
     fn finish(
         &self,
         inputs: &Inputs<'_>,
         tile: &mut Tile<'_>,
         rows: Range<usize>,
         cols: Range<usize>,
-        sums: Option<(&[f32], usize)>,
+        sums: Option<(&[f32], usize, usize)>,
     ) {
         if !self.bias && !self.shift && !self.addend && self.activation.is_none() && sums.is_none() {
             return;
         }
         let (plane, first) = (tile.plane, tile.cols.start);
         let filters = self.panels.rows;
-        let (out_width, pitch) = (self.window.output[1], self.strip.plane[1]);
+        let out_width = self.window.output[1];
         let pixels: usize = self.window.output.iter().product();
         for filter in tile.rows.clone() {
             let channel = plane % self.panels.groups * filters + filter;
@@ -249,7 +264,8 @@ impl Conv {
             let start = filter - tile.rows.start;
             for (i, row) in rows.clone().enumerate() {
                 let span = row * out_width + cols.start..row * out_width + cols.end;
-                let from = sums.map(|(sums, flat)| &sums[start * flat + i * pitch..][..cols.len()]);
+                let from =
+                    sums.map(|(sums, line, pitch)| &sums[start * line + i * pitch..][..cols.len()]);
                 let addend = addend.map(|addend| &addend[span.clone()]);
                 let out = &mut tile.row(filter)[span.start - first..span.end - first];
                 vectorize(Finish { from, bias, addend, activation: self.activation, out });
@@ -279,6 +295,12 @@ impl Conv {
                 Words::F32 => (channel, None),
                 Words::Bf16 => (2 * channel, (2 * channel + 1 < all).then_some(2 * channel + 1)),
             };
+            if low >= all {
+                // Of sixteens that are not whole.
+                let plane = sy * sx * height * pitch;
+                buffer[i * plane..(i + 1) * plane].fill(0);
+                continue;
+            }
             for phase in 0..sy * sx {
                 let (py, px) = (phase / sx, phase % sx);
                 if !self.window.sees(0, py) || !self.window.sees(1, px) {

@@ -36,7 +36,7 @@ pub(crate) struct Gemm {
     pub(crate) taps: Taps,
 }
 
-/// Rows of A that are packed at a time, at most; a multiple of every level's rows.
+/// Rows of A that are packed at a time, about: whole blocks of a level's rows.
 const MAX_ROWS: usize = 8 * 14;
 
 #[derive(Default)]
@@ -51,10 +51,10 @@ thread_local! {
 
 impl Kernel for Gemm {
     fn grid(&self, workers: usize) -> Grid {
-        let (_, width) = self.level.block();
+        let (_, width) = self.level.block(self.panels.words);
         let (rows, cols) = (self.rows, self.panels.rows);
         // Each worker gets the same number of row tiles, if there are enough rows; else columns are shared out.
-        let mut down = rows.div_ceil(MAX_ROWS);
+        let mut down = rows.div_ceil(self.most_rows());
         if self.batch * down >= workers && !self.batch.is_multiple_of(workers) {
             down = down.next_multiple_of(workers);
         }
@@ -87,16 +87,20 @@ impl Kernel for Gemm {
 }
 
 impl Gemm {
+    fn most_rows(&self) -> usize {
+        MAX_ROWS.next_multiple_of(self.level.block(self.panels.words).0)
+    }
+
     fn multiply(&self, inputs: &Inputs<'_>, tile: &mut Tile<'_>, scratch: &mut Scratch) {
         let Panels { words, depth, .. } = self.panels;
-        let (height, width) = self.level.block();
+        let (height, width) = self.level.block(words);
         let (rows, cols) = (tile.rows.clone(), tile.cols.clone());
         let prefilled = self.prefill(inputs, tile);
         let first_panel = if self.panels.groups > 1 { tile.plane * self.panels.per_group() } else { 0 };
         let matrix =
             self.layout.start.wrapping_add_signed(shape::offset(tile.plane, &self.dims, &self.strides));
         let per_word = if words == Words::Bf16 { 2 } else { 1 };
-        scratch.rows.resize(MAX_ROWS * ROW_STRIDE, 0);
+        scratch.rows.resize(self.most_rows() * ROW_STRIDE, 0);
         for step in (0..self.panels.steps()).step_by(DEPTH) {
             let run = DEPTH.min(self.panels.steps() - step);
             let elements = step * per_word..((step + run) * per_word).min(depth);
@@ -172,8 +176,10 @@ impl Vectorized for PackRow<'_> {
             }
             (Words::Bf16, 1) => {
                 let (pairs, rest) = from[..len].as_chunks::<2>();
-                out.iter_mut().zip(pairs).for_each(|(word, [low, high])| *word = pair(*low, *high));
-                if let (Some(last), [low]) = (out.last_mut(), rest) {
+                let (some, last) = out.split_at_mut(pairs.len());
+                some.iter_mut().zip(pairs).for_each(|(word, [low, high])| *word = pair(*low, *high));
+                last.fill(0);
+                if let (Some(last), [low]) = (last.first_mut(), rest) {
                     *last = pair(*low, 0.0);
                 }
             }

@@ -4,7 +4,7 @@ use super::{
     Blocks, Panels,
     blocks::{BLOCK, GROUP, Plan},
 };
-use crate::ffi::{Type, product::Words};
+use crate::ffi::Type;
 
 impl Blocks {
     /// The type of ggml that keeps rows of `depth` elements in such blocks: in larger ones where they do not come out even;
@@ -35,7 +35,7 @@ impl Blocks {
     ) {
         /// Rows that are read at once, which takes long one by one where they are transposed.
         const HEIGHT: usize = 32;
-        let panels = Panels { groups, rows, depth, block: HEIGHT, words: Words::F32, taps: 1 };
+        let panels = Panels::columns([groups, rows, depth], HEIGHT);
         let plan = Plan::new(self, &panels);
         let mut line = vec![0; self.type_of_ggml().bytes(depth)];
         self.pack(&panels, transposed, read, |start, panel| {

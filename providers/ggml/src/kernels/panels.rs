@@ -1,8 +1,8 @@
 use crate::{
     ffi::{
         Grid, Inputs, Kernel, Tile,
-        product::Words,
-        simd::{Vectorized, vectorize},
+        product::{Left, Words},
+        simd::{Level, Vectorized, vectorize},
         softmax,
     },
     shape,
@@ -11,7 +11,7 @@ use crate::{
 use std::ops::Range;
 
 /// How a stack of `groups` matrices of `rows` x `depth` is stored for [`Product`](crate::ffi::product::Product): in
-/// panels of `block` rows, each as columns of `block` words; missing rows are zero.
+/// panels of `block` rows; missing rows are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Panels {
     pub(crate) groups: usize,
@@ -21,7 +21,22 @@ pub(crate) struct Panels {
     pub(crate) words: Words,
     /// A row is `depth / taps` runs of `taps` elements; a pair is made of the same tap of two runs.
     pub(crate) taps: usize,
+    pub(crate) order: Order,
 }
+
+/// In which order a panel holds the words of its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Order {
+    /// As columns of a word of each row; those of the taps of a run (or of two, in pairs) follow each other.
+    Columns,
+    /// As columns; the same tap of [`SIXTEEN`] pairs, some of them zero at the end, follows each other.
+    Sixteens,
+    /// As sixteens, of which each row has all words before the next.
+    Tiles,
+}
+
+/// Pairs that the tiles of [`Level::Amx`] take at a time.
+pub(crate) const SIXTEEN: usize = 16;
 
 /// Where an element of a matrix lies: `start + row * row_step + depth * depth_step`.
 #[derive(Clone, Copy, Debug)]
@@ -32,12 +47,48 @@ pub(crate) struct Layout {
 }
 
 impl Panels {
+    /// `[groups, rows, depth]` as the left operand of a level's products.
+    pub(crate) fn left(level: Level, words: Words, [groups, rows, depth]: [usize; 3], taps: usize) -> Self {
+        let order = if level.has_tiles(words) { Order::Tiles } else { Order::Columns };
+        Panels { groups, rows, depth, block: level.block(words).0, words, taps, order }
+    }
+    /// `[groups, columns, depth]` as the right operand of a level's products.
+    pub(crate) fn right(level: Level, words: Words, [groups, rows, depth]: [usize; 3]) -> Self {
+        let order = if level.has_tiles(words) { Order::Sixteens } else { Order::Columns };
+        Panels { groups, rows, depth, block: level.block(words).1, words, taps: 1, order }
+    }
+    /// `[groups, rows, depth]` as columns of `block` rows, one element in a word.
+    pub(crate) fn columns([groups, rows, depth]: [usize; 3], block: usize) -> Self {
+        Panels { groups, rows, depth, block, words: Words::F32, taps: 1, order: Order::Columns }
+    }
+
+    /// How a product finds its left operand in a panel.
+    pub(crate) fn as_left(&self) -> Left {
+        if self.order == Order::Tiles { Left::Tiles } else { Left::Columns }
+    }
+    /// Pairs of the same tap that follow each other.
+    pub(super) fn unit(&self) -> usize {
+        if self.order == Order::Columns { 1 } else { SIXTEEN }
+    }
     /// Columns of a panel.
     pub(crate) fn steps(&self) -> usize {
         match self.words {
             Words::F32 => self.depth,
-            Words::Bf16 => (self.depth / self.taps).div_ceil(2) * self.taps,
+            Words::Bf16 => {
+                (self.depth / self.taps).div_ceil(2).next_multiple_of(self.unit()) * self.taps
+            }
         }
+    }
+    /// The pair of runs and the tap that a step of pairs takes.
+    #[inline(always)]
+    pub(super) fn pair_of(&self, step: usize) -> (usize, usize) {
+        let unit = self.unit();
+        (step / unit / self.taps * unit + step % unit, step / unit % self.taps)
+    }
+    /// The step that takes a tap of a pair of runs.
+    pub(super) fn step_of(&self, pair: usize, tap: usize) -> usize {
+        let unit = self.unit();
+        (pair / unit * self.taps + tap) * unit + pair % unit
     }
     /// Words of a panel.
     pub(crate) fn panel_len(&self) -> usize {
@@ -67,7 +118,7 @@ impl Panels {
     ) {
         let Panels { groups, rows, depth, block, .. } = *self;
         // Whole pairs: a part is then packed as it would be within all of it.
-        let pairs = 2 * self.taps;
+        let pairs = 2 * self.taps * self.unit();
         let most = (PART / rows / pairs).max(1) * pairs;
         let (mut values, mut words) = (Vec::new(), Vec::new());
         let mut pack = |part: &Panels, start: usize, layout: Layout, panels: Range<usize>, to: usize| {
@@ -139,22 +190,53 @@ impl Vectorized for Fill<'_> {
         let runs = panels.depth / taps;
         // The elements of a step, the second where there is one.
         let elements = |step: usize| match words {
-            Words::F32 => (step, None),
+            Words::F32 => (Some(step), None),
             Words::Bf16 => {
-                let (pair, tap) = (step / taps, step % taps);
+                let (pair, tap) = panels.pair_of(step);
                 let low = 2 * pair * taps + tap;
-                (low, (2 * pair + 1 < runs).then_some(low + taps))
+                ((2 * pair < runs).then_some(low), (2 * pair + 1 < runs).then_some(low + taps))
             }
         };
+        if panels.order == Order::Tiles {
+            // From one pair to the next, and from its first element to its second.
+            let step = taps * layout.depth_step;
+            for (tile, words) in panel.chunks_exact_mut(SIXTEEN * block).enumerate() {
+                let (first, tap) = panels.pair_of(tile * SIXTEEN);
+                let whole = (runs / 2).saturating_sub(first).min(SIXTEEN);
+                let odd = 2 * (first + whole) + 1 == runs && whole < SIXTEEN;
+                let from = start + (2 * first * taps + tap) * layout.depth_step;
+                for (i, words) in words.chunks_exact_mut(SIXTEEN).take(height).enumerate() {
+                    let row = from + i * layout.row_step;
+                    let (some, rest) = words.split_at_mut(whole);
+                    rest.fill(0);
+                    if odd {
+                        rest[0] = pair(values[row + 2 * whole * step], 0.0);
+                    }
+                    if whole > 0 && step == 1 {
+                        let pairs = values[row..][..2 * whole].as_chunks::<2>().0;
+                        some.iter_mut().zip(pairs).for_each(|(word, [low, high])| *word = pair(*low, *high));
+                    } else if whole > 0 {
+                        let row = &values[row..][..(2 * whole - 1) * step + 1];
+                        for (k, word) in some.iter_mut().enumerate() {
+                            *word = pair(row[2 * k * step], row[(2 * k + 1) * step]);
+                        }
+                    }
+                }
+            }
+            return;
+        }
         if layout.row_step == 1 {
             for (step, column) in panel.chunks_exact_mut(block).enumerate() {
                 let (low, high) = elements(step);
                 let run = |depth: usize| &values[start + depth * layout.depth_step..][..height];
                 let column = &mut column[..height];
-                match (words, high) {
-                    (Words::F32, _) => column.iter_mut().zip(run(low)).for_each(|(w, x)| *w = x.to_bits()),
-                    (Words::Bf16, Some(high)) => interleave(run(low), run(high), column),
-                    (Words::Bf16, None) => {
+                match (words, low, high) {
+                    (_, None, _) => column.fill(0),
+                    (Words::F32, Some(low), _) => {
+                        column.iter_mut().zip(run(low)).for_each(|(w, x)| *w = x.to_bits());
+                    }
+                    (Words::Bf16, Some(low), Some(high)) => interleave(run(low), run(high), column),
+                    (Words::Bf16, Some(low), None) => {
                         column.iter_mut().zip(run(low)).for_each(|(word, x)| *word = pair(*x, 0.0));
                     }
                 }
@@ -174,7 +256,7 @@ impl Vectorized for Fill<'_> {
                     Words::Bf16 => words_of_row.for_each(|(k, word)| {
                         let (low, high) = elements(step + k);
                         let at = |depth: usize| row[depth * layout.depth_step];
-                        *word = pair(at(low), high.map_or(0.0, at));
+                        *word = pair(low.map_or(0.0, at), high.map_or(0.0, at));
                     }),
                 }
             }
@@ -244,25 +326,34 @@ mod tests {
         let turned: Vec<f32> = (0..groups * rows * depth)
             .map(|i| value(i / (rows * depth), i % rows, i / rows % depth))
             .collect();
-        for words in [Words::F32, Words::Bf16] {
-            let panels = Panels { groups, rows, depth, block: 4, words, taps };
+        let orders = [Order::Columns, Order::Sixteens, Order::Tiles].map(|order| (Words::Bf16, order));
+        for (words, order) in [(Words::F32, Order::Columns)].into_iter().chain(orders) {
+            let panels = Panels { groups, rows, depth, block: 4, words, taps, order };
             for (values, transposed) in [(&plain, false), (&turned, true)] {
                 let packed = panels.packed(values, transposed);
                 for (i, word) in packed.iter().enumerate() {
-                    let (panel, step) = (i / panels.panel_len(), i / 4 % panels.steps());
-                    let row = i % 4 + panel % panels.per_group() * 4;
+                    let (panel, word_of_panel) = (i / panels.panel_len(), i % panels.panel_len());
+                    let (step, row) = match order {
+                        Order::Tiles => (word_of_panel / 64 * 16 + i % 16, word_of_panel / 16 % 4),
+                        _ => (word_of_panel / 4, i % 4),
+                    };
+                    let row = row + panel % panels.per_group() * 4;
                     let at = |d: usize| {
                         if row < rows && d < depth { value(panel / panels.per_group(), row, d) } else { 0.0 }
                     };
                     let expected = match words {
                         Words::F32 => at(step).to_bits(),
                         Words::Bf16 => {
-                            let low = step / taps * 2 * taps + step % taps;
+                            let (pair, tap) = match order {
+                                Order::Columns => (step / taps, step % taps),
+                                _ => (step / (16 * taps) * 16 + step % 16, step / 16 % taps),
+                            };
+                            let low = pair * 2 * taps + tap;
                             let bits = |x| u32::from(half::bf16::from_f32(x).to_bits());
                             bits(at(low)) | bits(at(low + taps)) << 16
                         }
                     };
-                    assert_eq!(*word, expected, "{words:?} {transposed} word {i}");
+                    assert_eq!(*word, expected, "{words:?} {order:?} {transposed} word {i}");
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Products, convolutions and attention against f64, for every instruction set, at sizes that fit no block.
 
 use super::{
-    ATTENTION_KEYS, Activation, Attention, Blocks, Conv, DepthwiseConv, Gemm, Heads, Layout, PackPanels,
+    Activation, Attention, Blocks, Conv, DepthwiseConv, Gemm, Heads, Layout, PackPanels,
     Panels, Window,
 };
 use crate::ffi::{
@@ -61,7 +61,7 @@ fn products() {
             let what = format!("{level:?} {words:?} {batch} x {rows} x {cols} x {depth}");
             let (a, b) = (noise(batch * rows * depth, 1), noise(batch * cols * depth, 2));
             let (bias, addend) = (noise(cols, 3), noise(batch * rows * cols, 4));
-            let panels = Panels { groups: batch, rows: cols, depth, block: level.block().1, words, taps: 1 };
+            let panels = Panels::right(level, words, [batch, cols, depth]);
             let packed = panels.packed(&b, true);
             let kernel = Gemm {
                 level,
@@ -75,7 +75,7 @@ fn products() {
                 bias: true,
                 addend: true,
                 activation: Some(Activation::Clip(-2.0, f32::INFINITY)),
-                taps: Taps::dense(DEPTH, level.block().1),
+                taps: Taps::dense(DEPTH, panels.block),
             };
             let found = run(&what, &kernel, &[as_words(&a), &packed, as_words(&bias), as_words(&addend)]);
             let expected: Vec<f64> = (0..batch * rows * cols)
@@ -126,7 +126,7 @@ fn convolutions() {
             let what = format!("{level:?} {words:?} case {case}");
             let taps = window.kernel[0] * window.kernel[1];
             let depth = channels * taps;
-            let panels = Panels { groups, rows: filters, depth, block: level.block().0, words, taps };
+            let panels = Panels::left(level, words, [groups, filters, depth], taps);
             let weights = noise(groups * filters * depth, 1);
             let packed = panels.packed(&weights, false);
             let (batch, pixels) = (2, window.input[0] * window.input[1] / (repeat * repeat));
@@ -220,7 +220,7 @@ fn blocks_are_multiplied_as_the_words_they_stand_for() {
     for (level, words) in variants() {
         for blocks in [Blocks::Q8_0, Blocks::Q4K] {
             let (rows, cols, depth) = (115, 70, 601);
-            let panels = Panels { groups: 1, rows: cols, depth, block: level.block().1, words, taps: 1 };
+            let panels = Panels::right(level, words, [1, cols, depth]);
             let [kept, plain] = in_blocks(blocks, &panels, &noise(cols * depth, 1), true);
             let x = noise(rows * depth, 2);
             let kernel = |blocks| Gemm {
@@ -235,15 +235,15 @@ fn blocks_are_multiplied_as_the_words_they_stand_for() {
                 bias: false,
                 addend: false,
                 activation: None,
-                taps: Taps::dense(DEPTH, level.block().1),
+                taps: Taps::dense(DEPTH, panels.block),
             };
             let what = format!("{level:?} {words:?} {blocks:?}");
             let found = run(&what, &kernel(Some(blocks)), &[as_words(&x), &kept]);
             assert!(found == run(&what, &kernel(None), &[as_words(&x), &plain]), "{what}: product");
 
             let (channels, filters, window) = (37, 17, window([9, 30], [5, 3], [1, 2], [1, 1], [2, 1]));
-            let (block, depth) = (level.block().0, channels * 15);
-            let panels = Panels { groups: 1, rows: filters, depth, block, words, taps: 15 };
+            let depth = channels * 15;
+            let panels = Panels::left(level, words, [1, filters, depth], 15);
             let [kept, plain] = in_blocks(blocks, &panels, &noise(filters * depth, 3), false);
             let x = noise(channels * 270, 4);
             let mut kernel = Conv::new(level, 1, panels, window, 1);
@@ -275,15 +275,14 @@ fn attention() {
             let mut mask = noise(queries * length, 4);
             mask.iter_mut().step_by(3).for_each(|x| *x = f32::NEG_INFINITY);
             mask.iter_mut().step_by(length).for_each(|x| *x = 0.5);
-            let block = level.block().0;
             let pack = |x: &[f32], panels: Panels, wide: usize, layout: Layout| {
                 let strides = vec![(length * kv * wide) as isize, wide as isize];
                 let kernel = PackPanels { panels, dims: vec![batch, kv], strides, layout };
                 run_kernel(&kernel, &[as_words(x)], 1)
             };
             let groups = batch * kv;
-            let keys = Panels { groups, rows: length, depth: size, block, words, taps: 1 };
-            let values = Panels { groups, rows: width, depth: length, block, words, taps: 1 };
+            let keys = Panels::left(level, words, [groups, length, size], 1);
+            let values = Panels::left(level, words, [groups, width, length], 1);
             let packed_k = pack(&k, keys, size, Layout { start: 0, row_step: kv * size, depth_step: 1 });
             let packed_v = pack(&v, values, width, Layout { start: 0, row_step: 1, depth_step: kv * width });
             let heads_of = |strides: [usize; 4]| Heads {
@@ -303,7 +302,7 @@ fn attention() {
                 mask: masked.then(|| heads_of([0, 0, length, 1])),
                 causal,
                 heads_inside: true,
-                taps: Taps::dense(keys.steps().max(ATTENTION_KEYS), level.block().1),
+                taps: Attention::taps(level, &keys),
             };
             let mut inputs: Vec<&[u32]> = vec![as_words(&q), &packed_k, &packed_v];
             inputs.extend(masked.then_some(as_words(&mask)));

@@ -2,12 +2,8 @@
 
 use super::Operator;
 use crate::{
-    ffi::{
-        Type,
-        product::{Taps, Words},
-        simd::Level,
-    },
-    kernels::{ATTENTION_KEYS, Attention, Heads, Layout, Panels},
+    ffi::{Type, simd::Level},
+    kernels::{Attention, Heads, Layout, Panels},
     shape,
     storage::is_f32,
     translate::{Outcome, Translator, View, refuse},
@@ -81,10 +77,9 @@ fn attention(t: &mut Translator<'_>, node: &Node) -> Outcome {
     };
     let scale = node.float("scale").unwrap_or_else(|| 1.0 / (size as f32).sqrt());
     let (level, words) = (Level::detect(), t.words());
-    let block = level.block().0;
     let groups = batch * kh;
-    let keys = Panels { groups, rows: length, depth: size, block, words, taps: 1 };
-    let values = Panels { groups, rows: width, depth: length, block, words, taps: 1 };
+    let keys = Panels::left(level, words, [groups, length, size], 1);
+    let values = Panels::left(level, words, [groups, width, length], 1);
     let pack = |t: &mut Translator<'_>, view: &View, panels: Panels, row: usize| {
         let step = |axis: usize| view.strides[axis].unsigned_abs();
         let layout = Layout { start: 0, row_step: step(row), depth_step: step(5 - row) };
@@ -92,8 +87,6 @@ fn attention(t: &mut Translator<'_>, node: &Node) -> Outcome {
     };
     let (k, v) = (pack(t, &k, keys, 2)?, pack(t, &v, values, 3)?);
     let out = t.output_shape(node, 0)?;
-    let per_word = if words == Words::Bf16 { 2 } else { 1 };
-    let depth = keys.steps().max(ATTENTION_KEYS.div_ceil(per_word));
     let kernel = Attention {
         level,
         batch,
@@ -107,7 +100,7 @@ fn attention(t: &mut Translator<'_>, node: &Node) -> Outcome {
         mask: mask.as_ref().map(|(_, heads)| heads.clone()),
         causal: node.int_or("is_causal", 0) != 0,
         heads_inside: out.len() == 3,
-        taps: Taps::dense(depth, level.block().1),
+        taps: Attention::taps(level, &keys),
     };
     let mut inputs = vec![q.tensor, k, v];
     inputs.extend(mask.map(|(tensor, _)| tensor));

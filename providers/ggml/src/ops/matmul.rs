@@ -94,8 +94,7 @@ pub(super) fn stack_product(
         return Ok(t.builder.mul_mat(b, a)?);
     }
     let level = Level::detect();
-    let width = level.block().1;
-    let panels = Panels { groups: batch, rows: cols, depth, block: width, words: t.words(), taps: 1 };
+    let panels = Panels::right(level, t.words(), [batch, cols, depth]);
     let layout = Layout { start: 0, row_step: depth, depth_step: 1 };
     let b = t.panels(node, b, panels, layout, &[batch], &[(cols * depth) as isize])?;
     let kernel = Gemm {
@@ -110,7 +109,7 @@ pub(super) fn stack_product(
         bias: false,
         addend: false,
         activation: None,
-        taps: Taps::dense(DEPTH, width),
+        taps: Taps::dense(DEPTH, panels.block),
     };
     t.custom(node, kernel, &[a, b], Type::F32, [cols, rows, batch, 1])
 }
@@ -158,14 +157,7 @@ fn product(
     };
     let cols = if transposed { first } else { second };
     let level = Level::detect();
-    let panels = |t: &Translator<'_>, groups| Panels {
-        groups,
-        rows: cols,
-        depth,
-        block: level.block().1,
-        words: t.words(),
-        taps: 1,
-    };
+    let panels = |t: &Translator<'_>, groups| Panels::right(level, t.words(), [groups, cols, depth]);
     let a_strides = a.strides.split_at(a_batch.len());
     let mut layout = Layout {
         start: 0,
@@ -231,7 +223,7 @@ fn product(
         bias: fused_bias,
         addend: complete && whole,
         activation: act.filter(|_| complete),
-        taps: Taps::dense(DEPTH, level.block().1),
+        taps: Taps::dense(DEPTH, panels.block),
     };
     let mut y = t.custom(node, kernel, &inputs, Type::F32, shape::extent(out))?;
     if !complete {

@@ -133,7 +133,13 @@ fn an_engine_survives_its_file() {
 
 #[test]
 fn memory_is_what_the_weights_take() {
-    let a = model(10);
+    // Large enough that what fills up the tiles of AMX does not count.
+    let mut a = Model::new(17);
+    let x = a.input(noise(&[1, 96, 6, 6], 1));
+    let (filters, matrix) = (a.weight(noise(&[64, 96, 3, 3], 2)), a.weight(noise(&[6, 64], 3)));
+    let y = a.node("Conv", &[("pads", Attribute::Ints(vec![1; 4]))], &[x, filters]);
+    let y = a.node("MatMul", &[], &[y, matrix]);
+    a.output(y);
     let bytes = |precision| {
         let session = build(&a, &spec(precision)).unwrap().session(&a, &NoHost).unwrap();
         session.memory().unwrap().weights.unwrap()
