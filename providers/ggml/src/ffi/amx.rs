@@ -151,7 +151,8 @@ pub(super) unsafe fn block(product: &Product<'_>, out: &mut Block<'_>) {
         unsafe { multiply(walk, size, product.add, data, stride) };
         return;
     }
-    let mut whole = [0f32; BLOCK * BLOCK];
+    let mut whole = Whole([0.0; BLOCK * BLOCK]);
+    let whole = &mut whole.0;
     if product.add {
         (0..rows).for_each(|row| whole[row * BLOCK..][..cols].copy_from_slice(out.row(row)));
     }
@@ -159,6 +160,10 @@ pub(super) unsafe fn block(product: &Product<'_>, out: &mut Block<'_>) {
     unsafe { multiply(walk, size, product.add, whole.as_mut_ptr(), BLOCK) };
     (0..rows).for_each(|row| out.row(row).copy_from_slice(&whole[row * BLOCK..][..cols]));
 }
+
+/// The tiles of a block.
+#[repr(align(64))]
+struct Whole([f32; BLOCK * BLOCK]);
 
 /// # Safety
 /// The thread has tiles; `data`, its rows `stride` elements apart, is one tile or, where it is `tall` or `wide`, two or four; the left

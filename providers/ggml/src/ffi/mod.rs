@@ -22,6 +22,7 @@ mod executor;
 mod kept;
 mod kernel;
 mod library;
+pub(crate) mod lines;
 mod order;
 mod pages;
 pub(crate) mod product;

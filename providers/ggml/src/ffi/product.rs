@@ -54,7 +54,8 @@ impl Taps {
             largest = largest.max(*offset);
             largest
         });
-        let step = |tile: &[u32]| tile.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect::<Vec<_>>();
+        let step =
+            |tile: &[u32]| tile.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect::<Vec<_>>();
         let mut steps = offsets.chunks_exact(16).flat_map(step);
         let first = steps.next();
         let is_in_tiles = first.is_some() && steps.all(|step| Some(step) == first);
@@ -132,7 +133,10 @@ impl Product<'_> {
         let reach = self.depth.checked_sub(1).and_then(|last| self.taps.reach.get(last));
         assert!(reach.is_some_and(|reach| *reach as usize + cols <= self.b.len()), "taps outside");
         let tiles = self.level.has_tiles(self.words);
-        assert!(if tiles { self.is_in_tiles() } else { self.left != Left::Tiles }, "operands of another level");
+        assert!(
+            if tiles { self.is_in_tiles() } else { self.left != Left::Tiles },
+            "operands of another level"
+        );
         let needed = match self.left {
             Left::Columns | Left::Tiles => self.depth * rows,
             // Tiles have all their rows.

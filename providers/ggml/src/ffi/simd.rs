@@ -1,8 +1,8 @@
 //! Code compiled for several instruction sets, one of them chosen at run time.
 
+use super::product::{PLAIN_COLS, PLAIN_ROWS, Words};
 #[cfg(target_arch = "x86_64")]
 use super::{amx, product::AVX2_BLOCK};
-use super::product::{PLAIN_COLS, PLAIN_ROWS, Words};
 use std::sync::OnceLock;
 
 /// Instruction sets that code here is compiled for.

@@ -161,6 +161,38 @@ pub(crate) fn interleave(low: &[f32], high: &[f32], words: &mut [u32]) -> bool {
     false
 }
 
+/// Rounds elements to pairs of bf16 of neighbours, where the processor has an instruction for it; else answers `false`.
+pub(crate) fn narrow(elements: &[[f32; 2]], words: &mut [u32]) -> bool {
+    assert!(elements.len() == words.len(), "a word for each pair");
+    #[cfg(target_arch = "x86_64")]
+    if Level::detect().multiplies_bf16() {
+        // SAFETY: the processor has the features, by `detect`; the lengths were checked.
+        unsafe { narrow_pairs(elements, words) };
+        return true;
+    }
+    false
+}
+
+/// # Safety
+/// The processor has AVX-512 F, BW, VL and BF16; the slices have the same length.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn narrow_pairs(elements: &[[f32; 2]], words: &mut [u32]) {
+    for at in (0..words.len()).step_by(8) {
+        let rest = words.len() - at;
+        let (some, of_words): (__mmask16, __mmask8) = match rest {
+            8.. => (0xffff, 0xff),
+            _ => ((1 << (2 * rest)) - 1, (1 << rest) - 1),
+        };
+        // SAFETY: the masks keep the accesses inside the slices; vectors of the same size, any of whose bit patterns is valid.
+        unsafe {
+            let pairs = _mm512_maskz_loadu_ps(some, elements.as_ptr().add(at).cast());
+            let halves = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(pairs));
+            _mm256_mask_storeu_epi32(words.as_mut_ptr().add(at).cast(), of_words, halves);
+        }
+    }
+}
+
 /// # Safety
 /// The processor has AVX-512 F, BW and BF16; the slices have the same length.
 #[cfg(target_arch = "x86_64")]

@@ -85,8 +85,9 @@ pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
     let p = mul_add::<FMA>(p, r, 4.166_579_6e-2);
     let p = mul_add::<FMA>(p, r, 1.666_666_55e-1);
     let p = mul_add::<FMA>(p, r, 5.000_000_1e-1);
-    let power =
-        f32::from_bits((shifted.to_bits() as i32 - SHIFTER.to_bits() as i32 + 127).cast_unsigned() << 23);
+    // Nothing overflows; loops that check it are not vectorised.
+    let exponent = shifted.to_bits().wrapping_sub(SHIFTER.to_bits()).wrapping_add(127);
+    let power = f32::from_bits(exponent << 23);
     (mul_add::<FMA>(p * r, r, r) + 1.0) * power
 }
 

@@ -1,10 +1,11 @@
 use super::{
-    Panels, SIXTEEN,
+    Panels,
     activation::exp,
     panels::{Layout, Order},
 };
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile, as_words,
+    lines::Lines,
     product::{Block, Product, Taps, Words},
     simd::{Level, Vectorized, vectorize},
     softmax,
@@ -47,15 +48,17 @@ pub(crate) struct Attention {
 
 /// Keys of a block, about: a multiple of a level's rows and of two.
 const KEYS: usize = 336;
+/// The same for tiles, so fast that scores and weights should not leave the first level cache.
+const KEYS_OF_TILES: usize = 192;
 /// Queries of a tile, which share what is read of keys and values.
 const QUERIES: usize = 64;
 
 #[derive(Default)]
 struct Scratch {
-    q: Vec<u32>,
-    scores: Vec<f32>,
-    weights: Vec<u32>,
-    sums: Vec<f32>,
+    q: Lines<u32>,
+    scores: Lines<f32>,
+    weights: Lines<u32>,
+    sums: Lines<f32>,
     state: Vec<f32>,
 }
 
@@ -92,7 +95,7 @@ impl Attention {
     fn keys_of_a_block(level: Level, keys: &Panels) -> usize {
         match keys.order {
             Order::Columns => KEYS.next_multiple_of(level.block(keys.words).0),
-            Order::Sixteens | Order::Tiles => KEYS.next_multiple_of(2 * SIXTEEN),
+            Order::Sixteens | Order::Tiles => KEYS_OF_TILES,
         }
     }
 
@@ -116,11 +119,11 @@ impl Attention {
         let lanes = panels * width;
         let steps = self.keys.steps();
         let Scratch { q, scores, weights, sums, state } = scratch;
-        q.resize(steps * lanes, 0);
+        q.resize(steps * lanes);
         self.pack_queries(inputs.f32(0), self.q.layout_of(batch, head), rows.clone(), q);
-        scores.resize(most * width, 0.0);
-        weights.resize(most * width, 0);
-        sums.resize(size * lanes, 0.0);
+        scores.resize(most * width);
+        weights.resize(most * width);
+        sums.resize(size * lanes);
         state.resize(2 * lanes, 0.0);
         let (maxima, totals) = state.split_at_mut(lanes);
         maxima.fill(f32::MIN);

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile, as_words,
+    lines::Lines,
     product::{Block, Product, Taps, Words},
     simd::{Level, Vectorized, vectorize},
 };
@@ -59,9 +60,9 @@ const PIXELS: usize = 256;
 
 #[derive(Default)]
 struct Scratch {
-    planes: Vec<u32>,
+    planes: Lines<u32>,
     panel: Vec<f32>,
-    sums: Vec<f32>,
+    sums: Lines<f32>,
 }
 
 thread_local! {
@@ -178,14 +179,14 @@ impl Conv {
         let filters = tile.rows.clone();
         let first_panel = tile.plane % groups * self.panels.per_group();
         let Scratch { planes: buffer, panel, sums } = scratch;
-        buffer.resize(self.strip_len(), 0);
+        buffer.resize(self.strip_len());
         // Of the sums, whose rows are as far apart as those of the strip, or not at all.
         let (line, sums_pitch) = match self.strip.flat {
             true => (flat_cols(rows.len(), cols.len(), pitch), pitch),
             false => (rows.len() * cols.len(), cols.len()),
         };
         if self.strip.apart {
-            sums.resize(filters.len() * line, 0.0);
+            sums.resize(filters.len() * line);
         }
         let runs = self.panels.steps() / taps;
         for channel in (0..runs).step_by(self.strip.channels) {
@@ -264,8 +265,7 @@ impl Conv {
             let start = filter - tile.rows.start;
             for (i, row) in rows.clone().enumerate() {
                 let span = row * out_width + cols.start..row * out_width + cols.end;
-                let from =
-                    sums.map(|(sums, line, pitch)| &sums[start * line + i * pitch..][..cols.len()]);
+                let from = sums.map(|(sums, line, pitch)| &sums[start * line + i * pitch..][..cols.len()]);
                 let addend = addend.map(|addend| &addend[span.clone()]);
                 let out = &mut tile.row(filter)[span.start - first..span.end - first];
                 vectorize(Finish { from, bias, addend, activation: self.activation, out });

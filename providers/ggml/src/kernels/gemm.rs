@@ -2,11 +2,12 @@ use super::{
     Activation, Blocks, Panels,
     activation::Activate,
     panel_words,
-    panels::{Layout, pair},
+    panels::{Layout, narrow, pair},
 };
 use crate::{
     ffi::{
         Grid, Inputs, Kernel, Tile, as_words,
+        lines::Lines,
         product::{DEPTH, Left, Product, ROW_STRIDE, Taps, Words},
         simd::{Level, Vectorized, vectorize},
     },
@@ -41,7 +42,7 @@ const MAX_ROWS: usize = 8 * 14;
 
 #[derive(Default)]
 struct Scratch {
-    rows: Vec<u32>,
+    rows: Lines<u32>,
     panel: Vec<f32>,
 }
 
@@ -100,7 +101,7 @@ impl Gemm {
         let matrix =
             self.layout.start.wrapping_add_signed(shape::offset(tile.plane, &self.dims, &self.strides));
         let per_word = if words == Words::Bf16 { 2 } else { 1 };
-        scratch.rows.resize(self.most_rows() * ROW_STRIDE, 0);
+        scratch.rows.resize(self.most_rows() * ROW_STRIDE);
         for step in (0..self.panels.steps()).step_by(DEPTH) {
             let run = DEPTH.min(self.panels.steps() - step);
             let elements = step * per_word..((step + run) * per_word).min(depth);
@@ -177,7 +178,7 @@ impl Vectorized for PackRow<'_> {
             (Words::Bf16, 1) => {
                 let (pairs, rest) = from[..len].as_chunks::<2>();
                 let (some, last) = out.split_at_mut(pairs.len());
-                some.iter_mut().zip(pairs).for_each(|(word, [low, high])| *word = pair(*low, *high));
+                narrow(pairs, some);
                 last.fill(0);
                 if let (Some(last), [low]) = (last.first_mut(), rest) {
                     *last = pair(*low, 0.0);

@@ -74,9 +74,7 @@ impl Panels {
     pub(crate) fn steps(&self) -> usize {
         match self.words {
             Words::F32 => self.depth,
-            Words::Bf16 => {
-                (self.depth / self.taps).div_ceil(2).next_multiple_of(self.unit()) * self.taps
-            }
+            Words::Bf16 => (self.depth / self.taps).div_ceil(2).next_multiple_of(self.unit()) * self.taps,
         }
     }
     /// The pair of runs and the tap that a step of pairs takes.
@@ -214,7 +212,7 @@ impl Vectorized for Fill<'_> {
                     }
                     if whole > 0 && step == 1 {
                         let pairs = values[row..][..2 * whole].as_chunks::<2>().0;
-                        some.iter_mut().zip(pairs).for_each(|(word, [low, high])| *word = pair(*low, *high));
+                        narrow(pairs, some);
                     } else if whole > 0 {
                         let row = &values[row..][..(2 * whole - 1) * step + 1];
                         for (k, word) in some.iter_mut().enumerate() {
@@ -268,6 +266,15 @@ impl Vectorized for Fill<'_> {
 #[inline(always)]
 pub(super) fn pair(low: f32, high: f32) -> u32 {
     u32::from(f32_to_bf16(low)) | u32::from(f32_to_bf16(high)) << 16
+}
+
+/// Pairs of neighbouring elements.
+#[inline(always)]
+pub(super) fn narrow(elements: &[[f32; 2]], words: &mut [u32]) {
+    if softmax::narrow(elements, words) {
+        return;
+    }
+    words.iter_mut().zip(elements).for_each(|(word, [low, high])| *word = pair(*low, *high));
 }
 
 /// Pairs of elements of two rows.

@@ -1,8 +1,7 @@
 //! Products, convolutions and attention against f64, for every instruction set, at sizes that fit no block.
 
 use super::{
-    Activation, Attention, Blocks, Conv, DepthwiseConv, Gemm, Heads, Layout, PackPanels,
-    Panels, Window,
+    Activation, Attention, Blocks, Conv, DepthwiseConv, Gemm, Heads, Layout, PackPanels, Panels, Window,
 };
 use crate::ffi::{
     Kernel, as_words,
