@@ -57,6 +57,8 @@ struct Strip {
 const DEPTH: usize = 288;
 /// Outputs of a strip.
 const PIXELS: usize = 256;
+/// The same for tiles, which wait for filters that do not stay in the cache from one strip to the next.
+const PIXELS_OF_TILES: usize = 512;
 
 #[derive(Default)]
 struct Scratch {
@@ -85,8 +87,9 @@ impl Conv {
             let pixels = [1, window.output.iter().product()];
             window = Window { input: pixels, output: pixels, ..pointwise };
         }
-        let cols = window.output[1].min(PIXELS);
-        let rows = (PIXELS / cols).clamp(1, window.output[0]);
+        let pixels = if level.has_tiles(panels.words) { PIXELS_OF_TILES } else { PIXELS };
+        let cols = window.output[1].min(pixels);
+        let rows = (pixels / cols).clamp(1, window.output[0]);
         let plane = [rows + window.reach(0), cols + window.reach(1)];
         let (runs, unit) = ((panels.steps() / panels.taps).max(1), panels.unit());
         let channels = (DEPTH / panels.taps / unit * unit).clamp(unit, runs);
