@@ -21,8 +21,8 @@ use std::{fs, path::Path, process::Command};
 
 /// What a runtime may compute too coarsely, by model, provider and precision; `bench` and `verify` say so. OpenVINO 2026.4.1 in
 /// bf16 loses T5's large activations (cosine 0.28) and too much of Flux's (0.959) on a processor with AVX512-BF16; others
-/// have other kernels, see [`is_known`]. T5 does not scale what goes into its softmax: with weights that were never trained, the errors of
-/// 4 bits change where it looks (cosine 0.835).
+/// have other kernels, see [`is_known`]. T5 does not scale what goes into its softmax: with weights that were never trained,
+/// the errors of 4 bits change where it looks (cosine 0.835).
 const KNOWN_WRONG: [(&str, &str, Precision); 3] = [
     ("t5-xxl-2-layers", "openvino", Precision::Bf16),
     ("flux/dev-2x2-layers", "openvino", Precision::Bf16),

@@ -4,13 +4,11 @@
 //! stable intrinsics for them.
 
 use super::{
-    product::{Block, Left, Product, ROW_STRIDE},
+    product::{Block, Left, Product, ROW_STRIDE, TILE},
     variant,
 };
 use std::{arch::asm, cell::Cell, sync::OnceLock};
 
-/// Rows and columns of a tile of the result, and pairs of the depth that one instruction takes.
-pub(super) const TILE: usize = 16;
 /// Rows and columns of a block.
 pub(super) const BLOCK: usize = 2 * TILE;
 

@@ -27,7 +27,7 @@ pub(crate) enum Left {
     Columns,
     /// Rows, each [`ROW_STRIDE`] words after the one before.
     Rows,
-    /// For each 16 steps as many rows as [`Level::block`] has, of 16 words; only for [`Level::Amx`].
+    /// For each [`TILE`] of steps as many rows as [`Level::block`] has, of a word for each; only for [`Level::Amx`].
     Tiles,
 }
 
@@ -36,13 +36,16 @@ pub(crate) const DEPTH: usize = 256;
 /// Words from row to row: a cache line more than the depth, so that rows do not fall on the same cache sets.
 pub(crate) const ROW_STRIDE: usize = DEPTH + 16;
 
+/// Rows and columns of a tile of [`Level::Amx`], and pairs of the depth that one of its instructions takes.
+pub(crate) const TILE: usize = 16;
+
 /// Where each step of the depth finds its row in the right operand, in words.
 #[derive(Clone, Debug)]
 pub(crate) struct Taps {
     offsets: Vec<u32>,
     /// The largest up to each step.
     reach: Vec<u32>,
-    /// Whether each 16 steps, and all 16, are equally far apart.
+    /// Whether the steps of each [`TILE`] are equally far apart, and as far as those of the others.
     is_in_tiles: bool,
 }
 
@@ -54,9 +57,9 @@ impl Taps {
             largest = largest.max(*offset);
             largest
         });
-        let step =
-            |tile: &[u32]| tile.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect::<Vec<_>>();
-        let mut steps = offsets.chunks_exact(16).flat_map(step);
+        let mut steps = offsets
+            .chunks_exact(TILE)
+            .flat_map(|tile| tile.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])));
         let first = steps.next();
         let is_in_tiles = first.is_some() && steps.all(|step| Some(step) == first);
         Taps { reach: reach.collect(), is_in_tiles, offsets }
@@ -140,7 +143,7 @@ impl Product<'_> {
         let needed = match self.left {
             Left::Columns | Left::Tiles => self.depth * rows,
             // Tiles have all their rows.
-            Left::Rows if tiles => (out.rows.next_multiple_of(16) - 1) * ROW_STRIDE + self.depth,
+            Left::Rows if tiles => (out.rows.next_multiple_of(TILE) - 1) * ROW_STRIDE + self.depth,
             Left::Rows => (out.rows - 1) * ROW_STRIDE + self.depth,
         };
         assert!(needed <= self.a.len(), "a left panel of another depth");
@@ -173,7 +176,7 @@ impl Product<'_> {
 
     /// Whether the depth is cut into whole tiles.
     fn is_in_tiles(&self) -> bool {
-        self.left != Left::Columns && self.depth.is_multiple_of(16) && self.taps.is_in_tiles
+        self.left != Left::Columns && self.depth.is_multiple_of(TILE) && self.taps.is_in_tiles
     }
 
     /// Distance of neighbouring rows and of neighbouring steps in the left panel.

@@ -1,6 +1,6 @@
 //! Which builds of ggml's CPU backend this processor can run.
 
-use std::sync::OnceLock;
+use std::{ffi::OsString, sync::OnceLock};
 
 /// Names the most capable variant that may be used, so that what other processors compute can be seen on this one.
 pub(super) const VARIABLE: &str = "SDRUN_GGML_CPU";
@@ -20,11 +20,16 @@ pub(super) fn usable() -> Result<Vec<&'static str>, String> {
     }
 }
 
+/// What the variable says.
+fn given() -> Option<OsString> {
+    std::env::var_os(VARIABLE).filter(|given| !given.is_empty())
+}
+
 /// Where the variants that may be used begin; what the variable says, where that is none.
 fn limit() -> &'static Result<usize, String> {
     static LIMIT: OnceLock<Result<usize, String>> = OnceLock::new();
     LIMIT.get_or_init(|| {
-        let Some(given) = std::env::var_os(VARIABLE).filter(|given| !given.is_empty()) else { return Ok(0) };
+        let Some(given) = given() else { return Ok(0) };
         let given = given.to_string_lossy().into_owned();
         ALL.iter().position(|(name, _)| *name == given).ok_or(given)
     })
@@ -39,7 +44,7 @@ fn allowed(variant: &str) -> bool {
 /// Whether the variable leaves all that the processor has.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn unlimited() -> bool {
-    matches!(limit(), Ok(0)) && std::env::var_os(VARIABLE).is_none_or(|given| given.is_empty())
+    given().is_none()
 }
 
 type Candidate = (&'static str, fn() -> bool);

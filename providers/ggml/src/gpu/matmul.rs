@@ -107,7 +107,7 @@ fn product(
 }
 
 /// A stack of `count` matrices, `rows` x `depth`, times as many or one of `cols` x `depth`.
-fn multiply(
+pub(crate) fn multiply(
     t: &mut Translator<'_>,
     a: Tensor,
     (b, b_count): (Tensor, usize),

@@ -9,6 +9,7 @@ mod matmul;
 mod norm;
 
 pub(crate) use layout::strided;
+pub(crate) use matmul::multiply;
 
 use crate::{
     ffi::{Binary, Home, Tensor, Type, Unary},

@@ -138,7 +138,7 @@ impl Attention {
         for start in (0..seen).step_by(most) {
             let block = start..(start + most).min(seen);
             let pairs = block.len().div_ceil(value_words);
-            let depth = if value_words == 2 { pairs.next_multiple_of(unit) } else { pairs };
+            let depth = pairs.next_multiple_of(unit);
             for panel in 0..panels {
                 let lane = panel * width;
                 for key in block.clone().step_by(height) {

@@ -5,12 +5,12 @@
 //! run of a panel becomes the words that products multiply, a few instructions for 16 of them.
 
 use super::{
-    Panels, SIXTEEN,
+    Panels,
     panels::{Order, interleave},
 };
 use crate::{
     ffi::{
-        product::Words,
+        product::{TILE, Words},
         simd::{Vectorized, mul_add, vectorize},
     },
     storage::f16_to_f32,
@@ -36,7 +36,7 @@ const STEPS: usize = 8;
 /// Rows of a panel, at most.
 const MAX_ROWS: usize = 32;
 /// Elements of the same half of words that lie together, at most.
-const MAX_SPAN: usize = SIXTEEN * MAX_ROWS;
+const MAX_SPAN: usize = TILE * MAX_ROWS;
 
 /// Where things lie in the bytes of a panel: integers, scales of blocks, what these are multiples of.
 #[derive(Clone, Copy)]
@@ -58,7 +58,7 @@ impl Plan {
     pub(super) fn new(blocks: Blocks, panels: &Panels) -> Self {
         let halves = if panels.words == Words::Bf16 { 2 } else { 1 };
         let tiles = panels.order == Order::Tiles;
-        let steps = if tiles { SIXTEEN } else { STEPS };
+        let steps = if tiles { TILE } else { STEPS };
         Plan { blocks, rows: panels.block, halves, steps, tiles, runs: panels.steps().div_ceil(steps) }
     }
     /// Rows of the panel.
@@ -260,7 +260,7 @@ impl Vectorized for Expand<'_> {
         let (mut low, mut high) = ([0f32; MAX_SPAN], [0f32; MAX_SPAN]);
         let mut part = [0; MAX_SPAN];
         let mut block = None;
-        assert!(!plan.tiles || (steps.start % SIXTEEN, steps.end % SIXTEEN) == (0, 0), "parts of tiles");
+        assert!(!plan.tiles || (steps.start % TILE, steps.end % TILE) == (0, 0), "parts of tiles");
         for run in steps.start / plan.steps..steps.end.div_ceil(plan.steps) {
             let current = run / plan.runs_of_block();
             if block != Some(current) {

@@ -183,11 +183,12 @@ impl Conv {
         let first_panel = tile.plane % groups * self.panels.per_group();
         let Scratch { planes: buffer, panel, sums } = scratch;
         buffer.resize(self.strip_len());
-        // Of the sums, whose rows are as far apart as those of the strip, or not at all.
-        let (line, sums_pitch) = match self.strip.flat {
-            true => (flat_cols(rows.len(), cols.len(), pitch), pitch),
-            false => (rows.len() * cols.len(), cols.len()),
+        // What is computed, and the sums of a filter, whose rows are as far apart as those of the strip, or not at all.
+        let (lines, len, sums_pitch) = match self.strip.flat {
+            true => (1, flat_cols(rows.len(), cols.len(), pitch), pitch),
+            false => (rows.len(), cols.len(), cols.len()),
         };
+        let line = lines * len;
         if self.strip.apart {
             sums.resize(filters.len() * line);
         }
@@ -210,22 +211,14 @@ impl Conv {
                     taps: &self.taps,
                     add: channel > 0,
                 };
-                if self.strip.flat {
-                    for col in (0..line).step_by(width) {
-                        let at = (filter - filters.start) * line + col;
-                        let wide = width.min(line - col);
-                        product(col).into(Block::new(&mut sums[at..], line, high, wide));
-                    }
-                    continue;
-                }
-                for (i, row) in rows.clone().enumerate() {
-                    for col in (0..cols.len()).step_by(width) {
-                        let wide = width.min(cols.len() - col);
+                for i in 0..lines {
+                    for col in (0..len).step_by(width) {
+                        let wide = width.min(len - col);
                         let out = if self.strip.apart {
                             let at = (filter - filters.start) * line + i * sums_pitch + col;
                             Block::new(&mut sums[at..], line, high, wide)
                         } else {
-                            tile.block(filter, row * out_width + cols.start + col, high, wide)
+                            tile.block(filter, (rows.start + i) * out_width + cols.start + col, high, wide)
                         };
                         product(i * pitch + col).into(out);
                     }

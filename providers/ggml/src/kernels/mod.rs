@@ -48,7 +48,7 @@ pub(crate) use host::{Argument, Extract, HostNode, Produced};
 pub(crate) use host_elementwise::HostElementwise;
 pub(crate) use layer_norm::LayerNorm;
 pub(crate) use pad::Pad;
-pub(crate) use panels::{Layout, PackPanels, Panels, SIXTEEN};
+pub(crate) use panels::{Layout, PackPanels, Panels};
 pub(crate) use pool::{Pool, PoolKind};
 pub(crate) use sdrun_graph::fused::Activation;
 pub(crate) use strided::StridedCopy;

@@ -1,7 +1,7 @@
 use crate::{
     ffi::{
         Grid, Inputs, Kernel, Tile,
-        product::{Left, Words},
+        product::{Left, TILE, Words},
         simd::{Level, Vectorized, vectorize},
         softmax,
     },
@@ -29,14 +29,11 @@ pub(crate) struct Panels {
 pub(crate) enum Order {
     /// As columns of a word of each row; those of the taps of a run (or of two, in pairs) follow each other.
     Columns,
-    /// As columns; the same tap of [`SIXTEEN`] pairs, some of them zero at the end, follows each other.
+    /// As columns; the same tap of [`TILE`] pairs, some of them zero at the end, follows each other.
     Sixteens,
     /// As sixteens, of which each row has all words before the next.
     Tiles,
 }
-
-/// Pairs that the tiles of [`Level::Amx`] take at a time.
-pub(crate) const SIXTEEN: usize = 16;
 
 /// Where an element of a matrix lies: `start + row * row_step + depth * depth_step`.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +65,7 @@ impl Panels {
     }
     /// Pairs of the same tap that follow each other.
     pub(super) fn unit(&self) -> usize {
-        if self.order == Order::Columns { 1 } else { SIXTEEN }
+        if self.order == Order::Columns { 1 } else { TILE }
     }
     /// Columns of a panel.
     pub(crate) fn steps(&self) -> usize {
@@ -198,12 +195,12 @@ impl Vectorized for Fill<'_> {
         if panels.order == Order::Tiles {
             // From one pair to the next, and from its first element to its second.
             let step = taps * layout.depth_step;
-            for (tile, words) in panel.chunks_exact_mut(SIXTEEN * block).enumerate() {
-                let (first, tap) = panels.pair_of(tile * SIXTEEN);
-                let whole = (runs / 2).saturating_sub(first).min(SIXTEEN);
-                let odd = 2 * (first + whole) + 1 == runs && whole < SIXTEEN;
+            for (tile, words) in panel.chunks_exact_mut(TILE * block).enumerate() {
+                let (first, tap) = panels.pair_of(tile * TILE);
+                let whole = (runs / 2).saturating_sub(first).min(TILE);
+                let odd = 2 * (first + whole) + 1 == runs && whole < TILE;
                 let from = start + (2 * first * taps + tap) * layout.depth_step;
-                for (i, words) in words.chunks_exact_mut(SIXTEEN).take(height).enumerate() {
+                for (i, words) in words.chunks_exact_mut(TILE).take(height).enumerate() {
                     let row = from + i * layout.row_step;
                     let (some, rest) = words.split_at_mut(whole);
                     rest.fill(0);

@@ -11,6 +11,7 @@ use crate::{
         product::{DEPTH, Taps},
         simd::Level,
     },
+    gpu,
     kernels::{Activation, Gemm, Layout, Panels},
     shape,
     storage::is_f32,
@@ -89,9 +90,7 @@ pub(super) fn stack_product(
     [batch, rows, cols, depth]: [usize; 4],
 ) -> Outcome<Tensor> {
     if t.target().gpu().is_some() {
-        let a = t.builder.reshape(a, [depth, rows, batch, 1])?;
-        let b = t.builder.reshape(b, [depth, cols, batch, 1])?;
-        return Ok(t.builder.mul_mat(b, a)?);
+        return gpu::multiply(t, a, (b, batch), [batch, rows, cols, depth]);
     }
     let level = Level::detect();
     let panels = Panels::right(level, t.words(), [batch, cols, depth]);
