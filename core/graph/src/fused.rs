@@ -9,6 +9,7 @@
 //! | `Attention`, `LayerNormalization`, `RMSNormalization`, `Gelu`, `Swish` | | | what ai.onnx 25 says |
 //! | `GroupNormalization` | X, scale, bias, group_scale?, group_bias? | `epsilon`, `num_groups`, activation | act((norm(X) · group_scale + group_bias) · scale + bias); scale and bias are one number for each channel, the other two for each group |
 //! | `FusedConv` | X, W, B?, Z? | those of Conv, activation | act(Conv(X, W, B) + Z); Z broadcasts |
+//! | `NhwcConv` | X, W, B?, Z? | those of Conv, activation | as `FusedConv`, but the channels of X, Z and the output are the last axis; W is that of Conv |
 //! | `FusedMatMul` | A, B, bias?, Z? | `transB`, activation | act(A · B + bias + Z), B transposed in its last two dimensions where `transB` is 1 |
 //! | `GLU` | X | `gate`, activation | X in two halves along the last axis: half `gate` through act, times the other half |
 //!
@@ -21,7 +22,7 @@ mod body;
 pub use activation::Activation;
 
 use crate::{
-    Attribute, GraphError, Node, Tensor,
+    Attribute, GraphError, Node, Tensor, ValueId,
     eval::{EvalError, evaluate},
     infer::{Fact, node_outputs},
 };
@@ -43,7 +44,7 @@ pub(crate) fn is_fused(node: &Node) -> bool {
 
 type Definition = fn(&mut Body, &Node) -> Result<(), String>;
 
-const OPERATORS: [(&str, Definition); 9] = [
+const OPERATORS: [(&str, Definition); 10] = [
     ("Attention", same),
     ("LayerNormalization", same),
     ("RMSNormalization", same),
@@ -51,6 +52,7 @@ const OPERATORS: [(&str, Definition); 9] = [
     ("Swish", same),
     ("GroupNormalization", group_normalization),
     ("FusedConv", conv),
+    ("NhwcConv", nhwc_conv),
     ("FusedMatMul", matmul),
     ("GLU", glu),
 ];
@@ -114,7 +116,24 @@ fn group_normalization(body: &mut Body, node: &Node) -> Result<(), String> {
 }
 
 fn conv(body: &mut Body, node: &Node) -> Result<(), String> {
-    let mut y = body.conv(node)?;
+    let x = body.need(0)?;
+    let y = body.conv(node, x)?;
+    add_and_activate(body, node, y)
+}
+
+fn nhwc_conv(body: &mut Body, node: &Node) -> Result<(), String> {
+    let turned = |body: &mut Body, x, perm: [i64; 4]| {
+        body.node("Transpose", &[x], [("perm", Attribute::Ints(perm.to_vec()))])
+    };
+    let x = body.need(0)?;
+    let x = turned(body, x, [0, 3, 1, 2]);
+    let y = body.conv(node, x)?;
+    let y = turned(body, y, [0, 2, 3, 1]);
+    add_and_activate(body, node, y)
+}
+
+/// What follows the convolution of a node.
+fn add_and_activate(body: &mut Body, node: &Node, mut y: ValueId) -> Result<(), String> {
     if let Some(z) = body.input(3) {
         y = body.node("Add", &[y, z], []);
     }

@@ -7,6 +7,7 @@
 
 mod absorb_scales;
 mod branches;
+mod channels_last;
 mod compact;
 mod cse;
 mod dead;
@@ -32,6 +33,7 @@ mod weights_as_inputs;
 
 pub use absorb_scales::absorb_scales;
 pub use branches::inline_branches;
+pub use channels_last::channels_last;
 pub use compact::compact;
 pub use cse::merge_common_subexpressions;
 pub use dead::eliminate_dead;
@@ -164,6 +166,7 @@ pub const PASSES: &[Pass] = &[
     pass("fuse_glu", "gated linear units", fuse_glu),
     pass("fuse_residual", "residuals added to convolutions and products", fuse_residual),
     pass("fuse_activation", "activations of convolutions, products, group normalisations", fuse_activation),
+    pass("channels_last", "transposes inside chains of depthwise and pointwise convolutions", channels_last),
 ];
 
 /// Names of [`PASSES`] in an order, with repetitions, in which each finds what those before it leave. A consumer that has
@@ -192,6 +195,8 @@ pub const ALL: &[&str] = &[
     "fuse_glu",
     "fuse_residual",
     "fuse_activation",
+    "channels_last",
+    "cancel_transposes",
 ];
 
 /// Runs passes by name, in order, on a graph whose types and shapes are inferred; open dimensions stay open. The values

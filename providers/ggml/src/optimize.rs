@@ -9,9 +9,12 @@ use sdrun_graph::{
 use std::collections::HashMap;
 
 /// Simplifies the graph and merges what kernels of ours, or ggml's for a device, compute as one: each operator that passes make
-/// has an entry in the operator table. Types and shapes must be inferred; sizes may be open.
-pub(crate) fn optimize(graph: &mut Graph) -> Result<Vec<PassReport>, GraphError> {
-    let reports = passes::optimize(graph, passes::ALL)?;
+/// has an entry in the operator table. Types and shapes must be inferred; sizes may be open. Images of a device besides the CPU
+/// keep their channels first, as ggml's convolutions have them.
+pub(crate) fn optimize(graph: &mut Graph, for_device: bool) -> Result<Vec<PassReport>, GraphError> {
+    let mut names = passes::ALL.to_vec();
+    names.retain(|name| !for_device || *name != "channels_last");
+    let reports = passes::optimize(graph, &names)?;
     drop_overflow_guards(graph);
     Ok(reports)
 }

@@ -125,7 +125,7 @@ impl Topology {
         let shapes: BTreeMap<String, Vec<usize>> = names.zip(shapes.iter().cloned()).collect();
         let mut graph = self.graph.clone();
         simplify(&mut graph, &shapes, OpenDims::Refuse)
-            .and_then(|_| optimize(&mut graph))
+            .and_then(|_| optimize(&mut graph, self.target.gpu().is_some()))
             .map_err(explain)
             .and_then(|_| translate(&graph, self.precision, self.target, bank))
             .map_err(|e| Error { message: format!("with inputs of shapes {shapes:?}: {}", e.message), ..e })

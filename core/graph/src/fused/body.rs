@@ -75,9 +75,9 @@ impl Body {
         });
         outputs
     }
-    /// The Conv inside a FusedConv.
-    pub(super) fn conv(&mut self, node: &Node) -> Result<ValueId, String> {
-        let inputs = vec![Some(self.need(0)?), Some(self.need(1)?), self.input(2)];
+    /// The Conv of `x` inside a node that merges more.
+    pub(super) fn conv(&mut self, node: &Node, x: ValueId) -> Result<ValueId, String> {
+        let inputs = vec![Some(x), Some(self.need(1)?), self.input(2)];
         let mut attributes = node.attributes.clone();
         attributes.retain(|name, _| !name.starts_with("activation"));
         Ok(self.step("Conv", inputs, attributes, 1)[0])

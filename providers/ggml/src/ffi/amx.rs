@@ -4,7 +4,7 @@
 //! stable intrinsics for them.
 
 use super::{
-    product::{Block, Left, Product, ROW_STRIDE, TILE},
+    product::{Block, Left, Product, ROW_STRIDE, Start, TILE},
     variant,
 };
 use std::{arch::asm, cell::Cell, sync::OnceLock};
@@ -141,21 +141,22 @@ pub(super) unsafe fn block(product: &Product<'_>, out: &mut Block<'_>) {
         taps: offsets.as_ptr(),
         count: product.depth / TILE,
     };
+    let add = product.start == Start::Output;
     let (rows, cols) = out.size();
     let size = (rows > TILE, cols > TILE);
     if rows.is_multiple_of(TILE) && cols.is_multiple_of(TILE) {
         let (data, stride) = out.raw();
         // SAFETY: by this function's contract; the output is whole tiles.
-        unsafe { multiply(walk, size, product.add, data, stride) };
+        unsafe { multiply(walk, size, add, data, stride) };
         return;
     }
     let mut whole = Whole([0.0; BLOCK * BLOCK]);
     let whole = &mut whole.0;
-    if product.add {
+    if add {
         (0..rows).for_each(|row| whole[row * BLOCK..][..cols].copy_from_slice(out.row(row)));
     }
     // SAFETY: by this function's contract.
-    unsafe { multiply(walk, size, product.add, whole.as_mut_ptr(), BLOCK) };
+    unsafe { multiply(walk, size, add, whole.as_mut_ptr(), BLOCK) };
     (0..rows).for_each(|row| out.row(row).copy_from_slice(&whole[row * BLOCK..][..cols]));
 }
 

@@ -123,14 +123,27 @@ pub(crate) struct Product<'a> {
     /// As many words as the last tap and [`Level::block`]'s columns need, whatever the width of the output.
     pub(crate) b: &'a [u32],
     pub(crate) taps: &'a Taps,
-    /// Whether the product is added to what the output holds.
-    pub(crate) add: bool,
+    /// What the product is added to.
+    pub(crate) start: Start<'a>,
+    /// Bounds of what is written; a NaN stays.
+    pub(crate) clip: Option<[f32; 2]>,
+}
+
+/// What a product is added to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Start<'a> {
+    /// Nothing.
+    Zero,
+    /// An element for each column.
+    Row(&'a [f32]),
+    /// What the output holds.
+    Output,
 }
 
 impl Product<'_> {
     /// Computes a block of at most the level's rows and columns. Every element is the sum over the depth in order,
     /// whatever the size of the block.
-    pub(crate) fn into(self, mut out: Block<'_>) {
+    pub(crate) fn into(mut self, mut out: Block<'_>) {
         let (rows, cols) = self.level.block(self.words);
         assert!(out.rows <= rows && out.cols <= cols, "a block larger than the registers");
         let reach = self.depth.checked_sub(1).and_then(|last| self.taps.reach.get(last));
@@ -147,6 +160,19 @@ impl Product<'_> {
             Left::Rows => (out.rows - 1) * ROW_STRIDE + self.depth,
         };
         assert!(needed <= self.a.len(), "a left panel of another depth");
+        if let Start::Row(row) = self.start {
+            assert!(row.len() >= out.cols, "a row of fewer columns");
+        }
+        // The others start from what the output holds, and what they write is clipped after them.
+        let mut clip = None;
+        if !self.level.is_of_512_bits() || tiles {
+            if let Start::Row(row) = self.start {
+                let row = &row[..out.cols];
+                (0..out.rows).for_each(|i| out.row(i).copy_from_slice(row));
+                self.start = Start::Output;
+            }
+            clip = self.clip;
+        }
         match (self.level, self.words) {
             #[cfg(target_arch = "x86_64")]
             (Level::Avx512 | Level::Avx512Bf16 | Level::Amx, Words::F32) => {
@@ -171,6 +197,12 @@ impl Product<'_> {
             }
             (Level::Plain, Words::F32) => plain::<PLAIN_ROWS, PLAIN_COLS>(&self, &mut out),
             (level, Words::Bf16) => unreachable!("{level:?} does not multiply bf16"),
+        }
+        if let Some([low, high]) = clip {
+            for i in 0..out.rows {
+                out.row(i).iter_mut().for_each(|x| *x = if *x < low { low } else { *x });
+                out.row(i).iter_mut().for_each(|x| *x = if *x > high { high } else { *x });
+            }
         }
     }
 
@@ -212,7 +244,7 @@ fn plain<const ROWS: usize, const COLS: usize>(product: &Product<'_>, out: &mut 
     }
     for (i, sums) in sums.iter().enumerate().take(out.rows) {
         let row = out.row(i).iter_mut().zip(sums);
-        if product.add { row.for_each(|(x, sum)| *x += sum) } else { row.for_each(|(x, sum)| *x = *sum) }
+        if product.start == Start::Output { row.for_each(|(x, sum)| *x += sum) } else { row.for_each(|(x, sum)| *x = *sum) }
     }
 }
 
@@ -247,7 +279,7 @@ unsafe fn with_avx2(product: &Product<'_>, out: &mut Block<'_>) {
             _mm256_storeu_ps(row.as_mut_ptr(), sum[0]);
             _mm256_storeu_ps(row.as_mut_ptr().add(8), sum[1]);
         }
-        let add = product.add;
+        let add = product.start == Start::Output;
         out.row(i).iter_mut().zip(row).for_each(|(x, sum)| *x = if add { *x + sum } else { sum });
     }
 }
@@ -293,11 +325,20 @@ macro_rules! block_of_512_bits {
                 // SAFETY: the taps and the 32 columns after them lie inside `b`, the steps inside `a`; masks keep the
                 // accesses to the output inside its columns.
                 unsafe {
-                    if product.add {
-                        for (i, sum) in sums.iter_mut().enumerate() {
-                            let row = out.data.add(i * out.stride);
-                            sum[0] = _mm512_maskz_loadu_ps(low, row);
-                            sum[1] = _mm512_maskz_loadu_ps(high, row.wrapping_add(16));
+                    match product.start {
+                        Start::Zero => {}
+                        Start::Row(row) => {
+                            let row = row.as_ptr();
+                            let left = _mm512_maskz_loadu_ps(low, row);
+                            let right = _mm512_maskz_loadu_ps(high, row.wrapping_add(16));
+                            sums.fill([left, right]);
+                        }
+                        Start::Output => {
+                            for (i, sum) in sums.iter_mut().enumerate() {
+                                let row = out.data.add(i * out.stride);
+                                sum[0] = _mm512_maskz_loadu_ps(low, row);
+                                sum[1] = _mm512_maskz_loadu_ps(high, row.wrapping_add(16));
+                            }
                         }
                     }
                     let mut a = product.a.as_ptr();
@@ -312,6 +353,13 @@ macro_rules! block_of_512_bits {
                         }
                         a = a.add(DEPTH_STEP);
                         tap = tap.add(1);
+                    }
+                    if let Some([least, most]) = product.clip {
+                        // Of a NaN and a number they give the second operand.
+                        let (least, most) = (_mm512_set1_ps(least), _mm512_set1_ps(most));
+                        for sum in sums.as_flattened_mut() {
+                            *sum = _mm512_min_ps(most, _mm512_max_ps(least, *sum));
+                        }
                     }
                     for (i, sum) in sums.iter().enumerate() {
                         let row = out.data.add(i * out.stride);

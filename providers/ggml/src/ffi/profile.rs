@@ -1,7 +1,7 @@
 //! Where the time of a run goes, operator by operator.
 
 use super::{
-    product::{Block, Left, Product, Taps, Words},
+    product::{Block, Left, Product, Start, Taps, Words},
     simd::Level,
 };
 use std::{
@@ -116,7 +116,7 @@ fn speed(words: Words) -> f64 {
     let ((rows, cols), depth) = (level.block(words), 64);
     let (a, b) = (vec![0u32; rows * depth], vec![0u32; cols * depth]);
     let (taps, mut out) = (Taps::dense(depth, cols), vec![0f32; rows * cols]);
-    let product = Product { level, words, left, depth, a: &a, b: &b, taps: &taps, add: true };
+    let product = Product { level, words, left, depth, a: &a, b: &b, taps: &taps, start: Start::Output, clip: None };
     #[cfg(target_arch = "x86_64")]
     let _tiles = super::amx::Tiles::set_up();
     let per_word = if words == Words::Bf16 { 4 } else { 2 };

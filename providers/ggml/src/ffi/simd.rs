@@ -56,6 +56,13 @@ impl Level {
             Level::Avx512 | Level::Avx512Bf16 | Level::Amx => (14, 32),
         }
     }
+    /// Whether its registers have 512 bits.
+    pub(super) fn is_of_512_bits(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return matches!(self, Level::Avx512 | Level::Avx512Bf16 | Level::Amx);
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
+    }
     /// Whether it multiplies pairs of bf16.
     pub(crate) fn multiplies_bf16(self) -> bool {
         #[cfg(target_arch = "x86_64")]

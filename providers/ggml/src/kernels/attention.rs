@@ -6,7 +6,7 @@ use super::{
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile, as_words,
     lines::Lines,
-    product::{Block, Product, Taps, Words},
+    product::{Block, Product, Start, Taps, Words},
     simd::{Level, Vectorized, vectorize},
     softmax,
 };
@@ -153,7 +153,8 @@ impl Attention {
                         a: &keys[a..a + self.keys.panel_len()],
                         b: &q[panel * steps * width..][..steps * width],
                         taps: &self.taps,
-                        add: false,
+                        start: Start::Zero,
+                        clip: None,
                     };
                     product.into(Block::new(out, width, high, width));
                 }
@@ -181,7 +182,8 @@ impl Attention {
                         a: &values[a + first..a + first + depth * height],
                         b: &b[..depth * width],
                         taps: &self.taps,
-                        add: start > 0,
+                        start: if start > 0 { Start::Output } else { Start::Zero },
+                        clip: None,
                     };
                     product.into(Block::new(out, width, high, width));
                 }

@@ -7,7 +7,7 @@ use super::{
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile, as_words,
     lines::Lines,
-    product::{Block, Product, Taps, Words},
+    product::{Block, Product, Start, Taps, Words},
     simd::{Level, Vectorized, vectorize},
 };
 use std::{cell::RefCell, ops::Range};
@@ -209,7 +209,8 @@ impl Conv {
                     a,
                     b: &buffer[at..],
                     taps: &self.taps,
-                    add: channel > 0,
+                    start: if channel > 0 { Start::Output } else { Start::Zero },
+                    clip: None,
                 };
                 for i in 0..lines {
                     for col in (0..len).step_by(width) {

@@ -1,7 +1,7 @@
 //! Products, convolutions and attention against f64, for every instruction set, at sizes that fit no block.
 
 use super::{
-    Activation, Attention, Blocks, Conv, DepthwiseConv, Gemm, Heads, Layout, PackPanels, Panels, Window,
+    Activation, Attention, Blocks, Conv, DepthwiseConv, Gemm, Heads, Layout, NhwcDepthwise, PackPanels, Panels, Window,
 };
 use crate::ffi::{
     Kernel, as_words,
@@ -69,6 +69,7 @@ fn products() {
                 dims: vec![batch],
                 strides: vec![(rows * depth) as isize],
                 layout: Layout { start: 0, row_step: depth, depth_step: 1 },
+                patches: None,
                 panels,
                 blocks: None,
                 bias: true,
@@ -173,7 +174,7 @@ fn depthwise_convolutions() {
         window([5, 9], [1, 1], [1, 1], [1, 1], [0, 0]),
         window([6, 6], [5, 5], [1, 1], [1, 1], [4, 4]),
     ] {
-        let (batch, channels, taps) = (2, 5, window.kernel[0] * window.kernel[1]);
+        let (batch, channels, taps) = (2, 37, window.kernel[0] * window.kernel[1]);
         let [pixels, outputs] = [window.input, window.output].map(|size| size[0] * size[1]);
         let (x, weights) = (noise(batch * channels * pixels, 1), noise(channels * taps, 2));
         let bias = noise(channels, 3);
@@ -196,6 +197,17 @@ fn depthwise_convolutions() {
         };
         let expected: Vec<f64> = (0..found.len()).map(element).collect();
         check(&what, Words::F32, &found, &expected);
+
+        let kernel = NhwcDepthwise::new(batch, channels, window.clone(), true, clip);
+        let packed = NhwcDepthwise::panels(channels, taps).packed(&weights, false);
+        let last = |from: &[f32], pixels: usize| -> Vec<f32> {
+            let at = |i: usize| (i / (pixels * channels) * channels + i % channels) * pixels + i / channels % pixels;
+            (0..from.len()).map(|i| from[at(i)]).collect()
+        };
+        let found = run(&what, &kernel, &[as_words(&last(&x, pixels)), &packed, as_words(&bias)]);
+        let expected = last(&expected.iter().map(|x| *x as f32).collect::<Vec<_>>(), outputs);
+        let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
+        check(&format!("{what}, channels last"), Words::F32, &found, &expected);
     }
 }
 
@@ -229,6 +241,7 @@ fn blocks_are_multiplied_as_the_words_they_stand_for() {
                 dims: vec![1],
                 strides: vec![0],
                 layout: Layout { start: 0, row_step: depth, depth_step: 1 },
+                patches: None,
                 panels,
                 blocks,
                 bias: false,

@@ -11,6 +11,11 @@ pub(crate) struct Window {
 }
 
 impl Window {
+    /// Whether each output sees the input at its own place alone.
+    pub(crate) fn is_pointwise(&self) -> bool {
+        (self.kernel, self.stride, self.pad) == ([1, 1], [1, 1], [0, 0]) && self.input == self.output
+    }
+
     /// By how much the rows (or columns) of a plane, of one phase of the strides, exceed the outputs that see it.
     #[inline(always)]
     pub(super) fn reach(&self, axis: usize) -> usize {

@@ -5,10 +5,11 @@ use super::{
     activation::{activate, activation},
     elementwise,
     layout::repeated,
+    matmul::product,
 };
 use crate::{
-    ffi::{Type, simd::Level},
-    kernels::{Conv, DepthwiseConv, Layout, Panels, Pool, PoolKind, Window},
+    ffi::{Tensor, Type, simd::Level},
+    kernels::{Activation, Conv, DepthwiseConv, Layout, NhwcDepthwise, Panels, Patches, Pool, PoolKind, Window},
     shape,
     storage::is_f32,
     translate::{Operand, Outcome, Translator, refuse},
@@ -23,6 +24,7 @@ const CONV: &str = "float, one or two spatial dimensions, any groups, strides, d
 pub(super) const OPERATORS: &[Operator] = &[
     Operator { name: "Conv", takes: CONV, translate: conv },
     Operator { name: "FusedConv", takes: CONV, translate: conv },
+    Operator { name: "NhwcConv", takes: "float, two spatial dimensions, one group or depthwise", translate: nhwc_conv },
     Operator { name: "MaxPool", takes: POOL, translate: |t, n| pool(t, n, PoolKind::Max) },
     Operator { name: "AveragePool", takes: POOL, translate: average_pool },
 ];
@@ -62,7 +64,7 @@ fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let complete = addend.is_none() || (!depthwise && (shift.is_some() || whole.is_some()));
     let inside = act.filter(|_| complete);
     let extent = shape::extent(&out);
-    let mut y = if depthwise {
+    let y = if depthwise {
         let weights = match t.is_stored(filters_id) {
             true => t.weight(filters_id, Form::Plain, t.matrix_type())?,
             false => t.operand(filters_id)?.tensor,
@@ -96,14 +98,73 @@ fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
         }
         t.custom(node, kernel, &inputs, Type::F32, extent)?
     };
-    if let Some(addend) = addend.filter(|_| !complete) {
-        let sum = Operand { tensor: y, dtype: addend.dtype, shape: out.clone() };
-        y = elementwise::add(t, node, &sum, &addend)?;
-        if let Some(act) = act {
-            y = activate(t, node, y, &out, act)?;
-        }
-    }
+    let y = add_after(t, node, y, &out, addend.filter(|_| !complete), act)?;
     t.define(node, 0, y)
+}
+
+/// `act(conv(X, W, B) + Z)` with channels last: a product of matrices, of which one may be made of patches, or depthwise.
+fn nhwc_conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let (x_id, filters_id) = (t.input_id(node, 0)?, t.input_id(node, 1)?);
+    let (x_shape, filters_shape) = (t.shape(x_id)?, t.shape(filters_id)?);
+    if !is_f32(t.dtype(x_id)?) || !is_f32(t.dtype(filters_id)?) {
+        return refuse("its input or its filters are not float");
+    }
+    let out = t.output_shape(node, 0)?;
+    let (&[batch, _, _, channels], &[filters, depth, ..]) = (&x_shape[..], &filters_shape[..]) else {
+        return refuse("its input is no image");
+    };
+    let (window, _) = window(node, &x_shape[1..3], &out[1..3], &filters_shape[2..])?;
+    let (bias, addend) = (t.optional_float(node, 2)?, t.optional_float(node, 3)?);
+    let act = activation(node)?;
+    let taps: usize = filters_shape[2..].iter().product();
+    let y = if depth == channels && node.int_or("group", 1) == 1 {
+        let mut x = t.view(x_id)?;
+        let patches = (!window.is_pointwise()).then(|| {
+            let [row, col, channel] = [1, 2, 3].map(|axis| x.strides[axis].unsigned_abs());
+            x.shape = vec![batch, window.output.iter().product(), depth * taps];
+            x.strides = vec![x.strides[0], 0, 0];
+            Patches::new(window, channels, [channel, row, col])
+        });
+        let matrix = (filters_id, vec![filters, depth * taps], true);
+        product(t, node, (x, patches), matrix, &out, [bias, addend], act)?
+    } else if depth == 1 && filters == channels && node.int_or("group", 1) == channels as i64 {
+        let panels = NhwcDepthwise::panels(channels, taps);
+        let weights = if t.is_stored(filters_id) {
+            let form = Form::Panels { panels, transposed: false, blocks: None };
+            t.weight(filters_id, form, t.matrix_type())?
+        } else {
+            let plain = t.operand(filters_id)?;
+            let layout = Layout { start: 0, row_step: taps, depth_step: 1 };
+            t.panels(node, plain.tensor, panels, layout, &[], &[])?
+        };
+        let mut inputs = vec![t.operand(x_id)?.tensor, weights];
+        inputs.extend(bias.iter().map(|bias| bias.tensor));
+        let inside = act.filter(|_| addend.is_none());
+        let kernel = NhwcDepthwise::new(batch, channels, window, bias.is_some(), inside);
+        let y = t.custom(node, kernel, &inputs, Type::F32, shape::extent(&out))?;
+        add_after(t, node, y, &out, addend, act)?
+    } else {
+        return refuse("it has groups of several channels");
+    };
+    t.define(node, 0, y)
+}
+
+/// `act(y + addend)`, where there is an addend; else `y`, which has been through the activation.
+fn add_after(
+    t: &mut Translator<'_>,
+    node: &Node,
+    y: Tensor,
+    out: &[usize],
+    addend: Option<Operand>,
+    act: Option<Activation>,
+) -> Outcome<Tensor> {
+    let Some(addend) = addend else { return Ok(y) };
+    let sum = Operand { tensor: y, dtype: addend.dtype, shape: out.to_vec() };
+    let y = elementwise::add(t, node, &sum, &addend)?;
+    match act {
+        Some(act) => activate(t, node, y, out, act),
+        None => Ok(y),
+    }
 }
 
 fn average_pool(t: &mut Translator<'_>, node: &Node) -> Outcome {

@@ -12,7 +12,7 @@ use crate::{
         simd::Level,
     },
     gpu,
-    kernels::{Activation, Gemm, Layout, Panels},
+    kernels::{Activation, Gemm, Layout, Panels, Patches},
     shape,
     storage::is_f32,
     translate::{Operand, Outcome, Translator, View, refuse},
@@ -40,7 +40,7 @@ fn matmul(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let transposed = node.int_or("transB", 0) != 0;
     let out = t.output_shape(node, 0)?;
     let (bias, addend) = (t.optional_float(node, 2)?, t.optional_float(node, 3)?);
-    let y = product(t, node, a, (b, b_shape, transposed), &out, [bias, addend], activation(node)?)?;
+    let y = product(t, node, (a, None), (b, b_shape, transposed), &out, [bias, addend], activation(node)?)?;
     t.define(node, 0, y)
 }
 
@@ -68,9 +68,9 @@ fn gemm(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let y = if alpha == 1.0 {
         let row = c.as_ref().is_some_and(|c| is_row(&c.shape, &out));
         let addends = if row { [c, None] } else { [None, c] };
-        product(t, node, a, b, &out, addends, None)?
+        product(t, node, (a, None), b, &out, addends, None)?
     } else {
-        let y = product(t, node, a, b, &out, [None, None], None)?;
+        let y = product(t, node, (a, None), b, &out, [None, None], None)?;
         let y = t.builder.scale(y, alpha, 0.0)?;
         match c {
             Some(c) => elementwise::add(t, node, &Operand { tensor: y, dtype: c.dtype, shape: out }, &c)?,
@@ -103,6 +103,7 @@ pub(super) fn stack_product(
         dims: vec![batch],
         strides: vec![(rows * depth) as isize],
         layout,
+        patches: None,
         panels,
         blocks: None,
         bias: false,
@@ -136,13 +137,16 @@ fn is_row(shape: &[usize], out: &[usize]) -> bool {
 }
 
 /// The right operand: a value, its shape as at least a matrix, whether its matrices are transposed.
-type Right = (ValueId, Vec<usize>, bool);
+pub(super) type Right = (ValueId, Vec<usize>, bool);
+
+/// The left operand, or one of this shape that is made of patches of a tensor.
+pub(super) type Left = (View, Option<Patches>);
 
 /// The tensor of a product. `addends` are a bias for each column and what broadcasts to the output.
-fn product(
+pub(super) fn product(
     t: &mut Translator<'_>,
     node: &Node,
-    a: View,
+    (a, patches): Left,
     (b, b_shape, transposed): Right,
     out: &[usize],
     [bias, addend]: [Option<Operand>; 2],
@@ -169,7 +173,7 @@ fn product(
         // One matrix for all batches: they are more rows, where rows are equally far apart.
         let all = [a_batch, &[rows]].concat();
         let (merged, steps) = shape::coalesce(&all, &[&a.strides[..all.len()]]);
-        if merged.len() == 1 {
+        if merged.len() == 1 && (patches.is_none() || shape::len(a_batch) == 1) {
             (layout.row_step, height) = (steps[0][0].unsigned_abs(), merged[0]);
         } else {
             (dims, strides, batch) = (a_batch.to_vec(), a_strides.0.to_vec(), shape::len(a_batch));
@@ -217,6 +221,7 @@ fn product(
         dims,
         strides,
         layout,
+        patches,
         panels,
         blocks,
         bias: fused_bias,
@@ -238,18 +243,19 @@ fn product(
     Ok(y)
 }
 
-/// A computed or stored right operand with the steps of its columns (which are the rows of panels) and of its depth.
+/// A computed or stored right operand of this shape with the steps of its columns (which are the rows of panels) and of its depth.
 fn right_view(
     t: &mut Translator<'_>,
     id: ValueId,
     shape: &[usize],
     transposed: bool,
 ) -> Outcome<(View, Layout)> {
-    let mut view = t.view(id)?;
-    if view.shape.len() < shape.len() {
-        view.shape.push(1);
-        view.strides.push(0);
-    }
+    let view = t.view(id)?;
+    let (tensor, strides) = match shape::reshape_strides(&view.shape, &view.strides, shape) {
+        Some(strides) => (view.tensor, strides),
+        None => (t.operand(id)?.tensor, shape::dense(shape)),
+    };
+    let view = View { tensor, strides, shape: shape.to_vec() };
     let rank = view.strides.len();
     let steps = [view.strides[rank - 2].unsigned_abs(), view.strides[rank - 1].unsigned_abs()];
     let (row_step, depth_step) = if transposed { (steps[0], steps[1]) } else { (steps[1], steps[0]) };

@@ -35,7 +35,7 @@ fn built_in_models_are_translated_without_the_reference_implementation() {
         timed("simplify", start);
         let nodes = graph.nodes.len();
         let start = Instant::now();
-        optimize(&mut graph).unwrap();
+        optimize(&mut graph, false).unwrap();
         timed("optimize", start);
         let start = Instant::now();
         let mut bank = bank(&graph);

@@ -8,7 +8,7 @@ use sdrun_graph::{Attribute, Graph, Tensor, ValueId, infer::infer_shapes};
 fn operators(model: &Model) -> Vec<String> {
     let mut graph: Graph = model.graph.clone();
     infer_shapes(&mut graph).unwrap();
-    optimize(&mut graph).unwrap();
+    optimize(&mut graph, false).unwrap();
     graph.nodes.into_iter().map(|node| node.op_type).collect()
 }
 
@@ -221,6 +221,40 @@ fn what_follows_a_product_or_a_convolution_is_part_of_it() {
     model.output(y);
     assert_eq!(operators(&model), ["FusedMatMul", "GLU"]);
     check("gated", &model, 2e-6);
+}
+
+#[test]
+fn inverted_residuals_have_their_channels_last() {
+    let clip = |model: &mut Model, x| {
+        let [low, high] = [0.0f32, 0.5].map(|bound| model.constant(Tensor::scalar(bound)));
+        model.node("Clip", &[], &[x, low, high])
+    };
+    // A depth of whole lanes and another; weights that the graph computes are packed in every run.
+    for (channels, stored) in [(48, true), (20, true), (20, false)] {
+        let mut model = Model::new(17);
+        let x = model.input(noise(&[2, 8, 9, 11], 1));
+        let filters = |model: &mut Model, shape: &[usize], seed| match stored {
+            true => model.weight(noise(shape, seed)),
+            false => model.input(noise(shape, seed)),
+        };
+        let expand = filters(&mut model, &[channels, 8, 1, 1], 2);
+        let filter = filters(&mut model, &[channels, 1, 3, 3], 3);
+        let project = filters(&mut model, &[8, channels, 1, 1], 4);
+        let bias = model.weight(noise(&[channels], 5));
+        let y = model.node("Conv", &[], &[x, expand, bias]);
+        let y = clip(&mut model, y);
+        let depthwise =
+            [("pads", Attribute::Ints(vec![1; 4])), ("group", Attribute::Int(channels as i64))];
+        let y = model.node("Conv", &depthwise, &[y, filter, bias]);
+        let y = clip(&mut model, y);
+        let y = model.node("Conv", &[], &[y, project]);
+        let y = model.node("Add", &[], &[y, x]);
+        model.output(y);
+        let expected = ["Transpose", "NhwcConv", "NhwcConv", "Transpose", "NhwcConv", "Transpose"];
+        assert_eq!(operators(&model), expected);
+        assert_eq!(model.host_operators().len(), 0);
+        check("inverted residual", &model, 2e-6);
+    }
 }
 
 #[test]
