@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 const LAST: [i64; 4] = [0, 2, 3, 1];
 const FIRST: [i64; 4] = [0, 3, 1, 2];
 
-/// Depthwise convolutions next to pointwise ones, the pointwise ones that are connected with them, and a convolution of few
+/// Depthwise convolutions between pointwise ones, the pointwise ones that are connected with them, and a convolution of few
 /// channels before these become `NhwcConv` between transposes, of which those inside such a chain cancel: a depthwise
 /// convolution then multiplies whole runs of channels, and the others are products of matrices. Returns how many.
 pub fn channels_last(graph: &mut Graph) -> usize {
@@ -61,9 +61,10 @@ fn chains(uses: &Uses<'_>) -> HashSet<ValueId> {
         kinds.insert(y, kind);
     }
     let mut chains = HashSet::new();
-    for [x, y] in &edges {
-        if matches!((kinds[x], kinds[y]), (Kind::Depthwise, Kind::Pointwise) | (Kind::Pointwise, Kind::Depthwise)) {
-            chains.extend([*x, *y]);
+    for [x, y] in edges.iter().filter(|[x, y]| kinds[x] != Kind::Depthwise && kinds[y] == Kind::Depthwise) {
+        chains.extend(edges.iter().filter(|[from, to]| from == y && kinds[to] == Kind::Pointwise).flatten());
+        if chains.contains(y) {
+            chains.insert(*x);
         }
     }
     loop {
@@ -168,12 +169,15 @@ mod tests {
     #[test]
     fn other_convolutions_stay_as_they_are() {
         let image = |dims| model(17).input("x", DType::F32, dims).initializer("w", &noise(&[6, 6, 1, 1], 1));
-        // Pointwise ones alone, a depthwise one alone, and one of another rank.
+        // Pointwise ones alone, a depthwise one before something else, and one of another rank.
         let file = image("n 6 5 5").node("Conv", &["x", "w"], &["a"]).node("Conv", &["a", "w"], &["y"]);
         check(&file.output("y", "n 6 5 5"), channels_last, 0);
         let file = image("n 6 5 5")
             .initializer("f", &noise(&[6, 1, 3, 3], 2))
-            .node_with("Conv", &["x", "f"], &["y"], depthwise(1))
+            .node("Conv", &["x", "w"], &["a"])
+            .node_with("Conv", &["a", "f"], &["b"], depthwise(1))
+            .node("Exp", &["b"], &["c"])
+            .node("Conv", &["c", "w"], &["y"])
             .output("y", "n 6 5 5");
         check(&file, channels_last, 0);
         let file = model(17)

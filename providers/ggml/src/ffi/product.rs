@@ -244,7 +244,11 @@ fn plain<const ROWS: usize, const COLS: usize>(product: &Product<'_>, out: &mut 
     }
     for (i, sums) in sums.iter().enumerate().take(out.rows) {
         let row = out.row(i).iter_mut().zip(sums);
-        if product.start == Start::Output { row.for_each(|(x, sum)| *x += sum) } else { row.for_each(|(x, sum)| *x = *sum) }
+        if product.start == Start::Output {
+            row.for_each(|(x, sum)| *x += sum)
+        } else {
+            row.for_each(|(x, sum)| *x = *sum)
+        }
     }
 }
 
@@ -287,10 +291,10 @@ unsafe fn with_avx2(product: &Product<'_>, out: &mut Block<'_>) {
 /// Calls the function for the output's number of rows.
 #[cfg(target_arch = "x86_64")]
 macro_rules! of_rows {
-    ($product:ident, $out:ident, $row_step:expr, $depth_step:expr; $($rows:literal)*) => {
+    ($product:ident, $out:ident, $row_step:expr, $depth_step:expr, $vectors:literal; $($rows:literal)*) => {
         match $out.rows {
             // SAFETY: by the contract of the function this is part of.
-            $($rows => unsafe { rows::<$rows, { $row_step }, { $depth_step }>($product, $out) },)*
+            $($rows => unsafe { rows::<$rows, { $row_step }, { $depth_step }, $vectors>($product, $out) },)*
             _ => {}
         }
     };
@@ -307,37 +311,49 @@ macro_rules! block_of_512_bits {
             /// The processor has the features; [`Product::into`] has checked the lengths.
             #[target_feature(enable = $features)]
             pub(super) unsafe fn block(product: &Product<'_>, out: &mut Block<'_>) {
-                match product.left {
-                    Left::Columns | Left::Tiles => of_rows!(product, out, 1, 14; 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
-                    Left::Rows => of_rows!(product, out, ROW_STRIDE, 1; 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+                match (product.left, out.cols > 16) {
+                    (Left::Columns | Left::Tiles, true) => {
+                        of_rows!(product, out, 1, 14, 2; 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+                    }
+                    (Left::Columns | Left::Tiles, false) => {
+                        of_rows!(product, out, 1, 14, 1; 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+                    }
+                    (Left::Rows, true) => of_rows!(product, out, ROW_STRIDE, 1, 2; 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+                    (Left::Rows, false) => of_rows!(product, out, ROW_STRIDE, 1, 1; 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
                 }
             }
 
             /// # Safety
-            /// As [`block`]; the output has `ROWS` rows.
+            /// As [`block`]; the output has `ROWS` rows of at most `VECTORS` vectors.
             #[target_feature(enable = $features)]
-            unsafe fn rows<const ROWS: usize, const ROW_STEP: usize, const DEPTH_STEP: usize>(
+            unsafe fn rows<
+                const ROWS: usize,
+                const ROW_STEP: usize,
+                const DEPTH_STEP: usize,
+                const VECTORS: usize,
+            >(
                 product: &Product<'_>,
                 out: &mut Block<'_>,
             ) {
-                let (low, high) = (lanes(out.cols), lanes(out.cols.saturating_sub(16)));
-                let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+                let masks: [__mmask16; VECTORS] = std::array::from_fn(|i| lanes(out.cols.saturating_sub(16 * i)));
+                let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
                 // SAFETY: the taps and the 32 columns after them lie inside `b`, the steps inside `a`; masks keep the
-                // accesses to the output inside its columns.
+                // accesses to the output and to what it starts from inside its columns.
                 unsafe {
                     match product.start {
                         Start::Zero => {}
                         Start::Row(row) => {
-                            let row = row.as_ptr();
-                            let left = _mm512_maskz_loadu_ps(low, row);
-                            let right = _mm512_maskz_loadu_ps(high, row.wrapping_add(16));
-                            sums.fill([left, right]);
+                            for i in 0..VECTORS {
+                                let some = _mm512_maskz_loadu_ps(masks[i], row.as_ptr().wrapping_add(16 * i));
+                                sums.iter_mut().for_each(|sum| sum[i] = some);
+                            }
                         }
                         Start::Output => {
                             for (i, sum) in sums.iter_mut().enumerate() {
                                 let row = out.data.add(i * out.stride);
-                                sum[0] = _mm512_maskz_loadu_ps(low, row);
-                                sum[1] = _mm512_maskz_loadu_ps(high, row.wrapping_add(16));
+                                for i in 0..VECTORS {
+                                    sum[i] = _mm512_maskz_loadu_ps(masks[i], row.wrapping_add(16 * i));
+                                }
                             }
                         }
                     }
@@ -345,11 +361,12 @@ macro_rules! block_of_512_bits {
                     let mut tap = product.taps.offsets.as_ptr();
                     for _ in 0..product.depth {
                         let b = product.b.as_ptr().add(*tap as usize).cast::<f32>();
-                        let (left, right) = (_mm512_loadu_ps(b), _mm512_loadu_ps(b.add(16)));
+                        let b: [__m512; VECTORS] = std::array::from_fn(|i| _mm512_loadu_ps(b.add(16 * i)));
                         for (i, sum) in sums.iter_mut().enumerate() {
                             let x = _mm512_set1_ps(f32::from_bits(*a.add(i * ROW_STEP)));
-                            sum[0] = $multiply(sum[0], x, left);
-                            sum[1] = $multiply(sum[1], x, right);
+                            for i in 0..VECTORS {
+                                sum[i] = $multiply(sum[i], x, b[i]);
+                            }
                         }
                         a = a.add(DEPTH_STEP);
                         tap = tap.add(1);
@@ -363,8 +380,9 @@ macro_rules! block_of_512_bits {
                     }
                     for (i, sum) in sums.iter().enumerate() {
                         let row = out.data.add(i * out.stride);
-                        _mm512_mask_storeu_ps(row, low, sum[0]);
-                        _mm512_mask_storeu_ps(row.wrapping_add(16), high, sum[1]);
+                        for i in 0..VECTORS {
+                            _mm512_mask_storeu_ps(row.wrapping_add(16 * i), masks[i], sum[i]);
+                        }
                     }
                 }
             }

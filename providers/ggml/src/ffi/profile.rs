@@ -116,7 +116,8 @@ fn speed(words: Words) -> f64 {
     let ((rows, cols), depth) = (level.block(words), 64);
     let (a, b) = (vec![0u32; rows * depth], vec![0u32; cols * depth]);
     let (taps, mut out) = (Taps::dense(depth, cols), vec![0f32; rows * cols]);
-    let product = Product { level, words, left, depth, a: &a, b: &b, taps: &taps, start: Start::Output, clip: None };
+    let product =
+        Product { level, words, left, depth, a: &a, b: &b, taps: &taps, start: Start::Output, clip: None };
     #[cfg(target_arch = "x86_64")]
     let _tiles = super::amx::Tiles::set_up();
     let per_word = if words == Words::Bf16 { 4 } else { 2 };

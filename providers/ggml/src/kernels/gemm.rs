@@ -123,16 +123,15 @@ impl Gemm {
         for step in (0..self.panels.steps()).step_by(DEPTH) {
             let run = DEPTH.min(self.panels.steps() - step);
             let elements = step * per_word..((step + run) * per_word).min(depth);
-            for (i, row) in rows.clone().enumerate() {
-                let out = &mut scratch.rows[i * ROW_STRIDE..][..run];
-                if let Some(patches) = &self.patches {
-                    patches.pack(&inputs.f32(0)[matrix..], row, elements.clone(), words, out);
-                    continue;
-                }
-                let start = matrix + row * self.layout.row_step + elements.start * self.layout.depth_step;
-                let from = &inputs.f32(0)[start..];
-                vectorize(PackRow { from, len: elements.len(), step: self.layout.depth_step, words, out });
-            }
+            let from = &inputs.f32(0)[matrix..];
+            vectorize(PackRows {
+                gemm: self,
+                from,
+                rows: rows.clone(),
+                elements,
+                run,
+                out: &mut scratch.rows,
+            });
             let last = step + run == self.panels.steps();
             for col in cols.clone().step_by(width) {
                 let (kept, panel) = ((&self.panels, self.blocks), first_panel + col / width);
@@ -174,7 +173,9 @@ impl Gemm {
             let out = tile.row(row);
             match bias {
                 None => out.copy_from_slice(addend),
-                Some(bias) => out.iter_mut().zip(bias.iter().zip(addend)).for_each(|(out, (a, b))| *out = a + b),
+                Some(bias) => {
+                    out.iter_mut().zip(bias.iter().zip(addend)).for_each(|(out, (a, b))| *out = a + b)
+                }
             }
         }
     }
@@ -187,6 +188,8 @@ pub(crate) struct Patches {
     /// From a row of the image to the next, and from a column to the next.
     steps: [usize; 2],
     elements: Vec<Element>,
+    /// Of each element from the first of the window.
+    distances: Vec<usize>,
 }
 
 /// An element of a patch.
@@ -195,87 +198,128 @@ struct Element {
     tap: [usize; 2],
     /// Where its channel begins.
     channel: usize,
-    /// Its distance from the first element of the window.
-    distance: usize,
 }
 
 impl Patches {
     /// Of an image whose channels, rows and columns are this far apart.
-    pub(crate) fn new(window: Window, channels: usize, [channel_step, row_step, col_step]: [usize; 3]) -> Self {
+    pub(crate) fn new(
+        window: Window,
+        channels: usize,
+        [channel_step, row_step, col_step]: [usize; 3],
+    ) -> Self {
         let [height, width] = window.kernel;
-        let [down, across] = window.dilation;
-        let elements = (0..channels * height * width).map(|i| {
+        let element = |i: usize| {
             let (channel, tap) = (i / (height * width) * channel_step, [i / width % height, i % width]);
-            Element { tap, channel, distance: channel + tap[0] * down * row_step + tap[1] * across * col_step }
-        });
-        Patches { elements: elements.collect(), steps: [row_step, col_step], window }
+            Element { tap, channel }
+        };
+        let elements: Vec<Element> = (0..channels * height * width).map(element).collect();
+        let [down, across] = window.dilation;
+        let distance = |e: &Element| e.channel + e.tap[0] * down * row_step + e.tap[1] * across * col_step;
+        let distances = elements.iter().map(distance).collect();
+        Patches { elements, distances, steps: [row_step, col_step], window }
+    }
+
+    /// Where the image has what a tap of an output sees.
+    #[inline(always)]
+    fn place(&self, output: [usize; 2], tap: [usize; 2]) -> Option<usize> {
+        let (y, x) = (self.window.source(0, output[0], tap[0])?, self.window.source(1, output[1], tap[1])?);
+        Some(y * self.steps[0] + x * self.steps[1])
     }
 
     /// Some elements of an output's row, zero where the window is outside the image.
-    fn pack(&self, image: &[f32], output: usize, range: Range<usize>, words: Words, out: &mut [u32]) {
-        let width = self.window.output[1];
-        let at = [output / width, output % width];
-        let place = |[ky, kx]: [usize; 2]| {
-            let (y, x) = (self.window.source(0, at[0], ky)?, self.window.source(1, at[1], kx)?);
-            Some(y * self.steps[0] + x * self.steps[1])
-        };
-        let elements = &self.elements[range];
+    #[inline(always)]
+    fn pack(
+        &self,
+        image: &[f32],
+        output: [usize; 2],
+        range: Range<usize>,
+        (words, out): (Words, &mut [u32]),
+        line: &mut [f32],
+    ) {
         let last = self.window.kernel.map(|taps| taps - 1);
-        match (place([0, 0]), place(last)) {
+        match (self.place(output, [0, 0]), self.place(output, last)) {
             (Some(first), Some(_)) => {
-                let image = &image[first..];
-                write(elements.len(), |i| image[elements[i].distance], words, out);
+                let (image, distances) = (&image[first..], &self.distances[range]);
+                write(distances.len(), |i| image[distances[i]], words, out, line);
             }
             _ => {
+                let elements = &self.elements[range];
                 let at = |i: usize| {
-                    let Element { tap, channel, .. } = elements[i];
-                    place(tap).map_or(0.0, |place| image[channel + place])
+                    let Element { tap, channel } = elements[i];
+                    self.place(output, tap).map_or(0.0, |place| image[channel + place])
                 };
-                write(elements.len(), at, words, out);
+                write(elements.len(), at, words, out, line);
             }
         }
     }
 }
 
-/// Writes `len` elements in words, and zeros after them.
+/// Writes elements in words, and zeros after them; `line` is room for them.
+// Loops over numbers: iterators are not inlined into code for wider registers.
 #[inline(always)]
-fn write(len: usize, at: impl Fn(usize) -> f32, words: Words, out: &mut [u32]) {
-    match words {
-        Words::F32 => out.iter_mut().enumerate().for_each(|(i, word)| *word = at(i).to_bits()),
-        Words::Bf16 => {
-            let at = |i: usize| if i < len { at(i) } else { 0.0 };
-            out.iter_mut().enumerate().for_each(|(i, word)| *word = pair(at(2 * i), at(2 * i + 1)));
+#[allow(clippy::needless_range_loop)]
+fn write(len: usize, at: impl Fn(usize) -> f32, words: Words, out: &mut [u32], line: &mut [f32]) {
+    if words == Words::F32 {
+        for i in 0..len {
+            out[i] = at(i).to_bits();
         }
+        return;
+    }
+    let line = &mut line[..len];
+    for i in 0..len {
+        line[i] = at(i);
+    }
+    write_pairs(line, out);
+}
+
+/// Writes elements as pairs, and zeros after them.
+#[inline(always)]
+fn write_pairs(from: &[f32], out: &mut [u32]) {
+    let (pairs, odd) = from.as_chunks::<2>();
+    let (some, rest) = out.split_at_mut(pairs.len());
+    narrow(pairs, some);
+    rest.fill(0);
+    if let (Some(last), [low]) = (rest.first_mut(), odd) {
+        *last = pair(*low, 0.0);
     }
 }
 
-/// A run of a row of A in words.
-struct PackRow<'a> {
+/// Runs of rows of A in words, [`ROW_STRIDE`] apart.
+struct PackRows<'a> {
+    gemm: &'a Gemm,
+    /// The matrix, or the image.
     from: &'a [f32],
-    len: usize,
-    step: usize,
-    words: Words,
+    rows: Range<usize>,
+    elements: Range<usize>,
+    /// Words of a run.
+    run: usize,
     out: &'a mut [u32],
 }
 
-impl Vectorized for PackRow<'_> {
+impl Vectorized for PackRows<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<const FMA: bool>(self) {
-        let PackRow { from, len, step, words, out } = self;
-        match (words, step) {
-            (Words::F32, 1) => out.copy_from_slice(as_words(&from[..len])),
-            (Words::Bf16, 1) => {
-                let (pairs, rest) = from[..len].as_chunks::<2>();
-                let (some, last) = out.split_at_mut(pairs.len());
-                narrow(pairs, some);
-                last.fill(0);
-                if let (Some(last), [low]) = (last.first_mut(), rest) {
-                    *last = pair(*low, 0.0);
-                }
+        let PackRows { gemm, from, rows, elements, run, out } = self;
+        let (words, len, Layout { row_step, depth_step, .. }) =
+            (gemm.panels.words, elements.len(), gemm.layout);
+        let line = &mut [0.0; 2 * DEPTH];
+        let runs = rows.zip(out.chunks_mut(ROW_STRIDE).map(|row| &mut row[..run]));
+        if let Some(patches) = &gemm.patches {
+            let width = patches.window.output[1];
+            for (row, out) in runs {
+                patches.pack(from, [row / width, row % width], elements.clone(), (words, out), line);
             }
-            _ => write(len, |i| from[i * step], words, out),
+            return;
+        }
+        for (row, out) in runs {
+            let from = &from[row * row_step + elements.start * depth_step..];
+            match (words, depth_step) {
+                (Words::F32, 1) => out.copy_from_slice(as_words(&from[..len])),
+                (Words::Bf16, 1) => write_pairs(&from[..len], out),
+                _ => write(len, |i| from[i * depth_step], words, out, line),
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Products, convolutions and attention against f64, for every instruction set, at sizes that fit no block.
 
 use super::{
-    Activation, Attention, Blocks, Conv, DepthwiseConv, Gemm, Heads, Layout, NhwcDepthwise, PackPanels, Panels, Window,
+    Activation, Attention, Blocks, Conv, DepthwiseConv, Gemm, Heads, Layout, NhwcDepthwise, PackPanels,
+    Panels, Patches, Window,
 };
 use crate::ffi::{
     Kernel, as_words,
@@ -139,8 +140,7 @@ fn convolutions() {
             kernel.activation = Some(Activation::Clip(-1.0, 9.0));
             let inputs = [as_words(&x), &packed, as_words(&bias), as_words(&shift), as_words(&addend)];
             let found = run(&what, &kernel, &inputs);
-            let element = |i: usize| {
-                let (plane, filter, at) = (i / (filters * outputs), i / outputs % filters, i % outputs);
+            let product = |plane: usize, filter: usize, at: usize| {
                 let (oy, ox) = (at / window.output[1], at % window.output[1]);
                 let mut sum = 0.0;
                 for k in 0..depth {
@@ -153,9 +153,43 @@ fn convolutions() {
                     let weight = weights[(plane % groups * filters + filter) * depth + k];
                     sum += f64::from(x[from]) * f64::from(weight);
                 }
-                let channel = plane % groups * filters + filter;
-                let more = bias[channel] + shift[plane * filters + filter] + addend[i];
-                (sum + f64::from(more)).clamp(-1.0, 9.0)
+                sum + f64::from(bias[plane % groups * filters + filter])
+            };
+            let element = |i: usize| {
+                let (plane, filter, at) = (i / (filters * outputs), i / outputs % filters, i % outputs);
+                let more = shift[plane * filters + filter] + addend[i];
+                (product(plane, filter, at) + f64::from(more)).clamp(-1.0, 9.0)
+            };
+            let expected: Vec<f64> = (0..found.len()).map(element).collect();
+            check(&what, words, &found, &expected);
+
+            if (groups, repeat) != (1, 1) {
+                continue;
+            }
+            let panels = Panels::right(level, words, [1, filters, depth]);
+            let steps = [pixels, window.input[1], 1];
+            let kernel = Gemm {
+                level,
+                batch,
+                rows: outputs,
+                dims: vec![batch],
+                strides: vec![(channels * pixels) as isize],
+                layout: Layout { start: 0, row_step: 0, depth_step: 0 },
+                patches: Some(Patches::new(window.clone(), channels, steps)),
+                panels,
+                blocks: None,
+                bias: true,
+                addend: false,
+                activation: Some(Activation::Clip(-1.0, 9.0)),
+                taps: Taps::dense(DEPTH, panels.block),
+            };
+            let what = format!("{what}, channels last");
+            let found =
+                run(&what, &kernel, &[as_words(&x), &panels.packed(&weights, false), as_words(&bias)]);
+            let at = |i: usize| (i / (filters * outputs), i % filters, i / filters % outputs);
+            let element = |i: usize| {
+                let (plane, filter, at) = at(i);
+                product(plane, filter, at).clamp(-1.0, 9.0)
             };
             let expected: Vec<f64> = (0..found.len()).map(element).collect();
             check(&what, words, &found, &expected);
@@ -201,7 +235,9 @@ fn depthwise_convolutions() {
         let kernel = NhwcDepthwise::new(batch, channels, window.clone(), true, clip);
         let packed = NhwcDepthwise::panels(channels, taps).packed(&weights, false);
         let last = |from: &[f32], pixels: usize| -> Vec<f32> {
-            let at = |i: usize| (i / (pixels * channels) * channels + i % channels) * pixels + i / channels % pixels;
+            let at = |i: usize| {
+                (i / (pixels * channels) * channels + i % channels) * pixels + i / channels % pixels
+            };
             (0..from.len()).map(|i| from[at(i)]).collect()
         };
         let found = run(&what, &kernel, &[as_words(&last(&x, pixels)), &packed, as_words(&bias)]);

@@ -9,7 +9,9 @@ use super::{
 };
 use crate::{
     ffi::{Tensor, Type, simd::Level},
-    kernels::{Activation, Conv, DepthwiseConv, Layout, NhwcDepthwise, Panels, Patches, Pool, PoolKind, Window},
+    kernels::{
+        Activation, Conv, DepthwiseConv, Layout, NhwcDepthwise, Panels, Patches, Pool, PoolKind, Window,
+    },
     shape,
     storage::is_f32,
     translate::{Operand, Outcome, Translator, refuse},
@@ -24,7 +26,11 @@ const CONV: &str = "float, one or two spatial dimensions, any groups, strides, d
 pub(super) const OPERATORS: &[Operator] = &[
     Operator { name: "Conv", takes: CONV, translate: conv },
     Operator { name: "FusedConv", takes: CONV, translate: conv },
-    Operator { name: "NhwcConv", takes: "float, two spatial dimensions, one group or depthwise", translate: nhwc_conv },
+    Operator {
+        name: "NhwcConv",
+        takes: "float, two spatial dimensions, one group or depthwise",
+        translate: nhwc_conv,
+    },
     Operator { name: "MaxPool", takes: POOL, translate: |t, n| pool(t, n, PoolKind::Max) },
     Operator { name: "AveragePool", takes: POOL, translate: average_pool },
 ];

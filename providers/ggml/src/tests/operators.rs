@@ -497,6 +497,25 @@ fn fused() -> Vec<Case> {
             &[activation("Clip"), ("activation_params", Attribute::Floats(vec![-0.1, 0.2]))],
             vec![fed(&[2, 3, 5, 6], 1), weight(&[4, 3, 1, 1], 2), Absent, fed(&[2, 4, 5, 6], 4)],
         ),
+        case(
+            "NhwcConv",
+            1,
+            &[("pads", ints(&[0, 2, 1, 1])), ("dilations", ints(&[1, 2])), ("strides", ints(&[2, 1]))],
+            vec![fed(&[2, 9, 8, 3], 1), weight(&[5, 3, 3, 3], 2), weight(&[5], 3)],
+        ),
+        case(
+            "NhwcConv",
+            1,
+            &[activation("Gelu")],
+            vec![fed(&[2, 5, 6, 20], 1), weight(&[7, 20, 1, 1], 2), Absent, fed(&[2, 5, 6, 7], 4)],
+        ),
+        case("NhwcConv", 1, &[], vec![fed(&[1, 5, 6, 20], 1), fed(&[7, 20, 1, 1], 2), weight(&[7], 3)]),
+        case(
+            "NhwcConv",
+            1,
+            &[("group", int(20)), ("pads", ints(&[1; 4])), activation("Relu")],
+            vec![fed(&[2, 5, 6, 20], 1), weight(&[20, 1, 3, 3], 2), weight(&[20], 3), fed(&[1, 20], 4)],
+        ),
     ];
     let heads = [("q_num_heads", int(3)), ("kv_num_heads", int(3)), ("scale", float(0.3))];
     let joined = |keys: usize| vec![fed(&[2, 9, 12], 1), fed(&[2, keys, 12], 2), fed(&[2, keys, 12], 3)];

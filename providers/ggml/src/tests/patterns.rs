@@ -232,25 +232,27 @@ fn inverted_residuals_have_their_channels_last() {
     // A depth of whole lanes and another; weights that the graph computes are packed in every run.
     for (channels, stored) in [(48, true), (20, true), (20, false)] {
         let mut model = Model::new(17);
-        let x = model.input(noise(&[2, 8, 9, 11], 1));
+        let image = model.input(noise(&[2, 3, 17, 21], 1));
         let filters = |model: &mut Model, shape: &[usize], seed| match stored {
             true => model.weight(noise(shape, seed)),
             false => model.input(noise(shape, seed)),
         };
+        let stem = filters(&mut model, &[8, 3, 3, 3], 6);
         let expand = filters(&mut model, &[channels, 8, 1, 1], 2);
         let filter = filters(&mut model, &[channels, 1, 3, 3], 3);
         let project = filters(&mut model, &[8, channels, 1, 1], 4);
         let bias = model.weight(noise(&[channels], 5));
+        let halved = [("pads", Attribute::Ints(vec![1; 4])), ("strides", Attribute::Ints(vec![2; 2]))];
+        let x = model.node("Conv", &halved, &[image, stem]);
         let y = model.node("Conv", &[], &[x, expand, bias]);
         let y = clip(&mut model, y);
-        let depthwise =
-            [("pads", Attribute::Ints(vec![1; 4])), ("group", Attribute::Int(channels as i64))];
+        let depthwise = [("pads", Attribute::Ints(vec![1; 4])), ("group", Attribute::Int(channels as i64))];
         let y = model.node("Conv", &depthwise, &[y, filter, bias]);
         let y = clip(&mut model, y);
         let y = model.node("Conv", &[], &[y, project]);
         let y = model.node("Add", &[], &[y, x]);
         model.output(y);
-        let expected = ["Transpose", "NhwcConv", "NhwcConv", "Transpose", "NhwcConv", "Transpose"];
+        let expected = ["Transpose", "NhwcConv", "NhwcConv", "NhwcConv", "NhwcConv", "Transpose"];
         assert_eq!(operators(&model), expected);
         assert_eq!(model.host_operators().len(), 0);
         check("inverted residual", &model, 2e-6);
