@@ -61,12 +61,8 @@ impl Kernel for Gemm {
         if self.batch * down >= workers && !self.batch.is_multiple_of(workers) {
             down = down.next_multiple_of(workers);
         }
-        let mut tile_rows = rows.div_ceil(down);
-        if self.batch == 1 && rows <= self.most_rows() && rows < cols {
-            // B is larger than A: each part of it is read by one worker alone.
-            (down, tile_rows) = (0, rows);
-        }
-        let across = (2 * workers).div_ceil((self.batch * down).max(1)).min(cols.div_ceil(width));
+        let tile_rows = rows.div_ceil(down);
+        let across = (2 * workers).div_ceil(self.batch * down).min(cols.div_ceil(width));
         let tile_cols = match self.batch * down >= workers {
             true => cols,
             false => cols.div_ceil(width).div_ceil(across) * width,

@@ -1,9 +1,8 @@
-use super::{Activation, Panels, Window, activation::apply, panel_words};
+use super::{Activation, Panels, Window, activation::apply};
 use crate::ffi::{
-    Grid, Inputs, Kernel, Tile, as_floats,
+    Grid, Inputs, Kernel, Tile,
     simd::{Vectorized, mul_add, vectorize},
 };
-use std::cell::RefCell;
 
 /// Channels that are computed at a time.
 const LANES: usize = 16;
@@ -11,18 +10,13 @@ const LANES: usize = 16;
 const OUTPUTS: usize = 4;
 
 /// Convolution with one input and one output channel in each group, channels last: inputs `[batch, h, w, channels]`, weights in
-/// [`NhwcDepthwise::panels`] and, with `bias`, `[channels]`.
+/// [`NhwcDepthwise::panels`], f32, and, with `bias`, `[channels]`.
 pub(crate) struct NhwcDepthwise {
     batch: usize,
     channels: usize,
     window: Window,
     bias: bool,
     activation: Option<Activation>,
-}
-
-thread_local! {
-    /// The filters in f32.
-    static SCRATCH: RefCell<Vec<f32>> = RefCell::default();
 }
 
 impl NhwcDepthwise {
@@ -56,22 +50,12 @@ impl Kernel for NhwcDepthwise {
     }
 
     fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
-        let taps = self.window.kernel.iter().product();
-        let panels = Self::panels(self.channels, taps);
+        let weights = inputs.f32(1).as_chunks::<LANES>().0;
         let bias = self.bias.then(|| inputs.f32(2));
-        SCRATCH.with_borrow_mut(|weights| {
-            let mut widened = Vec::new();
-            weights.resize(panels.len(), 0.0);
-            for (panel, weights) in weights.chunks_exact_mut(panels.panel_len()).enumerate() {
-                let words = panel_words(inputs, 1, (&panels, None), panel, 0..taps, &mut widened);
-                weights.copy_from_slice(as_floats(words));
-            }
-            let weights = weights.as_chunks::<LANES>().0;
-            for row in tile.rows.clone() {
-                let out = tile.row(row);
-                vectorize(Line { conv: self, x: inputs.f32(0), weights, bias, row, out });
-            }
-        });
+        for row in tile.rows.clone() {
+            let out = tile.row(row);
+            vectorize(Line { conv: self, x: inputs.f32(0), weights, bias, row, out });
+        }
         Ok(())
     }
 }

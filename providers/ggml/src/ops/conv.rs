@@ -137,7 +137,7 @@ fn nhwc_conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
         let panels = NhwcDepthwise::panels(channels, taps);
         let weights = if t.is_stored(filters_id) {
             let form = Form::Panels { panels, transposed: false, blocks: None };
-            t.weight(filters_id, form, t.matrix_type())?
+            t.weight(filters_id, form, Type::F32)?
         } else {
             let plain = t.operand(filters_id)?;
             let layout = Layout { start: 0, row_step: taps, depth_step: 1 };

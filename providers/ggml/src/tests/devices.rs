@@ -126,6 +126,7 @@ const ON_THE_CPU: &[(&str, usize)] = &[
     ("MaxPool", 4),
     ("Min", 10),
     ("Mul", 1),
+    ("NhwcConv", 4),
     ("Pad", 11),
     ("Pow", 10),
     ("Reciprocal", 1),
