@@ -164,14 +164,13 @@ impl Product<'_> {
             assert!(row.len() >= out.cols, "a row of fewer columns");
         }
         // The others start from what the output holds, and what they write is clipped after them.
-        let mut clip = None;
-        if !self.level.is_of_512_bits() || tiles {
-            if let Start::Row(row) = self.start {
-                let row = &row[..out.cols];
-                (0..out.rows).for_each(|i| out.row(i).copy_from_slice(row));
-                self.start = Start::Output;
-            }
-            clip = self.clip;
+        let native = self.level.is_of_512_bits() && !tiles;
+        if let Start::Row(row) = self.start
+            && !native
+        {
+            let row = &row[..out.cols];
+            (0..out.rows).for_each(|i| out.row(i).copy_from_slice(row));
+            self.start = Start::Output;
         }
         match (self.level, self.words) {
             #[cfg(target_arch = "x86_64")]
@@ -198,10 +197,12 @@ impl Product<'_> {
             (Level::Plain, Words::F32) => plain::<PLAIN_ROWS, PLAIN_COLS>(&self, &mut out),
             (level, Words::Bf16) => unreachable!("{level:?} does not multiply bf16"),
         }
-        if let Some([low, high]) = clip {
+        if let Some([low, high]) = self.clip.filter(|_| !native) {
             for i in 0..out.rows {
-                out.row(i).iter_mut().for_each(|x| *x = if *x < low { low } else { *x });
-                out.row(i).iter_mut().for_each(|x| *x = if *x > high { high } else { *x });
+                out.row(i).iter_mut().for_each(|x| {
+                    let least = if *x < low { low } else { *x };
+                    *x = if least > high { high } else { least };
+                });
             }
         }
     }

@@ -12,24 +12,14 @@ const OUTPUTS: usize = 4;
 /// Convolution with one input and one output channel in each group, channels last: inputs `[batch, h, w, channels]`, weights in
 /// [`NhwcDepthwise::panels`], f32, and, with `bias`, `[channels]`.
 pub(crate) struct NhwcDepthwise {
-    batch: usize,
-    channels: usize,
-    window: Window,
-    bias: bool,
-    activation: Option<Activation>,
+    pub(crate) batch: usize,
+    pub(crate) channels: usize,
+    pub(crate) window: Window,
+    pub(crate) bias: bool,
+    pub(crate) activation: Option<Activation>,
 }
 
 impl NhwcDepthwise {
-    pub(crate) fn new(
-        batch: usize,
-        channels: usize,
-        window: Window,
-        bias: bool,
-        activation: Option<Activation>,
-    ) -> Self {
-        NhwcDepthwise { batch, channels, window, bias, activation }
-    }
-
     /// How filters of `taps` elements are kept: of [`LANES`] channels the first tap, then the second.
     pub(crate) fn panels(channels: usize, taps: usize) -> Panels {
         Panels::columns([1, channels, taps], LANES)
@@ -108,7 +98,7 @@ impl Vectorized for Line<'_> {
                 let some = LANES.min(channels - channel);
                 let bias = self.bias.map_or([0.0; LANES], |bias| lanes(&bias[channel..][..some]));
                 if several && some == LANES {
-                    let mut sums = window.sums::<FMA, OUTPUTS>(weights, bias);
+                    let mut sums = window.sums::<FMA, OUTPUTS>(weights, bias, LANES);
                     if let Some(activation) = self.conv.activation {
                         apply::<FMA>(activation, sums.as_flattened_mut());
                     }
@@ -118,9 +108,10 @@ impl Vectorized for Line<'_> {
                 } else {
                     for i in 0..if several { OUTPUTS } else { 1 } {
                         let at = Seen { first: window.first.wrapping_add(i * window.output_step), ..window };
+                        // With a number that is known the lanes stay in a register.
                         let mut sums = match some {
-                            LANES => at.sums::<FMA, 1>(weights, bias),
-                            _ => at.some_sums::<FMA>(weights, bias, some),
+                            LANES => at.sums::<FMA, 1>(weights, bias, LANES),
+                            _ => at.sums::<FMA, 1>(weights, bias, some),
                         };
                         if let Some(activation) = self.conv.activation {
                             apply::<FMA>(activation, sums.as_flattened_mut());
@@ -159,11 +150,13 @@ impl Seen<'_> {
         self.first.wrapping_add(ky * self.tap_steps[0] + kx * self.tap_steps[1])
     }
 
+    /// Of `N` outputs the first `some` channels.
     #[inline(always)]
     fn sums<const FMA: bool, const N: usize>(
         &self,
         weights: &[[f32; LANES]],
         bias: [f32; LANES],
+        some: usize,
     ) -> [[f32; LANES]; N] {
         let mut sums = [bias; N];
         let mut ky = self.rows[0];
@@ -171,10 +164,10 @@ impl Seen<'_> {
             let mut kx = self.columns[0];
             while kx < self.columns[1] {
                 let from = self.tap(ky, kx);
-                let seen = &self.image[from..from + (N - 1) * self.output_step + LANES];
+                let seen = &self.image[from..from + (N - 1) * self.output_step + some];
                 let weight = weights[ky * self.width + kx];
                 for i in 0..N {
-                    let seen = lanes(&seen[i * self.output_step..][..LANES]);
+                    let seen = lanes(&seen[i * self.output_step..][..some]);
                     for lane in 0..LANES {
                         sums[i][lane] = mul_add::<FMA>(weight[lane], seen[lane], sums[i][lane]);
                     }
@@ -184,27 +177,6 @@ impl Seen<'_> {
             ky += 1;
         }
         sums
-    }
-
-    /// The same for one output and the first `some` channels.
-    #[inline(always)]
-    fn some_sums<const FMA: bool>(
-        &self,
-        weights: &[[f32; LANES]],
-        bias: [f32; LANES],
-        some: usize,
-    ) -> [[f32; LANES]; 1] {
-        let mut sums = bias;
-        for ky in self.rows[0]..self.rows[1] {
-            for kx in self.columns[0]..self.columns[1] {
-                let seen = lanes(&self.image[self.tap(ky, kx)..][..some]);
-                let weight = weights[ky * self.width + kx];
-                for lane in 0..LANES {
-                    sums[lane] = mul_add::<FMA>(weight[lane], seen[lane], sums[lane]);
-                }
-            }
-        }
-        [sums]
     }
 }
 

@@ -232,7 +232,7 @@ fn depthwise_convolutions() {
         let expected: Vec<f64> = (0..found.len()).map(element).collect();
         check(&what, Words::F32, &found, &expected);
 
-        let kernel = NhwcDepthwise::new(batch, channels, window.clone(), true, clip);
+        let kernel = NhwcDepthwise { batch, channels, window: window.clone(), bias: true, activation: clip };
         let packed = NhwcDepthwise::panels(channels, taps).packed(&weights, false);
         let last = |from: &[f32], pixels: usize| -> Vec<f32> {
             let at = |i: usize| {

@@ -17,7 +17,7 @@ use crate::{
     translate::{Operand, Outcome, Translator, refuse},
     weights::Form,
 };
-use sdrun_graph::Node;
+use sdrun_graph::{Node, ValueId};
 
 const POOL: &str = "float, one or two spatial dimensions, one output";
 
@@ -35,13 +35,20 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator { name: "AveragePool", takes: POOL, translate: average_pool },
 ];
 
-/// `act(conv(X, W, B) + Z)`, where Z broadcasts.
-fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
-    let (x_id, filters_id) = (t.input_id(node, 0)?, t.input_id(node, 1)?);
-    let (x_shape, filters_shape) = (t.shape(x_id)?, t.shape(filters_id)?);
-    if !is_f32(t.dtype(x_id)?) || !is_f32(t.dtype(filters_id)?) {
+/// The input and the filters, and their shapes.
+fn operands(t: &Translator<'_>, node: &Node) -> Outcome<[(ValueId, Vec<usize>); 2]> {
+    let [x, filters] = [t.input_id(node, 0)?, t.input_id(node, 1)?];
+    let shapes = [t.shape(x)?, t.shape(filters)?];
+    if !is_f32(t.dtype(x)?) || !is_f32(t.dtype(filters)?) {
         return refuse("its input or its filters are not float");
     }
+    let [x_shape, filters_shape] = shapes;
+    Ok([(x, x_shape), (filters, filters_shape)])
+}
+
+/// `act(conv(X, W, B) + Z)`, where Z broadcasts.
+fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let [(x_id, x_shape), (filters_id, filters_shape)] = operands(t, node)?;
     let out = t.output_shape(node, 0)?;
     let (&[batch, channels_in, ..], &[filters, channels, ..]) = (&x_shape[..], &filters_shape[..]) else {
         return refuse("an operand has fewer than three dimensions");
@@ -110,11 +117,7 @@ fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
 
 /// `act(conv(X, W, B) + Z)` with channels last: a product of matrices, of which one may be made of patches, or depthwise.
 fn nhwc_conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
-    let (x_id, filters_id) = (t.input_id(node, 0)?, t.input_id(node, 1)?);
-    let (x_shape, filters_shape) = (t.shape(x_id)?, t.shape(filters_id)?);
-    if !is_f32(t.dtype(x_id)?) || !is_f32(t.dtype(filters_id)?) {
-        return refuse("its input or its filters are not float");
-    }
+    let [(x_id, x_shape), (filters_id, filters_shape)] = operands(t, node)?;
     let out = t.output_shape(node, 0)?;
     let (&[batch, _, _, channels], &[filters, depth, ..]) = (&x_shape[..], &filters_shape[..]) else {
         return refuse("its input is no image");
@@ -145,8 +148,8 @@ fn nhwc_conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
         };
         let mut inputs = vec![t.operand(x_id)?.tensor, weights];
         inputs.extend(bias.iter().map(|bias| bias.tensor));
-        let inside = act.filter(|_| addend.is_none());
-        let kernel = NhwcDepthwise::new(batch, channels, window, bias.is_some(), inside);
+        let activation = act.filter(|_| addend.is_none());
+        let kernel = NhwcDepthwise { batch, channels, window, bias: bias.is_some(), activation };
         let y = t.custom(node, kernel, &inputs, Type::F32, shape::extent(&out))?;
         add_after(t, node, y, &out, addend, act)?
     } else {
