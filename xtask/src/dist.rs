@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::{
     collections::BTreeMap,
-    env::consts::{DLL_EXTENSION, EXE_SUFFIX},
+    env::consts::EXE_SUFFIX,
     fs,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
@@ -48,13 +48,23 @@ impl Dist {
 
 /// The release build, in `target/dist`; an error where it is too large.
 pub(crate) fn for_use(workspace: &Workspace) -> Result<Dist> {
-    step("Building sdrun and its plugins");
+    release(workspace, &mut workspace.cargo(), &host_triple()?, "dist")
+}
+
+/// The release build for another target than this machine's, in `target/dist-TARGET`.
+pub(crate) fn for_target(workspace: &Workspace, target: &str) -> Result<Dist> {
     let mut cargo = workspace.cargo();
+    cargo.env("CARGO_BUILD_TARGET", target);
+    release(workspace, &mut cargo, target, &format!("dist-{target}"))
+}
+
+fn release(workspace: &Workspace, cargo: &mut Command, target: &str, name: &str) -> Result<Dist> {
+    step("Building sdrun and its plugins");
     cargo.args(["build", "--release", "--package=sdrun-cli", "--package=sdrun"]);
     for id in provider_ids(workspace)? {
         cargo.arg(format!("--package=sdrun-provider-{id}"));
     }
-    let dist = lay_out(workspace, &built(&mut cargo)?, "dist", &["sdrun", "sdrun-worker"])?;
+    let dist = lay_out(workspace, &built(cargo)?, target, name, &["sdrun", "sdrun-worker"])?;
     let total = report_sizes(&dist.dir)?;
     ensure!(total < SIZE_LIMIT, "{} is {total} bytes in all; the limit is {SIZE_LIMIT}", dist.dir.display());
     Ok(dist)
@@ -66,7 +76,8 @@ pub(crate) fn for_tests(workspace: &Workspace) -> Result<Dist> {
     step("Building everything, tests included");
     let mut cargo = workspace.cargo();
     cargo.args(["build", "--workspace", "--all-targets"]);
-    lay_out(workspace, &built(&mut cargo)?, "dist-test", &["sdrun", "sdrun-worker", "sdrun-conformance"])
+    let programs = ["sdrun", "sdrun-worker", "sdrun-conformance"];
+    lay_out(workspace, &built(&mut cargo)?, &host_triple()?, "dist-test", &programs)
 }
 
 /// Ids of the providers in this repository: the folders that have a manifest.
@@ -135,8 +146,10 @@ impl Built {
                 }
                 let shared = message["filenames"].as_array().into_iter().flatten().filter_map(Value::as_str);
                 if target["kind"].as_array().is_some_and(|kinds| kinds.contains(&json!("cdylib")))
-                    && let Some(file) =
-                        shared.map(PathBuf::from).find(|f| f.extension() == Some(DLL_EXTENSION.as_ref()))
+                    && let Some(file) = shared.map(PathBuf::from).find(|file| {
+                        let extension = file.extension().and_then(|e| e.to_str());
+                        extension.is_some_and(|e| ["so", "dylib", "dll"].contains(&e))
+                    })
                 {
                     self.libraries.insert(text(&target["name"]).replace('-', "_"), (file, package));
                 }
@@ -152,7 +165,13 @@ impl Built {
 }
 
 /// Copies what was built into `target/NAME`, which is replaced as a whole.
-fn lay_out(workspace: &Workspace, built: &Built, name: &str, programs: &[&str]) -> Result<Dist> {
+fn lay_out(
+    workspace: &Workspace,
+    built: &Built,
+    target: &str,
+    name: &str,
+    programs: &[&str],
+) -> Result<Dist> {
     let dir = workspace.target.join(name);
     let stage = workspace.target.join(format!("{name}.new"));
     let old = workspace.target.join(format!("{name}.old"));
@@ -164,12 +183,11 @@ fn lay_out(workspace: &Workspace, built: &Built, name: &str, programs: &[&str]) 
     for program in programs {
         let file =
             built.programs.get(*program).with_context(|| format!("cargo built no program `{program}`"))?;
-        copy(file, &stage.join(format!("{program}{EXE_SUFFIX}")), 0o755)?;
+        copy(file, &stage.join(file.file_name().context("a program has a name")?), 0o755)?;
     }
-    let target = host_triple()?;
     let mut manifests = Vec::new();
     for id in provider_ids(workspace)? {
-        manifests.push(lay_out_provider(workspace, built, &id, &target, &stage.join("providers").join(&id))?);
+        manifests.push(lay_out_provider(workspace, built, &id, target, &stage.join("providers").join(&id))?);
     }
     if dir.exists() {
         fs::rename(&dir, &old).with_context(|| format!("cannot move {} away", dir.display()))?;

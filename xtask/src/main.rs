@@ -22,6 +22,7 @@ cargo xtask COMMAND
   setup                      install what is missing: Python packages, vendor runtimes, test data
   migraphx                   only this: MIGraphX's libraries for tests, out of Debian's packages
   dist [--release|--debug]   build sdrun and its plugins into target/dist (target/dist-test with --debug)
+  dist --target TRIPLE       the same for another system, into target/dist-TRIPLE (CONTRIBUTING.md)
   bench [NAME…]              measure: overhead, start, load, open, worker, size, refit, ggml, shapes, tensorrt-rtx,
                              migraphx (default: all); migraphx uses the GPU of a ROCm in SDRUN_MIGRAPHX_DIR
   gpu PROVIDER [DEVICE]      on a machine with the hardware of a provider: what cannot be tested without
@@ -56,6 +57,7 @@ fn run(arguments: &[&str]) -> Result<()> {
         ["migraphx"] => debian::migraphx(&Workspace::find()?).map(drop),
         ["dist"] | ["dist", "--release"] => dist::for_use(&Workspace::find()?).map(drop),
         ["dist", "--debug"] => dist::for_tests(&Workspace::find()?).map(drop),
+        ["dist", "--target", triple] => dist::for_target(&Workspace::find()?, triple).map(drop),
         ["bench", names @ ..] => bench::run(&Workspace::find()?, names),
         ["gpu", provider] => gpu::run_all(&Workspace::find()?, provider, None),
         ["gpu", provider, device] => gpu::run_all(&Workspace::find()?, provider, Some(device)),

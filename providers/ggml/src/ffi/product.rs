@@ -7,6 +7,8 @@
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::simd::Level;
+#[cfg(target_arch = "aarch64")]
+use std::arch::aarch64::*;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -192,9 +194,15 @@ impl Product<'_> {
             #[cfg(target_arch = "x86_64")]
             (Level::Avx2, Words::F32) => {
                 // SAFETY: as above.
-                unsafe { with_avx2(&self, &mut out) }
+                unsafe { f32x256::block(&self, &mut out) }
             }
-            (Level::Plain, Words::F32) => plain::<PLAIN_ROWS, PLAIN_COLS>(&self, &mut out),
+            #[cfg(target_arch = "aarch64")]
+            (Level::Plain, Words::F32) => {
+                // SAFETY: as above; every aarch64 has NEON.
+                unsafe { f32x128::block(&self, &mut out) }
+            }
+            #[cfg(not(target_arch = "aarch64"))]
+            (Level::Plain, Words::F32) => plain(&self, &mut out),
             (level, Words::Bf16) => unreachable!("{level:?} does not multiply bf16"),
         }
         if let Some([low, high]) = self.clip.filter(|_| !native) {
@@ -211,86 +219,51 @@ impl Product<'_> {
     fn is_in_tiles(&self) -> bool {
         self.left != Left::Columns && self.depth.is_multiple_of(TILE) && self.taps.is_in_tiles
     }
-
-    /// Distance of neighbouring rows and of neighbouring steps in the left panel.
-    fn steps(&self) -> (usize, usize) {
-        match self.left {
-            Left::Rows => (ROW_STRIDE, 1),
-            Left::Columns | Left::Tiles => (1, self.level.block(self.words).0),
-        }
-    }
 }
 
-pub(super) const PLAIN_ROWS: usize = if cfg!(target_arch = "aarch64") { 8 } else { 4 };
-pub(super) const PLAIN_COLS: usize = 8;
+/// Rows and columns of a block without any special instructions: those of NEON, which every aarch64 has.
+pub(super) const PLAIN_BLOCK: (usize, usize) = if cfg!(target_arch = "aarch64") { (8, 12) } else { (4, 8) };
 #[cfg(target_arch = "x86_64")]
 pub(super) const AVX2_BLOCK: (usize, usize) = (6, 16);
 
-#[inline(always)]
-fn plain<const ROWS: usize, const COLS: usize>(product: &Product<'_>, out: &mut Block<'_>) {
-    let (row_step, depth_step) = product.steps();
+#[cfg(not(target_arch = "aarch64"))]
+fn plain(product: &Product<'_>, out: &mut Block<'_>) {
+    const ROWS: usize = PLAIN_BLOCK.0;
+    const COLS: usize = PLAIN_BLOCK.1;
+    let (row_step, depth_step) = match product.left {
+        Left::Rows => (ROW_STRIDE, 1),
+        Left::Columns | Left::Tiles => (1, ROWS),
+    };
     let mut sums = [[0f32; COLS]; ROWS];
     let height = out.rows;
     for (step, tap) in product.taps.offsets[..product.depth].iter().enumerate() {
         let b: &[u32; COLS] = product.b[*tap as usize..].first_chunk().unwrap_or(&[0; COLS]);
         let b = b.map(f32::from_bits);
         for (i, sums) in sums.iter_mut().enumerate() {
+            // Rows that are not there repeat the first.
             let row = if i < height { i } else { 0 };
             let a = f32::from_bits(product.a[row * row_step + step * depth_step]);
-            for (sum, b) in sums.iter_mut().zip(b) {
-                // Where the target has no fused instruction `mul_add` would be a function call.
-                *sum = if cfg!(target_arch = "aarch64") { a.mul_add(b, *sum) } else { *sum + a * b };
-            }
+            sums.iter_mut().zip(b).for_each(|(sum, b)| *sum += a * b);
         }
     }
     for (i, sums) in sums.iter().enumerate().take(out.rows) {
-        let row = out.row(i).iter_mut().zip(sums);
-        if product.start == Start::Output {
-            row.for_each(|(x, sum)| *x += sum)
-        } else {
-            row.for_each(|(x, sum)| *x = *sum)
-        }
+        finish(product, out.row(i), sums);
     }
 }
 
-/// # Safety
-/// The processor has AVX2 and FMA; [`Product::into`] has checked the lengths.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn with_avx2(product: &Product<'_>, out: &mut Block<'_>) {
-    let (row_step, depth_step) = product.steps();
-    let mut sums = [[_mm256_setzero_ps(); 2]; AVX2_BLOCK.0];
-    let height = out.rows;
-    // SAFETY: the taps and the columns after them lie inside `b`, the rows below `height` inside `a`.
-    unsafe {
-        for (step, tap) in product.taps.offsets.iter().enumerate().take(product.depth) {
-            let b = product.b.as_ptr().add(*tap as usize).cast::<f32>();
-            let (low, high) = (_mm256_loadu_ps(b), _mm256_loadu_ps(b.add(8)));
-            for (i, sum) in sums.iter_mut().enumerate() {
-                // Rows that are not there repeat the first.
-                let row = if i < height { i } else { 0 };
-                let x = _mm256_broadcast_ss(
-                    &*product.a.as_ptr().add(row * row_step + step * depth_step).cast::<f32>(),
-                );
-                sum[0] = _mm256_fmadd_ps(x, low, sum[0]);
-                sum[1] = _mm256_fmadd_ps(x, high, sum[1]);
-            }
-        }
-    }
-    for (i, sum) in sums.iter().enumerate().take(height) {
-        let mut row = [0f32; AVX2_BLOCK.1];
-        // SAFETY: sixteen elements.
-        unsafe {
-            _mm256_storeu_ps(row.as_mut_ptr(), sum[0]);
-            _mm256_storeu_ps(row.as_mut_ptr().add(8), sum[1]);
-        }
-        let add = product.start == Start::Output;
-        out.row(i).iter_mut().zip(row).for_each(|(x, sum)| *x = if add { *x + sum } else { sum });
+/// Writes the sums of a row, or adds them to it.
+#[inline(always)]
+fn finish(product: &Product<'_>, row: &mut [f32], sums: &[f32]) {
+    let row = row.iter_mut().zip(sums);
+    if product.start == Start::Output {
+        row.for_each(|(x, sum)| *x += sum)
+    } else {
+        row.for_each(|(x, sum)| *x = *sum)
     }
 }
 
 /// Calls the function for the output's number of rows.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! of_rows {
     ($product:ident, $out:ident, $row_step:expr, $depth_step:expr, $vectors:literal; $($rows:literal)*) => {
         match $out.rows {
@@ -300,6 +273,78 @@ macro_rules! of_rows {
         }
     };
 }
+
+/// A block of f32 in registers whose stores have no masks.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! block_without_masks {
+    (
+        $name:ident, $features:literal, $block:expr, $lanes:literal x $vectors:literal; $($rows:literal)*;
+        $zero:expr, $load:expr, $store:expr, $multiply:expr
+    ) => {
+        mod $name {
+            use super::*;
+
+            /// # Safety
+            /// The processor has the features; [`Product::into`] has checked the lengths.
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn block(product: &Product<'_>, out: &mut Block<'_>) {
+                match product.left {
+                    Left::Columns | Left::Tiles => of_rows!(product, out, 1, $block.0, $vectors; $($rows)*),
+                    Left::Rows => of_rows!(product, out, ROW_STRIDE, 1, $vectors; $($rows)*),
+                }
+            }
+
+            /// # Safety
+            /// As [`block`]; the output has `ROWS` rows.
+            #[target_feature(enable = $features)]
+            unsafe fn rows<
+                const ROWS: usize,
+                const ROW_STEP: usize,
+                const DEPTH_STEP: usize,
+                const VECTORS: usize,
+            >(
+                product: &Product<'_>,
+                out: &mut Block<'_>,
+            ) {
+                let mut sums = [[$zero; VECTORS]; ROWS];
+                // SAFETY: the taps and the columns of a block after them lie inside `b`, the steps inside `a`.
+                unsafe {
+                    let mut a = product.a.as_ptr().cast::<f32>();
+                    for tap in &product.taps.offsets[..product.depth] {
+                        let b = product.b.as_ptr().add(*tap as usize).cast::<f32>();
+                        let b: [_; VECTORS] = std::array::from_fn(|i| $load(b.add($lanes * i)));
+                        for (i, sum) in sums.iter_mut().enumerate() {
+                            let x = *a.add(i * ROW_STEP);
+                            for i in 0..VECTORS {
+                                sum[i] = $multiply(sum[i], b[i], x);
+                            }
+                        }
+                        a = a.wrapping_add(DEPTH_STEP);
+                    }
+                }
+                for (i, sum) in sums.iter().enumerate() {
+                    let mut row = [0f32; $block.1];
+                    for (i, sum) in sum.iter().enumerate() {
+                        // SAFETY: a row of the block is `VECTORS` vectors.
+                        unsafe { $store(row.as_mut_ptr().add($lanes * i), *sum) };
+                    }
+                    finish(product, out.row(i), &row);
+                }
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+block_without_masks!(
+    f32x256, "avx2,fma", AVX2_BLOCK, 8 x 2; 1 2 3 4 5 6;
+    _mm256_setzero_ps(), _mm256_loadu_ps, _mm256_storeu_ps, |sum, b, x| _mm256_fmadd_ps(_mm256_set1_ps(x), b, sum)
+);
+#[cfg(target_arch = "aarch64")]
+block_without_masks!(
+    f32x128, "neon", PLAIN_BLOCK, 4 x 3; 1 2 3 4 5 6 7 8;
+    vdupq_n_f32(0.0), vld1q_f32, vst1q_f32, vfmaq_n_f32
+);
 
 /// The 14 x 32 block, once for each kind of words.
 #[cfg(target_arch = "x86_64")]

@@ -1,6 +1,6 @@
 //! Code compiled for several instruction sets, one of them chosen at run time.
 
-use super::product::{PLAIN_COLS, PLAIN_ROWS, Words};
+use super::product::{PLAIN_BLOCK, Words};
 #[cfg(target_arch = "x86_64")]
 use super::{amx, product::AVX2_BLOCK};
 use std::sync::OnceLock;
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 /// Instruction sets that code here is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
-    /// What every processor of the target has.
+    /// What every processor of the target has; with aarch64 that includes NEON.
     Plain,
     /// AVX2 and FMA.
     #[cfg(target_arch = "x86_64")]
@@ -46,14 +46,14 @@ impl Level {
     }
     /// Rows and columns of the block that a [`Product`](super::product::Product) computes.
     pub(crate) fn block(self, words: Words) -> (usize, usize) {
-        match self {
+        match (self, words) {
             #[cfg(target_arch = "x86_64")]
-            Level::Amx if words == Words::Bf16 => (amx::BLOCK, amx::BLOCK),
-            Level::Plain => (PLAIN_ROWS, PLAIN_COLS),
+            (Level::Amx, Words::Bf16) => (amx::BLOCK, amx::BLOCK),
+            (Level::Plain, _) => PLAIN_BLOCK,
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => AVX2_BLOCK,
+            (Level::Avx2, _) => AVX2_BLOCK,
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Avx512Bf16 | Level::Amx => (14, 32),
+            (Level::Avx512 | Level::Avx512Bf16 | Level::Amx, _) => (14, 32),
         }
     }
     /// Whether its registers have 512 bits.
@@ -72,10 +72,11 @@ impl Level {
     }
     /// Whether it multiplies these words in tiles.
     pub(crate) fn has_tiles(self, words: Words) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        return self == Level::Amx && words == Words::Bf16;
-        #[cfg(not(target_arch = "x86_64"))]
-        return false;
+        match (self, words) {
+            #[cfg(target_arch = "x86_64")]
+            (Level::Amx, Words::Bf16) => true,
+            _ => false,
+        }
     }
     /// All levels this processor can run.
     #[cfg(test)]

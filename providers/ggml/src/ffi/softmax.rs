@@ -9,6 +9,7 @@ pub(crate) const LANES: usize = 32;
 type Row = [f32; LANES];
 
 /// A new block of scores becomes weights `e^(score - maximum)`; what was summed before is scaled to the new maximum.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct Step<'a> {
     /// A row for each key.
     pub(crate) scores: &'a mut [Row],

@@ -326,6 +326,7 @@ impl Vectorized for Soften<'_> {
         match self.width {
             32 => self.lanes::<32, FMA>(),
             16 => self.lanes::<16, FMA>(),
+            12 => self.lanes::<12, FMA>(),
             _ => self.lanes::<8, FMA>(),
         }
     }
