@@ -32,7 +32,12 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             {
                 if super::variant::avx512_bf16() {
-                    return if amx::usable() { Level::Amx } else { Level::Avx512Bf16 };
+                    if amx::usable() {
+                        return Level::Amx;
+                    }
+                    if !super::variant::bf16_is_slow() {
+                        return Level::Avx512Bf16;
+                    }
                 }
                 if super::variant::avx512() {
                     return Level::Avx512;
@@ -63,7 +68,7 @@ impl Level {
         #[cfg(not(target_arch = "x86_64"))]
         return false;
     }
-    /// Whether it multiplies pairs of bf16.
+    /// Whether it multiplies pairs of bf16. Where the best level does not, weights in bf16 are widened to f32.
     pub(crate) fn multiplies_bf16(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return matches!(self, Level::Avx512Bf16 | Level::Amx);
