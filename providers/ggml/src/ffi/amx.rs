@@ -130,7 +130,7 @@ pub(super) unsafe fn block(product: &Product<'_>, out: &mut Block<'_>) {
     let offsets = product.taps.offsets();
     let (row_step, depth_step) = match product.left {
         Left::Rows => (ROW_STRIDE, TILE),
-        Left::Columns | Left::Tiles => (TILE, TILE * BLOCK),
+        Left::Columns(_) | Left::Tiles => (TILE, TILE * BLOCK),
     };
     let walk = Walk {
         a: product.a.as_ptr(),

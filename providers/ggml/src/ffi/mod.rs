@@ -9,7 +9,7 @@
 //! * [`Kept`]: an output that stays on the device;
 //! * [`Kernel`]: an operation of ours that runs inside ggml's thread pool on disjoint tiles of its output;
 //! * [`simd`]: code compiled once for each instruction set; [`product`]: the inner loop of matrix products;
-//!   [`softmax`]: what compilers do not vectorise well enough;
+//!   [`softmax`], [`winograd`]: what compilers do not vectorise well enough;
 //! * [`Program::profile`]: where the time of a program goes.
 #![allow(unsafe_code)]
 
@@ -33,6 +33,7 @@ pub(crate) mod softmax;
 mod store;
 mod streams;
 mod variant;
+pub(crate) mod winograd;
 
 pub(crate) use builder::{Binary, Builder, Extent, Tensor, Type, Unary};
 pub(crate) use device_ops::Gate;

@@ -25,8 +25,8 @@ pub(crate) enum Words {
 /// How the left operand lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
-    /// For each step of the depth a column of as many rows as [`Level::block`] has.
-    Columns,
+    /// For each step of the depth a column of as many rows as [`Level::block`] has, so many words after the one before.
+    Columns(usize),
     /// Rows, each [`ROW_STRIDE`] words after the one before.
     Rows,
     /// For each [`TILE`] of steps as many rows as [`Level::block`] has, of a word for each; only for [`Level::Amx`].
@@ -156,7 +156,8 @@ impl Product<'_> {
             "operands of another level"
         );
         let needed = match self.left {
-            Left::Columns | Left::Tiles => self.depth * rows,
+            Left::Columns(step) => (self.depth - 1) * step + rows,
+            Left::Tiles => self.depth * rows,
             // Tiles have all their rows.
             Left::Rows if tiles => (out.rows.next_multiple_of(TILE) - 1) * ROW_STRIDE + self.depth,
             Left::Rows => (out.rows - 1) * ROW_STRIDE + self.depth,
@@ -217,7 +218,7 @@ impl Product<'_> {
 
     /// Whether the depth is cut into whole tiles.
     fn is_in_tiles(&self) -> bool {
-        self.left != Left::Columns && self.depth.is_multiple_of(TILE) && self.taps.is_in_tiles
+        !matches!(self.left, Left::Columns(_)) && self.depth.is_multiple_of(TILE) && self.taps.is_in_tiles
     }
 }
 
@@ -232,7 +233,8 @@ fn plain(product: &Product<'_>, out: &mut Block<'_>) {
     const COLS: usize = PLAIN_BLOCK.1;
     let (row_step, depth_step) = match product.left {
         Left::Rows => (ROW_STRIDE, 1),
-        Left::Columns | Left::Tiles => (1, ROWS),
+        Left::Columns(step) => (1, step),
+        Left::Tiles => (1, ROWS),
     };
     let mut sums = [[0f32; COLS]; ROWS];
     let height = out.rows;
@@ -268,7 +270,7 @@ macro_rules! of_rows {
     ($product:ident, $out:ident, $row_step:expr, $depth_step:expr, $vectors:literal; $($rows:literal)*) => {
         match $out.rows {
             // SAFETY: by the contract of the function this is part of.
-            $($rows => unsafe { rows::<$rows, { $row_step }, { $depth_step }, $vectors>($product, $out) },)*
+            $($rows => unsafe { rows::<$rows, { $row_step }, $vectors>($product, $out, $depth_step) },)*
             _ => {}
         }
     };
@@ -289,8 +291,9 @@ macro_rules! block_without_masks {
             #[target_feature(enable = $features)]
             pub(super) unsafe fn block(product: &Product<'_>, out: &mut Block<'_>) {
                 match product.left {
-                    Left::Columns | Left::Tiles => of_rows!(product, out, 1, $block.0, $vectors; $($rows)*),
+                    Left::Columns(step) => of_rows!(product, out, 1, step, $vectors; $($rows)*),
                     Left::Rows => of_rows!(product, out, ROW_STRIDE, 1, $vectors; $($rows)*),
+                    Left::Tiles => {}
                 }
             }
 
@@ -300,11 +303,11 @@ macro_rules! block_without_masks {
             unsafe fn rows<
                 const ROWS: usize,
                 const ROW_STEP: usize,
-                const DEPTH_STEP: usize,
                 const VECTORS: usize,
             >(
                 product: &Product<'_>,
                 out: &mut Block<'_>,
+                depth_step: usize,
             ) {
                 let mut sums = [[$zero; VECTORS]; ROWS];
                 // SAFETY: the taps and the columns of a block after them lie inside `b`, the steps inside `a`.
@@ -319,7 +322,7 @@ macro_rules! block_without_masks {
                                 sum[i] = $multiply(sum[i], b[i], x);
                             }
                         }
-                        a = a.wrapping_add(DEPTH_STEP);
+                        a = a.wrapping_add(depth_step);
                     }
                 }
                 for (i, sum) in sums.iter().enumerate() {
@@ -358,14 +361,15 @@ macro_rules! block_of_512_bits {
             #[target_feature(enable = $features)]
             pub(super) unsafe fn block(product: &Product<'_>, out: &mut Block<'_>) {
                 match (product.left, out.cols > 16) {
-                    (Left::Columns | Left::Tiles, true) => {
-                        of_rows!(product, out, 1, 14, 2; 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+                    (Left::Columns(step), true) => {
+                        of_rows!(product, out, 1, step, 2; 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
                     }
-                    (Left::Columns | Left::Tiles, false) => {
-                        of_rows!(product, out, 1, 14, 1; 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+                    (Left::Columns(step), false) => {
+                        of_rows!(product, out, 1, step, 1; 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
                     }
                     (Left::Rows, true) => of_rows!(product, out, ROW_STRIDE, 1, 2; 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
                     (Left::Rows, false) => of_rows!(product, out, ROW_STRIDE, 1, 1; 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+                    (Left::Tiles, _) => {}
                 }
             }
 
@@ -375,11 +379,11 @@ macro_rules! block_of_512_bits {
             unsafe fn rows<
                 const ROWS: usize,
                 const ROW_STEP: usize,
-                const DEPTH_STEP: usize,
                 const VECTORS: usize,
             >(
                 product: &Product<'_>,
                 out: &mut Block<'_>,
+                depth_step: usize,
             ) {
                 let masks: [__mmask16; VECTORS] = std::array::from_fn(|i| lanes(out.cols.saturating_sub(16 * i)));
                 let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
@@ -414,7 +418,7 @@ macro_rules! block_of_512_bits {
                                 sum[i] = $multiply(sum[i], x, b[i]);
                             }
                         }
-                        a = a.add(DEPTH_STEP);
+                        a = a.add(depth_step);
                         tap = tap.add(1);
                     }
                     if let Some([least, most]) = product.clip {

@@ -112,8 +112,8 @@ fn speed(words: Words) -> f64 {
     if words == Words::Bf16 && !level.multiplies_bf16() {
         return 0.0;
     }
-    let left = if level.has_tiles(words) { Left::Tiles } else { Left::Columns };
     let ((rows, cols), depth) = (level.block(words), 64);
+    let left = if level.has_tiles(words) { Left::Tiles } else { Left::Columns(rows) };
     let (a, b) = (vec![0u32; rows * depth], vec![0u32; cols * depth]);
     let (taps, mut out) = (Taps::dense(depth, cols), vec![0f32; rows * cols]);
     let product =

@@ -61,7 +61,7 @@ impl Panels {
 
     /// How a product finds its left operand in a panel.
     pub(crate) fn as_left(&self) -> Left {
-        if self.order == Order::Tiles { Left::Tiles } else { Left::Columns }
+        if self.order == Order::Tiles { Left::Tiles } else { Left::Columns(self.block) }
     }
     /// Pairs of the same tap that follow each other.
     pub(super) fn unit(&self) -> usize {

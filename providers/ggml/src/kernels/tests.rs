@@ -111,7 +111,7 @@ fn window(
 
 #[test]
 fn convolutions() {
-    let cases: [Case; 9] = [
+    let cases: [Case; 12] = [
         (1, 5, 17, 1, window([9, 11], [1, 1], [1, 1], [1, 1], [0, 0])),
         (1, 3, 15, 1, window([7, 300], [3, 3], [1, 1], [1, 1], [1, 1])),
         (1, 40, 30, 1, window([16, 16], [3, 3], [1, 1], [1, 1], [1, 1])),
@@ -121,6 +121,9 @@ fn convolutions() {
         (1, 6, 20, 2, window([8, 14], [3, 3], [1, 1], [1, 1], [1, 1])),
         (1, 2, 3, 1, window([2, 600], [1, 3], [1, 1], [1, 1], [0, 0])),
         (1, 2, 1, 1, window([40, 3], [7, 3], [3, 1], [1, 1], [3, 1])),
+        (2, 25, 31, 1, window([21, 35], [3, 3], [1, 1], [1, 1], [1, 1])),
+        (1, 70, 61, 2, window([26, 38], [3, 3], [1, 1], [1, 1], [0, 2])),
+        (1, 66, 24, 1, window([6, 270], [3, 3], [1, 1], [1, 1], [2, 0])),
     ];
     for (level, words) in variants() {
         for (case, (groups, channels, filters, repeat, window)) in cases.iter().cloned().enumerate() {
@@ -135,11 +138,14 @@ fn convolutions() {
             let x = noise(batch * groups * channels * pixels, 2);
             let (bias, shift) = (noise(groups * filters, 3), noise(batch * groups * filters, 4));
             let addend = noise(batch * groups * filters * outputs, 5);
-            let mut kernel = Conv::new(level, batch, panels, window.clone(), repeat);
-            (kernel.bias, kernel.shift, kernel.addend) = (true, true, true);
-            kernel.activation = Some(Activation::Clip(-1.0, 9.0));
+            let kernel = || {
+                let mut kernel = Conv::new(level, batch, panels, window.clone(), repeat);
+                (kernel.bias, kernel.shift, kernel.addend) = (true, true, true);
+                kernel.activation = Some(Activation::Clip(-1.0, 9.0));
+                kernel
+            };
             let inputs = [as_words(&x), &packed, as_words(&bias), as_words(&shift), as_words(&addend)];
-            let found = run(&what, &kernel, &inputs);
+            let found = run(&what, &kernel(), &inputs);
             let product = |plane: usize, filter: usize, at: usize| {
                 let (oy, ox) = (at / window.output[1], at % window.output[1]);
                 let mut sum = 0.0;
@@ -162,6 +168,10 @@ fn convolutions() {
             };
             let expected: Vec<f64> = (0..found.len()).map(element).collect();
             check(&what, words, &found, &expected);
+            if let Some(kernel) = kernel().by_winograd() {
+                let what = format!("{what}, by Winograd");
+                check(&what, words, &run(&what, &kernel, &inputs), &expected);
+            }
 
             if (groups, repeat) != (1, 1) {
                 continue;
@@ -289,15 +299,21 @@ fn blocks_are_multiplied_as_the_words_they_stand_for() {
             let found = run(&what, &kernel(Some(blocks)), &[as_words(&x), &kept]);
             assert!(found == run(&what, &kernel(None), &[as_words(&x), &plain]), "{what}: product");
 
-            let (channels, filters, window) = (37, 17, window([9, 30], [5, 3], [1, 2], [1, 1], [2, 1]));
-            let depth = channels * 15;
-            let panels = Panels::left(level, words, [1, filters, depth], 15);
-            let [kept, plain] = in_blocks(blocks, &panels, &noise(filters * depth, 3), false);
-            let x = noise(channels * 270, 4);
-            let mut kernel = Conv::new(level, 1, panels, window, 1);
-            let expected = run(&what, &kernel, &[as_words(&x), &plain]);
-            kernel.blocks = Some(blocks);
-            assert!(run(&what, &kernel, &[as_words(&x), &kept]) == expected, "{what}: convolution");
+            let strips = window([9, 30], [5, 3], [1, 2], [1, 1], [2, 1]);
+            let winograd = window([9, 30], [3, 3], [1, 1], [1, 1], [1, 1]);
+            for window in [strips, winograd] {
+                let (channels, filters, taps) = (37, 17, window.kernel[0] * window.kernel[1]);
+                let depth = channels * taps;
+                let panels = Panels::left(level, words, [1, filters, depth], taps);
+                let [kept, plain] = in_blocks(blocks, &panels, &noise(filters * depth, 3), false);
+                let x = noise(channels * 270, 4);
+                let conv = || Conv::new(level, 1, panels, window.clone(), 1);
+                for mut kernel in [Some(conv()), conv().by_winograd()].into_iter().flatten() {
+                    let expected = run(&what, &kernel, &[as_words(&x), &plain]);
+                    kernel.blocks = Some(blocks);
+                    assert!(run(&what, &kernel, &[as_words(&x), &kept]) == expected, "{what}: convolution");
+                }
+            }
         }
     }
 }

@@ -1,0 +1,203 @@
+use super::{Activation, Blocks, Panels, Window, activation::Activate};
+use crate::ffi::{
+    Grid, Inputs, Kernel, Tile,
+    product::Words,
+    simd::{Level, Vectorized, vectorize},
+};
+use std::ops::Range;
+
+mod line;
+mod strips;
+mod winograd;
+
+use strips::Strips;
+use winograd::Winograd;
+
+/// Two-dimensional convolution `act(conv(x) + bias + shift + addend)`.
+///
+/// Inputs: `[batch, groups * channels, h, w]`, filters in [`Panels`] of the level's rows, then, where they are there,
+/// `bias` `[groups * filters]`, `shift` `[batch, groups * filters]`, `addend` of the output's shape.
+///
+/// ggml's `conv_2d` rounds activations to f16, which loses precision and turns values above 65504 into infinity, and
+/// its `im2col` writes all patches to memory.
+pub(crate) struct Conv {
+    level: Level,
+    batch: usize,
+    panels: Panels,
+    window: Window,
+    /// How often the input's rows and columns are repeated before the window sees them.
+    repeat: usize,
+    /// How the filters are kept.
+    pub(crate) blocks: Option<Blocks>,
+    pub(crate) bias: bool,
+    pub(crate) shift: bool,
+    pub(crate) addend: bool,
+    pub(crate) activation: Option<Activation>,
+    method: Method,
+}
+
+/// How it is computed.
+enum Method {
+    Strips(Strips),
+    Winograd(Winograd),
+}
+
+impl Conv {
+    /// A convolution without bias and activation. The window's input is counted after `repeat`.
+    pub(crate) fn new(level: Level, batch: usize, panels: Panels, mut window: Window, repeat: usize) -> Self {
+        let pointwise = Window {
+            kernel: [1, 1],
+            stride: [1, 1],
+            pad: [0, 0],
+            dilation: [1, 1],
+            input: window.output,
+            output: window.output,
+        };
+        if repeat == 1 && window == (Window { dilation: window.dilation, ..pointwise.clone() }) {
+            // Rows do not matter, so there is but one.
+            let pixels = [1, window.output.iter().product()];
+            window = Window { input: pixels, output: pixels, ..pointwise };
+        }
+        let winograd = Winograd::new(level, &panels, &window).filter(|w| w.is_faster(&panels, &window));
+        let method = match winograd {
+            Some(winograd) => Method::Winograd(winograd),
+            None => Method::Strips(Strips::new(level, &panels, &window)),
+        };
+        let (blocks, bias, shift, addend, activation) = (None, false, false, false, None);
+        Conv { level, batch, panels, window, repeat, blocks, bias, shift, addend, activation, method }
+    }
+
+    /// The same by Winograd's algorithm, where that computes it, whatever is faster.
+    #[cfg(test)]
+    pub(super) fn by_winograd(mut self) -> Option<Self> {
+        self.method = Method::Winograd(Winograd::new(self.level, &self.panels, &self.window)?);
+        Some(self)
+    }
+
+    /// Channels of a group.
+    fn channels(&self) -> usize {
+        self.panels.depth / self.panels.taps
+    }
+
+    /// Rows and columns of the input, and its channels.
+    fn image<'a>(&self, inputs: &Inputs<'a>, plane: usize) -> ([usize; 2], &'a [f32]) {
+        let source = self.window.input.map(|n| n / self.repeat);
+        let len = self.channels() * source[0] * source[1];
+        (source, &inputs.f32(0)[plane * len..][..len])
+    }
+
+    /// What is added to the sums of a filter.
+    fn added<'a>(&self, inputs: &Inputs<'a>, plane: usize, filter: usize) -> Added<'a> {
+        let filters = self.panels.rows;
+        let pixels: usize = self.window.output.iter().product();
+        let mut next = 2;
+        let mut input = |present: bool| {
+            present.then(|| {
+                next += 1;
+                inputs.f32(next - 1)
+            })
+        };
+        let bias = input(self.bias).map_or(0.0, |bias| bias[plane % self.panels.groups * filters + filter])
+            + input(self.shift).map_or(0.0, |shift| shift[plane * filters + filter]);
+        let addend = input(self.addend).map(|all| &all[(plane * filters + filter) * pixels..][..pixels]);
+        Added { bias, addend }
+    }
+
+    /// Adds what is added to the sums of a span of a filter's outputs, which lie in the tile or in `from`, and applies the
+    /// activation.
+    fn finish(
+        &self,
+        added: &Added<'_>,
+        tile: &mut Tile<'_>,
+        filter: usize,
+        span: Range<usize>,
+        from: Option<&[f32]>,
+    ) {
+        let addend = added.addend.map(|addend| &addend[span.clone()]);
+        let first = tile.cols.start;
+        let out = &mut tile.row(filter)[span.start - first..span.end - first];
+        vectorize(Finish { from, bias: added.bias, addend, activation: self.activation, out });
+    }
+
+    /// Whether sums that lie in the tile are what is asked for.
+    fn is_bare(&self) -> bool {
+        !self.bias && !self.shift && !self.addend && self.activation.is_none()
+    }
+}
+
+impl Kernel for Conv {
+    fn grid(&self, workers: usize) -> Grid {
+        let block_rows = self.level.block(self.panels.words).0;
+        let (planes, rows) = (self.batch * self.panels.groups, self.panels.rows);
+        let cols: usize = self.window.output.iter().product();
+        let tile_cols = match &self.method {
+            Method::Strips(strips) => strips.outputs(),
+            Method::Winograd(winograd) => winograd.outputs(self),
+        };
+        let across = planes * cols.div_ceil(tile_cols);
+        // Filters are shared out where strips alone would keep some workers waiting.
+        let down = if across >= 8 * workers || across.is_multiple_of(workers) { 1 } else { workers };
+        let tile_rows = rows.div_ceil(block_rows).div_ceil(down) * block_rows;
+        Grid { planes, rows, cols, tile_rows, tile_cols }
+    }
+
+    fn multiplications(&self) -> usize {
+        let outputs: usize = self.window.output.iter().product();
+        let of_channel = match &self.method {
+            Method::Strips(_) => self.panels.taps * outputs,
+            Method::Winograd(winograd) => winograd.multiplications(),
+        };
+        self.batch * self.panels.groups * self.panels.rows * self.channels() * of_channel
+    }
+
+    fn words(&self) -> Words {
+        match self.method {
+            Method::Strips(_) => self.panels.words,
+            Method::Winograd(_) => Words::F32,
+        }
+    }
+
+    fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
+        match &self.method {
+            Method::Strips(strips) => strips.tile(self, inputs, &mut tile),
+            Method::Winograd(winograd) => winograd.tile(self, inputs, &mut tile),
+        }
+        Ok(())
+    }
+}
+
+/// What is added to the sums of a filter.
+struct Added<'a> {
+    bias: f32,
+    /// For each of its outputs.
+    addend: Option<&'a [f32]>,
+}
+
+struct Finish<'a> {
+    /// `None`: what `out` holds.
+    from: Option<&'a [f32]>,
+    bias: f32,
+    addend: Option<&'a [f32]>,
+    activation: Option<Activation>,
+    out: &'a mut [f32],
+}
+
+impl Vectorized for Finish<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        let Finish { from, bias, addend, activation, out } = self;
+        match (from, addend) {
+            (None, None) => out.iter_mut().for_each(|out| *out += bias),
+            (None, Some(add)) => out.iter_mut().zip(add).for_each(|(out, add)| *out = *out + bias + add),
+            (Some(from), None) => out.iter_mut().zip(from).for_each(|(out, x)| *out = x + bias),
+            (Some(from), Some(add)) => {
+                out.iter_mut().zip(from.iter().zip(add)).for_each(|(out, (x, add))| *out = x + bias + add);
+            }
+        }
+        if let Some(activation) = activation {
+            Activate(activation, out).run::<FMA>();
+        }
+    }
+}
