@@ -20,9 +20,18 @@ pub(super) struct Winograd {
     rows: usize,
     /// Channels that are multiplied at a time.
     channels: usize,
+    /// Rows and columns of a block of a product.
+    block: (usize, usize),
     taps: Taps,
-    /// Blocks of columns that a part has at most.
-    blocks: usize,
+    steps: Steps,
+}
+
+/// From a plane to the next: of what tiles see and give, of transformed inputs, of transformed filters, of their products.
+struct Steps {
+    tiles: usize,
+    input: usize,
+    filters: usize,
+    sums: usize,
 }
 
 /// Tiles of a part, which transform the filters once more, about.
@@ -40,15 +49,24 @@ const APART: usize = 16;
 
 #[derive(Default)]
 struct Scratch {
+    /// Rows of the image.
     lines: Lines<f32>,
-    /// Planes of elements of tiles.
+    /// A plane for each element that tiles see, or give.
     tiles: Lines<f32>,
+    /// Transformed, of all channels.
     input: Lines<f32>,
+    /// Where filters are widened.
     panel: Vec<f32>,
     filters: Lines<f32>,
     transformed: Lines<f32>,
     sums: Lines<f32>,
+    /// Rows of outputs.
     joined: Lines<f32>,
+}
+
+/// Words of a column of filters: they begin where cache lines do, if they fill them.
+fn column(height: usize) -> usize {
+    height.next_power_of_two()
 }
 
 thread_local! {
@@ -62,13 +80,19 @@ impl Winograd {
         if !fits || panels.order != Order::Columns {
             return None;
         }
-        let (height, width) = level.block(Words::F32);
+        let block @ (height, width) = level.block(Words::F32);
         assert_eq!(panels.block, height, "panels of another level");
         let tiles = window.output.map(|n| n.div_ceil(OUTPUTS));
         let rows = (PART / tiles[1]).clamp(1, tiles[0]);
         let blocks = PART.min(rows * tiles[1]).div_ceil(width);
         let channels = CHANNELS.min((panels.depth / panels.taps).next_multiple_of(2));
-        Some(Winograd { tiles, rows, channels, taps: Taps::dense(channels, width), blocks })
+        let steps = Steps {
+            tiles: blocks * width + APART,
+            input: blocks * channels * width + APART,
+            filters: channels * column(height) + APART,
+            sums: blocks * height * width + APART,
+        };
+        Some(Winograd { tiles, rows, channels, block, taps: Taps::dense(channels, width), steps })
     }
 
     /// Whether it is faster than strips.
@@ -112,124 +136,146 @@ impl Winograd {
         tiles: Range<usize>,
         scratch: &mut Scratch,
     ) {
-        let (height, width) = conv.level.block(Words::F32);
-        let blocks = tiles.len().div_ceil(width);
-        let channels = conv.channels();
+        let (height, channels, steps) = (self.block.0, conv.channels(), &self.steps);
+        scratch.tiles.resize(PRODUCTS * steps.tiles);
+        let chunk_len = PRODUCTS * steps.input + APART;
+        scratch.input.resize(channels.div_ceil(self.channels) * chunk_len);
+        scratch.filters.resize(self.channels * conv.panels.taps * height + SLACK);
+        scratch.transformed.resize(PRODUCTS * steps.filters + SLACK);
+        scratch.sums.resize(PANELS * PRODUCTS * steps.sums + SLACK);
+        scratch.joined.resize(OUTPUTS * OUTPUTS * steps.tiles);
         let first_panel = tile.plane % conv.panels.groups * conv.panels.per_group();
-        let input_step = self.blocks * self.channels * width + APART;
-        // Columns of filters begin where lines do, if they fill them.
-        let column = height.next_power_of_two();
-        let filter_step = self.channels * column + APART;
-        let sums_step = self.blocks * height * width + APART;
-        let Scratch { lines, tiles: elements, input, panel: buffer, filters, transformed, sums, joined } =
-            scratch;
-        let columns = self.blocks * width + APART;
-        elements.resize(PRODUCTS * columns);
-        joined.resize(OUTPUTS * OUTPUTS * columns);
-        let chunk_len = PRODUCTS * input_step + APART;
-        input.resize(channels.div_ceil(self.channels) * chunk_len);
-        filters.resize(self.channels * 9 * height + SLACK);
-        transformed.resize(PRODUCTS * filter_step + SLACK);
-        sums.resize(PANELS * PRODUCTS * sums_step + SLACK);
         for group in tile.rows.clone().step_by(PANELS * height) {
             let group = group..tile.rows.end.min(group + PANELS * height);
             for (chunk, channel) in (0..channels).step_by(self.channels).enumerate() {
-                let input = &mut input[chunk * chunk_len..][..chunk_len];
-                let count = self.channels.min(channels - channel);
+                let (input, some) = (chunk * chunk_len, channel..channels.min(channel + self.channels));
                 if group.start == tile.rows.start {
-                    for i in 0..count {
-                        self.gather(
-                            conv,
-                            inputs,
-                            (tile.plane, channel + i),
-                            tiles.clone(),
-                            lines,
-                            (elements, columns),
-                        );
-                        let source = Planes { step: columns, next: width };
-                        let target = Planes { step: input_step, next: self.channels * width };
-                        Transform::Input.apply(
-                            conv.level,
-                            [blocks, width],
-                            (elements, source),
-                            (&mut input[i * width..], target),
-                        );
+                    for (i, channel) in some.clone().enumerate() {
+                        let at = input + i * self.block.1;
+                        self.transform_input(conv, inputs, (tile.plane, channel), tiles.clone(), scratch, at);
                     }
                 }
-                for (sums, filter) in sums.chunks_mut(PRODUCTS * sums_step).zip(group.clone().step_by(height))
-                {
+                for (i, filter) in group.clone().step_by(height).enumerate() {
                     let panel = first_panel + filter / height;
-                    let filters =
-                        self.filters(conv, inputs, (panel, channel..channel + count), buffer, filters);
-                    let source = Planes { step: height, next: 9 * height };
-                    let target = Planes { step: filter_step, next: column };
-                    for (run, filters) in filters.into_iter().enumerate() {
-                        let transformed = &mut transformed[run * (count - 1) * column..];
-                        let runs = if run == 0 { count - 1 } else { 1 };
-                        Transform::Filter.apply(
-                            conv.level,
-                            [runs, height],
-                            (filters, source),
-                            (transformed, target),
-                        );
-                    }
-                    let high = height.min(group.end - filter);
-                    for product in 0..PRODUCTS {
-                        let a = as_words(&transformed[product * filter_step..]);
-                        for block in 0..blocks {
-                            let b = as_words(&input[product * input_step + block * self.channels * width..]);
-                            let out = &mut sums[product * sums_step + block * height * width..];
-                            Product {
-                                level: conv.level,
-                                words: Words::F32,
-                                left: Left::Columns(column),
-                                depth: count,
-                                a,
-                                b,
-                                taps: &self.taps,
-                                start: if channel > 0 { Start::Output } else { Start::Zero },
-                                clip: None,
-                            }
-                            .into(Block::new(
-                                out,
-                                width,
-                                high,
-                                width.min(tiles.len() - block * width),
-                            ));
-                        }
-                    }
+                    self.transform_filters(conv, inputs, panel, some.clone(), scratch);
+                    let rows = height.min(group.end - filter);
+                    self.multiply(conv.level, some.clone(), [rows, tiles.len()], scratch, [input, i]);
                 }
             }
             for filter in group.clone() {
                 let i = filter - group.start;
-                let source = Planes { step: sums_step, next: height * width };
-                let target = Planes { step: columns, next: width };
-                Transform::Output.apply(
-                    conv.level,
-                    [blocks, width],
-                    (&sums[i / height * PRODUCTS * sums_step + i % height * width..], source),
-                    (elements, target),
-                );
-                let len = blocks * width;
-                vectorize(Join { planes: elements, step: columns, len, rows: joined });
-                let added = conv.added(inputs, tile.plane, filter);
-                for run in self.runs(tiles.clone()) {
-                    let [height, width] = conv.window.output;
-                    let (row, from) =
-                        (run.start / self.tiles[1] * OUTPUTS, run.start % self.tiles[1] * OUTPUTS);
-                    let count = (run.len() * OUTPUTS).min(width - from);
-                    for y in 0..OUTPUTS.min(height - row) {
-                        let start = (row + y) * width + from;
-                        let at = (y * columns + run.start - tiles.start) * OUTPUTS;
-                        conv.finish(
-                            &added,
-                            tile,
-                            filter,
-                            start..start + count,
-                            Some(&joined[at..at + count]),
-                        );
-                    }
+                let at = i / height * PRODUCTS * steps.sums + i % height * self.block.1;
+                self.transform_output(conv, inputs, tile, (filter, tiles.clone()), scratch, at);
+            }
+        }
+    }
+
+    /// Transforms what tiles see of a channel, to `at` in the input.
+    fn transform_input(
+        &self,
+        conv: &Conv,
+        inputs: &Inputs<'_>,
+        channel: (usize, usize),
+        tiles: Range<usize>,
+        scratch: &mut Scratch,
+        at: usize,
+    ) {
+        let width = self.block.1;
+        self.gather(conv, inputs, channel, tiles.clone(), &mut scratch.lines, &mut scratch.tiles);
+        Transform::Input.apply(
+            conv.level,
+            [tiles.len().div_ceil(width), width],
+            (&scratch.tiles, Planes { step: self.steps.tiles, next: width }),
+            (&mut scratch.input[at..], Planes { step: self.steps.input, next: self.channels * width }),
+        );
+    }
+
+    /// Transforms some channels of a panel of filters.
+    fn transform_filters(
+        &self,
+        conv: &Conv,
+        inputs: &Inputs<'_>,
+        panel: usize,
+        channels: Range<usize>,
+        scratch: &mut Scratch,
+    ) {
+        let (height, count) = (self.block.0, channels.len());
+        let Scratch { panel: buffer, filters, transformed, .. } = scratch;
+        let [all, last] = self.filters(conv, inputs, (panel, channels), buffer, filters);
+        let source = Planes { step: height, next: conv.panels.taps * height };
+        let target = Planes { step: self.steps.filters, next: column(height) };
+        Transform::Filter.apply(conv.level, [count - 1, height], (all, source), (transformed, target));
+        let at = (count - 1) * column(height);
+        Transform::Filter.apply(conv.level, [1, height], (last, source), (&mut transformed[at..], target));
+    }
+
+    /// Multiplies transformed filters with the transformed input that begins at `input`, and adds that to the sums of a panel,
+    /// to none before the first channel.
+    fn multiply(
+        &self,
+        level: Level,
+        channels: Range<usize>,
+        [rows, cols]: [usize; 2],
+        scratch: &mut Scratch,
+        [input, panel]: [usize; 2],
+    ) {
+        let Steps { input: input_step, filters, sums, .. } = self.steps;
+        let (height, width) = self.block;
+        for product in 0..PRODUCTS {
+            let a = as_words(&scratch.transformed[product * filters..]);
+            for (block, col) in (0..cols).step_by(width).enumerate() {
+                let at = input + product * input_step + block * self.channels * width;
+                let out = (panel * PRODUCTS + product) * sums + block * height * width;
+                Product {
+                    level,
+                    words: Words::F32,
+                    left: Left::Columns(column(height)),
+                    depth: channels.len(),
+                    a,
+                    b: as_words(&scratch.input[at..]),
+                    taps: &self.taps,
+                    start: if channels.start > 0 { Start::Output } else { Start::Zero },
+                    clip: None,
                 }
+                .into(Block::new(
+                    &mut scratch.sums[out..],
+                    width,
+                    rows,
+                    width.min(cols - col),
+                ));
+            }
+        }
+    }
+
+    /// Writes some tiles of a filter, whose sums begin at `at`.
+    fn transform_output(
+        &self,
+        conv: &Conv,
+        inputs: &Inputs<'_>,
+        tile: &mut Tile<'_>,
+        (filter, tiles): (usize, Range<usize>),
+        scratch: &mut Scratch,
+        at: usize,
+    ) {
+        let (height, width) = self.block;
+        let (step, blocks) = (self.steps.tiles, tiles.len().div_ceil(width));
+        Transform::Output.apply(
+            conv.level,
+            [blocks, width],
+            (&scratch.sums[at..], Planes { step: self.steps.sums, next: height * width }),
+            (&mut scratch.tiles, Planes { step, next: width }),
+        );
+        let joined = &mut scratch.joined;
+        vectorize(Join { planes: &scratch.tiles, step, len: blocks * width, rows: joined });
+        let added = conv.added(inputs, tile.plane, filter);
+        let [image_height, image_width] = conv.window.output;
+        for run in self.runs(tiles.clone()) {
+            let (row, from) = (run.start / self.tiles[1] * OUTPUTS, run.start % self.tiles[1] * OUTPUTS);
+            let count = (run.len() * OUTPUTS).min(image_width - from);
+            for y in 0..OUTPUTS.min(image_height - row) {
+                let start = (row + y) * image_width + from;
+                let found = &joined[(y * step + run.start - tiles.start) * OUTPUTS..][..count];
+                conv.finish(&added, tile, filter, start..start + count, Some(found));
             }
         }
     }
@@ -249,8 +295,9 @@ impl Winograd {
         (plane, channel): (usize, usize),
         tiles: Range<usize>,
         lines: &mut Lines<f32>,
-        (elements, step): (&mut [f32], usize),
+        elements: &mut [f32],
     ) {
+        let step = self.steps.tiles;
         let ([height, width], image) = conv.image(inputs, plane);
         let image = &image[channel * height * width..][..height * width];
         let pitch = (PART + SLACK + 1) * OUTPUTS;
