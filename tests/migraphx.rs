@@ -277,7 +277,7 @@ fn serves(device: &str, part: &str, sets: &[&[Shape<'_>]], shared: bool) {
 
 #[test]
 #[ignore = "needs MIGraphX and SDRUN_TINY_DIR; run by `cargo xtask test`"]
-fn one_engine_serves_several_shapes() {
+fn tiny_engine_serves_several_shapes() {
     let decoder: [&[Shape<'_>]; 2] =
         [&[("latent_sample", &[1, 4, 4, 4])], &[("latent_sample", &[2, 4, 2, 3])]];
     serves("ref", "vae_decoder", &decoder, true);

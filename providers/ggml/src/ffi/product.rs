@@ -234,7 +234,7 @@ fn plain(product: &Product<'_>, out: &mut Block<'_>) {
     let (row_step, depth_step) = match product.left {
         Left::Rows => (ROW_STRIDE, 1),
         Left::Columns(step) => (1, step),
-        Left::Tiles => (1, ROWS),
+        Left::Tiles => unreachable!("tiles of another level"),
     };
     let mut sums = [[0f32; COLS]; ROWS];
     let height = out.rows;
@@ -293,7 +293,7 @@ macro_rules! block_without_masks {
                 match product.left {
                     Left::Columns(step) => of_rows!(product, out, 1, step, $vectors; $($rows)*),
                     Left::Rows => of_rows!(product, out, ROW_STRIDE, 1, $vectors; $($rows)*),
-                    Left::Tiles => {}
+                    Left::Tiles => unreachable!("tiles of another level"),
                 }
             }
 
@@ -369,7 +369,7 @@ macro_rules! block_of_512_bits {
                     }
                     (Left::Rows, true) => of_rows!(product, out, ROW_STRIDE, 1, 2; 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
                     (Left::Rows, false) => of_rows!(product, out, ROW_STRIDE, 1, 1; 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
-                    (Left::Tiles, _) => {}
+                    (Left::Tiles, _) => unreachable!("tiles of another level"),
                 }
             }
 
@@ -418,7 +418,7 @@ macro_rules! block_of_512_bits {
                                 sum[i] = $multiply(sum[i], x, b[i]);
                             }
                         }
-                        a = a.add(depth_step);
+                        a = a.wrapping_add(depth_step);
                         tap = tap.add(1);
                     }
                     if let Some([least, most]) = product.clip {
