@@ -73,7 +73,10 @@ impl Transform {
 /// [`OUTPUTS`] after the one before. Up to [`SLACK`] more are written after them, and read from `row`.
 pub(crate) fn spread(level: Level, row: &[f32], count: usize, planes: &mut [f32], step: usize) {
     let whole = count + SLACK;
-    assert!(whole * OUTPUTS + OUTPUTS <= row.len() && 5 * step + whole <= planes.len(), "tiles outside");
+    assert!(
+        whole * OUTPUTS + OUTPUTS <= row.len() && (INPUTS - 1) * step + whole <= planes.len(),
+        "tiles outside"
+    );
     let work = Row { row: row.as_ptr(), count, planes: planes.as_mut_ptr(), step };
     // SAFETY: what is read and written lies inside the slices.
     unsafe { dispatch(level, &work) }
@@ -207,19 +210,6 @@ vector!(
     _mm256_fmadd_ps,
     fourths_of_256_bits
 );
-#[cfg(target_arch = "x86_64")]
-vector!(
-    __m128,
-    4,
-    _mm_loadu_ps,
-    _mm_storeu_ps,
-    _mm_set1_ps,
-    _mm_add_ps,
-    _mm_sub_ps,
-    _mm_mul_ps,
-    |a, b, c| _mm_add_ps(_mm_mul_ps(a, b), c),
-    fourths_of_128_bits
-);
 #[cfg(target_arch = "aarch64")]
 vector!(
     float32x4_t,
@@ -283,27 +273,52 @@ unsafe fn fourths_of_256_bits(from: *const f32) -> [__m256; 4] {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-unsafe fn fourths_of_128_bits(from: *const f32) -> [__m128; 4] {
-    // SAFETY: as above.
-    unsafe {
-        let mut rows = [
-            _mm_loadu_ps(from),
-            _mm_loadu_ps(from.add(4)),
-            _mm_loadu_ps(from.add(8)),
-            _mm_loadu_ps(from.add(12)),
-        ];
-        let [a, b, c, d] = &mut rows;
-        _MM_TRANSPOSE4_PS(a, b, c, d);
-        rows
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-type Plain = __m128;
 #[cfg(target_arch = "aarch64")]
 type Plain = float32x4_t;
+#[cfg(not(target_arch = "aarch64"))]
+type Plain = [f32; 4];
+
+/// Any processor's.
+#[cfg(not(target_arch = "aarch64"))]
+impl Vector for [f32; 4] {
+    const LANES: usize = 4;
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller has the elements, as in all that follow.
+        unsafe { from.cast::<Self>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: as above.
+        unsafe { to.cast::<Self>().write_unaligned(self) }
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        [x; 4]
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        std::array::from_fn(|i| self[i] + other[i])
+    }
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        std::array::from_fn(|i| self[i] - other[i])
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: f32, addend: Self) -> Self {
+        std::array::from_fn(|i| self[i] * factor + addend[i])
+    }
+    #[inline(always)]
+    unsafe fn mul(self, factor: f32) -> Self {
+        self.map(|x| x * factor)
+    }
+    #[inline(always)]
+    unsafe fn fourths(from: *const f32) -> [Self; 4] {
+        // SAFETY: as above.
+        let rows = unsafe { from.cast::<[Self; 4]>().read_unaligned() };
+        std::array::from_fn(|x| rows.map(|row| row[x]))
+    }
+}
 
 /// √½ and √2, and their squares and cubes.
 const NEAR: [f32; 3] = [FRAC_1_SQRT_2, 0.5, 0.5 * FRAC_1_SQRT_2];

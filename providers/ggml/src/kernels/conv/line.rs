@@ -1,5 +1,7 @@
-use super::super::panels::{interleave, pair};
-use crate::ffi::{as_words, product::Words, simd::Vectorized};
+use crate::{
+    ffi::{as_words, product::Words, simd::Vectorized},
+    kernels::panels::{interleave, pair},
+};
 
 /// A row of a plane: columns `first`, `first + stride`, … of an input row each of whose elements counts `repeat` times,
 /// zeros outside it.

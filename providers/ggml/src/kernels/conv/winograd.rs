@@ -44,6 +44,8 @@ const PANELS: usize = 4;
 const LEAST: usize = 16;
 /// The same where strips are multiplied as pairs of bf16, at twice the rate.
 const LEAST_OF_PAIRS: usize = 256;
+/// Elements of a row of the image that the tiles of a part see, with what is read after them.
+const LINE: usize = (PART + SLACK + 1) * OUTPUTS;
 /// A cache line, so that planes do not fall on the same cache sets.
 const APART: usize = 16;
 
@@ -137,6 +139,7 @@ impl Winograd {
         scratch: &mut Scratch,
     ) {
         let (height, channels, steps) = (self.block.0, conv.channels(), &self.steps);
+        scratch.lines.resize(INPUTS * LINE);
         scratch.tiles.resize(PRODUCTS * steps.tiles);
         let chunk_len = PRODUCTS * steps.input + APART;
         scratch.input.resize(channels.div_ceil(self.channels) * chunk_len);
@@ -294,21 +297,19 @@ impl Winograd {
         inputs: &Inputs<'_>,
         (plane, channel): (usize, usize),
         tiles: Range<usize>,
-        lines: &mut Lines<f32>,
+        lines: &mut [f32],
         elements: &mut [f32],
     ) {
         let step = self.steps.tiles;
         let ([height, width], image) = conv.image(inputs, plane);
         let image = &image[channel * height * width..][..height * width];
-        let pitch = (PART + SLACK + 1) * OUTPUTS;
-        lines.resize(INPUTS * pitch);
         let [pad, left] = conv.window.pad;
         for run in self.runs(tiles.clone()) {
             let (row, col) = (run.start / self.tiles[1], run.start % self.tiles[1]);
             let inside =
                 |y: usize| (row * OUTPUTS + y).checked_sub(pad).filter(|y| *y < conv.window.input[0]);
             // All rows are written before the first is read again, which must not wait for that.
-            for (y, line) in lines.chunks_exact_mut(pitch).enumerate() {
+            for (y, line) in lines.chunks_exact_mut(LINE).enumerate() {
                 let Some(iy) = inside(y) else { continue };
                 vectorize(Line {
                     low: &image[iy / conv.repeat * width..][..width],
@@ -320,7 +321,7 @@ impl Winograd {
                     out: &mut as_words_mut(line)[..run.len() * OUTPUTS + INPUTS - OUTPUTS],
                 });
             }
-            for (y, line) in lines.chunks_exact(pitch).enumerate() {
+            for (y, line) in lines.chunks_exact(LINE).enumerate() {
                 let planes = &mut elements[y * INPUTS * step + run.start - tiles.start..];
                 match inside(y) {
                     Some(_) => spread(conv.level, line, run.len(), planes, step),
@@ -345,7 +346,7 @@ impl Winograd {
         let steps = channels.start / per_word * taps..channels.end.div_ceil(per_word) * taps;
         let found = panel_words(inputs, 1, (&conv.panels, conv.blocks), panel, steps, buffer);
         if words == Words::Bf16 {
-            vectorize(Widen { words: found, run, out: as_words_mut(filters) });
+            vectorize(Unpair { words: found, run, out: as_words_mut(filters) });
             return [filters, &filters[(count - 1) * run..]];
         }
         let found = as_floats(found);
@@ -383,18 +384,18 @@ impl Vectorized for Join<'_> {
 }
 
 /// Pairs of bf16 of two runs as the one run and the other.
-struct Widen<'a> {
+struct Unpair<'a> {
     words: &'a [u32],
     run: usize,
     out: &'a mut [u32],
 }
 
-impl Vectorized for Widen<'_> {
+impl Vectorized for Unpair<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<const FMA: bool>(self) {
-        let Widen { words, run, out } = self;
+        let Unpair { words, run, out } = self;
         for (words, out) in words.chunks_exact(run).zip(out.chunks_exact_mut(2 * run)) {
             let (low, high) = out.split_at_mut(run);
             for i in 0..run {
