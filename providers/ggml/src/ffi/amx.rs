@@ -84,14 +84,15 @@ impl Drop for Tiles {
     }
 }
 
-/// The loop over the depth. `$line`s take tiles 4 and 5 from the left operand (r8, r10; rows r9 bytes apart) and 6 and 7 from
-/// the right one (rdi; rows rcx bytes apart) and multiply them into tiles 0 to 3.
+/// The loop over the depth. `$line`s take tiles 4 and 5 from one operand and 6 and 7 from the other and multiply them into tiles 0
+/// to 3. rdi is where the tap begins, rdx bytes from row to row; r8 and r10 are where the other operand's tiles do, r9
+/// bytes from row to row.
 macro_rules! sum {
     ($walk:ident: $($line:literal)*) => {
         asm!(
             "2:",
             "mov edi, dword ptr [rax]",
-            "lea rdi, [rdx + 4*rdi]",
+            "lea rdi, [rcx + 4*rdi]",
             $($line,)*
             "add r8, r11",
             "add r10, r11",
@@ -100,12 +101,12 @@ macro_rules! sum {
             "jnz 2b",
             inout("rax") $walk.taps => _,
             inout("rsi") $walk.count => _,
-            inout("r8") $walk.a => _,
-            inout("r10") $walk.a.wrapping_byte_add(TILE * $walk.row_step) => _,
-            in("r9") $walk.row_step,
-            in("r11") $walk.depth_step,
-            in("rdx") $walk.b,
-            in("rcx") $walk.tap_step,
+            inout("r8") $walk.dense[0] => _,
+            inout("r10") $walk.dense[1] => _,
+            in("r9") $walk.dense_row,
+            in("r11") $walk.dense_step,
+            in("rcx") $walk.tapped,
+            in("rdx") $walk.tapped_row,
             out("rdi") _,
             options(nostack, readonly),
         )
@@ -114,12 +115,15 @@ macro_rules! sum {
 
 /// How the operands are walked through, [`TILE`] steps at a time; distances in bytes.
 struct Walk {
-    a: *const u32,
-    row_step: usize,
-    depth_step: usize,
-    b: *const u32,
-    tap_step: usize,
+    /// The operand that taps lead through, whether it is the left one, and the taps.
+    tapped: *const u32,
+    tapped_left: bool,
+    tapped_row: usize,
     taps: *const u32,
+    /// The two tiles of the other one.
+    dense: [*const u32; 2],
+    dense_row: usize,
+    dense_step: usize,
     count: usize,
 }
 
@@ -127,18 +131,23 @@ struct Walk {
 /// The level is [`usable`]; [`Product::into`] has checked the lengths.
 pub(super) unsafe fn block(product: &Product<'_>, out: &mut Block<'_>) {
     let _tiles = Tiles::set_up();
-    let offsets = product.taps.offsets();
-    let (row_step, depth_step) = match product.left {
-        Left::Rows => (ROW_STRIDE, TILE),
-        Left::Columns(_) | Left::Tiles => (TILE, TILE * BLOCK),
+    let (taps, tap_step) = product.taps.of_tiles();
+    // From the first tile of the operand without taps to its second, from row to row of it, from step to step.
+    let [second, row, step] = match product.left {
+        Left::Rows => [TILE * ROW_STRIDE, ROW_STRIDE, TILE],
+        Left::Columns(_) | Left::Tiles => [TILE * TILE, TILE, TILE * BLOCK],
+        Left::Taps => [TILE, BLOCK, TILE * BLOCK],
     };
+    let tapped_left = product.left == Left::Taps;
+    let (tapped, dense) = if tapped_left { (product.a, product.b) } else { (product.b, product.a) };
     let walk = Walk {
-        a: product.a.as_ptr(),
-        row_step: 4 * row_step,
-        depth_step: 4 * depth_step,
-        b: product.b.as_ptr(),
-        tap_step: 4 * (offsets[1] - offsets[0]) as usize,
-        taps: offsets.as_ptr(),
+        tapped: tapped.as_ptr(),
+        tapped_left,
+        tapped_row: 4 * if tapped_left { TILE } else { tap_step },
+        taps: taps.as_ptr(),
+        dense: [dense.as_ptr(), dense.as_ptr().wrapping_add(second)],
+        dense_row: 4 * row,
+        dense_step: 4 * step,
         count: product.depth / TILE,
     };
     let add = product.start == Start::Output;
@@ -186,31 +195,57 @@ unsafe fn multiply(walk: Walk, (tall, wide): (bool, bool), add: bool, data: *mut
         } else {
             asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
         }
-        match (tall, wide) {
-            (true, true) => sum!(walk:
+        match (walk.tapped_left, tall, wide) {
+            (false, true, true) => sum!(walk:
                 "tileloadd tmm4, [r8 + r9]"
-                "tileloadd tmm6, [rdi + rcx]"
-                "tileloadd tmm7, [rdi + rcx + 64]"
+                "tileloadd tmm6, [rdi + rdx]"
+                "tileloadd tmm7, [rdi + rdx + 64]"
                 "tdpbf16ps tmm0, tmm4, tmm6"
                 "tileloadd tmm5, [r10 + r9]"
                 "tdpbf16ps tmm1, tmm4, tmm7"
                 "tdpbf16ps tmm2, tmm5, tmm6"
                 "tdpbf16ps tmm3, tmm5, tmm7"),
-            (true, false) => sum!(walk:
+            (false, true, false) => sum!(walk:
                 "tileloadd tmm4, [r8 + r9]"
-                "tileloadd tmm6, [rdi + rcx]"
+                "tileloadd tmm6, [rdi + rdx]"
                 "tileloadd tmm5, [r10 + r9]"
                 "tdpbf16ps tmm0, tmm4, tmm6"
                 "tdpbf16ps tmm2, tmm5, tmm6"),
-            (false, true) => sum!(walk:
+            (false, false, true) => sum!(walk:
                 "tileloadd tmm4, [r8 + r9]"
-                "tileloadd tmm6, [rdi + rcx]"
-                "tileloadd tmm7, [rdi + rcx + 64]"
+                "tileloadd tmm6, [rdi + rdx]"
+                "tileloadd tmm7, [rdi + rdx + 64]"
                 "tdpbf16ps tmm0, tmm4, tmm6"
                 "tdpbf16ps tmm1, tmm4, tmm7"),
-            (false, false) => sum!(walk:
+            (false, false, false) => sum!(walk:
                 "tileloadd tmm4, [r8 + r9]"
-                "tileloadd tmm6, [rdi + rcx]"
+                "tileloadd tmm6, [rdi + rdx]"
+                "tdpbf16ps tmm0, tmm4, tmm6"),
+            // The second tile begins 16 rows of 64 bytes after the first.
+            (true, true, true) => sum!(walk:
+                "tileloadd tmm4, [rdi + rdx]"
+                "tileloadd tmm6, [r8 + r9]"
+                "tileloadd tmm7, [r10 + r9]"
+                "tdpbf16ps tmm0, tmm4, tmm6"
+                "tileloadd tmm5, [rdi + rdx + 1024]"
+                "tdpbf16ps tmm1, tmm4, tmm7"
+                "tdpbf16ps tmm2, tmm5, tmm6"
+                "tdpbf16ps tmm3, tmm5, tmm7"),
+            (true, true, false) => sum!(walk:
+                "tileloadd tmm4, [rdi + rdx]"
+                "tileloadd tmm6, [r8 + r9]"
+                "tileloadd tmm5, [rdi + rdx + 1024]"
+                "tdpbf16ps tmm0, tmm4, tmm6"
+                "tdpbf16ps tmm2, tmm5, tmm6"),
+            (true, false, true) => sum!(walk:
+                "tileloadd tmm4, [rdi + rdx]"
+                "tileloadd tmm6, [r8 + r9]"
+                "tileloadd tmm7, [r10 + r9]"
+                "tdpbf16ps tmm0, tmm4, tmm6"
+                "tdpbf16ps tmm1, tmm4, tmm7"),
+            (true, false, false) => sum!(walk:
+                "tileloadd tmm4, [rdi + rdx]"
+                "tileloadd tmm6, [r8 + r9]"
                 "tdpbf16ps tmm0, tmm4, tmm6"),
         }
         asm!("tilestored [{} + {}], tmm0", in(reg) data, in(reg) stride, options(nostack));

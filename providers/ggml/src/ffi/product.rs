@@ -31,6 +31,9 @@ pub(crate) enum Left {
     Rows,
     /// For each [`TILE`] of steps as many rows as [`Level::block`] has, of a word for each; only for [`Level::Amx`].
     Tiles,
+    /// Rows [`TILE`] words apart, in which the taps find each step of the depth; the right operand then has a row of
+    /// [`Level::block`]'s columns for each step. Only for [`Level::Amx`].
+    Taps,
 }
 
 /// Most words of depth of one call with [`Left::Rows`].
@@ -41,14 +44,15 @@ pub(crate) const ROW_STRIDE: usize = DEPTH + 16;
 /// Rows and columns of a tile of [`Level::Amx`], and pairs of the depth that one of its instructions takes.
 pub(crate) const TILE: usize = 16;
 
-/// Where each step of the depth finds its row in the right operand, in words.
+/// Where each step of the depth finds its row in the right operand (with [`Left::Taps`] the first row's word in the left one), in
+/// words.
 #[derive(Clone, Debug)]
 pub(crate) struct Taps {
     offsets: Vec<u32>,
     /// The largest up to each step.
     reach: Vec<u32>,
-    /// Whether the steps of each [`TILE`] are equally far apart, and as far as those of the others.
-    is_in_tiles: bool,
+    /// How far apart the steps of each [`TILE`] are, if that is the same for all.
+    in_tiles: Option<u32>,
 }
 
 impl Taps {
@@ -62,13 +66,13 @@ impl Taps {
         let mut steps = offsets
             .chunks_exact(TILE)
             .flat_map(|tile| tile.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])));
-        let first = steps.next();
-        let is_in_tiles = first.is_some() && steps.all(|step| Some(step) == first);
-        Taps { reach: reach.collect(), is_in_tiles, offsets }
+        let in_tiles = steps.next().filter(|first| steps.all(|step| step == *first));
+        Taps { reach: reach.collect(), in_tiles, offsets }
     }
+    /// The offsets, and how far apart those of a [`TILE`] are, which is 0 if they differ.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn offsets(&self) -> &[u32] {
-        &self.offsets
+    pub(super) fn of_tiles(&self) -> (&[u32], usize) {
+        (&self.offsets, self.in_tiles.unwrap_or(0) as usize)
     }
     /// Rows that follow each other at a distance of `stride` words.
     pub(crate) fn dense(depth: usize, stride: usize) -> Self {
@@ -148,21 +152,22 @@ impl Product<'_> {
     pub(crate) fn into(mut self, mut out: Block<'_>) {
         let (rows, cols) = self.level.block(self.words);
         assert!(out.rows <= rows && out.cols <= cols, "a block larger than the registers");
-        let reach = self.depth.checked_sub(1).and_then(|last| self.taps.reach.get(last));
-        assert!(reach.is_some_and(|reach| *reach as usize + cols <= self.b.len()), "taps outside");
         let tiles = self.level.has_tiles(self.words);
         assert!(
-            if tiles { self.is_in_tiles() } else { self.left != Left::Tiles },
+            if tiles { self.is_in_tiles() } else { !matches!(self.left, Left::Tiles | Left::Taps) },
             "operands of another level"
         );
-        let needed = match self.left {
-            Left::Columns(step) => (self.depth - 1) * step + rows,
-            Left::Tiles => self.depth * rows,
-            // Tiles have all their rows.
-            Left::Rows if tiles => (out.rows.next_multiple_of(TILE) - 1) * ROW_STRIDE + self.depth,
-            Left::Rows => (out.rows - 1) * ROW_STRIDE + self.depth,
+        let reach = self.depth.checked_sub(1).and_then(|last| self.taps.reach.get(last));
+        let reach = reach.map_or(usize::MAX, |reach| *reach as usize);
+        // Tiles have all their rows.
+        let last_row = if tiles { out.rows.next_multiple_of(TILE) } else { out.rows }.saturating_sub(1);
+        let (a, b) = match self.left {
+            Left::Columns(step) => ((self.depth - 1) * step + rows, reach.saturating_add(cols)),
+            Left::Tiles => (self.depth * rows, reach.saturating_add(cols)),
+            Left::Rows => (last_row * ROW_STRIDE + self.depth, reach.saturating_add(cols)),
+            Left::Taps => (reach.saturating_add(last_row * TILE + 1), self.depth * cols),
         };
-        assert!(needed <= self.a.len(), "a left panel of another depth");
+        assert!(a <= self.a.len() && b <= self.b.len(), "operands of another depth");
         if let Start::Row(row) = self.start {
             assert!(row.len() >= out.cols, "a row of fewer columns");
         }
@@ -218,7 +223,12 @@ impl Product<'_> {
 
     /// Whether the depth is cut into whole tiles.
     fn is_in_tiles(&self) -> bool {
-        !matches!(self.left, Left::Columns(_)) && self.depth.is_multiple_of(TILE) && self.taps.is_in_tiles
+        let taps = match self.left {
+            Left::Columns(_) => false,
+            Left::Rows | Left::Tiles => self.taps.in_tiles.is_some(),
+            Left::Taps => self.taps.in_tiles == Some(1),
+        };
+        taps && self.depth.is_multiple_of(TILE)
     }
 }
 
@@ -234,7 +244,7 @@ fn plain(product: &Product<'_>, out: &mut Block<'_>) {
     let (row_step, depth_step) = match product.left {
         Left::Rows => (ROW_STRIDE, 1),
         Left::Columns(step) => (1, step),
-        Left::Tiles => unreachable!("tiles of another level"),
+        Left::Tiles | Left::Taps => unreachable!("tiles of another level"),
     };
     let mut sums = [[0f32; COLS]; ROWS];
     let height = out.rows;
@@ -293,7 +303,7 @@ macro_rules! block_without_masks {
                 match product.left {
                     Left::Columns(step) => of_rows!(product, out, 1, step, $vectors; $($rows)*),
                     Left::Rows => of_rows!(product, out, ROW_STRIDE, 1, $vectors; $($rows)*),
-                    Left::Tiles => unreachable!("tiles of another level"),
+                    Left::Tiles | Left::Taps => unreachable!("tiles of another level"),
                 }
             }
 
@@ -369,7 +379,7 @@ macro_rules! block_of_512_bits {
                     }
                     (Left::Rows, true) => of_rows!(product, out, ROW_STRIDE, 1, 2; 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
                     (Left::Rows, false) => of_rows!(product, out, ROW_STRIDE, 1, 1; 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
-                    (Left::Tiles, _) => unreachable!("tiles of another level"),
+                    (Left::Tiles | Left::Taps, _) => unreachable!("tiles of another level"),
                 }
             }
 

@@ -4,6 +4,7 @@ use crate::{
         product::{Left, TILE, Words},
         simd::{Level, Vectorized, vectorize},
         softmax,
+        transpose::{Squares, transpose},
     },
     shape,
     storage::f32_to_bf16,
@@ -29,7 +30,8 @@ pub(crate) struct Panels {
 pub(crate) enum Order {
     /// As columns of a word of each row; those of the taps of a run (or of two, in pairs) follow each other.
     Columns,
-    /// As columns; the same tap of [`TILE`] pairs, some of them zero at the end, follows each other.
+    /// As columns of a multiple of [`TILE`] rows; the same tap of [`TILE`] pairs, some of them zero at the end, follows each
+    /// other.
     Sixteens,
     /// As sixteens, of which each row has all words before the next.
     Tiles,
@@ -45,14 +47,20 @@ pub(crate) struct Layout {
 
 impl Panels {
     /// `[groups, rows, depth]` as the left operand of a level's products.
-    pub(crate) fn left(level: Level, words: Words, [groups, rows, depth]: [usize; 3], taps: usize) -> Self {
+    pub(crate) fn left(level: Level, words: Words, [groups, rows, depth]: [usize; 3]) -> Self {
         let order = if level.has_tiles(words) { Order::Tiles } else { Order::Columns };
-        Panels { groups, rows, depth, block: level.block(words).0, words, taps, order }
+        Panels { groups, rows, depth, block: level.block(words).0, words, taps: 1, order }
     }
     /// `[groups, columns, depth]` as the right operand of a level's products.
     pub(crate) fn right(level: Level, words: Words, [groups, rows, depth]: [usize; 3]) -> Self {
         let order = if level.has_tiles(words) { Order::Sixteens } else { Order::Columns };
         Panels { groups, rows, depth, block: level.block(words).1, words, taps: 1, order }
+    }
+    /// `[groups, filters, channels * taps]` as an operand of [`Conv`](super::Conv): the right one of products in tiles, else the
+    /// left one.
+    pub(crate) fn filters(level: Level, words: Words, shape: [usize; 3], taps: usize) -> Self {
+        let side = if level.has_tiles(words) { Self::right } else { Self::left };
+        Panels { taps, ..side(level, words, shape) }
     }
     /// `[groups, rows, depth]` as columns of `block` rows, one element in a word.
     pub(crate) fn columns([groups, rows, depth]: [usize; 3], block: usize) -> Self {
@@ -170,12 +178,45 @@ struct Fill<'a> {
 /// Columns that are filled for one row before the next row's turn, so that they stay in the first level cache.
 const RUN: usize = 32;
 
+impl Fill<'_> {
+    /// The words of a [`TILE`] of steps of pairs, a row after the other.
+    #[inline(always)]
+    fn tile(&self, tile: usize, rows: usize, words: &mut [u32]) {
+        let Fill { panels, values, layout, first, .. } = *self;
+        let (taps, runs) = (panels.taps, panels.depth / panels.taps);
+        // From one pair to the next, and from its first element to its second.
+        let step = taps * layout.depth_step;
+        let (pairs, tap) = panels.pair_of(tile * TILE);
+        let whole = (runs / 2).saturating_sub(pairs).min(TILE);
+        let odd = 2 * (pairs + whole) + 1 == runs && whole < TILE;
+        let from = layout.start + first * layout.row_step + (2 * pairs * taps + tap) * layout.depth_step;
+        for (i, words) in words.chunks_exact_mut(TILE).take(rows).enumerate() {
+            let row = from + i * layout.row_step;
+            let (some, rest) = words.split_at_mut(whole);
+            rest.fill(0);
+            if odd {
+                rest[0] = pair(values[row + 2 * whole * step], 0.0);
+            }
+            if whole > 0 && step == 1 {
+                let pairs = values[row..][..2 * whole].as_chunks::<2>().0;
+                narrow(pairs, some);
+            } else if whole > 0 {
+                let row = &values[row..][..(2 * whole - 1) * step + 1];
+                for (k, word) in some.iter_mut().enumerate() {
+                    *word = pair(row[2 * k * step], row[(2 * k + 1) * step]);
+                }
+            }
+        }
+    }
+}
+
 impl Vectorized for Fill<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<const FMA: bool>(self) {
-        let Fill { panels, values, layout, first, panel } = self;
+    fn run<const FMA: bool>(mut self) {
+        let panel = std::mem::take(&mut self.panel);
+        let Fill { panels, values, layout, first, .. } = self;
         let Panels { block, words, taps, .. } = *panels;
         let height = block.min(panels.rows - first);
         if height < block {
@@ -193,30 +234,8 @@ impl Vectorized for Fill<'_> {
             }
         };
         if panels.order == Order::Tiles {
-            // From one pair to the next, and from its first element to its second.
-            let step = taps * layout.depth_step;
             for (tile, words) in panel.chunks_exact_mut(TILE * block).enumerate() {
-                let (first, tap) = panels.pair_of(tile * TILE);
-                let whole = (runs / 2).saturating_sub(first).min(TILE);
-                let odd = 2 * (first + whole) + 1 == runs && whole < TILE;
-                let from = start + (2 * first * taps + tap) * layout.depth_step;
-                for (i, words) in words.chunks_exact_mut(TILE).take(height).enumerate() {
-                    let row = from + i * layout.row_step;
-                    let (some, rest) = words.split_at_mut(whole);
-                    rest.fill(0);
-                    if odd {
-                        rest[0] = pair(values[row + 2 * whole * step], 0.0);
-                    }
-                    if whole > 0 && step == 1 {
-                        let pairs = values[row..][..2 * whole].as_chunks::<2>().0;
-                        narrow(pairs, some);
-                    } else if whole > 0 {
-                        let row = &values[row..][..(2 * whole - 1) * step + 1];
-                        for (k, word) in some.iter_mut().enumerate() {
-                            *word = pair(row[2 * k * step], row[(2 * k + 1) * step]);
-                        }
-                    }
-                }
+                self.tile(tile, height, words);
             }
             return;
         }
@@ -235,6 +254,15 @@ impl Vectorized for Fill<'_> {
                         column.iter_mut().zip(run(low)).for_each(|(word, x)| *word = pair(*x, 0.0));
                     }
                 }
+            }
+            return;
+        }
+        if panels.order == Order::Sixteens {
+            let mut rows = vec![0; TILE * block];
+            let [from, to] = [(TILE * TILE, TILE), (TILE, block)].map(|(step, row)| Squares { step, row });
+            for (tile, columns) in panel.chunks_exact_mut(TILE * block).enumerate() {
+                self.tile(tile, height, &mut rows);
+                transpose(block / TILE, (&rows, from), (columns, to));
             }
             return;
         }
@@ -314,14 +342,14 @@ mod tests {
 
     #[test]
     fn panels_of_every_layout() {
-        // The second is packed in parts.
-        for rows in [5, PART / 3] {
-            panels_of(rows);
+        // The last is packed in parts.
+        for (rows, runs) in [(5, 3), (37, 35), (PART / 3, 3)] {
+            panels_of(rows, runs);
         }
     }
 
-    fn panels_of(rows: usize) {
-        let (groups, runs, taps) = (2, 3, 2);
+    fn panels_of(rows: usize, runs: usize) {
+        let (groups, taps) = (2, 2);
         let depth = runs * taps;
         let value = |g: usize, r: usize, d: usize| (1 + g * 100 + r * 10 + d) as f32;
         let plain: Vec<f32> = (0..groups * rows * depth)
@@ -332,16 +360,17 @@ mod tests {
             .collect();
         let orders = [Order::Columns, Order::Sixteens, Order::Tiles].map(|order| (Words::Bf16, order));
         for (words, order) in [(Words::F32, Order::Columns)].into_iter().chain(orders) {
-            let panels = Panels { groups, rows, depth, block: 4, words, taps, order };
+            let block = if order == Order::Columns { 4 } else { 16 };
+            let panels = Panels { groups, rows, depth, block, words, taps, order };
             for (values, transposed) in [(&plain, false), (&turned, true)] {
                 let packed = panels.packed(values, transposed);
                 for (i, word) in packed.iter().enumerate() {
                     let (panel, word_of_panel) = (i / panels.panel_len(), i % panels.panel_len());
                     let (step, row) = match order {
-                        Order::Tiles => (word_of_panel / 64 * 16 + i % 16, word_of_panel / 16 % 4),
-                        _ => (word_of_panel / 4, i % 4),
+                        Order::Tiles => (word_of_panel / 256 * 16 + i % 16, word_of_panel / 16 % 16),
+                        _ => (word_of_panel / block, i % block),
                     };
-                    let row = row + panel % panels.per_group() * 4;
+                    let row = row + panel % panels.per_group() * block;
                     let at = |d: usize| {
                         if row < rows && d < depth { value(panel / panels.per_group(), row, d) } else { 0.0 }
                     };

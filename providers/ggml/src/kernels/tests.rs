@@ -130,7 +130,7 @@ fn convolutions() {
             let what = format!("{level:?} {words:?} case {case}");
             let taps = window.kernel[0] * window.kernel[1];
             let depth = channels * taps;
-            let panels = Panels::left(level, words, [groups, filters, depth], taps);
+            let panels = Panels::filters(level, words, [groups, filters, depth], taps);
             let weights = noise(groups * filters * depth, 1);
             let packed = panels.packed(&weights, false);
             let (batch, pixels) = (2, window.input[0] * window.input[1] / (repeat * repeat));
@@ -304,7 +304,7 @@ fn blocks_are_multiplied_as_the_words_they_stand_for() {
             for window in [strips, winograd] {
                 let (channels, filters, taps) = (37, 17, window.kernel[0] * window.kernel[1]);
                 let depth = channels * taps;
-                let panels = Panels::left(level, words, [1, filters, depth], taps);
+                let panels = Panels::filters(level, words, [1, filters, depth], taps);
                 let [kept, plain] = in_blocks(blocks, &panels, &noise(filters * depth, 3), false);
                 let x = noise(channels * 270, 4);
                 let conv = || Conv::new(level, 1, panels, window.clone(), 1);
@@ -345,8 +345,8 @@ fn attention() {
                 run_kernel(&kernel, &[as_words(x)], 1)
             };
             let groups = batch * kv;
-            let keys = Panels::left(level, words, [groups, length, size], 1);
-            let values = Panels::left(level, words, [groups, width, length], 1);
+            let keys = Panels::left(level, words, [groups, length, size]);
+            let values = Panels::left(level, words, [groups, width, length]);
             let packed_k = pack(&k, keys, size, Layout { start: 0, row_step: kv * size, depth_step: 1 });
             let packed_v = pack(&v, values, width, Layout { start: 0, row_step: 1, depth_step: kv * width });
             let heads_of = |strides: [usize; 4]| Heads {

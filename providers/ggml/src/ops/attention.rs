@@ -78,8 +78,8 @@ fn attention(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let scale = node.float("scale").unwrap_or_else(|| 1.0 / (size as f32).sqrt());
     let (level, words) = (Level::detect(), t.words());
     let groups = batch * kh;
-    let keys = Panels::left(level, words, [groups, length, size], 1);
-    let values = Panels::left(level, words, [groups, width, length], 1);
+    let keys = Panels::left(level, words, [groups, length, size]);
+    let values = Panels::left(level, words, [groups, width, length]);
     let pack = |t: &mut Translator<'_>, view: &View, panels: Panels, row: usize| {
         let step = |axis: usize| view.strides[axis].unsigned_abs();
         let layout = Layout { start: 0, row_step: step(row), depth_step: step(5 - row) };

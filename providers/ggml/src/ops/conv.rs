@@ -89,7 +89,7 @@ fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
     } else {
         let taps = window.kernel[0] * window.kernel[1];
         let (level, words) = (Level::detect(), t.words());
-        let panels = Panels::left(level, words, [groups, rows, channels * taps], taps);
+        let panels = Panels::filters(level, words, [groups, rows, channels * taps], taps);
         let (blocks, weights) = if t.is_stored(filters_id) {
             t.matrix(filters_id, panels, false)?
         } else {

@@ -7,15 +7,18 @@ use crate::ffi::{
 use std::ops::Range;
 
 mod line;
+mod pixels;
+mod strip;
 mod strips;
 mod winograd;
 
+use pixels::Pixels;
 use strips::Strips;
 use winograd::Winograd;
 
 /// Two-dimensional convolution `act(conv(x) + bias + shift + addend)`.
 ///
-/// Inputs: `[batch, groups * channels, h, w]`, filters in [`Panels`] of the level's rows, then, where they are there,
+/// Inputs: `[batch, groups * channels, h, w]`, filters in [`Panels::filters`], then, where they are there,
 /// `bias` `[groups * filters]`, `shift` `[batch, groups * filters]`, `addend` of the output's shape.
 ///
 /// ggml's `conv_2d` rounds activations to f16, which loses precision and turns values above 65504 into infinity, and
@@ -39,6 +42,7 @@ pub(crate) struct Conv {
 /// How it is computed.
 enum Method {
     Strips(Strips),
+    Pixels(Pixels),
     Winograd(Winograd),
 }
 
@@ -61,6 +65,7 @@ impl Conv {
         let winograd = Winograd::new(level, &panels, &window).filter(|w| w.is_faster(&panels, &window));
         let method = match winograd {
             Some(winograd) => Method::Winograd(winograd),
+            None if level.has_tiles(panels.words) => Method::Pixels(Pixels::new(level, &panels, &window)),
             None => Method::Strips(Strips::new(level, &panels, &window)),
         };
         let (blocks, bias, shift, addend, activation) = (None, false, false, false, None);
@@ -127,11 +132,12 @@ impl Conv {
 
 impl Kernel for Conv {
     fn grid(&self, workers: usize) -> Grid {
-        let block_rows = self.level.block(self.panels.words).0;
+        let block_rows = self.panels.block;
         let (planes, rows) = (self.batch * self.panels.groups, self.panels.rows);
         let cols: usize = self.window.output.iter().product();
         let tile_cols = match &self.method {
-            Method::Strips(strips) => strips.outputs(),
+            Method::Strips(strips) => strips.outputs(&self.window),
+            Method::Pixels(pixels) => pixels.outputs(&self.window),
             Method::Winograd(winograd) => winograd.outputs(self),
         };
         let across = planes * cols.div_ceil(tile_cols);
@@ -144,7 +150,7 @@ impl Kernel for Conv {
     fn multiplications(&self) -> usize {
         let outputs: usize = self.window.output.iter().product();
         let of_channel = match &self.method {
-            Method::Strips(_) => self.panels.taps * outputs,
+            Method::Strips(_) | Method::Pixels(_) => self.panels.taps * outputs,
             Method::Winograd(winograd) => winograd.multiplications(),
         };
         self.batch * self.panels.groups * self.panels.rows * self.channels() * of_channel
@@ -152,7 +158,7 @@ impl Kernel for Conv {
 
     fn words(&self) -> Words {
         match self.method {
-            Method::Strips(_) => self.panels.words,
+            Method::Strips(_) | Method::Pixels(_) => self.panels.words,
             Method::Winograd(_) => Words::F32,
         }
     }
@@ -160,6 +166,7 @@ impl Kernel for Conv {
     fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
         match &self.method {
             Method::Strips(strips) => strips.tile(self, inputs, &mut tile),
+            Method::Pixels(pixels) => pixels.tile(self, inputs, &mut tile),
             Method::Winograd(winograd) => winograd.tile(self, inputs, &mut tile),
         }
         Ok(())

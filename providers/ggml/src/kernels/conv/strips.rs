@@ -1,10 +1,13 @@
-use super::{Conv, line::Line};
+use super::{
+    Conv,
+    strip::{Rectangle, Strip, channels_of},
+};
 use crate::{
     ffi::{
         Inputs, Tile,
         lines::Lines,
-        product::{Block, Product, Start, Taps, Words},
-        simd::{Level, vectorize},
+        product::{Block, Product, Start, Taps},
+        simd::Level,
     },
     kernels::{Panels, Window, panel_words},
 };
@@ -13,18 +16,9 @@ use std::{cell::RefCell, ops::Range};
 /// A convolution as a product of the filters with the input, of which a strip of rows is copied, padded, into the cache; each
 /// tap of the window then reads the strip at another offset, so that no patches are gathered.
 pub(super) struct Strips {
-    /// The part of the output that is computed at a time.
-    rows: usize,
-    cols: usize,
-    /// The padded input it needs: for each channel (or pair of channels) and each phase of the strides a plane of so many rows and
-    /// columns, in which neighbouring outputs see neighbouring elements.
-    plane: [usize; 2],
+    strip: Strip,
     /// Channels, in words, that are copied at a time.
     channels: usize,
-    /// Whether the rows of the strip are computed as one, the columns between them included.
-    flat: bool,
-    /// Whether products are summed beside the output, whose rows are far apart for tiles.
-    apart: bool,
     taps: Taps,
     /// Words of a strip, with what blocks at its end read past it (and leave what comes of that).
     len: usize,
@@ -34,8 +28,6 @@ pub(super) struct Strips {
 const DEPTH: usize = 288;
 /// Outputs of a strip.
 const PIXELS: usize = 256;
-/// The same for tiles, which wait for filters that do not stay in the cache from one strip to the next.
-const PIXELS_OF_TILES: usize = 512;
 
 #[derive(Default)]
 struct Scratch {
@@ -48,69 +40,34 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// A rectangle of the output.
-struct Rectangle {
-    plane: usize,
-    rows: Range<usize>,
-    cols: Range<usize>,
-}
-
-/// Columns of rows of `cols` elements, `pitch` apart, seen as one row.
-fn flat_cols(rows: usize, cols: usize, pitch: usize) -> usize {
-    (rows - 1) * pitch + cols
-}
-
 impl Strips {
     pub(super) fn new(level: Level, panels: &Panels, window: &Window) -> Self {
-        let pixels = if level.has_tiles(panels.words) { PIXELS_OF_TILES } else { PIXELS };
-        let cols = window.output[1].min(pixels);
-        let rows = (pixels / cols).clamp(1, window.output[0]);
-        let plane = [rows + window.reach(0), cols + window.reach(1)];
-        let (runs, unit) = ((panels.steps() / panels.taps).max(1), panels.unit());
-        let channels = (DEPTH / panels.taps / unit * unit).clamp(unit, runs);
         let (_, width) = level.block(panels.words);
-        let whole = cols == window.output[1];
-        let flat = whole && flat_cols(rows, cols, plane[1]).div_ceil(width) < rows * cols.div_ceil(width);
-        let apart = flat || level.has_tiles(panels.words);
-        let area: usize = window.stride.iter().chain(&plane).product();
-        let taps = (0..channels * panels.taps).map(|at| {
+        let strip = Strip::new(window, PIXELS, PIXELS, width);
+        let channels = (DEPTH / panels.taps).clamp(1, (panels.steps() / panels.taps).max(1));
+        let taps = Taps::new((0..channels * panels.taps).map(|at| {
             let (channel, tap) = panels.pair_of(at);
-            channel * area + window.tap(tap, plane)
-        });
-        let taps = Taps::new(taps);
-        let len = channels * area + rows * plane[1] + width;
-        Strips { rows, cols, plane, channels, flat, apart, taps, len }
+            channel * strip.area + window.tap(tap, strip.plane)
+        }));
+        let len = channels * strip.area + strip.rows * strip.plane[1] + width;
+        Strips { strip, channels, taps, len }
     }
 
-    /// How many outputs of a filter are computed at a time.
-    pub(super) fn outputs(&self) -> usize {
-        self.rows * self.cols
+    /// How many outputs of a filter are shared out at a time.
+    pub(super) fn outputs(&self, window: &Window) -> usize {
+        self.strip.outputs(window)
     }
 
     pub(super) fn tile(&self, conv: &Conv, inputs: &Inputs<'_>, tile: &mut Tile<'_>) {
-        let (width, cols) = (conv.window.output[1], tile.cols.clone());
         SCRATCH.with_borrow_mut(|scratch| {
-            let plane = tile.plane;
-            if self.cols == width {
-                let rows = cols.start / width..cols.end.div_ceil(width);
-                let whole = Rectangle { plane, rows, cols: 0..width };
-                self.strip(conv, inputs, tile, &whole, scratch);
-                return;
-            }
-            // Parts of rows; a tile may end in another row than it begins in.
-            let mut col = cols.start;
-            while col < cols.end {
-                let (row, from) = (col / width, col % width);
-                let to = width.min(from + cols.end - col);
-                let part = Rectangle { plane, rows: row..row + 1, cols: from..to };
-                self.strip(conv, inputs, tile, &part, scratch);
-                col += to - from;
+            for part in self.strip.parts(conv, tile) {
+                self.part(conv, inputs, tile, &part, scratch);
             }
         });
     }
 
     /// Computes the tile's filters for a rectangle of the output.
-    fn strip(
+    fn part(
         &self,
         conv: &Conv,
         inputs: &Inputs<'_>,
@@ -121,19 +78,14 @@ impl Strips {
         let Rectangle { plane, rows, cols } = of;
         let Panels { groups, taps, words, .. } = conv.panels;
         let (height, width) = conv.level.block(words);
-        let (pitch, out_width) = (self.plane[1], conv.window.output[1]);
+        let (pitch, out_width, flat) = (self.strip.plane[1], conv.window.output[1], self.strip.flat);
         let filters = tile.rows.clone();
         let first_panel = plane % groups * conv.panels.per_group();
         let Scratch { planes: buffer, panel, sums } = scratch;
         buffer.resize(self.len);
-        // What is computed, and the sums of a filter, whose rows are as far apart as those of the strip, or not at all.
-        let (lines, len, sums_pitch) = match self.flat {
-            true => (1, flat_cols(rows.len(), cols.len(), pitch), pitch),
-            false => (rows.len(), cols.len(), cols.len()),
-        };
-        let line = lines * len;
-        if self.apart {
-            sums.resize(filters.len() * line);
+        let (lines, len) = self.strip.lines(of);
+        if flat {
+            sums.resize(filters.len() * len);
         }
         let runs = conv.panels.steps() / taps;
         for channel in (0..runs).step_by(self.channels) {
@@ -158,9 +110,8 @@ impl Strips {
                 for i in 0..lines {
                     for col in (0..len).step_by(width) {
                         let wide = width.min(len - col);
-                        let out = if self.apart {
-                            let at = (filter - filters.start) * line + i * sums_pitch + col;
-                            Block::new(&mut sums[at..], line, high, wide)
+                        let out = if flat {
+                            Block::new(&mut sums[(filter - filters.start) * len + col..], len, high, wide)
                         } else {
                             tile.block(filter, (rows.start + i) * out_width + cols.start + col, high, wide)
                         };
@@ -169,15 +120,14 @@ impl Strips {
                 }
             }
         }
-        if conv.is_bare() && !self.apart {
+        if conv.is_bare() && !flat {
             return;
         }
         for filter in filters.clone() {
             let added = conv.added(inputs, *plane, filter);
             for (i, row) in rows.clone().enumerate() {
                 let span = row * out_width + cols.start..row * out_width + cols.end;
-                let from = (filter - filters.start) * line + i * sums_pitch;
-                let from = self.apart.then(|| &sums[from..][..cols.len()]);
+                let from = flat.then(|| &sums[(filter - filters.start) * len + i * pitch..][..cols.len()]);
                 conv.finish(&added, tile, filter, span, from);
             }
         }
@@ -192,50 +142,14 @@ impl Strips {
         channels: Range<usize>,
         buffer: &mut [u32],
     ) {
-        let Rectangle { plane, rows, cols } = of;
-        let Window { input, stride: [sy, sx], pad, .. } = conv.window;
-        let [height, pitch] = self.plane;
-        let all = conv.channels();
-        let (source, image) = conv.image(inputs, *plane);
-        let pixels: usize = source.iter().product();
-        let reach = [conv.window.reach(0), conv.window.reach(1)];
-        for (i, channel) in channels.enumerate() {
-            let (low, high) = match conv.panels.words {
-                Words::F32 => (channel, None),
-                Words::Bf16 => (2 * channel, (2 * channel + 1 < all).then_some(2 * channel + 1)),
-            };
-            if low >= all {
-                // Of sixteens that are not whole.
-                let plane = sy * sx * height * pitch;
-                buffer[i * plane..(i + 1) * plane].fill(0);
-                continue;
-            }
-            for phase in 0..sy * sx {
-                let (py, px) = (phase / sx, phase % sx);
-                if !conv.window.sees(0, py) || !conv.window.sees(1, px) {
-                    continue;
-                }
-                for y in 0..rows.len() + reach[0] {
-                    let start = ((i * sy * sx + phase) * height + y) * pitch;
-                    let out = &mut buffer[start..start + cols.len() + reach[1]];
-                    let iy = ((rows.start + y) * sy + py).checked_sub(pad[0]).filter(|iy| *iy < input[0]);
-                    let Some(iy) = iy else {
-                        out.fill(0);
-                        continue;
-                    };
-                    let row = |channel: usize| {
-                        let start = channel * pixels + iy / conv.repeat * source[1];
-                        &image[start..start + source[1]]
-                    };
-                    vectorize(Line {
-                        low: row(low),
-                        high: high.map(row),
-                        words: conv.panels.words,
-                        first: (cols.start * sx + px) as isize - pad[1] as isize,
-                        stride: sx,
-                        repeat: conv.repeat,
-                        out,
-                    });
+        let Strip { area, plane: [height, pitch], .. } = self.strip;
+        for (i, word) in channels.enumerate() {
+            let some = channels_of(conv.panels.words, word, conv.channels());
+            for phase in self.strip.phases(&conv.window) {
+                for y in 0..of.rows.len() + conv.window.reach(0) {
+                    let start = i * area + (phase * height + y) * pitch;
+                    let out = &mut buffer[start..start + of.cols.len() + conv.window.reach(1)];
+                    self.strip.copy((conv, inputs), of, some, [y, phase], out);
                 }
             }
         }
