@@ -110,7 +110,7 @@ impl<'a> Block<'a> {
     pub(super) fn raw(&mut self) -> (*mut f32, usize) {
         (self.data, self.stride)
     }
-    pub(super) fn row(&mut self, row: usize) -> &mut [f32] {
+    pub(crate) fn row(&mut self, row: usize) -> &mut [f32] {
         assert!(row < self.rows);
         // SAFETY: one of the rows this value owns.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(row * self.stride), self.cols) }

@@ -217,9 +217,15 @@ impl Store {
                     context.pending = false;
                     continue;
                 }
-                // SAFETY: a context of this store and a kind of memory of its ggml.
-                let buffer =
-                    unsafe { (api.ggml_backend_alloc_ctx_tensors_from_buft)(context.raw, type_of()?) };
+                let buffer = if home == Some(Home::Host) {
+                    let here =
+                        self.tensors.iter().filter(|item| (item.home, item.context) == (Home::Host, i));
+                    // SAFETY: tensors of this store and a kind of host memory of its ggml.
+                    unsafe { place_at_lines(api, type_of()?, here.map(|item| item.raw))? }
+                } else {
+                    // SAFETY: a context of this store and a kind of memory of its ggml.
+                    unsafe { (api.ggml_backend_alloc_ctx_tensors_from_buft)(context.raw, type_of()?) }
+                };
                 if buffer.is_null() {
                     return Err(Error::new(ErrorCode::ResourceExhausted, "no memory for the weights"));
                 }
@@ -281,6 +287,38 @@ impl Store {
     }
     pub(super) fn pools(&self) -> &Arc<Pools> {
         &self.pools
+    }
+}
+
+/// Gives those of some tensors that have no memory a buffer of it, in which each begins at a cache line, so that rows of panels
+/// that are whole lines lie in as many; ggml's own allocator gives its CPU's tensors multiples of 32 bytes. Null where there is no
+/// memory.
+///
+/// # Safety
+/// Tensors of this ggml and a kind of host memory.
+unsafe fn place_at_lines(api: &Api, type_: Ptr, tensors: impl Iterator<Item = TensorPtr>) -> Result<Ptr> {
+    const LINE: usize = 64;
+    let mut len = LINE;
+    let mut places = Vec::new();
+    // SAFETY: by this function's contract; tensors lie one after the other inside the buffer.
+    unsafe {
+        for raw in tensors.filter(|raw| (**raw).data.is_null()) {
+            places.push((raw, len - LINE));
+            len += (api.ggml_backend_buft_get_alloc_size)(type_, raw).next_multiple_of(LINE);
+        }
+        let buffer = (api.ggml_backend_buft_alloc_buffer)(type_, len);
+        if !buffer.is_null() {
+            let base = (api.ggml_backend_buffer_get_base)(buffer);
+            let first = base.wrapping_byte_add(base.align_offset(LINE));
+            for (raw, offset) in places {
+                let status = (api.ggml_backend_tensor_alloc)(buffer, raw, first.wrapping_byte_add(offset));
+                if status != STATUS_SUCCESS {
+                    (api.ggml_backend_buffer_free)(buffer);
+                    return Err(status_error(status));
+                }
+            }
+        }
+        Ok(buffer)
     }
 }
 

@@ -1,7 +1,7 @@
 use super::{Activation, Blocks, Panels, Window, activation::Activate};
 use crate::ffi::{
     Grid, Inputs, Kernel, Tile,
-    product::Words,
+    product::{Block, Words},
     simd::{Level, Vectorized, vectorize},
 };
 use std::ops::Range;
@@ -124,6 +124,19 @@ impl Conv {
         vectorize(Finish { from, bias: added.bias, addend, activation: self.activation, out });
     }
 
+    /// Writes a span of the outputs of some filters, whose sums lie in rows of `from` that are so far apart.
+    fn finish_rows(
+        &self,
+        added: &[Added<'_>],
+        tile: &mut Tile<'_>,
+        filter: usize,
+        span: Range<usize>,
+        (from, step): (&[f32], usize),
+    ) {
+        let out = tile.block(filter, span.start, added.len(), span.len());
+        vectorize(FinishRows { from, step, added, span, activation: self.activation, out });
+    }
+
     /// Whether sums that lie in the tile are what is asked for.
     fn is_bare(&self) -> bool {
         !self.bias && !self.shift && !self.addend && self.activation.is_none()
@@ -178,6 +191,29 @@ struct Added<'a> {
     bias: f32,
     /// For each of its outputs.
     addend: Option<&'a [f32]>,
+}
+
+struct FinishRows<'a> {
+    from: &'a [f32],
+    step: usize,
+    added: &'a [Added<'a>],
+    span: Range<usize>,
+    activation: Option<Activation>,
+    out: Block<'a>,
+}
+
+impl Vectorized for FinishRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FMA: bool>(mut self) {
+        let FinishRows { from, step, added, span, activation, .. } = self;
+        for (i, added) in added.iter().enumerate() {
+            let addend = added.addend.map(|addend| &addend[span.clone()]);
+            let (from, out) = (Some(&from[i * step..][..span.len()]), self.out.row(i));
+            Finish { from, bias: added.bias, addend, activation, out }.run::<FMA>();
+        }
+    }
 }
 
 struct Finish<'a> {

@@ -1,5 +1,5 @@
 use super::{
-    Conv,
+    Added, Conv,
     strip::{Rectangle, Strip, channels_of},
 };
 use crate::{
@@ -12,11 +12,11 @@ use crate::{
     },
     kernels::{Panels, Window, panel_words},
 };
-use std::cell::RefCell;
+use std::{cell::RefCell, ops::Range};
 
 /// A convolution in tiles, as a product of pixels with the filters: each pixel of a strip of the input is a row of channels, a
 /// cache line for every 16 pairs of them, so that each tap of the window reads whole lines, one after the other, whatever its
-/// offset. Sums come out with filters last, and are transposed.
+/// offset. Sums come out with filters last, and are transposed while they are in the first level cache.
 pub(super) struct Pixels {
     strip: Strip,
     /// Runs of [`TILE`] pairs of channels.
@@ -35,16 +35,27 @@ const STRIP: usize = 1 << 18;
 /// Runs that are multiplied at a time: a panel of filters of so many stays in the second level cache.
 const RUNS: usize = 40;
 
+/// How many rows of pairs of channels are asked for before they are read. More would drive each other out: channels of
+/// images whose size is a power of two share a few sets of the cache.
+const AHEAD: usize = 3;
+
 #[derive(Default)]
 struct Scratch {
     strip: Lines<u32>,
     /// A row of sixteen words.
     rows: Lines<u32>,
     panel: Vec<f32>,
-    /// Of a panel of filters, a row for each output.
+    /// Of blocks of pixels and filters, a row for each pixel.
     sums: Lines<f32>,
-    /// The same, a row for each filter.
+    /// Of one of them, a row for each filter.
     turned: Lines<f32>,
+}
+
+/// Neighbouring outputs in a line of a rectangle.
+struct Columns<'a> {
+    of: &'a Rectangle,
+    line: usize,
+    pixels: Range<usize>,
 }
 
 thread_local! {
@@ -77,16 +88,16 @@ impl Pixels {
     pub(super) fn tile(&self, conv: &Conv, inputs: &Inputs<'_>, tile: &mut Tile<'_>) {
         SCRATCH.with_borrow_mut(|scratch| {
             for part in self.strip.parts(conv, tile) {
-                self.part(conv, inputs, tile, &part, scratch);
+                self.fill((conv, inputs), &part, scratch);
+                self.part((conv, inputs), tile, &part, scratch);
             }
         });
     }
 
-    /// Computes the tile's filters for a rectangle of the output.
+    /// Computes the tile's filters for a rectangle of the output, whose input the strip has.
     fn part(
         &self,
-        conv: &Conv,
-        inputs: &Inputs<'_>,
+        (conv, inputs): (&Conv, &Inputs<'_>),
         tile: &mut Tile<'_>,
         of: &Rectangle,
         scratch: &mut Scratch,
@@ -94,61 +105,77 @@ impl Pixels {
         let Panels { groups, taps, words, block, .. } = conv.panels;
         let (height, _) = conv.level.block(words);
         let first_panel = of.plane % groups * conv.panels.per_group();
-        let pitch = self.strip.plane[1];
-        self.fill(conv, inputs, of, scratch);
-        let Scratch { strip, panel, sums, turned, .. } = scratch;
         let (lines, len) = self.strip.lines(of);
-        // Whole tiles: what they have besides is left where nobody reads it.
-        let line = len.next_multiple_of(TILE);
-        sums.resize(lines * line * block);
-        let from_turned = lines * line + TILE;
-        turned.resize(block * from_turned);
+        let blocks = lines * len.div_ceil(height);
+        // A block that is not added to later is done with at once.
+        let step = if self.runs > RUNS { height * block } else { 0 };
+        let Scratch { strip, panel, sums, turned, .. } = scratch;
+        sums.resize((blocks - 1) * step + height * block);
+        turned.resize(height * block);
         for filter in tile.rows.clone().step_by(block) {
             let filters = filter..tile.rows.end.min(filter + block);
+            // Whole tiles: nobody reads what they have besides.
             let wide = filters.len().next_multiple_of(TILE);
+            let added =
+                filters.clone().map(|filter| conv.added(inputs, of.plane, filter)).collect::<Vec<_>>();
             for run in (0..self.runs).step_by(RUNS) {
                 let count = RUNS.min(self.runs - run);
                 let steps = run * taps * TILE..(run + count) * taps * TILE;
                 let kept = (&conv.panels, conv.blocks);
                 let b = panel_words(inputs, 1, kept, first_panel + filter / block, steps, panel);
-                for i in 0..lines {
-                    for col in (0..line).step_by(height) {
-                        let out = &mut sums[(i * line + col) * block..];
-                        Product {
-                            level: conv.level,
-                            words,
-                            left: Left::Taps,
-                            depth: count * taps * TILE,
-                            a: &strip[(run * self.strip.area + i * pitch + col) * TILE..],
-                            b,
-                            taps: &self.taps,
-                            start: if run > 0 { Start::Output } else { Start::Zero },
-                            clip: None,
-                        }
-                        .into(Block::new(out, block, height.min(line - col), wide));
+                for at in 0..blocks {
+                    let (line, col) = (at / (blocks / lines), at % (blocks / lines) * height);
+                    let pixel = run * self.strip.area + line * self.strip.plane[1] + col;
+                    let pixels = col..len.min(col + height);
+                    let sums = &mut sums[at * step..][..height * block];
+                    Product {
+                        level: conv.level,
+                        words,
+                        left: Left::Taps,
+                        depth: count * taps * TILE,
+                        a: &strip[pixel * TILE..],
+                        b,
+                        taps: &self.taps,
+                        start: if run > 0 { Start::Output } else { Start::Zero },
+                        clip: None,
                     }
-                }
-            }
-            for first in (0..wide).step_by(TILE) {
-                let source = Squares { step: TILE * block, row: block };
-                let target = Squares { step: TILE, row: from_turned };
-                let turned = &mut as_words_mut(turned)[first * from_turned..];
-                transpose(lines * line / TILE, (&as_words(sums)[first..], source), (turned, target));
-            }
-            let (width, from_row) = (conv.window.output[1], if self.strip.flat { pitch } else { line });
-            for (filter, sums) in filters.zip(turned.chunks(from_turned)) {
-                let added = conv.added(inputs, of.plane, filter);
-                for (i, row) in of.rows.clone().enumerate() {
-                    let span = row * width + of.cols.start..row * width + of.cols.end;
-                    let sums = &sums[i * from_row..][..of.cols.len()];
-                    conv.finish(&added, tile, filter, span, Some(sums));
+                    .into(Block::new(
+                        sums,
+                        block,
+                        pixels.len().next_multiple_of(TILE),
+                        wide,
+                    ));
+                    if run + count == self.runs {
+                        let columns = Columns { of, line, pixels };
+                        self.finish(conv, tile, columns, (filters.start, &added), (sums, turned));
+                    }
                 }
             }
         }
     }
 
+    /// Writes the outputs whose sums are complete.
+    fn finish(
+        &self,
+        conv: &Conv,
+        tile: &mut Tile<'_>,
+        Columns { of, line, pixels }: Columns<'_>,
+        (filter, added): (usize, &[Added<'_>]),
+        (sums, turned): (&[f32], &mut [f32]),
+    ) {
+        let (height, block) = conv.level.block(conv.panels.words);
+        let [from, to] = [(TILE * block, block), (TILE, height)].map(|(step, row)| Squares { step, row });
+        for first in (0..added.len()).step_by(TILE) {
+            let turned = &mut as_words_mut(turned)[first * height..];
+            transpose(pixels.len().div_ceil(TILE), (&as_words(sums)[first..], from), (turned, to));
+        }
+        for (span, first) in self.strip.spans(of, conv.window.output[1], line, pixels) {
+            conv.finish_rows(added, tile, filter, span, (&turned[first..], height));
+        }
+    }
+
     /// Copies the input that a rectangle of the output needs, padded.
-    fn fill(&self, conv: &Conv, inputs: &Inputs<'_>, of: &Rectangle, scratch: &mut Scratch) {
+    fn fill(&self, (conv, inputs): (&Conv, &Inputs<'_>), of: &Rectangle, scratch: &mut Scratch) {
         let Strip { area, plane: [height, pitch], .. } = self.strip;
         let Scratch { strip, rows, .. } = scratch;
         let cols = of.cols.len() + conv.window.reach(1);
@@ -156,16 +183,26 @@ impl Pixels {
         let row = cols.next_multiple_of(TILE) + TILE;
         rows.resize(TILE * row);
         strip.resize((self.pixels + TILE) * TILE);
-        let words = conv.channels().div_ceil(2);
+        let last = of.rows.len() + conv.window.reach(0) - 1;
+        let channels = |word: usize| {
+            let some = channels_of(conv.panels.words, word, conv.channels());
+            (some.0 < conv.channels()).then_some(some)
+        };
         for run in 0..self.runs {
             for phase in self.strip.phases(&conv.window) {
-                for y in 0..of.rows.len() + conv.window.reach(0) {
-                    for (word, out) in (run * TILE..).zip(rows.chunks_exact_mut(row)) {
-                        if word < words {
-                            let some = channels_of(conv.panels.words, word, conv.channels());
-                            self.strip.copy((conv, inputs), of, some, [y, phase], &mut out[..cols]);
-                        } else {
-                            out.fill(0);
+                for y in 0..=last {
+                    for (i, out) in rows.chunks_exact_mut(row).enumerate() {
+                        let (ahead, below) = ((i + AHEAD) % TILE, (i + AHEAD) / TILE);
+                        if let Some(some) = channels(run * TILE + ahead)
+                            && y + below <= last
+                        {
+                            self.strip.fetch((conv, inputs), of, some, [phase, y + below]);
+                        }
+                        match channels(run * TILE + i) {
+                            Some(some) => {
+                                self.strip.copy((conv, inputs), of, some, [phase, y], &mut out[..cols])
+                            }
+                            None => out.fill(0),
                         }
                     }
                     let pixel = run * area + (phase * height + y) * pitch;

@@ -1,6 +1,6 @@
 use super::{Conv, line::Line};
 use crate::{
-    ffi::{Inputs, Tile, product::Words, simd::vectorize},
+    ffi::{Inputs, Tile, lines::fetch, product::Words, simd::vectorize},
     kernels::Window,
 };
 use std::ops::Range;
@@ -61,6 +61,26 @@ impl Strip {
         if self.flat { (1, (rows - 1) * self.plane[1] + cols) } else { (rows, cols) }
     }
 
+    /// What columns of a line are in the output, whose rows have `width`: spans of it, and how far after the first column they
+    /// begin.
+    pub(super) fn spans(
+        &self,
+        of: &Rectangle,
+        width: usize,
+        line: usize,
+        cols: Range<usize>,
+    ) -> impl Iterator<Item = (Range<usize>, usize)> {
+        let (first, pitch) = if self.flat { (0, self.plane[1]) } else { (line, usize::MAX) };
+        let start = (of.rows.start + first) * width + of.cols.start;
+        let count = of.cols.len();
+        (cols.start / pitch..cols.end.div_ceil(pitch)).filter_map(move |row| {
+            let from = cols.start.max(row * pitch);
+            let to = cols.end.min((row * pitch).saturating_add(count));
+            let at = start + row * width + from - row * pitch;
+            (from < to).then(|| (at..at + to - from, from - cols.start))
+        })
+    }
+
     /// Copies row `y` of a phase of the strides of what a rectangle sees of a channel, or of two: as many columns as `out` has,
     /// zeros outside the image.
     pub(super) fn copy(
@@ -68,27 +88,55 @@ impl Strip {
         (conv, inputs): (&Conv, &Inputs<'_>),
         of: &Rectangle,
         (low, high): (usize, Option<usize>),
-        [y, phase]: [usize; 2],
+        [phase, y]: [usize; 2],
         out: &mut [u32],
     ) {
-        let Window { input, stride: [sy, sx], pad, .. } = conv.window;
-        let (source, image) = conv.image(inputs, of.plane);
-        let iy = ((of.rows.start + y) * sy + phase / sx).checked_sub(pad[0]).filter(|iy| *iy < input[0]);
-        let Some(iy) = iy else {
+        let Window { stride: [_, stride], pad: [_, pad], .. } = conv.window;
+        let row = |channel: usize| self.row((conv, inputs), of, channel, [phase, y]);
+        let Some(row_low) = row(low) else {
             out.fill(0);
             return;
         };
-        let row =
-            |channel: usize| &image[(channel * source[0] + iy / conv.repeat) * source[1]..][..source[1]];
         vectorize(Line {
-            low: row(low),
-            high: high.map(row),
+            low: row_low,
+            high: high.and_then(row),
             words: conv.panels.words,
-            first: (of.cols.start * sx + phase % sx) as isize - pad[1] as isize,
-            stride: sx,
+            first: (of.cols.start * stride + phase % stride) as isize - pad as isize,
+            stride,
             repeat: conv.repeat,
             out,
         });
+    }
+
+    /// Asks for what [`copy`](Self::copy) will read.
+    pub(super) fn fetch(
+        &self,
+        (conv, inputs): (&Conv, &Inputs<'_>),
+        of: &Rectangle,
+        (low, high): (usize, Option<usize>),
+        at: [usize; 2],
+    ) {
+        let (stride, pad) = (conv.window.stride[1], conv.window.pad[1]);
+        for channel in [Some(low), high].into_iter().flatten() {
+            let Some(row) = self.row((conv, inputs), of, channel, at) else { return };
+            let [from, to] = [of.cols.start, of.cols.end + conv.window.reach(1)]
+                .map(|col| ((col * stride).saturating_sub(pad) / conv.repeat).min(row.len()));
+            fetch(&row[from..to]);
+        }
+    }
+
+    /// The row of a channel that row `y` of a phase of the strides is, unless it is padding.
+    fn row<'a>(
+        &self,
+        (conv, inputs): (&Conv, &Inputs<'a>),
+        of: &Rectangle,
+        channel: usize,
+        [phase, y]: [usize; 2],
+    ) -> Option<&'a [f32]> {
+        let Window { input, stride: [sy, sx], pad, .. } = conv.window;
+        let (source, image) = conv.image(inputs, of.plane);
+        let iy = ((of.rows.start + y) * sy + phase / sx).checked_sub(pad[0]).filter(|iy| *iy < input[0])?;
+        Some(&image[(channel * source[0] + iy / conv.repeat) * source[1]..][..source[1]])
     }
 
     /// The phases of the strides that some tap sees.

@@ -149,7 +149,7 @@ impl Strips {
                 for y in 0..of.rows.len() + conv.window.reach(0) {
                     let start = i * area + (phase * height + y) * pitch;
                     let out = &mut buffer[start..start + of.cols.len() + conv.window.reach(1)];
-                    self.strip.copy((conv, inputs), of, some, [y, phase], out);
+                    self.strip.copy((conv, inputs), of, some, [phase, y], out);
                 }
             }
         }
