@@ -40,9 +40,9 @@ pub(crate) use builder::{Binary, Builder, Extent, Tensor, Type, Unary};
 pub(crate) use device_ops::Gate;
 pub(crate) use executor::{Executor, Spread};
 pub(crate) use kept::Kept;
-pub(crate) use kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile, as_floats, as_words, as_words_mut};
 #[cfg(test)]
 pub(crate) use kernel::run_kernel;
+pub(crate) use kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile, as_floats, as_words, as_words_mut};
 pub(crate) use library::{Ggml, Gpu, LIBRARY_DIR, Target};
 pub(crate) use program::Program;
 pub(crate) use store::{Home, Room, Store, Stored};
