@@ -48,10 +48,12 @@ pub(crate) struct Attention {
 
 /// Keys of a block, about: a multiple of a level's rows and of two.
 const KEYS: usize = 336;
-/// The same for tiles, so fast that scores and weights should not leave the first level cache.
-const KEYS_OF_TILES: usize = 192;
+/// The same for tiles.
+const KEYS_OF_TILES: usize = 256;
 /// Queries of a tile, which share what is read of keys and values.
 const QUERIES: usize = 64;
+/// The same for products in tiles, which are so fast that they wait for keys and values from the second level cache.
+const QUERIES_OF_TILES: usize = 256;
 
 #[derive(Default)]
 struct Scratch {
@@ -73,7 +75,8 @@ impl Kernel for Attention {
             true => (self.batch, self.heads * size),
             false => (self.batch * self.heads, size),
         };
-        Grid { planes, rows, cols, tile_rows: QUERIES.min(rows), tile_cols: size }
+        let queries = if self.level.has_tiles(self.keys.words) { QUERIES_OF_TILES } else { QUERIES };
+        Grid { planes, rows, cols, tile_rows: queries.min(rows), tile_cols: size }
     }
 
     fn multiplications(&self) -> usize {

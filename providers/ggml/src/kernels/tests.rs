@@ -326,6 +326,7 @@ fn attention() {
         (2, 4, 2, 33, 701, 9, 17, false, true),
         (1, 3, 1, 100, 100, 16, 16, true, false),
         (1, 1, 1, 1, 1, 1, 1, false, true),
+        (1, 2, 1, 300, 300, 8, 8, true, false),
     ];
     for (level, words) in variants() {
         for (case, (batch, heads, sharing, queries, length, size, width, causal, masked)) in
