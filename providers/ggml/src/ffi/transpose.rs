@@ -5,7 +5,7 @@ use super::simd::Level;
 use std::arch::x86_64::*;
 
 /// Rows and columns of a square, in words.
-pub(crate) const SQUARE: usize = 16;
+const SQUARE: usize = 16;
 
 /// How squares lie in memory, in words.
 #[derive(Clone, Copy)]

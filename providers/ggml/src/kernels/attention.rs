@@ -75,7 +75,10 @@ impl Kernel for Attention {
             true => (self.batch, self.heads * size),
             false => (self.batch * self.heads, size),
         };
-        let queries = if self.level.has_tiles(self.keys.words) { QUERIES_OF_TILES } else { QUERIES };
+        let queries = match self.keys.order {
+            Order::Columns => QUERIES,
+            Order::Sixteens | Order::Tiles => QUERIES_OF_TILES,
+        };
         Grid { planes, rows, cols, tile_rows: queries.min(rows), tile_cols: size }
     }
 

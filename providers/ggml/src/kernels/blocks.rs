@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     ffi::{
-        product::{TILE, Words},
+        product::Words,
         simd::{Vectorized, mul_add, vectorize},
     },
     storage::f16_to_f32,
@@ -31,12 +31,12 @@ pub(crate) enum Blocks {
 pub(super) const BLOCK: usize = 32;
 /// Blocks that share what their scales are multiples of.
 pub(super) const GROUP: usize = 8;
-/// Steps of the depth that lie together: first the lower elements of all their words, then the upper ones. In tiles, sixteen.
+/// Steps of the depth that lie together: first the lower elements of all their words, then the upper ones.
 const STEPS: usize = 8;
 /// Rows of a panel, at most.
 const MAX_ROWS: usize = 32;
 /// Elements of the same half of words that lie together, at most.
-const MAX_SPAN: usize = TILE * MAX_ROWS;
+const MAX_SPAN: usize = STEPS * MAX_ROWS;
 
 /// Where things lie in the bytes of a panel: integers, scales of blocks, what these are multiples of.
 #[derive(Clone, Copy)]
@@ -46,20 +46,15 @@ pub(super) struct Plan {
     rows: usize,
     /// Elements of a word.
     halves: usize,
-    /// Steps of a run.
-    steps: usize,
-    /// Whether the steps of a row lie together in a run, or the rows of a step.
-    tiles: bool,
-    /// Runs of so many steps.
+    /// Runs of [`STEPS`] steps, of each of which all rows lie together.
     runs: usize,
 }
 
 impl Plan {
     pub(super) fn new(blocks: Blocks, panels: &Panels) -> Self {
         let halves = if panels.words == Words::Bf16 { 2 } else { 1 };
-        let tiles = panels.order == Order::Tiles;
-        let steps = if tiles { TILE } else { STEPS };
-        Plan { blocks, rows: panels.block, halves, steps, tiles, runs: panels.steps().div_ceil(steps) }
+        assert_ne!(panels.order, Order::Tiles, "weights lie in columns");
+        Plan { blocks, rows: panels.block, halves, runs: panels.steps().div_ceil(STEPS) }
     }
     /// Rows of the panel.
     pub(super) fn rows(&self) -> usize {
@@ -67,16 +62,16 @@ impl Plan {
     }
     /// Elements of one half of a run.
     fn span(&self) -> usize {
-        self.steps * self.rows
+        STEPS * self.rows
     }
     /// Where a half of a run has the element of a step and a row.
     #[inline(always)]
     fn at(&self, step: usize, row: usize) -> usize {
-        if self.tiles { row * self.steps + step } else { step * self.rows + row }
+        step * self.rows + row
     }
     /// Elements of a row, with those that fill up the last run.
     fn line(&self) -> usize {
-        self.runs * self.steps * self.halves
+        self.runs * STEPS * self.halves
     }
     /// Bytes of the integers of a run.
     fn run_bytes(&self) -> usize {
@@ -84,7 +79,7 @@ impl Plan {
         if self.blocks == Blocks::Q4K { elements / 2 } else { elements }
     }
     fn runs_of_block(&self) -> usize {
-        BLOCK / (self.steps * self.halves)
+        BLOCK / (STEPS * self.halves)
     }
     fn count(&self) -> usize {
         self.runs.div_ceil(self.runs_of_block())
@@ -105,8 +100,8 @@ impl Plan {
     }
     /// Integer `i` of a row's block, in a panel of words of one element.
     pub(super) fn integer(&self, panel: &[u8], block: usize, row: usize, i: usize) -> u8 {
-        let run = block * self.runs_of_block() + i / self.steps;
-        let (start, place) = (run * self.run_bytes(), self.at(i % self.steps, row));
+        let run = block * self.runs_of_block() + i / STEPS;
+        let (start, place) = (run * self.run_bytes(), self.at(i % STEPS, row));
         match self.blocks {
             Blocks::Q8_0 => panel[start + place],
             Blocks::Q4K if place < self.run_bytes() => panel[start + place] & 15,
@@ -118,7 +113,7 @@ impl Plan {
     fn place(&self, block: usize, row: usize, integers: &[u8; BLOCK], mut put: impl FnMut(usize, usize, u8)) {
         let first = block * self.runs_of_block();
         let runs = first..(first + self.runs_of_block()).min(self.runs);
-        for (run, integers) in runs.zip(integers.chunks_exact(self.steps * self.halves)) {
+        for (run, integers) in runs.zip(integers.chunks_exact(STEPS * self.halves)) {
             for (step, word) in integers.chunks_exact(self.halves).enumerate() {
                 for (half, integer) in word.iter().enumerate() {
                     put(run, half * self.span() + self.at(step, row), *integer);
@@ -233,15 +228,7 @@ impl Scales {
                 }
             }
         }
-        if plan.tiles {
-            for row in 0..rows {
-                let steps = row * plan.steps..(row + 1) * plan.steps;
-                scale[steps.clone()].fill(scales[row]);
-                offset[steps].fill(offsets[row]);
-            }
-            return;
-        }
-        for step in 0..plan.steps {
+        for step in 0..STEPS {
             let to = step * rows..(step + 1) * rows;
             scale[to.clone()].copy_from_slice(&scales[..rows]);
             offset[to].copy_from_slice(&offsets[..rows]);
@@ -260,15 +247,14 @@ impl Vectorized for Expand<'_> {
         let (mut low, mut high) = ([0f32; MAX_SPAN], [0f32; MAX_SPAN]);
         let mut part = [0; MAX_SPAN];
         let mut block = None;
-        assert!(!plan.tiles || (steps.start % TILE, steps.end % TILE) == (0, 0), "parts of tiles");
-        for run in steps.start / plan.steps..steps.end.div_ceil(plan.steps) {
+        for run in steps.start / STEPS..steps.end.div_ceil(STEPS) {
             let current = run / plan.runs_of_block();
             if block != Some(current) {
                 block = Some(current);
                 scales.read(&plan, bytes, current);
             }
-            let first = run * plan.steps;
-            let (from, to) = (steps.start.max(first) - first, steps.end.min(first + plan.steps) - first);
+            let first = run * STEPS;
+            let (from, to) = (steps.start.max(first) - first, steps.end.min(first + STEPS) - first);
             let out = &mut words[(first + from - steps.start) * rows..][..(to - from) * rows];
             let whole = out.len() == span;
             let target = if whole { &mut *out } else { &mut part[..span] };
@@ -527,8 +513,7 @@ mod tests {
             let mut all = Vec::new();
             let mut start = 0;
             while start < panels.steps() {
-                let more = if panels.order == Order::Tiles { 16 + start % 48 } else { 1 + start % 13 };
-                let end = (start + more).min(panels.steps());
+                let end = (start + 1 + start % 13).min(panels.steps());
                 let mut run = vec![7; (end - start) * block];
                 blocks.expand(panels, bytes, start..end, &mut run);
                 all.extend(run);
@@ -536,10 +521,7 @@ mod tests {
             }
             let (group, first) = (index / panels.per_group(), index % panels.per_group() * block);
             for (i, word) in all.iter().enumerate() {
-                let (step, row) = match panels.order {
-                    Order::Tiles => (i / (16 * block) * 16 + i % 16, first + i / 16 % block),
-                    _ => (i / block, first + i % block),
-                };
+                let (step, row) = (i / block, first + i % block);
                 let mut put = |d: usize, x: f32| {
                     if row < rows && d < depth {
                         let at = if transposed { d * rows + row } else { row * depth + d };
@@ -577,7 +559,6 @@ mod tests {
                 (Words::Bf16, 14, Order::Columns),
                 (Words::Bf16, 32, Order::Columns),
                 (Words::Bf16, 32, Order::Sixteens),
-                (Words::Bf16, 32, Order::Tiles),
             ] {
                 let panels = Panels { groups, rows, depth, block, words, taps, order };
                 for transposed in [false, true] {

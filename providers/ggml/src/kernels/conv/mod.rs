@@ -85,7 +85,7 @@ impl Conv {
     }
 
     /// Rows and columns of the input, and its channels.
-    fn image<'a>(&self, inputs: &Inputs<'a>, plane: usize) -> ([usize; 2], &'a [f32]) {
+    fn image<'a>(&self, inputs: &Inputs<'a>, plane: usize) -> Image<'a> {
         let source = self.window.input.map(|n| n / self.repeat);
         let len = self.channels() * source[0] * source[1];
         (source, &inputs.f32(0)[plane * len..][..len])
@@ -149,8 +149,9 @@ impl Kernel for Conv {
         let (planes, rows) = (self.batch * self.panels.groups, self.panels.rows);
         let cols: usize = self.window.output.iter().product();
         let tile_cols = match &self.method {
-            Method::Strips(strips) => strips.outputs(&self.window),
-            Method::Pixels(pixels) => pixels.outputs(&self.window),
+            Method::Strips(Strips { strip, .. }) | Method::Pixels(Pixels { strip, .. }) => {
+                strip.outputs(&self.window)
+            }
             Method::Winograd(winograd) => winograd.outputs(self),
         };
         let across = planes * cols.div_ceil(tile_cols);
@@ -186,6 +187,9 @@ impl Kernel for Conv {
     }
 }
 
+/// Rows and columns, and the elements of all channels.
+type Image<'a> = ([usize; 2], &'a [f32]);
+
 /// What is added to the sums of a filter.
 struct Added<'a> {
     bias: f32,
@@ -193,6 +197,7 @@ struct Added<'a> {
     addend: Option<&'a [f32]>,
 }
 
+/// [`Finish`] for a span of the outputs of some filters.
 struct FinishRows<'a> {
     from: &'a [f32],
     step: usize,

@@ -18,7 +18,7 @@ use std::{cell::RefCell, ops::Range};
 /// cache line for every 16 pairs of them, so that each tap of the window reads whole lines, one after the other, whatever its
 /// offset. Sums come out with filters last, and are transposed while they are in the first level cache.
 pub(super) struct Pixels {
-    strip: Strip,
+    pub(super) strip: Strip,
     /// Runs of [`TILE`] pairs of channels.
     runs: usize,
     taps: Taps,
@@ -78,11 +78,6 @@ impl Pixels {
         }));
         let pixels = runs * strip.area + strip.rows * strip.plane[1] + block;
         Pixels { strip, runs, taps, pixels }
-    }
-
-    /// How many outputs of a filter are shared out at a time.
-    pub(super) fn outputs(&self, window: &Window) -> usize {
-        self.strip.outputs(window)
     }
 
     pub(super) fn tile(&self, conv: &Conv, inputs: &Inputs<'_>, tile: &mut Tile<'_>) {
@@ -184,9 +179,10 @@ impl Pixels {
         rows.resize(TILE * row);
         strip.resize((self.pixels + TILE) * TILE);
         let last = of.rows.len() + conv.window.reach(0) - 1;
+        let (image, all) = (conv.image(inputs, of.plane), conv.channels());
         let channels = |word: usize| {
-            let some = channels_of(conv.panels.words, word, conv.channels());
-            (some.0 < conv.channels()).then_some(some)
+            let some = channels_of(conv.panels.words, word, all);
+            (some.0 < all).then_some(some)
         };
         for run in 0..self.runs {
             for phase in self.strip.phases(&conv.window) {
@@ -196,11 +192,11 @@ impl Pixels {
                         if let Some(some) = channels(run * TILE + ahead)
                             && y + below <= last
                         {
-                            self.strip.fetch((conv, inputs), of, some, [phase, y + below]);
+                            self.strip.fetch((conv, image), of, some, [phase, y + below]);
                         }
                         match channels(run * TILE + i) {
                             Some(some) => {
-                                self.strip.copy((conv, inputs), of, some, [phase, y], &mut out[..cols])
+                                self.strip.copy((conv, image), of, some, [phase, y], &mut out[..cols])
                             }
                             None => out.fill(0),
                         }

@@ -1,6 +1,6 @@
-use super::{Conv, line::Line};
+use super::{Conv, Image, line::Line};
 use crate::{
-    ffi::{Inputs, Tile, lines::fetch, product::Words, simd::vectorize},
+    ffi::{Tile, lines::fetch, product::Words, simd::vectorize},
     kernels::Window,
 };
 use std::ops::Range;
@@ -85,14 +85,14 @@ impl Strip {
     /// zeros outside the image.
     pub(super) fn copy(
         &self,
-        (conv, inputs): (&Conv, &Inputs<'_>),
+        (conv, image): (&Conv, Image<'_>),
         of: &Rectangle,
         (low, high): (usize, Option<usize>),
         [phase, y]: [usize; 2],
         out: &mut [u32],
     ) {
         let Window { stride: [_, stride], pad: [_, pad], .. } = conv.window;
-        let row = |channel: usize| self.row((conv, inputs), of, channel, [phase, y]);
+        let row = |channel: usize| self.row((conv, image), of, channel, [phase, y]);
         let Some(row_low) = row(low) else {
             out.fill(0);
             return;
@@ -111,14 +111,14 @@ impl Strip {
     /// Asks for what [`copy`](Self::copy) will read.
     pub(super) fn fetch(
         &self,
-        (conv, inputs): (&Conv, &Inputs<'_>),
+        (conv, image): (&Conv, Image<'_>),
         of: &Rectangle,
         (low, high): (usize, Option<usize>),
         at: [usize; 2],
     ) {
         let (stride, pad) = (conv.window.stride[1], conv.window.pad[1]);
         for channel in [Some(low), high].into_iter().flatten() {
-            let Some(row) = self.row((conv, inputs), of, channel, at) else { return };
+            let Some(row) = self.row((conv, image), of, channel, at) else { return };
             let [from, to] = [of.cols.start, of.cols.end + conv.window.reach(1)]
                 .map(|col| ((col * stride).saturating_sub(pad) / conv.repeat).min(row.len()));
             fetch(&row[from..to]);
@@ -128,13 +128,12 @@ impl Strip {
     /// The row of a channel that row `y` of a phase of the strides is, unless it is padding.
     fn row<'a>(
         &self,
-        (conv, inputs): (&Conv, &Inputs<'a>),
+        (conv, (source, image)): (&Conv, Image<'a>),
         of: &Rectangle,
         channel: usize,
         [phase, y]: [usize; 2],
     ) -> Option<&'a [f32]> {
         let Window { input, stride: [sy, sx], pad, .. } = conv.window;
-        let (source, image) = conv.image(inputs, of.plane);
         let iy = ((of.rows.start + y) * sy + phase / sx).checked_sub(pad[0]).filter(|iy| *iy < input[0])?;
         Some(&image[(channel * source[0] + iy / conv.repeat) * source[1]..][..source[1]])
     }

@@ -16,7 +16,7 @@ use std::{cell::RefCell, ops::Range};
 /// A convolution as a product of the filters with the input, of which a strip of rows is copied, padded, into the cache; each
 /// tap of the window then reads the strip at another offset, so that no patches are gathered.
 pub(super) struct Strips {
-    strip: Strip,
+    pub(super) strip: Strip,
     /// Channels, in words, that are copied at a time.
     channels: usize,
     taps: Taps,
@@ -51,11 +51,6 @@ impl Strips {
         }));
         let len = channels * strip.area + strip.rows * strip.plane[1] + width;
         Strips { strip, channels, taps, len }
-    }
-
-    /// How many outputs of a filter are shared out at a time.
-    pub(super) fn outputs(&self, window: &Window) -> usize {
-        self.strip.outputs(window)
     }
 
     pub(super) fn tile(&self, conv: &Conv, inputs: &Inputs<'_>, tile: &mut Tile<'_>) {
@@ -143,13 +138,14 @@ impl Strips {
         buffer: &mut [u32],
     ) {
         let Strip { area, plane: [height, pitch], .. } = self.strip;
+        let (image, all) = (conv.image(inputs, of.plane), conv.channels());
         for (i, word) in channels.enumerate() {
-            let some = channels_of(conv.panels.words, word, conv.channels());
+            let some = channels_of(conv.panels.words, word, all);
             for phase in self.strip.phases(&conv.window) {
                 for y in 0..of.rows.len() + conv.window.reach(0) {
                     let start = i * area + (phase * height + y) * pitch;
                     let out = &mut buffer[start..start + of.cols.len() + conv.window.reach(1)];
-                    self.strip.copy((conv, inputs), of, some, [phase, y], out);
+                    self.strip.copy((conv, image), of, some, [phase, y], out);
                 }
             }
         }
