@@ -38,7 +38,8 @@ impl GgmlSession {
     /// Allocates memory and fills it with the weights.
     pub(crate) fn new(topology: Arc<Topology>, source: &dyn WeightSource, host: &dyn Host) -> Result<Self> {
         let (bank, translation) = topology.representative()?;
-        let (executor, threads) = (Executor::new(topology.target())?, topology.threads());
+        let threads = topology.threads();
+        let executor = Executor::new(topology.target(), threads)?;
         let mut session = GgmlSession { topology, bank, plans: Vec::new(), executor, threads };
         session.bank.load(source, host, threads)?;
         if let Some(shapes) = session.topology.fixed_shapes() {

@@ -86,6 +86,8 @@ pub(crate) struct Translator<'g> {
     stored: HashMap<(ValueId, Form, Type, Home), Tensor>,
     placed: Vec<Constant>,
     producers: HashMap<ValueId, usize>,
+    /// How often values are read by nodes, and as outputs.
+    reads: HashMap<ValueId, usize>,
     host_operators: BTreeMap<String, usize>,
 }
 
@@ -104,6 +106,9 @@ pub(crate) fn translate<'g>(
         .iter()
         .enumerate()
         .flat_map(|(i, node)| node.outputs.iter().flatten().map(move |id| (*id, i)));
+    let mut reads: HashMap<ValueId, usize> = HashMap::new();
+    let read = graph.nodes.iter().flat_map(|node| node.inputs.iter().flatten()).chain(&graph.outputs);
+    read.for_each(|id| *reads.entry(*id).or_default() += 1);
     let mut translator = Translator {
         graph,
         builder: Builder::new(target),
@@ -115,6 +120,7 @@ pub(crate) fn translate<'g>(
         stored: HashMap::new(),
         placed: Vec::new(),
         producers: producers.collect(),
+        reads,
         host_operators: BTreeMap::new(),
     };
     let mut inputs = Vec::new();
@@ -280,6 +286,10 @@ impl<'g> Translator<'g> {
     /// The node that computes a value.
     pub(crate) fn producer(&self, id: ValueId) -> Option<&'g Node> {
         self.producers.get(&id).map(|index| &self.graph.nodes[*index])
+    }
+    /// Whether one node reads a value, once, and it is no output.
+    pub(crate) fn is_read_once(&self, id: ValueId) -> bool {
+        self.reads.get(&id) == Some(&1)
     }
     /// What our products multiply: pairs of bf16 where the precision allows it and the processor can.
     pub(crate) fn words(&self) -> Words {
@@ -451,6 +461,15 @@ impl<'g> Translator<'g> {
         let tensor = self.operand(id)?.tensor;
         let strides = shape::dense(&shape);
         Ok(View { tensor, shape, strides })
+    }
+    /// A value read with strides as one of another shape; where strides cannot say that, the value is computed plainly.
+    pub(crate) fn view_as(&mut self, id: ValueId, shape: &[usize]) -> Outcome<View> {
+        let view = self.view(id)?;
+        let (tensor, strides) = match shape::reshape_strides(&view.shape, &view.strides, shape) {
+            Some(strides) => (view.tensor, strides),
+            None => (self.operand(id)?.tensor, shape::dense(shape)),
+        };
+        Ok(View { tensor, shape: shape.to_vec(), strides })
     }
     /// A computed tensor packed in panels. `layout` is that of a matrix, `dims` and `strides` those of the stack of as
     /// many matrices as the panels have groups.

@@ -8,6 +8,7 @@ use super::{
     program::{Program, memory_of},
     store::Store,
     streams::{Plan, Turns, at_node},
+    threads::Threads,
 };
 use crate::ffi::kernel::Failure;
 use sdrun_abi::{Error, ErrorCode, Result};
@@ -24,6 +25,8 @@ pub(super) struct Backends {
     pub(super) target: Target,
     cpu: Ptr,
     device: Option<Ptr>,
+    /// Of the CPU's.
+    threads: Option<Threads>,
 }
 
 // SAFETY: ggml ties none of it to a thread; what is done with it is done through one `Executor`.
@@ -32,7 +35,7 @@ unsafe impl Send for Backends {}
 unsafe impl Sync for Backends {}
 
 impl Backends {
-    fn open(target: Target) -> Result<Self> {
+    fn open(target: Target, threads: usize) -> Result<Self> {
         let api = &target.ggml.api;
         let init = |device: Ptr, name: &str| {
             // SAFETY: a device of this ggml.
@@ -40,7 +43,10 @@ impl Backends {
             let failed = || Error::new(ErrorCode::Unavailable, format!("ggml cannot open its device {name}"));
             if backend.is_null() { Err(failed()) } else { Ok(backend) }
         };
-        let mut backends = Backends { target, cpu: init(target.ggml.cpu.device, "cpu")?, device: None };
+        let cpu = init(target.ggml.cpu.device, "cpu")?;
+        let mut backends = Backends { target, cpu, device: None, threads: None };
+        // SAFETY: the CPU's backend, which is freed after them.
+        backends.threads = Some(unsafe { Threads::new(&target.ggml.cpu, cpu, threads)? });
         if let Some(gpu) = target.gpu() {
             backends.device = Some(init(gpu.device, &gpu.id)?);
         }
@@ -50,6 +56,7 @@ impl Backends {
 
 impl Drop for Backends {
     fn drop(&mut self) {
+        self.threads = None;
         for backend in self.device.into_iter().chain([self.cpu]) {
             // SAFETY: made by `ggml_backend_dev_init`, freed once.
             unsafe { (self.target.ggml.api.ggml_backend_free)(backend) };
@@ -98,9 +105,9 @@ struct Watch<'a> {
 }
 
 impl Executor {
-    /// Opens the device.
-    pub(crate) fn new(target: Target) -> Result<Self> {
-        let backends = Backends::open(target)?;
+    /// Opens the device, for programs of at most so many threads.
+    pub(crate) fn new(target: Target, threads: usize) -> Result<Self> {
+        let backends = Backends::open(target, threads)?;
         let api = &target.ggml.api;
         // SAFETY: the CPU's backend.
         let activations =

@@ -97,17 +97,43 @@ pub(crate) struct Tile<'a> {
     /// Which of its columns.
     pub(crate) cols: Range<usize>,
     data: *mut u8,
+    /// Which element of the output `data` begins with.
+    first: usize,
     type_: Type,
     grid: Grid,
     exclusive: PhantomData<&'a mut [u8]>,
 }
 
-impl Tile<'_> {
+impl<'a> Tile<'a> {
+    /// Rows of `cols` elements of a matrix, of which `data` holds no others.
+    pub(crate) fn of_rows(data: &'a mut [f32], rows: Range<usize>, cols: usize) -> Self {
+        assert_eq!(data.len(), rows.len() * cols, "rows of another length");
+        let grid = Grid::rows(rows.end, cols, rows.len());
+        Tile {
+            plane: 0,
+            first: rows.start * cols,
+            rows,
+            cols: 0..cols,
+            data: data.as_mut_ptr().cast(),
+            type_: Type::F32,
+            grid,
+            exclusive: PhantomData,
+        }
+    }
+    /// Some of its rows.
+    pub(crate) fn part(&mut self, rows: Range<usize>) -> Tile<'_> {
+        assert!(self.rows.start <= rows.start && rows.end <= self.rows.end, "rows outside the tile");
+        Tile { rows, cols: self.cols.clone(), exclusive: PhantomData, ..*self }
+    }
+    /// Where in `data` an element is.
+    fn place(&self, row: usize, col: usize) -> usize {
+        (self.plane * self.grid.rows + row) * self.grid.cols + col - self.first
+    }
     /// The bytes of the tile's columns in row `row`, which is one of `self.rows`.
     pub(crate) fn row_bytes(&mut self, row: usize) -> &mut [u8] {
         assert!(self.rows.contains(&row), "row {row} is not in the tile's {:?}", self.rows);
         let size = self.type_.size();
-        let start = (self.plane * self.grid.rows + row) * self.grid.cols + self.cols.start;
+        let start = self.place(row, self.cols.start);
         // SAFETY: `start..start + cols.len()` lies inside the output, whose length is the grid's, and only
         // this tile covers it; the borrow of `self` keeps two rows from being lent at once.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(start * size), self.cols.len() * size) }
@@ -124,7 +150,7 @@ impl Tile<'_> {
         assert_eq!(self.type_, Type::F32, "a kernel writes f32 into another type");
         assert!(self.rows.start <= row && row + rows <= self.rows.end, "rows outside the tile");
         assert!(self.cols.start <= col && col + cols <= self.cols.end, "columns outside the tile");
-        let start = (self.plane * self.grid.rows + row) * self.grid.cols + col;
+        let start = self.place(row, col);
         // SAFETY: inside the output, and only this tile covers it; the borrow of `self` keeps it to the block.
         unsafe { Block::from_raw(self.data.cast::<f32>().add(start), self.grid.cols, rows, cols) }
     }
@@ -332,7 +358,7 @@ unsafe fn work(cell: &Cell, dst: TensorPtr, ith: usize, nth: usize) -> Result<()
             return Ok(());
         }
         let (plane, rows, cols) = grid.tile(index);
-        let tile = Tile { plane, rows, cols, data, type_, grid, exclusive: PhantomData };
+        let tile = Tile { plane, rows, cols, data, first: 0, type_, grid, exclusive: PhantomData };
         cell.kernel.tile(&inputs, tile)?;
     }
     Ok(())
@@ -359,7 +385,7 @@ pub(crate) fn run_kernel(kernel: &dyn Kernel, inputs: &[&[u32]], workers: usize)
     for index in 0..grid.tiles() {
         let (plane, rows, cols) = grid.tile(index);
         let data = out.as_mut_ptr().cast();
-        let tile = Tile { plane, rows, cols, data, type_: Type::F32, grid, exclusive: PhantomData };
+        let tile = Tile { plane, rows, cols, data, first: 0, type_: Type::F32, grid, exclusive: PhantomData };
         kernel.tile(&slots, tile).unwrap();
     }
     out

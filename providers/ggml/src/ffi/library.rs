@@ -1,6 +1,6 @@
 //! Finding and loading ggml's libraries.
 
-use super::{api::*, variant};
+use super::{api::*, threads, variant};
 use libloading::Library;
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
@@ -58,6 +58,9 @@ pub(super) struct Cpu {
     pub(super) device: Ptr,
     pub(super) set_n_threads: unsafe extern "C" fn(Ptr, c_int),
     pub(super) set_abort_callback: unsafe extern "C" fn(Ptr, Option<AbortCallback>, *mut c_void),
+    pub(super) threadpool_new: unsafe extern "C" fn(*mut threads::Params) -> Ptr,
+    pub(super) threadpool_free: unsafe extern "C" fn(Ptr),
+    pub(super) set_threadpool: unsafe extern "C" fn(Ptr, Ptr),
 }
 
 // SAFETY: the pointers name objects that ggml creates once and never changes; its functions for devices may
@@ -286,8 +289,8 @@ impl Ggml {
                 Ok(pointer)
             }
         };
-        // SAFETY: as above; device 0 exists where the count is not 0. The two functions have the types that
-        // ggml-backend.h states for these names.
+        // SAFETY: as above; device 0 exists where the count is not 0. The functions have the types that ggml-backend.h and
+        // ggml-cpu.h state for these names.
         unsafe {
             if (api.ggml_backend_reg_dev_count)(registration) == 0 {
                 return Err("has no device".into());
@@ -301,6 +304,15 @@ impl Ggml {
                     Ptr,
                     unsafe extern "C" fn(Ptr, Option<AbortCallback>, *mut c_void),
                 >(function(c"ggml_backend_set_abort_callback")?),
+                threadpool_new: std::mem::transmute::<Ptr, unsafe extern "C" fn(*mut threads::Params) -> Ptr>(
+                    function(c"ggml_threadpool_new")?,
+                ),
+                threadpool_free: std::mem::transmute::<Ptr, unsafe extern "C" fn(Ptr)>(function(
+                    c"ggml_threadpool_free",
+                )?),
+                set_threadpool: std::mem::transmute::<Ptr, unsafe extern "C" fn(Ptr, Ptr)>(function(
+                    c"ggml_backend_cpu_set_threadpool",
+                )?),
             })
         }
     }

@@ -32,6 +32,7 @@ pub(crate) mod simd;
 pub(crate) mod softmax;
 mod store;
 mod streams;
+mod threads;
 pub(crate) mod transpose;
 mod variant;
 pub(crate) mod winograd;

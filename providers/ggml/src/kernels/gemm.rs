@@ -79,19 +79,45 @@ impl Kernel for Gemm {
     }
 
     fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
-        SCRATCH.with_borrow_mut(|scratch| self.multiply(inputs, &mut tile, scratch));
+        let left = Rows { from: self.matrix(inputs, tile.plane), first: 0 };
+        self.compute(left, (inputs, 1), &mut tile);
+        Ok(())
+    }
+}
+
+/// Rows of A, number `first` and those after it.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    /// From the first of them on, or the image that all of them are patches of.
+    pub(super) from: &'a [f32],
+    pub(super) first: usize,
+}
+
+impl Gemm {
+    /// Rows that are computed at a time, at most.
+    pub(super) fn most_rows(&self) -> usize {
+        MAX_ROWS.next_multiple_of(self.level.block(self.panels.words).0)
+    }
+
+    /// Matrix `plane` of input 0.
+    pub(super) fn matrix<'a>(&self, inputs: &Inputs<'a>, plane: usize) -> &'a [f32] {
+        let offset = shape::offset(plane, &self.dims, &self.strides);
+        &inputs.f32(0)[self.layout.start.wrapping_add_signed(offset)..]
+    }
+
+    /// How many inputs the right operand and what is added to the product are.
+    pub(super) fn operands(&self) -> usize {
+        1 + usize::from(self.bias) + usize::from(self.addend)
+    }
+
+    /// A tile of the product of these rows of A and the inputs from one on.
+    pub(super) fn compute(&self, left: Rows<'_>, right: (&Inputs<'_>, usize), tile: &mut Tile<'_>) {
+        SCRATCH.with_borrow_mut(|scratch| self.multiply(left, right, tile, scratch));
         if let Some(activation) = self.activation.filter(|_| self.clip().is_none()) {
             for row in tile.rows.clone() {
                 vectorize(Activate(activation, tile.row(row)));
             }
         }
-        Ok(())
-    }
-}
-
-impl Gemm {
-    fn most_rows(&self) -> usize {
-        MAX_ROWS.next_multiple_of(self.level.block(self.panels.words).0)
     }
 
     /// The activation, where products can do it.
@@ -103,26 +129,29 @@ impl Gemm {
         }
     }
 
-    fn multiply(&self, inputs: &Inputs<'_>, tile: &mut Tile<'_>, scratch: &mut Scratch) {
+    fn multiply(
+        &self,
+        left: Rows<'_>,
+        (inputs, right): (&Inputs<'_>, usize),
+        tile: &mut Tile<'_>,
+        scratch: &mut Scratch,
+    ) {
         let Panels { words, depth, .. } = self.panels;
         let (height, width) = self.level.block(words);
         let (rows, cols) = (tile.rows.clone(), tile.cols.clone());
         if self.addend {
-            self.prefill(inputs, tile);
+            self.prefill((inputs, right), tile);
         }
-        let bias = (self.bias && !self.addend).then(|| inputs.f32(2));
+        let bias = (self.bias && !self.addend).then(|| inputs.f32(right + 1));
         let first_panel = if self.panels.groups > 1 { tile.plane * self.panels.per_group() } else { 0 };
-        let matrix =
-            self.layout.start.wrapping_add_signed(shape::offset(tile.plane, &self.dims, &self.strides));
         let per_word = if words == Words::Bf16 { 2 } else { 1 };
         scratch.rows.resize(self.most_rows() * ROW_STRIDE);
         for step in (0..self.panels.steps()).step_by(DEPTH) {
             let run = DEPTH.min(self.panels.steps() - step);
             let elements = step * per_word..((step + run) * per_word).min(depth);
-            let from = &inputs.f32(0)[matrix..];
             vectorize(PackRows {
                 gemm: self,
-                from,
+                left,
                 rows: rows.clone(),
                 elements,
                 run,
@@ -131,7 +160,7 @@ impl Gemm {
             let last = step + run == self.panels.steps();
             for col in cols.clone().step_by(width) {
                 let (kept, panel) = ((&self.panels, self.blocks), first_panel + col / width);
-                let b = panel_words(inputs, 1, kept, panel, step..step + run, &mut scratch.panel);
+                let b = panel_words(inputs, right, kept, panel, step..step + run, &mut scratch.panel);
                 let wide = width.min(cols.end - col);
                 let start = match bias {
                     _ if self.addend || step > 0 => Start::Output,
@@ -159,10 +188,10 @@ impl Gemm {
     }
 
     /// Writes what is added to the product, of which there is an addend.
-    fn prefill(&self, inputs: &Inputs<'_>, tile: &mut Tile<'_>) {
+    fn prefill(&self, (inputs, right): (&Inputs<'_>, usize), tile: &mut Tile<'_>) {
         let cols = tile.cols.clone();
-        let bias = self.bias.then(|| &inputs.f32(2)[cols.clone()]);
-        let addend = inputs.f32(2 + usize::from(self.bias));
+        let bias = self.bias.then(|| &inputs.f32(right + 1)[cols.clone()]);
+        let addend = inputs.f32(right + 1 + usize::from(self.bias));
         for row in tile.rows.clone() {
             let start = (tile.plane * self.rows + row) * self.panels.rows;
             let addend = &addend[start + cols.start..start + cols.end];
@@ -283,8 +312,7 @@ fn write_pairs(from: &[f32], out: &mut [u32]) {
 /// Runs of rows of A in words, [`ROW_STRIDE`] apart.
 struct PackRows<'a> {
     gemm: &'a Gemm,
-    /// The matrix, or the image.
-    from: &'a [f32],
+    left: Rows<'a>,
     rows: Range<usize>,
     elements: Range<usize>,
     /// Words of a run.
@@ -297,7 +325,7 @@ impl Vectorized for PackRows<'_> {
 
     #[inline(always)]
     fn run<const FMA: bool>(self) {
-        let PackRows { gemm, from, rows, elements, run, out } = self;
+        let PackRows { gemm, left: Rows { from, first }, rows, elements, run, out } = self;
         let (words, len, Layout { row_step, depth_step, .. }) =
             (gemm.panels.words, elements.len(), gemm.layout);
         let line = &mut [0.0; 2 * DEPTH];
@@ -310,7 +338,7 @@ impl Vectorized for PackRows<'_> {
             return;
         }
         for (row, out) in runs {
-            let from = &from[row * row_step + elements.start * depth_step..];
+            let from = &from[(row - first) * row_step + elements.start * depth_step..];
             match (words, depth_step) {
                 (Words::F32, 1) => out.copy_from_slice(as_words(&from[..len])),
                 (Words::Bf16, 1) => write_pairs(&from[..len], out),

@@ -40,13 +40,19 @@ impl Kernel for NhwcDepthwise {
     }
 
     fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
-        let weights = inputs.f32(1).as_chunks::<LANES>().0;
-        let bias = self.bias.then(|| inputs.f32(2));
-        for row in tile.rows.clone() {
-            let out = tile.row(row);
-            vectorize(Line { conv: self, x: inputs.f32(0), weights, bias, row, out });
-        }
+        self.compute(inputs.f32(0), (inputs, 1), &mut tile);
         Ok(())
+    }
+}
+
+impl NhwcDepthwise {
+    /// Rows of the outputs of these images and the inputs from one on.
+    pub(super) fn compute(&self, x: &[f32], (inputs, filters): (&Inputs<'_>, usize), tile: &mut Tile<'_>) {
+        let weights = inputs.f32(filters).as_chunks::<LANES>().0;
+        let bias = self.bias.then(|| inputs.f32(filters + 1));
+        for row in tile.rows.clone() {
+            vectorize(Line { conv: self, x, weights, bias, row, out: tile.row(row) });
+        }
     }
 }
 

@@ -5,13 +5,10 @@ use super::{
     activation::{activate, activation},
     elementwise,
     layout::repeated,
-    matmul::product,
 };
 use crate::{
     ffi::{Tensor, Type, simd::Level},
-    kernels::{
-        Activation, Conv, DepthwiseConv, Layout, NhwcDepthwise, Panels, Patches, Pool, PoolKind, Window,
-    },
+    kernels::{Activation, Conv, DepthwiseConv, Layout, Panels, Pool, PoolKind, Window},
     shape,
     storage::is_f32,
     translate::{Operand, Outcome, Translator, refuse},
@@ -26,17 +23,12 @@ const CONV: &str = "float, one or two spatial dimensions, any groups, strides, d
 pub(super) const OPERATORS: &[Operator] = &[
     Operator { name: "Conv", takes: CONV, translate: conv },
     Operator { name: "FusedConv", takes: CONV, translate: conv },
-    Operator {
-        name: "NhwcConv",
-        takes: "float, two spatial dimensions, one group or depthwise",
-        translate: nhwc_conv,
-    },
     Operator { name: "MaxPool", takes: POOL, translate: |t, n| pool(t, n, PoolKind::Max) },
     Operator { name: "AveragePool", takes: POOL, translate: average_pool },
 ];
 
 /// The input and the filters, and their shapes.
-fn operands(t: &Translator<'_>, node: &Node) -> Outcome<[(ValueId, Vec<usize>); 2]> {
+pub(super) fn operands(t: &Translator<'_>, node: &Node) -> Outcome<[(ValueId, Vec<usize>); 2]> {
     let [x, filters] = [t.input_id(node, 0)?, t.input_id(node, 1)?];
     let shapes = [t.shape(x)?, t.shape(filters)?];
     if !is_f32(t.dtype(x)?) || !is_f32(t.dtype(filters)?) {
@@ -115,51 +107,8 @@ fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// `act(conv(X, W, B) + Z)` with channels last: a product of matrices, of which one may be made of patches, or depthwise.
-fn nhwc_conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
-    let [(x_id, x_shape), (filters_id, filters_shape)] = operands(t, node)?;
-    let out = t.output_shape(node, 0)?;
-    let (&[batch, _, _, channels], &[filters, depth, ..]) = (&x_shape[..], &filters_shape[..]) else {
-        return refuse("its input is no image");
-    };
-    let (window, _) = window(node, &x_shape[1..3], &out[1..3], &filters_shape[2..])?;
-    let (bias, addend) = (t.optional_float(node, 2)?, t.optional_float(node, 3)?);
-    let act = activation(node)?;
-    let taps: usize = filters_shape[2..].iter().product();
-    let y = if depth == channels && node.int_or("group", 1) == 1 {
-        let mut x = t.view(x_id)?;
-        let patches = (!window.is_pointwise()).then(|| {
-            let [row, col, channel] = [1, 2, 3].map(|axis| x.strides[axis].unsigned_abs());
-            x.shape = vec![batch, window.output.iter().product(), depth * taps];
-            x.strides = vec![x.strides[0], 0, 0];
-            Patches::new(window, channels, [channel, row, col])
-        });
-        let matrix = (filters_id, vec![filters, depth * taps], true);
-        product(t, node, (x, patches), matrix, &out, [bias, addend], act)?
-    } else if depth == 1 && filters == channels && node.int_or("group", 1) == channels as i64 {
-        let panels = NhwcDepthwise::panels(channels, taps);
-        let weights = if t.is_stored(filters_id) {
-            let form = Form::Panels { panels, transposed: false, blocks: None };
-            t.weight(filters_id, form, Type::F32)?
-        } else {
-            let plain = t.operand(filters_id)?;
-            let layout = Layout { start: 0, row_step: taps, depth_step: 1 };
-            t.panels(node, plain.tensor, panels, layout, &[], &[])?
-        };
-        let mut inputs = vec![t.operand(x_id)?.tensor, weights];
-        inputs.extend(bias.iter().map(|bias| bias.tensor));
-        let activation = act.filter(|_| addend.is_none());
-        let kernel = NhwcDepthwise { batch, channels, window, bias: bias.is_some(), activation };
-        let y = t.custom(node, kernel, &inputs, Type::F32, shape::extent(&out))?;
-        add_after(t, node, y, &out, addend, act)?
-    } else {
-        return refuse("it has groups of several channels");
-    };
-    t.define(node, 0, y)
-}
-
 /// `act(y + addend)`, where there is an addend; else `y`, which has been through the activation.
-fn add_after(
+pub(super) fn add_after(
     t: &mut Translator<'_>,
     node: &Node,
     y: Tensor,

@@ -250,12 +250,7 @@ fn right_view(
     shape: &[usize],
     transposed: bool,
 ) -> Outcome<(View, Layout)> {
-    let view = t.view(id)?;
-    let (tensor, strides) = match shape::reshape_strides(&view.shape, &view.strides, shape) {
-        Some(strides) => (view.tensor, strides),
-        None => (t.operand(id)?.tensor, shape::dense(shape)),
-    };
-    let view = View { tensor, strides, shape: shape.to_vec() };
+    let view = t.view_as(id, shape)?;
     let rank = view.strides.len();
     let steps = [view.strides[rank - 2].unsigned_abs(), view.strides[rank - 1].unsigned_abs()];
     let (row_step, depth_step) = if transposed { (steps[0], steps[1]) } else { (steps[1], steps[0]) };

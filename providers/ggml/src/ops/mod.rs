@@ -7,6 +7,7 @@ mod einsum;
 mod elementwise;
 mod layout;
 mod matmul;
+mod nhwc_conv;
 mod norm;
 mod pad;
 mod reduce;
@@ -32,11 +33,12 @@ pub(crate) struct Operator {
     pub(crate) translate: fn(&mut Translator<'_>, &Node) -> Outcome,
 }
 
-const FAMILIES: [&[Operator]; 9] = [
+const FAMILIES: [&[Operator]; 10] = [
     elementwise::OPERATORS,
     matmul::OPERATORS,
     attention::OPERATORS,
     conv::OPERATORS,
+    nhwc_conv::OPERATORS,
     norm::OPERATORS,
     reduce::OPERATORS,
     layout::OPERATORS,
