@@ -9,7 +9,7 @@
 //! * [`Kept`]: an output that stays on the device;
 //! * [`Kernel`]: an operation of ours that runs inside ggml's thread pool on disjoint tiles of its output;
 //! * [`simd`]: code compiled once for each instruction set; [`product`]: the inner loop of matrix products;
-//!   [`softmax`], [`winograd`]: what compilers do not vectorise well enough;
+//!   [`depthwise`], [`softmax`], [`winograd`]: what compilers do not vectorise well enough;
 //! * [`Program::profile`]: where the time of a program goes.
 #![allow(unsafe_code)]
 
@@ -17,6 +17,7 @@
 mod amx;
 mod api;
 mod builder;
+pub(crate) mod depthwise;
 mod device_ops;
 mod executor;
 mod kept;
@@ -35,6 +36,7 @@ mod streams;
 mod threads;
 pub(crate) mod transpose;
 mod variant;
+mod vector;
 pub(crate) mod winograd;
 
 pub(crate) use builder::{Binary, Builder, Extent, Tensor, Type, Unary};

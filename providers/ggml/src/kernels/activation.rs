@@ -67,6 +67,15 @@ impl Kernel for Elementwise {
     }
 }
 
+/// The bounds of an activation that does nothing but keep to them.
+pub(super) fn bounds(activation: Activation) -> Option<[f32; 2]> {
+    match activation {
+        Activation::Relu => Some([0.0, f32::INFINITY]),
+        Activation::Clip(low, high) => Some([low, high]),
+        _ => None,
+    }
+}
+
 /// e^x to about 2e-7 relative, without branches so that loops of it vectorise; 0 and infinity beyond f32's range
 /// become its ends. Range reduction and the degree-6 polynomial follow Cephes' `expf`.
 #[inline(always)]

@@ -1,6 +1,6 @@
 use super::{
     Activation, Blocks, Panels, Window,
-    activation::Activate,
+    activation::{Activate, bounds},
     panel_words,
     panels::{Layout, narrow, pair},
 };
@@ -122,11 +122,7 @@ impl Gemm {
 
     /// The activation, where products can do it.
     fn clip(&self) -> Option<[f32; 2]> {
-        match self.activation? {
-            Activation::Relu => Some([0.0, f32::INFINITY]),
-            Activation::Clip(low, high) => Some([low, high]),
-            _ => None,
-        }
+        bounds(self.activation?)
     }
 
     fn multiply(

@@ -1,0 +1,320 @@
+//! Registers of f32, and work that is compiled for those of each level.
+
+use super::simd::Level;
+#[cfg(target_arch = "aarch64")]
+use std::arch::aarch64::*;
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
+/// Work that is compiled for each [`Vector`].
+pub(super) trait Work {
+    /// # Safety
+    /// The processor has the register, and what the work reads and writes is the caller's.
+    unsafe fn run<V: Vector>(&self);
+}
+
+/// # Safety
+/// What the work reads and writes is the caller's.
+pub(super) unsafe fn dispatch(level: Level, work: &impl Work) {
+    // SAFETY: the caller's; the processor has the registers, for `Level`s come from `detect` and `usable`.
+    unsafe {
+        match level {
+            Level::Plain => work.run::<Plain>(),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => with_avx2(work),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 | Level::Avx512Bf16 | Level::Amx => with_avx512(work),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn with_avx2(work: &impl Work) {
+    // SAFETY: the caller's.
+    unsafe { work.run::<__m256>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn with_avx512(work: &impl Work) {
+    // SAFETY: the caller's.
+    unsafe { work.run::<__m512>() }
+}
+
+/// A register of f32 of one level. What it can do is inlined into code for that level.
+pub(super) trait Vector: Copy {
+    const LANES: usize;
+    unsafe fn load(from: *const f32) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    unsafe fn splat(x: f32) -> Self;
+    unsafe fn add(self, other: Self) -> Self;
+    unsafe fn sub(self, other: Self) -> Self;
+    unsafe fn mul(self, factor: Self) -> Self;
+    /// `self * factor + addend`.
+    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// `self * factor`.
+    #[inline(always)]
+    unsafe fn scale(self, factor: f32) -> Self {
+        // SAFETY: the caller has the features.
+        unsafe { self.mul(Self::splat(factor)) }
+    }
+    /// `self * factor + addend`.
+    #[inline(always)]
+    unsafe fn scale_add(self, factor: f32, addend: Self) -> Self {
+        // SAFETY: the caller has the features.
+        unsafe { self.mul_add(Self::splat(factor), addend) }
+    }
+    /// At least the one, then at most the other; a NaN stays.
+    unsafe fn clip(self, least: Self, most: Self) -> Self;
+    /// Four registers, of every fourth element each.
+    unsafe fn fourths(from: *const f32) -> [Self; 4];
+}
+
+macro_rules! vector {
+    (
+        $type:ty, $lanes:literal, $load:expr, $store:expr, $splat:expr, $add:expr, $sub:expr, $mul:expr, $mul_add:expr,
+        $max:expr, $min:expr, $fourths:expr
+    ) => {
+        impl Vector for $type {
+            const LANES: usize = $lanes;
+            #[inline(always)]
+            unsafe fn load(from: *const f32) -> Self {
+                // SAFETY: the caller has the elements and the features, as in all that follow.
+                unsafe { $load(from) }
+            }
+            #[inline(always)]
+            unsafe fn store(self, to: *mut f32) {
+                // SAFETY: as above.
+                unsafe { $store(to, self) }
+            }
+            #[inline(always)]
+            unsafe fn splat(x: f32) -> Self {
+                // SAFETY: as above.
+                unsafe { $splat(x) }
+            }
+            #[inline(always)]
+            unsafe fn add(self, other: Self) -> Self {
+                // SAFETY: as above.
+                unsafe { $add(self, other) }
+            }
+            #[inline(always)]
+            unsafe fn sub(self, other: Self) -> Self {
+                // SAFETY: as above.
+                unsafe { $sub(self, other) }
+            }
+            #[inline(always)]
+            unsafe fn mul(self, factor: Self) -> Self {
+                // SAFETY: as above.
+                unsafe { $mul(self, factor) }
+            }
+            #[inline(always)]
+            unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
+                // SAFETY: as above.
+                unsafe { $mul_add(self, factor, addend) }
+            }
+            #[inline(always)]
+            unsafe fn clip(self, least: Self, most: Self) -> Self {
+                // SAFETY: as above. Of a NaN and a number x86 gives the second operand, ARM the NaN.
+                unsafe { $min(most, $max(least, self)) }
+            }
+            #[inline(always)]
+            unsafe fn fourths(from: *const f32) -> [Self; 4] {
+                // SAFETY: as above.
+                unsafe { $fourths(from) }
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+vector!(
+    __m512,
+    16,
+    _mm512_loadu_ps,
+    _mm512_storeu_ps,
+    _mm512_set1_ps,
+    _mm512_add_ps,
+    _mm512_sub_ps,
+    _mm512_mul_ps,
+    _mm512_fmadd_ps,
+    _mm512_max_ps,
+    _mm512_min_ps,
+    fourths_of_512_bits
+);
+#[cfg(target_arch = "x86_64")]
+vector!(
+    __m256,
+    8,
+    _mm256_loadu_ps,
+    _mm256_storeu_ps,
+    _mm256_set1_ps,
+    _mm256_add_ps,
+    _mm256_sub_ps,
+    _mm256_mul_ps,
+    _mm256_fmadd_ps,
+    _mm256_max_ps,
+    _mm256_min_ps,
+    fourths_of_256_bits
+);
+#[cfg(target_arch = "aarch64")]
+vector!(
+    float32x4_t,
+    4,
+    vld1q_f32,
+    vst1q_f32,
+    vdupq_n_f32,
+    vaddq_f32,
+    vsubq_f32,
+    vmulq_f32,
+    |a, b, c| vfmaq_f32(c, a, b),
+    vmaxq_f32,
+    vminq_f32,
+    |from| {
+        let fourths = vld4q_f32(from);
+        [fourths.0, fourths.1, fourths.2, fourths.3]
+    }
+);
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn fourths_of_512_bits(from: *const f32) -> [__m512; 4] {
+    // SAFETY: the caller has the elements and the features, as in those that follow.
+    unsafe {
+        let [a, b, c, d] = [
+            _mm512_loadu_ps(from),
+            _mm512_loadu_ps(from.add(16)),
+            _mm512_loadu_ps(from.add(32)),
+            _mm512_loadu_ps(from.add(48)),
+        ];
+        let first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+        let third = _mm512_add_epi32(first, _mm512_set1_epi32(2));
+        let low = [_mm512_permutex2var_ps(a, first, b), _mm512_permutex2var_ps(c, first, d)];
+        let high = [_mm512_permutex2var_ps(a, third, b), _mm512_permutex2var_ps(c, third, d)];
+        [
+            _mm512_shuffle_f32x4::<0x44>(low[0], low[1]),
+            _mm512_shuffle_f32x4::<0xee>(low[0], low[1]),
+            _mm512_shuffle_f32x4::<0x44>(high[0], high[1]),
+            _mm512_shuffle_f32x4::<0xee>(high[0], high[1]),
+        ]
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn fourths_of_256_bits(from: *const f32) -> [__m256; 4] {
+    // SAFETY: as above.
+    unsafe {
+        let [a, b, c, d] = [
+            _mm256_loadu2_m128(from.add(16), from),
+            _mm256_loadu2_m128(from.add(20), from.add(4)),
+            _mm256_loadu2_m128(from.add(24), from.add(8)),
+            _mm256_loadu2_m128(from.add(28), from.add(12)),
+        ];
+        let low = [_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d)];
+        let high = [_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d)];
+        [
+            _mm256_shuffle_ps::<0x44>(low[0], low[1]),
+            _mm256_shuffle_ps::<0xee>(low[0], low[1]),
+            _mm256_shuffle_ps::<0x44>(high[0], high[1]),
+            _mm256_shuffle_ps::<0xee>(high[0], high[1]),
+        ]
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+type Plain = float32x4_t;
+#[cfg(not(target_arch = "aarch64"))]
+type Plain = [f32; 4];
+
+/// Any processor's.
+#[cfg(not(target_arch = "aarch64"))]
+impl Vector for [f32; 4] {
+    const LANES: usize = 4;
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller has the elements, as in all that follow.
+        unsafe { from.cast::<Self>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: as above.
+        unsafe { to.cast::<Self>().write_unaligned(self) }
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        [x; 4]
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        std::array::from_fn(|i| self[i] + other[i])
+    }
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        std::array::from_fn(|i| self[i] - other[i])
+    }
+    #[inline(always)]
+    unsafe fn mul(self, factor: Self) -> Self {
+        std::array::from_fn(|i| self[i] * factor[i])
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
+        std::array::from_fn(|i| self[i] * factor[i] + addend[i])
+    }
+    #[inline(always)]
+    unsafe fn clip(self, least: Self, most: Self) -> Self {
+        // SAFETY: needs nothing.
+        std::array::from_fn(|i| unsafe { self[i].clip(least[i], most[i]) })
+    }
+    #[inline(always)]
+    unsafe fn fourths(from: *const f32) -> [Self; 4] {
+        // SAFETY: as above.
+        let rows = unsafe { from.cast::<[Self; 4]>().read_unaligned() };
+        std::array::from_fn(|x| rows.map(|row| row[x]))
+    }
+}
+
+/// One number, for what is left of the others.
+impl Vector for f32 {
+    const LANES: usize = 1;
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller has the element, as in those that follow.
+        unsafe { *from }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: as above.
+        unsafe { *to = self }
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        x
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        self + other
+    }
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        self - other
+    }
+    #[inline(always)]
+    unsafe fn mul(self, factor: Self) -> Self {
+        self * factor
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
+        self * factor + addend
+    }
+    #[inline(always)]
+    unsafe fn clip(self, least: Self, most: Self) -> Self {
+        let raised = if self < least { least } else { self };
+        if raised > most { most } else { raised }
+    }
+    #[inline(always)]
+    unsafe fn fourths(from: *const f32) -> [Self; 4] {
+        // SAFETY: as above.
+        std::array::from_fn(|i| unsafe { *from.add(i) })
+    }
+}
