@@ -30,6 +30,7 @@ mod nhwc_depthwise;
 mod pad;
 mod panels;
 mod pool;
+mod reduce;
 mod strided;
 #[cfg(test)]
 mod tests;
@@ -54,6 +55,7 @@ pub(crate) use nhwc_depthwise::NhwcDepthwise;
 pub(crate) use pad::Pad;
 pub(crate) use panels::{Layout, PackPanels, Panels};
 pub(crate) use pool::{Pool, PoolKind};
+pub(crate) use reduce::Reduce;
 pub(crate) use sdrun_graph::fused::Activation;
 pub(crate) use strided::StridedCopy;
 pub(crate) use window::Window;

@@ -260,6 +260,19 @@ fn inverted_residuals_have_their_channels_last() {
 }
 
 #[test]
+fn means_of_images_with_channels_last_are_not_transposed() {
+    for (channels, side) in [(40, 7), (150, 3), (1, 4)] {
+        let mut model = Model::new(17);
+        let x = model.input(noise(&[2, side, side + 1, channels], 1));
+        let x = model.node("Transpose", &[("perm", Attribute::Ints(vec![0, 3, 1, 2]))], &[x]);
+        let y = model.node("GlobalAveragePool", &[], &[x]);
+        model.output(y);
+        assert_eq!(model.host_operators().len(), 0);
+        check("mean", &model, 1e-6);
+    }
+}
+
+#[test]
 fn rms_norm_is_one_operation() {
     let mut model = Model::new(17);
     let x = model.input(noise(&[3, 5, 40], 1));
