@@ -29,7 +29,7 @@ impl Kernel for NhwcDepthwise {
     fn grid(&self, workers: usize) -> Grid {
         let [height, width] = self.window.output;
         let rows = self.batch * height;
-        Grid::rows(rows, width * self.channels, rows.div_ceil(workers * 4))
+        Grid::rows(rows, width * self.channels, 1)
     }
 
     fn multiplications(&self) -> usize {
