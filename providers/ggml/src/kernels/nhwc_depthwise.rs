@@ -26,7 +26,7 @@ impl NhwcDepthwise {
 }
 
 impl Kernel for NhwcDepthwise {
-    fn grid(&self, workers: usize) -> Grid {
+    fn grid(&self, _: usize) -> Grid {
         let [height, width] = self.window.output;
         let rows = self.batch * height;
         Grid::rows(rows, width * self.channels, 1)
