@@ -43,7 +43,7 @@ const PANELS: usize = 4;
 /// Least channels and filters; with fewer, transforms take longer than what they save.
 const LEAST: usize = 16;
 /// The same where strips are multiplied as pairs of bf16, at twice the rate.
-const LEAST_OF_PAIRS: usize = 256;
+const LEAST_OF_PAIRS: usize = 64;
 /// Elements of a row of the image that the tiles of a part see, with what is read after them.
 const LINE: usize = (PART + SLACK + 1) * OUTPUTS;
 /// A cache line, so that planes do not fall on the same cache sets.
@@ -105,7 +105,7 @@ impl Winograd {
         match panels.words {
             // A tile takes as long as 7 outputs of a strip, transforming the filters as long as 40.
             Words::F32 => outputs > 7 * tiles + 40 && least >= LEAST,
-            Words::Bf16 => outputs > 14 * tiles && tiles >= PART && least >= LEAST_OF_PAIRS,
+            Words::Bf16 => outputs > 10 * tiles + 80 && least >= LEAST_OF_PAIRS,
         }
     }
 
