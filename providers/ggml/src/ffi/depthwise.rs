@@ -68,8 +68,8 @@ struct Block {
     inside: [usize; 2],
 }
 
-/// The windows of three columns, one apart, with this stride ([`ANY`]: all others) and, `WHOLE`, of [`OUTPUTS`] that see no
-/// padding.
+/// In place of a stride: windows of any kind. With a stride it is those of three columns, one apart; and with `WHOLE` all
+/// [`OUTPUTS`] are there and see no padding.
 const ANY: usize = 0;
 
 impl Work for Outputs<'_> {
