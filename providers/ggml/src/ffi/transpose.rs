@@ -1,5 +1,6 @@
 //! Rows of squares exchanged with their columns, with the instructions of AVX-512 where there are any.
 
+#[cfg(target_arch = "x86_64")]
 use super::simd::Level;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
