@@ -1,7 +1,7 @@
 //! What the sessions of an engine share: its graph, whose dimensions may be open, and how that is translated.
 
 use crate::{
-    ffi::{Builder, Target},
+    ffi::{Builder, MAX_THREADS, Target},
     optimize::optimize,
     storage::storage_type,
     translate::{Translation, translate},
@@ -10,9 +10,6 @@ use crate::{
 use sdrun_abi::{BuildSpec, EngineInfo, Error, Input, Precision, Result, TensorSpec, WeightSpec};
 use sdrun_graph::{Dim, Graph, GraphError, OpenDims, ValueId, simplify};
 use std::collections::BTreeMap;
-
-/// `GGML_MAX_N_THREADS`.
-const MAX_THREADS: usize = 512;
 
 /// Sizes assumed for open dimensions to learn how weights are to be kept: of the outermost, and of the others.
 const ASSUMED: [(usize, usize); 4] = [(1, 64), (2, 16), (1, 8), (1, 1)];

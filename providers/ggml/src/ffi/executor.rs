@@ -8,7 +8,7 @@ use super::{
     program::{Program, memory_of},
     store::Store,
     streams::{Plan, Turns, at_node},
-    threads::Threads,
+    threads::{MAX_THREADS, Threads},
 };
 use crate::ffi::kernel::Failure;
 use sdrun_abi::{Error, ErrorCode, Result};
@@ -233,7 +233,7 @@ impl Executor {
         let (cpu, set) = (self.backends.cpu, ggml.cpu.set_abort_callback);
         // SAFETY: the callback is withdrawn before `watch` goes; backends and graph belong together.
         let status = unsafe {
-            (ggml.cpu.set_n_threads)(cpu, c_int::try_from(program.threads.clamp(1, 512)).unwrap_or(1));
+            (ggml.cpu.set_n_threads)(cpu, program.threads.clamp(1, MAX_THREADS) as c_int);
             set(cpu, Some(should_stop), (&raw const watch).cast_mut().cast());
             let status = match &program.scheduler {
                 Some((scheduler, _)) => match &program.turns {

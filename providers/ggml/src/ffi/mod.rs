@@ -49,3 +49,4 @@ pub(crate) use kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile, as_floats, as_wo
 pub(crate) use library::{Ggml, Gpu, LIBRARY_DIR, Target};
 pub(crate) use program::Program;
 pub(crate) use store::{Home, Room, Store, Stored};
+pub(crate) use threads::MAX_THREADS;

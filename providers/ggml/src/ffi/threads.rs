@@ -6,13 +6,13 @@ use sdrun_abi::{Error, ErrorCode, Result};
 use std::ffi::c_int;
 
 /// `GGML_MAX_N_THREADS`.
-const MOST: usize = 512;
+pub(crate) const MAX_THREADS: usize = 512;
 
 /// `struct ggml_threadpool_params`.
 #[repr(C)]
 pub(super) struct Params {
     /// None set: wherever the system puts them.
-    cpu_mask: [bool; MOST],
+    cpu_mask: [bool; MAX_THREADS],
     n_threads: c_int,
     /// `enum ggml_sched_priority`: 0 is the normal one.
     priority: c_int,
@@ -38,9 +38,9 @@ impl Threads {
     /// # Safety
     /// The backend is one of `cpu`'s device and outlives what is made.
     pub(super) unsafe fn new(cpu: &'static Cpu, backend: Ptr, threads: usize) -> Result<Self> {
-        let n_threads = threads.clamp(1, MOST) as c_int;
+        let n_threads = threads.clamp(1, MAX_THREADS) as c_int;
         let mut params = Params {
-            cpu_mask: [false; MOST],
+            cpu_mask: [false; MAX_THREADS],
             n_threads,
             priority: 0,
             poll: POLL,

@@ -82,12 +82,10 @@ impl InvertedResidual {
         let image = Rows { from: expansion.matrix(inputs, tile.plane), first: 0 };
         let filters = 1 + expansion.operands();
         let narrowing = filters + 1 + usize::from(bias);
-        let (first, end) = (tile.rows.start / out_width, tile.rows.end / out_width);
+        let row = width * channels;
         let mut held = 0..0;
-        for y in (first..end).step_by(self.band()) {
-            let outputs = y..(y + self.band()).min(end);
+        for outputs in runs(tile.rows.start / out_width..tile.rows.end / out_width, self.band()) {
             let seen = self.seen(outputs.clone(), height);
-            let row = width * channels;
             if expanded.len() < seen.len() * row {
                 expanded.resize(seen.len() * row);
             }
@@ -105,7 +103,7 @@ impl InvertedResidual {
             let window = Window {
                 input: [seen.len(), width],
                 output: [outputs.len(), out_width],
-                pad: [pad[0] + seen.start - y * stride[0], pad[1]],
+                pad: [pad[0] + seen.start - outputs.start * stride[0], pad[1]],
                 ..depthwise.window.clone()
             };
             let band = NhwcDepthwise { batch: 1, window, ..*depthwise };
