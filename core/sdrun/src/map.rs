@@ -10,11 +10,17 @@ pub(crate) struct Map(Option<memmap2::Mmap>);
 impl Map {
     /// Maps the whole file; an empty file is an empty slice.
     pub(crate) fn of(file: &File) -> io::Result<Self> {
-        if file.metadata()?.len() == 0 {
+        let length = file.metadata()?.len().try_into().map_err(io::Error::other)?;
+        Self::of_part(file, 0, length)
+    }
+
+    /// Maps `length` bytes from `offset` on, which lie in the file.
+    pub(crate) fn of_part(file: &File, offset: u64, length: usize) -> io::Result<Self> {
+        if length == 0 {
             return Ok(Map(None));
         }
         // SAFETY: the mapping is private and read only; see the type's documentation.
-        Ok(Map(Some(unsafe { memmap2::Mmap::map(file)? })))
+        Ok(Map(Some(unsafe { memmap2::MmapOptions::new().offset(offset).len(length).map(file)? })))
     }
 }
 

@@ -1,5 +1,4 @@
-use crate::map::map_file;
-use bytes::Bytes;
+use crate::map::FileMap;
 use sdrun_abi::{DType, Error, ErrorCode, Result, Weight, WeightSource};
 use sdrun_graph::{Graph, WeightData, WeightRef};
 use std::{
@@ -12,7 +11,7 @@ use std::{
 /// their tensors is asked for. Nothing is copied.
 pub struct OnnxWeights {
     weights: HashMap<String, WeightRef>,
-    files: HashMap<PathBuf, OnceLock<Result<Bytes>>>,
+    files: HashMap<PathBuf, OnceLock<Result<FileMap>>>,
 }
 
 impl OnnxWeights {
@@ -34,10 +33,10 @@ impl OnnxWeights {
         self.weights.get(name).ok_or_else(|| Error::not_found(format!("the model has no weight {name:?}")))
     }
 
-    fn mapping(&self, file: &Path) -> Result<&Bytes> {
+    fn mapping(&self, file: &Path) -> Result<&FileMap> {
         let mapping =
             self.files.get(file).ok_or_else(|| Error::internal("external data file is not known"))?;
-        mapping.get_or_init(|| map_file(file)).as_ref().map_err(Clone::clone)
+        mapping.get_or_init(|| FileMap::open(file)).as_ref().map_err(Clone::clone)
     }
 }
 
@@ -58,7 +57,7 @@ impl WeightSource for OnnxWeights {
                 let data = dtype
                     .bytes_of(shape)
                     .zip(usize::try_from(*offset).ok())
-                    .and_then(|(length, start)| mapping.get(start..start.checked_add(length)?));
+                    .and_then(|(length, start)| mapping.part(start..start.checked_add(length)?));
                 let data = data.ok_or_else(|| {
                     let size = mapping.len();
                     let message = format!(
@@ -87,6 +86,7 @@ impl WeightSource for OnnxWeights {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::Bytes;
     use sdrun_graph::{Initializer, Value};
     use std::sync::Arc;
 

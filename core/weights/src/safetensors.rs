@@ -1,5 +1,4 @@
-use crate::map::map_file;
-use bytes::Bytes;
+use crate::map::FileMap;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use sdrun_abi::{DType, Error, ErrorCode, Result, Weight, WeightSource};
 use std::{
@@ -23,7 +22,7 @@ pub struct SafetensorsWeights {
 #[derive(Debug)]
 struct File {
     path: PathBuf,
-    mapping: Bytes,
+    mapping: FileMap,
 }
 
 #[derive(Debug)]
@@ -53,7 +52,7 @@ impl SafetensorsWeights {
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {
-        let mapping = map_file(path)?;
+        let mapping = FileMap::open(path)?;
         refuse_other_formats(path, &mapping)?;
         let (header, metadata) =
             SafeTensors::read_metadata(&mapping).map_err(|error| malformed(path, &error))?;
@@ -120,7 +119,8 @@ impl WeightSource for SafetensorsWeights {
     fn get(&self, name: &str) -> Result<Weight<'_>> {
         let (tensor, file, dtype) = self.find(name)?;
         // In range: the header was checked against the size of the mapping, which cannot change.
-        let data = &file.mapping[tensor.start..tensor.end];
+        let data = file.mapping.part(tensor.start..tensor.end);
+        let data = data.ok_or_else(|| Error::internal(format!("{name:?} has left its file")))?;
         Ok(Weight::new(dtype, tensor.shape.clone(), data)?.in_file(file.path.clone(), tensor.start as u64))
     }
     fn describe(&self, name: &str) -> Result<(DType, Vec<usize>)> {

@@ -30,9 +30,12 @@ pub(super) fn against_openvino(lab: &Lab<'_>) -> Outcome {
         lab.model(subject.name)?;
         for precision in ["fp32", "bf16"] {
             let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+            let mut memory = None;
             for round in 1..=subject.rounds {
-                let (ggml, load) = fastest(lab, subject, "ggml", precision)?;
-                let (openvino, _) = fastest(lab, subject, "openvino", precision)?;
+                let row = bench_row(lab, subject, "ggml", precision)?;
+                let (ggml, load) = fastest(&row)?;
+                let (openvino, _) = fastest(&bench_row(lab, subject, "openvino", precision)?)?;
+                memory = Some(memory_of(&row)?);
                 let name = subject.name;
                 println!(
                     "   {name} {precision} round {round}: ggml {ggml:.3} ms (load {load:.2} s), OpenVINO {openvino:.3} ms"
@@ -46,22 +49,35 @@ pub(super) fn against_openvino(lab: &Lab<'_>) -> Outcome {
                 format!("{:.1} ms / {:.1} ms = {:.3}", median(&ours), median(&theirs), median(&ratios)),
                 aim,
             ));
+            let [peak, weights, activations] = memory.context("no rounds")?;
+            lines.push(Line::new(
+                format!("{} {precision}: ggml's peak memory / weights + activations", subject.name),
+                format!(
+                    "{peak:.0} / ({weights:.0} + {activations:.0}) MB = {:.3}",
+                    peak / (weights + activations)
+                ),
+                "<= 1.05",
+            ));
             raw.push(json!({
                 "model": subject.name, "precision": precision, "ggml_ms": ours, "openvino_ms": theirs,
+                "ggml_peak_mb": peak, "ggml_weights_mb": weights, "ggml_activations_mb": activations,
             }));
         }
     }
     Ok((json!(raw), lines))
 }
 
+/// Megabytes: the worker's peak while it loads and runs, and what of it are weights and activations.
+fn memory_of(row: &Value) -> Result<[f64; 3]> {
+    let memory = &row["memory"];
+    let megabytes = |value: &Value| value.as_f64().map(|bytes| bytes / 1e6).context("unknown memory");
+    let peak = megabytes(&memory["load_bytes"])?.max(megabytes(&memory["run_bytes"])?);
+    let session = &memory["session"];
+    Ok([peak, megabytes(&session["weights"])?, megabytes(&session["activations"])?])
+}
+
 /// Milliseconds of the fastest run, and seconds of loading.
-pub(super) fn fastest(
-    lab: &Lab<'_>,
-    subject: &Subject,
-    provider: &str,
-    precision: &str,
-) -> Result<(f64, f64)> {
-    let row: Value = bench_row(lab, subject, provider, precision)?;
+pub(super) fn fastest(row: &Value) -> Result<(f64, f64)> {
     let time = row["stats"]["min_ms"].as_f64().context("the row has no fastest run")?;
     Ok((time, row["load_seconds"].as_f64().unwrap_or_default()))
 }

@@ -1,6 +1,9 @@
 //! ggml next to stable-diffusion.cpp, which is built on ggml too: the SD 1.5 networks at 512x512.
 
-use super::{Lab, Line, Outcome, ggml, median, runs::Subject};
+use super::{
+    Lab, Line, Outcome, ggml, median,
+    runs::{Subject, bench_row},
+};
 use crate::workspace::output;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -36,7 +39,7 @@ pub(super) fn beside(lab: &Lab<'_>) -> Outcome {
         for round in 1..=UNET.rounds {
             let (step, decode) = theirs.picture(type_)?;
             for (times, subject, seconds) in [(&mut steps, UNET, step), (&mut decodes, DECODER, decode)] {
-                let ours = ggml::fastest(lab, &subject, "ggml", precision)?.0 / 1e3;
+                let ours = ggml::fastest(&bench_row(lab, &subject, "ggml", precision)?)?.0 / 1e3;
                 let name = subject.name;
                 println!(
                     "   {name} {precision} round {round}: ggml {ours:.2} s, stable-diffusion.cpp {seconds:.2} s"

@@ -105,6 +105,7 @@ fn fill(
     };
     row.times_ms = session.time(inputs, &plan, host)?;
     row.memory.run_bytes = peak(&provider);
+    row.memory.session = session.memory()?;
     row.stats = Stats::of(&row.times_ms);
     row.warnings = stats::warnings(&row.times_ms);
     Ok(())

@@ -1,5 +1,5 @@
 use crate::verify::{Comparison, Tolerance};
-use sdrun_abi::{RefitReport, RuntimeInfo, WeightUpdate};
+use sdrun_abi::{MemoryReport, RefitReport, RuntimeInfo, WeightUpdate};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -132,6 +132,9 @@ pub struct MemoryPeaks {
     pub refit_bytes: Option<u64>,
     /// While running.
     pub run_bytes: Option<u64>,
+    /// What of it the session says it needs, once it has run.
+    #[serde(default)]
+    pub session: MemoryReport,
 }
 
 /// A change of weights.

@@ -8,7 +8,7 @@ use super::{
 use crate::map::Map;
 use sdrun_abi::{DType, Error, Flow, Host, LogLevel, OutputSink, OutputSpec, Result, Weight, WeightSource};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     fs::File,
     ops::Deref,
     path::{Path, PathBuf},
@@ -52,7 +52,7 @@ pub(super) struct Weights<'p> {
 
 #[derive(Default)]
 struct Mapped {
-    files: HashMap<PathBuf, Arc<Map>>,
+    files: HashMap<PathBuf, Arc<File>>,
     slots: HashMap<usize, Arc<Region>>,
 }
 
@@ -61,44 +61,25 @@ impl<'p> Weights<'p> {
         Weights { pipe, mapped: Mutex::default(), released: Mutex::default() }
     }
 
-    fn in_file(&self, path: &Path, offset: u64, len: usize) -> Result<FileBytes> {
-        let mut mapped = lock(&self.mapped);
-        let map = match mapped.files.get(path) {
-            Some(map) => map.clone(),
-            None => {
-                let map = File::open(path)
-                    .and_then(|file| Map::of(&file))
-                    .map_err(|e| Error::io("map the weights in", path, &e))?;
-                let map = Arc::new(map);
-                mapped.files.insert(path.to_path_buf(), map.clone());
-                map
-            }
+    /// Mapped for itself and no longer than it is used: what a provider has copied would else count as memory twice.
+    fn in_file(&self, path: &Path, offset: u64, len: usize) -> Result<Map> {
+        let failed = |e| Error::io("map the weights in", path, &e);
+        let file = match lock(&self.mapped).files.entry(path.to_path_buf()) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(new) => new.insert(Arc::new(File::open(path).map_err(failed)?)).clone(),
         };
-        let start = usize::try_from(offset).ok();
-        match start.and_then(|start| Some(start..start.checked_add(len)?)) {
-            Some(range) if range.end <= map.len() => Ok(FileBytes { map, range }),
-            _ => Err(Error::new(
+        let size = file.metadata().map_err(failed)?.len();
+        if offset.checked_add(len as u64).is_none_or(|end| end > size) {
+            return Err(Error::new(
                 sdrun_abi::ErrorCode::DataLoss,
                 format!(
-                    "{} has {} bytes; a weight of {len} bytes at {offset} does not lie in it",
-                    path.display(),
-                    map.len()
+                    "{} has {size} bytes; a weight of {len} bytes at {offset} does not lie in it",
+                    path.display()
                 ),
             )
-            .with_file(path)),
+            .with_file(path));
         }
-    }
-}
-
-struct FileBytes {
-    map: Arc<Map>,
-    range: std::ops::Range<usize>,
-}
-
-impl Deref for FileBytes {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        &self.map[self.range.clone()]
+        Map::of_part(&file, offset, len).map_err(failed)
     }
 }
 

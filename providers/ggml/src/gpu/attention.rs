@@ -5,9 +5,9 @@ use crate::{
     ffi::{Binary, Home, Tensor, Type},
     ops::check_attention,
     shape,
-    translate::{Outcome, Translator, refuse},
+    translate::{Operand, Outcome, Translator, refuse},
 };
-use sdrun_abi::Precision;
+use sdrun_abi::{DType, Precision};
 use sdrun_graph::{Node, Tensor as HostTensor, ValueId};
 
 /// Queries, keys or values.
@@ -54,7 +54,18 @@ impl Heads {
     }
 }
 
-/// Without a cache and further outputs, with a float mask that broadcasts.
+/// What a mask adds to the scores.
+fn mask(t: &mut Translator<'_>, id: ValueId) -> Outcome<Operand> {
+    let Some(seen) = t.constant(id).and_then(HostTensor::elements::<bool>) else { return operand(t, id) };
+    let added: Vec<f32> = seen.into_iter().map(|seen| if seen { 0.0 } else { f32::NEG_INFINITY }).collect();
+    let shape = t.shape(id)?;
+    let Ok(added) = HostTensor::from_elements(shape.clone(), &added) else {
+        return refuse("its mask is too large");
+    };
+    Ok(Operand { tensor: t.constant_tensor(added, Home::Device)?, dtype: DType::F32, shape })
+}
+
+/// Without a cache and further outputs, with a mask that broadcasts: float, or a constant of bool.
 pub(super) fn attention(t: &mut Translator<'_>, node: &Node) -> Outcome {
     check_attention(node)?;
     let ids = [t.input_id(node, 0)?, t.input_id(node, 1)?, t.input_id(node, 2)?];
@@ -67,7 +78,7 @@ pub(super) fn attention(t: &mut Translator<'_>, node: &Node) -> Outcome {
         return refuse("its operands do not go together");
     }
     let scale = node.float("scale").unwrap_or_else(|| 1.0 / (size as f32).sqrt());
-    let mask = node.input(3).map(|id| operand(t, id)).transpose()?;
+    let mask = node.input(3).map(|id| mask(t, id)).transpose()?;
     let causal = node.int_or("is_causal", 0) != 0;
     let out = t.output_shape(node, 0)?;
     let inside = out.len() == 3;

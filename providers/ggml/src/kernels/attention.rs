@@ -4,7 +4,7 @@ use super::{
     panels::{Layout, Order},
 };
 use crate::ffi::{
-    Grid, Inputs, Kernel, Tile, as_words,
+    Grid, Inputs, Kernel, Tile, Type, as_words,
     lines::Lines,
     product::{Block, Product, Start, Taps, Words},
     simd::{Level, Vectorized, vectorize},
@@ -26,7 +26,8 @@ pub(crate) struct Heads {
 ///
 /// Inputs: queries (f32, read with strides), keys in [`Panels`] of the level's rows (rows = keys, depth = size), values
 /// in [`Panels`] of the level's rows (rows = size of a value, depth = keys), and, where it is there, a mask that is added
-/// (f32, read with strides: rows = queries, depth = keys). Keys and values have a group for each batch and head.
+/// (f32), or that says which keys are seen (bool), read with strides: rows = queries, depth = keys. Keys and values have a
+/// group for each batch and head.
 pub(crate) struct Attention {
     pub(crate) level: Level,
     pub(crate) batch: usize,
@@ -132,7 +133,8 @@ impl Attention {
         sums.resize(size * lanes);
         state.resize(2 * lanes, 0.0);
         let (maxima, totals) = state.split_at_mut(lanes);
-        maxima.fill(f32::MIN);
+        // Half of the least number, for it is multiplied by log2(e).
+        maxima.fill(f32::MIN / 2.0);
         totals.fill(0.0);
 
         let all = self.keys.rows;
@@ -165,7 +167,7 @@ impl Attention {
                     product.into(Block::new(out, width, high, width));
                 }
                 let scores = &mut scores[..block.len() * width];
-                self.add_mask(inputs, batch, head, rows.start + lane..rows.end, block.clone(), scores);
+                self.hide(inputs, batch, head, rows.start + lane..rows.end, block.clone(), scores);
                 let maxima = &mut maxima[lane..lane + width];
                 let totals = &mut totals[lane..lane + width];
                 let sums_before =
@@ -199,7 +201,9 @@ impl Attention {
             let lane = panel * width;
             let sums = &sums[panel * size * width..][..size * width];
             for (i, row) in (rows.start + lane..rows.end.min(rows.start + lane + width)).enumerate() {
-                let factor = 1.0 / totals[lane + i];
+                // A query that sees no key yields zeros.
+                let total = totals[lane + i];
+                let factor = if total == 0.0 { 0.0 } else { 1.0 / total };
                 let column = sums[i..].iter().step_by(width);
                 tile.row(row).iter_mut().zip(column).for_each(|(out, x)| *out = x * factor);
             }
@@ -241,8 +245,8 @@ impl Attention {
         }
     }
 
-    /// Adds the mask to a panel of scores, whose rows are keys.
-    fn add_mask(
+    /// Applies the masks to a panel of scores, whose rows are keys: hidden ones become minus infinity.
+    fn hide(
         &self,
         inputs: &Inputs<'_>,
         batch: usize,
@@ -254,11 +258,16 @@ impl Attention {
         let (_, width) = self.level.block(self.keys.words);
         if let Some(mask) = &self.mask {
             let layout = mask.layout_of(batch, head);
-            let values = inputs.f32(3);
+            let of_row = |query: usize| layout.start + query * layout.row_step;
             for (lane, query) in queries.clone().take(width).enumerate() {
-                let row = &values[layout.start + query * layout.row_step..];
-                for (i, key) in keys.clone().enumerate() {
-                    scores[i * width + lane] += row[key * layout.depth_step];
+                let lane = scores.iter_mut().skip(lane).step_by(width).zip(keys.clone());
+                if inputs.type_of(3) == Type::F32 {
+                    let row = &inputs.f32(3)[of_row(query)..];
+                    lane.for_each(|(score, key)| *score += row[key * layout.depth_step]);
+                } else {
+                    let row = &inputs.bytes(3)[of_row(query)..];
+                    let hidden = lane.filter(|(_, key)| row[key * layout.depth_step] == 0);
+                    hidden.for_each(|(score, _)| *score = f32::NEG_INFINITY);
                 }
             }
         }

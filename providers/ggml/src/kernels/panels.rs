@@ -208,6 +208,32 @@ impl Fill<'_> {
             }
         }
     }
+
+    /// The words of a row for the pairs of runs from `first` on, in the order of columns.
+    #[inline(always)]
+    fn pairs(&self, row: &[f32], first: usize, words: &mut [u32]) {
+        let (taps, step) = (self.panels.taps, self.layout.depth_step);
+        let runs = self.panels.depth / taps;
+        if taps == 1 && step == 1 {
+            let (pairs, odd) = row[2 * first..runs.min(2 * (first + words.len()))].as_chunks::<2>();
+            let (whole, last) = words.split_at_mut(pairs.len());
+            narrow(pairs, whole);
+            last.iter_mut().zip(odd).for_each(|(word, x)| *word = pair(*x, 0.0));
+            return;
+        }
+        for (run, words) in (2 * first..).step_by(2).zip(words.chunks_exact_mut(taps)) {
+            let (low, both) = (run * taps, run + 1 < runs);
+            if step == 1 && both {
+                let (low, high) = row[low..][..2 * taps].split_at(taps);
+                interleave(low, high, words);
+                continue;
+            }
+            for (at, word) in (low..).zip(words) {
+                let high = if both { row[(at + taps) * step] } else { 0.0 };
+                *word = pair(row[at * step], high);
+            }
+        }
+    }
 }
 
 impl Vectorized for Fill<'_> {
@@ -266,21 +292,24 @@ impl Vectorized for Fill<'_> {
             }
             return;
         }
-        for (block_index, columns) in panel.chunks_mut(RUN * block).enumerate() {
-            let step = block_index * RUN;
+        // Whole pairs of runs at a time.
+        let run = RUN.next_multiple_of(taps);
+        let mut of_row = Vec::with_capacity(run);
+        for (index, columns) in panel.chunks_mut(run * block).enumerate() {
+            of_row.resize(columns.len() / block, 0);
             for i in 0..height {
                 let row = &values[start + i * layout.row_step..];
-                let words_of_row = columns[i..].iter_mut().step_by(block).enumerate();
+                let words_of_row = columns[i..].iter_mut().step_by(block);
                 match words {
                     Words::F32 => {
-                        let row = &row[step * layout.depth_step..];
-                        words_of_row.for_each(|(k, word)| *word = row[k * layout.depth_step].to_bits());
+                        let row = &row[index * run * layout.depth_step..];
+                        let words = words_of_row.enumerate();
+                        words.for_each(|(k, word)| *word = row[k * layout.depth_step].to_bits());
                     }
-                    Words::Bf16 => words_of_row.for_each(|(k, word)| {
-                        let (low, high) = elements(step + k);
-                        let at = |depth: usize| row[depth * layout.depth_step];
-                        *word = pair(low.map_or(0.0, at), high.map_or(0.0, at));
-                    }),
+                    Words::Bf16 => {
+                        self.pairs(row, index * run / taps, &mut of_row);
+                        words_of_row.zip(&of_row).for_each(|(word, pair)| *word = *pair);
+                    }
                 }
             }
         }

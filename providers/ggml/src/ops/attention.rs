@@ -8,11 +8,12 @@ use crate::{
     storage::is_f32,
     translate::{Outcome, Translator, View, refuse},
 };
+use sdrun_abi::DType;
 use sdrun_graph::{Node, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[Operator {
     name: "Attention",
-    takes: "float without cache, softcap and further outputs, with a float mask that broadcasts",
+    takes: "float without cache, softcap and further outputs, with a mask, float or bool, that broadcasts",
     translate: attention,
 }];
 
@@ -64,7 +65,9 @@ fn attention(t: &mut Translator<'_>, node: &Node) -> Outcome {
         ));
     }
     let mask = match node.input(3) {
-        Some(id) if !is_f32(t.dtype(id)?) => return refuse("its mask is not float"),
+        Some(id) if !is_f32(t.dtype(id)?) && t.dtype(id)? != DType::Bool => {
+            return refuse("its mask is neither float nor bool");
+        }
         Some(id) => {
             let view = t.view(id)?;
             let scores = [batch, heads, queries, length];

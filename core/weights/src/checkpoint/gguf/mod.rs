@@ -5,9 +5,8 @@ mod quants;
 mod reader;
 
 use super::container::{Container, slice_rows};
-use crate::map::map_file;
+use crate::map::FileMap;
 use crate::memory::zeroed;
-use bytes::Bytes;
 use quants::Kind;
 use rayon::prelude::*;
 use reader::{Header, TensorInfo};
@@ -40,7 +39,7 @@ pub(super) fn is_gguf(path: &Path) -> Result<bool> {
 #[derive(Debug)]
 pub(super) struct GgufWeights {
     path: PathBuf,
-    mapping: Bytes,
+    mapping: FileMap,
     tensors: HashMap<String, Tensor>,
     metadata: BTreeMap<String, String>,
 }
@@ -59,7 +58,7 @@ struct Tensor {
 impl GgufWeights {
     /// Opens a file. `DataLoss` where it is damaged, `Unimplemented` for versions of the format we do not read.
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let mapping = map_file(path)?;
+        let mapping = FileMap::open(path)?;
         let header = reader::read(&mapping).map_err(|error| {
             let (code, why) = match error {
                 reader::Fault::Damaged(why) => (ErrorCode::DataLoss, why),
@@ -173,7 +172,8 @@ impl Container for GgufWeights {
         let tensor = self.find(key)?;
         let kind = self.kind(key, tensor)?;
         // In range: checked against the size of the mapping, which cannot change.
-        let data = &self.mapping[tensor.range.clone()];
+        let data = self.mapping.part(tensor.range.clone());
+        let data = data.ok_or_else(|| Error::internal(format!("{key:?} has left its file")))?;
         let Some(decode) = kind.decode else {
             let place = tensor.range.start as u64;
             let weight =
@@ -201,7 +201,7 @@ impl Container for GgufWeights {
                 Weight::new(DType::F32, shape, dequantised(part, kind, decode)?)
             }
             rows => {
-                let whole = Weight::new(DType::F32, tensor.shape.clone(), dequantised(data, kind, decode)?)?;
+                let whole = Weight::new(DType::F32, tensor.shape.clone(), dequantised(&data, kind, decode)?)?;
                 match rows {
                     Some(rows) => slice_rows(whole, rows),
                     None => Ok(whole),
