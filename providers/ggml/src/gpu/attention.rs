@@ -54,11 +54,19 @@ impl Heads {
     }
 }
 
-/// What a mask adds to the scores.
-fn mask(t: &mut Translator<'_>, id: ValueId) -> Outcome<Operand> {
+/// What a mask adds to the scores. Refused where it hides all keys from a query, which softmax would make NaN.
+fn mask(t: &mut Translator<'_>, id: ValueId, causal: bool) -> Outcome<Operand> {
     let Some(seen) = t.constant(id).and_then(HostTensor::elements::<bool>) else { return operand(t, id) };
-    let added: Vec<f32> = seen.into_iter().map(|seen| if seen { 0.0 } else { f32::NEG_INFINITY }).collect();
     let shape = t.shape(id)?;
+    let [.., queries, keys] = shape[..] else { return refuse("its mask has less than two dimensions") };
+    let sees = |(row, keys): (usize, &[bool])| {
+        let keys = if causal { &keys[..keys.len().min(row % queries + 1)] } else { keys };
+        keys.contains(&true)
+    };
+    if keys == 0 || !seen.chunks(keys).enumerate().all(sees) {
+        return refuse("its mask hides all keys from a query");
+    }
+    let added: Vec<f32> = seen.into_iter().map(|seen| if seen { 0.0 } else { f32::NEG_INFINITY }).collect();
     let Ok(added) = HostTensor::from_elements(shape.clone(), &added) else {
         return refuse("its mask is too large");
     };
@@ -78,8 +86,8 @@ pub(super) fn attention(t: &mut Translator<'_>, node: &Node) -> Outcome {
         return refuse("its operands do not go together");
     }
     let scale = node.float("scale").unwrap_or_else(|| 1.0 / (size as f32).sqrt());
-    let mask = node.input(3).map(|id| mask(t, id)).transpose()?;
     let causal = node.int_or("is_causal", 0) != 0;
+    let mask = node.input(3).map(|id| mask(t, id, causal)).transpose()?;
     let out = t.output_shape(node, 0)?;
     let inside = out.len() == 3;
 

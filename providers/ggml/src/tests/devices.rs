@@ -113,7 +113,7 @@ fn a_device_computes_what_the_reference_does() {
 /// transposed first matrix, more than four dimensions that broadcast, pooling, and what ggml has no operation for.
 const ON_THE_CPU: &[(&str, usize)] = &[
     ("Add", 1),
-    ("Attention", 1),
+    ("Attention", 2),
     ("AveragePool", 8),
     ("Concat", 1),
     ("Constant", 1),

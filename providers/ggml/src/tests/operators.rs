@@ -523,11 +523,13 @@ fn fused() -> Vec<Case> {
     let mut masked = joined(7);
     masked.push(fed(&[2, 1, 9, 7], 4));
     cases.push(case("Attention", 1, &heads, masked));
-    // Each query sees its own key and every third one, the last query none.
-    let seen: Vec<bool> =
-        (0..2 * 9 * 7).map(|i| i / 7 % 9 < 8 && (i % 3 == 0 || i / 7 % 9 == i % 7)).collect();
-    let seen = Tensor::from_elements(vec![2, 1, 9, 7], &seen).unwrap();
-    for mask in [Fed(seen.clone()), Constant(seen)] {
+    // Each of the first queries sees every third key and its own, the others none.
+    let sees = |queries: usize| {
+        let sees = |i: usize| i / 7 % 9 < queries && (i % 3 == 0 || i / 7 % 9 == i % 7);
+        let seen: Vec<bool> = (0..2 * 9 * 7).map(sees).collect();
+        Tensor::from_elements(vec![2, 1, 9, 7], &seen).unwrap()
+    };
+    for mask in [Fed(sees(8)), Constant(sees(8)), Constant(sees(9))] {
         cases.push(case("Attention", 1, &heads, joined(7).into_iter().chain([mask]).collect()));
     }
     let apart = vec![fed(&[2, 3, 9, 4], 1), fed(&[2, 3, 7, 4], 2), fed(&[2, 3, 7, 6], 3)];
