@@ -10,6 +10,7 @@ use std::{
 };
 
 /// Smaller parts stay in memory: asking for each page again would take longer than they are worth.
+#[cfg(unix)]
 const WORTH_RELEASING: usize = 64 << 10;
 
 /// The whole of a regular file as bytes that are read when they are touched.
@@ -40,7 +41,14 @@ impl FileMap {
 
     /// A tensor's bytes, `None` where they do not lie in the file.
     pub(crate) fn part(&self, range: Range<usize>) -> Option<Part<'_>> {
-        self.get(range.clone()).map(|bytes| Part { map: self, start: range.start, bytes })
+        let part = |bytes| Part {
+            #[cfg(unix)]
+            map: self,
+            #[cfg(unix)]
+            start: range.start,
+            bytes,
+        };
+        self.get(range.clone()).map(part)
     }
 }
 
@@ -54,7 +62,9 @@ impl Deref for FileMap {
 /// Bytes of a mapped file, of which nothing stays in this process's memory once they are dropped: a provider that has
 /// copied a checkpoint would else seem to hold it twice. The system may keep them in its cache.
 pub(crate) struct Part<'a> {
+    #[cfg(unix)]
     map: &'a FileMap,
+    #[cfg(unix)]
     start: usize,
     bytes: &'a [u8],
 }
@@ -66,9 +76,9 @@ impl Deref for Part<'_> {
     }
 }
 
+#[cfg(unix)]
 impl Drop for Part<'_> {
     fn drop(&mut self) {
-        #[cfg(unix)]
         if let Some(map) = &self.map.0
             && self.bytes.len() >= WORTH_RELEASING
         {

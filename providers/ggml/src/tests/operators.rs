@@ -525,7 +525,7 @@ fn fused() -> Vec<Case> {
     cases.push(case("Attention", 1, &heads, masked));
     // Each of the first queries sees every third key and its own, the others none.
     let sees = |queries: usize| {
-        let sees = |i: usize| i / 7 % 9 < queries && (i % 3 == 0 || i / 7 % 9 == i % 7);
+        let sees = |i: usize| i / 7 % 9 < queries && (i.is_multiple_of(3) || i / 7 % 9 == i % 7);
         let seen: Vec<bool> = (0..2 * 9 * 7).map(sees).collect();
         Tensor::from_elements(vec![2, 1, 9, 7], &seen).unwrap()
     };

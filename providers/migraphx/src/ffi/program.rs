@@ -181,6 +181,7 @@ fn words_of(body: impl FnOnce()) -> String {
 
 /// `migraphx_parse_onnx: Error: src/onnx/onnx_parser.cpp:576: parse_graph: Unknown operator: Foo` without what stands before
 /// `parse_graph`.
+#[cfg(any(unix, test))]
 fn tidy(words: &str) -> String {
     let lines = words.lines().map(str::trim).filter(|line| !line.is_empty()).map(|line| {
         let line = line.split_once(": Error: ").map_or(line, |(_, line)| line);
