@@ -41,14 +41,7 @@ impl FileMap {
 
     /// A tensor's bytes, `None` where they do not lie in the file.
     pub(crate) fn part(&self, range: Range<usize>) -> Option<Part<'_>> {
-        let part = |bytes| Part {
-            #[cfg(unix)]
-            map: self,
-            #[cfg(unix)]
-            start: range.start,
-            bytes,
-        };
-        self.get(range.clone()).map(part)
+        self.get(range.clone()).is_some().then(|| Part { map: self, range })
     }
 }
 
@@ -62,17 +55,14 @@ impl Deref for FileMap {
 /// Bytes of a mapped file, of which nothing stays in this process's memory once they are dropped: a provider that has
 /// copied a checkpoint would else seem to hold it twice. The system may keep them in its cache.
 pub(crate) struct Part<'a> {
-    #[cfg(unix)]
     map: &'a FileMap,
-    #[cfg(unix)]
-    start: usize,
-    bytes: &'a [u8],
+    range: Range<usize>,
 }
 
 impl Deref for Part<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        self.bytes
+        &self.map[self.range.clone()]
     }
 }
 
@@ -80,12 +70,16 @@ impl Deref for Part<'_> {
 impl Drop for Part<'_> {
     fn drop(&mut self) {
         if let Some(map) = &self.map.0
-            && self.bytes.len() >= WORTH_RELEASING
+            && self.range.len() >= WORTH_RELEASING
         {
             // SAFETY: nobody writes to this private mapping of a file, so that pages which go are read from the file
             // when they are touched again, by neighbours of this part or by others who hold the same one.
             let _ = unsafe {
-                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, self.start, self.bytes.len())
+                map.unchecked_advise_range(
+                    memmap2::UncheckedAdvice::DontNeed,
+                    self.range.start,
+                    self.range.len(),
+                )
             };
         }
     }

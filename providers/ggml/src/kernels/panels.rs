@@ -249,16 +249,6 @@ impl Vectorized for Fill<'_> {
             panel.fill(0);
         }
         let start = layout.start + first * layout.row_step;
-        let runs = panels.depth / taps;
-        // The elements of a step, the second where there is one.
-        let elements = |step: usize| match words {
-            Words::F32 => (Some(step), None),
-            Words::Bf16 => {
-                let (pair, tap) = panels.pair_of(step);
-                let low = 2 * pair * taps + tap;
-                ((2 * pair < runs).then_some(low), (2 * pair + 1 < runs).then_some(low + taps))
-            }
-        };
         if panels.order == Order::Tiles {
             for (tile, words) in panel.chunks_exact_mut(TILE * block).enumerate() {
                 self.tile(tile, height, words);
@@ -266,6 +256,16 @@ impl Vectorized for Fill<'_> {
             return;
         }
         if layout.row_step == 1 {
+            let runs = panels.depth / taps;
+            // The elements of a step, the second where there is one.
+            let elements = |step: usize| match words {
+                Words::F32 => (Some(step), None),
+                Words::Bf16 => {
+                    let (pair, tap) = panels.pair_of(step);
+                    let low = 2 * pair * taps + tap;
+                    ((2 * pair < runs).then_some(low), (2 * pair + 1 < runs).then_some(low + taps))
+                }
+            };
             for (step, column) in panel.chunks_exact_mut(block).enumerate() {
                 let (low, high) = elements(step);
                 let run = |depth: usize| &values[start + depth * layout.depth_step..][..height];
