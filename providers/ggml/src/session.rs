@@ -42,6 +42,10 @@ impl GgmlSession {
         let executor = Executor::new(topology.target(), threads)?;
         let mut session = GgmlSession { topology, bank, plans: Vec::new(), executor, threads };
         session.bank.load(source, host, threads)?;
+        let mapped = session.bank.store().mapped_bytes();
+        if mapped > 0 {
+            host.log(LogLevel::Debug, "ggml", &format!("{mapped} bytes of weights stay in their files"));
+        }
         if let Some(shapes) = session.topology.fixed_shapes() {
             session.add_plan(shapes, translation)?;
             let GgmlSession { plans, executor, bank, .. } = &mut session;

@@ -108,6 +108,11 @@ impl<'a> Floats<'a> {
         }
     }
 
+    /// Runs of `len` elements, the last of which may be shorter.
+    pub(crate) fn chunks(self, len: usize) -> impl Iterator<Item = Floats<'a>> {
+        self.bytes.chunks(len * self.dtype.size()).map(move |bytes| Floats { bytes, ..self })
+    }
+
     /// All elements as bytes of a floating-point storage type.
     pub(crate) fn copy_to(&self, type_: Type, out: &mut [u8]) {
         if float_dtype(type_) == self.dtype {

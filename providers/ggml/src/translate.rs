@@ -7,6 +7,7 @@
 
 use crate::{
     ffi::{Builder, Extent, Home, Kernel, MAX_INPUTS, Target, Tensor, Type, product::Words, simd::Level},
+    form::Form,
     gpu,
     kernels::{
         Argument, Blocks, Extract, HostElementwise, HostNode, Layout, PackPanels, Panels, Produced,
@@ -15,7 +16,7 @@ use crate::{
     ops, shape,
     storage::{is_f32, storage_type},
     unsupported::Unsupported,
-    weights::{Bank, Constant, Form},
+    weights::{Bank, Constant},
 };
 use sdrun_abi::{DType, Error, OutputSpec, Precision, Result};
 use sdrun_graph::{Graph, Initializer, Node, Tensor as HostTensor, ValueId, eval};

@@ -1,15 +1,14 @@
 //! Weights and constants on their way into ggml tensors.
 
 use crate::{
-    ffi::{Extent, Home, Room, Store, Stored, Target, Tensor, Type, as_floats, product::Words},
-    kernels::{Blocks, Panels},
+    ffi::{Home, Room, Store, Stored, Target, Tensor, Type},
+    form::Form,
     shape,
-    storage::{Floats, float_dtype, into_storage, is_f32, put},
+    storage::{Floats, float_dtype, is_f32},
 };
 use sdrun_abi::{DType, Error, ErrorCode, Flow, Host, Result, Weight, WeightSource, WeightSpec};
 use sdrun_graph::Tensor as HostTensor;
 use std::{
-    borrow::Cow,
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -17,121 +16,6 @@ use std::{
     },
     thread,
 };
-
-/// How the elements of an initializer are arranged in its tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Form {
-    /// As in the graph.
-    Plain,
-    /// Row-major matrices packed for our products, `transposed` where they are stored as depth x rows; with blocks, bytes.
-    Panels { panels: Panels, transposed: bool, blocks: Option<Blocks> },
-    /// A stack of matrices, `[groups, rows, depth]`, in ggml's own blocks; `transposed` as for panels.
-    Blocks { matrices: [usize; 3], transposed: bool, blocks: Blocks },
-}
-
-impl Form {
-    /// Elements of the tensor, of which a word of bf16 pairs has two, for an initializer of `len` elements.
-    pub(crate) fn len(self, len: usize) -> usize {
-        match self {
-            Form::Plain | Form::Blocks { .. } => len,
-            Form::Panels { panels, blocks: Some(blocks), .. } => blocks.bytes(&panels),
-            Form::Panels { panels, .. } => panels.len() * if panels.words == Words::Bf16 { 2 } else { 1 },
-        }
-    }
-
-    /// The extent of the tensor for an initializer of this shape.
-    pub(crate) fn extent(self, dims: &[usize]) -> Extent {
-        match self {
-            Form::Plain => shape::extent(dims),
-            _ => [self.len(shape::len(dims)), 1, 1, 1],
-        }
-    }
-
-    /// Fills `out`, the bytes of a tensor of type `type_`, with an initializer of type `dtype` with these bytes.
-    ///
-    /// # Errors
-    /// `Internal` where a form that is arithmetic is asked for values that are not floating-point.
-    pub(crate) fn fill(self, type_: Type, dtype: DType, bytes: &[u8], out: &mut [u8]) -> Result<()> {
-        match self {
-            Form::Plain if is_f32(dtype) => Floats::new(dtype, bytes).copy_to(type_, out),
-            Form::Panels { panels, transposed, blocks } => {
-                pack((panels, blocks), transposed, floats(dtype, bytes)?, type_, out)?;
-            }
-            Form::Blocks { matrices, transposed, blocks } => {
-                let (values, length) = (floats(dtype, bytes)?, type_.bytes(matrices.iter().product()));
-                if out.len() != length {
-                    return Err(Error::internal(format!(
-                        "{length} bytes for a tensor of {} bytes",
-                        out.len()
-                    )));
-                }
-                let read = |start: usize, to: &mut [f32]| values.read(start, to);
-                blocks.pack_rows(matrices, transposed, read, |start, line| {
-                    out[start..][..line.len()].copy_from_slice(line)
-                });
-            }
-            _ => {
-                let arranged = self.arrange(type_, dtype, bytes)?;
-                if arranged.len() != out.len() {
-                    let (from, to) = (arranged.len(), out.len());
-                    return Err(Error::internal(format!("{from} bytes for a ggml tensor of {to} bytes")));
-                }
-                out.copy_from_slice(&arranged);
-            }
-        }
-        Ok(())
-    }
-
-    /// What [`fill`](Self::fill) writes, as bytes of its own.
-    pub(crate) fn arrange<'a>(self, type_: Type, dtype: DType, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>> {
-        if self == Form::Plain {
-            if !matches!(type_, Type::F16 | Type::Bf16) {
-                return into_storage(dtype, bytes).map_err(Error::internal);
-            }
-            let mut out = vec![0; bytes.len() / dtype.size() * type_.size()];
-            floats(dtype, bytes)?.copy_to(type_, &mut out);
-            return Ok(Cow::Owned(out));
-        }
-        let mut out = vec![0; type_.bytes(self.len(bytes.len() / dtype.size()))];
-        self.fill(type_, dtype, bytes, &mut out)?;
-        Ok(Cow::Owned(out))
-    }
-}
-
-fn floats(dtype: DType, bytes: &[u8]) -> Result<Floats<'_>> {
-    match is_f32(dtype) {
-        true => Ok(Floats::new(dtype, bytes)),
-        false => Err(Error::internal(format!("a {dtype} initializer was taken for a matrix"))),
-    }
-}
-
-/// Writes panels into the bytes of a tensor of type `type_`.
-fn pack(
-    (panels, blocks): (Panels, Option<Blocks>),
-    transposed: bool,
-    values: Floats<'_>,
-    type_: Type,
-    out: &mut [u8],
-) -> Result<()> {
-    // Pairs of bf16 and f32 are words of 32 bits as they are.
-    let type_ = if panels.words == Words::F32 { type_ } else { Type::F32 };
-    let size = type_.size();
-    let from = blocks.map_or(panels.len() * size, |blocks| blocks.bytes(&panels));
-    if out.len() != from {
-        return Err(Error::internal(format!("{from} bytes for a ggml tensor of {} bytes", out.len())));
-    }
-    let read = |start: usize, to: &mut [f32]| values.read(start, to);
-    if let Some(blocks) = blocks {
-        blocks.pack(&panels, transposed, read, |start, bytes| {
-            out[start..][..bytes.len()].copy_from_slice(bytes)
-        });
-        return Ok(());
-    }
-    panels.pack(transposed, read, |start, words| {
-        put(as_floats(words), type_, &mut out[start * size..][..words.len() * size])
-    });
-    Ok(())
-}
 
 /// A tensor that holds a constant of the graph.
 #[derive(Clone, Debug)]
@@ -148,8 +32,6 @@ pub(crate) struct Bank {
     store: Store,
     specs: BTreeMap<String, WeightSpec>,
     places: Vec<Place>,
-    /// Places that hold their weight.
-    filled: usize,
     /// Weights that a refit which ended in the middle may have overwritten or not.
     torn: BTreeSet<String>,
     known: HashMap<(String, Form, Type, Home), Stored>,
@@ -160,12 +42,18 @@ struct Place {
     weight: String,
     form: Form,
     type_: Type,
+    stored: Stored,
+    home: Home,
+    /// Whether it holds its weight.
+    filled: bool,
 }
 
 /// Threads that place weights. Each holds one weight.
 const MAX_WORKERS: usize = 8;
 /// Below this many bytes starting threads takes longer than they save.
 const WORTH_THREADS: usize = 4 << 20;
+/// From this many bytes a weight that lies in main memory as in the graph is a table with memory of its own.
+const TABLE: usize = 1 << 20;
 
 impl Bank {
     /// For an engine with these weights. Nothing has memory before [`load`](Self::load).
@@ -175,7 +63,6 @@ impl Bank {
             store: Store::new(target),
             specs,
             places: Vec::new(),
-            filled: 0,
             torn: BTreeSet::new(),
             known: HashMap::new(),
         }
@@ -189,7 +76,7 @@ impl Bank {
         }
         let spec = self.spec(weight)?;
         let stored = self.store.add(type_, form.extent(&spec.shape), home)?;
-        self.places.push(Place { weight: key.0.clone(), form, type_ });
+        self.places.push(Place { weight: key.0.clone(), form, type_, stored, home, filled: false });
         self.known.insert(key, stored);
         Ok(stored)
     }
@@ -199,12 +86,55 @@ impl Bank {
         &self.store
     }
 
-    /// Allocates the tensors and fills them on `threads` threads.
+    /// Gives the tensors memory and fills them on `threads` threads.
     pub(crate) fn load(&mut self, source: &dyn WeightSource, host: &dyn Host, threads: usize) -> Result<()> {
+        let total = self.specs.len();
+        let task =
+            Task { phase: "weights", threads, host: Some(host), write: Write::Missing, total, before: 0 };
+        self.load_tables(source, task)?;
         self.store.allocate()?;
-        let all: BTreeSet<String> = self.specs.keys().cloned().collect();
-        self.pull(&all, source, Task { phase: "weights", threads, host: Some(host), write: true })?;
-        self.filled = self.places.len();
+        let with = |filled| {
+            let places = self.places.iter().filter(move |place| place.filled == filled);
+            places.map(|place| &place.weight).collect::<BTreeSet<_>>()
+        };
+        let (tables, others) = (with(true), with(false));
+        let rest = self.specs.keys().filter(|name| !tables.contains(name) || others.contains(name));
+        let rest: BTreeSet<String> = rest.cloned().collect();
+        self.pull(&rest, source, Task { before: total - rest.len(), ..task })?;
+        self.places.iter_mut().for_each(|place| place.filled = true);
+        Ok(())
+    }
+
+    /// Places large weights that are not rearranged, of which rows are looked up: an embedding may be half of a model. Where
+    /// the file has the elements as the tensor does they stay there, and the rows that are read come into memory; else all
+    /// threads write one table after the other, before other weights have memory, so that what a table is converted from
+    /// adds nothing to the session's peak.
+    fn load_tables(&mut self, source: &dyn WeightSource, task: Task<'_>) -> Result<()> {
+        let Bank { store, specs, places, .. } = self;
+        let mut done = 0;
+        for place in places {
+            let Some(spec) = specs.get(&place.weight) else { continue };
+            let elements = shape::len(&spec.shape);
+            let plain = place.form == Form::Plain && place.home == Home::Host && is_f32(spec.dtype);
+            if !plain || elements * place.type_.size() < TABLE {
+                continue;
+            }
+            task.step(done)?;
+            let weight = pull(source, spec)?;
+            let file = weight.file.as_ref().filter(|_| spec.dtype == float_dtype(place.type_));
+            let stays = match file {
+                Some((path, offset)) => store.map(place.stored, (path, *offset), weight.data())?,
+                None => false,
+            };
+            if !stays {
+                let mut room = store.allocate_alone(place.stored)?;
+                room.fill(|out| {
+                    copy_on_all(task.threads, Floats::new(weight.dtype, weight.data()), place.type_, out)
+                })?;
+            }
+            place.filled = true;
+            done += 1;
+        }
         Ok(())
     }
 
@@ -213,23 +143,25 @@ impl Bank {
     /// # Errors
     /// `FailedPrecondition` where no form that is there tells all of the weight. The places are then forgotten.
     pub(crate) fn derive(&mut self) -> Result<()> {
-        if self.filled == self.places.len() {
+        let old = self.places.partition_point(|place| place.filled);
+        if old == self.places.len() {
             return Ok(());
         }
-        let result = self.store.allocate().and_then(|()| self.derive_into());
+        let result = self.store.allocate().and_then(|()| self.derive_into(old));
+        let added = &mut self.places[old..];
+        added.iter_mut().for_each(|place| place.filled = true);
         if result.is_err() {
-            let lost = &mut self.places[self.filled..];
-            lost.iter_mut().for_each(|place| place.weight.clear());
-            self.known.retain(|_, stored| stored.index() < self.filled);
+            added.iter_mut().for_each(|place| place.weight.clear());
+            self.known.retain(|_, stored| stored.index() < old);
         }
-        self.filled = self.places.len();
         result
     }
 
-    fn derive_into(&mut self) -> Result<()> {
-        let (filled, added) = self.places.split_at(self.filled);
+    /// Fills the places after the first `old`.
+    fn derive_into(&mut self, old: usize) -> Result<()> {
+        let (filled, added) = self.places.split_at(old);
         let mut rooms = self.store.rooms()?;
-        for (place, at) in added.iter().zip(self.filled..) {
+        for (place, at) in added.iter().zip(old..) {
             let tells = |other: &Place| {
                 other.weight == place.weight
                     && other.form == Form::Plain
@@ -261,8 +193,16 @@ impl Bank {
         threads: usize,
     ) -> Result<u64> {
         let names: BTreeSet<String> = changed.iter().map(|name| name.to_string()).collect();
-        self.pull(&names, source, Task { phase: "refit", threads, host: Some(host), write: false })?;
-        let result = self.pull(&names, source, Task { phase: "refit", threads, host: None, write: true });
+        let looks = Task {
+            phase: "refit",
+            threads,
+            host: Some(host),
+            write: Write::Nothing,
+            total: names.len(),
+            before: 0,
+        };
+        self.pull(&names, source, looks)?;
+        let result = self.pull(&names, source, Task { host: None, write: Write::All, ..looks });
         match result {
             Ok(_) => self.torn.retain(|name| !names.contains(name)),
             Err(_) => self.torn.extend(names),
@@ -295,7 +235,12 @@ impl Bank {
             jobs.insert(name, Job { spec, rooms: Vec::new() });
         }
         for (place, room) in places.iter().zip(store.rooms()?) {
-            if let Some(job) = jobs.get_mut(&*place.weight) {
+            let wanted = match task.write {
+                Write::Nothing => false,
+                Write::Missing => !place.filled,
+                Write::All => true,
+            };
+            if let Some(job) = jobs.get_mut(&*place.weight).filter(|_| wanted) {
                 job.rooms.push((place, room));
             }
         }
@@ -305,9 +250,8 @@ impl Bank {
         let worth = jobs.iter().map(Job::bytes).sum::<usize>() >= WORTH_THREADS;
         let workers = if worth { task.threads.clamp(1, MAX_WORKERS) } else { 1 };
         let queue = Queue {
-            total: jobs.len() as u64,
             jobs: Mutex::new(jobs.into_iter()),
-            done: AtomicUsize::new(0),
+            done: AtomicUsize::new(task.before),
             bytes: AtomicU64::new(0),
             stop: AtomicBool::new(false),
         };
@@ -333,8 +277,33 @@ struct Task<'a> {
     threads: usize,
     /// Is told of the progress and may cancel.
     host: Option<&'a dyn Host>,
-    /// Whether they are written to their tensors or only looked at.
-    write: bool,
+    write: Write,
+    /// Weights there are, and how many of them were placed before.
+    total: usize,
+    before: usize,
+}
+
+/// Which tensors a weight is written to.
+#[derive(Clone, Copy)]
+enum Write {
+    /// None: the source is only asked whether it has it.
+    Nothing,
+    /// Those that do not hold it yet.
+    Missing,
+    All,
+}
+
+impl Task<'_> {
+    /// Tells how many weights were placed.
+    fn step(&self, done: usize) -> Result<()> {
+        let cancels =
+            |host: &dyn Host| host.progress(self.phase, done as u64, self.total as u64) == Flow::Cancel;
+        if self.host.is_some_and(cancels) {
+            let message = format!("placing the weights was cancelled ({})", self.phase);
+            return Err(Error::new(ErrorCode::Cancelled, message));
+        }
+        Ok(())
+    }
 }
 
 /// A weight and all tensors that hold it.
@@ -351,7 +320,6 @@ impl Job<'_> {
 
 struct Queue<'a> {
     jobs: Mutex<std::vec::IntoIter<Job<'a>>>,
-    total: u64,
     done: AtomicUsize,
     bytes: AtomicU64,
     stop: AtomicBool,
@@ -374,13 +342,9 @@ impl Queue<'_> {
                 std::mem::forget(stop);
                 return Ok(());
             };
-            let step = self.done.fetch_add(1, Ordering::Relaxed) as u64;
-            if task.host.is_some_and(|host| host.progress(task.phase, step, self.total) == Flow::Cancel) {
-                let message = format!("placing the weights was cancelled ({})", task.phase);
-                return Err(Error::new(ErrorCode::Cancelled, message));
-            }
+            task.step(self.done.fetch_add(1, Ordering::Relaxed))?;
             let weight = pull(source, job.spec)?;
-            for (place, room) in job.rooms.iter_mut().filter(|_| task.write) {
+            for (place, room) in &mut job.rooms {
                 room.fill(|bytes| place.form.fill(place.type_, weight.dtype, weight.data(), bytes))?;
             }
             self.bytes.fetch_add(weight.data().len() as u64, Ordering::Relaxed);
@@ -391,6 +355,19 @@ impl Queue<'_> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// [`Floats::copy_to`] on `threads` threads.
+fn copy_on_all(threads: usize, values: Floats<'_>, type_: Type, out: &mut [u8]) -> Result<()> {
+    let part = (out.len() / type_.size()).div_ceil(threads.clamp(1, MAX_WORKERS)).max(1);
+    thread::scope(|scope| {
+        let parts = values.chunks(part).zip(out.chunks_mut(part * type_.size()));
+        let all: Vec<_> =
+            parts.map(|(values, out)| scope.spawn(move || values.copy_to(type_, out))).collect();
+        all.into_iter()
+            .try_for_each(|one| one.join())
+            .map_err(|_| Error::internal("panic in a thread that places weights"))
+    })
 }
 
 /// A weight of the type and shape the graph states.
@@ -408,30 +385,99 @@ fn pull<'a>(source: &'a dyn WeightSource, spec: &WeightSpec) -> Result<Weight<'a
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::to_bytes;
+    use crate::{storage::to_bytes, tests::cpu};
+    use sdrun_abi::NoHost;
+    use std::path::PathBuf;
+
+    /// A table of f32, and where it is said to lie.
+    struct Table {
+        values: Vec<f32>,
+        file: Option<(PathBuf, u64)>,
+    }
+
+    impl Table {
+        const ROWS: usize = 1 << 13;
+        const SHAPE: [usize; 2] = [Self::ROWS, 80];
+
+        fn new(first: f32) -> Self {
+            Table { values: (0..Self::ROWS * 80).map(|i| first + i as f32).collect(), file: None }
+        }
+
+        /// In a file, `skip` bytes after its start.
+        fn in_file(mut self, path: PathBuf, skip: usize) -> Self {
+            let bytes = [vec![0; skip], to_bytes(&self.values, Type::F32)].concat();
+            std::fs::write(&path, bytes).unwrap();
+            self.file = Some((path, skip as u64));
+            self
+        }
+
+        fn bank(type_: Type) -> Bank {
+            let spec = WeightSpec { name: "w".into(), dtype: DType::F32, shape: Self::SHAPE.into() };
+            let mut bank = Bank::new(cpu(), &[spec]);
+            bank.place("w", Form::Plain, type_, Home::Host).unwrap();
+            bank
+        }
+    }
+
+    impl WeightSource for Table {
+        fn get(&self, _: &str) -> Result<Weight<'_>> {
+            let weight = Weight::new(DType::F32, Self::SHAPE.into(), to_bytes(&self.values, Type::F32))?;
+            Ok(match self.file.clone() {
+                Some((path, offset)) => weight.in_file(path, offset),
+                None => weight,
+            })
+        }
+    }
+
+    fn contents(bank: &mut Bank) -> Vec<u8> {
+        bank.store.rooms().unwrap()[0].copy()
+    }
 
     #[test]
-    fn filling_is_arranging() {
-        let values: Vec<f32> = (0..3 * 40 * 70).map(|i| (i % 251) as f32 - 125.0).collect();
-        let panels = Panels::columns([3, 40, 70], 16);
-        let forms = [
-            Form::Plain,
-            Form::Panels { panels, transposed: false, blocks: None },
-            Form::Panels { panels, transposed: true, blocks: None },
-        ];
-        for (dtype, bytes) in [
-            (DType::F32, to_bytes(&values, Type::F32)),
-            (DType::F16, to_bytes(&values, Type::F16)),
-            (DType::BF16, to_bytes(&values, Type::Bf16)),
-        ] {
-            for type_ in [Type::F32, Type::F16, Type::Bf16] {
-                for form in forms {
-                    let mut out = vec![0xaa; form.len(values.len()) * type_.size()];
-                    form.fill(type_, dtype, &bytes, &mut out).unwrap();
-                    let arranged = form.arrange(type_, dtype, &bytes).unwrap();
-                    assert_eq!(out[..], arranged[..], "{form:?} {dtype} {type_:?}");
-                }
-            }
+    fn tables_stay_in_their_file_and_a_refit_does_not_change_it() {
+        let folder = tempfile::tempdir().unwrap();
+        // At the start of a page, inside one, and after the first 64 KB.
+        for skip in [0, 4, 70_000] {
+            let path = folder.path().join("w.bin");
+            let table = Table::new(1.0).in_file(path.clone(), skip);
+            let mut bank = Table::bank(Type::F32);
+            bank.load(&table, &NoHost, 2).unwrap();
+            assert!(bank.store.mapped_bytes() >= (table.values.len() * 4) as u64);
+            assert_eq!(contents(&mut bank), to_bytes(&table.values, Type::F32));
+
+            let (before, other) = (std::fs::read(&path).unwrap(), Table::new(0.5));
+            bank.replace(&["w"], &other, &NoHost, 2).unwrap();
+            assert_eq!(contents(&mut bank), to_bytes(&other.values, Type::F32));
+            assert_eq!(std::fs::read(&path).unwrap(), before);
+
+            // Weights outlive the name of their file.
+            let mut bank = Table::bank(Type::F32);
+            bank.load(&table, &NoHost, 2).unwrap();
+            std::fs::remove_file(&path).unwrap();
+            assert_eq!(contents(&mut bank), to_bytes(&table.values, Type::F32));
         }
+    }
+
+    #[test]
+    fn tables_that_cannot_stay_in_a_file_are_copied() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let is = |what: &str, table: Table, type_: Type| {
+            let mut bank = Table::bank(type_);
+            bank.load(&table, &NoHost, 3).unwrap();
+            assert_eq!(bank.store.mapped_bytes(), 0, "{what}");
+            assert!(contents(&mut bank) == to_bytes(&table.values, type_), "{what}");
+        };
+        is("in memory", Table::new(1.0), Type::F32);
+        is("of another type", Table::new(1.0).in_file(at("type"), 0), Type::Bf16);
+        is("at an odd address", Table::new(1.0).in_file(at("odd"), 3), Type::F32);
+        let moved = |file| Table { file: Some(file), ..Table::new(1.0) };
+        is("in a file that is gone", moved((at("none"), 0)), Type::F32);
+        is("in a folder", moved((folder.path().into(), 0)), Type::F32);
+        drop(Table::new(1.0).in_file(at("short"), 0));
+        is("in a file that is too short", moved((at("short"), 4)), Type::F32);
+        is("beyond all files", moved((at("short"), u64::MAX - 3)), Type::F32);
+        drop(Table::new(2.0).in_file(at("other"), 0));
+        is("in another's file", moved((at("other"), 0)), Type::F32);
     }
 }

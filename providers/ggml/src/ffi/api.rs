@@ -189,6 +189,7 @@ api! {
     ggml_backend_buft_get_alloc_size: fn(Ptr, TensorPtr) -> usize;
     ggml_backend_tensor_alloc: fn(Ptr, TensorPtr, Ptr) -> c_int;
     ggml_backend_alloc_ctx_tensors_from_buft: fn(Ptr, Ptr) -> Ptr;
+    ggml_backend_cpu_buffer_from_ptr: fn(Ptr, usize) -> Ptr;
     ggml_backend_buffer_free: fn(Ptr);
     ggml_backend_view_init: fn(TensorPtr) -> c_int;
     ggml_backend_buffer_get_base: fn(Ptr) -> Ptr;

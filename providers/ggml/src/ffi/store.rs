@@ -7,9 +7,11 @@ use super::{
     pages,
     streams::{Share, Streams, Twins, share},
 };
+use memmap2::MmapMut;
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
     marker::PhantomData,
+    path::Path,
     sync::{Arc, Mutex, MutexGuard},
 };
 
@@ -23,6 +25,9 @@ impl Stored {
         self.0 as usize
     }
 }
+
+/// Bytes at both ends of what a file has that are compared with what it should have: all of them would have to be read.
+const EDGE: usize = 4096;
 
 /// Where a tensor of a [`Store`] lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,6 +73,8 @@ struct Inner {
     /// Of the twins.
     twins: Vec<Context>,
     buffers: Vec<Ptr>,
+    /// Buffers over files, with what they lie in.
+    mapped: Vec<(Ptr, MmapMut)>,
     streams: Arc<Streams>,
 }
 
@@ -91,7 +98,8 @@ impl Drop for Pools {
         let inner = self.inner.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
         // SAFETY: each was made by the matching function and is freed once, memory before its description.
         unsafe {
-            inner.buffers.iter().for_each(|buffer| (self.ggml.api.ggml_backend_buffer_free)(*buffer));
+            let buffers = inner.buffers.iter().chain(inner.mapped.iter().map(|(buffer, _)| buffer));
+            buffers.for_each(|buffer| (self.ggml.api.ggml_backend_buffer_free)(*buffer));
             let contexts = inner.host.iter().chain(&inner.device).chain(&inner.twins);
             contexts.for_each(|context| (self.ggml.api.ggml_free)(context.raw));
         }
@@ -235,16 +243,71 @@ impl Store {
                     // SAFETY: a buffer that was just made. The scheduler then gives a copy's memory to the next one.
                     unsafe { (api.ggml_backend_buffer_set_usage)(buffer, USAGE_WEIGHTS) };
                 }
-                if home == Some(Home::Host) {
-                    // SAFETY: a buffer of host memory of this size.
-                    unsafe {
-                        let base = (api.ggml_backend_buffer_get_base)(buffer);
-                        pages::prefer_huge(base.cast(), (api.ggml_backend_buffer_get_size)(buffer));
-                    }
-                }
             }
         }
         Ok(())
+    }
+
+    /// Lets a tensor in main memory that has none lie in a file: its elements are the bytes `data` from `offset` on. What is
+    /// written to it later stays in this process. False, and nothing happened, where the file cannot be used so, or has
+    /// become another.
+    ///
+    /// The file is mapped as long as the weights live. One that another process shortens in the meantime ends this process
+    /// when the lost part is read, as it would while weights are loaded; one that is replaced or removed does no harm.
+    pub(crate) fn map(&mut self, tensor: Stored, (path, offset): (&Path, u64), data: &[u8]) -> Result<bool> {
+        let api = &self.target.ggml.api;
+        let Item { raw, home, .. } = self.tensors[tensor.index()];
+        // SAFETY: a tensor of this store.
+        let (waits, len) = unsafe { ((*raw).data.is_null(), (api.ggml_nbytes)(raw)) };
+        if !waits || home != Home::Host || len != data.len() {
+            return Err(Error::internal("a ggml weight that cannot lie in a file"));
+        }
+        let Some((mut map, skip)) = pages::of_file(path, offset, len) else { return Ok(false) };
+        let there = &map[skip..];
+        let (first, last) = (len.min(EDGE), len.saturating_sub(EDGE));
+        if there[..first] != data[..first] || there[last..] != data[last..] {
+            return Ok(false);
+        }
+        let base: Ptr = map.as_mut_ptr().cast();
+        // SAFETY: the map begins with a page, lives as long as the buffer over it, and has room for the tensor after `skip`.
+        unsafe {
+            let buffer = (api.ggml_backend_cpu_buffer_from_ptr)(base, map.len());
+            if buffer.is_null() {
+                return Ok(false);
+            }
+            let status = (api.ggml_backend_tensor_alloc)(buffer, raw, base.wrapping_byte_add(skip));
+            if status != STATUS_SUCCESS {
+                (api.ggml_backend_buffer_free)(buffer);
+                return Err(status_error(status));
+            }
+            if self.target.gpu().is_some() {
+                (api.ggml_backend_buffer_set_usage)(buffer, USAGE_WEIGHTS);
+            }
+            self.pools.lock().mapped.push((buffer, map));
+        }
+        Ok(true)
+    }
+
+    /// Gives one tensor in main memory a buffer of its own.
+    ///
+    /// # Errors
+    /// `ResourceExhausted`.
+    pub(crate) fn allocate_alone(&mut self, tensor: Stored) -> Result<Room<'_>> {
+        let (api, raw) = (&self.target.ggml.api, self.raw(tensor));
+        // SAFETY: a tensor of this store, which is in main memory, and the CPU of this ggml.
+        let (buffer, len) = unsafe {
+            let type_ = (api.ggml_backend_dev_buffer_type)(self.target.ggml.cpu.device);
+            (place_at_lines(api, type_, [raw].into_iter())?, (api.ggml_nbytes)(raw))
+        };
+        if buffer.is_null() {
+            return Err(Error::new(ErrorCode::ResourceExhausted, "no memory for the weights"));
+        }
+        if self.target.gpu().is_some() {
+            // SAFETY: a buffer that was just made.
+            unsafe { (api.ggml_backend_buffer_set_usage)(buffer, USAGE_WEIGHTS) };
+        }
+        self.pools.lock().buffers.push(buffer);
+        Ok(Room { api, raw, home: Home::Host, len, store: PhantomData })
     }
 
     /// The memory of every tensor, in the order in which they were added.
@@ -270,12 +333,18 @@ impl Store {
         self.device_bytes
     }
 
-    /// Bytes of the buffers.
+    /// Bytes of all weights, in memory or in files.
     pub(crate) fn bytes(&self) -> u64 {
         let api = &self.target.ggml.api;
         // SAFETY: buffers of this store.
         let size = |buffer: &Ptr| unsafe { (api.ggml_backend_buffer_get_size)(*buffer) as u64 };
-        self.pools.lock().buffers.iter().map(size).sum()
+        let allocated: u64 = self.pools.lock().buffers.iter().map(size).sum();
+        allocated + self.mapped_bytes()
+    }
+
+    /// Bytes of the weights that lie in files, of which memory holds what is read.
+    pub(crate) fn mapped_bytes(&self) -> u64 {
+        self.pools.lock().mapped.iter().map(|(_, map)| map.len() as u64).sum()
     }
 
     pub(super) fn raw(&self, tensor: Stored) -> TensorPtr {
@@ -309,6 +378,7 @@ unsafe fn place_at_lines(api: &Api, type_: Ptr, tensors: impl Iterator<Item = Te
         let buffer = (api.ggml_backend_buft_alloc_buffer)(type_, len);
         if !buffer.is_null() {
             let base = (api.ggml_backend_buffer_get_base)(buffer);
+            pages::prefer_huge(base.cast(), (api.ggml_backend_buffer_get_size)(buffer));
             let first = base.wrapping_byte_add(base.align_offset(LINE));
             for (raw, offset) in places {
                 let status = (api.ggml_backend_tensor_alloc)(buffer, raw, first.wrapping_byte_add(offset));

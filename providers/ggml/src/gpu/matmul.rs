@@ -3,12 +3,12 @@
 use super::{activate, combine, input, operand, optional};
 use crate::{
     ffi::{Binary, Home, Tensor},
+    form::Form,
     kernels::Panels,
     ops::activation,
     shape,
     storage::is_f32,
     translate::{Operand, Outcome, Translator, refuse},
-    weights::Form,
 };
 use sdrun_graph::{Node, ValueId};
 

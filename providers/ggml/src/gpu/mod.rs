@@ -13,11 +13,11 @@ pub(crate) use matmul::multiply;
 
 use crate::{
     ffi::{Binary, Home, Tensor, Type, Unary},
+    form::Form,
     kernels::{Activation, BroadcastOp},
     shape,
     storage::is_f32,
     translate::{Operand, Outcome, Translator, refuse},
-    weights::Form,
 };
 use sdrun_graph::{Node, ValueId, fused::DOMAIN};
 

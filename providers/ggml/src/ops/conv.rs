@@ -8,11 +8,11 @@ use super::{
 };
 use crate::{
     ffi::{Tensor, Type, simd::Level},
+    form::Form,
     kernels::{Activation, Conv, DepthwiseConv, Layout, Panels, Pool, PoolKind, Window},
     shape,
     storage::is_f32,
     translate::{Operand, Outcome, Translator, refuse},
-    weights::Form,
 };
 use sdrun_graph::{Node, ValueId};
 

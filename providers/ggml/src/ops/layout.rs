@@ -222,7 +222,7 @@ fn gather(t: &mut Translator<'_>, node: &Node) -> Outcome {
     // Embedding tables are kept in the low precision, if there is one.
     let table = is_f32(dtype) && t.is_stored(data_id) && t.constant(data_id).is_none() && shape.len() > 1;
     let data = match table {
-        true => t.weight(data_id, crate::weights::Form::Plain, t.matrix_type())?,
+        true => t.weight(data_id, crate::form::Form::Plain, t.matrix_type())?,
         false => t.operand(data_id)?.tensor,
     };
     let indices = t.operand(index_id)?;

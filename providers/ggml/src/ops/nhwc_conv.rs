@@ -12,10 +12,10 @@ use crate::{
         product::{DEPTH, Taps},
         simd::Level,
     },
+    form::Form,
     kernels::{Activation, Gemm, InvertedResidual, Layout, NhwcDepthwise, Panels, Patches, Window},
     shape,
     translate::{Operand, Outcome, Translator, View, refuse},
-    weights::Form,
 };
 use sdrun_graph::{Node, ValueId, fused::DOMAIN};
 

@@ -1,0 +1,156 @@
+//! How the elements of weights and constants are arranged in ggml tensors.
+
+use crate::{
+    ffi::{Extent, Type, as_floats, product::Words},
+    kernels::{Blocks, Panels},
+    shape,
+    storage::{Floats, into_storage, is_f32, put},
+};
+use sdrun_abi::{DType, Error, Result};
+use std::borrow::Cow;
+
+/// How the elements of an initializer are arranged in its tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Form {
+    /// As in the graph.
+    Plain,
+    /// Row-major matrices packed for our products, `transposed` where they are stored as depth x rows; with blocks, bytes.
+    Panels { panels: Panels, transposed: bool, blocks: Option<Blocks> },
+    /// A stack of matrices, `[groups, rows, depth]`, in ggml's own blocks; `transposed` as for panels.
+    Blocks { matrices: [usize; 3], transposed: bool, blocks: Blocks },
+}
+
+impl Form {
+    /// Elements of the tensor, of which a word of bf16 pairs has two, for an initializer of `len` elements.
+    pub(crate) fn len(self, len: usize) -> usize {
+        match self {
+            Form::Plain | Form::Blocks { .. } => len,
+            Form::Panels { panels, blocks: Some(blocks), .. } => blocks.bytes(&panels),
+            Form::Panels { panels, .. } => panels.len() * if panels.words == Words::Bf16 { 2 } else { 1 },
+        }
+    }
+
+    /// The extent of the tensor for an initializer of this shape.
+    pub(crate) fn extent(self, dims: &[usize]) -> Extent {
+        match self {
+            Form::Plain => shape::extent(dims),
+            _ => [self.len(shape::len(dims)), 1, 1, 1],
+        }
+    }
+
+    /// Fills `out`, the bytes of a tensor of type `type_`, with an initializer of type `dtype` with these bytes.
+    ///
+    /// # Errors
+    /// `Internal` where a form that is arithmetic is asked for values that are not floating-point.
+    pub(crate) fn fill(self, type_: Type, dtype: DType, bytes: &[u8], out: &mut [u8]) -> Result<()> {
+        match self {
+            Form::Plain if is_f32(dtype) => Floats::new(dtype, bytes).copy_to(type_, out),
+            Form::Panels { panels, transposed, blocks } => {
+                pack((panels, blocks), transposed, floats(dtype, bytes)?, type_, out)?;
+            }
+            Form::Blocks { matrices, transposed, blocks } => {
+                let (values, length) = (floats(dtype, bytes)?, type_.bytes(matrices.iter().product()));
+                if out.len() != length {
+                    return Err(Error::internal(format!(
+                        "{length} bytes for a tensor of {} bytes",
+                        out.len()
+                    )));
+                }
+                let read = |start: usize, to: &mut [f32]| values.read(start, to);
+                blocks.pack_rows(matrices, transposed, read, |start, line| {
+                    out[start..][..line.len()].copy_from_slice(line)
+                });
+            }
+            _ => {
+                let arranged = self.arrange(type_, dtype, bytes)?;
+                if arranged.len() != out.len() {
+                    let (from, to) = (arranged.len(), out.len());
+                    return Err(Error::internal(format!("{from} bytes for a ggml tensor of {to} bytes")));
+                }
+                out.copy_from_slice(&arranged);
+            }
+        }
+        Ok(())
+    }
+
+    /// What [`fill`](Self::fill) writes, as bytes of its own.
+    pub(crate) fn arrange<'a>(self, type_: Type, dtype: DType, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>> {
+        if self == Form::Plain {
+            if !matches!(type_, Type::F16 | Type::Bf16) {
+                return into_storage(dtype, bytes).map_err(Error::internal);
+            }
+            let mut out = vec![0; bytes.len() / dtype.size() * type_.size()];
+            floats(dtype, bytes)?.copy_to(type_, &mut out);
+            return Ok(Cow::Owned(out));
+        }
+        let mut out = vec![0; type_.bytes(self.len(bytes.len() / dtype.size()))];
+        self.fill(type_, dtype, bytes, &mut out)?;
+        Ok(Cow::Owned(out))
+    }
+}
+
+fn floats(dtype: DType, bytes: &[u8]) -> Result<Floats<'_>> {
+    match is_f32(dtype) {
+        true => Ok(Floats::new(dtype, bytes)),
+        false => Err(Error::internal(format!("a {dtype} initializer was taken for a matrix"))),
+    }
+}
+
+/// Writes panels into the bytes of a tensor of type `type_`.
+fn pack(
+    (panels, blocks): (Panels, Option<Blocks>),
+    transposed: bool,
+    values: Floats<'_>,
+    type_: Type,
+    out: &mut [u8],
+) -> Result<()> {
+    // Pairs of bf16 and f32 are words of 32 bits as they are.
+    let type_ = if panels.words == Words::F32 { type_ } else { Type::F32 };
+    let size = type_.size();
+    let from = blocks.map_or(panels.len() * size, |blocks| blocks.bytes(&panels));
+    if out.len() != from {
+        return Err(Error::internal(format!("{from} bytes for a ggml tensor of {} bytes", out.len())));
+    }
+    let read = |start: usize, to: &mut [f32]| values.read(start, to);
+    if let Some(blocks) = blocks {
+        blocks.pack(&panels, transposed, read, |start, bytes| {
+            out[start..][..bytes.len()].copy_from_slice(bytes)
+        });
+        return Ok(());
+    }
+    panels.pack(transposed, read, |start, words| {
+        put(as_floats(words), type_, &mut out[start * size..][..words.len() * size])
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::to_bytes;
+
+    #[test]
+    fn filling_is_arranging() {
+        let values: Vec<f32> = (0..3 * 40 * 70).map(|i| (i % 251) as f32 - 125.0).collect();
+        let panels = Panels::columns([3, 40, 70], 16);
+        let forms = [
+            Form::Plain,
+            Form::Panels { panels, transposed: false, blocks: None },
+            Form::Panels { panels, transposed: true, blocks: None },
+        ];
+        for (dtype, bytes) in [
+            (DType::F32, to_bytes(&values, Type::F32)),
+            (DType::F16, to_bytes(&values, Type::F16)),
+            (DType::BF16, to_bytes(&values, Type::Bf16)),
+        ] {
+            for type_ in [Type::F32, Type::F16, Type::Bf16] {
+                for form in forms {
+                    let mut out = vec![0xaa; form.len(values.len()) * type_.size()];
+                    form.fill(type_, dtype, &bytes, &mut out).unwrap();
+                    let arranged = form.arrange(type_, dtype, &bytes).unwrap();
+                    assert_eq!(out[..], arranged[..], "{form:?} {dtype} {type_:?}");
+                }
+            }
+        }
+    }
+}
