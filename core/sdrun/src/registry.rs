@@ -149,8 +149,9 @@ fn places(discovery: &Discovery, paths: &Paths) -> Vec<(PathBuf, String)> {
         return places;
     }
     places.extend(split("SDRUN_ADD_PROVIDER_FILES"));
-    if let Some(dir) =
-        std::env::current_exe().ok().and_then(|e| Some(e.canonicalize().ok()?.parent()?.join("providers")))
+    if let Some(dir) = std::env::current_exe()
+        .ok()
+        .and_then(|e| Some(dunce::canonicalize(e).ok()?.parent()?.join("providers")))
     {
         places.push((dir, "beside the executable".into()));
     }

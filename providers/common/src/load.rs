@@ -32,11 +32,10 @@ pub fn open(file: &Path) -> Result<Library> {
     })
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
 
-    #[cfg(target_os = "linux")]
     #[test]
     fn the_loaders_words_are_kept() {
         // A whole ELF library whose dynamic section is overwritten passes the check, not the loader.

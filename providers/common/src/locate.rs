@@ -43,7 +43,7 @@ pub fn locate(spec: &RuntimeSpec, dir: Option<&Path>) -> Result<PathBuf> {
         .with_file(dir)
         .with_hint(hint));
     };
-    found.canonicalize().map_err(|e| Error::io("resolve", &found, &e).with_hint(hint))
+    dunce::canonicalize(&found).map_err(|e| Error::io("resolve", &found, &e).with_hint(hint))
 }
 
 #[cfg(test)]
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn the_newest_name_wins_and_links_are_resolved() {
         let dir = tempfile::tempdir().unwrap();
-        let root = dir.path().canonicalize().unwrap();
+        let root = dunce::canonicalize(dir.path()).unwrap();
         std::fs::write(root.join("libthing.so.1"), b"").unwrap();
         std::fs::write(root.join("libthing.so.2"), b"").unwrap();
         assert_eq!(locate(&spec(), Some(&root)).unwrap(), root.join("libthing.so.2"));

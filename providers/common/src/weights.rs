@@ -70,7 +70,7 @@ impl WeightFiles {
 }
 
 fn regular_file(path: &Path) -> Option<(PathBuf, u64)> {
-    let real = path.canonicalize().ok()?;
+    let real = dunce::canonicalize(path).ok()?;
     let metadata = real.metadata().ok().filter(|m| m.is_file())?;
     Some((real, metadata.len()))
 }
@@ -116,7 +116,7 @@ mod tests {
         let weight = |path: &Path, offset| {
             Weight::new(DType::F32, vec![3], vec![0u8; 12]).unwrap().in_file(path.to_path_buf(), offset)
         };
-        let real = file.canonicalize().unwrap();
+        let real = dunce::canonicalize(&file).unwrap();
         assert_eq!(files.place("w", &weight(&file, 8)).unwrap(), Some((&*real, 8)));
         for offset in [9, 20, u64::MAX] {
             let error = files.place("w", &weight(&file, offset)).unwrap_err();

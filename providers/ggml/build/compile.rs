@@ -102,6 +102,14 @@ pub(crate) fn compile(source: &Source, out: &Path) -> Result<PathBuf, Box<dyn Er
     for library in &libraries {
         build.link(library)?;
     }
+    let files: Vec<PathBuf> = libraries.iter().map(|library| build.file(&library.name)).collect();
+    for entry in fs::read_dir(build.libraries())? {
+        let path = entry?.path();
+        if !files.contains(&path) {
+            // Of an earlier build; all that lies here is installed.
+            fs::remove_file(path)?;
+        }
+    }
     Ok(build.libraries())
 }
 
@@ -159,11 +167,17 @@ impl Build<'_> {
             command.arg(format!("-I{}", path.display()));
         }
         command.args(flags);
+        if self.os == "windows" && tool.is_like_gnu() {
+            // GCC takes the stack of Windows to be aligned as that of Linux (its bug 54412); vectors in it are moved by
+            // instructions that need no alignment.
+            command.arg("-Wa,-muse-unaligned-vector-move");
+        }
         let mut header = None;
-        if file == "ggml-cpu/ggml-cpu.c" && self.arch == "x86_64" && self.os != "windows" {
-            let relax = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("build").join("relax.h");
-            command.arg("-include").arg(&relax);
-            header = Some(relax);
+        let prepared = !tool.is_like_msvc() && (self.arch == "x86_64" || self.os == "windows");
+        if file == "ggml-cpu/ggml-cpu.c" && prepared {
+            let threads = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("build").join("threads.h");
+            command.arg("-include").arg(&threads);
+            header = Some(threads);
         }
         if tool.is_like_msvc() {
             command.arg("/c").arg(&source).arg(format!("/Fo{}", object.display()));
@@ -196,26 +210,27 @@ impl Build<'_> {
         defines
     }
 
-    /// Links a library unless it is newer than all of its objects.
+    /// The file of a library. On Windows its name is what other libraries are bound to, see [`link`](Self::link).
+    fn file(&self, name: &str) -> PathBuf {
+        self.libraries().join(match self.os.as_str() {
+            "windows" => format!("sdrun-{name}.dll"),
+            "macos" => format!("lib{name}.dylib"),
+            _ => format!("lib{name}.so"),
+        })
+    }
+    /// On Windows, what the linker reads of a library.
+    fn import(&self, name: &str) -> PathBuf {
+        self.out.join("objects").join(format!("{name}.lib"))
+    }
+
+    /// Links a library unless it was linked by the same command and is newer than all of its objects.
     fn link(&self, library: &Library) -> Result<(), Box<dyn Error>> {
-        let folder = self.libraries();
-        let file = folder.join(match self.os.as_str() {
-            "windows" => format!("{}.dll", library.name),
-            "macos" => format!("lib{}.dylib", library.name),
-            _ => format!("lib{}.so", library.name),
-        });
-        let modified = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
-        let linked = modified(&file);
-        if linked.is_some() && library.objects.iter().all(|object| modified(object) < linked) {
-            return Ok(());
-        }
+        let file = self.file(&library.name);
         let mut command = self.cpp.to_command();
         if self.cpp.is_like_msvc() {
             command.arg("/LD").args(&library.objects).arg(format!("/Fe:{}", file.display())).arg("/link");
-            command.arg(format!("/IMPLIB:{}", file.with_extension("lib").display()));
-            if library.links_base {
-                command.arg(folder.join("ggml-base.lib"));
-            }
+            command.arg(format!("/IMPLIB:{}", self.import(&library.name).display()));
+            command.args(library.links_base.then(|| self.import("ggml-base")));
             // ggml-cpu reads the processor's name from the registry.
             command.arg("advapi32.lib");
         } else {
@@ -229,11 +244,9 @@ impl Build<'_> {
                     command.arg(format!("@loader_path/lib{}.dylib", library.name));
                 }
                 "windows" => {
-                    command.args(["-shared", "-s", "-static-libgcc", "-static-libstdc++"]);
-                    command.arg(format!(
-                        "-Wl,--out-implib,{}",
-                        folder.join(format!("lib{}.dll.a", library.name)).display()
-                    ));
+                    // The compiler's own libraries go into each of ours, and are no part of what it exports.
+                    command.args(["-shared", "-s", "-static", "-Wl,--exclude-libs,ALL"]);
+                    command.arg(format!("-Wl,--out-implib,{}", self.import(&library.name).display()));
                 }
                 _ => {
                     command.args([
@@ -246,15 +259,32 @@ impl Build<'_> {
                     command.arg(format!("-Wl,-soname,{}", bound(&library.name)));
                 }
             }
-            if library.links_base {
-                command.arg(format!("-L{}", folder.display())).arg("-lggml-base");
-            }
-            if self.os != "windows" {
+            if self.os == "windows" {
+                command.args(library.links_base.then(|| self.import("ggml-base")));
+            } else {
+                if library.links_base {
+                    command.arg(format!("-L{}", self.libraries().display())).arg("-lggml-base");
+                }
                 command.args(["-lm", "-lpthread"]);
             }
         }
-        finish(command, &format!("link {}", file.display()))
+        let (stamp, text) =
+            (self.out.join("objects").join(format!("{}.stamp", library.name)), hash(&command));
+        let modified = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
+        let linked = modified(&file);
+        let newest = linked.is_some() && library.objects.iter().all(|object| modified(object) < linked);
+        if newest && fs::read_to_string(&stamp).is_ok_and(|known| known == text) {
+            return Ok(());
+        }
+        finish(command, &format!("link {}", file.display()))?;
+        Ok(fs::write(stamp, text)?)
     }
+}
+
+/// What a command is told from others by.
+fn hash(command: &Command) -> String {
+    let hash = Sha256::digest(format!("{command:?}"));
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The file beside an object that says what it was made of.
@@ -263,14 +293,11 @@ fn stamp(job: &Job) -> PathBuf {
 }
 
 fn fingerprint(job: &Job) -> String {
-    let mut hash = Sha256::new();
-    hash.update(format!("{:?}", job.command));
     let mut time = DefaultHasher::new();
     for file in [Some(&job.source), job.header.as_ref()].into_iter().flatten() {
         fs::metadata(file).and_then(|meta| meta.modified()).ok().hash(&mut time);
     }
-    hash.update(time.finish().to_le_bytes());
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("{} {:016x}", hash(&job.command), time.finish())
 }
 
 fn is_current(job: &Job) -> bool {

@@ -6,7 +6,7 @@ use crate::{
     shape,
     storage::{Floats, float_dtype, is_f32},
 };
-use sdrun_abi::{DType, Error, ErrorCode, Flow, Host, Result, Weight, WeightSource, WeightSpec};
+use sdrun_abi::{Error, ErrorCode, Flow, Host, Result, Weight, WeightSource, WeightSpec};
 use sdrun_graph::Tensor as HostTensor;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -386,7 +386,7 @@ fn pull<'a>(source: &'a dyn WeightSource, spec: &WeightSpec) -> Result<Weight<'a
 mod tests {
     use super::*;
     use crate::{storage::to_bytes, tests::cpu};
-    use sdrun_abi::NoHost;
+    use sdrun_abi::{DType, NoHost};
     use std::path::PathBuf;
 
     /// A table of f32, and where it is said to lie.

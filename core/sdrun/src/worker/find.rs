@@ -19,7 +19,7 @@ pub fn find_worker() -> Result<PathBuf> {
         };
     }
     let mut folders = Vec::new();
-    let executable = std::env::current_exe().and_then(|e| e.canonicalize());
+    let executable = std::env::current_exe().and_then(dunce::canonicalize);
     if let Some(folder) = executable.as_deref().ok().and_then(Path::parent) {
         // Whoever can write here can replace the running program itself.
         let beside = folder.join(&name);

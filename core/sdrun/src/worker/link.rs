@@ -82,10 +82,11 @@ pub(super) struct Link {
     pub(super) pipe: ChildStdin,
     pub(super) buffer: Vec<u8>,
     pub(super) events: Receiver<Event>,
-    pub(super) folders: Folders,
     /// Used by every run, and replaced by a larger one when it is too small.
     pub(super) input: Option<Region>,
     pub(super) output: Option<Region>,
+    /// Removed after the regions are unmapped: Windows removes no file that is mapped.
+    pub(super) folders: Folders,
     pub(super) calls: u64,
     pub(super) failures: u64,
     pub(super) weight_files: bool,

@@ -99,7 +99,7 @@ impl Ggml {
                 .with_hint("the ggml libraries belong beside the plugin; reinstall it or build it again"));
         };
         // Absolute, so that the system's loader does not search.
-        let folder = folder.canonicalize().map_err(|e| Error::io("resolve", folder, &e))?;
+        let folder = dunce::canonicalize(folder).map_err(|e| Error::io("resolve", folder, &e))?;
         let base_file = folder.join(&base);
         let base = open(&base_file)?;
         let wrong = |what: String| {
@@ -414,8 +414,11 @@ fn open(file: &Path) -> Result<&'static Library> {
     }
 }
 
-fn library_file(name: &str) -> String {
-    format!("{}{name}{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX)
+/// The file of one of our own libraries. Windows tells libraries apart by these names alone, so that they differ there from
+/// those of any other ggml in the process.
+pub(crate) fn library_file(name: &str) -> String {
+    let prefix = if cfg!(windows) { "sdrun-" } else { std::env::consts::DLL_PREFIX };
+    format!("{prefix}{name}{}", std::env::consts::DLL_SUFFIX)
 }
 
 /// # Safety

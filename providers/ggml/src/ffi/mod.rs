@@ -43,10 +43,10 @@ pub(crate) use builder::{Binary, Builder, Extent, Tensor, Type, Unary};
 pub(crate) use device_ops::Gate;
 pub(crate) use executor::{Executor, Spread};
 pub(crate) use kept::Kept;
-#[cfg(test)]
-pub(crate) use kernel::run_kernel;
 pub(crate) use kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile, as_floats, as_words, as_words_mut};
 pub(crate) use library::{Ggml, Gpu, LIBRARY_DIR, Target};
 pub(crate) use program::Program;
 pub(crate) use store::{Home, Room, Store, Stored};
 pub(crate) use threads::MAX_THREADS;
+#[cfg(test)]
+pub(crate) use {kernel::run_kernel, library::library_file};

@@ -10,7 +10,7 @@ const UNIT: u64 = 64 << 10;
 /// seen by nobody else. `None` where there are none, or where the elements would lie at an address that is no multiple of 4.
 pub(super) fn of_file(path: &Path, offset: u64, len: usize) -> Option<(MmapMut, usize)> {
     // Looked at before it is opened: opening a pipe would wait for a writer.
-    if offset % 4 != 0 || !path.metadata().ok()?.is_file() {
+    if !offset.is_multiple_of(4) || !path.metadata().ok()?.is_file() {
         return None;
     }
     let file = File::open(path).ok()?;

@@ -273,14 +273,15 @@ fn folders_that_are_no_bundle_are_refused() {
     let empty = tempfile::tempdir().unwrap();
     for (folder, code, words) in [
         (Path::new("backends"), ErrorCode::InvalidArgument, "not absolute"),
-        (Path::new("/no/such/folder"), ErrorCode::NotFound, "/no/such/folder"),
+        (&empty.path().join("no-such-folder"), ErrorCode::NotFound, "no-such-folder"),
         (empty.path(), ErrorCode::NotFound, "ggml-base"),
     ] {
         let error = Ggml::load_bundle(folder).err().unwrap();
         assert_eq!(error.code, code, "{error}");
         assert!(error.message.contains(words), "{error}");
     }
-    std::fs::write(empty.path().join("libggml-base.so"), "no library").unwrap();
+    let name = format!("{}ggml-base{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    std::fs::write(empty.path().join(name), "no library").unwrap();
     let error = Ggml::load_bundle(empty.path()).err().unwrap();
     assert_eq!(error.code, ErrorCode::FailedPrecondition, "{error}");
     let error = super::provider().capabilities("vulkan:7").unwrap_err();

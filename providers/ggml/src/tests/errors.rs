@@ -1,5 +1,8 @@
 use super::{Model, build, from, noise, provider, run, spec};
-use crate::{GgmlProvider, ffi::Ggml};
+use crate::{
+    GgmlProvider,
+    ffi::{Ggml, library_file},
+};
 use proptest::prelude::*;
 use sdrun_abi::{BuildSpec, ErrorCode, InitConfig, NoHost, Precision, Provider};
 use sdrun_graph::{Attribute, Tensor};
@@ -133,8 +136,7 @@ fn missing_and_broken_libraries_are_told_apart() {
     let error = Ggml::load_from(&[folder.path()]).err().unwrap();
     assert_eq!(error.code, ErrorCode::NotFound);
     assert!(error.message.contains(&folder.path().display().to_string()) && error.hint.is_some(), "{error}");
-    let name = format!("{}ggml-base{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
-    std::fs::write(folder.path().join(name), b"not a library").unwrap();
+    std::fs::write(folder.path().join(library_file("ggml-base")), b"not a library").unwrap();
     let error = Ggml::load_from(&[folder.path()]).err().unwrap();
     assert_eq!(error.code, ErrorCode::FailedPrecondition, "{error}");
 }

@@ -25,7 +25,7 @@ use sdrun_graph::{
 };
 use std::{
     collections::{BTreeMap, HashMap},
-    path::Path,
+    path::PathBuf,
 };
 
 /// A graph, what its inputs are in a test, and the values of its weights.
@@ -154,7 +154,12 @@ pub(super) fn bank(graph: &Graph) -> Bank {
 }
 
 pub(super) fn ggml() -> &'static Ggml {
-    Ggml::load(&[Path::new(LIBRARY_DIR)]).unwrap()
+    Ggml::load(&[&libraries()]).unwrap()
+}
+
+/// With a drive, where a build on another system left that out.
+fn libraries() -> PathBuf {
+    std::path::absolute(LIBRARY_DIR).unwrap()
 }
 
 pub(super) fn cpu() -> Target {
@@ -163,7 +168,7 @@ pub(super) fn cpu() -> Target {
 
 pub(super) fn provider() -> GgmlProvider {
     let provider = GgmlProvider::default();
-    provider.init(&InitConfig::default(), &NoHost).unwrap();
+    provider.init(&InitConfig { plugin_dir: libraries(), ..InitConfig::default() }, &NoHost).unwrap();
     provider
 }
 
