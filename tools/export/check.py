@@ -1,11 +1,11 @@
 """Runs a stripped model with its synthetic weights in onnxruntime: prints the scale of every layer's output and how far the
 outputs for different inputs lie apart. Synthetic weights are of use only where both stay in the order of one.
 
-    python3 tools/export/check.py models/NAME.map.json.gz INPUT=LOW,HIGH,SHAPE [TAG]     INPUT=0,1,4x3x224x224: a picture in [0, 1]
-    python3 tools/export/check.py models/NAME.map.json.gz INPUT=SHAPE [TAG]              unit-variance noise"""
+    python3 tools/export/check.py models/NAME.map.json.xz INPUT=LOW,HIGH,SHAPE [TAG]     INPUT=0,1,4x3x224x224: a picture in [0, 1]
+    python3 tools/export/check.py models/NAME.map.json.xz INPUT=SHAPE [TAG]              unit-variance noise"""
 
-import gzip
 import json
+import lzma
 import pathlib
 import sys
 
@@ -18,9 +18,9 @@ import synth
 
 
 def main(map_file, source, tag=None):
-    weight_map = json.loads(gzip.open(map_file).read())
-    graph = pathlib.Path(map_file).with_name(weight_map["graph"] + ".gz")
-    model = onnx.load_from_string(stripped.filled(onnx.load_from_string(gzip.open(graph).read()), weight_map, tag))
+    weight_map = json.loads(lzma.open(map_file).read())
+    graph = pathlib.Path(map_file).with_name(weight_map["graph"] + ".xz")
+    model = onnx.load_from_string(stripped.filled(onnx.load_from_string(lzma.open(graph).read()), weight_map, tag))
     name, how = source.split("=")
     shape = [int(d) for d in how.split(",")[-1].split("x")]
     if "," in how:

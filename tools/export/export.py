@@ -3,8 +3,8 @@
     python3 tools/export/export.py NAME... [--out models/] [--check]
     python3 tools/export/export.py --list
 
-NAME is a built-in model, for example sd15/unet-inpainting; architectures.py holds the table. Written are NAME.graph.onnx.gz
-and NAME.map.json.gz (models/README.md tells the formats).
+NAME is a built-in model, for example sd15/unet-inpainting; architectures.py holds the table. Written are NAME.graph.onnx.xz
+and NAME.map.json.xz (models/README.md tells the formats).
 
 An architecture that fits into memory is filled with its synthetic weights and exported whole, with constant folding, by
 PyTorch's TorchScript exporter: that is how files in the wild are made, and which state-dict tensor an initializer is, is

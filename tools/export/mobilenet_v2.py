@@ -1,4 +1,4 @@
-"""Writes mobilenet_v2.graph.onnx.gz and its map: MobileNet v2 (Sandler et al. 2018, arXiv:1801.04381) at width 1.0, built as
+"""Writes mobilenet_v2.graph.onnx.xz and its map: MobileNet v2 (Sandler et al. 2018, arXiv:1801.04381) at width 1.0, built as
 torchvision builds it, with every BatchNorm folded into its convolution as exported files have it. Weights are named after
 torchvision's modules.
 

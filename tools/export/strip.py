@@ -1,4 +1,4 @@
-"""Strips an ONNX file of its weights: writes NAME.graph.onnx.gz and NAME.map.json.gz (models/README.md) with every weight named
+"""Strips an ONNX file of its weights: writes NAME.graph.onnx.xz and NAME.map.json.xz (models/README.md) with every weight named
 after its initializer.
 
     python3 tools/export/strip.py FILE.onnx[.gz] NAME TAG OUTDIR

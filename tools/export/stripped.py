@@ -1,8 +1,8 @@
-"""What every exporter here writes: NAME.graph.onnx.gz, a graph whose weights are external data in a file that is not
-kept, and NAME.map.json.gz, which says how to make that file. The format is described in models/README.md."""
+"""What every exporter here writes: NAME.graph.onnx.xz, a graph whose weights are external data in a file that is not
+kept, and NAME.map.json.xz, which says how to make that file. The format is described in models/README.md."""
 
-import gzip
 import json
+import lzma
 import pathlib
 
 import numpy as np
@@ -12,6 +12,8 @@ from onnx import TensorProto, helper
 import synth
 
 ALIGNMENT = 64
+# A reader keeps the dictionary in memory; no graph is much larger than this one.
+XZ = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 4 << 20}
 
 
 def externalise(tensor, location, offset):
@@ -64,7 +66,7 @@ def write(model, weight_map, folder):
         (weight_map["graph"], model.SerializeToString(deterministic=True)),
         (map_name, json.dumps(weight_map, indent=0).encode()),
     ):
-        (folder / f"{name}.gz").write_bytes(gzip.compress(data, 9, mtime=0))
+        (folder / f"{name}.xz").write_bytes(lzma.compress(data, check=lzma.CHECK_CRC32, filters=[XZ]))
 
 
 def filled(model, weight_map, tag=None):

@@ -1,18 +1,18 @@
 """Unpacks a built-in model's graph and makes a weight file of the right size that takes no room on disk.
 
-Usage: python sparse_model.py GRAPH.onnx.gz MAP.json.gz FOLDER
+Usage: python sparse_model.py GRAPH.onnx.xz MAP.json.xz FOLDER
 """
 
-import gzip
 import json
+import lzma
 import pathlib
 import sys
 
 
 def main(graph, weight_map, folder):
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.onnx").write_bytes(gzip.open(graph).read())
-    described = json.load(gzip.open(weight_map))
+    (folder / "model.onnx").write_bytes(lzma.open(graph).read())
+    described = json.load(lzma.open(weight_map))
     with open(folder / described["weights_file"], "wb") as weights:
         weights.truncate(described["weights_bytes"])
 

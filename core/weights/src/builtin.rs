@@ -12,9 +12,10 @@ mod table;
 pub use input::{Input, InputKind};
 
 use crate::{SyntheticWeights, WeightMap};
+use lzma_rust2::XzReader;
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
-    io::Read,
+    io::{Cursor, Read},
     path::{Path, PathBuf},
 };
 
@@ -29,12 +30,12 @@ pub struct Builtin {
     pub name: &'static str,
     /// One line about it.
     pub summary: &'static str,
-    /// Its files in `models/` are `FILE.graph.onnx.gz` and `FILE.map.json.gz`.
+    /// Its files in `models/` are `FILE.graph.onnx.xz` and `FILE.map.json.xz`.
     pub file: &'static str,
     /// Its inputs, in the graph's order, in the shapes it is measured in.
     pub inputs: &'static [Input],
-    graph_gz: &'static [u8],
-    map_gz: &'static [u8],
+    graph_xz: &'static [u8],
+    map_xz: &'static [u8],
 }
 
 /// All built-in models.
@@ -50,12 +51,12 @@ pub fn find(name: &str) -> Option<&'static Builtin> {
 impl Builtin {
     /// The graph: an ONNX `ModelProto` whose weights are external data in a file that is not there.
     pub fn graph_bytes(&self) -> Result<Vec<u8>> {
-        unpack(self.graph_gz, MAX_GRAPH_BYTES).map_err(|why| self.damaged("graph", &why))
+        unpack(self.graph_xz, MAX_GRAPH_BYTES).map_err(|why| self.damaged("graph", &why))
     }
 
     /// How to make each weight.
     pub fn weight_map(&self) -> Result<WeightMap> {
-        let json = unpack(self.map_gz, MAX_MAP_BYTES).map_err(|why| self.damaged("weight map", &why))?;
+        let json = unpack(self.map_xz, MAX_MAP_BYTES).map_err(|why| self.damaged("weight map", &why))?;
         WeightMap::parse(&json).map_err(|error| self.damaged("weight map", &error.message))
     }
 
@@ -73,9 +74,9 @@ impl Builtin {
         materialise::materialise(self, cache_dir, progress)
     }
 
-    /// Size of [`graph_bytes`](Builtin::graph_bytes), from the trailer of the gzip format (RFC 1952, ISIZE).
-    fn graph_len(&self) -> u64 {
-        self.graph_gz.last_chunk().map_or(0, |size| u64::from(u32::from_le_bytes(*size)))
+    /// Size of [`graph_bytes`](Builtin::graph_bytes), from the index of the packed one; `None` where that is damaged.
+    fn graph_len(&self) -> Option<u64> {
+        lzma_rust2::xz_uncompressed_size(Cursor::new(self.graph_xz)).ok()
     }
 
     fn damaged(&self, part: &str, why: &str) -> Error {
@@ -86,10 +87,10 @@ impl Builtin {
     }
 }
 
-/// Unpacks gzip data of at most `limit` bytes.
+/// Unpacks xz data of at most `limit` bytes.
 fn unpack(data: &[u8], limit: u64) -> Result<Vec<u8>, String> {
     let mut out = Vec::new();
-    let read = flate2::read::GzDecoder::new(data).take(limit + 1).read_to_end(&mut out);
+    let read = XzReader::new(data, false).take(limit + 1).read_to_end(&mut out);
     match read {
         Ok(size) if size as u64 <= limit => Ok(out),
         Ok(_) => Err(format!("it is larger than {limit} bytes")),
@@ -101,6 +102,7 @@ fn unpack(data: &[u8], limit: u64) -> Result<Vec<u8>, String> {
 mod tests {
     use super::*;
     use crate::synthetic;
+    use lzma_rust2::{XzOptions, XzWriter};
     use prost::Message;
     use sdrun_abi::{DType, WeightSource};
     use sdrun_graph::proto;
@@ -129,6 +131,7 @@ mod tests {
     #[test]
     fn the_table_agrees_with_the_graphs() {
         for model in list() {
+            assert_eq!(model.graph_len(), Some(model.graph_bytes().unwrap().len() as u64));
             let graph = parse(model);
             let name = model.name;
             assert_eq!(graph.input.len(), model.inputs.len(), "{name}");
@@ -155,7 +158,6 @@ mod tests {
     fn the_maps_agree_with_the_graphs() {
         for model in list() {
             let (map, graph) = (model.weight_map().unwrap(), parse(model));
-            assert_eq!(model.graph_bytes().unwrap().len() as u64, model.graph_len());
             let external: Vec<_> = graph.initializer.iter().filter(|t| !t.external_data.is_empty()).collect();
             assert_eq!(external.len(), map.tensors.len(), "{}", model.name);
             for tensor in external {
@@ -279,7 +281,7 @@ mod tests {
     fn model_of_size(elements: u64) -> Builtin {
         use std::io::Write;
         let pack = |data: &[u8]| -> &'static [u8] {
-            let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            let mut encoder = XzWriter::new(Vec::new(), XzOptions::with_preset(0)).unwrap();
             encoder.write_all(data).unwrap();
             encoder.finish().unwrap().leak()
         };
@@ -288,14 +290,14 @@ mod tests {
             r#"{{"graph":"g","weights_file":"w","weights_bytes":{bytes},"tag":"t","tensors":[{{"init":"a","src":"a",
             "op":"identity","src_shape":[{elements}],"shape":[{elements}],"dtype":"float32","offset":0,"length":{bytes}}}]}}"#
         );
-        let graph_gz = pack(b"graph");
+        let graph_xz = pack(b"graph");
         Builtin {
             name: "test",
             summary: "",
             file: "test",
             inputs: &[],
-            graph_gz,
-            map_gz: pack(map.as_bytes()),
+            graph_xz,
+            map_xz: pack(map.as_bytes()),
         }
     }
 
@@ -330,14 +332,14 @@ mod tests {
     #[test]
     fn damaged_data_is_an_error() {
         let model = model_of_size(10);
-        for cut in 0..model.map_gz.len() {
+        for cut in 0..model.map_xz.len() {
             let cut =
-                Builtin { map_gz: &model.map_gz[..cut], graph_gz: &model.graph_gz[..8], ..model_of_size(10) };
+                Builtin { map_xz: &model.map_xz[..cut], graph_xz: &model.graph_xz[..8], ..model_of_size(10) };
             assert_eq!(cut.weight_map().unwrap_err().code, ErrorCode::DataLoss);
             assert!(cut.graph_bytes().unwrap_err().message.contains("built-in model test is damaged"));
         }
-        assert!(unpack(model.graph_gz, 4).is_err());
-        assert_eq!(unpack(model.graph_gz, 5).unwrap(), b"graph");
+        assert!(unpack(model.graph_xz, 4).is_err());
+        assert_eq!(unpack(model.graph_xz, 5).unwrap(), b"graph");
     }
 
     #[test]

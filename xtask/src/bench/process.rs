@@ -48,8 +48,8 @@ pub(super) fn open(lab: &Lab<'_>) -> Outcome {
     let folder = lab.workspace.target.join("bench/sd15-unet-sparse");
     let models = lab.workspace.root.join("models");
     run(lab.python.python().arg(lab.workspace.root.join("xtask/python/sparse_model.py")).args([
-        models.join("sd15_unet.graph.onnx.gz"),
-        models.join("sd15_unet.map.json.gz"),
+        models.join("sd15_unet.graph.onnx.xz"),
+        models.join("sd15_unet.map.json.xz"),
         folder.clone(),
     ]))?;
     let model = folder.join("model.onnx");

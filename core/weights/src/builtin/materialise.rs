@@ -55,7 +55,7 @@ fn lock(path: &Path) -> Result<File> {
 fn marker(model: &Builtin, map: &WeightMap) -> String {
     let mut digest = Sha256::new();
     digest.update([GENERATION]);
-    for part in [model.graph_gz, model.map_gz] {
+    for part in [model.graph_xz, model.map_xz] {
         digest.update((part.len() as u64).to_le_bytes());
         digest.update(part);
     }
@@ -80,7 +80,7 @@ impl Target<'_> {
         let size = |name: &str| fs::metadata(self.folder.join(name)).map(|file| file.len()).ok();
         fs::read_to_string(self.folder.join(MARKER)).is_ok_and(|text| text == self.marker)
             && size(&self.map.weights_file) == Some(self.map.weights_bytes)
-            && size(GRAPH) == Some(self.model.graph_len())
+            && size(GRAPH).is_some_and(|len| Some(len) == self.model.graph_len())
     }
 
     fn make(&self, progress: &dyn Fn(u64, u64)) -> Result<()> {

@@ -10,17 +10,17 @@ macro_rules! model {
             summary: $summary,
             file: $file,
             inputs: &$inputs,
-            graph_gz: include_bytes!(concat!(
+            graph_xz: include_bytes!(concat!(
                 env!("CARGO_MANIFEST_DIR"),
                 "/../../models/",
                 $file,
-                ".graph.onnx.gz"
+                ".graph.onnx.xz"
             )),
-            map_gz: include_bytes!(concat!(
+            map_xz: include_bytes!(concat!(
                 env!("CARGO_MANIFEST_DIR"),
                 "/../../models/",
                 $file,
-                ".map.json.gz"
+                ".map.json.xz"
             )),
         }
     };
