@@ -5,6 +5,7 @@ mod ffi;
 mod form;
 mod gpu;
 mod kernels;
+mod memory;
 mod ops;
 mod optimize;
 mod provider;

@@ -10,7 +10,7 @@ use super::{
     streams::{Plan, Turns, at_node},
     threads::{MAX_THREADS, Threads},
 };
-use crate::ffi::kernel::Failure;
+use crate::{ffi::kernel::Failure, memory};
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -70,6 +70,8 @@ pub(crate) struct Executor {
     backends: Arc<Backends>,
     /// `ggml_gallocr`.
     activations: Ptr,
+    /// Bytes of activations that there was memory for.
+    room: u64,
     /// The program that the activations are laid out for.
     placed: Option<u64>,
 }
@@ -115,7 +117,7 @@ impl Executor {
         if activations.is_null() {
             return Err(Error::new(ErrorCode::ResourceExhausted, "no memory for ggml's allocator"));
         }
-        Ok(Executor { backends: Arc::new(backends), activations, placed: None })
+        Ok(Executor { backends: Arc::new(backends), activations, room: 0, placed: None })
     }
 
     /// Lays out the memory of a program's activations, unless they are. What its inputs held is lost where they were not.
@@ -158,6 +160,13 @@ impl Executor {
         // SAFETY: the tensors of the graph have no memory but that of weights and constants.
         if !unsafe { (api.ggml_gallocr_alloc_graph)(self.activations, program.graph) } {
             return Err(exhausted());
+        }
+        // SAFETY: the allocator has one buffer or none.
+        let bytes = unsafe { (api.ggml_gallocr_get_buffer_size)(self.activations, 0) as u64 };
+        if bytes > self.room {
+            // A new buffer, of which nothing is in memory before a program runs in it.
+            memory::ensure(bytes, "the activations", "close other programs, or give smaller inputs")?;
+            self.room = bytes;
         }
         self.placed = Some(program.id);
         if let Some(buffer) = program.activation_buffer() {

@@ -7,6 +7,7 @@ use super::{
     pages,
     streams::{Share, Streams, Twins, share},
 };
+use crate::memory;
 use memmap2::MmapMut;
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
@@ -199,6 +200,14 @@ impl Store {
             self.divided = true;
         }
         let api = &self.target.ggml.api;
+        let main = self
+            .tensors
+            .iter()
+            .filter_map(|item| item.twin.or((item.home == Home::Host).then_some(item.raw)));
+        // SAFETY: tensors of this store.
+        let missing = main.filter(|raw| unsafe { (**raw).data.is_null() });
+        // SAFETY: as above.
+        enough(missing.map(|raw| unsafe { (api.ggml_nbytes)(raw) as u64 }).sum())?;
         let (cpu, gpu) = (self.target.ggml.cpu.device, self.target.gpu().map(|gpu| gpu.device));
         let mut inner = self.pools.lock();
         let Inner { host, device, twins, buffers, .. } = &mut *inner;
@@ -294,6 +303,8 @@ impl Store {
     /// `ResourceExhausted`.
     pub(crate) fn allocate_alone(&mut self, tensor: Stored) -> Result<Room<'_>> {
         let (api, raw) = (&self.target.ggml.api, self.raw(tensor));
+        // SAFETY: a tensor of this store.
+        enough(unsafe { (api.ggml_nbytes)(raw) } as u64)?;
         // SAFETY: a tensor of this store, which is in main memory, and the CPU of this ggml.
         let (buffer, len) = unsafe {
             let type_ = (api.ggml_backend_dev_buffer_type)(self.target.ggml.cpu.device);
@@ -357,6 +368,15 @@ impl Store {
     pub(super) fn pools(&self) -> &Arc<Pools> {
         &self.pools
     }
+}
+
+/// An error where main memory has no room for weights of so many bytes.
+fn enough(bytes: u64) -> Result<()> {
+    memory::ensure(
+        bytes,
+        "the weights",
+        "close other programs, or build the engine in a precision with smaller weights: fp16, bf16, q8_0 or q4_k",
+    )
 }
 
 /// Gives those of some tensors that have no memory a buffer of it, in which each begins at a cache line, so that rows of panels
