@@ -50,7 +50,7 @@ impl Dist {
 /// The release build, in `target/dist`; an error where it is too large.
 pub(crate) fn for_use(workspace: &Workspace) -> Result<Dist> {
     let dist = release(workspace, &mut workspace.cargo(), &host_triple()?, "dist")?;
-    let total: u64 = sizes(&dist.dir)?.iter().map(|(_, bytes)| bytes).sum();
+    let total = report_sizes(&dist.dir)?;
     ensure!(total < SIZE_LIMIT, "{} is {total} bytes in all; the limit is {SIZE_LIMIT}", dist.dir.display());
     Ok(dist)
 }
@@ -59,7 +59,9 @@ pub(crate) fn for_use(workspace: &Workspace) -> Result<Dist> {
 pub(crate) fn for_target(workspace: &Workspace, target: &str) -> Result<Dist> {
     let mut cargo = workspace.cargo();
     cargo.env("CARGO_BUILD_TARGET", target);
-    release(workspace, &mut cargo, target, &format!("dist-{target}"))
+    let dist = release(workspace, &mut cargo, target, &format!("dist-{target}"))?;
+    report_sizes(&dist.dir)?;
+    Ok(dist)
 }
 
 fn release(workspace: &Workspace, cargo: &mut Command, target: &str, name: &str) -> Result<Dist> {
@@ -68,9 +70,7 @@ fn release(workspace: &Workspace, cargo: &mut Command, target: &str, name: &str)
     for id in provider_ids(workspace)? {
         cargo.arg(format!("--package=sdrun-provider-{id}"));
     }
-    let dist = lay_out(workspace, &built(cargo)?, target, name, &["sdrun", "sdrun-worker"])?;
-    report_sizes(&dist.dir)?;
-    Ok(dist)
+    lay_out(workspace, &built(cargo)?, target, name, &["sdrun", "sdrun-worker"])
 }
 
 /// The build the tests use, in `target/dist-test`: the artifacts of `cargo test`, so that nothing is
@@ -266,15 +266,15 @@ pub(crate) fn sha256(file: &Path) -> Result<String> {
     Ok(Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect())
 }
 
-/// Prints what is in a dist folder.
-fn report_sizes(dir: &Path) -> Result<()> {
+/// Prints what is in a dist folder and answers the bytes of it all.
+fn report_sizes(dir: &Path) -> Result<u64> {
     let mut total = 0;
     for (name, bytes) in sizes(dir)? {
         println!("   {:>10.2} MB  {name}", bytes as f64 / 1e6);
         total += bytes;
     }
     println!("   {:>10.2} MB  in all", total as f64 / 1e6);
-    Ok(())
+    Ok(total)
 }
 
 /// The programs and plugin folders in a dist folder with their bytes.

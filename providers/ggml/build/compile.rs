@@ -218,9 +218,12 @@ impl Build<'_> {
             _ => format!("lib{name}.so"),
         })
     }
-    /// On Windows, what the linker reads of a library.
-    fn import(&self, name: &str) -> PathBuf {
-        self.out.join("objects").join(format!("{name}.lib"))
+    /// What the linker reads of a library when it links another one to it: on Windows a file that it wrote beside it.
+    fn linked(&self, name: &str) -> PathBuf {
+        match self.os.as_str() {
+            "windows" => self.out.join("objects").join(format!("{name}.lib")),
+            _ => self.file(name),
+        }
     }
 
     /// Links a library unless it was linked by the same command and is newer than all of its objects.
@@ -229,8 +232,8 @@ impl Build<'_> {
         let mut command = self.cpp.to_command();
         if self.cpp.is_like_msvc() {
             command.arg("/LD").args(&library.objects).arg(format!("/Fe:{}", file.display())).arg("/link");
-            command.arg(format!("/IMPLIB:{}", self.import(&library.name).display()));
-            command.args(library.links_base.then(|| self.import("ggml-base")));
+            command.arg(format!("/IMPLIB:{}", self.linked(&library.name).display()));
+            command.args(library.links_base.then(|| self.linked("ggml-base")));
             // ggml-cpu reads the processor's name from the registry.
             command.arg("advapi32.lib");
         } else {
@@ -246,7 +249,7 @@ impl Build<'_> {
                 "windows" => {
                     // The compiler's own libraries go into each of ours, and are no part of what it exports.
                     command.args(["-shared", "-s", "-static", "-Wl,--exclude-libs,ALL"]);
-                    command.arg(format!("-Wl,--out-implib,{}", self.import(&library.name).display()));
+                    command.arg(format!("-Wl,--out-implib,{}", self.linked(&library.name).display()));
                 }
                 _ => {
                     command.args([
@@ -259,12 +262,8 @@ impl Build<'_> {
                     command.arg(format!("-Wl,-soname,{}", bound(&library.name)));
                 }
             }
-            if self.os == "windows" {
-                command.args(library.links_base.then(|| self.import("ggml-base")));
-            } else {
-                if library.links_base {
-                    command.arg(format!("-L{}", self.libraries().display())).arg("-lggml-base");
-                }
+            command.args(library.links_base.then(|| self.linked("ggml-base")));
+            if self.os != "windows" {
                 command.args(["-lm", "-lpthread"]);
             }
         }

@@ -12,15 +12,14 @@ const WORTH_ASKING: u64 = 16 << 20;
 /// # Errors
 /// `ResourceExhausted`, with `hint`, where `what` needs more than there is.
 pub(crate) fn ensure(bytes: u64, what: &str, hint: &str) -> Result<()> {
-    match free().filter(|free| bytes >= WORTH_ASKING && bytes > *free) {
-        None => Ok(()),
-        Some(free) => {
-            let gigabytes = |bytes: u64| bytes as f64 / 1e9;
-            let (needed, free) = (gigabytes(bytes), gigabytes(free));
-            let message = format!("{what} need {needed:.1} GB of memory, and {free:.1} are free");
-            Err(Error::new(ErrorCode::ResourceExhausted, message).with_hint(hint))
-        }
+    if bytes < WORTH_ASKING {
+        return Ok(());
     }
+    let Some(free) = free().filter(|free| bytes > *free) else { return Ok(()) };
+    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+    let (needed, free) = (gigabytes(bytes), gigabytes(free));
+    let message = format!("{what} need {needed:.1} GB of memory, and {free:.1} are free");
+    Err(Error::new(ErrorCode::ResourceExhausted, message).with_hint(hint))
 }
 
 /// Bytes of memory and swap that can be used without taking any from others, within the limits of a container; `None` where

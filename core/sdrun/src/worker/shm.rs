@@ -256,13 +256,8 @@ fn is_tmpfs(_: &Path) -> bool {
 
 /// Free bytes where `path` lies; `None` where that cannot be told (a tmpfs without limit has no blocks).
 fn free_bytes(path: &Path) -> Option<u64> {
-    #[cfg(unix)]
-    {
-        let fs = rustix::fs::statvfs(path).ok()?;
-        (fs.f_blocks > 0).then(|| fs.f_bavail.saturating_mul(fs.f_frsize))
-    }
-    #[cfg(not(unix))]
-    fs4::available_space(path).ok()
+    let fs = fs4::statvfs(path).ok()?;
+    (fs.total_space() > 0).then(|| fs.available_space())
 }
 
 #[cfg(test)]

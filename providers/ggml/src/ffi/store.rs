@@ -248,13 +248,24 @@ impl Store {
                 }
                 context.pending = false;
                 buffers.push(buffer);
-                if gpu.is_some() && home.is_some() {
-                    // SAFETY: a buffer that was just made. The scheduler then gives a copy's memory to the next one.
-                    unsafe { (api.ggml_backend_buffer_set_usage)(buffer, USAGE_WEIGHTS) };
+                if home.is_some() {
+                    // SAFETY: a buffer that was just made.
+                    unsafe { self.mark(buffer) };
                 }
             }
         }
         Ok(())
+    }
+
+    /// Says that a buffer holds weights, of which the scheduler of a device besides the CPU gives a copy's memory to the next one.
+    ///
+    /// # Safety
+    /// A buffer of this ggml.
+    unsafe fn mark(&self, buffer: Ptr) {
+        if self.target.gpu().is_some() {
+            // SAFETY: by this function's contract.
+            unsafe { (self.target.ggml.api.ggml_backend_buffer_set_usage)(buffer, USAGE_WEIGHTS) };
+        }
     }
 
     /// Lets a tensor in main memory that has none lie in a file: its elements are the bytes `data` from `offset` on. What is
@@ -289,9 +300,7 @@ impl Store {
                 (api.ggml_backend_buffer_free)(buffer);
                 return Err(status_error(status));
             }
-            if self.target.gpu().is_some() {
-                (api.ggml_backend_buffer_set_usage)(buffer, USAGE_WEIGHTS);
-            }
+            self.mark(buffer);
             self.pools.lock().mapped.push((buffer, map));
         }
         Ok(true)
@@ -313,10 +322,8 @@ impl Store {
         if buffer.is_null() {
             return Err(Error::new(ErrorCode::ResourceExhausted, "no memory for the weights"));
         }
-        if self.target.gpu().is_some() {
-            // SAFETY: a buffer that was just made.
-            unsafe { (api.ggml_backend_buffer_set_usage)(buffer, USAGE_WEIGHTS) };
-        }
+        // SAFETY: a buffer that was just made.
+        unsafe { self.mark(buffer) };
         self.pools.lock().buffers.push(buffer);
         Ok(Room { api, raw, home: Home::Host, len, store: PhantomData })
     }
