@@ -1,0 +1,104 @@
+//! Checks between graphs, weights, engines and inputs.
+
+use crate::{Error, Provider, Result, Tensors};
+use sdrun_abi::{DType, EngineInfo, Error as AbiError, TensorView, WeightSource, WeightSpec};
+use sdrun_graph::Graph;
+use sdrun_weights::{Cast, check_complete};
+use std::collections::HashMap;
+
+/// The weights of a graph as specifications.
+pub(crate) fn weight_specs(graph: &Graph) -> Vec<WeightSpec> {
+    graph
+        .weights()
+        .map(|(name, w)| WeightSpec { name: name.to_string(), dtype: w.dtype, shape: w.shape.clone() })
+        .collect()
+}
+
+/// Whether `weights` has all weights of a graph in their shapes; types are converted. Reads no values.
+///
+/// Errors: those of [`check_complete`](sdrun_weights::check_complete).
+pub fn check_weights(graph: &Graph, weights: &dyn WeightSource) -> Result<()> {
+    let specs = weight_specs(graph);
+    Ok(check_complete(&specs, &Cast::new(weights, &specs))?)
+}
+
+/// XXH3-128 over names and bytes of all weights, for engines that hold them.
+pub(super) fn fingerprint(specs: &[WeightSpec], weights: &dyn WeightSource) -> Result<String> {
+    let mut names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+    names.sort_unstable();
+    let mut hash = xxhash_rust::xxh3::Xxh3::new();
+    for name in names {
+        hash.update(name.as_bytes());
+        hash.update(&[0]);
+        hash.update(weights.get(name)?.data());
+    }
+    Ok(format!("{:032x}", hash.digest128()))
+}
+
+/// A provider's engine has to have the inputs, outputs and weights of the graph it was given.
+pub(super) fn check_info(provider: &Provider, info: &EngineInfo, graph: &Graph) -> Result<()> {
+    let names = |ids: &[sdrun_graph::ValueId]| -> Vec<String> {
+        ids.iter().map(|id| graph.value(*id).name.clone()).collect()
+    };
+    let told =
+        |specs: &[sdrun_abi::TensorSpec]| -> Vec<String> { specs.iter().map(|s| s.name.clone()).collect() };
+    if told(&info.inputs) != names(&graph.inputs) || told(&info.outputs) != names(&graph.outputs) {
+        return Err(Error::of(provider.id())(AbiError::internal(
+            "the engine's inputs and outputs are not those of the graph: the plugin breaks the ABI",
+        )));
+    }
+    Ok(())
+}
+
+pub(super) fn has_its_weights() -> Error {
+    AbiError::precondition("this engine has its weights baked in and takes no others")
+        .with_hint("build it without `--bake`")
+        .into()
+}
+
+/// What the weights of a session are, where their source tells.
+pub(super) fn versions(specs: &[WeightSpec], weights: &dyn WeightSource) -> HashMap<String, u128> {
+    specs.iter().filter_map(|spec| Some((spec.name.clone(), weights.version(&spec.name)?))).collect()
+}
+
+/// The inputs in the engine's order; an error where one is missing, unknown, or of another type or shape.
+pub(super) fn views<'t>(info: &EngineInfo, inputs: &'t Tensors) -> Result<Vec<TensorView<'t>>> {
+    let names = || inputs.keys().map(String::as_str);
+    let mut views = Vec::with_capacity(info.inputs.len());
+    for spec in &info.inputs {
+        let tensor = inputs.get(&spec.name).ok_or_else(|| wrong_names(info, names()))?;
+        check_input(spec, (tensor.dtype(), tensor.shape()))?;
+        views.push(tensor.view());
+    }
+    if inputs.len() != views.len() {
+        return Err(wrong_names(info, names()).into());
+    }
+    Ok(views)
+}
+
+pub(super) fn wrong_names<'n>(info: &EngineInfo, given: impl Iterator<Item = &'n str>) -> AbiError {
+    let want: Vec<&str> = info.inputs.iter().map(|s| s.name.as_str()).collect();
+    let got: Vec<&str> = given.collect();
+    AbiError::invalid(format!(
+        "the inputs given are [{}]; the engine takes [{}]",
+        got.join(", "),
+        want.join(", ")
+    ))
+}
+
+pub(super) fn check_input(spec: &sdrun_abi::TensorSpec, (dtype, shape): (DType, &[usize])) -> Result<()> {
+    let fits = spec.shape.len() == shape.len()
+        && spec.shape.iter().zip(shape).all(|(want, got)| want.is_none_or(|w| w == *got));
+    if spec.dtype == dtype && fits {
+        return Ok(());
+    }
+    let dims: Vec<String> = spec.shape.iter().map(|d| d.map_or("?".into(), |d| d.to_string())).collect();
+    Err(AbiError::invalid(format!(
+        "input {:?} is {dtype} {shape:?}; the engine takes {} [{}]",
+        spec.name,
+        spec.dtype,
+        dims.join(", ")
+    ))
+    .with_hint("convert the tensor, or build the engine for this shape")
+    .into())
+}

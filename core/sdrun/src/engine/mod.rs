@@ -1,0 +1,79 @@
+//! Building, storing and loading engines; sessions over them.
+
+mod build;
+mod check;
+mod load;
+mod options;
+mod session;
+
+pub use check::check_weights;
+pub use options::{BuildOptions, CachePolicy};
+pub use session::Session;
+
+use crate::{EngineFile, EngineManifest, Error, Provider, Result};
+use check::{fingerprint, has_its_weights};
+use sdrun_abi::{Engine as DriverEngine, EngineInfo, Host, WeightSource};
+use sdrun_weights::{Cast, check_complete};
+use std::{path::Path, time::Instant};
+
+/// A compiled graph on a provider, with or without weights inside.
+pub struct Engine {
+    inner: Box<dyn DriverEngine>,
+    provider: Provider,
+    manifest: EngineManifest,
+    cached: bool,
+    seconds: f64,
+}
+
+impl Engine {
+    /// What it is.
+    pub fn manifest(&self) -> &EngineManifest {
+        &self.manifest
+    }
+    /// Inputs, outputs and the weights it needs.
+    pub fn info(&self) -> &EngineInfo {
+        self.inner.info()
+    }
+    /// The provider it runs on.
+    pub fn provider(&self) -> &Provider {
+        &self.provider
+    }
+    /// Whether it came out of a file instead of a build.
+    pub fn was_loaded(&self) -> bool {
+        self.cached
+    }
+    /// Seconds that building or loading took.
+    pub fn seconds(&self) -> f64 {
+        self.seconds
+    }
+
+    /// Writes it to a file, atomically. Returns the bytes of its payload.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<u64> {
+        let payload = self.inner.serialize().map_err(Error::of(self.provider.id()))?;
+        EngineFile::write(path.as_ref(), &self.manifest, &payload)?;
+        Ok(payload.len() as u64)
+    }
+
+    /// An engine with these weights inside: loads faster, takes no others. Only where the provider can
+    /// ([`Capabilities::bake`](sdrun_abi::Capabilities::bake)).
+    pub fn bake(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Engine> {
+        let started = Instant::now();
+        let specs = &self.inner.info().weights;
+        if specs.is_empty() {
+            return Err(has_its_weights());
+        }
+        let cast = Cast::new(weights, specs);
+        check_complete(specs, &cast)?;
+        let baked = Some(fingerprint(specs, &cast)?);
+        let inner = self.inner.bake(&cast, host).map_err(Error::of(self.provider.id()))?;
+        let mut manifest = EngineManifest { info: inner.info().clone(), baked, ..self.manifest.clone() };
+        manifest.spec.bake = true;
+        Ok(Engine {
+            inner,
+            provider: self.provider.clone(),
+            manifest,
+            cached: false,
+            seconds: started.elapsed().as_secs_f64(),
+        })
+    }
+}

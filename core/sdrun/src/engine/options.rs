@@ -1,0 +1,71 @@
+//! How to build an engine.
+
+use crate::Shapes;
+use sdrun_abi::{Device, OpenShapes, Precision};
+use std::collections::BTreeMap;
+
+/// Whether engines come from and go to the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CachePolicy {
+    /// Take a cached engine, store a new one.
+    #[default]
+    Use,
+    /// Build even if there is a cached engine, and replace it.
+    Rebuild,
+    /// Neither read nor write.
+    Off,
+    /// A cached engine or an error: no hidden build.
+    Only,
+}
+
+/// How to build an engine.
+#[derive(Clone, Debug)]
+pub struct BuildOptions {
+    /// The device; see [`Provider::device`].
+    pub device: Device,
+    /// Arithmetic; an error where the device does not offer it.
+    pub precision: Precision,
+    /// Threads for CPU devices; `None` is all cores.
+    pub threads: Option<usize>,
+    /// Input shapes; every open dimension of the model has to be given here or in `open_shapes`.
+    pub shapes: Shapes,
+    /// Inputs whose dimensions stay open, where the provider can, with the shapes the engine is to serve; see
+    /// [`BuildSpec::open_shapes`](sdrun_abi::BuildSpec::open_shapes). An empty list asks for any shape, which not every
+    /// provider has.
+    pub open_shapes: OpenShapes,
+    /// Store the weights in the engine: faster to load, cannot be refitted.
+    pub bake: bool,
+    /// The most bytes of device memory for weights, where the device can do with fewer than there are.
+    pub vram_budget: Option<u64>,
+    /// Use of the cache.
+    pub cache: CachePolicy,
+    /// Provider options.
+    pub options: BTreeMap<String, String>,
+}
+
+impl BuildOptions {
+    /// Defaults for a device: fp32, all cores, no weights in the engine, cache in use.
+    pub fn new(device: Device) -> Self {
+        BuildOptions {
+            device,
+            precision: Precision::Fp32,
+            threads: None,
+            shapes: Shapes::new(),
+            open_shapes: OpenShapes::new(),
+            bake: false,
+            vram_budget: None,
+            cache: CachePolicy::Use,
+            options: BTreeMap::new(),
+        }
+    }
+    /// Sets the shape of an input.
+    pub fn shape(mut self, input: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
+        self.shapes.insert(input.into(), shape.into());
+        self
+    }
+    /// Sets the precision.
+    pub fn precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
+        self
+    }
+}

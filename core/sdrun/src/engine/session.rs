@@ -1,0 +1,175 @@
+//! Running an engine that has its weights.
+
+use super::check::{check_input, has_its_weights, versions, views, wrong_names};
+use crate::{
+    Engine, Error, Provider, Result, Tensors,
+    tensor::{DeviceTensor, DeviceTensors, HostTensor, Outputs},
+};
+use sdrun_abi::{
+    EngineInfo, Error as AbiError, Host, Input, MemoryReport, RefitReport, Session as DriverSession,
+    TimingPlan, WeightSource, WeightUpdate,
+};
+use sdrun_weights::{Cast, check_complete};
+use std::{collections::HashMap, time::Instant};
+
+impl Engine {
+    /// Gives it weights. Every weight of [`EngineInfo::weights`] must be there in its shape (types are
+    /// converted); what is missing is listed, and no session is made.
+    pub fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Session> {
+        let started = Instant::now();
+        let specs = &self.inner.info().weights;
+        let cast = Cast::new(weights, specs);
+        check_complete(specs, &cast)?;
+        let inner = self.inner.session(&cast, host).map_err(Error::of(self.provider.id()))?;
+        Ok(Session {
+            inner,
+            versions: versions(specs, weights),
+            provider: self.provider.clone(),
+            info: self.inner.info().clone(),
+            outputs: Outputs::default(),
+            seconds: started.elapsed().as_secs_f64(),
+        })
+    }
+}
+
+/// An engine with weights, ready to run.
+pub struct Session {
+    inner: Box<dyn DriverSession>,
+    /// [`WeightSource::version`] of the weights it has.
+    versions: HashMap<String, u128>,
+    provider: Provider,
+    info: EngineInfo,
+    outputs: Outputs,
+    seconds: f64,
+}
+
+impl Session {
+    /// Inputs, outputs, weights.
+    pub fn info(&self) -> &EngineInfo {
+        &self.info
+    }
+    /// Seconds that making the session took.
+    pub fn seconds(&self) -> f64 {
+        self.seconds
+    }
+
+    /// One inference. `inputs` must name every input once, in its type and shape.
+    pub fn run(&mut self, inputs: &Tensors, host: &dyn Host) -> Result<Tensors> {
+        self.run_in_place(inputs, host)?;
+        let tensors = std::mem::take(&mut self.outputs.tensors);
+        Ok(self.info.outputs.iter().map(|s| s.name.clone()).zip(tensors).collect())
+    }
+
+    /// One inference whose outputs stay in the session, in the order of [`EngineInfo::outputs`], until the next
+    /// run: the form for loops, since no memory is allocated.
+    pub fn run_in_place(&mut self, inputs: &Tensors, host: &dyn Host) -> Result<&[HostTensor]> {
+        let views = views(&self.info, inputs)?;
+        self.inner.run(&views, &mut self.outputs, host).map_err(Error::of(self.provider.id()))?;
+        if self.outputs.tensors.len() != self.info.outputs.len() {
+            return Err(Error::of(self.provider.id())(AbiError::internal(format!(
+                "gave {} outputs; the graph has {}",
+                self.outputs.tensors.len(),
+                self.info.outputs.len()
+            ))));
+        }
+        Ok(&self.outputs.tensors)
+    }
+
+    /// One inference with some inputs in main memory and others on the device, after which the outputs named in `keep` stay
+    /// there: what one model gives another, as a ControlNet its residuals to the denoiser, is then never copied. The other
+    /// outputs come back as from [`run`](Session::run). Every input is named once, in one of the two.
+    ///
+    /// Errors: `Unimplemented` where the device does not have
+    /// [`Capabilities::device_tensors`](sdrun_abi::Capabilities::device_tensors); `InvalidArgument` for a tensor that
+    /// lies elsewhere.
+    pub fn run_on_device(
+        &mut self,
+        inputs: &Tensors,
+        on_device: &DeviceTensors,
+        keep: &[&str],
+        host: &dyn Host,
+    ) -> Result<(Tensors, DeviceTensors)> {
+        let names = || inputs.keys().chain(on_device.keys()).map(String::as_str);
+        let mut given = Vec::with_capacity(self.info.inputs.len());
+        for spec in &self.info.inputs {
+            let input = match (inputs.get(&spec.name), on_device.get(&spec.name)) {
+                (Some(tensor), None) => Input::Host(tensor.view()),
+                (None, Some(tensor)) => Input::Device(tensor.inner.as_ref()),
+                _ => return Err(wrong_names(&self.info, names()).into()),
+            };
+            check_input(spec, input.spec())?;
+            given.push(input);
+        }
+        if names().count() != given.len() {
+            return Err(wrong_names(&self.info, names()).into());
+        }
+        let outputs = || self.info.outputs.iter().map(|output| output.name.as_str());
+        if let Some(unknown) = keep.iter().find(|name| !outputs().any(|output| output == **name)) {
+            return Err(AbiError::invalid(format!(
+                "there is no output {unknown:?} to keep; the engine has [{}]",
+                outputs().collect::<Vec<_>>().join(", ")
+            ))
+            .into());
+        }
+        let stays: Vec<bool> = outputs().map(|name| keep.contains(&name)).collect();
+        let mut sink = Outputs::default();
+        let kept = self
+            .inner
+            .run_on_device(&given, &stays, &mut sink, host)
+            .map_err(Error::of(self.provider.id()))?;
+        let wanted = stays.iter().filter(|stays| **stays).count();
+        if kept.len() != wanted || sink.tensors.len() != stays.len() - wanted {
+            return Err(Error::of(self.provider.id())(AbiError::internal(format!(
+                "gave {} outputs and kept {}; the graph has {}, of which {wanted} were to stay",
+                sink.tensors.len(),
+                kept.len(),
+                stays.len()
+            ))));
+        }
+        let (mut tensors, mut kept) = (sink.tensors.into_iter(), kept.into_iter());
+        let (mut brought, mut left) = (Tensors::new(), DeviceTensors::new());
+        for (output, stays) in self.info.outputs.iter().zip(stays) {
+            let name = output.name.clone();
+            match stays {
+                true => left.extend(kept.next().map(|tensor| {
+                    (name, DeviceTensor { inner: tensor.into(), provider: self.provider.clone() })
+                })),
+                false => brought.extend(tensors.next().map(|tensor| (name, tensor))),
+            }
+        }
+        Ok((brought, left))
+    }
+
+    /// Runs again and again and tells how long each counted run took, in milliseconds: measured beside the
+    /// provider, in its worker where it has one.
+    pub fn time(&mut self, inputs: &Tensors, plan: &TimingPlan, host: &dyn Host) -> Result<Vec<f64>> {
+        let views = views(&self.info, inputs)?;
+        self.inner.time(&views, plan, host).map_err(Error::of(self.provider.id()))
+    }
+
+    /// Gives it other weights: a checkpoint, adapters, both ([`WeightStack`](sdrun_weights::WeightStack)), or any other
+    /// source that has them all. Only those are handed to the provider that differ from what it has, as far as both
+    /// sources tell by [`WeightSource::version`]. On an error the former weights still work.
+    pub fn refit(&mut self, weights: &dyn WeightSource, host: &dyn Host) -> Result<RefitReport> {
+        let specs = &self.info.weights;
+        if specs.is_empty() {
+            return Err(has_its_weights());
+        }
+        let cast = Cast::new(weights, specs);
+        check_complete(specs, &cast)?;
+        let versions = versions(specs, weights);
+        let same = |name: &str| versions.get(name).is_some_and(|new| self.versions.get(name) == Some(new));
+        let changed: Vec<&str> = specs.iter().map(|w| w.name.as_str()).filter(|name| !same(name)).collect();
+        if changed.is_empty() {
+            return Ok(RefitReport { method: WeightUpdate::InPlace, tensors: 0, bytes: 0 });
+        }
+        let report = self.inner.refit(&changed, &cast, host).map_err(Error::of(self.provider.id()))?;
+        self.versions = versions;
+        Ok(report)
+    }
+
+    /// Memory the runtime uses for this session.
+    pub fn memory(&self) -> Result<MemoryReport> {
+        self.inner.memory().map_err(Error::of(self.provider.id()))
+    }
+}
