@@ -2,7 +2,7 @@
 //!
 //! The model is compiled once, without weights; new ones are only copied and bound, where compiling again takes seconds.
 //! The price is what OpenVINO gains from constants: nothing for a VAE, a run that takes 1.15 times as long for a UNet
-//! (docs/benchmarks.md).
+//! (docs/measurements/2026-11-22-weights.md).
 
 use crate::{devices::Target, engine::Recipe, ffi::CompiledModel, runtime::Runtime, session::OvSession};
 use bytes::Bytes;
