@@ -1,7 +1,7 @@
 //! Exit codes, and how errors are shown.
 
 use crate::{context::Context, format};
-use sdrun::abi::{self, ErrorCode};
+use sdrun::abi::{self, ErrorCode, Hint, Precision};
 use serde::Serialize;
 use std::{
     io::{self, Write},
@@ -30,7 +30,46 @@ fn code_of(code: ErrorCode) -> u8 {
     }
 }
 
-/// What is told about an error; `{"error": …}` with `--json`.
+/// A hint in the words of this program: its commands and flags.
+pub(crate) fn advice(hint: &Hint) -> String {
+    hint.render(&|hint| {
+        Some(match hint {
+            Hint::Install { runtime } => format!("run `sdrun runtime install {runtime}`"),
+            Hint::UsePrecision(precisions) => {
+                let flags: Vec<String> =
+                    precisions.iter().map(|p: &Precision| format!("`--precision {p}`")).collect();
+                format!("use {}", flags.join(" or "))
+            }
+            Hint::UseProvider(None) => {
+                "choose another provider with `--provider` (`sdrun providers` lists them)".into()
+            }
+            Hint::UseProvider(Some(id)) => format!("use `--provider {id}`"),
+            Hint::UseDevice(ids) if ids.is_empty() => {
+                "choose another device with `--device` (`sdrun devices` lists them)".into()
+            }
+            Hint::UseDevice(ids) => {
+                let flags: Vec<String> = ids.iter().map(|id| format!("`--device {id}`")).collect();
+                format!("use {}", flags.join(" or "))
+            }
+            Hint::GiveShape { input: None } => {
+                "give one shape for each input, for example `--shape sample=1,4,64,64`".into()
+            }
+            Hint::GiveShape { input: Some(input) } => format!("give its shape with `--shape {input}=…`"),
+            Hint::GiveModel => {
+                "give a path to an .onnx file or the name of a built-in model (`sdrun inspect --list`)".into()
+            }
+            Hint::GiveWeights => "give a checkpoint with `--weights`".into(),
+            Hint::Bake => "build it with `--bake`".into(),
+            Hint::Rebuild => "build it again with `sdrun build`".into(),
+            Hint::Isolate => "add `--isolate`".into(),
+            Hint::LeaveOut { option } => format!("leave out `--{}`", option.replace('_', "-")),
+            Hint::FreeMemory { bytes: Some(bytes) } => format!("free {} of memory", format::bytes(*bytes)),
+            _ => return None,
+        })
+    })
+}
+
+/// An error as it is shown; `{"error": …}` with `--json`.
 #[derive(Debug, PartialEq, Serialize)]
 struct Failure {
     code: String,
@@ -63,7 +102,7 @@ impl Failure {
             (ErrorCode::Internal, None)
         };
         let hint = match error.downcast_ref::<sdrun::Error>() {
-            Some(ours) => ours.hint().map(str::to_owned),
+            Some(ours) => ours.hint(),
             None => plain.and_then(|e| e.hint.clone()),
         };
         Failure {
@@ -74,7 +113,7 @@ impl Failure {
                 .unwrap_or_default(),
             exit_code: code_of(code),
             message: error.to_string(),
-            hint,
+            hint: hint.as_ref().map(advice),
             file: plain.and_then(|e| e.file.clone()),
             native_code: plain.and_then(|e| e.native_code.clone()),
         }
@@ -92,7 +131,7 @@ impl Failure {
     }
 }
 
-/// Shows an error on stderr, and as JSON where that was asked for.
+/// Shows an error on stderr, and as JSON with `--json`.
 pub(crate) fn report(error: &anyhow::Error, context: &Context) -> ExitCode {
     // Whatever broke while the work was being stopped broke because of that.
     let failure = if context.cancelled() { Failure::cancelled() } else { Failure::of(error) };
@@ -159,6 +198,21 @@ mod tests {
         assert_eq!(Failure::of(&of_provider.into()), expected("p: no such thing"));
         let foreign = Failure::of(&anyhow::anyhow!("odd"));
         assert_eq!((foreign.code.as_str(), foreign.exit_code), ("internal", 70));
+    }
+
+    #[test]
+    fn hints_name_flags() {
+        for (hint, words) in [
+            (Hint::LeaveOut { option: "vram_budget".into() }, "leave out `--vram-budget`"),
+            (
+                Hint::UsePrecision(vec![Precision::Fp32, Precision::Bf16]),
+                "use `--precision fp32` or `--precision bf16`",
+            ),
+            (Hint::GiveShape { input: Some("x".into()) }, "give its shape with `--shape x=…`"),
+            (Hint::AnyOf(vec![Hint::Bake, "be patient".into()]), "build it with `--bake`, or be patient"),
+        ] {
+            assert_eq!(advice(&hint), words);
+        }
     }
 
     #[test]

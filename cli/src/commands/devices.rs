@@ -1,6 +1,6 @@
 //! `sdrun devices`
 
-use crate::{context::Context, format, probe};
+use crate::{context::Context, exit, format, probe};
 use sdrun::abi::{Capabilities, Device, RuntimeInfo};
 use serde::Serialize;
 use std::{
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
                 .into_iter()
                 .map(|(device, capabilities)| DeviceRow { device, capabilities })
                 .collect(),
-            hint: error.as_ref().and_then(|e| e.hint()).map(str::to_owned),
+            hint: error.as_ref().and_then(|e| e.hint()).as_ref().map(exit::advice),
             error: error.map(|e| e.to_string()),
         });
     }

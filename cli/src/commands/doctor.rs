@@ -40,7 +40,7 @@ impl Check {
         Check { name, state, detail: detail.into(), hint: None }
     }
     fn failed(name: &'static str, state: State, error: &sdrun::Error) -> Self {
-        Check { hint: error.hint().map(str::to_owned), ..Check::new(name, state, error.to_string()) }
+        Check { hint: error.hint().as_ref().map(exit::advice), ..Check::new(name, state, error.to_string()) }
     }
     fn hint(self, hint: impl Into<String>) -> Self {
         Check { hint: Some(hint.into()), ..self }

@@ -1,3 +1,4 @@
+use crate::Hint;
 use serde::{Deserialize, Serialize};
 
 /// Kind of an [`Error`], the absl canonical set with its numbers.
@@ -74,7 +75,7 @@ pub struct Error {
     pub message: String,
     /// What to do about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub hint: Option<String>,
+    pub hint: Option<Hint>,
     /// The vendor's own code or status, as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub native_code: Option<String>,
@@ -112,7 +113,7 @@ impl Error {
         Self::new(ErrorCode::NotFound, message)
     }
     /// Adds what to do about it.
-    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+    pub fn with_hint(mut self, hint: impl Into<Hint>) -> Self {
         self.hint = Some(hint.into());
         self
     }

@@ -14,12 +14,14 @@
 
 mod error;
 pub mod ffi;
+mod hint;
 mod manifest;
 mod provider;
 pub mod types;
 
 pub use error::{Error, ErrorCode, Result};
 pub use ffi::AlignedBuffer;
+pub use hint::Hint;
 pub use manifest::{Library, Manifest, ManifestError, PipPackage, Provide, RuntimeSpec, Wheel};
 pub use provider::{
     DeviceTensor, Engine, Flow, Host, Input, LogLevel, NoHost, OutputSink, OutputSpec, Provider, Session,

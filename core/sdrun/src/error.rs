@@ -1,4 +1,4 @@
-use sdrun_abi::ErrorCode;
+use sdrun_abi::{ErrorCode, Hint};
 use sdrun_graph::GraphError;
 use std::path::Path;
 
@@ -44,12 +44,10 @@ impl Error {
     }
 
     /// What to do about it, where there is something to do.
-    pub fn hint(&self) -> Option<&str> {
+    pub fn hint(&self) -> Option<Hint> {
         match self {
-            Error::Provider { error, .. } | Error::Core(error) => error.hint.as_deref(),
-            Error::Graph(GraphError::Io { missing: true, .. }) => {
-                Some("give a path to an .onnx file or the name of a built-in model (`sdrun inspect --list`)")
-            }
+            Error::Provider { error, .. } | Error::Core(error) => error.hint.clone(),
+            Error::Graph(GraphError::Io { missing: true, .. }) => Some(Hint::GiveModel),
             Error::Graph(_) => None,
         }
     }

@@ -298,11 +298,11 @@ mod tests {
     fn a_machine_without_a_package_is_told_what_to_do() {
         let root = tempfile::tempdir().unwrap();
         let error = plan(&spec("SDRUN_THING_DIR"), &paths(root.path())).unwrap_err();
-        assert!(error.hint().unwrap().contains("SDRUN_THING_DIR"), "{error}");
+        assert!(error.hint().unwrap().to_string().contains("SDRUN_THING_DIR"), "{error}");
         let words =
             RuntimeSpec { pip: None, by_hand: Some("ask its vendor".into()), ..spec("SDRUN_THING_DIR") };
         let error = plan(&words, &paths(root.path())).unwrap_err();
-        let hint = error.hint().unwrap();
+        let hint = error.hint().unwrap().to_string();
         assert!(hint.contains("ask its vendor") && hint.contains("SDRUN_THING_DIR"), "{hint}");
     }
 }

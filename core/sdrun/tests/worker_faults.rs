@@ -70,7 +70,10 @@ fn panics_are_contained_in_every_call_and_poison() {
         check(&direct, fails(&direct, "panic", call));
         let isolated = started(patient());
         let error = fails(&isolated, "panic", call);
-        assert!(error.hint.as_ref().unwrap().contains("panics in"), "stderr has the panic too: {error:?}");
+        assert!(
+            error.hint.as_ref().unwrap().to_string().contains("panics in"),
+            "stderr has the panic too: {error:?}"
+        );
         check(&isolated, error);
         assert!(is_alive(isolated.pid()));
     }
@@ -163,7 +166,7 @@ fn a_worker_killed_in_a_call_is_an_error() {
         let error = build.join().unwrap().err().unwrap();
         assert_eq!(error.code, ErrorCode::Unavailable);
         assert!(error.message.contains("signal 9, SIGKILL"), "{error}");
-        assert!(error.hint.unwrap().contains("memory"));
+        assert!(error.hint.unwrap().to_string().contains("memory"));
     });
 }
 
@@ -251,9 +254,15 @@ fn last_words_go_into_the_error() {
         let isolated = started(patient());
         let error = fails(&isolated, "stderr_then_error", "build");
         assert_eq!(error.message, "status 4");
-        assert_eq!(error.hint.unwrap(), "the worker wrote: mock: file.cpp:12: the reason for build");
+        assert_eq!(
+            error.hint.unwrap().to_string(),
+            "the worker wrote: mock: file.cpp:12: the reason for build"
+        );
         let error = isolated.build(b"{", &spec(), &Weights::default(), &Quiet).err().unwrap();
-        assert_eq!(error.hint.unwrap(), "the worker wrote: mock: file.cpp:12: the reason for build");
+        assert_eq!(
+            error.hint.unwrap().to_string(),
+            "the worker wrote: mock: file.cpp:12: the reason for build"
+        );
         assert!(!isolated.stderr_tail().contains("sdrun-mark"));
     }
 }

@@ -234,6 +234,6 @@ mod tests {
         }
         let error = open("cat.pt", &[("emb_params", &[1, 768])]).unwrap_err();
         assert_eq!(error.code, ErrorCode::Unimplemented);
-        assert!(error.hint.unwrap().contains("safetensors"));
+        assert!(error.hint.unwrap().to_string().contains("safetensors"));
     }
 }

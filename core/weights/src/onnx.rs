@@ -146,6 +146,6 @@ mod tests {
             assert_eq!(error.code, code, "{error}");
             assert!(error.message.contains(words), "{error}");
         }
-        assert!(source.describe("none").unwrap_err().hint.unwrap().contains("checkpoint"));
+        assert!(source.describe("none").unwrap_err().hint.unwrap().to_string().contains("checkpoint"));
     }
 }

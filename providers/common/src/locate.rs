@@ -73,7 +73,7 @@ mod tests {
         ] {
             let error = locate(&spec(), dir.as_deref()).unwrap_err();
             assert!(error.message.contains(part), "{error}");
-            let hint = error.hint.unwrap();
+            let hint = error.hint.unwrap().to_string();
             assert!(
                 hint.contains("sdrun runtime install thing") && hint.contains("SDRUN_THING_DIR"),
                 "{hint}"

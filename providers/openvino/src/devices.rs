@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(cpu.precisions(), [Precision::Fp32, Precision::Bf16]);
         let error = cpu.check_precision(Precision::Fp16).unwrap_err();
         assert_eq!(error.code, sdrun_abi::ErrorCode::Unimplemented);
-        assert!(error.message.contains("fp16") && error.hint.unwrap().contains("fp32 or bf16"));
+        assert!(error.message.contains("fp16") && error.hint.unwrap().to_string().contains("fp32 or bf16"));
         assert!(cpu.capabilities().bake && cpu.check_bake().is_ok());
         let npu = target(DeviceKind::Npu, &["FP16", "INT8"]);
         assert_eq!(npu.precisions(), [Precision::Fp16]);

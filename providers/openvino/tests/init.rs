@@ -28,10 +28,10 @@ fn a_bad_runtime_is_an_error_and_a_good_one_still_loads() {
 
     let error = failure(init(None));
     assert_eq!(error.code, ErrorCode::FailedPrecondition);
-    assert!(error.hint.unwrap().contains("sdrun runtime install openvino"));
+    assert!(error.hint.unwrap().to_string().contains("sdrun runtime install openvino"));
 
     let dir = tempfile::tempdir().unwrap();
-    assert!(failure(init(Some(dir.path()))).hint.unwrap().contains("SDRUN_OPENVINO_DIR"));
+    assert!(failure(init(Some(dir.path()))).hint.unwrap().to_string().contains("SDRUN_OPENVINO_DIR"));
 
     let file = dir.path().join(name);
     let whole = fs::read(&library).unwrap();

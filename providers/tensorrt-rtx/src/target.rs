@@ -110,7 +110,7 @@ mod tests {
         let error = Target::Sm(75).check_precision(Precision::Fp32).unwrap_err();
         assert!(
             error.message.contains("for sm75 does not compute in fp32")
-                && error.hint.unwrap().contains("fp16")
+                && error.hint.unwrap().to_string().contains("fp16")
         );
         assert!(Target::Portable.check_precision(Precision::Bf16).is_ok());
     }

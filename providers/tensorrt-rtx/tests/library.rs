@@ -184,7 +184,7 @@ fn what_cannot_be_built_is_named() {
         .bytes();
     let error = failure(build(&open, &spec("sm89", Precision::Fp32)));
     assert!(error.message.contains("`x` [?, 4] has open dimensions"), "{error}");
-    assert!(error.hint.unwrap().contains("--shape"));
+    assert!(error.hint.unwrap().to_string().contains("--shape"));
     let for_shapes = |shapes: [[usize; 2]; 3]| {
         let list = shapes.map(|shape| shape.to_vec()).to_vec();
         BuildSpec { open_shapes: [("x".to_string(), list)].into(), ..spec("sm89", Precision::Fp32) }
@@ -268,7 +268,7 @@ fn a_graph_without_products_says_why_it_is_not_built() {
     let error = failure(build(&model, &spec("sm89", Precision::Fp32)));
     assert_eq!(error.code, ErrorCode::Unimplemented);
     assert!(error.message.contains("needs a CUDA driver to leave the weights"), "{error}");
-    assert!(error.hint.unwrap().contains("--bake"));
+    assert!(error.hint.unwrap().to_string().contains("--bake"));
     let mut baked = spec("sm89", Precision::Fp32);
     baked.bake = true;
     provider()

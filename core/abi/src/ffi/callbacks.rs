@@ -4,7 +4,7 @@
 
 use super::raw::*;
 use crate::{
-    DType, Error, ErrorCode, Flow, Host, LogLevel, OutputSink, OutputSpec, Result, Weight, WeightSource,
+    DType, Error, ErrorCode, Flow, Hint, Host, LogLevel, OutputSink, OutputSpec, Result, Weight, WeightSource,
 };
 use std::{
     ffi::c_void,
@@ -30,6 +30,7 @@ pub fn contain<T>(what: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
 struct OwnedError {
     raw: RawError,
     error: Error,
+    hint: Option<String>,
 }
 
 unsafe extern "C" fn release_error(raw: *mut RawError) {
@@ -54,10 +55,11 @@ pub fn error_to_raw(result: Result<()>) -> *mut RawError {
             owner: ptr::null_mut(),
             release: Some(release_error),
         },
+        hint: error.hint.as_ref().map(Hint::to_wire),
         error,
     });
     owned.raw.message = RawStr::new(owned.error.message.as_bytes());
-    owned.raw.hint = text(&owned.error.hint);
+    owned.raw.hint = text(&owned.hint);
     owned.raw.native_code = text(&owned.error.native_code);
     owned.raw.file = text(&owned.error.file);
     let leaked = Box::into_raw(owned);
@@ -83,7 +85,7 @@ pub unsafe fn error_from_raw(raw: *mut RawError) -> Result<()> {
         let error = Error {
             code: ErrorCode::from_u32(e.code),
             message: e.message.text(),
-            hint: optional(e.hint),
+            hint: optional(e.hint).map(Hint::of_wire),
             native_code: optional(e.native_code),
             file: optional(e.file),
         };

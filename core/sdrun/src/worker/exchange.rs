@@ -404,7 +404,10 @@ impl<'w> Exchange<'w> {
         self.worker.process.stderr.wait_for_mark(self.link.failures, WORDS);
         if let Some(words) = self.words() {
             let said = format!("the worker wrote: {words}");
-            error.hint = Some(error.hint.map_or(said.clone(), |hint| format!("{hint}; {said}")));
+            error.hint = Some(match error.hint {
+                Some(hint) => hint.with_note(said),
+                None => said.into(),
+            });
         }
         error
     }

@@ -321,7 +321,7 @@ fn files_that_are_no_adapters_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let error = Adapter::open(lora("m", 1).write(&folder, "lora.pt")).unwrap_err();
     assert_eq!(error.code, ErrorCode::Unimplemented);
-    assert!(error.hint.unwrap().contains("safetensors"));
+    assert!(error.hint.unwrap().to_string().contains("safetensors"));
 }
 
 #[test]
