@@ -26,7 +26,7 @@ struct Arguments {
     /// Run the ONNX node tests in this folder.
     #[arg(long, value_name = "DIR")]
     nodes: Option<PathBuf>,
-    /// Compare with what is recorded in this folder; a test that passed and now fails is an error.
+    /// Compare with what is recorded in this folder; an error is a test that passed and now fails, or fails in another way.
     #[arg(long, value_name = "DIR", requires = "nodes")]
     snapshots: Option<PathBuf>,
     /// Record the outcome as the new snapshot.
@@ -129,7 +129,7 @@ fn run_nodes(plugin: &Path, dir: &Path, arguments: &Arguments) -> Result<bool> {
         for (name, outcome) in &outcomes {
             if let Err(failure) = outcome {
                 println!("test {name} ... FAILED");
-                println!("    {}{}", if failure.crashed { "crash: " } else { "" }, failure.detail);
+                println!("    {}: {}", failure.class, failure.detail);
             }
         }
         let passed = outcomes.values().filter(|o| o.is_ok()).count();

@@ -1,6 +1,6 @@
 //! One node test: finding it, reading its data, running it.
 
-use super::{Failure, compare};
+use super::{Failure, Stage, compare, snapshot};
 use prost::Message;
 use sdrun::{
     BuildOptions, CachePolicy, HostTensor, Model, Provider, Tensors,
@@ -39,26 +39,28 @@ impl Case {
     /// Builds and runs every data set on a provider and compares the outputs.
     pub(super) fn run(&self, provider: &Provider, device: &Device) -> Result<(), Failure> {
         let path = self.dir.join("model.onnx");
-        let bytes = fs::read(&path).map_err(|e| Failure::new(format!("cannot read model.onnx: {e}")))?;
-        let proto = ModelProto::decode(&*bytes)
-            .map_err(|e| Failure::new(format!("cannot decode model.onnx: {e}")))?;
+        let broken = |detail: String| Failure::new(Stage::Test, "broken", detail);
+        let bytes = fs::read(&path).map_err(|e| broken(format!("cannot read model.onnx: {e}")))?;
+        let proto =
+            ModelProto::decode(&*bytes).map_err(|e| broken(format!("cannot decode model.onnx: {e}")))?;
         let graph = proto.graph.unwrap_or_default();
         let sides =
             graph.input.iter().map(|v| ("input", v)).chain(graph.output.iter().map(|v| ("output", v)));
         for (side, value) in sides {
             if let Some(kind) = not_a_tensor(value.r#type.as_ref()) {
-                return Err(Failure::new(format!("{side} of type {kind}: only tensors go in and out")));
+                let detail = format!("{side} of type {kind}: only tensors go in and out");
+                return Err(Failure::new(Stage::Test, "not-tensors", detail));
             }
         }
         let names = |values: &[sdrun::graph::proto::ValueInfoProto]| -> Vec<String> {
             values.iter().map(|v| v.name.clone().unwrap_or_default()).collect()
         };
         let (inputs, outputs) = (names(&graph.input), names(&graph.output));
-        let model = Model::open(&path).map_err(|e| self.failure(&e))?;
+        let model = Model::open(&path).map_err(|e| self.failure(Stage::Open, &e))?;
         for number in 0.. {
             let data = self.dir.join(format!("test_data_set_{number}"));
             if !data.is_dir() {
-                return if number > 0 { Ok(()) } else { Err(Failure::new("it has no data")) };
+                return if number > 0 { Ok(()) } else { Err(broken("it has no data".into())) };
             }
             let given = tensors(&data, "input", &inputs)?;
             let expected = tensors(&data, "output", &outputs)?;
@@ -79,32 +81,35 @@ impl Case {
         options.cache = CachePolicy::Off;
         options.threads = Some(1);
         options.shapes = given.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect();
-        let of = |e: sdrun::Error| self.failure(&e);
-        let engine = provider.build(model, &options, &NoHost).map_err(of)?;
-        let mut session = engine.session(&model.weights(), &NoHost).map_err(of)?;
-        let outputs = session.run(given, &NoHost).map_err(of)?;
+        let at = |stage: Stage| move |e: sdrun::Error| self.failure(stage, &e);
+        let engine = provider.build(model, &options, &NoHost).map_err(at(Stage::Build))?;
+        let mut session = engine.session(&model.weights(), &NoHost).map_err(at(Stage::Session))?;
+        let outputs = session.run(given, &NoHost).map_err(at(Stage::Run))?;
         for (name, want) in expected {
-            let got =
-                outputs.get(name).ok_or_else(|| Failure::new(format!("there is no output {name:?}")))?;
-            compare::same(got, want).map_err(|(what, detail)| Failure {
-                reason: format!("{what} in output {name:?}"),
-                detail: format!("{what} in output {name:?}: {detail}"),
-                crashed: false,
+            let got = outputs.get(name).ok_or_else(|| {
+                Failure::new(Stage::Outputs, "missing", format!("there is no output {name:?}"))
+            })?;
+            compare::same(got, want).map_err(|(what, detail)| {
+                let reason = format!("{} in output {name:?}", what.replace('-', " "));
+                Failure {
+                    detail: format!("{reason}: {detail}"),
+                    ..Failure::new(Stage::Outputs, what, reason)
+                }
             })?;
         }
         Ok(())
     }
 
     /// The failure for an error, without the folder of this test in its reason.
-    fn failure(&self, error: &sdrun::Error) -> Failure {
-        let mut failure = Failure::of(error);
+    fn failure(&self, stage: Stage, error: &sdrun::Error) -> Failure {
+        let mut failure = Failure::of(stage, error);
         let folder = format!("{}/", self.dir.display());
-        failure.reason = super::snapshot::shorten(&failure.detail.replace(&folder, ""));
+        failure.reason = snapshot::shorten(&failure.detail.replace(&folder, ""));
         failure
     }
 }
 
-/// What a value is that is no tensor.
+/// The kind of a value that is not a tensor.
 fn not_a_tensor(r#type: Option<&TypeProto>) -> Option<&'static str> {
     let r#type = r#type?;
     if r#type.sequence_type.is_some() {
@@ -129,9 +134,13 @@ fn tensors(data: &Path, side: &str, names: &[String]) -> Result<Tensors, Failure
             Ok(bytes) => bytes,
             // Optional inputs and outputs at the end may be left out.
             Err(e) if e.kind() == io::ErrorKind::NotFound => break,
-            Err(e) => return Err(Failure::new(format!("cannot read {side}_{index}.pb: {e}"))),
+            Err(e) => {
+                let detail = format!("cannot read {side}_{index}.pb: {e}");
+                return Err(Failure::new(Stage::Test, "broken", detail));
+            }
         };
-        let tensor = read(&bytes).map_err(|why| Failure::new(format!("{side} {name:?}: {why}")))?;
+        let tensor = read(&bytes)
+            .map_err(|why| Failure::new(Stage::Test, "element-type", format!("{side} {name:?}: {why}")))?;
         tensors.insert(name.clone(), tensor);
     }
     Ok(tensors)

@@ -13,13 +13,13 @@ fn tolerance(dtype: DType) -> (f64, f64) {
     }
 }
 
-/// Type, shape and values. Integers have to be equal, NaN equals NaN. The error is what differs, and where.
+/// Type, shape and values. Integers have to be equal, NaN equals NaN. The error is the kind of difference, and where it is.
 pub fn same(got: &HostTensor, want: &HostTensor) -> Result<(), (&'static str, String)> {
     if got.dtype() != want.dtype() {
-        return Err(("wrong type", format!("{} instead of {}", got.dtype(), want.dtype())));
+        return Err(("wrong-type", format!("{} instead of {}", got.dtype(), want.dtype())));
     }
     if got.shape() != want.shape() {
-        return Err(("wrong shape", format!("{:?} instead of {:?}", got.shape(), want.shape())));
+        return Err(("wrong-shape", format!("{:?} instead of {:?}", got.shape(), want.shape())));
     }
     if !got.dtype().is_float() {
         if got.bytes() == want.bytes() {
@@ -28,7 +28,7 @@ pub fn same(got: &HostTensor, want: &HostTensor) -> Result<(), (&'static str, St
         let size = got.dtype().size();
         let mut elements = got.bytes().chunks(size).zip(want.bytes().chunks(size));
         let first = elements.position(|(g, w)| g != w).unwrap_or(0);
-        return Err(("wrong values", format!("integers differ, first element {first}")));
+        return Err(("wrong-values", format!("integers differ, first element {first}")));
     }
     let (absolute, relative) = tolerance(got.dtype());
     let (got, want) = (floats(got), floats(want));
@@ -41,7 +41,7 @@ pub fn same(got: &HostTensor, want: &HostTensor) -> Result<(), (&'static str, St
     match wrong.first() {
         None => Ok(()),
         Some(first) => Err((
-            "wrong values",
+            "wrong-values",
             format!(
                 "{} of {} differ; element {first} is {} instead of {}",
                 wrong.len(),
@@ -102,13 +102,13 @@ mod tests {
         let want = f32s(&[1000.0, 0.0, f32::NAN, f32::INFINITY]);
         assert!(same(&f32s(&[1000.9, 9e-6, f32::NAN, f32::INFINITY]), &want).is_ok());
         for (got, what) in [
-            (f32s(&[1001.1, 0.0, f32::NAN, f32::INFINITY]), "wrong values"),
-            (f32s(&[1000.0, 2e-5, f32::NAN, f32::INFINITY]), "wrong values"),
-            (f32s(&[1000.0, 0.0, 1.0, f32::INFINITY]), "wrong values"),
-            (f32s(&[1000.0, 0.0, f32::NAN, f32::MAX]), "wrong values"),
-            (f32s(&[1000.0, 0.0, f32::NAN, f32::NEG_INFINITY]), "wrong values"),
-            (f32s(&[1000.0]), "wrong shape"),
-            (HostTensor::from_i64(vec![4], &[0; 4]).unwrap(), "wrong type"),
+            (f32s(&[1001.1, 0.0, f32::NAN, f32::INFINITY]), "wrong-values"),
+            (f32s(&[1000.0, 2e-5, f32::NAN, f32::INFINITY]), "wrong-values"),
+            (f32s(&[1000.0, 0.0, 1.0, f32::INFINITY]), "wrong-values"),
+            (f32s(&[1000.0, 0.0, f32::NAN, f32::MAX]), "wrong-values"),
+            (f32s(&[1000.0, 0.0, f32::NAN, f32::NEG_INFINITY]), "wrong-values"),
+            (f32s(&[1000.0]), "wrong-shape"),
+            (HostTensor::from_i64(vec![4], &[0; 4]).unwrap(), "wrong-type"),
         ] {
             assert_eq!(same(&got, &want).unwrap_err().0, what, "{got:?}");
         }

@@ -29,25 +29,72 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Why a test did not pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Short and the same in every run: what stands in the snapshot.
+    /// Where it failed and how, as `STAGE/KIND` (see [`Snapshot`]): the part of a failure that has to stay the same.
+    pub class: String,
+    /// One short line that is the same in every run.
     pub reason: String,
-    /// With numbers, for whoever looks into it.
+    /// The whole message, with numbers.
     pub detail: String,
-    /// Whether the provider's process died or had to be killed.
-    pub crashed: bool,
+}
+
+/// How far a test got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The test itself: its data, and what this runner can feed.
+    Test,
+    /// `Model::open`.
+    Open,
+    /// `Provider::build`.
+    Build,
+    /// `Engine::session`.
+    Session,
+    /// `Session::run`.
+    Run,
+    /// The outputs differ from the expected ones.
+    Outputs,
 }
 
 impl Failure {
-    fn new(reason: impl Into<String>) -> Self {
-        let reason = reason.into();
-        Failure { detail: reason.clone(), reason, crashed: false }
+    fn new(stage: Stage, kind: &str, detail: impl Into<String>) -> Self {
+        let detail = detail.into();
+        Failure {
+            class: format!("{}/{kind}", format!("{stage:?}").to_lowercase()),
+            reason: snapshot::shorten(&detail),
+            detail,
+        }
     }
 
-    fn of(error: &sdrun::Error) -> Self {
-        let detail = error.to_string();
-        let crashed = matches!(error.code(), ErrorCode::Unavailable | ErrorCode::DeadlineExceeded);
-        Failure { reason: snapshot::shorten(&detail), detail, crashed }
+    /// The failure that `error` is. Its kind is the error's code; a worker that died is a `crash`.
+    fn of(stage: Stage, error: &sdrun::Error) -> Self {
+        let kind = match error.code() {
+            ErrorCode::Unavailable => "crash".to_string(),
+            ErrorCode::DeadlineExceeded => "timeout".to_string(),
+            code => kebab(&format!("{code:?}")),
+        };
+        Failure::new(stage, &kind, error.to_string())
     }
+
+    /// The failure of a call after which the provider does not answer any more, whatever the call itself returned.
+    fn crashed(mut self) -> Self {
+        if let Some((stage, kind)) = self.class.split_once('/')
+            && kind != "timeout"
+        {
+            self.class = format!("{stage}/crash");
+        }
+        self
+    }
+}
+
+/// `InvalidArgument` as `invalid-argument`.
+fn kebab(name: &str) -> String {
+    let mut text = String::new();
+    for letter in name.chars() {
+        if letter.is_uppercase() && !text.is_empty() {
+            text.push('-');
+        }
+        text.extend(letter.to_lowercase());
+    }
+    text
 }
 
 /// Results by test name; `Ok` is passed.
@@ -55,7 +102,7 @@ pub type Outcomes = BTreeMap<String, Result<(), Failure>>;
 
 /// Runs `cases` on provider `id`, `jobs` at a time, each job with a worker of its own.
 pub fn run(registry: &Registry, id: &str, cases: &[Case], jobs: usize) -> sdrun::Result<Outcomes> {
-    // Anything wrong with the provider as such is told once, not for every test.
+    // A fault of the provider as such is reported once, not for every test.
     drop(open(registry, id)?);
     let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Outcomes::new()));
     std::thread::scope(|scope| {
@@ -72,7 +119,7 @@ pub fn run(registry: &Registry, id: &str, cases: &[Case], jobs: usize) -> sdrun:
     Ok(outcomes.into_inner().unwrap_or_else(|e| e.into_inner()))
 }
 
-/// Runs one test in the worker that is there, or a new one; a worker that got into trouble is not used again.
+/// Runs one test in the open worker, or a new one. A worker is not used again once it stops answering.
 fn run_one(
     registry: &Registry,
     id: &str,
@@ -81,15 +128,19 @@ fn run_one(
 ) -> Result<(), Failure> {
     let (provider, device) = match opened {
         Some(opened) => opened,
-        None => opened.insert(open(registry, id).map_err(|e| Failure::of(&e))?),
+        None => opened.insert(open(registry, id).map_err(|e| Failure::of(Stage::Test, &e))?),
     };
-    let outcome = case.run(provider, device);
-    // A provider that answers after a failure is as good as new; one that panicked or died does not answer. One that has to be
-    // isolated may have damaged its memory and answer all the same.
-    if outcome.is_err() && (provider.manifest().isolate || provider.devices().is_err()) {
+    let failure = match case.run(provider, device) {
+        Ok(()) => return Ok(()),
+        Err(failure) => failure,
+    };
+    // A plugin that panicked refuses every later call; a worker that died has nobody to answer.
+    let dead = provider.devices().is_err();
+    // A provider that has to be isolated may have damaged its memory and answer all the same.
+    if dead || provider.manifest().isolate {
         *opened = None;
     }
-    outcome
+    Err(if dead { failure.crashed() } else { failure })
 }
 
 /// Why nothing can be run on the provider's first device: its hardware is not in this machine.
@@ -108,4 +159,23 @@ fn open(registry: &Registry, id: &str) -> sdrun::Result<(Provider, Device)> {
     let provider = registry.open(id, &Isolation::worker(limits))?;
     let device = provider.device(None)?;
     Ok((provider, device))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sdrun_abi::Error;
+
+    #[test]
+    fn classes_say_where_and_how() {
+        let class = |code| {
+            let error = sdrun::Error::Provider { provider: "p".into(), error: Error::new(code, "x") };
+            Failure::of(Stage::Build, &error)
+        };
+        assert_eq!(class(ErrorCode::InvalidArgument).class, "build/invalid-argument");
+        assert_eq!(class(ErrorCode::Unavailable).class, "build/crash");
+        assert_eq!(class(ErrorCode::Internal).crashed().class, "build/crash");
+        assert_eq!(class(ErrorCode::DeadlineExceeded).crashed().class, "build/timeout");
+        assert_eq!(Failure::new(Stage::Outputs, "wrong-values", "x").class, "outputs/wrong-values");
+    }
 }

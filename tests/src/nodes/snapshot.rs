@@ -1,4 +1,4 @@
-//! What a provider passed and failed when somebody last looked, kept in the repository.
+//! What a provider passed and failed when its snapshot was recorded; kept in the repository.
 
 use super::{Failure, Outcomes};
 use std::{
@@ -10,14 +10,29 @@ use std::{
 /// Characters of a long reason that are kept: who says it, and the end, where vendors name the culprit.
 const HEAD: usize = 60;
 const TAIL: usize = 100;
-/// Begins the reason of a test that killed the provider's process.
-const CRASH: &str = "crash: ";
+/// The first lines of a file of expected failures.
+const HEADER: &str = "\
+# Each line is `name: class | reason`. The class says where a test fails and how, as STAGE/KIND.
+#   STAGE  test (the runner cannot feed it), open (reading the model), build, session, run, outputs (they differ)
+#   KIND   outputs: wrong-values, wrong-shape, wrong-type, missing; test: not-tensors, element-type, broken;
+#          other stages: the code of the error, such as unimplemented, invalid-argument or internal;
+#          crash (the process of the provider died or its plugin panicked); timeout
+# A test whose class changes is a regression, the same as a test that fails and is not in the list.
+# The reason is for readers and is not compared. Rewrite the file with `sdrun-conformance --bless`.
+";
 
-/// `PROVIDER.passes.txt` (names) and `PROVIDER.expected-failures.txt` (name, tab, reason), sorted.
+/// A failure as it stands in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Expected {
+    class: String,
+    reason: String,
+}
+
+/// `PROVIDER.passes.txt` (names) and `PROVIDER.expected-failures.txt` (see [`HEADER`]), sorted by name.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     passes: BTreeSet<String>,
-    failures: BTreeMap<String, String>,
+    failures: BTreeMap<String, Expected>,
 }
 
 /// Outcomes next to a snapshot.
@@ -27,7 +42,7 @@ pub struct Report {
     pub passed: usize,
     /// Number of failures that were expected.
     pub expected: usize,
-    /// What must not be: name, and what happened.
+    /// Names of tests that fail but should not, or fail in another way, and what happened.
     pub regressions: Vec<(String, String)>,
     /// Passes that the snapshot has as failures.
     pub improvements: Vec<String>,
@@ -45,12 +60,16 @@ impl Snapshot {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(String::new()),
             other => other,
         };
-        let split =
-            |line: &str| line.split_once('\t').map(|(name, reason)| (name.to_string(), reason.to_string()));
-        Ok(Snapshot {
-            passes: text(&passes)?.lines().map(str::to_string).collect(),
-            failures: text(&failures)?.lines().filter_map(split).collect(),
-        })
+        let mut snapshot =
+            Snapshot { passes: text(&passes)?.lines().map(str::to_string).collect(), ..Snapshot::default() };
+        for line in text(&failures)?.lines().filter(|line| !line.starts_with('#')) {
+            let (name, expected) = parse(line).ok_or_else(|| {
+                let what = format!("{}: `{line}` is not `name: class | reason`", failures.display());
+                io::Error::new(io::ErrorKind::InvalidData, what)
+            })?;
+            snapshot.failures.insert(name, expected);
+        }
+        Ok(snapshot)
     }
 
     /// The snapshot that these outcomes make.
@@ -59,7 +78,10 @@ impl Snapshot {
         for (name, outcome) in outcomes {
             match outcome {
                 Ok(()) => drop(snapshot.passes.insert(name.clone())),
-                Err(failure) => drop(snapshot.failures.insert(name.clone(), recorded(failure))),
+                Err(Failure { class, reason, .. }) => {
+                    let expected = Expected { class: class.clone(), reason: reason.clone() };
+                    snapshot.failures.insert(name.clone(), expected);
+                }
             }
         }
         snapshot
@@ -70,14 +92,13 @@ impl Snapshot {
         let (passes, failures) = Self::files(dir, provider);
         fs::create_dir_all(dir)?;
         fs::write(passes, self.passes.iter().map(|name| format!("{name}\n")).collect::<String>())?;
-        fs::write(
-            failures,
-            self.failures.iter().map(|(name, why)| format!("{name}\t{why}\n")).collect::<String>(),
-        )
+        let lines = self.failures.iter();
+        let lines = lines.map(|(name, Expected { class, reason })| format!("{name}: {class} | {reason}\n"));
+        fs::write(failures, HEADER.to_string() + &lines.collect::<String>())
     }
 
-    /// Judges outcomes. A regression is a test that passed before, one that is in neither file, one that now
-    /// crashes the provider, and, where `complete`, one that is in a file and was not run.
+    /// Judges outcomes. A regression is a test that passed before, one that is in neither file, one that fails in
+    /// another way than recorded, and, where `complete`, one that is in a file and was not run.
     pub fn judge(&self, outcomes: &Outcomes, complete: bool) -> Report {
         let mut report = Report::default();
         for (name, outcome) in outcomes {
@@ -88,17 +109,16 @@ impl Snapshot {
                         report.improvements.push(name.clone());
                     }
                 }
-                (Err(failure), Some(expected)) if !failure.crashed || expected.starts_with(CRASH) => {
+                (Err(failure), Some(expected)) if failure.class == expected.class => {
                     report.expected += 1;
                 }
-                (Err(failure), Some(_)) => {
-                    report.regressions.push((name.clone(), format!("{CRASH}{}", failure.detail)));
-                }
-                (Err(failure), None) if self.passes.contains(name) => {
-                    report.regressions.push((name.clone(), failure.detail.clone()));
-                }
-                (Err(failure), None) => {
-                    report.regressions.push((name.clone(), format!("not recorded yet: {}", failure.detail)));
+                (Err(Failure { class, detail, .. }), expected) => {
+                    let before = match expected {
+                        Some(Expected { class, .. }) => format!("failed with {class} before, now "),
+                        None if self.passes.contains(name) => String::new(),
+                        None => "not recorded yet: ".to_string(),
+                    };
+                    report.regressions.push((name.clone(), format!("{before}{class}: {detail}")));
                 }
             }
         }
@@ -113,8 +133,11 @@ impl Snapshot {
     }
 }
 
-fn recorded(failure: &Failure) -> String {
-    if failure.crashed { format!("{CRASH}{}", failure.reason) } else { failure.reason.clone() }
+/// A line of the file of expected failures. The name of a test has no colon.
+fn parse(line: &str) -> Option<(String, Expected)> {
+    let (name, rest) = line.split_once(": ")?;
+    let (class, reason) = rest.split_once(" | ")?;
+    Some((name.to_string(), Expected { class: class.to_string(), reason: reason.to_string() }))
 }
 
 /// An error text as it can stand in a snapshot: one line, not too long, without what changes from run to run
@@ -136,10 +159,10 @@ pub(super) fn shorten(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Stage, *};
 
-    fn failure(reason: &str, crashed: bool) -> Result<(), Failure> {
-        Err(Failure { crashed, ..Failure::new(reason) })
+    fn failure(stage: Stage, kind: &str, reason: &str) -> Result<(), Failure> {
+        Err(Failure::new(stage, kind, reason))
     }
 
     fn outcomes(list: &[(&str, Result<(), Failure>)]) -> Outcomes {
@@ -151,34 +174,33 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let before = Snapshot::of(&outcomes(&[
             ("a", Ok(())),
-            ("b", failure("why", false)),
-            ("c", failure("died", true)),
+            ("b", failure(Stage::Build, "unimplemented", "no: such | operator")),
+            ("c", failure(Stage::Outputs, "wrong-values", "wrong values")),
         ]));
         before.write(dir.path(), "p").unwrap();
+        let file = dir.path().join("p.expected-failures.txt");
+        let lines = fs::read_to_string(&file).unwrap();
         assert_eq!(
-            fs::read_to_string(dir.path().join("p.expected-failures.txt")).unwrap(),
-            "b\twhy\nc\tcrash: died\n"
+            lines.strip_prefix(HEADER).unwrap(),
+            "b: build/unimplemented | no: such | operator\nc: outputs/wrong-values | wrong values\n"
         );
         assert_eq!(Snapshot::read(dir.path(), "p").unwrap(), before);
         assert_eq!(Snapshot::read(dir.path(), "other").unwrap(), Snapshot::default());
+        fs::write(&file, "b\tno class\n").unwrap();
+        assert!(Snapshot::read(dir.path(), "p").unwrap_err().to_string().contains("no class"));
     }
 
     #[test]
     fn tells_regressions_from_improvements() {
-        let old = [
-            ("a", Ok(())),
-            ("b", Ok(())),
-            ("c", failure("why", false)),
-            ("d", failure("why", false)),
-            ("e", Ok(())),
-        ];
+        let unsupported = || failure(Stage::Build, "unimplemented", "why");
+        let old = [("a", Ok(())), ("b", Ok(())), ("c", unsupported()), ("d", unsupported()), ("e", Ok(()))];
         let snapshot = Snapshot::of(&outcomes(&old));
         let now = [
             ("a", Ok(())),
-            ("b", failure("now wrong", false)),
-            ("c", failure("another reason", false)),
+            ("b", unsupported()),
+            ("c", failure(Stage::Build, "unimplemented", "in other words")),
             ("d", Ok(())),
-            ("new", failure("x", false)),
+            ("new", unsupported()),
         ];
         let report = snapshot.judge(&outcomes(&now), true);
         assert_eq!((report.passed, report.expected), (2, 1));
@@ -189,12 +211,20 @@ mod tests {
     }
 
     #[test]
-    fn a_new_crash_is_a_regression_and_an_old_one_is_not() {
-        let snapshot = Snapshot::of(&outcomes(&[("a", failure("why", false)), ("b", failure("died", true))]));
-        let report =
-            snapshot.judge(&outcomes(&[("a", failure("died", true)), ("b", failure("died", true))]), true);
-        assert_eq!(report.expected, 1);
-        assert_eq!(report.regressions, [("a".to_string(), "crash: died".to_string())]);
+    fn an_expected_failure_that_fails_in_another_way_is_a_regression() {
+        let old = failure(Stage::Build, "unimplemented", "why");
+        let snapshot = Snapshot::of(&outcomes(&[("a", old)]));
+        for (stage, kind) in [
+            (Stage::Build, "crash"),
+            (Stage::Build, "internal"),
+            (Stage::Run, "unimplemented"),
+            (Stage::Outputs, "wrong-values"),
+        ] {
+            let report = snapshot.judge(&outcomes(&[("a", failure(stage, kind, "what"))]), true);
+            assert_eq!((report.expected, report.regressions.len()), (0, 1));
+            let why = &report.regressions[0].1;
+            assert!(why.starts_with("failed with build/unimplemented before, now "), "{why}");
+        }
     }
 
     #[test]
