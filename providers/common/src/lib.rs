@@ -1,7 +1,8 @@
 //! What the providers of vendor runtimes share.
 //!
 //! * [`locate`], [`check_image`], [`open`]: from the folder a host names to a loaded library, with every
-//!   failure an ordinary error. Nothing of the vendor's code runs before [`open`].
+//!   failure an ordinary error. Nothing of the vendor's code runs before [`open`]. [`Loaded`] keeps the runtime for the
+//!   life of the process.
 //! * [`read_graph`], [`describe`]: the model a host hands over, and its [`EngineInfo`](sdrun_abi::EngineInfo).
 //! * [`weight`], [`WeightFiles`]: one weight from a source, checked against what the graph declares, and the
 //!   file it lies in; [`converted`] gives it in another type; [`rebuilt`] reports a refit that took all of them.
@@ -10,12 +11,14 @@
 mod describe;
 mod image;
 mod load;
+mod loaded;
 mod locate;
 mod weights;
 
 pub use describe::{describe, graph_error, read_graph};
 pub use image::check_image;
 pub use load::open;
+pub use loaded::Loaded;
 pub use locate::{locate, runtime_spec};
 pub use weights::{WeightFiles, converted, rebuilt, weight};
 

@@ -1,16 +1,13 @@
 use crate::{
     engine::{CompatibilityRecord, FORMAT, GgmlEngine},
-    ffi::{Ggml, Gpu, LIBRARY_DIR, Target},
+    ffi::{Ggml, Gpu, Target},
 };
 use sdrun_abi::{
     BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind, Engine, Error,
     ErrorCode, Flow, Host, InitConfig, LogLevel, Precision, Provider, Result, RuntimeInfo, WeightSource,
     WeightUpdate,
 };
-use std::{
-    path::{Path, PathBuf},
-    sync::OnceLock,
-};
+use std::{path::PathBuf, sync::OnceLock};
 
 /// The id of the CPU.
 const CPU: &str = "cpu";
@@ -102,8 +99,8 @@ impl Provider for GgmlProvider {
                 "the ggml provider has no option {key:?}; it has {BACKENDS_OPTION:?}"
             )));
         }
-        // Beside the plugin where it is installed; where it was built, when it is linked in or under test.
-        let own = Ggml::load(&[&config.plugin_dir, Path::new(LIBRARY_DIR)])?;
+        // A host that links this crate in names the folder of ggml's libraries as `plugin_dir`.
+        let own = Ggml::load(&config.plugin_dir)?;
         let asked = config.options.get(BACKENDS_OPTION).map(Into::into);
         let folder: Option<PathBuf> =
             asked.or_else(|| std::env::var_os(BACKENDS_VARIABLE).filter(|v| !v.is_empty()).map(Into::into));

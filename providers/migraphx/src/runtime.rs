@@ -2,11 +2,8 @@
 
 use crate::ffi::{Api, Hip, Program};
 use sdrun_abi::{Error, Host, InitConfig, LogLevel, Result, RuntimeInfo};
-use sdrun_provider_common::{locate, refuse_options, runtime_spec};
-use std::{
-    path::{Path, PathBuf},
-    sync::{Mutex, OnceLock, PoisonError},
-};
+use sdrun_provider_common::{Loaded, locate, refuse_options, runtime_spec};
+use std::path::{Path, PathBuf};
 
 /// MIGraphX as [`init`] loaded it. Lives as long as the process.
 pub(crate) struct Runtime {
@@ -19,37 +16,23 @@ pub(crate) struct Runtime {
     library: PathBuf,
 }
 
-static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+static RUNTIME: Loaded<Runtime> = Loaded::new("MIGraphX");
 
-/// See [`Provider::init`](sdrun_abi::Provider::init). A process holds one MIGraphX: another folder in a second call is an error.
+/// Loads MIGraphX from the folder the host found.
 pub(crate) fn init(config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     refuse_options("migraphx", &config.options)?;
-    let spec = runtime_spec(crate::MANIFEST)?;
-    let library = locate(&spec, config.runtime_dir.as_deref())?;
-    let runtime = match RUNTIME.get() {
-        Some(runtime) if runtime.library == library => runtime,
-        Some(runtime) => {
-            return Err(Error::precondition(format!(
-                "this process has loaded MIGraphX from {} already and cannot load another one from {}",
-                runtime.library.display(),
-                library.display()
-            ))
-            .with_hint("use one MIGraphX in a process"));
-        }
-        None => {
-            let dir = library.parent().unwrap_or(Path::new("/"));
-            check_neighbours(dir)?;
-            let api = Api::load(&library)?;
-            let version = version(&api, &config.temp_dir)?;
-            let hip = Hip::load(dir).unwrap_or_else(|error| {
-                host.log(LogLevel::Warn, "migraphx", &error.to_string());
-                None
-            });
-            RUNTIME.get_or_init(|| Runtime { api, hip, version, temp_dir: config.temp_dir.clone(), library })
-        }
-    };
+    let library = locate(&runtime_spec(crate::MANIFEST)?, config.runtime_dir.as_deref())?;
+    let runtime = RUNTIME.load(&library, |library| {
+        let dir = library.parent().unwrap_or(Path::new("/"));
+        check_neighbours(dir)?;
+        let api = Api::load(library)?;
+        let version = version(&api, &config.temp_dir)?;
+        let hip = Hip::load(dir).unwrap_or_else(|error| {
+            host.log(LogLevel::Warn, "migraphx", &error.to_string());
+            None
+        });
+        Ok(Runtime { api, hip, version, temp_dir: config.temp_dir.clone(), library: library.to_path_buf() })
+    })?;
     Ok(RuntimeInfo {
         name: "migraphx".into(),
         version: runtime.version.clone(),
@@ -90,7 +73,7 @@ fn temporary_file(dir: &Path) -> Result<tempfile::NamedTempFile> {
 
 /// The loaded MIGraphX; `FailedPrecondition` before [`init`] has succeeded.
 pub(crate) fn get() -> Result<&'static Runtime> {
-    RUNTIME.get().ok_or_else(|| Error::precondition("the migraphx provider is not initialised"))
+    RUNTIME.get()
 }
 
 impl Runtime {

@@ -5,11 +5,8 @@ use sdrun_abi::{
     BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind, Engine, Error, Host,
     InitConfig, Precision, Provider, Result, RuntimeInfo, WeightSource, WeightUpdate,
 };
-use sdrun_provider_common::{locate, refuse_options, runtime_spec};
-use std::{
-    path::PathBuf,
-    sync::{Mutex, OnceLock, PoisonError},
-};
+use sdrun_provider_common::{Loaded, locate, refuse_options, runtime_spec};
+use std::path::PathBuf;
 
 /// The provider. It has no state of its own: a process holds one ONNX Runtime.
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,14 +18,11 @@ struct Runtime {
     library: PathBuf,
 }
 
-static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+static RUNTIME: Loaded<Runtime> = Loaded::new("ONNX Runtime");
 
 /// The environment of the loaded library; `FailedPrecondition` before `init` has succeeded.
 fn environment() -> Result<&'static Environment> {
-    let runtime = RUNTIME.get();
-    Ok(&runtime
-        .ok_or_else(|| Error::precondition("the onnxruntime provider is not initialised"))?
-        .environment)
+    Ok(&RUNTIME.get()?.environment)
 }
 
 /// An engine is the graph; every ONNX Runtime this plugin can use takes it.
@@ -37,28 +31,14 @@ pub(crate) const COMPATIBILITY: &str = "onnx";
 const DEVICE: &str = "cpu";
 
 impl Provider for OnnxRuntime {
-    /// Loads the library from the folder the host found. Again with the same one is the same runtime; with
-    /// another it is an error, because a process can hold only one.
+    /// Loads the library from the folder the host found.
     fn init(&self, config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> {
-        static INIT: Mutex<()> = Mutex::new(());
-        let _one_at_a_time = INIT.lock().unwrap_or_else(PoisonError::into_inner);
         refuse_options("onnxruntime", &config.options)?;
         let library = locate(&runtime_spec(crate::MANIFEST)?, config.runtime_dir.as_deref())?;
-        let runtime = match RUNTIME.get() {
-            Some(runtime) if runtime.library == library => runtime,
-            Some(runtime) => {
-                return Err(Error::precondition(format!(
-                    "this process has loaded {} and cannot load {} besides",
-                    runtime.library.display(),
-                    library.display()
-                ))
-                .with_hint("use one ONNX Runtime in a process, or run the provider isolated"));
-            }
-            None => {
-                let (version, environment) = ffi::load(&library)?;
-                RUNTIME.get_or_init(|| Runtime { environment, version, library })
-            }
-        };
+        let runtime = RUNTIME.load(&library, |library| {
+            let (version, environment) = ffi::load(library)?;
+            Ok(Runtime { environment, version, library: library.to_path_buf() })
+        })?;
         log::deliver(host);
         Ok(RuntimeInfo {
             name: "onnxruntime".into(),

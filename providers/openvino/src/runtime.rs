@@ -7,11 +7,11 @@ use crate::{
 };
 use sdrun_abi::{AlignedBuffer, BuildSpec, DType, Error, Host, InitConfig, Precision, Result, RuntimeInfo};
 use sdrun_graph::{Dim, Graph, Node, Value};
-use sdrun_provider_common::{locate, refuse_options, runtime_spec};
+use sdrun_provider_common::{Loaded, locate, refuse_options, runtime_spec};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
-    sync::{Mutex, OnceLock, PoisonError, RwLock},
+    sync::{OnceLock, PoisonError, RwLock},
 };
 
 /// OpenVINO as [`init`] loaded it. Lives as long as the process.
@@ -26,39 +26,24 @@ pub(crate) struct Runtime {
     cpu_isa: OnceLock<String>,
 }
 
-static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+static RUNTIME: Loaded<Runtime> = Loaded::new("OpenVINO");
 
-/// Loads OpenVINO from the folder the host found. Again with the same library is the same runtime; with
-/// another it is an error, because a process can hold only one.
+/// Loads OpenVINO from the folder the host found.
 pub(crate) fn init(config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> {
-    static INIT: Mutex<()> = Mutex::new(());
-    let _one_at_a_time = INIT.lock().unwrap_or_else(PoisonError::into_inner);
     refuse_options("openvino", &config.options)?;
     let library = locate(&runtime_spec(crate::MANIFEST)?, config.runtime_dir.as_deref())?;
-    let runtime = match RUNTIME.get() {
-        Some(runtime) if runtime.library == library => runtime,
-        Some(runtime) => {
-            return Err(Error::precondition(format!(
-                "this process has loaded {} and cannot load {} besides",
-                runtime.library.display(),
-                library.display()
-            ))
-            .with_hint("use one OpenVINO in a process, or run the provider isolated"));
-        }
-        None => {
-            check_neighbours(&library)?;
-            let version = ffi::load(&library)?;
-            let core = Core::new()?;
-            RUNTIME.get_or_init(|| Runtime {
-                core,
-                version,
-                temp_dir: config.temp_dir.clone(),
-                library,
-                device_properties: RwLock::new(()),
-                cpu_isa: OnceLock::new(),
-            })
-        }
-    };
+    let runtime = RUNTIME.load(&library, |library| {
+        check_neighbours(library)?;
+        let version = ffi::load(library)?;
+        Ok(Runtime {
+            core: Core::new()?,
+            version,
+            temp_dir: config.temp_dir.clone(),
+            library: library.to_path_buf(),
+            device_properties: RwLock::new(()),
+            cpu_isa: OnceLock::new(),
+        })
+    })?;
     staging::remove_stale(&runtime.temp_dir, host);
     Ok(RuntimeInfo {
         name: "openvino".into(),
@@ -84,7 +69,7 @@ fn check_neighbours(library: &std::path::Path) -> Result<()> {
 
 /// The loaded OpenVINO; `FailedPrecondition` before [`init`] has succeeded.
 pub(crate) fn get() -> Result<&'static Runtime> {
-    RUNTIME.get().ok_or_else(|| Error::precondition("the openvino provider is not initialised"))
+    RUNTIME.get()
 }
 
 impl Runtime {

@@ -2,11 +2,8 @@
 
 use crate::ffi::{Library, cuda::Driver};
 use sdrun_abi::{Error, InitConfig, Result, RuntimeInfo};
-use sdrun_provider_common::{locate, runtime_spec};
-use std::{
-    path::{Path, PathBuf},
-    sync::{Mutex, OnceLock, PoisonError},
-};
+use sdrun_provider_common::{Loaded, locate, runtime_spec};
+use std::path::{Path, PathBuf};
 
 /// What [`init`] loaded. Lives as long as the process.
 pub(crate) struct Runtime {
@@ -17,13 +14,10 @@ pub(crate) struct Runtime {
     pub(crate) cache_dir: Option<PathBuf>,
 }
 
-static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+static RUNTIME: Loaded<Runtime> = Loaded::new("TensorRT-RTX");
 
-/// Loads the library from the folder the host found. Again with the same library is the same runtime; with another it
-/// is an error, because a process can hold only one. A missing GPU is none: engines can be built without.
+/// Loads the library from the folder the host found. A missing GPU is no error: engines can be built without one.
 pub(crate) fn init(config: &InitConfig) -> Result<RuntimeInfo> {
-    static INIT: Mutex<()> = Mutex::new(());
-    let _one_at_a_time = INIT.lock().unwrap_or_else(PoisonError::into_inner);
     let mut driver = None;
     for (key, value) in &config.options {
         match key.as_str() {
@@ -35,22 +29,10 @@ pub(crate) fn init(config: &InitConfig) -> Result<RuntimeInfo> {
         }
     }
     let file = locate(&runtime_spec(crate::MANIFEST)?, config.runtime_dir.as_deref())?;
-    let runtime = match RUNTIME.get() {
-        Some(runtime) if runtime.library.file() == file => runtime,
-        Some(runtime) => {
-            return Err(Error::precondition(format!(
-                "this process has loaded {} and cannot load {} besides",
-                runtime.library.file().display(),
-                file.display()
-            ))
-            .with_hint("use one TensorRT-RTX in a process, or run the provider isolated"));
-        }
-        None => {
-            let library = Library::load(&file)?;
-            let driver = Driver::load(driver);
-            RUNTIME.get_or_init(|| Runtime { library, driver, cache_dir: config.cache_dir.clone() })
-        }
-    };
+    let runtime = RUNTIME.load(&file, |file| {
+        let library = Library::load(file)?;
+        Ok(Runtime { library, driver: Driver::load(driver), cache_dir: config.cache_dir.clone() })
+    })?;
     Ok(RuntimeInfo {
         name: "tensorrt-rtx".into(),
         version: runtime.library.version.clone(),
@@ -60,7 +42,7 @@ pub(crate) fn init(config: &InitConfig) -> Result<RuntimeInfo> {
 
 /// What [`init`] loaded; `FailedPrecondition` before it has succeeded.
 pub(crate) fn get() -> Result<&'static Runtime> {
-    RUNTIME.get().ok_or_else(|| Error::precondition("the tensorrt-rtx provider is not initialised"))
+    RUNTIME.get()
 }
 
 impl Runtime {

@@ -2,6 +2,7 @@
 
 use super::{api::*, threads, variant};
 use libloading::Library;
+use once_cell::sync::OnceCell;
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -9,7 +10,9 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// Where the build script put the libraries; used when they are not beside the plugin.
+/// Where the build script put the libraries. Only unit tests know it: a plugin that remembers the folder it was built in
+/// would load libraries from there on a user's machine.
+#[cfg(test)]
 pub(crate) const LIBRARY_DIR: &str = env!("SDRUN_GGML_LIB_DIR");
 
 /// ggml, loaded once per process and never unloaded.
@@ -69,35 +72,26 @@ unsafe impl Send for Ggml {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Ggml {}
 
-static LOADED: Mutex<Option<&'static Ggml>> = Mutex::new(None);
+static LOADED: OnceCell<Ggml> = OnceCell::new();
 
 impl Ggml {
-    /// Loads the libraries out of the first of `folders` that has them; gives back the same ggml ever after.
+    /// Loads the libraries in `folder`, once per process: later calls return the same ggml, whatever they name.
     ///
     /// # Errors
-    /// `NotFound` where no folder has them; `FailedPrecondition` where the system cannot load them or they are
-    /// of another version.
-    pub(crate) fn load(folders: &[&Path]) -> Result<&'static Ggml> {
-        let mut loaded = LOADED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(ggml) = *loaded {
-            return Ok(ggml);
-        }
-        let ggml: &'static Ggml = Box::leak(Box::new(Self::load_from(folders)?));
-        *loaded = Some(ggml);
-        Ok(ggml)
+    /// `NotFound` if the folder does not have them; `FailedPrecondition` if the system cannot load them or they are
+    /// of another version. A later call may try again.
+    pub(crate) fn load(folder: &Path) -> Result<&'static Ggml> {
+        LOADED.get_or_try_init(|| Self::load_from(folder))
     }
 
-    /// As [`load`](Self::load), but always anew.
-    pub(crate) fn load_from(folders: &[&Path]) -> Result<Ggml> {
+    /// Loads the libraries in `folder` without keeping them for later calls.
+    pub(crate) fn load_from(folder: &Path) -> Result<Ggml> {
         let base = library_file("ggml-base");
-        // A relative folder would be one of the working directory.
-        let mut present =
-            folders.iter().filter(|folder| folder.is_absolute() && folder.join(&base).is_file());
-        let Some(folder) = present.next() else {
-            let searched: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
-            return Err(Error::not_found(format!("{base} is not in {}", searched.join(" nor in ")))
+        // The system would look for a relative folder in the working directory.
+        if !folder.is_absolute() || !folder.join(&base).is_file() {
+            return Err(Error::not_found(format!("{base} is not in {}", folder.display()))
                 .with_hint("the ggml libraries belong beside the plugin; reinstall it or build it again"));
-        };
+        }
         // Absolute, so that the system's loader does not search.
         let folder = dunce::canonicalize(folder).map_err(|e| Error::io("resolve", folder, &e))?;
         let base_file = folder.join(&base);

@@ -44,7 +44,9 @@ pub(crate) use device_ops::Gate;
 pub(crate) use executor::{Executor, Spread};
 pub(crate) use kept::Kept;
 pub(crate) use kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile, as_floats, as_words, as_words_mut};
-pub(crate) use library::{Ggml, Gpu, LIBRARY_DIR, Target};
+#[cfg(test)]
+pub(crate) use library::LIBRARY_DIR;
+pub(crate) use library::{Ggml, Gpu, Target};
 pub(crate) use program::Program;
 pub(crate) use store::{Home, Room, Store, Stored};
 pub(crate) use threads::MAX_THREADS;

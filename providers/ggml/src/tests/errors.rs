@@ -133,11 +133,11 @@ fn before_init_everything_fails_politely() {
 #[test]
 fn missing_and_broken_libraries_are_told_apart() {
     let folder = tempfile::tempdir().unwrap();
-    let error = Ggml::load_from(&[folder.path()]).err().unwrap();
+    let error = Ggml::load_from(folder.path()).err().unwrap();
     assert_eq!(error.code, ErrorCode::NotFound);
     assert!(error.message.contains(&folder.path().display().to_string()) && error.hint.is_some(), "{error}");
     std::fs::write(folder.path().join(library_file("ggml-base")), b"not a library").unwrap();
-    let error = Ggml::load_from(&[folder.path()]).err().unwrap();
+    let error = Ggml::load_from(folder.path()).err().unwrap();
     assert_eq!(error.code, ErrorCode::FailedPrecondition, "{error}");
 }
 

@@ -154,7 +154,7 @@ pub(super) fn bank(graph: &Graph) -> Bank {
 }
 
 pub(super) fn ggml() -> &'static Ggml {
-    Ggml::load(&[&libraries()]).unwrap()
+    Ggml::load(&libraries()).unwrap()
 }
 
 /// With a drive, where a build on another system left that out.

@@ -1,10 +1,10 @@
 use super::{log, raw};
+use once_cell::sync::OnceCell;
 use sdrun_abi::{Error, Result};
 use sdrun_provider_common::open;
 use std::{
     ffi::c_void,
     path::{Path, PathBuf},
-    sync::OnceLock,
 };
 
 /// The releases whose interfaces the shim is compiled for: 1.7.x.
@@ -15,7 +15,7 @@ pub(crate) struct Library {
     core: libloading::Library,
     file: PathBuf,
     /// Loaded when something is built.
-    parser: OnceLock<libloading::Library>,
+    parser: OnceCell<libloading::Library>,
     pub(super) logger: *mut raw::Logger,
     /// `1.7.1.116`
     pub(crate) version: String,
@@ -56,7 +56,7 @@ impl Library {
         if logger.is_null() {
             return Err(Error::internal("there is no memory for a logger"));
         }
-        Ok(Library { core, file: file.to_path_buf(), parser: OnceLock::new(), logger, version })
+        Ok(Library { core, file: file.to_path_buf(), parser: OnceCell::new(), logger, version })
     }
 
     /// The file it was loaded from.
@@ -73,12 +73,7 @@ impl Library {
     pub(super) fn create_parser(&self) -> Result<*mut c_void> {
         let name = self.file.file_name().and_then(|n| n.to_str()).unwrap_or_default();
         let file = self.file.with_file_name(name.replace("tensorrt_rtx", "tensorrt_onnxparser_rtx"));
-        if self.parser.get().is_none() {
-            let library = open(&file)?;
-            // Another thread may have been faster; the loader gives both the same library.
-            let _ = self.parser.set(library);
-        }
-        let parser = self.parser.get().ok_or_else(|| Error::internal("the parser is not loaded"))?;
+        let parser = self.parser.get_or_try_init(|| open(&file))?;
         symbol_of(parser, &file, "createNvOnnxParser_INTERNAL")
     }
 }
