@@ -1,5 +1,8 @@
 //! Arithmetic of another precision, by element types and casts.
 
+mod keep;
+mod matching;
+
 use crate::{Attribute, Graph, Initializer, Node, Value, ValueId, WeightData, scope};
 use sdrun_abi::DType;
 use serde::Serialize;
@@ -16,38 +19,6 @@ pub struct PrecisionReport {
     pub casts: usize,
 }
 
-/// Statistics, exponentials and normalizations: sums over many values, and functions whose results are far larger or
-/// smaller than their inputs.
-const KEPT: [&str; 24] = [
-    "CumSum",
-    "Exp",
-    "GroupNormalization",
-    "InstanceNormalization",
-    "LayerNormalization",
-    "Log",
-    "LogSoftmax",
-    "LpNormalization",
-    "MeanVarianceNormalization",
-    "Pow",
-    "RMSNormalization",
-    "Range",
-    "Reciprocal",
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSumExp",
-    "ReduceMean",
-    "ReduceProd",
-    "ReduceSum",
-    "ReduceSumSquare",
-    "SimplifiedLayerNormalization",
-    "SkipLayerNormalization",
-    "Softmax",
-    "Sqrt",
-];
-/// What is computed from these is still a statistic of a normalization that an exporter has taken apart.
-const STATISTICS: [&str; 8] =
-    ["Pow", "Reciprocal", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Sqrt", "ReduceL1"];
-const ELEMENTWISE: [&str; 7] = ["Add", "Sub", "Mul", "Div", "Max", "Min", "Clip"];
 /// Operators whose element types are stated by attributes or tied to other operators; they stay as they are.
 const FIXED: [&str; 13] = [
     "Bernoulli",
@@ -77,24 +48,24 @@ enum Role {
 }
 
 /// Lets a graph compute in `to` (f32, f16 or bf16): floating-point values between inputs and outputs become `to`, except
-/// where that costs results: normalizations, softmax and other statistics, and everything that leads to a sine or
-/// cosine (embeddings of time and position) are computed in f32. Inputs and outputs keep their types; casts are put
-/// where types meet. Constants are converted; numbers too large for f16 become its largest.
+/// those of the keep-list (`precision/keep.rs`), which stay in f32 because half precision would overflow or lose too much:
+/// norms, softmax and the products before it, residual streams, embeddings of time and position, and the known weak spots of
+/// some model families. Inputs and outputs keep their types; casts are inserted where types meet. Constants are converted;
+/// numbers too large for f16 become its largest.
 ///
-/// Weights keep their names and get other types. They hold no values afterwards ([`WeightData::Absent`]): whoever
-/// delivers them delivers the new type.
+/// Weights keep their names and get other types: f32 where only kept nodes read them. They hold no values afterwards
+/// ([`WeightData::Absent`]); their source must deliver the new type.
 ///
-/// A graph all of whose weights are of a type narrower than f32, which is `to`, is left alone: what its exporter kept in
-/// f32 was a choice.
+/// Where a graph arrives with weights narrower than f32, its exporter chose what computes in f32; those nodes stay in f32
+/// too.
+///
+/// The cost over plain half precision: residual streams, scores and what a norm reads take 4 bytes an element instead of 2.
+/// The casts before a norm move to the summands of the stream. Of the products, those of the scores and those named by the
+/// keep-list run in f32: in T5-XXL `wo` (a fifth of all weights, whose bytes double), and most of a VAE.
 ///
 /// Types have to be inferred ([`infer_shapes`](crate::infer::infer_shapes)); values of unknown type stay.
 pub fn convert_precision(graph: &mut Graph, to: DType) -> PrecisionReport {
     let mut report = PrecisionReport::default();
-    let types: BTreeSet<DType> =
-        graph.weights().map(|(_, w)| w.dtype).filter(|d| is_float(Some(*d))).collect();
-    if to != DType::F32 && types.len() == 1 && types.contains(&to) {
-        return report;
-    }
     let original: Vec<Option<DType>> = graph.values.iter().map(|value| value.dtype).collect();
     let roles = roles(graph, to);
     let pinned = pinned(graph);
@@ -178,41 +149,29 @@ fn takes_f32(op: &str, position: usize) -> bool {
 
 fn roles(graph: &Graph, to: DType) -> Vec<Role> {
     let wide = DType::F32;
-    let mut producer: BTreeMap<ValueId, usize> = BTreeMap::new();
-    for (index, node) in graph.nodes.iter().enumerate() {
-        producer.extend(node.outputs.iter().flatten().map(|id| (*id, index)));
-    }
-    let producers = |node: &Node| -> Vec<usize> {
-        node.inputs.iter().flatten().filter_map(|id| producer.get(id).copied()).collect()
+    let kept = keep::kept(graph, to);
+    let exporter_chose = graph.weights().any(|(_, w)| is_float(Some(w.dtype)) && w.dtype != wide);
+    let types = |ids: &[Option<ValueId>]| -> BTreeSet<DType> {
+        ids.iter().flatten().filter_map(|id| graph.value(*id).dtype).filter(|d| is_float(Some(*d))).collect()
     };
-    // Everything that leads to a sine or a cosine, against the order of the nodes.
-    let mut angle = vec![false; graph.nodes.len()];
-    for (index, node) in graph.nodes.iter().enumerate().rev() {
-        if angle[index] || matches!(&*node.op_type, "Sin" | "Cos") {
-            angle[index] = true;
-            producers(node).into_iter().for_each(|i| angle[i] = true);
-        }
-    }
-    let mut statistic = vec![false; graph.nodes.len()];
-    let mut roles = Vec::with_capacity(graph.nodes.len());
-    for (index, node) in graph.nodes.iter().enumerate() {
-        let op = &*node.op_type;
-        let before = producers(node);
-        let elementwise = ELEMENTWISE.contains(&op);
-        statistic[index] = STATISTICS.contains(&op)
-            || (elementwise && !before.is_empty() && before.iter().all(|i| statistic[*i]));
-        let kept =
-            KEPT.contains(&op) || (elementwise && before.iter().any(|i| statistic[*i])) || angle[index];
-        let float_to = |node: &Node| node.int("to").and_then(|t| DType::from_onnx(t as i32));
+    // A comparison has no floating-point output; what it compares says how it computes.
+    let computes_wide = |node: &Node| {
+        let made = types(&node.outputs);
+        if made.is_empty() { types(&node.inputs).contains(&wide) } else { made.contains(&wide) }
+    };
+    let role = |(node, kept): (&Node, bool)| {
+        let cast_to = node.int("to").and_then(|t| DType::from_onnx(t as i32));
         let foreign = !matches!(&*node.domain, "" | "ai.onnx");
-        roles.push(match op {
-            _ if foreign || FIXED.contains(&op) || scope::bodies(node).next().is_some() => Role::Fixed,
-            "Cast" if is_float(float_to(node)) => Role::Casts(if kept { wide } else { to }),
-            "Cast" => Role::Casts(float_to(node).unwrap_or(wide)),
-            _ => Role::Computes(if kept { wide } else { to }),
-        });
-    }
-    roles
+        let chosen = exporter_chose && computes_wide(node);
+        let dtype = if kept || chosen { wide } else { to };
+        match &*node.op_type {
+            op if foreign || FIXED.contains(&op) || scope::bodies(node).next().is_some() => Role::Fixed,
+            "Cast" if is_float(cast_to) => Role::Casts(dtype),
+            "Cast" => Role::Casts(cast_to.unwrap_or(wide)),
+            _ => Role::Computes(dtype),
+        }
+    };
+    graph.nodes.iter().zip(kept).map(role).collect()
 }
 
 /// Values whose name and type others rely on: outputs of the graph, and what bodies use under its name.

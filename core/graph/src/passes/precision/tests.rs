@@ -57,11 +57,14 @@ fn norms_and_softmax_stay_in_f32() {
     for to in [DType::F16, DType::BF16] {
         let mut graph = original.clone();
         let report = convert_precision(&mut graph, to);
-        assert_eq!((report.converted, report.kept), (3, 8), "{report:?}");
-        for name in ["mean", "centred", "squared", "variance", "plus", "deviation", "normed", "p"] {
+        assert_eq!((report.converted, report.kept), (2, 9), "{report:?}");
+        // The factor stands between norm and softmax, so it is not worth two casts.
+        for name in
+            ["mean", "centred", "squared", "variance", "plus", "deviation", "normed", "scaled", "gamma", "p"]
+        {
             assert_eq!(dtype_of(&graph, name), DType::F32, "{name}");
         }
-        for name in ["h", "scaled", "w", "gamma"] {
+        for name in ["h", "w"] {
             assert_eq!(dtype_of(&graph, name), to, "{name}");
         }
         assert_eq!((dtype_of(&graph, "x"), dtype_of(&graph, "y")), (DType::F32, DType::F32));
@@ -113,8 +116,9 @@ fn a_half_precision_graph_is_widened_or_left_alone() {
         .output("y", "2 4");
     let original = inferred(&file);
     let mut graph = original.clone();
-    assert_eq!(convert_precision(&mut graph, DType::F16), PrecisionReport::default());
-    assert_eq!(graph, original);
+    let report = convert_precision(&mut graph, DType::F16);
+    assert_eq!(report, PrecisionReport { converted: 1, kept: 1, casts: 0 });
+    assert_eq!(graph, original, "what its exporter computes in f32 stays so");
 
     convert_precision(&mut graph, DType::F32);
     assert_eq!((dtype_of(&graph, "x"), dtype_of(&graph, "w")), (DType::F16, DType::F32));
@@ -160,3 +164,5 @@ fn stated_types_bodies_and_outputs_keep_theirs() {
         stated.iter().map(|v| v.dtype).collect::<Vec<_>>()
     );
 }
+
+mod overflow;
