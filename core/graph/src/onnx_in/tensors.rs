@@ -94,8 +94,12 @@ pub(super) fn dtype(code: i32) -> Result<DType, Fault> {
 }
 
 fn shape(dims: &[i64]) -> Result<Vec<usize>, String> {
-    let size = |d: &i64| usize::try_from(*d).map_err(|_| format!("dimension {d} is out of range"));
+    let size = |d: &i64| usize::try_from(*d).map_err(|_| negative(*d));
     dims.iter().map(size).collect()
+}
+
+fn negative(dim: i64) -> String {
+    format!("its shape has a negative dimension, {dim}; a size in the exporter may have overflowed")
 }
 
 /// Names of the typed data fields that hold something.
@@ -189,11 +193,10 @@ pub(super) fn value_type(r#type: Option<&TypeProto>) -> Result<(Option<DType>, O
     let mut dims = Vec::with_capacity(shape.dim.len());
     for dim in &shape.dim {
         dims.push(match (dim.dim_value, dim.dim_param.as_deref()) {
-            (Some(n), _) => {
-                Dim::Known(usize::try_from(n).map_err(|_| format!("dimension {n} is out of range"))?)
-            }
-            (None, Some(name)) if !name.is_empty() => Dim::Symbol(name.to_owned()),
-            _ => Dim::Unknown,
+            // Paddle's and older exporters write open dimensions so. Two of them need not be equal.
+            (Some(-1), _) | (None, None | Some("" | "?" | "-1")) => Dim::Unknown,
+            (Some(n), _) => Dim::Known(usize::try_from(n).map_err(|_| negative(n))?),
+            (None, Some(name)) => Dim::Symbol(name.to_owned()),
         });
     }
     Ok((Some(dtype), Some(dims)))
@@ -260,7 +263,7 @@ mod tests {
         assert_eq!(data(raw(24, &[2, 3])).unwrap().len(), 24);
         assert_eq!(data(raw(0, &[2, 0])).unwrap().len(), 0);
         assert!(data(raw(20, &[2, 3])).unwrap_err().contains("20 bytes"));
-        assert!(data(raw(4, &[-1])).unwrap_err().contains("dimension -1"));
+        assert!(data(raw(4, &[-1])).unwrap_err().contains("negative dimension, -1;"));
         assert!(data(raw(4, &[i64::MAX, 8])).unwrap_err().contains("too large"));
         assert!(data(typed(DType::F32, 3)).unwrap_err().contains("0 elements"));
         let both = TensorProto { float_data: vec![0.0], ..raw(4, &[1]) };

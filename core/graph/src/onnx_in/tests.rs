@@ -1,7 +1,7 @@
 use crate::{
-    Attribute, Dim, ExternalBase, Graph, GraphError, Initializer, OpenOptions, Tensor, WeightData, WeightRef,
-    WeightsPolicy,
-    proto::{self, GraphProto, StringStringEntryProto, TensorProto, attribute_type as kind},
+    Attribute, Dim, ExternalBase, Graph, GraphError, Initializer, OpenDims, OpenOptions, Tensor, WeightData,
+    WeightRef, WeightsPolicy,
+    proto::{self, Dimension, GraphProto, StringStringEntryProto, TensorProto, attribute_type as kind},
     testing::{Model, attribute, import, model, node, ramp, tensor, value},
 };
 use prost::Message;
@@ -143,7 +143,9 @@ fn contradictions_are_refused() {
         ("no outputs", |g| g.output.clear()),
         ("cycle", |g| g.node[0].input[0] = "y".into()),
         ("no operator", |g| g.node[0].op_type = None),
-        ("type of \"x\": dimension -1", |g| g.input[0] = value("x", DType::F32, "-1 2")),
+        ("type of \"x\": its shape has a negative dimension, -2", |g| {
+            g.input[0] = value("x", DType::F32, "-2 2")
+        }),
         ("initializer \"w\": it has 20 bytes", |g| g.initializer[0].raw_data = Some(vec![0; 20].into())),
     ];
     for (part, change) in cases {
@@ -471,4 +473,33 @@ fn nesting_is_bounded() {
     let deep = proto::ModelProto { graph: Some(inner), ..linear().0 };
     let error = Graph::from_bytes(deep.encode_to_vec().into(), "m", ExternalBase::Stripped).unwrap_err();
     assert!(error.to_string().contains("recursion"), "{error}");
+}
+
+#[test]
+fn open_dimensions_are_written_in_several_ways() {
+    let mut file = model(17).input("x", DType::F32, "-1 n 3 2").input("y", DType::F32, "n -1 3 2");
+    for input in &mut file.graph_mut().input {
+        let tensor = input.r#type.as_mut().unwrap().tensor_type.as_mut().unwrap();
+        let dims = &mut tensor.shape.as_mut().unwrap().dim;
+        // Paddle names every open dimension alike.
+        dims[2] = Dimension { dim_param: Some("?".into()), ..Default::default() };
+        dims[3] = Dimension { dim_param: Some("?".into()), ..Default::default() };
+    }
+    let file = file.node("Abs", &["x"], &["a"]).node("Neg", &["a"], &["b"]);
+    let mut file = file.output("b", "-1 n ? -1");
+    file.graph_mut().value_info.push(value("a", DType::F32, "-1 n -1 2"));
+    let graph = file.graph();
+    let open = |name: &str| graph.value(graph.find(name).unwrap()).shape.clone().unwrap();
+    let n = || Dim::Symbol("n".into());
+    assert_eq!(open("x"), [Dim::Unknown, n(), Dim::Unknown, Dim::Unknown]);
+    assert_eq!(open("y"), [n(), Dim::Unknown, Dim::Unknown, Dim::Unknown]);
+    assert_eq!(open("a"), [Dim::Unknown, n(), Dim::Unknown, Dim::Known(2)]);
+    assert_eq!(open("b"), [Dim::Unknown, n(), Dim::Unknown, Dim::Unknown]);
+    // They need not be equal.
+    let sizes = [("x".to_owned(), vec![1, 2, 3, 4]), ("y".to_owned(), vec![2, 5, 6, 7])].into();
+    let mut bound = graph.clone();
+    bound.bind(&sizes, OpenDims::Refuse).unwrap();
+
+    let overflowed = model(17).input("x", DType::F32, "-2147483648").output("x", "1").error();
+    assert!(overflowed.contains("negative dimension, -2147483648"), "{overflowed}");
 }
