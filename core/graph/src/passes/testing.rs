@@ -1,22 +1,34 @@
 //! Checks of passes: a graph in, a graph out, and equal values.
 
 use crate::{
-    Graph, Tensor,
+    Dim, Graph, Tensor,
     infer::infer_shapes,
     testing::{Model, run},
 };
 use sdrun_abi::DType;
+use std::collections::BTreeMap;
 
-/// Runs a pass on a model, once with the open dimensions as they are and once with 2 for each, and compares the values
-/// before and after. The pass must report `changes` both times. Returns the graph with open dimensions.
+/// Sizes for open dimensions: different for each, and no product of others, so that no two can be mistaken for each other.
+const SIZES: [usize; 6] = [2, 3, 5, 7, 11, 13];
+
+/// Runs a pass on a model, once with the open dimensions as they are and once with one of [`SIZES`] for each, and compares
+/// the values before and after. The pass must report `changes` both times. Returns the graph with open dimensions.
 pub(crate) fn check(file: &Model, pass: impl Fn(&mut Graph) -> usize, changes: usize) -> Graph {
     let mut open = file.graph();
     infer_shapes(&mut open).unwrap();
     let mut bound = file.graph();
+    let (mut symbols, mut sizes) = (BTreeMap::new(), SIZES.into_iter());
     for id in bound.inputs.clone() {
-        let value = bound.value_mut(id);
-        let sizes = value.shape.iter().flatten().map(|d| crate::Dim::Known(d.known().unwrap_or(2))).collect();
-        value.shape = Some(sizes);
+        let dims = bound.value_mut(id).shape.iter_mut().flatten();
+        for dim in dims {
+            *dim = Dim::Known(match &*dim {
+                Dim::Known(size) => *size,
+                Dim::Symbol(name) => {
+                    *symbols.entry(name.clone()).or_insert_with(|| sizes.next().expect("enough sizes"))
+                }
+                Dim::Unknown => sizes.next().expect("enough sizes"),
+            });
+        }
     }
     infer_shapes(&mut bound).unwrap();
     let feeds: Vec<(String, Tensor)> = bound
