@@ -38,7 +38,7 @@ pub(crate) fn prepare(
     let model = model_args.open(what, weights, context)?;
     let specs: Vec<TensorSpec> = model.inputs().into_iter().map(|(spec, _)| spec).collect();
     let mut inputs = input_args.read(&specs, model.builtin())?;
-    let missing = input_args.missing(&specs, &inputs, model.builtin())?;
+    let missing = input_args.missing(&specs, &inputs, Some(&model))?;
     for (name, tensor) in &inputs {
         shapes.entry(name.clone()).or_insert_with(|| tensor.shape().to_vec());
     }

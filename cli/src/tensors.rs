@@ -8,8 +8,9 @@ use crate::{
 };
 use clap::Args;
 use sdrun::{
-    HostTensor, Tensors,
+    HostTensor, Model, Tensors,
     abi::{DType, Error, TensorSpec},
+    graph::Dim,
     weights::builtin::{Builtin, InputKind},
 };
 use serde::Serialize;
@@ -67,15 +68,32 @@ impl InputArgs {
         &self,
         specs: &[TensorSpec],
         given: &Tensors,
-        builtin: Option<&Builtin>,
+        model: Option<&Model>,
     ) -> anyhow::Result<Vec<String>> {
         let missing: Vec<&TensorSpec> = specs.iter().filter(|s| !given.contains_key(&s.name)).collect();
-        if missing.is_empty() || self.seed.is_some() || builtin.is_some() {
+        if missing.is_empty() || self.seed.is_some() || model.is_some_and(|model| model.builtin().is_some()) {
             return Ok(missing.into_iter().map(|s| s.name.clone()).collect());
         }
-        let wanted = missing.iter().map(|s| format!("{} {} {}", s.name, s.dtype, format::dims(&s.shape)));
+        // The model knows the names of open dimensions.
+        let named = model.map(Model::inputs).unwrap_or_default();
+        let wanted = missing.iter().map(|spec| {
+            let dims =
+                named.iter().find(|(input, _)| input.name == spec.name).map(|(_, dims)| dims.as_slice());
+            let name = |at: usize| match dims.and_then(|dims| dims.get(at)) {
+                Some(Dim::Symbol(name)) => name.clone(),
+                _ => "?".into(),
+            };
+            let dim =
+                |(at, dim): (usize, &Option<usize>)| dim.map_or_else(|| name(at), |size| size.to_string());
+            let shape: Vec<String> = spec.shape.iter().enumerate().map(dim).collect();
+            format!("{} {} [{}]", spec.name, spec.dtype, shape.join(", "))
+        });
+        let open = missing.iter().any(|spec| spec.shape.contains(&None));
+        let shapes = if open { " and `--shape NAME=SIZES`" } else { "" };
         Err(Error::invalid(format!("these inputs are not given: {}", format::list(wanted)))
-            .with_hint("give each with `--input NAME=FILE`, or let them be made with `--seed N`")
+            .with_hint(format!(
+                "give each with `--input NAME=FILE`, or let them be made with `--seed N`{shapes}"
+            ))
             .into())
     }
 

@@ -8,6 +8,7 @@ use common::{Sandbox, model, npy};
 use sdrun::{
     EngineFile, EngineManifest,
     abi::{BuildSpec, DType, EngineInfo, Precision, TensorSpec, WeightSpec},
+    graph::{Attribute, ExternalBase, Graph, Value, proto},
 };
 use std::path::Path;
 
@@ -34,6 +35,8 @@ fn a_model_is_described() {
     assert_eq!(open["topology"]["bound"], false);
     let (_, bound) = sandbox.json(&["inspect", &path, "--shape", "x=2,4", "--passes", "--weights"]);
     assert_eq!(bound["topology"]["bound"], true);
+    assert_eq!(bound["inputs"][0]["shape"], serde_json::json!([2, 4]));
+    assert_eq!(bound["outputs"][0]["shape"], serde_json::json!([2, 4]));
     assert_ne!(bound["topology"]["hash"], open["topology"]["hash"]);
     assert_eq!(bound["simplified"]["nodes_after"], 1);
     assert_eq!(bound["merged"]["nodes_after"], 1);
@@ -44,6 +47,60 @@ fn a_model_is_described() {
     other[at..at + 4].copy_from_slice(&5f32.to_le_bytes());
     let other = sandbox.file("other.onnx", other);
     assert_eq!(sandbox.json(&["inspect", &other]).1["topology"], open["topology"]);
+}
+
+/// A choice at run time between `x + bias` and `x`.
+fn chooses() -> Vec<u8> {
+    let read = |bytes: Vec<u8>| Graph::from_bytes(bytes.into(), "model", ExternalBase::Stripped).unwrap();
+    let mut graph = read(model("x"));
+    let y = graph.outputs[0];
+    let output = proto::ValueInfoProto { name: Some("result".into()), ..Default::default() };
+    let branch = |op: &str, inputs: &[&str], initializer: Vec<proto::TensorProto>| {
+        let node = proto::NodeProto {
+            op_type: Some(op.into()),
+            input: inputs.iter().map(|name| name.to_string()).collect(),
+            output: vec!["result".into()],
+            ..Default::default()
+        };
+        let body = proto::GraphProto {
+            node: vec![node],
+            output: vec![output.clone()],
+            initializer,
+            ..Default::default()
+        };
+        Attribute::Graph(Box::new(body))
+    };
+    let bias = proto::TensorProto {
+        name: Some("bias".into()),
+        dims: vec![4],
+        data_type: Some(DType::F32 as i32),
+        raw_data: Some(vec![0; 16].into()),
+        ..Default::default()
+    };
+    let flag = Value { name: "flag".into(), dtype: Some(DType::Bool), shape: Some(Vec::new()) };
+    let flag = graph.add_value(flag);
+    graph.inputs.push(flag);
+    graph.initializers.clear();
+    let node = &mut graph.nodes[0];
+    (node.op_type, node.inputs, node.outputs) = ("If".into(), vec![Some(flag)], vec![Some(y)]);
+    node.attributes.insert("then_branch".into(), branch("Add", &["x", "bias"], vec![bias]));
+    node.attributes.insert("else_branch".into(), branch("Identity", &["x"], Vec::new()));
+    graph.to_onnx(|name, _| unreachable!("{name} is no weight")).unwrap()
+}
+
+#[test]
+fn what_is_inside_branches_counts() {
+    let sandbox = Sandbox::new();
+    let path = sandbox.file("if.onnx", chooses());
+    let (_, json) = sandbox.json(&["inspect", &path]);
+    assert_eq!((&json["nodes"], &json["nodes_in_bodies"]), (&3.into(), &2.into()));
+    assert_eq!(json["operators"], serde_json::json!({ "Add": 1, "Identity": 1, "If": 1 }));
+    assert_eq!(json["in_bodies"], serde_json::json!({ "tensors": 1, "bytes": 16 }));
+    let text = sandbox.run(&["inspect", &path]).succeeds().stdout.clone();
+    assert!(
+        text.contains("3, 2 of them inside If") && text.contains("1 tensors, 16 B, fixed inside"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -161,7 +218,7 @@ fn inputs_that_do_not_fit() {
     let path = sandbox.file("m.onnx", model("x"));
     let run = |more: &[&str]| sandbox.run(&[&["run", &path], more].concat());
     let good = format!("x={}", sandbox.file("good.npy", npy("(2, 4)", &[1.0; 8])));
-    run(&[]).fails(4, &["x f32 [?, 4]", "--seed"]);
+    run(&[]).fails(4, &["x f32 [n, 4]", "--seed", "--shape NAME=SIZES"]);
     run(&["--input", "good.npy"]).fails(2, &["NAME=FILE"]);
     run(&["--input", "x=data.bin"]).fails(2, &[".npy"]);
     run(&["--input", "x=absent.npy"]).fails(3, &["absent.npy"]);

@@ -132,7 +132,7 @@ fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let model = weights.as_ref().and_then(|weights| weights.model.as_deref());
     let mut inputs = args.inputs.read(&manifest.info.inputs, model.and_then(Model::builtin))?;
     tensors::check(&manifest.info.inputs, &inputs)?;
-    let missing = args.inputs.missing(&manifest.info.inputs, &inputs, model.and_then(Model::builtin))?;
+    let missing = args.inputs.missing(&manifest.info.inputs, &inputs, model)?;
     if !missing.is_empty() {
         let model = model.ok_or_else(|| {
             Error::invalid(format!("these inputs are not given: {}", format::list(&missing)))

@@ -30,10 +30,15 @@ struct Report {
     opsets: BTreeMap<String, i64>,
     inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
+    /// Number of nodes, bodies of If, Loop and Scan included.
     nodes: usize,
-    /// Number of nodes by operator, bodies of If, Loop and Scan included.
+    /// How many of them are in bodies.
+    nodes_in_bodies: usize,
+    /// Number of nodes by operator, bodies included.
     operators: BTreeMap<String, usize>,
     weights: Weights,
+    /// Tensors of floating-point numbers inside bodies. They are part of the topology; no checkpoint replaces them.
+    in_bodies: Amount,
     /// What belongs to the topology: integers, shapes, scalars.
     constants: Amount,
     /// Weights stored in the model file itself.
@@ -105,31 +110,36 @@ pub(super) fn run(what: &str, args: &Args, context: &Context) -> anyhow::Result<
     let given = args.model.shapes()?;
     let shapes = if given.is_empty() { given } else { complete(builtin, &graph, given) };
     let asked = args.passes || !args.model.shapes.is_empty();
-    let (topology, changes) = match topology(graph.clone(), &shapes, args.passes) {
+    let mut bound = graph.clone();
+    let (topology, changes) = match topology(&mut bound, &shapes, args.passes) {
         Ok(found) => found,
         // Whoever asked about the bound or simplified graph has to know; others see the rest.
         Err(e) if asked => return Err(e.into()),
         Err(e) => (Topology { hash: None, bound: false, error: Some(e.to_string()) }, None),
     };
     let mut report = describe(what, &graph, args.weights);
+    if asked {
+        report.inputs = tensors(&bound, &bound.inputs);
+        report.outputs = tensors(&bound, &bound.outputs);
+    }
     report.topology = topology;
     (report.simplified, report.merged) = changes.unzip();
     context.present(&report, |out| show(out, &report))
 }
 
-/// The topology of a graph with these shapes and, where `merge` asks for it, what passes do to the graph.
+/// Binds a graph to these shapes and simplifies it. Returns its topology and, where `merge` asks for it, what passes do to the graph.
 fn topology(
-    mut graph: Graph,
+    graph: &mut Graph,
     shapes: &Shapes,
     merge: bool,
 ) -> sdrun::Result<(Topology, Option<(SimplifyReport, Merged)>)> {
-    let report = simplify(&mut graph, shapes, OpenDims::Allow)?;
+    let report = simplify(graph, shapes, OpenDims::Allow)?;
     let bound = graph.inputs.iter().all(|id| graph.value(*id).known_shape().is_some());
     let topology = Topology { hash: Some(graph.topology_hash()), bound, error: None };
     if !merge {
         return Ok((topology, None));
     }
-    let passes = passes::optimize(&mut graph, passes::ALL)?;
+    let passes = passes::optimize(graph, passes::ALL)?;
     Ok((topology, Some((report, Merged { nodes_after: graph.nodes.len(), passes }))))
 }
 
@@ -155,6 +165,15 @@ fn describe(what: &str, graph: &Graph, list: bool) -> Report {
         let file = files.entry(path.clone()).or_insert(File { path, present, amount: Amount::default() });
         file.amount.add(bytes);
     }
+    let operators = operators(graph);
+    let mut in_bodies = Amount::default();
+    let bodies = graph.nodes.iter().flat_map(|node| node.attributes.values());
+    bodies.for_each(|attribute| {
+        if let Attribute::Graph(body) = attribute {
+            add_tensors(body, &mut in_bodies);
+        }
+    });
+    let nodes = operators.values().sum();
     Report {
         kind: "onnx",
         model: what.to_string(),
@@ -163,9 +182,11 @@ fn describe(what: &str, graph: &Graph, list: bool) -> Report {
         opsets: graph.opsets.iter().map(|(domain, version)| (domain_name(domain), *version)).collect(),
         inputs: tensors(graph, &graph.inputs),
         outputs: tensors(graph, &graph.outputs),
-        nodes: graph.nodes.len(),
-        operators: operators(graph),
+        nodes,
+        nodes_in_bodies: nodes - graph.nodes.len(),
+        operators,
         weights,
+        in_bodies,
         constants,
         inline,
         files: files.into_values().collect(),
@@ -220,6 +241,25 @@ fn count_body(body: &proto::GraphProto, counts: &mut BTreeMap<String, usize>) {
     }
 }
 
+/// Adds the floating-point tensors of a body that hold more than one number: initializers and outputs of `Constant`.
+fn add_tensors(body: &proto::GraphProto, amount: &mut Amount) {
+    let constants = body.node.iter().filter(|node| node.op_type() == "Constant");
+    let constants =
+        constants.flat_map(|node| node.attribute.iter().filter_map(|attribute| attribute.t.as_ref()));
+    for tensor in body.initializer.iter().chain(constants) {
+        let dims: Option<Vec<usize>> = tensor.dims.iter().map(|d| usize::try_from(*d).ok()).collect();
+        let dtype = DType::from_onnx(tensor.data_type()).filter(|dtype| dtype.is_float());
+        let bytes = dims.zip(dtype).and_then(|(dims, dtype)| Some((dtype.bytes_of(&dims)?, dtype.size())));
+        if let Some((bytes, _)) = bytes.filter(|(bytes, element)| bytes > element) {
+            amount.add(bytes);
+        }
+    }
+    for attribute in body.node.iter().flat_map(|node| &node.attribute) {
+        attribute.g.iter().for_each(|g| add_tensors(g, amount));
+        attribute.graphs.iter().for_each(|g| add_tensors(g, amount));
+    }
+}
+
 fn operator(domain: &str, op: &str) -> String {
     if domain.is_empty() || domain == "ai.onnx" { op.to_string() } else { format!("{domain}.{op}") }
 }
@@ -240,7 +280,11 @@ fn show(out: &mut dyn Write, r: &Report) -> io::Result<()> {
     let mut by_count: Vec<(&String, &usize)> = r.operators.iter().collect();
     by_count.sort_by_key(|(name, count)| (std::cmp::Reverse(**count), *name));
     let operators = by_count.into_iter().map(|(name, count)| format!("{name} {count}"));
-    writeln!(out, "nodes      {} ({})", r.nodes, format::list(operators))?;
+    let inside = match r.nodes_in_bodies {
+        0 => String::new(),
+        n => format!(", {n} of them inside If, Loop or Scan"),
+    };
+    writeln!(out, "nodes      {}{inside} ({})", r.nodes, format::list(operators))?;
     r.weights.show(out)?;
     if r.inline.tensors > 0 {
         writeln!(out, "  {} of them in the model file", format::bytes(r.inline.bytes))?;
@@ -248,6 +292,10 @@ fn show(out: &mut dyn Write, r: &Report) -> io::Result<()> {
     for f in &r.files {
         let state = if f.present { "" } else { " (not there)" };
         writeln!(out, "  {} of them in {}{state}", format::bytes(f.amount.bytes), f.path)?;
+    }
+    if r.in_bodies.tensors > 0 {
+        let (tensors, bytes) = (r.in_bodies.tensors, format::bytes(r.in_bodies.bytes));
+        writeln!(out, "  and {tensors} tensors, {bytes}, fixed inside If, Loop or Scan")?;
     }
     writeln!(out, "constants  {} tensors, {}", r.constants.tensors, format::bytes(r.constants.bytes))?;
     match (&r.topology.hash, &r.topology.error) {
