@@ -63,6 +63,7 @@ pub(crate) fn advice(hint: &Hint) -> String {
             Hint::Rebuild => "build it again with `sdrun build`".into(),
             Hint::Isolate => "add `--isolate`".into(),
             Hint::LeaveOut { option } => format!("leave out `--{}`", option.replace('_', "-")),
+            Hint::Lenient => "leave out what does not fit with `--lenient`".into(),
             Hint::FreeMemory { bytes: Some(bytes) } => format!("free {} of memory", format::bytes(*bytes)),
             _ => return None,
         })

@@ -9,11 +9,11 @@ use crate::{
 use clap::Args;
 use sdrun::{
     Model,
-    abi::Error,
+    abi::{Error, ErrorCode},
     graph::{OpenOptions, WeightsPolicy},
     weights::{
         Adapter, AdapterUse, Binding, Checkpoint, EmbeddingReport, LayerReport, SafetensorsWeights,
-        WeightStack, builtin, embedding::Embedding,
+        WeightStack, builtin, checkpoint::Unread, embedding::Embedding,
     },
 };
 use serde::Serialize;
@@ -41,7 +41,12 @@ pub(crate) struct WeightArgs {
     #[arg(long = "embedding", value_name = "FILE:TOKEN")]
     pub(crate) embeddings: Vec<EmbeddingArg>,
 
-    /// Leave out parts of an adapter that do not fit, instead of refusing it
+    /// Take the averaged (EMA) weights of a checkpoint instead of the trained ones
+    #[arg(long, requires = "weights")]
+    ema: bool,
+
+    /// Leave out what does not fit, instead of refusing it: parts of an adapter, and tensors of a checkpoint that the
+    /// model does not read though they change the result
     #[arg(long)]
     lenient: bool,
 }
@@ -53,12 +58,14 @@ pub(crate) struct Weights {
     pub(crate) model: Option<Box<Model>>,
 }
 
-/// What became of the adapters and embeddings.
+/// What became of the checkpoint, the adapters and the embeddings.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct WeightReport {
     /// Where the weights under the adapters are from.
     pub(crate) base: String,
-    /// Weights of the graph that they change.
+    /// Tensors of the checkpoint that the model does not read.
+    pub(crate) unread: Unread,
+    /// Weights of the graph that adapters and embeddings change.
     pub(crate) changed: usize,
     pub(crate) adapters: Vec<LayerReport>,
     pub(crate) embeddings: Vec<EmbeddingReport>,
@@ -92,7 +99,8 @@ impl WeightArgs {
     pub(crate) fn report(&self, own: &str, stack: &WeightStack) -> WeightReport {
         let adapters = stack.reports().cloned().collect();
         let embeddings = stack.embeddings().cloned().collect();
-        WeightReport { base: self.base(own), changed: stack.changed(), adapters, embeddings }
+        let (base, unread) = (self.base(own), stack.unread().clone());
+        WeightReport { base, unread, changed: stack.changed(), adapters, embeddings }
     }
 
     /// The weights for a graph with this binding table, whose weights are called `names`: those of `--weights`, else
@@ -110,7 +118,7 @@ impl WeightArgs {
                 Weights { stack: WeightStack::of_model(binding, model.weights()), model: None }
             }
             ([], None) => return Ok(None),
-            (files, _) => base(files, binding, names, allow_links, context)?,
+            (files, _) => self.read(files, binding, names, allow_links, context)?,
         };
         for lora in &self.loras {
             let task = context.task(&format!("reading {}", lora.file.display()));
@@ -131,36 +139,58 @@ impl WeightArgs {
         }
         Ok(Some(weights))
     }
-}
 
-/// Weights under the adapters.
-fn base(
-    files: &[PathBuf],
-    binding: Binding,
-    names: &[&str],
-    allow_links: bool,
-    context: &Context,
-) -> anyhow::Result<Weights> {
-    if let [file] = files {
-        let what = file.to_string_lossy();
-        if crate::model::has_ending(file, "onnx") || (!file.exists() && builtin::find(&what).is_some()) {
-            let options = OpenOptions { allow_links, ..OpenOptions::default() };
-            let model = open_model(&what, &options, context)?;
-            let stack = WeightStack::of_model(binding, model.weights());
-            return Ok(Weights { stack, model: Some(Box::new(model)) });
+    /// The weights under the adapters.
+    fn read(
+        &self,
+        files: &[PathBuf],
+        binding: Binding,
+        names: &[&str],
+        allow_links: bool,
+        context: &Context,
+    ) -> anyhow::Result<Weights> {
+        let plain = |what: &str| match self.ema {
+            true => Err(Error::invalid(format!("{what} has no averaged (EMA) weights"))
+                .with_hint("leave out `--ema`, which is for checkpoints")),
+            false => Ok(()),
+        };
+        if let [file] = files {
+            let what = file.to_string_lossy();
+            if crate::model::has_ending(file, "onnx") || (!file.exists() && builtin::find(&what).is_some()) {
+                plain(&what)?;
+                let options = OpenOptions { allow_links, ..OpenOptions::default() };
+                let model = open_model(&what, &options, context)?;
+                let stack = WeightStack::of_model(binding, model.weights());
+                return Ok(Weights { stack, model: Some(Box::new(model)) });
+            }
         }
-    }
-    if let Some(own) = named_as_in_the_model(files, names)? {
-        return Ok(Weights { stack: WeightStack::of_graph(binding, Box::new(own)), model: None });
-    }
-    let mut first = None;
-    for file in files {
-        match Checkpoint::open(file).and_then(|c| WeightStack::of_checkpoint(binding.clone(), &c)) {
-            Ok(stack) => return Ok(Weights { stack, model: None }),
-            Err(error) => first = first.or(Some(error)),
+        if let Some(own) = named_as_in_the_model(files, names)? {
+            plain("a file with the names of the model")?;
+            return Ok(Weights { stack: WeightStack::of_graph(binding, Box::new(own)), model: None });
         }
+        let stack_of = |file: &PathBuf| {
+            let checkpoint = Checkpoint::open(file)?;
+            let checkpoint = if self.ema { checkpoint.with_ema()? } else { checkpoint };
+            match self.lenient {
+                true => WeightStack::of_checkpoint_lenient(binding.clone(), &checkpoint),
+                false => WeightStack::of_checkpoint(binding.clone(), &checkpoint),
+            }
+        };
+        let mut worst: Option<Error> = None;
+        for file in files {
+            match stack_of(file) {
+                Ok(stack) => return Ok(Weights { stack, model: None }),
+                // A file that has the part and does not fit says more than one without it.
+                Err(error) => {
+                    let absent = |error: &Error| error.code == ErrorCode::NotFound;
+                    if worst.as_ref().is_none_or(|worst| absent(worst) && !absent(&error)) {
+                        worst = Some(error);
+                    }
+                }
+            }
+        }
+        Err(worst.unwrap_or_else(|| Error::invalid("no weights are given")).into())
     }
-    Err(first.unwrap_or_else(|| Error::invalid("no weights are given")).into())
 }
 
 /// Safetensors files that have every weight of the graph under its own name.
@@ -179,6 +209,12 @@ impl WeightReport {
     pub(crate) fn show(&self, out: &mut dyn Write, own: &str) -> io::Result<()> {
         if self.base != own {
             writeln!(out, "  weights of {}", self.base)?;
+        }
+        for (reason, names) in &self.unread.harmless {
+            writeln!(out, "  not read, without effect: {} ({reason})", few(names))?;
+        }
+        if !self.unread.left_out.is_empty() {
+            writeln!(out, "  warning: left out, which changes the result: {}", few(&self.unread.left_out))?;
         }
         for EmbeddingReport { name, token, vectors } in &self.embeddings {
             match vectors {
@@ -211,4 +247,12 @@ impl WeightReport {
         }
         Ok(())
     }
+}
+
+/// How many tensors there are, and the names of a few.
+pub(crate) fn few(names: &[String]) -> String {
+    const SHOWN: usize = 3;
+    let tensors = if names.len() == 1 { "tensor" } else { "tensors" };
+    let rest = if names.len() > SHOWN { ", …" } else { "" };
+    format!("{} {tensors}: {}{rest}", names.len(), format::list(names.iter().take(SHOWN)))
 }

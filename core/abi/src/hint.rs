@@ -46,6 +46,8 @@ pub enum Hint {
         /// The field.
         option: String,
     },
+    /// Leave out the parts of weights or adapters that do not fit.
+    Lenient,
     /// Free memory.
     FreeMemory {
         /// How many bytes are missing, where that is known.
@@ -106,6 +108,7 @@ impl Hint {
             Hint::Rebuild => "build the engine again".into(),
             Hint::Isolate => "run the provider in a worker process".into(),
             Hint::LeaveOut { option } => format!("leave out `{option}`"),
+            Hint::Lenient => "leave out what does not fit".into(),
             Hint::FreeMemory { bytes: None } => "free memory".into(),
             Hint::FreeMemory { bytes: Some(bytes) } => format!("free {bytes} bytes of memory"),
             Hint::AnyOf(_) | Hint::All(_) => String::new(),
@@ -127,6 +130,7 @@ impl Hint {
             Hint::Rebuild => ("rebuild", json!({})),
             Hint::Isolate => ("isolate", json!({})),
             Hint::LeaveOut { option } => ("leave_out", json!({ "option": option })),
+            Hint::Lenient => ("lenient", json!({})),
             Hint::FreeMemory { bytes } => ("free_memory", json!({ "bytes": bytes })),
             Hint::AnyOf(parts) => ("any_of", json!({ "parts": parts })),
             Hint::All(parts) => ("all", json!({ "parts": parts })),
@@ -150,6 +154,7 @@ impl Hint {
             "rebuild" => Hint::Rebuild,
             "isolate" => Hint::Isolate,
             "leave_out" => Hint::LeaveOut { option: take(value, "option")? },
+            "lenient" => Hint::Lenient,
             "free_memory" => Hint::FreeMemory { bytes: take(value, "bytes")? },
             "any_of" => Hint::AnyOf(take(value, "parts")?),
             "all" => Hint::All(take(value, "parts")?),

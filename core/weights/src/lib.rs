@@ -7,8 +7,8 @@
 //! * [`Checkpoint`]: a model file or folder of any layout, read as the state dicts of diffusers ([`StateDict`]).
 //! * [`MapSource`]: tensors a host already holds.
 //! * [`adapter`]: LoRA and its relatives, merged into weights; [`embedding`]: textual inversion.
-//! * [`Layered`] and [`Cast`] put sources together; [`check_complete`] tells whether a source has all a graph
-//!   needs.
+//! * [`Cast`] converts the element types of a source; [`check_complete`] checks that a source has every weight of a
+//!   graph.
 //!
 //! Every one is an [`sdrun_abi::WeightSource`]: tensors by name, one at a time, files mapped and never read
 //! whole. [`Binding`] says which tensor of a checkpoint each weight of a graph is, and [`WeightStack`] puts a
@@ -22,11 +22,12 @@ mod check;
 pub mod checkpoint;
 mod convert;
 pub mod embedding;
+mod fit;
 mod identity;
 pub mod keys;
-mod layered;
 mod layout;
 mod map;
+mod map_source;
 mod memory;
 mod onnx;
 mod safetensors;
@@ -42,7 +43,7 @@ pub use binding::{Binding, BoundTensor, ImportReport};
 pub use cast::Cast;
 pub use check::check_complete;
 pub use checkpoint::Checkpoint;
-pub use layered::{Layered, MapSource};
+pub use map_source::MapSource;
 pub use onnx::OnnxWeights;
 pub use safetensors::SafetensorsWeights;
 pub use stack::{AdapterUse, LayerReport, WeightStack};

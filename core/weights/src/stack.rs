@@ -3,9 +3,9 @@
 use crate::{
     Adapter, Binding, BoundTensor, Checkpoint, Component, OnnxWeights, StateDict, Transform,
     adapter::{self, Delta, Merge, Target},
-    checkpoint::identify,
+    checkpoint::Unread,
     embedding::Embedding,
-    identity, keys,
+    fit, identity, keys,
     layout::{same_but_for_ones, transpose},
     memory::{Buffer, Buffers},
     words::{EmbeddingReport, Word},
@@ -31,6 +31,7 @@ pub struct WeightStack {
     /// Numbers of the binding's entries by initializer name.
     index: Arc<HashMap<String, usize>>,
     base: Arc<Base>,
+    unread: Arc<Unread>,
     /// For finding the modules of adapters; `None` where the graph is no part of a diffusion pipeline.
     target: Arc<Option<Target>>,
     layers: Vec<Layer>,
@@ -95,17 +96,30 @@ impl WeightStack {
     /// The weights of a checkpoint: of the component that `binding`'s graph is, or, where that is not known, of the only
     /// component that has all its tensors.
     ///
-    /// `NotFound` where the checkpoint has no such component; what else does not fit is told when a weight is asked for.
+    /// `NotFound` where the checkpoint has no such component. `InvalidArgument` where it is of another model, where
+    /// tensors have other shapes, or where the component has tensors that the graph does not read and that change the
+    /// result (a guidance embedding, further blocks). The hint names the built-in models that fit. Tensors that are
+    /// missing or cannot be read are reported when the weight is read.
     pub fn of_checkpoint(binding: Binding, checkpoint: &Checkpoint) -> Result<Self> {
-        let component = match binding.component {
-            Some(component) => component,
-            None => fitting(&binding, checkpoint)?,
-        };
+        Self::checked(binding, checkpoint, false)
+    }
+
+    /// As [`of_checkpoint`](WeightStack::of_checkpoint), and tensors that the graph does not read are left out even
+    /// where they change the result; [`unread`](WeightStack::unread) lists them.
+    pub fn of_checkpoint_lenient(binding: Binding, checkpoint: &Checkpoint) -> Result<Self> {
+        Self::checked(binding, checkpoint, true)
+    }
+
+    fn checked(binding: Binding, checkpoint: &Checkpoint, lenient: bool) -> Result<Self> {
+        let component = fit::component_of(&binding, checkpoint)?;
         let weights = checkpoint.component(component)?;
-        if component == Component::Denoiser {
-            same_family(&binding, &*weights, checkpoint)?;
-        }
-        Ok(Self::of_state_dict(binding, weights))
+        let unread = fit::check(&binding, component, &*weights, checkpoint, lenient)?;
+        Ok(WeightStack { unread: Arc::new(unread), ..Self::of_state_dict(binding, weights) })
+    }
+
+    /// The tensors of the checkpoint's component that the graph does not read. Empty for weights of another kind.
+    pub fn unread(&self) -> &Unread {
+        &self.unread
     }
 
     /// The weights of one component, by the names of its state dict.
@@ -130,6 +144,7 @@ impl WeightStack {
             binding: Arc::new(binding),
             index: Arc::new(index),
             base: Arc::new(Base { id: identity::next(), weights }),
+            unread: Arc::default(),
             target: Arc::new(target),
             layers: Vec::new(),
             deltas: BTreeMap::new(),
@@ -429,56 +444,6 @@ impl WeightSource for WeightStack {
             u128::from(hasher.finish())
         };
         Some(half(0) << 64 | half(1))
-    }
-}
-
-/// The only component that has all tensors of a graph.
-fn fitting(binding: &Binding, checkpoint: &Checkpoint) -> Result<Component> {
-    let mut found = Vec::new();
-    for component in checkpoint.components() {
-        let weights = checkpoint.component(component)?;
-        let has = |bound: &BoundTensor| match &*bound.sources {
-            [name] => {
-                weights.describe(name).is_ok_and(|(_, shape)| same_but_for_ones(&shape, &bound.source_shape))
-            }
-            names => names.iter().all(|name| weights.describe(name).is_ok()),
-        };
-        if binding.tensors.iter().all(has) {
-            found.push(component);
-        }
-    }
-    match *found {
-        [component] => Ok(component),
-        _ => Err(Error::not_found(format!(
-            "{} has {} part with the weights of this model",
-            checkpoint.path().display(),
-            if found.is_empty() { "no" } else { "more than one" },
-        ))
-        .with_file(checkpoint.path())
-        .with_hint(match found.is_empty() {
-            true => "`sdrun inspect` shows what is in the file",
-            false => "say which part the model is with `sdrun import MODEL --component PART`",
-        })),
-    }
-}
-
-/// An error where the checkpoint is known to be of another architecture than the graph: a clearer one than a list of what
-/// is missing.
-fn same_family(binding: &Binding, weights: &dyn StateDict, checkpoint: &Checkpoint) -> Result<()> {
-    let graph =
-        binding.tensors.iter().flat_map(|t| t.sources.iter().map(|name| (name.as_str(), &*t.source_shape)));
-    let names = weights.names();
-    let shapes: Vec<(&str, Vec<usize>)> =
-        names.into_iter().filter_map(|name| Some((name, weights.describe(name).ok()?.1))).collect();
-    let found = identify(shapes.iter().map(|(name, shape)| (*name, &**shape)));
-    match (identify(graph), found) {
-        (Some((wanted, _)), Some((found, _))) if wanted != found => Err(Error::invalid(format!(
-            "{} is {found}, but the model is {wanted}",
-            checkpoint.path().display()
-        ))
-        .with_file(checkpoint.path())
-        .with_hint(format!("give a checkpoint of {wanted}"))),
-        _ => Ok(()),
     }
 }
 

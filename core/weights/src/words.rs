@@ -1,6 +1,8 @@
 //! Learned words in the token table of a text encoder.
 
-use crate::{BoundTensor, Component, Transform, convert::convert_into, embedding::Embedding, identity};
+use crate::{
+    BoundTensor, Component, Transform, convert::convert_into, embedding::Embedding, identity, keys::T5_TOKENS,
+};
 use sdrun_abi::{DType, Error, Result};
 use serde::Serialize;
 use std::sync::Arc;
@@ -87,5 +89,5 @@ impl Word {
 
 /// CLIP's table, and T5's under the name its state dict keeps it by.
 fn is_table(name: &str) -> bool {
-    matches!(name, "shared.weight") || name.ends_with("embeddings.token_embedding.weight")
+    name == T5_TOKENS[0] || name.ends_with("embeddings.token_embedding.weight")
 }

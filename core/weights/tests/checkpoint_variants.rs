@@ -106,7 +106,9 @@ fn folders_of_diffusers_sharded_and_in_variants() {
     let summary = checkpoint.summary();
     complete(&summary);
     assert_eq!((summary.format, summary.family), (Format::Folder, Some(Family::Sd1)));
-    assert!(summary.facts.v_prediction && summary.facts.zero_terminal_snr);
+    let prediction = &summary.prediction;
+    assert_eq!((prediction.is_velocity(), prediction.zero_terminal_snr), (Some(true), Some(true)));
+    assert_eq!(prediction.evidence.len(), 2, "{prediction:?}");
 
     // One component's folder, an index, any shard: all the same.
     for path in [root.join("unet"), index.clone(), root.join(shard(2))] {

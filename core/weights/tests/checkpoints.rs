@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use sdrun_abi::{DType, ErrorCode};
 use sdrun_weights::{
     Checkpoint, Component,
-    checkpoint::{Family, Format, Summary, identify},
+    checkpoint::{Family, Format, Parameterisation, Summary, identify},
     keys::{Naming, Network},
 };
 use std::{fs, sync::LazyLock};
@@ -59,7 +59,8 @@ fn stable_diffusion_1_in_one_file() {
     let summary = checkpoint.summary();
     assert_eq!((summary.family, summary.format), (Some(Family::Sd1), Format::Safetensors));
     assert_eq!((summary.ignored.len(), &*summary.unrecognised), (7, &["something.else".to_string()][..]));
-    assert!(summary.facts.v_prediction && !summary.facts.inpainting && !summary.facts.ema);
+    assert!(!summary.facts.inpainting && !summary.facts.ema);
+    assert_eq!(summary.prediction.is_velocity(), Some(true));
     assert_eq!(summary.metadata["modelspec.title"], "t");
     let part = summary.components.iter().find(|part| part.component == Denoiser).unwrap();
     assert_eq!((part.tensors, part.network, part.naming), (686, Network::UNet, Naming::Original));
@@ -309,7 +310,7 @@ fn stable_diffusion_2_has_the_larger_open_clip_first() {
     component(&checkpoint, Component::TextEncoder, &text, F16);
     assert!(checkpoint.component(Component::TextEncoder2).is_err());
     complete(&checkpoint.summary());
-    assert!(checkpoint.summary().facts.v_prediction);
+    assert_eq!(checkpoint.summary().prediction.kind, Some(Parameterisation::Velocity));
 }
 
 /// Run by hand in release: `cargo test --release -p sdrun-weights --test checkpoints -- --ignored --nocapture`.

@@ -286,7 +286,7 @@ fn modules_have_the_names_of_adapters() {
     }
 }
 
-const NETWORKS: [Network; 10] = [
+const NETWORKS: [Network; 12] = [
     Network::UNet,
     Network::ControlNet,
     Network::Vae,
@@ -294,6 +294,8 @@ const NETWORKS: [Network; 10] = [
     Network::Sd3,
     Network::Flux,
     Network::Chroma,
+    Network::PixArt,
+    Network::Sana,
     Network::Clip,
     Network::OpenClip,
     Network::T5,

@@ -8,7 +8,7 @@ use crate::{
     exit, files,
     model::{self, ModelArgs},
     parse::{KeyValue, duration, size},
-    weights::WeightArgs,
+    weights::{WeightArgs, WeightReport},
 };
 use clap::ArgAction;
 use sdrun::{
@@ -17,6 +17,7 @@ use sdrun::{
     bench::{self, BenchOptions, Case, Event, PrecisionChoice, Status},
     graph::OpenOptions,
 };
+use serde::Serialize;
 use std::{
     collections::BTreeMap, num::NonZeroUsize, path::PathBuf, process::ExitCode, str::FromStr, time::Duration,
 };
@@ -172,8 +173,16 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.markdown {
         files::write(path, |out| out.write_all(export::markdown(&report).as_bytes()))?;
     }
-    context.present(&report, |out| {
+    let weights = weights.filter(|_| args.weights.is_given()).map(|weights| {
+        let model = args.model.as_deref().unwrap_or_default();
+        args.weights.report(model, &weights.stack)
+    });
+    let shown = Shown { report: &report, weights };
+    context.present(&shown, |out| {
         table::show(out, &report)?;
+        if let Some(weights) = &shown.weights {
+            weights.show(out, "")?;
+        }
         for entry in registry.entries().iter().filter(|e| e.skipped.is_some()) {
             writeln!(out, "skipped {}: {}", entry.id, entry.skipped.as_deref().unwrap_or_default())?;
         }
@@ -185,6 +194,15 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         .flat_map(|c| &c.rows)
         .any(|r| matches!(r.status, Status::Ok | Status::Unverified));
     Ok(ExitCode::from(if any { 0 } else { exit::NO }))
+}
+
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    report: &'a bench::Report,
+    /// What was given with --weights and --lora.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    weights: Option<WeightReport>,
 }
 
 /// A model, its shapes, and the precisions it is measured in.

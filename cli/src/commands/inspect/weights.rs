@@ -9,7 +9,7 @@ use crate::{
 use sdrun::{
     abi::{Error, WeightSource},
     weights::{
-        Adapter, Checkpoint, SafetensorsWeights,
+        Adapter, Checkpoint, Component, SafetensorsWeights,
         adapter::{Kind, Place},
         checkpoint::Summary,
         embedding::{Embedding, Vectors},
@@ -59,13 +59,13 @@ fn show_checkpoint(summary: &Summary, context: &Context) -> anyhow::Result<()> {
         let mut traits = vec![family];
         let known = [
             (facts.inpainting, "inpainting"),
-            (facts.v_prediction, "v-prediction"),
-            (facts.zero_terminal_snr, "zero terminal SNR"),
             (facts.distilled_guidance, "distilled guidance"),
-            (facts.ema, "averaged weights only"),
+            (facts.ema, "averaged weights only (EMA)"),
+            (facts.has_ema, "trained and averaged weights (EMA)"),
         ];
         traits.extend(known.iter().filter(|(is, _)| *is).map(|(_, what)| what.to_string()));
         writeln!(out, "model        {}", format::list(&traits))?;
+        prediction(out, summary)?;
         let mut table =
             format::table(["part", "network", "model", "names", "prefix", "tensors", "parameters", "types"]);
         for part in &summary.components {
@@ -87,10 +87,30 @@ fn show_checkpoint(summary: &Summary, context: &Context) -> anyhow::Result<()> {
             keys(out, &format!("missing in {}", part.component), &part.missing)?;
             keys(out, &format!("extra in {}", part.component), &part.extra)?;
         }
+        keys(out, "not read", &summary.foreign)?;
         keys(out, "ignored", &summary.ignored)?;
         keys(out, "not recognised", &summary.unrecognised)?;
         metadata(out, summary.metadata.iter().map(|(k, v)| (k.as_str(), v.as_str())))
     })
+}
+
+/// What the denoiser predicts, and how that is known.
+fn prediction(out: &mut dyn Write, summary: &Summary) -> io::Result<()> {
+    let prediction = &summary.prediction;
+    if !summary.components.iter().any(|part| part.component == Component::Denoiser) {
+        return Ok(());
+    }
+    let mut words = vec![prediction.kind.map_or("unknown".into(), |kind| kind.to_string())];
+    words.extend(
+        prediction
+            .zero_terminal_snr
+            .map(|is| format!("zero terminal SNR: {}", if is { "yes" } else { "no" })),
+    );
+    if let Some(edm) = &prediction.edm {
+        words.push(format!("σ {} to {}, σ of the data {}", edm.sigma_min, edm.sigma_max, edm.sigma_data));
+    }
+    writeln!(out, "predicts     {}", format::list(&words))?;
+    prediction.evidence.iter().try_for_each(|evidence| writeln!(out, "             by {evidence}"))
 }
 
 /// A line about keys; none where there are none.

@@ -1,7 +1,10 @@
 //! Names of state dicts.
 
 use super::BoundTensor;
-use crate::Component;
+use crate::{
+    Component,
+    keys::{T5_TOKENS, modern_vae_attention},
+};
 
 /// What modules are called in programs that wrap one to export it; their state dicts have this in front of all names.
 const WRAPPERS: [&str; 8] =
@@ -33,7 +36,7 @@ pub(super) fn is_program_constant(name: &str) -> bool {
 /// * the name of a wrapper in front of all of them is removed;
 /// * CLIP's names of transformers 5 get the `text_model.` of transformers 4;
 /// * T5's embedding is `shared.weight`, whichever of its two names the exporter chose;
-/// * attention in VAEs of diffusers before 0.18 (`query`, `key`, `value`, `proj_attn`) gets its present names.
+/// * attention in VAEs of older diffusers (`query`, `key`, `value`, `proj_attn`) gets its present names.
 pub(super) fn canonicalise(tensors: &mut [BoundTensor]) -> Option<Component> {
     let sources = |tensors: &mut [BoundTensor], change: &dyn Fn(&str) -> Option<String>| {
         for source in tensors.iter_mut().flat_map(|tensor| &mut tensor.sources) {
@@ -60,26 +63,13 @@ pub(super) fn canonicalise(tensors: &mut [BoundTensor]) -> Option<Component> {
         });
     }
     if has(tensors, "encoder.block.0.") {
-        sources(tensors, &|name| (name == "encoder.embed_tokens.weight").then(|| "shared.weight".to_owned()));
+        sources(tensors, &|name| (name == T5_TOKENS[1]).then(|| T5_TOKENS[0].to_owned()));
     }
     let component = component(tensors);
     if component == Some(Component::Vae) {
-        sources(tensors, &modern_attention);
+        sources(tensors, &modern_vae_attention);
     }
     component
-}
-
-fn modern_attention(name: &str) -> Option<String> {
-    let (path, leaf) = name.rsplit_once('.')?;
-    let (block, projection) = path.rsplit_once('.')?;
-    let new = match projection {
-        "query" => "to_q",
-        "key" => "to_k",
-        "value" => "to_v",
-        "proj_attn" => "to_out.0",
-        _ => return None,
-    };
-    block.contains(".attentions.").then(|| format!("{block}.{new}.{leaf}"))
 }
 
 fn component(tensors: &[BoundTensor]) -> Option<Component> {

@@ -1,10 +1,25 @@
-//! Averaged weights of a training run. LDM's `LitEma` keeps them under the names of the UNet with all dots removed,
-//! since a PyTorch buffer may not have any.
+//! Averaged (EMA) weights of a training run. LDM's `LitEma` keeps them under the names of the UNet with all dots removed,
+//! since the name of a PyTorch buffer may not have any. Other tools put a prefix before the usual names.
 
+use super::layout::{Part, Shapes};
+use crate::{
+    Component,
+    keys::{Table, identify_network},
+};
 use std::collections::HashMap;
 
-/// What stands before them.
-pub(super) const PREFIX: &str = "model_ema.";
+/// Prefixes of averaged weights, special cases first: LDM and SGM (`model_ema`), diffusers' training scripts, whose
+/// folder is `unet_ema`, and trainers that save an `ema` module.
+const PREFIXES: [&str; 6] = [
+    "model_ema.",
+    "unet_ema.",
+    "transformer_ema.",
+    "ema.model.diffusion_model.",
+    "ema.diffusion_model.",
+    "ema.",
+];
+/// What stands before LDM's averaged weights.
+const LDM: &str = "model_ema.";
 /// The name of the UNet in the module that is averaged.
 const NETWORK: &str = "diffusion_model";
 
@@ -13,9 +28,34 @@ const MAX_BLOCKS: usize = 20;
 /// More transformer blocks than any of their attentions have.
 const MAX_DEPTH: usize = 12;
 
+/// Whether a key is one of averaged weights.
+pub(super) fn is_averaged(key: &str) -> bool {
+    PREFIXES.iter().any(|prefix| key.starts_with(prefix))
+}
+
+/// The averaged denoiser among these keys, and the keys that are not part of it.
+pub(super) fn denoiser<'a>(keys: &[&'a str], shapes: Shapes) -> (Option<Part>, Vec<&'a str>) {
+    for prefix in PREFIXES {
+        let (own, others): (Vec<&str>, Vec<&str>) = keys.iter().partition(|key| key.starts_with(prefix));
+        if let Some(mut part) = Part::new(prefix, &own, shapes, Some(Component::Denoiser))
+            && part.component == Component::Denoiser
+        {
+            part.ema = true;
+            return (Some(part), others);
+        }
+    }
+    let (restored, others) = restore(keys);
+    let names = || restored.keys().map(String::as_str);
+    let Some((network, naming)) = identify_network(names()) else { return (None, keys.to_vec()) };
+    let table = Table::new(network, naming, names());
+    let component = Component::Denoiser;
+    let part = Part { component, network, naming, prefix: LDM, table, keys: restored, ema: true };
+    (Some(part), others)
+}
+
 /// Dotted name to key, and the keys that are not of the UNet. Names are not guessed from the letters: those a UNet
 /// can have are made and looked up without their dots, which no two share.
-pub(super) fn restore<'a>(keys: &[&'a str]) -> (HashMap<String, String>, Vec<&'a str>) {
+fn restore<'a>(keys: &[&'a str]) -> (HashMap<String, String>, Vec<&'a str>) {
     if keys.is_empty() {
         return Default::default();
     }
@@ -23,7 +63,7 @@ pub(super) fn restore<'a>(keys: &[&'a str]) -> (HashMap<String, String>, Vec<&'a
         possible_names().into_iter().map(|name| (name.replace('.', ""), name)).collect();
     let (mut found, mut rest) = (HashMap::new(), Vec::new());
     for key in keys {
-        let name = key.strip_prefix(PREFIX).and_then(|key| key.strip_prefix(NETWORK));
+        let name = key.strip_prefix(LDM).and_then(|key| key.strip_prefix(NETWORK));
         match name.and_then(|name| known.get(name)) {
             Some(name) => {
                 found.insert(name.clone(), (*key).to_string());

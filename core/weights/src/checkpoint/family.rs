@@ -28,6 +28,11 @@ pub enum Family {
     Flux,
     /// Chroma.
     Chroma,
+    /// PixArt (alpha and Sigma).
+    #[serde(rename = "pixart")]
+    PixArt,
+    /// Sana.
+    Sana,
     /// The autoencoder of SD 1, 2 and XL: four latent channels. The three differ in values only.
     Vae4,
     /// The autoencoder of SD 3 and Flux: sixteen latent channels.
@@ -58,6 +63,8 @@ impl Family {
             Family::Sd35 => "SD 3.5",
             Family::Flux => "Flux",
             Family::Chroma => "Chroma",
+            Family::PixArt => "PixArt",
+            Family::Sana => "Sana",
             Family::Vae4 => "VAE of 4 channels",
             Family::Vae16 => "VAE of 16 channels",
             Family::Vae => "VAE",
@@ -102,6 +109,8 @@ pub(super) fn family_of(network: Network, tensors: &BTreeMap<&str, &[usize]>) ->
         Network::Sd3 => (Family::Sd3, Component::Denoiser),
         Network::Flux => (Family::Flux, Component::Denoiser),
         Network::Chroma => (Family::Chroma, Component::Denoiser),
+        Network::PixArt => (Family::PixArt, Component::Denoiser),
+        Network::Sana => (Family::Sana, Component::Denoiser),
         Network::TinyVae => (Family::Taesd, Component::Vae),
         Network::Vae => {
             let encoded = dimension("encoder.conv_out.weight", 0).map(|moments| moments / 2);

@@ -25,8 +25,13 @@ const FOLDERS: [(&str, Component); 7] = [
     ("controlnet", Component::ControlNet),
 ];
 
+/// Folders in which diffusers' training scripts save averaged (EMA) weights.
+const AVERAGED: [&str; 2] = ["unet_ema", "transformer_ema"];
+
 /// What lies in a folder.
 pub(super) struct Folder {
+    /// Weight files of a denoiser averaged in training.
+    pub(super) averaged: Option<Vec<PathBuf>>,
     /// Weight files of each component, with the component where the folder tells it.
     pub(super) weights: Vec<(Vec<PathBuf>, Option<Component>)>,
     /// `scheduler/scheduler_config.json`.
@@ -45,7 +50,14 @@ impl Folder {
                 weights.push((files, Some(component)));
             }
         }
+        let mut averaged = None;
+        for folder in AVERAGED.map(|name| path.join(name)) {
+            if averaged.is_none() && folder.is_dir() {
+                averaged = weight_files(&folder)?;
+            }
+        }
         if weights.is_empty()
+            && averaged.is_none()
             && let Some(files) = weight_files(path)?
         {
             // Its name is that of a pipeline's folder where it was taken out of one.
@@ -54,7 +66,7 @@ impl Folder {
                 FOLDERS.iter().find(|(folder, _)| Some(*folder) == name).map(|(_, component)| *component);
             weights.push((files, hint));
         }
-        if weights.is_empty() {
+        if weights.is_empty() && averaged.is_none() {
             let message = format!("{} has no weights in safetensors files", path.display());
             return Err(Error::not_found(message)
                 .with_file(path)
@@ -62,7 +74,7 @@ impl Folder {
         }
         let config = path.join("scheduler/scheduler_config.json");
         let scheduler = if config.is_file() { read_json(&config)? } else { BTreeMap::new() };
-        Ok(Folder { weights, scheduler })
+        Ok(Folder { averaged, weights, scheduler })
     }
 }
 

@@ -1,9 +1,9 @@
 //! Which networks the keys of a file belong to, and under which spelling.
 
-use super::{ema, spelling};
+use super::{ema, harmless, spelling};
 use crate::{
     Component,
-    keys::{Naming, Network, Table, names::Names},
+    keys::{Naming, Network, T5_TOKENS, Table, foreign_network, names::Names},
 };
 use std::collections::{BTreeMap, HashMap};
 
@@ -64,6 +64,10 @@ pub(super) struct Part {
 #[derive(Debug, Default)]
 pub(super) struct Layout {
     pub(super) parts: Vec<Part>,
+    /// The averaged denoiser where there is a trained one, too.
+    pub(super) averaged: Option<Part>,
+    /// Networks that are recognised and not read.
+    pub(super) foreign: Vec<&'static str>,
     /// Keys that are no weights of a network, or copies.
     pub(super) ignored: Vec<String>,
     /// Keys nothing is known about.
@@ -80,38 +84,53 @@ impl Layout {
         let mut averaged = Vec::new();
         let mut rest = Vec::new();
         for key in keys {
-            if key.starts_with(ema::PREFIX) {
+            if ema::is_averaged(key) {
                 averaged.push(*key);
-            } else if is_ignored(key) {
+            } else if harmless::anywhere(key).is_some() {
                 layout.ignored.push((*key).to_string());
             } else {
                 rest.push(*key);
             }
         }
         let bare = layout.take_prefixed(rest, shapes, hint);
-        match Part::new("", &bare, shapes, hint) {
-            Some(part) if !layout.has(part.component) => layout.parts.push(part),
-            _ => layout.unrecognised = bare.into_iter().map(str::to_string).collect(),
+        match layout.part("", &bare, shapes, hint) {
+            Some(part) => layout.parts.push(part),
+            None => layout.unrecognised = bare.into_iter().map(str::to_string).collect(),
         }
-        if !layout.has(Component::Denoiser) {
-            let (keys, unknown) = ema::restore(&averaged);
-            let names: Vec<String> = keys.keys().cloned().collect();
-            if let Some((network, naming)) = crate::keys::identify_network(names.iter().map(String::as_str)) {
-                layout.parts.push(Part {
-                    component: Component::Denoiser,
-                    network,
-                    naming,
-                    prefix: ema::PREFIX,
-                    table: Table::new(network, naming, names.iter().map(String::as_str)),
-                    keys,
-                    ema: true,
-                });
-                averaged = unknown;
-            }
+        let (denoiser, others) = ema::denoiser(&averaged, shapes);
+        if layout.has(Component::Denoiser) {
+            layout.averaged = denoiser;
+            layout.ignored.extend(averaged.into_iter().map(str::to_string));
+        } else {
+            layout.parts.extend(denoiser);
+            layout.ignored.extend(others.into_iter().map(str::to_string));
         }
-        layout.ignored.extend(averaged.into_iter().map(str::to_string));
         layout.settle_t5(hint);
         layout
+    }
+
+    /// The network of these keys, unless there is one of its kind already. Notes networks that are not read.
+    fn part(
+        &mut self,
+        prefix: &'static str,
+        keys: &[&str],
+        shapes: Shapes,
+        hint: Option<Component>,
+    ) -> Option<Part> {
+        let part = Part::new(prefix, keys, shapes, hint);
+        if part.is_none() {
+            let names = Names::from_iter(keys.iter().filter_map(|key| key.strip_prefix(prefix)));
+            self.foreign.extend(foreign_network(&names));
+        }
+        part.filter(|part| !self.has(part.component))
+    }
+
+    /// Takes averaged weights in the place of the trained ones. False where there are none.
+    pub(super) fn use_averaged(&mut self) -> bool {
+        let Some(averaged) = self.averaged.take() else { return self.parts.iter().any(|part| part.ema) };
+        self.parts.retain(|part| part.component != averaged.component);
+        self.parts.push(averaged);
+        true
     }
 
     fn has(&self, component: Component) -> bool {
@@ -137,21 +156,21 @@ impl Layout {
         }
         for (index, keys) in groups {
             let Some((prefix, own)) = PREFIXES.get(index) else { continue };
-            match Part::new(prefix, &keys, shapes, own.or(hint)) {
-                Some(part) if !self.has(part.component) => self.parts.push(part),
-                _ => others.extend(keys),
+            match self.part(prefix, &keys, shapes, own.or(hint)) {
+                Some(part) => self.parts.push(part),
+                None => others.extend(keys),
             }
         }
         others
     }
 
-    /// T5 is the third text encoder of SD 3, the second of Flux and the only one of Chroma. Alone it passes for the
+    /// T5 is the third text encoder of SD 3, the second of Flux and the only one of Chroma and PixArt. Alone it passes for the
     /// third.
     fn settle_t5(&mut self, hint: Option<Component>) {
         let denoiser = self.parts.iter().find(|part| part.component == Component::Denoiser);
         let component = match denoiser.map(|part| part.network) {
             Some(Network::Flux) => Component::TextEncoder2,
-            Some(Network::Chroma) => Component::TextEncoder,
+            Some(Network::Chroma | Network::PixArt) => Component::TextEncoder,
             _ => return,
         };
         let taken = self.parts.iter().any(|part| part.component == component);
@@ -169,20 +188,32 @@ impl Layout {
 
 impl Part {
     /// The network these keys belong to once `prefix` is taken away.
-    fn new(prefix: &'static str, keys: &[&str], shapes: Shapes, hint: Option<Component>) -> Option<Part> {
+    pub(super) fn new(
+        prefix: &'static str,
+        keys: &[&str],
+        shapes: Shapes,
+        hint: Option<Component>,
+    ) -> Option<Part> {
         let bare: Vec<&str> = keys.iter().filter_map(|key| key.strip_prefix(prefix)).collect();
         let found = spelling::recognise(&Names::from_iter(bare.iter().copied()))?;
         let named: HashMap<String, String> =
             bare.iter().map(|name| (found.respell(name).into_owned(), format!("{prefix}{name}"))).collect();
         let table = Table::new(found.network, found.naming, named.keys().map(String::as_str));
         // Add-ons (motion modules and the like) have the outer names of the network they extend, and no more.
-        if table.pairs.len() < table.extra.len() {
+        let rules = harmless::Rules::new(found.network, std::iter::empty(), std::iter::empty());
+        let strange = table.extra.iter().filter(|name| rules.harmless(name).is_none()).count();
+        if table.pairs.len() < strange {
             return None;
         }
         let width =
             |name: &str| named.get(name).and_then(|key| shapes(key)).and_then(|shape| shape.get(1).copied());
         let component = match found.network {
-            Network::UNet | Network::Sd3 | Network::Flux | Network::Chroma => Component::Denoiser,
+            Network::UNet
+            | Network::Sd3
+            | Network::Flux
+            | Network::Chroma
+            | Network::PixArt
+            | Network::Sana => Component::Denoiser,
             Network::ControlNet => Component::ControlNet,
             Network::Vae | Network::TinyVae => Component::Vae,
             _ if hint.is_some_and(is_text) => hint?,
@@ -207,11 +238,15 @@ impl Part {
         format!("the {}{prefix} of this checkpoint", self.component)
     }
 
+    /// The key in the file of a name in the table's spelling.
+    pub(super) fn key<'s>(&'s self, name: &'s str) -> &'s str {
+        self.keys.get(name).map_or(name, String::as_str)
+    }
+
     /// Names under which tensors are known as well, to their names in diffusers.
     pub(super) fn aliases(&self) -> HashMap<String, String> {
         match self.network {
-            // One tied table, which graphs have under either name.
-            Network::T5 => [("encoder.embed_tokens.weight".to_string(), "shared.weight".to_string())].into(),
+            Network::T5 => [(T5_TOKENS[1].to_string(), T5_TOKENS[0].to_string())].into(),
             // Graphs of tiny autoencoders mostly come from the original implementation and have its numbers.
             Network::TinyVae if self.naming == Naming::Original => {
                 let pairs = self.table.pairs.iter().filter_map(|pair| Some((pair, pair.diffusers.first()?)));
@@ -227,44 +262,4 @@ impl Part {
 /// Whether it is a text encoder.
 pub(super) fn is_text(component: Component) -> bool {
     matches!(component, Component::TextEncoder | Component::TextEncoder2 | Component::TextEncoder3)
-}
-
-/// Keys that no network of a pipeline uses: noise schedules, training state, the image half of CLIP.
-fn is_ignored(key: &str) -> bool {
-    /// Whole keys of LDM's `DDPM` and of the tools that extend it.
-    const KEYS: [&str; 26] = [
-        "alphas_cumprod",
-        "alphas_cumprod_prev",
-        "betas",
-        "sqrt_alphas_cumprod",
-        "sqrt_one_minus_alphas_cumprod",
-        "log_one_minus_alphas_cumprod",
-        "sqrt_recip_alphas_cumprod",
-        "sqrt_recipm1_alphas_cumprod",
-        "posterior_variance",
-        "posterior_log_variance_clipped",
-        "posterior_mean_coef1",
-        "posterior_mean_coef2",
-        "lvlb_weights",
-        "model_lvlb_weights",
-        "logvar",
-        "scale_factor",
-        "global_step",
-        "denoiser.sigmas",
-        "v_pred",
-        "ztsnr",
-        "edm_mean",
-        "edm_std",
-        "edm_vpred.sigma_max",
-        "edm_vpred.sigma_min",
-        "vae_scale",
-        "vae_shift",
-    ];
-    /// Last parts of keys: integer tables, CLIP's temperature, OpenCLIP's causal mask, T5's vocabulary.
-    const LAST: [&str; 4] = ["position_ids", "logit_scale", "attn_mask", "spiece_model"];
-    /// Parts of keys: CLIP's image half, the losses of a training run.
-    const PARTS: [&str; 5] = ["vision_model", "visual", "visual_projection", "loss", "embedding_manager"];
-    KEYS.contains(&key)
-        || key.rsplit('.').next().is_some_and(|last| LAST.contains(&last))
-        || key.split('.').any(|part| PARTS.contains(&part))
 }

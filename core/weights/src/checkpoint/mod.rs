@@ -13,15 +13,20 @@ mod family;
 mod folder;
 mod foreign;
 mod gguf;
+mod harmless;
 mod layout;
+mod prediction;
 mod spelling;
 mod state_dict;
 mod summary;
+mod unread;
 
 pub use family::{Family, identify};
+pub use prediction::{Edm, Parameterisation, Prediction};
 pub use summary::{ComponentSummary, Facts, Format, Summary};
+pub use unread::Unread;
 
-use crate::{Component, SafetensorsWeights, StateDict};
+use crate::{Binding, Component, SafetensorsWeights, StateDict};
 use container::Container;
 use layout::{Layout, Part, is_text};
 use sdrun_abi::{Error, Result};
@@ -72,6 +77,9 @@ impl Checkpoint {
             for (files, hint) in &found.weights {
                 sources.push(Source::new(open_files(files)?, *hint));
             }
+            if let Some(files) = &found.averaged {
+                add_averaged(&mut sources, Source::new(open_files(files)?, Some(Component::Denoiser)));
+            }
             (Format::Folder, sources, found.scheduler)
         } else if gguf::is_gguf(path)? {
             let source = Source::new(f8::widen(Arc::new(gguf::GgufWeights::open(path)?))?, None);
@@ -83,6 +91,30 @@ impl Checkpoint {
         let checkpoint = Checkpoint { path: path.to_owned(), format, sources, scheduler };
         checkpoint.refuse_what_is_no_model()?;
         Ok(checkpoint)
+    }
+
+    /// The same checkpoint with the averaged (EMA) weights of its denoiser in the place of the trained ones.
+    ///
+    /// `NotFound` where it has none.
+    pub fn with_ema(mut self) -> Result<Self> {
+        let mut found = false;
+        for source in &mut self.sources {
+            found |= source.layout.use_averaged();
+        }
+        if !found {
+            let message = format!("{} has no averaged (EMA) weights", self.path.display());
+            return Err(Error::not_found(message)
+                .with_file(&self.path)
+                .with_hint("use its trained weights, which are the only ones it has"));
+        }
+        // Averaged weights in a file of their own take the place of the trained ones in another.
+        let averaged = |source: &Source| source.layout.parts.iter().any(|part| part.ema);
+        if self.sources.iter().any(averaged) {
+            for source in &mut self.sources {
+                source.layout.parts.retain(|part| part.ema || part.component != Component::Denoiser);
+            }
+        }
+        Ok(self)
     }
 
     /// What was opened.
@@ -105,6 +137,12 @@ impl Checkpoint {
     pub fn component(&self, component: Component) -> Result<Box<dyn StateDict>> {
         let (source, part) = self.find(component)?;
         Ok(Box::new(ComponentWeights::new(source.container.clone(), part)))
+    }
+
+    /// The tensors of a component that a graph does not read. Errors as [`component`](Checkpoint::component).
+    pub fn unread(&self, component: Component, binding: &Binding) -> Result<Unread> {
+        let (source, part) = self.find(component)?;
+        Ok(Unread::new(part, &ComponentWeights::new(source.container.clone(), part), binding))
     }
 
     /// What the files say about themselves (`__metadata__`, keys of GGUF).
@@ -134,11 +172,22 @@ impl Checkpoint {
             [lone] if is_text(component) && is_text(lone.1.component) => Ok(lone),
             _ => {
                 let there: Vec<&str> = parts.iter().map(|(_, part)| part.component.name()).collect();
-                let message =
-                    format!("{} has no {component}; it has {}", self.path.display(), there.join(", "));
+                let foreign = self
+                    .foreign()
+                    .map_or_else(String::new, |title| format!(", and {title}, which sdrun does not read"));
+                let message = format!(
+                    "{} has no {component}; it has {}{foreign}",
+                    self.path.display(),
+                    there.join(", ")
+                );
                 Err(Error::not_found(message).with_file(&self.path))
             }
         }
+    }
+
+    /// A network that was recognised and is not read.
+    fn foreign(&self) -> Option<&'static str> {
+        self.sources.iter().find_map(|source| source.layout.foreign.first().copied())
     }
 
     fn refuse_what_is_no_model(&self) -> Result<()> {
@@ -149,19 +198,38 @@ impl Checkpoint {
         };
         foreign::refuse(&self.path, &keys, &shapes)?;
         if self.parts().next().is_none() {
+            if let Some(title) = self.foreign() {
+                let message = format!("{} is {title}, which sdrun does not read", self.path.display());
+                return Err(Error::unsupported(message).with_file(&self.path).with_hint(MODELS));
+            }
             let keys: Vec<String> = keys.into_iter().map(str::to_string).collect();
             let message = if keys.is_empty() {
                 format!("{} holds no tensors", self.path.display())
             } else {
                 format!("the keys of {} are of no layout we know: {}", self.path.display(), first_few(&keys))
             };
-            return Err(Error::invalid(message).with_file(&self.path).with_hint(
-                "we read Stable Diffusion 1, 2, XL, 3 and 3.5, Flux and Chroma, their autoencoders, text encoders \
-                 and ControlNets, in the layouts of the original implementations, of diffusers and of ComfyUI",
-            ));
+            return Err(Error::invalid(message).with_file(&self.path).with_hint(MODELS));
         }
         Ok(())
     }
+}
+
+/// What is read, for hints.
+const MODELS: &str = "sdrun reads Stable Diffusion 1, 2, XL, 3 and 3.5, Flux, Chroma, PixArt and Sana, the autoencoders, \
+                      CLIP and T5 text encoders and the ControlNets of Stable Diffusion, in the layouts of the original \
+                      implementations, of diffusers and of ComfyUI";
+
+/// Puts a file of averaged weights beside the others.
+fn add_averaged(sources: &mut Vec<Source>, mut source: Source) {
+    let trained =
+        |source: &Source| source.layout.parts.iter().any(|part| part.component == Component::Denoiser);
+    for part in &mut source.layout.parts {
+        part.ema = true;
+    }
+    if sources.iter().any(trained) {
+        source.layout.averaged = source.layout.parts.pop();
+    }
+    sources.push(source);
 }
 
 fn open_files(paths: &[PathBuf]) -> Result<Arc<dyn Container>> {

@@ -1,6 +1,6 @@
 //! Spellings of a network's names that differ from those of the key tables.
 
-use crate::keys::{Naming, Network, identify_network, names::Names};
+use crate::keys::{Naming, Network, T5_TOKENS, identify_network, modern_vae_attention, names::Names};
 use std::borrow::Cow;
 
 /// A network and how its names are spelt.
@@ -48,12 +48,11 @@ impl Found {
     /// A name as the table spells it.
     pub(super) fn respell<'n>(&self, name: &'n str) -> Cow<'n, str> {
         let respelt = match (&self.spelling, self.network) {
-            // One tied table, which files have under either name or both.
-            (_, Network::T5) if name == "encoder.embed_tokens.weight" => Some("shared.weight".into()),
+            (_, Network::T5) if name == T5_TOKENS[1] => Some(T5_TOKENS[0].into()),
             (Spelling::Without("text_model."), _) if name.starts_with("text_") => None,
             (Spelling::Without(front), _) => Some(format!("{front}{name}")),
             (Spelling::LlamaCpp, _) => llama_cpp_t5(name),
-            (Spelling::Table, Network::Vae) if self.naming == Naming::Diffusers => old_attention(name),
+            (Spelling::Table, Network::Vae) if self.naming == Naming::Diffusers => modern_vae_attention(name),
             // Scales of RMS norms, which some tools save as weights.
             (Spelling::Table, Network::Flux | Network::Chroma) if self.naming == Naming::Original => {
                 name.strip_suffix("_norm.weight").map(|path| format!("{path}_norm.scale"))
@@ -64,28 +63,10 @@ impl Found {
     }
 }
 
-/// Before its version 0.14 diffusers named the autoencoder's attention after the older `AttentionBlock`.
-fn old_attention(name: &str) -> Option<String> {
-    let mut parts: Vec<&str> = name.split('.').collect();
-    let at = parts.len().checked_sub(2)?;
-    if !parts.contains(&"attentions") {
-        return None;
-    }
-    let part = parts.get_mut(at)?;
-    *part = match *part {
-        "query" => "to_q",
-        "key" => "to_k",
-        "value" => "to_v",
-        "proj_attn" => "to_out.0",
-        _ => return None,
-    };
-    Some(parts.join("."))
-}
-
 /// The tensor names of llama.cpp's GGUF files (`gguf-py/gguf/tensor_mapping.py`, architecture `t5encoder`).
 fn llama_cpp_t5(name: &str) -> Option<String> {
     match name {
-        "token_embd.weight" => return Some("shared.weight".into()),
+        "token_embd.weight" => return Some(T5_TOKENS[0].into()),
         "enc.output_norm.weight" => return Some("encoder.final_layer_norm.weight".into()),
         _ => {}
     }

@@ -78,10 +78,15 @@ impl ComponentWeights {
         }
     }
 
+    /// The state dict's own name of a tensor that may have another as well.
+    pub(super) fn canonical(&self, name: &str) -> Option<&str> {
+        let entry = |name: &str| self.sources.get_key_value(name).map(|(name, _)| name.as_str());
+        entry(name).or_else(|| entry(self.aliases.get(name)?))
+    }
+
     fn find(&self, name: &str) -> Result<&Source> {
-        self.sources
-            .get(name)
-            .or_else(|| self.sources.get(self.aliases.get(name)?))
+        self.canonical(name)
+            .and_then(|name| self.sources.get(name))
             .ok_or_else(|| Error::not_found(format!("there is no tensor {name:?} in {}", self.lacks)))
     }
 

@@ -4,6 +4,7 @@ use super::{
     Checkpoint, Source,
     family::{Family, family_of},
     layout::Part,
+    prediction::Prediction,
     state_dict::ComponentWeights,
 };
 use crate::{
@@ -36,11 +37,15 @@ pub struct Summary {
     pub family: Option<Family>,
     /// What kind of that model.
     pub facts: Facts,
+    /// What its denoiser predicts, and how that is known.
+    pub prediction: Prediction,
     /// Its components.
     pub components: Vec<ComponentSummary>,
     /// What the file says about itself. A hint: names and shapes decide.
     pub metadata: BTreeMap<String, String>,
-    /// Keys that no component uses, known to be of no use: schedules, training state, averaged copies.
+    /// Networks that were recognised and that sdrun does not read.
+    pub foreign: Vec<String>,
+    /// Keys that no component uses and that are known to be of no use: schedules, training state, averaged copies.
     pub ignored: Vec<String>,
     /// Keys nothing is known about.
     pub unrecognised: Vec<String>,
@@ -55,14 +60,12 @@ pub struct Facts {
     pub text_width: Option<usize>,
     /// Whether it takes a mask and a masked picture besides the latents.
     pub inpainting: bool,
-    /// Whether it predicts velocities, as far as the file says so; older ones do not.
-    pub v_prediction: bool,
-    /// Whether its noise schedule ends in pure noise, as far as the file says so.
-    pub zero_terminal_snr: bool,
     /// Whether guidance is an input of the denoiser (Flux dev, latent consistency models).
     pub distilled_guidance: bool,
-    /// Whether the weights are those averaged in training, for want of others.
+    /// Whether the weights in use are those averaged in training (EMA).
     pub ema: bool,
+    /// Whether there are averaged weights besides the trained ones ([`Checkpoint::with_ema`]).
+    pub has_ema: bool,
 }
 
 /// One component of a checkpoint.
@@ -100,7 +103,7 @@ impl Summary {
             checkpoint.metadata().into_iter().map(|(key, value)| (key.into(), value.into())).collect();
         let layouts = || checkpoint.sources.iter().map(|source| &source.layout);
         let ignored: Vec<String> = layouts().flat_map(|layout| layout.ignored.iter().cloned()).collect();
-        facts.told_by(&metadata, &ignored, &checkpoint.scheduler);
+        facts.has_ema = layouts().any(|layout| layout.averaged.is_some());
 
         let model =
             |part: &&ComponentSummary| matches!(part.component, Component::Denoiser | Component::ControlNet);
@@ -108,13 +111,16 @@ impl Summary {
             [only] => Some(only),
             _ => None,
         });
+        let family = family.map(|part| part.family);
         Summary {
             path: checkpoint.path.clone(),
             format: checkpoint.format,
-            family: family.map(|part| part.family),
+            family,
+            prediction: Prediction::new(checkpoint, family, facts.in_channels),
             facts,
             components,
             metadata,
+            foreign: layouts().flat_map(|layout| &layout.foreign).map(|title| title.to_string()).collect(),
             ignored,
             unrecognised: layouts().flat_map(|layout| layout.unrecognised.iter().cloned()).collect(),
         }
@@ -141,12 +147,7 @@ fn component(source: &Source, part: &Part, facts: &mut Facts) -> ComponentSummar
         parameters,
         dtypes,
         missing: part.table.missing.iter().map(key).collect(),
-        extra: part
-            .table
-            .extra
-            .iter()
-            .map(|name| part.keys.get(name).cloned().unwrap_or_else(|| key(name)))
-            .collect(),
+        extra: part.table.extra.iter().map(|name| part.key(name).to_string()).collect(),
     }
 }
 
@@ -157,8 +158,11 @@ impl Facts {
         const FLUX_INPAINTING: usize = 384;
         let columns = |name: &str| shapes.get(name).and_then(|shape| shape.get(1)).copied();
         self.in_channels =
-            ["conv_in.weight", "x_embedder.weight", "pos_embed.proj.weight"].into_iter().find_map(columns);
-        self.text_width = columns("context_embedder.weight").or_else(|| {
+            ["conv_in.weight", "x_embedder.weight", "pos_embed.proj.weight", "patch_embed.proj.weight"]
+                .into_iter()
+                .find_map(columns);
+        let text = ["context_embedder.weight", "caption_projection.linear_1.weight"];
+        self.text_width = text.into_iter().find_map(columns).or_else(|| {
             shapes.keys().find(|name| name.ends_with("attn2.to_k.weight")).and_then(|name| columns(name))
         });
         self.inpainting = match part.network {
@@ -170,24 +174,5 @@ impl Facts {
             .keys()
             .any(|name| name.contains("guidance_embedder.") || *name == "time_embedding.cond_proj.weight");
         self.ema = part.ema;
-    }
-
-    /// From metadata (ModelSpec: `modelspec.prediction_type`), marker keys (`v_pred`, `ztsnr`), or a pipeline's
-    /// scheduler.
-    fn told_by(
-        &mut self,
-        metadata: &BTreeMap<String, String>,
-        keys: &[String],
-        scheduler: &BTreeMap<String, serde_json::Value>,
-    ) {
-        let velocity =
-            |value: &str| ["v", "v_prediction", "v-prediction"].contains(&value.to_lowercase().as_str());
-        let stated = metadata.get("modelspec.prediction_type").map(String::as_str);
-        let scheduled = scheduler.get("prediction_type").and_then(|value| value.as_str());
-        let key = |wanted: &str| keys.iter().any(|key| key == wanted);
-        self.v_prediction =
-            stated.or(scheduled).is_some_and(velocity) || key("v_pred") || key("edm_vpred.sigma_max");
-        let rescaled = scheduler.get("rescale_betas_zero_snr").and_then(serde_json::Value::as_bool);
-        self.zero_terminal_snr = key("ztsnr") || rescaled == Some(true);
     }
 }

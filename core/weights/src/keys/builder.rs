@@ -72,12 +72,15 @@ impl<'a> Builder<'a> {
     /// before `weight` in the original name.
     pub(super) fn fused(&mut self, original: impl Display, separator: char, diffusers: &[String]) {
         for part in ["weight", "bias"] {
-            self.pairs.push(KeyPair {
-                original: format!("{original}{separator}{part}"),
-                diffusers: diffusers.iter().map(|module| format!("{module}.{part}")).collect(),
-                fusion: Fusion::Rows,
-            });
+            let names: Vec<String> = diffusers.iter().map(|module| format!("{module}.{part}")).collect();
+            self.rows(&format!("{original}{separator}{part}"), &names);
         }
+    }
+
+    /// A tensor that stands for several, one below the other.
+    pub(super) fn rows(&mut self, original: &str, diffusers: &[String]) {
+        let (original, diffusers) = (original.to_string(), diffusers.to_vec());
+        self.pairs.push(KeyPair { original, diffusers, fusion: Fusion::Rows });
     }
 
     /// A tensor that some networks have: left out where it is not there.

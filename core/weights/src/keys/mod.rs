@@ -8,14 +8,18 @@
 
 mod builder;
 mod detect;
+mod linear;
 pub(crate) mod names;
+mod renamed;
 mod text;
 mod transformer;
 mod unet;
 mod vae;
 
+pub(crate) use detect::foreign_network;
 pub use detect::identify_network;
 use names::Names;
+pub(crate) use renamed::{T5_TOKENS, modern_vae_attention};
 use serde::{Deserialize, Serialize};
 use std::{collections::HashSet, ops::Range};
 
@@ -99,6 +103,11 @@ pub enum Network {
     Flux,
     /// The transformer of Chroma.
     Chroma,
+    /// The transformer of PixArt (alpha and Sigma).
+    #[serde(rename = "pixart")]
+    PixArt,
+    /// The transformer of Sana.
+    Sana,
     /// A CLIP text encoder; its original names are those of transformers.
     Clip,
     /// A CLIP text encoder whose original names are those of OpenCLIP.
@@ -141,6 +150,8 @@ impl Table {
             Network::Sd3 => transformer::sd3(&mut builder),
             Network::Flux => transformer::flux(&mut builder),
             Network::Chroma => transformer::chroma(&mut builder),
+            Network::PixArt => linear::pixart(&mut builder),
+            Network::Sana => linear::sana(&mut builder),
             Network::Clip => text::clip(&mut builder),
             Network::OpenClip => text::open_clip(&mut builder),
             Network::T5 => text::t5(&mut builder),

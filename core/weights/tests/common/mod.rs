@@ -3,4 +3,5 @@
 
 pub(crate) mod gguf;
 pub(crate) mod make;
+pub(crate) mod sparse;
 pub(crate) mod tables;

@@ -1,0 +1,30 @@
+use sdrun_abi::{DType, Error, Result, Weight, WeightSource};
+use sdrun_graph::Tensor;
+use std::collections::BTreeMap;
+
+/// Tensors in memory, by name.
+#[derive(Clone, Debug, Default)]
+pub struct MapSource(pub BTreeMap<String, Tensor>);
+
+impl MapSource {
+    fn find(&self, name: &str) -> Result<&Tensor> {
+        self.0.get(name).ok_or_else(|| Error::not_found(format!("there is no tensor {name:?}")))
+    }
+}
+
+impl FromIterator<(String, Tensor)> for MapSource {
+    fn from_iter<I: IntoIterator<Item = (String, Tensor)>>(tensors: I) -> Self {
+        MapSource(tensors.into_iter().collect())
+    }
+}
+
+impl WeightSource for MapSource {
+    fn get(&self, name: &str) -> Result<Weight<'_>> {
+        let tensor = self.find(name)?;
+        Weight::new(tensor.dtype(), tensor.shape().to_vec(), &tensor.data()[..])
+    }
+    fn describe(&self, name: &str) -> Result<(DType, Vec<usize>)> {
+        let tensor = self.find(name)?;
+        Ok((tensor.dtype(), tensor.shape().to_vec()))
+    }
+}

@@ -1,0 +1,332 @@
+//! Checkpoints of real names and shapes on the built-in graphs: whole ones fit, and nothing that changes the result is
+//! left out in silence.
+
+#![cfg(unix)] // Files of real sizes need a file system with holes.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{
+    sparse::Sparse,
+    tables::{Entry, table},
+};
+use sdrun_abi::{Error, ErrorCode};
+use sdrun_weights::{
+    Binding, Checkpoint, WeightStack, builtin,
+    checkpoint::Unread,
+    keys::{self, Fusion, Naming, Network, Table},
+};
+
+fn binding(model: &str) -> Binding {
+    Binding::from_map(&builtin::find(model).unwrap().weight_map().unwrap())
+}
+
+fn stack(model: &str, file: &Sparse) -> Result<WeightStack, Error> {
+    let (_folder, path) = file.file();
+    WeightStack::of_checkpoint(
+        binding(model),
+        &Checkpoint::open(&path).unwrap_or_else(|e| panic!("{model}: {e}")),
+    )
+}
+
+fn unread(model: &str, file: &Sparse) -> Unread {
+    let stack = stack(model, file).unwrap_or_else(|error| panic!("{model}: {error} {:?}", error.hint));
+    assert!(stack.unread().left_out.is_empty());
+    stack.unread().clone()
+}
+
+fn refusal(model: &str, file: &Sparse) -> (String, String) {
+    let error = stack(model, file).err().unwrap_or_else(|| panic!("{model} takes it"));
+    assert_eq!(error.code, ErrorCode::InvalidArgument, "{error}");
+    assert!(error.file.is_some());
+    (error.message.clone(), error.hint.unwrap().to_string())
+}
+
+/// Every recorded table of a whole model, in both layouts, on every graph of it.
+#[test]
+fn whole_checkpoints_fit_without_a_false_alarm() {
+    for (name, models) in [
+        ("sd15_unet", &["sd15/unet", "sd15/unet-fp16", "sd15/unet-controlnet"][..]),
+        ("sd15_controlnet", &["sd15/controlnet"]),
+        (
+            "sd15_vae",
+            &[
+                "sd15/vae-decoder",
+                "sd15/vae-encoder",
+                "sd15/vae-decoder-dynamo18",
+                "sd15/vae-decoder-dynamo23",
+                "sdxl/vae-decoder",
+                "sdxl/vae-encoder",
+            ],
+        ),
+        ("sd15_text_encoder", &["sd15/text-encoder", "sd15/text-encoder-tf5", "sd15/text-encoder-dynamo23"]),
+        ("sdxl_text_encoder", &["sdxl/text-encoder"]),
+        ("sdxl_text_encoder_2", &["sdxl/text-encoder-2"]),
+        ("sdxl_unet", &["sdxl/unet", "sdxl/unet-controlnet"]),
+        ("sd3_medium", &["sd3/medium"]),
+        ("sd35_large", &["sd35/large"]),
+        ("flux_dev", &["flux/dev"]),
+        ("t5xxl", &["t5-xxl", "t5-xxl-masked"]),
+    ] {
+        let entry = table(name);
+        for file in [Sparse::original(&entry, entry.prefix), Sparse::diffusers(&entry)] {
+            for model in models {
+                let unread = unread(model, &file);
+                let expected = match *model {
+                    model if model.contains("vae-decoder") => vec!["the encoder; the model is a decoder"],
+                    model if model.contains("vae-encoder") => vec!["the decoder; the model is an encoder"],
+                    _ => vec![],
+                };
+                assert_eq!(
+                    unread.harmless.keys().copied().collect::<Vec<_>>(),
+                    expected,
+                    "{model} {unread:?}"
+                );
+            }
+        }
+    }
+}
+
+/// The state dict of a built-in model in the names of the original implementation, by the key table.
+fn original_of(model: &str, network: Network) -> Sparse {
+    let binding = binding(model);
+    let shape = |name: &str| {
+        binding
+            .tensors
+            .iter()
+            .find(|t| t.sources == [name])
+            .unwrap_or_else(|| panic!("{name}"))
+            .source_shape
+            .clone()
+    };
+    let pairs = keys::pairs(network, binding.tensors.iter().map(|tensor| tensor.sources[0].as_str()));
+    Sparse::new(pairs.iter().map(|pair| {
+        let mut whole = shape(&pair.diffusers[0]);
+        if pair.fusion == Fusion::Rows {
+            whole[0] = pair.diffusers.iter().map(|name| shape(name)[0]).sum();
+        }
+        (pair.original.clone(), whole)
+    }))
+}
+
+/// PixArt and Sana, under the names of diffusers' converters and with what the original files have besides.
+#[test]
+fn pixart_and_sana_fit_in_both_layouts() {
+    for (model, network, family, blocks) in
+        [("pixart/sigma", Network::PixArt, "pixart", 28), ("sana/1600m", Network::Sana, "sana", 20)]
+    {
+        let binding = binding(model);
+        let diffusers =
+            Sparse::new(binding.tensors.iter().map(|t| (t.sources[0].clone(), t.source_shape.clone())));
+        assert!(unread(model, &diffusers).is_empty());
+        let original = original_of(model, network)
+            .with("y_embedder.y_embedding", &[300, 4096])
+            .with("pos_embed", &[1, 4096, 1152]);
+        let names: Vec<&str> = original.tensors.iter().map(|(name, _)| name.as_str()).collect();
+        for name in [
+            "x_embedder.proj.weight",
+            "y_embedder.y_proj.fc2.bias",
+            "t_embedder.mlp.2.weight",
+            "t_block.1.bias",
+            "final_layer.linear.weight",
+            "final_layer.scale_shift_table",
+        ] {
+            assert!(names.contains(&name), "{model} {name}");
+        }
+        for part in [
+            "scale_shift_table",
+            "attn.qkv.weight",
+            "attn.proj.bias",
+            "cross_attn.q_linear.bias",
+            "cross_attn.kv_linear.weight",
+        ] {
+            assert!(names.contains(&&*format!("blocks.{}.{part}", blocks - 1)), "{model} {part}");
+        }
+        assert_eq!(keys::identify_network(names.iter().copied()), Some((network, Naming::Original)));
+        let table = Table::new(network, Naming::Original, names.iter().copied());
+        assert_eq!((table.missing.len(), table.extra.len()), (0, 2), "{:?}", table.missing);
+        assert_eq!(unread(model, &original).len(), 2);
+        let (_folder, path) = original.file();
+        let summary = Checkpoint::open(&path).unwrap().summary();
+        assert_eq!(serde_json::to_value(summary.family).unwrap(), family);
+        assert_eq!(summary.components[0].missing, [""; 0]);
+    }
+    // What Sigma lacks: the conditioning of PixArt alpha.
+    let alpha = original_of("pixart/sigma", Network::PixArt)
+        .with("csize_embedder.mlp.0.weight", &[384, 256])
+        .with("csize_embedder.mlp.0.bias", &[384]);
+    let (message, hint) = refusal("pixart/sigma", &alpha);
+    assert!(message.contains("resolution and aspect ratio of PixArt alpha"), "{message}");
+    assert!(hint.starts_with("no built-in model fits"), "{hint}");
+}
+
+fn flux(guidance: bool) -> Sparse {
+    Sparse::original(&table("flux_dev"), "").without(|name| !guidance && name.starts_with("guidance_in"))
+}
+
+#[test]
+fn guidance_embeddings_are_not_dropped() {
+    let (message, hint) = refusal("flux/schnell", &flux(true));
+    assert!(
+        message.contains("4 tensors") && message.contains("the guidance embedding of Flux dev"),
+        "{message}"
+    );
+    assert!(message.contains("time_text_embed.guidance_embedder.linear_1.weight"), "{message}");
+    assert_eq!(hint, "use the built-in model flux/dev, or leave out what does not fit");
+    assert!(unread("flux/schnell", &flux(false)).is_empty());
+
+    let lcm = Sparse::original(&table("sd15_unet"), "model.diffusion_model.")
+        .with("model.diffusion_model.time_embed.cond_proj.weight", &[320, 256]);
+    let (message, hint) = refusal("sd15/unet", &lcm);
+    assert!(message.contains("a tensor that") && message.contains("latent consistency model"), "{message}");
+    assert!(hint.starts_with("no built-in model fits this checkpoint"), "{hint}");
+
+    // Accepted knowingly.
+    let (_folder, path) = lcm.file();
+    let stack =
+        WeightStack::of_checkpoint_lenient(binding("sd15/unet"), &Checkpoint::open(&path).unwrap()).unwrap();
+    assert_eq!(stack.unread().left_out, ["time_embedding.cond_proj.weight"]);
+    assert!(stack.clone().pristine().unread().len() == 1);
+}
+
+#[test]
+fn other_input_channels_are_named() {
+    let nine = Sparse::original(&table("sd15_unet"), "").shape("input_blocks.0.0.weight", &[320, 9, 3, 3]);
+    let (message, hint) = refusal("sd15/unet", &nine);
+    assert!(message.contains("9 input channels instead of 4"), "{message}");
+    assert_eq!(hint, "use the built-in model sd15/unet-inpainting");
+    assert!(unread("sd15/unet-inpainting", &nine).is_empty());
+    let (message, _) = refusal("sd15/unet-inpainting", &Sparse::original(&table("sd15_unet"), ""));
+    assert!(message.contains("4 input channels instead of 9"), "{message}");
+    // Another model altogether.
+    let (message, hint) = refusal("sd15/unet", &flux(true));
+    assert!(message.contains("is Flux, but the model is SD 1.5"), "{message}");
+    assert_eq!(hint, "use the built-in model flux/dev, or give a checkpoint of SD 1.5");
+}
+
+#[test]
+fn further_embeddings_norms_and_blocks_are_named() {
+    let unet = || Sparse::original(&table("sd15_unet"), "");
+    for (file, model, what) in [
+        (unet().with("label_emb.0.0.weight", &[1280, 2816]), "sd15/unet", "sizes and pooled text"),
+        (
+            unet().with("input_blocks.1.1.transformer_blocks.0.attn1.to_q.bias", &[320]),
+            "sd15/unet",
+            "does not have",
+        ),
+        (unet().with("a.new.part", &[1]), "sd15/unet", "a.new.part"),
+        (
+            Sparse::diffusers(&table("sdxl_unet")).with("encoder_hid_proj.weight", &[2048, 4096]),
+            "sdxl/unet",
+            "another text encoder",
+        ),
+        (
+            Sparse::diffusers(&table("sd15_controlnet")).with("task_embedding", &[6, 320]),
+            "sd15/controlnet",
+            "ControlNet Union",
+        ),
+        // The first blocks of a model, with the whole one.
+        (flux(true), "flux/dev-2x2-layers", "does not have"),
+        (
+            Sparse::diffusers(&table("t5xxl")),
+            "t5-xxl-2-layers",
+            "encoder.block.10.layer.0.SelfAttention.k.weight",
+        ),
+        (
+            Sparse::diffusers(&table("sd3_medium")),
+            "sd3/medium-4-layers",
+            "transformer_blocks.3.norm1_context.",
+        ),
+    ] {
+        let (message, _) = refusal(model, &file);
+        assert!(message.contains(what), "{model}: {message}");
+    }
+    // SD 3.5 medium's second attentions, on SD 3.5 large's graph of the same width.
+    let mut medium = Sparse::diffusers(&table("sd35_large"));
+    for part in ["to_q", "to_k", "to_v", "to_out.0"] {
+        let module = format!("transformer_blocks.0.attn2.{part}");
+        medium =
+            medium.with(&format!("{module}.weight"), &[2432, 2432]).with(&format!("{module}.bias"), &[2432]);
+    }
+    let (message, _) = refusal("sd35/large", &medium);
+    assert!(message.contains("8 tensors") && message.contains("further attentions"), "{message}");
+}
+
+fn without(mut binding: Binding, unwanted: impl Fn(&str) -> bool) -> Binding {
+    binding.tensors.retain(|tensor| !tensor.sources.iter().any(|name| unwanted(name)));
+    binding
+}
+
+/// Parts that graphs leave out on purpose.
+#[test]
+fn parts_that_change_nothing_are_told_by_their_reason() {
+    let reasons = |binding: Binding, file: &Sparse| -> Vec<(&'static str, usize)> {
+        let (_folder, path) = file.file();
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let stack = WeightStack::of_checkpoint(binding, &checkpoint).unwrap();
+        stack.unread().harmless.iter().map(|(reason, names)| (*reason, names.len())).collect()
+    };
+    // Clip skip: without the last layer and the norm; the projection of another export.
+    let clip = Sparse::diffusers(&table("sd15_text_encoder")).with("text_projection.weight", &[768, 768]);
+    let skipping = |name: &str| name.contains("layers.11.") || name.contains("final_layer_norm");
+    let found = reasons(without(binding("sd15/text-encoder"), skipping), &clip);
+    let counts: Vec<usize> = found.iter().map(|(_, count)| *count).collect();
+    assert_eq!(counts, [16, 2, 1], "{found:?}");
+    // A layer in the middle is no clip skip.
+    let (_folder, path) = clip.file();
+    let broken = without(binding("sd15/text-encoder"), |name| name.contains("layers.5."));
+    let error = WeightStack::of_checkpoint(broken, &Checkpoint::open(&path).unwrap()).err().unwrap();
+    assert!(error.message.contains("16 tensors"), "{error}");
+    // A weight that the import did not recognise looks the same.
+    assert!(error.hint.unwrap().to_string().contains("import the model"));
+
+    // A whole T5, and a CLIP with its image half and training state.
+    let t5 = Sparse::diffusers(&table("t5xxl"))
+        .with("lm_head.weight", &[32128, 4096])
+        .with("decoder.block.0.layer.1.EncDecAttention.q.weight", &[4096, 4096]);
+    assert_eq!(reasons(binding("t5-xxl"), &t5), [("T5's decoder; the model is its encoder", 2)]);
+    let clip = Sparse::diffusers(&table("sd15_text_encoder"))
+        .with("text_model.embeddings.position_ids", &[1, 77])
+        .with("vision_model.x.weight", &[1])
+        .with("logit_scale", &[1]);
+    assert_eq!(reasons(binding("sd15/text-encoder"), &clip), []);
+
+    // Half a graph of half an autoencoder is not taken for the other half.
+    let vae = Sparse::diffusers(&table("sd15_vae"));
+    let (_folder, path) = vae.file();
+    let broken = without(binding("sd15/vae-decoder"), |name| name.starts_with("decoder.conv_out"));
+    let error = WeightStack::of_checkpoint(broken, &Checkpoint::open(&path).unwrap()).err().unwrap();
+    assert!(error.message.contains("decoder.conv_out.bias"), "{error}");
+    // Only the last block of SD 3 has queries of no use.
+    let sd3 = Sparse::diffusers(&table("sd3_medium"));
+    let last = |name: &str| name.starts_with("transformer_blocks.23.attn.add_q_proj.");
+    let reason = "queries of the text in the last block, whose text output nothing uses";
+    assert_eq!(reasons(without(binding("sd3/medium"), last), &sd3), [(reason, 2)]);
+    let (_folder, path) = sd3.file();
+    let broken =
+        without(binding("sd3/medium"), |name| name.starts_with("transformer_blocks.7.attn.add_q_proj."));
+    let error = WeightStack::of_checkpoint(broken, &Checkpoint::open(&path).unwrap()).err().unwrap();
+    assert!(error.message.contains("transformer_blocks.7.attn.add_q_proj.bias"), "{error}");
+}
+
+/// A single file of a whole pipeline, with everything trainers leave in it.
+#[test]
+fn state_of_training_and_markers_are_ignored() {
+    let (unet, vae): (Entry, Entry) = (table("sd15_unet"), table("sd15_vae"));
+    let mut file = Sparse::original(&unet, unet.prefix);
+    file.tensors.extend(Sparse::original(&vae, vae.prefix).tensors);
+    for name in [
+        "alphas_cumprod",
+        "v_pred",
+        "ztsnr",
+        "model_ema.decay",
+        "first_stage_model.loss.discriminator.main.0.weight",
+        "first_stage_model.discriminator.bn.num_batches_tracked",
+        "optimizer.state.0",
+        "cond_stage_model.transformer.text_model.embeddings.position_ids",
+    ] {
+        file = file.with(name, &[1]);
+    }
+    assert!(unread("sd15/unet", &file).is_empty());
+    assert_eq!(unread("sd15/vae-decoder", &file).harmless.len(), 1);
+}
