@@ -81,6 +81,7 @@ mod onnx_in;
 mod onnx_out;
 pub mod passes;
 pub mod proto;
+pub mod recurrent;
 mod scope;
 mod tensor;
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use crate::{
     ffi::{Extent, Type, as_floats, product::Words},
-    kernels::{Blocks, Panels},
+    kernels::{Blocks, Panels, Quads},
     shape,
     storage::{Floats, into_storage, is_f32, put},
 };
@@ -18,6 +18,8 @@ pub(crate) enum Form {
     Panels { panels: Panels, transposed: bool, blocks: Option<Blocks> },
     /// A stack of matrices, `[groups, rows, depth]`, in ggml's own blocks; `transposed` as for panels.
     Blocks { matrices: [usize; 3], transposed: bool, blocks: Blocks },
+    /// Matrices of bytes packed for products of integers.
+    Quads(Quads),
 }
 
 impl Form {
@@ -26,6 +28,7 @@ impl Form {
         match self {
             Form::Plain | Form::Blocks { .. } => len,
             Form::Panels { panels, blocks: Some(blocks), .. } => blocks.bytes(&panels),
+            Form::Quads(quads) => quads.bytes(),
             Form::Panels { panels, .. } => panels.len() * if panels.words == Words::Bf16 { 2 } else { 1 },
         }
     }
@@ -60,6 +63,15 @@ impl Form {
                 blocks.pack_rows(matrices, transposed, read, |start, line| {
                     out[start..][..line.len()].copy_from_slice(line)
                 });
+            }
+            Form::Quads(quads) => {
+                if out.len() != quads.bytes() || !matches!(dtype, DType::I8 | DType::U8) {
+                    let (from, to) = (quads.bytes(), out.len());
+                    return Err(Error::internal(format!(
+                        "{from} bytes of {dtype} for a ggml tensor of {to}"
+                    )));
+                }
+                quads.pack(dtype, bytes, out);
             }
             _ => {
                 let arranged = self.arrange(type_, dtype, bytes)?;

@@ -284,6 +284,19 @@ impl<'g> Translator<'g> {
     pub(crate) fn is_stored(&self, id: ValueId) -> bool {
         self.graph.initializers.contains_key(&id) || self.constants.contains_key(&id)
     }
+    /// The initializer whose elements a value has in the same order, or the value.
+    pub(crate) fn stored_source(&self, id: ValueId) -> ValueId {
+        const SAME: [&str; 5] = ["Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity"];
+        let mut source = id;
+        while let Some(node) = self.producer(source)
+            && node.domain.is_empty()
+            && SAME.contains(&&*node.op_type)
+            && let Some(input) = node.input(0)
+        {
+            source = input;
+        }
+        if self.is_stored(source) { source } else { id }
+    }
     /// The node that computes a value.
     pub(crate) fn producer(&self, id: ValueId) -> Option<&'g Node> {
         self.producers.get(&id).map(|index| &self.graph.nodes[*index])

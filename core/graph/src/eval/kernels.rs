@@ -3,7 +3,7 @@
 use super::call::{Call, Outputs};
 use super::{
     activation, attention, binary, cast, conv, conv_transpose, create, einsum, gather, layout, matmul, norm,
-    pool, quantize, reduce, resize, rotary, sample, scatter, search, softmax, unary,
+    pool, quantize, recurrent, reduce, resize, rotary, sample, scatter, search, softmax, unary,
 };
 
 /// Computes all outputs of a node.
@@ -107,6 +107,18 @@ pub(super) fn find(op_type: &str) -> Option<Kernel> {
         "QuantizeLinear" => quantize::quantize,
         "DequantizeLinear" => quantize::dequantize,
         "DynamicQuantizeLinear" => quantize::dynamic,
+
+        "LSTM" | "GRU" | "RNN" => recurrent::recurrent,
+        _ => return None,
+    })
+}
+
+/// The kernel of an operator that ONNX Runtime adds to ai.onnx.
+pub(super) fn find_microsoft(op_type: &str) -> Option<Kernel> {
+    Some(match op_type {
+        "DynamicQuantizeLSTM" => recurrent::recurrent,
+        "DynamicQuantizeMatMul" => quantize::dynamic_matmul,
+        "MatMulIntegerToFloat" => quantize::matmul_to_float,
         _ => return None,
     })
 }

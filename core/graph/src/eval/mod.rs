@@ -22,6 +22,7 @@ mod norm;
 mod number;
 mod pool;
 mod quantize;
+mod recurrent;
 mod reduce;
 mod resize;
 #[cfg(test)]
@@ -37,7 +38,7 @@ mod testing;
 mod unary;
 
 use crate::infer::{Ctx, Fact, describe, outputs_by_rule};
-use crate::{GraphError, Node, OPSETS, Tensor, fused};
+use crate::{GraphError, Node, OPSETS, Tensor, fused, recurrent::MICROSOFT};
 use call::{Call, Fault};
 
 /// Most elements an output may have; a larger one is a mistake or an attack.
@@ -104,6 +105,9 @@ pub fn supports(node: &Node, opset: i64) -> bool {
 }
 
 fn find(node: &Node, opset: i64) -> Option<kernels::Kernel> {
-    let known = matches!(node.domain.as_str(), "" | "ai.onnx") && OPSETS.contains(&opset);
-    kernels::find(&node.op_type).filter(|_| known)
+    match node.domain.as_str() {
+        "" | "ai.onnx" if OPSETS.contains(&opset) => kernels::find(&node.op_type),
+        MICROSOFT => kernels::find_microsoft(&node.op_type),
+        _ => None,
+    }
 }

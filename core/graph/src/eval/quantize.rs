@@ -104,7 +104,12 @@ pub(super) fn dequantize(c: &Call) -> Outputs {
 /// Quantises to u8 over the range of the values, which is widened to hold zero.
 pub(super) fn dynamic(c: &Call) -> Outputs {
     let x = c.input(0)?;
-    let values = load::<f32>(x)?;
+    let (y, scale, zero) = to_u8(&load::<f32>(x)?);
+    Ok(vec![Tensor::from_elements(x.shape().to_vec(), &y)?, Tensor::scalar(scale), Tensor::scalar(zero)])
+}
+
+/// The values quantised to u8, with their scale and zero point.
+pub(super) fn to_u8(values: &[f32]) -> (Vec<u8>, f32, u8) {
     let min = values.iter().fold(0f32, |m, v| m.min(*v));
     let max = values.iter().fold(0f32, |m, v| m.max(*v));
     let scale = (max - min) / 255.0;
@@ -112,11 +117,44 @@ pub(super) fn dynamic(c: &Call) -> Outputs {
     let zero = (-min / scale).round_ties_even().clamp(0.0, 255.0);
     let y: Vec<u8> =
         values.iter().map(|v| ((v / scale).round_ties_even() + zero).clamp(0.0, 255.0) as u8).collect();
-    Ok(vec![
-        Tensor::from_elements(x.shape().to_vec(), &y)?,
-        Tensor::scalar(scale),
-        Tensor::scalar(zero as u8),
-    ])
+    (y, scale, zero as u8)
+}
+
+/// `A * B + bias` of an f32 matrix, which is quantised, and a quantised one.
+pub(super) fn dynamic_matmul(c: &Call) -> Outputs {
+    let a = c.input(0)?;
+    let (values, scale, zero) = to_u8(&load::<f32>(a)?);
+    let a = Tensor::from_elements(a.shape().to_vec(), &values)?;
+    scaled_product(c, (&a, Some(&Tensor::scalar(zero)), scale), (c.input(2)?, c.opt(3), c.opt(4)))
+}
+
+/// `A * B + bias` of two quantised matrices.
+pub(super) fn matmul_to_float(c: &Call) -> Outputs {
+    let scale = scalar(c.input(2)?)?;
+    scaled_product(c, (c.input(0)?, c.opt(4), scale), (c.input(3)?, c.opt(5), c.opt(6)))
+}
+
+/// The product of a quantised matrix and input 1 in f32, whose scale is one or one for each column.
+fn scaled_product(
+    c: &Call,
+    (a, a_zero, a_scale): (&Tensor, Option<&Tensor>, f32),
+    (scale, b_zero, bias): (&Tensor, Option<&Tensor>, Option<&Tensor>),
+) -> Outputs {
+    let (b, shape) = (c.input(1)?, c.out_shape(0)?);
+    let x = shifted(a, a_zero, a.shape().len().saturating_sub(2))?;
+    let y = shifted(b, b_zero, b.shape().len().saturating_sub(1))?;
+    let columns = shape.last().copied().unwrap_or(1).max(1);
+    let (scales, bias) = (load_as_f32(scale)?, bias.map(load_as_f32).transpose()?);
+    if (scales.len() != 1 && scales.len() != columns) || bias.as_ref().is_some_and(|b| b.len() != columns) {
+        return Err(format!("a scale or bias does not fit {columns} columns").into());
+    }
+    let sums = product((&x, a.shape()), (&y, b.shape()), &shape);
+    let value = |(i, sum): (usize, &i128)| {
+        let scale = a_scale * scales[if scales.len() == 1 { 0 } else { i % columns }];
+        *sum as f32 * scale + bias.as_ref().map_or(0.0, |bias| bias[i % columns])
+    };
+    let y: Vec<f32> = sums.iter().enumerate().map(value).collect();
+    Ok(vec![Tensor::from_elements(shape, &y)?])
 }
 
 /// `sums` times `scale(i)`, rounded, shifted by the zero point and saturated.

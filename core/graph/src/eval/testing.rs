@@ -74,3 +74,83 @@ pub(super) fn assert_close(actual: &Tensor, expected: &Tensor) {
         assert!((x - y).abs() <= 1e-6 * y.abs().max(1.0), "element {i}: {x} instead of {y} in {a:?}");
     }
 }
+
+/// A node with what ONNX Runtime computes.
+struct Known {
+    name: String,
+    op: Op,
+    inputs: Vec<Option<Tensor>>,
+    outputs: Vec<Tensor>,
+}
+
+/// As `tools/reference/operators.py` wrote them.
+fn onnxruntime_cases() -> Vec<Known> {
+    let cases: serde_json::Value =
+        serde_json::from_str(include_str!("../../testdata/onnxruntime.json")).unwrap();
+    let case = |case: &serde_json::Value| {
+        let list = |key: &str| case[key].as_array().unwrap().iter();
+        let inputs: Vec<_> = list("inputs").map(|v| (!v.is_null()).then(|| from_json(v))).collect();
+        let outputs: Vec<_> = list("outputs").map(from_json).collect();
+        let attributes = case["attributes"].as_object().unwrap().iter();
+        let op = Op::new(case["op"].as_str().unwrap()).outputs(outputs.len() as u32);
+        let mut op = op.opset(case["opset"].as_i64().unwrap());
+        op.node.domain = case["domain"].as_str().unwrap().into();
+        op.node.attributes = attributes.map(|(name, v)| (name.clone(), attribute_from_json(v))).collect();
+        Known { name: case["name"].as_str().unwrap().into(), op, inputs, outputs }
+    };
+    cases.as_array().unwrap().iter().map(case).collect()
+}
+
+fn attribute_from_json(value: &serde_json::Value) -> Attribute {
+    use serde_json::Value;
+    match value {
+        Value::Number(n) if n.is_i64() => Attribute::Int(n.as_i64().unwrap()),
+        Value::Number(n) => Attribute::Float(n.as_f64().unwrap() as f32),
+        Value::String(text) => Attribute::String(text.clone().into_bytes()),
+        Value::Array(list) if list.iter().all(Value::is_i64) => {
+            Attribute::Ints(list.iter().map(|v| v.as_i64().unwrap()).collect())
+        }
+        Value::Array(list) if list.iter().all(Value::is_string) => {
+            Attribute::Strings(list.iter().map(|v| v.as_str().unwrap().as_bytes().to_vec()).collect())
+        }
+        Value::Array(list) => Attribute::Floats(list.iter().map(|v| v.as_f64().unwrap() as f32).collect()),
+        other => panic!("an attribute {other}"),
+    }
+}
+
+fn from_json(value: &serde_json::Value) -> Tensor {
+    let list = |key: &str| value[key].as_array().unwrap().iter();
+    let shape: Vec<usize> = list("shape").map(|d| d.as_u64().unwrap() as usize).collect();
+    let ints = || list("data").map(|v| v.as_i64().unwrap());
+    let float = |v: &serde_json::Value| match v.as_str() {
+        Some(text) => text.parse().unwrap(),
+        None => v.as_f64().unwrap() as f32,
+    };
+    match value["dtype"].as_str().unwrap() {
+        "float32" => Tensor::from_elements(shape, &list("data").map(float).collect::<Vec<f32>>()),
+        "int32" => Tensor::from_elements(shape, &ints().map(|v| v as i32).collect::<Vec<_>>()),
+        "int8" => Tensor::from_elements(shape, &ints().map(|v| v as i8).collect::<Vec<_>>()),
+        "uint8" => Tensor::from_elements(shape, &ints().map(|v| v as u8).collect::<Vec<_>>()),
+        other => panic!("elements of type {other}"),
+    }
+    .unwrap()
+}
+
+#[test]
+fn nodes_compute_what_onnxruntime_computes() {
+    for Known { name, op, inputs, outputs } in onnxruntime_cases() {
+        let inputs: Vec<Option<&Tensor>> = inputs.iter().map(Option::as_ref).collect();
+        let found = op.try_run_optional(&inputs).unwrap_or_else(|e| panic!("{name}: {e}"));
+        for (i, (found, expected)) in found.iter().zip(&outputs).enumerate() {
+            assert_eq!((found.dtype(), found.shape()), (expected.dtype(), expected.shape()), "{name}, {i}");
+            let (Some(found), Some(expected)) = (found.to_f32s(), expected.to_f32s()) else {
+                assert_eq!(found, expected, "{name}, output {i}");
+                continue;
+            };
+            for (f, e) in found.iter().zip(&expected) {
+                let close = (f - e).abs() <= 2e-6 * e.abs().max(1.0);
+                assert!(close || f.is_nan() && e.is_nan(), "{name}, output {i}: {found:?}, not {expected:?}");
+            }
+        }
+    }
+}

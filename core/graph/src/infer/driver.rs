@@ -1,7 +1,9 @@
 //! Applies the rules to nodes and graphs, and evaluates small constant subgraphs on the way.
 
 use super::{Ctx, Fact, PartialInt, dims, partial, rules};
-use crate::{Dim, Graph, GraphError, Initializer, Node, OPSETS, Tensor, ValueId, eval, fused};
+use crate::{
+    Dim, Graph, GraphError, Initializer, Node, OPSETS, Tensor, ValueId, eval, fused, recurrent::MICROSOFT,
+};
 use std::collections::HashMap;
 
 /// Most elements a tensor may have to be carried along as a known value.
@@ -18,8 +20,12 @@ pub(crate) fn describe(node: &Node) -> String {
 /// What the rule of the node's operator says; `Ok(None)` for an operator that has none.
 pub(crate) fn outputs_by_rule(ctx: &Ctx) -> Result<Option<Vec<Fact>>, GraphError> {
     let node = ctx.node;
-    let known = matches!(node.domain.as_str(), "" | "ai.onnx") && OPSETS.contains(&ctx.opset);
-    let Some(rule) = rules::find(&node.op_type).filter(|_| known) else { return Ok(None) };
+    let rule = match node.domain.as_str() {
+        "" | "ai.onnx" if OPSETS.contains(&ctx.opset) => rules::find(&node.op_type),
+        MICROSOFT => rules::find_microsoft(&node.op_type),
+        _ => None,
+    };
+    let Some(rule) = rule else { return Ok(None) };
     let facts = rule(ctx).map_err(|e| GraphError::Invalid(format!("{}: {e}", describe(node))))?;
     Ok(Some(facts))
 }

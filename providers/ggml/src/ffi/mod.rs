@@ -20,6 +20,7 @@ mod builder;
 pub(crate) mod depthwise;
 mod device_ops;
 mod executor;
+pub(crate) mod int8;
 mod kept;
 mod kernel;
 mod library;

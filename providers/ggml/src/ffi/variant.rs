@@ -97,6 +97,12 @@ pub(super) fn avx512_bf16() -> bool {
     avx512() && allowed("zen4") && has!("avx512bf16")
 }
 
+/// With instructions for products of bytes.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn avx512_vnni() -> bool {
+    avx512() && has!("avx512vnni")
+}
+
 /// Whether products of f32 are faster than those of bf16 pairs. So they are on Intel's cores since Sapphire Rapids (which
 /// AVX-512 FP16 tells), made to multiply bf16 in tiles: an Emerald Rapids whose tiles are hidden does 175 GFLOP/s in pairs and
 /// 325 in f32. This is a rule because a measurement might choose, and so compute, something else in the next run.

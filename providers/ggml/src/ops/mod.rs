@@ -10,6 +10,8 @@ mod matmul;
 mod nhwc_conv;
 mod norm;
 mod pad;
+mod quantized;
+mod recurrent;
 mod reduce;
 
 pub(crate) use activation::{activation, own_activation};
@@ -20,7 +22,7 @@ pub(crate) use layout::{permutation, whole_factors};
 pub(crate) use pad::pads;
 
 use crate::translate::{Outcome, Translator};
-use sdrun_graph::{Node, fused::DOMAIN};
+use sdrun_graph::{Node, fused::DOMAIN, recurrent::MICROSOFT};
 
 /// How an operator of ai.onnx, or one that passes make of several, is said in ggml's terms.
 pub(crate) struct Operator {
@@ -33,7 +35,7 @@ pub(crate) struct Operator {
     pub(crate) translate: fn(&mut Translator<'_>, &Node) -> Outcome,
 }
 
-const FAMILIES: [&[Operator]; 10] = [
+const FAMILIES: [&[Operator]; 12] = [
     elementwise::OPERATORS,
     matmul::OPERATORS,
     attention::OPERATORS,
@@ -44,6 +46,8 @@ const FAMILIES: [&[Operator]; 10] = [
     layout::OPERATORS,
     pad::OPERATORS,
     einsum::OPERATORS,
+    quantized::OPERATORS,
+    recurrent::OPERATORS,
 ];
 
 /// The table, family after family.
@@ -53,6 +57,13 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Operator> {
 
 /// The entry for a node.
 pub(crate) fn find(node: &Node) -> Option<&'static Operator> {
-    let known = matches!(&node.domain[..], "" | "ai.onnx" | DOMAIN);
+    // Names that ONNX Runtime has added are none of ai.onnx.
+    let known = match &node.domain[..] {
+        "" | "ai.onnx" | DOMAIN => true,
+        MICROSOFT => {
+            matches!(&*node.op_type, "DynamicQuantizeLSTM" | "DynamicQuantizeMatMul" | "MatMulIntegerToFloat")
+        }
+        _ => false,
+    };
     all().find(|operator| known && operator.name == node.op_type)
 }

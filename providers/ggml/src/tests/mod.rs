@@ -6,6 +6,7 @@ mod kept;
 mod models;
 mod operators;
 mod patterns;
+mod recurrent;
 mod session;
 mod shapes;
 
@@ -122,7 +123,8 @@ impl Model {
         for node in &self.graph.nodes {
             let inputs: Vec<Option<&Tensor>> =
                 node.inputs.iter().map(|id| id.map(|id| &values[&id])).collect();
-            let results = eval::evaluate(node, self.graph.opset(), &inputs).unwrap();
+            let opset = self.graph.opsets.get(&node.domain).copied().unwrap_or_else(|| self.graph.opset());
+            let results = eval::evaluate(node, opset, &inputs).unwrap();
             values.extend(node.outputs.iter().copied().zip(results).filter_map(|(id, t)| Some((id?, t))));
         }
         self.graph.outputs.iter().map(|id| values[id].clone()).collect()

@@ -9,7 +9,7 @@ use sdrun_graph::{
 use std::collections::{BTreeMap, BTreeSet};
 
 /// An input of a one-node graph.
-enum In {
+pub(super) enum In {
     /// Given at run time.
     Fed(Tensor),
     /// A weight.
@@ -26,11 +26,11 @@ pub(super) struct Case {
     tolerance: f64,
 }
 
-fn case(op: &'static str, opset: i64, attributes: &[(&str, Attribute)], inputs: Vec<In>) -> Case {
+pub(super) fn case(op: &'static str, opset: i64, attributes: &[(&str, Attribute)], inputs: Vec<In>) -> Case {
     several(op, opset, attributes, inputs, 1)
 }
 
-fn several(
+pub(super) fn several(
     op: &'static str,
     opset: i64,
     attributes: &[(&str, Attribute)],
@@ -544,7 +544,7 @@ fn fused() -> Vec<Case> {
 /// Of every operator in the table.
 pub(super) fn native() -> Vec<Case> {
     let families = [elementwise(), products(), convolutions(), normalisations(), moves(), pads(), sums()];
-    families.into_iter().chain([fused(), merged()]).flatten().collect()
+    families.into_iter().chain([fused(), merged(), super::recurrent::cases()]).flatten().collect()
 }
 
 #[test]

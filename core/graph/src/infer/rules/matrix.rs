@@ -39,6 +39,11 @@ pub(super) fn matmul_integer(c: &Ctx) -> Facts {
     one(Some(DType::I32), product_of(c, 0, 1)?)
 }
 
+/// The shape of the product of inputs 0 and 1.
+pub(super) fn matmul_shape(c: &Ctx) -> Result<Option<Vec<Dim>>, String> {
+    product_of(c, 0, 1)
+}
+
 pub(super) fn qlinear_matmul(c: &Ctx) -> Facts {
     (0..8).try_for_each(|i| c.need(i).map(drop))?;
     one(c.dtype(7), product_of(c, 0, 3)?)

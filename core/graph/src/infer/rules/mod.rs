@@ -11,6 +11,7 @@ pub(crate) mod layout;
 mod matrix;
 mod nn;
 mod quantize;
+mod recurrent;
 pub(crate) mod reduce;
 
 /// A rule: facts about all outputs out of what is known about the inputs.
@@ -156,7 +157,18 @@ pub(super) fn find(op_type: &str) -> Option<Rule> {
         "DequantizeLinear" => quantize::dequantize,
         "DynamicQuantizeLinear" => quantize::dynamic,
 
+        "LSTM" | "GRU" | "RNN" => recurrent::recurrent,
+
         "If" => control::if_,
+        _ => return None,
+    })
+}
+
+/// The rule of an operator that ONNX Runtime adds to ai.onnx.
+pub(super) fn find_microsoft(op_type: &str) -> Option<Rule> {
+    Some(match op_type {
+        "DynamicQuantizeLSTM" => recurrent::recurrent,
+        "DynamicQuantizeMatMul" | "MatMulIntegerToFloat" => recurrent::product_to_float,
         _ => return None,
     })
 }
