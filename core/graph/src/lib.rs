@@ -91,7 +91,7 @@ pub use bind::OpenDims;
 pub use error::GraphError;
 pub use external::{ExternalBase, OpenOptions, WeightsPolicy};
 pub use ir::{Attribute, Dim, Graph, Initializer, Node, Value, ValueId, WeightData, WeightRef};
-pub use onnx_in::{IR_VERSIONS, OPSETS};
+pub use onnx_in::{Body, IR_VERSIONS, OPSETS};
 pub use onnx_out::Placement;
 pub use passes::{SimplifyReport, simplify};
 pub use tensor::{Element, Tensor};

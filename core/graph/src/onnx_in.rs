@@ -1,6 +1,7 @@
 //! ONNX files into the IR.
 
 mod attributes;
+mod body;
 mod budget;
 mod functions;
 mod graft;
@@ -19,6 +20,7 @@ use crate::{
     proto::{ModelProto, NodeProto, StringStringEntryProto, TensorProto, ValueInfoProto},
     scope,
 };
+pub use body::Body;
 use bytes::Bytes;
 pub(crate) use graft::graft;
 use prost::Message;

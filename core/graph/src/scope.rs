@@ -83,6 +83,13 @@ impl Graph {
         found
     }
 
+    /// Values that the bodies of a node of this graph use by name.
+    pub fn captured_by(&self, node: &Node) -> Vec<ValueId> {
+        let names: BTreeSet<&str> = bodies(node).flat_map(captured).collect();
+        let ids = self.ids_by_name();
+        names.into_iter().filter_map(|name| ids.get(name).copied()).collect()
+    }
+
     /// All values by name.
     pub fn ids_by_name(&self) -> HashMap<&str, ValueId> {
         self.values.iter().enumerate().map(|(i, value)| (value.name.as_str(), ValueId(i as u32))).collect()

@@ -2,6 +2,7 @@
 
 mod engine;
 mod ffi;
+mod flow;
 mod form;
 mod gpu;
 mod kernels;

@@ -1,9 +1,10 @@
 //! A session: an engine's weights, and its graph with memory for each shape that was run.
 
 use crate::{
-    ffi::{Executor, Kept, Program, Spread, Target, Tensor},
+    ffi::{Executor, Kept, Program, Spread, Store, Target, Tensor},
+    flow::{Runner, Unit},
     storage::{from_storage, into_storage, is_f32, storage_type},
-    topology::Topology,
+    topology::{Topology, explain},
     translate::Translation,
     weights::Bank,
 };
@@ -11,6 +12,7 @@ use sdrun_abi::{
     DType, DeviceTensor, Error, Host, Input, LogLevel, MemoryReport, OutputSink, OutputSpec, RefitReport,
     Result, Session, TensorView, WeightSource, WeightUpdate,
 };
+use sdrun_graph::Tensor as HostTensor;
 use std::sync::Arc;
 
 /// Shapes a session keeps its graph for, the latest first.
@@ -21,12 +23,14 @@ pub(crate) struct GgmlSession {
     bank: Bank,
     /// The latest first.
     plans: Vec<Plan>,
+    /// A graph that decides at run time what is computed, instead of plans.
+    flow: Option<Unit>,
     executor: Executor,
     threads: usize,
 }
 
 /// The graph for one shape of each input.
-struct Plan {
+pub(crate) struct Plan {
     shapes: Vec<Vec<usize>>,
     program: Program,
     inputs: Vec<(Tensor, DType)>,
@@ -37,16 +41,22 @@ struct Plan {
 impl GgmlSession {
     /// Allocates memory and fills it with the weights.
     pub(crate) fn new(topology: Arc<Topology>, source: &dyn WeightSource, host: &dyn Host) -> Result<Self> {
-        let (bank, translation) = topology.representative()?;
         let threads = topology.threads();
         let executor = Executor::new(topology.target(), threads)?;
-        let mut session = GgmlSession { topology, bank, plans: Vec::new(), executor, threads };
+        let (bank, translation, flow) = if topology.decides() {
+            let prepared = topology.representative_flow()?;
+            (prepared.bank, None, Some(prepared.unit))
+        } else {
+            let (bank, translation) = topology.representative()?;
+            (bank, Some(translation), None)
+        };
+        let mut session = GgmlSession { topology, bank, plans: Vec::new(), flow, executor, threads };
         session.bank.load(source, host, threads)?;
         let mapped = session.bank.store().mapped_bytes();
         if mapped > 0 {
             host.log(LogLevel::Debug, "ggml", &format!("{mapped} bytes of weights stay in their files"));
         }
-        if let Some(shapes) = session.topology.fixed_shapes() {
+        if let Some((shapes, translation)) = session.topology.fixed_shapes().zip(translation) {
             session.add_plan(shapes, translation)?;
             let GgmlSession { plans, executor, bank, .. } = &mut session;
             if let Some(spread) =
@@ -59,16 +69,9 @@ impl GgmlSession {
     }
 
     fn add_plan(&mut self, shapes: Vec<Vec<usize>>, translation: Translation) -> Result<()> {
-        let Translation { builder, inputs, outputs, constants, output_specs, .. } = translation;
-        let tensors: Vec<Tensor> = outputs.iter().map(|(tensor, _)| *tensor).collect();
-        let threads = self.topology.threads_for(&builder);
-        let mut program = builder.finish(&tensors, threads)?;
-        for constant in &constants {
-            let (dtype, bytes) = (constant.value.dtype(), constant.value.data());
-            program.write(constant.tensor, &constant.form.arrange(constant.type_, dtype, bytes)?)?;
-        }
+        let threads = self.topology.threads_for(&translation.builder);
         self.plans.truncate(MAX_PLANS - 1);
-        self.plans.insert(0, Plan { shapes, program, inputs, outputs, output_specs });
+        self.plans.insert(0, Plan::new(shapes, translation, threads)?);
         Ok(())
     }
 
@@ -88,6 +91,100 @@ impl GgmlSession {
             }
         }
         Ok(())
+    }
+}
+
+impl GgmlSession {
+    /// One run of a graph that decides at run time what is computed.
+    fn run_flow(
+        &mut self,
+        inputs: &[Input<'_>],
+        keep: &[bool],
+        sink: &mut dyn OutputSink,
+        host: &dyn Host,
+    ) -> Result<Vec<Box<dyn DeviceTensor>>> {
+        if keep.contains(&true) {
+            return Err(Error::unsupported(
+                "outputs of a graph that decides at run time what it computes do not stay on the device",
+            )
+            .with_hint("have them copied to main memory"));
+        }
+        let to_host = |input: &Input<'_>| {
+            let (dtype, shape) = input.spec();
+            let bytes = match input {
+                Input::Host(view) => view.data.to_vec(),
+                Input::Device(given) => {
+                    let mut bytes = vec![0; dtype.bytes_of(shape).unwrap_or_default()];
+                    given.read(&mut bytes)?;
+                    bytes
+                }
+            };
+            HostTensor::new(dtype, shape.to_vec(), bytes).map_err(explain)
+        };
+        let inputs = inputs.iter().map(to_host).collect::<Result<Vec<_>>>()?;
+        let GgmlSession { topology, bank, flow, executor, .. } = self;
+        let Some(unit) = flow else { return Err(Error::internal("a graph without decisions")) };
+        let outputs = unit.run(inputs, &mut Runner { topology, bank, executor, host })?;
+        let specs: Vec<OutputSpec> = outputs
+            .iter()
+            .map(|output| OutputSpec { dtype: output.dtype(), shape: output.shape().to_vec() })
+            .collect();
+        let buffers = sink.allocate(&specs)?;
+        if buffers.len() != outputs.len() {
+            let (found, wanted) = (buffers.len(), outputs.len());
+            return Err(Error::internal(format!("{found} output buffers for {wanted} outputs")));
+        }
+        for (buffer, output) in buffers.into_iter().zip(&outputs) {
+            if buffer.len() != output.data().len() {
+                let (found, wanted) = (buffer.len(), output.data().len());
+                return Err(Error::internal(format!("{found} bytes for an output of {wanted}")));
+            }
+            buffer.copy_from_slice(output.data());
+        }
+        Ok(Vec::new())
+    }
+}
+
+impl Plan {
+    /// Gives a translation memory for its constants, and fills them.
+    pub(crate) fn new(shapes: Vec<Vec<usize>>, translation: Translation, threads: usize) -> Result<Self> {
+        let Translation { builder, inputs, outputs, constants, output_specs, .. } = translation;
+        let tensors: Vec<Tensor> = outputs.iter().map(|(tensor, _)| *tensor).collect();
+        let mut program = builder.finish(&tensors, threads)?;
+        for constant in &constants {
+            let (dtype, bytes) = (constant.value.dtype(), constant.value.data());
+            program.write(constant.tensor, &constant.form.arrange(constant.type_, dtype, bytes)?)?;
+        }
+        Ok(Plan { shapes, program, inputs, outputs, output_specs })
+    }
+    /// Types and shapes of the outputs.
+    pub(crate) fn output_specs(&self) -> &[OutputSpec] {
+        &self.output_specs
+    }
+    /// Bytes of the constants.
+    pub(crate) fn constant_bytes(&self) -> u64 {
+        self.program.constant_bytes()
+    }
+    /// One run, from and to main memory.
+    pub(crate) fn run_on_host(
+        &mut self,
+        given: &[&HostTensor],
+        executor: &mut Executor,
+        store: &Store,
+        host: &dyn Host,
+    ) -> Result<Vec<HostTensor>> {
+        let Plan { program, inputs, outputs, output_specs, .. } = self;
+        executor.place(program, store)?;
+        for (given, (tensor, dtype)) in given.iter().zip(inputs.iter()) {
+            program.write(*tensor, &into_storage(*dtype, given.data()).map_err(Error::invalid)?)?;
+        }
+        executor.compute(program, store, &|| host.cancelled())?;
+        let read = |((tensor, dtype), spec): (&(Tensor, DType), &OutputSpec)| {
+            let mut buffer = vec![0; dtype.bytes_of(&spec.shape).unwrap_or_default()];
+            bring(*dtype, program.size(*tensor), &mut buffer, |bytes| program.read(*tensor, bytes))?;
+            HostTensor::new(*dtype, spec.shape.clone(), buffer).map_err(explain)
+        };
+        outputs.iter().zip(output_specs.iter()).map(read).collect()
     }
 }
 
@@ -118,6 +215,9 @@ impl Session for GgmlSession {
     ) -> Result<Vec<Box<dyn DeviceTensor>>> {
         self.topology.check_inputs(inputs)?;
         self.bank.whole()?;
+        if self.flow.is_some() {
+            return self.run_flow(inputs, keep, sink, host);
+        }
         self.plan(inputs, host)?;
         let GgmlSession { plans, executor, bank, topology, .. } = self;
         let Some(Plan { program, inputs: tensors, outputs, output_specs, .. }) = plans.first_mut() else {
@@ -161,6 +261,7 @@ impl Session for GgmlSession {
         let constants: u64 = self.plans.iter().map(|plan| plan.program.constant_bytes()).sum();
         let programs = self.plans.iter().map(|plan| &plan.program);
         let (activations, on_device) = self.executor.activation_bytes(programs);
+        let constants = constants + self.flow.as_ref().map_or(0, Unit::constant_bytes);
         let weights = self.bank.store().bytes() + constants;
         let device = match self.topology.target().gpu {
             Some(_) => self.bank.store().device_bytes() + on_device,

@@ -2,12 +2,13 @@
 
 use crate::{
     ffi::{Builder, MAX_THREADS, Target},
+    flow::{self, Planner, Spec, Unit},
     optimize::optimize,
     storage::storage_type,
     translate::{Translation, translate},
     weights::Bank,
 };
-use sdrun_abi::{BuildSpec, EngineInfo, Error, Input, Precision, Result, TensorSpec, WeightSpec};
+use sdrun_abi::{BuildSpec, DType, EngineInfo, Error, Input, Precision, Result, TensorSpec, WeightSpec};
 use sdrun_graph::{Dim, Graph, GraphError, OpenDims, ValueId, simplify};
 use std::collections::BTreeMap;
 
@@ -56,17 +57,23 @@ impl Topology {
             return Err(Error::invalid(format!("the rank of input {name:?} is not known")));
         }
         // What an operator says is clearer than what is not known about its outputs.
-        let (_, translation) = topology.representative()?;
+        let (ranks, host_operators): (Vec<Option<usize>>, _) = if topology.decides() {
+            let Prepared { outputs, host_operators, .. } = topology.representative_flow()?;
+            (outputs.iter().map(|spec| Some(spec.as_ref()?.1.len())).collect(), host_operators)
+        } else {
+            let (_, translation) = topology.representative()?;
+            let ranks = translation.output_specs.iter().map(|spec| Some(spec.shape.len()));
+            (ranks.collect(), translation.host_operators)
+        };
         let Topology { graph, info, .. } = &mut topology;
-        let ranks = translation.output_specs.iter().map(|spec| spec.shape.len());
         info.inputs = graph.inputs.iter().map(|id| tensor_spec(graph, *id, None)).collect::<Result<_>>()?;
         info.outputs = graph
             .outputs
             .iter()
             .zip(ranks)
-            .map(|(id, rank)| tensor_spec(graph, *id, Some(rank)))
+            .map(|(id, rank)| tensor_spec(graph, *id, rank))
             .collect::<Result<_>>()?;
-        Ok((topology, translation.host_operators))
+        Ok((topology, host_operators))
     }
 
     pub(crate) fn info(&self) -> &EngineInfo {
@@ -114,6 +121,32 @@ impl Topology {
             };
         }
         Err(first.unwrap_or_else(|| Error::internal("no sizes are assumed")))
+    }
+
+    /// Whether the graph decides at run time what is computed.
+    pub(crate) fn decides(&self) -> bool {
+        flow::decides(&self.graph)
+    }
+
+    /// As [`representative`](Self::representative), for a graph that decides at run time. Where dimensions are open and no sizes
+    /// fit, its weights are kept as they are in the graph.
+    pub(crate) fn representative_flow(&self) -> Result<Prepared> {
+        let dtypes = self.graph.inputs.iter().map(|id| self.graph.value(*id).dtype.unwrap_or(DType::F32));
+        let dtypes: Vec<DType> = dtypes.collect();
+        let attempt = |shapes: Option<Vec<Vec<usize>>>| {
+            let mut bank = Bank::new(self.target, &self.info.weights);
+            let (mut unit, mut host_operators) = (Unit::new(self.graph.clone()), BTreeMap::new());
+            let specs: Option<Vec<Spec>> = shapes.map(|shapes| dtypes.iter().copied().zip(shapes).collect());
+            let mut planner =
+                Planner { topology: self, bank: &mut bank, host_operators: &mut host_operators };
+            let outputs = unit.prepare(specs.as_deref(), &mut planner)?;
+            Ok(Prepared { bank, unit, outputs, host_operators })
+        };
+        if let Some(shapes) = self.fixed_shapes() {
+            return attempt(Some(shapes));
+        }
+        let assumed = ASSUMED.into_iter().find_map(|assumed| attempt(Some(self.assume(assumed))).ok());
+        assumed.map_or_else(|| attempt(None), Ok)
     }
 
     /// The graph in ggml's terms for inputs of these shapes, with its weights in `bank`.
@@ -173,6 +206,16 @@ impl Topology {
         }
         Ok(())
     }
+}
+
+/// A graph that decides at run time, ready to be given weights.
+pub(crate) struct Prepared {
+    pub(crate) bank: Bank,
+    pub(crate) unit: Unit,
+    /// Types of the outputs, as far as they are known.
+    pub(crate) outputs: Vec<Option<Spec>>,
+    /// Operators that the reference implementation evaluates, with their number of nodes.
+    pub(crate) host_operators: BTreeMap<String, usize>,
 }
 
 /// Cores this process may use.

@@ -4,9 +4,9 @@ use crate::{
     ffi::{Home, Room, Store, Stored, Target, Tensor, Type},
     form::Form,
     shape,
-    storage::{Floats, float_dtype, is_f32},
+    storage::{Floats, float_dtype, is_f32, storage_type},
 };
-use sdrun_abi::{Error, ErrorCode, Flow, Host, Result, Weight, WeightSource, WeightSpec};
+use sdrun_abi::{DType, Error, ErrorCode, Flow, Host, Result, Weight, WeightSource, WeightSpec};
 use sdrun_graph::Tensor as HostTensor;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -79,6 +79,14 @@ impl Bank {
         self.places.push(Place { weight: key.0.clone(), form, type_, stored, home, filled: false });
         self.known.insert(key, stored);
         Ok(stored)
+    }
+
+    /// Keeps a weight as it is in the graph, so that any form can be made of it.
+    pub(crate) fn place_plain(&mut self, weight: &str, dtype: DType) -> Result<()> {
+        let type_ = storage_type(dtype).ok_or_else(|| {
+            Error::unsupported(format!("weight {weight:?} is {dtype}, which ggml cannot hold"))
+        })?;
+        self.place(weight, Form::Plain, type_, Home::Host).map(drop)
     }
 
     /// The memory of the weights.
@@ -386,7 +394,7 @@ fn pull<'a>(source: &'a dyn WeightSource, spec: &WeightSpec) -> Result<Weight<'a
 mod tests {
     use super::*;
     use crate::{storage::to_bytes, tests::cpu};
-    use sdrun_abi::{DType, NoHost};
+    use sdrun_abi::NoHost;
     use std::path::PathBuf;
 
     /// A table of f32, and where it is said to lie.

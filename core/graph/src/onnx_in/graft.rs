@@ -32,14 +32,14 @@ pub(crate) fn graft(graph: &Graph, taken: &BTreeMap<usize, GraphProto>) -> Resul
     import.place_tensors(&mut ExternalFiles::new(ExternalBase::Stripped))
 }
 
-fn invalid(node: &Node, fault: Fault) -> GraphError {
+pub(super) fn invalid(node: &Node, fault: Fault) -> GraphError {
     let (Fault::Malformed(reason) | Fault::Unsupported(reason)) = fault;
     GraphError::Invalid(format!("a body of node {:?} ({}): {reason}", node.name, node.op_type))
 }
 
 impl Import {
     /// Goes on with a finished graph.
-    fn resume(graph: Graph) -> Self {
+    pub(super) fn resume(graph: Graph) -> Self {
         let ids: HashMap<String, _> =
             graph.ids_by_name().into_iter().map(|(name, id)| (name.to_owned(), id)).collect();
         Import { defined: ids.values().copied().collect(), graph, ids, stored: BTreeMap::new() }

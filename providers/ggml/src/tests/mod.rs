@@ -2,6 +2,7 @@
 
 mod devices;
 mod errors;
+mod flow;
 mod kept;
 mod models;
 mod operators;
