@@ -63,8 +63,11 @@ fn every_command_has_an_example_and_is_in_the_manual() {
     for command in COMMANDS.iter().filter(|c| c.len() == 1) {
         let own = sandbox.run(&[command[0], "--help"]).stdout;
         assert!(own.contains("Example: sdrun "), "{command:?} has no example");
-        assert!(help.contains(command[0]), "{command:?} is not in the help");
-        assert!(manual.contains(&format!("sdrun {}", command[0])), "{command:?} is not in docs/cli.md");
+        // Whole words: `run` also begins `runtime`.
+        let listed = |line: &str| line.split_whitespace().next() == Some(command[0]);
+        assert!(help.lines().any(listed), "{command:?} is not in the help");
+        let named = |rest: &str| rest.split(|c: char| !c.is_alphanumeric()).next() == Some(command[0]);
+        assert!(manual.split("sdrun ").skip(1).any(named), "{command:?} is not in docs/cli.md");
     }
     // Every exit code of the help is in the manual, too.
     let codes =

@@ -178,10 +178,13 @@ impl WeightSource for Weights {
     }
 }
 
-/// A host that cancels, and counts the reports of progress it answered so.
+/// A host that cancels from the start, and counts how often the provider learned it.
 #[derive(Default)]
 pub(super) struct Canceller {
+    /// By the answer to a report of progress.
     pub(super) told: AtomicUsize,
+    /// By a poll.
+    pub(super) polled: AtomicUsize,
 }
 
 impl Host for Canceller {
@@ -191,6 +194,7 @@ impl Host for Canceller {
         Flow::Cancel
     }
     fn cancelled(&self) -> bool {
+        self.polled.fetch_add(1, Relaxed);
         true
     }
 }

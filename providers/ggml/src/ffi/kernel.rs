@@ -372,7 +372,16 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("no message")
 }
 
-/// What a kernel makes of f32 (or 32-bit word) inputs when `workers` threads share its tiles.
+/// The address of an output that several threads fill.
+#[cfg(test)]
+struct Filled(*mut u8);
+
+// SAFETY: each tile is computed once, and tiles of a grid do not overlap.
+#[cfg(test)]
+unsafe impl Sync for Filled {}
+
+/// What a kernel makes of f32 (or 32-bit word) inputs when `workers` threads share its tiles. The threads take them in an
+/// order that is another one for each number of workers.
 #[cfg(test)]
 pub(crate) fn run_kernel(kernel: &dyn Kernel, inputs: &[&[u32]], workers: usize) -> Vec<u32> {
     let mut slots = Inputs { slots: [(Type::F32, &[]); MAX_INPUTS], len: inputs.len(), over: false };
@@ -382,18 +391,58 @@ pub(crate) fn run_kernel(kernel: &dyn Kernel, inputs: &[&[u32]], workers: usize)
     let grid = kernel.grid(workers);
     // What no tile writes shows as a NaN.
     let mut out = vec![f32::NAN.to_bits(); grid.len()];
-    for index in 0..grid.tiles() {
-        let (plane, rows, cols) = grid.tile(index);
-        let data = out.as_mut_ptr().cast();
-        let tile = Tile { plane, rows, cols, data, first: 0, type_: Type::F32, grid, exclusive: PhantomData };
-        kernel.tile(&slots, tile).unwrap();
+    let mut order: Vec<usize> = (0..grid.tiles()).collect();
+    // Fisher-Yates, with the numbers of Knuth's MMIX generator.
+    let mut state = workers as u64;
+    for last in (1..order.len()).rev() {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        order.swap(last, (state >> 33) as usize % (last + 1));
     }
+    let (next, filled) = (AtomicUsize::new(0), Filled(out.as_mut_ptr().cast()));
+    let start = std::sync::Barrier::new(workers);
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                let filled: &Filled = &filled;
+                #[cfg(target_arch = "x86_64")]
+                let _tiles = (kernel.words() == Words::Bf16).then(amx::Tiles::set_up);
+                start.wait();
+                while let Some(index) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let (plane, rows, cols) = grid.tile(*index);
+                    let (data, type_) = (filled.0, Type::F32);
+                    let tile =
+                        Tile { plane, rows, cols, data, first: 0, type_, grid, exclusive: PhantomData };
+                    kernel.tile(&slots, tile).unwrap();
+                }
+            });
+        }
+    });
     out
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Writes the turn in which a tile is computed, as a kernel would that keeps something between its tiles.
+    struct Turns(AtomicUsize);
+
+    impl Kernel for Turns {
+        fn grid(&self, _: usize) -> Grid {
+            Grid::flat(64, 1)
+        }
+        fn tile(&self, _: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
+            tile.row(0).fill(self.0.fetch_add(1, Ordering::Relaxed) as f32);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_kernel_whose_tiles_depend_on_their_order_is_seen() {
+        let turns = |workers| run_kernel(&Turns(AtomicUsize::new(0)), &[], workers);
+        assert_eq!(turns(1), turns(1));
+        assert_ne!(turns(1), turns(3));
+    }
 
     #[test]
     fn every_tile_is_taken_once() {
