@@ -16,7 +16,7 @@ use sdrun::{
     },
     inputs, verify,
 };
-use sdrun_tests::lab::{Lab, folder};
+use sdrun_tests::lab::Lab;
 use std::path::Path;
 
 /// Greatest error, relative to the greatest value of the reference.
@@ -184,7 +184,7 @@ fn tiny_pipeline(device: &str, precisions: &[Precision]) {
         ("unet", &[("sample", &[1, 4, 8, 8]), ("timestep", &[]), ("encoder_hidden_states", &[1, 8, 32])]),
     ];
     for (part, sizes) in parts {
-        let file = folder("SDRUN_TINY_DIR").join(format!("sd/onnx/{part}/model.onnx"));
+        let file = sdrun_tiny::folder().join(format!("sd/onnx/{part}/model.onnx"));
         for precision in precisions.iter().copied() {
             holds(device, part, &Model::open(&file).unwrap(), sizes, precision);
         }
@@ -192,14 +192,14 @@ fn tiny_pipeline(device: &str, precisions: &[Precision]) {
 }
 
 #[test]
-#[ignore = "needs MIGraphX and SDRUN_TINY_DIR; run by `cargo xtask test`"]
+#[ignore = "needs MIGraphX; run by `cargo xtask test`"]
 fn tiny_stable_diffusion() {
     tiny_pipeline("ref", &[Precision::Fp32, Precision::Fp16]);
 }
 
 /// What is rewritten for GPUs computes the same.
 #[test]
-#[ignore = "needs MIGraphX and SDRUN_TINY_DIR; run by `cargo xtask test`"]
+#[ignore = "needs MIGraphX; run by `cargo xtask test`"]
 fn tiny_stable_diffusion_as_for_a_gpu() {
     tiny_pipeline("ref-gpu", &[Precision::Fp32]);
 }
@@ -208,7 +208,7 @@ fn tiny_stable_diffusion_as_for_a_gpu() {
 /// all of them.
 fn serves(device: &str, part: &str, sets: &[&[Shape<'_>]], shared: bool) {
     let lab = Lab::default();
-    let model = Model::open(folder("SDRUN_TINY_DIR").join(format!("sd/onnx/{part}/model.onnx"))).unwrap();
+    let model = Model::open(sdrun_tiny::folder().join(format!("sd/onnx/{part}/model.onnx"))).unwrap();
     let own = model.weights();
     let other = Changed(&own);
     let provider = lab.open("migraphx").unwrap();
@@ -276,7 +276,7 @@ fn serves(device: &str, part: &str, sets: &[&[Shape<'_>]], shared: bool) {
 }
 
 #[test]
-#[ignore = "needs MIGraphX and SDRUN_TINY_DIR; run by `cargo xtask test`"]
+#[ignore = "needs MIGraphX; run by `cargo xtask test`"]
 fn tiny_engine_serves_several_shapes() {
     let decoder: [&[Shape<'_>]; 2] =
         [&[("latent_sample", &[1, 4, 4, 4])], &[("latent_sample", &[2, 4, 2, 3])]];

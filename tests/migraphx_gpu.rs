@@ -14,7 +14,7 @@ use sdrun::{
 };
 use sdrun_tests::{
     kernels::{self, Kernels},
-    lab::{Lab, folder},
+    lab::Lab,
 };
 
 /// How many kernels a run launches; every run the same.
@@ -120,10 +120,10 @@ fn vae_decoder() {
 }
 
 #[test]
-#[ignore = "needs ROCm's compiler, the stand-in for HIP and SDRUN_TINY_DIR"]
+#[ignore = "needs ROCm's compiler and the stand-in for HIP"]
 fn tiny_unet() {
     let sizes: &[(&str, &[usize])] =
         &[("sample", &[1, 4, 8, 8]), ("timestep", &[]), ("encoder_hidden_states", &[1, 8, 32])];
-    let file = folder("SDRUN_TINY_DIR").join("sd/onnx/unet/model.onnx");
+    let file = sdrun_tiny::folder().join("sd/onnx/unet/model.onnx");
     costs_little("tiny UNet", &Model::open(file).unwrap(), sizes);
 }

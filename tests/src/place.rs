@@ -1,7 +1,7 @@
 //! Where the things under test are: environment variables that `cargo xtask test` sets, else the places in
 //! the target folder where it leaves them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// What one of the folders is good for.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +28,7 @@ impl Place {
         let (variable, name) = self.names();
         let path = match std::env::var_os(variable) {
             Some(path) => PathBuf::from(path),
-            None => target()?.join(name),
+            None => sdrun_tiny::target().map_err(|why| format!("{why:#}"))?.join(name),
         };
         if path.is_dir() {
             return Ok(path);
@@ -38,14 +38,4 @@ impl Place {
             path.display()
         ))
     }
-}
-
-/// Cargo's target folder: test programs lie in `target/PROFILE/deps`, others in `target/PROFILE`.
-fn target() -> Result<PathBuf, String> {
-    let program =
-        std::env::current_exe().map_err(|e| format!("cannot find out where this program is: {e}"))?;
-    let profile =
-        program.parent().map(|dir| if dir.ends_with("deps") { dir.parent().unwrap_or(dir) } else { dir });
-    let target = profile.and_then(Path::parent);
-    target.map(Path::to_path_buf).ok_or_else(|| format!("{} lies in no target folder", program.display()))
 }

@@ -42,6 +42,7 @@ pub(crate) fn run_all(workspace: &Workspace, extent: Extent) -> Result<()> {
 /// All stages; an error where one that the others need cannot be done.
 fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()> {
     tally.check("Formatting", || run(workspace.cargo().args(["fmt", "--all", "--check"])));
+    tally.begin("Set-up");
     setup::compilers()?;
     let dist = dist::for_tests(workspace)?;
     setup::runtimes(workspace, &dist)?;
@@ -73,59 +74,43 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         cargo.args(arguments).envs(environment.iter().cloned());
         cargo
     };
-    let models = |tally: &mut Tally, filter: &str| {
-        let only = ["--test=golden", "--test=refit", "--", "--ignored", filter];
-        tally.count(&mut tests(&[&["test", "--workspace", "--no-fail-fast"], &only[..]].concat()))
-    };
-    step("Unit, integration and documentation tests");
+    tally.stage("Unit, integration and documentation tests");
     tally.count(&mut tests(&["test", "--workspace", "--no-fail-fast"]))?;
     if migraphx.is_some() {
-        step("MIGraphX");
-        let mut only = vec!["test", "--workspace", "--test=migraphx", "--", "--ignored"];
-        if std::env::var_os("SDRUN_TINY_DIR").is_none() {
-            // They stay in the list of what was not run.
-            only.extend(["--skip", "tiny"]);
-        }
-        tally.count(&mut tests(&only))?;
+        tally.stage("MIGraphX");
+        tally.count(&mut tests(&["test", "--workspace", "--test=migraphx", "--", "--ignored"]))?;
     }
+    tally.begin("Vulkan, set up");
     match setup::vulkan(workspace) {
         Ok(vulkan) => {
+            tally.stage("Devices on Vulkan");
             let only = ["test", "--workspace", "--lib", "devices", "--", "--ignored"];
             tally.count(tests(&only).envs(vulkan.clone()))?;
-            if std::env::var_os("SDRUN_TINY_DIR").is_some() {
-                step("Models in $SDRUN_TINY_DIR, on Vulkan");
-                let only =
-                    ["test", "--workspace", "--no-fail-fast", "--test=golden", "--", "--ignored", "tiny"];
-                let device = [("SDRUN_TEST_PROVIDERS", "ggml"), ("SDRUN_TEST_DEVICE", "vulkan:0")];
-                tally.count(tests(&only).envs(vulkan).envs(device))?;
-            }
+            tally.stage("Small pipelines on Vulkan");
+            let only = ["test", "--workspace", "--no-fail-fast", "--test=golden", "--", "tiny_pipelines"];
+            let device = [("SDRUN_TEST_PROVIDERS", "ggml"), ("SDRUN_TEST_DEVICE", "vulkan:0")];
+            tally.count(tests(&only).envs(vulkan).envs(device))?;
         }
         Err(why) => println!("   NOT RUN: {why:#}"),
     }
-    // Models from outside the repository; without them these tests stay in the list of what was not run.
-    for (variable, filter) in [("SDRUN_TAEF2_DIR", "taef2"), ("SDRUN_TINY_DIR", "tiny")] {
-        if std::env::var_os(variable).is_some() {
-            step(&format!("Models in ${variable}"));
-            models(tally, filter)?;
-        }
-    }
     let tested = |manifest: &&Manifest| manifest.provider.id != "migraphx" || migraphx.is_some();
     for manifest in dist.manifests.iter().filter(tested) {
-        step(&format!("Provider specification: {}", manifest.provider.id));
+        tally.stage(&format!("Provider specification: {}", manifest.provider.id));
         tally.count(conformance(&dist, manifest).envs(environment.iter().cloned()).arg("--spec"))?;
     }
     if extent == Extent::Full {
-        step("ONNX node tests: shape inference and evaluation on the host");
+        tally.stage("ONNX node tests: shape inference and evaluation on the host");
         let host = ["test", "--workspace", "--test=node_tests", "--", "--ignored"];
         tally.count(&mut tests(&host))?;
         for manifest in dist.manifests.iter().filter(tested) {
-            step(&format!("ONNX node tests: {}", manifest.provider.id));
+            tally.stage(&format!("ONNX node tests: {}", manifest.provider.id));
             let mut command = conformance(&dist, manifest);
             command.envs(environment.iter().cloned()).arg("--nodes").arg(&node_tests);
             tally.count(command.arg("--snapshots").arg(workspace.root.join("tests/conformance")))?;
         }
-        step("Full-size models");
-        models(tally, "full_size")?;
+        tally.stage("Full-size models");
+        let only = ["test", "--workspace", "--no-fail-fast", "--test=golden", "--", "--ignored", "full_size"];
+        tally.count(&mut tests(&only))?;
     }
     Ok(())
 }
@@ -199,6 +184,8 @@ struct Tally {
     repeating: bool,
     /// Tests that say why they are not run.
     not_run: BTreeSet<String>,
+    /// Stages and when they began.
+    stages: Vec<(String, Instant)>,
 }
 
 impl Default for Tally {
@@ -211,14 +198,26 @@ impl Default for Tally {
             words: Vec::new(),
             repeating: false,
             not_run: BTreeSet::new(),
+            stages: Vec::new(),
         }
     }
 }
 
 impl Tally {
+    /// A stage begins, and the one before it ends.
+    fn begin(&mut self, name: &str) {
+        self.stages.push((name.into(), Instant::now()));
+    }
+
+    /// The same, with a heading.
+    fn stage(&mut self, name: &str) {
+        step(name);
+        self.begin(name);
+    }
+
     /// A stage that passes or fails as a whole.
     fn check(&mut self, name: &str, stage: impl FnOnce() -> Result<()>) {
-        step(name);
+        self.stage(name);
         match stage() {
             Ok(()) => self.passed += 1,
             Err(error) => self.fail(name, &error),
@@ -278,8 +277,18 @@ impl Tally {
         }
     }
 
+    /// How long each stage took, with `now` as the end of the last.
+    fn seconds(&self, now: Instant) -> Vec<String> {
+        let ends = self.stages.iter().skip(1).map(|(_, began)| *began).chain([now]);
+        let stages = self.stages.iter().zip(ends);
+        stages.map(|((name, began), end)| format!("{:>6} s  {name}", (end - *began).as_secs())).collect()
+    }
+
     fn report(&self) -> Result<()> {
         step(&format!("Finished in {} minutes", self.started.elapsed().as_secs().div_ceil(60)));
+        for line in self.seconds(Instant::now()) {
+            println!("{line}");
+        }
         for name in &self.not_run {
             println!("not run here, or run by a later stage: {name}");
         }
@@ -310,6 +319,7 @@ fn result_line(line: &str) -> Option<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn adds_up_result_lines() {
@@ -337,6 +347,16 @@ mod tests {
         assert_eq!(tally.words, ["---- a::c stdout ----", "4 is not 5"]);
         assert!(tally.not_run.contains("a::d, needs a file"));
         assert!(tally.report().is_err());
+    }
+
+    #[test]
+    fn stages_end_where_the_next_one_begins() {
+        let mut tally = Tally::default();
+        ["one", "two"].into_iter().for_each(|name| tally.begin(name));
+        let began = tally.stages[0].1;
+        tally.stages[1].1 = began + Duration::from_secs(70);
+        let seconds = tally.seconds(began + Duration::from_secs(100));
+        assert_eq!(seconds, ["    70 s  one", "    30 s  two"]);
     }
 
     #[test]

@@ -7,13 +7,6 @@ mod common;
 use common::tables::{Entry, table_files};
 use sdrun_abi::DType;
 use sdrun_weights::{Checkpoint, Component, StateDict, checkpoint::Family, synthetic};
-use std::path::PathBuf;
-
-fn folder() -> PathBuf {
-    std::env::var_os("SDRUN_TINY_DIR")
-        .map(PathBuf::from)
-        .expect("set SDRUN_TINY_DIR to the folder of the tiny pipelines")
-}
 
 /// Every tensor of the table is there and has the rule's value. Weights B are the rule's rounded to f16.
 fn check(state: &dyn StateDict, entry: &Entry, tag: &str) -> usize {
@@ -42,9 +35,8 @@ fn check(state: &dyn StateDict, entry: &Entry, tag: &str) -> usize {
 }
 
 #[test]
-#[ignore = "needs SDRUN_TINY_DIR: these models are not in this repository"]
 fn tiny_checkpoints_have_the_values_of_the_rule() {
-    let (root, entries) = (folder(), table_files());
+    let (root, entries) = (sdrun_tiny::folder(), table_files());
     let mut compared = 0;
     for (family, file, letter, expected) in [
         ("sd", "single_file/tiny_sd_A_fp32.safetensors", "A", Family::Sd1),

@@ -87,15 +87,11 @@ fn json_and_back() {
     }
 }
 
-/// Exports of other tools, which are too large for the repository: `SDRUN_TINY_DIR/FAMILY/onnx/COMPONENT/`.
+/// Exports of other tools.
 fn tiny_exports() -> Vec<(String, std::path::PathBuf, std::path::PathBuf)> {
-    let Some(dir) = std::env::var_os("SDRUN_TINY_DIR") else {
-        eprintln!("SKIPPED: SDRUN_TINY_DIR is not set, so exports of other tools are NOT tested");
-        return Vec::new();
-    };
     let mut found = Vec::new();
     for family in ["sd", "sdxl", "sd3", "flux"] {
-        let onnx = Path::new(&dir).join(family).join("onnx");
+        let onnx = sdrun_tiny::folder().join(family).join("onnx");
         for folder in fs::read_dir(&onnx).unwrap_or_else(|e| panic!("{}: {e}", onnx.display())).flatten() {
             for (model, map) in [("model.onnx", "map.json"), ("model.graph.onnx", "model.map.json")] {
                 let (model, map) = (folder.path().join(model), folder.path().join(map));
@@ -105,7 +101,7 @@ fn tiny_exports() -> Vec<(String, std::path::PathBuf, std::path::PathBuf)> {
             }
         }
     }
-    assert!(found.len() >= 20, "SDRUN_TINY_DIR has {} models", found.len());
+    assert_eq!(found.len(), 22);
     found.sort();
     found
 }

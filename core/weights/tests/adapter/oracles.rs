@@ -1,60 +1,19 @@
 //! Files in the formats of kohya, LyCORIS, PEFT and diffusers with the weights that those programs merged
 //! (bit-for-bit equal to diffusers' `fuse_lora`, to LyCORIS' functions, or to PEFT, see their notes), on the small
-//! pipelines of `SDRUN_TINY_DIR`.
+//! pipelines of `sdrun-tiny`.
 
-use crate::fixtures::merged;
-use flate2::read::GzDecoder;
+use crate::{
+    common::tables::{table, table_files, unpacked},
+    fixtures::merged,
+};
 use sdrun_abi::{DType, WeightSource};
 use sdrun_weights::{
     Component, SafetensorsWeights,
     adapter::{Adapter, Kind, Reason, Resolution, Target, check},
-    keys::{Fusion, KeyPair},
     synthetic,
 };
 use serde::Deserialize;
-use std::{
-    collections::BTreeMap,
-    fs,
-    io::{Read, Write},
-    path::{Path, PathBuf},
-};
-
-/// The folder, or a loud word that the test did not run.
-fn tiny() -> Option<PathBuf> {
-    let folder = std::env::var_os("SDRUN_TINY_DIR").map(PathBuf::from);
-    if folder.is_none() {
-        say("SDRUN_TINY_DIR is not set, so adapters were not compared with other programs");
-    }
-    folder
-}
-
-/// Past the test harness, which swallows what passing tests print.
-fn say(why: &str) {
-    let mut stderr = std::io::stderr();
-    writeln!(stderr, "NOT RUN: {why}").unwrap();
-}
-
-/// The tables of full-size models beside it.
-pub(crate) fn tables() -> Option<PathBuf> {
-    let tables = tiny()?.join("../tables");
-    if !tables.is_dir() {
-        say(&format!("{} does not exist", tables.display()));
-        return None;
-    }
-    Some(tables)
-}
-
-#[derive(Deserialize)]
-struct Entry {
-    op: String,
-    src: Vec<String>,
-}
-
-#[derive(Deserialize)]
-struct Table {
-    #[serde(alias = "tensors")]
-    table: BTreeMap<String, Entry>,
-}
+use std::{collections::BTreeMap, fs};
 
 /// The weights of a graph.
 #[derive(Deserialize)]
@@ -69,46 +28,21 @@ struct Mapped {
     src_shape: Vec<usize>,
 }
 
-pub(crate) fn unzipped(path: &Path) -> String {
-    let mut text = String::new();
-    GzDecoder::new(fs::File::open(path).unwrap()).read_to_string(&mut text).unwrap();
-    text
-}
-
-fn pairs(table: BTreeMap<String, Entry>) -> Vec<KeyPair> {
-    let prefixes = ["model.diffusion_model.", "first_stage_model.", "cond_stage_model."];
-    table
-        .into_iter()
-        .map(|(key, entry)| KeyPair {
-            original: prefixes.iter().find_map(|p| key.strip_prefix(p)).unwrap_or(&key).to_owned(),
-            diffusers: entry.src,
-            fusion: match &*entry.op {
-                "id" => Fusion::Same,
-                "conv1x1" => Fusion::Conv1x1,
-                "t" => Fusion::Transposed,
-                "cat0" => Fusion::Rows,
-                "swap" => Fusion::SwappedHalves,
-                other => panic!("{other}"),
-            },
-        })
-        .collect()
-}
-
 /// A component of a small pipeline: its target and the tag of its weights.
-fn component(folder: &Path, pipeline: &str, name: &str) -> (Target, String) {
-    let map = folder.join(pipeline).join("onnx").join(name).join("map.json");
+fn component(pipeline: &str, name: &str) -> (Target, String) {
+    let map = sdrun_tiny::folder().join(pipeline).join("onnx").join(name).join("map.json");
     let map: Map = serde_json::from_slice(&fs::read(map).unwrap()).unwrap();
     let tensors: BTreeMap<String, Vec<usize>> =
         map.tensors.into_iter().map(|t| (t.src, t.src_shape)).collect();
-    let tables = unzipped(&folder.join(pipeline).join("single_file/key_table.json.gz"));
-    let mut tables: BTreeMap<String, Table> = serde_json::from_str(&tables).unwrap();
     let kind = match name {
         "text_encoder" => Component::TextEncoder,
         "text_encoder_2" => Component::TextEncoder2,
         "text_encoder_3" => Component::TextEncoder3,
         _ => Component::Denoiser,
     };
-    let pairs = tables.remove(name).map(|t| pairs(t.table)).unwrap_or_default();
+    // The text encoder of Flux has no original names.
+    let table = table_files().into_iter().find(|entry| entry.name == format!("tiny_{pipeline}/{name}"));
+    let pairs = table.map(|entry| entry.pairs).unwrap_or_default();
     assert!(kind != Component::Denoiser || !pairs.is_empty(), "{pipeline} {name}");
     (Target::new(kind, tensors, &pairs), map.tag)
 }
@@ -120,19 +54,13 @@ fn base(tag: &str, name: &str, shape: &[usize]) -> Vec<f32> {
 }
 
 /// Merges all tensors the oracle of an adapter has, and compares. Gives the resolutions.
-fn compare(
-    folder: &Path,
-    pipeline: &str,
-    adapter: &str,
-    components: &[&str],
-    tolerance: f32,
-) -> (Adapter, Vec<Resolution>) {
-    let path = folder.join(pipeline).join("lora").join(adapter);
+fn compare(pipeline: &str, adapter: &str, components: &[&str], tolerance: f32) -> (Adapter, Vec<Resolution>) {
+    let path = sdrun_tiny::folder().join(pipeline).join("lora").join(adapter);
     let file = Adapter::open(path.with_extension("safetensors")).unwrap();
     let oracle = SafetensorsWeights::open(&[path.with_extension("oracle.safetensors")]).unwrap();
     let (mut resolutions, mut compared, mut targets) = (Vec::new(), 0, Vec::new());
     for name in components {
-        let (target, tag) = component(folder, pipeline, name);
+        let (target, tag) = component(pipeline, name);
         let resolution = file.resolve(&target);
         for key in oracle.names() {
             let Some((strength, tensor)) =
@@ -169,7 +97,6 @@ const CLOSE: f32 = 1e-6;
 
 #[test]
 fn sd_adapters_equal_their_oracles() {
-    let Some(folder) = tiny() else { return };
     let both = ["unet", "text_encoder"];
     for (adapter, kind, components) in [
         ("kohya", Kind::Lora, &both[..]),
@@ -181,7 +108,7 @@ fn sd_adapters_equal_their_oracles() {
         ("dora", Kind::Lora, &both[..1]),
         ("full_diff", Kind::Diff, &both[..1]),
     ] {
-        let (file, _) = compare(&folder, "sd", adapter, components, CLOSE);
+        let (file, _) = compare("sd", adapter, components, CLOSE);
         assert!(file.kinds().contains_key(&kind), "{adapter}: {:?}", file.kinds());
         assert!(file.dead_keys().is_empty(), "{adapter}: {:?}", file.dead_keys());
     }
@@ -189,21 +116,20 @@ fn sd_adapters_equal_their_oracles() {
 
 #[test]
 fn sdxl_sd3_and_flux_adapters_equal_their_oracles() {
-    let Some(folder) = tiny() else { return };
     let all = ["unet", "text_encoder", "text_encoder_2"];
-    compare(&folder, "sdxl", "kohya_diffusers_names", &all, CLOSE);
-    compare(&folder, "sd3", "peft", &["transformer"], CLOSE);
-    compare(&folder, "flux", "peft", &["transformer"], CLOSE);
-    let (_, fused) = compare(&folder, "flux", "kohya_fused", &["transformer"], CLOSE);
+    compare("sdxl", "kohya_diffusers_names", &all, CLOSE);
+    compare("sd3", "peft", &["transformer"], CLOSE);
+    compare("flux", "peft", &["transformer"], CLOSE);
+    let (_, fused) = compare("flux", "kohya_fused", &["transformer"], CLOSE);
     let splits = fused[0].report.applied.iter().map(|a| a.tensors.len()).max();
     assert_eq!(splits, Some(4), "q, k, v and MLP of a single block");
 }
 
 #[test]
 fn an_adapter_of_another_architecture_is_told() {
-    let Some(folder) = tiny() else { return };
-    let file = Adapter::open(folder.join("sdxl/lora/kohya_diffusers_names.safetensors")).unwrap();
-    let (target, _) = component(&folder, "flux", "transformer");
+    let file =
+        Adapter::open(sdrun_tiny::folder().join("sdxl/lora/kohya_diffusers_names.safetensors")).unwrap();
+    let (target, _) = component("flux", "transformer");
     let resolution = file.resolve(&target);
     assert!(resolution.deltas.is_empty());
     let reasons = |r: &Reason| matches!(r, Reason::UnknownModule | Reason::OtherComponent);
@@ -215,16 +141,14 @@ fn an_adapter_of_another_architecture_is_told() {
 /// All modules of the full-size UNets under both of kohya's spellings.
 #[test]
 fn every_kohya_name_of_full_size_unets_resolves() {
-    let Some(tables) = tables() else { return };
     for model in ["sd15", "sdxl"] {
-        let table: Table =
-            serde_json::from_str(&unzipped(&tables.join(format!("{model}_unet.json.gz")))).unwrap();
-        let rows = unzipped(&tables.join(format!("kohya_{model}_unet.tsv.gz")));
+        let entry = table(&format!("{model}_unet"));
+        let rows = unpacked(&format!("kohya_{model}_unet.tsv.gz"));
         let rows: Vec<Vec<&str>> =
             rows.lines().filter(|l| !l.starts_with('#')).map(|l| l.split('\t').collect()).collect();
         let shape = |row: &[&str]| row[3].split('x').map(|n| n.parse().unwrap()).collect::<Vec<usize>>();
         let tensors = rows.iter().map(|row| (format!("{}.weight", row[0]), shape(row)));
-        let target = Target::new(Component::Denoiser, tensors, &pairs(table.table));
+        let target = Target::new(Component::Denoiser, tensors, &entry.pairs);
         for spelling in [1, 2] {
             let mut file = crate::fixtures::File::default();
             for row in &rows {

@@ -90,13 +90,12 @@ fn measure() {
     }
 }
 
-/// All linear and convolution weights of the UNet of SD 1.5 (shapes from the tables beside `SDRUN_TINY_DIR`), each with a
+/// All linear and convolution weights of the UNet of SD 1.5 (shapes from `tests/data`), each with a
 /// LoRA of rank 16, from f16 to f16.
 #[test]
 #[ignore = "measures"]
 fn speed_of_a_whole_unet() {
-    let Some(table) = crate::oracles::tables().map(|t| t.join("kohya_sd15_unet.tsv.gz")) else { return };
-    let table = crate::oracles::unzipped(&table);
+    let table = crate::common::tables::unpacked("kohya_sd15_unet.tsv.gz");
     let shapes: Vec<Vec<usize>> = table
         .lines()
         .filter(|line| !line.starts_with('#'))
