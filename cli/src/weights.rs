@@ -6,14 +6,14 @@ use crate::{
     model::open_model,
     parse::{EmbeddingArg, LoraArg},
 };
-use clap::Args;
+use clap::{Args, ValueEnum};
 use sdrun::{
     Model,
     abi::{Error, ErrorCode},
     graph::{OpenOptions, WeightsPolicy},
     weights::{
         Adapter, AdapterUse, Binding, Checkpoint, EmbeddingReport, LayerReport, SafetensorsWeights,
-        WeightStack, builtin, checkpoint::Unread, embedding::Embedding,
+        WeightStack, adapter::DoraRule, builtin, checkpoint::Unread, embedding::Embedding,
     },
 };
 use serde::Serialize;
@@ -49,6 +49,28 @@ pub(crate) struct WeightArgs {
     /// model does not read though they change the result
     #[arg(long)]
     lenient: bool,
+
+    /// Rule for DoRA adapters [default: comfyui for files with kohya's or LyCORIS' names, peft for PEFT's]
+    #[arg(long, value_name = "RULE")]
+    dora: Option<Dora>,
+}
+
+/// [`DoraRule`], as an argument.
+#[derive(Clone, Copy, ValueEnum)]
+enum Dora {
+    /// m · (W + s·ΔW) / ‖W + s·ΔW‖
+    Peft,
+    /// W + s · (m · (W + ΔW) / n − W); n is ‖W‖ for magnitudes per output, ‖W + ΔW‖ for magnitudes per input
+    Comfyui,
+}
+
+impl From<Dora> for DoraRule {
+    fn from(dora: Dora) -> Self {
+        match dora {
+            Dora::Peft => DoraRule::Peft,
+            Dora::Comfyui => DoraRule::ComfyUi,
+        }
+    }
 }
 
 /// What the weights of a run are.
@@ -128,6 +150,7 @@ impl WeightArgs {
                 strength: lora.strength,
                 text_encoder_strength: lora.text_encoder_strength,
                 lenient: self.lenient,
+                dora: self.dora.map(DoraRule::from),
             };
             weights.stack = weights.stack.with_adapter(&adapter, how)?;
             context.go_on()?;
@@ -225,6 +248,12 @@ impl WeightReport {
         for adapter in &self.adapters {
             let (file, modules) = (adapter.file.display(), &adapter.modules);
             write!(out, "  {file} at {}: {} modules applied", adapter.strength, modules.applied.len())?;
+            for rule in [DoraRule::Peft, DoraRule::ComfyUi] {
+                match modules.applied.iter().filter(|module| module.dora == Some(rule)).count() {
+                    0 => {}
+                    n => write!(out, ", {n} of them DoRA by {rule}'s rule")?,
+                }
+            }
             let mut reasons: Vec<(String, usize)> = Vec::new();
             for skipped in &modules.skipped {
                 let reason = skipped.reason.to_string();
@@ -240,7 +269,7 @@ impl WeightReport {
                 0 => writeln!(out)?,
                 n => writeln!(
                     out,
-                    ", {n} keys that mean nothing ({})",
+                    ", {n} keys that change nothing ({})",
                     format::list(&modules.dead_keys[..n.min(3)])
                 )?,
             }

@@ -2,7 +2,7 @@
 
 use crate::{
     Adapter, Binding, BoundTensor, Checkpoint, Component, OnnxWeights, StateDict, Transform,
-    adapter::{self, Delta, Merge, Target},
+    adapter::{self, Delta, DoraRule, Merge, Target},
     checkpoint::Unread,
     embedding::Embedding,
     fit, identity, keys,
@@ -59,6 +59,7 @@ enum BaseWeights {
 struct Layer {
     id: u64,
     strength: f32,
+    dora: Option<DoraRule>,
     report: LayerReport,
 }
 
@@ -71,12 +72,15 @@ pub struct AdapterUse {
     pub text_encoder_strength: f32,
     /// Leave out modules that do not fit instead of refusing the adapter.
     pub lenient: bool,
+    /// The rule for DoRA; `None`: that of the program whose spelling the file has, ComfyUI's for kohya's and LyCORIS' names,
+    /// PEFT's for its own.
+    pub dora: Option<DoraRule>,
 }
 
 impl AdapterUse {
     /// The same strength everywhere, strict.
     pub fn at(strength: f32) -> Self {
-        AdapterUse { strength, text_encoder_strength: strength, lenient: false }
+        AdapterUse { strength, text_encoder_strength: strength, lenient: false, dora: None }
     }
 }
 
@@ -178,7 +182,7 @@ impl WeightStack {
             Error::precondition("this model is no known part of a diffusion pipeline, so no adapter fits it")
                 .with_file(adapter.path())
         })?;
-        let resolution = adapter.resolve(target);
+        let resolution = adapter.resolve_with(target, how.dora);
         adapter::check(adapter, &[(target, &resolution)], how.lenient)?;
         let strength = match target.component() {
             Component::TextEncoder | Component::TextEncoder2 | Component::TextEncoder3 => {
@@ -195,7 +199,7 @@ impl WeightStack {
             }
         }
         let report = LayerReport { file: adapter.path().to_owned(), strength, modules: resolution.report };
-        self.layers.push(Layer { id: adapter.id(), strength, report });
+        self.layers.push(Layer { id: adapter.id(), strength, dora: how.dora, report });
         Ok(self)
     }
 
@@ -432,12 +436,13 @@ impl WeightSource for WeightStack {
     fn version(&self, name: &str) -> Option<u128> {
         let bound = self.index.get(name).map(|i| &self.binding.tensors[*i]);
         let adapters = self.layers.iter().filter(|layer| layer.strength != 0.0);
-        let adapters = adapters.map(|layer| (layer.id, layer.strength.to_bits()));
-        let words = self.words.iter().map(|word| (word.id, 0));
-        let changes: Vec<(u64, u32)> = match bound.is_some_and(|bound| self.is_changed(bound)) {
-            true => adapters.chain(words).collect(),
-            false => Vec::new(),
-        };
+        let adapters = adapters.map(|layer| (layer.id, layer.strength.to_bits(), layer.dora));
+        let words = self.words.iter().map(|word| (word.id, 0, None));
+        let changes: Vec<(u64, u32, Option<DoraRule>)> =
+            match bound.is_some_and(|bound| self.is_changed(bound)) {
+                true => adapters.chain(words).collect(),
+                false => Vec::new(),
+            };
         let half = |salt: u64| {
             let mut hasher = DefaultHasher::new();
             (salt, self.base.id, &changes).hash(&mut hasher);

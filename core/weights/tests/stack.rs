@@ -8,7 +8,7 @@ use sdrun_abi::{DType, ErrorCode, Result, Weight, WeightSource};
 use sdrun_graph::Tensor;
 use sdrun_weights::{
     Adapter, AdapterUse, Binding, BoundTensor, Component, MapSource, StateDict, Transform, WeightStack,
-    embedding::Embedding, synthetic,
+    adapter::DoraRule, embedding::Embedding, synthetic,
 };
 use std::{collections::BTreeMap, path::Path};
 
@@ -216,6 +216,8 @@ fn versions_tell_what_differs() {
     assert_eq!(differs(&base, &at(0.7)), ["onnx::MatMul_1", "qk"]);
     assert_eq!(differs(&at(0.7), &at(0.7)), [""; 0]);
     assert_eq!(differs(&at(0.7), &at(0.8)).len(), 2);
+    let rule = |dora| base.clone().with_adapter(&a, AdapterUse { dora, ..AdapterUse::at(0.7) }).unwrap();
+    assert_eq!(differs(&rule(Some(DoraRule::Peft)), &rule(Some(DoraRule::ComfyUi))).len(), 2);
     assert_eq!(differs(&base, &at(0.0)), [""; 0], "strength 0 is the base");
     assert_eq!(base.get("qk").unwrap().data(), at(0.0).get("qk").unwrap().data());
     assert_eq!(differs(&base, &stack().0).len(), 4, "another base is another checkpoint");

@@ -1,6 +1,7 @@
 //! The tensors of one module of an adapter, put together to typed changes.
 
 use super::{
+    DoraRule,
     key::{Path, Place, Slot},
     metadata::Hints,
     module::{Change, Factor, Fault, Kind, Module, Product},
@@ -47,11 +48,20 @@ fn fill(
             }
         }
     }
-    let [mut alpha, fixed] = numbers;
-    if alpha.is_none() && slots.contains_key(&Slot::Up) {
-        alpha = hints.alpha(module.place, &module.path);
+    let [alpha, mut fixed] = numbers;
+    if let (None, None, Some(config)) = (alpha, fixed, hints.peft(module.place)) {
+        let ranked = [Slot::Down, Slot::HadaW1B, Slot::LokrW2B, Slot::LokrW1B];
+        let rank = ranked.iter().find_map(|slot| slots.get(slot)).map(Factor::rows);
+        // An empty factor is a fault of its own.
+        match config.scale(&module.path, rank.filter(|rank| *rank > 0)) {
+            Ok(scale) => fixed = Some(scale),
+            Err(why) => return Ok(Err(Fault::Unsupported(why))),
+        }
+        if config.is_dora() && slots.contains_key(&Slot::Up) && !slots.contains_key(&Slot::Magnitude) {
+            return Ok(Err(Fault::Incomplete("DoRA's magnitudes are missing".into())));
+        }
     }
-    let rank_stabilized = hints.is_rank_stabilized(module.place);
+    let rank_stabilized = hints.is_rank_stabilized();
     let scale = |rank: usize| fixed.unwrap_or_else(|| scale(alpha, rank, rank_stabilized));
 
     let mut take = |slot| slots.remove(&slot);
@@ -132,8 +142,8 @@ fn fill(
         let rescale = take(Slot::Rescale);
         module.weight.push(Change::Oft { blocks, rescale, constraint: alpha.unwrap_or(0.0) });
     }
-    let per_output = take(Slot::Magnitude).map(|m| (m, true));
-    module.magnitude = per_output.or(take(Slot::DoraScale).map(|m| (m, false)));
+    let peft = take(Slot::Magnitude).map(|m| (m, DoraRule::Peft));
+    module.magnitude = peft.or(take(Slot::DoraScale).map(|m| (m, DoraRule::ComfyUi)));
     Ok(check(module, slots))
 }
 

@@ -1,6 +1,7 @@
 //! What one module does to one tensor, and the steps that this takes.
 
 use super::{
+    DoraRule,
     module::{Change, Factor, Kind, Module, Product, product},
     op::{Extent, LowRank, Op},
     target::Run,
@@ -19,6 +20,8 @@ pub struct Delta {
     pub(super) of_bias: bool,
     /// The rows of the module's tensor that this tensor is made of.
     pub(super) rows: Vec<Run>,
+    /// How DoRA's magnitudes are applied, whatever the module's spelling.
+    pub(super) dora: Option<DoraRule>,
 }
 
 impl Delta {
@@ -57,31 +60,46 @@ impl Delta {
             }
             return Ok(ops);
         }
+        let rule = self.dora();
+        // ComfyUI decomposes the weight with its whole change, and mixes that with the weight as it was.
+        let inner = if rule == Some(DoraRule::ComfyUi) { 1.0 } else { strength };
         for change in &self.module.weight {
-            tensor.steps(change, strength, &mut ops)?;
+            tensor.steps(change, inner, &mut ops)?;
         }
-        if let Some((magnitude, _)) = &self.module.magnitude {
-            let values = magnitude.values(&self.source)?;
-            ops.push(if self.is_per_output(magnitude) {
-                Op::NormalizeRows { norms: gather(values, 1, &self.rows) }
-            } else {
-                Op::NormalizeInputs { norms: values, kernel: tensor.kernel }
-            });
+        if let (Some((magnitude, spelling)), Some(rule)) = (&self.module.magnitude, rule) {
+            let outputs = self.module.weight.first().and_then(|c| c.shape().first().copied().flatten());
+            let per_output = is_per_output(magnitude, *spelling, outputs);
+            let mut norms = magnitude.values(&self.source)?;
+            if per_output {
+                norms = gather(norms, 1, &self.rows);
+            }
+            let kernel = tensor.kernel;
+            match (rule, per_output) {
+                (DoraRule::Peft, true) => ops.push(Op::NormalizeRows { norms }),
+                (DoraRule::Peft, false) => ops.push(Op::NormalizeInputs { norms, kernel }),
+                (DoraRule::ComfyUi, _) => {
+                    tensor.check(&ops)?;
+                    let changes = std::mem::take(&mut ops);
+                    let inputs = (!per_output).then_some(kernel);
+                    ops.push(Op::Decompose { changes, norms, inputs, strength });
+                }
+            }
         }
         tensor.check(&ops)?;
         Ok(ops)
     }
 
-    fn is_per_output(&self, magnitude: &Factor) -> bool {
-        let outputs = self.module.weight.first().and_then(|c| c.shape().first().copied().flatten());
-        is_per_output(magnitude, self.module.magnitude.as_ref().is_some_and(|(_, sure)| *sure), outputs)
+    /// How DoRA's magnitudes are applied, where there are some.
+    pub fn dora(&self) -> Option<DoraRule> {
+        let (_, spelling) = self.module.magnitude.as_ref().filter(|_| !self.of_bias)?;
+        Some(self.dora.unwrap_or(*spelling))
     }
 }
 
 /// Whether DoRA's magnitudes are norms of rows. PEFT's always are, also where they have shape `[1, out, 1, 1]`;
 /// LyCORIS has `[out, 1…]` for those (`wd_on_out`) and `[1, in, 1…]` for norms over all outputs.
-pub(super) fn is_per_output(magnitude: &Factor, sure: bool, outputs: Option<usize>) -> bool {
-    sure || (Some(magnitude.rows()) == outputs && outputs == Some(magnitude.elements()))
+pub(super) fn is_per_output(magnitude: &Factor, spelling: DoraRule, outputs: Option<usize>) -> bool {
+    spelling == DoraRule::Peft || (Some(magnitude.rows()) == outputs && outputs == Some(magnitude.elements()))
 }
 
 /// The target of a delta, as a matrix.
@@ -237,6 +255,9 @@ impl<'a> Tensor<'a> {
             Op::Add { values, .. } => values.dim() == (self.rows, self.columns),
             Op::NormalizeRows { norms: v } | Op::ScaleRows { factors: v } => v.len() == self.rows,
             Op::NormalizeInputs { norms, .. } => norms.len() == self.inputs,
+            Op::Decompose { norms, inputs, .. } => {
+                norms.len() == if inputs.is_some() { self.inputs } else { self.rows }
+            }
             Op::ScaleColumns { factors } => factors.len() == self.columns,
             Op::Inputs { a1, a2, .. } => a1.nrows() == self.inputs && a2.ncols() == self.inputs,
             Op::Rotate { blocks } => blocks.iter().map(Array2::nrows).sum::<usize>() == self.rows,

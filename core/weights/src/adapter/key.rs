@@ -162,6 +162,31 @@ pub(crate) fn parse(key: &str) -> Option<Key> {
     Some(Key { place, path, slot, name_len })
 }
 
+/// A tensor that stands in an adapter's file though it is no factor of one: where it belongs, or `None` where nothing it
+/// says can change a weight. Other programs put it in place of the model's own tensor (PEFT's `modules_to_save` and biases,
+/// norms beside Flux' control LoRAs).
+pub(crate) fn stray(key: &str) -> Option<(Place, Path)> {
+    let parts: Vec<&str> = key.split('.').collect();
+    // A1111 bundles the embeddings that go with an adapter; `position_ids` are constants of CLIP, `logit_scale` is used in
+    // its training only.
+    let harmless = parts.first() == Some(&"bundle_emb")
+        || matches!(parts.last(), Some(&("position_ids" | "logit_scale" | "num_batches_tracked")));
+    if harmless {
+        return None;
+    }
+    let module = match parts.split_last() {
+        Some((_, module)) if !module.is_empty() => module,
+        _ => &parts[..],
+    };
+    // PEFT wraps the modules it changes.
+    let wrapped = ["base_layer", "modules_to_save", "original_module"];
+    let module = match module.split_last() {
+        Some((last, inner)) if wrapped.contains(last) && !inner.is_empty() => inner,
+        _ => module,
+    };
+    Some(locate(module).unwrap_or_else(|| (Place::Unsaid, Path::Dotted(key.into()))))
+}
+
 /// The slot at the end of a key and the parts before it.
 fn suffix<'k, 'p>(parts: &'p [&'k str]) -> Option<(Slot, &'p [&'k str])> {
     let (last, rest) = parts.split_last()?;

@@ -42,8 +42,7 @@ const COPY: usize = 1 << 20;
 /// without changing more than rounding; [`Kind::Glora`](super::Kind::Glora), [`Kind::Ia3`](super::Kind::Ia3),
 /// [`Kind::Oft`](super::Kind::Oft) and DoRA do not commute.
 ///
-/// DoRA at strength s is PEFT's, `m · (W + s·ΔW) / ‖W + s·ΔW‖`; ComfyUI has `W + s · (m · (W + ΔW) / ‖W + ΔW‖ − W)`
-/// instead. They are the same at 1.
+/// DoRA follows one of two rules, see [`DoraRule`](super::DoraRule).
 #[derive(Clone, Debug)]
 pub struct Merge {
     shape: Vec<usize>,

@@ -1,55 +1,112 @@
-//! What an adapter's `__metadata__` says. Shapes decide wherever they can; this is for what tensors cannot say.
+//! What an adapter's `__metadata__` and PEFT's `adapter_config.json` say. Shapes decide wherever they can; this is for what
+//! tensors cannot say.
 
-use super::key::{Path, Place};
+use super::{key::Place, peft::Config};
+use sdrun_abi::{Error, Result};
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+/// PEFT's name for its configuration.
+const CONFIG: &str = "adapter_config.json";
+/// The files PEFT and diffusers save an adapter in, in a folder.
+const FILES: [&str; 2] = ["adapter_model.safetensors", "pytorch_lora_weights.safetensors"];
+/// The most bytes of a configuration.
+const MOST: u64 = 1 << 20;
 
 /// Hints for the arithmetic.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Hints {
     /// LyCORIS' `rs_lora`, for the whole file.
     rank_stabilized: bool,
-    /// PEFT's configuration, as diffusers stores it: `unet.lora_alpha`, `transformer.use_rslora`, …
-    peft: Map<String, Value>,
+    /// PEFT's configurations by component, as diffusers stores them (`unet`, `transformer`, `text_encoder`, …). The one of
+    /// `adapter_config.json` is for all others, and has no name.
+    peft: BTreeMap<String, Config>,
+}
+
+/// The file of an adapter that is given as a folder, and PEFT's configuration of a file or folder, where there is one.
+///
+/// A configuration beside a file is its own where PEFT named the file, or where no other safetensors file is there.
+pub(super) fn locate(path: &Path) -> Result<(PathBuf, Option<PathBuf>)> {
+    let (folder, file) = if path.is_dir() {
+        let file = FILES.iter().map(|name| path.join(name)).find(|file| file.exists());
+        let file = file.ok_or_else(|| {
+            let message = format!("{} has neither {} nor {}", path.display(), FILES[0], FILES[1]);
+            Error::not_found(message).with_file(path)
+        })?;
+        (path.to_owned(), file)
+    } else {
+        (path.parent().map(Path::to_owned).unwrap_or_default(), path.to_owned())
+    };
+    let config = folder.join(CONFIG);
+    let is_own = config.is_file() && (file.ends_with(FILES[0]) || is_alone(&folder)?);
+    Ok((file, is_own.then_some(config)))
+}
+
+fn is_alone(folder: &Path) -> Result<bool> {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let entries = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+    let entries = entries.map_err(|error| Error::io("list", folder, &error))?;
+    let is_adapter = |entry: &&fs::DirEntry| entry.path().extension().is_some_and(|e| e == "safetensors");
+    Ok(entries.iter().filter(is_adapter).count() == 1)
+}
+
+fn read(config: &Path) -> Result<Map<String, Value>> {
+    let size = config.metadata().map_err(|error| Error::io("read", config, &error))?.len();
+    if size > MOST {
+        let message = format!("{} is no configuration of an adapter: it has {size} bytes", config.display());
+        return Err(Error::invalid(message).with_file(config));
+    }
+    let text = fs::read(config).map_err(|error| Error::io("read", config, &error))?;
+    serde_json::from_slice(&text).map_err(|error| {
+        Error::invalid(format!("{} is no JSON object: {error}", config.display())).with_file(config)
+    })
 }
 
 impl Hints {
-    pub(super) fn new(metadata: &BTreeMap<String, String>) -> Self {
-        let object = |key: &str| {
-            let text = metadata.get(key)?;
-            serde_json::from_str::<Map<String, Value>>(text).ok()
-        };
-        let arguments = object("ss_network_args").unwrap_or_default();
-        Hints {
-            rank_stabilized: arguments.get("rs_lora").is_some_and(is_true),
-            peft: object("lora_adapter_metadata").unwrap_or_default(),
+    /// Of a file with this metadata, and of the configuration that belongs to it.
+    pub(super) fn new(metadata: &BTreeMap<String, String>, config: Option<&Path>) -> Result<Self> {
+        let arguments = metadata.get("ss_network_args").and_then(|text| serde_json::from_str(text).ok());
+        let arguments: Map<String, Value> = arguments.unwrap_or_default();
+        let mut peft = BTreeMap::new();
+        if let Some(text) = metadata.get("lora_adapter_metadata") {
+            let fields: Map<String, Value> = serde_json::from_str(text).map_err(|error| {
+                Error::invalid(format!("lora_adapter_metadata is no JSON object: {error}"))
+            })?;
+            let components =
+                fields.keys().filter_map(|key| key.split_once('.')).map(|(component, _)| component);
+            for component in components {
+                if !peft.contains_key(component) {
+                    let config = Config::new(&fields, &format!("{component}."), "lora_adapter_metadata")?;
+                    peft.insert(component.to_owned(), config);
+                }
+            }
         }
+        if let Some(config) = config {
+            let own = Config::new(&read(config)?, "", CONFIG).map_err(|error| error.with_file(config))?;
+            peft.insert(String::new(), own);
+        }
+        Ok(Hints { rank_stabilized: arguments.get("rs_lora").is_some_and(is_true), peft })
     }
 
-    fn peft(&self, place: Place, field: &str) -> Option<&Value> {
-        let prefixes: &[&str] = match place {
-            Place::Denoiser => &["unet.", "transformer."],
-            Place::TextEncoder(1) => &["text_encoder."],
-            Place::TextEncoder(2) => &["text_encoder_2."],
-            Place::TextEncoder(_) => &["text_encoder_3."],
+    /// PEFT's configuration for the modules of a place.
+    pub(super) fn peft(&self, place: Place) -> Option<&Config> {
+        let components: &[&str] = match place {
+            Place::Denoiser => &["unet", "transformer", ""],
+            Place::TextEncoder(1) => &["text_encoder", ""],
+            Place::TextEncoder(2) => &["text_encoder_2", ""],
+            Place::TextEncoder(_) => &["text_encoder_3", ""],
             Place::T5 | Place::Unsaid => &[""],
         };
-        prefixes.iter().find_map(|prefix| self.peft.get(&format!("{prefix}{field}")))
+        components.iter().find_map(|component| self.peft.get(*component))
     }
 
-    /// `alpha` where no tensor says it: PEFT's `alpha_pattern` for this module, or `lora_alpha`.
-    pub(super) fn alpha(&self, place: Place, path: &Path) -> Option<f64> {
-        let is_this = |pattern: &str| {
-            path.as_str().strip_suffix(pattern).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-        };
-        let patterns = self.peft(place, "alpha_pattern").and_then(Value::as_object);
-        let special = patterns.and_then(|p| p.iter().find(|(pattern, _)| is_this(pattern)));
-        special.map(|(_, alpha)| alpha).or_else(|| self.peft(place, "lora_alpha")).and_then(Value::as_f64)
-    }
-
-    /// Whether alpha is divided by the root of the rank.
-    pub(super) fn is_rank_stabilized(&self, place: Place) -> bool {
-        self.rank_stabilized || self.peft(place, "use_rslora").is_some_and(is_true)
+    /// Whether LyCORIS divides alpha by the root of the rank.
+    pub(super) fn is_rank_stabilized(&self) -> bool {
+        self.rank_stabilized
     }
 }
 
@@ -61,10 +118,14 @@ fn is_true(value: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::adapter::key::Path;
+
+    fn hints(key: &str, text: &str) -> Result<Hints> {
+        Hints::new(&BTreeMap::from([(key.into(), text.into())]), None)
+    }
 
     #[test]
     fn both_trainers_say_their_scaling() {
-        let hints = |key: &str, text: &str| Hints::new(&BTreeMap::from([(key.into(), text.into())]));
         let path = |path: &str| Path::Dotted(path.into());
         for (text, expected) in [
             (r#"{"algo":"lora","rs_lora":"True"}"#, true),
@@ -73,20 +134,38 @@ mod tests {
             ("{}", false),
             ("broken", false),
         ] {
-            assert_eq!(
-                hints("ss_network_args", text).is_rank_stabilized(Place::Denoiser),
-                expected,
-                "{text}"
-            );
+            assert_eq!(hints("ss_network_args", text).unwrap().is_rank_stabilized(), expected, "{text}");
         }
         let peft = hints(
             "lora_adapter_metadata",
-            r#"{"unet.lora_alpha":8,"unet.use_rslora":true,"unet.alpha_pattern":{"a.to_q":2,"q":3},"text_encoder.lora_alpha":1.5}"#,
-        );
-        assert!(peft.is_rank_stabilized(Place::Denoiser) && !peft.is_rank_stabilized(Place::TextEncoder(1)));
-        assert_eq!(peft.alpha(Place::Denoiser, &path("x.a.to_q")), Some(2.0));
-        assert_eq!(peft.alpha(Place::Denoiser, &path("x.b.to_q")), Some(8.0));
-        assert_eq!(peft.alpha(Place::TextEncoder(1), &path("x")), Some(1.5));
-        assert_eq!(peft.alpha(Place::TextEncoder(2), &path("x")), None);
+            r#"{"unet.lora_alpha":8,"unet.r":4,"unet.use_rslora":true,"unet.alpha_pattern":{"a.to_q":2,"q":3},
+                "text_encoder.lora_alpha":1.5,"text_encoder.r":3}"#,
+        )
+        .unwrap();
+        let scale = |place, name, rank| peft.peft(place).unwrap().scale(&path(name), Some(rank));
+        assert_eq!(scale(Place::Denoiser, "x.a.to_q", 4), Ok(1.0));
+        assert_eq!(scale(Place::Denoiser, "x.b.to_q", 4), Ok(4.0));
+        assert_eq!(scale(Place::TextEncoder(1), "x", 3), Ok(0.5));
+        assert!(scale(Place::TextEncoder(1), "x", 2).unwrap_err().contains("rank 2"));
+        assert!(peft.peft(Place::TextEncoder(2)).is_none());
+    }
+
+    #[test]
+    fn what_cannot_be_applied_is_refused_by_name() {
+        for (text, words) in [
+            (r#"{"unet.peft_type":"OFT"}"#, "type OFT"),
+            (r#"{"unet.use_qalora":true}"#, "use_qalora"),
+            (r#"{"unet.init_lora_weights":"pissa_niter_16"}"#, "pissa_niter_16"),
+            (r#"{"unet.lora_alpha":"many"}"#, "lora_alpha cannot be \"many\""),
+            (r#"{"unet.r":0}"#, "r cannot be 0"),
+            (r#"{"unet.rank_pattern":{"(":3}}"#, "rank_pattern has \"(\""),
+            ("broken", "no JSON object"),
+        ] {
+            let error = hints("lora_adapter_metadata", text).unwrap_err();
+            assert!(error.message.contains(words), "{error}");
+        }
+        let harmless = r#"{"unet.peft_type":"LORA","unet.init_lora_weights":"gaussian","unet.layer_replication":null,
+            "unet.use_qalora":false,"unet.arrow_config":null,"unet.trainable_token_indices":[]}"#;
+        hints("lora_adapter_metadata", harmless).unwrap();
     }
 }

@@ -15,6 +15,7 @@
 
 mod assemble;
 mod delta;
+mod dora;
 mod family;
 mod key;
 mod merge;
@@ -22,10 +23,12 @@ mod metadata;
 mod module;
 mod oft;
 mod op;
+mod peft;
 mod resolve;
 mod target;
 
 pub use delta::Delta;
+pub use dora::DoraRule;
 pub use key::Place;
 pub use merge::Merge;
 pub use module::Kind;
@@ -60,24 +63,30 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// Opens a safetensors file.
+    /// Opens a safetensors file, or a folder that PEFT or diffusers saved. PEFT's `adapter_config.json` beside the file says
+    /// the factors of its changes.
     ///
     /// Errors: those of [`SafetensorsWeights::open`] (pickles are refused); `InvalidArgument` where no key is an
-    /// adapter's, or two keys contradict each other; `DataLoss` where a tensor has a NaN or an infinity.
+    /// adapter's, or two keys contradict each other; `DataLoss` where a tensor has a NaN or an infinity;
+    /// `Unimplemented` where PEFT's configuration has a type or option that cannot be applied.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
-        let source = SafetensorsWeights::open(&[path])?;
-        Self::from_weights(source, path).map_err(|error| error.with_file(path))
+        let (path, config) = metadata::locate(path.as_ref())?;
+        let source = SafetensorsWeights::open(&[&path])?;
+        let hints = Hints::new(source.metadata(), config.as_deref())
+            .map_err(|error| if error.file.is_some() { error } else { error.with_file(&path) })?;
+        Self::from_weights(source, &path, &hints).map_err(|error| error.with_file(&path))
     }
 
-    fn from_weights(source: SafetensorsWeights, path: &Path) -> Result<Self> {
+    fn from_weights(source: SafetensorsWeights, path: &Path, hints: &Hints) -> Result<Self> {
         check_finite(&source)?;
-        let hints = Hints::new(source.metadata());
         let mut groups: BTreeMap<(Place, ModulePath), (String, Slots)> = BTreeMap::new();
-        let mut dead_keys = Vec::new();
+        let (mut dead_keys, mut strays) = (Vec::new(), Vec::new());
         for key in source.names() {
             let Some(parsed) = key::parse(key) else {
-                dead_keys.push(key.to_owned());
+                match key::stray(key) {
+                    Some((place, path)) => strays.push(Module::stray(key, place, path)),
+                    None => dead_keys.push(key.to_owned()),
+                }
                 continue;
             };
             let (dtype, shape) = source.describe(key)?;
@@ -99,17 +108,18 @@ impl Adapter {
                 }
             }
         }
-        let modules = groups
+        let mut modules = groups
             .into_iter()
             .map(|((place, module), (name, slots))| {
-                assemble::assemble(name, place, module, slots, &hints, &source).map(Arc::new)
+                assemble::assemble(name, place, module, slots, hints, &source).map(Arc::new)
             })
             .collect::<Result<Vec<_>>>()?;
         if modules.is_empty() {
-            let (count, path) = (dead_keys.len(), path.display());
+            let (count, path) = (dead_keys.len() + strays.len(), path.display());
             return Err(Error::invalid(format!("{path} is no adapter: none of its {count} keys is one's"))
                 .with_hint("checkpoints and embeddings are given in their own way"));
         }
+        modules.extend(strays.into_iter().map(Arc::new));
         Ok(Adapter {
             id: identity::next(),
             path: path.to_owned(),
@@ -162,7 +172,8 @@ impl Adapter {
         kinds
     }
 
-    /// Keys that are no adapter's, or repeat another.
+    /// Keys that change no weight: they repeat another, or are known not to matter (embeddings bundled with an adapter, CLIP's
+    /// `position_ids` and `logit_scale`). All other keys belong to modules.
     pub fn dead_keys(&self) -> &[String] {
         &self.dead_keys
     }
@@ -177,9 +188,14 @@ impl Adapter {
         family::guess(modules).or_else(|| family::of_metadata(self.metadata()))
     }
 
-    /// Finds every module in a component's tensors.
+    /// Finds every module in a component's tensors. DoRA follows the rule of the program whose spelling the file has.
     pub fn resolve(&self, target: &Target) -> Resolution {
-        resolve::resolve(self, target)
+        self.resolve_with(target, None)
+    }
+
+    /// Like [`resolve`](Self::resolve), with this rule for DoRA.
+    pub fn resolve_with(&self, target: &Target, dora: Option<DoraRule>) -> Resolution {
+        resolve::resolve(self, target, dora)
     }
 }
 

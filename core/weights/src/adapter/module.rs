@@ -1,6 +1,9 @@
 //! Modules of an adapter: their tensors, and what these do to a weight.
 
-use super::key::{Path, Place};
+use super::{
+    DoraRule,
+    key::{Path, Place},
+};
 use crate::{
     SafetensorsWeights,
     convert::{self, BLOCK, is_convertible},
@@ -252,12 +255,21 @@ pub(super) struct Module {
     pub(super) path: Path,
     /// To the weight, in this order.
     pub(super) weight: Vec<Change>,
-    /// DoRA's magnitudes, renormalizing the weight after its changes; `true`: one per output, whatever the shape.
-    pub(super) magnitude: Option<(Factor, bool)>,
+    /// DoRA's magnitudes and the rule of the program that spells them so.
+    pub(super) magnitude: Option<(Factor, DoraRule)>,
     /// Values added to the bias, and their factor.
     pub(super) bias: Vec<(Factor, f64)>,
     /// Why it cannot be used.
     pub(super) fault: Option<Fault>,
+}
+
+impl Module {
+    /// A whole tensor in place of the model's, which cannot be applied.
+    pub(super) fn stray(key: &str, place: Place, path: Path) -> Self {
+        let fault = Fault::Unsupported("a whole tensor in place of the model's".into());
+        let name = key.to_owned();
+        Module { name, place, path, weight: vec![], magnitude: None, bias: vec![], fault: Some(fault) }
+    }
 }
 
 /// Why a module is of no use, whatever the network.

@@ -21,6 +21,9 @@ pub(super) enum Op {
     NormalizeRows { norms: Vec<f32> },
     /// Each input (`kernel` columns of all rows) to the norm given for it.
     NormalizeInputs { norms: Vec<f32>, kernel: usize },
+    /// DoRA by ComfyUI's rule: `W + strength · (norm · (W + changes) / (n + ε) − W)`, where `n` is the norm of each row of
+    /// `W`, or, with `inputs` columns for each input, the norm of each input of `W + changes`.
+    Decompose { changes: Vec<Op>, norms: Vec<f32>, inputs: Option<usize>, strength: f32 },
     /// Each row times its factor.
     ScaleRows { factors: Vec<f32> },
     /// Each column times its factor.
@@ -130,6 +133,8 @@ impl Op {
             | Op::ScaleColumns { .. } => Extent::Tile,
             Op::Kronecker { .. } | Op::NormalizeRows { .. } | Op::Inputs { .. } => Extent::Rows,
             Op::NormalizeInputs { .. } | Op::Rotate { .. } => Extent::Whole,
+            Op::Decompose { inputs: Some(_), .. } => Extent::Whole,
+            Op::Decompose { changes, .. } => changes.iter().map(Op::extent).fold(Extent::Rows, Extent::max),
         }
     }
 
@@ -161,14 +166,42 @@ impl Op {
             Op::Add { values, scale } => block.view()?.scaled_add(*scale, &values.slice(s![rows, columns])),
             Op::NormalizeRows { norms } => {
                 for (mut target, norm) in block.view()?.rows_mut().into_iter().zip(&norms[rows]) {
-                    let now = target.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+                    let now = length(target.iter());
                     target *= ratio(*norm, now);
                 }
             }
             Op::NormalizeInputs { norms, kernel } => {
                 for (mut input, norm) in block.view()?.axis_chunks_iter_mut(Axis(1), *kernel).zip(norms) {
-                    let now = input.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+                    let now = length(input.iter());
                     input *= ratio(*norm, now);
+                }
+            }
+            Op::Decompose { changes, norms, inputs, strength } => {
+                let mut before = block.values.to_vec();
+                let before =
+                    &mut Block { values: &mut before, stride: block.stride, rows: rows.clone(), columns };
+                changes.iter().try_for_each(|op| op.apply(block))?;
+                let (before, mut after) = (before.view()?, block.view()?);
+                match inputs {
+                    None => {
+                        let norms = &norms[rows];
+                        for ((mut after, before), norm) in
+                            after.rows_mut().into_iter().zip(before.rows()).zip(norms)
+                        {
+                            after *= ratio_eps(*norm, length(before.iter()));
+                        }
+                    }
+                    Some(kernel) => {
+                        for (mut input, norm) in after.axis_chunks_iter_mut(Axis(1), *kernel).zip(norms) {
+                            let now = length(input.iter());
+                            input *= ratio_eps(*norm, now);
+                        }
+                    }
+                }
+                if *strength != 1.0 {
+                    after.zip_mut_with(&before, |after, before| {
+                        *after = before + strength * (*after - before)
+                    });
                 }
             }
             Op::ScaleRows { factors } => {
@@ -203,7 +236,17 @@ impl Op {
     }
 }
 
-/// `wanted / now`. What has no direction stays what it is: nothing.
+/// The Euclidean norm.
+fn length<'a>(values: impl Iterator<Item = &'a f32>) -> f64 {
+    values.map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt()
+}
+
+/// `wanted / now`. A zero vector stays zero.
 fn ratio(wanted: f32, now: f64) -> f32 {
     if now == 0.0 { 0.0 } else { (f64::from(wanted) / now) as f32 }
+}
+
+/// `wanted / (now + ε)` as ComfyUI divides, with f32's ε.
+fn ratio_eps(wanted: f32, now: f64) -> f32 {
+    (f64::from(wanted) / (now + f64::from(f32::EPSILON))) as f32
 }

@@ -1,7 +1,7 @@
 //! Finding an adapter's modules in a component.
 
 use super::{
-    Adapter, Delta, Kind, Target,
+    Adapter, Delta, DoraRule, Kind, Target,
     delta::is_per_output,
     key::{Path, Place},
     module::{Change, Fault, Module},
@@ -27,7 +27,7 @@ pub struct Report {
     pub applied: Vec<Applied>,
     /// Modules that do not.
     pub skipped: Vec<Skipped>,
-    /// Keys that are no adapter's, or repeat another.
+    /// Keys that change no weight, see [`Adapter::dead_keys`].
     pub dead_keys: Vec<String>,
 }
 
@@ -38,8 +38,8 @@ pub struct Applied {
     pub module: String,
     /// What it does to the weight; [`Kind::Diff`] where it has only a bias.
     pub kind: Kind,
-    /// Whether the weight is renormalized (DoRA, Liu et al., 2024).
-    pub dora: bool,
+    /// The rule by which the weight is renormalized, where it is (DoRA).
+    pub dora: Option<DoraRule>,
     /// The tensors it changes.
     pub tensors: Vec<String>,
 }
@@ -99,7 +99,7 @@ impl fmt::Display for Reason {
     }
 }
 
-pub(super) fn resolve(adapter: &Adapter, target: &Target) -> Resolution {
+pub(super) fn resolve(adapter: &Adapter, target: &Target, dora: Option<DoraRule>) -> Resolution {
     let mut resolution = Resolution::default();
     resolution.report.dead_keys = adapter.dead_keys().to_vec();
     for module in &adapter.modules {
@@ -110,7 +110,7 @@ pub(super) fn resolve(adapter: &Adapter, target: &Target) -> Resolution {
                     for part in &site.parts {
                         let (name, _) = &target.tensors()[part.tensor];
                         let (source, module) = (Arc::clone(&adapter.source), Arc::clone(module));
-                        let delta = Delta { source, module, of_bias, rows: part.rows.clone() };
+                        let delta = Delta { source, module, of_bias, rows: part.rows.clone(), dora };
                         resolution.deltas.entry(name.clone()).or_default().push(delta);
                         tensors.push(name.clone());
                     }
@@ -118,7 +118,7 @@ pub(super) fn resolve(adapter: &Adapter, target: &Target) -> Resolution {
                 resolution.report.applied.push(Applied {
                     module: module.name.clone(),
                     kind: module.weight.first().map_or(Kind::Diff, Change::kind),
-                    dora: module.magnitude.is_some(),
+                    dora: module.magnitude.as_ref().map(|(_, spelling)| dora.unwrap_or(*spelling)),
                     tensors,
                 });
             }
@@ -195,9 +195,9 @@ fn fits_weight(module: &Module, site: &Site, target: &Target) -> Result<(), Reas
             return Err(split("OFT"));
         }
     }
-    if let Some((magnitude, sure)) = &module.magnitude {
+    if let Some((magnitude, spelling)) = &module.magnitude {
         let inputs = site.shape.get(1).copied().unwrap_or(1);
-        if is_per_output(magnitude, *sure, Some(rows)) {
+        if is_per_output(magnitude, *spelling, Some(rows)) {
             if magnitude.elements() != rows {
                 return Err(shape(target, site, &known(&magnitude.shape)));
             }

@@ -289,7 +289,7 @@ fn strict_or_lenient() {
     let adapter =
         lora("m", 2).random("lora_unet_gone.diff", &[1]).random("what.is.this", &[1]).open().unwrap();
     let resolution = adapter.resolve(&network);
-    assert_eq!(resolution.report.dead_keys, ["what.is.this"]);
+    assert!(resolution.report.dead_keys.is_empty());
     check(&adapter, &[(&network, &resolution)], true).unwrap();
     let error = check(&adapter, &[(&network, &resolution)], false).unwrap_err();
     assert!(
@@ -299,6 +299,44 @@ fn strict_or_lenient() {
     let nothing = lora("gone", 2).open().unwrap();
     let error = check(&nothing, &[(&network, &nothing.resolve(&network))], true).unwrap_err();
     assert!(error.message.contains("nothing of"), "{error}");
+}
+
+/// Tensors that another program would put in place of the model's change its results.
+#[test]
+fn whole_tensors_beside_an_adapter_are_refused_unless_lenient() {
+    let network = network();
+    let text = target(TextEncoder, &[("text_model.encoder.layers.0.mlp.fc1.weight", &[16, 8])], &[]);
+    let tensor = |key: &str| lora("m", 2).random(key, &[6]).open().unwrap();
+    for key in [
+        "unet.n.weight",
+        "n.bias",
+        "base_model.model.unet.m.base_layer.bias",
+        "base_model.model.n.modules_to_save.weight",
+        "unet.nowhere.weight",
+        "what.is.this",
+        "lonely",
+    ] {
+        let adapter = tensor(key);
+        let resolution = adapter.resolve(&network);
+        assert_eq!(resolution.deltas.len(), 1, "{key}");
+        check(&adapter, &[(&network, &resolution)], true).unwrap();
+        let error = check(&adapter, &[(&network, &resolution)], false).unwrap_err();
+        assert!(error.message.contains(&format!("; {key}: ")), "{error}");
+    }
+    let stray = tensor("unet.n.weight").resolve(&network).report.skipped[0].reason.to_string();
+    assert_eq!(stray, "unsupported: a whole tensor in place of the model's");
+    // For another component, or known to change nothing.
+    for key in
+        ["text_encoder.final_layer_norm.weight", "unet.x.position_ids", "bundle_emb.word.string_to_param"]
+    {
+        let adapter = tensor(key);
+        let resolution = adapter.resolve(&network);
+        check(&adapter, &[(&network, &resolution)], false).unwrap();
+    }
+    let none = tensor("unet.n.weight").resolve(&text);
+    assert!(none.report.skipped.iter().all(|s| s.reason == Reason::OtherComponent));
+    let nothing = File::default().random("unet.n.weight", &[6]).open().unwrap_err();
+    assert!(nothing.message.contains("is no adapter: none of its 1 keys"), "{nothing}");
 }
 
 #[test]

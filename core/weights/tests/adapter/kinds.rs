@@ -13,7 +13,7 @@ use crate::{
 use sdrun_abi::DType;
 use sdrun_weights::{
     Component,
-    adapter::{Delta, Merge},
+    adapter::{Delta, DoraRule, Merge},
 };
 
 impl Case {
@@ -103,8 +103,13 @@ fn dora_renormalizes() {
             Some(2.0),
         );
         let target = target(Component::Denoiser, &[("m.weight", &shape)], &[]);
-        let resolution = file.open().unwrap().resolve(&target);
-        assert!(resolution.report.applied[0].dora, "{name}");
+        let adapter = file.open().unwrap();
+        let resolution = adapter.resolve_with(&target, Some(DoraRule::Peft));
+        assert_eq!(resolution.report.applied[0].dora, Some(DoraRule::Peft), "{name}");
+        let own = if key == "dora_scale" { DoraRule::ComfyUi } else { DoraRule::Peft };
+        let by_spelling = adapter.resolve(&target);
+        assert_eq!(by_spelling.report.applied[0].dora, Some(own), "{name}");
+        assert_eq!(by_spelling.deltas["m.weight"][0].dora(), Some(own), "{name}");
         let (base, sum) = base(shape.iter().product());
         let (columns, kernel) = (base.len() / shape[0], shape[2..].iter().product::<usize>());
         for strength in [0.7f32, 1.0, -0.5] {

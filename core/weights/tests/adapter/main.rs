@@ -10,6 +10,7 @@ mod fixtures;
 mod formulas;
 mod kinds;
 mod oracles;
+mod peft;
 mod random;
 mod speed;
 mod spellings;

@@ -9,7 +9,7 @@ use crate::{
 use sdrun_abi::{DType, WeightSource};
 use sdrun_weights::{
     Component, SafetensorsWeights,
-    adapter::{Adapter, Kind, Reason, Resolution, Target, check},
+    adapter::{Adapter, DoraRule, Kind, Reason, Resolution, Target, check},
     synthetic,
 };
 use serde::Deserialize;
@@ -61,7 +61,8 @@ fn compare(pipeline: &str, adapter: &str, components: &[&str], tolerance: f32) -
     let (mut resolutions, mut compared, mut targets) = (Vec::new(), 0, Vec::new());
     for name in components {
         let (target, tag) = component(pipeline, name);
-        let resolution = file.resolve(&target);
+        // diffusers made them, which follows PEFT whatever the spelling.
+        let resolution = file.resolve_with(&target, Some(DoraRule::Peft));
         for key in oracle.names() {
             let Some((strength, tensor)) =
                 key.strip_prefix("out.weightA@").and_then(|k| k.split_once(&format!(".{name}.")))
