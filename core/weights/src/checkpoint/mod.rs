@@ -22,6 +22,7 @@ mod summary;
 mod unread;
 
 pub use family::{Family, identify};
+pub use gguf::dequantize;
 pub use prediction::{Edm, Parameterisation, Prediction};
 pub use summary::{ComponentSummary, Facts, Format, Summary};
 pub use unread::Unread;

@@ -395,7 +395,7 @@ fn is_named(name: &str, wanted: &str) -> bool {
 }
 
 /// Loads a library for good.
-fn open(file: &Path) -> Result<&'static Library> {
+pub(super) fn open(file: &Path) -> Result<&'static Library> {
     // SAFETY: ggml's libraries have initialisers that only set up their own tables.
     match unsafe { Library::new(file) } {
         Ok(library) => Ok(Box::leak(Box::new(library))),

@@ -3,6 +3,7 @@
 mod devices;
 mod errors;
 mod flow;
+mod gguf;
 mod kept;
 mod models;
 mod operators;

@@ -214,6 +214,26 @@ impl Container for GgufWeights {
     }
 }
 
+/// The values of whole blocks of a quantised GGUF type, by its number in the format (`ggml_type`).
+///
+/// `Unimplemented` for types that are not quantised or not read, `InvalidArgument` where a block is incomplete.
+pub fn dequantize(code: u32, blocks: &[u8]) -> Result<Vec<f32>> {
+    let kind = quants::kind(code);
+    let Some((kind, decode)) = kind.and_then(|kind| Some((kind, kind.decode?))) else {
+        return Err(Error::unsupported(format!(
+            "GGUF type {} has no blocks that we read",
+            quants::name(code)
+        )));
+    };
+    if !blocks.len().is_multiple_of(kind.bytes) {
+        let message =
+            format!("{} bytes are no whole blocks of {}, {} each", blocks.len(), kind.name, kind.bytes);
+        return Err(Error::invalid(message));
+    }
+    let values = dequantised(blocks, kind, decode)?;
+    Ok(values.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+}
+
 /// Whole blocks as f32.
 fn dequantised(data: &[u8], kind: &Kind, decode: quants::Decode) -> Result<Vec<u8>> {
     let blocks = ELEMENTS / kind.elements;
