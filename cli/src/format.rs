@@ -73,7 +73,7 @@ pub(crate) fn word(value: &impl Serialize) -> String {
 
 /// How long adapters took to get in, and how they did.
 pub(crate) fn refit(refit: &Refit) -> String {
-    let RefitReport { method, tensors, bytes: size } = &refit.report;
+    let RefitReport { method, tensors, bytes: size, .. } = &refit.report;
     format!(
         "adapters in after {} ({}, {tensors} tensors, {})",
         seconds(refit.seconds),

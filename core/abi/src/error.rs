@@ -8,8 +8,6 @@ use serde::{Deserialize, Serialize};
 pub enum ErrorCode {
     /// The caller asked to stop.
     Cancelled = 1,
-    /// No better code fits.
-    Unknown = 2,
     /// An argument is wrong whatever the state of the system.
     InvalidArgument = 3,
     /// A time limit ran out.
@@ -36,6 +34,9 @@ pub enum ErrorCode {
     Unavailable = 14,
     /// A file is corrupt or truncated.
     DataLoss = 15,
+    /// No better code fits. Also read for a code that this version does not know.
+    #[serde(other)]
+    Unknown = 2,
 }
 
 impl ErrorCode {

@@ -17,7 +17,7 @@ pub enum Hint {
     Text(String),
     /// Install a vendor runtime.
     Install {
-        /// Its name, for example `openvino`.
+        /// Its name.
         runtime: String,
     },
     /// Compute in another precision, one of these.
@@ -240,10 +240,10 @@ mod tests {
     fn every_kind() -> Vec<Hint> {
         let leaves = vec![
             Hint::Text("look elsewhere".into()),
-            Hint::Install { runtime: "openvino".into() },
+            Hint::Install { runtime: "thing".into() },
             Hint::UsePrecision(vec![Precision::Fp32, Precision::Bf16]),
             Hint::UseProvider(None),
-            Hint::UseProvider(Some("ggml".into())),
+            Hint::UseProvider(Some("other".into())),
             Hint::UseDevice(vec![]),
             Hint::UseDevice(vec!["cpu".into()]),
             Hint::GiveShape { input: None },

@@ -9,28 +9,32 @@
 //! * [`Manifest`]: the JSON file beside a plugin library, readable without loading any code.
 //!
 //! Two kinds of data cross the border. Calls and tensors are `#[repr(C)]` structs (see `docs/provider-spec.md`);
-//! descriptions (devices, capabilities, engine information, reports) are UTF-8 JSON documents of the serde
-//! types in [`types`], so that they can gain fields without a change of the ABI.
+//! descriptions (devices, capabilities, engine information, reports) are UTF-8 JSON documents of serde types, which gain
+//! fields without a change of the ABI.
 
+mod device;
 mod error;
 pub mod ffi;
 mod hint;
 mod manifest;
+mod precision;
 mod provider;
+mod tensor;
 pub mod types;
+mod weight;
 
+pub use device::{CancelSupport, Capabilities, Device, DeviceKind, WeightUpdate};
 pub use error::{Error, ErrorCode, Result};
 pub use ffi::AlignedBuffer;
 pub use hint::Hint;
 pub use manifest::{Library, Manifest, ManifestError, PipPackage, Provide, RuntimeSpec, Wheel};
-pub use provider::{
-    DeviceTensor, Engine, Flow, Host, Input, LogLevel, NoHost, OutputSink, OutputSpec, Provider, Session,
-    TensorView, TimingPlan, VecSink, Weight, WeightSource,
-};
+pub use precision::{DType, Precision};
+pub use provider::{Engine, Flow, Host, LogLevel, NoHost, Provider, Session, TimingPlan};
+pub use tensor::{DeviceTensor, Input, OutputSink, OutputSpec, TensorView, VecSink};
 pub use types::*;
+pub use weight::{EncodedWeight, NoWeights, Weight, WeightSource};
 
-/// Major version of the ABI. A change that is not an appended field makes a new major version and a new
-/// symbol name.
+/// Major version of the ABI. A change other than an appended field makes a new major version and a new symbol name.
 pub const ABI_MAJOR: u16 = 1;
 /// Minor version of the ABI: counts appended fields.
 pub const ABI_MINOR: u16 = 0;

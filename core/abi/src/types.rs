@@ -1,167 +1,10 @@
-//! What crosses the border as JSON, and the tensor element types.
+//! What crosses the border as JSON. Readers skip fields that they do not know.
 
-use crate::Error;
-use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr};
+use crate::{DType, Precision, WeightUpdate};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::{collections::BTreeMap, path::PathBuf};
 
-/// Element type of a tensor. Numbers are those of ONNX's `TensorProto.DataType`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[repr(u32)]
-#[allow(missing_docs)]
-pub enum DType {
-    F32 = 1,
-    U8 = 2,
-    I8 = 3,
-    U16 = 4,
-    I16 = 5,
-    I32 = 6,
-    I64 = 7,
-    Bool = 9,
-    F16 = 10,
-    F64 = 11,
-    U32 = 12,
-    U64 = 13,
-    BF16 = 16,
-    F8E4M3 = 17,
-    F8E5M2 = 19,
-}
-
-impl DType {
-    /// Every element type, in the order of their numbers.
-    pub const ALL: [DType; 15] = {
-        use DType::*;
-        [F32, U8, I8, U16, I16, I32, I64, Bool, F16, F64, U32, U64, BF16, F8E4M3, F8E5M2]
-    };
-    /// The type with this ONNX number.
-    pub fn from_onnx(code: i32) -> Option<Self> {
-        Self::ALL.into_iter().find(|t| *t as i32 == code)
-    }
-    /// Bytes of one element.
-    pub fn size(self) -> usize {
-        use DType::*;
-        match self {
-            U8 | I8 | Bool | F8E4M3 | F8E5M2 => 1,
-            U16 | I16 | F16 | BF16 => 2,
-            F32 | I32 | U32 => 4,
-            F64 | I64 | U64 => 8,
-        }
-    }
-    /// Whether it is a floating-point type.
-    pub fn is_float(self) -> bool {
-        use DType::*;
-        matches!(self, F32 | F16 | F64 | BF16 | F8E4M3 | F8E5M2)
-    }
-    /// Lower-case name: `f32`, `i64`, `bool`, …
-    pub fn name(self) -> &'static str {
-        use DType::*;
-        match self {
-            F32 => "f32",
-            U8 => "u8",
-            I8 => "i8",
-            U16 => "u16",
-            I16 => "i16",
-            I32 => "i32",
-            I64 => "i64",
-            Bool => "bool",
-            F16 => "f16",
-            F64 => "f64",
-            U32 => "u32",
-            U64 => "u64",
-            BF16 => "bf16",
-            F8E4M3 => "f8e4m3",
-            F8E5M2 => "f8e5m2",
-        }
-    }
-    /// Bytes of a contiguous tensor of this type, or `None` on overflow.
-    pub fn bytes_of(self, shape: &[usize]) -> Option<usize> {
-        shape.iter().try_fold(self.size(), |n, d| n.checked_mul(*d))
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// Arithmetic an engine computes in, and what it keeps its weights in; always stated, never a library's default.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[allow(missing_docs)]
-pub enum Precision {
-    Fp32,
-    Fp16,
-    Bf16,
-    /// Large matrices and filters in ggml's 8-bit blocks; the provider says in what they are multiplied.
-    #[serde(rename = "q8_0")]
-    Q8_0,
-    /// The same in its 4-bit blocks.
-    #[serde(rename = "q4_k")]
-    Q4K,
-}
-
-impl Precision {
-    /// All there are.
-    pub const ALL: [Precision; 5] =
-        [Precision::Fp32, Precision::Fp16, Precision::Bf16, Precision::Q8_0, Precision::Q4K];
-
-    /// The element type of floating-point tensors; `None` where weights are quantized.
-    pub fn float_type(self) -> Option<DType> {
-        match self {
-            Precision::Fp32 => Some(DType::F32),
-            Precision::Fp16 => Some(DType::F16),
-            Precision::Bf16 => Some(DType::BF16),
-            Precision::Q8_0 | Precision::Q4K => None,
-        }
-    }
-
-    /// `Unimplemented` where it is none of those that `who` offers.
-    pub fn check_offered(self, offered: &[Precision], who: &str) -> Result<(), Error> {
-        if offered.contains(&self) {
-            return Ok(());
-        }
-        let names: Vec<&str> = offered.iter().map(|precision| precision.name()).collect();
-        Err(Error::unsupported(format!("{who} does not compute in {self}"))
-            .with_hint(format!("use {}", names.join(" or "))))
-    }
-
-    /// As it is spelled on command lines and in files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Precision::Fp32 => "fp32",
-            Precision::Fp16 => "fp16",
-            Precision::Bf16 => "bf16",
-            Precision::Q8_0 => "q8_0",
-            Precision::Q4K => "q4_k",
-        }
-    }
-}
-
-impl fmt::Display for Precision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Precision {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "fp32" | "f32" => Ok(Precision::Fp32),
-            "fp16" | "f16" => Ok(Precision::Fp16),
-            "bf16" => Ok(Precision::Bf16),
-            "q8_0" => Ok(Precision::Q8_0),
-            "q4_k" | "q4_K" => Ok(Precision::Q4K),
-            _ => Err(format!(
-                "unknown precision `{s}`: use {}",
-                Precision::ALL.map(Precision::name).join(", ")
-            )),
-        }
-    }
-}
-
-/// What a plugin is told when it is initialised.
+/// What a plugin receives when it is initialised.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct InitConfig {
     /// Folder of the plugin's manifest; files shipped with the plugin lie beside or below it.
@@ -178,97 +21,24 @@ pub struct InitConfig {
     pub options: BTreeMap<String, String>,
 }
 
-/// The vendor's runtime as it was found by `init`.
+/// The vendor's runtime that `init` loaded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct RuntimeInfo {
     /// Name, for example `openvino`.
     pub name: String,
     /// Version as the library itself reports it.
     pub version: String,
     /// The library file that was loaded; `None` for one linked in.
+    #[serde(default)]
     pub library: Option<PathBuf>,
 }
 
-/// Class of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[allow(missing_docs)]
-pub enum DeviceKind {
-    Cpu,
-    Gpu,
-    Npu,
-}
-
-/// One piece of hardware a provider can use.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Device {
-    /// Stable across restarts: PCI address, UUID, or `cpu`.
-    pub id: String,
-    /// Position in the provider's list.
-    pub index: usize,
-    /// Marketing name.
-    pub name: String,
-    /// Class.
-    pub kind: DeviceKind,
-    /// Engines are exchangeable between devices of one class (instruction set, GPU architecture).
-    pub class: String,
-    /// Memory in bytes, where known.
-    #[serde(default)]
-    pub memory_bytes: Option<u64>,
-    /// Why engines for it can be built here but not run: the hardware is not in this machine. `None` where it is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub absent: Option<String>,
-}
-
-/// How weights get into an engine, best first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WeightUpdate {
-    /// Overwritten in the live session.
-    InPlace,
-    /// Given whenever the engine is loaded.
-    OnLoad,
-    /// Passed as inputs of every run.
-    AsInputs,
-    /// The vendor compiler runs again.
-    Rebuild,
-}
-
-/// How soon a build or a run can be stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CancelSupport {
-    /// Only by killing the process (run it isolated).
-    None,
-    /// Between the phases that are reported as progress.
-    BetweenPhases,
-    /// Within about a second.
-    Prompt,
-}
-
-/// What a provider can do on a device.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Capabilities {
-    /// Precisions an engine can be built in; the first low one is the device's best.
-    pub precisions: Vec<Precision>,
-    /// Element types accepted for inputs and outputs.
-    pub io_dtypes: Vec<DType>,
-    /// How weights are changed.
-    pub weight_update: WeightUpdate,
-    /// How soon a call stops.
-    pub cancel: CancelSupport,
-    /// Whether an engine can be built with dimensions left open.
-    pub dynamic_shapes: bool,
-    /// Whether an engine can be built without the device present.
-    pub device_free_build: bool,
-    /// Whether weights can be baked into the engine file.
-    pub bake: bool,
-    /// Whether weights can be streamed to a device smaller than the model.
-    #[serde(default)]
-    pub streaming: bool,
-    /// Whether outputs can stay on the device and be inputs there ([`Session::run_on_device`](crate::Session::run_on_device)).
-    #[serde(default)]
-    pub device_tensors: bool,
+impl RuntimeInfo {
+    /// A runtime of this name and version, loaded from `library`.
+    pub fn new(name: impl Into<String>, version: impl Into<String>, library: Option<PathBuf>) -> Self {
+        RuntimeInfo { name: name.into(), version: version.into(), library }
+    }
 }
 
 /// Lists of shapes by the name of an input.
@@ -285,7 +55,7 @@ pub fn shape_sets(open: &OpenShapes) -> Vec<BTreeMap<String, Vec<usize>>> {
     (0..sets).map(of_set).collect()
 }
 
-/// How an engine is to be built.
+/// How to build an engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BuildSpec {
     /// [`Device::id`].
@@ -357,7 +127,7 @@ pub struct WeightSpec {
     pub shape: Vec<usize>,
 }
 
-/// What an engine is.
+/// The inputs, outputs and weights of an engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineInfo {
     /// Inputs, in the order `Session::run` takes them.
@@ -370,8 +140,9 @@ pub struct EngineInfo {
     pub compatibility: String,
 }
 
-/// Whether an engine built elsewhere or earlier can be used here.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Whether an engine built elsewhere or earlier can be used here. A verdict that this version does not know is read as
+/// `Unsupported`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "verdict", content = "reason", rename_all = "snake_case")]
 pub enum Compatibility {
     /// As good as a new one.
@@ -382,8 +153,27 @@ pub enum Compatibility {
     Unsupported(String),
 }
 
-/// How a change of weights was carried out.
+impl<'de> Deserialize<'de> for Compatibility {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Words {
+            verdict: String,
+            #[serde(default)]
+            reason: String,
+        }
+        let Words { verdict, reason } = Words::deserialize(deserializer)?;
+        Ok(match verdict.as_str() {
+            "optimal" => Compatibility::Optimal,
+            "prefer_recompile" => Compatibility::PreferRecompile(reason),
+            "unsupported" => Compatibility::Unsupported(reason),
+            other => Compatibility::Unsupported(format!("the provider calls it `{other}`: {reason}")),
+        })
+    }
+}
+
+/// How weights were changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct RefitReport {
     /// The way that was used.
     pub method: WeightUpdate,
@@ -393,8 +183,17 @@ pub struct RefitReport {
     pub bytes: u64,
 }
 
+impl RefitReport {
+    /// `tensors` tensors of together `bytes` bytes were changed by `method`.
+    pub fn new(method: WeightUpdate, tensors: usize, bytes: u64) -> Self {
+        RefitReport { method, tensors, bytes }
+    }
+}
+
 /// Memory of a session in bytes. `None` is "unknown", never zero.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
 pub struct MemoryReport {
     /// Weights as the runtime holds them.
     pub weights: Option<u64>,
@@ -402,4 +201,91 @@ pub struct MemoryReport {
     pub activations: Option<u64>,
     /// Device memory in use by the session.
     pub device: Option<u64>,
+}
+
+impl MemoryReport {
+    /// Weights, activations and the device's share.
+    pub fn new(weights: Option<u64>, activations: Option<u64>, device: Option<u64>) -> Self {
+        MemoryReport { weights, activations, device }
+    }
+}
+
+/// What a graph needs on a device, before it is built ([`Provider::assess`](crate::Provider::assess)).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct Assessment {
+    /// Every node that the provider cannot run; empty where it can run the graph. `None` is "unknown".
+    pub unsupported: Option<Vec<UnsupportedNode>>,
+    /// Memory that a session will use.
+    pub memory: MemoryEstimate,
+    /// Whether making a session compiles, for this graph and spec; else
+    /// [`Capabilities::session_compiles`](crate::Capabilities::session_compiles) holds.
+    pub session_compiles: Option<bool>,
+}
+
+/// A node that a provider cannot run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnsupportedNode {
+    /// Name of the node in the graph; empty where it has none.
+    #[serde(default)]
+    pub name: String,
+    /// Its operator, with the domain in front of it where that is not ONNX's own: `com.microsoft.FusedMatMul`.
+    pub op: String,
+    /// One sentence: why.
+    pub reason: String,
+}
+
+/// Bytes of memory that a session will use. `None` is "unknown", never zero.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct MemoryEstimate {
+    /// Weights in main memory.
+    pub host_weights: Option<u64>,
+    /// Activations and scratch in main memory.
+    pub host_activations: Option<u64>,
+    /// Weights in the memory of the device.
+    pub device_weights: Option<u64>,
+    /// Activations and scratch in the memory of the device.
+    pub device_activations: Option<u64>,
+}
+
+impl Assessment {
+    /// With the nodes that the provider cannot run.
+    pub fn unsupported(nodes: Vec<UnsupportedNode>) -> Self {
+        Assessment { unsupported: Some(nodes), ..Self::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdicts_are_read_whatever_a_newer_plugin_calls_them() {
+        for verdict in [
+            Compatibility::Optimal,
+            Compatibility::PreferRecompile("older".into()),
+            Compatibility::Unsupported("other".into()),
+        ] {
+            let json = serde_json::to_string(&verdict).unwrap();
+            assert_eq!(serde_json::from_str::<Compatibility>(&json).unwrap(), verdict);
+        }
+        let unknown: Compatibility =
+            serde_json::from_str(r#"{"verdict":"needs_update","reason":"of the driver"}"#).unwrap();
+        assert_eq!(
+            unknown,
+            Compatibility::Unsupported("the provider calls it `needs_update`: of the driver".into())
+        );
+    }
+
+    #[test]
+    fn reports_may_leave_figures_out() {
+        let report: MemoryReport = serde_json::from_str(r#"{"weights":7,"colour":"red"}"#).unwrap();
+        assert_eq!(report, MemoryReport::new(Some(7), None, None));
+        let assessment: Assessment =
+            serde_json::from_str(r#"{"memory":{"device_weights":9},"mood":1}"#).unwrap();
+        assert_eq!((assessment.unsupported, assessment.memory.device_weights), (None, Some(9)));
+    }
 }

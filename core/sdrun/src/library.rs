@@ -4,9 +4,20 @@
 use sdrun_abi::{Error, ErrorCode, Result, ffi::Plugin, ffi::raw::QueryFn};
 use std::path::Path;
 
-/// Loads the plugin at `path` (absolute) and asks its query symbol. The library stays loaded for the life of
-/// the process: unloading vendor runtimes is a known source of crashes.
-pub fn load_plugin(path: &Path) -> Result<Plugin> {
+/// Loads the plugin at `path` (absolute) and calls its query symbol. The library stays loaded for the life of
+/// the process: unloading vendor runtimes is a known source of crashes. [`Registry::open`](crate::Registry::open) checks
+/// the file first; this function is for tools that test plugins.
+///
+/// # Safety
+/// Loading runs code of the file, with the rights of this process. The caller trusts it to be a plugin that keeps the
+/// rules of `docs/provider-spec.md`.
+pub unsafe fn load_plugin(path: &Path) -> Result<Plugin> {
+    load(path)
+}
+
+/// As [`load_plugin`], for the two places of this crate that vouch for the file: the registry, which has checked its owner,
+/// permissions and hash, and a worker, whose host has done so.
+pub(crate) fn load(path: &Path) -> Result<Plugin> {
     if !path.is_absolute() {
         return Err(Error::invalid(format!("plugin path {} is not absolute", path.display())));
     }
@@ -21,8 +32,7 @@ pub fn load_plugin(path: &Path) -> Result<Plugin> {
         Error::new(ErrorCode::FailedPrecondition, format!("cannot load plugin {}: {words}", path.display()))
             .with_file(path)
     };
-    // SAFETY: loading runs the library's initialisers; the registry has checked owner, permissions and hash
-    // of the file, or the user named it.
+    // SAFETY: the callers vouch for the file.
     let library = unsafe { open(path) }.map_err(refused)?;
     // SAFETY: the symbol's type is fixed by its name (`…_v1`).
     let query = *unsafe { library.get::<QueryFn>(sdrun_abi::QUERY_SYMBOL) }.map_err(|e| {

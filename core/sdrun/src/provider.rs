@@ -221,7 +221,7 @@ fn load_once(
         }
         return Ok((*plugin, runtime.clone()));
     }
-    let plugin = library::load_plugin(library)?;
+    let plugin = library::load(library)?;
     check_identity(provide, &plugin.identity())?;
     let runtime = plugin.init(config, &crate::TracingHost)?;
     let entry = Loaded { runtime_dir: config.runtime_dir.clone(), plugin, runtime: runtime.clone() };

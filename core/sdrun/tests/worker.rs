@@ -232,6 +232,46 @@ fn weights_in_files_are_mapped_by_the_worker() {
 }
 
 #[test]
+fn weights_in_blocks_pass_through_unchanged() {
+    let model = Model { weights: vec![("w".into(), vec![2, 3]), ("b".into(), vec![3])], ..Model::small() };
+    let plain = Weights::ramp(&model, 0.25);
+    // The blocks hold twice the values.
+    let [w, b] = ["w", "b"].map(|name| plain.tensors[name].1.iter().sum::<f32>());
+    let expected = model.expected(&X, 2.0, 2.0 * w + b);
+    let path = folder().join("blocks.bin");
+    std::fs::write(&path, [vec![7; 24], Blocks::blocks(&plain.tensors["w"].1)].concat()).unwrap();
+    let mut source = Blocks { plain, file: None };
+    for file in [None, Some((path, 24))] {
+        source.file = file;
+        let (direct, isolated) = (plugin("encoded_weights"), worker("encoded_weights"));
+        let providers: [&dyn Provider; 2] = [&direct, &isolated];
+        for provider in providers {
+            let engine = provider.build(&model.json(), &spec(), &source, &Quiet).unwrap();
+            let mut session = engine.session(&source, &Quiet).unwrap();
+            assert_eq!(run(session.as_mut(), &model, &X).unwrap(), expected);
+            assert_eq!(source.plain.asked(), ["b"], "only what has no blocks is taken as it is");
+        }
+    }
+}
+
+#[test]
+fn an_assessment_lists_every_node_and_the_memory() {
+    let (direct, isolated) = (plugin("good"), worker("good"));
+    let providers: [&dyn Provider; 2] = [&direct, &isolated];
+    for provider in providers {
+        let told = provider.assess(&Model::small().json(), &spec()).unwrap();
+        assert_eq!(told.unsupported, Some(vec![]));
+        // Weights of 2·3, 1 and 0 elements; outputs of 5 and 7.
+        assert_eq!((told.memory.host_weights, told.memory.host_activations), (Some(28), Some(48)));
+        assert_eq!((told.memory.device_weights, told.session_compiles), (None, Some(false)));
+        let empty = Model { input: vec![1, 0], ..Model::small() };
+        let nodes = provider.assess(&empty.json(), &spec()).unwrap().unsupported.unwrap();
+        assert_eq!((nodes.len(), nodes[0].name.as_str(), nodes[0].op.as_str()), (1, "x", "Input"));
+        assert!(provider.assess(b"{", &spec()).is_err());
+    }
+}
+
+#[test]
 fn a_missing_or_wrong_weight_is_the_sources_error() {
     let model = Model::small();
     let mut weights = Weights::filled(&model, 1.0);
@@ -335,15 +375,19 @@ fn plugins_that_must_be_refused_are_refused_alike() {
     let junk = folder().join("junk.so");
     std::fs::write(&junk, b"no library").unwrap();
     for (path, code, words) in [
-        (library("wrong_major"), ErrorCode::FailedPrecondition, "speaks ABI 2.0"),
+        (library("wrong_major"), ErrorCode::FailedPrecondition, "speaks version 2 of the ABI"),
         (library("too_new"), ErrorCode::FailedPrecondition, "needs a newer host"),
-        (library("short_table"), ErrorCode::FailedPrecondition, "a table of 80 bytes"),
+        (
+            library("short_table"),
+            ErrorCode::FailedPrecondition,
+            "table of 72 bytes lacks functions that every plugin has: init, devices",
+        ),
         (library("no_symbol"), ErrorCode::FailedPrecondition, "sdrun_plugin_query_v1"),
         (junk, ErrorCode::FailedPrecondition, "cannot load plugin"),
         (folder().join("none.so"), ErrorCode::NotFound, "there is no plugin"),
         ("mock.so".into(), ErrorCode::InvalidArgument, "is not absolute"),
     ] {
-        let direct = sdrun::load_plugin(&path).err().unwrap();
+        let direct = load(&path).err().unwrap();
         let isolated =
             WorkerProvider::start(WorkerConfig { plugin: path.clone(), ..config(patient()) }).err().unwrap();
         for error in [direct, isolated] {
@@ -390,7 +434,7 @@ fn what_is_no_worker_is_refused() {
         (text.to_str().unwrap(), ErrorCode::PermissionDenied, "cannot start the worker"),
         ("/no/such/worker", ErrorCode::NotFound, "there is no worker"),
         ("sdrun-worker", ErrorCode::InvalidArgument, "not absolute"),
-        (other_protocol.to_str().unwrap(), ErrorCode::Internal, "speaks version 99, this program 1"),
+        (other_protocol.to_str().unwrap(), ErrorCode::Internal, "speaks version 99, this program 2"),
     ] {
         let error = start(worker);
         assert!(error.code == code && error.message.contains(words), "{worker}: {error:?}");

@@ -15,11 +15,12 @@ const X: [f32; 5] = [1.0, -2.0, 3.5, 0.0, 1e30];
 
 // ---- faults ----
 
-const CALLS: [(&str, &str); 12] = [
+const CALLS: [(&str, &str); 13] = [
     ("init", "initialising the runtime"),
     ("devices", "asking about devices"),
     ("capabilities", "asking about devices"),
     ("check", "asking about devices"),
+    ("assess", "assessing a graph"),
     ("build", "building an engine"),
     ("serialize", "serializing an engine"),
     ("load", "loading an engine"),
@@ -110,7 +111,7 @@ fn a_hang_in_any_call_ends_at_its_limit() {
                 });
                 let short = Some(limit);
                 let limits = match call {
-                    "build" | "load" | "serialize" => Limits { build: short, ..patient() },
+                    "assess" | "build" | "load" | "serialize" => Limits { build: short, ..patient() },
                     "session" | "refit" => Limits { session: short, ..patient() },
                     "run" | "read" => Limits { run: short, ..patient() },
                     _ => Limits { init: short, ..patient() },

@@ -36,7 +36,7 @@ pub fn converted<'a>(weight: Weight<'a>, name: &str, dtype: DType) -> Result<Wei
 /// The report of a refit that made a session anew, with all weights of the engine.
 pub fn rebuilt(info: &EngineInfo) -> RefitReport {
     let bytes = info.weights.iter().filter_map(|w| w.dtype.bytes_of(&w.shape)).map(|n| n as u64).sum();
-    RefitReport { method: WeightUpdate::Rebuild, tensors: info.weights.len(), bytes }
+    RefitReport::new(WeightUpdate::Rebuild, info.weights.len(), bytes)
 }
 
 /// The files weights lie in, looked at once each, for runtimes that read them there.

@@ -111,38 +111,23 @@ impl Provider for GgmlProvider {
             ggml.unusable().iter().for_each(|why| host.log(LogLevel::Warn, "ggml", why));
         }
         let _ = self.loaded.set(Loaded { own, bundle });
-        Ok(RuntimeInfo {
-            name: "ggml".into(),
-            version: own.version().into(),
-            library: Some(own.library().to_path_buf()),
-        })
+        Ok(RuntimeInfo::new("ggml", own.version(), Some(own.library().to_path_buf())))
     }
 
     fn devices(&self) -> Result<Vec<Device>> {
         let loaded = self.loaded()?;
-        let mut devices = vec![Device {
-            id: CPU.into(),
-            index: 0,
-            name: loaded.own.cpu_name(),
-            kind: DeviceKind::Cpu,
-            class: format!("{}-{}", std::env::consts::ARCH, loaded.own.variant()),
-            memory_bytes: loaded.own.memory(),
-            absent: None,
-        }];
+        let class = format!("{}-{}", std::env::consts::ARCH, loaded.own.variant());
+        let mut cpu = Device::new(CPU, loaded.own.cpu_name(), DeviceKind::Cpu, class);
+        cpu.memory_bytes = loaded.own.memory();
+        let mut devices = vec![cpu];
         for (target, gpu) in loaded.gpus() {
             let (name, memory_bytes) = target.ggml.describe(gpu);
             // The graph is translated when an engine is loaded, for whatever device that is.
             let class = gpu.id.split(':').next().unwrap_or_default().to_string();
-            let (id, index) = (gpu.id.clone(), devices.len());
-            devices.push(Device {
-                id,
-                index,
-                name,
-                kind: DeviceKind::Gpu,
-                class,
-                memory_bytes,
-                absent: None,
-            });
+            let mut device = Device::new(&gpu.id, name, DeviceKind::Gpu, class);
+            device.index = devices.len();
+            device.memory_bytes = memory_bytes;
+            devices.push(device);
         }
         Ok(devices)
     }
@@ -150,17 +135,17 @@ impl Provider for GgmlProvider {
     fn capabilities(&self, device: &str) -> Result<Capabilities> {
         let target = self.target(device)?;
         use DType::*;
-        Ok(Capabilities {
-            precisions: precisions(target),
-            io_dtypes: vec![F32, F16, BF16, F64, U8, I8, U16, I16, U32, I32, U64, I64, Bool],
-            weight_update: WeightUpdate::InPlace,
-            cancel: CancelSupport::Prompt,
-            dynamic_shapes: true,
-            device_free_build: true,
-            bake: false,
-            streaming: target.gpu.is_some(),
-            device_tensors: true,
-        })
+        let mut can = Capabilities::new(
+            precisions(target),
+            vec![F32, F16, BF16, F64, U8, I8, U16, I16, U32, I32, U64, I64, Bool],
+        );
+        can.weight_update = WeightUpdate::InPlace;
+        can.cancel = CancelSupport::Prompt;
+        can.dynamic_shapes = true;
+        can.device_free_build = true;
+        can.streaming = target.gpu.is_some();
+        can.device_tensors = true;
+        Ok(can)
     }
 
     fn build(

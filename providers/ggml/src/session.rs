@@ -197,7 +197,7 @@ impl Session for GgmlSession {
         host: &dyn Host,
     ) -> Result<RefitReport> {
         let bytes = self.bank.replace(changed, weights, host, self.threads)?;
-        Ok(RefitReport { method: WeightUpdate::InPlace, tensors: changed.len(), bytes })
+        Ok(RefitReport::new(WeightUpdate::InPlace, changed.len(), bytes))
     }
 
     fn run(&mut self, inputs: &[TensorView<'_>], sink: &mut dyn OutputSink, host: &dyn Host) -> Result<()> {
@@ -267,7 +267,7 @@ impl Session for GgmlSession {
             Some(_) => self.bank.store().device_bytes() + on_device,
             None => weights + activations,
         };
-        Ok(MemoryReport { weights: Some(weights), activations: Some(activations), device: Some(device) })
+        Ok(MemoryReport::new(Some(weights), Some(activations), Some(device)))
     }
 }
 

@@ -22,28 +22,16 @@ pub(crate) struct Target {
 pub(crate) fn all(runtime: &Runtime) -> Result<Vec<Target>> {
     let mut targets = Vec::new();
     for gpu in runtime.hip.as_ref().map_or(Ok(Vec::new()), |hip| hip.devices())? {
-        let device = Device {
-            id: format!("gpu-{}", gpu.pci),
-            index: targets.len(),
-            name: gpu.name.clone(),
-            kind: DeviceKind::Gpu,
-            class: gpu.arch.clone(),
-            memory_bytes: Some(gpu.memory),
-            absent: None,
-        };
+        let mut device = Device::new(format!("gpu-{}", gpu.pci), &gpu.name, DeviceKind::Gpu, &gpu.arch);
+        device.index = targets.len();
+        device.memory_bytes = Some(gpu.memory);
         targets.push(Target { device, hip: Some(gpu), for_gpu: true });
     }
     if std::env::var_os(REFERENCE_VARIABLE).is_some_and(|value| value == "1") {
         for (id, words, for_gpu) in [("ref", "", false), ("ref-gpu", ", graphs as for a GPU", true)] {
-            let device = Device {
-                id: id.into(),
-                index: targets.len(),
-                name: format!("MIGraphX reference interpreter (one CPU thread, for tests{words})"),
-                kind: DeviceKind::Cpu,
-                class: id.into(),
-                memory_bytes: None,
-                absent: None,
-            };
+            let name = format!("MIGraphX reference interpreter (one CPU thread, for tests{words})");
+            let mut device = Device::new(id, name, DeviceKind::Cpu, id);
+            device.index = targets.len();
             targets.push(Target { device, hip: None, for_gpu });
         }
     }
@@ -79,17 +67,12 @@ impl Target {
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            precisions: PRECISIONS.to_vec(),
-            io_dtypes: IO_DTYPES.to_vec(),
-            weight_update: WeightUpdate::AsInputs,
-            cancel: CancelSupport::BetweenPhases,
-            dynamic_shapes: true,
-            device_free_build: false,
-            bake: true,
-            streaming: false,
-            device_tensors: false,
-        }
+        let mut can = Capabilities::new(PRECISIONS.to_vec(), IO_DTYPES.to_vec());
+        can.weight_update = WeightUpdate::AsInputs;
+        can.cancel = CancelSupport::BetweenPhases;
+        can.dynamic_shapes = true;
+        can.bake = true;
+        can
     }
 }
 

@@ -33,11 +33,7 @@ pub(crate) fn init(config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> 
         });
         Ok(Runtime { api, hip, version, temp_dir: config.temp_dir.clone(), library: library.to_path_buf() })
     })?;
-    Ok(RuntimeInfo {
-        name: "migraphx".into(),
-        version: runtime.version.clone(),
-        library: Some(runtime.library.clone()),
-    })
+    Ok(RuntimeInfo::new("migraphx", runtime.version.clone(), Some(runtime.library.clone())))
 }
 
 /// MIGraphX loads its other libraries by itself, some of them later; a truncated one would end the process.

@@ -191,7 +191,7 @@ impl Session for MgxSession {
                 }
             }
         }
-        Ok(RefitReport { method: WeightUpdate::AsInputs, tensors: fresh.tensors, bytes: fresh.bytes })
+        Ok(RefitReport::new(WeightUpdate::AsInputs, fresh.tensors, fresh.bytes))
     }
 
     fn run(&mut self, inputs: &[TensorView<'_>], sink: &mut dyn OutputSink, host: &dyn Host) -> Result<()> {
@@ -230,7 +230,7 @@ impl Session for MgxSession {
     fn memory(&self) -> Result<MemoryReport> {
         let weights = self.bytes(|name| !self.compiled.is_input_or_output(name));
         let device = self.compiled.resident.map(|programs| programs + self.bytes(|_| true));
-        Ok(MemoryReport { weights: Some(weights), activations: None, device })
+        Ok(MemoryReport::new(Some(weights), None, device))
     }
 }
 

@@ -40,40 +40,24 @@ impl Provider for OnnxRuntime {
             Ok(Runtime { environment, version, library: library.to_path_buf() })
         })?;
         log::deliver(host);
-        Ok(RuntimeInfo {
-            name: "onnxruntime".into(),
-            version: runtime.version.clone(),
-            library: Some(runtime.library.clone()),
-        })
+        Ok(RuntimeInfo::new("onnxruntime", runtime.version.clone(), Some(runtime.library.clone())))
     }
 
     fn devices(&self) -> Result<Vec<Device>> {
         environment()?;
-        Ok(vec![Device {
-            id: DEVICE.into(),
-            index: 0,
-            name: cpu_name(),
-            kind: DeviceKind::Cpu,
-            class: std::env::consts::ARCH.into(),
-            memory_bytes: None,
-            absent: None,
-        }])
+        Ok(vec![Device::new(DEVICE, cpu_name(), DeviceKind::Cpu, std::env::consts::ARCH)])
     }
 
     fn capabilities(&self, device: &str) -> Result<Capabilities> {
         environment()?;
         check_device(device)?;
-        Ok(Capabilities {
-            precisions: vec![Precision::Fp32],
-            io_dtypes: DType::ALL.to_vec(),
-            weight_update: WeightUpdate::Rebuild,
-            cancel: CancelSupport::Prompt,
-            dynamic_shapes: true,
-            device_free_build: false,
-            bake: false,
-            streaming: false,
-            device_tensors: false,
-        })
+        let mut can = Capabilities::new(vec![Precision::Fp32], DType::ALL.to_vec());
+        can.weight_update = WeightUpdate::Rebuild;
+        can.cancel = CancelSupport::Prompt;
+        can.dynamic_shapes = true;
+        // A stored engine is the graph; a session optimises it with its weights.
+        can.session_compiles = true;
+        Ok(can)
     }
 
     fn build(

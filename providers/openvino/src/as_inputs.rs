@@ -89,7 +89,7 @@ impl Session for AsInputsSession {
             bytes += buffer.len() as u64;
             self.weights[index].1 = buffer;
         }
-        Ok(RefitReport { method: WeightUpdate::AsInputs, tensors: changed.len(), bytes })
+        Ok(RefitReport::new(WeightUpdate::AsInputs, changed.len(), bytes))
     }
 
     fn run(

@@ -24,7 +24,7 @@ pub(crate) fn all(runtime: &Runtime) -> Result<Vec<Target>> {
     targets.sort_by_key(|target| match target.device.kind {
         DeviceKind::Gpu => 0,
         DeviceKind::Cpu => 1,
-        DeviceKind::Npu => 2,
+        _ => 2,
     });
     for (index, target) in targets.iter_mut().enumerate() {
         target.device.index = index;
@@ -70,8 +70,8 @@ fn describe(runtime: &Runtime, openvino_name: String) -> Result<Option<Target>> 
     let name = optional("FULL_DEVICE_NAME").unwrap_or_else(|| openvino_name.clone());
     let features = core.property(&openvino_name, "OPTIMIZATION_CAPABILITIES")?;
     let features = features.split_whitespace().map(str::to_string).collect();
-    let device =
-        Device { id, index: 0, name: name.trim().to_string(), kind, class, memory_bytes, absent: None };
+    let mut device = Device::new(id, name.trim(), kind, class);
+    device.memory_bytes = memory_bytes;
     Ok(Some(Target { device, openvino_name, features }))
 }
 
@@ -85,18 +85,15 @@ fn hardware_id(kind: &str, number: &str, uuid: Option<String>) -> String {
 
 impl Target {
     pub(crate) fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            precisions: self.precisions(),
-            io_dtypes: IO_DTYPES.to_vec(),
-            weight_update: WeightUpdate::Rebuild,
-            // Runs stop within a twentieth of a second, but nothing stops a compilation.
-            cancel: CancelSupport::BetweenPhases,
-            dynamic_shapes: self.device.kind != DeviceKind::Npu,
-            device_free_build: false,
-            bake: self.has("EXPORT_IMPORT"),
-            streaming: false,
-            device_tensors: false,
-        }
+        let mut can = Capabilities::new(self.precisions(), IO_DTYPES.to_vec());
+        can.weight_update = WeightUpdate::Rebuild;
+        // Runs stop within a twentieth of a second, but nothing stops a compilation.
+        can.cancel = CancelSupport::BetweenPhases;
+        can.dynamic_shapes = self.device.kind != DeviceKind::Npu;
+        can.bake = self.has("EXPORT_IMPORT");
+        // A stored engine is the graph; the device compiles it for each session.
+        can.session_compiles = true;
+        can
     }
 
     /// Refuses what the device would silently compute in another precision.
@@ -130,15 +127,7 @@ mod tests {
 
     fn target(kind: DeviceKind, features: &[&str]) -> Target {
         Target {
-            device: Device {
-                id: "x".into(),
-                index: 0,
-                name: "Thing".into(),
-                kind,
-                class: String::new(),
-                memory_bytes: None,
-                absent: None,
-            },
+            device: Device::new("x", "Thing", kind, ""),
             openvino_name: "X".into(),
             features: features.iter().map(|f| f.to_string()).collect(),
         }

@@ -45,11 +45,7 @@ pub(crate) fn init(config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> 
         })
     })?;
     staging::remove_stale(&runtime.temp_dir, host);
-    Ok(RuntimeInfo {
-        name: "openvino".into(),
-        version: runtime.version.clone(),
-        library: Some(runtime.library.clone()),
-    })
+    Ok(RuntimeInfo::new("openvino", runtime.version.clone(), Some(runtime.library.clone())))
 }
 
 /// OpenVINO loads its other libraries by itself, some of them much later; a truncated one would end the

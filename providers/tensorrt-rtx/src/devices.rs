@@ -29,15 +29,10 @@ fn list(gpus: Vec<Gpu>, absent: &str) -> Vec<Place> {
     };
     let mut places: Vec<Place> = Vec::new();
     for gpu in gpus {
-        let device = Device {
-            id: gpu.pci.clone(),
-            index: places.len(),
-            name: gpu.name.clone(),
-            kind: DeviceKind::Gpu,
-            class: format!("sm{}", gpu.capability),
-            memory_bytes: Some(gpu.memory),
-            absent: None,
-        };
+        let class = format!("sm{}", gpu.capability);
+        let mut device = Device::new(&gpu.pci, &gpu.name, DeviceKind::Gpu, class);
+        device.index = places.len();
+        device.memory_bytes = Some(gpu.memory);
         places.push(Place { device, target: Target::of_gpu(gpu.capability), gpu: Some(gpu) });
     }
     for target in Target::all() {
@@ -72,17 +67,16 @@ impl Place {
     /// What can be done on it.
     pub(crate) fn capabilities(&self) -> Capabilities {
         use DType::*;
-        Capabilities {
-            precisions: self.target.precisions(),
-            io_dtypes: vec![F32, F16, BF16, I64, I32, I8, U8, Bool],
-            weight_update: WeightUpdate::InPlace,
-            cancel: CancelSupport::Prompt,
-            dynamic_shapes: true,
-            device_free_build: true,
-            bake: true,
-            streaming: true,
-            device_tensors: true,
-        }
+        let mut can =
+            Capabilities::new(self.target.precisions(), vec![F32, F16, BF16, I64, I32, I8, U8, Bool]);
+        can.weight_update = WeightUpdate::InPlace;
+        can.cancel = CancelSupport::Prompt;
+        can.dynamic_shapes = true;
+        can.device_free_build = true;
+        can.bake = true;
+        can.streaming = true;
+        can.device_tensors = true;
+        can
     }
 }
 

@@ -94,7 +94,7 @@ pub(crate) fn apply(
         }
     }
     let bytes = values.iter().map(|(_, values)| values.bytes().len() as u64).sum();
-    Ok(RefitReport { method: WeightUpdate::InPlace, tensors: values.len(), bytes })
+    Ok(RefitReport::new(WeightUpdate::InPlace, values.len(), bytes))
 }
 
 /// The entries of the table that the engine takes.

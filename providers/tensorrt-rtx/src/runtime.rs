@@ -33,11 +33,11 @@ pub(crate) fn init(config: &InitConfig) -> Result<RuntimeInfo> {
         let library = Library::load(file)?;
         Ok(Runtime { library, driver: Driver::load(driver), cache_dir: config.cache_dir.clone() })
     })?;
-    Ok(RuntimeInfo {
-        name: "tensorrt-rtx".into(),
-        version: runtime.library.version.clone(),
-        library: Some(runtime.library.file().to_path_buf()),
-    })
+    Ok(RuntimeInfo::new(
+        "tensorrt-rtx",
+        runtime.library.version.clone(),
+        Some(runtime.library.file().to_path_buf()),
+    ))
 }
 
 /// What [`init`] loaded; `FailedPrecondition` before it has succeeded.

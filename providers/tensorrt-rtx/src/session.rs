@@ -397,10 +397,10 @@ impl Session for TrtSession {
     }
 
     fn memory(&self) -> Result<MemoryReport> {
-        Ok(MemoryReport {
-            weights: self.engine.weight_bytes(),
-            activations: self.engine.activation_bytes(),
-            device: Some(self.device_bytes),
-        })
+        Ok(MemoryReport::new(
+            self.engine.weight_bytes(),
+            self.engine.activation_bytes(),
+            Some(self.device_bytes),
+        ))
     }
 }

@@ -65,21 +65,16 @@ impl Target {
 
     /// The target as a device without hardware.
     pub(crate) fn device(self, index: usize, absent: String) -> Device {
-        let name = match self {
+        let name: String = match self {
             Target::Portable => "any NVIDIA GPU from compute capability 8.0 on".into(),
             Target::Sm(capability) => {
                 format!("NVIDIA GPU of compute capability {}.{}", capability / 10, capability % 10)
             }
         };
-        Device {
-            id: self.name(),
-            index,
-            name,
-            kind: DeviceKind::Gpu,
-            class: self.name(),
-            memory_bytes: None,
-            absent: Some(absent),
-        }
+        let mut device = Device::new(self.name(), name, DeviceKind::Gpu, self.name());
+        device.index = index;
+        device.absent = Some(absent);
+        device
     }
 
     /// An error where the target does not compute in `precision`.

@@ -3,7 +3,7 @@
 
 use sdrun_abi::{
     ABI_MAJOR, ABI_MINOR,
-    ffi::raw::{RawExt, RawHost, RawPlugin, RawStr},
+    ffi::raw::{RawPlugin, RawStr},
 };
 
 /// The head of a table and nothing after it.
@@ -12,7 +12,6 @@ struct Head {
     struct_size: u32,
     abi_major: u16,
     abi_minor: u16,
-    ext: *mut RawExt,
     texts: [RawStr; 4],
 }
 
@@ -23,13 +22,12 @@ static HEAD: Head = Head {
     struct_size: size_of::<Head>() as u32,
     abi_major: ABI_MAJOR,
     abi_minor: ABI_MINOR,
-    ext: std::ptr::null_mut(),
     texts: [RawStr::EMPTY; 4],
 };
 
 /// Answers the head only.
 // SAFETY: the name belongs to the plugin ABI, and the signature is the one it prescribes.
 #[unsafe(no_mangle)]
-pub extern "C" fn sdrun_plugin_query_v1(_max_minor: u32, _host: *const RawHost) -> *const RawPlugin {
+pub extern "C" fn sdrun_plugin_query_v1(_max_minor: u32) -> *const RawPlugin {
     (&raw const HEAD).cast()
 }

@@ -1,11 +1,11 @@
 //! A plugin that needs a newer minor version of the ABI than any host speaks.
 #![allow(unsafe_code)]
 
-use sdrun_abi::ffi::raw::{RawHost, RawPlugin};
+use sdrun_abi::ffi::raw::RawPlugin;
 
 /// Answers null, as the ABI prescribes for a host that is too old.
 // SAFETY: the name belongs to the plugin ABI, and the signature is the one it prescribes.
 #[unsafe(no_mangle)]
-pub extern "C" fn sdrun_plugin_query_v1(_max_minor: u32, _host: *const RawHost) -> *const RawPlugin {
+pub extern "C" fn sdrun_plugin_query_v1(_max_minor: u32) -> *const RawPlugin {
     std::ptr::null()
 }

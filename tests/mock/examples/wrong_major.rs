@@ -3,20 +3,18 @@
 
 use sdrun_abi::{
     ABI_MAJOR,
-    ffi::raw::{RawHost, RawPlugin, RawStr},
+    ffi::raw::{RawPlugin, RawStr},
 };
 
 const NONE: RawPlugin = RawPlugin {
     struct_size: size_of::<RawPlugin>() as u32,
     abi_major: ABI_MAJOR + 1,
     abi_minor: 0,
-    ext: std::ptr::null_mut(),
     id: RawStr::new(b"wrong-major"),
     vendor: RawStr::new(b"sdrun tests"),
     version: RawStr::new(b"0"),
     build_id: RawStr::new(b"0"),
     init: None,
-    shutdown: None,
     devices: None,
     capabilities: None,
     build: None,
@@ -39,6 +37,6 @@ static PLUGIN: RawPlugin = NONE;
 /// Answers its table whatever the host speaks.
 // SAFETY: the name belongs to the plugin ABI, and the signature is the one it prescribes.
 #[unsafe(no_mangle)]
-pub extern "C" fn sdrun_plugin_query_v1(_max_minor: u32, _host: *const RawHost) -> *const RawPlugin {
+pub extern "C" fn sdrun_plugin_query_v1(_max_minor: u32) -> *const RawPlugin {
     &PLUGIN
 }

@@ -2,13 +2,14 @@ use sdrun_abi::{Error, ErrorCode, Result};
 use std::{process::Command, str::FromStr, sync::OnceLock, time::Duration};
 
 /// The calls in which a fault can be placed.
-pub(crate) const CALLS: [&str; 13] = [
+pub(crate) const CALLS: [&str; 14] = [
     "init",
     "devices",
     "capabilities",
     "build",
     "load",
     "check",
+    "assess",
     "serialize",
     "session",
     "refit",
@@ -36,6 +37,8 @@ pub(crate) enum Behaviour {
     HoldWeights,
     /// `parallel_weights`: pulls weights from four threads.
     ParallelWeights,
+    /// `encoded_weights`: takes weights as blocks of the encoding `mock_f64` (one f64 for each element) where it can.
+    EncodedWeights,
     /// `lying_refit`: says that it has taken all weights and has asked for none.
     LyingRefit,
     /// `wrong_output_shape`: outputs are one element longer than its information says.
@@ -99,6 +102,7 @@ impl FromStr for Behaviour {
             "slow_progress" => Behaviour::SlowProgress,
             "hold_weights" => Behaviour::HoldWeights,
             "parallel_weights" => Behaviour::ParallelWeights,
+            "encoded_weights" => Behaviour::EncodedWeights,
             "lying_refit" => Behaviour::LyingRefit,
             "wrong_output_shape" => Behaviour::WrongOutputShape,
             "huge_output" => Behaviour::HugeOutput,

@@ -3,10 +3,10 @@ use crate::{
     model::{COMPATIBILITY, Description, Tensor},
 };
 use sdrun_abi::{
-    BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind, DeviceTensor, Engine,
-    EngineInfo, Error, ErrorCode, Flow, Host, InitConfig, Input, LogLevel, MemoryReport, OutputSink,
-    OutputSpec, Precision, Provider, RefitReport, Result, RuntimeInfo, Session, TensorView, WeightSource,
-    WeightUpdate,
+    Assessment, BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind,
+    DeviceTensor, Engine, EngineInfo, Error, ErrorCode, Flow, Host, InitConfig, Input, LogLevel,
+    MemoryReport, OutputSink, OutputSpec, Precision, Provider, RefitReport, Result, RuntimeInfo, Session,
+    TensorView, UnsupportedNode, WeightSource, WeightUpdate,
 };
 use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
 
@@ -37,36 +37,24 @@ impl Provider for Mock {
         }
         enter("init")?;
         host.log(LogLevel::Info, "mock", "ready");
-        Ok(RuntimeInfo { name: "mock".into(), version: "1.0.0".into(), library: None })
+        Ok(RuntimeInfo::new("mock", "1.0.0", None))
     }
 
     fn devices(&self) -> Result<Vec<Device>> {
         enter("devices")?;
-        Ok(vec![Device {
-            id: DEVICE.into(),
-            index: 0,
-            name: "Mock device".into(),
-            kind: DeviceKind::Cpu,
-            class: "mock".into(),
-            memory_bytes: None,
-            absent: None,
-        }])
+        Ok(vec![Device::new(DEVICE, "Mock device", DeviceKind::Cpu, "mock")])
     }
 
     fn capabilities(&self, device: &str) -> Result<Capabilities> {
         enter("capabilities")?;
         known(device)?;
-        Ok(Capabilities {
-            precisions: vec![Precision::Fp32],
-            io_dtypes: vec![DType::F32],
-            weight_update: WeightUpdate::InPlace,
-            cancel: CancelSupport::Prompt,
-            dynamic_shapes: false,
-            device_free_build: true,
-            bake: true,
-            streaming: false,
-            device_tensors: true,
-        })
+        let mut can = Capabilities::new(vec![Precision::Fp32], vec![DType::F32]);
+        can.weight_update = WeightUpdate::InPlace;
+        can.cancel = CancelSupport::Prompt;
+        can.device_free_build = true;
+        can.bake = true;
+        can.device_tensors = true;
+        Ok(can)
     }
 
     fn build(
@@ -121,6 +109,30 @@ impl Provider for Mock {
             "mock-0" => Compatibility::PreferRecompile("it was built by an older mock".into()),
             other => Compatibility::Unsupported(format!("it was built for `{other}`")),
         })
+    }
+
+    /// Counts f32 elements; an input without elements is a node that it cannot run.
+    fn assess(&self, model: &[u8], spec: &BuildSpec) -> Result<Assessment> {
+        enter("assess")?;
+        known(&spec.device)?;
+        let description = Description::of_model(model, spec)?;
+        let bytes = |tensors: &[Tensor]| -> u64 {
+            tensors.iter().map(|t| 4 * t.shape.iter().product::<usize>() as u64).sum()
+        };
+        let empty = description.inputs.iter().filter(|t| t.shape.contains(&0));
+        let mut assessment = Assessment::unsupported(
+            empty
+                .map(|t| UnsupportedNode {
+                    name: t.name.clone(),
+                    op: "Input".into(),
+                    reason: "it has no elements".into(),
+                })
+                .collect(),
+        );
+        assessment.memory.host_weights = Some(bytes(&description.weights));
+        assessment.memory.host_activations = Some(bytes(&description.outputs));
+        assessment.session_compiles = Some(false);
+        Ok(assessment)
     }
 }
 
@@ -188,11 +200,22 @@ fn pull(tensors: &[Tensor], weights: &dyn WeightSource) -> Result<Sums> {
         Ok(weight)
     };
     let sum = |bytes: &[u8]| floats(bytes).map(f64::from).sum::<f64>();
+    let doubles = |bytes: &[u8]| bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).sum::<f64>();
     let named = |tensor: &Tensor| Ok((tensor.name.clone(), sum(get(tensor)?.data())));
     match chosen() {
         Behaviour::HoldWeights => {
             let held = tensors.iter().map(get).collect::<Result<Vec<_>>>()?;
             Ok(tensors.iter().zip(&held).map(|(t, w)| (t.name.clone(), sum(w.data()))).collect())
+        }
+        Behaviour::EncodedWeights => {
+            let one = |tensor: &Tensor| match weights.encoded(&tensor.name, &["mock_f32", "mock_f64"])? {
+                Some(blocks) if blocks.shape == tensor.shape && blocks.encoding == "mock_f64" => {
+                    Ok((tensor.name.clone(), doubles(blocks.data())))
+                }
+                Some(blocks) => Err(Error::invalid(format!("weight `{}` came as {blocks:?}", tensor.name))),
+                None => named(tensor),
+            };
+            tensors.iter().map(one).collect()
         }
         Behaviour::ParallelWeights => thread::scope(|scope| {
             let parts: Vec<_> = tensors
@@ -264,7 +287,7 @@ impl Session for MockSession {
             let fresh = pull(&tensors, weights)?;
             self.sums.extend(fresh);
         }
-        Ok(RefitReport { method: WeightUpdate::InPlace, tensors: tensors.len(), bytes })
+        Ok(RefitReport::new(WeightUpdate::InPlace, tensors.len(), bytes))
     }
 
     fn run(
@@ -339,7 +362,7 @@ impl Session for MockSession {
         enter("memory")?;
         let elements = |t: &Tensor| t.shape.iter().product::<usize>() as u64;
         let weights = self.description.weights.iter().map(elements).sum::<u64>() * 4;
-        Ok(MemoryReport { weights: Some(weights), activations: None, device: None })
+        Ok(MemoryReport::new(Some(weights), None, None))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The exported symbol: the ordinary function table, with the two lies that no Rust provider can tell.
+//! The exported symbol: the ordinary function table, with two faults that no Rust provider can have.
 #![allow(unsafe_code)]
 
 use crate::{
@@ -7,8 +7,8 @@ use crate::{
 };
 use sdrun_abi::ffi::{
     callbacks::buffer_to_raw,
-    export::{Export, State, negotiate, table},
-    raw::{BuildArgs, EngineInfoArgs, RawError, RawHost, RawPlugin},
+    export::{Export, State, table},
+    raw::{BuildArgs, EngineInfoArgs, RawError, RawPlugin},
 };
 
 struct Exported;
@@ -51,10 +51,10 @@ unsafe extern "C" fn build(args: *mut BuildArgs) -> *mut RawError {
 /// The one symbol of a plugin. `SDRUN_MOCK_QUERY` says what goes wrong in it.
 // SAFETY: the name belongs to the plugin ABI, and the signature is the one it prescribes.
 #[unsafe(no_mangle)]
-pub extern "C" fn sdrun_plugin_query_v1(max_minor: u32, _host: *const RawHost) -> *const RawPlugin {
+pub extern "C" fn sdrun_plugin_query_v1(_max_minor: u32) -> *const RawPlugin {
     match std::env::var("SDRUN_MOCK_QUERY").as_deref() {
         Ok("abort") => std::process::abort(),
         Ok("hang") => behaviour::hang(),
-        _ => negotiate(max_minor, &PLUGIN),
+        _ => &PLUGIN,
     }
 }

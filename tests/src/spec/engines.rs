@@ -63,7 +63,7 @@ pub(super) fn unknown_options_are_refused(subject: &Subject) -> Verdict {
     Ok(())
 }
 
-/// Rule 16, for an engine of the fixture.
+/// Rule 17, for an engine of the fixture.
 fn describes_the_fixture(info: &EngineInfo, baked: bool) -> Verdict {
     let specs = |list: &[(&str, [usize; 2])]| -> Vec<TensorSpec> {
         let spec = |(name, shape): &(&str, [usize; 2])| TensorSpec {

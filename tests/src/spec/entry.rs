@@ -47,13 +47,9 @@ pub(super) fn negotiates_the_version(subject: &Subject) -> Verdict {
     let query = raw::query(&subject.library)?;
     let mut tables = BTreeSet::new();
     for max_minor in [0, u32::from(ABI_MINOR), 1000, u32::MAX] {
-        let Some((address, major, minor, size)) = raw::negotiate(query, max_minor) else { continue };
+        let Some((address, major, size)) = raw::negotiate(query, max_minor) else { continue };
         require!(major == ABI_MAJOR, "the symbol ends in v{ABI_MAJOR}, its table says major version {major}");
-        require!(
-            u32::from(minor) <= max_minor,
-            "asked for at most minor version {max_minor}, it answers {minor}"
-        );
-        require!(size as usize >= 16, "its table claims to be {size} bytes long");
+        require!(size as usize >= 72, "its table claims to be {size} bytes long");
         require!(raw::negotiate(query, max_minor).map(|t| t.0) == Some(address), "its table moves");
         tables.insert(address);
     }
@@ -75,10 +71,18 @@ pub(super) fn identity_is_that_of_the_manifest(subject: &Subject) -> Verdict {
 
 pub(super) fn short_argument_structs_are_refused(subject: &Subject) -> Verdict {
     let query = raw::query(&subject.library)?;
-    for size in [Some(0), Some(16), Some(40), None] {
+    for size in [Some(0), Some(8), Some(39), None] {
         let refused = raw::devices_with_size(query, size)?;
         require!(refused, "`devices` takes an argument struct of {size:?} bytes (None: a null pointer)");
     }
+    Ok(())
+}
+
+pub(super) fn a_newer_host_is_served(subject: &Subject) -> Verdict {
+    // Loads and initialises it.
+    let _ready = subject.ready()?;
+    let served = raw::devices_for_newer_host(raw::query(&subject.library)?)?;
+    require!(served, "`devices` fails with a longer argument struct, or writes past the part that it knows");
     Ok(())
 }
 

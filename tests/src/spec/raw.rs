@@ -4,9 +4,18 @@
 use libloading::Library;
 use sdrun_abi::{
     ABI_MAJOR, QUERY_SYMBOL,
-    ffi::raw::{DevicesArgs, QueryFn, RawBuffer, RawError, RawPlugin},
+    ffi::{
+        Plugin, prefix,
+        raw::{DevicesArgs, QueryFn, RawBuffer, RawError},
+    },
 };
 use std::{path::Path, ptr};
+
+/// Loads the plugin under test.
+pub(super) fn load(library: &Path) -> sdrun_abi::Result<Plugin> {
+    // SAFETY: this process exists to load this library, which the user named.
+    unsafe { sdrun::load_plugin(library) }
+}
 
 /// The query function of a plugin; its library stays loaded.
 pub(super) fn query(library: &Path) -> Result<QueryFn, String> {
@@ -18,34 +27,54 @@ pub(super) fn query(library: &Path) -> Result<QueryFn, String> {
     query.map_err(|e| format!("it does not export {QUERY_SYMBOL}: {e}"))
 }
 
-/// Asks for a table with a newest version; answers its address, version and size, or `None` for null.
-pub(super) fn negotiate(query: QueryFn, max_minor: u32) -> Option<(usize, u16, u16, u32)> {
-    // SAFETY: a query function may be called with any version, and without a host.
-    let table = unsafe { query(max_minor, ptr::null()) };
-    // SAFETY: a table that is not null lives as long as the process; its first fields never change.
-    unsafe { table.as_ref() }.map(|t| (table.addr(), t.abi_major, t.abi_minor, t.struct_size))
+/// Asks for the table as a host of a minor version. Returns its address, major version and size, or `None` for null.
+pub(super) fn negotiate(query: QueryFn, max_minor: u32) -> Option<(usize, u16, u32)> {
+    // SAFETY: a query function may be called with any version.
+    let table = unsafe { query(max_minor) };
+    // SAFETY: a table that is not null lives as long as the process and says its size.
+    unsafe { prefix::read(table) }.map(|t| (table.addr(), t.abi_major, t.struct_size))
 }
 
-/// Calls `devices` with an argument struct that claims to be `size` bytes long, or with null; answers whether
-/// that was refused.
-pub(super) fn devices_with_size(query: QueryFn, size: Option<u32>) -> Result<bool, String> {
+/// The function `devices` of a plugin.
+fn devices(query: QueryFn) -> Result<unsafe extern "C" fn(*mut DevicesArgs) -> *mut RawError, String> {
     // SAFETY: as in `negotiate`.
-    let table: &RawPlugin = unsafe { query(u32::from(sdrun_abi::ABI_MINOR), ptr::null()).as_ref() }
-        .filter(|t| t.abi_major == ABI_MAJOR)
-        .ok_or("it offers no table to this host")?;
-    let devices = table.devices.ok_or("its table has no `devices`")?;
-    let mut args = DevicesArgs {
-        struct_size: size.unwrap_or(0),
-        reserved: 0,
-        ext: ptr::null_mut(),
-        devices: RawBuffer::EMPTY,
-    };
+    let table = unsafe { prefix::read(query(u32::from(sdrun_abi::ABI_MINOR))) };
+    let table = table.filter(|t| t.abi_major == ABI_MAJOR).ok_or("it offers no table to this host")?;
+    table.devices.ok_or_else(|| "its table has no `devices`".into())
+}
+
+/// Calls `devices` with an argument struct longer than any plugin knows: that of a newer host. Returns whether the call
+/// succeeded with a list and left the end of the struct alone.
+pub(super) fn devices_for_newer_host(query: QueryFn) -> Result<bool, String> {
+    #[repr(C)]
+    struct Newer {
+        known: DevicesArgs,
+        added: [u64; 8],
+    }
+    let known =
+        DevicesArgs { struct_size: size_of::<Newer>() as u32, reserved: 0, devices: RawBuffer::EMPTY };
+    let mut args = Newer { known, added: [u64::MAX; 8] };
+    // SAFETY: the struct is as long as it says.
+    let error = unsafe { devices(query)?((&raw mut args).cast()) };
+    let answered = args.known.devices.len > 0;
+    if let Some(release) = args.known.devices.release {
+        // SAFETY: what the call returned, released once.
+        unsafe { release(&raw mut args.known.devices) };
+    }
+    Ok(!release(error) && answered && args.added == [u64::MAX; 8])
+}
+
+/// Calls `devices` with an argument struct that claims to be `size` bytes long, or with null. Returns whether the plugin
+/// refused.
+pub(super) fn devices_with_size(query: QueryFn, size: Option<u32>) -> Result<bool, String> {
+    let devices = devices(query)?;
+    let mut args = DevicesArgs { struct_size: size.unwrap_or(0), reserved: 0, devices: RawBuffer::EMPTY };
     // SAFETY: the struct is complete, whatever size it claims; a plugin has to refuse null.
     let error = unsafe { devices(if size.is_some() { &mut args } else { ptr::null_mut() }) };
     Ok(release(error))
 }
 
-/// Releases an error; answers whether there was one.
+/// Releases an error. Returns whether there was one.
 fn release(error: *mut RawError) -> bool {
     // SAFETY: an error that a call returned, released once.
     unsafe {

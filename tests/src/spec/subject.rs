@@ -1,6 +1,6 @@
 //! The plugin under test.
 
-use super::fixture::Fixture;
+use super::{fixture::Fixture, raw};
 use sdrun::{Paths, abi::ffi::Plugin, runtime};
 use sdrun_abi::{
     BuildSpec, Capabilities, Device, Engine, InitConfig, Manifest, NoHost, Precision, Provide, Provider,
@@ -45,7 +45,7 @@ impl Subject {
 
     /// Loads the library.
     pub(super) fn load(&self) -> Result<Plugin, String> {
-        sdrun::load_plugin(&self.library).map_err(|e| e.to_string())
+        raw::load(&self.library).map_err(|e| e.to_string())
     }
 
     /// What a host hands to `init`; `runtime_dir` in place of the installed runtime's folder.

@@ -2,10 +2,14 @@
 //!
 //! [`export_provider!`]: crate::export_provider
 
-use super::{callbacks::*, raw::*};
+use super::{
+    callbacks::*,
+    prefix::{self, Prefixed},
+    raw::*,
+};
 use crate::{
-    ABI_MAJOR, ABI_MINOR, DType, DeviceTensor, Engine, Error, Input, OutputSpec, Provider, Result, Session,
-    TensorView,
+    ABI_MAJOR, ABI_MINOR, DType, DeviceTensor, Engine, Error, Hint, Input, OutputSpec, Provider, Result,
+    Session, TensorView,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -43,16 +47,14 @@ macro_rules! export_provider {
             }
         }
 
-        /// The one symbol of a plugin: its function table, or null where the host is too old.
+        /// The one symbol of a plugin: its function table. It serves hosts of every minor version, since each side reads
+        /// only the fields that it knows.
         #[allow(unsafe_code)]
         #[cfg_attr(feature = "plugin", unsafe(no_mangle))]
-        pub extern "C" fn sdrun_plugin_query_v1(
-            max_minor: u32,
-            _host: *const $crate::ffi::raw::RawHost,
-        ) -> *const $crate::ffi::raw::RawPlugin {
+        pub extern "C" fn sdrun_plugin_query_v1(_max_minor: u32) -> *const $crate::ffi::raw::RawPlugin {
             static PLUGIN: $crate::ffi::raw::RawPlugin =
                 $crate::ffi::export::table::<ExportedPlugin>($id, $vendor, $version, $build);
-            $crate::ffi::export::negotiate(max_minor, &PLUGIN)
+            &PLUGIN
         }
     };
 }
@@ -76,11 +78,6 @@ impl State {
     }
 }
 
-/// The table, where the host speaks at least this minor version; else null.
-pub fn negotiate(max_minor: u32, plugin: &'static RawPlugin) -> *const RawPlugin {
-    if max_minor >= u32::from(plugin.abi_minor) { plugin } else { ptr::null() }
-}
-
 /// The function table of `E`.
 pub const fn table<E: Export>(
     id: &'static str,
@@ -92,13 +89,11 @@ pub const fn table<E: Export>(
         struct_size: size_of::<RawPlugin>() as u32,
         abi_major: ABI_MAJOR,
         abi_minor: ABI_MINOR,
-        ext: ptr::null_mut(),
         id: RawStr::new(id.as_bytes()),
         vendor: RawStr::new(vendor.as_bytes()),
         version: RawStr::new(version.as_bytes()),
         build_id: RawStr::new(build_id.as_bytes()),
         init: Some(init::<E>),
-        shutdown: Some(shutdown),
         devices: Some(devices::<E>),
         capabilities: Some(capabilities::<E>),
         build: Some(build::<E>),
@@ -117,10 +112,13 @@ pub const fn table<E: Export>(
     }
 }
 
-/// Runs an entry point: refuses when poisoned or when the caller's struct is too short, contains panics.
-fn enter<E: Export, A>(
+/// Runs an entry point on a copy of the caller's argument struct, and writes the copy back on success. Refuses when the
+/// plugin is poisoned or the struct is too short; contains panics.
+///
+/// # Safety
+/// `args` is null or points to an exclusive struct with as many bytes as it says.
+unsafe fn enter<E: Export, A: Prefixed>(
     args: *mut A,
-    struct_size: u32,
     what: &str,
     body: impl FnOnce(&mut A, &dyn Provider) -> Result<()>,
 ) -> *mut RawError {
@@ -129,23 +127,25 @@ fn enter<E: Export, A>(
         return error_to_raw(Err(Error::precondition(format!(
             "{what}: the plugin panicked before and is out of use"
         ))
-        .with_hint("restart the program; run this provider isolated to keep the host out of it")));
+        .with_hint(Hint::All(vec!["restart the program".into(), Hint::Isolate]))));
     }
-    if (struct_size as usize) < size_of::<A>() {
-        return error_to_raw(Err(Error::invalid(format!(
-            "{what}: the host's argument struct has {struct_size} bytes, the plugin needs {}",
-            size_of::<A>()
-        ))));
-    }
+    // SAFETY: the caller's promise.
+    let mut known = match unsafe { prefix::read_whole(&format!("{what}: the argument struct"), args) } {
+        Ok(known) => known,
+        Err(error) => return error_to_raw(Err(error)),
+    };
     let mut finished = false;
     let result = contain(what, || {
-        // SAFETY: the host passes a valid, exclusive argument struct of at least this size (checked above).
-        let result = body(unsafe { &mut *args }, state.provider.as_ref());
+        let result = body(&mut known, state.provider.as_ref());
         finished = true;
         result
     });
     if !finished {
         state.poisoned.store(true, Relaxed);
+    }
+    if result.is_ok() {
+        // SAFETY: the caller's promise.
+        unsafe { prefix::write(args, &known) };
     }
     error_to_raw(result)
 }
@@ -236,19 +236,16 @@ fn view<'a>((dtype, shape, data): &'a Given<'_>) -> TensorView<'a> {
 macro_rules! entries {
     ($($name:ident($args:ty) |$a:ident, $provider:ident| $body:block)*) => {$(
         unsafe extern "C" fn $name<E: Export>(args: *mut $args) -> *mut RawError {
-            if args.is_null() {
-                return error_to_raw(Err(Error::invalid(concat!(stringify!($name), ": the argument struct is null"))));
-            }
-            // SAFETY: every argument struct begins with its size.
-            let size = unsafe { (*args).struct_size };
-            enter::<E, $args>(args, size, stringify!($name), |$a, $provider| {
+            let body = |$a: &mut $args, $provider: &dyn Provider| {
                 // SAFETY: pointers in argument structs are valid during the call, handles are live ones of
                 // this plugin: the ABI's contract with the host.
                 #[allow(unused_unsafe)]
                 unsafe {
                     $body
                 }
-            })
+            };
+            // SAFETY: the host passes its own argument struct.
+            unsafe { enter::<E, $args>(args, stringify!($name), body) }
         }
     )*};
 }
@@ -278,6 +275,11 @@ entries! {
         let spec = parse("the build specification", a.spec)?;
         let engine = provider.load(a.payload.bytes(), &spec, &ForeignHost::new(a.host))?;
         a.engine = Box::into_raw(Box::new(EngineBox(engine))).cast();
+        Ok(())
+    }
+    assess(AssessArgs) |a, provider| {
+        let spec = parse("the build specification", a.spec)?;
+        a.assessment = json(&provider.assess(a.model.bytes(), &spec)?)?;
         Ok(())
     }
     engine_check(EngineCheckArgs) |a, provider| {
@@ -354,12 +356,6 @@ entries! {
     }
 }
 
-unsafe extern "C" fn shutdown() -> *mut RawError {
-    // Rust providers free what they own when their engines and sessions are destroyed; the runtime library
-    // itself stays loaded for the life of the process (unloading vendor libraries crashes: onnxruntime#32402).
-    ptr::null_mut()
-}
-
 unsafe extern "C" fn engine_destroy(handle: *mut c_void) {
     if !handle.is_null() {
         // SAFETY: a live engine of this plugin, destroyed once. A panicking destructor must not unwind into C.
@@ -383,7 +379,7 @@ unsafe extern "C" fn tensor_destroy(handle: *mut c_void) {
 }
 
 unsafe extern "C" fn get_extension<E: Export>(id: RawStr) -> *const c_void {
-    let table = const {
+    let device_tensors = const {
         &RawDeviceTensors {
             struct_size: size_of::<RawDeviceTensors>() as u32,
             reserved: 0,
@@ -392,6 +388,13 @@ unsafe extern "C" fn get_extension<E: Export>(id: RawStr) -> *const c_void {
             destroy: Some(tensor_destroy),
         }
     };
+    let assess = const {
+        &RawAssess { struct_size: size_of::<RawAssess>() as u32, reserved: 0, assess: Some(assess::<E>) }
+    };
     // SAFETY: strings are valid during the call.
-    if unsafe { id.bytes() } == DEVICE_TENSORS.as_bytes() { (&raw const *table).cast() } else { ptr::null() }
+    match unsafe { id.bytes() } {
+        id if id == DEVICE_TENSORS.as_bytes() => (&raw const *device_tensors).cast(),
+        id if id == ASSESS.as_bytes() => (&raw const *assess).cast(),
+        _ => ptr::null(),
+    }
 }

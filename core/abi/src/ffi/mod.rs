@@ -8,6 +8,7 @@ mod buffer;
 pub mod callbacks;
 pub mod export;
 mod import;
+pub mod prefix;
 pub mod raw;
 
 pub use buffer::AlignedBuffer;

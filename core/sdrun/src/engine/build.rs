@@ -5,7 +5,7 @@ use super::{
     check::{check_info, fingerprint, weight_specs},
 };
 use crate::{Cache, EngineManifest, Error, Model, Provider, Result};
-use sdrun_abi::{BuildSpec, Device, Error as AbiError, Host, WeightSource};
+use sdrun_abi::{Assessment, BuildSpec, Device, Error as AbiError, Host, WeightSource};
 use sdrun_weights::{Cast, check_complete};
 use sha2::{Digest, Sha256};
 use std::time::Instant;
@@ -15,6 +15,14 @@ impl Provider {
     /// into it.
     pub fn build(&self, model: &Model, options: &BuildOptions, host: &dyn Host) -> Result<Engine> {
         self.build_with(model, &model.weights(), options, host)
+    }
+
+    /// What building `model` and making a session would need, found without weights and without compiling: the nodes that
+    /// the provider cannot run, and the memory. Fields that the provider cannot tell are `None`.
+    pub fn assess(&self, model: &Model, options: &BuildOptions) -> Result<Assessment> {
+        let graph = model.bound_for(&options.shapes, &options.open_shapes)?;
+        let bytes = graph.to_onnx_stripped()?;
+        self.driver().assess(&bytes, &options.spec()).map_err(Error::of(self.id()))
     }
 
     /// As [`build`](Provider::build), with the weights to bake in.
@@ -60,15 +68,7 @@ impl Provider {
             ));
         }
         let graph = model.bound_for(&options.shapes, &options.open_shapes)?;
-        let spec = BuildSpec {
-            device: options.device.id.clone(),
-            precision: options.precision,
-            threads: options.threads,
-            bake: options.bake,
-            open_shapes: options.open_shapes.clone(),
-            vram_budget: options.vram_budget,
-            options: options.options.clone(),
-        };
+        let spec = options.spec();
         let specs = weight_specs(&graph);
         let cast = Cast::new(weights, &specs);
         if options.bake {

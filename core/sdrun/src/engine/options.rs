@@ -1,7 +1,7 @@
 //! How to build an engine.
 
 use crate::Shapes;
-use sdrun_abi::{Device, OpenShapes, Precision};
+use sdrun_abi::{BuildSpec, Device, OpenShapes, Precision};
 use std::collections::BTreeMap;
 
 /// Whether engines come from and go to the cache.
@@ -14,7 +14,8 @@ pub enum CachePolicy {
     Rebuild,
     /// Neither read nor write.
     Off,
-    /// A cached engine or an error: no hidden build.
+    /// A cached engine or an error: no hidden build. Where the device has
+    /// [`Capabilities::session_compiles`](sdrun_abi::Capabilities::session_compiles), making a session still compiles.
     Only,
 }
 
@@ -62,6 +63,18 @@ impl BuildOptions {
     pub fn shape(mut self, input: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
         self.shapes.insert(input.into(), shape.into());
         self
+    }
+    /// As a provider receives them.
+    pub(crate) fn spec(&self) -> BuildSpec {
+        BuildSpec {
+            device: self.device.id.clone(),
+            precision: self.precision,
+            threads: self.threads,
+            bake: self.bake,
+            open_shapes: self.open_shapes.clone(),
+            vram_budget: self.vram_budget,
+            options: self.options.clone(),
+        }
     }
     /// Sets the precision.
     pub fn precision(mut self, precision: Precision) -> Self {

@@ -161,7 +161,7 @@ impl Session {
         let same = |name: &str| versions.get(name).is_some_and(|new| self.versions.get(name) == Some(new));
         let changed: Vec<&str> = specs.iter().map(|w| w.name.as_str()).filter(|name| !same(name)).collect();
         if changed.is_empty() {
-            return Ok(RefitReport { method: WeightUpdate::InPlace, tensors: 0, bytes: 0 });
+            return Ok(RefitReport::new(WeightUpdate::InPlace, 0, 0));
         }
         let report = self.inner.refit(&changed, &cast, host).map_err(Error::of(self.provider.id()))?;
         self.versions = versions;

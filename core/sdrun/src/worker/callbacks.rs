@@ -6,7 +6,9 @@ use super::{
     shm::Region,
 };
 use crate::map::Map;
-use sdrun_abi::{DType, Error, Flow, Host, LogLevel, OutputSink, OutputSpec, Result, Weight, WeightSource};
+use sdrun_abi::{
+    EncodedWeight, Error, Flow, Host, LogLevel, OutputSink, OutputSpec, Result, Weight, WeightSource,
+};
 use std::{
     collections::{HashMap, hash_map::Entry},
     fs::File,
@@ -61,7 +63,8 @@ impl<'p> Weights<'p> {
         Weights { pipe, mapped: Mutex::default(), released: Mutex::default() }
     }
 
-    /// Mapped for itself and no longer than it is used: what a provider has copied would else count as memory twice.
+    /// Maps only these bytes, and only while they are used: what a provider has copied would otherwise count as memory
+    /// twice.
     fn in_file(&self, path: &Path, offset: u64, len: usize) -> Result<Map> {
         let failed = |e| Error::io("map the weights in", path, &e);
         let file = match lock(&self.mapped).files.entry(path.to_path_buf()) {
@@ -80,6 +83,41 @@ impl<'p> Weights<'p> {
             .with_file(path));
         }
         Map::of_part(&file, offset, len).map_err(failed)
+    }
+
+    /// The bytes of an answer, and the file in which they lie.
+    fn bytes(&self, bytes: Bytes, len: usize) -> Result<(Data<'_>, Option<(PathBuf, u64)>)> {
+        let reference = match bytes {
+            Bytes::File { path, offset } => {
+                let map = self.in_file(&path, offset, len)?;
+                return Ok((Data::Mapped(map), Some((path, offset))));
+            }
+            Bytes::Region(reference) if reference.len == len => reference,
+            Bytes::Region(_) => return Err(confused()),
+        };
+        let slot = reference.slot;
+        let mut mapped = lock(&self.mapped);
+        if let Some(file) = &reference.file {
+            mapped.slots.insert(slot, Arc::new(Region::attach(file, len)?));
+        }
+        let region = mapped.slots.get(&slot).filter(|r| r.capacity() >= len).ok_or_else(confused)?;
+        Ok((Data::Lent(Lent { region: region.clone(), len, slot, released: &self.released }), None))
+    }
+}
+
+/// The bytes of a weight, wherever they lie.
+enum Data<'w> {
+    Mapped(Map),
+    Lent(Lent<'w>),
+}
+
+impl Deref for Data<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            Data::Mapped(map) => map,
+            Data::Lent(lent) => lent,
+        }
     }
 }
 
@@ -113,30 +151,30 @@ impl WeightSource for Weights<'_> {
             ToWorker::Refused(error) => return Err(error),
             _ => return Err(confused()),
         };
-        match bytes {
-            Bytes::File { path, offset } => {
-                let len = length(dtype, &shape)?;
-                Ok(Weight::new(dtype, shape, self.in_file(&path, offset, len)?)?.in_file(path, offset))
+        let len = dtype
+            .bytes_of(&shape)
+            .ok_or_else(|| Error::invalid(format!("a weight of shape {shape:?} is too large")))?;
+        let (data, file) = self.bytes(bytes, len)?;
+        let mut weight = Weight::new(dtype, shape, data)?;
+        weight.file = file;
+        Ok(weight)
+    }
+
+    fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
+        let released = std::mem::take(&mut *lock(&self.released));
+        let encodings = encodings.iter().map(|e| e.to_string()).collect();
+        match self.pipe.ask(&FromWorker::NeedEncoded { name: name.into(), encodings, released }) {
+            ToWorker::Encoded { encoding, shape, len, bytes } => {
+                let (data, file) = self.bytes(bytes, len)?;
+                let mut weight = EncodedWeight::new(encoding, shape, data);
+                weight.file = file;
+                Ok(Some(weight))
             }
-            Bytes::Region(reference) => {
-                let (slot, len) = (reference.slot, reference.len);
-                let mut mapped = lock(&self.mapped);
-                if let Some(file) = &reference.file {
-                    mapped.slots.insert(slot, Arc::new(Region::attach(file, len)?));
-                }
-                let region = mapped.slots.get(&slot).filter(|r| r.capacity() >= len).ok_or_else(confused)?;
-                Weight::new(
-                    dtype,
-                    shape,
-                    Lent { region: region.clone(), len, slot, released: &self.released },
-                )
-            }
+            ToWorker::NotEncoded => Ok(None),
+            ToWorker::Refused(error) => Err(error),
+            _ => Err(confused()),
         }
     }
-}
-
-fn length(dtype: DType, shape: &[usize]) -> Result<usize> {
-    dtype.bytes_of(shape).ok_or_else(|| Error::invalid(format!("a weight of shape {shape:?} is too large")))
 }
 
 /// Outputs, laid out in the shared output region, which grows when it has to.

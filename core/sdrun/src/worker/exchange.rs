@@ -8,11 +8,12 @@ use super::{
     shm::Region,
 };
 use sdrun_abi::{
-    Error, ErrorCode, Flow, Host, NoHost, OutputSink, OutputSpec, Result, TensorView, Weight, WeightSource,
+    Error, ErrorCode, Flow, Host, NoHost, OutputSink, OutputSpec, Result, TensorView, WeightSource,
     ffi::PluginIdentity,
 };
 use std::{
     io,
+    path::PathBuf,
     sync::{MutexGuard, atomic::Ordering::Relaxed, mpsc::RecvTimeoutError},
     time::{Duration, Instant},
 };
@@ -262,17 +263,28 @@ impl<'w> Exchange<'w> {
                 Some(ToWorker::Flow { cancel: host.progress(&phase, step, total) == Flow::Cancel })
             }
             FromWorker::NeedWeight { name, released } => {
-                for slot in released {
-                    match self.slots.get_mut(slot) {
-                        Some(slot) => slot.busy = false,
-                        None => return Err(self.broken("it released a region it never had")),
-                    }
-                }
+                self.free(released)?;
                 let weight = weights
                     .ok_or_else(|| Error::precondition("this call has no weight source"))
                     .and_then(|source| source.get(&name))
-                    .and_then(|weight| self.place_weight(&weight));
+                    .and_then(|weight| {
+                        let bytes = self.place_weight(weight.file.as_ref(), weight.data())?;
+                        Ok(ToWorker::Weight { dtype: weight.dtype, shape: weight.shape.clone(), bytes })
+                    });
                 Some(weight.unwrap_or_else(ToWorker::Refused))
+            }
+            FromWorker::NeedEncoded { name, encodings, released } => {
+                self.free(released)?;
+                let encodings: Vec<&str> = encodings.iter().map(String::as_str).collect();
+                let weight = weights.map_or(Ok(None), |source| source.encoded(&name, &encodings));
+                let answer = weight.and_then(|weight| {
+                    let Some(weight) = weight else { return Ok(ToWorker::NotEncoded) };
+                    let (encoding, shape, len) =
+                        (weight.encoding.clone(), weight.shape.clone(), weight.data().len());
+                    let bytes = self.place_weight(weight.file.as_ref(), weight.data())?;
+                    Ok(ToWorker::Encoded { encoding, shape, len, bytes })
+                });
+                Some(answer.unwrap_or_else(ToWorker::Refused))
             }
             FromWorker::NeedRegion { len } => {
                 self.link.output = None;
@@ -287,14 +299,24 @@ impl<'w> Exchange<'w> {
         })
     }
 
+    /// The worker no longer uses the weights in these slots.
+    fn free(&mut self, released: Vec<usize>) -> Result<()> {
+        for slot in released {
+            match self.slots.get_mut(slot) {
+                Some(slot) => slot.busy = false,
+                None => return Err(self.broken("it released a region it never had")),
+            }
+        }
+        Ok(())
+    }
+
     /// Names the file a weight lies in, or copies it into a region that carries no other weight now.
-    fn place_weight(&mut self, weight: &Weight<'_>) -> Result<ToWorker> {
-        let (dtype, shape, data) = (weight.dtype, weight.shape.clone(), weight.data());
-        if let Some((path, offset)) = weight.file.as_ref().filter(|_| self.link.weight_files)
+    fn place_weight(&mut self, file: Option<&(PathBuf, u64)>, data: &[u8]) -> Result<Bytes> {
+        if let Some((path, offset)) = file.filter(|_| self.link.weight_files)
             && let Ok(path) = std::path::absolute(path)
             && path.to_str().is_some()
         {
-            return Ok(ToWorker::Weight { dtype, shape, bytes: Bytes::File { path, offset: *offset } });
+            return Ok(Bytes::File { path, offset: *offset });
         }
         let idle = |slot: &(usize, &Slot)| !slot.1.busy;
         let fitting = |slot: &(usize, &Slot)| slot.1.region.capacity() >= data.len();
@@ -314,7 +336,7 @@ impl<'w> Exchange<'w> {
         let slot = &mut self.slots[index];
         slot.region.bytes_mut()[..data.len()].copy_from_slice(data);
         slot.busy = true;
-        Ok(ToWorker::Weight { dtype, shape, bytes: Bytes::Region(slot.region.reference(index, data.len())) })
+        Ok(Bytes::Region(slot.region.reference(index, data.len())))
     }
 
     // ---- ends of a worker ----

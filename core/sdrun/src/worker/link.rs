@@ -31,6 +31,7 @@ pub(super) enum Phase {
     Start,
     Init,
     Query,
+    Assess,
     Build,
     Load,
     Serialize,
@@ -46,6 +47,7 @@ impl Phase {
             Phase::Start => "loading the plugin",
             Phase::Init => "initialising the runtime",
             Phase::Query => "asking about devices",
+            Phase::Assess => "assessing a graph",
             Phase::Build => "building an engine",
             Phase::Load => "loading an engine",
             Phase::Serialize => "serializing an engine",
@@ -58,7 +60,7 @@ impl Phase {
     pub(super) fn limit(self, limits: &Limits) -> Option<Duration> {
         match self {
             Phase::Start | Phase::Init | Phase::Query | Phase::Memory => limits.init,
-            Phase::Build | Phase::Load | Phase::Serialize => limits.build,
+            Phase::Assess | Phase::Build | Phase::Load | Phase::Serialize => limits.build,
             Phase::Session | Phase::Refit => limits.session,
             Phase::Run => limits.run,
         }

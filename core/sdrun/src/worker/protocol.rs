@@ -9,8 +9,9 @@
 //! know are skipped; a kind of message it does not know is only sent to one that lists the feature.
 
 use sdrun_abi::{
-    BuildSpec, Capabilities, Compatibility, DType, Device, EngineInfo, Error, InitConfig, LogLevel,
-    MemoryReport, OutputSpec, RefitReport, RuntimeInfo, TensorView, TimingPlan, ffi::PluginIdentity,
+    Assessment, BuildSpec, Capabilities, Compatibility, DType, Device, EngineInfo, Error, InitConfig,
+    LogLevel, MemoryReport, OutputSpec, RefitReport, RuntimeInfo, TensorView, TimingPlan,
+    ffi::PluginIdentity,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
@@ -19,7 +20,7 @@ use std::{
 };
 
 /// Version of the protocol; host and worker must have the same.
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 2;
 /// The worker can map weights from files by itself.
 pub(super) const WEIGHT_FILES: &str = "weight-files";
 /// Longest message. The largest real one is the engine information of a model with thousands of weights,
@@ -107,6 +108,15 @@ pub(super) enum ToWorker {
         shape: Vec<usize>,
         bytes: Bytes,
     },
+    /// Answer to [`FromWorker::NeedEncoded`]: a weight in blocks, `len` bytes in all.
+    Encoded {
+        encoding: String,
+        shape: Vec<usize>,
+        len: usize,
+        bytes: Bytes,
+    },
+    /// Answer to [`FromWorker::NeedEncoded`]: the source has the weight in none of these encodings.
+    NotEncoded,
     /// Answer to [`FromWorker::NeedRegion`].
     Region(RegionRef),
     /// Answer to any request that could not be served.
@@ -152,6 +162,10 @@ pub(super) enum Call {
     },
     Load {
         payload: RegionRef,
+        spec: BuildSpec,
+    },
+    Assess {
+        model: RegionRef,
         spec: BuildSpec,
     },
     Check {
@@ -223,6 +237,12 @@ pub(super) enum FromWorker {
         name: String,
         released: Vec<usize>,
     },
+    /// As `NeedWeight`, in one of `encodings`.
+    NeedEncoded {
+        name: String,
+        encodings: Vec<String>,
+        released: Vec<usize>,
+    },
     /// Room for outputs or for a serialized engine; takes the place of the former one.
     NeedRegion {
         len: usize,
@@ -243,6 +263,7 @@ pub(super) enum Reply {
         info: EngineInfo,
     },
     Verdict(Compatibility),
+    Assessment(Assessment),
     /// The serialized engine lies at the start of the region asked for last.
     Payload {
         len: usize,

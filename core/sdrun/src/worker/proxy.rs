@@ -7,8 +7,8 @@ use super::{
     protocol::{Call, Given, Reply},
 };
 use sdrun_abi::{
-    BuildSpec, Capabilities, Compatibility, Device, DeviceTensor, Engine, EngineInfo, Error, Host,
-    InitConfig, Input, MemoryReport, NoHost, OutputSink, OutputSpec, Provider, RefitReport, Result,
+    Assessment, BuildSpec, Capabilities, Compatibility, Device, DeviceTensor, Engine, EngineInfo, Error,
+    Host, InitConfig, Input, MemoryReport, NoHost, OutputSink, OutputSpec, Provider, RefitReport, Result,
     RuntimeInfo, Session, TensorView, TimingPlan, WeightSource, ffi::PluginIdentity,
 };
 use std::sync::Arc;
@@ -141,6 +141,16 @@ impl Provider for WorkerProvider {
         let call = Call::Check { compatibility: compatibility.into(), device: device.into() };
         self.ask(Phase::Query, call, &NoHost, |reply| match reply {
             Reply::Verdict(verdict) => Ok(verdict),
+            other => Err(other),
+        })
+    }
+
+    fn assess(&self, model: &[u8], spec: &BuildSpec) -> Result<Assessment> {
+        let mut exchange = self.worker.exchange(Phase::Assess)?;
+        let model = exchange.attach(model)?;
+        let reply = exchange.perform(Call::Assess { model, spec: spec.clone() }, &NoHost, None)?;
+        expect(&mut exchange, reply, |reply| match reply {
+            Reply::Assessment(assessment) => Ok(assessment),
             other => Err(other),
         })
     }

@@ -5,7 +5,7 @@ use super::{
     protocol::{Call, Dropped, FromWorker, Given, Hello, Placed, RegionRef, Reply, ToWorker, receive, send},
     shm::Region,
 };
-use crate::library::load_plugin;
+use crate::library;
 use sdrun_abi::{
     DeviceTensor, Engine, Error, Input, OutputSink, Provider, Result, Session, TimingPlan, ffi::Plugin,
 };
@@ -82,7 +82,7 @@ fn serve(input: File, output: File, plugin: PathBuf) -> io::Result<()> {
         cancelled: AtomicU64::new(0),
         mark: host.mark,
     };
-    let loaded = load_plugin(&plugin);
+    let loaded = library::load(&plugin);
     let identity = loaded.as_ref().map(Plugin::identity).map_err(Clone::clone);
     if identity.is_err() {
         pipe.mark();
@@ -255,6 +255,10 @@ impl<'p> Objects<'p> {
                 let region = attached(&payload)?;
                 let engine = self.plugin.load(&region.bytes()[..payload.len], &spec, &host)?;
                 Ok(self.keep(engine))
+            }
+            Call::Assess { model, spec } => {
+                let region = attached(&model)?;
+                self.plugin.assess(&region.bytes()[..model.len], &spec).map(Reply::Assessment)
             }
             Call::Serialize { engine } => {
                 let payload = self.engines.get(&engine).ok_or_else(|| unknown("engine"))?.serialize()?;

@@ -4,8 +4,8 @@
 
 use sdrun::worker::{Limits, WorkerConfig, WorkerProvider};
 use sdrun_abi::{
-    BuildSpec, DType, DeviceTensor, Engine, Error, Flow, Host, InitConfig, Input, LogLevel, OutputSink,
-    Precision, Provider, Result, Session, TensorView, VecSink, Weight, WeightSource, ffi::Plugin,
+    BuildSpec, DType, DeviceTensor, EncodedWeight, Engine, Error, Flow, Host, InitConfig, Input, LogLevel,
+    OutputSink, Precision, Provider, Result, Session, TensorView, VecSink, Weight, WeightSource, ffi::Plugin,
 };
 use std::{
     collections::{BTreeMap, HashMap},
@@ -121,7 +121,14 @@ pub(crate) fn uninitialised_plugin() -> Plugin {
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join(format!("mock-{}.so", COPIES.fetch_add(1, SeqCst)));
     std::fs::copy(mock(), &copy).unwrap();
-    sdrun::load_plugin(&copy).unwrap()
+    load(&copy).unwrap()
+}
+
+/// Loads a plugin into this process.
+#[allow(unsafe_code)]
+pub(crate) fn load(path: &Path) -> Result<Plugin> {
+    // SAFETY: the tests' own plugins.
+    unsafe { sdrun::load_plugin(path) }
 }
 
 pub(crate) fn plugin(behaviour: &str) -> Plugin {
@@ -216,6 +223,34 @@ pub(crate) fn bytes(values: &[f32]) -> Vec<u8> {
 
 pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+/// [`Weights`] that also holds those of two and more dimensions as blocks of `mock_f64`: twice their values, so that a
+/// result shows which way was taken; in `file` from the given offset, where there is one.
+pub(crate) struct Blocks {
+    pub(crate) plain: Weights,
+    pub(crate) file: Option<(PathBuf, u64)>,
+}
+
+impl Blocks {
+    pub(crate) fn blocks(values: &[f32]) -> Vec<u8> {
+        values.iter().flat_map(|v| (2.0 * f64::from(*v)).to_le_bytes()).collect()
+    }
+}
+
+impl WeightSource for Blocks {
+    fn get(&self, name: &str) -> Result<Weight<'_>> {
+        self.plain.get(name)
+    }
+    fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
+        assert_eq!(encodings, ["mock_f32", "mock_f64"]);
+        let (shape, values) = &self.plain.tensors[name];
+        let weight = EncodedWeight::new("mock_f64", shape.clone(), Self::blocks(values));
+        Ok((shape.len() > 1).then(|| match &self.file {
+            Some((path, offset)) => weight.in_file(path.clone(), *offset),
+            None => weight,
+        }))
+    }
 }
 
 impl WeightSource for Weights {
@@ -330,6 +365,7 @@ pub(crate) fn all_calls(provider: &dyn Provider, behaviour: &str) -> Result<(), 
     provider.devices().map_err(at("devices"))?;
     provider.capabilities("mock0").map_err(at("capabilities"))?;
     provider.check("mock-1", "mock0").map_err(at("check"))?;
+    provider.assess(&model.json(), &spec()).map_err(at("assess"))?;
     let engine = provider.build(&model.json(), &spec(), &weights, &Quiet).map_err(at("build"))?;
     let payload = engine.serialize().map_err(at("serialize"))?;
     let engine: Box<dyn Engine> = provider.load(&payload, &spec(), &Quiet).map_err(at("load"))?;

@@ -44,12 +44,12 @@ pub(crate) mod winograd;
 
 pub(crate) use builder::{Binary, Builder, Extent, Tensor, Type, Unary};
 #[cfg(test)]
-#[cfg(test)]
 pub(crate) use dequantize::dequantize_row;
 pub(crate) use device_ops::Gate;
 pub(crate) use executor::{Executor, Spread};
 pub(crate) use kept::Kept;
 pub(crate) use kernel::{Grid, Inputs, Kernel, MAX_INPUTS, Tile, as_floats, as_words, as_words_mut};
+#[cfg(test)]
 pub(crate) use library::LIBRARY_DIR;
 pub(crate) use library::{Ggml, Gpu, Target};
 pub(crate) use program::Program;

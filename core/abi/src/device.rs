@@ -1,0 +1,180 @@
+use crate::{DType, Precision};
+use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+/// Class of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+#[non_exhaustive]
+pub enum DeviceKind {
+    Cpu,
+    Gpu,
+    Npu,
+    /// A class that this version does not know.
+    #[serde(other)]
+    Other,
+}
+
+/// One piece of hardware a provider can use.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Device {
+    /// Stable across restarts: PCI address, UUID, or `cpu`.
+    pub id: String,
+    /// Position in the provider's list.
+    #[serde(default)]
+    pub index: usize,
+    /// Marketing name.
+    pub name: String,
+    /// Class.
+    pub kind: DeviceKind,
+    /// Engines are exchangeable between devices of one class (instruction set, GPU architecture).
+    pub class: String,
+    /// Memory in bytes, where known.
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
+    /// Why engines for it can be built here but not run: the hardware is not in this machine. `None` where it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub absent: Option<String>,
+}
+
+impl Device {
+    /// A device that is in this machine, first in the list, its memory not known.
+    pub fn new(
+        id: impl Into<String>,
+        name: impl Into<String>,
+        kind: DeviceKind,
+        class: impl Into<String>,
+    ) -> Self {
+        let (id, name, class) = (id.into(), name.into(), class.into());
+        Device { id, index: 0, name, kind, class, memory_bytes: None, absent: None }
+    }
+}
+
+/// How weights get into an engine, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightUpdate {
+    /// Overwritten in the live session.
+    InPlace,
+    /// Given whenever the engine is loaded.
+    OnLoad,
+    /// Passed as inputs of every run.
+    AsInputs,
+    /// The vendor compiler runs again. Also read for a way that this version does not know.
+    #[serde(other)]
+    Rebuild,
+}
+
+/// How soon a build or a run can be stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CancelSupport {
+    /// Between the phases that are reported as progress.
+    BetweenPhases,
+    /// Within about a second.
+    Prompt,
+    /// Only by killing the process (run it isolated). Also read for a word that this version does not know.
+    #[serde(other)]
+    None,
+}
+
+/// What a provider can do on a device. As JSON, fields may be missing, with the value of [`Capabilities::new`], and
+/// precisions and element types that this version does not know are left out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Precisions an engine can be built in; the first low one is the device's best.
+    #[serde(default, deserialize_with = "known")]
+    pub precisions: Vec<Precision>,
+    /// Element types accepted for inputs and outputs.
+    #[serde(default, deserialize_with = "known")]
+    pub io_dtypes: Vec<DType>,
+    /// How weights are changed.
+    #[serde(default = "rebuild")]
+    pub weight_update: WeightUpdate,
+    /// How soon a call stops.
+    #[serde(default = "no_cancel")]
+    pub cancel: CancelSupport,
+    /// Whether an engine can be built with dimensions left open.
+    #[serde(default)]
+    pub dynamic_shapes: bool,
+    /// Whether an engine can be built without the device present.
+    #[serde(default)]
+    pub device_free_build: bool,
+    /// Whether weights can be baked into the engine file.
+    #[serde(default)]
+    pub bake: bool,
+    /// Whether weights can be streamed to a device smaller than the model.
+    #[serde(default)]
+    pub streaming: bool,
+    /// Whether outputs can stay on the device and be inputs there ([`Session::run_on_device`](crate::Session::run_on_device)).
+    #[serde(default)]
+    pub device_tensors: bool,
+    /// Whether making a session from an engine without weights runs the vendor's compiler, which takes long: a stored
+    /// engine then saves less than it seems.
+    #[serde(default)]
+    pub session_compiles: bool,
+}
+
+impl Capabilities {
+    /// Can build in `precisions`, and nothing else: a refit is a rebuild, a call cannot be cancelled.
+    pub fn new(precisions: Vec<Precision>, io_dtypes: Vec<DType>) -> Self {
+        Capabilities {
+            precisions,
+            io_dtypes,
+            weight_update: WeightUpdate::Rebuild,
+            cancel: CancelSupport::None,
+            dynamic_shapes: false,
+            device_free_build: false,
+            bake: false,
+            streaming: false,
+            device_tensors: false,
+            session_compiles: false,
+        }
+    }
+}
+
+fn rebuild() -> WeightUpdate {
+    WeightUpdate::Rebuild
+}
+
+fn no_cancel() -> CancelSupport {
+    CancelSupport::None
+}
+
+/// The entries of a list that this version knows.
+pub(crate) fn known<'de, D: Deserializer<'de>, T: DeserializeOwned>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    let entries = Vec::<Value>::deserialize(deserializer)?;
+    Ok(entries.into_iter().filter_map(|entry| serde_json::from_value(entry).ok()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_newer_plugin_says_is_read_as_far_as_it_is_known() {
+        let read: Capabilities = serde_json::from_str(
+            r#"{"precisions":["fp3","fp16",{"mixed":["fp16","fp3"]}],"io_dtypes":["f32","f128"],
+                "weight_update":"by_magic","cancel":"at_once","bake":true,"telepathy":{"range":3}}"#,
+        )
+        .unwrap();
+        let mut expected = Capabilities::new(vec![Precision::Fp16], vec![DType::F32]);
+        expected.bake = true;
+        assert_eq!(read, expected);
+        let device: Device =
+            serde_json::from_str(r#"{"id":"q","name":"Q","kind":"quantum","class":"q1","qubits":7}"#)
+                .unwrap();
+        assert_eq!(device, Device::new("q", "Q", DeviceKind::Other, "q1"));
+    }
+
+    #[test]
+    fn absent_capabilities_are_the_least() {
+        let read: Capabilities = serde_json::from_str("{}").unwrap();
+        assert_eq!(read, Capabilities::new(vec![], vec![]));
+    }
+}

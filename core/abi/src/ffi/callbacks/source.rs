@@ -1,0 +1,208 @@
+//! Weight sources.
+
+use super::{contain, error_from_raw, error_to_raw, shape_from_raw};
+use crate::{
+    DType, EncodedWeight, Error, Result, Weight, WeightSource,
+    ffi::{prefix, raw::*},
+    weight::Bytes,
+};
+use std::{ffi::c_void, marker::PhantomData, ops::Deref, panic::catch_unwind, path::PathBuf, ptr};
+
+struct SourceRef<'a>(&'a dyn WeightSource);
+
+/// Keeps a delivered weight, its dimensions and its texts alive until `release`.
+struct Lent<'a> {
+    bytes: Bytes<'a>,
+    dims: Vec<u64>,
+    path: String,
+    encoding: String,
+}
+
+impl<'a> Lent<'a> {
+    fn new(bytes: Bytes<'a>, shape: &[usize], encoding: String, file: Option<(PathBuf, u64)>) -> (Self, u64) {
+        // A path that is not UTF-8 cannot cross; the bytes still can.
+        let (path, offset) = match file {
+            Some((path, offset)) => (path.into_os_string().into_string().unwrap_or_default(), offset),
+            None => (String::new(), 0),
+        };
+        (Lent { bytes, dims: shape.iter().map(|d| *d as u64).collect(), path, encoding }, offset)
+    }
+
+    /// Fills `out`, which owns `self` from then on.
+    ///
+    /// # Safety
+    /// `out` points to a `RawWeight` of the caller.
+    unsafe fn into_raw(self, offset: u64, dtype: u32, out: *mut RawWeight) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { prefix::read_whole("the room for a weight", out)? };
+        let lent = Box::new(self);
+        let raw = RawWeight {
+            dtype,
+            rank: lent.dims.len(),
+            dims: lent.dims.as_ptr(),
+            data: lent.bytes.as_ptr(),
+            len: lent.bytes.len(),
+            file: RawStr::new(lent.path.as_bytes()),
+            offset,
+            encoding: RawStr::new(lent.encoding.as_bytes()),
+            owner: Box::into_raw(lent).cast(),
+            ..RawWeight::EMPTY
+        };
+        // SAFETY: the caller's promise.
+        unsafe { prefix::write(out, &raw) };
+        Ok(())
+    }
+}
+
+unsafe extern "C" fn source_get(ctx: *const c_void, name: RawStr, out: *mut RawWeight) -> *mut RawError {
+    error_to_raw(contain("the host's weight source", || {
+        // SAFETY: `ctx` is the `SourceRef` lent by `with_source`, `name` is valid during the call.
+        let (source, name) = unsafe { ((*ctx.cast::<SourceRef>()).0, name.text()) };
+        let mut weight = source.get(&name)?;
+        let (dtype, shape, file) = (weight.dtype, std::mem::take(&mut weight.shape), weight.file.take());
+        let (lent, offset) = Lent::new(weight.into_bytes(), &shape, String::new(), file);
+        // SAFETY: `out` is the caller's.
+        unsafe { lent.into_raw(offset, dtype as u32, out) }
+    }))
+}
+
+unsafe extern "C" fn source_get_encoded(
+    ctx: *const c_void,
+    name: RawStr,
+    encodings: *const RawStr,
+    encoding_count: usize,
+    out: *mut RawWeight,
+) -> *mut RawError {
+    error_to_raw(contain("the host's weight source", || {
+        // SAFETY: as in `source_get`; `encodings` are as many texts as `encoding_count` says.
+        let (source, name, encodings) = unsafe {
+            let encodings: Vec<String> = (0..encoding_count).map(|i| (*encodings.add(i)).text()).collect();
+            ((*ctx.cast::<SourceRef>()).0, name.text(), encodings)
+        };
+        let encodings: Vec<&str> = encodings.iter().map(String::as_str).collect();
+        let Some(mut weight) = source.encoded(&name, &encodings)? else { return Ok(()) };
+        let (encoding, shape, file) =
+            (std::mem::take(&mut weight.encoding), std::mem::take(&mut weight.shape), weight.file.take());
+        let (lent, offset) = Lent::new(weight.into_bytes(), &shape, encoding, file);
+        // SAFETY: `out` is the caller's.
+        unsafe { lent.into_raw(offset, 0, out) }
+    }))
+}
+
+unsafe extern "C" fn source_release(_: *const c_void, weight: *mut RawWeight) {
+    // SAFETY: `owner` is the box leaked by `Lent::into_raw`, passed back once.
+    let _ = catch_unwind(|| unsafe {
+        if !weight.is_null() && !(*weight).owner.is_null() {
+            drop(Box::from_raw((*weight).owner.cast::<Lent>()));
+            (*weight).owner = ptr::null_mut();
+        }
+    });
+}
+
+/// Lends a weight source to C for the length of `body`.
+pub fn with_source<T>(source: &dyn WeightSource, body: impl FnOnce(&RawWeightSource) -> T) -> T {
+    let reference = SourceRef(source);
+    body(&RawWeightSource {
+        struct_size: size_of::<RawWeightSource>() as u32,
+        reserved: 0,
+        ctx: (&raw const reference).cast(),
+        get: Some(source_get),
+        release: Some(source_release),
+        get_encoded: Some(source_get_encoded),
+    })
+}
+
+/// A weight source on the other side of the border.
+pub struct ForeignSource<'a>(Option<RawWeightSource>, PhantomData<&'a RawWeightSource>);
+
+// SAFETY: the ABI says that all functions of a source may be called from any thread.
+unsafe impl Sync for ForeignSource<'_> {}
+
+impl ForeignSource<'_> {
+    /// # Safety
+    /// `raw` is null or valid as long as the value lives.
+    pub unsafe fn new(raw: *const RawWeightSource) -> Self {
+        // SAFETY: the caller's promise.
+        ForeignSource(unsafe { prefix::read(raw) }, PhantomData)
+    }
+}
+
+/// The bytes of a weight until they are dropped.
+struct ForeignBytes<'a> {
+    source: &'a RawWeightSource,
+    raw: RawWeight,
+}
+
+// SAFETY: the ABI lets any thread release a weight, and its bytes are only read.
+unsafe impl Send for ForeignBytes<'_> {}
+
+impl Deref for ForeignBytes<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the source keeps the bytes until `release`, which happens on drop.
+        unsafe { RawStr { ptr: self.raw.data, len: self.raw.len }.bytes() }
+    }
+}
+
+impl Drop for ForeignBytes<'_> {
+    fn drop(&mut self) {
+        if let Some(release) = self.source.release {
+            // SAFETY: released once, here.
+            unsafe { release(self.source.ctx, &mut self.raw) }
+        }
+    }
+}
+
+impl ForeignBytes<'_> {
+    fn shape_and_file(&self) -> (Vec<usize>, Option<(PathBuf, u64)>) {
+        // SAFETY: `dims` has `rank` numbers; both live until `release`.
+        let (shape, path) = unsafe { (shape_from_raw(self.raw.dims, self.raw.rank), self.raw.file.text()) };
+        (shape, (!path.is_empty()).then(|| (path.into(), self.raw.offset)))
+    }
+}
+
+impl WeightSource for ForeignSource<'_> {
+    fn get(&self, name: &str) -> Result<Weight<'_>> {
+        let (source, get) = self
+            .0
+            .as_ref()
+            .and_then(|s| Some((s, s.get?)))
+            .ok_or_else(|| Error::precondition("the host gave no weight source"))?;
+        let mut raw = RawWeight::EMPTY;
+        // SAFETY: the source's own function; `raw` is ours.
+        unsafe { error_from_raw(get(source.ctx, RawStr::new(name.as_bytes()), &mut raw))? };
+        let bytes = ForeignBytes { source, raw };
+        let dtype = DType::from_onnx(raw.dtype as i32)
+            .ok_or_else(|| Error::invalid(format!("weight {name:?} has the unknown dtype {}", raw.dtype)))?;
+        let (shape, file) = bytes.shape_and_file();
+        let mut weight = Weight::new(dtype, shape, bytes)?;
+        weight.file = file;
+        Ok(weight)
+    }
+
+    fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
+        let Some((source, get)) = self.0.as_ref().and_then(|s| Some((s, s.get_encoded?))) else {
+            return Ok(None);
+        };
+        let wanted: Vec<RawStr> = encodings.iter().map(|e| RawStr::new(e.as_bytes())).collect();
+        let mut raw = RawWeight::EMPTY;
+        // SAFETY: the source's own function; `raw` and the list are ours.
+        let error =
+            unsafe { get(source.ctx, RawStr::new(name.as_bytes()), wanted.as_ptr(), wanted.len(), &mut raw) };
+        // SAFETY: what the call returned, taken over once.
+        unsafe { error_from_raw(error)? };
+        if raw.encoding.len == 0 {
+            return Ok(None);
+        }
+        let bytes = ForeignBytes { source, raw };
+        // SAFETY: the text lives until `release`.
+        let encoding = unsafe { raw.encoding.text() };
+        if !encodings.contains(&encoding.as_str()) {
+            return Err(Error::internal(format!("weight {name:?} came in the encoding {encoding:?}")));
+        }
+        let (shape, file) = bytes.shape_and_file();
+        let mut weight = EncodedWeight::new(encoding, shape, bytes);
+        weight.file = file;
+        Ok(Some(weight))
+    }
+}

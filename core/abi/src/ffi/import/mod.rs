@@ -1,0 +1,243 @@
+//! The host's side: a loaded plugin table as a [`Provider`].
+
+use super::{callbacks::*, prefix, raw::*};
+use crate::{
+    ABI_MAJOR, ABI_MINOR, Assessment, BuildSpec, Capabilities, Compatibility, Device, Engine, Error, Host,
+    InitConfig, Provider, Result, RuntimeInfo, WeightSource,
+};
+use engine::engine_of;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::ptr;
+
+/// A plugin behind its function table. Plugins are never unloaded, so the table lives as long as the process.
+#[derive(Clone, Copy)]
+pub struct Plugin {
+    raw: &'static Table,
+}
+
+/// What this host knows of a plugin's table and its extensions; functions that the plugin does not have are `None`.
+struct Table {
+    functions: RawPlugin,
+    /// Where the plugin keeps its table: the same for every query.
+    origin: usize,
+    device_tensors: Option<RawDeviceTensors>,
+    assess: Option<RawAssess>,
+}
+
+impl std::ops::Deref for Table {
+    type Target = RawPlugin;
+    fn deref(&self) -> &RawPlugin {
+        &self.functions
+    }
+}
+
+/// Who a plugin says it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct PluginIdentity {
+    pub id: String,
+    pub vendor: String,
+    pub version: String,
+    pub build_id: String,
+    pub abi: (u16, u16),
+}
+
+/// The function at `$field`, or an error naming it.
+macro_rules! function {
+    ($raw:expr, $field:ident) => {
+        $raw.$field.ok_or_else(|| {
+            Error::unsupported(concat!("the plugin does not offer `", stringify!($field), "`"))
+        })?
+    };
+}
+
+/// An argument struct with its header and the given fields.
+macro_rules! args {
+    ($name:ident { $($field:ident $(: $value:expr)?),* $(,)? }) => {
+        $name { struct_size: size_of::<$name>() as u32, reserved: 0, $($field $(: $value)?),* }
+    };
+}
+
+mod engine;
+mod session;
+mod tensor;
+
+fn text(s: &str) -> RawStr {
+    RawStr::new(s.as_bytes())
+}
+
+fn to_json<T: Serialize>(value: &T) -> Result<String> {
+    serde_json::to_string(value).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))
+}
+
+/// Reads the document a plugin answered.
+fn from_json<T: DeserializeOwned>(what: &str, buffer: &mut RawBuffer) -> Result<T> {
+    // SAFETY: an out field: still empty, or filled by the plugin.
+    let bytes = unsafe { buffer_from_raw(buffer) };
+    serde_json::from_slice(&bytes).map_err(|e| {
+        Error::internal(format!("the plugin's {what} is not valid: {e}"))
+            .with_hint("the plugin breaks the ABI; install another version of it")
+    })
+}
+
+/// Names of the functions that every plugin must have and this one has not.
+fn missing(functions: &RawPlugin) -> Vec<&'static str> {
+    macro_rules! missing {
+        ($($field:ident)*) => {
+            [$((functions.$field.is_none(), stringify!($field))),*]
+                .into_iter()
+                .filter_map(|(missing, name)| missing.then_some(name))
+                .collect()
+        };
+    }
+    missing! {
+        init devices capabilities build engine_load engine_check engine_info engine_serialize engine_destroy
+        session_create session_refit session_run session_memory session_destroy
+    }
+}
+
+impl Plugin {
+    /// Asks the query symbol of a library and checks its answer.
+    ///
+    /// # Safety
+    /// `query` is the `sdrun_plugin_query_v1` of a library that stays loaded for the life of the process.
+    pub unsafe fn query(query: QueryFn) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        let origin = unsafe { query(u32::from(ABI_MINOR)) };
+        // SAFETY: a plugin's table says its size and lives as long as the library.
+        let functions = unsafe { prefix::read(origin) }.ok_or_else(|| {
+            Error::precondition(format!("the plugin needs a newer host than ABI {ABI_MAJOR}.{ABI_MINOR}"))
+                .with_hint("update sdrun, or install the plugin version that belongs to this sdrun")
+        })?;
+        if functions.abi_major != ABI_MAJOR {
+            return Err(Error::precondition(format!(
+                "the plugin speaks version {} of the ABI; this host speaks version {ABI_MAJOR}",
+                functions.abi_major
+            ))
+            .with_hint("install the plugin version that belongs to this sdrun"));
+        }
+        let missing = missing(&functions);
+        if !missing.is_empty() {
+            return Err(Error::precondition(format!(
+                "the plugin's table of {} bytes lacks functions that every plugin has: {}",
+                functions.struct_size,
+                missing.join(", ")
+            ))
+            .with_hint("install the plugin version that belongs to this sdrun"));
+        }
+        // SAFETY: the plugin's own functions; an extension's table says its size and lives as long as the library.
+        let (device_tensors, assess) = unsafe {
+            let extension = |id| functions.get_extension.map_or(ptr::null(), |get| get(text(id)));
+            (prefix::read(extension(DEVICE_TENSORS).cast()), prefix::read(extension(ASSESS).cast()))
+        };
+        let table = Table { functions, origin: origin.addr(), device_tensors, assess };
+        Ok(Plugin { raw: Box::leak(Box::new(table)) })
+    }
+
+    /// Who the plugin says it is.
+    pub fn identity(&self) -> PluginIdentity {
+        // SAFETY: the strings of a table are static.
+        unsafe {
+            PluginIdentity {
+                id: self.raw.id.text(),
+                vendor: self.raw.vendor.text(),
+                version: self.raw.version.text(),
+                build_id: self.raw.build_id.text(),
+                abi: (self.raw.abi_major, self.raw.abi_minor),
+            }
+        }
+    }
+}
+
+// In all calls below, SAFETY rests on the same facts: the function belongs to the plugin's table, the argument
+// struct is ours and complete, what it points to outlives the call, and handles are live ones of this plugin.
+
+impl Provider for Plugin {
+    fn init(&self, config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> {
+        let (config, call) = (to_json(config)?, function!(self.raw, init));
+        with_host(host, |host| {
+            let mut a = args!(InitArgs { config: text(&config), host, runtime: RawBuffer::EMPTY });
+            // SAFETY: see above.
+            unsafe { error_from_raw(call(&mut a))? };
+            from_json("runtime information", &mut a.runtime)
+        })
+    }
+
+    fn devices(&self) -> Result<Vec<Device>> {
+        let mut a = args!(DevicesArgs { devices: RawBuffer::EMPTY });
+        // SAFETY: see above.
+        unsafe { error_from_raw(function!(self.raw, devices)(&mut a))? };
+        from_json("device list", &mut a.devices)
+    }
+
+    fn capabilities(&self, device: &str) -> Result<Capabilities> {
+        let mut a = args!(CapabilitiesArgs { device: text(device), capabilities: RawBuffer::EMPTY });
+        // SAFETY: see above.
+        unsafe { error_from_raw(function!(self.raw, capabilities)(&mut a))? };
+        from_json("capabilities", &mut a.capabilities)
+    }
+
+    fn build(
+        &self,
+        model: &[u8],
+        spec: &BuildSpec,
+        weights: &dyn WeightSource,
+        host: &dyn Host,
+    ) -> Result<Box<dyn Engine>> {
+        let (spec, call) = (to_json(spec)?, function!(self.raw, build));
+        let handle = with_host(host, |host| {
+            with_source(weights, |weights| {
+                let mut a = args!(BuildArgs {
+                    model: RawStr::new(model),
+                    spec: text(&spec),
+                    weights,
+                    host,
+                    engine: ptr::null_mut(),
+                });
+                // SAFETY: see above.
+                unsafe { error_from_raw(call(&mut a))? };
+                Ok(a.engine)
+            })
+        })?;
+        engine_of(self.raw, handle)
+    }
+
+    fn load(&self, payload: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Box<dyn Engine>> {
+        let (spec, call) = (to_json(spec)?, function!(self.raw, engine_load));
+        let handle = with_host(host, |host| {
+            let mut a = args!(EngineLoadArgs {
+                payload: RawStr::new(payload),
+                spec: text(&spec),
+                host,
+                engine: ptr::null_mut(),
+            });
+            // SAFETY: see above.
+            unsafe { error_from_raw(call(&mut a))? };
+            Ok(a.engine)
+        })?;
+        engine_of(self.raw, handle)
+    }
+
+    fn check(&self, compatibility: &str, device: &str) -> Result<Compatibility> {
+        let mut a = args!(EngineCheckArgs {
+            compatibility: text(compatibility),
+            device: text(device),
+            verdict: RawBuffer::EMPTY,
+        });
+        // SAFETY: see above.
+        unsafe { error_from_raw(function!(self.raw, engine_check)(&mut a))? };
+        from_json("verdict", &mut a.verdict)
+    }
+
+    fn assess(&self, model: &[u8], spec: &BuildSpec) -> Result<Assessment> {
+        let Some(call) = self.raw.assess.and_then(|table| table.assess) else {
+            return Ok(Assessment::default());
+        };
+        let spec = to_json(spec)?;
+        let mut a =
+            args!(AssessArgs { model: RawStr::new(model), spec: text(&spec), assessment: RawBuffer::EMPTY });
+        // SAFETY: see above.
+        unsafe { error_from_raw(call(&mut a))? };
+        from_json("assessment", &mut a.assessment)
+    }
+}

@@ -1,0 +1,143 @@
+use crate::{DType, Error, Hint, Result};
+use std::{fmt, ops::Deref, path::PathBuf};
+
+/// Bytes that a weight borrows or owns.
+pub(crate) type Bytes<'a> = Box<dyn Deref<Target = [u8]> + Send + 'a>;
+
+/// Named tensors, delivered one at a time, by initializer name.
+pub trait WeightSource: Sync {
+    /// The weight with this name, in the dtype and shape of the graph's initializer. `NotFound` where there
+    /// is none.
+    fn get(&self, name: &str) -> Result<Weight<'_>>;
+
+    /// Element type and dimensions of what [`get`](WeightSource::get) delivers. Sources that make or convert
+    /// values on demand return them without doing so.
+    fn describe(&self, name: &str) -> Result<(DType, Vec<usize>)> {
+        self.get(name).map(|weight| (weight.dtype, weight.shape))
+    }
+
+    /// The weight in one of `encodings`, the block encodings that the caller can use, named as ggml names its types
+    /// (`q8_0`, `q4_k`). `None` where the source holds it in none of them; [`get`](WeightSource::get) then delivers it.
+    /// A source offers only blocks it holds: it never encodes.
+    fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
+        let _ = (name, encodings);
+        Ok(None)
+    }
+
+    /// A number for what `get` delivers now: the same number for the same name means the same bytes, and a refit can
+    /// leave that weight out. `None` where the source cannot tell.
+    fn version(&self, name: &str) -> Option<u128> {
+        let _ = name;
+        None
+    }
+}
+
+/// One tensor out of a [`WeightSource`]: contiguous, little-endian, row-major; valid while it lives.
+pub struct Weight<'a> {
+    /// Element type.
+    pub dtype: DType,
+    /// Dimensions.
+    pub shape: Vec<usize>,
+    /// Where the same bytes lie unchanged in a file: path and offset. Runtimes that map files use it.
+    pub file: Option<(PathBuf, u64)>,
+    data: Bytes<'a>,
+}
+
+impl<'a> Weight<'a> {
+    /// A weight over `data` (a borrowed slice, a `Vec`, or a guard). `InvalidArgument` where the length does not fit.
+    pub fn new(dtype: DType, shape: Vec<usize>, data: impl Deref<Target = [u8]> + Send + 'a) -> Result<Self> {
+        match dtype.bytes_of(&shape) {
+            Some(n) if n == data.len() => Ok(Weight { dtype, shape, file: None, data: Box::new(data) }),
+            _ => Err(Error::invalid(format!(
+                "{} bytes do not make a {dtype} tensor of shape {shape:?}",
+                data.len()
+            ))),
+        }
+    }
+    /// Adds where the same bytes lie in a file.
+    pub fn in_file(mut self, path: PathBuf, offset: u64) -> Self {
+        self.file = Some((path, offset));
+        self
+    }
+    /// The bytes.
+    pub fn data(&self) -> &[u8] {
+        &self.data
+    }
+    pub(crate) fn into_bytes(self) -> Bytes<'a> {
+        self.data
+    }
+}
+
+impl fmt::Debug for Weight<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Weight({} {:?}, file {:?})", self.dtype, self.shape, self.file)
+    }
+}
+
+/// A weight in a block encoding, as a file holds it; valid while it lives.
+pub struct EncodedWeight<'a> {
+    /// Name of the encoding, as ggml names its types: `q8_0`, `q4_k`.
+    pub encoding: String,
+    /// Dimensions of the graph's initializer. Blocks run along the last one, row after row.
+    pub shape: Vec<usize>,
+    /// Where the same bytes lie unchanged in a file: path and offset.
+    pub file: Option<(PathBuf, u64)>,
+    data: Bytes<'a>,
+}
+
+impl<'a> EncodedWeight<'a> {
+    /// A weight over the blocks in `data`. Their number is for the reader to check, who knows the encoding.
+    pub fn new(
+        encoding: impl Into<String>,
+        shape: Vec<usize>,
+        data: impl Deref<Target = [u8]> + Send + 'a,
+    ) -> Self {
+        EncodedWeight { encoding: encoding.into(), shape, file: None, data: Box::new(data) }
+    }
+    /// Adds where the same bytes lie in a file.
+    pub fn in_file(mut self, path: PathBuf, offset: u64) -> Self {
+        self.file = Some((path, offset));
+        self
+    }
+    /// The blocks.
+    pub fn data(&self) -> &[u8] {
+        &self.data
+    }
+    pub(crate) fn into_bytes(self) -> Bytes<'a> {
+        self.data
+    }
+}
+
+impl fmt::Debug for EncodedWeight<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EncodedWeight({} {:?}, file {:?})", self.encoding, self.shape, self.file)
+    }
+}
+
+/// A source without weights: for engines that need none, such as baked ones.
+pub struct NoWeights;
+
+impl WeightSource for NoWeights {
+    fn get(&self, name: &str) -> Result<Weight<'_>> {
+        Err(Error::not_found(format!("there is no weight {name:?}")).with_hint(Hint::GiveWeights))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weight_checks_its_length() {
+        assert!(Weight::new(DType::F32, vec![2, 3], vec![0u8; 24]).is_ok());
+        let error = Weight::new(DType::F32, vec![2, 3], vec![0u8; 20]).unwrap_err();
+        assert!(error.message.contains("20 bytes"), "{error}");
+        assert!(Weight::new(DType::F32, vec![usize::MAX, 2], &[][..]).is_err());
+    }
+
+    #[test]
+    fn no_weights_has_none() {
+        assert_eq!(NoWeights.get("w").unwrap_err().code, crate::ErrorCode::NotFound);
+        assert!(NoWeights.encoded("w", &["q8_0"]).unwrap().is_none());
+    }
+}
