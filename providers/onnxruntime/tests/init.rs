@@ -55,6 +55,6 @@ fn a_bad_runtime_is_an_error_and_a_good_one_still_loads() {
     assert_eq!(init(Some(&real)).unwrap(), info);
     let error = failure(init(Some(dir.path())));
     assert_eq!(error.code, ErrorCode::FailedPrecondition);
-    assert!(error.message.contains("besides"), "{error}");
+    assert!(error.message.contains("as well"), "{error}");
     assert_eq!(OnnxRuntime.devices().unwrap().len(), 1);
 }
