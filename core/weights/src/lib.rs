@@ -26,7 +26,6 @@ mod identity;
 pub mod keys;
 mod layered;
 mod layout;
-mod map;
 mod memory;
 mod onnx;
 mod safetensors;
