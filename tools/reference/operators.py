@@ -1,4 +1,4 @@
-"""Writes core/graph/testdata/onnxruntime.json: single nodes, their inputs, and what ONNX Runtime computes.
+"""Writes core/graph/testdata/reference.json: single nodes, their inputs, and what ONNX Runtime computes.
 
     python tools/reference/operators.py
 
@@ -173,6 +173,6 @@ def products():
 
 
 products()
-path = pathlib.Path(__file__).parents[2] / "core/graph/testdata/onnxruntime.json"
+path = pathlib.Path(__file__).parents[2] / "core/graph/testdata/reference.json"
 path.write_text("[\n" + ",\n".join(json.dumps(c) for c in cases) + "\n]\n")
 print(f"{len(cases)} cases, {path.stat().st_size} bytes")

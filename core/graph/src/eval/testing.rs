@@ -84,9 +84,9 @@ struct Known {
 }
 
 /// As `tools/reference/operators.py` wrote them.
-fn onnxruntime_cases() -> Vec<Known> {
+fn reference_cases() -> Vec<Known> {
     let cases: serde_json::Value =
-        serde_json::from_str(include_str!("../../testdata/onnxruntime.json")).unwrap();
+        serde_json::from_str(include_str!("../../testdata/reference.json")).unwrap();
     let case = |case: &serde_json::Value| {
         let list = |key: &str| case[key].as_array().unwrap().iter();
         let inputs: Vec<_> = list("inputs").map(|v| (!v.is_null()).then(|| from_json(v))).collect();
@@ -137,8 +137,8 @@ fn from_json(value: &serde_json::Value) -> Tensor {
 }
 
 #[test]
-fn nodes_compute_what_onnxruntime_computes() {
-    for Known { name, op, inputs, outputs } in onnxruntime_cases() {
+fn nodes_compute_what_the_reference_computes() {
+    for Known { name, op, inputs, outputs } in reference_cases() {
         let inputs: Vec<Option<&Tensor>> = inputs.iter().map(Option::as_ref).collect();
         let found = op.try_run_optional(&inputs).unwrap_or_else(|e| panic!("{name}: {e}"));
         for (i, (found, expected)) in found.iter().zip(&outputs).enumerate() {

@@ -166,9 +166,9 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// What ONNX Runtime computes for single nodes, as `tools/reference/operators.py` wrote it.
 #[test]
-fn nodes_compute_what_onnxruntime_computes() {
+fn nodes_compute_what_the_reference_computes() {
     let cases: serde_json::Value =
-        serde_json::from_str(include_str!("../../../../core/graph/testdata/onnxruntime.json")).unwrap();
+        serde_json::from_str(include_str!("../../../../core/graph/testdata/reference.json")).unwrap();
     for case in cases.as_array().unwrap() {
         let name = case["name"].as_str().unwrap();
         let mut model = Model::new(case["opset"].as_i64().unwrap());
