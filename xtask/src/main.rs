@@ -4,6 +4,7 @@ mod bench;
 mod debian;
 mod dist;
 mod gpu;
+mod header;
 mod python;
 mod setup;
 mod test;
@@ -25,6 +26,7 @@ cargo xtask COMMAND
   dist --target TRIPLE       the same for another system, into target/dist-TRIPLE (CONTRIBUTING.md)
   bench [NAME…]              measure: overhead, start, load, open, worker, size, refit, ggml, shapes, tensorrt-rtx,
                              migraphx (default: all); migraphx uses the GPU of a ROCm in SDRUN_MIGRAPHX_DIR
+  header                     write include/sdrun_provider.h, the plugin ABI for C, anew
   gpu PROVIDER [DEVICE]      on a machine with the hardware of a provider: what cannot be tested without
 
 Everything goes into the target folder; your home folder is not touched.
@@ -59,6 +61,7 @@ fn run(arguments: &[&str]) -> Result<()> {
         ["dist", "--debug"] => dist::for_tests(&Workspace::find()?).map(drop),
         ["dist", "--target", triple] => dist::for_target(&Workspace::find()?, triple).map(drop),
         ["bench", names @ ..] => bench::run(&Workspace::find()?, names),
+        ["header"] => header::write(&Workspace::find()?),
         ["gpu", provider] => gpu::run_all(&Workspace::find()?, provider, None),
         ["gpu", provider, device] => gpu::run_all(&Workspace::find()?, provider, Some(device)),
         [] | ["help" | "--help" | "-h"] => {

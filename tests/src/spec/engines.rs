@@ -2,7 +2,7 @@
 
 use super::{
     Subject, Verdict,
-    fixture::{INPUTS, OUTPUTS, WEIGHTS, unknown_operator},
+    fixture::{INPUTS, OUTPUTS, WEIGHTS, unknown_operator, unknown_operators},
     require,
     subject::Ready,
 };
@@ -20,6 +20,26 @@ pub(super) fn an_unknown_operator_is_named(subject: &Subject) -> Verdict {
         error.code
     );
     require!(error.message.contains("NoSuchOperator"), "the message does not name the operator: {error}");
+    Ok(())
+}
+
+pub(super) fn an_assessment_lists_every_node(subject: &Subject) -> Verdict {
+    let ready = subject.ready()?;
+    let assess = |model: &[u8]| ready.plugin.assess(model, &ready.spec()).map_err(|e| format!("assess: {e}"));
+    let good = assess(&ready.fixture.bytes)?;
+    if let Some(nodes) = &good.unsupported {
+        require!(nodes.is_empty(), "it builds this graph, but reports that it cannot run {nodes:?}");
+        let bad = assess(&unknown_operators())?
+            .unsupported
+            .ok_or("it tells what it can run, but not what it cannot")?;
+        let ops: Vec<&str> = bad.iter().map(|node| node.op.as_str()).collect();
+        require!(ops == ["NoSuchOperator", "NoOtherOperator"], "of two unknown operators it reports {bad:?}");
+        require!(bad[0].name == "culprit" && !bad[0].reason.is_empty(), "it reports {:?}", bad[0]);
+    }
+    let memory = &good.memory;
+    let figures =
+        [memory.host_weights, memory.host_activations, memory.device_weights, memory.device_activations];
+    require!(!figures.contains(&Some(0)), "an unknown figure is null: {memory:?}");
     Ok(())
 }
 

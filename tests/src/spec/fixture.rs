@@ -237,8 +237,8 @@ pub(super) fn model() -> proto::ModelProto {
             node("Identity", &["r"], "c"),
         ],
         initializer: WEIGHTS.into_iter().map(initializer).collect(),
-        input: INPUTS.iter().map(|(name, shape)| value(name, shape)).collect(),
-        output: OUTPUTS.iter().map(|(name, shape)| value(name, shape)).collect(),
+        input: INPUTS.iter().map(|(name, shape)| tensor(name, shape)).collect(),
+        output: OUTPUTS.iter().map(|(name, shape)| tensor(name, shape)).collect(),
         ..Default::default()
     })
 }
@@ -271,8 +271,8 @@ pub(super) fn slow() -> proto::ModelProto {
         name: Some("slow".into()),
         node: (0..100).map(node).collect(),
         initializer: vec![w],
-        input: vec![value("x", &[SLOW, SLOW])],
-        output: vec![value("y", &[SLOW, SLOW])],
+        input: vec![tensor("x", &[SLOW, SLOW])],
+        output: vec![tensor("y", &[SLOW, SLOW])],
         ..Default::default()
     })
 }
@@ -284,18 +284,33 @@ pub(super) fn identity() -> Vec<u8> {
 
 /// A valid model of one operator that no runtime knows.
 pub(super) fn unknown_operator() -> Vec<u8> {
-    let node = proto::NodeProto {
-        op_type: Some("NoSuchOperator".into()),
-        name: Some("culprit".into()),
-        input: vec!["x".into()],
-        output: vec!["y".into()],
+    chain(&[("NoSuchOperator", "culprit")])
+}
+
+/// As [`unknown_operator`], with a known operator and another unknown one behind it.
+pub(super) fn unknown_operators() -> Vec<u8> {
+    chain(&[("NoSuchOperator", "culprit"), ("Relu", "innocent"), ("NoOtherOperator", "accomplice")])
+}
+
+/// Operators and names of nodes, one behind the other from `x` to `y`.
+fn chain(nodes: &[(&str, &str)]) -> Vec<u8> {
+    let value = |i: usize| match i {
+        0 => "x".to_string(),
+        i if i == nodes.len() => "y".to_string(),
+        i => format!("x{i}"),
+    };
+    let node = |(i, (op, name)): (usize, &(&str, &str))| proto::NodeProto {
+        op_type: Some(op.to_string()),
+        name: Some(name.to_string()),
+        input: vec![value(i)],
+        output: vec![value(i + 1)],
         ..Default::default()
     };
     let graph = proto::GraphProto {
         name: Some("unknown".into()),
-        node: vec![node],
-        input: vec![value("x", &[2])],
-        output: vec![value("y", &[2])],
+        node: nodes.iter().enumerate().map(node).collect(),
+        input: vec![tensor("x", &[2])],
+        output: vec![tensor("y", &[2])],
         ..Default::default()
     };
     wrap(graph).encode_to_vec()
@@ -310,7 +325,7 @@ fn wrap(graph: proto::GraphProto) -> proto::ModelProto {
     }
 }
 
-fn value(name: &str, shape: &[usize]) -> proto::ValueInfoProto {
+fn tensor(name: &str, shape: &[usize]) -> proto::ValueInfoProto {
     let dim = shape.iter().map(|d| proto::Dimension { dim_value: Some(*d as i64), ..Default::default() });
     let tensor = proto::TensorTypeProto {
         elem_type: Some(DType::F32 as i32),

@@ -73,6 +73,7 @@ checks! {
     entry::capabilities_make_sense "14"
     engines::an_unknown_operator_is_named "15"
     engines::a_damaged_model_is_refused "15"
+    engines::an_assessment_lists_every_node "29"
     engines::a_precision_that_is_not_offered_is_refused "14, 15"
     engines::every_precision_offered_computes "14, 15"
     engines::unknown_options_are_refused "16"

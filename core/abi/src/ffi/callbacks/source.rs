@@ -206,3 +206,61 @@ impl WeightSource for ForeignSource<'_> {
         Ok(Some(weight))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    /// One weight of two f32, and the same as one block.
+    struct Two;
+
+    impl WeightSource for Two {
+        fn get(&self, _: &str) -> Result<Weight<'_>> {
+            Ok(Weight::new(DType::F32, vec![2], vec![1u8; 8])?.in_file("/w".into(), 9))
+        }
+        fn encoded(&self, _: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
+            Ok(encodings.contains(&"q").then(|| EncodedWeight::new("q", vec![2], vec![7u8; 3])))
+        }
+    }
+
+    #[test]
+    fn weights_cross_plain_and_in_blocks() {
+        with_source(&Two, |raw| {
+            // SAFETY: lent for this call.
+            let source = unsafe { ForeignSource::new(raw) };
+            let weight = source.get("w").unwrap();
+            assert_eq!((weight.data(), weight.file.clone()), (&[1u8; 8][..], Some(("/w".into(), 9))));
+            let blocks = source.encoded("w", &["p", "q"]).unwrap().unwrap();
+            assert_eq!(
+                (blocks.encoding.as_str(), &blocks.shape[..], blocks.data()),
+                ("q", &[2][..], &[7u8; 3][..])
+            );
+            assert!(source.encoded("w", &["p"]).unwrap().is_none());
+        });
+    }
+
+    #[test]
+    fn an_older_host_has_plain_weights_only() {
+        with_source(&Two, |raw| {
+            let shorter =
+                RawWeightSource { struct_size: offset_of!(RawWeightSource, get_encoded) as u32, ..*raw };
+            // SAFETY: as above.
+            let source = unsafe { ForeignSource::new(&shorter) };
+            assert!(source.encoded("w", &["q"]).unwrap().is_none());
+            assert_eq!(source.get("w").unwrap().data().len(), 8);
+        });
+    }
+
+    #[test]
+    fn room_that_is_too_short_is_refused_and_left_alone() {
+        with_source(&Two, |raw| {
+            let get = raw.get.unwrap();
+            let mut room = RawWeight { struct_size: 16, len: 77, ..RawWeight::EMPTY };
+            // SAFETY: the source's own function; the room is longer than it says.
+            let error = unsafe { error_from_raw(get(raw.ctx, RawStr::new(b"w"), &mut room)) }.unwrap_err();
+            assert!(error.message.contains("at least 88"), "{error}");
+            assert_eq!((room.len, room.owner), (77, ptr::null_mut()));
+        });
+    }
+}

@@ -241,3 +241,93 @@ impl Provider for Plugin {
         from_json("assessment", &mut a.assessment)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ffi::export::{Export, State, table};
+    use std::mem::offset_of;
+
+    struct Plain;
+
+    impl Provider for Plain {
+        fn init(&self, _: &InitConfig, _: &dyn Host) -> Result<RuntimeInfo> {
+            Ok(RuntimeInfo::new("plain", "1", None))
+        }
+        fn devices(&self) -> Result<Vec<Device>> {
+            Ok(vec![])
+        }
+        fn capabilities(&self, _: &str) -> Result<Capabilities> {
+            Ok(Capabilities::new(vec![], vec![]))
+        }
+        fn build(
+            &self,
+            _: &[u8],
+            _: &BuildSpec,
+            _: &dyn WeightSource,
+            _: &dyn Host,
+        ) -> Result<Box<dyn Engine>> {
+            Err(Error::unsupported("builds nothing"))
+        }
+        fn load(&self, _: &[u8], _: &BuildSpec, _: &dyn Host) -> Result<Box<dyn Engine>> {
+            Err(Error::unsupported("loads nothing"))
+        }
+        fn check(&self, _: &str, _: &str) -> Result<Compatibility> {
+            Ok(Compatibility::Optimal)
+        }
+        fn assess(&self, _: &[u8], _: &BuildSpec) -> Result<Assessment> {
+            Ok(Assessment::unsupported(vec![]))
+        }
+    }
+
+    struct Exported;
+
+    impl Export for Exported {
+        fn state() -> &'static State {
+            static STATE: State = State::new(|| Box::new(Plain));
+            &STATE
+        }
+    }
+
+    const WHOLE: RawPlugin = table::<Exported>("plain", "tests", "1", "b");
+
+    extern "C" fn whole(_: u32) -> *const RawPlugin {
+        static TABLE: RawPlugin = WHOLE;
+        &TABLE
+    }
+
+    /// A table that ends before `get_extension`; what lies behind it is another's.
+    extern "C" fn shorter(_: u32) -> *const RawPlugin {
+        static TABLE: RawPlugin =
+            RawPlugin { struct_size: offset_of!(RawPlugin, get_extension) as u32, ..WHOLE };
+        &TABLE
+    }
+
+    extern "C" fn without_functions(_: u32) -> *const RawPlugin {
+        static TABLE: RawPlugin = RawPlugin { session_run: None, devices: None, ..WHOLE };
+        &TABLE
+    }
+
+    #[test]
+    fn a_shorter_table_is_that_of_an_older_plugin() {
+        let spec = BuildSpec::new("cpu", crate::Precision::Fp32);
+        // SAFETY: tables of this program.
+        let (whole, older) = unsafe { (Plugin::query(whole).unwrap(), Plugin::query(shorter).unwrap()) };
+        for plugin in [&whole, &older] {
+            assert_eq!(plugin.init(&InitConfig::default(), &crate::NoHost).unwrap().name, "plain");
+            assert_eq!(plugin.identity().id, "plain");
+        }
+        assert_eq!(whole.assess(b"", &spec).unwrap().unsupported, Some(vec![]));
+        assert_eq!(older.assess(b"", &spec).unwrap(), Assessment::default());
+    }
+
+    #[test]
+    fn missing_functions_are_named() {
+        // SAFETY: a table of this program.
+        let error = unsafe { Plugin::query(without_functions) }.err().unwrap();
+        assert!(
+            error.message.ends_with("lacks functions that every plugin has: devices, session_run"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,69 @@
+/* The graph of an ONNX model, as far as this provider runs it. */
+#ifndef GRAPH_H
+#define GRAPH_H
+
+#include "sdrun_provider.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define MAX_RANK 8
+
+/* UNKNOWN: not f32, or with an open dimension. UNSUPPORTED: made by a node that cannot be run. */
+enum kind { INPUT, WEIGHT, CONSTANT, COMPUTED, UNKNOWN, UNSUPPORTED };
+enum op { ADD, MATMUL, RELU, IDENTITY };
+
+/* A tensor of f32. */
+struct value {
+  sdrun_str name;
+  enum kind kind;
+  size_t index; /* of the input or the weight */
+  size_t rank;
+  uint64_t dims[MAX_RANK];
+  size_t count;         /* elements */
+  const uint8_t *bytes; /* of a constant; may be unaligned */
+};
+
+struct node {
+  enum op op;
+  size_t in[2];
+  size_t out;
+};
+
+/* A node that this provider cannot run. */
+struct problem {
+  sdrun_str name;
+  sdrun_str op;
+  const char *reason;
+};
+
+struct graph {
+  uint8_t *model; /* the bytes that names and constants point into */
+  size_t model_len;
+  struct value *values;
+  size_t value_count;
+  struct node *nodes;
+  size_t node_count;
+  struct problem *problems;
+  size_t problem_count;
+  size_t input_count, weight_count; /* the values of these kinds, in order of their index */
+  size_t *outputs;
+  size_t output_count;
+};
+
+/* Reads a model. Null where memory is short or the model is damaged, with the reason in `why`. Nodes that cannot be run are
+ * listed in `problems`; a graph without problems can be run. */
+struct graph *graph_read(const uint8_t *model, size_t len, const char **why);
+void graph_free(struct graph *graph);
+
+/* The value of a kind with this index. */
+const struct value *graph_find(const struct graph *graph, enum kind kind, size_t index);
+
+/* Computes one node. `data` has the elements of every value. */
+void node_run(const struct graph *graph, const struct node *node, float *const *data);
+
+bool str_is(sdrun_str text, const char *word);
+bool str_same(sdrun_str a, sdrun_str b);
+
+#endif
