@@ -22,7 +22,7 @@ pub enum CachePolicy {
 /// How to build an engine.
 #[derive(Clone, Debug)]
 pub struct BuildOptions {
-    /// The device; see [`Provider::device`].
+    /// The device; see [`Provider::device`](crate::Provider::device).
     pub device: Device,
     /// Arithmetic; an error where the device does not offer it.
     pub precision: Precision,
