@@ -7,7 +7,9 @@
 use sdrun::{
     HostTensor, Provider, Session, Tensors,
     abi::NoHost,
-    weights::{Adapter, AdapterUse, Checkpoint, Component, SafetensorsWeights, WeightStack},
+    weights::{
+        Adapter, AdapterUse, Checkpoint, Component, SafetensorsWeights, WeightStack, adapter::DoraRule,
+    },
 };
 use sdrun_tests::{
     lab::{ALL, Lab},
@@ -137,9 +139,9 @@ fn tiny_adapters_of_every_kind_change_engines() {
                         "A" => part.own(),
                         _ => part.of(&format!("single_file/tiny_{}_B_fp16.safetensors", part.pipeline)),
                     };
-                    let stack = stack
-                        .with_adapter(&adapter, AdapterUse::at(strength))
-                        .unwrap_or_else(|e| panic!("{what}: {e}"));
+                    // The oracles are PEFT's, also for DoRA in kohya's spelling.
+                    let how = AdapterUse { dora: Some(DoraRule::Peft), ..AdapterUse::at(strength) };
+                    let stack = stack.with_adapter(&adapter, how).unwrap_or_else(|e| panic!("{what}: {e}"));
                     assert!(stack.changed() > 0, "{what} changes nothing");
                     session.refit(&stack, &NoHost).unwrap_or_else(|e| panic!("{what}: {e}"));
                     let got = part.run(session);
