@@ -4,7 +4,7 @@
 //! without it the tests of devices are ignored.
 
 use super::{
-    Model, compare, kept, noise,
+    Model, compare, kept, libraries, noise,
     operators::{Case, native},
     run, spec,
 };
@@ -59,7 +59,8 @@ fn device() -> (GgmlProvider, String) {
     let folder = std::env::var("SDRUN_GGML_BACKENDS").expect("SDRUN_GGML_BACKENDS names no folder");
     let provider = GgmlProvider::default();
     let options = [("backends".to_string(), folder)].into();
-    provider.init(&InitConfig { options, ..InitConfig::default() }, &NoHost).unwrap();
+    let config = InitConfig { plugin_dir: libraries(), options, ..InitConfig::default() };
+    provider.init(&config, &NoHost).unwrap();
     let devices = provider.devices().unwrap();
     let gpu = devices.iter().find(|device| device.kind == DeviceKind::Gpu);
     (provider, gpu.expect("the folder offers no device").id.clone())
