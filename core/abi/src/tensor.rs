@@ -37,7 +37,7 @@ impl fmt::Debug for dyn DeviceTensor {
     }
 }
 
-/// An input of [`Session::run_on_device`].
+/// An input of [`Session::run_on_device`](crate::Session::run_on_device).
 #[derive(Clone, Copy, Debug)]
 pub enum Input<'a> {
     /// In main memory.

@@ -58,7 +58,7 @@ pub fn shape_sets(open: &OpenShapes) -> Vec<BTreeMap<String, Vec<usize>>> {
 /// How to build an engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BuildSpec {
-    /// [`Device::id`].
+    /// [`Device::id`](crate::Device::id).
     pub device: String,
     /// Arithmetic.
     pub precision: Precision,
@@ -75,7 +75,7 @@ pub struct BuildSpec {
     #[serde(default)]
     pub open_shapes: OpenShapes,
     /// The most bytes of device memory for weights; the rest stays with the host and is copied when it is needed. Only given
-    /// where [`Capabilities::streaming`] is declared.
+    /// where [`Capabilities::streaming`](crate::Capabilities::streaming) is declared.
     #[serde(default)]
     pub vram_budget: Option<u64>,
     /// Provider options given by the user; unknown keys are an error of the provider.

@@ -28,7 +28,7 @@ struct Expected {
     reason: String,
 }
 
-/// `PROVIDER.passes.txt` (names) and `PROVIDER.expected-failures.txt` (see [`HEADER`]), sorted by name.
+/// `PROVIDER.passes.txt` (names) and `PROVIDER.expected-failures.txt` (its header says how), sorted by name.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     passes: BTreeSet<String>,
