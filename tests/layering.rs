@@ -34,7 +34,9 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
 #[test]
 fn the_core_names_no_vendor() {
     let mut files = 0;
-    for dir in ["core/abi/src", "core/graph/src", "core/weights/src", "core/sdrun/src", "cli/src"] {
+    for dir in
+        ["core/abi/src", "core/files/src", "core/graph/src", "core/weights/src", "core/sdrun/src", "cli/src"]
+    {
         for file in sources(&root().join(dir)) {
             files += 1;
             for (number, line) in fs::read_to_string(&file).unwrap().lines().enumerate() {
@@ -47,7 +49,7 @@ fn the_core_names_no_vendor() {
     assert!(files > 50, "only {files} files were looked at");
 }
 
-/// Dependencies point down only: cli → sdrun → {weights, graph, abi}; providers → {graph, abi}.
+/// Dependencies point down only: cli → sdrun → {weights, graph, files, abi}; providers → {graph, abi}.
 #[test]
 fn dependencies_point_down() {
     let output = Command::new(env!("CARGO"))
@@ -70,9 +72,10 @@ fn dependencies_point_down() {
         assert_eq!(wrong, None, "{package} must not depend on it");
     };
     may("sdrun-abi", &[]);
-    may("sdrun-graph", &["sdrun-abi"]);
-    may("sdrun-weights", &["sdrun-abi", "sdrun-graph"]);
-    may("sdrun", &["sdrun-abi", "sdrun-graph", "sdrun-weights"]);
+    may("sdrun-files", &["sdrun-abi"]);
+    may("sdrun-graph", &["sdrun-abi", "sdrun-files"]);
+    may("sdrun-weights", &["sdrun-abi", "sdrun-files", "sdrun-graph"]);
+    may("sdrun", &["sdrun-abi", "sdrun-files", "sdrun-graph", "sdrun-weights"]);
     may("sdrun-cli", &["sdrun"]);
     for provider in depends.keys().filter(|name| name.starts_with("sdrun-provider-")) {
         may(provider, &["sdrun-abi", "sdrun-graph", "sdrun-provider-common"]);

@@ -286,6 +286,7 @@ fn engine(path: &Path, weights: Vec<WeightSpec>) {
     let tensor =
         |name: &str| TensorSpec { name: name.into(), dtype: DType::F32, shape: vec![Some(1), Some(4)] };
     let manifest = EngineManifest {
+        key: String::new(),
         provider: "maker".into(),
         build_id: "b".into(),
         runtime: ("runtime".into(), "1.0".into()),

@@ -4,15 +4,8 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum GraphError {
     /// The file cannot be opened or read.
-    #[error("cannot read {}: {reason}", .file.display())]
-    Io {
-        /// The file.
-        file: PathBuf,
-        /// The system's words.
-        reason: String,
-        /// Whether it does not exist.
-        missing: bool,
-    },
+    #[error(transparent)]
+    Io(#[from] sdrun_abi::Error),
     /// The file is not ONNX, truncated or against the format.
     #[error("{} is not a valid ONNX model: {reason}", .file.display())]
     Malformed {
@@ -29,7 +22,15 @@ pub enum GraphError {
         /// What it is and what to do about it.
         reason: String,
     },
-    /// External data that is refused or missing.
+    /// External data in a file that does not exist.
+    #[error("external data of tensor {tensor:?}: {reason}")]
+    MissingData {
+        /// The tensor.
+        tensor: String,
+        /// Which file is missing.
+        reason: String,
+    },
+    /// External data that is refused or damaged.
     #[error("external data of tensor {tensor:?}: {reason}")]
     ExternalData {
         /// The tensor.

@@ -4,8 +4,10 @@
 //! leave the folder nor reach another file through a link, and offsets must lie in the file. The rules are
 //! those of onnx's `docs/ExternalDataSecurity.md`.
 
-use crate::{GraphError, WeightData, map, proto::StringStringEntryProto};
+use crate::{GraphError, WeightData, proto::StringStringEntryProto};
 use bytes::Bytes;
+use sdrun_abi::{Error, ErrorCode};
+use sdrun_files::{Links, Map, open_regular, remember_input};
 use std::{
     collections::HashMap,
     fs::{self, File},
@@ -160,12 +162,20 @@ impl<'a> ExternalFiles<'a> {
         bytes: usize,
     ) -> Result<WeightData, GraphError> {
         let offset = at.offset;
-        let place = match self.find(at, bytes as u64) {
+        let base = self.base;
+        match self.find(at, bytes as u64) {
             Ok(Some(file)) => Ok(WeightData::External { file: file.path.clone(), offset }),
-            Ok(None) => Ok(WeightData::Absent { location: at.location.clone(), offset }),
-            Err(reason) => Err(reason),
-        };
-        place.map_err(|reason| GraphError::ExternalData { tensor: tensor.to_owned(), reason })
+            Ok(None) => match base {
+                ExternalBase::Folder { dir, options } if options.weights == WeightsPolicy::Required => {
+                    let file = dir.join(&at.location);
+                    let reason =
+                        format!("file {} does not exist; it must lie beside the model", file.display());
+                    Err(GraphError::MissingData { tensor: tensor.to_owned(), reason })
+                }
+                _ => Ok(WeightData::Absent { location: at.location.clone(), offset }),
+            },
+            Err(reason) => Err(GraphError::ExternalData { tensor: tensor.to_owned(), reason }),
+        }
     }
 
     /// The `bytes` bytes of a tensor that belongs to the topology. They are mapped, so that many tensors
@@ -178,17 +188,20 @@ impl<'a> ExternalFiles<'a> {
     ) -> Result<Bytes, GraphError> {
         let fail = |reason| GraphError::ExternalData { tensor: tensor.to_owned(), reason };
         let base = self.base;
-        let absent = || format!("file {:?} is missing, but it decides the graph's topology", at.location);
-        let file = self.find(at, bytes as u64).map_err(fail)?.ok_or_else(|| fail(absent()))?;
+        let absent = || GraphError::MissingData {
+            tensor: tensor.to_owned(),
+            reason: format!("file {:?} is missing, but it decides the graph's topology", at.location),
+        };
+        let file = self.find(at, bytes as u64).map_err(fail)?.ok_or_else(absent)?;
         let map = match (&file.map, base) {
             (Some(map), _) => map,
             (None, ExternalBase::Folder { dir, options }) => {
                 let cannot = |e: io::Error| format!("cannot read {}: {e}", file.path.display());
                 let opened = open_contained(dir, &at.location, options.allow_links).map_err(fail)?;
-                let opened = opened.ok_or_else(|| fail(absent()))?;
-                file.map.insert(map::map_file(&opened).map_err(cannot).map_err(fail)?)
+                let opened = opened.ok_or_else(absent)?;
+                file.map.insert(Bytes::from_owner(Map::of(&opened).map_err(cannot).map_err(fail)?))
             }
-            (None, ExternalBase::Stripped) => return Err(fail(absent())),
+            (None, ExternalBase::Stripped) => return Err(absent()),
         };
         let start = at.offset as usize;
         if map.len() < start + bytes {
@@ -201,7 +214,7 @@ impl<'a> ExternalFiles<'a> {
         let end = at.end(bytes)?;
         let ExternalBase::Folder { dir, options } = self.base else { return Ok(None) };
         if !self.files.contains_key(&at.location) {
-            let checked = check(dir, &at.location, options)?;
+            let checked = check(dir, &at.location, options.allow_links)?;
             self.files.insert(at.location.clone(), checked);
         }
         let Some(Some(file)) = self.files.get_mut(&at.location) else { return Ok(None) };
@@ -217,17 +230,17 @@ impl<'a> ExternalFiles<'a> {
     }
 }
 
-fn check(dir: &Path, location: &str, options: OpenOptions) -> Result<Option<Checked>, String> {
+fn check(dir: &Path, location: &str, allow_links: bool) -> Result<Option<Checked>, String> {
     let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
     let mut path = std::path::absolute(dir).map_err(|e| format!("cannot resolve {}: {e}", dir.display()))?;
     path.extend(parts(location)?);
-    match open_contained(dir, location, options.allow_links)? {
+    match open_contained(dir, location, allow_links)? {
         Some(file) => {
+            remember_input(&path);
             let len = file.metadata().map_err(|e| format!("cannot read {}: {e}", path.display()))?.len();
             Ok(Some(Checked { path: Arc::new(path), len, map: None }))
         }
-        None if options.weights == WeightsPolicy::MayBeAbsent => Ok(None),
-        None => Err(format!("file {} does not exist; it must lie beside the model", path.display())),
+        None => Ok(None),
     }
 }
 
@@ -236,11 +249,12 @@ fn open_contained(dir: &Path, location: &str, allow_links: bool) -> Result<Optio
     let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
     let parts = parts(location)?;
     let opened =
-        if allow_links { open_regular(&dir.join(parts.join("/"))) } else { open_beneath(dir, &parts) };
+        if allow_links { open(&dir.join(parts.join("/")), Links::Follow) } else { open_beneath(dir, &parts) };
     let file = match opened {
         Ok(file) => file,
         Err(Refusal::Because(why)) => return Err(format!("location {location:?} {why}")),
-        Err(Refusal::Io(e)) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(Refusal::Missing) => return Ok(None),
+        Err(Refusal::Failed(why)) => return Err(why),
         Err(Refusal::Io(e)) => return Err(format!("cannot open {}: {e}", dir.join(location).display())),
     };
     let metadata =
@@ -269,21 +283,27 @@ const SYMLINK: &str =
 enum Refusal {
     /// Completes "location … ".
     Because(&'static str),
+    Missing,
     Io(io::Error),
+    /// A whole sentence.
+    Failed(String),
 }
 
 impl From<io::Error> for Refusal {
     fn from(error: io::Error) -> Self {
-        Refusal::Io(error)
+        match error.kind() {
+            io::ErrorKind::NotFound => Refusal::Missing,
+            _ => Refusal::Io(error),
+        }
     }
 }
 
-/// Follows links. The check comes first because opening a pipe would wait for its other end.
-fn open_regular(path: &Path) -> Result<File, Refusal> {
-    if !fs::metadata(path)?.is_file() {
-        return Err(Refusal::Because(NOT_REGULAR));
-    }
-    Ok(File::open(path)?)
+fn open(path: &Path, links: Links) -> Result<File, Refusal> {
+    open_regular(path, links).map_err(|Error { code, message, .. }| match code {
+        ErrorCode::NotFound => Refusal::Missing,
+        ErrorCode::InvalidArgument => Refusal::Because(NOT_REGULAR),
+        _ => Refusal::Failed(message),
+    })
 }
 
 /// The kernel resolves the path in one step, so nothing can be swapped between check and use.
@@ -305,7 +325,7 @@ fn open_beneath(dir: &Path, parts: &[&str]) -> Result<File, Refusal> {
         Err(Errno::NXIO) => Err(Refusal::Because(NOT_REGULAR)),
         // Kernels before 5.6, and sandboxes that forbid what they do not know.
         Err(Errno::NOSYS | Errno::PERM) => open_step_by_step(dir, parts),
-        Err(error) => Err(Refusal::Io(error.into())),
+        Err(error) => Err(io::Error::from(error).into()),
     }
 }
 
@@ -321,7 +341,7 @@ fn open_step_by_step(dir: &Path, parts: &[&str]) -> Result<File, Refusal> {
             return Err(Refusal::Because(SYMLINK));
         }
     }
-    open_regular(&path)
+    open(&path, Links::Refuse)
 }
 
 #[cfg(test)]

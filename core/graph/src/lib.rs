@@ -76,7 +76,6 @@ pub mod fused;
 mod hash;
 pub mod infer;
 pub mod ir;
-mod map;
 mod onnx_in;
 mod onnx_out;
 pub mod passes;

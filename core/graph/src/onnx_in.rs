@@ -16,7 +16,6 @@ mod tests;
 use crate::{
     Dim, Graph, GraphError, Initializer, Node, Tensor, Value, ValueId, WeightData, WeightRef,
     external::{ExternalBase, ExternalFiles, OpenOptions},
-    map,
     proto::{ModelProto, NodeProto, StringStringEntryProto, TensorProto, ValueInfoProto},
     scope,
 };
@@ -25,10 +24,9 @@ use bytes::Bytes;
 pub(crate) use graft::graft;
 use prost::Message;
 use roles::{Origin, Role};
+use sdrun_files::{Links, Map};
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    fs::{self, File},
-    io,
     ops::RangeInclusive,
     path::Path,
 };
@@ -52,16 +50,7 @@ impl Graph {
     /// handle, [`GraphError::ExternalData`] for tensors in other files.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Graph, GraphError> {
         let path = path.as_ref();
-        let fail = |e: io::Error| GraphError::Io {
-            file: path.to_owned(),
-            reason: e.to_string(),
-            missing: e.kind() == io::ErrorKind::NotFound,
-        };
-        // Before opening, because opening a pipe would wait for its other end.
-        if !fs::metadata(path).map_err(fail)?.is_file() {
-            return Err(fail(io::Error::other("it is not a regular file")));
-        }
-        let bytes = map::map_file(&File::open(path).map_err(fail)?).map_err(fail)?;
+        let bytes = Bytes::from_owner(Map::open(path, Links::Follow)?);
         let dir = path.parent().unwrap_or(Path::new("."));
         Graph::from_bytes(bytes, path, ExternalBase::Folder { dir, options: *options })
     }

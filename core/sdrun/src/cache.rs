@@ -1,17 +1,21 @@
 //! The engine cache: content-addressed engine files below one private folder.
 
-use crate::{Error, Result, engine_file::EngineFile, paths::private_dir};
+use crate::{EngineFile, EngineManifest, Error, Result, paths::private_dir};
+use sdrun_abi::{Error as AbiError, ErrorCode, Flow, Host};
+use sdrun_files::{Existing, Links, open_lock};
 use serde::Serialize;
 use std::{
-    fs::{File, OpenOptions},
+    fs::{File, TryLockError},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
 const SUFFIX: &str = "sdengine";
+/// How often a process looks whether another one has finished a build.
+const LOCK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The cache in one folder. A corrupt entry counts as a miss and is set aside; a write that fails never
-/// fails the caller's run; two processes that want one key build it once.
+/// The cache in one folder. An entry that is damaged or holds another engine counts as a miss and is set aside; a write that
+/// fails never fails the caller's run; two processes that want one key build it once.
 #[derive(Clone, Debug)]
 pub struct Cache {
     root: PathBuf,
@@ -64,41 +68,60 @@ impl Cache {
         self.root.join(format!("{key}.{SUFFIX}"))
     }
 
-    /// Waits for the lock on `key`: whoever holds it builds, the others find the result afterwards.
-    /// `None` where locking is impossible; the caller then builds without it.
-    pub(crate) fn lock(&self, key: &str) -> Option<File> {
-        private_dir(&self.root).ok()?;
-        let file =
-            OpenOptions::new().create(true).append(true).open(self.root.join(format!("{key}.lock"))).ok()?;
-        file.lock().ok()?;
-        Some(file)
-    }
-
-    /// The engine stored under `key`. A damaged file is renamed to `….corrupt` and counts as absent.
-    pub(crate) fn get(&self, key: &str) -> Option<EngineFile> {
-        let path = self.path(key);
-        if !path.exists() {
-            return None;
-        }
-        match EngineFile::open(&path) {
-            Ok(file) => {
-                // "Last used" is the file's modification time; failing to set it only makes gc less exact.
-                let _ =
-                    File::options().append(true).open(&path).and_then(|f| f.set_modified(SystemTime::now()));
-                Some(file)
+    /// Takes the lock on `key`, under which an engine is built. While another process builds it, this reports progress and
+    /// waits. `None` where locking is impossible; the caller then builds without it.
+    ///
+    /// Errors: `Cancelled` where the host cancels meanwhile.
+    pub(crate) fn lock(&self, key: &str, host: &dyn Host) -> Result<Option<File>> {
+        let open = || {
+            private_dir(&self.root).ok()?;
+            open_lock(&self.root.join(format!("{key}.lock"))).ok()
+        };
+        let Some(file) = open() else { return Ok(None) };
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Some(file)),
+                Err(TryLockError::Error(_)) => return Ok(None),
+                Err(TryLockError::WouldBlock) => {}
             }
-            Err(e) => {
-                tracing::warn!("setting a damaged cache entry aside: {e}");
-                let _ = std::fs::rename(&path, path.with_extension("corrupt"));
-                None
+            let flow = host.progress("waiting for another process that builds this engine", 0, 0);
+            if flow == Flow::Cancel || host.cancelled() {
+                return Err(AbiError::new(ErrorCode::Cancelled, "cancelled").into());
             }
+            std::thread::sleep(LOCK_INTERVAL);
         }
     }
 
-    /// Stores an engine; a failure is logged and changes nothing else.
-    pub(crate) fn put(&self, key: &str, manifest: &crate::EngineManifest, payload: &[u8]) -> Option<PathBuf> {
-        let path = self.path(key);
-        match private_dir(&self.root).and_then(|()| EngineFile::write(&path, manifest, payload)) {
+    /// The engine stored under `wanted`'s key. A damaged file, and one that holds another engine, counts as absent and is
+    /// renamed to `….corrupt`.
+    pub(crate) fn get(&self, wanted: &EngineManifest) -> Option<EngineFile> {
+        let path = self.path(&wanted.key);
+        let why = match EngineFile::open_with(&path, Links::Refuse) {
+            Ok(file) => match file.manifest.differs(wanted) {
+                None => {
+                    // "Last used" is the file's modification time; failing to set it only makes gc less exact.
+                    let _ = File::options()
+                        .append(true)
+                        .open(&path)
+                        .and_then(|f| f.set_modified(SystemTime::now()));
+                    return Some(file);
+                }
+                Some(what) => format!("{} holds another engine: its {what} differs", path.display()),
+            },
+            Err(e) if e.code() == ErrorCode::NotFound => return None,
+            Err(e) => e.to_string(),
+        };
+        tracing::warn!("setting a cache entry aside: {why}");
+        set_aside(&path);
+        None
+    }
+
+    /// Stores an engine under its key; a failure is logged and changes nothing else.
+    pub(crate) fn put(&self, manifest: &EngineManifest, payload: &[u8]) -> Option<PathBuf> {
+        let path = self.path(&manifest.key);
+        match private_dir(&self.root)
+            .and_then(|()| EngineFile::write_over(&path, Existing::Ours, manifest, payload))
+        {
             Ok(()) => Some(path),
             Err(e) => {
                 tracing::warn!("the engine was built but not cached: {e}");
@@ -107,25 +130,39 @@ impl Cache {
         }
     }
 
-    /// All engines, longest unused first.
+    /// All engines, longest unused first. Reads their manifests, not their payloads.
     pub fn list(&self) -> Result<Vec<CacheEntry>> {
+        self.entries(EngineFile::read_manifest)
+    }
+
+    /// Checks all engines completely, and that each lies under its own key. Those that are damaged or misplaced are set
+    /// aside, so that [`gc`](Cache::gc) deletes them; they are returned, too.
+    pub fn verify(&self) -> Result<Vec<CacheEntry>> {
+        let entries = self.entries(|path| Ok(EngineFile::open(path)?.manifest))?;
+        for damaged in entries.iter().filter(|entry| entry.content.is_err()) {
+            set_aside(&damaged.path);
+        }
+        Ok(entries)
+    }
+
+    fn entries(&self, read: impl Fn(&Path) -> Result<EngineManifest>) -> Result<Vec<CacheEntry>> {
         let mut entries = Vec::new();
         for path in self.files(SUFFIX)? {
-            let content = EngineFile::open(&path).map_err(|e| e.to_string()).map(|file| CacheContent {
-                provider: file.manifest.provider.clone(),
-                model: file.manifest.model.clone(),
-                precision: file.manifest.spec.precision.to_string(),
-                runtime: format!("{} {}", file.manifest.runtime.0, file.manifest.runtime.1),
-            });
             let Ok(meta) = std::fs::metadata(&path) else { continue };
             let idle = meta.modified().ok().and_then(|t| t.elapsed().ok()).unwrap_or_default();
-            entries.push(CacheEntry {
-                key: path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default(),
-                bytes: meta.len(),
-                idle_seconds: idle.as_secs(),
-                content,
-                path,
+            let key = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+            let content = read(&path).map_err(|e| e.to_string()).and_then(|manifest| {
+                if manifest.key != key {
+                    return Err(format!("{} holds the engine of another key", path.display()));
+                }
+                Ok(CacheContent {
+                    precision: manifest.spec.precision.to_string(),
+                    runtime: format!("{} {}", manifest.runtime.0, manifest.runtime.1),
+                    provider: manifest.provider,
+                    model: manifest.model,
+                })
             });
+            entries.push(CacheEntry { key, bytes: meta.len(), idle_seconds: idle.as_secs(), content, path });
         }
         entries.sort_by_key(|e| std::cmp::Reverse(e.idle_seconds));
         Ok(entries)
@@ -153,9 +190,9 @@ impl Cache {
             let bytes = std::fs::metadata(&path).map_or(0, |m| m.len());
             doomed.push((path, bytes));
         }
-        for path in self.files("")?.into_iter().chain(self.files("lock")?) {
+        for path in self.files("tmp")?.into_iter().chain(self.files("lock")?) {
             let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-            let ours = name.starts_with(".engine-") || name.ends_with(".lock");
+            let ours = name.starts_with(".sdrun-") || name.ends_with(".lock");
             let meta = std::fs::metadata(&path);
             let old = meta.as_ref().ok().and_then(|m| m.modified().ok()?.elapsed().ok());
             if ours && old.is_some_and(|age| age > Duration::from_secs(24 * 3600)) {
@@ -192,52 +229,10 @@ impl Cache {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::engine_file::tests::manifest;
-
-    #[test]
-    fn a_corrupt_entry_is_a_miss_and_is_set_aside() {
-        let dir = tempfile::tempdir().unwrap();
-        let cache = Cache::at(dir.path().join("c"));
-        let path = cache.put("k", &manifest(), b"payload").unwrap();
-        assert_eq!(cache.get("k").unwrap().payload(), b"payload");
-        let mut bytes = std::fs::read(&path).unwrap();
-        *bytes.last_mut().unwrap() ^= 1;
-        std::fs::write(&path, bytes).unwrap();
-        assert!(cache.get("k").is_none());
-        assert!(path.with_extension("corrupt").exists() && !path.exists());
-    }
-
-    #[test]
-    fn gc_deletes_the_longest_unused_and_nothing_foreign() {
-        let dir = tempfile::tempdir().unwrap();
-        let cache = Cache::at(dir.path());
-        for (key, age) in [("a", 300), ("b", 200), ("c", 100)] {
-            let path = cache.put(key, &manifest(), &[1; 5000]).unwrap();
-            let then = SystemTime::now() - Duration::from_secs(age);
-            File::options().append(true).open(path).unwrap().set_modified(then).unwrap();
-        }
-        let foreign = dir.path().join("my-model.onnx");
-        std::fs::write(&foreign, b"precious").unwrap();
-        let size = cache.list().unwrap()[0].bytes;
-        let limits = GcLimits { max_bytes: Some(size * 2), max_age: None };
-        assert_eq!(cache.gc(&limits, true).unwrap().len(), 1);
-        assert_eq!(cache.list().unwrap().len(), 3, "a dry run deletes nothing");
-        assert!(cache.gc(&limits, false).unwrap()[0].0.ends_with("a.sdengine"));
-        let old = GcLimits { max_age: Some(Duration::from_secs(150)), max_bytes: None };
-        assert!(cache.gc(&old, false).unwrap()[0].0.ends_with("b.sdengine"));
-        assert!(foreign.exists());
-    }
-
-    #[test]
-    fn an_unwritable_cache_is_no_error() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("a-file");
-        std::fs::write(&file, b"").unwrap();
-        let cache = Cache::at(file.join("below-a-file"));
-        assert!(cache.put("k", &manifest(), b"x").is_none());
-        assert!(cache.get("k").is_none());
-    }
+/// Renames an entry to `….corrupt`, where [`Cache::gc`] finds it. In a folder that cannot be written it stays.
+fn set_aside(path: &Path) {
+    let _ = std::fs::rename(path, path.with_extension("corrupt"));
 }
+
+#[cfg(test)]
+mod tests;

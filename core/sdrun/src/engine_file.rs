@@ -15,11 +15,12 @@
 //! The checksums find damage; they do not prove who made the file. An engine is code for the vendor's
 //! runtime: load only engines you trust (docs/security.md).
 
-use crate::{Error, Result};
+use crate::Result;
 use sdrun_abi::{BuildSpec, EngineInfo, Error as AbiError, ErrorCode};
+use sdrun_files::{Existing, Links, Map};
 use sdrun_weights::Binding;
 use serde::{Deserialize, Serialize};
-use std::{fs::File, io::Write, ops::Deref, path::Path};
+use std::path::Path;
 use xxhash_rust::xxh3::xxh3_128;
 
 const MAGIC: &[u8; 8] = b"SDRUNENG";
@@ -32,6 +33,9 @@ const MAX_MANIFEST: u64 = 64 << 20;
 /// What an engine file says about itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineManifest {
+    /// Its key in the cache: a hash over everything the engine depends on. Empty for an engine that was baked from another.
+    #[serde(default)]
+    pub key: String,
     /// Provider that made it.
     pub provider: String,
     /// [`build_id`](sdrun_abi::Provide::build_id) of that provider.
@@ -55,45 +59,71 @@ pub struct EngineManifest {
     pub baked: Option<String>,
 }
 
+impl EngineManifest {
+    /// What differs between this engine and the one that is wanted, if anything does that decides what it computes.
+    pub(crate) fn differs(&self, wanted: &EngineManifest) -> Option<&'static str> {
+        let spec = |m: &EngineManifest| BuildSpec { device: String::new(), threads: None, ..m.spec.clone() };
+        let pairs = [
+            ("key", self.key == wanted.key),
+            ("provider", (&self.provider, &self.build_id) == (&wanted.provider, &wanted.build_id)),
+            ("runtime", self.runtime == wanted.runtime),
+            ("device class", self.device_class == wanted.device_class),
+            ("graph", self.topology == wanted.topology),
+            ("options", spec(self) == spec(wanted)),
+            ("weights", self.baked == wanted.baked),
+        ];
+        pairs.into_iter().find(|(_, same)| !same).map(|(what, _)| what)
+    }
+}
+
 /// An engine file: manifest and mapped payload, both checked.
 pub struct EngineFile {
     /// The manifest.
     pub manifest: EngineManifest,
-    map: crate::map::Map,
+    map: Map,
     payload: std::ops::Range<usize>,
 }
 
 impl EngineFile {
     /// Maps and checks a file. `DataLoss` for anything but a complete, undamaged engine file.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|e| Error::io("open", path, &e))?;
-        let map = crate::map::Map::of(&file).map_err(|e| Error::io("map", path, &e))?;
-        let (manifest, payload) = parse(&map).map_err(|why| {
-            AbiError::new(ErrorCode::DataLoss, format!("{} {why}", path.display()))
-                .with_file(path)
-                .with_hint("build the engine again")
-        })?;
+        Self::open_with(path, Links::Follow)
+    }
+
+    pub(crate) fn open_with(path: &Path, links: Links) -> Result<Self> {
+        let file = Self::open_head(path, links)?;
+        check_payload(&file.map, file.payload()).map_err(damaged(path))?;
+        Ok(file)
+    }
+
+    /// Maps a file and checks its header and manifest, but does not read its payload.
+    fn open_head(path: &Path, links: Links) -> Result<Self> {
+        let map = Map::open(path, links)?;
+        let (manifest, payload) = parse(&map).map_err(damaged(path))?;
         Ok(EngineFile { manifest, map, payload })
+    }
+
+    /// The manifest of a file, without the time it takes to read the payload. Damage to the payload is not noticed.
+    pub fn read_manifest(path: &Path) -> Result<EngineManifest> {
+        Ok(Self::open_head(path, Links::Follow)?.manifest)
     }
 
     /// The payload, as the provider wrote it.
     pub fn payload(&self) -> &[u8] {
-        &self.map.deref()[self.payload.clone()]
+        &self.map[self.payload.clone()]
     }
 
-    /// Writes an engine file: into a temporary file in the same folder, synced, then renamed.
+    /// Writes an engine file to a place the user named, completely or not at all.
     pub fn write(path: &Path, manifest: &EngineManifest, payload: &[u8]) -> Result<()> {
-        // Renaming over a device or a pipe would replace it.
-        if std::fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {
-            return Err(AbiError::invalid(format!(
-                "cannot write the engine to {}: it is not a regular file",
-                path.display()
-            ))
-            .with_file(path)
-            .with_hint("name a file")
-            .into());
-        }
-        let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Self::write_over(path, Existing::OfUser, manifest, payload)
+    }
+
+    pub(crate) fn write_over(
+        path: &Path,
+        existing: Existing,
+        manifest: &EngineManifest,
+        payload: &[u8],
+    ) -> Result<()> {
         let json = serde_json::to_vec(manifest)
             .map_err(|e| AbiError::internal(format!("cannot write JSON: {e}")))?;
         let offset = (HEADER as u64 + json.len() as u64).next_multiple_of(PAGE);
@@ -108,18 +138,23 @@ impl EngineFile {
         head.extend_from_slice(&xxh3_128(payload).to_le_bytes());
         head.extend_from_slice(&json);
         head.resize(offset as usize, 0);
-        let write = || -> std::io::Result<()> {
-            let mut file = tempfile::Builder::new().prefix(".engine-").tempfile_in(dir)?;
-            file.write_all(&head)?;
-            file.write_all(payload)?;
-            file.as_file().sync_all()?;
-            file.persist(path).map_err(|e| e.error)?;
-            Ok(())
-        };
-        write().map_err(|e| Error::io("write the engine file", path, &e))
+        sdrun_files::write(path, existing, |out| {
+            out.write_all(&head)?;
+            out.write_all(payload)
+        })?;
+        Ok(())
     }
 }
 
+fn damaged(path: &Path) -> impl Fn(String) -> AbiError {
+    move |why| {
+        AbiError::new(ErrorCode::DataLoss, format!("{} {why}", path.display()))
+            .with_file(path)
+            .with_hint("build the engine again")
+    }
+}
+
+/// Manifest and place of the payload, all checked but the payload's checksum.
 fn parse(bytes: &[u8]) -> Result<(EngineManifest, std::ops::Range<usize>), String> {
     let take = |at: usize, n: usize| {
         bytes.get(at..at + n).ok_or("is truncated: its header is incomplete".to_string())
@@ -155,15 +190,19 @@ fn parse(bytes: &[u8]) -> Result<(EngineManifest, std::ops::Range<usize>), Strin
     if xxh3_128(json).to_le_bytes() != *take(40, 16)? {
         return Err("is damaged: the checksum of its manifest is wrong".into());
     }
-    if xxh3_128(&bytes[payload.clone()]).to_le_bytes() != *take(56, 16)? {
-        return Err("is damaged: the checksum of its payload is wrong".into());
-    }
     if bytes[HEADER + json.len()..payload.start].iter().any(|b| *b != 0) {
         return Err("is damaged: there are bytes between its manifest and its payload".into());
     }
     let manifest =
         serde_json::from_slice(json).map_err(|e| format!("has a manifest this sdrun cannot read: {e}"))?;
     Ok((manifest, payload))
+}
+
+fn check_payload(file: &[u8], payload: &[u8]) -> Result<(), String> {
+    match file.get(56..HEADER) == Some(&xxh3_128(payload).to_le_bytes()) {
+        true => Ok(()),
+        false => Err("is damaged: the checksum of its payload is wrong".into()),
+    }
 }
 
 #[cfg(test)]
@@ -173,6 +212,7 @@ pub(crate) mod tests {
 
     pub(crate) fn manifest() -> EngineManifest {
         EngineManifest {
+            key: "k".into(),
             provider: "mock".into(),
             build_id: "b".into(),
             runtime: ("r".into(), "1".into()),
@@ -204,10 +244,15 @@ pub(crate) mod tests {
         let path = dir.path().join("e.sdengine");
         EngineFile::write(&path, &manifest(), b"payload").unwrap();
         let good = std::fs::read(&path).unwrap();
+        let refused = |bytes: &[u8]| match parse(bytes) {
+            Ok((_, payload)) => check_payload(bytes, &bytes[payload]).is_err(),
+            Err(_) => true,
+        };
+        assert!(!refused(&good));
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 0x41;
-            assert!(parse(&bad).is_err(), "byte {at}");
+            assert!(refused(&bad), "byte {at}");
         }
         for len in 0..good.len() {
             assert!(parse(&good[..len]).is_err(), "length {len}");

@@ -32,8 +32,8 @@ impl Error {
         match self {
             Error::Provider { error, .. } | Error::Core(error) => error.code,
             Error::Graph(e) => match e {
-                GraphError::Io { missing: true, .. } => ErrorCode::NotFound,
-                GraphError::Io { .. } => ErrorCode::PermissionDenied,
+                GraphError::Io(error) => error.code,
+                GraphError::MissingData { .. } => ErrorCode::NotFound,
                 GraphError::Malformed { .. } => ErrorCode::DataLoss,
                 GraphError::Unsupported { .. } | GraphError::UnsupportedModel { .. } => {
                     ErrorCode::Unimplemented
@@ -47,7 +47,8 @@ impl Error {
     pub fn hint(&self) -> Option<Hint> {
         match self {
             Error::Provider { error, .. } | Error::Core(error) => error.hint.clone(),
-            Error::Graph(GraphError::Io { missing: true, .. }) => Some(Hint::GiveModel),
+            Error::Graph(GraphError::Io(error)) if error.code == ErrorCode::NotFound => Some(Hint::GiveModel),
+            Error::Graph(GraphError::Io(error)) => error.hint.clone(),
             Error::Graph(_) => None,
         }
     }

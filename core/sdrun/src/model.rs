@@ -1,11 +1,15 @@
 use crate::{Error, Paths, Result};
-use sdrun_abi::{DType, Error as AbiError, OpenShapes, TensorSpec, shape_sets};
+use sdrun_abi::{DType, Error as AbiError, ErrorCode, OpenShapes, TensorSpec, shape_sets};
+use sdrun_files::{Links, read_small};
 use sdrun_graph::{Dim, ExternalBase, Graph, GraphError, OpenDims, OpenOptions, WeightsPolicy, simplify};
 use sdrun_weights::{Binding, OnnxWeights, builtin};
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
 };
+
+/// Longest binding table that is read. That of the largest denoiser takes less than 1 MB.
+const MAX_BINDING: u64 = 64 << 20;
 
 /// Input shapes by name.
 pub type Shapes = BTreeMap<String, Vec<usize>>;
@@ -16,6 +20,8 @@ pub struct Model {
     name: String,
     path: PathBuf,
     graph: Graph,
+    /// Whether the table beside the file may be a link.
+    links: Links,
     builtin: Option<&'static builtin::Builtin>,
 }
 
@@ -29,7 +35,8 @@ impl Model {
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         let path = path.as_ref();
         let graph = Graph::open(path, options)?;
-        Ok(Model { name: path.display().to_string(), path: path.to_path_buf(), graph, builtin: None })
+        let links = if options.allow_links { Links::Follow } else { Links::Refuse };
+        Ok(Model { name: path.display().to_string(), path: path.to_path_buf(), graph, links, builtin: None })
     }
 
     /// Opens a file, or a built-in model where `what` is the name of one and not a file. A built-in model's
@@ -59,13 +66,25 @@ impl Model {
             let bytes = builtin.graph_bytes()?.into();
             let graph = Graph::from_bytes(bytes, builtin.name, ExternalBase::Stripped)?;
             let path = PathBuf::from(builtin.name);
-            return Ok(Model { name: builtin.name.to_string(), path, graph, builtin: Some(builtin) });
+            return Ok(Model {
+                name: builtin.name.to_string(),
+                path,
+                graph,
+                links: Links::Refuse,
+                builtin: Some(builtin),
+            });
         }
         crate::paths::private_dir(&paths.cache)?;
         let path = builtin.materialise(&paths.cache, progress)?;
         // The files are our own: a second link is one that a provider made for a moment to read them.
         let graph = Graph::open(&path, &OpenOptions { allow_links: true, ..*options })?;
-        Ok(Model { name: builtin.name.to_string(), path, graph, builtin: Some(builtin) })
+        Ok(Model {
+            name: builtin.name.to_string(),
+            path,
+            graph,
+            links: Links::Refuse,
+            builtin: Some(builtin),
+        })
     }
 
     /// File path or built-in name, for messages and reports.
@@ -87,15 +106,18 @@ impl Model {
 
     /// Which tensors of a checkpoint the weights are: of a built-in model as it is known; else from the table that
     /// `sdrun import` wrote beside the file (`NAME.binding.json`); else by the names of weights and nodes.
+    ///
+    /// Errors: `InvalidArgument` where the table is no regular file, or a link and links are not allowed; `DataLoss` where it
+    /// is damaged or far too long.
     pub fn binding(&self) -> Result<Binding> {
         if let Some(builtin) = self.builtin {
             return Ok(Binding::from_map(&builtin.weight_map()?));
         }
         let table = Self::binding_file(&self.path);
-        match std::fs::read(&table) {
+        match read_small(&table, self.links, MAX_BINDING) {
             Ok(json) => Ok(Binding::parse(&json).map_err(|e| e.with_file(&table))?),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Binding::infer(&self.graph).0),
-            Err(e) => Err(Error::io("read", &table, &e)),
+            Err(e) if e.code == ErrorCode::NotFound => Ok(Binding::infer(&self.graph).0),
+            Err(e) => Err(e.into()),
         }
     }
 

@@ -53,6 +53,54 @@ impl Paths {
     pub fn temp(&self) -> PathBuf {
         self.cache.join("tmp")
     }
+
+    /// A private folder that temporary files can be written to: [`temp`](Paths::temp), else one in the system's folder for
+    /// temporary files.
+    pub(crate) fn scratch(&self) -> Result<PathBuf> {
+        let ours = self.temp();
+        match private_dir(&ours).and_then(|()| writable(&ours)) {
+            Ok(()) => Ok(ours),
+            Err(why) => {
+                let elsewhere = system_scratch()?;
+                tracing::warn!("temporary files go to {}, since sdrun {why}", elsewhere.display());
+                Ok(elsewhere)
+            }
+        }
+    }
+}
+
+fn writable(dir: &Path) -> Result<()> {
+    tempfile::tempfile_in(dir).map(drop).map_err(|e| Error::io("write to", dir, &e))
+}
+
+/// A folder of this user in a folder that all users share.
+fn system_scratch() -> Result<PathBuf> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let user = rustix::process::geteuid().as_raw();
+        let dir = std::env::temp_dir().join(format!("sdrun-{user}"));
+        private_dir(&dir)?;
+        let metadata = std::fs::symlink_metadata(&dir).map_err(|e| Error::io("use", &dir, &e))?;
+        if !metadata.is_dir() || metadata.uid() != user || metadata.mode() & 0o077 != 0 {
+            return Err(sdrun_abi::Error::new(
+                sdrun_abi::ErrorCode::PermissionDenied,
+                format!("{} is not a private folder of this user", dir.display()),
+            )
+            .with_file(&dir)
+            .with_hint("remove it, or make the cache folder writable")
+            .into());
+        }
+        writable(&dir)?;
+        Ok(dir)
+    }
+    #[cfg(not(unix))]
+    {
+        let dir = std::env::temp_dir().join("sdrun");
+        private_dir(&dir)?;
+        writable(&dir)?;
+        Ok(dir)
+    }
 }
 
 /// Makes a folder (and its parents) that only the user can enter.

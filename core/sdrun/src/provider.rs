@@ -1,10 +1,11 @@
 //! A provider that is loaded: in this process or in a worker.
 
-use crate::{Error, Paths, Result, library, map::Map, paths::private_dir, registry, runtime, trust, worker};
+use crate::{Error, Paths, Result, library, paths::private_dir, registry, runtime, trust, worker};
 use sdrun_abi::{
     Capabilities, Device, Error as AbiError, ErrorCode, InitConfig, Provide, Provider as Driver, RuntimeInfo,
     ffi::{Plugin, PluginIdentity},
 };
+use sdrun_files::{Links, Map};
 use sha2::{Digest, Sha256};
 use std::{
     collections::BTreeMap,
@@ -43,6 +44,7 @@ struct Inner {
     provide: Provide,
     runtime: RuntimeInfo,
     backend: Backend,
+    init_options: BTreeMap<String, String>,
     paths: Paths,
 }
 
@@ -53,9 +55,10 @@ pub struct Provider {
     inner: Arc<Inner>,
 }
 
-/// A plugin initialised in this process, and the folder of the runtime it was given.
+/// A plugin initialised in this process, and with what.
 struct Loaded {
     runtime_dir: Option<PathBuf>,
+    options: BTreeMap<String, String>,
     plugin: Plugin,
     runtime: RuntimeInfo,
 }
@@ -86,14 +89,20 @@ impl Provider {
                     .dir,
             ),
         };
-        private_dir(&paths.temp())?;
+        let temp_dir = paths.scratch()?;
         let cache_dir = paths.provider_cache(&provide.id);
-        private_dir(&cache_dir)?;
+        let cache_dir = match private_dir(&cache_dir) {
+            Ok(()) => Some(cache_dir),
+            Err(why) => {
+                tracing::warn!("{} caches nothing: {why}", provide.id);
+                None
+            }
+        };
         let config = InitConfig {
             plugin_dir: manifest.parent().unwrap_or(Path::new("/")).to_path_buf(),
             runtime_dir,
-            temp_dir: paths.temp(),
-            cache_dir: Some(cache_dir),
+            temp_dir,
+            cache_dir,
             options: isolation.options.clone(),
         };
         let of = Error::of(&provide.id);
@@ -108,7 +117,7 @@ impl Provider {
                 env: Vec::new(),
                 plugin: library,
                 limits: isolation.limits.clone(),
-                scratch: paths.temp(),
+                scratch: config.temp_dir.clone(),
             })
             .map_err(&of)?;
             check_identity(&provide, worker.identity()).map_err(&of)?;
@@ -119,7 +128,15 @@ impl Provider {
             (Backend::InProcess(plugin), runtime)
         };
         drop(of);
-        Ok(Provider { inner: Arc::new(Inner { provide, runtime, backend, paths: paths.clone() }) })
+        Ok(Provider {
+            inner: Arc::new(Inner {
+                provide,
+                runtime,
+                backend,
+                init_options: config.options,
+                paths: paths.clone(),
+            }),
+        })
     }
 
     /// Id, for example `openvino`.
@@ -133,6 +150,10 @@ impl Provider {
     /// The vendor runtime that was loaded.
     pub fn runtime(&self) -> &RuntimeInfo {
         &self.inner.runtime
+    }
+    /// The options it was initialised with.
+    pub(crate) fn init_options(&self) -> &BTreeMap<String, String> {
+        &self.inner.init_options
     }
     /// The user's folders it was opened with.
     pub fn paths(&self) -> &Paths {
@@ -210,7 +231,7 @@ fn load_once(
     config: &InitConfig,
 ) -> sdrun_abi::Result<(Plugin, RuntimeInfo)> {
     let mut loaded = LOADED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(Loaded { runtime_dir: dir, plugin, runtime }) = loaded.get(library) {
+    if let Some(Loaded { runtime_dir: dir, options, plugin, runtime }) = loaded.get(library) {
         if *dir != config.runtime_dir {
             return Err(AbiError::precondition(format!(
                 "this process has loaded the runtime from {} already and cannot load another one from {}",
@@ -219,12 +240,24 @@ fn load_once(
             ))
             .with_hint("restart the program, or run the provider isolated"));
         }
+        if *options != config.options {
+            return Err(AbiError::precondition(format!(
+                "this process has initialised the provider with the options {options:?} already and cannot use {:?}",
+                config.options
+            ))
+            .with_hint("use the same options, restart the program, or run the provider isolated"));
+        }
         return Ok((*plugin, runtime.clone()));
     }
     let plugin = library::load(library)?;
     check_identity(provide, &plugin.identity())?;
     let runtime = plugin.init(config, &crate::TracingHost)?;
-    let entry = Loaded { runtime_dir: config.runtime_dir.clone(), plugin, runtime: runtime.clone() };
+    let entry = Loaded {
+        runtime_dir: config.runtime_dir.clone(),
+        options: config.options.clone(),
+        plugin,
+        runtime: runtime.clone(),
+    };
     loaded.insert(library.to_path_buf(), entry);
     Ok((plugin, runtime))
 }
@@ -279,9 +312,7 @@ fn check_hash(library: &Path, expected: &str) -> Result<()> {
     if expected.is_empty() {
         return Ok(());
     }
-    let map = std::fs::File::open(library)
-        .and_then(|file| Map::of(&file))
-        .map_err(|e| Error::io("read", library, &e))?;
+    let map = Map::open(library, Links::Follow)?;
     let found: String = Sha256::digest(&*map).iter().map(|b| format!("{b:02x}")).collect();
     if found == expected {
         return Ok(());

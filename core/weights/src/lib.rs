@@ -26,7 +26,6 @@ mod fit;
 mod identity;
 pub mod keys;
 mod layout;
-mod map;
 mod map_source;
 mod memory;
 mod onnx;

@@ -1,5 +1,5 @@
-use crate::map::FileMap;
 use sdrun_abi::{DType, Error, ErrorCode, Result, Weight, WeightSource};
+use sdrun_files::{Links, Map};
 use sdrun_graph::{Graph, WeightData, WeightRef};
 use std::{
     collections::HashMap,
@@ -11,7 +11,7 @@ use std::{
 /// their tensors is asked for. Nothing is copied.
 pub struct OnnxWeights {
     weights: HashMap<String, WeightRef>,
-    files: HashMap<PathBuf, OnceLock<Result<FileMap>>>,
+    files: HashMap<PathBuf, OnceLock<Result<Map>>>,
 }
 
 impl OnnxWeights {
@@ -33,10 +33,10 @@ impl OnnxWeights {
         self.weights.get(name).ok_or_else(|| Error::not_found(format!("the model has no weight {name:?}")))
     }
 
-    fn mapping(&self, file: &Path) -> Result<&FileMap> {
+    fn mapping(&self, file: &Path) -> Result<&Map> {
         let mapping =
             self.files.get(file).ok_or_else(|| Error::internal("external data file is not known"))?;
-        mapping.get_or_init(|| FileMap::open(file)).as_ref().map_err(Clone::clone)
+        mapping.get_or_init(|| Map::open(file, Links::Follow)).as_ref().map_err(Clone::clone)
     }
 }
 

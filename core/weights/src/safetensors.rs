@@ -1,6 +1,6 @@
-use crate::map::FileMap;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use sdrun_abi::{DType, Error, ErrorCode, Result, Weight, WeightSource};
+use sdrun_files::{Links, Map};
 use std::{
     collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
@@ -22,7 +22,7 @@ pub struct SafetensorsWeights {
 #[derive(Debug)]
 struct File {
     path: PathBuf,
-    mapping: FileMap,
+    mapping: Map,
 }
 
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl SafetensorsWeights {
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {
-        let mapping = FileMap::open(path)?;
+        let mapping = Map::open(path, Links::Follow)?;
         refuse_other_formats(path, &mapping)?;
         let (header, metadata) =
             SafeTensors::read_metadata(&mapping).map_err(|error| malformed(path, &error))?;
@@ -285,7 +285,7 @@ mod tests {
         }
         let error = SafetensorsWeights::open(&[folder.path().join("absent")]).unwrap_err();
         assert_eq!(error.code, ErrorCode::NotFound);
-        assert!(SafetensorsWeights::open(&[folder.path()]).unwrap_err().message.contains("regular file"));
+        assert!(SafetensorsWeights::open(&[folder.path()]).unwrap_err().message.contains("is a folder"));
     }
 
     /// Opens the bytes as a file; what opens must also deliver every tensor it names.

@@ -63,8 +63,8 @@ fn fill(
     let peak = |provider: &Provider| provider.worker().and_then(|w| w.peak_rss());
     let engine = provider.build(case.model, &build, host)?;
     row.build_seconds = Some(engine.seconds());
-    let dir = tempfile::tempdir_in(registry.paths().temp())
-        .map_err(|e| Error::io("make a folder in", registry.paths().temp(), &e))?;
+    let scratch = registry.paths().scratch()?;
+    let dir = tempfile::tempdir_in(&scratch).map_err(|e| Error::io("make a folder in", &scratch, &e))?;
     let file = dir.path().join("bench.sdengine");
     row.engine_bytes = Some(engine.save(&file)?);
     row.memory.build_bytes = peak(&provider);

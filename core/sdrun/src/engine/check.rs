@@ -1,7 +1,10 @@
 //! Checks between graphs, weights, engines and inputs.
 
-use crate::{Error, Provider, Result, Tensors};
-use sdrun_abi::{DType, EngineInfo, Error as AbiError, TensorView, WeightSource, WeightSpec};
+use super::BuildOptions;
+use crate::{Error, Result, Tensors};
+use sdrun_abi::{
+    Capabilities, DType, EngineInfo, Error as AbiError, Hint, TensorView, WeightSource, WeightSpec,
+};
 use sdrun_graph::Graph;
 use sdrun_weights::{Cast, check_complete};
 use std::collections::HashMap;
@@ -35,15 +38,35 @@ pub(super) fn fingerprint(specs: &[WeightSpec], weights: &dyn WeightSource) -> R
     Ok(format!("{:032x}", hash.digest128()))
 }
 
-/// A provider's engine has to have the inputs, outputs and weights of the graph it was given.
-pub(super) fn check_info(provider: &Provider, info: &EngineInfo, graph: &Graph) -> Result<()> {
+/// `Unimplemented` where the options go beyond what a provider can do on the device.
+pub(super) fn check_options(id: &str, offered: &Capabilities, options: &BuildOptions) -> Result<()> {
+    let device = &options.device.name;
+    options.precision.check_offered(&offered.precisions, device).map_err(Error::of(id))?;
+    let refuse = |why: String, hint: Hint| Err(Error::of(id)(AbiError::unsupported(why).with_hint(hint)));
+    let leave_out = |option: &str| Hint::LeaveOut { option: option.into() };
+    if options.bake && !offered.bake {
+        return refuse("cannot store weights in an engine".into(), leave_out("bake"));
+    }
+    if !options.open_shapes.is_empty() && !offered.dynamic_shapes {
+        let input = options.open_shapes.keys().next().cloned();
+        return refuse("makes engines for one shape of each input".into(), Hint::GiveShape { input });
+    }
+    if options.vram_budget.is_some() && !offered.streaming {
+        let why = format!("cannot leave weights out of the memory of {device}");
+        return refuse(why, leave_out("vram_budget"));
+    }
+    Ok(())
+}
+
+/// An engine must have the inputs and outputs of the graph that the provider was given.
+pub(super) fn check_info(id: &str, info: &EngineInfo, graph: &Graph) -> Result<()> {
     let names = |ids: &[sdrun_graph::ValueId]| -> Vec<String> {
         ids.iter().map(|id| graph.value(*id).name.clone()).collect()
     };
-    let told =
+    let stated =
         |specs: &[sdrun_abi::TensorSpec]| -> Vec<String> { specs.iter().map(|s| s.name.clone()).collect() };
-    if told(&info.inputs) != names(&graph.inputs) || told(&info.outputs) != names(&graph.outputs) {
-        return Err(Error::of(provider.id())(AbiError::internal(
+    if stated(&info.inputs) != names(&graph.inputs) || stated(&info.outputs) != names(&graph.outputs) {
+        return Err(Error::of(id)(AbiError::internal(
             "the engine's inputs and outputs are not those of the graph: the plugin breaks the ABI",
         )));
     }

@@ -1,7 +1,7 @@
 //! Loading an engine from a file.
 
 use super::Engine;
-use crate::{EngineFile, Error, Provider, Result};
+use crate::{EngineFile, EngineManifest, Error, Provider, Result};
 use sdrun_abi::{BuildSpec, Compatibility, Device, Error as AbiError, Host};
 use std::{path::Path, time::Instant};
 
@@ -15,17 +15,27 @@ impl Provider {
         threads: Option<usize>,
         host: &dyn Host,
     ) -> Result<Engine> {
+        self.load_file(&EngineFile::open(path.as_ref())?, device, threads, host)
+    }
+
+    /// As [`load`](Provider::load), from a file that is open.
+    pub fn load_file(
+        &self,
+        file: &EngineFile,
+        device: &Device,
+        threads: Option<usize>,
+        host: &dyn Host,
+    ) -> Result<Engine> {
         let started = Instant::now();
-        let file = EngineFile::open(path.as_ref())?;
         let mut spec = file.manifest.spec.clone();
         spec.device = device.id.clone();
         spec.threads = threads;
-        let mut engine = self.load_file(&file, &spec, host)?;
+        let mut engine = self.load_with(file, &spec, host)?;
         engine.seconds = started.elapsed().as_secs_f64();
         Ok(engine)
     }
 
-    pub(super) fn load_file(&self, file: &EngineFile, spec: &BuildSpec, host: &dyn Host) -> Result<Engine> {
+    pub(super) fn load_with(&self, file: &EngineFile, spec: &BuildSpec, host: &dyn Host) -> Result<Engine> {
         let manifest = &file.manifest;
         let refuse = |why: String| {
             Error::of(self.id())(
@@ -56,6 +66,7 @@ impl Provider {
         if inner.info() != &manifest.info {
             return Err(refuse("its manifest and its payload describe different engines".into()));
         }
-        Ok(Engine { inner, provider: self.clone(), manifest: manifest.clone(), cached: true, seconds: 0.0 })
+        let manifest = EngineManifest { spec: spec.clone(), ..manifest.clone() };
+        Ok(Engine { inner, provider: self.clone(), manifest, cached: true, seconds: 0.0 })
     }
 }

@@ -2,6 +2,7 @@
 
 mod build;
 mod check;
+mod key;
 mod load;
 mod options;
 mod session;
@@ -66,7 +67,8 @@ impl Engine {
         check_complete(specs, &cast)?;
         let baked = Some(fingerprint(specs, &cast)?);
         let inner = self.inner.bake(&cast, host).map_err(Error::of(self.provider.id()))?;
-        let mut manifest = EngineManifest { info: inner.info().clone(), baked, ..self.manifest.clone() };
+        let mut manifest =
+            EngineManifest { key: String::new(), info: inner.info().clone(), baked, ..self.manifest.clone() };
         manifest.spec.bake = true;
         Ok(Engine {
             inner,

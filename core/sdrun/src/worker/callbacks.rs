@@ -5,10 +5,10 @@ use super::{
     serve::{Pipe, lock},
     shm::Region,
 };
-use crate::map::Map;
 use sdrun_abi::{
     EncodedWeight, Error, Flow, Host, LogLevel, OutputSink, OutputSpec, Result, Weight, WeightSource,
 };
+use sdrun_files::{Links, Map, open_regular};
 use std::{
     collections::{HashMap, hash_map::Entry},
     fs::File,
@@ -69,7 +69,7 @@ impl<'p> Weights<'p> {
         let failed = |e| Error::io("map the weights in", path, &e);
         let file = match lock(&self.mapped).files.entry(path.to_path_buf()) {
             Entry::Occupied(known) => known.get().clone(),
-            Entry::Vacant(new) => new.insert(Arc::new(File::open(path).map_err(failed)?)).clone(),
+            Entry::Vacant(new) => new.insert(Arc::new(open_regular(path, Links::Follow)?)).clone(),
         };
         let size = file.metadata().map_err(failed)?.len();
         if offset.checked_add(len as u64).is_none_or(|end| end > size) {

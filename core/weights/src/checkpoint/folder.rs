@@ -2,11 +2,11 @@
 
 use crate::Component;
 use sdrun_abi::{Error, ErrorCode, Result};
+use sdrun_files::{Links, read_small};
 use serde::Deserialize;
 use std::{
     collections::BTreeMap,
     fs,
-    io::Read,
     path::{Path, PathBuf},
 };
 
@@ -169,9 +169,7 @@ fn indexed(path: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
-    let failed = |error| Error::io("read", path, &error);
-    let mut text = Vec::new();
-    fs::File::open(path).map_err(failed)?.take(MAX_JSON).read_to_end(&mut text).map_err(failed)?;
+    let text = read_small(path, Links::Follow, MAX_JSON)?;
     serde_json::from_slice(&text).map_err(|error| {
         Error::new(ErrorCode::DataLoss, format!("{} is not valid: {error}", path.display())).with_file(path)
     })

@@ -5,15 +5,14 @@ mod quants;
 mod reader;
 
 use super::container::{Container, slice_rows};
-use crate::map::FileMap;
 use crate::memory::zeroed;
 use quants::Kind;
 use rayon::prelude::*;
 use reader::{Header, TensorInfo};
 use sdrun_abi::{DType, Error, ErrorCode, Result, Weight};
+use sdrun_files::{Links, Map, open_regular};
 use std::{
     collections::{BTreeMap, HashMap},
-    fs::File,
     io::Read,
     ops::Range,
     path::{Path, PathBuf},
@@ -31,7 +30,7 @@ pub(super) fn is_gguf(path: &Path) -> Result<bool> {
         return Ok(false);
     }
     let mut magic = Vec::new();
-    File::open(path).map_err(failed)?.take(4).read_to_end(&mut magic).map_err(failed)?;
+    open_regular(path, Links::Follow)?.take(4).read_to_end(&mut magic).map_err(failed)?;
     Ok(magic == reader::MAGIC || path.extension().is_some_and(|extension| extension == "gguf"))
 }
 
@@ -39,7 +38,7 @@ pub(super) fn is_gguf(path: &Path) -> Result<bool> {
 #[derive(Debug)]
 pub(super) struct GgufWeights {
     path: PathBuf,
-    mapping: FileMap,
+    mapping: Map,
     tensors: HashMap<String, Tensor>,
     metadata: BTreeMap<String, String>,
 }
@@ -58,7 +57,7 @@ struct Tensor {
 impl GgufWeights {
     /// Opens a file. `DataLoss` where it is damaged, `Unimplemented` for versions of the format we do not read.
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let mapping = FileMap::open(path)?;
+        let mapping = Map::open(path, Links::Follow)?;
         let header = reader::read(&mapping).map_err(|error| {
             let (code, why) = match error {
                 reader::Fault::Damaged(why) => (ErrorCode::DataLoss, why),
