@@ -131,13 +131,17 @@ pub(crate) fn translate<'g>(
     }
     let mut unsupported = Unsupported::default();
     for node in &graph.nodes {
+        // What depends on unknown shapes is not judged, but for operators that nothing here computes.
+        if unsupported.is_open_ended() {
+            if translator.is_unknown(node) {
+                unsupported.note(node, UNKNOWN);
+            }
+            continue;
+        }
         match translator.node(node) {
             Ok(()) => {}
             Err(Refusal::Failed(error)) => return Err(error),
             Err(Refusal::Unsupported(why)) => unsupported.add(&mut translator, node, &why)?,
-        }
-        if unsupported.is_open_ended() {
-            break;
         }
     }
     unsupported.into_result()?;
@@ -151,15 +155,22 @@ pub(crate) fn translate<'g>(
     Ok(Translation { builder, inputs, outputs, output_specs, constants: placed, host_operators })
 }
 
+/// Why an operator is refused that neither the table nor the reference implementation has.
+const UNKNOWN: &str = "ggml has no counterpart, and the reference implementation does not cover it";
+
+/// `Conv`, or `ai.onnx.ml.Binarizer`.
+pub(crate) fn operator_name(node: &Node) -> String {
+    if node.domain.is_empty() { node.op_type.clone() } else { format!("{}.{}", node.domain, node.op_type) }
+}
+
 /// `operator Conv of node "/conv_in/Conv"`.
 pub(crate) fn describe(node: &Node) -> String {
-    let domain = if node.domain.is_empty() { String::new() } else { format!("{}.", node.domain) };
     let name = match (&node.name[..], node.outputs.iter().flatten().next()) {
         ("", None) => String::new(),
         ("", Some(_)) => " of an unnamed node".into(),
         (name, _) => format!(" of node {name:?}"),
     };
-    format!("operator {domain}{}{name}", node.op_type)
+    format!("operator {}{name}", operator_name(node))
 }
 
 fn explain_value(graph: &Graph, id: ValueId, refusal: Refusal) -> Error {
@@ -212,6 +223,16 @@ impl<'g> Translator<'g> {
             }
             other => other,
         }
+    }
+
+    /// Whether neither the operator table nor the reference implementation has a node's operator.
+    fn is_unknown(&self, node: &Node) -> bool {
+        ops::find(node).is_none() && !eval::supports(node, self.opset_of(node))
+    }
+
+    /// The version of the operator set that a node's operator is of.
+    fn opset_of(&self, node: &Node) -> i64 {
+        self.graph.opsets.get(&node.domain).copied().unwrap_or_else(|| self.graph.opset())
     }
 
     /// Has the device run what makes the node's outputs of tensors that were there `before`; whether it can run all of it.
@@ -556,7 +577,7 @@ impl<'g> Translator<'g> {
 
     /// Leaves a node to the reference implementation.
     fn host_node(&mut self, node: &'g Node) -> Outcome {
-        let opset = self.graph.opsets.get(&node.domain).copied().unwrap_or_else(|| self.graph.opset());
+        let opset = self.opset_of(node);
         if !eval::supports(node, opset) {
             return refuse("the reference implementation does not cover it");
         }

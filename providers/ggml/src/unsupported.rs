@@ -1,33 +1,45 @@
-//! Everything in a graph that cannot be translated, told at once.
+//! Collects every node that cannot be translated, for one error.
 
 use crate::{
     shape,
     storage::storage_type,
-    translate::{Translator, describe},
+    translate::{Translator, describe, operator_name},
 };
 use sdrun_abi::{Error, Result};
 use sdrun_graph::Node;
 
-/// Most nodes that are named in one error.
-const NAMED: usize = 50;
+/// Most nodes of one operator that the error names.
+const NAMED: usize = 4;
 
-/// The nodes that are not translated, with the reasons.
+/// The nodes that are not translated, by operator, in the order of the graph.
 #[derive(Default)]
 pub(crate) struct Unsupported {
-    nodes: Vec<String>,
-    /// Whether something of which not even the shape is known is missing, so that what follows is not looked at.
+    operators: Vec<Operator>,
+    /// Whether a type or shape behind an untranslated node is unknown, so that the nodes that follow cannot be translated.
     open_ended: bool,
 }
 
+/// The untranslated nodes of one operator.
+struct Operator {
+    name: String,
+    /// The first node and why it is not translated.
+    first: (String, String),
+    /// The names of the first few nodes that have one.
+    names: Vec<String>,
+    nodes: usize,
+    /// Whether all have the same reason.
+    alike: bool,
+}
+
 impl Unsupported {
-    /// Notes a node and puts something in the place of its outputs, so that the nodes behind it can be looked at too.
+    /// Adds a node and puts placeholders in the place of its outputs, so that the nodes behind it can be translated too.
     pub(crate) fn add(&mut self, t: &mut Translator<'_>, node: &Node, why: &str) -> Result<()> {
-        self.nodes.push(format!("{}: {why}", describe(node)));
+        self.note(node, why);
         for id in node.outputs.iter().flatten() {
             let value = t.graph.value(*id);
             let type_ = value.dtype.and_then(storage_type);
             match (type_, value.known_shape()) {
-                (Some(type_), Some(shape)) => {
+                (Some(type_), Some(shape)) if !shape.contains(&0) => {
                     let tensor = t.builder.input(type_, shape::extent(&shape))?;
                     t.stand_in(*id, tensor);
                 }
@@ -37,25 +49,50 @@ impl Unsupported {
         Ok(())
     }
 
-    /// Whether the rest of the graph cannot be judged.
+    /// Adds a node.
+    pub(crate) fn note(&mut self, node: &Node, why: &str) {
+        let name = operator_name(node);
+        let at = self.operators.iter().position(|operator| operator.name == name).unwrap_or_else(|| {
+            let first = (describe(node), why.to_owned());
+            self.operators.push(Operator { name, first, names: Vec::new(), nodes: 0, alike: true });
+            self.operators.len() - 1
+        });
+        let operator = &mut self.operators[at];
+        operator.nodes += 1;
+        operator.alike &= operator.first.1 == why;
+        if !node.name.is_empty() && operator.names.len() < NAMED {
+            operator.names.push(format!("{:?}", node.name));
+        }
+    }
+
+    /// Whether the nodes that follow cannot be translated.
     pub(crate) fn is_open_ended(&self) -> bool {
         self.open_ended
     }
 
-    /// An error with all of them, where there are any.
+    /// An error that lists all of them, where there are any.
     pub(crate) fn into_result(self) -> Result<()> {
         let hint = "another provider may support it; `sdrun providers` lists them";
-        match &self.nodes[..] {
-            [] => Ok(()),
-            [one] => Err(Error::unsupported(format!("the ggml provider cannot run {one}")).with_hint(hint)),
+        let nodes: usize = self.operators.iter().map(|operator| operator.nodes).sum();
+        let message = match &self.operators[..] {
+            [] => return Ok(()),
+            [only] if nodes == 1 => format!("{}: {}", only.first.0, only.first.1),
             several => {
-                let mut list = several[..several.len().min(NAMED)].join("; ");
-                if several.len() > NAMED {
-                    list += &format!("; and {} more", several.len() - NAMED);
-                }
-                let what = format!("the ggml provider cannot run {} nodes: {list}", several.len());
-                Err(Error::unsupported(what).with_hint(hint))
+                let list: Vec<String> = several.iter().map(Operator::text).collect();
+                format!("{nodes} nodes: {}", list.join("; "))
             }
-        }
+        };
+        Err(Error::unsupported(format!("the ggml provider cannot run {message}")).with_hint(hint))
+    }
+}
+
+impl Operator {
+    /// `GRU x9 ("a", "b", "c", "d", ...): why`
+    fn text(&self) -> String {
+        let more = if self.names.len() < self.nodes { ", ..." } else { "" };
+        let names =
+            if self.names.is_empty() { String::new() } else { format!(" ({}{more})", self.names.join(", ")) };
+        let which = if self.alike { "" } else { "the first one: " };
+        format!("{} x{}{names}: {which}{}", self.name, self.nodes, self.first.1)
     }
 }

@@ -20,7 +20,8 @@ fn function(c: &Call) -> Result<Function, Fault> {
     Ok(match c.node().op_type.as_str() {
         "Celu" => {
             let a = attribute("alpha", 1.0);
-            Box::new(move |x| x.max(0.0) + (a * (x / a).exp_m1()).min(0.0))
+            // `f64::max` and `f64::min` drop a NaN.
+            Box::new(move |x| x.larger(0.0) + (a * (x / a).exp_m1()).smaller(0.0))
         }
         "Elu" => {
             let a = attribute("alpha", 1.0);
@@ -140,6 +141,34 @@ mod tests {
         for (op, y) in expected {
             let opset = if *op == "Swish" { 24 } else { 22 };
             assert_close(&Op::new(op).opset(opset).run(&[&x]), &f32s(&[3], y));
+        }
+    }
+
+    /// The values of ONNX Runtime for a NaN and for infinities.
+    #[test]
+    fn nan_and_infinities_go_through() {
+        let nan = f32::NAN;
+        let x = f32s(&[3], &[nan, f32::INFINITY, f32::NEG_INFINITY]);
+        let expected: &[(&str, [f32; 3])] = &[
+            ("Relu", [nan, f32::INFINITY, 0.0]),
+            ("LeakyRelu", [nan, f32::INFINITY, f32::NEG_INFINITY]),
+            ("Elu", [nan, f32::INFINITY, -1.0]),
+            ("Celu", [nan, f32::INFINITY, -1.0]),
+            ("Selu", [nan, f32::INFINITY, -1.758_099_3]),
+            ("Sigmoid", [nan, 1.0, 0.0]),
+            ("HardSigmoid", [nan, 1.0, 0.0]),
+            ("HardSwish", [nan, f32::INFINITY, nan]),
+            ("Softplus", [nan, f32::INFINITY, 0.0]),
+            ("Softsign", [nan, nan, nan]),
+            ("Mish", [nan, f32::INFINITY, nan]),
+            ("Gelu", [nan, f32::INFINITY, nan]),
+            ("ThresholdedRelu", [0.0, f32::INFINITY, 0.0]),
+            ("Shrink", [0.0, f32::INFINITY, f32::NEG_INFINITY]),
+        ];
+        for (op, expected) in expected {
+            let found = Op::new(op).run(&[&x]).to_f32s().unwrap();
+            let same = |(f, e): (&f32, &f32)| f == e || f.is_nan() && e.is_nan() || (f - e).abs() < 1e-6;
+            assert!(found.iter().zip(expected).all(same), "{op}: {found:?}, not {expected:?}");
         }
     }
 

@@ -40,6 +40,7 @@ mod unary;
 use crate::infer::{Ctx, Fact, describe, outputs_by_rule};
 use crate::{GraphError, Node, OPSETS, Tensor, fused, recurrent::MICROSOFT};
 use call::{Call, Fault};
+pub use resize::{Interpolation, Taps, interpolation};
 
 /// Most elements an output may have; a larger one is a mistake or an attack.
 const OUTPUT_LIMIT: usize = 1 << 30;

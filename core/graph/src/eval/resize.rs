@@ -4,31 +4,62 @@ use super::call::{Call, Fault, Outputs};
 use super::layout::take;
 use super::number::{Num, load, load_as_f64, saturate, store, with_float};
 use super::strided::around;
-use crate::Tensor;
 use crate::infer::resize::Axis;
-use crate::infer::{dims, resize as plan};
+use crate::infer::{Ctx, Fact, dims, resize as plan};
+use crate::{Node, Tensor};
 use rayon::prelude::*;
 
-/// Input elements and their weights for one output position; `None`: outside, takes the extrapolation value.
-type Taps = Option<Vec<(usize, f64)>>;
+/// Input elements of an axis and their weights for one output position; `None`: outside of the input, takes the extrapolation
+/// value.
+pub type Taps = Option<Vec<(usize, f64)>>;
 
-pub(super) fn resize(c: &Call) -> Outputs {
-    let x = c.input(0)?;
-    let axes =
-        plan::plan(&c.ctx, &dims::known(x.shape()))?.ok_or("scales, sizes and roi must hold numbers")?;
-    let shape = c.out_shape(0)?;
-    let sampler = Sampler::new(c)?;
-    let mut y = x.clone();
-    for (i, axis) in axes.iter().enumerate() {
-        let (from, to) = (x.shape()[i], shape[i]);
+/// How `Resize` and `Upsample` compute their output, one axis after the other.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Interpolation {
+    /// For each axis the taps of its output positions; `None` where the axis stays as it is.
+    pub axes: Vec<Option<Vec<Taps>>>,
+    /// The extrapolation value.
+    pub outside: f64,
+}
+
+/// The interpolation of a node whose first input has the shape `input`, and its output the shape `output`.
+///
+/// # Errors
+/// One sentence where an attribute is not defined or where scales, sizes or the region of interest are not known.
+pub fn interpolation(
+    node: &Node,
+    opset: i64,
+    inputs: &[Option<Fact>],
+    input: &[usize],
+    output: &[usize],
+) -> Result<Interpolation, String> {
+    let ctx = Ctx { node, opset, inputs };
+    let axes = plan::plan(&ctx, &dims::known(input))?.ok_or("scales, sizes and roi must hold numbers")?;
+    let sampler = Sampler::new(node, opset)?;
+    let taps = |(i, axis): (usize, &Axis)| {
+        let (from, to) = (input[i], output[i]);
         if from == to && axis.scale == Some(1.0) && axis.region == (0.0, 1.0) {
-            continue;
+            return Ok(None);
         }
         if from == 0 {
-            return Err("an empty axis cannot be resized".into());
+            return Err("an empty axis cannot be resized".to_owned());
         }
-        let taps: Vec<Taps> = (0..to).map(|o| sampler.taps(axis, from, to, o)).collect::<Result<_, _>>()?;
-        y = interpolate(&y, i, &taps, sampler.outside)?;
+        let taps: Result<Vec<Taps>, String> = (0..to).map(|o| sampler.taps(axis, from, to, o)).collect();
+        taps.map(Some)
+    };
+    let axes: Result<_, String> = axes.iter().enumerate().map(taps).collect();
+    Ok(Interpolation { axes: axes?, outside: sampler.outside })
+}
+
+pub(super) fn resize(c: &Call) -> Outputs {
+    let (x, shape) = (c.input(0)?, c.out_shape(0)?);
+    let Interpolation { axes, outside } =
+        interpolation(c.node(), c.opset(), c.ctx.inputs, x.shape(), &shape)?;
+    let mut y = x.clone();
+    for (i, taps) in axes.iter().enumerate() {
+        if let Some(taps) = taps {
+            y = interpolate(&y, i, taps, outside)?;
+        }
     }
     Ok(vec![y])
 }
@@ -83,34 +114,35 @@ struct Sampler<'a> {
 }
 
 impl<'a> Sampler<'a> {
-    fn new(c: &Call<'a>) -> Result<Self, Fault> {
-        let old = c.node().op_type == "Upsample" || c.opset() < 11;
-        let mode = match c.mode("mode", "nearest") {
+    fn new(node: &'a Node, opset: i64) -> Result<Self, String> {
+        let old = node.op_type == "Upsample" || opset < 11;
+        let text = |name: &str, default: &'a str| node.str(name).unwrap_or(default);
+        let mode = match text("mode", "nearest") {
             "bilinear" if old => "linear",
             mode => mode,
         };
         if !matches!(mode, "nearest" | "linear" | "cubic") {
-            return Err(format!("mode {mode:?} is not defined").into());
+            return Err(format!("mode {mode:?} is not defined"));
         }
-        let attribute = |name: &str, default: f32| f64::from(c.node().float(name).unwrap_or(default));
+        let attribute = |name: &str, default: f32| f64::from(node.float(name).unwrap_or(default));
         Ok(Sampler {
             mode,
             // Up to opset 10 there was one way only.
             coordinates: if old {
                 "asymmetric"
             } else {
-                c.mode("coordinate_transformation_mode", "half_pixel")
+                text("coordinate_transformation_mode", "half_pixel")
             },
-            nearest: if old { "floor" } else { c.mode("nearest_mode", "round_prefer_floor") },
+            nearest: if old { "floor" } else { text("nearest_mode", "round_prefer_floor") },
             cubic: attribute("cubic_coeff_a", -0.75),
-            exclude_outside: c.node().int_or("exclude_outside", 0) != 0,
-            antialias: c.opset() >= 18 && c.node().int_or("antialias", 0) != 0,
+            exclude_outside: node.int_or("exclude_outside", 0) != 0,
+            antialias: opset >= 18 && node.int_or("antialias", 0) != 0,
             outside: attribute("extrapolation_value", 0.0),
         })
     }
 
     /// Position in the input of output element `o`.
-    fn position(&self, axis: &Axis, from: usize, to: usize, scale: f64, o: usize) -> Result<f64, Fault> {
+    fn position(&self, axis: &Axis, from: usize, to: usize, scale: f64, o: usize) -> Result<f64, String> {
         let (o, n, resized) = (o as f64, from as f64, scale * from as f64);
         let (start, end) = axis.region;
         Ok(match self.coordinates {
@@ -136,11 +168,11 @@ impl<'a> Sampler<'a> {
                 start * (n - 1.0) + o * (end - start) * (n - 1.0) / (to as f64 - 1.0)
             }
             "tf_crop_and_resize" => 0.5 * (start + end) * (n - 1.0),
-            other => return Err(format!("coordinate_transformation_mode {other:?} is not defined").into()),
+            other => return Err(format!("coordinate_transformation_mode {other:?} is not defined")),
         })
     }
 
-    fn taps(&self, axis: &Axis, from: usize, to: usize, o: usize) -> Result<Taps, Fault> {
+    fn taps(&self, axis: &Axis, from: usize, to: usize, o: usize) -> Result<Taps, String> {
         let scale = axis.scale.unwrap_or(to as f64 / from as f64);
         let x = self.position(axis, from, to, scale, o)?;
         if self.coordinates == "tf_crop_and_resize" && !(0.0..=from as f64 - 1.0).contains(&x) {
@@ -153,7 +185,7 @@ impl<'a> Sampler<'a> {
                 "round_prefer_ceil" => (x + 0.5).floor(),
                 "floor" => x.floor(),
                 "ceil" => x.ceil(),
-                other => return Err(format!("nearest_mode {other:?} is not defined").into()),
+                other => return Err(format!("nearest_mode {other:?} is not defined")),
             };
             return Ok(Some(vec![(inside(i), 1.0)]));
         }

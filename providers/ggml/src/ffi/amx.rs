@@ -7,7 +7,7 @@ use super::{
     product::{Block, Left, Product, ROW_STRIDE, Start, TILE},
     variant,
 };
-use std::{arch::asm, cell::Cell, sync::OnceLock};
+use std::{arch::asm, sync::OnceLock};
 
 /// Rows and columns of a block.
 pub(super) const BLOCK: usize = 2 * TILE;
@@ -23,12 +23,12 @@ pub(super) fn usable() -> bool {
     })
 }
 
-/// Asks Linux for the state of the tiles, which each process has to (`Documentation/arch/x86/xstate.rst`).
+/// Requests the state of the tiles from Linux, as each process must (`Documentation/arch/x86/xstate.rst`).
 #[cfg(target_os = "linux")]
 fn permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
-    // SAFETY: changes nothing but what this process may use.
+    // SAFETY: the call changes nothing but what this process may use.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 
@@ -56,63 +56,6 @@ static SHAPES: Shapes = Shapes {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-thread_local! {
-    static IN_USE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// As long as it lives its thread has tiles: setting them up for each block would cost a part of its time.
-pub(super) struct Tiles(());
-
-impl Tiles {
-    /// `None` where the thread has them already, or the processor has none.
-    pub(super) fn set_up() -> Option<Self> {
-        if !usable() || IN_USE.replace(true) {
-            return None;
-        }
-        // SAFETY: the processor has tiles and the process may use them; nobody else on this thread does meanwhile, for what is
-        // called as long as they are in use is ours.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const SHAPES, options(nostack, readonly)) };
-        Some(Tiles(()))
-    }
-}
-
-impl Drop for Tiles {
-    fn drop(&mut self) {
-        // SAFETY: as above.
-        unsafe { asm!("tilerelease", options(nostack, nomem)) };
-        IN_USE.set(false);
-    }
-}
-
-/// The loop over the depth. `$line`s take tiles 4 and 5 from one operand and 6 and 7 from the other and multiply them into tiles 0
-/// to 3. rdi is where the tap begins, rdx bytes from row to row; r8 and r10 are where the other operand's tiles do, r9
-/// bytes from row to row.
-macro_rules! sum {
-    ($walk:ident: $($line:literal)*) => {
-        asm!(
-            "2:",
-            "mov edi, dword ptr [rax]",
-            "lea rdi, [rcx + 4*rdi]",
-            $($line,)*
-            "add r8, r11",
-            "add r10, r11",
-            "add rax, 64",
-            "dec rsi",
-            "jnz 2b",
-            inout("rax") $walk.taps => _,
-            inout("rsi") $walk.count => _,
-            inout("r8") $walk.dense[0] => _,
-            inout("r10") $walk.dense[1] => _,
-            in("r9") $walk.dense_row,
-            in("r11") $walk.dense_step,
-            in("rcx") $walk.tapped,
-            in("rdx") $walk.tapped_row,
-            out("rdi") _,
-            options(nostack, readonly),
-        )
-    };
-}
-
 /// How the operands are walked through, [`TILE`] steps at a time; distances in bytes.
 struct Walk {
     /// The operand that taps lead through, whether it is the left one, and the taps.
@@ -130,7 +73,6 @@ struct Walk {
 /// # Safety
 /// The level is [`usable`]; [`Product::into`] has checked the lengths.
 pub(super) unsafe fn block(product: &Product<'_>, out: &mut Block<'_>) {
-    let _tiles = Tiles::set_up();
     let (taps, tap_step) = product.taps.of_tiles();
     // From the first tile of the operand without taps to its second, from row to row of it, from step to step.
     let [second, row, step] = match product.left {
@@ -156,7 +98,7 @@ pub(super) unsafe fn block(product: &Product<'_>, out: &mut Block<'_>) {
     if rows.is_multiple_of(TILE) && cols.is_multiple_of(TILE) {
         let (data, stride) = out.raw();
         // SAFETY: by this function's contract; the output is whole tiles.
-        unsafe { multiply(walk, size, add, data, stride) };
+        unsafe { multiply(walk, size, Output { data, row: 4 * stride, add }) };
         return;
     }
     let mut whole = Whole([0.0; BLOCK * BLOCK]);
@@ -164,8 +106,9 @@ pub(super) unsafe fn block(product: &Product<'_>, out: &mut Block<'_>) {
     if add {
         (0..rows).for_each(|row| whole[row * BLOCK..][..cols].copy_from_slice(out.row(row)));
     }
+    let output = Output { data: whole.as_mut_ptr(), row: 4 * BLOCK, add };
     // SAFETY: by this function's contract.
-    unsafe { multiply(walk, size, add, whole.as_mut_ptr(), BLOCK) };
+    unsafe { multiply(walk, size, output) };
     (0..rows).for_each(|row| out.row(row).copy_from_slice(&whole[row * BLOCK..][..cols]));
 }
 
@@ -173,30 +116,92 @@ pub(super) unsafe fn block(product: &Product<'_>, out: &mut Block<'_>) {
 #[repr(align(64))]
 struct Whole([f32; BLOCK * BLOCK]);
 
+/// One `asm!` that sets the tiles up, computes, and releases them, so that no tile register and no tile configuration lives
+/// outside of it: the compiler and whatever else runs on the thread know nothing of them.
+///
+/// Each `load` and each `store` names one tile of the result; `sum` takes tiles 4 and 5 from the left operand and 6 and 7 from the
+/// right one and multiplies them into tiles 0 to 3. For them rdi is where the tap begins, rdx bytes from row to row; r8 and r10
+/// are where the tiles of the other operand begin, r9 bytes from row to row. The result begins at r12, its second row of tiles at
+/// r15, r13 bytes from row to row.
+macro_rules! tiles {
+    ($walk:ident, $out:ident, load: [$($load:literal)*], sum: [$($sum:literal)*], store: [$($store:literal)*]) => {
+        asm!(
+            "ldtilecfg [r15]",
+            "mov r15, r13",
+            "shl r15, 4",
+            "add r15, r12",
+            "test r14, r14",
+            "jz 2f",
+            $($load,)*
+            "jmp 3f",
+            "2:",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "3:",
+            "test rsi, rsi",
+            "jz 5f",
+            "4:",
+            "mov edi, dword ptr [rax]",
+            "lea rdi, [rcx + 4*rdi]",
+            $($sum,)*
+            "add r8, r11",
+            "add r10, r11",
+            "add rax, 64",
+            "dec rsi",
+            "jnz 4b",
+            "5:",
+            $($store,)*
+            "tilerelease",
+            inout("rax") $walk.taps => _,
+            inout("rsi") $walk.count => _,
+            inout("r8") $walk.dense[0] => _,
+            inout("r10") $walk.dense[1] => _,
+            in("r9") $walk.dense_row,
+            in("r11") $walk.dense_step,
+            in("rcx") $walk.tapped,
+            in("rdx") $walk.tapped_row,
+            out("rdi") _,
+            in("r12") $out.data,
+            in("r13") $out.row,
+            in("r14") usize::from($out.add),
+            inout("r15") &raw const SHAPES => _,
+            out("tmm0") _,
+            out("tmm1") _,
+            out("tmm2") _,
+            out("tmm3") _,
+            out("tmm4") _,
+            out("tmm5") _,
+            out("tmm6") _,
+            out("tmm7") _,
+            options(nostack),
+        )
+    };
+}
+
+/// Where the result goes: its first element, bytes from row to row, and whether the sums are added to what is there.
+struct Output {
+    data: *mut f32,
+    row: usize,
+    add: bool,
+}
+
 /// # Safety
-/// The thread has tiles; `data`, its rows `stride` elements apart, is one tile or, where it is `tall` or `wide`, two or four; the left
-/// operand has rows, and the right one columns, for all of them.
-unsafe fn multiply(walk: Walk, (tall, wide): (bool, bool), add: bool, data: *mut f32, stride: usize) {
-    let stride = 4 * stride;
-    let below = data.wrapping_byte_add(TILE * stride);
-    // SAFETY: by this function's contract.
+/// The processor has tiles of bf16 and the process may use them; the output is one tile or, where it is `tall` or `wide`, two or
+/// four; the left operand has rows, and the right one columns, for all of them.
+unsafe fn multiply(walk: Walk, (tall, wide): (bool, bool), out: Output) {
+    // SAFETY: by this function's contract, and `Walk` describes the operands, whose lengths were checked.
     unsafe {
-        if add {
-            asm!("tileloadd tmm0, [{} + {}]", in(reg) data, in(reg) stride, options(nostack, readonly));
-            if wide {
-                asm!("tileloadd tmm1, [{} + {} + 64]", in(reg) data, in(reg) stride, options(nostack, readonly));
-            }
-            if tall {
-                asm!("tileloadd tmm2, [{} + {}]", in(reg) below, in(reg) stride, options(nostack, readonly));
-            }
-            if tall && wide {
-                asm!("tileloadd tmm3, [{} + {} + 64]", in(reg) below, in(reg) stride, options(nostack, readonly));
-            }
-        } else {
-            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
-        }
         match (walk.tapped_left, tall, wide) {
-            (false, true, true) => sum!(walk:
+            (false, true, true) => tiles!(walk, out,
+            load: [
+                "tileloadd tmm0, [r12 + r13]"
+                "tileloadd tmm1, [r12 + r13 + 64]"
+                "tileloadd tmm2, [r15 + r13]"
+                "tileloadd tmm3, [r15 + r13 + 64]"
+            ],
+            sum: [
                 "tileloadd tmm4, [r8 + r9]"
                 "tileloadd tmm6, [rdi + rdx]"
                 "tileloadd tmm7, [rdi + rdx + 64]"
@@ -204,25 +209,51 @@ unsafe fn multiply(walk: Walk, (tall, wide): (bool, bool), add: bool, data: *mut
                 "tileloadd tmm5, [r10 + r9]"
                 "tdpbf16ps tmm1, tmm4, tmm7"
                 "tdpbf16ps tmm2, tmm5, tmm6"
-                "tdpbf16ps tmm3, tmm5, tmm7"),
-            (false, true, false) => sum!(walk:
-                "tileloadd tmm4, [r8 + r9]"
-                "tileloadd tmm6, [rdi + rdx]"
-                "tileloadd tmm5, [r10 + r9]"
-                "tdpbf16ps tmm0, tmm4, tmm6"
-                "tdpbf16ps tmm2, tmm5, tmm6"),
-            (false, false, true) => sum!(walk:
-                "tileloadd tmm4, [r8 + r9]"
-                "tileloadd tmm6, [rdi + rdx]"
-                "tileloadd tmm7, [rdi + rdx + 64]"
-                "tdpbf16ps tmm0, tmm4, tmm6"
-                "tdpbf16ps tmm1, tmm4, tmm7"),
-            (false, false, false) => sum!(walk:
-                "tileloadd tmm4, [r8 + r9]"
-                "tileloadd tmm6, [rdi + rdx]"
-                "tdpbf16ps tmm0, tmm4, tmm6"),
+                "tdpbf16ps tmm3, tmm5, tmm7"
+            ],
+            store: [
+                "tilestored [r12 + r13], tmm0"
+                "tilestored [r12 + r13 + 64], tmm1"
+                "tilestored [r15 + r13], tmm2"
+                "tilestored [r15 + r13 + 64], tmm3"
+            ]),
+            (false, true, false) => tiles!(walk, out,
+                load: ["tileloadd tmm0, [r12 + r13]" "tileloadd tmm2, [r15 + r13]"],
+                sum: [
+                    "tileloadd tmm4, [r8 + r9]"
+                    "tileloadd tmm6, [rdi + rdx]"
+                    "tileloadd tmm5, [r10 + r9]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                ],
+                store: ["tilestored [r12 + r13], tmm0" "tilestored [r15 + r13], tmm2"]),
+            (false, false, true) => tiles!(walk, out,
+                load: ["tileloadd tmm0, [r12 + r13]" "tileloadd tmm1, [r12 + r13 + 64]"],
+                sum: [
+                    "tileloadd tmm4, [r8 + r9]"
+                    "tileloadd tmm6, [rdi + rdx]"
+                    "tileloadd tmm7, [rdi + rdx + 64]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tdpbf16ps tmm1, tmm4, tmm7"
+                ],
+                store: ["tilestored [r12 + r13], tmm0" "tilestored [r12 + r13 + 64], tmm1"]),
+            (false, false, false) => tiles!(walk, out,
+                load: ["tileloadd tmm0, [r12 + r13]"],
+                sum: [
+                    "tileloadd tmm4, [r8 + r9]"
+                    "tileloadd tmm6, [rdi + rdx]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                ],
+                store: ["tilestored [r12 + r13], tmm0"]),
             // The second tile begins 16 rows of 64 bytes after the first.
-            (true, true, true) => sum!(walk:
+            (true, true, true) => tiles!(walk, out,
+            load: [
+                "tileloadd tmm0, [r12 + r13]"
+                "tileloadd tmm1, [r12 + r13 + 64]"
+                "tileloadd tmm2, [r15 + r13]"
+                "tileloadd tmm3, [r15 + r13 + 64]"
+            ],
+            sum: [
                 "tileloadd tmm4, [rdi + rdx]"
                 "tileloadd tmm6, [r8 + r9]"
                 "tileloadd tmm7, [r10 + r9]"
@@ -230,33 +261,42 @@ unsafe fn multiply(walk: Walk, (tall, wide): (bool, bool), add: bool, data: *mut
                 "tileloadd tmm5, [rdi + rdx + 1024]"
                 "tdpbf16ps tmm1, tmm4, tmm7"
                 "tdpbf16ps tmm2, tmm5, tmm6"
-                "tdpbf16ps tmm3, tmm5, tmm7"),
-            (true, true, false) => sum!(walk:
-                "tileloadd tmm4, [rdi + rdx]"
-                "tileloadd tmm6, [r8 + r9]"
-                "tileloadd tmm5, [rdi + rdx + 1024]"
-                "tdpbf16ps tmm0, tmm4, tmm6"
-                "tdpbf16ps tmm2, tmm5, tmm6"),
-            (true, false, true) => sum!(walk:
-                "tileloadd tmm4, [rdi + rdx]"
-                "tileloadd tmm6, [r8 + r9]"
-                "tileloadd tmm7, [r10 + r9]"
-                "tdpbf16ps tmm0, tmm4, tmm6"
-                "tdpbf16ps tmm1, tmm4, tmm7"),
-            (true, false, false) => sum!(walk:
-                "tileloadd tmm4, [rdi + rdx]"
-                "tileloadd tmm6, [r8 + r9]"
-                "tdpbf16ps tmm0, tmm4, tmm6"),
-        }
-        asm!("tilestored [{} + {}], tmm0", in(reg) data, in(reg) stride, options(nostack));
-        if wide {
-            asm!("tilestored [{} + {} + 64], tmm1", in(reg) data, in(reg) stride, options(nostack));
-        }
-        if tall {
-            asm!("tilestored [{} + {}], tmm2", in(reg) below, in(reg) stride, options(nostack));
-        }
-        if tall && wide {
-            asm!("tilestored [{} + {} + 64], tmm3", in(reg) below, in(reg) stride, options(nostack));
+                "tdpbf16ps tmm3, tmm5, tmm7"
+            ],
+            store: [
+                "tilestored [r12 + r13], tmm0"
+                "tilestored [r12 + r13 + 64], tmm1"
+                "tilestored [r15 + r13], tmm2"
+                "tilestored [r15 + r13 + 64], tmm3"
+            ]),
+            (true, true, false) => tiles!(walk, out,
+                load: ["tileloadd tmm0, [r12 + r13]" "tileloadd tmm2, [r15 + r13]"],
+                sum: [
+                    "tileloadd tmm4, [rdi + rdx]"
+                    "tileloadd tmm6, [r8 + r9]"
+                    "tileloadd tmm5, [rdi + rdx + 1024]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tdpbf16ps tmm2, tmm5, tmm6"
+                ],
+                store: ["tilestored [r12 + r13], tmm0" "tilestored [r15 + r13], tmm2"]),
+            (true, false, true) => tiles!(walk, out,
+                load: ["tileloadd tmm0, [r12 + r13]" "tileloadd tmm1, [r12 + r13 + 64]"],
+                sum: [
+                    "tileloadd tmm4, [rdi + rdx]"
+                    "tileloadd tmm6, [r8 + r9]"
+                    "tileloadd tmm7, [r10 + r9]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tdpbf16ps tmm1, tmm4, tmm7"
+                ],
+                store: ["tilestored [r12 + r13], tmm0" "tilestored [r12 + r13 + 64], tmm1"]),
+            (true, false, false) => tiles!(walk, out,
+                load: ["tileloadd tmm0, [r12 + r13]"],
+                sum: [
+                    "tileloadd tmm4, [rdi + rdx]"
+                    "tileloadd tmm6, [r8 + r9]"
+                    "tdpbf16ps tmm0, tmm4, tmm6"
+                ],
+                store: ["tilestored [r12 + r13], tmm0"]),
         }
     }
 }

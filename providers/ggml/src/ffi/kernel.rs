@@ -1,7 +1,5 @@
 //! Operations of ours inside a ggml graph (`GGML_OP_CUSTOM`).
 
-#[cfg(target_arch = "x86_64")]
-use super::amx;
 use super::{
     api::*,
     builder::Type,
@@ -350,8 +348,6 @@ unsafe fn work(cell: &Cell, dst: TensorPtr, ith: usize, nth: usize) -> Result<()
     if grid.len() != len as usize {
         return Err(format!("a grid of {} elements for an output of {len}", grid.len()));
     }
-    #[cfg(target_arch = "x86_64")]
-    let _tiles = (cell.kernel.words() == Words::Bf16).then(amx::Tiles::set_up);
     let tiles = grid.tiles();
     for index in cell.shares.take(tiles, ith, nth) {
         if cell.failure.is_set() {

@@ -1,12 +1,12 @@
 //! The inner loop of every matrix product: a block of rows and columns that fits the registers.
 //!
 //! Operands are 32-bit words: an f32, or two bf16 that are neighbours along the depth (the lower half first), which
-//! [`Level::Avx512Bf16`] multiplies and adds in f32 at once. [`Level::Amx`] takes 16 of them at a time, whose rows in the right
+//! [`Set::Avx512Bf16`] multiplies and adds in f32 at once. [`Set::Amx`] takes 16 of them at a time, whose rows in the right
 //! operand are equally far apart.
 
 #[cfg(target_arch = "x86_64")]
 use super::amx;
-use super::simd::Level;
+use super::simd::{Level, Set};
 #[cfg(target_arch = "aarch64")]
 use std::arch::aarch64::*;
 #[cfg(target_arch = "x86_64")]
@@ -18,7 +18,7 @@ use std::marker::PhantomData;
 pub(crate) enum Words {
     /// One f32 each.
     F32,
-    /// Two bf16 each; only for [`Level::Avx512Bf16`] and [`Level::Amx`].
+    /// Two bf16 each; only for [`Set::Avx512Bf16`] and [`Set::Amx`].
     Bf16,
 }
 
@@ -29,10 +29,10 @@ pub(crate) enum Left {
     Columns(usize),
     /// Rows, each [`ROW_STRIDE`] words after the one before.
     Rows,
-    /// For each [`TILE`] of steps as many rows as [`Level::block`] has, of a word for each; only for [`Level::Amx`].
+    /// For each [`TILE`] of steps as many rows as [`Level::block`] has, of a word for each; only for [`Set::Amx`].
     Tiles,
     /// Rows [`TILE`] words apart, in which the taps find each step of the depth; the right operand then has a row of
-    /// [`Level::block`]'s columns for each step. Only for [`Level::Amx`].
+    /// [`Level::block`]'s columns for each step. Only for [`Set::Amx`].
     Taps,
 }
 
@@ -41,7 +41,7 @@ pub(crate) const DEPTH: usize = 256;
 /// Words from row to row: a cache line more than the depth, so that rows do not fall on the same cache sets.
 pub(crate) const ROW_STRIDE: usize = DEPTH + 16;
 
-/// Rows and columns of a tile of [`Level::Amx`], and pairs of the depth that one of its instructions takes.
+/// Rows and columns of a tile of [`Set::Amx`], and pairs of the depth that one of its instructions takes.
 pub(crate) const TILE: usize = 16;
 
 /// Where each step of the depth finds its row in the right operand (with [`Left::Taps`] the first row's word in the left one), in
@@ -180,36 +180,36 @@ impl Product<'_> {
             (0..out.rows).for_each(|i| out.row(i).copy_from_slice(row));
             self.start = Start::Output;
         }
-        match (self.level, self.words) {
+        match (self.level.set(), self.words) {
             #[cfg(target_arch = "x86_64")]
-            (Level::Avx512 | Level::Avx512Bf16 | Level::Amx, Words::F32) => {
-                // SAFETY: the processor has the features, for `Level`s come from `detect` and `usable`; the lengths
+            (Set::Avx512 | Set::Avx512Bf16 | Set::Amx, Words::F32) => {
+                // SAFETY: the processor has the features, for only detection makes a `Level`; the lengths
                 // were checked.
                 unsafe { f32x512::block(&self, &mut out) }
             }
             #[cfg(target_arch = "x86_64")]
-            (Level::Avx512Bf16, Words::Bf16) => {
+            (Set::Avx512Bf16, Words::Bf16) => {
                 // SAFETY: as above.
                 unsafe { bf16x512::block(&self, &mut out) }
             }
             #[cfg(target_arch = "x86_64")]
-            (Level::Amx, Words::Bf16) => {
+            (Set::Amx, Words::Bf16) => {
                 // SAFETY: as above.
                 unsafe { amx::block(&self, &mut out) }
             }
             #[cfg(target_arch = "x86_64")]
-            (Level::Avx2, Words::F32) => {
+            (Set::Avx2, Words::F32) => {
                 // SAFETY: as above.
                 unsafe { f32x256::block(&self, &mut out) }
             }
             #[cfg(target_arch = "aarch64")]
-            (Level::Plain, Words::F32) => {
+            (Set::Plain, Words::F32) => {
                 // SAFETY: as above; every aarch64 has NEON.
                 unsafe { f32x128::block(&self, &mut out) }
             }
             #[cfg(not(target_arch = "aarch64"))]
-            (Level::Plain, Words::F32) => plain(&self, &mut out),
-            (level, Words::Bf16) => unreachable!("{level:?} does not multiply bf16"),
+            (Set::Plain, Words::F32) => plain(&self, &mut out),
+            (set, Words::Bf16) => unreachable!("{set:?} does not multiply bf16"),
         }
         if let Some([low, high]) = self.clip.filter(|_| !native) {
             for i in 0..out.rows {

@@ -118,8 +118,6 @@ fn speed(words: Words) -> f64 {
     let (taps, mut out) = (Taps::dense(depth, cols), vec![0f32; rows * cols]);
     let product =
         Product { level, words, left, depth, a: &a, b: &b, taps: &taps, start: Start::Output, clip: None };
-    #[cfg(target_arch = "x86_64")]
-    let _tiles = super::amx::Tiles::set_up();
     let per_word = if words == Words::Bf16 { 4 } else { 2 };
     let mut best = 0f64;
     for _ in 0..20 {

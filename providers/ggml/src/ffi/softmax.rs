@@ -27,15 +27,13 @@ impl Step<'_> {
     /// Takes the step, where the processor can; else answers `false`.
     pub(crate) fn take(&mut self, level: Level) -> bool {
         #[cfg(target_arch = "x86_64")]
-        if matches!(level, Level::Avx512 | Level::Avx512Bf16 | Level::Amx)
-            && (self.pairs.is_empty() || level.multiplies_bf16())
-        {
+        if level.is_of_512_bits() && (self.pairs.is_empty() || level.multiplies_bf16()) {
             assert!(
                 self.pairs.is_empty() || self.pairs.len() == self.scores.len().div_ceil(2),
                 "pairs of all rows"
             );
             let factors = {
-                // SAFETY: the processor has the features, for `Level`s come from `detect` and `usable`.
+                // SAFETY: the processor has the features, for only detection makes a `Level`.
                 unsafe { self.weigh() }
             };
             if !self.pairs.is_empty() {

@@ -1,6 +1,6 @@
 //! Registers of f32, and work that is compiled for those of each level.
 
-use super::simd::Level;
+use super::simd::{Level, Set};
 #[cfg(target_arch = "aarch64")]
 use std::arch::aarch64::*;
 #[cfg(target_arch = "x86_64")]
@@ -16,14 +16,14 @@ pub(super) trait Work {
 /// # Safety
 /// What the work reads and writes is the caller's.
 pub(super) unsafe fn dispatch(level: Level, work: &impl Work) {
-    // SAFETY: the caller's; the processor has the registers, for `Level`s come from `detect` and `usable`.
+    // SAFETY: the caller's; the processor has the registers, for only detection makes a `Level`.
     unsafe {
-        match level {
-            Level::Plain => work.run::<Plain>(),
+        match level.set() {
+            Set::Plain => work.run::<Plain>(),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => with_avx2(work),
+            Set::Avx2 => with_avx2(work),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Avx512Bf16 | Level::Amx => with_avx512(work),
+            Set::Avx512 | Set::Avx512Bf16 | Set::Amx => with_avx512(work),
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use super::{QUICK, activate, combine, input};
 use crate::{
-    ffi::Gate,
+    ffi::{Gate, Unary},
     kernels::{Activation, BroadcastOp},
-    ops::{activation, as_line, own_activation},
+    ops::{activation, as_line, clip_bounds, own_activation},
     shape,
     translate::{Outcome, Translator, refuse},
 };
@@ -29,6 +29,27 @@ pub(super) fn binary(t: &mut Translator<'_>, node: &Node, op: BroadcastOp) -> Ou
 pub(super) fn through(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let (x, activation) = (input(t, node, 0)?, own_activation(node)?);
     let y = activate(t, x.tensor, activation)?;
+    t.define(node, 0, y)
+}
+
+/// A function of each element that ggml has for devices.
+pub(super) fn function(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let x = input(t, node, 0)?.tensor;
+    let alpha = |default: f32| node.float("alpha").unwrap_or(default);
+    let y = match &node.op_type[..] {
+        "Relu" => t.builder.unary(Unary::Relu, x)?,
+        "Elu" if alpha(1.0) == 1.0 => t.builder.unary(Unary::Elu, x)?,
+        "LeakyRelu" => t.builder.leaky_relu(x, alpha(0.01))?,
+        "HardSigmoid" => {
+            let line = t.builder.scale(x, alpha(0.2), node.float("beta").unwrap_or(0.5))?;
+            t.builder.clamp(line, 0.0, 1.0)?
+        }
+        "Clip" => {
+            let (low, high) = clip_bounds(t, node)?;
+            t.builder.clamp(x, low, high)?
+        }
+        _ => return refuse("ggml has no such function"),
+    };
     t.define(node, 0, y)
 }
 

@@ -23,8 +23,11 @@ use sdrun_graph::{Node, ValueId, fused::DOMAIN};
 
 type Translate = fn(&mut Translator<'_>, &Node) -> Outcome;
 
-/// How a node is said. Element-wise functions of one value, softmax and reductions are in the operator table of the CPU: these
+/// How a node is expressed. The other element-wise functions of one value, and softmax, are in the operator table of the CPU: they
 /// are ggml's own there too.
+///
+/// What a device makes of a NaN is up to ggml's kernels for it. CUDA's take minima and maxima with `fminf` and `fmaxf`, which drop
+/// a NaN: Relu, LeakyRelu, Clip and HardSigmoid return a finite number there.
 pub(crate) fn find(node: &Node) -> Option<Translate> {
     if !matches!(&node.domain[..], "" | "ai.onnx" | DOMAIN) {
         return None;
@@ -35,6 +38,7 @@ pub(crate) fn find(node: &Node) -> Option<Translate> {
         "Mul" => |t, n| elementwise::binary(t, n, BroadcastOp::Mul),
         "Div" => |t, n| elementwise::binary(t, n, BroadcastOp::Div),
         "Gelu" | "Swish" => elementwise::through,
+        "Relu" | "Elu" | "LeakyRelu" | "HardSigmoid" | "Clip" => elementwise::function,
         "GLU" => elementwise::glu,
         "Conv" | "FusedConv" => conv::conv,
         "MatMul" | "FusedMatMul" => matmul::matmul,

@@ -1,8 +1,5 @@
 use super::Activation;
-use crate::ffi::{
-    Grid, Inputs, Kernel, Tile,
-    simd::{Vectorized, mul_add, vectorize},
-};
+use crate::ffi::simd::{Vectorized, mul_add};
 
 /// Puts each value through an activation.
 #[inline(always)]
@@ -31,7 +28,7 @@ fn clip(values: &mut [f32], low: f32, high: f32) {
 }
 
 #[inline(always)]
-fn each(values: &mut [f32], f: impl Fn(f32) -> f32) {
+pub(super) fn each(values: &mut [f32], f: impl Fn(f32) -> f32) {
     values.iter_mut().for_each(|x| *x = f(*x));
 }
 
@@ -47,26 +44,6 @@ impl Vectorized for Activate<'_> {
     }
 }
 
-/// A tensor of `len` elements through an activation.
-pub(crate) struct Elementwise {
-    pub(crate) len: usize,
-    pub(crate) activation: Activation,
-}
-
-impl Kernel for Elementwise {
-    fn grid(&self, workers: usize) -> Grid {
-        Grid::even(self.len, workers)
-    }
-
-    fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
-        let from = &inputs.f32(0)[tile.cols.clone()];
-        let out = tile.row(0);
-        out.copy_from_slice(from);
-        vectorize(Activate(self.activation, out));
-        Ok(())
-    }
-}
-
 /// The bounds of an activation that does nothing but keep to them.
 pub(super) fn bounds(activation: Activation) -> Option<[f32; 2]> {
     match activation {
@@ -76,16 +53,29 @@ pub(super) fn bounds(activation: Activation) -> Option<[f32; 2]> {
     }
 }
 
-/// e^x to about 2e-7 relative, without branches so that loops of it vectorise; 0 and infinity beyond f32's range
-/// become its ends. Range reduction and the degree-6 polynomial follow Cephes' `expf`.
+/// e^x to about 2e-7 relative, without branches so that loops of it vectorise; 0 below -87.7 and infinity above 88.4.
+#[inline(always)]
+pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
+    let (p, power) = scaled_exp_m1::<FMA>(x);
+    (p + 1.0) * power
+}
+
+/// e^x - 1 to about 3e-7 relative for x up to 88.4, -1 below -87.7.
+#[inline(always)]
+pub(super) fn exp_m1<const FMA: bool>(x: f32) -> f32 {
+    let (p, power) = scaled_exp_m1::<FMA>(x);
+    mul_add::<FMA>(p, power, power - 1.0)
+}
+
+/// e^r - 1 and 2^n, where x is n ln 2 + r and n an integer. Range reduction and the degree-6 polynomial follow Cephes' `expf`.
 #[inline(always)]
 #[allow(clippy::excessive_precision)]
-pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
+fn scaled_exp_m1<const FMA: bool>(x: f32) -> (f32, f32) {
     // Adding it to a small number leaves that number's nearest integer in the low bits of the mantissa.
     const SHIFTER: f32 = 12_582_912.0;
-    // Not `clamp`, which checks its bounds; a NaN stays.
-    let x = if x < -87.0 { -87.0 } else { x };
-    let x = if x > 88.0 { 88.0 } else { x };
+    // Not `clamp`, which checks its bounds; a NaN stays. At the bounds the power is 0, or infinity.
+    let x = if x < -88.0 { -88.0 } else { x };
+    let x = if x > 89.0 { 89.0 } else { x };
     let shifted = mul_add::<FMA>(x, std::f32::consts::LOG2_E, SHIFTER);
     let n = shifted - SHIFTER;
     let r = mul_add::<FMA>(n, 2.121_944_4e-4, mul_add::<FMA>(n, -0.693_359_375, x));
@@ -96,14 +86,13 @@ pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
     let p = mul_add::<FMA>(p, r, 5.000_000_1e-1);
     // Nothing overflows; loops that check it are not vectorised.
     let exponent = shifted.to_bits().wrapping_sub(SHIFTER.to_bits()).wrapping_add(127);
-    let power = f32::from_bits(exponent << 23);
-    (mul_add::<FMA>(p * r, r, r) + 1.0) * power
+    (mul_add::<FMA>(p * r, r, r), f32::from_bits(exponent << 23))
 }
 
 /// The error function by formula 7.1.26 of Abramowitz and Stegun, which is good to 1.5e-7 absolute.
 #[inline(always)]
 #[allow(clippy::excessive_precision)]
-fn erf<const FMA: bool>(x: f32) -> f32 {
+pub(super) fn erf<const FMA: bool>(x: f32) -> f32 {
     let t = 1.0 / (1.0 + 0.327_591_1 * x.abs());
     let p = mul_add::<FMA>(1.061_405_43, t, -1.453_152_03);
     let p = mul_add::<FMA>(p, t, 1.421_413_74);
@@ -115,6 +104,7 @@ fn erf<const FMA: bool>(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ffi::simd::vectorize;
 
     #[test]
     fn exp_is_close() {
@@ -127,8 +117,18 @@ mod tests {
                 exp::<false>(x)
             );
         }
-        assert!(exp::<false>(-1000.0) < 1e-37 && exp::<false>(1000.0) > 1e38);
-        assert!(exp::<false>(f32::NAN).is_nan());
+        for x in [-1000.0, f32::NEG_INFINITY] {
+            assert_eq!(exp::<false>(x), 0.0);
+            assert_eq!(exp_m1::<false>(x), -1.0);
+        }
+        for x in [89.0, 1000.0, f32::INFINITY] {
+            assert_eq!(exp::<false>(x), f32::INFINITY);
+        }
+        assert!(exp::<false>(f32::NAN).is_nan() && exp_m1::<false>(f32::NAN).is_nan());
+        for x in [1e-30f32, -1e-5, 1e-3, -0.3, 0.4, -2.0] {
+            let expected = f64::from(x).exp_m1();
+            assert!((f64::from(exp_m1::<false>(x)) / expected - 1.0).abs() < 3e-7, "exp_m1({x})");
+        }
     }
 
     /// The integral of the density by Simpson's rule.

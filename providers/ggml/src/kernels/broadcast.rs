@@ -17,6 +17,8 @@ pub(crate) enum BroadcastOp {
     Min,
     Max,
     Pow,
+    /// The first where it is not negative, else the product.
+    PRelu,
 }
 
 impl BroadcastOp {
@@ -27,7 +29,7 @@ impl BroadcastOp {
             BroadcastOp::Sub => Some(Binary::Sub),
             BroadcastOp::Mul => Some(Binary::Mul),
             BroadcastOp::Div => Some(Binary::Div),
-            BroadcastOp::Min | BroadcastOp::Max | BroadcastOp::Pow => None,
+            BroadcastOp::Min | BroadcastOp::Max | BroadcastOp::Pow | BroadcastOp::PRelu => None,
         }
     }
 }
@@ -115,6 +117,7 @@ impl Vectorized for RowOp<'_> {
             BroadcastOp::Min => apply(a, b, out, |a, b| if a < b || a.is_nan() { a } else { b }),
             BroadcastOp::Max => apply(a, b, out, |a, b| if a > b || a.is_nan() { a } else { b }),
             BroadcastOp::Pow => apply(a, b, out, f32::powf),
+            BroadcastOp::PRelu => apply(a, b, out, |a, b| if a >= 0.0 { a } else { a * b }),
         }
     }
 }

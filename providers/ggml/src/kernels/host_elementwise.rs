@@ -7,7 +7,7 @@ use sdrun_abi::DType;
 use sdrun_graph::{Node, Tensor, eval};
 
 /// Operators whose output elements depend on one element of each input, for all the types they take.
-const ELEMENTWISE: [&str; 60] = [
+const ELEMENTWISE: [&str; 65] = [
     "Abs",
     "Acos",
     "Acosh",
@@ -44,12 +44,16 @@ const ELEMENTWISE: [&str; 60] = [
     "Less",
     "LessOrEqual",
     "Log",
+    "Max",
+    "Mean",
+    "Min",
     "Mish",
     "Mod",
     "Mul",
     "Neg",
     "Not",
     "Or",
+    "PRelu",
     "Pow",
     "Reciprocal",
     "Relu",
@@ -63,6 +67,7 @@ const ELEMENTWISE: [&str; 60] = [
     "Softsign",
     "Sqrt",
     "Sub",
+    "Sum",
     "Tan",
     "Tanh",
     "ThresholdedRelu",

@@ -2,7 +2,7 @@
 
 use crate::{
     ffi::{Tensor, Type},
-    kernels::{Activation, Elementwise},
+    kernels::{Activation, Elementwise, Function},
     shape,
     translate::{Outcome, Translator, refuse},
 };
@@ -31,6 +31,17 @@ pub(super) fn activate(
     shape: &[usize],
     activation: Activation,
 ) -> Outcome<Tensor> {
-    let kernel = Elementwise { len: shape::len(shape), activation };
+    map(t, node, x, shape, Function::Activation(activation))
+}
+
+/// A function of each element of `x`.
+pub(super) fn map(
+    t: &mut Translator<'_>,
+    node: &Node,
+    x: Tensor,
+    shape: &[usize],
+    function: Function,
+) -> Outcome<Tensor> {
+    let kernel = Elementwise { len: shape::len(shape), function };
     t.custom(node, kernel, &[x], Type::F32, shape::extent(shape))
 }

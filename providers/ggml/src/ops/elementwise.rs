@@ -2,11 +2,11 @@
 
 use super::{
     Operator,
-    activation::{activate, activation, own_activation},
+    activation::{activate, activation, map, own_activation},
 };
 use crate::{
     ffi::{Home, Tensor, Type, Unary},
-    kernels::{Broadcast, BroadcastOp, Glu},
+    kernels::{Activation, Broadcast, BroadcastOp, Function, Glu},
     shape,
     storage::is_f32,
     translate::{Operand, Outcome, Translator, refuse},
@@ -23,18 +23,31 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator { name: "HardSwish", takes: UNARY, translate: |t, n| unary(t, n, Unary::HardSwish) },
     Operator { name: "Log", takes: UNARY, translate: |t, n| unary(t, n, Unary::Log) },
     Operator { name: "Neg", takes: UNARY, translate: |t, n| unary(t, n, Unary::Neg) },
-    Operator { name: "Relu", takes: UNARY, translate: |t, n| unary(t, n, Unary::Relu) },
     Operator { name: "Sigmoid", takes: UNARY, translate: |t, n| unary(t, n, Unary::Sigmoid) },
     Operator { name: "Sin", takes: UNARY, translate: |t, n| unary(t, n, Unary::Sin) },
     Operator { name: "Sqrt", takes: UNARY, translate: |t, n| unary(t, n, Unary::Sqrt) },
     Operator { name: "Tanh", takes: UNARY, translate: |t, n| unary(t, n, Unary::Tanh) },
     Operator { name: "Clip", takes: "float, constant bounds", translate: clip },
-    Operator { name: "Elu", takes: "float, alpha 1", translate: elu },
     Operator { name: "Gelu", takes: UNARY, translate: through },
     Operator { name: "Swish", takes: UNARY, translate: through },
     Operator { name: "GLU", takes: "float, halves along the last axis", translate: glu },
-    Operator { name: "HardSigmoid", takes: UNARY, translate: hard_sigmoid },
-    Operator { name: "LeakyRelu", takes: UNARY, translate: leaky_relu },
+    Operator { name: "Ceil", takes: UNARY, translate: own },
+    Operator { name: "Celu", takes: UNARY, translate: own },
+    Operator { name: "Elu", takes: UNARY, translate: own },
+    Operator { name: "Erf", takes: UNARY, translate: own },
+    Operator { name: "Floor", takes: UNARY, translate: own },
+    Operator { name: "HardSigmoid", takes: UNARY, translate: own },
+    Operator { name: "LeakyRelu", takes: UNARY, translate: own },
+    Operator { name: "Mish", takes: UNARY, translate: own },
+    Operator { name: "Relu", takes: UNARY, translate: own },
+    Operator { name: "Round", takes: UNARY, translate: own },
+    Operator { name: "Selu", takes: UNARY, translate: own },
+    Operator { name: "Shrink", takes: UNARY, translate: own },
+    Operator { name: "Sign", takes: UNARY, translate: own },
+    Operator { name: "Softplus", takes: UNARY, translate: own },
+    Operator { name: "Softsign", takes: UNARY, translate: own },
+    Operator { name: "ThresholdedRelu", takes: UNARY, translate: own },
+    Operator { name: "PRelu", takes: BINARY, translate: |t, n| binary(t, n, BroadcastOp::PRelu) },
     Operator { name: "Reciprocal", takes: UNARY, translate: reciprocal },
     Operator { name: "Add", takes: BINARY, translate: |t, n| binary(t, n, BroadcastOp::Add) },
     Operator { name: "Sub", takes: BINARY, translate: |t, n| binary(t, n, BroadcastOp::Sub) },
@@ -54,23 +67,56 @@ fn unary(t: &mut Translator<'_>, node: &Node, op: Unary) -> Outcome {
 
 fn clip(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let x = t.float(node, 0)?;
-    let bound = |t: &Translator<'_>, i: usize, attribute: &str| match node.input(i) {
+    let (low, high) = clip_bounds(t, node)?;
+    let y = activate(t, node, x.tensor, &x.shape, Activation::Clip(low, high))?;
+    t.define(node, 0, y)
+}
+
+/// The constant bounds of a Clip.
+pub(crate) fn clip_bounds(t: &Translator<'_>, node: &Node) -> Outcome<(f32, f32)> {
+    let bound = |i: usize, attribute: &str| match node.input(i) {
         Some(id) => t
             .scalar(id)
             .map_or_else(|| refuse(format!("its {attribute} is computed by the graph")), |v| Ok(Some(v))),
         None => Ok(node.float(attribute)),
     };
-    let low = bound(t, 1, "min")?.unwrap_or(f32::NEG_INFINITY);
-    let high = bound(t, 2, "max")?.unwrap_or(f32::INFINITY);
-    let y = t.builder.clamp(x.tensor, low, high)?;
+    let (low, high) = (bound(1, "min")?, bound(2, "max")?);
+    Ok((low.unwrap_or(f32::NEG_INFINITY), high.unwrap_or(f32::INFINITY)))
+}
+
+/// A function of each element that a kernel of ours computes.
+fn own(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    let x = t.float(node, 0)?;
+    let y = map(t, node, x.tensor, &x.shape, function(node)?)?;
     t.define(node, 0, y)
 }
 
-fn elu(t: &mut Translator<'_>, node: &Node) -> Outcome {
-    match node.float("alpha") {
-        None | Some(1.0) => unary(t, node, Unary::Elu),
-        Some(alpha) => refuse(format!("its alpha is {alpha}")),
-    }
+/// The function that a node applies, with its attributes or their defaults.
+pub(crate) fn function(node: &Node) -> Outcome<Function> {
+    let attribute = |name: &str, default: f32| node.float(name).unwrap_or(default);
+    Ok(match &node.op_type[..] {
+        "Ceil" => Function::Ceil,
+        "Celu" => Function::Celu(attribute("alpha", 1.0)),
+        "Elu" => Function::Elu(attribute("alpha", 1.0)),
+        "Erf" => Function::Erf,
+        "Floor" => Function::Floor,
+        "HardSigmoid" => {
+            Function::HardSigmoid { alpha: attribute("alpha", 0.2), beta: attribute("beta", 0.5) }
+        }
+        "LeakyRelu" => Function::LeakyRelu(attribute("alpha", 0.01)),
+        "Mish" => Function::Mish,
+        "Relu" => Function::Activation(Activation::Relu),
+        "Round" => Function::Round,
+        "Selu" => {
+            Function::Selu { alpha: attribute("alpha", 1.673_263_2), gamma: attribute("gamma", 1.050_701) }
+        }
+        "Shrink" => Function::Shrink { bias: attribute("bias", 0.0), lambda: attribute("lambd", 0.5) },
+        "Sign" => Function::Sign,
+        "Softplus" => Function::Softplus,
+        "Softsign" => Function::Softsign,
+        "ThresholdedRelu" => Function::ThresholdedRelu(attribute("alpha", 1.0)),
+        op => return refuse(format!("{op} is not a function of one number")),
+    })
 }
 
 fn through(t: &mut Translator<'_>, node: &Node) -> Outcome {
@@ -91,20 +137,6 @@ fn glu(t: &mut Translator<'_>, node: &Node) -> Outcome {
     }
     let kernel = Glu { rows: shape::len(&out) / cols, cols, gate, activation };
     let y = t.custom(node, kernel, &[x.tensor], Type::F32, shape::extent(&out))?;
-    t.define(node, 0, y)
-}
-
-fn hard_sigmoid(t: &mut Translator<'_>, node: &Node) -> Outcome {
-    let x = t.float(node, 0)?;
-    let (alpha, beta) = (node.float("alpha").unwrap_or(0.2), node.float("beta").unwrap_or(0.5));
-    let y = t.builder.scale(x.tensor, alpha, beta)?;
-    let y = t.builder.clamp(y, 0.0, 1.0)?;
-    t.define(node, 0, y)
-}
-
-fn leaky_relu(t: &mut Translator<'_>, node: &Node) -> Outcome {
-    let x = t.float(node, 0)?;
-    let y = t.builder.leaky_relu(x.tensor, node.float("alpha").unwrap_or(0.01))?;
     t.define(node, 0, y)
 }
 
@@ -187,7 +219,8 @@ fn pow(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let y = match t.scalar(exponent) {
         Some(1.0) if whole => x.tensor,
         Some(2.0) if whole => t.builder.unary(Unary::Sqr, x.tensor)?,
-        Some(0.5) if whole => t.builder.unary(Unary::Sqrt, x.tensor)?,
+        Some(0.5) if whole && t.target().gpu().is_some() => t.builder.unary(Unary::Sqrt, x.tensor)?,
+        Some(0.5) if whole => map(t, node, x.tensor, &x.shape, Function::SquareRootPower)?,
         _ => {
             let exponent = t.float(node, 1)?;
             combine(t, node, BroadcastOp::Pow, &x, &exponent, &shape)?

@@ -11,8 +11,6 @@ use crate::{
 use sdrun_graph::{Node, ValueId, eval};
 
 const VIEW: &str = "any type; costs nothing";
-const NEAREST: &str =
-    "any type, mode \"nearest\", growing by whole factors so that each element is repeated in place";
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator { name: "Constant", takes: "any type", translate: constant },
@@ -30,8 +28,6 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator { name: "Expand", takes: "any type, any rank", translate: expand },
     Operator { name: "Tile", takes: "any type, any rank", translate: tile },
     Operator { name: "Gather", takes: "any type, i32 or i64 indices", translate: gather },
-    Operator { name: "Resize", takes: NEAREST, translate: resize },
-    Operator { name: "Upsample", takes: NEAREST, translate: resize },
     Operator { name: "DepthToSpace", takes: "any type", translate: depth_to_space },
     Operator { name: "SpaceToDepth", takes: "any type", translate: space_to_depth },
 ];
@@ -235,17 +231,6 @@ fn gather(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-fn resize(t: &mut Translator<'_>, node: &Node) -> Outcome {
-    let factors = whole_factors(t, node)?;
-    let id = t.input_id(node, 0)?;
-    let x = t.operand(id)?;
-    let dense = shape::strides(&x.shape);
-    let dims: Vec<usize> = x.shape.iter().zip(&factors).flat_map(|(d, f)| [*d, *f]).collect();
-    let strides: Vec<isize> = dense.iter().flat_map(|s| [*s as isize, 0]).collect();
-    let y = t.strided(node, x.tensor, &dims, &strides, 0)?;
-    t.define(node, 0, y)
-}
-
 /// The tensor whose rows and columns, repeated so many times each, are an image; what a Resize makes is not copied.
 pub(super) fn repeated(t: &mut Translator<'_>, id: ValueId) -> Outcome<(Tensor, usize)> {
     let resize =
@@ -323,7 +308,12 @@ fn space_to_depth(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let (x, block) = blocks(t, node)?;
     let &[n, c, h, w] = &x.shape[..] else { return refuse("its input is not an image") };
     let dims = [n, c, h / block, block, w / block, block];
-    let y = t.transpose(node, x.tensor, &dims, &[0, 3, 5, 1, 2, 4])?;
+    let perm = match node.str("mode").unwrap_or("DCR") {
+        "DCR" => [0, 3, 5, 1, 2, 4],
+        "CRD" => [0, 1, 3, 5, 2, 4],
+        other => return refuse(format!("its mode is {other:?}")),
+    };
+    let y = t.transpose(node, x.tensor, &dims, &perm)?;
     t.define(node, 0, y)
 }
 

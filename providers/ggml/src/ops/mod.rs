@@ -3,6 +3,7 @@
 mod activation;
 mod attention;
 mod conv;
+mod conv_transpose;
 mod einsum;
 mod elementwise;
 mod layout;
@@ -10,14 +11,17 @@ mod matmul;
 mod nhwc_conv;
 mod norm;
 mod pad;
+mod quantize;
 mod quantized;
 mod recurrent;
 mod reduce;
+mod resample;
+mod scatter;
 
 pub(crate) use activation::{activation, own_activation};
 pub(crate) use attention::check as check_attention;
 pub(crate) use conv::window;
-pub(crate) use elementwise::as_line;
+pub(crate) use elementwise::{as_line, clip_bounds};
 pub(crate) use layout::{permutation, whole_factors};
 pub(crate) use pad::pads;
 
@@ -35,7 +39,7 @@ pub(crate) struct Operator {
     pub(crate) translate: fn(&mut Translator<'_>, &Node) -> Outcome,
 }
 
-const FAMILIES: [&[Operator]; 12] = [
+const FAMILIES: [&[Operator]; 16] = [
     elementwise::OPERATORS,
     matmul::OPERATORS,
     attention::OPERATORS,
@@ -48,6 +52,10 @@ const FAMILIES: [&[Operator]; 12] = [
     einsum::OPERATORS,
     quantized::OPERATORS,
     recurrent::OPERATORS,
+    resample::OPERATORS,
+    quantize::OPERATORS,
+    scatter::OPERATORS,
+    conv_transpose::OPERATORS,
 ];
 
 /// The table, family after family.

@@ -3,7 +3,7 @@
 use super::{Operator, activation::activation};
 use crate::{
     ffi::{Tensor, Type},
-    kernels::{Activation, GroupNorm, LayerNorm},
+    kernels::{Activation, BatchNorm, GroupNorm, LayerNorm},
     shape,
     translate::{Operand, Outcome, Translator, refuse},
 };
@@ -19,6 +19,11 @@ pub(super) const OPERATORS: &[Operator] = &[
         name: "RMSNormalization",
         takes: "float, any trailing axes, scale of their shape",
         translate: layer_norm,
+    },
+    Operator {
+        name: "BatchNormalization",
+        takes: "float, at least two dimensions, not in training mode",
+        translate: batch_norm,
     },
     Operator { name: "InstanceNormalization", takes: "float", translate: instance_norm },
     Operator { name: "GroupNormalization", takes: "float", translate: group_normalization },
@@ -76,6 +81,28 @@ fn group_norm(t: &mut Translator<'_>, node: &Node, parts: GroupNormParts) -> Out
         activation,
     };
     t.custom(node, kernel, &inputs, Type::F32, shape::extent(&x.shape))
+}
+
+fn batch_norm(t: &mut Translator<'_>, node: &Node) -> Outcome {
+    if node.int_or("training_mode", 0) != 0 || node.outputs.iter().flatten().count() > 1 {
+        return refuse("it is in training mode");
+    }
+    let x = t.float(node, 0)?;
+    let &[batch, channels, ref inner @ ..] = &x.shape[..] else {
+        return refuse("its input has fewer than two dimensions");
+    };
+    let mut inputs = vec![x.tensor];
+    for i in 1..5 {
+        let factor = t.float(node, i)?;
+        if factor.shape != [channels] {
+            return refuse(format!("input {i} does not have one element for each channel"));
+        }
+        inputs.push(factor.tensor);
+    }
+    let epsilon = node.float("epsilon").unwrap_or(1e-5);
+    let kernel = BatchNorm { batch, channels, inner: shape::len(inner), epsilon };
+    let y = t.custom(node, kernel, &inputs, Type::F32, shape::extent(&x.shape))?;
+    t.define(node, 0, y)
 }
 
 fn instance_norm(t: &mut Translator<'_>, node: &Node) -> Outcome {

@@ -123,6 +123,7 @@ const ON_THE_CPU: &[(&str, usize)] = &[
     ("Div", 1),
     ("DynamicQuantizeLSTM", 1),
     ("DynamicQuantizeMatMul", 1),
+    ("Elu", 1),
     ("Expand", 1),
     ("GRU", 2),
     ("Gather", 3),
@@ -150,6 +151,46 @@ const ON_THE_CPU: &[(&str, usize)] = &[
     ("Transpose", 3),
 ];
 
+/// Operators that kernels of ours compute on the CPU, all of them or, of Resize and Upsample, what ggml's own do not.
+const OURS: &[&str] = &[
+    "ArgMax",
+    "ArgMin",
+    "BatchNormalization",
+    "Ceil",
+    "Celu",
+    "ConvTranspose",
+    "CumSum",
+    "DequantizeLinear",
+    "DynamicQuantizeLinear",
+    "Erf",
+    "Floor",
+    "GatherElements",
+    "GatherND",
+    "GlobalMaxPool",
+    "Mish",
+    "PRelu",
+    "QuantizeLinear",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceSumSquare",
+    "Resize",
+    "Round",
+    "ScatterElements",
+    "ScatterND",
+    "Selu",
+    "Shrink",
+    "Sign",
+    "Softplus",
+    "Softsign",
+    "ThresholdedRelu",
+    "Upsample",
+];
+
 #[test]
 #[ignore = "needs a folder of ggml backends in SDRUN_GGML_BACKENDS"]
 fn every_operator_is_right_on_a_device() {
@@ -166,7 +207,7 @@ fn every_operator_is_right_on_a_device() {
             compare(&what, found, expected, 1e-4);
         }
         let log = log.0.into_inner().unwrap().join("\n");
-        if !log.is_empty() && !log.contains("on the CPU: nothing") {
+        if !log.is_empty() && !log.contains("on the CPU: nothing") && !OURS.contains(&op) {
             println!("{what}: {log}");
             *left.entry(op).or_default() += 1;
         }

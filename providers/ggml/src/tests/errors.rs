@@ -45,10 +45,26 @@ fn all_unknown_operators_are_named_at_once() {
     model.graph.outputs = vec![z];
     let error = build(&model, &spec(Precision::Fp32)).err().unwrap();
     assert_eq!(error.code, ErrorCode::Unimplemented, "{error}");
-    assert!(error.message.contains("cannot run 3 nodes"), "{error}");
-    for name in ["/NoSuchOperator_1", "/NorThis_3", "/NoSuchOperator_4"] {
-        assert!(error.message.contains(name), "{error}");
+    let start = "the ggml provider cannot run 3 nodes: NoSuchOperator x2 (\"/NoSuchOperator_1\", \"/NoSuchOperator_4\"): ";
+    assert!(error.message.starts_with(start), "{error}");
+    assert!(error.message.contains("; NorThis x1 (\"/NorThis_3\"): "), "{error}");
+}
+
+#[test]
+fn unknown_operators_behind_unknown_shapes_are_named_too() {
+    let mut model = small();
+    let mut z = model.graph.outputs[0];
+    for op in ["NoSuchOperator", "Relu", "NoSuchOperator", "NoSuchOperator", "NorThis"] {
+        z = model.node(op, &[], &[z]);
     }
+    for _ in 0..6 {
+        z = model.node("NorThis", &[], &[z]);
+    }
+    model.graph.outputs = vec![z];
+    let error = build(&model, &spec(Precision::Fp32)).err().unwrap();
+    assert_eq!(error.code, ErrorCode::Unimplemented, "{error}");
+    assert!(error.message.contains("cannot run 10 nodes: NoSuchOperator x3 ("), "{error}");
+    assert!(error.message.contains("; NorThis x7 (") && error.message.contains(", ...)"), "{error}");
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod patterns;
 mod recurrent;
 mod session;
 mod shapes;
+mod special;
 
 use crate::{
     GgmlProvider,
