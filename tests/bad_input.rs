@@ -245,6 +245,21 @@ fn inputs_of_the_wrong_type_or_shape() {
     refuses(&mut machine.sdrun(&missing), 4, &["r f32", "--input"]);
 }
 
+/// The config file chooses until the command line does.
+#[test]
+fn a_config_file_gives_defaults() {
+    let machine = Machine::new();
+    let config = machine.file("config.toml", "providers = ['ggml']\nprecision = 'bf16'\n");
+    let built = |arguments: &[&str]| {
+        let arguments = [&["build", "model.onnx"], arguments].concat();
+        succeeds(machine.sdrun(&arguments).env("SDRUN_CONFIG", &config)).stdout
+    };
+    let default = built(&[]);
+    assert!(default.contains("ggml") && default.contains("bf16"), "{default}");
+    let chosen = built(&["--precision", "fp32"]);
+    assert!(chosen.contains("ggml") && chosen.contains("fp32"), "{chosen}");
+}
+
 #[test]
 fn an_unknown_provider() {
     let machine = Machine::new();

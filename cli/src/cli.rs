@@ -1,9 +1,11 @@
 //! The command line as clap sees it: one definition gives parser, help, man pages and completions.
 
 use crate::commands;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use sdrun::abi::Error;
 use std::path::PathBuf;
 use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
 
 const ABOUT: &str = "Compile ONNX models with the vendor compiler at hand, keep engines free of weights, and run them \
                      with any weights";
@@ -32,6 +34,8 @@ Environment:
   SDRUN_PROVIDERS_SELECT   patterns of the provider ids to use, separated by commas
   SDRUN_PROVIDERS_DISABLE  patterns of the provider ids not to use
   SDRUN_WORKER             the sdrun-worker executable
+  SDRUN_CONFIG             the config file, instead of config.toml in the user's config folder; empty: none
+  SDRUN_LOG                what to log: a level, or targets with levels (sdrun=debug,openvino=info)
   NO_COLOR                 no colours in log lines";
 
 /// The whole command line.
@@ -53,9 +57,13 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     pub(crate) json: Option<Option<PathBuf>>,
 
-    /// How much to log on stderr
-    #[arg(long, global = true, value_name = "LEVEL", default_value = "warn")]
-    pub(crate) log_level: LogLevel,
+    /// How much to log on stderr [default: SDRUN_LOG, else the config file, else warn]
+    #[arg(long, global = true, value_name = "LEVEL", conflicts_with = "verbose")]
+    log_level: Option<LogLevel>,
+
+    /// Log more: -v info, -vv debug, -vvv trace
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    verbose: u8,
 
     /// Look for provider manifests in this file or folder first (repeatable)
     #[arg(long, global = true, value_name = "PATH")]
@@ -66,8 +74,43 @@ pub(crate) struct Global {
     pub(crate) quiet: bool,
 }
 
+impl Global {
+    /// What to log: `--quiet`, `--log-level` or `-v`, else `SDRUN_LOG`, else the config file's `configured`, else warnings.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a filter that is neither a level nor `TARGET=LEVEL`, separated by commas.
+    pub(crate) fn log_filter(&self, configured: Option<&str>) -> Result<Targets, Error> {
+        let level = match (self.quiet, self.log_level, self.verbose) {
+            (true, ..) => Some(LogLevel::Error),
+            (_, Some(level), _) => Some(level),
+            (_, None, 0) => None,
+            (_, None, 1) => Some(LogLevel::Info),
+            (_, None, 2) => Some(LogLevel::Debug),
+            (_, None, _) => Some(LogLevel::Trace),
+        };
+        let at = |level: LevelFilter| Targets::new().with_default(level);
+        if let Some(level) = level {
+            return Ok(at(level.into()));
+        }
+        let parse = |text: &str, of: &str| {
+            // The parser takes a lone word that is no level for a target; here it is a misspelt level.
+            let misspelt = |part: &str| !part.contains('=') && part.trim().parse::<LevelFilter>().is_err();
+            match text.parse::<Targets>() {
+                Ok(filter) if !text.split(',').any(misspelt) => Ok(filter),
+                _ => Err(Error::invalid(format!("{of} is {text:?}, which is not a log filter"))
+                    .with_hint("a filter is a level such as `debug`, or `sdrun=debug,openvino=info`")),
+            }
+        };
+        match (std::env::var("SDRUN_LOG"), configured) {
+            (Ok(text), _) if !text.is_empty() => parse(&text, "SDRUN_LOG"),
+            (_, Some(text)) => parse(text, "`log` in the config file"),
+            _ => Ok(at(LevelFilter::WARN)),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogLevel {
+enum LogLevel {
     Error,
     Warn,
     Info,
@@ -93,6 +136,7 @@ pub(crate) enum Command {
     Devices(commands::devices::Args),
     Doctor(commands::doctor::Args),
     Runtime(commands::runtime::Args),
+    Models(commands::models::Args),
     Inspect(commands::inspect::Args),
     Build(commands::build::Args),
     Run(commands::run::Args),

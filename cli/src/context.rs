@@ -1,7 +1,8 @@
 //! What every command needs: the registry, somewhere to write, and whether to stop.
 
 use crate::{
-    cli::{Global, LogLevel},
+    cli::Global,
+    config::Config,
     exit::cannot_write,
     files, format, interrupt,
     progress::{Bars, Task},
@@ -16,6 +17,8 @@ use std::{
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::{filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
 /// Where JSON goes.
 enum Json {
@@ -29,23 +32,36 @@ pub(crate) struct Context {
     json: Json,
     quiet: bool,
     provider_path: Vec<PathBuf>,
+    pub(crate) config: Config,
     cancel: Arc<AtomicBool>,
     bars: Bars,
 }
 
 impl Context {
-    pub(crate) fn new(global: Global) -> Self {
+    /// Reads the config file and starts logging. The error is one of the config file or of a log filter; the context then
+    /// has the defaults, for showing it.
+    pub(crate) fn new(global: Global) -> (Self, Result<(), abi::Error>) {
         let bars = Bars::new(!global.quiet && io::stderr().is_terminal());
-        let level = if global.quiet { LogLevel::Error } else { global.log_level };
-        tracing_subscriber::fmt()
-            .with_max_level(tracing::level_filters::LevelFilter::from(level))
+        let (config, mut fault) = match Config::load() {
+            Ok(config) => (config, Ok(())),
+            Err(error) => (Config::default(), Err(error)),
+        };
+        let filter = global.log_filter(config.log.as_deref()).unwrap_or_else(|error| {
+            fault = Err(error);
+            Targets::new().with_default(LevelFilter::WARN)
+        });
+        let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+        let lines = tracing_subscriber::fmt::layer()
             .with_writer(bars.clone())
-            .with_ansi(
-                io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
-            )
+            .with_ansi(colour)
             .with_target(false)
-            .without_time()
-            .init();
+            .without_time();
+        tracing_subscriber::registry().with(lines).with(filter).init();
+        let context = Self::with(global, config, bars);
+        (context, fault)
+    }
+
+    fn with(global: Global, config: Config, bars: Bars) -> Self {
         Context {
             json: match global.json {
                 None => Json::No,
@@ -54,6 +70,7 @@ impl Context {
             },
             quiet: global.quiet,
             provider_path: global.provider_path,
+            config,
             cancel: interrupt::flag(global.quiet),
             bars,
         }
@@ -61,12 +78,17 @@ impl Context {
 
     /// The providers of this machine. Loads no code.
     pub(crate) fn registry(&self) -> sdrun::Result<Registry> {
-        Registry::discover_with(&Discovery { provider_paths: self.provider_path.clone(), paths: None })
+        Registry::discover_with(&Discovery {
+            provider_paths: self.provider_path.clone(),
+            paths: Some(self.paths()?),
+            order: self.config.providers.clone(),
+        })
     }
 
     /// The user's folders.
     pub(crate) fn paths(&self) -> sdrun::Result<Paths> {
-        Paths::default_for_user()
+        let folders = &self.config.folders;
+        Paths::for_user(folders.data.as_deref(), folders.cache.as_deref())
     }
 
     /// Whether Ctrl-C was pressed.

@@ -56,7 +56,7 @@ pub(crate) fn advice(hint: &Hint) -> String {
             }
             Hint::GiveShape { input: Some(input) } => format!("give its shape with `--shape {input}=…`"),
             Hint::GiveModel => {
-                "give a path to an .onnx file or the name of a built-in model (`sdrun inspect --list`)".into()
+                "give a path to an .onnx file or the name of a built-in model (`sdrun models`)".into()
             }
             Hint::GiveWeights => "give a checkpoint with `--weights`".into(),
             Hint::Bake => "build it with `--bake`".into(),

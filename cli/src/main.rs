@@ -3,12 +3,16 @@
 
 mod cli;
 mod commands;
+mod complete;
+mod config;
 mod context;
 mod exit;
 mod files;
 mod format;
 mod interrupt;
 mod job;
+#[cfg(test)]
+mod manual;
 mod model;
 mod parse;
 mod probe;
@@ -20,12 +24,13 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    complete::serve();
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return exit::usage(&error),
     };
-    let context = context::Context::new(cli.global);
-    match commands::run(cli.command, &context) {
+    let (context, ready) = context::Context::new(cli.global);
+    match ready.map_err(Into::into).and_then(|()| commands::run(cli.command, &context)) {
         Ok(code) => code,
         Err(error) => exit::report(&error, &context),
     }

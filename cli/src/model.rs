@@ -1,6 +1,7 @@
 //! Arguments that name a provider, a model and how to build it; and the calls they lead to.
 
 use crate::{
+    complete,
     context::Context,
     format,
     parse::{KeyValue, ShapeArg, duration, size},
@@ -23,11 +24,11 @@ pub(crate) const CANCEL_LIMIT: Duration = Duration::from_secs(5);
 #[command(next_help_heading = "Provider")]
 pub(crate) struct ProviderArgs {
     /// Provider to use; without it, the best one that works here
-    #[arg(short, long, value_name = "ID")]
+    #[arg(short, long, value_name = "ID", add = complete::providers())]
     pub(crate) provider: Option<String>,
 
     /// Device: an id, an index or a part of the name, as `sdrun devices` shows them
-    #[arg(long, value_name = "DEVICE")]
+    #[arg(long, value_name = "DEVICE", add = complete::devices())]
     pub(crate) device: Option<String>,
 
     /// Threads for CPU devices; without it, all cores
@@ -45,14 +46,22 @@ impl ProviderArgs {
         isolation(isolate, self.time_limit)
     }
 
-    pub(crate) fn threads(&self) -> Option<usize> {
-        self.threads.map(NonZeroUsize::get)
+    /// Threads: as given, else as in the config file.
+    pub(crate) fn threads(&self, context: &Context) -> Option<usize> {
+        self.threads.or(context.config.threads).map(NonZeroUsize::get)
+    }
+
+    /// The device: as given, else as in the config file. A device that was configured is one of the provider that the file
+    /// prefers, so it does not apply to one that the command line names.
+    pub(crate) fn device<'c>(&'c self, context: &'c Context) -> Option<&'c str> {
+        let configured = self.provider.is_none().then_some(context.config.device.as_deref()).flatten();
+        self.device.as_deref().or(configured)
     }
 
     /// Opens the provider that was named, else the best one, and finds the device, which has to be in this machine.
     pub(crate) fn open(&self, isolate: bool, context: &Context) -> anyhow::Result<(Provider, Device)> {
         let provider = self.provider(isolate, context)?;
-        let device = provider.present_device(self.device.as_deref())?;
+        let device = provider.present_device(self.device(context))?;
         Ok(used(provider, device))
     }
 
@@ -63,7 +72,7 @@ impl ProviderArgs {
         context: &Context,
     ) -> anyhow::Result<(Provider, Device)> {
         let provider = self.provider(isolate, context)?;
-        let device = provider.device(self.device.as_deref())?;
+        let device = provider.device(self.device(context))?;
         Ok(used(provider, device))
     }
 
@@ -119,7 +128,8 @@ impl ProviderArgs {
             }
         };
         let task = context.task(&format!("loading {}", path.display()));
-        let engine = provider.load(path, &device, self.threads(), &task.host(context.cancel_flag()))?;
+        let engine =
+            provider.load(path, &device, self.threads(context), &task.host(context.cancel_flag()))?;
         Ok((engine, device))
     }
 }
@@ -271,8 +281,9 @@ pub(crate) struct BuildArgs {
 }
 
 impl BuildArgs {
-    pub(crate) fn precision(&self) -> Precision {
-        self.precision.unwrap_or(Precision::Fp32)
+    /// The precision: as given, else as in the config file, else fp32.
+    pub(crate) fn precision(&self, context: &Context) -> Precision {
+        self.precision.or(context.config.precision).unwrap_or(Precision::Fp32)
     }
 
     /// An error where something is asked for that an engine which is there already is not.
@@ -296,7 +307,13 @@ impl BuildArgs {
 
     /// For a reference: fp32, without what was meant for the other provider alone.
     pub(crate) fn of_reference(&self) -> Self {
-        BuildArgs { precision: None, bake: false, vram_budget: None, options: Vec::new(), ..self.clone() }
+        BuildArgs {
+            precision: Some(Precision::Fp32),
+            bake: false,
+            vram_budget: None,
+            options: Vec::new(),
+            ..self.clone()
+        }
     }
 
     /// Builds, or takes from the cache. `only_cached` makes a build that would be needed an error.
@@ -316,7 +333,7 @@ impl BuildArgs {
             _ => CachePolicy::Use,
         };
         let options = BuildOptions {
-            precision: self.precision(),
+            precision: self.precision(context),
             bake: self.bake,
             vram_budget: self.vram_budget,
             cache,

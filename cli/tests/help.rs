@@ -17,6 +17,7 @@ const COMMANDS: &[&[&str]] = &[
     &["runtime", "list"],
     &["runtime", "install"],
     &["runtime", "remove"],
+    &["models"],
     &["inspect"],
     &["build"],
     &["run"],
@@ -100,16 +101,31 @@ fn version_and_usage() {
 }
 
 #[test]
-fn completions_name_every_command() {
+fn completions_offer_the_names_of_the_moment() {
     let sandbox = Sandbox::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = sandbox.run(&["completions", shell]).succeeds().stdout.clone();
-        for command in COMMANDS.iter().filter(|c| c.len() == 1) {
-            assert!(script.contains(command[0]), "{shell}: {command:?}");
-        }
-        assert!(script.contains("provider-path"), "{shell}");
+        assert!(script.contains("SDRUN_COMPLETE") && script.contains("sdrun"), "{shell}: {script}");
     }
     sandbox.run(&["completions", "cmd.exe"]).fails(2, &["cmd.exe"]);
+    // As fish calls it: the words so far, the last one unfinished.
+    let offered = |words: &[&str]| -> Vec<String> {
+        let mut command = sandbox.command(&[&["--", "sdrun"], words].concat());
+        let output = command.env("SDRUN_COMPLETE", "fish").output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().map(|line| line.split('\t').next().unwrap_or_default().to_string()).collect()
+    };
+    let commands = offered(&[""]);
+    for command in COMMANDS.iter().filter(|c| c.len() == 1) {
+        assert!(commands.iter().any(|name| name == command[0]), "{command:?}: {commands:?}");
+    }
+    assert_eq!(offered(&["build", "sd15/une"])[0], "sd15/unet");
+    sandbox.file("own.onnx", b"");
+    assert_eq!(offered(&["bench", "mobilenet-v2", "ow"]), ["own.onnx"]);
+    assert!(offered(&["build", "x", "--provi"]).contains(&"--provider".to_string()));
+    sandbox.provider("acme", |_| ());
+    assert_eq!(offered(&["build", "x", "--provider", ""]), ["acme"]);
 }
 
 #[test]

@@ -90,9 +90,7 @@ fn json_goes_to_a_file_beside_the_text() {
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
     let sandbox = Sandbox::new();
-    for args in
-        [&["inspect", "--list"][..], &["completions", "bash"], &["--help"], &["inspect", "--list", "--json"]]
-    {
+    for args in [&["models"][..], &["completions", "bash"], &["--help"], &["models", "--json"]] {
         let mut child = sandbox.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());
         let mut stderr = String::new();
@@ -111,7 +109,7 @@ fn a_reader_that_goes_away_is_no_error() {
 fn a_full_disk_is_an_error() {
     let sandbox = Sandbox::new();
     let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
-    let output = sandbox.command(&["inspect", "--list"]).stdout(full()).output().unwrap();
+    let output = sandbox.command(&["models"]).stdout(full()).output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(7), "{stderr}");
     assert!(stderr.contains("standard output"), "{stderr}");

@@ -15,7 +15,8 @@ const RUNS: usize = 300;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let paths = Paths { data: Place::Data.find()?, cache: Place::Cache.find()? };
     let providers = vec![Place::Dist.find()?.join("providers")];
-    let discovery = Discovery { provider_paths: providers, paths: Some(paths.clone()) };
+    let discovery =
+        Discovery { provider_paths: providers, paths: Some(paths.clone()), ..Discovery::default() };
     let registry = Registry::discover_with(&discovery)?;
     let model = Model::find(MODEL, &paths, &OpenOptions::default(), &|_, _| ())?;
     let given = inputs::seeded(&model, &model.bound(&model.shapes(&Default::default()))?, 0)?;

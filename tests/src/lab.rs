@@ -29,7 +29,8 @@ impl Default for Lab {
             std::env::var_os("SDRUN_CACHE_DIR").map_or_else(|| data.with_file_name("cache"), PathBuf::from);
         let paths = Paths { data, cache };
         let providers = place(Place::Dist).join("providers");
-        let discovery = Discovery { provider_paths: vec![providers], paths: Some(paths.clone()) };
+        let discovery =
+            Discovery { provider_paths: vec![providers], paths: Some(paths.clone()), ..Discovery::default() };
         let registry = Registry::discover_with(&discovery).unwrap_or_else(|why| panic!("{why}"));
         Lab { registry, paths }
     }

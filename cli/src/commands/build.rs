@@ -1,6 +1,7 @@
 //! `sdrun build`
 
 use crate::{
+    complete,
     context::Context,
     files, format, model,
     weights::{WeightArgs, WeightReport},
@@ -36,6 +37,7 @@ use std::{
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// An .onnx file or the name of a built-in model
+    #[arg(add = complete::models())]
     model: String,
 
     /// Also write the engine to this file
@@ -119,7 +121,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         dump(&bound, folder)?;
     }
     let (provider, device) = args.provider.open_to_build(args.isolate, context)?;
-    let threads = args.provider.threads();
+    let threads = args.provider.threads(context);
     let options = BuildOptions { threads, shapes, open_shapes, ..BuildOptions::new(device.clone()) };
     let engine = args.build.build(context, &provider, options, &model, weights.as_ref(), false)?;
     let payload_bytes = args.output.as_ref().map(|path| engine.save(path)).transpose()?;

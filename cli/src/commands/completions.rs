@@ -1,11 +1,14 @@
 //! `sdrun completions`
 
-use crate::{cli::Cli, context::Context};
-use clap::CommandFactory;
-use clap_complete::Shell;
+use crate::{complete, context::Context};
+use clap_complete::{Shell, env::Shells};
+use sdrun::abi::Error;
 use std::process::ExitCode;
 
 /// Print completions for a shell
+///
+/// The script calls sdrun back each time Tab is pressed, so that it completes the models, providers and devices of the
+/// moment.
 ///
 /// Example: sdrun completions bash > ~/.local/share/bash-completion/completions/sdrun
 #[derive(clap::Args)]
@@ -15,8 +18,13 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let name = args.shell.to_string();
+    let shells = Shells::builtins();
+    let shell = shells
+        .completer(&name)
+        .ok_or_else(|| Error::unsupported(format!("there are no completions for the shell {name}")))?;
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "sdrun", &mut script);
+    shell.write_registration(complete::VARIABLE, "sdrun", "sdrun", "sdrun", &mut script)?;
     context.print(|out| out.write_all(&script))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,6 +1,6 @@
 //! `sdrun devices`
 
-use crate::{context::Context, exit, format, probe};
+use crate::{complete, context::Context, exit, format, probe};
 use sdrun::abi::{Capabilities, Device, RuntimeInfo};
 use serde::Serialize;
 use std::{
@@ -17,7 +17,7 @@ use std::{
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Only this provider; that it does not work is then an error
-    #[arg(short, long, value_name = "ID")]
+    #[arg(short, long, value_name = "ID", add = complete::providers())]
     provider: Option<String>,
 }
 

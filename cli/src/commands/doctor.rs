@@ -69,6 +69,10 @@ pub(crate) fn run(_: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         Ok(path) => Check::new("worker", State::Ok, path.display().to_string()),
         Err(e) => Check::failed("worker", State::Problem, &e.into()),
     }];
+    checks.push(match &context.config.path {
+        Some(path) => Check::new("config file", State::Ok, path.display().to_string()),
+        None => Check::new("config file", State::Ok, "none"),
+    });
     let paths = registry.paths();
     checks.push(folder("cache folder", &paths.cache));
     checks.push(folder("data folder", &paths.data));

@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         return Err(Error::not_found(format!("there is no file {what}")).into());
     }
     let model = args.shapes.open(&what, policy, context)?;
-    let (mut binding, mut found) = Binding::infer(model.graph());
+    let (mut binding, mut found) = Binding::infer_file(model.graph(), &args.model);
     if let Some(component) = args.component {
         binding.component = Some(component);
     }

@@ -9,6 +9,7 @@ pub(crate) mod doctor;
 pub(crate) mod import;
 pub(crate) mod inspect;
 pub(crate) mod man;
+pub(crate) mod models;
 pub(crate) mod providers;
 pub(crate) mod refit;
 pub(crate) mod run;
@@ -25,6 +26,7 @@ pub(crate) fn run(command: Command, context: &Context) -> anyhow::Result<ExitCod
         Command::Devices(args) => devices::run(&args, context),
         Command::Doctor(args) => doctor::run(&args, context),
         Command::Runtime(args) => runtime::run(&args, context),
+        Command::Models(args) => models::run(&args, context),
         Command::Inspect(args) => inspect::run(&args, context),
         Command::Build(args) => build::run(&args, context),
         Command::Run(args) => run::run(&args, context),

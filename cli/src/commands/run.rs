@@ -2,6 +2,7 @@
 
 use crate::{
     commands::inspect::is_engine,
+    complete,
     context::Context,
     format, job,
     model::{self, BuildArgs, ModelArgs, ProviderArgs},
@@ -32,7 +33,7 @@ use std::{
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// An .onnx file, the name of a built-in model, or an .sdengine file
-    #[arg(value_name = "MODEL|ENGINE")]
+    #[arg(value_name = "MODEL|ENGINE", add = complete::models())]
     what: String,
 
     /// Fail where there is no engine in the cache, instead of building one
@@ -87,7 +88,7 @@ fn run_model(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let weights = args.weights.open(binding, &names, Some(&job.model), args.model.allow_links, context)?;
     let (provider, device) = args.provider.open(args.isolate, context)?;
     let options = BuildOptions {
-        threads: args.provider.threads(),
+        threads: args.provider.threads(context),
         shapes: job.shapes,
         ..BuildOptions::new(device.clone())
     };

@@ -1,6 +1,7 @@
 //! `sdrun verify`
 
 use crate::{
+    complete,
     context::Context,
     exit,
     files::npz,
@@ -35,10 +36,11 @@ use std::{
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// An .onnx file or the name of a built-in model
+    #[arg(add = complete::models())]
     model: String,
 
     /// Provider to compare with; without it, the one whose manifest says that it is the reference
-    #[arg(long, value_name = "ID", conflicts_with = "reference_file")]
+    #[arg(long, value_name = "ID", conflicts_with = "reference_file", add = complete::providers())]
     reference: Option<String>,
 
     /// Compare with the outputs in this .npz file
@@ -107,10 +109,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         }
     };
     context.go_on()?;
-    let (id, device) = (args.provider.provider.as_deref(), args.provider.device.as_deref());
+    let (id, device) = (args.provider.provider.as_deref(), args.provider.device(context));
     let side = Side { id, device, build: &args.build, weights: &weights, pristine: true };
     let (provider, outputs, unchanged) = outputs_of(&side, &job, args, &registry, &isolation, context)?;
-    let tolerance = Tolerance::for_outputs(args.build.precision(), &expected);
+    let tolerance = Tolerance::for_outputs(args.build.precision(context), &expected);
     let rows: Vec<Row> = compare(&outputs, &expected)?
         .into_iter()
         .map(|comparison| Row { accepted: tolerance.accepts(&comparison), comparison })
@@ -118,7 +120,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let report = Report {
         model: job.model.name().to_string(),
         provider,
-        precision: args.build.precision(),
+        precision: args.build.precision(context),
         reference,
         tolerance,
         accepted: rows.iter().all(|row| row.accepted),
@@ -165,7 +167,7 @@ fn outputs_of(
     };
     let device = provider.present_device(side.device)?;
     let options = BuildOptions {
-        threads: args.provider.threads(),
+        threads: args.provider.threads(context),
         shapes: job.shapes.clone(),
         ..BuildOptions::new(device)
     };

@@ -38,6 +38,7 @@ mod paths;
 mod provider;
 mod registry;
 pub mod runtime;
+mod suggest;
 mod tensor;
 pub mod trust;
 pub mod verify;

@@ -1,4 +1,4 @@
-use crate::{Error, Paths, Result};
+use crate::{Error, Paths, Result, suggest::did_you_mean};
 use sdrun_abi::{DType, Error as AbiError, ErrorCode, OpenShapes, TensorSpec, shape_sets};
 use sdrun_files::{Links, read_small};
 use sdrun_graph::{Dim, ExternalBase, Graph, GraphError, OpenDims, OpenOptions, WeightsPolicy, simplify};
@@ -57,7 +57,8 @@ impl Model {
             }
             let names: Vec<&str> = builtin::list().iter().map(|b| b.name).collect();
             return Err(AbiError::not_found(format!(
-                "there is neither a file nor a built-in model called `{what}`"
+                "there is neither a file nor a built-in model called `{what}`{}",
+                did_you_mean(what, names.iter().copied())
             ))
             .with_hint(format!("built-in models: {}", names.join(", ")))
             .into());
@@ -116,7 +117,7 @@ impl Model {
         let table = Self::binding_file(&self.path);
         match read_small(&table, self.links, MAX_BINDING) {
             Ok(json) => Ok(Binding::parse(&json).map_err(|e| e.with_file(&table))?),
-            Err(e) if e.code == ErrorCode::NotFound => Ok(Binding::infer(&self.graph).0),
+            Err(e) if e.code == ErrorCode::NotFound => Ok(Binding::infer_file(&self.graph, &self.path).0),
             Err(e) => Err(e.into()),
         }
     }

@@ -16,21 +16,37 @@ pub struct Paths {
 
 impl Paths {
     /// The folders of the current user.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` if the user has no home folder and no variable names a folder.
     pub fn default_for_user() -> Result<Self> {
+        Self::for_user(None, None)
+    }
+
+    /// As [`default_for_user`](Self::default_for_user), with folders that a program's own settings name. The environment
+    /// variables come before them.
+    pub fn for_user(data: Option<&Path>, cache: Option<&Path>) -> Result<Self> {
         let base = etcetera::choose_base_strategy().map_err(|e| {
             sdrun_abi::Error::precondition(format!("cannot find the user's home folder: {e}"))
                 .with_hint("set SDRUN_DATA_DIR and SDRUN_CACHE_DIR")
         });
-        let folder = |variable: &str, of: fn(&_) -> PathBuf| -> Result<PathBuf> {
-            match trust::environment(variable) {
-                Some(dir) => std::path::absolute(&dir).map_err(|e| Error::io("resolve", &dir, &e)),
-                None => Ok(of(base.as_ref().map_err(Clone::clone)?).join("sdrun")),
+        let folder = |variable: &str, set: Option<&Path>, of: fn(&_) -> PathBuf| -> Result<PathBuf> {
+            match (trust::environment(variable), set) {
+                (Some(dir), _) => std::path::absolute(&dir).map_err(|e| Error::io("resolve", &dir, &e)),
+                (None, Some(dir)) => Ok(dir.to_path_buf()),
+                (None, None) => Ok(of(base.as_ref().map_err(Clone::clone)?).join("sdrun")),
             }
         };
         Ok(Paths {
-            data: folder("SDRUN_DATA_DIR", BaseStrategy::data_dir)?,
-            cache: folder("SDRUN_CACHE_DIR", BaseStrategy::cache_dir)?,
+            data: folder("SDRUN_DATA_DIR", data, BaseStrategy::data_dir)?,
+            cache: folder("SDRUN_CACHE_DIR", cache, BaseStrategy::cache_dir)?,
         })
+    }
+
+    /// Where the user's config file of sdrun's programs lies; `None` without a home folder. The library does not read it.
+    pub fn config_file() -> Option<PathBuf> {
+        let base = etcetera::choose_base_strategy().ok()?;
+        Some(base.config_dir().join("sdrun").join("config.toml"))
     }
 
     /// Folder of installed runtimes.

@@ -1,6 +1,9 @@
 //! A provider that is loaded: in this process or in a worker.
 
-use crate::{Error, Paths, Result, library, paths::private_dir, registry, runtime, trust, worker};
+use crate::{
+    Error, Paths, Result, library, paths::private_dir, registry, runtime, suggest::did_you_mean, trust,
+    worker,
+};
 use sdrun_abi::{
     Capabilities, Device, Error as AbiError, ErrorCode, InitConfig, Provide, Provider as Driver, RuntimeInfo,
     ffi::{Plugin, PluginIdentity},
@@ -186,7 +189,8 @@ impl Provider {
             let known: Vec<String> = devices.iter().map(|d| format!("{} ({})", d.id, d.name)).collect();
             let error = match which {
                 Some(text) => {
-                    AbiError::not_found(format!("has no device `{text}` (has: {})", known.join(", ")))
+                    let guess = did_you_mean(text, devices.iter().map(|d| d.id.as_str()));
+                    AbiError::not_found(format!("has no device `{text}` (has: {}){guess}", known.join(", ")))
                 }
                 None => AbiError::not_found("found no device on this machine"),
             };

@@ -1,7 +1,7 @@
 //! Which providers there are: manifests, in order, with the reason for everything that is skipped. No code
 //! is loaded here.
 
-use crate::{Error, Paths, Provider, Result, provider::Isolation, runtime, trust};
+use crate::{Error, Paths, Provider, Result, provider::Isolation, runtime, suggest::did_you_mean, trust};
 use sdrun_abi::{ABI_MAJOR, ABI_MINOR, Error as AbiError, Manifest, Provide};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,8 @@ pub struct Discovery {
     pub provider_paths: Vec<PathBuf>,
     /// Folders of this user; `None` takes [`Paths::default_for_user`].
     pub paths: Option<Paths>,
+    /// Ids of providers to prefer, the best first; they come before all others.
+    pub order: Vec<String>,
 }
 
 /// A manifest that was found.
@@ -35,6 +37,7 @@ pub struct Entry {
 pub struct Registry {
     paths: Paths,
     entries: Vec<Entry>,
+    order: Vec<String>,
 }
 
 impl Registry {
@@ -58,7 +61,7 @@ impl Registry {
                 entries.push(examine(manifest, &origin, &entries));
             }
         }
-        Ok(Registry { paths, entries })
+        Ok(Registry { paths, entries, order: discovery.order.clone() })
     }
 
     /// Everything that was found, in order, skipped ones too.
@@ -66,11 +69,12 @@ impl Registry {
         &self.entries
     }
 
-    /// Usable providers, highest priority first.
+    /// Usable providers: those of [`Discovery::order`] first, then by priority.
     pub fn usable(&self) -> Vec<&Provide> {
         let mut usable: Vec<&Provide> =
             self.entries.iter().filter(|e| e.skipped.is_none()).filter_map(|e| e.provide.as_ref()).collect();
-        usable.sort_by_key(|p| (-p.priority, p.id.clone()));
+        let place = |id: &str| self.order.iter().position(|known| known == id).unwrap_or(usize::MAX);
+        usable.sort_by_key(|p| (place(&p.id), -p.priority, p.id.clone()));
         usable
     }
 
@@ -97,7 +101,8 @@ impl Registry {
                 .into());
         }
         let known: Vec<&str> = self.usable().iter().map(|p| p.id.as_str()).collect();
-        Err(AbiError::not_found(format!("there is no provider `{id}` (found: {})", list(&known)))
+        let guess = did_you_mean(id, known.iter().copied());
+        Err(AbiError::not_found(format!("there is no provider `{id}` (found: {}){guess}", list(&known)))
             .with_hint("`sdrun providers --explain` shows where providers are looked for")
             .into())
     }
@@ -275,8 +280,9 @@ impl Registry {
         all.iter().find(|r| r.name == name).copied().ok_or_else(|| {
             let known: Vec<&str> = all.iter().map(|r| r.name.as_str()).collect();
             Error::Core(AbiError::not_found(format!(
-                "no provider uses a runtime called `{name}` (known: {})",
-                list(&known)
+                "no provider uses a runtime called `{name}` (known: {}){}",
+                list(&known),
+                did_you_mean(name, known.iter().copied())
             )))
         })
     }

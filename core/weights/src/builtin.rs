@@ -43,8 +43,9 @@ pub fn list() -> &'static [Builtin] {
     table::MODELS
 }
 
-/// The built-in model of this name.
+/// The built-in model of this name; `_` may stand for `-`.
 pub fn find(name: &str) -> Option<&'static Builtin> {
+    let name = name.replace('_', "-");
     list().iter().find(|model| model.name == name)
 }
 

@@ -43,6 +43,27 @@ impl Component {
             Component::ControlNet => "controlnet",
         }
     }
+
+    /// Folders of a diffusers pipeline and the component in each.
+    pub(crate) const FOLDERS: [(&str, Component); 7] = [
+        ("text_encoder", Component::TextEncoder),
+        ("text_encoder_2", Component::TextEncoder2),
+        ("text_encoder_3", Component::TextEncoder3),
+        ("unet", Component::Denoiser),
+        ("transformer", Component::Denoiser),
+        ("vae", Component::Vae),
+        ("controlnet", Component::ControlNet),
+    ];
+
+    /// The component in a pipeline folder of this name: diffusers' names, and those that optimum adds for ONNX.
+    pub(crate) fn of_folder(name: &str) -> Option<Self> {
+        let name = match name {
+            "vae_encoder" | "vae_decoder" => "vae",
+            "unet_controlnet" => "unet",
+            name => name,
+        };
+        Self::FOLDERS.iter().find(|(folder, _)| *folder == name).map(|(_, component)| *component)
+    }
 }
 
 impl fmt::Display for Component {
@@ -53,8 +74,13 @@ impl fmt::Display for Component {
 
 impl FromStr for Component {
     type Err = String;
+
+    /// Reads the name, with `-` or `_`, as diffusers names the folder (`unet`, `transformer`) or as [`name`](Self::name)
+    /// does.
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|c| c.name() == text).ok_or_else(|| {
+        let plain = text.replace('-', "_");
+        let named = Self::ALL.into_iter().find(|c| c.name() == plain);
+        named.or_else(|| Self::of_folder(&plain)).ok_or_else(|| {
             let names: Vec<&str> = Self::ALL.iter().map(|c| c.name()).collect();
             format!("unknown part of a pipeline `{text}`: use {}", names.join(", "))
         })
@@ -66,4 +92,27 @@ impl FromStr for Component {
 pub trait StateDict: WeightSource + Send {
     /// All names, sorted.
     fn names(&self) -> Vec<&str>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_have_every_usual_name() {
+        for (text, component) in [
+            ("text_encoder", Component::TextEncoder),
+            ("text-encoder", Component::TextEncoder),
+            ("text-encoder-2", Component::TextEncoder2),
+            ("unet", Component::Denoiser),
+            ("transformer", Component::Denoiser),
+            ("denoiser", Component::Denoiser),
+            ("vae_decoder", Component::Vae),
+            ("vae-encoder", Component::Vae),
+            ("controlnet", Component::ControlNet),
+        ] {
+            assert_eq!(text.parse(), Ok(component), "{text}");
+        }
+        assert!("text encoder".parse::<Component>().unwrap_err().contains("text_encoder_3"));
+    }
 }

@@ -4,6 +4,7 @@ mod export;
 mod table;
 
 use crate::{
+    complete,
     context::Context,
     exit, files,
     model::{self, ModelArgs},
@@ -19,7 +20,12 @@ use sdrun::{
 };
 use serde::Serialize;
 use std::{
-    collections::BTreeMap, num::NonZeroUsize, path::PathBuf, process::ExitCode, str::FromStr, time::Duration,
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroUsize,
+    path::PathBuf,
+    process::ExitCode,
+    str::FromStr,
+    time::Duration,
 };
 
 /// Measure a model on every provider: build, load, speed, memory and accuracy in one table
@@ -34,14 +40,15 @@ use std::{
 ///
 /// Example: sdrun bench --markdown table.md --json=report.json
 ///
-/// Example: sdrun bench sd15/unet -p openvino -p ggml --precision low --threads 8
+/// Example: sdrun bench sd15/unet sd15/vae-decoder -p openvino -p ggml --precision low --threads 8
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// An .onnx file or the name of a built-in model; without it, the built-in suite
-    model: Option<String>,
+    /// .onnx files or names of built-in models; without any, the built-in suite
+    #[arg(value_name = "MODEL", add = complete::models())]
+    models: Vec<String>,
 
     /// Measure this provider (repeatable); without it, all usable ones
-    #[arg(short, long = "provider", value_name = "ID", conflicts_with = "all_providers")]
+    #[arg(short, long = "provider", value_name = "ID", conflicts_with = "all_providers", add = complete::providers())]
     providers: Vec<String>,
 
     /// Measure all usable providers, which is what happens without --provider
@@ -49,7 +56,7 @@ pub(crate) struct Args {
     all_providers: bool,
 
     /// Device: an id, an index or a part of the name
-    #[arg(long, value_name = "DEVICE")]
+    #[arg(long, value_name = "DEVICE", add = complete::devices())]
     device: Option<String>,
 
     /// fp32, fp16, bf16, q8_0, q4_k, or low: each provider's best below fp32 (repeatable) [default: fp32; the suite: fp32 and low]
@@ -134,7 +141,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     for id in &args.providers {
         registry.entry(id)?;
     }
-    let options = options(args)?;
+    let options = options(args, context)?;
     let plan = plan(args, context)?;
     let weights = match (&*plan, args.weights.is_given()) {
         ([Plan { model, .. }], true) => {
@@ -174,7 +181,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         files::write(path, |out| out.write_all(export::markdown(&report).as_bytes()))?;
     }
     let weights = weights.filter(|_| args.weights.is_given()).map(|weights| {
-        let model = args.model.as_deref().unwrap_or_default();
+        let model = args.models.first().map_or("", String::as_str);
         args.weights.report(model, &weights.stack)
     });
     let shown = Shown { report: &report, weights };
@@ -216,24 +223,20 @@ fn plan(args: &Args, context: &Context) -> anyhow::Result<Vec<Plan>> {
     let asked: Vec<PrecisionChoice> = args.precisions.iter().map(|p| p.0).collect();
     let or = |default: &[PrecisionChoice]| if asked.is_empty() { default.to_vec() } else { asked.clone() };
     let given = args.shapes.shapes()?;
-    match &args.model {
-        Some(what) => {
-            let model = args.shapes.open(what, args.weights.policy(), context)?;
-            let shapes = model::complete(model.builtin(), model.graph(), given);
-            let precisions = or(&[PrecisionChoice::Fixed(Precision::Fp32)]);
-            Ok(vec![Plan { model, shapes, precisions }])
+    let invalid = |message: &str, hint: &str| Err(sdrun::abi::Error::invalid(message).with_hint(hint).into());
+    match &*args.models {
+        [] if !given.is_empty() => {
+            invalid("--shape belongs to a model, and none is named", "`sdrun bench MODEL --shape …`")
         }
-        None if !given.is_empty() => {
-            Err(sdrun::abi::Error::invalid("--shape belongs to a model, and none is named")
-                .with_hint("`sdrun bench MODEL --shape …`")
-                .into())
-        }
-        None if args.weights.is_given() => Err(sdrun::abi::Error::invalid(
+        [] if args.weights.is_given() => invalid(
             "--weights, --lora and --embedding belong to a model, and none is named",
-        )
-        .with_hint("`sdrun bench MODEL --weights …`")
-        .into()),
-        None => bench::SUITE
+            "`sdrun bench MODEL --weights …`",
+        ),
+        [_, _, ..] if args.weights.is_given() => invalid(
+            "--weights, --lora and --embedding belong to one model, and several are named",
+            "run `sdrun bench` once for each model",
+        ),
+        [] => bench::SUITE
             .iter()
             .map(|(name, precisions)| {
                 let model = model::open_model(name, &OpenOptions::default(), context)?;
@@ -241,10 +244,32 @@ fn plan(args: &Args, context: &Context) -> anyhow::Result<Vec<Plan>> {
                 Ok(Plan { model, shapes, precisions: or(precisions) })
             })
             .collect(),
+        models => {
+            let mut unused: BTreeSet<&String> = given.keys().collect();
+            let mut plans = Vec::new();
+            for what in models {
+                let model = args.shapes.open(what, args.weights.policy(), context)?;
+                // Each model takes the shapes of the inputs it has; one alone takes all, so that a wrong name is its error.
+                let inputs: Vec<String> = model.inputs().into_iter().map(|(spec, _)| spec.name).collect();
+                let mut own = given.clone();
+                own.retain(|name, _| models.len() == 1 || inputs.contains(name));
+                unused.retain(|name| !own.contains_key(*name));
+                let shapes = model::complete(model.builtin(), model.graph(), own);
+                let precisions = or(&[PrecisionChoice::Fixed(Precision::Fp32)]);
+                plans.push(Plan { model, shapes, precisions });
+            }
+            match unused.first() {
+                None => Ok(plans),
+                Some(name) => invalid(
+                    &format!("--shape names {name:?}, which is an input of none of the models"),
+                    "`sdrun inspect MODEL` lists the inputs",
+                ),
+            }
+        }
     }
 }
 
-fn options(args: &Args) -> anyhow::Result<BenchOptions> {
+fn options(args: &Args, context: &Context) -> anyhow::Result<BenchOptions> {
     let mut options: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
     for KeyValue { key, value } in &args.options {
         let (provider, key) = match (key.split_once(':'), &*args.providers) {
@@ -262,7 +287,7 @@ fn options(args: &Args) -> anyhow::Result<BenchOptions> {
     Ok(BenchOptions {
         providers: args.providers.clone(),
         device: args.device.clone(),
-        threads: args.threads.map(NonZeroUsize::get),
+        threads: args.threads.or(context.config.threads).map(NonZeroUsize::get),
         min_runs: args.min_runs.get(),
         min_time: args.min_time,
         max_time: args.max_time,

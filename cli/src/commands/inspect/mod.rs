@@ -3,11 +3,10 @@
 mod graph;
 mod weights;
 
-use crate::{context::Context, files, format, model};
+use crate::{complete, context::Context, files, format, model};
 use sdrun::{
     EngineFile, EngineManifest,
     abi::{DType, Error},
-    weights::builtin,
 };
 use serde::Serialize;
 use std::{
@@ -27,17 +26,11 @@ use std::{
 /// shapes bound, so give --shape to compare with them.
 ///
 /// Example: sdrun inspect unet/model.onnx --shape sample=1,4,64,64 --passes
-///
-/// Example: sdrun inspect --list
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// A file or the name of a built-in model
-    #[arg(value_name = "FILE", required_unless_present = "list", conflicts_with = "list")]
-    what: Option<String>,
-
-    /// List the built-in models
-    #[arg(long)]
-    list: bool,
+    #[arg(value_name = "FILE", add = complete::models())]
+    what: String,
 
     /// Show what each pass over the graph removes and merges
     #[arg(long)]
@@ -52,10 +45,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
-    let Some(what) = &args.what else {
-        list(context)?;
-        return Ok(ExitCode::SUCCESS);
-    };
+    let what = &args.what;
     let path = Path::new(what);
     let onnx_only = args.passes || !args.model.shapes.is_empty();
     if is_engine(path) {
@@ -86,47 +76,6 @@ fn refuse(given: bool, what: &str) -> Result<(), Error> {
         )));
     }
     Ok(())
-}
-
-#[derive(Serialize)]
-struct Listing {
-    models: Vec<ListedModel>,
-}
-
-#[derive(Serialize)]
-struct ListedModel {
-    name: &'static str,
-    summary: &'static str,
-    inputs: Vec<ListedInput>,
-}
-
-#[derive(Serialize)]
-struct ListedInput {
-    name: &'static str,
-    dtype: DType,
-    shape: &'static [usize],
-}
-
-fn list(context: &Context) -> anyhow::Result<()> {
-    let input = |i: &builtin::Input| ListedInput { name: i.name, dtype: i.dtype, shape: i.shape };
-    let models = builtin::list()
-        .iter()
-        .map(|b| ListedModel {
-            name: b.name,
-            summary: b.summary,
-            inputs: b.inputs.iter().map(input).collect(),
-        })
-        .collect();
-    let listing = Listing { models };
-    context.present(&listing, |out| {
-        let mut table = format::table(["model", "what", "inputs"]);
-        for m in &listing.models {
-            let inputs: Vec<String> =
-                m.inputs.iter().map(|i| format!("{} {} {:?}", i.name, i.dtype, i.shape)).collect();
-            table.add_row([m.name, m.summary, &inputs.join("\n")]);
-        }
-        writeln!(out, "{table}")
-    })
 }
 
 #[derive(Serialize)]

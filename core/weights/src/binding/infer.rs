@@ -1,13 +1,16 @@
 //! The table by names and paths.
 
 use super::{
-    BoundTensor, ImportReport, Reason, Unbound, names,
+    BoundTensor, ImportReport, Reason, Unbound, export, names,
     path::{Use, Uses, module_path},
 };
 use crate::{Binding, OnnxWeights, Transform};
 use sdrun_abi::{DType, WeightSource};
 use sdrun_graph::{Graph, WeightData, WeightRef};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    path::Path,
+};
 
 /// What is known of one weight.
 pub(super) struct Finding {
@@ -64,6 +67,14 @@ impl Binding {
     pub fn infer(graph: &Graph) -> (Binding, ImportReport) {
         let findings = findings(graph);
         conclude(findings, ImportReport::default())
+    }
+
+    /// As [`infer`](Binding::infer), for the graph in this model file. If the weights do not tell which component it is, the
+    /// folder of the export may: `text_encoder/model.onnx` beside `model_index.json`, or a `config.json` with a known class.
+    pub fn infer_file(graph: &Graph, model: &Path) -> (Binding, ImportReport) {
+        let (mut binding, report) = Self::infer(graph);
+        binding.component = binding.component.or_else(|| export::component(model));
+        (binding, report)
     }
 }
 

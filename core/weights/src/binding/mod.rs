@@ -13,10 +13,12 @@
 //! |---|---|
 //! | `names` | what a state-dict name looks like; names of other versions and of wrappers; the component they belong to |
 //! | `path` | the module path of a node, and what an operand of it is called in that module |
+//! | `export` | the component, by the folder of an export |
 //! | `infer` | the table by names and paths |
 //! | `reference` | the table compared with values |
 //! | `report` | what was found and what was not |
 
+mod export;
 mod infer;
 mod names;
 mod path;

@@ -14,17 +14,6 @@ use std::{
 const MAX_JSON: u64 = 64 << 20;
 /// Names of weight files: diffusers' and transformers'.
 const STEMS: [&str; 2] = ["diffusion_pytorch_model", "model"];
-/// Folders of a pipeline, and what lies in them.
-const FOLDERS: [(&str, Component); 7] = [
-    ("text_encoder", Component::TextEncoder),
-    ("text_encoder_2", Component::TextEncoder2),
-    ("text_encoder_3", Component::TextEncoder3),
-    ("unet", Component::Denoiser),
-    ("transformer", Component::Denoiser),
-    ("vae", Component::Vae),
-    ("controlnet", Component::ControlNet),
-];
-
 /// Folders in which diffusers' training scripts save averaged (EMA) weights.
 const AVERAGED: [&str; 2] = ["unet_ema", "transformer_ema"];
 
@@ -42,7 +31,7 @@ impl Folder {
     /// Looks for a pipeline, or for the weights of one component. `NotFound` where there is neither.
     pub(super) fn find(path: &Path) -> Result<Folder> {
         let mut weights = Vec::new();
-        for (name, component) in FOLDERS {
+        for (name, component) in Component::FOLDERS {
             let folder = path.join(name);
             if folder.is_dir()
                 && let Some(files) = weight_files(&folder)?
@@ -62,9 +51,7 @@ impl Folder {
         {
             // Its name is that of a pipeline's folder where it was taken out of one.
             let name = path.file_name().and_then(|name| name.to_str());
-            let hint =
-                FOLDERS.iter().find(|(folder, _)| Some(*folder) == name).map(|(_, component)| *component);
-            weights.push((files, hint));
+            weights.push((files, name.and_then(Component::of_folder)));
         }
         if weights.is_empty() && averaged.is_none() {
             let message = format!("{} has no weights in safetensors files", path.display());

@@ -1,0 +1,53 @@
+//! `sdrun models`
+
+use crate::{context::Context, format};
+use sdrun::{abi::DType, weights::builtin};
+use serde::Serialize;
+use std::process::ExitCode;
+
+/// List the built-in models
+///
+/// Each is the graph of a real architecture with synthetic weights, so that everything can be tried without a download.
+/// Use its name wherever a command takes a model. The shapes are those the model runs in unless --shape says otherwise.
+///
+/// Example: sdrun models --json
+#[derive(clap::Args)]
+pub(crate) struct Args {}
+
+#[derive(Serialize)]
+struct Report {
+    models: Vec<Model>,
+}
+
+#[derive(Serialize)]
+struct Model {
+    name: &'static str,
+    summary: &'static str,
+    inputs: Vec<Input>,
+}
+
+#[derive(Serialize)]
+struct Input {
+    name: &'static str,
+    dtype: DType,
+    shape: &'static [usize],
+}
+
+pub(crate) fn run(_: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let input = |i: &builtin::Input| Input { name: i.name, dtype: i.dtype, shape: i.shape };
+    let models = builtin::list()
+        .iter()
+        .map(|b| Model { name: b.name, summary: b.summary, inputs: b.inputs.iter().map(input).collect() })
+        .collect();
+    let report = Report { models };
+    context.present(&report, |out| {
+        let mut table = format::table(["model", "what", "inputs"]);
+        for m in &report.models {
+            let inputs: Vec<String> =
+                m.inputs.iter().map(|i| format!("{} {} {:?}", i.name, i.dtype, i.shape)).collect();
+            table.add_row([m.name, m.summary, &inputs.join("\n")]);
+        }
+        writeln!(out, "{table}")
+    })?;
+    Ok(ExitCode::SUCCESS)
+}

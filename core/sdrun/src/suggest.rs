@@ -1,0 +1,32 @@
+//! "Did you mean …?" for names that do not exist.
+
+/// How alike two names must be, from 0 to 1 (Jaro-Winkler). Lower values suggest unrelated names.
+const ALIKE: f64 = 0.85;
+
+/// The question to put behind a message about `word`, which is none of `names`; empty if no name is alike.
+pub(crate) fn did_you_mean<'n>(word: &str, names: impl IntoIterator<Item = &'n str>) -> String {
+    let plain = |name: &str| name.to_lowercase().replace('_', "-");
+    let alike = |name: &&str| strsim::jaro_winkler(&plain(word), &plain(name));
+    let best = names.into_iter().max_by(|a, b| alike(a).total_cmp(&alike(b)));
+    match best {
+        Some(name) if alike(&name) >= ALIKE => format!("; did you mean `{name}`?"),
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::did_you_mean;
+
+    #[test]
+    fn suggests_what_is_alike_and_nothing_else() {
+        let names = ["openvino", "onnxruntime", "ggml", "sd15/unet", "sd15/unet-fp16", "sd15/text-encoder"];
+        let ask = |word| did_you_mean(word, names);
+        assert_eq!(ask("openvno"), "; did you mean `openvino`?");
+        assert_eq!(ask("OpenVINO"), "; did you mean `openvino`?");
+        assert_eq!(ask("sd15/unett"), "; did you mean `sd15/unet`?");
+        assert_eq!(ask("sd15/text_encoder"), "; did you mean `sd15/text-encoder`?");
+        assert_eq!(ask("cuda"), "");
+        assert_eq!(did_you_mean("x", []), "");
+    }
+}
