@@ -25,6 +25,8 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     complete::serve();
+    // Outputs must not destroy inputs.
+    sdrun::files::remember_inputs();
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return exit::usage(&error),

@@ -155,6 +155,32 @@ fn built_in_models_are_listed_and_described_without_being_generated() {
 }
 
 #[test]
+fn outputs_do_not_destroy_inputs() {
+    let sandbox = Sandbox::new();
+    let bytes = model("x");
+    let file = sandbox.file("m.onnx", &bytes);
+    sandbox
+        .run(&["inspect", &file, &format!("--json={file}")])
+        .fails(4, &["m.onnx", "input of this command"]);
+    let other = sandbox.path("work/hard.onnx");
+    std::fs::hard_link(&file, &other).unwrap();
+    let json = format!("--json={}", other.display());
+    sandbox.run(&["inspect", &file, &json]).fails(4, &["hard.onnx", "input of this command"]);
+    assert_eq!(std::fs::read(&file).unwrap(), bytes);
+}
+
+#[cfg(unix)]
+#[test]
+fn import_does_not_write_through_links() {
+    let sandbox = Sandbox::new();
+    let file = sandbox.file("m.onnx", model("x"));
+    let kept = sandbox.file("kept", "keep");
+    std::os::unix::fs::symlink(&kept, sandbox.path("work/m.binding.json")).unwrap();
+    sandbox.run(&["import", &file]).fails(4, &["m.binding.json", "symbolic link"]);
+    assert_eq!(std::fs::read_to_string(&kept).unwrap(), "keep");
+}
+
+#[test]
 fn bench_takes_several_models() {
     let sandbox = Sandbox::new();
     let (a, b) = (sandbox.file("a.onnx", model("x")), sandbox.file("b.onnx", model("other")));

@@ -96,7 +96,7 @@ struct Report<'a> {
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.output {
-        files::check_engine_target(path)?;
+        files::check_file_target(path)?;
     }
     let own = args.build.bake || args.weights.is_changing();
     let policy = if own { args.weights.policy() } else { WeightsPolicy::MayBeAbsent };

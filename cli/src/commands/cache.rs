@@ -125,7 +125,7 @@ struct Verified<'a> {
 }
 
 fn verify(cache: &Cache, context: &Context) -> anyhow::Result<ExitCode> {
-    let engines = cache.list()?;
+    let engines = cache.verify()?;
     let damaged: Vec<&CacheEntry> = engines.iter().filter(|e| e.content.is_err()).collect();
     let report = Verified { folder: cache.root().to_path_buf(), checked: engines.len(), damaged };
     context.present(&report, |out| show_verified(out, &report))?;

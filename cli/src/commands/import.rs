@@ -51,7 +51,8 @@ struct Report<'a> {
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let file = args.output.clone().unwrap_or_else(|| Model::binding_file(&args.model));
-    files::check_target(&file)?;
+    // The name follows from the model's: a link there may come from whoever made the folder.
+    files::check_file_target(&file)?;
     let policy = if args.reference.is_some() { WeightsPolicy::Required } else { WeightsPolicy::MayBeAbsent };
     let what = args.model.to_string_lossy();
     if !args.model.is_file() {

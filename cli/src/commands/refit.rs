@@ -68,7 +68,7 @@ struct Report<'a> {
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.output {
-        files::check_engine_target(path)?;
+        files::check_file_target(path)?;
     }
     let path = &*args.engine;
     let manifest = EngineFile::open(path)?.manifest;

@@ -5,27 +5,24 @@ pub(crate) mod npz;
 pub(crate) mod png;
 
 use crate::exit::cannot_write;
-use sdrun::abi::{Error, ErrorCode};
+use sdrun::{
+    abi::{Error, ErrorCode},
+    files::{Existing, Links, open_regular},
+};
 use std::{
     fs::{self, File},
-    io::{self, BufWriter, Cursor, Seek, Write},
-    path::{Path, PathBuf},
+    io::{self, Cursor, Write},
+    path::Path,
 };
 
-/// Where a file is written to.
-pub(crate) trait Out: Write + Seek {}
-impl<T: Write + Seek> Out for T {}
+pub(crate) use sdrun::files::Output as Out;
 
-/// Opens a regular file for reading, and its size. Pipes and devices are refused, since a pipe that nobody
-/// writes to would wait for ever.
+/// Opens a regular file for reading, and its size. Pipes and devices are refused, since a pipe without a writer would wait
+/// for ever.
 pub(crate) fn open(path: &Path) -> Result<(File, u64), Error> {
-    let size = fs::metadata(path).and_then(|meta| {
-        if meta.is_file() { Ok(meta.len()) } else { Err(io::Error::other("it is not a regular file")) }
-    });
-    match size.and_then(|size| Ok((File::open(path)?, size))) {
-        Ok(opened) => Ok(opened),
-        Err(e) => Err(Error::io("read", path, &e)),
-    }
+    let file = open_regular(path, Links::Follow)?;
+    let size = file.metadata().map_err(|e| Error::io("read", path, &e))?.len();
+    Ok((file, size))
 }
 
 /// The error of a file that is not what it should be.
@@ -33,79 +30,33 @@ pub(crate) fn damaged(path: &Path, why: impl std::fmt::Display) -> Error {
     Error::new(ErrorCode::DataLoss, format!("{} {why}", path.display())).with_file(path)
 }
 
-/// Writes a file completely or not at all: into a temporary file beside it, which then takes its name. A pipe
-/// or a device (`/dev/stdout`) is written to directly.
+/// Writes a file that the user named, completely or not at all; see [`sdrun::files::write`]. A pipe or a device
+/// (`/dev/stdout`) is written to directly.
 pub(crate) fn write(path: &Path, fill: impl FnOnce(&mut dyn Out) -> io::Result<()>) -> anyhow::Result<()> {
-    let special = fs::metadata(path).is_ok_and(|meta| !meta.is_file());
-    let written = if special { write_special(path, fill) } else { write_regular(path, fill) };
-    Ok(written.map_err(|e| cannot_write(&path.display().to_string(), &e))?)
-}
-
-fn write_special(path: &Path, fill: impl FnOnce(&mut dyn Out) -> io::Result<()>) -> io::Result<()> {
-    if path.is_dir() {
-        return Err(io::Error::new(io::ErrorKind::IsADirectory, "it is a folder"));
+    if !is_special(path) {
+        return Ok(sdrun::files::write(path, Existing::OfUser, fill)?);
     }
-    let mut buffer = Cursor::new(Vec::new());
-    fill(&mut buffer)?;
-    File::options().write(true).open(path)?.write_all(&buffer.into_inner())
-}
-
-fn write_regular(path: &Path, fill: impl FnOnce(&mut dyn Out) -> io::Result<()>) -> io::Result<()> {
-    // The file behind a symbolic link is replaced, not the link.
-    let target = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".sdrun-").suffix(".tmp");
-    #[cfg(unix)]
-    {
-        // What the user's umask leaves of it, as for any file a program makes.
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(0o666));
-    }
-    let mut file = BufWriter::new(builder.tempfile_in(folder_of(&target))?);
-    fill(&mut file)?;
-    let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
-    file.as_file().sync_all()?;
-    file.persist(&target)?;
-    Ok(())
-}
-
-fn folder_of(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder.to_path_buf(),
-        _ => PathBuf::from("."),
-    }
-}
-
-/// Whether a file can be made at `path`, asked before the work that ends there begins.
-pub(crate) fn check_target(path: &Path) -> Result<(), Error> {
-    let folder = folder_of(path);
-    let refuse = |code, why: &str| {
-        Err(Error::new(code, format!("cannot write {}: {why}", path.display())).with_file(path))
+    let write = || -> io::Result<()> {
+        let mut buffer = Cursor::new(Vec::new());
+        fill(&mut buffer)?;
+        File::options().write(true).open(path)?.write_all(&buffer.into_inner())
     };
-    if path.is_dir() {
-        return refuse(ErrorCode::InvalidArgument, "it is a folder");
-    }
-    match fs::metadata(&folder) {
-        Ok(meta) if !meta.is_dir() => {
-            refuse(ErrorCode::InvalidArgument, &format!("{} is not a folder", folder.display()))
-        }
-        Ok(_) => Ok(()),
-        Err(e) => {
-            refuse(Error::io("use", &folder, &e).code, &format!("its folder {}: {e}", folder.display()))
-        }
-    }
+    Ok(write().map_err(|e| cannot_write(&path.display().to_string(), &e))?)
 }
 
-/// The file is replaced when it is complete; a device or a pipe must not be.
-pub(crate) fn check_engine_target(path: &Path) -> Result<(), Error> {
-    check_target(path)?;
-    if path.exists() && !path.is_file() {
-        return Err(Error::invalid(format!(
-            "cannot write an engine to {}: it is not a regular file",
-            path.display()
-        )));
-    }
-    Ok(())
+/// Whether a path names a pipe or a device.
+fn is_special(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|meta| !meta.is_file() && !meta.is_dir())
+}
+
+/// Whether [`write`] may make a file at `path`; checked before the work whose result goes there.
+pub(crate) fn check_target(path: &Path) -> Result<(), Error> {
+    if is_special(path) { Ok(()) } else { check_file_target(path) }
+}
+
+/// As [`check_target`], for files that must be regular: engines, and tables whose name follows from a model's.
+pub(crate) fn check_file_target(path: &Path) -> Result<(), Error> {
+    sdrun::files::check_target(path).map(drop)
 }
 
 #[cfg(test)]
@@ -130,22 +81,23 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn links_and_devices_stay_what_they_are() {
+    fn links_are_refused_and_devices_stay_what_they_are() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let (real, link) = (dir.path().join("real"), dir.path().join("link"));
         fs::write(&real, b"old").unwrap();
+        fs::set_permissions(&real, fs::Permissions::from_mode(0o600)).unwrap();
         std::os::unix::fs::symlink(&real, &link).unwrap();
-        write(&link, |out| out.write_all(b"new")).unwrap();
-        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-        assert_eq!(fs::read(&real).unwrap(), b"new");
-        // Readable by whom the umask allows, not by the owner alone.
-        let plain = dir.path().join("plain");
-        fs::write(&plain, b"").unwrap();
-        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
-        assert_eq!(mode(&real), mode(&plain));
+        let error = write(&link, |out| out.write_all(b"new")).unwrap_err();
+        assert!(error.to_string().contains("symbolic link"), "{error}");
+        assert_eq!(check_target(&link).unwrap_err().code, ErrorCode::InvalidArgument);
+        assert_eq!(fs::read(&real).unwrap(), b"old");
+        // A file that is replaced keeps its mode.
+        write(&real, |out| out.write_all(b"new")).unwrap();
+        assert_eq!(fs::metadata(&real).unwrap().permissions().mode() & 0o777, 0o600);
         write(Path::new("/dev/null"), |out| out.write_all(b"gone")).unwrap();
         assert!(!fs::metadata("/dev/null").unwrap().is_file());
+        assert_eq!(check_file_target(Path::new("/dev/null")).unwrap_err().code, ErrorCode::InvalidArgument);
     }
 
     #[test]
