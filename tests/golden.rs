@@ -55,6 +55,7 @@ fn a_known_error_excuses_no_other() {
         cosine,
         snr_db: Some(1.0),
         not_finite,
+        reference_not_finite: 0,
     };
     let known = |c: Comparison| is_known("t5-xxl-2-layers", "ggml", Precision::Q4K, &c);
     assert!(known(comparison(0.835, 0)));

@@ -44,6 +44,10 @@ pub(crate) struct Args {
     #[arg(long)]
     isolate: bool,
 
+    /// Accept NaN and infinity in outputs; without it, they are an error
+    #[arg(long)]
+    allow_non_finite: bool,
+
     #[command(flatten)]
     weights: WeightArgs,
     #[command(flatten)]
@@ -169,6 +173,9 @@ fn finish(
         Some(weights) if !engine.info().weights.is_empty() => engine.session(&weights.stack, &host)?,
         _ => engine.session(&sdrun::weights::MapSource::default(), &host)?,
     };
+    if args.allow_non_finite {
+        session = session.allow_non_finite();
+    }
     let started = Instant::now();
     let outputs = session.run(inputs, &host)?;
     let run_ms = started.elapsed().as_secs_f64() * 1e3;

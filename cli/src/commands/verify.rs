@@ -176,10 +176,10 @@ fn outputs_of(
     let host = task.host(context.cancel_flag());
     let stack = &side.weights.stack;
     if !side.pristine || stack.is_pristine() || engine.info().weights.is_empty() {
-        let outputs = engine.session(stack, &host)?.run(&job.inputs, &host)?;
+        let outputs = engine.session(stack, &host)?.allow_non_finite().run(&job.inputs, &host)?;
         return Ok((provider.id().to_string(), outputs, Vec::new()));
     }
-    let mut session = engine.session(&stack.pristine(), &host)?;
+    let mut session = engine.session(&stack.pristine(), &host)?.allow_non_finite();
     let before = session.run(&job.inputs, &host)?;
     session.refit(stack, &host)?;
     let outputs = session.run(&job.inputs, &host)?;
@@ -187,6 +187,16 @@ fn outputs_of(
         |(name, tensor): (&String, &HostTensor)| (before.get(name) == Some(tensor)).then(|| name.clone());
     let unchanged = outputs.iter().filter_map(same).collect();
     Ok((provider.id().to_string(), outputs, unchanged))
+}
+
+/// How many values are NaN or infinite, and on which side.
+fn not_finite(c: &Comparison) -> String {
+    match (c.not_finite, c.reference_not_finite) {
+        (0, 0) => "0".into(),
+        (here, 0) => format!("{here} here"),
+        (0, there) => format!("{there} in the reference"),
+        (here, there) => format!("{here} here, {there} in the reference"),
+    }
 }
 
 fn show(out: &mut dyn Write, report: &Report) -> io::Result<()> {
@@ -216,8 +226,12 @@ fn show(out: &mut dyn Write, report: &Report) -> io::Result<()> {
             format!("{:.3e}", c.max_abs_error),
             format!("{:.3e}", c.relative_error),
             format!("{:.7}", c.cosine),
-            c.snr_db.map_or("equal".into(), |db| format!("{db:.1}")),
-            c.not_finite.to_string(),
+            match c.snr_db {
+                Some(db) => format!("{db:.1}"),
+                None if *accepted => "equal".into(),
+                None => "-".into(),
+            },
+            not_finite(c),
             if *accepted { "right".into() } else { "WRONG".to_string() },
         ]);
     }

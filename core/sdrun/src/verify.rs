@@ -23,6 +23,9 @@ pub struct Comparison {
     pub snr_db: Option<f64>,
     /// Values that are NaN or infinite here and finite in the reference.
     pub not_finite: usize,
+    /// Values that are NaN or infinite in the reference and not the same here.
+    #[serde(default)]
+    pub reference_not_finite: usize,
 }
 
 /// What counts as right for a precision: the worst output has to keep both.
@@ -62,6 +65,7 @@ impl Tolerance {
     /// Whether one output is right.
     pub fn accepts(&self, c: &Comparison) -> bool {
         c.not_finite == 0
+            && c.reference_not_finite == 0
             && c.cosine >= self.cosine
             && self.relative_error.is_none_or(|most| c.relative_error <= most)
     }
@@ -98,11 +102,11 @@ fn compare_one(name: &str, tensor: &HostTensor, reference: &HostTensor) -> Resul
     let (a, b) = (values(tensor)?, values(reference)?);
     let (mut max, mut sum, mut peak, mut dot, mut aa, mut bb, mut noise) =
         (0f64, 0f64, 0f64, 0f64, 0f64, 0f64, 0f64);
-    let mut not_finite = 0;
+    let (mut not_finite, mut reference_not_finite) = (0, 0);
     for (x, y) in a.iter().zip(&b) {
         if !y.is_finite() {
             // A reference that is itself not finite has to be matched exactly.
-            not_finite += usize::from(!(x == y || (x.is_nan() && y.is_nan())));
+            reference_not_finite += usize::from(!(x == y || (x.is_nan() && y.is_nan())));
             continue;
         }
         if !x.is_finite() {
@@ -129,6 +133,7 @@ fn compare_one(name: &str, tensor: &HostTensor, reference: &HostTensor) -> Resul
         cosine: cosine.min(1.0),
         snr_db: (noise > 0.0).then(|| 10.0 * (bb / noise).log10()),
         not_finite,
+        reference_not_finite,
     })
 }
 
@@ -159,6 +164,14 @@ mod tests {
         assert!(!judge(&[1.0, f32::NAN], &[1.0, 2.0]));
         assert!(!judge(&[0.0, 0.0], &[1.0, 2.0]));
         assert!(judge(&[f32::INFINITY, 1.0], &[f32::INFINITY, 1.0]));
+        // The side that is not finite is named.
+        let sides = |a: &[f32], b: &[f32]| {
+            let c = &compare(&one(a), &one(b)).unwrap()[0];
+            (c.not_finite, c.reference_not_finite)
+        };
+        assert_eq!(sides(&[1.0, f32::NAN], &[1.0, 2.0]), (1, 0));
+        assert_eq!(sides(&[1.0, 2.0], &[f32::NAN, 2.0]), (0, 1));
+        assert_eq!(sides(&[f32::NAN, 2.0], &[f32::NAN, 2.0]), (0, 0));
         assert!(compare(&one(&[1.0]), &one(&[1.0, 2.0])).is_err());
     }
 }

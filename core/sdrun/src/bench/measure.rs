@@ -77,7 +77,8 @@ fn fill(
     let own = case.model.weights();
     let pristine = case.weights.map(WeightStack::pristine);
     let weights: &dyn WeightSource = pristine.as_ref().map_or(&own, |stack| stack);
-    let mut session = engine.session(weights, host)?;
+    // The comparison says which side is not finite.
+    let mut session = engine.session(weights, host)?.allow_non_finite();
     row.load_seconds = Some(started.elapsed().as_secs_f64());
     row.memory.load_bytes = peak(&provider);
     if let Some(stack) = case.weights.filter(|stack| !stack.is_pristine()) {
@@ -111,6 +112,11 @@ fn fill(
     Ok(())
 }
 
+/// How right an output is: lower is worse. Values that are not finite outweigh any cosine.
+fn score(c: &verify::Comparison) -> f64 {
+    c.cosine - (c.not_finite + c.reference_not_finite) as f64
+}
+
 fn judge(row: &mut Row, precision: Precision, outputs: &Tensors, reference: Option<&Tensors>) -> Result<()> {
     let Some(reference) = reference else {
         row.status = Status::Unverified;
@@ -122,14 +128,18 @@ fn judge(row: &mut Row, precision: Precision, outputs: &Tensors, reference: Opti
     let accepted = compared.iter().all(|c| tolerance.accepts(c));
     let worst = compared
         .into_iter()
-        .min_by(|a, b| (a.cosine - a.not_finite as f64).total_cmp(&(b.cosine - b.not_finite as f64)))
+        .min_by(|a, b| score(a).total_cmp(&score(b)))
         .ok_or_else(|| AbiError::invalid("the model has no outputs"))?;
     row.status = if accepted { Status::Ok } else { Status::Inaccurate };
-    row.reason = (!accepted).then(|| {
-        format!(
+    row.reason = (!accepted).then(|| match (worst.not_finite, worst.reference_not_finite) {
+        (0, 0) => format!(
             "output {:?} is too far from the reference: relative error {:.2e}, cosine {:.6}",
             worst.output, worst.relative_error, worst.cosine
-        )
+        ),
+        (0, there) => {
+            format!("output {:?} has {there} NaN or infinite values in the reference alone", worst.output)
+        }
+        (here, _) => format!("output {:?} has {here} NaN or infinite values", worst.output),
     });
     row.accuracy = Some(Accuracy { worst, tolerance, accepted });
     Ok(())
@@ -153,7 +163,7 @@ pub(super) fn outputs_of(
     let engine = provider.build(case.model, &build, host)?;
     let own = case.model.weights();
     let weights: &dyn WeightSource = case.weights.map_or(&own, |stack| stack);
-    engine.session(weights, host)?.run(inputs, host)
+    engine.session(weights, host)?.allow_non_finite().run(inputs, host)
 }
 
 fn build_options(provider: &Provider, case: &Case<'_>, options: &BenchOptions) -> Result<BuildOptions> {

@@ -2,6 +2,7 @@
 
 mod build;
 mod check;
+mod finite;
 mod key;
 mod load;
 mod options;

@@ -1,13 +1,16 @@
 //! Running an engine that has its weights.
 
-use super::check::{check_input, has_its_weights, versions, views, wrong_names};
+use super::{
+    check::{check_input, has_its_weights, versions, views, wrong_names},
+    finite,
+};
 use crate::{
     Engine, Error, Provider, Result, Tensors,
     tensor::{DeviceTensor, DeviceTensors, HostTensor, Outputs},
 };
 use sdrun_abi::{
-    EngineInfo, Error as AbiError, Host, Input, MemoryReport, RefitReport, Session as DriverSession,
-    TimingPlan, WeightSource, WeightUpdate,
+    EngineInfo, Error as AbiError, Host, Input, MemoryReport, Precision, RefitReport,
+    Session as DriverSession, TimingPlan, WeightSource, WeightUpdate,
 };
 use sdrun_weights::{Cast, check_complete};
 use std::{collections::HashMap, time::Instant};
@@ -27,6 +30,8 @@ impl Engine {
             provider: self.provider.clone(),
             info: self.inner.info().clone(),
             outputs: Outputs::default(),
+            precision: self.manifest.spec.precision,
+            finite: true,
             seconds: started.elapsed().as_secs_f64(),
         })
     }
@@ -40,10 +45,21 @@ pub struct Session {
     provider: Provider,
     info: EngineInfo,
     outputs: Outputs,
+    /// What the engine computes in, for hints.
+    precision: Precision,
+    /// Whether outputs have to be finite.
+    finite: bool,
     seconds: f64,
 }
 
 impl Session {
+    /// Accepts NaN and infinity in outputs, for models whose outputs have them on purpose, such as masks. Without this, a run
+    /// with such an output is an error, since a picture made of it would be black.
+    pub fn allow_non_finite(mut self) -> Self {
+        self.finite = false;
+        self
+    }
+
     /// Inputs, outputs, weights.
     pub fn info(&self) -> &EngineInfo {
         &self.info
@@ -54,6 +70,10 @@ impl Session {
     }
 
     /// One inference. `inputs` must name every input once, in its type and shape.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for inputs that do not fit; `OutOfRange` for outputs with NaN or infinity, unless the session
+    /// [allows them](Session::allow_non_finite).
     pub fn run(&mut self, inputs: &Tensors, host: &dyn Host) -> Result<Tensors> {
         self.run_in_place(inputs, host)?;
         let tensors = std::mem::take(&mut self.outputs.tensors);
@@ -72,12 +92,19 @@ impl Session {
                 self.info.outputs.len()
             ))));
         }
+        if self.finite {
+            let outputs = self.info.outputs.iter().zip(&self.outputs.tensors);
+            for (spec, tensor) in outputs {
+                finite::check(self.provider.id(), &spec.name, tensor, self.precision)?;
+            }
+        }
         Ok(&self.outputs.tensors)
     }
 
     /// One inference with some inputs in main memory and others on the device, after which the outputs named in `keep` stay
     /// there: what one model gives another, as a ControlNet its residuals to the denoiser, is then never copied. The other
-    /// outputs come back as from [`run`](Session::run). Every input is named once, in one of the two.
+    /// outputs come back as from [`run`](Session::run). Every input is named once, in one of the two. Outputs that stay on the
+    /// device are not checked for NaN and infinity; the run that brings their results back is.
     ///
     /// Errors: `Unimplemented` where the device does not have
     /// [`Capabilities::device_tensors`](sdrun_abi::Capabilities::device_tensors); `InvalidArgument` for a tensor that
@@ -135,6 +162,11 @@ impl Session {
                     (name, DeviceTensor { inner: tensor.into(), provider: self.provider.clone() })
                 })),
                 false => brought.extend(tensors.next().map(|tensor| (name, tensor))),
+            }
+        }
+        if self.finite {
+            for (name, tensor) in &brought {
+                finite::check(self.provider.id(), name, tensor, self.precision)?;
             }
         }
         Ok((brought, left))
