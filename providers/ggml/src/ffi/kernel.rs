@@ -400,8 +400,6 @@ pub(crate) fn run_kernel(kernel: &dyn Kernel, inputs: &[&[u32]], workers: usize)
         for _ in 0..workers {
             scope.spawn(|| {
                 let filled: &Filled = &filled;
-                #[cfg(target_arch = "x86_64")]
-                let _tiles = (kernel.words() == Words::Bf16).then(amx::Tiles::set_up);
                 start.wait();
                 while let Some(index) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let (plane, rows, cols) = grid.tile(*index);
