@@ -10,4 +10,4 @@ mod write;
 
 pub use map::{Map, Part};
 pub use read::{Links, open_lock, open_regular, read_small, remember_input, remember_inputs};
-pub use write::{Existing, check_target, write};
+pub use write::{Existing, Output, check_target, write};
