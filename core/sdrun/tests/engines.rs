@@ -51,7 +51,8 @@ impl Lab {
         let manifest_file = folder.join(format!("sdrun-provider-{}.json", identity.id));
         fs::write(&manifest_file, manifest.to_string()).unwrap();
         let paths = Paths { data: dir.path().join("data"), cache: dir.path().join("cache") };
-        let discovery = Discovery { provider_paths: vec![manifest_file], paths: Some(paths) };
+        let discovery =
+            Discovery { provider_paths: vec![manifest_file], paths: Some(paths), ..Discovery::default() };
         Lab { dir, registry: Registry::discover_with(&discovery).unwrap() }
     }
 
