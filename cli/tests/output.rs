@@ -36,11 +36,14 @@ fn damaged_engines_are_found_and_only_they_are_deleted() {
     let verified = sandbox.run(&["cache", "verify"]);
     assert_eq!(verified.code, Some(1));
     assert!(verified.stdout.contains("0123456789abcdef.sdengine") && verified.stdout.contains("1 damaged"));
+    // It is set aside, so that nothing loads it before it is deleted.
+    let aside = damaged.with_extension("corrupt");
+    assert!(!damaged.exists() && aside.exists());
     let (_, dry) = sandbox.json(&["cache", "gc", "--dry-run"]);
     assert_eq!((&dry["dry_run"], &dry["bytes"]), (&true.into(), &14.into()));
-    assert!(damaged.exists());
+    assert!(aside.exists());
     sandbox.run(&["cache", "gc"]).succeeds();
-    assert!(!damaged.exists() && foreign.exists());
+    assert!(!aside.exists() && foreign.exists());
     sandbox.run(&["cache", "verify"]).succeeds();
 }
 
