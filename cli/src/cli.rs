@@ -35,7 +35,7 @@ Environment:
   SDRUN_PROVIDERS_DISABLE  patterns of the provider ids not to use
   SDRUN_WORKER             the sdrun-worker executable
   SDRUN_CONFIG             the config file, instead of config.toml in the user's config folder; empty: none
-  SDRUN_LOG                what to log: a level, or targets with levels (sdrun=debug,openvino=info)
+  SDRUN_LOG                what to log: a level, or targets with levels (sdrun=debug,acme=info)
   NO_COLOR                 no colours in log lines";
 
 /// The whole command line.
@@ -98,7 +98,7 @@ impl Global {
             match text.parse::<Targets>() {
                 Ok(filter) if !text.split(',').any(misspelt) => Ok(filter),
                 _ => Err(Error::invalid(format!("{of} is {text:?}, which is not a log filter"))
-                    .with_hint("a filter is a level such as `debug`, or `sdrun=debug,openvino=info`")),
+                    .with_hint("a filter is a level such as `debug`, or `sdrun=debug,acme=info`")),
             }
         };
         match (std::env::var("SDRUN_LOG"), configured) {

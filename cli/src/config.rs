@@ -110,11 +110,11 @@ mod tests {
     #[test]
     fn everything_may_be_set_or_left_out() {
         let config = read(
-            b"providers = ['ggml', 'openvino']\ndevice = 'cpu'\nprecision = 'bf16'\nthreads = 4\nlog = 'info'\n\
+            b"providers = ['acme', 'zenith']\ndevice = 'cpu'\nprecision = 'bf16'\nthreads = 4\nlog = 'info'\n\
               [folders]\ncache = '/tmp/sdrun'\n",
         )
         .unwrap();
-        assert_eq!(config.providers, ["ggml", "openvino"]);
+        assert_eq!(config.providers, ["acme", "zenith"]);
         assert_eq!((config.device.as_deref(), config.precision), (Some("cpu"), Some(Precision::Bf16)));
         assert_eq!((config.threads.map(NonZeroUsize::get), config.log.as_deref()), (Some(4), Some("info")));
         assert_eq!(config.folders, Folders { data: None, cache: Some("/tmp/sdrun".into()) });
@@ -129,7 +129,7 @@ mod tests {
             (b"threads = 0", "line 1: "),
             (b"threads = 'four'", "line 1: "),
             (b"precision = 'fp8'", "bf16"),
-            (b"providers = 'ggml'", "line 1: "),
+            (b"providers = 'acme'", "line 1: "),
             (b"[folders]\ncache = 'relative'", "not absolute"),
             (b"device = ", "line 1: "),
             (b"\xff\xfe", "not text"),

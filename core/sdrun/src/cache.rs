@@ -95,6 +95,10 @@ impl Cache {
     /// The engine stored under `wanted`'s key. A damaged file, and one that holds another engine, counts as absent and is
     /// renamed to `….corrupt`.
     pub(crate) fn get(&self, wanted: &EngineManifest) -> Option<EngineFile> {
+        // Without the folder there is no entry; a file in its place is reported when the engine is stored.
+        if !self.root.is_dir() {
+            return None;
+        }
         let path = self.path(&wanted.key);
         let why = match EngineFile::open_with(&path, Links::Refuse) {
             Ok(file) => match file.manifest.differs(wanted) {
