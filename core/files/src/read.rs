@@ -109,7 +109,7 @@ pub(crate) fn not_regular(path: &Path, metadata: Option<&Metadata>) -> Error {
 /// Files that were opened since [`remember_inputs`].
 static INPUTS: OnceLock<Mutex<BTreeSet<PathBuf>>> = OnceLock::new();
 
-/// From now on, [`write()`] refuses to replace a file that this process has opened with [`open_regular`]. For programs that
+/// From now on, [`write()`](crate::write()) refuses to replace a file that this process has opened with [`open_regular`]. For programs that
 /// run one command and end: their outputs must not destroy their inputs.
 pub fn remember_inputs() {
     INPUTS.get_or_init(Mutex::default);
