@@ -1,0 +1,141 @@
+//! What a network predicts, and how that becomes an estimate of the clean picture.
+
+use crate::{sampler::Space, schedule::Levels};
+
+/// What a network was trained to predict.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Prediction {
+    /// The noise ("eps"): most of Stable Diffusion 1 and XL.
+    Noise,
+    /// The velocity ("v"): Stable Diffusion 2 at 768, some of XL.
+    Velocity,
+    /// Karras et al.'s preconditioned target, with the deviation of the data: Playground 2.5 (0.5).
+    Edm {
+        /// Deviation of the data.
+        data: f64,
+    },
+    /// The difference of noise and picture: flow models.
+    Flow,
+}
+
+/// What a network receives as the time of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Time {
+    /// The training step with its fraction (A1111, k-diffusion).
+    Fraction,
+    /// The nearest training step (ComfyUI).
+    Nearest,
+}
+
+impl Prediction {
+    /// The space that its states are in; `shift` counts for flow models alone.
+    pub fn space(self, shift: f64) -> Space {
+        match self {
+            Self::Flow => Space::Flow { shift },
+            _ => Space::Additive,
+        }
+    }
+
+    /// Factor of a state before the network receives it, so that its variance is 1.
+    pub fn input_scale(self, sigma: f64) -> f64 {
+        match self {
+            Self::Noise | Self::Velocity => 1.0 / sigma.hypot(1.0),
+            Self::Edm { data } => 1.0 / sigma.hypot(data),
+            Self::Flow => 1.0,
+        }
+    }
+
+    /// Factors of the state and of the network's output whose sum is the clean state.
+    pub fn denoised(self, sigma: f64) -> (f64, f64) {
+        match self {
+            Self::Noise | Self::Flow => (1.0, -sigma),
+            Self::Velocity => {
+                let variance = sigma * sigma + 1.0;
+                (1.0 / variance, -sigma / variance.sqrt())
+            }
+            Self::Edm { data } => {
+                let variance = sigma * sigma + data * data;
+                (data * data / variance, sigma * data / variance.sqrt())
+            }
+        }
+    }
+
+    /// What the network receives as the time of level `sigma`.
+    pub fn time(self, sigma: f64, levels: &Levels, time: Time) -> f64 {
+        match (self, time) {
+            (Self::Edm { .. }, _) => sigma.ln() / 4.0,
+            (_, Time::Fraction) => levels.step(sigma),
+            (_, Time::Nearest) => levels.nearest_step(sigma),
+        }
+    }
+}
+
+/// The state at which a picture begins: the clean state `start` (0 for a new picture) with noise of the first level.
+///
+/// `full` says that the first level is the model's highest; ComfyUI then scales the noise of Stable Diffusion by `√(1 + σ²)`
+/// instead of σ, the deviation that states have there. (diffusers and A1111 do not.)
+pub fn noised(space: Space, sigma: f64, full: bool, start: &[f32], noise: &[f32]) -> Vec<f32> {
+    let scale = match space {
+        Space::Additive if full => sigma.hypot(1.0),
+        _ => sigma,
+    };
+    let keep = match space {
+        Space::Additive => 1.0,
+        Space::Flow { .. } => 1.0 - sigma,
+    };
+    let mix = |(start, noise): (&f32, &f32)| (keep * f64::from(*start) + scale * f64::from(*noise)) as f32;
+    start.iter().zip(noise).map(mix).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Prediction, noised};
+    use crate::sampler::Space;
+
+    /// A network that knows the answer gives the clean state back, for every kind of prediction.
+    #[test]
+    fn a_perfect_network_gives_the_clean_state() {
+        let (clean, noise) = (0.7, -1.3);
+        for sigma in [0.05f64, 0.4, 0.9] {
+            for prediction in
+                [Prediction::Noise, Prediction::Velocity, Prediction::Edm { data: 0.5 }, Prediction::Flow]
+            {
+                let x = match prediction {
+                    Prediction::Flow => (1.0 - sigma) * clean + sigma * noise,
+                    _ => clean + sigma * noise,
+                };
+                let output = match prediction {
+                    Prediction::Noise => noise,
+                    Prediction::Flow => noise - clean,
+                    // With α² + s² = 1: v = α n - s x0 (Salimans and Ho, 2022).
+                    Prediction::Velocity => (noise - sigma * clean) / sigma.hypot(1.0),
+                    // (x0 - c_skip x) / c_out (Karras et al., 2022, equation 7).
+                    Prediction::Edm { data } => {
+                        let variance: f64 = sigma * sigma + data * data;
+                        (clean - data * data / variance * x) / (sigma * data / variance.sqrt())
+                    }
+                };
+                let (skip, out) = prediction.denoised(sigma);
+                assert!((skip * x + out * output - clean).abs() < 1e-12, "{prediction:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn states_have_variance_one_before_the_network() {
+        for (prediction, data) in [(Prediction::Velocity, 1.0), (Prediction::Edm { data: 0.5 }, 0.5)] {
+            for sigma in [0.1f64, 3.0, 80.0] {
+                assert!((prediction.input_scale(sigma) * sigma.hypot(data) - 1.0).abs() < 1e-12);
+            }
+        }
+    }
+
+    #[test]
+    fn a_picture_begins_with_noise_alone_or_with_a_picture() {
+        let (start, noise) = ([1.0, -2.0], [0.5, 0.25]);
+        assert_eq!(noised(Space::Additive, 2.0, false, &start, &noise), [2.0, -1.5]);
+        assert_eq!(noised(Space::Flow { shift: 3.0 }, 1.0, true, &start, &noise), noise);
+        let full = noised(Space::Additive, 14.6, true, &[0.0], &[1.0]);
+        assert!((f64::from(full[0]) - (1.0 + 14.6f64 * 14.6).sqrt()).abs() < 1e-6);
+    }
+}
