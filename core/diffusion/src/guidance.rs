@@ -1,17 +1,17 @@
-//! Guidance: how the predictions with and without the prompt become one.
+//! Guidance: combining the predictions with and without the prompt.
 
-/// How the prediction for the prompt (`with`) and that for the negative prompt (`without`) are combined.
+/// Combines the prediction for the prompt (`with`) and that for the negative prompt (`without`).
 ///
-/// Both are what the network predicts of one picture, as in diffusers. For [`Rule::Projected`] they are clean states instead, as in
-/// its paper. Standard guidance gives the same either way.
+/// Both are network outputs for one picture, as in diffusers, except that [`Rule::Projected`] expects clean states, as in its
+/// paper. Standard guidance gives the same result either way.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Guidance {
-    /// Weight of the prompt ("CFG scale"). 1 takes its prediction alone, and the other need not be computed.
+    /// Weight of the prompt ("CFG scale"). At 1 the negative prediction is not needed.
     pub scale: f64,
-    /// How far the deviation of the result is brought back to that of the prompt's prediction, from 0 to 1 (Lin et al., 2024; 0.7 for
-    /// models with zero terminal SNR).
+    /// How far to restore the standard deviation of the prompt's prediction, from 0 to 1 (Lin et al., 2024). 0.7 suits models with
+    /// zero terminal SNR.
     pub rescale: f64,
-    /// Which rule combines the two.
+    /// How to combine the two.
     pub rule: Rule,
 }
 
@@ -20,14 +20,14 @@ pub struct Guidance {
 pub enum Rule {
     /// Classifier-free guidance (Ho and Salimans, 2022).
     Standard,
-    /// CFG-Zero* (Fan et al., 2025): the negative prediction is scaled to fit the other best. Meant for flow models; their first
+    /// CFG-Zero* (Fan et al., 2025): scales the negative prediction to fit the other. Meant for flow models; their first
     /// step is zero.
     ZeroStar,
     /// Adaptive projected guidance (Sadat et al., 2024), without momentum.
     Projected {
-        /// How much of the part parallel to the prompt's clean state remains, from 0 to 1.
+        /// The share to keep of the part parallel to the prompt's clean state, from 0 to 1.
         parallel: f64,
-        /// Largest length of the difference; 0 for no limit.
+        /// Largest norm of the difference; 0 for no limit.
         limit: f64,
     },
 }
@@ -38,12 +38,12 @@ impl Guidance {
         Self { scale, rescale: 0.0, rule: Rule::Standard }
     }
 
-    /// Whether the negative prompt has to be computed.
+    /// Whether the negative prediction is needed.
     pub fn needs_both(&self) -> bool {
         self.scale != 1.0
     }
 
-    /// The combined prediction.
+    /// Returns the combined prediction.
     pub fn combine(&self, with: &[f32], without: &[f32]) -> Vec<f32> {
         if !self.needs_both() {
             return with.to_vec();
@@ -82,7 +82,7 @@ impl Guidance {
     }
 }
 
-/// The deviation of a sample, as `torch.std` computes it.
+/// The sample standard deviation, as in `torch.std`.
 fn deviation(values: impl Iterator<Item = f64> + Clone) -> f64 {
     let count = values.clone().count() as f64;
     let mean = values.clone().sum::<f64>() / count;
@@ -119,7 +119,7 @@ mod tests {
         assert!((of(&out) - of(&WITH)).abs() < 1e-6);
     }
 
-    /// Equal estimates stay under every rule.
+    /// Every rule keeps equal predictions as they are.
     #[test]
     fn equal_estimates_stay() {
         for rule in [Rule::Standard, Rule::ZeroStar, Rule::Projected { parallel: 0.0, limit: 5.0 }] {
@@ -142,7 +142,7 @@ mod tests {
         assert!(added.iter().map(|a| a * a).sum::<f64>().sqrt() <= 0.2);
     }
 
-    /// A negative estimate that is a multiple of the other says nothing: the result is the prompt's estimate.
+    /// A negative prediction that is a multiple of the other changes nothing.
     #[test]
     fn zero_star_ignores_the_length_of_the_negative_estimate() {
         let guidance = Guidance { rule: Rule::ZeroStar, ..Guidance::standard(7.0) };

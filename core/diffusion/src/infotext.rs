@@ -5,16 +5,16 @@
 pub struct Infotext {
     /// The prompt.
     pub prompt: String,
-    /// The negative prompt; empty where there is none.
+    /// The negative prompt, or empty.
     pub negative: String,
-    /// Names and values of settings in their order, such as `Steps` and `20`.
+    /// Names and values of settings in order, such as `Steps` and `20`.
     pub settings: Vec<(String, String)>,
 }
 
-/// How the second part begins.
+/// Prefix of the negative prompt.
 const NEGATIVE: &str = "Negative prompt:";
 
-/// Settings that a last line needs at least, for a prompt can look like one or two.
+/// A last line with fewer settings belongs to the prompt.
 const LEAST_SETTINGS: usize = 3;
 
 impl Infotext {
@@ -23,7 +23,7 @@ impl Infotext {
         self.settings.iter().find(|(key, _)| key == name).map(|(_, value)| &**value)
     }
 
-    /// Reads the text as A1111's `parse_generation_parameters` does. Any text can be read; what has no settings is a prompt.
+    /// Parses the text like A1111's `parse_generation_parameters`. Never fails: text without settings is a prompt.
     pub fn parse(text: &str) -> Self {
         let mut lines: Vec<&str> = text.trim().split('\n').collect();
         let settings = lines.last().map_or(Vec::new(), |line| settings(line));
@@ -68,8 +68,8 @@ impl std::fmt::Display for Infotext {
     }
 }
 
-/// `name: value` pairs of a line. A name has at least two characters and begins with a letter or digit; a value ends at a comma or is a
-/// JSON string.
+/// Parses the `name: value` pairs of a line. A name has at least two characters and starts with a letter or digit. A value ends
+/// at a comma, or is a JSON string.
 fn settings(line: &str) -> Vec<(String, String)> {
     let mut out = Vec::new();
     let mut rest = line;
@@ -96,7 +96,7 @@ fn settings(line: &str) -> Vec<(String, String)> {
     out
 }
 
-/// A JSON string that a comma or the end follows, and what comes after it.
+/// Parses a JSON string that ends at a comma or at the end of the text. Returns it and the rest.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut escaped = false;
     let inside = text.strip_prefix('"')?;
@@ -141,7 +141,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is written is read again, whatever the values hold.
+        /// Parsing returns what was written, whatever the values contain.
         #[test]
         fn texts_survive(prompt in "[a-z ,.()]{0,20}", value in "\\PC{0,20}", other in "[ -~\n]{0,20}") {
             let values = [value, other].map(|v| v.trim().to_string());
@@ -155,7 +155,7 @@ mod tests {
             prop_assert_eq!(Infotext::parse(&text.to_string()), text);
         }
 
-        /// Anything can be read.
+        /// Parsing accepts any text.
         #[test]
         fn nothing_panics(text in "\\PC*") {
             Infotext::parse(&text);

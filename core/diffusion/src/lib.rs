@@ -1,4 +1,4 @@
-//! From a prompt to a picture: the parts of a diffusion pipeline that are no neural network.
+//! The parts of a diffusion pipeline that are not neural networks: noise, schedules, samplers, guidance, prompts, metadata.
 
 pub mod guidance;
 pub mod infotext;

@@ -1,9 +1,9 @@
-//! Names of samplers and schedules, as other programs spell them.
+//! Names of samplers and schedules in other programs.
 
 use crate::{sampler::Sampler, schedule::Schedule};
 
-/// A sampler's names: ComfyUI's first, then A1111's, diffusers' and stable-diffusion.cpp's where they differ by more than case,
-/// spaces, `-` and `_`.
+/// Names of samplers: ComfyUI's first, then those of A1111, diffusers and stable-diffusion.cpp that differ by more than case, spaces,
+/// `-` and `_`.
 const SAMPLERS: [(Sampler, &[&str]); 21] = [
     (
         Sampler::Euler,
@@ -31,7 +31,7 @@ const SAMPLERS: [(Sampler, &[&str]); 21] = [
     (Sampler::Seeds2, &["seeds_2"]),
 ];
 
-/// A schedule's names: ComfyUI's first.
+/// Names of schedules: ComfyUI's first.
 const SCHEDULES: [(Schedule, &[&str]); 11] = [
     (Schedule::Normal, &["normal", "Uniform", "discrete"]),
     (Schedule::SgmUniform, &["sgm_uniform"]),
@@ -46,7 +46,7 @@ const SCHEDULES: [(Schedule, &[&str]); 11] = [
     (Schedule::LinearQuadratic, &["linear_quadratic"]),
 ];
 
-/// A name without what spellings differ in.
+/// Normalises a name.
 fn key(name: &str) -> String {
     let name = name.to_lowercase().replace("++", "pp");
     name.chars().filter(|c| c.is_alphanumeric()).collect()
@@ -57,12 +57,12 @@ fn find<T: Copy>(table: &[(T, &[&str])], name: &str) -> Option<T> {
     table.iter().find(|(_, names)| names.iter().any(|n| key(n) == key_of_name)).map(|(value, _)| *value)
 }
 
-/// The schedule of a name in any spelling.
+/// Finds a schedule by a name in any spelling.
 pub fn schedule(name: &str) -> Option<Schedule> {
     find(&SCHEDULES, name)
 }
 
-/// The sampler of a name in any spelling, and the schedule where the name has one, as A1111's old names do ("DPM++ 2M Karras").
+/// Finds a sampler by a name in any spelling. A1111's old names also name a schedule ("DPM++ 2M Karras").
 pub fn sampler(name: &str) -> Option<(Sampler, Option<Schedule>)> {
     if let Some(sampler) = find(&SAMPLERS, name) {
         return Some((sampler, None));
@@ -71,12 +71,12 @@ pub fn sampler(name: &str) -> Option<(Sampler, Option<Schedule>)> {
     Some((find(&SAMPLERS, sampler)?, Some(schedule(last)?)))
 }
 
-/// ComfyUI's names of all samplers, to list and to suggest.
+/// ComfyUI's names of all samplers.
 pub fn samplers() -> impl Iterator<Item = &'static str> {
     SAMPLERS.iter().map(|(_, names)| names[0])
 }
 
-/// ComfyUI's names of all schedules, to list and to suggest.
+/// ComfyUI's names of all schedules.
 pub fn schedules() -> impl Iterator<Item = &'static str> {
     SCHEDULES.iter().map(|(_, names)| names[0])
 }
@@ -87,7 +87,7 @@ impl Sampler {
         SAMPLERS.iter().find(|(sampler, _)| *sampler == self).map_or("", |(_, names)| names[0])
     }
 
-    /// The schedule that A1111 takes with it where the user names none.
+    /// A1111's default schedule for this sampler.
     pub fn usual_schedule(self) -> Schedule {
         match self {
             Self::DpmPp2m | Self::DpmPpSde | Self::DpmPp2sAncestral | Self::Dpm2 | Self::Dpm2Ancestral => {

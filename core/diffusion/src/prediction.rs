@@ -1,4 +1,4 @@
-//! What a network predicts, and how that becomes an estimate of the clean picture.
+//! What networks predict, and how a prediction becomes an estimate of the clean picture.
 
 use crate::{sampler::Space, schedule::Levels};
 
@@ -9,16 +9,16 @@ pub enum Prediction {
     Noise,
     /// The velocity ("v"): Stable Diffusion 2 at 768, some of XL.
     Velocity,
-    /// Karras et al.'s preconditioned target, with the deviation of the data: Playground 2.5 (0.5).
+    /// The preconditioned target of Karras et al. (2022): Playground 2.5.
     Edm {
-        /// Deviation of the data.
+        /// Standard deviation of the data; 0.5 for Playground 2.5.
         data: f64,
     },
-    /// The difference of noise and picture: flow models.
+    /// Noise minus picture: flow models.
     Flow,
 }
 
-/// What a network receives as the time of a step.
+/// How a noise level becomes the network's timestep.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Time {
     /// The training step with its fraction (A1111, k-diffusion).
@@ -28,7 +28,7 @@ pub enum Time {
 }
 
 impl Prediction {
-    /// The space that its states are in; `shift` counts for flow models alone.
+    /// The space of the states. Only flow models use `shift`.
     pub fn space(self, shift: f64) -> Space {
         match self {
             Self::Flow => Space::Flow { shift },
@@ -36,7 +36,7 @@ impl Prediction {
         }
     }
 
-    /// Factor of a state before the network receives it, so that its variance is 1.
+    /// The factor that gives a network's input unit variance.
     pub fn input_scale(self, sigma: f64) -> f64 {
         match self {
             Self::Noise | Self::Velocity => 1.0 / sigma.hypot(1.0),
@@ -45,7 +45,7 @@ impl Prediction {
         }
     }
 
-    /// Factors of the state and of the network's output whose sum is the clean state.
+    /// The factors `(a, b)` with which `a * state + b * output` is the clean state.
     pub fn denoised(self, sigma: f64) -> (f64, f64) {
         match self {
             Self::Noise | Self::Flow => (1.0, -sigma),
@@ -60,7 +60,7 @@ impl Prediction {
         }
     }
 
-    /// What the network receives as the time of level `sigma`.
+    /// The network's timestep at level `sigma`.
     pub fn time(self, sigma: f64, levels: &Levels, time: Time) -> f64 {
         match (self, time) {
             (Self::Edm { .. }, _) => sigma.ln() / 4.0,
@@ -70,10 +70,10 @@ impl Prediction {
     }
 }
 
-/// The state at which a picture begins: the clean state `start` (0 for a new picture) with noise of the first level.
+/// Adds noise of the first level to a clean state, which is 0 for a new picture.
 ///
-/// `full` says that the first level is the model's highest; ComfyUI then scales the noise of Stable Diffusion by `√(1 + σ²)`
-/// instead of σ, the deviation that states have there. (diffusers and A1111 do not.)
+/// Set `full` when `sigma` is the model's highest level to scale the noise of Stable Diffusion by `√(1 + σ²)` instead of σ, as
+/// ComfyUI does. diffusers and A1111 do not.
 pub fn noised(space: Space, sigma: f64, full: bool, start: &[f32], noise: &[f32]) -> Vec<f32> {
     let scale = match space {
         Space::Additive if full => sigma.hypot(1.0),
@@ -92,7 +92,7 @@ mod tests {
     use super::{Prediction, noised};
     use crate::sampler::Space;
 
-    /// A network that knows the answer gives the clean state back, for every kind of prediction.
+    /// A perfect prediction of each kind gives the clean state back.
     #[test]
     fn a_perfect_network_gives_the_clean_state() {
         let (clean, noise) = (0.7, -1.3);

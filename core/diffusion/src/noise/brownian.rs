@@ -1,4 +1,4 @@
-//! Noise of a Brownian path, so that steps of any length see parts of one path.
+//! Noise from one Brownian path, which steps of any length share.
 
 use super::{seed_sequence::generate_state, torch::TorchCpu};
 
@@ -8,19 +8,19 @@ const POOL: usize = 24;
 /// A Brownian path over noise levels, as `BrownianTreeNoiseSampler` of k-diffusion computes it with torchsde's
 /// `BrownianTree` (0.2.6) on the CPU.
 ///
-/// The path is a binary tree of increments. A node halves its interval by a Brownian bridge whose numbers follow from the
-/// seed and the node's place alone, so that any interval can be asked for in any order.
+/// The path is a binary tree of increments. Each node halves its interval with a Brownian bridge. The bridge's numbers depend
+/// only on the seed and the node's position, so intervals can be queried in any order.
 #[derive(Clone)]
 pub struct BrownianTree {
     seed: u64,
     start: f64,
     end: f64,
-    /// Increment over the whole interval.
+    /// The increment over the whole interval.
     whole: Vec<f32>,
 }
 
 impl BrownianTree {
-    /// A path from `sigma_min` to `sigma_max` with `len` elements.
+    /// Creates a path from `sigma_min` to `sigma_max` with `len` elements.
     pub fn new(seed: u64, sigma_min: f64, sigma_max: f64, len: usize) -> Self {
         let (start, end) = (rounded(sigma_min), rounded(sigma_max));
         let mut whole = vec![0.0; len];
@@ -31,8 +31,8 @@ impl BrownianTree {
         Self { seed, start, end, whole }
     }
 
-    /// Fills `out` with noise of unit variance for a step from `sigma` to `next`: the path's increment between them, over the
-    /// root of their distance. Levels outside the path's interval count as its ends.
+    /// Fills `out` with unit-variance noise for a step from `sigma` to `next`: the path's increment divided by the square root of
+    /// their distance. Levels outside the path are clamped to its ends.
     pub fn noise(&self, sigma: f64, next: f64, out: &mut [f32]) {
         let clamped = |level: f64| rounded(level).clamp(self.start, self.end);
         let (from, to) = (clamped(sigma.min(next)), clamped(sigma.max(next)));
@@ -66,7 +66,7 @@ impl BrownianTree {
         );
     }
 
-    /// The increments of both halves: a Brownian bridge.
+    /// Returns the increments of both halves (a Brownian bridge).
     fn halve(&self, node: &Node, increment: &[f32]) -> (Vec<f32>, Vec<f32>) {
         let [seed, ..] = generate_state::<POOL, 4>(self.seed, &[node.key, node.depth]);
         let mut left = vec![0.0; increment.len()];
@@ -94,8 +94,8 @@ impl Node {
     }
 }
 
-/// A level to six decimals, as Python's `round` does it: by the exact value of the number. Half of the midpoints lie so close
-/// between two decimals that multiplying by a million would decide wrongly.
+/// Rounds to six decimals by the number's exact value, as Python's `round` does. Many midpoints are near-ties, which
+/// `(x * 1e6).round()` would round the wrong way.
 fn rounded(level: f64) -> f64 {
     format!("{level:.6}").parse().unwrap_or(level)
 }
@@ -113,7 +113,7 @@ mod tests {
         out
     }
 
-    /// Values that follow from torchsde's rules, computed in Python.
+    /// Values computed in Python by torchsde's rules.
     #[test]
     fn steps_are_those_of_torchsde() {
         let tree = BrownianTree::new(0, MIN, MAX, 16);

@@ -2,7 +2,7 @@
 
 /// Words of state.
 const N: usize = 624;
-/// Distance of the word that a new word is mixed with.
+/// Offset of the word that a new word is mixed with.
 const M: usize = 397;
 
 /// MT19937 (Matsumoto and Nishimura, 1998), seeded as `init_genrand` does.

@@ -1,7 +1,7 @@
-//! Random numbers that other programs' users know: the same seed gives the same picture.
+//! Random number generators of other programs, so that the same seed gives the same picture.
 //!
-//! [`TorchCpu`] is what diffusers and ComfyUI draw from, [`Philox`] what A1111 calls "NV", and [`BrownianTree`] what
-//! the SDE samplers of A1111 and ComfyUI use between two noise levels.
+//! diffusers and ComfyUI draw from [`TorchCpu`]. [`Philox`] is A1111's "NV" source. The SDE samplers of A1111 and ComfyUI use
+//! [`BrownianTree`].
 
 mod brownian;
 mod mersenne;

@@ -4,18 +4,17 @@ use std::f64::consts::TAU;
 
 /// Philox 4x32 with 10 rounds (Salmon et al., 2011), one counter for each element.
 ///
-/// This is A1111's source "NV" and stable-diffusion.cpp's `--rng cuda`. PyTorch on CUDA gives the same numbers while there
-/// are no more elements than the GPU runs threads at once: for the latents of SD 1.x always, for larger ones depending on the
-/// GPU.
+/// This is A1111's source "NV" and stable-diffusion.cpp's `--rng cuda`. PyTorch on CUDA gives the same numbers as
+/// long as the GPU has a thread for each element: always for SD 1.x latents, and for larger ones depending on the GPU.
 #[derive(Clone)]
 pub struct Philox {
     seed: u64,
-    /// How often numbers were drawn.
+    /// The number of draws so far.
     offset: u32,
 }
 
 impl Philox {
-    /// A generator whose next draw is its first.
+    /// Creates a generator.
     pub fn new(seed: u64) -> Self {
         Self { seed, offset: 0 }
     }
@@ -49,7 +48,7 @@ fn rounds(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// The sine branch of Box and Muller, as A1111's `rng_philox.py` computes it.
+/// The sine branch of the Box-Muller transform, as in A1111's `rng_philox.py`.
 fn box_muller(x: u32, y: u32) -> f32 {
     const UNIT: f64 = 1.0 / (1u64 << 32) as f64;
     let u = f64::from(x) * UNIT + UNIT / 2.0;
@@ -70,7 +69,7 @@ mod tests {
         assert_eq!(rounds(counter, [0xa4093822, 0x299f31d0]), expected);
     }
 
-    /// The values in the documentation of A1111's `rng_philox.py`, and a second draw.
+    /// Values from the documentation of A1111's `rng_philox.py`, and a second draw.
     #[test]
     fn numbers_are_those_of_cuda() {
         let mut out = [0.0f32; 4];

@@ -1,6 +1,6 @@
 //! NumPy's `SeedSequence`, which turns one seed into many independent ones.
 
-/// Words of 32 bits that `seed` and `spawn_key` give.
+/// Derives `N` 32-bit words from a seed and a spawn key.
 ///
 /// Equals `numpy.random.SeedSequence(seed, spawn_key=spawn_key, pool_size=POOL).generate_state(N)`.
 pub(super) fn generate_state<const POOL: usize, const N: usize>(seed: u64, spawn_key: &[u64]) -> [u32; N] {
@@ -30,7 +30,7 @@ pub(super) fn generate_state<const POOL: usize, const N: usize>(seed: u64, spawn
     std::array::from_fn(|index| hash.mix(pool[index % POOL]))
 }
 
-/// A number as 32-bit words, the lowest first; zero is one word.
+/// Splits a number into 32-bit words, lowest first. Zero is one word.
 fn words(number: u64) -> Vec<u32> {
     match (number as u32, (number >> 32) as u32) {
         (low, 0) => vec![low],

@@ -3,31 +3,30 @@
 use super::mersenne::Mersenne;
 use std::f64::consts::TAU;
 
-/// How many numbers PyTorch transforms together.
+/// PyTorch transforms this many numbers together.
 const BLOCK: usize = 16;
 
 /// A `torch.Generator` on the CPU, for float32.
 ///
-/// Numbers agree with PyTorch's to the last few bits: PyTorch's vectorised logarithm and cosine differ from ours there, and
-/// from one processor to the next.
+/// The numbers match PyTorch's except in the last few bits, where PyTorch's vectorised logarithm and cosine vary by processor.
 ///
 /// Source: `aten/src/ATen/native/cpu/DistributionTemplates.h` (`normal_fill`) and
 /// `aten/src/ATen/core/DistributionsHelper.h` (`normal_distribution`).
 #[derive(Clone)]
 pub struct TorchCpu {
     engine: Mersenne,
-    /// The second number of the last pair that was drawn one by one.
+    /// The unused second number of the last pair drawn one at a time.
     cached: Option<f64>,
 }
 
 impl TorchCpu {
-    /// A generator after `manual_seed(seed)`. PyTorch ignores the upper 32 bits of the seed.
+    /// Seeds a generator like `manual_seed(seed)`. PyTorch ignores the upper 32 bits of the seed.
     pub fn new(seed: u64) -> Self {
         Self { engine: Mersenne::new(seed as u32), cached: None }
     }
 
-    /// Fills `out` as `torch.randn(out.len(), generator=self)` would. Fewer than 16 numbers are drawn by another method
-    /// than 16 or more, so the split into calls matters.
+    /// Fills `out` as `torch.randn(out.len(), generator=self)` would. PyTorch draws fewer than 16 numbers by another
+    /// method, so splitting a draw into several calls changes the result.
     pub fn randn(&mut self, out: &mut [f32]) {
         if out.len() < BLOCK {
             for value in out {
@@ -50,12 +49,12 @@ impl TorchCpu {
         }
     }
 
-    /// A number in [0, 1) of 24 random bits.
+    /// A number in [0, 1) with 24 random bits.
     fn uniform(&mut self) -> f32 {
         (self.engine.next() & 0x00ff_ffff) as f32 / (1 << 24) as f32
     }
 
-    /// A number in [0, 1) of 53 random bits.
+    /// A number in [0, 1) with 53 random bits.
     fn uniform_f64(&mut self) -> f64 {
         let (high, low) = (self.engine.next(), self.engine.next());
         let bits = (u64::from(high) << 32 | u64::from(low)) & ((1 << 53) - 1);
@@ -73,8 +72,7 @@ impl TorchCpu {
     }
 }
 
-/// Turns 16 uniform numbers into 16 normal ones, number `j` with number `j + 8`. Each operation rounds to f32, as in
-/// PyTorch.
+/// Turns 16 uniform numbers into 16 normal ones, pairing `j` with `j + 8`. Like PyTorch, rounds to f32 after each operation.
 fn box_muller(block: &mut [f32]) {
     let (first, second) = block.split_at_mut(BLOCK / 2);
     for (a, b) in first.iter_mut().zip(second) {
@@ -128,7 +126,7 @@ mod tests {
         close(&randn(0, 20)[3..], &expected);
     }
 
-    /// Starting noise of a picture of 512 by 512.
+    /// Initial noise of a 512x512 picture.
     #[test]
     fn latents_of_stable_diffusion() {
         for (seed, sum, last) in

@@ -1,7 +1,7 @@
-//! The language of prompts: weights, changes over the steps, several prompts at once, LoRA tags.
+//! The prompt language: weights, changes during the steps, combined prompts, LoRA tags.
 //!
-//! The order is A1111's: [`tags`] are taken out, [`parts`] are split at `AND`, each of them is resolved for each step
-//! ([`schedule`]), and its text is split into [`weighted`] pieces.
+//! A1111 applies these in order: remove [`tags`], split into [`parts`] at `AND`, resolve each part for each step ([`schedule()`]),
+//! split its text into [`weighted`] pieces.
 
 mod schedule;
 mod tags;
@@ -11,12 +11,12 @@ pub use schedule::{Pass, schedule};
 pub use tags::{Tag, tags};
 pub use weights::{Piece, weighted};
 
-/// One of several prompts that `AND` connects, and its weight.
+/// One of several prompts joined by `AND`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
     /// The prompt.
     pub text: String,
-    /// How much it counts; 1 where the prompt names no weight.
+    /// Its weight; 1 by default.
     pub weight: f64,
 }
 
@@ -35,7 +35,7 @@ pub fn parts(prompt: &str) -> Vec<Part> {
         .collect()
 }
 
-/// Splits at a word that stands alone: neither letter, digit nor underscore beside it.
+/// Splits at a whole word, like the regular expression `\b`.
 fn split_at_word<'a>(text: &'a str, word: &str) -> Vec<&'a str> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let (mut parts, mut start) = (Vec::new(), 0);

@@ -1,20 +1,21 @@
-//! Prompts that change over the steps, in A1111's grammar.
+//! Prompts that change during the steps, in A1111's grammar.
 
 use super::decimal;
 
-/// Which steps a prompt is resolved for.
+/// The pass for which a prompt is resolved.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pass {
-    /// The first and often only pass.
+    /// The first pass, usually the only one.
     First {
-        /// Its steps.
+        /// Steps of this pass.
         steps: usize,
     },
-    /// The pass over the enlarged picture. There a whole number counts from the first pass' beginning, and a fraction from 1.
+    /// The pass over the enlarged picture (hires fix). Whole numbers count from the start of the first pass; fractions run from
+    /// 1 to 2.
     Second {
         /// Steps of the first pass.
         before: usize,
-        /// Its own steps.
+        /// Steps of this pass.
         steps: usize,
     },
 }
@@ -26,7 +27,7 @@ impl Pass {
         }
     }
 
-    /// The last step before a change at `when`: a step, or a fraction of all steps where it has a point.
+    /// The last step before a change. A number with a decimal point is a fraction of the steps.
     fn change(self, when: &str, value: f64) -> usize {
         let (whole, fraction) = match self {
             Self::First { .. } => (0.0, 0.0),
@@ -37,10 +38,10 @@ impl Pass {
     }
 }
 
-/// The texts of a prompt, each with the last step (from 1) that it is used in.
+/// Resolves a prompt. Returns its texts, each with the last step (counted from 1) that uses it.
 ///
-/// `[a:b:0.5]` is `a` up to half of the steps and `b` after, `[a:b:7]` changes after step 7, `[b:7]` begins and `[a::7]` ends
-/// there. `[a|b]` changes in each step. Other brackets stay for [`weighted`](super::weighted).
+/// `[a:b:0.5]` is `a` for the first half of the steps and `b` after. `[a:b:7]` changes after step 7, `[b:7]` starts and
+/// `[a::7]` ends there. `[a|b]` alternates every step. Other brackets stay for [`weighted`](super::weighted).
 pub fn schedule(prompt: &str, pass: Pass) -> Vec<(usize, String)> {
     let nodes = Parser { rest: prompt, depth: 0 }.nodes(&[]);
     let mut ends = vec![pass.steps()];
@@ -99,10 +100,11 @@ impl Node {
     }
 }
 
-/// Brackets inside brackets that are still read; deeper ones are text.
+/// Deepest nesting. Deeper brackets are text.
 const DEPTH: usize = 64;
 
-/// Reads a prompt once, from left to right. A bracket that turns out to be none becomes text, and what was read in it stays.
+/// Parses a prompt in one pass without backtracking, so hostile prompts cost no more than others. An unmatched bracket becomes
+/// text; what was parsed inside it stays.
 struct Parser<'a> {
     rest: &'a str,
     depth: usize,
@@ -127,7 +129,7 @@ impl Parser<'_> {
         nodes
     }
 
-    /// What follows a bracket.
+    /// Parses what follows an opening bracket.
     fn inside(&mut self, read: impl Fn(&mut Self) -> Vec<Node>) -> Vec<Node> {
         self.rest = &self.rest[1..];
         self.depth += 1;
@@ -136,12 +138,12 @@ impl Parser<'_> {
         nodes
     }
 
-    /// Whether the next character is `expected`, which is then consumed.
+    /// Consumes the next character if it is `expected`.
     fn take(&mut self, expected: char) -> bool {
         self.rest.strip_prefix(expected).map(|rest| self.rest = rest).is_some()
     }
 
-    /// `(…)`, which stays as it is but for what is inside.
+    /// `(…)` stays; only its content is resolved.
     fn round(&mut self) -> Vec<Node> {
         let mut nodes = vec![Node::text("(")];
         nodes.extend(self.nodes(&[')', ']']));
@@ -151,7 +153,7 @@ impl Parser<'_> {
         nodes
     }
 
-    /// `[…]`: a change, an alternation, or a weight, which stays as it is but for what is inside.
+    /// `[…]`: a change, an alternation, or a weight, which stays.
     fn square(&mut self) -> Vec<Node> {
         let mut segments: Vec<(Vec<Node>, &str)> = Vec::new();
         let closed = loop {
@@ -189,7 +191,7 @@ impl Parser<'_> {
         Self::as_text(segments, "[", "]")
     }
 
-    /// Segments and the separators after them, with text before and after.
+    /// Turns segments and their separators back into text nodes, between `before` and `after`.
     fn as_text(segments: Vec<(Vec<Node>, &str)>, before: &str, after: &str) -> Vec<Node> {
         let mut out = vec![Node::text(before)];
         for (nodes, separator) in segments {
@@ -211,7 +213,7 @@ mod tests {
         assert_eq!(actual, expected, "{prompt}");
     }
 
-    /// The examples in the documentation of A1111's `get_learned_conditioning_prompt_schedules`.
+    /// Examples from the documentation of A1111's `get_learned_conditioning_prompt_schedules`.
     #[test]
     fn examples_of_a1111() {
         let first = Pass::First { steps: 10 };
@@ -239,7 +241,7 @@ mod tests {
         check("a [b:1.5] c", second, &[(5, "a  c"), (10, "a b c")]);
     }
 
-    /// Neither time nor stack grow with the depth of brackets.
+    /// Deep nesting uses neither exponential time nor unbounded stack.
     #[test]
     fn deep_and_broken_brackets_are_text() {
         let first = Pass::First { steps: 4 };

@@ -5,18 +5,18 @@ use super::decimal;
 /// A tag of a prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tag {
-    /// What it names: `lora`, `lyco`, `hypernet`.
+    /// The kind of file: `lora`, `lyco`, `hypernet`.
     pub kind: String,
-    /// Name of the file or its alias.
+    /// The file's name or alias.
     pub name: String,
-    /// Weight in the network that denoises; 1 where the tag names none.
+    /// Weight in the denoiser; 1 by default.
     pub weight: f64,
-    /// Weight in the text encoders; the same where the tag names only one.
+    /// Weight in the text encoders; `weight` by default.
     pub text_weight: f64,
 }
 
-/// Takes the tags out of a prompt: the prompt without them, and the tags in their order. What looks like a tag but has weights that
-/// are no numbers stays text.
+/// Removes the tags from a prompt. Returns the remaining text and the tags in order. A tag whose weight is not a number stays
+/// text.
 pub fn tags(prompt: &str) -> (String, Vec<Tag>) {
     let (mut text, mut tags, mut rest) = (String::new(), Vec::new(), prompt);
     while let Some(start) = rest.find('<') {

@@ -1,4 +1,4 @@
-//! Weights of words, in A1111's grammar.
+//! Word weights in A1111's grammar.
 
 use super::{decimal, split_at_word};
 
@@ -11,12 +11,12 @@ pub enum Piece {
     Break,
 }
 
-/// What a bracket multiplies the weight of its content by.
+/// Factors of round and square brackets.
 const ROUND: f64 = 1.1;
 const SQUARE: f64 = 1.0 / 1.1;
 
-/// Splits a prompt into pieces of equal weight. `(a)` weighs 1.1 times as much, `[a]` 1.1 times less, `(a:1.3)` 1.3 times as much; a
-/// backslash takes a bracket's meaning. A bracket that is never closed counts up to the end.
+/// Splits a prompt into pieces of equal weight. `(a)` multiplies the weight by 1.1, `[a]` divides it by 1.1, and `(a:1.3)`
+/// multiplies it by 1.3. A backslash escapes a bracket. An unclosed bracket extends to the end.
 pub fn weighted(prompt: &str) -> Vec<Piece> {
     let mut pieces: Vec<Piece> = Vec::new();
     let (mut round, mut square) = (Vec::new(), Vec::new());
@@ -79,7 +79,7 @@ pub fn weighted(prompt: &str) -> Vec<Piece> {
     merged(pieces)
 }
 
-/// A weight that closes a bracket, `: 1.3 )`, and how long it is.
+/// Parses the end of a weighted bracket, `: 1.3 )`. Returns the weight and its length in bytes.
 fn closing_weight(rest: &str) -> Option<(f64, usize)> {
     let end = rest.find(')')?;
     Some((decimal(rest[1..end].trim())?, end + 1))
@@ -107,7 +107,7 @@ fn multiply(pieces: &mut [Piece], start: Option<usize>, factor: f64) {
     }
 }
 
-/// Joins neighbours of equal weight. There is at least one piece.
+/// Joins neighbours of equal weight. Returns at least one piece.
 fn merged(pieces: Vec<Piece>) -> Vec<Piece> {
     let mut out: Vec<Piece> = Vec::new();
     for piece in pieces {
@@ -136,7 +136,7 @@ mod tests {
         weighted(prompt).into_iter().map(text).collect()
     }
 
-    /// The examples in the documentation of A1111's `parse_prompt_attention`.
+    /// Examples from the documentation of A1111's `parse_prompt_attention`.
     #[test]
     fn examples_of_a1111() {
         for (prompt, expected) in [

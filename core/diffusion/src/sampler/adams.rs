@@ -2,7 +2,7 @@
 
 use super::{Denoiser, Run, Step, math};
 
-/// Linear multistep of order 4: the integral of the polynomial through the last slopes (Katherine Crowson's `sample_lms`).
+/// Linear multistep of order 4: integrates the polynomial through the last slopes (k-diffusion's `sample_lms`).
 pub(super) fn lms<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     let sigmas = run.path.sigmas;
     multistep(run, |step, order| {
@@ -11,8 +11,7 @@ pub(super) fn lms<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     })
 }
 
-/// The integral from `from` to `to` of the polynomial that is 1 at level `j` and 0 at the others. Gauss' rule with three points is
-/// exact for it.
+/// Integrates the polynomial that is 1 at level `j` and 0 at the others. Three-point Gauss quadrature is exact for it.
 fn integral(levels: &[f64], j: usize, from: f64, to: f64) -> f64 {
     let basis = |at: f64| -> f64 {
         let others = levels.iter().enumerate().filter(|(k, _)| *k != j);
@@ -22,7 +21,7 @@ fn integral(levels: &[f64], j: usize, from: f64, to: f64) -> f64 {
     half * (5.0 * (basis(middle - half * place) + basis(middle + half * place)) + 8.0 * basis(middle)) / 9.0
 }
 
-/// Adams and Bashforth's coefficients for equal steps.
+/// Adams-Bashforth coefficients for equal steps.
 pub(super) fn ipndm<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     multistep(run, |step, order| {
         let weights: &[f64] = match order {
@@ -35,8 +34,8 @@ pub(super) fn ipndm<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     })
 }
 
-/// The coefficients of diff-solvers' `ipndm_v` for steps of different lengths. They are not quite the exact integrals that
-/// [`lms`] takes.
+/// The coefficients of diff-solvers' `ipndm_v` for steps of different lengths. They differ a little from the exact integrals of
+/// [`lms`].
 pub(super) fn ipndm_v<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     let sigmas = run.path.sigmas;
     multistep(run, |step, order| {
@@ -71,7 +70,7 @@ pub(super) fn ipndm_v<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error>
     })
 }
 
-/// Steps of up to four slopes, each times a weight of the step; to level 0 Euler's method.
+/// Adds up to four slopes, each times its weight. The step to level 0 is Euler's method.
 fn multistep<D: Denoiser>(
     run: &mut Run<'_, D>,
     weights: impl Fn(Step, usize) -> Vec<f64>,
@@ -111,8 +110,7 @@ pub(super) fn gradient_estimation<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(
     Ok(())
 }
 
-/// The exponential multistep method of order 2 of "Improved order analysis and design of exponential integrator for
-/// diffusion models sampling" (Zhang et al., 2023), in `-ln σ`.
+/// The second-order exponential multistep method of Zhang et al. (2023, arXiv 2308.02157), in `-ln σ`.
 pub(super) fn res_multistep<D: Denoiser>(run: &mut Run<'_, D>, eta: f64) -> Result<(), D::Error> {
     let mut last: Option<(f64, Vec<f32>)> = None;
     for step in run.steps() {

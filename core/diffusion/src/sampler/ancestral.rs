@@ -1,4 +1,4 @@
-//! Samplers that go below the next level and come back up with new noise.
+//! Ancestral samplers: they step below the next level and add noise to return to it.
 
 use super::{Denoiser, Run, Space, Step, math};
 
@@ -74,7 +74,7 @@ pub(super) fn lcm<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     Ok(())
 }
 
-/// The level that a step goes down to, and its way back up.
+/// The level to step down to, and the noise that leads back up.
 struct Renewal {
     down: f64,
     scale: f64,

@@ -1,6 +1,6 @@
-//! Samplers that integrate the linear part of the equation exactly, in half the logarithm of the signal-to-noise ratio (λ).
+//! Exponential integrators: they solve the linear part of the equation exactly, in half the log signal-to-noise ratio λ.
 //!
-//! With `h` the length of a step in λ, the SDEs with η = 1 take `H = 2 h`.
+//! A step has length `h` in λ. The SDEs have η = 1 and use `H = 2 h`.
 
 use super::{Denoiser, Run, math};
 
@@ -28,13 +28,13 @@ pub(super) fn dpm_pp_2m<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Erro
 /// How the 2M SDE extrapolates.
 #[derive(Clone, Copy)]
 pub(super) enum Form {
-    /// As the midpoint rule.
+    /// By the midpoint rule.
     Midpoint,
-    /// As Heun's rule.
+    /// By Heun's rule.
     Heun,
 }
 
-/// DPM-Solver++(2M) as an SDE with η = 1.
+/// DPM-Solver++(2M) SDE with η = 1.
 pub(super) fn dpm_pp_2m_sde<D: Denoiser>(run: &mut Run<'_, D>, form: Form) -> Result<(), D::Error> {
     let mut last: Option<(f64, Vec<f32>)> = None;
     for step in run.steps_below_one() {
@@ -62,7 +62,7 @@ pub(super) fn dpm_pp_2m_sde<D: Denoiser>(run: &mut Run<'_, D>, form: Form) -> Re
     Ok(())
 }
 
-/// DPM-Solver++(3M) as an SDE with η = 1.
+/// DPM-Solver++(3M) SDE with η = 1.
 pub(super) fn dpm_pp_3m_sde<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     let mut last: Vec<(f64, Vec<f32>)> = Vec::new();
     for step in run.steps_below_one() {
@@ -103,7 +103,7 @@ pub(super) fn dpm_pp_3m_sde<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::
     Ok(())
 }
 
-/// The first order of an SDE step: the state, the estimate and the noise times these.
+/// The first-order part of an SDE step: the factors of state, estimate and noise.
 struct Base {
     h: f64,
     alpha: f64,
@@ -137,7 +137,7 @@ impl Base {
     }
 }
 
-/// DPM-Solver++ as an SDE with η = 1 and its middle at half of the step.
+/// DPM-Solver++ SDE with η = 1 and r = 1/2.
 pub(super) fn dpm_pp_sde<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     let space = run.path.space;
     for step in run.steps_below_one() {
@@ -171,7 +171,7 @@ pub(super) fn dpm_pp_sde<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Err
     Ok(())
 }
 
-/// SEEDS-2 (Gonzalez et al., 2023) with η = 1 and its middle at half of the step.
+/// SEEDS-2 (Gonzalez et al., 2023) with η = 1 and r = 1/2.
 pub(super) fn seeds_2<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     let space = run.path.space;
     for step in run.steps_below_one() {
@@ -204,10 +204,10 @@ pub(super) fn seeds_2<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error>
     Ok(())
 }
 
-/// Points of the integrals of [`er_sde`].
+/// Points of the numerical integrals in [`er_sde`].
 const POINTS: i32 = 200;
 
-/// VP ER-SDE-Solver-3 (Cui et al., 2023). Its time is `ℓ = σ / α`.
+/// VP ER-SDE-Solver-3 (Cui et al., 2023). Its time variable is `ℓ = σ / α`.
 pub(super) fn er_sde<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     let space = run.path.space;
     let scaler = |level: f64| level * (level.powf(0.3).exp() + 10.0);

@@ -1,8 +1,8 @@
-//! Arithmetic that samplers share.
+//! Arithmetic shared by the samplers.
 
 use super::Space;
 
-/// Makes `x` the sum of `scale * x` and of each coefficient times its state, in f64, rounded once.
+/// Replaces `x` by `scale * x` plus weighted states. Computes in f64 and rounds once.
 pub(super) fn update(x: &mut [f32], scale: f64, terms: &[(f64, &[f32])]) {
     for (index, value) in x.iter_mut().enumerate() {
         let sum = terms.iter().map(|(factor, state)| factor * f64::from(state[index])).sum::<f64>();
@@ -10,7 +10,7 @@ pub(super) fn update(x: &mut [f32], scale: f64, terms: &[(f64, &[f32])]) {
     }
 }
 
-/// The sum of each coefficient times its state. At least one term.
+/// Returns the sum of weighted states. Needs at least one term.
 pub(super) fn sum(terms: &[(f64, &[f32])]) -> Vec<f32> {
     let mut out = vec![0.0; terms[0].1.len()];
     update(&mut out, 0.0, terms);
@@ -22,7 +22,7 @@ pub(super) fn slope(x: &[f32], denoised: &[f32], sigma: f64) -> Vec<f32> {
     sum(&[(1.0 / sigma, x), (-1.0 / sigma, denoised)])
 }
 
-/// The level to go down to, and the deviation of the noise that leads from there up to `to` (Karras et al., 2022).
+/// Returns the level to step down to and the standard deviation of the noise that leads back up to `to` (Karras et al., 2022).
 pub(super) fn ancestral(from: f64, to: f64, eta: f64) -> (f64, f64) {
     if eta == 0.0 {
         return (to, 0.0);
@@ -31,13 +31,13 @@ pub(super) fn ancestral(from: f64, to: f64, eta: f64) -> (f64, f64) {
     ((to * to - up * up).sqrt(), up)
 }
 
-/// A step with new noise in a flow space.
+/// An ancestral step of a flow model.
 pub(super) struct FlowStep {
-    /// The level to go down to.
+    /// The level to step down to.
     pub(super) down: f64,
-    /// Factor of the state there.
+    /// Factor of the state at that level.
     pub(super) scale: f64,
-    /// Deviation of the noise.
+    /// Standard deviation of the noise.
     pub(super) up: f64,
 }
 
@@ -50,7 +50,7 @@ pub(super) fn ancestral_flow(sigma: f64, next: f64) -> FlowStep {
 }
 
 impl Space {
-    /// Half the logarithm of the signal-to-noise ratio at a level.
+    /// Half the log signal-to-noise ratio at a level.
     pub(super) fn lambda(self, sigma: f64) -> f64 {
         match self {
             Self::Additive => -sigma.ln(),
@@ -58,7 +58,7 @@ impl Space {
         }
     }
 
-    /// The level of a half logarithm of the signal-to-noise ratio.
+    /// The level with this half log signal-to-noise ratio.
     pub(super) fn sigma(self, lambda: f64) -> f64 {
         match self {
             Self::Additive => (-lambda).exp(),
@@ -66,7 +66,7 @@ impl Space {
         }
     }
 
-    /// Factor of the clean state at a level.
+    /// Factor of the clean picture at a level.
     pub(super) fn alpha(self, sigma: f64) -> f64 {
         match self {
             Self::Additive => 1.0,

@@ -1,4 +1,4 @@
-//! Samplers: how a picture gets from one noise level to the next.
+//! Samplers: taking a picture from one noise level to the next.
 //!
 //! A sampler is a function over a state `x` and a [`Denoiser`], which estimates the clean picture in `x`. Names and rules are
 //! those of k-diffusion and ComfyUI. Coefficients are computed in f64, states are f32.
@@ -9,83 +9,83 @@ mod exponential;
 mod math;
 mod one_step;
 
-/// What a network says of a noisy state.
+/// Estimates clean states.
 pub trait Denoiser {
-    /// Why it could not.
+    /// Why an estimate failed.
     type Error;
 
-    /// The clean state in `x` at noise level `sigma`, guidance included; as long as `x`.
+    /// Returns the clean state for `x` at noise level `sigma`, guidance included. It has the length of `x`.
     fn denoise(&mut self, x: &[f32], sigma: f64) -> Result<Vec<f32>, Self::Error>;
 }
 
-/// Where a sampler's noise comes from.
+/// A source of noise.
 pub trait Noise {
-    /// Fills `out` with normal numbers for a step between two levels. Only Brownian noise depends on the levels.
+    /// Fills `out` with unit-variance noise for a step between two levels. Only Brownian noise depends on the levels.
     fn fill(&mut self, from: f64, to: f64, out: &mut [f32]);
 }
 
-/// What a noisy state is made of.
+/// How noise and picture form a state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Space {
     /// `x = x0 + σ n`: Stable Diffusion 1, 2, XL.
     Additive,
     /// `x = (1 - σ) x0 + σ n`: flow models.
     Flow {
-        /// Shift of the model's levels. Samplers that need a finite signal-to-noise ratio replace a first level of 1 by
-        /// the level at a share of 0.9999.
+        /// Shift of the model's levels. Samplers that need a finite signal-to-noise ratio replace a first level of 1 by the
+        /// shifted 0.9999.
         shift: f64,
     },
 }
 
-/// The samplers. Each is deterministic but for the noise that it draws.
+/// A sampling method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sampler {
-    /// Euler's method; DDIM with η = 0 is the same.
+    /// Euler's method. DDIM with η = 0 is the same.
     Euler,
-    /// Euler's method with new noise in each step.
+    /// Ancestral form of Euler's method, with new noise in each step.
     EulerAncestral,
-    /// Heun's method, two calls each step.
+    /// Heun's method; two calls per step.
     Heun,
-    /// Heun++: two or three slopes, weighted by their levels.
+    /// Heun++; up to three calls per step.
     HeunPp2,
-    /// DPM-Solver-2, two calls each step.
+    /// DPM-Solver-2; two calls per step.
     Dpm2,
-    /// The same with new noise in each step.
+    /// Its ancestral form, with new noise in each step.
     Dpm2Ancestral,
-    /// DPM-Solver++(2S) with new noise in each step; two calls each step.
+    /// Ancestral form of DPM-Solver++(2S); two calls per step.
     DpmPp2sAncestral,
-    /// DPM-Solver++ as an SDE; two calls each step.
+    /// DPM-Solver++ SDE; two calls per step.
     DpmPpSde,
     /// DPM-Solver++(2M).
     DpmPp2m,
-    /// DPM-Solver++(2M) as an SDE, midpoint form.
+    /// DPM-Solver++(2M) SDE, midpoint form.
     DpmPp2mSde,
-    /// The same in Heun's form.
+    /// DPM-Solver++(2M) SDE, Heun form.
     DpmPp2mSdeHeun,
-    /// DPM-Solver++(3M) as an SDE.
+    /// DPM-Solver++(3M) SDE.
     DpmPp3mSde,
     /// Linear multistep of order 4.
     Lms,
-    /// Adams and Bashforth's method of order 4, as if all steps were equal.
+    /// Adams-Bashforth of order 4, with coefficients for equal steps.
     Ipndm,
-    /// The same for steps of different lengths.
+    /// Adams-Bashforth of order 4 for steps of different lengths.
     IpndmV,
-    /// Consistency models: the clean state, with new noise.
+    /// For consistency models: the clean state with new noise.
     Lcm,
     /// Exponential multistep of order 2 (Zhang et al., 2023).
     ResMultistep,
-    /// The same with new noise in each step.
+    /// Its ancestral form, with new noise in each step.
     ResMultistepAncestral,
-    /// Euler's method with the last slope's change carried on (γ = 2).
+    /// Gradient estimation with γ = 2: Euler's method that extrapolates the slope.
     GradientEstimation,
-    /// Extended reverse-time SDE of order 3.
+    /// Extended reverse-time SDE solver of order 3.
     ErSde,
-    /// SEEDS-2; two calls each step.
+    /// SEEDS-2; two calls per step.
     Seeds2,
 }
 
 impl Sampler {
-    /// All of them.
+    /// All samplers.
     pub const ALL: [Self; 21] = [
         Self::Euler,
         Self::EulerAncestral,
@@ -110,12 +110,12 @@ impl Sampler {
         Self::Seeds2,
     ];
 
-    /// Whether the noise of a step should be that of a Brownian path between its levels.
+    /// Whether A1111 and ComfyUI give it Brownian noise.
     pub fn is_brownian(self) -> bool {
         matches!(self, Self::DpmPpSde | Self::DpmPp2mSde | Self::DpmPp2mSdeHeun | Self::DpmPp3mSde)
     }
 
-    /// Whether it draws noise at all.
+    /// Whether it draws noise.
     pub fn is_stochastic(self) -> bool {
         self.is_brownian()
             || matches!(
@@ -130,13 +130,12 @@ impl Sampler {
             )
     }
 
-    /// Whether ComfyUI and A1111 compute one more level than steps and drop the second lowest.
+    /// Whether ComfyUI and A1111 compute one extra level and drop the second lowest.
     pub fn drops_second_lowest(self) -> bool {
         matches!(self, Self::Dpm2 | Self::Dpm2Ancestral)
     }
 
-    /// Denoises `x` from the first of `sigmas` to the last, which falls and ends with 0. After each step `observe` receives the
-    /// number of the step and the state.
+    /// Denoises `x` along `path`. After each step, `observe` receives the step's index and the state.
     pub fn run<D: Denoiser>(
         self,
         path: &Path<'_>,
@@ -172,16 +171,16 @@ impl Sampler {
     }
 }
 
-/// The levels that a picture passes.
+/// The noise levels of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Path<'a> {
-    /// Levels, the highest first; the last is 0.
+    /// Falling levels; the last is 0.
     pub sigmas: &'a [f64],
-    /// What a noisy state is made of.
+    /// How noise and picture form a state.
     pub space: Space,
 }
 
-/// A sampler at work.
+/// A run in progress.
 struct Run<'a, D> {
     path: &'a Path<'a>,
     x: &'a mut Vec<f32>,
@@ -199,13 +198,13 @@ struct Step {
 }
 
 impl<D: Denoiser> Run<'_, D> {
-    /// All steps.
+    /// The steps.
     fn steps(&self) -> Vec<Step> {
         let pairs = self.path.sigmas.windows(2).enumerate();
         pairs.map(|(index, pair)| Step { index, sigma: pair[0], next: pair[1] }).collect()
     }
 
-    /// All steps, for samplers that need a finite signal-to-noise ratio at the first level.
+    /// The steps, with a first level below 1 for samplers that need a finite signal-to-noise ratio.
     fn steps_below_one(&self) -> Vec<Step> {
         let mut steps = self.steps();
         if let (Space::Flow { shift }, Some(first)) = (self.path.space, steps.first_mut())
@@ -216,24 +215,24 @@ impl<D: Denoiser> Run<'_, D> {
         steps
     }
 
-    /// The clean state in `x`.
+    /// Estimates the clean state of `x`.
     fn denoised(&mut self, sigma: f64) -> Result<Vec<f32>, D::Error> {
         self.denoiser.denoise(self.x, sigma)
     }
 
-    /// The clean state in another state.
+    /// Estimates the clean state of another state.
     fn denoised_of(&mut self, x: &[f32], sigma: f64) -> Result<Vec<f32>, D::Error> {
         self.denoiser.denoise(x, sigma)
     }
 
-    /// New noise for a step between two levels.
+    /// Draws noise for a step between two levels.
     fn noise(&mut self, from: f64, to: f64) -> Vec<f32> {
         let mut out = vec![0.0; self.x.len()];
         self.noise.fill(from, to, &mut out);
         out
     }
 
-    /// Makes `x` a sum of `scale` times itself and of other terms.
+    /// Replaces `x` by `scale * x` plus weighted terms.
     fn update(&mut self, scale: f64, terms: &[(f64, &[f32])]) {
         math::update(self.x, scale, terms);
     }

@@ -1,8 +1,8 @@
-//! Samplers that use nothing of earlier steps and draw no noise.
+//! Deterministic samplers without memory of earlier steps.
 
 use super::{Denoiser, Run, math};
 
-/// Algorithm 2 of Karras et al. (2022) without its second order and without churn.
+/// Euler's method: algorithm 2 of Karras et al. (2022) without correction or churn.
 pub(super) fn euler<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     for step in run.steps() {
         let denoised = run.denoised(step.sigma)?;
@@ -32,7 +32,7 @@ pub(super) fn heun<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     Ok(())
 }
 
-/// Heun++ of sd-webui-samplers-scheduler: the slopes at the next one or two levels count by those levels.
+/// Heun++ (sd-webui-samplers-scheduler): weights the slopes at the next one or two levels by those levels.
 pub(super) fn heun_pp2<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     let highest = run.path.sigmas[0];
     for step in run.steps() {
@@ -66,7 +66,7 @@ pub(super) fn heun_pp2<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error
     Ok(())
 }
 
-/// DPM-Solver-2 (Lu et al., 2022) with its middle at the geometric mean of the levels.
+/// DPM-Solver-2 (Lu et al., 2022) with the midpoint at the geometric mean of the levels.
 pub(super) fn dpm2<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     for step in run.steps() {
         let denoised = run.denoised(step.sigma)?;

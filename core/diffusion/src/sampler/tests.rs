@@ -1,10 +1,10 @@
-//! Samplers on a problem with a known solution: data that is normal with variance 1.
+//! Samplers on a problem with a known solution: normal data with variance 1.
 
 use super::{Denoiser, Noise, Path, Sampler, Space};
 use crate::noise::{BrownianTree, TorchCpu};
 use std::{collections::BTreeMap, convert::Infallible};
 
-/// The best estimate of a normal variable in noise; counts how often it is asked.
+/// The optimal denoiser for normal data.
 struct Gaussian {
     space: Space,
     calls: usize,
@@ -29,7 +29,7 @@ impl Noise for Stream {
     }
 }
 
-/// Noise that no sampler should draw.
+/// Noise for samplers that must not draw any.
 struct None;
 
 impl Noise for None {
@@ -45,7 +45,7 @@ fn deviation(space: Space, sigma: f64) -> f64 {
     space.alpha(sigma).hypot(sigma)
 }
 
-/// Levels with equal distances in ln σ.
+/// Levels uniform in `ln σ`.
 fn geometric(from: f64, to: f64, steps: usize) -> Vec<f64> {
     (0..=steps).map(|i| from * (to / from).powf(i as f64 / steps as f64)).collect()
 }
@@ -65,7 +65,7 @@ fn error(sampler: Sampler, space: Space, steps: usize) -> f64 {
     (f64::from(x[0]) / exact - 1.0).abs()
 }
 
-/// Halving the steps' length divides the error by two to the order.
+/// Twice as many steps divide the error by two to the power of the order.
 #[test]
 fn deterministic_samplers_converge_with_their_order() {
     use Sampler::*;
@@ -91,7 +91,7 @@ fn deterministic_samplers_converge_with_their_order() {
     }
 }
 
-/// The end of a path has the variance of the data.
+/// The result has the variance of the data.
 #[test]
 fn samplers_keep_the_variance() {
     const COUNT: usize = 20_000;
@@ -120,7 +120,7 @@ fn samplers_keep_the_variance() {
     }
 }
 
-/// The variance of what [`Sampler::Lcm`] draws, which is below that of the data: each estimate is a mean.
+/// The exact variance of [`Sampler::Lcm`]'s result. It is below that of the data because each estimate is a mean.
 fn variance_of_lcm(space: Space, sigmas: &[f64]) -> f64 {
     sigmas.windows(2).fold(deviation(space, sigmas[0]).powi(2), |variance, pair| {
         let alpha = space.alpha(pair[0]);
@@ -155,7 +155,7 @@ impl Noise for Tree {
     }
 }
 
-/// The state after each step is that of k-diffusion; see tools/diffusion/samplers.py.
+/// The state after each step matches k-diffusion's (tools/diffusion/samplers.py).
 #[test]
 fn states_are_those_of_k_diffusion() {
     let file = include_str!("../../testdata/samplers.json");

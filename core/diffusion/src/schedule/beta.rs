@@ -1,6 +1,6 @@
-//! The beta distribution, after which the schedule "beta" spaces its steps.
+//! The beta distribution, for the schedule of that name.
 
-/// The value below which a beta-distributed number lies with probability `p`, by bisection.
+/// The quantile of probability `p`, by bisection.
 pub(super) fn quantile(p: f64, a: f64, b: f64) -> f64 {
     let (mut low, mut high) = (0.0, 1.0);
     for _ in 0..64 {
@@ -53,7 +53,7 @@ fn ln_beta(a: f64, b: f64) -> f64 {
     ln_gamma(a) + ln_gamma(b) - ln_gamma(a + b)
 }
 
-/// `ln Γ(x)` for positive `x`: Stirling's series, with the argument moved above 10 first. The error is below 1e-13.
+/// `ln Γ(x)` for positive `x`, by Stirling's series at an argument of at least 10. The error is below 1e-13.
 fn ln_gamma(mut x: f64) -> f64 {
     let mut product = 1.0;
     while x < 10.0 {

@@ -1,27 +1,27 @@
 //! Noise levels of flow models: SD 3, Flux, Chroma, Sana.
 
-/// Moves a share of noise `t`, from 0 to 1, towards more noise: `s t / (1 + (s - 1) t)`. Large pictures need more noise to
-/// lose their content, so the models are trained and used with a shift above 1 (Esser et al., 2024).
+/// Shifts a noise level `t` in 0 to 1: `s t / (1 + (s - 1) t)`. Larger pictures need more noise to lose their content, so models
+/// use a shift above 1 (Esser et al., 2024, equation 23).
 pub fn shifted(shift: f64, t: f64) -> f64 {
     shift * t / (1.0 + (shift - 1.0) * t)
 }
 
-/// The shift of Flux dev for a picture of that many tokens of 16 by 16 pixels: `exp(μ)`, where μ is linear in the tokens, 0.5 at
-/// 256 and 1.15 at 4,096. (diffusers, `calculate_shift`)
+/// The shift of Flux dev for a picture of `tokens` 16x16 patches: `exp(μ)`, with μ linear from 0.5 at 256 tokens to 1.15 at 4,096
+/// (diffusers, `calculate_shift`).
 pub fn flux_shift(tokens: usize) -> f64 {
     let slope = (1.15 - 0.5) / (4096.0 - 256.0);
     (tokens as f64 * slope + 0.5 - slope * 256.0).exp()
 }
 
-/// Levels that diffusers' Flux pipeline uses: `steps` of them from 1 to `1 / steps`, shifted, and 0. `shift` 1 is schnell.
+/// Levels of diffusers' Flux pipeline: `steps` of them from 1 to `1 / steps`, shifted, and 0. Schnell has `shift` 1.
 pub fn flux(steps: usize, shift: f64) -> Vec<f64> {
     let last = 1.0 / steps as f64;
     let share = |i: usize| if steps == 1 { 1.0 } else { 1.0 + i as f64 / (steps - 1) as f64 * (last - 1.0) };
     (0..steps).map(|i| shifted(shift, share(i))).chain([0.0]).collect()
 }
 
-/// Levels that diffusers' SD 3 pipeline uses. They are shifted twice: the lowest level of the table is already shifted, and
-/// the levels between it and 1 are shifted again.
+/// Levels of diffusers' SD 3 pipeline. It shifts twice: levels run from 1 to the already shifted lowest level, and are shifted
+/// again.
 pub fn stable_diffusion_3(steps: usize, shift: f64) -> Vec<f64> {
     let lowest = shifted(shift, 1.0 / 1000.0);
     let share =
@@ -38,7 +38,7 @@ mod tests {
         assert!(actual.iter().zip(expected).all(|(a, e)| (a - e).abs() <= 6e-5), "{actual:?}");
     }
 
-    /// Levels of diffusers' pipelines for ten steps at 1024 by 1024, and of schnell for four.
+    /// Levels of diffusers' pipelines: ten steps at 1024x1024, and four of schnell.
     #[test]
     fn levels_are_those_of_diffusers() {
         let expected = [1.0, 0.9660, 0.9266, 0.8805, 0.8257, 0.7595, 0.6780, 0.5751, 0.4412, 0.2598, 0.0];

@@ -1,4 +1,4 @@
-//! The noise levels that a model was trained on.
+//! The noise levels of a model.
 
 /// Noise levels of a model, by training step: the lowest first.
 ///

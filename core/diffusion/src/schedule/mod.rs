@@ -1,6 +1,6 @@
-//! Schedules: at which noise levels a picture is computed.
+//! Schedules: the noise levels of the steps.
 //!
-//! A schedule is a list of levels, the highest first, with a 0 at its end: `steps + 1` numbers for `steps` steps.
+//! A schedule lists levels from the highest down, followed by 0: `steps + 1` numbers for `steps` steps.
 
 mod beta;
 pub mod flow;
@@ -8,30 +8,30 @@ mod levels;
 
 pub use levels::{Betas, Levels};
 
-/// How levels are spaced. The rules are ComfyUI's unless one says otherwise.
+/// How levels are spaced, by ComfyUI's rules.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Schedule {
-    /// Equal distances between training steps, the lowest level included ("normal", A1111's "Uniform", sd.cpp's "discrete").
+    /// Uniform in training steps, including the lowest level ("normal", A1111's "Uniform", sd.cpp's "discrete").
     Normal,
-    /// Equal distances between training steps, the lowest level replaced by 0.
+    /// Uniform in training steps, with 0 instead of the lowest level.
     SgmUniform,
-    /// Equal distances between entries of the table, from the highest on.
+    /// Uniform in table entries, starting at the highest.
     Simple,
-    /// Equal distances between entries of the table, from the second lowest on.
+    /// Uniform in table entries, counted from the second lowest.
     DdimUniform,
-    /// Equal distances between `σ^(1/7)` (Karras et al., 2022).
+    /// Uniform in `σ^(1/7)` (Karras et al., 2022).
     Karras,
-    /// Equal distances between `ln σ`.
+    /// Uniform in `ln σ`.
     Exponential,
-    /// Training steps by the quantiles of a beta distribution with both parameters 0.6 (Lee et al., 2024).
+    /// Training steps at the quantiles of the beta distribution with α = β = 0.6 (Lee et al., 2024).
     Beta,
-    /// Equal distances between `atan σ`.
+    /// Uniform in `atan σ`.
     KlOptimal,
     /// "Align your steps" (Sabour et al., 2024) for Stable Diffusion 1.
     AlignYourSteps,
     /// The same for SDXL.
     AlignYourStepsXl,
-    /// Half of the steps linear down to 97.5 % of the highest level, the others quadratic.
+    /// Half of the steps fall linearly to 97.5 % of the highest level; the others fall quadratically.
     LinearQuadratic,
 }
 
@@ -66,7 +66,8 @@ const ALIGNED_XL: [f64; 11] = [
 ];
 
 impl Schedule {
-    /// The levels for `steps` steps, at least 1. [`Beta`](Schedule::Beta) gives fewer where two steps would be the same.
+    /// Returns the levels for `steps` steps (at least 1). [`Beta`](Schedule::Beta) returns fewer if steps coincide, and
+    /// [`DdimUniform`](Schedule::DdimUniform) one more if `steps` does not divide the table.
     pub fn sigmas(self, levels: &Levels, steps: usize) -> Vec<f64> {
         let steps = steps.max(1);
         let (min, max) = (levels.min(), levels.max());
@@ -112,7 +113,7 @@ impl Schedule {
     }
 }
 
-/// Levels after Karras et al. (2022), equation 5, with ρ = 7, and without the 0.
+/// Levels by equation 5 of Karras et al. (2022) with ρ = 7, without the final 0.
 pub fn karras(min: f64, max: f64, steps: usize) -> Vec<f64> {
     ramp(max.powf(1.0 / 7.0), min.powf(1.0 / 7.0), steps).map(|root| root.powi(7)).collect()
 }
@@ -123,7 +124,7 @@ fn ramp(first: f64, last: f64, count: usize) -> impl Iterator<Item = f64> {
     (0..count).map(move |i| first + share(i) * (last - first))
 }
 
-/// A table for ten steps, for any number of steps: linear in ln σ between its levels, and the last level replaced by 0.
+/// Interpolates a ten-step table linearly in `ln σ`, with 0 as the last level.
 fn aligned(table: &[f64; 11], steps: usize) -> Vec<f64> {
     let mut sigmas: Vec<f64> = ramp(0.0, 10.0, steps + 1)
         .map(|place| {
@@ -171,7 +172,7 @@ mod tests {
         );
     }
 
-    /// Levels of ComfyUI for ten steps of Stable Diffusion.
+    /// ComfyUI's levels for ten steps of Stable Diffusion.
     #[test]
     fn ten_steps_of_stable_diffusion() {
         let levels = Levels::diffusion(Betas::STABLE_DIFFUSION);
