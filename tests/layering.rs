@@ -34,9 +34,15 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
 #[test]
 fn the_core_names_no_vendor() {
     let mut files = 0;
-    for dir in
-        ["core/abi/src", "core/files/src", "core/graph/src", "core/weights/src", "core/sdrun/src", "cli/src"]
-    {
+    for dir in [
+        "core/abi/src",
+        "core/files/src",
+        "core/graph/src",
+        "core/weights/src",
+        "core/sdrun/src",
+        "core/diffusion/src",
+        "cli/src",
+    ] {
         for file in sources(&root().join(dir)) {
             files += 1;
             for (number, line) in fs::read_to_string(&file).unwrap().lines().enumerate() {
@@ -76,6 +82,7 @@ fn dependencies_point_down() {
     may("sdrun-graph", &["sdrun-abi", "sdrun-files"]);
     may("sdrun-weights", &["sdrun-abi", "sdrun-files", "sdrun-graph"]);
     may("sdrun", &["sdrun-abi", "sdrun-files", "sdrun-graph", "sdrun-weights"]);
+    may("sdrun-diffusion", &[]);
     may("sdrun-cli", &["sdrun"]);
     for provider in depends.keys().filter(|name| name.starts_with("sdrun-provider-")) {
         may(provider, &["sdrun-abi", "sdrun-graph", "sdrun-provider-common"]);
