@@ -1,7 +1,7 @@
-//! Compiles the shim with the C++ compiler alone and names the build (`SDRUN_BUILD_ID`).
+//! Compiles the shim, which needs only a C++ compiler, and sets the build id (`SDRUN_BUILD_ID`).
 //!
-//! Environment: `CXX`, `CXXFLAGS` as for any C++ build; `SDRUN_TENSORRT_RTX_INCLUDE` names a folder with NVIDIA's
-//! headers (`NvInfer.h`) of the same release to use in place of the pinned package's.
+//! Environment: `CXX` and `CXXFLAGS` as in any C++ build. `SDRUN_TENSORRT_RTX_INCLUDE` names a folder with NVIDIA's
+//! headers (`NvInfer.h`) of the same release, which replace those of the pinned package.
 
 #[path = "../common/build_id.rs"]
 mod build_id;
@@ -11,7 +11,7 @@ mod pinned_package;
 use std::{env, error::Error, path::PathBuf};
 
 const OVERRIDE: &str = "SDRUN_TENSORRT_RTX_INCLUDE";
-/// The release the shim is written for, as the package's folder is called.
+/// The release the shim is written for, spelled like the package's folder.
 const RELEASE: &str = "TRT-RTX-1.7";
 
 fn main() {
@@ -31,17 +31,17 @@ fn shim() -> Result<(), Box<dyn Error>> {
         Some(folder) => vec![PathBuf::from(folder)],
         None => {
             let headers = pinned_package::folder("trtx-sys", &hint)?.join("TensorRT-Headers");
-            // The second has the two types of CUDA that the headers name.
+            // The second folder holds the two CUDA types that the headers name.
             vec![headers.join(RELEASE), headers]
         }
     };
     let header = folders[0].join("NvInfer.h");
     if !header.is_file() {
-        return Err(format!("{} is not there; {hint}", header.display()).into());
+        return Err(format!("{} does not exist; {hint}", header.display()).into());
     }
     let mut build = cc::Build::new();
     build.cpp(true).std("c++17").files(["shim/build.cpp", "shim/runtime.cpp"]);
-    // The vendor's headers warn, our files must not.
+    // Warnings in the vendor's headers are ignored; warnings in our files are not.
     build.flag_if_supported("-Wno-deprecated-declarations").flag_if_supported("-Wno-unused-parameter");
     for folder in &folders {
         build.include(folder);

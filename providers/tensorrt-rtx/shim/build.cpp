@@ -156,7 +156,7 @@ nvinfer1::IHostMemory* run(SdBuild& build)
         config->setFlag(BuilderFlag::kSTRIP_PLAN);
         config->setFlag(BuilderFlag::kREFIT_INDIVIDUAL);
     }
-    // Weights of such an engine must be those it was built with: other ones are undefined behaviour.
+    // The weights of such an engine must equal those it was built with: refitting others is undefined behaviour.
     if (config->getFlag(BuilderFlag::kREFIT_IDENTICAL))
     {
         return stop(kBUILDER);
@@ -230,7 +230,7 @@ nvinfer1::ILogger* sd_logger_new(SdLog write) noexcept
     return new (std::nothrow) Logger(write);
 }
 
-//! A plan, or null with `stage` set.
+//! Returns a plan, or null with `stage` set.
 nvinfer1::IHostMemory* sd_build(SdBuild* build) noexcept
 {
     try

@@ -29,7 +29,7 @@ void sd_runtime_free(IRuntime* runtime) noexcept
     delete runtime;
 }
 
-//! EngineValidity; `diagnostics` gets the bits of EngineInvalidityDiagnostics.
+//! EngineValidity; `diagnostics` receives the bits of EngineInvalidityDiagnostics.
 int32_t sd_runtime_validity(IRuntime const* runtime, void const* plan, size_t size, uint64_t* diagnostics) noexcept
 {
     return static_cast<int32_t>(runtime->getEngineValidity(plan, static_cast<int64_t>(size), diagnostics));
@@ -61,13 +61,13 @@ int32_t sd_engine_io_type(ICudaEngine const* engine, char const* name) noexcept
     return static_cast<int32_t>(engine->getTensorDataType(name));
 }
 
-//! Not 0: its values are needed on the host (a shape).
+//! Not 0: its values must be in host memory (a shape).
 int32_t sd_engine_io_on_host(ICudaEngine const* engine, char const* name) noexcept
 {
     return engine->getTensorLocation(name) == TensorLocation::kHOST;
 }
 
-//! EngineStat; -1 where the library does not tell.
+//! EngineStat; -1 where the library does not report it.
 int64_t sd_engine_stat(ICudaEngine const* engine, int32_t stat) noexcept
 {
     return engine->getEngineStat(static_cast<EngineStat>(stat));
@@ -88,7 +88,7 @@ int32_t sd_engine_set_budget(ICudaEngine* engine, int64_t bytes) noexcept
     return engine->setWeightStreamingBudgetV2(bytes);
 }
 
-//! The plan with the weights it has now, which it keeps for good.
+//! The plan with its current weights, which become permanent.
 IHostMemory* sd_engine_bake(ICudaEngine* engine) noexcept
 {
     ISerializationConfig* config = engine->createSerializationConfig();
@@ -114,13 +114,13 @@ void sd_refitter_free(IRefitter* refitter) noexcept
     delete refitter;
 }
 
-//! How many there are; writes at most `size` names.
+//! Returns the number of names; writes at most `size` names.
 int32_t sd_refitter_all(IRefitter* refitter, int32_t size, char const** names) noexcept
 {
     return refitter->getAllWeights(size, names);
 }
 
-//! How many have to be set before refitting; writes at most `size` names.
+//! Returns how many weights must be set before refitting; writes at most `size` names.
 int32_t sd_refitter_missing(IRefitter* refitter, int32_t size, char const** names) noexcept
 {
     return refitter->getMissingWeights(size, names);
@@ -132,7 +132,7 @@ SdPrototype sd_refitter_prototype(IRefitter const* refitter, char const* name) n
     return SdPrototype{static_cast<int32_t>(weights.type), weights.count};
 }
 
-//! `values` is host memory and must stay until the refit is over.
+//! `values` is host memory and must stay valid until the refit ends.
 int32_t sd_refitter_set(
     IRefitter* refitter, char const* name, int32_t type, void const* values, int64_t count) noexcept
 {

@@ -1,4 +1,4 @@
-// What src/ffi calls of TensorRT-RTX, as C functions over the vendor's C++ interfaces. Nothing here links to the
+// The parts of TensorRT-RTX that src/ffi calls, as C functions over the vendor's C++ interfaces. Nothing here links to the
 // vendor's libraries: entry points come in as pointers found at run time, and everything else is a virtual call.
 //
 // Every structure is declared again in src/ffi/raw.rs, field by field.
@@ -25,7 +25,7 @@ struct SdInput
     int64_t const* max;
 };
 
-//! Bytes of an initializer; must live until the build is over.
+//! Bytes of an initializer; must stay valid until the build ends.
 struct SdWeight
 {
     char const* name;
@@ -55,7 +55,7 @@ struct SdFault
     char const* text;
 };
 
-//! Where a build ended.
+//! The stage at which a build ended.
 enum SdStage : int32_t
 {
     kDONE = 0,
@@ -76,7 +76,7 @@ struct SdBuild
     nvinfer1::ILogger* logger;
     void const* model;
     size_t modelSize;
-    //! nvinfer1::ComputeCapability; 0 is the library's default set.
+    //! nvinfer1::ComputeCapability; 0 selects the library's default set.
     int32_t capability;
     int32_t strip;
     int32_t tf32;
@@ -86,12 +86,12 @@ struct SdBuild
     SdInput const* inputs;
     size_t inputCount;
     void* context;
-    //! Not 0: the weight is to be refittable.
+    //! Not 0: make the weight refittable.
     int32_t (*record)(void* context, SdRecord const*);
     void (*fault)(void* context, SdFault const*);
-    //! Not 0: go on. `parent` may be null.
+    //! Not 0: continue. `parent` may be null.
     int32_t (*progress)(void* context, char const* phase, char const* parent, int32_t step, int32_t total);
-    //! Out: what `stage` was about (a name), at most 255 bytes and a 0.
+    //! Out: the name `stage` refers to, at most 255 bytes and a 0.
     char subject[256];
     int32_t stage;
 };
@@ -103,7 +103,7 @@ struct SdPrototype
     int64_t count;
 };
 
-//! nvinfer1::Dims; rank -1 is an error of the library.
+//! nvinfer1::Dims; rank -1 means the library failed.
 struct SdDims
 {
     int32_t rank;

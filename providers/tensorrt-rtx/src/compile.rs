@@ -1,4 +1,4 @@
-//! From a graph to an engine.
+//! Compiles a graph into an engine.
 
 use crate::{
     devices::Place,
@@ -21,8 +21,8 @@ use sdrun_graph::{Graph, infer::infer_shapes, passes::convert_precision};
 use sdrun_provider_common::{converted, describe, graph_error, phase, read_graph, weight};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Compiles `model` for the target of `place`. Without `spec.bake` no weight is read: zeros that take no memory stand
-/// in for them, and the plan leaves them out.
+/// Compiles `model` for the target of `place`. Without `spec.bake` it reads no weights: zeros that take no memory stand
+/// in for them, and the plan omits them.
 pub(crate) fn compile(
     runtime: &Runtime,
     model: &[u8],
@@ -45,17 +45,17 @@ pub(crate) fn compile(
     }
 }
 
-/// What is built.
+/// The input of a build.
 pub(crate) struct Network {
-    /// In the precision asked for.
+    /// The graph in the requested precision.
     pub(crate) graph: Graph,
-    /// The host's weights, in the types they have to come in.
+    /// The host's weights, in the types the plan expects.
     pub(crate) weights: Vec<WeightSpec>,
-    /// What those weights of the graph are made of that are not the host's.
+    /// Recipes for the graph's weights that the host does not provide directly.
     made: BTreeMap<String, Transform>,
 }
 
-/// Reads a model and makes of it what the library can build.
+/// Reads a model and converts it to a graph the library can build.
 pub(crate) fn prepare(model: &[u8], precision: Precision, strip: bool) -> Result<Network> {
     let mut graph = read_graph(&Bytes::copy_from_slice(model))?;
     let mut weights = describe(&graph, String::new())?.weights;
@@ -73,7 +73,7 @@ pub(crate) fn prepare(model: &[u8], precision: Precision, strip: bool) -> Result
     Ok(Network { graph, weights, made })
 }
 
-/// Compiles a network whose weights have the bytes in `weights`. A stripped plan is the same for all bytes.
+/// Compiles a network with the weight bytes in `weights`. A stripped plan is the same for all bytes.
 pub(crate) fn build(
     runtime: &Runtime,
     network: &Network,
@@ -107,7 +107,7 @@ pub(crate) fn build(
     Ok((Description { info, table, plan_bytes }, plan))
 }
 
-/// The library's part: a plan, and the weights the parser told about, also where no plan came of it.
+/// Runs the library's build. Returns the plan and the weights the parser reported, also when the build fails.
 #[allow(clippy::too_many_arguments)]
 fn run(
     runtime: &Runtime,
@@ -139,10 +139,10 @@ fn run(
     (plan, records)
 }
 
-/// The table of a stripped plan, from the parser alone: nothing is compiled.
+/// Makes the table of a stripped plan with the parser alone, without compiling.
 #[cfg(test)]
 pub(crate) fn table_of(runtime: &Runtime, network: &Network, place: &Place) -> Result<Vec<table::Entry>> {
-    /// Stops the library as soon as it begins to compile.
+    /// Stops the library as soon as it starts to compile.
     struct Parse;
     impl Host for Parse {
         fn log(&self, _: sdrun_abi::LogLevel, _: &str, _: &str) {}
@@ -163,7 +163,7 @@ pub(crate) fn table_of(runtime: &Runtime, network: &Network, place: &Place) -> R
     }
 }
 
-/// The library's calls alone.
+/// Only the library's calls.
 #[cfg(test)]
 pub(crate) fn bare(
     runtime: &Runtime,
@@ -188,7 +188,7 @@ fn check_types(info: &EngineInfo) -> Result<()> {
     }
 }
 
-/// The ranges of inputs with open dimensions, compared with what the graph states.
+/// Checks the shape ranges of inputs with open dimensions against the graph.
 fn ranges<'a>(inputs: &'a [TensorSpec], options: &'a Options) -> Result<Vec<Range<'a>>> {
     let mut ranges = Vec::new();
     for input in inputs {
@@ -198,12 +198,12 @@ fn ranges<'a>(inputs: &'a [TensorSpec], options: &'a Options) -> Result<Vec<Rang
                 let dims: Vec<String> =
                     input.shape.iter().map(|d| d.map_or("?".into(), |d| d.to_string())).collect();
                 return Err(Error::invalid(format!(
-                    "input `{}` [{}] has open dimensions, and nothing says how large they may be",
+                    "input `{}` [{}] has open dimensions, but no range of sizes is given",
                     input.name,
                     dims.join(", ")
                 ))
                 .with_hint(
-                    "give one shape, or the least, the usual and the greatest: `--shape NAME=1,4:2,4:8,4`",
+                    "give one shape, or the smallest, the usual and the largest: `--shape NAME=1,4:2,4:8,4`",
                 ));
             }
             continue;
@@ -214,7 +214,7 @@ fn ranges<'a>(inputs: &'a [TensorSpec], options: &'a Options) -> Result<Vec<Rang
             });
         if !fits {
             return Err(Error::invalid(format!(
-                "the range of shapes of input `{}` does not fit the model, where it is {:?}",
+                "the range of shapes of input `{}` does not fit the model, which states {:?}",
                 input.name, input.shape
             )));
         }
@@ -225,11 +225,11 @@ fn ranges<'a>(inputs: &'a [TensorSpec], options: &'a Options) -> Result<Vec<Rang
     Ok(ranges)
 }
 
-/// Distance between the addresses of zeros.
+/// Distance between the addresses of two zero weights.
 const ALIGNMENT: usize = 64;
 
-/// Zeros in place of weights. The memory is never written, so it takes none. Each weight has an address of its own: the
-/// library takes those with the same address for one and the same.
+/// Zeros that stand in for weights. The memory is never written, so the system never commits it. Each weight has its
+/// own address because the library treats weights at the same address as one.
 pub(crate) struct Zeros {
     zeros: Vec<u8>,
     sizes: Vec<(String, usize)>,

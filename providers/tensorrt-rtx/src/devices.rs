@@ -1,4 +1,4 @@
-//! The GPUs of this machine, and after them the targets that engines can be built for without one.
+//! Lists the GPUs of this machine, then the targets that engines can be built for without a GPU.
 
 use crate::{ffi::cuda::Gpu, runtime::Runtime, target::Target};
 use sdrun_abi::{CancelSupport, Capabilities, DType, Device, DeviceKind, Error, Result, WeightUpdate};
@@ -12,7 +12,7 @@ pub(crate) struct Place {
     pub(crate) gpu: Option<Gpu>,
 }
 
-/// All devices, those that exist first.
+/// All devices, existing ones first.
 pub(crate) fn all(runtime: &'static Runtime) -> Result<Vec<Place>> {
     let (gpus, absent) = match runtime.driver() {
         Ok(driver) => (driver.gpus()?, String::new()),
@@ -23,8 +23,8 @@ pub(crate) fn all(runtime: &'static Runtime) -> Result<Vec<Place>> {
 
 fn list(gpus: Vec<Gpu>, absent: &str) -> Vec<Place> {
     let absent = match (gpus.is_empty(), absent) {
-        (false, _) => "it stands for a kind of GPU: engines can be built for it; to run them, name the GPU",
-        (true, "") => "needs an NVIDIA GPU: the CUDA driver finds none",
+        (false, _) => "this is a build target, not a GPU: to run an engine, name the GPU",
+        (true, "") => "needs an NVIDIA GPU: the CUDA driver found none",
         (true, why) => why,
     };
     let mut places: Vec<Place> = Vec::new();
@@ -52,7 +52,7 @@ pub(crate) fn find(runtime: &'static Runtime, id: &str) -> Result<Place> {
 }
 
 impl Place {
-    /// The GPU, or why nothing can be run on this device.
+    /// The GPU. Fails with the reason if this device cannot run engines.
     pub(crate) fn gpu(&self) -> Result<&Gpu> {
         self.gpu.as_ref().ok_or_else(|| {
             let why = self.device.absent.clone().unwrap_or_default();
@@ -64,7 +64,7 @@ impl Place {
         })
     }
 
-    /// What can be done on it.
+    /// What the device supports.
     pub(crate) fn capabilities(&self) -> Capabilities {
         use DType::*;
         let mut can =

@@ -1,4 +1,4 @@
-//! Engines: a description and a plan, which needs no GPU until a session is made.
+//! Engines: a description and a plan. Only sessions need a GPU.
 
 use crate::{
     compile,
@@ -17,7 +17,7 @@ use sdrun_abi::{
 use sdrun_provider_common::phase;
 use std::{ops::Deref, sync::Arc};
 
-/// A plan as it was built or loaded.
+/// A plan, as built or loaded.
 pub(crate) enum Plan {
     Built(HostMemory),
     Loaded(Vec<u8>),
@@ -33,7 +33,7 @@ impl Deref for Plan {
     }
 }
 
-/// An engine, stripped or with its weights inside.
+/// An engine, either stripped or with its weights inside.
 pub(crate) struct TrtEngine {
     runtime: &'static Runtime,
     place: Place,
@@ -99,7 +99,7 @@ impl TrtEngine {
             return Err(Error::precondition(format!("the engine cannot be used here: {why}"))
                 .with_hint("build it again"));
         }
-        // 64 bytes are the library's header.
+        // The library's header takes 64 bytes.
         if plan.len() < 64 {
             return Err(Error::new(
                 ErrorCode::DataLoss,
@@ -114,7 +114,7 @@ impl TrtEngine {
         !self.description.table.is_empty()
     }
 
-    /// The engine on its GPU, and bytes of the GPU's memory that were free before.
+    /// Loads the engine on its GPU. Also returns the bytes of GPU memory that were free before.
     fn on_gpu(&self, host: &dyn Host) -> Result<(ffi::engine::Engine, Arc<Context>, u64)> {
         let gpu = self.place.gpu()?;
         phase(host, "load", 0, 1)?;
@@ -123,7 +123,7 @@ impl TrtEngine {
         let mut engine = ffi::engine::Engine::load(&self.runtime.library, &context, &self.plan, host)?;
         if let Some(budget) = self.options.vram_budget {
             if engine.streamable_bytes() == 0 {
-                return Err(Error::precondition("the engine was built without streaming of its weights")
+                return Err(Error::precondition("the engine was built without weight streaming")
                     .with_hint("build it with `--vram-budget` and `--bake`"));
             }
             engine.set_budget(budget, host)?;

@@ -1,5 +1,5 @@
-//! Kernels that the library compiled for one GPU, kept between processes. They are the library's runtime cache: it
-//! checks by itself whether they fit the GPU, the driver and the engine, and ignores them where they do not.
+//! Keeps the kernels that the library compiled for one GPU, for later processes. They are the library's runtime cache,
+//! which checks the GPU, the driver and the engine itself, and ignores kernels that do not fit.
 
 use sdrun_abi::{Host, LogLevel};
 use std::{
@@ -8,34 +8,34 @@ use std::{
     time::SystemTime,
 };
 
-/// So many files are kept, those used last.
+/// Number of files kept, most recently used first.
 const FILES: usize = 64;
-/// A larger file is none of ours.
+/// sdrun writes no larger files.
 const LIMIT: u64 = 1 << 30;
 
-/// The file of one engine on one kind of GPU.
+/// The cache file of one engine on one kind of GPU.
 pub(crate) struct Kernels {
     file: Option<PathBuf>,
 }
 
 impl Kernels {
-    /// For a plan on a GPU of a compute capability (times ten).
+    /// The file for a plan on a GPU of a compute capability (times ten).
     pub(crate) fn of(dir: Option<&Path>, version: &str, plan: &[u8], capability: u32) -> Self {
         let hash = xxhash_rust::xxh3::xxh3_128(plan);
         Kernels { file: dir.map(|dir| dir.join(format!("{version}-sm{capability}-{hash:032x}.kernels"))) }
     }
 
-    /// What was kept.
+    /// Reads the kept kernels.
     pub(crate) fn load(&self) -> Option<Vec<u8>> {
         let file = self.file.as_ref()?;
         let size = fs::metadata(file).ok().filter(|m| m.is_file())?.len();
         let bytes = (size <= LIMIT).then(|| fs::read(file).ok()).flatten()?;
-        // So that those in use are not the oldest.
+        // Marks the file as used, so that pruning removes older ones first.
         let _ = fs::File::options().append(true).open(file).and_then(|f| f.set_modified(SystemTime::now()));
         Some(bytes)
     }
 
-    /// Keeps them for the next process. What goes wrong is only logged: they can be made again.
+    /// Keeps the kernels for the next process. A failure is only logged, since they can be compiled again.
     pub(crate) fn store(&self, bytes: &[u8], host: &dyn Host) {
         let Some(file) = &self.file else { return };
         let Some(dir) = file.parent() else { return };
@@ -44,7 +44,7 @@ impl Kernels {
             .and_then(|temporary| temporary.as_file().sync_all().map(|()| temporary))
             .and_then(|temporary| temporary.persist(file).map(drop).map_err(|e| e.error));
         if let Err(error) = written {
-            let message = format!("compiled kernels are not kept in {}: {error}", file.display());
+            let message = format!("cannot keep compiled kernels in {}: {error}", file.display());
             host.log(LogLevel::Warn, "tensorrt-rtx", &message);
         }
         forget_old(dir);

@@ -1,12 +1,13 @@
 //! The TensorRT-RTX provider: NVIDIA GPUs.
 //!
-//! An engine is built without its weights and without a GPU: zeros stand in for the weights, which the plan leaves out,
-//! and a table says how each weight of the plan is made of weights of the graph. On the machine with the GPU the plan
-//! is loaded and given weights through that table, as often as they change. What was and was not run is in README.md.
+//! Engines are built without weights and without a GPU. Zeros stand in for the weights, and the plan omits them. A
+//! table says how to compute each weight of the plan from weights of the graph. On the machine with the GPU, the plan
+//! is loaded and receives weights through that table, as often as they change. README.md lists what has been run.
 //!
 //! * `ffi`: safe layer over the C++ shim (shim/) and the CUDA driver; all unsafe code.
-//! * `runtime`: what is loaded in this process. `devices`, `target`: what engines are built for and run on.
-//! * `compile`, `lower`, `options`: from a graph to a plan. `table`: what its weights are made of. `payload`: both as bytes.
+//! * `runtime`: the libraries loaded in this process. `devices`, `target`: what engines are built for and run on.
+//! * `compile`, `lower`, `options`: from a graph to a plan. `table`: how to compute its weights. `payload`: both as
+//!   bytes.
 //! * `engine`, `refit`, `session`, `kernels`: from a plan to results.
 
 mod compile;
@@ -28,7 +29,7 @@ mod tests;
 
 pub use provider::TensorRtRtx;
 
-/// The static part of this plugin's manifest (`manifest.json`); packaging fills in what depends on the build.
+/// The static part of this plugin's manifest (`manifest.json`); packaging adds the build-dependent part.
 pub const MANIFEST: &str = include_str!("../manifest.json");
 
 sdrun_abi::export_provider! {

@@ -1,4 +1,4 @@
-//! Operators that the library takes apart in a way that would fix their weights, taken apart before.
+//! Decomposes operators that the library would decompose in a way that fixes their weights.
 
 use crate::table::Transform;
 use sdrun_abi::DType;
@@ -8,12 +8,12 @@ use sdrun_graph::{
 };
 use std::collections::BTreeMap;
 
-/// Writes batch normalizations as `x * scale' + bias'` with two new weights, and answers what these are made of. The
-/// parser would fold the four weights into two in the same way, but cannot leave them open; nor can the library compute
-/// with weights alone, without a GPU.
+/// Writes batch normalizations as `x * scale' + bias'` with two new weights, and returns how to compute them. The
+/// parser would fold the four weights in the same way, but cannot make the result refittable, and without a GPU the
+/// library cannot compute with weights alone.
 ///
 /// # Errors
-/// Those of shape inference.
+/// Returns the errors of shape inference.
 pub(crate) fn lower_batch_norms(graph: &mut Graph) -> Result<BTreeMap<String, Transform>, GraphError> {
     let mut made = BTreeMap::new();
     if !graph.nodes.iter().any(|node| node.op_type == "BatchNormalization") {
@@ -55,7 +55,7 @@ fn is_weight(graph: &Graph, id: ValueId) -> bool {
     matches!(graph.initializers.get(&id), Some(Initializer::Weight(_)))
 }
 
-/// One number for each channel, which is dimension 1 of `rank`.
+/// Shape with one number per channel, where the channel is dimension 1 of `rank`.
 fn new_weight(graph: &mut Graph, node: &Node, rank: usize) -> ValueId {
     let value = |i: usize| node.input(i).map(|id| graph.value(id));
     let dtype = value(1).and_then(|v| v.dtype).unwrap_or(DType::F32);

@@ -3,7 +3,7 @@
 use sdrun_abi::{BuildSpec, Error, OpenShapes, Result};
 use std::collections::BTreeMap;
 
-/// What a build is told.
+/// The settings of a build.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Options {
     /// Ranges of inputs with open dimensions.
@@ -12,11 +12,11 @@ pub(crate) struct Options {
     pub(crate) tf32: bool,
     /// `cuda-graph=on`: a run is recorded once and replayed.
     pub(crate) cuda_graph: bool,
-    /// The most GPU memory for weights; what does not fit is streamed from the host.
+    /// GPU memory limit for weights, in bytes; the rest is streamed from the host.
     pub(crate) vram_budget: Option<u64>,
 }
 
-/// Least, usual and greatest shape of an input.
+/// Smallest, usual and largest shape of an input.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Shapes {
     pub(crate) min: Vec<i64>,
@@ -27,13 +27,13 @@ pub(crate) struct Shapes {
 const HINT: &str = "tensorrt-rtx takes `tf32=on|off`, `cuda-graph=on|off`";
 
 impl Options {
-    /// Reads them.
+    /// Reads the options of a build.
     pub(crate) fn of(spec: &BuildSpec) -> Result<Self> {
         let (shapes, vram_budget) = (ranges(&spec.open_shapes), spec.vram_budget);
         Ok(Options { shapes, vram_budget, ..Self::parse(&spec.options)? })
     }
 
-    /// An unknown one is an error.
+    /// Applies one option. An unknown one is an error.
     fn parse(options: &BTreeMap<String, String>) -> Result<Self> {
         let mut parsed = Options::default();
         for (key, value) in options {
@@ -46,7 +46,7 @@ impl Options {
             };
             match key.as_str() {
                 "tf32" | "cuda-graph" => {
-                    let Some(on) = switch(value) else { return refuse("has to be `on` or `off`") };
+                    let Some(on) = switch(value) else { return refuse("must be `on` or `off`") };
                     *(if key == "tf32" { &mut parsed.tf32 } else { &mut parsed.cuda_graph }) = on;
                 }
                 _ => {
@@ -58,7 +58,8 @@ impl Options {
     }
 }
 
-/// Each dimension from its least to its greatest, the shape in the middle of the list as the usual one.
+/// The range of each dimension from its smallest to its largest size; the shape in the middle of the list is the usual
+/// one.
 fn ranges(open: &OpenShapes) -> BTreeMap<String, Shapes> {
     let range = |list: &[Vec<usize>]| {
         let usual = list.get(list.len() / 2)?;

@@ -1,13 +1,13 @@
-//! An engine as bytes: a description as JSON, and the plan.
+//! Serializes an engine: a description as JSON, and the plan.
 
 use crate::{table::Entry, target::Target};
 use sdrun_abi::{EngineInfo, Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize};
 
-/// How a payload begins; then the length of the description as a little-endian u32, the description, the plan.
+/// Start of a payload. Then follow the length of the description as a little-endian u32, the description and the plan.
 const MAGIC: &[u8; 8] = b"SDRTRTX1";
 
-/// What the description says.
+/// The description of an engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Description {
     pub(crate) info: EngineInfo,
@@ -17,10 +17,10 @@ pub(crate) struct Description {
     pub(crate) plan_bytes: u64,
 }
 
-/// What an engine asks of a runtime and a GPU, as the text of [`EngineInfo::compatibility`].
+/// Requirements of an engine on the runtime and the GPU, the text of [`EngineInfo::compatibility`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Requirements {
-    /// The very version of the library that wrote the plan.
+    /// Exact version of the library that wrote the plan.
     pub(crate) tensorrt_rtx: String,
     /// [`Target::name`]
     pub(crate) target: String,
@@ -38,13 +38,16 @@ impl Requirements {
             Error::invalid(format!("the compatibility string {text:?} is not one of tensorrt-rtx: {e}"))
         })?;
         let target = Target::parse(&found.target).ok_or_else(|| {
-            Error::invalid(format!("the engine is built for {:?}, which is unknown", found.target))
+            Error::invalid(format!(
+                "the engine is built for {:?}, which this version does not know",
+                found.target
+            ))
         })?;
         Ok((found, target))
     }
 }
 
-/// Description and plan in one piece.
+/// Writes description and plan into one buffer.
 pub(crate) fn write(description: &Description, plan: &[u8]) -> Result<Vec<u8>> {
     let json =
         serde_json::to_vec(description).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))?;
@@ -58,16 +61,16 @@ pub(crate) fn write(description: &Description, plan: &[u8]) -> Result<Vec<u8>> {
     Ok(payload)
 }
 
-/// Description and plan out of a payload. `DataLoss` for anything but what [`write`] writes.
+/// Reads description and plan from a payload. Returns `DataLoss` for anything that [`write`] does not write.
 pub(crate) fn read(payload: &[u8]) -> Result<(Description, &[u8])> {
     let damaged = |why: &str| Error::new(ErrorCode::DataLoss, format!("the engine is damaged: {why}"));
-    let rest = payload.strip_prefix(MAGIC).ok_or_else(|| damaged("it is no TensorRT-RTX engine"))?;
+    let rest = payload.strip_prefix(MAGIC).ok_or_else(|| damaged("it is not a TensorRT-RTX engine"))?;
     let (length, rest) = rest.split_first_chunk::<4>().ok_or_else(|| damaged("it ends in its header"))?;
     let (json, plan) = rest
         .split_at_checked(u32::from_le_bytes(*length) as usize)
         .ok_or_else(|| damaged("its description is longer than the engine"))?;
     let description: Description =
-        serde_json::from_slice(json).map_err(|e| damaged(&format!("its description is no JSON: {e}")))?;
+        serde_json::from_slice(json).map_err(|e| damaged(&format!("its description is not JSON: {e}")))?;
     if description.plan_bytes != plan.len() as u64 || plan.is_empty() {
         return Err(damaged(&format!(
             "its plan has {} bytes where it should have {}",

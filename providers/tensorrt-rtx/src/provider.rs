@@ -9,7 +9,7 @@ use sdrun_abi::{
     RuntimeInfo, WeightSource,
 };
 
-/// The provider. It has no state of its own: a process holds one TensorRT-RTX.
+/// The provider. It is stateless: a process holds one TensorRT-RTX.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TensorRtRtx;
 

@@ -1,4 +1,4 @@
-//! Weights into an engine on a GPU.
+//! Refits an engine on a GPU.
 
 use crate::{
     ffi::{cuda::Stream, data_type, engine::Engine},
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Why a refit failed.
 pub(crate) struct Failure {
     pub(crate) error: Error,
-    /// Whether the engine may hold some of the new weights.
+    /// Whether the engine may already hold some of the new weights.
     pub(crate) half_done: bool,
 }
 
@@ -22,11 +22,11 @@ impl From<Error> for Failure {
     }
 }
 
-/// Puts the weights into the engine that are made of those named in `changed`, or all. What the library wants to be set
-/// together with them is added.
+/// Sets the weights of the engine that depend on those in `changed`, or all of them. Adds those that the library
+/// requires along with them.
 ///
-/// Complete is what both sides call so: every weight the library takes is in the table, every weight of the graph
-/// reaches one, and none is missing in the end.
+/// Checks completeness from both sides: every weight the library takes is in the table, every weight of the graph
+/// reaches one, and none is missing at the end.
 pub(crate) fn apply(
     engine: &Engine,
     stream: &Stream,
@@ -37,7 +37,7 @@ pub(crate) fn apply(
 ) -> Result<RefitReport, Failure> {
     let specs: BTreeMap<&str, &WeightSpec> =
         description.info.weights.iter().map(|spec| (spec.name.as_str(), spec)).collect();
-    // Before the refitter, which borrows from it.
+    // Declared before the refitter, which borrows from it.
     let mut values: Vec<(&Entry, Values<'_>)> = Vec::new();
     let refitter = engine.refitter(host)?;
     let table = known(&refitter.all(), description)?;
@@ -64,7 +64,7 @@ pub(crate) fn apply(
         }
         values.push((entry, entry.values(&specs, source)?));
     }
-    // The library knows which others it needs only after these are set, so that happens twice where there are any.
+    // The library reports further required weights only after these are set, hence up to two rounds.
     loop {
         let mut refitter = engine.refitter(host)?;
         let mut set: BTreeSet<&str> = BTreeSet::new();
@@ -86,7 +86,7 @@ pub(crate) fn apply(
                 Some(entry) => values.push((entry, entry.values(&specs, source)?)),
                 None => {
                     return Err(Error::internal(format!(
-                        "TensorRT-RTX still lacks the weight `{name}` although it was given"
+                        "TensorRT-RTX still lacks the weight `{name}` although it was set"
                     ))
                     .into());
                 }
@@ -114,8 +114,8 @@ fn known<'d>(names: &[String], description: &'d Description) -> Result<BTreeMap<
         .collect()
 }
 
-/// Every weight of the graph has to reach a weight that the engine takes: the library is known to be silent about some
-/// that it lacks.
+/// Checks that every weight of the graph reaches a weight the engine takes: the library does not always report missing
+/// ones.
 fn check_coverage(table: &BTreeMap<&str, &Entry>, description: &Description) -> Result<()> {
     let reached: BTreeSet<&str> =
         table.values().flat_map(|entry| entry.transform.sources()).map(String::as_str).collect();

@@ -1,22 +1,22 @@
-//! The loaded TensorRT-RTX and, where there is one, the CUDA driver.
+//! The loaded TensorRT-RTX and, if present, the CUDA driver.
 
 use crate::ffi::{Library, cuda::Driver};
 use sdrun_abi::{Error, InitConfig, Result, RuntimeInfo};
 use sdrun_provider_common::{Loaded, locate, runtime_spec};
 use std::path::{Path, PathBuf};
 
-/// What [`init`] loaded. Lives as long as the process.
+/// The result of [`init`]. Lives as long as the process.
 pub(crate) struct Runtime {
     pub(crate) library: Library,
-    /// Why there is no GPU to run on, where there is none.
+    /// The driver, or why there is no GPU to run on.
     driver: Result<Driver>,
-    /// Where compiled kernels are kept.
+    /// Folder for compiled kernels.
     pub(crate) cache_dir: Option<PathBuf>,
 }
 
 static RUNTIME: Loaded<Runtime> = Loaded::new("TensorRT-RTX");
 
-/// Loads the library from the folder the host found. A missing GPU is no error: engines can be built without one.
+/// Loads the library from the folder the host found. A missing GPU is not an error: engines can be built without one.
 pub(crate) fn init(config: &InitConfig) -> Result<RuntimeInfo> {
     let mut driver = None;
     for (key, value) in &config.options {
@@ -40,13 +40,13 @@ pub(crate) fn init(config: &InitConfig) -> Result<RuntimeInfo> {
     ))
 }
 
-/// What [`init`] loaded; `FailedPrecondition` before it has succeeded.
+/// The result of [`init`]; `FailedPrecondition` before it has succeeded.
 pub(crate) fn get() -> Result<&'static Runtime> {
     RUNTIME.get()
 }
 
 impl Runtime {
-    /// The CUDA driver; the error says why nothing can be run here.
+    /// The CUDA driver, or the reason why nothing can run here.
     pub(crate) fn driver(&'static self) -> Result<&'static Driver> {
         self.driver.as_ref().map_err(Clone::clone)
     }

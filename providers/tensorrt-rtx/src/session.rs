@@ -1,4 +1,4 @@
-//! Sessions: an engine with weights on a GPU, and the memory around a run.
+//! Sessions: an engine with weights on a GPU, and the buffers of a run.
 
 use crate::{
     ffi::{
@@ -21,12 +21,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A run that takes longer than this is watched for a cancellation; shorter ones end soon enough by themselves.
+/// Longer runs are polled for cancellation; shorter ones end soon enough without it.
 const WATCHED_FROM: Duration = Duration::from_millis(100);
 
 /// An engine with weights.
 pub(crate) struct TrtSession {
-    // In the order in which they have to go.
+    // Fields are in the order in which they must be dropped.
     execution: Execution,
     inputs: Vec<Slot>,
     outputs: Vec<Slot>,
@@ -35,26 +35,26 @@ pub(crate) struct TrtSession {
     context: Arc<Context>,
     description: Arc<Description>,
     kernels: Kernels,
-    /// Input shapes that were run: for others, kernels may have been compiled.
+    /// Input shapes run so far. A new shape may have compiled new kernels.
     seen: BTreeSet<Vec<Vec<usize>>>,
     last_run: Option<Duration>,
-    /// Why it cannot run any more.
+    /// Why the session cannot run any more.
     broken: Option<Error>,
-    /// Bytes of GPU memory the session took when it was made.
+    /// Bytes of GPU memory the session took at creation.
     device_bytes: u64,
 }
 
-/// An input or output: memory on both sides, which grows to the largest tensor seen.
+/// Memory of an input or output on both sides, which grows to the largest tensor seen.
 struct Slot {
     name: CString,
     dtype: DType,
     on_host: bool,
     pinned: PinnedMemory,
-    /// Shared with the tensors an output has become.
+    /// Shared with the tensors made from an output.
     device: Arc<DeviceMemory>,
-    /// Memory of earlier outputs that tensors may still have.
+    /// Memory of earlier outputs that tensors may still hold.
     lent: Vec<Arc<DeviceMemory>>,
-    /// Bytes of an input that both sides hold.
+    /// Bytes of an input that both sides hold now.
     uploaded: Option<usize>,
 }
 
@@ -75,8 +75,8 @@ impl Slot {
         })
     }
 
-    /// Brings an input to where the engine reads it. What is there already stays there: the steps of a denoiser give
-    /// the same text, and the same control image, again and again.
+    /// Copies an input to where the engine reads it. Unchanged bytes are not copied again: the steps of a denoiser pass
+    /// the same text and the same control image many times.
     fn upload(&mut self, data: &[u8], context: &Arc<Context>, stream: &Stream) -> Result<()> {
         if self.uploaded == Some(data.len()) && self.pinned[..data.len()] == *data {
             return Ok(());
@@ -91,7 +91,7 @@ impl Slot {
         Ok(())
     }
 
-    /// Makes room for so many bytes, which no tensor has.
+    /// Makes room for `bytes` in memory that no tensor holds.
     fn reserve(&mut self, context: &Arc<Context>, bytes: usize) -> Result<()> {
         if self.pinned.len() < bytes {
             self.pinned = context.pinned_memory(bytes)?;
@@ -101,7 +101,7 @@ impl Slot {
         }
         let is_lent = |memory: &Arc<DeviceMemory>| Arc::strong_count(memory) > 1;
         if is_lent(&self.device) {
-            // A loop that replaces its tensor after each run gets along with two.
+            // A loop that replaces its tensor after each run needs only two.
             let free = self.lent.iter().position(|memory| !is_lent(memory) && memory.bytes >= bytes);
             let other = match free {
                 Some(free) => self.lent.swap_remove(free),
@@ -116,7 +116,7 @@ impl Slot {
         Ok(())
     }
 
-    /// Lets the engine read an input from where it lies, or brings it there.
+    /// Lets the engine read an input in place if it is on this GPU, or copies it there.
     fn give(
         &mut self,
         input: &Input<'_>,
@@ -140,7 +140,7 @@ impl Slot {
         self.bind(execution, host)
     }
 
-    /// The output of the last run as a tensor.
+    /// Returns the output of the last run as a tensor.
     fn lend(&self, spec: OutputSpec) -> Result<TrtTensor> {
         let bytes = spec.dtype.bytes_of(&spec.shape).unwrap_or(usize::MAX);
         match bytes <= self.device.bytes {
@@ -157,7 +157,7 @@ impl Slot {
     }
 }
 
-/// An output that stays on the GPU. The session that made it writes elsewhere as long as it lives.
+/// An output that stays on the GPU. While it lives, its session writes to other memory.
 struct TrtTensor {
     memory: Arc<DeviceMemory>,
     spec: OutputSpec,
@@ -165,7 +165,7 @@ struct TrtTensor {
 }
 
 impl TrtTensor {
-    /// The tensor, where it lies on this GPU.
+    /// Returns the tensor in place if it lies on this GPU.
     fn of<'t>(tensor: &'t dyn DeviceTensor, context: &Context) -> Result<&'t Self> {
         let here = |tensor: &&Self| tensor.memory.context().is_of_same_gpu(context);
         tensor.downcast_ref::<Self>().filter(here).ok_or_else(|| {
@@ -190,7 +190,7 @@ impl DeviceTensor for TrtTensor {
     }
 }
 
-/// The outputs that are to stay on the GPU, or those that are not.
+/// Selects the outputs that stay on the GPU, or the others.
 fn those<T>(outputs: impl IntoIterator<Item = T>, keep: &[bool], stay: bool) -> impl Iterator<Item = T> {
     outputs.into_iter().zip(keep).filter(move |(_, keep)| **keep == stay).map(|(output, _)| output)
 }
@@ -229,7 +229,7 @@ impl TrtSession {
         let stored = kernels.load();
         let (execution, used) = Execution::new(&engine, cuda_graph, stored.as_deref(), host)?;
         if stored.is_some() && !used {
-            host.log(LogLevel::Info, "tensorrt-rtx", "kept kernels do not fit any more and are made again");
+            host.log(LogLevel::Info, "tensorrt-rtx", "the kept kernels no longer fit and are compiled again");
         }
         let device_bytes = free_before.saturating_sub(context.free_memory()?);
         Ok(TrtSession {
@@ -248,12 +248,12 @@ impl TrtSession {
         })
     }
 
-    /// Shapes of the outputs for the inputs that were stated.
+    /// Shapes of the outputs for the input shapes set before.
     fn output_specs(&self) -> Result<Vec<OutputSpec>> {
         let spec = |slot: &Slot| {
             let name = slot.name.to_string_lossy();
             let shape = self.execution.shape(&slot.name).ok_or_else(|| {
-                Error::internal(format!("TensorRT-RTX does not tell the shape of output `{name}`"))
+                Error::internal(format!("TensorRT-RTX does not report the shape of output `{name}`"))
             })?;
             let shape: Option<Vec<usize>> = shape.iter().map(|d| usize::try_from(*d).ok()).collect();
             let shape = shape.ok_or_else(|| {
@@ -283,7 +283,7 @@ impl TrtSession {
         if let Some(slot) = those(&self.outputs, keep, true).find(|slot| slot.on_host) {
             let name = slot.name.to_string_lossy();
             return Err(Error::unsupported(format!(
-                "TensorRT-RTX computes `{name}` on the CPU, so that it cannot stay on the GPU"
+                "TensorRT-RTX computes `{name}` on the CPU, so it cannot stay on the GPU"
             )));
         }
         let brought: Vec<_> = those(&specs, keep, false).cloned().collect();
@@ -320,7 +320,7 @@ impl TrtSession {
                 return Ok(());
             }
             if host.cancelled() {
-                // What a GPU has begun cannot be stopped; memory in use has to stay until it is done.
+                // A run on the GPU cannot be stopped; its memory must stay valid until it ends.
                 self.stream.wait()?;
                 return Err(Error::new(ErrorCode::Cancelled, "the run was cancelled"));
             }
@@ -351,7 +351,7 @@ impl Session for TrtSession {
                 .with_hint("build the engine without baking"));
         }
         self.context.enter()?;
-        // After a refit that went wrong half-way, all weights are given anew.
+        // After a refit that failed half-way, sets all weights again.
         let changed = if self.broken.is_some() { None } else { Some(changed) };
         match refit::apply(&self.engine, &self.stream, &self.description, changed, weights, host) {
             Ok(report) => {
@@ -390,7 +390,7 @@ impl Session for TrtSession {
             return Err(error.clone());
         }
         self.execute(inputs, keep, outputs, host).inspect_err(|_| {
-            // What was queued uses memory that the next run may replace, and nobody knows how much of it was done.
+            // The queued work uses memory that the next run may replace, and how much of it ran is unknown.
             let _ = self.stream.wait();
             self.inputs.iter_mut().for_each(|slot| slot.uploaded = None);
         })

@@ -1,5 +1,5 @@
-//! The refit table: which weights of a plan are made of which weights of the graph, and how. Made while building, kept
-//! in the engine, so that no ONNX is needed where the engine is used.
+//! The refit table: how to compute the weights of a plan from weights of the graph. It is made during the build and
+//! stored in the engine, so that using the engine needs no ONNX.
 
 use crate::ffi::{dtype, network::Record};
 use bytes::Bytes;
@@ -16,14 +16,14 @@ pub(crate) struct Entry {
     pub(crate) name: String,
     /// Its element type.
     pub(crate) dtype: DType,
-    /// Its elements.
+    /// Number of elements.
     pub(crate) count: u64,
-    /// What it is made of.
+    /// How it is computed.
     #[serde(flatten)]
     pub(crate) transform: Transform,
 }
 
-/// How a weight of a plan is made (`nvonnxparser::RefitTransformKind`).
+/// How to compute a weight of a plan (`nvonnxparser::RefitTransformKind`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "transform", rename_all = "snake_case")]
 pub(crate) enum Transform {
@@ -50,19 +50,19 @@ impl Transform {
     }
 }
 
-/// Whether a weight the parser tells about is to be refittable: floating point, and made of weights of the graph. The
-/// rest is part of the topology.
+/// Whether a weight the parser reports is refittable: floating point, and made from weights of the graph. The rest is
+/// part of the topology.
 pub(crate) fn is_refittable(record: &Record, weights: &BTreeSet<&str>) -> bool {
     let float = dtype(record.data_type).is_some_and(DType::is_float);
-    // 0: as it is, 1: f64 as f32. 2 and 3, folded batch normalizations, cannot be marked without a GPU; see `lower`.
+    // 0: unchanged, 1: f64 as f32. 2 and 3, folded batch normalizations, cannot be marked without a GPU; see `lower`.
     let kind = matches!(record.kind, 0 | 1);
     float && kind && !record.sources.is_empty() && record.sources.iter().all(|s| weights.contains(&**s))
 }
 
-/// The table of a plan. `graph` is what was built, `made` says what those of its weights are made of that are not
-/// among `weights`, which are the host's.
+/// Makes the table of a plan for `graph`. `made` holds the recipes for the graph's weights that are not among
+/// `weights`, the host's.
 ///
-/// Errors: `Unimplemented` where one of `weights` reaches no refittable weight of the plan.
+/// Errors: `Unimplemented` if one of `weights` reaches no refittable weight of the plan.
 pub(crate) fn of(
     records: &[Record],
     graph: &Graph,
@@ -101,8 +101,8 @@ pub(crate) fn of(
     Ok(table.into_values().collect())
 }
 
-/// Constants that are operands of convolutions and matrix products. The parser leaves their values out of the plan as
-/// it does with weights, so they have to be given back.
+/// Constants that are operands of convolutions and matrix products. The parser strips their values from the plan like
+/// weights, so refitting must supply them.
 fn products_of_constants(graph: &Graph) -> BTreeMap<&str, &Tensor> {
     const PRODUCTS: [&str; 4] = ["Conv", "Gemm", "MatMul", "DequantizeLinear"];
     let nodes = graph.nodes.iter().filter(|node| PRODUCTS.contains(&&*node.op_type));
@@ -124,7 +124,7 @@ fn transform(record: &Record, made: &BTreeMap<String, Transform>) -> Transform {
     }
 }
 
-/// The bytes of one weight of a plan: a weight of the source as it is, or values made of several.
+/// The bytes of one weight of a plan: a weight of the source unchanged, or computed from several.
 pub(crate) enum Values<'a> {
     /// Unchanged.
     Weight(Weight<'a>),
@@ -143,7 +143,7 @@ impl Values<'_> {
 }
 
 impl Entry {
-    /// Its values out of the weights of the graph, which `specs` describes.
+    /// Computes its values from the weights of the graph, which `specs` describes.
     pub(crate) fn values<'a>(
         &self,
         specs: &BTreeMap<&str, &WeightSpec>,
@@ -154,7 +154,7 @@ impl Entry {
             None => Err(Error::new(
                 ErrorCode::DataLoss,
                 format!(
-                    "the engine is damaged: its weight `{}` is made of `{name}`, which it does not name",
+                    "the engine is damaged: its weight `{}` uses `{name}`, which the engine does not list",
                     self.name
                 ),
             )),
@@ -188,7 +188,7 @@ impl Entry {
             Transform::Constant { hex } => Values::Made(unhex(hex).ok_or_else(|| {
                 Error::new(
                     ErrorCode::DataLoss,
-                    format!("the engine is damaged: the constant `{}`", self.name),
+                    format!("the engine is damaged: it has a bad constant `{}`", self.name),
                 )
             })?),
         };
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_weight_that_reaches_nothing_is_named() {
-        // A folded batch normalization is nothing that could be refitted.
+        // A folded batch normalization is not refittable.
         for records in [vec![], vec![record("w", 2, 0, 2)], vec![record("c", 0, 0, 1)]] {
             let error = of(&records, &graph(), &BTreeMap::new(), &weights()).unwrap_err();
             assert!(error.message.contains("the weight `w` (an input of Gemm `g`)"), "{error}");

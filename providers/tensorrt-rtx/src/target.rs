@@ -1,11 +1,11 @@
-//! What a plan is built for: one compute capability, or the library's portable set.
+//! The target of a plan: one compute capability, or the library's portable set.
 
 use sdrun_abi::{Device, DeviceKind, Precision, Result};
 
-/// The compute capabilities TensorRT-RTX 1.7 builds for one by one (`nvinfer1::ComputeCapability`), times ten.
+/// The single compute capabilities TensorRT-RTX 1.7 can build for (`nvinfer1::ComputeCapability`), times ten.
 const CAPABILITIES: [u32; 6] = [75, 80, 86, 89, 120, 121];
 
-/// What a plan is built for.
+/// The target of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// 8.0, 8.6, 8.9, 12.0 and, as NVIDIA documents it, later ones.
@@ -20,13 +20,13 @@ impl Target {
         std::iter::once(Target::Portable).chain(CAPABILITIES.map(Target::Sm))
     }
 
-    /// What to build for a GPU of this compute capability (times ten): the same where the library knows it, else the
+    /// The target for a GPU of this compute capability (times ten): the same if the library has it, otherwise the
     /// portable set.
     pub(crate) fn of_gpu(capability: u32) -> Self {
         if CAPABILITIES.contains(&capability) { Target::Sm(capability) } else { Target::Portable }
     }
 
-    /// `portable`, `sm89`, …: the class of devices, and the id of the device to build for.
+    /// `portable`, `sm89`, …: the device class, and the id of the device to build for.
     pub(crate) fn name(self) -> String {
         match self {
             Target::Portable => "portable".into(),
@@ -34,12 +34,12 @@ impl Target {
         }
     }
 
-    /// The target of this name.
+    /// The target with this name.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         Self::all().find(|target| target.name() == name)
     }
 
-    /// `nvinfer1::ComputeCapability`; 0 leaves the choice to the library, which is the portable set.
+    /// `nvinfer1::ComputeCapability`; 0 leaves the choice to the library, which takes the portable set.
     pub(crate) fn capability(self) -> i32 {
         match self {
             Target::Portable => 0,
@@ -55,7 +55,7 @@ impl Target {
         }
     }
 
-    /// What the target computes in. The library has no products of f32 matrices for 7.5, which has no bf16 either.
+    /// Precisions the target computes in. For 7.5 the library has no f32 matrix products, and no bf16 either.
     pub(crate) fn precisions(self) -> Vec<Precision> {
         match self {
             Target::Sm(..80) => vec![Precision::Fp16],
@@ -77,7 +77,7 @@ impl Target {
         device
     }
 
-    /// An error where the target does not compute in `precision`.
+    /// Returns an error if the target does not compute in `precision`.
     pub(crate) fn check_precision(self, precision: Precision) -> Result<()> {
         precision.check_offered(&self.precisions(), &format!("TensorRT-RTX for {}", self.name()))
     }

@@ -1,4 +1,4 @@
-//! The real library, on a machine without a GPU: what it builds, and what it says.
+//! Tests with the real library on a machine without a GPU: builds and error messages.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../common/testing.rs"]
@@ -28,7 +28,7 @@ fn spec(device: &str, precision: Precision) -> BuildSpec {
     BuildSpec { device: device.into(), ..testing::spec(precision) }
 }
 
-/// A source that must not be asked.
+/// A source that must not be read.
 struct Untouched;
 
 impl WeightSource for Untouched {
@@ -45,7 +45,7 @@ fn has_gpu() -> bool {
     provider().devices().unwrap()[0].absent.is_none()
 }
 
-/// A built-in model as the host hands it over.
+/// A built-in model as the host passes it.
 fn model_of(name: &str) -> Vec<u8> {
     let model = builtin::find(name).unwrap();
     let bytes = model.graph_bytes().unwrap();
@@ -114,7 +114,7 @@ fn an_engine_with_its_weights_inside_takes_no_others() {
     assert!(engine.info().weights.is_empty());
     let w1 = &perceptron_weights(1).0["w1"].data;
     let payload = engine.serialize().unwrap();
-    // The plan holds all numbers of the largest weight, in whatever order.
+    // The plan holds all numbers of the largest weight, in any order.
     let held = w1.chunks_exact(4).filter(|value| payload.windows(4).any(|bytes| bytes == *value)).count();
     assert_eq!(held, w1.len() / 4);
     let missing = Source::default();
@@ -147,7 +147,7 @@ fn a_cancelled_build_is_cancelled() {
     let error =
         failure(provider().build(&perceptron(), &spec("sm89", Precision::Fp32), &Untouched, &Stop("read")));
     assert_eq!(error.code, ErrorCode::Cancelled);
-    // A build that is not stopped works afterwards.
+    // After a cancelled build, the next one works.
     build(&perceptron(), &spec("sm89", Precision::Fp32)).unwrap();
     println!("{:?}", started.elapsed());
 }
@@ -196,7 +196,7 @@ fn what_cannot_be_built_is_named() {
     let error = failure(build(&open, &for_shapes([[1, 5], [2, 5], [8, 5]])));
     assert!(error.message.contains("does not fit the model"), "{error}");
 
-    // A size that the export has baked in contradicts the range.
+    // The export fixed one size, which contradicts the range.
     let baked = Model::default()
         .input("x", DType::F32, &[-1, 4])
         .output("y", DType::F32, &[-1, 4])
@@ -255,7 +255,7 @@ fn batch_normalization_is_refittable() {
     assert_eq!(names, ["kernel", "scale", "bias", "mean", "variance"]);
 }
 
-/// Without a GPU the library leaves weights out only where there is a convolution or a matrix product; with one, always.
+/// Without a GPU the library omits weights only if the graph has a convolution or a matrix product; with one, always.
 #[test]
 fn a_graph_without_products_says_why_it_is_not_built() {
     let model = Model::default()

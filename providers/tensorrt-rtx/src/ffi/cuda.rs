@@ -1,5 +1,5 @@
-//! The CUDA driver, loaded at run time: devices, memory, streams. The functions used, by hand, since there are few and
-//! the crate for it ends the process where a function is missing.
+//! The CUDA driver, loaded at run time: devices, memory, streams. The bindings are written by hand: they are few, and
+//! the crate for the driver API ends the process if a function is missing.
 
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
@@ -70,18 +70,18 @@ fn too_old(file: &Path, symbol: &str) -> Error {
         .with_hint("install a current NVIDIA driver")
 }
 
-/// The loaded driver. Never unloaded.
+/// The loaded driver. It is never unloaded.
 pub(crate) struct Driver {
     call: Functions,
     _library: libloading::Library,
-    /// CUDA version the driver brings, for example `13.0`.
+    /// CUDA version the driver supports, for example `13.0`.
     pub(crate) version: String,
 }
 
 /// A GPU as the driver describes it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Gpu {
-    /// The driver's number for it.
+    /// The driver's ordinal of the GPU.
     pub(crate) ordinal: c_int,
     /// PCI address: `0000:01:00.0`.
     pub(crate) pci: String,
@@ -92,7 +92,8 @@ pub(crate) struct Gpu {
 }
 
 impl Driver {
-    /// Loads the driver: `file`, else by the name the system's loader knows. `FailedPrecondition` where there is none.
+    /// Loads the driver from `file`, or by the name the system's loader knows. Returns `FailedPrecondition` if there is
+    /// none.
     pub(crate) fn load(file: Option<&Path>) -> Result<Self> {
         let name = match file {
             Some(file) => file.to_path_buf(),
@@ -100,7 +101,7 @@ impl Driver {
         };
         let library = match file {
             Some(file) => sdrun_provider_common::open(file)?,
-            // SAFETY: the initialisers of the system's own driver.
+            // SAFETY: runs only the initialisers of the system's own driver.
             None => unsafe { libloading::Library::new(&name) }.map_err(|_| {
                 Error::precondition("needs an NVIDIA GPU: no CUDA driver found")
                     .with_hint("on a machine with an NVIDIA GPU, install its driver")
@@ -108,23 +109,23 @@ impl Driver {
         };
         let call = Functions::of(&library, &name)?;
         let mut driver = Driver { call, _library: library, version: String::new() };
-        // SAFETY: plain values; out parameters are valid.
+        // SAFETY: the arguments are plain values, and the out parameters are valid.
         let status = unsafe { (driver.call.init)(0) };
         if status == NO_DEVICE {
-            return Err(Error::precondition("needs an NVIDIA GPU: the CUDA driver finds none"));
+            return Err(Error::precondition("needs an NVIDIA GPU: the CUDA driver found none"));
         }
         driver.check(status, "start")?;
         let mut version = 0;
         // SAFETY: as above.
-        driver.check(unsafe { (driver.call.driver_version)(&mut version) }, "tell its version")?;
+        driver.check(unsafe { (driver.call.driver_version)(&mut version) }, "report its version")?;
         driver.version = format!("{}.{}", version / 1000, version % 1000 / 10);
         Ok(driver)
     }
 
-    /// The GPUs in the driver's order: the fastest first, unless the user says otherwise to the driver.
+    /// The GPUs in the driver's order: fastest first, unless the user configured the driver otherwise.
     pub(crate) fn gpus(&self) -> Result<Vec<Gpu>> {
         let mut count = 0;
-        // SAFETY: a valid out parameter.
+        // SAFETY: the out parameter is valid.
         self.check(unsafe { (self.call.device_count)(&mut count) }, "count GPUs")?;
         (0..count).map(|ordinal| self.gpu(ordinal)).collect()
     }
@@ -132,17 +133,17 @@ impl Driver {
     fn gpu(&self, ordinal: c_int) -> Result<Gpu> {
         let (mut device, mut memory, mut capability) = (0, 0usize, [0; 2]);
         let (mut name, mut pci) = ([0 as c_char; 256], [0 as c_char; 32]);
-        // SAFETY: out parameters are valid and as long as said.
+        // SAFETY: the out parameters are valid and have the stated lengths.
         unsafe {
             self.check((self.call.device_get)(&mut device, ordinal), "open a GPU")?;
             self.check((self.call.device_name)(name.as_mut_ptr(), 255, device), "name a GPU")?;
-            self.check((self.call.device_pci)(pci.as_mut_ptr(), 31, device), "tell a GPU's address")?;
-            self.check((self.call.device_memory)(&mut memory, device), "tell a GPU's memory")?;
+            self.check((self.call.device_pci)(pci.as_mut_ptr(), 31, device), "report a GPU's address")?;
+            self.check((self.call.device_memory)(&mut memory, device), "report a GPU's memory")?;
             for (value, attribute) in capability.iter_mut().zip(CAPABILITY) {
                 self.check((self.call.device_attribute)(value, attribute, device), "describe a GPU")?;
             }
         }
-        // SAFETY: the last character of both is still 0.
+        // SAFETY: the last character of both buffers is still 0.
         let (name, pci) = unsafe { (super::text(name.as_ptr()), super::text(pci.as_ptr())) };
         let [major, minor] = capability;
         Ok(Gpu {
@@ -159,7 +160,7 @@ impl Driver {
             return Ok(());
         }
         let mut words: *const c_char = std::ptr::null();
-        // SAFETY: a valid out parameter; the string is static.
+        // SAFETY: the out parameter is valid, and the string is static.
         let words = unsafe {
             match (self.call.error_string)(status, &mut words) {
                 0 if !words.is_null() => CStr::from_ptr(words).to_string_lossy().into_owned(),
@@ -172,22 +173,22 @@ impl Driver {
     }
 }
 
-/// A GPU in use: its primary context, which the vendor's library uses too.
+/// A GPU in use, through its primary context. The vendor's library uses the same context.
 pub(crate) struct Context {
     driver: &'static Driver,
     gpu: Gpu,
     context: Ctx,
 }
 
-// SAFETY: a context can be made current on any thread.
+// SAFETY: any thread can make the context current.
 unsafe impl Send for Context {}
-// SAFETY: as above; the driver locks.
+// SAFETY: as above; the driver locks internally.
 unsafe impl Sync for Context {}
 
 impl Context {
     pub(crate) fn of(driver: &'static Driver, gpu: &Gpu) -> Result<Arc<Self>> {
         let mut context = null_mut();
-        // SAFETY: a valid out parameter; the GPU is one of the driver's.
+        // SAFETY: the out parameter is valid, and the driver listed this GPU.
         let status = unsafe { (driver.call.context_retain)(&mut context, gpu.ordinal) };
         driver.check(status, &format!("open {}", gpu.name))?;
         let context = Arc::new(Context { driver, gpu: gpu.clone(), context });
@@ -195,50 +196,50 @@ impl Context {
         Ok(context)
     }
 
-    /// Makes it the calling thread's.
+    /// Makes the context current on the calling thread.
     pub(crate) fn enter(&self) -> Result<()> {
-        // SAFETY: retained until `self` is dropped.
+        // SAFETY: the context is retained until `self` is dropped.
         self.driver.check(unsafe { (self.driver.call.context_set)(self.context) }, "switch to a GPU")
     }
 
-    /// Whether the memory of one is the memory of the other.
+    /// Whether both contexts share one GPU's memory.
     pub(crate) fn is_of_same_gpu(&self, other: &Context) -> bool {
         self.gpu.ordinal == other.gpu.ordinal
     }
 
-    /// Free bytes of the GPU's memory, whoever uses it.
+    /// Free bytes of GPU memory, counting all processes.
     pub(crate) fn free_memory(&self) -> Result<u64> {
         self.enter()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: valid out parameters.
+        // SAFETY: the out parameters are valid.
         let status = unsafe { (self.driver.call.mem_info)(&mut free, &mut total) };
-        self.driver.check(status, "tell free memory")?;
+        self.driver.check(status, "report free memory")?;
         Ok(free as u64)
     }
 
     pub(crate) fn stream(self: &Arc<Self>) -> Result<Stream> {
         self.enter()?;
         let mut stream = null_mut();
-        // SAFETY: a valid out parameter. 1: CU_STREAM_NON_BLOCKING.
-        self.driver.check(unsafe { (self.driver.call.stream_new)(&mut stream, 1) }, "make a stream")?;
+        // SAFETY: the out parameter is valid. 1 is CU_STREAM_NON_BLOCKING.
+        self.driver.check(unsafe { (self.driver.call.stream_new)(&mut stream, 1) }, "create a stream")?;
         Ok(Stream { context: self.clone(), stream })
     }
 
-    /// `bytes` of the GPU's memory, at least one.
+    /// Allocates `bytes` of GPU memory, at least one byte.
     pub(crate) fn device_memory(self: &Arc<Self>, bytes: usize) -> Result<DeviceMemory> {
         self.enter()?;
         let mut address = 0;
-        // SAFETY: a valid out parameter.
+        // SAFETY: the out parameter is valid.
         let status = unsafe { (self.driver.call.mem_new)(&mut address, bytes.max(1)) };
-        self.driver.check(status, &format!("get {bytes} bytes on {}", self.gpu.name))?;
+        self.driver.check(status, &format!("allocate {bytes} bytes on {}", self.gpu.name))?;
         Ok(DeviceMemory { context: self.clone(), address, bytes })
     }
 
-    /// `bytes` of host memory that the GPU reads and writes by itself, zeroed.
+    /// Allocates `bytes` of zeroed, pinned host memory.
     pub(crate) fn pinned_memory(self: &Arc<Self>, bytes: usize) -> Result<PinnedMemory> {
         self.enter()?;
         let mut address = null_mut();
-        // SAFETY: a valid out parameter; the memory is as long as asked for.
+        // SAFETY: the out parameter is valid, and the allocation holds `bytes`.
         unsafe {
             let status = (self.driver.call.pinned_new)(&mut address, bytes.max(1));
             self.driver.check(status, &format!("pin {bytes} bytes of memory"))?;
@@ -250,7 +251,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once, released once.
+        // SAFETY: the context was retained once and is released once.
         unsafe { (self.driver.call.context_release)(self.gpu.ordinal) };
     }
 }
@@ -261,7 +262,7 @@ pub(crate) struct Stream {
     stream: *mut c_void,
 }
 
-// SAFETY: used by one thread at a time, any thread.
+// SAFETY: only one thread uses it at a time, and it may be any thread.
 unsafe impl Send for Stream {}
 
 impl Stream {
@@ -269,37 +270,37 @@ impl Stream {
         self.stream
     }
 
-    /// Queues a copy to the GPU. Both live until the stream was waited for.
+    /// Queues a copy to the GPU. The caller keeps both buffers alive until it has synchronised the stream.
     pub(crate) fn upload(&self, from: &PinnedMemory, to: &DeviceMemory, bytes: usize) -> Result<()> {
         check_copy(bytes, from.bytes, to.bytes)?;
-        // SAFETY: both hold `bytes`; the caller keeps them.
+        // SAFETY: both hold `bytes`, and the caller keeps them alive.
         let status =
             unsafe { (self.context.driver.call.upload)(to.address, from.address.cast(), bytes, self.stream) };
         self.context.driver.check(status, "copy to the GPU")
     }
 
-    /// Queues a copy from the GPU. Both live until the stream was waited for.
+    /// Queues a copy from the GPU. The caller keeps both buffers alive until it has synchronised the stream.
     pub(crate) fn download(&self, from: &DeviceMemory, to: &mut PinnedMemory, bytes: usize) -> Result<()> {
         check_copy(bytes, from.bytes, to.bytes)?;
-        // SAFETY: both hold `bytes`; the caller keeps them.
+        // SAFETY: both hold `bytes`, and the caller keeps them alive.
         let status = unsafe {
             (self.context.driver.call.download)(to.address.cast(), from.address, bytes, self.stream)
         };
         self.context.driver.check(status, "copy from the GPU")
     }
 
-    /// Whether everything queued is done.
+    /// Whether all queued work is done.
     pub(crate) fn is_done(&self) -> Result<bool> {
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         match unsafe { (self.context.driver.call.stream_query)(self.stream) } {
             NOT_READY => Ok(false),
             status => self.context.driver.check(status, "run the engine").map(|()| true),
         }
     }
 
-    /// Waits until everything queued is done.
+    /// Waits until all queued work is done.
     pub(crate) fn wait(&self) -> Result<()> {
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         let status = unsafe { (self.context.driver.call.stream_wait)(self.stream) };
         self.context.driver.check(status, "run the engine")
     }
@@ -315,7 +316,7 @@ fn check_copy(bytes: usize, from: usize, to: usize) -> Result<()> {
 impl Drop for Stream {
     fn drop(&mut self) {
         let _ = self.context.enter();
-        // SAFETY: made once, freed once. What is queued is done before.
+        // SAFETY: created once and destroyed once, after all queued work is done.
         unsafe {
             (self.context.driver.call.stream_wait)(self.stream);
             (self.context.driver.call.stream_free)(self.stream);
@@ -323,7 +324,7 @@ impl Drop for Stream {
     }
 }
 
-/// Memory of a GPU.
+/// GPU memory.
 pub(crate) struct DeviceMemory {
     context: Arc<Context>,
     address: DevicePtr,
@@ -344,32 +345,32 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let _ = self.context.enter();
-        // SAFETY: made once, freed once.
+        // SAFETY: allocated once and freed once.
         unsafe { (self.context.driver.call.mem_free)(self.address) };
     }
 }
 
-/// Host memory that a GPU reaches by itself.
+/// Pinned host memory.
 pub(crate) struct PinnedMemory {
     context: Arc<Context>,
     address: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: memory with one owner.
+// SAFETY: the memory has one owner.
 unsafe impl Send for PinnedMemory {}
 
 impl std::ops::Deref for PinnedMemory {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: `bytes` initialised bytes, owned.
+        // SAFETY: `self` owns `bytes` initialised bytes.
         unsafe { std::slice::from_raw_parts(self.address, self.bytes) }
     }
 }
 
 impl std::ops::DerefMut for PinnedMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, borrowed alone.
+        // SAFETY: as above, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.bytes) }
     }
 }
@@ -383,7 +384,7 @@ impl PinnedMemory {
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
         let _ = self.context.enter();
-        // SAFETY: made once, freed once.
+        // SAFETY: allocated once and freed once.
         unsafe { (self.context.driver.call.pinned_free)(self.address.cast()) };
     }
 }

@@ -1,4 +1,4 @@
-//! From a plan to results: deserializing, refitting, running.
+//! Turns a plan into results: deserializes, refits and runs it.
 
 use super::{
     HostMemory, Library, c_name,
@@ -13,9 +13,9 @@ use std::{
     sync::Arc,
 };
 
-/// The error for a call that failed: the first that the library logged during it.
+/// Makes the error of a failed call from the first error the library logged during it.
 fn failed(what: &str, host: &dyn Host) -> Error {
-    let words = log::deliver(host).unwrap_or_else(|| "it gives no reason".into());
+    let words = log::deliver(host).unwrap_or_else(|| "no reason is given".into());
     let memory = words.to_lowercase().contains("out of memory");
     let code = if memory { ErrorCode::ResourceExhausted } else { ErrorCode::Internal };
     Error::new(code, format!("TensorRT-RTX cannot {what}: {words}"))
@@ -24,29 +24,29 @@ fn failed(what: &str, host: &dyn Host) -> Error {
 /// A plan on a GPU.
 pub(crate) struct Engine {
     library: &'static Library,
-    /// Outlives what is made in it; every call is made inside of it.
+    /// Outlives everything created from it; each call runs with it current.
     context: Arc<Context>,
     runtime: *mut raw::Runtime,
     engine: *mut raw::CudaEngine,
 }
 
-// SAFETY: the library's objects may be used from any thread; not by two at once where they change, which `&mut` and
-// the caller's order see to.
+// SAFETY: any thread may use the library's objects. Two threads must not change one at once; `&mut` and the caller's
+// order ensure that.
 unsafe impl Send for Engine {}
-// SAFETY: shared use is reading.
+// SAFETY: shared references only read.
 unsafe impl Sync for Engine {}
 
 /// An input or output of a plan.
 #[derive(Clone, Debug)]
 pub(crate) struct Io {
     pub(crate) name: String,
-    /// `None` for a type sdrun has not.
+    /// `None` for a type sdrun does not support.
     pub(crate) dtype: Option<DType>,
-    /// Whether its values are needed in host memory.
+    /// Whether its values must be in host memory.
     pub(crate) on_host: bool,
 }
 
-/// `EngineInvalidityDiagnostics`, as words.
+/// `EngineInvalidityDiagnostics` in words.
 const DIAGNOSTICS: [&str; 7] = [
     "it was written by another release of TensorRT-RTX",
     "it is not for a GPU of this kind",
@@ -58,7 +58,7 @@ const DIAGNOSTICS: [&str; 7] = [
 ];
 
 impl Engine {
-    /// Puts a plan on the GPU of `context`.
+    /// Loads a plan on the GPU of `context`.
     pub(crate) fn load(
         library: &'static Library,
         context: &Arc<Context>,
@@ -67,7 +67,7 @@ impl Engine {
     ) -> Result<Self> {
         context.enter()?;
         log::deliver(host);
-        // SAFETY: an entry point of the library and its own logger.
+        // SAFETY: calls an entry point of the library with the library's own logger.
         let runtime =
             unsafe { raw::sd_runtime_new(library.symbol("createInferRuntime_INTERNAL")?, library.logger) };
         if runtime.is_null() {
@@ -75,7 +75,7 @@ impl Engine {
         }
         let mut engine = Engine { library, context: context.clone(), runtime, engine: null_mut() };
         let mut diagnostics = 0u64;
-        // SAFETY: `plan` is read during the call; a valid out parameter.
+        // SAFETY: the call only reads `plan`, and the out parameter is valid.
         let validity =
             unsafe { raw::sd_runtime_validity(runtime, plan.as_ptr().cast(), plan.len(), &mut diagnostics) };
         // 2: kINVALID
@@ -87,12 +87,12 @@ impl Engine {
                 .filter(|(bit, _)| diagnostics >> bit & 1 == 1)
                 .map(|(_, words)| *words)
                 .collect();
-            let why = if why.is_empty() { "it gives no reason".into() } else { why.join(", ") };
+            let why = if why.is_empty() { "no reason is given".into() } else { why.join(", ") };
             return Err(Error::precondition(format!("TensorRT-RTX cannot use this engine here: {why}"))
                 .with_hint("build it again for this GPU")
                 .with_native(format!("diagnostics {diagnostics:#x}")));
         }
-        // SAFETY: the library copies what it needs of `plan`.
+        // SAFETY: the library copies what it needs from `plan`.
         engine.engine = unsafe { raw::sd_engine_load(runtime, plan.as_ptr().cast(), plan.len()) };
         match engine.engine.is_null() {
             true => Err(failed("load the engine", host)),
@@ -102,7 +102,7 @@ impl Engine {
 
     /// Its inputs and outputs.
     pub(crate) fn io(&self) -> Result<Vec<Io>> {
-        // SAFETY: the engine lives; names are its own strings, alive as long as it is.
+        // SAFETY: the engine is alive, and owns the name strings for as long as it lives.
         let count = unsafe { raw::sd_engine_io_count(self.engine) };
         (0..count)
             .map(|index| {
@@ -121,39 +121,39 @@ impl Engine {
             .collect()
     }
 
-    /// Bytes of all its weights, where the library tells.
+    /// Bytes of all its weights, if the library reports them.
     pub(crate) fn weight_bytes(&self) -> Option<u64> {
-        // SAFETY: the engine lives. 0: kTOTAL_WEIGHTS_SIZE.
+        // SAFETY: the engine is alive. 0 is kTOTAL_WEIGHTS_SIZE.
         u64::try_from(unsafe { raw::sd_engine_stat(self.engine, 0) }).ok()
     }
 
-    /// Bytes of GPU memory one execution needs for what it computes.
+    /// Bytes of GPU memory one execution needs for intermediate values.
     pub(crate) fn activation_bytes(&self) -> Option<u64> {
-        // SAFETY: the engine lives.
+        // SAFETY: the engine is alive.
         u64::try_from(unsafe { raw::sd_engine_activations(self.engine) }).ok()
     }
 
-    /// Bytes of weights that need not stay on the GPU.
+    /// Bytes of weights that can be streamed from the host.
     pub(crate) fn streamable_bytes(&self) -> u64 {
-        // SAFETY: the engine lives.
+        // SAFETY: the engine is alive.
         u64::try_from(unsafe { raw::sd_engine_streamable(self.engine) }).unwrap_or(0)
     }
 
-    /// Limits the weights on the GPU to so many bytes. Before anything is run.
+    /// Limits the weights on the GPU to `bytes`. Call it before the first run.
     pub(crate) fn set_budget(&mut self, bytes: u64, host: &dyn Host) -> Result<()> {
         let bytes = bytes.min(self.streamable_bytes());
         self.context.enter()?;
-        // SAFETY: the engine lives.
+        // SAFETY: the engine is alive.
         match unsafe { raw::sd_engine_set_budget(self.engine, bytes as i64) } {
             0 => Err(failed(&format!("limit its weights to {bytes} bytes of GPU memory"), host)),
             _ => Ok(()),
         }
     }
 
-    /// The plan with the weights it has now inside.
+    /// Serializes the plan with its current weights.
     pub(crate) fn bake(&mut self, host: &dyn Host) -> Result<HostMemory> {
         self.context.enter()?;
-        // SAFETY: the engine lives.
+        // SAFETY: the engine is alive.
         let plan = unsafe { raw::sd_engine_bake(self.engine) };
         match plan.is_null() {
             true => Err(failed("write the engine with its weights", host)),
@@ -161,12 +161,12 @@ impl Engine {
         }
     }
 
-    /// For changing its weights. `'w` is how long values have to live.
+    /// Creates a refitter for the engine. The values it receives must live for `'w`.
     pub(crate) fn refitter<'w>(&'w self, host: &dyn Host) -> Result<Refitter<'w>> {
         self.context.enter()?;
         log::deliver(host);
         let create = self.library.symbol("createInferRefitter_INTERNAL")?;
-        // SAFETY: an entry point of the library, an engine of its and its logger.
+        // SAFETY: calls an entry point of the library with one of its engines and its logger.
         let refitter = unsafe { raw::sd_refitter_new(create, self.engine, self.library.logger) };
         match refitter.is_null() {
             true => Err(failed("change the weights of the engine", host)),
@@ -178,7 +178,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         let _ = self.context.enter();
-        // SAFETY: made by the library, freed once: the engine before the runtime.
+        // SAFETY: the library created both; each is freed once, the engine before the runtime.
         unsafe {
             if !self.engine.is_null() {
                 raw::sd_engine_free(self.engine);
@@ -198,35 +198,35 @@ type Names = unsafe extern "C" fn(*mut raw::Refitter, i32, *mut *const std::ffi:
 
 impl<'w> Refitter<'w> {
     fn names(&self, list: Names) -> Vec<String> {
-        // SAFETY: no room is offered, so that nothing is written.
+        // SAFETY: the size is 0, so nothing is written.
         let count = unsafe { list(self.refitter, 0, null_mut()) };
         let mut names = vec![null(); count.max(0) as usize];
-        // SAFETY: there is room for `count` pointers. Their strings are the engine's.
+        // SAFETY: there is room for `count` pointers. The engine owns their strings.
         unsafe {
             list(self.refitter, count.max(0), names.as_mut_ptr());
             names.into_iter().map(|name| text(name)).collect()
         }
     }
 
-    /// The weights that can be changed.
+    /// The refittable weights.
     pub(crate) fn all(&self) -> Vec<String> {
         self.names(raw::sd_refitter_all)
     }
 
-    /// Those that have to be set before [`refit`](Refitter::refit).
+    /// The weights that must be set before [`refit`](Refitter::refit).
     pub(crate) fn missing(&self) -> Vec<String> {
         self.names(raw::sd_refitter_missing)
     }
 
-    /// `nvinfer1::DataType` and elements of a weight.
+    /// `nvinfer1::DataType` and number of elements of a weight.
     pub(crate) fn prototype(&self, name: &str) -> Result<(i32, i64)> {
         let name = c_name(name)?;
-        // SAFETY: the refitter lives; `name` during the call.
+        // SAFETY: the refitter is alive, and `name` lives during the call.
         let prototype = unsafe { raw::sd_refitter_prototype(self.refitter, name.as_ptr()) };
         Ok((prototype.type_, prototype.count))
     }
 
-    /// Gives a weight its values.
+    /// Sets the values of a weight.
     pub(crate) fn set(
         &mut self,
         name: &str,
@@ -236,7 +236,7 @@ impl<'w> Refitter<'w> {
         host: &dyn Host,
     ) -> Result<()> {
         let c_name = c_name(name)?;
-        // SAFETY: `values` lives as long as the refitter; type and count were compared with the prototype.
+        // SAFETY: `values` outlives the refitter; type and count match the prototype.
         let taken = unsafe {
             raw::sd_refitter_set(
                 self.refitter,
@@ -252,19 +252,19 @@ impl<'w> Refitter<'w> {
         }
     }
 
-    /// Puts the values that were set into the engine, and waits until they are there.
+    /// Writes the values that were set into the engine, and waits until the GPU has them.
     pub(crate) fn refit(&mut self, stream: &Stream, host: &dyn Host) -> Result<()> {
-        // SAFETY: stream and refitter live until the wait is over.
+        // SAFETY: the stream and the refitter live until the wait ends.
         if unsafe { raw::sd_refitter_refit(self.refitter, stream.raw()) } == 0 {
             return Err(failed("put the weights into the engine", host));
         }
         stream.wait()?;
-        // SAFETY: nothing is queued any more. What it frees is made again when it is needed.
+        // SAFETY: no work is queued. The library allocates this memory again on demand.
         if unsafe { raw::sd_refitter_release(self.refitter) } == 0 {
             host.log(
                 sdrun_abi::LogLevel::Warn,
                 "tensorrt-rtx",
-                "memory that was used to change weights is not released",
+                "the memory used to change weights was not released",
             );
         }
         log::deliver(host);
@@ -274,7 +274,7 @@ impl<'w> Refitter<'w> {
 
 impl Drop for Refitter<'_> {
     fn drop(&mut self) {
-        // SAFETY: made by the library, freed once.
+        // SAFETY: the library created it, and it is freed once.
         unsafe { raw::sd_refitter_free(self.refitter) }
     }
 }
@@ -284,15 +284,16 @@ pub(crate) struct Execution {
     context: *mut raw::Context,
     cache: *mut raw::RuntimeCache,
     config: *mut raw::RuntimeConfig,
-    /// After what is made of it.
+    /// Dropped after the objects created from it.
     engine: Arc<Engine>,
 }
 
-// SAFETY: used by one thread at a time, any thread.
+// SAFETY: only one thread uses it at a time, and it may be any thread.
 unsafe impl Send for Execution {}
 
 impl Execution {
-    /// `kernels` are what [`kernels`](Execution::kernels) gave before; the flag says whether they are in use.
+    /// `kernels` is an earlier result of [`kernels`](Execution::kernels); the returned flag says whether they are in
+    /// use.
     pub(crate) fn new(
         engine: &Arc<Engine>,
         cuda_graph: bool,
@@ -301,7 +302,7 @@ impl Execution {
     ) -> Result<(Self, bool)> {
         engine.context.enter()?;
         log::deliver(host);
-        // SAFETY: everything is made of a living engine and checked before it is used.
+        // SAFETY: every object comes from a live engine and is checked before use.
         unsafe {
             let config = raw::sd_config_new(engine.engine);
             if config.is_null() {
@@ -325,24 +326,24 @@ impl Execution {
         }
     }
 
-    /// The kernels that were compiled for this GPU so far.
+    /// The kernels compiled for this GPU so far.
     pub(crate) fn kernels(&self) -> Option<HostMemory> {
         if self.cache.is_null() {
             return None;
         }
-        // SAFETY: the cache lives.
+        // SAFETY: the cache is alive.
         let bytes = unsafe { raw::sd_cache_store(self.cache) };
         (!bytes.is_null()).then(|| HostMemory(bytes))
     }
 
-    /// States the shape of an input.
+    /// Sets the shape of an input.
     pub(crate) fn set_shape(&mut self, name: &CString, shape: &[usize], host: &dyn Host) -> Result<()> {
         let mut dims = raw::SdDims { rank: shape.len() as i32, d: [0; 8] };
         let fits = shape.len() <= dims.d.len();
         if fits {
             dims.d.iter_mut().zip(shape).for_each(|(d, n)| *d = *n as i64);
         }
-        // SAFETY: the context lives; name and shape during the call.
+        // SAFETY: the context is alive; name and shape live during the call.
         if !fits || unsafe { raw::sd_context_set_shape(self.context, name.as_ptr(), &dims) } == 0 {
             let what = format!("take the shape {shape:?} for input {name:?}");
             return Err(Error { code: ErrorCode::InvalidArgument, ..failed(&what, host) }
@@ -351,14 +352,14 @@ impl Execution {
         Ok(())
     }
 
-    /// The shape of an input or output for the shapes stated; -1 where it depends on values.
+    /// The shape of an input or output for the input shapes set before; -1 where it depends on values.
     pub(crate) fn shape(&self, name: &CString) -> Option<Vec<i64>> {
-        // SAFETY: the context lives; the name during the call.
+        // SAFETY: the context is alive, and the name lives during the call.
         let dims = unsafe { raw::sd_context_shape(self.context, name.as_ptr()) };
         Some(dims.d.get(..usize::try_from(dims.rank).ok()?)?.to_vec())
     }
 
-    /// Where an input or output is. The memory lives until other memory is named, or as long as this.
+    /// Sets the address of an input or output. The memory must live until another address is set, or as long as `self`.
     pub(crate) fn set_device(
         &mut self,
         name: &CString,
@@ -368,13 +369,13 @@ impl Execution {
         self.set_address(name, memory.address(), host)
     }
 
-    /// As [`set_device`](Execution::set_device), for values that are needed on the host.
+    /// Like [`set_device`](Execution::set_device), for values in host memory.
     pub(crate) fn set_host(&mut self, name: &CString, memory: &PinnedMemory, host: &dyn Host) -> Result<()> {
         self.set_address(name, memory.address(), host)
     }
 
     fn set_address(&mut self, name: &CString, address: *mut c_void, host: &dyn Host) -> Result<()> {
-        // SAFETY: the context lives; the address is used by `enqueue`, until when the caller keeps the memory.
+        // SAFETY: the context is alive. `enqueue` uses the address, and the caller keeps the memory until then.
         match unsafe { raw::sd_context_set_address(self.context, name.as_ptr(), address) } {
             0 => Err(failed(&format!("use memory for {name:?}"), host)),
             _ => Ok(()),
@@ -384,7 +385,7 @@ impl Execution {
     /// Queues a run.
     pub(crate) fn enqueue(&mut self, stream: &Stream, host: &dyn Host) -> Result<()> {
         self.engine.context.enter()?;
-        // SAFETY: context and stream live; all addresses are set.
+        // SAFETY: context and stream are alive, and all addresses are set.
         match unsafe { raw::sd_context_enqueue(self.context, stream.raw()) } {
             0 => Err(failed("run the engine", host)),
             _ => Ok(()),
@@ -395,7 +396,7 @@ impl Execution {
 impl Drop for Execution {
     fn drop(&mut self) {
         let _ = self.engine.context.enter();
-        // SAFETY: made by the library, freed once, in this order.
+        // SAFETY: the library created them; each is freed once, in this order.
         unsafe {
             if !self.context.is_null() {
                 raw::sd_context_free(self.context);

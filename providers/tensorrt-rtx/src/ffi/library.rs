@@ -7,28 +7,28 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The releases whose interfaces the shim is compiled for: 1.7.x.
+/// The releases whose interfaces the shim supports: 1.7.x.
 const RELEASES: std::ops::Range<i32> = 10_700..10_800;
 
-/// The loaded TensorRT-RTX. Never unloaded.
+/// The loaded TensorRT-RTX. It is never unloaded.
 pub(crate) struct Library {
     core: libloading::Library,
     file: PathBuf,
-    /// Loaded when something is built.
+    /// The parser library, loaded by the first build.
     parser: OnceCell<libloading::Library>,
     pub(super) logger: *mut raw::Logger,
     /// `1.7.1.116`
     pub(crate) version: String,
 }
 
-// SAFETY: handles of libraries and a logger without state, all used from any thread.
+// SAFETY: library handles and a stateless logger, which any thread may use.
 unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 
 impl Library {
-    /// Loads the library after looking at the file, and checks the release before anything else is called: other
-    /// releases, and the TensorRT of data centres, accept the same first call and have other functions behind it.
+    /// Loads the library after inspecting the file. Checks the release before any other call: other releases, and the
+    /// TensorRT for data centres, accept the same first call but have other functions behind it.
     pub(crate) fn load(file: &Path) -> Result<Self> {
         let core = open(file)?;
         let number = |symbol: &str| -> Result<i32> {
@@ -43,7 +43,7 @@ impl Library {
                 _ => format!("TensorRT-RTX {}.{}", version / 10_000, version / 100 % 100),
             };
             return Err(Error::precondition(format!(
-                "{} is {what}; this plugin is made for TensorRT-RTX 1.7",
+                "{} is {what}; this plugin needs TensorRT-RTX 1.7",
                 file.display()
             ))
             .with_file(file)
@@ -51,15 +51,15 @@ impl Library {
         }
         let build = number("getInferLibBuildVersion")?;
         let version = format!("{}.{}.{}.{build}", version / 10_000, version / 100 % 100, version % 100);
-        // SAFETY: `log::receive` may be called from any thread at any time.
+        // SAFETY: any thread may call `log::receive` at any time.
         let logger = unsafe { raw::sd_logger_new(log::receive) };
         if logger.is_null() {
-            return Err(Error::internal("there is no memory for a logger"));
+            return Err(Error::internal("out of memory for the logger"));
         }
         Ok(Library { core, file: file.to_path_buf(), parser: OnceCell::new(), logger, version })
     }
 
-    /// The file it was loaded from.
+    /// The file the library was loaded from.
     pub(crate) fn file(&self) -> &Path {
         &self.file
     }
@@ -69,7 +69,7 @@ impl Library {
         symbol_of(&self.core, &self.file, name)
     }
 
-    /// `createNvOnnxParser_INTERNAL` of the parser library, which lies beside the other one.
+    /// `createNvOnnxParser_INTERNAL` of the parser library, which lies next to the main one.
     pub(super) fn create_parser(&self) -> Result<*mut c_void> {
         let name = self.file.file_name().and_then(|n| n.to_str()).unwrap_or_default();
         let file = self.file.with_file_name(name.replace("tensorrt_rtx", "tensorrt_onnxparser_rtx"));
@@ -79,7 +79,7 @@ impl Library {
 }
 
 fn symbol_of(library: &libloading::Library, file: &Path, name: &str) -> Result<*mut c_void> {
-    // SAFETY: the address is only kept; its type is the concern of who calls it.
+    // SAFETY: only the address is kept; the caller is responsible for its type.
     let found = unsafe { library.get::<*mut c_void>(name) };
     found.map(|symbol| *symbol).map_err(|_| {
         Error::precondition(format!(

@@ -1,6 +1,5 @@
-//! The library logs from any thread at any time, but a host listens only while it calls. Records wait here until the
-//! call that caused them, or the next, ends. The first error among them says what went wrong; those after it are
-//! often consequences.
+//! Keeps log records until a call ends. The library logs from any thread at any time, but a host accepts records only
+//! during a call. The first error explains a failure; later ones are often consequences.
 
 use sdrun_abi::{Host, LogLevel};
 use std::{
@@ -9,12 +8,12 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// More records than this are dropped.
+/// Further records are dropped.
 const LIMIT: usize = 200;
 
 static WAITING: Mutex<Vec<(LogLevel, String)>> = Mutex::new(Vec::new());
 
-/// `SdLog`: takes a record. Severities are those of `ILogger::Severity`; what is below a warning is not kept.
+/// `SdLog`: stores a record. Severities are those of `ILogger::Severity`; records below a warning are dropped.
 pub(super) unsafe extern "C" fn receive(severity: i32, message: *const c_char) {
     let level = match severity {
         0 | 1 => LogLevel::Error,
@@ -22,7 +21,7 @@ pub(super) unsafe extern "C" fn receive(severity: i32, message: *const c_char) {
         _ => return,
     };
     let _ = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: the library hands over a string that lives during the call.
+        // SAFETY: the library passes a string that lives during the call.
         let message = unsafe { super::text(message) };
         let mut waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.len() < LIMIT {
@@ -31,7 +30,7 @@ pub(super) unsafe extern "C" fn receive(severity: i32, message: *const c_char) {
     }));
 }
 
-/// Hands everything that waits to the host and answers the first error in it.
+/// Passes all stored records to the host and returns the first error among them.
 pub(crate) fn deliver(host: &dyn Host) -> Option<String> {
     let records = std::mem::take(&mut *WAITING.lock().unwrap_or_else(PoisonError::into_inner));
     let mut first = None;

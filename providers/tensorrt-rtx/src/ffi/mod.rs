@@ -2,9 +2,9 @@
 //!
 //! * `raw`: the C functions of the shim (shim/).
 //! * `library`: the loaded libraries.
-//! * `log`: what they say.
-//! * `network`: from a model to a plan.
-//! * `engine`: from a plan to results.
+//! * `log`: their log records.
+//! * `network`: compiles a model into a plan.
+//! * `engine`: loads, refits and runs a plan.
 //! * `cuda`: the driver: devices, memory, streams.
 #![allow(unsafe_code)]
 
@@ -20,7 +20,7 @@ pub(crate) use library::Library;
 use sdrun_abi::{DType, Error, Result};
 use std::ffi::{CStr, CString, c_char};
 
-/// A name for the library: without a 0 inside.
+/// Converts a name for the library, which accepts no 0 characters.
 fn c_name(name: &str) -> Result<CString> {
     CString::new(name)
         .map_err(|_| Error::invalid(format!("the name {name:?} holds a 0 character and cannot be used")))
@@ -34,11 +34,11 @@ unsafe fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: of the caller.
+    // SAFETY: the caller's contract.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// `nvinfer1::DataType` of an element type; `None` for those TensorRT has not.
+/// `nvinfer1::DataType` of an element type; `None` if TensorRT does not have it.
 pub(crate) fn data_type(dtype: DType) -> Option<i32> {
     Some(match dtype {
         DType::F32 => 0,
@@ -62,15 +62,15 @@ pub(crate) fn dtype(data_type: i32) -> Option<DType> {
 /// The bytes of an `IHostMemory`.
 pub(crate) struct HostMemory(*mut raw::HostMemory);
 
-// SAFETY: a block of memory with one owner.
+// SAFETY: the memory block has one owner.
 unsafe impl Send for HostMemory {}
-// SAFETY: it is only read.
+// SAFETY: shared references only read.
 unsafe impl Sync for HostMemory {}
 
 impl std::ops::Deref for HostMemory {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the pointer is not null (checked where it is made), and the block lives as long as `self`.
+        // SAFETY: the creator checked the pointer for null, and the block lives as long as `self`.
         unsafe {
             let data = raw::sd_memory_data(self.0).cast::<u8>();
             match data.is_null() {
@@ -83,7 +83,7 @@ impl std::ops::Deref for HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        // SAFETY: made by the library, freed once.
+        // SAFETY: the library created it, and it is freed once.
         unsafe { raw::sd_memory_free(self.0) }
     }
 }

@@ -1,4 +1,4 @@
-//! From an ONNX model to a plan.
+//! Compiles an ONNX model into a plan.
 
 use super::{HostMemory, Library, c_name, log, raw, text};
 use sdrun_abi::{Error, ErrorCode, Flow, Host, Result};
@@ -12,13 +12,13 @@ use std::{
     },
 };
 
-/// What is to be built.
+/// The input of a build.
 pub(crate) struct Request<'a> {
     /// An ONNX model; the values of external initializers come from `weights`.
     pub(crate) model: &'a [u8],
-    /// `nvinfer1::ComputeCapability`; 0 is the library's portable set.
+    /// `nvinfer1::ComputeCapability`; 0 selects the library's portable set.
     pub(crate) capability: i32,
-    /// Whether the plan leaves its refittable weights out.
+    /// Whether the plan omits its refittable weights.
     pub(crate) strip: bool,
     /// Whether products of f32 matrices may be rounded to TF32.
     pub(crate) tf32: bool,
@@ -32,7 +32,7 @@ pub(crate) struct Request<'a> {
     pub(crate) refittable: &'a (dyn Fn(&Record) -> bool + Sync),
 }
 
-/// Least, usual and greatest shape of an input.
+/// Smallest, usual and largest shape of an input.
 pub(crate) struct Range<'a> {
     pub(crate) name: &'a str,
     pub(crate) min: &'a [i64],
@@ -40,10 +40,10 @@ pub(crate) struct Range<'a> {
     pub(crate) max: &'a [i64],
 }
 
-/// One weight of the network that the parser made: `nvonnxparser::RefitRecord`.
+/// One weight of the parsed network: `nvonnxparser::RefitRecord`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Record {
-    /// What the weight is called in the plan.
+    /// The weight's name in the plan.
     pub(crate) name: String,
     /// `RefitTransformKind`.
     pub(crate) kind: i32,
@@ -51,15 +51,15 @@ pub(crate) struct Record {
     pub(crate) onnx_type: i32,
     /// `nvinfer1::DataType` of the weight.
     pub(crate) data_type: i32,
-    /// Elements.
+    /// Number of elements.
     pub(crate) count: u64,
-    /// The initializers it is made of.
+    /// The initializers it is computed from.
     pub(crate) sources: Vec<String>,
-    /// Of a folded batch normalization.
+    /// The epsilon of a folded batch normalization.
     pub(crate) epsilon: f32,
 }
 
-/// What the callbacks of a build work on.
+/// The state that a build's callbacks share.
 struct Context<'a> {
     refittable: &'a (dyn Fn(&Record) -> bool + Sync),
     host: &'a dyn Host,
@@ -71,11 +71,11 @@ struct Context<'a> {
     cancelled: AtomicBool,
 }
 
-/// Parses and compiles into a plan. Blocks for seconds to minutes. `records` gets what the parser tells about weights,
-/// which it does before the long part begins.
+/// Parses a model and compiles it into a plan. Blocks for seconds to minutes. `records` receives the weights the parser
+/// reports, before the long part starts.
 ///
-/// Errors: `Cancelled`; `Unimplemented` where TensorRT has no such operator or not in this form; `InvalidArgument`
-/// for a model that contradicts itself; `Internal` otherwise.
+/// Errors: `Cancelled`; `Unimplemented` if TensorRT lacks an operator or this form of it; `InvalidArgument` for a model
+/// that contradicts itself; `Internal` otherwise.
 pub(crate) fn build(
     library: &Library,
     request: &Request<'_>,
@@ -116,8 +116,8 @@ pub(crate) fn build(
         phases: Default::default(),
         cancelled: false.into(),
     };
-    // The compiler keeps its target in the process: builds for two targets at once find each other's ("Target SM 80 is
-    // not found in the accelerator list", seen with 1.7.1).
+    // Builds run one at a time: the compiler keeps its target in process-wide state, so concurrent builds for two
+    // targets mix them up ("Target SM 80 is not found in the accelerator list", seen with 1.7.1).
     static BUILDING: Mutex<()> = Mutex::new(());
     let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     let mut build = raw::SdBuild {
@@ -142,8 +142,8 @@ pub(crate) fn build(
         stage: 0,
     };
     log::deliver(host);
-    // SAFETY: every pointer in `build` is valid until the call is over; the callbacks take `context`, contain panics,
-    // and those that write to it are called from this thread only.
+    // SAFETY: every pointer in `build` stays valid until the call ends. The callbacks receive `context` and contain
+    // panics, and those that write to it run on this thread only.
     let plan = unsafe { raw::sd_build(&mut build) };
     let logged = log::deliver(host);
     if context.cancelled.into_inner() {
@@ -155,12 +155,12 @@ pub(crate) fn build(
     if !plan.is_null() {
         return Ok(HostMemory(plan));
     }
-    // SAFETY: the shim has written a 0 at the end.
+    // SAFETY: the shim wrote a 0 at the end.
     let subject = unsafe { text(build.subject.as_ptr()) };
     Err(failure(build.stage, &subject, context.code, &context.faults, logged))
 }
 
-/// One sentence out of what the parser and the library said.
+/// Makes one error from the messages of the parser and the library.
 fn failure(stage: i32, subject: &str, code: Option<i32>, faults: &[String], logged: Option<String>) -> Error {
     use raw::stage::*;
     let logged = logged.map(|line| shorten(&line));
@@ -169,28 +169,28 @@ fn failure(stage: i32, subject: &str, code: Option<i32>, faults: &[String], logg
         TARGET => Error::unsupported(format!("TensorRT-RTX cannot build for this target: {words}"))
             .with_hint("`sdrun devices -p tensorrt-rtx` lists the targets"),
         LOAD | PARSE => {
-            let message = format!("TensorRT-RTX cannot take the model: {words}");
-            // nvonnxparser::ErrorCode: 7 to 13 are kinds of "unsupported". An operator the parser does not know is looked
-            // for among plugins, and missed there as an internal error.
+            let message = format!("TensorRT-RTX cannot read the model: {words}");
+            // nvonnxparser::ErrorCode: 7 to 13 are kinds of "unsupported". The parser looks up unknown operators among
+            // plugins, and reports a missing plugin as an internal error.
             match code {
                 Some(7..=13) => Error::unsupported(message),
                 _ if words.contains("Plugin not found") => Error::unsupported(message),
                 _ => Error::invalid(message),
             }
         }
-        WEIGHT => Error::internal(format!("TensorRT-RTX does not take the weight `{subject}`: {words}")),
+        WEIGHT => Error::internal(format!("TensorRT-RTX rejects the weight `{subject}`: {words}")),
         MARK => Error::unsupported(format!("TensorRT-RTX cannot leave the weight `{subject}` open: {words}")),
-        PROFILE => Error::invalid(format!(
-            "TensorRT-RTX does not take the range of shapes of input `{subject}`: {words}"
-        )),
-        BUILDER => Error::internal(format!("TensorRT-RTX does not start to build: {words}")),
+        PROFILE => {
+            Error::invalid(format!("TensorRT-RTX rejects the range of shapes of input `{subject}`: {words}"))
+        }
+        BUILDER => Error::internal(format!("TensorRT-RTX cannot start the build: {words}")),
         _ if words.contains("graph_jit") => Error::unsupported(
             "TensorRT-RTX needs a CUDA driver to leave the weights of this model out of the engine"
                 .to_string(),
         )
         .with_hint("build with `--bake`, or on a machine with an NVIDIA GPU"),
         _ if words.contains("optimization profile") => Error::invalid(
-            "the model has inputs with open dimensions, and nothing says how large they may be".to_string(),
+            "the model has inputs with open dimensions, but no range of sizes is given".to_string(),
         )
         .with_hint(
             "give `--shape`, or a range as in `--option shape.sample=1x4x32x32:1x4x64x64:2x4x128x128`",
@@ -203,8 +203,8 @@ fn failure(stage: i32, subject: &str, code: Option<i32>, faults: &[String], logg
     }
 }
 
-/// What the library says, as words: without its source files, its own error codes, and the complaint about a missing
-/// CUDA driver that it adds to every error on a machine without one.
+/// Cleans a message of the library: removes source files, internal error codes, and the complaint about a missing CUDA
+/// driver that follows every error on a machine without one.
 fn shorten(text: &str) -> String {
     let lines = text.lines().filter(|line| !line.contains("checkMacros.cpp")).map(|line| {
         let line = line.find(" at /_src").map_or(line, |end| {
@@ -224,7 +224,7 @@ fn shorten(text: &str) -> String {
 
 unsafe extern "C" fn record(context: *mut c_void, record: *const raw::SdRecord) -> i32 {
     let take = || {
-        // SAFETY: `build` hands over its context and waits; only this thread writes to it. The record and what it
+        // SAFETY: `build` passes its context and waits; only this thread writes to it. The record and the data it
         // points to live during the call (NvOnnxParser.h, RefitRecord).
         let (context, found) = unsafe { (&mut *context.cast::<Context<'_>>(), &*record) };
         let sources = (0..found.source_count.max(0) as usize)
@@ -232,7 +232,7 @@ unsafe extern "C" fn record(context: *mut c_void, record: *const raw::SdRecord) 
             .map(|i| unsafe { text(*found.sources.add(i)) })
             .collect();
         let record = Record {
-            // SAFETY: a 0-terminated string.
+            // SAFETY: the string is 0-terminated.
             name: unsafe { text(found.name) },
             kind: found.kind,
             onnx_type: found.onnx_type,
@@ -252,7 +252,7 @@ unsafe extern "C" fn fault(context: *mut c_void, fault: *const raw::SdFault) {
     let _ = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: as in `record`.
         let (context, fault) = unsafe { (&mut *context.cast::<Context<'_>>(), &*fault) };
-        // SAFETY: null or 0-terminated strings.
+        // SAFETY: each pointer is null or a 0-terminated string.
         let (op, node, words) = unsafe { (text(fault.op), text(fault.node), shorten(&text(fault.text))) };
         let what = match (op.is_empty(), node.is_empty()) {
             (true, true) => words.clone(),
@@ -273,13 +273,13 @@ unsafe extern "C" fn progress(
     total: i32,
 ) -> i32 {
     let tell = || {
-        // SAFETY: `build` hands over its context and waits. Called from threads of the library: what is used here is
-        // shared (`Host` is `Sync`) or locked.
+        // SAFETY: `build` passes its context and waits. The library's threads call this; all they use is shared (`Host`
+        // is `Sync`) or locked.
         let (host, phases, cancelled) = unsafe {
             let context = context.cast::<Context<'_>>();
             ((*context).host, &(*context).phases, &(*context).cancelled)
         };
-        // SAFETY: 0-terminated strings; `parent` may be null.
+        // SAFETY: the strings are 0-terminated; `parent` may be null.
         let (phase, parent) = unsafe { (text(phase), text(parent)) };
         let mut phases = phases.lock().unwrap_or_else(PoisonError::into_inner);
         if total > 0 {

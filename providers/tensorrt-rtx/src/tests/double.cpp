@@ -1,10 +1,10 @@
-// A test double of TensorRT-RTX's runtime side and of the CUDA driver, in one library. "GPU memory" is host memory, and
-// work is done when a stream is waited for, so that results read too early are wrong.
+// A test double of TensorRT-RTX's runtime side and of the CUDA driver, in one library. "GPU memory" is host memory.
+// Work runs when a stream is synchronised, so results read too early are wrong.
 //
 // A plan is text: `input NAME`, `output NAME`, `weight NAME COUNT`, `coupled NAME NAME`. Everything is f32. An engine
 // computes, for every output, y[i] = x[i] * f with x the first input and
 // f = 1 + sum over all weights w, in the order of their names, of sum over j of w[j] * (j mod 7 + 1), in f32.
-// As with the real one, an engine without all its weights runs and gives zeros.
+// As with the real library, an engine without all its weights runs and returns zeros.
 
 #include <NvInfer.h>
 
@@ -239,7 +239,7 @@ int32_t Refitter::getAllWeights(int32_t size, char const** names) noexcept
 
 int32_t Refitter::getMissingWeights(int32_t size, char const** names) noexcept
 {
-    // What was never set, and what is coupled with what is set now.
+    // Weights never set, and weights coupled with those set now.
     std::vector<std::string const*> missing;
     for (auto const& [name, count] : engine.plan.weights)
     {

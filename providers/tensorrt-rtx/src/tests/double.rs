@@ -8,7 +8,7 @@ use std::{
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-/// The interfaces of which the double implements some functions.
+/// The interfaces the double implements in part.
 const INTERFACES: [&str; 8] = [
     "HostMemory",
     "Runtime",
@@ -20,7 +20,7 @@ const INTERFACES: [&str; 8] = [
     "RuntimeCache",
 ];
 
-/// A class for each interface whose functions end the process, out of the vendor's header.
+/// Generates, from the vendor's header, a class for each interface whose functions end the process.
 fn unused(header: &str) -> String {
     let code: String =
         header.lines().map(|line| line.split("//").next().unwrap_or("").to_owned() + "\n").collect();
@@ -42,7 +42,7 @@ fn unused(header: &str) -> String {
     format!("namespace nvinfer1 {{ namespace {{\n{}}} }}\n", INTERFACES.map(class).concat())
 }
 
-/// Compiles the double as a library of this name.
+/// Compiles the double as a library with this name.
 pub(super) fn compile(dir: &Path, name: &str, defines: &[&str]) -> PathBuf {
     let headers: Vec<PathBuf> = env::split_paths(env!("SDRUN_TENSORRT_RTX_HEADERS")).collect();
     let header = fs::read_to_string(headers[0].join("NvInferImpl.h")).unwrap();
@@ -61,7 +61,7 @@ pub(super) fn compile(dir: &Path, name: &str, defines: &[&str]) -> PathBuf {
     library
 }
 
-/// The double as the runtime and the driver of this process.
+/// The double as runtime and driver of this process.
 pub(super) struct Double {
     pub(super) library: PathBuf,
     pub(super) dir: PathBuf,
@@ -70,13 +70,13 @@ pub(super) struct Double {
 }
 
 impl Double {
-    /// The double, for one test at a time, with nothing failing.
+    /// Locks the double for one test and resets all failures.
     pub(super) fn lock() -> (MutexGuard<'static, ()>, &'static Double) {
         static LOCK: Mutex<()> = Mutex::new(());
         static DOUBLE: OnceLock<Double> = OnceLock::new();
         let guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
         let double = DOUBLE.get_or_init(|| {
-            // Lives as long as the process, which has the library loaded.
+            // Lives as long as the process, because the library stays loaded.
             let dir = tempfile::Builder::new().prefix("sdrun-trt-double").tempdir().unwrap().keep();
             let library = compile(&dir, "libtensorrt_rtx.so.1", &[]);
             // SAFETY: the test's own library; the signatures are those in double.cpp.
@@ -118,7 +118,7 @@ impl Double {
         unsafe { (self.get)(name.as_ptr()) }
     }
 
-    /// Everything of the vendor's that is still alive.
+    /// Number of live objects of the vendor's interfaces.
     pub(super) fn alive(&self) -> [i64; 4] {
         ["alive", "device_bytes", "pinned", "contexts"].map(|name| self.get(name))
     }

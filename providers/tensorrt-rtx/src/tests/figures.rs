@@ -1,4 +1,4 @@
-//! Figures of `cargo xtask bench tensorrt-rtx`, with the real library; one model in a process.
+//! Measurements of `cargo xtask bench tensorrt-rtx` with the real library; one model per process.
 
 use crate::{
     compile::{self, Filled, Zeros},
@@ -18,8 +18,8 @@ fn peak() -> u64 {
     line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024
 }
 
-/// `SDRUN_FIGURES` is MODEL PRECISION stripped|full. Builds twice, once as the provider does it and once through the
-/// library's calls alone, in turns where there is more than one round, and prints JSON.
+/// `SDRUN_FIGURES` is MODEL PRECISION stripped|full [ROUNDS]. Builds once as the provider does and once through the
+/// library's calls alone, alternating if there is more than one round, and prints JSON.
 #[test]
 #[ignore = "measures; run by `cargo xtask bench tensorrt-rtx`"]
 fn figures() {
@@ -50,10 +50,10 @@ fn figures() {
     let network = compile::prepare(&onnx, precision, strip).unwrap();
     let weight_bytes: u64 =
         network.graph.weights().map(|(_, w)| w.dtype.bytes_of(&w.shape).unwrap() as u64).sum();
-    // A build that is not compared has no second one beside it in memory.
+    // With a single round there is no second build in memory.
     let network = (rounds > 1).then_some(network);
     let (mut ours, mut bare, mut engine_bytes) = (Vec::new(), Vec::new(), 0);
-    // One that is not counted: the library's code comes from the disk.
+    // An uncounted warm-up build, which loads the library's code from disk.
     fs::write("/proc/self/clear_refs", "5").unwrap();
     for _ in 0..rounds {
         let spec = super::spec("sm89");

@@ -35,7 +35,7 @@ fn weights_are_given_changed_and_changed_back() {
     session.refit(&["a", "b"], &a, &NoHost).unwrap();
     assert_eq!(run(&mut *session, 2).unwrap(), first, "A, B, A gives A to the bit");
 
-    // One weight alone; what the library wants along with it comes too.
+    // Changes one weight; the library's coupled weights follow.
     let mixed = Source { a: a.a.clone(), ..Source::new(0.0, 5.0) };
     assert_eq!(session.refit(&["b"], &mixed, &NoHost).unwrap().tensors, 1);
     assert_eq!(run(&mut *session, 2).unwrap(), expected(&mixed, 2));
@@ -63,7 +63,7 @@ fn what_is_incomplete_is_refused() {
     };
     let error = try_plan(&description, &PLAN.replace("weight b 3\n", ""));
     assert!(error.message.contains("no place for 1 of 2 weights, the first is `b`"), "{error}");
-    // Also where the library claims that nothing is missing.
+    // The table is checked even if the library claims that nothing is missing.
     double.set("says_nothing_is_missing", 1);
     let error = try_plan(&description, &format!("{PLAN}weight d 2\n"));
     assert!(error.message.contains("`d`, which its refit table does not name"), "{error}");
@@ -73,7 +73,7 @@ fn what_is_incomplete_is_refused() {
     assert!(error.message.contains("`a` has 6 elements") && error.message.contains("5 of f32"), "{error}");
     description.info.weights.remove(1);
     let error = try_plan(&description, PLAN);
-    assert!(error.message.contains("made of `b`, which it does not name"), "{error}");
+    assert!(error.message.contains("uses `b`, which the engine does not list"), "{error}");
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn a_refit_that_fails_keeps_the_former_weights_or_says_so() {
     assert_eq!(failure(session.refit(&["a", "b"], &b, &Stop)).code, ErrorCode::Cancelled);
     assert_eq!(run(&mut *session, 2).unwrap(), first);
 
-    // The library itself stops half-way: nothing can be run until all weights were given.
+    // The library fails half-way: the session refuses to run until all weights are set again.
     double.set("refit_fails", 1);
     failure(session.refit(&["a", "b"], &b, &NoHost));
     let error = failure(run(&mut *session, 2));
@@ -113,7 +113,7 @@ fn inputs_that_stay_the_same_stay_on_the_gpu() {
         double.get("uploads") - before
     };
     assert_eq!([uploads(2), uploads(2), uploads(4), uploads(4), uploads(2), uploads(2)], [1, 0, 1, 0, 1, 0]);
-    // After a failure nobody knows what is there.
+    // After a failure the contents of the memory are unknown.
     double.set("enqueue_fails", 1);
     failure(run(&mut *session, 2));
     let before = double.get("uploads");
@@ -151,13 +151,13 @@ fn outputs_stay_on_the_gpu_and_are_inputs_there() {
     let want: Vec<f32> = expected(&a, 2).iter().map(|y| y * b.factor()).collect();
     assert_eq!(sink.get(0).unwrap().data, bytes_of(&want));
 
-    // What the session that made it does later is no concern of the tensor's; its output can be its own next input.
+    // Later runs of the session do not affect the tensor, and its output can be its own next input.
     assert_eq!(run(&mut *one, 8).unwrap(), expected(&a, 8));
     let twice = keep(&mut *one, Input::Device(&*y));
     assert_eq!(read(&*y), expected(&a, 2));
     assert_eq!(read(&*twice), expected(&a, 2).iter().map(|y| y * a.factor()).collect::<Vec<_>>());
 
-    // A loop takes no more memory from turn to turn, whether a tensor goes before the next comes or after.
+    // A loop's memory does not grow, whether a tensor is dropped before or after the next one is made.
     let held = || double.get("device_bytes");
     let mut last = keep(&mut *one, x);
     let mut figures = Vec::new();
@@ -172,7 +172,7 @@ fn outputs_stay_on_the_gpu_and_are_inputs_there() {
         assert!(held() <= figures[1]);
     }
 
-    // Tensors outlive their sessions, and go with their memory.
+    // Tensors outlive their sessions, and free their memory when dropped.
     drop((one, other));
     assert_eq!(read(&*y), expected(&a, 2));
     drop((y, twice));
@@ -197,7 +197,7 @@ fn tensors_of_another_gpu_are_refused() {
     assert_eq!(run(&mut *sessions[1], 2).unwrap(), expected(&source, 2));
 }
 
-/// Stops everything.
+/// Cancels everything.
 struct Stop;
 
 impl Host for Stop {
@@ -283,7 +283,7 @@ fn a_long_run_can_be_cancelled() {
 fn compiled_kernels_are_kept() {
     let (_guard, double, provider) = provider();
     let source = Source::new(0.3, -0.2);
-    // A plan that no other test has.
+    // A plan that no other test uses.
     let plan = format!("{PLAN}# kernels\n");
     let engine = load(&provider, &payload_of(&description(), &plan)).unwrap();
     let used = double.get("kernels_used");
@@ -332,7 +332,7 @@ fn gpus_are_listed_and_chosen() {
     assert_eq!(double.get("current"), 2);
     drop(session);
 
-    // Engines for other GPUs, and targets that are none.
+    // Engines for other GPUs, and build targets without hardware.
     double.set("capability", 120);
     let verdict = provider.check(&description().info.compatibility, GPU).unwrap();
     assert!(
@@ -361,7 +361,7 @@ fn other_libraries_are_refused_before_they_are_used() {
         assert_eq!(error.code, ErrorCode::FailedPrecondition);
         assert!(error.message.contains(words) && error.message.contains("1.7"), "{error}");
     }
-    // A library that is none, half of one, and one without the functions.
+    // A file that is not a library, half of one, and one without the functions.
     let whole = std::fs::read(&double.library).unwrap();
     for (name, bytes, words) in [
         ("half.so", &whole[..whole.len() / 2], "truncated"),
@@ -375,7 +375,7 @@ fn other_libraries_are_refused_before_they_are_used() {
     }
 }
 
-/// Weights that were promised to be the same must not be others; only weights marked one by one are refitted.
+/// Weights declared identical must not be refitted with others, so weights are marked one by one.
 #[test]
 fn the_builder_promises_nothing_about_weights() {
     let shim = include_str!("../../shim/build.cpp");

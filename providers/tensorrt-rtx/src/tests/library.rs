@@ -1,5 +1,5 @@
-//! The real library and the inside of the crate. A process holds one TensorRT-RTX, and the other tests here hold the
-//! test double: so this one starts itself again.
+//! Tests with the real library that need the crate's internals. A process holds one TensorRT-RTX, and the other tests
+//! here load the test double, so this test starts itself again.
 
 use crate::{
     compile::{self, Filled, Zeros},
@@ -40,7 +40,7 @@ fn real() -> (&'static runtime::Runtime, devices::Place) {
     (runtime, devices::find(runtime, "sm89").unwrap())
 }
 
-/// A graph as the host hands it over.
+/// A graph as the host passes it.
 fn bound(bytes: Vec<u8>, name: &str, shapes: &BTreeMap<String, Vec<usize>>) -> (Graph, Vec<u8>) {
     let mut graph = Graph::from_bytes(bytes.into(), name, ExternalBase::Stripped).unwrap();
     simplify(&mut graph, shapes, OpenDims::Refuse).unwrap();
@@ -85,8 +85,8 @@ fn stripped_plans_do_not_depend_on_weights() {
     alone("plans_of_two_sets_of_weights");
 }
 
-/// The same plan for zeros and for two sets of numbers, which are nowhere in it; and every weight of the table is named
-/// in the plan.
+/// The plan is the same for zeros and for two sets of numbers and contains none of them, and the plan names every
+/// weight of the table.
 #[test]
 #[ignore = "run by the test above"]
 fn plans_of_two_sets_of_weights() {
@@ -132,7 +132,7 @@ fn tables_of_all_graphs() {
         let half = graph.weights().any(|(_, w)| w.dtype == DType::F16);
         let precision = if half { Precision::Fp16 } else { Precision::Fp32 };
         let network = compile::prepare(&onnx, precision, true).unwrap();
-        // An export that casts to a type of PyTorch's numbering, which is none of ONNX.
+        // The export casts to a type in PyTorch's numbering, which ONNX does not have.
         let foreign = |node: &sdrun_graph::Node| {
             node.op_type == "Cast" && node.int("to").is_none_or(|to| DType::from_onnx(to as i32).is_none())
         };

@@ -70,7 +70,7 @@ fn description() -> Description {
             entry("a", 5, identity("a")),
             entry("b", 3, identity("b")),
             entry("c", 1, Transform::Constant { hex: "0000003f".into() }),
-            // What the builder has dropped is no fault.
+            // An entry that the builder dropped is not an error.
             entry("dropped", 1, Transform::Constant { hex: "0000003f".into() }),
         ],
         plan_bytes: PLAN.len() as u64,
@@ -82,7 +82,7 @@ fn payload_of(description: &Description, plan: &str) -> Vec<u8> {
     payload::write(&description, plan.as_bytes()).unwrap()
 }
 
-/// Weights, and how often they were asked for.
+/// Weights that count their reads.
 struct Source {
     a: Vec<f32>,
     b: Vec<f32>,
@@ -96,7 +96,7 @@ impl Source {
         Source { a: numbers(a, 5), b: numbers(b, 3), asked: AtomicUsize::new(0), absent: Mutex::new(None) }
     }
 
-    /// What the double computes of one number.
+    /// The double's result for one number.
     fn factor(&self) -> f32 {
         let mut f = 1f32;
         for numbers in [&self.a[..], &self.b, &[0.5]] {
@@ -133,12 +133,12 @@ fn run(session: &mut dyn Session, rows: usize) -> Result<Vec<f32>> {
     Ok(output.data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
 }
 
-/// What a run with these weights gives.
+/// The result of a run with these weights.
 fn expected(source: &Source, rows: usize) -> Vec<f32> {
     given(rows).iter().map(|x| x * source.factor()).collect()
 }
 
-/// What [`run`] gives it.
+/// The input that [`run`] passes.
 fn given(rows: usize) -> Vec<f32> {
     (0..rows * 4).map(|i| i as f32 - 1.5).collect()
 }
