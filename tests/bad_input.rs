@@ -1,5 +1,5 @@
-//! What goes wrong on a user's machine, through the command line and the real providers: one sentence, a hint,
-//! the right exit code, no hang, nothing half written.
+//! Failures on a user's machine, through the command line and the real providers. Each gives one sentence, a hint and the right
+//! exit code, never hangs, and leaves nothing half-written.
 
 #![allow(clippy::unwrap_used)]
 #![cfg(unix)]
@@ -19,7 +19,7 @@ use tempfile::TempDir;
 const PROVIDERS: [&str; 3] = ["ggml", "onnxruntime", "openvino"];
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A user with a home of their own; the installed runtimes are those of the test run.
+/// A user with a separate home folder and the installed runtimes of the test run.
 struct Machine {
     dir: TempDir,
     dist: PathBuf,
@@ -81,7 +81,7 @@ impl Machine {
         command
     }
 
-    /// `sdrun run` of the small model with its inputs.
+    /// `sdrun run` on the small model with its inputs.
     fn run_model(&self, provider: &str) -> Command {
         self.sdrun(&[
             "run",
@@ -97,10 +97,10 @@ impl Machine {
         ])
     }
 
-    /// `sdrun` where no file can grow beyond `blocks` of 512 bytes, as on a full disk.
+    /// `sdrun` with files limited to `blocks` of 512 bytes, as on a full disk.
     fn with_little_disk(&self, blocks: usize, arguments: &[&str]) -> Command {
         let mut command = Command::new("sh");
-        // Without the trap the system ends the process instead of failing the write.
+        // Without the trap, the system kills the process instead of failing the write.
         command.arg("-c").arg(format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"")).arg("sh");
         self.environment(command.arg(self.dist.join("sdrun")).args(arguments));
         command
@@ -112,7 +112,7 @@ impl Machine {
     }
 }
 
-/// Runs a command to its end, or fails after two minutes.
+/// Runs a command to its end. Fails after two minutes.
 fn finish(command: &mut Command) -> Outcome {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
@@ -138,7 +138,7 @@ fn finish(command: &mut Command) -> Outcome {
     })
 }
 
-/// Runs a command that has to fail with `code` and one sentence that has all `words`, hint included.
+/// Runs a command that must fail with `code` and one sentence that, with its hint, contains all `words`.
 fn refuses(command: &mut Command, code: i32, words: &[&str]) {
     let outcome = finish(command);
     let text = &outcome.stderr;
@@ -185,7 +185,7 @@ fn npy(descr: &str, shape: &[usize]) -> Vec<u8> {
 }
 
 #[test]
-fn the_good_case_works() {
+fn valid_inputs_work() {
     let machine = Machine::new();
     for provider in PROVIDERS {
         succeeds(&mut machine.run_model(provider));
@@ -212,7 +212,7 @@ fn truncated_models_and_inputs() {
         machine.file("cut.onnx", &whole[..cut]);
         let outcome = finish(&mut machine.sdrun(&["inspect", "cut.onnx"]));
         let told = outcome.stderr.starts_with("error: ") && outcome.stderr.contains("cut.onnx");
-        // A cut between two fields leaves a valid message of another model: that one is refused later or not at all.
+        // A cut between two fields leaves a valid message of another model. That model is refused later or not at all.
         assert!(matches!(outcome.code, Some(4 | 10)) && told, "{cut}: {:?} {}", outcome.code, outcome.stderr);
     }
     for provider in PROVIDERS {
@@ -245,7 +245,7 @@ fn inputs_of_the_wrong_type_or_shape() {
     refuses(&mut machine.sdrun(&missing), 4, &["r f32", "--input"]);
 }
 
-/// The config file chooses until the command line does.
+/// The command line overrides the config file.
 #[test]
 fn a_config_file_gives_defaults() {
     let machine = Machine::new();
@@ -270,9 +270,9 @@ fn an_unknown_provider() {
     );
 }
 
-/// For every provider with a vendor runtime: its folder is empty, its library is garbage or cut in half.
+/// For every provider with a vendor runtime: the folder is empty, or the library is garbage or cut in half.
 #[test]
-fn runtimes_that_are_absent_or_damaged() {
+fn missing_and_damaged_runtimes() {
     let machine = Machine::new();
     let empty = machine.dir.path().join("empty");
     fs::create_dir(&empty).unwrap();
@@ -294,7 +294,7 @@ fn runtimes_that_are_absent_or_damaged() {
         assert!(matches!(outcome.code, Some(5 | 10)), "{id}: {:?} {}", outcome.code, outcome.stderr);
         assert!(outcome.stderr.contains(&name) && !outcome.stderr.contains("panick"), "{}", outcome.stderr);
 
-        // Everything else goes on.
+        // Everything else still works.
         for arguments in [&["providers"][..], &["doctor"], &["devices"]] {
             let outcome = finish(machine.sdrun(arguments).env(&runtime.env, &garbage));
             assert_eq!(outcome.code, Some(0), "{arguments:?}: {}", outcome.stderr);
@@ -303,9 +303,9 @@ fn runtimes_that_are_absent_or_damaged() {
     }
 }
 
-/// Libraries with the right names and the versions of years ago.
+/// Libraries with the right names and old versions.
 #[test]
-fn runtimes_that_are_too_old() {
+fn outdated_runtimes() {
     let openvino = r#"
         typedef struct { const char *build_number, *description; } ov_version_t;
         int ov_get_openvino_version(ov_version_t *v) { v->build_number = "2021.4.0-1-old"; v->description = ""; return 0; }
@@ -332,7 +332,7 @@ fn runtimes_that_are_too_old() {
     }
 }
 
-/// Makes a shared library with the C compiler, which building sdrun needs anyway.
+/// Builds a shared library with the C compiler, which sdrun needs anyway.
 fn compile(source: &str, library: &Path) {
     let file = library.with_extension("c");
     fs::write(&file, source).unwrap();
@@ -342,17 +342,17 @@ fn compile(source: &str, library: &Path) {
     assert!(status.success());
 }
 
-/// Plugins that this host must not call into.
+/// Plugins that this host must not call.
 #[test]
 fn plugins_of_another_abi() {
     // The first fields of a plugin's table: its size and its ABI version.
     let table = |major: u16, size: u32| {
         format!(
             "static const struct {{ unsigned size; unsigned short major, minor; void *rest[64]; }} table = {{ {size}, {major}, 0 }};
-             const void *sdrun_plugin_query_v1(unsigned max_minor, const void *host) {{ (void)max_minor; (void)host; return &table; }}"
+             const void *sdrun_plugin_query_v1(unsigned max_minor) {{ (void)max_minor; return &table; }}"
         )
     };
-    let null = "void *sdrun_plugin_query_v1(unsigned max_minor, const void *host) { (void)max_minor; (void)host; return 0; }";
+    let null = "void *sdrun_plugin_query_v1(unsigned max_minor) { (void)max_minor; return 0; }";
     let machine = Machine::new();
     let cases = [
         ("wrong-major", ABI_MAJOR, table(ABI_MAJOR + 1, 208), &["ABI", "hint: "][..]),
@@ -377,9 +377,9 @@ fn plugins_of_another_abi() {
 }
 
 #[test]
-fn a_cache_that_cannot_be_used() {
+fn an_unusable_cache() {
     let machine = Machine::new();
-    // A file takes its place: the run does not depend on it, and says what is not cached.
+    // A file is in the place of the cache folder. The run works without it and says what is not cached.
     let file = machine.file("not-a-folder", "");
     let outcome = succeeds(machine.run_model("ggml").env("SDRUN_CACHE_DIR", &file));
     assert!(
@@ -388,7 +388,7 @@ fn a_cache_that_cannot_be_used() {
         outcome.stderr
     );
     assert_eq!(fs::read(&file).unwrap(), b"");
-    // Only the engines cannot be stored: the run does not depend on it.
+    // Only engines cannot be stored. The run works without that.
     let cache = machine.dir.path().join("cache");
     fs::create_dir_all(&cache).unwrap();
     fs::write(cache.join("engines"), "").unwrap();
@@ -410,7 +410,7 @@ fn damaged_engines() {
             .filter(|p| p.extension().is_some_and(|e| e == "sdengine"))
             .collect();
         assert_eq!(stored.len(), 1, "{provider}");
-        // In the cache: set aside, told, built again.
+        // In the cache: set aside, reported, built again.
         let whole = fs::read(&stored[0]).unwrap();
         let mut flipped = whole.clone();
         *flipped.last_mut().unwrap() ^= 1;
@@ -418,8 +418,12 @@ fn damaged_engines() {
         let outcome = succeeds(&mut machine.run_model(provider));
         assert!(outcome.stderr.contains("damaged"), "{provider}: {}", outcome.stderr);
         assert_eq!(fs::read(machine.work().join("y.npy")).unwrap(), right);
-        assert_eq!(fs::read(&stored[0]).unwrap().len(), whole.len(), "{provider}: it is there again");
-        // Given by the user: refused.
+        assert_eq!(
+            fs::read(&stored[0]).unwrap().len(),
+            whole.len(),
+            "{provider}: the engine is in the cache again"
+        );
+        // Named by the user: refused.
         for damaged in [&flipped[..], &whole[..whole.len() - 1], &whole[..20], b""] {
             machine.file("bad.sdengine", damaged);
             let run = ["run", "bad.sdengine", "--weights", "model.onnx", "-i", "x=x.npy", "-i", "r=r.npy"];
@@ -435,7 +439,7 @@ fn a_full_disk() {
     // The weights of a built-in model do not fit.
     refuses(&mut machine.with_little_disk(200, &["run", "mobilenet-v2", "-p", "ggml"]), 7, &["mobilenet"]);
     let models = machine.dir.path().join("cache/models");
-    assert_eq!(bytes_below(&models), 0, "a part of the model is left");
+    assert_eq!(bytes_below(&models), 0, "part of the model was left behind");
     // The engine cannot be written where the user wants it.
     let build = ["build", "model.onnx", "-p", "ggml", "-o", "out.sdengine"];
     refuses(&mut machine.with_little_disk(2, &build), 7, &["out.sdengine"]);
@@ -443,9 +447,9 @@ fn a_full_disk() {
     let arguments =
         ["run", "model.onnx", "-p", "ggml", "-i", "x=x.npy", "-i", "r=r.npy", "--output", "y=y.npy"];
     refuses(&mut machine.with_little_disk(0, &arguments), 7, &["y.npy"]);
-    assert_eq!(machine.names(), before, "something half written is left");
+    assert_eq!(machine.names(), before, "a half-written file was left behind");
     assert_eq!(bytes_below(&machine.dir.path().join("cache/engines")), 0);
-    // With room again everything works.
+    // With free space, everything works again.
     succeeds(&mut machine.run_model("ggml"));
 }
 

@@ -1,4 +1,4 @@
-//! `sdrun bench --json` against docs/bench-schema.json, judged by Python's `jsonschema`.
+//! Validates `sdrun bench --json` against docs/bench-schema.json with Python's `jsonschema`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,7 +10,7 @@ use std::{
     process::Command,
 };
 
-/// The validator's complaint; `None` for a document that fits.
+/// The validator's complaint; `None` for a valid document.
 fn complaint(dir: &Path, document: &Value) -> Option<String> {
     let python = std::env::var_os("SDRUN_PYTHON")
         .expect("SDRUN_PYTHON names a Python with `jsonschema`; `cargo xtask test` sets it");
@@ -48,7 +48,7 @@ fn bench(dir: &Path, arguments: &[&str], environment: &[(&str, &Path)]) -> Value
 }
 
 #[test]
-fn reports_fit_the_schema() {
+fn reports_match_the_schema() {
     let dir = tempfile::tempdir().unwrap();
     let all = ["--all-providers", "--precision", "fp32", "--precision", "low"];
     let report = bench(dir.path(), &all, &[]);
@@ -62,7 +62,7 @@ fn reports_fit_the_schema() {
         assert!(row["stats"]["runs"].as_u64().unwrap() >= 3 && row["accuracy"]["accepted"] == true, "{row}");
     }
 
-    // A provider without its runtime is a row, too.
+    // A provider without its runtime has a row too.
     let empty = dir.path().join("empty");
     fs::create_dir(&empty).unwrap();
     let report = bench(dir.path(), &[], &[("SDRUN_OPENVINO_DIR", &empty)]);
@@ -71,7 +71,7 @@ fn reports_fit_the_schema() {
     let absent = rows.iter().find(|row| row["provider"] == "openvino").unwrap();
     assert_eq!(absent["status"], "absent", "{absent}");
 
-    // The validator can tell.
+    // The validator detects errors.
     let mut wrong = report.clone();
     wrong["cases"][0]["rows"][0]["status"] = json!("fine");
     assert!(complaint(dir.path(), &wrong).unwrap().contains("status"));

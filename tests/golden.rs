@@ -1,8 +1,8 @@
-//! Numbers of the built-in models on every provider, against the reference provider in fp32.
+//! Outputs of the built-in models on every provider, against the reference provider in fp32.
 //!
 //! fp32: max |error| ≤ 1e-3 · max |reference| and cosine ≥ 0.99999; fp16: cosine ≥ 0.999; bf16: ≥ 0.99
-//! ([`Tolerance::of`]). Every provider runs in a worker, on shapes small enough for CI; `full_size_*` tests
-//! are ignored unless asked for.
+//! ([`Tolerance::of`]). Every provider runs in a worker, on shapes small enough for CI. `full_size_*` tests are ignored by
+//! default.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,18 +20,18 @@ use sdrun_tests::{
 };
 use std::process::Command;
 
-/// What a runtime may compute too coarsely, by model, provider and precision, with the least cosine that is still that known
-/// error; `bench` and `verify` report it. On a processor with AVX512-BF16, OpenVINO 2026.4.1 in bf16 loses T5's large
-/// activations (cosine 0.28) and too much of Flux's (0.959). T5 does not scale what goes into its softmax: with weights that
-/// were never trained, the errors of 4 bits change where it looks (cosine 0.835).
+/// Known inaccuracies by model, provider and precision, with the smallest cosine that still counts as the known error. `bench`
+/// and `verify` report them. On a processor with AVX512-BF16, OpenVINO 2026.4.1 in bf16 loses T5's large activations (cosine
+/// 0.28) and too much of Flux's (0.959). T5 does not scale the input of its softmax, so with untrained weights the errors of
+/// 4-bit weights change what it attends to (cosine 0.835).
 const KNOWN_WRONG: [(&str, &str, Precision, f64); 3] = [
     ("t5-xxl-2-layers", "openvino", Precision::Bf16, 0.2),
     ("flux/dev-2x2-layers", "openvino", Precision::Bf16, 0.93),
     ("t5-xxl-2-layers", "ggml", Precision::Q4K, 0.8),
 ];
 
-/// Whether a model's error is one of [`KNOWN_WRONG`], or that of Flux in fp16 (cosine 0.994) where OpenVINO computes in f16.
-/// NaN and infinity never are.
+/// Whether a model's error is one of [`KNOWN_WRONG`], or that of Flux in fp16 (cosine 0.994) on machines where OpenVINO computes
+/// in f16. NaN and infinity never are.
 fn is_known(model: &str, provider: &str, precision: Precision, c: &Comparison) -> bool {
     let about = |least: f64| c.not_finite == 0 && c.cosine >= least;
     #[cfg(target_arch = "x86_64")]
@@ -79,7 +79,7 @@ fn outputs(
     engine.session(&model.weights(), &NoHost)?.run(given, &NoHost)
 }
 
-/// Runs `providers` on seeded inputs in every precision they offer and compares with the reference.
+/// Runs `providers` on seeded inputs in every precision that they offer, and compares with the reference.
 fn agrees(lab: &Lab, name: &str, shapes: &[(&str, &[usize])], providers: &[&str]) {
     let model = lab.model(name);
     let shapes: Shapes = shapes.iter().map(|(input, shape)| (input.to_string(), shape.to_vec())).collect();
@@ -136,7 +136,7 @@ fn taef2_with_synthetic_weights() {
     agrees(&lab, "taef2/decoder", &[("latent", &[1, 32, 8, 12])], &ALL);
 }
 
-/// An engine with open dimensions, and one for the shapes that are listed.
+/// An engine with open dimensions, and one for the listed shapes.
 #[test]
 fn one_engine_serves_several_shapes() {
     let lab = Lab::default();
@@ -168,7 +168,7 @@ fn one_engine_serves_several_shapes() {
     }
 }
 
-/// What one model leaves on the device the next one takes from there, and a provider that cannot says so.
+/// One model leaves its output on the device, and the next one takes it from there. A provider that cannot do this says so.
 #[test]
 fn an_encoder_gives_its_latent_to_a_decoder_on_the_device() {
     let lab = Lab::default();
@@ -230,7 +230,7 @@ fn sd15_vae_encoder() {
     agrees(&Lab::default(), "sd15/vae-encoder", &[("sample", &[1, 3, 128, 64])], &ALL);
 }
 
-/// ggml's outputs are the same bits from run to run, for any number of threads, in every precision.
+/// ggml's outputs have the same bits in every run, for any number of threads, in every precision.
 fn same_bits(model: &str, shapes: &[(&str, &[usize])]) {
     let lab = Lab::default();
     let model = lab.model(model);
@@ -291,12 +291,12 @@ fn full_size_unet() {
     agrees(&Lab::default(), "sd15/unet", &shapes, &ALL);
 }
 
-/// The other networks of the pipelines, whole or their first layers: both exporters, f16 graphs.
+/// The other networks of the pipelines, in full or their first layers, from both exporters, with f16 graphs.
 #[test]
 #[ignore = "full size: 8 GB of weights; run by `cargo xtask test`"]
 fn full_size_other_networks() {
     let lab = Lab::default();
-    /// Shapes of inputs that are not of the size a model is measured in.
+    /// Shapes of inputs that differ from the size in which a model is benchmarked.
     type Smaller = &'static [(&'static str, &'static [usize])];
     let others: [(&str, Smaller); 9] = [
         ("sd15/controlnet", &[("sample", &[1, 4, 16, 16]), ("controlnet_cond", &[1, 3, 128, 128])]),
@@ -332,9 +332,9 @@ fn full_size_other_networks() {
     }
 }
 
-/// The image classifiers that come with the Python package `onnx`: exports of other frameworks, opsets 3 to 9, whose weights
-/// are constants made by nodes. ggml in fp32 alone: all weights of a layer being the same, rounding decides SqueezeNet's
-/// softmax, and OpenVINO rounds otherwise than the reference.
+/// The image classifiers in the Python package `onnx`: exports of other frameworks, opsets 3 to 9, whose weights are outputs of
+/// constant nodes. Only ggml in fp32: all weights of a layer are equal, so rounding decides SqueezeNet's softmax, and OpenVINO
+/// rounds differently from the reference.
 #[test]
 #[ignore = "full size: needs SDRUN_LIGHT_MODELS; run by `cargo xtask test`"]
 fn full_size_light_models_of_onnx() {
@@ -356,8 +356,7 @@ fn full_size_light_models_of_onnx() {
     assert_eq!(count, 9, "models in {}", pattern.display());
 }
 
-/// A picture through the command line: encoded as the reference provider encodes its values, and decoded to the picture
-/// that PyTorch decodes.
+/// A picture through the command line: encoded to the values of the reference provider, and decoded to PyTorch's picture.
 #[test]
 fn tiny_vae_encodes_and_decodes_pictures() {
     let (encoder, decoder) = (part("sd/vae_encoder"), part("sd/vae_decoder"));
@@ -371,7 +370,7 @@ fn tiny_vae_encodes_and_decodes_pictures() {
     };
     let byte = |value: f32| ((value.clamp(-1.0, 1.0) + 1.0) * 127.5).round() as u8;
 
-    // [1, 3, 128, 96], rounded to what a picture of 96 x 128 pixels holds.
+    // [1, 3, 128, 96], rounded to the 8-bit values of a picture of 96 x 128 pixels.
     let (height, width) = (128, 96);
     let bytes: Vec<u8> = floats(&first(&encoder.inputs["sample"])).into_iter().map(byte).collect();
     let pixel = |x, y| image::Rgb([0, 1, 2].map(|c| bytes[(c * height + y as usize) * width + x as usize]));
@@ -385,7 +384,7 @@ fn tiny_vae_encodes_and_decodes_pictures() {
     let encoded = outputs(&reference, &encoder.model, &shapes, Precision::Fp32, &given).unwrap();
 
     npy::write(&work.path().join("latent.npy"), &first(&decoder.inputs["latent_sample"])).unwrap();
-    // Every ninth element; the first half belongs to the first picture.
+    // Every ninth element. The first half belongs to the first picture.
     let decoded = floats(&decoder.outputs["A"]["sample.every9"]);
 
     let sdrun = |arguments: &[&str]| {

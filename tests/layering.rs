@@ -1,4 +1,4 @@
-//! The invariants of docs/architecture.md that a compiler does not keep.
+//! The invariants of docs/architecture.md that a compiler does not enforce.
 
 #![allow(clippy::unwrap_used)]
 
@@ -30,7 +30,7 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// `core/` and `cli/` know no vendor: no line of their code names one (comments may, as examples).
+/// `core/` and `cli/` know no vendor: no line of their code names one. Comments may, as examples.
 #[test]
 fn the_core_names_no_vendor() {
     let mut files = 0;
@@ -52,7 +52,7 @@ fn the_core_names_no_vendor() {
             }
         }
     }
-    assert!(files > 50, "only {files} files were looked at");
+    assert!(files > 50, "only {files} files were checked");
 }
 
 /// Dependencies point down only: cli → sdrun → {weights, graph, files, abi}; providers → {graph, abi}.

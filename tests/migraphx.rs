@@ -1,8 +1,8 @@
-//! MIGraphX for real, in a worker on the C library it was built for, on its target `ref`: numbers against the reference
-//! provider, weights as parameters, engines that do not belong here, and what makes it crash.
+//! The real MIGraphX on its target `ref`, in a worker with the C library that it was built for: outputs against the reference
+//! provider, weights as parameters, incompatible engines, and crashes.
 //!
-//! `ref` is an interpreter on one thread, about a thousand times slower than a compiled CPU kernel: everything here is tiny. Run by
-//! `cargo xtask test` where the runtime could be assembled.
+//! `ref` is an interpreter on one thread, about a thousand times slower than a compiled CPU kernel, so everything here is tiny.
+//! `cargo xtask test` runs these tests if it could install the runtime.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +19,7 @@ use sdrun::{
 use sdrun_tests::lab::Lab;
 use std::path::Path;
 
-/// Greatest error, relative to the greatest value of the reference.
+/// Largest error, relative to the largest value of the reference.
 const TOLERANCE: f64 = 1e-5;
 
 fn options(provider: &Provider, shapes: &Shapes) -> BuildOptions {
@@ -68,7 +68,7 @@ fn close(got: &Tensors, expected: &Tensors, precision: Precision, what: &str) {
     }
 }
 
-/// Weights of a model, every float of which is changed a little, so that no old value is left anywhere.
+/// Weights of a model with every float slightly changed, so that any leftover old value shows.
 struct Changed<'w>(&'w dyn WeightSource);
 
 impl WeightSource for Changed<'_> {
@@ -88,9 +88,9 @@ impl WeightSource for Changed<'_> {
     }
 }
 
-/// A model at a tiny size: right against the reference, with changed weights too; refits A → B → A bit for bit; stored and
-/// loaded the same; and the build with weights inside it computes the same bits as the one that takes them as parameters,
-/// where the graph is not rewritten for GPUs.
+/// Checks a model at a tiny size. Its outputs match the reference, with changed weights too. Refits A → B → A give the same bits.
+/// The stored and loaded engine gives the same outputs. If the graph is not rewritten for GPUs, the build with weights inside
+/// computes the same bits as the one with weights as parameters.
 fn holds(device: &str, name: &str, model: &Model, sizes: &[(&str, &[usize])], precision: Precision) {
     let lab = Lab::default();
     let shapes = shapes(sizes);
@@ -141,7 +141,7 @@ fn taef2_decoder() {
     holds("ref", "taef2/decoder", &model, &[("latent", &[1, 32, 2, 2])], Precision::Fp32);
 }
 
-/// At full size, where nothing is run, an engine has no table or constant that grows with the image.
+/// At full size (nothing is run), an engine has no table or constant that grows with the image.
 #[test]
 #[ignore = "needs MIGraphX; run by `cargo xtask test`"]
 fn full_size_engines_are_small() {
@@ -160,7 +160,7 @@ fn full_size_engines_are_small() {
 #[test]
 #[ignore = "needs MIGraphX; run by `cargo xtask test`"]
 fn mobilenet_v2() {
-    // Its size is fixed, and one run takes a quarter of a minute.
+    // Its size is fixed. One run takes 15 seconds.
     let lab = Lab::default();
     let model = lab.model("mobilenet-v2");
     let shapes = shapes(&[("input", &[1, 3, 224, 224])]);
@@ -175,7 +175,7 @@ fn mobilenet_v2() {
 /// An input and its shape.
 type Shape<'a> = (&'a str, &'a [usize]);
 
-/// Text encoder, VAE and UNet as Optimum exports them, at the size of a tiny pipeline.
+/// Text encoder, VAE and UNet as exported by Optimum, at the size of a tiny pipeline.
 fn tiny_pipeline(device: &str, precisions: &[Precision]) {
     let parts: [(&str, &[Shape<'_>]); 4] = [
         ("text_encoder", &[("input_ids", &[1, 16])]),
@@ -197,15 +197,15 @@ fn tiny_stable_diffusion() {
     tiny_pipeline("ref", &[Precision::Fp32, Precision::Fp16]);
 }
 
-/// What is rewritten for GPUs computes the same.
+/// Graphs rewritten for GPUs compute the same.
 #[test]
 #[ignore = "needs MIGraphX; run by `cargo xtask test`"]
 fn tiny_stable_diffusion_as_for_a_gpu() {
     tiny_pipeline("ref-gpu", &[Precision::Fp32]);
 }
 
-/// One engine for several sets of shapes: each is right, weights that programs take alike are there once, and a refit changes
-/// all of them.
+/// One engine for several sets of shapes: each gives correct outputs, programs share equal weights, and a refit changes all
+/// programs.
 fn serves(device: &str, part: &str, sets: &[&[Shape<'_>]], shared: bool) {
     let lab = Lab::default();
     let model = Model::open(sdrun_tiny::folder().join(format!("sd/onnx/{part}/model.onnx"))).unwrap();
@@ -284,7 +284,7 @@ fn tiny_engine_serves_several_shapes() {
     let [short, long, two]: [&[Shape<'_>]; 3] =
         [&[("input_ids", &[1, 8])], &[("input_ids", &[1, 16])], &[("input_ids", &[2, 16])]];
     serves("ref", "text_encoder", &[long, two], true);
-    // Of positions and spread biases, each length has its own.
+    // Each length has its own positions and expanded biases.
     serves("ref-gpu", "text_encoder", &[long, two, short], false);
     let unet: [&[Shape<'_>]; 2] = [
         &[("sample", &[1, 4, 8, 8]), ("timestep", &[]), ("encoder_hidden_states", &[1, 8, 32])],
@@ -345,12 +345,12 @@ fn one_node(folder: &Path, op: &str, attribute: Option<(&str, i64)>) -> Model {
     Model::open(&file).unwrap()
 }
 
-/// What the library answers with an abort is an error with its last words, and the next worker works.
+/// When the library aborts, the error quotes its last words, and the next worker works.
 #[test]
 #[ignore = "needs MIGraphX; run by `cargo xtask test`"]
 fn crashes_become_errors() {
     let (lab, folder) = (Lab::default(), tempfile::tempdir().unwrap());
-    // An index that is only known when it runs: the library asserts that it is in range.
+    // An index that is known only at run time. The library asserts that it is in range.
     let model = one_node(folder.path(), "Gather", Some(("axis", 0)));
     let provider = lab.open("migraphx").unwrap();
     let engine = provider.build(&model, &options(&provider, &Shapes::new()), &NoHost).unwrap();
@@ -371,10 +371,10 @@ fn crashes_become_errors() {
     assert_eq!(again.devices().unwrap().len(), 2);
 }
 
-/// What the library cannot read is refused with its words, and the worker lives on.
+/// A model that the library cannot read is refused in the library's words, and the worker survives.
 #[test]
 #[ignore = "needs MIGraphX; run by `cargo xtask test`"]
-fn refusals_carry_the_librarys_words() {
+fn refusals_quote_the_library() {
     let (lab, folder) = (Lab::default(), tempfile::tempdir().unwrap());
     let provider = lab.open("migraphx").unwrap();
     let model = one_node(folder.path(), "CumProd", None);
@@ -385,7 +385,7 @@ fn refusals_carry_the_librarys_words() {
     provider.build(&model, &options(&provider, &Shapes::new()), &NoHost).unwrap();
 }
 
-/// The payload with one text in place of another of the same length, and a checksum that is right again.
+/// Replaces a text in the payload by another of the same length and updates the checksum.
 fn resealed(payload: &[u8], from: &str, to: &str) -> Vec<u8> {
     assert_eq!(from.len(), to.len());
     let mut changed = payload.to_vec();
@@ -400,10 +400,10 @@ fn resealed(payload: &[u8], from: &str, to: &str) -> Vec<u8> {
     changed
 }
 
-/// Engines of another version, for another device, with other options, damaged ones, and one that only the library finds wrong.
+/// Engines of another version, for another device, with other options, damaged ones, and one that only the library can reject.
 #[test]
 #[ignore = "needs MIGraphX; run by `cargo xtask test`"]
-fn engines_that_do_not_belong_here_are_refused() {
+fn incompatible_engines_are_refused() {
     let (lab, folder) = (Lab::default(), tempfile::tempdir().unwrap());
     let model = one_node(folder.path(), "Gather", Some(("axis", 0)));
     let provider = lab.open("migraphx").unwrap();
@@ -439,7 +439,7 @@ fn engines_that_do_not_belong_here_are_refused() {
     for broken in [&payload[..payload.len() / 2], &payload[..20], &[]] {
         assert_eq!(load(broken).err().unwrap().code, ErrorCode::DataLoss);
     }
-    // Whole by its checksum, nonsense to the library: an operator that is not there is told, a missing input aborts.
+    // The checksum is right, but the library cannot use the program: it reports an unknown operator and aborts on a missing input.
     let error = load(&resealed(payload, "gather", "gozher")).err().unwrap();
     assert!(error.hint.unwrap().to_string().contains("gozher"));
     assert!(load(payload).is_ok());

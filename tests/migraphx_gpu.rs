@@ -1,6 +1,6 @@
-//! MIGraphX's target `gpu`, compiled by the real compiler for an AMD GPU that is not there: the stand-in for the HIP runtime
-//! (`tests/fake-hip`) is preloaded, so that memory is host memory and kernels are counted and not run. Numbers mean
-//! nothing here; the way through build, store, load, weights, run and refit does, and so does how many kernels a run takes.
+//! MIGraphX's target `gpu`, compiled by the real compiler for an AMD GPU that this machine lacks. The stand-in for the HIP runtime
+//! (`tests/fake-hip`) is preloaded, so device memory is host memory, and kernels are counted and not run. Outputs mean nothing
+//! here. The tests cover build, store, load, weights, run and refit, and the number of kernels per run.
 //!
 //! Needs an installed ROCm with MIGraphX (`SDRUN_MIGRAPHX_DIR`), `LD_PRELOAD=…/libsdrun_fake_hip.so` and
 //! `FAKE_HIP_COUNTS`, the path of a file; see providers/migraphx/README.md.
@@ -17,7 +17,7 @@ use sdrun_tests::{
     lab::Lab,
 };
 
-/// How many kernels a run launches; every run the same.
+/// The kernels that a run launches. Checks that every run launches the same.
 fn run(engine: &Engine, model: &Model, given: &Tensors) -> Kernels {
     let mut session = engine.session(&model.weights(), &NoHost).unwrap();
     let kernels = kernels::of_a_run(&mut session, given).unwrap().expect("FAKE_HIP_COUNTS is set");
@@ -27,7 +27,7 @@ fn run(engine: &Engine, model: &Model, given: &Tensors) -> Kernels {
     assert_eq!(memory.weights.unwrap() > 0, takes_weights);
     if takes_weights {
         let report = session.refit(&model.weights(), &NoHost);
-        // Nothing has changed, so nothing is copied.
+        // No weight has changed, so nothing is copied.
         assert_eq!(report.unwrap().method, WeightUpdate::AsInputs);
     }
     session.run(given, &NoHost).unwrap();
@@ -40,7 +40,7 @@ fn costs_little(name: &str, model: &Model, sizes: &[(&str, &[usize])]) {
     let lab = Lab::default();
     let shapes: Shapes = sizes.iter().map(|(input, shape)| (input.to_string(), shape.to_vec())).collect();
     let given = inputs::seeded(model, &model.bound(&shapes).unwrap(), 0).unwrap();
-    // Debian's build checks itself, and compiles a program with its weights inside for a quarter of an hour.
+    // Debian's build checks itself and takes 15 minutes to compile a program with weights inside.
     let provider = lab.open_for("migraphx", 60).unwrap();
     let device = provider.device(None).unwrap();
     assert_eq!((device.kind, device.class.as_str()), (DeviceKind::Gpu, "gfx1100"));
@@ -80,7 +80,7 @@ fn taef2_decoder() {
     costs_little("taef2/decoder", &Lab::default().model("taef2/decoder"), &[("latent", &[1, 32, 2, 2])]);
 }
 
-/// A program for each set of shapes, on weights of which those that both take are there once.
+/// A program per set of shapes; programs share the weights that both take.
 #[test]
 #[ignore = "needs ROCm's compiler and the stand-in for HIP"]
 fn one_engine_serves_several_shapes() {

@@ -1,6 +1,6 @@
-//! Checkpoints and adapters put into engines, on every provider, against outputs of PyTorch with diffusers and PEFT
-//! ([`sdrun_tests::pipelines`]). An export holds weights A; checkpoints of A and B and adapters lie beside it in the
-//! layouts found in the wild. fp32: max |error| ≤ 1e-3 · max |reference| and cosine ≥ 0.99999.
+//! Loads checkpoints and adapters into engines on every provider, and compares with outputs of PyTorch with diffusers and PEFT
+//! ([`sdrun_tests::pipelines`]). An export holds weights A. Beside it are checkpoints of A and B and adapters, in the layouts
+//! found in the wild. fp32: max |error| ≤ 1e-3 · max |reference| and cosine ≥ 0.99999.
 
 #![allow(clippy::unwrap_used)]
 
@@ -24,7 +24,7 @@ use std::{
     process::{Command, Output},
 };
 
-/// One provider after the other; a worker is not started for every component.
+/// Runs one provider after the other. All components share its worker.
 fn on_every_provider(lab: &Lab, work: impl FnMut(&Provider, &str, &mut Vec<String>)) {
     on_providers(lab, &ALL, work);
 }
@@ -42,7 +42,7 @@ fn session_of(part: &Part, provider: &Provider) -> Session {
 }
 
 #[test]
-fn tiny_checkpoints_of_every_layout_go_into_engines() {
+fn tiny_checkpoints_of_every_layout_load_into_engines() {
     let (lab, parts) = (Lab::default(), parts());
     let mut compared = 0;
     on_every_provider(&lab, |provider, id, problems| {
@@ -59,7 +59,7 @@ fn tiny_checkpoints_of_every_layout_go_into_engines() {
                     continue;
                 }
                 if part.component == "controlnet" {
-                    // No checkpoint beside it has one.
+                    // No checkpoint beside it has this part.
                     continue;
                 }
                 let expected = &part.outputs[which];
@@ -95,7 +95,7 @@ struct Expected {
 fn expected_of(oracle: &SafetensorsWeights) -> Vec<Expected> {
     let parse = |key: &str| {
         let (base, rest) = key.strip_prefix("out.")?.split_once('@')?;
-        // The strength may hold a dot itself.
+        // The strength may contain a dot.
         let (strength, rest) =
             ["0.7.", "1."].iter().find_map(|s| Some((s.strip_suffix('.')?, rest.strip_prefix(s)?)))?;
         let (component, output) = rest.split_once('.')?;
@@ -132,14 +132,14 @@ fn tiny_adapters_of_every_kind_change_engines() {
                 for Expected { base, strength, output, value, .. } in expected {
                     let what = format!("{} on {id}: {base} with {name} at {strength}", part.name);
                     if base == "B" && part.pipeline == "flux" {
-                        // There is no file with B.
+                        // There is no file with weights B.
                         continue;
                     }
                     let stack = match &*base {
                         "A" => part.own(),
                         _ => part.of(&format!("single_file/tiny_{}_B_fp16.safetensors", part.pipeline)),
                     };
-                    // The oracles are PEFT's, also for DoRA in kohya's spelling.
+                    // The oracles follow PEFT's rule, even for DoRA in kohya's spelling.
                     let how = AdapterUse { dora: Some(DoraRule::Peft), ..AdapterUse::at(strength) };
                     let stack = stack.with_adapter(&adapter, how).unwrap_or_else(|e| panic!("{what}: {e}"));
                     assert!(stack.changed() > 0, "{what} changes nothing");
@@ -156,7 +156,7 @@ fn tiny_adapters_of_every_kind_change_engines() {
     assert!(compared >= 33 * ALL.len(), "only {compared} outputs were compared");
 }
 
-/// Strengths, stacks, and the way back, where no oracle is needed: the outputs of the first session.
+/// Strengths, stacks and the way back. The reference is the first session's outputs, so no oracle is needed.
 #[test]
 fn tiny_stacks_are_reversible_and_start_from_the_base() {
     let (lab, unet) = (Lab::default(), part("sd/unet"));
@@ -210,7 +210,7 @@ fn base_tensors(part: &Part) -> usize {
     part.model.graph().weights().count()
 }
 
-/// OpenVINO with its weights as inputs: the same numbers, without compiling again.
+/// OpenVINO with weights as inputs gives the same outputs without compiling again.
 #[test]
 fn tiny_weights_as_inputs_of_openvino() {
     let (lab, unet) = (Lab::default(), part("sd/unet"));
@@ -225,7 +225,7 @@ fn tiny_weights_as_inputs_of_openvino() {
     assert_eq!(unet.run(&mut session), before);
 }
 
-/// An adapter of another architecture is called that, and nothing changes.
+/// An adapter of another architecture is refused as such, and nothing changes.
 #[test]
 fn tiny_adapters_of_other_architectures_are_refused() {
     for (target, source, adapter) in [
@@ -240,7 +240,7 @@ fn tiny_adapters_of_other_architectures_are_refused() {
         assert!(error.message.contains(&file.display().to_string()), "{error}");
         assert!(error.hint.is_some(), "{error}");
     }
-    // So is a checkpoint.
+    // The same holds for a checkpoint.
     let checkpoint = part("sd3/transformer").folder.join("single_file/tiny_sd3_B_fp16.safetensors");
     let unet = part("sd/unet");
     let error =
@@ -253,7 +253,7 @@ fn tiny_adapters_of_other_architectures_are_refused() {
     assert!(error.message.contains("other components"), "{error}");
 }
 
-/// The command line from a checkpoint and an adapter to outputs, as a user would go.
+/// The command line, from a checkpoint and an adapter to outputs.
 #[test]
 fn tiny_commands_go_from_a_checkpoint_to_outputs() {
     let unet = part("sd/unet");
@@ -284,7 +284,7 @@ fn tiny_commands_go_from_a_checkpoint_to_outputs() {
     let seen = sdrun(&["inspect", &file("lora/kohya.safetensors")]);
     assert_eq!(seen["kind"], "adapter", "{seen}");
 
-    // The model alone, in a folder of its own, so that the table is written there.
+    // A copy of the model in a separate folder, because the table is written beside it.
     let model = work.path().join("model.onnx");
     fs::copy(unet.folder.join("onnx/unet/model.onnx"), &model).unwrap();
     let reference = file("single_file/tiny_sd_A_fp32.safetensors");
@@ -322,7 +322,7 @@ fn tiny_commands_go_from_a_checkpoint_to_outputs() {
         )]);
         assert_eq!(faults(&got, &expected), Vec::<String>::new(), "{provider}");
     }
-    // With the weights inside.
+    // An engine with the weights inside.
     let build = ["build", "model.onnx", "-p", "openvino", "-o", "unet.sdengine"];
     sdrun(&[&build[..], &shapes].concat());
     sdrun(&["refit", "unet.sdengine", "--weights", &checkpoint, "--lora", &lora, "-o", "baked.sdengine"]);
@@ -333,7 +333,7 @@ fn tiny_commands_go_from_a_checkpoint_to_outputs() {
     )]);
     assert_eq!(faults(&got, &expected), Vec::<String>::new(), "baked");
 
-    // What cannot be, told in one sentence and with the right code.
+    // Impossible requests fail with one sentence and the right code.
     for (arguments, code, words) in [
         (vec!["run", "baked.sdengine", "--weights", &*checkpoint], 4, "baked in"),
         (vec!["run", "unet.sdengine", "--weights", &*file("lora/kohya.safetensors")], 4, "--lora"),

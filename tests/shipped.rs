@@ -1,4 +1,4 @@
-//! What a release holds must not depend on the machine it was built on.
+//! A release must not depend on the machine it was built on.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
@@ -35,7 +35,7 @@ fn search_paths(bytes: &[u8]) -> Vec<String> {
     paths.map(|entry| String::from_utf8_lossy(entry.string(endian, strings).unwrap()).into_owned()).collect()
 }
 
-/// A plugin once looked for its libraries in the folder it was built in, which anybody may own on a user's machine.
+/// A plugin once searched for its libraries in its build folder, which anybody may own on a user's machine.
 #[test]
 fn nothing_we_ship_remembers_where_it_was_built() {
     let dist = Place::Dist.find().unwrap();
@@ -59,7 +59,7 @@ fn nothing_we_ship_remembers_where_it_was_built() {
             searched.join(":"),
             path.display()
         );
-        // Debug information is not loaded, and a release does not have it.
+        // Debug information is not loaded, and a release has none.
         let file = object::File::parse(&*bytes).unwrap();
         let named = file.sections().map(|section| (section.name().unwrap_or_default().to_string(), section));
         for (name, section) in named.filter(|(name, _)| !name.starts_with(".debug")) {

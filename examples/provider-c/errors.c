@@ -1,4 +1,4 @@
-/* Errors as the ABI has them: values that carry their own release. */
+/* Errors for the ABI: values that carry their own release function. */
 #include "provider.h"
 
 #include <stdarg.h>
@@ -20,7 +20,7 @@ static void release_nothing(sdrun_error *error) {
 }
 
 sdrun_error *no_memory(void) {
-  static const char message[] = "memory is short";
+  static const char message[] = "out of memory";
   static sdrun_error error = {
       .struct_size = sizeof error,
       .code = RESOURCE_EXHAUSTED,

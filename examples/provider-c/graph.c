@@ -38,7 +38,7 @@ static uint64_t read_varint(struct reader *r) {
   return 0;
 }
 
-/* The next field; false at the end of the message, and where it is damaged. */
+/* Reads the next field. Returns false at the end of the message, or if it is damaged. */
 static bool next_field(struct reader *r, struct field *f) {
   if (r->damaged || r->at == r->end) {
     return false;
@@ -73,11 +73,11 @@ struct maker {
   const char *why;
 };
 
-/* Adds a zeroed element to a list. Null where memory is short. */
+/* Adds a zeroed element to a list. Returns null if memory runs out. */
 static void *push(struct maker *m, void **list, size_t *count, size_t size) {
   void *grown = realloc(*list, (*count + 1) * size);
   if (!grown) {
-    m->why = "memory is short";
+    m->why = "out of memory";
     return NULL;
   }
   *list = grown;
@@ -159,7 +159,7 @@ static void read_initializer(struct maker *m, sdrun_str message) {
     v->kind = WEIGHT;
     v->index = m->g->weight_count++;
   } else if (raw != v->count * 4) {
-    m->why = "a constant has another size than its shape";
+    m->why = "the size of a constant does not match its shape";
   }
 }
 
@@ -196,7 +196,7 @@ static void add_problem(struct maker *m, sdrun_str name, sdrun_str op, const cha
   }
 }
 
-/* The shape of two operands as in numpy; false where they do not fit. */
+/* Broadcasts two shapes as numpy does. Returns false if they do not match. */
 static bool broadcast(const struct value *a, const struct value *b, size_t *rank, uint64_t *dims) {
   *rank = a->rank > b->rank ? a->rank : b->rank;
   for (size_t i = 0; i < *rank; i++) {
@@ -238,12 +238,12 @@ static void read_node(struct maker *m, sdrun_str message) {
   if (m->why) {
     return;
   }
-  const char *reason = "this provider has no such operator";
+  const char *reason = "this provider does not support the operator";
   enum op code = ADD;
   for (size_t i = 0; i < sizeof OPS / sizeof OPS[0]; i++) {
     if (str_is(op, OPS[i].name) && domain.len == 0) {
       code = (enum op)i;
-      reason = inputs == OPS[i].inputs && outputs == 1 ? NULL : "it has another number of inputs or outputs";
+      reason = inputs == OPS[i].inputs && outputs == 1 ? NULL : "it has the wrong number of inputs or outputs";
     }
   }
   struct node node = {.op = code};
@@ -251,7 +251,7 @@ static void read_node(struct maker *m, sdrun_str message) {
   for (size_t i = 0; i < inputs && !reason; i++) {
     node.in[i] = find(m->g, in[i]);
     if (node.in[i] == SIZE_MAX) {
-      m->why = "a node reads a value that nothing makes";
+      m->why = "a node reads a value that no node computes";
       return;
     }
     enum kind kind = m->g->values[node.in[i]].kind;
@@ -271,10 +271,10 @@ static void read_node(struct maker *m, sdrun_str message) {
     uint64_t dims[MAX_RANK];
     memcpy(dims, a->dims, sizeof dims);
     if (code == ADD && !broadcast(a, b, &rank, dims)) {
-      reason = "the shapes of its inputs do not fit";
+      reason = "the shapes of its inputs do not match";
     } else if (code == MATMUL) {
       if (a->rank != 2 || b->rank != 2 || a->dims[1] != b->dims[0]) {
-        reason = "it multiplies two matrices only";
+        reason = "only products of two matrices are supported";
       } else {
         dims[1] = b->dims[1];
       }
@@ -296,7 +296,7 @@ static void read_node(struct maker *m, sdrun_str message) {
   }
 }
 
-/* GraphProto: one pass for each kind of field, since nodes refer to initializers and inputs. */
+/* GraphProto: one pass per kind of field, because nodes refer to initializers and inputs. */
 static void read_graph(struct maker *m, sdrun_str message) {
   static const uint32_t PASSES[] = {5, 11, 1, 12};
   for (size_t pass = 0; pass < 4 && !m->why; pass++) {
@@ -333,7 +333,7 @@ static void read_graph(struct maker *m, sdrun_str message) {
           if (out) {
             *out = before;
           } else if (!m->why) {
-            m->why = "nothing makes an output of the graph";
+            m->why = "no node computes an output of the graph";
           }
         }
       }
@@ -346,7 +346,7 @@ struct graph *graph_read(const uint8_t *model, size_t len, const char **why) {
   struct maker m = {calloc(1, sizeof(struct graph)), NULL};
   if (!m.g || !(m.g->model = malloc(len ? len : 1))) {
     free(m.g);
-    *why = "memory is short";
+    *why = "out of memory";
     return NULL;
   }
   if (len) {

@@ -1,4 +1,4 @@
-/* The graph of an ONNX model, as far as this provider runs it. */
+/* The part of an ONNX graph that this provider can run. */
 #ifndef GRAPH_H
 #define GRAPH_H
 
@@ -10,11 +10,11 @@
 
 #define MAX_RANK 8
 
-/* UNKNOWN: not f32, or with an open dimension. UNSUPPORTED: made by a node that cannot be run. */
+/* UNKNOWN: not f32, or with an open dimension. UNSUPPORTED: computed by an unsupported node. */
 enum kind { INPUT, WEIGHT, CONSTANT, COMPUTED, UNKNOWN, UNSUPPORTED };
 enum op { ADD, MATMUL, RELU, IDENTITY };
 
-/* A tensor of f32. */
+/* An f32 tensor. */
 struct value {
   sdrun_str name;
   enum kind kind;
@@ -39,7 +39,7 @@ struct problem {
 };
 
 struct graph {
-  uint8_t *model; /* the bytes that names and constants point into */
+  uint8_t *model; /* names and constants point into these bytes */
   size_t model_len;
   struct value *values;
   size_t value_count;
@@ -52,15 +52,15 @@ struct graph {
   size_t output_count;
 };
 
-/* Reads a model. Null where memory is short or the model is damaged, with the reason in `why`. Nodes that cannot be run are
- * listed in `problems`; a graph without problems can be run. */
+/* Reads a model. If memory runs out or the model is damaged, returns null with the reason in `why`. `problems` lists nodes that
+ * cannot run; a graph without problems can. */
 struct graph *graph_read(const uint8_t *model, size_t len, const char **why);
 void graph_free(struct graph *graph);
 
-/* The value of a kind with this index. */
+/* Returns the value of a kind with this index. */
 const struct value *graph_find(const struct graph *graph, enum kind kind, size_t index);
 
-/* Computes one node. `data` has the elements of every value. */
+/* Computes one node. `data` holds the elements of every value. */
 void node_run(const struct graph *graph, const struct node *node, float *const *data);
 
 bool str_is(sdrun_str text, const char *word);

@@ -67,7 +67,7 @@ static size_t skip_space(sdrun_str s, size_t at) {
   return at;
 }
 
-/* Past the string that starts at `at`. */
+/* Returns the position after the string that starts at `at`. */
 static size_t skip_string(sdrun_str s, size_t at) {
   for (at++; at < s.len && s.ptr[at] != '"'; at++) {
     at += s.ptr[at] == '\\';
@@ -75,7 +75,7 @@ static size_t skip_string(sdrun_str s, size_t at) {
   return at < s.len ? at + 1 : s.len;
 }
 
-/* Past the value that starts at `at`. */
+/* Returns the position after the value that starts at `at`. */
 static size_t skip_value(sdrun_str s, size_t at) {
   size_t depth = 0;
   while (at < s.len) {
@@ -90,7 +90,7 @@ static size_t skip_value(sdrun_str s, size_t at) {
   return at;
 }
 
-/* The next key and its value; false at the end of the object. */
+/* Reads the next key and its value. Returns false at the end of the object. */
 static bool next_member(sdrun_str object, size_t *at, sdrun_str *key, sdrun_str *value) {
   size_t start = skip_space(object, *at);
   if (start < object.len && (object.ptr[start] == '{' || object.ptr[start] == ',')) {

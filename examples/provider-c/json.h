@@ -1,4 +1,4 @@
-/* The little JSON that a provider needs: text that is built up, and the fields of an object. */
+/* The JSON that a provider needs: a text builder, and a reader for the fields of an object. */
 #ifndef JSON_H
 #define JSON_H
 
@@ -9,19 +9,19 @@
 struct text {
   char *ptr;
   size_t len, room;
-  bool failed; /* memory was short */
+  bool failed; /* out of memory */
 };
 
-/* Appends as printf does. */
+/* Appends text formatted as by printf. */
 void text_add(struct text *text, const char *format, ...);
 /* Appends a JSON string. */
 void text_add_string(struct text *text, sdrun_str string);
-/* Gives the text to the host; false where memory was short. */
+/* Passes the text to the host. Returns false if memory ran out. */
 bool text_give(struct text *text, sdrun_buffer *to);
 
-/* The value of a field of the outermost object, as it is written; empty where there is none. */
+/* Returns the raw text of a field of the outermost object, or an empty string if there is none. */
 sdrun_str json_field(sdrun_str object, const char *name);
-/* The first key of an object, without its quotes; empty where it has none. */
+/* Returns the first key of an object without its quotes, or an empty string if there is none. */
 sdrun_str json_first_key(sdrun_str object);
 
 #endif

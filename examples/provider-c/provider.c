@@ -1,11 +1,11 @@
-/* A whole provider in C: it runs Add, MatMul, Relu and Identity in f32 on one core, without any runtime. Real ones translate
- * the graph for a vendor's library instead. See docs/howto/write-a-provider.md. */
+/* A complete provider in C. It runs Add, MatMul, Relu and Identity in f32 on one core, without any runtime. A real provider
+ * translates the graph for a vendor's library instead. See docs/howto/write-a-provider.md. */
 #include "provider.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The hash of the sources, given by the build: part of every cache key. */
+/* The hash of the sources, set by the build. It is part of every cache key. */
 #ifndef PROVIDER_BUILD_ID
 #define PROVIDER_BUILD_ID "unknown"
 #endif
@@ -58,7 +58,7 @@ static sdrun_error *check_spec(sdrun_str spec) {
   sdrun_str open = json_first_key(json_field(spec, "open_shapes"));
   if (open.len) {
     return fail(UNIMPLEMENTED, "{\"kind\":\"give_shape\",\"input\":null,\"text\":\"give the shape of every input\"}",
-                "provider-c makes engines for one shape of `%.*s`", TEXT(open));
+                "provider-c builds engines for one shape of `%.*s` only", TEXT(open));
   }
   return NULL;
 }
@@ -99,7 +99,7 @@ static sdrun_error *build(sdrun_build_args *a) {
   return make_engine(a->model, &a->engine);
 }
 
-/* FNV-1a: finds damage. */
+/* FNV-1a, to detect damage. */
 static uint64_t checksum(const uint8_t *bytes, size_t len) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (size_t i = 0; i < len; i++) {
@@ -108,7 +108,7 @@ static uint64_t checksum(const uint8_t *bytes, size_t len) {
   return hash;
 }
 
-/* A payload: magic, checksum, model. */
+/* A payload is the magic number, a checksum and the model. */
 static sdrun_error *engine_load(sdrun_engine_load_args *a) {
   CHECK(a, engine);
   sdrun_error *error = check_spec(a->spec);
@@ -118,7 +118,7 @@ static sdrun_error *engine_load(sdrun_engine_load_args *a) {
   uint64_t sum;
   size_t head = sizeof MAGIC + sizeof sum;
   if (a->payload.len < head || memcmp(a->payload.ptr, MAGIC, sizeof MAGIC) != 0) {
-    return fail(DATA_LOSS, "{\"kind\":\"rebuild\",\"text\":\"build the engine again\"}", "this is no engine of provider-c");
+    return fail(DATA_LOSS, "{\"kind\":\"rebuild\",\"text\":\"build the engine again\"}", "this is not an engine of provider-c");
   }
   sdrun_str model = {a->payload.ptr + head, a->payload.len - head};
   memcpy(&sum, a->payload.ptr + sizeof MAGIC, sizeof sum);

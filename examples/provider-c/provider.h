@@ -1,4 +1,4 @@
-/* What the parts of the provider share. */
+/* Shared declarations of the provider's parts. */
 #ifndef PROVIDER_H
 #define PROVIDER_H
 
@@ -15,12 +15,12 @@ enum { UNIMPLEMENTED = 12, DATA_LOSS = 15 };
 
 /* ---- errors ---- */
 
-/* An error. `hint` is a literal, a sentence or a JSON object, or empty. */
+/* Creates an error. `hint` is a string literal: a sentence, a JSON object, or empty. */
 sdrun_error *fail(uint32_t code, const char *hint, const char *format, ...);
 sdrun_error *no_memory(void);
 
-/* Every entry point: refuses null and structs without `last`, the last field of version 1.0. Structs of newer hosts are
- * longer. A field that came later is used only after its own SDRUN_HAS. */
+/* For every entry point: refuses null and structs without `last`, the last field of version 1.0. Structs of newer hosts are
+ * longer. Use a later field only after its own SDRUN_HAS. */
 #define CHECK(args, last)                                                                                              \
   if (!(args) || !SDRUN_HAS(args, last)) {                                                                             \
     return fail(INVALID_ARGUMENT, "", "%s: the argument struct is null or too short", __func__);                       \
@@ -36,7 +36,7 @@ struct engine {
 
 void engine_drop(void *engine);
 
-/* Bytes of the weights, and of all other values. */
+/* Computes the bytes of the weights, and of all other values. */
 void sizes(const struct graph *graph, unsigned long long *weights, unsigned long long *activations);
 
 sdrun_error *session_create(sdrun_session_create_args *args);

@@ -1,4 +1,4 @@
-/* Computes nodes, in the order of the loops that the operators' definitions write down. */
+/* Computes nodes with the loops of the operators' definitions. */
 #include "graph.h"
 
 #include <string.h>

@@ -21,7 +21,7 @@ void session_destroy(void *session) {
   }
 }
 
-/* A copy of a weight of the source. */
+/* Copies a weight from the source. */
 static sdrun_error *pull(const struct value *v, const sdrun_weight_source *source, float **out) {
   if (!source || !source->get || !source->release) {
     return fail(FAILED_PRECONDITION, "{\"kind\":\"give_weights\",\"text\":\"give weights\"}",
@@ -37,7 +37,7 @@ static sdrun_error *pull(const struct value *v, const sdrun_weight_source *sourc
     fits = weight.dims[i] == v->dims[i];
   }
   if (!fits) {
-    error = fail(INVALID_ARGUMENT, "", "the weight `%.*s` has another type or shape than the graph", TEXT(v->name));
+    error = fail(INVALID_ARGUMENT, "", "the weight `%.*s` does not have the type and shape that the graph states", TEXT(v->name));
   } else if (!(*out = malloc(weight.len ? weight.len : 1))) {
     error = no_memory();
   } else {
@@ -70,7 +70,7 @@ sdrun_error *session_create(sdrun_session_create_args *a) {
   return NULL;
 }
 
-/* All new weights are there before the first old one goes. */
+/* Pulls all new weights before it frees the first old one. */
 sdrun_error *session_refit(sdrun_session_refit_args *a) {
   CHECK(a, report);
   struct session *s = a->session;

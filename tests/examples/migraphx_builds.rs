@@ -1,9 +1,9 @@
-//! Builds, stores and loads engines of MIGraphX with weights as parameters and with weights inside, in turns, for
-//! `cargo xtask bench migraphx`; every build and every load in a worker of its own. Prints JSON.
+//! Builds, stores and loads MIGraphX engines with weights as parameters and with weights inside, in turns, for
+//! `cargo xtask bench migraphx`. Every build and every load has its own worker. Prints JSON.
 //!
 //! `migraphx_builds MODEL ROUNDS stripped,full`
 //!
-//! On a GPU the stand-in for HIP (`tests/fake-hip`) counts the kernels of a run; on `ref` nothing is run.
+//! On a GPU, the stand-in for HIP (`tests/fake-hip`) counts the kernels of a run. On `ref` nothing is run.
 
 use anyhow::{Context, Result};
 use sdrun::{
@@ -59,7 +59,7 @@ fn row(lab: &Lab, model: &Model, kind: &str) -> Result<Value> {
     Ok(row)
 }
 
-/// Most bytes that the worker had resident.
+/// Peak resident bytes of the worker.
 fn peak(provider: &Provider) -> Result<u64> {
-    provider.worker().and_then(|worker| worker.peak_rss()).context("the worker tells no peak")
+    provider.worker().and_then(|worker| worker.peak_rss()).context("the worker reports no peak memory")
 }

@@ -1,8 +1,7 @@
-//! How fast weights are made and put into engines, for `cargo xtask bench refit`: an SD 1.5 UNet checkpoint of 860 M
-//! parameters in f16 and a LoRA of rank 16, both made by the synthetic rule, in the layouts found in the wild. Prints JSON.
+//! Measures how fast weights are computed and loaded into engines, for `cargo xtask bench refit`: an SD 1.5 UNet checkpoint of
+//! 860 M parameters in f16 and a LoRA of rank 16. Both follow the synthetic rule and have layouts found in the wild. Prints JSON.
 //!
-//! `refit_speed FOLDER [PART…]` keeps the files it makes in FOLDER; of the parts `keys`, `weights` and `ggml`, those named, or
-//! all.
+//! `refit_speed FOLDER [PART…]` keeps its files in FOLDER. It runs the named parts of `keys`, `weights` and `ggml`, or all.
 
 use anyhow::{Context, Result};
 use ndarray::Array2;
@@ -51,7 +50,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A safetensors file, tensor by tensor.
+/// Writes a safetensors file, tensor by tensor.
 fn write_file(
     path: &Path,
     tensors: &[(String, Vec<usize>)],
@@ -82,7 +81,7 @@ fn write_file(
     Ok(file.flush()?)
 }
 
-/// The UNet in the original layout, as single files have it.
+/// The UNet in the original layout of single files.
 fn write_checkpoint(path: &Path, binding: &Binding) -> Result<()> {
     let pairs = keys::pairs(Network::UNet, binding.tensors.iter().map(|t| t.sources[0].as_str()));
     let shape_of =
@@ -99,7 +98,7 @@ fn write_checkpoint(path: &Path, binding: &Binding) -> Result<()> {
     })
 }
 
-/// Every linear layer and convolution of the attentions: what most LoRAs of SD 1.5 change.
+/// Every linear layer and convolution of the attentions, which most LoRAs of SD 1.5 change.
 fn write_lora(path: &Path, binding: &Binding) -> Result<()> {
     let mut tensors = Vec::new();
     for tensor in binding.tensors.iter().filter(|t| t.source_shape.len() > 1) {
@@ -128,7 +127,7 @@ fn seconds<T>(work: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
     Ok((started.elapsed().as_secs_f64(), value))
 }
 
-/// Milliseconds from files to a stack, all keys resolved.
+/// Milliseconds from files to a stack with all keys resolved.
 fn keys_of(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
     let (mut opened, mut adapted) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
@@ -141,10 +140,10 @@ fn keys_of(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
     Ok(json!({"tensors": binding.tensors.len(), "checkpoint_ms": opened, "adapter_ms": adapted}))
 }
 
-/// Making weights, next to copying those of the file.
+/// Computing weights, compared with copying those of the file.
 fn weights(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
     let file = Checkpoint::open(checkpoint)?;
-    // Memory of our own: what is mapped belongs to the page cache.
+    // Count only anonymous memory: mapped pages belong to the page cache.
     let before = anonymous();
     let base = WeightStack::of_checkpoint(binding.clone(), &file)?;
     let stack = base.clone().with_adapter(&Adapter::open(lora)?, AdapterUse::at(0.8))?;
@@ -161,7 +160,7 @@ fn weights(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
     let (changed, unchanged): (Vec<_>, Vec<_>) =
         binding.tensors.iter().partition(|tensor| is_changed(tensor));
     let all: Vec<&BoundTensor> = binding.tensors.iter().collect();
-    // Seconds and bytes of making each weight and, as a provider does it, copying it into memory that is there.
+    // Seconds and bytes to compute each weight and, as in a provider, to copy it into allocated memory.
     let mut pass = |tensors: &[&BoundTensor], copy: bool, get: &Get<'_>| -> Result<(f64, u64)> {
         let (mut bytes, started) = (0, Instant::now());
         for tensor in tensors {
@@ -173,11 +172,11 @@ fn weights(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
         }
         Ok((started.elapsed().as_secs_f64(), bytes))
     };
-    // What memcpy takes for the same bytes of the file, wherever they lie.
+    // For comparison: memcpy of the same bytes of the file.
     let of_file = |tensor: &BoundTensor| stored.get(&tensor.sources[0]);
     let of_base = |tensor: &BoundTensor| base.get(&tensor.name);
     let of_stack = |tensor: &BoundTensor| stack.get(&tensor.name);
-    // Page cache, and pages of the mapping.
+    // Fills the page cache and maps the pages.
     let first = pass(&all, true, &of_base)?;
     let mut passes: BTreeMap<&str, Vec<(f64, u64)>> = BTreeMap::new();
     for _ in 0..ROUNDS {
@@ -201,10 +200,10 @@ fn weights(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
     }))
 }
 
-/// A weight of a tensor.
+/// Returns the weight for a tensor.
 type Get<'a> = dyn Fn(&BoundTensor) -> sdrun::abi::Result<Weight<'a>> + 'a;
 
-/// Resident memory of this process that is no mapped file, in bytes; 0 where the system does not tell.
+/// Resident memory of this process without mapped files, in bytes; 0 if the system does not report it.
 fn anonymous() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
@@ -212,7 +211,7 @@ fn anonymous() -> u64 {
     kilobytes.unwrap_or(0) * 1024
 }
 
-/// What all cores together do in large f32 matrix products.
+/// FLOP/s of all cores together in large f32 matrix products.
 fn gemm_peak() -> f64 {
     const N: usize = 1024;
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -231,7 +230,7 @@ fn gemm_peak() -> f64 {
     (2 * threads * N * N * N) as f64 / best.fold(f64::INFINITY, f64::min)
 }
 
-/// A refit next to a build from scratch with the same weights.
+/// A refit, compared with a build from scratch with the same weights.
 fn ggml(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
     let lab = Lab::default();
     let provider = lab.registry.open("ggml", &Isolation::default())?;

@@ -1,5 +1,5 @@
-//! What another shape costs a session of an engine with open dimensions, for `cargo xtask bench shapes`: the SD 1.5 UNet
-//! with f16 weights on ggml, small inputs, more shapes than a session keeps. Prints JSON.
+//! Measures what a new shape costs in a session of an engine with open dimensions, for `cargo xtask bench shapes`: the SD 1.5
+//! UNet with f16 weights on ggml, small inputs, more shapes than a session keeps. Prints JSON.
 //!
 //! `shape_speed [PRECISION]`
 
@@ -27,7 +27,7 @@ fn main() -> Result<()> {
     let engine = provider.build(&model, &options, &NoHost)?;
     let mut session = engine.session(&model.weights(), &NoHost)?;
     let mut rows = Vec::new();
-    // The largest first, so that memory for activations is there afterwards.
+    // Run the largest first, so that memory for activations is allocated.
     for eighths in [8, 1, 2, 3, 4, 5, 6, 7].repeat(3) {
         let shapes: Shapes = [
             ("sample".to_string(), vec![1, 4, 8 * eighths, 8]),

@@ -1,5 +1,5 @@
-//! Measures what isolation costs: MobileNet v2 on one provider, in this process and in a worker, run by run in
-//! turns. Prints the milliseconds of every run as JSON.
+//! Measures what isolation costs: MobileNet v2 on one provider, in this process and in a worker, with runs in turns. Prints the
+//! milliseconds of every run as JSON.
 
 use sdrun::{
     BuildOptions, CachePolicy, Discovery, Isolation, Model, Paths, Registry, Session, Tensors, abi::NoHost,
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (mut in_process, mut worker) = (Vec::new(), Vec::new());
     for run in 0..RUNS {
         let (a, b) = (milliseconds(&mut here, &given)?, milliseconds(&mut there, &given)?);
-        // The first runs warm both up.
+        // The first runs warm up both sides.
         if run >= 10 {
             in_process.push(a);
             worker.push(b);

@@ -1,4 +1,4 @@
-//! Compiles the provider in C (`examples/provider-c`) as a plugin of several versions of the ABI. Included by tests.
+//! Compiles the provider in C (`examples/provider-c`) as plugins of several ABI versions. Included by tests.
 
 use sha2::{Digest, Sha256};
 use std::{
@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-/// Which header and which table.
+/// The header and the table to use.
 #[allow(dead_code, reason = "each test uses a part")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Version {
@@ -14,7 +14,7 @@ pub(crate) enum Version {
     Current,
     /// The header of version 1.0.
     First,
-    /// A version that this host does not know.
+    /// A version that this host does not know yet.
     Newer,
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn compile(version: Version, dir: &Path) -> (PathBuf, PathBuf) {
     let entry = dir.join("provider.o");
     let mut compile = cc();
     if let Version::Newer = version {
-        // The example's own entry becomes a function of `newer.c`, which has the symbol.
+        // `newer.c` exports the symbol and calls the example's own entry point under another name.
         compile.arg("-Dsdrun_plugin_query_v1=known_query");
     }
     run(compile.arg("-c").arg(example.join("provider.c")).arg("-o").arg(&entry));

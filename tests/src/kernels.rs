@@ -1,12 +1,12 @@
-//! What the stand-in for the HIP runtime (`tests/fake-hip`) counted.
+//! The kernels counted by the stand-in for the HIP runtime (`tests/fake-hip`).
 
 use sdrun::{Session, Tensors, abi::NoHost};
 use std::{collections::BTreeMap, path::PathBuf};
 
-/// Kernels by name, and how often a run launches each.
+/// Kernels by name, with the number of launches per run.
 pub type Kernels = BTreeMap<String, usize>;
 
-/// What the last run of anything launched; `None` without `FAKE_HIP_COUNTS` or before the first run.
+/// The kernels launched by the last run; `None` without `FAKE_HIP_COUNTS` or before the first run.
 pub fn launched() -> Option<Kernels> {
     let text = std::fs::read_to_string(PathBuf::from(std::env::var_os("FAKE_HIP_COUNTS")?)).ok()?;
     let last = text.trim_end().strip_suffix("--")?.trim_end();
@@ -17,12 +17,12 @@ pub fn launched() -> Option<Kernels> {
     Some(kernels)
 }
 
-/// What every run of a session launches.
+/// The kernels launched by every run of a session.
 ///
 /// # Errors
 /// Those of [`Session::run`].
 pub fn of_a_run(session: &mut Session, given: &Tensors) -> sdrun::Result<Option<Kernels>> {
-    // Before the first run ends, kernels that were tried while compiling are counted with it.
+    // The count of the first run includes kernels that were tried during compilation.
     for _ in 0..2 {
         session.run(given, &NoHost)?;
     }

@@ -1,4 +1,4 @@
-//! What tests of models work with: the providers as they were built, and a cache.
+//! The environment for tests of models: the providers as built, and a cache.
 
 use crate::place::Place;
 use sdrun::{
@@ -6,8 +6,8 @@ use sdrun::{
 };
 use std::{path::PathBuf, sync::LazyLock, time::Duration};
 
-/// The providers that have to run every model: those that need no more than a CPU, or those in `SDRUN_TEST_PROVIDERS`
-/// (ids with commas between) on a machine with other hardware.
+/// The providers that must run every model: those that need only a CPU, or those in `SDRUN_TEST_PROVIDERS` (ids separated by
+/// commas) on a machine with other hardware.
 pub static ALL: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
     let named = std::env::var("SDRUN_TEST_PROVIDERS").unwrap_or_else(|_| "ggml,onnxruntime,openvino".into());
     named.leak().split(',').collect()
@@ -48,18 +48,18 @@ impl Lab {
         self.registry.reference().map_or_else(|| panic!("no provider is the reference"), |p| p.id.as_str())
     }
 
-    /// A provider in a worker.
+    /// Opens a provider in a worker.
     pub fn open(&self, id: &str) -> sdrun::Result<Provider> {
         self.open_for(id, 15)
     }
 
-    /// A provider in a worker that may take some minutes for each call.
+    /// Opens a provider in a worker that may take this many minutes for each call.
     pub fn open_for(&self, id: &str, minutes: u64) -> sdrun::Result<Provider> {
         self.registry.open(id, &Isolation::worker(Limits::all(Duration::from_secs(60 * minutes))))
     }
 }
 
-/// The device that tests use: the one `SDRUN_TEST_DEVICE` names for the providers under test, else a provider's first.
+/// The device for tests: the one that `SDRUN_TEST_DEVICE` names for the providers under test, else a provider's first.
 pub fn device_of(provider: &Provider) -> sdrun::Result<Device> {
     let named = std::env::var("SDRUN_TEST_DEVICE").ok().filter(|_| ALL.contains(&provider.id()));
     provider.device(named.as_deref())

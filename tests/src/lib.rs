@@ -1,15 +1,15 @@
-//! Tests of sdrun as a whole, and the conformance runner for provider plugins.
+//! Whole-system tests of sdrun, and the conformance runner for provider plugins.
 //!
-//! * [`nodes`]: the ONNX backend node tests against any plugin, with a snapshot of what passes.
+//! * [`nodes`]: the ONNX backend node tests against any plugin, with a snapshot of the results.
 //! * [`spec`]: the rules of `docs/provider-spec.md` against any plugin.
-//! * [`lab`]: what tests of models work with.
-//! * [`kernels`]: how many kernels a run on a GPU that is not there launches.
+//! * [`lab`]: the environment for tests of models.
+//! * [`kernels`]: the number of kernels that a run launches on a simulated GPU.
 //! * [`npy`]: NumPy's files.
-//! * [`pipelines`]: small pipelines with what PyTorch computes on them.
-//! * [`place`]: where the things under test are.
+//! * [`pipelines`]: small pipelines with PyTorch's results.
+//! * [`place`]: where the programs and data under test are.
 //!
-//! The binary `sdrun-conformance` runs the first two; `golden.rs` and the other files beside this folder are
-//! tests of the providers in this repository.
+//! The binary `sdrun-conformance` runs the first two. `golden.rs` and the other files beside this folder test the providers in
+//! this repository.
 
 pub mod kernels;
 pub mod lab;

@@ -1,4 +1,4 @@
-//! NumPy's files, which the command line reads and writes.
+//! NumPy files, which the command line reads and writes.
 
 use sdrun::{HostTensor, abi::DType};
 use std::{fs, io, path::Path};
@@ -25,7 +25,7 @@ pub fn write(path: &Path, tensor: &HostTensor) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// Where the file does not have the elements of such a tensor.
+/// If the file does not contain the elements of such a tensor.
 pub fn read(path: &Path, like: &HostTensor) -> io::Result<HostTensor> {
     let bytes = fs::read(path)?;
     let header = bytes.get(8..10).map_or(0, |two| usize::from(u16::from_le_bytes([two[0], two[1]])));

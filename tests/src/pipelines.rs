@@ -1,4 +1,4 @@
-//! The small pipelines of `sdrun-tiny`, component by component, with what PyTorch computes on them.
+//! The small pipelines of `sdrun-tiny`, by component, with PyTorch's results.
 
 use crate::lab::device_of;
 use sdrun::{
@@ -24,9 +24,9 @@ pub struct Part {
     pub folder: PathBuf,
     /// The export with weights A.
     pub model: Model,
-    /// What PyTorch was given.
+    /// PyTorch's inputs.
     pub inputs: Tensors,
-    /// What it returned, in fp32, by checkpoint (`A`, `B`). `NAME.everyK` is every K-th element of output `NAME`.
+    /// PyTorch's outputs in fp32, by checkpoint (`A`, `B`). `NAME.everyK` holds every K-th element of output `NAME`.
     pub outputs: BTreeMap<String, Tensors>,
 }
 
@@ -83,7 +83,7 @@ impl Part {
         self.inputs.iter().map(|(name, tensor)| (name.clone(), tensor.shape().to_vec())).collect()
     }
 
-    /// An engine on `provider` with weights A.
+    /// A session on `provider` with weights A.
     pub fn session(&self, provider: &Provider, options: &[(&str, &str)]) -> sdrun::Result<Session> {
         let mut build = BuildOptions::new(device_of(provider)?);
         build.cache = CachePolicy::Off;
@@ -92,13 +92,13 @@ impl Part {
         provider.build(&self.model, &build, &NoHost)?.session(&self.own(), &NoHost)
     }
 
-    /// Weights A, as the model file has them.
+    /// Weights A from the model file.
     pub fn own(&self) -> WeightStack {
         WeightStack::of_model(self.binding(), self.model.weights())
     }
 
-    /// The table of the model. All text encoders of these pipelines have one width, so nothing in a graph says which
-    /// one it is.
+    /// The binding table of the model. All text encoders of these pipelines have the same width, so the graph does not show which one
+    /// it is.
     pub fn binding(&self) -> Binding {
         let mut binding = self.model.binding().unwrap_or_else(|e| panic!("{}: {e}", self.name));
         if binding.component.is_none() {
@@ -107,14 +107,14 @@ impl Part {
         binding
     }
 
-    /// The weights of a checkpoint of this pipeline's folder.
+    /// The weights of a checkpoint in this pipeline's folder.
     pub fn of(&self, checkpoint: &str) -> WeightStack {
         let checkpoint = Checkpoint::open(self.folder.join(checkpoint)).unwrap_or_else(|e| panic!("{e}"));
         WeightStack::of_checkpoint(self.binding(), &checkpoint)
             .unwrap_or_else(|e| panic!("{}: {e}", self.name))
     }
 
-    /// An adapter of this pipeline's folder.
+    /// An adapter in this pipeline's folder.
     pub fn adapter(&self, name: &str) -> Adapter {
         let file = self.folder.join(format!("lora/{name}.safetensors"));
         Adapter::open(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()))
@@ -126,7 +126,7 @@ impl Part {
     }
 }
 
-/// A large input, of which an oracle has the first 16 elements: a seeded picture in [-1, 1], for a ControlNet in [0, 1].
+/// A large input, of which the oracle holds the first 16 elements: a seeded picture in [-1, 1], or in [0, 1] for a ControlNet.
 fn picture(pipeline: &str, component: &str, name: &str, first: &HostTensor) -> HostTensor {
     const SHAPE: [usize; 4] = [2, 3, 128, 96];
     let (name, positive) = match name {
@@ -141,8 +141,8 @@ fn picture(pipeline: &str, component: &str, name: &str, first: &HostTensor) -> H
     HostTensor::from_bytes(DType::F32, SHAPE.to_vec(), &values).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// The outputs that differ from `expected` by more than rounding in fp32, and those that are missing. Outputs that are
-/// not in `expected` are ignored.
+/// Describes outputs that are missing or differ from `expected` by more than fp32 rounding. Ignores outputs that are not in
+/// `expected`.
 pub fn faults(got: &Tensors, expected: &Tensors) -> Vec<String> {
     let mut same = Tensors::new();
     for name in expected.keys() {

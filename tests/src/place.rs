@@ -1,9 +1,9 @@
-//! Where the things under test are: environment variables that `cargo xtask test` sets, else the places in
-//! the target folder where it leaves them.
+//! Where the programs and data under test are: in the folders named by environment variables, which `cargo xtask test` sets, else
+//! where it leaves them in the target folder.
 
 use std::path::PathBuf;
 
-/// What one of the folders is good for.
+/// The purpose of a folder.
 #[derive(Clone, Copy, Debug)]
 pub enum Place {
     /// sdrun and its plugins, laid out as installed (`SDRUN_DIST`).
@@ -23,7 +23,7 @@ impl Place {
         }
     }
 
-    /// The folder; the error says how to make it.
+    /// Finds the folder. The error says how to create it.
     pub fn find(self) -> Result<PathBuf, String> {
         let (variable, name) = self.names();
         let path = match std::env::var_os(variable) {
@@ -34,7 +34,7 @@ impl Place {
             return Ok(path);
         }
         Err(format!(
-            "there is no {}: run `cargo xtask test`, which makes it, or set {variable}",
+            "there is no {}: run `cargo xtask test`, which creates it, or set {variable}",
             path.display()
         ))
     }

@@ -1,12 +1,12 @@
-"""Small adapters and the weights that other programs make of them, for core/weights/tests/adapter/peft.rs.
+"""Writes small adapters and the weights that other programs merge from them, for core/weights/tests/adapter/peft.rs.
 
     python -m venv venv && venv/bin/pip install torch==2.15.0 peft==0.21.2 safetensors
     venv/bin/python tools/adapters/oracle.py core/weights/tests/data/peft
 
-Each case of PEFT is a folder as PEFT saves it, `adapter_config.json` and `adapter_model.safetensors`, with the merged
-weights beside them in f64 (`merged.safetensors`, `STRENGTH:NAME`). `base.safetensors` has the weights that are changed.
-`comfyui.safetensors` is an adapter in kohya's names with DoRA; `comfyui_merged.safetensors` is what the formula of ComfyUI
-0.3.77 (`weight_decompose` in `comfy/weight_adapter/base.py`), written down anew below, makes of it in f64.
+Each PEFT case is a folder as saved by PEFT (`adapter_config.json` and `adapter_model.safetensors`) with the merged weights in
+f64 (`merged.safetensors`, `STRENGTH:NAME`). `base.safetensors` has the weights before merging. `comfyui.safetensors` is a DoRA
+adapter with kohya's names. `comfyui_merged.safetensors` is the result in f64 of the formula of ComfyUI 0.3.77
+(`weight_decompose` in `comfy/weight_adapter/base.py`), reimplemented below.
 """
 
 import json
@@ -43,7 +43,7 @@ LORA = {
     "plain": dict(r=2, lora_alpha=3),
     "rslora": dict(r=4, lora_alpha=3, use_rslora=True),
     "dora": dict(r=2, lora_alpha=3, use_dora=True),
-    # A key is a suffix of whole parts, or a regular expression; the first that fits counts.
+    # A key is a suffix of whole name parts, or a regular expression. The first match counts.
     "patterns": dict(
         r=2,
         lora_alpha=4,
@@ -57,7 +57,7 @@ LORA = {
 
 
 def randomise(module, seed):
-    """Values that f32 holds exactly, in f64."""
+    """Values in f64 that f32 represents exactly."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
         values = torch.rand(parameter.shape, generator=generator) * 2 - 1

@@ -1,4 +1,4 @@
-"""Writes core/graph/testdata/reference.json: single nodes, their inputs, and what ONNX Runtime computes.
+"""Writes core/graph/testdata/reference.json: single nodes, their inputs, and ONNX Runtime's outputs.
 
     python tools/reference/operators.py
 
@@ -43,7 +43,7 @@ def case(name, op, inputs, outputs=1, domain="", opset=14, **attributes):
     node = helper.make_node(op, names, outs, domain=domain, **attributes)
     inputs = [None if v is None else np.asarray(v) for v in inputs]
     values = {n: v for n, v in zip(names, inputs) if n}
-    # Quantised weights and their parameters have to be initializers for some operators.
+    # For some operators, quantised weights and their parameters must be initializers.
     fixed = {n for n in values if domain and n != names[0]}
     info = lambda n, v: helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
     graph = helper.make_graph(

@@ -1,6 +1,6 @@
-"""Seconds that diffusers takes to load a LoRA into an SD 1.5 UNet in f16 and to fuse it, as JSON.
+"""Measures how many seconds diffusers takes to load a LoRA into an SD 1.5 UNet in f16 and to fuse it. Prints JSON.
 
-Usage: fuse_lora.py FOLDER, with lora_r16.safetensors of the example `refit_speed`. Needs torch, diffusers, peft.
+Usage: fuse_lora.py FOLDER, where FOLDER has the lora_r16.safetensors of the example `refit_speed`. Needs torch, diffusers, peft.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Loads a model the way a Python program would and prints the seconds, from file to something that can run.
+"""Loads a model the way a Python program would. Prints the seconds from the file to a model that is ready to run.
 
 Usage: python load.py openvino|onnxruntime MODEL.onnx THREADS NAME=DIMS…
 """

@@ -1,4 +1,4 @@
-"""Runs a command some times and prints, as JSON, seconds and peak resident bytes of each run.
+"""Runs a command several times. Prints the seconds and peak resident bytes of each run as JSON.
 
 Usage: python measure.py RUNS COMMAND [ARGUMENT…]
 """

@@ -15,7 +15,7 @@ from onnx import TensorProto, numpy_helper
 
 
 def message(value, info):
-    """The protobuf message that holds `value`, an input or output described by `info`."""
+    """Returns the protobuf message for `value`, an input or output described by `info`."""
     if isinstance(value, TensorProto):
         return value
     kind = info.type.WhichOneof("value")

@@ -1,4 +1,4 @@
-"""Configurations of SD 1.5 in diffusers."""
+"""diffusers' configurations of SD 1.5."""
 
 UNET = {
     "sample_size": 64,

@@ -1,4 +1,4 @@
-"""Unpacks a built-in model's graph and makes a weight file of the right size that takes no room on disk.
+"""Unpacks a built-in model's graph and creates a sparse weight file of the right size, which takes no space on disk.
 
 Usage: python sparse_model.py GRAPH.onnx.xz MAP.json.xz FOLDER
 """

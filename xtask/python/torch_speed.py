@@ -1,4 +1,4 @@
-"""Milliseconds that PyTorch takes for a model of SD 1.5 with weights of no meaning, as JSON: eager, and after torch.compile.
+"""Measures how many milliseconds PyTorch takes for an SD 1.5 model with random weights, eager and compiled. Prints JSON.
 
 Usage: torch_speed.py MODEL fp32|fp16 DEVICE, MODEL as sdrun calls it. Needs torch and diffusers.
 """
@@ -35,7 +35,7 @@ MODELS = {"sd15/unet": unet, "sd15/vae-decoder": vae_decoder}
 
 
 def milliseconds(run, model, device):
-    """Median of a few runs, each to its end on the device."""
+    """Median of a few runs, each timed until the device has finished."""
 
     def finished():
         if device.type == "cuda":
@@ -51,7 +51,7 @@ def milliseconds(run, model, device):
 
 
 def main(name, precision, device):
-    # As sdrun has it: f32 is f32.
+    # As in sdrun, f32 computes in f32 and not in TF32.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     options = {"device": torch.device(device), "dtype": {"fp32": torch.float32, "fp16": torch.float16}[precision]}

@@ -1,7 +1,7 @@
-//! MIGraphX for tests, out of Debian's packages: AMD publishes no archive of it, and Debian sid's build runs on any x86-64
-//! Linux when started on its own C library.
+//! MIGraphX for tests, from Debian's packages. AMD publishes no archive of it. Debian sid's build runs on any x86-64 Linux if it
+//! is started with its own C library.
 //!
-//! Only the reference interpreter (`ref`) is kept: 93 MB of libraries out of 29 MB of packages, without ROCm.
+//! Keeps only the reference interpreter (`ref`): 93 MB of libraries from 29 MB of packages, without ROCm.
 
 use crate::workspace::{Workspace, output, run, step};
 use anyhow::{Context, Result, bail, ensure};
@@ -11,7 +11,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// The environment variable of the provider, and the one that lists the interpreter among its devices.
+/// The provider's environment variable, and the one that adds the interpreter to its devices.
 pub(crate) const VARIABLES: [&str; 2] = ["SDRUN_MIGRAPHX_DIR", "SDRUN_MIGRAPHX_REF"];
 
 const PACKAGES: [&str; 8] = [
@@ -25,16 +25,16 @@ const PACKAGES: [&str; 8] = [
     "libc6",
 ];
 
-/// Folders of the packages that hold libraries.
+/// Folders with libraries in the packages.
 const FOLDERS: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/migraphx/lib"];
 
-/// What the GPU needs, 375 MB of it, and Python's module.
+/// Libraries for the GPU (375 MB), and the Python module.
 const LEFT_OUT: [&str; 3] = ["*libmigraphx_device*", "*libmigraphx_gpu*", "*libmigraphx_py*"];
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// The folder of MIGraphX's libraries in the target folder, made where it is not there. `None`, with the reason printed,
-/// where it cannot be made here.
+/// The folder of MIGraphX's libraries in the target folder. Creates it if it is missing. Prints the reason and returns `None` if
+/// it cannot be created here.
 pub(crate) fn migraphx(workspace: &Workspace) -> Result<Option<PathBuf>> {
     step("MIGraphX for tests");
     if let Some(dir) = std::env::var_os(VARIABLES[0]) {
@@ -43,19 +43,19 @@ pub(crate) fn migraphx(workspace: &Workspace) -> Result<Option<PathBuf>> {
     }
     let dir = workspace.data().join("runtimes").join("migraphx-debian");
     if dir.is_dir() {
-        println!("   {} is there", dir.display());
+        println!("   found {}", dir.display());
         return Ok(Some(dir));
     }
     if let Err(why) = possible() {
-        println!("   left out, and every test that needs it: {why}");
+        println!("   skipped, with every test that needs it: {why}");
         return Ok(None);
     }
-    println!("   taking 29 MB of packages from Debian sid into {}", dir.display());
+    println!("   downloading 29 MB of packages from Debian sid into {}", dir.display());
     let stage = workspace.target.join(format!("migraphx.{}", std::process::id()));
     let made = assemble(&stage);
     if made.is_ok() {
         let parent = dir.parent().context("the folder has a parent")?;
-        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
         fs::rename(stage.join("lib"), &dir)
             .with_context(|| format!("cannot move {} into place", stage.display()))?;
     }
@@ -69,7 +69,7 @@ fn possible() -> Result<()> {
     }
     for program in ["apt-get", "dpkg-deb", "tar"] {
         if output(Command::new(program).arg("--version")).is_err() {
-            bail!("there is no `{program}`: the packages are taken with Debian's own tools");
+            bail!("there is no `{program}`: downloading the packages needs Debian's own tools");
         }
     }
     if !Path::new(KEYRING).is_file() {
@@ -78,11 +78,11 @@ fn possible() -> Result<()> {
     Ok(())
 }
 
-/// Fetches and unpacks the packages; the libraries are in `stage/lib` afterwards.
+/// Fetches and unpacks the packages. Afterwards the libraries are in `stage/lib`.
 fn assemble(stage: &Path) -> Result<()> {
     let make = |name: &str| -> Result<PathBuf> {
         let dir = stage.join(name);
-        fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         Ok(dir)
     };
     let (lists, packages, root, lib) =
@@ -92,7 +92,7 @@ fn assemble(stage: &Path) -> Result<()> {
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
         Ok(file)
     };
-    // A configuration of its own: nothing of the system's package lists is read or changed.
+    // A separate configuration, so apt neither reads nor changes the system's package lists.
     let source = format!(
         "Types: deb\nURIs: http://deb.debian.org/debian\nSuites: sid\nComponents: main\nArchitectures: amd64\n\
          Signed-By: {KEYRING}\n"
@@ -123,7 +123,7 @@ fn assemble(stage: &Path) -> Result<()> {
         unpack(&entry?.path(), &root)?;
         unpacked += 1;
     }
-    ensure!(unpacked == PACKAGES.len(), "{unpacked} packages came where {} were asked for", PACKAGES.len());
+    ensure!(unpacked == PACKAGES.len(), "apt downloaded {unpacked} packages instead of {}", PACKAGES.len());
     for folder in FOLDERS {
         for entry in fs::read_dir(root.join(folder)).with_context(|| format!("the packages lack {folder}"))? {
             let path = entry?.path();
@@ -135,12 +135,12 @@ fn assemble(stage: &Path) -> Result<()> {
         }
     }
     for name in ["libmigraphx_c.so.3", "ld-linux-x86-64.so.2"] {
-        ensure!(lib.join(name).is_file(), "the packages hold no {name}");
+        ensure!(lib.join(name).is_file(), "the packages lack {name}");
     }
     Ok(())
 }
 
-/// Unpacks a package through a pipe: most of the largest one is never written.
+/// Unpacks a package through a pipe, because most of the largest one is never written.
 fn unpack(package: &Path, root: &Path) -> Result<()> {
     let mut archive = Command::new("dpkg-deb")
         .arg("--fsys-tarfile")

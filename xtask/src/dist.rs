@@ -1,8 +1,8 @@
-//! Builds sdrun and its plugins and lays them out the way they are installed:
+//! Builds sdrun and its plugins, and lays them out as installed:
 //!
 //! ```text
 //! sdrun, sdrun-worker
-//! providers/ID/sdrun-provider-ID.json    the manifest, out of providers/ID/manifest.json
+//! providers/ID/sdrun-provider-ID.json    the manifest, from providers/ID/manifest.json
 //! providers/ID/libsdrun_provider_ID.so   and every file its build script left in OUT_DIR/lib
 //! ```
 
@@ -20,12 +20,12 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// Most bytes of sdrun, its worker and all plugins together, without vendor runtimes, on the system it is built on: 25 MB with
-/// the plugins for CPUs, and 3.5 MB for each of the two for GPUs. For other systems it is not asked: rustc puts no function in a section
-/// of its own for MinGW, so that everything a plugin could call is in it.
+/// Limit in bytes for sdrun, its worker and all plugins together, without vendor runtimes: 25 MB with the plugins for CPUs, and
+/// 3.5 MB for each of the two plugins for GPUs. It applies only to this machine's system. For MinGW, rustc does not put
+/// functions into separate sections, so a plugin contains everything that it could call.
 const SIZE_LIMIT: u64 = 32_000_000;
 
-/// A folder with sdrun as it is installed.
+/// A folder with sdrun as installed.
 pub(crate) struct Dist {
     /// The folder.
     pub(crate) dir: PathBuf,
@@ -39,7 +39,7 @@ impl Dist {
         self.dir.join(format!("{name}{EXE_SUFFIX}"))
     }
 
-    /// A command that runs its `sdrun` with data and cache in the target folder.
+    /// A command that runs its `sdrun`, with data and cache in the target folder.
     pub(crate) fn sdrun(&self, workspace: &Workspace) -> Command {
         let mut command = Command::new(self.program("sdrun"));
         command.env("SDRUN_DATA_DIR", workspace.data()).env("SDRUN_CACHE_DIR", workspace.cache());
@@ -47,15 +47,19 @@ impl Dist {
     }
 }
 
-/// The release build, in `target/dist`; an error where it is too large.
+/// The release build, in `target/dist`. An error if it is too large.
 pub(crate) fn for_use(workspace: &Workspace) -> Result<Dist> {
     let dist = release(workspace, &mut workspace.cargo(), &host_triple()?, "dist")?;
     let total = report_sizes(&dist.dir)?;
-    ensure!(total < SIZE_LIMIT, "{} is {total} bytes in all; the limit is {SIZE_LIMIT}", dist.dir.display());
+    ensure!(
+        total < SIZE_LIMIT,
+        "{} is {total} bytes in total; the limit is {SIZE_LIMIT}",
+        dist.dir.display()
+    );
     Ok(dist)
 }
 
-/// The release build for another target than this machine's, in `target/dist-TARGET`.
+/// The release build for another target, in `target/dist-TARGET`.
 pub(crate) fn for_target(workspace: &Workspace, target: &str) -> Result<Dist> {
     let mut cargo = workspace.cargo();
     cargo.env("CARGO_BUILD_TARGET", target);
@@ -73,8 +77,7 @@ fn release(workspace: &Workspace, cargo: &mut Command, target: &str, name: &str)
     lay_out(workspace, &built(cargo)?, target, name, &["sdrun", "sdrun-worker"])
 }
 
-/// The build the tests use, in `target/dist-test`: the artifacts of `cargo test`, so that nothing is
-/// compiled twice.
+/// The build that the tests use, in `target/dist-test`. It takes the artifacts of `cargo test`, so nothing is compiled twice.
 pub(crate) fn for_tests(workspace: &Workspace) -> Result<Dist> {
     step("Building everything, tests included");
     let mut cargo = workspace.cargo();
@@ -83,7 +86,7 @@ pub(crate) fn for_tests(workspace: &Workspace) -> Result<Dist> {
     lay_out(workspace, &built(&mut cargo)?, &host_triple()?, "dist-test", &programs)
 }
 
-/// Ids of the providers in this repository: the folders that have a manifest.
+/// Ids of the providers in this repository: the folders with a manifest.
 fn provider_ids(workspace: &Workspace) -> Result<Vec<String>> {
     let folder = workspace.root.join("providers");
     let mut ids = Vec::new();
@@ -100,7 +103,7 @@ fn provider_ids(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(ids)
 }
 
-/// What a run of cargo made.
+/// The artifacts of a run of cargo.
 #[derive(Default)]
 struct Built {
     /// Programs by name.
@@ -111,7 +114,7 @@ struct Built {
     scripts: BTreeMap<String, (PathBuf, BTreeMap<String, String>)>,
 }
 
-/// Runs cargo and collects what it says it made.
+/// Runs cargo and collects the artifacts that it reports.
 fn built(cargo: &mut Command) -> Result<Built> {
     println!("   {}", display(cargo));
     let mut child = cargo
@@ -124,7 +127,7 @@ fn built(cargo: &mut Command) -> Result<Built> {
     let mut built = Built::default();
     for line in BufReader::new(messages).lines() {
         let line = line?;
-        // Programs that cargo starts may write to the same output; a message is always an object.
+        // Programs that cargo starts may write to the same output. A message is always a JSON object.
         if line.starts_with('{') {
             built.add(
                 &serde_json::from_str(&line).with_context(|| format!("not a message of cargo: {line}"))?,
@@ -167,7 +170,7 @@ impl Built {
     }
 }
 
-/// Copies what was built into `target/NAME`, which is replaced as a whole.
+/// Copies the artifacts into `target/NAME`, which it replaces as a whole.
 fn lay_out(
     workspace: &Workspace,
     built: &Built,
@@ -266,18 +269,18 @@ pub(crate) fn sha256(file: &Path) -> Result<String> {
     Ok(Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect())
 }
 
-/// Prints what is in a dist folder and answers the bytes of it all.
+/// Prints the contents of a dist folder and returns its size in bytes.
 fn report_sizes(dir: &Path) -> Result<u64> {
     let mut total = 0;
     for (name, bytes) in sizes(dir)? {
         println!("   {:>10.2} MB  {name}", bytes as f64 / 1e6);
         total += bytes;
     }
-    println!("   {:>10.2} MB  in all", total as f64 / 1e6);
+    println!("   {:>10.2} MB  in total", total as f64 / 1e6);
     Ok(total)
 }
 
-/// The programs and plugin folders in a dist folder with their bytes.
+/// The programs and plugin folders in a dist folder, with their sizes in bytes.
 pub(crate) fn sizes(dir: &Path) -> Result<Vec<(String, u64)>> {
     let mut found = Vec::new();
     for place in [dir.to_path_buf(), dir.join("providers")] {
@@ -310,11 +313,11 @@ fn copy(from: &Path, to: &Path, mode: u32) -> Result<()> {
 }
 
 fn make_dir(dir: &Path) -> Result<()> {
-    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     set_mode(dir, 0o755)
 }
 
-/// Sets permissions whatever the umask: sdrun refuses plugins that others can write.
+/// Sets permissions independently of the umask, because sdrun refuses plugins that others can write.
 fn set_mode(path: &Path, mode: u32) -> Result<()> {
     #[cfg(unix)]
     {

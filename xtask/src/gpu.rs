@@ -1,8 +1,8 @@
-//! `cargo xtask gpu PROVIDER [DEVICE]`: on a machine that has the hardware of a provider, everything that cannot be run without.
+//! `cargo xtask gpu PROVIDER [DEVICE]`: everything that needs a provider's hardware, on a machine that has it.
 //!
-//! The golden and refit tests run with that provider in place of those for CPUs: outputs against ONNX Runtime in fp32
-//! and against PyTorch, checkpoints, adapters, A after B after A to the bit. Then a table for the VAE decoder and the
-//! UNet of SD 1.5, with PyTorch on the same GPU beside it where there is one.
+//! Runs the golden and refit tests with that provider instead of those for CPUs: outputs against ONNX Runtime in fp32 and
+//! against PyTorch, checkpoints, adapters, and A after B after A bit for bit. Then prints a table for the SD 1.5 VAE decoder and
+//! UNet, with PyTorch on the same GPU if it is available.
 
 use crate::{
     dist,
@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::process::Command;
 
-/// Model, precision, least cosine to ONNX Runtime's fp32.
+/// Model, precision, smallest allowed cosine to ONNX Runtime's fp32.
 const MODELS: [(&str, &str, f64); 4] = [
     ("sd15/vae-decoder", "fp32", 0.99999),
     ("sd15/vae-decoder", "fp16", 0.999),
@@ -94,17 +94,19 @@ pub(crate) fn run_all(workspace: &Workspace, provider: &str, device: Option<&str
         if row["status"] != "ok" {
             failures.push(format!("{model} in {precision}: {}", row["reason"]));
         } else if cosine.is_nan() || cosine < least {
-            failures.push(format!("{model} in {precision}: cosine {cosine}, at least {least} is asked for"));
+            failures.push(format!("{model} in {precision}: cosine {cosine} is below {least}"));
         }
     }
     if std::env::var_os(TORCH_PYTHON).is_none() {
-        println!("\nnot compared with PyTorch: {TORCH_PYTHON} names no Python with torch and diffusers");
+        println!(
+            "\nnot compared with PyTorch: {TORCH_PYTHON} does not name a Python with torch and diffusers"
+        );
     }
     ensure!(failures.is_empty(), "{}", failures.join("\n"));
     Ok(())
 }
 
-/// What PyTorch takes for the same model on the same GPU, eagerly and compiled.
+/// PyTorch's time for the same model on the same GPU, eager and compiled.
 fn pytorch(workspace: &Workspace, model: &str, precision: &str) -> Result<[String; 2]> {
     let Some(python) = std::env::var_os(TORCH_PYTHON) else { return Ok(["-".into(), "-".into()]) };
     let mut command = Command::new(python);

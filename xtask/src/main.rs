@@ -1,4 +1,4 @@
-//! `cargo xtask …`: what a contributor does with this repository, each as one command.
+//! `cargo xtask …`: one command for each of a contributor's tasks.
 
 mod bench;
 mod debian;
@@ -17,19 +17,20 @@ use workspace::Workspace;
 const HELP: &str = "\
 cargo xtask COMMAND
 
-  demo                       install what is missing, build, run `sdrun bench --all-providers`
-  test [--quick]             install what is missing, run every check and test;
-                             --quick leaves out the conformance and full-size model tests
+  demo                       install what is missing, build, and run `sdrun bench --all-providers`
+  test [--quick]             install what is missing, and run every check and test;
+                             --quick skips the conformance tests and the full-size models
   setup                      install what is missing: Python packages, vendor runtimes, test data
-  migraphx                   only this: MIGraphX's libraries for tests, out of Debian's packages
+  migraphx                   install MIGraphX's libraries for tests, from Debian's packages
   dist [--release|--debug]   build sdrun and its plugins into target/dist (target/dist-test with --debug)
-  dist --target TRIPLE       the same for another system, into target/dist-TRIPLE (CONTRIBUTING.md)
-  bench [NAME…]              measure: overhead, start, load, open, worker, size, refit, ggml, shapes, tensorrt-rtx,
-                             migraphx (default: all); migraphx uses the GPU of a ROCm in SDRUN_MIGRAPHX_DIR
-  header                     write include/sdrun_provider.h, the plugin ABI for C, anew
-  gpu PROVIDER [DEVICE]      on a machine with the hardware of a provider: what cannot be tested without
+  dist --target TRIPLE       build for another system, into target/dist-TRIPLE (see CONTRIBUTING.md)
+  bench [NAME…]              measure: overhead, start, load, open, worker, size, refit, ggml, stable-diffusion.cpp,
+                             shapes, tensorrt-rtx, migraphx (default: all); migraphx uses the GPU of a ROCm in
+                             SDRUN_MIGRAPHX_DIR
+  header                     regenerate include/sdrun_provider.h, the plugin ABI for C
+  gpu PROVIDER [DEVICE]      test and measure a provider on its hardware
 
-Everything goes into the target folder; your home folder is not touched.
+Everything goes into the target folder. Your home folder is not touched.
 ";
 
 fn main() -> ExitCode {
@@ -72,7 +73,7 @@ fn run(arguments: &[&str]) -> Result<()> {
     }
 }
 
-/// The first command of the README: from a fresh clone to the table.
+/// The first command of the README: from a fresh clone to the table of providers.
 fn demo(workspace: &Workspace) -> Result<()> {
     setup::compilers()?;
     let dist = dist::for_use(workspace)?;

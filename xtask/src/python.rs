@@ -1,5 +1,5 @@
-//! A Python environment in the target folder, for what only Python has: the ONNX node tests, JSON schema
-//! validation, OpenVINO's own benchmark. sdrun itself needs Python to install vendor runtimes, and no packages.
+//! A Python environment in the target folder, for what only Python has: the ONNX node tests, JSON schema validation, OpenVINO's
+//! own benchmark. sdrun itself uses Python only to install vendor runtimes, and needs no packages.
 
 use crate::{
     dist::sha256,
@@ -13,10 +13,10 @@ use std::{
     process::Command,
 };
 
-/// Oldest Python that the pinned packages run on.
+/// Oldest Python that can run the pinned packages.
 const OLDEST: (u32, u32) = (3, 11);
 
-/// Names a Python with torch, diffusers and peft, for comparisons with them; without it there are none.
+/// Names a Python with torch, diffusers and peft. Without it, comparisons with them are skipped.
 pub(crate) const TORCH_PYTHON: &str = "SDRUN_TORCH_PYTHON";
 
 /// The packages of `xtask/python/requirements-NAME.txt`.
@@ -43,7 +43,7 @@ pub(crate) struct Python {
 }
 
 impl Python {
-    /// The environment `target/python` with `packages`, made and filled where it is not there yet.
+    /// The environment `target/python` with `packages`. Creates it and installs the packages if necessary.
     pub(crate) fn with(workspace: &Workspace, packages: Packages) -> Result<Self> {
         let python = Self::bare(workspace)?;
         let name = format!("requirements-{}.txt", packages.name());
@@ -61,7 +61,7 @@ impl Python {
         Ok(python)
     }
 
-    /// The environment `target/python` with pip and whatever is in it already.
+    /// The environment `target/python` with pip, and whatever is already in it.
     pub(crate) fn bare(workspace: &Workspace) -> Result<Self> {
         let dir = workspace.target.join("python");
         let bin = dir.join(if cfg!(windows) { "Scripts" } else { "bin" });
@@ -70,20 +70,20 @@ impl Python {
             return Ok(python);
         }
         let system = system_python()?;
-        println!("   making a Python environment in {}", dir.display());
+        println!("   creating a Python environment in {}", dir.display());
         let make = || output(Command::new(&system).args(["-m", "venv", "--clear"]).arg(&dir));
         if let Err(error) = make() {
-            // Debian ships `venv` apart from Python.
+            // Debian packages `venv` separately from Python.
             crate::setup::apt_install(
                 &["python3-venv"],
-                &format!("Python cannot make an environment ({error:#})"),
+                &format!("Python cannot create an environment ({error:#})"),
             )?;
             make()?;
         }
         Ok(python)
     }
 
-    /// A command that runs its interpreter.
+    /// A command that runs the environment's interpreter.
     pub(crate) fn python(&self) -> Command {
         Command::new(self.bin.join("python"))
     }
@@ -100,7 +100,7 @@ impl Python {
     }
 }
 
-/// Whether the machine's own `python3` has pip, which is all that sdrun needs.
+/// Whether the system's `python3` has pip, which is all that sdrun needs.
 pub(crate) fn system_has_pip() -> bool {
     has_pip(&Command::new("python3"))
 }

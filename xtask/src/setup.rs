@@ -1,5 +1,5 @@
-//! Installs what is missing, saying so first. Everything goes into the target folder, except for system
-//! packages, which are installed only by root on Debian and its kin; anybody else is told what to install.
+//! Installs what is missing and says so first. Everything goes into the target folder except system packages. Those are
+//! installed only for root on Debian and its derivatives; other users are told what to install.
 
 use crate::{
     dist::Dist,
@@ -14,7 +14,7 @@ use std::{
     process::Command,
 };
 
-/// The C and C++ compilers that the ggml provider is built with.
+/// The C and C++ compilers, which build the ggml provider.
 pub(crate) fn compilers() -> Result<()> {
     let works = |variable: &str, default: &str| {
         let program = std::env::var_os(variable).unwrap_or_else(|| default.into());
@@ -23,7 +23,10 @@ pub(crate) fn compilers() -> Result<()> {
     if works("CC", "cc") && works("CXX", "c++") {
         return Ok(());
     }
-    apt_install(&["gcc", "g++", "libc6-dev"], "there is no C or no C++ compiler (`cc`, `c++`, or $CC, $CXX)")
+    apt_install(
+        &["gcc", "g++", "libc6-dev"],
+        "the C or the C++ compiler is missing (`cc`, `c++`, or $CC, $CXX)",
+    )
 }
 
 /// The vendor runtimes of all plugins in `dist`, through `sdrun runtime install`.
@@ -32,10 +35,10 @@ pub(crate) fn runtimes(workspace: &Workspace, dist: &Dist) -> Result<()> {
     for spec in specs(dist) {
         let dir = runtime_root(workspace, spec);
         if dir.is_dir() {
-            println!("   {} {} is there", spec.name, spec.version);
+            println!("   found {} {}", spec.name, spec.version);
             continue;
         }
-        println!("   {} {} is missing and goes into {}", spec.name, spec.version, dir.display());
+        println!("   {} {} is missing; installing it into {}", spec.name, spec.version, dir.display());
         let mut sdrun = dist.sdrun(workspace);
         if !system_has_pip() {
             sdrun.env("PATH", Python::bare(workspace)?.path()?);
@@ -55,7 +58,7 @@ pub(crate) fn runtime_dirs<'a>(workspace: &Workspace, dist: &'a Dist) -> Vec<(&'
         .collect()
 }
 
-/// Runtimes that can be installed with pip.
+/// Runtimes that pip can install.
 fn specs(dist: &Dist) -> impl Iterator<Item = &RuntimeSpec> {
     dist.manifests.iter().filter_map(|m| m.provider.runtime.as_ref()).filter(|spec| spec.pip.is_some())
 }
@@ -64,27 +67,27 @@ fn runtime_root(workspace: &Workspace, spec: &RuntimeSpec) -> PathBuf {
     workspace.data().join("runtimes").join(format!("{}-{}", spec.name, spec.version))
 }
 
-/// The ONNX backend node tests as files, written once for each version of the package `onnx`.
+/// The ONNX backend node tests as files, written once per version of the package `onnx`.
 pub(crate) fn node_tests(workspace: &Workspace) -> Result<PathBuf> {
     step("ONNX node tests");
     let python = Python::with(workspace, Packages::Test)?;
     let version = output(python.python().args(["-c", "import onnx; print(onnx.__version__)"]))?;
     let dir = workspace.target.join(format!("onnx-node-tests-{}", version.trim()));
     if dir.is_dir() {
-        println!("   {} is there", dir.display());
+        println!("   found {}", dir.display());
         return Ok(dir);
     }
     println!("   writing {}", dir.display());
     let stage = workspace.target.join(format!("onnx-node-tests.{}", std::process::id()));
     let script = workspace.root.join("xtask/python/node_tests.py");
-    // Making the tests divides by zero on purpose, about which numpy warns.
+    // Generating the tests divides by zero on purpose; hide numpy's warnings.
     run(python.python().args(["-W", "ignore"]).arg(script).arg(&stage))?;
     fs::rename(&stage, &dir).with_context(|| format!("cannot move {} into place", stage.display()))?;
     Ok(dir)
 }
 
-/// Where ggml's Vulkan backend and a driver for it that needs no graphics card are, as environment variables: libraries
-/// out of a Python package, and Mesa's software driver.
+/// Environment variables for ggml's Vulkan backend (libraries from a Python package) and for a driver that needs no graphics
+/// card (Mesa's software driver).
 pub(crate) fn vulkan(workspace: &Workspace) -> Result<Vec<(&'static str, PathBuf)>> {
     step("Vulkan backend of ggml, on Mesa's software driver");
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
@@ -97,7 +100,7 @@ pub(crate) fn vulkan(workspace: &Workspace) -> Result<Vec<(&'static str, PathBuf
     let requirements = workspace.root.join("xtask/python/requirements-vulkan.txt");
     let dir = workspace.target.join(format!("ggml-vulkan-{}", &crate::dist::sha256(&requirements)?[..16]));
     if !dir.is_dir() {
-        println!("   the backend is missing and goes into {}", dir.display());
+        println!("   the backend is missing; installing it into {}", dir.display());
         let python = Python::bare(workspace)?;
         let stage = workspace.target.join(format!("ggml-vulkan.{}", std::process::id()));
         run(python
@@ -126,14 +129,14 @@ pub(crate) fn vulkan(workspace: &Workspace) -> Result<Vec<(&'static str, PathBuf
     Ok(vec![
         ("SDRUN_GGML_BACKENDS", dir),
         ("VK_ICD_FILENAMES", driver.to_path_buf()),
-        // ggml leaves drivers that compute on the CPU out unless they are named.
+        // ggml ignores drivers that compute on the CPU unless they are named.
         ("GGML_VK_VISIBLE_DEVICES", "0".into()),
-        // Else operands of f32 products are rounded to f16.
+        // Otherwise operands of f32 products are rounded to f16.
         ("GGML_VK_DISABLE_F16", "1".into()),
     ])
 }
 
-/// Installs system packages as root with apt-get; tells others what to install. `why` is the reason.
+/// Installs system packages with apt-get if the user is root; else says what to install. `why` is the reason.
 pub(crate) fn apt_install(packages: &[&str], why: &str) -> Result<()> {
     let names = packages.join(" ");
     let root = output(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0");

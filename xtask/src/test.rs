@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every check and every test, one after the other, all of them even when one fails.
+//! `cargo xtask test`: runs every check and every test in sequence, even after a failure.
 
 use crate::{
     debian,
@@ -18,28 +18,28 @@ use std::{
     time::Instant,
 };
 
-/// Version of cargo-deny that is installed where there is none.
+/// Version of cargo-deny to install if there is none.
 const CARGO_DENY: &str = "0.20.2";
 
-/// How much is run.
+/// How much to run.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Extent {
     /// Everything.
     Full,
-    /// Without the ONNX node tests and the full-size models.
+    /// Everything but the ONNX node tests and the full-size models.
     Quick,
 }
 
-/// Runs it; an error where anything failed.
+/// Runs the tests. An error if anything failed.
 pub(crate) fn run_all(workspace: &Workspace, extent: Extent) -> Result<()> {
     let mut tally = Tally::default();
     if let Err(error) = stages(workspace, extent, &mut tally) {
-        tally.fail("what the rest needs", &error);
+        tally.fail("setup", &error);
     }
     tally.report()
 }
 
-/// All stages; an error where one that the others need cannot be done.
+/// All stages. An error if a stage that the others need fails.
 fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()> {
     tally.check("Formatting", || run(workspace.cargo().args(["fmt", "--all", "--check"])));
     tally.begin("Set-up");
@@ -68,7 +68,7 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         run(example.envs(environment.iter().cloned()).env("SDRUN_PROVIDER_FILES", dist.dir.join("providers")))
     });
 
-    // Of the whole workspace always: a part of it has other features of its dependencies, and would be built anew.
+    // Always build the whole workspace: a part of it enables other features of its dependencies, which would be rebuilt.
     let tests = |arguments: &[&str]| {
         let mut cargo = workspace.cargo();
         cargo.args(arguments).envs(environment.iter().cloned());
@@ -115,14 +115,14 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
     Ok(())
 }
 
-/// The models that the package `onnx` carries.
+/// The models in the package `onnx`.
 fn light_models(python: &Python) -> Result<PathBuf> {
     let package = output(python.python().args(["-c", "import onnx; print(onnx.__file__)"]))?;
-    let package = Path::new(package.trim()).parent().context("the package `onnx` is nowhere")?;
+    let package = Path::new(package.trim()).parent().context("the package `onnx` has no folder")?;
     Ok(package.join("backend/test/data/light"))
 }
 
-/// Where tests find what they need.
+/// Environment variables that tell tests where to find what they need.
 pub(crate) fn environment(
     workspace: &Workspace,
     dist: &Dist,
@@ -149,8 +149,8 @@ fn conformance(dist: &Dist, manifest: &Manifest) -> Command {
     command
 }
 
-/// Licences, sources and banned crates. The advisory database is on GitHub, so that looking it up is left to
-/// `cargo deny check advisories`.
+/// Checks licences, sources and banned crates. The advisory database is on GitHub, so `cargo deny check advisories` is left to
+/// the user.
 fn dependencies(workspace: &Workspace) -> Result<()> {
     let installed = Path::new("cargo-deny").to_path_buf();
     let own = workspace.target.join("tools/bin/cargo-deny");
@@ -159,7 +159,7 @@ fn dependencies(workspace: &Workspace) -> Result<()> {
     let program = match [installed, own.clone()].into_iter().find(works) {
         Some(program) => program,
         None => {
-            println!("   cargo-deny is missing and goes into {}", own.display());
+            println!("   cargo-deny is missing; installing it into {}", own.display());
             run(workspace
                 .cargo()
                 .args(["install", "--locked", "--quiet", "--debug", "--root"])
@@ -171,20 +171,20 @@ fn dependencies(workspace: &Workspace) -> Result<()> {
     run(Command::new(program).current_dir(&workspace.root).args(["check", "bans", "licenses", "sources"]))
 }
 
-/// What has passed and failed so far.
+/// The results so far.
 struct Tally {
     started: Instant,
     passed: usize,
     failed: usize,
-    /// Names of what failed.
+    /// Names of failed tests and stages.
     failures: Vec<String>,
-    /// What the failed tests printed, as the harness repeats it after the last of them.
+    /// The output of failed tests, which the harness repeats after the last test.
     words: Vec<String>,
-    /// Whether the harness is repeating it.
+    /// Whether the harness is repeating that output.
     repeating: bool,
-    /// Tests that say why they are not run.
+    /// Ignored tests with their reasons.
     not_run: BTreeSet<String>,
-    /// Stages and when they began.
+    /// Stages and their start times.
     stages: Vec<(String, Instant)>,
 }
 
@@ -204,7 +204,7 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// A stage begins, and the one before it ends.
+    /// Begins a stage and ends the one before it.
     fn begin(&mut self, name: &str) {
         self.stages.push((name.into(), Instant::now()));
     }
@@ -215,7 +215,7 @@ impl Tally {
         self.begin(name);
     }
 
-    /// A stage that passes or fails as a whole.
+    /// Runs a stage that passes or fails as a whole.
     fn check(&mut self, name: &str, stage: impl FnOnce() -> Result<()>) {
         self.stage(name);
         match stage() {
@@ -230,7 +230,7 @@ impl Tally {
         self.failures.push(name.into());
     }
 
-    /// Runs tests, shows what they print and adds up their own result lines.
+    /// Runs tests, shows their output and adds up their result lines.
     fn count(&mut self, command: &mut Command) -> Result<()> {
         println!("   {}", display(command));
         let mut child = command
@@ -241,13 +241,13 @@ impl Tally {
         let output = child.stdout.take().context("the tests have an output")?;
         let before = self.failed;
         for line in BufReader::new(output).split(b'\n') {
-            // What a test prints need not be text.
+            // Test output need not be valid text.
             let line = String::from_utf8_lossy(&line?).into_owned();
             println!("{line}");
             self.read(&line);
         }
         let status = child.wait()?;
-        // A runner that could not even start its tests, or died, has no result line.
+        // A runner that died or could not start its tests prints no result line.
         if !status.success() && self.failed == before {
             self.failed += 1;
             self.failures.push(format!("`{}` ({status})", display(command)));
@@ -266,7 +266,7 @@ impl Tally {
                 self.failures.push(name.into());
             }
         }
-        // Rust's harness prints `failures:`, what each test said, and again `failures:` with the names.
+        // Rust's harness prints `failures:`, the output of each test, and again `failures:` with the names.
         if line == "failures:" {
             self.repeating = !self.repeating;
         } else if self.repeating && !line.is_empty() {
@@ -277,7 +277,7 @@ impl Tally {
         }
     }
 
-    /// How long each stage took, with `now` as the end of the last.
+    /// The duration of each stage; the last one ends at `now`.
     fn seconds(&self, now: Instant) -> Vec<String> {
         let ends = self.stages.iter().skip(1).map(|(_, began)| *began).chain([now]);
         let stages = self.stages.iter().zip(ends);
@@ -290,7 +290,7 @@ impl Tally {
             println!("{line}");
         }
         for name in &self.not_run {
-            println!("not run here, or run by a later stage: {name}");
+            println!("skipped, or run by a later stage: {name}");
         }
         for name in &self.failures {
             println!("failed: {name}");
@@ -300,14 +300,14 @@ impl Tally {
         }
         println!("{} passed, {} failed", self.passed, self.failed);
         if self.failed > 0 {
-            bail!("not everything passed");
+            bail!("some checks or tests failed");
         }
         Ok(())
     }
 }
 
-/// Passed and failed out of `test result: ok. 3 passed; 0 failed; …`, the closing line of Rust's test
-/// harness, which the conformance runner writes too.
+/// Passed and failed from `test result: ok. 3 passed; 0 failed; …`, the last line of Rust's test harness. The conformance runner
+/// writes the same line.
 fn result_line(line: &str) -> Option<(usize, usize)> {
     let counts = line.strip_prefix("test result: ")?.split_once(". ")?.1;
     let number = |what: &str| -> Option<usize> {

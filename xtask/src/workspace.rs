@@ -1,4 +1,4 @@
-//! The repository, its target folder, and running other programs.
+//! The repository, its target folder, and helpers to run other programs.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// Where things are.
+/// Where the repository and its target folder are.
 pub(crate) struct Workspace {
     /// The repository.
     pub(crate) root: PathBuf,
@@ -16,25 +16,25 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    /// Asks cargo.
+    /// Asks cargo for both folders.
     pub(crate) fn find() -> Result<Self> {
         let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
         let root = root.parent().context("xtask has a parent folder")?.to_path_buf();
         let text = output(
             cargo().args(["metadata", "--no-deps", "--format-version=1", "--offline"]).current_dir(&root),
         )?;
-        let metadata: Value = serde_json::from_str(&text).context("cargo metadata wrote something else")?;
+        let metadata: Value = serde_json::from_str(&text).context("cargo metadata did not print JSON")?;
         let target =
             metadata["target_directory"].as_str().context("cargo metadata names no target folder")?;
         Ok(Workspace { root, target: target.into() })
     }
 
-    /// Data folder of every sdrun that xtask starts: vendor runtimes.
+    /// Data folder (vendor runtimes) of every sdrun that xtask starts.
     pub(crate) fn data(&self) -> PathBuf {
         self.target.join("data")
     }
 
-    /// Cache folder of every sdrun that xtask starts: built-in models, engines.
+    /// Cache folder (built-in models, engines) of every sdrun that xtask starts.
     pub(crate) fn cache(&self) -> PathBuf {
         self.target.join("cache")
     }
@@ -49,7 +49,7 @@ impl Workspace {
 
 fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // `cargo run` describes xtask's own package in the environment, which is wrong for anything started here.
+    // `cargo run` sets environment variables for xtask's own package, which are wrong for programs started here.
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|n| n.starts_with("CARGO_PKG_") || n.starts_with("CARGO_MANIFEST_")) {
             command.env_remove(name);
@@ -58,12 +58,12 @@ fn cargo() -> Command {
     command
 }
 
-/// Announces what comes next.
+/// Prints a heading.
 pub(crate) fn step(what: &str) {
     println!("\n== {what}");
 }
 
-/// Shows a command and runs it, with the terminal as its output.
+/// Prints a command and runs it. Its output goes to the terminal.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     println!("   {}", display(command));
     let status = command.stdin(Stdio::null()).status().with_context(|| cannot_start(command))?;
@@ -73,21 +73,21 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command and answers its output; its error output is part of the error where it fails.
+/// Runs a command and returns its output. If it fails, the error contains its error output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output().with_context(|| cannot_start(command))?;
     if !output.status.success() {
         let words = String::from_utf8_lossy(&output.stderr);
         bail!("`{}` failed ({}): {}", display(command), output.status, words.trim());
     }
-    String::from_utf8(output.stdout).with_context(|| format!("`{}` wrote no UTF-8", display(command)))
+    String::from_utf8(output.stdout).with_context(|| format!("`{}` did not write UTF-8", display(command)))
 }
 
 fn cannot_start(command: &Command) -> String {
     format!("cannot start `{}`", command.get_program().display())
 }
 
-/// A command as one would type it.
+/// A command as a user would type it.
 pub(crate) fn display(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|w| w.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")

@@ -1,11 +1,11 @@
-//! A stand-in for the HIP runtime (`libamdhip64`), to be preloaded (`LD_PRELOAD`) before the real one in tests without an AMD
-//! GPU: one device whose memory is host memory. Compilers, loaders and copies work; kernels are counted and not run, so that
-//! results are what was in the output buffers before.
+//! A stand-in for the HIP runtime (`libamdhip64`), preloaded (`LD_PRELOAD`) before the real one in tests without an AMD GPU. It
+//! has one device whose memory is host memory. Compilers, loaders and copies work. Kernels are counted and not run, so output
+//! buffers keep their previous contents.
 //!
-//! `FAKE_HIP_ARCH` names the architecture (default `gfx1100`). With `FAKE_HIP_COUNTS`, the name of a file, the kernels
-//! launched so far are written there whenever a stream that launched any is synchronised, one name a line since the last time.
+//! `FAKE_HIP_ARCH` names the architecture (default `gfx1100`). `FAKE_HIP_COUNTS` names a file. Synchronising a stream appends the
+//! kernels launched since the last synchronisation to it, one name per line.
 //!
-//! Signatures are those of hip_runtime_api.h (HIP 6); the functions are what MIGraphX 2.14, MIOpen and hipBLASLt call.
+//! Signatures are those of hip_runtime_api.h (HIP 6). The functions are those that MIGraphX 2.14, MIOpen and hipBLASLt call.
 #![allow(unsafe_code, non_snake_case, missing_docs, clippy::missing_safety_doc)]
 
 use std::{
@@ -23,7 +23,7 @@ const ALIGNMENT: usize = 256;
 const TOTAL: usize = 24 << 30;
 
 struct State {
-    /// Allocations by address, with their bytes.
+    /// Allocations by address, with their sizes in bytes.
     memory: BTreeMap<usize, usize>,
     /// Kernels launched since the last report.
     launched: Vec<String>,
@@ -41,7 +41,7 @@ fn layout(bytes: usize) -> Option<Layout> {
 
 unsafe fn allocate(out: *mut *mut c_void, bytes: usize) -> Status {
     let Some(layout) = layout(bytes) else { return INVALID_VALUE };
-    // SAFETY: the layout has a size, and callers pass valid out pointers.
+    // SAFETY: the layout has a non-zero size, and callers pass valid out pointers.
     unsafe {
         let address = alloc(layout);
         if address.is_null() {
@@ -59,7 +59,7 @@ unsafe fn release(address: *mut c_void) -> Status {
     }
     let bytes = state().memory.remove(&address.addr());
     match bytes.and_then(layout) {
-        // SAFETY: `allocate` made it with this layout, and it is known no more.
+        // SAFETY: `allocate` made it with this layout, and the entry is removed, so it is freed only once.
         Some(layout) => unsafe { dealloc(address.cast(), layout) },
         None => return INVALID_VALUE,
     }
@@ -67,7 +67,7 @@ unsafe fn release(address: *mut c_void) -> Status {
 }
 
 unsafe fn copy(to: *mut c_void, from: *const c_void, bytes: usize) -> Status {
-    // SAFETY: callers promise that many bytes on both sides.
+    // SAFETY: callers guarantee `bytes` valid bytes on both sides.
     unsafe { ptr::copy(from.cast::<u8>(), to.cast::<u8>(), bytes) };
     SUCCESS
 }
@@ -88,14 +88,14 @@ fn report() {
     }
 }
 
-/// An object nobody looks into.
+/// Creates an opaque object.
 unsafe fn token(out: *mut *mut c_void) -> Status {
-    // SAFETY: callers pass valid out pointers. Leaked: there are few.
+    // SAFETY: callers pass valid out pointers. The few objects are leaked.
     unsafe { *out = Box::into_raw(Box::new([0u64; 8])).cast() };
     SUCCESS
 }
 
-/// Functions that only answer success.
+/// Functions that only return success.
 macro_rules! nothing {
     ($($name:ident($($arg:ident: $type:ty),*);)*) => {
         $(#[unsafe(no_mangle)]
@@ -146,7 +146,7 @@ answers! {
     hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(blocks: c_int, kernel: *mut c_void, threads: c_int, shared: usize) = 4;
 }
 
-/// Functions that make an object.
+/// Functions that create an object.
 macro_rules! makes {
     ($($name:ident($($arg:ident: $type:ty),*);)*) => {
         $(#[unsafe(no_mangle)]
@@ -167,7 +167,7 @@ makes! {
     hipDeviceGetDefaultMemPool(device: c_int);
 }
 
-/// Functions that get or free memory.
+/// Functions that allocate or free memory.
 macro_rules! memory {
     ($($name:ident($($arg:ident: $type:ty),*) $what:ident;)*) => {
         $(memory!(@$what $name($($arg: $type),*));)*
@@ -182,21 +182,21 @@ macro_rules! memory {
     (@frees $name:ident($($arg:ident: $type:ty),*)) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(address: *mut c_void $(, _: $type)*) -> Status {
-            // SAFETY: what is not known is left alone.
+            // SAFETY: unknown addresses are not freed.
             unsafe { release(address) }
         }
     };
     (@copies $name:ident($($arg:ident: $type:ty),*)) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(to: *mut c_void, from: *const c_void, bytes: usize, _: c_int $(, _: $type)*) -> Status {
-            // SAFETY: callers promise that many bytes on both sides.
+            // SAFETY: callers guarantee `bytes` valid bytes on both sides.
             unsafe { copy(to, from, bytes) }
         }
     };
     (@fills $name:ident($($arg:ident: $type:ty),*)) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(to: *mut c_void, value: c_int, bytes: usize $(, _: $type)*) -> Status {
-            // SAFETY: callers promise that many bytes.
+            // SAFETY: callers guarantee that many bytes.
             unsafe { ptr::write_bytes(to.cast::<u8>(), value as u8, bytes) };
             SUCCESS
         }
@@ -327,7 +327,7 @@ pub unsafe extern "C" fn hipGetDevicePropertiesR0600(out: *mut u8, _: c_int) -> 
     for (at, value) in numbers {
         put(at, &value.to_ne_bytes());
     }
-    // SAFETY: the caller's structure has as many bytes.
+    // SAFETY: the caller's structure has this size.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), out, bytes.len()) };
     SUCCESS
 }
@@ -347,20 +347,20 @@ pub unsafe extern "C" fn hipDeviceGetAttribute(out: *mut c_int, attribute: c_int
     SUCCESS
 }
 
-/// A kernel is its name.
+/// A kernel is represented by its name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipModuleGetFunction(
     out: *mut *mut c_void,
     _: *mut c_void,
     name: *const c_char,
 ) -> Status {
-    // SAFETY: the name is NUL-terminated; the copy is leaked, as the library keeps it.
+    // SAFETY: the name is NUL-terminated. The copy is leaked, because the library keeps it.
     unsafe { *out = CStr::from_ptr(name).to_owned().into_raw().cast() };
     SUCCESS
 }
 
 unsafe fn launch_function(kernel: *mut c_void) -> Status {
-    // SAFETY: kernels are what `hipModuleGetFunction` made.
+    // SAFETY: kernels come from `hipModuleGetFunction`.
     launch(unsafe { CStr::from_ptr(kernel.cast()) }.to_string_lossy().into_owned())
 }
 
@@ -368,7 +368,7 @@ macro_rules! launches {
     ($($symbol:literal $name:ident($($type:ty),*);)*) => {
         $(#[unsafe(export_name = $symbol)]
         pub unsafe extern "C" fn $name(kernel: *mut c_void $(, _: $type)*) -> Status {
-            // SAFETY: as there.
+            // SAFETY: as in `launch_function`.
             unsafe { launch_function(kernel) }
         })*
     };

@@ -1,1 +1,1 @@
-//! A library that is no plugin.
+//! A library that is not a plugin.

@@ -1,4 +1,4 @@
-//! A plugin whose function table ends before the functions that every plugin must have.
+//! A plugin whose function table ends before the required functions.
 #![allow(unsafe_code)]
 
 use sdrun_abi::{
@@ -6,7 +6,7 @@ use sdrun_abi::{
     ffi::raw::{RawPlugin, RawStr},
 };
 
-/// The head of a table and nothing after it.
+/// The start of a table and nothing after it.
 #[repr(C)]
 struct Head {
     struct_size: u32,
@@ -15,7 +15,7 @@ struct Head {
     texts: [RawStr; 4],
 }
 
-// SAFETY: it is never written and points to nothing that is.
+// SAFETY: it is never written, and neither is anything it points to.
 unsafe impl Sync for Head {}
 
 static HEAD: Head = Head {
@@ -25,8 +25,8 @@ static HEAD: Head = Head {
     texts: [RawStr::EMPTY; 4],
 };
 
-/// Answers the head only.
-// SAFETY: the name belongs to the plugin ABI, and the signature is the one it prescribes.
+/// Returns only the start of a table.
+// SAFETY: the name belongs to the plugin ABI, which defines this signature.
 #[unsafe(no_mangle)]
 pub extern "C" fn sdrun_plugin_query_v1(_max_minor: u32) -> *const RawPlugin {
     (&raw const HEAD).cast()

@@ -3,8 +3,8 @@
 
 use sdrun_abi::ffi::raw::RawPlugin;
 
-/// Answers null, as the ABI prescribes for a host that is too old.
-// SAFETY: the name belongs to the plugin ABI, and the signature is the one it prescribes.
+/// Returns null, as the ABI requires for a host that is too old.
+// SAFETY: the name belongs to the plugin ABI, which defines this signature.
 #[unsafe(no_mangle)]
 pub extern "C" fn sdrun_plugin_query_v1(_max_minor: u32) -> *const RawPlugin {
     std::ptr::null()

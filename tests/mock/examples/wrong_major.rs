@@ -1,4 +1,4 @@
-//! A plugin for another major version of the ABI that still answers to this one's name.
+//! A plugin for another major version of the ABI that still exports this version's symbol.
 #![allow(unsafe_code)]
 
 use sdrun_abi::{
@@ -34,8 +34,8 @@ const NONE: RawPlugin = RawPlugin {
 
 static PLUGIN: RawPlugin = NONE;
 
-/// Answers its table whatever the host speaks.
-// SAFETY: the name belongs to the plugin ABI, and the signature is the one it prescribes.
+/// Returns its table for any version of the host.
+// SAFETY: the name belongs to the plugin ABI, which defines this signature.
 #[unsafe(no_mangle)]
 pub extern "C" fn sdrun_plugin_query_v1(_max_minor: u32) -> *const RawPlugin {
     &PLUGIN

@@ -1,7 +1,7 @@
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{process::Command, str::FromStr, sync::OnceLock, time::Duration};
 
-/// The calls in which a fault can be placed.
+/// The calls in which a fault can occur.
 pub(crate) const CALLS: [&str; 14] = [
     "init",
     "devices",
@@ -22,36 +22,36 @@ pub(crate) const CALLS: [&str; 14] = [
 /// What the provider does wrong.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Behaviour {
-    /// `good`: nothing.
+    /// `good`: nothing goes wrong.
     #[default]
     Good,
-    /// `<fault>_in_<call>`: goes wrong in one call.
+    /// `<fault>_in_<call>`: one call goes wrong.
     In(Fault, String),
-    /// `print_to_stdout`: every call prints there, also bytes that look like messages.
+    /// `print_to_stdout`: every call prints to stdout, including bytes that look like messages.
     PrintToStdout,
     /// `huge_log`: a build logs and prints megabytes.
     HugeLog,
-    /// `slow_progress`: a build reports progress and a run polls, each until it is cancelled or a minute is over.
+    /// `slow_progress`: a build reports progress and a run polls, each until it is cancelled or a minute has passed.
     SlowProgress,
-    /// `hold_weights`: keeps every weight until it has all of them.
+    /// `hold_weights`: holds every weight until it has all of them.
     HoldWeights,
     /// `parallel_weights`: pulls weights from four threads.
     ParallelWeights,
-    /// `encoded_weights`: takes weights as blocks of the encoding `mock_f64` (one f64 for each element) where it can.
+    /// `encoded_weights`: takes weights in blocks of the encoding `mock_f64` (one f64 per element) if it can.
     EncodedWeights,
-    /// `lying_refit`: says that it has taken all weights and has asked for none.
+    /// `lying_refit`: claims to have taken all weights without asking for any.
     LyingRefit,
-    /// `wrong_output_shape`: outputs are one element longer than its information says.
+    /// `wrong_output_shape`: outputs are one element longer than the engine information says.
     WrongOutputShape,
     /// `huge_output`: asks for an output of 2^60 bytes.
     HugeOutput,
-    /// `no_output`: a run succeeds without output.
+    /// `no_output`: a run succeeds without outputs.
     NoOutput,
     /// `asks_twice`: a run asks for output buffers twice.
     AsksTwice,
-    /// `garbage_info`: its engine information is no JSON.
+    /// `garbage_info`: the engine information is not JSON.
     GarbageInfo,
-    /// `null_engine`: a build succeeds without an engine.
+    /// `null_engine`: a build succeeds but returns no engine.
     NullEngine,
 }
 
@@ -60,13 +60,13 @@ pub(crate) enum Behaviour {
 pub(crate) enum Fault {
     /// `error`: an error with every field filled in.
     Error,
-    /// `stderr_then_error`: an error that says nothing; the reason is on stderr.
+    /// `stderr_then_error`: an error without a message; the reason is on stderr.
     StderrThenError,
     /// `panic`
     Panic,
     /// `hang`
     Hang,
-    /// `helper_then_hang`: starts a child process, tells its id on stderr and hangs.
+    /// `helper_then_hang`: starts a child process, prints its id on stderr and hangs.
     HelperThenHang,
     /// `abort`
     Abort,
@@ -127,7 +127,7 @@ pub(crate) fn chosen() -> &'static Behaviour {
     CHOSEN.get().unwrap_or(&Behaviour::Good)
 }
 
-/// Called at the beginning of every call.
+/// Runs at the start of every call.
 pub(crate) fn enter(call: &str) -> Result<()> {
     match chosen() {
         Behaviour::In(fault, place) if place == call => fault.happen(call),

@@ -3,7 +3,7 @@ use sdrun_abi::{BuildSpec, DType, EngineInfo, Error, Result, TensorSpec, WeightS
 use sdrun_graph::proto::{ModelProto, TensorProto, ValueInfoProto};
 use serde::{Deserialize, Serialize};
 
-/// What an engine needs to know; also the engine file's payload.
+/// The description of an engine, which is also the payload of the engine file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Description {
     pub(crate) inputs: Vec<Tensor>,
@@ -12,7 +12,7 @@ pub(crate) struct Description {
     pub(crate) weights: Vec<Tensor>,
     #[serde(default = "one")]
     pub(crate) scale: f32,
-    /// Sum of the weights, where they are baked in.
+    /// Sum of the weights, if they are baked in.
     #[serde(default)]
     pub(crate) baked: Option<f32>,
 }
@@ -28,7 +28,7 @@ fn one() -> f32 {
     1.0
 }
 
-/// What [`EngineInfo::compatibility`] says.
+/// The value of [`EngineInfo::compatibility`].
 pub(crate) const COMPATIBILITY: &str = "mock-1";
 const MAGIC: &[u8] = b"sdrun mock engine\n";
 /// `TensorProto.DataLocation.EXTERNAL`.
@@ -45,7 +45,7 @@ impl Description {
         for (key, value) in &spec.options {
             match (key.as_str(), value.parse()) {
                 ("scale", Ok(scale)) => description.scale = scale,
-                ("scale", Err(_)) => return Err(Error::invalid(format!("scale `{value}` is no number"))),
+                ("scale", Err(_)) => return Err(Error::invalid(format!("scale `{value}` is not a number"))),
                 _ => return Err(Error::invalid(format!("the mock provider has no option `{key}`"))),
             }
         }
@@ -56,8 +56,8 @@ impl Description {
     }
 
     fn of_onnx(model: &[u8]) -> Result<Self> {
-        let model =
-            ModelProto::decode(model).map_err(|e| Error::invalid(format!("this is no ONNX model: {e}")))?;
+        let model = ModelProto::decode(model)
+            .map_err(|e| Error::invalid(format!("this is not an ONNX model: {e}")))?;
         let graph = model.graph.ok_or_else(|| Error::invalid("the ONNX model has no graph"))?;
         let is_initializer = |v: &&ValueInfoProto| graph.initializer.iter().any(|i| i.name == v.name);
         let weights = graph.initializer.iter().filter(|i| i.data_location == Some(EXTERNAL));
@@ -107,13 +107,17 @@ impl Description {
 fn f32_only(name: &str, dtype: Option<i32>) -> Result<()> {
     match dtype.and_then(DType::from_onnx) {
         Some(DType::F32) => Ok(()),
-        _ => Err(Error::unsupported(format!("`{name}` is not f32, which is all the mock provider knows"))),
+        _ => Err(Error::unsupported(format!(
+            "`{name}` is not f32, the only type that the mock provider supports"
+        ))),
     }
 }
 
 fn size(name: &str, dim: Option<i64>) -> Result<usize> {
     dim.and_then(|d| usize::try_from(d).ok()).ok_or_else(|| {
-        Error::unsupported(format!("`{name}` has an open dimension; the mock provider takes none"))
+        Error::unsupported(format!(
+            "`{name}` has an open dimension, which the mock provider does not support"
+        ))
     })
 }
 
@@ -175,25 +179,25 @@ mod tests {
         assert_eq!(info.inputs.len(), 1);
         assert_eq!((info.inputs[0].name.as_str(), &*info.inputs[0].shape), ("x", &[Some(1), Some(5)][..]));
         assert_eq!(info.outputs[0].shape, [Some(4)]);
-        assert_eq!(info.weights.len(), 1, "what lies inline is no weight");
+        assert_eq!(info.weights.len(), 1, "inline tensors are not weights");
         assert_eq!((info.weights[0].name.as_str(), &*info.weights[0].shape), ("w", &[2, 3][..]));
     }
 
     #[test]
-    fn refuses_what_it_does_not_know() {
+    fn refuses_unsupported_models_and_options() {
         let error = |model: &[u8], options: &[(&str, &str)]| {
             Description::of_model(model, &spec(options)).unwrap_err().message
         };
         let good = onnx(named("x", 1, &[Some(5)]));
         assert!(error(&onnx(named("x", 1, &[None])), &[]).contains("open dimension"));
         assert!(error(&onnx(named("x", 7, &[Some(1)])), &[]).contains("not f32"));
-        assert!(error(b"\xff\xff", &[]).contains("no ONNX model"));
+        assert!(error(b"\xff\xff", &[]).contains("not an ONNX model"));
         assert!(error(&good, &[("speed", "1")]).contains("no option `speed`"));
-        assert!(error(&good, &[("scale", "big")]).contains("no number"));
+        assert!(error(&good, &[("scale", "big")]).contains("not a number"));
     }
 
     #[test]
-    fn payload_there_and_back() {
+    fn payloads_survive_a_round_trip() {
         let made =
             Description::of_model(&onnx(named("x", 1, &[Some(5)])), &spec(&[("scale", "2.5")])).unwrap();
         let payload = made.to_payload().unwrap();

@@ -11,7 +11,7 @@ use sdrun_abi::{
 use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
 
 const DEVICE: &str = "mock0";
-/// `slow_progress` gives up after this many steps of a millisecond.
+/// `slow_progress` stops after this many steps of a millisecond.
 const STEPS: u64 = 60_000;
 
 pub(crate) struct Mock;
@@ -111,7 +111,7 @@ impl Provider for Mock {
         })
     }
 
-    /// Counts f32 elements; an input without elements is a node that it cannot run.
+    /// Counts f32 elements. Reports an input without elements as a node that it cannot run.
     fn assess(&self, model: &[u8], spec: &BuildSpec) -> Result<Assessment> {
         enter("assess")?;
         known(&spec.device)?;
@@ -150,7 +150,7 @@ impl MockEngine {
 
 impl Drop for MockEngine {
     fn drop(&mut self) {
-        // The outcome of a drop reaches nobody; faults placed here happen all the same.
+        // A drop cannot return an error, but faults in it still happen.
         let _ = enter("drop");
     }
 }
@@ -183,7 +183,7 @@ impl Engine for MockEngine {
     }
 }
 
-/// Sum of each weight.
+/// The sum of each weight.
 type Sums = BTreeMap<String, f64>;
 
 fn total(description: &Description, sums: &Sums) -> f32 {
@@ -281,7 +281,7 @@ impl Session for MockSession {
             .iter()
             .map(|name| all.iter().find(|w| w.name == *name).cloned())
             .collect::<Option<Vec<_>>>()
-            .ok_or_else(|| Error::not_found(format!("one of {changed:?} is no weight of this engine")))?;
+            .ok_or_else(|| Error::not_found(format!("one of {changed:?} is not a weight of this engine")))?;
         let bytes = tensors.iter().map(|t| 4 * t.shape.iter().product::<usize>() as u64).sum();
         if *chosen() != Behaviour::LyingRefit {
             let fresh = pull(&tensors, weights)?;

@@ -1,4 +1,4 @@
-//! The exported symbol: the ordinary function table, with two faults that no Rust provider can have.
+//! The exported symbol: the normal function table, with two faults that a Rust provider cannot have.
 #![allow(unsafe_code)]
 
 use crate::{
@@ -26,10 +26,10 @@ static PLUGIN: RawPlugin = RawPlugin { engine_info: Some(engine_info), build: So
 
 unsafe extern "C" fn engine_info(args: *mut EngineInfoArgs) -> *mut RawError {
     let Some(honest) = HONEST.engine_info else { return std::ptr::null_mut() };
-    // SAFETY: the host's arguments, passed on.
+    // SAFETY: these are the host's own arguments.
     let error = unsafe { honest(args) };
     if *chosen() == Behaviour::GarbageInfo && error.is_null() {
-        // SAFETY: on success the struct is valid; the honest answer in it is released before it is replaced.
+        // SAFETY: on success the struct is valid. Its correct answer is released before it is replaced.
         unsafe {
             if let Some(release) = (*args).info.release {
                 release(&raw mut (*args).info);
@@ -42,14 +42,14 @@ unsafe extern "C" fn engine_info(args: *mut EngineInfoArgs) -> *mut RawError {
 
 unsafe extern "C" fn build(args: *mut BuildArgs) -> *mut RawError {
     match (HONEST.build, chosen()) {
-        // SAFETY: the host's arguments, passed on.
+        // SAFETY: these are the host's own arguments.
         (Some(honest), behaviour) if *behaviour != Behaviour::NullEngine => unsafe { honest(args) },
         _ => std::ptr::null_mut(),
     }
 }
 
-/// The one symbol of a plugin. `SDRUN_MOCK_QUERY` says what goes wrong in it.
-// SAFETY: the name belongs to the plugin ABI, and the signature is the one it prescribes.
+/// The only symbol of a plugin. `SDRUN_MOCK_QUERY` chooses what goes wrong in it.
+// SAFETY: the name belongs to the plugin ABI, which defines this signature.
 #[unsafe(no_mangle)]
 pub extern "C" fn sdrun_plugin_query_v1(_max_minor: u32) -> *const RawPlugin {
     match std::env::var("SDRUN_MOCK_QUERY").as_deref() {

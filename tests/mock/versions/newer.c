@@ -1,5 +1,5 @@
-/* A plugin of a minor version that no host knows yet: the example provider with a longer table, longer structs, and JSON with
- * fields and words that come later. The example is compiled with `sdrun_plugin_query_v1` renamed to `known_query`. */
+/* A plugin of a future minor version: the example provider with a longer table, longer structs, and JSON with unknown fields
+ * and words. The example is compiled with `sdrun_plugin_query_v1` renamed to `known_query`. */
 #include "provider.h"
 
 #include <stdlib.h>
@@ -71,7 +71,7 @@ static void release(sdrun_error *error) {
   free(error);
 }
 
-/* An error that is longer than hosts know, with a hint of a kind that they do not know. */
+/* An error struct longer than hosts expect, with a hint of a kind unknown to them. */
 static sdrun_error *build(sdrun_build_args *a) {
   static const char hint[] = "{\"kind\":\"ask_an_oracle\",\"price\":7,\"text\":\"ask an oracle\"}";
   static const char message[] = "there is no option `no-such-option`";

@@ -13,29 +13,29 @@ use std::{
     time::Instant,
 };
 
-/// Checks a provider plugin: the ONNX node tests, the rules of docs/provider-spec.md, or both.
+/// Checks a provider plugin with the ONNX node tests, the rules of docs/provider-spec.md, or both.
 #[derive(Parser)]
 #[command(name = "sdrun-conformance", version)]
 struct Arguments {
     /// Manifest of the plugin (sdrun-provider-ID.json).
     #[arg(long, value_name = "FILE")]
     plugin: PathBuf,
-    /// Check the rules of docs/provider-spec.md that can be seen from outside.
+    /// Check the rules of docs/provider-spec.md that are visible from outside.
     #[arg(long)]
     spec: bool,
     /// Run the ONNX node tests in this folder.
     #[arg(long, value_name = "DIR")]
     nodes: Option<PathBuf>,
-    /// Compare with what is recorded in this folder; an error is a test that passed and now fails, or fails in another way.
+    /// Compare with the snapshot in this folder; a test that passed and now fails, or fails in another way, is an error.
     #[arg(long, value_name = "DIR", requires = "nodes")]
     snapshots: Option<PathBuf>,
-    /// Record the outcome as the new snapshot.
+    /// Record the results as the new snapshot.
     #[arg(long, requires = "snapshots", conflicts_with = "filter")]
     bless: bool,
-    /// Only tests whose names contain this.
+    /// Run only tests whose names contain this.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// Node tests that run at the same time [default: number of cores].
+    /// Number of node tests to run in parallel [default: number of cores].
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
     /// Run one check of the specification in this process.
@@ -90,7 +90,7 @@ fn run_spec(plugin: &Path, filter: Option<&str>) -> Result<bool> {
             }
         }
     }
-    ensure!(passed + failed > 0, "no check is called that");
+    ensure!(passed + failed > 0, "no check matches the filter");
     close(passed, failed, &[], started);
     Ok(failed == 0)
 }
@@ -125,7 +125,7 @@ fn run_nodes(plugin: &Path, dir: &Path, arguments: &Arguments) -> Result<bool> {
         Snapshot::of(&outcomes).write(snapshots, id).with_context(cannot_write)?;
     }
     let Some(snapshots) = &arguments.snapshots else {
-        // Without a snapshot every failure is one, and shown.
+        // Without a snapshot, every failure counts and is shown.
         for (name, outcome) in &outcomes {
             if let Err(failure) = outcome {
                 println!("test {name} ... FAILED");
@@ -151,7 +151,7 @@ fn run_nodes(plugin: &Path, dir: &Path, arguments: &Arguments) -> Result<bool> {
     Ok(report.regressions.is_empty())
 }
 
-/// The closing line, in the form of Rust's own test harness.
+/// Prints the last line, in the form of Rust's own test harness.
 fn close(passed: usize, failed: usize, more: &[(usize, &str)], started: Instant) {
     let verdict = if failed == 0 { "ok" } else { "FAILED" };
     let more: String = more.iter().map(|(n, what)| format!(" {n} {what};")).collect();

@@ -1,4 +1,4 @@
-//! One node test: finding it, reading its data, running it.
+//! Finds a node test, reads its data and runs it.
 
 use super::{Failure, Stage, compare, snapshot};
 use prost::Message;
@@ -20,7 +20,7 @@ pub struct Case {
     dir: PathBuf,
 }
 
-/// All tests in a folder, by name.
+/// All tests in a folder, sorted by name.
 pub fn find(dir: &Path) -> io::Result<Vec<Case>> {
     let mut cases = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -48,7 +48,7 @@ impl Case {
             graph.input.iter().map(|v| ("input", v)).chain(graph.output.iter().map(|v| ("output", v)));
         for (side, value) in sides {
             if let Some(kind) = not_a_tensor(value.r#type.as_ref()) {
-                let detail = format!("{side} of type {kind}: only tensors go in and out");
+                let detail = format!("{side} of type {kind}: only tensors are supported");
                 return Err(Failure::new(Stage::Test, "not-tensors", detail));
             }
         }
@@ -84,7 +84,7 @@ impl Case {
         let at = |stage: Stage| move |e: sdrun::Error| self.failure(stage, &e);
         let engine = provider.build(model, &options, &NoHost).map_err(at(Stage::Build))?;
         let session = engine.session(&model.weights(), &NoHost).map_err(at(Stage::Session))?;
-        // Several tests expect NaN or infinity.
+        // Some tests expect NaN or infinity.
         let mut session = session.allow_non_finite();
         let outputs = session.run(given, &NoHost).map_err(at(Stage::Run))?;
         for (name, want) in expected {
@@ -102,7 +102,7 @@ impl Case {
         Ok(())
     }
 
-    /// The failure for an error, without the folder of this test in its reason.
+    /// The failure for an error. Its reason does not contain the test's folder.
     fn failure(&self, stage: Stage, error: &sdrun::Error) -> Failure {
         let mut failure = Failure::of(stage, error);
         let folder = format!("{}/", self.dir.display());
@@ -134,7 +134,7 @@ fn tensors(data: &Path, side: &str, names: &[String]) -> Result<Tensors, Failure
         let path = data.join(format!("{side}_{index}.pb"));
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
-            // Optional inputs and outputs at the end may be left out.
+            // Trailing optional inputs and outputs may be missing.
             Err(e) if e.kind() == io::ErrorKind::NotFound => break,
             Err(e) => {
                 let detail = format!("cannot read {side}_{index}.pb: {e}");
@@ -148,7 +148,7 @@ fn tensors(data: &Path, side: &str, names: &[String]) -> Result<Tensors, Failure
     Ok(tensors)
 }
 
-/// A `TensorProto` whose elements are in `raw_data`, where numpy puts them, or in a typed field.
+/// Reads a `TensorProto` whose elements are in `raw_data`, where numpy puts them, or in a typed field.
 fn read(bytes: &[u8]) -> Result<HostTensor, String> {
     let proto = TensorProto::decode(bytes).map_err(|e| format!("cannot decode: {e}"))?;
     let code = proto.data_type.unwrap_or(0);
@@ -168,7 +168,7 @@ fn read(bytes: &[u8]) -> Result<HostTensor, String> {
                     .iter()
                     .flat_map(|v| v.to_le_bytes().into_iter().take(dtype.size()))
                     .collect(),
-                // Narrow types stand in the low bytes of an int32.
+                // Narrow types are in the low bytes of an int32.
                 _ => proto
                     .int32_data
                     .iter()

@@ -1,11 +1,11 @@
-//! Whether an output is the expected one.
+//! Compares an output with the expected one.
 
 use half::{bf16, f16};
 use sdrun::HostTensor;
 use sdrun_abi::DType;
 
-/// Most that `|got - want|` may be, as `absolute + relative * |want|`. The tests' own tolerances (onnx: 1e-7
-/// and 1e-3) leave no room for another order of summation near zero.
+/// Limit for `|got - want|`, as `absolute + relative * |want|`. The tests' own tolerances (onnx: 1e-7 and 1e-3) leave no room for
+/// another order of summation near zero.
 fn tolerance(dtype: DType) -> (f64, f64) {
     match dtype {
         DType::F16 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2 => (1e-2, 1e-2),
@@ -13,7 +13,7 @@ fn tolerance(dtype: DType) -> (f64, f64) {
     }
 }
 
-/// Type, shape and values. Integers have to be equal, NaN equals NaN. The error is the kind of difference, and where it is.
+/// Compares type, shape and values. Integers must be equal; NaN equals NaN. The error is the kind of difference and its place.
 pub fn same(got: &HostTensor, want: &HostTensor) -> Result<(), (&'static str, String)> {
     if got.dtype() != want.dtype() {
         return Err(("wrong-type", format!("{} instead of {}", got.dtype(), want.dtype())));
@@ -69,8 +69,8 @@ fn floats(tensor: &HostTensor) -> Vec<f64> {
     }
 }
 
-/// ONNX's float8 types (onnx `docs/docsgen/source/technical/float8.md`): E5M2 has infinities as IEEE has,
-/// E4M3FN has none and a single NaN pattern.
+/// ONNX's float8 types (onnx `docs/docsgen/source/technical/float8.md`): E5M2 has infinities like IEEE types; E4M3FN has none and a
+/// single NaN pattern.
 fn float8(bits: u8, exponent_bits: i32, mantissa_bits: i32) -> f64 {
     let sign = if bits & 0x80 != 0 { -1.0 } else { 1.0 };
     let bias = (1 << (exponent_bits - 1)) - 1;
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn float8_values() {
-        // Largest finite, smallest subnormal, one, NaN: the table in ONNX's float8 page.
+        // Largest finite, smallest subnormal, one, NaN: from the table in ONNX's float8 page.
         assert_eq!([0x7e, 0x01, 0x38, 0xb8].map(|b| float8(b, 4, 3)), [448.0, 2f64.powi(-9), 1.0, -1.0]);
         assert!(float8(0x7f, 4, 3).is_nan() && float8(0x7d, 5, 2).is_nan());
         assert_eq!(

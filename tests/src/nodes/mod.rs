@@ -1,8 +1,8 @@
 //! The ONNX backend node tests (`onnx.backend.test` of the PyPI package `onnx`) against a provider.
 //!
-//! A test is a folder with `model.onnx` and data sets of inputs and expected outputs, each a serialized
-//! `TensorProto`. Its model is opened, bound to the shapes of the inputs, built, run and compared the way any
-//! host would. The provider lives in a worker, so that a crash fails one test and not the runner.
+//! A test is a folder with `model.onnx` and data sets of inputs and expected outputs, each a serialized `TensorProto`. The runner
+//! opens its model, binds it to the shapes of the inputs, builds it, runs it and compares outputs, as any host would. The
+//! provider runs in a worker, so a crash fails one test and not the runner.
 
 mod case;
 mod compare;
@@ -23,13 +23,13 @@ use std::{
     time::Duration,
 };
 
-/// Longest that any call into the provider may take.
+/// Time limit for each call into the provider.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Why a test did not pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Where it failed and how, as `STAGE/KIND` (see [`Snapshot`]): the part of a failure that has to stay the same.
+    /// Where it failed and how, as `STAGE/KIND` (see [`Snapshot`]). This part of a failure must stay the same.
     pub class: String,
     /// One short line that is the same in every run.
     pub reason: String,
@@ -40,7 +40,7 @@ pub struct Failure {
 /// How far a test got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The test itself: its data, and what this runner can feed.
+    /// The test itself: its data, and what this runner supports.
     Test,
     /// `Model::open`.
     Open,
@@ -64,7 +64,7 @@ impl Failure {
         }
     }
 
-    /// The failure that `error` is. Its kind is the error's code; a worker that died is a `crash`.
+    /// The failure for `error`. Its kind is the error's code; a dead worker is a `crash`.
     fn of(stage: Stage, error: &sdrun::Error) -> Self {
         let kind = match error.code() {
             ErrorCode::Unavailable => "crash".to_string(),
@@ -74,7 +74,7 @@ impl Failure {
         Failure::new(stage, &kind, error.to_string())
     }
 
-    /// The failure of a call after which the provider does not answer any more, whatever the call itself returned.
+    /// Marks the failure as a crash, because the provider no longer responds after the call.
     fn crashed(mut self) -> Self {
         if let Some((stage, kind)) = self.class.split_once('/')
             && kind != "timeout"
@@ -97,12 +97,12 @@ fn kebab(name: &str) -> String {
     text
 }
 
-/// Results by test name; `Ok` is passed.
+/// Results by test name; `Ok` means passed.
 pub type Outcomes = BTreeMap<String, Result<(), Failure>>;
 
-/// Runs `cases` on provider `id`, `jobs` at a time, each job with a worker of its own.
+/// Runs `cases` on provider `id`, `jobs` at a time. Each job has its own worker.
 pub fn run(registry: &Registry, id: &str, cases: &[Case], jobs: usize) -> sdrun::Result<Outcomes> {
-    // A fault of the provider as such is reported once, not for every test.
+    // Report a general fault of the provider once, not for every test.
     drop(open(registry, id)?);
     let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Outcomes::new()));
     std::thread::scope(|scope| {
@@ -119,7 +119,7 @@ pub fn run(registry: &Registry, id: &str, cases: &[Case], jobs: usize) -> sdrun:
     Ok(outcomes.into_inner().unwrap_or_else(|e| e.into_inner()))
 }
 
-/// Runs one test in the open worker, or a new one. A worker is not used again once it stops answering.
+/// Runs one test in the open worker, or a new one. A worker that stops responding is not used again.
 fn run_one(
     registry: &Registry,
     id: &str,
@@ -134,16 +134,16 @@ fn run_one(
         Ok(()) => return Ok(()),
         Err(failure) => failure,
     };
-    // A plugin that panicked refuses every later call; a worker that died has nobody to answer.
+    // A plugin that panicked refuses every later call, and a dead worker cannot respond.
     let dead = provider.devices().is_err();
-    // A provider that has to be isolated may have damaged its memory and answer all the same.
+    // A provider that must be isolated may have damaged its memory and still respond.
     if dead || provider.manifest().isolate {
         *opened = None;
     }
     Err(if dead { failure.crashed() } else { failure })
 }
 
-/// Why nothing can be run on the provider's first device: its hardware is not in this machine.
+/// Why nothing can run on the provider's first device, if its hardware is not in this machine.
 pub fn absent(registry: &Registry, id: &str) -> sdrun::Result<Option<String>> {
     Ok(open(registry, id)?.1.absent)
 }

@@ -1,4 +1,4 @@
-//! What a provider passed and failed when its snapshot was recorded; kept in the repository.
+//! The recorded passes and failures of a provider, kept in the repository.
 
 use super::{Failure, Outcomes};
 use std::{
@@ -7,10 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Characters of a long reason that are kept: who says it, and the end, where vendors name the culprit.
+/// Number of characters kept at both ends of a long reason. It starts with the source; vendors name the culprit at the end.
 const HEAD: usize = 60;
 const TAIL: usize = 100;
-/// The first lines of a file of expected failures.
+/// The header of a file of expected failures.
 const HEADER: &str = "\
 # Each line is `name: class | reason`. The class says where a test fails and how, as STAGE/KIND.
 #   STAGE  test (the runner cannot feed it), open (reading the model), build, session, run, outputs (they differ)
@@ -21,7 +21,7 @@ const HEADER: &str = "\
 # The reason is for readers and is not compared. Rewrite the file with `sdrun-conformance --bless`.
 ";
 
-/// A failure as it stands in the file.
+/// A failure as stored in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Expected {
     class: String,
@@ -35,16 +35,16 @@ pub struct Snapshot {
     failures: BTreeMap<String, Expected>,
 }
 
-/// Outcomes next to a snapshot.
+/// Results compared with a snapshot.
 #[derive(Debug, Default)]
 pub struct Report {
     /// Number of tests that passed.
     pub passed: usize,
     /// Number of failures that were expected.
     pub expected: usize,
-    /// Names of tests that fail but should not, or fail in another way, and what happened.
+    /// Names of tests that fail unexpectedly or in another way, and what happened.
     pub regressions: Vec<(String, String)>,
-    /// Passes that the snapshot has as failures.
+    /// Passed tests that the snapshot records as failures.
     pub improvements: Vec<String>,
 }
 
@@ -53,7 +53,7 @@ impl Snapshot {
         (dir.join(format!("{provider}.passes.txt")), dir.join(format!("{provider}.expected-failures.txt")))
     }
 
-    /// Reads the snapshot of a provider; an empty one where there is none.
+    /// Reads the snapshot of a provider. Returns an empty one if there is none.
     pub fn read(dir: &Path, provider: &str) -> io::Result<Self> {
         let (passes, failures) = Self::files(dir, provider);
         let text = |path: &Path| match fs::read_to_string(path) {
@@ -72,7 +72,7 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// The snapshot that these outcomes make.
+    /// The snapshot for these results.
     pub fn of(outcomes: &Outcomes) -> Self {
         let mut snapshot = Snapshot::default();
         for (name, outcome) in outcomes {
@@ -97,8 +97,8 @@ impl Snapshot {
         fs::write(failures, HEADER.to_string() + &lines.collect::<String>())
     }
 
-    /// Judges outcomes. A regression is a test that passed before, one that is in neither file, one that fails in
-    /// another way than recorded, and, where `complete`, one that is in a file and was not run.
+    /// Judges results. A regression is a failed test that passed before, that is in neither file, or that fails in another way than
+    /// recorded. If `complete`, a test that is in a file and was not run is a regression too.
     pub fn judge(&self, outcomes: &Outcomes, complete: bool) -> Report {
         let mut report = Report::default();
         for (name, outcome) in outcomes {
@@ -133,15 +133,15 @@ impl Snapshot {
     }
 }
 
-/// A line of the file of expected failures. The name of a test has no colon.
+/// Parses a line of the file of expected failures. Test names contain no colon.
 fn parse(line: &str) -> Option<(String, Expected)> {
     let (name, rest) = line.split_once(": ")?;
     let (class, reason) = rest.split_once(" | ")?;
     Some((name.to_string(), Expected { class: class.to_string(), reason: reason.to_string() }))
 }
 
-/// An error text as it can stand in a snapshot: one line, not too long, without what changes from run to run
-/// (temporary folders, process ids, addresses).
+/// Shortens an error text for a snapshot: one line, not too long, without what changes from run to run (temporary folders, process
+/// ids, addresses).
 pub(super) fn shorten(text: &str) -> String {
     let mut words = Vec::new();
     for word in text.split_whitespace() {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_regressions_from_improvements() {
+    fn distinguishes_regressions_from_improvements() {
         let unsupported = || failure(Stage::Build, "unimplemented", "why");
         let old = [("a", Ok(())), ("b", Ok(())), ("c", unsupported()), ("d", unsupported()), ("e", Ok(()))];
         let snapshot = Snapshot::of(&outcomes(&old));

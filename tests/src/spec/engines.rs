@@ -13,7 +13,9 @@ use sdrun_abi::{
 pub(super) fn an_unknown_operator_is_named(subject: &Subject) -> Verdict {
     let ready = subject.ready()?;
     let built = ready.plugin.build(&unknown_operator(), &ready.spec(), &ready.fixture.weights(0), &NoHost);
-    let Err(error) = built else { return Err("it builds an operator that does not exist".into()) };
+    let Err(error) = built else {
+        return Err("it builds a model with an operator that does not exist".into());
+    };
     require!(
         error.code == ErrorCode::Unimplemented,
         "the code is {:?}, not Unimplemented: {error}",
@@ -31,7 +33,7 @@ pub(super) fn an_assessment_lists_every_node(subject: &Subject) -> Verdict {
         require!(nodes.is_empty(), "it builds this graph, but reports that it cannot run {nodes:?}");
         let bad = assess(&unknown_operators())?
             .unsupported
-            .ok_or("it tells what it can run, but not what it cannot")?;
+            .ok_or("it reports what it can run, but not what it cannot")?;
         let ops: Vec<&str> = bad.iter().map(|node| node.op.as_str()).collect();
         require!(ops == ["NoSuchOperator", "NoOtherOperator"], "of two unknown operators it reports {bad:?}");
         require!(bad[0].name == "culprit" && !bad[0].reason.is_empty(), "it reports {:?}", bad[0]);
@@ -58,7 +60,7 @@ pub(super) fn a_precision_that_is_not_offered_is_refused(subject: &Subject) -> V
     for precision in Precision::ALL {
         if !ready.capabilities.precisions.contains(&precision) {
             let built = ready.build_with(&BuildSpec { precision, ..ready.spec() });
-            require!(built.is_err(), "it does not offer {precision} and builds it");
+            require!(built.is_err(), "it builds in {precision}, which it does not offer");
         }
     }
     Ok(())
@@ -78,12 +80,12 @@ pub(super) fn unknown_options_are_refused(subject: &Subject) -> Verdict {
     let ready = subject.ready()?;
     let mut spec = ready.spec();
     spec.options.insert("no-such-option".into(), "1".into());
-    let Err(error) = ready.build_with(&spec) else { return Err("it takes an option it cannot know".into()) };
+    let Err(error) = ready.build_with(&spec) else { return Err("it accepts an unknown option".into()) };
     require!(error.contains("no-such-option"), "the message does not name the option: {error}");
     Ok(())
 }
 
-/// Rule 17, for an engine of the fixture.
+/// Checks rule 17 for an engine of the fixture.
 fn describes_the_fixture(info: &EngineInfo, baked: bool) -> Verdict {
     let specs = |list: &[(&str, [usize; 2])]| -> Vec<TensorSpec> {
         let spec = |(name, shape): &(&str, [usize; 2])| TensorSpec {
@@ -151,7 +153,7 @@ pub(super) fn a_damaged_engine_is_refused(subject: &Subject) -> Verdict {
             whole.len()
         );
     }
-    // A flipped bit may go unseen here, since the host compares a checksum first; it must not do harm.
+    // A flipped bit may go undetected here, because the host compares a checksum first. It must not do harm.
     for position in (0..whole.len()).step_by((whole.len() / 50).max(1)) {
         let mut flipped = whole.clone();
         flipped[position] ^= 0x10;
@@ -180,7 +182,7 @@ pub(super) fn baked_engines_need_no_weights(subject: &Subject) -> Verdict {
     if !ready.capabilities.bake {
         require!(
             ready.build_with(&spec).is_err(),
-            "it does not offer to bake weights in and does not refuse to"
+            "it does not offer to bake weights, but does not refuse either"
         );
         return Ok(());
     }

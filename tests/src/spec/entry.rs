@@ -33,7 +33,7 @@ pub(super) fn manifest_describes_the_library(subject: &Subject) -> Verdict {
     if let Some(runtime) = &subject.provide.runtime {
         require!(
             !runtime.library_names.is_empty() && !runtime.env.is_empty(),
-            "its runtime cannot be found by anybody"
+            "its manifest does not say how to find its runtime"
         );
     }
     Ok(())
@@ -50,7 +50,10 @@ pub(super) fn negotiates_the_version(subject: &Subject) -> Verdict {
         let Some((address, major, size)) = raw::negotiate(query, max_minor) else { continue };
         require!(major == ABI_MAJOR, "the symbol ends in v{ABI_MAJOR}, its table says major version {major}");
         require!(size as usize >= 72, "its table claims to be {size} bytes long");
-        require!(raw::negotiate(query, max_minor).map(|t| t.0) == Some(address), "its table moves");
+        require!(
+            raw::negotiate(query, max_minor).map(|t| t.0) == Some(address),
+            "the address of its table changes"
+        );
         tables.insert(address);
     }
     require!(!tables.is_empty(), "it offers no table, whatever version the host speaks");
@@ -64,7 +67,7 @@ pub(super) fn identity_is_that_of_the_manifest(subject: &Subject) -> Verdict {
         ("version", &identity.version, &provide.version),
         ("build_id", &identity.build_id, &provide.build_id),
     ] {
-        require!(told == written, "the library's {field} is {told:?}, the manifest's {written:?}");
+        require!(told == written, "the library's {field} is {told:?}, but the manifest's is {written:?}");
     }
     Ok(())
 }
@@ -73,13 +76,13 @@ pub(super) fn short_argument_structs_are_refused(subject: &Subject) -> Verdict {
     let query = raw::query(&subject.library)?;
     for size in [Some(0), Some(8), Some(39), None] {
         let refused = raw::devices_with_size(query, size)?;
-        require!(refused, "`devices` takes an argument struct of {size:?} bytes (None: a null pointer)");
+        require!(refused, "`devices` accepts an argument struct of {size:?} bytes (None: a null pointer)");
     }
     Ok(())
 }
 
 pub(super) fn a_newer_host_is_served(subject: &Subject) -> Verdict {
-    // Loads and initialises it.
+    // Loads and initialises the plugin.
     let _ready = subject.ready()?;
     let served = raw::devices_for_newer_host(raw::query(&subject.library)?)?;
     require!(served, "`devices` fails with a longer argument struct, or writes past the part that it knows");
@@ -88,14 +91,14 @@ pub(super) fn a_newer_host_is_served(subject: &Subject) -> Verdict {
 
 pub(super) fn calls_before_init_are_errors(subject: &Subject) -> Verdict {
     let plugin = subject.load()?;
-    require!(plugin.capabilities("cpu").is_err(), "`capabilities` answers before `init`");
-    // Whatever it says about devices, it has to say without a crash.
+    require!(plugin.capabilities("cpu").is_err(), "`capabilities` succeeds before `init`");
+    // Any answer about devices is fine, but a crash is not.
     drop(plugin.devices());
     let init = plugin.init(&subject.config(subject.runtime_dir()?), &NoHost);
     init.map(drop).map_err(|e| format!("`init` fails after an early call: {e}"))
 }
 
-/// The runtime that `init` needs; checks about it do not concern a plugin that brings its own.
+/// Runs a check on the runtime that `init` needs. Such checks do not apply to a plugin without one.
 fn with_runtime(subject: &Subject, check: impl FnOnce(&RuntimeSpec, PathBuf) -> Verdict) -> Verdict {
     match &subject.provide.runtime {
         None => Ok(()),
@@ -107,15 +110,15 @@ fn with_runtime(subject: &Subject, check: impl FnOnce(&RuntimeSpec, PathBuf) -> 
     }
 }
 
-/// `init` with a runtime folder that holds something else has to fail, and later calls with it.
+/// `init` must fail with a runtime folder that contains something else, and so must later calls.
 fn refuses_runtime(subject: &Subject, dir: &Path) -> Verdict {
     let plugin = subject.load()?;
     let Err(error) = plugin.init(&subject.config(Some(dir.to_path_buf())), &NoHost) else {
         return Err("`init` succeeds".into());
     };
-    require!(!error.message.trim().is_empty(), "`init` fails without a word");
+    require!(!error.message.trim().is_empty(), "`init` fails without a message");
     require!(!error.message.contains("panic"), "`init` panics: {}", error.message);
-    require!(plugin.devices().is_err(), "`devices` answers although `init` failed");
+    require!(plugin.devices().is_err(), "`devices` succeeds although `init` failed");
     Ok(())
 }
 
@@ -127,13 +130,13 @@ pub(super) fn a_garbage_runtime_is_an_error(subject: &Subject) -> Verdict {
     with_runtime(subject, |spec, dir| {
         for pattern in &spec.library_names {
             let file = dir.join(pattern.replace('*', "1"));
-            fs::write(file, b"this is no library").map_err(|e| format!("cannot write: {e}"))?;
+            fs::write(file, b"this is not a library").map_err(|e| format!("cannot write: {e}"))?;
         }
         refuses_runtime(subject, &dir)
     })
 }
 
-/// The real library cut in half: its headers are fine, what they refer to is missing.
+/// The real library cut in half: its headers are intact, but what they refer to is missing.
 pub(super) fn a_truncated_runtime_is_an_error(subject: &Subject) -> Verdict {
     with_runtime(subject, |_, dir| {
         let installed = subject.runtime_dir()?.ok_or("it has a runtime")?;
@@ -164,7 +167,7 @@ pub(super) fn init_reports_the_runtime(subject: &Subject) -> Verdict {
 
 pub(super) fn a_second_init_does_no_harm(subject: &Subject) -> Verdict {
     let ready = subject.ready()?;
-    // It may refuse or answer the same; either way the plugin keeps working.
+    // It may refuse or give the same answer. Either way, the plugin must keep working.
     drop(ready.plugin.init(&subject.config(subject.runtime_dir()?), &NoHost));
     ready.fixture.check(ready.build()?.as_ref(), &ready.fixture.weights(0))
 }
@@ -199,10 +202,13 @@ pub(super) fn an_unknown_device_is_refused(subject: &Subject) -> Verdict {
     let spec = sdrun_abi::BuildSpec { device: "no-such-device".into(), ..ready.spec() };
     require!(
         ready.plugin.capabilities(&spec.device).is_err(),
-        "it tells the capabilities of a device it has not"
+        "it reports capabilities of a device that it does not have"
     );
-    require!(ready.build_with(&spec).is_err(), "it builds for a device it has not");
-    require!(ready.plugin.check("x", &spec.device).is_err(), "it judges engines for a device it has not");
+    require!(ready.build_with(&spec).is_err(), "it builds for a device that it does not have");
+    require!(
+        ready.plugin.check("x", &spec.device).is_err(),
+        "it judges engines for a device that it does not have"
+    );
     Ok(())
 }
 

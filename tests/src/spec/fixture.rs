@@ -1,8 +1,7 @@
-//! A small model whose results are computed here: `t = x·w + b + r`, `y = max(t, 0)`, and `c`, a copy of the
-//! input `r`.
+//! A small model whose results are computed here: `t = x·w + b + r`, `y = max(t, 0)`, and `c`, a copy of the input `r`.
 //!
-//! All numbers are multiples of 1/8 below 1, so that products and sums are exact in every precision a provider
-//! can offer, and results can be compared without excuses.
+//! All numbers are multiples of 1/8 below 1. So products and sums are exact in every precision that a provider can offer, and
+//! results must be equal.
 
 use prost::Message;
 use sdrun::{Model, Shapes, graph::proto, weights::Cast};
@@ -21,17 +20,17 @@ const ROWS: usize = 2;
 const INNER: usize = 4;
 const COLUMNS: usize = 3;
 
-/// The model as a provider is handed it, and its inputs.
+/// The model as passed to a provider, and its inputs.
 pub(super) struct Fixture {
-    /// ONNX bytes; the weights `w` and `b` are external under their own names.
+    /// ONNX bytes. The weights `w` and `b` are external, under their own names.
     pub(super) bytes: Vec<u8>,
-    /// The `.onnx` file, for what goes through the library.
+    /// The `.onnx` file, for checks that go through the library.
     pub(super) path: PathBuf,
     x: AlignedBuffer,
     r: AlignedBuffer,
 }
 
-/// Names, shapes: what engine information has to say.
+/// Names and shapes that the engine information must report.
 pub(super) const INPUTS: [(&str, [usize; 2]); 2] = [("x", [ROWS, INNER]), ("r", [ROWS, COLUMNS])];
 pub(super) const OUTPUTS: [(&str, [usize; 2]); 3] =
     [("y", [ROWS, COLUMNS]), ("t", [ROWS, COLUMNS]), ("c", [ROWS, COLUMNS])];
@@ -47,7 +46,7 @@ impl Fixture {
         Ok(Fixture { bytes, path, x: AlignedBuffer::copy_of(&x), r: AlignedBuffer::copy_of(&r) })
     }
 
-    /// One of several sets of weights.
+    /// One of several sets of weights, chosen by `set`.
     pub(super) fn weights(&self, set: usize) -> Weights {
         let tensors = WEIGHTS.map(|(name, shape)| {
             let values =
@@ -57,7 +56,7 @@ impl Fixture {
         Weights { tensors: BTreeMap::from(tensors), broken: Vec::new(), folder: None }
     }
 
-    /// The outputs that a set of weights has to give.
+    /// The expected outputs for a set of weights.
     pub(super) fn expected(&self, weights: &Weights) -> [Vec<f32>; 3] {
         let (w, b) = (weights.floats("w"), weights.floats("b"));
         let (x, r) = (floats(&self.x), floats(&self.r));
@@ -79,16 +78,16 @@ impl Fixture {
         ]
     }
 
-    /// Runs a session; the buffers hold NaN before, so that one that is not filled shows.
+    /// Runs a session. The buffers start as NaN, so an unfilled one shows.
     pub(super) fn run(&self, session: &mut dyn Session, host: &dyn Host) -> AbiResult<Vec<Vec<f32>>> {
         let mut sink = NanSink::default();
         session.run(&self.inputs(), &mut sink, host)?;
         Ok(sink.buffers.iter().map(|b| floats(b)).collect())
     }
 
-    /// Makes a session with `weights`, runs it and compares.
+    /// Creates a session with `weights`, runs it and compares.
     pub(super) fn check(&self, engine: &dyn Engine, weights: &Weights) -> Result<(), String> {
-        // As the library gives them: an engine in another precision states other types.
+        // Cast as the library does: an engine in another precision may want other types.
         let source = Cast::new(weights, &engine.info().weights);
         let mut session = engine.session(&source, &sdrun_abi::NoHost).map_err(|e| format!("session: {e}"))?;
         self.check_session(session.as_mut(), weights)
@@ -102,7 +101,7 @@ impl Fixture {
     }
 }
 
-/// Writes a model and lets the library bind and strip it the way it does for every provider.
+/// Writes a model and lets the library bind and strip it, as it does for every provider.
 pub(super) fn prepare(model: &proto::ModelProto, path: &Path) -> Result<Vec<u8>, String> {
     fs::write(path, model.encode_to_vec()).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
     Model::open(path)
@@ -111,7 +110,7 @@ pub(super) fn prepare(model: &proto::ModelProto, path: &Path) -> Result<Vec<u8>,
         .map_err(|e| format!("the library cannot prepare {}: {e}", path.display()))
 }
 
-/// Collects outputs in buffers that hold NaN until they are filled.
+/// Collects outputs in buffers that start as NaN.
 #[derive(Default)]
 pub(super) struct NanSink {
     pub(super) buffers: Vec<AlignedBuffer>,
@@ -129,7 +128,7 @@ impl OutputSink for NanSink {
     }
 }
 
-/// Weights in memory, or in a file; one of them can be made to fail.
+/// Weights in memory or in a file. One of them can be set to fail.
 pub(super) struct Weights {
     tensors: BTreeMap<String, (Vec<usize>, Vec<u8>)>,
     broken: Vec<&'static str>,
@@ -137,23 +136,23 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    /// Without the weight `name`.
+    /// The same weights without `name`.
     pub(super) fn without(mut self, name: &'static str) -> Self {
         self.broken.push(name);
         self
     }
 
-    /// With the weight `name` of another set.
+    /// Takes the weight `name` from another set.
     pub(super) fn take(&mut self, name: &str, other: &Weights) {
         if let Some(tensor) = other.tensors.get(name) {
             self.tensors.insert(name.to_string(), tensor.clone());
         }
     }
 
-    /// Also as files in `folder`.
+    /// The same weights, also as files in `folder`.
     pub(super) fn in_files(mut self, folder: &Path) -> Result<Self, String> {
         for (name, (_, bytes)) in &self.tensors {
-            // Behind some other bytes, as in any real weight file.
+            // After some other bytes, as in any real weight file.
             let content = [vec![0xff; 4096], bytes.clone()].concat();
             fs::write(folder.join(name), content).map_err(|e| format!("cannot write weights: {e}"))?;
         }
@@ -178,12 +177,12 @@ impl WeightSource for Weights {
     }
 }
 
-/// A host that cancels from the start, and counts how often the provider learned it.
+/// A host that cancels from the start, and counts how often the provider was told.
 #[derive(Default)]
 pub(super) struct Canceller {
-    /// By the answer to a report of progress.
+    /// Number of times in response to a progress report.
     pub(super) told: AtomicUsize,
-    /// By a poll.
+    /// Number of times in response to a poll.
     pub(super) polled: AtomicUsize,
 }
 
@@ -199,7 +198,7 @@ impl Host for Canceller {
     }
 }
 
-/// Multiples of 1/8 between -7/8 and 7/8, another sequence for every seed.
+/// Multiples of 1/8 between -7/8 and 7/8, in a different sequence for every seed.
 fn values(seed: usize, count: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 7 + seed * 5 + i * i) % 15) as f32 / 8.0 - 0.875).collect()
 }
@@ -212,7 +211,7 @@ pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
-/// The model itself.
+/// The model.
 pub(super) fn model() -> proto::ModelProto {
     let node = |op: &str, inputs: &[&str], output: &str| proto::NodeProto {
         op_type: Some(op.into()),
@@ -246,8 +245,8 @@ pub(super) fn model() -> proto::ModelProto {
 /// Side of the matrices of [`slow`].
 pub(super) const SLOW: usize = 1024;
 
-/// A model that takes seconds on one thread: `x` times the weight `w`, a hundred times over. With the identity as
-/// `w` its output is its input.
+/// A model that takes seconds on one thread: `x` multiplied by the weight `w` a hundred times. If `w` is the identity, the output
+/// equals the input.
 pub(super) fn slow() -> proto::ModelProto {
     let name = |i: usize| match i {
         0 => "x".to_string(),
@@ -282,17 +281,17 @@ pub(super) fn identity() -> Vec<u8> {
     bytes_of(&(0..SLOW * SLOW).map(|i| if i % (SLOW + 1) == 0 { 1.0 } else { 0.0 }).collect::<Vec<f32>>())
 }
 
-/// A valid model of one operator that no runtime knows.
+/// A valid model with one operator that no runtime knows.
 pub(super) fn unknown_operator() -> Vec<u8> {
     chain(&[("NoSuchOperator", "culprit")])
 }
 
-/// As [`unknown_operator`], with a known operator and another unknown one behind it.
+/// Like [`unknown_operator`], followed by a known operator and another unknown one.
 pub(super) fn unknown_operators() -> Vec<u8> {
     chain(&[("NoSuchOperator", "culprit"), ("Relu", "innocent"), ("NoOtherOperator", "accomplice")])
 }
 
-/// Operators and names of nodes, one behind the other from `x` to `y`.
+/// A model with a chain of nodes (operator, name) from `x` to `y`.
 fn chain(nodes: &[(&str, &str)]) -> Vec<u8> {
     let value = |i: usize| match i {
         0 => "x".to_string(),

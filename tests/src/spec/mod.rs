@@ -1,7 +1,7 @@
-//! The rules of `docs/provider-spec.md` that can be seen from outside, against any plugin.
+//! Checks of any plugin against the rules of `docs/provider-spec.md` that are visible from outside.
 //!
-//! Every check runs in a process of its own: a plugin that crashes or hangs fails that check, and `init`, which
-//! is called once in a process, can be checked in several ways.
+//! Every check runs in its own process. So a plugin that crashes or hangs fails only that check, and `init`, which runs once per
+//! process, can be checked in several ways.
 
 mod engines;
 mod entry;
@@ -20,25 +20,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Longest that one check may take.
+/// Time limit for one check.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a check answers: nothing, or how the rule is broken.
+/// The result of a check: nothing, or how the plugin breaks the rule.
 pub type Verdict = Result<(), String>;
 
-/// How a check ended, as the exit code of its process.
+/// The result of a check as the exit code of its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Ending {
-    /// The rule is kept.
+    /// The plugin follows the rule.
     Kept = 0,
-    /// It is broken.
+    /// The plugin breaks the rule.
     Broken = 1,
-    /// It needs hardware that is not in this machine.
+    /// The check needs hardware that is not in this machine.
     NotRun = 77,
 }
 
-/// One thing that is checked.
+/// One check.
 pub struct Check {
     /// Short name.
     pub name: &'static str,
@@ -102,8 +102,8 @@ pub fn small_model() -> Vec<u8> {
     prost::Message::encode_to_vec(&fixture::model())
 }
 
-/// Runs one check in this process and prints how the rule is broken, if it is. A check that ends in the very error that
-/// the provider's first device gives for its absence has not been run.
+/// Runs one check in this process and prints how the plugin breaks the rule, if it does. A check that ends with the error that the
+/// provider's first device gives for its absence counts as not run.
 pub fn run_one(manifest: &Path, name: &str) -> Ending {
     let Some(check) = CHECKS.iter().find(|c| c.name == name) else {
         println!("there is no check called {name}");
@@ -128,13 +128,13 @@ pub fn run_one(manifest: &Path, name: &str) -> Ending {
     }
 }
 
-/// Runs one check in a process of its own. `Ok` with a reason where it was not run.
+/// Runs one check in its own process. Returns `Ok` with a reason if it was not run.
 pub fn run_isolated(manifest: &Path, check: &Check) -> Result<Option<String>, String> {
     let system = |e: std::io::Error| format!("cannot start the check: {e}");
     let program = std::env::current_exe().map_err(system)?;
     let mut output = tempfile::tempfile().map_err(system)?;
     let errors = output.try_clone().map_err(system)?;
-    // As a worker would be started: a runtime may bring its own C library.
+    // Start it like a worker: a runtime may bring its own C library.
     let runtime_dir = Subject::open(manifest)?.runtime_dir().ok().flatten();
     let mut command = runtime_dir.map_or_else(Vec::new, |dir| sdrun::worker::loader_of(&dir));
     command.push(program.into());
@@ -154,7 +154,7 @@ pub fn run_isolated(manifest: &Path, check: &Check) -> Result<Option<String>, St
             break status;
         }
         if Instant::now() > deadline {
-            // Neither can fail in a way that matters: the child is ours and has not been waited for.
+            // Neither can fail in a way that matters: the child is ours and has not been reaped.
             let _ = child.kill();
             let _ = child.wait();
             return Err(format!("it took longer than {} seconds{}", LIMIT.as_secs(), words(&mut output)));
@@ -169,7 +169,7 @@ pub fn run_isolated(manifest: &Path, check: &Check) -> Result<Option<String>, St
     }
 }
 
-/// The end of what a check wrote.
+/// The end of a check's output.
 fn words(output: &mut File) -> String {
     let mut text = Vec::new();
     if output.rewind().and_then(|()| output.read_to_end(&mut text)).is_err() {

@@ -1,4 +1,4 @@
-//! Calls through the C structs that no host of ours would make.
+//! Calls through the C structs that our host would never make.
 #![allow(unsafe_code)]
 
 use libloading::Library;
@@ -13,13 +13,13 @@ use std::{path::Path, ptr};
 
 /// Loads the plugin under test.
 pub(super) fn load(library: &Path) -> sdrun_abi::Result<Plugin> {
-    // SAFETY: this process exists to load this library, which the user named.
+    // SAFETY: the user asked this process to load this library.
     unsafe { sdrun::load_plugin(library) }
 }
 
-/// The query function of a plugin; its library stays loaded.
+/// The query function of a plugin. Its library stays loaded.
 pub(super) fn query(library: &Path) -> Result<QueryFn, String> {
-    // SAFETY: this process exists to load this library, which the user named.
+    // SAFETY: the user asked this process to load this library.
     let library = unsafe { Library::new(library) }.map_err(|e| format!("cannot load the library: {e}"))?;
     // SAFETY: the symbol's type is fixed by its name.
     let query = unsafe { library.get::<QueryFn>(QUERY_SYMBOL) }.map(|symbol| *symbol);
@@ -27,11 +27,11 @@ pub(super) fn query(library: &Path) -> Result<QueryFn, String> {
     query.map_err(|e| format!("it does not export {QUERY_SYMBOL}: {e}"))
 }
 
-/// Asks for the table as a host of a minor version. Returns its address, major version and size, or `None` for null.
+/// Asks for the table like a host of a minor version. Returns its address, major version and size, or `None` for null.
 pub(super) fn negotiate(query: QueryFn, max_minor: u32) -> Option<(usize, u16, u32)> {
-    // SAFETY: a query function may be called with any version.
+    // SAFETY: a query function accepts any version.
     let table = unsafe { query(max_minor) };
-    // SAFETY: a table that is not null lives as long as the process and says its size.
+    // SAFETY: a table that is not null lives as long as the process and states its size.
     unsafe { prefix::read(table) }.map(|t| (table.addr(), t.abi_major, t.struct_size))
 }
 
@@ -43,8 +43,8 @@ fn devices(query: QueryFn) -> Result<unsafe extern "C" fn(*mut DevicesArgs) -> *
     table.devices.ok_or_else(|| "its table has no `devices`".into())
 }
 
-/// Calls `devices` with an argument struct longer than any plugin knows: that of a newer host. Returns whether the call
-/// succeeded with a list and left the end of the struct alone.
+/// Calls `devices` with an argument struct longer than any plugin knows, like a newer host. Returns whether the call succeeded with
+/// a list and left the end of the struct unchanged.
 pub(super) fn devices_for_newer_host(query: QueryFn) -> Result<bool, String> {
     #[repr(C)]
     struct Newer {
@@ -58,7 +58,7 @@ pub(super) fn devices_for_newer_host(query: QueryFn) -> Result<bool, String> {
     let error = unsafe { devices(query)?((&raw mut args).cast()) };
     let answered = args.known.devices.len > 0;
     if let Some(release) = args.known.devices.release {
-        // SAFETY: what the call returned, released once.
+        // SAFETY: the call returned it, and it is released once.
         unsafe { release(&raw mut args.known.devices) };
     }
     Ok(!release(error) && answered && args.added == [u64::MAX; 8])
@@ -69,14 +69,14 @@ pub(super) fn devices_for_newer_host(query: QueryFn) -> Result<bool, String> {
 pub(super) fn devices_with_size(query: QueryFn, size: Option<u32>) -> Result<bool, String> {
     let devices = devices(query)?;
     let mut args = DevicesArgs { struct_size: size.unwrap_or(0), reserved: 0, devices: RawBuffer::EMPTY };
-    // SAFETY: the struct is complete, whatever size it claims; a plugin has to refuse null.
+    // SAFETY: the struct is complete, whatever size it claims. A plugin must refuse null.
     let error = unsafe { devices(if size.is_some() { &mut args } else { ptr::null_mut() }) };
     Ok(release(error))
 }
 
 /// Releases an error. Returns whether there was one.
 fn release(error: *mut RawError) -> bool {
-    // SAFETY: an error that a call returned, released once.
+    // SAFETY: a call returned the error, and it is released once.
     unsafe {
         match error.as_ref() {
             None => false,

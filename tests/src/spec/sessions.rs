@@ -24,7 +24,7 @@ pub(super) fn a_missing_weight_is_named(subject: &Subject) -> Verdict {
     let engine = ready.build()?;
     for name in ["w", "b"] {
         let Err(error) = engine.session(&ready.fixture.weights(0).without(name), &NoHost) else {
-            return Err(format!("it makes a session without the weight {name:?}"));
+            return Err(format!("it creates a session without the weight {name:?}"));
         };
         let named =
             error.message.contains(&format!("{name:?}")) || error.message.contains(&format!("`{name}`"));
@@ -94,7 +94,7 @@ pub(super) fn every_output_is_filled(subject: &Subject) -> Verdict {
     let engine = ready.build()?;
     let weights = ready.fixture.weights(0);
     let mut session = engine.session(&weights, &NoHost).map_err(|e| format!("session: {e}"))?;
-    // The buffers hold NaN before each run, and differ from run to run.
+    // The buffers hold NaN before each run and differ in each run.
     for _ in 0..3 {
         ready.fixture.check_session(session.as_mut(), &weights)?;
     }
@@ -131,8 +131,8 @@ pub(super) fn the_host_refuses_wrong_inputs(subject: &Subject) -> Verdict {
     session.run(&inputs, &NoHost).map(drop).map_err(text)
 }
 
-/// The end of a call whose host wants it to stop. A provider that learned so returns `Cancelled`. One that never asked may
-/// finish, unless the call `must_ask`.
+/// Judges the result of a cancelled call. A provider that was told returns `Cancelled`. One that never asked may finish, unless the
+/// call `must_ask`.
 fn judge_cancel(
     what: &str,
     outcome: Result<(), sdrun_abi::Error>,
@@ -144,7 +144,7 @@ fn judge_cancel(
         Err(e) if e.code == ErrorCode::Cancelled => Ok(()),
         Err(e) => Err(format!("a cancelled {what} fails with {:?} and not with Cancelled: {e}", e.code)),
         Ok(()) if told + polled > 0 => Err(format!(
-            "a {what} finished although its host cancelled: {told} reports of progress and {polled} polls said so"
+            "a {what} finished although its host cancelled: {told} progress reports and {polled} polls told it so"
         )),
         Ok(()) if must_ask => {
             Err(format!("a {what} neither reports progress nor polls, so it cannot be cancelled"))
@@ -168,7 +168,7 @@ pub(super) fn cancelling_a_run_works_as_declared(subject: &Subject) -> Verdict {
     let mut session = engine.session(&weights, &NoHost).map_err(|e| format!("session: {e}"))?;
     let host = Canceller::default();
     let run = ready.fixture.run(session.as_mut(), &host);
-    // A provider that polls beside a run may come too late for a short one.
+    // A provider that polls from another thread may be too late for a short run.
     judge_cancel("run", run.map(drop), &host, false)?;
     ready
         .fixture
@@ -181,7 +181,7 @@ pub(super) fn cancelling_a_run_works_as_declared(subject: &Subject) -> Verdict {
     }
 }
 
-/// `Prompt` is within about a second: a run that takes longer must not finish after it was cancelled.
+/// `Prompt` means within about a second: a longer run must not finish after a cancel.
 fn cancels_a_long_run(subject: &Subject, ready: &Ready) -> Verdict {
     let bytes = fixture::prepare(&fixture::slow(), &subject.scratch.path().join("slow.onnx"))?;
     let identity =
@@ -199,7 +199,7 @@ fn cancels_a_long_run(subject: &Subject, ready: &Ready) -> Verdict {
         Ok(sink.buffers.len() == 1 && sink.buffers[0][..] == x[..])
     };
     let started = Instant::now();
-    require!(run(&NoHost).map_err(text)?, "a product with the identity is something else");
+    require!(run(&NoHost).map_err(text)?, "a product with the identity gives other values");
     if started.elapsed() > Duration::from_secs(1) {
         let host = Canceller::default();
         judge_cancel("run", run(&host).map(drop), &host, true)?;
@@ -223,7 +223,7 @@ pub(super) fn unknown_memory_is_not_zero(subject: &Subject) -> Verdict {
 pub(super) fn calls_come_from_any_thread(subject: &Subject) -> Verdict {
     let ready = subject.ready()?;
     let engine = ready.build()?;
-    // Sessions are made and run by several threads at once; each then moves to another thread.
+    // Several threads create and run sessions at once. Each session then moves to another thread.
     let make = |set: usize| -> Result<(Box<dyn Session>, Weights), String> {
         let weights = ready.fixture.weights(set);
         let session = engine.session(&weights, &NoHost).map_err(|e| format!("session: {e}"))?;
@@ -236,7 +236,7 @@ pub(super) fn calls_come_from_any_thread(subject: &Subject) -> Verdict {
     .map(drop)
 }
 
-/// Does something with every item at the same time, each on a thread of its own.
+/// Runs `work` on all items in parallel, each on its own thread.
 fn on_threads<T: Send, R: Send>(
     items: Vec<T>,
     work: impl Fn(T) -> Result<R, String> + Sync,
@@ -274,12 +274,12 @@ pub(super) fn tensors_stay_on_the_device(subject: &Subject) -> Verdict {
         let refused = kept.as_ref().err().map(|e| e.code);
         require!(
             refused == Some(ErrorCode::Unimplemented),
-            "it declares no device tensors and answers {kept:?}"
+            "it declares no device tensors but returns {kept:?}"
         );
         return fixture.check_session(one.as_mut(), &weights);
     }
     let kept = kept.map_err(|e| format!("run on the device: {e}"))?;
-    require!(kept.len() == 1 && sink.buffers.len() == 2, "of three outputs, one was to stay on the device");
+    require!(kept.len() == 1 && sink.buffers.len() == 2, "one of three outputs should stay on the device");
     let y = kept[0].as_ref();
     let bytes = read(y)?;
     let [want, t, c] = fixture.expected(&weights);
@@ -290,7 +290,7 @@ pub(super) fn tensors_stay_on_the_device(subject: &Subject) -> Verdict {
     );
     let brought: Vec<_> = sink.buffers.iter().map(|b| fixture::floats(b)).collect();
     require!(brought == [t, c], "the outputs that do not stay are {brought:?}");
-    // As an input it gives what its bytes give, in another session and in its own.
+    // As an input, it must give the same results as its bytes, in another session and in its own.
     let in_memory = AlignedBuffer::copy_of(&bytes);
     let from_memory = Input::Host(TensorView { data: &in_memory, ..r });
     for session in [&mut other, &mut one] {
@@ -304,7 +304,7 @@ pub(super) fn tensors_stay_on_the_device(subject: &Subject) -> Verdict {
         }
         require!(outputs[0] == outputs[1], "a tensor on the device gives other outputs than its bytes");
     }
-    // It stays what it is, whatever comes after.
+    // Later calls must not change it.
     one.refit(&["w", "b"], &fixture.weights(1), &NoHost).map_err(|e| format!("refit: {e}"))?;
     fixture.check_session(one.as_mut(), &fixture.weights(1))?;
     require!(read(y)? == bytes, "a later run changes a tensor that an earlier one left on the device");

@@ -14,13 +14,13 @@ use tempfile::TempDir;
 
 /// A plugin that is not loaded yet.
 pub struct Subject {
-    /// What its manifest says.
+    /// Its manifest.
     pub(super) provide: Provide,
     /// Its library.
     pub(super) library: PathBuf,
     /// Folder of its manifest.
     pub(super) dir: PathBuf,
-    /// A folder for this check.
+    /// A temporary folder for this check.
     pub(super) scratch: TempDir,
 }
 
@@ -48,7 +48,7 @@ impl Subject {
         raw::load(&self.library).map_err(|e| e.to_string())
     }
 
-    /// What a host hands to `init`; `runtime_dir` in place of the installed runtime's folder.
+    /// The configuration that a host passes to `init`, with `runtime_dir` instead of the installed runtime's folder.
     pub(super) fn config(&self, runtime_dir: Option<PathBuf>) -> InitConfig {
         InitConfig {
             plugin_dir: self.dir.clone(),
@@ -59,7 +59,7 @@ impl Subject {
         }
     }
 
-    /// The folder of the runtime as a host finds it; `None` for a plugin without one.
+    /// The folder of the runtime, found like in a host. `None` for a plugin without a runtime.
     pub(super) fn runtime_dir(&self) -> Result<Option<PathBuf>, String> {
         let Some(spec) = &self.provide.runtime else { return Ok(None) };
         let paths = Paths::default_for_user().map_err(|e| e.to_string())?;
@@ -69,12 +69,12 @@ impl Subject {
         }
     }
 
-    /// Why nothing can be run on the first device: its hardware is not in this machine.
+    /// Why nothing can run on the first device, if its hardware is not in this machine.
     pub(super) fn absent(&self) -> Option<String> {
         self.ready().ok()?.device.absent
     }
 
-    /// Loads and initialises it.
+    /// Loads and initialises the plugin.
     pub(super) fn ready(&self) -> Result<Ready, String> {
         let plugin = self.load()?;
         let runtime =
@@ -88,17 +88,17 @@ impl Subject {
 }
 
 impl Ready {
-    /// How the fixture is built unless a check says otherwise.
+    /// The default build specification of the fixture.
     pub(super) fn spec(&self) -> BuildSpec {
         BuildSpec { threads: Some(1), ..BuildSpec::new(&self.device.id, Precision::Fp32) }
     }
 
-    /// The fixture as an engine.
+    /// Builds the fixture.
     pub(super) fn build(&self) -> Result<Box<dyn Engine>, String> {
         self.build_with(&self.spec())
     }
 
-    /// The fixture as an engine built in a given way.
+    /// Builds the fixture with the given specification.
     pub(super) fn build_with(&self, spec: &BuildSpec) -> Result<Box<dyn Engine>, String> {
         let weights = self.fixture.weights(0);
         self.plugin.build(&self.fixture.bytes, spec, &weights, &NoHost).map_err(|e| format!("build: {e}"))

@@ -1,8 +1,8 @@
-//! Small complete pipelines (SD 1.5, SDXL, SD 3, Flux) as other programs write them, for tests.
+//! Small complete pipelines (SD 1.5, SDXL, SD 3, Flux) for tests, as written by other programs.
 //!
-//! `data/` holds the files without their weights: ONNX graphs of Optimum, checkpoints in one file and in diffusers'
-//! layout, adapters, and the outputs that PyTorch, diffusers and PEFT compute (README.md). The weights follow the
-//! synthetic weight rule, so [`folder`] makes them again, bit for bit, in Cargo's target folder.
+//! `data/` holds the files without their weights: Optimum's ONNX graphs, checkpoints in one file and in diffusers' layout,
+//! adapters, and the outputs of PyTorch, diffusers and PEFT (README.md). The weights follow the synthetic weight rule, so
+//! [`folder`] regenerates them, bit for bit, in Cargo's target folder.
 
 use anyhow::{Context, Result, bail, ensure};
 use sdrun_abi::DType;
@@ -24,12 +24,12 @@ struct Entry {
     sha256: String,
     /// Size of the whole file.
     bytes: usize,
-    /// The tensors that were cut out, in order of their offsets.
+    /// The tensors that were cut out, in the order of their offsets.
     holes: Vec<Hole>,
 }
 
-/// A tensor that was cut out of a file: offset in the whole file, tag and name of the rule, shape, type, and which
-/// part of the tensor is there.
+/// A tensor that was cut out of a file: offset in the whole file, tag and name of the rule, shape, type, and the part of the tensor
+/// that the file holds.
 #[derive(Deserialize)]
 struct Hole(usize, String, String, Vec<usize>, String, Part);
 
@@ -44,31 +44,31 @@ enum Part {
     Second,
 }
 
-/// The folder with `FAMILY/{onnx,single_file,diffusers_B_fp16,lora,oracle}`, made at the first call.
+/// The folder with `FAMILY/{onnx,single_file,diffusers_B_fp16,lora,oracle}`. The first call creates it.
 ///
 /// # Panics
 ///
-/// Where a file cannot be written, or does not have the bytes it must have.
+/// If a file cannot be written or does not match its checksum.
 pub fn folder() -> &'static Path {
     static FOLDER: LazyLock<PathBuf> =
         LazyLock::new(|| made(&data()).unwrap_or_else(|why| panic!("the small pipelines: {why:#}")));
     &FOLDER
 }
 
-/// Cargo's target folder: test programs lie in `target/PROFILE/deps`, others in `target/PROFILE`.
+/// Cargo's target folder. Test programs are in `target/PROFILE/deps`, others in `target/PROFILE`.
 pub fn target() -> Result<PathBuf> {
-    let program = std::env::current_exe().context("cannot find out where this program is")?;
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
     let profile =
         program.parent().map(|dir| if dir.ends_with("deps") { dir.parent().unwrap_or(dir) } else { dir });
     let target = profile.and_then(Path::parent).map(Path::to_path_buf);
-    target.with_context(|| format!("{} lies in no target folder", program.display()))
+    target.with_context(|| format!("{} is not in a target folder", program.display()))
 }
 
 fn data() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data")
 }
 
-/// The folder in the target folder. Its name has the hash of the index, so that other data make another one.
+/// Creates the folder in the target folder. Its name contains the hash of the index, so other data get another folder.
 fn made(data: &Path) -> Result<PathBuf> {
     let index = index(data)?;
     let folder = target()?.join(format!("tiny-pipelines-{}", &hex(&index)[..16]));
@@ -76,9 +76,9 @@ fn made(data: &Path) -> Result<PathBuf> {
         let parent = folder.parent().context("the target folder has no parent")?;
         let work = tempfile::Builder::new().prefix("tiny-pipelines-").tempdir_in(parent)?;
         unpack(data, &index, work.path())?;
-        // Another process may have been faster; its folder is as good.
+        // Another process may have been faster. Its folder has the same contents.
         let renamed = fs::rename(work.path(), &folder);
-        ensure!(folder.is_dir(), "cannot make {}: {renamed:?}", folder.display());
+        ensure!(folder.is_dir(), "cannot create {}: {renamed:?}", folder.display());
     }
     Ok(folder)
 }
@@ -93,7 +93,7 @@ fn unpack(data: &Path, index: &[u8], to: &Path) -> Result<()> {
     for (name, entry) in &entries {
         let rest = unxz(&data.join(format!("{name}.xz")))?;
         let whole = whole(entry, &rest).with_context(|| name.clone())?;
-        ensure!(hex(&whole) == entry.sha256, "{name} does not have the bytes it must have");
+        ensure!(hex(&whole) == entry.sha256, "{name} does not match its checksum");
         let path = to.join(name);
         fs::create_dir_all(path.parent().context("a file lies in a folder")?)?;
         fs::write(&path, whole).with_context(|| format!("cannot write {}", path.display()))?;
@@ -101,18 +101,18 @@ fn unpack(data: &Path, index: &[u8], to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The file: `rest` with the tensors put back in.
+/// The whole file: `rest` with the tensors put back in.
 fn whole(entry: &Entry, mut rest: &[u8]) -> Result<Vec<u8>> {
     let mut whole = Vec::with_capacity(entry.bytes);
     for Hole(offset, tag, name, shape, dtype, part) in &entry.holes {
         let between = offset.checked_sub(whole.len()).and_then(|n| rest.split_at_checked(n));
-        let (between, after) = between.with_context(|| format!("{name} lies in another tensor"))?;
+        let (between, after) = between.with_context(|| format!("{name} overlaps another tensor"))?;
         whole.extend(between);
         rest = after;
         let dtype = match dtype.as_str() {
             "F32" => DType::F32,
             "F16" => DType::F16,
-            other => bail!("{name}: {other} is no type of the rule"),
+            other => bail!("{name}: {other} is not a type of the rule"),
         };
         let mut tensor = vec![0; dtype.bytes_of(shape).with_context(|| format!("{name} is too large"))?];
         synthetic::fill(tag, name, shape, dtype, &mut tensor)?;
@@ -152,7 +152,7 @@ mod tests {
 
     use super::*;
 
-    /// Unpacks into an empty folder: one that an earlier run left would hide a fault.
+    /// Unpacks into an empty folder, because one from an earlier run would hide a fault.
     #[test]
     fn every_file_has_its_bytes() {
         let (data, to) = (data(), tempfile::tempdir().unwrap());
@@ -176,7 +176,7 @@ mod tests {
         entry["holes"][0][1] = "another tag".into();
         let changed = serde_json::to_vec(&serde_json::json!({ name: entry })).unwrap();
         let error = unpack(&data(), &changed, to.path()).unwrap_err();
-        assert_eq!(error.to_string(), format!("{name} does not have the bytes it must have"));
+        assert_eq!(error.to_string(), format!("{name} does not match its checksum"));
         assert!(!to.path().join(name).exists());
     }
 }

@@ -1,4 +1,4 @@
-//! ggml next to OpenVINO on the same processor: the SD 1.5 networks at 512x512 and MobileNet v2.
+//! ggml against OpenVINO on the same processor: the SD 1.5 networks at 512x512 and MobileNet v2.
 
 use super::{
     Lab, Line, Outcome, median,
@@ -7,7 +7,7 @@ use super::{
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-/// Networks, what the time over OpenVINO's should be, rounds.
+/// Networks, and the target for ggml's time divided by OpenVINO's.
 const SUBJECTS: [(Subject, &str); 4] = [
     (Subject { name: "mobilenet-v2", shapes: &["input=1,3,224,224"], rounds: 7 }, "<= 1.3"),
     (Subject { name: "sd15/text-encoder", shapes: &["input_ids=1,77"], rounds: 5 }, "<= 1.2"),
@@ -22,8 +22,7 @@ const SUBJECTS: [(Subject, &str); 4] = [
     (Subject { name: "sd15/vae-decoder", shapes: &["latent_sample=1,4,64,64"], rounds: 3 }, "<= 1.15"),
 ];
 
-/// Both providers in turns, a round of each at a time; the fastest run of each round counts, and the median of the rounds'
-/// ratios.
+/// Runs both providers in turns, one round each. Compares the fastest run of each round, and reports the median ratio.
 pub(super) fn against_openvino(lab: &Lab<'_>) -> Outcome {
     let (mut raw, mut lines) = (Vec::new(), Vec::new());
     for (subject, aim) in &SUBJECTS {
@@ -67,7 +66,7 @@ pub(super) fn against_openvino(lab: &Lab<'_>) -> Outcome {
     Ok((json!(raw), lines))
 }
 
-/// Megabytes: the worker's peak while it loads and runs, and what of it are weights and activations.
+/// Megabytes: the worker's peak while it loads and runs, and the weights and activations in it.
 fn memory_of(row: &Value) -> Result<[f64; 3]> {
     let memory = &row["memory"];
     let megabytes = |value: &Value| value.as_f64().map(|bytes| bytes / 1e6).context("unknown memory");
@@ -76,13 +75,13 @@ fn memory_of(row: &Value) -> Result<[f64; 3]> {
     Ok([peak, megabytes(&session["weights"])?, megabytes(&session["activations"])?])
 }
 
-/// Milliseconds of the fastest run, and seconds of loading.
+/// Milliseconds of the fastest run, and seconds to load.
 pub(super) fn fastest(row: &Value) -> Result<(f64, f64)> {
     let time = row["stats"]["min_ms"].as_f64().context("the row has no fastest run")?;
     Ok((time, row["load_seconds"].as_f64().unwrap_or_default()))
 }
 
-/// What the first run in a shape takes beyond the next ones, on an engine with open dimensions.
+/// How much longer the first run in a shape takes than the next ones, on an engine with open dimensions.
 pub(super) fn new_shapes(lab: &Lab<'_>) -> Outcome {
     let measured = lab.example("shape_speed", &[])?;
     let rows = measured["shapes"].as_array().context("no shapes")?;

@@ -1,5 +1,5 @@
-//! Engines of MIGraphX: seconds, memory, sizes, with weights as parameters and inside; each in a worker of its own. On `ref`,
-//! MIGraphX's interpreter, where nothing is run, or on the GPU of a ROCm in `SDRUN_MIGRAPHX_DIR`.
+//! MIGraphX engines with weights as parameters and with weights inside: seconds, memory, sizes. Each has its own worker. Uses
+//! the GPU of a ROCm in `SDRUN_MIGRAPHX_DIR`, else MIGraphX's interpreter `ref`, where nothing is run.
 
 use super::{Lab, Line, Outcome, median};
 use crate::debian;
@@ -7,8 +7,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::ffi::OsStr;
 
-/// Model, rounds, kinds of engine. The UNet of f32 weighs 3.4 GB, of which a program with its weights inside would take
-/// four times as much.
+/// Model, rounds, kinds of engine. The f32 UNet has 3.4 GB of weights; a program with these weights inside would take four times
+/// as much memory.
 const BUILDS: [(&str, &str, &[&str]); 5] = [
     ("mobilenet-v2", "5", &["stripped", "full"]),
     ("sd15/text-encoder", "3", &["stripped", "full"]),
@@ -18,7 +18,7 @@ const BUILDS: [(&str, &str, &[&str]); 5] = [
 ];
 
 pub(super) fn builds(lab: &Lab<'_>) -> Outcome {
-    let dir = debian::migraphx(lab.workspace)?.context("MIGraphX is not here")?;
+    let dir = debian::migraphx(lab.workspace)?.context("MIGraphX is not installed")?;
     let variables = [(debian::VARIABLES[0], dir.as_os_str()), (debian::VARIABLES[1], OsStr::new("1"))];
     let (mut raw, mut lines) = (Vec::new(), Vec::new());
     for (model, rounds, kinds) in BUILDS {
@@ -37,13 +37,13 @@ pub(super) fn builds(lab: &Lab<'_>) -> Outcome {
     Ok((json!(raw), lines))
 }
 
-/// One figure of all builds of a kind.
+/// One figure from all builds of a kind.
 fn all(row: &Value, kind: &str, figure: &str) -> Vec<f64> {
     let builds = row["builds"].as_array().into_iter().flatten();
     builds.filter(|build| build["kind"] == *kind).filter_map(|build| build[figure].as_f64()).collect()
 }
 
-/// What a kind of engine takes: medians of its builds, the most of its memory.
+/// The cost of a kind of engine: median times and greatest memory of its builds.
 fn figures(model: &str, kind: &str, row: &Value) -> Result<Vec<Line>> {
     let most = |figure: &str| all(row, kind, figure).into_iter().fold(f64::NAN, f64::max);
     let bytes = |bytes: f64| match bytes < 1e9 {
@@ -63,12 +63,12 @@ fn figures(model: &str, kind: &str, row: &Value) -> Result<Vec<Line>> {
         Line::new(format!("{what}: peak memory of loading"), bytes(most("load_bytes")), aim("≤ 200 MB")),
     ];
     if let Some(kernels) = all(row, kind, "kernels").first() {
-        lines.push(Line::new(format!("{what}: kernels of a run"), format!("{kernels}"), ""));
+        lines.push(Line::new(format!("{what}: kernels per run"), format!("{kernels}"), ""));
     }
     Ok(lines)
 }
 
-/// One kind beside the other, built in turns.
+/// Compares two kinds that were built in turns.
 fn compared(model: &str, kinds: [&str; 2], row: &Value) -> Vec<Line> {
     let ratio = |figure: &str| -> Option<String> {
         let [ours, theirs] = kinds.map(|kind| all(row, kind, figure));
@@ -79,7 +79,7 @@ fn compared(model: &str, kinds: [&str; 2], row: &Value) -> Vec<Line> {
         let what = format!("{model}, {} / {}: {what}", kinds[0], kinds[1]);
         ratio(figure).map(|ratio| Line::new(what, ratio, aim))
     };
-    [line("build_s", "build", ""), line("kernels", "kernels of a run", "≤ 1.05")]
+    [line("build_s", "build", ""), line("kernels", "kernels per run", "≤ 1.05")]
         .into_iter()
         .flatten()
         .collect()

@@ -1,5 +1,5 @@
-//! `cargo xtask bench`: the figures of docs/benchmarks.md. Raw numbers go to `target/bench/NAME.json`, and a
-//! block of Markdown is printed. Nothing here passes or fails.
+//! `cargo xtask bench`: the figures of docs/benchmarks.md. Writes raw numbers to `target/bench/NAME.json` and prints Markdown
+//! tables. No figure passes or fails.
 
 mod ggml;
 mod migraphx;
@@ -19,16 +19,16 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::{ffi::OsStr, fs, path::PathBuf};
 
-/// What a benchmark needs and where its results go.
+/// What a benchmark needs.
 struct Lab<'a> {
     workspace: &'a Workspace,
     dist: Dist,
     python: Python,
-    /// Threads that both sides of a comparison get.
+    /// Threads for both sides of a comparison.
     threads: usize,
 }
 
-/// One figure: what, value, what it should be.
+/// One figure: name, value, target.
 struct Line {
     what: String,
     value: String,
@@ -41,7 +41,7 @@ impl Line {
     }
 }
 
-/// Raw numbers, and the figures made of them.
+/// Raw numbers, and the figures derived from them.
 type Outcome = Result<(Value, Vec<Line>)>;
 
 type Measure = fn(&Lab<'_>) -> Outcome;
@@ -61,7 +61,7 @@ const ALL: [(&str, Measure); 12] = [
     ("migraphx", migraphx::builds),
 ];
 
-/// Runs the benchmarks that are named, or all.
+/// Runs the named benchmarks, or all of them.
 pub(crate) fn run(workspace: &Workspace, names: &[&str]) -> Result<()> {
     if let Some(unknown) = names.iter().find(|name| !ALL.iter().any(|(known, _)| known == *name)) {
         let known: Vec<&str> = ALL.iter().map(|(name, _)| *name).collect();
@@ -74,7 +74,7 @@ pub(crate) fn run(workspace: &Workspace, names: &[&str]) -> Result<()> {
     let threads = std::thread::available_parallelism()?.get();
     let lab = Lab { workspace, dist, python, threads };
     let folder = workspace.target.join("bench");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let mut lines = Vec::new();
     for (name, measure) in ALL.iter().filter(|(name, _)| names.is_empty() || names.contains(name)) {
         step(&format!("Benchmark: {name}"));
@@ -86,7 +86,7 @@ pub(crate) fn run(workspace: &Workspace, names: &[&str]) -> Result<()> {
         println!("   raw numbers are in {}", file.display());
         lines.extend(more);
     }
-    println!("\n| what | measured | aim |\n|---|---|---|");
+    println!("\n| what | measured | target |\n|---|---|---|");
     for line in lines {
         println!("| {} | {} | {} |", line.what, line.value, line.aim);
     }
@@ -94,11 +94,11 @@ pub(crate) fn run(workspace: &Workspace, names: &[&str]) -> Result<()> {
 }
 
 impl Lab<'_> {
-    /// The file of a built-in model, which is made where it is not there.
+    /// The file of a built-in model. Generates a missing one.
     fn model(&self, name: &str) -> Result<PathBuf> {
         let file = self.workspace.cache().join("models").join(name).join("model.onnx");
         if !file.exists() {
-            // Building one is the command that has the side effect.
+            // `sdrun run` generates the model as a side effect.
             crate::workspace::run(self.dist.sdrun(self.workspace).args(["run", name, "-p", "onnxruntime"]))?;
         }
         Ok(file)
@@ -109,7 +109,7 @@ impl Lab<'_> {
         self.example_with(name, arguments, &[])
     }
 
-    /// The same with more environment variables.
+    /// The same, with additional environment variables.
     fn example_with(&self, name: &str, arguments: &[&OsStr], variables: &[(&str, &OsStr)]) -> Result<Value> {
         let mut cargo = self.workspace.cargo();
         cargo.args(["run", "--quiet", "--release", "--package=sdrun-tests"]);
@@ -121,7 +121,7 @@ impl Lab<'_> {
     }
 }
 
-/// The median; of an even number, the mean of the middle two.
+/// The median. For an even number of values, the mean of the middle two.
 fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

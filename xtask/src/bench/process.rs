@@ -1,4 +1,4 @@
-//! What needs no inference: sizes, start-up, opening a large model.
+//! Benchmarks without inference: sizes, start-up, opening a large model.
 
 use super::{Lab, Line, Outcome, median};
 use crate::{
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::{fs, process::Command};
 
-/// Bytes of what is installed, without vendor runtimes.
+/// Size of an installation, without vendor runtimes.
 pub(super) fn size(lab: &Lab<'_>) -> Outcome {
     let sizes = dist::sizes(&lab.dist.dir)?;
     let total: u64 = sizes.iter().map(|(_, bytes)| bytes).sum();
@@ -23,10 +23,10 @@ fn megabytes(bytes: u64) -> String {
     format!("{:.1} MB", bytes as f64 / 1e6)
 }
 
-/// Commands that have to answer at once on a machine without any runtime.
+/// Commands that must respond at once on a machine without any runtime.
 pub(super) fn start(lab: &Lab<'_>) -> Outcome {
     let empty = lab.workspace.target.join("bench/no-runtimes");
-    fs::create_dir_all(&empty).with_context(|| format!("cannot make {}", empty.display()))?;
+    fs::create_dir_all(&empty).with_context(|| format!("cannot create {}", empty.display()))?;
     let (mut raw, mut lines) = (Vec::new(), Vec::new());
     for arguments in ["--help", "providers", "doctor"] {
         let measured = measure(lab, 20, &[arguments], |command| {
@@ -43,7 +43,7 @@ pub(super) fn start(lab: &Lab<'_>) -> Outcome {
     Ok((json!(raw), lines))
 }
 
-/// Opens 3.4 GB of weights, which are mapped and not read; the file is sparse, so it needs no room on disk.
+/// Opens 3.4 GB of weights, which are mapped and not read. The file is sparse, so it needs no space on disk.
 pub(super) fn open(lab: &Lab<'_>) -> Outcome {
     let folder = lab.workspace.target.join("bench/sd15-unet-sparse");
     let models = lab.workspace.root.join("models");
@@ -65,7 +65,7 @@ pub(super) fn open(lab: &Lab<'_>) -> Outcome {
     Ok((json!(measured), lines))
 }
 
-/// Runs sdrun some times and answers seconds and peak memory of each run.
+/// Runs sdrun several times and returns seconds and peak memory of each run.
 fn measure(
     lab: &Lab<'_>,
     runs: usize,

@@ -1,5 +1,5 @@
-//! How fast weights are made and put into engines: the example `refit_speed` of the tests, OpenVINO and ONNX Runtime next to
-//! their own fastest way, and diffusers where there is one.
+//! How fast sdrun computes weights and loads them into engines: the tests' example `refit_speed`, OpenVINO and ONNX Runtime
+//! against their own fastest way, and diffusers if it is available.
 
 use super::{Lab, Line, Outcome, median};
 use crate::{python::TORCH_PYTHON, workspace::output};
@@ -32,7 +32,7 @@ fn numbers(value: &Value) -> Vec<f64> {
     value.as_array().into_iter().flatten().filter_map(Value::as_f64).collect()
 }
 
-/// Median seconds of a pass over weights; each is seconds and bytes.
+/// Median seconds of a pass over weights. Each entry is seconds and bytes.
 fn pass_seconds(weights: &Value, name: &str) -> f64 {
     let passes = weights["passes"][name].as_array().into_iter().flatten();
     median(&passes.filter_map(|pass| pass[0].as_f64()).collect::<Vec<_>>())
@@ -67,7 +67,7 @@ fn of_weights(weights: &Value, lines: &mut Vec<Line>) {
         format!("{:.0} / {:.0} = {:.2}", flops / 1e9, peak / 1e9, flops / peak),
         "≥ 0.6",
     ));
-    // What cannot be avoided: each step of the product, and reading what is merged.
+    // The unavoidable work: each step of the product, and reading the merged bytes.
     let product = weights["changed_flops"].as_f64().unwrap_or(0.0) / peak;
     let reading = seconds("memcpy_changed");
     let floor = product.max(reading);
@@ -89,7 +89,7 @@ fn of_weights(weights: &Value, lines: &mut Vec<Line>) {
     lines.push(Line::new("memory that takes at most", format!("{:.0} MB", bytes / 1e6), "≤ 300 MB"));
 }
 
-/// A refit of a provider that has to read the graph again, next to a Python program that reads the same graph.
+/// A refit on a provider that must read the graph again, against a Python program that reads the same graph.
 fn rebuilt(lab: &Lab<'_>, folder: &Path, (id, name): (&str, &str), lines: &mut Vec<Line>) -> Result<Value> {
     let model = lab.model("sd15/unet-fp16")?;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
@@ -126,7 +126,7 @@ fn rebuilt(lab: &Lab<'_>, folder: &Path, (id, name): (&str, &str), lines: &mut V
     Ok(json!({"sdrun_s": ours, "python_s": theirs}))
 }
 
-/// Computing all weights next to `load_lora_weights` and `fuse_lora` on the same files.
+/// Computing all weights, against `load_lora_weights` and `fuse_lora` on the same files.
 fn diffusers(folder: &Path, measured: &Value, lines: &mut Vec<Line>) -> Result<Value> {
     let Some(python) = std::env::var_os(TORCH_PYTHON) else {
         println!(
@@ -139,7 +139,7 @@ fn diffusers(folder: &Path, measured: &Value, lines: &mut Vec<Line>) -> Result<V
     let theirs: Value = serde_json::from_str(&output(command.arg(script).arg(folder))?)?;
     let reading = median(&numbers(&measured["keys"]["adapter_ms"])) / 1e3;
     let fused = median(&numbers(&theirs["seconds"]));
-    // diffusers changes what the LoRA touches, where it lies; so does a refit from one LoRA to another.
+    // diffusers changes the weights that the LoRA touches, in place. So does a refit from one LoRA to another.
     for (pass, what) in [("changed_and_copied", "the weights it changes"), ("all", "all weights")] {
         let ours = pass_seconds(&measured["weights"], pass) + reading;
         lines.push(Line::new(

@@ -1,5 +1,5 @@
-//! What needs inference: orchestration next to the runtimes' own programs, and the price of isolation. Both
-//! sides take turns, so that a machine that slows down slows both.
+//! Benchmarks with inference: sdrun against the runtimes' own programs, and the cost of isolation. Both sides take turns, so a
+//! machine that slows down slows both.
 
 use super::{Lab, Line, Outcome, median};
 use crate::workspace::output;
@@ -10,7 +10,7 @@ use std::path::Path;
 /// A built-in model and the shape of its input.
 pub(super) struct Subject {
     pub(super) name: &'static str,
-    /// What `--shape` is given: inputs and their dimensions.
+    /// The value of `--shape`: inputs and their dimensions.
     pub(super) shapes: &'static [&'static str],
     pub(super) rounds: usize,
 }
@@ -20,7 +20,7 @@ const SUBJECTS: [Subject; 2] = [
     Subject { name: "sd15/vae-decoder", shapes: &["latent_sample=1,4,64,64"], rounds: 3 },
 ];
 
-/// `sdrun bench` on OpenVINO next to OpenVINO's own `benchmark_app`: same file, shape, precision, threads.
+/// `sdrun bench` on OpenVINO against OpenVINO's own `benchmark_app`: same file, shape, precision, threads.
 pub(super) fn overhead(lab: &Lab<'_>) -> Outcome {
     let (mut raw, mut lines) = (Vec::new(), Vec::new());
     for subject in &SUBJECTS {
@@ -80,16 +80,18 @@ fn benchmark_app(lab: &Lab<'_>, subject: &Subject, model: &Path) -> Result<f64> 
         .collect();
     command.args(["-infer_precision", "f32", "-t", "2", "-shape", &shapes.join(",")]);
     let text = output(&mut command)?;
-    let line =
-        text.lines().find_map(|line| line.split_once("Median:")).context("benchmark_app told no median")?;
+    let line = text
+        .lines()
+        .find_map(|line| line.split_once("Median:"))
+        .context("benchmark_app printed no median")?;
     let number = line.1.trim().trim_end_matches("ms").trim();
     number.parse().with_context(|| format!("benchmark_app's median is {number:?}"))
 }
 
-/// Seconds from a stored engine to a session, next to what a Python program needs to load the same model.
+/// Seconds from a stored engine to a session, against a Python program that loads the same model.
 pub(super) fn load(lab: &Lab<'_>) -> Outcome {
     let (mut raw, mut lines) = (Vec::new(), Vec::new());
-    // How long loading takes does not depend on the size of the picture; the runs after it, which bring the row, do.
+    // Loading time does not depend on the size of the picture, but the time of the runs that complete the row does.
     let [mobilenet, decoder] = SUBJECTS;
     for subject in &[mobilenet, Subject { shapes: &["latent_sample=1,4,16,16"], ..decoder }] {
         let model = lab.model(subject.name)?;
@@ -120,7 +122,7 @@ pub(super) fn load(lab: &Lab<'_>) -> Outcome {
     Ok((json!(raw), lines))
 }
 
-/// The same engine in this process and in a worker, run by run in turns.
+/// The same engine in this process and in a worker, with runs in turns.
 pub(super) fn worker(lab: &Lab<'_>) -> Outcome {
     let mut cargo = lab.workspace.cargo();
     cargo.args(["run", "--quiet", "--release", "--package=sdrun-tests", "--example=worker_overhead"]);

@@ -1,4 +1,4 @@
-//! ggml next to stable-diffusion.cpp, which is built on ggml too: the SD 1.5 networks at 512x512.
+//! ggml against stable-diffusion.cpp, which is built on ggml too: the SD 1.5 networks at 512x512.
 
 use super::{
     Lab, Line, Outcome, ggml, median,
@@ -9,21 +9,21 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::{env, ffi::OsString, path::PathBuf, process::Command};
 
-/// Names the program `sd-cli` of a stable-diffusion.cpp that was built for this machine.
+/// Names the executable `sd-cli` of a stable-diffusion.cpp that was built for this machine.
 const PROGRAM: &str = "SDRUN_SD_CLI";
-/// Names an SD 1.5 checkpoint, or a folder of one in diffusers' layout: times do not depend on what weights it has.
+/// Names an SD 1.5 checkpoint, or a folder in diffusers' layout. Times do not depend on the weights in it.
 const MODEL: &str = "SDRUN_SD_MODEL";
 
 const UNET: Subject =
     Subject { name: "sd15/unet", shapes: &["sample=1,4,64,64", "encoder_hidden_states=1,77,768"], rounds: 2 };
 const DECODER: Subject =
     Subject { name: "sd15/vae-decoder", shapes: &["latent_sample=1,4,64,64"], rounds: UNET.rounds };
-/// Our precision, the type of its weights, how many times our time it should take.
+/// Our precision, the type of its weights, and the target for its time divided by ours.
 const PRECISIONS: [(&str, &str, &str); 2] = [("fp32", "f32", "≥ 3.3"), ("bf16", "bf16", "≥ 6")];
-/// Steps of its sampler, each one run of the UNet.
+/// Steps of its sampler. Each is one run of the UNet.
 const STEPS: usize = 2;
 
-/// A round of each at a time: one picture of its, a series of runs of ours, of which the fastest counts.
+/// Runs both in turns. A round is one picture of stable-diffusion.cpp and several runs of ours, of which the fastest counts.
 pub(super) fn beside(lab: &Lab<'_>) -> Outcome {
     let (Some(program), Some(model)) = (env::var_os(PROGRAM), env::var_os(MODEL)) else {
         println!(
@@ -72,12 +72,12 @@ struct Theirs {
     program: OsString,
     model: OsString,
     threads: usize,
-    /// Where it writes what nobody looks at.
+    /// Where it writes pictures, which are not used.
     picture: PathBuf,
 }
 
 impl Theirs {
-    /// Seconds of a step, without guidance by a second prompt, and of decoding.
+    /// Seconds per step, without guidance by a second prompt, and seconds to decode.
     fn picture(&self, type_: &str) -> Result<(f64, f64)> {
         let mut command = Command::new(&self.program);
         command.arg("-m").arg(&self.model).args(["--type", type_, "-p", "a cat", "--cfg-scale", "1"]);
@@ -89,12 +89,12 @@ impl Theirs {
     }
 }
 
-/// The seconds that follow `words` in what it prints.
+/// The seconds that follow `words` in its log.
 fn told(log: &str, words: &str) -> Result<f64> {
     let number = log.split(words).nth(1).and_then(|rest| rest.split('s').next());
     number
         .and_then(|number| number.trim().parse().ok())
-        .with_context(|| format!("stable-diffusion.cpp did not say `{words}…`"))
+        .with_context(|| format!("stable-diffusion.cpp did not print `{words}…`"))
 }
 
 #[cfg(test)]

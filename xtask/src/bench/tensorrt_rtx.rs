@@ -1,12 +1,12 @@
-//! Engines of TensorRT-RTX built without a GPU: seconds, memory, sizes; each model in a process of its own.
+//! TensorRT-RTX engines built without a GPU: seconds, memory, sizes. Each model has its own process.
 
 use super::{Lab, Line, Outcome, median};
 use crate::{setup, workspace::output};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-/// Model, precision, kind of engine, rounds (more than one compares with the library's calls alone), aim for the peak
-/// memory in bytes.
+/// Model, precision, kind of engine, rounds (more than one compares with the library's calls alone), target for peak memory in
+/// bytes.
 const BUILDS: [(&str, &str, &str, usize, Option<f64>); 9] = [
     ("mobilenet-v2", "fp32", "stripped", 3, None),
     ("mobilenet-v2", "fp32", "full", 3, None),
@@ -50,7 +50,7 @@ pub(super) fn builds(lab: &Lab<'_>) -> Outcome {
     Ok((json!(raw), lines))
 }
 
-/// One row of the provider's own figures.
+/// One row of figures from the provider.
 fn build(lab: &Lab<'_>, what: &str) -> Result<Value> {
     let mut cargo = lab.workspace.cargo();
     cargo.args(["test", "--quiet", "--release", "--package=sdrun-provider-tensorrt-rtx", "--lib", "--"]);
