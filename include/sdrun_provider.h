@@ -14,12 +14,12 @@
 #define SDRUN_DEVICE_TENSORS "sdrun.device_tensors"
 #define SDRUN_ASSESS "sdrun.assess"
 
-/* Whether a struct is long enough to have a field: its maker may be older than this header. */
+/* Whether a struct includes a field: the side that created it may be older than this header. */
 #define SDRUN_HAS(s, field) \
   ((s)->struct_size >= (size_t)((const char *)&(s)->field - (const char *)(s)) + sizeof (s)->field)
 
 /*
- UTF-8 text or plain bytes that the receiver does not own; valid during the call. Not terminated by a zero.
+ UTF-8 text or raw bytes that the receiver does not own. Valid during the call. Not zero-terminated.
  */
 typedef struct sdrun_str {
   const uint8_t *ptr;
@@ -46,7 +46,7 @@ typedef struct sdrun_error {
    */
   struct sdrun_str hint;
   /*
-   The vendor's own code. May be empty.
+   The vendor's own error code. May be empty.
    */
   struct sdrun_str native_code;
   /*
@@ -58,7 +58,7 @@ typedef struct sdrun_error {
 } sdrun_error;
 
 /*
- Bytes made by a plugin (a JSON document, an engine). The host calls `release` once, if it is not null.
+ Bytes that a plugin allocated (a JSON document, an engine). The host calls `release` once, if it is not null.
  */
 typedef struct sdrun_buffer {
   const uint8_t *ptr;
@@ -68,8 +68,8 @@ typedef struct sdrun_buffer {
 } sdrun_buffer;
 
 /*
- The host's functions for the length of a call. All: any thread, until the call returns; they must not be answered by
- a call into the plugin.
+ The host's functions, valid during one call. Any thread may call them until the call returns. They must not call
+ back into the plugin.
  */
 typedef struct sdrun_host {
   uint32_t struct_size;
@@ -80,22 +80,22 @@ typedef struct sdrun_host {
    */
   void (*log)(const void *ctx, uint32_t level, struct sdrun_str target, struct sdrun_str message);
   /*
-   Returns 0 to continue, 1 to cancel. A `total` of 0 is unknown.
+   Returns 0 to continue, 1 to cancel. A `total` of 0 means unknown.
    */
   int32_t (*progress)(const void *ctx, struct sdrun_str phase, uint64_t step, uint64_t total);
   /*
-   Returns 1 once the call should stop.
+   Returns 1 if the call should stop.
    */
   int32_t (*cancelled)(const void *ctx);
 } sdrun_host;
 
 /*
- A weight delivered by a source: contiguous, little-endian, row-major. Valid until it is passed to `release`.
+ A weight from a source: contiguous, little-endian, row-major. Valid until `release` is called.
  */
 typedef struct sdrun_weight {
   uint32_t struct_size;
   /*
-   Element type, a number of ONNX's `TensorProto.DataType`; 0 where `encoding` is not empty.
+   Element type, a number of ONNX's `TensorProto.DataType`; 0 if `encoding` is not empty.
    */
   uint32_t dtype;
   size_t rank;
@@ -103,7 +103,7 @@ typedef struct sdrun_weight {
   const uint8_t *data;
   size_t len;
   /*
-   Path of a file that holds the same bytes at `offset`; empty where there is none.
+   Path of a file that holds the same bytes at `offset`; empty if there is none.
    */
   struct sdrun_str file;
   uint64_t offset;
@@ -115,7 +115,7 @@ typedef struct sdrun_weight {
 } sdrun_weight;
 
 /*
- Named weights, pulled by the plugin. All functions: any thread, until the call returns.
+ Named weights that the plugin pulls. Any thread may call all functions until the call returns.
  */
 typedef struct sdrun_weight_source {
   uint32_t struct_size;
@@ -127,8 +127,8 @@ typedef struct sdrun_weight_source {
   struct sdrun_error *(*get)(const void *ctx, struct sdrun_str name, struct sdrun_weight *out);
   void (*release)(const void *ctx, struct sdrun_weight *weight);
   /*
-   As `get`, in one of `encodings`. Leaves `out.encoding` empty where the source has the weight in none of them: then
-   there is nothing to release. May be null.
+   As `get`, in one of `encodings`. If the source has the weight in none of them, leaves `out.encoding` empty,
+   and there is nothing to release. May be null.
    */
   struct sdrun_error *(*get_encoded)(const void *ctx,
                                      struct sdrun_str name,
@@ -171,14 +171,14 @@ typedef struct sdrun_output_spec {
 } sdrun_output_spec;
 
 /*
- Where a run puts its outputs. Called by the thread that runs.
+ Allocates the output buffers of a run. Called by the thread that runs.
  */
 typedef struct sdrun_output_sink {
   uint32_t struct_size;
   uint32_t reserved;
   void *ctx;
   /*
-   Fills `buffers[0..count]`, each aligned to 64 bytes; called exactly once in a run.
+   Fills `buffers[0..count]`, each aligned to 64 bytes. Called exactly once per run.
    */
   struct sdrun_error *(*allocate)(void *ctx,
                                   const struct sdrun_output_spec *specs,
@@ -269,7 +269,7 @@ typedef struct sdrun_engine_load_args {
   uint32_t struct_size;
   uint32_t reserved;
   /*
-   in: what `engine_serialize` wrote
+   in: bytes from `engine_serialize`
    */
   struct sdrun_str payload;
   /*
@@ -459,23 +459,23 @@ typedef struct sdrun_session_memory_args {
 /*
  A plugin's function table. It never changes and lives as long as the process.
 
- Threads: any thread may call any function. Calls on one engine may overlap; calls on one session never do; a destroy
- function never overlaps another call on the same object.
+ Threads: any thread may call any function. Calls on one engine may overlap. Calls on one session never overlap. A
+ destroy function never overlaps another call on the same object.
 
- Functions marked "optional" may be null. A host refuses a plugin that lacks one of the others.
+ Functions marked "optional" may be null. A host refuses a plugin that lacks any other function.
  */
 typedef struct sdrun_plugin {
   uint32_t struct_size;
   uint16_t abi_major;
   /*
-   The minor version the plugin was built against.
+   The minor version that the plugin was built against.
    */
   uint16_t abi_minor;
   struct sdrun_str id;
   struct sdrun_str vendor;
   struct sdrun_str version;
   /*
-   Hash of the plugin's sources: part of every cache key.
+   Hash of the plugin's sources; part of every cache key.
    */
   struct sdrun_str build_id;
   struct sdrun_error *(*init)(struct sdrun_init_args *args);
@@ -487,7 +487,7 @@ typedef struct sdrun_plugin {
   struct sdrun_error *(*engine_info)(struct sdrun_engine_info_args *args);
   struct sdrun_error *(*engine_serialize)(struct sdrun_engine_serialize_args *args);
   /*
-   Optional: only where capabilities say `bake`.
+   Optional: needed only if the capabilities declare `bake`.
    */
   struct sdrun_error *(*engine_bake)(struct sdrun_engine_bake_args *args);
   void (*engine_destroy)(void *engine);
@@ -513,25 +513,25 @@ typedef struct sdrun_session_run_on_device_args {
    */
   void *session;
   /*
-   in: type and shape of each input, and its bytes where it is in main memory
+   in: type and shape of each input, and its bytes if it is in main memory
    */
   const struct sdrun_tensor *inputs;
   /*
-   in: for each input its device tensor, or null where it is in main memory
+   in: for each input its device tensor, or null if it is in main memory
    */
   void *const *tensors;
   size_t input_count;
   /*
-   in: for each output 1 where it stays on the device, else 0
+   in: for each output, 1 if it stays on the device, else 0
    */
   const uint8_t *keep;
   /*
-   out: room for each output, filled where it stays
+   out: one entry for each output, filled if the output stays on the device
    */
   struct sdrun_device_tensor *kept;
   size_t output_count;
   /*
-   in: for the outputs that do not stay
+   in: for the outputs that do not stay on the device
    */
   const struct sdrun_output_sink *sink;
   /*
@@ -551,7 +551,7 @@ typedef struct sdrun_tensor_read_args {
    */
   void *tensor;
   /*
-   in: room for its bytes, filled by the call
+   in: buffer for the tensor's bytes, which the call fills
    */
   uint8_t *bytes;
   size_t len;
@@ -564,11 +564,11 @@ typedef struct sdrun_device_tensors {
   uint32_t struct_size;
   uint32_t reserved;
   /*
-   A call on the session: never overlaps another one.
+   Counts as a call on the session, so it never overlaps another one.
    */
   struct sdrun_error *(*run)(struct sdrun_session_run_on_device_args *args);
   /*
-   Calls on one tensor may overlap, also with runs that have it as an input.
+   Calls on one tensor may overlap, including runs that have it as an input.
    */
   struct sdrun_error *(*read)(struct sdrun_tensor_read_args *args);
   void (*destroy)(void *tensor);
@@ -595,7 +595,7 @@ typedef struct sdrun_assess_args {
 } sdrun_assess_args;
 
 /*
- Extension: what a graph would need, without building it. Any thread may call it; calls may overlap.
+ Extension: what a graph needs, determined without building it. Any thread may call it; calls may overlap.
  */
 typedef struct sdrun_assess {
   uint32_t struct_size;
@@ -613,8 +613,9 @@ typedef struct sdrun_assess {
 extern "C" {
 #endif
 
-/* The one symbol that a plugin exports. `max_minor` is the newest minor version that the host speaks. Returns
- * the plugin's table, the same one each time, or null where the plugin needs a newer host. Any thread. */
+/* The only symbol that a plugin exports. `max_minor` is the newest minor version that the host supports.
+ * Returns the plugin's table, the same on every call, or null if the plugin needs a newer host. Any thread
+ * may call it. */
 SDRUN_EXPORT const sdrun_plugin *sdrun_plugin_query_v1(uint32_t max_minor);
 
 #ifdef __cplusplus

@@ -86,7 +86,7 @@ fn generate(root: &Path) -> Result<String> {
              #define SDRUN_ABI_MAJOR {ABI_MAJOR}\n#define SDRUN_ABI_MINOR {ABI_MINOR}\n\n\
              /* Names of extensions: their tables are `sdrun_device_tensors` and `sdrun_assess`. */\n\
              #define SDRUN_DEVICE_TENSORS \"{DEVICE_TENSORS}\"\n#define SDRUN_ASSESS \"{ASSESS}\"\n\n\
-             /* Whether a struct is long enough to have a field: its maker may be older than this header. */\n\
+             /* Whether a struct includes a field: the side that created it may be older than this header. */\n\
              #define SDRUN_HAS(s, field) \\\n  \
              ((s)->struct_size >= (size_t)((const char *)&(s)->field - (const char *)(s)) + sizeof (s)->field)"
         )),
@@ -94,8 +94,9 @@ fn generate(root: &Path) -> Result<String> {
             "#if defined(_WIN32)\n#define SDRUN_EXPORT __declspec(dllexport)\n#else\n\
              #define SDRUN_EXPORT __attribute__((visibility(\"default\")))\n#endif\n\n\
              #ifdef __cplusplus\nextern \"C\" {{\n#endif\n\n\
-             /* The one symbol that a plugin exports. `max_minor` is the newest minor version that the host speaks. Returns\n \
-             * the plugin's table, the same one each time, or null where the plugin needs a newer host. Any thread. */\n\
+             /* The only symbol that a plugin exports. `max_minor` is the newest minor version that the host supports.\n \
+             * Returns the plugin's table, the same on every call, or null if the plugin needs a newer host. Any thread\n \
+             * may call it. */\n\
              SDRUN_EXPORT const sdrun_plugin *{QUERY_SYMBOL}(uint32_t max_minor);\n\n\
              #ifdef __cplusplus\n}}\n#endif\n\n#endif /* SDRUN_PROVIDER_H */"
         )),

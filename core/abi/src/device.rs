@@ -11,12 +11,12 @@ pub enum DeviceKind {
     Cpu,
     Gpu,
     Npu,
-    /// A class that this version does not know.
+    /// A class that this version does not recognize.
     #[serde(other)]
     Other,
 }
 
-/// One piece of hardware a provider can use.
+/// A device that a provider can use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Device {
@@ -29,18 +29,19 @@ pub struct Device {
     pub name: String,
     /// Class.
     pub kind: DeviceKind,
-    /// Engines are exchangeable between devices of one class (instruction set, GPU architecture).
+    /// Device class (instruction set, GPU architecture): devices of the same class can exchange engines.
     pub class: String,
-    /// Memory in bytes, where known.
+    /// Memory in bytes, if known.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
-    /// Why engines for it can be built here but not run: the hardware is not in this machine. `None` where it is.
+    /// Why engines can be built here for this device but not run: the hardware is not in this machine. `None` if it
+    /// is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub absent: Option<String>,
 }
 
 impl Device {
-    /// A device that is in this machine, first in the list, its memory not known.
+    /// A device in this machine: first in the list, memory unknown.
     pub fn new(
         id: impl Into<String>,
         name: impl Into<String>,
@@ -52,46 +53,46 @@ impl Device {
     }
 }
 
-/// How weights get into an engine, best first.
+/// How new weights reach an engine, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightUpdate {
     /// Overwritten in the live session.
     InPlace,
-    /// Given whenever the engine is loaded.
+    /// Supplied each time the engine is loaded.
     OnLoad,
-    /// Passed as inputs of every run.
+    /// Passed as inputs in every run.
     AsInputs,
-    /// The vendor compiler runs again. Also read for a way that this version does not know.
+    /// The vendor compiler runs again. Unrecognized methods are also read as this.
     #[serde(other)]
     Rebuild,
 }
 
-/// How soon a build or a run can be stopped.
+/// How soon a build or run can be cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CancelSupport {
-    /// Between the phases that are reported as progress.
+    /// Between the phases that the provider reports as progress.
     BetweenPhases,
     /// Within about a second.
     Prompt,
-    /// Only by killing the process (run it isolated). Also read for a word that this version does not know.
+    /// Only by killing the process (run it isolated). Unrecognized words are also read as this.
     #[serde(other)]
     None,
 }
 
-/// What a provider can do on a device. As JSON, fields may be missing, with the value of [`Capabilities::new`], and
-/// precisions and element types that this version does not know are left out.
+/// What a provider can do on a device. In JSON, a missing field has its value from [`Capabilities::new`], and
+/// unrecognized precisions and element types are dropped.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Precisions an engine can be built in; the first low one is the device's best.
+    /// Precisions that an engine can be built in. The first low precision is the best one for the device.
     #[serde(default, deserialize_with = "known")]
     pub precisions: Vec<Precision>,
     /// Element types accepted for inputs and outputs.
     #[serde(default, deserialize_with = "known")]
     pub io_dtypes: Vec<DType>,
-    /// How weights are changed.
+    /// How weights are replaced.
     #[serde(default = "rebuild")]
     pub weight_update: WeightUpdate,
     /// How soon a call stops.
@@ -109,17 +110,17 @@ pub struct Capabilities {
     /// Whether weights can be streamed to a device smaller than the model.
     #[serde(default)]
     pub streaming: bool,
-    /// Whether outputs can stay on the device and be inputs there ([`Session::run_on_device`](crate::Session::run_on_device)).
+    /// Whether outputs can stay on the device and serve as inputs there ([`Session::run_on_device`](crate::Session::run_on_device)).
     #[serde(default)]
     pub device_tensors: bool,
-    /// Whether making a session from an engine without weights runs the vendor's compiler, which takes long: a stored
-    /// engine then saves less than it seems.
+    /// Whether creating a session from an engine without weights runs the vendor's compiler. That is slow, so a
+    /// stored engine saves less time than it seems.
     #[serde(default)]
     pub session_compiles: bool,
 }
 
 impl Capabilities {
-    /// Can build in `precisions`, and nothing else: a refit is a rebuild, a call cannot be cancelled.
+    /// Can only build in `precisions`: a refit is a rebuild, and calls cannot be cancelled.
     pub fn new(precisions: Vec<Precision>, io_dtypes: Vec<DType>) -> Self {
         Capabilities {
             precisions,
@@ -144,7 +145,7 @@ fn no_cancel() -> CancelSupport {
     CancelSupport::None
 }
 
-/// The entries of a list that this version knows.
+/// Keeps the list entries that this version recognizes.
 pub(crate) fn known<'de, D: Deserializer<'de>, T: DeserializeOwned>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {

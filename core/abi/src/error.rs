@@ -1,46 +1,46 @@
 use crate::Hint;
 use serde::{Deserialize, Serialize};
 
-/// Kind of an [`Error`], the absl canonical set with its numbers.
+/// Kind of an [`Error`]: the canonical status codes of Abseil, with the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u32)]
 pub enum ErrorCode {
-    /// The caller asked to stop.
+    /// The caller asked to cancel.
     Cancelled = 1,
-    /// An argument is wrong whatever the state of the system.
+    /// An argument is wrong regardless of the state of the system.
     InvalidArgument = 3,
     /// A time limit ran out.
     DeadlineExceeded = 4,
     /// A named thing (file, weight, device) does not exist.
     NotFound = 5,
-    /// The thing to be made is there already.
+    /// The thing to create already exists.
     AlreadyExists = 6,
-    /// The system forbids it.
+    /// The system denies access.
     PermissionDenied = 7,
     /// Out of memory, disk or another quota.
     ResourceExhausted = 8,
     /// The system is not in the state the call needs (for example: runtime not installed, plugin poisoned).
     FailedPrecondition = 9,
-    /// Given up because of a conflict.
+    /// Aborted because of a conflict.
     Aborted = 10,
-    /// Past a valid range.
+    /// Outside the valid range.
     OutOfRange = 11,
     /// The operation, operator or option is not supported.
     Unimplemented = 12,
-    /// A bug, ours or the vendor's.
+    /// A bug, in sdrun or in the vendor's code.
     Internal = 13,
-    /// A process or service is not there now.
+    /// A process or service is currently unavailable.
     Unavailable = 14,
     /// A file is corrupt or truncated.
     DataLoss = 15,
-    /// No better code fits. Also read for a code that this version does not know.
+    /// No better code fits. Unrecognized codes are also read as this.
     #[serde(other)]
     Unknown = 2,
 }
 
 impl ErrorCode {
-    /// The code with this number; [`ErrorCode::Unknown`] for any other.
+    /// The code with this number; [`ErrorCode::Unknown`] for any other number.
     pub fn from_u32(code: u32) -> Self {
         use ErrorCode::*;
         [
@@ -66,18 +66,18 @@ impl ErrorCode {
     }
 }
 
-/// What goes wrong on either side of the ABI: a plain value, built without touching any vendor library.
+/// A failure on either side of the ABI: a plain value, built without touching any vendor library.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
-    /// What kind of failure.
+    /// Kind of failure.
     pub code: ErrorCode,
     /// One sentence: what, where, why.
     pub message: String,
     /// What to do about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<Hint>,
-    /// The vendor's own code or status, as text.
+    /// The vendor's own error code or status, as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub native_code: Option<String>,
     /// The file at fault.
@@ -89,7 +89,7 @@ pub struct Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// An error with code and message.
+    /// An error with this code and message.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Error { code, message: message.into(), hint: None, native_code: None, file: None }
     }
@@ -113,12 +113,12 @@ impl Error {
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::NotFound, message)
     }
-    /// Adds what to do about it.
+    /// Adds a hint: what to do about it.
     pub fn with_hint(mut self, hint: impl Into<Hint>) -> Self {
         self.hint = Some(hint.into());
         self
     }
-    /// Adds the vendor's own code.
+    /// Adds the vendor's own error code.
     pub fn with_native(mut self, code: impl Into<String>) -> Self {
         self.native_code = Some(code.into());
         self

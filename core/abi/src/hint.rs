@@ -5,11 +5,11 @@ use std::fmt;
 
 /// What to do about an [`Error`](crate::Error).
 ///
-/// A hint states the action and leaves the wording to the program: `Display` writes neutral English, and a host with
-/// words of its own (flags, buttons) replaces them with [`render`](Hint::render).
+/// A hint states the action and leaves the wording to the program. `Display` writes neutral English. A host with
+/// wording of its own (flags, buttons) replaces it with [`render`](Hint::render).
 ///
-/// As JSON a hint is a string, or an object with `kind`, the fields of the variant, and `text`, the neutral English. A
-/// reader that does not know the kind shows the text.
+/// In JSON, a hint is a string, or an object with `kind`, the fields of the variant, and `text`, the neutral English.
+/// A reader that does not recognize the kind shows the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Hint {
@@ -20,20 +20,20 @@ pub enum Hint {
         /// Its name.
         runtime: String,
     },
-    /// Compute in another precision, one of these.
+    /// Compute in one of these other precisions.
     UsePrecision(Vec<Precision>),
-    /// Use another provider: this one, or any where none is named.
+    /// Use another provider: this one, or any if `None`.
     UseProvider(Option<String>),
-    /// Use another device: one of these ids, or any where none is listed.
+    /// Use another device: one of these ids, or any if the list is empty.
     UseDevice(Vec<String>),
-    /// Give the shape of an input, or of every input where none is named.
+    /// Give the shape of an input, or of every input if `None`.
     GiveShape {
         /// The input.
         input: Option<String>,
     },
     /// Give an ONNX model.
     GiveModel,
-    /// Give weights: a checkpoint, or the model that has them.
+    /// Give weights: a checkpoint, or the model that includes them.
     GiveWeights,
     /// Store the weights in the engine.
     Bake,
@@ -50,7 +50,7 @@ pub enum Hint {
     Lenient,
     /// Free memory.
     FreeMemory {
-        /// How many bytes are missing, where that is known.
+        /// How many bytes are missing, if known.
         bytes: Option<u64>,
     },
     /// Any one of these helps.
@@ -60,7 +60,7 @@ pub enum Hint {
 }
 
 impl Hint {
-    /// Writes the hint. `own` may replace the words of any part; parts for which it returns `None` are in neutral
+    /// Formats the hint. `own` may supply the wording of any part; if it returns `None`, the part is in neutral
     /// English.
     pub fn render(&self, own: &dyn Fn(&Hint) -> Option<String>) -> String {
         let join = |parts: &[Hint], between: &str| {
@@ -76,7 +76,7 @@ impl Hint {
         }
     }
 
-    /// Adds a sentence that is no action but belongs to it, such as what a runtime printed.
+    /// Adds a sentence that is not an action but belongs to the hint, such as a runtime's output.
     pub fn with_note(self, note: impl Into<String>) -> Self {
         let note = Hint::Text(note.into());
         match self {
@@ -137,7 +137,7 @@ impl Hint {
         })
     }
 
-    /// The hint of a JSON object; `None` where its kind or its fields are not known.
+    /// Parses the hint from a JSON object; `None` if the kind or the fields are unknown.
     fn of_fields(value: &Value) -> Option<Self> {
         fn take<T: serde::de::DeserializeOwned>(value: &Value, field: &str) -> Option<T> {
             serde_json::from_value(value.get(field).cloned().unwrap_or(Value::Null)).ok()
@@ -162,7 +162,7 @@ impl Hint {
         })
     }
 
-    /// For the text field of a C struct: plain text as it is, everything else as a JSON object.
+    /// Encodes the hint for the text field of a C struct: text unchanged, everything else as a JSON object.
     pub(crate) fn to_wire(&self) -> String {
         match self {
             Hint::Text(text) => text.clone(),
@@ -170,7 +170,7 @@ impl Hint {
         }
     }
 
-    /// The reverse of [`to_wire`](Hint::to_wire). Text that only looks like JSON stays text.
+    /// The inverse of [`to_wire`](Hint::to_wire). Text that only resembles JSON stays text.
     pub(crate) fn of_wire(text: String) -> Self {
         if text.starts_with('{')
             && let Ok(hint) = serde_json::from_str(&text)
@@ -279,7 +279,7 @@ mod tests {
                 r#"{"kind":"use_quantum","qubits":7,"text":"use a quantum computer"}"#,
                 "use a quantum computer",
             ),
-            // A known kind whose fields have changed.
+            // A known kind with changed fields.
             (
                 r#"{"kind":"use_precision","precisions":["fp3"],"text":"use the precision fp3"}"#,
                 "use the precision fp3",

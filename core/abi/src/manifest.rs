@@ -1,8 +1,8 @@
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// The JSON file `sdrun-provider-<id>.json` beside a plugin library: everything a host needs to know
-/// before it decides to load code.
+/// The JSON file `sdrun-provider-<id>.json` beside a plugin library: everything that a host needs to know before it
+/// decides to load code.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Version of this format, `1.x.y`.
@@ -14,25 +14,25 @@ pub struct Manifest {
 /// The provider part of a [`Manifest`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Provide {
-    /// Short name used on command lines: lower-case letters, digits and `-`.
+    /// Short name for use on command lines: lower-case letters, digits and `-`.
     pub id: String,
     /// One line for lists.
     pub summary: String,
-    /// Who made the plugin.
+    /// Who publishes the plugin.
     pub vendor: String,
     /// Version of the plugin.
     pub version: String,
     /// Changes whenever the plugin's code changes; part of every cache key.
     pub build_id: String,
-    /// Higher is preferred when no provider is named.
+    /// Priority when no provider is named; higher is preferred.
     #[serde(default)]
     pub priority: i32,
     /// The plugin library.
     pub library: Library,
-    /// The vendor runtime it drives; absent where the plugin brings its own.
+    /// The vendor runtime that it drives; absent if the plugin brings its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<RuntimeSpec>,
-    /// Its fp32 results are the yardstick for `verify` and `bench`.
+    /// Its fp32 results are the reference for `verify` and `bench`.
     #[serde(default)]
     pub reference: bool,
     /// Always run in a worker process (the runtime is known to abort, or needs another dynamic loader).
@@ -47,30 +47,30 @@ pub struct Library {
     pub path: PathBuf,
     /// SHA-256 of the file, lower-case hex. Integrity, not authenticity.
     pub sha256: String,
-    /// Target triple it was built for.
+    /// Target triple that it was built for.
     pub target: String,
-    /// [`ABI_MAJOR`](crate::ABI_MAJOR) it speaks.
+    /// The [`ABI_MAJOR`](crate::ABI_MAJOR) it implements.
     pub abi_major: u16,
-    /// Least [`ABI_MINOR`](crate::ABI_MINOR) of the host it needs.
+    /// Lowest [`ABI_MINOR`](crate::ABI_MINOR) of a host that it works with.
     #[serde(default)]
     pub abi_min_minor: u16,
 }
 
-/// A vendor runtime and where it comes from.
+/// A vendor runtime and where to get it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RuntimeSpec {
     /// Name, for example `openvino`.
     pub name: String,
-    /// The version this plugin was tested with and installs.
+    /// The version that this plugin was tested with and installs.
     pub version: String,
     /// Environment variable that names the folder of the runtime's libraries.
     pub env: String,
-    /// File name patterns (`*` matches any run of characters), any of which marks a folder as the runtime's.
+    /// File name patterns (`*` matches any run of characters). A folder with a matching file holds the runtime.
     pub library_names: Vec<String>,
-    /// How `sdrun runtime install` gets it; absent where it cannot be installed that way.
+    /// How `sdrun runtime install` gets it; absent if it cannot be installed that way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pip: Option<PipPackage>,
-    /// What a user does to get it where it cannot be installed that way: sentences for people.
+    /// How a user gets it if it cannot be installed that way: sentences for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by_hand: Option<String>,
 }
@@ -80,11 +80,11 @@ pub struct RuntimeSpec {
 pub struct PipPackage {
     /// Package name.
     pub package: String,
-    /// Files to keep out of the wheel, as patterns on paths relative to its root; everything else is deleted.
+    /// Patterns on paths relative to the wheel's root: matching files are kept, all others are deleted.
     pub keep: Vec<String>,
     /// Folder of the libraries inside the installed package.
     pub library_dir: PathBuf,
-    /// One entry for each platform.
+    /// One entry per platform.
     pub wheels: Vec<Wheel>,
 }
 
@@ -103,7 +103,7 @@ pub struct Wheel {
     pub sha256: String,
     /// Bytes to download.
     pub download_bytes: u64,
-    /// Bytes on disk after installing what is kept.
+    /// Bytes on disk after installation, kept files only.
     pub installed_bytes: u64,
 }
 
@@ -121,7 +121,7 @@ impl Manifest {
         format!("sdrun-provider-{id}.json")
     }
 
-    /// Whether a file is named as a manifest.
+    /// Whether a file has the name of a manifest.
     pub fn is_manifest(path: &Path) -> bool {
         path.file_name()
             .and_then(|n| n.to_str())

@@ -2,7 +2,7 @@ use crate::{Error, Hint};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// Element type of a tensor. Numbers are those of ONNX's `TensorProto.DataType`.
+/// Element type of a tensor. The numbers are those of ONNX's `TensorProto.DataType`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u32)]
@@ -26,7 +26,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Every element type, in the order of their numbers.
+    /// All element types, ordered by number.
     pub const ALL: [DType; 15] = {
         use DType::*;
         [F32, U8, I8, U16, I16, I32, I64, Bool, F16, F64, U32, U64, BF16, F8E4M3, F8E5M2]
@@ -71,7 +71,7 @@ impl DType {
             F8E5M2 => "f8e5m2",
         }
     }
-    /// Bytes of a contiguous tensor of this type, or `None` on overflow.
+    /// Size in bytes of a contiguous tensor of this type; `None` on overflow.
     pub fn bytes_of(self, shape: &[usize]) -> Option<usize> {
         shape.iter().try_fold(self.size(), |n, d| n.checked_mul(*d))
     }
@@ -83,7 +83,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// Arithmetic an engine computes in, and what it keeps its weights in; always stated, never a library's default.
+/// The arithmetic of an engine and the format of its stored weights. Always explicit, never a library's default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs)]
@@ -91,20 +91,21 @@ pub enum Precision {
     Fp32,
     Fp16,
     Bf16,
-    /// Large matrices and filters in ggml's 8-bit blocks; the provider says in what they are multiplied.
+    /// Large matrices and filters in ggml's 8-bit blocks. The provider documents the precision of their
+    /// multiplication.
     #[serde(rename = "q8_0")]
     Q8_0,
-    /// The same in its 4-bit blocks.
+    /// As `Q8_0`, in ggml's 4-bit blocks.
     #[serde(rename = "q4_k")]
     Q4K,
 }
 
 impl Precision {
-    /// All there are.
+    /// All precisions.
     pub const ALL: [Precision; 5] =
         [Precision::Fp32, Precision::Fp16, Precision::Bf16, Precision::Q8_0, Precision::Q4K];
 
-    /// The element type of floating-point tensors; `None` where weights are quantized.
+    /// The element type of floating-point tensors; `None` if weights are quantized.
     pub fn float_type(self) -> Option<DType> {
         match self {
             Precision::Fp32 => Some(DType::F32),
@@ -114,7 +115,7 @@ impl Precision {
         }
     }
 
-    /// `Unimplemented` where it is not among those that `who` offers.
+    /// Fails with `Unimplemented` if it is not among the precisions that `who` offers.
     pub fn check_offered(self, offered: &[Precision], who: &str) -> Result<(), Error> {
         if offered.contains(&self) {
             return Ok(());
@@ -123,7 +124,7 @@ impl Precision {
             .with_hint(Hint::UsePrecision(offered.to_vec())))
     }
 
-    /// As it is spelled on command lines and in files.
+    /// The name used on command lines and in files.
     pub fn name(self) -> &'static str {
         match self {
             Precision::Fp32 => "fp32",

@@ -5,27 +5,26 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
-/// Drives one vendor's runtime. The same trait is seen by the author of a provider and by the host.
+/// Drives one vendor's runtime. Provider authors implement this trait, and the host uses it.
 ///
-/// Threads: every method may be called from any thread. Panics: caught at the border and turned into
+/// Threads: any thread may call any method. Panics: caught at the ABI and turned into
 /// [`ErrorCode::Internal`](crate::ErrorCode::Internal); the plugin then counts as poisoned.
 pub trait Provider: Send + Sync {
-    /// Loads the vendor's runtime; later calls fail with `FailedPrecondition` where this failed.
-    /// Called once per process; must come back quickly, with an error, when the runtime is absent.
+    /// Loads the vendor's runtime. If it fails, later calls fail with `FailedPrecondition`. Called once per process.
+    /// Must return an error quickly if the runtime is absent.
     fn init(&self, config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo>;
 
-    /// Devices this runtime can use here, best first.
+    /// Devices that this runtime can use here, best first.
     fn devices(&self) -> Result<Vec<Device>>;
 
-    /// What can be done on [`Device::id`] `device`.
+    /// The capabilities of the device with [`Device::id`] `device`.
     fn capabilities(&self, device: &str) -> Result<Capabilities>;
 
-    /// Makes an engine out of an ONNX `ModelProto`.
+    /// Builds an engine from an ONNX `ModelProto`.
     ///
-    /// `model` is validated and simplified by the host. Small and integer initializers are inline. Every
-    /// *weight* is an initializer with external data whose `location` is its own name; its values come from
-    /// `weights` and are pulled only where the build needs them (`spec.bake`, or a runtime that cannot
-    /// build without).
+    /// The host has validated and simplified `model`. Small and integer initializers are inline. Every *weight* is an
+    /// initializer with external data whose `location` is its own name. Its values come from `weights`; the provider
+    /// pulls them only if the build needs them (`spec.bake`, or a runtime that cannot build without).
     fn build(
         &self,
         model: &[u8],
@@ -34,15 +33,16 @@ pub trait Provider: Send + Sync {
         host: &dyn Host,
     ) -> Result<Box<dyn Engine>>;
 
-    /// Makes an engine out of what [`Engine::serialize`] wrote, on a runtime for which
-    /// [`check`](Provider::check) did not say `Unsupported`.
+    /// Loads an engine from the result of [`Engine::serialize`]. The host calls this only if
+    /// [`check`](Provider::check) did not return `Unsupported`.
     fn load(&self, payload: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Box<dyn Engine>>;
 
-    /// Judges an engine by its [`EngineInfo::compatibility`] string, without its payload.
+    /// Checks an engine by its [`EngineInfo::compatibility`] string, without its payload.
     fn check(&self, compatibility: &str, device: &str) -> Result<Compatibility>;
 
-    /// What [`build`](Provider::build) and a session of `model` would need, found without weights and without compiling:
-    /// every node that the provider cannot run, and the memory. What it cannot tell is unknown, not an error.
+    /// What [`build`](Provider::build) and a session of `model` would need, determined without weights and without
+    /// compiling: every node that the provider cannot run, and the memory. Values that it cannot determine are
+    /// unknown, not an error.
     fn assess(&self, model: &[u8], spec: &BuildSpec) -> Result<Assessment> {
         let _ = (model, spec);
         Ok(Assessment::default())
@@ -54,38 +54,38 @@ pub trait Engine: Send + Sync {
     /// Inputs, outputs and the weights it needs.
     fn info(&self) -> &EngineInfo;
 
-    /// The bytes that [`Provider::load`] takes.
+    /// Serializes the engine for [`Provider::load`].
     fn serialize(&self) -> Result<Vec<u8>>;
 
-    /// An engine with these weights inside: what [`Provider::build`] with `bake` makes, from an engine without. Only
-    /// where the device has [`Capabilities::bake`](crate::Capabilities::bake).
+    /// Returns an engine with these weights inside, equivalent to [`Provider::build`] with `bake`. Only for devices
+    /// with [`Capabilities::bake`](crate::Capabilities::bake).
     fn bake(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Engine>> {
         let _ = (weights, host);
         Err(Error::unsupported("cannot store weights in an engine"))
     }
 
-    /// Gives the engine weights and makes it ready to run. A weight the source cannot deliver is an error. An engine that
-    /// needs no weights takes [`NoWeights`](crate::NoWeights).
+    /// Loads the weights and returns a session that is ready to run. Fails if the source cannot deliver a weight. For
+    /// an engine that needs no weights, pass [`NoWeights`](crate::NoWeights).
     fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Session>>;
 }
 
 /// An engine with weights on a device. Calls on one session never overlap.
 pub trait Session: Send {
-    /// Replaces the weights named in `changed` (all names are in [`EngineInfo::weights`]). On an error the
-    /// former weights still work. `weights` delivers every weight of the engine, changed or not, for
-    /// runtimes that have to be given all of them again.
+    /// Replaces the weights named in `changed` (all names are in [`EngineInfo::weights`]). On error, the previous
+    /// weights stay usable. `weights` delivers every weight of the engine, changed or not, for runtimes that need all
+    /// of them again.
     fn refit(&mut self, changed: &[&str], weights: &dyn WeightSource, host: &dyn Host)
     -> Result<RefitReport>;
 
-    /// One inference. `inputs` are in the order of [`EngineInfo::inputs`], of the types and shapes stated
-    /// there (the host has checked). Calls [`OutputSink::allocate`] exactly once, as soon as the shapes of
-    /// the outputs are known, and fills every buffer it got.
+    /// Runs one inference. `inputs` are in the order of [`EngineInfo::inputs`], with the types and shapes stated
+    /// there (the host has checked them). Calls [`OutputSink::allocate`] exactly once, as soon as the output shapes
+    /// are known, and fills every buffer.
     fn run(&mut self, inputs: &[TensorView<'_>], outputs: &mut dyn OutputSink, host: &dyn Host)
     -> Result<()>;
 
-    /// As [`run`](Session::run), with inputs that may lie on the device and outputs that stay there: those that `keep`
-    /// marks, in the order of [`EngineInfo::outputs`]. Returns these tensors, in order. The sink receives the others and is
-    /// called even if there are none. Only where the device has
+    /// As [`run`](Session::run), but inputs may be on the device, and the outputs that `keep` marks (in the order of
+    /// [`EngineInfo::outputs`]) stay there. Returns these tensors, in order. The sink receives the other outputs and
+    /// is called even if there are none. Only for devices with
     /// [`Capabilities::device_tensors`](crate::Capabilities::device_tensors).
     fn run_on_device(
         &mut self,
@@ -99,11 +99,11 @@ pub trait Session: Send {
             .with_hint("run it with tensors in main memory"))
     }
 
-    /// Memory the runtime uses for this session.
+    /// Memory that the runtime uses for this session.
     fn memory(&self) -> Result<MemoryReport>;
 
-    /// Runs again and again and returns how long each counted run took, in milliseconds. Providers keep this
-    /// default; a session in another process runs the loop there, without the way to it.
+    /// Runs repeatedly and returns the duration of each counted run, in milliseconds. Providers keep this default. A
+    /// session in another process runs the loop there, so the timings exclude the communication.
     fn time(&mut self, inputs: &[TensorView<'_>], plan: &TimingPlan, host: &dyn Host) -> Result<Vec<f64>> {
         let mut sink = VecSink::default();
         for _ in 0..plan.warmup {
@@ -124,21 +124,21 @@ pub trait Session: Send {
     }
 }
 
-/// How often [`Session::time`] runs.
+/// How many times [`Session::time`] runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimingPlan {
-    /// Runs before the counted ones.
+    /// Number of uncounted runs at the start.
     pub warmup: usize,
-    /// At least this many runs, unless `max_time` ends first.
+    /// Minimum number of runs, unless `max_time` ends first.
     pub min_runs: usize,
-    /// Go on for at least this long.
+    /// Continue for at least this long.
     pub min_time: Duration,
     /// Stop after this long, but not before [`LEAST_RUNS`](TimingPlan::LEAST_RUNS) runs.
     pub max_time: Duration,
 }
 
 impl TimingPlan {
-    /// Fewer runs than this are no statistics.
+    /// Minimum number of runs for meaningful statistics.
     pub const LEAST_RUNS: usize = 3;
 }
 
@@ -153,14 +153,14 @@ pub enum LogLevel {
     Info = 2,
     Warn = 3,
     Error = 4,
-    /// The plugin broke a rule of the ABI; logged by the host about it.
+    /// The plugin broke a rule of the ABI; the host logs this.
     PluginMisbehaving = 5,
-    /// The host broke a rule of the ABI; logged by the plugin about it.
+    /// The host broke a rule of the ABI; the plugin logs this.
     HostMisbehaving = 6,
 }
 
 impl LogLevel {
-    /// The level with this number; anything above is [`LogLevel::HostMisbehaving`].
+    /// The level with this number; higher numbers are [`LogLevel::HostMisbehaving`].
     pub fn from_u32(level: u32) -> Self {
         use LogLevel::*;
         [Trace, Debug, Info, Warn, Error, PluginMisbehaving]
@@ -170,7 +170,7 @@ impl LogLevel {
     }
 }
 
-/// Answer to a progress report.
+/// The response to a progress report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Flow {
@@ -178,14 +178,14 @@ pub enum Flow {
     Cancel,
 }
 
-/// What a provider can call while it works. Callable from any thread; must not call back into the provider.
+/// Callbacks for a provider while it works. Any thread may call them. They must not call back into the provider.
 pub trait Host: Sync {
-    /// A line for the log. `target` is the provider's id or a part of it.
+    /// Writes a line to the log. `target` is the provider's id or a part of it.
     fn log(&self, level: LogLevel, target: &str, message: &str);
-    /// How far a phase has come: `step` of `total` (0 = unknown). `Cancel` asks the provider to return
-    /// [`ErrorCode::Cancelled`](crate::ErrorCode::Cancelled).
+    /// Reports the progress of a phase: `step` of `total` (0 = unknown). If it returns `Cancel`, the provider should
+    /// return [`ErrorCode::Cancelled`](crate::ErrorCode::Cancelled).
     fn progress(&self, phase: &str, step: u64, total: u64) -> Flow;
-    /// Cheap poll for run loops.
+    /// A cheap check for run loops.
     fn cancelled(&self) -> bool;
 }
 

@@ -13,18 +13,19 @@ pub struct TensorView<'a> {
     pub data: &'a [u8],
 }
 
-/// A tensor in the memory of a device: made by a run, an input of later runs on the same device, of any session of the same
-/// provider. Its values never change. It may outlive the session it came from; dropping it frees the memory.
+/// A tensor in device memory. A run creates it, and later runs on the same device can take it as an input, in any
+/// session of the same provider. Its values never change. It may outlive the session that created it. Dropping it
+/// frees the memory.
 pub trait DeviceTensor: Any + Send + Sync {
     /// Type and shape.
     fn spec(&self) -> &OutputSpec;
 
-    /// Copies the values to `bytes`, which are as many as the type and shape need.
+    /// Copies the values to `bytes`, whose length must match the type and shape.
     fn read(&self, bytes: &mut [u8]) -> Result<()>;
 }
 
 impl dyn DeviceTensor {
-    /// The tensor as the type of its creator; `None` where it is of another type.
+    /// Downcasts to the creator's type; `None` if it has another type.
     pub fn downcast_ref<T: DeviceTensor>(&self) -> Option<&T> {
         let tensor: &dyn Any = self;
         tensor.downcast_ref()
@@ -42,7 +43,7 @@ impl fmt::Debug for dyn DeviceTensor {
 pub enum Input<'a> {
     /// In main memory.
     Host(TensorView<'a>),
-    /// Where it was made. `InvalidArgument` where that is another provider, process or device.
+    /// On the device that created it. Fails with `InvalidArgument` for another provider, process or device.
     Device(&'a dyn DeviceTensor),
 }
 
@@ -56,7 +57,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Type and shape of an output, known to the provider.
+/// Type and shape of an output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputSpec {
     /// Element type.
@@ -65,13 +66,14 @@ pub struct OutputSpec {
     pub shape: Vec<usize>,
 }
 
-/// Where a run puts its outputs.
+/// Receives the outputs of a run.
 pub trait OutputSink {
-    /// Buffers for all outputs, in order, aligned to 64 bytes, to be filled before the run returns.
+    /// Returns buffers for all outputs, in order, aligned to 64 bytes. The provider fills them before the run
+    /// returns.
     fn allocate(&mut self, outputs: &[OutputSpec]) -> Result<Vec<&mut [u8]>>;
 }
 
-/// An [`OutputSink`] that keeps outputs in vectors and reuses them from run to run.
+/// An [`OutputSink`] that keeps outputs in vectors and reuses them between runs.
 #[derive(Debug, Default)]
 pub struct VecSink {
     specs: Vec<OutputSpec>,
@@ -88,7 +90,7 @@ impl VecSink {
     pub fn len(&self) -> usize {
         self.specs.len()
     }
-    /// Whether nothing was written yet.
+    /// Whether nothing has been written yet.
     pub fn is_empty(&self) -> bool {
         self.specs.is_empty()
     }

@@ -1,19 +1,19 @@
-//! What crosses the border as JSON. Readers skip fields that they do not know.
+//! Types that cross the ABI as JSON. Readers skip fields that they do not recognize.
 
 use crate::{DType, Precision, WeightUpdate};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::{collections::BTreeMap, path::PathBuf};
 
-/// What a plugin receives when it is initialised.
+/// What a plugin receives when it is initialized.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct InitConfig {
-    /// Folder of the plugin's manifest; files shipped with the plugin lie beside or below it.
+    /// Folder of the plugin's manifest. Files shipped with the plugin are in or below it.
     pub plugin_dir: PathBuf,
-    /// Folder that holds the vendor's runtime library, where the host found one.
+    /// Folder with the vendor's runtime library, if the host found one.
     pub runtime_dir: Option<PathBuf>,
     /// Folder for temporary files (the staging of models for vendor parsers). Exists, mode 0700.
     pub temp_dir: PathBuf,
-    /// Folder for what the provider can make again (compiled kernels), its own. Exists, mode 0700.
+    /// The provider's own folder for files that it can recreate (compiled kernels). Exists, mode 0700.
     #[serde(default)]
     pub cache_dir: Option<PathBuf>,
     /// Provider options given by the user.
@@ -29,7 +29,7 @@ pub struct RuntimeInfo {
     pub name: String,
     /// Version as the library itself reports it.
     pub version: String,
-    /// The library file that was loaded; `None` for one linked in.
+    /// The library file that was loaded; `None` if it is linked in.
     #[serde(default)]
     pub library: Option<PathBuf>,
 }
@@ -41,11 +41,11 @@ impl RuntimeInfo {
     }
 }
 
-/// Lists of shapes by the name of an input.
+/// Lists of shapes, by input name.
 pub type OpenShapes = BTreeMap<String, Vec<Vec<usize>>>;
 
-/// The shapes that belong together: the first of each list, then the second and so on; a list of one is in all sets, an
-/// empty one in none. One set, without shapes, where nothing is listed.
+/// The sets of shapes that belong together: the first shape of each list, then the second, and so on. A list of one
+/// shape is in all sets; an empty list is in none. If nothing is listed, returns one set without shapes.
 pub fn shape_sets(open: &OpenShapes) -> Vec<BTreeMap<String, Vec<usize>>> {
     let sets = open.values().map(Vec::len).max().unwrap_or(0).max(1);
     let of_set = |at: usize| {
@@ -62,29 +62,29 @@ pub struct BuildSpec {
     pub device: String,
     /// Arithmetic.
     pub precision: Precision,
-    /// Threads for CPU devices; `None` leaves it to the provider's documented default (all cores).
+    /// Threads for CPU devices; `None` means the provider's documented default (all cores).
     #[serde(default)]
     pub threads: Option<usize>,
     /// Store the weights in the engine (faster load, no refit).
     #[serde(default)]
     pub bake: bool,
-    /// Shapes that inputs with open dimensions are to take, which the host has checked: the first of one input together with
-    /// the first of the others and so on; an input that lists one shape has that in all. A compiler for ranges takes each
-    /// dimension from its least to its greatest, the shape in the middle of the list as the usual one; a compiler for fixed
-    /// sizes serves these alone; whoever serves any shape has no use for them.
+    /// Shapes that inputs with open dimensions will have; the host has checked them. The first shape of one input
+    /// belongs to the first of the others, and so on; an input with one shape has it in all sets. A compiler for
+    /// ranges takes each dimension from its minimum to its maximum, with the middle shape of the list as the typical
+    /// one. A compiler for fixed sizes supports only these shapes. A provider that supports any shape ignores them.
     #[serde(default)]
     pub open_shapes: OpenShapes,
-    /// The most bytes of device memory for weights; the rest stays with the host and is copied when it is needed. Only given
-    /// where [`Capabilities::streaming`](crate::Capabilities::streaming) is declared.
+    /// Maximum bytes of device memory for weights. The other weights stay in host memory and are copied when needed.
+    /// Only set if [`Capabilities::streaming`](crate::Capabilities::streaming) is declared.
     #[serde(default)]
     pub vram_budget: Option<u64>,
-    /// Provider options given by the user; unknown keys are an error of the provider.
+    /// Provider options given by the user. The provider reports unknown keys as an error.
     #[serde(default)]
     pub options: BTreeMap<String, String>,
 }
 
 impl BuildSpec {
-    /// For fixed shapes, without weights, and with nothing else chosen.
+    /// A spec for fixed shapes, without weights, and with defaults for everything else.
     pub fn new(device: impl Into<String>, precision: Precision) -> Self {
         BuildSpec {
             device: device.into(),
@@ -105,7 +105,7 @@ pub struct TensorSpec {
     pub name: String,
     /// Element type.
     pub dtype: DType,
-    /// Dimensions; `None` where open.
+    /// Dimensions; `None` if open.
     pub shape: Vec<Option<usize>>,
 }
 
@@ -130,24 +130,25 @@ pub struct WeightSpec {
 /// The inputs, outputs and weights of an engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineInfo {
-    /// Inputs, in the order `Session::run` takes them.
+    /// Inputs, in the order that `Session::run` expects.
     pub inputs: Vec<TensorSpec>,
-    /// Outputs, in the order `Session::run` gives them.
+    /// Outputs, in the order that `Session::run` returns them.
     pub outputs: Vec<TensorSpec>,
-    /// Weights a session must be given. Empty when they are baked in.
+    /// Weights that a session needs. Empty if they are baked in.
     pub weights: Vec<WeightSpec>,
-    /// Opaque: what the runtime needs to be for this engine to load. Compared by [`Provider::check`](crate::Provider::check).
+    /// Opaque description of the runtime that the engine needs. Checked by
+    /// [`Provider::check`](crate::Provider::check).
     pub compatibility: String,
 }
 
-/// Whether an engine built elsewhere or earlier can be used here. A verdict that this version does not know is read as
+/// Whether an engine that was built elsewhere or earlier can be used here. An unrecognized verdict is read as
 /// `Unsupported`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "verdict", content = "reason", rename_all = "snake_case")]
 pub enum Compatibility {
     /// As good as a new one.
     Optimal,
-    /// Works, but a new build would be better; the sentence says why.
+    /// Works, but a rebuild would be better; the sentence says why.
     PreferRecompile(String),
     /// Does not work; the sentence says why.
     Unsupported(String),
@@ -171,20 +172,20 @@ impl<'de> Deserialize<'de> for Compatibility {
     }
 }
 
-/// How weights were changed.
+/// How weights were replaced.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RefitReport {
-    /// The way that was used.
+    /// The method used.
     pub method: WeightUpdate,
     /// Number of tensors handed to the runtime.
     pub tensors: usize,
-    /// Their bytes.
+    /// Total size of these tensors in bytes.
     pub bytes: u64,
 }
 
 impl RefitReport {
-    /// `tensors` tensors of together `bytes` bytes were changed by `method`.
+    /// `tensors` tensors with a total of `bytes` bytes were replaced by `method`.
     pub fn new(method: WeightUpdate, tensors: usize, bytes: u64) -> Self {
         RefitReport { method, tensors, bytes }
     }
@@ -195,7 +196,7 @@ impl RefitReport {
 #[serde(default)]
 #[non_exhaustive]
 pub struct MemoryReport {
-    /// Weights as the runtime holds them.
+    /// Weights, in the runtime's own format.
     pub weights: Option<u64>,
     /// Activations and scratch.
     pub activations: Option<u64>,
@@ -204,33 +205,33 @@ pub struct MemoryReport {
 }
 
 impl MemoryReport {
-    /// Weights, activations and the device's share.
+    /// Weights, activations and device memory.
     pub fn new(weights: Option<u64>, activations: Option<u64>, device: Option<u64>) -> Self {
         MemoryReport { weights, activations, device }
     }
 }
 
-/// What a graph needs on a device, before it is built ([`Provider::assess`](crate::Provider::assess)).
+/// What a graph needs on a device, determined before building ([`Provider::assess`](crate::Provider::assess)).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct Assessment {
-    /// Every node that the provider cannot run; empty where it can run the graph. `None` is "unknown".
+    /// Every node that the provider cannot run; empty if it can run the graph. `None` is "unknown".
     pub unsupported: Option<Vec<UnsupportedNode>>,
     /// Memory that a session will use.
     pub memory: MemoryEstimate,
-    /// Whether making a session compiles, for this graph and spec; else
-    /// [`Capabilities::session_compiles`](crate::Capabilities::session_compiles) holds.
+    /// Whether creating a session compiles, for this graph and spec. If `None`,
+    /// [`Capabilities::session_compiles`](crate::Capabilities::session_compiles) applies.
     pub session_compiles: Option<bool>,
 }
 
 /// A node that a provider cannot run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnsupportedNode {
-    /// Name of the node in the graph; empty where it has none.
+    /// Name of the node in the graph; empty if it has none.
     #[serde(default)]
     pub name: String,
-    /// Its operator, with the domain in front of it where that is not ONNX's own: `com.microsoft.FusedMatMul`.
+    /// Its operator, prefixed with the domain unless that is ai.onnx: `com.microsoft.FusedMatMul`.
     pub op: String,
     /// One sentence: why.
     pub reason: String,
@@ -245,14 +246,14 @@ pub struct MemoryEstimate {
     pub host_weights: Option<u64>,
     /// Activations and scratch in main memory.
     pub host_activations: Option<u64>,
-    /// Weights in the memory of the device.
+    /// Weights in device memory.
     pub device_weights: Option<u64>,
-    /// Activations and scratch in the memory of the device.
+    /// Activations and scratch in device memory.
     pub device_activations: Option<u64>,
 }
 
 impl Assessment {
-    /// With the nodes that the provider cannot run.
+    /// An assessment with the nodes that the provider cannot run.
     pub fn unsupported(nodes: Vec<UnsupportedNode>) -> Self {
         Assessment { unsupported: Some(nodes), ..Self::default() }
     }

@@ -4,47 +4,48 @@ use std::{fmt, ops::Deref, path::PathBuf};
 /// Bytes that a weight borrows or owns.
 pub(crate) type Bytes<'a> = Box<dyn Deref<Target = [u8]> + Send + 'a>;
 
-/// Named tensors, delivered one at a time, by initializer name.
+/// Named tensors, delivered one at a time by initializer name.
 pub trait WeightSource: Sync {
-    /// The weight with this name, in the dtype and shape of the graph's initializer. `NotFound` where there
+    /// The weight with this name, in the dtype and shape of the graph's initializer. Fails with `NotFound` if there
     /// is none.
     fn get(&self, name: &str) -> Result<Weight<'_>>;
 
-    /// Element type and dimensions of what [`get`](WeightSource::get) delivers. Sources that make or convert
-    /// values on demand return them without doing so.
+    /// Element type and shape of the result of [`get`](WeightSource::get). Sources that compute or convert values on
+    /// demand answer this without doing so.
     fn describe(&self, name: &str) -> Result<(DType, Vec<usize>)> {
         self.get(name).map(|weight| (weight.dtype, weight.shape))
     }
 
-    /// The weight in one of `encodings`, the block encodings that the caller can use, named as ggml names its types
-    /// (`q8_0`, `q4_k`). `None` where the source holds it in none of them; [`get`](WeightSource::get) then delivers it.
-    /// A source offers only blocks it holds: it never encodes.
+    /// The weight in one of `encodings`, the block encodings that the caller supports, under their ggml names
+    /// (`q8_0`, `q4_k`). `None` if the source has it in none of them; use [`get`](WeightSource::get) then. A source
+    /// only returns blocks that it holds: it never encodes.
     fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
         let _ = (name, encodings);
         Ok(None)
     }
 
-    /// A number for what `get` delivers now: the same number for the same name means the same bytes, and a refit can
-    /// leave that weight out. `None` where the source cannot tell.
+    /// Version of the weight that `get` would return now. Two equal versions for the same name mean the same bytes,
+    /// so a refit can skip that weight. `None` if the source cannot tell.
     fn version(&self, name: &str) -> Option<u128> {
         let _ = name;
         None
     }
 }
 
-/// One tensor out of a [`WeightSource`]: contiguous, little-endian, row-major; valid while it lives.
+/// One tensor from a [`WeightSource`]: contiguous, little-endian, row-major; valid while it lives.
 pub struct Weight<'a> {
     /// Element type.
     pub dtype: DType,
     /// Dimensions.
     pub shape: Vec<usize>,
-    /// Where the same bytes lie unchanged in a file: path and offset. Runtimes that map files use it.
+    /// Where a file holds the same bytes, unchanged: path and offset. Runtimes that map files use it.
     pub file: Option<(PathBuf, u64)>,
     data: Bytes<'a>,
 }
 
 impl<'a> Weight<'a> {
-    /// A weight over `data` (a borrowed slice, a `Vec`, or a guard). `InvalidArgument` where the length does not fit.
+    /// A weight over `data` (a borrowed slice, a `Vec`, or a guard). Fails with `InvalidArgument` if the length does
+    /// not match.
     pub fn new(dtype: DType, shape: Vec<usize>, data: impl Deref<Target = [u8]> + Send + 'a) -> Result<Self> {
         match dtype.bytes_of(&shape) {
             Some(n) if n == data.len() => Ok(Weight { dtype, shape, file: None, data: Box::new(data) }),
@@ -54,7 +55,7 @@ impl<'a> Weight<'a> {
             ))),
         }
     }
-    /// Adds where the same bytes lie in a file.
+    /// Sets the file that holds the same bytes.
     pub fn in_file(mut self, path: PathBuf, offset: u64) -> Self {
         self.file = Some((path, offset));
         self
@@ -74,19 +75,19 @@ impl fmt::Debug for Weight<'_> {
     }
 }
 
-/// A weight in a block encoding, as a file holds it; valid while it lives.
+/// A weight in a block encoding, as in a file; valid while it lives.
 pub struct EncodedWeight<'a> {
-    /// Name of the encoding, as ggml names its types: `q8_0`, `q4_k`.
+    /// ggml's name of the encoding: `q8_0`, `q4_k`.
     pub encoding: String,
     /// Dimensions of the graph's initializer. Blocks run along the last one, row after row.
     pub shape: Vec<usize>,
-    /// Where the same bytes lie unchanged in a file: path and offset.
+    /// Where a file holds the same bytes, unchanged: path and offset.
     pub file: Option<(PathBuf, u64)>,
     data: Bytes<'a>,
 }
 
 impl<'a> EncodedWeight<'a> {
-    /// A weight over the blocks in `data`. Their number is for the reader to check, who knows the encoding.
+    /// A weight over the blocks in `data`. The reader, who knows the encoding, must check the number of blocks.
     pub fn new(
         encoding: impl Into<String>,
         shape: Vec<usize>,
@@ -94,7 +95,7 @@ impl<'a> EncodedWeight<'a> {
     ) -> Self {
         EncodedWeight { encoding: encoding.into(), shape, file: None, data: Box::new(data) }
     }
-    /// Adds where the same bytes lie in a file.
+    /// Sets the file that holds the same bytes.
     pub fn in_file(mut self, path: PathBuf, offset: u64) -> Self {
         self.file = Some((path, offset));
         self
@@ -114,7 +115,7 @@ impl fmt::Debug for EncodedWeight<'_> {
     }
 }
 
-/// A source without weights: for engines that need none, such as baked ones.
+/// A source without weights, for engines that need none, such as baked ones.
 pub struct NoWeights;
 
 impl WeightSource for NoWeights {

@@ -1,7 +1,7 @@
-//! Files that somebody else names: models, checkpoints, tables beside them, engines, outputs.
+//! Safe access to files that users or downloads name: models, checkpoints, tables beside them, engines, outputs.
 //!
-//! A path may lead to a pipe that nobody writes to, to `/dev/zero`, to 20 GB without content, or through a link to a file
-//! that must not change. Every crate therefore opens such files with [`open_regular`] or [`read_small`], maps them with
+//! A path may lead to a pipe without a writer, to `/dev/zero`, to a sparse file of 20 GB, or through a link to a file
+//! that must not change. So every crate opens such files with [`open_regular`] or [`read_small`], maps them with
 //! [`Map`], and writes them with [`write()`].
 
 mod map;

@@ -1,4 +1,4 @@
-//! The one place that maps files into memory for reading.
+//! The only place that maps files into memory for reading.
 #![allow(unsafe_code)]
 
 use crate::{Links, open_regular};
@@ -11,14 +11,14 @@ use std::{
     path::Path,
 };
 
-/// Smaller parts stay in memory: reading each page again would take longer than they are worth.
+/// Smaller parts stay resident: reading their pages again would cost more than it saves.
 #[cfg(unix)]
 const WORTH_RELEASING: usize = 64 << 10;
 
-/// A private read-only mapping of a regular file; its bytes are read when they are touched.
+/// A private read-only mapping of a regular file; its bytes are read on first access.
 ///
-/// If another process shortens the file meanwhile, touching the lost part ends this process. There is no portable guard
-/// against that, so models and weight files must not be edited in place while they are in use.
+/// If another process truncates the file, accessing the lost part ends this process. No portable guard exists, so
+/// models and weight files must not be edited in place while they are in use.
 #[derive(Debug)]
 pub struct Map(Option<Mmap>);
 
@@ -26,37 +26,37 @@ impl Map {
     /// Opens and maps a file.
     ///
     /// # Errors
-    /// Those of [`open_regular`], and as [`Error::io`] where the system cannot map it.
+    /// Those of [`open_regular`], and those of [`Error::io`] if the system cannot map it.
     pub fn open(path: &Path, links: Links) -> Result<Self> {
         let file = open_regular(path, links)?;
         Self::of(&file).map_err(|error| Error::io("map", path, &error))
     }
 
-    /// Maps the whole file; an empty file is an empty slice.
+    /// Maps the whole file; an empty file gives an empty slice.
     ///
     /// # Errors
-    /// The system's.
+    /// Errors of the system.
     pub fn of(file: &File) -> io::Result<Self> {
         let length = file.metadata()?.len().try_into().map_err(io::Error::other)?;
         Self::of_part(file, 0, length)
     }
 
-    /// Maps `length` bytes from `offset` on, which must lie in the file.
+    /// Maps `length` bytes from `offset`, which must lie within the file.
     ///
     /// # Errors
-    /// The system's.
+    /// Errors of the system.
     pub fn of_part(file: &File, offset: u64, length: usize) -> io::Result<Self> {
         if length == 0 {
             return Ok(Map(None));
         }
-        // SAFETY: the mapping is private and read-only, and references into it borrow it. Its bytes are only ever treated as
-        // untrusted, so a writer elsewhere can change values but not break an invariant; shortening the file is the
-        // documented hazard above.
+        // SAFETY: the mapping is private and read-only, and references into it borrow it. Its bytes count as
+        // untrusted, so another process that writes to the file can change values but not break an invariant.
+        // Truncation is the documented hazard above.
         let map = unsafe { MmapOptions::new().offset(offset).len(length).map_copy_read_only(file)? };
         Ok(Map(Some(map)))
     }
 
-    /// The bytes in `range`; `None` where they do not lie in the file.
+    /// The bytes in `range`; `None` if they are not within the file.
     pub fn part(&self, range: Range<usize>) -> Option<Part<'_>> {
         self.get(range.clone()).is_some().then(|| Part { map: self, range })
     }
@@ -75,8 +75,8 @@ impl AsRef<[u8]> for Map {
     }
 }
 
-/// Bytes of a mapped file that leave this process's memory when it is dropped: a provider that has copied a checkpoint would
-/// otherwise seem to hold it twice. The system may keep them in its cache.
+/// Bytes of a mapped file that leave this process's memory on drop. Otherwise, a process that has copied a checkpoint
+/// would seem to hold it twice. The page cache may keep them.
 pub struct Part<'a> {
     map: &'a Map,
     range: Range<usize>,
@@ -95,8 +95,8 @@ impl Drop for Part<'_> {
         if let Some(map) = &self.map.0
             && self.range.len() >= WORTH_RELEASING
         {
-            // SAFETY: nobody writes to this private mapping of a file, so released pages are read from the file again when
-            // neighbours of this part, or other holders of the same part, touch them.
+            // SAFETY: nothing writes to this private mapping, so released pages are read from the file again when
+            // neighbours of this part, or other holders of the same part, access them.
             let _ = unsafe {
                 map.unchecked_advise_range(
                     memmap2::UncheckedAdvice::DontNeed,
@@ -119,7 +119,7 @@ mod tests {
         let bytes: Vec<u8> = (0..1 << 20).map(|i: u32| (i / 4096 + i) as u8).collect();
         std::fs::write(&path, &bytes).unwrap();
         let map = Map::open(&path, Links::Refuse).unwrap();
-        // Neither begins nor ends with a page.
+        // Starts and ends off page boundaries.
         let (first, second) = (map.part(100..500_001).unwrap(), map.part(500_001..1 << 20).unwrap());
         assert!(first[..] == bytes[100..500_001] && second[..] == bytes[500_001..]);
         drop(first);
@@ -131,7 +131,7 @@ mod tests {
         assert!(resident(&path) < 16 << 10, "{} bytes are resident", resident(&path));
     }
 
-    /// Bytes of a mapped file that this process has resident.
+    /// Resident bytes of the mapped file in this process.
     #[cfg(target_os = "linux")]
     fn resident(path: &Path) -> usize {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();

@@ -10,17 +10,17 @@ use std::{
 /// Whether a path may end in a symbolic link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Links {
-    /// Follow it: the user named this file, or said that links are welcome.
+    /// Follow it: the user named this file or allowed links.
     Follow,
     /// Refuse it: the name was derived, for example from the name of a model in a downloaded folder.
     Refuse,
 }
 
-/// Opens a regular file for reading. Returns at once for pipes and devices.
+/// Opens a regular file for reading. Fails at once for pipes and devices.
 ///
 /// # Errors
-/// `NotFound` where there is no file; `InvalidArgument` for folders, pipes, devices, and links that are refused;
-/// otherwise as [`Error::io`].
+/// `NotFound` if the file does not exist; `InvalidArgument` for folders, pipes, devices and refused links; otherwise
+/// as [`Error::io`].
 pub fn open_regular(path: &Path, links: Links) -> Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);
@@ -32,7 +32,7 @@ pub fn open_regular(path: &Path, links: Links) -> Result<File> {
 /// Reads a whole small file, such as a JSON table.
 ///
 /// # Errors
-/// Those of [`open_regular`]; `DataLoss` where the file has more than `limit` bytes. At most `limit` bytes are held.
+/// Those of [`open_regular`]; `DataLoss` if the file has more than `limit` bytes. Holds at most `limit` bytes.
 pub fn read_small(path: &Path, links: Links, limit: u64) -> Result<Vec<u8>> {
     let file = open_regular(path, links)?;
     let mut bytes = Vec::new();
@@ -45,7 +45,7 @@ pub fn read_small(path: &Path, links: Links, limit: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Opens a lock file and makes it where there is none.
+/// Opens a lock file, or creates it.
 ///
 /// # Errors
 /// As [`open_regular`] without following links.
@@ -73,7 +73,7 @@ fn open_without_waiting(path: &Path, options: &OpenOptions, links: Links) -> Res
     let opened = options.clone().custom_flags(flags.bits() as i32).open(path);
     opened.map_err(|error| match Errno::from_io_error(&error) {
         Some(Errno::LOOP) if links == Links::Refuse => is_link(path),
-        // Sockets, and pipes opened for writing that nobody reads.
+        // Sockets, and pipes opened for writing without a reader.
         Some(Errno::NXIO) => not_regular(path, None),
         _ => Error::io("open", path, &error),
     })
@@ -106,16 +106,16 @@ pub(crate) fn not_regular(path: &Path, metadata: Option<&Metadata>) -> Error {
     Error::invalid(format!("{} {why}", path.display())).with_file(path)
 }
 
-/// Files that were opened since [`remember_inputs`].
+/// Files opened since [`remember_inputs`].
 static INPUTS: OnceLock<Mutex<BTreeSet<PathBuf>>> = OnceLock::new();
 
-/// From now on, [`write()`](crate::write()) refuses to replace a file that this process has opened with [`open_regular`]. For programs that
-/// run one command and end: their outputs must not destroy their inputs.
+/// From now on, [`write()`](crate::write()) refuses to replace a file that this process has opened with
+/// [`open_regular`]. For programs that run one command and exit, so that outputs cannot destroy inputs.
 pub fn remember_inputs() {
     INPUTS.get_or_init(Mutex::default);
 }
 
-/// Counts a file as opened by [`open_regular`] that was opened in another way.
+/// Records a file that was opened in another way as an input.
 pub fn remember_input(path: &Path) {
     if let Some(inputs) = INPUTS.get()
         && let Ok(path) = std::path::absolute(path)
@@ -124,14 +124,14 @@ pub fn remember_input(path: &Path) {
     }
 }
 
-/// Whether `path` is a file that was opened for reading, by whatever name.
+/// Whether `path` is a file that was opened for reading, under any name.
 pub(crate) fn is_input(path: &Path) -> bool {
     let Some(inputs) = INPUTS.get() else { return false };
     let inputs = inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     inputs.iter().any(|input| same_file(input, path).unwrap_or(false))
 }
 
-/// Compares the files themselves where the system can, so that hard links count as one file.
+/// Compares file identities if the system supports it, so that hard links count as one file.
 fn same_file(a: &Path, b: &Path) -> io::Result<bool> {
     #[cfg(unix)]
     {
@@ -157,7 +157,7 @@ mod tests {
         let long = read_small(&path, Links::Refuse, 4).unwrap_err();
         assert_eq!(long.code, ErrorCode::DataLoss);
         assert!(long.message.contains("table.json") && long.message.contains("4 bytes"), "{long}");
-        // A sparse file: 20 GB that take no room.
+        // A sparse file: 20 GB that use no disk space.
         File::create(&path).unwrap().set_len(20 << 30).unwrap();
         assert_eq!(read_small(&path, Links::Refuse, 1 << 20).unwrap_err().code, ErrorCode::DataLoss);
         let gone = read_small(&dir.path().join("gone"), Links::Refuse, 4).unwrap_err();

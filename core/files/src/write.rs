@@ -9,22 +9,22 @@ use std::{
 /// What [`write()`] may replace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
-    /// The user named the file: links, read-only files and inputs of this process stay as they are, and a file that is
-    /// replaced keeps its mode.
+    /// The user named the file. Links, read-only files and inputs of this process are never replaced. A replaced file
+    /// keeps its mode.
     OfUser,
-    /// The file lies in a private folder of ours: whatever has its name is replaced. A new file is private.
+    /// The file is in a private folder of ours and may always be replaced. A new file is private.
     Ours,
 }
 
-/// Where a file is written to.
+/// A destination for [`write()`].
 pub trait Output: Write + Seek {}
 impl<T: Write + Seek> Output for T {}
 
-/// Writes a file completely or not at all: into a temporary file in the same folder, which is synced and then renamed. A
-/// symbolic link is never followed.
+/// Writes a file completely or not at all: to a temporary file in the same folder, which is synced and then renamed.
+/// Never follows a symbolic link.
 ///
 /// # Errors
-/// Those of [`check_target`], and as [`Error::io`]. The former file is then still there.
+/// Those of [`check_target`], and as [`Error::io`]. The previous file is then unchanged.
 pub fn write(
     path: &Path,
     existing: Existing,
@@ -39,7 +39,7 @@ pub fn write(
         builder.prefix(".sdrun-").suffix(".tmp");
         #[cfg(unix)]
         if mode.is_some() {
-            // What the umask leaves of it, as for any new file of a program.
+            // Applies the umask, as for any new file of a program.
             use std::os::unix::fs::PermissionsExt;
             builder.permissions(Permissions::from_mode(0o666));
         }
@@ -56,12 +56,12 @@ pub fn write(
     replace().map_err(|error| Error::io("write", path, &error))
 }
 
-/// Whether [`write()`] may make or replace a file that the user named; programs ask before the work whose result goes there.
-/// Returns the permissions of the file that will be replaced.
+/// Whether [`write()`] may create or replace a file that the user named. Programs call it before expensive work.
+/// Returns the permissions of the file to be replaced.
 ///
 /// # Errors
-/// `InvalidArgument` for folders, links, pipes, devices and inputs of this process; `PermissionDenied` for read-only files;
-/// that of the folder where it cannot be used.
+/// `InvalidArgument` for folders, links, pipes, devices and inputs of this process; `PermissionDenied` for read-only
+/// files; the folder's error if the folder cannot be used.
 pub fn check_target(path: &Path) -> Result<Option<Permissions>> {
     let refuse = |code, why: &str, hint: &str| {
         let error = Error::new(code, format!("cannot write {}: {why}", path.display()));
@@ -190,7 +190,7 @@ mod tests {
         put(&at("fresh"), b"x").unwrap();
         assert_eq!(mode(&at("fresh")), mode(&at("reference")), "a new file has the mode the umask gives");
 
-        // Our own folders: the link itself is replaced.
+        // In our own folders, the link itself is replaced.
         write(&at("link"), Existing::Ours, |out| out.write_all(b"entry")).unwrap();
         assert!(!at("link").is_symlink());
         assert_eq!(fs::read(at("secret")).unwrap(), b"new");

@@ -1,4 +1,4 @@
-//! `convert_precision MODEL.onnx fp16|bf16|fp32 OUT.onnx`: the model with its weights, in another precision.
+//! `convert_precision MODEL.onnx fp16|bf16|fp32 OUT.onnx`: converts a model and its weights to another precision.
 
 use sdrun_abi::{DType, Precision};
 use sdrun_graph::{

@@ -1,7 +1,7 @@
-//! Opens an ONNX model, binds its inputs, simplifies it, and writes it with its weights inside.
+//! Opens an ONNX model, binds its inputs, simplifies it, and writes it with its weights inline.
 //!
 //! `cargo run -p sdrun-graph --example simplify -- IN.onnx OUT.onnx sample=2,4,64,64 timestep=2 …`
-//! A scalar input needs no shape; inputs that are not named keep their open dimensions.
+//! A scalar input needs no shape. Inputs not listed keep their open dimensions.
 
 use sdrun_graph::{Graph, OpenDims, OpenOptions, Placement, simplify};
 use std::{collections::BTreeMap, env, error::Error, fs, process::ExitCode};

@@ -1,24 +1,24 @@
-//! Sizes for the open dimensions of a graph's inputs.
+//! Binds the open dimensions of a graph's inputs to sizes.
 
 use crate::{Dim, Graph, GraphError, Value};
 use std::collections::BTreeMap;
 
-/// What becomes of input dimensions that no binding fixes.
+/// How to treat input dimensions that no binding fixes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenDims {
-    /// They are an error.
+    /// Report an error.
     Refuse,
-    /// They stay open.
+    /// Leave them open.
     Allow,
 }
 
 impl Graph {
-    /// Fixes the shapes of inputs, by name. A symbol (`batch`) that gets a size in one input gets it in all
-    /// inputs. Shapes inside the graph and of its outputs follow by [`infer_shapes`](crate::infer::infer_shapes).
+    /// Fixes the shapes of inputs, by name. A symbol (`batch`) that gets a size in one input gets it in all inputs.
+    /// Shapes inside the graph and of its outputs need [`infer_shapes`](crate::infer::infer_shapes) afterwards.
     ///
     /// # Errors
-    /// [`GraphError::Invalid`] for a name that is no input, for a shape that contradicts the input's, for a symbol
-    /// with two sizes and, unless `open` allows it, for dimensions that stay open. The graph is then unchanged.
+    /// [`GraphError::Invalid`] if a name is not an input, a shape contradicts the input's declared shape, a symbol
+    /// gets two sizes, or (with [`OpenDims::Refuse`]) a dimension stays open. The graph is unchanged on error.
     pub fn bind(&mut self, shapes: &BTreeMap<String, Vec<usize>>, open: OpenDims) -> Result<(), GraphError> {
         let mut symbols: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
         for (name, shape) in shapes {

@@ -1,12 +1,12 @@
 use std::path::PathBuf;
 
-/// Why a graph could not be read, understood or written.
+/// Why a graph cannot be read, interpreted or written.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum GraphError {
     /// The file cannot be opened or read.
     #[error(transparent)]
     Io(#[from] sdrun_abi::Error),
-    /// The file is not ONNX, truncated or against the format.
+    /// The file is not ONNX, is truncated, or violates the format.
     #[error("{} is not a valid ONNX model: {reason}", .file.display())]
     Malformed {
         /// The file.
@@ -14,12 +14,12 @@ pub enum GraphError {
         /// What is wrong.
         reason: String,
     },
-    /// A valid file that uses something we do not handle: a version, an element type, sparse tensors.
+    /// A valid file that uses an unsupported feature: a version, an element type, sparse tensors.
     #[error("{} cannot be used: {reason}", .file.display())]
     UnsupportedModel {
         /// The file.
         file: PathBuf,
-        /// What it is and what to do about it.
+        /// Which feature, and what to do about it.
         reason: String,
     },
     /// External data in a file that does not exist.
@@ -38,15 +38,15 @@ pub enum GraphError {
         /// What is wrong.
         reason: String,
     },
-    /// Something the graph says contradicts itself or the operator's definition.
+    /// The graph contradicts itself or an operator's definition.
     #[error("{0}")]
     Invalid(String),
-    /// An operator, attribute or type we do not handle.
+    /// An unsupported operator, attribute or type.
     #[error("operator {op}: {why}")]
     Unsupported {
         /// Operator name with domain and opset.
         op: String,
-        /// What about it.
+        /// Why it is unsupported.
         why: String,
     },
 }

@@ -1,8 +1,8 @@
-//! Tensor data in other files: where it is, and that it stays inside the model's folder.
+//! Tensor data in other files: finds it and checks that it stays inside the model's folder.
 //!
-//! An ONNX file names other files by relative path. Whoever wrote it may be hostile, so a name must neither
-//! leave the folder nor reach another file through a link, and offsets must lie in the file. The rules are
-//! those of onnx's `docs/ExternalDataSecurity.md`.
+//! An ONNX file names other files by relative path. Its author may be hostile, so a name must neither leave the
+//! folder nor reach another file through a link, and offsets must lie within the file. The rules follow onnx's
+//! `docs/ExternalDataSecurity.md`.
 
 use crate::{GraphError, WeightData, proto::StringStringEntryProto};
 use bytes::Bytes;
@@ -16,17 +16,17 @@ use std::{
     sync::Arc,
 };
 
-/// What is accepted when a model is opened.
+/// What opening a model accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// Follow symbolic links and accept hard links of weight files, even out of the model's folder (download
-    /// caches are built of links). Only for folders whose owner is trusted.
+    /// Follow symbolic links and accept hard links of weight files, even out of the model's folder (download caches
+    /// consist of links). Only for folders whose owner is trusted.
     pub allow_links: bool,
-    /// Whether the files that hold the weights must be there.
+    /// Whether the weight files must exist.
     pub weights: WeightsPolicy,
 }
 
-/// Whether weight files must be there.
+/// Whether weight files must exist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WeightsPolicy {
     /// A missing file is an error.
@@ -36,22 +36,22 @@ pub enum WeightsPolicy {
     MayBeAbsent,
 }
 
-/// What external data of a model in memory refers to.
+/// How to resolve the external data of a model in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExternalBase<'a> {
     /// Files in this folder.
     Folder {
         /// The folder.
         dir: &'a Path,
-        /// What is accepted.
+        /// What to accept.
         options: OpenOptions,
     },
-    /// Nothing: every external tensor is a weight without values and its location any text, as
+    /// There are no files: every external tensor is a weight without values and its location is arbitrary text, as
     /// [`Graph::to_onnx_stripped`](crate::Graph::to_onnx_stripped) writes it.
     Stripped,
 }
 
-/// Where a tensor's bytes are, as the model says.
+/// Where a tensor's bytes are, according to the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Location {
     location: String,
@@ -60,7 +60,7 @@ pub(crate) struct Location {
 }
 
 impl Location {
-    /// From the key-value pairs of `TensorProto.external_data`.
+    /// Parses the key-value pairs of `TensorProto.external_data`.
     pub(crate) fn parse(entries: &[StringStringEntryProto]) -> Result<Self, String> {
         let (mut location, mut offset, mut length) = (None, None, None);
         let mut seen = Vec::new();
@@ -82,7 +82,7 @@ impl Location {
         Ok(Location { location, offset: offset.unwrap_or(0), length })
     }
 
-    /// The end of `bytes` bytes in the file, where the stated length allows them.
+    /// End offset of `bytes` bytes in the file. Fails if the stated length differs.
     fn end(&self, bytes: u64) -> Result<u64, String> {
         if let Some(length) = self.length.filter(|n| *n != bytes) {
             return Err(format!("its length is {length}, but its type and shape make {bytes} bytes"));
@@ -92,7 +92,7 @@ impl Location {
 }
 
 fn decimal(key: &str, value: &str) -> Result<u64, String> {
-    // `parse` alone would take a leading plus sign.
+    // `parse` alone would accept a leading plus sign.
     let digits = !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit());
     digits
         .then(|| value.parse().ok())
@@ -100,7 +100,7 @@ fn decimal(key: &str, value: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{key} {value:?} is not a decimal number below 2^64"))
 }
 
-/// The parts of a relative path that cannot lead out of the folder by its text alone, on any system.
+/// Splits a relative path into components. Refuses every path whose text could lead out of the folder on any system.
 fn parts(location: &str) -> Result<Vec<&str>, String> {
     let refuse = |why: &str| Err(format!("location {location:?} {why}"));
     if location.contains('\0') {
@@ -112,7 +112,7 @@ fn parts(location: &str) -> Result<Vec<&str>, String> {
     if location.starts_with('/') {
         return refuse("is an absolute path; it must be relative to the model's folder");
     }
-    // `C:weights` is a drive on Windows and `weights:stream` another stream of a file.
+    // On Windows, `C:weights` is a path on a drive, and `weights:stream` is an alternate stream of a file.
     let bytes = location.as_bytes();
     if (bytes.len() >= 2 && bytes[0].is_ascii_alphabetic() && bytes[1] == b':')
         || (cfg!(windows) && location.contains(':'))
@@ -133,14 +133,14 @@ fn parts(location: &str) -> Result<Vec<&str>, String> {
 struct Checked {
     path: Arc<PathBuf>,
     len: u64,
-    /// Made only for data that belongs to the topology.
+    /// Mapped only for data that belongs to the topology.
     map: Option<Bytes>,
 }
 
-/// Finds tensors in the files a model refers to; each file is checked once and none is read.
+/// Finds tensors in the files that a model refers to. Each file is checked once; none is read.
 pub(crate) struct ExternalFiles<'a> {
     base: ExternalBase<'a>,
-    /// By location; `None` for a file that does not exist.
+    /// Keyed by location; `None` for a file that does not exist.
     files: HashMap<String, Option<Checked>>,
 }
 
@@ -154,7 +154,7 @@ impl<'a> ExternalFiles<'a> {
         self.base == ExternalBase::Stripped
     }
 
-    /// The place of a weight of `bytes` bytes.
+    /// Location of a weight of `bytes` bytes.
     pub(crate) fn weight(
         &mut self,
         tensor: &str,
@@ -178,8 +178,8 @@ impl<'a> ExternalFiles<'a> {
         }
     }
 
-    /// The `bytes` bytes of a tensor that belongs to the topology. They are mapped, so that many tensors
-    /// that name one large part of a file cost no memory.
+    /// The `bytes` bytes of a tensor that belongs to the topology. They are mapped, so many tensors that refer to one
+    /// large range of a file cost no memory.
     pub(crate) fn constant(
         &mut self,
         tensor: &str,
@@ -244,7 +244,7 @@ fn check(dir: &Path, location: &str, allow_links: bool) -> Result<Option<Checked
     }
 }
 
-/// Opens a regular file below `dir`; `None` where it does not exist. The errors are sentences.
+/// Opens a regular file below `dir`; `None` if it does not exist. Error messages are full sentences.
 fn open_contained(dir: &Path, location: &str, allow_links: bool) -> Result<Option<File>, String> {
     let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
     let parts = parts(location)?;
@@ -281,11 +281,11 @@ const SYMLINK: &str =
 
 /// Why a file was not opened.
 enum Refusal {
-    /// Completes "location … ".
+    /// Completes a sentence that begins with "location … ".
     Because(&'static str),
     Missing,
     Io(io::Error),
-    /// A whole sentence.
+    /// A full sentence.
     Failed(String),
 }
 
@@ -306,7 +306,7 @@ fn open(path: &Path, links: Links) -> Result<File, Refusal> {
     })
 }
 
-/// The kernel resolves the path in one step, so nothing can be swapped between check and use.
+/// The kernel resolves the path in one step, so an attacker cannot swap a component between check and use.
 #[cfg(target_os = "linux")]
 fn open_beneath(dir: &Path, parts: &[&str]) -> Result<File, Refusal> {
     use rustix::{
@@ -315,7 +315,7 @@ fn open_beneath(dir: &Path, parts: &[&str]) -> Result<File, Refusal> {
     };
     let folder = openat(CWD, dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .map_err(io::Error::from)?;
-    // Without NONBLOCK a pipe would wait for its other end.
+    // Without NONBLOCK, opening a pipe would wait for its other end.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     match openat2(&folder, parts.join("/"), flags, Mode::empty(), resolve) {
@@ -323,7 +323,7 @@ fn open_beneath(dir: &Path, parts: &[&str]) -> Result<File, Refusal> {
         Err(Errno::LOOP) => Err(Refusal::Because(SYMLINK)),
         Err(Errno::XDEV) => Err(Refusal::Because("leads out of the model's folder")),
         Err(Errno::NXIO) => Err(Refusal::Because(NOT_REGULAR)),
-        // Kernels before 5.6, and sandboxes that forbid what they do not know.
+        // Kernels before 5.6, and sandboxes that forbid unknown system calls.
         Err(Errno::NOSYS | Errno::PERM) => open_step_by_step(dir, parts),
         Err(error) => Err(io::Error::from(error).into()),
     }
@@ -332,7 +332,7 @@ fn open_beneath(dir: &Path, parts: &[&str]) -> Result<File, Refusal> {
 #[cfg(not(target_os = "linux"))]
 use open_step_by_step as open_beneath;
 
-/// Checks every component itself. A link that is put in place between check and use is not noticed.
+/// Checks each component in turn. Does not notice a link that is created between check and use.
 fn open_step_by_step(dir: &Path, parts: &[&str]) -> Result<File, Refusal> {
     let mut path = dir.to_path_buf();
     for part in parts {

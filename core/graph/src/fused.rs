@@ -1,20 +1,20 @@
-//! Operators of the domain [`DOMAIN`]: what passes merge nodes into.
+//! Operators of the domain [`DOMAIN`], which fusion passes create.
 //!
-//! Each is defined by a few operators of ai.onnx (opset [`BODY_OPSET`]), as a function of ONNX would be; inference and
-//! evaluation go through that definition. A consumer either has a kernel for such an operator or does not ask for
-//! the pass that makes it.
+//! Each is defined by a few operators of ai.onnx (opset [`BODY_OPSET`]), like an ONNX function. Inference and
+//! evaluation use that definition. A consumer without a kernel for such an operator does not request the pass that
+//! creates it.
 //!
 //! | operator | inputs | attributes | computes |
 //! |---|---|---|---|
-//! | `Attention`, `LayerNormalization`, `RMSNormalization`, `Gelu`, `Swish` | | | what ai.onnx 25 says |
-//! | `GroupNormalization` | X, scale, bias, group_scale?, group_bias? | `epsilon`, `num_groups`, activation | act((norm(X) · group_scale + group_bias) · scale + bias); scale and bias are one number for each channel, the other two for each group |
-//! | `FusedConv` | X, W, B?, Z? | those of Conv, activation | act(Conv(X, W, B) + Z); Z broadcasts |
-//! | `NhwcConv` | X, W, B?, Z? | those of Conv, activation | as `FusedConv`, but the channels of X, Z and the output are the last axis; W is that of Conv |
-//! | `FusedMatMul` | A, B, bias?, Z? | `transB`, activation | act(A · B + bias + Z), B transposed in its last two dimensions where `transB` is 1 |
-//! | `GLU` | X | `gate`, activation | X in two halves along the last axis: half `gate` through act, times the other half |
+//! | `Attention`, `LayerNormalization`, `RMSNormalization`, `Gelu`, `Swish` | | | as in ai.onnx 25 |
+//! | `GroupNormalization` | X, scale, bias, group_scale?, group_bias? | `epsilon`, `num_groups`, activation | act((norm(X) · group_scale + group_bias) · scale + bias); scale and bias are per channel, the other two per group |
+//! | `FusedConv` | X, W, B?, Z? | as Conv, activation | act(Conv(X, W, B) + Z); Z broadcasts |
+//! | `NhwcConv` | X, W, B?, Z? | as Conv, activation | as `FusedConv`, but channels are the last axis of X, Z and the output; W has the layout of Conv |
+//! | `FusedMatMul` | A, B, bias?, Z? | `transB`, activation | act(A · B + bias + Z), with the last two dimensions of B transposed if `transB` is 1 |
+//! | `GLU` | X | `gate`, activation | splits X in two along the last axis: act(half `gate`) · other half |
 //!
 //! An activation is written as in the contrib operators of ONNX Runtime: `activation` holds an operator's name and
-//! `activation_params` its numbers; see [`Activation`].
+//! `activation_params` its parameters; see [`Activation`].
 
 mod activation;
 mod body;
@@ -34,10 +34,10 @@ pub const DOMAIN: &str = "sdrun";
 /// Version of the domain.
 pub const VERSION: i64 = 1;
 
-/// The version of ai.onnx in which the definitions are written.
+/// The version of ai.onnx that the definitions use.
 pub const BODY_OPSET: i64 = 25;
 
-/// Whether the node is an operator of the domain.
+/// Whether the node is an operator of this domain.
 pub(crate) fn is_fused(node: &Node) -> bool {
     node.domain == DOMAIN && OPERATORS.iter().any(|(name, _)| *name == node.op_type)
 }
@@ -57,7 +57,7 @@ const OPERATORS: [(&str, Definition); 10] = [
     ("GLU", glu),
 ];
 
-/// The nodes a node stands for.
+/// The nodes that define a fused node.
 fn define(node: &Node) -> Result<Body, String> {
     let Some((_, definition)) = OPERATORS.iter().find(|(name, _)| *name == node.op_type) else {
         return Err(format!("there is no operator {} in domain {DOMAIN}", node.op_type));
@@ -67,7 +67,7 @@ fn define(node: &Node) -> Result<Body, String> {
     Ok(body)
 }
 
-/// Facts about the outputs of a node of the domain.
+/// Infers the outputs of a fused node.
 pub(crate) fn infer(node: &Node, inputs: &[Option<Fact>]) -> Result<Vec<Fact>, GraphError> {
     let body = define(node).map_err(GraphError::Invalid)?;
     let unknown = || GraphError::Invalid(format!("the definition of {} is not complete", node.op_type));
@@ -77,7 +77,7 @@ pub(crate) fn infer(node: &Node, inputs: &[Option<Fact>]) -> Result<Vec<Fact>, G
     })
 }
 
-/// The outputs of a node of the domain.
+/// Evaluates a fused node.
 pub(crate) fn evaluate_node(node: &Node, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, EvalError> {
     let body = define(node).map_err(EvalError::Invalid)?;
     let inputs: Vec<Option<Tensor>> = inputs.iter().map(|tensor| tensor.cloned()).collect();
@@ -132,7 +132,7 @@ fn nhwc_conv(body: &mut Body, node: &Node) -> Result<(), String> {
     add_and_activate(body, node, y)
 }
 
-/// What follows the convolution of a node.
+/// Adds Z and applies the activation after the convolution.
 fn add_and_activate(body: &mut Body, node: &Node, mut y: ValueId) -> Result<(), String> {
     if let Some(z) = body.input(3) {
         y = body.node("Add", &[y, z], []);
@@ -210,7 +210,7 @@ mod tests {
         let (group_scale, group_bias) = (f32s(&[2], &[1.0, 2.0]), f32s(&[2], &[0.0, 1.0]));
         let attributes = [("num_groups", Attribute::Int(2)), ("epsilon", Attribute::Float(0.0)), relu()];
         let inputs = [&x, &scale, &bias, &group_scale, &group_bias];
-        // (±1 · 2 + 1) · 3 and · 4; then negative ones are cut.
+        // (±1 · 2 + 1) · 3 and · 4; then Relu cuts negative values.
         assert_eq!(run(&node("GroupNormalization", 5, &attributes), &inputs), [0.0, 2.5, 0.0, 12.0]);
         assert_eq!(run(&node("GroupNormalization", 3, &attributes), &inputs[..3]), [0.0, 2.5, 0.0, 4.0]);
     }

@@ -1,4 +1,4 @@
-//! The topology hash: the name of a graph whatever weights it is given.
+//! The topology hash: identifies a graph independently of its weights.
 
 use crate::{
     Attribute, Dim, Graph, Initializer, Node, Value, ValueId, onnx_out,
@@ -12,12 +12,12 @@ use std::collections::HashMap;
 type Digest = [u8; 32];
 
 impl Graph {
-    /// SHA-256, in hexadecimal, of what the graph computes apart from its weights.
+    /// SHA-256, in hexadecimal, of everything the graph computes except the values of its weights.
     ///
-    /// It depends on operators, attributes, operator sets, wiring, names, types and shapes of inputs and
-    /// outputs, constants, and on names, types and shapes of weights (weights are given to an engine by name).
-    /// It does not depend on values and places of weights, on names of nodes and of values between them, on
-    /// the order of initializers and of independent nodes, or on documentation and metadata.
+    /// It covers operators, attributes, operator sets, wiring, names, types and shapes of inputs and outputs,
+    /// constants, and names, types and shapes of weights (an engine receives its weights by name). It ignores values
+    /// and locations of weights, names of nodes and intermediate values, the order of initializers and of independent
+    /// nodes, documentation and metadata.
     pub fn topology_hash(&self) -> String {
         let values = self.value_digests();
         let mut hash = Hasher::new("topology");
@@ -31,7 +31,7 @@ impl Graph {
                 hash.value(self.value(*id)).digest(&values.of(*id));
             }
         }
-        // Sorted, so that neither the order of independent nodes nor that of initializers counts.
+        // Sorted, so that the order of independent nodes and of initializers has no effect.
         let mut nodes = values.nodes;
         nodes.sort_unstable();
         hash.number(nodes.len());
@@ -47,7 +47,7 @@ impl Graph {
         hash.finish().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// A digest of everything each value is computed from.
+    /// A digest of everything that each value is computed from.
     pub(crate) fn value_digests(&self) -> Digests {
         let mut digests = Digests { values: vec![[0; 32]; self.values.len()], nodes: Vec::new() };
         for id in &self.inputs {
@@ -71,7 +71,7 @@ impl Graph {
             let outer = |name: &str| ids.get(name).map_or([0; 32], |id| digests.of(*id));
             let mut digest = self.node_digest(node, &digests, &outer);
             if is_random(node) {
-                // Two of them are not the same value, however alike they look.
+                // Two such nodes produce different values even if they are identical.
                 let before = seen.entry(digest).or_default();
                 *before += 1;
                 digest = Hasher::new("random").digest(&digest).number(*before).finish();
@@ -88,7 +88,7 @@ impl Graph {
     fn node_digest(&self, node: &Node, digests: &Digests, outer: &dyn Fn(&str) -> Digest) -> Digest {
         let mut hash = Hasher::new("node");
         hash.bytes(node.domain.as_bytes()).bytes(node.op_type.as_bytes());
-        // Absent inputs and outputs at the end may be listed or left out.
+        // Trailing absent inputs and outputs may be listed or omitted.
         let listed =
             |ids: &[Option<ValueId>]| ids.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
         let inputs = listed(&node.inputs);
@@ -130,8 +130,8 @@ impl Digests {
     }
 }
 
-/// What a body computes, out of its inputs and the values around it. Nodes of a body are in topological
-/// order by the rules of the format, and are taken in that order.
+/// What a body computes from its inputs and captured values. The format requires topological order in bodies, so
+/// nodes are taken in order.
 fn body_digest(body: &GraphProto, outer: &dyn Fn(&str) -> Digest) -> Digest {
     let mut inner: HashMap<&str, Digest> = HashMap::new();
     for (i, input) in body.input.iter().enumerate() {
@@ -171,7 +171,7 @@ fn body_digest(body: &GraphProto, outer: &dyn Fn(&str) -> Digest) -> Digest {
     hash.finish()
 }
 
-/// An attribute as it stands in the file, without its documentation.
+/// An attribute as in the file, without its documentation.
 fn attribute_digest(attribute: &AttributeProto, outer: &dyn Fn(&str) -> Digest) -> Digest {
     let mut hash = Hasher::new("attribute");
     let bodies: Vec<&GraphProto> = attribute.g.iter().map(|g| &**g).chain(&attribute.graphs).collect();
@@ -200,11 +200,11 @@ fn attribute_digest(attribute: &AttributeProto, outer: &dyn Fn(&str) -> Digest) 
     hash.bytes(&rest.encode_to_vec()).finish()
 }
 
-/// SHA-256 over fields; each is preceded by its length, so that none can run into the next.
+/// SHA-256 over fields. Each field is preceded by its length, so fields cannot run into each other.
 struct Hasher(Sha256);
 
 impl Hasher {
-    /// `kind` separates what is hashed for different purposes.
+    /// `kind` keeps hashes for different purposes apart.
     fn new(kind: &str) -> Self {
         let mut hash = Hasher(Sha256::new());
         hash.bytes(kind.as_bytes());

@@ -1,5 +1,4 @@
-//! The typed intermediate representation. It stays faithful to ONNX; what a consumer cannot take, the
-//! consumer rejects.
+//! The typed intermediate representation. It follows ONNX closely; each consumer rejects what it does not support.
 
 use crate::{GraphError, Tensor, proto};
 use sdrun_abi::DType;
@@ -25,16 +24,16 @@ impl fmt::Debug for ValueId {
 /// One dimension of a shape.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Dim {
-    /// A number.
+    /// A fixed size.
     Known(usize),
     /// A named dimension (`batch`); equal names mean equal sizes.
     Symbol(String),
-    /// Nothing is known.
+    /// Unknown size.
     Unknown,
 }
 
 impl Dim {
-    /// The number, where known.
+    /// The size, if known.
     pub fn known(&self) -> Option<usize> {
         match self {
             Dim::Known(n) => Some(*n),
@@ -48,14 +47,14 @@ impl Dim {
 pub struct Value {
     /// Name in the ONNX file; unique in the graph.
     pub name: String,
-    /// Element type, where known.
+    /// Element type, if known.
     pub dtype: Option<DType>,
-    /// Shape, where the rank is known.
+    /// Shape, if the rank is known.
     pub shape: Option<Vec<Dim>>,
 }
 
 impl Value {
-    /// The shape, where every dimension is a number.
+    /// The shape, if every dimension is known.
     pub fn known_shape(&self) -> Option<Vec<usize>> {
         self.shape.as_ref()?.iter().map(Dim::known).collect()
     }
@@ -72,7 +71,7 @@ pub struct Node {
     pub op_type: String,
     /// Inputs; `None` is an absent optional input.
     pub inputs: Vec<Option<ValueId>>,
-    /// Outputs; `None` is an optional output nobody wants.
+    /// Outputs; `None` is an unused optional output.
     pub outputs: Vec<Option<ValueId>>,
     /// Attributes by name.
     pub attributes: BTreeMap<String, Attribute>,
@@ -81,11 +80,11 @@ pub struct Node {
 }
 
 impl Node {
-    /// Input `i`, where present.
+    /// Input `i`, if present.
     pub fn input(&self, i: usize) -> Option<ValueId> {
         self.inputs.get(i).copied().flatten()
     }
-    /// Output `i`, where present.
+    /// Output `i`, if present.
     pub fn output(&self, i: usize) -> Option<ValueId> {
         self.outputs.get(i).copied().flatten()
     }
@@ -121,7 +120,7 @@ impl Node {
             _ => None,
         }
     }
-    /// String attribute, where it is UTF-8.
+    /// String attribute, if it is valid UTF-8.
     pub fn str(&self, name: &str) -> Option<&str> {
         match self.attributes.get(name)? {
             Attribute::String(v) => std::str::from_utf8(v).ok(),
@@ -148,7 +147,7 @@ pub enum Attribute {
     String(Vec<u8>),
     Strings(Vec<Vec<u8>>),
     Tensor(Tensor),
-    /// A body (If, Loop, Scan) as it stood in the file. The values it captures are kept alive under their names.
+    /// A body (If, Loop, Scan) exactly as in the file. The values it captures are kept alive under their names.
     Graph(Box<proto::GraphProto>),
     /// Anything else (sparse tensors, types, tensors of strings), passed through.
     Other(Box<proto::AttributeProto>),
@@ -157,11 +156,11 @@ pub enum Attribute {
 /// A named tensor stored with the graph.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Initializer {
-    /// Part of the topology: integers, booleans, scalars, and what an operator needs to know its output's
-    /// shape. Counted in the topology hash, folded by passes.
+    /// Part of the topology: integers, booleans, scalars, and inputs that determine an operator's output shape. The
+    /// topology hash covers its values, and passes may fold it.
     Constant(Tensor),
-    /// Refittable: floating point, at least one dimension, more than one element. Only its type and shape
-    /// belong to the topology.
+    /// Refittable: floating point, at least one dimension, more than one element. Only its type and shape are part of
+    /// the topology.
     Weight(WeightRef),
 }
 
@@ -182,23 +181,23 @@ impl Initializer {
     }
 }
 
-/// Type, shape and place of a weight.
+/// Type, shape and storage location of a weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightRef {
     /// Element type.
     pub dtype: DType,
     /// Dimensions.
     pub shape: Vec<usize>,
-    /// Where its values are.
+    /// Where its values are stored.
     pub data: WeightData,
 }
 
 impl WeightRef {
-    /// Reads the values of this weight, which is called `name` in errors: contiguous little-endian bytes. Those
-    /// in the model's own file are shared, those in other files are read now.
+    /// Reads the values of this weight as contiguous little-endian bytes; errors call it `name`. Values in the
+    /// model's own file are shared without a copy. Values in other files are read now.
     ///
     /// # Errors
-    /// [`GraphError::ExternalData`] where there are no values or their file cannot be read.
+    /// [`GraphError::ExternalData`] if the weight has no values or their file cannot be read.
     pub fn read(&self, name: &str) -> Result<bytes::Bytes, GraphError> {
         let fail = |reason| GraphError::ExternalData { tensor: name.to_owned(), reason };
         match &self.data {
@@ -224,19 +223,19 @@ impl WeightRef {
     }
 }
 
-/// Where the values of a weight are.
+/// Where the values of a weight are stored.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WeightData {
     /// In the ONNX file (a slice of its mapping).
     Inline(bytes::Bytes),
-    /// In another file: checked to be contained in the model's folder and long enough.
+    /// In another file, which is inside the model's folder and long enough (both checked).
     External {
         /// Absolute path.
         file: Arc<PathBuf>,
         /// Byte offset.
         offset: u64,
     },
-    /// Nowhere yet: a weightless graph. `location` is what the file says.
+    /// Nowhere yet: the graph is weightless. `location` is copied from the file.
     Absent {
         /// The `location` entry of the external data.
         location: String,
@@ -254,17 +253,17 @@ pub struct Graph {
     pub opsets: BTreeMap<String, i64>,
     /// `ir_version` of the file.
     pub ir_version: i64,
-    /// Who exported it: name and version.
+    /// Name and version of the exporter.
     pub producer: String,
     /// All values, indexed by [`ValueId`].
     pub values: Vec<Value>,
     /// Nodes in topological order.
     pub nodes: Vec<Node>,
-    /// Graph inputs (without initializers).
+    /// Graph inputs, without initializers.
     pub inputs: Vec<ValueId>,
     /// Graph outputs.
     pub outputs: Vec<ValueId>,
-    /// Initializers by the value they define.
+    /// Initializers, keyed by the value they define.
     pub initializers: BTreeMap<ValueId, Initializer>,
     /// `metadata_props` of the model.
     pub metadata: BTreeMap<String, String>,
@@ -288,14 +287,14 @@ impl Graph {
     pub fn opset(&self) -> i64 {
         self.opsets.get("").copied().unwrap_or(1)
     }
-    /// The constant a value is, where it is one.
+    /// The constant that defines this value, if any.
     pub fn constant(&self, id: ValueId) -> Option<&Tensor> {
         match self.initializers.get(&id)? {
             Initializer::Constant(t) => Some(t),
             Initializer::Weight(_) => None,
         }
     }
-    /// Names, types, shapes and places of all weights, in the order of their ids.
+    /// Names, types, shapes and locations of all weights, in the order of their ids.
     pub fn weights(&self) -> impl Iterator<Item = (&str, &WeightRef)> {
         self.initializers.iter().filter_map(|(id, init)| match init {
             Initializer::Weight(w) => Some((self.value(*id).name.as_str(), w)),

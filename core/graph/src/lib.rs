@@ -1,22 +1,22 @@
-//! ONNX in and out, and what stands between: a typed IR, shape inference, evaluation on the host,
-//! simplification, and the topology hash that names an engine whatever weights it is given.
+//! ONNX input and output, and the steps between them: a typed IR, shape inference, evaluation on the host,
+//! simplification, and the topology hash, which identifies a graph independently of its weights.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`ir`] | [`Graph`] and its parts; [`Tensor`] beside it |
-//! | `onnx_in`, `external` | [`Graph::open`], [`Graph::from_bytes`]: files into the IR, external data contained |
+//! | `onnx_in`, `external` | [`Graph::open`], [`Graph::from_bytes`]: files into the IR, with path checks on external data |
 //! | `onnx_out` | [`Graph::to_onnx`], [`Graph::to_onnx_stripped`]: the IR into files |
 //! | `bind` | [`Graph::bind`]: sizes for open dimensions |
-//! | [`infer`] | types and shapes of all values |
+//! | [`infer`] | element types and shapes of all values |
 //! | [`eval`] | single operators on host tensors |
 //! | [`passes`] | [`simplify()`], [`passes::optimize`], and the passes they run |
-//! | [`fused`] | operators that passes merge nodes into |
+//! | [`fused`] | the fused operators that passes create |
 //! | `hash` | [`Graph::topology_hash`] |
-//! | [`proto`] | the messages of the file format |
+//! | [`proto`] | the protobuf messages of the file format |
 //!
-//! Initializers have two roles. A [`Initializer::Constant`] belongs to the topology: it is folded, hashed and
-//! written with the graph. A [`Initializer::Weight`] is a named place for values that arrive later; nothing here
-//! looks at its values, and files that hold them are checked when a model is opened, but not read.
+//! An initializer has one of two roles. An [`Initializer::Constant`] belongs to the topology: it is folded, hashed
+//! and written with the graph. An [`Initializer::Weight`] is a named slot for values that arrive later. This crate
+//! never looks at those values: opening a model checks the files that hold them but does not read them.
 //!
 //! ```
 //! use sdrun_graph::{ExternalBase, Graph, OpenDims, simplify};
@@ -59,10 +59,10 @@
 //!
 //! let shapes = BTreeMap::from([("x".to_owned(), vec![2, 4])]);
 //! let report = simplify(&mut graph, &shapes, OpenDims::Refuse)?;
-//! assert_eq!(report.nodes_after, 1); // With its shape bound, x needs no reshape.
+//! assert_eq!(report.nodes_after, 1); // The reshape is a no-op once the shape of x is bound.
 //! assert_eq!(graph.value(graph.outputs[0]).known_shape(), Some(vec![2, 4]));
 //!
-//! // What a provider gets: the graph without the values of its weights.
+//! // Providers receive the graph without the values of its weights.
 //! let weightless = Graph::from_bytes(graph.to_onnx_stripped()?.into(), "stripped", ExternalBase::Stripped)?;
 //! assert_eq!(weightless.topology_hash(), graph.topology_hash());
 //! # Ok::<(), sdrun_graph::GraphError>(())

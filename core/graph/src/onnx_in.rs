@@ -1,4 +1,4 @@
-//! ONNX files into the IR.
+//! Reads ONNX files into the IR.
 
 mod attributes;
 mod body;
@@ -32,22 +32,22 @@ use std::{
 };
 use tensors::{Fault, Source, Stored};
 
-/// Versions of the default operator set that are understood; the newest is onnx 1.23's.
+/// Supported versions of the default operator set; the newest is onnx 1.23's.
 pub const OPSETS: RangeInclusive<i64> = 7..=28;
-/// Versions of the file format that are understood. Opset 7 came with version 3.
+/// Supported versions of the file format. Opset 7 came with version 3.
 pub const IR_VERSIONS: RangeInclusive<i64> = 3..=14;
 
 impl Graph {
     /// Opens an ONNX file.
     ///
-    /// The file is mapped: tensors in it are read when they are used, and files with external data are
-    /// checked but not read. Model-local functions are inlined, `Constant` nodes become initializers, and
-    /// initializers that an exporter merged because their values were equal get their names back.
+    /// The file is mapped: its tensors are read when they are used, and files with external data are checked but not
+    /// read. Model-local functions are inlined, and `Constant` nodes become initializers. Initializers that an
+    /// exporter merged because their values were equal become separate again under their own names.
     ///
     /// # Errors
-    /// [`GraphError::Io`] for a file that cannot be read, [`GraphError::Malformed`] for one that is against the
-    /// format, [`GraphError::UnsupportedModel`] for one that is too old, too new or uses what we do not
-    /// handle, [`GraphError::ExternalData`] for tensors in other files.
+    /// [`GraphError::Io`] if the file cannot be read, [`GraphError::Malformed`] if it violates the format,
+    /// [`GraphError::UnsupportedModel`] if it is too old, too new or uses an unsupported feature,
+    /// [`GraphError::ExternalData`] for tensors in other files.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Graph, GraphError> {
         let path = path.as_ref();
         let bytes = Bytes::from_owner(Map::open(path, Links::Follow)?);
@@ -55,11 +55,10 @@ impl Graph {
         Graph::from_bytes(bytes, path, ExternalBase::Folder { dir, options: *options })
     }
 
-    /// Reads an ONNX model that is in memory. `name` stands for the file in errors; tensors stay slices of
-    /// `bytes`.
+    /// Reads an ONNX model from memory. Errors use `name` as the file name. Tensors stay slices of `bytes`.
     ///
     /// # Errors
-    /// Like [`Graph::open`].
+    /// As [`Graph::open`].
     pub fn from_bytes(
         bytes: Bytes,
         name: impl AsRef<Path>,
@@ -78,7 +77,7 @@ impl Graph {
     }
 }
 
-/// A [`Fault`] of the file, or an error that says where it happened by itself.
+/// A [`Fault`] of the file, or an error that already says where it happened.
 enum Failure {
     Fault(Fault),
     Other(GraphError),
@@ -98,7 +97,7 @@ fn unsupported<T>(reason: String) -> Result<T, Fault> {
     Err(Fault::Unsupported(reason))
 }
 
-/// Says which part of the file a fault is in.
+/// Prefixes a fault with the part of the file it is in.
 fn at(place: String) -> impl Fn(Fault) -> Fault {
     move |fault| match fault {
         Fault::Malformed(reason) => Fault::Malformed(format!("{place}: {reason}")),
@@ -138,7 +137,7 @@ fn decode(bytes: Bytes) -> Result<ModelProto, Fault> {
     }
 }
 
-/// Checks the versions of format and operators; returns the latter by domain.
+/// Checks the versions of the format and of the operator sets; returns the latter by domain.
 fn versions(model: &ModelProto) -> Result<BTreeMap<String, i64>, Fault> {
     match model.ir_version {
         None => return malformed("it states no ir_version".into()),
@@ -182,14 +181,14 @@ fn versions(model: &ModelProto) -> Result<BTreeMap<String, i64>, Fault> {
 struct Import {
     graph: Graph,
     ids: HashMap<String, ValueId>,
-    /// Values that an input, an initializer or a node defines.
+    /// Values defined by an input, an initializer or a node.
     defined: HashSet<ValueId>,
-    /// What will be `graph.initializers`.
+    /// Becomes `graph.initializers`.
     stored: BTreeMap<ValueId, (Stored, Origin)>,
 }
 
 impl Import {
-    /// Takes over everything but tensor data, and checks that names fit together.
+    /// Imports everything but tensor data, and checks that names are consistent.
     fn new(model: ModelProto, opsets: BTreeMap<String, i64>) -> Result<Self, Fault> {
         let mut proto = model.graph.unwrap_or_default();
         if !proto.sparse_initializer.is_empty() {
@@ -206,7 +205,7 @@ impl Import {
         };
         let mut import =
             Import { graph, ids: HashMap::new(), defined: HashSet::new(), stored: BTreeMap::new() };
-        // Types of tensors are those of their data, so they come before the inputs that may repeat them.
+        // Tensors determine their own types, so they come before inputs that may repeat them.
         for tensor in &proto.initializer {
             import.add_initializer(tensor)?;
         }
@@ -252,7 +251,7 @@ impl Import {
         }
     }
 
-    /// Fills in a stated type where none is known yet.
+    /// Sets a declared type if none is known yet.
     fn set_type(&mut self, id: ValueId, info: &ValueInfoProto) -> Result<(), Fault> {
         let place = || format!("type of {:?}", info.name());
         let (dtype, shape) =
@@ -281,8 +280,8 @@ impl Import {
         self.stored.insert(id, (stored, origin));
     }
 
-    /// An input that is also an initializer is only the latter: before IR version 4 all initializers had to
-    /// be listed as inputs.
+    /// An input that is also an initializer counts only as an initializer: before IR version 4 every initializer had
+    /// to be listed as an input.
     fn add_input(&mut self, input: &ValueInfoProto) -> Result<(), Fault> {
         let name = input.name();
         if self.ids.get(name).is_some_and(|id| self.stored.contains_key(id)) {
@@ -350,7 +349,7 @@ impl Import {
         Ok(())
     }
 
-    /// Checks that everything that is used is defined, also by bodies.
+    /// Checks that every name that nodes or bodies use is defined.
     fn check_uses(&self) -> Result<(), Fault> {
         for node in &self.graph.nodes {
             let undefined = |id: &&ValueId| !self.defined.contains(id);
@@ -367,9 +366,9 @@ impl Import {
         Ok(())
     }
 
-    /// Exporters store tensors of equal value once and make the others `Identity` nodes of it. They are
-    /// different tensors of the model, which a refit gives different values, so each becomes an initializer
-    /// of its own again (sharing the data).
+    /// Exporters store tensors of equal value once and turn the others into `Identity` nodes of it. They are
+    /// different tensors of the model, and a refit may give them different values. So each becomes an initializer of
+    /// its own again (the data stays shared).
     fn undo_merging(&mut self) {
         let (stored, graph) = (&mut self.stored, &mut self.graph);
         let outputs: HashSet<ValueId> = graph.outputs.iter().copied().collect();
@@ -393,7 +392,7 @@ impl Import {
         }
     }
 
-    /// Decides which stored tensors are weights, and finds their data.
+    /// Decides which stored tensors are weights, and locates their data.
     fn place_tensors(self, external: &mut ExternalFiles<'_>) -> Result<Graph, GraphError> {
         let Import { mut graph, stored, .. } = self;
         let as_value = roles::values_used(&graph);
@@ -426,7 +425,7 @@ impl Import {
     }
 }
 
-/// The tensor of a `Constant` node; `None` where it holds strings or a sparse tensor.
+/// The tensor of a `Constant` node; `None` if it holds strings or a sparse tensor.
 fn constant(node: &NodeProto) -> Result<Option<Stored>, Fault> {
     let [attribute] = &*node.attribute else {
         return malformed(format!("it has {} attributes instead of one", node.attribute.len()));

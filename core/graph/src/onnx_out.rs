@@ -1,4 +1,4 @@
-//! The IR into ONNX files.
+//! Writes the IR as ONNX files.
 
 use crate::{
     Attribute, Dim, Graph, GraphError, Initializer, Node, Tensor, Value, ValueId, WeightRef,
@@ -14,35 +14,35 @@ use prost::Message;
 use sdrun_abi::DType;
 use std::collections::{BTreeMap, HashSet};
 
-/// Where the values of a weight go when a graph is written.
+/// Where to put the values of a weight when a graph is written.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Placement {
-    /// Into another file. Writing that file is the caller's part.
+    /// In another file, which the caller writes.
     External {
         /// Path relative to the model's folder.
         location: String,
         /// Byte offset.
         offset: u64,
-        /// Bytes; must be what type and shape make.
+        /// Number of bytes; must match the type and shape.
         length: u64,
     },
-    /// Into the model: contiguous little-endian bytes, as many as type and shape make.
+    /// In the model: contiguous little-endian bytes, as many as the type and shape need.
     Inline(Bytes),
 }
 
-/// Newest IR version we write: nothing of a later one is in our files, and runtimes refuse versions that are newer than
-/// they are. (9 brought the f8 types, 10 metadata on nodes; later ones added parts that we do not write.)
+/// Newest IR version we write: our files need nothing newer, and runtimes refuse versions they do not know. (9 added
+/// the f8 types, 10 metadata on nodes; later ones added parts that we do not write.)
 const NEWEST_IR: i64 = 10;
 
 impl Graph {
-    /// The graph as an ONNX `ModelProto`; `place` says for each weight, by name, where its values go.
+    /// Encodes the graph as an ONNX `ModelProto`. `place` says where the values of each weight go, by name.
     ///
-    /// Reading the bytes again gives an equal graph, whatever role the rules for foreign files would give
-    /// its tensors: the file states the roles in tensor metadata.
+    /// Decoding the bytes gives an equal graph. Tensor metadata in the file states the roles, so the rules for
+    /// foreign files do not apply.
     ///
     /// # Errors
-    /// Those of `place`; [`GraphError::Invalid`] where a placement has the wrong length or the model would
-    /// pass 2 GB, the limit of its format.
+    /// Errors of `place`; [`GraphError::Invalid`] if a placement has the wrong length or the model would exceed 2 GB,
+    /// the limit of its format.
     pub fn to_onnx(
         &self,
         mut place: impl FnMut(&str, &WeightRef) -> Result<Placement, GraphError>,
@@ -67,11 +67,11 @@ impl Graph {
         Ok(model.encode_to_vec())
     }
 
-    /// The graph as an ONNX `ModelProto` without weights: each is external data with its own name as location,
-    /// offset 0 and its size as length. [`ExternalBase::Stripped`](crate::ExternalBase::Stripped) reads it.
+    /// Encodes the graph as an ONNX `ModelProto` without weights: each is external data with its own name as
+    /// location, offset 0 and its size as length. [`ExternalBase::Stripped`](crate::ExternalBase::Stripped) reads it.
     ///
     /// # Errors
-    /// [`GraphError::Invalid`] where the constants alone pass 2 GB.
+    /// [`GraphError::Invalid`] if the constants alone exceed 2 GB.
     pub fn to_onnx_stripped(&self) -> Result<Vec<u8>, GraphError> {
         self.to_onnx(|name, weight| {
             Ok(Placement::External { location: name.to_owned(), offset: 0, length: bytes_of(name, weight)? })
@@ -82,7 +82,7 @@ impl Graph {
         let borders: HashSet<ValueId> = self.inputs.iter().chain(&self.outputs).copied().collect();
         let mut input = self.value_infos(&self.inputs);
         if self.ir_version < 4 {
-            // Before version 4 every initializer has to be listed as an input, too.
+            // Before IR version 4 every initializer must also be listed as an input.
             let stored: Vec<ValueId> = self.initializers.keys().copied().collect();
             input.extend(self.value_infos(&stored));
         }
@@ -163,7 +163,7 @@ fn weight_proto(name: &str, weight: &WeightRef, placement: Placement) -> Result<
             raw_data: None,
             data_location: Some(proto::EXTERNAL),
             external_data: vec![
-                // MIGraphX reads them by position: location, offset, length.
+                // MIGraphX reads these by position: location, offset, length.
                 entry("location", location),
                 entry("offset", offset.to_string()),
                 entry("length", length.to_string()),
@@ -215,7 +215,7 @@ fn value_info(value: &Value) -> ValueInfoProto {
     }
 }
 
-/// The message of an attribute.
+/// Encodes an attribute.
 pub(crate) fn attribute_proto(name: &str, attribute: &Attribute) -> AttributeProto {
     let empty = AttributeProto { name: Some(name.to_owned()), ..Default::default() };
     let bytes = |s: &Vec<u8>| Bytes::from(s.clone());
@@ -269,7 +269,7 @@ mod tests {
         graph.to_onnx(|name, weight| Ok(Placement::Inline(weight.read(name)?))).unwrap()
     }
 
-    /// The graph with values in canonical order.
+    /// Brings the values into canonical order.
     fn canonical(mut graph: Graph) -> Graph {
         compact(&mut graph);
         graph
@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn roles_survive() {
         let mut graph = sample().graph();
-        // A pass made a large constant, and nothing but a setting is left of a weight.
+        // Mimics a pass that created a large constant and left a weight used only as a setting.
         let literal = graph.find("literal").unwrap();
         graph.initializers.insert(literal, Initializer::Constant(ramp(&[5000])));
         graph.value_mut(literal).shape = Some(vec![Dim::Known(5000)]);
@@ -372,7 +372,7 @@ mod tests {
     #[test]
     fn two_gigabytes_are_refused_before_they_are_written() {
         let mut graph = sample().graph();
-        // One buffer stands for many weights, so that the test needs no memory.
+        // One buffer backs many weights, so the test needs little memory.
         let data = Bytes::from(vec![0u8; 1 << 20]);
         for i in 0..2100 {
             let shape = vec![1 << 18];

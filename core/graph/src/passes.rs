@@ -1,9 +1,9 @@
-//! Passes that change a graph without changing what it computes: [`simplify`] and what it is made of make it smaller, the
-//! others are for engines in which weights are no constants.
+//! Passes that transform a graph without changing what it computes. [`simplify()`] and its passes shrink the graph.
+//! The others serve engines that do not treat weights as constants.
 //!
-//! None of them looks at or changes the values of a weight, so a simplified graph takes any weights that the
-//! original takes. [`simplify()`] runs those that every consumer takes; [`optimize`] those that a consumer asks for by
-//! name. Sizes may be open; a rule that needs a number (of channels, of heads) leaves alone what lacks it.
+//! No pass reads or changes the values of a weight, so a simplified graph accepts the same weights as the original.
+//! [`simplify()`] runs the passes that every consumer wants; [`optimize`] runs passes that a consumer requests by
+//! name. Sizes may be open: a rule that needs a number (of channels, of heads) skips nodes where it is unknown.
 
 mod absorb_scales;
 mod branches;
@@ -60,26 +60,26 @@ use std::collections::{BTreeMap, HashMap};
 /// What [`simplify`] did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SimplifyReport {
-    /// Nodes before.
+    /// Number of nodes before.
     pub nodes_before: usize,
-    /// Nodes after.
+    /// Number of nodes after.
     pub nodes_after: usize,
-    /// How often all passes ran; the last time they found nothing.
+    /// How often all passes ran. The last run changed nothing.
     pub rounds: usize,
-    /// What each pass changed, in the order in which they run.
+    /// The changes of each pass, in the order in which they run.
     pub passes: Vec<PassReport>,
 }
 
-/// What one pass changed, over all its runs.
+/// The changes of one pass, summed over all its runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PassReport {
     /// Name of the pass.
     pub name: &'static str,
-    /// How often it found what it looks for.
+    /// How many rewrites it made.
     pub changes: usize,
-    /// The change in the number of nodes, by operator; operators whose number is as before are left out.
+    /// Change in the number of nodes, by operator. Unchanged operators are omitted.
     pub operators: BTreeMap<String, i64>,
-    /// The change in the number of initializers.
+    /// Change in the number of initializers.
     pub initializers: i64,
 }
 
@@ -88,7 +88,7 @@ impl PassReport {
         PassReport { name, changes: 0, operators: BTreeMap::new(), initializers: 0 }
     }
 
-    /// Runs a pass and adds what it changed to `census`, which holds what there was before.
+    /// Runs a pass and updates `census`, which describes the graph before the pass.
     fn measure(
         &mut self,
         graph: &mut Graph,
@@ -110,7 +110,7 @@ impl PassReport {
         Ok(changes)
     }
 
-    /// The change in the number of nodes.
+    /// Total change in the number of nodes.
     pub fn nodes(&self) -> i64 {
         self.operators.values().sum()
     }
@@ -120,7 +120,7 @@ impl PassReport {
 pub struct Pass {
     /// Its name.
     pub name: &'static str,
-    /// What it takes away or merges.
+    /// What it removes or fuses, for people.
     pub summary: &'static str,
     run: Run,
 }
@@ -134,7 +134,8 @@ const fn pass(name: &'static str, summary: &'static str, run: fn(&mut Graph) -> 
     Pass { name, summary, run: Run::Always(run) }
 }
 
-/// All passes: first what only takes away, then what merges nodes into operators of [`fused`](crate::fused).
+/// All passes: first those that only remove nodes, then those that fuse nodes into operators of
+/// [`fused`](crate::fused).
 pub const PASSES: &[Pass] = &[
     pass("fold_constants", "what follows from constants", |g| fold_constants(g, &mut FOLD_BUDGET.clone())),
     Pass {
@@ -169,8 +170,8 @@ pub const PASSES: &[Pass] = &[
     pass("channels_last", "transposes inside chains of depthwise and pointwise convolutions", channels_last),
 ];
 
-/// Names of [`PASSES`] in an order, with repetitions, in which each finds what those before it leave. A consumer that has
-/// kernels for all of [`fused`](crate::fused) runs these; others leave out what they do not want.
+/// Names of [`PASSES`], some repeated, ordered so that each pass benefits from those before it. A consumer with
+/// kernels for all of [`fused`](crate::fused) runs this list; others omit the passes they do not want.
 pub const ALL: &[&str] = &[
     "eliminate_neutral",
     "merge_common_subexpressions",
@@ -199,11 +200,11 @@ pub const ALL: &[&str] = &[
     "cancel_transposes",
 ];
 
-/// Runs passes by name, in order, on a graph whose types and shapes are inferred; open dimensions stay open. The values
-/// and names of weights stay as they are. Returns what each pass changed; of one that ran several times, the sum.
+/// Runs passes by name, in order. Types and shapes must be inferred first; open dimensions stay open. Values and
+/// names of weights do not change. Returns the changes of each pass, summed if it ran several times.
 ///
 /// # Errors
-/// [`GraphError::Invalid`] for a name that is none of [`PASSES`], and the errors of [`inline_branches`].
+/// [`GraphError::Invalid`] if a name is not in [`PASSES`], and the errors of [`inline_branches`].
 pub fn optimize(graph: &mut Graph, names: &[&str]) -> Result<Vec<PassReport>, GraphError> {
     let (mut reports, mut census): (Vec<PassReport>, _) = (Vec::new(), Census::of(graph));
     for name in names {
@@ -223,13 +224,13 @@ pub fn optimize(graph: &mut Graph, names: &[&str]) -> Result<Vec<PassReport>, Gr
     Ok(reports)
 }
 
-/// Binds the inputs named in `shapes` (see [`Graph::bind`]), infers all shapes, and runs the passes that every consumer
-/// takes until nothing changes: folding, branches, identities, dead code. Afterwards every value has the type and
-/// shape that could be inferred, and ids are renumbered.
+/// Binds the inputs named in `shapes` (see [`Graph::bind`]), infers all shapes, and repeats the passes that every
+/// consumer wants until nothing changes: constant folding, branches, identities, dead code. Afterwards every value
+/// has the type and shape that could be inferred, and ids are renumbered.
 ///
 /// # Errors
-/// Those of [`Graph::bind`], [`infer::infer_shapes`] and [`inline_branches`]. The graph is then valid, but only partly
-/// simplified.
+/// Those of [`Graph::bind`], [`infer::infer_shapes`] and [`inline_branches`]. The graph is still valid then, but only
+/// partly simplified.
 pub fn simplify(
     graph: &mut Graph,
     shapes: &BTreeMap<String, Vec<usize>>,
@@ -262,7 +263,7 @@ pub fn simplify(
     Ok(report)
 }
 
-/// What there is in a graph.
+/// Counts the contents of a graph.
 struct Census {
     /// Number of nodes by operator.
     operators: BTreeMap<String, i64>,
@@ -284,7 +285,7 @@ impl Census {
     }
 }
 
-/// Whether an operator gives other outputs for the same inputs.
+/// Whether an operator may return different outputs for the same inputs.
 pub(crate) fn is_random(node: &Node) -> bool {
     const RANDOM: [&str; 6] = [
         "Bernoulli",
@@ -294,7 +295,7 @@ pub(crate) fn is_random(node: &Node) -> bool {
         "RandomUniform",
         "RandomUniformLike",
     ];
-    // Dropout with a third input may be in training mode.
+    // A third input may switch Dropout to training mode.
     node.domain.is_empty()
         && (RANDOM.contains(&&*node.op_type) || (node.op_type == "Dropout" && node.input(2).is_some()))
 }
@@ -314,7 +315,7 @@ mod tests {
         [(name.to_owned(), shape.to_vec())].into()
     }
 
-    /// What exporters make of `x.view(batch, -1, 2) @ w`, with a squeeze that depends on the shape.
+    /// Exporters produce this from `x.view(batch, -1, 2) @ w` with a squeeze that depends on the shape.
     fn exported() -> Model {
         let attribute = |name, value| (name, value);
         let branch = |op: &str| {
@@ -361,7 +362,7 @@ mod tests {
         assert_eq!(graph.weights().map(|(name, _)| name).collect::<Vec<_>>(), ["w"]);
         assert_eq!((report.nodes_before, report.nodes_after), (9, 3));
         let counts: Vec<_> = report.passes.iter().map(|p| (p.name, p.nodes())).collect();
-        // The branch brings a node and an Identity.
+        // The branch adds a node and an Identity.
         assert_eq!(
             counts,
             [
@@ -371,7 +372,7 @@ mod tests {
                 ("eliminate_dead", 0)
             ]
         );
-        // "unused", and the constants that went into the folded ones.
+        // "unused", and the constants that were folded.
         assert_eq!(report.passes[3].initializers, -7);
         let x = ramp(&[2, 5, 4]);
         assert_eq!(run(&graph, &[("x", x)])[0].shape(), [2, 10, 3]);
@@ -402,7 +403,7 @@ mod tests {
     }
 
     proptest! {
-        /// Random graphs over values of one shape: weights, literals, and nodes of which many change nothing.
+        /// Random graphs over values of one shape: weights, literals, and nodes, many of which have no effect.
         #[test]
         fn results_stay_the_same(
             nodes in prop::collection::vec((0..13usize, any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..20),
@@ -442,7 +443,7 @@ mod tests {
             let original = file.graph();
             let mut simplified = original.clone();
             simplify(&mut simplified, &shapes("v0", &[2, 3]), OpenDims::Refuse).unwrap();
-            // Only an input or a weight that is an output at the same time needs a node between.
+            // Only an input or weight that is also an output needs a node in between.
             let outputs = &simplified.outputs;
             let idle = |n: &&Node| ["Reshape", "Dropout", "Expand", "Transpose"].contains(&&*n.op_type);
             prop_assert!(simplified.nodes.iter().filter(idle).all(|n| outputs.contains(&n.output(0).unwrap())));
@@ -454,7 +455,7 @@ mod tests {
             let names: Vec<_> = reread.outputs.iter().map(|id| reread.value(*id).name.clone()).collect();
             prop_assert_eq!(&names, &named);
 
-            // Nothing in these graphs is merged into what would round differently.
+            // No fusion in these graphs changes the rounding.
             optimize(&mut simplified, ALL).unwrap();
             prop_assert!(simplified.nodes.len() <= reread.nodes.len());
             let names: Vec<_> = simplified.outputs.iter().map(|id| simplified.value(*id).name.clone()).collect();

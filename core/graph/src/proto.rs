@@ -1,9 +1,8 @@
 //! ONNX message types (`onnx.proto` of onnx 1.23, IR version 14) for the `prost` runtime.
 //!
-//! Declared here because no published crate carries the current schema together with `Bytes` fields: with
-//! those, initializers stored inside a mapped file stay in the mapping and are never copied. Oneofs are
-//! written as optional fields, which is the same on the wire. Multi-device sharding and training
-//! information are not kept.
+//! Declared here because no published crate has both the current schema and `Bytes` fields. With `Bytes`,
+//! initializers in a mapped file stay in the mapping and are never copied. Oneofs are written as optional fields,
+//! which have the same wire format. Multi-device sharding and training information are dropped.
 #![allow(missing_docs)]
 
 use bytes::Bytes;
@@ -162,7 +161,7 @@ pub struct TensorAnnotation {
     pub quant_parameter_tensor_names: Vec<StringStringEntryProto>,
 }
 
-/// A tensor; its elements are in one of the data fields or in another file.
+/// A tensor. Its elements are in one of the data fields or in another file.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TensorProto {
     #[prost(int64, repeated, packed = "false", tag = "1")]
@@ -197,7 +196,7 @@ pub struct TensorProto {
     pub metadata_props: Vec<StringStringEntryProto>,
 }
 
-/// Which part of a tensor that was cut in pieces this is (`TensorProto.Segment`); nobody writes it.
+/// Position of this piece within a tensor that was split (`TensorProto.Segment`); no exporter writes it.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Segment {
     #[prost(int64, optional, tag = "1")]
@@ -235,7 +234,7 @@ pub struct Dimension {
     pub denotation: Option<String>,
 }
 
-/// The type of a value; at most one of the kinds is set.
+/// The type of a value; at most one field is set.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TypeProto {
     #[prost(message, optional, tag = "1")]

@@ -1,8 +1,8 @@
-//! What the attributes of LSTM, GRU and RNN say.
+//! The attributes of LSTM, GRU and RNN.
 
 use crate::Node;
 
-/// The domain of the operators that ONNX Runtime adds to ai.onnx.
+/// The domain of ONNX Runtime's additions to ai.onnx.
 pub const MICROSOFT: &str = "com.microsoft";
 
 /// Which recurrence a node computes.
@@ -17,7 +17,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The kind of a node, where it is recurrent: an operator of ai.onnx, or `DynamicQuantizeLSTM` of ONNX Runtime.
+    /// The kind of a recurrent node, `None` for others: an operator of ai.onnx or ONNX Runtime's
+    /// `DynamicQuantizeLSTM`.
     pub fn of(node: &Node) -> Option<Self> {
         match (&*node.domain, &*node.op_type) {
             ("" | "ai.onnx", "LSTM") | (MICROSOFT, "DynamicQuantizeLSTM") => Some(Kind::Lstm),
@@ -26,7 +27,7 @@ impl Kind {
             _ => None,
         }
     }
-    /// Gates of a unit.
+    /// Number of gates per unit.
     pub fn gates(self) -> usize {
         match self {
             Kind::Lstm => 4,
@@ -34,7 +35,7 @@ impl Kind {
             Kind::Rnn => 1,
         }
     }
-    /// Names of the activations of one direction, where the node has none.
+    /// Default activations of one direction.
     fn defaults(self) -> &'static [&'static str] {
         match self {
             Kind::Lstm => &["Sigmoid", "Tanh", "Tanh"],
@@ -64,8 +65,9 @@ pub enum Function {
 }
 
 impl Function {
-    /// The function with this name, in any case, as ONNX Runtime reads it. Parameters come from the front of `alpha` and
-    /// `beta`; where those are used up, from ONNX's definition of the function, or from ONNX Runtime where that has none.
+    /// The function with this name, case-insensitive like in ONNX Runtime. Parameters are taken from the front of
+    /// `alpha` and `beta`. When those run out, ONNX's default for the function applies, or ONNX Runtime's where ONNX
+    /// has none.
     fn parse(name: &str, alpha: &mut &[f32], beta: &mut &[f32]) -> Option<Self> {
         let take = |list: &mut &[f32], default: f32| match list.split_first() {
             Some((first, rest)) => {
@@ -112,29 +114,29 @@ impl Function {
 /// The attributes of a recurrent node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recurrence {
-    /// What is computed.
+    /// The recurrence.
     pub kind: Kind,
-    /// Of each direction, whether it goes from the end to the start.
+    /// For each direction, whether it runs from the end to the start.
     pub reversed: Vec<bool>,
-    /// Of each direction, its activations: `f`, `g` and `h` of ONNX's definition, as many as there are.
+    /// For each direction, its activations: `f`, `g` and `h` of ONNX's definition, as many as the kind has.
     pub functions: Vec<Vec<Function>>,
-    /// Bound of the magnitude of what activations are given.
+    /// Bound on the magnitude of the activations' inputs.
     pub clip: Option<f32>,
-    /// Units, where the node says so.
+    /// Number of units, if the node states it.
     pub hidden: Option<usize>,
     /// Whether the batch is the first dimension of inputs and outputs.
     pub batch_first: bool,
     /// LSTM: the forget gate is one minus the input gate.
     pub input_forget: bool,
-    /// GRU: the reset gate multiplies the product with the hidden state, not the hidden state.
+    /// GRU: the reset gate multiplies the product with the hidden state instead of the hidden state itself.
     pub linear_before_reset: bool,
 }
 
 impl Recurrence {
-    /// Reads the attributes of a node; `None` where it is not recurrent.
+    /// Reads the attributes of a node; `None` if it is not recurrent.
     ///
     /// # Errors
-    /// One clause on an attribute that is against ONNX's definition.
+    /// One clause about an attribute that violates ONNX's definition.
     pub fn of(node: &Node) -> Result<Option<Self>, String> {
         let Some(kind) = Kind::of(node) else { return Ok(None) };
         let reversed = match node.str("direction").unwrap_or("forward") {

@@ -1,9 +1,9 @@
-//! Names across the border of a body (the graph attribute of If, Loop and Scan).
+//! Names that cross the boundary of a body (the graph attribute of If, Loop and Scan).
 
 use crate::{Attribute, Graph, Node, ValueId, proto::GraphProto};
 use std::collections::{BTreeSet, HashMap};
 
-/// The bodies a node carries.
+/// The bodies of a node.
 pub(crate) fn bodies(node: &Node) -> impl Iterator<Item = &GraphProto> {
     node.attributes.values().flat_map(|attribute| match attribute {
         Attribute::Graph(body) => std::slice::from_ref(&**body),
@@ -12,8 +12,8 @@ pub(crate) fn bodies(node: &Node) -> impl Iterator<Item = &GraphProto> {
     })
 }
 
-/// Names that a body uses but does not define: values of the graph around it. Bodies nest at most as deep as
-/// the decoder lets messages nest.
+/// Names that a body uses but does not define: they belong to the enclosing graph. The decoder's nesting limit bounds
+/// the recursion.
 pub(crate) fn captured(body: &GraphProto) -> BTreeSet<&str> {
     let mut used: BTreeSet<&str> = BTreeSet::new();
     for node in &body.node {
@@ -31,7 +31,7 @@ pub(crate) fn captured(body: &GraphProto) -> BTreeSet<&str> {
     used
 }
 
-/// Names a body defines itself.
+/// Names that the body itself defines.
 pub(crate) fn defined(body: &GraphProto) -> impl Iterator<Item = &str> {
     let inputs = body.input.iter().map(|input| input.name());
     let stored = body.initializer.iter().map(|tensor| tensor.name());
@@ -40,7 +40,7 @@ pub(crate) fn defined(body: &GraphProto) -> impl Iterator<Item = &str> {
     inputs.chain(stored).chain(sparse).chain(made)
 }
 
-/// Gives values that a body defines or captures other names, in it and in the bodies inside.
+/// Renames values that a body defines or captures, in it and in nested bodies.
 pub(crate) fn rename(body: &mut GraphProto, names: &HashMap<String, String>) {
     if names.is_empty() {
         return;
@@ -65,12 +65,12 @@ pub(crate) fn rename(body: &mut GraphProto, names: &HashMap<String, String>) {
 }
 
 impl Graph {
-    /// Values that bodies use by name, by the index of the node that carries the body.
+    /// Values that bodies capture, keyed by the index of the node that owns the body.
     pub(crate) fn captures(&self) -> HashMap<usize, Vec<ValueId>> {
         let mut found = HashMap::new();
         let mut ids = None;
         for (index, node) in self.nodes.iter().enumerate() {
-            // Nearly all nodes; every pass asks.
+            // Fast path for nearly all nodes: every pass calls this.
             if !node.attributes.values().any(|a| matches!(a, Attribute::Graph(_) | Attribute::Other(_))) {
                 continue;
             }
@@ -83,7 +83,7 @@ impl Graph {
         found
     }
 
-    /// Values that the bodies of a node of this graph use by name.
+    /// Values that the bodies of a node of this graph capture.
     pub fn captured_by(&self, node: &Node) -> Vec<ValueId> {
         let names: BTreeSet<&str> = bodies(node).flat_map(captured).collect();
         let ids = self.ids_by_name();
@@ -95,7 +95,7 @@ impl Graph {
         self.values.iter().enumerate().map(|(i, value)| (value.name.as_str(), ValueId(i as u32))).collect()
     }
 
-    /// The value with this name; for many look-ups see [`Graph::ids_by_name`].
+    /// The value with this name. For many look-ups use [`Graph::ids_by_name`].
     pub fn find(&self, name: &str) -> Option<ValueId> {
         self.values.iter().position(|value| value.name == name).map(|i| ValueId(i as u32))
     }

@@ -15,7 +15,7 @@ pub struct Tensor {
 pub trait Element: Copy + PartialEq + fmt::Debug + Send + Sync + 'static {
     /// The element type's tag.
     const DTYPE: DType;
-    /// From little-endian bytes; the slice has exactly `DTYPE.size()` bytes.
+    /// Decodes little-endian bytes; the slice has exactly `DTYPE.size()` bytes.
     fn read(bytes: &[u8]) -> Self;
     /// Appends little-endian bytes.
     fn write(self, out: &mut Vec<u8>);
@@ -50,7 +50,7 @@ impl Element for bool {
 }
 
 impl Tensor {
-    /// A tensor over raw bytes. Error where the length does not fit type and shape.
+    /// A tensor over raw bytes. Fails if the length does not match the type and shape.
     pub fn new(dtype: DType, shape: Vec<usize>, data: impl Into<Bytes>) -> Result<Self, GraphError> {
         let data = data.into();
         match dtype.bytes_of(&shape) {
@@ -62,21 +62,21 @@ impl Tensor {
         }
     }
 
-    /// A tensor out of elements. Error where their number does not fit the shape.
+    /// A tensor from elements. Fails if their number does not match the shape.
     pub fn from_elements<T: Element>(shape: Vec<usize>, elements: &[T]) -> Result<Self, GraphError> {
         let mut data = Vec::with_capacity(elements.len() * T::DTYPE.size());
         elements.iter().for_each(|e| e.write(&mut data));
         Self::new(T::DTYPE, shape, data)
     }
 
-    /// A tensor without dimensions.
+    /// A tensor with no dimensions.
     pub fn scalar<T: Element>(value: T) -> Self {
         let mut data = Vec::with_capacity(8);
         value.write(&mut data);
         Tensor { dtype: T::DTYPE, shape: Vec::new(), data: data.into() }
     }
 
-    /// A one-dimensional i64 tensor, the type of ONNX shapes and indices.
+    /// A one-dimensional i64 tensor, the type that ONNX uses for shapes and indices.
     pub fn from_i64s(values: &[i64]) -> Self {
         let data: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         Tensor { dtype: DType::I64, shape: vec![values.len()], data: data.into() }
@@ -103,17 +103,17 @@ impl Tensor {
         &self.data
     }
 
-    /// The same bytes under another shape with as many elements.
+    /// The same bytes under another shape with the same number of elements.
     pub fn reshaped(&self, shape: Vec<usize>) -> Result<Self, GraphError> {
         Self::new(self.dtype, shape, self.data.clone())
     }
 
-    /// The elements; `None` where they are of another type.
+    /// The elements; `None` if they have another type.
     pub fn elements<T: Element>(&self) -> Option<Vec<T>> {
         (T::DTYPE == self.dtype).then(|| self.data.chunks_exact(self.dtype.size()).map(T::read).collect())
     }
 
-    /// Integer or bool elements widened to i64; `None` for floating-point tensors and u64 out of range.
+    /// Integer or bool elements widened to i64; `None` for floating-point tensors and for u64 values out of range.
     pub fn to_i64s(&self) -> Option<Vec<i64>> {
         use DType::*;
         fn widen<T: Element + Into<i64>>(t: &Tensor) -> Option<Vec<i64>> {
@@ -133,7 +133,7 @@ impl Tensor {
         }
     }
 
-    /// Floating-point elements as f32 (f64 rounds); `None` for integers, bool and f8.
+    /// Floating-point elements as f32 (f64 is rounded); `None` for integers, bool and f8.
     pub fn to_f32s(&self) -> Option<Vec<f32>> {
         use DType::*;
         match self.dtype {
@@ -145,8 +145,8 @@ impl Tensor {
         }
     }
 
-    /// A floating-point tensor as f32, f16 or bf16, rounded to nearest even. What is finite stays finite: numbers too
-    /// large become the largest. `None` for other types, on either side.
+    /// Converts a floating-point tensor to f32, f16 or bf16, rounding to nearest even. Finite values stay finite:
+    /// values out of range become the largest finite number. `None` if either type is not one of these.
     pub fn to_float_type(&self, dtype: DType) -> Option<Self> {
         if self.dtype == dtype {
             return Some(self.clone());

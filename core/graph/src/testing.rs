@@ -30,7 +30,7 @@ pub(crate) fn import(domain: &str, version: i64) -> OperatorSetIdProto {
     OperatorSetIdProto { domain: Some(domain.into()), version: Some(version) }
 }
 
-/// A value of a type; dimensions are separated by spaces: numbers, names, or `?`.
+/// A typed value. `dims` holds dimensions separated by spaces: numbers, names, or `?`.
 pub(crate) fn value(name: &str, dtype: DType, dims: &str) -> ValueInfoProto {
     let dim = |text: &str| match text.parse() {
         Ok(n) => Dimension { dim_value: Some(n), ..Default::default() },
@@ -57,7 +57,7 @@ pub(crate) fn tensor(name: &str, tensor: &Tensor) -> TensorProto {
     }
 }
 
-/// An f32 tensor filled with 0, 1, 2, …
+/// An f32 tensor with the elements 0, 1, 2, …
 pub(crate) fn ramp(shape: &[usize]) -> Tensor {
     let values: Vec<f32> = (0..shape.iter().product()).map(|i| i as f32).collect();
     Tensor::from_elements(shape.to_vec(), &values).unwrap()
@@ -80,7 +80,7 @@ impl Model {
         self.graph_mut().input.push(value(name, dtype, dims));
         self
     }
-    /// An f32 output of the stated shape.
+    /// Adds an f32 output of this shape.
     pub(crate) fn output(mut self, name: &str, dims: &str) -> Self {
         self.graph_mut().output.push(value(name, DType::F32, dims));
         self
@@ -112,13 +112,13 @@ impl Model {
     pub(crate) fn graph(&self) -> Graph {
         self.read().unwrap()
     }
-    /// The words of the error it is refused with.
+    /// The message of the error that reading it returns.
     pub(crate) fn error(&self) -> String {
         self.read().unwrap_err().to_string()
     }
 }
 
-/// The outputs of a graph, computed node by node; weights are inline.
+/// Computes the outputs of a graph node by node; weights must be inline.
 pub(crate) fn run(graph: &Graph, inputs: &[(&str, Tensor)]) -> Vec<Tensor> {
     let mut values: BTreeMap<ValueId, Tensor> = BTreeMap::new();
     for (name, tensor) in inputs {

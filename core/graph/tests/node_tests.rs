@@ -1,9 +1,9 @@
-//! Runs the node tests of ONNX (`onnx.backend.test`) through inference and evaluation.
+//! Runs the ONNX node tests (`onnx.backend.test`) through inference and evaluation.
 //!
-//! `SDRUN_NODE_TESTS` names the folder that holds one folder per case with `model.onnx` and
-//! `test_data_set_*/{input,output}_*.pb`, written by the Python package `onnx` 1.23 for every case of
-//! `onnx.backend.test.case.node.collect_testcases()`. Run with
-//! `SDRUN_NODE_TESTS=… cargo test -p sdrun-graph --test node_tests -- --ignored --nocapture`.
+//! `SDRUN_NODE_TESTS` names a folder with one subfolder per case: `model.onnx` and
+//! `test_data_set_*/{input,output}_*.pb`. The Python package `onnx` 1.23 writes them for every case of
+//! `onnx.backend.test.case.node.collect_testcases()`. Run with `SDRUN_NODE_TESTS=… cargo test -p sdrun-graph --test
+//! node_tests -- --ignored --nocapture`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,14 +21,14 @@ use std::{
     path::Path,
 };
 
-/// Cases that are known to pass, of 1884 in onnx 1.23.2.
+/// Number of cases known to pass, of 1884 in onnx 1.23.2.
 const PASSING: usize = 1445;
 
 enum Verdict {
     Passed {
         shapes_known: bool,
     },
-    /// A type, operator or attribute that is out of scope.
+    /// An out-of-scope type, operator or attribute.
     Skipped(String),
     Failed(String),
 }
@@ -129,7 +129,7 @@ fn run_set(graph: &Graph, inputs: &[Tensor], outputs: &[Tensor]) -> Result<bool,
     inferred_shapes(graph, inputs, &values).map_err(Verdict::Failed)
 }
 
-/// Infers everything from the types and shapes of the inputs alone; returns whether every shape came out.
+/// Infers shapes from the types and shapes of the inputs alone; returns whether every shape was inferred.
 fn inferred_shapes(
     graph: &Graph,
     inputs: &[Tensor],
@@ -160,7 +160,7 @@ fn inferred_shapes(
     Ok(all_known)
 }
 
-/// All `{kind}_*.pb` of a folder in order; `None` where one is not a tensor of a supported type.
+/// All `{kind}_*.pb` of a folder in order; `None` if one is not a tensor of a supported type.
 fn tensors(folder: &Path, kind: &str) -> Option<Vec<Tensor>> {
     (0..)
         .map(|i| folder.join(format!("{kind}_{i}.pb")))

@@ -1,6 +1,6 @@
-//! A host in twenty lines: discover, list devices, choose, build or load, run.
+//! A minimal host in twenty lines: discover, list devices, choose one, build or load, run.
 //!
-//! `cargo run -p sdrun --example embed -- MODEL` with providers in `SDRUN_PROVIDER_FILES` or installed for the user.
+//! `cargo run -p sdrun --example embed -- MODEL`, with providers in `SDRUN_PROVIDER_FILES` or installed for the user.
 
 use sdrun::{BuildOptions, Isolation, Model, Registry, TracingHost, graph::OpenOptions, inputs};
 

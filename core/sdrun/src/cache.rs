@@ -1,4 +1,4 @@
-//! The engine cache: content-addressed engine files below one private folder.
+//! The engine cache: content-addressed engine files in a private folder.
 
 use crate::{EngineFile, EngineManifest, Error, Result, paths::private_dir};
 use sdrun_abi::{Error as AbiError, ErrorCode, Flow, Host};
@@ -11,11 +11,11 @@ use std::{
 };
 
 const SUFFIX: &str = "sdengine";
-/// How often a process looks whether another one has finished a build.
+/// How often a process checks whether another one has finished a build.
 const LOCK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The cache in one folder. An entry that is damaged or holds another engine counts as a miss and is set aside; a write that
-/// fails never fails the caller's run; two processes that want one key build it once.
+/// The cache in one folder. A damaged entry, or one that holds another engine, counts as a miss and is set aside. A
+/// failed write never fails the caller's run. If two processes need the same engine, only one builds it.
 #[derive(Clone, Debug)]
 pub struct Cache {
     root: PathBuf,
@@ -32,11 +32,11 @@ pub struct CacheEntry {
     pub bytes: u64,
     /// Seconds since it was last used.
     pub idle_seconds: u64,
-    /// Provider and model, where the file can be read; else what is wrong with it.
+    /// Provider and model if the file can be read; otherwise what is wrong with it.
     pub content: Result<CacheContent, String>,
 }
 
-/// What a cached engine is.
+/// The content of a cached engine.
 #[derive(Clone, Debug, Serialize)]
 pub struct CacheContent {
     /// Provider id.
@@ -52,14 +52,14 @@ pub struct CacheContent {
 /// What [`Cache::gc`] deletes.
 #[derive(Clone, Debug, Default)]
 pub struct GcLimits {
-    /// Delete the longest unused engines until at most this many bytes are left.
+    /// Delete the least recently used engines until at most this many bytes are left.
     pub max_bytes: Option<u64>,
     /// Delete engines unused for longer than this.
     pub max_age: Option<Duration>,
 }
 
 impl Cache {
-    /// The cache in `root`; the folder is made when something is stored.
+    /// The cache in `root`. The folder is created when the first engine is stored.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Cache { root: root.into() }
     }
@@ -68,10 +68,10 @@ impl Cache {
         self.root.join(format!("{key}.{SUFFIX}"))
     }
 
-    /// Takes the lock on `key`, under which an engine is built. While another process builds it, this reports progress and
-    /// waits. `None` where locking is impossible; the caller then builds without it.
+    /// Locks `key` for building its engine. While another process builds it, this reports progress and waits. `None`
+    /// if locking is impossible; the caller then builds without a lock.
     ///
-    /// Errors: `Cancelled` where the host cancels meanwhile.
+    /// Errors: `Cancelled` if the host cancels while waiting.
     pub(crate) fn lock(&self, key: &str, host: &dyn Host) -> Result<Option<File>> {
         let open = || {
             private_dir(&self.root).ok()?;
@@ -92,10 +92,10 @@ impl Cache {
         }
     }
 
-    /// The engine stored under `wanted`'s key. A damaged file, and one that holds another engine, counts as absent and is
-    /// renamed to `….corrupt`.
+    /// The engine stored under `wanted`'s key. A damaged file, or one that holds another engine, counts as absent and
+    /// is renamed to `….corrupt`.
     pub(crate) fn get(&self, wanted: &EngineManifest) -> Option<EngineFile> {
-        // Without the folder there is no entry; a file in its place is reported when the engine is stored.
+        // Without the folder there is no entry. A file in its place is reported when the engine is stored.
         if !self.root.is_dir() {
             return None;
         }
@@ -103,7 +103,7 @@ impl Cache {
         let why = match EngineFile::open_with(&path, Links::Refuse) {
             Ok(file) => match file.manifest.differs(wanted) {
                 None => {
-                    // "Last used" is the file's modification time; failing to set it only makes gc less exact.
+                    // The modification time records the last use. If it cannot be set, gc is only less exact.
                     let _ = File::options()
                         .append(true)
                         .open(&path)
@@ -120,7 +120,7 @@ impl Cache {
         None
     }
 
-    /// Stores an engine under its key; a failure is logged and changes nothing else.
+    /// Stores an engine under its key. A failure is only logged.
     pub(crate) fn put(&self, manifest: &EngineManifest, payload: &[u8]) -> Option<PathBuf> {
         let path = self.path(&manifest.key);
         match private_dir(&self.root)
@@ -134,13 +134,13 @@ impl Cache {
         }
     }
 
-    /// All engines, longest unused first. Reads their manifests, not their payloads.
+    /// All engines, least recently used first. Reads their manifests, not their payloads.
     pub fn list(&self) -> Result<Vec<CacheEntry>> {
         self.entries(EngineFile::read_manifest)
     }
 
-    /// Checks all engines completely, and that each lies under its own key. Those that are damaged or misplaced are set
-    /// aside, so that [`gc`](Cache::gc) deletes them; they are returned, too.
+    /// Checks all engines completely, and that each is stored under its own key. Damaged and misplaced engines are
+    /// set aside, so that [`gc`](Cache::gc) deletes them, and returned.
     pub fn verify(&self) -> Result<Vec<CacheEntry>> {
         let entries = self.entries(|path| Ok(EngineFile::open(path)?.manifest))?;
         for damaged in entries.iter().filter(|entry| entry.content.is_err()) {
@@ -172,9 +172,9 @@ impl Cache {
         Ok(entries)
     }
 
-    /// Deletes engines over the limits, damaged ones, and what interrupted writers left behind. With
-    /// `dry_run` nothing is deleted. Returns what is (or would be) deleted and its bytes. Only files with
-    /// this cache's own endings, directly in its folder, are ever touched.
+    /// Deletes engines over the limits, damaged ones, and files of interrupted writers. With `dry_run`, deletes
+    /// nothing. Returns the files (to be) deleted and their sizes in bytes. Only touches files with this cache's own
+    /// extensions, directly in its folder.
     pub fn gc(&self, limits: &GcLimits, dry_run: bool) -> Result<Vec<(PathBuf, u64)>> {
         let mut doomed = Vec::new();
         let mut total: u64 = 0;
@@ -233,7 +233,7 @@ impl Cache {
     }
 }
 
-/// Renames an entry to `….corrupt`, where [`Cache::gc`] finds it. In a folder that cannot be written it stays.
+/// Renames an entry to `….corrupt`, where [`Cache::gc`] finds it. In a read-only folder it stays.
 fn set_aside(path: &Path) {
     let _ = std::fs::rename(path, path.with_extension("corrupt"));
 }

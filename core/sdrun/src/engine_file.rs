@@ -12,8 +12,8 @@
 //! | 56 | 16 | XXH3-128 of the payload |
 //! | 72 | … | the manifest, then zeros up to the payload |
 //!
-//! The checksums find damage; they do not prove who made the file. An engine is code for the vendor's
-//! runtime: load only engines you trust (docs/security.md).
+//! The checksums detect damage; they do not prove who made the file. An engine is code for the vendor's runtime: load
+//! only engines you trust (docs/security.md).
 
 use crate::Result;
 use sdrun_abi::{BuildSpec, EngineInfo, Error as AbiError, ErrorCode};
@@ -27,16 +27,17 @@ const MAGIC: &[u8; 8] = b"SDRUNENG";
 const VERSION: u32 = 1;
 const HEADER: usize = 72;
 const PAGE: u64 = 4096;
-/// Longest manifest that is read. A UNet's weight table takes about 100 kB.
+/// Maximum size of a manifest. A UNet's weight table takes about 100 kB.
 const MAX_MANIFEST: u64 = 64 << 20;
 
-/// What an engine file says about itself.
+/// The manifest of an engine file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineManifest {
-    /// Its key in the cache: a hash over everything the engine depends on. Empty for an engine that was baked from another.
+    /// Its cache key: a hash over everything that the engine depends on. Empty for an engine that was baked from
+    /// another one.
     #[serde(default)]
     pub key: String,
-    /// Provider that made it.
+    /// Provider that built it.
     pub provider: String,
     /// [`build_id`](sdrun_abi::Provide::build_id) of that provider.
     pub build_id: String,
@@ -46,21 +47,21 @@ pub struct EngineManifest {
     pub device_class: String,
     /// [`Graph::topology_hash`](sdrun_graph::Graph::topology_hash) of the bound, simplified graph.
     pub topology: String,
-    /// Name of the model it was built from, for lists.
+    /// Name of the model that it was built from, for lists.
     pub model: String,
     /// How it was built.
     pub spec: BuildSpec,
     /// Inputs, outputs, weights, compatibility string.
     pub info: EngineInfo,
-    /// Which tensors of a checkpoint its weights are.
+    /// Maps its weights to tensors of a checkpoint.
     #[serde(default)]
     pub binding: Binding,
-    /// XXH3-128 over the weights that were baked in; `None` for a stripped engine.
+    /// XXH3-128 over the baked weights; `None` for a stripped engine.
     pub baked: Option<String>,
 }
 
 impl EngineManifest {
-    /// What differs between this engine and the one that is wanted, if anything does that decides what it computes.
+    /// The first difference from the wanted engine that affects the results, if any.
     pub(crate) fn differs(&self, wanted: &EngineManifest) -> Option<&'static str> {
         let spec = |m: &EngineManifest| BuildSpec { device: String::new(), threads: None, ..m.spec.clone() };
         let pairs = [
@@ -85,7 +86,7 @@ pub struct EngineFile {
 }
 
 impl EngineFile {
-    /// Maps and checks a file. `DataLoss` for anything but a complete, undamaged engine file.
+    /// Maps and checks a file. Fails with `DataLoss` unless it is a complete, undamaged engine file.
     pub fn open(path: &Path) -> Result<Self> {
         Self::open_with(path, Links::Follow)
     }
@@ -103,7 +104,7 @@ impl EngineFile {
         Ok(EngineFile { manifest, map, payload })
     }
 
-    /// The manifest of a file, without the time it takes to read the payload. Damage to the payload is not noticed.
+    /// Reads the manifest of a file without reading the payload, so it does not notice damage to the payload.
     pub fn read_manifest(path: &Path) -> Result<EngineManifest> {
         Ok(Self::open_head(path, Links::Follow)?.manifest)
     }
@@ -113,7 +114,7 @@ impl EngineFile {
         &self.map[self.payload.clone()]
     }
 
-    /// Writes an engine file to a place the user named, completely or not at all.
+    /// Writes an engine file to a path that the user named, completely or not at all.
     pub fn write(path: &Path, manifest: &EngineManifest, payload: &[u8]) -> Result<()> {
         Self::write_over(path, Existing::OfUser, manifest, payload)
     }
@@ -154,7 +155,7 @@ fn damaged(path: &Path) -> impl Fn(String) -> AbiError {
     }
 }
 
-/// Manifest and place of the payload, all checked but the payload's checksum.
+/// The manifest and the range of the payload. Everything is checked except the payload's checksum.
 fn parse(bytes: &[u8]) -> Result<(EngineManifest, std::ops::Range<usize>), String> {
     let take = |at: usize, n: usize| {
         bytes.get(at..at + n).ok_or("is truncated: its header is incomplete".to_string())

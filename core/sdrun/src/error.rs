@@ -2,8 +2,8 @@ use sdrun_abi::{ErrorCode, Hint};
 use sdrun_graph::GraphError;
 use std::path::Path;
 
-/// What the library answers when something does not work: what, where and why in one sentence
-/// (`Display`), and what to do about it ([`hint`](Error::hint)).
+/// An error of the library: what, where and why in one sentence (`Display`), and what to do about it
+/// ([`hint`](Error::hint)).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -12,10 +12,10 @@ pub enum Error {
     Provider {
         /// Id of the provider.
         provider: String,
-        /// Its words.
+        /// The provider's error.
         error: sdrun_abi::Error,
     },
-    /// The model cannot be read or understood.
+    /// The model cannot be read or interpreted.
     #[error(transparent)]
     Graph(#[from] GraphError),
     /// Everything else: files, arguments, the registry, the cache.
@@ -27,7 +27,7 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Kind of the failure.
+    /// Kind of failure.
     pub fn code(&self) -> ErrorCode {
         match self {
             Error::Provider { error, .. } | Error::Core(error) => error.code,
@@ -43,7 +43,7 @@ impl Error {
         }
     }
 
-    /// What to do about it, where there is something to do.
+    /// What to do about it, if anything.
     pub fn hint(&self) -> Option<Hint> {
         match self {
             Error::Provider { error, .. } | Error::Core(error) => error.hint.clone(),
@@ -53,7 +53,7 @@ impl Error {
         }
     }
 
-    /// Turns provider errors of `id` into ours.
+    /// Converts errors of provider `id` to library errors.
     pub(crate) fn of(id: &str) -> impl Fn(sdrun_abi::Error) -> Error + '_ {
         move |error| Error::Provider { provider: id.to_string(), error }
     }

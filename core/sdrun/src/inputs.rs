@@ -1,12 +1,12 @@
-//! Deterministic inputs for `bench`, `verify` and `run` without given ones.
+//! Deterministic inputs for `bench`, `verify` and `run` when none are given.
 
 use crate::{HostTensor, Model, Result, Tensors};
 use sdrun_abi::{DType, Error as AbiError};
 use sdrun_graph::Graph;
 use sha2::{Digest, Sha256};
 
-/// Inputs for a bound graph: what a built-in model describes for itself; otherwise floating-point inputs of
-/// about unit variance, and integers and booleans of 0 and 1, which are in range for whatever they index.
+/// Inputs for a bound graph: those that a built-in model describes, or else floating-point values of about unit
+/// variance, and integers and booleans of 0 and 1, which are valid indices everywhere.
 pub fn seeded(model: &Model, bound: &Graph, seed: u64) -> Result<Tensors> {
     let mut inputs = Tensors::new();
     for id in &bound.inputs {

@@ -1,8 +1,8 @@
 //! sdrun compiles ONNX graphs with the best vendor compiler at hand, keeps the engines free of weights, and
 //! runs them with any weights.
 //!
-//! A host discovers providers, opens one, chooses a device, builds an engine or takes it from the cache,
-//! gives it weights and runs it:
+//! A host discovers providers, opens one, chooses a device, builds an engine or takes it from the cache, loads
+//! weights and runs it:
 //!
 //! ```no_run
 //! use sdrun::{BuildOptions, HostTensor, Isolation, Model, Registry, Tensors, TracingHost};

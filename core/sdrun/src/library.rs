@@ -4,19 +4,19 @@
 use sdrun_abi::{Error, ErrorCode, Result, ffi::Plugin, ffi::raw::QueryFn};
 use std::path::Path;
 
-/// Loads the plugin at `path` (absolute) and calls its query symbol. The library stays loaded for the life of
-/// the process: unloading vendor runtimes is a known source of crashes. [`Registry::open`](crate::Registry::open) checks
+/// Loads the plugin at `path` (absolute) and calls its query symbol. The library stays loaded for the lifetime of the
+/// process: unloading vendor runtimes is a known source of crashes. [`Registry::open`](crate::Registry::open) checks
 /// the file first; this function is for tools that test plugins.
 ///
 /// # Safety
-/// Loading runs code of the file, with the rights of this process. The caller trusts it to be a plugin that keeps the
-/// rules of `docs/provider-spec.md`.
+/// Loading runs code from the file with the rights of this process. The caller trusts it to be a plugin that follows
+/// the rules of `docs/provider-spec.md`.
 pub unsafe fn load_plugin(path: &Path) -> Result<Plugin> {
     load(path)
 }
 
-/// As [`load_plugin`], for the two places of this crate that vouch for the file: the registry, which has checked its owner,
-/// permissions and hash, and a worker, whose host has done so.
+/// As [`load_plugin`], for the two places in this crate that vouch for the file: the registry, which has checked its
+/// owner, permissions and hash, and a worker, whose host has done so.
 pub(crate) fn load(path: &Path) -> Result<Plugin> {
     if !path.is_absolute() {
         return Err(Error::invalid(format!("plugin path {} is not absolute", path.display())));
@@ -27,7 +27,7 @@ pub(crate) fn load(path: &Path) -> Result<Plugin> {
         );
     }
     let refused = |e: libloading::Error| {
-        // The loader's own words name the missing dependency or symbol; libloading has them as the source.
+        // The loader's message names the missing dependency or symbol; libloading keeps it as the source.
         let words = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
         Error::new(ErrorCode::FailedPrecondition, format!("cannot load plugin {}: {words}", path.display()))
             .with_file(path)
@@ -43,24 +43,24 @@ pub(crate) fn load(path: &Path) -> Result<Plugin> {
     unsafe { Plugin::query(query) }.map_err(|e| e.with_file(path))
 }
 
-/// Loads a library with all its symbols resolved: one that is missing is an error now, and not an abort at its first
-/// use.
+/// Loads a library and resolves all its symbols now: a missing symbol is an error here instead of an abort at its
+/// first use.
 ///
 /// # Safety
 /// As [`libloading::Library::new`].
 #[cfg(unix)]
 unsafe fn open(path: &Path) -> std::result::Result<libloading::Library, libloading::Error> {
     use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map(Into::into)
 }
 
-/// As above; Windows resolves all symbols in any case.
+/// As above; Windows always resolves all symbols.
 ///
 /// # Safety
 /// As [`libloading::Library::new`].
 #[cfg(not(unix))]
 unsafe fn open(path: &Path) -> std::result::Result<libloading::Library, libloading::Error> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { libloading::Library::new(path) }
 }

@@ -8,19 +8,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Longest binding table that is read. That of the largest denoiser takes less than 1 MB.
+/// Maximum size of a binding table. That of the largest denoiser takes less than 1 MB.
 const MAX_BINDING: u64 = 64 << 20;
 
 /// Input shapes by name.
 pub type Shapes = BTreeMap<String, Vec<usize>>;
 
-/// An ONNX model: its graph, and where its own weights are. Opening maps files and reads no weights.
+/// An ONNX model: its graph, and the locations of its own weights. Opening maps files and reads no weights.
 #[derive(Debug)]
 pub struct Model {
     name: String,
     path: PathBuf,
     graph: Graph,
-    /// Whether the table beside the file may be a link.
+    /// Whether the binding table may be a link.
     links: Links,
     builtin: Option<&'static builtin::Builtin>,
 }
@@ -39,9 +39,9 @@ impl Model {
         Ok(Model { name: path.display().to_string(), path: path.to_path_buf(), graph, links, builtin: None })
     }
 
-    /// Opens a file, or a built-in model where `what` is the name of one and not a file. A built-in model's
-    /// synthetic weights are generated into the cache folder on first use, unless they may be absent; `progress` hears
-    /// bytes done and total.
+    /// Opens a file, or a built-in model if `what` is the name of one and not a file. A built-in model's synthetic
+    /// weights are generated into the cache folder on first use, unless they may be absent. `progress` receives the
+    /// bytes done and the total.
     pub fn find(
         what: &str,
         paths: &Paths,
@@ -77,7 +77,7 @@ impl Model {
         }
         crate::paths::private_dir(&paths.cache)?;
         let path = builtin.materialise(&paths.cache, progress)?;
-        // The files are our own: a second link is one that a provider made for a moment to read them.
+        // These files are our own. A second hard link is one that a provider has made temporarily to read them.
         let graph = Graph::open(&path, &OpenOptions { allow_links: true, ..*options })?;
         Ok(Model {
             name: builtin.name.to_string(),
@@ -96,20 +96,20 @@ impl Model {
     pub fn path(&self) -> &Path {
         &self.path
     }
-    /// The graph as it stands in the file.
+    /// The graph as in the file.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
-    /// What is known about it if it is a built-in model.
+    /// Details of a built-in model; `None` for others.
     pub fn builtin(&self) -> Option<&'static builtin::Builtin> {
         self.builtin
     }
 
-    /// Which tensors of a checkpoint the weights are: of a built-in model as it is known; else from the table that
-    /// `sdrun import` wrote beside the file (`NAME.binding.json`); else by the names of weights and nodes.
+    /// Maps weights to tensors of a checkpoint: the known binding of a built-in model, else the table that `sdrun
+    /// import` wrote beside the file (`NAME.binding.json`), else inferred from the names of weights and nodes.
     ///
-    /// Errors: `InvalidArgument` where the table is no regular file, or a link and links are not allowed; `DataLoss` where it
-    /// is damaged or far too long.
+    /// Errors: `InvalidArgument` if the table is not a regular file, or is a link and links are not allowed;
+    /// `DataLoss` if it is damaged or far too long.
     pub fn binding(&self) -> Result<Binding> {
         if let Some(builtin) = self.builtin {
             return Ok(Binding::from_map(&builtin.weight_map()?));
@@ -122,17 +122,17 @@ impl Model {
         }
     }
 
-    /// Where the binding table of a model file lies: `NAME.binding.json` beside `NAME.onnx`.
+    /// Path of a model's binding table: `NAME.binding.json` beside `NAME.onnx`.
     pub fn binding_file(model: &Path) -> PathBuf {
         model.with_extension("binding.json")
     }
 
-    /// The weights stored with the model, mapped, not read.
+    /// The weights stored with the model; mapped, not read.
     pub fn weights(&self) -> OnnxWeights {
         OnnxWeights::new(&self.graph)
     }
 
-    /// Inputs with the dimensions the file fixes.
+    /// Inputs with the dimensions that the file fixes.
     pub fn inputs(&self) -> Vec<(TensorSpec, Vec<Dim>)> {
         self.graph
             .inputs
@@ -150,7 +150,7 @@ impl Model {
             .collect()
     }
 
-    /// The shapes a user gave, completed by a built-in model's defaults.
+    /// The user's shapes, completed with a built-in model's defaults.
     pub fn shapes(&self, given: &Shapes) -> Shapes {
         let mut shapes: Shapes = match self.builtin {
             Some(builtin) if given.is_empty() => {
@@ -162,14 +162,14 @@ impl Model {
         shapes
     }
 
-    /// The graph with its inputs bound to `shapes`, simplified: what a provider is handed. Dimensions left
-    /// open are an error that names them.
+    /// The simplified graph with its inputs bound to `shapes`, as a provider receives it. Fails, naming them, if
+    /// dimensions stay open.
     pub fn bound(&self, shapes: &Shapes) -> Result<Graph> {
         self.bound_for(shapes, &OpenShapes::new())
     }
 
-    /// As [`bound`](Model::bound), but the inputs in `open` keep their open dimensions. An error where one of the shapes
-    /// listed there does not fit; where two lists have different lengths, other than 1; and where one of them leaves an input
+    /// As [`bound`](Model::bound), but the inputs in `open` keep their open dimensions. Fails if a listed shape does
+    /// not match the input, if two lists have different lengths other than 1, or if a set of shapes leaves an input
     /// open.
     pub fn bound_for(&self, shapes: &Shapes, open: &OpenShapes) -> Result<Graph> {
         let mut graph = self.graph.clone();

@@ -27,15 +27,14 @@ impl Host for TracingHost {
     }
 }
 
-/// A [`Host`] that logs as [`TracingHost`] does, hands progress to a closure and can be cancelled from
-/// another thread.
+/// A [`Host`] that logs like [`TracingHost`], passes progress to a closure and can be cancelled from another thread.
 pub struct Observer<F: Fn(&str, u64, u64) + Sync> {
     progress: F,
     cancel: Arc<AtomicBool>,
 }
 
 impl<F: Fn(&str, u64, u64) + Sync> Observer<F> {
-    /// `progress` hears phase, step and total (0 = unknown); setting `cancel` stops the work as soon as the
+    /// `progress` receives phase, step and total (0 = unknown). Setting `cancel` stops the work as soon as the
     /// provider can.
     pub fn new(progress: F, cancel: Arc<AtomicBool>) -> Self {
         Observer { progress, cancel }

@@ -1,4 +1,4 @@
-//! Where sdrun keeps things on this machine.
+//! The folders that sdrun uses on this machine.
 
 use crate::{Error, Result, trust};
 use etcetera::BaseStrategy;
@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 /// `SDRUN_DATA_DIR` and `SDRUN_CACHE_DIR` override them unless the process is elevated.
 #[derive(Clone, Debug)]
 pub struct Paths {
-    /// Things the user installed: runtimes, plugins.
+    /// Files the user installed: runtimes, plugins.
     pub data: PathBuf,
-    /// Things that can be made again: engines, built-in models.
+    /// Files that can be recreated: engines, built-in models.
     pub cache: PathBuf,
 }
 
@@ -23,8 +23,8 @@ impl Paths {
         Self::for_user(None, None)
     }
 
-    /// As [`default_for_user`](Self::default_for_user), with folders that a program's own settings name. The environment
-    /// variables come before them.
+    /// As [`default_for_user`](Self::default_for_user), with folders from a program's own settings. Environment
+    /// variables take precedence over them.
     pub fn for_user(data: Option<&Path>, cache: Option<&Path>) -> Result<Self> {
         let base = etcetera::choose_base_strategy().map_err(|e| {
             sdrun_abi::Error::precondition(format!("cannot find the user's home folder: {e}"))
@@ -43,7 +43,8 @@ impl Paths {
         })
     }
 
-    /// Where the user's config file of sdrun's programs lies; `None` without a home folder. The library does not read it.
+    /// Path of the user's config file for sdrun's programs; `None` without a home folder. The library does not read
+    /// it.
     pub fn config_file() -> Option<PathBuf> {
         let base = etcetera::choose_base_strategy().ok()?;
         Some(base.config_dir().join("sdrun").join("config.toml"))
@@ -61,7 +62,7 @@ impl Paths {
     pub fn engines(&self) -> PathBuf {
         self.cache.join("engines")
     }
-    /// Folder for what the provider `id` can make again.
+    /// Folder for files that the provider `id` can recreate.
     pub fn provider_cache(&self, id: &str) -> PathBuf {
         self.cache.join("providers").join(id)
     }
@@ -70,8 +71,8 @@ impl Paths {
         self.cache.join("tmp")
     }
 
-    /// A private folder that temporary files can be written to: [`temp`](Paths::temp), else one in the system's folder for
-    /// temporary files.
+    /// A private, writable folder for temporary files: [`temp`](Paths::temp), else one in the system's temporary
+    /// folder.
     pub(crate) fn scratch(&self) -> Result<PathBuf> {
         let ours = self.temp();
         match private_dir(&ours).and_then(|()| writable(&ours)) {
@@ -89,7 +90,7 @@ fn writable(dir: &Path) -> Result<()> {
     tempfile::tempfile_in(dir).map(drop).map_err(|e| Error::io("write to", dir, &e))
 }
 
-/// A folder of this user in a folder that all users share.
+/// A private folder of this user in a folder that all users share.
 fn system_scratch() -> Result<PathBuf> {
     #[cfg(unix)]
     {
@@ -119,7 +120,7 @@ fn system_scratch() -> Result<PathBuf> {
     }
 }
 
-/// Makes a folder (and its parents) that only the user can enter.
+/// Creates a folder (and its parents) that only the user can access.
 pub(crate) fn private_dir(dir: &Path) -> Result<()> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);

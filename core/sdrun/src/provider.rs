@@ -1,4 +1,4 @@
-//! A provider that is loaded: in this process or in a worker.
+//! A loaded provider, in this process or in a worker.
 
 use crate::{
     Error, Paths, Result, library, paths::private_dir, registry, runtime, suggest::did_you_mean, trust,
@@ -20,19 +20,19 @@ use std::{
 /// Where a provider's code runs.
 #[derive(Clone, Debug, Default)]
 pub struct Isolation {
-    /// Run it in a worker process even if its manifest does not ask for that.
+    /// Run it in a worker process even if its manifest does not ask for it.
     pub worker: bool,
-    /// Command prefix that starts the worker, for example another dynamic loader; where it is empty, the loader that the
-    /// runtime brings along, if any ([`worker::loader_of`]).
+    /// Command prefix that starts the worker, for example another dynamic loader. If it is empty, the loader that the
+    /// runtime brings along is used, if any ([`worker::loader_of`]).
     pub loader: Vec<OsString>,
     /// Time limits of calls into the worker.
     pub limits: worker::Limits,
-    /// Provider options handed to `init`.
+    /// Provider options passed to `init`.
     pub options: BTreeMap<String, String>,
 }
 
 impl Isolation {
-    /// In a worker process, with these limits.
+    /// Runs the provider in a worker process with these limits.
     pub fn worker(limits: worker::Limits) -> Self {
         Isolation { worker: true, limits, ..Self::default() }
     }
@@ -51,14 +51,14 @@ struct Inner {
     paths: Paths,
 }
 
-/// A loaded provider. Cloning shares it; the plugin itself stays loaded for the life of the process, a worker
-/// ends with its last user.
+/// A loaded provider. Clones share it. The plugin stays loaded for the lifetime of the process; a worker ends with
+/// its last user.
 #[derive(Clone)]
 pub struct Provider {
     inner: Arc<Inner>,
 }
 
-/// A plugin initialised in this process, and with what.
+/// A plugin that was initialised in this process, and its arguments.
 struct Loaded {
     runtime_dir: Option<PathBuf>,
     options: BTreeMap<String, String>,
@@ -66,7 +66,7 @@ struct Loaded {
     runtime: RuntimeInfo,
 }
 
-/// By library path: `init` runs once per process.
+/// Keyed by library path: `init` runs once per process.
 static LOADED: Mutex<BTreeMap<PathBuf, Loaded>> = Mutex::new(BTreeMap::new());
 
 impl Provider {
@@ -146,7 +146,7 @@ impl Provider {
     pub fn id(&self) -> &str {
         &self.inner.provide.id
     }
-    /// What its manifest says.
+    /// Its manifest.
     pub fn manifest(&self) -> &Provide {
         &self.inner.provide
     }
@@ -154,15 +154,15 @@ impl Provider {
     pub fn runtime(&self) -> &RuntimeInfo {
         &self.inner.runtime
     }
-    /// The options it was initialised with.
+    /// The options passed to `init`.
     pub(crate) fn init_options(&self) -> &BTreeMap<String, String> {
         &self.inner.init_options
     }
-    /// The user's folders it was opened with.
+    /// The user's folders that it was opened with.
     pub fn paths(&self) -> &Paths {
         &self.inner.paths
     }
-    /// The worker it lives in; `None` when it runs in this process.
+    /// The worker that it runs in; `None` if it runs in this process.
     pub fn worker(&self) -> Option<&worker::WorkerProvider> {
         match &self.inner.backend {
             Backend::Worker(worker) => Some(worker),
@@ -175,7 +175,7 @@ impl Provider {
         self.driver().devices().map_err(Error::of(self.id()))
     }
 
-    /// The device a user means: an id, an index, or a part of the name; `None` is the first.
+    /// Finds a device by id, index, or part of its name; `None` is the first device.
     pub fn device(&self, which: Option<&str>) -> Result<Device> {
         let devices = self.devices()?;
         let found = match which {
@@ -198,7 +198,7 @@ impl Provider {
         })
     }
 
-    /// As [`device`](Provider::device), for running: an error where the hardware is not in this machine.
+    /// As [`device`](Provider::device), for running: fails if the hardware is not in this machine.
     pub fn present_device(&self, which: Option<&str>) -> Result<Device> {
         let device = self.device(which)?;
         match &device.absent {
@@ -210,7 +210,7 @@ impl Provider {
         }
     }
 
-    /// What it can do on a device.
+    /// The provider's capabilities on a device.
     pub fn capabilities(&self, device: &Device) -> Result<Capabilities> {
         self.driver().capabilities(&device.id).map_err(Error::of(self.id()))
     }
@@ -266,7 +266,7 @@ fn load_once(
     Ok((plugin, runtime))
 }
 
-/// A plugin has to be the one its manifest describes.
+/// Checks that a plugin matches its manifest.
 fn check_identity(provide: &Provide, told: &PluginIdentity) -> sdrun_abi::Result<()> {
     let pairs = [
         ("id", &provide.id, &told.id),
@@ -311,7 +311,7 @@ fn absent(spec: &sdrun_abi::RuntimeSpec, paths: &Paths) -> AbiError {
     .with_hint(hint)
 }
 
-/// Compares a library with the hash in its manifest. Integrity (a half-copied file), not authenticity.
+/// Compares a library with the hash in its manifest. Detects damage (a half-copied file), not forgery.
 fn check_hash(library: &Path, expected: &str) -> Result<()> {
     if expected.is_empty() {
         return Ok(());

@@ -1,38 +1,37 @@
-//! Which providers there are: manifests, in order, with the reason for everything that is skipped. No code
-//! is loaded here.
+//! Finds the available providers: their manifests, in order, with the reason for each skipped one. Loads no code.
 
 use crate::{Error, Paths, Provider, Result, provider::Isolation, runtime, suggest::did_you_mean, trust};
 use sdrun_abi::{ABI_MAJOR, ABI_MINOR, Error as AbiError, Manifest, Provide};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// How providers are looked for.
+/// How to look for providers.
 #[derive(Clone, Debug, Default)]
 pub struct Discovery {
-    /// Manifest files, or folders with manifests, that come before everything else.
+    /// Manifest files, or folders with manifests, that precede everything else.
     pub provider_paths: Vec<PathBuf>,
-    /// Folders of this user; `None` takes [`Paths::default_for_user`].
+    /// The user's folders; `None` uses [`Paths::default_for_user`].
     pub paths: Option<Paths>,
-    /// Ids of providers to prefer, the best first; they come before all others.
+    /// Ids of preferred providers, best first; they precede all others.
     pub order: Vec<String>,
 }
 
 /// A manifest that was found.
 #[derive(Clone, Debug, Serialize)]
 pub struct Entry {
-    /// Id of the provider; the file's name where the manifest cannot be read.
+    /// Id of the provider, or the file's name if the manifest cannot be read.
     pub id: String,
     /// The manifest file.
     pub manifest_path: PathBuf,
-    /// What led to it: `--provider-path`, an environment variable, or a folder.
+    /// How it was found: `--provider-path`, an environment variable, or a folder.
     pub origin: String,
-    /// What the manifest says, where it can be read.
+    /// The content of the manifest, if readable.
     pub provide: Option<Provide>,
-    /// Why this one is not used; `None` when it is.
+    /// Why this one is not used; `None` if it is.
     pub skipped: Option<String>,
 }
 
-/// The providers of this machine. Cheap to make; see [`open`](Registry::open) for loading one.
+/// The providers of this machine. Cheap to create; see [`open`](Registry::open) for loading one.
 #[derive(Clone, Debug)]
 pub struct Registry {
     paths: Paths,
@@ -41,7 +40,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Finds providers the default way.
+    /// Finds providers in the default places.
     pub fn discover() -> Result<Self> {
         Self::discover_with(&Discovery::default())
     }
@@ -64,7 +63,7 @@ impl Registry {
         Ok(Registry { paths, entries, order: discovery.order.clone() })
     }
 
-    /// Everything that was found, in order, skipped ones too.
+    /// Everything that was found, in order, including skipped manifests.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
@@ -78,7 +77,7 @@ impl Registry {
         usable
     }
 
-    /// The usable provider whose fp32 results are the yardstick.
+    /// The usable provider whose fp32 results are the reference.
     pub fn reference(&self) -> Option<&Provide> {
         self.usable().into_iter().find(|p| p.reference)
     }
@@ -88,7 +87,7 @@ impl Registry {
         &self.paths
     }
 
-    /// The usable entry of `id`, or an error that lists what there is.
+    /// The usable entry of `id`; the error lists the available ids.
     pub fn entry(&self, id: &str) -> Result<&Entry> {
         if let Some(entry) = self.entries.iter().find(|e| e.id == id && e.skipped.is_none()) {
             return Ok(entry);
@@ -107,8 +106,8 @@ impl Registry {
             .into())
     }
 
-    /// Loads a provider and its runtime: in this process, or in a worker where `isolation` or the manifest
-    /// asks for it. A runtime that is not there is an error at once, with how to install it.
+    /// Loads a provider and its runtime: in this process, or in a worker if `isolation` or the manifest asks for it.
+    /// A missing runtime is an immediate error that says how to install it.
     pub fn open(&self, id: &str, isolation: &Isolation) -> Result<Provider> {
         let entry = self.entry(id)?;
         let provide =
@@ -116,7 +115,7 @@ impl Registry {
         Provider::open(provide, &entry.manifest_path, &self.paths, isolation)
     }
 
-    /// Opens the usable provider with the highest priority that works here; the error tells why each did not.
+    /// Opens the usable provider with the highest priority that works here. The error says why each one failed.
     pub fn open_best(&self, isolation: &Isolation) -> Result<Provider> {
         let mut reasons = Vec::new();
         for provide in self.usable() {
@@ -139,7 +138,7 @@ fn list(items: &[impl AsRef<str>]) -> String {
     }
 }
 
-/// Files and folders to look at, in order, each with its origin.
+/// Files and folders to search, in order, each with its origin.
 fn places(discovery: &Discovery, paths: &Paths) -> Vec<(PathBuf, String)> {
     let mut places: Vec<(PathBuf, String)> =
         discovery.provider_paths.iter().map(|p| (p.clone(), "--provider-path".to_string())).collect();
@@ -168,7 +167,7 @@ fn places(discovery: &Discovery, paths: &Paths) -> Vec<(PathBuf, String)> {
     places
 }
 
-/// The manifests at a place: the file itself, or those in the folder and in its sub-folders, sorted.
+/// The manifests at a place: the file itself, or those in the folder and its sub-folders, sorted.
 fn manifests_in(place: &Path) -> Vec<PathBuf> {
     if place.is_file() || (!place.exists() && place.extension().is_some()) {
         return vec![place.to_path_buf()];
@@ -188,7 +187,7 @@ fn manifests_in(place: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Reads a manifest and decides whether it counts.
+/// Reads a manifest and decides whether to use it.
 fn examine(path: PathBuf, origin: &str, before: &[Entry]) -> Entry {
     let path = std::path::absolute(&path).unwrap_or(path);
     let fallback = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
@@ -249,14 +248,14 @@ pub(crate) fn library_path(provide: &Provide, manifest: &Path) -> PathBuf {
     dir.join(relative)
 }
 
-/// State of a provider's runtime, without loading anything.
+/// State of a provider's runtime, determined without loading anything.
 #[derive(Clone, Debug, Serialize)]
 pub struct RuntimeStatus {
-    /// Runtime name; `None` for a provider that brings its own.
+    /// Runtime name; `None` if the provider brings its own.
     pub name: Option<String>,
-    /// Version the plugin was tested with.
+    /// Version that the plugin was tested with.
     pub version: Option<String>,
-    /// The folder it would be taken from.
+    /// The folder that it would be loaded from.
     pub found: Option<runtime::Candidate>,
 }
 

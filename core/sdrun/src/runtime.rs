@@ -1,5 +1,4 @@
-//! Vendor runtimes: finding, listing, installing and removing them. Everything vendor-specific comes from
-//! the plugins' manifests.
+//! Finds, lists, installs and removes vendor runtimes. Everything vendor-specific comes from the plugins' manifests.
 
 use crate::{Error, Paths, Result, trust};
 use sdrun_abi::{Error as AbiError, ErrorCode, PipPackage, RuntimeSpec, Wheel};
@@ -9,19 +8,19 @@ use std::{
     process::Command,
 };
 
-/// Where a runtime was looked for, and whether it is there.
+/// A place that may hold a runtime, and whether it does.
 #[derive(Clone, Debug, Serialize)]
 pub struct Candidate {
     /// The folder.
     pub dir: PathBuf,
-    /// What named it.
+    /// Why this folder is searched.
     pub origin: String,
-    /// The library that marks it as the runtime's, if any.
+    /// The library that identifies the runtime, if found.
     pub library: Option<PathBuf>,
 }
 
-/// All places where `spec`'s runtime is looked for, in order: its environment variable (which replaces the
-/// rest), the user's data folder, then the system's library folders.
+/// All places to look for `spec`'s runtime, in order: its environment variable (which replaces the rest), the user's
+/// data folder, then the system's library folders.
 pub fn candidates(spec: &RuntimeSpec, paths: &Paths) -> Vec<Candidate> {
     let look = |dir: PathBuf, origin: &str| Candidate {
         library: find_library(&dir, &spec.library_names),
@@ -44,7 +43,7 @@ pub fn candidates(spec: &RuntimeSpec, paths: &Paths) -> Vec<Candidate> {
     found
 }
 
-/// The folder the runtime is taken from: the first candidate that has the library.
+/// The folder to load the runtime from: the first candidate that has the library.
 pub fn find(spec: &RuntimeSpec, paths: &Paths) -> Option<Candidate> {
     candidates(spec, paths).into_iter().find(|c| c.library.is_some())
 }
@@ -82,27 +81,27 @@ fn find_library(dir: &Path, patterns: &[String]) -> Option<PathBuf> {
     names.pop()
 }
 
-/// Folder an installed runtime lives in.
+/// Folder of an installed runtime.
 pub fn install_dir(spec: &RuntimeSpec, paths: &Paths) -> PathBuf {
     paths.runtimes().join(format!("{}-{}", spec.name, spec.version))
 }
 
-/// What an installation will download and take.
+/// What an installation downloads, and the space it takes.
 #[derive(Clone, Debug, Serialize)]
 pub struct InstallPlan {
-    /// Package and version, as pip writes it.
+    /// Package and version, in pip's notation.
     pub requirement: String,
-    /// The wheel that fits this machine.
+    /// The wheel for this machine.
     pub wheel: Wheel,
-    /// Where it goes.
+    /// Target folder.
     pub dir: PathBuf,
-    /// Whether it is there already.
+    /// Whether it is already installed.
     pub installed: bool,
     #[serde(skip)]
     pip: PipPackage,
 }
 
-/// What installing `spec`'s runtime means on this machine. `Unimplemented` where no package exists for it.
+/// Plans the installation of `spec`'s runtime on this machine. `Unimplemented` if there is no package for it.
 pub fn plan(spec: &RuntimeSpec, paths: &Paths) -> Result<InstallPlan> {
     let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
     let pip = spec.pip.clone().ok_or_else(|| {
@@ -125,7 +124,7 @@ pub fn plan(spec: &RuntimeSpec, paths: &Paths) -> Result<InstallPlan> {
     })
 }
 
-/// What to do where sdrun cannot install it.
+/// What to do if sdrun cannot install it.
 pub(crate) fn by_hand(spec: &RuntimeSpec) -> String {
     let own = format!("set {} to the folder of its libraries", spec.env);
     match &spec.by_hand {
@@ -134,8 +133,8 @@ pub(crate) fn by_hand(spec: &RuntimeSpec) -> String {
     }
 }
 
-/// Downloads with the machine's `pip` client (pinned version and hash), keeps the files the manifest names
-/// and moves them into place at the end; an interrupted installation leaves nothing in [`InstallPlan::dir`].
+/// Downloads the package with the machine's `pip` client (pinned version and hash), keeps the files that the manifest
+/// names and finally moves them into place. An interrupted installation leaves nothing in [`InstallPlan::dir`].
 pub fn install(plan: &InstallPlan) -> Result<()> {
     let parent = plan.dir.parent().unwrap_or(Path::new("."));
     crate::paths::private_dir(parent)?;
@@ -170,7 +169,7 @@ pub fn install(plan: &InstallPlan) -> Result<()> {
     std::fs::rename(&target, &plan.dir).map_err(|e| Error::io("move the runtime to", &plan.dir, &e))
 }
 
-/// Runs `python -m pip` with the arguments that `arguments` adds, trying `python3` and `python`.
+/// Runs `python -m pip` with the arguments from `arguments`; tries `python3`, then `python`.
 fn run_pip(arguments: impl Fn(&mut Command)) -> Result<()> {
     let mut problems = Vec::new();
     for python in ["python3", "python"] {
@@ -203,7 +202,7 @@ fn run_pip(arguments: impl Fn(&mut Command)) -> Result<()> {
         .into())
 }
 
-/// Deletes every file below `root` whose relative path matches none of `keep`, then empty folders.
+/// Deletes every file below `root` whose relative path matches no pattern in `keep`, then empty folders.
 fn prune(root: &Path, keep: &[String]) -> Result<()> {
     let keep: Vec<glob::Pattern> = keep.iter().filter_map(|p| glob::Pattern::new(p).ok()).collect();
     if keep.is_empty() {

@@ -1,9 +1,9 @@
 //! "Did you mean …?" for names that do not exist.
 
-/// How alike two names must be, from 0 to 1 (Jaro-Winkler). Lower values suggest unrelated names.
+/// Minimum similarity of two names, from 0 to 1 (Jaro-Winkler). Lower values would suggest unrelated names.
 const ALIKE: f64 = 0.85;
 
-/// The question to put behind a message about `word`, which is none of `names`; empty if no name is alike.
+/// A question to append to a message about `word`, which is not in `names`; empty if no name is similar.
 pub(crate) fn did_you_mean<'n>(word: &str, names: impl IntoIterator<Item = &'n str>) -> String {
     let plain = |name: &str| name.to_lowercase().replace('_', "-");
     let alike = |name: &&str| strsim::jaro_winkler(&plain(word), &plain(name));

@@ -12,7 +12,7 @@ pub struct HostTensor {
 /// Tensors by name: the inputs and outputs of a run.
 pub type Tensors = BTreeMap<String, HostTensor>;
 
-/// The same type, shape and bits: unlike numbers, a NaN is equal to itself, and the two zeros differ.
+/// Compares type, shape and bits: unlike for numbers, NaN equals itself, and the two zeros differ.
 impl PartialEq for HostTensor {
     fn eq(&self, other: &Self) -> bool {
         self.dtype() == other.dtype() && self.shape() == other.shape() && self.bytes() == other.bytes()
@@ -22,7 +22,7 @@ impl PartialEq for HostTensor {
 impl Eq for HostTensor {}
 
 impl HostTensor {
-    /// A zeroed tensor. `InvalidArgument` where the size overflows.
+    /// A zeroed tensor. Fails with `InvalidArgument` if the size overflows.
     pub fn zeros(dtype: DType, shape: Vec<usize>) -> Result<Self> {
         let bytes = dtype
             .bytes_of(&shape)
@@ -30,7 +30,7 @@ impl HostTensor {
         Ok(HostTensor { dtype, shape, data: AlignedBuffer::new(bytes) })
     }
 
-    /// A copy of raw little-endian bytes. `InvalidArgument` where their number does not fit.
+    /// Copies raw little-endian bytes. Fails with `InvalidArgument` if their number does not match.
     pub fn from_bytes(dtype: DType, shape: Vec<usize>, bytes: &[u8]) -> Result<Self> {
         let mut tensor = Self::zeros(dtype, shape)?;
         if tensor.data.len() != bytes.len() {
@@ -101,12 +101,12 @@ impl HostTensor {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.data
     }
-    /// Borrowed form.
+    /// Borrows the tensor.
     pub fn view(&self) -> TensorView<'_> {
         TensorView { dtype: self.dtype, shape: &self.shape, data: &self.data }
     }
 
-    /// Elements as f64, whatever the type (f8 excepted: `None`).
+    /// Elements as f64, for any type except f8 (`None`).
     pub fn to_f64(&self) -> Option<Vec<f64>> {
         let tensor = sdrun_graph::Tensor::new(self.dtype, self.shape.clone(), self.data.to_vec()).ok()?;
         if self.dtype == DType::F64 {
@@ -125,16 +125,16 @@ impl fmt::Debug for HostTensor {
     }
 }
 
-/// A tensor in the memory of a device, left there by [`Session::run_on_device`](crate::Session::run_on_device) for later runs
-/// of any session on the same device of the same [`Provider`]. Its values never change. Clones share it; the memory is free
-/// when the last is dropped.
+/// A tensor in device memory. [`Session::run_on_device`](crate::Session::run_on_device) leaves it there for later
+/// runs of any session on the same device of the same [`Provider`]. Its values never change. Clones share it;
+/// dropping the last one frees the memory.
 #[derive(Clone)]
 pub struct DeviceTensor {
     pub(crate) inner: Arc<dyn sdrun_abi::DeviceTensor>,
     pub(crate) provider: Provider,
 }
 
-/// Tensors on a device by name.
+/// Device tensors by name.
 pub type DeviceTensors = BTreeMap<String, DeviceTensor>;
 
 impl DeviceTensor {
@@ -146,7 +146,7 @@ impl DeviceTensor {
     pub fn shape(&self) -> &[usize] {
         &self.inner.spec().shape
     }
-    /// A copy in main memory.
+    /// Copies it to main memory.
     pub fn to_host(&self) -> Result<HostTensor> {
         let mut tensor = HostTensor::zeros(self.dtype(), self.shape().to_vec())?;
         self.inner.read(tensor.bytes_mut()).map_err(crate::Error::of(self.provider.id()))?;
@@ -160,7 +160,7 @@ impl fmt::Debug for DeviceTensor {
     }
 }
 
-/// Collects the outputs of a run; buffers are reused from run to run where shapes stay the same.
+/// Collects the outputs of a run. Reuses buffers between runs while shapes stay the same.
 #[derive(Default)]
 pub(crate) struct Outputs {
     pub(crate) tensors: Vec<HostTensor>,

@@ -2,8 +2,7 @@
 
 use std::{ffi::OsString, path::Path};
 
-/// Whether the process runs with more rights than the user who started it. The environment is then not
-/// the user's to give.
+/// Whether the process runs with more rights than the user who started it. Then the environment cannot be trusted.
 pub fn elevated() -> bool {
     #[cfg(unix)]
     {
@@ -16,13 +15,14 @@ pub fn elevated() -> bool {
     }
 }
 
-/// An environment variable that steers what is loaded: `None` when unset, empty, or the process is elevated.
+/// An environment variable that determines what is loaded. `None` if it is unset or empty, or if the process is
+/// elevated.
 pub fn environment(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|v| !v.is_empty() && !elevated())
 }
 
-/// Why code from `path` must not be loaded: it, or the folder it lies in, can be changed by other users.
-/// `Ok` where only root and the current user can.
+/// Checks that only root and the current user can change `path` and its folder. Otherwise code from it must not be
+/// loaded, and the error says why.
 pub fn check_owner(path: &Path) -> Result<(), String> {
     for place in [Some(path), path.parent()].into_iter().flatten() {
         let meta =

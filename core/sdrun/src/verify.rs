@@ -1,4 +1,4 @@
-//! Comparing outputs with a reference.
+//! Compares outputs with a reference.
 
 use crate::{HostTensor, Result, Tensors};
 use sdrun_abi::{DType, Error as AbiError, Precision};
@@ -15,25 +15,25 @@ pub struct Comparison {
     pub mean_abs_error: f64,
     /// Largest absolute value of the reference.
     pub max_abs_reference: f64,
-    /// `max_abs_error / max_abs_reference`; the absolute error itself where the reference is all zero.
+    /// `max_abs_error / max_abs_reference`; the absolute error if the reference is all zero.
     pub relative_error: f64,
-    /// Cosine of the angle between the two as vectors; 1 where both are zero.
+    /// Cosine of the angle between the two as vectors; 1 if both are zero.
     pub cosine: f64,
-    /// Signal-to-noise ratio in dB; `None` where the two are equal.
+    /// Signal-to-noise ratio in dB; `None` if the two are equal.
     pub snr_db: Option<f64>,
-    /// Values that are NaN or infinite here and finite in the reference.
+    /// Values that are NaN or infinite here but finite in the reference.
     pub not_finite: usize,
-    /// Values that are NaN or infinite in the reference and not the same here.
+    /// Values that are NaN or infinite in the reference and differ here.
     #[serde(default)]
     pub reference_not_finite: usize,
 }
 
-/// What counts as right for a precision: the worst output has to keep both.
+/// Tolerance for a precision: the worst output must satisfy both limits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tolerance {
-    /// Most `relative_error`; `None` does not ask.
+    /// Maximum `relative_error`; `None` means no limit.
     pub relative_error: Option<f64>,
-    /// Least cosine.
+    /// Minimum cosine.
     pub cosine: f64,
 }
 
@@ -50,8 +50,8 @@ impl Tolerance {
         }
     }
 
-    /// The tolerance of a precision, or that of the outputs' own type where it is coarser: a graph of f16 tensors computed
-    /// in fp32 still rounds every one of them to f16.
+    /// The tolerance of a precision, or that of the outputs' own type if it is coarser: a graph of f16 tensors
+    /// computed in fp32 still rounds each of them to f16.
     pub fn for_outputs(precision: Precision, outputs: &Tensors) -> Self {
         let has = |dtype| outputs.values().any(|tensor| tensor.dtype() == dtype);
         Self::of(match precision {
@@ -62,7 +62,7 @@ impl Tolerance {
         })
     }
 
-    /// Whether one output is right.
+    /// Whether an output is within tolerance.
     pub fn accepts(&self, c: &Comparison) -> bool {
         c.not_finite == 0
             && c.reference_not_finite == 0
@@ -71,7 +71,7 @@ impl Tolerance {
     }
 }
 
-/// Compares outputs with those of a reference. Different names or shapes are an error.
+/// Compares outputs with those of a reference. Fails if names or shapes differ.
 pub fn compare(outputs: &Tensors, reference: &Tensors) -> Result<Vec<Comparison>> {
     let names = |t: &Tensors| t.keys().cloned().collect::<Vec<_>>().join(", ");
     if !outputs.keys().eq(reference.keys()) {
@@ -105,7 +105,7 @@ fn compare_one(name: &str, tensor: &HostTensor, reference: &HostTensor) -> Resul
     let (mut not_finite, mut reference_not_finite) = (0, 0);
     for (x, y) in a.iter().zip(&b) {
         if !y.is_finite() {
-            // A reference that is itself not finite has to be matched exactly.
+            // Non-finite values of the reference must match exactly.
             reference_not_finite += usize::from(!(x == y || (x.is_nan() && y.is_nan())));
             continue;
         }
@@ -164,7 +164,7 @@ mod tests {
         assert!(!judge(&[1.0, f32::NAN], &[1.0, 2.0]));
         assert!(!judge(&[0.0, 0.0], &[1.0, 2.0]));
         assert!(judge(&[f32::INFINITY, 1.0], &[f32::INFINITY, 1.0]));
-        // The side that is not finite is named.
+        // The result names the side that is not finite.
         let sides = |a: &[f32], b: &[f32]| {
             let c = &compare(&one(a), &one(b)).unwrap()[0];
             (c.not_finite, c.reference_not_finite)

@@ -1,4 +1,4 @@
-//! Engines through the library: what a cached one is, who waits for whom, and which outputs are accepted.
+//! Engines through the library: cache entries, waiting for builds of other processes, and accepted outputs.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failure here is a failed test")]
@@ -145,7 +145,7 @@ fn input(values: [f32; 2]) -> Tensors {
 
 // ---- the cache ----
 
-/// The key ignores names of files and nodes, and the binding table; so they must not come from the entry.
+/// The key ignores names of files and nodes, and the binding table, so these must not come from the entry.
 #[test]
 fn a_cached_engine_has_the_name_the_binding_and_the_device_options_of_the_request() {
     let lab = Lab::new();
@@ -229,7 +229,7 @@ fn keys_follow_the_graph_and_not_its_weights_or_names() {
     assert_eq!(with(|o| o.threads = Some(2), &model), base);
 }
 
-/// Two undamaged entries whose files were exchanged: one would run the other's graph.
+/// Two undamaged entries with swapped files: one would run the other's graph.
 #[test]
 fn exchanged_entries_are_built_again() {
     let lab = Lab::new();
@@ -254,7 +254,7 @@ fn exchanged_entries_are_built_again() {
     assert_eq!(session.run(&input([1.0, 2.0]), &NoHost).unwrap()["y"].to_f64().unwrap(), [12.0, 14.0]);
 }
 
-/// Another process that holds the lock may take as long as it likes.
+/// Another process may hold the lock as long as it likes.
 fn hold_lock(lab: &Lab, key: &str) -> fs::File {
     let file = fs::File::create(lab.path("cache/engines").join(format!("{key}.lock"))).unwrap();
     file.lock().unwrap();
@@ -286,7 +286,7 @@ fn a_hit_does_not_wait_for_a_lock_and_a_build_can_be_cancelled_while_it_does() {
     assert_eq!((error.code(), waited.load(Relaxed)), (ErrorCode::Cancelled, true));
 }
 
-/// The engine that the other process has built meanwhile is taken.
+/// Uses the engine that the other process has built meanwhile.
 #[test]
 fn after_waiting_the_cache_is_looked_at_again() {
     let lab = Lab::new();
@@ -349,7 +349,7 @@ fn a_second_open_with_other_options_is_an_error() {
 #[test]
 fn a_read_only_cache_blocks_nothing() {
     let lab = Lab::new();
-    // A file where the folder should be: nothing can be made there, whoever asks.
+    // A file in place of the folder: nobody can create anything there.
     fs::write(lab.path("cache"), b"").unwrap();
     let provider = lab.provider();
     let engine = provider.build(&lab.model("m.onnx", &sum()), &options(&provider), &TracingHost).unwrap();

@@ -1,4 +1,4 @@
-//! What a plugin of a later version of the ABI says is read as far as this host knows it, in this process and in a worker.
+//! A host reads what it can from a plugin of a later ABI version, in this process and in a worker.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failure here is a failed test")]
@@ -31,7 +31,7 @@ fn speaks_of_the_future(provider: &dyn Provider) {
     spec.options.insert("no-such-option".into(), "1".into());
     let error = provider.build(b"", &spec, &NoWeights, &NoHost).err().unwrap();
     assert_eq!((error.code, error.hint), (ErrorCode::InvalidArgument, Some("ask an oracle".into())));
-    // A kind of hint that this version knows stays what it is.
+    // A known kind of hint is read as usual.
     let error = provider.capabilities("gpu").unwrap_err();
     assert_eq!((error.code, error.hint), (ErrorCode::NotFound, Some(Hint::UseDevice(vec!["cpu".into()]))));
 }
@@ -41,7 +41,7 @@ fn speaks_of_the_future(provider: &dyn Provider) {
 fn a_newer_plugin_is_understood() {
     let dir = tempfile::tempdir().unwrap();
     let (library, _) = compile(Version::Newer, dir.path());
-    // SAFETY: the plugin was compiled just now, from this repository.
+    // SAFETY: the plugin was just compiled from this repository.
     let direct = unsafe { sdrun::load_plugin(&library) }.unwrap();
     assert_eq!(direct.identity().abi, (1, 7));
     speaks_of_the_future(&direct);

@@ -1,4 +1,4 @@
-//! A provider in a worker does what it does in this process; how workers start and end.
+//! A provider in a worker behaves as in this process; workers start and end properly.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failure here is a failed test")]
@@ -96,7 +96,7 @@ fn a_refit_there_and_back_is_bit_identical() {
 
 #[test]
 fn outputs_stay_on_the_device_and_are_inputs_there() {
-    // Its first output has the shape of its input.
+    // The first output has the shape of the input.
     let model = Model::small();
     let weights = Weights::ramp(&model, 0.25);
     let sum = weights.sum(&model);
@@ -115,7 +115,7 @@ fn outputs_stay_on_the_device_and_are_inputs_there() {
         assert_eq!((brought, all.len()), (z.clone(), 0));
         let (brought, all) = run_keeping(other.as_mut(), Input::Device(&*kept[0]), &[true, true]).unwrap();
         assert_eq!(brought.len(), 0);
-        // A run of the session that made a tensor leaves it as it is; the tensor outlives session and engine.
+        // A run of the session that created a tensor does not change it. The tensor outlives session and engine.
         let (_, more) = run_keeping(other.as_mut(), Input::Device(&*all[0]), &[true, false]).unwrap();
         assert_eq!(floats(&read(&*more[0]).unwrap()), model.expected(&z[0], 2.0, sum)[0]);
         run(one.as_mut(), &model, &[9.0; 5]).unwrap();
@@ -172,7 +172,7 @@ fn a_tensor_is_freed_where_it_lies() {
 
 // ---- weights ----
 
-/// A hundred weights of many sizes, up and down.
+/// A hundred weights of many sizes, in alternating order.
 fn many_weights() -> Model {
     let weights = (0..100).map(|i| (format!("w{i:02}"), vec![1 + (i * 7919) % 50_000])).collect();
     Model { weights, ..Model::small() }
@@ -202,7 +202,7 @@ fn weights_in_files_are_mapped_by_the_worker() {
     let model = Model::small();
     let mut weights = Weights::ramp(&model, 0.25);
     let inside = Weights::ramp(&model, 0.5);
-    // The file holds other values than the memory, which shows who was read.
+    // The file and the memory hold different values, so the result shows which was read.
     let path = folder().join("weights ü.bin");
     let mut file = std::fs::File::create(&path).unwrap();
     let mut offsets = std::collections::HashMap::new();
@@ -514,7 +514,7 @@ fn dropping_objects_does_not_wait_for_a_call_under_way() {
     });
 }
 
-/// This test runs itself in a process of its own, which is killed.
+/// Runs itself in another process, which is killed.
 #[test]
 fn a_worker_ends_with_its_host_and_the_next_one_cleans_up() {
     const ROLE: &str = "SDRUN_TEST_HOST";
@@ -547,7 +547,7 @@ fn a_worker_ends_with_its_host_and_the_next_one_cleans_up() {
     assert!(!lock.parent().unwrap().exists(), "{} is left", lock.display());
 }
 
-/// This test runs itself with other environments, which cannot be changed from within.
+/// Runs itself with other environments, which a process cannot change safely for itself.
 #[test]
 fn the_worker_is_found_by_the_variable_only_where_it_is_not_beside() {
     const ROLE: &str = "SDRUN_TEST_FIND";
@@ -563,7 +563,7 @@ fn the_worker_is_found_by_the_variable_only_where_it_is_not_beside() {
     }
     let home = tempfile::tempdir().unwrap();
     let own = home.path().join("worker");
-    // Whatever the umask of the one who runs the tests is.
+    // Independent of the umask of whoever runs the tests.
     let allow = |path: &std::path::Path, mode: u32| {
         std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
     };
@@ -575,7 +575,7 @@ fn the_worker_is_found_by_the_variable_only_where_it_is_not_beside() {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", name, "--nocapture"]).env(ROLE, "1").env("SDRUN_DATA_DIR", home.path());
         command.env_remove("SDRUN_WORKER").envs(variable.map(|v| ("SDRUN_WORKER", v)));
-        // Where a worker is in the working directory or in PATH, it does not count.
+        // A worker in the working directory or in PATH is ignored.
         command.current_dir(std::path::Path::new(WORKER).parent().unwrap());
         let text = String::from_utf8(command.output().unwrap().stdout).unwrap();
         text.lines().find(|l| l.starts_with("found ")).unwrap().to_string()

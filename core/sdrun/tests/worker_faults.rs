@@ -1,4 +1,4 @@
-//! Whatever a plugin does wrong, its host gets an error, at once or at the time limit, and lives on.
+//! A faulty plugin causes an error in its host, at once or at the time limit, and the host survives.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failure here is a failed test")]
@@ -31,7 +31,7 @@ const CALLS: [(&str, &str); 13] = [
     ("memory", "measuring memory"),
 ];
 
-/// The error that `<fault>_in_<call>` leads to, which must come from that call.
+/// The error that `<fault>_in_<call>` causes, which must come from that call.
 fn fails(provider: &dyn Provider, fault: &str, call: &str) -> Error {
     let (place, error) = all_calls(provider, &format!("{fault}_in_{call}")).unwrap_err();
     assert_eq!(place, call, "{error}");
@@ -100,12 +100,12 @@ fn an_abort_or_exit_in_any_call_is_an_error() {
 
 #[test]
 fn a_hang_in_any_call_ends_at_its_limit() {
-    // All at once: each takes as long as its limit.
+    // All at once, because each takes as long as its limit.
     thread::scope(|scope| {
         for (call, doing) in CALLS {
             scope.spawn(move || {
                 let limit = Duration::from_secs(match call {
-                    // It covers the start of the process too.
+                    // Includes the start of the process.
                     "init" | "devices" | "capabilities" | "check" | "memory" => 8,
                     _ => 2,
                 });
@@ -228,7 +228,7 @@ fn lies_are_found_out_on_both_sides() {
         let report = session.refit(&["b", "w/ä"], &weights, &Quiet).unwrap();
         assert_eq!((report.tensors, weights.asked()), (2, vec![]), "which the host can count");
     });
-    // In process this sink would really try to allocate.
+    // In process, this sink would really try to allocate.
     let isolated = worker("huge_output");
     let error = run_error(&isolated);
     assert_eq!(error.code, ErrorCode::ResourceExhausted, "{error}");
@@ -250,7 +250,7 @@ fn last_words_go_into_the_error() {
     let isolated = started(patient());
     let error = fails(&isolated, "stderr_then_abort", "run");
     assert!(error.message.ends_with("; its last words: mock: assertion failed in run: 1 == 2"), "{error}");
-    // A runtime that tells the reason on stderr only.
+    // A runtime that gives the reason only on stderr.
     for _ in 0..20 {
         let isolated = started(patient());
         let error = fails(&isolated, "stderr_then_error", "build");

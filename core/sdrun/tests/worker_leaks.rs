@@ -1,5 +1,5 @@
-//! Nothing grows from run to run and nothing is left behind. One test, alone in its process: it counts what
-//! the process has open.
+//! Nothing grows between runs and nothing is left behind. A single test in its own process: it counts open files,
+//! mappings and threads.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a failure here is a failed test")]
@@ -10,7 +10,7 @@ mod support;
 use sdrun_abi::{DType, Provider, TensorView, VecSink};
 use support::*;
 
-/// Open files, mappings and threads of a process.
+/// Numbers of open files, mappings and threads of a process.
 fn held(pid: &str) -> (usize, usize, usize) {
     let count = |dir: &str| std::fs::read_dir(format!("/proc/{pid}/{dir}")).unwrap().count();
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();

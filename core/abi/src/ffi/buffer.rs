@@ -1,11 +1,11 @@
 use std::ops::{Deref, DerefMut};
 
-/// Sixty-four bytes: the unit of [`AlignedBuffer`].
+/// Sixty-four bytes, the unit of [`AlignedBuffer`].
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// Bytes aligned to 64, as tensors that cross the ABI have to be. Growing keeps no content promise.
+/// Bytes aligned to 64, as the ABI requires of tensors. Growing does not preserve the contents.
 #[derive(Default)]
 pub struct AlignedBuffer {
     lines: Vec<Line>,
@@ -25,7 +25,7 @@ impl AlignedBuffer {
         buffer.copy_from_slice(bytes);
         buffer
     }
-    /// Changes the length; a buffer that does not grow past its capacity stays where it is.
+    /// Changes the length. A buffer that stays within its capacity does not move.
     pub fn resize(&mut self, len: usize) {
         self.lines.resize(len.div_ceil(64), Line([0; 64]));
         self.len = len;

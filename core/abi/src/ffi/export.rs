@@ -1,4 +1,4 @@
-//! The plugin's side: a C table over a [`Provider`], made by [`export_provider!`].
+//! The plugin's side: a C table over a [`Provider`], created by [`export_provider!`].
 //!
 //! [`export_provider!`]: crate::export_provider
 
@@ -22,10 +22,10 @@ use std::{
     },
 };
 
-/// Makes a crate a plugin: exports `sdrun_plugin_query_v1` over a provider.
+/// Turns a crate into a plugin: exports `sdrun_plugin_query_v1` over a provider.
 ///
-/// The crate needs a feature `plugin`, on by default. A host that links several providers in (as rlibs)
-/// turns it off, since the exported symbol has the same name in each.
+/// The crate needs a feature `plugin`, on by default. A host that links several providers as rlibs turns it off,
+/// because each exports the same symbol name.
 ///
 /// ```ignore
 /// sdrun_abi::export_provider! {
@@ -47,8 +47,8 @@ macro_rules! export_provider {
             }
         }
 
-        /// The one symbol of a plugin: its function table. It serves hosts of every minor version, since each side reads
-        /// only the fields that it knows.
+        /// The plugin's only symbol: its function table. It serves hosts of every minor version, because each side
+        /// reads only the fields that it knows.
         #[allow(unsafe_code)]
         #[cfg_attr(feature = "plugin", unsafe(no_mangle))]
         pub extern "C" fn sdrun_plugin_query_v1(_max_minor: u32) -> *const $crate::ffi::raw::RawPlugin {
@@ -65,14 +65,14 @@ pub trait Export {
     fn state() -> &'static State;
 }
 
-/// A provider and whether a panic has been caught in it.
+/// A provider, and whether it has panicked.
 pub struct State {
     provider: LazyLock<Box<dyn Provider>>,
     poisoned: AtomicBool,
 }
 
 impl State {
-    /// State over the provider that `make` makes at the first call.
+    /// State over the provider that `make` creates on the first call.
     pub const fn new(make: fn() -> Box<dyn Provider>) -> Self {
         State { provider: LazyLock::new(make), poisoned: AtomicBool::new(false) }
     }
@@ -112,11 +112,11 @@ pub const fn table<E: Export>(
     }
 }
 
-/// Runs an entry point on a copy of the caller's argument struct, and writes the copy back on success. Refuses when the
-/// plugin is poisoned or the struct is too short; contains panics.
+/// Runs an entry point on a copy of the caller's argument struct, and writes the copy back on success. Refuses if the
+/// plugin is poisoned or the struct is too short. Contains panics.
 ///
 /// # Safety
-/// `args` is null or points to an exclusive struct with as many bytes as it says.
+/// `args` is null or points to a struct that is not shared and has at least `struct_size` bytes.
 unsafe fn enter<E: Export, A: Prefixed>(
     args: *mut A,
     what: &str,
@@ -129,7 +129,7 @@ unsafe fn enter<E: Export, A: Prefixed>(
         ))
         .with_hint(Hint::All(vec!["restart the program".into(), Hint::Isolate]))));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let mut known = match unsafe { prefix::read_whole(&format!("{what}: the argument struct"), args) } {
         Ok(known) => known,
         Err(error) => return error_to_raw(Err(error)),
@@ -144,7 +144,7 @@ unsafe fn enter<E: Export, A: Prefixed>(
         state.poisoned.store(true, Relaxed);
     }
     if result.is_ok() {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { prefix::write(args, &known) };
     }
     error_to_raw(result)
@@ -171,7 +171,7 @@ struct TensorBox {
 }
 
 impl TensorBox {
-    /// Hands the tensor to the host.
+    /// Passes ownership of the tensor to the host.
     fn into_raw(tensor: Box<dyn DeviceTensor>) -> RawDeviceTensor {
         let spec = tensor.spec();
         let (dtype, dims) = (spec.dtype as u32, spec.shape.iter().map(|d| *d as u64).collect());
@@ -182,18 +182,18 @@ impl TensorBox {
 }
 
 /// # Safety
-/// `handle` came from this plugin and is not destroyed.
+/// `handle` came from this plugin and has not been destroyed.
 unsafe fn engine<'a>(handle: *mut c_void) -> Result<&'a dyn Engine> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { handle.cast::<EngineBox>().as_ref() }
         .map(|e| e.0.as_ref())
         .ok_or_else(|| Error::invalid("the engine is null"))
 }
 
 /// # Safety
-/// `handle` came from this plugin, is not destroyed, and no other call uses it.
+/// `handle` came from this plugin, has not been destroyed, and no other call uses it.
 unsafe fn session<'a>(handle: *mut c_void) -> Result<&'a mut dyn Session> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     match unsafe { handle.cast::<SessionBox>().as_mut() } {
         Some(s) => Ok(s.0.as_mut()),
         None => Err(Error::invalid("the session is null")),
@@ -201,22 +201,22 @@ unsafe fn session<'a>(handle: *mut c_void) -> Result<&'a mut dyn Session> {
 }
 
 /// # Safety
-/// `handle` came from this plugin and is not destroyed.
+/// `handle` came from this plugin and has not been destroyed.
 unsafe fn tensor<'a>(handle: *mut c_void) -> Result<&'a dyn DeviceTensor> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { handle.cast::<TensorBox>().as_ref() }
         .map(|t| t.tensor.as_ref())
         .ok_or_else(|| Error::invalid("the device tensor is null"))
 }
 
-/// An input: its type, its shape and its bytes.
+/// An input: type, shape and bytes.
 type Given<'a> = (DType, Vec<usize>, &'a [u8]);
 
 /// # Safety
-/// `inputs` are `count` tensors that live as long as `'a`.
+/// `inputs` points to `count` tensors that live as long as `'a`.
 unsafe fn given<'a>(inputs: *const RawTensor, count: usize) -> Result<Vec<Given<'a>>> {
     let one = |i: usize| {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (t, shape, data) = unsafe {
             let t = &*inputs.add(i);
             (t, shape_from_raw(t.dims, t.rank), RawStr { ptr: t.data, len: t.len }.bytes())
@@ -237,8 +237,8 @@ macro_rules! entries {
     ($($name:ident($args:ty) |$a:ident, $provider:ident| $body:block)*) => {$(
         unsafe extern "C" fn $name<E: Export>(args: *mut $args) -> *mut RawError {
             let body = |$a: &mut $args, $provider: &dyn Provider| {
-                // SAFETY: pointers in argument structs are valid during the call, handles are live ones of
-                // this plugin: the ABI's contract with the host.
+                // SAFETY: the host guarantees that pointers in argument structs are valid during the call, and that
+                // handles are live ones of this plugin.
                 #[allow(unused_unsafe)]
                 unsafe {
                     $body

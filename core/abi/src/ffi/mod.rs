@@ -1,5 +1,5 @@
-//! The C ABI: structs ([`raw`]), the plugin's side ([`export_provider!`]) and the
-//! host's side ([`Plugin`]). All unsafe code of this crate is below this module.
+//! The C ABI: structs ([`raw`]), the plugin's side ([`export_provider!`]) and the host's side ([`Plugin`]). All
+//! unsafe code of this crate is in this module.
 //!
 //! [`export_provider!`]: crate::export_provider
 #![allow(unsafe_code)]

@@ -14,13 +14,13 @@ fn softplus(x: f64) -> f64 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
-/// The function a node applies, with its attributes.
+/// The function that a node applies, with its attributes.
 fn function(c: &Call) -> Result<Function, Fault> {
     let attribute = |name: &str, default: f32| f64::from(c.node().float(name).unwrap_or(default));
     Ok(match c.node().op_type.as_str() {
         "Celu" => {
             let a = attribute("alpha", 1.0);
-            // `f64::max` and `f64::min` drop a NaN.
+            // `f64::max` and `f64::min` would drop a NaN.
             Box::new(move |x| x.larger(0.0) + (a * (x / a).exp_m1()).smaller(0.0))
         }
         "Elu" => {
@@ -117,7 +117,7 @@ pub(super) fn swiglu(c: &Call) -> Outputs {
 mod tests {
     use super::super::testing::{Op, assert_close, f32s};
 
-    /// y(-1), y(0), y(2), worked out by hand from each definition.
+    /// y(-1), y(0), y(2), computed by hand from each definition.
     #[test]
     fn activations_follow_their_definitions() {
         let x = f32s(&[3], &[-1.0, 0.0, 2.0]);
@@ -144,7 +144,7 @@ mod tests {
         }
     }
 
-    /// The values of ONNX Runtime for a NaN and for infinities.
+    /// ONNX Runtime's results for NaN and infinities.
     #[test]
     fn nan_and_infinities_go_through() {
         let nan = f32::NAN;

@@ -15,7 +15,8 @@ struct Heads<T> {
 }
 
 impl<T: Num> Heads<T> {
-    /// From `[batch, heads, length, size]`, or `[batch, length, heads * size]` with the attribute `heads`.
+    /// Loads `[batch, heads, length, size]`, or `[batch, length, heads * size]` with the head count in attribute
+    /// `heads`.
     fn load(c: &Call, input: usize, heads: &str) -> Result<Self, Fault> {
         let x = c.input(input)?;
         let values = load::<T>(x)?;
@@ -30,7 +31,7 @@ impl<T: Num> Heads<T> {
         })
     }
 
-    /// Puts the cached `past` in front.
+    /// Prepends the cached `past`.
     fn behind(self, past: Option<&Tensor>) -> Result<Self, Fault> {
         let Some(past) = past else { return Ok(self) };
         let [b, h, l, d] = self.shape;
@@ -48,13 +49,13 @@ impl<T: Num> Heads<T> {
     }
 }
 
-/// What is added to the scores of one query.
+/// The bias added to the scores of one query.
 struct Bias {
     mask: Option<(Vec<f64>, Vec<isize>, usize)>,
     causal: bool,
     left: i64,
     right: i64,
-    /// Valid keys before the query block, and valid keys in all, for every batch.
+    /// For each batch: valid keys before the query block, and total valid keys.
     offsets: Vec<i64>,
     valid: Vec<i64>,
 }
@@ -132,7 +133,7 @@ pub(super) fn attention(c: &Call) -> Outputs {
         let scale = c.node().float("scale").map_or(1.0 / (size as f64).sqrt(), f64::from);
         let softcap = f64::from(c.node().float("softcap").unwrap_or(0.0));
         let mode = c.node().int_or("qk_matmul_output_mode", 0);
-        // One query after the other: its scores over all keys, its output, and what output 3 shows of it.
+        // Per query: its scores over all keys, its output, and its part of output 3.
         let one = |r: usize| -> (Vec<T>, Vec<T>) {
             let (b, h, i) = (r / (heads * queries), r / queries % heads, r % queries);
             let kv = b * kv_heads + h / (heads / kv_heads);
@@ -155,7 +156,7 @@ pub(super) fn attention(c: &Call) -> Outputs {
                 *s = T::from_f64(s.to_f64() + bias);
             }
             show(2, &row);
-            // A query that may attend to nothing yields zeros.
+            // A query that may not attend to any key yields zeros.
             if all_hidden { row.fill(T::default()) } else { softmax_row(&mut row) }
             show(3, &row);
             let mut out = vec![T::default(); width];
@@ -178,7 +179,7 @@ pub(super) fn attention(c: &Call) -> Outputs {
     })
 }
 
-/// The values, computed in the queries' type whatever their own.
+/// Loads the values in the type that the queries compute in.
 fn load_values<T: Num>(c: &Call, dtype: DType) -> Result<Heads<T>, Fault> {
     with_float!(dtype, U => {
         let v = Heads::<U>::load(c, 2, "kv_num_heads")?;

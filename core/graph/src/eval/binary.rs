@@ -1,11 +1,11 @@
-//! Elementwise operators of several tensors, with numpy-style broadcasting.
+//! Elementwise operators of several tensors, with NumPy-style broadcasting.
 
 use super::call::{Call, Fault, Outputs, bad_dtype};
 use super::number::{Num, load, load_as_f64, store, with_any, with_number, with_size};
 use super::strided::{broadcast, rows, zip2};
 use crate::Tensor;
 
-/// `f` over inputs 0 and 1; an undefined result is the error `undefined`.
+/// Applies `f` to inputs 0 and 1; an undefined result is the error `undefined`.
 fn apply<T: Num>(c: &Call, undefined: &str, f: impl Fn(T, T) -> Option<T>) -> Outputs {
     let (a, b, shape) = (c.input(0)?, c.input(1)?, c.out_shape(0)?);
     let mut defined = true;
@@ -33,7 +33,7 @@ pub(super) fn arithmetic(c: &Call) -> Outputs {
     })
 }
 
-/// Remainder with the divisor's sign.
+/// Remainder with the sign of the divisor.
 fn floor_mod<T: Num>(x: T, y: T) -> Option<T> {
     let zero = T::default();
     let r = x.rem(y)?;
@@ -46,7 +46,7 @@ fn floor_mod<T: Num>(x: T, y: T) -> Option<T> {
     })
 }
 
-/// The base's type is the result's; the exponent may have another one.
+/// The result has the type of the base; the exponent may have another type.
 pub(super) fn power(c: &Call) -> Outputs {
     let (base, exponent, shape) = (c.input(0)?, c.input(1)?, c.out_shape(0)?);
     let dtype = base.dtype();
@@ -97,7 +97,7 @@ pub(super) fn bitwise(c: &Call) -> Outputs {
     apply::<i128>(c, "", |x, y| Some(f(x, y)))
 }
 
-/// Shifts by the whole width or more, and by negative counts, leave only the sign.
+/// Shifts by at least the width, and shifts by negative counts, leave only the sign.
 fn shift(x: i128, bits: i128, width: i128, left: bool) -> i128 {
     match (left, (0..width).contains(&bits)) {
         (true, true) => x << bits,
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn half_precision_rounds_once() {
-        // 2048 + 1 + 1 rounds to 2048 in steps, to 2050 when rounded once.
+        // Rounded step by step, 2048 + 1 + 1 is 2048; rounded once, it is 2050.
         let t = |v: f32| Tensor::scalar(f16::from_f32(v));
         let sum = Op::new("Sum").run(&[&t(2048.0), &t(1.0), &t(1.0)]);
         assert_eq!(sum, t(2050.0));

@@ -1,10 +1,10 @@
-//! What a kernel is given, and how it fails.
+//! The input of a kernel, and its errors.
 
 use crate::infer::{Ctx, Fact, dims};
 use crate::{GraphError, Node, Tensor};
 use sdrun_abi::DType;
 
-/// Why a kernel gives up; the node is named by the caller.
+/// Why a kernel fails; the caller adds the node's name.
 #[derive(Debug)]
 pub(super) enum Fault {
     Invalid(String),
@@ -32,11 +32,11 @@ impl From<GraphError> for Fault {
 /// The outputs of a node.
 pub(super) type Outputs = Result<Vec<Tensor>, Fault>;
 
-/// One node to be computed. Its inputs passed the operator's inference rule.
+/// A node to compute. Its inputs have passed the operator's inference rule.
 pub(super) struct Call<'a> {
     pub(super) ctx: Ctx<'a>,
     pub(super) inputs: &'a [Option<&'a Tensor>],
-    /// Types and shapes of the outputs, from the rule.
+    /// Types and shapes of the outputs, from the inference rule.
     pub(super) outputs: Vec<Fact>,
 }
 
@@ -59,14 +59,14 @@ impl<'a> Call<'a> {
     pub(super) fn ints(&self, i: usize) -> Result<Vec<i64>, Fault> {
         self.input(i)?.to_i64s().ok_or_else(|| format!("input {i} must hold integers").into())
     }
-    /// The only element of an integer input.
+    /// The single element of an integer input.
     pub(super) fn int(&self, i: usize) -> Result<i64, Fault> {
         match self.ints(i)?.as_slice() {
             [v] => Ok(*v),
             _ => Err(format!("input {i} must have one element").into()),
         }
     }
-    /// Attribute `name` as an axis of an input of `rank` dimensions.
+    /// Attribute `name` as an axis of an input with `rank` dimensions.
     pub(super) fn axis(&self, name: &str, default: i64, rank: usize) -> Result<usize, Fault> {
         Ok(dims::axis(self.node().int_or(name, default), rank)?)
     }
@@ -80,7 +80,7 @@ impl<'a> Call<'a> {
         let dtype = self.outputs.get(i).and_then(|f| f.dtype);
         dtype.ok_or_else(|| Fault::Unsupported(format!("the element type of output {i} is not supported")))
     }
-    /// Whether anybody wants output `i`.
+    /// Whether output `i` is used.
     pub(super) fn wants(&self, i: usize) -> bool {
         self.node().output(i).is_some()
     }
@@ -90,7 +90,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// An error for an element type that a kernel does not take.
+/// The error for an element type that a kernel does not support.
 pub(super) fn bad_dtype(dtype: DType) -> Fault {
     Fault::Unsupported(format!("element type {dtype} is not supported"))
 }

@@ -12,8 +12,8 @@ pub(super) fn cast(c: &Call) -> Outputs {
     Ok(vec![convert(c.input(0)?, to, saturate)?])
 }
 
-/// The elements of `x` as `to`. Floats round to nearest even; towards integers they are cut off and brought
-/// into range; integers keep their low bits; f8 goes to its largest number on overflow where `saturate` is set.
+/// Converts the elements of `x` to `to`. Floats round to nearest even. Conversions to integers truncate and clamp to
+/// the range. Integers keep their low bits. On overflow, f8 becomes its largest number if `saturate` is set.
 pub(super) fn convert(x: &Tensor, to: DType, saturate: bool) -> Result<Tensor, Fault> {
     let (from, shape) = (x.dtype(), x.shape().to_vec());
     if from == to {
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn f64_to_f16_rounds_once() {
-        // Just above the middle between 1 and 1 + 2^-10; by way of f32 it would be cut to the middle.
+        // Just above the midpoint of 1 and 1 + 2^-10. A detour through f32 would round it to the midpoint.
         let x = Tensor::scalar(1.0 + 2f64.powi(-11) + 2f64.powi(-40));
         let y = convert(&x, DType::F16, true).unwrap();
         assert_eq!(y, Tensor::scalar(f16::from_f32(1.0 + 2f32.powi(-10))));

@@ -8,11 +8,11 @@ use crate::infer::window::Window;
 use rayon::prelude::*;
 use sdrun_abi::DType;
 
-/// Sizes of a convolution, with spatial axes as if there were three. For a transposed convolution, `input`
-/// and `output` are those of the operator itself.
+/// Sizes of a convolution, padded to three spatial axes. For a transposed convolution, `input` and `output` are those
+/// of the operator itself.
 pub(super) struct Geometry {
     pub(super) groups: usize,
-    /// Channels of the input and of the output in one group.
+    /// Input and output channels per group.
     pub(super) channels: (usize, usize),
     pub(super) input: [usize; 3],
     pub(super) output: [usize; 3],
@@ -22,7 +22,7 @@ pub(super) struct Geometry {
     pub(super) pads: [i64; 3],
 }
 
-/// Up to three numbers, one per spatial axis, with `lead` in front for the axes that are not there.
+/// Pads per-axis numbers to three, with `lead` for the missing leading axes.
 pub(super) fn three<T: Copy>(values: &[T], lead: T) -> Result<[T; 3], Fault> {
     let missing = 3usize.checked_sub(values.len());
     let missing =
@@ -58,13 +58,13 @@ impl Geometry {
         })
     }
 
-    /// Where the kernel's element `k` meets the input along axis `i` for window `o`.
+    /// The input position along axis `i` that kernel element `k` reads for window `o`.
     fn source(&self, i: usize, o: usize, k: usize) -> Option<usize> {
         let at = (o * self.strides[i]) as i64 + (k * self.dilations[i]) as i64 - self.pads[i];
         usize::try_from(at).ok().filter(|at| *at < self.input[i])
     }
 
-    /// The windows along the last axis for which the kernel's element `k` meets the input.
+    /// The windows along the last axis for which kernel element `k` lies inside the input.
     fn inside(&self, k: usize) -> (usize, usize) {
         let (stride, offset) = (self.strides[2] as i64, (k * self.dilations[2]) as i64 - self.pads[2]);
         let first = (-offset).max(0).unsigned_abs().div_ceil(stride as u64) as usize;
@@ -81,8 +81,8 @@ pub(super) fn convolve<T: Num>(g: &Geometry, x: &[T], w: &[T], bias: Option<&[T]
     let [kd, kh, kw] = g.kernel;
     let in_plane: usize = g.input.iter().product();
     let mut out = vec![T::default(); count];
-    // One output image of one channel after the other, row by row: a row stays in the first cache while all
-    // input channels and kernel elements are added to it.
+    // Computes one output channel of one image at a time, row by row: a row stays in the L1 cache while all input
+    // channels and kernel elements are added to it.
     out.par_chunks_mut((depth * height * width).max(1)).enumerate().for_each(|(i, plane)| {
         let (n, channel) = (i / (g.groups * outs), i % (g.groups * outs));
         let first_in = (n * g.groups + channel / outs) * ins;
@@ -106,7 +106,7 @@ pub(super) fn convolve<T: Num>(g: &Geometry, x: &[T], w: &[T], bias: Option<&[T]
     out
 }
 
-/// Adds one row of the input, convolved with one row of the kernel, to one row of the output.
+/// Convolves one row of the input with one row of the kernel, and adds the result to one row of the output.
 fn add_row<T: Num>(g: &Geometry, row: &mut [T], line: &[T], weights: &[T]) {
     let stride = g.strides[2];
     for (kx, w) in weights.iter().enumerate() {
@@ -131,7 +131,7 @@ pub(super) fn conv(c: &Call) -> Outputs {
     })
 }
 
-/// The integer convolution of `x` and `w` after subtraction of their zero points.
+/// The integer convolution of `x` and `w` after subtracting their zero points.
 pub(super) fn integer_convolution(
     c: &Call,
     (x, x_zero): (&Tensor, Option<&Tensor>),
@@ -140,7 +140,7 @@ pub(super) fn integer_convolution(
 ) -> Result<Vec<i128>, Fault> {
     let shape = c.out_shape(0)?;
     let g = Geometry::new(c, x.shape(), w.shape(), &shape, false)?;
-    // Channels of the input are axis 1, those of the output axis 0 of the weights.
+    // Channels are axis 1 of the input and axis 0 of the weights.
     let (x, w) = (shifted(x, x_zero, 1)?, shifted(w, w_zero, 0)?);
     Ok(convolve(&g, &x, &w, bias, shape.iter().product()))
 }

@@ -15,13 +15,13 @@ pub(super) fn conv_transpose(c: &Call) -> Outputs {
     })
 }
 
-/// Spreads `x` (`[n, groups * in, …]`) with `w` (`[groups * in, out, …]`): every input element adds a copy of
-/// the kernel to the output.
+/// Transposed convolution of `x` (`[n, groups * in, …]`) with `w` (`[groups * in, out, …]`): each input element adds
+/// a scaled copy of the kernel to the output.
 fn convolve<T: Num>(g: &Geometry, x: &[T], w: &[T], bias: Option<&[T]>, count: usize) -> Vec<T> {
     let (ins, outs) = g.channels;
     let [kd, kh, kw] = g.kernel;
     let (in_plane, taps) = (g.input.iter().product::<usize>(), kd * kh * kw);
-    // Where the kernel's element `k` puts input element `i` along an axis.
+    // The output position that input element `i` and kernel element `k` contribute to along an axis.
     let target = |axis: usize, i: usize, k: usize| {
         let at = (i * g.strides[axis]) as i64 + (k * g.dilations[axis]) as i64 - g.pads[axis];
         usize::try_from(at).ok().filter(|at| *at < g.output[axis])

@@ -1,4 +1,4 @@
-//! Tensors out of shapes, scalars and attributes.
+//! Creates tensors from shapes, scalars and attributes.
 
 use super::call::{Call, Fault, Outputs};
 use super::number::{Num, load, load_as_f64, store, with_any, with_number, with_size};
@@ -6,7 +6,7 @@ use super::strided::around;
 use crate::Tensor;
 use crate::infer::dims;
 
-/// Operators whose value follows from the attributes and shapes alone, as the inference rule has found.
+/// Operators whose value follows from attributes and shapes alone; the inference rule has computed it.
 pub(super) fn from_rule(c: &Call) -> Outputs {
     let value = c.outputs.first().and_then(|f| f.value.clone());
     Ok(vec![value.ok_or_else(|| Fault::Unsupported("this kind of value is not supported".into()))?])
@@ -73,7 +73,7 @@ pub(super) fn trilu(c: &Call) -> Outputs {
     let size = x.dtype().size();
     let mut data = x.data().to_vec();
     for (row, line) in data.chunks_exact_mut((columns * size).max(1)).enumerate() {
-        // The first column that belongs to the upper triangle, and the first right of the lower one.
+        // The first column of the upper triangle, and the first column to the right of the lower one.
         let diagonal = ((row % rows) as i64).saturating_add(k);
         let edge = |v: i64| v.clamp(0, columns as i64) as usize * size;
         let outside =

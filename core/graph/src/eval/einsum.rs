@@ -7,14 +7,14 @@ use crate::infer::dims;
 use crate::infer::einsum::{Equation, Label};
 use std::collections::BTreeMap;
 
-/// A tensor whose dimensions are labelled; each label stands once.
+/// A tensor with labelled dimensions; each label occurs once.
 struct Labelled<T> {
     labels: Vec<Label>,
     values: Vec<T>,
 }
 
-/// Strides of an operand along `axes`: zero where it has no such dimension or repeats itself; repeated labels
-/// walk along the diagonal.
+/// Strides of an operand along `axes`: zero where it lacks the dimension or broadcasts. Repeated labels step along
+/// the diagonal.
 fn strides(labels: &[Label], shape: &[usize], axes: &[Label]) -> Vec<isize> {
     let own = contiguous(shape);
     let along = |axis: &Label| {
@@ -40,7 +40,7 @@ pub(super) fn einsum(c: &Call) -> Outputs {
         .collect();
     let dtype = operands[0].dtype();
     with_number!(dtype, T => {
-        // One operand after the other; what later operands or the output still need is kept.
+        // Contracts one operand at a time and keeps the labels that later operands or the output still need.
         let mut left = Labelled::<T> { labels: vec![], values: vec![T::ONE] };
         for (i, operand) in operands.iter().enumerate() {
             let rest = equation.operands[i + 1..].iter().flatten().chain(&equation.output);

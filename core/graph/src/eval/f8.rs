@@ -12,7 +12,7 @@ pub(super) fn e4m3_to_f32(b: u8) -> f32 {
     }
 }
 
-/// The upper byte of an f16.
+/// Converts via f16: the byte is the upper byte of an f16.
 pub(super) fn e5m2_to_f32(b: u8) -> f32 {
     half::f16::from_bits(u16::from(b) << 8).to_f32()
 }
@@ -41,12 +41,12 @@ pub(super) fn e5m2_from_f32(v: f32, saturate: bool) -> u8 {
     sign | encode(rounded.min(57344.0), 2, -14)
 }
 
-/// Exponent of the leading bit of a finite positive `v`, at least `smallest`.
+/// Exponent of the leading bit of a finite positive `v`; at least `smallest`.
 fn exponent(v: f32, smallest: i32) -> i32 {
     ((v.to_bits() >> 23) as i32 - 127).max(smallest)
 }
 
-/// `v >= 0` rounded to nearest even at `bits` mantissa bits; below `2^smallest` the spacing stays.
+/// Rounds `v >= 0` to nearest even with `bits` mantissa bits; the spacing is constant below `2^smallest`.
 fn round_mantissa(v: f32, bits: i32, smallest: i32) -> f32 {
     if !v.is_finite() {
         return v;
@@ -55,11 +55,11 @@ fn round_mantissa(v: f32, bits: i32, smallest: i32) -> f32 {
     ((f64::from(v) / spacing).round_ties_even() * spacing) as f32
 }
 
-/// The bits of a representable `v >= 0`.
+/// Encodes a representable `v >= 0`.
 fn encode(v: f32, bits: i32, smallest: i32) -> u8 {
     let e = exponent(v, smallest);
     let units = (f64::from(v) / 2f64.powi(e - bits)) as u8;
-    // A normal number has its leading bit at `1 << bits`: adding the biased exponent above it minus that bit.
+    // In a normal number, `units` includes the leading bit at `1 << bits`, so the exponent field starts one lower.
     (((e - smallest) as u8) << bits) + units
 }
 
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(e4m3_from_f32(1e6, false), 0x7f);
         assert_eq!(e5m2_from_f32(f32::INFINITY, true), 0x7b);
         assert_eq!(e5m2_from_f32(f32::INFINITY, false), 0x7c);
-        // Halfway between 1 and 1.125 goes to the even mantissa.
+        // Halfway between 1 and 1.125 rounds to the even mantissa.
         assert_eq!(e4m3_to_f32(e4m3_from_f32(1.0625, true)), 1.0);
         assert_eq!(e4m3_to_f32(e4m3_from_f32(1.1875, true)), 1.25);
     }

@@ -1,4 +1,4 @@
-//! Picking elements by index.
+//! Selects elements by index.
 
 use super::call::{Call, Fault, Outputs};
 use super::layout::take;
@@ -6,7 +6,7 @@ use super::number::with_size;
 use super::strided::{contiguous, rows};
 use crate::Tensor;
 
-/// An index counted from the front.
+/// Converts an index to a non-negative one; negative indices count from the back.
 pub(super) fn position(index: i64, n: usize) -> Result<usize, Fault> {
     let i = if index < 0 { index.saturating_add(n as i64) } else { index };
     let valid = usize::try_from(i).ok().filter(|i| *i < n);
@@ -22,8 +22,8 @@ pub(super) fn gather(c: &Call) -> Outputs {
     Ok(vec![picked.reshaped(shape)?])
 }
 
-/// For every element of `shape` in order: where an element of a tensor of shape `data` lies whose index is the
-/// same but for `axis`, where it is `indices[i]`.
+/// For each element of `shape` in order: the offset, in a tensor of shape `data`, of the element with the same index
+/// except along `axis`, where the index is `indices[i]`.
 pub(super) fn along_axis(
     shape: &[usize],
     data: &[usize],
@@ -62,8 +62,8 @@ pub(super) fn gather_elements(c: &Call) -> Outputs {
     Ok(vec![Tensor::new(x.dtype(), shape, data)?])
 }
 
-/// Where the slices lie that the rows of `indices` (of `depth` entries each) point at, in slices of the
-/// dimensions `indexed`; row `i` is looked up in part `part(i)` of the data.
+/// For each row of `indices` (`depth` entries): the number of the slice it points at, over the dimensions `indexed`.
+/// Row `i` refers to part `part(i)` of the data.
 pub(super) fn slices(
     indices: &[i64],
     depth: usize,

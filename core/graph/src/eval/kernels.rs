@@ -1,4 +1,4 @@
-//! Which function computes which operator.
+//! Maps operators to kernels.
 
 use super::call::{Call, Outputs};
 use super::{

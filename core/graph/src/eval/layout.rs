@@ -1,4 +1,4 @@
-//! Moving elements around without looking at them.
+//! Operators that move elements without computing.
 
 use super::call::{Call, Fault, Outputs};
 use super::cast::convert;
@@ -19,7 +19,7 @@ pub(super) fn expand(c: &Call) -> Outputs {
 pub(super) fn tile(c: &Call) -> Outputs {
     let (x, shape) = (c.input(0)?, c.out_shape(0)?);
     let own = View::of(x.shape());
-    // Every axis becomes two: the repetitions, which stand still, and the axis itself.
+    // Each axis becomes two: the repetitions, with stride zero, and the axis itself.
     let pairs = |i: usize| [shape[i].checked_div(own.shape[i]).unwrap_or(0), own.shape[i]];
     let view = View {
         shape: (0..shape.len()).flat_map(pairs).collect(),
@@ -83,7 +83,8 @@ pub(super) fn slice(c: &Call) -> Outputs {
     Ok(vec![view.tensor(x, shape)?])
 }
 
-/// Elements `indices` of axis `axis`, in this order; where an index is `None`, `fill` (an element's bytes).
+/// Copies elements `indices` of axis `axis`, in this order. An index of `None` takes `fill` (the bytes of one
+/// element).
 pub(super) fn take(
     x: &Tensor,
     axis: usize,
@@ -106,17 +107,17 @@ pub(super) fn take(
     Ok(Tensor::new(x.dtype(), shape, data)?)
 }
 
-/// The element that stands at position `i` of a padded axis of `n` elements; `None`: the fill value.
+/// The element at position `i` of a padded axis of `n` elements; `None` means the fill value.
 type Continuation = fn(i: i64, n: i64) -> Option<i64>;
 
-/// How a mode of `Pad` continues an axis of `n` elements.
+/// How a mode of `Pad` extends an axis of `n` elements.
 fn continuation(mode: &str, n: i64) -> Result<Continuation, String> {
     match mode {
         "constant" => Ok(|i, n| (0..n).contains(&i).then_some(i)),
         _ if n == 0 => Err(format!("an empty axis cannot be padded in mode {mode:?}")),
         "edge" => Ok(|i, n| Some(i.clamp(0, n - 1))),
         "wrap" => Ok(|i, n| Some(i.rem_euclid(n))),
-        // There and back again, without repeating the ends.
+        // Forwards and backwards, without repeating the ends.
         "reflect" => Ok(|i, n| {
             let i = i.rem_euclid((2 * n - 2).max(1));
             Some(if i < n { i } else { 2 * n - 2 - i })
@@ -152,7 +153,7 @@ pub(super) fn center_crop_pad(c: &Call) -> Outputs {
     let zero = vec![0; y.dtype().size()];
     for (axis, &target) in shape.iter().enumerate() {
         let n = y.shape()[axis];
-        // Both a crop and a pad leave the smaller half in front.
+        // Both crop and pad put the smaller half first.
         let shift = (n as i64 - target as i64) / 2;
         let indices = (0..target).map(|i| usize::try_from(i as i64 + shift).ok().filter(|i| *i < n));
         y = take(&y, axis, indices, &zero)?;

@@ -8,11 +8,11 @@ use crate::infer::dims;
 use rayon::prelude::*;
 use sdrun_abi::DType;
 
-/// Rows and columns of the result that are worked on at once, so that they stay in the first cache.
+/// Tile size in rows and columns of the result, chosen so that a tile stays in the L1 cache.
 const ROWS: usize = 8;
 const COLUMNS: usize = 1024;
 
-/// Adds the product of `a` (`m × k`) and `b` (`k × n`) to `out` (`m × n`), all row by row.
+/// Adds the product of `a` (`m × k`) and `b` (`k × n`) to `out` (`m × n`); all are row-major.
 pub(super) fn gemm<T: Num>(k: usize, n: usize, a: &[T], b: &[T], out: &mut [T]) {
     if n == 0 || k == 0 {
         return;
@@ -31,8 +31,8 @@ pub(super) fn gemm<T: Num>(k: usize, n: usize, a: &[T], b: &[T], out: &mut [T]) 
     });
 }
 
-/// Numpy-style product of tensors given as elements and shapes, with the batch dimensions broadcast. The
-/// shapes have passed the operator's inference rule; `shape` is the result's.
+/// NumPy-style product of tensors given as elements and shapes; batch dimensions broadcast. The shapes have passed
+/// the operator's inference rule; `shape` is the shape of the result.
 pub(super) fn product<T: Num>(
     (a, a_shape): (&[T], &[usize]),
     (b, b_shape): (&[T], &[usize]),
@@ -45,7 +45,7 @@ pub(super) fn product<T: Num>(
         _ => (1, a_shape[0]),
     };
     let n = if b_matrix.len() == 2 { b_matrix[1] } else { 1 };
-    // What the vectors among the operands leave out of the result.
+    // Vector operands drop dimensions from the result.
     let matrix_dims = usize::from(a_shape.len() > 1) + usize::from(b_shape.len() > 1);
     let batch = &shape[..shape.len() - matrix_dims];
     let mut out = vec![T::default(); shape.iter().product()];
@@ -70,7 +70,7 @@ pub(super) fn matmul(c: &Call) -> Outputs {
     })
 }
 
-/// Integers minus their zero point, which is a scalar or has one entry per index of axis `axis`.
+/// Subtracts the zero point, which is a scalar or has one entry per index of axis `axis`.
 pub(super) fn shifted(x: &Tensor, zero: Option<&Tensor>, axis: usize) -> Result<Vec<i128>, Fault> {
     let values = load::<i128>(x)?;
     let Some(zero) = zero else { return Ok(values) };
@@ -80,7 +80,7 @@ pub(super) fn shifted(x: &Tensor, zero: Option<&Tensor>, axis: usize) -> Result<
     match n {
         None if zeros.len() == 1 => {}
         Some(n) if zero.len() == *n => shape[axis] = *n,
-        // Zero points per matrix or per row come with the shape they broadcast from.
+        // Zero points per matrix or per row have a shape that broadcasts.
         _ => shape = zero.shape().to_vec(),
     }
     dims::broadcast_onto(&dims::known(&shape), &dims::known(x.shape()))?;
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn blocks_do_not_change_the_result() {
-        // More rows and columns than one block; every entry is k times the product of its factors.
+        // Larger than one tile in each direction. Every entry is k times the product of its factors.
         let (m, k, n) = (19, 3, 1500);
         let a: Vec<i64> = (0..m).flat_map(|i| [i; 3]).collect();
         let b: Vec<i64> = (0..k).flat_map(|_| 0..n).collect();

@@ -1,8 +1,7 @@
 //! Evaluation of single ONNX nodes on host tensors.
 //!
-//! An interpreter that favours correctness: f16, bf16 and f8 are computed in f32 and rounded once, sums are
-//! taken in f64 where that costs nothing. Every node is checked by the inference rule of its operator first,
-//! which also gives the kernels their output shapes.
+//! An interpreter that favours correctness: f16, bf16 and f8 are computed in f32 and rounded once, and sums use f64
+//! where that costs nothing. The operator's inference rule checks each node first and supplies the output shapes.
 
 mod activation;
 mod attention;
@@ -42,29 +41,29 @@ use crate::{GraphError, Node, OPSETS, Tensor, fused, recurrent::MICROSOFT};
 use call::{Call, Fault};
 pub use resize::{Interpolation, Taps, interpolation};
 
-/// Most elements an output may have; a larger one is a mistake or an attack.
+/// Maximum number of elements of an output. A larger one is a mistake or an attack.
 const OUTPUT_LIMIT: usize = 1 << 30;
 
 /// Why a node cannot be evaluated.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum EvalError {
-    /// An operator, attribute or element type that is not covered.
+    /// An unsupported operator, attribute or element type.
     #[error("operator {op} cannot be evaluated on the host: {why}")]
     Unsupported {
         /// Operator name with its operator set version.
         op: String,
-        /// What about it.
+        /// Why it is unsupported.
         why: String,
     },
-    /// Inputs or attributes against the operator's definition.
+    /// Inputs or attributes that contradict the operator's definition.
     #[error("{0}")]
     Invalid(String),
 }
 
 /// Computes the outputs of one node, in the order of `node.outputs`.
 ///
-/// `inputs[i]` is `None` where optional input `i` is absent. `opset` is the version of the node's operator
-/// set, one of [`OPSETS`]. Random operators and control flow are not covered.
+/// `inputs[i]` is `None` if optional input `i` is absent. `opset` is the version of the node's operator set, one of
+/// [`OPSETS`]. Random operators and control flow are not supported.
 pub fn evaluate(node: &Node, opset: i64, inputs: &[Option<&Tensor>]) -> Result<Vec<Tensor>, EvalError> {
     if fused::is_fused(node) {
         return fused::evaluate_node(node, inputs);
@@ -100,7 +99,7 @@ pub fn evaluate(node: &Node, opset: i64, inputs: &[Option<&Tensor>]) -> Result<V
     Ok(values)
 }
 
-/// Whether [`evaluate`] knows the operator. Single attributes and element types may still be refused.
+/// Whether [`evaluate`] implements the operator. It may still refuse some attributes and element types.
 pub fn supports(node: &Node, opset: i64) -> bool {
     fused::is_fused(node) || find(node, opset).is_some()
 }

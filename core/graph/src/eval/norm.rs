@@ -1,4 +1,4 @@
-//! Normalisations. Statistics are taken in f64.
+//! Normalisations. Statistics use f64.
 
 use super::call::{Call, Outputs};
 use super::number::{Num, load, load_as_f64, store, with_float};
@@ -8,7 +8,7 @@ use crate::Tensor;
 use crate::infer::dims;
 use rayon::prelude::*;
 
-/// Mean and variance of the population.
+/// Mean and population variance.
 fn moments<T: Num>(values: &[T]) -> (f64, f64) {
     let n = values.len() as f64;
     let mean = values.iter().map(|v| v.to_f64()).sum::<f64>() / n;
@@ -20,7 +20,7 @@ fn epsilon(c: &Call) -> f64 {
     f64::from(c.node().float("epsilon").unwrap_or(1e-5))
 }
 
-/// Instance and group normalisation: over the channels of a group and everything behind them.
+/// Instance and group normalisation: over the channels of a group and all later axes.
 pub(super) fn group(c: &Call) -> Outputs {
     let x = c.input(0)?;
     let (_, channels, inner) = around(x.shape(), 1);
@@ -138,7 +138,7 @@ pub(super) fn rms(c: &Call) -> Outputs {
     })
 }
 
-/// Normalises the runs of elements along `axes` with `f`.
+/// Normalises each run of elements along `axes` with `f`.
 fn along(x: &Tensor, axes: &[usize], f: impl Fn(&[f64]) -> Vec<f64> + Sync) -> Outputs {
     let rank = x.shape().len();
     let mut perm: Vec<usize> = (0..rank).filter(|a| !axes.contains(a)).collect();
@@ -175,12 +175,12 @@ pub(super) fn mean_variance(c: &Call) -> Outputs {
     let axes = dims::axes(c.node().ints("axes").unwrap_or(&[0, 2, 3]), x.shape().len())?;
     along(x, &axes, |run| {
         let (mean, variance) = moments(run);
-        // The constant of the operator's definition, added to the deviation.
+        // The operator's definition adds this constant to the deviation.
         run.iter().map(|v| (v - mean) / (variance.sqrt() + 1e-9)).collect()
     })
 }
 
-/// Local response normalisation: over neighbouring channels.
+/// Local response normalisation, across neighbouring channels.
 pub(super) fn local_response(c: &Call) -> Outputs {
     let x = c.input(0)?;
     if x.shape().len() < 2 {

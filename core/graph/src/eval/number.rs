@@ -1,7 +1,7 @@
-//! Numbers: which Rust type an element type is computed in, and how elements get in and out.
+//! The Rust types that elements are computed in, and conversions to and from them.
 //!
-//! f16, bf16, f8 and f32 are computed in f32, f64 in f64 and all integers in i128: what they wrap to when they
-//! are stored is what arithmetic in their own type would have wrapped to.
+//! f16, bf16, f8 and f32 are computed in f32, f64 in f64 and all integers in i128. Integers wrap when they are
+//! stored, which gives the same result as wrapping arithmetic in their own type.
 
 use super::call::{Fault, bad_dtype};
 use super::f8;
@@ -9,33 +9,33 @@ use crate::{Element, Tensor};
 use half::{bf16, f16};
 use sdrun_abi::DType;
 
-/// A type that arithmetic is done in.
+/// A type to compute in.
 pub(super) trait Num: Copy + PartialOrd + Default + Send + Sync + 'static {
     const ONE: Self;
     const IS_FLOAT: bool;
     fn add(self, other: Self) -> Self;
     fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
-    /// Towards zero for integers; `None` where it is not defined (integer division by zero).
+    /// Integers truncate towards zero; `None` if undefined (integer division by zero).
     fn div(self, other: Self) -> Option<Self>;
-    /// Remainder with the dividend's sign; `None` where it is not defined.
+    /// Remainder with the sign of the dividend; `None` if undefined.
     fn rem(self, other: Self) -> Option<Self>;
     fn abs(self) -> Self;
-    /// Rounds floats; cuts off towards integers.
+    /// Floats round; integers truncate.
     fn from_f64(v: f64) -> Self;
     fn to_f64(self) -> f64;
-    /// Elements of a tensor whose type is computed in this one.
+    /// Loads the elements of a tensor that is computed in this type.
     fn load(tensor: &Tensor) -> Option<Vec<Self>>;
-    /// A tensor of a type that is computed in this one.
+    /// Creates a tensor of a type that is computed in this one.
     fn store(dtype: DType, shape: Vec<usize>, values: &[Self]) -> Result<Tensor, Fault>;
     fn is_nan(self) -> bool {
         self.partial_cmp(&self).is_none()
     }
-    /// Larger of two; NaN wins.
+    /// The larger of two; NaN wins.
     fn larger(self, other: Self) -> Self {
         if other > self || other.is_nan() { other } else { self }
     }
-    /// Smaller of two; NaN wins.
+    /// The smaller of two; NaN wins.
     fn smaller(self, other: Self) -> Self {
         if other < self || other.is_nan() { other } else { self }
     }
@@ -173,24 +173,24 @@ fn bytes<A: Copy>(
     Ok(Tensor::new(dtype, shape, values.iter().map(|v| f(*v)).collect::<Vec<u8>>())?)
 }
 
-/// The elements of `tensor` in the type they are computed in.
+/// Loads the elements of `tensor` in the type they are computed in.
 pub(super) fn load<T: Num>(tensor: &Tensor) -> Result<Vec<T>, Fault> {
     T::load(tensor)
         .ok_or_else(|| Fault::Invalid(format!("element type {} is not expected here", tensor.dtype())))
 }
 
-/// A tensor of type `dtype` out of elements in the type it is computed in. Floats round once, to nearest even;
-/// integers keep their low bits.
+/// Creates a tensor of type `dtype` from elements in the type they are computed in. Floats round once, to nearest
+/// even; integers keep their low bits.
 pub(super) fn store<T: Num>(dtype: DType, shape: Vec<usize>, values: &[T]) -> Result<Tensor, Fault> {
     T::store(dtype, shape, values)
 }
 
-/// Elements of any type as f64.
+/// Loads elements of any type as f64.
 pub(super) fn load_as_f64(tensor: &Tensor) -> Result<Vec<f64>, Fault> {
     with_any!(tensor.dtype(), T => Ok(load::<T>(tensor)?.into_iter().map(|v| v.to_f64()).collect()))
 }
 
-/// Smallest and largest number of an integer type.
+/// Smallest and largest value of an integer type.
 pub(super) fn limits(dtype: DType) -> Option<(i128, i128)> {
     use DType::*;
     Some(match dtype {
@@ -201,7 +201,7 @@ pub(super) fn limits(dtype: DType) -> Option<(i128, i128)> {
     })
 }
 
-/// Numbers as integers of type `dtype`: cut off, and brought into its range. NaN is zero.
+/// Converts to integers of type `dtype`: truncates and clamps to the range. NaN becomes zero.
 pub(super) fn saturate(
     dtype: DType,
     shape: Vec<usize>,
@@ -212,8 +212,8 @@ pub(super) fn saturate(
     store(dtype, shape, &values)
 }
 
-/// `v` as f32, with the last bit set where it does not fit: rounding that on to a narrower type is as if `v`
-/// itself had been rounded.
+/// Converts `v` to f32 with rounding to odd: an inexact result has its last bit set. A further rounding to a narrower
+/// type then gives the same result as rounding `v` directly.
 pub(super) fn to_odd(v: f64) -> f32 {
     let near = v as f32;
     if f64::from(near) == v || !near.is_finite() {
@@ -223,7 +223,7 @@ pub(super) fn to_odd(v: f64) -> f32 {
     f32::from_bits(towards_zero | 1)
 }
 
-/// `$body` with `$T` standing for the type that floating-point elements of `$dtype` are computed in.
+/// Expands to `$body`, with `$T` as the type that floating-point elements of `$dtype` are computed in.
 macro_rules! with_float {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
@@ -240,7 +240,7 @@ macro_rules! with_float {
     };
 }
 
-/// `$body` with `$T` standing for the type that elements of `$dtype` are computed in; bool is 0 and 1.
+/// Expands to `$body`, with `$T` as the type that elements of `$dtype` are computed in; bool is 0 and 1.
 macro_rules! with_any {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
@@ -260,7 +260,7 @@ macro_rules! with_any {
     };
 }
 
-/// Like `with_any`, but bool is refused.
+/// As `with_any`, but refuses bool.
 macro_rules! with_number {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
@@ -270,7 +270,7 @@ macro_rules! with_number {
     };
 }
 
-/// `$body` with the constant `$N` standing for the size of an element of `$dtype`, for moving bytes around.
+/// Expands to `$body`, with the constant `$N` as the element size of `$dtype`, for code that moves bytes.
 macro_rules! with_size {
     ($dtype:expr, $N:ident => $body:expr) => {
         match $dtype.size() {

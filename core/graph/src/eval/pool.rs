@@ -38,8 +38,8 @@ impl Windows {
         })
     }
 
-    /// For window `o` along axis `i`: the kernel elements inside the input, and how many are inside the input
-    /// or its padding (a window rounded up may reach beyond both).
+    /// For window `o` along axis `i`: the kernel elements inside the input, and the number inside the input or its
+    /// padding (a window added by ceil_mode may extend beyond both).
     fn taps(&self, i: usize, o: usize) -> (Range<usize>, usize) {
         let (first, dilation) = ((o * self.strides[i]) as i64 - self.pads[i].0, self.dilations[i] as i64);
         let below = |limit: i64| {
@@ -49,8 +49,8 @@ impl Windows {
         (below(0)..below(n), below(n + self.pads[i].1))
     }
 
-    /// Calls `f` with the places, in an image, of the elements in window `o`; returns the number of elements
-    /// that count when padding is counted.
+    /// Calls `f` with the offset, within an image, of each element in window `o`. Returns the number of elements,
+    /// including padding.
     fn visit(&self, o: usize, mut f: impl FnMut(usize)) -> usize {
         let [_, height, width] = self.output;
         let at = [o / (height * width), o / width % height, o % width];
@@ -68,7 +68,7 @@ impl Windows {
         taps.iter().map(|t| t.1).product()
     }
 
-    /// `f(image, window)` for every window of every image.
+    /// Computes `f(image, window)` for every window of every image.
     fn map<T: Num, R: Send>(&self, x: &[T], images: usize, f: impl Fn(&[T], usize) -> R + Sync) -> Vec<R> {
         let (plane, windows) = (self.input.iter().product::<usize>(), self.output.iter().product::<usize>());
         let image = |i: usize| &x[i * plane..(i + 1) * plane];
@@ -111,7 +111,7 @@ pub(super) fn max_pool(c: &Call) -> Outputs {
     })
 }
 
-/// How the elements of a window become one.
+/// How a window is reduced to one element.
 #[derive(Clone, Copy)]
 enum Norm {
     Average,
@@ -193,7 +193,7 @@ mod tests {
         let op = || Op::new("AveragePool").ints("kernel_shape", &[2]).ints("pads", &[1, 0]);
         assert_close(&op().run(&[&x]), &f32s(&[1, 1, 3], &[3.0, 4.5, 7.5]));
         assert_close(&op().int("count_include_pad", 1).run(&[&x]), &f32s(&[1, 1, 3], &[1.5, 4.5, 7.5]));
-        // The last window starts inside and reaches beyond the end.
+        // The last window starts inside the input and extends beyond its end.
         let op = Op::new("AveragePool").ints("kernel_shape", &[2]).ints("strides", &[2]).int("ceil_mode", 1);
         assert_close(&op.int("count_include_pad", 1).run(&[&x]), &f32s(&[1, 1, 2], &[4.5, 9.0]));
     }

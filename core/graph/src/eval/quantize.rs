@@ -10,12 +10,12 @@ use crate::Tensor;
 use crate::infer::dims;
 use sdrun_abi::DType;
 
-/// Which parameter (scale or zero point) goes with which element: one for all, one per index of an axis, or
-/// one per block along an axis.
+/// Which elements share a parameter (scale or zero point): all, those with the same index along an axis, or those in
+/// the same block along an axis.
 struct Granularity {
     inner: usize,
     axis_len: usize,
-    /// Elements along the axis that share a parameter, and parameters along the axis.
+    /// Elements along the axis per parameter, and parameters along the axis.
     block: usize,
     blocks: usize,
     outer_matters: bool,
@@ -60,7 +60,7 @@ impl Granularity {
     }
 }
 
-/// Zero points; zeros where there are none.
+/// Zero points; zeros if absent.
 fn zero_points(zero: Option<&Tensor>, count: usize) -> Result<Vec<f64>, Fault> {
     let Some(zero) = zero else { return Ok(vec![0.0; count]) };
     if zero.len() != count {
@@ -101,14 +101,14 @@ pub(super) fn dequantize(c: &Call) -> Outputs {
     Ok(vec![store(dtype, x.shape().to_vec(), &y)?])
 }
 
-/// Quantises to u8 over the range of the values, which is widened to hold zero.
+/// Quantises to u8 over the range of the values, widened to include zero.
 pub(super) fn dynamic(c: &Call) -> Outputs {
     let x = c.input(0)?;
     let (y, scale, zero) = to_u8(&load::<f32>(x)?);
     Ok(vec![Tensor::from_elements(x.shape().to_vec(), &y)?, Tensor::scalar(scale), Tensor::scalar(zero)])
 }
 
-/// The values quantised to u8, with their scale and zero point.
+/// Quantises the values to u8; returns them with their scale and zero point.
 pub(super) fn to_u8(values: &[f32]) -> (Vec<u8>, f32, u8) {
     let min = values.iter().fold(0f32, |m, v| m.min(*v));
     let max = values.iter().fold(0f32, |m, v| m.max(*v));
@@ -120,7 +120,7 @@ pub(super) fn to_u8(values: &[f32]) -> (Vec<u8>, f32, u8) {
     (y, scale, zero as u8)
 }
 
-/// `A * B + bias` of an f32 matrix, which is quantised, and a quantised one.
+/// `A * B + bias`, where A is an f32 matrix to quantise and B is quantised.
 pub(super) fn dynamic_matmul(c: &Call) -> Outputs {
     let a = c.input(0)?;
     let (values, scale, zero) = to_u8(&load::<f32>(a)?);
@@ -128,13 +128,13 @@ pub(super) fn dynamic_matmul(c: &Call) -> Outputs {
     scaled_product(c, (&a, Some(&Tensor::scalar(zero)), scale), (c.input(2)?, c.opt(3), c.opt(4)))
 }
 
-/// `A * B + bias` of two quantised matrices.
+/// `A * B + bias` for two quantised matrices.
 pub(super) fn matmul_to_float(c: &Call) -> Outputs {
     let scale = scalar(c.input(2)?)?;
     scaled_product(c, (c.input(0)?, c.opt(4), scale), (c.input(3)?, c.opt(5), c.opt(6)))
 }
 
-/// The product of a quantised matrix and input 1 in f32, whose scale is one or one for each column.
+/// The product of a quantised matrix and input 1 in f32. The scale is a scalar or per column.
 fn scaled_product(
     c: &Call,
     (a, a_zero, a_scale): (&Tensor, Option<&Tensor>, f32),

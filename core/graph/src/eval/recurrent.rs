@@ -6,16 +6,16 @@ use super::quantize::to_u8;
 use crate::Tensor;
 use crate::recurrent::{Function, Kind, Recurrence};
 
-/// The weights of one direction as the rows of a matrix.
+/// The weights of one direction, stored as a matrix.
 enum Weights {
     /// `[rows, depth]`
     Float(Vec<f64>),
-    /// `[depth, rows]` minus the zero point, with one scale, or one for each row.
+    /// `[depth, rows]` with the zero point subtracted, and one scale or one per row.
     Quantized(Vec<f64>, Vec<f32>),
 }
 
 impl Weights {
-    /// Those of direction `d` of `directions` in input `i`.
+    /// Reads direction `d` of `directions` from input `i`.
     fn new(c: &Call, i: usize, d: usize, directions: usize) -> Result<Self, Fault> {
         let part = |values: Vec<f64>| {
             let len = values.len() / directions;
@@ -38,7 +38,8 @@ impl Weights {
         Ok(Weights::Quantized(values, scales))
     }
 
-    /// The product of `[m, depth]` and the weights: `[m, rows]`. Quantised weights quantise the whole of the other matrix.
+    /// The product of `x` (`[m, depth]`) and the weights: `[m, rows]`. With quantised weights, all of `x` is
+    /// quantised first.
     fn multiply(&self, x: &[f64], depth: usize, rows: usize) -> Vec<f64> {
         let m = x.len().checked_div(depth).unwrap_or(0);
         let mut out = vec![0.0; m * rows];
@@ -65,7 +66,7 @@ impl Weights {
     }
 }
 
-/// The part of an optional input for direction `d`; nothing where it is absent.
+/// The part of an optional input for direction `d`; `None` if the input is absent.
 fn part(c: &Call, i: usize, d: usize, len: usize) -> Result<Option<Vec<f64>>, Fault> {
     let Some(tensor) = c.opt(i) else { return Ok(None) };
     let values = load_as_f64(tensor)?;
@@ -161,20 +162,20 @@ pub(super) fn recurrent(c: &Call) -> Outputs {
     Ok(vec![tensor(0, &y)?, tensor(1, &last[0])?, tensor(2, &last[1])?])
 }
 
-/// One direction.
+/// The state update of one direction.
 struct Cell<'a> {
     read: &'a Recurrence,
     functions: &'a [Function],
     hidden: usize,
-    /// Of the input for all gates, then of the state.
+    /// Input biases of all gates, then state biases.
     bias: Vec<f64>,
-    /// Of the gates input, output, forget.
+    /// Peephole weights of the gates input, output, forget.
     peepholes: Option<Vec<f64>>,
 }
 
 impl Cell<'_> {
-    /// Replaces hidden and cell state of one sequence. `x` and `h` are the gates' products with input and state; `reset` gives
-    /// those of the state that was multiplied by a gate.
+    /// Updates the hidden and cell state of one sequence. `x` and `h` are the gates' products with input and state.
+    /// `reset` computes the product with a state that a gate has scaled.
     fn step(&self, x: Vec<f64>, h: Vec<f64>, state: [&mut [f64]; 2], reset: impl Fn(&[f64]) -> Vec<f64>) {
         let (n, [hidden, cell]) = (self.hidden, state);
         let gates = self.read.kind.gates();
@@ -182,7 +183,7 @@ impl Cell<'_> {
             let v = self.read.clip.map_or(v, |clip| v.clamp(-f64::from(clip), f64::from(clip)));
             self.functions[f].at(v)
         };
-        // A gate's bias of the input, and of the state.
+        // A gate's input bias and state bias.
         let bias = |gate: usize, j: usize| (self.bias[gate * n + j], self.bias[(gates + gate) * n + j]);
         let sum = |gate: usize, j: usize| {
             let (w, r) = bias(gate, j);

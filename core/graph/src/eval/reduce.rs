@@ -9,7 +9,7 @@ use crate::infer::reduce::{Reduced, reduced_axes};
 use rayon::prelude::*;
 use sdrun_abi::DType;
 
-/// The elements of a tensor with `axes` moved to the end, and the number of elements to be reduced at once.
+/// The elements of a tensor with `axes` moved to the end, and the number of elements per reduction.
 pub(super) fn gathered<T: Num>(x: &Tensor, axes: &[usize]) -> Result<(Vec<T>, usize), Fault> {
     let rank = x.shape().len();
     let mut perm: Vec<usize> = (0..rank).filter(|a| !axes.contains(a)).collect();
@@ -23,7 +23,7 @@ pub(super) fn reduce(c: &Call) -> Outputs {
     let op = c.node().op_type.as_str();
     let axes = match reduced_axes(&c.ctx, x.shape().len())? {
         Reduced::Axes(axes) => axes,
-        // Every element is reduced by itself.
+        // Each element is reduced on its own.
         Reduced::Nothing if op == "ReduceSum" => return Ok(vec![x.clone()]),
         Reduced::Nothing => vec![],
         Reduced::Unknown => return Err("the axes must hold integers".into()),
@@ -45,13 +45,13 @@ pub(super) fn reduce(c: &Call) -> Outputs {
     })
 }
 
-/// The extreme of no elements: what every element of the type is at least, or at most.
+/// The extreme of an empty set: the identity of min or max.
 fn extreme_of_none(dtype: DType, shape: Vec<usize>, lowest: bool) -> Result<Tensor, Fault> {
     let values = vec![if lowest { f64::NEG_INFINITY } else { f64::INFINITY }; shape.iter().product()];
     if dtype.is_float() { store(dtype, shape, &values) } else { saturate(dtype, shape, values.into_iter()) }
 }
 
-/// The function that reduces a run of elements. Floats are summed in f64, integers wrap around.
+/// The function that reduces a run of elements. Floats are summed in f64; integers wrap.
 fn reducer<T: Num>(op: &str) -> Result<fn(&[T]) -> T, Fault> {
     fn sum<T: Num>(v: &[T], f: impl Fn(f64) -> f64) -> f64 {
         v.iter().fold(0.0, |sum, x| sum + f(x.to_f64()))

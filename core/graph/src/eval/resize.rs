@@ -1,4 +1,4 @@
-//! `Resize` and `Upsample`: interpolation along one axis after the other.
+//! `Resize` and `Upsample`: interpolation along one axis at a time.
 
 use super::call::{Call, Fault, Outputs};
 use super::layout::take;
@@ -9,23 +9,23 @@ use crate::infer::{Ctx, Fact, dims, resize as plan};
 use crate::{Node, Tensor};
 use rayon::prelude::*;
 
-/// Input elements of an axis and their weights for one output position; `None`: outside of the input, takes the extrapolation
-/// value.
+/// Input elements of an axis and their weights for one output position. `None`: outside the input, so the
+/// extrapolation value applies.
 pub type Taps = Option<Vec<(usize, f64)>>;
 
-/// How `Resize` and `Upsample` compute their output, one axis after the other.
+/// How `Resize` and `Upsample` compute their output, one axis at a time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Interpolation {
-    /// For each axis the taps of its output positions; `None` where the axis stays as it is.
+    /// For each axis, the taps of its output positions; `None` if the axis is unchanged.
     pub axes: Vec<Option<Vec<Taps>>>,
     /// The extrapolation value.
     pub outside: f64,
 }
 
-/// The interpolation of a node whose first input has the shape `input`, and its output the shape `output`.
+/// The interpolation of a node with first input of shape `input` and output of shape `output`.
 ///
 /// # Errors
-/// One sentence where an attribute is not defined or where scales, sizes or the region of interest are not known.
+/// One sentence if an attribute is undefined, or if scales, sizes or the region of interest are unknown.
 pub fn interpolation(
     node: &Node,
     opset: i64,
@@ -102,7 +102,7 @@ fn weighted<T: Num>(
     out
 }
 
-/// The attributes that say where samples are taken and how they are weighted.
+/// The attributes that determine sample positions and weights.
 struct Sampler<'a> {
     mode: &'a str,
     coordinates: &'a str,
@@ -127,7 +127,7 @@ impl<'a> Sampler<'a> {
         let attribute = |name: &str, default: f32| f64::from(node.float(name).unwrap_or(default));
         Ok(Sampler {
             mode,
-            // Up to opset 10 there was one way only.
+            // Up to opset 10 there was only one mode.
             coordinates: if old {
                 "asymmetric"
             } else {
@@ -189,7 +189,7 @@ impl<'a> Sampler<'a> {
             };
             return Ok(Some(vec![(inside(i), 1.0)]));
         }
-        // Antialiasing stretches the filter over all the input elements that an output element covers.
+        // Antialiasing stretches the filter over all input elements that an output element covers.
         let squeeze = if self.antialias { scale.min(1.0) } else { 1.0 };
         let reach = if self.mode == "linear" { 1.0 } else { 2.0 } / squeeze;
         let (first, last) = ((x - reach).floor() as i64 + 1, (x + reach).ceil() as i64 - 1);
@@ -205,7 +205,7 @@ impl<'a> Sampler<'a> {
         Ok(Some(taps.into_iter().filter(|t| t.1 != 0.0).map(|(i, w)| (inside(i as f64), w)).collect()))
     }
 
-    /// The interpolation filter at distance `d`; the cubic one is equation (4) of Keys, "Cubic convolution
+    /// The interpolation filter at distance `d`. The cubic filter is equation (4) of Keys, "Cubic convolution
     /// interpolation for digital image processing" (1981).
     fn filter(&self, d: f64) -> f64 {
         let (d, a) = (d.abs(), self.cubic);
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn halving_with_antialias_averages() {
         let op = Op::new("Resize").str("mode", "linear").int("antialias", 1);
-        // Triangle of half-width two around 0.5: weights 0.75, 0.75, 0.25 and 0.25 for the repeated edge.
+        // A triangle of half-width two around 0.5: weights 0.75, 0.75, 0.25, and 0.25 for the repeated edge.
         assert_close(&line(op, &[0.0, 4.0, 8.0, 12.0], &[0.5]), &f32s(&[1, 2], &[2.5, 9.5]));
     }
 

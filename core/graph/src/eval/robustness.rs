@@ -1,4 +1,4 @@
-//! Random nodes with random inputs: kernels must not panic, and must agree with inference.
+//! Random nodes with random inputs: kernels must not panic and must agree with inference.
 
 use super::{EvalError, evaluate, kernels};
 use crate::infer::{Fact, node_outputs};
@@ -70,7 +70,7 @@ fn shape() -> impl Strategy<Value = Vec<usize>> {
     prop::collection::vec(prop_oneof![1 => Just(0usize), 20 => 1usize..3, 5 => 3usize..5], 0..5)
 }
 
-/// Inputs that mostly share an element type or a shape, as valid ones do; some are small lists of integers.
+/// Inputs that mostly share an element type or shape, like valid ones; some are small lists of integers.
 fn inputs() -> impl Strategy<Value = Vec<Option<Tensor>>> {
     let dtype = || {
         select(vec![
@@ -99,7 +99,7 @@ fn inputs() -> impl Strategy<Value = Vec<Option<Tensor>>> {
     })
 }
 
-/// Attributes without which some operators never get past inference.
+/// Attributes that some operators need to get past inference at all.
 fn required() -> impl Strategy<Value = Vec<(String, Attribute)>> {
     let ints =
         |n: &'static str, v: std::ops::Range<i64>| v.prop_map(move |v| (n.to_owned(), Attribute::Int(v)));
@@ -143,7 +143,7 @@ proptest! {
         let inferred = node_outputs(&node, opset, &facts);
         match evaluate(&node, opset, &operands) {
             Ok(values) => {
-                // Inference knows less than evaluation, but nothing else.
+                // Inference may know less than evaluation, but must not contradict it.
                 for (fact, value) in inferred.unwrap().unwrap().iter().zip(&values) {
                     prop_assert!(fact.dtype.is_none_or(|t| t == value.dtype()), "{fact:?} for {value:?}");
                     if let Some(shape) = &fact.shape {

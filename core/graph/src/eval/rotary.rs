@@ -6,10 +6,10 @@ use super::number::{Num, load, store, with_float};
 use super::strided::broadcast;
 use crate::infer::dims;
 
-/// Rotates pairs of elements of every head by the angle of its position.
+/// Rotates pairs of elements in each head by the angle of the token's position.
 pub(super) fn rotary_embedding(c: &Call) -> Outputs {
     let (x, cos, sin) = (c.input(0)?, c.input(1)?, c.input(2)?);
-    // Where token `l`, head `h` of batch `b` lies.
+    // Offset of token `l`, head `h` in batch `b`.
     let (batch, heads, length, size, by_head) = match x.shape() {
         [b, h, l, d] => (*b, *h, *l, *d, true),
         [b, l, hidden] => {
@@ -33,7 +33,7 @@ pub(super) fn rotary_embedding(c: &Call) -> Outputs {
         )
         .into());
     }
-    // The row of the caches for each token.
+    // The cache row of each token.
     let rows: Vec<usize> = match (c.opt(3), cos.shape()) {
         (Some(ids), [positions, _]) if ids.len() == batch * length => {
             c.ints(3)?.into_iter().map(|i| position(i, *positions)).collect::<Result<_, Fault>>()?
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn a_quarter_turn() {
-        // One batch, one head, two tokens; the second token is turned by 90°.
+        // One batch, one head, two tokens; the second token is rotated by 90°.
         let x = f32s(&[1, 1, 2, 4], &[1.0, 2.0, 3.0, 4.0, 1.0, 2.0, 3.0, 4.0]);
         let (cos, sin) = (f32s(&[2, 2], &[1.0, 1.0, 0.0, 0.0]), f32s(&[2, 2], &[0.0, 0.0, 1.0, 1.0]));
         let ids = i64s(&[1, 2], &[0, 1]);

@@ -1,4 +1,4 @@
-//! Sampling of images at given positions.
+//! Samples images at given positions.
 
 use super::call::{Call, Fault, Outputs};
 use super::gather::position;
@@ -12,7 +12,7 @@ enum Padding {
     Reflection,
 }
 
-/// Where samples along one axis are taken.
+/// How one axis is sampled.
 struct Axis {
     n: usize,
     align_corners: bool,
@@ -20,7 +20,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// The edges that coordinates are reflected at.
+    /// The edges at which coordinates are reflected.
     fn edges(&self) -> (f64, f64) {
         if self.align_corners { (0.0, self.n as f64 - 1.0) } else { (-0.5, self.n as f64 - 0.5) }
     }
@@ -33,13 +33,13 @@ impl Axis {
         let folded = (x - low).rem_euclid(2.0 * range);
         low + if folded > range { 2.0 * range - folded } else { folded }
     }
-    /// Coordinate in elements of a coordinate from -1 to 1, brought inside where the padding asks for it.
+    /// Converts a coordinate in [-1, 1] to elements, and moves it inside if the padding mode says so.
     fn coordinate(&self, v: f64, nearest: bool) -> f64 {
         let n = self.n as f64;
         let x = if self.align_corners { (v + 1.0) / 2.0 * (n - 1.0) } else { ((v + 1.0) * n - 1.0) / 2.0 };
         let x = if nearest { x.round_ties_even() } else { x };
         let (low, high) = self.edges();
-        // Anything further out is as good as this, and fits the integers below.
+        // Clamp far outside values, so that they fit the integers below.
         match self.padding {
             _ if (low..=high).contains(&x) => x,
             Padding::Border => x.clamp(0.0, n - 1.0),
@@ -47,7 +47,7 @@ impl Axis {
             Padding::Zeros => x.clamp(-1e9, 1e9),
         }
     }
-    /// The element at integer position `i`; `None` stands for zero.
+    /// The element at integer position `i`; `None` means zero.
     fn element(&self, i: i64) -> Option<usize> {
         let last = self.n as i64 - 1;
         match self.padding {
@@ -59,10 +59,10 @@ impl Axis {
     }
 }
 
-/// Weights of the elements from `floor(x) + first` on, for a sample at fraction `t` behind `floor(x)`.
+/// Weights of the elements from `floor(x) + first` on, for a sample at `floor(x) + t`.
 fn weights(mode: &str, t: f64) -> Result<(i64, Vec<f64>), Fault> {
     const A: f64 = -0.75;
-    // Keys' cubic convolution at distances up to one, and from one to two.
+    // Keys' cubic convolution at distances up to one, and between one and two.
     let near = |d: f64| ((A + 2.0) * d - (A + 3.0)) * d * d + 1.0;
     let far = |d: f64| ((A * d - 5.0 * A) * d + 8.0 * A) * d - 4.0 * A;
     match mode {
@@ -92,7 +92,7 @@ pub(super) fn grid_sample(c: &Call) -> Outputs {
     }
     let positions = load_as_f64(grid)?;
     let (plane, points) = (spatial.iter().product::<usize>(), shape[2..].iter().product::<usize>());
-    // Elements and weights of every sample, the same for all channels.
+    // Elements and weights of each sample; they are the same for all channels.
     let taps = |sample: usize| -> Vec<(usize, f64)> {
         let mut taps = vec![(0, 1.0)];
         for (i, axis) in axes.iter().enumerate() {
@@ -154,10 +154,10 @@ pub(super) fn affine_grid(c: &Call) -> Outputs {
     })
 }
 
-/// Most samples along one side of an output element of `RoiAlign`.
+/// Maximum number of samples along one side of an output element of `RoiAlign`.
 const MOST_SAMPLES: f64 = 4096.0;
 
-/// The four elements around a point of an image, with their bilinear weights; `None` outside.
+/// The four elements around a point of an image, with their bilinear weights; `None` outside the image.
 fn corners(y: f64, x: f64, height: usize, width: usize) -> Option<[(usize, f64); 4]> {
     if !(-1.0..=height as f64).contains(&y) || !(-1.0..=width as f64).contains(&x) {
         return None;
@@ -198,7 +198,7 @@ pub(super) fn roi_align(c: &Call) -> Outputs {
         let mut out = Vec::with_capacity(shape.iter().product());
         for r in 0..regions {
             let edge = |i: usize| boxes[4 * r + i].to_f64() * scale - if half_pixel { 0.5 } else { 0.0 };
-            // Without the shift, a region is at least one element wide.
+            // Without the half-pixel shift, a region is at least one element wide.
             let extent = |a: f64, b: f64| if half_pixel { b - a } else { (b - a).max(1.0) };
             let cell = (extent(edge(1), edge(3)) / rows as f64, extent(edge(0), edge(2)) / columns as f64);
             let samples = |cell: f64| -> Result<usize, Fault> {
@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn sampling_between_and_beyond_elements() {
         let x = f32s(&[1, 1, 1, 2], &[1.0, 3.0]);
-        // The middle, the right element and, aligned to the corners, twice beyond it.
+        // The centre, the right element and, with aligned corners, a point twice as far out.
         let grid = f32s(&[1, 1, 3, 2], &[0.0, 0.0, 1.0, 0.0, 3.0, 0.0]);
         let op = || Op::new("GridSample").int("align_corners", 1);
         assert_close(&op().run(&[&x, &grid]), &f32s(&[1, 1, 1, 3], &[2.0, 3.0, 0.0]));

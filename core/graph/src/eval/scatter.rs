@@ -1,11 +1,11 @@
-//! Writing elements by index.
+//! Writes elements by index.
 
 use super::call::{Call, Fault, Outputs};
 use super::gather::{along_axis, slices};
 use super::number::{Num, load, store, with_number, with_size};
 use crate::Tensor;
 
-/// `data` with slice `i` of `updates` (of `len` elements) put to slice `places[i]`, in order.
+/// `data` with slice `i` of `updates` (`len` elements) written to slice `places[i]`, in order.
 fn scatter(c: &Call, data: &Tensor, updates: &Tensor, places: &[usize], len: usize) -> Outputs {
     fn put<T: Copy>(data: &mut [T], updates: &[T], places: &[usize], len: usize, f: impl Fn(T, T) -> T) {
         for (i, p) in places.iter().enumerate() {
@@ -54,7 +54,7 @@ pub(super) fn scatter_nd(c: &Call) -> Outputs {
     scatter(c, data, updates, &places, data.shape()[depth..].iter().product())
 }
 
-/// Writes the rows of `update` along an axis, from a position per batch on.
+/// Writes the rows of `update` along an axis, starting at a position per batch.
 pub(super) fn tensor_scatter(c: &Call) -> Outputs {
     let (data, update) = (c.input(0)?, c.input(1)?);
     let shape = data.shape();

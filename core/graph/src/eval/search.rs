@@ -1,4 +1,4 @@
-//! Finding elements: extremes, non-zeros, distinct values.
+//! Finds elements: extremes, non-zeros, distinct values.
 
 use super::call::{Call, Outputs};
 use super::number::{Num, load, store, with_any};
@@ -6,7 +6,7 @@ use super::strided::around;
 use crate::Tensor;
 use std::cmp::Ordering;
 
-/// A total order; NaN is above everything.
+/// A total order; NaN is greater than everything.
 fn order<T: Num>(a: &T, b: &T) -> Ordering {
     a.partial_cmp(b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
 }
@@ -25,7 +25,7 @@ pub(super) fn non_zero(c: &Call) -> Outputs {
     Ok(vec![Tensor::from_elements(vec![x.shape().len(), found.len()], &positions)?])
 }
 
-/// Elements along `axis`, one run after the other, with the place each run starts at and the step within it.
+/// Yields the start and step of each run of elements along `axis`.
 fn runs(shape: &[usize], axis: usize) -> impl Iterator<Item = (usize, usize)> {
     let (outer, n, inner) = around(shape, axis);
     (0..outer).flat_map(move |o| (0..inner).map(move |i| (o * n * inner + i, inner)))
@@ -66,7 +66,7 @@ pub(super) fn top_k(c: &Call) -> Outputs {
         let mut places = vec![0i64; top.len()];
         for ((from, step), (to, _)) in runs(x.shape(), axis).zip(runs(&shape, axis)) {
             let mut order_of: Vec<usize> = (0..n).collect();
-            // A stable sort: of equal elements the one with the lower index comes first.
+            // The sort is stable: among equal elements, the one with the lowest index comes first.
             order_of.sort_by(|a, b| {
                 let o = order(&values[from + a * step], &values[from + b * step]);
                 if largest { o.reverse() } else { o }
@@ -95,7 +95,7 @@ pub(super) fn unique(c: &Call) -> Outputs {
             let mut pairs = slice(a).zip(slice(b)).map(|(i, j)| order(&values[i], &values[j]));
             pairs.find(|o| o.is_ne()).unwrap_or(Ordering::Equal)
         };
-        // Equal slices become neighbours, in the order of their appearance.
+        // Equal slices become neighbours, in order of appearance.
         let mut by_value: Vec<usize> = (0..n).collect();
         by_value.sort_by(|a, b| compare(*a, *b));
         let mut groups: Vec<Vec<usize>> = Vec::new();

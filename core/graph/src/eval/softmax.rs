@@ -1,11 +1,11 @@
-//! Softmax and its kin.
+//! Softmax and related operators.
 
 use super::call::{Call, Fault, Outputs};
 use super::number::{Num, load, store, with_float};
 use super::strided::{View, around};
 use rayon::prelude::*;
 
-/// Turns scores into probabilities; a row of minus infinities becomes NaN, as its definition has it.
+/// Turns scores into probabilities. A row of negative infinities becomes NaN, as the definition implies.
 pub(super) fn softmax_row<T: Num>(row: &mut [T]) {
     let max = row.iter().fold(f64::NEG_INFINITY, |m, v| m.larger(v.to_f64()));
     let mut sum = 0.0;
@@ -31,7 +31,7 @@ fn hardmax_row<T: Num>(row: &mut [T]) {
 pub(super) fn softmax(c: &Call) -> Outputs {
     let x = c.input(0)?;
     let rank = x.shape().len();
-    // Before opset 13 everything from the axis on is one row.
+    // Before opset 13, everything from the axis on is one row.
     let (outer, n, inner) = if c.opset() < 13 {
         let axis = match c.node().int_or("axis", 1) {
             a if a == rank as i64 => rank,

@@ -1,4 +1,4 @@
-//! Walking over tensors whose elements do not lie in order.
+//! Iterates over tensors in non-contiguous order.
 
 use super::call::Fault;
 use super::number::with_size;
@@ -13,16 +13,16 @@ pub(super) fn contiguous(shape: &[usize]) -> Vec<isize> {
     strides
 }
 
-/// Strides that repeat a contiguous tensor of shape `from` over the shape `to` it broadcasts to.
+/// Strides that broadcast a contiguous tensor of shape `from` to the shape `to`.
 pub(super) fn broadcast(from: &[usize], to: &[usize]) -> Vec<isize> {
     let own = contiguous(from);
     let lead = to.len() - from.len();
     (0..to.len()).map(|i| if i < lead || from[i - lead] == 1 { 0 } else { own[i - lead] }).collect()
 }
 
-/// Calls `row(offsets, n, steps)` for every innermost row of a walk over `shape`, in order: `offsets[k]` is
-/// where operand `k` has the row's first element, `steps[k]` how far apart its `n` elements lie. Neighbouring
-/// axes that every operand steps through evenly are walked as one.
+/// Calls `row(offsets, n, steps)` for each innermost row of `shape`, in order. Operand `k` has the row's first
+/// element at `offsets[k]`, and its `n` elements are `steps[k]` apart. Adjacent axes are merged if every operand has
+/// a uniform stride across them.
 pub(super) fn rows<const K: usize>(
     shape: &[usize],
     strides: [&[isize]; K],
@@ -66,7 +66,7 @@ pub(super) fn rows<const K: usize>(
     }
 }
 
-/// A tensor's elements seen in another order: element `(i, j, …)` lies at `start + i * strides[0] + …`.
+/// A reordered view of a tensor: element `(i, j, …)` is at `start + i * strides[0] + …`.
 pub(super) struct View {
     pub(super) shape: Vec<usize>,
     pub(super) strides: Vec<isize>,
@@ -74,11 +74,11 @@ pub(super) struct View {
 }
 
 impl View {
-    /// The tensor as it lies.
+    /// The tensor in its own order.
     pub(super) fn of(shape: &[usize]) -> Self {
         View { shape: shape.to_vec(), strides: contiguous(shape), start: 0 }
     }
-    /// Axes in another order.
+    /// Permutes the axes.
     pub(super) fn permuted(self, perm: &[usize]) -> Self {
         View {
             shape: perm.iter().map(|p| self.shape[*p]).collect(),
@@ -86,12 +86,12 @@ impl View {
             start: self.start,
         }
     }
-    /// Whether the view is the tensor as it lies.
+    /// Whether the view is the whole tensor in its own order.
     fn is_whole(&self) -> bool {
         let natural = contiguous(&self.shape);
         self.start == 0 && (0..self.shape.len()).all(|i| self.shape[i] == 1 || self.strides[i] == natural[i])
     }
-    /// The elements in the order of the view.
+    /// Copies the elements in the order of the view.
     pub(super) fn copy<T: Copy>(&self, source: &[T]) -> Vec<T> {
         if self.is_whole() && self.shape.iter().product::<usize>() == source.len() {
             return source.to_vec();
@@ -104,7 +104,7 @@ impl View {
         });
         out
     }
-    /// The view of `tensor` as a tensor of its own of shape `shape`.
+    /// Copies the view of `tensor` into a new tensor of shape `shape`.
     pub(super) fn tensor(&self, tensor: &Tensor, shape: Vec<usize>) -> Result<Tensor, Fault> {
         let data =
             with_size!(tensor.dtype(), N => self.copy(tensor.data().as_chunks::<N>().0).into_flattened());
@@ -112,7 +112,7 @@ impl View {
     }
 }
 
-/// `f` over two operands broadcast to `shape`.
+/// Applies `f` to two operands, broadcast to `shape`.
 pub(super) fn zip2<A: Copy, B: Copy, R>(
     shape: &[usize],
     (a, a_shape): (&[A], &[usize]),
@@ -133,7 +133,7 @@ pub(super) fn zip2<A: Copy, B: Copy, R>(
     out
 }
 
-/// How `shape` falls apart around `axis`: elements before it, along it, behind it.
+/// Splits `shape` at `axis`: number of elements before it, along it, and after it.
 pub(super) fn around(shape: &[usize], axis: usize) -> (usize, usize, usize) {
     (shape[..axis].iter().product(), shape[axis], shape[axis + 1..].iter().product())
 }

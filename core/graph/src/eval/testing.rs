@@ -1,4 +1,4 @@
-//! Shorthand for the kernels' tests.
+//! Helpers for kernel tests.
 
 use super::{EvalError, evaluate};
 use crate::{Attribute, Node, Tensor, ValueId};
@@ -66,7 +66,7 @@ pub(super) fn i64s(shape: &[usize], values: &[i64]) -> Tensor {
     Tensor::from_elements(shape.to_vec(), values).unwrap()
 }
 
-/// Same type and shape, elements within 1e-6 of the larger magnitude (or of one).
+/// Asserts the same type and shape, and elements within 1e-6 of the larger magnitude (or of one).
 pub(super) fn assert_close(actual: &Tensor, expected: &Tensor) {
     assert_eq!((actual.dtype(), actual.shape()), (expected.dtype(), expected.shape()));
     let (a, e) = (actual.to_f32s().unwrap(), expected.to_f32s().unwrap());
@@ -75,7 +75,7 @@ pub(super) fn assert_close(actual: &Tensor, expected: &Tensor) {
     }
 }
 
-/// A node with what ONNX Runtime computes.
+/// A node and ONNX Runtime's results for it.
 struct Known {
     name: String,
     op: Op,
@@ -83,7 +83,7 @@ struct Known {
     outputs: Vec<Tensor>,
 }
 
-/// As `tools/reference/operators.py` wrote them.
+/// The cases written by `tools/reference/operators.py`.
 fn reference_cases() -> Vec<Known> {
     let cases: serde_json::Value =
         serde_json::from_str(include_str!("../../testdata/reference.json")).unwrap();

@@ -9,10 +9,10 @@ use std::f64::consts::PI;
 /// A function of one number.
 pub(super) type Function = Box<dyn Fn(f64) -> f64 + Send + Sync>;
 
-/// Elements handed to a thread at once.
+/// Number of elements per parallel task.
 const CHUNK: usize = 1 << 14;
 
-/// `f` of every element of a floating-point tensor.
+/// Applies `f` to every element of a floating-point tensor.
 pub(super) fn map(tensor: &Tensor, f: impl Fn(f64) -> f64 + Send + Sync) -> Result<Tensor, Fault> {
     with_float!(tensor.dtype(), T => {
         let mut values = load::<T>(tensor)?;
@@ -55,7 +55,7 @@ pub(super) fn math(c: &Call) -> Outputs {
     Ok(vec![map(x, f)?])
 }
 
-/// The functions that are defined for integers, too.
+/// The functions that are also defined for integers.
 fn integer(c: &Call, x: &Tensor) -> Result<Tensor, Fault> {
     fn apply<T: Num>(op: &str, values: &mut [T]) -> bool {
         let zero = T::default();
@@ -77,8 +77,8 @@ fn integer(c: &Call, x: &Tensor) -> Result<Tensor, Fault> {
     })
 }
 
-/// Error function, to about 1e-15: Kummer's series near zero (Abramowitz & Stegun 7.1.6), the continued
-/// fraction of the complement (7.1.14) further out.
+/// Error function, accurate to about 1e-15. Uses Kummer's series near zero (Abramowitz & Stegun 7.1.6), and the
+/// continued fraction of the complement (7.1.14) further out.
 pub(super) fn erf(x: f64) -> f64 {
     let a = x.abs();
     if a < 2.5 {
@@ -107,7 +107,7 @@ pub(super) fn not(c: &Call) -> Outputs {
     Ok(vec![Tensor::new(x.dtype(), x.shape().to_vec(), data)?])
 }
 
-/// Whether each element passes `test`.
+/// Tests each element with `test`.
 fn test(x: &Tensor, test: impl Fn(f64) -> bool) -> Outputs {
     with_float!(x.dtype(), T => {
         let flags: Vec<bool> = load::<T>(x)?.into_iter().map(|v| test(v.to_f64())).collect();
@@ -125,7 +125,7 @@ pub(super) fn is_inf(c: &Call) -> Outputs {
     test(c.input(0)?, |v| v.is_infinite() && if v > 0.0 { positive } else { negative })
 }
 
-/// Identity, and Dropout as it is outside training.
+/// Identity, and Dropout outside training.
 pub(super) fn pass(c: &Call) -> Outputs {
     let x = c.input(0)?;
     let training = c.opset() >= 12 && c.opt(2).and_then(Tensor::to_i64s).is_some_and(|v| v.contains(&1));
@@ -158,7 +158,7 @@ mod tests {
             assert!((erf(x) - y).abs() < 1e-10, "{x}: {}", erf(x));
             assert_eq!(erf(-x), -erf(x));
         }
-        // Both branches meet.
+        // The two branches agree where they meet.
         assert!((erf(2.5 - 1e-12) - erf(2.5)).abs() < 1e-12);
         assert_eq!(erf(30.0), 1.0);
         assert!(erf(f64::NAN).is_nan());

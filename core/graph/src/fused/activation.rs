@@ -1,7 +1,7 @@
 use crate::{Attribute, Node};
 use std::collections::BTreeMap;
 
-/// What is applied to each element of a result.
+/// A function applied to each element of a result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// max(x, 0): `Relu`.
@@ -12,7 +12,7 @@ pub enum Activation {
     Swish(f32),
     /// x · Φ(x): `Gelu`.
     Gelu,
-    /// GELU's approximation by tanh: `FastGelu`.
+    /// The tanh approximation of GELU: `FastGelu`.
     GeluTanh,
 }
 
@@ -20,10 +20,10 @@ const NAME: &str = "activation";
 const PARAMETERS: &str = "activation_params";
 
 impl Activation {
-    /// The activation a node's attributes name.
+    /// The activation that a node's attributes name.
     ///
     /// # Errors
-    /// A name or a number of parameters that mean nothing.
+    /// An unknown name or a wrong number of parameters.
     pub fn of(node: &Node) -> Result<Option<Self>, String> {
         if !node.attributes.contains_key(NAME) {
             return Ok(None);
@@ -41,7 +41,7 @@ impl Activation {
         }))
     }
 
-    /// Writes it into a node's attributes.
+    /// Writes it to a node's attributes.
     pub fn write(&self, attributes: &mut BTreeMap<String, Attribute>) {
         let (name, parameters) = match *self {
             Activation::Relu => ("Relu", vec![]),

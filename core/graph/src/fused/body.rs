@@ -2,7 +2,7 @@ use super::Activation;
 use crate::{Attribute, Node, Tensor, ValueId};
 use std::collections::BTreeMap;
 
-/// Nodes that a fused node stands for. Values are numbered: first the node's inputs, then constants and results.
+/// The nodes that define a fused node. Values are numbered: first the node's inputs, then constants and results.
 pub(super) struct Body {
     present: Vec<bool>,
     next: u32,
@@ -22,7 +22,7 @@ impl Body {
         self.next += 1;
         ValueId(self.next - 1)
     }
-    /// Input `i`, where it is present.
+    /// Input `i`, if present.
     pub(super) fn input(&self, i: usize) -> Option<ValueId> {
         self.present.get(i).copied().unwrap_or(false).then_some(ValueId(i as u32))
     }
@@ -75,14 +75,14 @@ impl Body {
         });
         outputs
     }
-    /// The Conv of `x` inside a node that merges more.
+    /// The Conv of `x` within a node that fuses more.
     pub(super) fn conv(&mut self, node: &Node, x: ValueId) -> Result<ValueId, String> {
         let inputs = vec![Some(x), Some(self.need(1)?), self.input(2)];
         let mut attributes = node.attributes.clone();
         attributes.retain(|name, _| !name.starts_with("activation"));
         Ok(self.step("Conv", inputs, attributes, 1)[0])
     }
-    /// The operator of ai.onnx that has the node's name, with all its outputs.
+    /// The ai.onnx operator with the node's name and all its outputs.
     pub(super) fn same(&mut self, node: &Node) {
         let inputs = (0..self.present.len()).map(|i| self.input(i)).collect();
         let outputs = self.step(&node.op_type, inputs, node.attributes.clone(), node.outputs.len());
@@ -92,7 +92,7 @@ impl Body {
         match *activation {
             Activation::Relu => self.node("Relu", &[x], []),
             Activation::Clip(low, high) => {
-                // Bounds must be of the type of x, which is not known here.
+                // Bounds must have the type of x, which is not known here.
                 let bounds = [low, high].map(|bound| {
                     let bound = self.constant(Tensor::scalar(bound));
                     self.node("CastLike", &[bound, x], [])
@@ -106,7 +106,7 @@ impl Body {
             }
         }
     }
-    /// Applies the node's activation, if it has one, and makes the result the output.
+    /// Applies the node's activation, if any, and makes the result the output.
     pub(super) fn activate(&mut self, node: &Node, y: ValueId) -> Result<(), String> {
         let y = match Activation::of(node)? {
             Some(activation) => self.activation(&activation, y),
@@ -119,7 +119,7 @@ impl Body {
         self.outputs = vec![Some(y)];
     }
 
-    /// Goes through the nodes; what a value is (a fact, a tensor) is up to the caller.
+    /// Visits the nodes in order. The caller decides what a value is (a fact or a tensor).
     pub(super) fn run<T: Clone, E>(
         &self,
         inputs: &[Option<T>],

@@ -1,20 +1,20 @@
-//! What a rule is given: the node and the facts about its inputs.
+//! The input of an inference rule: a node and the facts about its inputs.
 
 use super::{Fact, PartialInt, dims};
 use crate::{Dim, Node, Tensor};
 use sdrun_abi::DType;
 
-/// One operator application to be inferred.
+/// One operator application to infer.
 pub(crate) struct Ctx<'a> {
     pub(crate) node: &'a Node,
     pub(crate) opset: i64,
     pub(crate) inputs: &'a [Option<Fact>],
 }
 
-/// Facts about the outputs, or what is wrong.
+/// Facts about the outputs, or an error message.
 pub(super) type Facts = Result<Vec<Fact>, String>;
 
-/// An integer list that is absent, present but computed at run time, or known.
+/// An integer list: absent, present but computed at run time, or known.
 pub(crate) enum Ints {
     Absent,
     Unknown,
@@ -43,7 +43,7 @@ impl<'a> Ctx<'a> {
     pub(crate) fn ints(&self, i: usize) -> Option<Vec<i64>> {
         self.value(i)?.to_i64s()
     }
-    /// The elements of an integer input as far as they are known.
+    /// The elements of an integer input, as far as they are known.
     pub(crate) fn partial_ints(&self, i: usize) -> Option<Vec<PartialInt>> {
         let fact = self.opt(i)?;
         match fact.value.as_ref().and_then(Tensor::to_i64s) {
@@ -51,7 +51,7 @@ impl<'a> Ctx<'a> {
             None => fact.elements.clone(),
         }
     }
-    /// The elements, as far as they are known, of an input that must be a vector of integers, such as a shape.
+    /// The elements, as far as they are known, of an input that must be an integer vector, such as a shape.
     pub(crate) fn partial_vector(&self, i: usize) -> Result<Option<Vec<PartialInt>>, String> {
         self.ranked(i, 1)?;
         if let Some(dtype) = self.dtype(i).filter(|t| t.is_float()) {
@@ -73,7 +73,7 @@ impl<'a> Ctx<'a> {
             Some(_) => self.ints(i).map_or(Ints::Unknown, Ints::Known),
         }
     }
-    /// The element type that all of these inputs must share.
+    /// The element type that all these inputs must share.
     pub(crate) fn common_dtype(
         &self,
         inputs: impl IntoIterator<Item = usize>,
@@ -92,7 +92,7 @@ impl<'a> Ctx<'a> {
         }
         Ok(common)
     }
-    /// The shape of an input whose rank must be `rank`, where it is known.
+    /// The shape, if known, of an input whose rank must be `rank`.
     pub(crate) fn ranked(&self, i: usize, rank: usize) -> Result<Option<&'a [Dim]>, String> {
         match self.shape(i) {
             Some(s) if s.len() != rank => {
@@ -101,7 +101,7 @@ impl<'a> Ctx<'a> {
             s => Ok(s),
         }
     }
-    /// The shape of an input whose rank must be at least `rank`, where it is known.
+    /// The shape, if known, of an input whose rank must be at least `rank`.
     pub(crate) fn ranked_at_least(&self, i: usize, rank: usize) -> Result<Option<&'a [Dim]>, String> {
         match self.shape(i) {
             Some(s) if s.len() < rank => Err(format!(
@@ -111,7 +111,7 @@ impl<'a> Ctx<'a> {
             s => Ok(s),
         }
     }
-    /// Refuses an optional vector input whose length is known not to be `len`.
+    /// Refuses an optional vector input whose length is known to differ from `len`.
     pub(crate) fn vector_of(&self, i: usize, len: &Dim) -> Result<(), String> {
         if self.opt(i).is_some()
             && let Some(s) = self.ranked(i, 1)?

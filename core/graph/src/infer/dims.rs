@@ -2,22 +2,22 @@
 
 use crate::Dim;
 
-/// Dimensions that are all numbers.
+/// Converts sizes to known dimensions.
 pub(crate) fn known(shape: &[usize]) -> Vec<Dim> {
     shape.iter().copied().map(Dim::Known).collect()
 }
 
-/// A shape of which only the rank is known.
+/// A shape with only its rank known.
 pub(crate) fn unknown(rank: usize) -> Vec<Dim> {
     vec![Dim::Unknown; rank]
 }
 
-/// Number of elements, where every dimension is known.
+/// Number of elements, if every dimension is known.
 pub(crate) fn count(shape: &[Dim]) -> Option<usize> {
     shape.iter().try_fold(1usize, |n, d| n.checked_mul(d.known()?))
 }
 
-/// Two dimensions that must be equal: the more specific one.
+/// Merges two dimensions that must be equal; returns the more specific one.
 pub(crate) fn same(a: &Dim, b: &Dim) -> Result<Dim, String> {
     match (a, b) {
         (Dim::Known(x), Dim::Known(y)) if x != y => Err(format!("dimension {x} must equal {y}")),
@@ -27,7 +27,7 @@ pub(crate) fn same(a: &Dim, b: &Dim) -> Result<Dim, String> {
     }
 }
 
-/// Two shapes that must be equal.
+/// Merges two shapes that must be equal.
 pub(crate) fn same_shape(a: &[Dim], b: &[Dim]) -> Result<Vec<Dim>, String> {
     if a.len() != b.len() {
         return Err(format!("shapes {} and {} must have the same rank", text(a), text(b)));
@@ -59,7 +59,7 @@ pub(crate) fn broadcast(a: &[Dim], b: &[Dim]) -> Result<Vec<Dim>, String> {
         .collect()
 }
 
-/// Broadcasting of `from` onto the unchanged shape `to`.
+/// Checks that `from` broadcasts to `to` and leaves `to` unchanged.
 pub(crate) fn broadcast_onto(from: &[Dim], to: &[Dim]) -> Result<(), String> {
     let fits = from.len() <= to.len()
         && from.iter().rev().zip(to.iter().rev()).all(|(f, t)| match (f.known(), t.known()) {
@@ -69,12 +69,12 @@ pub(crate) fn broadcast_onto(from: &[Dim], to: &[Dim]) -> Result<(), String> {
     fits.then_some(()).ok_or_else(|| format!("shape {} does not broadcast to {}", text(from), text(to)))
 }
 
-/// A dimension through `f`, where it is known.
+/// Applies `f` to a known dimension; otherwise the result is unknown.
 pub(crate) fn map(d: &Dim, f: impl FnOnce(usize) -> Option<usize>) -> Dim {
     d.known().and_then(f).map_or(Dim::Unknown, Dim::Known)
 }
 
-/// Product of two dimensions; a factor of one keeps the other's name.
+/// Product of two dimensions. A factor of one keeps the other dimension's name.
 pub(crate) fn product(a: &Dim, b: &Dim) -> Dim {
     match (a, b) {
         (Dim::Known(1), d) | (d, Dim::Known(1)) => d.clone(),
@@ -82,7 +82,7 @@ pub(crate) fn product(a: &Dim, b: &Dim) -> Dim {
     }
 }
 
-/// Sum of two dimensions; a summand of zero keeps the other's name.
+/// Sum of two dimensions. A term of zero keeps the other dimension's name.
 pub(crate) fn sum(a: &Dim, b: &Dim) -> Dim {
     match (a, b) {
         (Dim::Known(0), d) | (d, Dim::Known(0)) => d.clone(),
@@ -90,7 +90,7 @@ pub(crate) fn sum(a: &Dim, b: &Dim) -> Dim {
     }
 }
 
-/// How a shape is written in messages: `[1, batch, ?]`.
+/// Formats a shape for messages: `[1, batch, ?]`.
 pub(crate) fn text(shape: &[Dim]) -> String {
     let parts: Vec<String> = shape
         .iter()
@@ -103,7 +103,7 @@ pub(crate) fn text(shape: &[Dim]) -> String {
     format!("[{}]", parts.join(", "))
 }
 
-/// `axis` counted from the front; negative axes count from the back.
+/// Converts `axis` to a non-negative index; negative axes count from the back.
 pub(crate) fn axis(axis: i64, rank: usize) -> Result<usize, String> {
     let r = rank as i64;
     match axis {
@@ -113,7 +113,7 @@ pub(crate) fn axis(axis: i64, rank: usize) -> Result<usize, String> {
     }
 }
 
-/// Several axes counted from the front, without repetition.
+/// Converts several axes to non-negative indices; refuses duplicates.
 pub(crate) fn axes(values: &[i64], rank: usize) -> Result<Vec<usize>, String> {
     let mut out = Vec::with_capacity(values.len());
     for &v in values {

@@ -1,4 +1,4 @@
-//! Applies the rules to nodes and graphs, and evaluates small constant subgraphs on the way.
+//! Applies the rules to nodes and graphs, and evaluates small constant subgraphs along the way.
 
 use super::{Ctx, Fact, PartialInt, dims, partial, rules};
 use crate::{
@@ -6,10 +6,10 @@ use crate::{
 };
 use std::collections::HashMap;
 
-/// Most elements a tensor may have to be carried along as a known value.
+/// Maximum number of elements of a tensor that is carried as a known value.
 const VALUE_LIMIT: usize = 4096;
 
-/// How a node is named in messages.
+/// Names a node for messages.
 pub(crate) fn describe(node: &Node) -> String {
     match node.name.as_str() {
         "" => format!("an unnamed {} node", node.op_type),
@@ -17,7 +17,7 @@ pub(crate) fn describe(node: &Node) -> String {
     }
 }
 
-/// What the rule of the node's operator says; `Ok(None)` for an operator that has none.
+/// Applies the rule of the node's operator; `Ok(None)` if the operator has none.
 pub(crate) fn outputs_by_rule(ctx: &Ctx) -> Result<Option<Vec<Fact>>, GraphError> {
     let node = ctx.node;
     let rule = match node.domain.as_str() {
@@ -30,11 +30,10 @@ pub(crate) fn outputs_by_rule(ctx: &Ctx) -> Result<Option<Vec<Fact>>, GraphError
     Ok(Some(facts))
 }
 
-/// Facts about the outputs of one node in the order of its outputs; `Ok(None)` for an operator unknown to us.
+/// Infers the outputs of one node, in order; `Ok(None)` for an unknown operator.
 ///
-/// `inputs[i]` is `None` where optional input `i` is absent. Where all inputs are small constants the node is
-/// evaluated and the facts carry its values. Error: the inputs or attributes contradict the operator's
-/// definition.
+/// `inputs[i]` is `None` if optional input `i` is absent. If all inputs are small constants, the node is evaluated
+/// and the facts carry its values. Fails if the inputs or attributes contradict the operator's definition.
 pub fn node_outputs(
     node: &Node,
     opset: i64,
@@ -62,7 +61,7 @@ pub fn node_outputs(
     Ok(Some(facts))
 }
 
-/// The output values, where all inputs are known and everything is small.
+/// The output values, if all inputs are known and everything is small.
 fn fold(ctx: &Ctx, facts: &[Fact]) -> Result<Option<Vec<Tensor>>, GraphError> {
     let small = |f: &Fact| f.known_shape().is_none_or(|_| is_small(f));
     if ctx.inputs.is_empty() || !facts.iter().all(small) || !eval::supports(ctx.node, ctx.opset) {
@@ -87,18 +86,19 @@ fn is_small(fact: &Fact) -> bool {
     fact.shape.as_deref().and_then(dims::count).is_some_and(|n| n <= VALUE_LIMIT)
 }
 
-/// What is known about a value beyond the type and shape that the graph itself keeps.
+/// Facts about a value beyond the type and shape that the graph itself stores.
 #[derive(Default)]
 struct Content {
     value: Option<Tensor>,
     elements: Option<Vec<PartialInt>>,
 }
 
-/// Fills in element type and shape of every value that follows from the graph's inputs, initializers and the
-/// operators' definitions.
+/// Infers the element type and shape of every value, as far as they follow from the graph's inputs, initializers and
+/// the operators' definitions.
 ///
-/// What is inferred replaces what the file declares; what cannot be inferred (outputs of unknown operators,
-/// sizes that depend on data) keeps its declaration. Error: a node contradicts its operator's definition.
+/// Inferred types replace the declarations in the file. A value that cannot be inferred (an output of an unknown
+/// operator, a size that depends on data) keeps its declaration. Fails if a node contradicts its operator's
+/// definition.
 pub fn infer_shapes(graph: &mut Graph) -> Result<(), GraphError> {
     let mut contents: HashMap<ValueId, Content> = HashMap::new();
     for (id, initializer) in &graph.initializers {
@@ -136,7 +136,7 @@ pub fn infer_shapes(graph: &mut Graph) -> Result<(), GraphError> {
     Ok(())
 }
 
-/// Names the value an unnamed node computes, so that it can be found.
+/// Adds the value that an unnamed node computes to the message, so that the user can find the node.
 fn locate(graph: &Graph, node: &Node, error: GraphError) -> GraphError {
     match (error, node.output(0)) {
         (GraphError::Invalid(text), Some(id)) if node.name.is_empty() => {
@@ -146,7 +146,7 @@ fn locate(graph: &Graph, node: &Node, error: GraphError) -> GraphError {
     }
 }
 
-/// Writes an inferred fact into the graph; a declared name survives where nothing better is known.
+/// Writes an inferred fact into the graph. A declared dimension survives if the inferred one is unknown.
 fn record(graph: &mut Graph, id: ValueId, fact: &Fact) {
     let value = graph.value_mut(id);
     value.dtype = fact.dtype.or(value.dtype);

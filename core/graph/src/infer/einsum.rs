@@ -4,13 +4,13 @@ use super::dims;
 use crate::Dim;
 use std::collections::BTreeMap;
 
-/// Index of a dimension in an equation: a letter, or (from 256 on) a dimension behind `...`, counted from the
+/// Index of a dimension in an equation: a letter, or (from 256 on) a dimension covered by `...`, counted from the
 /// right.
 pub(crate) type Label = u32;
 
 const ELLIPSIS: Label = 256;
 
-/// A parsed equation: the labels of every operand's dimensions and of the output's.
+/// A parsed equation: the labels of each operand's dimensions and of the output's dimensions.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Equation {
     pub(crate) operands: Vec<Vec<Label>>,
@@ -18,7 +18,7 @@ pub(crate) struct Equation {
 }
 
 impl Equation {
-    /// Parses `equation` for operands of these ranks.
+    /// Parses `equation` for operands of the given ranks.
     pub(crate) fn parse(equation: &str, ranks: &[usize]) -> Result<Self, String> {
         let text: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
         let (left, right) = match text.split_once("->") {
@@ -60,7 +60,7 @@ impl Equation {
         Ok(Equation { operands, output })
     }
 
-    /// The size of every label, given the operands' shapes.
+    /// The size of each label, given the operands' shapes.
     pub(crate) fn sizes(&self, shapes: &[&[Dim]]) -> Result<BTreeMap<Label, Dim>, String> {
         let mut sizes: BTreeMap<Label, Dim> = BTreeMap::new();
         for (labels, shape) in self.operands.iter().zip(shapes) {
@@ -79,7 +79,7 @@ impl Equation {
     }
 }
 
-/// Labels of a term. With a rank, `...` stands for as many dimensions as it takes to reach it.
+/// The labels of a term. If `rank` is given, `...` expands to as many dimensions as needed to reach it.
 fn labels(term: &str, rank: Option<usize>) -> Result<Vec<Label>, String> {
     let (head, tail) = match term.split_once("...") {
         Some((h, t)) => (h, Some(t)),

@@ -1,8 +1,8 @@
 //! Type and shape inference.
 //!
-//! One rule per operator says which outputs follow from which inputs and refuses what contradicts the
-//! operator's definition; [`crate::eval`] relies on the same rules for validation and output shapes. The
-//! definitions are those of <https://onnx.ai/onnx/operators/>, for the versions in [`OPSETS`](crate::OPSETS).
+//! Each operator has one rule. It infers the outputs from the inputs and refuses what contradicts the operator's
+//! definition. [`crate::eval`] uses the same rules for validation and output shapes. The definitions are those of
+//! <https://onnx.ai/onnx/operators/>, for the versions in [`OPSETS`](crate::OPSETS).
 
 mod context;
 pub(crate) mod dims;
@@ -28,32 +28,32 @@ use sdrun_abi::DType;
 /// What is known about a value before the graph runs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fact {
-    /// Element type, where known.
+    /// Element type, if known.
     pub dtype: Option<DType>,
-    /// Shape, where the rank is known.
+    /// Shape, if the rank is known.
     pub shape: Option<Vec<Dim>>,
-    /// All elements, where the value is constant and small enough to be worth carrying.
+    /// All elements, if the value is constant and small enough to carry.
     pub value: Option<Tensor>,
-    /// Elements, in order, of a small integer tensor (a shape under construction) that is not wholly known.
+    /// Elements, in order, of a small integer tensor (a shape under construction) that is only partly known.
     pub elements: Option<Vec<PartialInt>>,
 }
 
 impl Fact {
-    /// A fact about type and shape only.
+    /// A fact with only a type and a shape.
     pub fn new(dtype: Option<DType>, shape: Option<Vec<Dim>>) -> Self {
         Fact { dtype, shape, value: None, elements: None }
     }
-    /// All there is to know about a constant.
+    /// The full fact about a constant.
     pub fn constant(value: Tensor) -> Self {
         let mut fact = Self::typed(&value);
         fact.value = Some(value);
         fact
     }
-    /// Type and shape of a tensor.
+    /// The type and shape of a tensor.
     pub fn typed(tensor: &Tensor) -> Self {
         Self::new(Some(tensor.dtype()), Some(dims::known(tensor.shape())))
     }
-    /// The shape, where every dimension is a number.
+    /// The shape, if every dimension is known.
     pub fn known_shape(&self) -> Option<Vec<usize>> {
         self.shape.as_ref()?.iter().map(Dim::known).collect()
     }

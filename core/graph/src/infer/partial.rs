@@ -1,5 +1,5 @@
-//! Integer tensors of which only some elements are known: shapes on their way through
-//! `Shape → Gather → Concat → Reshape`.
+//! Integer tensors with only some elements known, such as shapes that pass through `Shape → Gather → Concat →
+//! Reshape`.
 
 use super::{Ctx, Fact, dims};
 use crate::Dim;
@@ -10,9 +10,9 @@ use sdrun_abi::DType;
 pub enum PartialInt {
     /// A number.
     Known(i64),
-    /// The size of a named dimension: at least zero.
+    /// The size of a named dimension; at least zero.
     Symbol(String),
-    /// Nothing is known.
+    /// Unknown.
     Unknown,
 }
 
@@ -45,10 +45,10 @@ impl From<&PartialInt> for Dim {
     }
 }
 
-/// Longest tensor whose elements are followed one by one.
+/// Maximum length of a tensor whose elements are tracked one by one.
 const LIMIT: usize = 256;
 
-/// Elements of the only output of a node, where some of them follow from the inputs' elements.
+/// Elements of a node's only output, if some of them follow from the inputs' elements.
 pub(super) fn output_elements(c: &Ctx, output: &Fact) -> Option<Vec<PartialInt>> {
     if !matches!(output.dtype, Some(DType::I64 | DType::I32 | DType::Bool)) {
         return None;
@@ -95,7 +95,7 @@ pub(super) fn output_elements(c: &Ctx, output: &Fact) -> Option<Vec<PartialInt>>
     (elements.len() == len && elements.iter().any(|e| *e != PartialInt::Unknown)).then_some(elements)
 }
 
-/// Element by element; a single element goes with all of the other side's.
+/// Combines elementwise; a single element broadcasts to the other side's length.
 fn zip(
     a: &[PartialInt],
     b: &[PartialInt],

@@ -7,27 +7,27 @@ use crate::Dim;
 /// How one axis is resized.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Axis {
-    /// Output size, where known.
+    /// Output size, if known.
     pub(crate) output: Dim,
-    /// Output size divided by input size before rounding; `None` where it is not known yet.
+    /// Output size divided by input size before rounding; `None` if not yet known.
     pub(crate) scale: Option<f64>,
     /// Normalised start and end of the region of interest.
     pub(crate) region: (f64, f64),
 }
 
-/// Numbers that are absent, present but computed at run time, or known.
+/// A list of numbers: absent, present but computed at run time, or known.
 enum Floats {
     Absent,
     Unknown,
     Known(Vec<f64>),
 }
 
-/// The resizing of every axis of an input of shape `shape`; `None` where nothing is known.
+/// How each axis of an input of shape `shape` is resized; `None` if unknown.
 pub(crate) fn plan(c: &Ctx, shape: &[Dim]) -> Result<Option<Vec<Axis>>, String> {
     let rank = shape.len();
     let floats = |i: usize| match c.opt(i) {
         None => Floats::Absent,
-        // An empty tensor is how opset 11 to 13 spell an absent input.
+        // Opsets 11 to 13 use an empty tensor for an absent input.
         Some(f) if f.shape.as_deref() == Some(&[Dim::Known(0)]) => Floats::Absent,
         Some(f) => match f.value.as_ref().and_then(|v| v.to_f32s()) {
             Some(v) => Floats::Known(v.into_iter().map(f64::from).collect()),
@@ -99,7 +99,7 @@ fn by_scales(
         let (start, end) = if cropped { out[a].region } else { (0.0, 1.0) };
         out[a].scale = Some(scale);
         if scale != 1.0 || cropped {
-            // floor(size * (end - start) * scale), in f32 as ONNX's own inference and the runtimes compute it.
+            // floor(size * (end - start) * scale), in f32 like ONNX's own inference and the runtimes.
             let factor = (end - start) as f32 * scale as f32;
             out[a].output = dims::map(&shape[a], |n| Some((n as f32 * factor).floor() as usize));
         }

@@ -3,7 +3,7 @@
 use super::context::{Ctx, Ints};
 use super::dims;
 
-/// What `Slice` takes out of one axis.
+/// The range that `Slice` takes from one axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Range {
     pub(crate) start: i64,
@@ -16,7 +16,7 @@ impl Range {
     pub(crate) fn resolve(&self, dim: usize) -> (i64, i64) {
         (self.bounds(dim).0, self.step)
     }
-    /// Number of elements taken out of an axis of `dim` elements.
+    /// Number of elements taken from an axis of `dim` elements.
     pub(crate) fn len(&self, dim: usize) -> usize {
         if dim == 0 {
             return 0;
@@ -25,7 +25,7 @@ impl Range {
         let span = if self.step > 0 { end - start } else { start - end };
         if span <= 0 { 0 } else { ((span - 1) as u64 / self.step.unsigned_abs()) as usize + 1 }
     }
-    /// Whether it takes everything in order, whatever the size of the axis.
+    /// Whether the range covers every element in order, for any axis size.
     pub(crate) fn is_everything(&self) -> bool {
         self.start == 0 && self.step == 1 && self.end >= i64::from(i32::MAX)
     }
@@ -37,7 +37,7 @@ impl Range {
     }
 }
 
-/// The range of every axis (`None`: untouched), or `None` as a whole where they are computed at run time.
+/// The range of each axis (`None`: untouched). The outer `None` means that the ranges are computed at run time.
 pub(crate) fn ranges(c: &Ctx, rank: usize) -> Result<Option<Vec<Option<Range>>>, String> {
     let list = |name, i| c.list(name, i, 10);
     let (starts, ends) = match (list("starts", 1), list("ends", 2)) {
@@ -68,7 +68,7 @@ pub(crate) fn ranges(c: &Ctx, rank: usize) -> Result<Option<Vec<Option<Range>>>,
     Ok(Some(out))
 }
 
-/// The axes that a `Slice` with unknown bounds touches, where at least those are known.
+/// The axes that a `Slice` with unknown bounds touches, if those are known.
 pub(crate) fn touched_axes(c: &Ctx, rank: usize) -> Result<Option<Vec<usize>>, String> {
     match c.list("axes", 3, 10) {
         Ints::Known(a) => dims::axes(&a, rank).map(Some),
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn ranges_clamp_like_python() {
         let r = |start, end, step| Range { start, end, step };
-        // (range, axis) -> (first index, number of elements), as Python's slices have it.
+        // (range, axis) -> (first index, number of elements), as in Python.
         for (range, dim, expected) in [
             (r(0, i64::MAX, 1), 5, (0, 5)),
             (r(-3, -1, 1), 5, (2, 2)),

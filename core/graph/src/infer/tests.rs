@@ -1,12 +1,12 @@
-//! Inference on small graphs. That the rules agree with what operators compute is checked by the kernels'
-//! robustness test and by ONNX's node tests.
+//! Inference on small graphs. The kernels' robustness test and ONNX's node tests check that the rules agree with the
+//! operators.
 
 use super::{Fact, PartialInt, infer_shapes, node_outputs};
 use crate::testing::{Model, model, ramp};
 use crate::{Attribute, Dim, Graph, Node, Tensor, ValueId};
 use sdrun_abi::DType::{self, F16, F32, I64};
 
-/// The shape inference finds for `name`, as text.
+/// The shape inferred for `name`, as text.
 fn inferred(model: &Model, name: &str) -> String {
     let mut graph = model.graph();
     infer_shapes(&mut graph).unwrap();
@@ -26,7 +26,7 @@ fn ints(values: &[i64]) -> Tensor {
     Tensor::from_i64s(values)
 }
 
-/// What exporters make of `x.view(x.shape[0], -1, x.shape[1] // 2)`.
+/// Exporters produce this from `x.view(x.shape[0], -1, x.shape[1] // 2)`.
 fn view(dims: &str) -> Model {
     let parts = ["batch", "minus_one", "half"];
     model(17)
@@ -50,9 +50,9 @@ fn view(dims: &str) -> Model {
 #[test]
 fn shape_arithmetic_resolves_numbers_and_carries_names() {
     assert_eq!(inferred(&view("2 8 3"), "y"), "F32 [2, 6, 4]");
-    // The name survives; the rest is 8 * 3 / 4.
+    // The name survives. The remaining dimension is 8 * 3 / 4.
     assert_eq!(inferred(&view("batch 8 3"), "y"), "F32 [batch, 6, 4]");
-    // Half of an open dimension is not followed: nothing is claimed about the shape but its rank.
+    // Half of an open dimension is not tracked: only the rank of the shape is known.
     assert_eq!(inferred(&view("2 channels 3"), "y"), "F32 [?, ?, ?]");
 }
 
@@ -71,7 +71,7 @@ fn names_survive_what_leaves_sizes_alone() {
 
 #[test]
 fn expand_chooses_by_comparing_names_with_minus_one() {
-    // `Where(shape == -1, 1, shape)`, as exporters write `expand`.
+    // `Where(shape == -1, 1, shape)`, the form in which exporters write `expand`.
     let m = model(17)
         .input("x", F32, "1 3")
         .input("like", F32, "batch 3")
@@ -125,7 +125,7 @@ fn contradictions_name_the_node() {
     assert!(e.contains("[2, 3] cannot take the shape [7]"), "{e}");
 }
 
-/// Output shapes of one node for inputs of these shapes (`Err`: refused).
+/// Output shapes of one node for the given input shapes (`Err`: refused).
 fn shapes_of(
     op: &str,
     opset: i64,

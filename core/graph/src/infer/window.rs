@@ -2,7 +2,7 @@
 
 use super::Ctx;
 
-/// Kernel, strides, dilations and padding rule of a windowed operator.
+/// Kernel, strides, dilations and padding rule of a sliding-window operator.
 pub(crate) struct Window {
     pub(crate) kernel: Vec<usize>,
     pub(crate) strides: Vec<usize>,
@@ -18,10 +18,10 @@ enum Pads {
     Valid,
 }
 
-/// Longest axis that is accepted; keeps the arithmetic below from overflowing.
+/// Maximum length of an axis; prevents overflow in the arithmetic below.
 const LONGEST: usize = 1 << 31;
 
-/// Where windows lie along one axis.
+/// Window positions along one axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Axis {
     pub(crate) pad_begin: i64,
@@ -64,7 +64,7 @@ impl Window {
         ((self.kernel[i] - 1) as i64).saturating_mul(self.dilations[i] as i64).saturating_add(1)
     }
 
-    /// Windows over axis `i` of `input` elements.
+    /// Windows over axis `i`, which has `input` elements.
     pub(crate) fn axis(&self, i: usize, input: usize) -> Result<Axis, String> {
         if input > LONGEST {
             return Err(format!("a spatial axis of {input} elements is too long"));
@@ -90,14 +90,14 @@ impl Window {
             ));
         }
         let mut output = span / stride + 1;
-        // A rounded-up last window must start inside the input or its leading padding.
+        // With ceil_mode, the extra last window must start inside the input or its leading padding.
         if self.ceil && span % stride != 0 && output * stride < n + pad_begin {
             output += 1;
         }
         Ok(Axis { pad_begin, pad_end, output: output as usize })
     }
 
-    /// Padding and output size of a transposed convolution along axis `i` of `input` elements.
+    /// Padding and output size of a transposed convolution along axis `i`, which has `input` elements.
     pub(crate) fn transposed(&self, c: &Ctx, i: usize, input: usize) -> Result<Axis, String> {
         if input > LONGEST {
             return Err(format!("a spatial axis of {input} elements is too long"));
@@ -129,7 +129,7 @@ impl Window {
     }
 }
 
-/// A list attribute of exactly `len` integers.
+/// A list attribute with exactly `len` integers.
 fn list(c: &Ctx, name: &str, len: usize) -> Result<Option<Vec<i64>>, String> {
     match c.node.ints(name) {
         Some(v) if v.len() != len => Err(format!("{name} {v:?} must have {len} entries")),

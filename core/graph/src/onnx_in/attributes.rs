@@ -1,4 +1,4 @@
-//! Attributes out of their messages.
+//! Reads attributes from their messages.
 
 use super::tensors::{self, Fault, Source, Stored};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
 };
 use std::collections::BTreeMap;
 
-/// All attributes of a node. The error says which one is wrong.
+/// Reads all attributes of a node. The error names the wrong one.
 pub(super) fn read_all(node: &mut NodeProto) -> Result<BTreeMap<String, Attribute>, Fault> {
     let mut attributes = BTreeMap::new();
     for attribute in std::mem::take(&mut node.attribute) {
@@ -29,7 +29,7 @@ fn read(mut attribute: AttributeProto) -> Result<Attribute, Fault> {
     if !attribute.ref_attr_name().is_empty() {
         return Err(Fault::Malformed("it refers to a function's attribute, but is not in a function".into()));
     }
-    // A number or string that is not there is protobuf's default: some writers leave zeros out.
+    // A missing number or string has protobuf's default value: some writers omit zeros.
     Ok(match attribute.r#type.unwrap_or(0) {
         kind::INT => Attribute::Int(attribute.i.unwrap_or_default()),
         kind::INTS => Attribute::Ints(attribute.ints),
@@ -44,7 +44,7 @@ fn read(mut attribute: AttributeProto) -> Result<Attribute, Fault> {
                     Tensor::new(dtype, shape, data).map_err(|e| Fault::Malformed(e.to_string()))?,
                 ),
                 Ok(_) => return Err(refused("a tensor")),
-                // Strings and the like: the IR has no tensor for them, but their reader may.
+                // Strings, for example: the IR has no tensor type for them, but a consumer may.
                 Err(Fault::Unsupported(_)) => return passed_through(attribute),
                 Err(fault) => return Err(fault),
             }
@@ -70,7 +70,7 @@ fn passed_through(attribute: AttributeProto) -> Result<Attribute, Fault> {
     Ok(Attribute::Other(Box::new(attribute)))
 }
 
-/// Parts that are handed on as they stood in the file must not name other files: nobody would check them.
+/// Parts that pass through unchanged must not name other files, because nothing would check them.
 fn refuse_external(body: &GraphProto) -> Result<(), Fault> {
     body.initializer.iter().try_for_each(refuse_external_tensor)?;
     let sparse = &body.sparse_initializer;

@@ -1,4 +1,4 @@
-//! A body as a graph of its own.
+//! Turns a body into a graph of its own.
 
 use super::{Import, graft::invalid, order, tensors::Fault};
 use crate::{
@@ -10,20 +10,21 @@ use std::collections::HashMap;
 /// A body (of If, Loop or Scan) as a graph.
 #[derive(Clone, Debug)]
 pub struct Body {
-    /// Its inputs are those of the body, then the values it captures. Initializers that it captures are its own, weights under
-    /// their names in the graph around it; weights that only the body holds are constants.
+    /// Its inputs are the body's inputs, then the values it captures. A captured initializer becomes an initializer
+    /// of this graph, and a captured weight keeps its name from the enclosing graph. Weights defined inside the body
+    /// are constants.
     pub graph: Graph,
-    /// Inputs of the body.
+    /// Number of the body's own inputs.
     pub formal: usize,
-    /// The values it captures, in the graph around it, in the order of the other inputs.
+    /// The captured values as ids in the enclosing graph, in the order of the remaining inputs.
     pub captures: Vec<ValueId>,
 }
 
 impl Graph {
-    /// The body that attribute `name` of a node of this graph holds.
+    /// The body in attribute `name` of a node of this graph.
     ///
     /// # Errors
-    /// [`GraphError::Invalid`] where there is none, or one that is against the format.
+    /// [`GraphError::Invalid`] if the attribute has no body or the body violates the format.
     pub fn body(&self, node: &Node, name: &str) -> Result<Body, GraphError> {
         let Some(Attribute::Graph(proto)) = node.attributes.get(name) else {
             return Err(GraphError::Invalid(format!("node {:?} has no body {name}", node.name)));
@@ -71,7 +72,7 @@ impl Graph {
         }
         import.check_uses().map_err(fail)?;
         order::sort(&mut import.graph).map_err(|why| fail(Fault::Malformed(why)))?;
-        // Bodies have no external data; the reader refuses it.
+        // Bodies have no external data: the reader refuses it.
         let mut graph = import.place_tensors(&mut ExternalFiles::new(ExternalBase::Stripped))?;
         for initializer in graph.initializers.values_mut() {
             if let Initializer::Weight(weight) = initializer

@@ -1,7 +1,7 @@
-//! A bound on the memory that decoding a file takes.
+//! Bounds the memory that decoding a file takes.
 //!
-//! A message of two bytes becomes a struct of hundreds, so a small hostile file could exhaust the memory of
-//! the machine. This walks over the wire format first and adds up what the decoder would allocate.
+//! A message of two bytes becomes a struct of hundreds, so a small hostile file could exhaust memory. This walks over
+//! the wire format first and adds up what the decoder would allocate.
 
 use crate::proto::{
     AttributeProto, Dimension, ElementTypeProto, FunctionProto, GraphProto, MapTypeProto, ModelProto,
@@ -9,13 +9,13 @@ use crate::proto::{
     TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto,
 };
 
-/// Most memory that the structure of a model may take, data stored as raw bytes not included. The largest
-/// graphs in use (tens of thousands of nodes) take a hundredth of it.
+/// Upper bound on the memory for the structure of a model, excluding data stored as raw bytes. The largest graphs in
+/// use (tens of thousands of nodes) take a hundredth of it.
 const MAX_BYTES: usize = 2 << 30;
-/// Messages nest at most this deep in what the decoder accepts.
+/// Deepest nesting of messages that the decoder accepts.
 const MAX_DEPTH: usize = 100;
 
-/// What a message type's fields are, by field number.
+/// The message types that differ in their fields.
 #[derive(Clone, Copy)]
 enum Kind {
     Model,
@@ -32,14 +32,14 @@ enum Kind {
     Element,
     Map,
     Shape,
-    /// A message whose fields need no closer look.
+    /// A message whose fields need no further inspection.
     Leaf(usize),
 }
 
-/// What a length-delimited field becomes.
+/// What a length-delimited field decodes to.
 enum Field {
     Message(Kind),
-    /// Packed varints: up to eight bytes for each byte in the file.
+    /// Packed varints: up to eight bytes in memory per byte in the file.
     Varints,
     /// Strings are copied, bytes are not; both have a header.
     Other,
@@ -100,14 +100,14 @@ impl Kind {
     }
 }
 
-/// Whether decoding `bytes` as a `ModelProto` takes a bearable amount of memory. Bytes that are no protobuf
-/// pass; the decoder has better words for them.
+/// Whether decoding `bytes` as a `ModelProto` stays within the budget. Bytes that are not protobuf pass, because the
+/// decoder reports them better.
 pub(super) fn bearable(bytes: &[u8]) -> bool {
     let mut left = MAX_BYTES;
     walk(bytes, Kind::Model, 0, &mut left).is_some()
 }
 
-/// `None` when the budget is used up.
+/// Returns `None` when the budget is exhausted.
 fn walk(mut bytes: &[u8], kind: Kind, depth: usize, left: &mut usize) -> Option<()> {
     while let Some(key) = varint(&mut bytes) {
         let skip = match key & 7 {
@@ -118,13 +118,13 @@ fn walk(mut bytes: &[u8], kind: Kind, depth: usize, left: &mut usize) -> Option<
             1 => Some(8),
             5 => Some(4),
             2 => varint(&mut bytes).and_then(|n| usize::try_from(n).ok()),
-            // Groups do not occur in ONNX.
+            // ONNX uses no groups.
             _ => return Some(()),
         };
         let Some((field, rest)) = skip.and_then(|n| bytes.split_at_checked(n)) else { return Some(()) };
         if key & 7 == 2 {
             match kind.field(key >> 3) {
-                // What is inside is a few strings and numbers.
+                // It contains only a few strings and numbers.
                 Field::Message(Kind::Leaf(size)) => spend(left, size)?,
                 Field::Message(inner) => {
                     spend(left, inner.size())?;

@@ -1,6 +1,6 @@
-//! Model-local functions: every call is replaced by the function's nodes.
+//! Inlines model-local functions: every call is replaced by the function's nodes.
 //!
-//! Names inside a function become `call/name`, so node names keep telling the module they come from.
+//! Names inside a function become `call/name`, so node names still tell which module they belong to.
 
 use super::tensors::Fault;
 use crate::{
@@ -10,19 +10,19 @@ use crate::{
 use prost::Message;
 use std::collections::{HashMap, HashSet};
 
-/// Calls and bodies nested deeper than this are taken for a function that calls itself.
+/// Calls and bodies nested deeper than this count as a function that calls itself.
 const MAX_DEPTH: usize = 32;
-/// Bounds on what inlining may produce: a few lines of functions that call each other can describe a graph
-/// that no memory holds.
+/// Bounds on the result of inlining: a few lines of functions that call each other can describe a graph that exceeds
+/// any memory.
 const MAX_NODES: usize = 1_000_000;
 const MAX_BYTES: usize = 1 << 30;
 
-/// The domain under its usual name: `ai.onnx` and the empty name are one.
+/// The canonical name of a domain: `ai.onnx` and the empty name are the same domain.
 pub(super) fn domain(name: &str) -> &str {
     if name == "ai.onnx" { "" } else { name }
 }
 
-/// Replaces calls of model-local functions in the graph and in all bodies; no functions are left.
+/// Replaces calls of model-local functions in the graph and in all bodies. No functions remain.
 pub(super) fn inline(model: &mut ModelProto) -> Result<(), Fault> {
     let functions = std::mem::take(&mut model.functions);
     let Some(graph) = model.graph.as_mut().filter(|_| !functions.is_empty()) else { return Ok(()) };
@@ -52,7 +52,7 @@ pub(super) fn inline(model: &mut ModelProto) -> Result<(), Fault> {
 struct Inliner<'a> {
     functions: HashMap<(&'a str, &'a str, &'a str), &'a FunctionProto>,
     opsets: &'a mut Vec<OperatorSetIdProto>,
-    /// Names of values that are taken.
+    /// Names already taken by values.
     names: HashSet<String>,
     serial: usize,
     nodes_left: usize,
@@ -120,7 +120,7 @@ impl Inliner<'_> {
         for (i, formal) in function.output.iter().enumerate() {
             let Some(actual) = call.output.get(i).filter(|name| !name.is_empty()) else { continue };
             match names.get(formal) {
-                // An input, or a second output of one name, that is handed on.
+                // Passes on an input, or a second output with the same name.
                 Some(source) => nodes.push(identity(prefix, source, actual)),
                 None => {
                     names.insert(formal.clone(), actual.clone());
@@ -149,7 +149,7 @@ impl Inliner<'_> {
         Ok(())
     }
 
-    /// A node with its values renamed and its attribute references resolved.
+    /// A copy of a node with renamed values and resolved attribute references.
     fn adapt(
         &mut self,
         node: &NodeProto,
@@ -177,12 +177,12 @@ impl Inliner<'_> {
         };
         self.spend(adapted.encoded_len(), call)?;
         for attribute in &node.attribute {
-            // Looking for an argument costs time rather than memory, and has to be bounded like it.
+            // Looking up arguments costs time rather than memory, but must be bounded too.
             self.spend(call.arguments.len() + call.defaults.len(), call)?;
             let Some(found) = call.resolve(attribute) else { continue };
             self.spend(found.encoded_len(), call)?;
             let mut resolved = AttributeProto { name: attribute.name.clone(), ..found.clone() };
-            // A body given as an argument speaks of the caller's values.
+            // A body that is given as an argument refers to the caller's values.
             if std::ptr::eq(found, attribute) {
                 for body in resolved.g.iter_mut().map(|g| &mut **g).chain(&mut resolved.graphs) {
                     self.adapt_body(body, names, call)?;
@@ -193,7 +193,7 @@ impl Inliner<'_> {
         Ok(adapted)
     }
 
-    /// Bodies are renamed too, because their names may not hide any of the graph around them.
+    /// Bodies are renamed too, because their names must not shadow names of the enclosing graph.
     fn adapt_body(
         &mut self,
         body: &mut GraphProto,

@@ -1,4 +1,4 @@
-//! Nodes of a body into the graph around it.
+//! Moves nodes of a body into the enclosing graph.
 
 use super::{Import, malformed, order, tensors::Fault};
 use crate::{
@@ -9,11 +9,11 @@ use crate::{
 };
 use std::collections::{BTreeMap, HashMap};
 
-/// The graph with the nodes at the indices in `taken` replaced by one of their bodies, which has no inputs.
-/// Names of a body that are taken outside are changed.
+/// Returns the graph with each node whose index is in `taken` replaced by the nodes of one of its bodies, which has
+/// no inputs. Body names that already exist in the graph are changed.
 ///
 /// # Errors
-/// [`GraphError::Invalid`] for a body that does not fit its node or is against the format.
+/// [`GraphError::Invalid`] if a body does not fit its node or violates the format.
 pub(crate) fn graft(graph: &Graph, taken: &BTreeMap<usize, GraphProto>) -> Result<Graph, GraphError> {
     let mut import = Import::resume(graph.clone());
     for (index, node) in std::mem::take(&mut import.graph.nodes).into_iter().enumerate() {
@@ -28,7 +28,7 @@ pub(crate) fn graft(graph: &Graph, taken: &BTreeMap<usize, GraphProto>) -> Resul
             GraphError::Invalid(format!("a body does not fit into its graph: {reason}"))
         },
     )?;
-    // Bodies have no external data; the reader refuses it.
+    // Bodies have no external data: the reader refuses it.
     import.place_tensors(&mut ExternalFiles::new(ExternalBase::Stripped))
 }
 
@@ -38,7 +38,7 @@ pub(super) fn invalid(node: &Node, fault: Fault) -> GraphError {
 }
 
 impl Import {
-    /// Goes on with a finished graph.
+    /// Continues with a finished graph.
     pub(super) fn resume(graph: Graph) -> Self {
         let ids: HashMap<String, _> =
             graph.ids_by_name().into_iter().map(|(name, id)| (name.to_owned(), id)).collect();

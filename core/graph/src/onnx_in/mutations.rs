@@ -1,4 +1,4 @@
-//! Whatever happens to the bytes of a model, reading it is a graph or an error.
+//! Mutated bytes never panic the reader: it returns a graph or an error.
 
 use super::tests::{body, external, linear};
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
 use proptest::prelude::*;
 use sdrun_abi::DType;
 
-/// A model that touches every part of the reader.
+/// A model that exercises every part of the reader.
 fn everything() -> Vec<u8> {
     let mut file = linear()
         .initializer("axes", &Tensor::from_i64s(&[0]))
@@ -43,8 +43,8 @@ fn the_model_for_mutations_is_valid() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Whatever happens to the bytes of a model, reading it is a graph or an error, and a graph can be
-    /// written, named and cleaned up.
+    /// Reading mutated bytes returns a graph or an error. A graph that was read can be written, hashed and
+    /// simplified.
     #[test]
     fn mutated_files_never_panic(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),

@@ -3,8 +3,8 @@
 use crate::{Graph, ValueId};
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-/// Brings the nodes into topological order; nodes that are in order stay where they are. The error says
-/// what a cycle runs through.
+/// Sorts the nodes topologically. Nodes that are already in order keep their places. The error names a node that
+/// depends on the cycle.
 pub(super) fn sort(graph: &mut Graph) -> Result<(), String> {
     let mut producer = vec![None; graph.values.len()];
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -13,7 +13,7 @@ pub(super) fn sort(graph: &mut Graph) -> Result<(), String> {
         }
     }
     let captures = graph.captures();
-    // For each node: the nodes that wait for it (once per use), and how many uses it waits for itself.
+    // For each node: the nodes that wait for it (once per use), and the number of uses it still waits for.
     let mut waiting: Vec<Vec<usize>> = vec![Vec::new(); graph.nodes.len()];
     let mut missing = vec![0usize; graph.nodes.len()];
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -45,7 +45,7 @@ pub(super) fn sort(graph: &mut Graph) -> Result<(), String> {
     Ok(())
 }
 
-/// Words for a node: its name, or what it computes.
+/// Describes a node by its name, or else by its first output.
 fn describe(graph: &Graph, index: usize) -> String {
     let node = &graph.nodes[index];
     let output = node.outputs.iter().flatten().next().map(|id: &ValueId| graph.value(*id).name.as_str());

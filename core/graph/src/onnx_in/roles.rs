@@ -1,10 +1,10 @@
-//! Which stored tensors are refittable weights and which belong to the topology.
+//! Decides which stored tensors are refittable weights and which belong to the topology.
 
 use super::tensors::{Source, Stored};
 use crate::{Graph, ValueId, proto::TensorProto};
 use std::collections::{BTreeSet, HashSet};
 
-/// Key of the `metadata_props` entry that keeps a tensor's role when a graph is written and read again.
+/// Key of the `metadata_props` entry that preserves a tensor's role when a graph is written and read again.
 pub(crate) const ROLE_KEY: &str = "sdrun.role";
 
 /// See [`Initializer`](crate::Initializer).
@@ -22,7 +22,7 @@ impl Role {
         }
     }
 
-    /// The role stated in a file that we wrote.
+    /// The role that the file states, if we wrote it.
     pub(super) fn stated(tensor: &TensorProto) -> Result<Option<Self>, String> {
         let entry = tensor.metadata_props.iter().find(|entry| entry.key() == ROLE_KEY);
         let Some(value) = entry.map(|entry| entry.value()) else { return Ok(None) };
@@ -36,18 +36,18 @@ impl Role {
 /// Where a stored tensor came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// An initializer, with the role the file states.
+    /// An initializer with the role that the file states, if any.
     Initializer(Option<Role>),
     /// The attribute of a `Constant` node.
     ConstantNode,
 }
 
-/// A `Constant` node with fewer floating-point elements is a constant: exporters write literals of the
-/// program that way, and real weights as initializers.
+/// A `Constant` node with fewer floating-point elements is a constant: exporters write program literals that way and
+/// real weights as initializers.
 const LITERAL_ELEMENTS: usize = 1024;
 
-/// Whether a `Constant` node holds a literal: a small tensor, or one filled with a single element (the ones and
-/// zeros of a normalisation without parameters).
+/// Whether a `Constant` node holds a literal: a small tensor, or one filled with a single value (the ones and zeros
+/// of a normalisation without parameters).
 fn is_literal(stored: &Stored) -> bool {
     let filled = |data: &[u8]| {
         let size = stored.dtype.size();
@@ -56,7 +56,7 @@ fn is_literal(stored: &Stored) -> bool {
     stored.elements() < LITERAL_ELEMENTS || matches!(&stored.source, Source::Inline(data) if filled(data))
 }
 
-/// The role of a stored tensor. `as_value` holds what `values_used` returns.
+/// The role of a stored tensor. `as_value` is the result of `values_used`.
 pub(super) fn role(id: ValueId, stored: &Stored, origin: Origin, as_value: &HashSet<ValueId>) -> Role {
     if !stored.dtype.is_float() || stored.shape.is_empty() || stored.elements() <= 1 {
         return Role::Constant;
@@ -70,7 +70,7 @@ pub(super) fn role(id: ValueId, stored: &Stored, origin: Origin, as_value: &Hash
     }
 }
 
-/// Values that are used for their elements, and values that nothing uses.
+/// Values whose elements are used as data, and values that are not used at all.
 pub(super) fn values_used(graph: &Graph) -> HashSet<ValueId> {
     let mut settings = BTreeSet::new();
     let mut values: HashSet<ValueId> = graph.outputs.iter().copied().collect();
@@ -89,8 +89,8 @@ pub(super) fn values_used(graph: &Graph) -> HashSet<ValueId> {
     values
 }
 
-/// Whether input `slot` of an operator of ai.onnx decides shapes or meaning instead of carrying values.
-/// Only inputs of floating-point type are listed; integers are never weights.
+/// Whether input `slot` of an ai.onnx operator determines shapes or semantics rather than carrying data. Only
+/// floating-point inputs are listed: integers are never weights.
 fn is_setting(op_type: &str, slot: usize) -> bool {
     match op_type {
         // roi, scales, sizes

@@ -1,4 +1,4 @@
-//! Tensors and types out of their messages.
+//! Reads tensors and types from their messages.
 
 use crate::{
     Dim,
@@ -9,16 +9,16 @@ use bytes::Bytes;
 use half::{bf16, f16};
 use sdrun_abi::DType;
 
-/// What is wrong with a part of a file.
+/// What is wrong with part of a file.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// Against the format.
+    /// Violates the format.
     Malformed(String),
-    /// Valid, but nothing we handle.
+    /// Valid but unsupported.
     Unsupported(String),
 }
 
-/// A tensor whose place is known but not yet looked at.
+/// A tensor whose data is located but not yet read.
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
     pub(super) dtype: DType,
@@ -26,16 +26,16 @@ pub(super) struct Stored {
     pub(super) source: Source,
 }
 
-/// Where the elements are.
+/// Where the elements are stored.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
-    /// Contiguous little-endian bytes, as many as type and shape make.
+    /// Contiguous little-endian bytes, exactly as many as the type and shape need.
     Inline(Bytes),
     External(Location),
 }
 
 impl Stored {
-    /// Bytes of all elements; cannot overflow, because `read` has checked it.
+    /// Size of all elements in bytes. Cannot overflow, because `read` has checked it.
     pub(super) fn bytes(&self) -> usize {
         self.dtype.bytes_of(&self.shape).unwrap_or(usize::MAX)
     }
@@ -44,7 +44,7 @@ impl Stored {
     }
 }
 
-/// Reads type, shape and data of a tensor. Bytes in `raw_data` are shared, not copied.
+/// Reads the type, shape and data of a tensor. Bytes in `raw_data` are shared, not copied.
 pub(super) fn read(tensor: &TensorProto) -> Result<Stored, Fault> {
     let dtype = dtype(tensor.data_type.unwrap_or(0))?;
     let shape = shape(&tensor.dims).map_err(Fault::Malformed)?;
@@ -70,7 +70,7 @@ pub(super) fn read(tensor: &TensorProto) -> Result<Stored, Fault> {
     Ok(Stored { dtype, shape, source })
 }
 
-/// The element type with this ONNX number.
+/// The element type with this ONNX code.
 pub(super) fn dtype(code: i32) -> Result<DType, Fault> {
     const OTHERS: [(i32, &str); 13] = [
         (8, "string"),
@@ -102,7 +102,7 @@ fn negative(dim: i64) -> String {
     format!("its shape has a negative dimension, {dim}; a size in the exporter may have overflowed")
 }
 
-/// Names of the typed data fields that hold something.
+/// Names of the typed data fields that are not empty.
 fn typed_fields(tensor: &TensorProto) -> impl Iterator<Item = &'static str> {
     let fields = [
         ("float_data", tensor.float_data.is_empty()),
@@ -143,7 +143,7 @@ fn inline(tensor: &TensorProto, dtype: DType, bytes: usize) -> Result<Bytes, Str
                 DType::I8 => narrow(values, i8::to_le_bytes)?,
                 DType::I16 => narrow(values, i16::to_le_bytes)?,
                 DType::U16 => narrow(values, u16::to_le_bytes)?,
-                // The 16 bits of a float stand in the low half.
+                // The low half holds the 16 bits of the float.
                 DType::F16 => narrow(values, |v: u16| f16::from_bits(v).to_le_bytes())?,
                 DType::BF16 => narrow(values, |v: u16| bf16::from_bits(v).to_le_bytes())?,
                 _ => pack(values, i32::to_le_bytes),
@@ -157,7 +157,7 @@ fn inline(tensor: &TensorProto, dtype: DType, bytes: usize) -> Result<Bytes, Str
     Ok(data.into())
 }
 
-/// The typed data field that elements of this type belong into (`onnx.proto`, comments of `TensorProto`).
+/// The typed data field for elements of this type (`onnx.proto`, comments of `TensorProto`).
 fn typed_field(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "float_data",
@@ -172,7 +172,7 @@ fn pack<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N]) -> 
     values.iter().flat_map(|v| bytes(*v)).collect()
 }
 
-/// Elements stored in a wider type than their own.
+/// Converts elements that are stored in a wider type.
 fn narrow<W: Copy + std::fmt::Display, T: TryFrom<W>, const N: usize>(
     values: &[W],
     bytes: impl Fn(T) -> [u8; N],
@@ -185,7 +185,7 @@ fn narrow<W: Copy + std::fmt::Display, T: TryFrom<W>, const N: usize>(
     Ok(data)
 }
 
-/// Element type and shape of a value; both unknown where the type is one we have no tensors for.
+/// Element type and shape of a value; both are unknown if the IR has no such type.
 pub(super) fn value_type(r#type: Option<&TypeProto>) -> Result<(Option<DType>, Option<Vec<Dim>>), String> {
     let Some(tensor) = r#type.and_then(|t| t.tensor_type.as_ref()) else { return Ok((None, None)) };
     let Some(dtype) = DType::from_onnx(tensor.elem_type.unwrap_or(0)) else { return Ok((None, None)) };
@@ -193,7 +193,7 @@ pub(super) fn value_type(r#type: Option<&TypeProto>) -> Result<(Option<DType>, O
     let mut dims = Vec::with_capacity(shape.dim.len());
     for dim in &shape.dim {
         dims.push(match (dim.dim_value, dim.dim_param.as_deref()) {
-            // Paddle's and older exporters write open dimensions so. Two of them need not be equal.
+            // Paddle and older exporters write open dimensions like this. Two of them need not be equal.
             (Some(-1), _) | (None, None | Some("" | "?" | "-1")) => Dim::Unknown,
             (Some(n), _) => Dim::Known(usize::try_from(n).map_err(|_| negative(n))?),
             (None, Some(name)) => Dim::Symbol(name.to_owned()),

@@ -226,7 +226,7 @@ fn initializers_are_weights_unless_they_decide_the_topology() {
     assert_eq!(names(&graph, false), ["axes", "cond", "one", "roi", "scalar", "scales"]);
 }
 
-/// A body that hands on one value of the graph around it.
+/// A body that passes on one value of the enclosing graph.
 pub(super) fn body(of: &str) -> Attribute {
     Attribute::Graph(Box::new(GraphProto {
         node: vec![node("Identity", &[of], &["inner"])],
@@ -316,7 +316,7 @@ fn attributes_are_read_by_their_type() {
     for (name, value) in &all {
         assert_eq!(&graph.nodes[0].attributes[*name], value);
     }
-    // A zero that a writer left out.
+    // Some writers omit zeros.
     file.graph_mut().node[0].attribute[0].i = None;
     assert_eq!(file.graph().nodes[0].int("int"), Some(0));
 
@@ -482,7 +482,7 @@ fn open_dimensions_are_written_in_several_ways() {
     for input in &mut file.graph_mut().input {
         let tensor = input.r#type.as_mut().unwrap().tensor_type.as_mut().unwrap();
         let dims = &mut tensor.shape.as_mut().unwrap().dim;
-        // Paddle names every open dimension alike.
+        // Paddle gives every open dimension the same name.
         dims[2] = Dimension { dim_param: Some("?".into()), ..Default::default() };
         dims[3] = Dimension { dim_param: Some("?".into()), ..Default::default() };
     }
@@ -496,7 +496,7 @@ fn open_dimensions_are_written_in_several_ways() {
     assert_eq!(open("y"), [n(), Dim::Unknown, Dim::Unknown, Dim::Unknown]);
     assert_eq!(open("a"), [Dim::Unknown, n(), Dim::Unknown, Dim::Known(2)]);
     assert_eq!(open("b"), [Dim::Unknown, n(), Dim::Unknown, Dim::Unknown]);
-    // They need not be equal.
+    // Their sizes may differ.
     let sizes = [("x".to_owned(), vec![1, 2, 3, 4]), ("y".to_owned(), vec![2, 5, 6, 7])].into();
     let mut bound = graph.clone();
     bound.bind(&sizes, OpenDims::Refuse).unwrap();

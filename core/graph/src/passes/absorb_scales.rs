@@ -5,12 +5,12 @@ use super::{
 use crate::{Graph, Initializer, Node, Tensor, Value, ValueId};
 use std::collections::BTreeSet;
 
-/// Multiplies the weights of a product, and the bias added to it, by a scalar instead of the result: exporters scale Q and
-/// K before they meet. Reshapes and transposes may stand between.
+/// Moves a scalar factor from the result of a matrix product to the product's weights and bias: exporters scale Q and
+/// K before they multiply them. Reshapes and transposes may lie between.
 ///
-/// Compilers do so by themselves where the weights are constants. Here the weights are multiplied in the graph, so that
-/// they stay weights under their names; [`prepare_weights`](super::prepare_weights) takes that out. Shapes must have been
-/// inferred. Answers how many multiplications are gone.
+/// Compilers do this themselves if the weights are constants. Here the graph multiplies the weights, so they remain
+/// weights under their names, and [`prepare_weights`](super::prepare_weights) moves that work out. Shapes must be
+/// inferred. Returns the number of removed multiplications.
 pub fn absorb_scales(graph: &mut Graph) -> usize {
     let found: Vec<Absorbed> = {
         let uses = Uses::new(graph);
@@ -29,21 +29,21 @@ pub fn absorb_scales(graph: &mut Graph) -> usize {
         }
         graph.nodes[*source].outputs = scale.outputs;
     }
-    // In front, before everything that may use them.
+    // At the front, before everything that may use them.
     let gone: BTreeSet<usize> = found.iter().map(|absorbed| absorbed.scale).collect();
     let old = std::mem::replace(&mut graph.nodes, scaled);
     graph.nodes.extend(old.into_iter().enumerate().filter(|(i, _)| !gone.contains(i)).map(|(_, node)| node));
     gone.len()
 }
 
-/// A multiplication that can be done on weights.
+/// A multiplication that can move to weights.
 struct Absorbed {
     /// The node that multiplies.
     scale: usize,
     factor: Tensor,
-    /// The node that makes what is multiplied.
+    /// The node that produces the multiplied value.
     source: usize,
-    /// What to multiply instead: inputs of nodes.
+    /// What to multiply instead: node inputs.
     weights: Vec<(usize, usize, ValueId)>,
 }
 
@@ -53,7 +53,7 @@ impl Absorbed {
         let (mut value, _) = uses.scaled(node)?;
         let source = uses.place(value)?;
         let factor = node.inputs.iter().flatten().find(|id| **id != value)?;
-        // Without dimensions, it fits weights of any rank.
+        // A factor without dimensions fits weights of any rank.
         let factor = uses.constant(*factor)?.reshaped(Vec::new()).ok()?;
         let weight_of = |node: &Node, slot: usize| {
             let id = node.input(slot)?;

@@ -1,11 +1,11 @@
 use crate::{Attribute, Graph, GraphError, onnx_in::graft};
 use std::collections::BTreeMap;
 
-/// Replaces `If` nodes whose condition is a constant by the nodes of the branch that is taken. Returns the number
-/// of `If` nodes that are gone.
+/// Replaces each `If` node whose condition is constant by the nodes of the branch taken. Returns the number of
+/// replaced `If` nodes.
 ///
 /// # Errors
-/// [`GraphError::Invalid`] for a branch that is against the format. The graph is then unchanged.
+/// [`GraphError::Invalid`] if a branch violates the format. The graph is then unchanged.
 pub fn inline_branches(graph: &mut Graph) -> Result<usize, GraphError> {
     let mut taken = BTreeMap::new();
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -47,7 +47,7 @@ mod tests {
     }
 
     fn choosing(condition: Option<bool>) -> Graph {
-        // The names in the first branch are taken: by a value outside, and by the other branch.
+        // Names in the first branch are already taken: by an outer value and by the other branch.
         let mut then = body(vec![node("Neg", &["x"], &["a"]), node("Mul", &["a", "w"], &["r"])], "r");
         if let Attribute::Graph(body) = &mut then {
             body.initializer.push(tensor("w", &ramp(&[2])));

@@ -5,13 +5,14 @@ use super::{
 use crate::{Attribute, Dim, Graph, Node, ValueId, fused};
 use std::collections::{HashMap, HashSet};
 
-/// From channels before height and width to channels last, and back.
+/// Permutation from channels first to channels last, and its inverse.
 const LAST: [i64; 4] = [0, 2, 3, 1];
 const FIRST: [i64; 4] = [0, 3, 1, 2];
 
-/// Depthwise convolutions between pointwise ones, the pointwise ones that are connected with them, and a convolution of few
-/// channels before these become `NhwcConv` between transposes, of which those inside such a chain cancel: a depthwise
-/// convolution then multiplies whole runs of channels, and the others are products of matrices. Returns how many.
+/// Converts chains of convolutions to `NhwcConv` between transposes; the transposes inside a chain then cancel
+/// (`cancel_transposes`). A chain consists of depthwise convolutions between pointwise ones, the connected pointwise
+/// ones, and an initial convolution with few input channels. With channels last, a depthwise convolution multiplies
+/// contiguous runs of channels, and the others are matrix products. Returns the number of converted convolutions.
 pub fn channels_last(graph: &mut Graph) -> usize {
     let chains = chains(&Uses::new(graph));
     if chains.is_empty() {
@@ -48,13 +49,13 @@ pub fn channels_last(graph: &mut Graph) -> usize {
     })
 }
 
-/// What the convolutions compute that take part.
+/// The outputs of the convolutions to convert.
 fn chains(uses: &Uses<'_>) -> HashSet<ValueId> {
     let mut kinds: HashMap<ValueId, Kind> = HashMap::new();
     let mut edges: Vec<[ValueId; 2]> = Vec::new();
     for n in &uses.graph.nodes {
         let (Some(kind), Some(x), Some(y)) = (kind(uses, n), n.input(0), n.output(0)) else { continue };
-        // Producers stand before their users.
+        // Producers come before their users.
         if kinds.contains_key(&x) {
             edges.push([x, y]);
         }
@@ -80,7 +81,7 @@ fn chains(uses: &Uses<'_>) -> HashSet<ValueId> {
     }
 }
 
-/// Most input channels of a convolution of another window that takes part.
+/// Maximum number of input channels of a converted convolution that is neither depthwise nor pointwise.
 const FEW: usize = 4;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -90,7 +91,7 @@ enum Kind {
     Stem,
 }
 
-/// Which kind of two-dimensional convolution a node is, if any.
+/// The kind of a two-dimensional convolution, if it can be converted.
 fn kind(uses: &Uses<'_>, n: &Node) -> Option<Kind> {
     let fused = n.domain == fused::DOMAIN && n.op_type == "FusedConv";
     (is_op(n, "Conv") || fused).then_some(())?;
@@ -123,13 +124,13 @@ mod tests {
     };
     use sdrun_abi::DType;
 
-    /// Attributes of a filter of 3 x 3 for each of six channels.
+    /// Attributes of a 3 x 3 depthwise convolution of six channels.
     fn depthwise(stride: i64) -> [(&'static str, Attribute); 3] {
         let ints = |value, count| Attribute::Ints(vec![value; count]);
         [("pads", ints(1, 4)), ("strides", ints(stride, 2)), ("group", Attribute::Int(6))]
     }
 
-    /// An inverted residual: expand, filter, project, and add.
+    /// An inverted residual block: expand, filter, project, add.
     fn block(stride: i64) -> Model {
         model(17)
             .input("x", DType::F32, "n 4 5 7")
@@ -160,7 +161,7 @@ mod tests {
         let graph = check(&file, all, 3);
         let expected = ["Transpose", "NhwcConv", "NhwcConv", "Transpose", "NhwcConv", "Transpose"];
         assert_eq!(ops(&graph), expected);
-        // The result in between is also read as it was.
+        // The intermediate result is also read in its original layout.
         let file = block(2).output("p", "n 4 3 4").output("b", "n 6 3 4");
         let graph = check(&file, all, 3);
         assert_eq!(graph.nodes.iter().filter(|n| n.op_type == "Transpose").count(), 3);
@@ -169,7 +170,7 @@ mod tests {
     #[test]
     fn other_convolutions_stay_as_they_are() {
         let image = |dims| model(17).input("x", DType::F32, dims).initializer("w", &noise(&[6, 6, 1, 1], 1));
-        // Pointwise ones alone, a depthwise one before something else, and one of another rank.
+        // Pointwise ones alone, a depthwise one before another operator, and one of another rank.
         let file = image("n 6 5 5").node("Conv", &["x", "w"], &["a"]).node("Conv", &["a", "w"], &["y"]);
         check(&file.output("y", "n 6 5 5"), channels_last, 0);
         let file = image("n 6 5 5")

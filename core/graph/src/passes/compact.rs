@@ -1,15 +1,15 @@
 use crate::{Graph, Value, ValueId};
 use std::collections::BTreeMap;
 
-/// Renumbers values in a canonical order and drops those that nothing refers to: first the graph's inputs, then
-/// initializers by name, then outputs of nodes. [`ValueId`]s from before are void.
+/// Renumbers values in a canonical order and drops unreferenced ones: first the graph's inputs, then initializers by
+/// name, then outputs of nodes. Invalidates existing [`ValueId`]s.
 pub fn compact(graph: &mut Graph) {
     let mut stored: Vec<ValueId> = graph.initializers.keys().copied().collect();
     stored.sort_by(|a, b| graph.value(*a).name.cmp(&graph.value(*b).name));
     let mut order = graph.inputs.clone();
     order.extend(stored);
     order.extend(graph.nodes.iter().flat_map(|node| node.outputs.iter().flatten().copied()));
-    // Only a graph against the rules has more, but none may be lost.
+    // Only an invalid graph has others, but none may be lost.
     order.extend(graph.nodes.iter().flat_map(|node| node.inputs.iter().flatten().copied()));
     order.extend(&graph.outputs);
 

@@ -8,9 +8,9 @@ use std::{
 /// Constants up to this size are compared.
 const MAX_CONSTANT_BYTES: usize = 4096;
 
-/// Computes once what several nodes compute from the same inputs, and keeps one of several equal small constants.
-/// Outputs of the graph, values that bodies capture and random values stay apart. Returns the number of nodes whose
-/// results are taken from another.
+/// Computes repeated subexpressions once, and keeps one of several equal small constants. Outputs of the graph,
+/// values that bodies capture and random values are not merged. Returns the number of nodes whose results now come
+/// from another node.
 pub fn merge_common_subexpressions(graph: &mut Graph) -> usize {
     let mut source: Vec<ValueId> = (0..graph.values.len() as u32).map(ValueId).collect();
     let mut constants = HashMap::new();
@@ -99,7 +99,7 @@ mod tests {
         let (mut graph, original) = (file.graph(), file.graph());
         assert_eq!(merge_common_subexpressions(&mut graph), 2);
         let ops: Vec<_> = graph.nodes.iter().map(|n| n.op_type.as_str()).collect();
-        // Weights that happen to be equal can be replaced one by one, so both products stay.
+        // Equal weights may be replaced one by one, so both products stay.
         assert_eq!(ops, ["Add", "Softmax", "Softmax", "Mul", "Mul", "Sum"]);
         let x = ramp(&[2, 3]);
         assert_eq!(run(&graph, &[("x", x.clone())]), run(&original, &[("x", x)]));

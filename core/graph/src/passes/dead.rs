@@ -1,7 +1,7 @@
 use crate::Graph;
 
-/// Removes nodes and initializers that no graph output depends on. Inputs of the graph stay, and so does what
-/// bodies use under its name. Returns how many nodes and how many initializers are gone.
+/// Removes nodes and initializers that no graph output depends on. Graph inputs stay, and so do values that bodies
+/// capture. Returns the numbers of removed nodes and initializers.
 pub fn eliminate_dead(graph: &mut Graph) -> (usize, usize) {
     let captures = graph.captures();
     let mut alive = vec![false; graph.values.len()];
@@ -9,7 +9,7 @@ pub fn eliminate_dead(graph: &mut Graph) -> (usize, usize) {
         alive[id.0 as usize] = true;
     }
     let mut keep = vec![false; graph.nodes.len()];
-    // Nodes are in topological order, so users come before producers on the way back.
+    // Nodes are in topological order, so the reverse order visits users before producers.
     for (index, node) in graph.nodes.iter().enumerate().rev() {
         if node.outputs.iter().flatten().any(|id| alive[id.0 as usize]) {
             keep[index] = true;

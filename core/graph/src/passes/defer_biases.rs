@@ -7,14 +7,14 @@ use super::{
 use crate::{Dim, Graph, Node, Tensor, Value, ValueId, infer::dims};
 use std::collections::{BTreeSet, HashMap};
 
-/// Adds weights last in sums: of `(x·w + b) + r` it makes `(x·w + r) + b`, and of `(y + a) + b` it makes `y + (a + b)`, of which
-/// [`prepare_weights`](super::prepare_weights) takes the second sum out. The biases along a residual stream so become one, which
-/// is added where the stream is read, and a product has nothing but the residual to add.
+/// Moves weight terms to the end of sums: `(x·w + b) + r` becomes `(x·w + r) + b`, and `(y + a) + b` becomes
+/// `y + (a + b)`. [`prepare_weights`](super::prepare_weights) then moves the sum `a + b` out. Thus all biases along a
+/// residual stream become one bias, added where the stream is read, and a matrix product only adds the residual.
 ///
-/// The bias of a convolution is such an addition where the result goes into a sum.
+/// The bias of a convolution is split off in the same way if the result goes into a sum.
 ///
-/// Compilers do so by themselves where the weights are constants. Sums are rounded otherwise than before. Shapes must have been
-/// inferred. Answers how many additions changed.
+/// Compilers do this themselves if the weights are constants. Sums round differently afterwards. Shapes must be
+/// inferred. Returns the number of changed additions.
 pub fn defer_biases(graph: &mut Graph) -> usize {
     split_convolutions(graph);
     let (mut changed, made) = (0, made_of_weights(graph));
@@ -50,7 +50,7 @@ pub fn defer_biases(graph: &mut Graph) -> usize {
     changed
 }
 
-/// Makes an addition of the bias of every convolution whose result is added to something of its shape.
+/// Turns the bias of each convolution into an addition if the result is added to a value of the same shape.
 fn split_convolutions(graph: &mut Graph) {
     let made = made_of_weights(graph);
     let mut added = BTreeSet::new();
@@ -79,7 +79,7 @@ fn split_convolutions(graph: &mut Graph) {
     }
 }
 
-/// A bias in the shape in which it can be added to the result of a convolution.
+/// Reshapes a bias so that it can be added to the result of a convolution.
 fn along_channels(graph: &mut Graph, bias: ValueId, rank: usize) -> ValueId {
     let Value { name, dtype, shape } = graph.value(bias).clone();
     let mut dims = vec![Dim::Known(1); rank];
@@ -99,17 +99,17 @@ fn along_channels(graph: &mut Graph, bias: ValueId, rank: usize) -> ValueId {
 /// A value as a sum.
 struct Sum {
     rest: ValueId,
-    /// Made of weights.
+    /// Computed from weights.
     fixed: ValueId,
 }
 
-/// What an addition adds, and its result.
+/// The operands of an addition, and its result.
 fn operands(node: &Node) -> Option<([ValueId; 2], ValueId)> {
     is_op(node, "Add").then_some(())?;
     Some(([node.input(0)?, node.input(1)?], node.output(0)?))
 }
 
-/// The operands of a sum in parts: what is not made of weights, and what is.
+/// Splits the operands of a sum into those not computed from weights and those that are.
 fn split(
     operands: [ValueId; 2],
     sums: &HashMap<ValueId, Sum>,
@@ -134,7 +134,7 @@ fn same_shape(graph: &Graph, ids: &[ValueId]) -> bool {
     ids.iter().all(|id| shape(id).is_some() && shape(id) == shape(&ids[0]))
 }
 
-/// Adds an addition to the end of the graph; its result is `y` or a new value.
+/// Appends an addition to the graph; its result is `y` or a new value.
 fn add(graph: &mut Graph, a: ValueId, b: ValueId, y: Option<ValueId>) -> ValueId {
     let y = y.unwrap_or_else(|| {
         let (left, right) = (graph.value(a), graph.value(b));
@@ -182,7 +182,7 @@ mod tests {
         let mut graph = check(&file, defer_biases, 2);
         let preparation = prepare_weights(&mut graph, true);
         assert_eq!(ops(&preparation), ["Add", "Add"]);
-        // Each product has its residual added, and what reads the stream adds all biases at once.
+        // Each product only adds its residual. Readers of the stream add all biases at once.
         let rest = ["Add", "Tanh", "MatMul", "Add", "Add", "Tanh", "MatMul", "Add", "Add"];
         assert_eq!(ops(&graph), rest);
     }

@@ -5,10 +5,10 @@ use super::{
 use crate::{Dim, Graph, Node, Tensor, Value};
 use std::collections::HashSet;
 
-/// Spreads every bias that is added to a product over the whole of it, by an `Expand` for
-/// [`prepare_weights`](super::prepare_weights) with `may_grow` to take out. Compilers whose products add a matrix of their own
-/// size at no cost then need no kernel for the bias; where biases are constants they do so by themselves. Shapes must have been
-/// inferred. Answers how many.
+/// Broadcasts each bias that is added to a matrix product to the full shape of the product, with an `Expand` that
+/// [`prepare_weights`](super::prepare_weights) with `may_grow` moves out. Compilers whose products add a full matrix
+/// at no cost then need no bias kernel. They do this themselves if biases are constants. Shapes must be inferred.
+/// Returns the number of expanded biases.
 pub fn expand_biases(graph: &mut Graph) -> usize {
     let is_product = |node: &&Node| node.op_type == "MatMul" && node.domain.is_empty();
     let products: HashSet<_> =

@@ -1,16 +1,16 @@
 use super::is_random;
 use crate::{Graph, Initializer, Node, Tensor, eval, scope};
 
-/// Largest tensor that folding makes; beyond it, computing is cheaper than storing.
+/// Largest tensor that folding creates. Above this size, computing is cheaper than storing.
 const MAX_RESULT_BYTES: usize = 16 << 20;
 
-/// Bytes that folding may add to one graph in all, intermediate results included.
+/// Total number of bytes that folding may add to one graph, including intermediate results.
 pub const FOLD_BUDGET: usize = 512 << 20;
 
-/// Replaces nodes by the constants they compute: those whose inputs are all constants, and `Shape` and `Size` of
-/// values of known shape. Weights are not constants. Needs inferred shapes: a node whose output size is not
-/// known stays. `budget` is the number of bytes that may still be added, for example [`FOLD_BUDGET`]; what is
-/// added is taken off. Returns the number of nodes that are gone.
+/// Replaces nodes by the constants they compute: nodes with only constant inputs, and `Shape` and `Size` of values of
+/// known shape. Weights are not constants. Shapes must be inferred: a node of unknown output size stays. `budget` is
+/// the number of bytes that may still be added, initially for example [`FOLD_BUDGET`]; it shrinks by what is added.
+/// Returns the number of removed nodes.
 pub fn fold_constants(graph: &mut Graph, budget: &mut usize) -> usize {
     let nodes = std::mem::take(&mut graph.nodes);
     let before = nodes.len();
@@ -31,7 +31,7 @@ pub fn fold_constants(graph: &mut Graph, budget: &mut usize) -> usize {
     before - graph.nodes.len()
 }
 
-/// The outputs of a node, where they can and should be computed now.
+/// The outputs of a node, if they can and should be computed now.
 fn fold(graph: &Graph, node: &Node, budget: usize) -> Option<Vec<Tensor>> {
     if node.domain.is_empty() && matches!(&*node.op_type, "Shape" | "Size") {
         let shape = graph.value(node.input(0)?).known_shape()?;
@@ -74,7 +74,7 @@ fn fits(graph: &Graph, node: &Node, budget: usize) -> bool {
     total <= budget
 }
 
-/// `Shape`, with the attributes `start` and `end` of opset 15: negative ones count from the end, and both are
+/// `Shape`, with the attributes `start` and `end` of opset 15. Negative values count from the end, and both are
 /// clamped to the rank.
 fn shape_of(node: &Node, shape: &[usize]) -> Tensor {
     let rank = shape.len() as i64;

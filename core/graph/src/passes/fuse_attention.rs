@@ -5,9 +5,9 @@ use super::{
 use crate::{Attribute, Dim, Graph, Node, ValueId, fused};
 use sdrun_abi::DType;
 
-/// `MatMul`, `Softmax`, `MatMul` become one `Attention`: with factors on queries, keys or scores, with a mask added to
-/// the scores, and with casts around the softmax. Operands of three dimensions are one head, of four
-/// [batch, heads, length, size]. Returns how many.
+/// Fuses `MatMul`, `Softmax`, `MatMul` into `Attention`, including scalar factors on queries, keys or scores, a mask
+/// added to the scores, and casts around the softmax. Three-dimensional operands have one head; four-dimensional ones
+/// are [batch, heads, length, size]. Returns the number of fused nodes.
 pub fn fuse_attention(graph: &mut Graph) -> usize {
     rewrite(graph, attention)
 }
@@ -16,7 +16,7 @@ fn attention(uses: &Uses<'_>, fresh: &mut Fresh, n: &Node) -> Option<Vec<Node>> 
     is_op(n, "MatMul").then_some(())?;
     let (probabilities, v) = (n.input(0)?, n.input(1)?);
     let softmax = uses.made_by(uses.before_casts(probabilities), "Softmax")?;
-    // Whoever else wants the probabilities needs them computed.
+    // The probabilities must have no other user.
     uses.is_used_once(probabilities).then_some(())?;
     let scores = softmax.input(0)?;
     let rank = uses.rank(scores)? as i64;
@@ -37,7 +37,7 @@ fn attention(uses: &Uses<'_>, fresh: &mut Fresh, n: &Node) -> Option<Vec<Node>> 
         matches!((dim(q), dim(kt), dim(v)), (Some(a), Some(b), Some(c)) if same_dim(a, b) && same_dim(b, c))
     });
     (alike && stacks && uses.dtype(n.output(0)?) == uses.dtype(q)).then_some(())?;
-    // Where the softmax is computed in another type, so is the mask.
+    // If the softmax computes in another type, the mask has that type too.
     let mask = scores.mask.map(|mask| match uses.dtype(mask) == uses.dtype(q) {
         true => mask,
         false => uses.before_casts(mask),
@@ -51,7 +51,7 @@ fn attention(uses: &Uses<'_>, fresh: &mut Fresh, n: &Node) -> Option<Vec<Node>> 
     }
 
     let mut nodes = Vec::new();
-    // Keys are stored as the operator wants them: [.., length, size].
+    // Keys must be in the operator's layout: [.., length, size].
     let mut swapped: Vec<usize> = (0..rank).collect();
     swapped.swap(rank - 1, rank - 2);
     let mut shape = uses.shape(kt)?.to_vec();
@@ -75,7 +75,7 @@ fn attention(uses: &Uses<'_>, fresh: &mut Fresh, n: &Node) -> Option<Vec<Node>> 
     Some(nodes)
 }
 
-/// What the softmax of an attention is taken of: `scale · (q · kt) + mask`.
+/// The input of the softmax: `scale · (q · kt) + mask`.
 struct Scores {
     q: ValueId,
     kt: ValueId,
@@ -88,7 +88,7 @@ impl Scores {
         let mut id = uses.before_casts(id);
         let mut mask = None;
         if let Some(sum) = uses.made_once_by(id, "Add") {
-            // Only one of the two leads to a product.
+            // Only one of the two is a product.
             let [first, second] = pairs(sum)?;
             let ends = |(scores, _): &(ValueId, ValueId)| product(uses, *scores).is_some();
             let (scores, other) = [first, second].into_iter().find(ends)?;
@@ -100,7 +100,8 @@ impl Scores {
     }
 }
 
-/// The product that a value is, up to a factor and casts. Nothing else uses what is between.
+/// Finds the product behind a value, and its scalar factor, through casts. Intermediate values must have no other
+/// users.
 fn product<'g>(uses: &Uses<'g>, id: ValueId) -> Option<(&'g Node, f32)> {
     let id = uses.before_casts(id);
     let (source, scale) = without_factors(uses, id);
@@ -108,7 +109,7 @@ fn product<'g>(uses: &Uses<'g>, id: ValueId) -> Option<(&'g Node, f32)> {
     Some((matmul, scale))
 }
 
-/// A value without the scalars it was multiplied by.
+/// Strips scalar factors from a value; returns their product.
 fn without_factors(uses: &Uses<'_>, mut id: ValueId) -> (ValueId, f32) {
     let mut scale = 1.0;
     while let Some((source, factor)) = uses.producer(id).and_then(|n| uses.scaled(n)) {
@@ -117,13 +118,14 @@ fn without_factors(uses: &Uses<'_>, mut id: ValueId) -> (ValueId, f32) {
     (id, scale)
 }
 
-/// Gives `Attention` its operands as [batch, length, heads · size], as linear layers make them, where it takes them as
-/// transposes of [batch, length, heads, size]; its output comes in the same form. Returns how many.
+/// Passes the operands of `Attention` as [batch, length, heads · size], the layout that linear layers produce, where
+/// they are transposes to [batch, heads, length, size]. The output takes the same layout. Returns the number of
+/// changed nodes.
 pub fn absorb_heads(graph: &mut Graph) -> usize {
     rewrite(graph, |uses, fresh, n| {
         let ours = n.domain.is_empty() || n.domain == fused::DOMAIN;
         (ours && n.op_type == "Attention").then_some(())?;
-        // Neither caches nor further outputs.
+        // No caches and no further outputs.
         (n.outputs.iter().flatten().count() == 1 && n.inputs.iter().skip(4).flatten().count() == 0)
             .then_some(())?;
         let (y, mut nodes) = (n.output(0)?, Vec::new());
@@ -183,7 +185,7 @@ mod tests {
         [("perm", Attribute::Ints(p.to_vec()))]
     }
 
-    /// q, k and v as linear layers make them, into heads.
+    /// q, k and v as linear layers produce them, split into heads.
     fn heads(mask: bool) -> Model {
         let mut file = model(17)
             .input("q", DType::F32, "n l 12")

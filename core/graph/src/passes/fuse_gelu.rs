@@ -4,7 +4,7 @@ use super::{
 };
 use crate::{Attribute, Graph, Node, ValueId};
 
-/// x · sigmoid(alpha · x), with alpha 1 or a scalar constant, becomes `Swish`. Returns how many.
+/// Fuses x · sigmoid(alpha · x) into `Swish`; alpha is 1 or a scalar constant. Returns the number of fused nodes.
 pub fn fuse_swish(graph: &mut Graph) -> usize {
     rewrite(graph, |uses, _, n| {
         let (x, alpha) = swish(uses, n)?;
@@ -24,8 +24,8 @@ fn swish(uses: &Uses<'_>, n: &Node) -> Option<(ValueId, f32)> {
     })
 }
 
-/// GELU becomes `Gelu`: x · ½ · (1 + erf(x / √2)) and x · ½ · (1 + tanh(√(2/π) · (x + 0.044715 · x³))), whatever the
-/// order of the factors. Returns how many.
+/// Fuses GELU into `Gelu`: x · ½ · (1 + erf(x / √2)) and x · ½ · (1 + tanh(√(2/π) · (x + 0.044715 · x³))), with the
+/// factors in any order. Returns the number of fused nodes.
 pub fn fuse_gelu(graph: &mut Graph) -> usize {
     rewrite(graph, |uses, _, n| {
         let (x, approximate) = gelu(uses, n)?;
@@ -43,7 +43,7 @@ fn gelu(uses: &Uses<'_>, n: &Node) -> Option<(ValueId, &'static str)> {
             factors.extend([product.input(0)?, product.input(1)?]);
         }
     }
-    // The cube of x is a product as well.
+    // The cube of x is a product too.
     (factors.len() <= 4).then_some(())?;
     let half = factors.iter().position(|id| uses.is_scalar(*id, 0.5))?;
     factors.remove(half);
@@ -65,7 +65,7 @@ fn gelu(uses: &Uses<'_>, n: &Node) -> Option<(ValueId, &'static str)> {
     })
 }
 
-/// Half-precision exports were often rounded twice, through bf16.
+/// Half-precision exports were often rounded twice, via bf16.
 fn close(found: f32, expected: f32) -> bool {
     (found - expected).abs() <= 2e-3 * expected
 }

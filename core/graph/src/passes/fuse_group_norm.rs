@@ -4,8 +4,8 @@ use super::{
 };
 use crate::{Attribute, Graph, Node, Tensor, ValueId};
 
-/// Group normalisation as exporters write it before opset 21 becomes one node: `Reshape` to as many channels as there
-/// are groups, `InstanceNormalization`, `Reshape` back, `Mul` and `Add` by channel. Returns how many.
+/// Fuses the group normalisation that exporters write before opset 21 into one node: `Reshape` to one channel per
+/// group, `InstanceNormalization`, `Reshape` back, per-channel `Mul` and `Add`. Returns the number of fused nodes.
 pub fn fuse_group_norm(graph: &mut Graph) -> usize {
     rewrite(graph, group_norm)
 }
@@ -56,7 +56,7 @@ fn group_norm(uses: &Uses<'_>, fresh: &mut Fresh, n: &Node) -> Option<Vec<Node>>
     Some(nodes)
 }
 
-/// Whether a Reshape leaves the outermost dimension of `x` alone.
+/// Whether a Reshape preserves the outermost dimension of `x`.
 fn keeps_batch(uses: &Uses<'_>, reshape: &Node, x: ValueId) -> bool {
     let copied = reshape.int_or("allowzero", 0) == 0
         && uses.ints(reshape, 1).is_some_and(|target| target.first() == Some(&0));
@@ -68,14 +68,14 @@ fn keeps_batch(uses: &Uses<'_>, reshape: &Node, x: ValueId) -> bool {
         }
 }
 
-/// Whether a value is the whole shape of `x`.
+/// Whether a value holds the full shape of `x`.
 fn is_shape_of(uses: &Uses<'_>, id: ValueId, x: ValueId) -> bool {
     uses.made_by(id, "Shape").is_some_and(|shape| {
         shape.input(0) == Some(x) && shape.int_or("start", 0) == 0 && shape.int("end").is_none()
     })
 }
 
-/// Whether a value has one element for each channel (axis 1 of `rank`) and is broadcast along the rest.
+/// Whether a value has one element per channel (axis 1 of `rank`) and broadcasts along the other axes.
 fn is_per_channel(uses: &Uses<'_>, id: ValueId, channels: usize, rank: usize) -> bool {
     let Some(shape) = uses.shape(id) else { return false };
     let expected = |i: usize| if i + rank == shape.len() + 1 { channels } else { 1 };
@@ -83,7 +83,7 @@ fn is_per_channel(uses: &Uses<'_>, id: ValueId, channels: usize, rank: usize) ->
         && shape.iter().enumerate().all(|(i, d)| d.known() == Some(expected(i)))
 }
 
-/// Whether all elements of a constant are this number.
+/// Whether every element of a constant equals `value`.
 fn is_filled(uses: &Uses<'_>, id: ValueId, value: f32) -> bool {
     uses.constant(id).and_then(Tensor::to_f32s).is_some_and(|values| values.iter().all(|v| *v == value))
 }
@@ -97,8 +97,8 @@ mod tests {
     };
     use sdrun_abi::DType;
 
-    /// Group normalisation of an image whose size is open, as TorchScript exports it; the factors of groups are
-    /// weights or, as most exporters write them, constants.
+    /// Group normalisation of an image of open size, as TorchScript exports it. The group factors are weights or, as
+    /// most exporters write them, constants.
     fn file(weights: bool, spatial: &str) -> Model {
         let filled = |v: f32| Tensor::from_elements(vec![3], &[v; 3]).unwrap();
         let file = model(17)

@@ -5,8 +5,8 @@ use super::{
 use crate::{Attribute, Dim, Graph, Node, ValueId, fused, fused::Activation};
 use sdrun_abi::DType;
 
-/// Products with a matrix and the bias added to them, and `Gemm`s that are no more than that, become `FusedMatMul`.
-/// Returns how many.
+/// Fuses matrix products with the bias added to them, and equivalent `Gemm`s, into `FusedMatMul`. Returns the number
+/// of fused nodes.
 pub fn fuse_bias(graph: &mut Graph) -> usize {
     rewrite(graph, |uses, _, n| {
         if is_op(n, "Gemm") {
@@ -30,13 +30,13 @@ pub fn fuse_bias(graph: &mut Graph) -> usize {
     })
 }
 
-/// Whether a value has one element for each column of what a node computes.
+/// Whether a value has one element for each column of a node's output.
 fn is_row_of(uses: &Uses<'_>, id: ValueId, n: &Node) -> bool {
     let width = n.output(0).and_then(|y| uses.last_dim(y));
     uses.rank(id) == Some(1) && width.is_some() && uses.last_dim(id) == width
 }
 
-/// What is added by channel to a `Conv` without bias becomes its bias. Returns how many.
+/// Turns a per-channel addend of a `Conv` without bias into its bias. Returns the number of fused nodes.
 pub fn fuse_conv_bias(graph: &mut Graph) -> usize {
     rewrite(graph, |uses, fresh, n| {
         is_op(n, "Add").then_some(())?;
@@ -60,8 +60,8 @@ pub fn fuse_conv_bias(graph: &mut Graph) -> usize {
     })
 }
 
-/// What is added to a `Conv` or `FusedMatMul` — a residual of its shape, and for convolutions anything that broadcasts to
-/// it — becomes part of it. Returns how many.
+/// Fuses an addend into a `Conv` or `FusedMatMul`: a residual of the same shape or, for convolutions, anything that
+/// broadcasts to it. Returns the number of fused nodes.
 pub fn fuse_residual(graph: &mut Graph) -> usize {
     rewrite(graph, |uses, _, n| {
         is_op(n, "Add").then_some(())?;
@@ -77,8 +77,9 @@ pub fn fuse_residual(graph: &mut Graph) -> usize {
                 let other = uses.producer(addend).filter(|other| {
                     uses.is_used_once(addend) && takes_more(other) && uses.same_shape(addend, y)
                 });
-                // Of two that could take the other in, the one does whose input nobody else reads: the other, on the shortcut
-                // of a residual block, can run early then, and what it reads is free sooner. Else the later one.
+                // If either of two kernels could take the other's result as its residual, choose the one whose input
+                // has no other user. The other, on the shortcut of a residual block, can then run early, and its
+                // input is freed sooner. Otherwise choose the later one.
                 let alone = |kernel: &Node| kernel.input(0).is_some_and(|x| uses.is_used_once(x));
                 match other {
                     Some(other) if (alone(other), uses.is_later(other, kernel)) > (alone(kernel), false) => {
@@ -101,13 +102,13 @@ fn is_convolution(n: &Node) -> bool {
     is_op(n, "Conv") || (n.domain == fused::DOMAIN && n.op_type == "FusedConv")
 }
 
-/// Whether a residual can still be added.
+/// Whether a residual can still be added to the node.
 fn takes_more(n: &Node) -> bool {
     let fused = n.domain == fused::DOMAIN && ["FusedConv", "FusedMatMul"].contains(&&*n.op_type);
     (is_op(n, "Conv") || fused) && n.input(3).is_none() && !n.attributes.contains_key("activation")
 }
 
-/// Whether a value certainly broadcasts to the shape of `y`, outer axes of `y` included.
+/// Whether a value is known to broadcast to the shape of `y`, including the outer axes of `y`.
 fn broadcasts_onto(uses: &Uses<'_>, id: ValueId, y: ValueId) -> bool {
     let (Some(from), Some(to)) = (uses.shape(id), uses.shape(y)) else { return false };
     from.len() <= to.len()
@@ -118,8 +119,8 @@ fn broadcasts_onto(uses: &Uses<'_>, id: ValueId, y: ValueId) -> bool {
             .all(|(f, t)| *f == Dim::Known(1) || super::uses::same_dim(f, t))
 }
 
-/// An activation that is all that happens to the result of a `Conv`, `FusedMatMul` or `GroupNormalization` becomes part of it.
-/// Returns how many.
+/// Fuses an activation into the `Conv`, `FusedMatMul` or `GroupNormalization` before it, if nothing else uses that
+/// result. Returns the number of fused nodes.
 pub fn fuse_activation(graph: &mut Graph) -> usize {
     rewrite(graph, |uses, _, n| {
         let activation = activation(uses, n)?;
@@ -127,7 +128,7 @@ pub fn fuse_activation(graph: &mut Graph) -> usize {
         let kernel = uses.producer(x).filter(|_| uses.is_used_once(x))?;
         let ours = kernel.domain == fused::DOMAIN
             && ["FusedConv", "FusedMatMul", "GroupNormalization"].contains(&&*kernel.op_type);
-        // Before opset 21 its factors belong to groups.
+        // Before opset 21 its factors are per group.
         let norm = is_op(kernel, "GroupNormalization") && uses.graph.opset() >= 21;
         ((ours || norm || is_op(kernel, "Conv")) && !kernel.attributes.contains_key("activation"))
             .then_some(())?;
@@ -158,7 +159,8 @@ fn activation(uses: &Uses<'_>, n: &Node) -> Option<Activation> {
     }
 }
 
-/// Half of a tensor's last axis times an activation of the other half becomes `GLU`. Returns how many.
+/// Fuses half of a tensor's last axis times an activation of the other half into `GLU`. Returns the number of fused
+/// nodes.
 pub fn fuse_glu(graph: &mut Graph) -> usize {
     rewrite(graph, |uses, _, n| {
         is_op(n, "Mul").then_some(())?;
@@ -175,7 +177,7 @@ pub fn fuse_glu(graph: &mut Graph) -> usize {
     })
 }
 
-/// The value whose last axis a value is a half of, and which half.
+/// If a value is one half of another's last axis: that other value, and which half.
 fn half(uses: &Uses<'_>, id: ValueId) -> Option<(ValueId, i64)> {
     let node = uses.producer(id).filter(|node| node.domain.is_empty())?;
     let x = node.input(0)?;
@@ -237,7 +239,7 @@ mod tests {
         let file =
             linear().node("Sigmoid", &["a"], &["s"]).node("Mul", &["a", "s"], &["y"]).output("y", "n l 6");
         assert_eq!(ops(&check(&file, all, 2)), ["FusedMatMul"]);
-        // An addend that makes the result larger, and one of another shape.
+        // An addend that enlarges the result, and one of another shape.
         let larger = linear()
             .input("q", DType::F32, "2 n l 6")
             .node("Add", &["a", "q"], &["y"])

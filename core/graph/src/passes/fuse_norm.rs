@@ -5,12 +5,12 @@ use super::{
 use crate::{Attribute, Graph, Node, Tensor, ValueId};
 use sdrun_abi::DType;
 
-/// Layer normalisation from its parts becomes one node: the mean taken off, and division by the root of the mean
-/// square, with or without `Mul` and `Add` along the last axis. Returns how many.
+/// Fuses a decomposed layer normalisation into one node: subtract the mean, divide by the root of the mean square,
+/// optionally `Mul` and `Add` along the last axis. Returns the number of fused nodes.
 pub fn fuse_layer_norm(graph: &mut Graph) -> usize {
     rewrite(graph, |uses, fresh, n| {
         let (x, epsilon, scale, bias) = layer_norm(uses, n)?;
-        // It may be the beginning of a longer form.
+        // It may be the beginning of a longer match.
         (!is_part(uses, n, |user| layer_norm(uses, user))).then_some(())?;
         let len = uses.last_dim(x)?;
         let scale = match scale {
@@ -29,7 +29,7 @@ fn layer_norm(uses: &Uses<'_>, n: &Node) -> Option<LayerNorm> {
     (uses.dtype(found.0) == uses.dtype(n.output(0)?)).then_some(found)
 }
 
-/// Whether all that uses a node, casts aside, is a node that `longer` takes as well.
+/// Whether all users of a node, ignoring casts, are nodes that `longer` matches too.
 fn is_part<T>(uses: &Uses<'_>, n: &Node, longer: impl Fn(&Node) -> Option<T>) -> bool {
     let mut user = n.output(0).and_then(|y| uses.only_user(y));
     while let Some(cast) = user.filter(|user| is_op(user, "Cast")) {
@@ -65,8 +65,9 @@ fn plain(uses: &Uses<'_>, n: &Node) -> Option<LayerNorm> {
     (squared(uses, square)? == centred).then_some((x, epsilon, None, None))
 }
 
-/// Root-mean-square normalisation from its parts becomes one node, in f32 inside where the graph casts to it: `Pow`,
-/// `ReduceMean`, `Add`, `Sqrt`, division, with or without `Mul` along the last axis. Returns how many.
+/// Fuses a decomposed root-mean-square normalisation into one node: `Pow`, `ReduceMean`, `Add`, `Sqrt`, division,
+/// optionally `Mul` along the last axis. The node computes in f32 where the graph casts to f32. Returns the number of
+/// fused nodes.
 pub fn fuse_rms_norm(graph: &mut Graph) -> usize {
     rewrite(graph, |uses, fresh, n| {
         let ((x, epsilon), scale) = match weighted(uses, n) {
@@ -84,7 +85,7 @@ pub fn fuse_rms_norm(graph: &mut Graph) -> usize {
     })
 }
 
-/// A normalised value times one factor for each element of its last axis.
+/// A normalised value times a factor with one element per element of its last axis.
 fn weighted(uses: &Uses<'_>, n: &Node) -> Option<((ValueId, f32), ValueId)> {
     is_op(n, "Mul").then_some(())?;
     pairs(n)?.into_iter().find_map(|(y, scale)| {
@@ -94,16 +95,16 @@ fn weighted(uses: &Uses<'_>, n: &Node) -> Option<((ValueId, f32), ValueId)> {
     })
 }
 
-/// x and epsilon of x / √(mean(x²) + epsilon); x is what it was before a cast for the computation.
+/// x and epsilon of x / √(mean(x²) + epsilon). If x was cast for the computation, returns the value before the cast.
 fn root_mean_square(uses: &Uses<'_>, n: &Node) -> Option<(ValueId, f32)> {
     let (x, square, epsilon) = divided_by_root(uses, n)?;
     let origin = uses.before_casts(x);
     (uses.before_casts(squared(uses, square)?) == origin).then_some(())?;
-    // The node computes in f32, or in f64 for f64.
+    // The fused node computes in f32, or in f64 for f64.
     (uses.dtype(x) == Some(DType::F32) || uses.dtype(x) == uses.dtype(origin)).then_some((origin, epsilon))
 }
 
-/// For x / √(mean(s) + epsilon) along the last axis: x, s and epsilon.
+/// Matches x / √(mean(s) + epsilon) along the last axis: x, s and epsilon.
 fn divided_by_root(uses: &Uses<'_>, n: &Node) -> Option<(ValueId, ValueId, f32)> {
     let (x, root) = match &*n.op_type {
         "Div" => (n.input(0)?, n.input(1)?),
@@ -126,7 +127,7 @@ fn divided_by_root(uses: &Uses<'_>, n: &Node) -> Option<(ValueId, ValueId, f32)>
     Some((x, uses.reduced_last_axis(uses.made_by(mean, "ReduceMean")?)?, epsilon))
 }
 
-/// The value a value is the square of.
+/// If a value is a square: the value squared.
 fn squared(uses: &Uses<'_>, id: ValueId) -> Option<ValueId> {
     let node = uses.producer(id)?;
     match &*node.op_type {
@@ -136,7 +137,7 @@ fn squared(uses: &Uses<'_>, id: ValueId) -> Option<ValueId> {
     }
 }
 
-/// Whether a value has one element for each of the last axis of `x`.
+/// Whether a value has one element per element of the last axis of `x`.
 fn is_row(uses: &Uses<'_>, id: ValueId, x: ValueId) -> bool {
     uses.rank(id) == Some(1) && uses.last_dim(id).is_some() && uses.last_dim(id) == uses.last_dim(x)
 }
@@ -201,7 +202,7 @@ mod tests {
             assert_eq!(ops(&graph), ["LayerNormalization"]);
             assert_eq!(graph.nodes[0].inputs.len(), if affine { 3 } else { 2 });
         }
-        // The factor is as long as the axis, but lies along another one.
+        // The factor is as long as the axis but lies along another one.
         let mut other = layer(true);
         other.graph_mut().initializer[3] = crate::testing::tensor("w", &noise(&[1, 1, 1], 1));
         assert_eq!(ops(&check(&other, fuse_layer_norm, 1)), ["LayerNormalization", "Mul", "Add"]);

@@ -17,9 +17,9 @@ impl Marks {
     }
 }
 
-/// Removes nodes that hand on their first input unchanged: `Identity`, `Dropout` outside of training, casts to
-/// the same type, and reshapes, transposes, slices, … that change nothing. Needs inferred shapes. Returns the
-/// number of nodes that are gone.
+/// Removes nodes that return their first input unchanged: `Identity`, `Dropout` outside training, casts to the same
+/// type, and reshapes, transposes, slices, … with no effect. Shapes must be inferred. Returns the number of removed
+/// nodes.
 pub fn eliminate_identity(graph: &mut Graph) -> usize {
     let captured = Marks::new(graph, graph.captures().values().flatten());
     let inputs = graph.nodes.iter().flat_map(|node| node.inputs.iter().flatten());
@@ -35,13 +35,14 @@ pub fn eliminate_identity(graph: &mut Graph) -> usize {
             *id = source[id.0 as usize];
         }
         let handed_on = node.input(0).zip(node.output(0)).filter(|(_, to)| {
-            // A second output (a mask) that is used needs the node; a body knows values by name.
+            // A used second output (a mask) keeps the node. Bodies refer to values by name, so captured values keep
+            // theirs.
             let wanted = |id: &ValueId| used.has(*id) || captured.has(*id);
             !captured.has(*to) && !node.outputs[1..].iter().flatten().any(wanted)
         });
         match handed_on.filter(|(from, _)| changes_nothing(graph, &node, *from)) {
             Some((from, to)) if !outputs.has(to) => source[to.0 as usize] = from,
-            // The producer takes over the name of the graph's output.
+            // The producer takes the name of the graph output.
             Some((from, to)) if by_node.has(from) && !outputs.has(from) && !captured.has(from) => {
                 take_over(graph, from, to);
                 outputs.set(to, false);
@@ -57,7 +58,7 @@ pub fn eliminate_identity(graph: &mut Graph) -> usize {
     before - graph.nodes.len()
 }
 
-/// Makes `from` the graph output that `to` was.
+/// Makes `from` a graph output in place of `to`.
 fn take_over(graph: &mut Graph, from: ValueId, to: ValueId) {
     let (to_name, from_name) = (graph.value(to).name.clone(), graph.value(from).name.clone());
     let declared = graph.value(to).shape.clone();
@@ -88,17 +89,17 @@ fn changes_nothing(graph: &Graph, node: &Node, from: ValueId) -> bool {
     }
     match &*node.op_type {
         "Identity" => true,
-        // Before opset 12 the mode is not part of the graph, and every runtime infers. Afterwards an absent
-        // training_mode is false.
+        // Before opset 12 the mode is not part of the graph, and every runtime runs inference. Since then, an absent
+        // training_mode means false.
         "Dropout" => all(2, 0),
         "Cast" | "CastLike" => input.dtype.is_some() && input.dtype == output.and_then(|value| value.dtype),
         "Reshape" | "Flatten" | "Squeeze" | "Expand" | "Tile" => same_shape(),
         "Transpose" => {
             node.ints("perm").is_some_and(|perm| perm.iter().enumerate().all(|(i, p)| i as i64 == *p))
         }
-        // The steps are input 4 from opset 10 on; before, there are none.
+        // Steps are input 4 since opset 10; earlier versions have none.
         "Slice" => same_shape() && all(4, 1),
-        // Negative pads cut, so equal shapes alone say nothing. The pads are an attribute before opset 11.
+        // Negative pads crop, so equal shapes are not enough. The pads are an attribute before opset 11.
         "Pad" => {
             same_shape()
                 && match node.ints("pads") {
@@ -137,7 +138,7 @@ mod tests {
         graph.nodes.iter().map(line).collect()
     }
 
-    /// Whether a node on x [1, 2, 3] (f32), whose other inputs are `i64s`, is removed.
+    /// Whether a node on x [1, 2, 3] (f32) is removed; its other inputs are `i64s`.
     fn removed<const N: usize>(
         opset: i64,
         op: &str,

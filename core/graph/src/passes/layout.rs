@@ -1,4 +1,4 @@
-//! Passes that leave fewer transposes and reshapes.
+//! Passes that reduce the number of transposes and reshapes.
 
 use super::{
     eliminate_identity,
@@ -7,8 +7,8 @@ use super::{
 };
 use crate::{Attribute, Dim, Graph, Node, ValueId, fused};
 
-/// Merges each `Reshape`, `Flatten`, `Squeeze` and `Unsqueeze` with such a node before it, and removes those that are
-/// back at the shape they began with. Shapes with one unknown dimension are covered. Returns how many were merged.
+/// Merges each `Reshape`, `Flatten`, `Squeeze` and `Unsqueeze` with such a node before it, and removes chains that
+/// restore the original shape. Shapes may have one unknown dimension. Returns the number of merged nodes.
 pub fn collapse_reshapes(graph: &mut Graph) -> usize {
     let merged = rewrite(graph, |uses, fresh, n| {
         is_reshape(n).then_some(())?;
@@ -33,7 +33,7 @@ fn is_reshape(n: &Node) -> bool {
     n.domain.is_empty() && ["Reshape", "Flatten", "Squeeze", "Unsqueeze"].contains(&&*n.op_type)
 }
 
-/// The constant that makes a Reshape from `from` to `to`: numbers, 0 where a dimension is copied, and one -1.
+/// The shape constant of a Reshape from `from` to `to`: sizes, 0 for a copied dimension, and at most one -1.
 fn target(to: &[Dim], from: &[Dim]) -> Option<Vec<i64>> {
     let copied = |i: usize, d: &Dim| from.get(i).is_some_and(|f| same_dim(f, d));
     let dims: Vec<i64> = to
@@ -45,13 +45,13 @@ fn target(to: &[Dim], from: &[Dim]) -> Option<Vec<i64>> {
             _ => -1,
         })
         .collect();
-    // A number 0 would be read as a copy.
+    // A size of 0 would be read as a copy.
     let zero = to.contains(&Dim::Known(0));
     (dims.iter().filter(|d| **d == -1).count() <= 1 && !zero).then_some(dims)
 }
 
-/// Makes a Reshape of each `GatherND` that takes all elements in order, which exporters write for `repeat_interleave`. Returns
-/// how many there were.
+/// Turns each `GatherND` that takes all elements in order into a Reshape; exporters write it for `repeat_interleave`.
+/// Returns the number of replaced nodes.
 pub fn collapse_gathers(graph: &mut Graph) -> usize {
     rewrite(graph, |uses, fresh, n| {
         (is_op(n, "GatherND") && n.int_or("batch_dims", 0) == 0).then_some(())?;
@@ -75,8 +75,8 @@ pub fn collapse_gathers(graph: &mut Graph) -> usize {
     })
 }
 
-/// Composes chains of `Transpose`, and removes those that lead back. A transpose of two axes of a tensor whose outer
-/// axes were merged for it (as exporters transpose the keys of attention) counts as one. Returns how many changed.
+/// Composes chains of `Transpose`, and removes those that cancel. A transpose of two axes while the outer axes are
+/// merged (exporters transpose attention keys this way) counts as one. Returns the number of changed nodes.
 pub fn cancel_transposes(graph: &mut Graph) -> usize {
     let changed = rewrite(graph, |uses, _, n| {
         if is_op(n, "Reshape") {
@@ -98,7 +98,7 @@ pub fn cancel_transposes(graph: &mut Graph) -> usize {
     changed
 }
 
-/// What a Transpose reads, and its permutation.
+/// The input and permutation of a Transpose.
 fn transpose(uses: &Uses<'_>, n: &Node) -> Option<(ValueId, Vec<usize>)> {
     is_op(n, "Transpose").then_some(())?;
     let x = n.input(0)?;
@@ -125,12 +125,12 @@ fn batched_transpose(uses: &Uses<'_>, n: &Node) -> Option<Vec<Node>> {
     fits.then(|| vec![transposed(n, x, &[0, 1, 3, 2], n.output(0))])
 }
 
-/// Moves transposes behind what can be done before them: a `Concat` of equal transposes, element-wise operators of one
-/// operand, and normalisations of a last axis that stays last. There they meet others and cancel.
-/// Returns how many nodes changed places with a transpose.
+/// Moves transposes after operators that commute with them: a `Concat` of equal transposes, elementwise operators
+/// with one operand, and normalisations of a last axis that stays last. There they meet other transposes and cancel.
+/// Returns the number of nodes that swapped with a transpose.
 pub fn sink_transposes(graph: &mut Graph) -> usize {
     let mut moved = 0;
-    // Each round moves every transpose behind one node; chains in real graphs are short.
+    // Each round moves every transpose past one node; chains in real graphs are short.
     for _ in 0..8 {
         match rewrite(graph, sink) {
             0 => break,
@@ -182,7 +182,7 @@ fn sink(uses: &Uses<'_>, fresh: &mut Fresh, n: &Node) -> Option<Vec<Node>> {
     Some(vec![first, transposed(n, inner, &perm, Some(y))])
 }
 
-/// Whether transposing input 0 can just as well be done after the node.
+/// Whether the node commutes with a transpose of input 0.
 fn moves(uses: &Uses<'_>, n: &Node) -> bool {
     const UNARY: [&str; 16] = [
         "Abs",
@@ -211,8 +211,8 @@ fn is_last_axis_norm(n: &Node) -> bool {
     ["LayerNormalization", "RMSNormalization"].contains(&&*n.op_type) && n.int_or("axis", -1) == -1
 }
 
-/// Moves multiplications by a scalar behind `Reshape` and `Transpose`, so that attention finds them at its products.
-/// Returns how many moved.
+/// Moves multiplications by a scalar after `Reshape` and `Transpose`, so that attention fusion finds them at its
+/// products. Returns the number of moved nodes.
 pub fn sink_scales(graph: &mut Graph) -> usize {
     let mut moved = 0;
     for _ in 0..4 {

@@ -6,12 +6,13 @@ use crate::{Attribute, Dim, Graph, Node, Tensor, Value, ValueId};
 use sdrun_abi::DType;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Makes one product of those that multiply the same value by weights (the projections of an attention: Q, K and V, or the K
-/// and V of every layer that looks at the same text), each with the bias added to it where all have one.
+/// Merges matrix products of one value with several weights into one product: the projections Q, K and V of an
+/// attention, or the K and V of every layer that attends to the same text. The biases added to them are merged too if
+/// all products have one.
 ///
-/// Compilers do so by themselves where the weights are constants. Here the weights are concatenated in the graph, so that
-/// they stay weights under their names; [`prepare_weights`](super::prepare_weights) takes that out. What it can take out counts as
-/// a weight. Shapes must have been inferred. Answers how many products are gone.
+/// Compilers do this themselves if the weights are constants. Here the graph concatenates the weights, so they remain
+/// weights under their names, and [`prepare_weights`](super::prepare_weights) moves that work out. Values that it can
+/// move out count as weights. Shapes must be inferred. Returns the number of removed products.
 pub fn merge_projections(graph: &mut Graph) -> usize {
     let mut users: HashMap<ValueId, usize> = HashMap::new();
     for id in graph.nodes.iter().flat_map(|n| n.inputs.iter().flatten()).chain(&graph.outputs) {
@@ -21,7 +22,7 @@ pub fn merge_projections(graph: &mut Graph) -> usize {
         *users.entry(id).or_default() += 1;
     }
     let made = made_of_weights(graph);
-    // What is made of weights comes first, so that it is there wherever a group is computed.
+    // Nodes computed from weights come first, so that their results are available to every group.
     let is_made = |node: &Node| node.output(0).is_some_and(|id| made.contains(&id));
     graph.nodes.sort_by_key(|node| !is_made(node));
     let mut groups: BTreeMap<(ValueId, Key), Vec<Projection>> = BTreeMap::new();
@@ -51,7 +52,7 @@ pub fn merge_projections(graph: &mut Graph) -> usize {
     merged
 }
 
-/// What the projections of a group have in common beside their source.
+/// What the projections of a group share besides their source.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     dtype: DType,
@@ -117,7 +118,7 @@ fn bias_of(
     plain.then_some((sum, other, node.output(0)?))
 }
 
-/// The nodes that compute a group at once.
+/// The nodes that compute a whole group at once.
 fn replacement(graph: &mut Graph, source: ValueId, key: &Key, group: &[Projection]) -> Vec<Node> {
     let base = graph.value(group[0].output).name.clone();
     let mut add = |suffix: &str, shape: Option<Vec<Dim>>| {
@@ -180,7 +181,8 @@ mod tests {
         testing::{Model, model, ramp, run},
     };
 
-    /// Q, K and V of `x` with biases (one added from the left), two projections of `text`, and some that do not belong.
+    /// Q, K and V of `x` with biases (one added from the left), two projections of `text`, and others that must not
+    /// be merged.
     fn attention(opset: i64) -> Model {
         model(opset)
             .input("x", DType::F32, "2 5 4")

@@ -5,8 +5,8 @@ use super::{
 };
 use crate::{Graph, Node, ValueId};
 
-/// Removes arithmetic that leaves every element as it is: times 1, divided by 1, plus or minus 0, to the power of 1.
-/// Returns the number of nodes that are gone.
+/// Removes arithmetic with no effect: times 1, divided by 1, plus or minus 0, to the power of 1. Returns the number
+/// of removed nodes.
 pub fn eliminate_neutral(graph: &mut Graph) -> usize {
     rewrite(graph, |uses, _, n| {
         let x = unchanged(uses, n)?;
@@ -16,7 +16,7 @@ pub fn eliminate_neutral(graph: &mut Graph) -> usize {
     eliminate_identity(graph)
 }
 
-/// The input that the node hands on.
+/// The input that the node returns unchanged.
 fn unchanged(uses: &Uses<'_>, n: &Node) -> Option<ValueId> {
     let (a, b) = (n.input(0)?, n.input(1)?);
     n.domain.is_empty().then_some(())?;

@@ -1,4 +1,4 @@
-//! Arithmetic of another precision, by element types and casts.
+//! Converts a graph to another precision: changes element types and inserts casts.
 
 mod keep;
 mod matching;
@@ -11,15 +11,15 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What [`convert_precision`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PrecisionReport {
-    /// Nodes that compute in the wanted type.
+    /// Nodes that compute in the requested type.
     pub converted: usize,
-    /// Nodes that stay in f32, because their results would suffer.
+    /// Nodes that stay in f32 because half precision would harm their results.
     pub kept: usize,
-    /// Casts that were put in.
+    /// Inserted casts.
     pub casts: usize,
 }
 
-/// Operators whose element types are stated by attributes or tied to other operators; they stay as they are.
+/// Operators whose element types are fixed by attributes or by other operators. They keep their types.
 const FIXED: [&str; 13] = [
     "Bernoulli",
     "CastLike",
@@ -36,34 +36,35 @@ const FIXED: [&str; 13] = [
     "StringNormalizer",
 ];
 
-/// How a node takes part.
+/// How a node takes part in the conversion.
 #[derive(Clone, Copy, PartialEq)]
 enum Role {
     /// Floating-point inputs and outputs become this type.
     Computes(DType),
-    /// A change of type: any input, this output.
+    /// Converts types: any input type, this output type.
     Casts(DType),
-    /// Inputs and outputs keep the types they have.
+    /// Inputs and outputs keep their types.
     Fixed,
 }
 
-/// Lets a graph compute in `to` (f32, f16 or bf16): floating-point values between inputs and outputs become `to`, except
-/// those of the keep-list (`precision/keep.rs`), which stay in f32 because half precision would overflow or lose too much:
-/// norms, softmax and the products before it, residual streams, embeddings of time and position, and the known weak spots of
-/// some model families. Inputs and outputs keep their types; casts are inserted where types meet. Constants are converted;
-/// numbers too large for f16 become its largest.
+/// Makes a graph compute in `to` (f32, f16 or bf16). Floating-point values between inputs and outputs become `to`,
+/// except those on the keep-list (`precision/keep.rs`). These stay in f32, because half precision would overflow or
+/// lose too much: norms, softmax and the products before it, residual streams, embeddings of time and position, and
+/// the known weak spots of some model families. Inputs and outputs keep their types; casts are inserted where types
+/// meet. Constants are converted; numbers out of f16's range become its largest finite number.
 ///
-/// Weights keep their names and get other types: f32 where only kept nodes read them. They hold no values afterwards
-/// ([`WeightData::Absent`]); their source must deliver the new type.
+/// Weights keep their names but change type: f32 if only kept nodes read them. They lose their values
+/// ([`WeightData::Absent`]); the weight source must deliver the new type.
 ///
-/// Where a graph arrives with weights narrower than f32, its exporter chose what computes in f32; those nodes stay in f32
-/// too.
+/// If the graph already has weights narrower than f32, its exporter chose which nodes compute in f32. Those nodes
+/// stay in f32 too.
 ///
-/// The cost over plain half precision: residual streams, scores and what a norm reads take 4 bytes an element instead of 2.
-/// The casts before a norm move to the summands of the stream. Of the products, those of the scores and those named by the
-/// keep-list run in f32: in T5-XXL `wo` (a fifth of all weights, whose bytes double), and most of a VAE.
+/// Cost compared with plain half precision: residual streams, scores and norm inputs take 4 bytes per element instead
+/// of 2. Casts before a norm move to the summands of the stream. Of the matrix products, those of the scores and
+/// those on the keep-list run in f32: in T5-XXL `wo` (a fifth of all weights, which double in size), and most of a
+/// VAE.
 ///
-/// Types have to be inferred ([`infer_shapes`](crate::infer::infer_shapes)); values of unknown type stay.
+/// Types must be inferred ([`infer_shapes`](crate::infer::infer_shapes)); values of unknown type stay unchanged.
 pub fn convert_precision(graph: &mut Graph, to: DType) -> PrecisionReport {
     let mut report = PrecisionReport::default();
     let original: Vec<Option<DType>> = graph.values.iter().map(|value| value.dtype).collect();
@@ -113,7 +114,7 @@ pub fn convert_precision(graph: &mut Graph, to: DType) -> PrecisionReport {
                 continue;
             }
             if pinned.contains(&id) {
-                // The value keeps its name and type for those outside; a cast makes it.
+                // The value keeps its name and type for outside users; a cast produces it.
                 let inner = conversion.new_value(graph, id, dtype);
                 *output = Some(inner);
                 restored.push(cast_node(inner, id, before.unwrap_or(DType::F32)));
@@ -131,7 +132,7 @@ pub fn convert_precision(graph: &mut Graph, to: DType) -> PrecisionReport {
     report
 }
 
-/// Marks the casts that were put in.
+/// Marks inserted casts.
 const MADE: &str = "sdrun.precision";
 
 fn is_float(dtype: Option<DType>) -> bool {
@@ -142,7 +143,7 @@ fn original_of(original: &[Option<DType>], id: ValueId) -> Option<DType> {
     original.get(id.0 as usize).copied().flatten()
 }
 
-/// Inputs that ONNX states as f32 whatever the type of the others.
+/// Inputs that ONNX defines as f32 whatever the type of the others.
 fn takes_f32(op: &str, position: usize) -> bool {
     matches!((op, position), ("Resize", 2) | ("Upsample", 1))
 }
@@ -154,7 +155,7 @@ fn roles(graph: &Graph, to: DType) -> Vec<Role> {
     let types = |ids: &[Option<ValueId>]| -> BTreeSet<DType> {
         ids.iter().flatten().filter_map(|id| graph.value(*id).dtype).filter(|d| is_float(Some(*d))).collect()
     };
-    // A comparison has no floating-point output; what it compares says how it computes.
+    // A comparison has no floating-point output; its operands determine its precision.
     let computes_wide = |node: &Node| {
         let made = types(&node.outputs);
         if made.is_empty() { types(&node.inputs).contains(&wide) } else { made.contains(&wide) }
@@ -174,7 +175,7 @@ fn roles(graph: &Graph, to: DType) -> Vec<Role> {
     graph.nodes.iter().zip(kept).map(role).collect()
 }
 
-/// Values whose name and type others rely on: outputs of the graph, and what bodies use under its name.
+/// Values whose name and type are visible outside: outputs of the graph, and values that bodies capture.
 fn pinned(graph: &Graph) -> BTreeSet<ValueId> {
     let mut pinned: BTreeSet<ValueId> = graph.outputs.iter().copied().collect();
     pinned.extend(graph.captures().into_values().flatten());
@@ -198,15 +199,15 @@ fn cast_node(from: ValueId, into: ValueId, to: DType) -> Node {
 }
 
 struct Conversion {
-    /// Values in other types: the same numbers.
+    /// The same values in other types.
     casts: BTreeMap<(ValueId, DType), ValueId>,
-    /// Casts that come before the node at hand.
+    /// Casts to insert before the current node.
     cast_nodes: Vec<Node>,
     names: BTreeSet<String>,
 }
 
 impl Conversion {
-    /// Gives each initializer the type most of its users want: the narrow one where the users differ.
+    /// Gives each initializer the type that its users want: the narrow type if they differ.
     fn initializers(&mut self, graph: &mut Graph, roles: &[Role], pinned: &BTreeSet<ValueId>) {
         let mut wanted: BTreeMap<ValueId, BTreeSet<Option<DType>>> = BTreeMap::new();
         for (node, role) in graph.nodes.iter().zip(roles) {
@@ -236,7 +237,7 @@ impl Conversion {
                     weight.data = WeightData::Absent { location: name, offset: 0 };
                 }
                 Initializer::Constant(tensor) => {
-                    // Constants exist in each type that is wanted; nothing is rounded twice.
+                    // A constant exists in each requested type, so nothing is rounded twice.
                     wide =
                         types.contains(&Some(DType::F32)).then(|| tensor.to_float_type(DType::F32)).flatten();
                     match tensor.to_float_type(new) {
@@ -255,7 +256,7 @@ impl Conversion {
         }
     }
 
-    /// The value in another type: as it is, converted before, or by a cast from here on.
+    /// The value in another type: unchanged, converted earlier, or by a new cast.
     fn cast(&mut self, graph: &mut Graph, id: ValueId, to: DType) -> ValueId {
         if graph.value(id).dtype == Some(to) {
             return id;

@@ -2,13 +2,14 @@ use super::{compact, eliminate_dead, is_random};
 use crate::{Graph, Initializer, Node, ValueId, WeightData, WeightRef, eval};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Takes what can be computed out of weights and constants alone out of a graph, for engines in which weights are no
-/// constants: a compiler would compute it once, such an engine in every run.
+/// Moves computations that depend only on weights and constants out of a graph. A compiler would fold them once; an
+/// engine that does not treat weights as constants would repeat them in every run.
 ///
-/// Answers the *preparation*: a graph without inputs, whose initializers are weights and constants of `graph` and whose
-/// outputs are, under their names, weights of what is left in `graph`. Only operators that [`eval`] knows are taken
-/// out, unless `may_grow` none that makes more elements than its weights have (a bias spread over a whole activation), and
-/// no output of `graph`. A weight may be needed by both. Shapes must have been inferred; ids of `graph` are void afterwards.
+/// Returns the *preparation*: a graph without inputs. Its initializers are weights and constants of `graph`; its
+/// outputs become weights, under the same names, of the remaining `graph`. Only operators that [`eval`] supports move
+/// out. Outputs of `graph` stay. Without `may_grow`, so do nodes whose results have more elements than their weights
+/// (a bias expanded to a whole activation). A weight may be used by both graphs. Shapes must be inferred; ids of
+/// `graph` become invalid.
 pub fn prepare_weights(graph: &mut Graph, may_grow: bool) -> Graph {
     let (moved, made) = movable(graph, may_grow);
     let mut preparation = Graph {
@@ -32,7 +33,7 @@ pub fn prepare_weights(graph: &mut Graph, may_grow: bool) -> Graph {
     }
     graph.nodes = stay;
     for id in made.intersection(&needed) {
-        // `is_movable` asks for both.
+        // `is_movable` requires both.
         let value = graph.value(*id);
         let (Some(dtype), Some(shape)) = (value.dtype, value.known_shape()) else { continue };
         let data = WeightData::Absent { location: value.name.clone(), offset: 0 };
@@ -46,14 +47,14 @@ pub fn prepare_weights(graph: &mut Graph, may_grow: bool) -> Graph {
     preparation
 }
 
-/// Weights, and what is computed out of weights and constants alone and can be taken out.
+/// Weights, and values computed from weights and constants alone that can move out.
 pub(super) fn made_of_weights(graph: &Graph) -> BTreeSet<ValueId> {
     let is_weight = |initializer: &Initializer| matches!(initializer, Initializer::Weight(_));
     let weights = graph.initializers.iter().filter(|(_, i)| is_weight(i)).map(|(id, _)| *id);
     movable(graph, true).1.into_iter().chain(weights).collect()
 }
 
-/// Which nodes can be taken out, and what they make.
+/// Which nodes can move out, and the values they produce.
 fn movable(graph: &Graph, may_grow: bool) -> (Vec<bool>, BTreeSet<ValueId>) {
     let mut fixed: BTreeSet<ValueId> = graph.initializers.keys().copied().collect();
     let mut made: BTreeSet<ValueId> = BTreeSet::new();
@@ -101,9 +102,9 @@ fn is_movable(
         }
 }
 
-/// The nodes of a preparation that each of its outputs needs, and the names of the weights that they read: what has to be
-/// computed again for which weights. Between preparations of graphs with the same weights, outputs with the same digest are
-/// the same tensor.
+/// For each output of a preparation: the nodes it needs and the names of the weights they read. This tells which
+/// outputs to recompute when weights change. Across preparations of graphs with the same weights, outputs with the
+/// same digest are the same tensor.
 pub fn preparation_steps(preparation: &Graph) -> Vec<PreparationStep> {
     let maker: BTreeMap<ValueId, usize> = (preparation.nodes.iter().enumerate())
         .flat_map(|(index, node)| node.outputs.iter().flatten().map(move |id| (*id, index)))
@@ -136,9 +137,9 @@ pub struct PreparationStep {
     pub output: ValueId,
     /// SHA-256 of what it is computed from and how: operators, attributes, constants, names of weights.
     pub digest: [u8; 32],
-    /// Indices of the nodes it takes, in order.
+    /// Indices of the nodes it needs, in order.
     pub nodes: Vec<usize>,
-    /// Names of the weights it is made of.
+    /// Names of the weights it depends on.
     pub weights: BTreeSet<String>,
 }
 
@@ -190,7 +191,7 @@ mod tests {
             [("scaled".into(), vec![0, 1], weights("w")), ("negated".into(), vec![2], weights("both"))]
         );
 
-        // What is left computes the same with what was prepared.
+        // The remaining graph computes the same result from the prepared weights.
         for (id, tensor) in preparation.outputs.iter().zip(run(&preparation, &[])) {
             let id = graph.find(&preparation.value(*id).name).unwrap();
             graph.initializers.insert(id, Initializer::Constant(tensor));

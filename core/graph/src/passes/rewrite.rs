@@ -1,4 +1,4 @@
-//! Replacing nodes by others that compute the same.
+//! Replaces nodes by others that compute the same result.
 
 use super::{eliminate_dead, uses::Uses};
 use crate::{Attribute, Dim, Graph, Initializer, Node, Tensor, Value, ValueId, fused};
@@ -23,7 +23,7 @@ impl Fresh {
         let number = numbers.max().map_or(0, |n| n + 1);
         Fresh { first: graph.values.len() as u32, values: Vec::new(), constants: Vec::new(), number }
     }
-    /// A value that a new node computes.
+    /// A new value for a new node to compute.
     pub(crate) fn value(&mut self, dtype: Option<DType>, shape: Option<Vec<Dim>>) -> ValueId {
         self.number += 1;
         self.values.push(Value { name: format!("{PREFIX}{}", self.number - 1), dtype, shape });
@@ -34,11 +34,11 @@ impl Fresh {
         self.constants.push((id, tensor));
         id
     }
-    /// A shape as a Reshape takes it.
+    /// A shape constant for a Reshape.
     pub(crate) fn shape(&mut self, dims: &[i64]) -> ValueId {
         self.constant(Tensor::from_i64s(dims))
     }
-    /// Back to what `length` and `constants` were, where a rule gives up on the way.
+    /// Restores an earlier `length` and `constants` when a rule gives up halfway.
     fn truncate(&mut self, (values, constants): (usize, usize)) {
         self.number -= self.values.len() - values;
         self.values.truncate(values);
@@ -49,7 +49,7 @@ impl Fresh {
     }
 }
 
-/// Adds a value under its name, or, where that is taken, one like it.
+/// Adds a value under its name, or under a similar one if it is taken.
 pub(crate) fn add_value(graph: &mut Graph, mut value: Value) -> ValueId {
     while graph.find(&value.name).is_some() {
         value.name.push('_');
@@ -57,7 +57,7 @@ pub(crate) fn add_value(graph: &mut Graph, mut value: Value) -> ValueId {
     graph.add_value(value)
 }
 
-/// Adds a constant under a name, or, where that is taken, one like it.
+/// Adds a constant under `name`, or under a similar one if it is taken.
 pub(crate) fn add_constant(graph: &mut Graph, name: String, tensor: Tensor) -> ValueId {
     let shape = Some(tensor.shape().iter().map(|d| Dim::Known(*d)).collect());
     let id = add_value(graph, Value { name, dtype: Some(tensor.dtype()), shape });
@@ -65,7 +65,7 @@ pub(crate) fn add_constant(graph: &mut Graph, name: String, tensor: Tensor) -> V
     id
 }
 
-/// A node of the default domain without attributes, named after what it computes.
+/// A node of the default domain without attributes, named after its output.
 pub(crate) fn computing(graph: &Graph, op: &str, inputs: &[ValueId], output: ValueId) -> Node {
     Node {
         name: graph.value(output).name.clone(),
@@ -110,11 +110,11 @@ pub(crate) fn fused_node<const N: usize>(
     Node { domain: fused::DOMAIN.to_owned(), ..fused }
 }
 
-/// Offers every node to `rule`, which may give nodes to put in its place; they define the node's outputs, from values
-/// that are computed before it. What nobody uses afterwards goes. Returns the number of nodes that were replaced.
+/// Offers every node to `rule`, which may return replacement nodes. Replacements must define the node's outputs from
+/// values computed before it. Dead values are removed afterwards. Returns the number of replaced nodes.
 ///
-/// A rule sees the graph as it was before the pass, and values keep their meaning, so that replacements cannot
-/// disturb each other.
+/// A rule sees the graph as it was before the pass, and values keep their meaning, so replacements cannot disturb
+/// each other.
 pub(crate) fn rewrite(
     graph: &mut Graph,
     mut rule: impl FnMut(&Uses<'_>, &mut Fresh, &Node) -> Option<Vec<Node>>,

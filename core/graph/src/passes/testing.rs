@@ -1,4 +1,4 @@
-//! Checks of passes: a graph in, a graph out, and equal values.
+//! Runs passes on models and compares values before and after.
 
 use crate::{
     Dim, Graph, Tensor,
@@ -8,11 +8,11 @@ use crate::{
 use sdrun_abi::DType;
 use std::collections::BTreeMap;
 
-/// Sizes for open dimensions: different for each, and no product of others, so that no two can be mistaken for each other.
+/// Sizes for open dimensions. They are distinct primes, so no two dimensions or products can be confused.
 const SIZES: [usize; 6] = [2, 3, 5, 7, 11, 13];
 
-/// Runs a pass on a model, once with the open dimensions as they are and once with one of [`SIZES`] for each, and compares
-/// the values before and after. The pass must report `changes` both times. Returns the graph with open dimensions.
+/// Runs a pass on a model twice, once with open dimensions and once with one of [`SIZES`] for each, and compares the
+/// values before and after. The pass must report `changes` both times. Returns the graph with open dimensions.
 pub(crate) fn check(file: &Model, pass: impl Fn(&mut Graph) -> usize, changes: usize) -> Graph {
     let mut open = file.graph();
     infer_shapes(&mut open).unwrap();
@@ -58,7 +58,7 @@ pub(crate) fn check(file: &Model, pass: impl Fn(&mut Graph) -> usize, changes: u
     open
 }
 
-/// A float tensor in another type.
+/// Converts a float tensor to another type.
 fn cast(tensor: &Tensor, dtype: DType) -> Tensor {
     let values = tensor.to_f32s().unwrap();
     let halves: Vec<half::f16> = values.iter().copied().map(half::f16::from_f32).collect();
@@ -69,7 +69,7 @@ fn cast(tensor: &Tensor, dtype: DType) -> Tensor {
     }
 }
 
-/// Operators in order.
+/// The operators in order.
 pub(crate) fn ops(graph: &Graph) -> Vec<&str> {
     graph.nodes.iter().map(|n| n.op_type.as_str()).collect()
 }
@@ -87,7 +87,7 @@ fn compare(what: &str, found: &Tensor, expected: &Tensor) {
     }
 }
 
-/// Numbers in [-1, 1) that look random and are the same in every run.
+/// Numbers in [-1, 1) that look random but are the same in every run.
 pub(crate) fn noise(shape: &[usize], seed: u32) -> Tensor {
     let number = |i: usize| {
         let mut z = (i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (u64::from(seed) << 32);

@@ -1,18 +1,18 @@
-//! What rules of rewriting ask about a graph.
+//! Queries that rewrite rules make on a graph.
 
 use crate::{Dim, Graph, Node, Tensor, ValueId};
 use sdrun_abi::DType;
 
 const NOBODY: u32 = u32::MAX;
 
-/// A graph with the producers and consumers of its values; made once for each pass.
+/// A graph with the producers and users of its values; built once per pass.
 pub(crate) struct Uses<'g> {
     pub(crate) graph: &'g Graph,
-    /// The node that makes each value.
+    /// The node that produces each value.
     producer: Vec<u32>,
-    /// How often nodes and the graph's outputs use each value.
+    /// How often nodes and graph outputs use each value.
     count: Vec<u32>,
-    /// The node that used each value last.
+    /// The last node that uses each value.
     user: Vec<u32>,
 }
 
@@ -41,32 +41,32 @@ impl<'g> Uses<'g> {
         uses
     }
 
-    /// Which of the graph's nodes makes a value.
+    /// Index of the node that produces a value.
     pub(crate) fn place(&self, id: ValueId) -> Option<usize> {
         self.producer.get(id.0 as usize).filter(|place| **place != NOBODY).map(|place| *place as usize)
     }
-    /// The node that makes a value.
+    /// The node that produces a value.
     pub(crate) fn producer(&self, id: ValueId) -> Option<&'g Node> {
         self.place(id).map(|place| &self.graph.nodes[place])
     }
-    /// The node that makes a value, if it is of this operator of the default domain.
+    /// The node that produces a value, if it is the given operator of the default domain.
     pub(crate) fn made_by(&self, id: ValueId, op: &str) -> Option<&'g Node> {
         self.producer(id).filter(|node| is_op(node, op))
     }
-    /// The node that makes a value used only once, if it is of this operator of the default domain.
+    /// As [`Uses::made_by`], if the value is also used exactly once.
     pub(crate) fn made_once_by(&self, id: ValueId, op: &str) -> Option<&'g Node> {
         self.made_by(id, op).filter(|_| self.is_used_once(id))
     }
-    /// Whether one input of one node is all that uses a value.
+    /// Whether a value has exactly one use: one input of one node.
     pub(crate) fn is_used_once(&self, id: ValueId) -> bool {
         self.count[id.0 as usize] == 1 && self.user[id.0 as usize] != NOBODY
     }
-    /// The node that is the only user of a value.
+    /// The only user of a value.
     pub(crate) fn only_user(&self, id: ValueId) -> Option<&'g Node> {
         self.is_used_once(id).then(|| &self.graph.nodes[self.user[id.0 as usize] as usize])
     }
 
-    /// Whether one node stands behind another.
+    /// Whether node `a` comes after node `b`.
     pub(crate) fn is_later(&self, a: &Node, b: &Node) -> bool {
         let place = |node: &Node| node.output(0).map(|id| self.producer[id.0 as usize]);
         place(a) > place(b)
@@ -84,15 +84,15 @@ impl<'g> Uses<'g> {
     pub(crate) fn rank(&self, id: ValueId) -> Option<usize> {
         Some(self.shape(id)?.len())
     }
-    /// Dimension `axis` counted from the front, where it is a number.
+    /// Dimension `axis` counted from the front, if known.
     pub(crate) fn dim(&self, id: ValueId, axis: usize) -> Option<usize> {
         self.shape(id)?.get(axis)?.known()
     }
-    /// The last dimension, where it is a number.
+    /// The last dimension, if known.
     pub(crate) fn last_dim(&self, id: ValueId) -> Option<usize> {
         self.shape(id)?.last()?.known()
     }
-    /// Whether two values certainly have the same shape.
+    /// Whether two values are known to have the same shape.
     pub(crate) fn same_shape(&self, a: ValueId, b: ValueId) -> bool {
         match (self.shape(a), self.shape(b)) {
             (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_dim(a, b)),
@@ -102,16 +102,16 @@ impl<'g> Uses<'g> {
     pub(crate) fn constant(&self, id: ValueId) -> Option<&'g Tensor> {
         self.graph.constant(id)
     }
-    /// The integers of input `i`, where they are constant.
+    /// The integers of input `i`, if constant.
     pub(crate) fn ints(&self, node: &Node, i: usize) -> Option<Vec<i64>> {
         self.constant(node.input(i)?)?.to_i64s()
     }
-    /// The only element of a floating-point constant.
+    /// The single element of a floating-point constant.
     pub(crate) fn scalar(&self, id: ValueId) -> Option<f32> {
         let constant = self.constant(id).filter(|c| c.len() == 1)?;
         constant.to_f32s()?.first().copied()
     }
-    /// The factor by which a Mul or Div multiplies its other operand, where it is a scalar that leaves the shape alone.
+    /// If a Mul or Div scales its other operand by a scalar that preserves the shape: that operand and the factor.
     pub(crate) fn scaled(&self, node: &Node) -> Option<(ValueId, f32)> {
         let (a, b) = (node.input(0)?, node.input(1)?);
         let fits = |x: ValueId, c: ValueId| {
@@ -126,16 +126,16 @@ impl<'g> Uses<'g> {
             _ => None,
         }
     }
-    /// Whether a value is a scalar constant that stands for `expected`, as well as its type can hold that.
+    /// Whether a value is a scalar constant equal to `expected`, within the precision of its type.
     pub(crate) fn is_scalar(&self, id: ValueId, expected: f32) -> bool {
-        // Half-precision exports were often rounded twice, through bf16.
+        // Half-precision exports were often rounded twice, via bf16.
         let tolerance = match self.dtype(id) {
             Some(DType::F32 | DType::F64) => 1e-5,
             _ => 2e-3,
         };
         self.scalar(id).is_some_and(|v| (v - expected).abs() <= tolerance * expected.abs())
     }
-    /// The value before casts between floating-point types.
+    /// The value before any casts between floating-point types.
     pub(crate) fn before_casts(&self, mut id: ValueId) -> ValueId {
         while let Some(from) = self.made_by(id, "Cast").and_then(|cast| cast.input(0)) {
             if !self.is_float(from) || !self.is_float(id) {
@@ -145,7 +145,7 @@ impl<'g> Uses<'g> {
         }
         id
     }
-    /// Where a node reduces its last axis and keeps it as 1: the value it reduces.
+    /// If a node reduces its last axis and keeps it with size 1: the value it reduces.
     pub(crate) fn reduced_last_axis(&self, node: &Node) -> Option<ValueId> {
         let x = node.input(0)?;
         let axes = node.ints("axes").map(<[i64]>::to_vec).or_else(|| self.ints(node, 1))?;
@@ -155,23 +155,23 @@ impl<'g> Uses<'g> {
     }
 }
 
-/// Whether a node is this operator of the default domain.
+/// Whether a node is the given operator of the default domain.
 pub(crate) fn is_op(node: &Node, op: &str) -> bool {
     node.op_type == op && node.domain.is_empty()
 }
 
-/// Both inputs of a node in both orders.
+/// The two inputs of a node, in both orders.
 pub(crate) fn pairs(node: &Node) -> Option<[(ValueId, ValueId); 2]> {
     let (a, b) = (node.input(0)?, node.input(1)?);
     Some([(a, b), (b, a)])
 }
 
-/// Whether two dimensions are certainly equal.
+/// Whether two dimensions are known to be equal.
 pub(crate) fn same_dim(a: &Dim, b: &Dim) -> bool {
     a == b && *a != Dim::Unknown
 }
 
-/// The order of axes a Transpose asks for.
+/// The permutation of a Transpose.
 pub(crate) fn permutation(node: &Node, rank: usize) -> Option<Vec<usize>> {
     let perm: Vec<usize> = match node.ints("perm") {
         None => (0..rank).rev().collect(),

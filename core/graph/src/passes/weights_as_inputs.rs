@@ -1,10 +1,10 @@
 use crate::{Graph, Initializer};
 
-/// Makes every weight an input of the graph, after the inputs it has, in the order of [`Graph::weights`]; constants stay.
-/// Values, names and types are as before. An engine built from the result holds no weights and takes any by binding
-/// them, at the price of what a compiler gains from constants.
+/// Turns every weight into an input of the graph, after the existing inputs, in the order of [`Graph::weights`].
+/// Constants stay. Names and types do not change. An engine built from the result holds no weights: the caller binds
+/// any weights as inputs, and the compiler loses its optimizations for constants.
 ///
-/// Returns how many there are.
+/// Returns the number of weights.
 pub fn weights_as_inputs(graph: &mut Graph) -> usize {
     let weights: Vec<_> = graph
         .initializers

@@ -1,4 +1,4 @@
-//! One provider on one case.
+//! Measures one provider on one case.
 
 use super::{Accuracy, BenchOptions, Case, Event, PrecisionChoice, Refit, Row, Stats, Status, stats};
 use crate::{
@@ -77,7 +77,7 @@ fn fill(
     let own = case.model.weights();
     let pristine = case.weights.map(WeightStack::pristine);
     let weights: &dyn WeightSource = pristine.as_ref().map_or(&own, |stack| stack);
-    // The comparison says which side is not finite.
+    // The comparison reports which side is not finite.
     let mut session = engine.session(weights, host)?.allow_non_finite();
     row.load_seconds = Some(started.elapsed().as_secs_f64());
     row.memory.load_bytes = peak(&provider);
@@ -112,7 +112,7 @@ fn fill(
     Ok(())
 }
 
-/// How right an output is: lower is worse. Values that are not finite outweigh any cosine.
+/// Score of an output; lower is worse. Non-finite values outweigh any cosine.
 fn score(c: &verify::Comparison) -> f64 {
     c.cosine - (c.not_finite + c.reference_not_finite) as f64
 }
@@ -145,7 +145,7 @@ fn judge(row: &mut Row, precision: Precision, outputs: &Tensors, reference: Opti
     Ok(())
 }
 
-/// fp32 outputs of a provider.
+/// The fp32 outputs of a provider.
 pub(super) fn outputs_of(
     registry: &Registry,
     provide: &Provide,

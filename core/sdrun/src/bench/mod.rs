@@ -1,9 +1,9 @@
-//! One honest table: the same model on every provider, what it cost to build and load, how fast it runs, how
-//! much memory it takes, and whether its numbers are right.
+//! Benchmarks one model on every provider: time to build and load, speed, memory use, and whether the results are
+//! correct.
 //!
-//! Each provider runs in a worker process of its own, so that one that crashes, hangs or is absent becomes a
-//! row with the reason, and so that its memory can be told apart. Runs are batch 1 and sequential; warm-up and
-//! first run are kept out of the statistics; raw times are kept.
+//! Each provider runs in its own worker process. A provider that crashes, hangs or is absent becomes a row with the
+//! reason, and its memory can be measured separately. Runs are sequential with batch size 1. Warm-up and first run
+//! are excluded from the statistics; raw times are kept.
 
 mod measure;
 mod report;
@@ -22,7 +22,7 @@ use std::{collections::BTreeMap, time::Duration};
 /// Precision of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrecisionChoice {
-    /// This one on every provider.
+    /// This precision on every provider.
     Fixed(Precision),
     /// The first precision below fp32 that each provider offers on its device.
     BestLow,
@@ -41,11 +41,11 @@ impl std::fmt::Display for PrecisionChoice {
 pub struct Case<'m> {
     /// The model.
     pub model: &'m Model,
-    /// Input shapes; empty takes a built-in model's defaults.
+    /// Input shapes; if empty, a built-in model's defaults.
     pub shapes: Shapes,
     /// Arithmetic.
     pub precision: PrecisionChoice,
-    /// Weights instead of the model's own. Adapters in it are put in by a refit, which is timed.
+    /// Weights to use instead of the model's own. Adapters are applied by a refit, which is timed.
     pub weights: Option<&'m WeightStack>,
 }
 
@@ -54,19 +54,19 @@ pub struct Case<'m> {
 pub struct BenchOptions {
     /// Providers to measure; empty means all usable ones.
     pub providers: Vec<String>,
-    /// Device for all of them; `None` takes each one's first.
+    /// Device for all of them; `None` uses each provider's first.
     pub device: Option<String>,
     /// Threads for CPU devices.
     pub threads: Option<usize>,
-    /// At least this many warm runs, unless `max_time` ends first (never fewer than three).
+    /// Minimum number of warm runs, unless `max_time` ends first (never fewer than three).
     pub min_runs: usize,
-    /// Go on for at least this long.
+    /// Continue for at least this long.
     pub min_time: Duration,
     /// Stop after this long.
     pub max_time: Duration,
-    /// Runs after the first that are not counted.
+    /// Number of uncounted runs after the first.
     pub warmup: usize,
-    /// Limit for each single call into a provider; a provider that passes it is killed.
+    /// Time limit of each call into a provider. A provider that exceeds it is killed.
     pub time_limit: Duration,
     /// Seed of the inputs.
     pub seed: u64,
@@ -97,10 +97,10 @@ impl Default for BenchOptions {
     }
 }
 
-/// What is going on, for progress displays.
+/// Progress of a benchmark, for display.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A provider starts on a case.
+    /// A provider starts a case.
     Start {
         /// Model name.
         model: &'a str,
@@ -109,14 +109,14 @@ pub enum Event<'a> {
         /// Provider id.
         provider: &'a str,
     },
-    /// A phase of it starts: `init`, `build`, `load`, `first run`, `runs`.
+    /// A phase of the case starts: `init`, `build`, `load`, `first run`, `runs`.
     Phase(&'a str),
-    /// It is done.
+    /// The case is done.
     Done(&'a Row),
 }
 
-/// Measures every case on every provider. The only errors are those of the caller (an unknown provider, a model
-/// that cannot be bound) and `Cancelled` where `host` wants to stop; whatever a provider does wrong is in its row.
+/// Measures every case on every provider. Fails only for mistakes of the caller (an unknown provider, a model that
+/// cannot be bound), and with `Cancelled` if `host` cancels. A failure of a provider is reported in its row.
 pub fn run(
     registry: &Registry,
     cases: &[Case<'_>],
@@ -182,10 +182,10 @@ pub fn run(
     Ok(report)
 }
 
-/// What reference outputs were computed from: topology and weights.
+/// Identifies the source of reference outputs: topology and weights.
 type Computed = (String, Option<*const WeightStack>);
 
-/// fp32 outputs of the reference provider; `None` where it cannot be used here (accuracy is then unknown).
+/// The fp32 outputs of the reference provider; `None` if it cannot be used here (accuracy is then unknown).
 fn reference_outputs(
     registry: &Registry,
     case: &Case<'_>,

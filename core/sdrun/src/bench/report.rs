@@ -8,37 +8,37 @@ use super::Stats;
 /// Version of the JSON form of [`Report`]; see docs/bench-schema.json.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// Everything one call of `bench` measured.
+/// All results of one call of `bench`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
     /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
     /// Version of sdrun.
     pub sdrun_version: String,
-    /// Seconds since 1970 when it was made.
+    /// Time of creation, in seconds since 1970.
     pub unix_time: u64,
     /// The machine.
     pub environment: Environment,
-    /// One entry for each model, shape and precision.
+    /// One entry per model, shape and precision.
     pub cases: Vec<CaseReport>,
 }
 
-/// The machine a report was made on.
+/// The machine that produced a report.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Environment {
     /// Operating system.
     pub os: String,
     /// Processor architecture.
     pub arch: String,
-    /// Processor name; `None` where it cannot be told.
+    /// Processor name; `None` if unknown.
     pub cpu: Option<String>,
-    /// Logical processors this process may use.
+    /// Logical processors available to this process.
     pub cores: usize,
-    /// Physical memory; `None` where it cannot be told.
+    /// Physical memory; `None` if unknown.
     pub memory_bytes: Option<u64>,
 }
 
-/// One model in one precision on all providers.
+/// Results of one model in one precision on all providers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CaseReport {
     /// Model file or built-in name.
@@ -51,29 +51,29 @@ pub struct CaseReport {
     pub shapes: BTreeMap<String, Vec<usize>>,
     /// SHA-256 over the inputs.
     pub inputs_sha256: String,
-    /// Provider whose fp32 outputs are the yardstick.
+    /// Provider whose fp32 outputs are the reference.
     pub reference: Option<String>,
-    /// One row for each provider.
+    /// One row per provider.
     pub rows: Vec<Row>,
 }
 
-/// How a provider did.
+/// The result of a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// Ran, and its numbers are right.
+    /// Ran, with correct results.
     Ok,
-    /// Ran, and its numbers are wrong: shown, not ranked.
+    /// Ran, with wrong results: shown, not ranked.
     Inaccurate,
-    /// Ran, and there was no reference to compare with: shown, not ranked.
+    /// Ran without a reference to compare with: shown, not ranked.
     Unverified,
-    /// Does not offer the precision, or does not take the model.
+    /// Does not support the precision or the model.
     Unsupported,
     /// Its runtime is not installed or not usable here.
     Absent,
     /// Failed or crashed.
     Failed,
-    /// Passed its time limit and was killed.
+    /// Exceeded its time limit and was killed.
     TimedOut,
 }
 
@@ -82,73 +82,73 @@ pub enum Status {
 pub struct Row {
     /// Provider id.
     pub provider: String,
-    /// How it did.
+    /// The result.
     pub status: Status,
-    /// Why, unless it is `ok`.
+    /// Why, unless the status is `ok`.
     pub reason: Option<String>,
-    /// Place among the rows that are `ok`, by median time.
+    /// Rank by median time among the rows with status `ok`.
     pub rank: Option<usize>,
     /// Device name.
     pub device: Option<String>,
     /// Vendor runtime.
     pub runtime: Option<RuntimeInfo>,
-    /// Arithmetic that was used.
+    /// The precision used.
     pub precision: Option<String>,
-    /// Loading plugin and runtime.
+    /// Time to load plugin and runtime.
     pub init_seconds: Option<f64>,
-    /// Building the engine, without weights.
+    /// Time to build the engine, without weights.
     pub build_seconds: Option<f64>,
-    /// Size of the engine file's payload.
+    /// Size of the engine's payload.
     pub engine_bytes: Option<u64>,
-    /// From the engine file to a session with weights, ready to run.
+    /// Time from the engine file to a session with weights, ready to run.
     pub load_seconds: Option<f64>,
-    /// Putting adapters into a session that runs without them; `None` where there are none.
+    /// Applying adapters to a session that runs without them; `None` without adapters.
     pub refit: Option<Refit>,
-    /// How weights got in.
+    /// How the weights reached the engine.
     pub weight_update: Option<WeightUpdate>,
-    /// First run.
+    /// Duration of the first run.
     pub first_run_ms: Option<f64>,
-    /// Warm runs.
+    /// Statistics of the warm runs.
     pub stats: Option<Stats>,
-    /// Every warm run, in order.
+    /// Durations of all warm runs, in order.
     pub times_ms: Vec<f64>,
     /// Peak resident memory of the provider's process.
     pub memory: MemoryPeaks,
     /// Distance from the reference.
     pub accuracy: Option<Accuracy>,
-    /// Outliers, drift.
+    /// Warnings, for example about outliers and drift.
     pub warnings: Vec<String>,
 }
 
-/// Peak resident memory in bytes of the provider's process up to the end of each phase. `None` is unknown.
-/// Weights that a runtime reads out of mapped files count while they are resident.
+/// Peak resident memory, in bytes, of the provider's process up to the end of each phase. `None` is unknown. Weights
+/// that a runtime reads from mapped files count while they are resident.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct MemoryPeaks {
     /// While building.
     pub build_bytes: Option<u64>,
     /// While loading.
     pub load_bytes: Option<u64>,
-    /// While putting adapters in.
+    /// While applying adapters.
     pub refit_bytes: Option<u64>,
     /// While running.
     pub run_bytes: Option<u64>,
-    /// What of it the session says it needs, once it has run.
+    /// The session's own report of its memory, after a run.
     #[serde(default)]
     pub session: MemoryReport,
 }
 
-/// A change of weights.
+/// A replacement of weights.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Refit {
-    /// How long it took, weights computed.
+    /// Duration, including the computation of the weights.
     pub seconds: f64,
-    /// How it was done.
+    /// Method and size.
     #[serde(flatten)]
     pub report: RefitReport,
 }
 
 impl MemoryPeaks {
-    /// The highest of the phases.
+    /// The highest peak of all phases.
     pub fn peak_bytes(&self) -> Option<u64> {
         [self.build_bytes, self.load_bytes, self.refit_bytes, self.run_bytes].into_iter().flatten().max()
     }
@@ -157,11 +157,11 @@ impl MemoryPeaks {
 /// Comparison with the reference.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Accuracy {
-    /// The worst output (least cosine).
+    /// The worst output (lowest cosine).
     pub worst: Comparison,
-    /// What was asked of it.
+    /// The tolerance applied.
     pub tolerance: Tolerance,
-    /// Whether every output is right.
+    /// Whether every output is within tolerance.
     pub accepted: bool,
 }
 
@@ -191,7 +191,7 @@ impl Row {
     }
 }
 
-/// Numbers the rows that are right by their median.
+/// Ranks the correct rows by median time.
 pub(crate) fn rank(rows: &mut [Row]) {
     let mut order: Vec<usize> = (0..rows.len()).filter(|i| rows[*i].status == Status::Ok).collect();
     let median = |row: &Row| row.stats.as_ref().map_or(f64::INFINITY, |s| s.median_ms);

@@ -1,12 +1,12 @@
 use serde::{Deserialize, Serialize};
 
-/// Statistics of run times in milliseconds. Percentiles are nearest-rank: the smallest time that at least that
-/// share of the runs does not exceed, so with fewer than 20 runs p95 is the slowest one.
+/// Statistics of run times in milliseconds. Percentiles are nearest-rank: the smallest time that is not exceeded by
+/// at least that share of the runs. So with fewer than 20 runs, p95 is the slowest run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stats {
     /// Number of runs.
     pub runs: usize,
-    /// Median (mean of the two middle ones for an even number).
+    /// Median (mean of the two middle times for an even number).
     pub median_ms: f64,
     /// Mean.
     pub mean_ms: f64,
@@ -25,7 +25,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Of at least one time.
+    /// Statistics of `times`; `None` if empty.
     pub fn of(times: &[f64]) -> Option<Self> {
         let mut sorted = times.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -49,14 +49,14 @@ impl Stats {
     }
 }
 
-/// Median of sorted values; at least one.
+/// Median of sorted values; needs at least one.
 fn median(sorted: &[f64]) -> f64 {
     let n = sorted.len();
     if n % 2 == 1 { sorted[n / 2] } else { (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0 }
 }
 
-/// What a reader should know about a series of times: outliers (modified Z-score over the median absolute
-/// deviation above 14.826, as hyperfine has it) and drift (last third against first third).
+/// Warnings about a series of times: outliers (modified Z-score over the median absolute deviation above 14.826, as
+/// in hyperfine) and drift (last third compared with the first).
 pub(crate) fn warnings(times: &[f64]) -> Vec<String> {
     let mut warnings = Vec::new();
     let Some(stats) = Stats::of(times) else { return warnings };

@@ -1,4 +1,4 @@
-//! Runs one provider in a process of its own; started by the sdrun library, never by hand.
+//! Runs one provider in its own process. The sdrun library starts it; users do not.
 
 use std::process::ExitCode;
 

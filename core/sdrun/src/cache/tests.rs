@@ -23,7 +23,7 @@ fn a_corrupt_entry_is_a_miss_and_is_set_aside() {
     assert!(path.with_extension("corrupt").exists() && !path.exists());
 }
 
-/// Entries whose files were exchanged are undamaged, but not what their names say.
+/// Swapped entry files are undamaged, but do not match their names.
 #[test]
 fn the_engine_of_another_key_is_a_miss_and_verify_finds_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -105,7 +105,7 @@ fn waiting_for_a_lock_is_reported_and_can_be_cancelled() {
     let host = Observer::new(
         |phase: &str, _, _| {
             assert!(phase.contains("another process"), "{phase}");
-            // The third report is the last: the user has waited long enough.
+            // The third report is the last: then the user cancels.
             if reports.fetch_add(1, Relaxed) == 2 {
                 cancel.store(true, Relaxed);
             }

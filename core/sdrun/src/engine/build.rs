@@ -1,4 +1,4 @@
-//! Building an engine, or taking it from the cache.
+//! Builds an engine or takes it from the cache.
 
 use super::{
     BuildOptions, CachePolicy, Engine,
@@ -12,21 +12,21 @@ use sdrun_weights::{Cast, check_complete};
 use std::time::Instant;
 
 impl Provider {
-    /// Builds an engine for `model`, or takes it from the cache. With [`BuildOptions::bake`] the model's own weights go
-    /// into it.
+    /// Builds an engine for `model`, or takes it from the cache. With [`BuildOptions::bake`], the engine contains the
+    /// model's own weights.
     pub fn build(&self, model: &Model, options: &BuildOptions, host: &dyn Host) -> Result<Engine> {
         self.build_with(model, &model.weights(), options, host)
     }
 
-    /// What building `model` and making a session would need, found without weights and without compiling: the nodes that
-    /// the provider cannot run, and the memory. Fields that the provider cannot tell are `None`.
+    /// What building `model` and creating a session would need, determined without weights and without compiling: the
+    /// nodes that the provider cannot run, and the memory. Fields that the provider cannot determine are `None`.
     pub fn assess(&self, model: &Model, options: &BuildOptions) -> Result<Assessment> {
         let graph = model.bound_for(&options.shapes, &options.open_shapes)?;
         let bytes = graph.to_onnx_stripped()?;
         self.driver().assess(&bytes, &options.spec()).map_err(Error::of(self.id()))
     }
 
-    /// As [`build`](Provider::build), with the weights to bake in.
+    /// As [`build`](Provider::build), with the given weights to bake in.
     pub fn build_with(
         &self,
         model: &Model,
@@ -64,9 +64,9 @@ impl Provider {
             .into());
         }
         let writes = options.cache != CachePolicy::Off;
-        // Held while building, so that another process that wants this engine waits and then finds it.
+        // Held while building, so that another process that needs this engine waits and then finds it.
         let _lock = if writes { cache.lock(&wanted.key, host)? } else { None };
-        // Another process may have built it since the first look.
+        // Another process may have built it since the first lookup.
         if reads && let Some(engine) = cached(host)? {
             return Ok(engine);
         }
@@ -90,7 +90,7 @@ impl Provider {
         })
     }
 
-    /// The manifest of the engine that these arguments call for, still without what only the provider knows.
+    /// The manifest of the engine that these arguments require, without the fields that only the provider can fill.
     fn wanted(
         &self,
         model: &Model,
@@ -122,8 +122,8 @@ impl Provider {
         })
     }
 
-    /// The engine from the cache, under the name, device and binding of this request: what the entry says about these
-    /// belongs to whoever built it. `None` where there is none, or none that can be used.
+    /// The engine from the cache, with the name, device and binding of this request: those in the entry belong to the
+    /// process that built it. `None` if there is no usable entry.
     fn cached(
         &self,
         cache: &Cache,

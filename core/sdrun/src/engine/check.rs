@@ -9,7 +9,7 @@ use sdrun_graph::Graph;
 use sdrun_weights::{Cast, check_complete};
 use std::collections::HashMap;
 
-/// The weights of a graph as specifications.
+/// Specifications of a graph's weights.
 pub(crate) fn weight_specs(graph: &Graph) -> Vec<WeightSpec> {
     graph
         .weights()
@@ -17,7 +17,8 @@ pub(crate) fn weight_specs(graph: &Graph) -> Vec<WeightSpec> {
         .collect()
 }
 
-/// Whether `weights` has all weights of a graph in their shapes; types are converted. Reads no values.
+/// Checks that `weights` has all weights of a graph with matching shapes; types may differ, since they are converted.
+/// Reads no values.
 ///
 /// Errors: those of [`check_complete`](sdrun_weights::check_complete).
 pub fn check_weights(graph: &Graph, weights: &dyn WeightSource) -> Result<()> {
@@ -25,7 +26,7 @@ pub fn check_weights(graph: &Graph, weights: &dyn WeightSource) -> Result<()> {
     Ok(check_complete(&specs, &Cast::new(weights, &specs))?)
 }
 
-/// XXH3-128 over names and bytes of all weights, for engines that hold them.
+/// XXH3-128 over the names and bytes of all weights, for engines that contain them.
 pub(super) fn fingerprint(specs: &[WeightSpec], weights: &dyn WeightSource) -> Result<String> {
     let mut names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
     names.sort_unstable();
@@ -38,7 +39,7 @@ pub(super) fn fingerprint(specs: &[WeightSpec], weights: &dyn WeightSource) -> R
     Ok(format!("{:032x}", hash.digest128()))
 }
 
-/// `Unimplemented` where the options go beyond what a provider can do on the device.
+/// Fails with `Unimplemented` if the options exceed what the provider supports on the device.
 pub(super) fn check_options(id: &str, offered: &Capabilities, options: &BuildOptions) -> Result<()> {
     let device = &options.device.name;
     options.precision.check_offered(&offered.precisions, device).map_err(Error::of(id))?;
@@ -58,7 +59,7 @@ pub(super) fn check_options(id: &str, offered: &Capabilities, options: &BuildOpt
     Ok(())
 }
 
-/// An engine must have the inputs and outputs of the graph that the provider was given.
+/// Checks that an engine has the inputs and outputs of the graph that the provider received.
 pub(super) fn check_info(id: &str, info: &EngineInfo, graph: &Graph) -> Result<()> {
     let names = |ids: &[sdrun_graph::ValueId]| -> Vec<String> {
         ids.iter().map(|id| graph.value(*id).name.clone()).collect()
@@ -79,12 +80,12 @@ pub(super) fn has_its_weights() -> Error {
         .into()
 }
 
-/// What the weights of a session are, where their source tells.
+/// Versions of the weights of a session, where the source has one.
 pub(super) fn versions(specs: &[WeightSpec], weights: &dyn WeightSource) -> HashMap<String, u128> {
     specs.iter().filter_map(|spec| Some((spec.name.clone(), weights.version(&spec.name)?))).collect()
 }
 
-/// The inputs in the engine's order; an error where one is missing, unknown, or of another type or shape.
+/// The inputs in the engine's order. Fails if one is missing, unknown, or has the wrong type or shape.
 pub(super) fn views<'t>(info: &EngineInfo, inputs: &'t Tensors) -> Result<Vec<TensorView<'t>>> {
     let names = || inputs.keys().map(String::as_str);
     let mut views = Vec::with_capacity(info.inputs.len());

@@ -1,15 +1,15 @@
-//! Outputs that are NaN or infinite.
+//! Checks outputs for NaN and infinity.
 
 use crate::{Error, HostTensor, Result};
 use sdrun_abi::{DType, Error as AbiError, ErrorCode, Hint, Precision};
 
-/// Refuses a tensor with a NaN or an infinity. Integers and bools pass.
+/// Refuses a tensor that contains NaN or infinity. Integers and bools pass.
 ///
-/// The pass over a tensor that is finite reads each value once and vectorises: about 10 GB/s on one core, so 0.3 ms for a
-/// picture of 512x512 in f32, where decoding it takes seconds.
+/// Checking a finite tensor reads each value once and is vectorised: about 10 GB/s on one core. That is 0.3 ms for an
+/// image of 512x512 in f32, which takes seconds to decode.
 ///
 /// # Errors
-/// `OutOfRange` with the output's name, how many values are not finite, and where the first one is.
+/// `OutOfRange` with the output's name, the number of non-finite values, and the index of the first.
 pub(super) fn check(provider: &str, output: &str, tensor: &HostTensor, precision: Precision) -> Result<()> {
     if is_finite(tensor.dtype(), tensor.bytes()) {
         return Ok(());
@@ -36,7 +36,7 @@ pub(super) fn check(provider: &str, output: &str, tensor: &HostTensor, precision
     Err(Error::of(provider)(AbiError::new(ErrorCode::OutOfRange, message).with_hint(hint)))
 }
 
-/// Whether all values are finite, by the bits of their exponents.
+/// Whether all values are finite, according to their exponent bits.
 fn is_finite(dtype: DType, bytes: &[u8]) -> bool {
     // A fold without early return, so that the compiler vectorises it.
     fn all<const N: usize>(bytes: &[u8], not_finite: impl Fn([u8; N]) -> bool) -> bool {

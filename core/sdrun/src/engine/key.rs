@@ -1,11 +1,11 @@
-//! The key of an engine in the cache.
+//! The cache key of an engine.
 
 use sdrun_abi::{BuildSpec, OpenShapes, Precision, Provide, RuntimeInfo};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
-/// Everything an engine depends on. Threads are chosen when it is loaded, and a device within its class.
+/// Everything that an engine depends on. Threads and the device within its class are chosen at load time.
 #[derive(Serialize)]
 pub(super) struct Key<'a> {
     provider: &'a str,
@@ -19,7 +19,7 @@ pub(super) struct Key<'a> {
     open_shapes: &'a OpenShapes,
     vram_budget: Option<u64>,
     options: &'a BTreeMap<String, String>,
-    /// Fingerprint of the weights inside.
+    /// Fingerprint of the baked weights.
     baked: Option<&'a str>,
 }
 
@@ -48,7 +48,7 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// SHA-256 over the key as JSON, in which no two different keys look alike.
+    /// SHA-256 over the key as JSON, a format in which different keys never look the same.
     pub(super) fn hash(&self) -> crate::Result<String> {
         let json = serde_json::to_vec(self)
             .map_err(|e| sdrun_abi::Error::internal(format!("cannot write the cache key: {e}")))?;

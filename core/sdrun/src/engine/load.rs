@@ -6,8 +6,8 @@ use sdrun_abi::{BuildSpec, Compatibility, Device, Error as AbiError, Host};
 use std::{path::Path, time::Instant};
 
 impl Provider {
-    /// Loads an engine file. One that was made by another provider, or for a runtime or device that does not
-    /// fit, is refused with the reason.
+    /// Loads an engine file. Refuses, with the reason, an engine of another provider, or one for an incompatible
+    /// runtime or device.
     pub fn load(
         &self,
         path: impl AsRef<Path>,
@@ -18,7 +18,7 @@ impl Provider {
         self.load_file(&EngineFile::open(path.as_ref())?, device, threads, host)
     }
 
-    /// As [`load`](Provider::load), from a file that is open.
+    /// As [`load`](Provider::load), from an open file.
     pub fn load_file(
         &self,
         file: &EngineFile,

@@ -28,7 +28,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// What it is.
+    /// Describes the engine.
     pub fn manifest(&self) -> &EngineManifest {
         &self.manifest
     }
@@ -40,23 +40,23 @@ impl Engine {
     pub fn provider(&self) -> &Provider {
         &self.provider
     }
-    /// Whether it came out of a file instead of a build.
+    /// Whether it came from a file rather than a build.
     pub fn was_loaded(&self) -> bool {
         self.cached
     }
-    /// Seconds that building or loading took.
+    /// How long building or loading took, in seconds.
     pub fn seconds(&self) -> f64 {
         self.seconds
     }
 
-    /// Writes it to a file, atomically. Returns the bytes of its payload.
+    /// Writes the engine to a file, atomically. Returns the size of its payload in bytes.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<u64> {
         let payload = self.inner.serialize().map_err(Error::of(self.provider.id()))?;
         EngineFile::write(path.as_ref(), &self.manifest, &payload)?;
         Ok(payload.len() as u64)
     }
 
-    /// An engine with these weights inside: loads faster, takes no others. Only where the provider can
+    /// An engine with these weights inside: it loads faster but accepts no others. Only if the provider supports it
     /// ([`Capabilities::bake`](sdrun_abi::Capabilities::bake)).
     pub fn bake(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Engine> {
         let started = Instant::now();

@@ -4,18 +4,19 @@ use crate::Shapes;
 use sdrun_abi::{BuildSpec, Device, OpenShapes, Precision};
 use std::collections::BTreeMap;
 
-/// Whether engines come from and go to the cache.
+/// How building uses the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CachePolicy {
-    /// Take a cached engine, store a new one.
+    /// Take a cached engine, or build and store a new one.
     #[default]
     Use,
     /// Build even if there is a cached engine, and replace it.
     Rebuild,
     /// Neither read nor write.
     Off,
-    /// A cached engine or an error: no hidden build. Where the device has
-    /// [`Capabilities::session_compiles`](sdrun_abi::Capabilities::session_compiles), making a session still compiles.
+    /// Use a cached engine or fail: no hidden build. If the device has
+    /// [`Capabilities::session_compiles`](sdrun_abi::Capabilities::session_compiles), creating a session still
+    /// compiles.
     Only,
 }
 
@@ -24,19 +25,19 @@ pub enum CachePolicy {
 pub struct BuildOptions {
     /// The device; see [`Provider::device`](crate::Provider::device).
     pub device: Device,
-    /// Arithmetic; an error where the device does not offer it.
+    /// Arithmetic; the build fails if the device does not offer it.
     pub precision: Precision,
-    /// Threads for CPU devices; `None` is all cores.
+    /// Threads for CPU devices; `None` means all cores.
     pub threads: Option<usize>,
-    /// Input shapes; every open dimension of the model has to be given here or in `open_shapes`.
+    /// Input shapes. Every open dimension of the model must be set here or in `open_shapes`.
     pub shapes: Shapes,
-    /// Inputs whose dimensions stay open, where the provider can, with the shapes the engine is to serve; see
-    /// [`BuildSpec::open_shapes`](sdrun_abi::BuildSpec::open_shapes). An empty list asks for any shape, which not every
-    /// provider has.
+    /// Inputs whose dimensions stay open, if the provider supports that, with the shapes the engine will serve; see
+    /// [`BuildSpec::open_shapes`](sdrun_abi::BuildSpec::open_shapes). An empty list requests any shape, which not
+    /// every provider supports.
     pub open_shapes: OpenShapes,
-    /// Store the weights in the engine: faster to load, cannot be refitted.
+    /// Store the weights in the engine: it loads faster but cannot be refitted.
     pub bake: bool,
-    /// The most bytes of device memory for weights, where the device can do with fewer than there are.
+    /// Maximum bytes of device memory for weights, if the device can work with fewer than all.
     pub vram_budget: Option<u64>,
     /// Use of the cache.
     pub cache: CachePolicy,
@@ -45,7 +46,7 @@ pub struct BuildOptions {
 }
 
 impl BuildOptions {
-    /// Defaults for a device: fp32, all cores, no weights in the engine, cache in use.
+    /// Defaults for a device: fp32, all cores, no weights in the engine, with the cache.
     pub fn new(device: Device) -> Self {
         BuildOptions {
             device,
@@ -64,7 +65,7 @@ impl BuildOptions {
         self.shapes.insert(input.into(), shape.into());
         self
     }
-    /// As a provider receives them.
+    /// The specification that a provider receives.
     pub(crate) fn spec(&self) -> BuildSpec {
         BuildSpec {
             device: self.device.id.clone(),

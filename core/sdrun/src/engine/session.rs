@@ -1,4 +1,4 @@
-//! Running an engine that has its weights.
+//! Sessions: engines with weights, ready to run.
 
 use super::{
     check::{check_input, has_its_weights, versions, views, wrong_names},
@@ -16,8 +16,8 @@ use sdrun_weights::{Cast, check_complete};
 use std::{collections::HashMap, time::Instant};
 
 impl Engine {
-    /// Gives it weights. Every weight of [`EngineInfo::weights`] must be there in its shape (types are
-    /// converted); what is missing is listed, and no session is made.
+    /// Loads weights and creates a session. Every weight of [`EngineInfo::weights`] must exist with its shape (types
+    /// are converted). Otherwise the error lists the missing ones.
     pub fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Session> {
         let started = Instant::now();
         let specs = &self.inner.info().weights;
@@ -40,48 +40,48 @@ impl Engine {
 /// An engine with weights, ready to run.
 pub struct Session {
     inner: Box<dyn DriverSession>,
-    /// [`WeightSource::version`] of the weights it has.
+    /// [`WeightSource::version`] of the current weights.
     versions: HashMap<String, u128>,
     provider: Provider,
     info: EngineInfo,
     outputs: Outputs,
-    /// What the engine computes in, for hints.
+    /// Precision of the engine, for hints.
     precision: Precision,
-    /// Whether outputs have to be finite.
+    /// Whether outputs must be finite.
     finite: bool,
     seconds: f64,
 }
 
 impl Session {
-    /// Accepts NaN and infinity in outputs, for models whose outputs have them on purpose, such as masks. Without this, a run
-    /// with such an output is an error, since a picture made of it would be black.
+    /// Accepts NaN and infinity in outputs, for models that produce them on purpose, for example in masks. Without
+    /// this, a run with such an output fails, because an image decoded from it would be black.
     pub fn allow_non_finite(mut self) -> Self {
         self.finite = false;
         self
     }
 
-    /// Inputs, outputs, weights.
+    /// Inputs, outputs and weights.
     pub fn info(&self) -> &EngineInfo {
         &self.info
     }
-    /// Seconds that making the session took.
+    /// How long creating the session took, in seconds.
     pub fn seconds(&self) -> f64 {
         self.seconds
     }
 
-    /// One inference. `inputs` must name every input once, in its type and shape.
+    /// Runs one inference. `inputs` must have exactly one tensor per input, with its type and shape.
     ///
     /// # Errors
-    /// `InvalidArgument` for inputs that do not fit; `OutOfRange` for outputs with NaN or infinity, unless the session
-    /// [allows them](Session::allow_non_finite).
+    /// `InvalidArgument` if the inputs do not match; `OutOfRange` if an output has NaN or infinity, unless the
+    /// session [allows them](Session::allow_non_finite).
     pub fn run(&mut self, inputs: &Tensors, host: &dyn Host) -> Result<Tensors> {
         self.run_in_place(inputs, host)?;
         let tensors = std::mem::take(&mut self.outputs.tensors);
         Ok(self.info.outputs.iter().map(|s| s.name.clone()).zip(tensors).collect())
     }
 
-    /// One inference whose outputs stay in the session, in the order of [`EngineInfo::outputs`], until the next
-    /// run: the form for loops, since no memory is allocated.
+    /// Runs one inference whose outputs stay in the session, in the order of [`EngineInfo::outputs`], until the next
+    /// run. For loops: it allocates no memory.
     pub fn run_in_place(&mut self, inputs: &Tensors, host: &dyn Host) -> Result<&[HostTensor]> {
         let views = views(&self.info, inputs)?;
         self.inner.run(&views, &mut self.outputs, host).map_err(Error::of(self.provider.id()))?;
@@ -101,14 +101,15 @@ impl Session {
         Ok(&self.outputs.tensors)
     }
 
-    /// One inference with some inputs in main memory and others on the device, after which the outputs named in `keep` stay
-    /// there: what one model gives another, as a ControlNet its residuals to the denoiser, is then never copied. The other
-    /// outputs come back as from [`run`](Session::run). Every input is named once, in one of the two. Outputs that stay on the
-    /// device are not checked for NaN and infinity; the run that brings their results back is.
+    /// Runs one inference with some inputs in main memory and others on the device. The outputs named in `keep` stay
+    /// on the device, so tensors that one model passes to another, such as a ControlNet's residuals to the denoiser,
+    /// are never copied. The other outputs are returned as in [`run`](Session::run). Each input is named once, in one
+    /// of the two maps. Outputs that stay on the device are not checked for NaN and infinity; the outputs of the run
+    /// that consumes them are.
     ///
-    /// Errors: `Unimplemented` where the device does not have
-    /// [`Capabilities::device_tensors`](sdrun_abi::Capabilities::device_tensors); `InvalidArgument` for a tensor that
-    /// lies elsewhere.
+    /// Errors: `Unimplemented` if the device does not have
+    /// [`Capabilities::device_tensors`](sdrun_abi::Capabilities::device_tensors); `InvalidArgument` for a tensor on
+    /// another device.
     pub fn run_on_device(
         &mut self,
         inputs: &Tensors,
@@ -172,16 +173,16 @@ impl Session {
         Ok((brought, left))
     }
 
-    /// Runs again and again and tells how long each counted run took, in milliseconds: measured beside the
-    /// provider, in its worker where it has one.
+    /// Runs repeatedly and returns the duration of each counted run, in milliseconds. The times are measured next to
+    /// the provider: in its worker, if it has one.
     pub fn time(&mut self, inputs: &Tensors, plan: &TimingPlan, host: &dyn Host) -> Result<Vec<f64>> {
         let views = views(&self.info, inputs)?;
         self.inner.time(&views, plan, host).map_err(Error::of(self.provider.id()))
     }
 
-    /// Gives it other weights: a checkpoint, adapters, both ([`WeightStack`](sdrun_weights::WeightStack)), or any other
-    /// source that has them all. Only those are handed to the provider that differ from what it has, as far as both
-    /// sources tell by [`WeightSource::version`]. On an error the former weights still work.
+    /// Replaces the weights: by a checkpoint, adapters, both ([`WeightStack`](sdrun_weights::WeightStack)), or any
+    /// other complete source. The provider only receives weights that differ from the current ones, as far as
+    /// [`WeightSource::version`] can tell for both sources. On error, the previous weights stay usable.
     pub fn refit(&mut self, weights: &dyn WeightSource, host: &dyn Host) -> Result<RefitReport> {
         let specs = &self.info.weights;
         if specs.is_empty() {
@@ -200,7 +201,7 @@ impl Session {
         Ok(report)
     }
 
-    /// Memory the runtime uses for this session.
+    /// Memory that the runtime uses for this session.
     pub fn memory(&self) -> Result<MemoryReport> {
         self.inner.memory().map_err(Error::of(self.provider.id()))
     }

@@ -1,4 +1,4 @@
-//! What the plugin in a worker gets to call: the host's traits, answered over the pipe.
+//! The host traits that the plugin in a worker calls; they send requests over the pipe.
 
 use super::{
     protocol::{Bytes, FromWorker, Placed, ToWorker},
@@ -17,7 +17,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-/// Longest log line that is passed on.
+/// Maximum length of a forwarded log line, in bytes.
 const LOG_LINE: usize = 16 << 10;
 
 fn confused() -> Error {
@@ -44,7 +44,7 @@ impl Host for HostOf<'_> {
     }
 }
 
-/// The weights of one call.
+/// The weights for one call.
 pub(super) struct Weights<'p> {
     pipe: &'p Pipe,
     mapped: Mutex<Mapped>,
@@ -63,8 +63,8 @@ impl<'p> Weights<'p> {
         Weights { pipe, mapped: Mutex::default(), released: Mutex::default() }
     }
 
-    /// Maps only these bytes, and only while they are used: what a provider has copied would otherwise count as memory
-    /// twice.
+    /// Maps only these bytes, and only while they are in use. Otherwise, bytes that a provider has copied would count
+    /// as memory twice.
     fn in_file(&self, path: &Path, offset: u64, len: usize) -> Result<Map> {
         let failed = |e| Error::io("map the weights in", path, &e);
         let file = match lock(&self.mapped).files.entry(path.to_path_buf()) {
@@ -85,7 +85,7 @@ impl<'p> Weights<'p> {
         Map::of_part(&file, offset, len).map_err(failed)
     }
 
-    /// The bytes of an answer, and the file in which they lie.
+    /// The bytes of an answer, and the file that holds them.
     fn bytes(&self, bytes: Bytes, len: usize) -> Result<(Data<'_>, Option<(PathBuf, u64)>)> {
         let reference = match bytes {
             Bytes::File { path, offset } => {
@@ -105,7 +105,7 @@ impl<'p> Weights<'p> {
     }
 }
 
-/// The bytes of a weight, wherever they lie.
+/// The bytes of a weight, wherever they are stored.
 enum Data<'w> {
     Mapped(Map),
     Lent(Lent<'w>),
@@ -121,7 +121,7 @@ impl Deref for Data<'_> {
     }
 }
 
-/// A weight in a region. Dropping it lets the host use the region for another one.
+/// A weight in a region. Dropping it lets the host reuse the region.
 struct Lent<'w> {
     region: Arc<Region>,
     len: usize,
@@ -177,7 +177,7 @@ impl WeightSource for Weights<'_> {
     }
 }
 
-/// Outputs, laid out in the shared output region, which grows when it has to.
+/// Outputs, laid out in the shared output region, which grows as needed.
 pub(super) struct Sink<'r> {
     pipe: &'r Pipe,
     region: &'r mut Option<Region>,
@@ -189,12 +189,12 @@ impl<'r> Sink<'r> {
         Sink { pipe, region, placed: Vec::new() }
     }
 
-    /// Where the outputs lie.
+    /// Positions of the outputs.
     pub(super) fn placed(self) -> Vec<Placed> {
         self.placed
     }
 
-    /// A new region from the host.
+    /// Requests a new region from the host.
     pub(super) fn region(pipe: &Pipe, len: usize) -> Result<Region> {
         match pipe.ask(&FromWorker::NeedRegion { len }) {
             ToWorker::Region(region) => {
@@ -215,7 +215,7 @@ impl OutputSink for Sink<'_> {
             *self.region = Some(Self::region(self.pipe, len)?);
         }
         let region = self.region.as_mut().ok_or_else(confused)?;
-        // They lie one after the other: cut off from the front.
+        // They are consecutive, so split them off from the front.
         let (mut rest, mut at) = (region.bytes_mut(), 0);
         let mut buffers = Vec::with_capacity(placed.len());
         for place in &placed {

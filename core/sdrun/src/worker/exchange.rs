@@ -1,5 +1,5 @@
-//! One call: the message, the questions the worker asks on the way, the regions it uses, its time limit, and
-//! the errors of a worker that does not come back.
+//! One call: the message, the worker's requests meanwhile, the regions it uses, its time limit, and the errors for a
+//! worker that does not return.
 
 use super::{
     link::{DEATH, Link, Phase, Worker},
@@ -18,22 +18,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often a waiting call looks whether it is cancelled.
+/// How often a waiting call checks for cancellation.
 const POLL: Duration = Duration::from_millis(20);
-/// How long to wait for stderr that was written before a failure was reported.
+/// How long to wait for stderr output that was written before a reported failure.
 const WORDS: Duration = Duration::from_secs(1);
 
-/// One call. While it lives, no other call runs on this worker.
+/// One call. While it exists, no other call runs on this worker.
 pub(super) struct Exchange<'w> {
     worker: &'w Worker,
     link: MutexGuard<'w, Link>,
     phase: Phase,
-    /// Lines on stderr before this call.
+    /// Number of stderr lines before this call.
     heard: u64,
     attached: Vec<Region>,
     /// Regions that carry weights during this call.
     slots: Vec<Slot>,
-    /// The worker owes an answer.
+    /// Whether the worker still owes an answer.
     open: bool,
 }
 
@@ -42,11 +42,11 @@ struct Slot {
     busy: bool,
 }
 
-/// A call's time: what the host itself uses up in between does not count.
+/// Time limit of a call. The host's own time in callbacks does not count.
 struct Clock {
     limit: Option<Duration>,
     deadline: Option<Instant>,
-    /// When a worker that was asked to stop is killed.
+    /// When to kill a worker that was asked to cancel.
     cancel: Option<Option<Instant>>,
 }
 
@@ -77,7 +77,7 @@ impl<'w> Exchange<'w> {
         Exchange { worker, link, phase, heard, attached: Vec::new(), slots: Vec::new(), open: false }
     }
 
-    /// Copies bytes into a region of their own, let go after the call.
+    /// Copies bytes into their own region, which is released after the call.
     pub(super) fn attach(&mut self, bytes: &[u8]) -> Result<RegionRef> {
         let mut region = self.link.folders.region(bytes.len())?;
         region.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
@@ -131,14 +131,14 @@ impl<'w> Exchange<'w> {
         Ok(())
     }
 
-    /// Takes the serialized engine out of the region it was put into, and lets that go.
+    /// Takes the serialized engine out of its region, and releases the region.
     pub(super) fn take_payload(&mut self, len: usize) -> Result<Vec<u8>> {
         let region = self.link.output.take();
         let bytes = region.as_ref().and_then(|r| r.bytes().get(..len)).map(<[u8]>::to_vec);
         bytes.ok_or_else(|| self.broken(&format!("a payload of {len} bytes does not lie in its region")))
     }
 
-    /// First words. The worker's plugin may have failed to load.
+    /// Exchanges greetings. The worker's plugin may have failed to load.
     pub(super) fn greet(mut self, mark: String) -> Result<(Hello, Result<PluginIdentity>)> {
         self.open = true;
         let mut clock = self.clock();
@@ -157,7 +157,7 @@ impl<'w> Exchange<'w> {
         Ok((hello, plugin))
     }
 
-    /// Sends a call and serves the worker until it answers.
+    /// Sends a call and serves the worker's requests until it answers.
     pub(super) fn perform(
         &mut self,
         call: Call,
@@ -168,7 +168,7 @@ impl<'w> Exchange<'w> {
         let mut clock = self.clock();
         let number = self.link.calls;
         if let Err(e) = self.tell(&ToWorker::Call { number, call }) {
-            // The worker may not have heard of a new input region.
+            // The worker may not know a new input region yet.
             self.link.input = None;
             return Err(e);
         }
@@ -207,7 +207,7 @@ impl<'w> Exchange<'w> {
         self.worker.limits.cancel.and_then(|grace| Instant::now().checked_add(grace))
     }
 
-    /// The worker's next message; passes a cancellation on and ends the worker when its time is up.
+    /// Receives the worker's next message; forwards a cancellation, and kills the worker when its time is up.
     fn hear(&mut self, clock: &mut Clock, host: &dyn Host) -> Result<FromWorker> {
         loop {
             if clock.cancel.is_none() && clock.pause(|| host.cancelled()) {
@@ -235,9 +235,9 @@ impl<'w> Exchange<'w> {
     fn tell(&mut self, message: &ToWorker) -> Result<()> {
         match self.link.send(message) {
             Ok(()) => Ok(()),
-            // Nothing was sent, and the worker waits for what comes next.
+            // Nothing was sent, and the worker waits for the next message.
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => Err(Error::invalid(e.to_string())),
-            // The pipe is closed: what the worker still had to say may be in the queue, then its end.
+            // The pipe is closed. The queue may still hold the worker's last messages, followed by its end.
             Err(_) => loop {
                 match self.link.events.recv_timeout(DEATH) {
                     Ok(Event::Message(_)) => {}
@@ -299,7 +299,7 @@ impl<'w> Exchange<'w> {
         })
     }
 
-    /// The worker no longer uses the weights in these slots.
+    /// Frees slots whose weights the worker no longer uses.
     fn free(&mut self, released: Vec<usize>) -> Result<()> {
         for slot in released {
             match self.slots.get_mut(slot) {
@@ -310,7 +310,7 @@ impl<'w> Exchange<'w> {
         Ok(())
     }
 
-    /// Names the file a weight lies in, or copies it into a region that carries no other weight now.
+    /// Refers to the file that holds a weight, or copies it into a free region.
     fn place_weight(&mut self, file: Option<&(PathBuf, u64)>, data: &[u8]) -> Result<Bytes> {
         if let Some((path, offset)) = file.filter(|_| self.link.weight_files)
             && let Ok(path) = std::path::absolute(path)
@@ -420,7 +420,7 @@ impl<'w> Exchange<'w> {
         self.worker.process.stderr.last_words(self.heard)
     }
 
-    /// Some runtimes say only on stderr what went wrong.
+    /// Adds stderr output: some runtimes explain a failure only there.
     fn with_last_words(&mut self, mut error: Error) -> Error {
         self.link.failures += 1;
         self.worker.process.stderr.wait_for_mark(self.link.failures, WORDS);
@@ -438,7 +438,7 @@ impl<'w> Exchange<'w> {
 impl Drop for Exchange<'_> {
     fn drop(&mut self) {
         if self.open {
-            // A panic of the host's callbacks: what the worker would say next belongs to no call.
+            // A host callback panicked, so the worker's next message would not belong to any call.
             self.end("was stopped in the middle of a call".into());
         }
         self.worker.destroy_dropped(&mut self.link);

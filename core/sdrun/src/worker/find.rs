@@ -2,10 +2,10 @@ use crate::{Paths, trust};
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::path::{Path, PathBuf};
 
-/// The `sdrun-worker` executable: what the environment variable `SDRUN_WORKER` names (unless the process is
-/// elevated), else beside the running executable, in `../libexec/sdrun` from there, in the user's provider
-/// folder, or in a system folder. The working directory and `PATH` never count: a program that embeds sdrun
-/// can be started from anywhere, also through a dynamic loader that hides its own path.
+/// Finds the `sdrun-worker` executable: the path in the environment variable `SDRUN_WORKER` (unless the process is
+/// elevated), else beside the running executable, in `../libexec/sdrun` from there, in the user's provider folder, or
+/// in a system folder. The working directory and `PATH` are ignored: a program that embeds sdrun may start anywhere,
+/// including through a dynamic loader that hides its own path.
 pub fn find_worker() -> Result<PathBuf> {
     let name = format!("sdrun-worker{}", std::env::consts::EXE_SUFFIX);
     if let Some(named) = trust::environment("SDRUN_WORKER") {
@@ -21,7 +21,7 @@ pub fn find_worker() -> Result<PathBuf> {
     let mut folders = Vec::new();
     let executable = std::env::current_exe().and_then(dunce::canonicalize);
     if let Some(folder) = executable.as_deref().ok().and_then(Path::parent) {
-        // Whoever can write here can replace the running program itself.
+        // Anyone who can write here can replace the running program itself.
         let beside = folder.join(&name);
         if beside.is_file() {
             return Ok(beside);

@@ -1,4 +1,4 @@
-//! The host's half of a worker: what its provider, engines and sessions share, from its start to its end.
+//! The host's half of a worker, shared by its provider, engines and sessions, from start to end.
 
 use super::{
     Limits, WorkerConfig,
@@ -20,12 +20,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a killed process may take to disappear; one that hangs in a driver may never.
+/// How long a killed process may take to disappear. One that hangs in a driver may never do so.
 pub(super) const DEATH: Duration = Duration::from_secs(2);
-/// How long a worker may take to end when it is asked to.
+/// How long a worker may take to exit when asked.
 const GOODBYE: Duration = Duration::from_secs(2);
 
-/// What a call is about: for messages, and for the time limit.
+/// The purpose of a call, for messages and for the time limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Phase {
     Start,
@@ -67,32 +67,32 @@ impl Phase {
     }
 }
 
-/// A worker as its provider, engines and sessions share it. Dropping the last of them kills and reaps it.
+/// A worker, shared by its provider, engines and sessions. Dropping the last of them kills and reaps it.
 pub(super) struct Worker {
-    /// Id of the provider; the plugin's file name until that is known.
+    /// Id of the provider; the plugin's file name until the id is known.
     pub(super) provider: String,
     pub(super) process: Arc<Process>,
     pub(super) limits: Limits,
     link: Mutex<Link>,
-    /// Objects to destroy once the pipe is free.
+    /// Objects to destroy when the pipe is free.
     dropped: Mutex<Dropped>,
     pub(super) closing: AtomicBool,
 }
 
-/// The pipe to the worker and what goes with it; locked while a call runs.
+/// The pipe to the worker and its state; locked during a call.
 pub(super) struct Link {
     pub(super) pipe: ChildStdin,
     pub(super) buffer: Vec<u8>,
     pub(super) events: Receiver<Event>,
-    /// Used by every run, and replaced by a larger one when it is too small.
+    /// Used by every run; replaced by a larger one when too small.
     pub(super) input: Option<Region>,
     pub(super) output: Option<Region>,
-    /// Removed after the regions are unmapped: Windows removes no file that is mapped.
+    /// Removed after the regions are unmapped, because Windows cannot remove a mapped file.
     pub(super) folders: Folders,
     pub(super) calls: u64,
     pub(super) failures: u64,
     pub(super) weight_files: bool,
-    /// Why there will be no more answers.
+    /// Why the worker will not answer any more.
     pub(super) gone: Option<String>,
 }
 
@@ -158,7 +158,7 @@ impl Worker {
         Ok((worker, plugin?))
     }
 
-    /// Begins a call; waits for the one under way in another thread.
+    /// Starts a call; waits for a call in another thread to finish.
     pub(super) fn exchange(&self, phase: Phase) -> Result<Exchange<'_>> {
         let mut link = lock(&self.link);
         if let Some(why) = &link.gone {
@@ -173,7 +173,7 @@ impl Worker {
         Ok(Exchange::new(self, link, phase, heard))
     }
 
-    /// Destroys an object, put on the list by `which`, now or when the call under way is over: never waits.
+    /// Destroys an object, which `which` puts on a list, now or after the current call. Never waits.
     pub(super) fn discard(&self, which: impl FnOnce(&mut Dropped)) {
         which(&mut lock(&self.dropped));
         if let Some(mut link) = self.free_link() {
@@ -181,7 +181,7 @@ impl Worker {
         }
     }
 
-    /// The link, unless a call is under way.
+    /// The link, unless a call is in progress.
     fn free_link(&self) -> Option<MutexGuard<'_, Link>> {
         match self.link.try_lock() {
             Ok(link) => Some(link),
@@ -193,12 +193,12 @@ impl Worker {
     pub(super) fn destroy_dropped(&self, link: &mut Link) {
         let dropped = std::mem::take(&mut *lock(&self.dropped));
         if link.gone.is_none() && dropped != Dropped::default() {
-            // A worker that cannot be reached any more shows in the next call.
+            // An unreachable worker shows up in the next call.
             let _ = link.send(&ToWorker::Drop(dropped));
         }
     }
 
-    /// Asks the worker to end and kills it if it does not.
+    /// Asks the worker to exit, and kills it if it does not.
     pub(super) fn close(&self) {
         let until = Instant::now() + GOODBYE;
         self.closing.store(true, Relaxed);
@@ -223,7 +223,7 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.process.kill();
-        // Whoever waits to be heard need not any more.
+        // Nothing queued for the worker matters any more.
         let link = self.link.get_mut().unwrap_or_else(PoisonError::into_inner);
         link.events = sync_channel(0).1;
         self.process.wait(DEATH);
@@ -236,17 +236,17 @@ impl Link {
     }
 }
 
-/// A line that nobody else writes.
+/// A line that nothing else writes.
 fn mark() -> String {
     use std::hash::{BuildHasher, RandomState};
     format!("sdrun-mark-{:016x}", RandomState::new().hash_one(std::process::id()))
 }
 
-/// What glibc's allocator is told at the start of a process.
+/// Variable with the settings of glibc's allocator.
 const TUNABLES: &str = "GLIBC_TUNABLES";
 
-/// `given`, and that large allocations are to be of large pages (since glibc 2.35; others do not know the word), unless
-/// `given` decides that. Runtimes that compile a graph fill gigabytes of fresh memory, page by page.
+/// Adds the setting for huge pages to `given`, unless `given` already decides that. It needs glibc 2.35; older
+/// versions ignore it. Runtimes that compile a graph fill gigabytes of new memory, page by page.
 fn with_large_pages(given: Option<String>) -> String {
     const NAME: &str = "glibc.malloc.hugetlb";
     match given.filter(|given| !given.is_empty()) {

@@ -5,12 +5,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The command prefix that starts a worker on the dynamic loader and the libraries of a vendor runtime's folder: of a
-/// folder that holds a loader of its own, because the runtime was built for a newer C library than the system's. Empty
-/// where it does not, which is the rule, and where the loader is the system's.
+/// The command prefix that starts a worker with the dynamic loader and libraries in a vendor runtime's folder. Some
+/// runtimes bring their own loader because they were built for a newer C library than the system's. Empty if the
+/// folder has no loader (the usual case) or if its loader is the system's.
 ///
-/// A program on the system's loader cannot load such a runtime; a worker started this way can, and everything it loads comes
-/// from that folder first.
+/// A program that uses the system's loader cannot load such a runtime. A worker started this way can, and searches
+/// that folder first for every library.
 pub fn loader_of(runtime_dir: &Path) -> Vec<OsString> {
     let Some((name, system)) = system_loader() else { return Vec::new() };
     let own = runtime_dir.join(name);
@@ -21,7 +21,7 @@ pub fn loader_of(runtime_dir: &Path) -> Vec<OsString> {
     vec![own.into(), "--library-path".into(), runtime_dir.into()]
 }
 
-/// Name and place of the loader as programs for this system name it.
+/// Name and path of the loader that programs on this system use.
 fn system_loader() -> Option<(&'static str, PathBuf)> {
     let (name, folder) = match (std::env::consts::OS, std::env::consts::ARCH) {
         ("linux", "x86_64") => ("ld-linux-x86-64.so.2", "/lib64"),

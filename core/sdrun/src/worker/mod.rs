@@ -1,17 +1,17 @@
-//! Isolation: a provider in a process of its own, behind the same traits as one in this process.
+//! Isolation: runs a provider in its own process, behind the same traits as one in this process.
 //!
-//! A runtime that aborts, hangs or needs another dynamic loader takes its worker with it and not the host:
-//! the host gets an [`Error`](sdrun_abi::Error) with the runtime's last words. Calls travel as small messages over the worker's
-//! stdin and stdout (`protocol`), tensors lie in shared memory that both sides keep mapped from run to run
-//! (`shm`). A worker is a means against accidents, not a sandbox: the plugin in it has the user's rights.
+//! A runtime that aborts, hangs or needs another dynamic loader affects only its worker. The host gets an
+//! [`Error`](sdrun_abi::Error) with the runtime's last output. Calls are small messages over the worker's stdin and
+//! stdout (`protocol`). Tensors are in shared memory that both sides keep mapped between runs (`shm`). A worker
+//! protects against accidents. It is not a sandbox: the plugin in it has the user's rights.
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `find` | where the `sdrun-worker` executable is |
+//! | `find` | finds the `sdrun-worker` executable |
 //! | `loader` | runtimes that bring their own C library |
-//! | `process`, `stderr` | starts, watches, kills and reaps a worker; keeps what it wrote |
-//! | `link`, `exchange` | host: a worker's life; one call, with its time limit and its questions |
-//! | `proxy` | host: the traits over them |
+//! | `process`, `stderr` | starts, watches, kills and reaps a worker; keeps its last output |
+//! | `link`, `exchange` | host: a worker's lifetime; one call, with its time limit and requests |
+//! | `proxy` | host: the traits, implemented over them |
 //! | `serve`, `callbacks` | worker: carries out calls on the plugin |
 
 mod callbacks;
@@ -41,22 +41,22 @@ pub struct WorkerConfig {
     /// Command prefix, for example another dynamic loader:
     /// `["/opt/x/ld-linux-x86-64.so.2", "--library-path", "/opt/x/lib"]`. Empty starts the worker directly.
     pub loader: Vec<OsString>,
-    /// Environment variables it gets in addition to the host's.
+    /// Environment variables added to the host's.
     pub env: Vec<(OsString, OsString)>,
-    /// The plugin library it loads, absolute.
+    /// The plugin library to load, absolute.
     pub plugin: PathBuf,
     /// Time limits of its calls.
     pub limits: Limits,
-    /// A folder only this user can write to, for shared memory where there is no `/dev/shm` or not enough
-    /// room in it.
+    /// A folder that only this user can write to. It holds shared memory if there is no `/dev/shm` or not enough room
+    /// in it.
     pub scratch: PathBuf,
 }
 
-/// How long calls may take before the worker is killed and the call fails with `DeadlineExceeded`. Time that
-/// passes in the host's own callbacks (weight sources, progress) does not count. `None` waits for ever.
+/// How long calls may take before the worker is killed and the call fails with `DeadlineExceeded`. Time spent in the
+/// host's own callbacks (weight sources, progress) does not count. `None` waits forever.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Start with loading the plugin; `init`, `devices`, `capabilities`, `check`, `memory`.
+    /// Start, including loading the plugin; `init`, `devices`, `capabilities`, `check`, `memory`.
     pub init: Option<Duration>,
     /// `build`, `load`, `serialize`.
     pub build: Option<Duration>,
@@ -64,7 +64,7 @@ pub struct Limits {
     pub session: Option<Duration>,
     /// `run`.
     pub run: Option<Duration>,
-    /// How long a call may go on after it was cancelled; the worker is then killed and the call fails with
+    /// How long a call may continue after cancellation. Then the worker is killed and the call fails with
     /// `Cancelled`.
     pub cancel: Option<Duration>,
 }

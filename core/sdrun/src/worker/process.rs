@@ -1,4 +1,4 @@
-//! A worker's process: started, listened to, killed with everything it has started, and reaped.
+//! A worker's process: starts it, reads its output, kills it with all its children, and reaps it.
 
 use super::{
     protocol::{FromWorker, receive},
@@ -15,15 +15,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a worker that has closed its stdout may take to end by itself.
+/// How long a worker that has closed its stdout may take to exit.
 const LAST_BREATH: Duration = Duration::from_millis(500);
-/// Messages that wait for the host before the worker has to.
+/// Maximum number of messages queued for the host before the worker must wait.
 const QUEUE: usize = 256;
 
-/// What the listening thread hears.
+/// Events from the reader thread.
 pub(super) enum Event {
     Message(FromWorker),
-    /// The process is gone and reaped; with the reason where it was killed for not keeping to the protocol.
+    /// The process has ended and is reaped; with the reason if it was killed for breaking the protocol.
     Ended(Option<String>),
 }
 
@@ -31,7 +31,7 @@ pub(super) enum Event {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ending {
     Status(ExitStatus),
-    /// Someone else in this program has reaped it.
+    /// Other code in this program has reaped it.
     Unknown,
 }
 
@@ -44,19 +44,19 @@ pub(super) struct Process {
 
 struct State {
     child: Child,
-    /// Set once the process is reaped; its id may belong to another process from then on.
+    /// Set once the process is reaped; from then on its id may belong to another process.
     ending: Option<Ending>,
 }
 
 impl Process {
-    /// Starts `command` and two threads that listen to it.
+    /// Starts `command` and two threads that read its output.
     pub(super) fn start(
         mut command: Command,
         mark: String,
     ) -> io::Result<(Arc<Self>, ChildStdin, Receiver<Event>)> {
-        // A group of its own, so that compilers which the vendor's runtime starts die with it. No
-        // PR_SET_PDEATHSIG: it fires when the *thread* that started the worker ends. When the host dies, the
-        // worker sees the end of its stdin.
+        // A process group of its own, so that compilers started by the vendor's runtime die with it. PR_SET_PDEATHSIG
+        // is not used: it fires when the *thread* that started the worker ends. If the host dies, the worker sees the
+        // end of its stdin.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -118,7 +118,7 @@ impl Process {
         let _ = events.send(Event::Ended(broken.or(closed.then(|| "it closed its stdout".into()))));
     }
 
-    /// Kills it and everything it has started. Does nothing when it is gone.
+    /// Kills the process and all its children. Does nothing if it has ended.
     pub(super) fn kill(&self) {
         let mut state = self.state();
         if state.ending.is_none() {
@@ -137,7 +137,7 @@ impl Process {
     #[cfg(not(unix))]
     fn kill_group(&self) {}
 
-    /// Waits for the end, which is forced after `patience`; answers whether it was.
+    /// Waits for the process to end, and kills it after `patience`; returns whether it had to.
     fn reap(&self, patience: Duration) -> bool {
         let start = Instant::now();
         let mut pause = Duration::from_millis(1);
@@ -154,14 +154,14 @@ impl Process {
         forced
     }
 
-    /// Kills what a dead worker has left running, which may still hold its pipes. (The listening thread,
+    /// Kills children that a dead worker has left running, since they may hold its pipes open. (The reader thread,
     /// which reaps, waits for the end of stdout.)
     pub(super) fn notice_end(&self) {
         self.clear_away(&self.state());
     }
 
     fn clear_away(&self, state: &State) {
-        // As long as the process is not reaped the number of its group cannot be given to another one.
+        // Until the process is reaped, the number of its group cannot be reused.
         if state.ending.is_none() && self.has_ended() {
             self.kill_group();
         }
@@ -193,7 +193,7 @@ impl Process {
         false
     }
 
-    /// How it ended; `None` while it has not, for at most `limit`.
+    /// How it ended; `None` if it has not ended within `limit`.
     pub(super) fn wait(&self, limit: Duration) -> Option<Ending> {
         let state = self.state();
         match self.changed.wait_timeout_while(state, limit, |state| state.ending.is_none()) {
@@ -221,7 +221,7 @@ impl std::fmt::Display for Ending {
 }
 
 impl Ending {
-    /// Killed by a signal that a crashing process does not send itself.
+    /// Whether SIGKILL ended it. A crashing process does not send itself that signal.
     pub(super) fn is_sigkill(&self) -> bool {
         #[cfg(unix)]
         if let Ending::Status(status) = self {
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn its_children_die_with_it() {
         for end in ["kill -SEGV $$", "exit 0"] {
-            // The sleeper has the shell's stdout: its end alone does not show that the shell is gone.
+            // The sleeper holds the shell's stdout, so the end of the shell alone does not show.
             let (process, _stdin, events) = run(&format!("sleep 600 & echo $! >&2; {end}"));
             let start = Instant::now();
             while events.recv_timeout(Duration::from_millis(20)).is_err() {
@@ -303,7 +303,7 @@ mod tests {
             }
             process.stderr.wait_for_end(Duration::from_secs(10));
             let grandchild = format!("/proc/{}/stat", process.stderr.text());
-            // It is reaped by init, or stays a zombie where there is none.
+            // init reaps it; without init it stays a zombie.
             let gone = || std::fs::read_to_string(&grandchild).map_or(true, |s| s.contains(") Z "));
             let start = Instant::now();
             while !gone() {

@@ -1,12 +1,12 @@
-//! What host and worker say to each other: JSON messages, each behind its length (u32, little-endian), over
-//! the worker's stdin and stdout. Bulk bytes (tensors, models, engines) never travel here; messages name the
-//! shared-memory region or the file in which they lie.
+//! The messages between host and worker: JSON, each preceded by its length (u32, little-endian), over the worker's
+//! stdin and stdout. Bulk data (tensors, models, engines) never travels here: messages name the shared-memory region
+//! or file that holds it.
 //!
-//! The host speaks first ([`Hello`]), the worker answers with its own. After that the host sends one
-//! [`Call`] at a time; while it runs the worker may report ([`FromWorker::Log`]), ask
-//! ([`FromWorker::Progress`], [`FromWorker::NeedWeight`], [`FromWorker::NeedRegion`]; each is answered before
-//! it asks again) and ends it with [`FromWorker::Done`] or [`FromWorker::Failed`]. Fields that a side does not
-//! know are skipped; a kind of message it does not know is only sent to one that lists the feature.
+//! The host sends [`Hello`] first, and the worker answers with its own. After that, the host sends one [`Call`] at a
+//! time. During a call the worker may log ([`FromWorker::Log`]) and make requests ([`FromWorker::Progress`],
+//! [`FromWorker::NeedWeight`], [`FromWorker::NeedRegion`]; the host answers each before the next). The worker ends
+//! the call with [`FromWorker::Done`] or [`FromWorker::Failed`]. Unknown fields are skipped. A new kind of message is
+//! only sent to a side that lists the feature.
 
 use sdrun_abi::{
     Assessment, BuildSpec, Capabilities, Compatibility, DType, Device, EngineInfo, Error, InitConfig,
@@ -19,15 +19,15 @@ use std::{
     path::PathBuf,
 };
 
-/// Version of the protocol; host and worker must have the same.
+/// Version of the protocol. Host and worker must have the same.
 pub(super) const PROTOCOL: u32 = 2;
-/// The worker can map weights from files by itself.
+/// Feature: the worker can map weights from files itself.
 pub(super) const WEIGHT_FILES: &str = "weight-files";
-/// Longest message. The largest real one is the engine information of a model with thousands of weights,
+/// Maximum size of a message. The largest real one is the engine information of a model with thousands of weights,
 /// under 1 MiB.
 pub(super) const MAX_MESSAGE: usize = 16 << 20;
 
-/// First message in both directions.
+/// First message in each direction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) protocol: u32,
@@ -35,8 +35,8 @@ pub(super) struct Hello {
     pub(super) abi: (u16, u16),
     #[serde(default)]
     pub(super) features: Vec<String>,
-    /// Host to worker: the line to write on stderr before a failure is reported, so that the host
-    /// knows that it has read everything written before.
+    /// Host to worker: the line to write to stderr before reporting a failure. It tells the host that it has read
+    /// everything written before.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) mark: String,
 }
@@ -52,19 +52,19 @@ impl Hello {
     }
 }
 
-/// A shared-memory region. `file` is set the first time it is named: the worker maps it then.
+/// A shared-memory region. `file` is set the first time a message names it; the worker maps it then.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct RegionRef {
-    /// Tells the regions of weights apart, of which several can be in use; 0 for others. A region with a
-    /// file takes the place of the one that was in the slot.
+    /// Identifies a region for weights, since several can be in use; 0 for other regions. A region with a file
+    /// replaces the previous one in its slot.
     pub(super) slot: usize,
-    /// Bytes in use, from the start.
+    /// Number of bytes in use, from the start.
     pub(super) len: usize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) file: Option<PathBuf>,
 }
 
-/// A tensor inside a region; its length follows from dtype and shape.
+/// A tensor inside a region. Its length follows from dtype and shape.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Placed {
     pub(super) dtype: DType,
@@ -72,11 +72,11 @@ pub(super) struct Placed {
     pub(super) offset: usize,
 }
 
-/// Where the bytes of a weight lie.
+/// Where the bytes of a weight are stored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Bytes {
-    /// Unchanged in a file that the worker maps itself.
+    /// Unchanged in a file, which the worker maps itself.
     File {
         path: PathBuf,
         offset: u64,
@@ -94,7 +94,7 @@ pub(super) enum ToWorker {
         number: u64,
         call: Call,
     },
-    /// Asks call `number` to stop. Too late is no error.
+    /// Asks call `number` to cancel. If the call has already ended, this has no effect.
     Cancel {
         number: u64,
     },
@@ -108,7 +108,7 @@ pub(super) enum ToWorker {
         shape: Vec<usize>,
         bytes: Bytes,
     },
-    /// Answer to [`FromWorker::NeedEncoded`]: a weight in blocks, `len` bytes in all.
+    /// Answer to [`FromWorker::NeedEncoded`]: a weight in blocks, `len` bytes in total.
     Encoded {
         encoding: String,
         shape: Vec<usize>,
@@ -119,15 +119,15 @@ pub(super) enum ToWorker {
     NotEncoded,
     /// Answer to [`FromWorker::NeedRegion`].
     Region(RegionRef),
-    /// Answer to any request that could not be served.
+    /// Answer to any request that could not be fulfilled.
     Refused(Error),
-    /// Destroys objects. Not answered.
+    /// Destroys objects. Has no answer.
     Drop(Dropped),
-    /// Asks the worker to destroy everything and end.
+    /// Asks the worker to destroy everything and exit.
     Shutdown,
 }
 
-/// Objects the host has no more use for.
+/// Objects that the host no longer needs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Dropped {
     pub(super) engines: Vec<u64>,
@@ -181,7 +181,7 @@ pub(super) enum Call {
     Session {
         engine: u64,
     },
-    /// `changed` holds the names as a JSON list: thousands would not fit into the pipe's buffer.
+    /// `changed` refers to a JSON list of names: thousands would not fit in the pipe's buffer.
     Refit {
         session: u64,
         changed: RegionRef,
@@ -191,7 +191,7 @@ pub(super) enum Call {
         inputs: Vec<Placed>,
         region: RegionRef,
     },
-    /// As `Run`, with tensors on the device; `keep` says for each output whether it stays there.
+    /// As `Run`, with tensors on the device. `keep` says for each output whether it stays there.
     RunOnDevice {
         session: u64,
         inputs: Vec<Given>,
@@ -202,7 +202,7 @@ pub(super) enum Call {
     ReadTensor {
         tensor: u64,
     },
-    /// As `Run`, many times over; the times are measured in the worker.
+    /// As `Run`, many times; the worker measures the times.
     Time {
         session: u64,
         inputs: Vec<Placed>,
@@ -243,7 +243,7 @@ pub(super) enum FromWorker {
         encodings: Vec<String>,
         released: Vec<usize>,
     },
-    /// Room for outputs or for a serialized engine; takes the place of the former one.
+    /// Requests a region for outputs or a serialized engine; it replaces the previous one.
     NeedRegion {
         len: usize,
     },
@@ -251,7 +251,7 @@ pub(super) enum FromWorker {
     Failed(Error),
 }
 
-/// What a call brought.
+/// The result of a call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Reply {
@@ -264,7 +264,7 @@ pub(super) enum Reply {
     },
     Verdict(Compatibility),
     Assessment(Assessment),
-    /// The serialized engine lies at the start of the region asked for last.
+    /// The serialized engine is at the start of the region requested last.
     Payload {
         len: usize,
     },
@@ -272,9 +272,9 @@ pub(super) enum Reply {
         session: u64,
     },
     Refit(RefitReport),
-    /// The outputs lie in the region asked for last, in this run or an earlier one.
+    /// The outputs are in the region requested last, in this run or an earlier one.
     Outputs(Vec<Placed>),
-    /// As `Outputs`, and the tensors that stay on the device.
+    /// As `Outputs`, plus the tensors that stay on the device.
     Kept {
         outputs: Vec<Placed>,
         tensors: Vec<(u64, OutputSpec)>,
@@ -285,8 +285,7 @@ pub(super) enum Reply {
 }
 
 impl Placed {
-    /// Lays tensors out one after the other, 64-byte aligned. Answers the length of the region too;
-    /// `None` where it overflows.
+    /// Lays tensors out consecutively, 64-byte aligned. Also returns the length of the region; `None` on overflow.
     pub(super) fn lay_out<'a>(
         tensors: impl IntoIterator<Item = (DType, &'a [usize])>,
     ) -> Option<(Vec<Placed>, usize)> {
@@ -300,7 +299,7 @@ impl Placed {
         Some((placed, end))
     }
 
-    /// The range of bytes, or an error where it does not lie in `len` bytes.
+    /// The range of bytes. Fails unless it lies within `len` bytes.
     pub(super) fn range(&self, len: usize) -> Result<std::ops::Range<usize>, Error> {
         self.dtype
             .bytes_of(&self.shape)
@@ -315,7 +314,7 @@ impl Placed {
             })
     }
 
-    /// The tensor, out of the bytes of its region.
+    /// Borrows the tensor from the bytes of its region.
     pub(super) fn view<'a>(&'a self, region: &'a [u8]) -> Result<TensorView<'a>, Error> {
         Ok(TensorView { dtype: self.dtype, shape: &self.shape, data: &region[self.range(region.len())?] })
     }
@@ -325,7 +324,7 @@ impl Placed {
     }
 }
 
-/// Sends one message with one write. `buffer` is scratch space kept between calls.
+/// Sends a message with a single write. `buffer` is scratch space kept between calls.
 pub(super) fn send<T: Serialize>(pipe: &mut impl Write, buffer: &mut Vec<u8>, message: &T) -> io::Result<()> {
     buffer.clear();
     buffer.extend([0; 4]);
@@ -342,8 +341,8 @@ pub(super) fn send<T: Serialize>(pipe: &mut impl Write, buffer: &mut Vec<u8>, me
     pipe.flush()
 }
 
-/// Receives one message; `None` at the end of the stream, and where the other side stopped within a message
-/// (it died). `InvalidData` where it is not a message.
+/// Receives a message; `None` at the end of the stream, including an end within a message (the other side died).
+/// `InvalidData` if it is not a valid message.
 pub(super) fn receive<T: DeserializeOwned>(
     pipe: &mut impl Read,
     buffer: &mut Vec<u8>,
@@ -360,7 +359,7 @@ pub(super) fn receive<T: DeserializeOwned>(
         return Err(invalid(format!("it claims a message of {len} bytes")));
     }
     buffer.clear();
-    // Grows with what arrives, not with what is claimed.
+    // Grows with the bytes received, not with the claimed length.
     pipe.take(len as u64).read_to_end(buffer)?;
     if buffer.len() < len {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! A provider in a worker, seen through the same traits as one in this process.
+//! A provider in a worker, behind the same traits as one in this process.
 
 use super::{
     WorkerConfig,
@@ -13,25 +13,25 @@ use sdrun_abi::{
 };
 use std::sync::Arc;
 
-/// A provider that lives in a worker process. Engines and sessions made by it live there too and keep the
-/// process alive; dropping the last of them kills and reaps it.
+/// A provider in a worker process. Its engines and sessions are there too and keep the process alive. Dropping the
+/// last of them kills and reaps it.
 ///
-/// Calls on one worker are carried out one after the other: a call from another thread waits. A worker that
-/// died, was killed or was closed answers every later call with `FailedPrecondition`.
+/// Calls on a worker run one at a time: a call from another thread waits. If the worker has died or was killed or
+/// closed, every later call fails with `FailedPrecondition`.
 pub struct WorkerProvider {
     worker: Arc<Worker>,
     identity: PluginIdentity,
 }
 
 impl WorkerProvider {
-    /// Starts a worker and lets it load the plugin. `Unavailable` when it dies of that, `DeadlineExceeded` when
-    /// that takes longer than [`Limits::init`](super::Limits::init); else the plugin's own error.
+    /// Starts a worker and loads the plugin. Fails with `Unavailable` if the worker dies, with `DeadlineExceeded` if
+    /// it takes longer than [`Limits::init`](super::Limits::init), or with the plugin's own error.
     pub fn start(config: WorkerConfig) -> Result<Self> {
         let (worker, identity) = Worker::start(config)?;
         Ok(WorkerProvider { worker: Arc::new(worker), identity })
     }
 
-    /// Who the plugin says it is.
+    /// How the plugin identifies itself.
     pub fn identity(&self) -> &PluginIdentity {
         &self.identity
     }
@@ -41,32 +41,32 @@ impl WorkerProvider {
         self.worker.process.pid()
     }
 
-    /// Most memory the worker had resident, in bytes (`VmHWM`; shared memory counts). `None` where the system
-    /// does not tell (outside Linux) or the worker is gone.
+    /// Peak resident memory of the worker in bytes (`VmHWM`; includes shared memory). `None` if the system does not
+    /// report it (outside Linux) or the worker has ended.
     pub fn peak_rss(&self) -> Option<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).ok()?;
         let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix("kB")?;
         kib.trim().parse::<u64>().ok()?.checked_mul(1024)
     }
 
-    /// Makes [`peak_rss`](Self::peak_rss) start again from what is resident now. Does nothing outside Linux.
+    /// Resets [`peak_rss`](Self::peak_rss) to the current resident memory. Does nothing outside Linux.
     pub fn reset_peak_rss(&self) {
-        // proc(5): 5 resets VmHWM. Not offered by every kernel; the figure then covers more time.
+        // proc(5): writing 5 resets VmHWM. Not every kernel supports it; the figure then covers more time.
         let _ = std::fs::write(format!("/proc/{}/clear_refs", self.pid()), "5");
     }
 
-    /// The last 64 KiB the worker has written on stderr, or on its stdout, line by line.
+    /// The last 64 KiB that the worker has written to stderr or stdout, in whole lines.
     pub fn stderr_tail(&self) -> String {
         self.worker.process.stderr.text()
     }
 
-    /// Lets the worker destroy what it has and end; kills it when that takes longer than two seconds. Engines
-    /// and sessions that are left answer `FailedPrecondition`.
+    /// Asks the worker to destroy its objects and exit; kills it if that takes longer than two seconds. Remaining
+    /// engines and sessions then fail with `FailedPrecondition`.
     pub fn close(self) {
         self.worker.close();
     }
 
-    /// One call that needs no weights.
+    /// Makes a call that needs no weights.
     fn ask<T>(
         &self,
         phase: Phase,
@@ -80,7 +80,7 @@ impl WorkerProvider {
     }
 }
 
-/// The answer of the expected kind; a worker that gives another one is stopped.
+/// Unwraps an answer of the expected kind; stops a worker that gives another one.
 fn expect<T>(
     exchange: &mut Exchange<'_>,
     reply: Reply,
@@ -156,7 +156,7 @@ impl Provider for WorkerProvider {
     }
 }
 
-/// The engine a call answered with.
+/// The engine that a call returned.
 fn engine_of(worker: &Arc<Worker>, exchange: &mut Exchange<'_>, reply: Reply) -> Result<Box<dyn Engine>> {
     let (id, info) = expect(exchange, reply, |reply| match reply {
         Reply::Engine { engine, info } => Ok((engine, info)),
@@ -313,7 +313,7 @@ impl Session for WorkerSession {
     }
 }
 
-/// A tensor that stays on a device, known to the worker by its number.
+/// A tensor that stays on a device; the worker knows it by number.
 struct WorkerTensor {
     worker: Arc<Worker>,
     id: u64,
@@ -321,7 +321,7 @@ struct WorkerTensor {
 }
 
 impl WorkerTensor {
-    /// The tensor, where it lives in this worker.
+    /// The tensor, if it is in this worker.
     fn of<'t>(tensor: &'t dyn DeviceTensor, worker: &Arc<Worker>) -> Result<&'t Self> {
         tensor.downcast_ref::<Self>().filter(|tensor| Arc::ptr_eq(&tensor.worker, worker)).ok_or_else(|| {
             Error::invalid("a tensor on a device cannot be an input in another process")
@@ -352,7 +352,7 @@ impl DeviceTensor for WorkerTensor {
     }
 }
 
-/// Room for one output.
+/// A sink for a single output.
 struct One<'b>(&'b mut [u8]);
 
 impl OutputSink for One<'_> {

@@ -1,4 +1,4 @@
-//! The worker's side: loads one plugin and carries out calls until the host has no more.
+//! The worker's side: loads one plugin and serves calls until the host has no more.
 
 use super::{
     callbacks::{HostOf, Sink, Weights},
@@ -23,8 +23,7 @@ use std::{
     thread,
 };
 
-/// The body of `sdrun-worker PLUGIN`: speaks with the host that started it over stdin and stdout, and ends
-/// with it.
+/// The body of `sdrun-worker PLUGIN`: talks to the host that started it over stdin and stdout, and ends with it.
 pub fn worker_main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     let (Some(plugin), None) = (arguments.next(), arguments.next()) else {
@@ -40,8 +39,7 @@ pub fn worker_main() -> ExitCode {
     }
 }
 
-/// Takes stdin and stdout away from everyone else: what the vendor's code prints goes to stderr, and it
-/// reads nothing.
+/// Takes over stdin and stdout: output of the vendor's code goes to stderr, and its reads return nothing.
 #[cfg(unix)]
 fn own_pipes() -> io::Result<(File, File)> {
     use rustix::{io::fcntl_dupfd_cloexec, stdio};
@@ -52,7 +50,8 @@ fn own_pipes() -> io::Result<(File, File)> {
     Ok((input.into(), output.into()))
 }
 
-/// The handles stay where they are: a plugin that prints to stdout breaks the protocol, which ends the worker.
+/// The standard handles are not redirected: a plugin that prints to stdout breaks the protocol, which ends the
+/// worker.
 #[cfg(windows)]
 fn own_pipes() -> io::Result<(File, File)> {
     use std::os::windows::io::AsHandle;
@@ -61,7 +60,7 @@ fn own_pipes() -> io::Result<(File, File)> {
     Ok((input.into(), output.into()))
 }
 
-/// Ends this process at once: the host is gone. Nothing of the vendor's runs any more, which could hang.
+/// Ends this process at once, because the host is gone. Runs no more vendor code, which could hang.
 fn vanish() -> ! {
     #[cfg(unix)]
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
@@ -94,7 +93,7 @@ fn serve(input: File, output: File, plugin: PathBuf) -> io::Result<()> {
             .name("sdrun-worker-in".into())
             .spawn_scoped(scope, || listen(input, &pipe, &jobs_in, &answers_in))?;
         let mut objects = Objects::new(&pipe, plugin);
-        // This thread makes all calls: OpenMP runtimes keep a pool for each thread that calls them.
+        // One thread makes all calls: OpenMP runtimes keep a thread pool per calling thread.
         for job in jobs {
             match job {
                 Job::Call { number, call } => objects.carry_out(number, call),
@@ -107,7 +106,7 @@ fn serve(input: File, output: File, plugin: PathBuf) -> io::Result<()> {
                     objects.tensors.clear();
                     objects.sessions.clear();
                     objects.engines.clear();
-                    // The listening thread still waits for the host.
+                    // The reader thread still waits for the host.
                     std::process::exit(0);
                 }
             }
@@ -122,7 +121,7 @@ enum Job {
     Shutdown,
 }
 
-/// Sorts what the host says; a cancellation is heard while a call runs.
+/// Dispatches messages from the host, so that a cancellation arrives while a call runs.
 fn listen(mut input: BufReader<File>, pipe: &Pipe, jobs: &Sender<Job>, answers: &Sender<ToWorker>) {
     let mut buffer = Vec::new();
     loop {
@@ -150,9 +149,9 @@ fn listen(mut input: BufReader<File>, pipe: &Pipe, jobs: &Sender<Job>, answers: 
 /// The worker's end of the pipes.
 pub(super) struct Pipe {
     out: Mutex<(File, Vec<u8>)>,
-    /// Held from a question to its answer.
+    /// Held from request to answer.
     answers: Mutex<Receiver<ToWorker>>,
-    /// The call under way, and the last one that the host cancelled.
+    /// The number of the current call, and of the last call that the host cancelled.
     call: AtomicU64,
     cancelled: AtomicU64,
     mark: String,
@@ -168,7 +167,7 @@ impl Pipe {
         let (pipe, buffer) = &mut *out;
         match send(pipe, buffer, message) {
             Ok(()) => {}
-            // Too long: nothing was sent, and the host waits.
+            // Too long: nothing was sent, and the host still waits.
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
                 let error = Error::internal(format!("the provider's answer does not fit: {e}"));
                 if send(pipe, buffer, &FromWorker::Failed(error)).is_err() {
@@ -179,7 +178,7 @@ impl Pipe {
         }
     }
 
-    /// Asks the host. Questions of several threads queue up.
+    /// Sends a request to the host and returns the answer. Requests from several threads queue up.
     pub(super) fn ask(&self, question: &FromWorker) -> ToWorker {
         let answers = lock(&self.answers);
         self.send(question);
@@ -190,13 +189,13 @@ impl Pipe {
         self.cancelled.load(SeqCst) == self.call.load(SeqCst)
     }
 
-    /// Tells the host that everything this process wrote on stderr so far has arrived.
+    /// Tells the host that it has received everything this process wrote to stderr so far.
     fn mark(&self) {
         let _ = writeln!(io::stderr(), "\n{}", self.mark);
     }
 }
 
-/// The plugin and what it has made.
+/// The plugin and the objects it has created.
 struct Objects<'p> {
     pipe: &'p Pipe,
     plugin: Plugin,
@@ -204,7 +203,7 @@ struct Objects<'p> {
     sessions: HashMap<u64, Box<dyn Session>>,
     tensors: HashMap<u64, Box<dyn DeviceTensor>>,
     made: u64,
-    /// Kept from run to run.
+    /// Kept between runs.
     input: Option<Region>,
     output: Option<Region>,
 }
@@ -262,7 +261,7 @@ impl<'p> Objects<'p> {
             }
             Call::Serialize { engine } => {
                 let payload = self.engines.get(&engine).ok_or_else(|| unknown("engine"))?.serialize()?;
-                // Takes the place of the output region on the host's side too; it is not kept.
+                // It replaces the output region on the host's side too, and is not kept.
                 self.output = None;
                 let mut region = Sink::region(self.pipe, payload.len())?;
                 region.bytes_mut()[..payload.len()].copy_from_slice(&payload);
@@ -365,7 +364,7 @@ impl<'p> Objects<'p> {
         Ok(Reply::Kept { outputs, tensors })
     }
 
-    /// Maps the region of inputs where it is a new one.
+    /// Maps the input region if it is new.
     fn attach_input(&mut self, region: &RegionRef) -> Result<()> {
         if region.file.is_some() {
             self.input = None;

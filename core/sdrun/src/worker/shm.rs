@@ -1,7 +1,7 @@
-//! Shared-memory regions: files in a folder only we can enter, in `/dev/shm` where that is a tmpfs, else in
-//! the scratch folder. The host makes a region and names it; the worker maps it and removes the name at once,
-//! so that nothing is left when either side is killed. The rest of the folder goes with the host, or is swept
-//! up by the next host.
+//! Shared-memory regions: files in a folder that only this user can access, in `/dev/shm` if that is a tmpfs, else in
+//! the scratch folder. The host creates a region and names it. The worker maps it and removes the name at once, so
+//! nothing is left if either side is killed. The host removes the rest of the folder when it ends, or the next host
+//! does.
 #![allow(unsafe_code)]
 
 use super::protocol::RegionRef;
@@ -15,15 +15,15 @@ use std::{
 use tempfile::TempDir;
 
 const PREFIX: &str = "sdrun-worker-";
-/// Regions grow in these steps, so that tensors of slowly growing size do not need a new one each time.
+/// Regions grow in these steps, so that tensors of slowly growing size do not need a new region each time.
 const STEP: usize = 64 << 10;
 
-/// Memory that host and worker both see. Page aligned.
+/// Memory that host and worker share. Page aligned.
 ///
-/// Neither side looks at it while the other may write: requests and answers hand it to and fro.
+/// Neither side accesses it while the other may write: requests and answers pass it back and forth.
 pub(super) struct Region {
     map: MmapMut,
-    /// What the host remembers until the region is let go; the worker's half has none.
+    /// What the host keeps until the region is released; the worker's half has none.
     name: Option<Name>,
 }
 
@@ -43,7 +43,8 @@ impl Region {
         &mut self.map
     }
 
-    /// How to name the first `len` bytes of this region to the worker. The file is in the first answer only.
+    /// A reference to the first `len` bytes of this region for the worker. Only the first reference includes the
+    /// file.
     pub(super) fn reference(&mut self, slot: usize, len: usize) -> RegionRef {
         let mut file = None;
         if let Some(name) = self.name.as_mut().filter(|name| !name.told) {
@@ -53,7 +54,7 @@ impl Region {
         RegionRef { slot, len, file }
     }
 
-    /// The worker's half: maps the region and takes its name away.
+    /// The worker's half: maps the region and removes its name.
     pub(super) fn attach(file: &Path, len: usize) -> Result<Self> {
         let map = || -> io::Result<MmapMut> {
             let opened = OpenOptions::new().read(true).write(true).open(file)?;
@@ -64,7 +65,7 @@ impl Region {
                     format!("it has {} bytes", map.len()),
                 ));
             }
-            // A mapped file cannot be removed on Windows; there the host removes the folder.
+            // Windows cannot remove a mapped file; there the host removes the folder.
             #[cfg(unix)]
             fs::remove_file(file)?;
             Ok(map)
@@ -76,15 +77,15 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let Some(name) = &self.name {
-            // Usually gone: the worker removes it as soon as it has mapped it.
+            // Usually gone already: the worker removes it as soon as it has mapped it.
             let _ = fs::remove_file(&name.file);
         }
     }
 }
 
 fn map(file: &File) -> io::Result<MmapMut> {
-    // SAFETY: the file lies in a folder that only this user can enter and only host and worker know; neither
-    // shortens it, and they take turns in using its bytes (see `Region`).
+    // SAFETY: the file is in a folder that only this user can access and only host and worker know. Neither truncates
+    // it, and they take turns in using its bytes (see `Region`).
     unsafe { MmapMut::map_mut(file) }
 }
 
@@ -111,7 +112,7 @@ impl Folders {
         Ok(Folders { ram, scratch_base, scratch: None, regions: 0 })
     }
 
-    /// A region of at least `len` bytes, all of them really there: writing to it cannot fail later.
+    /// A region of at least `len` bytes, all allocated up front: writing to it cannot fail later.
     pub(super) fn region(&mut self, len: usize) -> Result<Region> {
         let capacity = len.max(1).checked_next_multiple_of(STEP).ok_or_else(|| {
             Error::invalid(format!("{len} bytes of shared memory are more than there can be"))
@@ -147,16 +148,16 @@ impl Folders {
     }
 }
 
-/// A private folder, locked as long as its owner lives.
+/// A private folder, locked for the lifetime of its owner.
 struct Folder {
-    /// Closed before the folder is removed: on Windows that fails while a file in it is open.
+    /// Closed before the folder is removed: Windows cannot remove a folder with an open file.
     _lock: File,
     dir: TempDir,
 }
 
 impl Folder {
     fn make(base: &Path) -> io::Result<Self> {
-        // Another host may take the new folder for a stale one until the lock is held: then try again.
+        // Until the lock is held, another host may take the new folder for a stale one: then try again.
         for _ in 0..8 {
             let mut builder = tempfile::Builder::new();
             builder.prefix(PREFIX).rand_bytes(12);
@@ -189,7 +190,7 @@ impl Folder {
     }
 }
 
-/// Writes `len` zeros: a hole in a mapped file turns into SIGBUS once the disk is full.
+/// Writes `len` zeros. A hole in a mapped file would cause SIGBUS when the disk is full.
 fn fill(file: &mut File, len: usize) -> io::Result<()> {
     let zeros = vec![0; len.min(1 << 20)];
     let mut left = len;
@@ -210,7 +211,7 @@ fn new_file(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-/// Removes what hosts that were killed have left: folders of ours that nobody has locked.
+/// Removes folders left by killed hosts: ours, and not locked.
 fn sweep(base: &Path) {
     let Ok(entries) = fs::read_dir(base) else { return };
     for entry in entries.flatten() {
@@ -220,11 +221,11 @@ fn sweep(base: &Path) {
         let stale = match File::open(entry.path().join("lock")) {
             Ok(lock) => lock.try_lock().is_ok().then(|| {
                 let removed = fs::remove_dir_all(entry.path());
-                // Windows may keep the folder as long as the lock is open.
+                // Windows may keep the folder while the lock is open.
                 drop(lock);
                 removed.or_else(|_| fs::remove_dir(entry.path()))
             }),
-            // Being made or being removed. Only an empty folder goes away, and its maker tries again.
+            // It is being created or removed. Only an empty folder is removed, and its creator tries again.
             Err(_) => Some(fs::remove_dir(entry.path())),
         };
         if let Some(Ok(())) = stale {
@@ -234,7 +235,7 @@ fn sweep(base: &Path) {
 }
 
 fn is_own_folder(entry: &fs::DirEntry) -> bool {
-    // Not followed: a link is no folder.
+    // Does not follow links: a link is not a folder.
     let Ok(meta) = entry.metadata() else { return false };
     #[cfg(unix)]
     if std::os::unix::fs::MetadataExt::uid(&meta) != rustix::process::geteuid().as_raw() {
@@ -254,7 +255,7 @@ fn is_tmpfs(_: &Path) -> bool {
     false
 }
 
-/// Free bytes where `path` lies; `None` where that cannot be told (a tmpfs without limit has no blocks).
+/// Free bytes on the file system of `path`; `None` if unknown (a tmpfs without limit has no blocks).
 fn free_bytes(path: &Path) -> Option<u64> {
     let fs = fs4::statvfs(path).ok()?;
     (fs.total_space() > 0).then(|| fs.available_space())

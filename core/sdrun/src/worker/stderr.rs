@@ -1,4 +1,4 @@
-//! What a worker writes on stderr: the last of it is kept for error messages, all of it goes to the log.
+//! A worker's stderr: the last part is kept for error messages, and everything goes to the log.
 
 use std::{
     collections::VecDeque,
@@ -7,17 +7,17 @@ use std::{
     time::Duration,
 };
 
-/// How much is kept.
+/// Number of bytes kept.
 const KEPT: usize = 64 << 10;
-/// Longer lines are cut into pieces of this length.
+/// Longer lines are split at this length, in bytes.
 const LINE: u64 = 8 << 10;
-/// How much of it an error repeats.
+/// Number of lines that an error quotes.
 const WORDS_LINES: usize = 5;
 const WORDS_CHARS: usize = 600;
 
-/// The last lines, filled by a thread that runs [`follow`](Tail::follow).
+/// The last lines; a thread that runs [`follow`](Tail::follow) fills it.
 pub(super) struct Tail {
-    /// A line the worker writes before it reports a failure; not kept.
+    /// A line that the worker writes before it reports a failure; not kept.
     mark: String,
     state: Mutex<State>,
     changed: Condvar,
@@ -27,7 +27,7 @@ pub(super) struct Tail {
 struct State {
     lines: VecDeque<String>,
     bytes: usize,
-    /// Lines ever seen, kept or not.
+    /// Total number of lines, kept or not.
     seen: u64,
     marks: u64,
     closed: bool,
@@ -38,7 +38,7 @@ impl Tail {
         Tail { mark, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Reads until the worker and everyone it gave its stderr to have closed it.
+    /// Reads until the worker and all processes that inherited its stderr have closed it.
     pub(super) fn follow(&self, stderr: impl Read, pid: u32) {
         let mut stderr = BufReader::new(stderr);
         let mut line = Vec::new();
@@ -77,12 +77,12 @@ impl Tail {
         self.state().seen
     }
 
-    /// Everything that is kept.
+    /// The kept text.
     pub(super) fn text(&self) -> String {
         Vec::from(self.state().lines.clone()).join("\n")
     }
 
-    /// The last few lines of those that came after the first `since`.
+    /// The last few lines after the first `since`.
     pub(super) fn last_words(&self, since: u64) -> Option<String> {
         let state = self.state();
         let fresh = usize::try_from(state.seen - since.min(state.seen)).unwrap_or(usize::MAX);
@@ -94,7 +94,7 @@ impl Tail {
         (!text.is_empty()).then_some(text)
     }
 
-    /// Waits until `marks` marks have come, or no more can.
+    /// Waits until `marks` marks have arrived or the stream has ended.
     pub(super) fn wait_for_mark(&self, marks: u64, limit: Duration) {
         self.wait(limit, |state| state.marks >= marks || state.closed);
     }

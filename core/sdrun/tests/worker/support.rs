@@ -1,4 +1,4 @@
-//! What the tests of the worker share: the mock plugin, weights, hosts and a small model.
+//! Shared by the worker tests: the mock plugin, weights, hosts and a small model.
 #![allow(dead_code, reason = "each test target uses a part")]
 #![allow(clippy::unwrap_used, reason = "a failure here is a failed test")]
 
@@ -20,8 +20,8 @@ use std::{
 
 pub(crate) const WORKER: &str = env!("CARGO_BIN_EXE_sdrun-worker");
 
-/// The libraries of the mock crate by target name, built when first asked for: cargo tells a dependent where
-/// a binary is, but not where a cdylib is.
+/// The mock crate's libraries by target name, built on first use: cargo tells a dependent the path of a binary, but
+/// not of a cdylib.
 pub(crate) fn library(target: &str) -> PathBuf {
     static BUILT: OnceLock<HashMap<String, PathBuf>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
@@ -59,12 +59,12 @@ pub(crate) fn mock() -> PathBuf {
     library("sdrun_mock_plugin")
 }
 
-/// Cargo's folder for what tests write.
+/// Cargo's folder for test output.
 pub(crate) fn folder() -> &'static Path {
     Path::new(env!("CARGO_TARGET_TMPDIR"))
 }
 
-/// No test waits longer than this for what it expects: hanging is what is tested here.
+/// Maximum time that a test waits for an expected event. These tests are about hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) fn patient() -> Limits {
@@ -81,7 +81,7 @@ pub(crate) fn config(limits: Limits) -> WorkerConfig {
     WorkerConfig {
         worker: WORKER.into(),
         loader: Vec::new(),
-        // A backtrace would be the last words of a panic.
+        // A backtrace would hide a panic's message in the last words.
         env: vec![("RUST_BACKTRACE".into(), "0".into())],
         plugin: mock(),
         limits,
@@ -99,7 +99,7 @@ pub(crate) fn init_config(behaviour: &str) -> InitConfig {
     }
 }
 
-/// A worker that is not initialised.
+/// A worker that has not been initialised.
 pub(crate) fn started(limits: Limits) -> WorkerProvider {
     WorkerProvider::start(config(limits)).unwrap()
 }
@@ -114,8 +114,8 @@ pub(crate) fn worker(behaviour: &str) -> WorkerProvider {
     worker_with(behaviour, patient())
 }
 
-/// The mock in this process: a copy of the file for each, since a library is loaded once and the mock has
-/// one behaviour in its life.
+/// The mock in this process. Each call copies the file, because a library loads once and the mock has a single
+/// behaviour per load.
 pub(crate) fn uninitialised_plugin() -> Plugin {
     static COPIES: AtomicUsize = AtomicUsize::new(0);
     let dir = tempfile::tempdir().unwrap();
@@ -127,7 +127,7 @@ pub(crate) fn uninitialised_plugin() -> Plugin {
 /// Loads a plugin into this process.
 #[allow(unsafe_code)]
 pub(crate) fn load(path: &Path) -> Result<Plugin> {
-    // SAFETY: the tests' own plugins.
+    // SAFETY: a plugin that the tests have built.
     unsafe { sdrun::load_plugin(path) }
 }
 
@@ -149,7 +149,7 @@ impl Host for Quiet {
     }
 }
 
-/// Remembers what it hears and cancels when told to.
+/// Records progress and logs, and cancels when told to.
 #[derive(Default)]
 pub(crate) struct Listener {
     pub(crate) log: Mutex<Vec<(LogLevel, String, String)>>,
@@ -171,17 +171,17 @@ impl Host for Listener {
     }
 }
 
-/// Named `f32` weights in memory, or in a file; counts what is asked of it.
+/// Named `f32` weights in memory or in a file; counts requests.
 #[derive(Default)]
 pub(crate) struct Weights {
     pub(crate) tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
-    /// Path, and the offset of each.
+    /// Path, and the offset of each weight.
     pub(crate) file: Option<(PathBuf, HashMap<String, u64>)>,
     pub(crate) asked: Mutex<Vec<String>>,
 }
 
 impl Weights {
-    /// `value` in all elements of the model's weights.
+    /// All elements of the model's weights are `value`.
     pub(crate) fn filled(model: &Model, value: f32) -> Self {
         let tensors = model.weights.iter().map(|(name, shape)| {
             let elements = shape.iter().product();
@@ -190,7 +190,7 @@ impl Weights {
         Weights { tensors: tensors.collect(), ..Weights::default() }
     }
 
-    /// Different values in each.
+    /// A different value in each element.
     pub(crate) fn ramp(model: &Model, step: f32) -> Self {
         let mut weights = Self::filled(model, 0.0);
         let mut next = 0.0;
@@ -207,7 +207,7 @@ impl Weights {
         std::mem::take(&mut *self.asked.lock().unwrap())
     }
 
-    /// Sum of everything, as the mock computes it.
+    /// Sum of all elements, as the mock computes it.
     pub(crate) fn sum(&self, model: &Model) -> f32 {
         model
             .weights
@@ -225,8 +225,8 @@ pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
-/// [`Weights`] that also holds those of two and more dimensions as blocks of `mock_f64`: twice their values, so that a
-/// result shows which way was taken; in `file` from the given offset, where there is one.
+/// [`Weights`] that also offers weights of two or more dimensions as blocks of `mock_f64`. The blocks hold twice the
+/// values, so a result shows which form was used. They are in `file` from the given offset, if set.
 pub(crate) struct Blocks {
     pub(crate) plain: Weights,
     pub(crate) file: Option<(PathBuf, u64)>,
@@ -320,10 +320,10 @@ pub(crate) fn run_with(
     Ok((0..sink.len()).map(|k| floats(sink.get(k).unwrap().data)).collect())
 }
 
-/// What stays on the device.
+/// The outputs that stay on the device.
 pub(crate) type Kept = Vec<Box<dyn DeviceTensor>>;
 
-/// Runs with the outputs for which `keep` says so left on the device; the others and those.
+/// Runs with the outputs that `keep` marks left on the device; returns the other outputs and those.
 pub(crate) fn run_keeping(
     session: &mut dyn Session,
     input: Input<'_>,
@@ -344,7 +344,7 @@ pub(crate) fn run(session: &mut dyn Session, model: &Model, x: &[f32]) -> Result
     run_with(session, model, x, &Quiet)
 }
 
-/// A sink that only remembers what it was asked for.
+/// A sink that only records requests.
 #[derive(Default)]
 pub(crate) struct Asked(pub(crate) Vec<Vec<usize>>, Vec<Vec<u8>>);
 
@@ -356,7 +356,7 @@ impl OutputSink for Asked {
     }
 }
 
-/// Makes every call there is, in order, and names the first that fails.
+/// Makes every call, in order, and returns the first that fails.
 pub(crate) fn all_calls(provider: &dyn Provider, behaviour: &str) -> Result<(), (&'static str, Error)> {
     let model = Model::small();
     let weights = Weights::ramp(&model, 0.25);
@@ -381,12 +381,12 @@ pub(crate) fn all_calls(provider: &dyn Provider, behaviour: &str) -> Result<(), 
     Ok(())
 }
 
-/// Whether a process is there and not a zombie.
+/// Whether a process exists and is not a zombie.
 pub(crate) fn is_alive(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-/// Waits for what must happen soon, but at no known time.
+/// Waits for something that must happen soon, but at an unknown time.
 pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {

@@ -1,4 +1,4 @@
-//! Hosts.
+//! Hosts across the ABI.
 
 use crate::{
     Flow, Host, LogLevel,
@@ -18,17 +18,17 @@ unsafe extern "C" fn host_log(ctx: *const c_void, level: u32, target: RawStr, me
 }
 
 unsafe extern "C" fn host_progress(ctx: *const c_void, phase: RawStr, step: u64, total: u64) -> i32 {
-    // SAFETY: as in `host_log`. A panicking host cancels.
+    // SAFETY: as in `host_log`. A panic in the host cancels.
     let flow = catch_unwind(|| unsafe { (*ctx.cast::<HostRef>()).0.progress(&phase.text(), step, total) });
     (flow.unwrap_or(Flow::Cancel) == Flow::Cancel) as i32
 }
 
 unsafe extern "C" fn host_cancelled(ctx: *const c_void) -> i32 {
-    // SAFETY: as in `host_log`. A panicking host cancels.
+    // SAFETY: as in `host_log`. A panic in the host cancels.
     catch_unwind(|| unsafe { (*ctx.cast::<HostRef>()).0.cancelled() }).unwrap_or(true) as i32
 }
 
-/// Lends a host to C for the length of `body`.
+/// Lends a host to C for the duration of `body`.
 pub fn with_host<T>(host: &dyn Host, body: impl FnOnce(&RawHost) -> T) -> T {
     let reference = HostRef(host);
     body(&RawHost {
@@ -41,17 +41,17 @@ pub fn with_host<T>(host: &dyn Host, body: impl FnOnce(&RawHost) -> T) -> T {
     })
 }
 
-/// A host on the other side of the border.
+/// A host on the other side of the ABI.
 pub struct ForeignHost<'a>(Option<RawHost>, PhantomData<&'a RawHost>);
 
-// SAFETY: the ABI says that all functions of a host may be called from any thread.
+// SAFETY: the ABI allows calls of a host's functions from any thread.
 unsafe impl Sync for ForeignHost<'_> {}
 
 impl ForeignHost<'_> {
     /// # Safety
-    /// `raw` is null or valid as long as the value lives.
+    /// `raw` is null or valid for the lifetime of the value.
     pub unsafe fn new(raw: *const RawHost) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         ForeignHost(unsafe { prefix::read(raw) }, PhantomData)
     }
 }

@@ -1,6 +1,6 @@
-//! Errors and buffers across the border, and what one side lends to the other for the length of a call: hosts, weight
-//! sources, output sinks. `with_…` lends a Rust value to C; the `Foreign…` types implement the Rust trait over a lent C
-//! struct.
+//! Errors and buffers across the ABI, and objects that one side lends to the other for one call: hosts, weight
+//! sources, output sinks. `with_…` lends a Rust value to C; the `Foreign…` types implement the Rust trait over a lent
+//! C struct.
 
 mod host;
 mod sink;
@@ -17,7 +17,7 @@ use std::{
     ptr,
 };
 
-/// Runs `body`; a panic becomes an `Internal` error whose message holds the panic's.
+/// Runs `body`; a panic becomes an `Internal` error that includes the panic's message.
 pub fn contain<T>(what: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let text = panic
@@ -42,7 +42,7 @@ unsafe extern "C" fn release_error(raw: *mut RawError) {
     }
 }
 
-/// Null for `Ok`; else an error that the receiver releases.
+/// Null for `Ok`; otherwise an error that the receiver releases.
 pub fn error_to_raw(result: Result<()>) -> *mut RawError {
     let Err(error) = result else { return ptr::null_mut() };
     let text = |s: &Option<String>| s.as_ref().map_or(RawStr::EMPTY, |s| RawStr::new(s.as_bytes()));
@@ -72,12 +72,12 @@ pub fn error_to_raw(result: Result<()>) -> *mut RawError {
     }
 }
 
-/// Takes over what a call returned.
+/// Takes ownership of the error that a call returned.
 ///
 /// # Safety
-/// `raw` is null or an error that is not released yet.
+/// `raw` is null or an error that has not been released yet.
 pub unsafe fn error_from_raw(raw: *mut RawError) -> Result<()> {
-    // SAFETY: the caller's promise; the strings live until `release`.
+    // SAFETY: guaranteed by the caller; the strings live until `release`.
     unsafe {
         let Some(e) = prefix::read(raw) else { return Ok(()) };
         let optional = |s: RawStr| (s.len > 0).then(|| s.text());
@@ -96,8 +96,8 @@ pub unsafe fn error_from_raw(raw: *mut RawError) -> Result<()> {
 }
 
 unsafe extern "C" fn release_buffer(raw: *mut RawBuffer) {
-    // SAFETY: `owner` is the vector leaked by `buffer_to_raw`; the buffer is emptied, a second
-    // release does nothing.
+    // SAFETY: `owner` is the vector leaked by `buffer_to_raw`. The buffer is emptied, so a second release does
+    // nothing.
     unsafe {
         if !raw.is_null() && !(*raw).owner.is_null() {
             drop(Box::from_raw((*raw).owner.cast::<Vec<u8>>()));
@@ -106,7 +106,7 @@ unsafe extern "C" fn release_buffer(raw: *mut RawBuffer) {
     }
 }
 
-/// Gives `bytes` to the other side.
+/// Passes ownership of `bytes` to the other side.
 pub fn buffer_to_raw(bytes: Vec<u8>) -> RawBuffer {
     let leaked = Box::into_raw(Box::new(bytes));
     // SAFETY: just leaked.
@@ -117,9 +117,9 @@ pub fn buffer_to_raw(bytes: Vec<u8>) -> RawBuffer {
 /// Copies a buffer out and releases it.
 ///
 /// # Safety
-/// `raw` is empty or was made by the other side and not released.
+/// `raw` is empty, or the other side made it and nothing has released it.
 pub unsafe fn buffer_from_raw(raw: &mut RawBuffer) -> Vec<u8> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let bytes = RawStr { ptr: raw.ptr, len: raw.len }.bytes().to_vec();
         if let Some(release) = raw.release {
@@ -135,6 +135,6 @@ pub(super) unsafe fn shape_from_raw(dims: *const u64, rank: usize) -> Vec<usize>
     if rank == 0 || dims.is_null() {
         return Vec::new();
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::slice::from_raw_parts(dims, rank) }.iter().map(|d| *d as usize).collect()
 }

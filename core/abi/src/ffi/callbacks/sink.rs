@@ -1,4 +1,4 @@
-//! Output sinks.
+//! Output sinks across the ABI.
 
 use super::{contain, error_from_raw, error_to_raw, shape_from_raw};
 use crate::{
@@ -37,7 +37,7 @@ unsafe extern "C" fn sink_allocate(
     }))
 }
 
-/// Lends a sink to C for the length of `body`.
+/// Lends a sink to C for the duration of `body`.
 pub fn with_sink<T>(sink: &mut dyn OutputSink, body: impl FnOnce(&RawOutputSink) -> T) -> T {
     let mut reference = SinkRef(sink);
     body(&RawOutputSink {
@@ -48,14 +48,14 @@ pub fn with_sink<T>(sink: &mut dyn OutputSink, body: impl FnOnce(&RawOutputSink)
     })
 }
 
-/// A sink on the other side of the border.
+/// A sink on the other side of the ABI.
 pub struct ForeignSink<'a>(Option<RawOutputSink>, PhantomData<&'a RawOutputSink>);
 
 impl ForeignSink<'_> {
     /// # Safety
-    /// `raw` is null or valid as long as the value lives.
+    /// `raw` is null or valid for the lifetime of the value.
     pub unsafe fn new(raw: *const RawOutputSink) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         ForeignSink(unsafe { prefix::read(raw) }, PhantomData)
     }
 }
@@ -86,7 +86,7 @@ impl OutputSink for ForeignSink<'_> {
             .zip(buffers)
             .map(|(o, buffer)| match o.dtype.bytes_of(&o.shape) {
                 Some(0) => Ok(&mut [][..]),
-                // SAFETY: the host lends `len` bytes for the rest of the run, each buffer apart from the others.
+                // SAFETY: the host lends `len` bytes for the rest of the run, and the buffers do not overlap.
                 Some(len) if !buffer.is_null() => Ok(unsafe { std::slice::from_raw_parts_mut(buffer, len) }),
                 _ => Err(Error::internal("the host lent no buffer for an output")),
             })

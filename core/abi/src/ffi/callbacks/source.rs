@@ -1,4 +1,4 @@
-//! Weight sources.
+//! Weight sources across the ABI.
 
 use super::{contain, error_from_raw, error_to_raw, shape_from_raw};
 use crate::{
@@ -20,7 +20,7 @@ struct Lent<'a> {
 
 impl<'a> Lent<'a> {
     fn new(bytes: Bytes<'a>, shape: &[usize], encoding: String, file: Option<(PathBuf, u64)>) -> (Self, u64) {
-        // A path that is not UTF-8 cannot cross; the bytes still can.
+        // A path that is not UTF-8 cannot cross the ABI, but the bytes can.
         let (path, offset) = match file {
             Some((path, offset)) => (path.into_os_string().into_string().unwrap_or_default(), offset),
             None => (String::new(), 0),
@@ -28,12 +28,12 @@ impl<'a> Lent<'a> {
         (Lent { bytes, dims: shape.iter().map(|d| *d as u64).collect(), path, encoding }, offset)
     }
 
-    /// Fills `out`, which owns `self` from then on.
+    /// Fills `out`, which owns `self` afterwards.
     ///
     /// # Safety
-    /// `out` points to a `RawWeight` of the caller.
+    /// `out` points to the caller's `RawWeight`.
     unsafe fn into_raw(self, offset: u64, dtype: u32, out: *mut RawWeight) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { prefix::read_whole("the room for a weight", out)? };
         let lent = Box::new(self);
         let raw = RawWeight {
@@ -48,7 +48,7 @@ impl<'a> Lent<'a> {
             owner: Box::into_raw(lent).cast(),
             ..RawWeight::EMPTY
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { prefix::write(out, &raw) };
         Ok(())
     }
@@ -61,7 +61,7 @@ unsafe extern "C" fn source_get(ctx: *const c_void, name: RawStr, out: *mut RawW
         let mut weight = source.get(&name)?;
         let (dtype, shape, file) = (weight.dtype, std::mem::take(&mut weight.shape), weight.file.take());
         let (lent, offset) = Lent::new(weight.into_bytes(), &shape, String::new(), file);
-        // SAFETY: `out` is the caller's.
+        // SAFETY: `out` belongs to the caller.
         unsafe { lent.into_raw(offset, dtype as u32, out) }
     }))
 }
@@ -74,7 +74,7 @@ unsafe extern "C" fn source_get_encoded(
     out: *mut RawWeight,
 ) -> *mut RawError {
     error_to_raw(contain("the host's weight source", || {
-        // SAFETY: as in `source_get`; `encodings` are as many texts as `encoding_count` says.
+        // SAFETY: as in `source_get`; there are `encoding_count` `encodings`.
         let (source, name, encodings) = unsafe {
             let encodings: Vec<String> = (0..encoding_count).map(|i| (*encodings.add(i)).text()).collect();
             ((*ctx.cast::<SourceRef>()).0, name.text(), encodings)
@@ -84,7 +84,7 @@ unsafe extern "C" fn source_get_encoded(
         let (encoding, shape, file) =
             (std::mem::take(&mut weight.encoding), std::mem::take(&mut weight.shape), weight.file.take());
         let (lent, offset) = Lent::new(weight.into_bytes(), &shape, encoding, file);
-        // SAFETY: `out` is the caller's.
+        // SAFETY: `out` belongs to the caller.
         unsafe { lent.into_raw(offset, 0, out) }
     }))
 }
@@ -99,7 +99,7 @@ unsafe extern "C" fn source_release(_: *const c_void, weight: *mut RawWeight) {
     });
 }
 
-/// Lends a weight source to C for the length of `body`.
+/// Lends a weight source to C for the duration of `body`.
 pub fn with_source<T>(source: &dyn WeightSource, body: impl FnOnce(&RawWeightSource) -> T) -> T {
     let reference = SourceRef(source);
     body(&RawWeightSource {
@@ -112,28 +112,28 @@ pub fn with_source<T>(source: &dyn WeightSource, body: impl FnOnce(&RawWeightSou
     })
 }
 
-/// A weight source on the other side of the border.
+/// A weight source on the other side of the ABI.
 pub struct ForeignSource<'a>(Option<RawWeightSource>, PhantomData<&'a RawWeightSource>);
 
-// SAFETY: the ABI says that all functions of a source may be called from any thread.
+// SAFETY: the ABI allows calls of a source's functions from any thread.
 unsafe impl Sync for ForeignSource<'_> {}
 
 impl ForeignSource<'_> {
     /// # Safety
-    /// `raw` is null or valid as long as the value lives.
+    /// `raw` is null or valid for the lifetime of the value.
     pub unsafe fn new(raw: *const RawWeightSource) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         ForeignSource(unsafe { prefix::read(raw) }, PhantomData)
     }
 }
 
-/// The bytes of a weight until they are dropped.
+/// The bytes of a weight; releases them on drop.
 struct ForeignBytes<'a> {
     source: &'a RawWeightSource,
     raw: RawWeight,
 }
 
-// SAFETY: the ABI lets any thread release a weight, and its bytes are only read.
+// SAFETY: the ABI allows any thread to release a weight, and the bytes are only read.
 unsafe impl Send for ForeignBytes<'_> {}
 
 impl Deref for ForeignBytes<'_> {
@@ -189,7 +189,7 @@ impl WeightSource for ForeignSource<'_> {
         // SAFETY: the source's own function; `raw` and the list are ours.
         let error =
             unsafe { get(source.ctx, RawStr::new(name.as_bytes()), wanted.as_ptr(), wanted.len(), &mut raw) };
-        // SAFETY: what the call returned, taken over once.
+        // SAFETY: the result of the call, converted once.
         unsafe { error_from_raw(error)? };
         if raw.encoding.len == 0 {
             return Ok(None);
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
     use std::mem::offset_of;
 
-    /// One weight of two f32, and the same as one block.
+    /// One weight of two f32, and the same weight as one block.
     struct Two;
 
     impl WeightSource for Two {

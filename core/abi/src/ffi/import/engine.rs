@@ -30,9 +30,9 @@ struct PluginEngine {
     info: EngineInfo,
 }
 
-// SAFETY: the ABI lets every engine call come from any thread.
+// SAFETY: the ABI allows calls on an engine from any thread.
 unsafe impl Send for PluginEngine {}
-// SAFETY: as above; calls on an engine may overlap.
+// SAFETY: the ABI allows overlapping calls on an engine.
 unsafe impl Sync for PluginEngine {}
 
 impl Drop for PluginEngine {

@@ -1,4 +1,4 @@
-//! The host's side: a loaded plugin table as a [`Provider`].
+//! The host's side: implements [`Provider`] over a loaded plugin table.
 
 use super::{callbacks::*, prefix, raw::*};
 use crate::{
@@ -15,10 +15,10 @@ pub struct Plugin {
     raw: &'static Table,
 }
 
-/// What this host knows of a plugin's table and its extensions; functions that the plugin does not have are `None`.
+/// The functions and extensions of a plugin that this host knows; functions that the plugin lacks are `None`.
 struct Table {
     functions: RawPlugin,
-    /// Where the plugin keeps its table: the same for every query.
+    /// Address of the plugin's table. It is the same for every query.
     origin: usize,
     device_tensors: Option<RawDeviceTensors>,
     assess: Option<RawAssess>,
@@ -31,7 +31,7 @@ impl std::ops::Deref for Table {
     }
 }
 
-/// Who a plugin says it is.
+/// How a plugin identifies itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct PluginIdentity {
@@ -42,7 +42,7 @@ pub struct PluginIdentity {
     pub abi: (u16, u16),
 }
 
-/// The function at `$field`, or an error naming it.
+/// The function at `$field`, or an error that names it.
 macro_rules! function {
     ($raw:expr, $field:ident) => {
         $raw.$field.ok_or_else(|| {
@@ -70,9 +70,9 @@ fn to_json<T: Serialize>(value: &T) -> Result<String> {
     serde_json::to_string(value).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))
 }
 
-/// Reads the document a plugin answered.
+/// Parses the JSON document that a plugin returned.
 fn from_json<T: DeserializeOwned>(what: &str, buffer: &mut RawBuffer) -> Result<T> {
-    // SAFETY: an out field: still empty, or filled by the plugin.
+    // SAFETY: an out field: either still empty or filled by the plugin.
     let bytes = unsafe { buffer_from_raw(buffer) };
     serde_json::from_slice(&bytes).map_err(|e| {
         Error::internal(format!("the plugin's {what} is not valid: {e}"))
@@ -80,7 +80,7 @@ fn from_json<T: DeserializeOwned>(what: &str, buffer: &mut RawBuffer) -> Result<
     })
 }
 
-/// Names of the functions that every plugin must have and this one has not.
+/// Names of the required functions that a plugin lacks.
 fn missing(functions: &RawPlugin) -> Vec<&'static str> {
     macro_rules! missing {
         ($($field:ident)*) => {
@@ -97,14 +97,14 @@ fn missing(functions: &RawPlugin) -> Vec<&'static str> {
 }
 
 impl Plugin {
-    /// Asks the query symbol of a library and checks its answer.
+    /// Calls the query symbol of a library and checks the result.
     ///
     /// # Safety
-    /// `query` is the `sdrun_plugin_query_v1` of a library that stays loaded for the life of the process.
+    /// `query` is the `sdrun_plugin_query_v1` of a library that stays loaded for the lifetime of the process.
     pub unsafe fn query(query: QueryFn) -> Result<Self> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let origin = unsafe { query(u32::from(ABI_MINOR)) };
-        // SAFETY: a plugin's table says its size and lives as long as the library.
+        // SAFETY: a plugin's table states its size and lives as long as the library.
         let functions = unsafe { prefix::read(origin) }.ok_or_else(|| {
             Error::precondition(format!("the plugin needs a newer host than ABI {ABI_MAJOR}.{ABI_MINOR}"))
                 .with_hint("update sdrun, or install the plugin version that belongs to this sdrun")
@@ -125,7 +125,8 @@ impl Plugin {
             ))
             .with_hint("install the plugin version that belongs to this sdrun"));
         }
-        // SAFETY: the plugin's own functions; an extension's table says its size and lives as long as the library.
+        // SAFETY: these functions belong to the plugin; an extension's table states its size and lives as long as the
+        // library.
         let (device_tensors, assess) = unsafe {
             let extension = |id| functions.get_extension.map_or(ptr::null(), |get| get(text(id)));
             (prefix::read(extension(DEVICE_TENSORS).cast()), prefix::read(extension(ASSESS).cast()))
@@ -134,7 +135,7 @@ impl Plugin {
         Ok(Plugin { raw: Box::leak(Box::new(table)) })
     }
 
-    /// Who the plugin says it is.
+    /// How the plugin identifies itself.
     pub fn identity(&self) -> PluginIdentity {
         // SAFETY: the strings of a table are static.
         unsafe {
@@ -149,8 +150,8 @@ impl Plugin {
     }
 }
 
-// In all calls below, SAFETY rests on the same facts: the function belongs to the plugin's table, the argument
-// struct is ours and complete, what it points to outlives the call, and handles are live ones of this plugin.
+// SAFETY of all calls below: the function belongs to the plugin's table; the argument struct is ours, complete, and
+// outlived by everything it points to; and handles are live ones of this plugin.
 
 impl Provider for Plugin {
     fn init(&self, config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> {
@@ -296,7 +297,7 @@ mod tests {
         &TABLE
     }
 
-    /// A table that ends before `get_extension`; what lies behind it is another's.
+    /// A table that ends before `get_extension`; the memory after it belongs to something else.
     extern "C" fn shorter(_: u32) -> *const RawPlugin {
         static TABLE: RawPlugin =
             RawPlugin { struct_size: offset_of!(RawPlugin, get_extension) as u32, ..WHOLE };

@@ -35,7 +35,7 @@ impl Drop for PluginSession {
     }
 }
 
-/// Holds a plugin to "exactly once".
+/// Ensures that a plugin calls `allocate` exactly once.
 struct CheckedSink<'a> {
     sink: &'a mut dyn OutputSink,
     calls: usize,
@@ -149,12 +149,12 @@ impl Session for PluginSession {
                 unsafe { error_from_raw(call(&mut a)) }
             })
         })?;
-        // All are owned before the first is looked at.
+        // Take ownership of all tensors before inspecting the first.
         let kept: Vec<_> = kept
             .iter()
             .zip(keep)
             .filter(|(_, keep)| *keep != 0)
-            // SAFETY: the plugin's answer to this call.
+            // SAFETY: the plugin returned it from this call.
             .map(|(made, _)| unsafe { PluginTensor::from_raw(self.raw, table, made) })
             .collect();
         if checked.calls == 0 {

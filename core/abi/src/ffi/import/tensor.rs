@@ -1,4 +1,4 @@
-//! Tensors of a plugin that stay on their device.
+//! A plugin's tensors that stay on their device.
 
 use super::Table;
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
 };
 use std::ffi::c_void;
 
-/// The plugin's functions for tensors on devices.
+/// The plugin's functions for device tensors.
 pub(super) fn device_tensors(raw: &Table) -> Result<RawDeviceTensors> {
     raw.device_tensors.ok_or_else(|| {
         Error::unsupported("the plugin cannot leave tensors on its device")
@@ -37,13 +37,13 @@ pub(super) struct PluginTensor {
     spec: OutputSpec,
 }
 
-// SAFETY: the ABI lets calls on a tensor come from any thread.
+// SAFETY: the ABI allows calls on a tensor from any thread.
 unsafe impl Send for PluginTensor {}
-// SAFETY: as above; they may overlap.
+// SAFETY: the ABI allows overlapping calls on a tensor.
 unsafe impl Sync for PluginTensor {}
 
 impl PluginTensor {
-    /// The tensor, where it is one of the same plugin.
+    /// The tensor, if it belongs to the same plugin.
     pub(super) fn of<'t>(tensor: &'t dyn DeviceTensor, raw: &'static Table) -> Result<&'t Self> {
         tensor.downcast_ref::<Self>().filter(|tensor| tensor.raw.origin == raw.origin).ok_or_else(|| {
             Error::invalid("a tensor on a device of another provider cannot be an input")
@@ -52,7 +52,7 @@ impl PluginTensor {
     }
 
     /// # Safety
-    /// `made` is what a run returned, taken over once.
+    /// A run returned `made`, and no other call has taken it.
     pub(super) unsafe fn from_raw(
         raw: &'static Table,
         table: RawDeviceTensors,
@@ -61,7 +61,7 @@ impl PluginTensor {
         if made.tensor.is_null() {
             return Err(Error::internal("the plugin reports success without a tensor that should stay"));
         }
-        // SAFETY: the caller's promise; `dims` lives as long as the tensor.
+        // SAFETY: guaranteed by the caller; `dims` lives as long as the tensor.
         let shape = unsafe { shape_from_raw(made.dims, made.rank) };
         let spec = OutputSpec { dtype: DType::F32, shape };
         let mut tensor = PluginTensor { raw, table, handle: made.tensor, spec };

@@ -77,7 +77,7 @@ pub struct BuildArgs {
 pub struct EngineLoadArgs {
     pub struct_size: u32,
     pub reserved: u32,
-    /// in: what `engine_serialize` wrote
+    /// in: bytes from `engine_serialize`
     pub payload: RawStr,
     /// in: JSON `BuildSpec`
     pub spec: RawStr,
@@ -201,17 +201,17 @@ pub struct SessionRunOnDeviceArgs {
     pub reserved: u32,
     /// in
     pub session: *mut c_void,
-    /// in: type and shape of each input, and its bytes where it is in main memory
+    /// in: type and shape of each input, and its bytes if it is in main memory
     pub inputs: *const RawTensor,
-    /// in: for each input its device tensor, or null where it is in main memory
+    /// in: for each input its device tensor, or null if it is in main memory
     pub tensors: *const *mut c_void,
     pub input_count: usize,
-    /// in: for each output 1 where it stays on the device, else 0
+    /// in: for each output, 1 if it stays on the device, else 0
     pub keep: *const u8,
-    /// out: room for each output, filled where it stays
+    /// out: one entry for each output, filled if the output stays on the device
     pub kept: *mut RawDeviceTensor,
     pub output_count: usize,
-    /// in: for the outputs that do not stay
+    /// in: for the outputs that do not stay on the device
     pub sink: *const RawOutputSink,
     /// in
     pub host: *const RawHost,
@@ -225,7 +225,7 @@ pub struct TensorReadArgs {
     pub reserved: u32,
     /// in
     pub tensor: *mut c_void,
-    /// in: room for its bytes, filled by the call
+    /// in: buffer for the tensor's bytes, which the call fills
     pub bytes: *mut u8,
     pub len: usize,
 }

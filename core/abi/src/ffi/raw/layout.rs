@@ -1,4 +1,4 @@
-//! Sizes and offsets of the first version of every struct. A field that has moved stops the build here.
+//! Sizes and offsets of the first version of every struct. If a field moves, the build fails here.
 
 use super::*;
 use crate::ffi::prefix::Prefixed;
@@ -7,21 +7,21 @@ use std::mem::offset_of;
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("the plugin ABI is defined for 64-bit systems");
 
-/// For structs that can grow: bytes in version 1.0, and where the last field of that version lies. Later fields come
-/// after it, so the size may only become larger.
+/// For structs that can grow: the size in version 1.0, and the offset of that version's last field. Later fields come
+/// after it, so the size can only increase.
 macro_rules! grows {
     ($($t:ident: $first:literal, $last:ident @ $offset:literal;)*) => {$(
         const _: () = assert!(size_of::<$t>() >= $first && offset_of!($t, $last) == $offset, stringify!($t));
         const _: () = assert!(offset_of!($t, struct_size) == 0, stringify!($t));
-        // SAFETY: the struct starts with its size (asserted above) and holds integers, raw pointers and optional
-        // functions only, for which zero is a value.
+        // SAFETY: the struct starts with its size (asserted above) and holds only integers, raw pointers and optional
+        // functions, for which zero is a valid value.
         unsafe impl Prefixed for $t {
             const FIRST: usize = $first;
         }
     )*};
 }
 
-/// For structs that never change: their size and their last field.
+/// For structs that never change: their size and the offset of their last field.
 macro_rules! frozen {
     ($($t:ident: $size:literal, $last:ident @ $offset:literal;)*) => {$(
         const _: () = assert!(size_of::<$t>() == $size && offset_of!($t, $last) == $offset, stringify!($t));

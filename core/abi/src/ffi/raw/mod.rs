@@ -1,10 +1,10 @@
 //! The C structs of the plugin ABI. `include/sdrun_provider.h` is generated from this folder, and
 //! `docs/provider-spec.md` has the rules.
 //!
-//! Every struct that can grow starts with `struct_size`, its size in bytes as the side that made it knows it. Fields are
-//! only appended. A reader copies the bytes that both sides know and takes zero for the rest ([`prefix`]), so that
-//! plugins and hosts of different minor versions work together. Structs without `struct_size` (strings, buffers and the
-//! elements of arrays) never change.
+//! Every struct that can grow starts with `struct_size`: its size in bytes in the version of the side that created
+//! it. Fields are only appended. A reader copies the bytes that both sides know and sets the rest to zero
+//! ([`prefix`]), so plugins and hosts of different minor versions work together. Structs without `struct_size`
+//! (strings, buffers and array elements) never change.
 //!
 //! [`prefix`]: super::prefix
 #![allow(missing_docs)]
@@ -16,7 +16,7 @@ pub use args::*;
 
 use std::ffi::c_void;
 
-/// UTF-8 text or plain bytes that the receiver does not own; valid during the call. Not terminated by a zero.
+/// UTF-8 text or raw bytes that the receiver does not own. Valid during the call. Not zero-terminated.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct RawStr {
@@ -37,7 +37,7 @@ pub struct RawError {
     pub message: RawStr,
     /// What to do about it: a sentence, or a JSON object that starts with `{` (see `Hint`). May be empty.
     pub hint: RawStr,
-    /// The vendor's own code. May be empty.
+    /// The vendor's own error code. May be empty.
     pub native_code: RawStr,
     /// The file at fault. May be empty.
     pub file: RawStr,
@@ -45,7 +45,7 @@ pub struct RawError {
     pub release: Option<unsafe extern "C" fn(error: *mut RawError)>,
 }
 
-/// Bytes made by a plugin (a JSON document, an engine). The host calls `release` once, if it is not null.
+/// Bytes that a plugin allocated (a JSON document, an engine). The host calls `release` once, if it is not null.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct RawBuffer {
@@ -55,8 +55,8 @@ pub struct RawBuffer {
     pub release: Option<unsafe extern "C" fn(buffer: *mut RawBuffer)>,
 }
 
-/// The host's functions for the length of a call. All: any thread, until the call returns; they must not be answered by
-/// a call into the plugin.
+/// The host's functions, valid during one call. Any thread may call them until the call returns. They must not call
+/// back into the plugin.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct RawHost {
@@ -65,25 +65,25 @@ pub struct RawHost {
     pub ctx: *const c_void,
     /// `level`: 0 trace, 1 debug, 2 info, 3 warning, 4 error, 5 the plugin breaks a rule, 6 the host breaks a rule.
     pub log: Option<unsafe extern "C" fn(ctx: *const c_void, level: u32, target: RawStr, message: RawStr)>,
-    /// Returns 0 to continue, 1 to cancel. A `total` of 0 is unknown.
+    /// Returns 0 to continue, 1 to cancel. A `total` of 0 means unknown.
     pub progress:
         Option<unsafe extern "C" fn(ctx: *const c_void, phase: RawStr, step: u64, total: u64) -> i32>,
-    /// Returns 1 once the call should stop.
+    /// Returns 1 if the call should stop.
     pub cancelled: Option<unsafe extern "C" fn(ctx: *const c_void) -> i32>,
 }
 
-/// A weight delivered by a source: contiguous, little-endian, row-major. Valid until it is passed to `release`.
+/// A weight from a source: contiguous, little-endian, row-major. Valid until `release` is called.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct RawWeight {
     pub struct_size: u32,
-    /// Element type, a number of ONNX's `TensorProto.DataType`; 0 where `encoding` is not empty.
+    /// Element type, a number of ONNX's `TensorProto.DataType`; 0 if `encoding` is not empty.
     pub dtype: u32,
     pub rank: usize,
     pub dims: *const u64,
     pub data: *const u8,
     pub len: usize,
-    /// Path of a file that holds the same bytes at `offset`; empty where there is none.
+    /// Path of a file that holds the same bytes at `offset`; empty if there is none.
     pub file: RawStr,
     pub offset: u64,
     pub owner: *mut c_void,
@@ -91,7 +91,7 @@ pub struct RawWeight {
     pub encoding: RawStr,
 }
 
-/// Named weights, pulled by the plugin. All functions: any thread, until the call returns.
+/// Named weights that the plugin pulls. Any thread may call all functions until the call returns.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct RawWeightSource {
@@ -102,8 +102,8 @@ pub struct RawWeightSource {
     pub get:
         Option<unsafe extern "C" fn(ctx: *const c_void, name: RawStr, out: *mut RawWeight) -> *mut RawError>,
     pub release: Option<unsafe extern "C" fn(ctx: *const c_void, weight: *mut RawWeight)>,
-    /// As `get`, in one of `encodings`. Leaves `out.encoding` empty where the source has the weight in none of them: then
-    /// there is nothing to release. May be null.
+    /// As `get`, in one of `encodings`. If the source has the weight in none of them, leaves `out.encoding` empty,
+    /// and there is nothing to release. May be null.
     pub get_encoded: Option<
         unsafe extern "C" fn(
             ctx: *const c_void,
@@ -148,14 +148,14 @@ pub struct RawOutputSpec {
     pub dims: *const u64,
 }
 
-/// Where a run puts its outputs. Called by the thread that runs.
+/// Allocates the output buffers of a run. Called by the thread that runs.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct RawOutputSink {
     pub struct_size: u32,
     pub reserved: u32,
     pub ctx: *mut c_void,
-    /// Fills `buffers[0..count]`, each aligned to 64 bytes; called exactly once in a run.
+    /// Fills `buffers[0..count]`, each aligned to 64 bytes. Called exactly once per run.
     pub allocate: Option<
         unsafe extern "C" fn(
             ctx: *mut c_void,
@@ -168,21 +168,21 @@ pub struct RawOutputSink {
 
 /// A plugin's function table. It never changes and lives as long as the process.
 ///
-/// Threads: any thread may call any function. Calls on one engine may overlap; calls on one session never do; a destroy
-/// function never overlaps another call on the same object.
+/// Threads: any thread may call any function. Calls on one engine may overlap. Calls on one session never overlap. A
+/// destroy function never overlaps another call on the same object.
 ///
-/// Functions marked "optional" may be null. A host refuses a plugin that lacks one of the others.
+/// Functions marked "optional" may be null. A host refuses a plugin that lacks any other function.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct RawPlugin {
     pub struct_size: u32,
     pub abi_major: u16,
-    /// The minor version the plugin was built against.
+    /// The minor version that the plugin was built against.
     pub abi_minor: u16,
     pub id: RawStr,
     pub vendor: RawStr,
     pub version: RawStr,
-    /// Hash of the plugin's sources: part of every cache key.
+    /// Hash of the plugin's sources; part of every cache key.
     pub build_id: RawStr,
     pub init: Option<unsafe extern "C" fn(args: *mut InitArgs) -> *mut RawError>,
     pub devices: Option<unsafe extern "C" fn(args: *mut DevicesArgs) -> *mut RawError>,
@@ -192,7 +192,7 @@ pub struct RawPlugin {
     pub engine_check: Option<unsafe extern "C" fn(args: *mut EngineCheckArgs) -> *mut RawError>,
     pub engine_info: Option<unsafe extern "C" fn(args: *mut EngineInfoArgs) -> *mut RawError>,
     pub engine_serialize: Option<unsafe extern "C" fn(args: *mut EngineSerializeArgs) -> *mut RawError>,
-    /// Optional: only where capabilities say `bake`.
+    /// Optional: needed only if the capabilities declare `bake`.
     pub engine_bake: Option<unsafe extern "C" fn(args: *mut EngineBakeArgs) -> *mut RawError>,
     pub engine_destroy: Option<unsafe extern "C" fn(engine: *mut c_void)>,
     pub session_create: Option<unsafe extern "C" fn(args: *mut SessionCreateArgs) -> *mut RawError>,
@@ -215,14 +215,14 @@ pub const ASSESS: &str = "sdrun.assess";
 pub struct RawDeviceTensors {
     pub struct_size: u32,
     pub reserved: u32,
-    /// A call on the session: never overlaps another one.
+    /// Counts as a call on the session, so it never overlaps another one.
     pub run: Option<unsafe extern "C" fn(args: *mut SessionRunOnDeviceArgs) -> *mut RawError>,
-    /// Calls on one tensor may overlap, also with runs that have it as an input.
+    /// Calls on one tensor may overlap, including runs that have it as an input.
     pub read: Option<unsafe extern "C" fn(args: *mut TensorReadArgs) -> *mut RawError>,
     pub destroy: Option<unsafe extern "C" fn(tensor: *mut c_void)>,
 }
 
-/// Extension: what a graph would need, without building it. Any thread may call it; calls may overlap.
+/// Extension: what a graph needs, determined without building it. Any thread may call it; calls may overlap.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct RawAssess {
@@ -231,13 +231,14 @@ pub struct RawAssess {
     pub assess: Option<unsafe extern "C" fn(args: *mut AssessArgs) -> *mut RawError>,
 }
 
-// SAFETY: a plugin table never changes once published and points to functions and static strings only.
+// SAFETY: a published plugin table never changes and contains only pointers to functions and static strings.
 unsafe impl Sync for RawPlugin {}
 // SAFETY: as above.
 unsafe impl Send for RawPlugin {}
 
-/// Type of the exported symbol. `max_minor` is the newest minor version that the host speaks. Returns the table, or null
-/// where the plugin needs a newer host. Any thread; may be called more than once and returns the same table each time.
+/// Type of the exported symbol. `max_minor` is the newest minor version that the host supports. Returns the table, or
+/// null if the plugin needs a newer host. Any thread may call it, more than once; it returns the same table each
+/// time.
 pub type QueryFn = unsafe extern "C" fn(max_minor: u32) -> *const RawPlugin;
 
 impl RawStr {
@@ -255,7 +256,7 @@ impl RawStr {
         if self.len == 0 || self.ptr.is_null() {
             return &[];
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { std::slice::from_raw_parts(self.ptr, self.len) }
     }
     /// The text, with invalid UTF-8 replaced.
@@ -263,19 +264,19 @@ impl RawStr {
     /// # Safety
     /// As [`RawStr::bytes`].
     pub unsafe fn text(self) -> String {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         String::from_utf8_lossy(unsafe { self.bytes() }).into_owned()
     }
 }
 
 impl RawBuffer {
-    /// Nothing; what an out field holds before the call.
+    /// An empty buffer, the value of an out field before the call.
     pub const EMPTY: RawBuffer =
         RawBuffer { ptr: std::ptr::null(), len: 0, owner: std::ptr::null_mut(), release: None };
 }
 
 impl RawWeight {
-    /// Room for a weight, with its size set.
+    /// An empty weight with its size set, for a source to fill.
     pub const EMPTY: RawWeight = RawWeight {
         struct_size: size_of::<RawWeight>() as u32,
         dtype: 0,

@@ -1,10 +1,10 @@
-//! Control flow: only what the bodies declare about their outputs.
+//! Control flow: uses only what the bodies declare about their outputs.
 
 use super::{Ctx, Fact, Facts};
 use crate::{Attribute, Dim, proto};
 use sdrun_abi::DType;
 
-/// The outputs of the branch that is taken, or what both branches have in common.
+/// The outputs of the branch taken, or what both branches have in common.
 pub(super) fn if_(c: &Ctx) -> Facts {
     c.need(0)?;
     let branch = |name: &str| match c.node.attributes.get(name) {

@@ -1,4 +1,4 @@
-//! Operators that make tensors out of attributes, shapes and scalars.
+//! Operators that create tensors from attributes, shapes and scalars.
 
 use super::{Ctx, Fact, Facts, dims, one};
 use crate::infer::PartialInt;
@@ -21,7 +21,7 @@ pub(super) fn constant(c: &Ctx) -> Facts {
     one(None, None)
 }
 
-/// Dimensions out of the elements of an integer tensor; a negative one is an error.
+/// Converts elements of an integer tensor to dimensions; refuses negative ones.
 fn shape_from(elements: &[PartialInt]) -> Result<Vec<Dim>, String> {
     match elements.iter().filter_map(PartialInt::known).find(|n| *n < 0) {
         Some(n) => Err(format!("{n} is not a dimension")),
@@ -41,7 +41,7 @@ pub(super) fn constant_of_shape(c: &Ctx) -> Facts {
     one(dtype, c.partial_vector(0)?.map_or_else(|| Ok(rank()), |v| shape_from(&v).map(Some))?)
 }
 
-/// Number of elements of `Range` where its scalars are known.
+/// Number of elements of `Range`.
 pub(crate) fn range_len(start: f64, limit: f64, delta: f64) -> Result<usize, String> {
     let n = ((limit - start) / delta).ceil();
     if delta == 0.0 || !n.is_finite() {
@@ -68,7 +68,7 @@ pub(super) fn range(c: &Ctx) -> Facts {
     one(dtype, Some(vec![dim]))
 }
 
-/// The only element of a tensor as f64.
+/// The single element of a tensor as f64.
 fn scalar_value(t: &Tensor) -> Option<f64> {
     match t.dtype() {
         DType::F64 => t.elements::<f64>()?.first().copied(),
@@ -77,7 +77,7 @@ fn scalar_value(t: &Tensor) -> Option<f64> {
     }
 }
 
-/// The element type an integer attribute names, or `default` where it is absent.
+/// The element type that an integer attribute names; `default` if the attribute is absent.
 fn dtype_attribute(c: &Ctx, default: Option<DType>) -> Option<DType> {
     c.node.int("dtype").map_or(default, |v| DType::from_onnx(i32::try_from(v).ok()?))
 }

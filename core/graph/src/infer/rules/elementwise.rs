@@ -1,10 +1,10 @@
-//! Operators that work element by element, with broadcasting, and those whose output is like their first input.
+//! Elementwise operators with broadcasting, and operators whose output resembles their first input.
 
 use super::{Ctx, Fact, Facts, dims, one};
 use crate::Dim;
 use sdrun_abi::DType;
 
-/// Output like input 0. Operands that must match it are checked here.
+/// Output like input 0. Checks operands that must match it.
 pub(super) fn like_first(c: &Ctx) -> Facts {
     let x = c.need(0)?;
     match c.node.op_type.as_str() {
@@ -52,13 +52,13 @@ pub(super) fn like_first(c: &Ctx) -> Facts {
     one(x.dtype, x.shape.clone())
 }
 
-/// Softmax and its kin.
+/// Softmax and related operators.
 pub(super) fn along_axis(c: &Ctx) -> Facts {
     let x = c.need(0)?;
     if let Some(s) = &x.shape {
         let default = if c.opset < 13 { 1 } else { -1 };
         let axis = c.node.int_or("axis", default);
-        // Before opset 13 the axis splits the shape in two and may stand at its end.
+        // Before opset 13 the axis splits the shape in two and may equal the rank.
         if !(c.opset < 13 && axis == s.len() as i64) {
             dims::axis(axis, s.len())?;
         }
@@ -97,7 +97,7 @@ pub(super) fn binary_equal(c: &Ctx) -> Facts {
     one(c.common_dtype([0, 1])?, shape)
 }
 
-/// The exponent may have a type of its own.
+/// The exponent may have a different type.
 pub(super) fn power(c: &Ctx) -> Facts {
     let shape = broadcast(c, 2)?;
     one(c.dtype(0), shape)

@@ -1,4 +1,4 @@
-//! Operators that pick elements by index or by value.
+//! Operators that select elements by index or value.
 
 use super::{Ctx, Fact, Facts, dims, one};
 use crate::Dim;

@@ -1,4 +1,4 @@
-//! Operators that read, change or rearrange shapes.
+//! Operators that read, change or permute shapes.
 
 use super::{Ctx, Fact, Facts, Ints, dims, one};
 use crate::infer::{PartialInt, slice as ranges};
@@ -79,8 +79,8 @@ fn reshape_mismatch(x: &Fact, out: &[Dim]) -> String {
     format!("a tensor of shape {from} cannot take the shape {}", dims::text(out))
 }
 
-/// Elements of `input` divided by elements of `out`; `Err` where that leaves a remainder. The dimensions
-/// `copied` stand in both.
+/// Elements of `input` divided by elements of `out`; `Err` if there is a remainder. The dimensions `copied` occur in
+/// both.
 fn quotient(input: &[Dim], out: &[Dim], copied: &[usize]) -> Result<Dim, ()> {
     let without_copied =
         |s: &[Dim]| (0..s.len()).filter(|i| !copied.contains(i)).map(|i| s[i].clone()).collect::<Vec<_>>();
@@ -218,7 +218,7 @@ pub(super) fn concat(c: &Ctx) -> Facts {
     one(dtype, Some(out))
 }
 
-/// Sizes of the parts of a `Split` of an axis of `dim` elements into `parts`; `None` where computed at run time.
+/// Sizes of the parts when `Split` cuts an axis of `dim` elements into `parts`; `None` if computed at run time.
 pub(crate) fn split_sizes(c: &Ctx, dim: usize, parts: usize) -> Result<Option<Vec<usize>>, String> {
     match c.list("split", 1, 13) {
         Ints::Unknown => Ok(None),
@@ -279,7 +279,7 @@ pub(super) fn slice(c: &Ctx) -> Facts {
     one(x.dtype, Some(shape.collect()))
 }
 
-/// Padding before and behind every axis; `None` where computed at run time.
+/// Padding before and after each axis; `None` if computed at run time.
 pub(crate) fn pads(c: &Ctx, rank: usize) -> Result<Option<Vec<(i64, i64)>>, String> {
     let values = match c.list("pads", 1, 11) {
         Ints::Known(v) => v,

@@ -5,7 +5,7 @@ use crate::Dim;
 use crate::infer::einsum::Equation;
 use sdrun_abi::DType;
 
-/// Shape of a numpy-style matrix product.
+/// Shape of a NumPy-style matrix product.
 fn product(a: &[Dim], b: &[Dim]) -> Result<Vec<Dim>, String> {
     let (Some(inner_a), Some(_)) = (a.last(), b.last()) else {
         return Err("scalars cannot be multiplied".into());
@@ -90,7 +90,7 @@ pub(super) fn det(c: &Ctx) -> Facts {
     one(x.dtype, Some(batch.to_vec()))
 }
 
-/// `[batch, heads, length, size]` of a query, key or value, given in 4D or as `[batch, length, heads * size]`.
+/// `[batch, heads, length, size]` of a query, key or value that is 4D or `[batch, length, heads * size]`.
 fn heads(c: &Ctx, input: usize, attribute: &str) -> Result<Option<[Dim; 4]>, String> {
     let fact = c.need(input)?;
     match fact.shape.as_deref() {

@@ -14,10 +14,10 @@ mod quantize;
 mod recurrent;
 pub(crate) mod reduce;
 
-/// A rule: facts about all outputs out of what is known about the inputs.
+/// A rule: infers facts about all outputs from the facts about the inputs.
 pub(super) type Rule = fn(&Ctx) -> Facts;
 
-/// The rule of an operator of the default domain.
+/// The rule of an operator in the default domain.
 pub(super) fn find(op_type: &str) -> Option<Rule> {
     Some(match op_type {
         "Abs"
@@ -173,7 +173,7 @@ pub(super) fn find_microsoft(op_type: &str) -> Option<Rule> {
     })
 }
 
-/// One output of this type and shape.
+/// A single output with this type and shape.
 fn one(dtype: Option<sdrun_abi::DType>, shape: Option<Vec<crate::Dim>>) -> Facts {
     Ok(vec![Fact::new(dtype, shape)])
 }

@@ -6,14 +6,14 @@ use crate::infer::window::{Axis, Window, kernel_shape};
 use crate::infer::{PartialInt, resize as resizing};
 use sdrun_abi::DType;
 
-/// A group count that divides `channels`.
+/// Reads a group count that must divide `channels`.
 fn group(c: &Ctx, name: &str, channels: &Dim) -> Result<usize, String> {
     let group = c.node.int_or(name, 1);
     let valid = usize::try_from(group).ok().filter(|g| *g > 0 && channels.known().is_none_or(|n| n % g == 0));
     valid.ok_or_else(|| format!("{name} {group} does not divide {channels:?} channels"))
 }
 
-/// Output sizes along the spatial axes of `x`; a size that the window leaves alone keeps its name.
+/// Output sizes along the spatial axes of `x`. A size that the window preserves keeps its name.
 fn spatial(
     x: &[Dim],
     window: &Window,
@@ -30,13 +30,13 @@ fn spatial(
     Ok(out)
 }
 
-/// Whether a window of stride one leaves the size as it is: then it does so for any size.
+/// Whether a window of stride one preserves the size; if so, it does for any size.
 fn preserves_size(window: &Window, i: usize, axis: impl Fn(usize, usize) -> Result<Axis, String>) -> bool {
     let probe = usize::try_from(window.extent(i)).unwrap_or(usize::MAX).saturating_mul(2);
     window.strides[i] == 1 && axis(i, probe).is_ok_and(|a| a.output == probe)
 }
 
-/// `X` and `W` of a convolution whose inputs stand at these positions.
+/// Infers a convolution; `x`, `w` and `bias` are input positions.
 fn convolution(c: &Ctx, x: usize, w: usize, bias: usize, dtype: Option<DType>) -> Facts {
     c.need(x)?;
     c.need(w)?;
@@ -166,7 +166,7 @@ pub(super) fn group_normalization(c: &Ctx) -> Facts {
     let groups = c.int("num_groups")?;
     let channels = c.ranked_at_least(0, 3)?.map_or(Dim::Unknown, |s| s[1].clone());
     group(c, "num_groups", &channels)?;
-    // One scale per group up to opset 20, one per channel from 21 on.
+    // One scale per group up to opset 20, one per channel since 21.
     let scales = if c.opset < 21 { Dim::Known(groups as usize) } else { channels };
     for i in 1..3 {
         c.need(i)?;

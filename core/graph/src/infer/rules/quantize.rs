@@ -3,7 +3,7 @@
 use super::{Ctx, Fact, Facts, one};
 use sdrun_abi::DType;
 
-/// The type the attribute `output_dtype` names, where it is set.
+/// The type that the attribute `output_dtype` names, if set.
 fn output_dtype(c: &Ctx) -> Option<i32> {
     c.node.int("output_dtype").and_then(|v| i32::try_from(v).ok()).filter(|v| *v != 0)
 }

@@ -1,10 +1,10 @@
-//! LSTM, GRU and RNN, and what ONNX Runtime adds to ai.onnx for quantised models.
+//! LSTM, GRU and RNN, and ONNX Runtime's additions to ai.onnx for quantised models.
 
 use super::{Ctx, Fact, Facts, dims, matrix, one};
 use crate::{Dim, recurrent::Recurrence};
 use sdrun_abi::DType;
 
-/// The outputs Y, Y_h and, of an LSTM, Y_c.
+/// The outputs Y, Y_h and, for an LSTM, Y_c.
 pub(super) fn recurrent(c: &Ctx) -> Facts {
     let read = Recurrence::of(c.node)?.ok_or("it is not recurrent")?;
     c.need(0)?;
@@ -14,7 +14,7 @@ pub(super) fn recurrent(c: &Ctx) -> Facts {
     let dtype = c.common_dtype(float.iter().copied())?;
     let (directions, gates) = (read.reversed.len(), read.kind.gates());
     let x = c.ranked(0, 3)?;
-    // [directions, gates * hidden, size]; the quantised operator has the last two the other way round.
+    // [directions, gates * hidden, size]; the quantised operator swaps the last two.
     let matrix = |i: usize, shape: &Option<Vec<Dim>>| -> Result<Option<[Dim; 2]>, String> {
         let Some(shape) = shape else { return Ok(None) };
         let [first, rows, depth] = &shape[..] else {
@@ -62,7 +62,7 @@ pub(super) fn recurrent(c: &Ctx) -> Facts {
     Ok(vec![Fact::new(dtype, Some(y)), last.clone(), last])
 }
 
-/// A product of quantised matrices as f32.
+/// A product of quantised matrices, converted to f32.
 pub(super) fn product_to_float(c: &Ctx) -> Facts {
     one(Some(DType::F32), matrix::matmul_shape(c)?)
 }

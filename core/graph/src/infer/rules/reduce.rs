@@ -4,17 +4,17 @@ use super::{Ctx, Facts, Ints, dims, one};
 use crate::Dim;
 use sdrun_abi::DType;
 
-/// What a reduction works on.
+/// The axes that a reduction removes.
 pub(crate) enum Reduced {
     /// These axes.
     Axes(Vec<usize>),
-    /// Nothing: the input passes through.
+    /// None: the input passes through unchanged.
     Nothing,
-    /// Not known before the graph runs.
+    /// Unknown before the graph runs.
     Unknown,
 }
 
-/// The axes that a `Reduce*` node of an input of `rank` dimensions reduces.
+/// The axes that a `Reduce*` node reduces for an input of `rank` dimensions.
 pub(crate) fn reduced_axes(c: &Ctx, rank: usize) -> Result<Reduced, String> {
     let since = if c.node.op_type == "ReduceSum" { 13 } else { 18 };
     Ok(match c.list("axes", 1, since) {

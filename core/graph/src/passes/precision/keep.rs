@@ -1,4 +1,4 @@
-//! What stays in f32 when a graph computes in half precision, as a table.
+//! The keep-list: which nodes stay in f32 when a graph computes in half precision, as a table.
 
 use super::matching::View;
 use crate::Graph;
@@ -7,32 +7,34 @@ use sdrun_abi::DType;
 /// One reason to keep nodes in f32.
 struct Keep {
     nodes: Pattern,
-    /// Types of arithmetic it applies to: f16 alone where its range (65504) is the danger, which bf16 does not share.
+    /// Applies to f16 only: the danger is its range (65504), which bf16 does not share.
     only_f16: bool,
-    /// Where the fact comes from.
+    /// Source of the fact.
     #[allow(dead_code, reason = "documentation that belongs to the entry")]
     source: &'static str,
 }
 
-/// Which nodes an entry means.
+/// Which nodes an entry selects.
 pub(super) enum Pattern {
     /// These operators.
     Operators(&'static [&'static str]),
-    /// Norms that an exporter took apart: reductions, and the elementwise operators between them.
+    /// Norms decomposed by an exporter: reductions, and the elementwise operators between them.
     Statistics,
-    /// Everything that leads to a sine or a cosine.
+    /// Everything that leads to a sine or cosine.
     Angles,
-    /// Products of two activations that lead to a softmax, and what stands between.
+    /// Products of two activations that lead to a softmax, and the nodes between.
     Scores,
-    /// Sums of two activations that lead to a norm, the factors of their summands, and what only moves such sums.
+    /// Sums of two activations that lead to a norm, the factors of their summands, and operators that only move such
+    /// sums.
     Residuals,
-    /// Products without bias from an activation function into a residual stream normalised by its root mean square.
+    /// Products without bias that lead from an activation function into a residual stream with RMS normalisation.
     FeedForwardOutputs,
-    /// Nodes with a weight whose name holds one of these.
+    /// Nodes with a weight whose name contains one of these.
     Weights(&'static [&'static str]),
 }
 
-/// The keep-list. Elementwise and moving operators between kept nodes are kept too.
+/// The keep-list. Elementwise operators and operators that move elements stay in f32 too if they lie between kept
+/// nodes.
 const KEEP: &[Keep] = &[
     Keep {
         nodes: Pattern::Operators(&[
@@ -111,7 +113,7 @@ const KEEP: &[Keep] = &[
     },
 ];
 
-/// Which nodes compute in f32 when the others compute in `to`, by index.
+/// Which nodes compute in f32 when the others compute in `to`; indexed by node.
 pub(super) fn kept(graph: &Graph, to: DType) -> Vec<bool> {
     let view = View::new(graph);
     let mut kept = vec![false; graph.nodes.len()];

@@ -1,14 +1,14 @@
-//! Which nodes of a graph the keep-list means.
+//! Finds the nodes that the keep-list selects.
 
 use super::{is_float, keep::Pattern};
 use crate::{Graph, Initializer, Node, ValueId, scope};
 use std::collections::{HashMap, HashSet};
 
-/// Reductions and roots of a norm that an exporter took apart.
+/// Reductions and roots of a norm that an exporter decomposed.
 const STATISTICS: [&str; 8] =
     ["Pow", "Reciprocal", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Sqrt", "ReduceL1"];
 const ELEMENTWISE: [&str; 7] = ["Add", "Sub", "Mul", "Div", "Max", "Min", "Clip"];
-/// Operators that move elements and compute nothing.
+/// Operators that move elements without computing.
 const MOVES: [&str; 17] = [
     "Cast",
     "Concat",
@@ -28,7 +28,7 @@ const MOVES: [&str; 17] = [
     "Unsqueeze",
     "Upsample",
 ];
-/// Cheap operators, beside [`MOVES`] and [`ELEMENTWISE`], that are kept between kept nodes.
+/// Cheap operators, besides [`MOVES`] and [`ELEMENTWISE`], that stay in f32 between kept nodes.
 const ACTIVATIONS: [&str; 12] = [
     "Abs",
     "Elu",
@@ -58,9 +58,9 @@ pub(super) struct View<'g> {
     graph: &'g Graph,
     producer: HashMap<ValueId, usize>,
     users: HashMap<ValueId, Vec<usize>>,
-    /// Values computed out of weights and constants alone, these included.
+    /// Weights, constants, and values computed from them alone.
     fixed: HashSet<ValueId>,
-    /// Values that the graph's outputs or bodies need.
+    /// Values that graph outputs or bodies use.
     needed: HashSet<ValueId>,
 }
 
@@ -88,7 +88,7 @@ impl<'g> View<'g> {
         view
     }
 
-    /// Whether each node is meant.
+    /// Whether each node matches.
     pub(super) fn matches(&self, pattern: &Pattern) -> Vec<bool> {
         match pattern {
             Pattern::Operators(names) => self.each(|_, node| names.contains(&op(node))),
@@ -116,17 +116,17 @@ impl<'g> View<'g> {
     fn each(&self, matches: impl Fn(&Self, &Node) -> bool) -> Vec<bool> {
         self.graph.nodes.iter().map(|node| matches(self, node)).collect()
     }
-    /// Whether a node makes floating-point numbers; the arithmetic of shapes is never marked.
+    /// Whether a node produces floating-point numbers. Shape arithmetic is never marked.
     fn is_float(&self, index: usize) -> bool {
         self.graph.nodes[index].outputs.iter().flatten().any(|id| is_float(self.graph.value(*id).dtype))
     }
-    /// Marks nodes in order; `mark` sees the marks of the nodes before.
+    /// Marks nodes in order; `mark` sees the marks of earlier nodes.
     fn forward(&self, mark: impl Fn(&Self, usize, &[bool]) -> bool) -> Vec<bool> {
         let mut marks = vec![false; self.graph.nodes.len()];
         (0..marks.len()).for_each(|index| marks[index] = self.is_float(index) && mark(self, index, &marks));
         marks
     }
-    /// Marks nodes against their order; `mark` sees the marks of the nodes behind.
+    /// Marks nodes in reverse order; `mark` sees the marks of later nodes.
     fn backward(&self, mark: impl Fn(&Self, usize, &[bool]) -> bool) -> Vec<bool> {
         let mut marks = vec![false; self.graph.nodes.len()];
         (0..marks.len())
@@ -141,7 +141,7 @@ impl<'g> View<'g> {
         let outputs = self.graph.nodes[index].outputs.iter().flatten();
         outputs.filter_map(|id| self.users.get(id)).flatten().any(|user| accept(*user))
     }
-    /// Inputs that depend on the graph's inputs and are floating-point tensors.
+    /// Floating-point inputs that depend on the graph's inputs.
     fn activations(&self, node: &'g Node) -> impl Iterator<Item = ValueId> {
         let inputs = node.inputs.iter().flatten().copied();
         inputs.filter(|id| is_float(self.graph.value(*id).dtype) && !self.fixed.contains(id))
@@ -181,7 +181,7 @@ impl<'g> View<'g> {
         let feeds_norm = self.feeding(|view, id| view.is_normalized(id));
         let is_sum = |index: usize| self.is_residual_sum(index) && feeds_norm[index];
         let is_factor = |node: &Node| matches!(op(node), "Mul" | "Div");
-        // What ends up in a residual sum, through factors and moves.
+        // Values that end up in a residual sum, through factors and moves.
         let summand = self.backward(|view, index, marks| {
             view.any_user(index, |user| {
                 let node = &view.graph.nodes[user];
@@ -217,12 +217,12 @@ impl<'g> View<'g> {
         })
     }
 
-    /// Nodes whose outputs reach a value that `is_end`, through sums, factors and moves.
+    /// Nodes whose outputs reach a value that satisfies `is_end`, through sums, factors and moves.
     fn feeding(&self, is_end: impl Fn(&Self, ValueId) -> bool) -> Vec<bool> {
         self.backward(|view, index, marks| {
             let passes = |user: usize| {
                 let node = &view.graph.nodes[user];
-                // A factor that is an activation is a modulation of another layer.
+                // A factor that is itself an activation is a modulation by another layer.
                 let scaled = matches!(op(node), "Mul" | "Div") && view.activations(node).count() < 2;
                 scaled || view.is_residual_sum(user) || MOVES.contains(&op(node)) || op(node) == "Clip"
             };
@@ -236,7 +236,7 @@ impl<'g> View<'g> {
         matches!(op(node), "Add" | "Sum") && self.activations(node).count() >= 2
     }
 
-    /// Whether a norm takes a value, as one node or in parts: reduced, or squared and then reduced.
+    /// Whether a value enters a norm, fused or decomposed: reduced, or squared and then reduced.
     fn is_normalized(&self, id: ValueId) -> bool {
         let reduces =
             |node: &Node| matches!(op(node), "ReduceMean" | "ReduceSum" | "ReduceSumSquare" | "ReduceL2");
@@ -264,7 +264,7 @@ impl<'g> View<'g> {
         })
     }
 
-    /// Keeps cheap nodes too that have a kept node before them and only kept ones behind: rounding between the two would
+    /// Also keeps cheap nodes with a kept node before them and only kept nodes after: rounding between the two would
     /// save nothing.
     pub(super) fn fill(&self, kept: &mut [bool]) {
         let cheap = self.each(|_, node| {
@@ -288,12 +288,12 @@ impl<'g> View<'g> {
     }
 }
 
-/// The operator of a node of ai.onnx; empty for other domains.
+/// The operator of an ai.onnx node; empty for other domains.
 fn op(node: &Node) -> &str {
     if matches!(&*node.domain, "" | "ai.onnx") { &node.op_type } else { "" }
 }
 
-/// Whether a dotted name holds `part`, from the start of one of its words.
+/// Whether a dotted name contains `part` at the start of a word.
 fn holds(name: &str, part: &str) -> bool {
     name.match_indices(part).any(|(at, _)| at == 0 || name.as_bytes()[at - 1] == b'.')
 }

@@ -4,7 +4,7 @@ use crate::{
     testing::{Model, model, ramp, run},
 };
 
-/// The weights of `original` in the types that `converted` wants, written and read again.
+/// Fills in the weights of `original` with the types that `converted` wants, then writes and reads the graph.
 fn filled(original: &Graph, converted: &Graph) -> Graph {
     let bytes = converted.to_onnx(|name, weight| {
         let (_, source) = original.weights().find(|(n, _)| *n == name).unwrap();
@@ -24,7 +24,7 @@ fn dtype_of(graph: &Graph, name: &str) -> DType {
     graph.values.iter().find(|v| v.name == name).unwrap().dtype.unwrap()
 }
 
-/// A linear layer, a layer norm taken apart as exporters do, and a softmax.
+/// A linear layer, a layer norm decomposed as exporters do, and a softmax.
 fn block() -> Model {
     let noise = |shape: &[usize]| {
         let n: usize = shape.iter().product();
@@ -58,7 +58,7 @@ fn norms_and_softmax_stay_in_f32() {
         let mut graph = original.clone();
         let report = convert_precision(&mut graph, to);
         assert_eq!((report.converted, report.kept), (2, 9), "{report:?}");
-        // The factor stands between norm and softmax, so it is not worth two casts.
+        // The factor lies between norm and softmax, so it is not worth two casts.
         for name in
             ["mean", "centred", "squared", "variance", "plus", "deviation", "normed", "scaled", "gamma", "p"]
         {
@@ -156,7 +156,7 @@ fn stated_types_bodies_and_outputs_keep_theirs() {
     assert_eq!(dtype_of(&graph, "masked"), DType::F16);
     let huge = graph.initializers.iter().find(|(id, _)| graph.value(**id).name == "huge").unwrap().1;
     assert!(matches!(huge, Initializer::Constant(t) if t.to_f32s().unwrap() == [-65504.0]));
-    // Types are consistent: shape inference finds what the pass states.
+    // Types are consistent: shape inference agrees with the pass.
     let stated = graph.values.clone();
     crate::infer::infer_shapes(&mut graph).unwrap();
     assert_eq!(

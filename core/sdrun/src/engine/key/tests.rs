@@ -67,7 +67,7 @@ fn keys_differ_whenever_the_engine_would() {
         Box::new(|p| p.spec.options = BTreeMap::from([option("a", "1")])),
         Box::new(|p| p.spec.options = BTreeMap::from([option("a", "2")])),
         Box::new(|p| p.spec.options = BTreeMap::from([option("a", "1"), option("b", "1")])),
-        // Parts that look like others.
+        // Values that resemble other fields.
         Box::new(|p| p.spec.options = BTreeMap::from([option("a", "1,b=1")])),
         Box::new(|p| p.spec.options = BTreeMap::from([option("vram-budget", "6")])),
         Box::new(|p| p.spec.options = BTreeMap::from([option("x", "[[1, 2]]")])),

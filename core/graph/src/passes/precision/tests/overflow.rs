@@ -1,4 +1,4 @@
-//! Activations beyond f16's range, where real checkpoints have them.
+//! Activations beyond f16's range, at the places where they occur in real checkpoints.
 
 use super::*;
 use crate::passes::testing::noise;
@@ -10,7 +10,7 @@ fn scaled(shape: &[usize], seed: u32, factor: f32) -> Tensor {
     Tensor::from_elements(shape.to_vec(), &values).unwrap()
 }
 
-/// A model whose input, output and weights are of one type.
+/// A model whose input, output and weights share one type.
 struct Block(Model, DType);
 
 impl Block {
@@ -35,7 +35,7 @@ impl Block {
     ) -> Self {
         Block(self.0.node_with(op, inputs, &[output], with), self.1)
     }
-    /// A norm by the root mean square, in parts.
+    /// A decomposed root-mean-square norm.
     fn rms_norm(self, x: &str, y: &str) -> Self {
         let at = |part: &str| format!("{y}.{part}");
         self.weight(&at("two"), Tensor::scalar(2f32))
@@ -59,14 +59,14 @@ impl Block {
     }
 }
 
-/// Scores of 90,000: as in Stable Diffusion 2.1, few channels of Q and K are large.
+/// Scores of 90,000: as in Stable Diffusion 2.1, a few channels of Q and K are large.
 fn attention(dtype: DType) -> Graph {
     let outlier = || {
         let mut values = [0f32; 16];
         values[0] = 300.0;
         Tensor::from_elements(vec![16], &values).unwrap()
     };
-    // The large channel is exact in f16, so that what differs is the arithmetic of the scores.
+    // The large channel is exact in f16, so any difference comes from the arithmetic of the scores.
     let projection = |seed| {
         let mut values = scaled(&[16, 16], seed, 0.5).to_f32s().unwrap();
         values.iter_mut().step_by(16).for_each(|v| *v = 0.0);
@@ -92,7 +92,7 @@ fn attention(dtype: DType) -> Graph {
         .graph("1 8 16")
 }
 
-/// The feed-forward part of a T5 block: `wo` makes numbers of 100,000 out of gated ones of some hundreds.
+/// The feed-forward part of a T5 block: `wo` produces values of 100,000 from gated ones of some hundreds.
 fn t5(dtype: DType) -> Graph {
     Block::new(dtype, "1 4 16")
         .rms_norm(X, "n")
@@ -172,7 +172,7 @@ fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0f32, |most, v| most.max(v.abs()))
 }
 
-/// A model, the value in it beyond f16's range, and some of what must be in f32 and in f16.
+/// A model, its value beyond f16's range, and some values that must be in f32 and in f16.
 struct Case {
     what: &'static str,
     build: fn(DType) -> Graph,
@@ -223,7 +223,7 @@ fn outliers_stay_finite_in_half_precision() {
             let original = build(given);
             let mut graph = original.clone();
             let report = convert_precision(&mut graph, DType::F16);
-            // Every weight is there under its name, in its shape.
+            // Every weight keeps its name and shape.
             let weights = |graph: &Graph| -> Vec<(String, Vec<usize>)> {
                 graph.weights().map(|(name, w)| (name.to_owned(), w.shape.clone())).collect()
             };
