@@ -1,4 +1,4 @@
-//! The command line as clap sees it: one definition gives parser, help, man pages and completions.
+//! The definition of the command line for clap. Parser, help, man pages and completions all come from it.
 
 use crate::commands;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
@@ -7,21 +7,21 @@ use std::path::PathBuf;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 
-const ABOUT: &str = "Compile ONNX models with the vendor compiler at hand, keep engines free of weights, and run them \
-                     with any weights";
+const ABOUT: &str = "Compile ONNX models with the vendor's compiler, keep the engines free of weights, and run them with \
+                     any weights";
 
 const EXIT_CODES: &str = "\
 Exit codes:
-    0  done
-    1  a comparison, check or measurement says no (verify, doctor, bench, cache verify)
+    0  success
+    1  a comparison, check or measurement failed (verify, doctor, bench, cache verify)
     2  the command line is wrong
     3  a file, model, provider, device or weight does not exist
-    4  an input, shape or model is not valid
-    5  a provider or its runtime is missing or not usable
+    4  an input, shape or model is invalid
+    5  a provider or its runtime is missing or unusable
     6  not supported: operator, precision, option, file format
     7  out of disk space or memory
     8  permission denied
-    9  a time limit ran out
+    9  a time limit expired
    10  a file is damaged or truncated
    70  internal error, in sdrun or in a vendor's runtime
   130  cancelled (Ctrl-C or SIGTERM)
@@ -30,9 +30,9 @@ Environment:
   SDRUN_DATA_DIR           folder of installed runtimes and providers
   SDRUN_CACHE_DIR          folder of cached engines and built-in models
   SDRUN_PROVIDER_FILES     provider manifests or folders of them, instead of the usual places
-  SDRUN_ADD_PROVIDER_FILES the same, before the usual places
-  SDRUN_PROVIDERS_SELECT   patterns of the provider ids to use, separated by commas
-  SDRUN_PROVIDERS_DISABLE  patterns of the provider ids not to use
+  SDRUN_ADD_PROVIDER_FILES the same, searched before the usual places
+  SDRUN_PROVIDERS_SELECT   patterns of provider ids to use, separated by commas
+  SDRUN_PROVIDERS_DISABLE  patterns of provider ids to ignore
   SDRUN_WORKER             the sdrun-worker executable
   SDRUN_CONFIG             the config file, instead of config.toml in the user's config folder; empty: none
   SDRUN_LOG                what to log: a level, or targets with levels (sdrun=debug,acme=info)
@@ -53,11 +53,11 @@ pub(crate) struct Cli {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Print the result as JSON, or write it to FILE beside the text
+    /// Print the result as JSON, or write it to FILE in addition to the text
     #[arg(long, global = true, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     pub(crate) json: Option<Option<PathBuf>>,
 
-    /// How much to log on stderr [default: SDRUN_LOG, else the config file, else warn]
+    /// Log level on stderr [default: SDRUN_LOG, else the config file, else warn]
     #[arg(long, global = true, value_name = "LEVEL", conflicts_with = "verbose")]
     log_level: Option<LogLevel>,
 
@@ -65,11 +65,11 @@ pub(crate) struct Global {
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
 
-    /// Look for provider manifests in this file or folder first (repeatable)
+    /// Search this file or folder for provider manifests first (repeatable)
     #[arg(long, global = true, value_name = "PATH")]
     pub(crate) provider_path: Vec<PathBuf>,
 
-    /// No progress bars and no notes on stderr
+    /// Print no progress bars and no notes on stderr
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
 }
@@ -93,7 +93,7 @@ impl Global {
             return Ok(at(level.into()));
         }
         let parse = |text: &str, of: &str| {
-            // The parser takes a lone word that is no level for a target; here it is a misspelt level.
+            // The parser takes any other word for a target. Here, a lone word that is not a level is misspelt.
             let misspelt = |part: &str| !part.contains('=') && part.trim().parse::<LevelFilter>().is_err();
             match text.parse::<Targets>() {
                 Ok(filter) if !text.split(',').any(misspelt) => Ok(filter),

@@ -1,5 +1,5 @@
-//! What a shell offers for names: built-in models, providers, devices. The shell calls this program with
-//! [`VARIABLE`] set each time the user presses Tab, so that the names are those of the moment.
+//! Shell completions for the names of built-in models, providers and devices. The shell runs this program with [`VARIABLE`]
+//! set each time the user presses Tab, so the names are always current.
 
 use crate::{cli::Cli, config::Config, probe};
 use clap::CommandFactory;
@@ -12,10 +12,10 @@ use std::{ffi::OsStr, time::Duration};
 
 /// Set by the scripts that `sdrun completions` prints.
 pub(crate) const VARIABLE: &str = "SDRUN_COMPLETE";
-/// A user who presses Tab does not wait longer for a provider's devices.
+/// How long a user who presses Tab waits for a provider's devices.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Prints completions and ends the program, if a shell called it for them.
+/// Prints completions and exits if a shell called the program for them.
 pub(crate) fn serve() {
     CompleteEnv::with_factory(Cli::command).var(VARIABLE).complete();
 }
@@ -30,7 +30,7 @@ pub(crate) fn models() -> ArgValueCompleter {
     })
 }
 
-/// Providers that can be used.
+/// Usable providers.
 pub(crate) fn providers() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
         let Some(registry) = registry() else { return Vec::new() };
@@ -51,7 +51,7 @@ pub(crate) fn devices() -> ArgValueCandidates {
     })
 }
 
-/// The providers, or nothing: a shell that completes has no place for errors.
+/// The providers, or nothing on an error, which a completion cannot show.
 fn registry() -> Option<Registry> {
     let config = Config::load().ok()?;
     let paths = Paths::for_user(config.folders.data.as_deref(), config.folders.cache.as_deref()).ok()?;

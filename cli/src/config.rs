@@ -1,4 +1,4 @@
-//! The config file: what a user wants unless the command line or the environment says otherwise.
+//! The config file: the user's defaults, which the environment and the command line override.
 
 use sdrun::abi::{Error, ErrorCode, Precision, Result};
 use sdrun::files::{Links, read_small};
@@ -10,10 +10,10 @@ use std::{
 
 /// Names the file; an empty value means no file.
 const VARIABLE: &str = "SDRUN_CONFIG";
-/// Larger than any config file that a person wrote.
+/// Larger than any hand-written config file.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// What the file may say.
+/// The contents of the file.
 #[derive(Debug, Default, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
@@ -33,7 +33,7 @@ pub(crate) struct Config {
     pub(crate) path: Option<PathBuf>,
 }
 
-/// Folders in place of the usual ones.
+/// Folders that replace the default ones.
 #[derive(Debug, Default, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Folders {
@@ -43,7 +43,7 @@ pub(crate) struct Folders {
     pub(crate) cache: Option<PathBuf>,
 }
 
-/// By the name the command line uses, with its message for unknown ones.
+/// Parses a precision as the command line does, with the same error message.
 fn precision<'d, D: Deserializer<'d>>(deserializer: D) -> std::result::Result<Option<Precision>, D::Error> {
     let text = String::deserialize(deserializer)?;
     text.parse().map(Some).map_err(de::Error::custom)
@@ -54,7 +54,7 @@ impl Config {
     /// only if it was named.
     ///
     /// # Errors
-    /// `InvalidArgument` with the line for unknown keys and wrong values; those of reading the file.
+    /// `InvalidArgument`, with the line, for unknown keys and wrong values; errors of reading the file.
     pub(crate) fn load() -> Result<Self> {
         if std::env::var_os(VARIABLE).is_some_and(|file| file.is_empty()) {
             return Ok(Config::default());
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_its_line() {
+    fn errors_name_the_line() {
         for (text, expected) in [
             (&b"\nthreds = 4"[..], "line 2: unknown field `threds`"),
             (b"threads = 0", "line 1: "),

@@ -1,4 +1,4 @@
-//! What every command needs: the registry, somewhere to write, and whether to stop.
+//! What every command needs: the registry, output and cancellation.
 
 use crate::{
     cli::Global,
@@ -27,7 +27,7 @@ enum Json {
     File(PathBuf),
 }
 
-/// The state of one call of the program.
+/// The state of one run of the program.
 pub(crate) struct Context {
     json: Json,
     quiet: bool,
@@ -38,8 +38,8 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// Reads the config file and starts logging. The error is one of the config file or of a log filter; the context then
-    /// has the defaults, for showing it.
+    /// Reads the config file and starts logging. If the config file or the log filter is wrong, returns the error and a context
+    /// with defaults, which can show the error.
     pub(crate) fn new(global: Global) -> (Self, Result<(), abi::Error>) {
         let bars = Bars::new(!global.quiet && io::stderr().is_terminal());
         let (config, mut fault) = match Config::load() {
@@ -96,7 +96,7 @@ impl Context {
         self.cancel.load(Relaxed)
     }
 
-    /// Waits a second at most for a Ctrl-C that a child process of the same terminal may have died of already.
+    /// Waits up to a second for a Ctrl-C that may already have killed a child process on the same terminal.
     pub(crate) fn let_interrupt_arrive(&self) {
         for _ in 0..100 {
             if self.cancelled() {
@@ -111,17 +111,17 @@ impl Context {
         self.cancel.clone()
     }
 
-    /// An error where Ctrl-C was pressed; asked between the steps of a command.
+    /// Returns an error if Ctrl-C was pressed. Commands call this between steps.
     pub(crate) fn go_on(&self) -> abi::Result<()> {
         if self.cancelled() { Err(abi::Error::new(abi::ErrorCode::Cancelled, "cancelled")) } else { Ok(()) }
     }
 
-    /// A progress bar for a piece of work; it goes when the task is dropped.
+    /// Starts a progress bar for a piece of work. Dropping the task removes it.
     pub(crate) fn task(&self, what: &str) -> Task {
         self.bars.task(what)
     }
 
-    /// Shows a result: as JSON, as text, or as both where the JSON goes to a file.
+    /// Shows a result as JSON, as text, or as both if the JSON goes to a file.
     pub(crate) fn present(
         &self,
         value: &impl Serialize,
@@ -133,7 +133,7 @@ impl Context {
         if matches!(self.json, Json::Stdout) { Ok(()) } else { self.print(text) }
     }
 
-    /// Writes JSON where it was asked for; nothing otherwise.
+    /// Writes JSON if the user asked for it.
     pub(crate) fn json_only(&self, value: &impl Serialize) -> anyhow::Result<()> {
         let mut json = match self.json {
             Json::No => return Ok(()),
@@ -146,8 +146,8 @@ impl Context {
         }
     }
 
-    /// Writes text to stdout, control characters made harmless. A reader that went away (`sdrun … | head`) is
-    /// no error, and the rest of the command goes on as it would have.
+    /// Writes text to stdout, with control characters replaced. If the reader went away (`sdrun … | head`), that is not an error
+    /// and the command continues.
     pub(crate) fn print(&self, text: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
         let mut buffer = Vec::new();
         let mut stdout = io::stdout().lock();
@@ -161,16 +161,16 @@ impl Context {
         }
     }
 
-    /// A line on stderr for a person, unless `--quiet`.
+    /// Prints a note on stderr, unless `--quiet` is given.
     pub(crate) fn note(&self, text: &str) {
         if !self.quiet {
             self.complain(&format!("{text}\n"));
         }
     }
 
-    /// Text on stderr, whatever `--quiet` says.
+    /// Prints text on stderr, even with `--quiet`.
     pub(crate) fn complain(&self, text: &str) {
-        // With stderr closed there is nobody to tell.
+        // If stderr is closed, there is nowhere to report it.
         let _ = self.bars.stderr(format::clean(text).as_bytes());
     }
 }

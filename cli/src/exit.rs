@@ -1,4 +1,4 @@
-//! Exit codes, and how errors are shown.
+//! Exit codes and error output.
 
 use crate::{context::Context, format};
 use sdrun::abi::{self, ErrorCode, Hint, Precision};
@@ -8,7 +8,7 @@ use std::{
     process::ExitCode,
 };
 
-/// What a command exits with when a comparison, check or measurement says no.
+/// Exit code of a failed comparison, check or measurement.
 pub(crate) const NO: u8 = 1;
 const USAGE: u8 = 2;
 const INTERNAL: u8 = 70;
@@ -30,7 +30,7 @@ fn code_of(code: ErrorCode) -> u8 {
     }
 }
 
-/// A hint in the words of this program: its commands and flags.
+/// Words a hint with this program's commands and flags.
 pub(crate) fn advice(hint: &Hint) -> String {
     hint.render(&|hint| {
         Some(match hint {
@@ -52,7 +52,7 @@ pub(crate) fn advice(hint: &Hint) -> String {
                 format!("use {}", flags.join(" or "))
             }
             Hint::GiveShape { input: None } => {
-                "give one shape for each input, for example `--shape sample=1,4,64,64`".into()
+                "give a shape for each input, for example `--shape sample=1,4,64,64`".into()
             }
             Hint::GiveShape { input: Some(input) } => format!("give its shape with `--shape {input}=…`"),
             Hint::GiveModel => {
@@ -63,14 +63,14 @@ pub(crate) fn advice(hint: &Hint) -> String {
             Hint::Rebuild => "build it again with `sdrun build`".into(),
             Hint::Isolate => "add `--isolate`".into(),
             Hint::LeaveOut { option } => format!("leave out `--{}`", option.replace('_', "-")),
-            Hint::Lenient => "leave out what does not fit with `--lenient`".into(),
+            Hint::Lenient => "add `--lenient` to leave out what does not fit".into(),
             Hint::FreeMemory { bytes: Some(bytes) } => format!("free {} of memory", format::bytes(*bytes)),
             _ => return None,
         })
     })
 }
 
-/// An error as it is shown; `{"error": …}` with `--json`.
+/// An error as the user sees it; `{"error": …}` with `--json`.
 #[derive(Debug, PartialEq, Serialize)]
 struct Failure {
     code: String,
@@ -134,7 +134,7 @@ impl Failure {
 
 /// Shows an error on stderr, and as JSON with `--json`.
 pub(crate) fn report(error: &anyhow::Error, context: &Context) -> ExitCode {
-    // Whatever broke while the work was being stopped broke because of that.
+    // After a cancel, any other error is a consequence of it.
     let failure = if context.cancelled() { Failure::cancelled() } else { Failure::of(error) };
     let mut text = format!("error: {}\n", failure.message);
     if let Some(hint) = &failure.hint {
@@ -147,10 +147,10 @@ pub(crate) fn report(error: &anyhow::Error, context: &Context) -> ExitCode {
     ExitCode::from(failure.exit_code)
 }
 
-/// Shows what clap says: help and version on stdout, a wrong command line on stderr (and as JSON where
-/// `--json` is among the arguments).
+/// Prints clap's output: help and version on stdout, a wrong command line on stderr (and as JSON if `--json` is among the
+/// arguments).
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
-    // Nobody is left to tell where stdout or stderr is closed.
+    // If stdout or stderr is closed, there is nowhere to report it.
     let _ = error.print();
     if !error.use_stderr() {
         return ExitCode::SUCCESS;
@@ -173,7 +173,7 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-/// The error of output that cannot be written.
+/// The error for output that cannot be written.
 pub(crate) fn cannot_write(what: &str, error: &io::Error) -> abi::Error {
     abi::Error::io("write", what, error)
 }

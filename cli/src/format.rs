@@ -1,12 +1,12 @@
-//! Numbers, names and tables for people.
+//! Human-readable numbers, names and tables.
 
 use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use sdrun::{abi::RefitReport, bench::Refit};
 use serde::Serialize;
 use std::borrow::Cow;
 
-/// Text that cannot steer a terminal: control characters except newline and tab become `?`. Names in models,
-/// manifests and messages of vendors' libraries are anybody's text.
+/// Replaces control characters except newline and tab by `?`, so that text cannot control the terminal. Names in models,
+/// manifests and messages of vendor libraries are untrusted.
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     let harmful = |c: char| c.is_control() && c != '\n' && c != '\t';
     if text.contains(harmful) { text.replace(harmful, "?").into() } else { text.into() }
@@ -17,7 +17,7 @@ pub(crate) fn bytes(n: u64) -> String {
     let units = ["B", "kB", "MB", "GB", "TB"];
     let mut value = n as f64;
     let mut unit = 0;
-    // 999.5 would be shown as 1000.
+    // 999.5 would round to 1000.
     while value >= 999.5 && unit + 1 < units.len() {
         value /= 1000.0;
         unit += 1;
@@ -25,7 +25,7 @@ pub(crate) fn bytes(n: u64) -> String {
     if unit == 0 { format!("{n} B") } else { format!("{} {}", three_digits(value), units[unit]) }
 }
 
-/// Bytes as MB for a column of its own.
+/// Bytes in MB, without the unit.
 pub(crate) fn megabytes(n: u64) -> String {
     three_digits(n as f64 / 1e6)
 }
@@ -71,21 +71,21 @@ pub(crate) fn word(value: &impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|v| Some(v.as_str()?.replace('_', " "))).unwrap_or_default()
 }
 
-/// How long adapters took to get in, and how they did.
+/// Reports how long it took to apply adapters, and with which method.
 pub(crate) fn refit(refit: &Refit) -> String {
     let RefitReport { method, tensors, bytes: size, .. } = &refit.report;
     format!(
-        "adapters in after {} ({}, {tensors} tensors, {})",
+        "adapters applied in {} ({}, {tensors} tensors, {})",
         seconds(refit.seconds),
         word(method),
         bytes(*size)
     )
 }
 
-/// A line below the header and no others.
+/// The only line is below the header.
 const PLAIN: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
-/// A table with a header; as wide as the terminal at most, unlimited in a pipe.
+/// A table with a header. It is at most as wide as the terminal; in a pipe, its width is unlimited.
 pub(crate) fn table<S: AsRef<str>>(header: impl IntoIterator<Item = S>) -> Table {
     let mut table = Table::new();
     table.load_style(PLAIN);
@@ -94,7 +94,7 @@ pub(crate) fn table<S: AsRef<str>>(header: impl IntoIterator<Item = S>) -> Table
     table
 }
 
-/// Aligns columns of numbers to the right.
+/// Right-aligns columns of numbers.
 pub(crate) fn right(table: &mut Table, columns: std::ops::Range<usize>) {
     for index in columns {
         if let Some(column) = table.column_mut(index) {
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn terminals_are_not_steered() {
+    fn control_characters_are_replaced() {
         assert_eq!(clean("a\x1b[2Jb\u{9b}1mc\x7f\r\n\td"), "a?[2Jb?1mc??\n\td");
         assert!(matches!(clean("plain ü 漢\n"), Cow::Borrowed(_)));
     }

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-/// How long work may go on after it was cancelled. Providers that cannot stop are then left behind.
+/// How long work may continue after a cancel. Then the process ends, even if a provider has not stopped.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The flag that the first Ctrl-C sets. A second one, or [`PATIENCE`], ends the process at once.
@@ -30,7 +30,7 @@ pub(crate) fn flag(quiet: bool) -> Arc<AtomicBool> {
         });
     });
     if let Err(e) = installed {
-        tracing::warn!("Ctrl-C will end sdrun without tidying up: {e}");
+        tracing::warn!("Ctrl-C will end sdrun without cleaning up: {e}");
     }
     cancel
 }

@@ -1,4 +1,4 @@
-//! A model with its shapes and inputs: what `run` and `verify` begin with.
+//! A model with its shapes and inputs, where `run` and `verify` start.
 
 use crate::{
     context::Context,
@@ -26,7 +26,7 @@ impl Job {
     }
 }
 
-/// Opens the model, reads the inputs that are given and makes those that are not.
+/// Opens the model, reads the given inputs and generates the others.
 pub(crate) fn prepare(
     what: &str,
     model_args: &ModelArgs,
@@ -43,7 +43,7 @@ pub(crate) fn prepare(
         shapes.entry(name.clone()).or_insert_with(|| tensor.shape().to_vec());
     }
     let shapes = complete(model.builtin(), model.graph(), shapes);
-    // Shapes and inputs that do not fit are told before a provider is opened.
+    // Report shapes and inputs that do not fit before opening a provider.
     let bound = model.bound(&shapes)?;
     check(&specs_of(&bound), &inputs)?;
     if !missing.is_empty() {
@@ -62,7 +62,7 @@ fn specs_of(graph: &Graph) -> Vec<TensorSpec> {
     graph.inputs.iter().filter_map(spec).collect()
 }
 
-/// Makes the inputs that are missing. Built-in models do so without being asked, from seed 0.
+/// Generates the missing inputs. Built-in models do this by default, with seed 0.
 pub(crate) fn fill(
     model: &Model,
     bound: &Graph,

@@ -1,5 +1,4 @@
-//! The sdrun command line: a thin layer over the `sdrun` library. Every command is a file in [`commands`];
-//! nothing here does what a program that embeds the library could not.
+//! The sdrun command line, a thin layer over the `sdrun` library. Each command is a file in [`commands`].
 
 mod cli;
 mod commands;
@@ -25,7 +24,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     complete::serve();
-    // Outputs must not destroy inputs.
+    // Outputs must not overwrite inputs.
     sdrun::files::remember_inputs();
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,

@@ -79,7 +79,11 @@ fn tables() -> String {
         let _ = writeln!(
             text,
             "{}",
-            if of { "| option | of | means |\n|---|---|---|" } else { "| option | means |\n|---|---|" }
+            if of {
+                "| option | commands | meaning |\n|---|---|---|"
+            } else {
+                "| option | meaning |\n|---|---|"
+            }
         );
         for Row { option, commands, means } in rows {
             let option = option.replace('|', "\\|");
@@ -92,9 +96,9 @@ fn tables() -> String {
     text + "\n"
 }
 
-/// `SDRUN_BLESS=1 cargo test -p sdrun-cli manual` writes the tables anew.
+/// `SDRUN_BLESS=1 cargo test -p sdrun-cli manual` rewrites the tables.
 #[test]
-fn option_tables_are_those_of_the_program() {
+fn option_tables_match_the_program() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/cli.md");
     let manual = std::fs::read_to_string(&file).unwrap();
     let (before, rest) = manual.split_once(BEGIN).expect("docs/cli.md has a place for the tables");

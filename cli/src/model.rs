@@ -1,4 +1,4 @@
-//! Arguments that name a provider, a model and how to build it; and the calls they lead to.
+//! Arguments that select a provider, a model and how to build it, and the library calls behind them.
 
 use crate::{
     complete,
@@ -17,55 +17,55 @@ use sdrun::{
 };
 use std::{num::NonZeroUsize, path::Path, time::Duration};
 
-/// How long a worker may go on after Ctrl-C.
+/// How long a worker may continue after Ctrl-C.
 pub(crate) const CANCEL_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Args)]
 #[command(next_help_heading = "Provider")]
 pub(crate) struct ProviderArgs {
-    /// Provider to use; without it, the best one that works here
+    /// Provider to use [default: the best one that works on this machine]
     #[arg(short, long, value_name = "ID", add = complete::providers())]
     pub(crate) provider: Option<String>,
 
-    /// Device: an id, an index or a part of the name, as `sdrun devices` shows them
+    /// Device to use: an id, an index or part of a name, as `sdrun devices` lists them
     #[arg(long, value_name = "DEVICE", add = complete::devices())]
     pub(crate) device: Option<String>,
 
-    /// Threads for CPU devices; without it, all cores
+    /// Number of threads on CPU devices [default: all cores]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<NonZeroUsize>,
 
-    /// Run the provider in a worker process and kill it when one call into it takes longer
+    /// Run the provider in a worker process and kill it if one call takes longer than this
     #[arg(long, value_name = "TIME", value_parser = duration)]
     time_limit: Option<Duration>,
 }
 
 impl ProviderArgs {
-    /// Where the provider's code runs: in a worker where `isolate` says so, or there is a time limit.
+    /// Where the provider's code runs: in a worker if `isolate` is set or there is a time limit.
     pub(crate) fn isolation(&self, isolate: bool) -> Isolation {
         isolation(isolate, self.time_limit)
     }
 
-    /// Threads: as given, else as in the config file.
+    /// The number of threads from the command line, else from the config file.
     pub(crate) fn threads(&self, context: &Context) -> Option<usize> {
         self.threads.or(context.config.threads).map(NonZeroUsize::get)
     }
 
-    /// The device: as given, else as in the config file. A device that was configured is one of the provider that the file
-    /// prefers, so it does not apply to one that the command line names.
+    /// The device from the command line, else from the config file. A configured device belongs to the provider that the file
+    /// prefers, so it does not apply if the command line names a provider.
     pub(crate) fn device<'c>(&'c self, context: &'c Context) -> Option<&'c str> {
         let configured = self.provider.is_none().then_some(context.config.device.as_deref()).flatten();
         self.device.as_deref().or(configured)
     }
 
-    /// Opens the provider that was named, else the best one, and finds the device, which has to be in this machine.
+    /// Opens the named provider, else the best one, and finds the device, which must be in this machine.
     pub(crate) fn open(&self, isolate: bool, context: &Context) -> anyhow::Result<(Provider, Device)> {
         let provider = self.provider(isolate, context)?;
         let device = provider.present_device(self.device(context))?;
         Ok(used(provider, device))
     }
 
-    /// As [`open`](ProviderArgs::open), for a device that may be elsewhere.
+    /// Like [`open`](ProviderArgs::open), but the device may be absent from this machine.
     pub(crate) fn open_to_build(
         &self,
         isolate: bool,
@@ -86,7 +86,7 @@ impl ProviderArgs {
     }
 }
 
-/// Logs what is used.
+/// Logs the provider and device in use.
 fn used(provider: Provider, device: Device) -> (Provider, Device) {
     let runtime = provider.runtime();
     tracing::info!("{} ({} {}) on {}", provider.id(), runtime.name, runtime.version, device.name);
@@ -94,12 +94,15 @@ fn used(provider: Provider, device: Device) -> (Provider, Device) {
 }
 
 impl ProviderArgs {
-    /// An error where another provider is asked for than the one that made the engine.
+    /// Returns an error if the command line names another provider than the one that built the engine.
     pub(crate) fn check_engine(&self, path: &Path, manifest: &EngineManifest) -> Result<(), Error> {
         match &self.provider {
             Some(id) if *id != manifest.provider => {
-                let message =
-                    format!("{} was made by the provider {}, not by {id}", path.display(), manifest.provider);
+                let message = format!(
+                    "{} was built by the provider {}, not by {id}",
+                    path.display(),
+                    manifest.provider
+                );
                 Err(Error::invalid(message).with_hint("leave out `--provider`"))
             }
             _ => Ok(()),
@@ -118,7 +121,7 @@ impl ProviderArgs {
         let provider = registry.open(&manifest.provider, &self.isolation(isolate))?;
         let device = match &self.device {
             Some(which) => provider.device(Some(which))?,
-            // The first of the class it was built for; what does not fit, the provider refuses.
+            // The first device of the class that the engine was built for. The provider refuses an engine that does not fit.
             None => {
                 let fits = provider
                     .devices()?
@@ -143,12 +146,12 @@ pub(crate) fn isolation(worker: bool, limit: Option<Duration>) -> Isolation {
 #[derive(Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelArgs {
-    /// Shape of an input (repeatable). What is built or run needs every open dimension of the model. `build` takes several,
-    /// as in sample=1,4,64,64:1,4,96,96, for an engine that serves them all
+    /// Shape of an input (repeatable). Building and running need a size for every open dimension. `build` takes several shapes, as
+    /// in sample=1,4,64,64:1,4,96,96, for an engine that serves them all
     #[arg(long = "shape", value_name = "NAME=DIMS[:DIMS…]")]
     pub(crate) shapes: Vec<ShapeArg>,
 
-    /// Follow symbolic and hard links of external weight files, also out of the model's folder
+    /// Follow symbolic and hard links to external weight files, even outside the model's folder
     #[arg(long)]
     pub(crate) allow_links: bool,
 }
@@ -164,7 +167,7 @@ impl ModelArgs {
         open_model(what, &OpenOptions { allow_links: self.allow_links, weights }, context)
     }
 
-    /// The shapes given, where there is one for each input.
+    /// The given shapes. Several shapes for one input are an error.
     pub(crate) fn shapes(&self) -> anyhow::Result<Shapes> {
         let (shapes, open) = self.shapes_and_lists()?;
         match open.keys().next() {
@@ -175,7 +178,7 @@ impl ModelArgs {
         }
     }
 
-    /// The shapes of inputs with one, and of those with several.
+    /// The shapes of inputs that have one, and of inputs that have several.
     pub(crate) fn shapes_and_lists(&self) -> anyhow::Result<(Shapes, OpenShapes)> {
         let (mut single, mut several) = (Shapes::new(), OpenShapes::new());
         for ShapeArg { name, shapes } in &self.shapes {
@@ -191,13 +194,13 @@ impl ModelArgs {
     }
 }
 
-/// Opens a file or a built-in model, which is generated first where it is not in the cache.
+/// Opens a file or a built-in model. Generates a built-in model that is not in the cache.
 pub(crate) fn open_model(what: &str, options: &OpenOptions, context: &Context) -> anyhow::Result<Model> {
     let task = context.task(&format!("generating {what}"));
     let model = Model::find(what, &context.paths()?, options, &|done, total| {
         task.bytes(done, total);
         if context.cancelled() {
-            // Generating cannot be stopped otherwise; what is unfinished is made anew the next time.
+            // There is no other way to stop generating. The next call starts again.
             std::process::exit(crate::exit::CANCELLED.into());
         }
     });
@@ -206,8 +209,8 @@ pub(crate) fn open_model(what: &str, options: &OpenOptions, context: &Context) -
     Ok(model?)
 }
 
-/// Completes shapes: an input of a built-in model that is not named gets the size it is measured in, but for dimensions that
-/// it shares with one that is (`batch`).
+/// Completes the shapes of a built-in model. An input without one gets the shape it is benchmarked in, except for dimensions
+/// that it shares with a named input (`batch`).
 pub(crate) fn complete(builtin: Option<&Builtin>, graph: &Graph, given: Shapes) -> Shapes {
     let mut shapes = given;
     let Some(builtin) = builtin else { return shapes };
@@ -231,7 +234,7 @@ pub(crate) fn complete(builtin: Option<&Builtin>, graph: &Graph, given: Shapes) 
     shapes
 }
 
-/// The same where some inputs have several shapes, as others then have that share a dimension with them.
+/// Like [`complete`], if some inputs have several shapes. Inputs that share a dimension with them then have several too.
 pub(crate) fn complete_lists(model: &Model, given: Shapes, lists: OpenShapes) -> (Shapes, OpenShapes) {
     let whole = |set: Shapes| {
         complete(model.builtin(), model.graph(), given.clone().into_iter().chain(set).collect())
@@ -254,39 +257,38 @@ pub(crate) fn complete_lists(model: &Model, given: Shapes, lists: OpenShapes) ->
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Build")]
 pub(crate) struct BuildArgs {
-    /// Arithmetic the engine computes in: fp32, fp16 or bf16; q8_0 or q4_k: large weights in blocks of 8 or 4 bits [default:
-    /// fp32]
+    /// Precision of the computation: fp32, fp16 or bf16; q8_0 and q4_k keep large weights in blocks of 8 or 4 bits [default: fp32]
     #[arg(long, value_name = "PRECISION")]
     precision: Option<Precision>,
 
-    /// Store the weights in the engine: loads faster, takes no other weights
+    /// Store the weights in the engine: it loads faster, but takes no other weights
     #[arg(long)]
     pub(crate) bake: bool,
 
-    /// Most device memory for weights, as in 6GB; what does not fit stays in main memory and is copied in every run
+    /// Limit of device memory for weights, such as 6GB; weights beyond it stay in main memory and are copied in every run
     #[arg(long, value_name = "SIZE", value_parser = size)]
     vram_budget: Option<u64>,
 
-    /// Option of the provider (repeatable)
+    /// Provider-specific option (repeatable)
     #[arg(long = "option", value_name = "KEY=VALUE")]
     options: Vec<KeyValue>,
 
-    /// Build even if there is an engine in the cache, and replace it
+    /// Build even if the cache has the engine, and replace it
     #[arg(long, conflicts_with = "no_cache")]
     rebuild: bool,
 
-    /// Neither take an engine from the cache nor store one
+    /// Do not use the cache, neither to read nor to store the engine
     #[arg(long)]
     no_cache: bool,
 }
 
 impl BuildArgs {
-    /// The precision: as given, else as in the config file, else fp32.
+    /// The precision from the command line, else from the config file, else fp32.
     pub(crate) fn precision(&self, context: &Context) -> Precision {
         self.precision.or(context.config.precision).unwrap_or(Precision::Fp32)
     }
 
-    /// An error where something is asked for that an engine which is there already is not.
+    /// Returns an error if the command line asks for an option that the existing engine was not built with.
     pub(crate) fn check_engine(&self, manifest: &EngineManifest) -> Result<(), Error> {
         let spec = &manifest.spec;
         let asked = [
@@ -297,15 +299,15 @@ impl BuildArgs {
             ("--rebuild", self.rebuild),
         ];
         match asked.into_iter().find(|(_, asked)| *asked) {
-            Some((option, _)) => Err(Error::invalid(format!("the engine was built without this `{option}`"))
-                .with_hint(format!(
-                    "give `{option}` to `sdrun build`, or run the model instead of the engine"
-                ))),
+            Some((option, _)) => Err(Error::invalid(format!(
+                "the engine was not built with this `{option}`"
+            ))
+            .with_hint(format!("give `{option}` to `sdrun build`, or run the model instead of the engine"))),
             None => Ok(()),
         }
     }
 
-    /// For a reference: fp32, without what was meant for the other provider alone.
+    /// The options for the reference: fp32, without those meant only for the other provider.
     pub(crate) fn of_reference(&self) -> Self {
         BuildArgs {
             precision: Some(Precision::Fp32),
@@ -316,7 +318,7 @@ impl BuildArgs {
         }
     }
 
-    /// Builds, or takes from the cache. `only_cached` makes a build that would be needed an error.
+    /// Builds an engine or takes it from the cache. With `only_cached`, an engine missing from the cache is an error.
     pub(crate) fn build(
         &self,
         context: &Context,
@@ -349,12 +351,12 @@ impl BuildArgs {
     }
 }
 
-/// Whether a path ends in `.ending`, in whatever case.
+/// Whether a path ends in `.ending`, ignoring case.
 pub(crate) fn has_ending(path: &Path, ending: &str) -> bool {
     path.extension().is_some_and(|e| e.eq_ignore_ascii_case(ending))
 }
 
-/// One line about what an engine is.
+/// Describes an engine in one line.
 pub(crate) fn describe(engine: &Engine, device: &Device) -> String {
     let manifest = engine.manifest();
     format!(

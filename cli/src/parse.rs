@@ -1,8 +1,8 @@
-//! Values on the command line.
+//! Parsers for values on the command line.
 
 use std::{path::PathBuf, str::FromStr, time::Duration};
 
-/// `name=1,4,64,64`, the shape of an input, or `name=1,4,64,64:1,4,96,96`, several.
+/// The shape of an input (`name=1,4,64,64`) or several (`name=1,4,64,64:1,4,96,96`).
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ShapeArg {
     pub(crate) name: String,
@@ -13,13 +13,13 @@ pub(crate) struct ShapeArg {
 impl FromStr for ShapeArg {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        // Names of tensors may hold `=` and `:`, dimensions cannot.
+        // Tensor names may contain `=` and `:`; dimensions cannot.
         let (name, shapes) = text
             .rsplit_once('=')
             .filter(|(name, _)| !name.is_empty())
-            .ok_or("it has to be the name of an input, `=`, and dimensions: sample=1,4,64,64")?;
+            .ok_or("expected the name of an input, `=`, and dimensions: sample=1,4,64,64")?;
         let dim = |d: &str| match d.trim().parse::<usize>() {
-            Ok(0) | Err(_) => Err(format!("dimension `{d}` is not a whole number of at least 1")),
+            Ok(0) | Err(_) => Err(format!("dimension `{d}` is not a positive integer")),
             Ok(d) => Ok(d),
         };
         // `name=` is the shape of a scalar.
@@ -43,12 +43,12 @@ impl FromStr for KeyValue {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once('=') {
             Some((key, value)) if !key.is_empty() => Ok(KeyValue { key: key.into(), value: value.into() }),
-            _ => Err("it has to be a key, `=`, and a value".into()),
+            _ => Err("expected a key, `=`, and a value".into()),
         }
     }
 }
 
-/// A file of tensors: `name=file` for one tensor, or a file alone for all it holds.
+/// A tensor file: `name=file` for one tensor, or the file alone for all tensors in it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TensorFile {
     pub(crate) name: Option<String>,
@@ -56,7 +56,7 @@ pub(crate) struct TensorFile {
     pub(crate) format: TensorFormat,
 }
 
-/// Told by the file's ending.
+/// Derived from the file's extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TensorFormat {
     Npy,
@@ -76,10 +76,10 @@ impl FromStr for TensorFile {
             "npy" => TensorFormat::Npy,
             "npz" => TensorFormat::Npz,
             "png" => TensorFormat::Png,
-            _ => return Err("the file has to end in .npy, .npz or .png".into()),
+            _ => return Err("the file name must end in .npy, .npz or .png".into()),
         };
         if name.is_none() && format != TensorFormat::Npz {
-            return Err("say which tensor this is: NAME=FILE (a file alone has to be .npz)".into());
+            return Err("name the tensor: NAME=FILE (only a .npz file needs no name)".into());
         }
         Ok(TensorFile { name, path, format })
     }
@@ -96,7 +96,7 @@ pub(crate) struct LoraArg {
 impl FromStr for LoraArg {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        // From the right: a path may hold colons itself (`C:\\x.safetensors`).
+        // Split from the right, because a path may contain colons (`C:\\x.safetensors`).
         let number = |text: &str| text.parse::<f32>().ok();
         let mut parts = text.rsplitn(3, ':');
         let (last, before, rest) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
@@ -107,10 +107,10 @@ impl FromStr for LoraArg {
                 _ => (text, 1.0, 1.0),
             };
         if file.is_empty() {
-            return Err("the file is missing: FILE, FILE:0.8 or FILE:0.8:0.5".into());
+            return Err("expected a file: FILE, FILE:0.8 or FILE:0.8:0.5".into());
         }
         if !strength.is_finite() || !text_encoder_strength.is_finite() {
-            return Err("a strength has to be a finite number".into());
+            return Err("a strength must be a finite number".into());
         }
         Ok(LoraArg { file: file.into(), strength, text_encoder_strength })
     }
@@ -129,14 +129,14 @@ impl FromStr for EmbeddingArg {
         let (file, token) = text.rsplit_once(':').unwrap_or_default();
         match (file.is_empty(), token.parse()) {
             (false, Ok(token)) => Ok(EmbeddingArg { file: file.into(), token }),
-            _ => Err("it has to be FILE:TOKEN, TOKEN the number of the token that stands for the word: \
+            _ => Err("expected FILE:TOKEN, where TOKEN is the number of the token for the word: \
                       word.safetensors:49400"
                 .into()),
         }
     }
 }
 
-/// The values that black and white stand for: `0..1`, `-1..1`.
+/// The values of black and white: `0..1`, `-1..1`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ImageRange {
     pub(crate) low: f32,
@@ -153,8 +153,7 @@ impl FromStr for ImageRange {
                 Ok(ImageRange { low, high })
             }
             _ => {
-                Err("it has to be the value of black, `..`, and the larger one of white: 0..1 or -1..1"
-                    .into())
+                Err("expected the value of black, `..`, and the larger value of white: 0..1 or -1..1".into())
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Opening providers to see whether they work, each in a worker with a time limit, all at once.
+//! Probes whether providers work: opens them all at once, each in a worker with a time limit.
 
 use crate::model;
 use sdrun::{
@@ -7,10 +7,10 @@ use sdrun::{
 };
 use std::time::{Duration, Instant};
 
-/// A provider that answers works within this time.
+/// A working provider answers within this time.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
-/// What a provider that works says.
+/// The answer of a working provider.
 pub(crate) struct Found {
     pub(crate) runtime: RuntimeInfo,
     pub(crate) devices: Vec<(Device, Capabilities)>,
@@ -18,7 +18,7 @@ pub(crate) struct Found {
     pub(crate) seconds: f64,
 }
 
-/// Asks each of these providers, in the same order.
+/// Probes these providers. Results are in the same order.
 pub(crate) fn all(registry: &Registry, ids: &[&str], limit: Duration) -> Vec<Result<Found>> {
     std::thread::scope(|scope| {
         let probes: Vec<_> = ids.iter().map(|id| scope.spawn(move || one(registry, id, limit))).collect();

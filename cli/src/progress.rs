@@ -1,4 +1,4 @@
-//! Progress bars on a terminal, and log lines that do not tear them.
+//! Progress bars on a terminal, and log lines that do not disturb them.
 
 use crate::format;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -10,7 +10,7 @@ use std::{
 };
 use tracing_subscriber::fmt::MakeWriter;
 
-/// All progress bars of the program; hidden where nobody watches. Everything for stderr goes through it.
+/// All progress bars of the program, hidden if nobody sees them. All output to stderr goes through this.
 #[derive(Clone)]
 pub(crate) struct Bars(MultiProgress);
 
@@ -25,7 +25,7 @@ impl Bars {
         bar.set_style(style("{spinner} {prefix} {msg} {elapsed}"));
         bar.set_prefix(format::clean(what).into_owned());
         if !self.0.is_hidden() {
-            // The spinner and the seconds go on where a provider reports nothing.
+            // Keeps the spinner and the seconds running while a provider reports nothing.
             bar.enable_steady_tick(Duration::from_millis(120));
         }
         Task { bar }
@@ -56,13 +56,13 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner())
 }
 
-/// A piece of work with a bar; dropping it takes the bar away.
+/// A piece of work with a bar. Dropping it removes the bar.
 pub(crate) struct Task {
     bar: ProgressBar,
 }
 
 impl Task {
-    /// `step` of `total` of a phase; 0 is an unknown total.
+    /// Shows `step` of `total` in a phase. A `total` of 0 is unknown.
     pub(crate) fn step(&self, phase: &str, step: u64, total: u64) {
         self.bar.set_message(format::clean(phase).into_owned());
         if total > 0 && self.bar.length() != Some(total) {
@@ -72,7 +72,7 @@ impl Task {
         self.bar.set_position(step);
     }
 
-    /// Bytes of a total.
+    /// Shows `done` of `total` bytes.
     pub(crate) fn bytes(&self, done: u64, total: u64) {
         if self.bar.length() != Some(total) {
             self.bar.set_length(total);

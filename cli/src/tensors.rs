@@ -1,4 +1,4 @@
-//! Inputs from files, outputs into files, and what tensors look like in a table.
+//! Reads inputs from files, writes outputs to files, and summarises tensors for tables.
 
 use crate::{
     context::Context,
@@ -19,23 +19,22 @@ use std::path::PathBuf;
 #[derive(Args)]
 #[command(next_help_heading = "Inputs and outputs")]
 pub(crate) struct InputArgs {
-    /// Input from a .npy, .npz or .png file; a .npz file alone gives all inputs it holds (repeatable)
+    /// Read an input from a .npy, .npz or .png file; a .npz file without NAME provides all inputs in it (repeatable)
     #[arg(short, long = "input", value_name = "[NAME=]FILE")]
     inputs: Vec<TensorFile>,
 
-    /// Make the inputs that are not given, from this seed. Built-in models know sensible ones; others get noise of
-    /// unit variance, and integers of 0 and 1
+    /// Generate the inputs that are not given, from this seed. Built-in models have suitable ones; other models get noise of unit
+    /// variance, and integers 0 and 1
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
 
-    /// What black and white are in tensors of pictures, for example 0..1 or -1..1
+    /// Values of black and white in picture tensors, for example 0..1 or -1..1
     #[arg(long, value_name = "LOW..HIGH", allow_hyphen_values = true)]
     image_range: Option<ImageRange>,
 }
 
 impl InputArgs {
-    /// Reads the input files. `specs` are the inputs of the model or engine; `builtin` knows what its pictures
-    /// range over.
+    /// Reads the input files. `specs` are the inputs of the model or engine; `builtin` knows the value range of its pictures.
     pub(crate) fn read(&self, specs: &[TensorSpec], builtin: Option<&Builtin>) -> anyhow::Result<Tensors> {
         let mut tensors = Tensors::new();
         for file in &self.inputs {
@@ -62,8 +61,7 @@ impl InputArgs {
         Ok(tensors)
     }
 
-    /// The inputs that are missing, or an error where they cannot be made: `--seed` was not given and the model is
-    /// not built in.
+    /// The missing inputs. Returns an error if they cannot be generated: without `--seed`, for a model that is not built in.
     pub(crate) fn missing(
         &self,
         specs: &[TensorSpec],
@@ -90,9 +88,9 @@ impl InputArgs {
         });
         let open = missing.iter().any(|spec| spec.shape.contains(&None));
         let shapes = if open { " and `--shape NAME=SIZES`" } else { "" };
-        Err(Error::invalid(format!("these inputs are not given: {}", format::list(wanted)))
+        Err(Error::invalid(format!("these inputs are missing: {}", format::list(wanted)))
             .with_hint(format!(
-                "give each with `--input NAME=FILE`, or let them be made with `--seed N`{shapes}"
+                "give each with `--input NAME=FILE`, or generate them with `--seed N`{shapes}"
             ))
             .into())
     }
@@ -106,11 +104,11 @@ impl InputArgs {
 fn spec_of<'a>(specs: &'a [TensorSpec], name: &str) -> Result<&'a TensorSpec, Error> {
     specs.iter().find(|s| s.name == name).ok_or_else(|| {
         let known = format::list(specs.iter().map(|s| &s.name));
-        Error::invalid(format!("there is no input called {name:?} (inputs: {known})"))
+        Error::invalid(format!("there is no input {name:?} (inputs: {known})"))
     })
 }
 
-/// Refuses tensors of another type or shape than their input.
+/// Refuses tensors whose type or shape differs from that of their input.
 pub(crate) fn check(specs: &[TensorSpec], tensors: &Tensors) -> Result<(), Error> {
     for (name, tensor) in tensors {
         let spec = spec_of(specs, name)?;
@@ -120,10 +118,8 @@ pub(crate) fn check(specs: &[TensorSpec], tensors: &Tensors) -> Result<(), Error
         if spec.dtype != tensor.dtype() || !fits {
             let (dtype, shape) = (tensor.dtype(), tensor.shape());
             let wanted = format!("{} {}", spec.dtype, format::dims(&spec.shape));
-            return Err(Error::invalid(format!(
-                "input {name:?} is {dtype} {shape:?} and has to be {wanted}"
-            ))
-            .with_hint("convert the tensor, or give the shape it has with `--shape`"));
+            return Err(Error::invalid(format!("input {name:?} is {dtype} {shape:?} but must be {wanted}"))
+                .with_hint("convert the tensor, or give its shape with `--shape`"));
         }
     }
     Ok(())
@@ -137,11 +133,11 @@ fn picture_range(builtin: &Builtin, name: &str) -> Option<ImageRange> {
 }
 
 fn no_range(name: &str) -> Error {
-    Error::invalid(format!("the values of black and white in {name:?} are not known"))
-        .with_hint("add `--image-range 0..1` or `--image-range -1..1`, whichever the model was made for")
+    Error::invalid(format!("the values of black and white in {name:?} are unknown"))
+        .with_hint("add `--image-range 0..1` or `--image-range -1..1`, whichever the model uses")
 }
 
-/// NumPy files have no bf16, so an f32 file stands for a bf16 input, rounded to nearest.
+/// NumPy files have no bf16, so an f32 file may hold a bf16 input. Rounds it to nearest.
 fn narrowed(spec: &TensorSpec, tensor: HostTensor) -> anyhow::Result<HostTensor> {
     if (spec.dtype, tensor.dtype()) != (DType::BF16, DType::F32) {
         return Ok(tensor);
@@ -163,7 +159,7 @@ pub(crate) struct OutputArgs {
 }
 
 impl OutputArgs {
-    /// Refuses what could not be written, before the work begins. `names` are the outputs there will be.
+    /// Refuses outputs that cannot be written, before work starts. `names` are the model's outputs.
     pub(crate) fn check(&self, names: &[String], inputs: &InputArgs) -> anyhow::Result<()> {
         for file in &self.outputs {
             let Some(name) = &file.name else {
@@ -173,9 +169,7 @@ impl OutputArgs {
             };
             if !names.contains(name) {
                 let known = format::list(names);
-                return Err(
-                    Error::invalid(format!("there is no output called {name:?} (outputs: {known})")).into()
-                );
+                return Err(Error::invalid(format!("there is no output {name:?} (outputs: {known})")).into());
             }
             match file.format {
                 TensorFormat::Npy => {}
@@ -198,7 +192,7 @@ impl OutputArgs {
         Ok(())
     }
 
-    /// Writes the files. A second file that fails leaves the first, complete.
+    /// Writes the files. If one fails, the files before it stay, complete.
     pub(crate) fn write(
         &self,
         outputs: &Tensors,
@@ -236,13 +230,13 @@ impl OutputArgs {
     }
 }
 
-/// What a tensor holds, for a table.
+/// A summary of a tensor, for a table.
 #[derive(Serialize)]
 pub(crate) struct Summary {
     pub(crate) name: String,
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<usize>,
-    /// Of the finite values; `None` where there are none.
+    /// Of the finite values; `None` if there are none.
     pub(crate) min: Option<f64>,
     pub(crate) max: Option<f64>,
     pub(crate) mean: Option<f64>,

@@ -1,4 +1,4 @@
-//! Arguments that give a model other weights than its own: a checkpoint, adapters.
+//! Arguments that replace or change a model's weights: a checkpoint, adapters, embeddings.
 
 use crate::{
     context::Context,
@@ -25,32 +25,32 @@ use std::{
 #[derive(Args)]
 #[command(next_help_heading = "Weights")]
 pub(crate) struct WeightArgs {
-    /// Weights instead of the model's own: a checkpoint in any layout (.safetensors, .gguf, a diffusers folder), an .onnx
-    /// file, a built-in model, or .safetensors files with tensors named as in the model. Of several, the first that has
-    /// the part of the pipeline the model is
+    /// Use these weights instead of the model's own: a checkpoint in any layout (.safetensors, .gguf, a diffusers folder), an .onnx
+    /// file, a built-in model, or .safetensors files with tensors named as in the model (repeatable; the first file that contains
+    /// the model's part of the pipeline is used)
     #[arg(long, value_name = "FILE")]
     pub(crate) weights: Vec<PathBuf>,
 
-    /// Adapter (LoRA and its relatives) on top of the weights, with its strength, and another one for text encoders
-    /// [default: 1] (repeatable, applied in this order)
+    /// Apply an adapter (LoRA and its relatives) with this strength, or with TEXT to text encoders [default: 1] (repeatable,
+    /// applied in the given order)
     #[arg(long = "lora", value_name = "FILE[:STRENGTH[:TEXT]]")]
     pub(crate) loras: Vec<LoraArg>,
 
-    /// Learned word (textual inversion) of a text encoder, in the place of this token and, where it has several vectors, of
-    /// those that follow (repeatable)
+    /// Put an embedding (textual inversion) of a text encoder in place of this token; further vectors replace the tokens after it
+    /// (repeatable)
     #[arg(long = "embedding", value_name = "FILE:TOKEN")]
     pub(crate) embeddings: Vec<EmbeddingArg>,
 
-    /// Take the averaged (EMA) weights of a checkpoint instead of the trained ones
+    /// Use the averaged (EMA) weights of a checkpoint instead of the trained ones
     #[arg(long, requires = "weights")]
     ema: bool,
 
-    /// Leave out what does not fit, instead of refusing it: parts of an adapter, and tensors of a checkpoint that the
-    /// model does not read though they change the result
+    /// Leave out what does not fit instead of refusing it: parts of an adapter, and checkpoint tensors that the model does not read
+    /// although they change the result
     #[arg(long)]
     lenient: bool,
 
-    /// Rule for DoRA adapters [default: comfyui for files with kohya's or LyCORIS' names, peft for PEFT's]
+    /// Rule for DoRA adapters [default: comfyui for files with kohya's or LyCORIS' names, peft for files with PEFT's names]
     #[arg(long, value_name = "RULE")]
     dora: Option<Dora>,
 }
@@ -73,17 +73,17 @@ impl From<Dora> for DoraRule {
     }
 }
 
-/// What the weights of a run are.
+/// The weights of a run.
 pub(crate) struct Weights {
     pub(crate) stack: WeightStack,
-    /// The model they are from, where it is one; it can make inputs.
+    /// The model they come from, if it is one. It can generate inputs.
     pub(crate) model: Option<Box<Model>>,
 }
 
-/// What became of the checkpoint, the adapters and the embeddings.
+/// How the checkpoint, the adapters and the embeddings were used.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct WeightReport {
-    /// Where the weights under the adapters are from.
+    /// Source of the weights below the adapters.
     pub(crate) base: String,
     /// Tensors of the checkpoint that the model does not read.
     pub(crate) unread: Unread,
@@ -99,17 +99,17 @@ impl WeightArgs {
         if self.weights.is_empty() { WeightsPolicy::Required } else { WeightsPolicy::MayBeAbsent }
     }
 
-    /// Whether anything is given.
+    /// Whether any of these arguments is given.
     pub(crate) fn is_given(&self) -> bool {
         !self.weights.is_empty() || self.is_changing()
     }
 
-    /// Whether the weights are to be changed.
+    /// Whether an adapter or embedding changes the weights.
     pub(crate) fn is_changing(&self) -> bool {
         !self.loras.is_empty() || !self.embeddings.is_empty()
     }
 
-    /// Where the base is from, for reports.
+    /// Source of the base weights, for reports.
     fn base(&self, own: &str) -> String {
         match &*self.weights {
             [] => own.to_string(),
@@ -117,7 +117,7 @@ impl WeightArgs {
         }
     }
 
-    /// What was done to weights of the model or engine called `own`.
+    /// Reports what was done to the weights of the model or engine called `own`.
     pub(crate) fn report(&self, own: &str, stack: &WeightStack) -> WeightReport {
         let adapters = stack.reports().cloned().collect();
         let embeddings = stack.embeddings().cloned().collect();
@@ -125,8 +125,8 @@ impl WeightArgs {
         WeightReport { base, unread, changed: stack.changed(), adapters, embeddings }
     }
 
-    /// The weights for a graph with this binding table, whose weights are called `names`: those of `--weights`, else
-    /// those of `model`; with the adapters. `None` where there are neither.
+    /// The weights, with adapters, of a graph that has this binding table and these weight `names`: from `--weights`, else from
+    /// `model`. `None` if there are neither.
     pub(crate) fn open(
         &self,
         binding: Binding,
@@ -163,7 +163,7 @@ impl WeightArgs {
         Ok(Some(weights))
     }
 
-    /// The weights under the adapters.
+    /// The weights below the adapters.
     fn read(
         &self,
         files: &[PathBuf],
@@ -203,7 +203,7 @@ impl WeightArgs {
         for file in files {
             match stack_of(file) {
                 Ok(stack) => return Ok(Weights { stack, model: None }),
-                // A file that has the part and does not fit says more than one without it.
+                // The error of a file that has the part and does not fit says more than that of a file without the part.
                 Err(error) => {
                     let absent = |error: &Error| error.code == ErrorCode::NotFound;
                     if worst.as_ref().is_none_or(|worst| absent(worst) && !absent(&error)) {
@@ -216,7 +216,7 @@ impl WeightArgs {
     }
 }
 
-/// Safetensors files that have every weight of the graph under its own name.
+/// Safetensors files that contain every weight of the graph under its own name.
 fn named_as_in_the_model(files: &[PathBuf], names: &[&str]) -> anyhow::Result<Option<SafetensorsWeights>> {
     let is_file = |file: &PathBuf| crate::model::has_ending(file, "safetensors") && Path::is_file(file);
     if names.is_empty() || !files.iter().all(is_file) {
@@ -228,7 +228,7 @@ fn named_as_in_the_model(files: &[PathBuf], names: &[&str]) -> anyhow::Result<Op
 }
 
 impl WeightReport {
-    /// Nothing where the weights are the model's own and no adapter is given.
+    /// Prints nothing if the weights are the model's own and there is no adapter.
     pub(crate) fn show(&self, out: &mut dyn Write, own: &str) -> io::Result<()> {
         if self.base != own {
             writeln!(out, "  weights of {}", self.base)?;
@@ -278,7 +278,7 @@ impl WeightReport {
     }
 }
 
-/// How many tensors there are, and the names of a few.
+/// The number of tensors, and the names of a few.
 pub(crate) fn few(names: &[String]) -> String {
     const SHOWN: usize = 3;
     let tensors = if names.len() == 1 { "tensor" } else { "tensors" };

@@ -1,4 +1,4 @@
-//! The config file, the log filter, and what comes before what.
+//! The config file, the log filter, and which setting overrides which.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,7 +6,7 @@ mod common;
 
 use common::{Sandbox, outcome};
 
-/// A sandbox with two providers that cannot be loaded, and this config file in its usual place.
+/// A sandbox with two providers that cannot be loaded, and this config file in the default place.
 fn configured(text: &str) -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.provider("first", |p| p["priority"] = 90.into());
@@ -28,7 +28,7 @@ fn providers(sandbox: &Sandbox) -> Vec<String> {
 }
 
 #[test]
-fn the_order_of_providers_is_that_of_the_file() {
+fn the_file_orders_providers() {
     assert_eq!(providers(&configured("")), ["first", "second"]);
     assert_eq!(providers(&configured("providers = ['second', 'absent']")), ["second", "first"]);
 }
@@ -61,7 +61,7 @@ fn a_wrong_file_is_one_sentence_and_nothing_runs() {
         let mut command = sandbox.command(&["providers"]);
         outcome(command.env("SDRUN_CONFIG", value).output().unwrap()).fails(code, &[value]);
     }
-    // No file at all, whatever lies in the usual place.
+    // No file at all, even if there is one in the default place.
     let sandbox = configured("threds = 4");
     outcome(sandbox.command(&["providers"]).env("SDRUN_CONFIG", "").output().unwrap()).succeeds();
     // Help needs no config.

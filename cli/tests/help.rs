@@ -33,10 +33,9 @@ const COMMANDS: &[&[&str]] = &[
     &["man"],
 ];
 
-/// The help of every command is what the snapshot says. `SDRUN_BLESS=1 cargo test -p sdrun-cli --test help` writes
-/// the snapshots anew.
+/// The help of every command matches its snapshot. `SDRUN_BLESS=1 cargo test -p sdrun-cli --test help` rewrites the snapshots.
 #[test]
-fn help_is_as_in_the_snapshots() {
+fn help_matches_the_snapshots() {
     let sandbox = Sandbox::new();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots");
     let mut wrong = Vec::new();
@@ -70,7 +69,7 @@ fn every_command_has_an_example_and_is_in_the_manual() {
         let named = |rest: &str| rest.split(|c: char| !c.is_alphanumeric()).next() == Some(command[0]);
         assert!(manual.split("sdrun ").skip(1).any(named), "{command:?} is not in docs/cli.md");
     }
-    // Every exit code of the help is in the manual, too.
+    // Every exit code of the help is in the manual too.
     let codes =
         help.lines().skip_while(|l| !l.starts_with("Exit codes")).skip(1).take_while(|l| !l.is_empty());
     let mut count = 0;
@@ -101,7 +100,7 @@ fn version_and_usage() {
 }
 
 #[test]
-fn completions_offer_the_names_of_the_moment() {
+fn completions_offer_current_names() {
     let sandbox = Sandbox::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = sandbox.run(&["completions", shell]).succeeds().stdout.clone();

@@ -49,7 +49,7 @@ fn a_model_is_described() {
     assert_eq!(sandbox.json(&["inspect", &other]).1["topology"], open["topology"]);
 }
 
-/// A choice at run time between `x + bias` and `x`.
+/// A run-time choice between `x + bias` and `x`.
 fn chooses() -> Vec<u8> {
     let read = |bytes: Vec<u8>| Graph::from_bytes(bytes.into(), "model", ExternalBase::Stripped).unwrap();
     let mut graph = read(model("x"));
@@ -85,11 +85,11 @@ fn chooses() -> Vec<u8> {
     (node.op_type, node.inputs, node.outputs) = ("If".into(), vec![Some(flag)], vec![Some(y)]);
     node.attributes.insert("then_branch".into(), branch("Add", &["x", "bias"], vec![bias]));
     node.attributes.insert("else_branch".into(), branch("Identity", &["x"], Vec::new()));
-    graph.to_onnx(|name, _| unreachable!("{name} is no weight")).unwrap()
+    graph.to_onnx(|name, _| unreachable!("{name} is not a weight")).unwrap()
 }
 
 #[test]
-fn what_is_inside_branches_counts() {
+fn nodes_inside_branches_are_counted() {
     let sandbox = Sandbox::new();
     let path = sandbox.file("if.onnx", chooses());
     let (_, json) = sandbox.json(&["inspect", &path]);
@@ -104,7 +104,7 @@ fn what_is_inside_branches_counts() {
 }
 
 #[test]
-fn passes_tell_what_they_remove_and_merge() {
+fn passes_report_what_they_remove_and_fuse() {
     let sandbox = Sandbox::new();
     let asked = ["inspect", "sd15/vae-decoder", "--shape", "latent_sample=1,4,64,64", "--passes"];
     let (_, json) = sandbox.json(&asked);
@@ -117,7 +117,7 @@ fn passes_tell_what_they_remove_and_merge() {
     assert_eq!(pass("fuse_group_norm")["operators"]["sdrun.GroupNormalization"], 30);
     assert_eq!(pass("fuse_attention")["operators"]["Softmax"], -1);
     let text = sandbox.run(&asked).succeeds().stdout.clone();
-    for words in ["fold_constants", "fuse_group_norm", "sdrun.Attention +1", "where the provider does that"] {
+    for words in ["fold_constants", "fuse_group_norm", "sdrun.Attention +1", "on providers that fuse nodes"] {
         assert!(text.contains(words), "{words:?} is not in\n{text}");
     }
 }
@@ -155,7 +155,7 @@ fn built_in_models_are_listed_and_described_without_being_generated() {
 }
 
 #[test]
-fn outputs_do_not_destroy_inputs() {
+fn outputs_do_not_overwrite_inputs() {
     let sandbox = Sandbox::new();
     let bytes = model("x");
     let file = sandbox.file("m.onnx", &bytes);
@@ -184,16 +184,18 @@ fn import_does_not_write_through_links() {
 fn bench_takes_several_models() {
     let sandbox = Sandbox::new();
     let (a, b) = (sandbox.file("a.onnx", model("x")), sandbox.file("b.onnx", model("other")));
-    sandbox.run(&["bench", &a, &b, "--shape", "z=1,4"]).fails(4, &["\"z\"", "none of the models", "hint: "]);
+    sandbox
+        .run(&["bench", &a, &b, "--shape", "z=1,4"])
+        .fails(4, &["\"z\"", "not an input of any of the models", "hint: "]);
     sandbox.run(&["bench", &a, &b, "--weights", &a]).fails(4, &["one model", "hint: "]);
-    // A shape applies to the model that has the input: both are then ready, and only providers are missing.
+    // A shape applies to the model that has the input. Both models are then ready, and only providers are missing.
     let (code, json) = sandbox.json(&["bench", &a, &b, "--shape", "x=2,4", "--shape", "other=3,4"]);
     let message = json["error"]["message"].as_str().unwrap_or_default();
     assert!(code != Some(4) && !message.contains("shape"), "{code:?} {json}");
 }
 
 #[test]
-fn models_that_are_not_there_or_none() {
+fn missing_and_invalid_models() {
     let sandbox = Sandbox::new();
     for command in ["build", "run", "verify", "bench"] {
         sandbox.run(&[command, "absent.onnx"]).fails(3, &["absent.onnx", "hint: "]);
@@ -217,18 +219,18 @@ fn models_that_are_not_there_or_none() {
 }
 
 #[test]
-fn shapes_that_do_not_fit() {
+fn wrong_shapes() {
     let sandbox = Sandbox::new();
     let path = sandbox.file("m.onnx", model("x"));
     sandbox.run(&["build", &path, "--shape", "x"]).fails(2, &["sample=1,4,64,64"]);
-    sandbox.run(&["build", &path, "--shape", "x=1,0"]).fails(2, &["at least 1"]);
+    sandbox.run(&["build", &path, "--shape", "x=1,0"]).fails(2, &["not a positive integer"]);
     sandbox.run(&["build", &path]).fails(4, &["m.onnx", "x", "hint: ", "--shape"]);
     sandbox.run(&["build", &path, "--shape", "x=1,4", "--shape", "x=2,4"]).fails(4, &["twice"]);
     sandbox.run(&["build", &path, "--shape", "z=1,4"]).fails(4, &["z"]);
     sandbox.run(&["build", &path, "--shape", "x=1,5"]).fails(4, &["x", "5"]);
     sandbox.run(&["inspect", &path, "--shape", "x=1,2,3"]).fails(4, &["x"]);
     sandbox.run(&["bench", "--shape", "x=1"]).fails(4, &["no", "model"]);
-    // What an input shares with one that is named follows that.
+    // An unnamed input follows a named one in the dimensions they share.
     let sizes = |shape| ["inspect", "sd15/unet", "--shape", shape];
     assert_eq!(sandbox.json(&sizes("sample=2,4,64,64")).1["topology"]["bound"], true);
     let unet = |shapes: &[&str]| {
@@ -243,14 +245,14 @@ fn shapes_that_do_not_fit() {
     sandbox.run(&["build", &path, "--shape", "x=1,4:2,5"]).fails(4, &["x", "[2, 5]", "fixed to 4"]);
     sandbox.run(&["build", &path, "--shape", "x=1,4:2"]).fails(4, &["x", "[2]", "2 dimensions"]);
     sandbox.run(&["run", &path, "--shape", "x=1,4:2,4"]).fails(4, &["several shapes", "`sdrun build`"]);
-    // Nothing is wrong with the model here, so it is the provider that is missing.
+    // The model is fine here, so the error is the missing provider.
     sandbox.run(&["build", &path, "--shape", "x=1,4", "-p", "nope"]).fails(3, &["`nope`"]);
     sandbox.run(&["build", &path, "--shape", "x=1,4:2,4", "-p", "nope"]).fails(3, &["`nope`"]);
     sandbox.run(&["build", &path, "--shape", "x=1,4"]).fails(5, &["no provider works here", "sdrun doctor"]);
 }
 
 #[test]
-fn inputs_that_do_not_fit() {
+fn wrong_inputs() {
     let sandbox = Sandbox::new();
     let path = sandbox.file("m.onnx", model("x"));
     let run = |more: &[&str]| sandbox.run(&[&["run", &path], more].concat());
@@ -279,7 +281,7 @@ fn inputs_that_do_not_fit() {
     run(&["--input", &format!("x={picture}")]).fails(4, &["black and white", "--image-range"]);
     run(&["--input", &format!("x={picture}"), "--image-range", "-1..1"]).fails(10, &["p.png"]);
     run(&["--image-range", "1..0"]).fails(2, &["0..1"]);
-    // What is right gets as far as the provider; so do the shapes the file gives.
+    // Correct inputs get as far as the provider, and so do shapes taken from the file.
     run(&["--input", &good, "-p", "nope"]).fails(3, &["`nope`"]);
 }
 
@@ -316,7 +318,7 @@ fn verify_needs_a_reference() {
     sandbox.run(&["bench", "-p", "nope"]).fails(3, &["`nope`"]);
     let unclear = ["bench", "--option", "weights=inputs"];
     sandbox.run(&unclear).fails(4, &["which provider", "--option PROVIDER:weights=inputs"]);
-    assert!(!sandbox.path("cache").exists(), "no model was generated for nothing");
+    assert!(!sandbox.path("cache").exists(), "a model was generated in vain");
 }
 
 fn engine(path: &Path, weights: Vec<WeightSpec>) {
@@ -344,7 +346,7 @@ fn engine(path: &Path, weights: Vec<WeightSpec>) {
 }
 
 #[test]
-fn engines_are_described_and_say_what_they_need() {
+fn engines_are_described_and_report_what_they_need() {
     let sandbox = Sandbox::new();
     let stripped = sandbox.path("work/stripped.sdengine");
     engine(&stripped, vec![WeightSpec { name: "w".into(), dtype: DType::F32, shape: vec![4] }]);
@@ -366,7 +368,7 @@ fn engines_are_described_and_say_what_they_need() {
         let command = [&["run", path][..], asked].concat();
         sandbox.run(&command).fails(4, &[asked[0], "`sdrun build`"]);
     }
-    // What it was built with may be said again.
+    // The options that it was built with may be repeated.
     sandbox.run(&["run", path, "--precision", "fp32"]).fails(5, &["holds no weights"]);
 
     let baked = sandbox.path("work/baked.sdengine");
@@ -409,7 +411,7 @@ fn files_of_weights_are_described() {
 }
 
 #[test]
-fn names_cannot_steer_the_terminal() {
+fn names_cannot_control_the_terminal() {
     let sandbox = Sandbox::new();
     let path = sandbox.file("m.onnx", model("x\u{1b}[2J\u{9b}1m"));
     let shown = sandbox.run(&["inspect", &path]).succeeds().stdout.clone();

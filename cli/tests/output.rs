@@ -1,4 +1,4 @@
-//! The cache commands, and how results and errors come out.
+//! The cache commands, and the output of results and errors.
 
 #![allow(clippy::unwrap_used)]
 
@@ -36,7 +36,7 @@ fn damaged_engines_are_found_and_only_they_are_deleted() {
     let verified = sandbox.run(&["cache", "verify"]);
     assert_eq!(verified.code, Some(1));
     assert!(verified.stdout.contains("0123456789abcdef.sdengine") && verified.stdout.contains("1 damaged"));
-    // It is set aside, so that nothing loads it before it is deleted.
+    // It is set aside, so that nothing loads it before its deletion.
     let aside = damaged.with_extension("corrupt");
     assert!(!damaged.exists() && aside.exists());
     let (_, dry) = sandbox.json(&["cache", "gc", "--dry-run"]);
@@ -79,7 +79,7 @@ fn json_goes_to_a_file_beside_the_text() {
     let report: Value =
         serde_json::from_slice(&std::fs::read(sandbox.path("work/report.json")).unwrap()).unwrap();
     assert_eq!(report["kind"], "onnx");
-    // An error is a report, too.
+    // An error is a report too.
     assert_eq!(sandbox.run(&["inspect", "absent.onnx", "--json=report.json"]).code, Some(3));
     let report: Value =
         serde_json::from_slice(&std::fs::read(sandbox.path("work/report.json")).unwrap()).unwrap();
@@ -91,7 +91,7 @@ fn json_goes_to_a_file_beside_the_text() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn a_reader_that_goes_away_is_not_an_error() {
     let sandbox = Sandbox::new();
     for args in [&["models"][..], &["completions", "bash"], &["--help"], &["models", "--json"]] {
         let mut child = sandbox.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -100,7 +100,7 @@ fn a_reader_that_goes_away_is_no_error() {
         child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
         assert_eq!((child.wait().unwrap().code(), stderr.as_str()), (Some(0), ""), "{args:?}");
     }
-    // The verdict stays what it was.
+    // The verdict does not change.
     let mut child =
         sandbox.command(&["doctor"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     drop(child.stdout.take());

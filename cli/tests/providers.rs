@@ -1,4 +1,4 @@
-//! Commands about providers and runtimes, on machines where something is missing.
+//! Commands about providers and runtimes on incomplete machines.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,7 +22,7 @@ fn runtime() -> serde_json::Value {
 }
 
 #[test]
-fn without_providers_everything_answers() {
+fn every_command_works_without_providers() {
     let sandbox = Sandbox::new();
     for args in [&["providers"][..], &["providers", "--explain"], &["devices"], &["runtime", "list"]] {
         let outcome = sandbox.run(args);
@@ -35,11 +35,11 @@ fn without_providers_everything_answers() {
     assert_eq!(sandbox.json(&["runtime", "list"]).1, json!({ "runtimes": [] }));
     let (code, doctor) = sandbox.json(&["doctor"]);
     assert_eq!((code, &doctor["usable"]), (Some(1), &false.into()));
-    assert!(!sandbox.path("cache").exists() && !sandbox.path("data").exists(), "looking makes no folders");
+    assert!(!sandbox.path("cache").exists() && !sandbox.path("data").exists(), "looking created a folder");
 }
 
 #[test]
-fn skipped_providers_are_told_with_the_reason() {
+fn skipped_providers_are_listed_with_the_reason() {
     let sandbox = Sandbox::new();
     sandbox.provider("good", |_| {});
     sandbox.provider("gone", |p| p["library"]["path"] = "libgone-away.so".into());
@@ -96,7 +96,7 @@ fn files_that_others_can_change_are_not_trusted() {
 }
 
 #[test]
-fn a_library_that_is_none_is_an_error_and_no_crash() {
+fn a_file_that_is_not_a_library_is_an_error_and_not_a_crash() {
     let sandbox = Sandbox::new();
     sandbox.provider("junk", |_| {});
     let model = sandbox.file("m.onnx", common::model("x"));
@@ -111,7 +111,7 @@ fn a_library_that_is_none_is_an_error_and_no_crash() {
 }
 
 #[test]
-fn a_missing_runtime_is_told_with_what_to_do() {
+fn a_missing_runtime_is_reported_with_what_to_do() {
     let sandbox = Sandbox::new();
     sandbox.provider("needy", |p| p["runtime"] = runtime());
     let listed = sandbox.run(&["runtime", "list"]).succeeds().stdout.clone();
@@ -131,7 +131,7 @@ fn a_missing_runtime_is_told_with_what_to_do() {
         "{}",
         doctor.stdout
     );
-    // Named by the environment, and not there either.
+    // The environment names a folder that does not exist either.
     let named = sandbox.command(&["doctor"]).env("SDRUN_THING_DIR", "/nowhere/at/all").output().unwrap();
     assert!(String::from_utf8(named.stdout).unwrap().contains("/nowhere/at/all (SDRUN_THING_DIR)"));
 }
@@ -161,7 +161,7 @@ fn installing_asks_first() {
 
 #[cfg(unix)]
 #[test]
-fn an_installation_that_fails_leaves_nothing() {
+fn a_failed_installation_leaves_nothing() {
     let sandbox = Sandbox::new();
     sandbox.provider("needy", |p| p["runtime"] = runtime());
     let args = ["runtime", "install", "thing", "--yes"];
@@ -180,7 +180,7 @@ fn ctrl_c_cancels_and_leaves_nothing() {
     let started = sandbox.path("started");
     let script = format!("touch {}; exec sleep 60", started.display());
     let mut command = sandbox.with_python(&["runtime", "install", "thing", "--yes"], &script);
-    // As a shell does with a job: the signal reaches the whole group.
+    // The signal reaches the whole group, as when a shell interrupts a job.
     command.process_group(0).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     let child = command.spawn().unwrap();
     while !started.exists() {

@@ -21,11 +21,10 @@ use std::{
 
 /// Build an engine for a model
 ///
-/// The engine goes into the cache, where `sdrun run` finds it, and with -o also into a file. Unless --bake is
-/// given it holds no weights: engines belong to a topology, and any weights of that topology fit. A model's weight
-/// files may therefore be absent.
+/// The engine goes into the cache, where `sdrun run` finds it, and with -o into a file too. Without --bake it holds no weights:
+/// an engine belongs to a topology and takes any weights of that topology. So the model's weight files may be missing.
 ///
-/// With --weights or --lora it is checked that they fit; they go into the engine with --bake only.
+/// --weights and --lora check that these weights fit. They go into the engine only with --bake.
 ///
 /// Example: sdrun build sd15/unet -p openvino --precision bf16
 ///
@@ -44,8 +43,8 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "FILE.sdengine")]
     output: Option<PathBuf>,
 
-    /// Write the graph as ONNX without weights into this folder: given.onnx, which the provider is given, and merged.onnx,
-    /// which a provider that merges nodes itself runs
+    /// Write the graph as ONNX without weights into this folder: given.onnx, which the provider receives, and merged.onnx, which
+    /// results from the passes that fuse nodes
     #[arg(long, value_name = "DIR")]
     dump_graph: Option<PathBuf>,
 
@@ -82,13 +81,13 @@ fn dump(bound: &Graph, folder: &Path) -> anyhow::Result<()> {
 #[derive(Serialize)]
 struct Report<'a> {
     device: &'a Device,
-    /// Whether it came out of the cache.
+    /// Whether it came from the cache.
     cached: bool,
     seconds: f64,
     file: Option<&'a Path>,
-    /// Size of the engine in that file.
+    /// Size of the engine in the file.
     payload_bytes: Option<u64>,
-    /// What was given with --weights and --lora.
+    /// The weights from --weights and --lora.
     weights: Option<WeightReport>,
     #[serde(flatten)]
     manifest: &'a EngineManifest,

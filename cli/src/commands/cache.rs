@@ -11,9 +11,9 @@ use std::{
     time::Duration,
 };
 
-/// List, check and tidy the cache of built engines
+/// List, check and clean up the cache of built engines
 ///
-/// Only files that sdrun itself put into its cache folder are ever deleted.
+/// sdrun deletes only files that it put into its cache folder itself.
 ///
 /// Example: sdrun cache gc --max-size 5GB --max-age 30d --dry-run
 #[derive(clap::Args)]
@@ -24,21 +24,21 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// List cached engines, longest unused first
+    /// List cached engines, least recently used first
     List,
-    /// Delete engines over the limits; damaged ones and leftovers always
+    /// Delete engines beyond the limits, and always damaged ones and leftovers
     Gc {
-        /// Keep at most this much, deleting what was unused longest: 5GB, 500MiB
+        /// Keep at most this much and delete the least recently used engines: 5GB, 500MiB
         #[arg(long, value_name = "SIZE", value_parser = parse::size)]
         max_size: Option<u64>,
-        /// Delete what was unused for longer: 12h, 30d
+        /// Delete engines unused for longer than this: 12h, 30d
         #[arg(long, value_name = "TIME", value_parser = parse::duration)]
         max_age: Option<Duration>,
-        /// Only say what would be deleted
+        /// Only show what would be deleted
         #[arg(long)]
         dry_run: bool,
     },
-    /// Check every cached engine for damage; exit code 1 where there is any
+    /// Check every cached engine for damage; exit code 1 if there is any
     Verify,
 }
 
@@ -112,7 +112,7 @@ fn gc(cache: &Cache, limits: &GcLimits, dry_run: bool, context: &Context) -> any
         writeln!(out, "{} files, {}, {what}", report.deleted.len(), format::bytes(report.bytes))
     })?;
     if limits.max_bytes.is_none() && limits.max_age.is_none() {
-        context.note("without --max-size and --max-age only damaged engines and leftovers are deleted");
+        context.note("without --max-size and --max-age, only damaged engines and leftovers are deleted");
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -132,7 +132,7 @@ fn verify(cache: &Cache, context: &Context) -> anyhow::Result<ExitCode> {
     if report.damaged.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    context.note("`sdrun cache gc` deletes damaged engines; they are built again when they are needed");
+    context.note("`sdrun cache gc` deletes damaged engines; they are built again when needed");
     Ok(ExitCode::from(exit::NO))
 }
 

@@ -7,8 +7,7 @@ use std::process::ExitCode;
 
 /// Print completions for a shell
 ///
-/// The script calls sdrun back each time Tab is pressed, so that it completes the models, providers and devices of the
-/// moment.
+/// The script calls sdrun each time you press Tab, so it completes the models, providers and devices of that moment.
 ///
 /// Example: sdrun completions bash > ~/.local/share/bash-completion/completions/sdrun
 #[derive(clap::Args)]

@@ -10,13 +10,13 @@ use std::{
 
 /// List the devices of every provider
 ///
-/// Each provider is loaded in a worker process with a time limit, so one that crashes or hangs is a line with the
-/// reason. The id, the index or a part of the name is what --device takes elsewhere.
+/// Loads each provider in a worker process with a time limit, so a provider that crashes or hangs becomes a line with the
+/// reason. Other commands take the id, the index or part of the name as --device.
 ///
 /// Example: sdrun devices --provider openvino --json
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only this provider; that it does not work is then an error
+    /// List only this provider; fail if it does not work
     #[arg(short, long, value_name = "ID", add = complete::providers())]
     provider: Option<String>,
 }
@@ -111,11 +111,7 @@ fn show(out: &mut dyn Write, rows: &[Row]) -> io::Result<()> {
         } else if row.devices.is_empty() {
             writeln!(out, "{}: no device on this machine", row.provider)?;
         } else if let Some(why) = row.devices.iter().find_map(|d| d.device.absent.as_ref()) {
-            writeln!(
-                out,
-                "{}: engines can be built, not run, for devices that are not here: {why}",
-                row.provider
-            )?;
+            writeln!(out, "{}: builds engines for absent devices but cannot run them: {why}", row.provider)?;
         }
     }
     Ok(())

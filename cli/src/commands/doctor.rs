@@ -9,16 +9,16 @@ use std::{
     process::ExitCode,
 };
 
-/// Check this installation: folders, providers, runtimes; say what to do
+/// Check this installation (folders, providers, runtimes) and say what to do
 ///
-/// Every provider is checked step by step: its manifest, its library, where its runtime was looked for and whether
-/// it is there; then it is loaded in a worker process with a time limit. Exit code 1 where no provider works.
+/// Checks each provider step by step: its manifest, its library, and every place where its runtime may be. Then loads it in a
+/// worker process with a time limit. The exit code is 1 if no provider works.
 ///
 /// Example: sdrun doctor
 #[derive(clap::Args)]
 pub(crate) struct Args {}
 
-/// How a check went.
+/// The result of a check.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum State {
@@ -76,7 +76,7 @@ pub(crate) fn run(_: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let paths = registry.paths();
     checks.push(folder("cache folder", &paths.cache));
     checks.push(folder("data folder", &paths.data));
-    // Providers whose runtime is absent are not loaded: the answer is known.
+    // A provider without its runtime is not loaded: the result is known.
     let ready = |entry: &Entry| {
         let missing = |spec: &RuntimeSpec| runtime::find(spec, paths).is_none();
         entry.skipped.is_none()
@@ -102,19 +102,19 @@ pub(crate) fn run(_: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(if usable { 0 } else { exit::NO }))
 }
 
-/// Whether files can be made in a folder, or in the nearest one above it that exists; makes none that stays.
+/// Checks whether files can be created in a folder, or in its nearest existing ancestor. Leaves no file behind.
 fn folder(name: &'static str, dir: &Path) -> Check {
     let there: PathBuf = dir.ancestors().find(|d| d.exists()).unwrap_or(dir).to_path_buf();
     if let Err(e) = tempfile::tempfile_in(&there) {
         return Check::new(name, State::Problem, format!("{} is not writable: {e}", there.display()))
-            .hint("make it writable, or choose another with SDRUN_CACHE_DIR and SDRUN_DATA_DIR");
+            .hint("make it writable, or choose another folder with SDRUN_CACHE_DIR or SDRUN_DATA_DIR");
     }
     let (state, free) = match fs4::available_space(&there) {
         Ok(free) if free < 1_000_000_000 => (State::Warning, format!("only {} free", format::bytes(free))),
         Ok(free) => (State::Ok, format!("{} free", format::bytes(free))),
         Err(e) => (State::Warning, format!("free space unknown: {e}")),
     };
-    let new = if there == dir { "" } else { " (will be made)" };
+    let new = if there == dir { "" } else { " (will be created)" };
     Check::new(name, state, format!("{}{new}, writable, {free}", dir.display()))
 }
 
@@ -151,7 +151,7 @@ fn examine(registry: &Registry, entry: &Entry, probe: Option<Result<probe::Found
                     Check::new("devices", State::Ok, format::list(present.iter().map(|(d, _)| &d.name)))
                 }
                 (false, Some(why)) => Check::new("devices", State::Warning, format!("none to run on: {why}"))
-                    .hint("engines can be built here and run where the hardware is"),
+                    .hint("engines can be built here and run on a machine with the hardware"),
                 (false, None) => Check::new("devices", State::Problem, "none"),
             });
         }
@@ -159,7 +159,7 @@ fn examine(registry: &Registry, entry: &Entry, probe: Option<Result<probe::Found
     ProviderReport { provider: entry.id.clone(), usable, checks }
 }
 
-/// Where the runtime was looked for. The first place that has it is the one that counts.
+/// The places that were searched for the runtime. The first place that has it is used.
 fn candidates(registry: &Registry, spec: &RuntimeSpec) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut have = false;

@@ -10,12 +10,12 @@ use sdrun::{
 use serde::Serialize;
 use std::{path::PathBuf, process::ExitCode};
 
-/// Find out which tensor of a checkpoint each weight of a model is
+/// Map each weight of a model to a tensor of a checkpoint
 ///
-/// Exporters rename and transpose weights. This recovers their names from the paths of the nodes that use them, checks
-/// the shapes, and writes the table beside the model (MODEL.binding.json), where `build` finds it: then the model takes
-/// any checkpoint of its architecture and any adapter. With --reference, the checkpoint the model was exported from,
-/// values are compared too. What is not found is listed and never guessed; exit code 1 if there is any.
+/// Exporters rename and transpose weights. This command recovers their names from the paths of the nodes that use them, checks
+/// the shapes, and writes the table beside the model (MODEL.binding.json). `build` finds it there, and the model then takes any
+/// checkpoint of its architecture and any adapter. With --reference, it also compares values with the checkpoint that the model
+/// was exported from. It lists weights that it cannot map and never guesses; the exit code is then 1.
 ///
 /// Example: sdrun import unet/model.onnx --reference stable-diffusion-v1-5
 #[derive(clap::Args)]
@@ -23,12 +23,12 @@ pub(crate) struct Args {
     /// An .onnx file
     model: PathBuf,
 
-    /// The checkpoint it was exported from: a diffusers folder or a file
+    /// Checkpoint that the model was exported from: a diffusers folder or a file
     #[arg(long, value_name = "CHECKPOINT")]
     reference: Option<PathBuf>,
 
-    /// The part of the checkpoint the model is, where its weights do not tell: text_encoder, text_encoder_2,
-    /// text_encoder_3, denoiser, vae or controlnet
+    /// Part of the checkpoint that the model is, if its weights do not show it: text_encoder, text_encoder_2, text_encoder_3,
+    /// denoiser, vae or controlnet
     #[arg(long, value_name = "PART")]
     component: Option<Component>,
 
@@ -51,7 +51,7 @@ struct Report<'a> {
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let file = args.output.clone().unwrap_or_else(|| Model::binding_file(&args.model));
-    // The name follows from the model's: a link there may come from whoever made the folder.
+    // The name is derived from the model's, so a link there may come from whoever made the folder.
     files::check_file_target(&file)?;
     let policy = if args.reference.is_some() { WeightsPolicy::Required } else { WeightsPolicy::MayBeAbsent };
     let what = args.model.to_string_lossy();
@@ -66,8 +66,8 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.reference {
         let checkpoint = Checkpoint::open(path)?;
         let component = binding.component.ok_or_else(|| {
-            Error::invalid(format!("the weights of {what} do not tell which part of a pipeline it is"))
-                .with_hint("say so with `--component`")
+            Error::invalid(format!("the weights of {what} do not show which part of a pipeline it is"))
+                .with_hint("name it with `--component`")
         })?;
         let reference = checkpoint.component(component)?;
         let weights = model.weights();

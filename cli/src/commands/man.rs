@@ -10,12 +10,12 @@ use std::{
     process::ExitCode,
 };
 
-/// Print the manual page, or write those of all commands
+/// Print the manual page, or write the pages of all commands
 ///
 /// Example: sdrun man --dir ~/.local/share/man/man1
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Write sdrun.1, sdrun-build.1, … into this folder, which is made where it is not there
+    /// Write sdrun.1, sdrun-build.1, … into this folder; creates the folder if necessary
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }

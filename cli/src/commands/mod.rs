@@ -1,4 +1,4 @@
-//! One file for each command: its arguments, what it prints, and the calls into the library between.
+//! One file per command: its arguments, its library calls and its output.
 
 pub(crate) mod bench;
 pub(crate) mod build;
@@ -19,7 +19,7 @@ pub(crate) mod verify;
 use crate::{cli::Command, context::Context};
 use std::process::ExitCode;
 
-/// Carries out a command.
+/// Runs a command.
 pub(crate) fn run(command: Command, context: &Context) -> anyhow::Result<ExitCode> {
     match command {
         Command::Providers(args) => providers::run(&args, context),

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 
 /// List the built-in models
 ///
-/// Each is the graph of a real architecture with synthetic weights, so that everything can be tried without a download.
-/// Use its name wherever a command takes a model. The shapes are those the model runs in unless --shape says otherwise.
+/// Each model is the graph of a real architecture with synthetic weights, so you can try every command without a download. Use
+/// its name wherever a command takes a model. It runs in the listed shapes unless --shape says otherwise.
 ///
 /// Example: sdrun models --json
 #[derive(clap::Args)]
@@ -41,7 +41,7 @@ pub(crate) fn run(_: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         .collect();
     let report = Report { models };
     context.present(&report, |out| {
-        let mut table = format::table(["model", "what", "inputs"]);
+        let mut table = format::table(["model", "description", "inputs"]);
         for m in &report.models {
             let inputs: Vec<String> =
                 m.inputs.iter().map(|i| format!("{} {} {:?}", i.name, i.dtype, i.shape)).collect();

@@ -8,19 +8,19 @@ use std::{
     process::ExitCode,
 };
 
-/// List providers and whether their runtimes are there
+/// List providers and whether their runtimes are installed
 ///
-/// A provider is a plugin that drives one vendor's runtime. This command reads manifests and looks for files; it
-/// loads no code, so it is quick and cannot crash. `sdrun devices` and `sdrun doctor` load them.
+/// A provider is a plugin that drives one vendor's runtime. This command reads manifests and looks for files. It loads no code,
+/// so it is fast and cannot crash. `sdrun devices` and `sdrun doctor` load the providers.
 ///
-/// Manifests (sdrun-provider-ID.json) are looked for in --provider-path; then in SDRUN_PROVIDER_FILES, if that is
-/// set; else in SDRUN_ADD_PROVIDER_FILES, in `providers` beside the executable, in the user's data folder, and in
+/// sdrun looks for manifests (sdrun-provider-ID.json) in --provider-path, then in SDRUN_PROVIDER_FILES if that is set. If it is
+/// not set, sdrun looks in SDRUN_ADD_PROVIDER_FILES, in `providers` beside the executable, in the user's data folder, and in
 /// /usr/local/lib/sdrun/providers and /usr/lib/sdrun/providers. The first manifest of an id wins.
 ///
 /// Example: sdrun providers --explain
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Show every manifest that was found, what became of it and why
+    /// Show every manifest found, whether it is used, and why
     #[arg(long)]
     explain: bool,
 }
@@ -86,7 +86,7 @@ fn runtime(row: &Row<'_>) -> (String, String) {
 }
 
 fn list(out: &mut dyn Write, rows: &[Row<'_>]) -> io::Result<()> {
-    let mut table = format::table(["provider", "version", "what", "runtime", "found in"]);
+    let mut table = format::table(["provider", "version", "description", "runtime", "found in"]);
     for row in rows.iter().filter(|r| r.usable) {
         let (name, found) = runtime(row);
         let provide = row.entry.provide.as_ref();
@@ -111,7 +111,7 @@ fn explain(out: &mut dyn Write, rows: &[Row<'_>]) -> io::Result<()> {
         if let Some(p) = &row.entry.provide {
             writeln!(
                 out,
-                "  what      {}, version {} of {}, build {}",
+                "  summary   {}, version {} of {}, build {}",
                 p.summary, p.version, p.vendor, p.build_id
             )?;
             writeln!(

@@ -18,11 +18,11 @@ use std::{
     time::Instant,
 };
 
-/// Put weights into an engine: a checkpoint, adapters, both
+/// Load a checkpoint and adapters into an engine
 ///
-/// Gives the engine the checkpoint, changes it to the checkpoint with the adapters, and says what fits, how the provider
-/// does it and how long it takes. With -o the engine is also written with these weights inside, where the provider can do
-/// that; without, `sdrun run ENGINE` takes the same options.
+/// Loads the checkpoint, then refits the engine with the adapters. Reports what fits, which method the provider uses and how
+/// long it takes. With -o, also writes the engine with these weights inside, if the provider can do that. `sdrun run ENGINE`
+/// takes the same options.
 ///
 /// Example: sdrun refit unet.sdengine --weights dreamshaper.safetensors --lora style.safetensors:0.8
 ///
@@ -41,7 +41,7 @@ pub(crate) struct Args {
     #[arg(long)]
     isolate: bool,
 
-    /// Follow symbolic and hard links of external weight files, also out of the model's folder
+    /// Follow symbolic and hard links to external weight files, even outside the model's folder
     #[arg(long)]
     allow_links: bool,
 
@@ -57,12 +57,12 @@ struct Report<'a> {
     provider: &'a str,
     device: &'a Device,
     weights: WeightReport,
-    /// Giving the engine the weights under the adapters.
+    /// Time to load the weights below the adapters.
     session_seconds: f64,
-    /// From there to the weights with the adapters; absent where there are none.
+    /// The refit to the weights with the adapters; absent if there are none.
     refit: Option<Refit>,
     file: Option<&'a Path>,
-    /// Size of the engine in that file.
+    /// Size of the engine in the file.
     payload_bytes: Option<u64>,
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let (engine, device) = args.provider.load(path, &manifest, args.isolate, context)?;
     let stack = &weights.stack;
 
-    let task = context.task("giving it weights");
+    let task = context.task("loading weights");
     let host = task.host(context.cancel_flag());
     let mut session = engine.session(&stack.pristine(), &host)?;
     let refit = match args.weights.is_changing() {
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         }
     };
     let session_seconds = session.seconds();
-    // Two sets of weights in memory would be one too many.
+    // Baking needs the weights too. Free the session's copy first.
     drop(session);
     let payload_bytes = match &args.output {
         Some(path) => Some(engine.bake(stack, &host)?.save(path)?),
@@ -119,7 +119,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     context.present(&report, |out| {
         writeln!(out, "{} on {} ({})", report.model, report.provider, device.name)?;
         report.weights.show(out, "")?;
-        writeln!(out, "  weights in after {}", format::seconds(session_seconds))?;
+        writeln!(out, "  weights loaded in {}", format::seconds(session_seconds))?;
         if let Some(refit) = &report.refit {
             writeln!(out, "  {}", format::refit(refit))?;
         }

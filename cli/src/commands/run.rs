@@ -23,9 +23,8 @@ use std::{
 
 /// Run a model or an engine once
 ///
-/// A model is built first, or its engine taken from the cache. The shapes of input files fix the model's open
-/// dimensions, where --shape does not. NumPy files hold tensors as they are (bf16 as f32); a .png file is a tensor
-/// [1, 3, height, width].
+/// For a model, builds the engine first or takes it from the cache. --shape sets the model's open dimensions; the shapes of
+/// input files set the others. NumPy files hold tensors unchanged (bf16 as f32); a .png file is a tensor [1, 3, height, width].
 ///
 /// Example: sdrun run taef2/encoder --input image=photo.png -o latent.npz
 ///
@@ -36,7 +35,7 @@ pub(crate) struct Args {
     #[arg(value_name = "MODEL|ENGINE", add = complete::models())]
     what: String,
 
-    /// Fail where there is no engine in the cache, instead of building one
+    /// Fail if the cache has no engine, instead of building one
     #[arg(long, conflicts_with_all = ["rebuild", "no_cache"])]
     no_build: bool,
 
@@ -44,7 +43,7 @@ pub(crate) struct Args {
     #[arg(long)]
     isolate: bool,
 
-    /// Accept NaN and infinity in outputs; without it, they are an error
+    /// Accept NaN and infinity in outputs instead of failing
     #[arg(long)]
     allow_non_finite: bool,
 
@@ -72,9 +71,9 @@ struct Report {
     /// Whether the engine was loaded and not built.
     cached: bool,
     engine_seconds: f64,
-    /// Giving it its weights.
+    /// Time to load the weights.
     session_seconds: f64,
-    /// Absent where they are baked in.
+    /// Absent if they are baked in.
     weights: Option<WeightReport>,
     run_ms: f64,
     outputs: Vec<Summary>,
@@ -108,7 +107,7 @@ fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     args.build.check_engine(&manifest)?;
     let given = args.model.shapes()?;
     if !given.is_empty() && !manifest.info.inputs.iter().any(TensorSpec::is_open) {
-        return Err(Error::invalid("an engine has its shapes already")
+        return Err(Error::invalid("the shapes of this engine are fixed")
             .with_hint("leave out `--shape`, or run the model instead of the engine")
             .into());
     }
@@ -119,7 +118,7 @@ fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         (false, None) => {
             return Err(Error::precondition(format!("{} holds no weights", path.display()))
                 .with_hint(format!(
-                    "it was built from {}: give `--weights` with that or with a checkpoint",
+                    "it was built from {}: give that model or a checkpoint with `--weights`",
                     manifest.model
                 ))
                 .into());
@@ -140,8 +139,9 @@ fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let missing = args.inputs.missing(&manifest.info.inputs, &inputs, model)?;
     if !missing.is_empty() {
         let model = model.ok_or_else(|| {
-            Error::invalid(format!("these inputs are not given: {}", format::list(&missing)))
-                .with_hint("give each with `--input NAME=FILE`; they can be made only with `--weights MODEL`")
+            Error::invalid(format!("these inputs are missing: {}", format::list(&missing))).with_hint(
+                "give each with `--input NAME=FILE`; sdrun can generate them only with `--weights MODEL`",
+            )
         })?;
         let shape = |s: &TensorSpec| Some((s.name.clone(), s.shape.iter().copied().collect::<Option<_>>()?));
         let mut shapes: Shapes = manifest.info.inputs.iter().filter_map(shape).collect();
@@ -156,7 +156,7 @@ fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     finish(args, context, &engine, &device, weights.as_ref(), &inputs)
 }
 
-/// From an engine to files and a report.
+/// Runs an engine, writes the outputs and reports.
 fn finish(
     args: &Args,
     context: &Context,
@@ -168,7 +168,7 @@ fn finish(
     context.go_on()?;
     let task = context.task("running");
     let host = task.host(context.cancel_flag());
-    // An engine that has its weights baked in is given none.
+    // An engine with its weights baked in gets none.
     let mut session = match weights {
         Some(weights) if !engine.info().weights.is_empty() => engine.session(&weights.stack, &host)?,
         _ => engine.session(&sdrun::weights::MapSource::default(), &host)?,
@@ -209,7 +209,7 @@ fn finish(
 
 fn show(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     let (session, run) = (format::seconds(report.session_seconds), format::seconds(report.run_ms / 1e3));
-    writeln!(out, "  weights in after {session}, ran in {run} (first run)")?;
+    writeln!(out, "  weights loaded in {session}, ran in {run} (first run)")?;
     let mut table = format::table(["output", "type", "shape", "min", "max", "mean", "stddev", "NaN, inf"]);
     for s in &report.outputs {
         let number = |v: Option<f64>| v.map_or("-".into(), |v| format!("{v:.5}"));

@@ -16,8 +16,8 @@ use std::{
 
 /// List, install and remove vendor runtimes
 ///
-/// Runtimes are installed into the user's data folder with the machine's own `pip`, in the version a provider was
-/// tested with and checked against its hash; nothing outside that folder is touched.
+/// Installs a runtime into your data folder with your own `pip`, in the version that its provider was tested with, checked
+/// against a hash. Nothing outside that folder changes.
 ///
 /// Example: sdrun runtime install openvino
 #[derive(clap::Args)]
@@ -28,13 +28,13 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// List runtimes: which there are, which are installed, what installing takes
+    /// List runtimes, where they are installed, and what installing them takes
     List,
-    /// Install a runtime; says what it downloads, how much and where to, and asks first
+    /// Install a runtime; shows the download, its size and its destination, and asks first
     Install {
-        /// Name of the runtime, as `sdrun runtime list` shows it
+        /// Name of the runtime, as listed by `sdrun runtime list`
         name: String,
-        /// Do not ask
+        /// Install without asking
         #[arg(short, long)]
         yes: bool,
     },
@@ -64,9 +64,9 @@ struct Report {
 struct Row {
     name: String,
     version: String,
-    /// Where it would be taken from.
+    /// The copy that sdrun would use.
     found: Option<Candidate>,
-    /// What installing it takes; `None` where sdrun cannot install it here.
+    /// What installing it takes; `None` if sdrun cannot install it here.
     plan: Option<InstallPlan>,
 }
 
@@ -100,7 +100,7 @@ fn show(out: &mut dyn Write, rows: &[Row]) -> io::Result<()> {
         let state = match (&row.found, &row.plan) {
             (Some(found), _) => format!("{} ({})", found.dir.display(), found.origin),
             (None, Some(_)) => "not installed".into(),
-            (None, None) => "not found, and not installable by sdrun here".into(),
+            (None, None) => "not found; sdrun cannot install it here".into(),
         };
         table.add_row([
             row.name.clone(),
@@ -119,7 +119,7 @@ struct Installed<'a> {
     runtime: &'a str,
     version: &'a str,
     dir: &'a Path,
-    /// Whether it was there before.
+    /// Whether it was already installed.
     present: bool,
 }
 
@@ -130,7 +130,7 @@ fn install(registry: &Registry, spec: &RuntimeSpec, yes: bool, context: &Context
         let (dir, version) = (&found.dir, "of the system");
         let report = Installed { runtime: &spec.name, version, dir, present: true };
         return context.present(&report, |out| {
-            writeln!(out, "{} is installed already, in {} ({})", spec.name, dir.display(), found.origin)
+            writeln!(out, "{} is already installed in {} ({})", spec.name, dir.display(), found.origin)
         });
     }
     let plan = runtime::plan(spec, registry.paths())?;
@@ -138,7 +138,7 @@ fn install(registry: &Registry, spec: &RuntimeSpec, yes: bool, context: &Context
         Installed { runtime: &spec.name, version: &spec.version, dir: &plan.dir, present: plan.installed };
     if plan.installed {
         return context.present(&report, |out| {
-            writeln!(out, "{} {} is installed already, in {}", spec.name, spec.version, plan.dir.display())
+            writeln!(out, "{} {} is already installed in {}", spec.name, spec.version, plan.dir.display())
         });
     }
     let (download, installed) = (plan.wheel.download_bytes, plan.wheel.installed_bytes);
@@ -157,7 +157,7 @@ fn install(registry: &Registry, spec: &RuntimeSpec, yes: bool, context: &Context
     let outcome = runtime::install(&plan);
     drop(task);
     if outcome.is_err() {
-        // Ctrl-C reaches pip, too, and its end may be noticed before our own handler has run.
+        // Ctrl-C reaches pip too, and pip may end before our own handler has run.
         context.let_interrupt_arrive();
     }
     outcome?;
@@ -166,7 +166,7 @@ fn install(registry: &Registry, spec: &RuntimeSpec, yes: bool, context: &Context
     })
 }
 
-/// The wheel and what is unpacked lie side by side for a moment.
+/// The wheel and the unpacked files are both on disk for a moment.
 fn check_room(plan: &InstallPlan) -> anyhow::Result<()> {
     let needed = plan.wheel.download_bytes + plan.wheel.installed_bytes;
     let there = plan.dir.ancestors().find(|d| d.exists()).unwrap_or(&plan.dir);
@@ -177,13 +177,13 @@ fn check_room(plan: &InstallPlan) -> anyhow::Result<()> {
     let (needed, free) = (format::bytes(needed), format::bytes(free));
     Err(Error::new(
         ErrorCode::ResourceExhausted,
-        format!("{} needs about {needed} in {}, and {free} are free", plan.requirement, there.display()),
+        format!("{} needs about {needed} in {}, but only {free} are free", plan.requirement, there.display()),
     )
     .with_hint("free some space, or choose another folder with SDRUN_DATA_DIR")
     .into())
 }
 
-/// Asks on the terminal. Without one, silence is no consent.
+/// Asks on the terminal. Without a terminal, this is an error.
 fn ask(context: &Context) -> anyhow::Result<bool> {
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return Err(Error::invalid("cannot ask whether to install: this is not a terminal")
@@ -207,7 +207,7 @@ fn remove(registry: &Registry, spec: &RuntimeSpec, context: &Context) -> anyhow:
     context.present(&Removed { runtime: &spec.name, removed }, |out| {
         let dir = runtime::install_dir(spec, registry.paths());
         match removed {
-            true => writeln!(out, "{} {} is removed from {}", spec.name, spec.version, dir.display()),
+            true => writeln!(out, "{} {} was removed from {}", spec.name, spec.version, dir.display()),
             false => writeln!(out, "{} {} was not installed by sdrun", spec.name, spec.version),
         }
     })

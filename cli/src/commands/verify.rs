@@ -24,11 +24,12 @@ use std::{
 
 /// Compare a provider's outputs with a reference
 ///
-/// Runs a model on a provider and, in fp32 on the same inputs, on the reference provider, each in a worker process;
-/// or takes the reference outputs from a file. fp32 is right up to a relative error of 1e-3 (of the largest value)
-/// and a cosine of 0.99999; fp16 to a cosine of 0.999; bf16 to 0.99; q8_0 to 0.998; q4_k to 0.95. Exit code 1 where an output is wrong.
+/// Runs a model on a provider and, in fp32 on the same inputs, on the reference provider, each in a worker process. Or takes the
+/// reference outputs from a file. An fp32 output is correct if its relative error is at most 1e-3 (of the largest value) and
+/// its cosine at least 0.99999. The cosine must be at least 0.999 in fp16, 0.99 in bf16, 0.998 in q8_0 and 0.95 in q4_k. The
+/// exit code is 1 if an output is wrong.
 ///
-/// With --lora the model is also run without the adapters, and outputs they do not change at all are told.
+/// With --lora, also runs the model without the adapters and reports outputs that they do not change.
 ///
 /// Example: sdrun verify sd15/vae-decoder -p openvino --precision bf16
 ///
@@ -39,7 +40,7 @@ pub(crate) struct Args {
     #[arg(add = complete::models())]
     model: String,
 
-    /// Provider to compare with; without it, the one whose manifest says that it is the reference
+    /// Provider to compare with [default: the one whose manifest says that it is the reference]
     #[arg(long, value_name = "ID", conflicts_with = "reference_file", add = complete::providers())]
     reference: Option<String>,
 
@@ -69,7 +70,7 @@ struct Report {
     tolerance: Tolerance,
     accepted: bool,
     outputs: Vec<Row>,
-    /// What was given with --weights and --lora.
+    /// The weights from --weights and --lora.
     weights: Option<WeightReport>,
     /// Outputs that the adapters do not change in a single bit.
     unchanged: Vec<String>,
@@ -142,7 +143,7 @@ fn reference_provider(args: &Args, registry: &Registry) -> Result<String, Error>
     }
 }
 
-/// One of the two that are compared.
+/// One side of the comparison.
 struct Side<'a> {
     id: Option<&'a str>,
     device: Option<&'a str>,
@@ -152,7 +153,7 @@ struct Side<'a> {
     pristine: bool,
 }
 
-/// Runs the job on a provider; says which one it was, and which outputs the adapters leave as they are.
+/// Runs the job on a provider. Also returns which provider it was, and the outputs that the adapters do not change.
 fn outputs_of(
     side: &Side<'_>,
     job: &job::Job,
@@ -212,11 +213,7 @@ fn show(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         weights.show(out, model)?;
     }
     if !report.unchanged.is_empty() {
-        writeln!(
-            out,
-            "  warning: the adapters change nothing at all in {}",
-            format::list(&report.unchanged)
-        )?;
+        writeln!(out, "  warning: the adapters do not change {}", format::list(&report.unchanged))?;
     }
     let mut table =
         format::table(["output", "max abs", "relative", "cosine", "SNR dB", "NaN, inf", "verdict"]);

@@ -17,15 +17,15 @@ use std::{
 
 pub(crate) use sdrun::files::Output as Out;
 
-/// Opens a regular file for reading, and its size. Pipes and devices are refused, since a pipe without a writer would wait
-/// for ever.
+/// Opens a regular file for reading and returns its size too. Refuses pipes and devices, because a pipe without a writer would
+/// block forever.
 pub(crate) fn open(path: &Path) -> Result<(File, u64), Error> {
     let file = open_regular(path, Links::Follow)?;
     let size = file.metadata().map_err(|e| Error::io("read", path, &e))?.len();
     Ok((file, size))
 }
 
-/// The error of a file that is not what it should be.
+/// The error for a file with wrong contents.
 pub(crate) fn damaged(path: &Path, why: impl std::fmt::Display) -> Error {
     Error::new(ErrorCode::DataLoss, format!("{} {why}", path.display())).with_file(path)
 }
@@ -49,12 +49,12 @@ fn is_special(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|meta| !meta.is_file() && !meta.is_dir())
 }
 
-/// Whether [`write`] may make a file at `path`; checked before the work whose result goes there.
+/// Checks that [`write`] may create a file at `path`. Call it before the work whose result goes there.
 pub(crate) fn check_target(path: &Path) -> Result<(), Error> {
     if is_special(path) { Ok(()) } else { check_file_target(path) }
 }
 
-/// As [`check_target`], for files that must be regular: engines, and tables whose name follows from a model's.
+/// Like [`check_target`], for files that must be regular: engines, and tables whose name is derived from a model's.
 pub(crate) fn check_file_target(path: &Path) -> Result<(), Error> {
     sdrun::files::check_target(path).map(drop)
 }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_write_that_fails_leaves_the_former_file_and_nothing_else() {
+    fn a_failed_write_keeps_the_old_file_and_leaves_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("out.txt");
         write(&path, |out| out.write_all(b"first")).unwrap();
@@ -81,7 +81,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn links_are_refused_and_devices_stay_what_they_are() {
+    fn links_are_refused_and_devices_are_not_replaced() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let (real, link) = (dir.path().join("real"), dir.path().join("link"));
@@ -92,7 +92,7 @@ mod tests {
         assert!(error.to_string().contains("symbolic link"), "{error}");
         assert_eq!(check_target(&link).unwrap_err().code, ErrorCode::InvalidArgument);
         assert_eq!(fs::read(&real).unwrap(), b"old");
-        // A file that is replaced keeps its mode.
+        // A replaced file keeps its mode.
         write(&real, |out| out.write_all(b"new")).unwrap();
         assert_eq!(fs::metadata(&real).unwrap().permissions().mode() & 0o777, 0o600);
         write(Path::new("/dev/null"), |out| out.write_all(b"gone")).unwrap();

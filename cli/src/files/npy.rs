@@ -13,14 +13,14 @@ use std::{
 };
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
-/// Longest header that is read; numpy itself refuses to parse more than 10 000 bytes by default.
+/// Longest accepted header; numpy itself refuses to parse more than 10 000 bytes by default.
 const MAX_HEADER: usize = 64 << 10;
-/// numpy's own bound on dimensions.
+/// numpy's own limit on the number of dimensions.
 const MAX_RANK: usize = 64;
-/// numpy aligns the elements so.
+/// numpy's alignment of the elements.
 const ALIGNMENT: usize = 64;
 
-/// What a header says.
+/// The contents of a header.
 #[derive(Debug, PartialEq)]
 struct Header {
     dtype: DType,
@@ -35,7 +35,7 @@ pub(crate) fn read(path: &Path) -> Result<HostTensor, Error> {
     read_from(&mut BufReader::new(file), size).map_err(|fault| fault.of(path))
 }
 
-/// Why something is not a `.npy` file we read.
+/// Why a `.npy` file cannot be read.
 pub(crate) enum Fault {
     Damaged(String),
     Unsupported(String),
@@ -43,7 +43,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// The error for this fault of a file.
+    /// The error for this fault in a file.
     pub(crate) fn of(self, path: &Path) -> Error {
         match self {
             Fault::Damaged(why) => damaged(path, format!("is not a valid .npy file: {why}")),
@@ -59,7 +59,7 @@ fn bad<T>(why: impl Into<String>) -> Result<T, Fault> {
     Err(Fault::Damaged(why.into()))
 }
 
-/// Reads `.npy` data of `size` bytes. Nothing is allocated that is not there.
+/// Reads `.npy` data of `size` bytes. Never allocates more than the data holds.
 pub(crate) fn read_from(input: &mut impl Read, size: u64) -> Result<HostTensor, Fault> {
     let mut exact = |buffer: &mut [u8]| {
         input.read_exact(buffer).map_err(|e| match e.kind() {
@@ -71,7 +71,7 @@ pub(crate) fn read_from(input: &mut impl Read, size: u64) -> Result<HostTensor, 
     let mut start = [0; 8];
     exact(&mut start)?;
     if !start.starts_with(MAGIC) {
-        return bad("it does not begin as one");
+        return bad("it does not begin with the magic number");
     }
     let (prefix, header_len) = match start[6] {
         1 => {
@@ -107,13 +107,13 @@ pub(crate) fn read_from(input: &mut impl Read, size: u64) -> Result<HostTensor, 
         tensor.bytes_mut().chunks_exact_mut(header.dtype.size()).for_each(<[u8]>::reverse);
     }
     if header.dtype == DType::Bool {
-        // Anything but 0 and 1 would be undefined behaviour in some runtimes.
+        // Bytes other than 0 and 1 would be undefined behaviour in some runtimes.
         tensor.bytes_mut().iter_mut().for_each(|b| *b = u8::from(*b != 0));
     }
     if header.fortran_order { row_major(&tensor) } else { Ok(tensor) }
 }
 
-/// The tensor whose elements lie with the *first* dimension fastest, with the last one fastest.
+/// Converts a tensor from Fortran order (first dimension fastest) to C order (last dimension fastest).
 fn row_major(tensor: &HostTensor) -> Result<HostTensor, Fault> {
     let (shape, size) = (tensor.shape(), tensor.dtype().size());
     let mut out =
@@ -165,15 +165,15 @@ fn parse_header(text: &[u8]) -> Result<Header, Fault> {
         }
     }
     if !rest.0.trim().is_empty() {
-        return bad("there is text behind its header's dictionary");
+        return bad("there is text after its header's dictionary");
     }
     let (Some((dtype, big_endian)), Some(fortran_order), Some(shape)) = (descr, fortran_order, shape) else {
-        return bad("its header does not give descr, fortran_order and shape");
+        return bad("its header lacks descr, fortran_order or shape");
     };
     Ok(Header { dtype, big_endian, fortran_order, shape })
 }
 
-/// What is left of a header.
+/// The unread rest of a header.
 struct Cursor<'a>(&'a str);
 
 impl<'a> Cursor<'a> {
@@ -193,7 +193,7 @@ impl<'a> Cursor<'a> {
             return Ok(());
         }
         let found: String = self.0.chars().take(12).collect();
-        bad(format!("its header has {found:?} where {token:?} belongs"))
+        bad(format!("its header has {found:?} instead of {token:?}"))
     }
 
     fn string(&mut self) -> Result<&'a str, Fault> {
@@ -204,7 +204,7 @@ impl<'a> Cursor<'a> {
             '"'
         };
         match self.0.split_once(quote) {
-            // Escapes occur in no header numpy writes for plain types.
+            // numpy writes no escapes in headers of plain types.
             Some((string, rest)) if !string.contains('\\') => {
                 self.0 = rest;
                 Ok(string)
@@ -252,13 +252,13 @@ impl<'a> Cursor<'a> {
         let kind = text.trim_start_matches(['<', '>', '=', '|']);
         let dtype =
             TYPES.iter().find(|(_, name)| *name == kind).map(|(dtype, _)| *dtype).ok_or_else(|| {
-                Fault::Unsupported(format!("has elements of type {text:?}, which is none of ours"))
+                Fault::Unsupported(format!("has elements of the unsupported type {text:?}"))
             })?;
         Ok((dtype, text.starts_with('>')))
     }
 }
 
-/// Our types by numpy's names, which are a kind and the bytes of an element.
+/// Our types by numpy's names: a kind and the bytes per element.
 const TYPES: [(DType, &str); 12] = [
     (DType::F32, "f4"),
     (DType::F16, "f2"),
@@ -274,7 +274,7 @@ const TYPES: [(DType, &str); 12] = [
     (DType::U64, "u8"),
 ];
 
-/// The tensor in a type the format has.
+/// Converts a tensor to a type that the format has; `None` if it already has one.
 pub(crate) fn storable(name: &str, tensor: &HostTensor) -> Result<Option<HostTensor>, Error> {
     match tensor.dtype() {
         DType::BF16 => {
@@ -291,7 +291,7 @@ pub(crate) fn storable(name: &str, tensor: &HostTensor) -> Result<Option<HostTen
     }
 }
 
-/// Writes a tensor of a type the format has; see [`storable`].
+/// Writes a tensor of a type that the format has; see [`storable`].
 pub(crate) fn write_to(out: &mut dyn Write, tensor: &HostTensor) -> io::Result<()> {
     out.write_all(&header_of(tensor)?)?;
     out.write_all(tensor.bytes())
@@ -307,7 +307,7 @@ fn header_of(tensor: &HostTensor) -> io::Result<Vec<u8>> {
     let dims: Vec<String> = tensor.shape().iter().map(|d| format!("{d},")).collect();
     let mut text =
         format!("{{'descr': '{order}{kind}', 'fortran_order': False, 'shape': ({}), }}", dims.join(" "));
-    // Spaces up to the alignment, then a newline. Version 1 holds what a rank of 64 can need.
+    // Pad with spaces up to the alignment, then a newline. A version 1 header is long enough for rank 64.
     let length = (10 + text.len() + 1).next_multiple_of(ALIGNMENT) - 10;
     text.extend(std::iter::repeat_n(' ', length - 1 - text.len()));
     text.push('\n');
@@ -336,7 +336,7 @@ pub(crate) mod tests {
     fn dict(descr: &str, fortran: &str, shape: &str) -> String {
         format!("{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': {shape}, }}")
     }
-    /// A tensor of each type the format has.
+    /// A tensor of each type that the format has.
     pub(crate) fn samples() -> Vec<HostTensor> {
         let bytes: Vec<u8> = (0..48).map(|b| b % 2).collect();
         TYPES
@@ -361,7 +361,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_numpy_writes_is_read_and_what_we_write_is_what_it_writes() {
+    fn files_are_read_and_written_as_numpy_writes_them() {
         // np.save of np.arange(6, dtype='<i2').reshape(2, 3)
         let header = format!("{:<117}\n", dict("<i2", "False", "(2, 3)"));
         let data: Vec<u8> = (0..6i16).flat_map(i16::to_le_bytes).collect();
@@ -370,12 +370,12 @@ pub(crate) mod tests {
         assert_eq!((tensor.dtype(), tensor.shape(), tensor.bytes()), (DType::I16, &[2, 3][..], &data[..]));
         let mut by_us = Vec::new();
         write_to(&mut by_us, &tensor).unwrap();
-        // numpy leaves out the last comma of the tuple, and pads for its own growth.
+        // numpy omits the last comma of the tuple, and pads for later growth.
         assert!(same(&from(&by_us).unwrap(), &tensor));
     }
 
     #[test]
-    fn big_endian_and_fortran_order_are_turned() {
+    fn big_endian_and_fortran_order_are_converted() {
         let data: Vec<u8> = [0i32, 3, 1, 4, 2, 5].iter().flat_map(|v| v.to_be_bytes()).collect();
         let tensor = from(&file(&dict(">i4", "True", "(2L, 3L)"), &data)).unwrap();
         let expected: Vec<u8> = (0..6i32).flat_map(i32::to_le_bytes).collect();
@@ -404,7 +404,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn faults_are_told() {
+    fn faults_are_reported() {
         let good = file(&dict("<f4", "False", "(2,)"), &[0; 8]);
         for cut in 0..good.len() {
             assert!(from(&good[..cut]).unwrap_err().contains("truncated"), "{cut}");
@@ -425,11 +425,11 @@ pub(crate) mod tests {
             (file(&dict("|O", "False", "(1,)"), &[0; 8]), "\"|O\""),
             (file(&dict("|V2", "False", "(1,)"), &[0; 2]), "V2"),
             (file("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,)}", &[0; 4]), "structured"),
-            (file("{'descr': '<f4', 'shape': (1,)}", &[0; 4]), "does not give"),
+            (file("{'descr': '<f4', 'shape': (1,)}", &[0; 4]), "lacks"),
             (file("{'descr': '<f4', 'fortran_order': False, 'shape': (1,), 'x': 1}", &[0; 4]), "unknown key"),
-            (file("{'descr': '<f4', 'fortran_order': False, 'shape': (1,)} + x", &[0; 4]), "behind"),
+            (file("{'descr': '<f4', 'fortran_order': False, 'shape': (1,)} + x", &[0; 4]), "after"),
             (file(&dict("<f4", "False", &format!("({})", "1, ".repeat(65))), &[0; 4]), "64 dimensions"),
-            (file(&"[".repeat(60_000), &[]), "where \"{\""),
+            (file(&"[".repeat(60_000), &[]), "instead of \"{\""),
         ] {
             let error = from(&bytes).unwrap_err();
             assert!(error.contains(words), "{error}");

@@ -1,4 +1,4 @@
-//! NumPy's `.npz` format: a zip archive of `.npy` files, one for each array.
+//! NumPy's `.npz` format: a zip archive of `.npy` files, one per array.
 
 use super::{damaged, npy, open};
 use sdrun::{HostTensor, Tensors, abi::Error};
@@ -9,7 +9,7 @@ use std::{
 };
 use zip::{CompressionMethod, ZipArchive, ZipWriter, result::ZipError, write::SimpleFileOptions};
 
-/// Deflate makes data at most this much smaller (zlib's documentation); an entry that claims more lies.
+/// Deflate compresses by at most this factor (zlib's documentation). An entry that claims more is damaged.
 const MOST_COMPRESSION: u64 = 1032;
 
 /// The arrays of a file, or the one called `only`.
@@ -63,10 +63,10 @@ fn read_entry(
         return Err(damaged(path, format!("is damaged: {name:?} claims {size} bytes out of {packed}")));
     }
     let tensor = npy::read_from(&mut entry, size).map_err(|e| e.of(path))?;
-    // Only at the end of the entry is its checksum compared.
+    // The reader compares the checksum only at the end of the entry.
     match entry.read(&mut [0]) {
         Ok(0) => Ok(tensor),
-        Ok(_) => Err(damaged(path, format!("is damaged: {:?} goes on behind its array", entry.name()))),
+        Ok(_) => Err(damaged(path, format!("is damaged: {:?} continues after its array", entry.name()))),
         Err(e) => Err(damaged(path, format!("is damaged: {e} in {:?}", entry.name()))),
     }
 }
@@ -83,14 +83,14 @@ fn fault(path: &Path, error: ZipError) -> Error {
     }
 }
 
-/// Writes tensors of types the format has ([`npy::storable`]), uncompressed as `np.savez` does.
+/// Writes tensors of types that the format has ([`npy::storable`]), uncompressed as `np.savez` does.
 pub(crate) fn write_to<'a>(
     out: &mut dyn super::Out,
     tensors: impl IntoIterator<Item = (&'a str, &'a HostTensor)>,
 ) -> io::Result<()> {
     let mut archive = ZipWriter::new(out);
     for (name, tensor) in tensors {
-        // The fixed default time makes equal results equal files.
+        // With the fixed default time, equal results give equal files.
         let options = SimpleFileOptions::DEFAULT
             .compression_method(CompressionMethod::Stored)
             .large_file(tensor.bytes().len() as u64 > u64::from(u32::MAX) - 65_536);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_told() {
+    fn damage_is_reported() {
         let samples = samples();
         let good = archive(&[("a", &samples[0])]);
         let data = good.windows(samples[0].bytes().len()).position(|w| w == samples[0].bytes()).unwrap();

@@ -14,11 +14,11 @@ use std::{
 
 /// Bytes the decoder may use beyond the picture itself.
 const DECODER_BYTES: usize = 64 << 20;
-/// Deflate makes data at most this much smaller (zlib's documentation); a header that claims more lies.
+/// Deflate compresses by at most this factor (zlib's documentation). A header that claims more is wrong.
 const MOST_COMPRESSION: u64 = 1032;
 
 /// Reads a picture as a tensor of `dtype` (f32, f16 or bf16): black is `range.low`, white `range.high`. Grey
-/// becomes three equal channels. A picture with anything transparent is refused: what is behind it is not known.
+/// becomes three equal channels. Refuses a picture with transparency, because its background is unknown.
 pub(crate) fn read(path: &Path, dtype: DType, range: ImageRange) -> Result<HostTensor, Error> {
     check_float(path, dtype)?;
     let (file, file_size) = open(path)?;
@@ -92,9 +92,8 @@ fn check_float(what: impl AsRef<Path>, dtype: DType) -> Result<(), Error> {
     }
 }
 
-/// A tensor as an 8-bit RGB picture: width, height, bytes, and how many values are not numbers (they become
-/// black). Values outside the range become black and white. `InvalidArgument` where the tensor is not
-/// `[1, 3, height, width]`.
+/// A tensor as an 8-bit RGB picture: width, height, bytes, and the number of NaN and infinite values. NaN becomes black; values
+/// outside the range become black or white. `InvalidArgument` if the tensor is not `[1, 3, height, width]`.
 pub(crate) struct Picture {
     width: u32,
     height: u32,
@@ -112,7 +111,7 @@ impl Picture {
                     "{name:?} cannot be a picture: it has shape {:?}, not [1, 3, height, width]",
                     tensor.shape()
                 ))
-                .with_hint("write it as .npy"));
+                .with_hint("write it as .npy instead"));
             }
         };
         let too_large = || Error::invalid(format!("{name:?} is too large for a picture"));
@@ -214,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_picture_is_refused() {
+    fn invalid_pictures_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.png");
         let good = std::fs::read(encode(dir.path(), ColorType::Rgb, BitDepth::Eight, &[7; 6])).unwrap();

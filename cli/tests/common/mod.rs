@@ -1,4 +1,4 @@
-//! A place of its own for every test: home, data and cache folders, and no providers but those it makes.
+//! A separate place for every test: home, data and cache folders, and only the providers that the test creates.
 #![allow(dead_code, reason = "every test file uses a part of this")]
 #![allow(clippy::unwrap_used, reason = "only tests call this")]
 
@@ -38,7 +38,7 @@ impl Sandbox {
         self.dir.path().join(name)
     }
 
-    /// A file in the working directory, as the absolute path.
+    /// Writes a file into the working directory and returns its absolute path.
     pub(crate) fn file(&self, name: &str, bytes: impl AsRef<[u8]>) -> String {
         let path = self.path("work").join(name);
         std::fs::write(&path, bytes).unwrap();
@@ -54,7 +54,7 @@ impl Sandbox {
             .env("HOME", self.path("home"))
             .env("SDRUN_DATA_DIR", self.path("data"))
             .env("SDRUN_CACHE_DIR", self.path("cache"))
-            // Instead of all other places, among them the folder beside the executable.
+            // Replaces all other places, such as the folder beside the executable.
             .env("SDRUN_PROVIDER_FILES", self.path("providers"))
             .env("COLUMNS", "100")
             .current_dir(self.path("work"))
@@ -66,7 +66,7 @@ impl Sandbox {
         outcome(self.command(args).output().unwrap())
     }
 
-    /// Runs with `--json`; stdout has to be one JSON document.
+    /// Runs with `--json`; stdout must be one JSON document.
     pub(crate) fn json(&self, args: &[&str]) -> (Option<i32>, Json) {
         let outcome = self.run(&[args, &["--json"]].concat());
         let json = serde_json::from_str(&outcome.stdout).unwrap_or_else(|e| {
@@ -75,7 +75,7 @@ impl Sandbox {
         (outcome.code, json)
     }
 
-    /// A command for which `script` is the program `python3`.
+    /// A command whose `python3` is `script`.
     #[cfg(unix)]
     pub(crate) fn with_python(&self, args: &[&str], script: &str) -> Command {
         use std::os::unix::fs::PermissionsExt;
@@ -87,8 +87,7 @@ impl Sandbox {
         command
     }
 
-    /// Puts a provider's manifest and a file that stands for its library into the provider folder; `change` may
-    /// alter the manifest.
+    /// Writes a provider's manifest and a placeholder for its library into the provider folder. `change` may alter the manifest.
     pub(crate) fn provider(&self, id: &str, change: impl FnOnce(&mut Json)) {
         let library = format!("lib{id}.so");
         let mut manifest = json!({
@@ -100,7 +99,7 @@ impl Sandbox {
         });
         change(&mut manifest["provider"]);
         let folder = self.path("providers");
-        std::fs::write(folder.join(&library), b"no library").unwrap();
+        std::fs::write(folder.join(&library), b"not a library").unwrap();
         let path = folder.join(format!("sdrun-provider-{id}.json"));
         std::fs::write(path, manifest.to_string()).unwrap();
     }
@@ -115,7 +114,7 @@ pub(crate) fn outcome(output: Output) -> Outcome {
 }
 
 impl Outcome {
-    /// Asserts the exit code and an error with these words, in the form every error has.
+    /// Asserts the exit code and an error that contains these words, in the form that every error has.
     #[track_caller]
     pub(crate) fn fails(&self, code: i32, words: &[&str]) -> &Self {
         assert_eq!(self.code, Some(code), "{}{}", self.stdout, self.stderr);
@@ -126,7 +125,7 @@ impl Outcome {
         self
     }
 
-    /// The same without what was said before the error.
+    /// The same outcome without the output before the error.
     pub(crate) fn after_notes(mut self) -> Self {
         let error = self.stderr.find("error: ").unwrap_or_default();
         self.stderr = self.stderr.split_off(error);

@@ -29,7 +29,7 @@ const COLUMNS: [&str; 22] = [
     "relative_error",
 ];
 
-/// One line for each row (RFC 4180, with plain newlines); what is not known is empty.
+/// One line per row (RFC 4180, with plain newlines). Unknown values are empty.
 pub(super) fn csv(mut out: impl Write, report: &Report) -> io::Result<()> {
     writeln!(out, "{}", COLUMNS.join(","))?;
     for case in &report.cases {
@@ -79,7 +79,7 @@ fn quoted(field: &str) -> String {
     }
 }
 
-/// A heading, a table and remarks for each case.
+/// A heading, a table and remarks per case.
 pub(super) fn markdown(report: &Report) -> String {
     let mut text = String::new();
     for case in &report.cases {

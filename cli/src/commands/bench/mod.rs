@@ -30,36 +30,36 @@ use std::{
 
 /// Measure a model on every provider: build, load, speed, memory and accuracy in one table
 ///
-/// Each provider runs in a worker process of its own, at batch 1 and one run after the other. The first run and the
-/// warm-up are not in the statistics. Outputs are compared with the reference provider's in fp32; a provider whose
-/// outputs are wrong is shown and not ranked, and one that is absent, does not support the model, fails, crashes or
-/// passes its time limit is a row with the reason.
+/// Each provider runs in its own worker process, one run after the other, at batch size 1 unless --shape says otherwise. The
+/// statistics leave out the first run and the warm-up. Outputs are compared with those of the reference provider in fp32. A
+/// provider with wrong outputs is shown but not ranked. A provider that is missing, does not support the model, fails, crashes
+/// or exceeds its time limit gets a row with the reason.
 ///
-/// Without a model, the built-in suite is measured: MobileNet v2 at 224x224 and the SD 1.5 VAE decoder at 512x512, in
-/// fp32 and in each provider's best low precision. Exit code 1 where no provider gave right results.
+/// Without a model, measures the built-in suite: MobileNet v2 at 224x224 and the SD 1.5 VAE decoder at 512x512, in fp32 and in
+/// each provider's best low precision. The exit code is 1 if no provider gave correct results.
 ///
 /// Example: sdrun bench --markdown table.md --json=report.json
 ///
 /// Example: sdrun bench sd15/unet sd15/vae-decoder -p openvino -p ggml --precision low --threads 8
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// .onnx files or names of built-in models; without any, the built-in suite
+    /// .onnx files or names of built-in models [default: the built-in suite]
     #[arg(value_name = "MODEL", add = complete::models())]
     models: Vec<String>,
 
-    /// Measure this provider (repeatable); without it, all usable ones
+    /// Measure this provider (repeatable) [default: all usable ones]
     #[arg(short, long = "provider", value_name = "ID", conflicts_with = "all_providers", add = complete::providers())]
     providers: Vec<String>,
 
-    /// Measure all usable providers, which is what happens without --provider
+    /// Measure all usable providers, the default without --provider
     #[arg(long)]
     all_providers: bool,
 
-    /// Device: an id, an index or a part of the name
+    /// Device to use: an id, an index or part of a name
     #[arg(long, value_name = "DEVICE", add = complete::devices())]
     device: Option<String>,
 
-    /// fp32, fp16, bf16, q8_0, q4_k, or low: each provider's best below fp32 (repeatable) [default: fp32; the suite: fp32 and low]
+    /// fp32, fp16, bf16, q8_0, q4_k, or low: each provider's best below fp32 (repeatable) [default: fp32; for the suite: fp32 and low]
     #[arg(long = "precision", value_name = "PRECISION", action = ArgAction::Append)]
     precisions: Vec<PrecisionArg>,
 
@@ -67,15 +67,15 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with_all = ["weights", "loras", "embeddings"])]
     bake: bool,
 
-    /// Most device memory for weights, as in 6GB; what does not fit stays in main memory and is copied in every run
+    /// Limit of device memory for weights, such as 6GB; weights beyond it stay in main memory and are copied in every run
     #[arg(long, value_name = "SIZE", value_parser = size)]
     vram_budget: Option<u64>,
 
-    /// Option of a provider (repeatable); without PROVIDER of the one that is measured
+    /// Provider-specific option (repeatable); PROVIDER is needed only if several are measured
     #[arg(long = "option", value_name = "[PROVIDER:]KEY=VALUE")]
     options: Vec<KeyValue>,
 
-    /// Threads for CPU devices; without it, all cores
+    /// Number of threads on CPU devices [default: all cores]
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
 
@@ -83,7 +83,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "10")]
     min_runs: NonZeroUsize,
 
-    /// Go on for at least this long
+    /// Measure for at least this long
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = duration)]
     min_time: Duration,
 
@@ -91,11 +91,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     max_time: Duration,
 
-    /// Runs after the first that are not counted
+    /// Warm-up runs after the first run, which are not counted
     #[arg(long, value_name = "N", default_value = "1")]
     warmup: usize,
 
-    /// Limit for each call into a provider (a build, a load, a run); one that passes it is killed
+    /// Limit for each call into a provider (a build, a load, a run); a provider that exceeds it is killed
     #[arg(long, value_name = "TIME", default_value = "10min", value_parser = duration)]
     time_limit: Duration,
 
@@ -103,7 +103,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "0")]
     seed: u64,
 
-    /// Write one line for each row to a CSV file
+    /// Write one line per row to a CSV file
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
 
@@ -137,7 +137,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         files::check_target(path)?;
     }
     let registry = context.registry()?;
-    // An unknown name is told before models are generated.
+    // Report an unknown name before generating models.
     for id in &args.providers {
         registry.entry(id)?;
     }
@@ -207,12 +207,12 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
 struct Shown<'a> {
     #[serde(flatten)]
     report: &'a bench::Report,
-    /// What was given with --weights and --lora.
+    /// The weights from --weights and --lora.
     #[serde(skip_serializing_if = "Option::is_none")]
     weights: Option<WeightReport>,
 }
 
-/// A model, its shapes, and the precisions it is measured in.
+/// A model, its shapes, and the precisions to measure it in.
 struct Plan {
     model: Model,
     shapes: Shapes,
@@ -226,14 +226,14 @@ fn plan(args: &Args, context: &Context) -> anyhow::Result<Vec<Plan>> {
     let invalid = |message: &str, hint: &str| Err(sdrun::abi::Error::invalid(message).with_hint(hint).into());
     match &*args.models {
         [] if !given.is_empty() => {
-            invalid("--shape belongs to a model, and none is named", "`sdrun bench MODEL --shape …`")
+            invalid("--shape applies to a model, but none is named", "`sdrun bench MODEL --shape …`")
         }
         [] if args.weights.is_given() => invalid(
-            "--weights, --lora and --embedding belong to a model, and none is named",
+            "--weights, --lora and --embedding apply to a model, but none is named",
             "`sdrun bench MODEL --weights …`",
         ),
         [_, _, ..] if args.weights.is_given() => invalid(
-            "--weights, --lora and --embedding belong to one model, and several are named",
+            "--weights, --lora and --embedding apply to one model, but several are named",
             "run `sdrun bench` once for each model",
         ),
         [] => bench::SUITE
@@ -249,7 +249,7 @@ fn plan(args: &Args, context: &Context) -> anyhow::Result<Vec<Plan>> {
             let mut plans = Vec::new();
             for what in models {
                 let model = args.shapes.open(what, args.weights.policy(), context)?;
-                // Each model takes the shapes of the inputs it has; one alone takes all, so that a wrong name is its error.
+                // Each model takes the shapes of its own inputs. A single model takes all shapes, so that it reports a wrong name itself.
                 let inputs: Vec<String> = model.inputs().into_iter().map(|(spec, _)| spec.name).collect();
                 let mut own = given.clone();
                 own.retain(|name, _| models.len() == 1 || inputs.contains(name));
@@ -261,7 +261,7 @@ fn plan(args: &Args, context: &Context) -> anyhow::Result<Vec<Plan>> {
             match unused.first() {
                 None => Ok(plans),
                 Some(name) => invalid(
-                    &format!("--shape names {name:?}, which is an input of none of the models"),
+                    &format!("--shape names {name:?}, which is not an input of any of the models"),
                     "`sdrun inspect MODEL` lists the inputs",
                 ),
             }

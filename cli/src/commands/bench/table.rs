@@ -46,7 +46,7 @@ pub(super) fn title(case: &CaseReport) -> String {
     format!("{}, {}, {}, {reference}", case.model, case.precision, format::list(shapes))
 }
 
-/// One row for each provider: the ranked ones first, then the others in their order.
+/// One row per provider: the ranked ones first, then the others in their original order.
 pub(super) fn table(case: &CaseReport) -> Table {
     let mut table = format::table(HEADER);
     for row in ordered(case) {
@@ -90,7 +90,7 @@ fn cells(case: &CaseReport, row: &Row) -> [String; 11] {
     ]
 }
 
-/// The place of a row, or a word and no place.
+/// The rank of a row, or a word if it has none.
 pub(super) fn verdict(row: &Row) -> String {
     match (row.rank, row.status) {
         (Some(rank), _) => format!("#{rank}"),
@@ -109,7 +109,7 @@ pub(super) fn remarks(case: &CaseReport) -> Vec<String> {
     let mut remarks = Vec::new();
     for row in ordered(case) {
         let own = format!("{}: ", row.provider);
-        // Errors of a provider begin with its name already.
+        // A provider's errors already begin with its name.
         remarks
             .extend(row.reason.iter().map(|why| format!("{own}{}", why.strip_prefix(&own).unwrap_or(why))));
         remarks.extend(row.refit.iter().map(|refit| format!("{own}{}", format::refit(refit))));
@@ -122,7 +122,7 @@ pub(super) fn remarks(case: &CaseReport) -> Vec<String> {
 pub(super) mod tests {
     use super::*;
 
-    /// A report with a row of each sort, as it comes back from its JSON.
+    /// A report with a row of every kind, read back from JSON.
     pub(crate) fn report() -> Report {
         let row = |provider: &str, status: &str, more: &str| {
             format!(

@@ -30,31 +30,31 @@ struct Report {
     opsets: BTreeMap<String, i64>,
     inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
-    /// Number of nodes, bodies of If, Loop and Scan included.
+    /// Number of nodes, including bodies of If, Loop and Scan.
     nodes: usize,
     /// How many of them are in bodies.
     nodes_in_bodies: usize,
-    /// Number of nodes by operator, bodies included.
+    /// Number of nodes by operator, including bodies.
     operators: BTreeMap<String, usize>,
     weights: Weights,
-    /// Tensors of floating-point numbers inside bodies. They are part of the topology; no checkpoint replaces them.
+    /// Floating-point tensors inside bodies. They are part of the topology; no checkpoint replaces them.
     in_bodies: Amount,
-    /// What belongs to the topology: integers, shapes, scalars.
+    /// Constants that belong to the topology: integers, shapes, scalars.
     constants: Amount,
     /// Weights stored in the model file itself.
     inline: Amount,
     /// Weights stored in other files.
     files: Vec<File>,
     topology: Topology,
-    /// With `--passes`: what is done to every model before a provider is given it.
+    /// With `--passes`: what sdrun does to every model before a provider receives it.
     #[serde(skip_serializing_if = "Option::is_none")]
     simplified: Option<SimplifyReport>,
-    /// With `--passes`: what a provider can do to it then.
+    /// With `--passes`: what a provider can do to it afterwards.
     #[serde(skip_serializing_if = "Option::is_none")]
     merged: Option<Merged>,
 }
 
-/// What the passes of [`passes::ALL`] make of a simplified graph.
+/// What the passes of [`passes::ALL`] do to a simplified graph.
 #[derive(Serialize)]
 struct Merged {
     nodes_after: usize,
@@ -65,7 +65,7 @@ struct Merged {
 struct Tensor {
     name: String,
     dtype: Option<DType>,
-    /// Numbers, or names where a dimension is open; absent where not even the rank is known.
+    /// Sizes, or names of open dimensions; absent if the rank is unknown.
     shape: Option<Vec<Size>>,
 }
 
@@ -78,7 +78,7 @@ enum Size {
 
 #[derive(Serialize)]
 struct File {
-    /// As far as it is known: absolute, or what the model says where it is absent.
+    /// Absolute if the file exists, else as the model states it.
     path: String,
     present: bool,
     #[serde(flatten)]
@@ -87,9 +87,9 @@ struct File {
 
 #[derive(Serialize)]
 struct Topology {
-    /// `None` where the graph cannot be simplified.
+    /// `None` if the graph cannot be simplified.
     hash: Option<String>,
-    /// Whether every input dimension is a number, so that engines have this hash.
+    /// Whether every input dimension is fixed, so that engines have this hash.
     bound: bool,
     /// Why there is no hash.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -113,7 +113,7 @@ pub(super) fn run(what: &str, args: &Args, context: &Context) -> anyhow::Result<
     let mut bound = graph.clone();
     let (topology, changes) = match topology(&mut bound, &shapes, args.passes) {
         Ok(found) => found,
-        // Whoever asked about the bound or simplified graph has to know; others see the rest.
+        // This is an error only if the user asked about the bound or simplified graph. Otherwise show the rest.
         Err(e) if asked => return Err(e.into()),
         Err(e) => (Topology { hash: None, bound: false, error: Some(e.to_string()) }, None),
     };
@@ -127,7 +127,7 @@ pub(super) fn run(what: &str, args: &Args, context: &Context) -> anyhow::Result<
     context.present(&report, |out| show(out, &report))
 }
 
-/// Binds a graph to these shapes and simplifies it. Returns its topology and, where `merge` asks for it, what passes do to the graph.
+/// Binds a graph to these shapes and simplifies it. Returns its topology and, if `merge` is set, what passes do to the graph.
 fn topology(
     graph: &mut Graph,
     shapes: &Shapes,
@@ -233,7 +233,7 @@ fn count_body(body: &proto::GraphProto, counts: &mut BTreeMap<String, usize>) {
         let (domain, op) =
             (node.domain.as_deref().unwrap_or_default(), node.op_type.as_deref().unwrap_or_default());
         *counts.entry(operator(domain, op)).or_default() += 1;
-        // Bodies nest at most as deep as the protobuf decoder lets them.
+        // The protobuf decoder limits how deep bodies nest.
         for attribute in &node.attribute {
             attribute.g.iter().for_each(|g| count_body(g, counts));
             attribute.graphs.iter().for_each(|g| count_body(g, counts));
@@ -300,9 +300,10 @@ fn show(out: &mut dyn Write, r: &Report) -> io::Result<()> {
     writeln!(out, "constants  {} tensors, {}", r.constants.tensors, format::bytes(r.constants.bytes))?;
     match (&r.topology.hash, &r.topology.error) {
         (Some(hash), _) if r.topology.bound => writeln!(out, "topology   {hash}")?,
-        (Some(hash), _) => {
-            writeln!(out, "topology   {hash} (with open dimensions; engines are bound: give --shape)")?
-        }
+        (Some(hash), _) => writeln!(
+            out,
+            "topology   {hash} (with open dimensions; give --shape for the hash that engines have)"
+        )?,
         (None, error) => writeln!(out, "topology   unknown: {}", error.as_deref().unwrap_or_default())?,
     }
     if let Some(s) = &r.simplified {
@@ -311,7 +312,7 @@ fn show(out: &mut dyn Write, r: &Report) -> io::Result<()> {
     }
     if let Some(m) = &r.merged {
         let before = r.simplified.as_ref().map_or(0, |s| s.nodes_after);
-        writeln!(out, "merging    {before} nodes became {}, where the provider does that", m.nodes_after)?;
+        writeln!(out, "fusion     {before} nodes become {} on providers that fuse nodes", m.nodes_after)?;
         show_passes(out, &m.passes)?;
     }
     Ok(())
@@ -319,7 +320,7 @@ fn show(out: &mut dyn Write, r: &Report) -> io::Result<()> {
 
 /// A table of the passes that changed something.
 fn show_passes(out: &mut dyn Write, reports: &[PassReport]) -> io::Result<()> {
-    let mut table = format::table(["pass", "changes", "nodes", "what was removed and added"]);
+    let mut table = format::table(["pass", "changes", "nodes", "removed and added"]);
     for report in reports.iter().filter(|report| report.changes > 0) {
         let mut operators: Vec<_> = report.operators.iter().collect();
         operators.sort_by_key(|(name, change)| (std::cmp::Reverse(change.abs()), *name));
@@ -342,7 +343,7 @@ fn show_passes(out: &mut dyn Write, reports: &[PassReport]) -> io::Result<()> {
     writeln!(out, "{table}")
 }
 
-/// Operators shown for each pass.
+/// Number of operators shown per pass.
 const SHOWN: usize = 6;
 
 fn shape(tensor: &Tensor) -> String {

@@ -16,14 +16,14 @@ use std::{
     process::ExitCode,
 };
 
-/// Show what is in a model, an engine, a checkpoint or an adapter
+/// Show the contents of a model, an engine, a checkpoint or an adapter
 ///
 /// Takes an .onnx file, the name of a built-in model, an .sdengine file, a checkpoint (.safetensors, .gguf, a diffusers
-/// folder), an adapter or an embedding. Of a checkpoint it tells the architecture, its parts, what is missing and what
-/// means nothing. Needs no provider and builds nothing.
+/// folder), an adapter or an embedding. For a checkpoint, shows the architecture, the parts, and missing and unused tensors.
+/// Needs no provider and builds nothing.
 ///
-/// The topology hash names the graph whatever its weights are; engines belong to the hash of the graph with its
-/// shapes bound, so give --shape to compare with them.
+/// The topology hash identifies the graph, whatever its weights are. Engines have the hash of the graph with bound shapes; give
+/// --shape to compare with them.
 ///
 /// Example: sdrun inspect unet/model.onnx --shape sample=1,4,64,64 --passes
 #[derive(clap::Args)]
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     #[arg(value_name = "FILE", add = complete::models())]
     what: String,
 
-    /// Show what each pass over the graph removes and merges
+    /// Show what each pass over the graph removes and fuses
     #[arg(long)]
     passes: bool,
 
@@ -106,7 +106,7 @@ fn engine(path: &Path, context: &Context) -> anyhow::Result<()> {
                 let size = format::bytes(bytes as u64);
                 writeln!(
                     out,
-                    "weights      {} tensors, {size}, given when it is loaded",
+                    "weights      {} tensors, {size}, supplied when it is loaded",
                     m.info.weights.len()
                 )?;
             }
@@ -142,7 +142,7 @@ struct WeightRow {
     shape: Vec<usize>,
 }
 
-/// What is known about the weights in a file.
+/// A summary of the weights in a file.
 #[derive(Default, Serialize)]
 struct Weights {
     #[serde(flatten)]

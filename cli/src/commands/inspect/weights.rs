@@ -22,7 +22,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Keys shown before the rest is only counted.
+/// Number of keys shown; the rest is only counted.
 const SHOWN: usize = 5;
 
 pub(super) fn run(path: &Path, list: bool, context: &Context) -> anyhow::Result<()> {
@@ -33,7 +33,7 @@ pub(super) fn run(path: &Path, list: bool, context: &Context) -> anyhow::Result<
     if !path.is_file() || !model::has_ending(path, "safetensors") {
         return Err(checkpoint.into());
     }
-    // Damage is told once, and not as an unknown layout.
+    // Report damage as such, and not as an unknown layout.
     let file = SafetensorsWeights::open(&[path])?;
     if let Ok(adapter) = Adapter::open(path) {
         return show_adapter(&adapter, context);
@@ -94,7 +94,7 @@ fn show_checkpoint(summary: &Summary, context: &Context) -> anyhow::Result<()> {
     })
 }
 
-/// What the denoiser predicts, and how that is known.
+/// What the denoiser predicts, and the evidence.
 fn prediction(out: &mut dyn Write, summary: &Summary) -> io::Result<()> {
     let prediction = &summary.prediction;
     if !summary.components.iter().any(|part| part.component == Component::Denoiser) {
@@ -113,7 +113,7 @@ fn prediction(out: &mut dyn Write, summary: &Summary) -> io::Result<()> {
     prediction.evidence.iter().try_for_each(|evidence| writeln!(out, "             by {evidence}"))
 }
 
-/// A line about keys; none where there are none.
+/// Prints a line about keys, if there are any.
 fn keys(out: &mut dyn Write, what: &str, keys: &[String]) -> io::Result<()> {
     match keys.len() {
         0 => Ok(()),
@@ -122,7 +122,7 @@ fn keys(out: &mut dyn Write, what: &str, keys: &[String]) -> io::Result<()> {
     }
 }
 
-/// What a file says about itself; long values cut.
+/// Prints the metadata of a file. Cuts long values.
 fn metadata<'a>(out: &mut dyn Write, entries: impl Iterator<Item = (&'a str, &'a str)>) -> io::Result<()> {
     const LONGEST: usize = 100;
     for (key, value) in entries {
@@ -137,7 +137,7 @@ fn metadata<'a>(out: &mut dyn Write, entries: impl Iterator<Item = (&'a str, &'a
 struct AdapterReport<'a> {
     kind: &'static str,
     path: &'a Path,
-    /// What it was made for, as far as that can be told.
+    /// The model family it was made for, if known.
     family: Option<String>,
     modules: usize,
     places: BTreeMap<String, usize>,
@@ -173,7 +173,7 @@ fn show_adapter(adapter: &Adapter, context: &Context) -> anyhow::Result<()> {
         writeln!(out, "modules      {} ({})", report.modules, format::list(places))?;
         let kinds = report.kinds.iter().map(|(kind, count)| format!("{kind}: {count}"));
         writeln!(out, "kinds        {}", format::list(kinds))?;
-        keys(out, "keys that mean nothing", report.dead_keys)?;
+        keys(out, "unused keys", report.dead_keys)?;
         metadata(out, report.metadata.iter().map(|(k, v)| (k.as_str(), v.as_str())))
     })
 }
@@ -208,10 +208,10 @@ fn show_embedding(path: &Path, embedding: &Embedding, context: &Context) -> anyh
 struct SafetensorsReport {
     kind: &'static str,
     path: PathBuf,
-    /// Why it is no checkpoint.
+    /// Why it is not a checkpoint.
     reason: String,
     weights: Weights,
-    /// Tensors of types we do not read.
+    /// Tensors of unsupported types.
     unreadable: Vec<String>,
 }
 
@@ -240,7 +240,7 @@ fn show_tensors(
             0 => Ok(()),
             n => writeln!(
                 out,
-                "unreadable {n} tensors of types we do not read: {}",
+                "unreadable {n} tensors of unsupported types: {}",
                 format::list(&report.unreadable)
             ),
         }
