@@ -1,8 +1,8 @@
 //! What the plugin in a worker gets to call: the host's traits, answered over the pipe.
 
 use super::{
+    pipe::{Pipe, lock},
     protocol::{Bytes, FromWorker, Placed, ToWorker},
-    serve::{Pipe, lock},
     shm::Region,
 };
 use sdrun_abi::{
