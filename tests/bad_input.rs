@@ -376,6 +376,23 @@ fn plugins_of_another_abi() {
     }
 }
 
+/// A plugin that never comes back is stopped at the limit.
+#[test]
+fn a_plugin_that_hangs() {
+    let machine = Machine::new();
+    let dir = machine.dir.path().join("hangs");
+    fs::create_dir(&dir).unwrap();
+    let source = "const void *sdrun_plugin_query_v1(unsigned minor) { (void)minor; volatile int on = 1; while (on) {} return 0; }";
+    compile(source, &dir.join("libplugin.so"));
+    let manifest: Value = json!({ "file_format_version": "1.0.0", "provider": {
+        "id": "hangs", "summary": "s", "vendor": "v", "version": "1", "build_id": "1",
+        "library": { "path": "libplugin.so", "sha256": "", "target": "", "abi_major": ABI_MAJOR } } });
+    let file = dir.join(Manifest::file_name("hangs"));
+    fs::write(&file, manifest.to_string()).unwrap();
+    let mut run = machine.run_model("hangs");
+    refuses(run.args(["--time-limit", "1s", "--provider-path"]).arg(&file), 9, &["hangs", "limit", "hint: "]);
+}
+
 #[test]
 fn an_unusable_cache() {
     let machine = Machine::new();

@@ -88,3 +88,100 @@ fn dependencies_point_down() {
         may(provider, &["sdrun-abi", "sdrun-graph", "sdrun-provider-common"]);
     }
 }
+
+/// String literals of Rust code up to its tests, each with its line; escapes stay as they are.
+fn literals(code: &str) -> Vec<(usize, String)> {
+    let code = code.split("#[cfg(test)]").next().unwrap();
+    let (mut found, mut line) = (Vec::new(), 1);
+    let mut chars = code.chars().peekable();
+    let mut before = ' ';
+    while let Some(c) = chars.next() {
+        match c {
+            '\n' => line += 1,
+            '/' if chars.peek() == Some(&'/') => while chars.next_if(|c| *c != '\n').is_some() {},
+            // A quote as a character is no string.
+            '\'' if chars.next_if_eq(&'"').is_some() => {}
+            '"' => {
+                let (start, raw) = (line, before == 'r' || before == '#');
+                let mut text = String::new();
+                while let Some(c) = chars.next() {
+                    match c {
+                        '"' if !raw || before != '#' || chars.peek() == Some(&'#') => break,
+                        '\\' if !raw => text.extend([Some(c), chars.next()].into_iter().flatten()),
+                        _ => text.push(c),
+                    }
+                    line += usize::from(text.ends_with('\n'));
+                }
+                found.push((start, text));
+            }
+            _ => {}
+        }
+        before = c;
+    }
+    found
+}
+
+/// What a message must not say, since a host is not the command line: a flag or a command of `sdrun`.
+fn speaks_command_line(text: &str) -> bool {
+    let flag = |(at, _): (usize, &str)| {
+        let before = text[..at].chars().next_back();
+        // A literal that is one word is an argument for another program.
+        text.contains(' ')
+            && before.is_some_and(|c| c == ' ' || c == '`' || c == '(')
+            && text[at + 2..].starts_with(|c: char| c.is_ascii_lowercase())
+    };
+    let commands = [
+        "`sdrun ",
+        "run sdrun ",
+        "sdrun build",
+        "sdrun run",
+        "sdrun import",
+        "sdrun inspect",
+        "sdrun doctor",
+    ];
+    text.match_indices("--").any(flag) || commands.iter().any(|command| text.contains(command))
+}
+
+/// Messages and hints of the library and the providers name no flags and no commands: hosts show them to users who have
+/// neither.
+#[test]
+fn messages_do_not_speak_the_command_line() {
+    for (text, expected) in [
+        ("add `--bake`", true),
+        ("run `sdrun build` first", true),
+        ("leave out --vram-budget", true),
+        ("--quiet", false),
+        ("a dash -- between words", false),
+        ("build the engine again", false),
+    ] {
+        assert_eq!(speaks_command_line(text), expected, "{text}");
+    }
+    let code = "// \"--no\"\nlet a = '\"'; let b = \"x\\\"y\"; let c = r#\"raw \"q\" z\"#;\n\"last\"";
+    let texts: Vec<(usize, String)> = literals(code);
+    assert_eq!(texts.last(), Some(&(3, "last".to_string())), "{texts:?}");
+    assert!(texts.contains(&(2, "x\\\"y".to_string())), "{texts:?}");
+    let mut found = Vec::new();
+    let mut files = 0;
+    for dir in ["core", "providers"] {
+        for crate_dir in fs::read_dir(root().join(dir)).unwrap() {
+            let src = crate_dir.unwrap().path().join("src");
+            if !src.is_dir() {
+                continue;
+            }
+            for file in sources(&src) {
+                let name = file.strip_prefix(root()).unwrap().display().to_string();
+                if name.contains("/tests") {
+                    continue;
+                }
+                files += 1;
+                for (line, text) in literals(&fs::read_to_string(&file).unwrap()) {
+                    if speaks_command_line(&text) {
+                        found.push(format!("{name}:{line}: {text:?}"));
+                    }
+                }
+            }
+        }
+    }
+    assert!(files > 200, "only {files} files were looked at");
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}

@@ -243,7 +243,8 @@ fn serves(device: &str, part: &str, sets: &[&[Shape<'_>]], shared: bool) {
     let again: Vec<Tensors> = cases.iter().map(|(_, given)| session.run(given, &NoHost).unwrap()).collect();
     assert_eq!(again, a, "{part}: A, B, A");
 
-    let single = BuildOptions { open_shapes: listed(&cases[..1]), ..options.clone() };
+    let mut single = options.clone();
+    single.open_shapes = listed(&cases[..1]);
     let single = provider.build(&model, &single, &NoHost).unwrap().session(&own, &NoHost).unwrap();
     let bytes = |session: &sdrun::Session| session.memory().unwrap().weights.unwrap();
     println!("{part}: {} bytes of weights, {} for one shape", bytes(&session), bytes(&single));

@@ -1,7 +1,7 @@
 //! Shell completions for the names of built-in models, providers and devices. The shell runs this program with [`VARIABLE`]
 //! set each time the user presses Tab, so the names are always current.
 
-use crate::{cli::Cli, config::Config, probe};
+use crate::{cli::Cli, config::Config};
 use clap::CommandFactory;
 use clap_complete::{
     CompleteEnv, PathCompleter,
@@ -45,7 +45,7 @@ pub(crate) fn devices() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
         let Some(registry) = registry() else { return Vec::new() };
         let ids: Vec<&str> = registry.usable().iter().map(|p| p.id.as_str()).collect();
-        let found = probe::all(&registry, &ids, PATIENCE).into_iter().flatten();
+        let found = registry.probe(&ids, PATIENCE).into_iter().flatten();
         let devices = found.flat_map(|found| found.devices);
         devices.map(|(d, _)| CompletionCandidate::new(d.id).help(Some(d.name.into()))).collect()
     })

@@ -63,7 +63,16 @@ pub(crate) fn advice(hint: &Hint) -> String {
             Hint::Rebuild => "build it again with `sdrun build`".into(),
             Hint::Isolate => "add `--isolate`".into(),
             Hint::LeaveOut { option } => format!("leave out `--{}`", option.replace('_', "-")),
-            Hint::Lenient => "add `--lenient` to leave out what does not fit".into(),
+            Hint::Lenient => "leave out what does not fit with `--lenient`".into(),
+            Hint::Inspect => "`sdrun inspect` shows what is in it".into(),
+            Hint::Build => "build it first with `sdrun build`".into(),
+            Hint::ListProviders => {
+                "`sdrun providers --explain` shows every provider that was found and what became of it".into()
+            }
+            Hint::CheckInstallation => "`sdrun doctor` tells what each provider needs".into(),
+            Hint::BindByValue => "`sdrun import MODEL --reference CHECKPOINT` finds it by its values".into(),
+            Hint::NamePart => "say which part the model is with `sdrun import MODEL --component PART`".into(),
+            Hint::UseAsAdapter => "pass it with `--lora`".into(),
             Hint::FreeMemory { bytes: Some(bytes) } => format!("free {} of memory", format::bytes(*bytes)),
             _ => return None,
         })

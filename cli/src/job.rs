@@ -1,13 +1,10 @@
 //! A model with its shapes and inputs, where `run` and `verify` start.
 
-use crate::{
-    context::Context,
-    model::{ModelArgs, complete},
-    tensors::{InputArgs, check},
-};
+use crate::{context::Context, model::ModelArgs, tensors::InputArgs};
 use sdrun::{
     Model, Shapes, Tensors,
     abi::TensorSpec,
+    check_inputs,
     graph::{Dim, Graph, ValueId, WeightsPolicy},
     inputs,
 };
@@ -42,10 +39,9 @@ pub(crate) fn prepare(
     for (name, tensor) in &inputs {
         shapes.entry(name.clone()).or_insert_with(|| tensor.shape().to_vec());
     }
-    let shapes = complete(model.builtin(), model.graph(), shapes);
-    // Report shapes and inputs that do not fit before opening a provider.
+    // Shapes and inputs that do not fit are reported before a provider is opened.
     let bound = model.bound(&shapes)?;
-    check(&specs_of(&bound), &inputs)?;
+    check_inputs(&specs_of(&bound), &inputs)?;
     if !missing.is_empty() {
         fill(&model, &bound, &mut inputs, input_args.seed)?;
     }

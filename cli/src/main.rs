@@ -1,5 +1,7 @@
-//! The sdrun command line, a thin layer over the `sdrun` library. Each command is a file in [`commands`].
+//! The sdrun command line: a thin layer over the `sdrun` library. Every command is a file in [`commands`]. A program that
+//! embeds the library can do all that these do.
 
+mod build;
 mod cli;
 mod commands;
 mod complete;
@@ -14,8 +16,8 @@ mod job;
 mod manual;
 mod model;
 mod parse;
-mod probe;
 mod progress;
+mod provider;
 mod tensors;
 mod weights;
 

@@ -72,15 +72,6 @@ impl Task {
         self.bar.set_position(step);
     }
 
-    /// Shows `done` of `total` bytes.
-    pub(crate) fn bytes(&self, done: u64, total: u64) {
-        if self.bar.length() != Some(total) {
-            self.bar.set_length(total);
-            self.bar.set_style(style("{spinner} {prefix} {bar:30} {bytes} of {total_bytes} {elapsed}"));
-        }
-        self.bar.set_position(done);
-    }
-
     /// A host for calls into the library: logs, shows progress here, and stops when `cancel` is set.
     pub(crate) fn host(&self, cancel: Arc<AtomicBool>) -> Observer<impl Fn(&str, u64, u64) + Sync> {
         Observer::new(|phase: &str, step, total| self.step(phase, step, total), cancel)

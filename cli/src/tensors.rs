@@ -10,6 +10,7 @@ use clap::Args;
 use sdrun::{
     HostTensor, Model, Tensors,
     abi::{DType, Error, TensorSpec},
+    find_input,
     graph::Dim,
     weights::builtin::{Builtin, InputKind},
 };
@@ -41,7 +42,7 @@ impl InputArgs {
             let read: Vec<(String, HostTensor)> = match (&file.name, file.format) {
                 (Some(name), TensorFormat::Npy) => vec![(name.clone(), npy::read(&file.path)?)],
                 (Some(name), TensorFormat::Png) => {
-                    let spec = spec_of(specs, name)?;
+                    let spec = find_input(specs, name)?;
                     let range = self.image_range.or_else(|| picture_range(builtin?, name));
                     vec![(
                         name.clone(),
@@ -51,7 +52,7 @@ impl InputArgs {
                 (name, _) => npz::read(&file.path, name.as_deref())?.into_iter().collect(),
             };
             for (name, tensor) in read {
-                let spec = spec_of(specs, &name)?;
+                let spec = find_input(specs, &name)?;
                 let tensor = narrowed(spec, tensor)?;
                 if tensors.insert(name.clone(), tensor).is_some() {
                     return Err(Error::invalid(format!("input {name:?} is given twice")).into());
@@ -99,30 +100,6 @@ impl InputArgs {
     fn output_range(&self, name: &str) -> anyhow::Result<ImageRange> {
         Ok(self.image_range.ok_or_else(|| no_range(name))?)
     }
-}
-
-fn spec_of<'a>(specs: &'a [TensorSpec], name: &str) -> Result<&'a TensorSpec, Error> {
-    specs.iter().find(|s| s.name == name).ok_or_else(|| {
-        let known = format::list(specs.iter().map(|s| &s.name));
-        Error::invalid(format!("there is no input {name:?} (inputs: {known})"))
-    })
-}
-
-/// Refuses tensors whose type or shape differs from that of their input.
-pub(crate) fn check(specs: &[TensorSpec], tensors: &Tensors) -> Result<(), Error> {
-    for (name, tensor) in tensors {
-        let spec = spec_of(specs, name)?;
-        let rank = spec.shape.len() == tensor.shape().len();
-        let fits =
-            rank && spec.shape.iter().zip(tensor.shape()).all(|(want, got)| want.is_none_or(|w| w == *got));
-        if spec.dtype != tensor.dtype() || !fits {
-            let (dtype, shape) = (tensor.dtype(), tensor.shape());
-            let wanted = format!("{} {}", spec.dtype, format::dims(&spec.shape));
-            return Err(Error::invalid(format!("input {name:?} is {dtype} {shape:?} but must be {wanted}"))
-                .with_hint("convert the tensor, or give its shape with `--shape`"));
-        }
-    }
-    Ok(())
 }
 
 fn picture_range(builtin: &Builtin, name: &str) -> Option<ImageRange> {

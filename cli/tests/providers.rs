@@ -78,7 +78,10 @@ fn provider_path_comes_first_and_the_environment_selects() {
     let path = other.path("providers");
     let (_, json) = sandbox.json(&["providers", "--provider-path", path.to_str().unwrap()]);
     let used = json["providers"].as_array().unwrap().iter().find(|p| p["usable"] == true).unwrap();
-    assert_eq!((&used["provide"]["version"], &used["origin"]), (&"2.0.0".into(), &"--provider-path".into()));
+    assert_eq!(
+        (&used["provide"]["version"], &used["origin"]),
+        (&"2.0.0".into(), &"given by the program".into())
+    );
     let disabled =
         sandbox.command(&["providers", "--json"]).env("SDRUN_PROVIDERS_DISABLE", "s*").output().unwrap();
     assert!(String::from_utf8(disabled.stdout).unwrap().contains("disabled by SDRUN_PROVIDERS_DISABLE"));

@@ -235,7 +235,7 @@ fn ggml(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
     let lab = Lab::default();
     let provider = lab.registry.open("ggml", &Isolation::default())?;
     let options = OpenOptions { weights: WeightsPolicy::MayBeAbsent, ..OpenOptions::default() };
-    let model = Model::find("sd15/unet-fp16", &lab.paths, &options, &|_, _| ())?;
+    let model = Model::find("sd15/unet-fp16", &lab.paths, &options, &NoHost)?;
     let mut build = BuildOptions::new(provider.device(None)?);
     build.cache = CachePolicy::Off;
     let base = WeightStack::of_checkpoint(binding.clone(), &Checkpoint::open(checkpoint)?)?;

@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let discovery =
         Discovery { provider_paths: providers, paths: Some(paths.clone()), ..Discovery::default() };
     let registry = Registry::discover_with(&discovery)?;
-    let model = Model::find(MODEL, &paths, &OpenOptions::default(), &|_, _| ())?;
+    let model = Model::find(MODEL, &paths, &OpenOptions::default(), &NoHost)?;
     let given = inputs::seeded(&model, &model.bound(&model.shapes(&Default::default()))?, 0)?;
     let session = |isolation: &Isolation| -> sdrun::Result<Session> {
         let provider = registry.open(PROVIDER, isolation)?;

@@ -2,7 +2,8 @@
 
 use crate::place::Place;
 use sdrun::{
-    Discovery, Isolation, Model, Paths, Provider, Registry, abi::Device, graph::OpenOptions, worker::Limits,
+    Discovery, Isolation, Model, Paths, Provider, Registry, abi::Device, abi::NoHost, graph::OpenOptions,
+    worker::Limits,
 };
 use std::{path::PathBuf, sync::LazyLock, time::Duration};
 
@@ -39,7 +40,7 @@ impl Default for Lab {
 impl Lab {
     /// A built-in model.
     pub fn model(&self, name: &str) -> Model {
-        Model::find(name, &self.paths, &OpenOptions::default(), &|_, _| ())
+        Model::find(name, &self.paths, &OpenOptions::default(), &NoHost)
             .unwrap_or_else(|e| panic!("{name}: {e}"))
     }
 

@@ -1,13 +1,16 @@
 //! `sdrun build`
 
 use crate::{
+    build::{self, BuildArgs},
     complete,
     context::Context,
-    files, format, model,
-    weights::{WeightArgs, WeightReport},
+    files, format,
+    model::ModelArgs,
+    provider::{Job, ProviderArgs},
+    weights::{self, WeightArgs},
 };
 use sdrun::{
-    BuildOptions, EngineManifest,
+    BuildOptions, EngineManifest, WeightReport,
     abi::{Device, Error},
     check_weights,
     graph::{Graph, WeightsPolicy, passes},
@@ -55,11 +58,11 @@ pub(crate) struct Args {
     #[command(flatten)]
     weights: WeightArgs,
     #[command(flatten)]
-    provider: model::ProviderArgs,
+    provider: ProviderArgs,
     #[command(flatten)]
-    shapes: model::ModelArgs,
+    shapes: ModelArgs,
     #[command(flatten)]
-    build: model::BuildArgs,
+    build: BuildArgs,
 }
 
 /// Writes the graph before and after [`passes::ALL`].
@@ -97,46 +100,47 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.output {
         files::check_file_target(path)?;
     }
-    let own = args.build.bake || args.weights.is_changing();
-    let policy = if own { args.weights.policy() } else { WeightsPolicy::MayBeAbsent };
+    let files = args.weights.files(args.shapes.allow_links);
+    let own = args.build.bake || files.is_changing();
+    let policy = if own { files.policy() } else { WeightsPolicy::MayBeAbsent };
     let model = args.shapes.open(&args.model, policy, context)?;
-    let (given, lists) = args.shapes.shapes_and_lists()?;
-    let (shapes, open_shapes) = model::complete_lists(&model, given, lists);
+    let (shapes, open_shapes) = args.shapes.shapes_and_lists()?;
     // Errors of the model and its weights come before those of a provider.
     let bound = model.bound_for(&shapes, &open_shapes)?;
-    let weights = match args.weights.is_given() {
-        true => {
-            let names: Vec<&str> = bound.weights().map(|(name, _)| name).collect();
-            let links = args.shapes.allow_links;
-            let weights = args.weights.open(model.binding()?, &names, Some(&model), links, context)?;
-            if let Some(weights) = &weights {
-                check_weights(&bound, &weights.stack)?;
-            }
-            weights
-        }
+    let weights = match files.is_given() {
+        true => Some(weights::of_model(&files, &model, context)?),
         false => None,
     };
+    if let Some(weights) = &weights {
+        check_weights(&bound, &weights.stack)?;
+    }
     if let Some(folder) = &args.dump_graph {
         dump(&bound, folder)?;
     }
-    let (provider, device) = args.provider.open_to_build(args.isolate, context)?;
-    let threads = args.provider.threads(context);
-    let options = BuildOptions { threads, shapes, open_shapes, ..BuildOptions::new(device.clone()) };
-    let engine = args.build.build(context, &provider, options, &model, weights.as_ref(), false)?;
+    let options = |device: Device| -> BuildOptions {
+        let mut options = args.build.options(device, false, context);
+        options.threads = args.provider.threads(context);
+        (options.shapes, options.open_shapes) = (shapes.clone(), open_shapes.clone());
+        options
+    };
+    let job = Job { model: &model, options: &options, isolate: args.isolate, absent_devices: true };
+    let engine = args.provider.attempt(&job, context, |provider, options| {
+        build::build(provider, &model, weights.as_ref(), &options, context)
+    })?;
     let payload_bytes = args.output.as_ref().map(|path| engine.save(path)).transpose()?;
     let report = Report {
-        device: &device,
+        device: engine.device(),
         cached: engine.was_loaded(),
         seconds: engine.seconds(),
         file: args.output.as_deref(),
         payload_bytes,
-        weights: weights.as_ref().map(|weights| args.weights.report(&args.model, &weights.stack)),
+        weights: weights.as_ref().map(sdrun::Weights::report),
         manifest: engine.manifest(),
     };
     context.present(&report, |out| {
-        writeln!(out, "{}", model::describe(&engine, &device))?;
+        writeln!(out, "{}", build::describe(&engine))?;
         if let Some(weights) = &report.weights {
-            weights.show(out, &args.model)?;
+            weights::show(weights, out, model.name())?;
         }
         let weights = engine.info().weights.len();
         match weights {

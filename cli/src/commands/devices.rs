@@ -1,6 +1,6 @@
 //! `sdrun devices`
 
-use crate::{complete, context::Context, exit, format, probe};
+use crate::{complete, context::Context, exit, format, provider::PROBE_LIMIT};
 use sdrun::abi::{Capabilities, Device, RuntimeInfo};
 use serde::Serialize;
 use std::{
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         None => usable.iter().map(|p| p.id.as_str()).collect(),
     };
     let task = context.task("asking providers for their devices");
-    let found = probe::all(&registry, &ids, probe::LIMIT);
+    let found = registry.probe(&ids, PROBE_LIMIT);
     drop(task);
     context.go_on()?;
     let mut rows = Vec::new();

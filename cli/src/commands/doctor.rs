@@ -1,7 +1,7 @@
 //! `sdrun doctor`
 
-use crate::{context::Context, exit, format, probe};
-use sdrun::{Entry, Registry, Result, abi::RuntimeSpec, runtime, worker};
+use crate::{context::Context, exit, format, provider::PROBE_LIMIT};
+use sdrun::{Entry, Probe, Registry, Result, abi::RuntimeSpec, runtime, worker};
 use serde::Serialize;
 use std::{
     io::{self, Write},
@@ -84,7 +84,7 @@ pub(crate) fn run(_: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     };
     let ids: Vec<&str> = registry.entries().iter().filter(|e| ready(e)).map(|e| e.id.as_str()).collect();
     let task = context.task("loading providers");
-    let found = probe::all(&registry, &ids, probe::LIMIT);
+    let found = registry.probe(&ids, PROBE_LIMIT);
     drop(task);
     context.go_on()?;
     let mut probes = ids.into_iter().zip(found);
@@ -118,7 +118,7 @@ fn folder(name: &'static str, dir: &Path) -> Check {
     Check::new(name, state, format!("{}{new}, writable, {free}", dir.display()))
 }
 
-fn examine(registry: &Registry, entry: &Entry, probe: Option<Result<probe::Found>>) -> ProviderReport {
+fn examine(registry: &Registry, entry: &Entry, probe: Option<Result<Probe>>) -> ProviderReport {
     let place = format!("{} ({})", entry.manifest_path.display(), entry.origin);
     let mut checks = Vec::new();
     match &entry.skipped {

@@ -3,12 +3,12 @@
 use crate::{
     context::Context,
     files, format,
-    model::ProviderArgs,
-    weights::{WeightArgs, WeightReport},
+    provider::ProviderArgs,
+    weights::{self, WeightArgs},
 };
 use sdrun::{
-    EngineFile,
-    abi::{Device, Error},
+    EngineFile, WeightReport,
+    abi::{Device, Error, Hint},
     bench::Refit,
 };
 use serde::Serialize;
@@ -71,24 +71,24 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         files::check_file_target(path)?;
     }
     let path = &*args.engine;
-    let manifest = EngineFile::open(path)?.manifest;
-    args.provider.check_engine(path, &manifest)?;
+    let file = EngineFile::open(path)?;
+    let manifest = &file.manifest;
+    args.provider.check_engine(path, manifest)?;
     if manifest.info.weights.is_empty() {
         let message = format!("{} has its weights baked in and takes no others", path.display());
-        return Err(Error::precondition(message).with_hint("build it without `--bake`").into());
+        return Err(Error::precondition(message).with_hint(Hint::LeaveOut { option: "bake".into() }).into());
     }
-    let names: Vec<&str> = manifest.info.weights.iter().map(|w| w.name.as_str()).collect();
-    let weights = args.weights.open(manifest.binding.clone(), &names, None, args.allow_links, context)?;
-    let weights = weights.ok_or_else(|| {
-        Error::invalid("no weights are given").with_hint("give a checkpoint with `--weights`")
-    })?;
-    let (engine, device) = args.provider.load(path, &manifest, args.isolate, context)?;
+    let files = args.weights.files(args.allow_links);
+    let weights = weights::of_engine(&files, manifest, context)?;
+    let weights =
+        weights.ok_or_else(|| Error::not_found("no weights are given").with_hint(Hint::GiveWeights))?;
+    let engine = args.provider.load(path, &file, args.isolate, context)?;
     let stack = &weights.stack;
 
     let task = context.task("loading weights");
     let host = task.host(context.cancel_flag());
     let mut session = engine.session(&stack.pristine(), &host)?;
-    let refit = match args.weights.is_changing() {
+    let refit = match files.is_changing() {
         false => None,
         true => {
             let started = Instant::now();
@@ -109,17 +109,17 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let report = Report {
         model: &manifest.model,
         provider: &manifest.provider,
-        device: &device,
-        weights: args.weights.report("", stack),
+        device: engine.device(),
+        weights: weights.report(),
         session_seconds,
         refit,
         file: args.output.as_deref(),
         payload_bytes,
     };
     context.present(&report, |out| {
-        writeln!(out, "{} on {} ({})", report.model, report.provider, device.name)?;
-        report.weights.show(out, "")?;
-        writeln!(out, "  weights loaded in {}", format::seconds(session_seconds))?;
+        writeln!(out, "{} on {} ({})", report.model, report.provider, report.device.name)?;
+        weights::show(&report.weights, out, "")?;
+        writeln!(out, "  weights in after {}", format::seconds(session_seconds))?;
         if let Some(refit) = &report.refit {
             writeln!(out, "  {}", format::refit(refit))?;
         }

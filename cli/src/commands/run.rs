@@ -1,17 +1,20 @@
 //! `sdrun run`
 
 use crate::{
+    build::{self, BuildArgs},
     commands::inspect::is_engine,
     complete,
     context::Context,
     format, job,
-    model::{self, BuildArgs, ModelArgs, ProviderArgs},
-    tensors::{self, InputArgs, OutputArgs, Summary},
-    weights::{WeightArgs, WeightReport, Weights},
+    model::ModelArgs,
+    provider::{Job, ProviderArgs},
+    tensors::{InputArgs, OutputArgs, Summary},
+    weights::{self, WeightArgs},
 };
 use sdrun::{
-    BuildOptions, Engine, EngineFile, Model, Shapes, Tensors,
-    abi::{Device, Error, Precision, RuntimeInfo, TensorSpec},
+    BuildOptions, Engine, EngineFile, Model, Session, Shapes, Tensors, WeightReport, Weights,
+    abi::{Device, Error, Hint, NoWeights, Precision, RuntimeInfo, TensorSpec, WeightSource},
+    check_inputs,
 };
 use serde::Serialize;
 use std::{
@@ -84,46 +87,56 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
 }
 
 fn run_model(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
-    let job = job::prepare(&args.what, &args.model, &args.inputs, args.weights.policy(), context)?;
+    let files = args.weights.files(args.model.allow_links);
+    let job = job::prepare(&args.what, &args.model, &args.inputs, files.policy(), context)?;
     args.outputs.check(&job.output_names(), &args.inputs)?;
-    let names: Vec<&str> = job.model.graph().weights().map(|(name, _)| name).collect();
-    let binding = job.model.binding()?;
-    let weights = args.weights.open(binding, &names, Some(&job.model), args.model.allow_links, context)?;
-    let (provider, device) = args.provider.open(args.isolate, context)?;
-    let options = BuildOptions {
-        threads: args.provider.threads(context),
-        shapes: job.shapes,
-        ..BuildOptions::new(device.clone())
+    let weights = weights::of_model(&files, &job.model, context)?;
+    let options = |device: Device| -> BuildOptions {
+        let options = args.build.options(device, args.no_build, context);
+        options.threads(args.provider.threads(context)).shapes(job.shapes.clone())
     };
-    let engine =
-        args.build.build(context, &provider, options, &job.model, weights.as_ref(), args.no_build)?;
-    finish(args, context, &engine, &device, weights.as_ref(), &job.inputs)
+    let need = Job { model: &job.model, options: &options, isolate: args.isolate, absent_devices: false };
+    // Some runtimes tell only when the session is made that they do not support the model.
+    let (engine, session) = args.provider.attempt(&need, context, |provider, options| {
+        let engine = build::build(provider, &job.model, Some(&weights), &options, context)?;
+        let session = session(&engine, Some(&weights), context)?;
+        Ok((engine, session))
+    })?;
+    finish(args, context, &engine, session, Some(&weights), &job.inputs)
+}
+
+/// Gives an engine its weights. One that has them baked in is given none.
+fn session(engine: &Engine, weights: Option<&Weights>, context: &Context) -> sdrun::Result<Session> {
+    let task = context.task("giving it weights");
+    let source: &dyn WeightSource = match weights {
+        Some(weights) if !engine.info().weights.is_empty() => &weights.stack,
+        _ => &NoWeights,
+    };
+    engine.session(source, &task.host(context.cancel_flag()))
 }
 
 fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let path = Path::new(&args.what);
-    let manifest = EngineFile::open(path)?.manifest;
-    args.provider.check_engine(path, &manifest)?;
-    args.build.check_engine(&manifest)?;
+    let file = EngineFile::open(path)?;
+    let manifest = &file.manifest;
+    args.provider.check_engine(path, manifest)?;
+    args.build.check_engine(manifest)?;
     let given = args.model.shapes()?;
     if !given.is_empty() && !manifest.info.inputs.iter().any(TensorSpec::is_open) {
         return Err(Error::invalid("the shapes of this engine are fixed")
             .with_hint("leave out `--shape`, or run the model instead of the engine")
             .into());
     }
-    let names: Vec<&str> = manifest.info.weights.iter().map(|w| w.name.as_str()).collect();
-    let binding = manifest.binding.clone();
-    let weights = args.weights.open(binding, &names, None, args.model.allow_links, context)?;
+    let files = args.weights.files(args.model.allow_links);
+    let weights = weights::of_engine(&files, manifest, context)?;
     match (manifest.info.weights.is_empty(), &weights) {
         (false, None) => {
-            return Err(Error::precondition(format!("{} holds no weights", path.display()))
-                .with_hint(format!(
-                    "it was built from {}: give that model or a checkpoint with `--weights`",
-                    manifest.model
-                ))
+            let model = format!("it was built from {}", manifest.model);
+            return Err(Error::not_found(format!("{} holds no weights, and none are given", path.display()))
+                .with_hint(Hint::GiveWeights.with_note(model))
                 .into());
         }
-        (true, _) if args.weights.is_given() => {
+        (true, _) if files.is_given() => {
             return Err(Error::invalid(format!(
                 "{} has its weights baked in and takes no others",
                 path.display()
@@ -135,7 +148,7 @@ fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     }
     let model = weights.as_ref().and_then(|weights| weights.model.as_deref());
     let mut inputs = args.inputs.read(&manifest.info.inputs, model.and_then(Model::builtin))?;
-    tensors::check(&manifest.info.inputs, &inputs)?;
+    check_inputs(&manifest.info.inputs, &inputs)?;
     let missing = args.inputs.missing(&manifest.info.inputs, &inputs, model)?;
     if !missing.is_empty() {
         let model = model.ok_or_else(|| {
@@ -152,27 +165,23 @@ fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let names: Vec<String> = manifest.info.outputs.iter().map(|s| s.name.clone()).collect();
     args.outputs.check(&names, &args.inputs)?;
 
-    let (engine, device) = args.provider.load(path, &manifest, args.isolate, context)?;
-    finish(args, context, &engine, &device, weights.as_ref(), &inputs)
+    let engine = args.provider.load(path, &file, args.isolate, context)?;
+    let session = session(&engine, weights.as_ref(), context)?;
+    finish(args, context, &engine, session, weights.as_ref(), &inputs)
 }
 
-/// Runs an engine, writes the outputs and reports.
+/// From a session to files and a report.
 fn finish(
     args: &Args,
     context: &Context,
     engine: &Engine,
-    device: &Device,
+    mut session: Session,
     weights: Option<&Weights>,
     inputs: &Tensors,
 ) -> anyhow::Result<ExitCode> {
     context.go_on()?;
     let task = context.task("running");
     let host = task.host(context.cancel_flag());
-    // An engine with its weights baked in gets none.
-    let mut session = match weights {
-        Some(weights) if !engine.info().weights.is_empty() => engine.session(&weights.stack, &host)?,
-        _ => engine.session(&sdrun::weights::MapSource::default(), &host)?,
-    };
     if args.allow_non_finite {
         session = session.allow_non_finite();
     }
@@ -188,19 +197,20 @@ fn finish(
         model: manifest.model.clone(),
         provider: manifest.provider.clone(),
         runtime: engine.provider().runtime().clone(),
-        device: device.clone(),
+        device: engine.device().clone(),
         precision: manifest.spec.precision,
         cached: engine.was_loaded(),
         engine_seconds: engine.seconds(),
         session_seconds: session.seconds(),
-        weights: weights.map(|weights| args.weights.report(&args.what, &weights.stack)),
+        weights: weights.map(Weights::report),
         run_ms,
         outputs: outputs.iter().map(|(name, tensor)| Summary::of(name, tensor)).collect(),
     };
     context.present(&report, |out| {
-        writeln!(out, "{}", model::describe(engine, device))?;
+        writeln!(out, "{}", build::describe(engine))?;
         if let Some(weights) = &report.weights {
-            weights.show(out, &args.what)?;
+            let own = if is_engine(Path::new(&args.what)) { "" } else { &report.model };
+            weights::show(weights, out, own)?;
         }
         show(out, &report)
     })?;

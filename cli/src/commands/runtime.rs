@@ -10,14 +10,14 @@ use sdrun::{
 use serde::Serialize;
 use std::{
     io::{self, BufRead, IsTerminal, Write},
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
 /// List, install and remove vendor runtimes
 ///
-/// Installs a runtime into your data folder with your own `pip`, in the version that its provider was tested with, checked
-/// against a hash. Nothing outside that folder changes.
+/// Runtimes are installed into the user's data folder with the machine's own `pip`, or from a wheel that is here already,
+/// in the version a provider was tested with and checked against its hash. Nothing outside that folder is touched.
 ///
 /// Example: sdrun runtime install openvino
 #[derive(clap::Args)]
@@ -37,6 +37,9 @@ enum Command {
         /// Install without asking
         #[arg(short, long)]
         yes: bool,
+        /// Install from this wheel, or from the one in this folder, without Python and without a network
+        #[arg(long, value_name = "WHEEL|FOLDER")]
+        from: Option<PathBuf>,
     },
     /// Remove a runtime that sdrun installed
     Remove {
@@ -49,7 +52,9 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let registry = context.registry()?;
     match &args.command {
         Command::List => list(&registry, context)?,
-        Command::Install { name, yes } => install(&registry, registry.runtime(name)?, *yes, context)?,
+        Command::Install { name, yes, from } => {
+            install(&registry, registry.runtime(name)?, from.as_deref(), *yes, context)?;
+        }
         Command::Remove { name } => remove(&registry, registry.runtime(name)?, context)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -123,7 +128,13 @@ struct Installed<'a> {
     present: bool,
 }
 
-fn install(registry: &Registry, spec: &RuntimeSpec, yes: bool, context: &Context) -> anyhow::Result<()> {
+fn install(
+    registry: &Registry,
+    spec: &RuntimeSpec,
+    from: Option<&Path>,
+    yes: bool,
+    context: &Context,
+) -> anyhow::Result<()> {
     if spec.pip.is_none()
         && let Some(found) = runtime::find(spec, registry.paths())
     {
@@ -141,20 +152,28 @@ fn install(registry: &Registry, spec: &RuntimeSpec, yes: bool, context: &Context
             writeln!(out, "{} {} is already installed in {}", spec.name, spec.version, plan.dir.display())
         });
     }
-    let (download, installed) = (plan.wheel.download_bytes, plan.wheel.installed_bytes);
-    context.complain(&format!(
-        "will download {} ({}) with pip and install it ({} on disk) into {}\n",
-        plan.requirement,
-        format::bytes(download),
-        format::bytes(installed),
-        plan.dir.display()
-    ));
-    check_room(&plan)?;
+    let (download, installed) =
+        (format::bytes(plan.wheel.download_bytes), format::bytes(plan.wheel.installed_bytes));
+    let (requirement, dir) = (&plan.requirement, plan.dir.display());
+    context.complain(&match from {
+        Some(from) => {
+            format!("will install {requirement} ({installed} on disk) from {} into {dir}\n", from.display())
+        }
+        None => format!(
+            "will download {requirement} ({download}) with pip and install it ({installed} on disk) into {dir}\n"
+        ),
+    });
+    plan.check_room()?;
     if !yes && !ask(context)? {
         return Err(Error::new(ErrorCode::Cancelled, "nothing was installed").into());
     }
-    let task = context.task(&format!("installing {}", plan.requirement));
-    let outcome = runtime::install(&plan);
+    let task = context.task(&format!("installing {requirement}"));
+    let host = task.host(context.cancel_flag());
+    let outcome = match from {
+        Some(from) => runtime::install_from(&plan, from, &host),
+        None => runtime::install(&plan, &host),
+    };
+    drop(host);
     drop(task);
     if outcome.is_err() {
         // Ctrl-C reaches pip too, and pip may end before our own handler has run.
@@ -166,24 +185,7 @@ fn install(registry: &Registry, spec: &RuntimeSpec, yes: bool, context: &Context
     })
 }
 
-/// The wheel and the unpacked files are both on disk for a moment.
-fn check_room(plan: &InstallPlan) -> anyhow::Result<()> {
-    let needed = plan.wheel.download_bytes + plan.wheel.installed_bytes;
-    let there = plan.dir.ancestors().find(|d| d.exists()).unwrap_or(&plan.dir);
-    let free = fs4::available_space(there).map_err(|e| Error::io("find the free space of", there, &e))?;
-    if free >= needed {
-        return Ok(());
-    }
-    let (needed, free) = (format::bytes(needed), format::bytes(free));
-    Err(Error::new(
-        ErrorCode::ResourceExhausted,
-        format!("{} needs about {needed} in {}, but only {free} are free", plan.requirement, there.display()),
-    )
-    .with_hint("free some space, or choose another folder with SDRUN_DATA_DIR")
-    .into())
-}
-
-/// Asks on the terminal. Without a terminal, this is an error.
+/// Asks on the terminal. Without one, silence is no consent.
 fn ask(context: &Context) -> anyhow::Result<bool> {
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return Err(Error::invalid("cannot ask whether to install: this is not a terminal")

@@ -1,18 +1,20 @@
 //! `sdrun verify`
 
 use crate::{
+    build::{self, BuildArgs},
     complete,
     context::Context,
     exit,
     files::npz,
     format, job,
-    model::{BuildArgs, ModelArgs, ProviderArgs},
+    model::ModelArgs,
+    provider::{Job, ProviderArgs},
     tensors::InputArgs,
-    weights::{WeightArgs, WeightReport, Weights},
+    weights::{self, WeightArgs},
 };
 use sdrun::{
-    BuildOptions, HostTensor, Isolation, Registry, Tensors,
-    abi::{Error, Precision},
+    BuildOptions, HostTensor, Provider, Registry, Tensors, WeightReport, Weights,
+    abi::{Device, Error, Precision},
     verify::{Comparison, Tolerance, compare},
 };
 use serde::Serialize;
@@ -84,35 +86,29 @@ struct Row {
 }
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
-    let policy = args.weights.policy();
-    let job = job::prepare(&args.model, &args.shapes, &args.inputs, policy, context)?;
-    let names: Vec<&str> = job.model.graph().weights().map(|(name, _)| name).collect();
-    let (binding, links) = (job.model.binding()?, args.shapes.allow_links);
-    let weights = args
-        .weights
-        .open(binding, &names, Some(&job.model), links, context)?
-        .ok_or_else(|| Error::internal("a model has no weights"))?;
+    let files = args.weights.files(args.shapes.allow_links);
+    let job = job::prepare(&args.model, &args.shapes, &args.inputs, files.policy(), context)?;
+    let weights = weights::of_model(&files, &job.model, context)?;
     let registry = context.registry()?;
-    let isolation = args.provider.isolation(true);
     let (reference, expected) = match (&args.reference_file, reference_provider(args, &registry)) {
         (Some(path), _) => (path.display().to_string(), npz::read(path, None)?),
         (None, id) => {
             let id = id?;
-            let side = Side {
-                id: Some(&id),
-                device: None,
-                build: &args.build.of_reference(),
-                weights: &weights,
-                pristine: false,
-            };
-            let (_, outputs, _) = outputs_of(&side, &job, args, &registry, &isolation, context)?;
-            (id, outputs)
+            let provider = registry.open(&id, &args.provider.isolation(true))?;
+            let device = provider.present_device(None)?;
+            let options = options(&args.build.of_reference(), device, &job, args, context);
+            let side = Side { weights: &weights, pristine: false };
+            (id, outputs_of(&side, &provider, &options, &job, context)?.0)
         }
     };
     context.go_on()?;
-    let (id, device) = (args.provider.provider.as_deref(), args.provider.device(context));
-    let side = Side { id, device, build: &args.build, weights: &weights, pristine: true };
-    let (provider, outputs, unchanged) = outputs_of(&side, &job, args, &registry, &isolation, context)?;
+    let build = |device: Device| options(&args.build, device, &job, args, context);
+    let need = Job { model: &job.model, options: &build, isolate: true, absent_devices: false };
+    let side = Side { weights: &weights, pristine: true };
+    let (provider, (outputs, unchanged)) = args.provider.attempt(&need, context, |provider, options| {
+        let outputs = outputs_of(&side, provider, &options, &job, context)?;
+        Ok((provider.id().to_string(), outputs))
+    })?;
     let tolerance = Tolerance::for_outputs(args.build.precision(context), &expected);
     let rows: Vec<Row> = compare(&outputs, &expected)?
         .into_iter()
@@ -126,7 +122,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         tolerance,
         accepted: rows.iter().all(|row| row.accepted),
         outputs: rows,
-        weights: args.weights.is_given().then(|| args.weights.report(&args.model, &weights.stack)),
+        weights: files.is_given().then(|| weights.report()),
         unchanged,
     };
     context.present(&report, |out| show(out, &report))?;
@@ -143,42 +139,39 @@ fn reference_provider(args: &Args, registry: &Registry) -> Result<String, Error>
     }
 }
 
-/// One side of the comparison.
+/// How both sides build.
+fn options(
+    build: &BuildArgs,
+    device: Device,
+    job: &job::Job,
+    args: &Args,
+    context: &Context,
+) -> BuildOptions {
+    build.options(device, false, context).threads(args.provider.threads(context)).shapes(job.shapes.clone())
+}
+
+/// One of the two that are compared.
 struct Side<'a> {
-    id: Option<&'a str>,
-    device: Option<&'a str>,
-    build: &'a BuildArgs,
     weights: &'a Weights,
     /// Also run without the adapters, to see what they change.
     pristine: bool,
 }
 
-/// Runs the job on a provider. Also returns which provider it was, and the outputs that the adapters do not change.
+/// Runs the job on a provider. Returns the outputs, and the names of those that the adapters leave as they are.
 fn outputs_of(
     side: &Side<'_>,
+    provider: &Provider,
+    options: &BuildOptions,
     job: &job::Job,
-    args: &Args,
-    registry: &Registry,
-    isolation: &Isolation,
     context: &Context,
-) -> anyhow::Result<(String, Tensors, Vec<String>)> {
-    let provider = match side.id {
-        Some(id) => registry.open(id, isolation)?,
-        None => registry.open_best(isolation)?,
-    };
-    let device = provider.present_device(side.device)?;
-    let options = BuildOptions {
-        threads: args.provider.threads(context),
-        shapes: job.shapes.clone(),
-        ..BuildOptions::new(device)
-    };
-    let engine = side.build.build(context, &provider, options, &job.model, Some(side.weights), false)?;
+) -> sdrun::Result<(Tensors, Vec<String>)> {
+    let engine = build::build(provider, &job.model, Some(side.weights), options, context)?;
     let task = context.task(&format!("running on {}", provider.id()));
     let host = task.host(context.cancel_flag());
     let stack = &side.weights.stack;
     if !side.pristine || stack.is_pristine() || engine.info().weights.is_empty() {
         let outputs = engine.session(stack, &host)?.allow_non_finite().run(&job.inputs, &host)?;
-        return Ok((provider.id().to_string(), outputs, Vec::new()));
+        return Ok((outputs, Vec::new()));
     }
     let mut session = engine.session(&stack.pristine(), &host)?.allow_non_finite();
     let before = session.run(&job.inputs, &host)?;
@@ -187,7 +180,7 @@ fn outputs_of(
     let same =
         |(name, tensor): (&String, &HostTensor)| (before.get(name) == Some(tensor)).then(|| name.clone());
     let unchanged = outputs.iter().filter_map(same).collect();
-    Ok((provider.id().to_string(), outputs, unchanged))
+    Ok((outputs, unchanged))
 }
 
 /// How many values are NaN or infinite, and on which side.
@@ -210,7 +203,7 @@ fn show(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         tolerance.cosine
     )?;
     if let Some(weights) = &report.weights {
-        weights.show(out, model)?;
+        weights::show(weights, out, model)?;
     }
     if !report.unchanged.is_empty() {
         writeln!(out, "  warning: the adapters do not change {}", format::list(&report.unchanged))?;

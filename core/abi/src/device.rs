@@ -16,7 +16,19 @@ pub enum DeviceKind {
     Other,
 }
 
-/// A device that a provider can use.
+impl DeviceKind {
+    /// As manifests and JSON spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            DeviceKind::Cpu => "cpu",
+            DeviceKind::Gpu => "gpu",
+            DeviceKind::Npu => "npu",
+            DeviceKind::Other => "other",
+        }
+    }
+}
+
+/// One piece of hardware a provider can use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Device {

@@ -53,6 +53,21 @@ pub enum Hint {
         /// How many bytes are missing, if known.
         bytes: Option<u64>,
     },
+    /// Look at what a model or a file of weights holds.
+    Inspect,
+    /// Build the engine first.
+    Build,
+    /// See which providers were found, where, and why others are not used.
+    ListProviders,
+    /// Check the installation: folders, providers, runtimes.
+    CheckInstallation,
+    /// Find out which tensor of a checkpoint a weight of the model is by its values, which takes the checkpoint that the model was
+    /// exported from.
+    BindByValue,
+    /// Say which part of a pipeline the model is.
+    NamePart,
+    /// Give the file as an adapter.
+    UseAsAdapter,
     /// Any one of these helps.
     AnyOf(Vec<Hint>),
     /// All of these, in order.
@@ -111,6 +126,15 @@ impl Hint {
             Hint::Lenient => "leave out what does not fit".into(),
             Hint::FreeMemory { bytes: None } => "free memory".into(),
             Hint::FreeMemory { bytes: Some(bytes) } => format!("free {bytes} bytes of memory"),
+            Hint::Inspect => "look at what the file holds".into(),
+            Hint::Build => "build the engine first".into(),
+            Hint::ListProviders => "look at which providers were found, and why others are not used".into(),
+            Hint::CheckInstallation => "check what each provider needs".into(),
+            Hint::BindByValue => {
+                "find the tensors by their values in the checkpoint that the model was exported from".into()
+            }
+            Hint::NamePart => "say which part of a pipeline the model is".into(),
+            Hint::UseAsAdapter => "give it as an adapter".into(),
             Hint::AnyOf(_) | Hint::All(_) => String::new(),
         }
     }
@@ -132,6 +156,13 @@ impl Hint {
             Hint::LeaveOut { option } => ("leave_out", json!({ "option": option })),
             Hint::Lenient => ("lenient", json!({})),
             Hint::FreeMemory { bytes } => ("free_memory", json!({ "bytes": bytes })),
+            Hint::Inspect => ("inspect", json!({})),
+            Hint::Build => ("build", json!({})),
+            Hint::ListProviders => ("list_providers", json!({})),
+            Hint::CheckInstallation => ("check_installation", json!({})),
+            Hint::BindByValue => ("bind_by_value", json!({})),
+            Hint::NamePart => ("name_part", json!({})),
+            Hint::UseAsAdapter => ("use_as_adapter", json!({})),
             Hint::AnyOf(parts) => ("any_of", json!({ "parts": parts })),
             Hint::All(parts) => ("all", json!({ "parts": parts })),
         })
@@ -156,6 +187,13 @@ impl Hint {
             "leave_out" => Hint::LeaveOut { option: take(value, "option")? },
             "lenient" => Hint::Lenient,
             "free_memory" => Hint::FreeMemory { bytes: take(value, "bytes")? },
+            "inspect" => Hint::Inspect,
+            "build" => Hint::Build,
+            "list_providers" => Hint::ListProviders,
+            "check_installation" => Hint::CheckInstallation,
+            "bind_by_value" => Hint::BindByValue,
+            "name_part" => Hint::NamePart,
+            "use_as_adapter" => Hint::UseAsAdapter,
             "any_of" => Hint::AnyOf(take(value, "parts")?),
             "all" => Hint::All(take(value, "parts")?),
             _ => return None,
@@ -254,6 +292,13 @@ mod tests {
             Hint::Rebuild,
             Hint::Isolate,
             Hint::LeaveOut { option: "bake".into() },
+            Hint::Inspect,
+            Hint::Build,
+            Hint::ListProviders,
+            Hint::CheckInstallation,
+            Hint::BindByValue,
+            Hint::NamePart,
+            Hint::UseAsAdapter,
             Hint::FreeMemory { bytes: Some(7) },
             Hint::FreeMemory { bytes: None },
         ];

@@ -1,5 +1,9 @@
+use crate::{DeviceKind, Hint};
 use serde::{Deserialize, Serialize};
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 /// The JSON file `sdrun-provider-<id>.json` beside a plugin library: everything that a host needs to know before it
 /// decides to load code.
@@ -27,6 +31,10 @@ pub struct Provide {
     /// Priority when no provider is named; higher is preferred.
     #[serde(default)]
     pub priority: i32,
+    /// Priority on devices of a kind (`cpu`, `gpu`, `npu`), where it differs from `priority`. A host prefers the higher one
+    /// among all providers unless it has measured them or its user wishes otherwise. Kinds it does not know are ignored.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub priorities: BTreeMap<String, i32>,
     /// The plugin library.
     pub library: Library,
     /// The vendor runtime that it drives; absent if the plugin brings its own.
@@ -67,12 +75,35 @@ pub struct RuntimeSpec {
     pub env: String,
     /// File name patterns (`*` matches any run of characters). A folder with a matching file holds the runtime.
     pub library_names: Vec<String>,
-    /// How `sdrun runtime install` gets it; absent if it cannot be installed that way.
+    /// How it is installed; absent where it cannot be installed that way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pip: Option<PipPackage>,
     /// How a user gets it if it cannot be installed that way: sentences for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by_hand: Option<String>,
+}
+
+impl Provide {
+    /// The priority on devices of this kind.
+    pub fn priority_on(&self, kind: DeviceKind) -> i32 {
+        self.priorities.get(kind.name()).copied().unwrap_or(self.priority)
+    }
+    /// The highest priority on any kind of device.
+    pub fn highest_priority(&self) -> i32 {
+        self.priorities.values().copied().chain([self.priority]).max().unwrap_or(self.priority)
+    }
+}
+
+impl RuntimeSpec {
+    /// What to do where the runtime is missing or too old.
+    pub fn how_to_get(&self) -> Hint {
+        let named = format!("set {} to the folder of its libraries", self.env);
+        match (&self.pip, &self.by_hand) {
+            (Some(_), _) => Hint::AnyOf(vec![Hint::Install { runtime: self.name.clone() }, named.into()]),
+            (None, Some(words)) => Hint::Text(format!("{words}; where it is not found then, {named}")),
+            (None, None) => Hint::Text(format!("install it the vendor's way and {named}")),
+        }
+    }
 }
 
 /// A runtime that is published as a Python package.
@@ -182,6 +213,17 @@ mod tests {
     #[test]
     fn accepts_unknown_fields() {
         assert_eq!(Manifest::parse(GOOD).unwrap().provider.id, "x");
+    }
+
+    #[test]
+    fn priorities_by_kind_are_optional_and_unknown_kinds_do_no_harm() {
+        let old =
+            Manifest::parse(&GOOD.replace("\"build_id\"", "\"priority\":7,\"build_id\"")).unwrap().provider;
+        assert_eq!((old.priority_on(DeviceKind::Cpu), old.priority_on(DeviceKind::Gpu)), (7, 7));
+        let new = "\"priority\":7,\"priorities\":{\"gpu\":90,\"quantum\":3},\"build_id\"";
+        let new = Manifest::parse(&GOOD.replace("\"build_id\"", new)).unwrap().provider;
+        assert_eq!((new.priority_on(DeviceKind::Cpu), new.priority_on(DeviceKind::Gpu)), (7, 90));
+        assert_eq!((new.priority_on(DeviceKind::Other), new.highest_priority()), (7, 90));
     }
 
     #[test]

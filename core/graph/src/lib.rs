@@ -10,7 +10,8 @@
 //! | [`infer`] | element types and shapes of all values |
 //! | [`eval`] | single operators on host tensors |
 //! | [`passes`] | [`simplify()`], [`passes::optimize`], and the passes they run |
-//! | [`fused`] | the fused operators that passes create |
+//! | `footprint` | [`footprint()`]: the memory that a graph needs |
+//! | [`fused`] | operators that passes merge nodes into |
 //! | `hash` | [`Graph::topology_hash`] |
 //! | [`proto`] | the protobuf messages of the file format |
 //!
@@ -72,6 +73,7 @@ mod bind;
 mod error;
 pub mod eval;
 mod external;
+mod footprint;
 pub mod fused;
 mod hash;
 pub mod infer;
@@ -89,6 +91,7 @@ mod testing;
 pub use bind::OpenDims;
 pub use error::GraphError;
 pub use external::{ExternalBase, OpenOptions, WeightsPolicy};
+pub use footprint::{Footprint, footprint};
 pub use ir::{Attribute, Dim, Graph, Initializer, Node, Value, ValueId, WeightData, WeightRef};
 pub use onnx_in::{Body, IR_VERSIONS, OPSETS};
 pub use onnx_out::Placement;

@@ -199,7 +199,9 @@ impl Cache {
             let ours = name.starts_with(".sdrun-") || name.ends_with(".lock");
             let meta = std::fs::metadata(&path);
             let old = meta.as_ref().ok().and_then(|m| m.modified().ok()?.elapsed().ok());
-            if ours && old.is_some_and(|age| age > Duration::from_secs(24 * 3600)) {
+            // A lock that is held belongs to a build that goes on, however old the file is.
+            let held = || path.extension().is_some_and(|e| e == "lock") && is_held(&path);
+            if ours && old.is_some_and(|age| age > Duration::from_secs(24 * 3600)) && !held() {
                 doomed.push((path, meta.map_or(0, |m| m.len())));
             }
         }
@@ -233,7 +235,12 @@ impl Cache {
     }
 }
 
-/// Renames an entry to `….corrupt`, where [`Cache::gc`] finds it. In a read-only folder it stays.
+/// Whether a process holds a lock.
+fn is_held(lock: &Path) -> bool {
+    open_lock(lock).is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
+}
+
+/// Renames an entry to `….corrupt`, where [`Cache::gc`] finds it. In a folder that cannot be written it stays.
 fn set_aside(path: &Path) {
     let _ = std::fs::rename(path, path.with_extension("corrupt"));
 }

@@ -151,7 +151,7 @@ fn damaged(path: &Path) -> impl Fn(String) -> AbiError {
     move |why| {
         AbiError::new(ErrorCode::DataLoss, format!("{} {why}", path.display()))
             .with_file(path)
-            .with_hint("build the engine again")
+            .with_hint(sdrun_abi::Hint::Rebuild)
     }
 }
 

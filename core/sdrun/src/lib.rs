@@ -1,21 +1,19 @@
 //! sdrun compiles ONNX graphs with the best vendor compiler at hand, keeps the engines free of weights, and
 //! runs them with any weights.
 //!
-//! A host discovers providers, opens one, chooses a device, builds an engine or takes it from the cache, loads
-//! weights and runs it:
+//! A host discovers providers, builds an engine on the one that suits the model best here or takes it from the cache,
+//! gives it weights and runs it:
 //!
 //! ```no_run
-//! use sdrun::{BuildOptions, HostTensor, Isolation, Model, Registry, Tensors, TracingHost};
+//! use sdrun::{BuildOptions, HostTensor, Model, Registry, Tensors, TracingHost, Wishes};
 //!
 //! fn main() -> Result<(), sdrun::Error> {
 //!     let registry = Registry::discover()?;
-//!     let provider = registry.open_best(&Isolation::default())?;
-//!     let device = provider.device(None)?;
-//!     println!("{} on {}", provider.id(), device.name);
-//!
 //!     let model = Model::open("vae_decoder.onnx")?;
-//!     let options = BuildOptions::new(device).shape("latent_sample", [1, 4, 64, 64]);
-//!     let engine = provider.build(&model, &options, &TracingHost)?;
+//!     let options = |device| BuildOptions::new(device).shape("latent_sample", [1, 4, 64, 64]);
+//!     let engine = registry.choose(&model, &Wishes::new(), &options, &TracingHost).build(None)?;
+//!     println!("{} on {}", engine.provider().id(), engine.device().name);
+//!
 //!     let mut session = engine.session(&model.weights(), &TracingHost)?;
 //!
 //!     let latent = HostTensor::from_f32(vec![1, 4, 64, 64], &[0.0; 4 * 64 * 64])?;
@@ -27,14 +25,18 @@
 
 pub mod bench;
 mod cache;
+mod choose;
 mod engine;
 mod engine_file;
 mod error;
 pub mod inputs;
 mod library;
+mod measurements;
+pub mod memory;
 mod model;
 mod observer;
 mod paths;
+mod probe;
 mod provider;
 mod registry;
 pub mod runtime;
@@ -42,16 +44,22 @@ mod suggest;
 mod tensor;
 pub mod trust;
 pub mod verify;
+mod weight_files;
 pub mod worker;
 
 pub use cache::{Cache, CacheContent, CacheEntry, GcLimits};
-pub use engine::{BuildOptions, CachePolicy, Engine, Session, check_weights};
+pub use choose::{Candidate, Choice, Rejected, Why, Wishes};
+pub use engine::{
+    BuildOptions, CachePolicy, Engine, LoadOptions, Session, check_inputs, check_weights, find_input,
+};
 pub use engine_file::{EngineFile, EngineManifest};
 pub use error::{Error, Result};
 pub use library::load_plugin;
+pub use measurements::{Measurement, Measurements};
 pub use model::{Model, Shapes};
 pub use observer::{Observer, TracingHost};
 pub use paths::Paths;
+pub use probe::Probe;
 pub use provider::{Isolation, Provider};
 pub use registry::{Discovery, Entry, Registry, RuntimeStatus};
 pub use sdrun_abi as abi;
@@ -59,3 +67,4 @@ pub use sdrun_files as files;
 pub use sdrun_graph as graph;
 pub use sdrun_weights as weights;
 pub use tensor::{DeviceTensor, DeviceTensors, HostTensor, Tensors};
+pub use weight_files::{AdapterFile, EmbeddingFile, WeightFiles, WeightReport, Weights};

@@ -1,8 +1,17 @@
 //! Loading a plugin library: the one unsafe module of this crate besides the mapping of files.
 #![allow(unsafe_code)]
 
-use sdrun_abi::{Error, ErrorCode, Result, ffi::Plugin, ffi::raw::QueryFn};
-use std::path::Path;
+use sdrun_abi::{Error, ErrorCode, Provide, Result, ffi::Plugin, ffi::raw::QueryFn};
+use std::path::{Component, Path, PathBuf};
+
+/// Absolute path of the library that a manifest names.
+pub(crate) fn path_of(provide: &Provide, manifest: &Path) -> PathBuf {
+    let dir = manifest.parent().unwrap_or(Path::new("/"));
+    // Components only, so that `./lib.so` becomes `lib.so`.
+    let relative: PathBuf =
+        provide.library.path.components().filter(|c| matches!(c, Component::Normal(_))).collect();
+    dir.join(relative)
+}
 
 /// Loads the plugin at `path` (absolute) and calls its query symbol. The library stays loaded for the lifetime of the
 /// process: unloading vendor runtimes is a known source of crashes. [`Registry::open`](crate::Registry::open) checks

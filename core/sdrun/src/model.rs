@@ -1,5 +1,5 @@
 use crate::{Error, Paths, Result, suggest::did_you_mean};
-use sdrun_abi::{DType, Error as AbiError, ErrorCode, OpenShapes, TensorSpec, shape_sets};
+use sdrun_abi::{DType, Error as AbiError, ErrorCode, Hint, Host, OpenShapes, TensorSpec, shape_sets};
 use sdrun_files::{Links, read_small};
 use sdrun_graph::{Dim, ExternalBase, Graph, GraphError, OpenDims, OpenOptions, WeightsPolicy, simplify};
 use sdrun_weights::{Binding, OnnxWeights, builtin};
@@ -39,15 +39,10 @@ impl Model {
         Ok(Model { name: path.display().to_string(), path: path.to_path_buf(), graph, links, builtin: None })
     }
 
-    /// Opens a file, or a built-in model if `what` is the name of one and not a file. A built-in model's synthetic
-    /// weights are generated into the cache folder on first use, unless they may be absent. `progress` receives the
-    /// bytes done and the total.
-    pub fn find(
-        what: &str,
-        paths: &Paths,
-        options: &OpenOptions,
-        progress: &dyn Fn(u64, u64),
-    ) -> Result<Self> {
+    /// Opens a file, or a built-in model where `what` is the name of one and not a file. A built-in model's
+    /// synthetic weights are generated into the cache folder on first use, unless they may be absent. `host` receives the
+    /// bytes done and the total, and can cancel.
+    pub fn find(what: &str, paths: &Paths, options: &OpenOptions, host: &dyn Host) -> Result<Self> {
         if Path::new(what).exists() {
             return Self::open_with(what, options);
         }
@@ -76,8 +71,9 @@ impl Model {
             });
         }
         crate::paths::private_dir(&paths.cache)?;
-        let path = builtin.materialise(&paths.cache, progress)?;
-        // These files are our own. A second hard link is one that a provider has made temporarily to read them.
+        let phase = format!("generating {what}");
+        let path = builtin.materialise(&paths.cache, &|done, total| host.progress(&phase, done, total))?;
+        // The files are our own: a second link is one that a provider made for a moment to read them.
         let graph = Graph::open(&path, &OpenOptions { allow_links: true, ..*options })?;
         Ok(Model {
             name: builtin.name.to_string(),
@@ -150,20 +146,58 @@ impl Model {
             .collect()
     }
 
-    /// The user's shapes, completed with a built-in model's defaults.
+    /// The shapes that are used where these are given: an input of a built-in model that is not named gets the size it is
+    /// measured in, except for dimensions that it shares with an input that is named (`batch`). Other models have no
+    /// shapes of their own, so theirs are returned as they are.
     pub fn shapes(&self, given: &Shapes) -> Shapes {
-        let mut shapes: Shapes = match self.builtin {
-            Some(builtin) if given.is_empty() => {
-                builtin.inputs.iter().map(|i| (i.name.to_string(), i.shape.to_vec())).collect()
-            }
-            _ => Shapes::new(),
+        let mut shapes = given.clone();
+        let Some(builtin) = self.builtin else { return shapes };
+        let dims_of = |name: &str| {
+            let value = self.graph.inputs.iter().map(|id| self.graph.value(*id)).find(|v| v.name == name);
+            value.and_then(|value| value.shape.as_deref()).unwrap_or_default()
         };
-        shapes.extend(given.iter().map(|(name, shape)| (name.clone(), shape.clone())));
+        let named: Vec<(&Dim, usize)> = given
+            .iter()
+            .flat_map(|(name, shape)| dims_of(name).iter().zip(shape.iter().copied()))
+            .filter(|(dim, _)| matches!(dim, Dim::Symbol(_)))
+            .collect();
+        for input in builtin.inputs.iter().filter(|input| !given.contains_key(input.name)) {
+            let size = |(at, default): (usize, &usize)| {
+                let dim = dims_of(input.name).get(at);
+                let shared = dim.and_then(|dim| named.iter().find(|(known, _)| *known == dim));
+                shared.map_or(*default, |(_, size)| *size)
+            };
+            shapes.insert(input.name.to_string(), input.shape.iter().enumerate().map(size).collect());
+        }
         shapes
     }
 
-    /// The simplified graph with its inputs bound to `shapes`, as a provider receives it. Fails, naming them, if
-    /// dimensions stay open.
+    /// As [`shapes`](Model::shapes), where the inputs in `open` have several shapes each: inputs that share a dimension with
+    /// one of them then have as many.
+    pub fn shape_lists(&self, given: &Shapes, open: &OpenShapes) -> (Shapes, OpenShapes) {
+        let with = |set: Shapes| self.shapes(&given.clone().into_iter().chain(set).collect());
+        let sets: Vec<Shapes> = shape_sets(open).into_iter().map(with).collect();
+        let (mut single, mut several) = (Shapes::new(), open.clone());
+        for (name, first) in sets.iter().take(1).flatten() {
+            // Given both ways: binding refuses that by name.
+            if given.contains_key(name) {
+                single.insert(name.clone(), given[name].clone());
+                continue;
+            }
+            if several.contains_key(name) {
+                continue;
+            }
+            let list: Vec<Vec<usize>> = sets.iter().filter_map(|set| set.get(name).cloned()).collect();
+            match list.iter().all(|shape| shape == first) {
+                true => drop(single.insert(name.clone(), first.clone())),
+                false => drop(several.insert(name.clone(), list)),
+            }
+        }
+        (single, several)
+    }
+
+    /// The graph with its inputs bound to `shapes`, [completed](Model::shapes), and simplified: what a provider receives.
+    /// Dimensions left open are an error that names them.
     pub fn bound(&self, shapes: &Shapes) -> Result<Graph> {
         self.bound_for(shapes, &OpenShapes::new())
     }
@@ -172,9 +206,10 @@ impl Model {
     /// not match the input, if two lists have different lengths other than 1, or if a set of shapes leaves an input
     /// open.
     pub fn bound_for(&self, shapes: &Shapes, open: &OpenShapes) -> Result<Graph> {
+        let (shapes, open) = &self.shape_lists(shapes, open);
         let mut graph = self.graph.clone();
         if open.is_empty() {
-            simplify(&mut graph, &self.shapes(shapes), OpenDims::Refuse).map_err(|e| self.refused(e))?;
+            simplify(&mut graph, shapes, OpenDims::Refuse).map_err(|e| self.refused(e))?;
             return Ok(graph);
         }
         if let Some(both) = open.keys().find(|input| shapes.contains_key(*input)) {
@@ -206,9 +241,8 @@ impl Model {
     fn refused(&self, error: GraphError) -> Error {
         match error {
             GraphError::Invalid(why) => {
-                Error::Core(AbiError::invalid(format!("{}: {why}", self.name)).with_hint(
-                    "`sdrun inspect` lists the inputs; give shapes as in `--shape sample=1,4,64,64`",
-                ))
+                let hint = Hint::All(vec![Hint::Inspect, Hint::GiveShape { input: None }]);
+                Error::Core(AbiError::invalid(format!("{}: {why}", self.name)).with_hint(hint))
             }
             other => Error::Graph(other),
         }

@@ -1,11 +1,11 @@
 //! A loaded provider, in this process or in a worker.
 
 use crate::{
-    Error, Paths, Result, library, paths::private_dir, registry, runtime, suggest::did_you_mean, trust,
-    worker,
+    Error, Paths, Result, library, paths::private_dir, runtime, suggest::did_you_mean, trust, worker,
 };
 use sdrun_abi::{
-    Capabilities, Device, Error as AbiError, ErrorCode, InitConfig, Provide, Provider as Driver, RuntimeInfo,
+    Capabilities, Device, Error as AbiError, ErrorCode, Host, InitConfig, Provide, Provider as Driver,
+    RuntimeInfo,
     ffi::{Plugin, PluginIdentity},
 };
 use sdrun_files::{Links, Map};
@@ -75,8 +75,9 @@ impl Provider {
         manifest: &Path,
         paths: &Paths,
         isolation: &Isolation,
+        host: &dyn Host,
     ) -> Result<Self> {
-        let library = registry::library_path(&provide, manifest);
+        let library = library::path_of(&provide, manifest);
         trust::check_owner(&library).map_err(|why| {
             AbiError::new(ErrorCode::PermissionDenied, format!("will not load {}: {why}", library.display()))
         })?;
@@ -124,10 +125,10 @@ impl Provider {
             })
             .map_err(&of)?;
             check_identity(&provide, worker.identity()).map_err(&of)?;
-            let runtime = worker.init(&config, &crate::TracingHost).map_err(&of)?;
+            let runtime = worker.init(&config, host).map_err(&of)?;
             (Backend::Worker(worker), runtime)
         } else {
-            let (plugin, runtime) = load_once(&library, &provide, &config).map_err(&of)?;
+            let (plugin, runtime) = load_once(&library, &provide, &config, host).map_err(&of)?;
             (Backend::InProcess(plugin), runtime)
         };
         drop(of);
@@ -205,7 +206,7 @@ impl Provider {
             None => Ok(device),
             Some(why) => Err(Error::of(self.id())(
                 AbiError::precondition(why.clone())
-                    .with_hint("engines can be built here with `sdrun build` and run where the hardware is"),
+                    .with_hint("engines can be built here and run where the hardware is"),
             )),
         }
     }
@@ -233,6 +234,7 @@ fn load_once(
     library: &Path,
     provide: &Provide,
     config: &InitConfig,
+    host: &dyn Host,
 ) -> sdrun_abi::Result<(Plugin, RuntimeInfo)> {
     let mut loaded = LOADED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some(Loaded { runtime_dir: dir, options, plugin, runtime }) = loaded.get(library) {
@@ -255,7 +257,7 @@ fn load_once(
     }
     let plugin = library::load(library)?;
     check_identity(provide, &plugin.identity())?;
-    let runtime = plugin.init(config, &crate::TracingHost)?;
+    let runtime = plugin.init(config, host)?;
     let entry = Loaded {
         runtime_dir: config.runtime_dir.clone(),
         options: config.options.clone(),
@@ -291,24 +293,12 @@ fn absent(spec: &sdrun_abi::RuntimeSpec, paths: &Paths) -> AbiError {
         .iter()
         .map(|c| format!("{} ({})", c.dir.display(), c.origin))
         .collect();
-    let hint = match (&spec.pip, &spec.by_hand) {
-        (None, Some(_)) => runtime::by_hand(spec),
-        (pip, _) => {
-            let install = pip.as_ref().map(|_| format!("run `sdrun runtime install {}`, or ", spec.name));
-            format!(
-                "{}set {} to the folder that holds {}",
-                install.unwrap_or_default(),
-                spec.env,
-                spec.library_names.join(" or ")
-            )
-        }
-    };
     AbiError::precondition(format!(
         "the {} runtime is not installed (looked in: {})",
         spec.name,
         if looked.is_empty() { "the system's library folders".into() } else { looked.join(", ") }
     ))
-    .with_hint(hint)
+    .with_hint(spec.how_to_get())
 }
 
 /// Compares a library with the hash in its manifest. Detects damage (a half-copied file), not forgery.

@@ -1,7 +1,9 @@
 //! Finds the available providers: their manifests, in order, with the reason for each skipped one. Loads no code.
 
-use crate::{Error, Paths, Provider, Result, provider::Isolation, runtime, suggest::did_you_mean, trust};
-use sdrun_abi::{ABI_MAJOR, ABI_MINOR, Error as AbiError, Manifest, Provide};
+use crate::{
+    Error, Isolation, Paths, Provider, Result, TracingHost, library, runtime, suggest::did_you_mean, trust,
+};
+use sdrun_abi::{ABI_MAJOR, ABI_MINOR, Error as AbiError, Hint, Host, Manifest, Provide};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -23,7 +25,7 @@ pub struct Entry {
     pub id: String,
     /// The manifest file.
     pub manifest_path: PathBuf,
-    /// How it was found: `--provider-path`, an environment variable, or a folder.
+    /// What led to it: the program, an environment variable, or a folder.
     pub origin: String,
     /// The content of the manifest, if readable.
     pub provide: Option<Provide>,
@@ -77,7 +79,12 @@ impl Registry {
         usable
     }
 
-    /// The usable provider whose fp32 results are the reference.
+    /// The ids of [`Discovery::order`].
+    pub(crate) fn order(&self) -> &[String] {
+        &self.order
+    }
+
+    /// The usable provider whose fp32 results are the yardstick.
     pub fn reference(&self) -> Option<&Provide> {
         self.usable().into_iter().find(|p| p.reference)
     }
@@ -96,37 +103,28 @@ impl Registry {
             let why = entry.skipped.as_deref().unwrap_or_default();
             return Err(AbiError::precondition(format!("provider `{id}` is not usable: {why}"))
                 .with_file(&entry.manifest_path)
-                .with_hint("`sdrun providers --explain` shows every manifest and what became of it")
+                .with_hint(Hint::ListProviders)
                 .into());
         }
         let known: Vec<&str> = self.usable().iter().map(|p| p.id.as_str()).collect();
         let guess = did_you_mean(id, known.iter().copied());
         Err(AbiError::not_found(format!("there is no provider `{id}` (found: {}){guess}", list(&known)))
-            .with_hint("`sdrun providers --explain` shows where providers are looked for")
+            .with_hint(Hint::ListProviders)
             .into())
     }
 
     /// Loads a provider and its runtime: in this process, or in a worker if `isolation` or the manifest asks for it.
     /// A missing runtime is an immediate error that says how to install it.
     pub fn open(&self, id: &str, isolation: &Isolation) -> Result<Provider> {
+        self.open_with(id, isolation, &TracingHost)
+    }
+
+    /// As [`open`](Registry::open); `host` receives what the provider logs while it starts.
+    pub fn open_with(&self, id: &str, isolation: &Isolation, host: &dyn Host) -> Result<Provider> {
         let entry = self.entry(id)?;
         let provide =
             entry.provide.clone().ok_or_else(|| AbiError::internal("a usable entry has a manifest"))?;
-        Provider::open(provide, &entry.manifest_path, &self.paths, isolation)
-    }
-
-    /// Opens the usable provider with the highest priority that works here. The error says why each one failed.
-    pub fn open_best(&self, isolation: &Isolation) -> Result<Provider> {
-        let mut reasons = Vec::new();
-        for provide in self.usable() {
-            match self.open(&provide.id, isolation).and_then(|p| p.present_device(None).map(|_| p)) {
-                Ok(provider) => return Ok(provider),
-                Err(e) => reasons.push(format!("{}: {e}", provide.id)),
-            }
-        }
-        Err(AbiError::precondition(format!("no provider works here ({})", list(&reasons)))
-            .with_hint("`sdrun doctor` tells what each one needs")
-            .into())
+        Provider::open(provide, &entry.manifest_path, &self.paths, isolation, host)
     }
 }
 
@@ -141,7 +139,7 @@ fn list(items: &[impl AsRef<str>]) -> String {
 /// Files and folders to search, in order, each with its origin.
 fn places(discovery: &Discovery, paths: &Paths) -> Vec<(PathBuf, String)> {
     let mut places: Vec<(PathBuf, String)> =
-        discovery.provider_paths.iter().map(|p| (p.clone(), "--provider-path".to_string())).collect();
+        discovery.provider_paths.iter().map(|p| (p.clone(), "given by the program".to_string())).collect();
     let split = |name: &str| -> Vec<(PathBuf, String)> {
         trust::environment(name)
             .map(|v| std::env::split_paths(&v).map(|p| (p, name.to_string())).collect())
@@ -232,23 +230,14 @@ fn why_not(provide: &Provide, manifest: &Path, before: &[Entry]) -> Option<Strin
     if !library.target.is_empty() && library.target != env!("SDRUN_TARGET") {
         return Some(format!("built for {}; this is {}", library.target, env!("SDRUN_TARGET")));
     }
-    let file = library_path(provide, manifest);
+    let file = library::path_of(provide, manifest);
     if !file.is_file() {
         return Some(format!("its library {} is missing", file.display()));
     }
     trust::check_owner(&file).err()
 }
 
-/// Absolute path of a plugin's library.
-pub(crate) fn library_path(provide: &Provide, manifest: &Path) -> PathBuf {
-    let dir = manifest.parent().unwrap_or(Path::new("/"));
-    // Components only, so that `./lib.so` becomes `lib.so`.
-    let relative: PathBuf =
-        provide.library.path.components().filter(|c| matches!(c, std::path::Component::Normal(_))).collect();
-    dir.join(relative)
-}
-
-/// State of a provider's runtime, determined without loading anything.
+/// State of a provider's runtime, without loading anything.
 #[derive(Clone, Debug, Serialize)]
 pub struct RuntimeStatus {
     /// Runtime name; `None` if the provider brings its own.

@@ -3,77 +3,25 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failure here is a failed test")]
 
+mod lab;
 #[path = "worker/support.rs"]
 mod support;
 
-use prost::Message;
+use lab::{Lab, input, sum, weight};
 use sdrun::{
-    BuildOptions, Cache, CachePolicy, Discovery, Engine, HostTensor, Isolation, Model, Observer, Paths,
-    Provider, Registry, Tensors, TracingHost,
-    abi::{DType, ErrorCode, NoHost},
+    BuildOptions, CachePolicy, Engine, Isolation, Model, Observer, Provider, TracingHost,
+    abi::{ErrorCode, NoHost},
     graph::proto,
     weights::Binding,
 };
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
-
-/// A user with the mock provider.
-struct Lab {
-    dir: tempfile::TempDir,
-    registry: Registry,
-}
-
-impl Lab {
-    fn new() -> Self {
-        use std::os::unix::fs::PermissionsExt;
-        let dir = tempfile::tempdir().unwrap();
-        let folder = dir.path().join("plugin");
-        fs::create_dir(&folder).unwrap();
-        fs::set_permissions(&folder, PermissionsExt::from_mode(0o755)).unwrap();
-        let library = folder.join("libmock.so");
-        fs::copy(support::mock(), &library).unwrap();
-        fs::set_permissions(&library, PermissionsExt::from_mode(0o755)).unwrap();
-        let identity = support::uninitialised_plugin().identity().clone();
-        let manifest = serde_json::json!({
-            "file_format_version": "1.0.0",
-            "provider": {
-                "id": identity.id, "summary": "", "vendor": "sdrun", "version": identity.version,
-                "build_id": identity.build_id,
-                "library": { "path": "libmock.so", "sha256": "", "target": "", "abi_major": 1 },
-            },
-        });
-        let manifest_file = folder.join(format!("sdrun-provider-{}.json", identity.id));
-        fs::write(&manifest_file, manifest.to_string()).unwrap();
-        let paths = Paths { data: dir.path().join("data"), cache: dir.path().join("cache") };
-        let discovery =
-            Discovery { provider_paths: vec![manifest_file], paths: Some(paths), ..Discovery::default() };
-        Lab { dir, registry: Registry::discover_with(&discovery).unwrap() }
-    }
-
-    fn provider(&self) -> Provider {
-        self.registry.open("mock", &Isolation::default()).unwrap()
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    /// Writes a model.
-    fn model(&self, name: &str, model: &proto::ModelProto) -> Model {
-        fs::write(self.path(name), model.encode_to_vec()).unwrap();
-        Model::open(self.path(name)).unwrap()
-    }
-
-    fn cache(&self) -> Cache {
-        Cache::at(self.path("cache/engines"))
-    }
-}
 
 fn options(provider: &Provider) -> BuildOptions {
     BuildOptions::new(provider.device(None).unwrap())
@@ -83,64 +31,10 @@ fn build(provider: &Provider, model: &Model) -> Engine {
     provider.build(model, &options(provider), &NoHost).unwrap()
 }
 
-fn value(name: &str) -> proto::ValueInfoProto {
-    let dimension = proto::Dimension { dim_value: Some(2), ..Default::default() };
-    let tensor = proto::TensorTypeProto {
-        elem_type: Some(DType::F32 as i32),
-        shape: Some(proto::TensorShapeProto { dim: vec![dimension] }),
-    };
-    proto::ValueInfoProto {
-        name: Some(name.into()),
-        r#type: Some(proto::TypeProto { tensor_type: Some(tensor), ..Default::default() }),
-        ..Default::default()
-    }
-}
-
-fn node(name: &str, op: &str, inputs: [&str; 2], output: &str) -> proto::NodeProto {
-    proto::NodeProto {
-        name: Some(name.into()),
-        op_type: Some(op.into()),
-        input: inputs.map(String::from).to_vec(),
-        output: vec![output.into()],
-        ..Default::default()
-    }
-}
-
-fn weight(name: &str, values: [f32; 2]) -> proto::TensorProto {
-    proto::TensorProto {
-        name: Some(name.into()),
-        data_type: Some(DType::F32 as i32),
-        dims: vec![2],
-        raw_data: Some(values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>().into()),
-        ..Default::default()
-    }
-}
-
-/// `y = (x + a) + b`.
-fn sum() -> proto::ModelProto {
-    proto::ModelProto {
-        ir_version: Some(8),
-        opset_import: vec![proto::OperatorSetIdProto { domain: Some(String::new()), version: Some(17) }],
-        graph: Some(proto::GraphProto {
-            name: Some("sum".into()),
-            node: vec![node("/one", "Add", ["x", "a"], "t"), node("/two", "Add", ["t", "b"], "y")],
-            initializer: vec![weight("a", [1.0, 2.0]), weight("b", [3.0, 4.0])],
-            input: vec![value("x")],
-            output: vec![value("y")],
-            ..Default::default()
-        }),
-        ..Default::default()
-    }
-}
-
 fn changed(change: impl FnOnce(&mut proto::GraphProto)) -> proto::ModelProto {
     let mut model = sum();
     change(model.graph.as_mut().unwrap());
     model
-}
-
-fn input(values: [f32; 2]) -> Tensors {
-    Tensors::from([("x".into(), HostTensor::from_f32(vec![2], &values).unwrap())])
 }
 
 // ---- the cache ----
@@ -166,7 +60,7 @@ fn a_cached_engine_has_the_name_the_binding_and_the_device_options_of_the_reques
     assert_eq!(sdrun::EngineFile::open(&saved).unwrap().manifest.binding, binding);
 
     let copy = lab.model("second.onnx", &sum());
-    let chosen = BuildOptions { threads: Some(1), ..options(&provider) };
+    let chosen = options(&provider).threads(Some(1));
     let third = provider.build(&copy, &chosen, &NoHost).unwrap();
     assert!(third.was_loaded());
     assert_eq!(third.manifest().model, copy.name());
@@ -269,7 +163,7 @@ fn a_hit_does_not_wait_for_a_lock_and_a_build_can_be_cancelled_while_it_does() {
     let key = build(&provider, &model).manifest().key.clone();
     let _held = hold_lock(&lab, &key);
     assert!(build(&provider, &model).was_loaded());
-    let only = BuildOptions { cache: CachePolicy::Only, ..options(&provider) };
+    let only = options(&provider).cache(CachePolicy::Only);
     assert!(provider.build(&model, &only, &NoHost).unwrap().was_loaded());
 
     let cancel = Arc::new(AtomicBool::new(false));
@@ -281,7 +175,7 @@ fn a_hit_does_not_wait_for_a_lock_and_a_build_can_be_cancelled_while_it_does() {
         },
         cancel.clone(),
     );
-    let rebuild = BuildOptions { cache: CachePolicy::Rebuild, ..options(&provider) };
+    let rebuild = options(&provider).cache(CachePolicy::Rebuild);
     let error = provider.build(&model, &rebuild, &host).err().unwrap();
     assert_eq!((error.code(), waited.load(Relaxed)), (ErrorCode::Cancelled, true));
 }
@@ -307,6 +201,34 @@ fn after_waiting_the_cache_is_looked_at_again() {
         Arc::default(),
     );
     assert!(provider.build(&model, &options(&provider), &host).unwrap().was_loaded());
+}
+
+/// `Only` never builds, `Rebuild` always does, `Off` leaves no trace.
+#[test]
+fn every_policy_does_what_it_says() {
+    let lab = Lab::new();
+    let provider = lab.provider();
+    let model = lab.model("m.onnx", &sum());
+    let with = |policy: CachePolicy| provider.build(&model, &options(&provider).cache(policy), &NoHost);
+    let entries = || lab.cache().list().unwrap().len();
+
+    let miss = with(CachePolicy::Only).err().unwrap();
+    assert_eq!((miss.code(), entries()), (ErrorCode::NotFound, 0));
+    assert!(miss.hint().unwrap().to_string().contains("build the engine first"), "{:?}", miss.hint());
+    assert!(!with(CachePolicy::Off).unwrap().was_loaded());
+    assert_eq!(entries(), 0);
+    assert!(!with(CachePolicy::Use).unwrap().was_loaded());
+    assert!(with(CachePolicy::Use).unwrap().was_loaded());
+    assert!(with(CachePolicy::Only).unwrap().was_loaded());
+
+    let entry = lab.cache().list().unwrap().remove(0).path;
+    let old = std::time::SystemTime::UNIX_EPOCH;
+    fs::File::options().append(true).open(&entry).unwrap().set_modified(old).unwrap();
+    assert!(!with(CachePolicy::Off).unwrap().was_loaded());
+    assert_eq!(fs::metadata(&entry).unwrap().modified().unwrap(), old, "the cache is not touched");
+    assert!(!with(CachePolicy::Rebuild).unwrap().was_loaded());
+    assert_ne!(fs::metadata(&entry).unwrap().modified().unwrap(), old, "the entry is a new one");
+    assert_eq!(entries(), 1);
 }
 
 // ---- files beside the model ----

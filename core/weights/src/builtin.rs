@@ -13,7 +13,7 @@ pub use input::{Input, InputKind};
 
 use crate::{SyntheticWeights, WeightMap};
 use lzma_rust2::XzReader;
-use sdrun_abi::{Error, ErrorCode, Result};
+use sdrun_abi::{Error, ErrorCode, Flow, Result};
 use std::{
     io::{Cursor, Read},
     path::{Path, PathBuf},
@@ -67,11 +67,12 @@ impl Builtin {
     }
 
     /// Writes the model to `cache_dir/models/NAME/`, unless it is there already, and returns the path of its
-    /// ONNX file; the weights lie in a file beside it. `progress` hears bytes of weights done and in all.
+    /// ONNX file; the weights lie in a file beside it. `progress` receives the bytes of weights done and in
+    /// total; where it cancels, the error is `Cancelled` and nothing is left.
     ///
     /// Several processes may do so at once: one writes, the others wait. What is written is complete or absent.
     /// `ResourceExhausted`, with the number of bytes needed, where the disk has no room.
-    pub fn materialise(&self, cache_dir: &Path, progress: &dyn Fn(u64, u64)) -> Result<PathBuf> {
+    pub fn materialise(&self, cache_dir: &Path, progress: &dyn Fn(u64, u64) -> Flow) -> Result<PathBuf> {
         materialise::materialise(self, cache_dir, progress)
     }
 
@@ -115,7 +116,9 @@ mod tests {
         sync::atomic::{AtomicUsize, Ordering},
     };
 
-    fn ignore(_: u64, _: u64) {}
+    fn ignore(_: u64, _: u64) -> Flow {
+        Flow::Continue
+    }
 
     fn parse(model: &Builtin) -> proto::GraphProto {
         proto::ModelProto::decode(&*model.graph_bytes().unwrap()).unwrap().graph.unwrap()
@@ -221,6 +224,7 @@ mod tests {
                 let mut list = reports.take();
                 list.push((done, total));
                 reports.set(list);
+                Flow::Continue
             });
             (path.unwrap(), reports.take())
         };
@@ -268,6 +272,7 @@ mod tests {
                         if first.replace(false) {
                             writers.fetch_add(1, Ordering::Relaxed);
                         }
+                        Flow::Continue
                     });
                     let map = model.weight_map().unwrap();
                     let weights = fs::metadata(path.unwrap().with_file_name(map.weights_file)).unwrap();
@@ -317,13 +322,21 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let folder = cache.path().join("models/test");
         // While the weights are written a folder takes their name, so that they cannot get it.
-        let occupy = |_, _| fs::create_dir_all(folder.join("w/x")).unwrap();
+        let occupy = |_, _| {
+            fs::create_dir_all(folder.join("w/x")).unwrap();
+            Flow::Continue
+        };
         let error = model_of_size(10).materialise(cache.path(), &occupy).unwrap_err();
         assert!(error.message.starts_with("cannot write") && error.message.contains("test"), "{error}");
         fs::remove_dir_all(folder.join("w")).unwrap();
         assert!(fs::read_dir(&folder).unwrap().all(|entry| entry.unwrap().file_name() == "lock"));
         model_of_size(10).materialise(cache.path(), &ignore).unwrap();
         assert_eq!(fs::metadata(folder.join("w")).unwrap().len(), 40);
+
+        fs::remove_file(folder.join("w")).unwrap();
+        let error = model_of_size(10).materialise(cache.path(), &|_, _| Flow::Cancel).unwrap_err();
+        assert_eq!(error.code, ErrorCode::Cancelled);
+        assert!(fs::read_dir(&folder).unwrap().all(|entry| entry.unwrap().file_name() == "lock"));
 
         let file = tempfile::NamedTempFile::new().unwrap();
         let error = model_of_size(10).materialise(file.path(), &ignore).unwrap_err();

@@ -29,8 +29,8 @@ pub(crate) fn component_of(binding: &Binding, checkpoint: &Checkpoint) -> Result
         ))
         .with_file(checkpoint.path())
         .with_hint(match found.is_empty() {
-            true => "`sdrun inspect` shows what is in the file",
-            false => "say which part the model is with `sdrun import MODEL --component PART`",
+            true => Hint::Inspect,
+            false => Hint::NamePart,
         })),
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     memory::{Buffer, Buffers},
     words::{EmbeddingReport, Word},
 };
-use sdrun_abi::{DType, Error, Result, Weight, WeightSource};
+use sdrun_abi::{DType, Error, Hint, Result, Weight, WeightSource};
 use serde::Serialize;
 use std::{
     collections::{BTreeMap, HashMap},
@@ -236,7 +236,7 @@ impl WeightStack {
             (None, BaseWeights::Checkpoint(_)) => Err(Error::not_found(format!(
                 "weight {name:?} of the graph is in no binding table, so that no checkpoint has it"
             ))
-            .with_hint("`sdrun import MODEL --reference FOLDER` finds it by its values")),
+            .with_hint(Hint::BindByValue)),
         }
     }
 
@@ -376,7 +376,7 @@ impl WeightStack {
                 "weight {:?} of the graph is several tensors of a checkpoint in one; adapters change it only with a checkpoint",
                 bound.name
             ))
-            .with_hint("give the checkpoint with `--weights`"));
+            .with_hint(Hint::GiveWeights));
         };
         self.changed_weight(bound, name, (weight.dtype, base))
     }

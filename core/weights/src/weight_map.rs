@@ -2,7 +2,7 @@
 //! `models/README.md`.
 
 use crate::synthetic::{Generator, Order};
-use sdrun_abi::{DType, Error, ErrorCode, Result, Weight, WeightSource};
+use sdrun_abi::{DType, Error, ErrorCode, Flow, Result, Weight, WeightSource};
 use serde::{Deserialize, Serialize};
 use std::{collections::HashMap, io, path::Path};
 
@@ -173,13 +173,13 @@ impl WeightMap {
         self.by_name.get(name).map(|index| &self.tensors[*index])
     }
 
-    /// Writes the weights file for checkpoint `tag`, a few MiB at a time; `progress` hears how many bytes of
-    /// how many are done.
+    /// Writes the weights file for checkpoint `tag`, a few MiB at a time. `progress` receives the bytes done and the
+    /// total. Where it cancels, the error is of the kind `Interrupted`.
     pub(crate) fn write(
         &self,
         tag: &str,
         out: &mut impl io::Write,
-        progress: &dyn Fn(u64, u64),
+        progress: &dyn Fn(u64, u64) -> Flow,
     ) -> io::Result<()> {
         const CHUNK: u64 = 8 << 20;
         let mut buffer = Vec::new();
@@ -194,11 +194,14 @@ impl WeightMap {
                 tensor.fill(tag, start, &mut buffer);
                 out.write_all(&buffer)?;
                 position += buffer.len() as u64;
-                progress(position, self.weights_bytes);
+                if progress(position, self.weights_bytes) == Flow::Cancel {
+                    return Err(io::ErrorKind::Interrupted.into());
+                }
             }
         }
         io::copy(&mut io::Read::take(io::repeat(0), self.weights_bytes - position), out)?;
-        progress(self.weights_bytes, self.weights_bytes);
+        // Nothing is left to cancel.
+        let _ = progress(self.weights_bytes, self.weights_bytes);
         Ok(())
     }
 }
@@ -278,7 +281,11 @@ mod tests {
     fn the_file_holds_what_the_source_delivers() {
         let map = parse(&sample()).unwrap();
         let (mut file, last) = (Vec::new(), Cell::new((0, 0)));
-        map.write("m/B", &mut file, &|done, total| last.set((done, total))).unwrap();
+        map.write("m/B", &mut file, &|done, total| {
+            last.set((done, total));
+            Flow::Continue
+        })
+        .unwrap();
         assert_eq!(file.len(), 256);
         assert_eq!(last.get(), (256, 256));
         let source = SyntheticWeights::new(map.clone()).with_tag("m/B");
@@ -357,7 +364,7 @@ mod tests {
         }
         let map = parse(&sample()).unwrap();
         for room in [0, 20, 70, 140] {
-            let error = map.write("m/A", &mut Full(room), &|_, _| ()).unwrap_err();
+            let error = map.write("m/A", &mut Full(room), &|_, _| Flow::Continue).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::StorageFull);
         }
     }
@@ -379,7 +386,7 @@ mod tests {
                     prop_assert!(tensor.offset + tensor.length <= map.weights_bytes);
                 }
                 let mut file = Vec::new();
-                map.write("m/A", &mut file, &|_, _| ()).unwrap();
+                map.write("m/A", &mut file, &|_, _| Flow::Continue).unwrap();
                 prop_assert_eq!(file.len(), 256);
             }
         }

@@ -5,7 +5,7 @@ use crate::{
     storage::storage_type,
     translate::{Translator, describe, operator_name},
 };
-use sdrun_abi::{Error, Result};
+use sdrun_abi::{Error, Hint, Result};
 use sdrun_graph::Node;
 
 /// Most nodes of one operator that the error names.
@@ -72,7 +72,6 @@ impl Unsupported {
 
     /// An error that lists all of them, where there are any.
     pub(crate) fn into_result(self) -> Result<()> {
-        let hint = "another provider may support it; `sdrun providers` lists them";
         let nodes: usize = self.operators.iter().map(|operator| operator.nodes).sum();
         let message = match &self.operators[..] {
             [] => return Ok(()),
@@ -82,7 +81,8 @@ impl Unsupported {
                 format!("{nodes} nodes: {}", list.join("; "))
             }
         };
-        Err(Error::unsupported(format!("the ggml provider cannot run {message}")).with_hint(hint))
+        Err(Error::unsupported(format!("the ggml provider cannot run {message}"))
+            .with_hint(Hint::UseProvider(None)))
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
 };
 use bytes::Bytes;
 use sdrun_abi::{
-    BuildSpec, DType, EngineInfo, Error, Host, Precision, Result, TensorSpec, Weight, WeightSource,
+    BuildSpec, DType, EngineInfo, Error, Hint, Host, Precision, Result, TensorSpec, Weight, WeightSource,
     WeightSpec,
 };
 use sdrun_graph::{Graph, infer::infer_shapes, passes::convert_precision};
@@ -87,7 +87,7 @@ pub(crate) fn build(
         return Err(Error::unsupported(
             "TensorRT-RTX cannot stream weights that an engine built without a GPU leaves out",
         )
-        .with_hint("add `--bake`, or leave out `--vram-budget`"));
+        .with_hint(Hint::AnyOf(vec![Hint::Bake, Hint::LeaveOut { option: "vram_budget".into() }])));
     }
     let requirements = Requirements {
         tensorrt_rtx: runtime.library.version.clone(),
@@ -203,7 +203,8 @@ fn ranges<'a>(inputs: &'a [TensorSpec], options: &'a Options) -> Result<Vec<Rang
                     dims.join(", ")
                 ))
                 .with_hint(
-                    "give one shape, or the smallest, the usual and the largest: `--shape NAME=1,4:2,4:8,4`",
+                    Hint::GiveShape { input: Some(input.name.clone()) }
+                        .with_note("one shape, or the smallest, the usual and the largest"),
                 ));
             }
             continue;

@@ -12,7 +12,7 @@ use crate::{
     target::Target,
 };
 use sdrun_abi::{
-    BuildSpec, Compatibility, Engine, EngineInfo, Error, ErrorCode, Host, Result, Session, WeightSource,
+    BuildSpec, Compatibility, Engine, EngineInfo, Error, ErrorCode, Hint, Host, Result, Session, WeightSource,
 };
 use sdrun_provider_common::phase;
 use std::{ops::Deref, sync::Arc};
@@ -124,7 +124,7 @@ impl TrtEngine {
         if let Some(budget) = self.options.vram_budget {
             if engine.streamable_bytes() == 0 {
                 return Err(Error::precondition("the engine was built without weight streaming")
-                    .with_hint("build it with `--vram-budget` and `--bake`"));
+                    .with_hint(Hint::Bake.with_note("and with a budget of device memory")));
             }
             engine.set_budget(budget, host)?;
         }

@@ -3,7 +3,7 @@
 
 use crate::ffi::{dtype, network::Record};
 use bytes::Bytes;
-use sdrun_abi::{DType, Error, ErrorCode, Result, Weight, WeightSource, WeightSpec};
+use sdrun_abi::{DType, Error, ErrorCode, Hint, Result, Weight, WeightSource, WeightSpec};
 use sdrun_graph::{Graph, Initializer, Tensor};
 use sdrun_provider_common::{graph_error, weight};
 use serde::{Deserialize, Serialize};
@@ -96,7 +96,7 @@ pub(crate) fn of(
         return Err(Error::unsupported(format!(
             "TensorRT-RTX cannot change the weight `{missed}`{by} in a built engine"
         ))
-        .with_hint("build with `--bake`"));
+        .with_hint(Hint::Bake));
     }
     Ok(table.into_values().collect())
 }

@@ -9,11 +9,11 @@ use crate::{
     exit, files,
     model::{self, ModelArgs},
     parse::{KeyValue, duration, size},
-    weights::{WeightArgs, WeightReport},
+    weights::{self, WeightArgs},
 };
 use clap::ArgAction;
 use sdrun::{
-    Model, Observer, Shapes,
+    Model, Observer, Shapes, WeightFiles, WeightReport,
     abi::Precision,
     bench::{self, BenchOptions, Case, Event, PrecisionChoice, Status},
     graph::OpenOptions,
@@ -142,12 +142,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         registry.entry(id)?;
     }
     let options = options(args, context)?;
-    let plan = plan(args, context)?;
-    let weights = match (&*plan, args.weights.is_given()) {
-        ([Plan { model, .. }], true) => {
-            let names: Vec<&str> = model.graph().weights().map(|(name, _)| name).collect();
-            args.weights.open(model.binding()?, &names, Some(model), args.shapes.allow_links, context)?
-        }
+    let files = args.weights.files(args.shapes.allow_links);
+    let plan = plan(args, &files, context)?;
+    let weights = match (&*plan, files.is_given()) {
+        ([Plan { model, .. }], true) => Some(weights::of_model(&files, model, context)?),
         _ => None,
     };
     let mut cases = Vec::new();
@@ -180,15 +178,11 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.markdown {
         files::write(path, |out| out.write_all(export::markdown(&report).as_bytes()))?;
     }
-    let weights = weights.filter(|_| args.weights.is_given()).map(|weights| {
-        let model = args.models.first().map_or("", String::as_str);
-        args.weights.report(model, &weights.stack)
-    });
-    let shown = Shown { report: &report, weights };
+    let shown = Shown { report: &report, weights: weights.as_ref().map(sdrun::Weights::report) };
     context.present(&shown, |out| {
         table::show(out, &report)?;
         if let Some(weights) = &shown.weights {
-            weights.show(out, "")?;
+            weights::show(weights, out, "")?;
         }
         for entry in registry.entries().iter().filter(|e| e.skipped.is_some()) {
             writeln!(out, "skipped {}: {}", entry.id, entry.skipped.as_deref().unwrap_or_default())?;
@@ -219,7 +213,7 @@ struct Plan {
     precisions: Vec<PrecisionChoice>,
 }
 
-fn plan(args: &Args, context: &Context) -> anyhow::Result<Vec<Plan>> {
+fn plan(args: &Args, files: &WeightFiles, context: &Context) -> anyhow::Result<Vec<Plan>> {
     let asked: Vec<PrecisionChoice> = args.precisions.iter().map(|p| p.0).collect();
     let or = |default: &[PrecisionChoice]| if asked.is_empty() { default.to_vec() } else { asked.clone() };
     let given = args.shapes.shapes()?;
@@ -228,35 +222,33 @@ fn plan(args: &Args, context: &Context) -> anyhow::Result<Vec<Plan>> {
         [] if !given.is_empty() => {
             invalid("--shape applies to a model, but none is named", "`sdrun bench MODEL --shape …`")
         }
-        [] if args.weights.is_given() => invalid(
-            "--weights, --lora and --embedding apply to a model, but none is named",
+        [] if files.is_given() => invalid(
+            "--weights, --lora and --embedding belong to a model, and none is named",
             "`sdrun bench MODEL --weights …`",
         ),
-        [_, _, ..] if args.weights.is_given() => invalid(
-            "--weights, --lora and --embedding apply to one model, but several are named",
+        [_, _, ..] if files.is_given() => invalid(
+            "--weights, --lora and --embedding belong to one model, and several are named",
             "run `sdrun bench` once for each model",
         ),
         [] => bench::SUITE
             .iter()
             .map(|(name, precisions)| {
                 let model = model::open_model(name, &OpenOptions::default(), context)?;
-                let shapes = model::complete(model.builtin(), model.graph(), Shapes::new());
-                Ok(Plan { model, shapes, precisions: or(precisions) })
+                Ok(Plan { model, shapes: Shapes::new(), precisions: or(precisions) })
             })
             .collect(),
         models => {
             let mut unused: BTreeSet<&String> = given.keys().collect();
             let mut plans = Vec::new();
             for what in models {
-                let model = args.shapes.open(what, args.weights.policy(), context)?;
-                // Each model takes the shapes of its own inputs. A single model takes all shapes, so that it reports a wrong name itself.
+                let model = args.shapes.open(what, files.policy(), context)?;
+                // Each model takes the shapes of the inputs it has; one alone takes all, so that a wrong name is its error.
                 let inputs: Vec<String> = model.inputs().into_iter().map(|(spec, _)| spec.name).collect();
                 let mut own = given.clone();
                 own.retain(|name, _| models.len() == 1 || inputs.contains(name));
                 unused.retain(|name| !own.contains_key(*name));
-                let shapes = model::complete(model.builtin(), model.graph(), own);
                 let precisions = or(&[PrecisionChoice::Fixed(Precision::Fp32)]);
-                plans.push(Plan { model, shapes, precisions });
+                plans.push(Plan { model, shapes: own, precisions });
             }
             match unused.first() {
                 None => Ok(plans),

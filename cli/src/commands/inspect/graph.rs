@@ -1,23 +1,21 @@
 //! `sdrun inspect` of an ONNX model.
 
 use super::{Amount, Args, Weights};
-use crate::{context::Context, format, model::complete};
+use crate::{context::Context, format};
 use sdrun::{
-    Shapes,
-    abi::DType,
+    Model, Shapes,
+    abi::{DType, Precision},
     graph::{
-        Attribute, Dim, ExternalBase, Graph, Initializer, OpenDims, OpenOptions, SimplifyReport, ValueId,
-        WeightData, WeightsPolicy,
+        Attribute, Dim, Graph, Initializer, OpenDims, SimplifyReport, ValueId, WeightData, WeightsPolicy,
+        footprint,
         passes::{self, PassReport},
         proto, simplify,
     },
-    weights::builtin,
 };
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
     io::{self, Write},
-    path::Path,
 };
 
 #[derive(Serialize)]
@@ -46,7 +44,9 @@ struct Report {
     /// Weights stored in other files.
     files: Vec<File>,
     topology: Topology,
-    /// With `--passes`: what sdrun does to every model before a provider receives it.
+    /// What a session needs at least, where every shape is known.
+    memory: Vec<Memory>,
+    /// With `--passes`: what is done to every model before a provider is given it.
     #[serde(skip_serializing_if = "Option::is_none")]
     simplified: Option<SimplifyReport>,
     /// With `--passes`: what a provider can do to it afterwards.
@@ -85,6 +85,14 @@ struct File {
     amount: Amount,
 }
 
+/// Memory of a session: its weights, and the most that is alive at once while it runs.
+#[derive(Serialize)]
+struct Memory {
+    precision: Precision,
+    weights_bytes: u64,
+    activations_bytes: u64,
+}
+
 #[derive(Serialize)]
 struct Topology {
     /// `None` if the graph cannot be simplified.
@@ -97,18 +105,10 @@ struct Topology {
 }
 
 pub(super) fn run(what: &str, args: &Args, context: &Context) -> anyhow::Result<()> {
-    let builtin = if Path::new(what).exists() { None } else { builtin::find(what) };
-    let graph = match builtin {
-        // No need to generate its weights.
-        Some(builtin) => Graph::from_bytes(builtin.graph_bytes()?.into(), what, ExternalBase::Stripped),
-        None => Graph::open(
-            what,
-            &OpenOptions { allow_links: args.model.allow_links, weights: WeightsPolicy::MayBeAbsent },
-        ),
-    };
-    let graph = graph.map_err(sdrun::Error::from)?;
-    let given = args.model.shapes()?;
-    let shapes = if given.is_empty() { given } else { complete(builtin, &graph, given) };
+    // Its weights need not be there, nor be generated.
+    let model = args.model.open(what, WeightsPolicy::MayBeAbsent, context)?;
+    let (graph, given) = (model.graph(), args.model.shapes()?);
+    let shapes = if given.is_empty() { given.clone() } else { model.shapes(&given) };
     let asked = args.passes || !args.model.shapes.is_empty();
     let mut bound = graph.clone();
     let (topology, changes) = match topology(&mut bound, &shapes, args.passes) {
@@ -117,17 +117,28 @@ pub(super) fn run(what: &str, args: &Args, context: &Context) -> anyhow::Result<
         Err(e) if asked => return Err(e.into()),
         Err(e) => (Topology { hash: None, bound: false, error: Some(e.to_string()) }, None),
     };
-    let mut report = describe(what, &graph, args.weights);
+    let mut report = describe(what, graph, args.weights);
     if asked {
         report.inputs = tensors(&bound, &bound.inputs);
         report.outputs = tensors(&bound, &bound.outputs);
     }
     report.topology = topology;
     (report.simplified, report.merged) = changes.unzip();
+    report.memory = memory(&model, &given);
     context.present(&report, |out| show(out, &report))
 }
 
-/// Binds a graph to these shapes and simplifies it. Returns its topology and, if `merge` is set, what passes do to the graph.
+/// What a session needs in each of the usual precisions; nothing where a shape is open or the graph cannot be simplified.
+fn memory(model: &Model, shapes: &Shapes) -> Vec<Memory> {
+    let Ok(bound) = model.bound(shapes) else { return Vec::new() };
+    let of = |precision| {
+        let print = footprint(&bound, precision).ok()??;
+        Some(Memory { precision, weights_bytes: print.weights, activations_bytes: print.activations })
+    };
+    [Precision::Fp32, Precision::Fp16].into_iter().filter_map(of).collect()
+}
+
+/// Binds a graph to these shapes and simplifies it. Returns its topology and, where `merge` asks for it, what passes do to the graph.
 fn topology(
     graph: &mut Graph,
     shapes: &Shapes,
@@ -191,6 +202,7 @@ fn describe(what: &str, graph: &Graph, list: bool) -> Report {
         inline,
         files: files.into_values().collect(),
         topology: Topology { hash: None, bound: false, error: None },
+        memory: Vec::new(),
         simplified: None,
         merged: None,
     }
@@ -305,6 +317,13 @@ fn show(out: &mut dyn Write, r: &Report) -> io::Result<()> {
             "topology   {hash} (with open dimensions; give --shape for the hash that engines have)"
         )?,
         (None, error) => writeln!(out, "topology   unknown: {}", error.as_deref().unwrap_or_default())?,
+    }
+    if !r.memory.is_empty() {
+        let each = r.memory.iter().map(|m| {
+            let (weights, activations) = (format::bytes(m.weights_bytes), format::bytes(m.activations_bytes));
+            format!("{}: weights {weights}, activations {activations}", m.precision)
+        });
+        writeln!(out, "memory     {}, at least", each.collect::<Vec<_>>().join("; "))?;
     }
     if let Some(s) = &r.simplified {
         writeln!(out, "passes     {} nodes became {} in {} rounds", s.nodes_before, s.nodes_after, s.rounds)?;

@@ -3,7 +3,12 @@
 mod graph;
 mod weights;
 
-use crate::{complete, context::Context, files, format, model};
+use crate::{
+    complete,
+    context::Context,
+    files, format,
+    model::{ModelArgs, has_ending},
+};
 use sdrun::{
     EngineFile, EngineManifest,
     abi::{DType, Error},
@@ -41,7 +46,7 @@ pub(crate) struct Args {
     weights: bool,
 
     #[command(flatten)]
-    model: model::ModelArgs,
+    model: ModelArgs,
 }
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
@@ -51,7 +56,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     if is_engine(path) {
         refuse(onnx_only || args.weights, "an engine")?;
         engine(path, context)?;
-    } else if path.is_dir() || ["safetensors", "gguf"].iter().any(|ending| model::has_ending(path, ending)) {
+    } else if path.is_dir() || ["safetensors", "gguf"].iter().any(|ending| has_ending(path, ending)) {
         refuse(onnx_only, "a file of weights")?;
         weights::run(path, args.weights, context)?;
     } else {
@@ -64,7 +69,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
 pub(crate) fn is_engine(path: &Path) -> bool {
     use std::io::Read;
     let mut magic = [0; 8];
-    model::has_ending(path, "sdengine")
+    has_ending(path, "sdengine")
         || files::open(path)
             .is_ok_and(|(mut file, _)| file.read_exact(&mut magic).is_ok() && &magic == b"SDRUNENG")
 }

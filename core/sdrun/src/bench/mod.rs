@@ -15,7 +15,7 @@ pub use report::{
 pub use stats::Stats;
 
 use crate::{Isolation, Model, Registry, Result, Shapes, Tensors, worker::Limits};
-use sdrun_abi::{Error as AbiError, ErrorCode, Host, Precision, Provide};
+use sdrun_abi::{Error as AbiError, ErrorCode, Hint, Host, Precision, Provide};
 use sdrun_weights::WeightStack;
 use std::{collections::BTreeMap, time::Duration};
 
@@ -137,7 +137,7 @@ pub fn run(
     };
     if providers.is_empty() {
         return Err(AbiError::not_found("there is no provider to measure")
-            .with_hint("`sdrun providers --explain` shows where providers are looked for")
+            .with_hint(Hint::ListProviders)
             .into());
     }
     let mut report = Report::new();

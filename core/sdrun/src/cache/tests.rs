@@ -164,3 +164,23 @@ fn an_unwritable_cache_is_no_error() {
     assert!(cache.get(&manifest()).is_none());
     assert!(cache.lock("k", &TracingHost).unwrap().is_none());
 }
+
+#[test]
+fn gc_leaves_a_lock_that_is_held_however_old() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = Cache::at(dir.path());
+    let age = |name: &str| {
+        let file = File::options().append(true).open(dir.path().join(name)).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(48 * 3600)).unwrap();
+    };
+    let held = cache.lock("held", &TracingHost).unwrap().unwrap();
+    drop(cache.lock("free", &TracingHost).unwrap().unwrap());
+    age("held.lock");
+    age("free.lock");
+    let gone = |cache: &Cache| -> Vec<PathBuf> {
+        cache.gc(&GcLimits::default(), false).unwrap().into_iter().map(|(path, _)| path).collect()
+    };
+    assert_eq!(gone(&cache), [dir.path().join("free.lock")]);
+    drop(held);
+    assert_eq!(gone(&cache), [dir.path().join("held.lock")]);
+}

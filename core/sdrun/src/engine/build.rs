@@ -6,7 +6,7 @@ use super::{
     key::Key,
 };
 use crate::{Cache, EngineManifest, Error, Model, Provider, Result};
-use sdrun_abi::{Assessment, EngineInfo, Error as AbiError, ErrorCode, Host, WeightSource};
+use sdrun_abi::{Assessment, Device, EngineInfo, Error as AbiError, ErrorCode, Hint, Host, WeightSource};
 use sdrun_graph::Graph;
 use sdrun_weights::{Cast, check_complete};
 use std::time::Instant;
@@ -22,8 +22,17 @@ impl Provider {
     /// nodes that the provider cannot run, and the memory. Fields that the provider cannot determine are `None`.
     pub fn assess(&self, model: &Model, options: &BuildOptions) -> Result<Assessment> {
         let graph = model.bound_for(&options.shapes, &options.open_shapes)?;
-        let bytes = graph.to_onnx_stripped()?;
-        self.driver().assess(&bytes, &options.spec()).map_err(Error::of(self.id()))
+        self.assess_bound(&graph.to_onnx_stripped()?, model, options)
+    }
+
+    /// As [`assess`](Provider::assess), for the model bound and written without weights.
+    pub(crate) fn assess_bound(
+        &self,
+        onnx: &[u8],
+        model: &Model,
+        options: &BuildOptions,
+    ) -> Result<Assessment> {
+        self.driver().assess(onnx, &options.spec(model)).map_err(Error::of(self.id()))
     }
 
     /// As [`build`](Provider::build), with the given weights to bake in.
@@ -47,7 +56,7 @@ impl Provider {
 
         let cache = Cache::at(self.paths().engines());
         let cached = |host| -> Result<Option<Engine>> {
-            let engine = self.cached(&cache, &wanted, &graph, host)?;
+            let engine = self.cached(&cache, &wanted, &options.device, &graph, host)?;
             Ok(engine.map(|engine| Engine { seconds: started.elapsed().as_secs_f64(), ..engine }))
         };
         let reads = matches!(options.cache, CachePolicy::Use | CachePolicy::Only);
@@ -60,7 +69,7 @@ impl Provider {
                 self.id(),
                 model.name()
             ))
-            .with_hint("build it first with `sdrun build`, or allow building")
+            .with_hint(Hint::AnyOf(vec![Hint::Build, "allow building".into()]))
             .into());
         }
         let writes = options.cache != CachePolicy::Off;
@@ -71,6 +80,9 @@ impl Provider {
             return Ok(engine);
         }
 
+        if host.cancelled() {
+            return Err(AbiError::new(ErrorCode::Cancelled, "cancelled").into());
+        }
         let bytes = graph.to_onnx_stripped()?;
         let inner = self.driver().build(&bytes, &wanted.spec, &cast, host).map_err(Error::of(self.id()))?;
         check_info(self.id(), inner.info(), &graph)?;
@@ -84,6 +96,7 @@ impl Provider {
         Ok(Engine {
             inner,
             provider: self.clone(),
+            device: options.device.clone(),
             manifest,
             cached: false,
             seconds: started.elapsed().as_secs_f64(),
@@ -98,7 +111,7 @@ impl Provider {
         options: &BuildOptions,
         baked: Option<String>,
     ) -> Result<EngineManifest> {
-        let spec = options.spec();
+        let spec = options.spec(model);
         let topology = graph.topology_hash();
         let (class, init) = (&options.device.class, self.init_options());
         let key = Key::new(self.manifest(), self.runtime(), init, class, &topology, &spec, baked.as_deref());
@@ -128,11 +141,12 @@ impl Provider {
         &self,
         cache: &Cache,
         wanted: &EngineManifest,
+        device: &Device,
         graph: &Graph,
         host: &dyn Host,
     ) -> Result<Option<Engine>> {
         let Some(file) = cache.get(wanted) else { return Ok(None) };
-        let loaded = self.load_with(&file, &wanted.spec, host).and_then(|engine| {
+        let loaded = self.load_with(&file, device, &wanted.spec, host).and_then(|engine| {
             check_info(self.id(), engine.info(), graph)?;
             Ok(engine)
         });

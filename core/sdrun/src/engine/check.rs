@@ -3,7 +3,8 @@
 use super::BuildOptions;
 use crate::{Error, Result, Tensors};
 use sdrun_abi::{
-    Capabilities, DType, EngineInfo, Error as AbiError, Hint, TensorView, WeightSource, WeightSpec,
+    Capabilities, DType, EngineInfo, Error as AbiError, Hint, TensorSpec, TensorView, WeightSource,
+    WeightSpec,
 };
 use sdrun_graph::Graph;
 use sdrun_weights::{Cast, check_complete};
@@ -39,8 +40,8 @@ pub(super) fn fingerprint(specs: &[WeightSpec], weights: &dyn WeightSource) -> R
     Ok(format!("{:032x}", hash.digest128()))
 }
 
-/// Fails with `Unimplemented` if the options exceed what the provider supports on the device.
-pub(super) fn check_options(id: &str, offered: &Capabilities, options: &BuildOptions) -> Result<()> {
+/// `Unimplemented` where the options go beyond what a provider can do on the device.
+pub(crate) fn check_options(id: &str, offered: &Capabilities, options: &BuildOptions) -> Result<()> {
     let device = &options.device.name;
     options.precision.check_offered(&offered.precisions, device).map_err(Error::of(id))?;
     let refuse = |why: String, hint: Hint| Err(Error::of(id)(AbiError::unsupported(why).with_hint(hint)));
@@ -64,8 +65,7 @@ pub(super) fn check_info(id: &str, info: &EngineInfo, graph: &Graph) -> Result<(
     let names = |ids: &[sdrun_graph::ValueId]| -> Vec<String> {
         ids.iter().map(|id| graph.value(*id).name.clone()).collect()
     };
-    let stated =
-        |specs: &[sdrun_abi::TensorSpec]| -> Vec<String> { specs.iter().map(|s| s.name.clone()).collect() };
+    let stated = |specs: &[TensorSpec]| -> Vec<String> { specs.iter().map(|s| s.name.clone()).collect() };
     if stated(&info.inputs) != names(&graph.inputs) || stated(&info.outputs) != names(&graph.outputs) {
         return Err(Error::of(id)(AbiError::internal(
             "the engine's inputs and outputs are not those of the graph: the plugin breaks the ABI",
@@ -76,7 +76,7 @@ pub(super) fn check_info(id: &str, info: &EngineInfo, graph: &Graph) -> Result<(
 
 pub(super) fn has_its_weights() -> Error {
     AbiError::precondition("this engine has its weights baked in and takes no others")
-        .with_hint("build it without `--bake`")
+        .with_hint(Hint::LeaveOut { option: "bake".into() })
         .into()
 }
 
@@ -85,7 +85,29 @@ pub(super) fn versions(specs: &[WeightSpec], weights: &dyn WeightSource) -> Hash
     specs.iter().filter_map(|spec| Some((spec.name.clone(), weights.version(&spec.name)?))).collect()
 }
 
-/// The inputs in the engine's order. Fails if one is missing, unknown, or has the wrong type or shape.
+/// Whether tensors have the types and shapes of the inputs they are called after. Inputs may be missing.
+///
+/// # Errors
+/// `InvalidArgument` that names the first tensor which does not fit, or belongs to no input.
+pub fn check_inputs(inputs: &[TensorSpec], given: &Tensors) -> Result<()> {
+    for (name, tensor) in given {
+        check_input(find_input(inputs, name)?, (tensor.dtype(), tensor.shape()))?;
+    }
+    Ok(())
+}
+
+/// The input called `name`.
+///
+/// # Errors
+/// `InvalidArgument` with the names of all inputs where there is none.
+pub fn find_input<'a>(inputs: &'a [TensorSpec], name: &str) -> Result<&'a TensorSpec> {
+    inputs.iter().find(|spec| spec.name == name).ok_or_else(|| {
+        let known: Vec<&str> = inputs.iter().map(|spec| spec.name.as_str()).collect();
+        AbiError::invalid(format!("there is no input called {name:?} (inputs: {})", known.join(", "))).into()
+    })
+}
+
+/// The inputs in the engine's order; an error where one is missing, unknown, or of another type or shape.
 pub(super) fn views<'t>(info: &EngineInfo, inputs: &'t Tensors) -> Result<Vec<TensorView<'t>>> {
     let names = || inputs.keys().map(String::as_str);
     let mut views = Vec::with_capacity(info.inputs.len());
@@ -110,7 +132,7 @@ pub(super) fn wrong_names<'n>(info: &EngineInfo, given: impl Iterator<Item = &'n
     ))
 }
 
-pub(super) fn check_input(spec: &sdrun_abi::TensorSpec, (dtype, shape): (DType, &[usize])) -> Result<()> {
+pub(super) fn check_input(spec: &TensorSpec, (dtype, shape): (DType, &[usize])) -> Result<()> {
     let fits = spec.shape.len() == shape.len()
         && spec.shape.iter().zip(shape).all(|(want, got)| want.is_none_or(|w| w == *got));
     if spec.dtype == dtype && fits {
@@ -118,11 +140,14 @@ pub(super) fn check_input(spec: &sdrun_abi::TensorSpec, (dtype, shape): (DType, 
     }
     let dims: Vec<String> = spec.shape.iter().map(|d| d.map_or("?".into(), |d| d.to_string())).collect();
     Err(AbiError::invalid(format!(
-        "input {:?} is {dtype} {shape:?}; the engine takes {} [{}]",
+        "input {:?} is {dtype} {shape:?} and has to be {} [{}]",
         spec.name,
         spec.dtype,
         dims.join(", ")
     ))
-    .with_hint("convert the tensor, or build the engine for this shape")
+    .with_hint(Hint::AnyOf(vec![
+        "convert the tensor".into(),
+        Hint::GiveShape { input: Some(spec.name.clone()) },
+    ]))
     .into())
 }

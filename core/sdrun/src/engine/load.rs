@@ -1,9 +1,63 @@
 //! Loading an engine from a file.
 
 use super::Engine;
-use crate::{EngineFile, EngineManifest, Error, Provider, Result};
-use sdrun_abi::{BuildSpec, Compatibility, Device, Error as AbiError, Host};
+use crate::{EngineFile, EngineManifest, Error, Isolation, Provider, Registry, Result};
+use sdrun_abi::{BuildSpec, Compatibility, Device, Error as AbiError, Hint, Host};
 use std::{path::Path, time::Instant};
+
+/// How to load an engine file.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct LoadOptions {
+    /// The device: an id, an index, or a part of the name; `None` takes the first one of the class that the engine was
+    /// built for.
+    pub device: Option<String>,
+    /// Threads for CPU devices; `None` is all cores.
+    pub threads: Option<usize>,
+    /// Where the provider's code runs.
+    pub isolation: Isolation,
+}
+
+impl LoadOptions {
+    /// The first device that fits, all cores, and a worker only where the provider's manifest asks for one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl Registry {
+    /// Opens an engine file and loads it on the provider that made it. The file is opened, and its checksum computed, once.
+    ///
+    /// # Errors
+    /// `DataLoss` for a damaged file; `NotFound` where its provider is not installed; those of
+    /// [`open`](Registry::open) and [`Provider::load`].
+    pub fn load_engine(
+        &self,
+        path: impl AsRef<Path>,
+        options: &LoadOptions,
+        host: &dyn Host,
+    ) -> Result<Engine> {
+        self.load_file(&EngineFile::open(path.as_ref())?, options, host)
+    }
+
+    /// As [`load_engine`](Registry::load_engine), from a file that is open.
+    pub fn load_file(&self, file: &EngineFile, options: &LoadOptions, host: &dyn Host) -> Result<Engine> {
+        let provider = self.open_with(&file.manifest.provider, &options.isolation, host)?;
+        let device = match &options.device {
+            Some(which) => provider.device(Some(which))?,
+            None => {
+                let devices = provider.devices()?;
+                let fits = |d: &&Device| d.class == file.manifest.device_class && d.absent.is_none();
+                // Where none fits, the provider refuses the engine with its reason.
+                match devices.iter().find(fits) {
+                    Some(device) => device.clone(),
+                    None => provider.device(None)?,
+                }
+            }
+        };
+        provider.load_file(file, &device, options.threads, host)
+    }
+}
 
 impl Provider {
     /// Loads an engine file. Refuses, with the reason, an engine of another provider, or one for an incompatible
@@ -30,17 +84,22 @@ impl Provider {
         let mut spec = file.manifest.spec.clone();
         spec.device = device.id.clone();
         spec.threads = threads;
-        let mut engine = self.load_with(file, &spec, host)?;
+        let mut engine = self.load_with(file, device, &spec, host)?;
         engine.seconds = started.elapsed().as_secs_f64();
         Ok(engine)
     }
 
-    pub(super) fn load_with(&self, file: &EngineFile, spec: &BuildSpec, host: &dyn Host) -> Result<Engine> {
+    pub(super) fn load_with(
+        &self,
+        file: &EngineFile,
+        device: &Device,
+        spec: &BuildSpec,
+        host: &dyn Host,
+    ) -> Result<Engine> {
         let manifest = &file.manifest;
         let refuse = |why: String| {
             Error::of(self.id())(
-                AbiError::precondition(format!("cannot load this engine: {why}"))
-                    .with_hint("build it again on this machine"),
+                AbiError::precondition(format!("cannot load this engine: {why}")).with_hint(Hint::Rebuild),
             )
         };
         if manifest.provider != self.id() {
@@ -67,6 +126,13 @@ impl Provider {
             return Err(refuse("its manifest and its payload describe different engines".into()));
         }
         let manifest = EngineManifest { spec: spec.clone(), ..manifest.clone() };
-        Ok(Engine { inner, provider: self.clone(), manifest, cached: true, seconds: 0.0 })
+        Ok(Engine {
+            inner,
+            provider: self.clone(),
+            device: device.clone(),
+            manifest,
+            cached: true,
+            seconds: 0.0,
+        })
     }
 }

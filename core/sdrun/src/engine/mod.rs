@@ -8,13 +8,15 @@ mod load;
 mod options;
 mod session;
 
-pub use check::check_weights;
+pub(crate) use check::check_options;
+pub use check::{check_inputs, check_weights, find_input};
+pub use load::LoadOptions;
 pub use options::{BuildOptions, CachePolicy};
 pub use session::Session;
 
 use crate::{EngineFile, EngineManifest, Error, Provider, Result};
 use check::{fingerprint, has_its_weights};
-use sdrun_abi::{Engine as DriverEngine, EngineInfo, Host, WeightSource};
+use sdrun_abi::{Device, Engine as DriverEngine, EngineInfo, Host, WeightSource};
 use sdrun_weights::{Cast, check_complete};
 use std::{path::Path, time::Instant};
 
@@ -22,6 +24,7 @@ use std::{path::Path, time::Instant};
 pub struct Engine {
     inner: Box<dyn DriverEngine>,
     provider: Provider,
+    device: Device,
     manifest: EngineManifest,
     cached: bool,
     seconds: f64,
@@ -40,7 +43,11 @@ impl Engine {
     pub fn provider(&self) -> &Provider {
         &self.provider
     }
-    /// Whether it came from a file rather than a build.
+    /// The device it was built or loaded for.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+    /// Whether it came out of a file instead of a build.
     pub fn was_loaded(&self) -> bool {
         self.cached
     }
@@ -74,6 +81,7 @@ impl Engine {
         Ok(Engine {
             inner,
             provider: self.provider.clone(),
+            device: self.device.clone(),
             manifest,
             cached: false,
             seconds: started.elapsed().as_secs_f64(),

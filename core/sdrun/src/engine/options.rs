@@ -1,6 +1,6 @@
 //! How to build an engine.
 
-use crate::Shapes;
+use crate::{Model, Shapes};
 use sdrun_abi::{BuildSpec, Device, OpenShapes, Precision};
 use std::collections::BTreeMap;
 
@@ -20,8 +20,9 @@ pub enum CachePolicy {
     Only,
 }
 
-/// How to build an engine.
+/// How to build an engine: made by [`new`](BuildOptions::new) for a device, then changed field by field.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct BuildOptions {
     /// The device; see [`Provider::device`](crate::Provider::device).
     pub device: Device,
@@ -29,7 +30,8 @@ pub struct BuildOptions {
     pub precision: Precision,
     /// Threads for CPU devices; `None` means all cores.
     pub threads: Option<usize>,
-    /// Input shapes. Every open dimension of the model must be set here or in `open_shapes`.
+    /// Input shapes; every open dimension of the model has to be given here or in `open_shapes`, except those of a built-in
+    /// model ([`Model::shapes`](crate::Model::shapes)).
     pub shapes: Shapes,
     /// Inputs whose dimensions stay open, if the provider supports that, with the shapes the engine will serve; see
     /// [`BuildSpec::open_shapes`](sdrun_abi::BuildSpec::open_shapes). An empty list requests any shape, which not
@@ -65,17 +67,30 @@ impl BuildOptions {
         self.shapes.insert(input.into(), shape.into());
         self
     }
-    /// The specification that a provider receives.
-    pub(crate) fn spec(&self) -> BuildSpec {
-        BuildSpec {
-            device: self.device.id.clone(),
-            precision: self.precision,
-            threads: self.threads,
-            bake: self.bake,
-            open_shapes: self.open_shapes.clone(),
-            vram_budget: self.vram_budget,
-            options: self.options.clone(),
-        }
+    /// Sets the shapes of inputs.
+    pub fn shapes(mut self, shapes: Shapes) -> Self {
+        self.shapes = shapes;
+        self
+    }
+    /// Sets the number of threads for CPU devices; `None` is all cores.
+    pub fn threads(mut self, threads: Option<usize>) -> Self {
+        self.threads = threads;
+        self
+    }
+    /// Sets the use of the cache.
+    pub fn cache(mut self, cache: CachePolicy) -> Self {
+        self.cache = cache;
+        self
+    }
+    /// As a provider receives them for `model`, whose own shapes complete the lists.
+    pub(crate) fn spec(&self, model: &Model) -> BuildSpec {
+        let mut spec = BuildSpec::new(&self.device.id, self.precision);
+        spec.threads = self.threads;
+        spec.bake = self.bake;
+        spec.open_shapes = model.shape_lists(&self.shapes, &self.open_shapes).1;
+        spec.vram_budget = self.vram_budget;
+        spec.options = self.options.clone();
+        spec
     }
     /// Sets the precision.
     pub fn precision(mut self, precision: Precision) -> Self {

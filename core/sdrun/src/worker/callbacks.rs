@@ -1,8 +1,8 @@
 //! The host traits that the plugin in a worker calls; they send requests over the pipe.
 
 use super::{
+    pipe::{Pipe, lock},
     protocol::{Bytes, FromWorker, Placed, ToWorker},
-    serve::{Pipe, lock},
     shm::Region,
 };
 use sdrun_abi::{

@@ -2,9 +2,10 @@
 //! worker that does not return.
 
 use super::{
+    WorkerConfig,
     link::{DEATH, Link, Phase, Worker},
     process::Event,
-    protocol::{Bytes, Call, FromWorker, Hello, PROTOCOL, Placed, RegionRef, Reply, ToWorker},
+    protocol::{Bytes, Call, FromWorker, Hello, PROTOCOL, Placed, RegionRef, Reply, ToWorker, WEIGHT_FILES},
     shm::Region,
 };
 use sdrun_abi::{
@@ -72,9 +73,25 @@ impl Clock {
     }
 }
 
+/// Starts a worker and waits until it has loaded the plugin.
+pub(super) fn start(config: WorkerConfig) -> Result<(Worker, PluginIdentity)> {
+    let (mut worker, mark) = Worker::spawn(config)?;
+    let mut exchange = Exchange::begin(&worker, Phase::Start)?;
+    let (hello, plugin) = exchange.greet(mark)?;
+    exchange.link.weight_files = hello.features.iter().any(|f| f == WEIGHT_FILES);
+    drop(exchange);
+    if let Ok(identity) = &plugin {
+        worker.provider = identity.id.clone();
+    }
+    Ok((worker, plugin?))
+}
+
 impl<'w> Exchange<'w> {
-    pub(super) fn new(worker: &'w Worker, link: MutexGuard<'w, Link>, phase: Phase, heard: u64) -> Self {
-        Exchange { worker, link, phase, heard, attached: Vec::new(), slots: Vec::new(), open: false }
+    /// Begins a call; waits for the one under way in another thread.
+    pub(super) fn begin(worker: &'w Worker, phase: Phase) -> Result<Self> {
+        let link = worker.link()?;
+        let heard = worker.process.stderr.seen();
+        Ok(Exchange { worker, link, phase, heard, attached: Vec::new(), slots: Vec::new(), open: false })
     }
 
     /// Copies bytes into their own region, which is released after the call.
@@ -138,8 +155,8 @@ impl<'w> Exchange<'w> {
         bytes.ok_or_else(|| self.broken(&format!("a payload of {len} bytes does not lie in its region")))
     }
 
-    /// Exchanges greetings. The worker's plugin may have failed to load.
-    pub(super) fn greet(mut self, mark: String) -> Result<(Hello, Result<PluginIdentity>)> {
+    /// First words. The worker's plugin may have failed to load.
+    fn greet(&mut self, mark: String) -> Result<(Hello, Result<PluginIdentity>)> {
         self.open = true;
         let mut clock = self.clock();
         self.tell(&ToWorker::Hello(Hello::new(mark)))?;

@@ -2,12 +2,11 @@
 
 use super::{
     Limits, WorkerConfig,
-    exchange::Exchange,
     process::{Event, Process},
-    protocol::{Dropped, ToWorker, WEIGHT_FILES, send},
+    protocol::{Dropped, ToWorker, send},
     shm::{Folders, Region},
 };
-use sdrun_abi::{Error, Result, ffi::PluginIdentity};
+use sdrun_abi::{Error, Result};
 use std::{
     io,
     process::{ChildStdin, Command},
@@ -101,8 +100,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Worker {
-    /// Starts a worker and waits until it has loaded the plugin.
-    pub(super) fn start(config: WorkerConfig) -> Result<(Self, PluginIdentity)> {
+    /// Starts the process of a worker. Returns also the mark by which its standard error is followed.
+    pub(super) fn spawn(config: WorkerConfig) -> Result<(Self, String)> {
         for (what, path) in [("worker", &config.worker), ("plugin", &config.plugin)] {
             if !path.is_absolute() {
                 return Err(Error::invalid(format!(
@@ -131,7 +130,7 @@ impl Worker {
             Error::io("start the worker", program, &e)
                 .with_hint("the file must be an executable for this machine")
         })?;
-        let mut worker = Worker {
+        let worker = Worker {
             provider: config.plugin.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             process,
             limits: config.limits,
@@ -150,16 +149,11 @@ impl Worker {
             dropped: Mutex::default(),
             closing: AtomicBool::new(false),
         };
-        let (hello, plugin) = worker.exchange(Phase::Start)?.greet(mark)?;
-        if let Ok(identity) = &plugin {
-            worker.provider = identity.id.clone();
-        }
-        lock(&worker.link).weight_files = hello.features.iter().any(|f| f == WEIGHT_FILES);
-        Ok((worker, plugin?))
+        Ok((worker, mark))
     }
 
-    /// Starts a call; waits for a call in another thread to finish.
-    pub(super) fn exchange(&self, phase: Phase) -> Result<Exchange<'_>> {
+    /// The link for a call; waits for the one under way in another thread.
+    pub(super) fn link(&self) -> Result<MutexGuard<'_, Link>> {
         let mut link = lock(&self.link);
         if let Some(why) = &link.gone {
             return Err(Error::precondition(format!(
@@ -169,8 +163,7 @@ impl Worker {
             .with_hint("open the provider again to start a new worker"));
         }
         self.destroy_dropped(&mut link);
-        let heard = self.process.stderr.seen();
-        Ok(Exchange::new(self, link, phase, heard))
+        Ok(link)
     }
 
     /// Destroys an object, which `which` puts on a list, now or after the current call. Never waits.

@@ -9,16 +9,18 @@
 //! |---|---|
 //! | `find` | finds the `sdrun-worker` executable |
 //! | `loader` | runtimes that bring their own C library |
-//! | `process`, `stderr` | starts, watches, kills and reaps a worker; keeps its last output |
-//! | `link`, `exchange` | host: a worker's lifetime; one call, with its time limit and requests |
-//! | `proxy` | host: the traits, implemented over them |
-//! | `serve`, `callbacks` | worker: carries out calls on the plugin |
+//! | `process`, `stderr` | starts, watches, kills and reaps a worker; keeps what it wrote |
+//! | `link`, `exchange` | host: a worker's life; one call, with its time limit and its questions |
+//! | `proxy` | host: the traits over them |
+//! | `pipe` | worker: its end of the pipes |
+//! | `serve`, `callbacks` | worker: carries out calls on the plugin; what the plugin gets to call |
 
 mod callbacks;
 mod exchange;
 mod find;
 mod link;
 mod loader;
+mod pipe;
 mod process;
 mod protocol;
 mod proxy;

@@ -2,7 +2,7 @@
 
 use super::{
     WorkerConfig,
-    exchange::Exchange,
+    exchange::{self, Exchange},
     link::{Phase, Worker},
     protocol::{Call, Given, Reply},
 };
@@ -27,7 +27,7 @@ impl WorkerProvider {
     /// Starts a worker and loads the plugin. Fails with `Unavailable` if the worker dies, with `DeadlineExceeded` if
     /// it takes longer than [`Limits::init`](super::Limits::init), or with the plugin's own error.
     pub fn start(config: WorkerConfig) -> Result<Self> {
-        let (worker, identity) = Worker::start(config)?;
+        let (worker, identity) = exchange::start(config)?;
         Ok(WorkerProvider { worker: Arc::new(worker), identity })
     }
 
@@ -74,7 +74,7 @@ impl WorkerProvider {
         host: &dyn Host,
         take: impl FnOnce(Reply) -> Result<T, Reply>,
     ) -> Result<T> {
-        let mut exchange = self.worker.exchange(phase)?;
+        let mut exchange = Exchange::begin(&self.worker, phase)?;
         let reply = exchange.perform(call, host, None)?;
         expect(&mut exchange, reply, take)
     }
@@ -124,14 +124,14 @@ impl Provider for WorkerProvider {
         weights: &dyn WeightSource,
         host: &dyn Host,
     ) -> Result<Box<dyn Engine>> {
-        let mut exchange = self.worker.exchange(Phase::Build)?;
+        let mut exchange = Exchange::begin(&self.worker, Phase::Build)?;
         let model = exchange.attach(model)?;
         let reply = exchange.perform(Call::Build { model, spec: spec.clone() }, host, Some(weights))?;
         engine_of(&self.worker, &mut exchange, reply)
     }
 
     fn load(&self, payload: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Box<dyn Engine>> {
-        let mut exchange = self.worker.exchange(Phase::Load)?;
+        let mut exchange = Exchange::begin(&self.worker, Phase::Load)?;
         let payload = exchange.attach(payload)?;
         let reply = exchange.perform(Call::Load { payload, spec: spec.clone() }, host, None)?;
         engine_of(&self.worker, &mut exchange, reply)
@@ -146,7 +146,7 @@ impl Provider for WorkerProvider {
     }
 
     fn assess(&self, model: &[u8], spec: &BuildSpec) -> Result<Assessment> {
-        let mut exchange = self.worker.exchange(Phase::Assess)?;
+        let mut exchange = Exchange::begin(&self.worker, Phase::Assess)?;
         let model = exchange.attach(model)?;
         let reply = exchange.perform(Call::Assess { model, spec: spec.clone() }, &NoHost, None)?;
         expect(&mut exchange, reply, |reply| match reply {
@@ -183,7 +183,7 @@ impl Engine for WorkerEngine {
     }
 
     fn serialize(&self) -> Result<Vec<u8>> {
-        let mut exchange = self.worker.exchange(Phase::Serialize)?;
+        let mut exchange = Exchange::begin(&self.worker, Phase::Serialize)?;
         let reply = exchange.perform(Call::Serialize { engine: self.id }, &NoHost, None)?;
         let len = expect(&mut exchange, reply, |reply| match reply {
             Reply::Payload { len } => Ok(len),
@@ -193,13 +193,13 @@ impl Engine for WorkerEngine {
     }
 
     fn bake(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Engine>> {
-        let mut exchange = self.worker.exchange(Phase::Build)?;
+        let mut exchange = Exchange::begin(&self.worker, Phase::Build)?;
         let reply = exchange.perform(Call::Bake { engine: self.id }, host, Some(weights))?;
         engine_of(&self.worker, &mut exchange, reply)
     }
 
     fn session(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Session>> {
-        let mut exchange = self.worker.exchange(Phase::Session)?;
+        let mut exchange = Exchange::begin(&self.worker, Phase::Session)?;
         let reply = exchange.perform(Call::Session { engine: self.id }, host, Some(weights))?;
         let id = expect(&mut exchange, reply, |reply| match reply {
             Reply::Session { session } => Ok(session),
@@ -229,7 +229,7 @@ impl Session for WorkerSession {
     ) -> Result<RefitReport> {
         let names = serde_json::to_vec(changed)
             .map_err(|e| Error::internal(format!("cannot write the names of weights: {e}")))?;
-        let mut exchange = self.worker.exchange(Phase::Refit)?;
+        let mut exchange = Exchange::begin(&self.worker, Phase::Refit)?;
         let changed = exchange.attach(&names)?;
         let reply = exchange.perform(Call::Refit { session: self.id, changed }, host, Some(weights))?;
         expect(&mut exchange, reply, |reply| match reply {
@@ -244,7 +244,7 @@ impl Session for WorkerSession {
         outputs: &mut dyn OutputSink,
         host: &dyn Host,
     ) -> Result<()> {
-        let mut exchange = self.worker.exchange(Phase::Run)?;
+        let mut exchange = Exchange::begin(&self.worker, Phase::Run)?;
         let (inputs, region) = exchange.place_inputs(inputs)?;
         let reply = exchange.perform(Call::Run { session: self.id, inputs, region }, host, None)?;
         let placed = expect(&mut exchange, reply, |reply| match reply {
@@ -272,7 +272,7 @@ impl Session for WorkerSession {
                 Input::Device(tensor) => tensors.push(Some(WorkerTensor::of(*tensor, &self.worker)?.id)),
             }
         }
-        let mut exchange = self.worker.exchange(Phase::Run)?;
+        let mut exchange = Exchange::begin(&self.worker, Phase::Run)?;
         let (placed, region) = exchange.place_inputs(&in_memory)?;
         let mut placed = placed.into_iter();
         let given =
@@ -293,7 +293,7 @@ impl Session for WorkerSession {
     }
 
     fn time(&mut self, inputs: &[TensorView<'_>], plan: &TimingPlan, host: &dyn Host) -> Result<Vec<f64>> {
-        let mut exchange = self.worker.exchange(Phase::Run)?;
+        let mut exchange = Exchange::begin(&self.worker, Phase::Run)?;
         let (inputs, region) = exchange.place_inputs(inputs)?;
         let plan = plan.clone();
         let reply = exchange.perform(Call::Time { session: self.id, inputs, region, plan }, host, None)?;
@@ -304,7 +304,7 @@ impl Session for WorkerSession {
     }
 
     fn memory(&self) -> Result<MemoryReport> {
-        let mut exchange = self.worker.exchange(Phase::Memory)?;
+        let mut exchange = Exchange::begin(&self.worker, Phase::Memory)?;
         let reply = exchange.perform(Call::Memory { session: self.id }, &NoHost, None)?;
         expect(&mut exchange, reply, |reply| match reply {
             Reply::Memory(report) => Ok(report),
@@ -342,7 +342,7 @@ impl DeviceTensor for WorkerTensor {
     }
 
     fn read(&self, bytes: &mut [u8]) -> Result<()> {
-        let mut exchange = self.worker.exchange(Phase::Run)?;
+        let mut exchange = Exchange::begin(&self.worker, Phase::Run)?;
         let reply = exchange.perform(Call::ReadTensor { tensor: self.id }, &NoHost, None)?;
         let placed = expect(&mut exchange, reply, |reply| match reply {
             Reply::Outputs(placed) => Ok(placed),

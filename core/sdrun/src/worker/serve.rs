@@ -2,7 +2,8 @@
 
 use super::{
     callbacks::{HostOf, Sink, Weights},
-    protocol::{Call, Dropped, FromWorker, Given, Hello, Placed, RegionRef, Reply, ToWorker, receive, send},
+    pipe::{Pipe, vanish},
+    protocol::{Call, Dropped, FromWorker, Given, Hello, Placed, RegionRef, Reply, ToWorker, receive},
     shm::Region,
 };
 use crate::library;
@@ -12,14 +13,10 @@ use sdrun_abi::{
 use std::{
     collections::HashMap,
     fs::File,
-    io::{self, BufReader, Write},
+    io::{self, BufReader},
     path::PathBuf,
     process::ExitCode,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::SeqCst},
-        mpsc::{Receiver, Sender, channel},
-    },
+    sync::mpsc::{Sender, channel},
     thread,
 };
 
@@ -60,27 +57,14 @@ fn own_pipes() -> io::Result<(File, File)> {
     Ok((input.into(), output.into()))
 }
 
-/// Ends this process at once, because the host is gone. Runs no more vendor code, which could hang.
-fn vanish() -> ! {
-    #[cfg(unix)]
-    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-    std::process::abort()
-}
-
 fn serve(input: File, output: File, plugin: PathBuf) -> io::Result<()> {
-    let (mut input, mut buffer) = (BufReader::new(input), Vec::new());
-    let Some(ToWorker::Hello(host)) = receive(&mut input, &mut buffer)? else {
+    let mut input = BufReader::new(input);
+    let Some(ToWorker::Hello(host)) = receive(&mut input, &mut Vec::new())? else {
         return Err(io::Error::other("it did not greet"));
     };
     let (answers_in, answers) = channel();
     let (jobs_in, jobs) = channel();
-    let pipe = Pipe {
-        out: Mutex::new((output, buffer)),
-        answers: Mutex::new(answers),
-        call: AtomicU64::new(0),
-        cancelled: AtomicU64::new(0),
-        mark: host.mark,
-    };
+    let pipe = Pipe::new(output, answers, host.mark);
     let loaded = library::load(&plugin);
     let identity = loaded.as_ref().map(Plugin::identity).map_err(Clone::clone);
     if identity.is_err() {
@@ -130,7 +114,7 @@ fn listen(mut input: BufReader<File>, pipe: &Pipe, jobs: &Sender<Job>, answers: 
             Ok(Some(ToWorker::Drop(dropped))) => jobs.send(Job::Drop(dropped)).is_ok(),
             Ok(Some(ToWorker::Shutdown)) => jobs.send(Job::Shutdown).is_ok(),
             Ok(Some(ToWorker::Cancel { number })) => {
-                pipe.cancelled.store(number, SeqCst);
+                pipe.cancel(number);
                 true
             }
             Ok(Some(answer)) => answers.send(answer).is_ok(),
@@ -146,56 +130,7 @@ fn listen(mut input: BufReader<File>, pipe: &Pipe, jobs: &Sender<Job>, answers: 
     }
 }
 
-/// The worker's end of the pipes.
-pub(super) struct Pipe {
-    out: Mutex<(File, Vec<u8>)>,
-    /// Held from request to answer.
-    answers: Mutex<Receiver<ToWorker>>,
-    /// The number of the current call, and of the last call that the host cancelled.
-    call: AtomicU64,
-    cancelled: AtomicU64,
-    mark: String,
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Pipe {
-    pub(super) fn send(&self, message: &FromWorker) {
-        let mut out = lock(&self.out);
-        let (pipe, buffer) = &mut *out;
-        match send(pipe, buffer, message) {
-            Ok(()) => {}
-            // Too long: nothing was sent, and the host still waits.
-            Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
-                let error = Error::internal(format!("the provider's answer does not fit: {e}"));
-                if send(pipe, buffer, &FromWorker::Failed(error)).is_err() {
-                    vanish();
-                }
-            }
-            Err(_) => vanish(),
-        }
-    }
-
-    /// Sends a request to the host and returns the answer. Requests from several threads queue up.
-    pub(super) fn ask(&self, question: &FromWorker) -> ToWorker {
-        let answers = lock(&self.answers);
-        self.send(question);
-        answers.recv().unwrap_or_else(|_| vanish())
-    }
-
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(SeqCst) == self.call.load(SeqCst)
-    }
-
-    /// Tells the host that it has received everything this process wrote to stderr so far.
-    fn mark(&self) {
-        let _ = writeln!(io::stderr(), "\n{}", self.mark);
-    }
-}
-
-/// The plugin and the objects it has created.
+/// The plugin and what it has made.
 struct Objects<'p> {
     pipe: &'p Pipe,
     plugin: Plugin,
@@ -224,7 +159,7 @@ impl<'p> Objects<'p> {
     }
 
     fn carry_out(&mut self, number: u64, call: Call) {
-        self.pipe.call.store(number, SeqCst);
+        self.pipe.begin(number);
         let message = match self.answer(call) {
             Ok(reply) => FromWorker::Done(reply),
             Err(error) => {

@@ -2,7 +2,7 @@
 
 use super::Builtin;
 use crate::WeightMap;
-use sdrun_abi::{Error, ErrorCode, Result};
+use sdrun_abi::{Error, ErrorCode, Flow, Result};
 use sha2::{Digest, Sha256};
 use std::{
     fs::{self, File, TryLockError},
@@ -17,8 +17,12 @@ const GRAPH: &str = "model.onnx";
 const MARKER: &str = "complete";
 const LOCK: &str = "lock";
 
-/// `progress` hears how many bytes of the weights are done, of how many.
-pub(super) fn materialise(model: &Builtin, cache_dir: &Path, progress: &dyn Fn(u64, u64)) -> Result<PathBuf> {
+/// As [`Builtin::materialise`].
+pub(super) fn materialise(
+    model: &Builtin,
+    cache_dir: &Path,
+    progress: &dyn Fn(u64, u64) -> Flow,
+) -> Result<PathBuf> {
     let map = model.weight_map()?;
     let folder = cache_dir.join("models").join(model.name);
     let target = Target { model, map: &map, folder: &folder, marker: marker(model, &map) };
@@ -83,7 +87,7 @@ impl Target<'_> {
             && size(GRAPH).is_some_and(|len| Some(len) == self.model.graph_len())
     }
 
-    fn make(&self, progress: &dyn Fn(u64, u64)) -> Result<()> {
+    fn make(&self, progress: &dyn Fn(u64, u64) -> Flow) -> Result<()> {
         let graph = self.model.graph_bytes()?;
         // What an interrupted or older version left is of no use and takes room.
         self.clear()?;
@@ -137,6 +141,8 @@ impl Target<'_> {
             fs::rename(&partial, &path)
         })();
         written.map_err(|error| match Error::io("write", &path, &error) {
+            // Only a cancelled `progress` gives this kind: `write_all` retries where a system call is interrupted.
+            _ if error.kind() == io::ErrorKind::Interrupted => Error::new(ErrorCode::Cancelled, "cancelled"),
             full if full.code == ErrorCode::ResourceExhausted => {
                 self.disk_full(needed, &format!("it ran full: {error}"))
             }

@@ -1,7 +1,7 @@
 //! Files that are often given for checkpoints and are none.
 
 use super::layout::Shapes;
-use sdrun_abi::{Error, Result};
+use sdrun_abi::{Error, Hint, Result};
 use std::path::Path;
 
 /// Parts of keys that only adapters have (LoRA, LoHa, LoKr, DoRA, GLoRA, IA3, in the spellings of kohya, LyCORIS,
@@ -43,7 +43,7 @@ pub(super) fn refuse(path: &Path, keys: &[&str], shapes: Shapes) -> Result<()> {
     if count > 0 && 2 * count >= keys.len() {
         return Err(Error::invalid(format!("{} is an adapter (LoRA or a relative)", path.display()))
             .with_file(path)
-            .with_hint("pass it with --lora"));
+            .with_hint(Hint::UseAsAdapter));
     }
     // `emb_params` (A1111), one tensor per encoder (SD XL and SD 3), or one tensor named after its word.
     let embedding = match keys {

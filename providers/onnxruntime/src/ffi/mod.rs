@@ -9,7 +9,7 @@ mod tensor;
 pub(crate) use session::{OrtSession, Settings, Terminator};
 
 use ort::{environment::Environment, logging::LogLevel, sys};
-use sdrun_abi::{Error, ErrorCode, Result};
+use sdrun_abi::{Error, ErrorCode, Hint, Result};
 use std::{ffi::CStr, path::Path, ptr::NonNull, sync::Arc};
 
 /// The API version `ort` is built for is the minor number of the first release that has it.
@@ -71,9 +71,10 @@ fn probe(library: &libloading::Library, file: &Path) -> Result<String> {
             file.display()
         ))
         .with_file(file)
-        .with_hint(
-            "run `sdrun runtime install onnxruntime`, or set SDRUN_ONNXRUNTIME_DIR to the folder of a newer one",
-        ));
+        .with_hint(Hint::AnyOf(vec![
+            Hint::Install { runtime: "onnxruntime".into() },
+            "set SDRUN_ONNXRUNTIME_DIR to the folder of a newer one".into(),
+        ])));
     }
     Ok(version)
 }

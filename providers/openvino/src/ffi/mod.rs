@@ -17,7 +17,7 @@ pub(crate) use model::{CompiledModel, Model};
 pub(crate) use request::{InferRequest, Io};
 
 use openvino_sys::{ov_status_e, ov_version_t};
-use sdrun_abi::{Error, ErrorCode, Result};
+use sdrun_abi::{Error, ErrorCode, Hint, Result};
 use std::{
     ffi::{CStr, CString, c_char},
     path::Path,
@@ -38,7 +38,12 @@ const LEAST_VERSION: (u32, u32) = (2026, 4);
 pub(crate) fn load(file: &Path) -> Result<String> {
     let library = sdrun_provider_common::open(file)?;
     let version = version(&library, file)?;
-    let hint = "run `sdrun runtime install openvino`, or set SDRUN_OPENVINO_DIR to the folder of a newer one";
+    let hint = || {
+        Hint::AnyOf(vec![
+            Hint::Install { runtime: "openvino".into() },
+            "set SDRUN_OPENVINO_DIR to the folder of a newer one".into(),
+        ])
+    };
     let too_old = |why: String| {
         let (year, minor) = LEAST_VERSION;
         Error::precondition(format!(
@@ -46,7 +51,7 @@ pub(crate) fn load(file: &Path) -> Result<String> {
             file.display()
         ))
         .with_file(file)
-        .with_hint(hint)
+        .with_hint(hint())
     };
     match release(&version) {
         Some(found) if found >= LEAST_VERSION => {}

@@ -1,6 +1,6 @@
 use super::{log, raw};
 use once_cell::sync::OnceCell;
-use sdrun_abi::{Error, Result};
+use sdrun_abi::{Error, Hint, Result};
 use sdrun_provider_common::open;
 use std::{
     ffi::c_void,
@@ -47,7 +47,7 @@ impl Library {
                 file.display()
             ))
             .with_file(file)
-            .with_hint("run `sdrun runtime install tensorrt-rtx`"));
+            .with_hint(Hint::Install { runtime: "tensorrt-rtx".into() }));
         }
         let build = number("getInferLibBuildVersion")?;
         let version = format!("{}.{}.{}.{build}", version / 10_000, version / 100 % 100, version % 100);
@@ -87,6 +87,6 @@ fn symbol_of(library: &libloading::Library, file: &Path, name: &str) -> Result<*
             file.display()
         ))
         .with_file(file)
-        .with_hint("run `sdrun runtime install tensorrt-rtx`")
+        .with_hint(Hint::Install { runtime: "tensorrt-rtx".into() })
     })
 }

@@ -1,7 +1,7 @@
 //! Compiles an ONNX model into a plan.
 
 use super::{HostMemory, Library, c_name, log, raw, text};
-use sdrun_abi::{Error, ErrorCode, Flow, Host, Result};
+use sdrun_abi::{Error, ErrorCode, Flow, Hint, Host, Result};
 use std::{
     ffi::{CString, c_char, c_void},
     panic::{AssertUnwindSafe, catch_unwind},
@@ -167,7 +167,7 @@ fn failure(stage: i32, subject: &str, code: Option<i32>, faults: &[String], logg
     let words = faults.first().cloned().or(logged.clone()).unwrap_or_else(|| "no reason is given".into());
     let error = match stage {
         TARGET => Error::unsupported(format!("TensorRT-RTX cannot build for this target: {words}"))
-            .with_hint("`sdrun devices -p tensorrt-rtx` lists the targets"),
+            .with_hint(Hint::UseDevice(Vec::new())),
         LOAD | PARSE => {
             let message = format!("TensorRT-RTX cannot read the model: {words}");
             // nvonnxparser::ErrorCode: 7 to 13 are kinds of "unsupported". The parser looks up unknown operators among
@@ -188,12 +188,13 @@ fn failure(stage: i32, subject: &str, code: Option<i32>, faults: &[String], logg
             "TensorRT-RTX needs a CUDA driver to leave the weights of this model out of the engine"
                 .to_string(),
         )
-        .with_hint("build with `--bake`, or on a machine with an NVIDIA GPU"),
+        .with_hint(Hint::AnyOf(vec![Hint::Bake, "build it on a machine with an NVIDIA GPU".into()])),
         _ if words.contains("optimization profile") => Error::invalid(
             "the model has inputs with open dimensions, but no range of sizes is given".to_string(),
         )
         .with_hint(
-            "give `--shape`, or a range as in `--option shape.sample=1x4x32x32:1x4x64x64:2x4x128x128`",
+            Hint::GiveShape { input: None }
+                .with_note("one shape, or the least, the usual and the greatest of each input"),
         ),
         _ => Error::unsupported(format!("TensorRT-RTX cannot compile the model: {words}")),
     };

@@ -1,12 +1,14 @@
 //! Finds, lists, installs and removes vendor runtimes. Everything vendor-specific comes from the plugins' manifests.
 
+mod install;
+mod wheel;
+
+pub use install::{install, install_from};
+
 use crate::{Error, Paths, Result, trust};
 use sdrun_abi::{Error as AbiError, ErrorCode, PipPackage, RuntimeSpec, Wheel};
 use serde::Serialize;
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::path::{Path, PathBuf};
 
 /// A place that may hold a runtime, and whether it does.
 #[derive(Clone, Debug, Serialize)]
@@ -124,105 +126,35 @@ pub fn plan(spec: &RuntimeSpec, paths: &Paths) -> Result<InstallPlan> {
     })
 }
 
-/// What to do if sdrun cannot install it.
-pub(crate) fn by_hand(spec: &RuntimeSpec) -> String {
+impl InstallPlan {
+    /// `ResourceExhausted` where the disk has no room for the package and what is unpacked from it, which lie side by side
+    /// for a moment.
+    pub fn check_room(&self) -> Result<()> {
+        let needed = self.wheel.download_bytes + self.wheel.installed_bytes;
+        let there = self.dir.ancestors().find(|d| d.exists()).unwrap_or(&self.dir);
+        let free = fs4::available_space(there).map_err(|e| Error::io("find the free space of", there, &e))?;
+        if free >= needed {
+            return Ok(());
+        }
+        let message = format!(
+            "{} needs about {needed} bytes in {}, where {free} are free",
+            self.requirement,
+            there.display()
+        );
+        Err(AbiError::new(ErrorCode::ResourceExhausted, message)
+            .with_file(there)
+            .with_hint("free some space, or choose another folder with SDRUN_DATA_DIR")
+            .into())
+    }
+}
+
+/// What to do where sdrun cannot install it.
+fn by_hand(spec: &RuntimeSpec) -> String {
     let own = format!("set {} to the folder of its libraries", spec.env);
     match &spec.by_hand {
         Some(words) => format!("{words}; where it is not found then, {own}"),
         None => format!("install it the vendor's way and {own}"),
     }
-}
-
-/// Downloads the package with the machine's `pip` client (pinned version and hash), keeps the files that the manifest
-/// names and finally moves them into place. An interrupted installation leaves nothing in [`InstallPlan::dir`].
-pub fn install(plan: &InstallPlan) -> Result<()> {
-    let parent = plan.dir.parent().unwrap_or(Path::new("."));
-    crate::paths::private_dir(parent)?;
-    let stage = tempfile::Builder::new()
-        .prefix(".install-")
-        .tempdir_in(parent)
-        .map_err(|e| Error::io("make a folder in", parent, &e))?;
-    let requirements = stage.path().join("requirements.txt");
-    std::fs::write(&requirements, format!("{} --hash=sha256:{}\n", plan.requirement, plan.wheel.sha256))
-        .map_err(|e| Error::io("write", &requirements, &e))?;
-    let target = stage.path().join("package");
-    run_pip(|pip| {
-        pip.args([
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-input",
-            "--no-deps",
-            "--no-compile",
-        ])
-        .args(["--only-binary=:all:", "--require-hashes", "--implementation", "cp"])
-        .args(["--python-version", &plan.wheel.python]);
-        for platform in &plan.wheel.platforms {
-            pip.args(["--platform", platform]);
-        }
-        pip.arg("--target").arg(&target).arg("-r").arg(&requirements);
-    })?;
-    prune(&target, &plan.pip.keep)?;
-    if plan.dir.exists() {
-        std::fs::remove_dir_all(&plan.dir).map_err(|e| Error::io("replace", &plan.dir, &e))?;
-    }
-    std::fs::rename(&target, &plan.dir).map_err(|e| Error::io("move the runtime to", &plan.dir, &e))
-}
-
-/// Runs `python -m pip` with the arguments from `arguments`; tries `python3`, then `python`.
-fn run_pip(arguments: impl Fn(&mut Command)) -> Result<()> {
-    let mut problems = Vec::new();
-    for python in ["python3", "python"] {
-        let mut command = Command::new(python);
-        command.args(["-m", "pip"]);
-        arguments(&mut command);
-        let output = match command.stdin(std::process::Stdio::null()).output() {
-            Ok(output) => output,
-            Err(e) => {
-                problems.push(format!("{python}: {e}"));
-                continue;
-            }
-        };
-        if output.status.success() {
-            return Ok(());
-        }
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        if stderr.contains("No module named pip") {
-            problems.push(format!("{python}: has no pip"));
-            continue;
-        }
-        let last: Vec<&str> = stderr.lines().rev().filter(|l| !l.trim().is_empty()).take(3).collect();
-        let last: Vec<&str> = last.into_iter().rev().collect();
-        return Err(AbiError::new(ErrorCode::Unavailable, format!("pip failed: {}", last.join(" | ")))
-            .with_hint("check the connection to the package index and the free disk space, then try again")
-            .into());
-    }
-    Err(AbiError::precondition(format!("no usable pip client ({})", problems.join("; ")))
-        .with_hint("install Python 3 with pip, or install the runtime the vendor's way")
-        .into())
-}
-
-/// Deletes every file below `root` whose relative path matches no pattern in `keep`, then empty folders.
-fn prune(root: &Path, keep: &[String]) -> Result<()> {
-    let keep: Vec<glob::Pattern> = keep.iter().filter_map(|p| glob::Pattern::new(p).ok()).collect();
-    if keep.is_empty() {
-        return Ok(());
-    }
-    fn walk(root: &Path, dir: &Path, keep: &[glob::Pattern]) -> std::io::Result<()> {
-        for entry in std::fs::read_dir(dir)? {
-            let path = entry?.path();
-            if path.is_dir() && !path.is_symlink() {
-                walk(root, &path, keep)?;
-                if std::fs::read_dir(&path)?.next().is_none() {
-                    std::fs::remove_dir(&path)?;
-                }
-            } else if !keep.iter().any(|k| path.strip_prefix(root).is_ok_and(|p| k.matches_path(p))) {
-                std::fs::remove_file(&path)?;
-            }
-        }
-        Ok(())
-    }
-    walk(root, root, &keep).map_err(|e| Error::io("tidy up", root, &e))
 }
 
 /// Deletes an installed runtime. Returns whether there was one.
@@ -239,7 +171,7 @@ pub fn remove(spec: &RuntimeSpec, paths: &Paths) -> Result<bool> {
 mod tests {
     use super::*;
 
-    fn paths(root: &Path) -> Paths {
+    pub(super) fn paths(root: &Path) -> Paths {
         Paths { data: root.join("data"), cache: root.join("cache") }
     }
     fn spec(env: &str) -> RuntimeSpec {
@@ -271,26 +203,6 @@ mod tests {
         assert_eq!(find(&spec, &paths).unwrap().library.unwrap(), libs.join("libthing.so.2"));
         assert!(remove(&spec, &paths).unwrap());
         assert!(!remove(&spec, &paths).unwrap());
-    }
-
-    #[test]
-    fn prunes_to_what_is_kept() {
-        let root = tempfile::tempdir().unwrap();
-        for file in [
-            "thing/libs/libthing.so.1",
-            "thing/libs/big.so",
-            "thing/__init__.py",
-            "thing-1.2.dist-info/RECORD",
-        ] {
-            let file = root.path().join(file);
-            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-            std::fs::write(file, b"").unwrap();
-        }
-        prune(root.path(), &["thing/libs/libthing.so.*".into()]).unwrap();
-        let left: Vec<_> = std::fs::read_dir(root.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
-        assert_eq!(left, ["thing"]);
-        assert!(root.path().join("thing/libs/libthing.so.1").exists());
-        assert!(!root.path().join("thing/libs/big.so").exists());
     }
 
     #[test]

@@ -1,0 +1,141 @@
+//! Arguments that name a provider and a device, and how the choice between them falls without.
+
+use crate::{complete, context::Context, parse::duration};
+use clap::Args;
+use sdrun::{
+    BuildOptions, Candidate, Engine, EngineFile, EngineManifest, Isolation, LoadOptions, Model, Result,
+    Wishes,
+    abi::{Device, Error},
+    worker::Limits,
+};
+use std::{num::NonZeroUsize, path::Path, time::Duration};
+
+/// A provider that answers works within this time.
+pub(crate) const PROBE_LIMIT: Duration = Duration::from_secs(20);
+/// How long a worker may go on after Ctrl-C.
+const CANCEL_LIMIT: Duration = Duration::from_secs(5);
+
+#[derive(Args)]
+#[command(next_help_heading = "Provider")]
+pub(crate) struct ProviderArgs {
+    /// Provider to use; without it, the best one that works here
+    #[arg(short, long, value_name = "ID", add = complete::providers())]
+    pub(crate) provider: Option<String>,
+
+    /// Device: an id, an index or a part of the name, as `sdrun devices` shows them
+    #[arg(long, value_name = "DEVICE", add = complete::devices())]
+    pub(crate) device: Option<String>,
+
+    /// Threads for CPU devices; without it, all cores
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<NonZeroUsize>,
+
+    /// Run the provider in a worker process and kill it when one call into it takes longer
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    time_limit: Option<Duration>,
+}
+
+impl ProviderArgs {
+    /// Where the provider's code runs: in a worker where `isolate` says so, or there is a time limit.
+    pub(crate) fn isolation(&self, isolate: bool) -> Isolation {
+        isolation(isolate, self.time_limit)
+    }
+
+    /// Threads: as given, else as in the config file.
+    pub(crate) fn threads(&self, context: &Context) -> Option<usize> {
+        self.threads.or(context.config.threads).map(NonZeroUsize::get)
+    }
+
+    /// The device: as given, else as in the config file. A device that was configured is one of the provider that the file
+    /// prefers, so it does not apply to one that the command line names.
+    pub(crate) fn device<'c>(&'c self, context: &'c Context) -> Option<&'c str> {
+        let configured = self.provider.is_none().then_some(context.config.device.as_deref()).flatten();
+        self.device.as_deref().or(configured)
+    }
+
+    /// Carries out `attempt` on the provider that was named; without one, on the candidate that suits the model best, and on
+    /// the next one where a provider turns out to be absent or not to support the model.
+    pub(crate) fn attempt<T>(
+        &self,
+        job: &Job<'_>,
+        context: &Context,
+        mut attempt: impl FnMut(&sdrun::Provider, BuildOptions) -> Result<T>,
+    ) -> anyhow::Result<T> {
+        let registry = context.registry()?;
+        let isolation = self.isolation(job.isolate);
+        let device = self.device(context);
+        if let Some(id) = &self.provider {
+            let provider = registry.open(id, &isolation)?;
+            let device = match job.absent_devices {
+                true => provider.device(device)?,
+                false => provider.present_device(device)?,
+            };
+            used(&provider, &device);
+            return Ok(attempt(&provider, (job.options)(device))?);
+        }
+        let mut wishes = Wishes::new();
+        wishes.device = device.map(str::to_string);
+        wishes.absent_devices = job.absent_devices;
+        wishes.isolation = isolation;
+        let mut choice = registry.choose(job.model, &wishes, job.options, &sdrun::TracingHost);
+        Ok(choice.try_each(|candidate: &Candidate| {
+            let (provider, options) = (&candidate.provider, &candidate.options);
+            used(provider, &options.device);
+            tracing::info!("chosen: {}", candidate.why);
+            attempt(provider, options.clone())
+        })?)
+    }
+}
+
+/// What a provider is needed for.
+pub(crate) struct Job<'a> {
+    pub(crate) model: &'a Model,
+    /// How to build for a device.
+    pub(crate) options: &'a dyn Fn(Device) -> BuildOptions,
+    /// Run the provider in a worker.
+    pub(crate) isolate: bool,
+    /// The device may be elsewhere.
+    pub(crate) absent_devices: bool,
+}
+
+/// Logs what is used.
+fn used(provider: &sdrun::Provider, device: &Device) {
+    let runtime = provider.runtime();
+    tracing::info!("{} ({} {}) on {}", provider.id(), runtime.name, runtime.version, device.name);
+}
+
+impl ProviderArgs {
+    /// An error where another provider is asked for than the one that made the engine.
+    pub(crate) fn check_engine(&self, path: &Path, manifest: &EngineManifest) -> Result<(), Error> {
+        match &self.provider {
+            Some(id) if *id != manifest.provider => {
+                let message =
+                    format!("{} was made by the provider {}, not by {id}", path.display(), manifest.provider);
+                Err(Error::invalid(message).with_hint("leave out `--provider`"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Loads an engine file on the provider that made it.
+    pub(crate) fn load(
+        &self,
+        path: &Path,
+        file: &EngineFile,
+        isolate: bool,
+        context: &Context,
+    ) -> anyhow::Result<Engine> {
+        let mut options = LoadOptions::new();
+        options.device = self.device.clone();
+        options.threads = self.threads(context);
+        options.isolation = self.isolation(isolate);
+        let task = context.task(&format!("loading {}", path.display()));
+        Ok(context.registry()?.load_file(file, &options, &task.host(context.cancel_flag()))?)
+    }
+}
+
+/// Isolation with one limit for every call.
+pub(crate) fn isolation(worker: bool, limit: Option<Duration>) -> Isolation {
+    let limits = Limits { init: limit, build: limit, session: limit, run: limit, cancel: Some(CANCEL_LIMIT) };
+    Isolation { worker: worker || limit.is_some(), limits, ..Isolation::default() }
+}

@@ -1,0 +1,277 @@
+//! How much memory a graph needs, told from its shapes alone.
+
+use crate::{Graph, GraphError, Node, ValueId, passes};
+use sdrun_abi::{DType, Precision};
+
+/// Bytes that a session of a graph needs at least.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// All weights, in the precision they are kept in.
+    pub weights: u64,
+    /// The most that is alive at once while the graph runs, its inputs and outputs included.
+    pub activations: u64,
+}
+
+/// Operators whose output may take the place of an input: each element depends on the same element of that input, or on
+/// statistics that are computed before.
+const IN_PLACE: &[&str] = &[
+    "Abs",
+    "Add",
+    "Celu",
+    "Clip",
+    "Cos",
+    "Div",
+    "Elu",
+    "Erf",
+    "Exp",
+    "FastGelu",
+    "Gelu",
+    "GroupNormalization",
+    "HardSigmoid",
+    "HardSwish",
+    "InstanceNormalization",
+    "LayerNormalization",
+    "LeakyRelu",
+    "Log",
+    "Mish",
+    "Mul",
+    "Neg",
+    "PRelu",
+    "Pow",
+    "RMSNormalization",
+    "Reciprocal",
+    "Relu",
+    "Sigmoid",
+    "Sin",
+    "Softmax",
+    "Softplus",
+    "Sqrt",
+    "Sub",
+    "Swish",
+    "Tanh",
+];
+
+/// Operators whose output is their first input under another shape.
+const VIEWS: &[&str] = &["Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"];
+
+/// The memory of a bound graph in `precision`: `None` where a shape is open.
+///
+/// The graph is counted after the passes that fuse its nodes, as engines run it. Values are alive from the node that makes
+/// them to their last use. Element-wise operators and normalisations work in place where nothing else uses their input,
+/// and reshapes are views. Scratch memory of single operators is not counted, nor what a compiler keeps.
+///
+/// # Errors
+/// Those of the passes.
+pub fn footprint(graph: &Graph, precision: Precision) -> Result<Option<Footprint>, GraphError> {
+    let mut fused = graph.clone();
+    passes::optimize(&mut fused, passes::ALL)?;
+    Ok(count(&fused, precision))
+}
+
+/// As [`footprint`], for the nodes as they are.
+fn count(graph: &Graph, precision: Precision) -> Option<Footprint> {
+    let weights = graph.weights().map(|(_, w)| weight_bytes(w.dtype, &w.shape, precision)).sum();
+    let mut live = Liveness::new(graph, precision);
+    for id in &graph.inputs {
+        live.make(*id)?;
+    }
+    for (index, node) in graph.nodes.iter().enumerate() {
+        for (position, id) in node.outputs.iter().enumerate() {
+            let Some(id) = *id else { continue };
+            match live.place_of(node, index, position, id)? {
+                Some(input) => live.share(id, input),
+                None => live.make(id)?,
+            }
+        }
+        live.free_after(index);
+    }
+    Some(Footprint { weights, activations: live.peak })
+}
+
+struct Liveness<'g> {
+    graph: &'g Graph,
+    precision: Precision,
+    /// The last node that uses each value, or a value made so far that lies in its memory; `usize::MAX` for outputs of the
+    /// graph.
+    last: Vec<usize>,
+    /// The value in whose memory each value lies.
+    root: Vec<ValueId>,
+    /// Values that are alive, with their bytes.
+    alive: Vec<(ValueId, u64)>,
+    now: u64,
+    peak: u64,
+}
+
+impl<'g> Liveness<'g> {
+    fn new(graph: &'g Graph, precision: Precision) -> Self {
+        let mut last = vec![0; graph.values.len()];
+        for (index, node) in graph.nodes.iter().enumerate() {
+            for id in node.inputs.iter().flatten().copied().chain(graph.captured_by(node)) {
+                last[id.0 as usize] = index;
+            }
+        }
+        for id in &graph.outputs {
+            last[id.0 as usize] = usize::MAX;
+        }
+        let root = (0..graph.values.len() as u32).map(ValueId).collect();
+        Liveness { graph, precision, last, root, alive: Vec::new(), now: 0, peak: 0 }
+    }
+
+    /// Bytes of a value; `None` where its shape or type is open.
+    fn bytes(&self, id: ValueId) -> Option<u64> {
+        let value = self.graph.value(id);
+        let elements = value.known_shape()?.iter().try_fold(1u64, |n, d| n.checked_mul(*d as u64))?;
+        elements.checked_mul(element_bytes(value.dtype?, self.precision))
+    }
+
+    fn make(&mut self, id: ValueId) -> Option<()> {
+        let bytes = self.bytes(id)?;
+        self.now = self.now.checked_add(bytes)?;
+        self.peak = self.peak.max(self.now);
+        self.alive.push((id, bytes));
+        Some(())
+    }
+
+    /// Puts a value into the memory of an input of its node.
+    fn share(&mut self, id: ValueId, input: ValueId) {
+        let root = self.root[input.0 as usize];
+        self.root[id.0 as usize] = root;
+        let last = self.last[id.0 as usize];
+        let of_root = &mut self.last[root.0 as usize];
+        *of_root = last.max(*of_root);
+    }
+
+    fn is_alive(&self, root: ValueId) -> bool {
+        self.alive.iter().any(|(id, _)| *id == root)
+    }
+
+    /// The input whose memory output `position` of a node takes over, if it does.
+    fn place_of(&self, node: &Node, index: usize, position: usize, id: ValueId) -> Option<Option<ValueId>> {
+        if position > 0 {
+            return Some(None);
+        }
+        let is = |list: &[&str]| list.contains(&node.op_type.as_str());
+        let root = |input: ValueId| self.root[input.0 as usize];
+        if is(VIEWS) {
+            return Some(node.input(0).filter(|input| self.is_alive(root(*input))));
+        }
+        // Fused products and convolutions add into what they add to.
+        let inputs: Vec<ValueId> = match () {
+            () if is(IN_PLACE) => node.inputs.iter().flatten().copied().collect(),
+            () if is(&["FusedConv", "NhwcConv", "FusedMatMul"]) => node.input(3).into_iter().collect(),
+            () => Vec::new(),
+        };
+        let bytes = self.bytes(id)?;
+        let fits = |input: &ValueId| {
+            self.bytes(*input) == Some(bytes)
+                && self.is_alive(root(*input))
+                && self.last[root(*input).0 as usize] == index
+                && !self.graph.inputs.contains(&root(*input))
+        };
+        Some(inputs.into_iter().find(fits))
+    }
+
+    /// Lets go of what node `index` uses last.
+    fn free_after(&mut self, index: usize) {
+        let (last, now) = (&self.last, &mut self.now);
+        self.alive.retain(|(id, bytes)| {
+            let gone = last[id.0 as usize] <= index;
+            *now -= if gone { *bytes } else { 0 };
+            !gone
+        });
+    }
+}
+
+/// Bytes of an element of an activation.
+fn element_bytes(dtype: DType, precision: Precision) -> u64 {
+    match dtype {
+        // Activations of quantized engines are f32.
+        DType::F32 | DType::F16 | DType::BF16 => precision.float_type().unwrap_or(DType::F32).size() as u64,
+        other => other.size() as u64,
+    }
+}
+
+/// Bytes of a weight as an engine keeps it. ggml's `q8_0` takes 34 bytes for 32 elements, its `q4_k` 144 for 256.
+fn weight_bytes(dtype: DType, shape: &[usize], precision: Precision) -> u64 {
+    let elements = shape.iter().map(|d| *d as u64).product::<u64>();
+    match (precision, shape.len()) {
+        (Precision::Q8_0, 2..) if dtype.is_float() => elements.div_ceil(32) * 34,
+        (Precision::Q4K, 2..) if dtype.is_float() => elements.div_ceil(256) * 144,
+        _ => elements * element_bytes(dtype, precision),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        OpenDims, simplify,
+        testing::{model, ramp},
+    };
+    use std::collections::BTreeMap;
+
+    fn bound(model: crate::testing::Model, shape: &[usize]) -> Graph {
+        let mut graph = model.graph();
+        let shapes = BTreeMap::from([("x".to_string(), shape.to_vec())]);
+        simplify(&mut graph, &shapes, OpenDims::Refuse).unwrap();
+        graph
+    }
+
+    /// x [n, 4] → a = x · w [n, 8] → r = relu(a) → y = r · v [n, 4] → z = y + x.
+    fn sample() -> Graph {
+        let model = model(17)
+            .input("x", DType::F32, "n 4")
+            .initializer("w", &ramp(&[4, 8]))
+            .initializer("v", &ramp(&[8, 4]))
+            .node("MatMul", &["x", "w"], &["a"])
+            .node("Relu", &["a"], &["r"])
+            .node("MatMul", &["r", "v"], &["y"])
+            .node("Sub", &["y", "x"], &["z"])
+            .output("z", "n 4");
+        bound(model, &[10, 4])
+    }
+
+    #[test]
+    fn a_hand_made_graph_is_counted_exactly() {
+        // Alive at the second product: x (40 elements), r in the place of a (80), y (40). z takes the place of y.
+        let expected = |element: u64| Footprint { weights: 64 * element, activations: 160 * element };
+        assert_eq!(count(&sample(), Precision::Fp32), Some(expected(4)));
+        assert_eq!(count(&sample(), Precision::Bf16), Some(expected(2)));
+        // Each matrix of 32 elements is one block of q8_0, or less than one of q4_k.
+        assert_eq!(count(&sample(), Precision::Q8_0).unwrap().weights, 2 * 34);
+        assert_eq!(count(&sample(), Precision::Q4K).unwrap().weights, 2 * 144);
+        assert_eq!(count(&sample(), Precision::Q8_0).unwrap().activations, 640);
+    }
+
+    #[test]
+    fn a_value_that_is_used_later_keeps_its_memory() {
+        let model = model(17)
+            .input("x", DType::F32, "n 4")
+            .initializer("w", &ramp(&[4, 4]))
+            .node("MatMul", &["x", "w"], &["a"])
+            .node("Relu", &["a"], &["r"])
+            .node("Mul", &["r", "a"], &["y"])
+            .output("y", "n 4");
+        // x dies with the product; a stays beside r, and y takes the place of either.
+        assert_eq!(count(&bound(model, &[2, 4]), Precision::Fp32).unwrap().activations, 2 * 8 * 4);
+    }
+
+    #[test]
+    fn reshapes_are_views_and_integers_keep_their_size() {
+        let model = model(17)
+            .input("x", DType::I64, "n 4")
+            .initializer("flat", &crate::Tensor::from_elements(vec![1], &[-1i64]).unwrap())
+            .node("Reshape", &["x", "flat"], &["v"])
+            .node_with("Cast", &["v"], &["y"], [("to", crate::Attribute::Int(1))])
+            .output("y", "m");
+        // Eight integers, and as many halves beside them.
+        let expected = Footprint { weights: 0, activations: 8 * 8 + 8 * 2 };
+        assert_eq!(count(&bound(model, &[2, 4]), Precision::Fp16), Some(expected));
+    }
+
+    #[test]
+    fn open_shapes_are_unknown() {
+        let model = model(17).input("x", DType::F32, "n 4").node("Relu", &["x"], &["y"]).output("y", "n 4");
+        assert_eq!(footprint(&model.graph(), Precision::Fp32).unwrap(), None);
+    }
+}

@@ -1,0 +1,390 @@
+//! Which provider and device suit a model on this machine: ranked candidates, and the reason for every other one.
+
+use crate::{
+    BuildOptions, Engine, Error, Isolation, Model, Provider, Registry, Result, Shapes, engine::check_options,
+    measurements::Measurements, memory,
+};
+use sdrun_abi::{
+    Device, DeviceKind, Error as AbiError, ErrorCode, Hint, Host, LogLevel, MemoryEstimate, OpenShapes,
+    Precision, Provide, WeightSource,
+};
+use sdrun_graph::{Footprint, Graph};
+use serde::Serialize;
+use std::{cmp::Reverse, fmt};
+
+/// What a user wants, beside the options of the build.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Wishes {
+    /// Ids of providers to prefer, the best first, in front of those of [`Discovery::order`](crate::Discovery::order).
+    pub order: Vec<String>,
+    /// Only devices with this id, index, or part of the name.
+    pub device: Option<String>,
+    /// Accept devices that are not in this machine, to build engines for.
+    pub absent_devices: bool,
+    /// Where providers run.
+    pub isolation: Isolation,
+}
+
+impl Wishes {
+    /// No wishes.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+/// Why a candidate stands where it stands.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Why {
+    /// The user prefers its provider.
+    Preferred {
+        /// How many providers are preferred to it.
+        place: usize,
+    },
+    /// This model was measured on it, on this machine.
+    Measured {
+        /// Median run time in milliseconds.
+        median_ms: f64,
+    },
+    /// Its provider's manifest gives it this priority on such devices.
+    Priority {
+        /// The priority; higher is better.
+        priority: i32,
+        /// The kind of the device.
+        device: DeviceKind,
+    },
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Why::Preferred { place: 0 } => f.write_str("preferred to all others"),
+            Why::Preferred { place } => write!(f, "preferred, behind {place}"),
+            Why::Measured { median_ms } => write!(f, "measured here: {median_ms:.3} ms"),
+            Why::Priority { priority, device } => write!(f, "priority {priority} on a {}", device.name()),
+        }
+    }
+}
+
+/// A provider and a device that can run the model, as far as is known without building.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Candidate {
+    /// The provider, loaded.
+    pub provider: Provider,
+    /// How to build for the device.
+    pub options: BuildOptions,
+    /// Why it stands where it stands.
+    pub why: Why,
+    /// Memory that a session needs at least.
+    pub memory: MemoryEstimate,
+    /// Whether making a session compiles, so that a stored engine saves less than it seems.
+    pub session_compiles: bool,
+    rank: Rank,
+}
+
+/// A provider, or one of its devices, that is no candidate or failed as one.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Rejected {
+    /// Provider id.
+    pub provider: String,
+    /// Id of the device; `None` where it is about all of them.
+    pub device: Option<String>,
+    /// The reason, with a hint where there is something to do.
+    pub error: AbiError,
+}
+
+/// Larger is better: the user's order, then measurements, then priorities; ids decide where nothing else does.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    place: Reverse<usize>,
+    /// Median in nanoseconds.
+    measured: Option<Reverse<u64>>,
+    priority: i32,
+    id: Reverse<String>,
+    index: Reverse<usize>,
+}
+
+/// The candidates for a model, best first; made by [`Registry::choose`].
+///
+/// Providers are loaded only as far as needed: one that cannot be better than the best candidate found so far is loaded
+/// when that has been taken. The whole ranking is what is left after `collect`.
+pub struct Choice<'a> {
+    registry: &'a Registry,
+    model: &'a Model,
+    wishes: Wishes,
+    options: &'a dyn Fn(Device) -> BuildOptions,
+    host: &'a dyn Host,
+    measurements: Measurements,
+    /// Providers not yet loaded, with the best rank they can have; the best is the last.
+    closed: Vec<(Rank, &'a Provide)>,
+    open: Vec<Candidate>,
+    rejected: Vec<Rejected>,
+    bound: Option<Bound>,
+}
+
+/// The model bound to shapes.
+struct Bound {
+    shapes: (Shapes, OpenShapes),
+    graph: Graph,
+    topology: String,
+    onnx: Vec<u8>,
+    footprints: Vec<(Precision, Option<Footprint>)>,
+}
+
+impl Bound {
+    /// The model bound to the shapes of `options`: `known`, where it is for these.
+    fn to<'b>(known: &'b mut Option<Bound>, model: &Model, options: &BuildOptions) -> Result<&'b mut Bound> {
+        let shapes = (options.shapes.clone(), options.open_shapes.clone());
+        let bound = match known.take() {
+            Some(bound) if bound.shapes == shapes => bound,
+            _ => {
+                let graph = model.bound_for(&shapes.0, &shapes.1)?;
+                let (topology, onnx) = (graph.topology_hash(), graph.to_onnx_stripped()?);
+                Bound { shapes, graph, topology, onnx, footprints: Vec::new() }
+            }
+        };
+        Ok(known.insert(bound))
+    }
+
+    fn memory(&mut self, options: &BuildOptions) -> Result<MemoryEstimate> {
+        let known = self.footprints.iter().find(|(precision, _)| *precision == options.precision);
+        let footprint = match known {
+            Some((_, footprint)) => *footprint,
+            None => {
+                let new = sdrun_graph::footprint(&self.graph, options.precision)?;
+                self.footprints.push((options.precision, new));
+                new
+            }
+        };
+        Ok(memory::of_footprint(footprint, options))
+    }
+}
+
+impl Registry {
+    /// What can run `model` here, best first, and why. `options` says how to build for a device, in which precision and
+    /// shapes. `host` receives what providers log while they are loaded.
+    ///
+    /// A candidate's provider can be loaded, has a device that fits the wishes, offers what the options ask for, and, as far
+    /// as it tells without building, runs every node and fits into memory. The order is: the user's wishes; what was
+    /// measured on this machine; the manifests' priorities for the kind of device.
+    pub fn choose<'a>(
+        &'a self,
+        model: &'a Model,
+        wishes: &Wishes,
+        options: &'a dyn Fn(Device) -> BuildOptions,
+        host: &'a dyn Host,
+    ) -> Choice<'a> {
+        let mut wishes = wishes.clone();
+        wishes.order.extend(self.order().iter().cloned());
+        let measurements = Measurements::read(self.paths());
+        let mut closed: Vec<(Rank, &Provide)> = self
+            .usable()
+            .into_iter()
+            .map(|provide| {
+                let measured = measurements.know(&provide.id).then_some(Reverse(0));
+                let best = Rank {
+                    place: place(&wishes, &provide.id),
+                    measured,
+                    priority: provide.highest_priority(),
+                    id: Reverse(provide.id.clone()),
+                    index: Reverse(0),
+                };
+                (best, provide)
+            })
+            .collect();
+        closed.sort_by(|(a, _), (b, _)| a.cmp(b));
+        Choice {
+            registry: self,
+            model,
+            wishes,
+            options,
+            host,
+            measurements,
+            closed,
+            open: Vec::new(),
+            rejected: Vec::new(),
+            bound: None,
+        }
+    }
+}
+
+fn place(wishes: &Wishes, id: &str) -> Reverse<usize> {
+    Reverse(wishes.order.iter().position(|known| known == id).unwrap_or(usize::MAX))
+}
+
+impl Iterator for Choice<'_> {
+    type Item = Candidate;
+
+    fn next(&mut self) -> Option<Candidate> {
+        loop {
+            let best = (0..self.open.len()).max_by(|a, b| self.open[*a].rank.cmp(&self.open[*b].rank));
+            let worth_loading = |closed: &(Rank, _)| best.is_none_or(|best| closed.0 > self.open[best].rank);
+            if self.closed.last().is_some_and(worth_loading) {
+                let (_, provide) = self.closed.pop()?;
+                self.load(provide);
+                continue;
+            }
+            return best.map(|best| self.open.swap_remove(best));
+        }
+    }
+}
+
+impl Choice<'_> {
+    /// What is no candidate, or failed as one, so far.
+    pub fn rejected(&self) -> &[Rejected] {
+        &self.rejected
+    }
+
+    /// Calls `attempt` with one candidate after the other until one succeeds. One whose provider or device turns out to be
+    /// absent, or not to support the model, is logged as a warning and added to the [rejected](Choice::rejected) ones.
+    ///
+    /// # Errors
+    /// The first error of another kind. Where no candidate is left: one that tells why each was not used.
+    pub fn try_each<T>(&mut self, mut attempt: impl FnMut(&Candidate) -> Result<T>) -> Result<T> {
+        while let Some(candidate) = self.next() {
+            match attempt(&candidate) {
+                Ok(done) => return Ok(done),
+                Err(Error::Provider { provider, error }) if means_unusable(error.code) => {
+                    let device = &candidate.options.device;
+                    let text = format!("{provider} on {} is not used: {error}", device.name);
+                    self.host.log(LogLevel::Warn, "sdrun", &text);
+                    self.rejected.push(Rejected { provider, device: Some(device.id.clone()), error });
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(self.exhausted())
+    }
+
+    /// Builds an engine on the best candidate that can, or takes it from the cache. `weights` are baked in where the
+    /// options ask for that; `None` takes the model's own. See [`try_each`](Choice::try_each) for what happens on errors.
+    pub fn build(&mut self, weights: Option<&dyn WeightSource>) -> Result<Engine> {
+        let (model, host) = (self.model, self.host);
+        self.try_each(|candidate| match weights {
+            Some(weights) => candidate.provider.build_with(model, weights, &candidate.options, host),
+            None => candidate.provider.build(model, &candidate.options, host),
+        })
+    }
+
+    /// Loads a provider and sorts its devices into candidates and rejected ones.
+    fn load(&mut self, provide: &Provide) {
+        let reject = |device: Option<&Device>, error: Error| Rejected {
+            provider: provide.id.clone(),
+            device: device.map(|device| device.id.clone()),
+            error: plain(error),
+        };
+        let devices = self
+            .registry
+            .open_with(&provide.id, &self.wishes.isolation, self.host)
+            .and_then(|provider| Ok((self.devices_of(&provider)?, provider)));
+        let (devices, provider) = match devices {
+            Ok(found) => found,
+            Err(error) => return self.rejected.push(reject(None, error)),
+        };
+        for device in devices {
+            match self.candidate(&provider, device.clone()) {
+                Ok(candidate) => self.open.push(candidate),
+                Err(error) => self.rejected.push(reject(Some(&device), error)),
+            }
+        }
+    }
+
+    /// The devices of a provider that fit the wishes.
+    fn devices_of(&self, provider: &Provider) -> Result<Vec<Device>> {
+        if let Some(which) = &self.wishes.device {
+            return Ok(vec![match self.wishes.absent_devices {
+                true => provider.device(Some(which))?,
+                false => provider.present_device(Some(which))?,
+            }]);
+        }
+        // Errors say why there is none.
+        let first = provider.present_device(None);
+        let mut devices = provider.devices()?;
+        devices.retain(|device| device.absent.is_none());
+        if devices.is_empty() { first.map(|device| vec![device]) } else { Ok(devices) }
+    }
+
+    fn candidate(&mut self, provider: &Provider, device: Device) -> Result<Candidate> {
+        let options = (self.options)(device);
+        let offered = provider.capabilities(&options.device)?;
+        check_options(provider.id(), &offered, &options)?;
+        let bound = Bound::to(&mut self.bound, self.model, &options)?;
+        let told = provider.assess_bound(&bound.onnx, self.model, &options)?;
+        if let Some([first, rest @ ..]) = told.unsupported.as_deref() {
+            let more =
+                if rest.is_empty() { String::new() } else { format!(", and {} more nodes", rest.len()) };
+            let error = AbiError::unsupported(format!(
+                "cannot run {} `{}`: {}{more}",
+                first.op, first.name, first.reason
+            ));
+            return Err(Error::of(provider.id())(error.with_hint(Hint::UseProvider(None))));
+        }
+        let memory = memory::refined(bound.memory(&options)?, &told);
+        memory::check_room(&memory, &options.device, &offered).map_err(Error::of(provider.id()))?;
+        let median_ms =
+            self.measurements.median_ms(&bound.topology, provider, &options.device, options.precision);
+        let rank = Rank {
+            place: place(&self.wishes, provider.id()),
+            measured: median_ms.map(|ms| Reverse((ms * 1e6) as u64)),
+            priority: provider.manifest().priority_on(options.device.kind),
+            id: Reverse(provider.id().to_string()),
+            index: Reverse(options.device.index),
+        };
+        let why = match (rank.place, median_ms) {
+            (Reverse(place), _) if place != usize::MAX => Why::Preferred { place },
+            (_, Some(median_ms)) => Why::Measured { median_ms },
+            _ => Why::Priority { priority: rank.priority, device: options.device.kind },
+        };
+        let session_compiles = told.session_compiles.unwrap_or(offered.session_compiles);
+        Ok(Candidate { provider: provider.clone(), options, why, memory, session_compiles, rank })
+    }
+
+    /// Why nothing is left.
+    fn exhausted(&self) -> Error {
+        let reason = |rejected: &Rejected| match &rejected.device {
+            Some(device) => format!("{} on {device}: {}", rejected.provider, rejected.error),
+            None => format!("{}: {}", rejected.provider, rejected.error),
+        };
+        let reasons: Vec<String> = self.rejected.iter().map(reason).collect();
+        let list = if reasons.is_empty() { "none is installed".into() } else { reasons.join("; ") };
+        let has = |code: ErrorCode| self.rejected.iter().any(|rejected| rejected.error.code == code);
+        // What a user can do something about in front of what is merely not installed.
+        let code = [ErrorCode::ResourceExhausted, ErrorCode::Unimplemented, ErrorCode::InvalidArgument]
+            .into_iter()
+            .find(|code| has(*code))
+            .unwrap_or(ErrorCode::FailedPrecondition);
+        let hint = match code {
+            ErrorCode::FailedPrecondition => Some(Hint::CheckInstallation),
+            code => self.rejected.iter().find(|r| r.error.code == code).and_then(|r| r.error.hint.clone()),
+        };
+        let error = AbiError::new(code, format!("no provider works here for {} ({list})", self.model.name()));
+        match hint {
+            Some(hint) => error.with_hint(hint).into(),
+            None => error.into(),
+        }
+    }
+}
+
+/// Whether an error of a provider means that another one should be tried.
+fn means_unusable(code: ErrorCode) -> bool {
+    use ErrorCode::*;
+    matches!(code, Unimplemented | FailedPrecondition | NotFound | Unavailable)
+}
+
+/// An error as a value of its own, which a list shows beside the provider's id.
+fn plain(error: Error) -> AbiError {
+    match error {
+        Error::Provider { error, .. } | Error::Core(error) => error,
+        graph => {
+            let plain = AbiError::new(graph.code(), graph.to_string());
+            match graph.hint() {
+                Some(hint) => plain.with_hint(hint),
+                None => plain,
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! How much memory a session needs, before anything is built; and how much there is.
+
+use crate::{BuildOptions, Model, Result};
+use sdrun_abi::{
+    Assessment, Capabilities, Device, DeviceKind, Error as AbiError, ErrorCode, Hint, MemoryEstimate,
+};
+use sdrun_graph::{Footprint, footprint};
+
+/// The memory that a session of `model` needs at least on the device of `options`: its weights, and the most that is alive
+/// at once while it runs. Told from the graph, its shapes and the precision alone; what a runtime needs for itself comes on
+/// top. Fields are `None` where a shape is open.
+///
+/// On a CPU everything lies in main memory. On other devices everything lies in theirs, except the weights beyond
+/// [`BuildOptions::vram_budget`].
+///
+/// # Errors
+/// Those of binding the shapes.
+pub fn estimate(model: &Model, options: &BuildOptions) -> Result<MemoryEstimate> {
+    let graph = model.bound_for(&options.shapes, &options.open_shapes)?;
+    Ok(of_footprint(footprint(&graph, options.precision)?, options))
+}
+
+pub(crate) fn of_footprint(footprint: Option<Footprint>, options: &BuildOptions) -> MemoryEstimate {
+    footprint.map_or_else(MemoryEstimate::default, |footprint| place(footprint, options))
+}
+
+/// Where the memory of a graph lies.
+fn place(Footprint { weights, activations }: Footprint, options: &BuildOptions) -> MemoryEstimate {
+    let mut estimate = MemoryEstimate::default();
+    if options.device.kind == DeviceKind::Cpu {
+        estimate.host_weights = Some(weights);
+        estimate.host_activations = Some(activations);
+        return estimate;
+    }
+    let on_device = options.vram_budget.map_or(weights, |budget| budget.min(weights));
+    estimate.device_weights = Some(on_device);
+    estimate.device_activations = Some(activations);
+    estimate.host_weights = Some(weights - on_device);
+    estimate
+}
+
+/// What the provider itself says, where it says something, in front of the estimate.
+pub(crate) fn refined(mut estimate: MemoryEstimate, told: &Assessment) -> MemoryEstimate {
+    let own = &told.memory;
+    estimate.host_weights = own.host_weights.or(estimate.host_weights);
+    estimate.host_activations = own.host_activations.or(estimate.host_activations);
+    estimate.device_weights = own.device_weights.or(estimate.device_weights);
+    estimate.device_activations = own.device_activations.or(estimate.device_activations);
+    estimate
+}
+
+/// `ResourceExhausted` where a session would not fit into main memory or into that of the device.
+pub(crate) fn check_room(
+    estimate: &MemoryEstimate,
+    device: &Device,
+    offered: &Capabilities,
+) -> sdrun_abi::Result<()> {
+    let sum = |a: Option<u64>, b: Option<u64>| a.unwrap_or(0).saturating_add(b.unwrap_or(0));
+    let host = sum(estimate.host_weights, estimate.host_activations);
+    let on_device = sum(estimate.device_weights, estimate.device_activations);
+    for (needed, there, place) in [
+        (host, available(), "main memory"),
+        (on_device, device.memory_bytes.filter(|_| device.absent.is_none()), device.name.as_str()),
+    ] {
+        let Some(missing) = there.and_then(|there| needed.checked_sub(there)).filter(|n| *n > 0) else {
+            continue;
+        };
+        let there = needed - missing;
+        let message = format!("the model needs at least {needed} bytes of memory, and {place} has {there}");
+        let free = Hint::FreeMemory { bytes: Some(missing) };
+        let hint = match offered.streaming && place != "main memory" {
+            true => Hint::AnyOf(vec![free, "give the weights a budget of device memory".into()]),
+            false => free,
+        };
+        return Err(AbiError::new(ErrorCode::ResourceExhausted, message).with_hint(hint));
+    }
+    Ok(())
+}
+
+/// Bytes of main memory that this process can still use; `None` where the system does not tell (outside Linux).
+pub fn available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let free = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)?;
+    Some(cgroup_room().map_or(free, |room| room.min(free)))
+}
+
+/// What is left of the limit of this process's control group (version 2), for processes in containers.
+fn cgroup_room() -> Option<u64> {
+    let number = |file: &str| -> Option<u64> {
+        std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse().ok()
+    };
+    // Pages of files can be dropped, and count as used.
+    let stat = std::fs::read_to_string("/sys/fs/cgroup/memory.stat").ok()?;
+    let files =
+        stat.lines().find_map(|line| line.strip_prefix("file ")?.trim().parse::<u64>().ok()).unwrap_or(0);
+    let used = number("memory.current")?.saturating_sub(files);
+    Some(number("memory.max")?.saturating_sub(used))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sdrun_abi::Precision;
+
+    const PRINT: Footprint = Footprint { weights: 1000, activations: 100 };
+
+    fn options(kind: DeviceKind, memory: Option<u64>) -> BuildOptions {
+        let mut device = Device::new("d", "Device", kind, "c");
+        device.memory_bytes = memory;
+        BuildOptions::new(device)
+    }
+
+    #[test]
+    fn a_cpu_uses_main_memory_and_others_their_own() {
+        let cpu = place(PRINT, &options(DeviceKind::Cpu, None));
+        assert_eq!(
+            (cpu.host_weights, cpu.host_activations, cpu.device_weights),
+            (Some(1000), Some(100), None)
+        );
+        let mut gpu = options(DeviceKind::Gpu, None);
+        let all = place(PRINT, &gpu);
+        assert_eq!(
+            (all.device_weights, all.device_activations, all.host_weights),
+            (Some(1000), Some(100), Some(0))
+        );
+        gpu.vram_budget = Some(300);
+        let some = place(PRINT, &gpu);
+        assert_eq!((some.device_weights, some.host_weights), (Some(300), Some(700)));
+    }
+
+    /// Peaks of ggml's worker in docs/measurements/2026-11-24-ggml.md, in MB, and how far the estimate may be off. It keeps
+    /// activations in f32 whatever the precision, and the token table of a text encoder stays in its file.
+    #[test]
+    fn estimates_are_near_measured_peaks() {
+        for (name, precision, measured, factor) in [
+            ("sd15/unet", Precision::Fp32, 3616.0, 1.15),
+            ("sd15/unet", Precision::Bf16, 1891.0, 1.15),
+            ("sd15/vae-decoder", Precision::Fp32, 768.0, 1.15),
+            ("sd15/vae-decoder", Precision::Bf16, 667.0, 2.0),
+            ("sd15/text-encoder", Precision::Fp32, 457.0, 1.15),
+        ] {
+            let nowhere = crate::Paths { data: "/nowhere".into(), cache: "/nowhere".into() };
+            let absent = sdrun_graph::OpenOptions {
+                weights: sdrun_graph::WeightsPolicy::MayBeAbsent,
+                ..Default::default()
+            };
+            let model = Model::find(name, &nowhere, &absent, &sdrun_abi::NoHost).unwrap();
+            let found = estimate(&model, &options(DeviceKind::Cpu, None).precision(precision)).unwrap();
+            let (weights, activations) = (found.host_weights.unwrap(), found.host_activations.unwrap());
+            let ratio = (weights + activations) as f64 / 1e6 / measured;
+            assert!(
+                (1.0 / factor..factor).contains(&ratio),
+                "{name} {precision}: {weights} + {activations} bytes are {ratio:.2} of what was measured"
+            );
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_what_is_missing() {
+        let can = Capabilities::new(vec![Precision::Fp32], vec![]);
+        let check = |weights: u64, options: &BuildOptions| {
+            let estimate = place(Footprint { weights, activations: 0 }, options);
+            check_room(&estimate, &options.device, &can)
+        };
+        let gpu = options(DeviceKind::Gpu, Some(900));
+        assert_eq!(check(900, &gpu), Ok(()));
+        let error = check(1000, &gpu).unwrap_err();
+        assert_eq!(error.code, ErrorCode::ResourceExhausted);
+        assert_eq!(error.hint, Some(Hint::FreeMemory { bytes: Some(100) }));
+        assert!(error.message.contains("1000 bytes") && error.message.contains("Device has 900"), "{error}");
+        assert_eq!(check(u64::MAX, &options(DeviceKind::Gpu, None)), Ok(()), "unknown is no reason");
+        if available().is_some() {
+            assert!(check(u64::MAX, &options(DeviceKind::Cpu, None)).is_err());
+        }
+        let mut told = Assessment::default();
+        told.memory.device_weights = Some(5);
+        let refined = refined(place(PRINT, &gpu), &told);
+        assert_eq!((refined.device_weights, refined.device_activations), (Some(5), Some(100)));
+    }
+}

@@ -1,0 +1,40 @@
+//! Opening providers to see whether they work, each in a worker with a time limit, all at once.
+
+use crate::{Isolation, Registry, Result, worker::Limits};
+use sdrun_abi::{Capabilities, Device, Error as AbiError, RuntimeInfo};
+use std::time::{Duration, Instant};
+
+/// What a provider that works reports.
+#[derive(Clone, Debug)]
+pub struct Probe {
+    /// The runtime that was loaded.
+    pub runtime: RuntimeInfo,
+    /// Its devices and what it can do on each.
+    pub devices: Vec<(Device, Capabilities)>,
+    /// How long it took to load and answer.
+    pub seconds: f64,
+}
+
+impl Registry {
+    /// Loads each of these providers in a worker and asks for its devices; results are in the same order. A provider that
+    /// crashes, or takes longer than `limit` for a call, is an error of its own.
+    pub fn probe(&self, ids: &[&str], limit: Duration) -> Vec<Result<Probe>> {
+        std::thread::scope(|scope| {
+            let probes: Vec<_> =
+                ids.iter().map(|id| scope.spawn(move || self.probe_one(id, limit))).collect();
+            let panicked = |_| Err(AbiError::internal("the probe panicked").into());
+            probes.into_iter().map(|probe| probe.join().unwrap_or_else(panicked)).collect()
+        })
+    }
+
+    fn probe_one(&self, id: &str, limit: Duration) -> Result<Probe> {
+        let started = Instant::now();
+        let provider = self.open(id, &Isolation::worker(Limits::all(limit)))?;
+        let devices = provider
+            .devices()?
+            .into_iter()
+            .map(|device| provider.capabilities(&device).map(|capabilities| (device, capabilities)))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Probe { runtime: provider.runtime().clone(), devices, seconds: started.elapsed().as_secs_f64() })
+    }
+}

@@ -1,0 +1,192 @@
+//! Installing a runtime: with the machine's `pip`, or from a wheel that is here already.
+
+use super::{InstallPlan, wheel};
+use crate::{Error, Result};
+use sdrun_abi::{Error as AbiError, ErrorCode, Flow, Host};
+use std::{
+    io::Read,
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+/// How often a running `pip` is looked at.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Downloads the package with the machine's `pip` client (pinned version and hash), keeps the files the manifest names,
+/// and moves them into place at the end. An interrupted installation leaves nothing in [`InstallPlan::dir`]. `host` can
+/// cancel at any time.
+///
+/// # Errors
+/// `FailedPrecondition` without a usable `pip`; `Unavailable` with its last words where it fails; `ResourceExhausted`
+/// where the disk has no room; `Cancelled`.
+pub fn install(plan: &InstallPlan, host: &dyn Host) -> Result<()> {
+    plan.check_room()?;
+    staged(plan, |stage, target| {
+        let requirements = stage.join("requirements.txt");
+        let pin = format!("--hash=sha256:{}", plan.wheel.sha256);
+        std::fs::write(&requirements, format!("{} {pin}\n", plan.requirement))
+            .map_err(|e| Error::io("write", &requirements, &e))?;
+        let arguments = |pip: &mut Command| {
+            pip.args(["install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"])
+                .args(["--no-compile", "--only-binary=:all:", "--require-hashes", "--implementation", "cp"])
+                .args(["--python-version", &plan.wheel.python]);
+            for platform in &plan.wheel.platforms {
+                pip.args(["--platform", platform]);
+            }
+            pip.arg("--target").arg(target).arg("-r").arg(&requirements);
+        };
+        run_pip(arguments, &format!("downloading {}", plan.requirement), host)?;
+        prune(target, &plan.pip.keep)
+    })
+}
+
+/// Installs from a wheel, or from the one in a folder that is the pinned one, without Python and without a network. What is
+/// unpacked and where it goes is as in [`install`].
+///
+/// # Errors
+/// `NotFound` where the file, or a fitting one in the folder, does not exist; `InvalidArgument` for another wheel than the
+/// pinned one; `DataLoss` for a damaged one; `ResourceExhausted`; `Cancelled`.
+pub fn install_from(plan: &InstallPlan, from: &Path, host: &dyn Host) -> Result<()> {
+    plan.check_room()?;
+    let wheel = wheel::open(plan, from, host)?;
+    staged(plan, |_, target| wheel.unpack(&plan.pip.keep, plan.wheel.installed_bytes, target, host))
+}
+
+/// Fills a folder beside [`InstallPlan::dir`], then gives it that name.
+fn staged(plan: &InstallPlan, fill: impl FnOnce(&Path, &Path) -> Result<()>) -> Result<()> {
+    let parent = plan.dir.parent().unwrap_or(Path::new("."));
+    crate::paths::private_dir(parent)?;
+    let stage = tempfile::Builder::new()
+        .prefix(".install-")
+        .tempdir_in(parent)
+        .map_err(|e| Error::io("make a folder in", parent, &e))?;
+    let target = stage.path().join("package");
+    fill(stage.path(), &target)?;
+    if plan.dir.exists() {
+        std::fs::remove_dir_all(&plan.dir).map_err(|e| Error::io("replace", &plan.dir, &e))?;
+    }
+    std::fs::rename(&target, &plan.dir).map_err(|e| Error::io("move the runtime to", &plan.dir, &e))
+}
+
+/// `Cancelled` where the host wants to stop.
+pub(super) fn go_on(host: &dyn Host, phase: &str, step: u64, total: u64) -> Result<()> {
+    if host.progress(phase, step, total) == Flow::Cancel || host.cancelled() {
+        return Err(AbiError::new(ErrorCode::Cancelled, "cancelled").into());
+    }
+    Ok(())
+}
+
+/// Runs `python -m pip` with the arguments that `arguments` adds, trying `python3` and `python`.
+fn run_pip(arguments: impl Fn(&mut Command), phase: &str, host: &dyn Host) -> Result<()> {
+    let mut problems = Vec::new();
+    for python in ["python3", "python"] {
+        let mut command = Command::new(python);
+        command.args(["-m", "pip"]);
+        arguments(&mut command);
+        let (succeeded, stderr) = match run(command, phase, host) {
+            Ok(ended) => ended?,
+            Err(e) => {
+                problems.push(format!("{python}: {e}"));
+                continue;
+            }
+        };
+        if succeeded {
+            return Ok(());
+        }
+        if stderr.contains("No module named pip") {
+            problems.push(format!("{python}: has no pip"));
+            continue;
+        }
+        let mut last: Vec<&str> = stderr.lines().rev().filter(|l| !l.trim().is_empty()).take(3).collect();
+        last.reverse();
+        return Err(AbiError::new(ErrorCode::Unavailable, format!("pip failed: {}", last.join(" | ")))
+            .with_hint("check the connection to the package index and the free disk space, then try again")
+            .into());
+    }
+    Err(AbiError::precondition(format!("no usable pip client ({})", problems.join("; ")))
+        .with_hint("install Python 3 with pip, install from a wheel, or install the runtime the vendor's way")
+        .into())
+}
+
+/// Runs a program, and kills it where the host cancels. The outer error is that of starting it; the inner value is whether
+/// it succeeded, and what it wrote to its standard error.
+fn run(mut command: Command, phase: &str, host: &dyn Host) -> std::io::Result<Result<(bool, String)>> {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    let mut pipe = child.stderr.take();
+    // Read beside the loop: a full pipe would stop the program.
+    let words = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(pipe) = &mut pipe {
+            // What was read before an error is all there is to tell.
+            let _ = pipe.read_to_end(&mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    });
+    loop {
+        if let Some(status) = child.try_wait()? {
+            let stderr = words.join().unwrap_or_default();
+            return Ok(Ok((status.success(), stderr)));
+        }
+        if let Err(cancelled) = go_on(host, phase, 0, 0) {
+            // It may have ended by itself meanwhile.
+            let _ = child.kill();
+            child.wait()?;
+            return Ok(Err(cancelled));
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Patterns of files to keep.
+pub(super) fn patterns(keep: &[String]) -> Vec<glob::Pattern> {
+    keep.iter().filter_map(|p| glob::Pattern::new(p).ok()).collect()
+}
+
+/// Deletes every file below `root` whose relative path matches none of `keep`, then empty folders.
+fn prune(root: &Path, keep: &[String]) -> Result<()> {
+    let keep = patterns(keep);
+    if keep.is_empty() {
+        return Ok(());
+    }
+    fn walk(root: &Path, dir: &Path, keep: &[glob::Pattern]) -> std::io::Result<()> {
+        for entry in std::fs::read_dir(dir)? {
+            let path = entry?.path();
+            if path.is_dir() && !path.is_symlink() {
+                walk(root, &path, keep)?;
+                if std::fs::read_dir(&path)?.next().is_none() {
+                    std::fs::remove_dir(&path)?;
+                }
+            } else if !keep.iter().any(|k| path.strip_prefix(root).is_ok_and(|p| k.matches_path(p))) {
+                std::fs::remove_file(&path)?;
+            }
+        }
+        Ok(())
+    }
+    walk(root, root, &keep).map_err(|e| Error::io("tidy up", root, &e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prunes_to_what_is_kept() {
+        let root = tempfile::tempdir().unwrap();
+        for file in [
+            "thing/libs/libthing.so.1",
+            "thing/libs/big.so",
+            "thing/__init__.py",
+            "thing-1.2.dist-info/RECORD",
+        ] {
+            let file = root.path().join(file);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, b"").unwrap();
+        }
+        prune(root.path(), &["thing/libs/libthing.so.*".into()]).unwrap();
+        let left: Vec<_> = std::fs::read_dir(root.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, ["thing"]);
+        assert!(root.path().join("thing/libs/libthing.so.1").exists());
+        assert!(!root.path().join("thing/libs/big.so").exists());
+    }
+}

@@ -1,0 +1,263 @@
+//! Unpacking a wheel, which is a zip archive, without Python.
+
+use super::{
+    InstallPlan,
+    install::{go_on, patterns},
+};
+use crate::{Error, Result};
+use sdrun_abi::{Error as AbiError, ErrorCode, Host};
+use sdrun_files::{Links, open_regular};
+use sha2::{Digest, Sha256};
+use std::{
+    fs::File,
+    io::{self, BufReader, Read, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+};
+use zip::{ZipArchive, result::ZipError};
+
+/// Read and written at a time, between two looks at whether to stop.
+const CHUNK: usize = 1 << 20;
+
+/// A wheel whose hash is the pinned one.
+pub(super) struct Wheel {
+    path: PathBuf,
+    file: File,
+}
+
+/// Opens the pinned wheel: `from` itself, or the file in it that has the pinned hash.
+pub(super) fn open(plan: &InstallPlan, from: &Path, host: &dyn Host) -> Result<Wheel> {
+    let expected = &plan.wheel.sha256;
+    if !from.is_dir() {
+        let wheel = Wheel::open(from)?;
+        let found = wheel.hash(host)?;
+        if found == *expected {
+            return Ok(wheel);
+        }
+        let message = format!(
+            "{} is not the wheel of {} for this machine (SHA-256 {found}, expected {expected})",
+            from.display(),
+            plan.requirement
+        );
+        return Err(AbiError::invalid(message).with_file(from).into());
+    }
+    let entries = std::fs::read_dir(from).map_err(|e| Error::io("read the folder", from, &e))?;
+    let mut candidates: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    candidates.retain(|path| path.extension().is_some_and(|e| e == "whl") && path.is_file());
+    candidates.sort();
+    for path in &candidates {
+        let wheel = Wheel::open(path)?;
+        let size = wheel.file.metadata().map_err(|e| Error::io("read", path, &e))?.len();
+        if size == plan.wheel.download_bytes && wheel.hash(host)? == *expected {
+            return Ok(wheel);
+        }
+    }
+    let message = format!(
+        "{} holds no wheel of {} for this machine (SHA-256 {expected}, {} bytes)",
+        from.display(),
+        plan.requirement,
+        plan.wheel.download_bytes
+    );
+    Err(AbiError::not_found(message).with_file(from).into())
+}
+
+impl Wheel {
+    fn open(path: &Path) -> Result<Self> {
+        Ok(Wheel { path: path.to_path_buf(), file: open_regular(path, Links::Follow)? })
+    }
+
+    /// SHA-256 of the file, in lower-case hex.
+    fn hash(&self, host: &dyn Host) -> Result<String> {
+        let failed = |e: io::Error| Error::io("read", &self.path, &e);
+        let total = self.file.metadata().map_err(failed)?.len();
+        let (mut hash, mut buffer, mut done) = (Sha256::new(), vec![0; CHUNK], 0u64);
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(0)).map_err(failed)?;
+        loop {
+            go_on(host, "checking the package", done, total)?;
+            let read = file.read(&mut buffer).map_err(failed)?;
+            if read == 0 {
+                return Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect());
+            }
+            hash.update(&buffer[..read]);
+            done += read as u64;
+        }
+    }
+
+    /// Unpacks the files that match `keep` into the new folder `target`, at most `most` bytes and a little.
+    pub(super) fn unpack(&self, keep: &[String], most: u64, target: &Path, host: &dyn Host) -> Result<()> {
+        let damaged = |why: &dyn std::fmt::Display| -> Error {
+            let message = format!("{} cannot be unpacked: {why}", self.path.display());
+            AbiError::new(ErrorCode::DataLoss, message).with_file(&self.path).into()
+        };
+        let of_zip = |e: ZipError| match e {
+            ZipError::Io(e) => Error::io("read", &self.path, &e),
+            other => damaged(&other),
+        };
+        let mut archive = ZipArchive::new(BufReader::new(&self.file)).map_err(of_zip)?;
+        let keep = patterns(keep);
+        // Manifests state what is kept in bytes on disk; small files may be rounded differently.
+        let room = most.saturating_add(most / 8).saturating_add(1 << 20);
+        let mut done = 0u64;
+        std::fs::create_dir_all(target).map_err(|e| Error::io("make the folder", target, &e))?;
+        for index in 0..archive.len() {
+            let mut entry = archive.by_index(index).map_err(of_zip)?;
+            let name = entry
+                .enclosed_name()
+                .ok_or_else(|| damaged(&format!("{:?} leads out of it", entry.name())))?;
+            if !entry.is_file() || !(keep.is_empty() || keep.iter().any(|k| k.matches_path(&name))) {
+                continue;
+            }
+            let path = target.join(&name);
+            let failed = |e: io::Error| Error::io("write", &path, &e);
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder).map_err(|e| Error::io("make the folder", folder, &e))?;
+            }
+            let mut out = File::create_new(&path).map_err(failed)?;
+            let mut buffer = vec![0; CHUNK];
+            loop {
+                go_on(host, "unpacking", done, most.max(done))?;
+                // A wrong checksum of the entry is an error here.
+                let read = entry.read(&mut buffer).map_err(|e| damaged(&e))?;
+                if read == 0 {
+                    break;
+                }
+                done += read as u64;
+                if done > room {
+                    return Err(damaged(&format!("it holds more than the {most} bytes that it should")));
+                }
+                out.write_all(&buffer[..read]).map_err(failed)?;
+            }
+            out.sync_all().map_err(failed)?;
+            #[cfg(unix)]
+            {
+                use std::os::unix::fs::PermissionsExt;
+                let mode =
+                    if entry.unix_mode().is_some_and(|mode| mode & 0o100 != 0) { 0o755 } else { 0o644 };
+                std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).map_err(failed)?;
+            }
+        }
+        match done {
+            0 => Err(damaged(&"it holds none of the files that the provider needs")),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{InstallPlan, find, install_from, plan, tests::paths};
+    use super::*;
+    use crate::{Observer, Paths};
+    use sdrun_abi::{NoHost, PipPackage, RuntimeSpec, Wheel as Pinned};
+    use std::sync::{Arc, atomic::AtomicBool};
+    use zip::{ZipWriter, write::SimpleFileOptions};
+
+    /// A wheel with these files.
+    fn wheel(files: &[(&str, &[u8])]) -> Vec<u8> {
+        let mut zip = ZipWriter::new(io::Cursor::new(Vec::new()));
+        for (name, bytes) in files {
+            zip.start_file(*name, SimpleFileOptions::default()).unwrap();
+            zip.write_all(bytes).unwrap();
+        }
+        zip.finish().unwrap().into_inner()
+    }
+
+    fn spec(wheel: &[u8], installed_bytes: u64) -> RuntimeSpec {
+        let sha256 = Sha256::digest(wheel).iter().map(|b| format!("{b:02x}")).collect();
+        let pinned = Pinned {
+            os: std::env::consts::OS.into(),
+            arch: std::env::consts::ARCH.into(),
+            python: "312".into(),
+            platforms: vec!["any".into()],
+            sha256,
+            download_bytes: wheel.len() as u64,
+            installed_bytes,
+        };
+        RuntimeSpec {
+            name: "thing".into(),
+            version: "1.2".into(),
+            env: "SDRUN_TEST_UNSET_VARIABLE".into(),
+            library_names: vec!["libthing.so.*".into()],
+            pip: Some(PipPackage {
+                package: "thing".into(),
+                keep: vec!["thing/libs/libthing.so.*".into(), "thing/LICENSE".into()],
+                library_dir: "thing/libs".into(),
+                wheels: vec![pinned],
+            }),
+            by_hand: None,
+        }
+    }
+
+    const FILES: [(&str, &[u8]); 4] = [
+        ("thing/libs/libthing.so.1", b"library"),
+        ("thing/LICENSE", b"free"),
+        ("thing/__init__.py", b"import os"),
+        ("thing-1.2.dist-info/RECORD", b""),
+    ];
+
+    fn prepared(root: &Path, bytes: &[u8]) -> (Paths, RuntimeSpec, InstallPlan, PathBuf) {
+        let (paths, spec) = (paths(root), spec(bytes, 11));
+        let plan = plan(&spec, &paths).unwrap();
+        let file = root.join("thing-1.2-cp312.whl");
+        std::fs::write(&file, bytes).unwrap();
+        (paths, spec, plan, file)
+    }
+
+    #[test]
+    fn a_wheel_or_the_folder_that_holds_it_becomes_the_runtime() {
+        let root = tempfile::tempdir().unwrap();
+        let (paths, spec, plan, file) = prepared(root.path(), &wheel(&FILES));
+        std::fs::write(root.path().join("another.whl"), b"not this one").unwrap();
+        for from in [&*file, root.path()] {
+            install_from(&plan, from, &NoHost).unwrap();
+            let library = find(&spec, &paths).unwrap().library.unwrap();
+            assert_eq!(std::fs::read(library).unwrap(), b"library");
+            assert!(plan.dir.join("thing/LICENSE").exists());
+            assert!(
+                !plan.dir.join("thing/__init__.py").exists()
+                    && !plan.dir.join("thing-1.2.dist-info").exists()
+            );
+        }
+        let left: Vec<_> = std::fs::read_dir(paths.runtimes()).unwrap().flatten().collect();
+        assert_eq!(left.len(), 1, "{left:?}");
+    }
+
+    #[test]
+    fn what_is_not_the_pinned_wheel_is_refused_and_leaves_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let (paths, spec, plan, file) = prepared(root.path(), &wheel(&FILES));
+        let refused = |from: &Path, host: &dyn Host| {
+            let error = install_from(&plan, from, host).unwrap_err();
+            assert!(find(&spec, &paths).is_none());
+            let left = std::fs::read_dir(paths.runtimes()).map_or(0, |dir| dir.count());
+            assert_eq!(left, 0, "{error}");
+            error.code()
+        };
+        let cancel = Observer::new(|_, _, _| {}, Arc::new(AtomicBool::new(true)));
+        assert_eq!(refused(&file, &cancel), ErrorCode::Cancelled);
+        std::fs::write(&file, b"something else").unwrap();
+        assert_eq!(refused(&file, &NoHost), ErrorCode::InvalidArgument);
+        assert_eq!(refused(root.path(), &NoHost), ErrorCode::NotFound);
+        assert_eq!(refused(&root.path().join("absent.whl"), &NoHost), ErrorCode::NotFound);
+    }
+
+    /// The hash is right in each: what a manifest pins may still be wrong.
+    #[test]
+    fn a_pinned_wheel_that_cannot_be_unpacked_leaves_nothing() {
+        let cases: [(&str, Vec<u8>); 4] = [
+            ("leads out of it", wheel(&[("../thing/LICENSE", b"x")])),
+            ("more than", wheel(&[("thing/libs/libthing.so.1", &vec![0; 3 << 20])])),
+            ("none of the files", wheel(&[("other/file", b"x")])),
+            ("cannot be unpacked", b"no archive".to_vec()),
+        ];
+        for (words, bytes) in cases {
+            let root = tempfile::tempdir().unwrap();
+            let (paths, spec, plan, file) = prepared(root.path(), &bytes);
+            let error = install_from(&plan, &file, &NoHost).unwrap_err();
+            assert_eq!(error.code(), ErrorCode::DataLoss, "{error}");
+            assert!(error.to_string().contains(words), "{error}");
+            assert!(find(&spec, &paths).is_none() && !root.path().join("data/thing").exists());
+            assert_eq!(std::fs::read_dir(paths.runtimes()).unwrap().count(), 0);
+        }
+    }
+}
