@@ -171,7 +171,7 @@ fn finish(
     // An engine that has its weights baked in is given none.
     let mut session = match weights {
         Some(weights) if !engine.info().weights.is_empty() => engine.session(&weights.stack, &host)?,
-        _ => engine.session(&sdrun::weights::MapSource::default(), &host)?,
+        _ => engine.session(&sdrun::weights::InMemoryWeights::default(), &host)?,
     };
     if args.allow_non_finite {
         session = session.allow_non_finite();

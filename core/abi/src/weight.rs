@@ -4,6 +4,9 @@ use std::{fmt, ops::Deref, path::PathBuf};
 /// Bytes that a weight borrows or owns.
 pub(crate) type Bytes<'a> = Box<dyn Deref<Target = [u8]> + Send + 'a>;
 
+/// Ends the name of an encoding whose blocks hold the transpose of a matrix: `q8_0:transposed`.
+pub const TRANSPOSED: &str = ":transposed";
+
 /// Named tensors, delivered one at a time, by initializer name.
 pub trait WeightSource: Sync {
     /// The weight with this name, in the dtype and shape of the graph's initializer. `NotFound` where there
@@ -17,8 +20,12 @@ pub trait WeightSource: Sync {
     }
 
     /// The weight in one of `encodings`, the block encodings that the caller can use, named as ggml names its types
-    /// (`q8_0`, `q4_k`). `None` where the source holds it in none of them; [`get`](WeightSource::get) then delivers it.
-    /// A source offers only blocks it holds: it never encodes.
+    /// (`q8_0`, `q4_k`). Blocks run along the last dimension of the graph's initializer. Exporters transpose most
+    /// matrices, so that their blocks in a file run along the first: a caller that can use those asks for `q8_0:transposed`
+    /// ([`TRANSPOSED`]).
+    ///
+    /// `None` where the source holds the weight in none of them; [`get`](WeightSource::get) then delivers it. A source offers
+    /// only blocks it holds: it never encodes.
     fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
         let _ = (name, encodings);
         Ok(None)
@@ -76,9 +83,10 @@ impl fmt::Debug for Weight<'_> {
 
 /// A weight in a block encoding, as a file holds it; valid while it lives.
 pub struct EncodedWeight<'a> {
-    /// Name of the encoding, as ggml names its types: `q8_0`, `q4_k`.
+    /// Name of the encoding, as ggml names its types: `q8_0`, `q4_k`; with [`TRANSPOSED`] after it, blocks run along the
+    /// first of two dimensions, column after column.
     pub encoding: String,
-    /// Dimensions of the graph's initializer. Blocks run along the last one, row after row.
+    /// Dimensions of the graph's initializer. Else blocks run along the last one, row after row.
     pub shape: Vec<usize>,
     /// Where the same bytes lie unchanged in a file: path and offset.
     pub file: Option<(PathBuf, u64)>,
