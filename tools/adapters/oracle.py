@@ -1,4 +1,4 @@
-"""Small adapters and the weights that other programs make of them, for core/weights/tests/adapter/peft.rs.
+"""Writes small adapters and the weights that other programs merge them into, for core/weights/tests/adapter/peft.rs.
 
     python -m venv venv && venv/bin/pip install torch==2.15.0 peft==0.21.2 safetensors
     venv/bin/python tools/adapters/oracle.py core/weights/tests/data/peft
@@ -43,7 +43,7 @@ LORA = {
     "plain": dict(r=2, lora_alpha=3),
     "rslora": dict(r=4, lora_alpha=3, use_rslora=True),
     "dora": dict(r=2, lora_alpha=3, use_dora=True),
-    # A key is a suffix of whole parts, or a regular expression; the first that fits counts.
+    # A key is a suffix of whole parts, or a regular expression; the first match counts.
     "patterns": dict(
         r=2,
         lora_alpha=4,
