@@ -3,7 +3,7 @@
 use super::{Model, noise, provider, random_blocks, run, spec};
 use crate::{ffi::dequantize_row, ffi::simd::Level};
 use sdrun_abi::{
-    EncodedWeight, Engine, ErrorCode, NoHost, Precision, Result, Session, TRANSPOSED, Weight, WeightSource,
+    EncodedWeight, ErrorCode, NoHost, Precision, Provider, Result, Session, TRANSPOSED, Weight, WeightSource,
 };
 use sdrun_graph::{Attribute, Tensor};
 use sdrun_weights::checkpoint::dequantize;
