@@ -109,7 +109,8 @@ typedef struct sdrun_weight {
   uint64_t offset;
   void *owner;
   /*
-   Name of a block encoding, for example `q8_0`; empty for a plain weight. Blocks run along the last dimension.
+   Name of a block encoding, for example `q8_0`; empty for a plain weight. Blocks run along the last dimension, or along
+   the first of two where the name ends in `:transposed`.
    */
   struct sdrun_str encoding;
 } sdrun_weight;

@@ -298,13 +298,14 @@ fn full_size_other_networks() {
     let lab = Lab::default();
     /// Shapes of inputs that differ from the size in which a model is benchmarked.
     type Smaller = &'static [(&'static str, &'static [usize])];
-    let others: [(&str, Smaller); 9] = [
+    let others: [(&str, Smaller); 10] = [
         ("sd15/controlnet", &[("sample", &[1, 4, 16, 16]), ("controlnet_cond", &[1, 3, 128, 128])]),
         ("sd15/text-encoder-dynamo23", &[]),
         ("sd15/vae-decoder-dynamo23", &[("latent_sample", &[1, 4, 16, 16])]),
         ("taesd/decoder", &[("latent", &[1, 4, 16, 16])]),
         ("sdxl/text-encoder", &[]),
         ("sdxl/text-encoder-2", &[]),
+        ("sd3/text-encoder", &[]),
         ("t5-xxl-2-layers", &[("input_ids", &[1, 64])]),
         (
             "flux/dev-2x2-layers",

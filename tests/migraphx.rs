@@ -268,7 +268,7 @@ fn serves(device: &str, part: &str, sets: &[&[Shape<'_>]], shared: bool) {
     let baked = loaded.bake(&own, &NoHost).unwrap();
     let (mut loaded, mut baked) = (
         loaded.session(&own, &NoHost).unwrap(),
-        baked.session(&sdrun::weights::MapSource::default(), &NoHost).unwrap(),
+        baked.session(&sdrun::weights::InMemoryWeights::default(), &NoHost).unwrap(),
     );
     for ((_, given), a) in cases.iter().zip(&a) {
         assert_eq!(loaded.run(given, &NoHost).unwrap(), *a, "{part}: loaded");

@@ -1,4 +1,4 @@
-"""Writes small adapters and the weights that other programs merge from them, for core/weights/tests/adapter/peft.rs.
+"""Writes small adapters and the weights that other programs merge them into, for core/weights/tests/adapter/peft.rs.
 
     python -m venv venv && venv/bin/pip install torch==2.15.0 peft==0.21.2 safetensors
     venv/bin/python tools/adapters/oracle.py core/weights/tests/data/peft

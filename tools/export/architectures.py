@@ -1,7 +1,7 @@
-"""The architectures that export.py knows: what is built, from which public configuration, with which inputs and outputs.
+"""The architectures that export.py knows: module, public configuration, inputs and outputs of each.
 
-Everything here follows the configuration files that the models are published with (unet/config.json and the like); where a
-number has a reason of its own, a comment says so."""
+Everything here follows the configuration files published with the models (unet/config.json and the like). Comments explain
+numbers that have another reason."""
 
 import dataclasses
 import typing
@@ -10,13 +10,13 @@ import torch
 
 import synth
 
-# Sizes: the numbers behind the names of dimensions. `NAME_xK` and `NAME_dK` are K times and a K-th of NAME.
+# Sizes of named dimensions. `NAME_xK` is K times NAME, `NAME_dK` is NAME divided by K.
 UNET_SIZES = ({"batch": 2, "height": 16, "width": 24, "sequence": 77}, {"batch": 1, "height": 32, "width": 16, "sequence": 20})
 PICTURE_SIZES = ({"batch": 1, "height": 64, "width": 128}, {"batch": 2, "height": 192, "width": 64})
 LATENT_SIZES = ({"batch": 1, "height": 8, "width": 16}, {"batch": 2, "height": 24, "width": 8})
 SHORT_TEXT_SIZES = ({"batch": 1, "sequence": 3}, {"batch": 2, "sequence": 29})
 TEXT_SIZES = ({"batch": 2, "sequence": 77}, {"batch": 1, "sequence": 33})
-# Few tokens where the largest models are traced: the processor walks through every layer.
+# Few tokens for the largest models: tracing computes every layer.
 TOKEN_SIZES = (
     {"batch": 1, "rows": 2, "columns": 3, "img_tokens": 6, "txt_tokens": 2},
     {"batch": 2, "rows": 4, "columns": 6, "img_tokens": 24, "txt_tokens": 7},
@@ -26,7 +26,7 @@ SMALL_UNET_SIZES = ({"batch": 1, "height": 4, "width": 6, "sequence": 3}, {"batc
 
 @dataclasses.dataclass
 class Input:
-    """`dims` are numbers and names; `kind` says what values are given when it is traced and checked."""
+    """`dims` are numbers and names; `kind` selects the values for tracing and checking."""
 
     dims: tuple
     kind: str = "noise"  # noise, picture, timestep, sigma, scale, guidance, zeros, time_ids, ids, mask, grid
@@ -40,12 +40,12 @@ class Architecture:
     dtype: str
     build: typing.Callable  # (**overrides of the configuration) -> module
     inputs: dict
-    outputs: dict  # name -> dims, None where the exporter shall find out
+    outputs: dict  # name -> dims, None where the exporter infers them
     call: typing.Callable  # (module's own forward, *inputs) -> output or tuple of outputs
     sizes: tuple  # traced, checked
-    # Too large for this machine's memory: exported without weights, and checked with these changes to the configuration.
+    # Too large for memory: exported without weights, and checked with these changes to the configuration.
     reduced: dict | None = None
-    # Small enough to be exported with weights, but not to be checked so.
+    # Exported with weights, but too large to be checked without these changes.
     check_reduced: dict | None = None
 
     @property
@@ -57,7 +57,7 @@ ARCHITECTURES = {}
 
 
 def size(dim, sizes):
-    """The number behind a dimension."""
+    """The size of a dimension."""
     if isinstance(dim, int):
         return dim
     name, _, factor = dim.rpartition("_")
@@ -81,7 +81,7 @@ def values(tag, name, spec, sizes, dtype):
         y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
         value = torch.stack([torch.zeros_like(x), y, x], dim=-1).reshape(rows * columns, 3).float()
     elif spec.kind in ("timestep", "sigma", "scale", "zeros", "guidance"):
-        # Exact in half precision, also a thousandfold: the phases of a time embedding are far apart where that rounds.
+        # Exact in half precision, even times 1000: a rounded timestep would shift the phases of a time embedding far.
         first, others = {"timestep": (801, 21), "sigma": (0.75, 0.25), "scale": (0.75, 0.75), "zeros": (0, 0), "guidance": (3.5, 3.5)}[spec.kind]
         value = torch.full(shape, float(first))
         if shape:
@@ -101,8 +101,12 @@ SD15_UNET = dict(
     sample_size=64, cross_attention_dim=768, attention_head_dim=8, block_out_channels=(320, 640, 1280, 1280),
     down_block_types=("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",), up_block_types=("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3,
 )  # fmt: skip
-# attention_head_dim holds the numbers of heads (a historic mistake of the name): 64 channels each.
-SD21_UNET = dict(SD15_UNET, sample_size=96, cross_attention_dim=1024, attention_head_dim=(5, 10, 20, 20), use_linear_projection=True)
+# attention_head_dim holds the number of heads (a historic misnomer), of 64 channels each.
+SD21_UNET = dict(
+    SD15_UNET, sample_size=96, cross_attention_dim=1024, attention_head_dim=(5, 10, 20, 20), use_linear_projection=True,
+    # Scores in float32. It leaves no trace in a float32 graph; core/graph/src/passes/precision/keep.rs keeps them so in fp16.
+    upcast_attention=True,
+)  # fmt: skip
 SDXL_UNET = dict(
     sample_size=128, cross_attention_dim=2048, attention_head_dim=(5, 10, 20), block_out_channels=(320, 640, 1280),
     down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
@@ -143,7 +147,7 @@ def conditions(width, pooled=None):
 
 
 def residuals(blocks):
-    # Each has its own height and width: how sizes round is the affair of the two networks.
+    # Each has its own height and width, since the two networks decide how sizes round.
     shape = lambda channels, factor: ("batch", channels) + (("height", "width") if factor == 1 else (f"height_d{factor}", f"width_d{factor}"))
     named = {f"down_block_{i}_res": Input(shape(*block)) for i, block in enumerate(blocks)}
     return {**named, "mid_block_res": Input(shape(*blocks[-1]))}
@@ -217,7 +221,7 @@ controlnet("sdxl/controlnet", "sdxl_controlnet_fp16", "sdxl-controlnet/A", SDXL_
 CLIP_L = dict(
     hidden_size=768, intermediate_size=3072, projection_dim=768, num_hidden_layers=12, num_attention_heads=12,
     hidden_act="quick_gelu", vocab_size=49408, max_position_embeddings=77, bos_token_id=49406,
-    # As in the published configurations: the pooled output is then taken at the largest id, which is the end of text.
+    # As in the published configurations. The pooled output is then taken at the largest id, the end of text.
     eos_token_id=2, pad_token_id=1,
 )  # fmt: skip
 # OpenCLIP's ViT-H without its last layer, which Stable Diffusion 2 does not use.
@@ -266,6 +270,7 @@ text_encoder("sd15/text-encoder", "sd15_text_encoder", "sd15-text/A", CLIP_L, "f
 text_encoder("sd21/text-encoder", "sd21_text_encoder", "sd21-text/A", CLIP_H, "float32")
 text_encoder("sdxl/text-encoder", "sdxl_text_encoder_fp16", "sd15-text/A", CLIP_L, "float16", outputs=("pooler_output", *XL))
 text_encoder("sdxl/text-encoder-2", "sdxl_text_encoder_2_fp16", "sdxl-text2/A", CLIP_G, "float16", "CLIPTextModelWithProjection", ("text_embeds", *XL))  # fmt: skip
+text_encoder("sd3/text-encoder", "sd3_text_encoder_fp16", "sd15-text/A", CLIP_L, "float16", "CLIPTextModelWithProjection", ("text_embeds", *XL))  # fmt: skip
 text_encoder("t5-xxl", "t5xxl_fp16", "t5/A", T5_XXL, "float16", "T5EncoderModel", ("last_hidden_state",), reduced=dict(num_layers=2))
 text_encoder("t5-xxl-masked", "t5xxl_masked_fp16", "t5/A", T5_XXL, "float16", "T5EncoderModel", ("last_hidden_state",), masked=True, reduced=dict(num_layers=2))  # fmt: skip
 text_encoder("t5-xxl-2-layers", "t5xxl_2l_fp16", "t5/A", dict(T5_XXL, num_layers=2), "float16", "T5EncoderModel", ("last_hidden_state",))
@@ -281,7 +286,7 @@ VAE16 = dict(VAE, latent_channels=16, use_quant_conv=False, use_post_quant_conv=
 
 
 class Part(torch.nn.Module):
-    """Some children of a model, under their names, one after the other."""
+    """Runs some children of a model in sequence, under their own names."""
 
     def __init__(self, whole, names):
         super().__init__()
@@ -355,7 +360,7 @@ def transformer(name, file, tag, model, config, width, pooled=None, constant=Non
 
 
 def token_transformer(name, file, tag, model, config, pooled=None, guidance=False, **more):
-    """Flux and its kin: pictures as rows of 2x2 patches."""
+    """Flux and its relatives: pictures as rows of 2x2 patches."""
     inputs = {"hidden_states": Input(("batch", "img_tokens", 64)), "encoder_hidden_states": Input(("batch", "txt_tokens", 4096))}
     if pooled:
         inputs["pooled_projections"] = Input(("batch", pooled))

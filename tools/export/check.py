@@ -1,5 +1,5 @@
-"""Runs a stripped model with its synthetic weights in onnxruntime: prints the scale of every layer's output and how far the
-outputs for different inputs lie apart. Synthetic weights are of use only where both stay in the order of one.
+"""Runs a stripped model with its synthetic weights in onnxruntime: prints the scale of every layer's output and the
+distance between outputs for different inputs. Synthetic weights are useful only if both stay in the order of one.
 
     python3 tools/export/check.py models/NAME.map.json.xz INPUT=LOW,HIGH,SHAPE [TAG]     INPUT=0,1,4x3x224x224: a picture in [0, 1]
     python3 tools/export/check.py models/NAME.map.json.xz INPUT=SHAPE [TAG]              unit-variance noise"""

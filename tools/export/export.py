@@ -3,16 +3,16 @@
     python3 tools/export/export.py NAME... [--out models/] [--check]
     python3 tools/export/export.py --list
 
-NAME is a built-in model, for example sd15/unet-inpainting; architectures.py holds the table. Written are NAME.graph.onnx.xz
-and NAME.map.json.xz (models/README.md tells the formats).
+NAME is a built-in model, for example sd15/unet-inpainting; architectures.py holds the table. The script writes
+NAME.graph.onnx.xz and NAME.map.json.xz (models/README.md describes the formats).
 
 An architecture that fits into memory is filled with its synthetic weights and exported whole, with constant folding, by
-PyTorch's TorchScript exporter: that is how files in the wild are made, and which state-dict tensor an initializer is, is
-then told by its value. One that does not is exported hollow: all parameters share one piece of memory, the weights are
-inputs of the exported graph and become initializers here, and transposed matrices are folded as the exporter would.
+PyTorch's TorchScript exporter, as most published files are. The value of an initializer then tells its state-dict tensor. A
+larger one is exported hollow: all parameters share one piece of memory, the weights are inputs of the exported graph and
+become initializers here, and transposed matrices are folded as the exporter would.
 
---check gives the graph the weights the map describes, runs it in onnxruntime at the size it was traced at and at another,
-and compares with PyTorch in float32. A hollow architecture is checked with few layers, exported by the same code."""
+--check gives the graph the weights of the map, runs it in onnxruntime at the traced size and at another, and compares with
+PyTorch in float32. A hollow architecture is checked with few layers, exported by the same code."""
 
 import argparse
 import contextlib
@@ -33,12 +33,12 @@ import synth
 from architectures import ARCHITECTURES, size, values
 
 OPSET = 17
-# Largest difference that is accepted, in parts of the largest value. Half precision alone costs up to 4e-3.
+# Largest accepted difference, relative to the largest value. Half precision alone costs up to 4e-3.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2}
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
 
-# Changes to PyTorch and diffusers without which the exporter cannot write the graph, or writes one for a single size
+# Changes to PyTorch and diffusers that the exporter needs to write the graph, or to write it for more than one size
 
 
 def rms_norm(self, x):
@@ -57,8 +57,8 @@ def rotary_embedding(x, freqs_cis, use_real=True, use_real_unbind_dim=-1, sequen
 
 
 def rotary_table(self, ids):
-    """Flux's table of cosines and sines: frequencies in float64, as diffusers has them, but they alone; runtimes have no
-    float64 arithmetic for the rest."""
+    """Flux's table of cosines and sines. Only the frequencies are float64, as in diffusers: runtimes lack float64 arithmetic
+    for the rest."""
     cosines, sines = [], []
     for axis, width in enumerate(self.axes_dim):
         frequencies = 1.0 / self.theta ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
@@ -79,7 +79,7 @@ def chroma_modulation_input(self, timestep):
     step = self.time_proj(timestep).to(timestep.dtype)
     guidance = self.guidance_proj(timestep * 0).to(timestep.dtype)
     condition = torch.cat([step, guidance], dim=1)[:, None]
-    # Added to zeros instead of repeated: the batch size stays open.
+    # Adding to zeros instead of repeating keeps the batch size open.
     condition = condition + torch.zeros(layers, 1, dtype=condition.dtype)
     embedded = embedded[None] + torch.zeros_like(condition[:, :, :1])
     return torch.cat([condition, embedded], dim=-1)
@@ -94,7 +94,7 @@ def exportable():
         (transformer_flux, "apply_rotary_emb", rotary_embedding),
         (transformer_flux.FluxPosEmbed, "forward", rotary_table),
         (transformer_chroma.ChromaCombinedTimestepTextProjEmbeddings, "forward", chroma_modulation_input),
-        # A class of another module than Flux's, with the same name.
+        # Another module's class of the same name.
         (transformer_chroma.FluxPosEmbed, "forward", rotary_table),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
@@ -111,7 +111,7 @@ def exportable():
 
 
 def parameters(module):
-    """Names and parameters in the state dict's order; a tied tensor once, under its first name."""
+    """Names and parameters in the order of the state dict; tied tensors once, under their first name."""
     done = set()
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if id(parameter) not in done:
@@ -120,8 +120,8 @@ def parameters(module):
 
 
 def build(arch, fill, **overrides):
-    """The module in evaluation mode; `fill(index, name, shape)` makes each parameter and persistent floating-point buffer.
-    Memory is taken for what `fill` returns only."""
+    """The module in evaluation mode; `fill(index, name, shape, dtype)` makes each parameter and persistent floating-point
+    buffer. Only what `fill` returns takes memory."""
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):
@@ -130,7 +130,8 @@ def build(arch, fill, **overrides):
     for name, parameter in module.named_parameters(remove_duplicate=False):
         owners.setdefault(id(parameter), []).append(name)
     for index, (name, parameter) in enumerate(list(parameters(module))):
-        made = torch.nn.Parameter(fill(index, name, tuple(parameter.shape)), requires_grad=False)
+        made = fill(index, name, tuple(parameter.shape), parameter_type(module, arch, name))
+        made = torch.nn.Parameter(made, requires_grad=False)
         for place in owners[id(parameter)]:
             path, _, leaf = place.rpartition(".")
             setattr(module.get_submodule(path), leaf, made)
@@ -139,33 +140,38 @@ def build(arch, fill, **overrides):
         if buffer.is_floating_point():
             path, _, leaf = name.rpartition(".")
             owner = module.get_submodule(path)
-            new = fill(len(owners), name, tuple(buffer.shape)) if name in kept else buffer
+            new = fill(len(owners), name, tuple(buffer.shape), arch.dtype) if name in kept else buffer
             owner._buffers[leaf] = new.to(getattr(torch, arch.dtype))
     forward = module.forward
-    # The exporter takes the paths of modules from here on, so that a module around it would be part of every name.
+    # The exporter names paths from this module on; a wrapper module would be part of every name.
     module.forward = lambda *inputs: arch.call(forward, *inputs)
     return module
 
 
-def filled(arch, **overrides):
-    dtype = np.dtype(arch.dtype)
+def parameter_type(module, arch, name):
+    """float32 where the class says so (transformers does this when it loads a model in half precision), else the model's."""
+    kept = getattr(module, "_keep_in_fp32_modules", None) or []
+    return "float32" if any(part in kept for part in name.split(".")) else arch.dtype
 
-    def fill(_, name, shape):
+
+def filled(arch, **overrides):
+    def fill(_, name, shape, dtype):
         return torch.from_numpy(np.ascontiguousarray(synth.weight(arch.tag, name, list(shape)).astype(dtype)))
 
     return build(arch, fill, **overrides)
 
 
 def hollow(arch, **overrides):
-    """All tensors are windows of one buffer, each at its own place, as the exporter merges equal ones."""
+    """All tensors are windows of one buffer for each type. Each has its own place, since the exporter merges equal ones."""
     step = 32  # keeps every window aligned to 64 bytes in half precision
     with torch.device("meta"):
         shapes = [tensor.shape for tensor in arch.build(**overrides).state_dict().values()]
     length = max(map(math.prod, shapes)) + step * (len(shapes) + 1)
-    buffer = torch.from_numpy(synth.uniform("hollow", length) * np.float32(0.02)).to(getattr(torch, arch.dtype))
+    values = torch.from_numpy(synth.uniform("hollow", length) * np.float32(0.02))
+    buffers = {dtype: values.to(getattr(torch, dtype)) for dtype in ("float32", arch.dtype)}
 
-    def fill(index, _, shape):
-        return buffer[step * index : step * index + math.prod(shape)].view(shape)
+    def fill(index, _, shape, dtype):
+        return buffers[dtype][step * index : step * index + math.prod(shape)].view(shape)
 
     return build(arch, fill, **overrides)
 
@@ -190,7 +196,7 @@ def open_axes(dims):
 
 
 def with_aliases(sizes):
-    """The timestep may have the batch's size or one."""
+    """The timestep may have the batch's size or 1."""
     return {**sizes, "batch_t": sizes["batch"]}
 
 
@@ -208,7 +214,7 @@ def digest(array):
 
 
 def export_whole(module, arch, folder):
-    """The model, and for each weight what it is in the state dict, found by its value."""
+    """The model, and the state-dict tensor of each weight, found by value."""
     path = folder / "model.onnx"
     trace(module, arch, str(path))
     model = onnx.load(path, load_external_data=False)
@@ -232,11 +238,11 @@ def export_whole(module, arch, folder):
 
 
 def export_hollow(module, arch, folder):
-    """The same, for a module whose weights are no values: they come out as inputs, under their names."""
+    """The same for a module without values: its weights become inputs under their names."""
     from torch.onnx._internal.torchscript_exporter import utils
 
     compare = utils._C._jit_pass_onnx_deduplicate_initializers
-    # Compares all tensors of one shape pairwise: hours for 12 billion values, which here are not even there.
+    # This pass compares all tensors of one shape pairwise: hours for 12 billion values that are not even there.
     utils._C._jit_pass_onnx_deduplicate_initializers = lambda graph, tensors, training: tensors
     try:
         path = folder / "model.onnx"
@@ -274,8 +280,8 @@ def export_hollow(module, arch, folder):
 
 
 def state_tables(model):
-    """Tables that the program computes are no weights, however large. In an initializer the graph reader can be told so; in a
-    Constant node it goes by size, unless all elements are equal (core/graph/src/onnx_in/roles.rs)."""
+    """Marks large tables that the program computes as constants. The graph reader takes a large Constant node for a weight
+    unless all elements are equal (core/graph/src/onnx_in/roles.rs), but an initializer can carry a role."""
     kept = []
     for node in model.graph.node:
         table = node.attribute[0].t if node.op_type == "Constant" and node.attribute[0].name == "value" else None
@@ -310,7 +316,7 @@ def export(arch, file, reduced=False):
         weight_map = stripped.strip(model, file, arch.tag, dict.fromkeys(sources, 1.0))
         for entry in weight_map["tensors"]:
             entry["src"], entry["op"], entry["src_shape"] = sources[entry["init"]]
-        # Initializers that are scalars may still lie in the exporter's folder.
+        # Scalar initializers may still be in the exporter's folder.
         for tensor in model.graph.initializer:
             if tensor.name not in sources and tensor.data_location == TensorProto.EXTERNAL:
                 array = np.array(tensor_values(tensor, pathlib.Path(folder)))
@@ -320,7 +326,7 @@ def export(arch, file, reduced=False):
 
 
 def without_values(model):
-    """A copy that the checker accepts where the file of the weights is not: the weights as inputs."""
+    """A copy with the weights as inputs, which the checker accepts without the file of the weights."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     inside = [tensor for tensor in copy.graph.initializer if tensor.data_location != TensorProto.EXTERNAL]
@@ -347,7 +353,7 @@ def write_weights(weight_map, path):
 
 
 def check(arch, model, weight_map, reduced):
-    """Runs the graph at every size; returns whether all outputs are close enough to PyTorch's."""
+    """Runs the graph at every size. Returns whether all outputs are within tolerance of PyTorch's."""
     import onnxruntime
 
     given, expected = [], []
@@ -359,7 +365,7 @@ def check(arch, model, weight_map, reduced):
             outputs = module(*wide)
         expected.append([y.numpy() for y in (outputs if isinstance(outputs, tuple) else (outputs,))])
         given.append({name: value.numpy() for name, value in inputs.items()})
-    # It refers to itself through its forward function.
+    # The module refers to itself through its forward function.
     del module
     gc.collect()
     good = True

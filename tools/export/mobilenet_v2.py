@@ -18,7 +18,7 @@ NAME, TAG, OPSET = "mobilenet_v2", "mobilenet_v2/A", 17
 STAGES = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
 # ReLU halves the second moment of its input; this factor on the weights after it keeps the scale (He et al. 2015).
 AFTER_RELU = math.sqrt(2)
-# Residual branches are damped: undamped, 17 random blocks make all inputs look alike.
+# Residual branches are damped: without that, 17 random blocks make all inputs look alike.
 RESIDUAL = 0.25 * AFTER_RELU
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import synth
 
-# What no test reads.
+# Files that no test reads.
 LEFT_OUT = ("tokenizer", "special_tokens", "vocab.json", "merges.txt", "pipeline_", "key_table", "oracle/unet_controlnet")
 
 

@@ -4,6 +4,9 @@ use std::{fmt, ops::Deref, path::PathBuf};
 /// Bytes that a weight borrows or owns.
 pub(crate) type Bytes<'a> = Box<dyn Deref<Target = [u8]> + Send + 'a>;
 
+/// Ends the name of an encoding whose blocks hold the transpose of a matrix: `q8_0:transposed`.
+pub const TRANSPOSED: &str = ":transposed";
+
 /// Named tensors, delivered one at a time by initializer name.
 pub trait WeightSource: Sync {
     /// The weight with this name, in the dtype and shape of the graph's initializer. Fails with `NotFound` if there
@@ -17,8 +20,12 @@ pub trait WeightSource: Sync {
     }
 
     /// The weight in one of `encodings`, the block encodings that the caller supports, under their ggml names
-    /// (`q8_0`, `q4_k`). `None` if the source has it in none of them; use [`get`](WeightSource::get) then. A source
-    /// only returns blocks that it holds: it never encodes.
+    /// (`q8_0`, `q4_k`). Blocks run along the last dimension of the graph's initializer. Exporters transpose most
+    /// matrices, so the blocks of their files run along the first dimension. A caller that supports those asks for
+    /// `q8_0:transposed` ([`TRANSPOSED`]).
+    ///
+    /// `None` if the source has the weight in none of them; use [`get`](WeightSource::get) then. A source only returns
+    /// blocks that it holds: it never encodes.
     fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
         let _ = (name, encodings);
         Ok(None)
@@ -77,9 +84,10 @@ impl fmt::Debug for Weight<'_> {
 
 /// A weight in a block encoding, as in a file; valid while it lives.
 pub struct EncodedWeight<'a> {
-    /// ggml's name of the encoding: `q8_0`, `q4_k`.
+    /// ggml's name of the encoding: `q8_0`, `q4_k`. With [`TRANSPOSED`] after it, blocks run along the first of two
+    /// dimensions, column after column.
     pub encoding: String,
-    /// Dimensions of the graph's initializer. Blocks run along the last one, row after row.
+    /// Dimensions of the graph's initializer. Other blocks run along the last one, row after row.
     pub shape: Vec<usize>,
     /// Where a file holds the same bytes, unchanged: path and offset.
     pub file: Option<(PathBuf, u64)>,

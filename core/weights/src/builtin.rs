@@ -19,20 +19,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Bounds of what is unpacked; far above what any built-in model has.
+/// Limits on unpacked sizes, far above those of any built-in model.
 const MAX_GRAPH_BYTES: u64 = 64 << 20;
 const MAX_MAP_BYTES: u64 = 16 << 20;
 
 /// A model that comes with the library.
 #[derive(Debug)]
 pub struct Builtin {
-    /// What it is called wherever a model path is taken.
+    /// Its name wherever a model path is accepted.
     pub name: &'static str,
-    /// One line about it.
+    /// A one-line description.
     pub summary: &'static str,
     /// Its files in `models/` are `FILE.graph.onnx.xz` and `FILE.map.json.xz`.
     pub file: &'static str,
-    /// Its inputs, in the graph's order, in the shapes it is measured in.
+    /// Its inputs in the graph's order, with the shapes used for measuring.
     pub inputs: &'static [Input],
     graph_xz: &'static [u8],
     map_xz: &'static [u8],
@@ -55,7 +55,7 @@ impl Builtin {
         unpack(self.graph_xz, MAX_GRAPH_BYTES).map_err(|why| self.damaged("graph", &why))
     }
 
-    /// How to make each weight.
+    /// How each weight is made.
     pub fn weight_map(&self) -> Result<WeightMap> {
         let json = unpack(self.map_xz, MAX_MAP_BYTES).map_err(|why| self.damaged("weight map", &why))?;
         WeightMap::parse(&json).map_err(|error| self.damaged("weight map", &error.message))

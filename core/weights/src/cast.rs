@@ -2,15 +2,14 @@ use crate::{
     convert::{convert_into, is_convertible},
     memory::Buffers,
 };
-use sdrun_abi::{DType, Error, Result, Weight, WeightSource, WeightSpec};
+use sdrun_abi::{DType, EncodedWeight, Error, Result, Weight, WeightSource, WeightSpec};
 use std::collections::HashMap;
 
-/// A source whose weights come in the types a graph wants: converts among f32, f16, bf16 and f64, rounding to
-/// nearest even once, and passes through, uncopied, what has the type already.
+/// Converts a source's weights to the types of a graph: between f32, f16, bf16 and f64, rounding to nearest even once. Weights
+/// that already have the type pass through without a copy.
 ///
-/// Errors of its own: `NotFound` for a name the graph does not have; `InvalidArgument` for a shape that is not
-/// the graph's; `Unimplemented` for any other pair of types; `OutOfRange` where a finite value would become
-/// infinite.
+/// Errors of its own: `NotFound` for a name the graph does not have; `InvalidArgument` for a shape other than the graph's;
+/// `Unimplemented` for any other pair of types; `OutOfRange` where a finite value would become infinite.
 pub struct Cast<'a> {
     source: &'a dyn WeightSource,
     wanted: HashMap<&'a str, &'a WeightSpec>,
@@ -65,6 +64,19 @@ impl WeightSource for Cast<'_> {
         Weight::new(wanted.dtype, weight.shape, data)
     }
 
+    /// Blocks pass through, for floating-point weights of the graph only.
+    fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
+        let wanted = self.wanted(name)?;
+        if !is_convertible(wanted.dtype) {
+            return Ok(None);
+        }
+        let weight = self.source.encoded(name, encodings)?;
+        if let Some(weight) = &weight {
+            check(wanted, wanted.dtype, &weight.shape)?;
+        }
+        Ok(weight)
+    }
+
     fn version(&self, name: &str) -> Option<u128> {
         self.source.version(name)
     }
@@ -80,7 +92,7 @@ impl WeightSource for Cast<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::MapSource;
+    use crate::InMemoryWeights;
     use half::{bf16, f16};
     use sdrun_abi::ErrorCode;
     use sdrun_graph::Tensor;
@@ -88,7 +100,7 @@ mod tests {
     fn spec(name: &str, dtype: DType, shape: &[usize]) -> WeightSpec {
         WeightSpec { name: name.into(), dtype, shape: shape.into() }
     }
-    fn source() -> MapSource {
+    fn source() -> InMemoryWeights {
         let tensor = |elements: &[f32]| Tensor::from_elements(vec![elements.len()], elements).unwrap();
         [
             ("a".to_string(), tensor(&[1.0, 1.0 + 2f32.powi(-11), 1.0 + 3.0 * 2f32.powi(-11)])),

@@ -1,10 +1,10 @@
 use sdrun_abi::{Error, ErrorCode, Result, WeightSource, WeightSpec};
 
-/// Faults named before the rest is only counted.
+/// Faults that the message names before it counts the rest.
 const NAMED: usize = 5;
 
-/// Whether `source` has every weight of `specs` in its type and shape, without reading or converting values.
-/// One error for all that are missing or wrong: `NotFound` where all are missing, else `InvalidArgument`.
+/// Checks that `source` has every weight of `specs` in its type and shape, without reading or converting values. Returns one
+/// error for all faults: `NotFound` where all are missing weights, else `InvalidArgument`.
 pub fn check_complete(specs: &[WeightSpec], source: &dyn WeightSource) -> Result<()> {
     let (mut faults, mut missing) = (Vec::new(), 0);
     for WeightSpec { name, dtype, shape } in specs {
@@ -34,7 +34,7 @@ pub fn check_complete(specs: &[WeightSpec], source: &dyn WeightSource) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Cast, MapSource};
+    use crate::{Cast, InMemoryWeights};
     use sdrun_abi::DType;
     use sdrun_graph::Tensor;
 
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn every_fault_is_counted_and_the_first_are_named() {
-        let source: MapSource = [("a", 1), ("b", 2)]
+        let source: InMemoryWeights = [("a", 1), ("b", 2)]
             .map(|(n, d)| (n.to_string(), Tensor::from_elements(vec![d], &vec![0f32; d]).unwrap()))
             .into_iter()
             .collect();

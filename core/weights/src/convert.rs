@@ -1,10 +1,10 @@
-//! Floating-point types read into and written from f32, rounding once.
+//! Converts floating-point types to and from f32, rounding once.
 
 use crate::simd::{self, Block, Half};
 use rayon::prelude::*;
 use sdrun_abi::{DType, Error, Result};
 
-/// Elements converted at a time: fits the first-level cache in f32 and the result's type.
+/// Elements converted at a time: both sides fit the first-level cache.
 pub(crate) const BLOCK: usize = 2048;
 
 /// The type as one of 16 bits.
@@ -22,7 +22,7 @@ pub(crate) fn is_convertible(dtype: DType) -> bool {
 }
 
 /// Converts contiguous little-endian `data` between two different types of [`is_convertible`], rounding to
-/// nearest, ties to even, once. A finite value too large for `to` is an error; infinities and NaNs stay what they are.
+/// nearest, ties to even, once. A finite value too large for `to` is an error; infinities and NaNs are kept.
 pub(crate) fn convert(data: &[u8], from: DType, to: DType) -> Result<Vec<u8>> {
     let mut out = vec![0; data.len() / from.size() * to.size()];
     convert_into(data, from, to, &mut out)?;
@@ -59,7 +59,7 @@ pub(crate) fn overflow_limit(dtype: DType) -> f32 {
     }
 }
 
-/// Reads `from` elements into f32, to be written as `to`. Gives the first finite value that f32 cannot hold.
+/// Reads `from` elements into f32, to be written as `to`. Returns the first finite value that f32 cannot hold.
 pub(crate) fn load(source: &[u8], from: DType, to: DType, values: &mut [f32]) -> Option<f64> {
     match from {
         DType::F64 => {
@@ -82,8 +82,8 @@ pub(crate) fn load(source: &[u8], from: DType, to: DType, values: &mut [f32]) ->
     None
 }
 
-/// Writes values as `dtype`, one of [`is_convertible`], rounding to nearest, ties to even. False where something may have
-/// become infinite.
+/// Writes values as `dtype`, one of [`is_convertible`], rounding to nearest, ties to even. Returns false where a value
+/// may have become infinite.
 pub(crate) fn store(values: &[f32], dtype: DType, target: &mut [u8]) -> bool {
     match dtype {
         DType::F64 => {

@@ -14,19 +14,19 @@ use crate::{Component, SafetensorsWeights, adapter};
 use sdrun_abi::{Error, Result, WeightSource};
 use std::path::Path;
 
-/// A learned word.
+/// A learned word, by text encoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Embedding {
     /// The word: the key where that is one in angle brackets, else the file's name without its extension.
     pub name: String,
-    /// For each text encoder its vectors, as many for each.
+    /// Its vectors for each text encoder, equally many for all.
     pub encoders: Vec<Vectors>,
 }
 
 /// The vectors of a word in one text encoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Vectors {
-    /// The encoder, where key or width tell it. T5 is the second encoder in Flux and the third in SD 3, so not its.
+    /// The encoder, if key or width tell it. T5's do not: it is the second encoder in Flux and the third in SD 3.
     pub encoder: Option<Component>,
     /// Length of a vector: 768 (CLIP-L), 1024 (OpenCLIP-H of SD 2), 1280 (CLIP-G), 4096 (T5-XXL).
     pub width: usize,
@@ -35,7 +35,7 @@ pub struct Vectors {
 }
 
 impl Vectors {
-    /// How many vectors there are.
+    /// The number of vectors.
     pub fn len(&self) -> usize {
         self.values.len() / self.width
     }
@@ -62,7 +62,7 @@ impl Embedding {
         let mut name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let known = |key: &&str| label(key).is_some();
         let tensors: Vec<&str> = match keys.iter().copied().filter(known).collect::<Vec<_>>() {
-            // Beside the tensors of that name lies what trainers need to go on.
+            // The other tensors of such a file are the trainer's state.
             labelled if !labelled.is_empty() => labelled,
             _ if keys.len() == 1 => keys,
             _ => {
@@ -90,8 +90,8 @@ impl Embedding {
         Ok(Embedding { name, encoders })
     }
 
-    /// The words that stand for its vectors in a prompt: `word`, `word_1`, `word_2`, …; each takes the place of one
-    /// token of the encoder's window.
+    /// The words that stand for its vectors in a prompt: `word`, `word_1`, `word_2`, …; each takes one token of
+    /// the encoder's window.
     pub fn tokens(&self) -> Vec<String> {
         let count = self.encoders.first().map_or(0, Vectors::len);
         (0..count).map(|i| if i == 0 { self.name.clone() } else { format!("{}_{i}", self.name) }).collect()
@@ -116,7 +116,7 @@ impl Embedding {
     }
 }
 
-/// What a key says: `Some(None)` is an embedding of an encoder that only the width tells.
+/// The encoder that a key names: `Some(None)` where only the width tells it.
 fn label(key: &str) -> Option<Option<Component>> {
     match key {
         "clip_l" => Some(Some(Component::TextEncoder)),

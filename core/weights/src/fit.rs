@@ -1,4 +1,4 @@
-//! Whether a checkpoint fits a graph: which of its components, of which model, and what the graph leaves unread.
+//! Checks that a checkpoint fits a graph: component, model, shapes, and tensors that the graph does not read.
 
 use crate::{
     Binding, BoundTensor, Checkpoint, Component, StateDict, builtin,
@@ -9,7 +9,7 @@ use crate::{
 use sdrun_abi::{Error, Hint, Result};
 use std::collections::{HashMap, HashSet};
 
-/// The component that a graph is: that of its binding, else the only one of the checkpoint that has all its tensors.
+/// The component of a graph: that of its binding, or else the only one of the checkpoint that has all its tensors.
 pub(crate) fn component_of(binding: &Binding, checkpoint: &Checkpoint) -> Result<Component> {
     if let Some(component) = binding.component {
         return Ok(component);
@@ -37,8 +37,8 @@ pub(crate) fn component_of(binding: &Binding, checkpoint: &Checkpoint) -> Result
 
 /// Checks a component of a checkpoint against a graph, and returns the tensors that the graph does not read.
 ///
-/// `InvalidArgument` where the checkpoint is of another model, where tensors have other shapes, and, unless `lenient`,
-/// where the graph leaves tensors unread that change the result. The hint names the built-in models that fit. Tensors
+/// `InvalidArgument` where the checkpoint belongs to another model, where shapes differ, and, unless `lenient`, where the
+/// graph does not read tensors that change the result. The hint names the built-in models that fit. Tensors
 /// that are missing or cannot be read are reported when the weight is read.
 pub(crate) fn check(
     binding: &Binding,
@@ -96,7 +96,7 @@ pub(crate) fn check(
     Ok(unread)
 }
 
-/// Whether the graph should read some of these tensors by the structure of its network: then it probably does, and the
+/// Whether the structure of the graph's network includes some of these tensors. The graph then probably reads them, and the
 /// binding did not recognise them.
 fn lacks_parts(binding: &Binding, unread: &Unread) -> bool {
     let names = || binding.tensors.iter().flat_map(|tensor| &tensor.sources).map(String::as_str);
@@ -105,7 +105,7 @@ fn lacks_parts(binding: &Binding, unread: &Unread) -> bool {
     unread.left_out.iter().any(|name| missing.contains(name))
 }
 
-/// How the shape of a tensor differs from what the graph takes.
+/// How the shape of a tensor differs from the graph's.
 fn other_shape(bound: &BoundTensor, weights: &dyn StateDict) -> Option<String> {
     let [name] = &*bound.sources else { return None };
     let (_, shape) = weights.describe(name).ok()?;
@@ -132,7 +132,7 @@ fn has_all(binding: &Binding, weights: &dyn StateDict) -> bool {
     binding.tensors.iter().all(has)
 }
 
-/// The families of the graph and of the state dict, where they are known to differ.
+/// The families of the graph and of the state dict, if they are known to differ.
 fn other_family(binding: &Binding, weights: &dyn StateDict) -> Option<(Family, Family)> {
     let graph =
         binding.tensors.iter().flat_map(|t| t.sources.iter().map(|name| (name.as_str(), &*t.source_shape)));
@@ -144,7 +144,7 @@ fn other_family(binding: &Binding, weights: &dyn StateDict) -> Option<(Family, F
     (wanted != found).then_some((wanted, found))
 }
 
-/// The built-in models whose weights this component has, and that read everything of it that changes the result.
+/// The built-in models whose weights this component has, and that read all its tensors that change the result.
 fn fitting_models(
     component: Component,
     weights: &dyn StateDict,

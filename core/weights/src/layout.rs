@@ -1,12 +1,12 @@
-//! Element order.
+//! Transposes, and shapes that differ in trailing ones.
 
 use crate::simd::{Block, transpose_halves};
 use rayon::prelude::*;
 
-/// Rows and columns of the blocks worked on at a time: as f32 and as their own type they fit the first-level cache.
+/// Rows and columns of a block: in f32 and in its own type it fits the first-level cache.
 pub(crate) const TILE: usize = crate::simd::PANEL;
 
-/// Transposes a matrix of `shape` (rows, columns) with elements of `size` bytes into `out`, which is as long.
+/// Transposes a matrix of `shape` (rows, columns) with elements of `size` bytes into `out`, of the same length.
 pub(crate) fn transpose(data: &[u8], size: usize, shape: &[usize], out: &mut [u8]) {
     let (rows, columns) = match shape {
         [rows, columns] => (*rows, *columns),
@@ -54,7 +54,7 @@ fn elements<const SIZE: usize>(
     to: &mut [u8],
     to_stride: usize,
 ) {
-    /// Two squares of this side fit the first-level cache, whatever the strides.
+    /// Two squares of this side fit the first-level cache at any stride.
     const SIDE: usize = 16;
     let (from, to) = (from.as_chunks::<SIZE>().0, to.as_chunks_mut::<SIZE>().0);
     for top in (0..rows).step_by(SIDE) {

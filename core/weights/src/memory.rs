@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Room for `len` bytes, or `ResourceExhausted`.
+/// Returns `len` zero bytes, or `ResourceExhausted`.
 pub(crate) fn zeroed(len: usize) -> Result<Vec<u8>> {
     let mut data = Vec::new();
     data.try_reserve_exact(len).map_err(|_| exhausted(len))?;
@@ -19,36 +19,35 @@ fn exhausted(len: usize) -> Error {
     Error::new(ErrorCode::ResourceExhausted, format!("no memory for {len} bytes of a tensor"))
 }
 
-/// Room for `len` bytes, not 0, in large pages where the system has them: a transposition writes to many places at once, and
-/// with small pages each takes a look into the page tables.
+/// Returns `len` bytes, more than 0, in huge pages where the system has them: a transpose writes to many places, and with
+/// small pages each write misses the TLB.
 fn large_pages(len: usize) -> Result<MmapMut> {
     let map = MmapMut::map_anon(len).map_err(|_| exhausted(len))?;
-    // Small pages do as well.
+    // Small pages work too.
     #[cfg(target_os = "linux")]
     let _ = map.advise(memmap2::Advice::HugePage);
     Ok(map)
 }
 
-/// Buffers that are kept for the next tensor.
+/// Buffers kept for reuse.
 const KEPT: usize = 2;
 
-/// Memory of tensors that were delivered and dropped, for the ones after them: mapping fresh pages takes longer than
-/// computing what goes into them. Clones share it; it goes with the last of them.
+/// A pool of tensor memory: mapping fresh pages takes longer than computing their contents. Clones share the pool.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Buffers(Arc<Mutex<Vec<MmapMut>>>);
 
 impl Buffers {
-    /// A buffer of `len` bytes, whatever they are. `ResourceExhausted` where there is no memory.
+    /// A buffer of `len` bytes of any content. `ResourceExhausted` where there is no memory.
     pub(crate) fn take(&self, len: usize) -> Result<Buffer> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        // A smaller one is given back first.
+        // A smaller one is unmapped first.
         let data = kept.filter(|kept| kept.len() >= len);
         let data = data.map_or_else(|| large_pages(len.max(1)), Ok)?;
         Ok(Buffer { data: Some(data), len, home: self.clone() })
     }
 }
 
-/// A buffer on loan.
+/// A buffer of the pool.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     /// Until it is dropped.
@@ -74,7 +73,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let mut kept = self.home.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.extend(self.data.take());
-        // The largest serve the most tensors.
+        // The largest buffers fit the most tensors.
         kept.sort_by_key(|data| data.len());
         let surplus = kept.len().saturating_sub(KEPT);
         kept.drain(..surplus);

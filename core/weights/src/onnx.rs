@@ -7,8 +7,7 @@ use std::{
     sync::OnceLock,
 };
 
-/// The weights an ONNX model carries: inline, or in external data files, which are mapped when the first of
-/// their tensors is asked for. Nothing is copied.
+/// The weights stored with an ONNX model: inline, or in external data files that are mapped on first use. Nothing is copied.
 pub struct OnnxWeights {
     weights: HashMap<String, WeightRef>,
     files: HashMap<PathBuf, OnceLock<Result<Map>>>,
@@ -40,7 +39,7 @@ impl OnnxWeights {
     }
 }
 
-/// The weight exists in the graph, but the model came without values for it.
+/// The graph has the weight, but the model came without its values.
 fn absent(name: &str, location: &str) -> Error {
     Error::not_found(format!("the model has no values for weight {name:?}: its file {location:?} is absent"))
         .with_hint("give a checkpoint that has them, or put the file beside the model")

@@ -6,9 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Bytes before the header: its length.
+/// Bytes of the header's length, which comes first.
 const LENGTH_BYTES: u64 = 8;
-/// The format's own bound on its header.
+/// Largest header that the format allows.
 const MAX_HEADER: u64 = 100_000_000;
 
 /// The tensors of one or several safetensors files, by key. The files are mapped, nothing is copied.
@@ -29,7 +29,7 @@ struct File {
 struct Tensor {
     /// Index into the files.
     file: usize,
-    /// Where the tensor lies in the file.
+    /// Byte range of the tensor in the file.
     start: usize,
     end: usize,
     dtype: Dtype,
@@ -39,9 +39,9 @@ struct Tensor {
 impl SafetensorsWeights {
     /// Opens a checkpoint: one file, or all shards of one.
     ///
-    /// `NotFound` and the like where a file cannot be read; `DataLoss` where it is not safetensors, is
-    /// truncated or contradicts itself; `InvalidArgument` where two files hold one key; `Unimplemented` for
-    /// pickled checkpoints, which are programs and are never run.
+    /// `NotFound` and the like where a file cannot be read; `DataLoss` where it is not safetensors, is truncated or
+    /// contradicts itself; `InvalidArgument` where two files hold the same key; `Unimplemented` for pickled checkpoints, which
+    /// are programs and never run.
     pub fn open(paths: &[impl AsRef<Path>]) -> Result<Self> {
         let mut weights =
             SafetensorsWeights { files: Vec::new(), tensors: HashMap::new(), metadata: BTreeMap::new() };
@@ -88,12 +88,12 @@ impl SafetensorsWeights {
         names
     }
 
-    /// What the files say about themselves: `__metadata__`, of several files that of the first that has a key.
+    /// The files' `__metadata__`. If several files have a key, the first wins.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
 
-    /// Element type as the format writes it (`BF16`, `F8_E4M3`) and dimensions, also of types we do not read.
+    /// Element type as the format writes it (`BF16`, `F8_E4M3`) and dimensions, also of unsupported types.
     pub(crate) fn stored(&self, name: &str) -> Option<(String, &[usize])> {
         self.tensors.get(name).map(|tensor| (tensor.dtype.to_string(), &*tensor.shape))
     }
@@ -107,7 +107,7 @@ impl SafetensorsWeights {
         let dtype = element_type(tensor.dtype).ok_or_else(|| {
             let (path, dtype) = (file.path.display(), tensor.dtype);
             Error::unsupported(format!(
-                "tensor {name:?} in {path} has elements of type {dtype}, which we do not read"
+                "tensor {name:?} in {path} has elements of type {dtype}, which sdrun does not read"
             ))
             .with_file(&file.path)
         })?;
@@ -129,7 +129,7 @@ impl WeightSource for SafetensorsWeights {
     }
 }
 
-/// Our name for the element type, where we have one.
+/// The element type; `None` for unsupported ones.
 fn element_type(dtype: Dtype) -> Option<DType> {
     Some(match dtype {
         Dtype::BOOL => DType::Bool,
@@ -151,7 +151,7 @@ fn element_type(dtype: Dtype) -> Option<DType> {
     })
 }
 
-/// Pickles (bare, or in the zip archives of PyTorch) and GGUF, told by their first bytes or their name.
+/// Refuses pickles (bare, or in PyTorch's zip archives) and GGUF, by their first bytes or their name.
 fn refuse_other_formats(path: &Path, data: &[u8]) -> Result<()> {
     let refuse = |what: &str, hint: &str| {
         let message = format!("{} is {what}, not a safetensors file", path.display());

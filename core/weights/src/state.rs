@@ -2,7 +2,7 @@ use sdrun_abi::WeightSource;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// Part of a diffusion pipeline, as diffusers splits it.
+/// A part of a diffusion pipeline, as in diffusers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Component {
@@ -22,7 +22,7 @@ pub enum Component {
 }
 
 impl Component {
-    /// All of them.
+    /// All components.
     pub const ALL: [Component; 6] = [
         Component::TextEncoder,
         Component::TextEncoder2,
@@ -55,7 +55,7 @@ impl Component {
         ("controlnet", Component::ControlNet),
     ];
 
-    /// The component in a pipeline folder of this name: diffusers' names, and those that optimum adds for ONNX.
+    /// The component in a pipeline folder of this name, by diffusers' names and those that optimum adds for ONNX.
     pub(crate) fn of_folder(name: &str) -> Option<Self> {
         let name = match name {
             "vae_encoder" | "vae_decoder" => "vae",

@@ -1,4 +1,4 @@
-//! Deterministic synthetic weights and inputs: the same bits on every machine, from nothing but names.
+//! Deterministic synthetic weights and inputs, computed from names alone: the same bits on every machine.
 //!
 //! The rule (`models/README.md` states it for other languages). The key of a tensor is `tag/name`; its seed is
 //! the 64-bit FNV-1a hash of the key; element `i`, row-major, is output number `i + 1` of SplitMix64 started
@@ -58,12 +58,12 @@ pub(crate) fn check_dtype(dtype: DType) -> Result<()> {
     }
 }
 
-/// How the elements of a tensor in memory follow those of the rule.
+/// The order of a tensor's elements in memory.
 #[derive(Clone, Copy)]
 pub(crate) enum Order {
-    /// The same order.
+    /// The rule's order.
     RowMajor,
-    /// In memory lies the transpose of the rule's matrix; the fields are the dimensions in memory.
+    /// The transpose of the rule's matrix; the fields are the dimensions in memory.
     Transposed {
         /// Rows in memory.
         rows: u64,
@@ -156,7 +156,7 @@ mod tests {
     use serde::Deserialize;
     use sha2::{Digest, Sha256};
 
-    /// Made by the numpy implementation of the rule.
+    /// Computed by the numpy implementation of the rule.
     #[derive(Deserialize)]
     struct Vectors {
         weights: Vec<WeightVector>,

@@ -9,11 +9,11 @@ use std::{collections::HashMap, io, path::Path};
 /// Largest rank of a mapped tensor.
 const MAX_RANK: usize = 8;
 
-/// How a tensor in the graph comes from the tensor of the checkpoint it is named after.
+/// How a tensor of the graph is made from one of the checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transform {
-    /// The same.
+    /// Unchanged.
     Identity,
     /// The same bytes under another shape.
     Reshape,
@@ -54,16 +54,16 @@ pub struct MappedTensor {
     /// Element type in the graph.
     #[serde(deserialize_with = "numpy_dtype")]
     pub dtype: DType,
-    /// Place in the weights file, in bytes.
+    /// Offset in the weights file, in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
     /// Factor on the rule's values.
     #[serde(default = "one")]
     pub gain: f32,
 }
 
-/// All weights of a stripped graph, in the order of their places in the weights file.
+/// All weights of a stripped graph, sorted by offset in the weights file.
 #[derive(Clone, Debug)]
 pub struct WeightMap {
     /// Name of the file the graph's external data points to.
@@ -142,7 +142,7 @@ impl WeightMap {
         let damaged =
             |why: String| Error::new(ErrorCode::DataLoss, format!("the weight map is damaged: {why}"));
         let file: File = serde_json::from_slice(json).map_err(|error| damaged(error.to_string()))?;
-        // The graph's external data may name no other folder; nor may this.
+        // Neither the graph's external data nor the map may name another folder.
         let mut parts = Path::new(&file.weights_file).components();
         let plain = matches!((parts.next(), parts.next()), (Some(std::path::Component::Normal(_)), None));
         if !plain || file.weights_file.contains(['/', '\\', '\0', ':']) {
@@ -206,8 +206,7 @@ impl WeightMap {
     }
 }
 
-/// The weights of a stripped graph, made when they are asked for: no file, and no memory but that of the
-/// tensors delivered.
+/// The weights of a stripped graph, computed on demand without a file. Only delivered tensors take memory.
 #[derive(Clone, Debug)]
 pub struct SyntheticWeights {
     map: WeightMap,

@@ -192,7 +192,7 @@ fn what_is_no_checkpoint_is_refused_with_a_hint() {
                 "up_blocks.0.motion_modules.0.x",
                 "up_blocks.1.motion_modules.0.x",
             ],
-            "no layout we know",
+            "have no known layout",
         ),
         (&["unet.a.processor.to_q_lora.down.weight"], "adapter"),
         (&["emb_params"], "textual inversion"),

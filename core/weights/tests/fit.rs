@@ -10,7 +10,7 @@ use common::{
     sparse::Sparse,
     tables::{Entry, table},
 };
-use sdrun_abi::{Error, ErrorCode};
+use sdrun_abi::{Error, ErrorCode, WeightSource};
 use sdrun_weights::{
     Binding, Checkpoint, WeightStack, builtin,
     checkpoint::Unread,
@@ -107,6 +107,33 @@ fn original_of(model: &str, network: Network) -> Sparse {
         }
         (pair.original.clone(), whole)
     }))
+}
+
+/// SD 3 conditions on the projection of its CLIP ViT-L, which SD XL's file has without.
+#[test]
+fn the_first_text_encoder_of_sd3_has_its_projection() {
+    let entry = table("sdxl_text_encoder");
+    let prefix = "text_encoders.clip_l.transformer.";
+    let tensors = binding("sd3/text-encoder").tensors;
+    let bound = tensors.iter().find(|bound| bound.sources == ["text_projection.weight"]).unwrap();
+    for (file, projection) in [(Sparse::original(&entry, prefix), prefix), (Sparse::diffusers(&entry), "")] {
+        let (_folder, path) = file.file();
+        let lacking =
+            WeightStack::of_checkpoint(binding("sd3/text-encoder"), &Checkpoint::open(&path).unwrap());
+        let error = lacking.unwrap().get(&bound.name).unwrap_err();
+        assert_eq!(error.code, ErrorCode::NotFound, "{error}");
+
+        let (_folder, path) = file.with(&format!("{projection}text_projection.weight"), &[768, 768]).file();
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        for model in ["sd3/text-encoder", "sdxl/text-encoder"] {
+            let stack = WeightStack::of_checkpoint(binding(model), &checkpoint).unwrap();
+            for bound in binding(model).tensors {
+                let (_, shape) = stack.describe(&bound.name).unwrap();
+                assert_eq!(shape, bound.shape, "{model} {}", bound.name);
+            }
+            assert_eq!(stack.unread().len(), usize::from(model == "sdxl/text-encoder"), "{model}");
+        }
+    }
 }
 
 /// PixArt and Sana, under the names of diffusers' converters and with what the original files have besides.

@@ -6,13 +6,13 @@ mod common;
 
 use common::{
     gguf::{Meta, bytes, elements, random},
-    make::{Made, borrowed, check, original},
+    make::{Made, borrowed, check, original, write_safetensors},
     tables::table,
 };
 use proptest::prelude::*;
-use sdrun_abi::{DType, ErrorCode, Result};
+use sdrun_abi::{DType, ErrorCode, Result, WeightSource, WeightSpec};
 use sdrun_weights::{
-    Checkpoint, Component,
+    Adapter, AdapterUse, Binding, BoundTensor, Cast, Checkpoint, Component, Transform, WeightStack,
     checkpoint::{Family, Format},
     keys::Fusion,
 };
@@ -88,12 +88,108 @@ fn quantised_blocks_have_the_values_of_the_format() {
             let same =
                 got.iter().zip(&values).all(|(a, b)| a.to_bits() == b.to_bits() || (*a == 0.0 && *b == 0.0));
             assert!(same && got.len() == values.len(), "{kind} {}", pair.original);
+
+            // The blocks as the file holds them, fused or not; never those that are rearranged.
+            let file = tensors.iter().find(|tensor| tensor.name == pair.original).unwrap();
+            let mut blocks = Vec::new();
+            for name in &pair.diffusers {
+                let other: Vec<&str> = KINDS.into_iter().filter(|other| *other != kind).collect();
+                assert!(state.encoded(name, &other).unwrap().is_none());
+                let Some(weight) = state.encoded(name, &KINDS).unwrap() else { continue };
+                assert_eq!((&*weight.encoding, &weight.shape), (kind, &state.describe(name).unwrap().1));
+                let (path, offset) = weight.file.as_ref().unwrap();
+                assert_eq!(
+                    fs::read(path).unwrap()[*offset as usize..][..weight.data().len()],
+                    *weight.data()
+                );
+                blocks.extend_from_slice(weight.data());
+            }
+            let held: &[u8] = if pair.fusion == Fusion::SwappedHalves { &[] } else { &file.data };
+            assert!(blocks == held, "{kind} {}", pair.original);
         }
         let mlp = state.get("single_transformer_blocks.0.proj_mlp.weight").unwrap();
         assert_eq!(mlp.shape, [1024, 256]);
         let summary = &checkpoint.summary().components[0];
         assert_eq!(summary.dtypes[kind], expected.len());
     }
+}
+
+/// Blocks reach a graph through a stack and a cast: of whole tensors and their transposes that nothing changes, no others.
+#[test]
+fn stacks_pass_blocks_on() {
+    const QUERY: &str = "transformer_blocks.0.attn.to_q.weight";
+    const KEY: &str = "transformer_blocks.0.attn.to_k.weight";
+    const NORM: &str = "transformer_blocks.0.attn.norm_q.weight";
+    let mut flux = table("flux_dev").only(|key| !key.contains("_blocks.") || key.contains("_blocks.0."));
+    flux.divisor = 12;
+    let mut tensors = original(&flux, "", DType::F16);
+    let fused = tensors.iter_mut().find(|made| made.name == "double_blocks.0.img_attn.qkv.weight").unwrap();
+    assert_eq!(fused.shape, [768, 256]);
+    *fused = random(&fused.name, "q4_k", &fused.shape, 7);
+    let blocks = fused.data.clone();
+    let (folder, checkpoint) = open(&bytes(3, &[], &tensors));
+    let checkpoint = checkpoint.unwrap();
+
+    let bound = |name: &str, sources: &[&str], transform, from: &[usize], to: &[usize]| BoundTensor {
+        name: name.into(),
+        sources: sources.iter().map(ToString::to_string).collect(),
+        transform,
+        source_shape: from.to_vec(),
+        shape: to.to_vec(),
+        dtype: DType::F16,
+    };
+    let square = [256, 256];
+    let binding = Binding {
+        component: Some(Component::Denoiser),
+        tensors: vec![
+            bound("plain", &[KEY], Transform::Identity, &square, &square),
+            bound("transposed", &[KEY], Transform::Transpose, &square, &square),
+            bound("convolution", &[KEY], Transform::Reshape, &square, &[256, 256, 1, 1]),
+            bound("fused", &[QUERY, KEY], Transform::Identity, &[512, 256], &[512, 256]),
+            bound("query", &[QUERY], Transform::Identity, &square, &square),
+            bound("norm", &[NORM], Transform::Identity, &[128 / 12], &[128 / 12]),
+        ],
+    };
+    let specs: Vec<WeightSpec> = binding
+        .tensors
+        .iter()
+        .map(|bound| WeightSpec { name: bound.name.clone(), dtype: bound.dtype, shape: bound.shape.clone() })
+        .collect();
+    let state = || checkpoint.component(Component::Denoiser).unwrap();
+    let stack = WeightStack::of_state_dict(binding, state());
+    let third = |index: usize| &blocks[index * blocks.len() / 3..][..blocks.len() / 3];
+    let asked = |stack: &WeightStack, name: &str, encodings: &[&str]| {
+        let cast = Cast::new(stack, &specs);
+        let weight = cast.encoded(name, encodings).unwrap();
+        weight.map(|weight| (weight.encoding.clone(), weight.shape.clone(), weight.data().to_vec()))
+    };
+    let both = ["q8_0", "q4_k", "q8_0:transposed", "q4_k:transposed"];
+    for (name, encoding, index) in
+        [("plain", "q4_k", 1), ("transposed", "q4_k:transposed", 1), ("query", "q4_k", 0)]
+    {
+        let expected = Some((encoding.to_string(), square.to_vec(), third(index).to_vec()));
+        assert_eq!(asked(&stack, name, &both), expected, "{name}");
+        // The other way round, blocks would be another matrix.
+        let wrong = if encoding == "q4_k" { "q4_k:transposed" } else { "q4_k" };
+        assert_eq!(asked(&stack, name, &["q8_0", wrong]), None, "{name}");
+    }
+    for name in ["convolution", "fused", "norm"] {
+        assert_eq!(asked(&stack, name, &both), None, "{name}");
+    }
+
+    // A changed tensor has new values; its neighbour in the file keeps its blocks.
+    let path = folder.path().join("lora.safetensors");
+    let module = "transformer.transformer_blocks.0.attn.to_q";
+    let half = |end: &str, shape: &[usize]| {
+        Made::new(&format!("{module}.{end}.weight"), "F32", shape, vec![0x3c; 4 * 256])
+    };
+    write_safetensors(&path, &[], &[half("lora_A", &[1, 256]), half("lora_B", &[256, 1])]);
+    let adapter = Adapter::open(&path).unwrap();
+    let changed = stack.clone().with_adapter(&adapter, AdapterUse::at(1.0)).unwrap();
+    assert_eq!(asked(&changed, "query", &both), None);
+    assert_eq!(asked(&changed, "plain", &both), asked(&stack, "plain", &both));
+    let without = stack.with_adapter(&adapter, AdapterUse::at(0.0)).unwrap();
+    assert!(asked(&without, "query", &both).is_some());
 }
 
 #[test]

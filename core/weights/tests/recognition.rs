@@ -211,6 +211,39 @@ fn averaged_weights_may_lie_in_a_folder_of_their_own() {
     component(&checkpoint.with_ema().unwrap(), Component::Denoiser, &unet, DType::F16);
 }
 
+/// As in the repository of SD 1.5: the plain file holds the averaged weights, `non_ema` the trained ones.
+#[test]
+fn variants_tell_averaged_weights_from_trained_ones() {
+    let (trained, mut averaged) = (table("sd15_unet"), table("sd15_unet"));
+    averaged.tag += "/averaged";
+    let folder = tempfile::tempdir().unwrap();
+    let file = |variant: &str| format!("unet/diffusion_pytorch_model{variant}.safetensors");
+    let write =
+        |variant: &str, unet| write_folder(folder.path(), &file(variant), &diffusers(unet, DType::F16));
+    let check = |ema: bool, unet| {
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let checkpoint = if ema { checkpoint.with_ema().unwrap() } else { checkpoint };
+        component(&checkpoint, Component::Denoiser, unet, DType::F16);
+        checkpoint.summary().facts.ema
+    };
+    write("", &averaged);
+    write(".non_ema", &trained);
+    assert!(check(false, &averaged) && check(true, &averaged));
+    // The trained ones by their file, which has no others.
+    let alone = Checkpoint::open(folder.path().join(file(".non_ema"))).unwrap();
+    component(&alone, Component::Denoiser, &trained, DType::F16);
+    assert!(alone.with_ema().is_err());
+
+    fs::rename(folder.path().join(file("")), folder.path().join(file(".ema"))).unwrap();
+    assert!(!check(false, &trained) && check(true, &averaged));
+
+    write(".ema.pruned", &averaged);
+    write(".ema.v2", &averaged);
+    fs::remove_file(folder.path().join(file(".ema"))).unwrap();
+    let error = Checkpoint::open(folder.path()).unwrap_err();
+    assert!(error.code == ErrorCode::InvalidArgument && error.message.contains("ema.pruned"), "{error}");
+}
+
 /// Keys as the files of these models have them.
 const FOREIGN: [(&str, &[&str]); 22] = [
     (

@@ -7,14 +7,14 @@ use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
 use sdrun_abi::{DType, ErrorCode, Result, Weight, WeightSource};
 use sdrun_graph::Tensor;
 use sdrun_weights::{
-    Adapter, AdapterUse, Binding, BoundTensor, Component, MapSource, StateDict, Transform, WeightStack,
+    Adapter, AdapterUse, Binding, BoundTensor, Component, InMemoryWeights, StateDict, Transform, WeightStack,
     adapter::DoraRule, embedding::Embedding, synthetic,
 };
 use std::{collections::BTreeMap, path::Path};
 
 /// Tensors by state-dict name.
 #[derive(Clone)]
-struct Dict(MapSource);
+struct Dict(InMemoryWeights);
 
 impl WeightSource for Dict {
     fn get(&self, name: &str) -> Result<Weight<'_>> {
@@ -76,7 +76,7 @@ fn checkpoint() -> (Dict, BTreeMap<&'static str, Vec<f64>>) {
         let bytes: Vec<u8> = halves.iter().flat_map(|h| h.to_le_bytes()).collect();
         dict.insert(name.to_string(), Tensor::new(DType::F16, shape.to_vec(), bytes).unwrap());
     }
-    (Dict(MapSource(dict)), plain)
+    (Dict(InMemoryWeights(dict)), plain)
 }
 
 /// A LoRA of rank 2 without alpha on the query projection: its file, and ΔW.
@@ -194,7 +194,7 @@ fn a_graphs_own_weights_take_adapters_as_well() {
     let mut graph = BTreeMap::new();
     graph.insert("onnx::MatMul_1".to_string(), Tensor::new(DType::F32, vec![4, 6], bytes.clone()).unwrap());
     graph.insert("other".to_string(), Tensor::from_elements(vec![1], &[1.0f32]).unwrap());
-    let base = WeightStack::of_graph(binding, Box::new(MapSource(graph)));
+    let base = WeightStack::of_graph(binding, Box::new(InMemoryWeights(graph)));
     let with = base.clone().with_adapter(&a, AdapterUse::at(1.0)).unwrap();
     let expected: Vec<f64> = (0..24).map(|i| f64::from(own[i]) + delta[i]).collect();
     assert_close(&f32s(&with.get("onnx::MatMul_1").unwrap()), &transposed(&expected, 6, 4));
@@ -239,7 +239,7 @@ fn what_does_not_fit_is_named() {
     let unknown = stack.get("onnx::Add_9").err().unwrap();
     assert!(unknown.message.contains("onnx::Add_9") && unknown.hint.is_some(), "{unknown}");
 
-    let no_pipeline = WeightStack::of_graph(Binding::default(), Box::new(MapSource::default()));
+    let no_pipeline = WeightStack::of_graph(Binding::default(), Box::new(InMemoryWeights::default()));
     let error = no_pipeline.with_adapter(&a, AdapterUse::at(1.0)).err().unwrap();
     assert_eq!(error.code, ErrorCode::FailedPrecondition);
     for strength in [f32::NAN, f32::INFINITY] {
@@ -248,7 +248,7 @@ fn what_does_not_fit_is_named() {
     // An adapter of which nothing fits.
     let mut other = binding();
     other.tensors.retain(|tensor| tensor.sources[0] == NORM);
-    let nothing = WeightStack::of_graph(other, Box::new(MapSource::default()));
+    let nothing = WeightStack::of_graph(other, Box::new(InMemoryWeights::default()));
     let error = nothing.with_adapter(&a, AdapterUse { lenient: true, ..AdapterUse::at(1.0) }).err().unwrap();
     assert_eq!(error.code, ErrorCode::InvalidArgument);
 }
@@ -262,7 +262,7 @@ fn encoder(wanted: DType) -> (WeightStack, Vec<f32>) {
         values("base", TABLE, &shape).into_iter().map(|v| f16::from_f32(v).to_f32()).collect();
     let bytes: Vec<u8> = plain.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect();
     let table = Tensor::new(DType::F16, shape.to_vec(), bytes).unwrap();
-    let dict = Dict(MapSource(BTreeMap::from([(TABLE.to_string(), table)])));
+    let dict = Dict(InMemoryWeights(BTreeMap::from([(TABLE.to_string(), table)])));
     let bound =
         BoundTensor { dtype: wanted, ..bound("table", &[TABLE], Transform::Identity, &shape, &shape) };
     let binding = Binding { component: Some(Component::TextEncoder), tensors: vec![bound] };

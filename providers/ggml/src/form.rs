@@ -2,7 +2,7 @@
 
 use crate::{
     ffi::{Extent, Type, as_floats, product::Words},
-    kernels::{Blocks, Panels, Quads},
+    kernels::{Blocks, Encoding, Panels, Quads},
     shape,
     storage::{Floats, into_storage, is_f32, put},
 };
@@ -85,6 +85,55 @@ impl Form {
         Ok(())
     }
 
+    /// Which block encodings a tensor of this form takes as they are, for an initializer of this shape, and whether they hold
+    /// its transpose.
+    pub(crate) fn encodings(self, shape: &[usize]) -> (bool, impl Iterator<Item = Encoding>) {
+        let found = match self {
+            Form::Panels { panels: Panels { groups: 1, rows, depth, taps: 1, .. }, transposed, blocks } => {
+                blocks.map(|blocks| (blocks, [rows, depth], transposed))
+            }
+            Form::Blocks { matrices: [1, rows, depth], transposed, blocks } => {
+                Some((blocks, [rows, depth], transposed))
+            }
+            _ => None,
+        };
+        let found = found.filter(|(_, [rows, depth], transposed)| {
+            shape == if *transposed { [*depth, *rows] } else { [*rows, *depth] }
+        });
+        let depth = found.map_or(0, |(_, [_, depth], _)| depth);
+        let held = found.map_or(&[][..], |(blocks, ..)| blocks.holds());
+        let whole = move |encoding: &Encoding| depth.is_multiple_of(encoding.elements());
+        (found.is_some_and(|(_, _, transposed)| transposed), held.iter().copied().filter(whole))
+    }
+
+    /// Fills `out` with a matrix in one of its [`encodings`](Self::encodings). No number changes.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where the blocks are not as many as the matrix has; `Internal` where `out` has another length.
+    pub(crate) fn fill_encoded(self, encoding: Encoding, encoded: &[u8], out: &mut [u8]) -> Result<()> {
+        let (blocks, count, bytes) = match self {
+            Form::Panels { panels, blocks: Some(blocks), .. } => {
+                (blocks, panels.rows * panels.depth, blocks.bytes(&panels))
+            }
+            Form::Blocks { matrices: [groups, rows, depth], blocks, .. } => {
+                let count = groups * rows * depth;
+                (blocks, count, blocks.type_of_ggml().bytes(count))
+            }
+            _ => return Err(Error::internal("blocks for a tensor that is in none")),
+        };
+        check_blocks(encoding, encoded, count)?;
+        if out.len() != bytes {
+            return Err(Error::internal(format!("{bytes} bytes for a ggml tensor of {} bytes", out.len())));
+        }
+        match self {
+            Form::Panels { panels, .. } => blocks.repack(&panels, encoding, encoded, |start, panel| {
+                out[start..][..panel.len()].copy_from_slice(panel)
+            }),
+            _ => blocks.reencode(encoding, encoded, out),
+        }
+        Ok(())
+    }
+
     /// What [`fill`](Self::fill) writes, as bytes of its own.
     pub(crate) fn arrange<'a>(self, type_: Type, dtype: DType, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>> {
         if self == Form::Plain {
@@ -99,6 +148,18 @@ impl Form {
         self.fill(type_, dtype, bytes, &mut out)?;
         Ok(Cow::Owned(out))
     }
+}
+
+/// `InvalidArgument` where these are not the blocks of so many elements.
+pub(crate) fn check_blocks(encoding: Encoding, encoded: &[u8], elements: usize) -> Result<()> {
+    let wanted = elements / encoding.elements() * encoding.bytes();
+    if encoded.len() == wanted {
+        return Ok(());
+    }
+    let (found, name) = (encoded.len(), encoding.name());
+    Err(Error::invalid(format!(
+        "{found} bytes of {name} blocks for {elements} elements, which take {wanted}"
+    )))
 }
 
 fn floats(dtype: DType, bytes: &[u8]) -> Result<Floats<'_>> {

@@ -2,11 +2,14 @@
 
 use crate::{
     ffi::{Home, Room, Store, Stored, Target, Tensor, Type},
-    form::Form,
+    form::{Form, check_blocks},
+    kernels::Encoding,
     shape,
     storage::{Floats, float_dtype, is_f32, storage_type},
 };
-use sdrun_abi::{DType, Error, ErrorCode, Flow, Host, Result, Weight, WeightSource, WeightSpec};
+use sdrun_abi::{
+    DType, EncodedWeight, Error, ErrorCode, Flow, Host, Result, TRANSPOSED, Weight, WeightSource, WeightSpec,
+};
 use sdrun_graph::Tensor as HostTensor;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -244,9 +247,8 @@ impl Bank {
         }
         for (place, room) in places.iter().zip(store.rooms()?) {
             let wanted = match task.write {
-                Write::Nothing => false,
                 Write::Missing => !place.filled,
-                Write::All => true,
+                Write::Nothing | Write::All => true,
             };
             if let Some(job) = jobs.get_mut(&*place.weight).filter(|_| wanted) {
                 job.rooms.push((place, room));
@@ -326,6 +328,39 @@ impl Job<'_> {
     }
 }
 
+impl Job<'_> {
+    /// Asks for the weight, in the blocks that a tensor takes as they are where the source has them, and writes it where
+    /// `writes` says so. Returns the bytes the source delivered.
+    fn place(&mut self, source: &dyn WeightSource, writes: bool) -> Result<usize> {
+        let Job { spec, rooms } = self;
+        let (mut plain, mut bytes) = (None, 0);
+        if rooms.is_empty() {
+            bytes += pull(source, spec)?.data().len();
+        }
+        for (place, room) in rooms {
+            if let Some((encoding, weight)) = pull_encoded(source, spec, place.form)? {
+                bytes += weight.data().len();
+                if writes {
+                    room.fill(|out| place.form.fill_encoded(encoding, weight.data(), out))?;
+                }
+                continue;
+            }
+            let weight: &Weight<'_> = match &plain {
+                Some(weight) => weight,
+                None => {
+                    let weight = plain.insert(pull(source, spec)?);
+                    bytes += weight.data().len();
+                    weight
+                }
+            };
+            if writes {
+                room.fill(|out| place.form.fill(place.type_, weight.dtype, weight.data(), out))?;
+            }
+        }
+        Ok(bytes)
+    }
+}
+
 struct Queue<'a> {
     jobs: Mutex<std::vec::IntoIter<Job<'a>>>,
     done: AtomicUsize,
@@ -351,11 +386,8 @@ impl Queue<'_> {
                 return Ok(());
             };
             task.step(self.done.fetch_add(1, Ordering::Relaxed))?;
-            let weight = pull(source, job.spec)?;
-            for (place, room) in &mut job.rooms {
-                room.fill(|bytes| place.form.fill(place.type_, weight.dtype, weight.data(), bytes))?;
-            }
-            self.bytes.fetch_add(weight.data().len() as u64, Ordering::Relaxed);
+            let bytes = job.place(source, !matches!(task.write, Write::Nothing))?;
+            self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -388,6 +420,36 @@ fn pull<'a>(source: &'a dyn WeightSource, spec: &WeightSpec) -> Result<Weight<'a
         )));
     }
     Ok(weight)
+}
+
+/// A weight in blocks that a tensor of this form takes as they are, where the source has it in such.
+fn pull_encoded<'a>(
+    source: &'a dyn WeightSource,
+    spec: &WeightSpec,
+    form: Form,
+) -> Result<Option<(Encoding, EncodedWeight<'a>)>> {
+    let (transposed, encodings) = form.encodings(&spec.shape);
+    let suffix = if transposed { TRANSPOSED } else { "" };
+    let wanted: Vec<(Encoding, String)> = encodings.map(|e| (e, format!("{}{suffix}", e.name()))).collect();
+    if wanted.is_empty() {
+        return Ok(None);
+    }
+    let names: Vec<&str> = wanted.iter().map(|(_, name)| name.as_str()).collect();
+    let Some(weight) = source.encoded(&spec.name, &names)? else { return Ok(None) };
+    let encoding = wanted.iter().find(|(_, name)| *name == weight.encoding).map(|(encoding, _)| *encoding);
+    let Some(encoding) = encoding.filter(|_| weight.shape == spec.shape) else {
+        return Err(Error::invalid(format!(
+            "weight {:?} came as {} {:?}, the graph has {:?} and takes {}",
+            spec.name,
+            weight.encoding,
+            weight.shape,
+            spec.shape,
+            names.join(", ")
+        )));
+    };
+    check_blocks(encoding, weight.data(), shape::len(&spec.shape))
+        .map_err(|error| Error { message: format!("weight {:?}: {}", spec.name, error.message), ..error })?;
+    Ok(Some((encoding, weight)))
 }
 
 #[cfg(test)]

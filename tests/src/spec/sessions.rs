@@ -8,7 +8,7 @@ use super::{
 };
 use sdrun::{
     BuildOptions, CachePolicy, Discovery, HostTensor, Isolation, Model, Registry, Tensors, graph::Tensor,
-    weights::MapSource,
+    weights::InMemoryWeights,
 };
 use sdrun_abi::{
     AlignedBuffer, CancelSupport, DType, DeviceTensor, ErrorCode, Host, Input, Manifest, NoHost, Provider,
@@ -186,7 +186,7 @@ fn cancels_a_long_run(subject: &Subject, ready: &Ready) -> Verdict {
     let bytes = fixture::prepare(&fixture::slow(), &subject.scratch.path().join("slow.onnx"))?;
     let identity =
         Tensor::new(DType::F32, vec![SLOW, SLOW], fixture::identity()).map_err(|e| e.to_string())?;
-    let weights = MapSource([("w".to_string(), identity)].into());
+    let weights = InMemoryWeights([("w".to_string(), identity)].into());
     let x =
         AlignedBuffer::copy_of(&(0..SLOW * SLOW).flat_map(|i| (i as f32).to_le_bytes()).collect::<Vec<u8>>());
     let input = [TensorView { dtype: DType::F32, shape: &[SLOW, SLOW], data: &x }];

@@ -1,4 +1,4 @@
-//! The tensors of one module of an adapter, put together to typed changes.
+//! Assembles the tensors of one module of an adapter into typed changes.
 
 use super::{
     DoraRule,
@@ -10,10 +10,10 @@ use crate::{SafetensorsWeights, convert::is_convertible};
 use sdrun_abi::Result;
 use std::collections::BTreeMap;
 
-/// The tensors of a module by what they are.
+/// The tensors of a module by role.
 pub(super) type Slots = BTreeMap<Slot, Factor>;
 
-/// Makes a module of its tensors.
+/// Makes a module from its tensors.
 pub(super) fn assemble(
     name: String,
     place: Place,
@@ -27,7 +27,7 @@ pub(super) fn assemble(
     Ok(module)
 }
 
-/// Takes from `slots` all that belongs together. What is left over, or does not fit, is a fault.
+/// Takes matching tensors out of `slots`. Tensors that are left over or do not fit are faults.
 fn fill(
     module: &mut Module,
     slots: &mut Slots,
@@ -52,7 +52,7 @@ fn fill(
     if let (None, None, Some(config)) = (alpha, fixed, hints.peft(module.place)) {
         let ranked = [Slot::Down, Slot::HadaW1B, Slot::LokrW2B, Slot::LokrW1B];
         let rank = ranked.iter().find_map(|slot| slots.get(slot)).map(Factor::rows);
-        // An empty factor is a fault of its own.
+        // An empty factor has its own fault.
         match config.scale(&module.path, rank.filter(|rank| *rank > 0)) {
             Ok(scale) => fixed = Some(scale),
             Err(why) => return Ok(Err(Fault::Unsupported(why))),
@@ -107,7 +107,7 @@ fn fill(
     );
     match lokr {
         (Ok(Some(w1)), Ok(Some(w2))) => {
-            // Nothing is divided by a rank where nothing has one; LyCORIS then stores alpha all the same.
+            // Without a rank there is no division; LyCORIS stores alpha all the same.
             let scale = w2.rank().or(w1.rank()).map_or(fixed.unwrap_or(1.0), scale);
             module.weight.push(Change::Lokr { w1, w2, scale });
         }
@@ -135,7 +135,7 @@ fn fill(
     }
     if let Some(blocks) = take(Slot::OftBlocks) {
         if !matches!(*blocks.shape, [_, m, n] if m == n) {
-            // LyCORIS turns the last dimension of the weight by BOFT, ComfyUI the first: not settled.
+            // LyCORIS applies BOFT to the last dimension of the weight, ComfyUI to the first: not settled.
             let what = if blocks.shape.len() == 4 { "BOFT" } else { "OFT with blocks that are not square" };
             return Ok(Err(Fault::Unsupported(what.into())));
         }
@@ -170,8 +170,8 @@ impl Change {
     }
 }
 
-/// Tells today's factors of GLoRA, `a1 [in, r]`, `a2 [r, in]`, `b1 [out, r]`, `b2 [r, in]`, from those of the first
-/// LyCORIS, where the names were exchanged within a pair. Where both readings fit (r = in = out) it is today's.
+/// Tells the current factors of GLoRA, `a1 [in, r]`, `a2 [r, in]`, `b1 [out, r]`, `b2 [r, in]`, from those of the first
+/// LyCORIS, which swapped the names within each pair. Where both readings fit (r = in = out), the current one counts.
 fn glora(a1: Factor, a2: Factor, b1: Factor, b2: Factor) -> Result<(Change, usize), String> {
     let equal = |sizes: [usize; 4]| sizes.iter().all(|n| *n == sizes[0]).then_some(sizes[0]);
     let today = equal([a1.columns(), a2.rows(), b1.columns(), b2.rows()])
@@ -185,7 +185,7 @@ fn glora(a1: Factor, a2: Factor, b1: Factor, b2: Factor) -> Result<(Change, usiz
     Ok((Change::Glora { a1, a2, b1, b2, first: today.is_none(), scale: 1.0 }, rank))
 }
 
-/// What is left, what is empty, and what does not fit together.
+/// Reports tensors that are left over, empty, or do not fit together.
 fn check(module: &Module, left: &Slots) -> Result<(), Fault> {
     if let Some(factor) = left.values().next() {
         return Err(Fault::Incomplete(format!("nothing belongs to {:?}", factor.key)));

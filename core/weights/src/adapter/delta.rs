@@ -1,4 +1,4 @@
-//! What one module does to one tensor, and the steps that this takes.
+//! The change that one module makes to one tensor, and its steps.
 
 use super::{
     DoraRule,
@@ -11,26 +11,26 @@ use ndarray::{Array2, Array3, ArrayView3, Axis, linalg::general_mat_mul};
 use sdrun_abi::{Error, Result};
 use std::{iter::repeat_n, sync::Arc};
 
-/// A change of one tensor of a component by one module of an adapter. Small: it refers to the adapter's file.
+/// A change of one tensor of a component by one module of an adapter. It is small: its factors stay in the adapter's file.
 #[derive(Clone, Debug)]
 pub struct Delta {
     pub(super) source: Arc<SafetensorsWeights>,
     pub(super) module: Arc<Module>,
-    /// To the bias instead of the weight.
+    /// Whether it changes the bias instead of the weight.
     pub(super) of_bias: bool,
-    /// The rows of the module's tensor that this tensor is made of.
+    /// The rows of the module's tensor that make up this tensor.
     pub(super) rows: Vec<Run>,
-    /// How DoRA's magnitudes are applied, whatever the module's spelling.
+    /// Overrides the rule for DoRA that follows from the module's spelling.
     pub(super) dora: Option<DoraRule>,
 }
 
 impl Delta {
-    /// The module, as the file spells it.
+    /// The module's name in the file.
     pub fn module(&self) -> &str {
         &self.module.name
     }
 
-    /// What it is; of several, the first.
+    /// Its kind; of several, the first.
     pub fn kind(&self) -> Kind {
         match self.module.weight.first() {
             Some(change) if !self.of_bias => change.kind(),
@@ -38,8 +38,8 @@ impl Delta {
         }
     }
 
-    /// Whether its strength-weighted changes are simply added. All others depend on the weight as the changes before
-    /// them left it, so their order matters.
+    /// Whether it only adds to the weight. Other changes depend on the weight that earlier changes left, so their order
+    /// matters.
     pub fn is_additive(&self) -> bool {
         self.of_bias
             || (self.module.magnitude.is_none()
@@ -61,7 +61,7 @@ impl Delta {
             return Ok(ops);
         }
         let rule = self.dora();
-        // ComfyUI decomposes the weight with its whole change, and mixes that with the weight as it was.
+        // ComfyUI decomposes the weight with its whole change, then blends the result with the old weight.
         let inner = if rule == Some(DoraRule::ComfyUi) { 1.0 } else { strength };
         for change in &self.module.weight {
             tensor.steps(change, inner, &mut ops)?;
@@ -89,15 +89,15 @@ impl Delta {
         Ok(ops)
     }
 
-    /// How DoRA's magnitudes are applied, where there are some.
+    /// The rule for DoRA's magnitudes, if it has any.
     pub fn dora(&self) -> Option<DoraRule> {
         let (_, spelling) = self.module.magnitude.as_ref().filter(|_| !self.of_bias)?;
         Some(self.dora.unwrap_or(*spelling))
     }
 }
 
-/// Whether DoRA's magnitudes are norms of rows. PEFT's always are, also where they have shape `[1, out, 1, 1]`;
-/// LyCORIS has `[out, 1…]` for those (`wd_on_out`) and `[1, in, 1…]` for norms over all outputs.
+/// Whether DoRA's magnitudes are norms of rows. PEFT's always are, even of shape `[1, out, 1, 1]`. LyCORIS stores norms of
+/// rows as `[out, 1…]` (`wd_on_out`) and norms over all outputs as `[1, in, 1…]`.
 pub(super) fn is_per_output(magnitude: &Factor, spelling: DoraRule, outputs: Option<usize>) -> bool {
     spelling == DoraRule::Peft || (Some(magnitude.rows()) == outputs && outputs == Some(magnitude.elements()))
 }
@@ -201,7 +201,7 @@ impl<'a> Tensor<'a> {
             Change::Glora { a1, a2, b1, b2, first, scale } => {
                 let ((a1, a2), (b1, b2)) = if *first { ((a2, a1), (b2, b1)) } else { ((a1, a2), (b1, b2)) };
                 let scale = times(strength, *scale);
-                // The product with the weight first: it is with the weight as it was.
+                // The product with the weight comes first: it takes the old weight.
                 let (a1, a2) = (self.matrix(a1)?, self.matrix(a2)?);
                 ops.push(Op::Inputs { a1, a2, kernel: self.kernel, scale });
                 let product = LowRank::new(&self.gathered(b1)?, &self.matrix(b2)?)?;
@@ -228,7 +228,7 @@ impl<'a> Tensor<'a> {
                 ops.push(Op::Rotate { blocks: rotations });
                 if let Some(rescale) = rescale {
                     let mut factors = self.values(rescale)?;
-                    // Blended with the strength like the rotation, so that a small strength is a small change.
+                    // Blended by strength, as the rotation is, so that a small strength makes a small change.
                     factors.iter_mut().for_each(|f| *f = 1.0 + strength * (*f - 1.0));
                     ops.push(Op::ScaleRows { factors });
                 }
@@ -242,7 +242,7 @@ impl<'a> Tensor<'a> {
         Ok(())
     }
 
-    /// That no step reads or writes beside the tensor, whatever shape the caller named.
+    /// Checks that no step reads or writes outside the tensor, whatever shape the caller named.
     fn check(&self, ops: &[Op]) -> Result<()> {
         let whole = |product: &LowRank| product.rows() == self.rows && product.columns() == self.columns;
         let fits = |op: &Op| match op {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use std::fmt;
 
-/// How DoRA's magnitudes `m` and a strength `s` make the changed weight `W'` of the weight `W` and its change `ΔW`.
+/// How the changed weight `W'` follows from the weight `W`, its change `ΔW`, DoRA's magnitudes `m` and the strength `s`.
 ///
 /// `‖·‖` are norms of rows (one magnitude for each output) or of inputs over all outputs (one for each input).
 ///

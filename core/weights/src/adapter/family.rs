@@ -1,13 +1,13 @@
-//! Which architecture an adapter was made for. For messages only: what applies is decided by names and shapes. SD 3.5
-//! passes for SD 3, whose adapters are named and shaped alike.
+//! Which architecture an adapter was made for. Only messages use it: names and shapes decide what applies. SD 3.5 counts as
+//! SD 3, since adapters of both have the same names and shapes.
 
 use crate::checkpoint::Family;
 use std::collections::BTreeMap;
 
-/// By modules: name in any spelling, width of the input, and whether it belongs to a text encoder.
+/// Identifies it by modules: name in any spelling, width of the input, and whether it belongs to a text encoder.
 ///
 /// The width of the cross-attention's input is that of the text encoders: 768 in SD 1, 1024 in SD 2, 2048 in
-/// SDXL. The transformers are told by their blocks' names, where they share one by their width.
+/// SDXL. Transformers differ in the names of their blocks, or else in width.
 pub(super) fn guess<'a>(modules: impl IntoIterator<Item = (&'a str, Option<usize>, bool)>) -> Option<Family> {
     let (mut by_blocks, mut by_cross, mut by_text) = (None, None, None);
     for (name, width, is_text) in modules {
@@ -41,7 +41,7 @@ pub(super) fn guess<'a>(modules: impl IntoIterator<Item = (&'a str, Option<usize
     by_blocks.or(by_cross).or(by_text)
 }
 
-/// By what trainers write: kohya's `ss_base_model_version`, ModelSpec's `modelspec.architecture`.
+/// Identifies it by metadata that trainers write: kohya's `ss_base_model_version`, ModelSpec's `modelspec.architecture`.
 pub(super) fn of_metadata(metadata: &BTreeMap<String, String>) -> Option<Family> {
     let text =
         ["ss_base_model_version", "modelspec.architecture"].iter().find_map(|key| metadata.get(*key))?;

@@ -1,8 +1,7 @@
 //! The grammar of adapter keys: `place module suffix`.
 //!
-//! A key is taken apart at its dots, once, from both ends; nothing is ever replaced within a name. What the module
-//! of an underscored (kohya) key is called in the network is not decided here: only the network's own list of
-//! modules can tell ([`super::Target`]).
+//! A key is split at its dots once, from both ends. Nothing is replaced within a name. The module behind an underscored
+//! (kohya) key is not decided here: only the network's own list of modules tells ([`super::Target`]).
 
 /// The part of a pipeline that a key says it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -11,13 +10,13 @@ pub enum Place {
     Denoiser,
     /// A text encoder by its number, from 1; CLIP-G is number 2.
     TextEncoder(u8),
-    /// T5, whichever number it has.
+    /// T5, whatever its number.
     T5,
     /// The key does not say.
     Unsaid,
 }
 
-/// What a tensor is within its module.
+/// A tensor's role within its module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Slot {
     Up,
@@ -55,18 +54,18 @@ pub(crate) enum Slot {
     OnInput,
     OftBlocks,
     Rescale,
-    /// Known, and not supported: its name.
+    /// A known role that is not supported, by name.
     Unsupported(&'static str),
 }
 
-/// A key, taken apart.
+/// A parsed key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) place: Place,
     /// Path of the module, without prefix.
     pub(crate) path: Path,
     pub(crate) slot: Slot,
-    /// How many bytes of the key come before its suffix.
+    /// Bytes of the key before its suffix.
     pub(crate) name_len: usize,
 }
 
@@ -92,7 +91,7 @@ impl Path {
     }
 }
 
-/// Last parts that are the whole suffix.
+/// Last parts that make up the whole suffix.
 const BARE: &[(&str, Slot)] = &[
     ("alpha", Slot::Alpha),
     ("scale", Slot::Scale),
@@ -153,7 +152,7 @@ fn find(table: &[(&str, Slot)], part: &str) -> Option<Slot> {
     table.iter().find(|(name, _)| *name == part).map(|(_, slot)| *slot)
 }
 
-/// Takes a key apart; `None` where its suffix is none of an adapter.
+/// Parses a key; `None` where its suffix is not an adapter's.
 pub(crate) fn parse(key: &str) -> Option<Key> {
     let parts: Vec<&str> = key.split('.').collect();
     let (slot, module) = suffix(&parts)?;
@@ -162,13 +161,12 @@ pub(crate) fn parse(key: &str) -> Option<Key> {
     Some(Key { place, path, slot, name_len })
 }
 
-/// A tensor that stands in an adapter's file though it is no factor of one: where it belongs, or `None` where nothing it
-/// says can change a weight. Other programs put it in place of the model's own tensor (PEFT's `modules_to_save` and biases,
-/// norms beside Flux' control LoRAs).
+/// Where a tensor belongs that is in an adapter's file but is no factor of it; `None` where it cannot change a weight. Other
+/// programs put it in place of the model's own tensor (PEFT's `modules_to_save` and biases, norms of Flux control LoRAs).
 pub(crate) fn stray(key: &str) -> Option<(Place, Path)> {
     let parts: Vec<&str> = key.split('.').collect();
-    // A1111 bundles the embeddings that go with an adapter; `position_ids` are constants of CLIP, `logit_scale` is used in
-    // its training only.
+    // A1111 bundles embeddings with an adapter; `position_ids` are constants of CLIP, and only its training uses
+    // `logit_scale`.
     let harmless = parts.first() == Some(&"bundle_emb")
         || matches!(parts.last(), Some(&("position_ids" | "logit_scale" | "num_batches_tracked")));
     if harmless {
@@ -187,7 +185,7 @@ pub(crate) fn stray(key: &str) -> Option<(Place, Path)> {
     Some(locate(module).unwrap_or_else(|| (Place::Unsaid, Path::Dotted(key.into()))))
 }
 
-/// The slot at the end of a key and the parts before it.
+/// Splits the slot off the end of a key.
 fn suffix<'k, 'p>(parts: &'p [&'k str]) -> Option<(Slot, &'p [&'k str])> {
     let (last, rest) = parts.split_last()?;
     if let Some(slot) = find(BARE, last).or_else(|| find(FACTORS, last)) {
@@ -214,7 +212,7 @@ fn suffix<'k, 'p>(parts: &'p [&'k str]) -> Option<(Slot, &'p [&'k str])> {
         (_, factor, _) if find(FACTORS, factor).is_some() && !matches!(*last, "weight" | "bias") => {
             find(FACTORS, factor).map(|slot| (slot, module))
         }
-        // LyCORIS' IA3 and biases; only kohya's names leave no doubt that these are no weights of a network.
+        // LyCORIS' IA3 and biases. Only in kohya's names are these certainly no weights of a network.
         ("weight", ..) if is_kohya(rest) => Some((Slot::Ia3, rest)),
         ("bias", ..) if is_kohya(rest) => Some((Slot::DiffBias, rest)),
         _ => None,
@@ -227,7 +225,7 @@ fn attached_lora(part: &str) -> Option<(&str, Option<u8>)> {
     part.strip_suffix("_lora").map(|name| (name, None)).or(numbered("1", 1)).or(numbered("2", 2))
 }
 
-/// Prefixes of underscored names, longer ones before those they begin with.
+/// Prefixes of underscored names, the longer of two that match first.
 const FLAT_PREFIXES: &[(&str, Place)] = &[
     ("lora_unet", Place::Denoiser),
     ("lora_transformer", Place::Denoiser),
@@ -268,7 +266,7 @@ fn locate(module: &[&str]) -> Option<(Place, Path)> {
     Some((place, Path::Dotted(normal(path).join("."))))
 }
 
-/// Strips what dotted names put before the path in the network.
+/// Strips the prefix of a dotted name before the path in the network.
 fn dotted_prefix<'k, 'p>(mut path: &'p [&'k str]) -> (Place, &'p [&'k str]) {
     let mut place = Place::Unsaid;
     loop {
@@ -285,7 +283,7 @@ fn dotted_prefix<'k, 'p>(mut path: &'p [&'k str]) -> (Place, &'p [&'k str]) {
             (Place::Unsaid, ["clip_l" | "clip_h", rest @ ..]) => (Place::TextEncoder(1), rest),
             (Place::Unsaid, ["clip_g", rest @ ..]) => (Place::TextEncoder(2), rest),
             (Place::Unsaid, ["t5xxl" | "t5", rest @ ..]) => (Place::T5, rest),
-            // ComfyUI wraps its text encoders once more; OpenCLIP's own `transformer.resblocks` stays.
+            // ComfyUI wraps its text encoders once more. OpenCLIP's own `transformer.resblocks` stays.
             (Place::TextEncoder(_) | Place::T5, ["transformer", rest @ ..])
                 if rest.first() != Some(&"resblocks") =>
             {
@@ -296,7 +294,7 @@ fn dotted_prefix<'k, 'p>(mut path: &'p [&'k str]) -> (Place, &'p [&'k str]) {
     }
 }
 
-/// The path with the wrappers of older spellings taken out.
+/// Removes the wrappers of older spellings from a path.
 fn normal<'k>(path: &[&'k str]) -> Vec<&'k str> {
     let Some((name, number, before)) =
         path.split_last().and_then(|(last, before)| attached_lora(last).map(|(n, i)| (n, i, before)))
@@ -311,7 +309,7 @@ fn normal<'k>(path: &[&'k str]) -> Vec<&'k str> {
         (["double_blocks", _], "qkv" | "proj", Some(2)) => place(&["txt_attn", name]),
         (["single_blocks", _], "qkv", _) => place(&["linear1", "qkv"]),
         (["single_blocks", _], "proj", _) => place(&["linear2"]),
-        // The first diffusers named a text encoder's projections like a UNet's.
+        // Early diffusers named a text encoder's projections like a UNet's.
         ([.., "self_attn"], "to_q", None) => place(&["q_proj"]),
         ([.., "self_attn"], "to_k", None) => place(&["k_proj"]),
         ([.., "self_attn"], "to_v", None) => place(&["v_proj"]),

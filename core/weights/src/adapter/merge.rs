@@ -1,4 +1,4 @@
-//! Changing weights: `W' = W + Σ strength · ΔW`, in f32, cast once.
+//! Applies changes to weights: `W' = W + Σ strength · ΔW`, in f32, cast once.
 
 use super::{
     delta::Delta,
@@ -15,31 +15,30 @@ use rayon::prelude::*;
 use sdrun_abi::{DType, Error, ErrorCode, Result};
 use std::ops::Range;
 
-/// Elements of a block of whole rows: in f32, it stays in the second-level cache.
+/// Elements of a block of whole rows. In f32, a block fits the second-level cache.
 const BLOCK_ELEMENTS: usize = 1 << 17;
 
-/// Rows of such a block at least, though it then may leave that cache: a matrix product is slow on fewer.
+/// Least rows of such a block, even if it then exceeds that cache: a matrix product is slow on fewer.
 const BLOCK_ROWS: usize = 32;
 
-/// Bytes of the pristine tensor that are copied into the cache at a time, and the rows of it at least: four are multiplied
-/// at once.
+/// Bytes of the pristine tensor that are copied into the cache at a time, and the least rows of it: four are multiplied at
+/// once.
 const STAGED: usize = 1 << 19;
 const FEWEST_ROWS: usize = 8;
 
-/// Columns of rows that become columns of a transpose that are copied into the cache at a time.
+/// Columns that are copied into the cache at a time when a transpose is written.
 const MOST_COLUMNS: usize = 4096;
 
-/// Rows of a tile that are worked on at a time: with the factors and what is written they stay in the first-level cache.
+/// Rows of a tile processed at a time: with the factors and the output they fit the first-level cache.
 const STRIP: usize = 16;
 
-/// Bytes copied at a time where nothing changes.
+/// Bytes copied at a time where there is no change.
 const COPY: usize = 1 << 20;
 
-/// The changes of one tensor, with all factors at hand in f32: makes any rows of the changed tensor from the same
-/// rows of the pristine one.
+/// The changes of one tensor, with all factors loaded as f32. Computes any rows of the changed tensor from the same rows of
+/// the pristine one.
 ///
-/// Every kind of delta works on the tensor as the deltas before it left it. Additive ones may come in any order
-/// without changing more than rounding; [`Kind::Glora`](super::Kind::Glora), [`Kind::Ia3`](super::Kind::Ia3),
+/// Each delta applies to the result of the deltas before it. The order of additive ones affects only rounding; [`Kind::Glora`](super::Kind::Glora), [`Kind::Ia3`](super::Kind::Ia3),
 /// [`Kind::Oft`](super::Kind::Oft) and DoRA do not commute.
 ///
 /// DoRA follows one of two rules, see [`DoraRule`](super::DoraRule).
@@ -50,8 +49,8 @@ pub struct Merge {
 }
 
 impl Merge {
-    /// The deltas of a tensor of this shape with their strengths, in the user's order. What has strength 0 is left
-    /// out: it leaves every bit as it is.
+    /// The deltas of a tensor of this shape with their strengths, in the user's order. Deltas of strength 0 are skipped, so
+    /// they change no bit.
     ///
     /// `InvalidArgument` where a strength is not finite or a delta belongs to a tensor of another shape.
     pub fn new(shape: &[usize], deltas: &[(&Delta, f32)]) -> Result<Self> {
@@ -67,12 +66,12 @@ impl Merge {
         Ok(Merge { shape: shape.to_vec(), ops })
     }
 
-    /// Whether the tensor stays what it is.
+    /// Whether the tensor stays unchanged.
     pub fn is_identity(&self) -> bool {
         self.ops.is_empty()
     }
 
-    /// Whether rows can be made without the others.
+    /// Whether rows can be computed independently.
     pub fn is_row_local(&self) -> bool {
         self.extent() < Extent::Whole
     }
@@ -87,7 +86,7 @@ impl Merge {
         (rows, product(self.shape.get(1..).unwrap_or_default()))
     }
 
-    /// Makes rows `rows` of the changed tensor, `out`, from the same rows of the pristine one, `base`: contiguous,
+    /// Computes rows `rows` of the changed tensor, `out`, from the same rows of the pristine one, `base`: contiguous,
     /// little-endian, f32, f16, bf16 or f64 each. In parallel, in blocks that fit a core's cache; rounds once.
     ///
     /// `InvalidArgument` where lengths or rows do not fit; `FailedPrecondition` for less than all rows where
@@ -145,7 +144,7 @@ impl Merge {
         }
         let size = to.size();
         let base = Base { dtype: from, bytes: base, top: 0, left: 0, stride: columns };
-        // Each task reads whole rows, behind one another, and writes the columns that they become.
+        // Each task reads consecutive rows and writes the columns they become.
         let bands = simd::bands(out, rows * size, TILE * size);
         bands.into_par_iter().enumerate().try_for_each_init(Scratch::default, |scratch, (task, mut band)| {
             let Scratch { staged, values, straight, turned } = scratch;
@@ -156,7 +155,7 @@ impl Merge {
                 let base = base.staged(&Place { rows: high.clone(), columns: all.clone() }, staged);
                 for left in all.clone().step_by(TILE) {
                     let wide = left..all.end.min(left + TILE);
-                    // They arrive while they are computed.
+                    // They arrive during the computation.
                     wide.clone().for_each(|column| band.fetch(column));
                     for top in high.clone().step_by(STRIP) {
                         let rows = top..high.end.min(top + STRIP);
@@ -174,7 +173,7 @@ impl Merge {
         })
     }
 
-    /// Checks sizes and types. Whether there is nothing to compute.
+    /// Checks sizes and types. Returns whether there is nothing to compute.
     fn is_copy(&self, rows: &Range<usize>, base: (DType, &[u8]), out: (DType, &[u8])) -> Result<bool> {
         let ((from, base), (to, out)) = (base, out);
         let (all, columns) = self.dimensions();
@@ -203,7 +202,7 @@ impl Merge {
         Ok(false)
     }
 
-    /// Makes a block of the changed tensor, in rows that begin `stride` elements apart.
+    /// Computes a block of the changed tensor whose rows begin `stride` elements apart.
     fn block(
         &self,
         place: &Place,
@@ -213,7 +212,7 @@ impl Merge {
         out: &mut [u8],
         stride: usize,
     ) -> Result<()> {
-        // Most LoRAs, with most checkpoints. What does not end well there is told below.
+        // The fast path of most LoRAs on most checkpoints. The slow path below reports values out of range.
         if let [Op::LowRank { product, scale }] = &*self.ops
             && let Some(half) = half_of(to).filter(|_| to == base.dtype)
             && product.merge_halves(
@@ -236,7 +235,7 @@ impl Merge {
     }
 }
 
-/// Memory of a thread.
+/// Scratch memory of a thread.
 #[derive(Default)]
 struct Scratch {
     staged: Vec<u8>,
@@ -252,13 +251,13 @@ struct Place {
 }
 
 impl Place {
-    /// Values from one row to the next where the block lies by itself.
+    /// Values from one row to the next in a block of its own memory.
     fn values_stride(&self) -> usize {
         self.columns.len().next_multiple_of(simd::PANEL)
     }
 }
 
-/// The pristine tensor, or the part of it that begins at row `top` and column `left`, with rows `stride` elements apart.
+/// The pristine tensor, or the part from row `top` and column `left` on, with rows `stride` elements apart.
 #[derive(Clone, Copy)]
 struct Base<'a> {
     dtype: DType,
@@ -269,7 +268,7 @@ struct Base<'a> {
 }
 
 impl Base<'_> {
-    /// Where a block begins, in bytes.
+    /// Offset of a block in bytes.
     fn offset(&self, place: &Place) -> usize {
         ((place.rows.start - self.top) * self.stride + place.columns.start - self.left) * self.dtype.size()
     }
@@ -281,8 +280,8 @@ impl Base<'_> {
         self.bytes[start..].chunks(self.stride * size).take(place.rows.len()).map(move |row| &row[..length])
     }
 
-    /// A block, copied: line after line, which is how memory is read fastest. What is worked on in tiles afterwards lies
-    /// in the cache, and in few pages.
+    /// Copies a block line by line, the fastest way to read memory. The tiles processed afterwards are then in the cache, on
+    /// few pages.
     fn staged<'b>(&self, place: &Place, scratch: &'b mut Vec<u8>) -> Base<'b> {
         scratch.clear();
         self.rows(place).for_each(|row| scratch.extend_from_slice(row));
@@ -317,7 +316,7 @@ fn store(values: &[f32], place: &Place, to: DType, out: &mut [u8], stride: usize
         if simd::narrow(half, values, out, block) {
             return Ok(());
         }
-        // Infinities and NaNs that were there before may pass.
+        // Infinities and NaNs of the pristine tensor may pass.
         let limit = overflow_limit(to);
         let written = values.chunks(from_stride).flat_map(|line| &line[..columns]);
         return match written.copied().find(|v| v.is_finite() && v.abs() >= limit) {

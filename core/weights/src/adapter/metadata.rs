@@ -1,5 +1,4 @@
-//! What an adapter's `__metadata__` and PEFT's `adapter_config.json` say. Shapes decide wherever they can; this is for what
-//! tensors cannot say.
+//! Facts from an adapter's `__metadata__` and PEFT's `adapter_config.json`, for what shapes do not tell.
 
 use super::{key::Place, peft::Config};
 use sdrun_abi::{Error, Result};
@@ -12,9 +11,9 @@ use std::{
 
 /// PEFT's name for its configuration.
 const CONFIG: &str = "adapter_config.json";
-/// The files PEFT and diffusers save an adapter in, in a folder.
+/// Files in a folder that PEFT and diffusers save adapters to.
 const FILES: [&str; 2] = ["adapter_model.safetensors", "pytorch_lora_weights.safetensors"];
-/// The most bytes of a configuration.
+/// Largest size of a configuration in bytes.
 const MOST: u64 = 1 << 20;
 
 /// Hints for the arithmetic.
@@ -22,14 +21,14 @@ const MOST: u64 = 1 << 20;
 pub(super) struct Hints {
     /// LyCORIS' `rs_lora`, for the whole file.
     rank_stabilized: bool,
-    /// PEFT's configurations by component, as diffusers stores them (`unet`, `transformer`, `text_encoder`, …). The one of
-    /// `adapter_config.json` is for all others, and has no name.
+    /// PEFT's configurations by component, as diffusers stores them (`unet`, `transformer`, `text_encoder`, …). That of
+    /// `adapter_config.json` has no name and serves all others.
     peft: BTreeMap<String, Config>,
 }
 
-/// The file of an adapter that is given as a folder, and PEFT's configuration of a file or folder, where there is one.
+/// Finds the adapter file of a folder, and PEFT's configuration of a file or folder if there is one.
 ///
-/// A configuration beside a file is its own where PEFT named the file, or where no other safetensors file is there.
+/// A configuration beside a file belongs to it if PEFT named the file, or if there is no other safetensors file.
 pub(super) fn locate(path: &Path) -> Result<(PathBuf, Option<PathBuf>)> {
     let (folder, file) = if path.is_dir() {
         let file = FILES.iter().map(|name| path.join(name)).find(|file| file.exists());
@@ -67,7 +66,7 @@ fn read(config: &Path) -> Result<Map<String, Value>> {
 }
 
 impl Hints {
-    /// Of a file with this metadata, and of the configuration that belongs to it.
+    /// Reads the metadata of a file and the configuration that belongs to it.
     pub(super) fn new(metadata: &BTreeMap<String, String>, config: Option<&Path>) -> Result<Self> {
         let arguments = metadata.get("ss_network_args").and_then(|text| serde_json::from_str(text).ok());
         let arguments: Map<String, Value> = arguments.unwrap_or_default();

@@ -4,14 +4,13 @@
 //! file ── key ──> modules ── target ──> deltas of tensors ── merge ──> changed weights
 //! ```
 //!
-//! 1. [`Adapter::open`] takes the file's keys apart (kohya, LyCORIS, PEFT, diffusers old and new, XLabs,
-//!    OneTrainer, ComfyUI) and puts the tensors of each module together to typed changes.
-//! 2. [`Adapter::resolve`] finds the modules in a [`Target`], the tensors of one component of a pipeline, and
-//!    says of every module what became of it ([`Report`]).
-//! 3. [`Merge`] makes the changed tensors from pristine ones: any rows, from any float type to any other, in one
-//!    pass, with f32 in between.
+//! 1. [`Adapter::open`] parses the file's keys (kohya, LyCORIS, PEFT, diffusers old and new, XLabs, OneTrainer, ComfyUI)
+//!    and assembles the tensors of each module into typed changes.
+//! 2. [`Adapter::resolve`] finds the modules in a [`Target`], the tensors of one component of a pipeline, and reports on
+//!    each module ([`Report`]).
+//! 3. [`Merge`] computes the changed tensors from pristine ones: any rows, between any float types, in one pass, in f32.
 //!
-//! Formulas are those of LyCORIS and PEFT; they stand with [`Kind`], [`Merge`], and where they are computed.
+//! Formulas follow LyCORIS and PEFT. [`Kind`], [`Merge`] and the code that computes them state them.
 
 mod assemble;
 mod delta;
@@ -36,7 +35,7 @@ pub(crate) use module::values;
 pub use resolve::{Applied, Reason, Report, Resolution, Skipped, check};
 pub use target::Target;
 
-use crate::{SafetensorsWeights, checkpoint::Family, identity};
+use crate::{SafetensorsWeights, checkpoint::Family, unique};
 use assemble::Slots;
 use half::{bf16, f16};
 use key::{Path as ModulePath, Slot};
@@ -53,18 +52,18 @@ use std::{
 /// An adapter file.
 #[derive(Clone, Debug)]
 pub struct Adapter {
-    /// Nothing else that was opened has it.
+    /// Unique among all opened adapters.
     id: u64,
     path: PathBuf,
     source: Arc<SafetensorsWeights>,
-    /// In the order of their places and names.
+    /// Sorted by place and name.
     modules: Vec<Arc<Module>>,
     dead_keys: Vec<String>,
 }
 
 impl Adapter {
-    /// Opens a safetensors file, or a folder that PEFT or diffusers saved. PEFT's `adapter_config.json` beside the file says
-    /// the factors of its changes.
+    /// Opens a safetensors file, or a folder that PEFT or diffusers saved. PEFT's `adapter_config.json` beside the file gives
+    /// its scale factors.
     ///
     /// Errors: those of [`SafetensorsWeights::open`] (pickles are refused); `InvalidArgument` where no key is an
     /// adapter's, or two keys contradict each other; `DataLoss` where a tensor has a NaN or an infinity;
@@ -120,21 +119,15 @@ impl Adapter {
                 .with_hint("checkpoints and embeddings are given in their own way"));
         }
         modules.extend(strays.into_iter().map(Arc::new));
-        Ok(Adapter {
-            id: identity::next(),
-            path: path.to_owned(),
-            source: Arc::new(source),
-            modules,
-            dead_keys,
-        })
+        Ok(Adapter { id: unique::id(), path: path.to_owned(), source: Arc::new(source), modules, dead_keys })
     }
 
-    /// A number of its own; clones share it.
+    /// A unique number; clones share it.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
 
-    /// The file.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -154,7 +147,7 @@ impl Adapter {
         self.modules.is_empty()
     }
 
-    /// The places its modules are for, and how many each has.
+    /// Counts its modules by place.
     pub fn places(&self) -> BTreeMap<Place, usize> {
         let mut places = BTreeMap::new();
         for module in &self.modules {
@@ -163,7 +156,7 @@ impl Adapter {
         places
     }
 
-    /// How many modules of each kind it has.
+    /// Counts its modules by kind.
     pub fn kinds(&self) -> BTreeMap<Kind, usize> {
         let mut kinds = BTreeMap::new();
         for change in self.modules.iter().flat_map(|module| &module.weight) {
@@ -172,13 +165,13 @@ impl Adapter {
         kinds
     }
 
-    /// Keys that change no weight: they repeat another, or are known not to matter (embeddings bundled with an adapter, CLIP's
+    /// Keys that change no weight: duplicates, and keys known not to matter (embeddings bundled with an adapter, CLIP's
     /// `position_ids` and `logit_scale`). All other keys belong to modules.
     pub fn dead_keys(&self) -> &[String] {
         &self.dead_keys
     }
 
-    /// The architecture it was made for: by names and widths, else by what its trainer wrote.
+    /// The architecture it was made for, by names and widths, or else by its trainer's metadata.
     pub fn family_guess(&self) -> Option<Family> {
         let modules = self.modules.iter().map(|module| {
             let width = module.weight.first().and_then(|c| c.shape().get(1).copied().flatten());
@@ -188,7 +181,7 @@ impl Adapter {
         family::guess(modules).or_else(|| family::of_metadata(self.metadata()))
     }
 
-    /// Finds every module in a component's tensors. DoRA follows the rule of the program whose spelling the file has.
+    /// Finds every module in a component's tensors. The file's spelling selects the rule for DoRA.
     pub fn resolve(&self, target: &Target) -> Resolution {
         self.resolve_with(target, None)
     }
@@ -204,10 +197,10 @@ fn is_equal(source: &SafetensorsWeights, one: &str, other: &str) -> Result<bool>
     Ok(one.dtype == other.dtype && one.shape == other.shape && one.data() == other.data())
 }
 
-/// `DataLoss` naming the first tensor with a value that is not finite: one of them makes every image black.
+/// Returns `DataLoss` that names the first tensor with a value that is not finite: one such value makes every image black.
 pub(crate) fn check_finite(source: &SafetensorsWeights) -> Result<()> {
     source.names().into_par_iter().try_for_each(|name| {
-        // A type we do not read matters only where it is used.
+        // An unsupported type matters only where the tensor is used.
         let Ok(weight) = source.get(name) else { return Ok(()) };
         let data = weight.data();
         let finite = match weight.dtype {

@@ -1,4 +1,4 @@
-//! Modules of an adapter: their tensors, and what these do to a weight.
+//! Modules of an adapter: their tensors and how these change a weight.
 
 use super::{
     DoraRule,
@@ -30,7 +30,7 @@ pub enum Kind {
     Ia3,
     /// `W' = R · W`, R block-diagonal and orthogonal (Qiu et al., 2023; LyCORIS).
     Oft,
-    /// A whole weight, bias, or norm to be added.
+    /// A whole weight, bias or norm that is added.
     Diff,
 }
 
@@ -58,18 +58,18 @@ pub(super) struct Factor {
 }
 
 impl Factor {
-    /// The first dimension; 1 of a scalar.
+    /// The first dimension; 1 for a scalar.
     pub(super) fn rows(&self) -> usize {
         self.shape.first().copied().unwrap_or(1)
     }
-    /// All dimensions but the first, as one. Saturates, since files can claim anything for empty tensors.
+    /// The product of all dimensions but the first. Saturates, since a file may state any shape for an empty tensor.
     pub(super) fn columns(&self) -> usize {
         product(self.shape.get(1..).unwrap_or_default())
     }
     pub(super) fn elements(&self) -> usize {
         product(&self.shape)
     }
-    /// The dimensions behind the second.
+    /// The dimensions after the second.
     fn kernel(&self) -> &[usize] {
         self.shape.get(2..).unwrap_or_default()
     }
@@ -79,7 +79,7 @@ impl Factor {
         values(source, &self.key)
     }
 
-    /// The only value, of any number type (trainers store `alpha` as they hold it).
+    /// The only value, of any number type: trainers store `alpha` in various types.
     pub(super) fn scalar(&self, source: &SafetensorsWeights) -> Result<Option<f64>> {
         if self.elements() != 1 {
             return Ok(None);
@@ -98,7 +98,7 @@ impl Factor {
     }
 }
 
-/// All values of a tensor, row-major. `Unimplemented` where it is no float of a kind that adapters come in.
+/// All values of a tensor, row-major. `Unimplemented` where its type is none of those that adapters use.
 pub(crate) fn values(source: &SafetensorsWeights, key: &str) -> Result<Vec<f32>> {
     let weight = source.get(key)?;
     if !is_convertible(weight.dtype) {
@@ -117,7 +117,7 @@ pub(super) fn product(shape: &[usize]) -> usize {
     shape.iter().fold(1, |n, d| n.saturating_mul(*d))
 }
 
-/// A matrix `[rows, columns]`: a factor, or a product of two, maybe with a core between them.
+/// A matrix `[rows, columns]`: a factor, or a product of two with or without a core between them.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Product {
     /// The factor itself, `[rows, …]`.
@@ -144,7 +144,7 @@ impl Product {
             Product::Tucker { core, a, b } => vec![core, a, b],
         }
     }
-    /// The rank, where there is one.
+    /// The rank, if it has one.
     pub(super) fn rank(&self) -> Option<usize> {
         match self {
             Product::Full(_) => None,
@@ -163,7 +163,7 @@ impl Product {
     }
 }
 
-/// What a module does to a weight.
+/// How a module changes a weight.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Change {
     /// `scale · up · down`; with `mid`, `scale · Σ_ij mid[i, j, k…] · up[out, i] · down[j, in]`.
@@ -196,7 +196,7 @@ impl Change {
         }
     }
 
-    /// The shape of the weight it was made for; what it cannot tell is `None`.
+    /// The shape of the weight it was made for; `None` for sizes it does not tell.
     pub(super) fn shape(&self) -> Vec<Option<usize>> {
         let known = |shape: Vec<usize>| shape.into_iter().map(Some).collect();
         match self {
@@ -240,7 +240,7 @@ impl Change {
         }
     }
 
-    /// Whether a row of the change needs only its own row of the weight, in any order and number of rows.
+    /// Whether each row of the change depends only on the same row of the weight.
     pub(super) fn is_row_local(&self) -> bool {
         !matches!(self, Change::Oft { .. })
     }
@@ -249,17 +249,17 @@ impl Change {
 /// A module of an adapter.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Module {
-    /// As the file spells it.
+    /// Its name in the file.
     pub(super) name: String,
     pub(super) place: Place,
     pub(super) path: Path,
-    /// To the weight, in this order.
+    /// Changes of the weight, in this order.
     pub(super) weight: Vec<Change>,
-    /// DoRA's magnitudes and the rule of the program that spells them so.
+    /// DoRA's magnitudes, and the rule that belongs to their spelling.
     pub(super) magnitude: Option<(Factor, DoraRule)>,
     /// Values added to the bias, and their factor.
     pub(super) bias: Vec<(Factor, f64)>,
-    /// Why it cannot be used.
+    /// Why it is unusable.
     pub(super) fault: Option<Fault>,
 }
 
@@ -272,7 +272,7 @@ impl Module {
     }
 }
 
-/// Why a module is of no use, whatever the network.
+/// Why a module is unusable on any network.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Fault {
     Incomplete(String),

@@ -1,14 +1,14 @@
-//! Orthogonal fine-tuning (Qiu et al., 2023), as LyCORIS' `DiagOFTModule` has it.
+//! Orthogonal fine-tuning (Qiu et al., 2023), as in LyCORIS' `DiagOFTModule`.
 
 use ndarray::Array2;
 use sdrun_abi::{Error, Result};
 
-/// What the blocks of rows of a weight are to be multiplied with, from the left.
+/// Returns the matrices that multiply the blocks of rows of a weight from the left.
 ///
-/// With `B` the stored blocks `[number, size, size]`: `Q = B − Bᵀ`; where `‖Q‖` over all blocks is above `constraint ·
-/// number · size` (a constraint of 0 is none), Q is scaled down to that; `R = (I + Q)(I − Q)⁻¹` (Cayley), which is
-/// orthogonal; at strength s it is `s·R + (1 − s)·I`. LyCORIS multiplies with the transpose of that. (ComfyUI takes
-/// the constraint as it is, without the number of outputs.)
+/// With `B` the stored blocks `[number, size, size]`: `Q = B − Bᵀ`. If `‖Q‖` over all blocks exceeds `constraint · number ·
+/// size`, Q is scaled down to that; a constraint of 0 means none. `R = (I + Q)(I − Q)⁻¹` (Cayley) is orthogonal. At strength
+/// s the result is `s·R + (1 − s)·I`. LyCORIS multiplies by its transpose. (ComfyUI uses the constraint without the number
+/// of outputs.)
 pub(super) fn rotations(
     values: &[f32],
     number: usize,

@@ -1,4 +1,4 @@
-//! The steps that a change of a weight consists of, on blocks of it in f32.
+//! The steps of a change, on blocks of a weight in f32.
 
 use crate::simd::{self, Half, PANEL, Panels};
 use ndarray::{Array2, ArrayViewMut2, Axis, ShapeBuilder, linalg::general_mat_mul, s};
@@ -17,20 +17,20 @@ pub(super) enum Op {
     Kronecker { w1: Array2<f32>, w2: Array2<f32>, rows: Vec<usize>, scale: f32 },
     /// `+ scale · values`.
     Add { values: Array2<f32>, scale: f32 },
-    /// Each row to the norm given for it.
+    /// Scales each row to its given norm.
     NormalizeRows { norms: Vec<f32> },
-    /// Each input (`kernel` columns of all rows) to the norm given for it.
+    /// Scales each input (`kernel` columns of all rows) to its given norm.
     NormalizeInputs { norms: Vec<f32>, kernel: usize },
     /// DoRA by ComfyUI's rule: `W + strength · (norm · (W + changes) / (n + ε) − W)`, where `n` is the norm of each row of
     /// `W`, or, with `inputs` columns for each input, the norm of each input of `W + changes`.
     Decompose { changes: Vec<Op>, norms: Vec<f32>, inputs: Option<usize>, strength: f32 },
-    /// Each row times its factor.
+    /// Multiplies each row by its factor.
     ScaleRows { factors: Vec<f32> },
-    /// Each column times its factor.
+    /// Multiplies each column by its factor.
     ScaleColumns { factors: Vec<f32> },
-    /// `+ scale · W · a1 [in, r] · a2 [r, in]` for every place of the kernel.
+    /// `+ scale · W · a1 [in, r] · a2 [r, in]` for every position of the kernel.
     Inputs { a1: Array2<f32>, a2: Array2<f32>, kernel: usize, scale: f32 },
-    /// Block i of rows becomes `blocks[i] ·` itself.
+    /// Multiplies block i of rows by `blocks[i]` from the left.
     Rotate { blocks: Vec<Array2<f32>> },
 }
 
@@ -42,7 +42,7 @@ pub(super) struct LowRank {
 }
 
 impl LowRank {
-    /// `InvalidArgument` where the inner dimensions differ, or there is nothing.
+    /// `InvalidArgument` where the inner dimensions differ or a factor is empty.
     pub(super) fn new(up: &Array2<f32>, down: &Array2<f32>) -> Result<Self> {
         let (rank, columns) = down.dim();
         if up.ncols() != rank || up.is_empty() || down.is_empty() {
@@ -71,7 +71,7 @@ impl LowRank {
         &self.up[rows.start * rank..rows.end * rank]
     }
 
-    /// Changes a tile, of one panel of columns, from halves to halves; see [`Panels::factors`].
+    /// Changes a tile of one panel of columns, from halves to halves; see [`Panels::factors`].
     pub(super) fn merge_halves(
         &self,
         half: Half,
@@ -94,7 +94,7 @@ impl LowRank {
     }
 }
 
-/// What of a weight a step needs at once.
+/// How much of a weight a step needs at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Extent {
     /// Any part.
@@ -105,8 +105,8 @@ pub(super) enum Extent {
     Whole,
 }
 
-/// A part of a weight, in f32. Its columns begin at a multiple of [`PANEL`], and so many are there that the last panel
-/// is whole; what is in the columns beyond those of the weight does not matter.
+/// A part of a weight in f32. Its columns begin at a multiple of [`PANEL`] and are padded to whole panels; the values of the
+/// padding do not matter.
 pub(super) struct Block<'a> {
     /// Row by row, `stride` apart.
     pub(super) values: &'a mut [f32],
@@ -123,7 +123,7 @@ impl Block<'_> {
 }
 
 impl Op {
-    /// What it needs.
+    /// How much of the weight it needs.
     pub(super) fn extent(&self) -> Extent {
         match self {
             Op::LowRank { .. }

@@ -6,7 +6,7 @@ use regex::Regex;
 use sdrun_abi::{Error, Result};
 use serde_json::{Map, Value};
 
-/// A kind of adapter that PEFT writes and we apply.
+/// A kind of adapter that PEFT writes and sdrun applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Type {
     Lora,
@@ -14,21 +14,21 @@ enum Type {
     Lokr,
 }
 
-/// What a configuration says about the arithmetic. `fan_in_fan_out` has no say: PEFT itself ignores it for the linear layers
-/// and convolutions of diffusion models. `bias` and `modules_to_save` show in the file's tensors.
+/// The arithmetic that a configuration states. `fan_in_fan_out` is ignored, as PEFT does for linear layers and convolutions
+/// of diffusion models. `bias` and `modules_to_save` show in the file's tensors.
 #[derive(Clone, Debug)]
 pub(super) struct Config {
     kind: Type,
     alpha: f64,
     rank: Option<f64>,
-    /// In the order of the file, which PEFT and diffusers sort by name.
+    /// In the file's order, which PEFT and diffusers sort by name.
     alphas: Vec<(Regex, f64)>,
     ranks: Vec<(Regex, f64)>,
     rank_stabilized: bool,
     dora: bool,
 }
 
-/// Options that change what an adapter does, in ways that are not known here.
+/// Options that change an adapter's arithmetic and are not supported.
 const REFUSED: [&str; 8] = [
     "use_qalora",
     "use_bdlora",
@@ -39,15 +39,14 @@ const REFUSED: [&str; 8] = [
     "arrow_config",
     "kasa_config",
 ];
-/// Initialisations that take the adapter's first values out of the model's weights, so that the adapter is none for the
-/// model as it is.
+/// Initialisations that subtract the adapter's first values from the model's weights, so that the adapter does not fit the
+/// original model.
 const CHANGING: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 
 impl Config {
-    /// Reads the fields whose names begin with `prefix`. `of` says in messages where they are.
+    /// Reads the fields whose names begin with `prefix`. `of` names their place in messages.
     ///
-    /// `Unimplemented` for kinds of adapters and options that cannot be applied, `InvalidArgument` for values that make no
-    /// sense.
+    /// `Unimplemented` for kinds of adapters and options that cannot be applied; `InvalidArgument` for invalid values.
     pub(super) fn new(fields: &Map<String, Value>, prefix: &str, of: &str) -> Result<Self> {
         let field = |name: &str| fields.get(&format!("{prefix}{name}")).filter(|value| !value.is_null());
         let invalid = |name: &str, value: &Value| Error::invalid(format!("{of}: {name} cannot be {value}"));
@@ -111,7 +110,7 @@ impl Config {
         })
     }
 
-    /// The factor of a module's change, with the rank its factors have. `Err` says why they do not fit.
+    /// The scale of a module's change, given the rank of its factors. `Err` says why they do not fit.
     pub(super) fn scale(&self, path: &Path, rank: Option<usize>) -> Result<f64, String> {
         let find = |patterns: &[(Regex, f64)]| {
             patterns.iter().find(|(pattern, _)| pattern.is_match(path.as_str())).map(|(_, number)| *number)
@@ -120,7 +119,7 @@ impl Config {
         let rank = rank.map(|rank| rank as f64);
         let configured = find(&self.ranks).or(self.rank).or(rank).unwrap_or(1.0);
         match rank {
-            // PEFT divides the alpha of LoKr by the configured rank also where its factors have none.
+            // PEFT divides the alpha of LoKr by the configured rank even where its factors have none.
             Some(rank) if self.kind != Type::Lokr && rank != configured => {
                 Err(format!("factors of rank {rank}, while the adapter's configuration says {configured}"))
             }

@@ -11,16 +11,16 @@ use sdrun_abi::{Error, Result};
 use serde::Serialize;
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-/// What an adapter does to a component.
+/// How an adapter changes a component.
 #[derive(Clone, Debug, Default)]
 pub struct Resolution {
-    /// By tensor: its changes, in the order in which they are to be applied.
+    /// The changes of each tensor, in the order they apply.
     pub deltas: BTreeMap<String, Vec<Delta>>,
-    /// What became of each module.
+    /// Reports on each module.
     pub report: Report,
 }
 
-/// What became of the modules of an adapter.
+/// Reports how the modules of an adapter were resolved.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     /// Modules that change tensors.
@@ -34,11 +34,11 @@ pub struct Report {
 /// A module that is applied.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Applied {
-    /// As the file spells it.
+    /// Its name in the file.
     pub module: String,
-    /// What it does to the weight; [`Kind::Diff`] where it has only a bias.
+    /// The kind of its change; [`Kind::Diff`] where it has only a bias.
     pub kind: Kind,
-    /// The rule by which the weight is renormalized, where it is (DoRA).
+    /// The rule for DoRA, if it has magnitudes.
     pub dora: Option<DoraRule>,
     /// The tensors it changes.
     pub tensors: Vec<String>,
@@ -47,9 +47,9 @@ pub struct Applied {
 /// A module that is not applied.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Skipped {
-    /// As the file spells it.
+    /// Its name in the file.
     pub module: String,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
 }
 
@@ -57,28 +57,28 @@ pub struct Skipped {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// It is for another component: no fault.
+    /// It belongs to another component, which is no fault.
     OtherComponent,
     /// The component has no module of this name.
     UnknownModule,
-    /// The component has two modules that this name can mean.
+    /// Two modules of the component match this name.
     AmbiguousName,
     /// It was made for a tensor of another shape.
     Shape {
         /// The tensor.
         tensor: String,
-        /// The shape it was made for; 0 for a size it does not tell.
+        /// The shape it was made for; 0 for unknown sizes.
         adapter: Vec<usize>,
         /// The tensor's shape.
         target: Vec<usize>,
     },
     /// It changes a bias, and the module has none.
     NoBias,
-    /// A part of it is missing: which.
+    /// The named part of it is missing.
     Incomplete(String),
     /// A tensor of it has no values.
     Empty(String),
-    /// It is known, and cannot be applied: what it is.
+    /// Its kind is known but not supported.
     Unsupported(String),
 }
 
@@ -128,7 +128,7 @@ pub(super) fn resolve(adapter: &Adapter, target: &Target, dora: Option<DoraRule>
     resolution
 }
 
-/// The tensors a module changes (and whether that is the bias), where it fits all of them.
+/// The tensors a module changes, and whether each is a bias, if the module fits all of them.
 fn sites<'t>(module: &Module, target: &'t Target) -> Result<Vec<(&'t Site, bool)>, Reason> {
     if !target.is_place(module.place) {
         return Err(Reason::OtherComponent);
@@ -165,7 +165,7 @@ fn sites<'t>(module: &Module, target: &'t Target) -> Result<Vec<(&'t Site, bool)
     Ok(sites)
 }
 
-/// Whether a name without a place is none of this component's business.
+/// Whether a name without a place belongs to another component.
 fn is_elsewhere(path: &Path, target: &Target) -> bool {
     let path = path.as_str();
     let is_text = ["text_model", "text_encoder", "te_"].iter().any(|prefix| path.starts_with(prefix));
@@ -223,12 +223,11 @@ fn shape(target: &Target, site: &Site, adapter: &[Option<usize>]) -> Reason {
     }
 }
 
-/// Modules named before the rest is only counted.
+/// Modules that messages name before they count the rest.
 const NAMED: usize = 3;
 
-/// Whether an adapter, resolved against the components of a pipeline, may be used: `InvalidArgument` where nothing of
-/// it applies, and, unless `lenient`, where a module cannot be applied for another reason than that its component
-/// is not among them.
+/// Checks an adapter that was resolved against the components of a pipeline. `InvalidArgument` where no module applies, and,
+/// unless `lenient`, where a module fails for any reason but that its component is not among them.
 pub fn check(adapter: &Adapter, resolved: &[(&Target, &Resolution)], lenient: bool) -> Result<()> {
     let applied: usize = resolved.iter().map(|(_, r)| r.report.applied.len()).sum();
     let faults: Vec<&Skipped> = resolved

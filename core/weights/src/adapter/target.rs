@@ -14,15 +14,15 @@ use std::collections::HashMap;
 
 /// The weights of one component, under every name that adapters have for their modules.
 ///
-/// Underscored names are ambiguous (`_` stands between the parts of a path and within them), so they are never
-/// parsed: the names known here are flattened, and looked up.
+/// Underscored names are ambiguous (`_` separates the parts of a path and also occurs within them), so they are never
+/// parsed: known names are flattened and looked up.
 #[derive(Clone, Debug)]
 pub struct Target {
     component: Component,
     tensors: Vec<(String, Vec<usize>)>,
     modules: Vec<Found>,
     dotted: HashMap<String, usize>,
-    /// `None`: two different modules have this name.
+    /// `None` where two different modules share the name.
     flat: HashMap<String, Option<usize>>,
     is_t5: bool,
 }
@@ -34,20 +34,20 @@ pub(super) struct Found {
     pub(super) bias: Option<Site>,
 }
 
-/// Where the rows of a module's tensor lie in the component's.
+/// Maps the rows of a module's tensor to the component's tensors.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Site {
     /// Shape of the module's tensor.
     pub(super) shape: Vec<usize>,
     pub(super) parts: Vec<Part>,
-    /// It is stored as its transpose.
+    /// Whether it is stored transposed.
     pub(super) transposed: bool,
 }
 
-/// A tensor of the component and the rows of the module's tensor it is made of.
+/// A tensor of the component and the rows of the module's tensor that make it up.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Part {
-    /// Number of the tensor.
+    /// Index of the tensor.
     pub(super) tensor: usize,
     pub(super) rows: Vec<Run>,
 }
@@ -60,7 +60,7 @@ pub(super) struct Run {
     pub(super) len: usize,
 }
 
-/// Whether a module's tensor is its weight.
+/// Whether a module's tensor is its weight or its bias.
 enum Role {
     Weight,
     Bias,
@@ -124,7 +124,7 @@ impl Target {
         target
     }
 
-    /// What the component is in its pipeline.
+    /// Which part of its pipeline the component is.
     pub fn component(&self) -> Component {
         self.component
     }
@@ -134,7 +134,7 @@ impl Target {
         &self.tensors
     }
 
-    /// The architecture, as far as names and widths tell.
+    /// The architecture, if names and widths tell it.
     pub fn family(&self) -> Option<Family> {
         if self.component != Component::Denoiser {
             // SD 1, SDXL, SD 3 and Flux share a text encoder.
@@ -158,11 +158,11 @@ impl Target {
             Role::Weight => &mut found.weight,
             Role::Bias => &mut found.bias,
         };
-        // The first wins: a name of diffusers over the same name in the original.
+        // The first wins: diffusers' name over the same name in the original.
         place.get_or_insert(site);
     }
 
-    /// Other names of the modules, and all names flattened.
+    /// Adds other names of the modules, and all names flattened.
     fn add_aliases(&mut self) {
         let is_text = self.is_text_encoder();
         let aliases: Vec<(String, usize)> = self
@@ -170,7 +170,7 @@ impl Target {
             .iter()
             .flat_map(|(name, number)| {
                 let output = name.strip_suffix(".to_out.0").map(|rest| format!("{rest}.to_out"));
-                // Transformers 4 has `text_model.` before a CLIP encoder's names, transformers 5 has not.
+                // transformers 4 puts `text_model.` before a CLIP encoder's names, transformers 5 does not.
                 let text = is_text.then(|| match name.strip_prefix("text_model.") {
                     Some(short) => short.to_owned(),
                     None => format!("text_model.{name}"),
@@ -201,7 +201,7 @@ impl Target {
         match (place, self.component) {
             (Place::Denoiser, Denoiser) | (Place::Unsaid, Denoiser | TextEncoder) => true,
             (Place::TextEncoder(1), TextEncoder) | (Place::TextEncoder(2), TextEncoder2) => true,
-            // kohya numbers T5 3 in Flux as well, where it is the second.
+            // kohya gives T5 the number 3 in Flux too, where it is the second.
             (Place::TextEncoder(3), TextEncoder2) => self.is_t5,
             (Place::TextEncoder(3), TextEncoder3) => true,
             (Place::T5, TextEncoder2 | TextEncoder3) => self.is_t5,
@@ -209,7 +209,7 @@ impl Target {
         }
     }
 
-    /// The module of this name; `Err` where the name fits two.
+    /// The module of this name; `Err` where two match.
     pub(super) fn find(&self, path: &Path) -> Result<Option<&Found>, ()> {
         let exact = match path {
             Path::Dotted(name) => self.dotted.get(name).copied(),
@@ -226,7 +226,7 @@ impl Target {
     }
 }
 
-/// The place of an original tensor's rows, where the component has any of them.
+/// Maps an original tensor's rows to the component, if it has any of them.
 fn site(pair: &KeyPair, tensors: &[(String, Vec<usize>)], numbers: &HashMap<&str, usize>) -> Option<Site> {
     let known: Vec<Option<usize>> = pair.diffusers.iter().map(|n| numbers.get(n.as_str()).copied()).collect();
     let (_, model) = known.iter().flatten().next().and_then(|n| tensors.get(*n))?;
@@ -260,8 +260,8 @@ fn site(pair: &KeyPair, tensors: &[(String, Vec<usize>)], numbers: &HashMap<&str
 }
 
 impl Site {
-    /// Whether a change for a weight of `shape` fits. Sizes that the change cannot tell are `None`; trailing ones do
-    /// not count (a 1x1 convolution is a linear layer), and a matrix may be a flattened convolution.
+    /// Whether a change for a weight of `shape` fits. Unknown sizes are `None`. Trailing ones do not count (a 1x1 convolution
+    /// is a linear layer), and a matrix may be a flattened convolution.
     pub(super) fn accepts(&self, shape: &[Option<usize>]) -> bool {
         let own = squeezed(&self.shape);
         let Some(known) = shape.iter().copied().collect::<Option<Vec<usize>>>() else {

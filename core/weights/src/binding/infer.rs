@@ -1,4 +1,4 @@
-//! The table by names and paths.
+//! Infers the table from names and paths.
 
 use super::{
     BoundTensor, ImportReport, Reason, Unbound, export, names,
@@ -12,7 +12,7 @@ use std::{
     path::Path,
 };
 
-/// What is known of one weight.
+/// What is known about one weight.
 pub(super) struct Finding {
     pub(super) name: String,
     pub(super) dtype: DType,
@@ -22,11 +22,11 @@ pub(super) struct Finding {
 }
 
 pub(super) enum State {
-    /// The state dict has it under this name.
+    /// It has this name in the state dict.
     Bound { tensor: BoundTensor, by_name: bool },
-    /// It is a weight, and nobody knows which.
+    /// It is an unknown weight.
     Unbound { reason: Reason, candidates: Vec<String> },
-    /// It is a number of the program.
+    /// It is a constant of the program.
     Literal,
 }
 
@@ -58,12 +58,12 @@ impl Finding {
 impl Binding {
     /// Recovers the table of any export from the names of its weights and nodes.
     ///
-    /// A weight whose name is one of a state dict is taken by it. Any other is named after the module whose node uses
-    /// it, if its layout differs from the state dict's: `/mid_block/attentions.0/to_q/MatMul` makes its matrix the
+    /// A weight with a name of a state dict keeps it. Any other is named after the module of the node that uses it, if its
+    /// layout differs from the state dict's: `/mid_block/attentions.0/to_q/MatMul` makes its matrix the
     /// transpose of `mid_block.attentions.0.to_q.weight`, `/conv_norm_out/Mul` makes `[C, 1, 1]` `conv_norm_out.weight`.
     /// `Constant` nodes, and nameless initializers that are float64 or only give a normalisation unit weights or zero
     /// biases, are literals.
-    /// Everything else, and what names or shapes make doubtful, is in the report and not in the table.
+    /// Everything else, and any doubtful name or shape, is in the report and not in the table.
     pub fn infer(graph: &Graph) -> (Binding, ImportReport) {
         let findings = findings(graph);
         conclude(findings, ImportReport::default())
@@ -78,7 +78,7 @@ impl Binding {
     }
 }
 
-/// What names and paths tell, in the graph's order, under the names of a state dict.
+/// Findings from names and paths, in the graph's order, under the names of a state dict.
 pub(super) fn findings(graph: &Graph) -> Vec<Finding> {
     let uses = Uses::new(graph);
     let mut findings: Vec<Finding> =
@@ -109,7 +109,7 @@ fn finding(uses: &Uses<'_>, of_it: &[Use<'_>], name: &str, weight: &WeightRef) -
         state: State::Literal,
     };
     let own_name = names::is_state_dict_name(name);
-    // Checkpoints hold no float64; programs compute tables in it.
+    // Checkpoints hold no float64, but programs compute tables in it.
     let computed = weight.dtype == DType::F64 || is_filled(weight) && uses.only_normalises(of_it);
     if names::is_program_constant(name) || !own_name && computed {
         return finding;
@@ -136,9 +136,9 @@ fn finding(uses: &Uses<'_>, of_it: &[Use<'_>], name: &str, weight: &WeightRef) -
             false if operand.source_shape == weight.shape => Transform::Identity,
             false => Transform::Reshape,
         };
-        // An exporter that only turned or reshaped a tensor had to give it another name; one that left it alone did not.
-        // So this one's values are not those of the checkpoint: batch normalisation was folded into it, or it never was
-        // a weight (the frequencies of an embedding).
+        // An exporter renames a tensor that it transposes or reshapes, and keeps the name of an unchanged one. So this one
+        // has other values than the checkpoint: batch normalisation was folded into it, or it never was a weight (the
+        // frequencies of an embedding).
         if transform == Transform::Identity || name.starts_with("onnx::Conv") {
             finding.unbind(Reason::Folded, vec![source]);
         } else {
@@ -152,14 +152,14 @@ fn finding(uses: &Uses<'_>, of_it: &[Use<'_>], name: &str, weight: &WeightRef) -
     finding
 }
 
-/// Whether all elements are one number. Values in other files are not read for that.
+/// Whether all elements are equal. Does not read external data.
 fn is_filled(weight: &WeightRef) -> bool {
     let size = weight.dtype.size();
     matches!(&weight.data, WeightData::Inline(data)
         if data.chunks_exact(size).all(|element| *element == data[..size]))
 }
 
-/// Several weights may be one tensor of the state dict only where they are equal: a module that is called twice.
+/// Several weights may be the same tensor of the state dict only if they are equal: a module that is called twice.
 fn one_weight_each(findings: &mut [Finding], values: &OnnxWeights) {
     let mut by_source: HashMap<String, Vec<usize>> = HashMap::new();
     for (index, finding) in findings.iter().enumerate() {
@@ -179,7 +179,7 @@ fn one_weight_each(findings: &mut [Finding], values: &OnnxWeights) {
         if indices.iter().all(|index| equal(indices[0], *index)) {
             continue;
         }
-        // A name is better than a path.
+        // A name counts more than a path.
         let is_named = |index: &&usize| matches!(findings[**index].state, State::Bound { by_name: true, .. });
         let doubtful: Vec<usize> = indices.iter().filter(|index| !is_named(index)).copied().collect();
         for index in doubtful {
@@ -213,7 +213,7 @@ fn equal_lengths(findings: &mut [Finding]) {
     }
 }
 
-/// The table and the report of what was found.
+/// The table and the report.
 pub(super) fn conclude(findings: Vec<Finding>, mut report: ImportReport) -> (Binding, ImportReport) {
     let mut binding = Binding::default();
     for Finding { name, dtype, shape, used_by, state } in findings {

@@ -1,8 +1,8 @@
 //! Which tensor of a checkpoint each weight of a graph is.
 //!
 //! An exporter keeps the state-dict names of most weights, but the matrices it transposes and the normalisation
-//! weights it reshapes come out as `onnx::MatMul_5647` or `val_28`; the numbers mean nothing. What is left is the
-//! path of the module in the names of the nodes that use them. A [`Binding`] is the table of names, transforms and
+//! weights it reshapes come out as `onnx::MatMul_5647` or `val_28`; the numbers mean nothing. Only the
+//! names of the nodes that use them still hold the module's path. A [`Binding`] is the table of names, transforms and
 //! shapes; it comes from one of three places:
 //!
 //! * [`Binding::from_map`]: a built-in model's weight map;
@@ -11,8 +11,8 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `names` | what a state-dict name looks like; names of other versions and of wrappers; the component they belong to |
-//! | `path` | the module path of a node, and what an operand of it is called in that module |
+//! | `names` | the form of state-dict names; names of other versions and of wrappers; the component they belong to |
+//! | `path` | the module path of a node, and an operand's name in that module |
 //! | `export` | the component, by the folder of an export |
 //! | `infer` | the table by names and paths |
 //! | `reference` | the table compared with values |
@@ -37,7 +37,7 @@ use std::collections::HashSet;
 /// Largest rank of a bound tensor.
 const MAX_RANK: usize = 8;
 
-/// One weight of a graph and the tensor of the state dict it is.
+/// One weight of a graph and its tensor of the state dict.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BoundTensor {
@@ -60,11 +60,11 @@ pub struct BoundTensor {
     pub dtype: DType,
 }
 
-/// Where the weights of one graph come from. Weights that are in no state dict, or were not recognised, are not listed.
+/// Maps the weights of one graph to a state dict. Weights that are in no state dict or were not recognised are not listed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Binding {
-    /// The part of the pipeline the graph is, where its weights tell: T5 and unknown architectures do not.
+    /// Which part of a pipeline the graph is, if its weights tell: those of T5 and unknown architectures do not.
     pub component: Option<Component>,
     /// The weights, in the graph's order.
     pub tensors: Vec<BoundTensor>,
@@ -116,7 +116,7 @@ impl Binding {
         serde_json::to_string(self).map_err(|error| Error::internal(error.to_string()))
     }
 
-    /// The entry of this initializer; for many look-ups make a map.
+    /// The entry of this initializer, by linear search.
     pub fn get(&self, name: &str) -> Option<&BoundTensor> {
         self.tensors.iter().find(|tensor| tensor.name == name)
     }

@@ -6,11 +6,11 @@ use crate::{
     keys::{T5_TOKENS, modern_vae_attention},
 };
 
-/// What modules are called in programs that wrap one to export it; their state dicts have this in front of all names.
+/// Names that export scripts give the module they wrap; all names of the state dict then begin with one of these.
 const WRAPPERS: [&str; 8] =
     ["unet.", "transformer.", "vae.", "controlnet.", "text_encoder.", "text_encoder_2.", "model.", "module."];
 
-/// Whether this may be a name in a state dict: identifiers joined by dots. Names that exporters make are not:
+/// Whether this may be a name in a state dict: identifiers joined by dots. Names that exporters make up are not:
 /// `onnx::MatMul_5647`, `/to_q/Transpose_output_0`, `val_28`, `5647`, `weight.13`, `_tensor_constant0`.
 pub(super) fn is_state_dict_name(name: &str) -> bool {
     let identifier =
@@ -31,7 +31,7 @@ pub(super) fn is_program_constant(name: &str) -> bool {
     name.rsplit_once('/').is_some_and(|(_, last)| last.starts_with("Constant") && last.ends_with("_output_0"))
 }
 
-/// Gives sources the names a [`StateDict`](crate::StateDict) has, and says which component they make:
+/// Renames sources to the names of a [`StateDict`](crate::StateDict), and returns their component:
 ///
 /// * the name of a wrapper in front of all of them is removed;
 /// * CLIP's names of transformers 5 get the `text_model.` of transformers 4;
@@ -79,8 +79,7 @@ fn component(tensors: &[BoundTensor]) -> Option<Component> {
         return Some(Component::ControlNet);
     }
     if let Some(embedding) = find("text_model.embeddings.token_embedding.") {
-        // The widths of ViT-L and of ViT-H, which are the first encoder of every pipeline, and of ViT-bigG, which is the
-        // second. The names are those of any CLIP.
+        // All CLIPs share their names. By width, ViT-L and ViT-H are the first encoder of every pipeline, ViT-bigG the second.
         return match embedding.source_shape.last() {
             Some(768 | 1024) => Some(Component::TextEncoder),
             Some(1280) => Some(Component::TextEncoder2),

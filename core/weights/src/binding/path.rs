@@ -1,4 +1,4 @@
-//! What an operand of a node is called in the state dict of the module the node belongs to.
+//! Names an operand of a node after the module that the node belongs to.
 
 use sdrun_graph::{Dim, Graph, Initializer, Node, ValueId};
 use std::collections::HashMap;
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 /// outermost first, whose last entry is the operation itself.
 const SCOPES_KEY: &str = "pkg.torch.onnx.name_scopes";
 
-/// The path of the module that a node belongs to (`decoder.mid_block.resnets.0.norm1`), where the file tells.
+/// The path of a node's module (`decoder.mid_block.resnets.0.norm1`), if the file tells it.
 ///
 /// TorchScript writes `/decoder/mid_block/resnets.0/norm1/Mul`. The parts are the attributes on the way to the module,
 /// the last one is the operation. Inside `nn.Sequential` a part repeats the one before it (`features/features.2/conv`).
@@ -33,12 +33,12 @@ fn scope_before_last(list: &str) -> Option<String> {
     (!name.is_empty()).then(|| name.to_owned())
 }
 
-/// Where the elements of an initializer arrive: at an operator that computes with them.
+/// A use of an initializer by an operator that computes with it.
 #[derive(Clone, Copy)]
 pub(super) struct Use<'g> {
     pub(super) node: &'g Node,
     pub(super) slot: usize,
-    /// A `Transpose` of the two dimensions of a matrix lies between.
+    /// Whether a `Transpose` of a matrix lies between.
     pub(super) transposed: bool,
 }
 
@@ -61,7 +61,7 @@ impl<'g> Uses<'g> {
         Uses { graph, nodes }
     }
 
-    /// All uses of a value, also beyond a conversion of its type and a transposition.
+    /// All uses of a value, also through a cast or a transpose.
     pub(super) fn of(&self, id: ValueId) -> Vec<Use<'g>> {
         let mut found = Vec::new();
         self.follow(id, false, 4, &mut found);
@@ -86,7 +86,7 @@ impl<'g> Uses<'g> {
         self.graph.value(other).shape.as_deref().map(<[Dim]>::len)
     }
 
-    /// The operand's name in its module's state dict and its shape there; `None` where no rule knows it.
+    /// The operand's name and shape in its module's state dict; `None` where no rule applies.
     pub(super) fn operand(&self, used: &Use<'_>, shape: &[usize]) -> Option<Operand> {
         let node = used.node;
         let (leaf, kind) = rule(node, used.slot)?;
@@ -107,8 +107,8 @@ impl<'g> Uses<'g> {
         Some(Operand { leaf, source_shape: source, transposed })
     }
 
-    /// Whether an initializer filled with one number is the unit weight or the zero bias that an exporter gives a
-    /// normalisation operator where the module has none.
+    /// Whether a constant initializer is the unit weight or zero bias that an exporter adds to a normalisation operator whose
+    /// module has none.
     pub(super) fn only_normalises(&self, uses: &[Use<'_>]) -> bool {
         !uses.is_empty()
             && uses
@@ -132,7 +132,7 @@ pub(super) struct Operand {
     pub(super) transposed: bool,
 }
 
-/// What shape an operand has in the state dict, from that in the graph.
+/// An operand's shape in the state dict, given that in the graph.
 #[derive(Clone, Copy)]
 enum Kind {
     /// Two dimensions, exchanged where `transposed`: a linear layer keeps `[out, in]`.
@@ -145,7 +145,7 @@ enum Kind {
     Normalised,
     /// One dimension, to which `[C, 1, 1]` is broadcast.
     Channels,
-    /// A square of positions, which the state dict has in a row.
+    /// A square of positions, which is one row in the state dict.
     Table,
 }
 

@@ -1,4 +1,4 @@
-//! The table compared with the values of the checkpoint a graph was made from.
+//! Compares the table with the values of the checkpoint that a graph was exported from.
 
 use super::{
     Contradiction, ImportReport, Reason, Unbound,
@@ -24,10 +24,9 @@ impl Binding {
     /// [`OnnxWeights`](crate::OnnxWeights)) with those of `reference`, the checkpoint the graph was exported from: as
     /// they are and transposed, converted to the graph's types.
     ///
-    /// Where a value is found once in the reference, it decides, and a name or path that says otherwise is reported. A
-    /// name or path whose tensor has an equal value is confirmed, however many others have it, too (zero biases). A
-    /// weight whose value is found nowhere keeps what name or path say, as long as the reference has a tensor of that
-    /// name and shape; the report lists it.
+    /// A value that occurs once in the reference decides; a name or path that differs is reported. A name or path whose
+    /// tensor has an equal value is confirmed, even if others have the same value (zero biases). A weight whose value is not
+    /// found keeps its name or path if the reference has a tensor of that name and shape; the report lists it.
     ///
     /// Reads both checkpoints whole, one tensor per thread at a time. Errors are those of the sources; a graph weight
     /// without values is no error, but unconfirmed.
@@ -47,7 +46,7 @@ impl Binding {
             by_value += usize::from(known.compare(finding, value, &mut report));
         }
         let (binding, mut report) = conclude(findings, report);
-        // Those bound by value were counted as if by path.
+        // Weights bound by value were counted as bound by path.
         report.by_path -= by_value;
         report.by_value = by_value;
         let used: HashSet<&str> =
@@ -56,7 +55,7 @@ impl Binding {
             known.shapes.keys().filter(|name| !used.contains(**name)).map(|n| n.to_string()).collect();
         report.unused.sort();
         if report.unused.is_empty() {
-            // Everything the checkpoint has is accounted for; what is left was computed by the exporter.
+            // Every tensor of the checkpoint was found, so the exporter computed the rest.
             let doubtful = |unbound: &Unbound| {
                 matches!(unbound.reason, Reason::Merged | Reason::OneSourceTwice | Reason::EqualValues)
             };
@@ -83,7 +82,7 @@ fn fingerprint(dtype: DType, data: &[u8]) -> Fingerprint {
 /// The tensors of a checkpoint by value.
 struct Reference<'r> {
     shapes: HashMap<&'r str, Vec<usize>>,
-    /// Name, and whether it is the transpose that has the value.
+    /// Name, and whether its transpose has the value.
     by_value: HashMap<Fingerprint, Vec<(&'r str, bool)>>,
 }
 
@@ -100,7 +99,7 @@ impl<'r> Reference<'r> {
                     let data = if *dtype == weight.dtype {
                         weight.data()
                     } else if is_convertible(*dtype) && is_convertible(weight.dtype) {
-                        // What this type cannot hold was not exported in it.
+                        // A value that this type cannot hold was not exported in it.
                         let Ok(data) = convert(weight.data(), weight.dtype, *dtype) else { continue };
                         converted = data;
                         &converted
@@ -155,7 +154,7 @@ impl<'r> Reference<'r> {
                 }
                 return false;
             }
-            // A name of another version of the library contradicts nothing.
+            // A name of another version of the library is no contradiction.
             if self.shapes.contains_key(&**source) || found.len() > 1 {
                 report.contradictions.push(Contradiction {
                     name: finding.name.clone(),
@@ -181,7 +180,7 @@ impl<'r> Reference<'r> {
         }
     }
 
-    /// How the tensor `name` becomes the weight whose value it has; `None` where shapes do not allow it.
+    /// How the tensor `name` becomes the weight of equal value; `None` where shapes do not allow it.
     fn place(
         &self,
         finding: &Finding,

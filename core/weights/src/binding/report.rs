@@ -2,7 +2,7 @@ use sdrun_abi::DType;
 use serde::Serialize;
 use std::fmt;
 
-/// What [`Binding::infer`](super::Binding::infer) found out.
+/// The findings of [`Binding::infer`](super::Binding::infer).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ImportReport {
     /// Weights bound by their own names.
@@ -17,12 +17,12 @@ pub struct ImportReport {
     /// checkpoint than the graph was made from, or the exporter changed the values (batch normalisation folded into a
     /// convolution keeps the name of its weight in some exports).
     pub unconfirmed: Vec<String>,
-    /// Initializers that are no weights of the model but numbers of its program. With a reference of which every tensor was
-    /// found, these are all that are left over.
+    /// Initializers that are constants of the program, not weights. With a reference whose tensors were all found, these are
+    /// all that remain.
     pub literals: Vec<String>,
-    /// Weights that were not recognised. A refit leaves them as they are in the file.
+    /// Weights that were not recognised. A refit keeps their values of the file.
     pub unbound: Vec<Unbound>,
-    /// Weights that names and values give different sources.
+    /// Weights whose name and value have different sources.
     pub contradictions: Vec<Contradiction>,
     /// Tensors of the reference that are in no weight of the graph.
     pub unused: Vec<String>,
@@ -39,9 +39,9 @@ pub struct Unbound {
     pub shape: Vec<usize>,
     /// Operators and names of the nodes that use it, at most three.
     pub used_by: Vec<String>,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
-    /// What it may be; empty where nothing is known.
+    /// Candidates; empty where there are none.
     pub candidates: Vec<String>,
 }
 
@@ -51,7 +51,7 @@ pub struct Unbound {
 pub enum Reason {
     /// It has no name of its own and no node that uses it has a module path.
     NoPath,
-    /// No rule says what such an operand of such an operator is, or its shape is not that of one.
+    /// No rule covers this operand of this operator, or its shape.
     NoRule,
     /// It has the layout of a module's tensor, but not its name, which exporters keep for what they leave unchanged:
     /// something has been folded into it, usually batch normalisation, or it is a table the exporter has computed.
@@ -68,14 +68,14 @@ pub enum Reason {
     NotInReference,
 }
 
-/// A weight that names and values give different sources.
+/// A weight whose name and value have different sources.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Contradiction {
     /// Initializer name.
     pub name: String,
     /// By name or path.
     pub by_name: String,
-    /// By value. Where it is one, it was taken; where they are several, the weight is unbound.
+    /// By value. A single one was taken; with several, the weight is unbound.
     pub by_value: Vec<String>,
 }
 
@@ -84,7 +84,7 @@ impl ImportReport {
     pub fn bound(&self) -> usize {
         self.by_name + self.by_path + self.by_value
     }
-    /// Whether every weight was bound and nothing contradicts.
+    /// Whether every weight was bound without contradiction.
     pub fn is_complete(&self) -> bool {
         self.unbound.is_empty() && self.contradictions.is_empty()
     }

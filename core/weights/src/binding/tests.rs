@@ -1,11 +1,11 @@
 use super::*;
-use crate::{MapSource, OnnxWeights, StateDict, builtin, synthetic};
+use crate::{InMemoryWeights, OnnxWeights, StateDict, builtin, synthetic};
 use prost::Message;
 use sdrun_abi::{Weight, WeightSource};
 use sdrun_graph::{ExternalBase, Graph, OpenOptions, Tensor, WeightsPolicy, proto::*};
 use std::{collections::BTreeMap, fs, path::Path};
 
-impl StateDict for MapSource {
+impl StateDict for InMemoryWeights {
     fn names(&self) -> Vec<&str> {
         self.0.keys().map(String::as_str).collect()
     }
@@ -150,7 +150,7 @@ fn tiny_exports_tell_their_maps() {
 }
 
 /// The state dict a graph was exported from.
-fn unbind(expected: &[BoundTensor], weights: &dyn WeightSource) -> MapSource {
+fn unbind(expected: &[BoundTensor], weights: &dyn WeightSource) -> InMemoryWeights {
     let tensor = |t: &BoundTensor| {
         let weight = weights.get(&t.name).unwrap();
         let data = match (t.transform, &*t.shape) {
@@ -195,7 +195,7 @@ fn tiny_exports_by_value() {
 fn values_find_what_paths_do_not() {
     let model = builtin::find("sd15/vae-encoder").unwrap();
     let map = model.weight_map().unwrap();
-    let reference: MapSource = map
+    let reference: InMemoryWeights = map
         .tensors
         .iter()
         .map(|t| {
@@ -329,7 +329,7 @@ fn a_value_decides_where_it_is_unique() {
         ("changed.bias", &[2], &[0.5; 2], &[("Add", "/changed/Add")]),
         ("unknown.bias", &[2], &[0.25; 2], &[("Add", "/unknown/Add")]),
     ]);
-    let reference: MapSource = [
+    let reference: InMemoryWeights = [
         ("a.weight", tensor(&[2, 2], &a)),
         ("b.weight", tensor(&[2, 2], &[9.0, 8.0, 7.0, 5.0])),
         ("c.weight", tensor(&[2, 2], &b)),
@@ -380,7 +380,7 @@ fn errors_of_a_source_are_passed_on() {
         }
     }
     let graph = sample(&[("a.bias", &[2], &[1.0, 2.0], &[("Add", "/a/Add")])]);
-    let reference = MapSource::default();
+    let reference = InMemoryWeights::default();
     let error = Binding::infer_with_reference(&graph, &Broken, &reference).unwrap_err();
     assert_eq!(error.message, "broken");
 }

@@ -12,13 +12,13 @@ pub struct Input {
     pub name: &'static str,
     /// Element type in the graph.
     pub dtype: DType,
-    /// Shape used where none is asked for.
+    /// The default shape.
     pub shape: &'static [usize],
-    /// What the numbers mean.
+    /// The meaning of its numbers.
     pub kind: InputKind,
 }
 
-/// What an input means, which says how to make a sensible one.
+/// The meaning of an input, which decides how it is generated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum InputKind {
     /// Unit-variance noise: latents, embeddings, hidden states. [`synthetic::inputs`].
@@ -32,7 +32,7 @@ pub enum InputKind {
         /// White.
         high: f32,
     },
-    /// Rows of token ids: `first` where there is one, text below `below`, and `last` at the end.
+    /// Rows of token ids: `first` if given, text below `below`, and `last` at the end.
     TokenIds {
         /// Begin-of-text token.
         first: Option<u32>,
@@ -162,7 +162,7 @@ mod tests {
         let mean = |v: &[f32]| v.iter().sum::<f32>() / v.len() as f32;
         // Three colours per picture: their mean lies some tenths apart, that of noise would not.
         assert!((mean(a) - mean(b)).abs() > 0.05, "{} {}", mean(a), mean(b));
-        // As the numpy implementation (tools/export/synth.py) makes it.
+        // From the numpy implementation (tools/export/synth.py).
         assert_eq!([values[0].to_bits(), values[values.len() - 1].to_bits()], [0x4008_e9aa, 0x3f38_b772]);
     }
 

@@ -1,4 +1,4 @@
-//! A built-in model as files that can be opened like any other model.
+//! Writes a built-in model as files that open like any other model.
 
 use super::Builtin;
 use crate::WeightMap;
@@ -10,10 +10,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Counts changes of what is written for unchanged built-in data.
+/// Version of the written files for unchanged built-in data.
 const GENERATION: u8 = 1;
 const GRAPH: &str = "model.onnx";
-/// Written last: what was made, from what.
+/// The marker, written last: states what the files were made from.
 const MARKER: &str = "complete";
 const LOCK: &str = "lock";
 
@@ -39,8 +39,8 @@ pub(super) fn materialise(
     Ok(graph)
 }
 
-/// Waits for other processes that make the same model. Held until the file is dropped; the system lets go of
-/// it when the process ends, however it ends.
+/// Waits for other processes that write the same model. The lock is held until the file is dropped; the system releases it
+/// when the process ends.
 fn lock(path: &Path) -> Result<File> {
     let failed = |error| Error::io("lock", path, &error);
     let file = File::create(path).map_err(failed)?;
@@ -55,7 +55,7 @@ fn lock(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// The marker's text: it changes with everything the files are made from.
+/// The marker's text, which covers everything the files are made from.
 fn marker(model: &Builtin, map: &WeightMap) -> String {
     let mut digest = Sha256::new();
     digest.update([GENERATION]);
@@ -67,7 +67,7 @@ fn marker(model: &Builtin, map: &WeightMap) -> String {
     format!("{digest} {}\n", map.tag)
 }
 
-/// Name of a file while it is written.
+/// Temporary name of a file.
 fn partial(name: &str) -> String {
     format!("{name}.partial")
 }
@@ -89,7 +89,7 @@ impl Target<'_> {
 
     fn make(&self, progress: &dyn Fn(u64, u64) -> Flow) -> Result<()> {
         let graph = self.model.graph_bytes()?;
-        // What an interrupted or older version left is of no use and takes room.
+        // Files of an interrupted or older version only take space.
         self.clear()?;
         let needed = self.map.weights_bytes + graph.len() as u64;
         let free = fs4::available_space(self.folder)
@@ -101,14 +101,14 @@ impl Target<'_> {
             .and_then(|()| self.write(GRAPH, needed, &mut |out| out.write_all(&graph)))
             .and_then(|()| self.write(MARKER, needed, &mut |out| out.write_all(self.marker.as_bytes())))
             .inspect_err(|_| {
-                // The first failure is the one to tell.
+                // Report the first failure.
                 let _ = self.clear();
             })
     }
 
-    /// Removes all but the lock; tells the first failure, having tried all.
+    /// Removes all but the lock. Tries all, then returns the first failure.
     fn clear(&self) -> Result<()> {
-        // The marker goes first and comes last: while it is there, the others are complete.
+        // The marker is removed first and written last: while it exists, the others are complete.
         let names = [MARKER, GRAPH, &self.map.weights_file];
         let mut result = Ok(());
         for path in
@@ -124,7 +124,7 @@ impl Target<'_> {
         result
     }
 
-    /// Writes a file under a temporary name, makes it durable, and only then gives it its name.
+    /// Writes a file under a temporary name, syncs it, then renames it.
     fn write(
         &self,
         name: &str,

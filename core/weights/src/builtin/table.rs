@@ -218,6 +218,12 @@ pub(super) const MODELS: &[Builtin] = &[
         "Stable Diffusion XL, CLIP ViT-bigG text encoder, fp16",
         CLIP_IDS
     ),
+    model!(
+        "sd3/text-encoder",
+        "sd3_text_encoder_fp16",
+        "Stable Diffusion 3 and 3.5, CLIP ViT-L text encoder with its projection, fp16",
+        CLIP_IDS
+    ),
     model!("sdxl/unet", "sdxl_unet_fp16", "Stable Diffusion XL, UNet, fp16", SDXL),
     model!(
         "sdxl/unet-controlnet",

@@ -1,7 +1,7 @@
-//! What a checkpoint's tensors are read from, whatever the file format: keys as they stand in the file.
+//! Tensors of a checkpoint file of any format, by the file's own keys.
 
 use crate::SafetensorsWeights;
-use sdrun_abi::{DType, Error, Result, Weight, WeightSource};
+use sdrun_abi::{DType, EncodedWeight, Error, Result, Weight, WeightSource};
 use std::{
     collections::BTreeMap,
     fmt::Debug,
@@ -12,14 +12,24 @@ use std::{
 pub(super) trait Container: Debug + Send + Sync {
     /// All keys, sorted.
     fn keys(&self) -> Vec<&str>;
-    /// Element type as the format calls it, in lower case, and dimensions; also of types that cannot be read.
+    /// Element type by the format's name in lower case, and dimensions; also for unsupported types.
     fn stored(&self, key: &str) -> Option<(String, Vec<usize>)>;
     /// Element type and dimensions of what [`read`](Container::read) delivers.
     fn describe(&self, key: &str) -> Result<(DType, Vec<usize>)>;
     /// The tensor, or some of its rows (indices of the first dimension, within it). Borrowed where the file holds
-    /// these very bytes.
+    /// exactly these bytes.
     fn read(&self, key: &str, rows: Option<Range<usize>>) -> Result<Weight<'_>>;
-    /// What the file says about itself.
+    /// A matrix, or some of its rows, in one of these block encodings. `None` where the file holds it in none of them.
+    fn encoded(
+        &self,
+        key: &str,
+        rows: Option<Range<usize>>,
+        encodings: &[&str],
+    ) -> Result<Option<EncodedWeight<'_>>> {
+        let _ = (key, rows, encodings);
+        Ok(None)
+    }
+    /// The file's own metadata.
     fn metadata(&self) -> &BTreeMap<String, String>;
 }
 
@@ -45,7 +55,7 @@ impl Container for SafetensorsWeights {
     }
 }
 
-/// Some bytes of a weight, which stays where it is.
+/// A range of a weight's bytes, not copied.
 struct Part<'a> {
     whole: Weight<'a>,
     range: Range<usize>,
@@ -58,7 +68,7 @@ impl Deref for Part<'_> {
     }
 }
 
-/// Rows of a weight, not copied.
+/// Takes rows of a weight without a copy.
 pub(super) fn slice_rows(weight: Weight<'_>, rows: Range<usize>) -> Result<Weight<'_>> {
     let mut shape = weight.shape.clone();
     let Some(first) = shape.first_mut().filter(|first| rows.start <= rows.end && rows.end <= **first) else {

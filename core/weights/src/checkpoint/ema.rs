@@ -1,5 +1,5 @@
-//! Averaged (EMA) weights of a training run. LDM's `LitEma` keeps them under the names of the UNet with all dots removed,
-//! since the name of a PyTorch buffer may not have any. Other tools put a prefix before the usual names.
+//! Averaged (EMA) weights of a training run. LDM's `LitEma` names them after the UNet's tensors with all dots removed, since
+//! names of PyTorch buffers may not contain dots. Other tools put a prefix before the usual names.
 
 use super::layout::{Part, Shapes};
 use crate::{
@@ -18,17 +18,17 @@ const PREFIXES: [&str; 6] = [
     "ema.diffusion_model.",
     "ema.",
 ];
-/// What stands before LDM's averaged weights.
+/// Prefix of LDM's averaged weights.
 const LDM: &str = "model_ema.";
-/// The name of the UNet in the module that is averaged.
+/// The UNet's name in the averaged module.
 const NETWORK: &str = "diffusion_model";
 
-/// More layers than any UNet of this kind has.
+/// Above the number of layers of any such UNet.
 const MAX_BLOCKS: usize = 20;
-/// More transformer blocks than any of their attentions have.
+/// Above the number of transformer blocks of any of their attentions.
 const MAX_DEPTH: usize = 12;
 
-/// Whether a key is one of averaged weights.
+/// Whether a key belongs to averaged weights.
 pub(super) fn is_averaged(key: &str) -> bool {
     PREFIXES.iter().any(|prefix| key.starts_with(prefix))
 }
@@ -53,8 +53,8 @@ pub(super) fn denoiser<'a>(keys: &[&'a str], shapes: Shapes) -> (Option<Part>, V
     (Some(part), others)
 }
 
-/// Dotted name to key, and the keys that are not of the UNet. Names are not guessed from the letters: those a UNet
-/// can have are made and looked up without their dots, which no two share.
+/// Maps dotted names to keys, and returns the keys that do not belong to the UNet. All names that a UNet can have are looked
+/// up without their dots; no two of them collide.
 fn restore<'a>(keys: &[&'a str]) -> (HashMap<String, String>, Vec<&'a str>) {
     if keys.is_empty() {
         return Default::default();
@@ -74,7 +74,7 @@ fn restore<'a>(keys: &[&'a str]) -> (HashMap<String, String>, Vec<&'a str>) {
     (found, rest)
 }
 
-/// Every name of a UNet in the original layout, up to these many layers.
+/// Every name of a UNet in the original layout, up to these numbers of layers and blocks.
 fn possible_names() -> Vec<String> {
     let mut modules: Vec<String> =
         ["time_embed.0", "time_embed.2", "time_embed.cond_proj", "label_emb.0.0", "label_emb.0.2"]

@@ -1,23 +1,23 @@
-//! Weights with scales beside them, delivered as the values they stand for.
+//! Weights with scales beside them, delivered as plain values.
 //!
 //! For the weight `X.weight` the factors are in `X.scale_weight` (ComfyUI's scaled checkpoints, marked by a key `scaled_fp8`),
 //! `X.weight_scale` (compressed-tensors, NVIDIA ModelOpt, ComfyUI's mixed precision, marked by JSON in `X.comfy_quant` or in
 //! the file's `_quantization_metadata`) or `X.weight_scale_inv` (DeepSeek, Qwen; a factor as well, despite its name): one
 //! number, one for each row, or one for each block of rows and columns. ComfyUI multiplies weights in f16 and bf16 by their
-//! factor too. Scales of activations are for arithmetic in eight bits and are of no use here. Anything else beside a weight
-//! of eight bits may change what it means, so that weight is refused.
+//! factor too. Scales of activations serve eight-bit arithmetic and are ignored. Any other tensor beside an eight-bit weight may
+//! change its meaning, so that weight is refused.
 
 use super::container::{Container, slice_rows};
 use crate::{convert, memory::zeroed};
 use rayon::prelude::*;
-use sdrun_abi::{DType, Error, Result, Weight};
+use sdrun_abi::{DType, EncodedWeight, Error, Result, Weight};
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     ops::Range,
     sync::Arc,
 };
 
-/// Last parts of keys that hold the factors of a weight.
+/// Last parts of keys that hold a weight's factors.
 const SCALES: [&str; 3] = ["scale_weight", "weight_scale", "weight_scale_inv"];
 /// Last parts of keys that belong to quantised weights and do not change their values.
 const HARMLESS: [&str; 7] =
@@ -29,7 +29,7 @@ const SIDE: usize = 128;
 /// Elements converted at a time.
 const BLOCK: usize = 1 << 14;
 
-/// Wraps a container whose weights need widening; others stay as they are.
+/// Wraps a container if any of its weights need widening.
 pub(super) fn widen(inner: Arc<dyn Container>) -> Result<Arc<dyn Container>> {
     let (mut companions, mut hidden, mut narrow) = (HashMap::new(), HashSet::new(), HashSet::new());
     for key in inner.keys() {
@@ -63,7 +63,7 @@ fn is_narrow(described: Result<(DType, Vec<usize>)>) -> bool {
     matches!(described, Ok((DType::F8E4M3 | DType::F8E5M2, _)))
 }
 
-/// The weight of a module; the one of a file without modules has no dot.
+/// The key of a module's weight, without a dot for a file without modules.
 fn weight_of(module: &str) -> String {
     if module.is_empty() { "weight".into() } else { format!("{module}.weight") }
 }
@@ -71,7 +71,7 @@ fn weight_of(module: &str) -> String {
 #[derive(Debug)]
 struct Widened {
     inner: Arc<dyn Container>,
-    /// Weight to the keys beside it that may change its values.
+    /// For each weight, the keys beside it that may change its values.
     companions: HashMap<String, Vec<String>>,
     hidden: HashSet<String>,
     /// ComfyUI's formats by module.
@@ -88,7 +88,7 @@ struct Scales {
 }
 
 impl Widened {
-    /// What a tensor becomes: `None` where it stays as it is.
+    /// The type a tensor is widened to; `None` where it is delivered unchanged.
     fn target(&self, key: &str, dtype: DType) -> Result<Option<DType>> {
         let is_code = matches!(dtype, DType::F8E4M3 | DType::F8E5M2);
         let scale = self.scale(key)?;
@@ -115,7 +115,7 @@ impl Widened {
         }
     }
 
-    /// What `X.comfy_quant` or the metadata says, and whether the weight was rotated.
+    /// The format that `X.comfy_quant` or the metadata states, and whether the weight was rotated.
     fn format_of(&self, key: &str) -> Option<(String, bool)> {
         let module = key.strip_suffix("weight")?;
         let marker = self.inner.read(&format!("{module}comfy_quant"), None).ok();
@@ -156,7 +156,7 @@ fn is_last(key: &str, last: &str) -> bool {
 }
 
 fn refused(key: &str, why: &str) -> Error {
-    Error::unsupported(format!("tensor {key:?} {why}, which we do not read"))
+    Error::unsupported(format!("tensor {key:?} {why}, which sdrun does not read"))
         .with_hint("get the model in fp16, bf16, fp8 with plain scales, or GGUF")
 }
 
@@ -236,13 +236,22 @@ impl Container for Widened {
             });
         Weight::new(to, source.shape.clone(), data)
     }
+    fn encoded(
+        &self,
+        key: &str,
+        rows: Option<Range<usize>>,
+        encodings: &[&str],
+    ) -> Result<Option<EncodedWeight<'_>>> {
+        let (dtype, _) = self.inner.describe(key)?;
+        if self.target(key, dtype)?.is_some() { Ok(None) } else { self.inner.encoded(key, rows, encodings) }
+    }
     fn metadata(&self) -> &BTreeMap<String, String> {
         self.inner.metadata()
     }
 }
 
 /// The value of each of the 256 codes (Micikevicius et al., "FP8 Formats for Deep Learning", 2022). E4M3 here is
-/// the variant without infinities (`float8_e4m3fn`), as everywhere in this field.
+/// the variant without infinities (`float8_e4m3fn`).
 fn values(dtype: DType) -> [f32; 256] {
     let (mantissa, bias) = if dtype == DType::F8E4M3 { (3, 7) } else { (2, 15) };
     std::array::from_fn(|code| {

@@ -1,4 +1,4 @@
-//! Which model a state dict is of.
+//! Identifies the model of a state dict.
 
 use super::spelling;
 use crate::{
@@ -16,7 +16,7 @@ pub enum Family {
     Sd1,
     /// Stable Diffusion 2.x.
     Sd2,
-    /// Stable Diffusion XL, and what was pruned from it.
+    /// Stable Diffusion XL and models pruned from it.
     Sdxl,
     /// The refiner of Stable Diffusion XL.
     SdxlRefiner,
@@ -83,22 +83,22 @@ impl fmt::Display for Family {
     }
 }
 
-/// What a diffusers state dict is of, by the shapes where these tell and by the structure where they are unusual
-/// (test models). The names may be a part of a state dict, as a graph has it; an empty shape is one not known.
+/// Identifies the model and component of a diffusers state dict: by shapes, or by structure where shapes are unusual (test
+/// models). The names may be a part of a state dict, as in a graph. An empty shape means unknown.
 ///
-/// Names of transformers 5, and a tiny autoencoder's own numbers, are understood as well. The component is the usual
-/// one: T5 passes for the third text encoder, CLIP ViT-L and ViT-H for the first.
+/// Names of transformers 5 and a tiny autoencoder's own numbers are understood too. The component is the usual one: T5 counts
+/// as the third text encoder, CLIP ViT-L and ViT-H as the first.
 pub fn identify<'a>(
     tensors: impl IntoIterator<Item = (&'a str, &'a [usize])>,
 ) -> Option<(Family, Component)> {
     let tensors: BTreeMap<&str, &[usize]> = tensors.into_iter().collect();
     let found = spelling::recognise(&Names::from_iter(tensors.keys().copied()))?;
-    // Names in the original layout are no state dict of diffusers.
+    // Names in the original layout do not make a state dict of diffusers.
     let known = found.naming == Naming::Diffusers || found.network == Network::TinyVae;
     known.then(|| family_of(found.network, &tensors))
 }
 
-/// As [`identify`], where the network is known already.
+/// As [`identify`], for a known network.
 pub(super) fn family_of(network: Network, tensors: &BTreeMap<&str, &[usize]>) -> (Family, Component) {
     let dimension = |name: &str, axis: usize| tensors.get(name).and_then(|shape| shape.get(axis)).copied();
     let any = |part: &str| tensors.keys().any(|name| name.contains(part));
@@ -117,7 +117,7 @@ pub(super) fn family_of(network: Network, tensors: &BTreeMap<&str, &[usize]>) ->
             let channels = dimension("decoder.conv_in.weight", 1).or(encoded);
             let family = match channels {
                 Some(16) => Family::Vae16,
-                // A graph may hold neither half's end; test models have less.
+                // A graph may hold neither tensor; test models have fewer channels.
                 None | Some(..=4) => Family::Vae4,
                 Some(_) => Family::Vae,
             };
@@ -141,7 +141,7 @@ pub(super) fn family_of(network: Network, tensors: &BTreeMap<&str, &[usize]>) ->
     }
 }
 
-/// The generation of a UNet (or ControlNet): the width of the text it attends to.
+/// The generation of a UNet or ControlNet, by the width of the text it attends to.
 fn unet(tensors: &BTreeMap<&str, &[usize]>) -> Family {
     let end = |end: &str| tensors.iter().find(|(name, _)| name.ends_with(end)).map(|(_, shape)| *shape);
     match end("attn2.to_k.weight") {
@@ -149,7 +149,7 @@ fn unet(tensors: &BTreeMap<&str, &[usize]>) -> Family {
         Some([_, 1024]) => Family::Sd2,
         Some([_, 2048]) => Family::Sdxl,
         Some([_, 1280]) => Family::SdxlRefiner,
-        // Another width: conditioning on sizes is of SD XL, convolutions around attentions are of SD 1.
+        // Another width: SD XL conditions on sizes, SD 1 has convolutions around attentions.
         _ if tensors.keys().any(|name| name.starts_with("add_embedding.")) => Family::Sdxl,
         _ if matches!(end("proj_in.weight"), Some([_, _])) => Family::Sd2,
         _ => Family::Sd1,

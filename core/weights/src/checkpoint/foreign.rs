@@ -1,4 +1,4 @@
-//! Files that are often given for checkpoints and are none.
+//! Refuses files that are often mistaken for checkpoints.
 
 use super::layout::Shapes;
 use sdrun_abi::{Error, Hint, Result};
@@ -26,13 +26,13 @@ const ADAPTER_PARTS: [&str; 18] = [
     "dora_scale",
     "on_input",
 ];
-/// Beginnings of keys that only adapters have.
+/// Prefixes of keys that only adapters have.
 const ADAPTER_STARTS: [&str; 4] = ["lora_unet_", "lora_te", "lora_transformer_", "lycoris_"];
 
-/// `InvalidArgument`, with what to do, for adapters and embeddings; `Unimplemented` for Control-LoRAs.
+/// `InvalidArgument` with a hint for adapters and embeddings; `Unimplemented` for Control-LoRAs.
 pub(super) fn refuse(path: &Path, keys: &[&str], shapes: Shapes) -> Result<()> {
     if keys.contains(&"lora_controlnet") {
-        let message = format!("{} is a Control-LoRA, which we do not read", path.display());
+        let message = format!("{} is a Control-LoRA, which sdrun does not read", path.display());
         return Err(Error::unsupported(message).with_file(path).with_hint("get the whole ControlNet"));
     }
     let adapter = |key: &&&str| {

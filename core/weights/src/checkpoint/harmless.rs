@@ -1,7 +1,6 @@
-//! Tensors of checkpoints that change nothing, each with its reason.
+//! Tensors of checkpoints that have no effect, each with the reason.
 //!
-//! A tensor that a graph does not read is either listed here or it changes the result. So a rule must be true of every
-//! model that it applies to.
+//! Any other tensor that a graph does not read changes the result. So a rule must hold for every model it applies to.
 
 use crate::keys::Network;
 
@@ -15,7 +14,7 @@ enum Keys {
     Part(&'static [&'static str]),
 }
 
-/// Keys that no network of a pipeline computes with, wherever they stand.
+/// Keys that no network of a pipeline uses, under any prefix.
 ///
 /// Sources: LDM's `ddpm.py` (`register_schedule`) and `lpips`/`contperceptual.py`, `lightning` checkpoints, ComfyUI's
 /// `supported_models.py` (markers), OpenAI's and OpenCLIP's `model.py`.
@@ -64,7 +63,7 @@ const ANYWHERE: &[(Keys, &str)] = &[
     (Keys::Part(&["vision_model", "visual", "visual_projection"]), "CLIP's image half"),
 ];
 
-/// Why a key is of no use to any network of a pipeline.
+/// Why no network of a pipeline uses a key.
 pub(super) fn anywhere(key: &str) -> Option<&'static str> {
     let applies = |keys: &Keys| match keys {
         Keys::Whole(list) => list.contains(&key),
@@ -77,18 +76,18 @@ pub(super) fn anywhere(key: &str) -> Option<&'static str> {
 /// A condition on what the graph reads.
 enum When {
     Always,
-    /// It reads nothing that begins so.
+    /// It reads no tensor with these prefixes.
     ReadsNone(&'static str),
-    /// Of the blocks with these names it reads some, and this tensor's is after them.
+    /// It reads some of the blocks with these names, and this tensor's block comes after them.
     AfterTheLastRead(&'static str),
-    /// The tensor is of the network's last block.
+    /// The tensor belongs to the network's last block.
     InTheLastBlock(&'static str),
 }
 
 struct Rule {
     networks: &'static [Network],
-    /// Beginnings of names where they end in a dot or are empty, else whole names; after the number of the block for
-    /// the last two conditions.
+    /// Prefixes of names if they end in a dot or are empty, else whole names; counted from after the block's number for the
+    /// last two conditions.
     names: &'static [&'static str],
     when: When,
     reason: &'static str,
@@ -169,14 +168,14 @@ const PARTS: &[Rule] = &[
     },
 ];
 
-/// The rules that hold for one network and what a graph reads of it.
+/// The rules that apply to one network, given what a graph reads of it.
 pub(super) struct Rules(Vec<(&'static Rule, Where)>);
 
-/// Where the names of a rule apply.
+/// Where in a name a rule's names apply.
 enum Where {
-    /// From the beginning of a name.
+    /// At its beginning.
     Everywhere,
-    /// Behind the number of these blocks, from this number on.
+    /// After the number of these blocks, from this number on.
     Blocks(&'static str, usize),
 }
 
@@ -203,7 +202,7 @@ impl Rules {
         Rules(found.collect())
     }
 
-    /// Why a tensor that the graph does not read changes nothing.
+    /// Why a tensor that the graph does not read has no effect.
     pub(super) fn harmless(&self, name: &str) -> Option<&'static str> {
         let applies = |(rule, place): &&(&'static Rule, Where)| {
             let fits = |name: &str| {
@@ -233,7 +232,7 @@ fn last_block<'n>(names: impl Iterator<Item = &'n str>, path: &str) -> Option<us
     names.filter_map(|name| block_of(name, path)).map(|(number, _)| number).max()
 }
 
-/// Parts of networks by their names, for messages: the first that is found in a name.
+/// Parts of networks by name, for messages. The first match in a name counts.
 const KNOWN: &[(&str, &str)] = &[
     ("time_text_embed.guidance_embedder.", "the guidance embedding of Flux dev"),
     ("time_embed.guidance_embedder.", "the guidance embedding of Sana Sprint"),
@@ -255,7 +254,7 @@ const KNOWN: &[(&str, &str)] = &[
     ("k_norm.", "norms of queries and keys"),
 ];
 
-/// What a tensor belongs to, for messages.
+/// The part of a network that a tensor belongs to, for messages.
 pub(super) fn describe(name: &str) -> &'static str {
     KNOWN
         .iter()

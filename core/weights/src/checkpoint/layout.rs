@@ -1,4 +1,4 @@
-//! Which networks the keys of a file belong to, and under which spelling.
+//! Sorts the keys of a file into networks and their spellings.
 
 use super::{ema, harmless, spelling};
 use crate::{
@@ -7,8 +7,7 @@ use crate::{
 };
 use std::collections::{BTreeMap, HashMap};
 
-/// What stands before the keys of a network in files that hold several, with the text encoder it means where only
-/// the prefix tells. Sources: LDM and SGM configurations (`model`, `first_stage_model`, `cond_stage_model`,
+/// Prefixes of a network's keys in files that hold several networks, with the text encoder where only the prefix tells it. Sources: LDM and SGM configurations (`model`, `first_stage_model`, `cond_stage_model`,
 /// `conditioner`), ComfyUI's saved checkpoints (`text_encoders`, `diffusion_model`), ControlNet (`control_model`), and
 /// the folder names of diffusers.
 const PREFIXES: &[(&str, Option<Component>)] = {
@@ -24,7 +23,7 @@ const PREFIXES: &[(&str, Option<Component>)] = {
         // stable-diffusion.cpp's name for the second one of SD XL.
         ("cond_stage_model.1.transformer.", Some(TextEncoder2)),
         ("conditioner.embedders.0.transformer.", Some(TextEncoder)),
-        // The refiner has only the larger encoder, which its diffusers pipeline calls the second as well.
+        // The refiner has only the larger encoder, which diffusers calls the second too.
         ("conditioner.embedders.0.model.", Some(TextEncoder2)),
         ("conditioner.embedders.1.transformer.", Some(TextEncoder2)),
         ("conditioner.embedders.1.model.", Some(TextEncoder2)),
@@ -51,26 +50,26 @@ pub(super) struct Part {
     pub(super) component: Component,
     pub(super) network: Network,
     pub(super) naming: Naming,
-    /// What stands before its keys.
+    /// The prefix of its keys.
     pub(super) prefix: &'static str,
-    /// Its name in the table's spelling to its key in the file.
+    /// Maps names in the table's spelling to keys in the file.
     pub(super) keys: HashMap<String, String>,
     pub(super) table: Table,
-    /// Whether these are the averaged weights of training.
+    /// Whether these are averaged (EMA) weights.
     pub(super) ema: bool,
 }
 
-/// What is in a file.
+/// The contents of a file.
 #[derive(Debug, Default)]
 pub(super) struct Layout {
     pub(super) parts: Vec<Part>,
-    /// The averaged denoiser where there is a trained one, too.
+    /// The averaged denoiser beside a trained one.
     pub(super) averaged: Option<Part>,
-    /// Networks that are recognised and not read.
+    /// Recognised networks that sdrun does not read.
     pub(super) foreign: Vec<&'static str>,
-    /// Keys that are no weights of a network, or copies.
+    /// Keys that are no weights of a network, or duplicates.
     pub(super) ignored: Vec<String>,
-    /// Keys nothing is known about.
+    /// Unknown keys.
     pub(super) unrecognised: Vec<String>,
 }
 
@@ -78,7 +77,7 @@ pub(super) struct Layout {
 pub(super) type Shapes<'a> = &'a dyn Fn(&str) -> Option<Vec<usize>>;
 
 impl Layout {
-    /// Sorts the keys of one file. `hint` is the component where the place of the file tells it.
+    /// Sorts the keys of one file. `hint` is the component if the file's folder tells it.
     pub(super) fn new(keys: &[&str], shapes: Shapes, hint: Option<Component>) -> Layout {
         let mut layout = Layout::default();
         let mut averaged = Vec::new();
@@ -109,7 +108,7 @@ impl Layout {
         layout
     }
 
-    /// The network of these keys, unless there is one of its kind already. Notes networks that are not read.
+    /// The network of these keys, unless its component is already there. Records networks that are not read.
     fn part(
         &mut self,
         prefix: &'static str,
@@ -125,7 +124,7 @@ impl Layout {
         part.filter(|part| !self.has(part.component))
     }
 
-    /// Takes averaged weights in the place of the trained ones. False where there are none.
+    /// Replaces the trained weights by averaged ones. Returns false where there are none.
     pub(super) fn use_averaged(&mut self) -> bool {
         let Some(averaged) = self.averaged.take() else { return self.parts.iter().any(|part| part.ema) };
         self.parts.retain(|part| part.component != averaged.component);
@@ -137,8 +136,8 @@ impl Layout {
         self.parts.iter().any(|part| part.component == component)
     }
 
-    /// Takes the networks whose keys have a prefix, and returns the other keys: those without, and those whose
-    /// beginning only looks like one (OpenCLIP's own keys begin with `transformer.`).
+    /// Takes the networks whose keys have a prefix and returns the other keys: those without one, and those that only seem to
+    /// have one (OpenCLIP's own keys begin with `transformer.`).
     fn take_prefixed<'k>(
         &mut self,
         keys: Vec<&'k str>,
@@ -147,7 +146,7 @@ impl Layout {
     ) -> Vec<&'k str> {
         let (mut groups, mut others) = (BTreeMap::<usize, Vec<&str>>::new(), Vec::new());
         for key in keys {
-            // The longest prefix wins: `text_encoders.clip_l.` is one of `text_encoders.clip_l.transformer.`.
+            // The longest prefix wins: `text_encoders.clip_l.` also matches `text_encoders.clip_l.transformer.`.
             let fitting = PREFIXES.iter().enumerate().filter(|(_, (prefix, _))| key.starts_with(prefix));
             match fitting.max_by_key(|(_, (prefix, _))| prefix.len()) {
                 Some((index, _)) => groups.entry(index).or_default().push(key),
@@ -164,7 +163,7 @@ impl Layout {
         others
     }
 
-    /// T5 is the third text encoder of SD 3, the second of Flux and the only one of Chroma and PixArt. Alone it passes for the
+    /// T5 is the third text encoder of SD 3, the second of Flux and the only one of Chroma and PixArt. Alone it counts as the
     /// third.
     fn settle_t5(&mut self, hint: Option<Component>) {
         let denoiser = self.parts.iter().find(|part| part.component == Component::Denoiser);
@@ -187,7 +186,7 @@ impl Layout {
 }
 
 impl Part {
-    /// The network these keys belong to once `prefix` is taken away.
+    /// The network of these keys without `prefix`.
     pub(super) fn new(
         prefix: &'static str,
         keys: &[&str],
@@ -199,7 +198,7 @@ impl Part {
         let named: HashMap<String, String> =
             bare.iter().map(|name| (found.respell(name).into_owned(), format!("{prefix}{name}"))).collect();
         let table = Table::new(found.network, found.naming, named.keys().map(String::as_str));
-        // Add-ons (motion modules and the like) have the outer names of the network they extend, and no more.
+        // Add-ons such as motion modules share only the outer names of the network they extend.
         let rules = harmless::Rules::new(found.network, std::iter::empty(), std::iter::empty());
         let strange = table.extra.iter().filter(|name| rules.harmless(name).is_none()).count();
         if table.pairs.len() < strange {
@@ -232,7 +231,7 @@ impl Part {
         Some(Part { component, network, naming, prefix, keys: named, table, ema: false })
     }
 
-    /// What to call it in messages.
+    /// Its name in messages.
     pub(super) fn title(&self) -> String {
         let prefix = if self.prefix.is_empty() { String::new() } else { format!(" ({}*)", self.prefix) };
         format!("the {}{prefix} of this checkpoint", self.component)
@@ -243,11 +242,11 @@ impl Part {
         self.keys.get(name).map_or(name, String::as_str)
     }
 
-    /// Names under which tensors are known as well, to their names in diffusers.
+    /// Maps other names of tensors to their names in diffusers.
     pub(super) fn aliases(&self) -> HashMap<String, String> {
         match self.network {
             Network::T5 => [(T5_TOKENS[1].to_string(), T5_TOKENS[0].to_string())].into(),
-            // Graphs of tiny autoencoders mostly come from the original implementation and have its numbers.
+            // Graphs of tiny autoencoders mostly come from the original implementation and keep its numbers.
             Network::TinyVae if self.naming == Naming::Original => {
                 let pairs = self.table.pairs.iter().filter_map(|pair| Some((pair, pair.diffusers.first()?)));
                 pairs

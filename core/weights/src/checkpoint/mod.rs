@@ -2,9 +2,8 @@
 //!
 //! [`Checkpoint::open`] takes a safetensors file (a whole model in the original layout, or one or some of its
 //! components, under the original's or diffusers' names), a folder of diffusers (a pipeline or one component, sharded
-//! or not), or a GGUF file. The keys are sorted into components by prefix and structure; a component is then a
-//! [`StateDict`] whose tensors are made from the file's when they are asked for, borrowed where the bytes are the
-//! same.
+//! or not), or a GGUF file. The keys are sorted into components by prefix and structure. A component is a [`StateDict`]:
+//! its tensors are made from the file's on demand, and borrowed where the bytes are equal.
 
 mod container;
 mod ema;
@@ -38,13 +37,13 @@ use std::{
     sync::Arc,
 };
 
-/// A model, opened. Files are mapped; tensors are read when they are asked for.
+/// An opened model. Files are mapped, tensors are read on demand.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
     format: Format,
     sources: Vec<Source>,
-    /// Of a pipeline's scheduler, where there is one.
+    /// The configuration of a pipeline's scheduler, empty without one.
     scheduler: BTreeMap<String, serde_json::Value>,
 }
 
@@ -75,8 +74,11 @@ impl Checkpoint {
         let (format, sources, scheduler) = if metadata.is_dir() {
             let found = folder::Folder::find(path)?;
             let mut sources = Vec::new();
-            for (files, hint) in &found.weights {
-                sources.push(Source::new(open_files(files)?, *hint));
+            for folder::ComponentFiles { files, component, averaged } in &found.weights {
+                let mut source = Source::new(open_files(files)?, *component);
+                let denoisers = |part: &&mut Part| part.component == Component::Denoiser;
+                source.layout.parts.iter_mut().filter(denoisers).for_each(|part| part.ema |= averaged);
+                sources.push(source);
             }
             if let Some(files) = &found.averaged {
                 add_averaged(&mut sources, Source::new(open_files(files)?, Some(Component::Denoiser)));
@@ -94,7 +96,7 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// The same checkpoint with the averaged (EMA) weights of its denoiser in the place of the trained ones.
+    /// The same checkpoint with the averaged (EMA) weights of its denoiser instead of the trained ones.
     ///
     /// `NotFound` where it has none.
     pub fn with_ema(mut self) -> Result<Self> {
@@ -108,7 +110,7 @@ impl Checkpoint {
                 .with_file(&self.path)
                 .with_hint("use its trained weights, which are the only ones it has"));
         }
-        // Averaged weights in a file of their own take the place of the trained ones in another.
+        // Averaged weights in a file of their own replace the trained ones of another file.
         let averaged = |source: &Source| source.layout.parts.iter().any(|part| part.ema);
         if self.sources.iter().any(averaged) {
             for source in &mut self.sources {
@@ -118,12 +120,12 @@ impl Checkpoint {
         Ok(self)
     }
 
-    /// What was opened.
+    /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The components there are, in the order of [`Component::ALL`]. A lone T5 passes for the third text encoder.
+    /// Its components, in the order of [`Component::ALL`]. A lone T5 counts as the third text encoder.
     pub fn components(&self) -> Vec<Component> {
         let mut components: Vec<Component> = self.parts().map(|(_, part)| part.component).collect();
         components.sort_unstable();
@@ -133,8 +135,8 @@ impl Checkpoint {
 
     /// The tensors of a component under the names of diffusers.
     ///
-    /// A file that holds nothing but one text encoder is given for whichever text encoder is asked for, as nothing
-    /// in it tells its place in a pipeline. `NotFound`, with those there are, for a component that is absent.
+    /// A file that holds only one text encoder serves as any of them, since it does not tell its place in a pipeline.
+    /// `NotFound` for an absent component; the error lists those there are.
     pub fn component(&self, component: Component) -> Result<Box<dyn StateDict>> {
         let (source, part) = self.find(component)?;
         Ok(Box::new(ComponentWeights::new(source.container.clone(), part)))
@@ -146,7 +148,7 @@ impl Checkpoint {
         Ok(Unread::new(part, &ComponentWeights::new(source.container.clone(), part), binding))
     }
 
-    /// What the files say about themselves (`__metadata__`, keys of GGUF).
+    /// The files' own metadata (`__metadata__`, keys of GGUF).
     pub fn metadata(&self) -> BTreeMap<&str, &str> {
         let mut all = BTreeMap::new();
         for (key, value) in self.sources.iter().flat_map(|source| source.container.metadata()) {
@@ -155,7 +157,7 @@ impl Checkpoint {
         all
     }
 
-    /// What was found, for people and programs.
+    /// Summarises the contents, for people and programs.
     pub fn summary(&self) -> Summary {
         Summary::new(self)
     }
@@ -186,7 +188,7 @@ impl Checkpoint {
         }
     }
 
-    /// A network that was recognised and is not read.
+    /// A recognised network that sdrun does not read.
     fn foreign(&self) -> Option<&'static str> {
         self.sources.iter().find_map(|source| source.layout.foreign.first().copied())
     }
@@ -207,7 +209,7 @@ impl Checkpoint {
             let message = if keys.is_empty() {
                 format!("{} holds no tensors", self.path.display())
             } else {
-                format!("the keys of {} are of no layout we know: {}", self.path.display(), first_few(&keys))
+                format!("the keys of {} have no known layout: {}", self.path.display(), first_few(&keys))
             };
             return Err(Error::invalid(message).with_file(&self.path).with_hint(MODELS));
         }
@@ -215,12 +217,12 @@ impl Checkpoint {
     }
 }
 
-/// What is read, for hints.
+/// The models that sdrun reads, for hints.
 const MODELS: &str = "sdrun reads Stable Diffusion 1, 2, XL, 3 and 3.5, Flux, Chroma, PixArt and Sana, the autoencoders, \
                       CLIP and T5 text encoders and the ControlNets of Stable Diffusion, in the layouts of the original \
                       implementations, of diffusers and of ComfyUI";
 
-/// Puts a file of averaged weights beside the others.
+/// Adds a file of averaged weights to the others.
 fn add_averaged(sources: &mut Vec<Source>, mut source: Source) {
     let trained =
         |source: &Source| source.layout.parts.iter().any(|part| part.component == Component::Denoiser);

@@ -1,4 +1,4 @@
-//! What a denoiser predicts, and how that is known.
+//! What a denoiser predicts, with the evidence.
 
 use super::{Checkpoint, container::Container, family::Family};
 use crate::{
@@ -52,22 +52,22 @@ pub struct Edm {
     pub sigma_min: f64,
     /// Largest noise level.
     pub sigma_max: f64,
-    /// Means of the latents' channels, where the file has them.
+    /// Means of the latents' channels, if the file has them.
     pub latent_mean: Option<Vec<f32>>,
-    /// Standard deviations of the latents' channels, where the file has them.
+    /// Standard deviations of the latents' channels, if the file has them.
     pub latent_std: Option<Vec<f32>>,
 }
 
-/// What the denoiser of a checkpoint predicts, as far as the checkpoint tells.
+/// What the denoiser of a checkpoint predicts, if the checkpoint tells.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
-    /// `None` where nothing tells it, or where statements contradict one another.
+    /// `None` without evidence, or where evidence is contradictory.
     pub kind: Option<Parameterisation>,
-    /// Whether the noise schedule ends in pure noise (zero terminal SNR). `None` where nothing tells it.
+    /// Whether the noise schedule ends in pure noise (zero terminal SNR). `None` without evidence.
     pub zero_terminal_snr: Option<bool>,
-    /// The constants of an EDM, where it is one.
+    /// The constants of an EDM, if it is one.
     pub edm: Option<Edm>,
-    /// What this was concluded from.
+    /// The evidence.
     pub evidence: Vec<String>,
 }
 
@@ -77,8 +77,8 @@ impl Prediction {
         self.kind.map(|kind| matches!(kind, Parameterisation::Velocity | Parameterisation::EdmVelocity))
     }
 
-    /// In this order: models that have only one kind; statements (marker tensors, a pipeline's scheduler, metadata),
-    /// which have to agree; the values of SD 2.
+    /// Evidence in this order: models of only one kind; statements (marker tensors, a pipeline's scheduler, metadata), which
+    /// must agree; the values of SD 2.
     pub(super) fn new(
         checkpoint: &Checkpoint,
         family: Option<Family>,
@@ -113,7 +113,7 @@ impl Prediction {
         found
     }
 
-    /// What marker tensors, the scheduler and the metadata say. Fills in the constants they give.
+    /// Reads marker tensors, the scheduler and the metadata. Fills in the constants they give.
     ///
     /// Sources: `model_type` of ComfyUI's `SDXL` (`comfy/supported_models.py`) for the markers and the constants of
     /// Playground and CosXL; ModelSpec 1.0 for the metadata; `scheduler_config.json` of diffusers.
@@ -219,9 +219,9 @@ fn kind_of(text: &str) -> Option<Parameterisation> {
     })
 }
 
-/// The values of a small tensor of a file, as far as they are finite floating-point numbers.
+/// The values of a small tensor of a file, if they are finite floating-point numbers.
 fn values(container: &dyn Container, key: &str) -> Option<Vec<f32>> {
-    /// More values than any marker has.
+    /// Above the number of values of any marker.
     const MOST: usize = 1024;
     let (dtype, shape) = container.describe(key).ok()?;
     let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d))?;

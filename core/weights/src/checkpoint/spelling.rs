@@ -1,9 +1,9 @@
-//! Spellings of a network's names that differ from those of the key tables.
+//! Spellings of names that differ from those of the key tables.
 
 use crate::keys::{Naming, Network, T5_TOKENS, identify_network, modern_vae_attention, names::Names};
 use std::borrow::Cow;
 
-/// A network and how its names are spelt.
+/// A network and the spelling of its names.
 pub(super) struct Found {
     pub(super) network: Network,
     pub(super) naming: Naming,
@@ -11,9 +11,9 @@ pub(super) struct Found {
 }
 
 enum Spelling {
-    /// As in the tables, or nearly.
+    /// As in the tables, with small differences.
     Table,
-    /// Without a word in front that the tables have.
+    /// Without a leading word that the tables have.
     Without(&'static str),
     /// T5 as llama.cpp names it.
     LlamaCpp,

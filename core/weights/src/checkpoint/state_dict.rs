@@ -1,4 +1,4 @@
-//! A component's tensors under the names of diffusers, made from the file's on demand.
+//! A component's tensors under diffusers' names, made from the file's on demand.
 
 use super::{container::Container, layout::Part};
 use crate::{
@@ -7,14 +7,14 @@ use crate::{
     layout::transpose,
     memory::zeroed,
 };
-use sdrun_abi::{DType, Error, Result, Weight, WeightSource};
+use sdrun_abi::{DType, EncodedWeight, Error, Result, Weight, WeightSource};
 use std::{
     collections::{BTreeMap, HashMap},
     ops::Range,
     sync::Arc,
 };
 
-/// Names given before the rest is only counted.
+/// Names that messages list before they count the rest.
 const NAMED: usize = 5;
 
 /// Where a tensor comes from.
@@ -23,7 +23,7 @@ struct Source {
     /// Key in the file.
     key: String,
     fusion: Fusion,
-    /// Which of how many fused tensors.
+    /// Index and number of the fused tensors.
     part: (usize, usize),
 }
 
@@ -32,13 +32,13 @@ struct Source {
 pub(super) struct ComponentWeights {
     container: Arc<dyn Container>,
     sources: BTreeMap<String, Source>,
-    /// Names that stand for others.
+    /// Other names of tensors.
     aliases: HashMap<String, String>,
-    /// What to say about the component where a tensor is missing.
+    /// Describes the component in errors about missing tensors.
     lacks: String,
 }
 
-/// How a tensor is made of the one in the file.
+/// How a tensor is made from the one in the file.
 enum Step {
     Whole,
     Reshaped,
@@ -78,7 +78,7 @@ impl ComponentWeights {
         }
     }
 
-    /// The state dict's own name of a tensor that may have another as well.
+    /// Resolves another name of a tensor to its own.
     pub(super) fn canonical(&self, name: &str) -> Option<&str> {
         let entry = |name: &str| self.sources.get_key_value(name).map(|(name, _)| name.as_str());
         entry(name).or_else(|| entry(self.aliases.get(name)?))
@@ -90,7 +90,7 @@ impl ComponentWeights {
             .ok_or_else(|| Error::not_found(format!("there is no tensor {name:?} in {}", self.lacks)))
     }
 
-    /// The step to a tensor, its type and shape.
+    /// The step that makes a tensor, with its type and shape.
     fn plan(&self, source: &Source) -> Result<(Step, DType, Vec<usize>)> {
         let (dtype, mut shape) = self.container.describe(&source.key)?;
         let wrong = |what: &str| {
@@ -138,7 +138,7 @@ impl ComponentWeights {
         Ok((step, dtype, shape))
     }
 
-    /// The model's width: columns of the fused weight, also where the bias is asked for.
+    /// The model's width: the columns of the fused weight, also for its bias.
     fn hidden(&self, source: &Source, shape: &[usize]) -> Option<usize> {
         if let [_, columns] = shape {
             return Some(*columns);
@@ -147,7 +147,7 @@ impl ComponentWeights {
         self.container.stored(&weight).and_then(|(_, shape)| shape.get(1).copied())
     }
 
-    /// Elements, and the element types in the file with how many tensors (in the file) have them.
+    /// The number of elements, and the number of tensors in the file by element type.
     pub(super) fn sizes(&self) -> (u64, BTreeMap<String, usize>) {
         let (mut elements, mut dtypes) = (0u64, BTreeMap::new());
         let mut keys: Vec<&str> = self.sources.values().map(|source| &*source.key).collect();
@@ -160,7 +160,7 @@ impl ComponentWeights {
         (elements, dtypes)
     }
 
-    /// Names and shapes of all tensors whose shape is that of the layout.
+    /// Names and shapes of all tensors whose shapes fit the layout.
     pub(super) fn shapes(&self) -> Vec<(&str, Vec<usize>)> {
         let shape = |(name, source)| Some((String::as_str(name), self.plan(source).ok()?.2));
         self.sources.iter().filter_map(shape).collect()
@@ -182,7 +182,7 @@ impl WeightSource for ComponentWeights {
         let (step, dtype, shape) = self.plan(source)?;
         match step {
             Step::Whole => self.container.read(&source.key, None),
-            // As many elements, so the same bytes.
+            // The same elements in the same order.
             Step::Reshaped => {
                 let mut weight = self.container.read(&source.key, None)?;
                 weight.shape = shape;
@@ -209,6 +209,15 @@ impl WeightSource for ComponentWeights {
 
     fn describe(&self, name: &str) -> Result<(DType, Vec<usize>)> {
         self.plan(self.find(name)?).map(|(_, dtype, shape)| (dtype, shape))
+    }
+
+    fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
+        let source = self.find(name)?;
+        match self.plan(source)?.0 {
+            Step::Whole => self.container.encoded(&source.key, None, encodings),
+            Step::Rows(rows) => self.container.encoded(&source.key, Some(rows), encodings),
+            Step::Reshaped | Step::Transposed | Step::SwappedHalves => Ok(None),
+        }
     }
 }
 

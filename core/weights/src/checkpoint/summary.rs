@@ -1,4 +1,4 @@
-//! What a checkpoint is and holds, as data.
+//! A checkpoint's model and contents, as data.
 
 use super::{
     Checkpoint, Source,
@@ -26,35 +26,35 @@ pub enum Format {
     Folder,
 }
 
-/// What [`Checkpoint::summary`] tells.
+/// The result of [`Checkpoint::summary`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// What was opened.
+    /// The path that was opened.
     pub path: PathBuf,
     /// Its format.
     pub format: Format,
-    /// The model: that of its denoiser or ControlNet, else of its only component.
+    /// The model of its denoiser or ControlNet, or else of its only component.
     pub family: Option<Family>,
-    /// What kind of that model.
+    /// Facts about that model.
     pub facts: Facts,
-    /// What its denoiser predicts, and how that is known.
+    /// What its denoiser predicts, with the evidence.
     pub prediction: Prediction,
     /// Its components.
     pub components: Vec<ComponentSummary>,
-    /// What the file says about itself. A hint: names and shapes decide.
+    /// The file's own metadata. Names and shapes decide, not these.
     pub metadata: BTreeMap<String, String>,
-    /// Networks that were recognised and that sdrun does not read.
+    /// Recognised networks that sdrun does not read.
     pub foreign: Vec<String>,
-    /// Keys that no component uses and that are known to be of no use: schedules, training state, averaged copies.
+    /// Keys known to be unused: schedules, training state, averaged copies.
     pub ignored: Vec<String>,
-    /// Keys nothing is known about.
+    /// Unknown keys.
     pub unrecognised: Vec<String>,
 }
 
-/// What tells models of one family apart.
+/// Facts that tell models of one family apart.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Facts {
-    /// Channels the denoiser takes (9 for inpainting UNets; of transformers before patches are cut, so 64 for Flux).
+    /// Input channels of the denoiser (9 for inpainting UNets; for transformers before patching, so 64 for Flux).
     pub in_channels: Option<usize>,
     /// Width of the text the denoiser attends to.
     pub text_width: Option<usize>,
@@ -62,7 +62,7 @@ pub struct Facts {
     pub inpainting: bool,
     /// Whether guidance is an input of the denoiser (Flux dev, latent consistency models).
     pub distilled_guidance: bool,
-    /// Whether the weights in use are those averaged in training (EMA).
+    /// Whether the weights in use are averaged ones (EMA).
     pub ema: bool,
     /// Whether there are averaged weights besides the trained ones ([`Checkpoint::with_ema`]).
     pub has_ema: bool,
@@ -71,25 +71,25 @@ pub struct Facts {
 /// One component of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ComponentSummary {
-    /// Which.
+    /// Which component.
     pub component: Component,
-    /// What network it is.
+    /// Its network.
     pub network: Network,
-    /// What model it is of, or what shared part.
+    /// The model it belongs to, or the shared part it is.
     pub family: Family,
-    /// Whose names its keys have.
+    /// The naming of its keys.
     pub naming: Naming,
-    /// What stands before its keys.
+    /// The prefix of its keys.
     pub prefix: String,
-    /// Tensors under the names of diffusers.
+    /// Number of tensors under diffusers' names.
     pub tensors: usize,
-    /// Their elements.
+    /// Number of their elements.
     pub parameters: u64,
-    /// Element types in the file, and how many tensors of the file have them.
+    /// Number of tensors in the file by element type.
     pub dtypes: BTreeMap<String, usize>,
-    /// Keys a network of this structure has and the file has not.
+    /// Keys of such a network that the file lacks.
     pub missing: Vec<String>,
-    /// Keys of the file under the component's prefix that are no part of the network.
+    /// Keys under the component's prefix that do not belong to the network.
     pub extra: Vec<String>,
 }
 

@@ -12,25 +12,25 @@ use std::collections::{BTreeMap, HashSet};
 /// Tensors of a checkpoint's component that a graph does not read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Unread {
-    /// Tensors that change nothing, by the reason.
+    /// Tensors without effect, by reason.
     pub harmless: BTreeMap<&'static str, Vec<String>>,
-    /// Tensors that change the result of the network and were left out because the caller accepted that.
+    /// Tensors that change the result and that the caller chose to leave out.
     pub left_out: Vec<String>,
 }
 
 impl Unread {
-    /// How many there are.
+    /// Their number.
     pub fn len(&self) -> usize {
         self.left_out.len() + self.harmless.values().map(Vec::len).sum::<usize>()
     }
 
-    /// Whether the graph reads everything.
+    /// Whether the graph reads every tensor.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Compares the tensors of a component with those a graph reads. Names are those of diffusers; tensors that are not
-    /// part of the network have the names of the file.
+    /// Compares the tensors of a component with those a graph reads. Names are diffusers'; tensors outside the network keep
+    /// the file's names.
     pub(super) fn new(part: &Part, weights: &ComponentWeights, binding: &Binding) -> Unread {
         let sources = binding.tensors.iter().flat_map(|tensor| &tensor.sources);
         let read: HashSet<&str> = sources.filter_map(|name| weights.canonical(name)).collect();
@@ -48,7 +48,7 @@ impl Unread {
         unread
     }
 
-    /// The tensors left out by what they are: `a, b (norms of queries and keys)`.
+    /// The tensors left out, by kind: `norms of queries and keys: a, b`.
     pub(crate) fn description(&self) -> String {
         let mut kinds: Vec<(&'static str, Vec<String>)> = Vec::new();
         for name in &self.left_out {

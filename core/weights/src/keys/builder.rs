@@ -1,11 +1,11 @@
-//! Writes the table of one network while it asks which parts are there.
+//! Builds the table of one network from the names that are there.
 
 use super::{Fusion, KeyPair, Naming, names::Names};
 use std::fmt::Display;
 
-/// Collects the pairs of a network. A table is one function over it: wherever the structure may vary, the function
-/// asks with the spelling of both layouts, and the builder looks up the one the names at hand are in. So one
-/// function reads the structure from either side.
+/// Collects the pairs of a network. A table is one function over the builder. Where the structure varies, the function asks
+/// with the spellings of both layouts, and the builder looks up that of the given names. So one function serves both
+/// layouts.
 pub(super) struct Builder<'a> {
     naming: Naming,
     names: &'a Names<'a>,
@@ -21,7 +21,7 @@ impl<'a> Builder<'a> {
         self.pairs
     }
 
-    /// The layout of the names at hand.
+    /// The layout of the given names.
     pub(super) fn naming(&self) -> Naming {
         self.naming
     }
@@ -33,43 +33,43 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Whether anything begins so.
+    /// Whether any name has this prefix.
     pub(super) fn any(&self, original: &str, diffusers: &str) -> bool {
         self.names.any(self.pick(original, diffusers))
     }
 
-    /// How many numbered parts there are below this path.
+    /// Counts the numbered parts below this path.
     pub(super) fn count(&self, original: &str, diffusers: &str) -> usize {
         self.names.count(self.pick(original, diffusers))
     }
 
-    /// A tensor that must be there.
+    /// Adds a required tensor.
     pub(super) fn tensor(&mut self, original: impl Display, diffusers: impl Display, fusion: Fusion) {
         let (original, diffusers) = (original.to_string(), vec![diffusers.to_string()]);
         self.pairs.push(KeyPair { original, diffusers, fusion });
     }
 
-    /// A module with a weight and no bias.
+    /// Adds a module with a weight and no bias.
     pub(super) fn weight(&mut self, original: impl Display, diffusers: impl Display) {
         self.tensor(format!("{original}.weight"), format!("{diffusers}.weight"), Fusion::Same);
     }
 
-    /// A module with weight and bias.
+    /// Adds a module with weight and bias.
     pub(super) fn module(&mut self, original: impl Display, diffusers: impl Display) {
         for part in ["weight", "bias"] {
             self.tensor(format!("{original}.{part}"), format!("{diffusers}.{part}"), Fusion::Same);
         }
     }
 
-    /// A module with weight and bias whose halves are exchanged.
+    /// Adds a module with weight and bias whose halves are swapped.
     pub(super) fn swapped(&mut self, original: impl Display, diffusers: impl Display) {
         for part in ["weight", "bias"] {
             self.tensor(format!("{original}.{part}"), format!("{diffusers}.{part}"), Fusion::SwappedHalves);
         }
     }
 
-    /// A module with weight and bias that stands for several, one below the other. `separator` is what comes
-    /// before `weight` in the original name.
+    /// Adds a module with weight and bias that fuses several along the rows. `separator` comes before `weight` in the original
+    /// name.
     pub(super) fn fused(&mut self, original: impl Display, separator: char, diffusers: &[String]) {
         for part in ["weight", "bias"] {
             let names: Vec<String> = diffusers.iter().map(|module| format!("{module}.{part}")).collect();
@@ -77,13 +77,13 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// A tensor that stands for several, one below the other.
+    /// Adds a tensor that fuses several along the rows.
     pub(super) fn rows(&mut self, original: &str, diffusers: &[String]) {
         let (original, diffusers) = (original.to_string(), diffusers.to_vec());
         self.pairs.push(KeyPair { original, diffusers, fusion: Fusion::Rows });
     }
 
-    /// A tensor that some networks have: left out where it is not there.
+    /// Adds an optional tensor, if it is there.
     pub(super) fn optional_tensor(
         &mut self,
         original: impl Display,
@@ -96,7 +96,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// A module with a weight, and a bias where there is one, that some networks have.
+    /// Adds an optional module with a weight and, if it is there, a bias.
     pub(super) fn optional_module(&mut self, original: impl Display, diffusers: impl Display) {
         for part in ["weight", "bias"] {
             self.optional_tensor(format!("{original}.{part}"), format!("{diffusers}.{part}"), Fusion::Same);

@@ -1,9 +1,9 @@
-//! Which network names belong to.
+//! Identifies the network that names belong to.
 
 use super::{Naming, Network, names::Names};
 
-/// Beginnings of names that identify a network. The first row whose groups all match wins, so special cases stand
-/// first. A graph may hold only part of a state dict, so no row needs one particular tensor.
+/// Prefixes of names that identify a network. The first row whose groups all match wins, so special cases come first. A
+/// graph may hold only part of a state dict, so no row depends on a single tensor.
 ///
 /// Sources: the original repositories and diffusers' converters named in the key tables; for PixArt and Sana diffusers'
 /// `scripts/convert_pixart_sigma_to_diffusers.py` and `scripts/convert_sana_to_diffusers.py`.
@@ -70,10 +70,10 @@ const SIGNS: &[(Network, Naming, &[&[&str]])] = {
     ]
 };
 
-/// A network that sdrun does not read, and the beginnings of names that identify it.
+/// A network that sdrun does not read, and the prefixes that identify it.
 struct Foreign {
     title: &'static str,
-    /// Of each group one beginning must be there.
+    /// At least one prefix of each group must match.
     signs: &'static [&'static [&'static str]],
 }
 
@@ -81,13 +81,13 @@ const fn foreign(title: &'static str, signs: &'static [&'static [&'static str]])
     Foreign { title, signs }
 }
 
-/// Networks that resemble ours, or that users try. They are checked before [`SIGNS`], special cases first.
+/// Networks that resemble supported ones, or that users try. They are checked before [`SIGNS`], special cases first.
 ///
 /// Sources: ComfyUI's `comfy/model_detection.py` (`detect_unet_config`) and `comfy/controlnet.py`
 /// (`load_controlnet_state_dict`) for the original names; the model classes and `loaders/single_file_utils.py` of
 /// diffusers for its names; city96's ComfyUI-GGUF (`tools/convert.py`) for a second key of AuraFlow, HiDream and Wan.
 const FOREIGN: &[Foreign] = &[
-    // ControlNets of transformers keep the names of the model they control, so they stand first.
+    // ControlNets of transformers keep the names of the model they control, so they come first.
     foreign(
         "a ControlNet of Qwen-Image",
         &[&["controlnet_blocks."], &["transformer_blocks.0.img_mod.", "txt_norm."]],
@@ -144,13 +144,13 @@ const FOREIGN: &[Foreign] = &[
     ),
 ];
 
-/// The network these names belong to, and whose names they are. Names come without the prefix of their component.
+/// The network and naming of these names. Names come without the prefix of their component.
 /// CLIP and T5 have one naming, that of transformers.
 pub fn identify_network<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<(Network, Naming)> {
     network_of(&Names::from_iter(names))
 }
 
-/// The name of a network that sdrun recognises and does not read.
+/// The name of a recognised network that sdrun does not read.
 pub(crate) fn foreign_network(names: &Names) -> Option<&'static str> {
     FOREIGN.iter().find(|foreign| all_begin(names, foreign.signs)).map(|foreign| foreign.title)
 }
@@ -162,7 +162,7 @@ pub(crate) fn network_of(names: &Names) -> Option<(Network, Naming)> {
     SIGNS.iter().find(|(_, _, signs)| all_begin(names, signs)).map(|(network, naming, _)| (*network, *naming))
 }
 
-/// Whether of each group one beginning is there.
+/// Whether at least one prefix of each group matches.
 fn all_begin(names: &Names, groups: &[&[&str]]) -> bool {
     groups.iter().all(|group| group.iter().any(|prefix| names.any(prefix)))
 }

@@ -1,9 +1,8 @@
 //! Names of weights: the layout of the original implementations (LDM, OpenCLIP, SAI, BFL) against that of diffusers and
 //! transformers.
 //!
-//! One table of [`KeyPair`]s for each component, made from the structure of the network at hand (blocks, layers,
-//! which levels have attention), so that pruned, widened and distilled variants are covered as well. It serves both
-//! ways: checkpoints are read by the original key ([`Table::new`]), adapters are resolved from the graph's own modules
+//! Each component has one table of [`KeyPair`]s, built from the structure of the given network (blocks, layers, levels with
+//! attention), so it covers pruned, widened and distilled variants. It serves both ways: checkpoints are read by the original key ([`Table::new`]), adapters are resolved from the graph's own modules
 //! ([`pairs`], [`modules`]).
 
 mod builder;
@@ -23,7 +22,7 @@ pub(crate) use renamed::{T5_TOKENS, modern_vae_attention};
 use serde::{Deserialize, Serialize};
 use std::{collections::HashSet, ops::Range};
 
-/// How a tensor of the original layout is made of tensors of the diffusers layout.
+/// How a tensor of the original layout is made from tensors of the diffusers layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fusion {
     /// The same tensor.
@@ -34,11 +33,11 @@ pub enum Fusion {
     Transposed,
     /// Concatenated along the first dimension (q, k, v, or q, k, v, mlp).
     Rows,
-    /// The two halves along the first dimension exchanged (scale and shift).
+    /// The two halves along the first dimension swapped (scale and shift).
     SwappedHalves,
 }
 
-/// A tensor of the original layout and what it is in the diffusers layout.
+/// A tensor of the original layout and its tensors of the diffusers layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyPair {
     /// Key in the original layout, without the prefix of its component (`input_blocks.1.0.in_layers.2.weight`).
@@ -51,8 +50,8 @@ pub struct KeyPair {
 
 impl KeyPair {
     /// Which rows of the original tensor each of `diffusers` is, given the number of rows (first dimension) of each.
-    /// A projection that `rows` does not know (graphs drop unused ones) is as large as its siblings: q, k and v are
-    /// equal in all of these networks. `None` where that does not settle it.
+    /// A projection that `rows` does not know (graphs drop unused ones) is as large as its siblings: q, k and v are equal in
+    /// all of these networks. `None` where that does not decide.
     pub fn row_ranges(&self, rows: impl Fn(&str) -> Option<usize>) -> Option<Vec<Range<usize>>> {
         let known: Vec<Option<usize>> = self.diffusers.iter().map(|name| rows(name)).collect();
         let projection = known.iter().take(3).flatten().next().copied();
@@ -69,9 +68,8 @@ impl KeyPair {
     }
 }
 
-/// `total` rows divided among `parts` fused tensors: equally among q, k and v; with a fourth part (Flux's `linear1`),
-/// q, k and v have `hidden` rows each (the model's width, which is the number of columns of the weight) and it has
-/// the rest.
+/// Divides `total` rows among `parts` fused tensors: equally among q, k and v. With a fourth part (Flux's `linear1`), q, k and
+/// v have `hidden` rows each (the model's width, the columns of the weight) and the fourth has the rest.
 pub(crate) fn split_rows(parts: usize, total: usize, hidden: Option<usize>) -> Option<Vec<Range<usize>>> {
     let size = if parts > 3 { hidden? } else { total / parts.max(1) };
     let bounds: Vec<usize> = (0..parts).map(|part| part.checked_mul(size)).collect::<Option<_>>()?;
@@ -83,7 +81,7 @@ pub(crate) fn split_rows(parts: usize, total: usize, hidden: Option<usize>) -> O
     Some(bounds.iter().zip(ends).map(|(start, end)| *start..end).collect())
 }
 
-/// A network whose names are known.
+/// A network with a key table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Network {
@@ -116,7 +114,7 @@ pub enum Network {
     T5,
 }
 
-/// Whose names.
+/// The naming of tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Naming {
@@ -129,11 +127,11 @@ pub enum Naming {
 /// The key table of a network, and how the names it was made from differ from it.
 #[derive(Clone, Debug)]
 pub struct Table {
-    /// Pairs of which at least one of the given names is part.
+    /// Pairs that contain at least one of the given names.
     pub pairs: Vec<KeyPair>,
-    /// Names (in the given naming) that a network of this structure has and that were not given.
+    /// Names (in the given naming) of such a network that were not given.
     pub missing: Vec<String>,
-    /// Names that were given and are not part of the network.
+    /// Given names that do not belong to the network.
     pub extra: Vec<String>,
 }
 
@@ -181,22 +179,22 @@ impl Table {
 
 /// The original key of each tensor of a diffusers state dict (text encoders: names of transformers 4, with
 /// `text_model.`). The names may be a part of a state dict, such as those of a graph that holds the decoder of an
-/// autoencoder; names the network does not have are passed over.
+/// autoencoder; names outside the network are skipped.
 ///
-/// [`identify_network`] tells the network; it says [`Network::Clip`] for every CLIP, because the names cannot tell
+/// [`identify_network`] tells the network; it returns [`Network::Clip`] for every CLIP, because the names do not tell
 /// whether checkpoints of the model use OpenCLIP's.
 pub fn pairs<'a>(network: Network, diffusers: impl IntoIterator<Item = &'a str>) -> Vec<KeyPair> {
     Table::new(network, Naming::Diffusers, diffusers).pairs
 }
 
-/// A module of the original layout and the modules of diffusers it stands for.
+/// A module of the original layout and its modules in diffusers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModulePair {
     /// Path in the original layout (`double_blocks.0.img_attn.qkv`).
     pub original: String,
     /// Paths in diffusers, in the order of their rows.
     pub diffusers: Vec<String>,
-    /// How the original's `weight` is made of theirs.
+    /// How the original's `weight` is made from theirs.
     pub fusion: Fusion,
 }
 

@@ -1,6 +1,6 @@
 //! Dotted names, searched by prefix.
 
-/// A sorted list of names. All questions are answered by binary search.
+/// A sorted list of names with binary search.
 #[derive(Clone, Debug)]
 pub(crate) struct Names<'a>(Vec<&'a str>);
 
@@ -14,7 +14,7 @@ impl<'a> FromIterator<&'a str> for Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    /// Whether this very name is there.
+    /// Whether exactly this name is there.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.0.binary_search(&name).is_ok()
     }
@@ -27,9 +27,8 @@ impl<'a> Names<'a> {
 
     /// One more than the largest index `i` for which there are names that begin with `prefix.i.`.
     ///
-    /// Holes are tolerated (layers without weights have numbers too, and a damaged file is to be told what it
-    /// lacks), but never many more of them than there are indices: the work stays proportional to the number of
-    /// names whatever numbers stand in them.
+    /// Holes are allowed (layers without weights have numbers too, and a damaged file should learn what it lacks), but not
+    /// many more than indices: the work stays proportional to the number of names for any numbers in them.
     pub(crate) fn count(&self, prefix: &str) -> usize {
         let (mut count, mut hits, mut misses) = (0, 0, 0);
         for index in 0.. {
@@ -46,7 +45,7 @@ impl<'a> Names<'a> {
         count
     }
 
-    /// All of them, sorted.
+    /// All names, sorted.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &'a str> {
         self.0.iter().copied()
     }
@@ -64,7 +63,7 @@ mod tests {
         assert_eq!(names.iter().count(), 8);
         assert!(names.has("b") && !names.has("a"));
         assert!(names.any("a.1") && names.any("b") && names.any("") && !names.any("a.2") && !names.any("e"));
-        // 10 is out of reach of two indices; one hole each is not; an end without a further part is no index.
+        // Two indices do not reach 10; one hole each is allowed; a last part is no index.
         assert_eq!(["a", "b", "c", "d", "e"].map(|prefix| names.count(prefix)), [2, 0, 0, 4, 0]);
         assert!(!Names::from_iter([]).any(""));
     }

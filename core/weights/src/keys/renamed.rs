@@ -1,10 +1,9 @@
-//! Names that diffusers and transformers have changed, or have twice.
+//! Names that diffusers and transformers changed, or use twice.
 
 /// The name of T5's token table in a state dict, and the name it is tied to. Files and graphs have either or both.
 pub(crate) const T5_TOKENS: [&str; 2] = ["shared.weight", "encoder.embed_tokens.weight"];
 
-/// The present name of a tensor of an autoencoder's attention, from the name that diffusers' older `AttentionBlock` gave
-/// it. diffusers still converts these when it loads a model (`ModelMixin._convert_deprecated_attention_blocks`).
+/// The current name of a tensor of an autoencoder's attention, given its name in diffusers' older `AttentionBlock`. diffusers still converts these when it loads a model (`ModelMixin._convert_deprecated_attention_blocks`).
 pub(crate) fn modern_vae_attention(name: &str) -> Option<String> {
     let (path, leaf) = name.rsplit_once('.')?;
     let (block, projection) = path.rsplit_once('.')?;

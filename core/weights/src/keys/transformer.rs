@@ -31,8 +31,8 @@ pub(super) fn sd3(b: &mut Builder) {
         b.module(format!("{x}.mlp.fc1"), format!("{block}.ff.net.0.proj"));
         b.module(format!("{x}.mlp.fc2"), format!("{block}.ff.net.2"));
 
-        // What the text becomes after the last block is of no use: that block has only the text's projections,
-        // and a modulation of one shift and one scale, in diffusers' order scale, shift.
+        // The text is unused after the last block, so that block has only the text's projections and a modulation of one
+        // shift and one scale, in diffusers' order scale, shift.
         let (modulation, norm) =
             (format!("{context}.adaLN_modulation.1"), format!("{block}.norm1_context.linear"));
         let last = index + 1 == blocks && !b.any(&format!("{context}.mlp."), &format!("{block}.ff_context."));
@@ -84,7 +84,7 @@ pub(super) fn flux(b: &mut Builder) {
     b.swapped("final_layer.adaLN_modulation.1", "norm_out.linear");
 }
 
-/// Chroma: Flux without modulation layers; one small network makes all modulations.
+/// Chroma: Flux without modulation layers; one small network computes all modulations.
 pub(super) fn chroma(b: &mut Builder) {
     let guidance = "distilled_guidance_layer";
     b.module(format!("{guidance}.in_proj"), format!("{guidance}.in_proj"));

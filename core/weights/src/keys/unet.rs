@@ -15,10 +15,10 @@ pub(super) fn unet(b: &mut Builder) {
 
 pub(super) fn controlnet(b: &mut Builder) {
     let layers = way_down(b);
-    // Hint encoder: a convolution at each even place, activations between them.
+    // Hint encoder: convolutions at even places, activations between them.
     let blocks = match b.naming() {
         Naming::Diffusers => b.count("", "controlnet_cond_embedding.blocks"),
-        // Every second place from 0 on is taken; the last one is `conv_out`.
+        // Places 0, 2, 4, …; the last is `conv_out`.
         Naming::Original => {
             let mut places = 0;
             while b.any(&format!("input_hint_block.{}.", 2 * places), "") {
@@ -70,7 +70,7 @@ fn way_down(b: &mut Builder) -> usize {
             b.module(original, sampler);
             n += 1;
         }
-        // Only names of diffusers tell a level that follows without sampling in between.
+        // Only diffusers' names show a level that follows without sampling in between.
         let follows = b.naming() == Naming::Diffusers && b.any("", &format!("down_blocks.{}.", level + 1));
         if !sampled && !follows {
             break;
@@ -139,7 +139,7 @@ fn residual(b: &mut Builder, original: &str, resnet: &str) {
 
 /// `SpatialTransformer` and `Transformer2DModel`, which name their parts alike. False where there is none.
 fn attention(b: &mut Builder, original: &str, module: &str) -> bool {
-    // The place behind a residual block without attention may hold the sampling of the level.
+    // The place after a residual block without attention may hold the level's sampling.
     if !b.any(&format!("{original}.transformer_blocks."), &format!("{module}.")) {
         return false;
     }

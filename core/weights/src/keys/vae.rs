@@ -15,7 +15,7 @@ pub(super) fn kl(b: &mut Builder) {
         middle(b, half);
         let levels = b.count(&format!("{half}.{from}"), &format!("{half}.{to}_blocks"));
         for level in 0..levels {
-            // The original numbers levels by resolution, so the way up backwards.
+            // The original numbers levels by resolution, so the decoder's run backwards.
             let number = if way == "up" { levels - 1 - level } else { level };
             let (original, block) =
                 (format!("{half}.{from}.{number}"), format!("{half}.{to}_blocks.{level}"));
@@ -58,16 +58,16 @@ fn residual(b: &mut Builder, original: &str, resnet: &str) {
     b.optional_module(format!("{original}.nin_shortcut"), format!("{resnet}.conv_shortcut"));
 }
 
-/// Both are one sequence of layers, numbered with those that have no weights; the original's decoder begins with a
-/// clamp, which is no layer in diffusers. (`taesd.py`, github.com/madebyollin/taesd.)
+/// Both are one sequence of layers; layers without weights are numbered too. The original's decoder begins with a clamp,
+/// which is no layer in diffusers. (`taesd.py`, github.com/madebyollin/taesd.)
 pub(super) fn tiny(b: &mut Builder) {
     for (half, first) in [("encoder", 0), ("decoder", 1)] {
         let (original, module) = (format!("taesd_{half}"), format!("{half}.layers"));
         let places = b.count(&original, &module);
         for place in first..places + first {
-            // Counted from either side, the sequence ends at or before this place.
+            // In either naming, the sequence ends at or before this place.
             let (original, module) = (format!("{original}.{place}"), format!("{module}.{}", place - first));
-            // `pool` is of TAEF2, which has wider blocks in the middle.
+            // `pool` belongs to TAEF2, which has wider blocks in the middle.
             for part in ["", ".conv.0", ".conv.2", ".conv.4", ".skip", ".pool.0", ".pool.1", ".pool.3"] {
                 b.optional_module(format!("{original}{part}"), format!("{module}{part}"));
             }

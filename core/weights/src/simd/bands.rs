@@ -1,11 +1,11 @@
-//! A matrix that several threads write, each its own columns.
+//! A matrix that several threads write, each in its own columns.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
 
-/// Some columns of a matrix, all of its rows.
+/// Some columns of a matrix over all rows.
 pub(crate) struct Band<'a> {
-    /// The first of the columns in the first row.
+    /// Address of the first column in the first row.
     start: *mut u8,
     /// Bytes of a row of the matrix.
     stride: usize,
@@ -15,19 +15,19 @@ pub(crate) struct Band<'a> {
     matrix: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: bands are parts of a slice that nobody else can reach while they live, and do not overlap.
+// SAFETY: bands are parts of a slice that nothing else can reach while they live, and do not overlap.
 unsafe impl Send for Band<'_> {}
 
 impl Band<'_> {
-    /// One row of it.
+    /// One row of the band.
     #[inline]
     pub(crate) fn row(&mut self, row: usize) -> &mut [u8] {
         assert!(row < self.rows, "row {row} of {}", self.rows);
-        // SAFETY: `bands` made it so that `rows` rows are there; the columns are those of this band alone, which is borrowed.
+        // SAFETY: `bands` checked that the matrix has `rows` rows; the columns belong to this band alone, which is borrowed.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.stride), self.width) }
     }
 
-    /// Asks for the memory of a row that will be written, so that it is in the cache then.
+    /// Prefetches a row that will be written.
     #[inline]
     pub(crate) fn fetch(&mut self, row: usize) {
         #[cfg(target_arch = "x86_64")]

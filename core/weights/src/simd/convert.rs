@@ -1,6 +1,6 @@
-//! f16 and bf16 to f32 and back, little-endian: a block of a matrix at a time.
+//! Converts f16 and bf16 to f32 and back, little-endian, a block of a matrix at a time.
 
-/// A type of 16 bits.
+/// A 16-bit floating-point type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Half {
     /// IEEE 754 binary16.
@@ -18,7 +18,7 @@ impl Half {
     }
 }
 
-/// Rows and columns of a block of a matrix, and how many elements its rows begin apart on both sides.
+/// Rows and columns of a block of a matrix, with the distance between rows on either side, in elements.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block {
     pub(crate) rows: usize,
@@ -28,12 +28,12 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// Values that lie behind one another.
+    /// Consecutive values.
     pub(crate) fn line(columns: usize) -> Self {
         Block { rows: 1, columns, from_stride: 0, to_stride: 0 }
     }
 
-    /// That sides of `from` and `to` elements hold all of it.
+    /// Checks that sides of `from` and `to` elements hold the whole block.
     pub(super) fn check(&self, from: usize, to: usize) {
         let end = |stride: usize| self.rows.checked_sub(1).map_or(0, |last| last * stride + self.columns);
         assert!(
@@ -54,7 +54,7 @@ pub(crate) fn widen(half: Half, from: &[u8], to: &mut [f32], block: Block) {
     widen_plainly(half, from, to, block);
 }
 
-/// Writes halves, rounding to nearest, ties to even. Tells whether all that was written is finite.
+/// Writes halves, rounding to nearest, ties to even. Returns whether all results are finite.
 pub(crate) fn narrow(half: Half, from: &[f32], to: &mut [u8], block: Block) -> bool {
     let to = to.as_chunks_mut().0;
     block.check(from.len(), to.len());
@@ -101,13 +101,13 @@ pub(super) fn narrow_plainly(half: Half, from: &[f32], to: &mut [[u8; 2]], block
     largest < half.infinity()
 }
 
-/// All bits of an f32 but its sign.
+/// All bits of an f32 except its sign.
 const MAGNITUDE: u32 = 0x7fff_ffff;
-/// An f32's bits of infinity, and the bit that makes a NaN quiet.
+/// The bits of infinity in f32, and the bit that makes a NaN quiet.
 const INFINITY: u32 = 0x7f80_0000;
 const QUIET: u32 = 0x0040_0000;
 
-// Without a branch, so that the compiler can make many at once.
+// Branch-free, so that the compiler vectorises them.
 
 #[inline(always)]
 fn of_f16(half: u16) -> f32 {
@@ -126,7 +126,7 @@ fn to_f16(value: f32) -> u16 {
     let sign = (bits >> 16) as u16 & 0x8000;
     let magnitude = bits & MAGNITUDE;
     let normal = (magnitude.wrapping_sub(112 << 23).wrapping_add(0xfff + (magnitude >> 13 & 1)) >> 13) as u16;
-    // The last bit of a half that is subnormal is that of an f32 from 0.5 to 1: adding 0.5 rounds there.
+    // A subnormal half has the last bit of an f32 between 0.5 and 1, so adding 0.5 rounds to it.
     let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits()) as u16;
     let nan = 0x7e00 | (magnitude >> 13) as u16 & 0x3ff;
     let half = match magnitude {
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
     use half::{bf16, f16};
 
-    /// Both ways of doing it, as bits: what this processor has, and what any has.
+    /// The bits of both paths: this processor's, and the one for any processor.
     fn narrowed(half: Half, values: &[f32]) -> [(Vec<[u8; 2]>, bool); 2] {
         let block = Block::line(values.len());
         let (mut best, mut plain) = (vec![[0; 2]; values.len()], vec![[0; 2]; values.len()]);
@@ -186,7 +186,7 @@ mod tests {
         }
     }
 
-    /// Every half, the middles between neighbours, and what lies next to these, of both signs; NaNs of several payloads.
+    /// Every half, the midpoints between neighbours and the values next to these, of both signs; NaNs of several payloads.
     fn hard_values(half: Half) -> Vec<f32> {
         let value = |bits| match half {
             Half::F16 => f16::from_bits(bits).to_f32(),

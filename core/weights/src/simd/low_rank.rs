@@ -1,14 +1,14 @@
 //! `C += scale · up · down` for an inner dimension that is small: the product of a LoRA's factors on a tile of a weight.
 //!
 //! A general matrix product packs both factors for each call and walks C once for each few hundred steps of the inner
-//! dimension. Here one factor is packed once for the whole weight, the other is read as it lies, and C is touched once.
+//! dimension. Here one factor is packed once for the whole weight, the other is read in place, and C is touched once.
 
 use super::{Block, Half};
 
 /// Columns of a panel, and of the tiles it is multiplied into.
 pub(crate) const PANEL: usize = 64;
 
-/// The right factor, `down [rank, columns]`, cut into panels of [`PANEL`] columns; the last one is filled up with zeros.
+/// The right factor, `down [rank, columns]`, cut into panels of [`PANEL`] columns, the last one padded with zeros.
 #[derive(Clone, Debug)]
 pub(crate) struct Panels {
     rank: usize,
@@ -42,7 +42,7 @@ impl Panels {
     }
 
     /// Adds `scale · up · panel` to a tile of [`PANEL`] columns whose rows begin `stride` apart; `up [rows, rank]`.
-    /// Each value is `tile + scale · Σ`, the sum taken from the first to the last of the inner dimension.
+    /// Each value is `tile + scale · Σ`, summed from the first to the last element of the inner dimension.
     pub(crate) fn add(&self, panel: usize, up: &[f32], scale: f32, tile: &mut [f32], stride: usize) {
         let factors = self.factors(panel, up, scale);
         let rows = up.len() / self.rank;
@@ -57,14 +57,14 @@ impl Panels {
         add_plainly(factors, tile, stride);
     }
 
-    /// What a panel of columns of some rows is changed by: `scale · up · panel`; `up [rows, rank]`.
+    /// The change of one panel of columns, for some rows: `scale · up · panel`; `up [rows, rank]`.
     pub(crate) fn factors<'a>(&'a self, panel: usize, up: &'a [f32], scale: f32) -> Factors<'a> {
         let panel = &self.values[panel * self.rank * PANEL..][..self.rank * PANEL];
         Factors { panel, up, rank: self.rank, scale }
     }
 }
 
-/// What a tile is changed by: `scale · up · panel`.
+/// The change of a tile: `scale · up · panel`.
 #[derive(Clone, Copy)]
 pub(crate) struct Factors<'a> {
     /// `[rank, PANEL]`.
@@ -76,9 +76,8 @@ pub(crate) struct Factors<'a> {
 }
 
 impl Factors<'_> {
-    /// What [`Panels::add`] does, from halves to halves: without a tile in f32 between them, each value rounded once, to
-    /// nearest. False where that cannot be done here, or where something that was written is not finite: then it may be
-    /// anything.
+    /// As [`Panels::add`], from halves to halves without a tile in f32 between them, each value rounded once to nearest.
+    /// Returns false where the processor has no such loops or a result is not finite; `to` then holds any values.
     pub(crate) fn merge_halves(self, half: Half, from: &[u8], to: &mut [u8], block: Block) -> bool {
         #[cfg(target_arch = "x86_64")]
         if block.columns == PANEL && block.rows * self.rank == self.up.len() {
@@ -93,7 +92,7 @@ impl Factors<'_> {
 
 /// The product for any processor.
 fn add_plainly(Factors { panel, up, rank, scale }: Factors<'_>, tile: &mut [f32], stride: usize) {
-    /// Columns at a time, so that their sums stay in registers.
+    /// Columns at a time: their sums stay in registers.
     const WIDTH: usize = 16;
     for (up, row) in up.chunks_exact(rank).zip(tile.chunks_mut(stride)) {
         for first in (0..PANEL).step_by(WIDTH) {
@@ -170,7 +169,7 @@ mod tests {
             } else {
                 assert!(cfg!(not(target_arch = "x86_64")) || !is_x86_feature_detected!("avx2"));
             }
-            // What is too large, or no number, is told, wherever it stands and however it came there.
+            // Values too large, infinities and NaNs are reported at every place.
             for (place, strange) in [(0, f32::INFINITY), (PANEL - 1, f32::NAN), (9, -f32::NAN)] {
                 let mut strange_base = base.clone();
                 let at = 2 * (3 * columns + PANEL + place);

@@ -1,9 +1,9 @@
-//! The inner loops over tensors, in the best instructions of the processor at hand.
+//! The inner loops over tensors, in the best instructions detected at run time.
 //!
-//! Conversions and transpositions give the same bits whatever the processor; a product of small rank rounds each step
-//! once where there is fused multiply-add, else twice, always in the same order.
+//! Conversions and transposes give the same bits on every processor. A product of small rank rounds each step once with
+//! fused multiply-add and twice without, always in the same order.
 //!
-//! Unsafe code is in `x86`, which asks the processor once for what it then uses, and in `bands`, where threads write one matrix.
+//! Unsafe code is in `x86`, whose loops run only after detection, and in `bands`, where threads write one matrix.
 
 mod bands;
 mod convert;

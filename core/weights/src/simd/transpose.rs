@@ -1,4 +1,4 @@
-//! Transposition of elements of 16 bits.
+//! Transposes of 16-bit elements.
 
 use super::Block;
 use std::ops::Range;
@@ -21,7 +21,7 @@ pub(crate) fn transpose_halves(from: &[[u8; 2]], to: &mut [[u8; 2]], block: Bloc
     let done = super::x86::transpose(from, to, block);
     #[cfg(not(target_arch = "x86_64"))]
     let done = [0, 0];
-    // What is left: below the whole squares, and right of them.
+    // The rest: below the whole squares, and right of them.
     plainly(from, to, block, [done[0]..rows, 0..done[1]]);
     plainly(from, to, block, [0..rows, done[1]..columns]);
 }

@@ -74,7 +74,7 @@ impl Plan {
         self.runs * STEPS * self.halves
     }
     /// Bytes of the integers of a run.
-    fn run_bytes(&self) -> usize {
+    pub(super) fn run_bytes(&self) -> usize {
         let elements = self.halves * self.span();
         if self.blocks == Blocks::Q4K { elements / 2 } else { elements }
     }
@@ -92,7 +92,7 @@ impl Plan {
     pub(super) fn factors(&self, group: usize) -> usize {
         self.scales(self.count()) + group * 4 * self.rows
     }
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         match self.blocks {
             Blocks::Q8_0 => self.scales(self.count()),
             Blocks::Q4K => self.factors(self.count().div_ceil(GROUP)),
@@ -110,7 +110,13 @@ impl Plan {
     }
     /// Calls `put` for each integer of a row's block: its run, its place in that run, and it.
     #[inline(always)]
-    fn place(&self, block: usize, row: usize, integers: &[u8; BLOCK], mut put: impl FnMut(usize, usize, u8)) {
+    pub(super) fn place(
+        &self,
+        block: usize,
+        row: usize,
+        integers: &[u8; BLOCK],
+        mut put: impl FnMut(usize, usize, u8),
+    ) {
         let first = block * self.runs_of_block();
         let runs = first..(first + self.runs_of_block()).min(self.runs);
         for (run, integers) in runs.zip(integers.chunks_exact(STEPS * self.halves)) {

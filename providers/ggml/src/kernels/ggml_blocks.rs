@@ -17,7 +17,7 @@ impl Blocks {
         }
     }
 
-    fn type_of_ggml(self) -> Type {
+    pub(crate) fn type_of_ggml(self) -> Type {
         match self {
             Blocks::Q8_0 => Type::Q8_0,
             Blocks::Q4K => Type::Q4K,

@@ -1,7 +1,13 @@
-//! The decoder of GGUF blocks, which is not ggml's, against ggml's.
+//! Blocks of GGUF: our decoder against ggml's, and sessions whose weights come in blocks.
 
-use crate::ffi::dequantize_row;
+use super::{Model, noise, provider, random_blocks, run, spec};
+use crate::{ffi::dequantize_row, ffi::simd::Level};
+use sdrun_abi::{
+    EncodedWeight, ErrorCode, NoHost, Precision, Provider, Result, Session, TRANSPOSED, Weight, WeightSource,
+};
+use sdrun_graph::{Attribute, Tensor};
 use sdrun_weights::checkpoint::dequantize;
+use std::collections::BTreeMap;
 
 /// Number in the format, name of the decoder in ggml, bytes and elements of a block.
 const TYPES: [(u32, &str, usize, usize); 12] = [
@@ -58,4 +64,134 @@ fn same(found: f32, expected: f32, largest: f32) -> bool {
     found.to_bits() == expected.to_bits()
         || (found.is_nan() && expected.is_nan())
         || (!cfg!(target_arch = "x86_64") && off <= largest * 2f32.powi(-22))
+}
+
+/// A model whose weights a source holds in blocks.
+struct InBlocks {
+    /// With the values that ggml reads in the blocks.
+    model: Model,
+    /// Encoding and blocks by name.
+    blocks: BTreeMap<String, (String, Vec<u8>)>,
+}
+
+impl InBlocks {
+    const ENCODINGS: [(&str, &str, usize, usize); 4] = [
+        ("q8_0", "q8_0", 34, 32),
+        ("q5_0", "q5_0", 22, 32),
+        ("q4_0", "q4_0", 18, 32),
+        ("q4_k", "q4_K", 144, 256),
+    ];
+
+    /// A product with a transposed matrix, as exporters write linear layers, and one with a matrix as it is.
+    fn new(encoding: &str, seed: u64) -> Self {
+        let (_, name, bytes, elements) = *Self::ENCODINGS.iter().find(|row| row.0 == encoding).unwrap();
+        let (mut model, mut blocks) = (Model::new(17), BTreeMap::new());
+        let x = model.input(noise(&[5, 512], 1));
+        let mut weight = |model: &mut Model, rows: usize, transposed: bool, seed: u64| {
+            let encoded = random_blocks(encoding, rows * 512 / elements, seed);
+            let values = dequantize_row(name, &encoded, bytes, elements);
+            let (shape, values) = match transposed {
+                true => ([512, rows], (0..512 * rows).map(|i| values[i % rows * 512 + i / rows]).collect()),
+                false => ([rows, 512], values),
+            };
+            let id = model.weight(Tensor::from_elements(shape.to_vec(), &values).unwrap());
+            let suffix = if transposed { TRANSPOSED } else { "" };
+            blocks.insert(model.graph.value(id).name.clone(), (format!("{encoding}{suffix}"), encoded));
+            id
+        };
+        let first = weight(&mut model, 512, true, seed);
+        let second = weight(&mut model, 300, false, seed + 1);
+        let y = model.node("MatMul", &[], &[x, first]);
+        let y = model.node("Gemm", &[("transB", Attribute::Int(1))], &[y, second]);
+        model.output(y);
+        InBlocks { model, blocks }
+    }
+
+    fn session(&self, precision: Precision, source: &dyn WeightSource) -> Result<Box<dyn Session>> {
+        provider().build(&self.model.onnx(), &spec(precision), source, &NoHost)?.session(source, &NoHost)
+    }
+
+    fn run(&self, session: &mut dyn Session) -> Vec<f32> {
+        run(session, &self.model.feeds).unwrap()[0].to_f32s().unwrap()
+    }
+}
+
+impl WeightSource for InBlocks {
+    fn get(&self, name: &str) -> Result<Weight<'_>> {
+        self.model.get(name)
+    }
+
+    fn encoded(&self, name: &str, encodings: &[&str]) -> Result<Option<EncodedWeight<'_>>> {
+        let (encoding, blocks) = &self.blocks[name];
+        let shape = self.model.weights[name].shape().to_vec();
+        let asked = encodings.contains(&encoding.as_str());
+        Ok(asked.then(|| EncodedWeight::new(encoding.clone(), shape, &blocks[..])))
+    }
+}
+
+/// In `q8_0` and `q4_k` the numbers multiplied are those that ggml reads in the blocks, to the bit; decoding and quantising
+/// again would give others.
+#[test]
+fn blocks_are_multiplied_as_they_are() {
+    // What products of blocks multiply: bf16 where the processor has such products.
+    let exact = if Level::detect().multiplies_bf16() { Precision::Bf16 } else { Precision::Fp32 };
+    for (encoding, precision) in [
+        ("q8_0", Precision::Q8_0),
+        ("q5_0", Precision::Q8_0),
+        ("q4_0", Precision::Q8_0),
+        ("q4_k", Precision::Q4K),
+    ] {
+        let (a, b) = (InBlocks::new(encoding, 10), InBlocks::new(encoding, 20));
+        let names: Vec<&str> = a.blocks.keys().map(String::as_str).collect();
+        let mut session = a.session(precision, &a).unwrap();
+        let found = a.run(&mut *session);
+        assert_eq!(found, a.run(&mut *a.session(exact, &a.model).unwrap()), "{encoding}");
+        assert_ne!(found, a.run(&mut *a.session(precision, &a.model).unwrap()), "{encoding} quantised again");
+
+        if encoding == precision.name() {
+            let file: usize = a.blocks.values().map(|(_, blocks)| blocks.len()).sum();
+            let weights = session.memory().unwrap().weights.unwrap();
+            // The last panel of a matrix is filled up.
+            assert!(weights as f64 <= 1.05 * file as f64, "{encoding}: {weights} bytes, {file} in the file");
+        }
+
+        // Refits take blocks too, and plain weights over blocks and back.
+        let report = session.refit(&names, &b, &NoHost).unwrap();
+        assert_eq!(report.bytes as usize, b.blocks.values().map(|(_, blocks)| blocks.len()).sum::<usize>());
+        assert_eq!(a.run(&mut *session), b.run(&mut *b.session(exact, &b.model).unwrap()), "{encoding}");
+        session.refit(&names, &b.model, &NoHost).unwrap();
+        assert_eq!(a.run(&mut *session), b.run(&mut *b.session(precision, &b.model).unwrap()), "{encoding}");
+        session.refit(&names, &a, &NoHost).unwrap();
+        assert_eq!(a.run(&mut *session), found, "{encoding}: back again");
+    }
+}
+
+/// A precision takes no blocks that it cannot hold exactly, and none where weights are stored plainly.
+#[test]
+fn other_blocks_are_decoded() {
+    for (encoding, precision) in [
+        ("q4_k", Precision::Q8_0),
+        ("q8_0", Precision::Q4K),
+        ("q4_0", Precision::Q4K),
+        ("q8_0", Precision::Fp32),
+    ] {
+        let given = InBlocks::new(encoding, 30);
+        let [found, plain] = [&given as &dyn WeightSource, &given.model]
+            .map(|source| given.run(&mut *given.session(precision, source).unwrap()));
+        assert_eq!(found, plain, "{encoding} in {precision}");
+    }
+}
+
+#[test]
+fn wrong_blocks_are_refused_and_leave_the_weights() {
+    let good = InBlocks::new("q8_0", 40);
+    let names: Vec<&str> = good.blocks.keys().map(String::as_str).collect();
+    let mut short = InBlocks::new("q8_0", 50);
+    short.blocks.values_mut().for_each(|(_, blocks)| drop(blocks.pop()));
+    let mut session = good.session(Precision::Q8_0, &good).unwrap();
+    let before = good.run(&mut *session);
+    let error = session.refit(&names, &short, &NoHost).unwrap_err();
+    assert_eq!(error.code, ErrorCode::InvalidArgument, "{error}");
+    assert!(error.message.contains("bytes of q8_0 blocks"), "{error}");
+    assert_eq!(good.run(&mut *session), before);
 }

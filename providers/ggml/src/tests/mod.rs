@@ -245,6 +245,28 @@ pub(super) fn noise(shape: &[usize], seed: u64) -> Tensor {
     })
 }
 
+/// Blocks of a GGUF type with random bytes, but for their scales in f16, which are finite.
+pub(crate) fn random_blocks(encoding: &str, count: usize, seed: u64) -> Vec<u8> {
+    let (bytes, scales): (usize, &[usize]) = match encoding {
+        "q8_0" => (34, &[0]),
+        "q5_0" => (22, &[0]),
+        "q4_0" => (18, &[0]),
+        "q4_k" => (144, &[0, 2]),
+        other => panic!("{other}"),
+    };
+    let mut state = seed;
+    let mut byte = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as u8
+    };
+    let mut blocks: Vec<u8> = (0..count * bytes).map(|_| byte()).collect();
+    for block in blocks.chunks_exact_mut(bytes) {
+        // Without the exponent's upper bits: below 2^-7.
+        scales.iter().for_each(|at| block[at + 1] &= 0xa3);
+    }
+    blocks
+}
+
 /// A tensor whose elements are a function of their number.
 pub(super) fn from<T: Element>(shape: &[usize], f: impl Fn(usize) -> T) -> Tensor {
     let elements: Vec<T> = (0..shape.iter().product()).map(f).collect();

@@ -87,7 +87,8 @@ pub struct RawWeight {
     pub file: RawStr,
     pub offset: u64,
     pub owner: *mut c_void,
-    /// Name of a block encoding, for example `q8_0`; empty for a plain weight. Blocks run along the last dimension.
+    /// Name of a block encoding, for example `q8_0`; empty for a plain weight. Blocks run along the last dimension, or along
+    /// the first of two where the name ends in `:transposed`.
     pub encoding: RawStr,
 }
 

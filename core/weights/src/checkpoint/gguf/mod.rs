@@ -1,5 +1,6 @@
-//! GGUF files (stable-diffusion.cpp, ComfyUI-GGUF, llama.cpp): tensors in the original key names, many of them
-//! quantised in blocks, which are delivered in f32. Others are borrowed from the file.
+//! GGUF files (stable-diffusion.cpp, ComfyUI-GGUF, llama.cpp): tensors under the original keys, many of them quantised in
+//! blocks. Blocks are decoded to f32, or delivered as they are to a caller that asks for their encoding. Other tensors are
+//! borrowed from the file.
 
 mod quants;
 mod reader;
@@ -9,7 +10,7 @@ use crate::memory::zeroed;
 use quants::Kind;
 use rayon::prelude::*;
 use reader::{Header, TensorInfo};
-use sdrun_abi::{DType, Error, ErrorCode, Result, Weight};
+use sdrun_abi::{DType, EncodedWeight, Error, ErrorCode, Result, Weight};
 use sdrun_files::{Links, Map, open_regular};
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,7 +24,7 @@ const ORIGINAL_SHAPE: &str = "comfy.gguf.orig_shape.";
 /// Elements dequantised at a time; a multiple of every block.
 const ELEMENTS: usize = 1 << 14;
 
-/// Whether the file begins as GGUF does, or is called so.
+/// Whether the file has GGUF's first bytes or extension.
 pub(super) fn is_gguf(path: &Path) -> Result<bool> {
     let failed = |error| Error::io("read", path, &error);
     if !path.metadata().map_err(failed)?.is_file() {
@@ -34,7 +35,7 @@ pub(super) fn is_gguf(path: &Path) -> Result<bool> {
     Ok(magic == reader::MAGIC || path.extension().is_some_and(|extension| extension == "gguf"))
 }
 
-/// The tensors of a GGUF file, mapped.
+/// The tensors of a mapped GGUF file.
 #[derive(Debug)]
 pub(super) struct GgufWeights {
     path: PathBuf,
@@ -45,17 +46,17 @@ pub(super) struct GgufWeights {
 
 #[derive(Debug)]
 struct Tensor {
-    /// As in PyTorch: the dimension that changes slowest first.
+    /// As in PyTorch: the slowest dimension first.
     shape: Vec<usize>,
     kind: Option<&'static Kind>,
-    /// Number of the type in the format.
+    /// The type's number in the format.
     code: u32,
-    /// Bytes in the file; of a type we do not know, only where it begins.
+    /// Byte range in the file; empty for unknown types.
     range: Range<usize>,
 }
 
 impl GgufWeights {
-    /// Opens a file. `DataLoss` where it is damaged, `Unimplemented` for versions of the format we do not read.
+    /// Opens a file. `DataLoss` where it is damaged, `Unimplemented` for unsupported versions of the format.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let mapping = Map::open(path, Links::Follow)?;
         let header = reader::read(&mapping).map_err(|error| {
@@ -92,7 +93,7 @@ impl GgufWeights {
         tensor.kind.ok_or_else(|| {
             let (path, name) = (self.path.display(), quants::name(tensor.code));
             Error::unsupported(format!(
-                "tensor {key:?} in {path} is of GGUF type {name}, which we do not read"
+                "tensor {key:?} in {path} is of GGUF type {name}, which sdrun does not read"
             ))
             .with_file(&self.path)
             .with_hint("get a version in Q8_0, Q6_K, Q5_K, Q4_K or another of the common types")
@@ -112,7 +113,7 @@ impl Tensor {
             }
             shape.clone_from(original);
         } else if name.ends_with("pos_embed") && shape.len() == 2 {
-            // The format drops leading dimensions of 1, which SD 3's table of positions has.
+            // The format drops leading dimensions of 1; SD 3's table of positions has one.
             shape.insert(0, 1);
         }
         let kind = quants::kind(info.code);
@@ -208,6 +209,28 @@ impl Container for GgufWeights {
             }
         }
     }
+    fn encoded(
+        &self,
+        key: &str,
+        rows: Option<Range<usize>>,
+        encodings: &[&str],
+    ) -> Result<Option<EncodedWeight<'_>>> {
+        let tensor = self.find(key)?;
+        let kind = self.kind(key, tensor)?;
+        let [all, columns] = tensor.shape[..] else { return Ok(None) };
+        let rows = rows.unwrap_or(0..all);
+        // A tensor stored under another shape may have blocks across the ends of its rows.
+        let whole = columns.is_multiple_of(kind.elements) && rows.start <= rows.end && rows.end <= all;
+        if kind.decode.is_none() || !encodings.contains(&kind.name) || !whole {
+            return Ok(None);
+        }
+        let row_bytes = columns / kind.elements * kind.bytes;
+        let start = tensor.range.start + rows.start * row_bytes;
+        let data = self.mapping.part(start..start + rows.len() * row_bytes);
+        let data = data.ok_or_else(|| Error::internal(format!("{key:?} has left its file")))?;
+        let weight = EncodedWeight::new(kind.name, vec![rows.len(), columns], data);
+        Ok(Some(weight.in_file(self.path.clone(), start as u64)))
+    }
     fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
@@ -215,12 +238,12 @@ impl Container for GgufWeights {
 
 /// The values of whole blocks of a quantised GGUF type, by its number in the format (`ggml_type`).
 ///
-/// `Unimplemented` for types that are not quantised or not read, `InvalidArgument` where a block is incomplete.
+/// `Unimplemented` for types that are not quantised or not supported; `InvalidArgument` where a block is incomplete.
 pub fn dequantize(code: u32, blocks: &[u8]) -> Result<Vec<f32>> {
     let kind = quants::kind(code);
     let Some((kind, decode)) = kind.and_then(|kind| Some((kind, kind.decode?))) else {
         return Err(Error::unsupported(format!(
-            "GGUF type {} has no blocks that we read",
+            "GGUF type {} has no blocks that sdrun reads",
             quants::name(code)
         )));
     };
@@ -233,7 +256,7 @@ pub fn dequantize(code: u32, blocks: &[u8]) -> Result<Vec<f32>> {
     Ok(values.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
 }
 
-/// Whole blocks as f32.
+/// Decodes whole blocks to f32.
 fn dequantised(data: &[u8], kind: &Kind, decode: quants::Decode) -> Result<Vec<u8>> {
     let blocks = ELEMENTS / kind.elements;
     let size = data.len() / kind.bytes * kind.elements * DType::F32.size();

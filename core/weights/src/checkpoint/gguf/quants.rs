@@ -1,6 +1,6 @@
-//! Element types of GGUF, and how blocks of quantised ones become numbers.
+//! Element types of GGUF and the decoders of quantised blocks.
 //!
-//! The layouts are those of the block structures in `ggml-common.h` (github.com/ggml-org/ggml). In the older types a
+//! The layouts follow the block structures in `ggml-common.h` (github.com/ggml-org/ggml). In the older types a
 //! block has 32 elements, a scale `d` and sometimes an offset `m`, both f16: `x = d·q` or `x = d·q + m`. In the `K`
 //! types a block has 256 elements in sub-blocks of 16 or 32 with a small scale `s` each, and sometimes a small offset
 //! `o`: `x = d·s·q − dmin·o`. In `iq4_nl` and `iq4_xs`, `q` is one of [`UNEVEN`]. All steps but the last are exact in f32.
@@ -8,10 +8,10 @@
 use half::f16;
 use sdrun_abi::DType;
 
-/// The largest block.
+/// Elements of the largest block.
 pub(super) const MAX_ELEMENTS: usize = 256;
 
-/// Writes the elements of one block. Both slices have the sizes of the kind.
+/// Decodes one block. Both slices have the sizes of its kind.
 pub(super) type Decode = fn(&[u8], &mut [f32]);
 
 /// An element type.
@@ -24,13 +24,13 @@ pub(super) struct Kind {
     pub(super) elements: usize,
     /// Bytes of a block.
     pub(super) bytes: usize,
-    /// `None` for types that are delivered as they are.
+    /// `None` for plain types.
     pub(super) decode: Option<Decode>,
     plain: DType,
 }
 
 impl Kind {
-    /// What is delivered.
+    /// The type that is delivered.
     pub(super) fn dtype(&self) -> DType {
         self.plain
     }
@@ -66,12 +66,12 @@ static KINDS: [Kind; 20] = [
     blocks(23, "iq4_xs", 256, 136, iq4_xs),
 ];
 
-/// The type of this number, if we read it.
+/// The type of this number, if it is supported.
 pub(super) fn kind(code: u32) -> Option<&'static Kind> {
     KINDS.iter().find(|kind| kind.code == code)
 }
 
-/// Its name, or that of a type we do not read.
+/// The name of a type, supported or not.
 pub(super) fn name(code: u32) -> String {
     const OTHERS: [(u32, &str); 12] = [
         (9, "q8_1"),
@@ -163,7 +163,7 @@ fn q2_k(block: &[u8], out: &mut [f32]) {
 }
 
 /// 32 bytes of third bits, 64 of the lower two bits (as in `q2_k`), 12 of 16 scales of six bits, `d`. Bit `b` of the
-/// third bits' byte `i` belongs to element `32·b + i`; where it is 0, 4 is taken off. `s − 32`.
+/// third bits' byte `i` belongs to element `32·b + i`; where it is 0, 4 is subtracted. `s − 32`.
 fn q3_k(block: &[u8], out: &mut [f32]) {
     let (thirds, bits, packed, d) = (&block[..32], &block[32..96], &block[96..108], half(block, 108));
     for (part, values) in out.chunks_exact_mut(16).enumerate() {
@@ -236,7 +236,7 @@ fn q6_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// What the four bits of `iq4_nl` and `iq4_xs` stand for: 16 steps, closer together around 0.
+/// The values of the four bits of `iq4_nl` and `iq4_xs`: 16 steps, closer together around 0.
 const UNEVEN: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// 32 elements in 16 bytes, as in `q4_0`.

@@ -1,15 +1,15 @@
 //! The header of a GGUF file, versions 2 and 3, little-endian (`docs/gguf.md` in github.com/ggml-org/ggml).
 //!
-//! Nothing is allocated by a number read: every count is only how often something is read from what is left.
+//! No allocation takes its size from the file: a count only limits how many items are read.
 
 use std::collections::{BTreeMap, HashMap};
 
 pub(super) const MAGIC: &[u8] = b"GGUF";
-/// The format's own bound on dimensions.
+/// Most dimensions that the format allows.
 const MAX_DIMS: u32 = 4;
-/// Arrays in arrays that are followed.
+/// Deepest nesting of arrays that is read.
 const MAX_DEPTH: u32 = 4;
-/// Values of the longest array that is kept: shapes are, vocabularies are passed over.
+/// Length of the longest array that is kept: shapes are kept, vocabularies are skipped.
 const MAX_KEPT: u64 = 8;
 const DEFAULT_ALIGNMENT: u64 = 32;
 
@@ -28,9 +28,9 @@ fn damaged<T>(why: impl Into<String>) -> Result<T, Fault> {
 #[derive(Debug, PartialEq)]
 pub(super) struct TensorInfo {
     pub(super) name: String,
-    /// The dimension that changes fastest first.
+    /// The fastest dimension first.
     pub(super) dims: Vec<usize>,
-    /// Number of its type.
+    /// The number of its type.
     pub(super) code: u32,
     /// Bytes from the start of the data.
     pub(super) offset: u64,
@@ -92,7 +92,7 @@ pub(super) fn read(file: &[u8]) -> Result<Header, Fault> {
     Ok(header)
 }
 
-/// A metadata value, as far as it is of interest.
+/// A metadata value; only the kinds used here are kept.
 enum Value {
     Text(String),
     Sizes(Vec<usize>),
@@ -170,7 +170,7 @@ impl<'a> Input<'a> {
         })
     }
 
-    /// Goes over the values of an array.
+    /// Skips the values of an array.
     fn pass(&mut self, kind: u32, len: u64, depth: u32) -> Result<(), Fault> {
         let size = match kind {
             0 | 1 | BOOL => 1,
@@ -178,7 +178,7 @@ impl<'a> Input<'a> {
             4..=6 => 4,
             10..=12 => 8,
             STRING => {
-                // Each takes its length at least, so a wrong count soon meets the end of the file.
+                // Each takes at least the bytes of its length, so a wrong count soon reaches the end of the file.
                 for _ in 0..len {
                     let len = self.u64()?;
                     self.take(len)?;

@@ -1,26 +1,26 @@
-//! Learned words in the token table of a text encoder.
+//! Rows of a text encoder's token table that textual inversions replace.
 
 use crate::{
-    BoundTensor, Component, Transform, convert::convert_into, embedding::Embedding, identity, keys::T5_TOKENS,
+    BoundTensor, Component, Transform, convert::convert_into, embedding::Embedding, keys::T5_TOKENS, unique,
 };
 use sdrun_abi::{DType, Error, Result};
 use serde::Serialize;
 use std::sync::Arc;
 
-/// Where the words of an embedding are.
+/// Where an embedding is in the token table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EmbeddingReport {
     /// The word.
     pub name: String,
-    /// The token that stands for its first vector; those of the others follow.
+    /// The token of its first vector; the others follow.
     pub token: usize,
-    /// How many there are.
+    /// How many vectors it has.
     pub vectors: usize,
 }
 
-/// Rows of a token table that are replaced.
+/// Replaced rows of a token table.
 #[derive(Clone, Debug)]
-pub(crate) struct Word {
+pub(crate) struct TokenRows {
     pub(crate) id: u64,
     /// Name of the table in the state dict.
     pub(crate) table: String,
@@ -29,9 +29,10 @@ pub(crate) struct Word {
     values: Arc<[u8]>,
 }
 
-impl Word {
-    /// The vectors that `embedding` has for the text encoder `component`, in the rows of its token table that begin with
-    /// `token`; `tensors` are those of its graph.
+impl TokenRows {
+    /// The vectors of `embedding` for the text encoder `component`, at row `token` of the token table among its `tensors`.
+    ///
+    /// Errors as [`WeightStack::with_embedding`](crate::WeightStack::with_embedding).
     pub(crate) fn new(
         embedding: &Embedding,
         component: Option<Component>,
@@ -57,21 +58,21 @@ impl Word {
         let count = vectors.len();
         if token.checked_add(count).is_none_or(|end| end > rows) {
             return Err(Error::invalid(format!(
-                "embedding {:?} has {count} vectors, so tokens {token} to {} would be its; the encoder has {rows} tokens",
+                "embedding {:?} has {count} vectors and needs tokens {token} to {}; the encoder has {rows} tokens",
                 embedding.name,
                 token.saturating_add(count - 1)
             ))
-            .with_hint("take tokens that no prompt contains otherwise"));
+            .with_hint("choose tokens that no prompt contains otherwise"));
         }
-        Ok(Word {
-            id: identity::next(),
+        Ok(TokenRows {
+            id: unique::id(),
             table: table.clone(),
             report: EmbeddingReport { name: embedding.name.clone(), token, vectors: count },
             values: vectors.values.iter().flat_map(|value| value.to_le_bytes()).collect(),
         })
     }
 
-    /// Overwrites its rows of the table, `out`, of type `dtype`.
+    /// Overwrites the rows in the table `out` of type `dtype`.
     pub(crate) fn write(&self, dtype: DType, out: &mut [u8]) -> Result<()> {
         let EmbeddingReport { name, token, vectors } = &self.report;
         let row = self.values.len() / vectors / DType::F32.size() * dtype.size();
@@ -87,7 +88,7 @@ impl Word {
     }
 }
 
-/// CLIP's table, and T5's under the name its state dict keeps it by.
+/// CLIP's table, and T5's by its own name in the state dict.
 fn is_table(name: &str) -> bool {
     name == T5_TOKENS[0] || name.ends_with("embeddings.token_embedding.weight")
 }

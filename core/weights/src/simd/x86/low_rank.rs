@@ -1,151 +1,13 @@
-//! What the compiler does not make by itself of plain loops on x86-64.
-#![allow(unsafe_code)]
+//! Products of small rank in vectors.
 
 use super::{
-    convert::{Block, Half, narrow_plainly, widen_plainly},
-    low_rank::{Factors, PANEL},
+    super::{
+        convert::{Block, Half},
+        low_rank::{Factors, PANEL},
+    },
+    has_avx2,
 };
 use std::arch::x86_64::*;
-
-/// AVX2, FMA and F16C: every x86 made for desktops since 2013.
-fn has_avx2() -> bool {
-    // The standard library asks once and keeps the answers.
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
-}
-
-/// [`super::widen`], or false where the processor cannot.
-pub(super) fn widen(half: Half, from: &[[u8; 2]], to: &mut [f32], block: Block) -> bool {
-    if !has_avx2() {
-        return false;
-    }
-    // SAFETY: the processor has what the functions need.
-    unsafe {
-        match half {
-            Half::F16 => widen_f16(from, to, block),
-            Half::BF16 => widen_bf16(from, to, block),
-        }
-    }
-    true
-}
-
-/// [`super::narrow`], or `None` where the processor cannot.
-pub(super) fn narrow(half: Half, from: &[f32], to: &mut [[u8; 2]], block: Block) -> Option<bool> {
-    // SAFETY: the processor has what the functions need.
-    has_avx2().then(|| unsafe {
-        match half {
-            Half::F16 => narrow_f16(from, to, block),
-            Half::BF16 => narrow_bf16(from, to, block),
-        }
-    })
-}
-
-#[target_feature(enable = "avx2,f16c")]
-fn widen_f16(from: &[[u8; 2]], to: &mut [f32], block: Block) {
-    for row in 0..block.rows {
-        let (from, from_rest) = from[row * block.from_stride..][..block.columns].as_chunks::<8>();
-        let (to, to_rest) = to[row * block.to_stride..][..block.columns].as_chunks_mut::<8>();
-        for (from, to) in from.iter().zip(to) {
-            // SAFETY: both arrays are as long as the vectors.
-            unsafe {
-                _mm256_storeu_ps(to.as_mut_ptr(), _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())))
-            };
-        }
-        if !from_rest.is_empty() {
-            widen_plainly(Half::F16, from_rest, to_rest, Block::line(from_rest.len()));
-        }
-    }
-}
-
-#[target_feature(enable = "avx2,f16c")]
-fn narrow_f16(from: &[f32], to: &mut [[u8; 2]], block: Block) -> bool {
-    let magnitude = _mm256_set1_epi16(i16::MAX);
-    let mut largest = _mm256_setzero_si256();
-    let mut finite = true;
-    for row in 0..block.rows {
-        let (from, from_rest) = from[row * block.from_stride..][..block.columns].as_chunks::<16>();
-        let (to, to_rest) = to[row * block.to_stride..][..block.columns].as_chunks_mut::<16>();
-        for (from, to) in from.iter().zip(to) {
-            // SAFETY: both arrays are as long as the vectors, or as two of them.
-            unsafe {
-                let low = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(from.as_ptr()));
-                let high =
-                    _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(from.as_ptr().add(8)));
-                let halves = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
-                largest = _mm256_max_epu16(largest, _mm256_and_si256(halves, magnitude));
-                _mm256_storeu_si256(to.as_mut_ptr().cast(), halves);
-            }
-        }
-        if !from_rest.is_empty() {
-            finite &= narrow_plainly(Half::F16, from_rest, to_rest, Block::line(from_rest.len()));
-        }
-    }
-    // Infinity and NaNs are above all numbers.
-    let above = _mm256_cmpgt_epi16(largest, _mm256_set1_epi16(0x7bff));
-    finite & (_mm256_movemask_epi8(above) == 0)
-}
-
-// Integer arithmetic only: the compiler makes 8 at once.
-
-#[target_feature(enable = "avx2")]
-fn widen_bf16(from: &[[u8; 2]], to: &mut [f32], block: Block) {
-    widen_plainly(Half::BF16, from, to, block);
-}
-
-#[target_feature(enable = "avx2")]
-fn narrow_bf16(from: &[f32], to: &mut [[u8; 2]], block: Block) -> bool {
-    narrow_plainly(Half::BF16, from, to, block)
-}
-
-/// Transposes the whole squares of 16 elements in a block; gives the rows and columns that these are. The caller has
-/// checked that the block lies in both slices.
-pub(super) fn transpose(from: &[[u8; 2]], to: &mut [[u8; 2]], block: Block) -> [usize; 2] {
-    if !has_avx2() {
-        return [0, 0];
-    }
-    let done = [block.rows, block.columns].map(|n| n - n % 16);
-    for column in (0..done[1]).step_by(16) {
-        for row in (0..done[0]).step_by(16) {
-            let source = from[row * block.from_stride + column..].as_ptr();
-            let target = to[column * block.to_stride + row..].as_mut_ptr();
-            // SAFETY: the processor has AVX2; 16 rows of 16 elements lie in both slices, because the block does.
-            unsafe { square(source.cast(), 2 * block.from_stride, target.cast(), 2 * block.to_stride) };
-        }
-    }
-    done
-}
-
-/// Transposes a square of 16 elements.
-///
-/// # Safety
-/// From both pointers on, 16 rows of 32 bytes can be read or written.
-#[target_feature(enable = "avx2")]
-unsafe fn square(from: *const u8, from_stride: usize, to: *mut u8, to_stride: usize) {
-    for half in 0..2 {
-        // Elements 8·half to 8·half + 8 of row r, and of row r + 8 behind them.
-        let row = |r: usize| {
-            // SAFETY: within the 16 rows.
-            unsafe {
-                let at = from.add(r * from_stride + 16 * half);
-                let low = _mm_loadu_si128(at.cast());
-                let high = _mm_loadu_si128(at.add(8 * from_stride).cast());
-                _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high)
-            }
-        };
-        let r = [row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)];
-        let pairs = |a, b| (_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b));
-        let ((a0, a1), (a2, a3)) = (pairs(r[0], r[1]), pairs(r[2], r[3]));
-        let ((a4, a5), (a6, a7)) = (pairs(r[4], r[5]), pairs(r[6], r[7]));
-        let fours = |a, b| (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
-        let ((b0, b1), (b2, b3)) = (fours(a0, a2), fours(a1, a3));
-        let ((b4, b5), (b6, b7)) = (fours(a4, a6), fours(a5, a7));
-        let eights = |a, b| [_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b)];
-        let out = [eights(b0, b4), eights(b1, b5), eights(b2, b6), eights(b3, b7)];
-        for (column, vector) in out.as_flattened().iter().enumerate() {
-            // SAFETY: within the 16 rows.
-            unsafe { _mm256_storeu_si256(to.add((8 * half + column) * to_stride).cast(), *vector) };
-        }
-    }
-}
 
 /// A tile of a matrix with elements of one type: [`PANEL`] columns of rows that begin `stride` elements apart.
 #[derive(Clone, Copy)]
@@ -160,71 +22,89 @@ impl<T> Tile<T> {
     }
 }
 
-/// `tile + scale · up · panel` on one panel; or false where the processor cannot. The caller has checked that all rows of
-/// `up` have one in the tile.
-pub(super) fn add_product(factors: Factors<'_>, tile: &mut [f32], stride: usize) -> bool {
-    let wide = is_x86_feature_detected!("avx512f");
-    if !wide && !has_avx2() {
-        return false;
-    }
+/// The loops of one instruction set: for several rows, and for one.
+struct Loops {
+    f32: [Rows<f32>; 2],
+    f16: [Rows<[u8; 2]>; 2],
+    bf16: [Rows<[u8; 2]>; 2],
+}
+
+/// An instruction set: its name, whether the processor has it, its loops.
+type Level = (&'static str, fn() -> bool, Loops);
+
+/// The widest first.
+const LEVELS: [Level; 2] = [
+    (
+        "avx512f",
+        || is_x86_feature_detected!("avx512f") && has_avx2(),
+        Loops {
+            f32: [f32_512::<ROWS>, f32_512::<1>],
+            f16: [f16_512::<ROWS>, f16_512::<1>],
+            bf16: [bf16_512::<ROWS>, bf16_512::<1>],
+        },
+    ),
+    (
+        "avx2",
+        has_avx2,
+        Loops {
+            f32: [f32_256::<ROWS>, f32_256::<1>],
+            f16: [f16_256::<ROWS>, f16_256::<1>],
+            bf16: [bf16_256::<ROWS>, bf16_256::<1>],
+        },
+    ),
+];
+
+/// The loops of the instruction sets this processor has, the best first.
+fn available() -> impl Iterator<Item = &'static Level> {
+    LEVELS.iter().filter(|(_, available, _)| available())
+}
+
+/// Computes `tile + scale · up · panel` on one panel; false where the processor has no loops. The caller has checked that the
+/// tile has a row for each row of `up`.
+pub(in crate::simd) fn add_product(factors: Factors<'_>, tile: &mut [f32], stride: usize) -> bool {
+    let Some((_, _, loops)) = available().next() else { return false };
     let tile = Tile { start: tile.as_mut_ptr(), stride };
     // SAFETY: the processor has the instructions, and the caller answers for the tile.
-    unsafe {
-        match wide {
-            true => each_row(factors, tile, tile, f32_512::<ROWS>, f32_512::<1>),
-            false => each_row(factors, tile, tile, f32_256::<ROWS>, f32_256::<1>),
-        }
-    };
+    unsafe { each_row(factors, tile, tile, loops.f32) };
     true
 }
 
-/// [`add_product`] from halves to halves, in f32 and rounded once; whether all results are finite, or false where the
-/// processor cannot. The caller has checked that the block has [`PANEL`] columns, as many rows as `up`, and lies in both
-/// slices.
-pub(super) fn merge_halves(
+/// [`add_product`] from halves to halves, in f32 and rounded once. Returns whether all results are finite; false where the
+/// processor has no loops. The caller has checked that the block has [`PANEL`] columns, as many rows as `up`, and lies in
+/// both slices.
+pub(in crate::simd) fn merge_halves(
     half: Half,
     factors: Factors<'_>,
     from: &[[u8; 2]],
     to: &mut [[u8; 2]],
     block: Block,
 ) -> bool {
-    let wide = is_x86_feature_detected!("avx512f");
-    if !has_avx2() {
-        return false;
-    }
-    // Never written.
+    let Some((_, _, loops)) = available().next() else { return false };
+    // `from` is never written.
     let from = Tile { start: from.as_ptr().cast_mut(), stride: block.from_stride };
     let to = Tile { start: to.as_mut_ptr(), stride: block.to_stride };
+    let rows = if half == Half::F16 { loops.f16 } else { loops.bf16 };
     // SAFETY: the processor has the instructions, and the caller answers for the block.
-    let largest = unsafe {
-        match (half, wide) {
-            (Half::F16, true) => each_row(factors, from, to, f16_512::<ROWS>, f16_512::<1>),
-            (Half::F16, false) => each_row(factors, from, to, f16_256::<ROWS>, f16_256::<1>),
-            (Half::BF16, true) => each_row(factors, from, to, bf16_512::<ROWS>, bf16_512::<1>),
-            (Half::BF16, false) => each_row(factors, from, to, bf16_256::<ROWS>, bf16_256::<1>),
-        }
-    };
+    let largest = unsafe { each_row(factors, from, to, rows) };
     // NaNs are above infinity.
     largest < half.infinity()
 }
 
-/// Rows at a time: their sums are kept in registers, and what is loaded of the panel serves all of them.
+/// Rows at a time. Their sums stay in registers, and each value of the panel is loaded once for all of them.
 const ROWS: usize = 4;
 
-/// Some rows of a product: of factors, from one tile to another. Gives the largest magnitude of halves that was written,
-/// as bits.
+/// Computes some rows of a product from one tile into another. Returns the largest magnitude of halves written, as bits.
 type Rows<T> = unsafe fn(Factors<'_>, Tile<T>, Tile<T>) -> u16;
 
 /// Several rows at a time, then those that are left.
 ///
 /// # Safety
-/// The processor has what `several` and `one` need; both tiles have as many rows as `up`.
+/// The processor has the instructions of `several` and `one`; both tiles have as many rows as `up`.
 unsafe fn each_row<T: Copy>(
     factors: Factors<'_>,
     from: Tile<T>,
     to: Tile<T>,
-    several: Rows<T>,
-    one: Rows<T>,
+    [several, one]: [Rows<T>; 2],
 ) -> u16 {
     let Factors { panel, up, rank, .. } = factors;
     assert!(panel.len() == rank * PANEL && up.len().is_multiple_of(rank));
@@ -251,8 +131,8 @@ macro_rules! rows_of_product {
             from: Tile<$element>,
             to: Tile<$element>,
         ) -> u16 {
-            // Loops over numbers only: the compiler does not inline an iterator over vectors here, as its functions are made
-            // for any processor.
+            // Index loops: the compiler does not inline iterators over vectors here, since their functions are compiled without
+            // these instructions.
             let (panel, up) = (factors.panel.as_ptr(), factors.up.as_ptr());
             let scale = $splat(factors.scale);
             let mut largest = $nothing();
@@ -342,10 +222,10 @@ rows_256!(f16_256, [u8; 2], read_f16_256, write_f16_256);
 rows_512!(bf16_512, [u8; 2], read_bf16_512, write_bf16_512);
 rows_256!(bf16_256, [u8; 2], read_bf16_256, write_bf16_256);
 
-// Vectors of a tile's elements. Halves are rounded to nearest, ties to even; their magnitudes are given back.
+// Load and store a vector of a tile's elements. Stores round halves to nearest, ties to even, and return their magnitudes.
 //
 // # Safety, of all of them
-// There are as many elements as the vector has.
+// `at` has as many elements as the vector.
 
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -413,7 +293,7 @@ unsafe fn write_bf16_512(at: *mut [u8; 2], value: __m512) -> __m256i {
     let bits = _mm512_castps_si512(value);
     let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
     let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    // A NaN stays one, whatever rounding makes of it.
+    // Rounding may turn a NaN into another number, so NaNs are put back.
     let nans = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(value, value);
     let rounded = _mm512_mask_mov_epi32(rounded, nans, _mm512_set1_epi32(0x7fc0_0000));
     let halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded));
@@ -453,37 +333,75 @@ unsafe fn write_halves_128(at: *mut [u8; 2], halves: __m128i) -> __m128i {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::super::convert::{narrow_plainly, widen_plainly},
+        *,
+    };
 
-    #[test]
-    fn vectors_of_either_width_give_the_same_bits() {
-        if !is_x86_feature_detected!("avx512f") || !has_avx2() {
-            return;
+    /// The product in scalar steps, each fused as in the loops.
+    fn scalar(factors: Factors<'_>, tile: &mut [f32]) {
+        let Factors { panel, up, rank, scale } = factors;
+        for (row, values) in tile.chunks_exact_mut(PANEL).enumerate() {
+            for (column, value) in values.iter_mut().enumerate() {
+                let term = |sum: f32, k: usize| up[row * rank + k].mul_add(panel[k * PANEL + column], sum);
+                *value = scale.mul_add((0..rank).fold(0.0, term), *value);
+            }
         }
+    }
+
+    fn product<T: Copy>(factors: Factors<'_>, values: &[T], rows: [Rows<T>; 2]) -> (Vec<T>, u16) {
+        let mut values = values.to_vec();
+        let tile = Tile { start: values.as_mut_ptr(), stride: PANEL };
+        // SAFETY: the caller passes loops that the processor has; the tile has as many rows as the factor.
+        let largest = unsafe { each_row(factors, tile, tile, rows) };
+        (values, largest)
+    }
+
+    /// Every level the processor has gives the bits of the scalar steps. The scalar steps themselves are checked against f64
+    /// on every processor.
+    #[test]
+    fn every_level_gives_the_bits_of_scalar_steps() {
         let (rank, rows) = (5, 7);
         let panel: Vec<f32> = (0..rank * PANEL).map(|i| (i as f32 * 0.37).sin()).collect();
         let up: Vec<f32> = (0..rows * rank).map(|i| (i as f32 * 0.73).cos()).collect();
         let factors = Factors { panel: &panel, up: &up, rank, scale: 0.7 };
-        fn same<T: Copy + PartialEq + std::fmt::Debug>(
-            factors: Factors<'_>,
-            values: &[T],
-            [wide, narrow]: [[Rows<T>; 2]; 2],
-        ) {
-            let [wide, narrow] = [wide, narrow].map(|[several, one]| {
-                let mut values = values.to_vec();
-                let tile = Tile { start: values.as_mut_ptr(), stride: PANEL };
-                // SAFETY: the processor was asked; the tile has as many rows as the factor.
-                unsafe { each_row(factors, tile, tile, several, one) };
-                values
-            });
-            assert_eq!(wide, narrow);
-        }
         let values: Vec<f32> = (0..rows * PANEL).map(|i| i as f32 * 1e-3).collect();
-        same(factors, &values, [[f32_512::<ROWS>, f32_512::<1>], [f32_256::<ROWS>, f32_256::<1>]]);
-        // Any bits, also of what is no number.
+        let mut expected = values.clone();
+        scalar(factors, &mut expected);
+        for (i, (found, before)) in expected.iter().zip(&values).enumerate() {
+            let (row, column) = (i / PANEL, i % PANEL);
+            let terms =
+                (0..rank).map(|k| f64::from(up[row * rank + k]) * f64::from(panel[k * PANEL + column]));
+            let exact = f64::from(*before) + f64::from(0.7f32) * terms.sum::<f64>();
+            assert!((f64::from(*found) - exact).abs() < 2e-6, "{found} {exact}");
+        }
+        // Any bits, also those of no number.
         let halves: Vec<[u8; 2]> =
             (0..rows * PANEL).map(|i| (i as u16).wrapping_mul(4099).to_le_bytes()).collect();
-        same(factors, &halves, [[f16_512::<ROWS>, f16_512::<1>], [f16_256::<ROWS>, f16_256::<1>]]);
-        same(factors, &halves, [[bf16_512::<ROWS>, bf16_512::<1>], [bf16_256::<ROWS>, bf16_256::<1>]]);
+        let line = Block::line(halves.len());
+        let merged = [Half::F16, Half::BF16].map(|half| {
+            let (mut wide, mut out) = (vec![0.0; halves.len()], vec![[0; 2]; halves.len()]);
+            widen_plainly(half, &halves, &mut wide, line);
+            scalar(factors, &mut wide);
+            narrow_plainly(half, &wide, &mut out, line);
+            out
+        });
+        let is_nan = |half: Half, bytes: &[u8; 2]| u16::from_le_bytes(*bytes) & 0x7fff > half.infinity();
+        for (name, _, loops) in available() {
+            assert_eq!(product(factors, &values, loops.f32).0, expected, "{name} f32");
+            for (half, rows, expected) in
+                [(Half::F16, loops.f16, &merged[0]), (Half::BF16, loops.bf16, &merged[1])]
+            {
+                let (found, largest) = product(factors, &halves, rows);
+                // The payload of a NaN is free.
+                let same = |(a, b): (&[u8; 2], &[u8; 2])| a == b || is_nan(half, a) && is_nan(half, b);
+                assert!(found.iter().zip(expected).all(same), "{name} {half:?}");
+                let magnitudes = found.iter().map(|bytes| u16::from_le_bytes(*bytes) & 0x7fff);
+                assert_eq!(Some(largest), magnitudes.max(), "{name} {half:?}");
+            }
+        }
+        let names: Vec<&str> = available().map(|(name, ..)| *name).collect();
+        assert_eq!(names.contains(&"avx2"), has_avx2());
+        assert_eq!(names.contains(&"avx512f"), is_x86_feature_detected!("avx512f"));
     }
 }

@@ -4,21 +4,21 @@ use std::collections::BTreeMap;
 
 /// Tensors in memory, by name.
 #[derive(Clone, Debug, Default)]
-pub struct MapSource(pub BTreeMap<String, Tensor>);
+pub struct InMemoryWeights(pub BTreeMap<String, Tensor>);
 
-impl MapSource {
+impl InMemoryWeights {
     fn find(&self, name: &str) -> Result<&Tensor> {
         self.0.get(name).ok_or_else(|| Error::not_found(format!("there is no tensor {name:?}")))
     }
 }
 
-impl FromIterator<(String, Tensor)> for MapSource {
+impl FromIterator<(String, Tensor)> for InMemoryWeights {
     fn from_iter<I: IntoIterator<Item = (String, Tensor)>>(tensors: I) -> Self {
-        MapSource(tensors.into_iter().collect())
+        InMemoryWeights(tensors.into_iter().collect())
     }
 }
 
-impl WeightSource for MapSource {
+impl WeightSource for InMemoryWeights {
     fn get(&self, name: &str) -> Result<Weight<'_>> {
         let tensor = self.find(name)?;
         Weight::new(tensor.dtype(), tensor.shape().to_vec(), &tensor.data()[..])
