@@ -95,12 +95,9 @@ fn nodes_inside_branches_are_counted() {
     let (_, json) = sandbox.json(&["inspect", &path]);
     assert_eq!((&json["nodes"], &json["nodes_in_bodies"]), (&3.into(), &2.into()));
     assert_eq!(json["operators"], serde_json::json!({ "Add": 1, "Identity": 1, "If": 1 }));
-    assert_eq!(json["in_bodies"], serde_json::json!({ "tensors": 1, "bytes": 16 }));
-    let text = sandbox.run(&["inspect", &path]).succeeds().stdout.clone();
-    assert!(
-        text.contains("3, 2 of them inside If") && text.contains("1 tensors, 16 B, fixed inside"),
-        "{text}"
-    );
+    assert_eq!((&json["weights"]["tensors"], &json["weights"]["bytes"]), (&1.into(), &16.into()));
+    let text = sandbox.run(&["inspect", &path, "--weights"]).succeeds().stdout.clone();
+    assert!(text.contains("3, 2 of them inside If") && text.contains("  bias f32 [4]"), "{text}");
 }
 
 #[test]

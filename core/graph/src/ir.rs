@@ -147,7 +147,8 @@ pub enum Attribute {
     String(Vec<u8>),
     Strings(Vec<Vec<u8>>),
     Tensor(Tensor),
-    /// A body (If, Loop, Scan) exactly as in the file. The values it captures are kept alive under their names.
+    /// A body (If, Loop, Scan) as it stood in the file, without its weights, which are weights of the graph. The values it
+    /// captures are kept alive under their names.
     Graph(Box<proto::GraphProto>),
     /// Anything else (sparse tensors, types, tensors of strings), passed through.
     Other(Box<proto::AttributeProto>),
@@ -156,11 +157,11 @@ pub enum Attribute {
 /// A named tensor stored with the graph.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Initializer {
-    /// Part of the topology: integers, booleans, scalars, and inputs that determine an operator's output shape. The
-    /// topology hash covers its values, and passes may fold it.
+    /// Part of the topology: integers of more than 8 bits, booleans, scalars, zero points, and what an operator needs to
+    /// know its output's shape. Counted in the topology hash, folded by passes.
     Constant(Tensor),
-    /// Refittable: floating point, at least one dimension, more than one element. Only its type and shape are part of
-    /// the topology.
+    /// Refittable: floats or integers of 8 bits, at least one dimension, more than one element. Only its type and shape
+    /// belong to the topology.
     Weight(WeightRef),
 }
 

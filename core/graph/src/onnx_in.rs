@@ -5,6 +5,7 @@ mod body;
 mod budget;
 mod functions;
 mod graft;
+mod hoist;
 #[cfg(test)]
 mod mutations;
 mod order;
@@ -41,8 +42,9 @@ impl Graph {
     /// Opens an ONNX file.
     ///
     /// The file is mapped: its tensors are read when they are used, and files with external data are checked but not
-    /// read. Model-local functions are inlined, and `Constant` nodes become initializers. Initializers that an
-    /// exporter merged because their values were equal become separate again under their own names.
+    /// read. Model-local functions are inlined, `Constant` nodes become initializers, and weights inside bodies become
+    /// weights of the graph. Initializers that an exporter merged because their values were equal become separate again
+    /// under their own names.
     ///
     /// # Errors
     /// [`GraphError::Io`] if the file cannot be read, [`GraphError::Malformed`] if it violates the format,
@@ -109,6 +111,7 @@ fn read(bytes: Bytes, mut external: ExternalFiles<'_>) -> Result<Graph, Failure>
     let mut model = decode(bytes)?;
     let opsets = versions(&model)?;
     functions::inline(&mut model)?;
+    model.graph.iter_mut().for_each(hoist::hoist_weights);
     let mut import = Import::new(model, opsets)?;
     order::sort(&mut import.graph).map_err(Fault::Malformed)?;
     import.undo_merging();

@@ -2,7 +2,7 @@
 
 use crate::{
     Attribute, Dim, Graph, GraphError, Initializer, Node, Tensor, Value, ValueId, WeightRef,
-    onnx_in::roles::{ROLE_KEY, Role},
+    onnx_in::roles::{ROLE_KEY, Role, can_be_weight},
     proto::{
         self, AttributeProto, Dimension, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
         StringStringEntryProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto,
@@ -174,8 +174,8 @@ fn weight_proto(name: &str, weight: &WeightRef, placement: Placement) -> Result<
 }
 
 fn tensor_proto(name: &str, dtype: DType, shape: &[usize], role: Role, data: Bytes) -> TensorProto {
-    // Only a floating-point tensor of several elements can have either role.
-    let ambiguous = dtype.is_float() && !shape.is_empty() && shape.iter().product::<usize>() > 1;
+    // Other tensors are constants whatever the file says.
+    let ambiguous = can_be_weight(dtype, shape);
     TensorProto {
         name: Some(name.to_owned()),
         data_type: Some(dtype as i32),

@@ -14,6 +14,7 @@ mod dead;
 mod defer_biases;
 mod expand_biases;
 mod fold;
+mod fold_batch_norms;
 mod fuse_attention;
 mod fuse_gelu;
 mod fuse_group_norm;
@@ -40,6 +41,7 @@ pub use dead::eliminate_dead;
 pub use defer_biases::defer_biases;
 pub use expand_biases::expand_biases;
 pub use fold::{FOLD_BUDGET, fold_constants};
+pub use fold_batch_norms::fold_batch_norms;
 pub use fuse_attention::{absorb_heads, fuse_attention};
 pub use fuse_gelu::{fuse_gelu, fuse_swish};
 pub use fuse_group_norm::fuse_group_norm;
@@ -50,7 +52,7 @@ pub use layout::{cancel_transposes, collapse_gathers, collapse_reshapes, sink_sc
 pub use merge_projections::merge_projections;
 pub use neutral::eliminate_neutral;
 pub use precision::{PrecisionReport, convert_precision};
-pub use prepare_weights::{PreparationStep, preparation_steps, prepare_weights};
+pub use prepare_weights::{PreparationStep, Prepare, preparation_steps, prepare_weights};
 pub use weights_as_inputs::weights_as_inputs;
 
 use crate::{Graph, GraphError, Node, OpenDims, infer};

@@ -5,7 +5,8 @@
 //!   life of the process.
 //! * [`read_graph`], [`describe`]: the model a host hands over, and its [`EngineInfo`](sdrun_abi::EngineInfo).
 //! * [`weight`], [`WeightFiles`]: one weight from a source, checked against what the graph declares, and the
-//!   file it lies in; [`converted`] gives it in another type; [`rebuilt`] reports a refit that took all of them.
+//!   file it lies in; [`converted`] gives it in another type; [`rebuilt`] reports a refit that took all of them;
+//!   [`Preparation`] computes what an engine takes in their place.
 //! * [`refuse_options`], [`phase`], [`IO_DTYPES`]: small courtesies every provider owes its host.
 
 mod describe;
@@ -13,6 +14,7 @@ mod image;
 mod load;
 mod loaded;
 mod locate;
+mod preparation;
 mod weights;
 
 pub use describe::{describe, graph_error, read_graph};
@@ -20,6 +22,7 @@ pub use image::check_image;
 pub use load::open;
 pub use loaded::Loaded;
 pub use locate::{locate, runtime_spec};
+pub use preparation::Preparation;
 pub use weights::{WeightFiles, converted, rebuilt, weight};
 
 use sdrun_abi::{DType, Error, ErrorCode, Flow, Host, Result};

@@ -2,7 +2,6 @@
 
 use crate::{
     ffi::{Ggml, Target},
-    optimize::optimize,
     session::GgmlSession,
     topology::{Topology, explain},
 };
@@ -51,7 +50,7 @@ pub(crate) struct GgmlEngine {
 impl GgmlEngine {
     /// Reads, checks and translates a graph once, so that a session of the engine cannot fail on the graph.
     pub(crate) fn new(target: Target, model: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Self> {
-        let (topology, host_operators) = Topology::new(target, read(model, target)?, spec)?;
+        let (topology, host_operators) = Topology::new(target, read(model)?, spec)?;
         if !host_operators.is_empty() {
             let list: Vec<String> =
                 host_operators.iter().map(|(name, count)| format!("{name} x{count}")).collect();
@@ -123,12 +122,11 @@ impl Engine for GgmlEngine {
     }
 }
 
-fn read(model: &[u8], target: Target) -> Result<Graph> {
+fn read(model: &[u8]) -> Result<Graph> {
     let mut graph =
         Graph::from_bytes(model.to_vec().into(), "model", ExternalBase::Stripped).map_err(explain)?;
     // What exporters say of where a node comes from would be copied for every shape.
     graph.nodes.iter_mut().for_each(|node| node.metadata.clear());
     infer_shapes(&mut graph).map_err(explain)?;
-    optimize(&mut graph, target.gpu().is_some()).map_err(explain)?;
     Ok(graph)
 }

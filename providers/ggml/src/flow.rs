@@ -83,6 +83,8 @@ struct Cut {
     inputs: Vec<ValueId>,
     outputs: Vec<ValueId>,
     constants: HashMap<ValueId, Tensor>,
+    /// Weights that the node reads itself.
+    weights: Vec<(ValueId, String)>,
     before: Unit,
     node: Node,
     opset: i64,
@@ -359,10 +361,19 @@ impl Cut {
             Initializer::Constant(tensor) => Some((*id, tensor.clone())),
             Initializer::Weight(_) => None,
         });
+        let mut weights = Vec::new();
+        for id in node.inputs.iter().flatten() {
+            if let Some(Initializer::Weight(weight)) = graph.initializers.get(id) {
+                let name = graph.value(*id).name.clone();
+                planner.bank.place_plain(&name, weight.dtype)?;
+                weights.push((*id, name));
+            }
+        }
         Ok(Cut {
             inputs: graph.inputs.clone(),
             outputs: graph.outputs.clone(),
             constants: constants.collect(),
+            weights,
             before,
             node,
             opset,
@@ -373,6 +384,9 @@ impl Cut {
 
     fn run(&mut self, inputs: Vec<Tensor>, runner: &mut Runner<'_>) -> Result<Vec<Tensor>> {
         let mut values: HashMap<ValueId, Tensor> = self.constants.clone();
+        for (id, name) in &self.weights {
+            values.insert(*id, runner.bank.plain(name)?);
+        }
         values.extend(self.inputs.iter().copied().zip(inputs.iter().cloned()));
         let outputs = self.before.run(inputs, runner)?;
         values.extend(self.before.graph.outputs.iter().copied().zip(outputs));
@@ -440,10 +454,7 @@ impl Cut {
 }
 
 fn take(values: &HashMap<ValueId, Tensor>, id: ValueId) -> Result<Tensor> {
-    values
-        .get(&id)
-        .cloned()
-        .ok_or_else(|| Error::unsupported("it reads a weight itself, which only products in its body can"))
+    values.get(&id).cloned().ok_or_else(|| Error::internal("a value is missing where the graph is cut"))
 }
 
 /// The boolean that decides.

@@ -62,7 +62,7 @@ mod tests {
     fn weights_larger_than_memory_are_refused_before_any_is_read() {
         let columns = (free().unwrap() >> 12) as usize + (1 << 18);
         let spec = WeightSpec { name: "w".into(), dtype: DType::F32, shape: vec![1024, columns] };
-        let mut bank = Bank::new(cpu(), &[spec]);
+        let mut bank = Bank::new(cpu(), &[spec], std::sync::Arc::default());
         let panels = Panels::columns([1, 1024, columns], 16);
         let form = Form::Panels { panels, transposed: false, blocks: None };
         bank.place("w", form, Type::F32, Home::Host).unwrap();

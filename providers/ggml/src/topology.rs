@@ -9,8 +9,13 @@ use crate::{
     weights::Bank,
 };
 use sdrun_abi::{BuildSpec, DType, EngineInfo, Error, Input, Precision, Result, TensorSpec, WeightSpec};
-use sdrun_graph::{Dim, Graph, GraphError, OpenDims, ValueId, simplify};
-use std::collections::BTreeMap;
+use sdrun_graph::{
+    Dim, Graph, GraphError, OpenDims, ValueId,
+    passes::{Prepare, fold_batch_norms, prepare_weights},
+    simplify,
+};
+use sdrun_provider_common::Preparation;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// Sizes assumed for open dimensions to learn how weights are to be kept: of the outermost, and of the others.
 const ASSUMED: [(usize, usize); 4] = [(1, 64), (2, 16), (1, 8), (1, 1)];
@@ -18,6 +23,8 @@ const ASSUMED: [(usize, usize); 4] = [(1, 64), (2, 16), (1, 8), (1, 1)];
 pub(crate) struct Topology {
     target: Target,
     graph: Graph,
+    /// What is computed out of weights when a session is given them, instead of in every run.
+    preparation: Arc<Preparation>,
     precision: Precision,
     /// `None`: all cores, where the graph is worth them.
     threads: Option<usize>,
@@ -27,11 +34,11 @@ pub(crate) struct Topology {
 }
 
 impl Topology {
-    /// Translates the graph once, so that a session cannot fail on it. `graph` has its shapes inferred, as far as they
-    /// are known. Also says which operators, and how many of each, the reference implementation evaluates.
+    /// Optimizes the graph and translates it once, so that a session cannot fail on it. `graph` has its shapes inferred, as
+    /// far as they are known. Also says which operators, and how many of each, the reference implementation evaluates.
     pub(crate) fn new(
         target: Target,
-        graph: Graph,
+        mut graph: Graph,
         spec: &BuildSpec,
     ) -> Result<(Self, BTreeMap<String, usize>)> {
         if let Some(threads) = spec.threads.filter(|threads| !(1..=MAX_THREADS).contains(threads)) {
@@ -41,6 +48,9 @@ impl Topology {
             .weights()
             .map(|(name, w)| WeightSpec { name: name.into(), dtype: w.dtype, shape: w.shape.clone() })
             .collect();
+        fold_batch_norms(&mut graph);
+        let preparation = Arc::new(Preparation::in_f32(prepare_weights(&mut graph, Prepare::Arithmetic)));
+        optimize(&mut graph, target.gpu().is_some()).map_err(explain)?;
         let (inputs, outputs) = (Vec::new(), Vec::new());
         let info = EngineInfo {
             inputs,
@@ -49,8 +59,15 @@ impl Topology {
             compatibility: crate::engine::compatibility(target.ggml)?,
         };
         let fixed = graph.inputs.iter().map(|id| graph.value(*id).known_shape()).collect();
-        let mut topology =
-            Topology { target, graph, precision: spec.precision, threads: spec.threads, info, fixed };
+        let mut topology = Topology {
+            target,
+            graph,
+            preparation,
+            precision: spec.precision,
+            threads: spec.threads,
+            info,
+            fixed,
+        };
         let open = |id: &&ValueId| topology.graph.value(**id).shape.is_none();
         if let Some(id) = topology.graph.inputs.iter().find(open) {
             let name = &topology.graph.value(*id).name;
@@ -103,7 +120,7 @@ impl Topology {
     /// are assumed.
     pub(crate) fn representative(&self) -> Result<(Bank, Translation)> {
         let attempt = |shapes: Option<&[Vec<usize>]>| {
-            let mut bank = Bank::new(self.target, &self.info.weights);
+            let mut bank = self.bank();
             let translation = match shapes {
                 Some(shapes) => self.translation(shapes, &mut bank)?,
                 None => translate(&self.graph, self.precision, self.target, &mut bank)?,
@@ -123,6 +140,10 @@ impl Topology {
         Err(first.unwrap_or_else(|| Error::internal("no sizes are assumed")))
     }
 
+    fn bank(&self) -> Bank {
+        Bank::new(self.target, &self.info.weights, self.preparation.clone())
+    }
+
     /// Whether the graph decides at run time what is computed.
     pub(crate) fn decides(&self) -> bool {
         flow::decides(&self.graph)
@@ -134,7 +155,7 @@ impl Topology {
         let dtypes = self.graph.inputs.iter().map(|id| self.graph.value(*id).dtype.unwrap_or(DType::F32));
         let dtypes: Vec<DType> = dtypes.collect();
         let attempt = |shapes: Option<Vec<Vec<usize>>>| {
-            let mut bank = Bank::new(self.target, &self.info.weights);
+            let mut bank = self.bank();
             let (mut unit, mut host_operators) = (Unit::new(self.graph.clone()), BTreeMap::new());
             let specs: Option<Vec<Spec>> = shapes.map(|shapes| dtypes.iter().copied().zip(shapes).collect());
             let mut planner =

@@ -5,16 +5,18 @@ use crate::{
     form::{Form, check_blocks},
     kernels::Encoding,
     shape,
-    storage::{Floats, float_dtype, is_f32, storage_type},
+    storage::{Floats, float_dtype, from_storage, is_f32, storage_type},
+    topology::explain,
 };
 use sdrun_abi::{
     DType, EncodedWeight, Error, ErrorCode, Flow, Host, Result, TRANSPOSED, Weight, WeightSource, WeightSpec,
 };
 use sdrun_graph::Tensor as HostTensor;
+use sdrun_provider_common::Preparation;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread,
@@ -33,7 +35,9 @@ pub(crate) struct Constant {
 /// The weights of a session: which there are, and the tensors that hold them in each form some graph reads.
 pub(crate) struct Bank {
     store: Store,
+    /// Of the engine's weights, and of what is prepared from them.
     specs: BTreeMap<String, WeightSpec>,
+    preparation: Arc<Preparation>,
     places: Vec<Place>,
     /// Weights that a refit which ended in the middle may have overwritten or not.
     torn: BTreeSet<String>,
@@ -59,12 +63,15 @@ const WORTH_THREADS: usize = 4 << 20;
 const TABLE: usize = 1 << 20;
 
 impl Bank {
-    /// For an engine with these weights. Nothing has memory before [`load`](Self::load).
-    pub(crate) fn new(target: Target, weights: &[WeightSpec]) -> Self {
-        let specs = weights.iter().map(|spec| (spec.name.clone(), spec.clone())).collect();
+    /// For an engine with these weights, whose graph reads the outputs of `preparation` in place of some. Nothing has memory
+    /// before [`load`](Self::load).
+    pub(crate) fn new(target: Target, weights: &[WeightSpec], preparation: Arc<Preparation>) -> Self {
+        let made = preparation.outputs();
+        let specs = weights.iter().cloned().chain(made).map(|spec| (spec.name.clone(), spec)).collect();
         Bank {
             store: Store::new(target),
             specs,
+            preparation,
             places: Vec::new(),
             torn: BTreeSet::new(),
             known: HashMap::new(),
@@ -99,7 +106,8 @@ impl Bank {
 
     /// Gives the tensors memory and fills them on `threads` threads.
     pub(crate) fn load(&mut self, source: &dyn WeightSource, host: &dyn Host, threads: usize) -> Result<()> {
-        let total = self.specs.len();
+        let due = self.due(|_| true);
+        let total = due.len();
         let task =
             Task { phase: "weights", threads, host: Some(host), write: Write::Missing, total, before: 0 };
         self.load_tables(source, task)?;
@@ -109,8 +117,8 @@ impl Bank {
             places.map(|place| &place.weight).collect::<BTreeSet<_>>()
         };
         let (tables, others) = (with(true), with(false));
-        let rest = self.specs.keys().filter(|name| !tables.contains(name) || others.contains(name));
-        let rest: BTreeSet<String> = rest.cloned().collect();
+        let rest = due.into_iter().filter(|name| !tables.contains(name) || others.contains(name));
+        let rest: BTreeSet<String> = rest.collect();
         self.pull(&rest, source, Task { before: total - rest.len(), ..task })?;
         self.places.iter_mut().for_each(|place| place.filled = true);
         Ok(())
@@ -121,9 +129,9 @@ impl Bank {
     /// threads write one table after the other, before other weights have memory, so that what a table is converted from
     /// adds nothing to the session's peak.
     fn load_tables(&mut self, source: &dyn WeightSource, task: Task<'_>) -> Result<()> {
-        let Bank { store, specs, places, .. } = self;
+        let Bank { store, specs, preparation, places, .. } = self;
         let mut done = 0;
-        for place in places {
+        for place in places.iter_mut().filter(|place| preparation.step(&place.weight).is_none()) {
             let Some(spec) = specs.get(&place.weight) else { continue };
             let elements = shape::len(&spec.shape);
             let plain = place.form == Form::Plain && place.home == Home::Host && is_f32(spec.dtype);
@@ -187,12 +195,42 @@ impl Bank {
                 return Err(Error::precondition(message)
                     .with_hint("build an engine for this shape, with no dimension left open"));
             };
-            rooms[at].fill(|bytes| place.form.fill(place.type_, float_dtype(type_), &plain, bytes))?;
+            let dtype = self.specs.get(&place.weight).map(|spec| spec.dtype).filter(|dtype| !is_f32(*dtype));
+            let dtype = dtype.unwrap_or(float_dtype(type_));
+            rooms[at].fill(|bytes| place.form.fill(place.type_, dtype, &plain, bytes))?;
         }
         Ok(())
     }
 
-    /// Overwrites the weights named in `changed`; returns the bytes the source delivered.
+    /// A copy of a weight that was placed with [`place_plain`](Self::place_plain).
+    pub(crate) fn plain(&mut self, weight: &str) -> Result<HostTensor> {
+        let spec = self.spec(weight)?.clone();
+        let is_plain = |place: &Place| {
+            place.filled && place.weight == weight && place.form == Form::Plain && place.home == Home::Host
+        };
+        let Some(at) = self.places.iter().position(is_plain) else {
+            return Err(Error::internal(format!("weight {weight:?} is not kept as it is in the graph")));
+        };
+        let bytes = self.store.rooms()?[at].copy();
+        let bytes = from_storage(spec.dtype, self.places[at].type_, &bytes).map_err(Error::internal)?;
+        HostTensor::new(spec.dtype, spec.shape, bytes).map_err(explain)
+    }
+
+    /// The names to write when the weights change for which `changed` returns true: those weights, and what is prepared from
+    /// them. A weight that only the preparation reads has no place of its own.
+    fn due(&self, changed: impl Fn(&str) -> bool) -> BTreeSet<String> {
+        let placed: BTreeSet<&str> = self.places.iter().map(|place| &*place.weight).collect();
+        let read: BTreeSet<&str> = self.preparation.weights().map(|spec| &*spec.name).collect();
+        let own = |name: &&String| {
+            self.preparation.step(name).is_none()
+                && changed(name)
+                && (placed.contains(&***name) || !read.contains(&***name))
+        };
+        let made = self.preparation.steps(&changed).map(|step| self.preparation.name(step).to_string());
+        self.specs.keys().filter(own).cloned().chain(made).collect()
+    }
+
+    /// Overwrites the weights named in `changed` and what is prepared out of them; returns the bytes the source delivered for the former.
     ///
     /// The source is asked for all of them first, and nothing is kept of what it delivers: whatever is wrong with them is
     /// found while the weights from before are still there, and no memory is needed for a second set.
@@ -204,21 +242,26 @@ impl Bank {
         threads: usize,
     ) -> Result<u64> {
         let names: BTreeSet<String> = changed.iter().map(|name| name.to_string()).collect();
+        let steps = self.preparation.steps(|name| names.contains(name));
+        let read: BTreeSet<String> = steps.flat_map(|step| &step.weights).chain(&names).cloned().collect();
         let looks = Task {
             phase: "refit",
             threads,
             host: Some(host),
             write: Write::Nothing,
-            total: names.len(),
+            total: read.len(),
             before: 0,
         };
-        self.pull(&names, source, looks)?;
-        let result = self.pull(&names, source, Task { host: None, write: Write::All, ..looks });
+        let bytes = self.pull(&names, source, looks)?;
+        let others = read.difference(&names).cloned().collect();
+        self.pull(&others, source, Task { before: names.len(), ..looks })?;
+        let due = self.due(|name| names.contains(name));
+        let result = self.pull(&due, source, Task { host: None, write: Write::All, ..looks });
         match result {
             Ok(_) => self.torn.retain(|name| !names.contains(name)),
-            Err(_) => self.torn.extend(names),
+            Err(_) => self.torn.extend(names.iter().cloned()),
         }
-        result
+        result.map(|_| bytes)
     }
 
     /// An error where the weights are not those of one set.
@@ -240,7 +283,7 @@ impl Bank {
         for name in names {
             self.spec(name)?;
         }
-        let Bank { store, specs, places, .. } = self;
+        let Bank { store, specs, preparation, places, .. } = self;
         let mut jobs: BTreeMap<&str, Job<'_>> = BTreeMap::new();
         for (name, spec) in specs.iter().filter(|(name, _)| names.contains(*name)) {
             jobs.insert(name, Job { spec, rooms: Vec::new() });
@@ -261,6 +304,7 @@ impl Bank {
         let workers = if worth { task.threads.clamp(1, MAX_WORKERS) } else { 1 };
         let queue = Queue {
             jobs: Mutex::new(jobs.into_iter()),
+            preparation,
             done: AtomicUsize::new(task.before),
             bytes: AtomicU64::new(0),
             stop: AtomicBool::new(false),
@@ -363,6 +407,7 @@ impl Job<'_> {
 
 struct Queue<'a> {
     jobs: Mutex<std::vec::IntoIter<Job<'a>>>,
+    preparation: &'a Preparation,
     done: AtomicUsize,
     bytes: AtomicU64,
     stop: AtomicBool,
@@ -386,7 +431,16 @@ impl Queue<'_> {
                 return Ok(());
             };
             task.step(self.done.fetch_add(1, Ordering::Relaxed))?;
-            let bytes = job.place(source, !matches!(task.write, Write::Nothing))?;
+            let bytes = match self.preparation.step(&job.spec.name) {
+                Some(step) => {
+                    let made = self.preparation.compute(step, source)?;
+                    job.rooms.iter_mut().try_for_each(|(place, room)| {
+                        room.fill(|bytes| place.form.fill(place.type_, made.dtype(), made.data(), bytes))
+                    })?;
+                    0
+                }
+                None => job.place(source, !matches!(task.write, Write::Nothing))?,
+            };
             self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         }
         Ok(())
@@ -483,7 +537,7 @@ mod tests {
 
         fn bank(type_: Type) -> Bank {
             let spec = WeightSpec { name: "w".into(), dtype: DType::F32, shape: Self::SHAPE.into() };
-            let mut bank = Bank::new(cpu(), &[spec]);
+            let mut bank = Bank::new(cpu(), &[spec], Arc::default());
             bank.place("w", Form::Plain, type_, Home::Host).unwrap();
             bank
         }

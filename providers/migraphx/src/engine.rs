@@ -5,7 +5,6 @@ use crate::{
     devices::Target,
     ffi::{CompileOptions, Layout, Program},
     payload::{self, Parts, Requirements, StoredProgram},
-    preparation::Preparation,
     runtime::Runtime,
     session::MgxSession,
     upsample::spell_out_upsampling,
@@ -15,10 +14,11 @@ use sdrun_abi::{Engine, EngineInfo, Error, Host, OpenShapes, Result, Session, We
 use sdrun_graph::{
     Graph,
     passes::{
-        absorb_scales, defer_biases, expand_biases, merge_projections, prepare_weights, weights_as_inputs,
+        Prepare, absorb_scales, defer_biases, expand_biases, merge_projections, prepare_weights,
+        weights_as_inputs,
     },
 };
-use sdrun_provider_common::{describe, phase, read_graph};
+use sdrun_provider_common::{Preparation, describe, phase, read_graph};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -104,7 +104,8 @@ fn take_weights_out(graph: &mut Graph, target: &Target) -> Preparation {
         defer_biases(graph);
         expand_biases(graph);
     }
-    let preparation = prepare_weights(graph, target.for_gpu);
+    let what = if target.for_gpu { Prepare::Everything } else { Prepare::NotGrowing };
+    let preparation = prepare_weights(graph, what);
     weights_as_inputs(graph);
     Preparation::new(preparation)
 }

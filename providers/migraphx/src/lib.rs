@@ -9,7 +9,7 @@
 //! * `runtime`: the one loaded MIGraphX of the process.
 //! * `devices`: what it can use.
 //! * `options`: what a user can choose.
-//! * `compile`: from a graph to a program. `half`: graphs in half precision. `preparation`: what is computed out of weights.
+//! * `compile`: from a graph to a program. `half`: graphs in half precision.
 //!   `upsample`: a way around a large table.
 //! * `payload`: programs in engine files.
 //! * `engine`, `session`: the traits of sdrun-abi.
@@ -21,7 +21,6 @@ mod ffi;
 mod half;
 mod options;
 mod payload;
-mod preparation;
 mod provider;
 mod runtime;
 mod session;

@@ -50,13 +50,14 @@ impl Transform {
     }
 }
 
-/// Whether a weight the parser reports is refittable: floating point, and made from weights of the graph. The rest is
+/// Whether a weight the parser reports is to be refittable: floats or bytes, and made of weights of the graph. The rest is
 /// part of the topology.
 pub(crate) fn is_refittable(record: &Record, weights: &BTreeSet<&str>) -> bool {
-    let float = dtype(record.data_type).is_some_and(DType::is_float);
-    // 0: unchanged, 1: f64 as f32. 2 and 3, folded batch normalizations, cannot be marked without a GPU; see `lower`.
+    let data = |dtype: DType| dtype.is_float() || matches!(dtype, DType::I8 | DType::U8);
+    let data = dtype(record.data_type).is_some_and(data);
+    // 0: as it is, 1: f64 as f32. 2 and 3, folded batch normalizations, cannot be marked without a GPU; see `lower`.
     let kind = matches!(record.kind, 0 | 1);
-    float && kind && !record.sources.is_empty() && record.sources.iter().all(|s| weights.contains(&**s))
+    data && kind && !record.sources.is_empty() && record.sources.iter().all(|s| weights.contains(&**s))
 }
 
 /// Makes the table of a plan for `graph`. `made` holds the recipes for the graph's weights that are not among
@@ -301,6 +302,15 @@ mod tests {
         assert_eq!(table[1].values(&specs, &Nothing).err().unwrap().code, ErrorCode::DataLoss);
         let json = serde_json::to_string(&table).unwrap();
         assert_eq!(serde_json::from_str::<Vec<Entry>>(&json).unwrap(), table);
+    }
+
+    #[test]
+    fn bytes_are_refittable_and_wider_integers_are_not() {
+        let weights = BTreeSet::from(["w"]);
+        let code = |dtype| crate::ffi::data_type(dtype).unwrap();
+        for (dtype, expected) in [(DType::I8, true), (DType::F32, true), (DType::I32, false)] {
+            assert_eq!(is_refittable(&record("w", 0, code(dtype), 2), &weights), expected, "{dtype}");
+        }
     }
 
     #[test]

@@ -35,9 +35,7 @@ struct Report {
     /// Number of nodes by operator, including bodies.
     operators: BTreeMap<String, usize>,
     weights: Weights,
-    /// Floating-point tensors inside bodies. They are part of the topology; no checkpoint replaces them.
-    in_bodies: Amount,
-    /// Constants that belong to the topology: integers, shapes, scalars.
+    /// What belongs to the topology: integers, shapes, scalars, zero points.
     constants: Amount,
     /// Weights stored in the model file itself.
     inline: Amount,
@@ -177,13 +175,6 @@ fn describe(what: &str, graph: &Graph, list: bool) -> Report {
         file.amount.add(bytes);
     }
     let operators = operators(graph);
-    let mut in_bodies = Amount::default();
-    let bodies = graph.nodes.iter().flat_map(|node| node.attributes.values());
-    bodies.for_each(|attribute| {
-        if let Attribute::Graph(body) = attribute {
-            add_tensors(body, &mut in_bodies);
-        }
-    });
     let nodes = operators.values().sum();
     Report {
         kind: "onnx",
@@ -197,7 +188,6 @@ fn describe(what: &str, graph: &Graph, list: bool) -> Report {
         nodes_in_bodies: nodes - graph.nodes.len(),
         operators,
         weights,
-        in_bodies,
         constants,
         inline,
         files: files.into_values().collect(),
@@ -253,25 +243,6 @@ fn count_body(body: &proto::GraphProto, counts: &mut BTreeMap<String, usize>) {
     }
 }
 
-/// Adds the floating-point tensors of a body that hold more than one number: initializers and outputs of `Constant`.
-fn add_tensors(body: &proto::GraphProto, amount: &mut Amount) {
-    let constants = body.node.iter().filter(|node| node.op_type() == "Constant");
-    let constants =
-        constants.flat_map(|node| node.attribute.iter().filter_map(|attribute| attribute.t.as_ref()));
-    for tensor in body.initializer.iter().chain(constants) {
-        let dims: Option<Vec<usize>> = tensor.dims.iter().map(|d| usize::try_from(*d).ok()).collect();
-        let dtype = DType::from_onnx(tensor.data_type()).filter(|dtype| dtype.is_float());
-        let bytes = dims.zip(dtype).and_then(|(dims, dtype)| Some((dtype.bytes_of(&dims)?, dtype.size())));
-        if let Some((bytes, _)) = bytes.filter(|(bytes, element)| bytes > element) {
-            amount.add(bytes);
-        }
-    }
-    for attribute in body.node.iter().flat_map(|node| &node.attribute) {
-        attribute.g.iter().for_each(|g| add_tensors(g, amount));
-        attribute.graphs.iter().for_each(|g| add_tensors(g, amount));
-    }
-}
-
 fn operator(domain: &str, op: &str) -> String {
     if domain.is_empty() || domain == "ai.onnx" { op.to_string() } else { format!("{domain}.{op}") }
 }
@@ -304,10 +275,6 @@ fn show(out: &mut dyn Write, r: &Report) -> io::Result<()> {
     for f in &r.files {
         let state = if f.present { "" } else { " (not there)" };
         writeln!(out, "  {} of them in {}{state}", format::bytes(f.amount.bytes), f.path)?;
-    }
-    if r.in_bodies.tensors > 0 {
-        let (tensors, bytes) = (r.in_bodies.tensors, format::bytes(r.in_bodies.bytes));
-        writeln!(out, "  and {tensors} tensors, {bytes}, fixed inside If, Loop or Scan")?;
     }
     writeln!(out, "constants  {} tensors, {}", r.constants.tensors, format::bytes(r.constants.bytes))?;
     match (&r.topology.hash, &r.topology.error) {

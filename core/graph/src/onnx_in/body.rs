@@ -11,8 +11,8 @@ use std::collections::HashMap;
 #[derive(Clone, Debug)]
 pub struct Body {
     /// Its inputs are the body's inputs, then the values it captures. A captured initializer becomes an initializer
-    /// of this graph, and a captured weight keeps its name from the enclosing graph. Weights defined inside the body
-    /// are constants.
+    /// of this graph, and a captured weight keeps its name from the enclosing graph. Tensors defined inside the body are
+    /// constants: its weights were moved to the enclosing graph.
     pub graph: Graph,
     /// Number of the body's own inputs.
     pub formal: usize,
@@ -90,7 +90,7 @@ impl Graph {
 #[cfg(test)]
 mod tests {
     use crate::{
-        Attribute, Initializer,
+        Attribute, Initializer, Tensor,
         proto::GraphProto,
         testing::{model, node, ramp, tensor, value},
     };
@@ -99,8 +99,8 @@ mod tests {
     #[test]
     fn captures_become_inputs_and_initializers() {
         let body = Attribute::Graph(Box::new(GraphProto {
-            node: vec![node("Add", &["x", "w"], &["a"]), node("Mul", &["a", "own"], &["b"])],
-            initializer: vec![tensor("own", &ramp(&[2]))],
+            node: vec![node("Add", &["x", "w"], &["a"]), node("Reshape", &["a", "own"], &["b"])],
+            initializer: vec![tensor("own", &Tensor::from_i64s(&[2]))],
             output: vec![value("b", DType::F32, "2"), value("x", DType::F32, "2")],
             ..Default::default()
         }));

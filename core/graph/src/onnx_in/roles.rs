@@ -1,7 +1,8 @@
 //! Decides which stored tensors are refittable weights and which belong to the topology.
 
 use super::tensors::{Source, Stored};
-use crate::{Graph, ValueId, proto::TensorProto};
+use crate::{Graph, ValueId, proto::TensorProto, recurrent::MICROSOFT};
+use sdrun_abi::DType;
 use std::collections::{BTreeSet, HashSet};
 
 /// Key of the `metadata_props` entry that preserves a tensor's role when a graph is written and read again.
@@ -42,13 +43,13 @@ pub(super) enum Origin {
     ConstantNode,
 }
 
-/// A `Constant` node with fewer floating-point elements is a constant: exporters write program literals that way and
-/// real weights as initializers.
+/// A `Constant` node with fewer elements is a constant: exporters write literals of the program that way, and real
+/// weights as initializers.
 const LITERAL_ELEMENTS: usize = 1024;
 
-/// Whether a `Constant` node holds a literal: a small tensor, or one filled with a single value (the ones and zeros
-/// of a normalisation without parameters).
-fn is_literal(stored: &Stored) -> bool {
+/// Whether a `Constant` node holds a literal: a small tensor, or one filled with a single element (the ones and
+/// zeros of a normalisation without parameters).
+pub(super) fn is_literal(stored: &Stored) -> bool {
     let filled = |data: &[u8]| {
         let size = stored.dtype.size();
         data.chunks_exact(size).all(|element| *element == data[..size])
@@ -56,9 +57,20 @@ fn is_literal(stored: &Stored) -> bool {
     stored.elements() < LITERAL_ELEMENTS || matches!(&stored.source, Source::Inline(data) if filled(data))
 }
 
-/// The role of a stored tensor. `as_value` is the result of `values_used`.
+/// Whether weights may be of this type: floats, and integers of 8 bits (quantised weights). Wider integers are shapes,
+/// indices and quantised biases.
+pub(crate) fn is_data(dtype: DType) -> bool {
+    dtype.is_float() || matches!(dtype, DType::I8 | DType::U8)
+}
+
+/// Whether a tensor of this type and shape can be a weight: it has at least one dimension and more than one element.
+pub(crate) fn can_be_weight(dtype: DType, shape: &[usize]) -> bool {
+    is_data(dtype) && !shape.contains(&0) && shape.iter().any(|d| *d > 1)
+}
+
+/// The role of a stored tensor. `as_value` holds what `values_used` returns.
 pub(super) fn role(id: ValueId, stored: &Stored, origin: Origin, as_value: &HashSet<ValueId>) -> Role {
-    if !stored.dtype.is_float() || stored.shape.is_empty() || stored.elements() <= 1 {
+    if !can_be_weight(stored.dtype, &stored.shape) {
         return Role::Constant;
     }
     match origin {
@@ -78,7 +90,7 @@ pub(super) fn values_used(graph: &Graph) -> HashSet<ValueId> {
     for node in &graph.nodes {
         for (slot, id) in node.inputs.iter().enumerate() {
             let Some(id) = *id else { continue };
-            if node.domain.is_empty() && is_setting(&node.op_type, slot) {
+            if is_setting(&node.domain, &node.op_type, slot) {
                 settings.insert(id);
             } else {
                 values.insert(id);
@@ -89,20 +101,27 @@ pub(super) fn values_used(graph: &Graph) -> HashSet<ValueId> {
     values
 }
 
-/// Whether input `slot` of an ai.onnx operator determines shapes or semantics rather than carrying data. Only
-/// floating-point inputs are listed: integers are never weights.
-fn is_setting(op_type: &str, slot: usize) -> bool {
-    match op_type {
+/// Whether input `slot` of an operator decides shapes or meaning instead of carrying values. Inputs that are never of a
+/// type that weights have are not listed.
+pub(super) fn is_setting(domain: &str, op_type: &str, slot: usize) -> bool {
+    match (domain, op_type) {
         // roi, scales, sizes
-        "Resize" => slot >= 1,
+        ("", "Resize") => slot >= 1,
         // scales; constant_value; ratio; on and off value
-        "Upsample" | "Dropout" => slot == 1,
-        "Pad" | "OneHot" => slot == 2,
+        ("", "Upsample" | "Dropout") => slot == 1,
+        ("", "Pad" | "OneHot") => slot == 2,
         // min, max
-        "Clip" => slot >= 1,
-        "Range" => true,
+        ("", "Clip") => slot >= 1,
+        ("", "Range") => true,
         // IoU and score threshold
-        "NonMaxSuppression" => slot >= 3,
+        ("", "NonMaxSuppression") => slot >= 3,
+        // Zero points: compilers look at them.
+        ("", "DequantizeLinear" | "QuantizeLinear") => slot == 2,
+        ("", "ConvInteger" | "MatMulInteger") => slot >= 2,
+        ("", "QLinearConv" | "QLinearMatMul") => matches!(slot, 2 | 5 | 7),
+        (MICROSOFT, "DynamicQuantizeMatMul") => slot == 3,
+        (MICROSOFT, "MatMulIntegerToFloat") => matches!(slot, 4 | 5),
+        (MICROSOFT, "DynamicQuantizeLSTM") => matches!(slot, 9 | 11),
         _ => false,
     }
 }

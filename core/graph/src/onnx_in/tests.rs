@@ -398,6 +398,32 @@ fn external_weights_are_placed_and_external_constants_read() {
 }
 
 #[test]
+fn bytes_are_weights_and_zero_points_are_not() {
+    let bytes = |first: i8| {
+        let elements: Vec<i8> = (0..6).map(|i| first + i).collect();
+        Tensor::from_elements(vec![2, 3], &elements).unwrap()
+    };
+    let file = |w: &Tensor, zeros: &[i8]| {
+        model(17)
+            .input("x", DType::F32, "batch 2")
+            .initializer("w", w)
+            .initializer("scale", &ramp(&[3]))
+            .initializer("zero", &Tensor::from_elements(vec![3], zeros).unwrap())
+            .initializer("one", &Tensor::from_elements(vec![1], &[1u8]).unwrap())
+            .initializer("wide", &Tensor::from_elements(vec![2], &[1i32, 2]).unwrap())
+            .node("DequantizeLinear", &["w", "scale", "zero"], &["f"])
+            .node("MatMul", &["x", "f"], &["y"])
+            .output("y", "batch 3")
+    };
+    let graph = file(&bytes(1), &[0, 0, 0]).graph();
+    assert_eq!(names(&graph, true), ["scale", "w"]);
+    assert_eq!(names(&graph, false), ["one", "wide", "zero"]);
+    let hash = graph.topology_hash();
+    assert_eq!(file(&bytes(2), &[0, 0, 0]).graph().topology_hash(), hash, "values of weights");
+    assert_ne!(file(&bytes(1), &[0, 1, 0]).graph().topology_hash(), hash, "zero points");
+}
+
+#[test]
 fn a_model_beside_no_folder_finds_its_weights() {
     let dir = tempfile::tempdir().unwrap();
     let mut file = linear();
@@ -425,7 +451,7 @@ fn stripped_weights_may_have_any_name() {
 
 #[test]
 fn parts_that_are_passed_through_must_not_name_files() {
-    let mut stored = tensor("c", &ramp(&[2]));
+    let mut stored = tensor("c", &Tensor::from_i64s(&[1, 2]));
     external(&mut stored, "c.bin", 0);
     let inner = GraphProto {
         initializer: vec![stored.clone()],

@@ -86,7 +86,7 @@ mod tests {
     use crate::{
         Attribute,
         passes::{
-            merge_projections, prepare_weights,
+            Prepare, merge_projections, prepare_weights,
             testing::{check, noise, ops},
         },
         testing::model,
@@ -125,7 +125,7 @@ mod tests {
             merge_projections(graph)
         };
         let mut merged = check(&file, all, 1);
-        let preparation = prepare_weights(&mut merged, false);
+        let preparation = prepare_weights(&mut merged, Prepare::NotGrowing);
         assert_eq!(ops(&preparation), ["Mul", "Mul", "Div", "Div", "Concat", "Concat"]);
         let rest = ["MatMul", "Add", "Split", "Reshape", "Transpose", "Reshape", "Transpose", "MatMul"];
         assert_eq!(ops(&merged), rest);

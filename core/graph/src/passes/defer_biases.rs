@@ -153,7 +153,7 @@ mod tests {
     use super::*;
     use crate::{
         passes::{
-            prepare_weights,
+            Prepare, prepare_weights,
             testing::{check, noise, ops},
         },
         testing::model,
@@ -180,7 +180,7 @@ mod tests {
             .node("Add", &["a2", "s1"], &["y"])
             .output("y", "2 3 4");
         let mut graph = check(&file, defer_biases, 2);
-        let preparation = prepare_weights(&mut graph, true);
+        let preparation = prepare_weights(&mut graph, Prepare::Everything);
         assert_eq!(ops(&preparation), ["Add", "Add"]);
         // Each product only adds its residual. Readers of the stream add all biases at once.
         let rest = ["Add", "Tanh", "MatMul", "Add", "Add", "Tanh", "MatMul", "Add", "Add"];
@@ -205,7 +205,7 @@ mod tests {
             .node("Add", &["stream", "h"], &["y"])
             .output("y", "2 3 4 5");
         let mut graph = check(&file, defer_biases, 1);
-        let preparation = prepare_weights(&mut graph, true);
+        let preparation = prepare_weights(&mut graph, Prepare::Everything);
         assert_eq!(ops(&preparation), ["Reshape", "Reshape", "Add"]);
         assert_eq!(ops(&graph), ["Conv", "Add", "Tanh", "Conv", "Tanh", "Conv", "Add", "Add"]);
         let biased = graph.nodes.iter().filter(|n| n.op_type == "Conv" && n.inputs.len() == 3);

@@ -6,9 +6,9 @@ use crate::{Dim, Graph, Node, Tensor, Value};
 use std::collections::HashSet;
 
 /// Broadcasts each bias that is added to a matrix product to the full shape of the product, with an `Expand` that
-/// [`prepare_weights`](super::prepare_weights) with `may_grow` moves out. Compilers whose products add a full matrix
-/// at no cost then need no bias kernel. They do this themselves if biases are constants. Shapes must be inferred.
-/// Returns the number of expanded biases.
+/// [`Prepare::Everything`](super::Prepare) moves out. Compilers whose products add a full matrix at no cost then need no
+/// bias kernel. They do this themselves if biases are constants. Shapes must be inferred. Returns the number of expanded
+/// biases.
 pub fn expand_biases(graph: &mut Graph) -> usize {
     let is_product = |node: &&Node| node.op_type == "MatMul" && node.domain.is_empty();
     let products: HashSet<_> =
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
     use crate::{
         OpenDims,
-        passes::{merge_projections, prepare_weights},
+        passes::{Prepare, merge_projections, prepare_weights},
         simplify,
         testing::{model, ramp, run},
     };
@@ -80,13 +80,13 @@ mod tests {
         let mut merged = graph.clone();
         assert_eq!(expand_biases(&mut graph), 2);
         assert_eq!(run(&graph, &[("x", x.clone())]), expected);
-        let preparation = prepare_weights(&mut graph, true);
+        let preparation = prepare_weights(&mut graph, Prepare::Everything);
         assert!(preparation.nodes.len() == 2 && graph.nodes.iter().all(|n| n.op_type != "Expand"));
 
         merge_projections(&mut merged);
         assert_eq!(expand_biases(&mut merged), 1);
         assert_eq!(run(&merged, &[("x", x)]), expected);
-        let preparation = prepare_weights(&mut merged, true);
+        let preparation = prepare_weights(&mut merged, Prepare::Everything);
         let ops: Vec<_> = preparation.nodes.iter().map(|n| n.op_type.as_str()).collect();
         assert_eq!(ops, ["Concat", "Concat", "Expand"]);
     }

@@ -232,7 +232,7 @@ mod tests {
             let weights =
                 |graph: &Graph| graph.weights().map(|(name, _)| name.to_string()).collect::<Vec<_>>();
             assert_eq!(weights(&reread), ["bk", "bq", "bv", "wk", "wo", "wq", "wv"]);
-            let preparation = super::super::prepare_weights(&mut reread, false);
+            let preparation = super::super::prepare_weights(&mut reread, super::super::Prepare::NotGrowing);
             assert!(preparation.nodes.iter().all(|n| n.op_type == "Concat") && preparation.nodes.len() == 3);
             assert!(reread.nodes.iter().all(|n| n.op_type != "Concat"));
             assert_eq!(merge_projections(&mut reread), 0);

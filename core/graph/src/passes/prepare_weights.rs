@@ -1,17 +1,15 @@
 use super::{compact, eliminate_dead, is_random};
-use crate::{Graph, Initializer, Node, ValueId, WeightData, WeightRef, eval};
+use crate::{Graph, Initializer, Node, ValueId, WeightData, WeightRef, eval, onnx_in::roles};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Moves computations that depend only on weights and constants out of a graph. A compiler would fold them once; an
-/// engine that does not treat weights as constants would repeat them in every run.
+/// Moves the nodes that depend on weights and constants alone out of a graph. This is for engines in which weights are not
+/// constants: where a compiler would compute such nodes once, these engines would compute them in every run.
 ///
-/// Returns the *preparation*: a graph without inputs. Its initializers are weights and constants of `graph`; its
-/// outputs become weights, under the same names, of the remaining `graph`. Only operators that [`eval`] supports move
-/// out. Outputs of `graph` stay. Without `may_grow`, so do nodes whose results have more elements than their weights
-/// (a bias expanded to a whole activation). A weight may be used by both graphs. Shapes must be inferred; ids of
-/// `graph` become invalid.
-pub fn prepare_weights(graph: &mut Graph, may_grow: bool) -> Graph {
-    let (moved, made) = movable(graph, may_grow);
+/// Returns the *preparation*: a graph without inputs. Its initializers are weights and constants of `graph`. Its outputs
+/// become weights of `graph`, under their names. Only operators that [`eval`] supports move, and never an output of
+/// `graph`. Both graphs may read a weight. Shapes must have been inferred; ids of `graph` are invalid afterwards.
+pub fn prepare_weights(graph: &mut Graph, what: Prepare) -> Graph {
+    let (moved, made) = movable(graph, what);
     let mut preparation = Graph {
         name: format!("{}: weights", graph.name),
         opsets: graph.opsets.clone(),
@@ -51,16 +49,46 @@ pub fn prepare_weights(graph: &mut Graph, may_grow: bool) -> Graph {
 pub(super) fn made_of_weights(graph: &Graph) -> BTreeSet<ValueId> {
     let is_weight = |initializer: &Initializer| matches!(initializer, Initializer::Weight(_));
     let weights = graph.initializers.iter().filter(|(_, i)| is_weight(i)).map(|(id, _)| *id);
-    movable(graph, true).1.into_iter().chain(weights).collect()
+    movable(graph, Prepare::Everything).1.into_iter().chain(weights).collect()
 }
 
-/// Which nodes can move out, and the values they produce.
-fn movable(graph: &Graph, may_grow: bool) -> (Vec<bool>, BTreeSet<ValueId>) {
+/// Which nodes [`prepare_weights`] moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prepare {
+    /// Every node it can.
+    Everything,
+    /// No node whose outputs have more elements than its weights, such as a bias expanded to a whole activation.
+    NotGrowing,
+    /// As `NotGrowing`, and only arithmetic with the nodes it needs. Other nodes that move elements stay (a Transpose
+    /// before a product), for engines that read weights in any order.
+    Arithmetic,
+}
+
+/// Operators that only move or convert elements.
+const MOVES: [&str; 14] = [
+    "Cast",
+    "Concat",
+    "DepthToSpace",
+    "Expand",
+    "Flatten",
+    "Gather",
+    "Identity",
+    "Reshape",
+    "Slice",
+    "SpaceToDepth",
+    "Split",
+    "Squeeze",
+    "Transpose",
+    "Unsqueeze",
+];
+
+/// Which nodes can be taken out, and what they make.
+fn movable(graph: &Graph, what: Prepare) -> (Vec<bool>, BTreeSet<ValueId>) {
     let mut fixed: BTreeSet<ValueId> = graph.initializers.keys().copied().collect();
     let mut made: BTreeSet<ValueId> = BTreeSet::new();
-    let moved = (graph.nodes.iter())
+    let mut moved: Vec<bool> = (graph.nodes.iter())
         .map(|node| {
-            let movable = is_movable(graph, node, &fixed, &made, may_grow);
+            let movable = is_movable(graph, node, &fixed, &made, what == Prepare::Everything);
             if movable {
                 fixed.extend(node.outputs.iter().flatten());
                 made.extend(node.outputs.iter().flatten());
@@ -68,6 +96,18 @@ fn movable(graph: &Graph, may_grow: bool) -> (Vec<bool>, BTreeSet<ValueId>) {
             movable
         })
         .collect();
+    if what == Prepare::Arithmetic {
+        let mut needed: BTreeSet<ValueId> = BTreeSet::new();
+        for (node, moved) in graph.nodes.iter().zip(&mut moved).rev().filter(|(_, moved)| **moved) {
+            let makes = |ids: &BTreeSet<ValueId>| node.outputs.iter().flatten().any(|id| ids.contains(id));
+            if MOVES.contains(&&*node.op_type) && !makes(&needed) {
+                *moved = false;
+                made.retain(|id| !node.outputs.contains(&Some(*id)));
+            } else {
+                needed.extend(node.inputs.iter().flatten());
+            }
+        }
+    }
     (moved, made)
 }
 
@@ -87,7 +127,7 @@ fn is_movable(
     };
     let inputs = || node.inputs.iter().flatten().copied();
     let outputs = || node.outputs.iter().flatten().copied();
-    let typed = outputs().all(|id| graph.value(id).dtype.is_some_and(|dtype| dtype.is_float()));
+    let typed = outputs().all(|id| graph.value(id).dtype.is_some_and(roles::is_data));
     typed
         && node.domain.is_empty()
         && !is_random(node)
@@ -173,10 +213,12 @@ mod tests {
         simplify(&mut graph, &BTreeMap::new(), OpenDims::Refuse).unwrap();
         let x = ramp(&[2, 3]);
         let expected = run(&graph, &[("x", x.clone())]);
-        let preparation = prepare_weights(&mut graph, false);
+        let mut arithmetic = graph.clone();
+        let preparation = prepare_weights(&mut graph, Prepare::NotGrowing);
         let ops = |graph: &Graph| -> Vec<String> { graph.nodes.iter().map(|n| n.op_type.clone()).collect() };
         assert_eq!(ops(&preparation), ["Transpose", "Mul", "Neg"]);
         assert_eq!(ops(&graph), ["MatMul", "Add", "Expand", "Add"]);
+        assert_eq!(ops(&prepare_weights(&mut arithmetic, Prepare::Arithmetic)), ops(&preparation));
         let names = |graph: &Graph| -> Vec<String> { graph.weights().map(|(name, _)| name.into()).collect() };
         assert_eq!(names(&graph), ["both", "negated", "scaled"]);
         assert_eq!(names(&preparation), ["both", "w"]);
@@ -200,6 +242,33 @@ mod tests {
     }
 
     #[test]
+    fn arithmetic_takes_along_what_it_needs_and_leaves_other_moves() {
+        let perm = || [("perm", Attribute::Ints(vec![1, 0]))];
+        let bytes = Tensor::from_elements(vec![3, 4], &(0..12).collect::<Vec<i8>>()).unwrap();
+        let mut graph = model(17)
+            .input("x", DType::F32, "2 3")
+            .initializer("plain", &ramp(&[4, 3]))
+            .initializer("w", &bytes)
+            .initializer("scale", &Tensor::scalar(0.5f32))
+            .node_with("Transpose", &["plain"], &["plain_t"], perm())
+            .node("MatMul", &["x", "plain_t"], &["a"])
+            .node_with("Transpose", &["w"], &["w_t"], perm())
+            .node("DequantizeLinear", &["w_t", "scale"], &["f_t"])
+            .node_with("Transpose", &["f_t"], &["f"], perm())
+            .node("MatMul", &["x", "f"], &["b"])
+            .node("Add", &["a", "b"], &["y"])
+            .output("y", "2 4")
+            .graph();
+        simplify(&mut graph, &BTreeMap::new(), OpenDims::Refuse).unwrap();
+        let preparation = prepare_weights(&mut graph, Prepare::Arithmetic);
+        let ops = |graph: &Graph| -> Vec<String> { graph.nodes.iter().map(|n| n.op_type.clone()).collect() };
+        assert_eq!(ops(&preparation), ["Transpose", "DequantizeLinear"]);
+        assert_eq!(ops(&graph), ["Transpose", "MatMul", "Transpose", "MatMul", "Add"]);
+        let names: Vec<&str> = graph.weights().map(|(name, _)| name).collect();
+        assert_eq!(names, ["f_t", "plain"]);
+    }
+
+    #[test]
     fn outputs_and_graphs_without_such_nodes_stay() {
         let mut graph = model(17)
             .input("x", DType::F32, "4")
@@ -211,7 +280,7 @@ mod tests {
             .graph();
         simplify(&mut graph, &BTreeMap::new(), OpenDims::Refuse).unwrap();
         let before = graph.topology_hash();
-        let preparation = prepare_weights(&mut graph, false);
+        let preparation = prepare_weights(&mut graph, Prepare::NotGrowing);
         assert!(
             preparation.nodes.is_empty()
                 && preparation.outputs.is_empty()

@@ -8,6 +8,7 @@ mod kept;
 mod models;
 mod operators;
 mod patterns;
+mod prepared;
 mod recurrent;
 mod session;
 mod shapes;
@@ -30,6 +31,7 @@ use sdrun_graph::{
 use std::{
     collections::{BTreeMap, HashMap},
     path::PathBuf,
+    sync::Arc,
 };
 
 /// A graph, what its inputs are in a test, and the values of its weights.
@@ -155,7 +157,7 @@ pub(super) fn bank(graph: &Graph) -> Bank {
         dtype: w.dtype,
         shape: w.shape.clone(),
     };
-    Bank::new(cpu(), &graph.weights().map(spec).collect::<Vec<_>>())
+    Bank::new(cpu(), &graph.weights().map(spec).collect::<Vec<_>>(), Arc::default())
 }
 
 pub(super) fn ggml() -> &'static Ggml {
