@@ -1,7 +1,7 @@
 //! What is computed out of weights when they are given, instead of in every run.
 
 use super::{Model, build, check, compare, from, noise, run, spec};
-use sdrun_abi::{Engine as _, Error, NoHost, Precision, Result, Session, Weight, WeightSource};
+use sdrun_abi::{Error, NoHost, Precision, Result, Weight, WeightSource};
 use sdrun_graph::{Attribute, Tensor};
 use std::sync::Mutex;
 
