@@ -1,6 +1,6 @@
 //! What the providers of vendor runtimes share.
 //!
-//! * [`locate`], [`check_image`], [`open`]: from the folder a host names to a loaded library, with every
+//! * [`locate`] ([`install_hint`]), [`check_image`], [`open`]: from the folder a host names to a loaded library, with every
 //!   failure an ordinary error. Nothing of the vendor's code runs before [`open`]. [`Loaded`] keeps the runtime for the
 //!   life of the process.
 //! * [`read_graph`], [`describe`]: the model a host hands over, and its [`EngineInfo`](sdrun_abi::EngineInfo).
@@ -19,7 +19,7 @@ pub use describe::{describe, graph_error, read_graph};
 pub use image::check_image;
 pub use load::open;
 pub use loaded::Loaded;
-pub use locate::{locate, runtime_spec};
+pub use locate::{install_hint, locate, runtime_spec};
 pub use weights::{WeightFiles, converted, rebuilt, weight};
 
 use sdrun_abi::{DType, Error, ErrorCode, Flow, Host, Result};

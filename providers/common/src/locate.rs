@@ -1,4 +1,4 @@
-use sdrun_abi::{Error, Manifest, Result, RuntimeSpec};
+use sdrun_abi::{Error, Hint, Manifest, Result, RuntimeSpec};
 use std::path::{Path, PathBuf};
 
 /// The runtime part of a provider's embedded manifest.
@@ -10,20 +10,23 @@ pub fn runtime_spec(manifest: &str) -> Result<RuntimeSpec> {
         .ok_or_else(|| Error::internal("the manifest this plugin was built with names no runtime"))
 }
 
+/// What to do about a runtime that is absent or too old. `env` is the variable that names the folder of another one.
+pub fn install_hint(runtime: &str, env: &str) -> Hint {
+    let other = format!("set {env} to the folder of one that you have");
+    Hint::AnyOf(vec![Hint::Install { runtime: runtime.into() }, other.into()])
+}
+
 /// The runtime's library in `dir`: an absolute path without links. `FailedPrecondition` with a hint where
 /// there is none. Of several that match, the last by name, which is the newest.
 pub fn locate(spec: &RuntimeSpec, dir: Option<&Path>) -> Result<PathBuf> {
-    let hint = format!(
-        "run `sdrun runtime install {}`, or set {} to the folder of its libraries",
-        spec.name, spec.env
-    );
+    let hint = install_hint(&spec.name, &spec.env);
     let Some(dir) = dir else {
         return Err(
             Error::precondition(format!("the {} runtime is not installed", spec.name)).with_hint(hint)
         );
     };
     let entries =
-        std::fs::read_dir(dir).map_err(|e| Error::io("read the folder", dir, &e).with_hint(&hint))?;
+        std::fs::read_dir(dir).map_err(|e| Error::io("read the folder", dir, &e).with_hint(hint.clone()))?;
     let patterns: Vec<glob::Pattern> =
         spec.library_names.iter().filter_map(|p| glob::Pattern::new(p).ok()).collect();
     let newest = entries
@@ -74,10 +77,7 @@ mod tests {
             let error = locate(&spec(), dir.as_deref()).unwrap_err();
             assert!(error.message.contains(part), "{error}");
             let hint = error.hint.unwrap().to_string();
-            assert!(
-                hint.contains("sdrun runtime install thing") && hint.contains("SDRUN_THING_DIR"),
-                "{hint}"
-            );
+            assert!(hint.contains("install the thing runtime") && hint.contains("SDRUN_THING_DIR"), "{hint}");
         }
         assert_eq!(locate(&spec(), None).unwrap_err().code, ErrorCode::FailedPrecondition);
     }

@@ -5,7 +5,9 @@ use crate::{
     ffi::{CompileOptions, Layout, Program},
     runtime::Runtime,
 };
-use sdrun_abi::{DType, Error, Host, LogLevel, OpenShapes, Result, WeightSource, WeightSpec, shape_sets};
+use sdrun_abi::{
+    DType, Error, Hint, Host, LogLevel, OpenShapes, Result, WeightSource, WeightSpec, shape_sets,
+};
 use sdrun_graph::{
     Graph, GraphError, Initializer, Node, OpenDims, Placement, Tensor, Value, ValueId, simplify,
 };
@@ -38,9 +40,7 @@ fn check_shapes(graph: &Graph) -> Result<()> {
                     return Err(Error::unsupported(format!(
                         "migraphx needs fixed shapes, and that of input `{name}` is open"
                     ))
-                    .with_hint(
-                        "give the shapes of all inputs, of each one or several: `--shape NAME=1,4:2,4`",
-                    ));
+                    .with_hint(Hint::GiveShape { input: Some(name.clone()) }));
                 }
                 Some(shape) if shape.contains(&0) => {
                     return Err(Error::unsupported(format!(

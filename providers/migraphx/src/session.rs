@@ -115,7 +115,7 @@ impl Compiled {
                 listed(&mut inputs.iter().map(|input| input.shape)),
                 built.collect::<Vec<_>>().join("; for ")
             ))
-            .with_hint("build it with these shapes among those of `--shape`")
+            .with_hint("build it with these shapes among those that it is built for")
         })
     }
 

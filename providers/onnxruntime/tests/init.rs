@@ -30,7 +30,7 @@ fn a_bad_runtime_is_an_error_and_a_good_one_still_loads() {
 
     let error = failure(init(None));
     assert_eq!(error.code, ErrorCode::FailedPrecondition);
-    assert!(error.hint.unwrap().to_string().contains("sdrun runtime install onnxruntime"));
+    assert!(error.hint.unwrap().to_string().contains("install the onnxruntime runtime"));
 
     let dir = tempfile::tempdir().unwrap();
     assert!(failure(init(Some(dir.path()))).hint.unwrap().to_string().contains("SDRUN_ONNXRUNTIME_DIR"));

@@ -1,7 +1,7 @@
 use crate::{as_inputs::AsInputs, devices, engine, runtime};
 use bytes::Bytes;
 use sdrun_abi::{
-    BuildSpec, Capabilities, Compatibility, Device, Engine, Error, Host, InitConfig, Provider, Result,
+    BuildSpec, Capabilities, Compatibility, Device, Engine, Error, Hint, Host, InitConfig, Provider, Result,
     RuntimeInfo, WeightSource,
 };
 
@@ -35,10 +35,13 @@ impl Provider for OpenVino {
         target.check_precision(spec.precision)?;
         let model = Bytes::copy_from_slice(model);
         match (placement, spec.bake) {
-            (Weights::Inputs, true) => {
-                Err(Error::invalid("an engine whose weights are inputs cannot have them baked in")
-                    .with_hint("leave out `--bake` or `weights=inputs`"))
-            }
+            (Weights::Inputs, true) => Err(Error::invalid(
+                "an engine whose weights are inputs cannot have them baked in",
+            )
+            .with_hint(Hint::AnyOf(vec![
+                Hint::LeaveOut { option: "bake".into() },
+                "use `weights=constants`".into(),
+            ]))),
             (Weights::Inputs, false) => AsInputs::compile(runtime, model, spec, target, host),
             (Weights::Constants, false) => engine::Stripped::build(runtime, model, spec, target, host),
             (Weights::Constants, true) => engine::Baked::build(runtime, model, spec, target, weights, host),

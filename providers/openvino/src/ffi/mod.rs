@@ -1,5 +1,6 @@
 //! The thin safe layer over OpenVINO's C API (`openvino-sys`, linked at run time). All unsafe code of this
-//! crate is below this module.
+//! crate is below this module. The safe crate `openvino` (0.11) compiles without properties, so in a precision of the
+//! library's choice, imports no blobs, and copies every tensor.
 //!
 //! * [`load`] checks the library and fills the function table. Nothing else here may be called before.
 //! * [`Core`], [`Model`], [`CompiledModel`], [`InferRequest`]: owned objects of the C API.
@@ -18,6 +19,7 @@ pub(crate) use request::{InferRequest, Io};
 
 use openvino_sys::{ov_status_e, ov_version_t};
 use sdrun_abi::{Error, ErrorCode, Result};
+use sdrun_provider_common::install_hint;
 use std::{
     ffi::{CStr, CString, c_char},
     path::Path,
@@ -38,7 +40,6 @@ const LEAST_VERSION: (u32, u32) = (2026, 4);
 pub(crate) fn load(file: &Path) -> Result<String> {
     let library = sdrun_provider_common::open(file)?;
     let version = version(&library, file)?;
-    let hint = "run `sdrun runtime install openvino`, or set SDRUN_OPENVINO_DIR to the folder of a newer one";
     let too_old = |why: String| {
         let (year, minor) = LEAST_VERSION;
         Error::precondition(format!(
@@ -46,7 +47,7 @@ pub(crate) fn load(file: &Path) -> Result<String> {
             file.display()
         ))
         .with_file(file)
-        .with_hint(hint)
+        .with_hint(install_hint("openvino", "SDRUN_OPENVINO_DIR"))
     };
     match release(&version) {
         Some(found) if found >= LEAST_VERSION => {}
