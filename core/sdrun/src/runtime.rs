@@ -1,7 +1,7 @@
 //! Finds, lists, installs and removes vendor runtimes. Everything vendor-specific comes from the plugins' manifests.
 
 use crate::{Error, Paths, Result, trust};
-use sdrun_abi::{Error as AbiError, ErrorCode, PipPackage, RuntimeSpec, Wheel};
+use sdrun_abi::{Error as AbiError, PipPackage, RuntimeSpec, Wheel};
 use serde::Serialize;
 use std::{
     path::{Path, PathBuf},
@@ -193,7 +193,7 @@ fn run_pip(arguments: impl Fn(&mut Command)) -> Result<()> {
         }
         let last: Vec<&str> = stderr.lines().rev().filter(|l| !l.trim().is_empty()).take(3).collect();
         let last: Vec<&str> = last.into_iter().rev().collect();
-        return Err(AbiError::new(ErrorCode::Unavailable, format!("pip failed: {}", last.join(" | ")))
+        return Err(AbiError::precondition(format!("pip failed: {}", last.join(" | ")))
             .with_hint("check the connection to the package index and the free disk space, then try again")
             .into());
     }

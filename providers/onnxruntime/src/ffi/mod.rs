@@ -71,9 +71,7 @@ fn probe(library: &libloading::Library, file: &Path) -> Result<String> {
             file.display()
         ))
         .with_file(file)
-        .with_hint(
-            "run `sdrun runtime install onnxruntime`, or set SDRUN_ONNXRUNTIME_DIR to the folder of a newer one",
-        ));
+        .with_hint(sdrun_provider_common::install_hint("onnxruntime", "SDRUN_ONNXRUNTIME_DIR")));
     }
     Ok(version)
 }
@@ -97,12 +95,12 @@ fn handle<T>(pointer: *mut T) -> Result<NonNull<T>> {
 
 fn from_ort(error: ort::Error, doing: &str) -> Error {
     use ort::ErrorCode as Ort;
-    // A model with an operator it does not know is an invalid graph to it.
+    // The host has read and checked the graph, so an operator or attribute that ONNX Runtime rejects is one it lacks.
     let unknown_operator = error.message().contains("No Op registered for");
     let code = match error.code() {
         _ if unknown_operator => ErrorCode::Unimplemented,
-        Ort::InvalidArgument | Ort::InvalidGraph | Ort::InvalidProtobuf => ErrorCode::InvalidArgument,
-        Ort::NotImplemented => ErrorCode::Unimplemented,
+        Ort::NotImplemented | Ort::InvalidGraph => ErrorCode::Unimplemented,
+        Ort::InvalidArgument | Ort::InvalidProtobuf => ErrorCode::InvalidArgument,
         Ort::NoSuchFile | Ort::NotFound => ErrorCode::NotFound,
         Ort::ModelLoadCanceled => ErrorCode::Cancelled,
         _ => ErrorCode::Internal,
