@@ -3,7 +3,7 @@
 
 use crate::ffi::{dtype, network::Record};
 use bytes::Bytes;
-use sdrun_abi::{DType, Error, ErrorCode, Result, Weight, WeightSource, WeightSpec};
+use sdrun_abi::{DType, Error, ErrorCode, Hint, Result, Weight, WeightSource, WeightSpec};
 use sdrun_graph::{Graph, Initializer, Tensor};
 use sdrun_provider_common::{graph_error, weight};
 use serde::{Deserialize, Serialize};
@@ -96,7 +96,7 @@ pub(crate) fn of(
         return Err(Error::unsupported(format!(
             "TensorRT-RTX cannot change the weight `{missed}`{by} in a built engine"
         ))
-        .with_hint("build with `--bake`"));
+        .with_hint(Hint::Bake));
     }
     Ok(table.into_values().collect())
 }
@@ -133,6 +133,14 @@ pub(crate) enum Values<'a> {
 }
 
 impl Values<'_> {
+    /// Bytes of memory it takes; a weight that lies in a file is mapped.
+    pub(crate) fn held(&self) -> u64 {
+        match self {
+            Values::Weight(weight) if weight.file.is_some() => 0,
+            values => values.bytes().len() as u64,
+        }
+    }
+
     /// The bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
@@ -143,6 +151,11 @@ impl Values<'_> {
 }
 
 impl Entry {
+    /// Bytes of its values; [`Values`] has exactly as many.
+    pub(crate) fn bytes(&self) -> usize {
+        self.dtype.bytes_of(&[self.count as usize]).unwrap_or(usize::MAX)
+    }
+
     /// Computes its values from the weights of the graph, which `specs` describes.
     pub(crate) fn values<'a>(
         &self,
