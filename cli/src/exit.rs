@@ -19,13 +19,14 @@ fn code_of(code: ErrorCode) -> u8 {
     match code {
         ErrorCode::NotFound => 3,
         ErrorCode::InvalidArgument | ErrorCode::OutOfRange | ErrorCode::AlreadyExists => 4,
-        ErrorCode::FailedPrecondition | ErrorCode::Unavailable => 5,
+        ErrorCode::FailedPrecondition => 5,
         ErrorCode::Unimplemented => 6,
         ErrorCode::ResourceExhausted => 7,
         ErrorCode::PermissionDenied => 8,
         ErrorCode::DeadlineExceeded => 9,
         ErrorCode::DataLoss => 10,
-        ErrorCode::Unknown | ErrorCode::Aborted | ErrorCode::Internal => INTERNAL,
+        // `Unavailable` is a worker that died.
+        ErrorCode::Unknown | ErrorCode::Aborted | ErrorCode::Internal | ErrorCode::Unavailable => INTERNAL,
         ErrorCode::Cancelled => CANCELLED,
     }
 }
@@ -232,6 +233,7 @@ mod tests {
         let more = [PermissionDenied, DeadlineExceeded, DataLoss, Internal, Cancelled];
         let mut all: Vec<u8> = codes.iter().chain(&more).map(|c| code_of(*c)).collect();
         assert_eq!(all, [3, 4, 5, 6, 7, 8, 9, 10, 70, 130]);
+        assert_eq!(code_of(Unavailable), INTERNAL, "a crash of a vendor's runtime");
         all.extend([0, NO, USAGE]);
         all.sort_unstable();
         all.dedup();

@@ -39,8 +39,8 @@ fn shim() -> Result<(), Box<dyn Error>> {
     if !header.is_file() {
         return Err(format!("{} does not exist; {hint}", header.display()).into());
     }
-    let mut build = cc::Build::new();
-    build.cpp(true).std("c++17").files(["shim/build.cpp", "shim/runtime.cpp"]);
+    let mut build = cxx_build::bridge("src/ffi/bridge.rs");
+    build.std("c++17").files(["shim/build.cpp", "shim/runtime.cpp"]).include("shim");
     // Warnings in the vendor's headers are ignored; warnings in our files are not.
     build.flag_if_supported("-Wno-deprecated-declarations").flag_if_supported("-Wno-unused-parameter");
     for folder in &folders {

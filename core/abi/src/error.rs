@@ -30,7 +30,7 @@ pub enum ErrorCode {
     Unimplemented = 12,
     /// A bug, in sdrun or in the vendor's code.
     Internal = 13,
-    /// A process or service is currently unavailable.
+    /// The process that ran the provider is gone: the vendor's runtime crashed, or something killed it.
     Unavailable = 14,
     /// A file is corrupt or truncated.
     DataLoss = 15,

@@ -1,4 +1,4 @@
-//! What a user can choose: `--option NAME=on|off`.
+//! What a user can choose.
 
 use crate::{devices::Target, ffi::CompileOptions};
 use sdrun_abi::{BuildSpec, Error, Result};

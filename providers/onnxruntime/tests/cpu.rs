@@ -287,6 +287,18 @@ fn an_unknown_operator_is_found_when_building() {
 }
 
 #[test]
+fn an_attribute_of_a_newer_operator_is_unsupported() {
+    let model = Model::default()
+        .input("x", DType::F32, &[2])
+        .output("y", DType::F32, &[2])
+        .node_with("Relu", &["x"], &["y"], &[("no_such_attribute", 1)])
+        .bytes();
+    let error = failure(engine(provider(), &model, &fp32(), &Source::default()));
+    assert_eq!(error.code, ErrorCode::Unimplemented, "{error}");
+    assert!(error.message.contains("no_such_attribute"), "{error}");
+}
+
+#[test]
 fn bad_specifications_are_refused() {
     let weights = Source::default();
     for (spec, part) in [

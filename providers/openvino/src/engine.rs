@@ -99,7 +99,7 @@ impl Recipe {
             .map_err(graph_error)?;
         let model = self.runtime.core.read_bytes(&onnx)?;
         phase(host, "compile", 0, 1)?;
-        let compiled = self.runtime.compile(&model, &self.target, &self.spec)?;
+        let compiled = self.runtime.compile(&model, &self.target, &self.spec, Some(0))?;
         phase(host, "compile", 1, 1)?;
         Ok(compiled)
     }
@@ -113,10 +113,13 @@ impl Recipe {
         self.read(&staging)
     }
 
-    /// Compiles what [`Recipe::read_with`] read.
-    pub(crate) fn compile(&self, model: &Model, host: &dyn Host) -> Result<Arc<CompiledModel>> {
+    /// Compiles what [`Recipe::read_with`] read. `keep` says whether it is worth keeping in the cache: weights that a
+    /// session begins with are, those that are tried out one after another are not.
+    pub(crate) fn compile(&self, model: &Model, keep: bool, host: &dyn Host) -> Result<Arc<CompiledModel>> {
         phase(host, "compile", 0, 1)?;
-        let compiled = self.runtime.compile(model, &self.target, &self.spec)?;
+        let bytes = || self.info.weights.iter().filter_map(|w| w.dtype.bytes_of(&w.shape)).sum::<usize>();
+        let cached = keep.then(|| bytes() as u64);
+        let compiled = self.runtime.compile(model, &self.target, &self.spec, cached)?;
         phase(host, "compile", 1, 1)?;
         Ok(Arc::new(compiled))
     }
@@ -213,7 +216,7 @@ impl Baked {
 
     fn of(recipe: &Recipe, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Engine>> {
         recipe.target.check_bake()?;
-        let compiled = recipe.compile(&recipe.read_with(weights, host)?, host)?;
+        let compiled = recipe.compile(&recipe.read_with(weights, host)?, false, host)?;
         let compatibility = Requirements::blob(recipe.runtime, &recipe.target, &recipe.spec).text()?;
         let info = EngineInfo { weights: Vec::new(), compatibility, ..recipe.info.clone() };
         Ok(Box::new(Baked { runtime: recipe.runtime, compiled, info }))

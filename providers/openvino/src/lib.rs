@@ -8,11 +8,12 @@
 //!
 //! * `ffi`: safe layer over the C API; all unsafe code.
 //! * `runtime`: the one loaded OpenVINO of the process, and compiling on it.
-//! * `devices`: what it can use.
+//! * `devices`: what it can use. `cache`: where it keeps compiled models.
 //! * `staging`: getting weights past OpenVINO's ONNX reader without copying them.
 //! * `engine`, `as_inputs`, `refit`, `session`: the traits of sdrun-abi.
 
 mod as_inputs;
+mod cache;
 mod devices;
 mod engine;
 mod ffi;

@@ -40,7 +40,7 @@ impl Provider for OpenVino {
             )
             .with_hint(Hint::AnyOf(vec![
                 Hint::LeaveOut { option: "bake".into() },
-                "leave out `weights=inputs`".into(),
+                "use `weights=constants`".into(),
             ]))),
             (Weights::Inputs, false) => AsInputs::compile(runtime, model, spec, target, host),
             (Weights::Constants, false) => engine::Stripped::build(runtime, model, spec, target, host),

@@ -23,7 +23,7 @@ pub(crate) struct Refittable {
 impl Refittable {
     pub(crate) fn new(recipe: Arc<Recipe>, weights: &dyn WeightSource, host: &dyn Host) -> Result<Self> {
         let model = recipe.read_with(weights, host)?;
-        let session = Some(compile(&recipe, &model, host)?);
+        let session = Some(compile(&recipe, &model, true, host)?);
         Ok(Refittable { recipe, model, session })
     }
 
@@ -32,8 +32,8 @@ impl Refittable {
     }
 }
 
-fn compile(recipe: &Recipe, model: &Model, host: &dyn Host) -> Result<OvSession> {
-    OvSession::new(&recipe.compile(model, host)?, &recipe.info)
+fn compile(recipe: &Recipe, model: &Model, keep: bool, host: &dyn Host) -> Result<OvSession> {
+    OvSession::new(&recipe.compile(model, keep, host)?, &recipe.info)
 }
 
 fn lost() -> Error {
@@ -53,12 +53,12 @@ impl Session for Refittable {
         let next = self.recipe.read_with(weights, host)?;
         phase(host, "compile", 0, 1)?;
         self.session = None;
-        match compile(&self.recipe, &next, host) {
+        match compile(&self.recipe, &next, false, host) {
             Ok(session) => (self.model, self.session) = (next, Some(session)),
             Err(error) => {
                 drop(next);
                 // Not to be cancelled: the host's wish ended the refit, not the session.
-                self.session = compile(&self.recipe, &self.model, &NoHost)
+                self.session = compile(&self.recipe, &self.model, false, &NoHost)
                     .inspect_err(|e| host.log(LogLevel::Error, "openvino", &e.message))
                     .ok();
                 return Err(error);

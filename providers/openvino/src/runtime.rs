@@ -1,6 +1,7 @@
 //! The loaded OpenVINO.
 
 use crate::{
+    cache::{self, Cache},
     devices::Target,
     ffi::{self, CompiledModel, Core, Model},
     staging,
@@ -19,6 +20,8 @@ pub(crate) struct Runtime {
     pub(crate) core: Core,
     pub(crate) version: String,
     pub(crate) temp_dir: PathBuf,
+    /// `None` where the host gives no folder for it.
+    cache: Option<Cache>,
     library: PathBuf,
     /// Written while properties of a device are set for an import, read by everything that would inherit
     /// them.
@@ -35,9 +38,11 @@ pub(crate) fn init(config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> 
     let runtime = RUNTIME.load(&library, |library| {
         check_neighbours(library)?;
         let version = ffi::load(library)?;
+        let build = format!("{}-{version}", env!("SDRUN_BUILD_ID")).replace(['/', '\\'], "_");
         Ok(Runtime {
             core: Core::new()?,
             version,
+            cache: config.cache_dir.as_ref().and_then(|dir| Cache::open(dir, &build, host)),
             temp_dir: config.temp_dir.clone(),
             library: library.to_path_buf(),
             device_properties: RwLock::new(()),
@@ -69,10 +74,23 @@ pub(crate) fn get() -> Result<&'static Runtime> {
 }
 
 impl Runtime {
-    /// Compiles a model. What the library would choose by itself is stated: precision and kind of use.
-    pub(crate) fn compile(&self, model: &Model, target: &Target, spec: &BuildSpec) -> Result<CompiledModel> {
+    /// Compiles a model. What the library would choose by itself is stated: precision and kind of use. A model with
+    /// `cached` bytes of weights may come from the cache and goes there; `None` leaves the cache alone.
+    pub(crate) fn compile(
+        &self,
+        model: &Model,
+        target: &Target,
+        spec: &BuildSpec,
+        cached: Option<u64>,
+    ) -> Result<CompiledModel> {
         let _inherited = self.device_properties.read().unwrap_or_else(PoisonError::into_inner);
-        let compiled = self.core.compile(model, &target.openvino_name, &properties(spec, target).pairs())?;
+        let mut properties = properties(spec, target);
+        let cache = self.cache.as_ref().filter(|_| cached.is_some_and(cache::is_worthwhile));
+        let cache = cache.and_then(Cache::enter);
+        if let Some(dir) = cache.as_ref().and_then(|cache| cache.dir()) {
+            properties.0.push(("CACHE_DIR", dir.to_string()));
+        }
+        let compiled = self.core.compile(model, &target.openvino_name, &properties.pairs())?;
         self.verify_precision(&compiled, spec)?;
         Ok(compiled)
     }

@@ -374,6 +374,30 @@ fn an_unknown_operator_is_found_when_building() {
     assert!(error.native_code.is_some());
 }
 
+/// Valid models that the build or the compilation of a session finds too much for OpenVINO.
+#[test]
+fn a_form_of_an_operator_that_openvino_lacks_is_unsupported() {
+    let grid_sample = Model::default()
+        .input("x", DType::F32, &[1, 1, 2, 2, 2])
+        .input("grid", DType::F32, &[1, 2, 2, 2, 3])
+        .output("y", DType::F32, &[1, 1, 2, 2, 2])
+        .node("GridSample", &["x", "grid"], &["y"])
+        .bytes();
+    let built = engine(provider(), &grid_sample, &fp32(), &Source::default()).map(drop);
+    let unsqueeze = Model::default()
+        .input("x", DType::F32, &[2, 3])
+        .input("axes", DType::I64, &[1])
+        .output("y", DType::F32, &[1, 2, 3])
+        .node("Unsqueeze", &["x", "axes"], &["y"])
+        .bytes();
+    let compiled = session(provider(), &unsqueeze, &fp32(), &Source::default()).map(drop);
+    for (result, words) in [(built, "GridSample"), (compiled, "Unsqueeze")] {
+        let error = failure(result);
+        assert_eq!(error.code, ErrorCode::Unimplemented, "{error}");
+        assert!(error.message.contains(words) && error.hint.is_some(), "{error}");
+    }
+}
+
 #[test]
 fn bad_specifications_are_refused() {
     let weights = Source::default();

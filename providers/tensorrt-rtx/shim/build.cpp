@@ -1,157 +1,168 @@
 // From an ONNX model to a plan.
 
 #include "shim.h"
+#include "sdrun-provider-tensorrt-rtx/src/ffi/bridge.rs.h"
 
 #include <algorithm>
-#include <cstring>
-#include <memory>
-#include <new>
-#include <string>
 #include <utility>
 #include <vector>
 
+namespace sdrun
+{
 namespace
 {
+rust::String text(char const* found) noexcept
+{
+    return rust::String::lossy(found == nullptr ? "" : found);
+}
+
 class Logger final : public nvinfer1::ILogger
 {
 public:
-    explicit Logger(SdLog write) noexcept : mWrite(write) {}
     void log(Severity severity, nvinfer1::AsciiChar const* message) noexcept override
     {
-        mWrite(static_cast<int32_t>(severity), message);
+        receive(static_cast<int32_t>(severity), text(message));
     }
-
-private:
-    SdLog mWrite;
 };
 
 class Monitor final : public nvinfer1::IProgressMonitor
 {
 public:
-    explicit Monitor(SdBuild const& build) noexcept : mBuild(build) {}
-    void phaseStart(char const* phase, char const* parent, int32_t steps) noexcept override
+    explicit Monitor(Watch const& watch) noexcept : mWatch(watch) {}
+    void phaseStart(char const* phase, char const*, int32_t steps) noexcept override
     {
-        mBuild.progress(mBuild.context, phase, parent, 0, steps);
+        mWatch.progress(text(phase), 0, steps);
     }
     bool stepComplete(char const* phase, int32_t step) noexcept override
     {
-        return mBuild.progress(mBuild.context, phase, nullptr, step + 1, 0) != 0;
+        return mWatch.progress(text(phase), step + 1, 0);
     }
     void phaseFinish(char const* phase) noexcept override
     {
-        mBuild.progress(mBuild.context, phase, nullptr, -1, 0);
+        mWatch.progress(text(phase), -1, 0);
     }
 
 private:
-    SdBuild const& mBuild;
+    Watch const& mWatch;
 };
 
 class Observer final : public nvonnxparser::IRefitterObserver
 {
 public:
-    explicit Observer(SdBuild const& build) noexcept : mBuild(build) {}
+    explicit Observer(Findings& findings) noexcept : mFindings(findings) {}
     void onRefittableWeight(nvonnxparser::RefitRecord const& r) noexcept override
     {
-        SdRecord const record{r.trtName, static_cast<int32_t>(r.kind), r.onnxDtype, static_cast<int32_t>(r.trtDtype),
-            r.count, r.nbSources, r.sourceOnnxNames, r.epsilon};
-        if (mBuild.record(mBuild.context, &record) != 0)
+        // An exception here must wait until the parser is done: the vendor's code does not expect it.
+        try
         {
-            try
+            rust::Vec<rust::String> sources;
+            for (int32_t i = 0; i < r.nbSources; ++i)
+            {
+                sources.push_back(text(r.sourceOnnxNames[i]));
+            }
+            auto const count = static_cast<uint64_t>(std::max<int64_t>(0, r.count));
+            if (mFindings.record(Record{text(r.trtName), static_cast<int32_t>(r.kind), r.onnxDtype,
+                    static_cast<int32_t>(r.trtDtype), count, std::move(sources), r.epsilon}))
             {
                 refittable.emplace_back(r.trtName);
             }
-            catch (...)
-            {
-                failed = true;
-            }
+        }
+        catch (...)
+        {
+            failure = std::current_exception();
         }
     }
     std::vector<std::string> refittable;
-    bool failed{false};
+    std::exception_ptr failure;
 
 private:
-    SdBuild const& mBuild;
+    Findings& mFindings;
 };
 
-void about(SdBuild& build, char const* subject) noexcept
-{
-    std::strncpy(build.subject, subject == nullptr ? "" : subject, sizeof build.subject - 1);
-    build.subject[sizeof build.subject - 1] = '\0';
-}
-
-void tellFaults(SdBuild const& build, nvonnxparser::IParser const& parser) noexcept
+void tellFaults(nvonnxparser::IParser const& parser, Findings& findings)
 {
     for (int32_t i = 0; i < parser.getNbErrors(); ++i)
     {
         nvonnxparser::IParserError const* error = parser.getError(i);
-        SdFault const fault{
-            static_cast<int32_t>(error->code()), error->nodeOperator(), error->nodeName(), error->desc()};
-        build.fault(build.context, &fault);
+        findings.fault(text(error->nodeOperator()), text(error->nodeName()), text(error->desc()));
     }
 }
 
-bool setProfile(SdBuild& build, nvinfer1::IBuilder& builder, nvinfer1::IBuilderConfig& config)
+//! Returns the input whose range is rejected, if any; an empty name if the profile as a whole is.
+std::unique_ptr<rust::String> setProfile(
+    Request const& request, nvinfer1::IBuilder& builder, nvinfer1::IBuilderConfig& config)
 {
     using nvinfer1::OptProfileSelector;
     nvinfer1::IOptimizationProfile* profile = builder.createOptimizationProfile();
     if (profile == nullptr)
     {
-        return false;
+        return std::make_unique<rust::String>();
     }
-    for (size_t i = 0; i < build.inputCount; ++i)
+    for (Range const& input : request.inputs)
     {
-        SdInput const& input = build.inputs[i];
-        about(build, input.name);
-        std::pair<OptProfileSelector, int64_t const*> const shapes[]{{OptProfileSelector::kMIN, input.min},
-            {OptProfileSelector::kOPT, input.opt}, {OptProfileSelector::kMAX, input.max}};
+        std::string const name = name_of(input.name);
+        std::pair<OptProfileSelector, rust::Slice<int64_t const>> const shapes[]{
+            {OptProfileSelector::kMIN, input.min}, {OptProfileSelector::kOPT, input.opt},
+            {OptProfileSelector::kMAX, input.max}};
         for (auto const& [selector, numbers] : shapes)
         {
             nvinfer1::Dims dims{};
-            if (input.rank > nvinfer1::Dims::MAX_DIMS)
+            bool const fits = numbers.size() <= static_cast<size_t>(nvinfer1::Dims::MAX_DIMS);
+            if (fits)
             {
-                return false;
+                dims.nbDims = static_cast<int32_t>(numbers.size());
+                std::copy(numbers.begin(), numbers.end(), dims.d);
             }
-            dims.nbDims = input.rank;
-            std::copy(numbers, numbers + input.rank, dims.d);
-            if (!profile->setDimensions(input.name, selector, dims))
+            if (!fits || !profile->setDimensions(name.c_str(), selector, dims))
             {
-                return false;
+                return std::make_unique<rust::String>(name);
             }
         }
     }
-    return config.addOptimizationProfile(profile) >= 0;
+    return config.addOptimizationProfile(profile) >= 0 ? nullptr : std::make_unique<rust::String>();
+}
+} // namespace
+
+std::unique_ptr<nvinfer1::ILogger> new_logger()
+{
+    return std::make_unique<Logger>();
 }
 
-nvinfer1::IHostMemory* run(SdBuild& build)
+Bytes bytes_of(nvinfer1::IHostMemory const& memory) noexcept
+{
+    return Bytes{static_cast<uint8_t const*>(memory.data()), memory.data() == nullptr ? 0 : memory.size()};
+}
+
+Built build(size_t createBuilder, size_t createParser, nvinfer1::ILogger const& logger, Request const& request,
+    Findings& findings, Watch const& watch)
 {
     using namespace nvinfer1;
-    auto const stop = [&](SdStage stage) -> IHostMemory* {
-        build.stage = stage;
-        return nullptr;
-    };
-    auto const createBuilder = reinterpret_cast<void* (*) (void*, int32_t)>(build.createBuilder);
-    auto const createParser = reinterpret_cast<void* (*) (void*, void*, int)>(build.createParser);
+    auto const stop
+        = [](Stage stage, rust::String subject = {}) { return Built{nullptr, stage, std::move(subject)}; };
+    auto const newBuilder = reinterpret_cast<void* (*) (void*, int32_t)>(createBuilder);
+    auto const newParser = reinterpret_cast<void* (*) (void*, void*, int)>(createParser);
+    auto* const log = const_cast<ILogger*>(&logger);
 
-    std::unique_ptr<IBuilder> builder{static_cast<IBuilder*>(createBuilder(build.logger, NV_TENSORRT_VERSION))};
+    std::unique_ptr<IBuilder> builder{static_cast<IBuilder*>(newBuilder(log, NV_TENSORRT_VERSION))};
     if (!builder)
     {
-        return stop(kBUILDER);
+        return stop(Stage::Builder);
     }
     std::unique_ptr<INetworkDefinition> network{builder->createNetworkV2(0)};
     std::unique_ptr<IBuilderConfig> config{builder->createBuilderConfig()};
     if (!network || !config)
     {
-        return stop(kBUILDER);
+        return stop(Stage::Builder);
     }
     // The observer outlives the parser, which may still hold it.
-    Observer observer{build};
-    Monitor monitor{build};
+    Observer observer{findings};
+    Monitor monitor{watch};
     config->setProgressMonitor(&monitor);
-    if (build.tf32 == 0)
+    if (!request.tf32)
     {
         config->clearFlag(BuilderFlag::kTF32);
     }
-    if (build.strip != 0)
+    if (request.strip)
     {
         config->setFlag(BuilderFlag::kSTRIP_PLAN);
         config->setFlag(BuilderFlag::kREFIT_INDIVIDUAL);
@@ -159,103 +170,72 @@ nvinfer1::IHostMemory* run(SdBuild& build)
     // The weights of such an engine must equal those it was built with: refitting others is undefined behaviour.
     if (config->getFlag(BuilderFlag::kREFIT_IDENTICAL))
     {
-        return stop(kBUILDER);
+        return stop(Stage::Builder);
     }
-    if (build.streaming != 0)
+    if (request.streaming)
     {
         config->setFlag(BuilderFlag::kWEIGHT_STREAMING);
     }
-    if (build.capability != 0
+    if (request.capability != 0
         && !(config->setNbComputeCapabilities(1)
-            && config->setComputeCapability(static_cast<ComputeCapability>(build.capability), 0)))
+            && config->setComputeCapability(static_cast<ComputeCapability>(request.capability), 0)))
     {
-        return stop(kTARGET);
+        return stop(Stage::Target);
     }
-    std::unique_ptr<nvonnxparser::IParser> parser{static_cast<nvonnxparser::IParser*>(
-        createParser(network.get(), build.logger, NV_ONNX_PARSER_VERSION))};
+    std::unique_ptr<nvonnxparser::IParser> parser{
+        static_cast<nvonnxparser::IParser*>(newParser(network.get(), log, NV_ONNX_PARSER_VERSION))};
     if (!parser)
     {
-        return stop(kBUILDER);
+        return stop(Stage::Builder);
     }
-    if (build.strip != 0)
+    if (request.strip)
     {
         if (!parser->setBuilderConfig(config.get()))
         {
-            return stop(kBUILDER);
+            return stop(Stage::Builder);
         }
         parser->setRefitObserver(&observer);
     }
-    if (!parser->loadModelProto(build.model, build.modelSize, nullptr))
+    if (!parser->loadModelProto(request.model.data(), request.model.size(), nullptr))
     {
-        tellFaults(build, *parser);
-        return stop(kLOAD);
+        tellFaults(*parser, findings);
+        return stop(Stage::Load);
     }
-    for (size_t i = 0; i < build.weightCount; ++i)
+    for (WeightBytes const& weight : request.weights)
     {
-        SdWeight const& weight = build.weights[i];
-        if (!parser->loadInitializer(weight.name, weight.data, weight.size))
+        std::string const name = name_of(weight.name);
+        if (!parser->loadInitializer(name.c_str(), weight.bytes.data(), weight.bytes.size()))
         {
-            about(build, weight.name);
-            tellFaults(build, *parser);
-            return stop(kWEIGHT);
+            tellFaults(*parser, findings);
+            return stop(Stage::Weight, name);
         }
     }
-    if (!parser->parseModelProto() || observer.failed)
+    bool const parsed = parser->parseModelProto();
+    if (observer.failure)
     {
-        tellFaults(build, *parser);
-        return stop(kPARSE);
+        std::rethrow_exception(observer.failure);
+    }
+    if (!parsed)
+    {
+        tellFaults(*parser, findings);
+        return stop(Stage::Parse);
     }
     for (std::string const& name : observer.refittable)
     {
         if (!network->markWeightsRefittable(name.c_str()))
         {
-            about(build, name.c_str());
-            return stop(kMARK);
+            return stop(Stage::Mark, name);
         }
     }
-    if (build.inputCount > 0 && !setProfile(build, *builder, *config))
+    if (!request.inputs.empty())
     {
-        return stop(kPROFILE);
+        if (auto rejected = setProfile(request, *builder, *config))
+        {
+            return stop(Stage::Profile, std::move(*rejected));
+        }
     }
-    IHostMemory* plan = builder->buildSerializedNetwork(*network, *config);
-    build.stage = plan == nullptr ? kCOMPILE : kDONE;
-    return plan;
+    std::unique_ptr<IHostMemory> plan{builder->buildSerializedNetwork(*network, *config)};
+    Stage const stage = plan ? Stage::Done : Stage::Compile;
+    return Built{std::move(plan), stage, {}};
 }
-} // namespace
-
-extern "C"
-{
-nvinfer1::ILogger* sd_logger_new(SdLog write) noexcept
-{
-    return new (std::nothrow) Logger(write);
-}
-
-//! Returns a plan, or null with `stage` set.
-nvinfer1::IHostMemory* sd_build(SdBuild* build) noexcept
-{
-    try
-    {
-        return run(*build);
-    }
-    catch (...)
-    {
-        build->stage = kBUILDER;
-        return nullptr;
-    }
-}
-
-void const* sd_memory_data(nvinfer1::IHostMemory const* memory) noexcept
-{
-    return memory->data();
-}
-
-size_t sd_memory_size(nvinfer1::IHostMemory const* memory) noexcept
-{
-    return memory->size();
-}
-
-void sd_memory_free(nvinfer1::IHostMemory* memory) noexcept
-{
-    delete memory;
-}
-}
+} // namespace sdrun

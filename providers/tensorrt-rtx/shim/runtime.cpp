@@ -1,231 +1,204 @@
 // From a plan to results: deserializing, refitting, running.
 
 #include "shim.h"
+#include "sdrun-provider-tensorrt-rtx/src/ffi/bridge.rs.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <vector>
 
 using namespace nvinfer1;
 
+namespace sdrun
+{
 namespace
 {
-SdDims fromDims(Dims const& dims) noexcept
+//! The library changes engines that Rust shares; Rust sees to it that only one thread does.
+ICudaEngine& changeable(ICudaEngine const& engine) noexcept
 {
-    SdDims out{};
-    out.rank = dims.nbDims;
-    std::copy(dims.d, dims.d + std::max(0, std::min<int32_t>(dims.nbDims, Dims::MAX_DIMS)), out.d);
-    return out;
+    return const_cast<ICudaEngine&>(engine);
+}
+
+void* opaque(ILogger const& logger) noexcept
+{
+    return const_cast<ILogger*>(&logger);
+}
+
+template <typename Function>
+Function* entry(size_t address) noexcept
+{
+    return reinterpret_cast<Function*>(address);
+}
+
+//! The names that a function of the refitter lists.
+template <typename List>
+rust::Vec<rust::String> names(List list)
+{
+    std::vector<char const*> found(std::max(0, list(0, nullptr)));
+    list(static_cast<int32_t>(found.size()), found.data());
+    rust::Vec<rust::String> names;
+    for (char const* name : found)
+    {
+        names.push_back(rust::String::lossy(name == nullptr ? "" : name));
+    }
+    return names;
 }
 } // namespace
 
-extern "C"
+std::string name_of(rust::Str name)
 {
-IRuntime* sd_runtime_new(void* create, ILogger* logger) noexcept
-{
-    return static_cast<IRuntime*>(reinterpret_cast<void* (*) (void*, int32_t)>(create)(logger, NV_TENSORRT_VERSION));
+    std::string text{name};
+    if (text.find('\0') != std::string::npos)
+    {
+        throw std::invalid_argument("a name holds a 0 character: " + text);
+    }
+    return text;
 }
 
-void sd_runtime_free(IRuntime* runtime) noexcept
+std::unique_ptr<IRuntime> new_runtime(size_t create, ILogger const& logger)
 {
-    delete runtime;
+    return std::unique_ptr<IRuntime>{
+        static_cast<IRuntime*>(entry<void*(void*, int32_t)>(create)(opaque(logger), NV_TENSORRT_VERSION))};
 }
 
-//! EngineValidity; `diagnostics` receives the bits of EngineInvalidityDiagnostics.
-int32_t sd_runtime_validity(IRuntime const* runtime, void const* plan, size_t size, uint64_t* diagnostics) noexcept
+Validity validity_of(IRuntime const& runtime, Bytes plan) noexcept
 {
-    return static_cast<int32_t>(runtime->getEngineValidity(plan, static_cast<int64_t>(size), diagnostics));
+    uint64_t diagnostics{0};
+    auto const size = static_cast<int64_t>(plan.size());
+    bool const valid = runtime.getEngineValidity(plan.data(), size, &diagnostics) != EngineValidity::kINVALID;
+    return Validity{valid, diagnostics};
 }
 
-ICudaEngine* sd_engine_load(IRuntime* runtime, void const* plan, size_t size) noexcept
+std::unique_ptr<ICudaEngine> load_engine(IRuntime& runtime, Bytes plan) noexcept
 {
-    return runtime->deserializeCudaEngine(plan, size);
+    return std::unique_ptr<ICudaEngine>{runtime.deserializeCudaEngine(plan.data(), plan.size())};
 }
 
-void sd_engine_free(ICudaEngine* engine) noexcept
+rust::Vec<IoTensor> io_of(ICudaEngine const& engine)
 {
-    delete engine;
+    rust::Vec<IoTensor> tensors;
+    for (int32_t i = 0; i < engine.getNbIOTensors(); ++i)
+    {
+        char const* name = engine.getIOTensorName(i);
+        auto const type = static_cast<int32_t>(engine.getTensorDataType(name));
+        bool const onHost = engine.getTensorLocation(name) == TensorLocation::kHOST;
+        tensors.push_back(IoTensor{rust::String::lossy(name), type, onHost});
+    }
+    return tensors;
 }
 
-int32_t sd_engine_io_count(ICudaEngine const* engine) noexcept
+//! -1 where the library does not report it.
+int64_t weight_bytes(ICudaEngine const& engine) noexcept
 {
-    return engine->getNbIOTensors();
-}
-
-char const* sd_engine_io_name(ICudaEngine const* engine, int32_t index) noexcept
-{
-    return engine->getIOTensorName(index);
-}
-
-//! DataType of an input or output.
-int32_t sd_engine_io_type(ICudaEngine const* engine, char const* name) noexcept
-{
-    return static_cast<int32_t>(engine->getTensorDataType(name));
-}
-
-//! Not 0: its values must be in host memory (a shape).
-int32_t sd_engine_io_on_host(ICudaEngine const* engine, char const* name) noexcept
-{
-    return engine->getTensorLocation(name) == TensorLocation::kHOST;
-}
-
-//! EngineStat; -1 where the library does not report it.
-int64_t sd_engine_stat(ICudaEngine const* engine, int32_t stat) noexcept
-{
-    return engine->getEngineStat(static_cast<EngineStat>(stat));
-}
-
-int64_t sd_engine_activations(ICudaEngine const* engine) noexcept
-{
-    return engine->getDeviceMemorySizeV2();
-}
-
-int64_t sd_engine_streamable(ICudaEngine const* engine) noexcept
-{
-    return engine->getStreamableWeightsSize();
-}
-
-int32_t sd_engine_set_budget(ICudaEngine* engine, int64_t bytes) noexcept
-{
-    return engine->setWeightStreamingBudgetV2(bytes);
+    return engine.getEngineStat(EngineStat::kTOTAL_WEIGHTS_SIZE);
 }
 
 //! The plan with its current weights, which become permanent.
-IHostMemory* sd_engine_bake(ICudaEngine* engine) noexcept
+std::unique_ptr<IHostMemory> bake(ICudaEngine& engine) noexcept
 {
-    ISerializationConfig* config = engine->createSerializationConfig();
-    if (config == nullptr)
+    std::unique_ptr<ISerializationConfig> config{engine.createSerializationConfig()};
+    if (!config)
     {
         return nullptr;
     }
     config->clearFlag(SerializationFlag::kEXCLUDE_WEIGHTS);
     config->clearFlag(SerializationFlag::kINCLUDE_REFIT);
-    IHostMemory* plan = engine->serializeWithConfig(*config);
-    delete config;
-    return plan;
+    return std::unique_ptr<IHostMemory>{engine.serializeWithConfig(*config)};
 }
 
-IRefitter* sd_refitter_new(void* create, ICudaEngine* engine, ILogger* logger) noexcept
+std::unique_ptr<IRefitter> new_refitter(size_t create, ICudaEngine const& engine, ILogger const& logger)
 {
-    return static_cast<IRefitter*>(
-        reinterpret_cast<void* (*) (void*, void*, int32_t)>(create)(engine, logger, NV_TENSORRT_VERSION));
+    return std::unique_ptr<IRefitter>{static_cast<IRefitter*>(
+        entry<void*(void*, void*, int32_t)>(create)(&changeable(engine), opaque(logger), NV_TENSORRT_VERSION))};
 }
 
-void sd_refitter_free(IRefitter* refitter) noexcept
+rust::Vec<rust::String> refittable(IRefitter& refitter)
 {
-    delete refitter;
+    return names([&](int32_t size, char const** found) { return refitter.getAllWeights(size, found); });
 }
 
-//! Returns the number of names; writes at most `size` names.
-int32_t sd_refitter_all(IRefitter* refitter, int32_t size, char const** names) noexcept
+//! Weights that must be set before refitting.
+rust::Vec<rust::String> missing(IRefitter& refitter)
 {
-    return refitter->getAllWeights(size, names);
+    return names([&](int32_t size, char const** found) { return refitter.getMissingWeights(size, found); });
 }
 
-//! Returns how many weights must be set before refitting; writes at most `size` names.
-int32_t sd_refitter_missing(IRefitter* refitter, int32_t size, char const** names) noexcept
+Prototype prototype(IRefitter const& refitter, rust::Str name)
 {
-    return refitter->getMissingWeights(size, names);
+    Weights const weights = refitter.getWeightsPrototype(name_of(name).c_str());
+    return Prototype{static_cast<int32_t>(weights.type), weights.count};
 }
 
-SdPrototype sd_refitter_prototype(IRefitter const* refitter, char const* name) noexcept
+bool set_weight(IRefitter& refitter, rust::Str name, int32_t type, int64_t count, Bytes values)
 {
-    Weights const weights = refitter->getWeightsPrototype(name);
-    return SdPrototype{static_cast<int32_t>(weights.type), weights.count};
+    Weights const weights{static_cast<DataType>(type), values.data(), count};
+    return refitter.setNamedWeights(name_of(name).c_str(), weights, TensorLocation::kHOST);
 }
 
-//! `values` is host memory and must stay valid until the refit ends.
-int32_t sd_refitter_set(
-    IRefitter* refitter, char const* name, int32_t type, void const* values, int64_t count) noexcept
+//! Null also where the library cannot record runs.
+std::unique_ptr<IRuntimeConfig> new_config(ICudaEngine const& engine, bool cudaGraph) noexcept
 {
-    return refitter->setNamedWeights(name, Weights{static_cast<DataType>(type), values, count}, TensorLocation::kHOST);
-}
-
-int32_t sd_refitter_refit(IRefitter* refitter, void* stream) noexcept
-{
-    return refitter->refitCudaEngineAsync(static_cast<cudaStream_t>(stream));
-}
-
-int32_t sd_refitter_release(IRefitter* refitter) noexcept
-{
-    return refitter->releaseRefitResources();
-}
-
-IRuntimeConfig* sd_config_new(ICudaEngine* engine) noexcept
-{
-    return engine->createRuntimeConfig();
-}
-
-void sd_config_free(IRuntimeConfig* config) noexcept
-{
-    delete config;
-}
-
-//! 0: off, 1: the whole graph.
-int32_t sd_config_cuda_graph(IRuntimeConfig* config, int32_t strategy) noexcept
-{
-    return config->setCudaGraphStrategy(static_cast<CudaGraphStrategy>(strategy));
+    std::unique_ptr<IRuntimeConfig> config{changeable(engine).createRuntimeConfig()};
+    if (config && cudaGraph && !config->setCudaGraphStrategy(CudaGraphStrategy::kWHOLE_GRAPH_CAPTURE))
+    {
+        return nullptr;
+    }
+    return config;
 }
 
 //! A cache of compiled kernels that contexts made with `config` use and fill.
-IRuntimeCache* sd_cache_new(IRuntimeConfig* config) noexcept
+std::unique_ptr<IRuntimeCache> new_cache(IRuntimeConfig& config) noexcept
 {
-    IRuntimeCache* cache = config->createRuntimeCache();
-    if (cache != nullptr && !config->setRuntimeCache(*cache))
+    std::unique_ptr<IRuntimeCache> cache{config.createRuntimeCache()};
+    if (cache && !config.setRuntimeCache(*cache))
     {
-        delete cache;
         return nullptr;
     }
     return cache;
 }
 
-int32_t sd_cache_load(IRuntimeCache* cache, void const* bytes, size_t size) noexcept
+std::unique_ptr<IExecutionContext> new_context(ICudaEngine const& engine, IRuntimeConfig& config) noexcept
 {
-    return cache->deserialize(bytes, size);
+    return std::unique_ptr<IExecutionContext>{changeable(engine).createExecutionContext(&config)};
 }
 
-IHostMemory* sd_cache_store(IRuntimeCache const* cache) noexcept
+bool load_cache(IRuntimeCache& cache, Bytes bytes) noexcept
 {
-    return cache->serialize();
+    return cache.deserialize(bytes.data(), bytes.size());
 }
 
-void sd_cache_free(IRuntimeCache* cache) noexcept
+std::unique_ptr<IHostMemory> store_cache(IRuntimeCache const& cache) noexcept
 {
-    delete cache;
+    return std::unique_ptr<IHostMemory>{cache.serialize()};
 }
 
-IExecutionContext* sd_context_new(ICudaEngine* engine, IRuntimeConfig* config) noexcept
-{
-    return engine->createExecutionContext(config);
-}
-
-void sd_context_free(IExecutionContext* context) noexcept
-{
-    delete context;
-}
-
-int32_t sd_context_set_shape(IExecutionContext* context, char const* name, SdDims const* shape) noexcept
+bool set_shape(IExecutionContext& context, rust::Str name, rust::Slice<int64_t const> shape)
 {
     Dims dims{};
-    if (shape->rank < 0 || shape->rank > Dims::MAX_DIMS)
+    if (shape.size() > static_cast<size_t>(Dims::MAX_DIMS))
     {
-        return 0;
+        return false;
     }
-    dims.nbDims = shape->rank;
-    std::copy(shape->d, shape->d + shape->rank, dims.d);
-    return context->setInputShape(name, dims);
+    dims.nbDims = static_cast<int32_t>(shape.size());
+    std::copy(shape.begin(), shape.end(), dims.d);
+    return context.setInputShape(name_of(name).c_str(), dims);
 }
 
-SdDims sd_context_shape(IExecutionContext const* context, char const* name) noexcept
+//! -1 for dimensions that depend on values.
+rust::Vec<int64_t> shape_of(IExecutionContext const& context, rust::Str name)
 {
-    return fromDims(context->getTensorShape(name));
+    Dims const dims = context.getTensorShape(name_of(name).c_str());
+    if (dims.nbDims < 0 || dims.nbDims > Dims::MAX_DIMS)
+    {
+        throw std::runtime_error("the library reports no shape");
+    }
+    rust::Vec<int64_t> shape;
+    std::copy(dims.d, dims.d + dims.nbDims, std::back_inserter(shape));
+    return shape;
 }
 
-int32_t sd_context_set_address(IExecutionContext* context, char const* name, void* address) noexcept
+bool set_address(IExecutionContext& context, rust::Str name, size_t address)
 {
-    return context->setTensorAddress(name, address);
+    return context.setTensorAddress(name_of(name).c_str(), reinterpret_cast<void*>(address));
 }
-
-int32_t sd_context_enqueue(IExecutionContext* context, void* stream) noexcept
-{
-    return context->enqueueV3(static_cast<cudaStream_t>(stream));
-}
-}
+} // namespace sdrun

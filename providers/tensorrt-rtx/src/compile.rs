@@ -3,8 +3,10 @@
 use crate::{
     devices::Place,
     ffi::{
-        HostMemory, data_type,
-        network::{self, Range, Record, Request},
+        HostMemory,
+        cuda::Context,
+        data_type,
+        network::{self, Range, Record, Request, WeightBytes},
     },
     lower::lower_batch_norms,
     options::Options,
@@ -24,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Compiles `model` for the target of `place`. Without `spec.bake` it reads no weights: zeros that take no memory stand
 /// in for them, and the plan omits them.
 pub(crate) fn compile(
-    runtime: &Runtime,
+    runtime: &'static Runtime,
     model: &[u8],
     spec: &BuildSpec,
     place: &Place,
@@ -75,7 +77,7 @@ pub(crate) fn prepare(model: &[u8], precision: Precision, strip: bool) -> Result
 
 /// Compiles a network with the weight bytes in `weights`. A stripped plan is the same for all bytes.
 pub(crate) fn build(
-    runtime: &Runtime,
+    runtime: &'static Runtime,
     network: &Network,
     place: &Place,
     options: &Options,
@@ -110,7 +112,7 @@ pub(crate) fn build(
 /// Runs the library's build. Returns the plan and the weights the parser reported, also when the build fails.
 #[allow(clippy::too_many_arguments)]
 fn run(
-    runtime: &Runtime,
+    runtime: &'static Runtime,
     network: &Network,
     info: &EngineInfo,
     place: &Place,
@@ -122,26 +124,35 @@ fn run(
     let mut records = Vec::new();
     let plan = network.graph.to_onnx_stripped().map_err(graph_error).and_then(|model| {
         phase(host, "read", 0, 1)?;
+        // The library looks at the current GPU while it builds.
+        let gpu = place.gpu.as_ref().map(|gpu| Context::of(runtime.driver()?, gpu)).transpose()?;
         let ranges = ranges(&info.inputs, options)?;
         let names: BTreeSet<&str> = network.graph.weights().map(|(name, _)| name).collect();
+        let weights: Vec<_> = weights.iter().map(|(name, bytes)| WeightBytes { name, bytes }).collect();
         let request = Request {
             model: &model,
             capability: place.target.capability(),
             strip,
             tf32: options.tf32,
             streaming: options.vram_budget.is_some(),
-            weights,
+            weights: &weights,
             inputs: &ranges,
-            refittable: &|record| table::is_refittable(record, &names),
         };
-        network::build(&runtime.library, &request, &mut records, host)
+        let refittable = |record: &Record| table::is_refittable(record, &names);
+        let plan = network::build(&runtime.library, &request, &refittable, &mut records, host);
+        drop(gpu);
+        plan
     });
     (plan, records)
 }
 
 /// Makes the table of a stripped plan with the parser alone, without compiling.
 #[cfg(test)]
-pub(crate) fn table_of(runtime: &Runtime, network: &Network, place: &Place) -> Result<Vec<table::Entry>> {
+pub(crate) fn table_of(
+    runtime: &'static Runtime,
+    network: &Network,
+    place: &Place,
+) -> Result<Vec<table::Entry>> {
     /// Stops the library as soon as it starts to compile.
     struct Parse;
     impl Host for Parse {
@@ -166,7 +177,7 @@ pub(crate) fn table_of(runtime: &Runtime, network: &Network, place: &Place) -> R
 /// Only the library's calls.
 #[cfg(test)]
 pub(crate) fn bare(
-    runtime: &Runtime,
+    runtime: &'static Runtime,
     network: &Network,
     place: &Place,
     options: &Options,

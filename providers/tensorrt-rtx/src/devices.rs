@@ -76,6 +76,8 @@ impl Place {
         can.bake = true;
         can.streaming = true;
         can.device_tensors = true;
+        // The library compiles kernels for the GPU when an engine is loaded and first run.
+        can.session_compiles = true;
         can
     }
 }

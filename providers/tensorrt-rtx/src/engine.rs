@@ -145,7 +145,8 @@ impl Engine for TrtEngine {
     fn bake(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Engine>> {
         let (mut engine, context, _) = self.on_gpu(host)?;
         let stream = context.stream()?;
-        refit::apply(&engine, &stream, &self.description, None, weights, host).map_err(|f| f.error)?;
+        refit::apply(&engine, &stream, &self.description, None, weights, refit::CHUNK, host)
+            .map_err(|f| f.error)?;
         let plan = engine.bake(host)?;
         let requirements = Requirements {
             tensorrt_rtx: self.runtime.library.version.clone(),
@@ -171,7 +172,8 @@ impl Engine for TrtEngine {
         let (engine, context, free) = self.on_gpu(host)?;
         let stream = context.stream()?;
         if self.is_stripped() {
-            refit::apply(&engine, &stream, &self.description, None, weights, host).map_err(|f| f.error)?;
+            refit::apply(&engine, &stream, &self.description, None, weights, refit::CHUNK, host)
+                .map_err(|f| f.error)?;
         }
         let capability = self.place.gpu()?.capability;
         let version = &self.runtime.library.version;

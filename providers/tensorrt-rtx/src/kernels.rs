@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
     time::SystemTime,
 };
+use xxhash_rust::xxh3::xxh3_128;
 
 /// Number of files kept, most recently used first.
 const FILES: usize = 64;
@@ -16,28 +17,35 @@ const LIMIT: u64 = 1 << 30;
 /// The cache file of one engine on one kind of GPU.
 pub(crate) struct Kernels {
     file: Option<PathBuf>,
+    /// Hash of what the file holds, as far as this process knows.
+    kept: Option<u128>,
 }
 
 impl Kernels {
     /// The file for a plan on a GPU of a compute capability (times ten).
     pub(crate) fn of(dir: Option<&Path>, version: &str, plan: &[u8], capability: u32) -> Self {
-        let hash = xxhash_rust::xxh3::xxh3_128(plan);
-        Kernels { file: dir.map(|dir| dir.join(format!("{version}-sm{capability}-{hash:032x}.kernels"))) }
+        let hash = xxh3_128(plan);
+        let file = dir.map(|dir| dir.join(format!("{version}-sm{capability}-{hash:032x}.kernels")));
+        Kernels { file, kept: None }
     }
 
     /// Reads the kept kernels.
-    pub(crate) fn load(&self) -> Option<Vec<u8>> {
+    pub(crate) fn load(&mut self) -> Option<Vec<u8>> {
         let file = self.file.as_ref()?;
         let size = fs::metadata(file).ok().filter(|m| m.is_file())?.len();
         let bytes = (size <= LIMIT).then(|| fs::read(file).ok()).flatten()?;
         // Marks the file as used, so that pruning removes older ones first.
         let _ = fs::File::options().append(true).open(file).and_then(|f| f.set_modified(SystemTime::now()));
+        self.kept = Some(xxh3_128(&bytes));
         Some(bytes)
     }
 
-    /// Keeps the kernels for the next process. A failure is only logged, since they can be compiled again.
-    pub(crate) fn store(&self, bytes: &[u8], host: &dyn Host) {
-        let Some(file) = &self.file else { return };
+    /// Keeps the kernels for the next process, unless they are those kept before. A failure is only logged, since they can
+    /// be compiled again.
+    pub(crate) fn store(&mut self, bytes: &[u8], host: &dyn Host) {
+        let hash = Some(xxh3_128(bytes));
+        let Some(file) = self.file.as_ref().filter(|_| self.kept != hash) else { return };
+        self.kept = hash;
         let Some(dir) = file.parent() else { return };
         let written = tempfile::NamedTempFile::new_in(dir)
             .and_then(|temporary| fs::write(temporary.path(), bytes).map(|()| temporary))

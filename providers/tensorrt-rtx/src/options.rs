@@ -1,4 +1,4 @@
-//! Provider options, `--option KEY=VALUE`, and ranges of shapes.
+//! Provider options and ranges of shapes.
 
 use sdrun_abi::{BuildSpec, Error, OpenShapes, Result};
 use std::collections::BTreeMap;

@@ -22,8 +22,15 @@ impl From<Error> for Failure {
     }
 }
 
-/// Sets the weights of the engine that depend on those in `changed`, or all of them. Adds those that the library
-/// requires along with them.
+/// Bytes of computed values that are held at once. Weights that lie unchanged in a file are mapped and do not count.
+pub(crate) const CHUNK: u64 = 1 << 30;
+
+/// Sets the weights of the engine that depend on those in `changed`. Adds those that the library requires along with them.
+/// `None` sets all of them, also in an engine that has none yet.
+///
+/// Holds little more than `chunk` bytes of values at once, and refits several times where that is not enough. A failure
+/// after the first of them leaves some of the new weights in the engine, which [`Failure::half_done`] says; a wish to stop
+/// is then only followed where there are no former weights.
 ///
 /// Checks completeness from both sides: every weight the library takes is in the table, every weight of the graph
 /// reaches one, and none is missing at the end.
@@ -33,68 +40,124 @@ pub(crate) fn apply(
     description: &Description,
     changed: Option<&[&str]>,
     source: &dyn WeightSource,
+    chunk: u64,
     host: &dyn Host,
 ) -> Result<RefitReport, Failure> {
-    let specs: BTreeMap<&str, &WeightSpec> =
-        description.info.weights.iter().map(|spec| (spec.name.as_str(), spec)).collect();
-    // Declared before the refitter, which borrows from it.
-    let mut values: Vec<(&Entry, Values<'_>)> = Vec::new();
-    let refitter = engine.refitter(host)?;
-    let table = known(&refitter.all(), description)?;
+    let specs = description.info.weights.iter().map(|spec| (spec.name.as_str(), spec)).collect();
+    let mut refitter = engine.refitter(host)?;
+    let table = known(&refitter.all()?, description)?;
     check_coverage(&table, description)?;
     for entry in table.values() {
         check_prototype(entry, refitter.prototype(&entry.name)?)?;
     }
-    let chosen: Vec<&Entry> = match changed {
-        None => table.values().copied().collect(),
-        Some(changed) => {
-            let changed: BTreeSet<&str> = changed.iter().copied().collect();
-            let touched = |entry: &&&Entry| {
-                entry.transform.sources().iter().any(|source| changed.contains(source.as_str()))
-            };
-            table.values().filter(touched).copied().collect()
-        }
-    };
     drop(refitter);
-
-    let total = chosen.len() as u64;
-    for (index, entry) in chosen.iter().enumerate() {
-        if index % 16 == 0 {
-            phase(host, "weights", index as u64, total)?;
-        }
-        values.push((entry, entry.values(&specs, source)?));
-    }
-    // The library reports further required weights only after these are set, hence up to two rounds.
+    let changed: Option<BTreeSet<&str>> = changed.map(|names| names.iter().copied().collect());
+    let touched = |entry: &&&Entry| match &changed {
+        None => true,
+        Some(changed) => entry.transform.sources().iter().any(|source| changed.contains(source.as_str())),
+    };
+    let left: BTreeMap<&str, &Entry> =
+        table.values().filter(touched).map(|entry| (entry.name.as_str(), *entry)).collect();
+    let total = left.len() as u64;
+    let mut refit = Refit {
+        engine,
+        stream,
+        table: &table,
+        specs,
+        source,
+        host,
+        left,
+        total,
+        all: changed.is_none(),
+        report: RefitReport::new(WeightUpdate::InPlace, 0, 0),
+    };
+    let mut written = false;
     loop {
-        let mut refitter = engine.refitter(host)?;
-        let mut set: BTreeSet<&str> = BTreeSet::new();
-        for (entry, values) in &values {
-            let code = data_type(entry.dtype).unwrap_or(-1);
-            refitter.set(&entry.name, code, entry.count, values.bytes(), host)?;
-            set.insert(&entry.name);
+        refit.step(chunk, written).map_err(|f| Failure { half_done: f.half_done || written, ..f })?;
+        if refit.left.is_empty() {
+            return Ok(refit.report);
         }
-        let missing = refitter.missing();
-        if missing.is_empty() {
-            phase(host, "refit", 0, 1)?;
-            refitter.refit(stream, host).map_err(|error| Failure { error, half_done: true })?;
-            let _ = phase(host, "refit", 1, 1);
-            break;
+        written = true;
+    }
+}
+
+/// A refit under way.
+struct Refit<'a> {
+    engine: &'a Engine,
+    stream: &'a Stream,
+    table: &'a BTreeMap<&'a str, &'a Entry>,
+    specs: BTreeMap<&'a str, &'a WeightSpec>,
+    source: &'a dyn WeightSource,
+    host: &'a dyn Host,
+    /// The entries that remain to be written, and how many there were.
+    left: BTreeMap<&'a str, &'a Entry>,
+    total: u64,
+    /// Whether all weights of the engine are set, so that none of the former ones has to stay.
+    all: bool,
+    report: RefitReport,
+}
+
+impl Refit<'_> {
+    /// Writes entries until their values reach `chunk` bytes. `written` says whether an earlier step wrote some.
+    fn step(&mut self, chunk: u64, written: bool) -> Result<(), Failure> {
+        let (engine, host, source, table) = (self.engine, self.host, self.source, self.table);
+        let tell = |name: &str, step, total| match phase(host, name, step, total) {
+            Err(_) if written && !self.all => Ok(()),
+            result => result,
+        };
+        // Declared before the refitter, which borrows from them.
+        let (mut values, mut held): (Vec<(&Entry, Values<'_>)>, u64) = (Vec::new(), 0);
+        let mut zeros = Vec::new();
+        while held < chunk
+            && let Some((_, entry)) = self.left.pop_first()
+        {
+            let index = self.total - self.left.len() as u64 - 1;
+            if index.is_multiple_of(16) {
+                tell("weights", index, self.total)?;
+            }
+            let computed = entry.values(&self.specs, source)?;
+            held += computed.held();
+            values.push((entry, computed));
         }
-        drop(refitter);
-        for name in missing {
-            match table.get(&*name).filter(|entry| !set.contains(entry.name.as_str())) {
-                Some(entry) => values.push((entry, entry.values(&specs, source)?)),
-                None => {
+        if self.all && !written {
+            // The library refits no engine that lacks weights, so those of later steps are zeros for now. Memory that
+            // is only read stays uncommitted.
+            zeros = vec![0; self.left.values().map(|entry| entry.bytes()).max().unwrap_or(0)];
+        }
+        // The library reports further required weights only after these are set, hence up to two rounds.
+        loop {
+            let mut refitter = engine.refitter(host)?;
+            let mut set: BTreeSet<&str> = BTreeSet::new();
+            for (entry, values) in &values {
+                refitter.set(&entry.name, entry.dtype, entry.count, values.bytes(), host)?;
+                set.insert(&entry.name);
+            }
+            for entry in self.left.values().filter(|_| !zeros.is_empty()) {
+                refitter.set(&entry.name, entry.dtype, entry.count, &zeros[..entry.bytes()], host)?;
+            }
+            let missing = refitter.missing()?;
+            if missing.is_empty() {
+                tell("refit", 0, 1)?;
+                refitter.refit(self.stream, host).map_err(|error| Failure { error, half_done: true })?;
+                let _ = phase(host, "refit", 1, 1);
+                break;
+            }
+            drop(refitter);
+            for name in missing {
+                let Some(entry) = table.get(&*name).filter(|entry| !set.contains(entry.name.as_str())) else {
                     return Err(Error::internal(format!(
                         "TensorRT-RTX still lacks the weight `{name}` although it was set"
                     ))
                     .into());
-                }
+                };
+                self.left.remove(entry.name.as_str());
+                values.push((entry, entry.values(&self.specs, source)?));
             }
         }
+        self.report.tensors += values.len();
+        self.report.bytes += values.iter().map(|(_, values)| values.bytes().len() as u64).sum::<u64>();
+        Ok(())
     }
-    let bytes = values.iter().map(|(_, values)| values.bytes().len() as u64).sum();
-    Ok(RefitReport::new(WeightUpdate::InPlace, values.len(), bytes))
 }
 
 /// The entries of the table that the engine takes.

@@ -11,13 +11,12 @@ use crate::{
     refit,
 };
 use sdrun_abi::{
-    DType, DeviceTensor, Error, ErrorCode, Host, Input, LogLevel, MemoryReport, OutputSink, OutputSpec,
-    RefitReport, Result, Session, TensorSpec, TensorView, WeightSource,
+    DType, DeviceTensor, Error, ErrorCode, Host, Input, LogLevel, MemoryReport, NoHost, OutputSink,
+    OutputSpec, RefitReport, Result, Session, TensorSpec, TensorView, WeightSource,
 };
 use std::{
     collections::BTreeSet,
-    ffi::CString,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -35,8 +34,12 @@ pub(crate) struct TrtSession {
     context: Arc<Context>,
     description: Arc<Description>,
     kernels: Kernels,
+    /// Runs so far.
+    runs: u64,
     /// Input shapes run so far. A new shape may have compiled new kernels.
     seen: BTreeSet<Vec<Vec<usize>>>,
+    /// Brings tensors of this session to the host.
+    reader: Arc<Mutex<Option<Reader>>>,
     last_run: Option<Duration>,
     /// Why the session cannot run any more.
     broken: Option<Error>,
@@ -46,7 +49,7 @@ pub(crate) struct TrtSession {
 
 /// Memory of an input or output on both sides, which grows to the largest tensor seen.
 struct Slot {
-    name: CString,
+    name: String,
     dtype: DType,
     on_host: bool,
     pinned: PinnedMemory,
@@ -60,12 +63,10 @@ struct Slot {
 
 impl Slot {
     fn new(context: &Arc<Context>, spec: &TensorSpec, on_host: bool) -> Result<Self> {
-        let name = CString::new(spec.name.as_str())
-            .map_err(|_| Error::invalid(format!("the name {:?} holds a 0 character", spec.name)))?;
         let shape: Option<Vec<usize>> = spec.shape.iter().copied().collect();
         let bytes = shape.and_then(|shape| spec.dtype.bytes_of(&shape)).unwrap_or(0);
         Ok(Slot {
-            name,
+            name: spec.name.clone(),
             dtype: spec.dtype,
             on_host,
             pinned: context.pinned_memory(bytes)?,
@@ -141,10 +142,10 @@ impl Slot {
     }
 
     /// Returns the output of the last run as a tensor.
-    fn lend(&self, spec: OutputSpec) -> Result<TrtTensor> {
+    fn lend(&self, spec: OutputSpec, reader: Arc<Mutex<Option<Reader>>>) -> Result<TrtTensor> {
         let bytes = spec.dtype.bytes_of(&spec.shape).unwrap_or(usize::MAX);
         match bytes <= self.device.bytes {
-            true => Ok(TrtTensor { memory: self.device.clone(), spec, bytes }),
+            true => Ok(TrtTensor { memory: self.device.clone(), spec, bytes, reader }),
             false => Err(Error::internal("an output is larger than its memory")),
         }
     }
@@ -162,6 +163,13 @@ struct TrtTensor {
     memory: Arc<DeviceMemory>,
     spec: OutputSpec,
     bytes: usize,
+    reader: Arc<Mutex<Option<Reader>>>,
+}
+
+/// A stream and pinned memory for reads, which grows to the largest tensor read.
+struct Reader {
+    stream: Stream,
+    pinned: PinnedMemory,
 }
 
 impl TrtTensor {
@@ -182,8 +190,14 @@ impl DeviceTensor for TrtTensor {
 
     fn read(&self, bytes: &mut [u8]) -> Result<()> {
         let context = self.memory.context();
-        let (stream, mut pinned) = (context.stream()?, context.pinned_memory(bytes.len())?);
-        stream.download(&self.memory, &mut pinned, bytes.len())?;
+        context.enter()?;
+        let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = reader.take_if(|reader| reader.pinned.len() >= bytes.len());
+        let Reader { stream, pinned } = reader.insert(match fits {
+            Some(reader) => reader,
+            None => Reader { stream: context.stream()?, pinned: context.pinned_memory(bytes.len())? },
+        });
+        stream.download(&self.memory, pinned, bytes.len())?;
         stream.wait()?;
         bytes.copy_from_slice(&pinned[..bytes.len()]);
         Ok(())
@@ -202,7 +216,7 @@ impl TrtSession {
         context: Arc<Context>,
         stream: Stream,
         description: Arc<Description>,
-        kernels: Kernels,
+        mut kernels: Kernels,
         cuda_graph: bool,
         free_before: u64,
         host: &dyn Host,
@@ -241,7 +255,9 @@ impl TrtSession {
             context,
             description,
             kernels,
+            runs: 0,
             seen: BTreeSet::new(),
+            reader: Arc::default(),
             last_run: None,
             broken: None,
             device_bytes,
@@ -251,7 +267,7 @@ impl TrtSession {
     /// Shapes of the outputs for the input shapes set before.
     fn output_specs(&self) -> Result<Vec<OutputSpec>> {
         let spec = |slot: &Slot| {
-            let name = slot.name.to_string_lossy();
+            let name = &slot.name;
             let shape = self.execution.shape(&slot.name).ok_or_else(|| {
                 Error::internal(format!("TensorRT-RTX does not report the shape of output `{name}`"))
             })?;
@@ -281,7 +297,7 @@ impl TrtSession {
         }
         let specs = self.output_specs()?;
         if let Some(slot) = those(&self.outputs, keep, true).find(|slot| slot.on_host) {
-            let name = slot.name.to_string_lossy();
+            let name = &slot.name;
             return Err(Error::unsupported(format!(
                 "TensorRT-RTX computes `{name}` on the CPU, so it cannot stay on the GPU"
             )));
@@ -303,7 +319,7 @@ impl TrtSession {
             buffer.copy_from_slice(&slot.pinned[..buffer.len()]);
         }
         let tensors = those(self.outputs.iter().zip(specs), keep, true)
-            .map(|(slot, spec)| Ok(Box::new(slot.lend(spec)?) as Box<dyn DeviceTensor>))
+            .map(|(slot, spec)| Ok(Box::new(slot.lend(spec, self.reader.clone())?) as Box<dyn DeviceTensor>))
             .collect::<Result<Vec<_>>>()?;
         self.last_run = Some(started.elapsed());
         self.keep_kernels(inputs, host);
@@ -328,13 +344,26 @@ impl TrtSession {
         }
     }
 
-    /// Keeps newly compiled kernels for the next process.
+    /// Keeps newly compiled kernels for the next process. The library may compile better ones in later runs, so they are
+    /// looked at again ever more rarely, and at the end.
     fn keep_kernels(&mut self, inputs: &[Input<'_>], host: &dyn Host) {
         let shapes: Vec<Vec<usize>> = inputs.iter().map(|input| input.spec().1.to_vec()).collect();
-        if self.seen.insert(shapes)
+        self.runs += 1;
+        if (self.seen.insert(shapes) || self.runs.is_power_of_two())
             && let Some(kernels) = self.execution.kernels()
         {
             self.kernels.store(&kernels, host);
+        }
+    }
+}
+
+impl Drop for TrtSession {
+    fn drop(&mut self) {
+        let _ = self.context.enter();
+        if self.runs > 0
+            && let Some(kernels) = self.execution.kernels()
+        {
+            self.kernels.store(&kernels, &NoHost);
         }
     }
 }
@@ -353,7 +382,15 @@ impl Session for TrtSession {
         self.context.enter()?;
         // After a refit that failed half-way, sets all weights again.
         let changed = if self.broken.is_some() { None } else { Some(changed) };
-        match refit::apply(&self.engine, &self.stream, &self.description, changed, weights, host) {
+        match refit::apply(
+            &self.engine,
+            &self.stream,
+            &self.description,
+            changed,
+            weights,
+            refit::CHUNK,
+            host,
+        ) {
             Ok(report) => {
                 self.broken = None;
                 Ok(report)

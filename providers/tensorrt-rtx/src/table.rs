@@ -134,6 +134,14 @@ pub(crate) enum Values<'a> {
 }
 
 impl Values<'_> {
+    /// Bytes of memory it takes; a weight that lies in a file is mapped.
+    pub(crate) fn held(&self) -> u64 {
+        match self {
+            Values::Weight(weight) if weight.file.is_some() => 0,
+            values => values.bytes().len() as u64,
+        }
+    }
+
     /// The bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
@@ -144,6 +152,11 @@ impl Values<'_> {
 }
 
 impl Entry {
+    /// Bytes of its values; [`Values`] has exactly as many.
+    pub(crate) fn bytes(&self) -> usize {
+        self.dtype.bytes_of(&[self.count as usize]).unwrap_or(usize::MAX)
+    }
+
     /// Computes its values from the weights of the graph, which `specs` describes.
     pub(crate) fn values<'a>(
         &self,

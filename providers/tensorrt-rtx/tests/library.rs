@@ -271,7 +271,7 @@ fn a_graph_without_products_says_why_it_is_not_built() {
         let error = failure(built);
         assert_eq!(error.code, ErrorCode::Unimplemented);
         assert!(error.message.contains("needs a CUDA driver to leave the weights"), "{error}");
-        assert!(error.hint.unwrap().to_string().contains("--bake"));
+        assert!(error.hint.unwrap().to_string().contains("store the weights in the engine"));
     }
     let mut baked = spec("sm89", Precision::Fp32);
     baked.bake = true;

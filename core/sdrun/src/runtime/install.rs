@@ -18,8 +18,8 @@ const POLL: Duration = Duration::from_millis(50);
 /// cancel at any time.
 ///
 /// # Errors
-/// `FailedPrecondition` without a usable `pip`; `Unavailable` with its last words where it fails; `ResourceExhausted`
-/// where the disk has no room; `Cancelled`.
+/// `FailedPrecondition` without a usable `pip`, or with its last words if it fails; `ResourceExhausted` if the disk is full;
+/// `Cancelled`.
 pub fn install(plan: &InstallPlan, host: &dyn Host) -> Result<()> {
     plan.check_room()?;
     staged(plan, |stage, target| {
@@ -100,7 +100,7 @@ fn run_pip(arguments: impl Fn(&mut Command), phase: &str, host: &dyn Host) -> Re
         }
         let mut last: Vec<&str> = stderr.lines().rev().filter(|l| !l.trim().is_empty()).take(3).collect();
         last.reverse();
-        return Err(AbiError::new(ErrorCode::Unavailable, format!("pip failed: {}", last.join(" | ")))
+        return Err(AbiError::precondition(format!("pip failed: {}", last.join(" | ")))
             .with_hint("check the connection to the package index and the free disk space, then try again")
             .into());
     }

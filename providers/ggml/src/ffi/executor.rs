@@ -40,7 +40,7 @@ impl Backends {
         let init = |device: Ptr, name: &str| {
             // SAFETY: a device of this ggml.
             let backend = unsafe { (api.ggml_backend_dev_init)(device, std::ptr::null()) };
-            let failed = || Error::new(ErrorCode::Unavailable, format!("ggml cannot open its device {name}"));
+            let failed = || Error::precondition(format!("ggml cannot open its device {name}"));
             if backend.is_null() { Err(failed()) } else { Ok(backend) }
         };
         let cpu = init(target.ggml.cpu.device, "cpu")?;

@@ -2,12 +2,12 @@
 
 use super::{
     api::{Api, Object, Owned, c_string, call},
-    hip::{DeviceBuffer, Stream},
+    hip::{DeviceBuffer, Hip, Stream},
     program::Program,
     shape::Layout,
 };
 use sdrun_abi::{AlignedBuffer, Error, Result};
-use std::{collections::HashMap, ffi::c_void, ptr, slice, sync::Arc};
+use std::{collections::HashMap, ffi::c_void, marker::PhantomData, ptr, slice, sync::Arc};
 
 /// Memory a program reads or writes.
 pub(crate) enum Buffer {
@@ -131,14 +131,16 @@ impl Bound {
         if let Some(stream) = stream {
             stream.synchronize()?;
         }
-        Ok(Results { results, buffers: &self.buffers })
+        Ok(Results { results, hip: stream.map(Stream::hip), buffers: PhantomData })
     }
 }
 
 /// What a run returned; the buffers stay as they are as long as it lives.
 pub(crate) struct Results<'b> {
     results: Owned,
-    buffers: &'b HashMap<String, Arc<Buffer>>,
+    /// The runtime whose memory the results lie in; `None` for memory of this process.
+    hip: Option<&'static Hip>,
+    buffers: PhantomData<&'b Bound>,
 }
 
 impl Results<'_> {
@@ -183,22 +185,15 @@ impl Output<'_> {
         if data.is_null() {
             return Err(Error::internal(format!("MIGraphX delivers result {index} without its data")));
         }
-        let own = results.buffers.values().find_map(|buffer| match &**buffer {
-            Buffer::Device(buffer) if buffer.address() == *data => Some(buffer),
-            _ => None,
-        });
-        match own {
-            Some(buffer) => {
+        match results.hip {
+            // An output buffer of ours, or another place: an input passed through, a part of a larger tensor, a constant.
+            Some(hip) => {
                 let mut host = vec![0; bytes];
-                buffer.download(&mut host)?;
+                // SAFETY: the library holds `span` elements there as long as `results` lives, and the run is over.
+                unsafe { hip.read(*data, &mut host)? };
                 layout.pack(&host, to);
             }
-            None if results.buffers.values().any(|buffer| matches!(**buffer, Buffer::Device(_))) => {
-                return Err(Error::internal(format!(
-                    "MIGraphX delivers result {index} in device memory that is not a buffer of this session"
-                )));
-            }
-            // SAFETY: the library owns, or a buffer of ours holds, `span` elements there as long as `results` lives.
+            // SAFETY: as above.
             None => layout.pack(unsafe { slice::from_raw_parts(data.cast(), bytes) }, to),
         }
         Ok(())

@@ -22,7 +22,8 @@ const GCN_ARCH: usize = 1160;
 /// Flag of `hipStreamCreateWithFlags`: no waiting for the default stream.
 const NON_BLOCKING: c_uint = 1;
 const HOST_TO_DEVICE: c_int = 1;
-const DEVICE_TO_HOST: c_int = 2;
+/// The runtime looks at the addresses.
+const FROM_ANYWHERE: c_int = 4;
 
 macro_rules! functions {
     ($( $name:ident ( $($arg:ty),* ); )*) => {
@@ -76,15 +77,31 @@ pub(crate) struct HipDevice {
     pub(crate) memory: u64,
 }
 
+/// File names of the HIP runtime, best first: those that `libmigraphx_gpu` in `dir` names as the libraries it needs, or all
+/// that are known.
+fn names(dir: &Path) -> Vec<String> {
+    const KNOWN: [&str; 3] = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"];
+    let all = || KNOWN.map(String::from).to_vec();
+    let Ok(entries) = std::fs::read_dir(dir) else { return all() };
+    let files =
+        entries.flatten().filter(|e| e.file_name().to_string_lossy().starts_with("libmigraphx_gpu.so"));
+    let bytes: Vec<u8> = files.filter_map(|entry| std::fs::read(entry.path()).ok()).flatten().collect();
+    // The names of needed libraries are in the string table, each ended by a 0.
+    let needs = |name: &&str| memchr::memmem::find(&bytes, &[name.as_bytes(), &[0]].concat()).is_some();
+    let needed: Vec<String> = KNOWN.iter().filter(|name| needs(name)).map(|name| name.to_string()).collect();
+    if needed.is_empty() { all() } else { needed }
+}
+
 impl Hip {
     /// Loads it: from `dir` where it lies there, else from where the system's loader finds it. `None` where there is none.
+    /// Of several releases, the one that MIGraphX's own libraries in `dir` need: a process must not hold two.
     pub(crate) fn load(dir: &Path) -> Result<Option<Self>> {
-        const NAMES: [&str; 3] = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"];
-        let beside = NAMES.iter().map(|name| dir.join(name)).find(|file| file.is_file());
+        let names = names(dir);
+        let beside = names.iter().map(|name| dir.join(name)).find(|file| file.is_file());
         let library = match beside {
             Some(file) => sdrun_provider_common::open(&file)?,
             // SAFETY: loading runs the library's initialisers; it is the vendor's runtime, which the user installed.
-            None => match NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok()) {
+            None => match names.iter().find_map(|name| unsafe { Library::new(name) }.ok()) {
                 Some(library) => library,
                 None => return Ok(None),
             },
@@ -179,6 +196,16 @@ impl Hip {
         self.check(status, "select the device")
     }
 
+    /// Copies from memory that this runtime knows, of a device or of the host, to `to`.
+    ///
+    /// # Safety
+    /// As many bytes as `to` has lie at `from`, and nothing writes them meanwhile.
+    pub(super) unsafe fn read(&self, from: *const c_void, to: &mut [u8]) -> Result<()> {
+        // SAFETY: the caller's promise; a copy to the host is over when the call returns.
+        let status = unsafe { (self.hipMemcpy)(to.as_mut_ptr().cast(), from, to.len(), FROM_ANYWHERE) };
+        self.check(status, "copy from the device")
+    }
+
     /// Bytes in use on the current device, by anybody.
     pub(crate) fn memory_in_use(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
@@ -219,26 +246,20 @@ impl DeviceBuffer {
         self.address
     }
 
-    /// Copies `bytes`, as many as it holds, to the device; they are there when this returns.
+    /// Copies `bytes`, as many as it holds, to the device; they are there when this returns, for every stream.
     pub(crate) fn upload(&mut self, bytes: &[u8]) -> Result<()> {
         if bytes.len() != self.len {
             return Err(Error::internal(format!("{} bytes for a buffer of {}", bytes.len(), self.len)));
         }
-        // SAFETY: both sides have `len` bytes; the copy is over when the call returns.
-        let status =
-            unsafe { (self.hip.hipMemcpy)(self.address, bytes.as_ptr().cast(), bytes.len(), HOST_TO_DEVICE) };
+        // SAFETY: both sides have `len` bytes. `hipMemcpy` may return as soon as it has read pageable memory, so the wait
+        // for its stream, the default one, comes next: streams that do not wait for that one use the buffer.
+        let status = unsafe {
+            match (self.hip.hipMemcpy)(self.address, bytes.as_ptr().cast(), bytes.len(), HOST_TO_DEVICE) {
+                0 => (self.hip.hipStreamSynchronize)(ptr::null_mut()),
+                status => status,
+            }
+        };
         self.hip.check(status, "copy to the device")
-    }
-
-    /// Copies its first bytes to the host.
-    pub(crate) fn download(&self, to: &mut [u8]) -> Result<()> {
-        if to.len() > self.len {
-            return Err(Error::internal(format!("{} bytes of a buffer of {}", to.len(), self.len)));
-        }
-        // SAFETY: both sides have that many bytes; the copy is over when the call returns.
-        let status =
-            unsafe { (self.hip.hipMemcpy)(to.as_mut_ptr().cast(), self.address, to.len(), DEVICE_TO_HOST) };
-        self.hip.check(status, "copy from the device")
     }
 }
 
@@ -268,6 +289,10 @@ impl Stream {
         Ok(Stream { hip, handle })
     }
 
+    pub(super) fn hip(&self) -> &'static Hip {
+        self.hip
+    }
+
     pub(super) fn handle(&self) -> *mut c_void {
         self.handle
     }
@@ -284,5 +309,114 @@ impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: the stream is live and owned by this value alone.
         unsafe { (self.hip.hipStreamDestroy)(self.handle) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Mutex, PoisonError};
+
+    /// Copies to the device that have not arrived: address, bytes. As on a GPU, a copy from pageable memory goes on after
+    /// `hipMemcpy` has returned.
+    static UNDER_WAY: Mutex<Vec<(usize, Vec<u8>)>> = Mutex::new(Vec::new());
+
+    fn under_way() -> std::sync::MutexGuard<'static, Vec<(usize, Vec<u8>)>> {
+        UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    unsafe extern "C" fn copy(to: *mut c_void, from: *const c_void, len: usize, kind: c_int) -> Status {
+        // SAFETY: the tests pass `len` bytes on both sides.
+        unsafe {
+            match kind {
+                HOST_TO_DEVICE => {
+                    under_way().push((to as usize, std::slice::from_raw_parts(from.cast(), len).to_vec()));
+                }
+                _ => ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast(), len),
+            }
+        }
+        0
+    }
+
+    unsafe extern "C" fn synchronize(stream: *mut c_void) -> Status {
+        if stream.is_null() {
+            for (address, bytes) in under_way().drain(..) {
+                // SAFETY: the buffers of the test live.
+                unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
+            }
+        }
+        0
+    }
+
+    unsafe extern "C" fn allocate(address: *mut *mut c_void, len: usize) -> Status {
+        // SAFETY: the out pointer is valid; leaked.
+        unsafe { *address = vec![0u8; len].leak().as_mut_ptr().cast() };
+        0
+    }
+
+    unsafe extern "C" fn keep(_: *mut c_void) -> Status {
+        0
+    }
+
+    fn hip() -> &'static Hip {
+        unsafe extern "C" fn number(_: *mut c_int) -> Status {
+            1
+        }
+        unsafe extern "C" fn properties(_: *mut u8, _: c_int) -> Status {
+            1
+        }
+        unsafe extern "C" fn ordinal(_: c_int) -> Status {
+            1
+        }
+        unsafe extern "C" fn memory(_: *mut usize, _: *mut usize) -> Status {
+            1
+        }
+        unsafe extern "C" fn stream(_: *mut *mut c_void, _: c_uint) -> Status {
+            1
+        }
+        unsafe extern "C" fn words(_: Status) -> *const c_char {
+            c"error of the test".as_ptr()
+        }
+        Box::leak(Box::new(Hip {
+            hipGetDeviceCount: number,
+            hipGetDevicePropertiesR0600: properties,
+            hipSetDevice: ordinal,
+            hipRuntimeGetVersion: number,
+            hipMemGetInfo: memory,
+            hipMalloc: allocate,
+            hipFree: keep,
+            hipMemcpy: copy,
+            hipStreamCreateWithFlags: stream,
+            hipStreamSynchronize: synchronize,
+            hipStreamDestroy: keep,
+            error_string: words,
+        }))
+    }
+
+    #[test]
+    fn an_upload_has_arrived_when_it_returns() {
+        let mut buffer = DeviceBuffer::new(hip(), 4).unwrap();
+        buffer.upload(&[1, 2, 3, 4]).unwrap();
+        assert!(under_way().is_empty());
+        let mut all = [0; 4];
+        // SAFETY: the buffer has four bytes.
+        unsafe { buffer.hip.read(buffer.address(), &mut all).unwrap() };
+        assert_eq!(all, [1, 2, 3, 4]);
+        // A part of a buffer, as an output that is a slice of an input.
+        let mut part = [0; 2];
+        // SAFETY: two bytes lie behind the second.
+        unsafe { buffer.hip.read(buffer.address().byte_add(1), &mut part).unwrap() };
+        assert_eq!(part, [2, 3]);
+        assert!(buffer.upload(&[1]).is_err());
+    }
+
+    #[test]
+    fn the_hip_that_migraphx_needs_comes_first() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(names(dir.path()).len(), 3);
+        std::fs::write(dir.path().join("libmigraphx_gpu.so.2"), b"..libc.so.6\0libamdhip64.so.6\0..")
+            .unwrap();
+        assert_eq!(names(dir.path()), ["libamdhip64.so.6"]);
+        assert_eq!(names(&dir.path().join("gone")).len(), 3);
     }
 }

@@ -98,12 +98,12 @@ fn handle<T>(pointer: *mut T) -> Result<NonNull<T>> {
 
 fn from_ort(error: ort::Error, doing: &str) -> Error {
     use ort::ErrorCode as Ort;
-    // A model with an operator it does not know is an invalid graph to it.
+    // The host has read and checked the graph, so an operator or attribute that ONNX Runtime rejects is one it lacks.
     let unknown_operator = error.message().contains("No Op registered for");
     let code = match error.code() {
         _ if unknown_operator => ErrorCode::Unimplemented,
-        Ort::InvalidArgument | Ort::InvalidGraph | Ort::InvalidProtobuf => ErrorCode::InvalidArgument,
-        Ort::NotImplemented => ErrorCode::Unimplemented,
+        Ort::NotImplemented | Ort::InvalidGraph => ErrorCode::Unimplemented,
+        Ort::InvalidArgument | Ort::InvalidProtobuf => ErrorCode::InvalidArgument,
         Ort::NoSuchFile | Ort::NotFound => ErrorCode::NotFound,
         Ort::ModelLoadCanceled => ErrorCode::Cancelled,
         _ => ErrorCode::Internal,

@@ -1,6 +1,6 @@
 use super::{CompiledModel, Model, c_path, c_string, check, handle, take_string};
 use openvino_sys as ov;
-use sdrun_abi::{AlignedBuffer, ErrorCode, Result};
+use sdrun_abi::{AlignedBuffer, Error, ErrorCode, Hint, Result};
 use std::{
     ffi::{CStr, CString, c_char},
     path::Path,
@@ -81,7 +81,7 @@ impl Core {
         // SAFETY: the core is alive, path and out pointer are valid; the weights path may be null.
         let status =
             unsafe { ov::ov_core_read_model(self.0.as_ptr(), path.as_ptr(), ptr::null(), &mut model) };
-        check(status, "read the model").map_err(classify)?;
+        check(status, "read the model").map_err(unsupported)?;
         Ok(Model(handle(model)?))
     }
 
@@ -98,7 +98,7 @@ impl Core {
                 &mut model,
             )
         };
-        check(status, "read the model").map_err(classify)?;
+        check(status, "read the model").map_err(unsupported)?;
         Ok(Model(handle(model)?))
     }
 
@@ -123,7 +123,7 @@ impl Core {
                 &mut compiled,
             )
         };
-        check(status, "compile the model").map_err(classify)?;
+        check(status, "compile the model").map_err(unsupported)?;
         Ok(CompiledModel { compiled: handle(compiled)?, _blob: AlignedBuffer::default() })
     }
 
@@ -176,14 +176,14 @@ impl OwnedProperties {
     }
 }
 
-/// A model that OpenVINO cannot take is the caller's matter, not a bug.
-fn classify(mut error: sdrun_abi::Error) -> sdrun_abi::Error {
+/// OpenVINO reports a model that it cannot take as a general failure. The host has read and checked the model, so the
+/// model is valid and OpenVINO does not support it.
+fn unsupported(mut error: Error) -> Error {
     if error.code == ErrorCode::Internal {
-        let unsupported =
-            ["No conversion rule", "not supported", "Unsupported operation", "is not implemented"];
-        error.code = match unsupported.iter().any(|part| error.message.contains(part)) {
-            true => ErrorCode::Unimplemented,
-            false => ErrorCode::InvalidArgument,
+        let memory = ["bad_alloc", "ut of memory"].iter().any(|words| error.message.contains(words));
+        (error.code, error.hint) = match memory {
+            true => (ErrorCode::ResourceExhausted, Some(Hint::FreeMemory { bytes: None })),
+            false => (ErrorCode::Unimplemented, Some(Hint::UseProvider(None))),
         };
     }
     error

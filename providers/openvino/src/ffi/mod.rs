@@ -1,5 +1,6 @@
 //! The thin safe layer over OpenVINO's C API (`openvino-sys`, linked at run time). All unsafe code of this
-//! crate is below this module.
+//! crate is below this module. The safe crate `openvino` (0.11) compiles without properties, so in a precision of the
+//! library's choice, imports no blobs, and copies every tensor.
 //!
 //! * [`load`] checks the library and fills the function table. Nothing else here may be called before.
 //! * [`Core`], [`Model`], [`CompiledModel`], [`InferRequest`]: owned objects of the C API.

@@ -13,6 +13,9 @@ type Status = c_int;
 type Ctx = *mut c_void;
 type DevicePtr = u64;
 
+/// The oldest CUDA that a driver must support, as `cuDriverGetVersion` counts: releases of TensorRT-RTX 1.7 exist for CUDA
+/// 12 and 13. Whether the driver is new enough for the loaded one, the library says itself when it loads an engine.
+const LEAST_CUDA: c_int = 12_000;
 /// `CUDA_ERROR_OUT_OF_MEMORY`
 const OUT_OF_MEMORY: Status = 2;
 /// `CUDA_ERROR_NO_DEVICE`
@@ -119,6 +122,13 @@ impl Driver {
         // SAFETY: as above.
         driver.check(unsafe { (driver.call.driver_version)(&mut version) }, "report its version")?;
         driver.version = format!("{}.{}", version / 1000, version % 1000 / 10);
+        if version < LEAST_CUDA {
+            return Err(Error::precondition(format!(
+                "the CUDA driver is too old: it supports CUDA {}, TensorRT-RTX 1.7 needs 12.0 or newer",
+                driver.version
+            ))
+            .with_hint("install a current NVIDIA driver"));
+        }
         Ok(driver)
     }
 

@@ -1,17 +1,13 @@
 //! Turns a plan into results: deserializes, refits and runs it.
 
 use super::{
-    HostMemory, Library, c_name,
+    HostMemory, Library, bridge,
     cuda::{Context, DeviceMemory, PinnedMemory, Stream},
-    dtype, log, raw, text,
+    dtype, log, thrown,
 };
+use cxx::UniquePtr;
 use sdrun_abi::{DType, Error, ErrorCode, Host, Result};
-use std::{
-    ffi::{CString, c_void},
-    marker::PhantomData,
-    ptr::{null, null_mut},
-    sync::Arc,
-};
+use std::{marker::PhantomData, sync::Arc};
 
 /// Makes the error of a failed call from the first error the library logged during it.
 fn failed(what: &str, host: &dyn Host) -> Error {
@@ -21,13 +17,26 @@ fn failed(what: &str, host: &dyn Host) -> Error {
     Error::new(code, format!("TensorRT-RTX cannot {what}: {words}"))
 }
 
+/// `UniquePtr` for a call that returned null where it failed.
+fn made<T: cxx::memory::UniquePtrTarget>(
+    object: UniquePtr<T>,
+    what: &str,
+    host: &dyn Host,
+) -> Result<UniquePtr<T>> {
+    match object.is_null() {
+        true => Err(failed(what, host)),
+        false => Ok(object),
+    }
+}
+
 /// A plan on a GPU.
 pub(crate) struct Engine {
+    // Fields are in the order in which they must be dropped.
+    engine: UniquePtr<bridge::ICudaEngine>,
+    runtime: UniquePtr<bridge::IRuntime>,
     library: &'static Library,
     /// Outlives everything created from it; each call runs with it current.
     context: Arc<Context>,
-    runtime: *mut raw::Runtime,
-    engine: *mut raw::CudaEngine,
 }
 
 // SAFETY: any thread may use the library's objects. Two threads must not change one at once; `&mut` and the caller's
@@ -67,98 +76,68 @@ impl Engine {
     ) -> Result<Self> {
         context.enter()?;
         log::deliver(host);
-        // SAFETY: calls an entry point of the library with the library's own logger.
-        let runtime =
-            unsafe { raw::sd_runtime_new(library.symbol("createInferRuntime_INTERNAL")?, library.logger) };
-        if runtime.is_null() {
-            return Err(failed("start", host));
-        }
-        let mut engine = Engine { library, context: context.clone(), runtime, engine: null_mut() };
-        let mut diagnostics = 0u64;
-        // SAFETY: the call only reads `plan`, and the out parameter is valid.
-        let validity =
-            unsafe { raw::sd_runtime_validity(runtime, plan.as_ptr().cast(), plan.len(), &mut diagnostics) };
-        // 2: kINVALID
-        if validity == 2 {
+        let create = library.symbol("createInferRuntime_INTERNAL")?;
+        // SAFETY: the address is that of the entry point, and the library's logger is never freed.
+        let runtime = unsafe { bridge::new_runtime(create, &library.logger) }.map_err(thrown)?;
+        let runtime = made(runtime, "start", host)?;
+        let found = bridge::validity_of(&runtime, plan);
+        if !found.valid {
             log::deliver(host);
             let why: Vec<&str> = DIAGNOSTICS
                 .iter()
                 .enumerate()
-                .filter(|(bit, _)| diagnostics >> bit & 1 == 1)
+                .filter(|(bit, _)| found.diagnostics >> bit & 1 == 1)
                 .map(|(_, words)| *words)
                 .collect();
             let why = if why.is_empty() { "no reason is given".into() } else { why.join(", ") };
             return Err(Error::precondition(format!("TensorRT-RTX cannot use this engine here: {why}"))
                 .with_hint("build it again for this GPU")
-                .with_native(format!("diagnostics {diagnostics:#x}")));
+                .with_native(format!("diagnostics {:#x}", found.diagnostics)));
         }
-        // SAFETY: the library copies what it needs from `plan`.
-        engine.engine = unsafe { raw::sd_engine_load(runtime, plan.as_ptr().cast(), plan.len()) };
-        match engine.engine.is_null() {
-            true => Err(failed("load the engine", host)),
-            false => Ok(engine),
-        }
+        let mut engine = Engine { engine: UniquePtr::null(), runtime, library, context: context.clone() };
+        // SAFETY: the engine is dropped before the runtime. The library copies what it needs from `plan`.
+        let loaded = unsafe { bridge::load_engine(engine.runtime.pin_mut(), plan) };
+        engine.engine = made(loaded, "load the engine", host)?;
+        Ok(engine)
     }
 
     /// Its inputs and outputs.
     pub(crate) fn io(&self) -> Result<Vec<Io>> {
-        // SAFETY: the engine is alive, and owns the name strings for as long as it lives.
-        let count = unsafe { raw::sd_engine_io_count(self.engine) };
-        (0..count)
-            .map(|index| {
-                // SAFETY: as above.
-                let name = unsafe { text(raw::sd_engine_io_name(self.engine, index)) };
-                let c_name = c_name(&name)?;
-                // SAFETY: as above.
-                let (data_type, on_host) = unsafe {
-                    (
-                        raw::sd_engine_io_type(self.engine, c_name.as_ptr()),
-                        raw::sd_engine_io_on_host(self.engine, c_name.as_ptr()) != 0,
-                    )
-                };
-                Ok(Io { name, dtype: dtype(data_type), on_host })
-            })
-            .collect()
+        let found = bridge::io_of(&self.engine).map_err(thrown)?;
+        let io = |io: bridge::IoTensor| Io { name: io.name, dtype: dtype(io.data_type), on_host: io.on_host };
+        Ok(found.into_iter().map(io).collect())
     }
 
     /// Bytes of all its weights, if the library reports them.
     pub(crate) fn weight_bytes(&self) -> Option<u64> {
-        // SAFETY: the engine is alive. 0 is kTOTAL_WEIGHTS_SIZE.
-        u64::try_from(unsafe { raw::sd_engine_stat(self.engine, 0) }).ok()
+        u64::try_from(bridge::weight_bytes(&self.engine)).ok()
     }
 
     /// Bytes of GPU memory one execution needs for intermediate values.
     pub(crate) fn activation_bytes(&self) -> Option<u64> {
-        // SAFETY: the engine is alive.
-        u64::try_from(unsafe { raw::sd_engine_activations(self.engine) }).ok()
+        u64::try_from(self.engine.activation_bytes()).ok()
     }
 
     /// Bytes of weights that can be streamed from the host.
     pub(crate) fn streamable_bytes(&self) -> u64 {
-        // SAFETY: the engine is alive.
-        u64::try_from(unsafe { raw::sd_engine_streamable(self.engine) }).unwrap_or(0)
+        u64::try_from(self.engine.streamable_bytes()).unwrap_or(0)
     }
 
     /// Limits the weights on the GPU to `bytes`. Call it before the first run.
     pub(crate) fn set_budget(&mut self, bytes: u64, host: &dyn Host) -> Result<()> {
         let bytes = bytes.min(self.streamable_bytes());
         self.context.enter()?;
-        // SAFETY: the engine is alive.
-        match unsafe { raw::sd_engine_set_budget(self.engine, bytes as i64) } {
-            0 => Err(failed(&format!("limit its weights to {bytes} bytes of GPU memory"), host)),
-            _ => Ok(()),
+        match self.engine.pin_mut().set_budget(bytes as i64) {
+            false => Err(failed(&format!("limit its weights to {bytes} bytes of GPU memory"), host)),
+            true => Ok(()),
         }
     }
 
     /// Serializes the plan with its current weights.
     pub(crate) fn bake(&mut self, host: &dyn Host) -> Result<HostMemory> {
         self.context.enter()?;
-        // SAFETY: the engine is alive.
-        let plan = unsafe { raw::sd_engine_bake(self.engine) };
-        match plan.is_null() {
-            true => Err(failed("write the engine with its weights", host)),
-            false => Ok(HostMemory(plan)),
-        }
+        let plan = HostMemory::of(bridge::bake(self.engine.pin_mut()));
+        plan.ok_or_else(|| failed("write the engine with its weights", host))
     }
 
     /// Creates a refitter for the engine. The values it receives must live for `'w`.
@@ -166,101 +145,74 @@ impl Engine {
         self.context.enter()?;
         log::deliver(host);
         let create = self.library.symbol("createInferRefitter_INTERNAL")?;
-        // SAFETY: calls an entry point of the library with one of its engines and its logger.
-        let refitter = unsafe { raw::sd_refitter_new(create, self.engine, self.library.logger) };
-        match refitter.is_null() {
-            true => Err(failed("change the weights of the engine", host)),
-            false => Ok(Refitter { refitter, values: PhantomData }),
-        }
+        // SAFETY: the address is that of the entry point; the borrow keeps the engine, the logger is never freed, and a
+        // session refits on one thread while it does not run.
+        let refitter = unsafe { bridge::new_refitter(create, &self.engine, &self.library.logger) };
+        let refitter = made(refitter.map_err(thrown)?, "change the weights of the engine", host)?;
+        Ok(Refitter { refitter, values: PhantomData })
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        // The fields that are dropped next free GPU memory.
         let _ = self.context.enter();
-        // SAFETY: the library created both; each is freed once, the engine before the runtime.
-        unsafe {
-            if !self.engine.is_null() {
-                raw::sd_engine_free(self.engine);
-            }
-            raw::sd_runtime_free(self.runtime);
-        }
     }
 }
 
 /// Changes the weights of an engine.
 pub(crate) struct Refitter<'w> {
-    refitter: *mut raw::Refitter,
+    refitter: UniquePtr<bridge::IRefitter>,
     values: PhantomData<&'w [u8]>,
 }
 
-type Names = unsafe extern "C" fn(*mut raw::Refitter, i32, *mut *const std::ffi::c_char) -> i32;
-
 impl<'w> Refitter<'w> {
-    fn names(&self, list: Names) -> Vec<String> {
-        // SAFETY: the size is 0, so nothing is written.
-        let count = unsafe { list(self.refitter, 0, null_mut()) };
-        let mut names = vec![null(); count.max(0) as usize];
-        // SAFETY: there is room for `count` pointers. The engine owns their strings.
-        unsafe {
-            list(self.refitter, count.max(0), names.as_mut_ptr());
-            names.into_iter().map(|name| text(name)).collect()
-        }
-    }
-
     /// The refittable weights.
-    pub(crate) fn all(&self) -> Vec<String> {
-        self.names(raw::sd_refitter_all)
+    pub(crate) fn all(&mut self) -> Result<Vec<String>> {
+        bridge::refittable(self.refitter.pin_mut()).map_err(thrown)
     }
 
     /// The weights that must be set before [`refit`](Refitter::refit).
-    pub(crate) fn missing(&self) -> Vec<String> {
-        self.names(raw::sd_refitter_missing)
+    pub(crate) fn missing(&mut self) -> Result<Vec<String>> {
+        bridge::missing(self.refitter.pin_mut()).map_err(thrown)
     }
 
     /// `nvinfer1::DataType` and number of elements of a weight.
     pub(crate) fn prototype(&self, name: &str) -> Result<(i32, i64)> {
-        let name = c_name(name)?;
-        // SAFETY: the refitter is alive, and `name` lives during the call.
-        let prototype = unsafe { raw::sd_refitter_prototype(self.refitter, name.as_ptr()) };
-        Ok((prototype.type_, prototype.count))
+        let found = bridge::prototype(&self.refitter, name).map_err(thrown)?;
+        Ok((found.data_type, found.count))
     }
 
-    /// Sets the values of a weight.
+    /// Sets the values of a weight, of the type and number of elements that [`prototype`](Refitter::prototype) states.
     pub(crate) fn set(
         &mut self,
         name: &str,
-        data_type: i32,
+        dtype: DType,
         count: u64,
         values: &'w [u8],
         host: &dyn Host,
     ) -> Result<()> {
-        let c_name = c_name(name)?;
-        // SAFETY: `values` outlives the refitter; type and count match the prototype.
-        let taken = unsafe {
-            raw::sd_refitter_set(
-                self.refitter,
-                c_name.as_ptr(),
-                data_type,
-                values.as_ptr().cast(),
-                count as i64,
-            )
-        };
-        match taken {
-            0 => Err(failed(&format!("take the weight `{name}`"), host)),
-            _ => Ok(()),
+        let code = super::data_type(dtype).unwrap_or(-1);
+        if dtype.bytes_of(&[count as usize]) != Some(values.len()) {
+            return Err(Error::internal(format!("{} bytes for {count} {dtype} of `{name}`", values.len())));
+        }
+        // SAFETY: `values` holds `count` elements and outlives the refitter.
+        let taken = unsafe { bridge::set_weight(self.refitter.pin_mut(), name, code, count as i64, values) };
+        match taken.map_err(thrown)? {
+            false => Err(failed(&format!("take the weight `{name}`"), host)),
+            true => Ok(()),
         }
     }
 
     /// Writes the values that were set into the engine, and waits until the GPU has them.
     pub(crate) fn refit(&mut self, stream: &Stream, host: &dyn Host) -> Result<()> {
-        // SAFETY: the stream and the refitter live until the wait ends.
-        if unsafe { raw::sd_refitter_refit(self.refitter, stream.raw()) } == 0 {
+        // SAFETY: the stream and the values live until the wait ends.
+        if !unsafe { self.refitter.pin_mut().refit(stream.raw().cast()) } {
             return Err(failed("put the weights into the engine", host));
         }
         stream.wait()?;
-        // SAFETY: no work is queued. The library allocates this memory again on demand.
-        if unsafe { raw::sd_refitter_release(self.refitter) } == 0 {
+        // The library allocates this memory again on demand.
+        if !self.refitter.pin_mut().release() {
             host.log(
                 sdrun_abi::LogLevel::Warn,
                 "tensorrt-rtx",
@@ -272,19 +224,12 @@ impl<'w> Refitter<'w> {
     }
 }
 
-impl Drop for Refitter<'_> {
-    fn drop(&mut self) {
-        // SAFETY: the library created it, and it is freed once.
-        unsafe { raw::sd_refitter_free(self.refitter) }
-    }
-}
-
 /// An engine ready to run.
 pub(crate) struct Execution {
-    context: *mut raw::Context,
-    cache: *mut raw::RuntimeCache,
-    config: *mut raw::RuntimeConfig,
-    /// Dropped after the objects created from it.
+    // Fields are in the order in which they must be dropped: what was created from another field comes before it.
+    context: UniquePtr<bridge::IExecutionContext>,
+    cache: UniquePtr<bridge::IRuntimeCache>,
+    config: UniquePtr<bridge::IRuntimeConfig>,
     engine: Arc<Engine>,
 }
 
@@ -302,83 +247,66 @@ impl Execution {
     ) -> Result<(Self, bool)> {
         engine.context.enter()?;
         log::deliver(host);
-        // SAFETY: every object comes from a live engine and is checked before use.
-        unsafe {
-            let config = raw::sd_config_new(engine.engine);
-            if config.is_null() {
-                return Err(failed("prepare a run", host));
-            }
-            let mut execution =
-                Execution { context: null_mut(), cache: null_mut(), config, engine: engine.clone() };
-            if cuda_graph && raw::sd_config_cuda_graph(config, 1) == 0 {
-                return Err(failed("record runs (`cuda-graph=on`)", host));
-            }
-            execution.cache = raw::sd_cache_new(config);
-            let mut used = false;
-            if let Some(kernels) = kernels.filter(|_| !execution.cache.is_null()) {
-                used = raw::sd_cache_load(execution.cache, kernels.as_ptr().cast(), kernels.len()) != 0;
-            }
-            execution.context = raw::sd_context_new(engine.engine, config);
-            match execution.context.is_null() {
-                true => Err(failed("prepare a run", host)),
-                false => Ok((execution, used)),
-            }
-        }
+        let what = if cuda_graph { "prepare a recorded run (`cuda-graph=on`)" } else { "prepare a run" };
+        let mut execution = Execution {
+            context: UniquePtr::null(),
+            cache: UniquePtr::null(),
+            // SAFETY: the engine is dropped last.
+            config: made(unsafe { bridge::new_config(&engine.engine, cuda_graph) }, what, host)?,
+            engine: engine.clone(),
+        };
+        // SAFETY: the cache is dropped before the config and the engine.
+        execution.cache = unsafe { bridge::new_cache(execution.config.pin_mut()) };
+        let used = match (kernels, execution.cache.as_mut()) {
+            (Some(kernels), Some(cache)) => bridge::load_cache(cache, kernels),
+            _ => false,
+        };
+        // SAFETY: the context is dropped before the others.
+        let context = unsafe { bridge::new_context(&engine.engine, execution.config.pin_mut()) };
+        execution.context = made(context, what, host)?;
+        Ok((execution, used))
     }
 
     /// The kernels compiled for this GPU so far.
     pub(crate) fn kernels(&self) -> Option<HostMemory> {
-        if self.cache.is_null() {
-            return None;
-        }
-        // SAFETY: the cache is alive.
-        let bytes = unsafe { raw::sd_cache_store(self.cache) };
-        (!bytes.is_null()).then(|| HostMemory(bytes))
+        HostMemory::of(bridge::store_cache(self.cache.as_ref()?))
     }
 
     /// Sets the shape of an input.
-    pub(crate) fn set_shape(&mut self, name: &CString, shape: &[usize], host: &dyn Host) -> Result<()> {
-        let mut dims = raw::SdDims { rank: shape.len() as i32, d: [0; 8] };
-        let fits = shape.len() <= dims.d.len();
-        if fits {
-            dims.d.iter_mut().zip(shape).for_each(|(d, n)| *d = *n as i64);
+    pub(crate) fn set_shape(&mut self, name: &str, shape: &[usize], host: &dyn Host) -> Result<()> {
+        let dims: Vec<i64> = shape.iter().map(|n| *n as i64).collect();
+        match bridge::set_shape(self.context.pin_mut(), name, &dims).map_err(thrown)? {
+            true => Ok(()),
+            false => {
+                let what = format!("take the shape {shape:?} for input `{name}`");
+                Err(Error { code: ErrorCode::InvalidArgument, ..failed(&what, host) }
+                    .with_hint("build the engine for a range of shapes that holds this one"))
+            }
         }
-        // SAFETY: the context is alive; name and shape live during the call.
-        if !fits || unsafe { raw::sd_context_set_shape(self.context, name.as_ptr(), &dims) } == 0 {
-            let what = format!("take the shape {shape:?} for input {name:?}");
-            return Err(Error { code: ErrorCode::InvalidArgument, ..failed(&what, host) }
-                .with_hint("build the engine for a range of shapes that holds this one"));
-        }
-        Ok(())
     }
 
-    /// The shape of an input or output for the input shapes set before; -1 where it depends on values.
-    pub(crate) fn shape(&self, name: &CString) -> Option<Vec<i64>> {
-        // SAFETY: the context is alive, and the name lives during the call.
-        let dims = unsafe { raw::sd_context_shape(self.context, name.as_ptr()) };
-        Some(dims.d.get(..usize::try_from(dims.rank).ok()?)?.to_vec())
+    /// The shape of an input or output for the input shapes set before; -1 where it depends on values. `None` where the
+    /// library does not report it.
+    pub(crate) fn shape(&self, name: &str) -> Option<Vec<i64>> {
+        bridge::shape_of(&self.context, name).ok()
     }
 
     /// Sets the address of an input or output. The memory must live until another address is set, or as long as `self`.
-    pub(crate) fn set_device(
-        &mut self,
-        name: &CString,
-        memory: &DeviceMemory,
-        host: &dyn Host,
-    ) -> Result<()> {
-        self.set_address(name, memory.address(), host)
+    pub(crate) fn set_device(&mut self, name: &str, memory: &DeviceMemory, host: &dyn Host) -> Result<()> {
+        self.set_address(name, memory.address() as usize, host)
     }
 
     /// Like [`set_device`](Execution::set_device), for values in host memory.
-    pub(crate) fn set_host(&mut self, name: &CString, memory: &PinnedMemory, host: &dyn Host) -> Result<()> {
-        self.set_address(name, memory.address(), host)
+    pub(crate) fn set_host(&mut self, name: &str, memory: &PinnedMemory, host: &dyn Host) -> Result<()> {
+        self.set_address(name, memory.address() as usize, host)
     }
 
-    fn set_address(&mut self, name: &CString, address: *mut c_void, host: &dyn Host) -> Result<()> {
-        // SAFETY: the context is alive. `enqueue` uses the address, and the caller keeps the memory until then.
-        match unsafe { raw::sd_context_set_address(self.context, name.as_ptr(), address) } {
-            0 => Err(failed(&format!("use memory for {name:?}"), host)),
-            _ => Ok(()),
+    fn set_address(&mut self, name: &str, address: usize, host: &dyn Host) -> Result<()> {
+        // SAFETY: `enqueue` uses the address, and the caller keeps the memory until then.
+        let taken = unsafe { bridge::set_address(self.context.pin_mut(), name, address) };
+        match taken.map_err(thrown)? {
+            false => Err(failed(&format!("use memory for `{name}`"), host)),
+            true => Ok(()),
         }
     }
 
@@ -386,25 +314,16 @@ impl Execution {
     pub(crate) fn enqueue(&mut self, stream: &Stream, host: &dyn Host) -> Result<()> {
         self.engine.context.enter()?;
         // SAFETY: context and stream are alive, and all addresses are set.
-        match unsafe { raw::sd_context_enqueue(self.context, stream.raw()) } {
-            0 => Err(failed("run the engine", host)),
-            _ => Ok(()),
+        match unsafe { self.context.pin_mut().enqueue(stream.raw().cast()) } {
+            false => Err(failed("run the engine", host)),
+            true => Ok(()),
         }
     }
 }
 
 impl Drop for Execution {
     fn drop(&mut self) {
+        // The fields that are dropped next free GPU memory.
         let _ = self.engine.context.enter();
-        // SAFETY: the library created them; each is freed once, in this order.
-        unsafe {
-            if !self.context.is_null() {
-                raw::sd_context_free(self.context);
-            }
-            if !self.cache.is_null() {
-                raw::sd_cache_free(self.cache);
-            }
-            raw::sd_config_free(self.config);
-        }
     }
 }

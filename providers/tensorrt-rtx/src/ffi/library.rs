@@ -1,4 +1,5 @@
-use super::{log, raw};
+use super::{bridge, thrown};
+use cxx::UniquePtr;
 use once_cell::sync::OnceCell;
 use sdrun_abi::{Error, Hint, Result};
 use sdrun_provider_common::open;
@@ -16,7 +17,7 @@ pub(crate) struct Library {
     file: PathBuf,
     /// The parser library, loaded by the first build.
     parser: OnceCell<libloading::Library>,
-    pub(super) logger: *mut raw::Logger,
+    pub(super) logger: UniquePtr<bridge::ILogger>,
     /// `1.7.1.116`
     pub(crate) version: String,
 }
@@ -51,11 +52,7 @@ impl Library {
         }
         let build = number("getInferLibBuildVersion")?;
         let version = format!("{}.{}.{}.{build}", version / 10_000, version / 100 % 100, version % 100);
-        // SAFETY: any thread may call `log::receive` at any time.
-        let logger = unsafe { raw::sd_logger_new(log::receive) };
-        if logger.is_null() {
-            return Err(Error::internal("out of memory for the logger"));
-        }
+        let logger = bridge::new_logger().map_err(thrown)?;
         Ok(Library { core, file: file.to_path_buf(), parser: OnceCell::new(), logger, version })
     }
 
@@ -64,17 +61,17 @@ impl Library {
         &self.file
     }
 
-    /// An entry point of the library.
-    pub(super) fn symbol(&self, name: &str) -> Result<*mut c_void> {
-        symbol_of(&self.core, &self.file, name)
+    /// Address of an entry point of the library.
+    pub(super) fn symbol(&self, name: &str) -> Result<usize> {
+        Ok(symbol_of(&self.core, &self.file, name)? as usize)
     }
 
-    /// `createNvOnnxParser_INTERNAL` of the parser library, which lies next to the main one.
-    pub(super) fn create_parser(&self) -> Result<*mut c_void> {
+    /// Address of `createNvOnnxParser_INTERNAL` in the parser library, which lies next to the main one.
+    pub(super) fn create_parser(&self) -> Result<usize> {
         let name = self.file.file_name().and_then(|n| n.to_str()).unwrap_or_default();
         let file = self.file.with_file_name(name.replace("tensorrt_rtx", "tensorrt_onnxparser_rtx"));
         let parser = self.parser.get_or_try_init(|| open(&file))?;
-        symbol_of(parser, &file, "createNvOnnxParser_INTERNAL")
+        Ok(symbol_of(parser, &file, "createNvOnnxParser_INTERNAL")? as usize)
     }
 }
 

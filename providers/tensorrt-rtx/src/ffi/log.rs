@@ -3,7 +3,6 @@
 
 use sdrun_abi::{Host, LogLevel};
 use std::{
-    ffi::c_char,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Mutex, PoisonError},
 };
@@ -13,16 +12,14 @@ const LIMIT: usize = 200;
 
 static WAITING: Mutex<Vec<(LogLevel, String)>> = Mutex::new(Vec::new());
 
-/// `SdLog`: stores a record. Severities are those of `ILogger::Severity`; records below a warning are dropped.
-pub(super) unsafe extern "C" fn receive(severity: i32, message: *const c_char) {
+/// Stores a record. Severities are those of `ILogger::Severity`; records below a warning are dropped.
+pub(super) fn receive(severity: i32, message: String) {
     let level = match severity {
         0 | 1 => LogLevel::Error,
         2 => LogLevel::Warn,
         _ => return,
     };
     let _ = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: the library passes a string that lives during the call.
-        let message = unsafe { super::text(message) };
         let mut waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.len() < LIMIT {
             waiting.push((level, message.trim_end().to_string()));

@@ -1,189 +1,92 @@
 //! Compiles an ONNX model into a plan.
 
-use super::{HostMemory, Library, c_name, log, raw, text};
+use super::{
+    HostMemory, Library,
+    bridge::{self, Stage},
+    log, thrown,
+};
 use sdrun_abi::{Error, ErrorCode, Flow, Hint, Host, Result};
 use std::{
-    ffi::{CString, c_char, c_void},
     panic::{AssertUnwindSafe, catch_unwind},
-    ptr::null,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
 
-/// The input of a build.
-pub(crate) struct Request<'a> {
-    /// An ONNX model; the values of external initializers come from `weights`.
-    pub(crate) model: &'a [u8],
-    /// `nvinfer1::ComputeCapability`; 0 selects the library's portable set.
-    pub(crate) capability: i32,
-    /// Whether the plan omits its refittable weights.
-    pub(crate) strip: bool,
-    /// Whether products of f32 matrices may be rounded to TF32.
-    pub(crate) tf32: bool,
-    /// Whether weights can be streamed from the host while the plan runs.
-    pub(crate) streaming: bool,
-    /// Bytes of every external initializer, by name.
-    pub(crate) weights: &'a [(&'a str, &'a [u8])],
-    /// Ranges of the inputs with open dimensions.
-    pub(crate) inputs: &'a [Range<'a>],
-    /// Decides which weights are refittable.
-    pub(crate) refittable: &'a (dyn Fn(&Record) -> bool + Sync),
-}
+pub(crate) use bridge::ffi::{Range, Record, Request, WeightBytes};
 
-/// Smallest, usual and largest shape of an input.
-pub(crate) struct Range<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) min: &'a [i64],
-    pub(crate) opt: &'a [i64],
-    pub(crate) max: &'a [i64],
-}
-
-/// One weight of the parsed network: `nvonnxparser::RefitRecord`.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Record {
-    /// The weight's name in the plan.
-    pub(crate) name: String,
-    /// `RefitTransformKind`.
-    pub(crate) kind: i32,
-    /// ONNX element type of the sources.
-    pub(crate) onnx_type: i32,
-    /// `nvinfer1::DataType` of the weight.
-    pub(crate) data_type: i32,
-    /// Number of elements.
-    pub(crate) count: u64,
-    /// The initializers it is computed from.
-    pub(crate) sources: Vec<String>,
-    /// The epsilon of a folded batch normalization.
-    pub(crate) epsilon: f32,
-}
-
-/// The state that a build's callbacks share.
-struct Context<'a> {
-    refittable: &'a (dyn Fn(&Record) -> bool + Sync),
-    host: &'a dyn Host,
+/// What the parser finds. It calls on the thread of the build.
+pub(super) struct Findings<'a> {
+    refittable: &'a dyn Fn(&Record) -> bool,
     records: &'a mut Vec<Record>,
     faults: Vec<String>,
-    /// Code of the first fault (`nvonnxparser::ErrorCode`).
-    code: Option<i32>,
+}
+
+/// Tells the host of progress. The library's threads call it.
+pub(super) struct Watch<'a> {
+    host: &'a dyn Host,
+    /// Phases under way, and their number of steps.
     phases: Mutex<Vec<(String, u64)>>,
     cancelled: AtomicBool,
 }
 
-/// Parses a model and compiles it into a plan. Blocks for seconds to minutes. `records` receives the weights the parser
-/// reports, before the long part starts.
+const fn is_shared_by_threads<T: Sync>() {}
+const _: () = is_shared_by_threads::<Watch<'_>>();
+
+/// Parses a model and compiles it into a plan. Blocks for seconds to minutes. `refittable` decides which weights are;
+/// `records` receives the weights the parser reports, before the long part starts.
 ///
-/// Errors: `Cancelled`; `Unimplemented` if TensorRT lacks an operator or this form of it; `InvalidArgument` for a model
-/// that contradicts itself; `Internal` otherwise.
+/// Errors: `Cancelled`; `Unimplemented` if TensorRT lacks an operator or this form of it; `InvalidArgument` for a range of
+/// shapes that does not fit; `Internal` otherwise.
 pub(crate) fn build(
     library: &Library,
     request: &Request<'_>,
+    refittable: &dyn Fn(&Record) -> bool,
     records: &mut Vec<Record>,
     host: &dyn Host,
 ) -> Result<HostMemory> {
-    let names: Vec<CString> = request.weights.iter().map(|(name, _)| c_name(name)).collect::<Result<_>>()?;
-    let weights: Vec<raw::SdWeight> = names
-        .iter()
-        .zip(request.weights)
-        .map(|(name, (_, bytes))| raw::SdWeight {
-            name: name.as_ptr(),
-            data: bytes.as_ptr().cast(),
-            size: bytes.len(),
-        })
-        .collect();
-    let input_names: Vec<CString> = request.inputs.iter().map(|i| c_name(i.name)).collect::<Result<_>>()?;
-    let inputs: Vec<raw::SdInput> = input_names
-        .iter()
-        .zip(request.inputs)
-        .map(|(name, range)| {
-            debug_assert!(range.min.len() == range.opt.len() && range.opt.len() == range.max.len());
-            raw::SdInput {
-                name: name.as_ptr(),
-                rank: range.opt.len() as i32,
-                min: range.min.as_ptr(),
-                opt: range.opt.as_ptr(),
-                max: range.max.as_ptr(),
-            }
-        })
-        .collect();
-    let mut context = Context {
-        refittable: request.refittable,
-        host,
-        records,
-        faults: Vec::new(),
-        code: None,
-        phases: Default::default(),
-        cancelled: false.into(),
-    };
     // Builds run one at a time: the compiler keeps its target in process-wide state, so concurrent builds for two
     // targets mix them up ("Target SM 80 is not found in the accelerator list", seen with 1.7.1).
     static BUILDING: Mutex<()> = Mutex::new(());
     let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut build = raw::SdBuild {
-        create_builder: library.symbol("createInferBuilder_INTERNAL")?,
-        create_parser: library.create_parser()?,
-        logger: library.logger,
-        model: request.model.as_ptr().cast(),
-        model_size: request.model.len(),
-        capability: request.capability,
-        strip: request.strip.into(),
-        tf32: request.tf32.into(),
-        streaming: request.streaming.into(),
-        weights: weights.as_ptr(),
-        weight_count: weights.len(),
-        inputs: if inputs.is_empty() { null() } else { inputs.as_ptr() },
-        input_count: inputs.len(),
-        context: (&raw mut context).cast(),
-        record,
-        fault,
-        progress,
-        subject: [0; 256],
-        stage: 0,
-    };
+    let mut findings = Findings { refittable, records, faults: Vec::new() };
+    let watch = Watch { host, phases: Mutex::default(), cancelled: false.into() };
+    let create_builder = library.symbol("createInferBuilder_INTERNAL")?;
+    let create_parser = library.create_parser()?;
     log::deliver(host);
-    // SAFETY: every pointer in `build` stays valid until the call ends. The callbacks receive `context` and contain
-    // panics, and those that write to it run on this thread only.
-    let plan = unsafe { raw::sd_build(&mut build) };
+    // SAFETY: the addresses are those of the entry points.
+    let built = unsafe {
+        bridge::build(create_builder, create_parser, &library.logger, request, &mut findings, &watch)
+    };
     let logged = log::deliver(host);
-    if context.cancelled.into_inner() {
-        if !plan.is_null() {
-            drop(HostMemory(plan));
-        }
+    if watch.cancelled.into_inner() {
         return Err(Error::new(ErrorCode::Cancelled, "the build was cancelled"));
     }
-    if !plan.is_null() {
-        return Ok(HostMemory(plan));
-    }
-    // SAFETY: the shim wrote a 0 at the end.
-    let subject = unsafe { text(build.subject.as_ptr()) };
-    Err(failure(build.stage, &subject, context.code, &context.faults, logged))
+    let built = built.map_err(thrown)?;
+    HostMemory::of(built.plan).ok_or_else(|| failure(built.stage, &built.subject, &findings.faults, logged))
 }
 
 /// Makes one error from the messages of the parser and the library.
-fn failure(stage: i32, subject: &str, code: Option<i32>, faults: &[String], logged: Option<String>) -> Error {
-    use raw::stage::*;
+fn failure(stage: Stage, subject: &str, faults: &[String], logged: Option<String>) -> Error {
     let logged = logged.map(|line| shorten(&line));
     let words = faults.first().cloned().or(logged.clone()).unwrap_or_else(|| "no reason is given".into());
     let error = match stage {
-        TARGET => Error::unsupported(format!("TensorRT-RTX cannot build for this target: {words}"))
+        Stage::Target => Error::unsupported(format!("TensorRT-RTX cannot build for this target: {words}"))
             .with_hint(Hint::UseDevice(Vec::new())),
-        LOAD | PARSE => {
-            let message = format!("TensorRT-RTX cannot read the model: {words}");
-            // nvonnxparser::ErrorCode: 7 to 13 are kinds of "unsupported". The parser looks up unknown operators among
-            // plugins, and reports a missing plugin as an internal error.
-            match code {
-                Some(7..=13) => Error::unsupported(message),
-                _ if words.contains("Plugin not found") => Error::unsupported(message),
-                _ => Error::invalid(message),
-            }
+        Stage::Load | Stage::Parse => {
+            // The host has read and checked the model, so it is valid and the parser does not support it, whichever of
+            // its codes it reports.
+            Error::unsupported(format!("TensorRT-RTX cannot read the model: {words}"))
         }
-        WEIGHT => Error::internal(format!("TensorRT-RTX rejects the weight `{subject}`: {words}")),
-        MARK => Error::unsupported(format!("TensorRT-RTX cannot leave the weight `{subject}` open: {words}")),
-        PROFILE => {
+        Stage::Weight => Error::internal(format!("TensorRT-RTX rejects the weight `{subject}`: {words}")),
+        Stage::Mark => {
+            Error::unsupported(format!("TensorRT-RTX cannot leave the weight `{subject}` open: {words}"))
+        }
+        Stage::Profile => {
             Error::invalid(format!("TensorRT-RTX rejects the range of shapes of input `{subject}`: {words}"))
         }
-        BUILDER => Error::internal(format!("TensorRT-RTX cannot start the build: {words}")),
+        Stage::Builder => Error::internal(format!("TensorRT-RTX cannot start the build: {words}")),
         _ if words.contains("graph_jit") => Error::unsupported(
             "TensorRT-RTX needs a CUDA driver to leave the weights of this model out of the engine"
                 .to_string(),
@@ -223,87 +126,71 @@ fn shorten(text: &str) -> String {
     words.join(": ").chars().take(600).collect()
 }
 
-unsafe extern "C" fn record(context: *mut c_void, record: *const raw::SdRecord) -> i32 {
-    let take = || {
-        // SAFETY: `build` passes its context and waits; only this thread writes to it. The record and the data it
-        // points to live during the call (NvOnnxParser.h, RefitRecord).
-        let (context, found) = unsafe { (&mut *context.cast::<Context<'_>>(), &*record) };
-        let sources = (0..found.source_count.max(0) as usize)
-            // SAFETY: there are `source_count` pointers to strings.
-            .map(|i| unsafe { text(*found.sources.add(i)) })
-            .collect();
-        let record = Record {
-            // SAFETY: the string is 0-terminated.
-            name: unsafe { text(found.name) },
-            kind: found.kind,
-            onnx_type: found.onnx_type,
-            data_type: found.type_,
-            count: found.count.max(0) as u64,
-            sources,
-            epsilon: found.epsilon,
-        };
-        let mark = (context.refittable)(&record);
-        context.records.push(record);
-        i32::from(mark)
-    };
-    catch_unwind(AssertUnwindSafe(take)).unwrap_or(0)
+// A panic must not reach the vendor's code, and cxx would end the process.
+fn contained<T>(callback: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(callback)).ok()
 }
 
-unsafe extern "C" fn fault(context: *mut c_void, fault: *const raw::SdFault) {
-    let _ = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: as in `record`.
-        let (context, fault) = unsafe { (&mut *context.cast::<Context<'_>>(), &*fault) };
-        // SAFETY: each pointer is null or a 0-terminated string.
-        let (op, node, words) = unsafe { (text(fault.op), text(fault.node), shorten(&text(fault.text))) };
-        let what = match (op.is_empty(), node.is_empty()) {
-            (true, true) => words.clone(),
-            (false, true) => format!("operator {op}: {words}"),
-            (true, false) => format!("node `{node}`: {words}"),
-            (false, false) => format!("operator {op}, node `{node}`: {words}"),
-        };
-        context.code = context.code.or(Some(fault.code));
-        context.faults.push(what);
-    }));
+impl Findings<'_> {
+    /// Takes a weight the parser reports; true makes it refittable.
+    pub(super) fn record(&mut self, record: Record) -> bool {
+        contained(|| {
+            let refittable = (self.refittable)(&record);
+            self.records.push(record);
+            refittable
+        })
+        .unwrap_or(false)
+    }
+
+    /// Takes an error of the parser. Operator and node may be empty.
+    pub(super) fn fault(&mut self, op: String, node: String, text: String) {
+        contained(|| {
+            let words = shorten(&text);
+            self.faults.push(match (op.is_empty(), node.is_empty()) {
+                (true, true) => words,
+                (false, true) => format!("operator {op}: {words}"),
+                (true, false) => format!("node `{node}`: {words}"),
+                (false, false) => format!("operator {op}, node `{node}`: {words}"),
+            });
+        });
+    }
 }
 
-unsafe extern "C" fn progress(
-    context: *mut c_void,
-    phase: *const c_char,
-    parent: *const c_char,
-    step: i32,
-    total: i32,
-) -> i32 {
-    let tell = || {
-        // SAFETY: `build` passes its context and waits. The library's threads call this; all they use is shared (`Host`
-        // is `Sync`) or locked.
-        let (host, phases, cancelled) = unsafe {
-            let context = context.cast::<Context<'_>>();
-            ((*context).host, &(*context).phases, &(*context).cancelled)
+impl Watch<'_> {
+    /// Takes the progress of a phase: `total` is 0 after its first step, `step` negative at its end. False stops the
+    /// build.
+    pub(super) fn progress(&self, phase: String, step: i32, total: i32) -> bool {
+        let tell = || {
+            let mut phases = self.phases.lock().unwrap_or_else(PoisonError::into_inner);
+            if total > 0 {
+                phases.push((phase.clone(), total as u64));
+            }
+            let steps = phases.iter().rfind(|(name, _)| *name == phase).map_or(0, |(_, steps)| *steps);
+            if step < 0 {
+                phases.retain(|(name, _)| *name != phase);
+            }
+            drop(phases);
+            let step = if step < 0 { steps } else { step as u64 };
+            let flow = self.host.progress(&phase, step.min(steps), steps);
+            self.cancelled.fetch_or(flow == Flow::Cancel, Relaxed);
+            !self.cancelled.load(Relaxed)
         };
-        // SAFETY: the strings are 0-terminated; `parent` may be null.
-        let (phase, parent) = unsafe { (text(phase), text(parent)) };
-        let mut phases = phases.lock().unwrap_or_else(PoisonError::into_inner);
-        if total > 0 {
-            phases.push((phase.clone(), total as u64));
-        }
-        let steps = phases.iter().rfind(|(name, _)| *name == phase).map_or(0, |(_, steps)| *steps);
-        if step < 0 {
-            phases.retain(|(name, _)| *name != phase);
-        }
-        drop(phases);
-        let _ = parent;
-        let step = if step < 0 { steps } else { step as u64 };
-        let flow = host.progress(&phase, step.min(steps), steps);
-        let stop = flow == Flow::Cancel || cancelled.load(Relaxed);
-        cancelled.fetch_or(stop, Relaxed);
-        i32::from(!stop)
-    };
-    catch_unwind(AssertUnwindSafe(tell)).unwrap_or(0)
+        contained(tell).unwrap_or(false)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_model_that_the_parser_rejects_is_unsupported() {
+        for stage in [Stage::Load, Stage::Parse, Stage::Mark, Stage::Compile, Stage::Target] {
+            let error = failure(stage, "", &["node `q`: false".into()], None);
+            assert_eq!(error.code, ErrorCode::Unimplemented, "{error}");
+            assert!(error.message.contains("`q`"), "{error}");
+        }
+    }
 
     #[test]
     fn the_librarys_words_are_shortened() {

@@ -8,6 +8,7 @@
 
 #include <NvInfer.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -35,7 +37,7 @@ using namespace nvinfer1;
 
 namespace
 {
-std::map<std::string, int64_t> gState{{"gpus", 1}, {"capability", 89}};
+std::map<std::string, int64_t> gState{{"gpus", 1}, {"capability", 89}, {"driver_version", 13000}};
 
 int64_t& state(char const* name)
 {
@@ -132,10 +134,13 @@ struct Refitter final : IRefitter, UnusedRefitter, Alive
 struct Cache final : IRuntimeCache, UnusedRuntimeCache, Alive
 {
     Cache() { mImpl = this; }
-    IHostMemory* serialize() const noexcept override { return new Memory("kernels of the test double"); }
+    IHostMemory* serialize() const noexcept override
+    {
+        return new Memory("kernels of the test double " + std::to_string(state("late_kernels")));
+    }
     bool deserialize(void const* blob, size_t size) noexcept override
     {
-        bool const fits = std::string(static_cast<char const*>(blob), size) == "kernels of the test double";
+        bool const fits = std::string(static_cast<char const*>(blob), size).rfind("kernels of the test double", 0) == 0;
         state("kernels_used") += fits;
         return fits;
     }
@@ -268,6 +273,11 @@ bool Refitter::refitCudaEngineAsync(cudaStream_t stream) noexcept
 {
     if (stream == nullptr || getMissingWeights(0, nullptr) != 0) return false;
     bool const half = fails("refit_fails");
+    ++state("refits");
+    int64_t numbers = 0;
+    for (auto const& [name, weights] : given)
+        for (int64_t i = 0; i < weights.count; ++i) numbers += static_cast<float const*>(weights.values)[i] != 0;
+    state("largest_refit") = std::max(state("largest_refit"), numbers);
     for (auto const& [name, weights] : given)
     {
         auto const* numbers = static_cast<float const*>(weights.values);
@@ -338,8 +348,12 @@ int64_t double_get(char const* name) { return state(name); }
 int32_t getInferLibVersion() noexcept { return DOUBLE_VERSION; }
 int32_t getInferLibBuildVersion() noexcept { return 116; }
 #if DOUBLE_VERSION == 10701
-void* createInferRuntime_INTERNAL(void* logger, int32_t version) noexcept
+// The vendor's header promises no exceptions, which this one does not keep.
+void* createRuntime(void* logger, int32_t version) asm("createInferRuntime_INTERNAL");
+void* createRuntime(void* logger, int32_t version)
 {
+    if (fails("runtime_throws")) throw std::runtime_error("the test double throws");
+    if (fails("runtime_throws_a_number")) throw 7;
     return version == 10701 ? static_cast<IRuntime*>(new Runtime(*static_cast<ILogger*>(logger))) : nullptr;
 }
 void* createInferRefitter_INTERNAL(void* engine, void*, int32_t) noexcept
@@ -353,7 +367,7 @@ using Status = int;
 constexpr Status kOUT_OF_MEMORY = 2, kNOT_READY = 600;
 
 Status cuInit(unsigned) { return 0; }
-Status cuDriverGetVersion(int* version) { return *version = 13000, 0; }
+Status cuDriverGetVersion(int* version) { return *version = state("driver_version"), 0; }
 Status cuDeviceGetCount(int* count) { return *count = state("gpus"), 0; }
 Status cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
 Status cuDeviceGetName(char* name, int size, int device)
@@ -380,7 +394,7 @@ Status cuCtxSetCurrent(void* context)
     state("current") = reinterpret_cast<intptr_t>(context);
     return 0;
 }
-Status cuStreamCreate(void** stream, unsigned) { return *stream = new Stream, 0; }
+Status cuStreamCreate(void** stream, unsigned) { return ++state("streams"), *stream = new Stream, 0; }
 Status cuStreamDestroy_v2(void* stream) { return delete static_cast<Stream*>(stream), 0; }
 Status cuStreamQuery(void* stream)
 {
@@ -412,6 +426,7 @@ Status cuMemFree_v2(uint64_t address)
 Status cuMemAllocHost_v2(void** address, size_t bytes)
 {
     ++state("pinned");
+    ++state("pinned_made");
     return *address = std::malloc(bytes), 0;
 }
 Status cuMemFreeHost(void* address) { return --state("pinned"), std::free(address), 0; }

@@ -98,9 +98,14 @@ impl Double {
             "busy",
             "streamable",
             "says_nothing_is_missing",
+            "runtime_throws",
+            "runtime_throws_a_number",
+            "refits",
+            "largest_refit",
         ] {
             double.set(name, 0);
         }
+        double.set("driver_version", 13_000);
         double.set("gpus", 1);
         double.set("capability", 89);
         (guard, double)

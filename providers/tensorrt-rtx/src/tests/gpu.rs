@@ -1,5 +1,13 @@
 use super::*;
-use crate::ffi::Library;
+use crate::{
+    devices,
+    ffi::{
+        Library,
+        cuda::{Context, Driver},
+        engine::Engine,
+    },
+    refit, runtime,
+};
 use sdrun_abi::{Compatibility, DeviceTensor, ErrorCode, Flow, Host, Input, LogLevel, WeightUpdate};
 
 fn load(provider: &TensorRtRtx, payload: &[u8]) -> Result<Box<dyn sdrun_abi::Engine>> {
@@ -100,6 +108,129 @@ fn a_refit_that_fails_keeps_the_former_weights_or_says_so() {
     assert!(error.message.contains("incomplete") && error.hint.is_some(), "{error}");
     assert_eq!(session.refit(&["b"], &a, &NoHost).unwrap().tensors, 3);
     assert_eq!(run(&mut *session, 2).unwrap(), first);
+}
+
+/// Weights of 20, 12 and 4 bytes.
+#[test]
+fn values_beyond_a_chunk_are_written_in_several_refits() {
+    let (_guard, double, _) = provider();
+    let runtime = runtime::get().unwrap();
+    let place = devices::find(runtime, GPU).unwrap();
+    let context = Context::of(runtime.driver().unwrap(), place.gpu().unwrap()).unwrap();
+    let stream = context.stream().unwrap();
+    let (a, b) = (Source::new(0.3, 0.4), Source::new(1.25, 0.7));
+    let description = description();
+    let plan = PLAN.replace("coupled a b\n", "");
+    let load = || Engine::load(&runtime.library, &context, plan.as_bytes(), &NoHost).unwrap();
+    let values = |engine: &mut Engine| engine.bake(&NoHost).unwrap().to_vec();
+    let apply = |engine: &Engine, changed: Option<&[&str]>, source: &Source, chunk, host: &dyn Host| {
+        double.set("refits", 0);
+        double.set("largest_refit", 0);
+        let report = refit::apply(engine, &stream, &description, changed, source, chunk, host)
+            .map_err(|failure| (failure.error.code, failure.half_done))?;
+        Ok((report.tensors, report.bytes, double.get("refits"), double.get("largest_refit")))
+    };
+
+    let (mut whole, mut split) = (load(), load());
+    assert_eq!(apply(&whole, None, &a, u64::MAX, &NoHost), Ok((3, 36, 1, 9)));
+    // An engine without weights: 5, 3 and 1 numbers, each in a refit of its own.
+    assert_eq!(apply(&split, None, &a, 1, &NoHost), Ok((3, 36, 3, 5)));
+    assert_eq!(values(&mut split), values(&mut whole));
+    assert_eq!(a.asked.load(Relaxed), 4, "each is asked for once");
+    // 20 bytes are not enough for a step, 32 are.
+    assert_eq!(apply(&load(), None, &a, 21, &NoHost), Ok((3, 36, 2, 8)));
+
+    // New weights in place of others.
+    apply(&whole, Some(&["a", "b"]), &b, u64::MAX, &NoHost).unwrap();
+    assert_eq!(apply(&split, Some(&["a", "b"]), &b, 1, &NoHost), Ok((2, 32, 2, 5)));
+    assert_eq!(values(&mut split), values(&mut whole));
+
+    // A failure before anything is written is harmless, a later one is not.
+    *a.absent.lock().unwrap() = Some("b");
+    let lacks = |half_done| Err((ErrorCode::NotFound, half_done));
+    assert_eq!(apply(&whole, Some(&["a", "b"]), &a, u64::MAX, &NoHost), lacks(false));
+    assert_eq!(apply(&split, Some(&["a", "b"]), &a, 1, &NoHost), lacks(true));
+
+    // A wish to stop is followed before anything is written; then former weights would be lost.
+    *a.absent.lock().unwrap() = None;
+    let stopped = Err((ErrorCode::Cancelled, false));
+    assert_eq!(apply(&split, Some(&["a", "b"]), &a, 1, &Stop), stopped);
+    struct StopLater(AtomicUsize);
+    impl Host for StopLater {
+        fn log(&self, _: LogLevel, _: &str, _: &str) {}
+        fn progress(&self, _: &str, _: u64, _: u64) -> Flow {
+            if self.0.fetch_add(1, Relaxed) < 3 { Flow::Continue } else { Flow::Cancel }
+        }
+        fn cancelled(&self) -> bool {
+            self.0.load(Relaxed) > 3
+        }
+    }
+    let later = || StopLater(AtomicUsize::new(0));
+    assert_eq!(apply(&split, Some(&["a", "b"]), &a, 1, &later()), Ok((2, 32, 2, 5)));
+    assert_eq!(apply(&load(), None, &a, 1, &later()).map(drop), Err((ErrorCode::Cancelled, true)));
+}
+
+#[test]
+fn exceptions_of_the_library_are_errors() {
+    let (_guard, double, provider) = provider();
+    let source = Source::new(0.3, -0.2);
+    let before = double.alive();
+    for (what, words) in [
+        ("runtime_throws", "an exception: the test double throws"),
+        ("runtime_throws_a_number", "an exception without a message"),
+    ] {
+        double.set(what, 1);
+        let error = failure(session(&provider, &source));
+        assert_eq!(error.code, ErrorCode::Internal);
+        assert!(error.message.contains(words), "{error}");
+    }
+    assert_eq!(double.alive(), before);
+    session(&provider, &source).unwrap();
+}
+
+#[test]
+fn reads_share_a_stream_and_memory() {
+    let (_guard, double, provider) = provider();
+    let source = Source::new(0.3, -0.2);
+    let mut session = session(&provider, &source).unwrap();
+    let data = bytes_of(&given(2));
+    let x = Input::Host(TensorView { dtype: DType::F32, shape: &[2, 4], data: &data });
+    let y = session.run_on_device(&[x], &[true], &mut VecSink::default(), &NoHost).unwrap().remove(0);
+    let read = || {
+        let mut bytes = vec![0; 32];
+        y.read(&mut bytes).unwrap();
+        assert_eq!(bytes, bytes_of(&expected(&source, 2)));
+        [double.get("streams"), double.get("pinned_made")]
+    };
+    let first = read();
+    assert_eq!([read(), read()], [first; 2]);
+}
+
+#[test]
+fn a_build_runs_with_its_gpu_current() {
+    let (_guard, double, provider) = provider();
+    double.set("gpus", 2);
+    double.set("current", 0);
+    let model = testing::Model::default()
+        .input("x", DType::F32, &[2])
+        .output("y", DType::F32, &[2])
+        .node("Relu", &["x"], &["y"])
+        .bytes();
+    // The double has no builder.
+    let error = failure(provider.build(&model, &spec("0000:02:00.0"), &Source::new(0.0, 0.0), &NoHost));
+    assert!(error.message.contains("createInferBuilder_INTERNAL"), "{error}");
+    assert_eq!(double.get("current"), 2);
+}
+
+#[test]
+fn an_old_driver_is_refused() {
+    let (_guard, double) = Double::lock();
+    double.set("driver_version", 11_080);
+    let error = Driver::load(Some(&double.library)).err().unwrap();
+    assert_eq!(error.code, ErrorCode::FailedPrecondition);
+    assert!(error.message.contains("supports CUDA 11.8") && error.hint.is_some(), "{error}");
+    double.set("driver_version", 12_090);
+    assert_eq!(Driver::load(Some(&double.library)).unwrap().version, "12.9");
 }
 
 #[test]
@@ -291,8 +422,23 @@ fn compiled_kernels_are_kept() {
     run(&mut *session, 2).unwrap();
     drop(session);
     assert_eq!(double.get("kernels_used"), used);
-    engine.session(&source, &NoHost).unwrap();
+    let mut session = engine.session(&source, &NoHost).unwrap();
     assert_eq!(double.get("kernels_used"), used + 1);
+
+    // Kernels that later runs compile are kept too: after the second, and, of a run in between, at the end.
+    let file = std::fs::read_dir(double.dir.join("kernels")).unwrap().map(|entry| entry.unwrap().path());
+    let newest = file.max_by_key(|path| path.metadata().unwrap().modified().unwrap()).unwrap();
+    let kept = || std::fs::read_to_string(&newest).unwrap();
+    let mut run_with = |late: i64| {
+        double.set("late_kernels", late);
+        run(&mut *session, 2).unwrap();
+        kept()
+    };
+    let found = [run_with(1), run_with(2), run_with(3)];
+    assert_eq!(found, [1, 2, 2].map(|late| format!("kernels of the test double {late}")));
+    drop(session);
+    assert_eq!(kept(), "kernels of the test double 3");
+    double.set("late_kernels", 0);
 }
 
 #[test]

@@ -7,6 +7,10 @@ mod figures;
 mod gpu;
 mod library;
 
+#[path = "../../../common/testing.rs"]
+#[allow(dead_code, reason = "these tests use a part")]
+mod testing;
+
 use crate::{
     TensorRtRtx,
     payload::{self, Description, Requirements},
