@@ -1,5 +1,5 @@
-//! Compiles and links ggml's libraries. An object is kept from one run of the build script to the next as
-//! long as its source and its command line stay the same.
+//! Compiles and links ggml's libraries. Objects are reused in later runs of the build script as long as their sources and command lines
+//! stay the same.
 
 use crate::{source::Source, variants};
 use sha2::{Digest, Sha256};
@@ -18,9 +18,9 @@ use std::{
     thread,
 };
 
-/// Tensors, graphs, allocation, backends. Left out, for nothing here calls it: training (`ggml-opt`), GGUF
-/// files, the registry of backends (`ggml-backend-reg`: the crate loads the one backend it chose by itself)
-/// and `ggml.cpp`, which would take over the process's terminate handler.
+/// Tensors, graphs, allocation, backends. Nothing here uses training (`ggml-opt`), GGUF files, or the registry of backends
+/// (`ggml-backend-reg`), because the crate chooses and loads its backend itself. `ggml.cpp` would replace the process's terminate
+/// handler.
 const BASE: &[&str] = &[
     "ggml.c",
     "ggml-alloc.c",
@@ -29,7 +29,7 @@ const BASE: &[&str] = &[
     "ggml-backend-meta.cpp",
     "ggml-threading.cpp",
 ];
-/// The CPU backend, less its architecture-specific files.
+/// The CPU backend without its architecture-specific files.
 const CPU: &[&str] = &[
     "ggml-cpu.c",
     "quants.c",
@@ -48,23 +48,23 @@ const CPU: &[&str] = &[
     "llamafile/sgemm.cpp",
 ];
 
-/// One source file to be compiled.
+/// A source file to compile.
 struct Job {
     source: PathBuf,
-    /// A header of ours that is included before it.
+    /// A header of ours to include before it.
     header: Option<PathBuf>,
     object: PathBuf,
     command: Command,
 }
 
-/// A library to be linked.
+/// A library to link.
 struct Library {
     name: String,
     objects: Vec<PathBuf>,
     links_base: bool,
 }
 
-/// Builds every library and returns their folder.
+/// Builds all libraries and returns their folder.
 pub(crate) fn compile(source: &Source, out: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let (arch, os) = (env::var("CARGO_CFG_TARGET_ARCH")?, env::var("CARGO_CFG_TARGET_OS")?);
     let build = Build { source, out, arch, os, c: compiler(false)?, cpp: compiler(true)? };
@@ -106,7 +106,7 @@ pub(crate) fn compile(source: &Source, out: &Path) -> Result<PathBuf, Box<dyn Er
     for entry in fs::read_dir(build.libraries())? {
         let path = entry?.path();
         if !files.contains(&path) {
-            // Of an earlier build; all that lies here is installed.
+            // Remove files of earlier builds, because everything in this folder is installed.
             fs::remove_file(path)?;
         }
     }
@@ -168,8 +168,7 @@ impl Build<'_> {
         }
         command.args(flags);
         if self.os == "windows" && tool.is_like_gnu() {
-            // GCC takes the stack of Windows to be aligned as that of Linux (its bug 54412); vectors in it are moved by
-            // instructions that need no alignment.
+            // GCC assumes that the stack is aligned on Windows as on Linux (GCC bug 54412). Use unaligned moves for vectors.
             command.arg("-Wa,-muse-unaligned-vector-move");
         }
         let mut header = None;
@@ -182,7 +181,7 @@ impl Build<'_> {
         if tool.is_like_msvc() {
             command.arg("/c").arg(&source).arg(format!("/Fo{}", object.display()));
         } else {
-            // ggml's failed assertions print the path of the source file.
+            // Failed assertions of ggml print the path of the source file.
             command.arg(format!("-ffile-prefix-map={}=ggml", self.source.root.display()));
             command.arg("-c").arg(&source).arg("-o").arg(&object);
         }
@@ -210,7 +209,7 @@ impl Build<'_> {
         defines
     }
 
-    /// The file of a library. On Windows its name is what other libraries are bound to, see [`link`](Self::link).
+    /// The file of a library. On Windows, other libraries are bound to this name; see [`link`](Self::link).
     fn file(&self, name: &str) -> PathBuf {
         self.libraries().join(match self.os.as_str() {
             "windows" => format!("sdrun-{name}.dll"),
@@ -218,7 +217,7 @@ impl Build<'_> {
             _ => format!("lib{name}.so"),
         })
     }
-    /// What the linker reads of a library when it links another one to it: on Windows a file that it wrote beside it.
+    /// The file that the linker reads to link against a library. On Windows it is an import library beside it.
     fn linked(&self, name: &str) -> PathBuf {
         match self.os.as_str() {
             "windows" => self.out.join("objects").join(format!("{name}.lib")),
@@ -226,7 +225,7 @@ impl Build<'_> {
         }
     }
 
-    /// Links a library unless it was linked by the same command and is newer than all of its objects.
+    /// Links a library, unless the same command linked it before and it is newer than all its objects.
     fn link(&self, library: &Library) -> Result<(), Box<dyn Error>> {
         let file = self.file(&library.name);
         let mut command = self.cpp.to_command();
@@ -237,8 +236,8 @@ impl Build<'_> {
             // ggml-cpu reads the processor's name from the registry.
             command.arg("advapi32.lib");
         } else {
-            // The name other libraries are bound to. Ours differs from that of any other ggml, so that a
-            // host that uses one in the same process does not get mixed up with this one.
+            // Other libraries are bound to this name. It differs from that of any other ggml, so that a host can use one in
+            // the same process.
             let bound = |name: &str| format!("sdrun-{name}-{}", self.source.version);
             command.args(&library.objects).arg("-o").arg(&file);
             match self.os.as_str() {
@@ -247,7 +246,7 @@ impl Build<'_> {
                     command.arg(format!("@loader_path/lib{}.dylib", library.name));
                 }
                 "windows" => {
-                    // The compiler's own libraries go into each of ours, and are no part of what it exports.
+                    // Link the compiler's own libraries statically, and do not export them.
                     command.args(["-shared", "-s", "-static", "-Wl,--exclude-libs,ALL"]);
                     command.arg(format!("-Wl,--out-implib,{}", self.linked(&library.name).display()));
                 }
@@ -280,13 +279,13 @@ impl Build<'_> {
     }
 }
 
-/// What a command is told from others by.
+/// Identifies a command.
 fn hash(command: &Command) -> String {
     let hash = Sha256::digest(format!("{command:?}"));
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The file beside an object that says what it was made of.
+/// The file beside an object that records its inputs.
 fn stamp(job: &Job) -> PathBuf {
     job.object.with_extension("stamp")
 }
@@ -303,7 +302,7 @@ fn is_current(job: &Job) -> bool {
     job.object.is_file() && fs::read_to_string(stamp(job)).is_ok_and(|text| text == fingerprint(job))
 }
 
-/// Runs the jobs, as many at a time as cargo allows, the longest first.
+/// Runs the jobs, the longest first, with as many at once as cargo allows.
 fn run_all(mut jobs: Vec<Job>) -> Result<(), Box<dyn Error>> {
     let size = |job: &Job| fs::metadata(&job.source).map_or(0, |meta| meta.len());
     jobs.sort_by_key(|job| std::cmp::Reverse(size(job)));
@@ -336,7 +335,7 @@ fn run_all(mut jobs: Vec<Job>) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Runs a compiler; its words come out only when it fails.
+/// Runs a compiler and prints its output only if it fails.
 fn finish(mut command: Command, what: &str) -> Result<(), Box<dyn Error>> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output =

@@ -1,7 +1,7 @@
-//! Compiles ggml's libraries with the C and C++ compiler alone and tells the crate where they are.
+//! Compiles ggml's libraries, with only a C and a C++ compiler, and passes their folder to the crate.
 //!
-//! Out come, in `$OUT_DIR/lib`, `ggml-base` and one `ggml-cpu-<variant>` for each instruction set, as shared
-//! libraries. The crate links none of them: it loads them when a host initialises the provider.
+//! The results are shared libraries in `$OUT_DIR/lib`: `ggml-base` and one `ggml-cpu-<variant>` for each instruction set. The crate
+//! does not link them. It loads them when a host initializes the provider.
 //!
 //! Environment: `CC`, `CXX`, `CFLAGS`, `CXXFLAGS` as for any C build; `SDRUN_GGML_SOURCE` names a ggml source
 //! folder to use in place of the pinned package.

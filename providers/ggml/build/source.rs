@@ -1,4 +1,4 @@
-//! Where the sources of ggml are.
+//! Locates the sources of ggml.
 
 use super::pinned_package;
 use std::{

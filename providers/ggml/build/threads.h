@@ -1,4 +1,4 @@
-// Included before ggml-cpu.c where its threads need something from us: on x86, and where Windows's headers are MinGW's.
+// Included before ggml-cpu.c on x86, and with MinGW's headers for Windows, where its threads need a change.
 #pragma once
 
 #ifdef _WIN32
@@ -7,8 +7,8 @@
 #include <windows.h>
 #define SDRUN_YIELD() SwitchToThread()
 
-// By which ggml tells Windows 11 not to park the cores its threads are on. Headers of MinGW-w64 before version 11 have the
-// function and its number, but not what it is given (documented with SetThreadInformation).
+// ggml uses this to tell Windows 11 not to park the cores of its threads. Headers of MinGW-w64 before version 11 declare the function
+// and its number but not this structure (documented with SetThreadInformation).
 #ifndef THREAD_POWER_THROTTLING_CURRENT_VERSION
 #define THREAD_POWER_THROTTLING_CURRENT_VERSION 1
 #define THREAD_POWER_THROTTLING_EXECUTION_SPEED 1
@@ -26,10 +26,9 @@ typedef struct {
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-// ggml's threads wait for each other, after every node of a graph, by executing PAUSE in a loop. Where another
-// program wants the processor that loop keeps it from the very thread it waits for, until the system takes the
-// processor away: milliseconds for each of hundreds of nodes. Here one PAUSE in 256 becomes an offer to the system
-// to run somebody else; on an idle machine that costs nothing that could be measured.
+// After every node of a graph, ggml's threads wait for each other by executing PAUSE in a loop. If another program needs the
+// processor, that loop can keep out the very thread it waits for, until the system preempts it: milliseconds for each of hundreds
+// of nodes. Here, one PAUSE in 256 yields to the system instead. On an idle machine this has no measurable cost.
 static inline void sdrun_relax(void) {
     static _Thread_local unsigned spins;
     if (++spins % 256 == 0) {

@@ -1,13 +1,13 @@
-//! The instruction sets ggml's CPU kernels are compiled for. Names and flags are those of ggml's own
-//! `GGML_CPU_ALL_VARIANTS` build, of which this is a selection; `src/ffi/variant.rs` picks one at run time.
+//! The instruction sets for which ggml's CPU kernels are compiled. This is a selection of ggml's own `GGML_CPU_ALL_VARIANTS` build,
+//! with its names and flags. `src/cpu.rs` picks one at run time.
 
 /// One build of the CPU backend.
 pub(crate) struct Variant {
-    /// Part of the library's name.
+    /// The suffix of the library's name.
     pub(crate) name: &'static str,
     /// Flags for gcc and clang.
     pub(crate) gnu: &'static [&'static str],
-    /// Flags for cl; `None` where it cannot build the variant.
+    /// Flags for cl. `None` if it cannot build the variant.
     pub(crate) msvc: Option<&'static [&'static str]>,
 }
 

@@ -1,4 +1,4 @@
-//! The engine: a graph without weights, and the file it is kept in.
+//! The engine: a graph without weights, and its payload in an engine file.
 
 use crate::{
     ffi::{Ggml, Target},
@@ -12,30 +12,30 @@ use sdrun_graph::{ExternalBase, Graph, infer::infer_shapes};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Version of the payload and of what the translator takes. A payload of another version is not read.
+/// The version of the payload and of the graphs that the translator accepts. Payloads of other versions are refused.
 pub(crate) const FORMAT: u32 = 1;
 
 const MAGIC: &[u8; 8] = b"SDRGGML\0";
-/// Most bytes of a payload's header.
+/// The most bytes of a payload's header.
 const MAX_HEADER: usize = 1 << 16;
 
-/// What an engine was built for; the JSON header of a payload.
+/// The build parameters of an engine: the JSON header of a payload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Header {
     format: u32,
     precision: Precision,
-    /// Bytes of the ONNX graph that follows.
+    /// The bytes of the ONNX graph that follows.
     graph_bytes: u64,
 }
 
-/// What [`sdrun_abi::Provider::check`] compares.
+/// The record that [`sdrun_abi::Provider::check`] compares.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CompatibilityRecord {
     pub(crate) format: u32,
     pub(crate) ggml: String,
 }
 
-/// The compatibility string of engines made with this ggml.
+/// The compatibility string of engines built with this ggml.
 pub(crate) fn compatibility(ggml: &Ggml) -> Result<String> {
     let record = CompatibilityRecord { format: FORMAT, ggml: ggml.version().into() };
     serde_json::to_string(&record).map_err(|e| Error::internal(e.to_string()))
@@ -43,12 +43,12 @@ pub(crate) fn compatibility(ggml: &Ggml) -> Result<String> {
 
 pub(crate) struct GgmlEngine {
     topology: Arc<Topology>,
-    /// The ONNX graph as it was given.
+    /// The ONNX graph as given to the build.
     model: Vec<u8>,
 }
 
 impl GgmlEngine {
-    /// Reads, checks and translates a graph once, so that a session of the engine cannot fail on the graph.
+    /// Reads, checks and translates a graph once, so that no session of the engine can fail on the graph.
     pub(crate) fn new(target: Target, model: &[u8], spec: &BuildSpec, host: &dyn Host) -> Result<Self> {
         let (topology, host_operators) = Topology::new(target, read(model)?, spec)?;
         if !host_operators.is_empty() {
@@ -61,7 +61,7 @@ impl GgmlEngine {
         Ok(GgmlEngine { topology: Arc::new(topology), model: model.to_vec() })
     }
 
-    /// Reads what [`Engine::serialize`] wrote.
+    /// Reads a payload from [`Engine::serialize`].
     pub(crate) fn from_payload(
         target: Target,
         payload: &[u8],
@@ -125,7 +125,7 @@ impl Engine for GgmlEngine {
 fn read(model: &[u8]) -> Result<Graph> {
     let mut graph =
         Graph::from_bytes(model.to_vec().into(), "model", ExternalBase::Stripped).map_err(explain)?;
-    // What exporters say of where a node comes from would be copied for every shape.
+    // Metadata of exporters, such as stack traces, would be copied for every shape.
     graph.nodes.iter_mut().for_each(|node| node.metadata.clear());
     infer_shapes(&mut graph).map_err(explain)?;
     Ok(graph)

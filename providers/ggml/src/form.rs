@@ -1,29 +1,31 @@
-//! How the elements of weights and constants are arranged in ggml tensors.
+//! The arrangement of weights and constants in ggml tensors.
 
 use crate::{
-    ffi::{Extent, Type, as_floats, product::Words},
+    ffi::{Extent, Type},
     kernels::{Blocks, Encoding, Panels, Quads},
     shape,
+    simd::{Words, as_floats},
     storage::{Floats, into_storage, is_f32, put},
 };
 use sdrun_abi::{DType, Error, Result};
 use std::borrow::Cow;
 
-/// How the elements of an initializer are arranged in its tensor.
+/// An arrangement of an initializer's elements in its tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Form {
     /// As in the graph.
     Plain,
-    /// Row-major matrices packed for our products, `transposed` where they are stored as depth x rows; with blocks, bytes.
+    /// Row-major matrices packed for our products. `transposed` means that the initializer is depth x rows. With blocks, the tensor
+    /// holds bytes.
     Panels { panels: Panels, transposed: bool, blocks: Option<Blocks> },
-    /// A stack of matrices, `[groups, rows, depth]`, in ggml's own blocks; `transposed` as for panels.
+    /// A stack of matrices, `[groups, rows, depth]`, in ggml's own blocks. `transposed` as for panels.
     Blocks { matrices: [usize; 3], transposed: bool, blocks: Blocks },
-    /// Matrices of bytes packed for products of integers.
+    /// Matrices of bytes packed for integer products.
     Quads(Quads),
 }
 
 impl Form {
-    /// Elements of the tensor, of which a word of bf16 pairs has two, for an initializer of `len` elements.
+    /// The elements of the tensor for an initializer of `len` elements. A bf16 pair counts as two.
     pub(crate) fn len(self, len: usize) -> usize {
         match self {
             Form::Plain | Form::Blocks { .. } => len,
@@ -41,10 +43,10 @@ impl Form {
         }
     }
 
-    /// Fills `out`, the bytes of a tensor of type `type_`, with an initializer of type `dtype` with these bytes.
+    /// Fills `out`, the bytes of a tensor of type `type_`, from an initializer of type `dtype` with these bytes.
     ///
     /// # Errors
-    /// `Internal` where a form that is arithmetic is asked for values that are not floating-point.
+    /// `Internal` if the form needs floating-point values and `dtype` is another type.
     pub(crate) fn fill(self, type_: Type, dtype: DType, bytes: &[u8], out: &mut [u8]) -> Result<()> {
         match self {
             Form::Plain if is_f32(dtype) => Floats::new(dtype, bytes).copy_to(type_, out),
@@ -134,7 +136,7 @@ impl Form {
         Ok(())
     }
 
-    /// What [`fill`](Self::fill) writes, as bytes of its own.
+    /// As [`fill`](Self::fill), into new bytes.
     pub(crate) fn arrange<'a>(self, type_: Type, dtype: DType, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>> {
         if self == Form::Plain {
             if !matches!(type_, Type::F16 | Type::Bf16) {
@@ -177,7 +179,7 @@ fn pack(
     type_: Type,
     out: &mut [u8],
 ) -> Result<()> {
-    // Pairs of bf16 and f32 are words of 32 bits as they are.
+    // bf16 pairs and f32 are 32-bit words already.
     let type_ = if panels.words == Words::F32 { type_ } else { Type::F32 };
     let size = type_.size();
     let from = blocks.map_or(panels.len() * size, |blocks| blocks.bytes(&panels));

@@ -1,5 +1,6 @@
 //! The ggml provider.
 
+mod cpu;
 mod engine;
 mod ffi;
 mod flow;
@@ -12,6 +13,7 @@ mod optimize;
 mod provider;
 mod session;
 mod shape;
+mod simd;
 mod storage;
 #[cfg(test)]
 mod tests;

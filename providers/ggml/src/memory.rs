@@ -1,16 +1,16 @@
-//! Whether main memory has room for what is about to be filled. Linux promises more than there is and ends a process once it
-//! is used, so that asking for memory does not tell.
+//! Checks that main memory has room before it is filled. Linux overcommits: an allocation succeeds, and the process is killed
+//! later, when it writes more than there is.
 
 use sdrun_abi::{Error, ErrorCode, Result};
 use sysinfo::System;
 
-/// Less than this is not asked for.
+/// Smaller requests are not checked.
 const WORTH_ASKING: u64 = 16 << 20;
 
-/// Whether `bytes` more can be used.
+/// Checks that `bytes` more can be used.
 ///
 /// # Errors
-/// `ResourceExhausted`, with `hint`, where `what` needs more than there is.
+/// `ResourceExhausted` with `hint` if `what` needs more than is free.
 pub(crate) fn ensure(bytes: u64, what: &str, hint: &str) -> Result<()> {
     if bytes < WORTH_ASKING {
         return Ok(());
@@ -22,8 +22,7 @@ pub(crate) fn ensure(bytes: u64, what: &str, hint: &str) -> Result<()> {
     Err(Error::new(ErrorCode::ResourceExhausted, message).with_hint(hint))
 }
 
-/// Bytes of memory and swap that can be used without taking any from others, within the limits of a container; `None` where
-/// the system does not tell.
+/// Bytes of memory and swap that are available, within the limits of a container. `None` if the system does not say.
 fn free() -> Option<u64> {
     let mut system = System::new();
     system.refresh_memory();
@@ -32,7 +31,7 @@ fn free() -> Option<u64> {
         return None;
     }
     if let Some(limits) = system.cgroup_limits() {
-        // Its pages of files, which a limit counts too, are let go when memory is needed.
+        // The limit also counts cached file pages, which the system drops when memory is needed. So only RSS counts here.
         free = free.min(limits.total_memory.saturating_sub(limits.rss));
     }
     Some(free.saturating_add(system.free_swap()))

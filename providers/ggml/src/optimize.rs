@@ -1,4 +1,4 @@
-//! The passes a graph goes through before it is translated.
+//! The passes that run before a graph is translated.
 
 use half::{bf16, f16};
 use sdrun_abi::DType;
@@ -8,9 +8,9 @@ use sdrun_graph::{
 };
 use std::collections::HashMap;
 
-/// Simplifies the graph and merges what kernels of ours, or ggml's for a device, compute as one: each operator that passes make
-/// has an entry in the operator table. Types and shapes must be inferred; sizes may be open. Images of a device besides the CPU
-/// keep their channels first, as ggml's convolutions have them.
+/// Simplifies the graph and fuses operators that our kernels, or ggml's on a device, compute as one. Each fused operator has an entry in
+/// the operator table. Types and shapes must be inferred; sizes may be open. On devices, images keep their channels first, as ggml's
+/// convolutions require.
 pub(crate) fn optimize(graph: &mut Graph, for_device: bool) -> Result<Vec<PassReport>, GraphError> {
     let mut names = passes::ALL.to_vec();
     names.retain(|name| !for_device || *name != "channels_last");
@@ -19,8 +19,8 @@ pub(crate) fn optimize(graph: &mut Graph, for_device: bool) -> Result<Vec<PassRe
     Ok(reports)
 }
 
-/// T5 in half precision clamps values to the largest number of that type, or a bit below if one of them has become
-/// infinite. Here they are held in f32 and do not become infinite, so that nobody has to look for that.
+/// Removes checks for infinity. T5 in half precision clamps values to the largest f16 or bf16, or slightly below if one of them is
+/// infinite. Here the values are f32 and do not become infinite, so the check is superfluous.
 fn drop_overflow_guards(graph: &mut Graph) -> usize {
     let mut guards = Vec::new();
     {
@@ -76,7 +76,7 @@ impl<'g> Search<'g> {
         id
     }
 
-    /// Type and bounds of a Clip whose bounds depend on whether its input holds infinities: those without any.
+    /// For a Clip whose bounds depend on whether its input has infinities: the type, and the bounds for an input without any.
     fn guard(&self, clip: &Node) -> Option<(DType, [f32; 2])> {
         let x = clip.input(0)?;
         let dtype = self.graph.value(x).dtype.filter(|dtype| matches!(dtype, DType::F16 | DType::BF16))?;

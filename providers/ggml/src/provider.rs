@@ -11,7 +11,7 @@ use std::{path::PathBuf, sync::OnceLock};
 
 /// The id of the CPU.
 const CPU: &str = "cpu";
-/// Names a folder with ggml's libraries for devices; the option of `init` of the same purpose goes before it.
+/// Environment variable that names a folder with ggml's libraries for devices. The option of `init` takes precedence.
 const BACKENDS_VARIABLE: &str = "SDRUN_GGML_BACKENDS";
 const BACKENDS_OPTION: &str = "backends";
 
@@ -22,14 +22,14 @@ pub struct GgmlProvider {
 }
 
 struct Loaded {
-    /// The one that was built with the plugin.
+    /// The ggml that was built with the plugin.
     own: &'static Ggml,
-    /// The one of the folder of backends.
+    /// The ggml in the folder of backends.
     bundle: Option<&'static Ggml>,
 }
 
 impl Loaded {
-    /// Every device besides the CPU.
+    /// Every device but the CPU.
     fn gpus(&self) -> impl Iterator<Item = (Target, &'static Gpu)> {
         let of = |ggml: &'static Ggml| {
             ggml.gpus()
@@ -44,8 +44,7 @@ impl Loaded {
 impl GgmlProvider {
     fn loaded(&self) -> Result<&Loaded> {
         self.loaded.get().ok_or_else(|| {
-            Error::precondition("the ggml provider is not initialised")
-                .with_hint("`init` has to succeed first")
+            Error::precondition("the ggml provider is not initialised").with_hint("call `init` first")
         })
     }
 
@@ -81,12 +80,12 @@ impl GgmlProvider {
     }
 }
 
-/// What graphs are computed in, the best below fp32 first among the others.
+/// The precisions of a target: fp32, then the others, the best first.
 fn precisions(target: Target) -> Vec<Precision> {
     use Precision::*;
     match (target.gpu, target.ggml.variant()) {
         (Some(_), _) => vec![Fp32, Fp16, Q8_0, Q4K],
-        // bf16 products have instructions of their own on few processors; elsewhere f16 is faster.
+        // Only few processors have instructions for bf16 products. On the others f16 is faster.
         (None, "zen4") => vec![Fp32, Bf16, Fp16, Q8_0, Q4K],
         (None, _) => vec![Fp32, Fp16, Bf16, Q8_0, Q4K],
     }
@@ -99,7 +98,7 @@ impl Provider for GgmlProvider {
                 "the ggml provider has no option {key:?}; it has {BACKENDS_OPTION:?}"
             )));
         }
-        // A host that links this crate in names the folder of ggml's libraries as `plugin_dir`.
+        // A host that links this crate gives the folder of ggml's libraries as `plugin_dir`.
         let own = Ggml::load(&config.plugin_dir)?;
         let asked = config.options.get(BACKENDS_OPTION).map(Into::into);
         let folder: Option<PathBuf> =
@@ -122,7 +121,7 @@ impl Provider for GgmlProvider {
         let mut devices = vec![cpu];
         for (target, gpu) in loaded.gpus() {
             let (name, memory_bytes) = target.ggml.describe(gpu);
-            // The graph is translated when an engine is loaded, for whatever device that is.
+            // Engines are translated when they are loaded, so they suit any device of the backend.
             let class = gpu.id.split(':').next().unwrap_or_default().to_string();
             let mut device = Device::new(&gpu.id, name, DeviceKind::Gpu, class);
             device.index = devices.len();
@@ -171,8 +170,7 @@ impl Provider for GgmlProvider {
         self.target(device)?;
         let record: CompatibilityRecord = serde_json::from_str(compatibility)
             .map_err(|e| Error::invalid(format!("not a compatibility string of the ggml provider: {e}")))?;
-        // The graph is translated anew whenever an engine is loaded, so that neither ggml's version nor the
-        // processor matters.
+        // Engines are translated when they are loaded, so neither ggml's version nor the processor matters.
         Ok(match record.format {
             FORMAT => Compatibility::Optimal,
             other => {

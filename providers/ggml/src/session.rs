@@ -1,4 +1,4 @@
-//! A session: an engine's weights, and its graph with memory for each shape that was run.
+//! A session: the weights of an engine, and its graph with memory for each set of shapes that was run.
 
 use crate::{
     ffi::{Executor, Kept, Program, Spread, Store, Target, Tensor},
@@ -15,15 +15,15 @@ use sdrun_abi::{
 use sdrun_graph::Tensor as HostTensor;
 use std::sync::Arc;
 
-/// Shapes a session keeps its graph for, the latest first.
+/// The most sets of shapes for which a session keeps its graph.
 const MAX_PLANS: usize = 4;
 
 pub(crate) struct GgmlSession {
     topology: Arc<Topology>,
     bank: Bank,
-    /// The latest first.
+    /// The graphs, the latest first.
     plans: Vec<Plan>,
-    /// A graph that decides at run time what is computed, instead of plans.
+    /// A graph with control flow, instead of plans.
     flow: Option<Unit>,
     executor: Executor,
     threads: usize,
@@ -39,7 +39,7 @@ pub(crate) struct Plan {
 }
 
 impl GgmlSession {
-    /// Allocates memory and fills it with the weights.
+    /// Allocates memory for the weights and loads them.
     pub(crate) fn new(topology: Arc<Topology>, source: &dyn WeightSource, host: &dyn Host) -> Result<Self> {
         let threads = topology.threads();
         let executor = Executor::new(topology.target(), threads)?;
@@ -75,7 +75,7 @@ impl GgmlSession {
         Ok(())
     }
 
-    /// Puts the plan for inputs of these shapes first; makes it where there is none.
+    /// Moves the plan for inputs of these shapes to the front, creating it if needed.
     fn plan(&mut self, inputs: &[Input<'_>], host: &dyn Host) -> Result<()> {
         let fits = |plan: &Plan| {
             plan.shapes.len() == inputs.len() && plan.shapes.iter().zip(inputs).all(|(a, b)| a == b.spec().1)
@@ -95,7 +95,7 @@ impl GgmlSession {
 }
 
 impl GgmlSession {
-    /// One run of a graph that decides at run time what is computed.
+    /// Runs a graph with control flow.
     fn run_flow(
         &mut self,
         inputs: &[Input<'_>],
@@ -104,10 +104,8 @@ impl GgmlSession {
         host: &dyn Host,
     ) -> Result<Vec<Box<dyn DeviceTensor>>> {
         if keep.contains(&true) {
-            return Err(Error::unsupported(
-                "outputs of a graph that decides at run time what it computes do not stay on the device",
-            )
-            .with_hint("have them copied to main memory"));
+            return Err(Error::unsupported("outputs of a graph with control flow cannot stay on the device")
+                .with_hint("copy the outputs to main memory"));
         }
         let to_host = |input: &Input<'_>| {
             let (dtype, shape) = input.spec();
@@ -146,26 +144,26 @@ impl GgmlSession {
 }
 
 impl Plan {
-    /// Gives a translation memory for its constants, and fills them.
+    /// Allocates and fills the constants of a translation.
     pub(crate) fn new(shapes: Vec<Vec<usize>>, translation: Translation, threads: usize) -> Result<Self> {
         let Translation { builder, inputs, outputs, constants, output_specs, .. } = translation;
         let tensors: Vec<Tensor> = outputs.iter().map(|(tensor, _)| *tensor).collect();
-        let mut program = builder.finish(&tensors, threads)?;
+        let mut program = Program::new(builder, &tensors, threads)?;
         for constant in &constants {
             let (dtype, bytes) = (constant.value.dtype(), constant.value.data());
             program.write(constant.tensor, &constant.form.arrange(constant.type_, dtype, bytes)?)?;
         }
         Ok(Plan { shapes, program, inputs, outputs, output_specs })
     }
-    /// Types and shapes of the outputs.
+    /// The types and shapes of the outputs.
     pub(crate) fn output_specs(&self) -> &[OutputSpec] {
         &self.output_specs
     }
-    /// Bytes of the constants.
+    /// The bytes of the constants.
     pub(crate) fn constant_bytes(&self) -> u64 {
         self.program.constant_bytes()
     }
-    /// One run, from and to main memory.
+    /// Runs the graph once, with inputs and outputs in main memory.
     pub(crate) fn run_on_host(
         &mut self,
         given: &[&HostTensor],
@@ -189,7 +187,7 @@ impl Plan {
 }
 
 impl Session for GgmlSession {
-    /// In place, after all of `changed` were looked at.
+    /// Refits in place, after checking all of `changed`.
     fn refit(
         &mut self,
         changed: &[&str],
@@ -271,7 +269,7 @@ impl Session for GgmlSession {
     }
 }
 
-/// An output that stays on the device, in the type ggml keeps it in.
+/// An output that stays on the device, in the type in which ggml stores it.
 struct GgmlTensor {
     kept: Kept,
     spec: OutputSpec,
@@ -282,7 +280,7 @@ impl GgmlTensor {
         let mut kept = GgmlTensor { kept: Kept::copy_of(program, tensor)?, spec: spec.clone() };
         let dtype = spec.dtype;
         if is_f32(dtype) && dtype != DType::F32 {
-            // ggml keeps it in f32; rounded, as it would have come to the host.
+            // ggml stores it as f32. Round it as if it had been copied to the host.
             let mut bytes = vec![0; dtype.bytes_of(&spec.shape).unwrap_or_default()];
             kept.read(&mut bytes)?;
             kept.kept.write(&into_storage(dtype, &bytes).map_err(Error::internal)?)?;
@@ -290,7 +288,7 @@ impl GgmlTensor {
         Ok(kept)
     }
 
-    /// The tensor, where it lies on this device.
+    /// The tensor, if it is on this device.
     fn of(tensor: &dyn DeviceTensor, target: Target) -> Result<&Self> {
         tensor.downcast_ref::<Self>().filter(|tensor| tensor.kept.is_on(&target)).ok_or_else(|| {
             Error::invalid("a tensor on another device cannot be an input")
@@ -309,7 +307,7 @@ impl DeviceTensor for GgmlTensor {
     }
 }
 
-/// Lets `read` fill `buffer` with values of `dtype`, which ggml keeps in `stored` bytes.
+/// Lets `read` fetch a tensor of `stored` bytes, and converts it to values of `dtype` in `buffer`.
 fn bring(
     dtype: DType,
     stored: usize,
@@ -333,7 +331,7 @@ fn bring(
     Ok(())
 }
 
-/// Says what of a graph runs where.
+/// Logs which parts of a graph run on the device and which on the CPU.
 fn report(spread: &Spread, host: &dyn Host) {
     let Spread { splits, on_device, on_cpu, copies: (copies, bytes) } = spread;
     let list: Vec<String> = on_cpu.iter().map(|(name, count)| format!("{name} x{count}")).collect();

@@ -1,4 +1,4 @@
-//! Arithmetic on shapes and strides, counted in elements, outermost first.
+//! Arithmetic on shapes and strides. Strides are in elements, the outermost dimension first.
 
 use crate::ffi::Extent;
 
@@ -11,7 +11,7 @@ pub(crate) fn strides(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// The same as those of a view.
+/// As [`strides`], with the type of a view's strides.
 pub(crate) fn dense(shape: &[usize]) -> Vec<isize> {
     strides(shape).into_iter().map(|stride| stride as isize).collect()
 }
@@ -21,8 +21,7 @@ pub(crate) fn len(shape: &[usize]) -> usize {
     shape.iter().product()
 }
 
-/// A shape as ggml keeps it: innermost first, at least one dimension, what is beyond four folded into the
-/// outermost.
+/// A shape in ggml's form: four dimensions, the innermost first. Further dimensions are folded into the outermost.
 pub(crate) fn extent(shape: &[usize]) -> Extent {
     let mut extent = [1; 4];
     for (i, d) in shape.iter().rev().enumerate() {
@@ -31,13 +30,13 @@ pub(crate) fn extent(shape: &[usize]) -> Extent {
     extent
 }
 
-/// The axis of a possibly negative attribute, where it is one of `rank` axes.
+/// The axis of a possibly negative attribute, if it is one of `rank` axes.
 pub(crate) fn axis(axis: i64, rank: usize) -> Option<usize> {
     let resolved = if axis < 0 { axis.checked_add(rank as i64)? } else { axis };
     usize::try_from(resolved).ok().filter(|axis| *axis < rank)
 }
 
-/// The shape two shapes broadcast to under ONNX's (NumPy's) rules.
+/// The shape to which two shapes broadcast under ONNX's (NumPy's) rules.
 pub(crate) fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
     let rank = a.len().max(b.len());
     let at = |s: &[usize], i: usize| (i + s.len()).checked_sub(rank).map_or(1, |i| s[i]);
@@ -50,8 +49,7 @@ pub(crate) fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
         .collect()
 }
 
-/// Strides with which elements of `shape` at `strides` are read as `target`, to which they are broadcast; `None` where they
-/// cannot be.
+/// The strides that broadcast a view of `shape` and `strides` to `target`. `None` if it does not broadcast.
 pub(crate) fn broadcast_view(shape: &[usize], strides: &[isize], target: &[usize]) -> Option<Vec<isize>> {
     let lead = target.len().checked_sub(shape.len())?;
     let mut result = vec![0; target.len()];
@@ -67,22 +65,22 @@ pub(crate) fn broadcast_view(shape: &[usize], strides: &[isize], target: &[usize
     Some(result)
 }
 
-/// The same of a contiguous tensor.
+/// As [`broadcast_view`], for a contiguous tensor.
 pub(crate) fn broadcast_strides(shape: &[usize], target: &[usize]) -> Option<Vec<isize>> {
     broadcast_view(shape, &dense(shape), target)
 }
 
-/// `dims` without their repetitions: 1 where the stride is 0.
+/// `dims` without repetitions: 1 if the stride is 0.
 pub(crate) fn once(dims: &[usize], strides: &[isize]) -> Vec<usize> {
     dims.iter().zip(strides).map(|(dim, stride)| if *stride == 0 { 1 } else { *dim }).collect()
 }
 
-/// Strides with which elements of `shape` at `strides` are read as `target`, which has as many elements; `None` where
-/// they would have to be copied.
+/// The strides that view elements of `shape` at `strides` as `target`, which has as many elements. `None` if they would have to be
+/// copied.
 pub(crate) fn reshape_strides(shape: &[usize], strides: &[isize], target: &[usize]) -> Option<Vec<isize>> {
     let (dims, strides) = coalesce(shape, &[strides]);
     let (mut rest, mut result) = (target, Vec::with_capacity(target.len()));
-    // Each merged dimension has to be some of the target's.
+    // Each merged dimension must be a product of dimensions of the target.
     for (dim, stride) in dims.iter().zip(&strides[0]) {
         let mut taken = 0;
         let mut product = 1;
@@ -103,8 +101,7 @@ pub(crate) fn reshape_strides(shape: &[usize], strides: &[isize], target: &[usiz
     rest.is_empty().then_some(result)
 }
 
-/// Drops dimensions of one element and merges neighbours that every one of `strides` walks as one. At least one
-/// dimension remains.
+/// Drops dimensions of one element, and merges neighbours that are contiguous in all of `strides`. At least one dimension remains.
 pub(crate) fn coalesce(shape: &[usize], strides: &[&[isize]]) -> (Vec<usize>, Vec<Vec<isize>>) {
     let mut out_shape: Vec<usize> = Vec::new();
     let mut out: Vec<Vec<isize>> = vec![Vec::new(); strides.len()];
@@ -129,7 +126,7 @@ pub(crate) fn coalesce(shape: &[usize], strides: &[&[isize]]) -> (Vec<usize>, Ve
     (out_shape, out)
 }
 
-/// The offset of the element with row-major number `index`.
+/// The offset of the element with row-major index `index`.
 pub(crate) fn offset(mut index: usize, shape: &[usize], strides: &[isize]) -> isize {
     let mut offset = 0;
     for (d, stride) in shape.iter().zip(strides).rev() {

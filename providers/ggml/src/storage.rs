@@ -1,18 +1,17 @@
-//! How values of the graph are stored in ggml tensors.
+//! The storage of values in ggml tensors.
 //!
-//! ggml computes in f32 alone, so f32, f16 and bf16 values are stored as f32 (wider than the graph asks for, never
-//! narrower). Integers, bool and f64 are stored as they are, for they only pass through kernels that copy and through
-//! host evaluation. f8 values are refused.
+//! ggml computes in f32 only, so f32, f16 and bf16 values are stored as f32: never narrower than in the graph. Integers, bool and f64
+//! are stored unchanged, because only copies, integer kernels and the reference implementation read them. f8 values are refused.
 
-use crate::ffi::{
-    Type,
+use crate::{
+    ffi::Type,
     simd::{Vectorized, vectorize},
 };
 use half::{f16, slice::HalfFloatSliceExt};
 use sdrun_abi::DType;
 use std::borrow::Cow;
 
-/// The type values of `dtype` are stored in; `None` where they cannot be.
+/// The storage type of values of `dtype`. `None` if they are not supported.
 pub(crate) fn storage_type(dtype: DType) -> Option<Type> {
     use DType::*;
     Some(match dtype {
@@ -31,7 +30,7 @@ pub(crate) fn is_f32(dtype: DType) -> bool {
     storage_type(dtype) == Some(Type::F32)
 }
 
-/// The bytes of a tensor of the graph as they are stored.
+/// Converts the bytes of a tensor of the graph to its storage type.
 pub(crate) fn into_storage(dtype: DType, bytes: &[u8]) -> Result<Cow<'_, [u8]>, String> {
     Ok(match dtype {
         DType::F16 | DType::BF16 => {
@@ -44,7 +43,7 @@ pub(crate) fn into_storage(dtype: DType, bytes: &[u8]) -> Result<Cow<'_, [u8]>, 
     })
 }
 
-/// The bytes of a tensor of the graph out of stored ones. Weights may be stored in half precision.
+/// Converts stored bytes back to a tensor of the graph. Weights may be stored in half precision.
 pub(crate) fn from_storage(dtype: DType, stored: Type, bytes: &[u8]) -> Result<Vec<u8>, String> {
     let (from, to) = match (stored, dtype) {
         (Type::F32 | Type::F16 | Type::Bf16, DType::F32 | DType::F16 | DType::BF16) => {
@@ -57,7 +56,7 @@ pub(crate) fn from_storage(dtype: DType, stored: Type, bytes: &[u8]) -> Result<V
     Ok(out)
 }
 
-/// The type of the graph that a floating-point storage type holds.
+/// The graph's type for a floating-point storage type.
 pub(crate) fn float_dtype(type_: Type) -> DType {
     match type_ {
         Type::F16 => DType::F16,
@@ -81,17 +80,17 @@ pub(crate) struct Floats<'a> {
     bytes: &'a [u8],
 }
 
-/// Elements that are widened and narrowed at a time: they stay in the first level cache.
+/// Elements that are converted together. They stay in the L1 cache.
 const RUN: usize = 2048;
 
 impl<'a> Floats<'a> {
-    /// `dtype` is one of the three.
+    /// `dtype` must be one of the three.
     pub(crate) fn new(dtype: DType, bytes: &'a [u8]) -> Self {
         debug_assert!(is_f32(dtype));
         Floats { dtype, bytes }
     }
 
-    /// Elements `start..start + to.len()`, widened.
+    /// Reads elements `start..start + to.len()` as f32.
     pub(crate) fn read(&self, start: usize, to: &mut [f32]) {
         let size = self.dtype.size();
         let from = &self.bytes[start * size..(start + to.len()) * size];
@@ -108,12 +107,12 @@ impl<'a> Floats<'a> {
         }
     }
 
-    /// Runs of `len` elements, the last of which may be shorter.
+    /// Divides the elements into runs of `len`. The last run may be shorter.
     pub(crate) fn chunks(self, len: usize) -> impl Iterator<Item = Floats<'a>> {
         self.bytes.chunks(len * self.dtype.size()).map(move |bytes| Floats { bytes, ..self })
     }
 
-    /// All elements as bytes of a floating-point storage type.
+    /// Converts all elements to bytes of a floating-point storage type.
     pub(crate) fn copy_to(&self, type_: Type, out: &mut [u8]) {
         if float_dtype(type_) == self.dtype {
             return out.copy_from_slice(self.bytes);
@@ -127,7 +126,7 @@ impl<'a> Floats<'a> {
     }
 }
 
-/// f32 elements as bytes of a floating-point storage type.
+/// Converts f32 elements to bytes of a floating-point storage type.
 #[cfg(test)]
 pub(crate) fn to_bytes(values: &[f32], type_: Type) -> Vec<u8> {
     let mut bytes = vec![0; values.len() * type_.size()];
@@ -135,7 +134,7 @@ pub(crate) fn to_bytes(values: &[f32], type_: Type) -> Vec<u8> {
     bytes
 }
 
-/// f32 elements, rounded to nearest even, as bytes of a floating-point storage type.
+/// Converts f32 elements, rounded to nearest even, to bytes of a floating-point storage type.
 pub(crate) fn put(values: &[f32], type_: Type, out: &mut [u8]) {
     match type_ {
         Type::F16 => {
@@ -156,7 +155,7 @@ pub(crate) fn put(values: &[f32], type_: Type, out: &mut [u8]) {
     }
 }
 
-/// A function of each element.
+/// Applies a function to each element.
 struct Each<'a, A, B, F> {
     from: &'a [A],
     to: &'a mut [B],
@@ -172,8 +171,8 @@ impl<A: Copy, B, F: Fn(A) -> B> Vectorized for Each<'_, A, B, F> {
     }
 }
 
-/// Exact, and without branches so that loops of it vectorise: the exponent is moved to its place in f32 and rebiased
-/// by a product, which makes normal numbers of subnormal ones.
+/// Widens an f16 exactly, without branches, so that loops vectorize. It moves the exponent to its place in f32 and rebiases it by a
+/// product, which also normalizes subnormal numbers.
 #[inline(always)]
 pub(crate) fn f16_to_f32(half: u16) -> f32 {
     const REBIAS: f32 = f32::from_bits((127 + 112) << 23);
@@ -183,7 +182,7 @@ pub(crate) fn f16_to_f32(half: u16) -> f32 {
     f32::from_bits((f32::from_bits(magnitude) * REBIAS).to_bits() | special | (half & 0x8000) << 16)
 }
 
-/// The bits of the nearest bf16, of two the even one.
+/// The bits of the nearest bf16, with ties to even.
 #[inline(always)]
 pub(crate) fn f32_to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -227,7 +226,7 @@ mod tests {
         );
         Floats::new(DType::BF16, &bytes).read(0, &mut wide);
         assert!((0..=u16::MAX).zip(&wide).all(|(bits, v)| same(*v, bf16::from_bits(bits).to_f32())));
-        // Around every bf16, ties included.
+        // Values around bf16 numbers, including ties.
         for bits in (0..=u16::MAX).step_by(7).map(|b| u32::from(b) << 16) {
             for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
                 let value = f32::from_bits(bits | low);

@@ -1,4 +1,4 @@
-//! What the sessions of an engine share: its graph, whose dimensions may be open, and how that is translated.
+//! The data that the sessions of an engine share: its graph, which may have open dimensions, and how it is translated.
 
 use crate::{
     ffi::{Builder, MAX_THREADS, Target},
@@ -17,7 +17,7 @@ use sdrun_graph::{
 use sdrun_provider_common::Preparation;
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Sizes assumed for open dimensions to learn how weights are to be kept: of the outermost, and of the others.
+/// Sizes to try for open dimensions, outermost and others, in a translation that determines the form of the weights.
 const ASSUMED: [(usize, usize); 4] = [(1, 64), (2, 16), (1, 8), (1, 1)];
 
 pub(crate) struct Topology {
@@ -26,16 +26,16 @@ pub(crate) struct Topology {
     /// What is computed out of weights when a session is given them, instead of in every run.
     preparation: Arc<Preparation>,
     precision: Precision,
-    /// `None`: all cores, where the graph is worth them.
+    /// The number of threads. `None` means all cores, if the graph benefits from them.
     threads: Option<usize>,
     info: EngineInfo,
-    /// The shapes of the inputs, where none is open.
+    /// The shapes of the inputs, if none is open.
     fixed: Option<Vec<Vec<usize>>>,
 }
 
 impl Topology {
-    /// Optimizes the graph and translates it once, so that a session cannot fail on it. `graph` has its shapes inferred, as
-    /// far as they are known. Also says which operators, and how many of each, the reference implementation evaluates.
+    /// Translates the graph once, so that no session can fail on it. The shapes of `graph` must be inferred as far as possible. Also
+    /// returns the operators that the reference implementation evaluates, with their number of nodes.
     pub(crate) fn new(
         target: Target,
         mut graph: Graph,
@@ -73,7 +73,7 @@ impl Topology {
             let name = &topology.graph.value(*id).name;
             return Err(Error::invalid(format!("the rank of input {name:?} is not known")));
         }
-        // What an operator says is clearer than what is not known about its outputs.
+        // Translate first: an error about an operator is clearer than one about unknown outputs.
         let (ranks, host_operators): (Vec<Option<usize>>, _) = if topology.decides() {
             let Prepared { outputs, host_operators, .. } = topology.representative_flow()?;
             (outputs.iter().map(|spec| Some(spec.as_ref()?.1.len())).collect(), host_operators)
@@ -96,28 +96,27 @@ impl Topology {
     pub(crate) fn info(&self) -> &EngineInfo {
         &self.info
     }
-    /// What it is translated for.
+    /// The device for which it is translated.
     pub(crate) fn target(&self) -> Target {
         self.target
     }
     pub(crate) fn precision(&self) -> Precision {
         self.precision
     }
-    /// The shapes of the inputs, where none is open.
+    /// The shapes of the inputs, if none is open.
     pub(crate) fn fixed_shapes(&self) -> Option<Vec<Vec<usize>>> {
         self.fixed.clone()
     }
-    /// Threads for work that is worth them.
+    /// The number of threads for work that benefits from them.
     pub(crate) fn threads(&self) -> usize {
         self.threads.unwrap_or_else(cores)
     }
-    /// Threads that run a graph.
+    /// The number of threads that run a graph.
     pub(crate) fn threads_for(&self, builder: &Builder) -> usize {
         self.threads.unwrap_or_else(|| if builder.is_worth_threads() { cores() } else { 1 })
     }
 
-    /// The graph in ggml's terms and the weights it reads, without memory; where dimensions are open, for sizes that
-    /// are assumed.
+    /// The translated graph and the weights it reads, without memory. Open dimensions get assumed sizes.
     pub(crate) fn representative(&self) -> Result<(Bank, Translation)> {
         let attempt = |shapes: Option<&[Vec<usize>]>| {
             let mut bank = self.bank();
@@ -144,13 +143,13 @@ impl Topology {
         Bank::new(self.target, &self.info.weights, self.preparation.clone())
     }
 
-    /// Whether the graph decides at run time what is computed.
+    /// Whether the graph has control flow.
     pub(crate) fn decides(&self) -> bool {
         flow::decides(&self.graph)
     }
 
-    /// As [`representative`](Self::representative), for a graph that decides at run time. Where dimensions are open and no sizes
-    /// fit, its weights are kept as they are in the graph.
+    /// As [`representative`](Self::representative), for a graph with control flow. If dimensions are open and no sizes fit, its weights
+    /// stay in plain form.
     pub(crate) fn representative_flow(&self) -> Result<Prepared> {
         let dtypes = self.graph.inputs.iter().map(|id| self.graph.value(*id).dtype.unwrap_or(DType::F32));
         let dtypes: Vec<DType> = dtypes.collect();
@@ -170,7 +169,7 @@ impl Topology {
         assumed.map_or_else(|| attempt(None), Ok)
     }
 
-    /// The graph in ggml's terms for inputs of these shapes, with its weights in `bank`.
+    /// Translates the graph for inputs of these shapes, with its weights in `bank`.
     pub(crate) fn translation(&self, shapes: &[Vec<usize>], bank: &mut Bank) -> Result<Translation> {
         let names = self.graph.inputs.iter().map(|id| self.graph.value(*id).name.clone());
         let shapes: BTreeMap<String, Vec<usize>> = names.zip(shapes.iter().cloned()).collect();
@@ -182,7 +181,7 @@ impl Topology {
             .map_err(|e| Error { message: format!("with inputs of shapes {shapes:?}: {}", e.message), ..e })
     }
 
-    /// Shapes for the inputs, with these sizes for what is open.
+    /// Shapes of the inputs, with these sizes for open dimensions.
     fn assume(&self, (outermost, others): (usize, usize)) -> Vec<Vec<usize>> {
         let mut symbols: BTreeMap<&str, usize> = BTreeMap::new();
         let shape = |id: &ValueId| {
@@ -204,7 +203,7 @@ impl Topology {
             .collect()
     }
 
-    /// What the host checks too: number, types and shapes of the inputs.
+    /// Checks the number, types and shapes of the inputs, as the host does too.
     pub(crate) fn check_inputs(&self, inputs: &[Input<'_>]) -> Result<()> {
         let specs = &self.info.inputs;
         if inputs.len() != specs.len() {
@@ -229,22 +228,22 @@ impl Topology {
     }
 }
 
-/// A graph that decides at run time, ready to be given weights.
+/// A graph with control flow, translated but without weights.
 pub(crate) struct Prepared {
     pub(crate) bank: Bank,
     pub(crate) unit: Unit,
-    /// Types of the outputs, as far as they are known.
+    /// The types and shapes of the outputs, as far as they are known.
     pub(crate) outputs: Vec<Option<Spec>>,
-    /// Operators that the reference implementation evaluates, with their number of nodes.
+    /// The operators that the reference implementation evaluates, with their number of nodes.
     pub(crate) host_operators: BTreeMap<String, usize>,
 }
 
-/// Cores this process may use.
+/// The number of cores that this process may use.
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS))
 }
 
-/// An error about the graph.
+/// Converts an error of the graph.
 pub(crate) fn explain(error: GraphError) -> Error {
     match error {
         GraphError::Unsupported { .. } | GraphError::UnsupportedModel { .. } => {
@@ -254,7 +253,7 @@ pub(crate) fn explain(error: GraphError) -> Error {
     }
 }
 
-/// An input or output; `rank` is that of a value whose own is not known.
+/// The specification of an input or output. `rank` is used if the value's own rank is unknown.
 fn tensor_spec(graph: &Graph, id: ValueId, rank: Option<usize>) -> Result<TensorSpec> {
     let value = graph.value(id);
     let dtype = value.dtype.filter(|dtype| storage_type(*dtype).is_some());

@@ -8,31 +8,31 @@ use crate::{
 use sdrun_abi::{Error, Hint, Result};
 use sdrun_graph::Node;
 
-/// Most nodes of one operator that the error names.
+/// The most nodes of one operator that the error names.
 const NAMED: usize = 4;
 
-/// The nodes that are not translated, by operator, in the order of the graph.
+/// The untranslated nodes by operator, in the order of the graph.
 #[derive(Default)]
 pub(crate) struct Unsupported {
     operators: Vec<Operator>,
-    /// Whether a type or shape behind an untranslated node is unknown, so that the nodes that follow cannot be translated.
+    /// Whether an untranslated node has an output of unknown type or shape, so that later nodes cannot be translated.
     open_ended: bool,
 }
 
 /// The untranslated nodes of one operator.
 struct Operator {
     name: String,
-    /// The first node and why it is not translated.
+    /// The first node, and the reason.
     first: (String, String),
-    /// The names of the first few nodes that have one.
+    /// The names of the first few named nodes.
     names: Vec<String>,
     nodes: usize,
-    /// Whether all have the same reason.
+    /// Whether all nodes have the same reason.
     alike: bool,
 }
 
 impl Unsupported {
-    /// Adds a node and puts placeholders in the place of its outputs, so that the nodes behind it can be translated too.
+    /// Adds a node and defines placeholders for its outputs, so that the nodes that read them can still be checked.
     pub(crate) fn add(&mut self, t: &mut Translator<'_>, node: &Node, why: &str) -> Result<()> {
         self.note(node, why);
         for id in node.outputs.iter().flatten() {
@@ -65,12 +65,13 @@ impl Unsupported {
         }
     }
 
-    /// Whether the nodes that follow cannot be translated.
+    /// Whether later nodes cannot be translated.
     pub(crate) fn is_open_ended(&self) -> bool {
         self.open_ended
     }
 
-    /// An error that lists all of them, where there are any.
+    /// # Errors
+    /// `Unimplemented`, listing all added nodes, if there are any.
     pub(crate) fn into_result(self) -> Result<()> {
         let nodes: usize = self.operators.iter().map(|operator| operator.nodes).sum();
         let message = match &self.operators[..] {

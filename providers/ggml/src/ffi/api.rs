@@ -1,4 +1,4 @@
-//! ggml's C interface, as far as it is used: types as in the `ggml.h` of ggml 0.26 and 0.27, functions found by name.
+//! The part of ggml's C interface that is used here. Types are those of `ggml.h` in ggml 0.26 and 0.27. Functions are found by name.
 
 use libloading::Library;
 use std::ffi::{c_char, c_int, c_void};
@@ -24,7 +24,7 @@ pub(super) struct RawTensor {
     pub(super) padding: [c_char; 8],
 }
 
-// As compiled by gcc from ggml 0.26's header; where the name lies is checked when loading.
+// As gcc lays out the header of ggml 0.26. Loading also checks the offset of the name.
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<RawTensor>() == 336);
 
@@ -46,7 +46,7 @@ pub(super) const OP_NONE: c_int = 0;
 /// `GGML_TENSOR_FLAG_OUTPUT`.
 pub(super) const FLAG_OUTPUT: i32 = 2;
 
-/// `ggml_context *`, `ggml_cgraph *`, backends, buffers and what else is only passed around.
+/// `ggml_context *`, `ggml_cgraph *`, backends, buffers and other opaque pointers.
 pub(super) type Ptr = *mut c_void;
 pub(super) type TensorPtr = *mut RawTensor;
 pub(super) type CustomOp = unsafe extern "C" fn(TensorPtr, c_int, c_int, *mut c_void);
@@ -69,6 +69,22 @@ pub(super) const USAGE_WEIGHTS: c_int = 1;
 /// `GGML_STATUS_ALLOC_FAILED`.
 pub(super) const STATUS_ALLOC_FAILED: c_int = -2;
 
+/// `GGML_MAX_N_THREADS`.
+pub(crate) const MAX_THREADS: usize = 512;
+
+/// `struct ggml_threadpool_params`.
+#[repr(C)]
+pub(super) struct ThreadParams {
+    /// All false: the system places the threads.
+    pub(super) cpu_mask: [bool; MAX_THREADS],
+    pub(super) n_threads: c_int,
+    /// `enum ggml_sched_priority`; 0 is normal.
+    pub(super) priority: c_int,
+    pub(super) poll: u32,
+    pub(super) strict_cpu: bool,
+    pub(super) paused: bool,
+}
+
 macro_rules! api {
     ($($name:ident: fn($($arg:ty),* $(,)?) $(-> $ret:ty)?;)*) => {
         /// Functions of ggml-base.
@@ -80,11 +96,10 @@ macro_rules! api {
             /// Finds every function.
             ///
             /// # Errors
-            /// The name of the first that is missing.
+            /// The name of the first missing function.
             ///
             /// # Safety
-            /// `library` must be a ggml-base whose functions have the signatures stated here, and stay
-            /// loaded as long as the table is used.
+            /// `library` is a ggml-base whose functions have these signatures. It stays loaded as long as the table is used.
             pub(super) unsafe fn resolve(library: &Library) -> Result<Self, &'static str> {
                 Ok(Api {$(
                     $name: {

@@ -2,82 +2,22 @@
 
 use super::{
     api::*,
-    kernel::{Cell, Failure, Kernel, MAX_INPUTS, Shares, trampoline},
-    library::{Ggml, Target},
-    program::Program,
-    store::{Home, Pools, Store, Stored},
+    custom::{Cell, Failure, Shares, trampoline},
+    kernel::{Kernel, MAX_INPUTS},
+    library::Target,
+    room::Home,
+    store::{Pools, Store, Stored},
+    tensor::{Context, Extent, Strides, Tensor, Type, check, count, new_tensor, reserve, signed},
 };
-use sdrun_abi::{Error, ErrorCode, Result};
+use sdrun_abi::Result;
 use std::{
     collections::{HashMap, HashSet},
     ffi::c_int,
     sync::{Arc, atomic::AtomicBool},
 };
 
-/// Element types that tensors are stored in. ggml computes in f32 alone; the others are storage, of which those in blocks are
-/// for matrices that devices multiply with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(i32)]
-pub(crate) enum Type {
-    F32 = 0,
-    F16 = 1,
-    Q8_0 = 8,
-    Q4K = 12,
-    I8 = 24,
-    I16 = 25,
-    I32 = 26,
-    I64 = 27,
-    F64 = 28,
-    Bf16 = 30,
-}
-
-impl Type {
-    pub(super) fn from_raw(raw: c_int) -> Option<Self> {
-        use Type::*;
-        [F32, F16, Q8_0, Q4K, I8, I16, I32, I64, F64, Bf16].into_iter().find(|type_| *type_ as c_int == raw)
-    }
-    /// Bytes of one element, or of a block.
-    pub(crate) fn size(self) -> usize {
-        match self {
-            Type::I8 => 1,
-            Type::F16 | Type::Bf16 | Type::I16 => 2,
-            Type::F32 | Type::I32 => 4,
-            Type::I64 | Type::F64 => 8,
-            Type::Q8_0 => 34,
-            Type::Q4K => 144,
-        }
-    }
-    /// Elements of a block.
-    fn block(self) -> usize {
-        match self {
-            Type::Q8_0 => 32,
-            Type::Q4K => 256,
-            _ => 1,
-        }
-    }
-    /// Bytes of `count` elements.
-    pub(crate) fn bytes(self, count: usize) -> usize {
-        count / self.block() * self.size()
-    }
-}
-
-/// A tensor of one [`Builder`] and the [`Program`] it becomes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Tensor(u32);
-
-impl Tensor {
-    pub(super) fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-/// Elements in each dimension, the innermost first.
-pub(crate) type Extent = [usize; 4];
-/// Byte strides of dimensions 1 to 3; dimension 0 is always dense.
-pub(crate) type Strides = [usize; 3];
-
-/// ggml's element-wise functions of one f32 tensor. `Gelu` and `GeluQuick` are for devices: on the CPU ggml looks them up in
-/// f16 tables.
+/// ggml's element-wise functions of one f32 tensor. `Gelu` and `GeluQuick` are for devices only, because ggml looks them up in f16
+/// tables on the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub(crate) enum Unary {
@@ -85,7 +25,7 @@ pub(crate) enum Unary {
     Cos,
     Elu,
     Exp,
-    /// By tanh.
+    /// The tanh approximation.
     Gelu,
     GeluErf,
     /// `x * sigmoid(1.702 x)`.
@@ -113,52 +53,41 @@ pub(crate) enum Binary {
 }
 
 impl Binary {
-    /// Whether operands may be swapped.
+    /// Whether the operands may be swapped.
     pub(crate) fn commutes(self) -> bool {
         matches!(self, Binary::Add | Binary::Mul)
     }
 }
 
-/// What one core does, roughly, in matrix products.
+/// The approximate rate of one core in matrix products.
 pub(super) const MULTIPLICATIONS_PER_NS: usize = 32;
 
-/// Tensors one ggml context has room for.
-const CHUNK: usize = 512;
-
-/// A pool of tensor descriptions; the data lies elsewhere.
-pub(super) struct Context {
-    pub(super) raw: Ptr,
-    used: usize,
-    /// Whether it has tensors that were added since its last allocation.
-    pub(super) pending: bool,
-}
-
-/// Builds a graph. Every function that adds a node checks what ggml would assert.
+/// Builds a graph. Every function that adds a node checks the conditions that ggml would assert.
 pub(crate) struct Builder {
     pub(super) target: Target,
-    /// Every tensor by its number.
+    /// The tensors, by index.
     pub(super) tensors: Vec<TensorPtr>,
     /// Contexts of the nodes.
     pub(super) contexts: Vec<Context>,
-    /// Contexts of the constants, which get memory of their own, with the host and on the device.
+    /// Contexts of the constants in main memory and on the device. Constants have memory of their own.
     pub(super) constants: [Vec<Context>; 2],
     pub(super) inputs: Vec<Tensor>,
-    /// The stores whose tensors the graph reads.
+    /// The store whose tensors the graph reads.
     pub(super) pools: Option<Arc<Pools>>,
-    /// Boxed, for ggml keeps pointers to them.
+    /// Boxed, because ggml keeps pointers to them.
     #[allow(clippy::vec_box)]
     pub(super) kernels: Vec<Box<Cell>>,
     pub(super) failure: Arc<Failure>,
-    /// What the nodes take on one thread, roughly, in nanoseconds.
+    /// The approximate time of the nodes on one thread, in nanoseconds.
     pub(super) work: usize,
     pub(super) nodes: usize,
-    /// Which of them a node runs.
+    /// The index in `kernels` of the kernel that a node runs.
     pub(super) cells: HashMap<TensorPtr, usize>,
-    /// Nodes that the device besides the CPU is to run.
+    /// Nodes that the GPU runs.
     pub(super) device_nodes: HashSet<TensorPtr>,
 }
 
-// SAFETY: the pointers are to memory that this value alone owns.
+// SAFETY: only this value owns the memory behind the pointers.
 unsafe impl Send for Builder {}
 
 impl Drop for Builder {
@@ -190,16 +119,8 @@ impl Builder {
         }
     }
 
-    /// Gives the graph memory. It computes `outputs`, on `threads` threads; nodes they do not need are not run.
-    ///
-    /// # Errors
-    /// `ResourceExhausted` where there is not enough memory.
-    pub(crate) fn finish(self, outputs: &[Tensor], threads: usize) -> Result<Program> {
-        Program::new(self, outputs, threads)
-    }
-
-    /// Whether several threads finish the graph sooner than one: starting them takes about 0.1 ms, and they wait for
-    /// each other after every node.
+    /// Whether several threads are faster than one. Starting them takes about 0.1 ms, and they wait for each other after every
+    /// node.
     pub(crate) fn is_worth_threads(&self) -> bool {
         self.work > 100_000 + 2_000 * self.nodes
     }
@@ -211,14 +132,14 @@ impl Builder {
 
     // ---- tensors without operation ----
 
-    /// A tensor with memory of its own, to be filled before the first run.
+    /// A tensor with memory of its own, filled before the first run.
     pub(crate) fn constant(&mut self, type_: Type, extent: Extent, home: Home) -> Result<Tensor> {
         let contexts = &mut self.constants[usize::from(home == Home::Device)];
         let context = reserve(self.target.ggml, contexts)?;
         let raw = new_tensor(self.target.ggml, context, type_, extent)?;
         Ok(self.register(raw))
     }
-    /// A tensor of `store`, of which a graph can use only one.
+    /// A tensor of `store`. A graph can use only one store.
     pub(crate) fn stored(&mut self, store: &Store, tensor: Stored) -> Result<Tensor> {
         let pools = self.pools.get_or_insert_with(|| store.pools().clone());
         check(Arc::ptr_eq(pools, store.pools()), "stored", "all weights in one store")?;
@@ -251,7 +172,7 @@ impl Builder {
             (api.ggml_reshape_4d)(ctx, this.raw(a), ne[0], ne[1], ne[2], ne[3])
         })
     }
-    /// A contiguous run of the elements of `a`, beginning with element `start`.
+    /// A contiguous run of the elements of `a` that begins at element `start`.
     pub(crate) fn run(&mut self, a: Tensor, start: usize, extent: Extent) -> Result<Tensor> {
         check(self.is_contiguous(a), "view", "a contiguous tensor")?;
         let len = count(extent)?;
@@ -283,7 +204,7 @@ impl Builder {
 
     // ---- arithmetic, all f32 ----
 
-    /// `a op b`; `b` is repeated along dimensions where the extent of `a` is a multiple of its own.
+    /// `a op b`. `b` is repeated along dimensions in which the extent of `a` is a multiple of its own.
     pub(crate) fn binary(&mut self, op: Binary, a: Tensor, b: Tensor) -> Result<Tensor> {
         self.check_f32(&[a, b], "binary")?;
         let fits = self.extent(a).iter().zip(self.extent(b)).all(|(a, b)| a % b == 0);
@@ -326,7 +247,7 @@ impl Builder {
             unsafe { function(ctx, this.raw(a)) }
         })
     }
-    /// `a` where positive, else `slope * a`.
+    /// `a` if positive, else `slope * a`.
     pub(crate) fn leaky_relu(&mut self, a: Tensor, slope: f32) -> Result<Tensor> {
         self.check_f32(&[a], "leaky_relu")?;
         // SAFETY: a contiguous f32 tensor.
@@ -368,7 +289,7 @@ impl Builder {
 
     // ---- ours ----
 
-    /// An operation of ours with `inputs`, all contiguous. `name` is used in its error messages.
+    /// A node that runs one of our kernels on contiguous `inputs`. Error messages use `name`.
     pub(crate) fn custom(
         &mut self,
         name: &str,
@@ -397,7 +318,7 @@ impl Builder {
             let mut raw: Vec<TensorPtr> = inputs.iter().map(|input| this.raw(*input)).collect();
             let (pointer, len) = (raw.as_mut_ptr(), raw.len() as c_int);
             let (type_, data) = (type_ as c_int, data.cast_mut().cast());
-            // SAFETY: `data` lives in `self.kernels` as long as the graph; -1 means "all threads".
+            // SAFETY: `data` lives in `self.kernels` as long as the graph. -1 means "all threads".
             unsafe {
                 (api.ggml_custom_4d)(
                     ctx, type_, ne[0], ne[1], ne[2], ne[3], pointer, len, trampoline, -1, data,
@@ -408,20 +329,20 @@ impl Builder {
         Ok(tensor)
     }
 
-    // ---- questions ----
+    // ---- properties ----
 
-    /// Element type.
+    /// The element type.
     pub(crate) fn type_of(&self, tensor: Tensor) -> Type {
         // SAFETY: a tensor of this builder.
         let raw = unsafe { (*self.raw(tensor)).type_ };
         Type::from_raw(raw).unwrap_or_else(|| unreachable!("tensors are only made of known types"))
     }
-    /// Elements in each dimension, the innermost first.
+    /// The elements of each dimension, the innermost first.
     pub(crate) fn extent(&self, tensor: Tensor) -> Extent {
         // SAFETY: a tensor of this builder.
         unsafe { (*self.raw(tensor)).ne.map(|n| n as usize) }
     }
-    /// Number of elements.
+    /// The number of elements.
     pub(crate) fn len(&self, tensor: Tensor) -> usize {
         self.extent(tensor).iter().product()
     }
@@ -459,61 +380,6 @@ impl Builder {
     }
     fn register(&mut self, raw: TensorPtr) -> Tensor {
         self.tensors.push(raw);
-        Tensor(self.tensors.len() as u32 - 1)
+        Tensor::new(self.tensors.len() - 1)
     }
-}
-
-/// A tensor without memory in a context that [`reserve`] gave.
-pub(super) fn new_tensor(ggml: &Ggml, context: Ptr, type_: Type, extent: Extent) -> Result<TensorPtr> {
-    count(extent)?.checked_mul(type_.size()).ok_or_else(too_large)?;
-    let ne = signed(extent);
-    // SAFETY: `reserve` left room in the context.
-    Ok(unsafe { (ggml.api.ggml_new_tensor_4d)(context, type_ as c_int, ne[0], ne[1], ne[2], ne[3]) })
-}
-
-/// A context with room for one more tensor.
-pub(super) fn reserve(ggml: &Ggml, contexts: &mut Vec<Context>) -> Result<Ptr> {
-    if contexts.last().is_none_or(|context| context.used == CHUNK) {
-        let params = InitParams {
-            // SAFETY: takes nothing, returns a number.
-            mem_size: CHUNK * unsafe { (ggml.api.ggml_tensor_overhead)() },
-            mem_buffer: std::ptr::null_mut(),
-            no_alloc: true,
-        };
-        // SAFETY: ggml allocates the memory itself.
-        let raw = unsafe { (ggml.api.ggml_init)(params) };
-        if raw.is_null() {
-            return Err(Error::new(ErrorCode::ResourceExhausted, "no memory for a ggml context"));
-        }
-        contexts.push(Context { raw, used: 0, pending: false });
-    }
-    match contexts.last_mut() {
-        Some(context) => {
-            context.used += 1;
-            context.pending = true;
-            Ok(context.raw)
-        }
-        None => Err(Error::internal("no ggml context")),
-    }
-}
-
-/// Number of elements; ggml needs every dimension to be there.
-pub(super) fn count(extent: Extent) -> Result<usize> {
-    let len =
-        extent.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).filter(|n| *n <= i64::MAX as usize / 16);
-    let len = len.ok_or_else(too_large)?;
-    check(len > 0, "tensor", "at least one element")?;
-    Ok(len)
-}
-
-fn too_large() -> Error {
-    Error::new(ErrorCode::ResourceExhausted, "a tensor is larger than the address space")
-}
-
-pub(super) fn signed(extent: Extent) -> [i64; 4] {
-    extent.map(|n| n as i64)
-}
-
-pub(super) fn check(holds: bool, what: &str, needs: &str) -> Result<()> {
-    if holds { Ok(()) } else { Err(Error::internal(format!("ggml operation {what} needs {needs}"))) }
 }

@@ -1,8 +1,9 @@
-//! Operations of ggml that graphs for other devices than the CPU are made of, where kernels of ours take their place.
+//! Operations of ggml for devices. On the CPU, our kernels do the same.
 
 use super::{
     api::*,
-    builder::{Builder, Extent, MULTIPLICATIONS_PER_NS, Tensor, Type, check, count, signed},
+    builder::{Builder, MULTIPLICATIONS_PER_NS},
+    tensor::{Extent, Tensor, Type, check, count, signed},
 };
 use sdrun_abi::Result;
 use std::{
@@ -10,7 +11,7 @@ use std::{
     ffi::{c_int, c_void},
 };
 
-/// What one half of a gated unit goes through: `enum ggml_glu_op`.
+/// The function of the gate of a gated linear unit: `enum ggml_glu_op`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 #[repr(i32)]
@@ -23,13 +24,14 @@ pub(crate) enum Gate {
 }
 
 impl Builder {
-    /// How many tensors there are.
+    /// The number of tensors so far.
     pub(crate) fn tensors(&self) -> usize {
         self.tensors.len()
     }
 
-    /// Has the device besides the CPU run what makes `tensor` of the first `before` tensors, if it can run all of that; whether
-    /// it can. What is left to ggml's scheduler may run on the CPU, where some functions are looked up in tables of f16.
+    /// Assigns to the GPU every node that computes `tensor` and is newer than the first `before` tensors, if the GPU supports all of
+    /// them. Returns whether it does. Nodes that ggml's scheduler assigns itself may run on the CPU, where ggml looks some functions
+    /// up in f16 tables.
     pub(crate) fn give_to_device(&mut self, tensor: Tensor, before: usize) -> bool {
         let Some(gpu) = self.target.gpu() else { return false };
         let new: HashSet<TensorPtr> = self.tensors[before..].iter().copied().collect();
@@ -57,8 +59,8 @@ impl Builder {
 
     // ---- moving elements, all f32 ----
 
-    /// Elements of `a` from number `start` on, copied: dimensions and the steps between their elements are positive, the outermost
-    /// first. There are at most four, with one more dimension of one element where none has step 1.
+    /// A copy of elements of `a` that begins at element `start`. `dims` and `steps`, the distances between elements, are positive, the
+    /// outermost first. There are at most four dimensions, or three if no step is 1.
     pub(crate) fn gather_strided(
         &mut self,
         a: Tensor,
@@ -74,14 +76,14 @@ impl Builder {
         let last: usize = axes.iter().map(|(dim, step)| (dim - 1) * step).sum();
         let fits = axes.len() <= 4 && start + last < self.len(a) && steps.iter().all(|step| *step > 0);
         check(fits, "a strided view", "at most four dimensions inside the tensor")?;
-        // ggml's views are dense along their first dimension: the one that is comes first, and then goes to its place.
+        // ggml's views are dense along their first dimension. So the dense dimension comes first and is then permuted to its place.
         let dense = axes.iter().position(|(_, step)| *step == 1).unwrap_or(0);
         let mut order: Vec<usize> = (0..4).filter(|axis| *axis != dense).collect();
         order.insert(0, dense);
         let axis = |i: usize| axes.get(order[i]).copied().unwrap_or((1, last + 1));
         let (ne, nb) = ([0, 1, 2, 3].map(|i| axis(i).0 as i64), [1, 2, 3].map(|i| axis(i).1 * 4));
         let view = self.view(|api, ctx, this| unsafe {
-            // SAFETY: the last element lies inside the tensor, and so does their number, for no two are the same.
+            // SAFETY: the last element lies inside the tensor.
             let a = this.raw(a);
             (api.ggml_view_4d)(ctx, a, ne[0], ne[1], ne[2], ne[3], nb[0], nb[1], nb[2], start * 4)
         })?;
@@ -93,7 +95,7 @@ impl Builder {
         // SAFETY: any tensor can be made contiguous.
         self.node(|api, ctx, this| unsafe { (api.ggml_cont)(ctx, this.raw(turned)) })
     }
-    /// `a` as often along each dimension as `extent` is a multiple of its own.
+    /// `a` repeated along each dimension up to `extent`, a multiple of its own.
     pub(crate) fn repeat(&mut self, a: Tensor, extent: Extent) -> Result<Tensor> {
         let ne = self.multiples(a, extent, "repeat")?;
         // SAFETY: checked above.
@@ -101,14 +103,14 @@ impl Builder {
             (api.ggml_repeat_4d)(ctx, this.raw(a), ne[0], ne[1], ne[2], ne[3])
         })
     }
-    /// `a` and after it `b`, along dimension 0.
+    /// `a` followed by `b` along dimension 0.
     pub(crate) fn concat(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
         self.check_f32(&[a, b], "concat")?;
         check(self.extent(a)[1..] == self.extent(b)[1..], "concat", "equal extents beside the axis")?;
         // SAFETY: checked above.
         self.node(|api, ctx, this| unsafe { (api.ggml_concat)(ctx, this.raw(a), this.raw(b), 0) })
     }
-    /// `a` with each element repeated along each dimension, so that it gets `extent`.
+    /// `a` with each element repeated along each dimension, up to `extent`.
     pub(crate) fn upscale(&mut self, a: Tensor, extent: Extent) -> Result<Tensor> {
         let ne = self.multiples(a, extent, "upscale")?;
         // SAFETY: checked above.
@@ -116,14 +118,14 @@ impl Builder {
             (api.ggml_interpolate)(ctx, this.raw(a), ne[0], ne[1], ne[2], ne[3], SCALE_MODE_NEAREST)
         })
     }
-    /// `extent` as ggml takes it, where that of `a` divides it.
+    /// `extent` for ggml, after checking that the extent of `a` divides it.
     fn multiples(&self, a: Tensor, extent: Extent, operation: &str) -> Result<[i64; 4]> {
         self.check_f32(&[a], operation)?;
         let fits = self.extent(a).iter().zip(extent).all(|(own, all)| all % own == 0);
         check(fits && count(extent)? > 0, operation, "multiples of the extent")?;
         Ok(signed(extent))
     }
-    /// `a` between zeros: so many before and after it along each dimension.
+    /// `a` padded with this many zeros before and after it along each dimension.
     pub(crate) fn pad(&mut self, a: Tensor, zeros: [[usize; 2]; 4]) -> Result<Tensor> {
         self.check_f32(&[a], "pad")?;
         let small = zeros.iter().flatten().all(|n| *n < 1 << 24);
@@ -138,7 +140,7 @@ impl Builder {
 
     // ---- along dimension 0, all f32 ----
 
-    /// `(x - mean) / sqrt(variance + epsilon)`, or without the mean `x / sqrt(mean of squares + epsilon)`.
+    /// `(x - mean) / sqrt(variance + epsilon)`, or `x / sqrt(mean of squares + epsilon)` if not `centred`.
     pub(crate) fn norm(&mut self, a: Tensor, epsilon: f32, centred: bool) -> Result<Tensor> {
         self.check_f32(&[a], "norm")?;
         self.node(|api, ctx, this| {
@@ -147,7 +149,7 @@ impl Builder {
             unsafe { function(ctx, this.raw(a), epsilon) }
         })
     }
-    /// One half through `gate`, the second where `swapped`, times the other.
+    /// `gate` of one half, the second if `swapped`, times the other half.
     pub(crate) fn glu(&mut self, a: Tensor, gate: Gate, swapped: bool) -> Result<Tensor> {
         self.check_f32(&[a], "glu")?;
         check(self.extent(a)[0].is_multiple_of(2), "glu", "two halves")?;
@@ -155,10 +157,10 @@ impl Builder {
         self.node(|api, ctx, this| unsafe { (api.ggml_glu)(ctx, this.raw(a), gate as c_int, swapped) })
     }
 
-    // ---- products and normalisation of images ----
+    // ---- products, and normalization of images ----
 
-    /// `out[n, m] = sum over k of a[k, n] * b[k, m]`, summed in f32, for each of the outer indices of `b`; those of `a` are
-    /// repeated. `a` may be of any type but integers.
+    /// `out[n, m] = sum over k of a[k, n] * b[k, m]` in f32, for each outer index of `b`. The outer dimensions of `a` are repeated.
+    /// `a` may have any floating-point or block type.
     pub(crate) fn mul_mat(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
         self.check_f32(&[b], "mul_mat")?;
         check(
@@ -178,8 +180,8 @@ impl Builder {
             product
         })
     }
-    /// Attention without a mask, of queries, keys and values `[size, length, heads, batch]`, or `[size, heads, length, batch]`
-    /// where `heads_inside`; keys and values are first stored as `type_`. The result is `[size, heads, length, batch]`.
+    /// Attention without a mask. Queries, keys and values are `[size, length, heads, batch]`, or `[size, heads, length, batch]` if
+    /// `heads_inside`. Keys and values are first converted to `type_`. The result is `[size, heads, length, batch]`.
     pub(crate) fn flash_attention(
         &mut self,
         [q, k, v]: [Tensor; 3],
@@ -221,7 +223,7 @@ impl Builder {
             y
         })
     }
-    /// Normalisation over groups of dimension 2.
+    /// Group normalization over groups of dimension 2.
     pub(crate) fn group_norm(&mut self, a: Tensor, groups: usize, epsilon: f32) -> Result<Tensor> {
         self.check_f32(&[a], "group_norm")?;
         check(
@@ -234,8 +236,8 @@ impl Builder {
             (api.ggml_group_norm)(ctx, this.raw(a), groups as c_int, epsilon)
         })
     }
-    /// Convolution of `b` `[w, h, channels, batch]` with `a` `[kw, kh, channels, filters]`; strides, padding on both sides
-    /// and dilations are of the height, then of the width.
+    /// Convolution of `b` `[w, h, channels, batch]` with `a` `[kw, kh, channels, filters]`. Strides, padding (the same on both sides)
+    /// and dilations are for the height, then for the width.
     pub(crate) fn conv_2d(
         &mut self,
         a: Tensor,

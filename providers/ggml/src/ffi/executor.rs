@@ -1,16 +1,17 @@
-//! What runs the graphs of a session.
+//! Runs the graphs of a session.
 
 use super::{
     api::*,
+    backends::Backends,
+    custom::Failure,
     library::{Target, status_error},
     pages,
     profile::Profile,
     program::{Program, memory_of},
     store::Store,
     streams::{Plan, Turns, at_node},
-    threads::{MAX_THREADS, Threads},
 };
-use crate::{ffi::kernel::Failure, memory};
+use crate::memory;
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -20,59 +21,15 @@ use std::{
     thread,
 };
 
-/// ggml's backends on a target: the device, where there is one besides the CPU, and the CPU.
-pub(super) struct Backends {
-    pub(super) target: Target,
-    cpu: Ptr,
-    device: Option<Ptr>,
-    /// Of the CPU's.
-    threads: Option<Threads>,
-}
-
-// SAFETY: ggml ties none of it to a thread; what is done with it is done through one `Executor`.
-unsafe impl Send for Backends {}
-// SAFETY: as above.
-unsafe impl Sync for Backends {}
-
-impl Backends {
-    fn open(target: Target, threads: usize) -> Result<Self> {
-        let api = &target.ggml.api;
-        let init = |device: Ptr, name: &str| {
-            // SAFETY: a device of this ggml.
-            let backend = unsafe { (api.ggml_backend_dev_init)(device, std::ptr::null()) };
-            let failed = || Error::precondition(format!("ggml cannot open its device {name}"));
-            if backend.is_null() { Err(failed()) } else { Ok(backend) }
-        };
-        let cpu = init(target.ggml.cpu.device, "cpu")?;
-        let mut backends = Backends { target, cpu, device: None, threads: None };
-        // SAFETY: the CPU's backend, which is freed after them.
-        backends.threads = Some(unsafe { Threads::new(&target.ggml.cpu, cpu, threads)? });
-        if let Some(gpu) = target.gpu() {
-            backends.device = Some(init(gpu.device, &gpu.id)?);
-        }
-        Ok(backends)
-    }
-}
-
-impl Drop for Backends {
-    fn drop(&mut self) {
-        self.threads = None;
-        for backend in self.device.into_iter().chain([self.cpu]) {
-            // SAFETY: made by `ggml_backend_dev_init`, freed once.
-            unsafe { (self.target.ggml.api.ggml_backend_free)(backend) };
-        }
-    }
-}
-
-/// Runs programs one at a time. On the CPU they share one piece of memory for their activations, as large as the
-/// largest needs; on another device each has its own.
+/// Runs programs one at a time. On the CPU, they share one buffer for their activations, as large as the largest program needs. On
+/// another device, each program has its own.
 pub(crate) struct Executor {
     backends: Arc<Backends>,
     /// `ggml_gallocr`.
     activations: Ptr,
-    /// Bytes of activations that there was memory for.
+    /// Bytes of activations that passed the check for memory.
     room: u64,
-    /// The program that the activations are laid out for.
+    /// The program for which the activations are laid out.
     placed: Option<u64>,
 }
 
@@ -81,25 +38,25 @@ unsafe impl Send for Executor {}
 
 impl Drop for Executor {
     fn drop(&mut self) {
-        // SAFETY: made by `ggml_gallocr_new`, freed once; no program runs any more.
+        // SAFETY: created by `ggml_gallocr_new` and freed once, when no program runs any more.
         unsafe { (self.backends.target.ggml.api.ggml_gallocr_free)(self.activations) };
     }
 }
 
-/// How the nodes of a graph are spread over a device and the CPU.
+/// How a graph is divided between a device and the CPU.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Spread {
-    /// Pieces of the graph that run one after the other.
+    /// Parts of the graph, which run one after the other.
     pub(crate) splits: usize,
     /// Nodes on the device.
     pub(crate) on_device: usize,
-    /// Operations that run on the CPU, and how many nodes of each.
+    /// Operations on the CPU, with their number of nodes.
     pub(crate) on_cpu: BTreeMap<String, usize>,
-    /// Tensors that are copied from one to the other in every run, and their bytes.
+    /// The number and bytes of the tensors that every run copies between them.
     pub(crate) copies: (usize, u64),
 }
 
-/// What the abort callback asks while a graph runs.
+/// The data of the abort callback while a graph runs.
 struct Watch<'a> {
     cancelled: &'a dyn Fn() -> bool,
     failure: &'a Failure,
@@ -107,7 +64,7 @@ struct Watch<'a> {
 }
 
 impl Executor {
-    /// Opens the device, for programs of at most so many threads.
+    /// Opens the device for programs of at most `threads` threads.
     pub(crate) fn new(target: Target, threads: usize) -> Result<Self> {
         let backends = Backends::open(target, threads)?;
         let api = &target.ggml.api;
@@ -120,7 +77,8 @@ impl Executor {
         Ok(Executor { backends: Arc::new(backends), activations, room: 0, placed: None })
     }
 
-    /// Lays out the memory of a program's activations, unless they are. What its inputs held is lost where they were not.
+    /// Lays out the memory of a program's activations, unless it is laid out already. The inputs lose their contents if it was not.
+    /// Returns how the graph is divided, when it is first laid out for a device.
     ///
     /// # Errors
     /// `ResourceExhausted`.
@@ -132,8 +90,8 @@ impl Executor {
                 return Ok(None);
             }
             let mut backends = [device, self.backends.cpu];
-            // SAFETY: the CPU is the last backend, as ggml wants it; the scheduler goes with the program, which keeps
-            // the backends.
+            // SAFETY: the CPU is the last backend, as ggml requires. The program owns the scheduler and keeps the backends
+            // alive.
             unsafe {
                 let (null, size) = (std::ptr::null_mut(), program.size);
                 let scheduler =
@@ -157,14 +115,14 @@ impl Executor {
         }
         self.placed = None;
         program.forget_activations();
-        // SAFETY: the tensors of the graph have no memory but that of weights and constants.
+        // SAFETY: only weights and constants of the graph have memory so far.
         if !unsafe { (api.ggml_gallocr_alloc_graph)(self.activations, program.graph) } {
             return Err(exhausted());
         }
         // SAFETY: the allocator has one buffer or none.
         let bytes = unsafe { (api.ggml_gallocr_get_buffer_size)(self.activations, 0) as u64 };
         if bytes > self.room {
-            // A new buffer, of which nothing is in memory before a program runs in it.
+            // The buffer is new. Its pages take memory only when a program writes them.
             memory::ensure(bytes, "the activations", "close other programs, or give smaller inputs")?;
             self.room = bytes;
         }
@@ -184,10 +142,10 @@ impl Executor {
     unsafe fn spread(&self, program: &Program, scheduler: Ptr, device: Ptr) -> Spread {
         let api = &self.backends.target.ggml.api;
         let mut spread = Spread { splits: 0, on_device: 0, on_cpu: BTreeMap::new(), copies: (0, 0) };
-        // What a node reads that is none of the program's tensors, the scheduler has put there: a copy.
+        // A source that is not a tensor of the program is a copy that the scheduler inserted.
         let mut seen: HashSet<TensorPtr> = program.tensors().iter().copied().collect();
         for raw in program.nodes() {
-            // SAFETY: a node of the graph; descriptions are C strings.
+            // SAFETY: a node of the graph. Descriptions are C strings.
             let (is_view, on_device, name, sources) = unsafe {
                 let backend = (api.ggml_backend_sched_get_tensor_backend)(scheduler, raw);
                 let name = CStr::from_ptr((api.ggml_op_desc)(raw)).to_string_lossy().into_owned();
@@ -216,19 +174,18 @@ impl Executor {
         spread
     }
 
-    /// Runs the graph once, with the weights in `store`, after [`place`](Self::place); `cancelled` is asked between
-    /// nodes.
+    /// Runs the graph once with the weights in `store`, after [`place`](Self::place). Calls `cancelled` between nodes.
     ///
     /// # Errors
-    /// `Internal` where the graph was made for another store; `Cancelled`; what a kernel reported, as
-    /// `InvalidArgument`; ggml's own failures.
+    /// `Internal` if the graph belongs to another store; `Cancelled`; `InvalidArgument` with the message of a kernel; ggml's own
+    /// failures.
     pub(crate) fn compute(
         &mut self,
         program: &mut Program,
         store: &Store,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<()> {
-        // Borrowed, so that nobody writes weights meanwhile.
+        // The borrow of `store` prevents writes to weights during the run.
         program.check_store(store)?;
         if program.scheduler.is_none() && self.placed != Some(program.id) {
             return Err(Error::internal("a ggml graph without memory"));
@@ -240,7 +197,7 @@ impl Executor {
         }
         let watch = Watch { cancelled, failure: program.failure(), profile: program.profile.as_ref() };
         let (cpu, set) = (self.backends.cpu, ggml.cpu.set_abort_callback);
-        // SAFETY: the callback is withdrawn before `watch` goes; backends and graph belong together.
+        // SAFETY: the callback is removed before `watch` is dropped. The graph belongs to these backends.
         let status = unsafe {
             (ggml.cpu.set_n_threads)(cpu, program.threads.clamp(1, MAX_THREADS) as c_int);
             set(cpu, Some(should_stop), (&raw const watch).cast_mut().cast());
@@ -264,8 +221,7 @@ impl Executor {
         }
     }
 
-    /// Bytes of the activations that programs share, and of those that `programs` have for themselves; and how many of
-    /// them are in the memory of the device besides the CPU.
+    /// Bytes of all activations, shared or owned by one of `programs`, and how many of these bytes are in the memory of the GPU.
     pub(crate) fn activation_bytes<'p>(&self, programs: impl Iterator<Item = &'p Program>) -> (u64, u64) {
         let api = &self.backends.target.ggml.api;
         // SAFETY: the allocator has one buffer.
@@ -282,8 +238,8 @@ impl Executor {
     }
 }
 
-/// The turns that weights take on the device when the program runs, if they do. The nodes are those of the scheduler, for backends
-/// change their order when it allocates the graph.
+/// The turns that weights take on the device when the program runs, if they do. Must run after the scheduler allocated the graph,
+/// because backends then reorder the nodes.
 fn turns(program: &Program, store: &Store) -> Result<Option<Plan>> {
     let streams = store.streams();
     if streams.turns.is_empty() {
@@ -293,7 +249,7 @@ fn turns(program: &Program, store: &Store) -> Result<Option<Plan>> {
     let uses = nodes.iter().map(|raw| {
         // SAFETY: a node of the graph.
         let (is_view, sources) = unsafe { (!(**raw).view_src.is_null(), (**raw).src) };
-        // A view reads nothing.
+        // Views read nothing.
         let sources = sources.into_iter().filter(|source| !is_view && !source.is_null());
         let turns: BTreeSet<usize> =
             sources.filter_map(|source| streams.turn_of.get(&memory_of(source)).copied()).collect();
@@ -303,17 +259,17 @@ fn turns(program: &Program, store: &Store) -> Result<Option<Plan>> {
     let plan = Plan::new(streams, &nodes, &uses).map_err(|_| {
         Error::new(
             ErrorCode::ResourceExhausted,
-            "an operation reads more weights than have room on the device",
+            "the weights of one operation do not fit into the device's memory budget",
         )
         .with_hint("give a larger budget")
     })?;
     Ok(Some(plan))
 }
 
-/// Runs a graph, with weights that take turns.
+/// Runs a graph whose weights take turns on the device.
 ///
 /// # Safety
-/// The scheduler has allocated the graph, whose nodes the plan was made of; nobody writes weights meanwhile.
+/// The scheduler has allocated the graph, and the plan was made from its nodes. Nothing writes weights during the run.
 unsafe fn compute_in_turns(
     api: &'static Api,
     scheduler: Ptr,
@@ -322,7 +278,7 @@ unsafe fn compute_in_turns(
     cancelled: &dyn Fn() -> bool,
 ) -> c_int {
     thread::scope(|scope| {
-        // SAFETY: by this function's contract; the callback is withdrawn before `turns` goes.
+        // SAFETY: by this function's contract. The callback is removed before `turns` is dropped.
         unsafe {
             let turns = Turns::start(plan, api, cancelled, scope);
             let data = (&raw const turns).cast_mut().cast();

@@ -1,10 +1,10 @@
-//! Tensors with memory of their own on the device of a program: its outputs that stay there.
+//! Outputs that stay on the device, in memory of their own.
 
 use super::{
     api::*,
-    builder::{Tensor, new_tensor},
     library::Target,
     program::Program,
+    tensor::{Tensor, new_tensor},
 };
 use sdrun_abi::{Error, ErrorCode, Result};
 
@@ -12,21 +12,21 @@ use sdrun_abi::{Error, ErrorCode, Result};
 pub(crate) struct Kept {
     target: Target,
     context: Ptr,
-    /// Null where the tensor has no elements.
+    /// Null if the tensor has no elements.
     buffer: Ptr,
     raw: TensorPtr,
     bytes: usize,
 }
 
-// SAFETY: the pointers are to memory that this value alone owns; ggml ties none of it to a thread.
+// SAFETY: only this value owns the memory behind the pointers, and ggml ties none of it to a thread.
 unsafe impl Send for Kept {}
-// SAFETY: a shared `Kept` is only read.
+// SAFETY: shared references only read.
 unsafe impl Sync for Kept {}
 
 impl Drop for Kept {
     fn drop(&mut self) {
         let api = &self.target.ggml.api;
-        // SAFETY: each was made by the matching function and is freed once, memory before its description.
+        // SAFETY: each was created by the matching function and is freed once, memory before its description.
         unsafe {
             if !self.buffer.is_null() {
                 (api.ggml_backend_buffer_free)(self.buffer);
@@ -37,18 +37,18 @@ impl Drop for Kept {
 }
 
 impl Kept {
-    /// A copy of what a tensor of `program` holds.
+    /// Copies a tensor of `program`.
     ///
     /// # Errors
-    /// `ResourceExhausted`; `Internal` where the tensor has no memory.
+    /// `ResourceExhausted`; `Internal` if the tensor has no memory.
     pub(crate) fn copy_of(program: &Program, tensor: Tensor) -> Result<Self> {
         let exhausted =
-            || Error::new(ErrorCode::ResourceExhausted, "no memory for an output that is to stay");
+            || Error::new(ErrorCode::ResourceExhausted, "no memory for an output that stays on the device");
         let (target, type_, count) = program.describe(tensor);
         let (ggml, api) = (target.ggml, &target.ggml.api);
         let bytes = program.size(tensor);
         let from = program.placed(tensor, bytes)?;
-        // SAFETY: ggml allocates the memory itself; the context has room for one tensor.
+        // SAFETY: ggml allocates the memory itself. The context has room for one tensor.
         let context = unsafe {
             let mem_size = 2 * (api.ggml_tensor_overhead)();
             (api.ggml_init)(InitParams { mem_size, mem_buffer: std::ptr::null_mut(), no_alloc: true })
@@ -63,7 +63,7 @@ impl Kept {
             return Ok(kept);
         }
         let device = target.gpu().map_or(ggml.cpu.device, |gpu| gpu.device);
-        // SAFETY: the context's only tensor gets memory on the device; both tensors then have as many bytes.
+        // SAFETY: the context's only tensor gets memory on the device. Then both tensors have the same number of bytes.
         unsafe {
             let type_ = (api.ggml_backend_dev_buffer_type)(device);
             kept.buffer = (api.ggml_backend_alloc_ctx_tensors_from_buft)(context, type_);
@@ -75,18 +75,18 @@ impl Kept {
         Ok(kept)
     }
 
-    /// Fills an input of `program`, made for the same device, with it.
+    /// Copies it into an input of `program`, which runs on the same device.
     ///
     /// # Errors
-    /// `Internal` where the input has another type or size.
+    /// `Internal` if the input has another type or size.
     pub(crate) fn give(&self, program: &mut Program, input: Tensor) -> Result<()> {
         let to = program.placed(input, self.bytes)?;
         // SAFETY: tensors of this value and of the program.
         if unsafe { (*to).type_ != (*self.raw).type_ } {
-            return Err(Error::internal("an input of ggml has another type than the tensor for it"));
+            return Err(Error::internal("a ggml input and the tensor for it have different types"));
         }
         if self.bytes > 0 {
-            // SAFETY: both have memory of as many bytes.
+            // SAFETY: both have memory of the same size.
             unsafe {
                 (self.target.ggml.api.ggml_backend_tensor_copy)(self.raw, &mut in_a_row(to, self.raw));
             }
@@ -94,7 +94,7 @@ impl Kept {
         Ok(())
     }
 
-    /// Replaces what it holds, before anybody else has it.
+    /// Replaces the contents.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         if bytes.len() != self.bytes {
             return Err(Error::internal(format!("{} bytes for a tensor of {}", bytes.len(), self.bytes)));
@@ -107,7 +107,7 @@ impl Kept {
         Ok(())
     }
 
-    /// Bytes it has.
+    /// The number of bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -117,7 +117,7 @@ impl Kept {
         std::ptr::eq(self.target.ggml, target.ggml) && self.target.gpu == target.gpu
     }
 
-    /// Copies it out, into as many bytes as it has.
+    /// Copies the contents into `bytes`, which must have their size.
     pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<()> {
         if bytes.len() != self.bytes {
             return Err(Error::internal(format!("{} bytes for a tensor of {}", bytes.len(), self.bytes)));
@@ -131,13 +131,13 @@ impl Kept {
     }
 }
 
-/// The same memory with the dimensions of `like`: ggml copies between tensors of one layout only, and what leaves a program
-/// in four dimensions may enter another in two.
+/// The memory of `raw` with the dimensions of `like`. ggml copies only between tensors of one layout, but an output with four
+/// dimensions may become an input with two.
 ///
 /// # Safety
-/// `raw` is a tensor with memory, `like` one of as many elements of its type, both without gaps.
+/// `raw` is a tensor with memory. `like` has the same type and number of elements. Both are contiguous.
 unsafe fn in_a_row(raw: TensorPtr, like: TensorPtr) -> RawTensor {
-    // SAFETY: by this function's contract; a plain description that owns nothing.
+    // SAFETY: by this function's contract. The result is a plain description that owns nothing.
     unsafe {
         let mut tensor = raw.read();
         if !tensor.view_src.is_null() {

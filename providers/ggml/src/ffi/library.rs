@@ -1,6 +1,10 @@
-//! Finding and loading ggml's libraries.
+//! Loads ggml's libraries and checks them.
 
-use super::{api::*, threads, variant};
+use super::{
+    api::*,
+    files::{is_named, libraries, library_file, open},
+};
+use crate::cpu;
 use libloading::Library;
 use once_cell::sync::OnceCell;
 use sdrun_abi::{Error, ErrorCode, Result};
@@ -10,11 +14,6 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// Where the build script put the libraries. Only unit tests know it: a plugin that remembers the folder it was built in
-/// would load libraries from there on a user's machine.
-#[cfg(test)]
-pub(crate) const LIBRARY_DIR: &str = env!("SDRUN_GGML_LIB_DIR");
-
 /// ggml, loaded once per process and never unloaded.
 pub(crate) struct Ggml {
     pub(super) api: Api,
@@ -23,51 +22,51 @@ pub(crate) struct Ggml {
     version: String,
     library: PathBuf,
     gpus: Vec<Gpu>,
-    /// Backend libraries that could not be used, with the reasons.
+    /// Why some backend libraries cannot be used.
     unusable: Vec<String>,
 }
 
 /// A device besides the CPU.
 pub(crate) struct Gpu {
     pub(super) device: Ptr,
-    /// `vulkan:0`: the backend, and the number of the device there.
+    /// The backend and the index of the device there, for example `vulkan:0`.
     pub(crate) id: String,
 }
 
-/// A ggml and one of its devices: what a graph is made for.
+/// A ggml and one of its devices, on which a graph runs.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
     pub(crate) ggml: &'static Ggml,
     /// Index into [`Ggml::gpus`]; `None` is the CPU.
     pub(crate) gpu: Option<usize>,
-    /// The most bytes of weights in the memory of the device besides the CPU.
+    /// The most bytes of weights in the memory of the GPU.
     pub(crate) budget: Option<u64>,
 }
 
 impl Target {
-    /// The device besides the CPU.
+    /// The device, unless it is the CPU.
     pub(crate) fn gpu(&self) -> Option<&'static Gpu> {
         self.ggml.gpus.get(self.gpu?)
     }
 }
 
-/// Backends for devices, by the names that ggml gives their libraries.
+/// Backends for devices. ggml names their libraries so.
 const BACKENDS: [&str; 8] = ["cuda", "hip", "vulkan", "metal", "sycl", "opencl", "musa", "cann"];
-/// Versions of ggml whose structures and functions are those that are used here, by major and minor number.
+/// The versions of ggml (major and minor number) whose structures and functions this crate knows.
 const VERSIONS: [&str; 2] = ["0.26.", "0.27."];
 
-/// The CPU device and the functions only its backend has.
+/// The CPU device, and the functions that only its backend has.
 pub(super) struct Cpu {
     pub(super) device: Ptr,
     pub(super) set_n_threads: unsafe extern "C" fn(Ptr, c_int),
     pub(super) set_abort_callback: unsafe extern "C" fn(Ptr, Option<AbortCallback>, *mut c_void),
-    pub(super) threadpool_new: unsafe extern "C" fn(*mut threads::Params) -> Ptr,
+    pub(super) threadpool_new: unsafe extern "C" fn(*mut ThreadParams) -> Ptr,
     pub(super) threadpool_free: unsafe extern "C" fn(Ptr),
     pub(super) set_threadpool: unsafe extern "C" fn(Ptr, Ptr),
 }
 
-// SAFETY: the pointers name objects that ggml creates once and never changes; its functions for devices may
-// be called from any thread.
+// SAFETY: ggml creates these objects once and never changes them. Its functions for devices may be called from any
+// thread.
 unsafe impl Send for Ggml {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Ggml {}
@@ -75,11 +74,11 @@ unsafe impl Sync for Ggml {}
 static LOADED: OnceCell<Ggml> = OnceCell::new();
 
 impl Ggml {
-    /// Loads the libraries in `folder`, once per process: later calls return the same ggml, whatever they name.
+    /// Loads the libraries in `folder`, once per process. Later calls return the same ggml, whatever folder they name.
     ///
     /// # Errors
-    /// `NotFound` if the folder does not have them; `FailedPrecondition` if the system cannot load them or they are
-    /// of another version. A later call may try again.
+    /// `NotFound` if the folder lacks them. `FailedPrecondition` if the system cannot load them or their version differs.
+    /// After an error, a later call tries again.
     pub(crate) fn load(folder: &Path) -> Result<&'static Ggml> {
         LOADED.get_or_try_init(|| Self::load_from(folder))
     }
@@ -87,12 +86,12 @@ impl Ggml {
     /// Loads the libraries in `folder` without keeping them for later calls.
     pub(crate) fn load_from(folder: &Path) -> Result<Ggml> {
         let base = library_file("ggml-base");
-        // The system would look for a relative folder in the working directory.
+        // A relative folder would be resolved against the working directory.
         if !folder.is_absolute() || !folder.join(&base).is_file() {
             return Err(Error::not_found(format!("{base} is not in {}", folder.display()))
                 .with_hint("the ggml libraries belong beside the plugin; reinstall it or build it again"));
         }
-        // Absolute, so that the system's loader does not search.
+        // An absolute path keeps the system's loader from searching.
         let folder = dunce::canonicalize(folder).map_err(|e| Error::io("resolve", folder, &e))?;
         let base_file = folder.join(&base);
         let base = open(&base_file)?;
@@ -112,7 +111,7 @@ impl Ggml {
                 env!("SDRUN_GGML_VERSION")
             )));
         }
-        let usable = variant::usable().map_err(Error::invalid)?;
+        let usable = cpu::usable().map_err(Error::invalid)?;
         let present =
             usable.iter().map(|name| (*name, folder.join(library_file(&format!("ggml-cpu-{name}")))));
         let (variant, library) = present.into_iter().find(|(_, file)| file.is_file()).ok_or_else(|| {
@@ -141,18 +140,18 @@ impl Ggml {
         Ok(ggml)
     }
 
-    /// Loads a folder that holds a ggml of its own: ggml-base, ggml-cpu and libraries for devices, of one build. File
-    /// names may have a suffix, as packages of other programs give them (`libggml-vulkan-4062e2a6.so`).
+    /// Loads a folder with a complete ggml: ggml-base, ggml-cpu and backends for devices, all of one build. File names may have a
+    /// suffix, as in packages of other programs (`libggml-vulkan-4062e2a6.so`).
     ///
     /// # Errors
-    /// `InvalidArgument` for a relative folder, `NotFound` where a library is missing, `FailedPrecondition` where one
-    /// cannot be loaded or is of an unknown version.
+    /// `InvalidArgument` if the folder is relative, `NotFound` if a library is missing, `FailedPrecondition` if one cannot be
+    /// loaded or its version is unknown.
     pub(crate) fn load_bundle(folder: &Path) -> Result<&'static Ggml> {
         if !folder.is_absolute() {
             let message = format!("the folder of ggml backends, {}, is not absolute", folder.display());
             return Err(Error::invalid(message));
         }
-        // Backends enumerate their devices into tables of their own that nothing guards (ggml-vulkan 0.27).
+        // Backends list their devices in tables that no lock guards (ggml-vulkan 0.27).
         static LOADING: Mutex<()> = Mutex::new(());
         let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
         let files = libraries(folder)?;
@@ -173,8 +172,8 @@ impl Ggml {
         let mut best: Option<(c_int, &PathBuf, &'static Library)> = None;
         for file in named("ggml-cpu") {
             let library = open(file)?;
-            // SAFETY: ggml gives this function, where it is there, this type: what the variant is worth here, 0 for
-            // one that the processor cannot run.
+            // SAFETY: ggml declares this optional function with this type. It returns how good the variant is for this
+            // processor, and 0 if the processor cannot run it.
             let score = unsafe { library.get::<unsafe extern "C" fn() -> c_int>(b"ggml_backend_score\0") }
                 .map_or(1, |score| unsafe { score() });
             if score > best.as_ref().map_or(0, |(best, ..)| *best) {
@@ -191,15 +190,18 @@ impl Ggml {
         Ok(Box::leak(Box::new(ggml)))
     }
 
-    /// Checks that a ggml-base is one whose structures are known; returns its version.
+    /// Checks that the structures of a ggml-base are known. Returns its version.
     fn check(api: &Api, wrong: &dyn Fn(String) -> Error) -> Result<String> {
         // SAFETY: returns a static string.
         let version = unsafe { text((api.ggml_version)()) };
         if !VERSIONS.iter().any(|known| version.starts_with(known)) {
-            return Err(wrong(format!("it is ggml {version}; known are {}x", VERSIONS.join("x and "))));
+            return Err(wrong(format!(
+                "it is ggml {version}; this plugin knows {}x",
+                VERSIONS.join("x and ")
+            )));
         }
         if !Self::lays_out_tensors_as_stated(api) {
-            return Err(wrong(format!("it is ggml {version} but lays out its tensors in another way")));
+            return Err(wrong(format!("it is ggml {version} but its tensors have another layout")));
         }
         // SAFETY: the callbacks are functions of this library, which is never unloaded.
         unsafe {
@@ -209,11 +211,11 @@ impl Ggml {
         Ok(version)
     }
 
-    /// Makes a tensor and looks where things are in it. What is behind the name is not used here, and how long names can
-    /// be is a choice of whoever compiles ggml.
+    /// Creates a tensor and checks where its fields are. Nothing behind the name is used here, because whoever compiles ggml
+    /// chooses the length of names.
     fn lays_out_tensors_as_stated(api: &Api) -> bool {
-        // SAFETY: the context has room for the one tensor, which lives until the end; nothing beyond what ggml states
-        // as a tensor's size is read.
+        // SAFETY: the context has room for the one tensor, which lives until the end. All reads are within the size that
+        // ggml states for a tensor.
         unsafe {
             let mem_size = (api.ggml_tensor_overhead)();
             if mem_size < size_of::<RawTensor>() {
@@ -238,8 +240,8 @@ impl Ggml {
         }
     }
 
-    /// Loads the libraries for devices in a folder. One that cannot be loaded, for example because a driver is missing,
-    /// is remembered with the reason.
+    /// Loads the backends for devices in a folder. If one cannot be loaded, for example because a driver is missing, the reason is
+    /// kept.
     fn add_gpus(&mut self, folder: &Path) -> Result<()> {
         for (name, file) in libraries(folder)? {
             let Some(backend) = BACKENDS.iter().find(|backend| is_named(&name, &format!("ggml-{backend}")))
@@ -257,7 +259,7 @@ impl Ggml {
                     continue;
                 }
             };
-            // SAFETY: a registration of the known API version; indices below the count.
+            // SAFETY: the registration has the known API version, and the indices are below the count.
             unsafe {
                 let count = (self.api.ggml_backend_reg_dev_count)(registration);
                 if count == 0 {
@@ -275,7 +277,7 @@ impl Ggml {
     fn cpu(api: &Api, library: &'static Library) -> Result<Cpu, String> {
         let registration = registration(library)?;
         let function = |name: &CStr| {
-            // SAFETY: a registration of the API version checked above and a C string.
+            // SAFETY: the registration has the API version checked above, and the name is a C string.
             let pointer = unsafe { (api.ggml_backend_reg_get_proc_address)(registration, name.as_ptr()) };
             if pointer.is_null() {
                 Err(format!("has no function {}", name.to_string_lossy()))
@@ -283,8 +285,8 @@ impl Ggml {
                 Ok(pointer)
             }
         };
-        // SAFETY: as above; device 0 exists where the count is not 0. The functions have the types that ggml-backend.h and
-        // ggml-cpu.h state for these names.
+        // SAFETY: as above; device 0 exists if the count is not 0. ggml-backend.h and ggml-cpu.h declare the functions with
+        // these types.
         unsafe {
             if (api.ggml_backend_reg_dev_count)(registration) == 0 {
                 return Err("has no device".into());
@@ -298,7 +300,7 @@ impl Ggml {
                     Ptr,
                     unsafe extern "C" fn(Ptr, Option<AbortCallback>, *mut c_void),
                 >(function(c"ggml_backend_set_abort_callback")?),
-                threadpool_new: std::mem::transmute::<Ptr, unsafe extern "C" fn(*mut threads::Params) -> Ptr>(
+                threadpool_new: std::mem::transmute::<Ptr, unsafe extern "C" fn(*mut ThreadParams) -> Ptr>(
                     function(c"ggml_threadpool_new")?,
                 ),
                 threadpool_free: std::mem::transmute::<Ptr, unsafe extern "C" fn(Ptr)>(function(
@@ -315,7 +317,7 @@ impl Ggml {
     pub(crate) fn version(&self) -> &str {
         &self.version
     }
-    /// Name of the CPU variant in use, for example `zen4`.
+    /// The name of the CPU variant in use, for example `zen4`.
     pub(crate) fn variant(&self) -> &str {
         &self.variant
     }
@@ -323,11 +325,11 @@ impl Ggml {
     pub(crate) fn gpus(&self) -> &[Gpu] {
         &self.gpus
     }
-    /// Why libraries that are there offer no device.
+    /// Why some backend libraries in the folder offer no device.
     pub(crate) fn unusable(&self) -> &[String] {
         &self.unusable
     }
-    /// Name of a device and its memory in bytes.
+    /// The name of a device, and its memory in bytes.
     pub(crate) fn describe(&self, gpu: &Gpu) -> (String, Option<u64>) {
         let (mut free, mut total) = (0usize, 0usize);
         // SAFETY: a device of this ggml; the pointers are to locals; the string lives as long as the device.
@@ -337,16 +339,16 @@ impl Ggml {
             (name, (total > 0).then_some(total as u64))
         }
     }
-    /// The file ggml-base was loaded from.
+    /// The file that ggml-base was loaded from.
     pub(crate) fn library(&self) -> &Path {
         &self.library
     }
-    /// The processor's name as the system states it.
+    /// The name of the processor.
     pub(crate) fn cpu_name(&self) -> String {
-        // SAFETY: the device is valid; the string lives as long as it.
+        // SAFETY: the device is valid, and the string lives as long as the device.
         unsafe { text((self.api.ggml_backend_dev_description)(self.cpu.device)) }
     }
-    /// Main memory in bytes, where ggml knows it.
+    /// Main memory in bytes, if ggml knows it.
     pub(crate) fn memory(&self) -> Option<u64> {
         let (mut free, mut total) = (0usize, 0usize);
         // SAFETY: the device is valid, the pointers are to locals.
@@ -355,12 +357,12 @@ impl Ggml {
     }
 }
 
-/// What a backend's library registers.
+/// The registration of a backend's library.
 fn registration(library: &'static Library) -> Result<Ptr, String> {
-    // SAFETY: the signature is the one ggml's macro GGML_BACKEND_DL_IMPL gives this function.
+    // SAFETY: ggml's macro GGML_BACKEND_DL_IMPL gives this function this signature.
     let init = unsafe { library.get::<unsafe extern "C" fn() -> Ptr>(b"ggml_backend_init\0") }
         .map_err(|_| "has no function ggml_backend_init".to_string())?;
-    // SAFETY: takes nothing; the processor has this library's instructions.
+    // SAFETY: the function has no parameters, and the processor has this library's instructions.
     let registration = unsafe { init() };
     if registration.is_null() {
         return Err("offers no backend".into());
@@ -373,48 +375,6 @@ fn registration(library: &'static Library) -> Result<Ptr, String> {
     Ok(registration)
 }
 
-/// The shared libraries of a folder: name without prefix and path, in order.
-fn libraries(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
-    let cannot = |e: std::io::Error| Error::io("list", folder, &e);
-    let mut files = Vec::new();
-    for entry in folder.read_dir().map_err(cannot)? {
-        let path = entry.map_err(cannot)?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let Some(name) = name.strip_prefix(std::env::consts::DLL_PREFIX) else { continue };
-        if name.contains(std::env::consts::DLL_SUFFIX) && path.is_file() {
-            files.push((name.to_string(), path));
-        }
-    }
-    files.sort();
-    Ok(files)
-}
-
-/// Whether a library of this name is `wanted`, with or without a suffix.
-fn is_named(name: &str, wanted: &str) -> bool {
-    name.strip_prefix(wanted).is_some_and(|rest| rest.starts_with(['-', '.']))
-}
-
-/// Loads a library for good.
-pub(super) fn open(file: &Path) -> Result<&'static Library> {
-    // SAFETY: ggml's libraries have initialisers that only set up their own tables.
-    match unsafe { Library::new(file) } {
-        Ok(library) => Ok(Box::leak(Box::new(library))),
-        Err(error) => {
-            let cause =
-                std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-            Err(Error::precondition(format!("cannot load {}: {error}{cause}", file.display()))
-                .with_file(file))
-        }
-    }
-}
-
-/// The file of one of our own libraries. Windows tells libraries apart by these names alone, so that they differ there from
-/// those of any other ggml in the process.
-pub(crate) fn library_file(name: &str) -> String {
-    let prefix = if cfg!(windows) { "sdrun-" } else { std::env::consts::DLL_PREFIX };
-    format!("{prefix}{name}{}", std::env::consts::DLL_SUFFIX)
-}
-
 /// # Safety
 /// `string` is null or a C string that lives during the call.
 unsafe fn text(string: *const c_char) -> String {
@@ -425,23 +385,22 @@ unsafe fn text(string: *const c_char) -> String {
     unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()
 }
 
-/// ggml's log lines: warnings and errors go to standard error, where an isolating host picks them up.
+/// Writes ggml's warnings and errors to standard error, where an isolating host reads them.
 unsafe extern "C" fn log_line(level: c_int, line: *const c_char, _: *mut c_void) {
-    // GGML_LOG_LEVEL_WARN and above, and continued lines.
+    // GGML_LOG_LEVEL_WARN and above, and continuation lines.
     if level >= 3 {
         // SAFETY: ggml passes a C string.
         eprint!("ggml: {}", unsafe { text(line) });
     }
 }
 
-/// Called by ggml right before it ends the process because one of its assertions failed. Setting it keeps
-/// ggml from forking a debugger.
+/// ggml calls this right before it ends the process because an assertion failed. Without this callback, ggml would fork a debugger.
 unsafe extern "C" fn fatal(message: *const c_char) {
     // SAFETY: ggml passes a C string.
     eprintln!("ggml: fatal: {}", unsafe { text(message) });
 }
 
-/// Turns ggml's status numbers into errors.
+/// The error for a ggml status.
 pub(super) fn status_error(status: c_int) -> Error {
     match status {
         STATUS_ALLOC_FAILED => {

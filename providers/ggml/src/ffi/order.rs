@@ -1,19 +1,19 @@
-//! In which order the nodes of a graph run, and which of them write over what they read, so that less memory is needed.
+//! The order of a graph's nodes, and which of them run in place, so that the graph needs less memory.
 
-/// A node that computes.
+/// A node of the graph.
 #[derive(Debug)]
 pub(super) struct Step {
     /// The steps whose results it reads.
     pub(super) reads: Vec<usize>,
     /// Bytes of its result.
     pub(super) bytes: usize,
-    /// The step whose result it could write its own over, once nobody else needs that.
+    /// The step whose result it can overwrite, once nothing else needs that.
     pub(super) over: Option<usize>,
 }
 
-/// An order of steps that are given in one, and which of them write over a result: those that are the last to read it. A
-/// step that reads a result later goes before them where it makes something smaller of it, as the convolutions on the
-/// shortcuts of residual blocks do: what it makes then lives longer, but what it reads shorter.
+/// Reorders steps and marks in-place ones. A step runs in place if it is the last to read the result that it can overwrite. A later
+/// reader of that result moves before it if its own result is smaller, as with convolutions on the shortcuts of residual blocks: the
+/// smaller result then lives longer, but the larger one shorter.
 pub(super) fn plan(steps: &[Step]) -> (Vec<usize>, Vec<bool>) {
     let mut readers: Vec<Vec<usize>> = vec![Vec::new(); steps.len()];
     for (index, step) in steps.iter().enumerate() {
@@ -56,7 +56,7 @@ mod tests {
     fn the_last_reader_writes_over_what_it_reads() {
         let steps =
             [step(&[], 8, None), step(&[0], 8, Some(0)), step(&[1], 8, Some(1)), step(&[2, 1], 8, None)];
-        // The second result is read again, by a step that cannot go before.
+        // A later step that cannot move reads the second result again.
         assert_eq!(plan(&steps), (vec![0, 1, 2, 3], vec![false, true, false, false]));
     }
 
@@ -97,7 +97,7 @@ mod tests {
                 Step { reads, bytes: *bytes, over }
             }).collect();
             let (order, over) = plan(&steps);
-            // Whose result lies in each step's memory.
+            // The step whose result each step's memory holds.
             let mut holder: Vec<Option<usize>> = vec![None; steps.len()];
             let mut memory: Vec<usize> = (0..steps.len()).collect();
             for index in order {

@@ -1,15 +1,15 @@
-//! Pages of memory: large ones, and those of files.
+//! Pages of memory: huge pages, and mapped files.
 
 use memmap2::{MmapMut, MmapOptions};
 use std::{fs::File, path::Path};
 
-/// Offsets of maps are multiples of this everywhere: of the pages of Linux and macOS, and of what Windows asks for.
+/// A multiple of this is a valid map offset on every system: it covers the pages of Linux and macOS, and Windows' granularity.
 const UNIT: u64 = 64 << 10;
 
-/// The pages of a regular file with `len` bytes from `offset` on, and where in them those begin. What is written to them is
-/// seen by nobody else. `None` where there are none, or where the elements would lie at an address that is no multiple of 4.
+/// Maps the `len` bytes at `offset` of a regular file, copy-on-write. Returns the map and where in it the bytes begin. `None` if the
+/// file lacks these bytes or cannot be mapped, or if the offset is no multiple of 4, so that the elements would be misaligned.
 pub(super) fn of_file(path: &Path, offset: u64, len: usize) -> Option<(MmapMut, usize)> {
-    // Looked at before it is opened: opening a pipe would wait for a writer.
+    // Check before opening: opening a pipe would wait for a writer.
     if !offset.is_multiple_of(4) || !path.metadata().ok()?.is_file() {
         return None;
     }
@@ -19,14 +19,14 @@ pub(super) fn of_file(path: &Path, offset: u64, len: usize) -> Option<(MmapMut, 
     }
     let skip = (offset % UNIT) as usize;
     let mut options = MmapOptions::new();
-    // SAFETY: the map is private. Its contents are numbers, of which every pattern is one: a writer elsewhere can change
-    // values but break no invariant; what comes of shortening the file is said where the map is kept.
+    // SAFETY: the map is private. Its contents are numbers, for which every bit pattern is valid: another process that writes
+    // to the file can change values but break no invariant. `Store::map` says what happens if the file is shortened.
     let map = unsafe { options.offset(offset - skip as u64).len(skip.checked_add(len)?).map_copy(&file) };
     Some((map.ok()?, skip))
 }
 
-/// Asks the system to back a range with large pages: filling fresh memory is several times as fast, for each page is
-/// cleared and entered once. What the system makes of it changes no result.
+/// Asks the system to back a range with huge pages, which makes filling fresh memory several times as fast. Has no effect on
+/// results.
 ///
 /// # Safety
 /// `start..start + len` is mapped.
@@ -36,8 +36,8 @@ pub(super) unsafe fn prefer_huge(start: *mut u8, len: usize) {
         const HUGE: usize = 2 << 20;
         let skip = start.align_offset(HUGE);
         if len > skip + HUGE {
-            // Where the system has no large pages it says so, and small ones do.
-            // SAFETY: whole pages inside the range; the advice changes no content.
+            // Without huge pages the call fails, and small pages serve.
+            // SAFETY: whole pages inside the range; the advice does not change their contents.
             let _ = unsafe {
                 rustix::mm::madvise(
                     start.add(skip).cast(),

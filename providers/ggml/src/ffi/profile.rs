@@ -1,8 +1,8 @@
 //! Where the time of a run goes, operator by operator.
 
-use super::{
-    product::{Block, Left, Product, Start, Taps, Words},
-    simd::Level,
+use crate::simd::{
+    Level, Words,
+    product::{Block, Left, Product, Start, Taps},
 };
 use std::{
     collections::BTreeMap,
@@ -11,10 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The environment variable that asks for it: `operators` for a line for each operator, `nodes` for one for each node.
+/// Environment variable that turns profiling on. `operators` prints a line for each operator, `nodes` a line for each node.
 const VARIABLE: &str = "SDRUN_GGML_PROFILE";
 
-/// What is known about a node before it runs.
+/// Properties of a node that are known before it runs.
 #[derive(Clone)]
 pub(super) struct Note {
     /// `operator Conv of node "/conv_in/Conv"`, or ggml's name for its operation.
@@ -23,11 +23,11 @@ pub(super) struct Note {
     pub(super) words: Words,
 }
 
-/// Takes the time at the end of each node.
+/// Records the time at the end of each node.
 pub(crate) struct Profile {
     by_node: bool,
     threads: usize,
-    /// GFLOP/s of the inner loop of matrix products on all threads: in f32, and in bf16 where there is one.
+    /// GFLOP/s of the inner loop of matrix products on all threads, in f32 and in bf16 (0 without a bf16 loop).
     peak: [f64; 2],
     nodes: Vec<Note>,
     started: Instant,
@@ -35,7 +35,7 @@ pub(crate) struct Profile {
 }
 
 impl Profile {
-    /// A profile of these nodes, where the environment asks for one.
+    /// A profile of these nodes, if the environment variable is set.
     pub(super) fn wanted(threads: usize, nodes: impl FnOnce() -> Vec<Note>) -> Option<Self> {
         let by_node = match std::env::var(VARIABLE).ok()?.as_str() {
             "nodes" => true,
@@ -50,7 +50,7 @@ impl Profile {
         self.started = Instant::now();
         self.ends.lock().unwrap_or_else(|p| p.into_inner()).clear();
     }
-    /// A node has ended.
+    /// Records the end of a node.
     pub(super) fn mark(&self) {
         let now = self.started.elapsed();
         self.ends.lock().unwrap_or_else(|p| p.into_inner()).push(now);
@@ -106,7 +106,7 @@ impl Profile {
     }
 }
 
-/// GFLOP/s of one core in the inner loop, its operands in the first level cache; 0 where there is no such loop.
+/// GFLOP/s of one core in the inner loop with operands in the L1 cache, or 0 without such a loop.
 fn speed(words: Words) -> f64 {
     let level = Level::detect();
     if words == Words::Bf16 && !level.multiplies_bf16() {

@@ -1,17 +1,18 @@
-//! A compute graph with its constants, ready to be given memory by an [`Executor`](super::Executor).
+//! A compute graph with its constants. An [`Executor`](super::Executor) gives it memory for activations and runs it.
 
 use super::{
     api::*,
-    builder::{Builder, Tensor, Type},
-    executor::Backends,
-    kernel::{Cell, Failure},
+    backends::Backends,
+    builder::Builder,
+    custom::{Cell, Failure},
     library::{Target, status_error},
     order::{Step, plan},
-    product::Words,
     profile::{Note, Profile},
     store::Store,
     streams::Plan,
+    tensor::{Tensor, Type},
 };
+use crate::simd::Words;
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
     collections::{HashMap, HashSet},
@@ -22,24 +23,24 @@ use std::{
     },
 };
 
-/// A graph and the constants that it alone reads.
+/// A graph with its own constants.
 pub(crate) struct Program {
-    // The order matters: memory goes before the contexts that describe it.
+    // Fields drop in order: memory before the contexts that describe it.
     memory: Memory,
     pub(super) graph: Ptr,
-    /// Most nodes and leaves it can have.
+    /// The most nodes and leaves that the graph can have.
     pub(super) size: usize,
-    /// `ggml_backend_sched`, and the backends it needs as long as it lives.
+    /// `ggml_backend_sched`, and its backends, which must outlive it.
     pub(super) scheduler: Option<(Ptr, Arc<Backends>)>,
     pub(super) id: u64,
     pub(super) threads: usize,
     builder: Builder,
     pub(super) profile: Option<Profile>,
-    /// Where weights take turns on the device.
+    /// The turns that weights take on the device, if they do.
     pub(super) turns: Option<Plan>,
 }
 
-/// What ggml allocated for a graph.
+/// The memory that ggml allocated for a graph.
 struct Memory {
     api: &'static Api,
     constants: Vec<Ptr>,
@@ -48,7 +49,7 @@ struct Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: each was made by the matching function and is freed once.
+        // SAFETY: each was created by the matching function and is freed once.
         unsafe {
             for buffer in &self.constants {
                 (self.api.ggml_backend_buffer_free)(*buffer);
@@ -61,24 +62,28 @@ impl Drop for Memory {
 impl Drop for Program {
     fn drop(&mut self) {
         if let Some((scheduler, _)) = &self.scheduler {
-            // SAFETY: made by `ggml_backend_sched_new`, freed once, before its backends.
+            // SAFETY: created by `ggml_backend_sched_new` and freed once, before its backends.
             unsafe { (self.memory.api.ggml_backend_sched_free)(*scheduler) };
         }
     }
 }
 
-// SAFETY: the pointers are to memory that this value alone owns; ggml ties none of it to a thread.
+// SAFETY: only this value owns the memory behind the pointers, and ggml ties none of it to a thread.
 unsafe impl Send for Program {}
 
 impl Program {
-    pub(super) fn new(builder: Builder, outputs: &[Tensor], threads: usize) -> Result<Self> {
+    /// A program that computes `outputs` on `threads` threads. Nodes they do not need are not run.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if there is not enough memory.
+    pub(crate) fn new(builder: Builder, outputs: &[Tensor], threads: usize) -> Result<Self> {
         static IDS: AtomicU64 = AtomicU64::new(0);
         let (ggml, api) = (builder.target.ggml, &builder.target.ggml.api);
         let exhausted =
             |what: &str| Error::new(ErrorCode::ResourceExhausted, format!("no memory for {what}"));
         // Every tensor can be a node or a leaf of the graph.
         let size = builder.tensors.len() + 1;
-        // SAFETY: takes numbers, returns one.
+        // SAFETY: the function takes and returns numbers only.
         let mem_size = unsafe { (api.ggml_graph_overhead_custom)(size, false) };
         // SAFETY: ggml allocates the memory itself.
         let graph_context = unsafe {
@@ -88,8 +93,8 @@ impl Program {
             return Err(exhausted("the ggml graph"));
         }
         let mut memory = Memory { api, constants: Vec::new(), graph_context };
-        // SAFETY: the context has the size ggml states for a graph of `size` nodes; all tensors are the
-        // builder's; every result is checked before it is used.
+        // SAFETY: the context has the size that ggml states for a graph of `size` nodes. All tensors belong to the builder.
+        // Every result is checked before use.
         unsafe {
             let graph = (api.ggml_new_graph_custom)(graph_context, size, false);
             for output in outputs {
@@ -103,7 +108,7 @@ impl Program {
             let inputs = builder.inputs.iter().map(|input| builder.raw(*input));
             let steps = match builder.target.gpu() {
                 None => arrange(&builder, outputs),
-                // What a scheduler copies between devices cannot be written over. Weights take turns in the order of the graph.
+                // Tensors that a scheduler copies between devices cannot be overwritten, and weights take turns in graph order.
                 Some(_) => in_order(&builder, outputs),
             };
             for raw in inputs.chain(steps).chain(outputs.iter().map(|output| builder.raw(*output))) {
@@ -112,7 +117,7 @@ impl Program {
             let homes = [Some(ggml.cpu.device), builder.target.gpu().map(|gpu| gpu.device)];
             for (contexts, device) in builder.constants.iter().zip(homes) {
                 for context in contexts {
-                    let nowhere = || Error::internal("a constant for a device that is not there");
+                    let nowhere = || Error::internal("a constant for a missing device");
                     let type_ = (api.ggml_backend_dev_buffer_type)(device.ok_or_else(nowhere)?);
                     let buffer = (api.ggml_backend_alloc_ctx_tensors_from_buft)(context.raw, type_);
                     if buffer.is_null() {
@@ -133,7 +138,7 @@ impl Program {
                 profile: None,
                 turns: None,
             };
-            // Nobody is told when a node on another device ends.
+            // ggml does not report the end of nodes on other devices.
             if program.builder.target.gpu().is_none() {
                 program.profile = Profile::wanted(threads, || program.notes());
             }
@@ -144,7 +149,7 @@ impl Program {
     /// Fills a constant or an input.
     pub(crate) fn write(&mut self, tensor: Tensor, bytes: &[u8]) -> Result<()> {
         let raw = self.placed(tensor, bytes.len())?;
-        // SAFETY: the tensor has memory for exactly this many bytes.
+        // SAFETY: the tensor has memory of exactly this many bytes.
         unsafe { (self.memory.api.ggml_backend_tensor_set)(raw, bytes.as_ptr().cast(), 0, bytes.len()) };
         Ok(())
     }
@@ -155,17 +160,17 @@ impl Program {
         unsafe { (self.memory.api.ggml_backend_tensor_get)(raw, bytes.as_mut_ptr().cast(), 0, bytes.len()) };
         Ok(())
     }
-    /// Bytes of a tensor.
+    /// The bytes of a tensor.
     pub(crate) fn size(&self, tensor: Tensor) -> usize {
         self.builder.type_of(tensor).bytes(self.builder.len(tensor))
     }
 
-    /// What a tensor was made for, its type and its number of elements.
+    /// The target of a tensor, its type and its number of elements.
     pub(super) fn describe(&self, tensor: Tensor) -> (Target, Type, usize) {
         (self.builder.target, self.builder.type_of(tensor), self.builder.len(tensor))
     }
 
-    /// The tensor, which has memory of `len` bytes.
+    /// The tensor, after checking that it has memory of `len` bytes.
     pub(super) fn placed(&self, tensor: Tensor, len: usize) -> Result<TensorPtr> {
         let raw = self.builder.raw(tensor);
         // SAFETY: a tensor of this program.
@@ -181,7 +186,7 @@ impl Program {
         Ok(raw)
     }
 
-    /// Takes the memory of inputs and nodes away, which another graph has used since.
+    /// Detaches inputs and nodes from their memory, because another graph has used it since.
     pub(super) fn forget_activations(&mut self) {
         let inputs: Vec<TensorPtr> =
             self.builder.inputs.iter().map(|input| self.builder.raw(*input)).collect();
@@ -193,24 +198,24 @@ impl Program {
             }
         }
     }
-    /// All tensors the graph was made with.
+    /// All tensors of the builder.
     pub(super) fn tensors(&self) -> &[TensorPtr] {
         &self.builder.tensors
     }
-    /// The nodes of the graph; weights and constants are none.
+    /// The nodes of the graph. Weights and constants are not nodes.
     pub(super) fn nodes(&self) -> Vec<TensorPtr> {
         let api = self.memory.api;
-        // SAFETY: the program's graph and indices inside it.
+        // SAFETY: the graph belongs to the program, and the indices are inside it.
         unsafe {
             let count = (api.ggml_graph_n_nodes)(self.graph);
             (0..count).map(|i| (api.ggml_graph_node)(self.graph, i)).collect()
         }
     }
-    /// Whether the device besides the CPU is to run a node.
+    /// Whether the GPU runs a node.
     pub(super) fn is_for_device(&self, node: TensorPtr) -> bool {
         self.builder.device_nodes.contains(&node)
     }
-    /// The buffer of the activations, where the graph has any.
+    /// The buffer of the activations, if the graph has any.
     pub(super) fn activation_buffer(&self) -> Option<Ptr> {
         let node = |raw: &TensorPtr| {
             // SAFETY: a node of the graph.
@@ -218,7 +223,7 @@ impl Program {
         };
         self.nodes().iter().find_map(node).filter(|buffer| !buffer.is_null())
     }
-    /// What a profile says of the nodes that take time, in the order they run.
+    /// Notes for the profile on all nodes that take time, in the order in which they run.
     fn notes(&self) -> Vec<Note> {
         let api = self.memory.api;
         let note = |node: TensorPtr| match self.builder.cell(node) {
@@ -229,7 +234,7 @@ impl Program {
             // SAFETY: a node of the graph.
             None if unsafe { !(*node).view_src.is_null() } => None,
             None => {
-                // SAFETY: ggml answers with a static string.
+                // SAFETY: ggml returns a static string.
                 let name = unsafe { CStr::from_ptr((api.ggml_op_desc)(node)) };
                 let name = format!("ggml {}", name.to_string_lossy());
                 Some(Note { name, multiplications: 0, words: Words::F32 })
@@ -237,12 +242,12 @@ impl Program {
         };
         self.nodes().into_iter().filter_map(note).collect()
     }
-    /// The operator of the ONNX graph that a node of an operation of ours computes.
+    /// The ONNX operator that a node with one of our kernels computes.
     pub(super) fn operation(&self, raw: TensorPtr) -> Option<String> {
         let name = &self.builder.cell(raw)?.name;
         Some(name.split(" of ").next().unwrap_or(name).trim_start_matches("operator ").to_string())
     }
-    /// Kernels begin again with their first tiles.
+    /// Makes the kernels begin again at their first tiles.
     pub(super) fn restart(&self) {
         self.builder.kernels.iter().for_each(|cell| cell.shares.reset());
     }
@@ -256,11 +261,11 @@ impl Program {
         Ok(())
     }
 
-    /// Where the time of the last run went, if the environment asks for it.
+    /// The profile of the last run, if profiling is on.
     pub(crate) fn profile(&self) -> Option<String> {
         self.profile.as_ref().map(Profile::table)
     }
-    /// Bytes of the constants' buffers.
+    /// The bytes of the constants' buffers.
     pub(crate) fn constant_bytes(&self) -> u64 {
         // SAFETY: buffers of this program.
         let size = |buffer: &Ptr| unsafe { (self.memory.api.ggml_backend_buffer_get_size)(*buffer) as u64 };
@@ -268,17 +273,17 @@ impl Program {
     }
 }
 
-/// The tensor whose memory a tensor is in: itself, or what it is a view of.
+/// The tensor that owns the memory: the tensor itself, or the source of a view.
 pub(super) fn memory_of(raw: TensorPtr) -> TensorPtr {
     // SAFETY: a tensor of a builder.
     let source = unsafe { (*raw).view_src };
     if source.is_null() { raw } else { source }
 }
 
-/// Tells views of weights which memory they are in, by which the scheduler knows a weight.
+/// Sets the buffer of views of weights, by which the scheduler recognizes weights.
 fn locate_views(builder: &Builder) -> Result<()> {
     for raw in &builder.tensors {
-        // SAFETY: a tensor of the builder, and one of its store or of itself.
+        // SAFETY: a tensor of the builder, and its source, a tensor of the builder or of its store.
         let status = unsafe {
             let source = (**raw).view_src;
             let known = source.is_null() || (*source).buffer.is_null() || !(**raw).buffer.is_null();
@@ -291,8 +296,8 @@ fn locate_views(builder: &Builder) -> Result<()> {
     Ok(())
 }
 
-/// The nodes that `outputs` need and that compute, in the order in which they are to run; those that write over what they
-/// read are made views of that.
+/// The nodes that `outputs` need, in the order in which they run. Turns nodes that run in place into views of the tensor that they
+/// overwrite.
 fn arrange(builder: &Builder, outputs: &[Tensor]) -> Vec<TensorPtr> {
     let nodes = computed(builder, outputs);
     let index: HashMap<TensorPtr, usize> = nodes.iter().enumerate().map(|(i, raw)| (*raw, i)).collect();
@@ -301,7 +306,7 @@ fn arrange(builder: &Builder, outputs: &[Tensor]) -> Vec<TensorPtr> {
         unsafe { (builder.target.ggml.api.ggml_nbytes)(raw) }
     };
     let step = |raw: &TensorPtr| {
-        // SAFETY: a node of the builder, and what it reads.
+        // SAFETY: a node of the builder, and its sources.
         let node = unsafe { &**raw };
         let sources = || node.src.iter().filter(|source| !source.is_null());
         let mut reads: Vec<usize> =
@@ -322,7 +327,7 @@ fn arrange(builder: &Builder, outputs: &[Tensor]) -> Vec<TensorPtr> {
     };
     let steps: Vec<Step> = nodes.iter().map(step).collect();
     let (order, over) = plan(&steps);
-    // In whose memory the nodes are that are views now; what such a node reads may be one itself.
+    // The tensors whose memory in-place nodes use. Such a node can overwrite another in-place node.
     let mut moved: HashMap<TensorPtr, TensorPtr> = HashMap::new();
     for at in order.iter().copied().filter(|at| over[*at]) {
         let (Some(target), Some(cell)) = (steps[at].over, builder.cell(nodes[at])) else { continue };
@@ -331,7 +336,7 @@ fn arrange(builder: &Builder, outputs: &[Tensor]) -> Vec<TensorPtr> {
         cell.over.store(true, Ordering::Relaxed);
     }
     for raw in &builder.tensors {
-        // SAFETY: tensors of the builder, which have no memory yet.
+        // SAFETY: tensors of the builder without memory so far.
         unsafe {
             if let Some(target) = moved.get(raw).or_else(|| moved.get(&(**raw).view_src)) {
                 (**raw).view_src = *target;
@@ -341,13 +346,13 @@ fn arrange(builder: &Builder, outputs: &[Tensor]) -> Vec<TensorPtr> {
     order.into_iter().map(|at| nodes[at]).collect()
 }
 
-/// The nodes that `outputs` need, in the order in which they were made.
+/// The nodes that `outputs` need, in the order in which they were added.
 fn in_order(builder: &Builder, outputs: &[Tensor]) -> Vec<TensorPtr> {
     let needed: HashSet<TensorPtr> = computed(builder, outputs).into_iter().collect();
     builder.tensors.iter().copied().filter(|raw| needed.contains(raw)).collect()
 }
 
-/// The nodes that `outputs` need, without views, each after what it reads, the first source first: ggml's own order.
+/// The nodes that `outputs` need, without views, in ggml's own order: depth first, sources in order.
 fn computed(builder: &Builder, outputs: &[Tensor]) -> Vec<TensorPtr> {
     let mut nodes = Vec::new();
     let mut seen = HashSet::new();

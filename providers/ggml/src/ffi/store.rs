@@ -1,17 +1,17 @@
-//! Tensors whose memory outlives the graphs that read them: the weights.
+//! The weights: tensors whose memory outlives the graphs that read them.
 
 use super::{
     api::*,
-    builder::{Context, Extent, Type, new_tensor, reserve},
     library::{Ggml, Target, status_error},
     pages,
+    room::{Home, Room},
     streams::{Share, Streams, Twins, share},
+    tensor::{Context, Extent, Type, new_tensor, reserve},
 };
 use crate::memory;
 use memmap2::MmapMut;
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
-    marker::PhantomData,
     path::Path,
     sync::{Arc, Mutex, MutexGuard},
 };
@@ -21,32 +21,23 @@ use std::{
 pub(crate) struct Stored(u32);
 
 impl Stored {
-    /// Its position in [`Store::rooms`].
+    /// The index in [`Store::rooms`].
     pub(crate) fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Bytes at both ends of what a file has that are compared with what it should have: all of them would have to be read.
+/// Bytes at both ends of a mapped weight that are compared with the expected ones. Comparing all would mean reading all.
 const EDGE: usize = 4096;
-
-/// Where a tensor of a [`Store`] lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Home {
-    /// In main memory.
-    Host,
-    /// In the memory of the device besides the CPU.
-    Device,
-}
 
 /// The weights of a session, shared by its graphs of all shapes.
 pub(crate) struct Store {
     target: Target,
     pools: Arc<Pools>,
     tensors: Vec<Item>,
-    /// Of the tensors in the memory of the device, and of what others take turns in.
+    /// Bytes of the GPU's memory that weights use, including the part in which they take turns.
     device_bytes: u64,
-    /// Whether the budget of the device was divided.
+    /// Whether the GPU's memory has been divided.
     divided: bool,
 }
 
@@ -55,13 +46,13 @@ pub(crate) struct Store {
 struct Item {
     raw: TensorPtr,
     home: Home,
-    /// Which of the contexts of its home describes it.
+    /// The index of its context among those of its home.
     context: usize,
-    /// The tensor in main memory with its elements, where it takes turns on the device.
+    /// The tensor in main memory that holds its elements, if it takes turns on the device.
     twin: Option<TensorPtr>,
 }
 
-/// What lies behind a store; goes with the last program that reads it.
+/// The memory of a store. It lives until the last program that reads it is dropped.
 pub(super) struct Pools {
     ggml: &'static Ggml,
     inner: Mutex<Inner>,
@@ -71,19 +62,19 @@ pub(super) struct Pools {
 struct Inner {
     host: Vec<Context>,
     device: Vec<Context>,
-    /// Of the twins.
+    /// Contexts of the twins.
     twins: Vec<Context>,
     buffers: Vec<Ptr>,
-    /// Buffers over files, with what they lie in.
+    /// Buffers over files, with the maps that they lie in.
     mapped: Vec<(Ptr, MmapMut)>,
     streams: Arc<Streams>,
 }
 
-// SAFETY: the pointers are to memory that this value alone owns; ggml ties none of it to a thread.
+// SAFETY: only this value owns the memory behind the pointers, and ggml ties none of it to a thread.
 unsafe impl Send for Store {}
-// SAFETY: a shared `Store` is only read.
+// SAFETY: shared references only read.
 unsafe impl Sync for Store {}
-// SAFETY: as for `Store`; the mutex guards the lists.
+// SAFETY: as for `Store`, and the mutex guards the lists.
 unsafe impl Send for Pools {}
 // SAFETY: as above.
 unsafe impl Sync for Pools {}
@@ -97,7 +88,7 @@ impl Pools {
 impl Drop for Pools {
     fn drop(&mut self) {
         let inner = self.inner.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
-        // SAFETY: each was made by the matching function and is freed once, memory before its description.
+        // SAFETY: each was created by the matching function and is freed once, memory before its description.
         unsafe {
             let buffers = inner.buffers.iter().chain(inner.mapped.iter().map(|(buffer, _)| buffer));
             buffers.for_each(|buffer| (self.ggml.api.ggml_backend_buffer_free)(*buffer));
@@ -108,15 +99,15 @@ impl Drop for Pools {
 }
 
 impl Store {
-    /// Without tensors.
+    /// An empty store.
     pub(crate) fn new(target: Target) -> Self {
         let pools = Arc::new(Pools { ggml: target.ggml, inner: Mutex::default() });
         Store { target, pools, tensors: Vec::new(), device_bytes: 0, divided: false }
     }
 
-    /// Describes a tensor, in the order in which tensors are used; [`allocate`](Self::allocate) gives it memory: at home, or a
-    /// turn in that of the device, where there is a budget. What comes after the budget was divided stays with the host, and
-    /// ggml's scheduler copies it for each operation of the device that reads it.
+    /// Adds a tensor. Tensors must come in the order in which they are used. [`allocate`](Self::allocate) gives it memory at `home`, or
+    /// a turn on the device if there is a budget. Once the budget is divided, further tensors stay in main memory, and ggml's
+    /// scheduler copies them for each operation on the device that reads them.
     pub(crate) fn add(&mut self, type_: Type, extent: Extent, mut home: Home) -> Result<Stored> {
         if self.divided && home == Home::Device {
             match self.target.budget {
@@ -131,10 +122,10 @@ impl Store {
         Ok(Stored(self.tensors.len() as u32 - 1))
     }
 
-    /// Divides the memory of the device between the tensors that are at home there.
+    /// Divides the memory of the device among the tensors that belong there.
     ///
     /// # Errors
-    /// `ResourceExhausted`, naming the least budget that is enough.
+    /// `ResourceExhausted`, naming the smallest budget that suffices.
     fn divide(&mut self) -> Result<()> {
         let (api, Some(gpu)) = (&self.target.ggml.api, self.target.gpu()) else { return Ok(()) };
         let here: Vec<usize> =
@@ -149,9 +140,10 @@ impl Store {
         let budget =
             self.target.budget.map_or(usize::MAX, |budget| usize::try_from(budget).unwrap_or(usize::MAX));
         let Share { half, slots } = share(&sizes, budget).map_err(|least| {
-            let message = format!("a budget of {budget} bytes on the device is not enough for these weights");
-            Error::new(ErrorCode::ResourceExhausted, message)
-                .with_hint(format!("give at least {least} bytes: the small weights and twice the largest"))
+            let message = format!("a budget of {budget} bytes on the device is too small for these weights");
+            Error::new(ErrorCode::ResourceExhausted, message).with_hint(format!(
+                "give at least {least} bytes, for the small weights and twice the largest"
+            ))
         })?;
         let stays = sizes.iter().zip(&slots).filter(|(_, slot)| slot.is_none());
         self.device_bytes = (stays.map(|(size, _)| size).sum::<usize>() + 2 * half) as u64;
@@ -159,8 +151,8 @@ impl Store {
             return Ok(());
         }
         let mut inner = self.pools.lock();
-        // SAFETY: the buffer has room for two halves; its slots lie inside and do not overlap with others of the same turn; the
-        // tensors have no memory yet.
+        // SAFETY: the buffer has room for two halves. Slots lie inside a half and do not overlap others of the same turn. The
+        // tensors have no memory so far.
         unsafe {
             let buffer = (api.ggml_backend_buft_alloc_buffer)(type_, 2 * half);
             if buffer.is_null() {
@@ -214,7 +206,7 @@ impl Store {
         // SAFETY: devices of this ggml.
         let (of_host, of_device, of_twins) = unsafe {
             let of = |device| (api.ggml_backend_dev_buffer_type)(device);
-            // Memory that the device copies from while it computes, where it has such a kind.
+            // Pinned memory, from which the device can copy while it computes, if it has such a type.
             let pinned = gpu.map(|gpu| (api.ggml_backend_dev_host_buffer_type)(gpu));
             (of(cpu), gpu.map(of), pinned.filter(|type_| !type_.is_null()))
         };
@@ -228,7 +220,7 @@ impl Store {
             (twins, Some(of_twins.unwrap_or(of_host)), None),
         ];
         for (contexts, type_, home) in homes {
-            let type_of = || type_.ok_or_else(|| Error::internal("a weight for a device that is not there"));
+            let type_of = || type_.ok_or_else(|| Error::internal("a weight for a missing device"));
             for (i, context) in contexts.iter_mut().enumerate().filter(|(_, context)| context.pending) {
                 if home.is_some_and(|home| !waits(home, i)) {
                     context.pending = false;
@@ -237,10 +229,10 @@ impl Store {
                 let buffer = if home == Some(Home::Host) {
                     let here =
                         self.tensors.iter().filter(|item| (item.home, item.context) == (Home::Host, i));
-                    // SAFETY: tensors of this store and a kind of host memory of its ggml.
+                    // SAFETY: tensors of this store, and a type of host memory of its ggml.
                     unsafe { place_at_lines(api, type_of()?, here.map(|item| item.raw))? }
                 } else {
-                    // SAFETY: a context of this store and a kind of memory of its ggml.
+                    // SAFETY: a context of this store, and a type of memory of its ggml.
                     unsafe { (api.ggml_backend_alloc_ctx_tensors_from_buft)(context.raw, type_of()?) }
                 };
                 if buffer.is_null() {
@@ -249,7 +241,7 @@ impl Store {
                 context.pending = false;
                 buffers.push(buffer);
                 if home.is_some() {
-                    // SAFETY: a buffer that was just made.
+                    // SAFETY: the buffer was just created.
                     unsafe { self.mark(buffer) };
                 }
             }
@@ -257,10 +249,10 @@ impl Store {
         Ok(())
     }
 
-    /// Says that a buffer holds weights, of which the scheduler of a device besides the CPU gives a copy's memory to the next one.
+    /// Marks a buffer as one of weights. The scheduler of a GPU then reuses the memory of a weight's copy for the next copy.
     ///
     /// # Safety
-    /// A buffer of this ggml.
+    /// The buffer belongs to this ggml.
     unsafe fn mark(&self, buffer: Ptr) {
         if self.target.gpu().is_some() {
             // SAFETY: by this function's contract.
@@ -268,19 +260,18 @@ impl Store {
         }
     }
 
-    /// Lets a tensor in main memory that has none lie in a file: its elements are the bytes `data` from `offset` on. What is
-    /// written to it later stays in this process. False, and nothing happened, where the file cannot be used so, or has
-    /// become another.
+    /// Maps a tensor in main memory that has no memory yet to a file, whose bytes at `offset` are `data`. Later writes stay in this
+    /// process. Returns `false` and changes nothing if the file cannot be mapped or no longer has these bytes.
     ///
-    /// The file is mapped as long as the weights live. One that another process shortens in the meantime ends this process
-    /// when the lost part is read, as it would while weights are loaded; one that is replaced or removed does no harm.
+    /// The file stays mapped as long as the weights live. If another process shortens it, reading the lost part ends this process,
+    /// as it would while weights are loaded. Replacing or removing the file does no harm.
     pub(crate) fn map(&mut self, tensor: Stored, (path, offset): (&Path, u64), data: &[u8]) -> Result<bool> {
         let api = &self.target.ggml.api;
         let Item { raw, home, .. } = self.tensors[tensor.index()];
         // SAFETY: a tensor of this store.
         let (waits, len) = unsafe { ((*raw).data.is_null(), (api.ggml_nbytes)(raw)) };
         if !waits || home != Home::Host || len != data.len() {
-            return Err(Error::internal("a ggml weight that cannot lie in a file"));
+            return Err(Error::internal("a ggml weight that cannot be mapped to a file"));
         }
         let Some((mut map, skip)) = pages::of_file(path, offset, len) else { return Ok(false) };
         let there = &map[skip..];
@@ -289,7 +280,7 @@ impl Store {
             return Ok(false);
         }
         let base: Ptr = map.as_mut_ptr().cast();
-        // SAFETY: the map begins with a page, lives as long as the buffer over it, and has room for the tensor after `skip`.
+        // SAFETY: the map begins at a page, outlives the buffer over it, and has room for the tensor after `skip`.
         unsafe {
             let buffer = (api.ggml_backend_cpu_buffer_from_ptr)(base, map.len());
             if buffer.is_null() {
@@ -314,7 +305,7 @@ impl Store {
         let (api, raw) = (&self.target.ggml.api, self.raw(tensor));
         // SAFETY: a tensor of this store.
         enough(unsafe { (api.ggml_nbytes)(raw) } as u64)?;
-        // SAFETY: a tensor of this store, which is in main memory, and the CPU of this ggml.
+        // SAFETY: a tensor of this store in main memory, and the CPU of this ggml.
         let (buffer, len) = unsafe {
             let type_ = (api.ggml_backend_dev_buffer_type)(self.target.ggml.cpu.device);
             (place_at_lines(api, type_, [raw].into_iter())?, (api.ggml_nbytes)(raw))
@@ -322,16 +313,17 @@ impl Store {
         if buffer.is_null() {
             return Err(Error::new(ErrorCode::ResourceExhausted, "no memory for the weights"));
         }
-        // SAFETY: a buffer that was just made.
+        // SAFETY: the buffer was just created.
         unsafe { self.mark(buffer) };
         self.pools.lock().buffers.push(buffer);
-        Ok(Room { api, raw, home: Home::Host, len, store: PhantomData })
+        // SAFETY: memory that was just allocated; the store stays borrowed.
+        Ok(unsafe { Room::new(api, raw, Home::Host, len) })
     }
 
-    /// The memory of every tensor, in the order in which they were added.
+    /// The memory of every tensor, in the order in which tensors were added.
     ///
     /// # Errors
-    /// `Internal` where a tensor has none yet.
+    /// `Internal` if a tensor has no memory yet.
     pub(crate) fn rooms(&mut self) -> Result<Vec<Room<'_>>> {
         let api = &self.target.ggml.api;
         let room = |item: &Item| {
@@ -341,17 +333,18 @@ impl Store {
             if data.is_null() {
                 return Err(Error::internal("a ggml weight without memory"));
             }
-            Ok(Room { api, raw, home, len, store: PhantomData })
+            // SAFETY: memory of different tensors does not overlap, and the store stays borrowed.
+            Ok(unsafe { Room::new(api, raw, home, len) })
         };
         self.tensors.iter().map(room).collect()
     }
 
-    /// Bytes of the memory of the device besides the CPU that is for weights.
+    /// Bytes of the GPU's memory that are for weights.
     pub(crate) fn device_bytes(&self) -> u64 {
         self.device_bytes
     }
 
-    /// Bytes of all weights, in memory or in files.
+    /// Bytes of all weights, in memory and in files.
     pub(crate) fn bytes(&self) -> u64 {
         let api = &self.target.ggml.api;
         // SAFETY: buffers of this store.
@@ -360,7 +353,7 @@ impl Store {
         allocated + self.mapped_bytes()
     }
 
-    /// Bytes of the weights that lie in files, of which memory holds what is read.
+    /// Bytes of the weights that lie in mapped files. Only the pages that are read take memory.
     pub(crate) fn mapped_bytes(&self) -> u64 {
         self.pools.lock().mapped.iter().map(|(_, map)| map.len() as u64).sum()
     }
@@ -377,7 +370,7 @@ impl Store {
     }
 }
 
-/// An error where main memory has no room for weights of so many bytes.
+/// An error if main memory has no room for `bytes` of weights.
 fn enough(bytes: u64) -> Result<()> {
     memory::ensure(
         bytes,
@@ -386,17 +379,16 @@ fn enough(bytes: u64) -> Result<()> {
     )
 }
 
-/// Gives those of some tensors that have no memory a buffer of it, in which each begins at a cache line, so that rows of panels
-/// that are whole lines lie in as many; ggml's own allocator gives its CPU's tensors multiples of 32 bytes. Null where there is no
-/// memory.
+/// Allocates one buffer for those tensors that have no memory. Each tensor begins at a cache line, so that panel rows of whole lines
+/// never straddle one more; ggml's own allocator aligns to 32 bytes only. Returns null if there is no memory.
 ///
 /// # Safety
-/// Tensors of this ggml and a kind of host memory.
+/// The tensors belong to this ggml, and `type_` is a type of its host memory.
 unsafe fn place_at_lines(api: &Api, type_: Ptr, tensors: impl Iterator<Item = TensorPtr>) -> Result<Ptr> {
     const LINE: usize = 64;
     let mut len = LINE;
     let mut places = Vec::new();
-    // SAFETY: by this function's contract; tensors lie one after the other inside the buffer.
+    // SAFETY: by this function's contract. Tensors lie one after the other inside the buffer.
     unsafe {
         for raw in tensors.filter(|raw| (**raw).data.is_null()) {
             places.push((raw, len - LINE));
@@ -416,53 +408,5 @@ unsafe fn place_at_lines(api: &Api, type_: Ptr, tensors: impl Iterator<Item = Te
             }
         }
         Ok(buffer)
-    }
-}
-
-/// The memory of one tensor of a [`Store`] that nobody else uses as long as this lives.
-pub(crate) struct Room<'a> {
-    api: &'a Api,
-    raw: TensorPtr,
-    home: Home,
-    len: usize,
-    store: PhantomData<&'a mut Store>,
-}
-
-// SAFETY: the memory of different tensors does not overlap, and there is one `Room` for each.
-unsafe impl Send for Room<'_> {}
-
-/// Held while something is copied to or from a device.
-static TRANSFER: Mutex<()> = Mutex::new(());
-
-impl Room<'_> {
-    /// Lets `fill` write all of the tensor's bytes: in place, or into a copy that is sent to the device.
-    pub(crate) fn fill(&mut self, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
-        if self.home == Home::Host {
-            // SAFETY: host memory of this length, borrowed exclusively through the store.
-            return fill(unsafe { std::slice::from_raw_parts_mut((*self.raw).data.cast(), self.len) });
-        }
-        let mut bytes = vec![0; self.len];
-        fill(&mut bytes)?;
-        let _transfer = TRANSFER.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        // SAFETY: the tensor has memory for exactly this many bytes.
-        unsafe { (self.api.ggml_backend_tensor_set)(self.raw, bytes.as_ptr().cast(), 0, bytes.len()) };
-        Ok(())
-    }
-
-    /// A copy of the tensor's bytes.
-    pub(crate) fn copy(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(self.len);
-        if self.home == Home::Host {
-            // SAFETY: host memory of this length.
-            bytes.extend_from_slice(unsafe {
-                std::slice::from_raw_parts((*self.raw).data.cast::<u8>(), self.len)
-            });
-            return bytes;
-        }
-        bytes.resize(self.len, 0);
-        let _transfer = TRANSFER.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        // SAFETY: the tensor has exactly this many bytes.
-        unsafe { (self.api.ggml_backend_tensor_get)(self.raw, bytes.as_mut_ptr().cast(), 0, bytes.len()) };
-        bytes
     }
 }

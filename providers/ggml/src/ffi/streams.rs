@@ -1,6 +1,6 @@
-//! Weights for which the memory of a device has no room: they lie in main memory and take turns in a part of the device's.
+//! Weights that do not fit into the memory of a device. They lie in main memory and take turns in a part of the device's memory.
 //!
-//! That part has two halves. Weights that follow each other in the graph share one ([`share`]); while the device computes with one
+//! That part has two halves. Weights that follow each other in the graph share a half ([`share`]). While the device computes with one
 //! half, a thread copies the next weights into the other ([`Turns`]).
 
 use super::api::*;
@@ -13,34 +13,34 @@ use std::{
     thread::Scope,
 };
 
-/// Where a weight that takes turns lies when its turn has come.
+/// The place of a weight during its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot {
-    /// Which turn; turns of even numbers are in the first half.
+    /// The number of the turn. Even turns are in the first half.
     pub(super) turn: usize,
-    /// Bytes from the beginning of the half.
+    /// The offset in the half, in bytes.
     pub(super) offset: usize,
 }
 
 /// How weights share the memory of a device.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Share {
-    /// Bytes of each half of what they take turns in.
+    /// Bytes of each half.
     pub(super) half: usize,
-    /// Of each weight; `None`: it stays on the device.
+    /// The slot of each weight. `None` if it stays on the device.
     pub(super) slots: Vec<Option<Slot>>,
 }
 
-/// Weights smaller than this stay on the device: there are many of them, and they are little together.
+/// Weights smaller than this stay on the device. There are many of them, but together they are small.
 const SMALL: usize = 1 << 14;
-/// A half is at most so large, unless a weight is larger.
+/// The largest half, unless a weight is larger.
 const HALF: usize = 64 << 20;
 
-/// Divides weights of these sizes, multiples of the device's alignment, in the order in which they are used. Those that stay lie
-/// evenly between those that take turns, so that there is always something to compute while something is copied.
+/// Divides a budget among weights of these sizes, which are multiples of the device's alignment, in the order of their use. Weights
+/// that stay are spread evenly among those that take turns, so that the device always has work during a copy.
 ///
 /// # Errors
-/// The least budget that is enough.
+/// The smallest budget that suffices.
 pub(super) fn share(sizes: &[usize], budget: usize) -> Result<Share, usize> {
     let small: usize = sizes.iter().filter(|size| **size < SMALL).sum();
     let large = || sizes.iter().copied().filter(|size| *size >= SMALL);
@@ -76,20 +76,20 @@ pub(super) fn share(sizes: &[usize], budget: usize) -> Result<Share, usize> {
     Ok(Share { half, slots })
 }
 
-/// A turn that has to have come before a node runs.
+/// A turn that must be loaded before a node runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Load {
     pub(super) turn: usize,
-    /// Its half is free once so many nodes have run.
+    /// The number of nodes after which its half is free.
     free: usize,
     /// The first node that reads it.
     needed: usize,
 }
 
-/// The turns that nodes in this order need, in the order in which they are to come; `uses`: which turns each node reads.
+/// Returns the loads that the nodes need, in order. `uses` has the turns that each node reads.
 ///
 /// # Errors
-/// The node that reads two turns of one half.
+/// The index of a node that reads two turns of one half.
 pub(super) fn schedule(uses: &[Vec<usize>]) -> Result<Vec<Load>, usize> {
     let (mut present, mut end) = ([None; 2], [0; 2]);
     let mut loads = Vec::new();
@@ -109,7 +109,7 @@ pub(super) fn schedule(uses: &[Vec<usize>]) -> Result<Vec<Load>, usize> {
     Ok(loads)
 }
 
-/// A tensor on the device, and the one in main memory that holds its elements.
+/// A tensor on the device, and the tensor in main memory that holds its elements.
 #[derive(Clone, Copy)]
 pub(super) struct Twins {
     pub(super) device: TensorPtr,
@@ -124,13 +124,13 @@ pub(super) struct Streams {
     pub(super) turn_of: HashMap<TensorPtr, usize>,
 }
 
-// SAFETY: the tensors belong to a store, and are only read through this; ggml ties none of them to a thread.
+// SAFETY: the tensors belong to a store and are only read through this value. ggml ties none of them to a thread.
 unsafe impl Send for Streams {}
 // SAFETY: as above.
 unsafe impl Sync for Streams {}
 
 impl Streams {
-    /// Adds a weight, whose slots are given in their order.
+    /// Adds a weight to a turn. Weights must come in the order of their turns.
     pub(super) fn add(&mut self, turn: usize, twins: Twins) {
         self.turns.resize(self.turns.len().max(turn + 1), Vec::new());
         self.turns[turn].push(twins);
@@ -140,10 +140,10 @@ impl Streams {
     /// Copies the weights of a turn to the device.
     ///
     /// # Safety
-    /// Nobody writes the weights, and nobody reads or writes their half meanwhile.
+    /// During the call, nothing writes the weights, and nothing else accesses their half.
     unsafe fn load(&self, api: &Api, turn: usize) {
         for twins in &self.turns[turn] {
-            // SAFETY: both have memory for the same number of bytes; that of the host is at its address.
+            // SAFETY: both have memory of the same size, and the data of the host's tensor is addressable.
             unsafe {
                 let bytes = (api.ggml_nbytes)(twins.device);
                 (api.ggml_backend_tensor_set)(twins.device, (*twins.host).data, 0, bytes);
@@ -156,9 +156,9 @@ impl Streams {
 pub(super) struct Plan {
     pub(super) streams: Arc<Streams>,
     loads: Vec<Load>,
-    /// The number of each node.
+    /// The index of each node.
     nodes: HashMap<TensorPtr, usize>,
-    /// How many nodes have run when something is to be done.
+    /// The numbers of finished nodes at which copies start or must have finished.
     stops: BTreeSet<usize>,
 }
 
@@ -176,7 +176,7 @@ impl Plan {
         Ok(Plan { streams, loads, nodes, stops })
     }
 
-    /// Tensors that are copied in a run.
+    /// The tensors that a run copies.
     pub(super) fn copied(&self) -> impl Iterator<Item = TensorPtr> {
         self.loads.iter().flat_map(|load| self.streams.turns[load.turn].iter().map(|twins| twins.device))
     }
@@ -186,20 +186,20 @@ impl Plan {
 pub(super) struct Turns<'a> {
     plan: &'a Plan,
     cancelled: &'a dyn Fn() -> bool,
-    /// Turns that are to be copied, and word of those that were.
+    /// Requests to copy a turn, and notices of finished copies.
     ask: mpsc::Sender<usize>,
     done: mpsc::Receiver<()>,
     asked: Cell<usize>,
     came: Cell<usize>,
-    /// Whether the run is of no use any more.
+    /// Whether the run must stop.
     stopped: Cell<bool>,
 }
 
 impl<'a> Turns<'a> {
-    /// Starts the thread that copies; it ends with the value. The first weights are there when this returns.
+    /// Starts the thread that copies, which ends when the value is dropped. Returns when the first weights are on the device.
     ///
     /// # Safety
-    /// As long as the value lives nobody writes the weights, and only the nodes of the plan read those on the device.
+    /// As long as the value lives, nothing writes the weights, and only the nodes of the plan read those on the device.
     pub(super) unsafe fn start<'scope>(
         plan: &'a Plan,
         api: &'static Api,
@@ -213,7 +213,7 @@ impl<'a> Turns<'a> {
         let streams = &plan.streams;
         scope.spawn(move || {
             for turn in asked {
-                // SAFETY: by this function's contract; a turn is asked for when its half is free.
+                // SAFETY: by this function's contract. A turn is requested only when its half is free.
                 unsafe { streams.load(api, turn) };
                 if tell.send(()).is_err() {
                     return;
@@ -226,7 +226,7 @@ impl<'a> Turns<'a> {
         turns
     }
 
-    /// So many nodes have run.
+    /// Handles the end of node `count`: requests copies into free halves, and waits for those that the next node needs.
     fn reach(&self, count: usize) {
         let next = |from: &Cell<usize>| self.plan.loads.get(from.get());
         while let Some(load) = next(&self.asked).filter(|load| load.free <= count) {
@@ -239,7 +239,8 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// Whether something is to be done after a node, and does it; whether the run goes on.
+    /// With `ask`, returns whether ggml must call again after this node. Without, does the work after the node and returns whether the
+    /// run continues.
     fn at(&self, node: TensorPtr, ask: bool) -> bool {
         let Some(count) = self.plan.nodes.get(&node).map(|index| index + 1) else { return !ask };
         let stops = self.stopped.get() || self.plan.stops.contains(&count);
@@ -251,13 +252,13 @@ impl<'a> Turns<'a> {
         !self.stopped.get()
     }
 
-    /// Whether all weights came, and nobody cancelled the run.
+    /// Whether all weights arrived and the run was not cancelled.
     pub(super) fn succeeded(&self) -> bool {
         !self.stopped.get()
     }
 }
 
-/// What ggml's scheduler asks about each node (`ask`: whether to stop after it), with the [`Turns`] of the run.
+/// The callback of ggml's scheduler for each node. With `ask`, it returns whether ggml must call again after the node.
 ///
 /// # Safety
 /// `data` is a [`Turns`].
@@ -343,7 +344,7 @@ mod tests {
             for (node, turns) in uses.iter().enumerate() {
                 while let Some(load) = loads.get(next).filter(|load| load.needed <= node) {
                     prop_assert!(load.free <= load.needed);
-                    // Nobody reads what was in the half from when it is free until this turn comes.
+                    // No node reads the half from the time it is free until this turn is loaded.
                     let idle = &uses[load.free..load.needed];
                     prop_assert!(idle.iter().flatten().all(|turn| turn % 2 != load.turn % 2));
                     halves[load.turn % 2] = Some(load.turn);

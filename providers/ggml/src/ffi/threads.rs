@@ -1,27 +1,11 @@
-//! Threads of ggml's CPU backend that stay from one run to the next. Without them ggml starts and ends its threads in every
-//! run, and what kernels keep for each thread is lost.
+//! Threads of ggml's CPU backend that stay alive between runs. Otherwise ggml would start and end its threads in every run, and
+//! kernels would lose what they keep per thread.
 
 use super::{api::*, library::Cpu};
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::ffi::c_int;
 
-/// `GGML_MAX_N_THREADS`.
-pub(crate) const MAX_THREADS: usize = 512;
-
-/// `struct ggml_threadpool_params`.
-#[repr(C)]
-pub(super) struct Params {
-    /// None set: wherever the system puts them.
-    cpu_mask: [bool; MAX_THREADS],
-    n_threads: c_int,
-    /// `enum ggml_sched_priority`: 0 is the normal one.
-    priority: c_int,
-    poll: u32,
-    strict_cpu: bool,
-    paused: bool,
-}
-
-/// How long threads look for the next run before they sleep, in 131072 pauses of the processor: 2 to 6 ms.
+/// How long threads poll for the next run before they sleep, in units of 131072 pause instructions: 2 to 6 ms.
 const POLL: u32 = 1;
 
 /// The threads of a backend.
@@ -33,13 +17,13 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    /// Gives a CPU backend as many, the caller of a run among them.
+    /// Gives a CPU backend `threads` threads. The thread that calls a run is one of them.
     ///
     /// # Safety
-    /// The backend is one of `cpu`'s device and outlives what is made.
+    /// The backend belongs to `cpu`'s device and outlives the returned value.
     pub(super) unsafe fn new(cpu: &'static Cpu, backend: Ptr, threads: usize) -> Result<Self> {
         let n_threads = threads.clamp(1, MAX_THREADS) as c_int;
-        let mut params = Params {
+        let mut params = ThreadParams {
             cpu_mask: [false; MAX_THREADS],
             n_threads,
             priority: 0,
@@ -47,7 +31,7 @@ impl Threads {
             strict_cpu: false,
             paused: false,
         };
-        // SAFETY: parameters as ggml.h states them, read during the call; by this function's contract.
+        // SAFETY: the parameters have the layout of ggml.h and are read during the call only; the rest by this function's contract.
         unsafe {
             let pool = (cpu.threadpool_new)(&mut params);
             if pool.is_null() {
@@ -61,7 +45,7 @@ impl Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        // SAFETY: no graph runs any more; the backend forgets the pool before it is freed, once.
+        // SAFETY: no graph runs any more. The backend drops its pointer to the pool before the pool is freed, once.
         unsafe {
             (self.cpu.set_threadpool)(self.backend, std::ptr::null_mut());
             (self.cpu.threadpool_free)(self.pool);

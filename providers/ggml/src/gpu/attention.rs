@@ -15,7 +15,7 @@ struct Heads {
     tensor: Tensor,
     /// Batch, heads, length, size.
     shape: [usize; 4],
-    /// Whether the heads of an element of the sequence lie next to each other.
+    /// Whether the heads of one sequence element lie next to each other.
     inside: bool,
 }
 
@@ -35,14 +35,14 @@ impl Heads {
         Ok(Heads { tensor: t.builder.reshape(x.tensor, extent)?, shape, inside })
     }
 
-    /// Steps of batch, heads, length, size.
+    /// The strides of batch, heads, length and size.
     fn steps(&self) -> [isize; 4] {
         let [_, heads, length, size] = self.shape.map(|n| n as isize);
         let (head, row) = if self.inside { (size, heads * size) } else { (length * size, size) };
         [heads * length * size, head, row, 1]
     }
 
-    /// A matrix for each head, transposed where asked for.
+    /// A matrix for each head, transposed on request.
     fn matrices(&self, t: &mut Translator<'_>, node: &Node, transposed: bool) -> Outcome<Tensor> {
         let (mut dims, mut steps) = (self.shape, self.steps());
         if transposed {
@@ -54,7 +54,7 @@ impl Heads {
     }
 }
 
-/// What a mask adds to the scores. Refused where it hides all keys from a query, which softmax would make NaN.
+/// The mask as an addend of the scores. Refuses a mask that hides all keys from a query, because the softmax would be NaN.
 fn mask(t: &mut Translator<'_>, id: ValueId, causal: bool) -> Outcome<Operand> {
     let Some(seen) = t.constant(id).and_then(HostTensor::elements::<bool>) else { return operand(t, id) };
     let shape = t.shape(id)?;
@@ -73,7 +73,7 @@ fn mask(t: &mut Translator<'_>, id: ValueId, causal: bool) -> Outcome<Operand> {
     Ok(Operand { tensor: t.constant_tensor(added, Home::Device)?, dtype: DType::F32, shape })
 }
 
-/// Without a cache and further outputs, with a mask that broadcasts: float, or a constant of bool.
+/// Attention without a cache and without further outputs. A mask must broadcast; it is float, or a bool constant.
 pub(super) fn attention(t: &mut Translator<'_>, node: &Node) -> Outcome {
     check_attention(node)?;
     let ids = [t.input_id(node, 0)?, t.input_id(node, 1)?, t.input_id(node, 2)?];

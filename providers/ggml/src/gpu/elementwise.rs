@@ -32,7 +32,7 @@ pub(super) fn through(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// A function of each element that ggml has for devices.
+/// An element-wise function that ggml has for devices.
 pub(super) fn function(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let x = input(t, node, 0)?.tensor;
     let alpha = |default: f32| node.float("alpha").unwrap_or(default);
@@ -53,7 +53,7 @@ pub(super) fn function(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// One half of the last axis through an activation, times the other.
+/// A gated linear unit over the last axis.
 pub(super) fn glu(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let x = input(t, node, 0)?;
     let gate = match activation(node)? {

@@ -1,4 +1,4 @@
-//! Operators that move elements and compute nothing.
+//! Operators that only move elements.
 
 use super::input;
 use crate::{
@@ -42,7 +42,7 @@ pub(super) fn resize(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// With zeros, at the ends of at most four dimensions.
+/// Pads with zeros, at the ends of at most four dimensions.
 pub(super) fn pad(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let x = input(t, node, 0)?;
     let rank = x.shape.len();
@@ -66,8 +66,8 @@ pub(super) fn pad(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// Elements of `input` from number `start` on, copied on the device: dimensions and the steps between their elements are given
-/// the outermost first; those of step 0 are repeated. `None` where the device or ggml cannot.
+/// Copies elements of `input` from element `start` on, on the device. Dimensions and the steps between their elements come outermost
+/// first; a step of 0 repeats elements. Returns `None` if the device or ggml cannot.
 pub(crate) fn strided(
     builder: &mut Builder,
     input: Tensor,
@@ -110,8 +110,8 @@ pub(crate) fn strided(
     Ok(builder.give_to_device(copy, before).then_some(copy))
 }
 
-/// A transposition of more than four dimensions: one after the other is brought to its place, which swaps two neighbouring
-/// runs of dimensions. `None` where the steps are not those of all elements.
+/// A transposition of more than four dimensions. It moves one dimension after the other to its place by swapping two neighbouring runs of
+/// dimensions. Returns `None` if the steps do not cover all elements.
 fn turn(builder: &mut Builder, input: Tensor, dims: &[usize], steps: &[usize]) -> Result<Option<Tensor>> {
     let mut order: Vec<usize> = (0..dims.len()).collect();
     order.sort_by_key(|axis| std::cmp::Reverse(steps[*axis]));

@@ -1,5 +1,5 @@
-//! Operators in ggml's own terms, for devices besides the CPU: our kernels run on the CPU alone. What is refused here,
-//! and what the device says it does not run, is left to the CPU, with copies there and back.
+//! Operators as ggml's own operations, for devices, because our kernels run only on the CPU. Nodes that are refused here, or that
+//! the device does not support, run on the CPU, with copies there and back.
 
 mod attention;
 mod conv;
@@ -23,11 +23,11 @@ use sdrun_graph::{Node, ValueId, fused::DOMAIN};
 
 type Translate = fn(&mut Translator<'_>, &Node) -> Outcome;
 
-/// How a node is expressed. The other element-wise functions of one value, and softmax, are in the operator table of the CPU: they
-/// are ggml's own there too.
+/// The translation of a node. Softmax and the remaining element-wise functions of one value are in the operator table of the CPU, where
+/// they are ggml's own too.
 ///
-/// What a device makes of a NaN is up to ggml's kernels for it. CUDA's take minima and maxima with `fminf` and `fmaxf`, which drop
-/// a NaN: Relu, LeakyRelu, Clip and HardSigmoid return a finite number there.
+/// ggml's kernels for a device determine how it treats a NaN. Those for CUDA use `fminf` and `fmaxf`, which drop a NaN. So Relu,
+/// LeakyRelu, Clip and HardSigmoid return a finite number there.
 pub(crate) fn find(node: &Node) -> Option<Translate> {
     if !matches!(&node.domain[..], "" | "ai.onnx" | DOMAIN) {
         return None;
@@ -54,12 +54,12 @@ pub(crate) fn find(node: &Node) -> Option<Translate> {
     })
 }
 
-/// A floating-point operand; weights and constants come from the device's memory.
+/// A floating-point operand. Weights and constants are in the device's memory.
 fn operand(t: &mut Translator<'_>, id: ValueId) -> Outcome<Operand> {
     operand_in(t, id, Type::F32)
 }
 
-/// The same, where it is a weight in this type.
+/// As [`operand`], with weights stored in this type.
 fn operand_in(t: &mut Translator<'_>, id: ValueId, type_: Type) -> Outcome<Operand> {
     let (dtype, shape) = (t.dtype(id)?, t.shape(id)?);
     if !is_f32(dtype) {
@@ -70,7 +70,7 @@ fn operand_in(t: &mut Translator<'_>, id: ValueId, type_: Type) -> Outcome<Opera
     Ok(Operand { tensor: t.builder.reshape(tensor, shape::extent(&shape))?, dtype, shape })
 }
 
-/// The weight or constant of floating-point numbers that a value is, perhaps under another shape.
+/// The floating-point weight or constant behind a value, perhaps with another shape.
 fn stored(t: &Translator<'_>, mut id: ValueId) -> Option<ValueId> {
     const VIEWS: [&str; 6] = ["Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast"];
     while !t.is_stored(id) {
@@ -86,7 +86,7 @@ fn input(t: &mut Translator<'_>, node: &Node, i: usize) -> Outcome<Operand> {
     operand(t, id)
 }
 
-/// The same, where it is there.
+/// As [`input`], if the input is present.
 fn optional(t: &mut Translator<'_>, node: &Node, i: usize) -> Outcome<Option<Operand>> {
     node.input(i).map(|id| operand(t, id)).transpose()
 }
@@ -121,7 +121,7 @@ fn combine(
     Ok(t.builder.reshape(y, shape::extent(shape))?)
 }
 
-/// `x` through an activation.
+/// Applies an activation to `x`.
 fn activate(t: &mut Translator<'_>, x: Tensor, activation: Activation) -> Outcome<Tensor> {
     let unary = match activation {
         Activation::Relu => Unary::Relu,

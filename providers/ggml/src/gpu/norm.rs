@@ -1,4 +1,4 @@
-//! Normalisation.
+//! Normalization.
 
 use super::{activate, combine, input, optional};
 use crate::{
@@ -18,7 +18,7 @@ pub(super) fn instance_norm(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// With factors of the groups before those of the channels, where a node of ours has both, and an activation.
+/// A group normalization. The fused operator can have factors for groups, then factors for channels, and an activation.
 pub(super) fn group_norm(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let x = input(t, node, 0)?;
     let groups = node.int("num_groups").and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
@@ -47,7 +47,7 @@ fn normalize(t: &mut Translator<'_>, node: &Node, x: &Operand, groups: usize) ->
     Ok(t.builder.group_norm(x, groups, node.float("epsilon").unwrap_or(1e-5))?)
 }
 
-/// `y * scale + bias` with one element of each for as many runs of the channels of `x`.
+/// `y * scale + bias`. Each factor has one element for each group or channel of `x`.
 fn affine(t: &mut Translator<'_>, mut y: Tensor, x: &Operand, factors: &[Operand; 2]) -> Outcome<Tensor> {
     let (batch, channels, all) = (x.shape[0], x.shape[1], shape::len(&x.shape));
     for (factor, op) in factors.iter().zip([Binary::Mul, Binary::Add]) {

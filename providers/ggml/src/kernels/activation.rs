@@ -1,7 +1,7 @@
 use super::Activation;
-use crate::ffi::simd::{Vectorized, mul_add};
+use crate::simd::{Vectorized, mul_add};
 
-/// Puts each value through an activation.
+/// Applies an activation to each value.
 #[inline(always)]
 pub(super) fn apply<const FMA: bool>(activation: Activation, values: &mut [f32]) {
     match activation {
@@ -21,7 +21,7 @@ pub(super) fn apply<const FMA: bool>(activation: Activation, values: &mut [f32])
 #[inline(always)]
 fn clip(values: &mut [f32], low: f32, high: f32) {
     each(values, |x| {
-        // A NaN stays.
+        // A NaN stays a NaN.
         let x = if x < low { low } else { x };
         if x > high { high } else { x }
     });
@@ -32,7 +32,7 @@ pub(super) fn each(values: &mut [f32], f: impl Fn(f32) -> f32) {
     values.iter_mut().for_each(|x| *x = f(*x));
 }
 
-/// [`apply`] as work for [`vectorize`](crate::ffi::simd::vectorize).
+/// [`apply`] as work for [`vectorize`](crate::simd::vectorize).
 pub(super) struct Activate<'a>(pub(super) Activation, pub(super) &'a mut [f32]);
 
 impl Vectorized for Activate<'_> {
@@ -44,7 +44,7 @@ impl Vectorized for Activate<'_> {
     }
 }
 
-/// The bounds of an activation that does nothing but keep to them.
+/// The bounds of an activation that only clamps. `None` for other activations.
 pub(super) fn bounds(activation: Activation) -> Option<[f32; 2]> {
     match activation {
         Activation::Relu => Some([0.0, f32::INFINITY]),
@@ -53,27 +53,27 @@ pub(super) fn bounds(activation: Activation) -> Option<[f32; 2]> {
     }
 }
 
-/// e^x to about 2e-7 relative, without branches so that loops of it vectorise; 0 below -87.7 and infinity above 88.4.
+/// e^x with a relative error of about 2e-7; 0 below -87.7 and infinity above 88.4. It has no branches, so that loops vectorize.
 #[inline(always)]
 pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
     let (p, power) = scaled_exp_m1::<FMA>(x);
     (p + 1.0) * power
 }
 
-/// e^x - 1 to about 3e-7 relative for x up to 88.4, -1 below -87.7.
+/// e^x - 1 with a relative error of about 3e-7 for x up to 88.4; -1 below -87.7.
 #[inline(always)]
 pub(super) fn exp_m1<const FMA: bool>(x: f32) -> f32 {
     let (p, power) = scaled_exp_m1::<FMA>(x);
     mul_add::<FMA>(p, power, power - 1.0)
 }
 
-/// e^r - 1 and 2^n, where x is n ln 2 + r and n an integer. Range reduction and the degree-6 polynomial follow Cephes' `expf`.
+/// Returns e^r - 1 and 2^n for x = n ln 2 + r with an integer n. Range reduction and the degree-6 polynomial follow Cephes' `expf`.
 #[inline(always)]
 #[allow(clippy::excessive_precision)]
 fn scaled_exp_m1<const FMA: bool>(x: f32) -> (f32, f32) {
-    // Adding it to a small number leaves that number's nearest integer in the low bits of the mantissa.
+    // Adding this to a small number leaves the nearest integer in the low bits of the mantissa.
     const SHIFTER: f32 = 12_582_912.0;
-    // Not `clamp`, which checks its bounds; a NaN stays. At the bounds the power is 0, or infinity.
+    // Not `clamp`, which checks its bounds. A NaN stays a NaN. At the bounds the power is 0 or infinity.
     let x = if x < -88.0 { -88.0 } else { x };
     let x = if x > 89.0 { 89.0 } else { x };
     let shifted = mul_add::<FMA>(x, std::f32::consts::LOG2_E, SHIFTER);
@@ -84,12 +84,12 @@ fn scaled_exp_m1<const FMA: bool>(x: f32) -> (f32, f32) {
     let p = mul_add::<FMA>(p, r, 4.166_579_6e-2);
     let p = mul_add::<FMA>(p, r, 1.666_666_55e-1);
     let p = mul_add::<FMA>(p, r, 5.000_000_1e-1);
-    // Nothing overflows; loops that check it are not vectorised.
+    // Nothing overflows, but loops with overflow checks do not vectorize.
     let exponent = shifted.to_bits().wrapping_sub(SHIFTER.to_bits()).wrapping_add(127);
     (mul_add::<FMA>(p * r, r, r), f32::from_bits(exponent << 23))
 }
 
-/// The error function by formula 7.1.26 of Abramowitz and Stegun, which is good to 1.5e-7 absolute.
+/// The error function by formula 7.1.26 of Abramowitz and Stegun, with an absolute error of 1.5e-7.
 #[inline(always)]
 #[allow(clippy::excessive_precision)]
 pub(super) fn erf<const FMA: bool>(x: f32) -> f32 {
@@ -104,7 +104,7 @@ pub(super) fn erf<const FMA: bool>(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ffi::simd::vectorize;
+    use crate::simd::vectorize;
 
     #[test]
     fn exp_is_close() {

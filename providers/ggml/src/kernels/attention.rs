@@ -3,36 +3,41 @@ use super::{
     activation::exp,
     panels::{Layout, Order},
 };
-use crate::ffi::{
-    Grid, Inputs, Kernel, Tile, Type, as_words,
-    lines::Lines,
-    product::{Block, Product, Start, Taps, Words},
-    simd::{Level, Vectorized, vectorize},
-    softmax,
+use crate::{
+    ffi::{Grid, Inputs, Kernel, Tile, Type},
+    simd::{
+        Level, Vectorized, Words, as_words,
+        lines::Lines,
+        product::{Block, Product, Start, Taps},
+        softmax, vectorize,
+    },
 };
 use std::{cell::RefCell, ops::Range};
 
-/// Where a stack of matrices lies: one for each head of each batch.
+/// The layout of a stack of matrices, one for each head of each batch.
 #[derive(Clone, Debug)]
 pub(crate) struct Heads {
-    /// Strides of batch and head.
+    /// The strides of batch and head.
     pub(crate) strides: [isize; 2],
-    /// Of one head's matrix.
+    /// The layout of one head's matrix.
     pub(crate) layout: Layout,
 }
 
-/// `softmax(scale * Q K' + mask) V` for every head, block by block of the keys with a running maximum and sum, so that
-/// the scores are never stored whole. Queries are the lanes: a block of scores is a panel of keys times a few queries.
+/// `softmax(scale * Q K' + mask) V` for every head. It goes through the keys in blocks, with a running maximum and sum, so it never
+/// stores all scores. Queries are the lanes: a block of scores is a panel of keys times a few queries.
 ///
-/// Inputs: queries (f32, read with strides), keys in [`Panels`] of the level's rows (rows = keys, depth = size), values
-/// in [`Panels`] of the level's rows (rows = size of a value, depth = keys), and, where it is there, a mask that is added
-/// (f32), or that says which keys are seen (bool), read with strides: rows = queries, depth = keys. Keys and values have a
-/// group for each batch and head.
+/// Inputs:
+/// * queries: f32, read with strides;
+/// * keys: in [`Panels`] of the level's rows (rows = keys, depth = size);
+/// * values: in [`Panels`] of the level's rows (rows = size of a value, depth = keys);
+/// * an optional mask, read with strides (rows = queries, depth = keys): f32 is added, bool says which keys are visible.
+///
+/// Keys and values have one group for each batch and head.
 pub(crate) struct Attention {
     pub(crate) level: Level,
     pub(crate) batch: usize,
     pub(crate) heads: usize,
-    /// Query heads that share a head of keys and values.
+    /// The number of query heads that share a head of keys and values.
     pub(crate) sharing: usize,
     pub(crate) queries: usize,
     pub(crate) scale: f32,
@@ -40,20 +45,20 @@ pub(crate) struct Attention {
     pub(crate) keys: Panels,
     pub(crate) values: Panels,
     pub(crate) mask: Option<Heads>,
-    /// Whether query `i` sees only the keys up to `i`.
+    /// Whether query `i` attends only to keys up to `i`.
     pub(crate) causal: bool,
-    /// Whether the output is `[batch, queries, heads, size]` and not `[batch, heads, queries, size]`.
+    /// Whether the output is `[batch, queries, heads, size]` rather than `[batch, heads, queries, size]`.
     pub(crate) heads_inside: bool,
     pub(crate) taps: Taps,
 }
 
-/// Keys of a block, about: a multiple of a level's rows and of two.
+/// The approximate number of keys in a block. The exact number is a multiple of the level's rows and of two.
 const KEYS: usize = 336;
-/// The same for tiles.
+/// The same for levels with tiles.
 const KEYS_OF_TILES: usize = 256;
-/// Queries of a tile, which share what is read of keys and values.
+/// Queries of a tile, which read keys and values together.
 const QUERIES: usize = 64;
-/// The same for products in tiles, which are so fast that they wait for keys and values from the second level cache.
+/// The same for levels with tiles, which are so fast that they wait for keys and values from the L2 cache.
 const QUERIES_OF_TILES: usize = 256;
 
 #[derive(Default)]
@@ -98,7 +103,7 @@ impl Kernel for Attention {
 }
 
 impl Attention {
-    /// Keys of a block, of which products take whole blocks and whole pairs.
+    /// The number of keys in a block: whole panels and whole pairs.
     fn keys_of_a_block(level: Level, keys: &Panels) -> usize {
         match keys.order {
             Order::Columns => KEYS.next_multiple_of(level.block(keys.words).0),
@@ -106,7 +111,7 @@ impl Attention {
         }
     }
 
-    /// The steps of both products, for keys in these panels.
+    /// The taps of both products, for keys in these panels.
     pub(crate) fn taps(level: Level, keys: &Panels) -> Taps {
         let most = keys.steps().max(Self::keys_of_a_block(level, keys));
         Taps::dense(most, level.block(keys.words).1)
@@ -133,12 +138,12 @@ impl Attention {
         sums.resize(size * lanes);
         state.resize(2 * lanes, 0.0);
         let (maxima, totals) = state.split_at_mut(lanes);
-        // Half of the least number, for it is multiplied by log2(e).
+        // Half of the least number, because it is multiplied by log2(e).
         maxima.fill(f32::MIN / 2.0);
         totals.fill(0.0);
 
         let all = self.keys.rows;
-        // With a causal mask the last query of the tile sees no key beyond its own.
+        // With a causal mask, no query of the tile attends to a key beyond its last query.
         let seen = if self.causal { all.min(rows.end) } else { all };
         let (keys, values) = (inputs.words(1), inputs.words(2));
         let (key_panels, value_panels) = (self.keys.per_group(), self.values.per_group());
@@ -201,7 +206,7 @@ impl Attention {
             let lane = panel * width;
             let sums = &sums[panel * size * width..][..size * width];
             for (i, row) in (rows.start + lane..rows.end.min(rows.start + lane + width)).enumerate() {
-                // A query that sees no key yields zeros.
+                // A query without visible keys yields zeros.
                 let total = totals[lane + i];
                 let factor = if total == 0.0 { 0.0 } else { 1.0 / total };
                 let column = sums[i..].iter().step_by(width);
@@ -210,7 +215,7 @@ impl Attention {
         }
     }
 
-    /// A step of the softmax for a panel of scores.
+    /// Takes a step of the softmax for a panel of scores.
     fn soften(
         &self,
         scores: &mut [f32],
@@ -232,7 +237,7 @@ impl Attention {
         vectorize(Soften { width, scores, maxima, totals, sums });
     }
 
-    /// Queries in panels of as many as there are lanes, scaled.
+    /// Packs scaled queries into panels, one query per lane.
     fn pack_queries(&self, values: &[f32], layout: Layout, rows: Range<usize>, q: &mut [u32]) {
         let Panels { depth, words, .. } = self.keys;
         let (_, width) = self.level.block(words);
@@ -245,7 +250,7 @@ impl Attention {
         }
     }
 
-    /// Applies the masks to a panel of scores, whose rows are keys: hidden ones become minus infinity.
+    /// Applies the masks to a panel of scores, whose rows are keys. Masked scores become minus infinity.
     fn hide(
         &self,
         inputs: &Inputs<'_>,
@@ -290,7 +295,7 @@ impl Heads {
     }
 }
 
-/// Panels of f32 times a factor, in words.
+/// Multiplies panels of f32 by a factor and converts them to words.
 struct Scale<'a> {
     scale: f32,
     width: usize,

@@ -1,10 +1,10 @@
-use crate::ffi::{
-    Grid, Inputs, Kernel, Tile,
+use crate::{
+    ffi::{Grid, Inputs, Kernel, Tile},
     simd::{Vectorized, vectorize},
 };
 
-/// BatchNormalization with known statistics: input 0 is `[batch, channels, inner]`; inputs 1 to 4 are scale, bias, mean and
-/// variance, one of each for a channel.
+/// BatchNormalization with known statistics. Input 0 is `[batch, channels, inner]`. Inputs 1 to 4 are scale, bias, mean and variance
+/// for each channel.
 pub(crate) struct BatchNorm {
     pub(crate) batch: usize,
     pub(crate) channels: usize,
@@ -50,7 +50,7 @@ impl Vectorized for Line<'_> {
 
     #[inline(always)]
     fn run<const FMA: bool>(self) {
-        // Subtracting the mean first keeps what is left of large values that are close to it.
+        // Subtracting the mean first keeps the precision of large values near the mean.
         self.values.iter_mut().for_each(|x| *x = (*x - self.mean) * self.factor + self.bias);
     }
 }

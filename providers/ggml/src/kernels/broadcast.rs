@@ -1,9 +1,7 @@
 use crate::{
-    ffi::{
-        Binary, Grid, Inputs, Kernel, Tile,
-        simd::{Vectorized, vectorize},
-    },
+    ffi::{Binary, Grid, Inputs, Kernel, Tile},
     shape,
+    simd::{Vectorized, vectorize},
 };
 
 /// An element-wise function of two f32 tensors.
@@ -17,12 +15,12 @@ pub(crate) enum BroadcastOp {
     Min,
     Max,
     Pow,
-    /// The first where it is not negative, else the product.
+    /// The first if it is not negative, else the product.
     PRelu,
 }
 
 impl BroadcastOp {
-    /// ggml's own, where it has one.
+    /// ggml's own function, if it has one.
     pub(crate) fn of_ggml(self) -> Option<Binary> {
         match self {
             BroadcastOp::Add => Some(Binary::Add),
@@ -34,7 +32,7 @@ impl BroadcastOp {
     }
 }
 
-/// An element-wise function of two f32 tensors that are both broadcast to the output's shape.
+/// An element-wise function of two f32 tensors, both broadcast to the shape of the output.
 pub(crate) struct Broadcast {
     op: BroadcastOp,
     dims: Vec<usize>,
@@ -43,7 +41,7 @@ pub(crate) struct Broadcast {
 }
 
 impl Broadcast {
-    /// `None` where the shapes cannot be broadcast to `out`.
+    /// Returns `None` if the shapes cannot be broadcast to `out`.
     pub(crate) fn new(op: BroadcastOp, a: &[usize], b: &[usize], out: &[usize]) -> Option<Self> {
         let (a, b) = (shape::broadcast_strides(a, out)?, shape::broadcast_strides(b, out)?);
         let (dims, mut both) = shape::coalesce(out, &[&a, &b]);
@@ -74,7 +72,7 @@ impl Kernel for Broadcast {
         let cols = tile.cols.clone();
         let operand = |data, strides: &[isize], row| {
             let start = shape::offset(row, &self.dims[..last], &strides[..last]) as usize;
-            // Inputs are contiguous, so the innermost stride is 1, or 0 where the value is repeated.
+            // Inputs are contiguous, so the innermost stride is 1, or 0 if the value is repeated.
             if strides[last] == 0 {
                 Operand::Repeated(<[f32]>::get(data, start).copied().unwrap_or(f32::NAN))
             } else {
@@ -113,7 +111,7 @@ impl Vectorized for RowOp<'_> {
             BroadcastOp::Sub => apply(a, b, out, |a, b| a - b),
             BroadcastOp::Mul => apply(a, b, out, |a, b| a * b),
             BroadcastOp::Div => apply(a, b, out, |a, b| a / b),
-            // A NaN on either side stays, as in NumPy.
+            // A NaN on either side gives NaN, as in NumPy.
             BroadcastOp::Min => apply(a, b, out, |a, b| if a < b || a.is_nan() { a } else { b }),
             BroadcastOp::Max => apply(a, b, out, |a, b| if a > b || a.is_nan() { a } else { b }),
             BroadcastOp::Pow => apply(a, b, out, f32::powf),

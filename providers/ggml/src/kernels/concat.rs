@@ -1,16 +1,16 @@
 use crate::ffi::{Grid, Inputs, Kernel, Tile};
 
-/// Joins inputs along one axis. Seen from that axis each is `outer` rows of some bytes.
+/// Concatenates inputs along one axis. Each input is `outer` rows, which contain the axis and all dimensions inside it.
 pub(crate) struct Concat {
     outer: usize,
-    /// Elements of a row of each input.
+    /// Elements in a row of each input.
     parts: Vec<usize>,
     /// Bytes of an element.
     size: usize,
 }
 
 impl Concat {
-    /// Inputs of which a row (the axis and what is inside it) has `parts` elements of `size` bytes.
+    /// A row of input `i` has `parts[i]` elements of `size` bytes.
     pub(crate) fn new(outer: usize, parts: Vec<usize>, size: usize) -> Self {
         Concat { outer, parts, size }
     }

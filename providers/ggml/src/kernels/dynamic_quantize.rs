@@ -1,10 +1,10 @@
 use super::quads::TURN;
-use crate::ffi::{
-    Grid, Inputs, Kernel, Tile,
+use crate::{
+    ffi::{Grid, Inputs, Kernel, Tile},
     simd::{Vectorized, vectorize},
 };
 
-/// How values are quantised to u8, as `DynamicQuantizeLinear` of ONNX defines it.
+/// A quantization to u8, as defined by `DynamicQuantizeLinear` of ONNX.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Range {
     pub(crate) scale: f32,
@@ -12,14 +12,14 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// Of these values and zero.
+    /// The quantization for these values and zero.
     pub(crate) fn of(values: &[f32]) -> Self {
         let [least, most] = vectorize(Bounds(values));
         let scale = (most - least) / 255.0;
         let scale = if scale == 0.0 { 1.0 } else { scale };
         Range { scale, zero: (-least / scale).round_ties_even().clamp(0.0, 255.0) as u8 }
     }
-    /// Quantises values, as the left operand of products of bytes.
+    /// Quantizes values to the left operand of products of bytes.
     pub(crate) fn quantize(self, values: &[f32], out: &mut [u8]) {
         vectorize(Quantize(self, values, out));
     }
@@ -59,14 +59,14 @@ impl Vectorized for Quantize<'_> {
         let Quantize(Range { scale, zero }, values, out) = self;
         let zero = i32::from(zero);
         for (out, x) in out.iter_mut().zip(values) {
-            // Conversion saturates, and makes zero of a NaN.
+            // The conversion saturates and turns a NaN into zero.
             let value = ((*x / scale).round_ties_even() as i32).saturating_add(zero);
             *out = value.clamp(0, 255) as u8 ^ TURN;
         }
     }
 }
 
-/// Scale (f32, four bytes) and zero point (u8) of input 0.
+/// Computes the scale (f32, four bytes) and zero point (u8) of input 0.
 pub(crate) struct FindRange;
 
 impl FindRange {
@@ -89,7 +89,7 @@ impl Kernel for FindRange {
     }
 }
 
-/// Rows of input 0, quantised over the range in input 1, as [`Quads::Rows`](super::Quads::Rows) without taps.
+/// Quantizes the rows of input 0, with the range in input 1, to [`Quads::Rows`](super::Quads::Rows) without taps.
 pub(crate) struct QuantizeRows {
     pub(crate) rows: usize,
     pub(crate) depth: usize,

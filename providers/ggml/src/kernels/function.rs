@@ -2,13 +2,13 @@ use super::{
     Activation,
     activation::{apply, each, erf, exp, exp_m1},
 };
-use crate::ffi::{
-    Grid, Inputs, Kernel, Tile,
+use crate::{
+    ffi::{Grid, Inputs, Kernel, Tile},
     simd::{Vectorized, mul_add, vectorize},
 };
 
-/// A function of one number, as the operator of ONNX that has its name defines it. NaN and infinities become what IEEE arithmetic
-/// makes of the definition: a NaN stays one, but for the functions that select by a comparison which a NaN fails.
+/// A function of one number, defined by the ONNX operator of its name. NaN and infinities follow IEEE arithmetic. So a NaN stays a
+/// NaN, except in functions that select by a comparison, which a NaN fails.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub(crate) enum Function {
@@ -24,7 +24,7 @@ pub(crate) enum Function {
     },
     LeakyRelu(f32),
     Mish,
-    /// To even.
+    /// Ties to even.
     Round,
     Selu {
         alpha: f32,
@@ -38,14 +38,14 @@ pub(crate) enum Function {
     Sign,
     Softplus,
     Softsign,
-    /// `Pow` with the exponent 0.5: infinity for both infinities, where a square root of a negative one is a NaN.
+    /// `Pow` with the exponent 0.5. It is infinity for negative infinity, whose square root is a NaN.
     SquareRootPower,
     /// 0 for a NaN.
     ThresholdedRelu(f32),
 }
 
-/// Replaces values by a function of them. Comparisons keep the NaN in the branch of `x` itself: compiled they are the minimum and
-/// maximum instructions, whose second operand is the result where one is a NaN.
+/// Applies a function to values in place. Comparisons are written so that a NaN ends in the branch that returns `x`: they compile to
+/// minimum and maximum instructions, which return the second operand if one is a NaN.
 pub(crate) struct Map<'a>(pub(crate) Function, pub(crate) &'a mut [f32]);
 
 impl Vectorized for Map<'_> {
@@ -70,7 +70,7 @@ impl Vectorized for Map<'_> {
                 each(values, |x| below(above(mul_add::<FMA>(alpha, x, beta), 0.0), 1.0));
             }
             Function::LeakyRelu(alpha) => each(values, |x| if x >= 0.0 { x } else { alpha * x }),
-            // tanh(ln(1 + e)) is (e² + 2e) / (e² + 2e + 2), which is 1 from e^20 on.
+            // tanh(ln(1 + e)) = (e² + 2e) / (e² + 2e + 2), which rounds to 1 from x = 20 on.
             Function::Mish => each(values, |x| {
                 let e = exp::<FMA>(below(x, 20.0));
                 let n = mul_add::<FMA>(e, e, 2.0 * e);
@@ -98,19 +98,19 @@ impl Vectorized for Map<'_> {
     }
 }
 
-/// The larger of `x` and a bound; a NaN stays.
+/// The larger of `x` and a bound. A NaN stays a NaN.
 #[inline(always)]
 fn above(x: f32, bound: f32) -> f32 {
     if x < bound { bound } else { x }
 }
 
-/// The smaller of `x` and a bound; a NaN stays.
+/// The smaller of `x` and a bound. A NaN stays a NaN.
 #[inline(always)]
 fn below(x: f32, bound: f32) -> f32 {
     if x > bound { bound } else { x }
 }
 
-/// ln(1 + e) for e in [0, 1], to about 2e-7 relative: 2 artanh(e / (2 + e)) by its series.
+/// ln(1 + e) for e in [0, 1] with a relative error of about 2e-7, as the series of 2 artanh(e / (2 + e)).
 #[inline(always)]
 fn ln_1p<const FMA: bool>(e: f32) -> f32 {
     let s = e / (2.0 + e);
@@ -122,11 +122,12 @@ fn ln_1p<const FMA: bool>(e: f32) -> f32 {
     2.0 * s * p
 }
 
-/// The error function to about 3e-7 relative: near zero by a polynomial, where [`erf`] is good to its absolute error alone.
+/// The error function with a relative error of about 3e-7. Near zero, where [`erf`] only has a small absolute error, it is a
+/// polynomial.
 #[inline(always)]
 #[allow(clippy::excessive_precision)]
 fn precise_erf<const FMA: bool>(x: f32) -> f32 {
-    // A fit of erf(x) / x over x² at the nodes of Chebyshev.
+    // A polynomial for erf(x) / x in x², fitted at Chebyshev nodes.
     const P: [f32; 7] = [
         8.326_005_6e-5,
         -8.133_867_5e-4,
@@ -144,7 +145,7 @@ fn precise_erf<const FMA: bool>(x: f32) -> f32 {
     if x.abs() < 0.9 { x * p } else { erf::<FMA>(x) }
 }
 
-/// A tensor of `len` elements through a function.
+/// Applies a function to a tensor of `len` elements.
 pub(crate) struct Elementwise {
     pub(crate) len: usize,
     pub(crate) function: Function,

@@ -1,10 +1,10 @@
 use super::widen;
 use crate::ffi::{Grid, Inputs, Kernel, Tile, Type};
 
-/// Picks slices of an axis by an index tensor (ONNX Gather): input 0 is data of `outer` x `axis` x `inner`, input 1
-/// holds the indices as i32 or i64, negative ones counting from the end.
+/// ONNX Gather: picks slices of an axis by index. Input 0 has `outer` x `axis` x `inner` elements. Input 1 has the indices as i32 or
+/// i64; negative ones count from the end.
 ///
-/// ggml has `get_rows`, but it ends the process on an index out of range.
+/// ggml's `get_rows` would end the process on an index out of range.
 pub(crate) struct Gather {
     pub(crate) outer: usize,
     pub(crate) axis: usize,
@@ -32,7 +32,7 @@ impl Kernel for Gather {
                 }
                 _ => None,
             };
-            let index = index.ok_or("has no such index")?;
+            let index = index.ok_or("an index input is too short")?;
             let slice = crate::shape::axis(index, self.axis).ok_or_else(|| {
                 format!("index {index} at position {position} is out of range for an axis of {}", self.axis)
             })?;

@@ -5,41 +5,42 @@ use super::{
     panels::{Layout, narrow, pair},
 };
 use crate::{
-    ffi::{
-        Grid, Inputs, Kernel, Tile, as_words,
-        lines::Lines,
-        product::{DEPTH, Left, Product, ROW_STRIDE, Start, Taps, Words},
-        simd::{Level, Vectorized, vectorize},
-    },
+    ffi::{Grid, Inputs, Kernel, Tile},
     shape,
+    simd::{
+        Level, Vectorized, Words, as_words,
+        lines::Lines,
+        product::{DEPTH, Left, Product, ROW_STRIDE, Start, Taps},
+        vectorize,
+    },
 };
 use std::{cell::RefCell, ops::Range};
 
-/// Matrix products `act(A * B + bias + addend)` of a stack of matrices: inputs A (f32, read with strides), B in panels of
-/// [`Level::block`]'s columns ([`Panels`] whose rows are the columns of B), then, where they are there, `bias` (one
-/// element for each column) and `addend` (of the output's shape).
+/// Matrix products `act(A * B + bias + addend)` of a stack of matrices. Inputs: A (f32, read with strides); B in [`Panels`] with the
+/// columns of a [`Level::block`] (rows of the panels are columns of B); optionally `bias` (one element for each column) and `addend`
+/// (of the output's shape).
 pub(crate) struct Gemm {
     pub(crate) level: Level,
-    /// Matrices; of those of B there are as many, or one for all.
+    /// The number of matrices. B has as many, or one for all.
     pub(crate) batch: usize,
     pub(crate) rows: usize,
-    /// Dimensions of the stack, and where in A each of its matrices begins.
+    /// Dimensions of the stack, and their strides in A.
     pub(crate) dims: Vec<usize>,
     pub(crate) strides: Vec<isize>,
-    /// Of a matrix of A.
+    /// The layout of a matrix of A.
     pub(crate) layout: Layout,
-    /// Where the rows of A are what the outputs of a convolution see of an image.
+    /// If present, the rows of A are the patches of an image that a convolution reads.
     pub(crate) patches: Option<Patches>,
     pub(crate) panels: Panels,
     pub(crate) blocks: Option<Blocks>,
     pub(crate) bias: bool,
     pub(crate) addend: bool,
     pub(crate) activation: Option<Activation>,
-    /// [`Taps::dense`] over [`DEPTH`] and the columns of the level's block.
+    /// [`Taps::dense`] for [`DEPTH`] and the columns of the level's block.
     pub(crate) taps: Taps,
 }
 
-/// Rows of A that are packed at a time, about: whole blocks of a level's rows.
+/// The approximate number of rows of A that are packed together. The exact number is a multiple of the level's rows.
 const MAX_ROWS: usize = 8 * 14;
 
 #[derive(Default)]
@@ -56,7 +57,7 @@ impl Kernel for Gemm {
     fn grid(&self, workers: usize) -> Grid {
         let (_, width) = self.level.block(self.panels.words);
         let (rows, cols) = (self.rows, self.panels.rows);
-        // Each worker gets the same number of row tiles, if there are enough rows; else columns are shared out.
+        // Give each worker the same number of row tiles if there are enough rows. Otherwise divide the columns too.
         let mut down = rows.div_ceil(self.most_rows());
         if self.batch * down >= workers && !self.batch.is_multiple_of(workers) {
             down = down.next_multiple_of(workers);
@@ -85,16 +86,16 @@ impl Kernel for Gemm {
     }
 }
 
-/// Rows of A, number `first` and those after it.
+/// The rows of A from row `first` on.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a> {
-    /// From the first of them on, or the image that all of them are patches of.
+    /// The elements from that row on, or the image if the rows are patches.
     pub(super) from: &'a [f32],
     pub(super) first: usize,
 }
 
 impl Gemm {
-    /// Rows that are computed at a time, at most.
+    /// The most rows that are computed together.
     pub(super) fn most_rows(&self) -> usize {
         MAX_ROWS.next_multiple_of(self.level.block(self.panels.words).0)
     }
@@ -105,12 +106,12 @@ impl Gemm {
         &inputs.f32(0)[self.layout.start.wrapping_add_signed(offset)..]
     }
 
-    /// How many inputs the right operand and what is added to the product are.
+    /// The number of inputs that are the right operand and addends.
     pub(super) fn operands(&self) -> usize {
         1 + usize::from(self.bias) + usize::from(self.addend)
     }
 
-    /// A tile of the product of these rows of A and the inputs from one on.
+    /// Computes a tile from rows of A. B is the input with the given number, followed by the addends.
     pub(super) fn compute(&self, left: Rows<'_>, right: (&Inputs<'_>, usize), tile: &mut Tile<'_>) {
         SCRATCH.with_borrow_mut(|scratch| self.multiply(left, right, tile, scratch));
         if let Some(activation) = self.activation.filter(|_| self.clip().is_none()) {
@@ -120,7 +121,7 @@ impl Gemm {
         }
     }
 
-    /// The activation, where products can do it.
+    /// The activation as bounds, if products can apply it.
     fn clip(&self) -> Option<[f32; 2]> {
         bounds(self.activation?)
     }
@@ -183,7 +184,7 @@ impl Gemm {
         }
     }
 
-    /// Writes what is added to the product, of which there is an addend.
+    /// Writes the addends to the output before the product is added. There must be an addend.
     fn prefill(&self, (inputs, right): (&Inputs<'_>, usize), tile: &mut Tile<'_>) {
         let cols = tile.cols.clone();
         let bias = self.bias.then(|| &inputs.f32(right + 1)[cols.clone()]);
@@ -202,27 +203,26 @@ impl Gemm {
     }
 }
 
-/// What the outputs of a convolution see of an image: a row for each output, of as many elements as a filter has and in their
-/// order.
+/// The patches of an image that a convolution reads: one row for each output, with the elements in the order of the filter.
 pub(crate) struct Patches {
     window: Window,
-    /// From a row of the image to the next, and from a column to the next.
+    /// The strides of rows and columns of the image.
     steps: [usize; 2],
     elements: Vec<Element>,
-    /// Of each element from the first of the window.
+    /// The distance of each element from the first one of the window.
     distances: Vec<usize>,
 }
 
 /// An element of a patch.
 struct Element {
-    /// Its row and column in the window.
+    /// The row and column in the window.
     tap: [usize; 2],
-    /// Where its channel begins.
+    /// The offset of the channel.
     channel: usize,
 }
 
 impl Patches {
-    /// Of an image whose channels, rows and columns are this far apart.
+    /// Patches of an image with these strides of channels, rows and columns.
     pub(crate) fn new(
         window: Window,
         channels: usize,
@@ -240,14 +240,14 @@ impl Patches {
         Patches { elements, distances, steps: [row_step, col_step], window }
     }
 
-    /// Where the image has what a tap of an output sees.
+    /// The offset in the image of the element that a tap of an output reads.
     #[inline(always)]
     fn place(&self, output: [usize; 2], tap: [usize; 2]) -> Option<usize> {
         let (y, x) = (self.window.source(0, output[0], tap[0])?, self.window.source(1, output[1], tap[1])?);
         Some(y * self.steps[0] + x * self.steps[1])
     }
 
-    /// Some elements of an output's row, zero where the window is outside the image.
+    /// Copies some elements of an output's row. Elements outside the image are zero.
     #[inline(always)]
     fn pack(
         &self,
@@ -275,8 +275,8 @@ impl Patches {
     }
 }
 
-/// Writes elements in words, and zeros after them; `line` is room for them.
-// Loops over numbers: iterators are not inlined into code for wider registers.
+/// Writes elements as words, followed by zeros. `line` is scratch space.
+// Loops over indices, because iterators are not inlined into code for wider registers.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
 fn write(len: usize, at: impl Fn(usize) -> f32, words: Words, out: &mut [u32], line: &mut [f32]) {
@@ -293,7 +293,7 @@ fn write(len: usize, at: impl Fn(usize) -> f32, words: Words, out: &mut [u32], l
     write_pairs(line, out);
 }
 
-/// Writes elements as pairs, and zeros after them.
+/// Writes elements as bf16 pairs, followed by zeros.
 #[inline(always)]
 fn write_pairs(from: &[f32], out: &mut [u32]) {
     let (pairs, odd) = from.as_chunks::<2>();
@@ -305,13 +305,13 @@ fn write_pairs(from: &[f32], out: &mut [u32]) {
     }
 }
 
-/// Runs of rows of A in words, [`ROW_STRIDE`] apart.
+/// Packs runs of the rows of A into words, [`ROW_STRIDE`] apart.
 struct PackRows<'a> {
     gemm: &'a Gemm,
     left: Rows<'a>,
     rows: Range<usize>,
     elements: Range<usize>,
-    /// Words of a run.
+    /// Words in a run.
     run: usize,
     out: &'a mut [u32],
 }

@@ -1,4 +1,4 @@
-//! Matrices in ggml's own blocks, which the products of other devices read.
+//! Matrices in ggml's own block layout, for products on devices.
 
 use super::{
     Blocks, Panels,
@@ -7,8 +7,8 @@ use super::{
 use crate::ffi::Type;
 
 impl Blocks {
-    /// The type of ggml that keeps rows of `depth` elements in such blocks: in larger ones where they do not come out even;
-    /// `None` where none do.
+    /// The format and ggml type for rows of `depth` elements. Falls back to `Q8_0` if the depth is no multiple of a `Q4K` block, and
+    /// returns `None` if no format fits.
     pub(crate) fn of_ggml(self, depth: usize) -> Option<(Blocks, Type)> {
         match self {
             Blocks::Q4K if depth.is_multiple_of(GROUP * BLOCK) => Some((self, self.type_of_ggml())),
@@ -24,8 +24,8 @@ impl Blocks {
         }
     }
 
-    /// Packs a stack of row-major matrices, `[groups, rows, depth]`, `transposed` where it is stored as depth x rows; `write`
-    /// takes the bytes of each row. The depth is one that [`of_ggml`](Self::of_ggml) allows.
+    /// Packs a stack of row-major matrices, `[groups, rows, depth]`, or depth x rows if `transposed`. `write` receives the bytes of each
+    /// row. [`of_ggml`](Self::of_ggml) must allow the depth.
     pub(crate) fn pack_rows(
         self,
         [groups, rows, depth]: [usize; 3],
@@ -33,7 +33,7 @@ impl Blocks {
         read: impl Fn(usize, &mut [f32]),
         mut write: impl FnMut(usize, &[u8]),
     ) {
-        /// Rows that are read at once, which takes long one by one where they are transposed.
+        /// Rows that are read together. One by one would be slow if they are transposed.
         const HEIGHT: usize = 32;
         let panels = Panels::columns([groups, rows, depth], HEIGHT);
         let plan = Plan::new(self, &panels);
@@ -52,7 +52,7 @@ impl Blocks {
     }
 }
 
-/// `block_q8_0`: the scale, then 32 integers.
+/// Writes `block_q8_0`s: the scale, then 32 integers.
 fn q8_0(plan: &Plan, panel: &[u8], row: usize, line: &mut [u8]) {
     for (block, out) in line.chunks_exact_mut(Type::Q8_0.size()).enumerate() {
         out[..2].copy_from_slice(&panel[plan.scales(block) + 2 * row..][..2]);
@@ -62,8 +62,8 @@ fn q8_0(plan: &Plan, panel: &[u8], row: usize, line: &mut [u8]) {
     }
 }
 
-/// `block_q4_K`: both factors; scales and offsets of eight blocks in 6 bits each; the integers, those of two blocks in the
-/// halves of 32 bytes.
+/// Writes `block_q4_K`s: two factors; scales and offsets of eight blocks with 6 bits each; the integers, with two blocks in the nibbles
+/// of 32 bytes.
 fn q4_k(plan: &Plan, panel: &[u8], row: usize, line: &mut [u8]) {
     for (group, out) in line.chunks_exact_mut(Type::Q4K.size()).enumerate() {
         let factors = plan.factors(group) + 2 * row;
@@ -95,7 +95,7 @@ mod tests {
         f16::from_le_bytes([bytes[0], bytes[1]]).to_f32()
     }
 
-    /// What ggml reads out of its blocks.
+    /// The values that ggml decodes.
     fn decode(type_: Type, bytes: &[u8]) -> Vec<f32> {
         let block = |bytes: &[u8]| -> Vec<f32> {
             if type_ == Type::Q8_0 {
@@ -126,7 +126,7 @@ mod tests {
         let values: Vec<f32> = (0..groups * rows * depth)
             .map(|i| ((i * 7919 % 1013) as f32 / 506.5 - 1.0) * (1 + i % 5) as f32)
             .collect();
-        // Half a step of 127 for 5, a step of 15 for 10.
+        // Tolerances, for values of this test: half of 127 steps, and one of 15 steps.
         for (blocks, type_, most) in [(Blocks::Q8_0, Type::Q8_0, 0.005), (Blocks::Q4K, Type::Q4K, 0.14)] {
             assert_eq!(blocks.of_ggml(depth), Some((blocks, type_)));
             for transposed in [false, true] {

@@ -1,14 +1,14 @@
 use super::{Activation, activation::apply};
-use crate::ffi::{
-    Grid, Inputs, Kernel, Tile,
+use crate::{
+    ffi::{Grid, Inputs, Kernel, Tile},
     simd::{Vectorized, vectorize},
 };
 
-/// Rows of `2 * cols` elements in two halves: one through the activation, times the other.
+/// A gated linear unit: rows of `2 * cols` elements in two halves. Multiplies the activation of one half by the other half.
 pub(crate) struct Glu {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    /// Which half goes through the activation.
+    /// The index of the half that is activated.
     pub(crate) gate: usize,
     pub(crate) activation: Activation,
 }

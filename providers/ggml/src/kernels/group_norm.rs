@@ -1,27 +1,27 @@
 use super::{Activation, activation::apply};
-use crate::ffi::{
-    Grid, Inputs, Kernel, Tile,
+use crate::{
+    ffi::{Grid, Inputs, Kernel, Tile},
     simd::{Vectorized, mul_add, vectorize},
 };
 
-/// Normalisation of groups of channels with everything that usually follows it, in two passes over the data:
+/// Group normalization together with the operations that usually follow it, in two passes over the data:
 ///
 /// `y = act(((x - mean) / sqrt(variance + epsilon) * scale + bias) * weight + shift)`
 ///
-/// Input 0 is `[batch, channels, inner]`; mean and (biased) variance are over the `channels / groups` channels of
-/// a group and all of `inner`. The factors that are present follow as inputs in the order of the formula. With as
-/// many groups as channels it is InstanceNormalization.
+/// Input 0 is `[batch, channels, inner]`. Mean and (biased) variance are over the `channels / groups` channels of a group and all of
+/// `inner`. The optional operands follow as inputs in the order of the formula. With as many groups as channels, this is
+/// InstanceNormalization.
 pub(crate) struct GroupNorm {
     pub(crate) batch: usize,
     pub(crate) channels: usize,
     pub(crate) inner: usize,
     pub(crate) groups: usize,
     pub(crate) epsilon: f32,
-    /// Elements of the `scale` and `bias` inputs: one for each group or for each channel; 0 = absent.
+    /// The length of the `scale` and `bias` inputs: the number of groups or channels, or 0 if they are absent.
     pub(crate) affine: usize,
-    /// Whether `weight`, one element for each channel, is there.
+    /// Whether there is a `weight`, one element for each channel.
     pub(crate) weight: bool,
-    /// Whether `shift`, one element for each channel, is there.
+    /// Whether there is a `shift`, one element for each channel.
     pub(crate) shift: bool,
     pub(crate) activation: Option<Activation>,
 }
@@ -39,7 +39,7 @@ impl Kernel for GroupNorm {
         let row = tile.rows.start;
         let (group, per_group) = (row % self.groups, self.channels / self.groups);
         let len = per_group * self.inner;
-        // `None` where it is in the tile.
+        // `None` if the tile holds the input.
         let x = (!inputs.is_over()).then(|| &inputs.f32(0)[row * len..(row + 1) * len]);
         let mut next = 1;
         let mut factor = |present: bool| {
@@ -77,8 +77,8 @@ impl Kernel for GroupNorm {
     }
 }
 
-/// Mean and biased variance in one pass over memory: of runs that stay in the cache, around each run's mean, put together
-/// in f64 (Chan, Golub and LeVeque, 1979).
+/// Mean and biased variance in one pass over memory. It computes those of runs that stay in the cache and combines them in f64 (Chan,
+/// Golub and LeVeque, 1979).
 pub(super) struct Moments<'a>(pub(super) &'a [f32]);
 
 const LANES: usize = 32;
@@ -94,7 +94,7 @@ impl Vectorized for Moments<'_> {
             let len = run.len() as f64;
             let own = sum(run, |x| x) / len;
             let centre = own as f32;
-            // Around a centre near the mean nothing cancels; what it is off by is corrected for.
+            // Around a centre near the mean nothing cancels. The next line corrects for its distance from the mean.
             let off = own - f64::from(centre);
             let around = sum(run, |x| (x - centre) * (x - centre)) - len * off * off;
             let (apart, total) = (own - mean, count + len);
@@ -107,7 +107,7 @@ impl Vectorized for Moments<'_> {
     }
 }
 
-/// A sum over a run, short enough for f32.
+/// A sum over a run that is short enough for f32.
 #[inline(always)]
 fn sum(run: &[f32], f: impl Fn(f32) -> f32) -> f64 {
     let mut lanes = [0f32; LANES];
@@ -120,7 +120,7 @@ fn sum(run: &[f32], f: impl Fn(f32) -> f32) -> f64 {
 }
 
 struct Affine<'a> {
-    /// `None` where it is in `out`.
+    /// The input. `None` if it is in `out`.
     x: Option<&'a [f32]>,
     factor: f32,
     offset: f32,

@@ -8,11 +8,11 @@ use sdrun_graph::{Node, Tensor, eval};
 
 /// An input of a [`HostNode`].
 pub(crate) enum Argument {
-    /// An optional input that is not there.
+    /// An absent optional input.
     Absent,
-    /// Known before the run.
+    /// A value known before the run.
     Constant(Tensor),
-    /// The kernel's next input, with its type and shape in the graph.
+    /// The next input of the kernel, with its type and shape in the graph.
     Computed(DType, Vec<usize>),
 }
 
@@ -23,26 +23,26 @@ pub(crate) struct Produced {
     pub(crate) shape: Vec<usize>,
 }
 
-/// A node that is evaluated by the reference implementation in `sdrun_graph::eval`, on one thread. The output is
-/// one blob with the stored bytes of all outputs, each at a multiple of 64.
+/// A node that the reference implementation (`sdrun_graph::eval`) evaluates on one thread. The output is one blob with the stored bytes
+/// of all outputs, each at a multiple of 64.
 pub(crate) struct HostNode {
     pub(crate) node: Node,
     pub(crate) opset: i64,
     pub(crate) arguments: Vec<Argument>,
     pub(crate) outputs: Vec<Option<Produced>>,
-    /// Bytes of an element of the kernel's output tensor: 1 for a blob, else that of the only output.
+    /// Bytes of an element of the kernel's output tensor: 1 for a blob, else those of the only output's type.
     pub(crate) unit: usize,
 }
 
 impl Produced {
-    /// Bytes as stored.
+    /// The size in bytes, as stored.
     pub(crate) fn bytes(&self) -> usize {
         crate::storage::storage_type(self.dtype).map_or(0, |type_| type_.size()) * shape::len(&self.shape)
     }
 }
 
 impl HostNode {
-    /// Where each output begins in the blob, and the blob's length.
+    /// The offset of each output in the blob, and the blob's length.
     pub(crate) fn layout(outputs: &[Option<Produced>]) -> (Vec<usize>, usize) {
         let mut end = 0;
         let starts = outputs
@@ -108,10 +108,10 @@ impl Kernel for HostNode {
     }
 }
 
-/// Takes one output out of the blob of a [`HostNode`].
+/// Copies one output out of the blob of a [`HostNode`].
 pub(crate) struct Extract {
     pub(crate) start: usize,
-    /// Elements of the output and bytes of one.
+    /// The number of elements of the output, and the bytes of one.
     pub(crate) len: usize,
     pub(crate) size: usize,
 }

@@ -6,7 +6,7 @@ use crate::{
 use sdrun_abi::DType;
 use sdrun_graph::{Node, Tensor, eval};
 
-/// Operators whose output elements depend on one element of each input, for all the types they take.
+/// Operators whose output elements depend on one element of each input, for every type.
 const ELEMENTWISE: [&str; 65] = [
     "Abs",
     "Acos",
@@ -75,29 +75,29 @@ const ELEMENTWISE: [&str; 65] = [
     "Xor",
 ];
 
-/// An element-wise node that is evaluated by the reference implementation in `sdrun_graph::eval`, run by run, on all
-/// threads.
+/// An element-wise node that the reference implementation (`sdrun_graph::eval`) evaluates on all threads, one run of elements at a
+/// time.
 pub(crate) struct HostElementwise {
     node: Node,
     opset: i64,
     operands: Vec<Operand>,
-    /// Shape of the output.
+    /// The shape of the output.
     dims: Vec<usize>,
 }
 
 struct Operand {
     dtype: DType,
-    /// The kernel's input, or what is known before the run.
+    /// The value, if it is known before the run. Otherwise the operand is an input of the kernel.
     constant: Option<Tensor>,
-    /// Strides in elements for each dimension of the output.
+    /// The stride of each dimension of the output, in elements.
     strides: Vec<isize>,
     dense: bool,
-    /// Without dimensions.
+    /// Whether it has no dimensions.
     scalar: bool,
 }
 
 impl HostElementwise {
-    /// For a node with these inputs, each constant or the kernel's next input; `None` where the node is not element-wise.
+    /// For a node with these inputs, each a constant or the kernel's next input. Returns `None` if the node is not element-wise.
     pub(crate) fn new(
         node: &Node,
         opset: i64,
@@ -116,7 +116,7 @@ impl HostElementwise {
         Some(HostElementwise { node: node.clone(), opset, operands, dims: dims.to_vec() })
     }
 
-    /// The elements of an operand that belong to a run of the output; one, if it is the same for all.
+    /// The elements of an operand for a run of the output, or a single element if it is the same for the whole run.
     fn run(&self, operand: &Operand, bytes: &[u8], size: usize, start: usize, len: usize) -> Vec<u8> {
         if operand.dense {
             return bytes[start * size..(start + len) * size].to_vec();
@@ -153,7 +153,7 @@ impl Kernel for HostElementwise {
                 }
             };
             let count = bytes.len() / operand.dtype.size();
-            // The bounds of Clip must be scalars.
+            // Clip requires scalar bounds.
             let shape = if operand.scalar { vec![] } else { vec![count] };
             arguments.push(Tensor::new(operand.dtype, shape, bytes).map_err(|e| e.to_string())?);
         }
@@ -165,7 +165,7 @@ impl Kernel for HostElementwise {
         match bytes.len() {
             0 => return Err("the output is empty".into()),
             n if n == out.len() => out.copy_from_slice(&bytes),
-            // All operands are the same for the whole run.
+            // All operands are constant in the run.
             n => out.chunks_exact_mut(n).for_each(|element| element.copy_from_slice(&bytes)),
         }
         Ok(())

@@ -2,53 +2,51 @@ use super::{
     Window,
     quads::{Quads, TURN, entry},
 };
-use crate::ffi::{
-    Grid, Inputs, Kernel, Tile,
-    int8::{Bytes, COLS, ROWS, Sums},
+use crate::{
+    ffi::{Grid, Inputs, Kernel, Tile},
+    simd::int8::{Bytes, COLS, ROWS, Sums},
 };
 use std::cell::RefCell;
 
-/// Zero points of an operand, which is signed or not: an input, or zeros.
+/// The zero points of a signed or unsigned operand: an input, or zero.
 #[derive(Clone, Copy)]
 pub(crate) struct Zeros {
     pub(crate) input: Option<usize>,
     pub(crate) signed: bool,
 }
 
-/// What becomes of the exact sums.
+/// How exact sums become outputs.
 pub(crate) enum Finish {
-    /// Nothing: the output is i32.
+    /// The output is the sums, as i32.
     Sums,
-    /// `sum * (left * right) + bias`, the output is f32. The scales and the bias are inputs, of which the bias has an element for
-    /// each column.
+    /// `sum * (left * right) + bias`, as f32. The scales and the bias are inputs. The bias has one element for each column.
     Scale { left: usize, right: usize, bias: Option<usize> },
-    /// `(sum + bias) * (left * right / out)`, rounded to even, plus a zero point, within the bounds of bytes. The bias has an
-    /// i32 for each row of each matrix.
+    /// `(sum + bias) * (left * right / out)`, rounded to even, plus a zero point, clamped to bytes. The bias has one i32 for each row
+    /// of each matrix.
     Requantize { left: usize, right: usize, out: usize, zero: Zeros, bias: Option<usize> },
 }
 
-/// How the right operand's matrices are made.
+/// The form of the right operand.
 pub(crate) enum Right {
-    /// They are in [`Quads::Panels`].
+    /// Matrices in [`Quads::Panels`].
     Panels,
-    /// What the outputs of a convolution see of [`Quads::Image`], with this many words for the channels of a pixel, a column for
-    /// each output.
+    /// Patches of [`Quads::Image`], one column for each output of a convolution, with this many words for the channels of a pixel.
     Patches { window: Window, channels: usize },
 }
 
-/// Products of matrices of bytes minus their zero points, summed exactly in i32 (wrapping, as ONNX Runtime does). Input 0 is in
-/// [`Quads::Rows`], input 1 as [`Right`] says.
+/// Products of byte matrices minus their zero points, summed exactly in i32 (wrapping, as in ONNX Runtime). Input 0 is in
+/// [`Quads::Rows`], and input 1 in the form of [`Right`].
 pub(crate) struct IntegerProduct {
     pub(crate) bytes: Bytes,
-    /// Of each product, which matrix of the left and of the right operand it is of.
+    /// The left and right matrix of each product.
     pub(crate) matrices: Vec<(usize, usize)>,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    /// Bytes of a row as the graph has it: this many in each of `taps` runs.
+    /// Bytes in each of the `taps` runs of a row, without padding.
     pub(crate) channels: usize,
     pub(crate) taps: usize,
     pub(crate) right: Right,
-    /// Zero points of the rows (of all, or of each) and of the columns.
+    /// Zero points of the rows and of the columns: one for all, or one for each.
     pub(crate) left_zeros: Zeros,
     pub(crate) right_zeros: Zeros,
     pub(crate) finish: Finish,
@@ -65,21 +63,21 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Rows of a tile whose right operand is not made for it.
+/// Rows of a tile if the right operand is stored in panels.
 const TILE_ROWS: usize = 8 * ROWS;
 
 impl IntegerProduct {
-    /// Words of a row.
+    /// Words in a row.
     fn depth(&self) -> usize {
         self.channels.div_ceil(4) * self.taps
     }
 
-    /// How a left operand's matrices are stored: `count` of them.
+    /// The form of a left operand of `count` matrices.
     pub(crate) fn left_quads(&self, count: usize) -> Quads {
         Quads::Rows { rows: count * self.rows, channels: self.channels, taps: self.taps }
     }
 
-    /// The panel of the columns from `first` on, `pad` where a window is outside the image.
+    /// The panel of the columns from `first` on. Elements outside the image are `pad`.
     fn panel<'a>(
         &self,
         words: &'a [u32],
@@ -105,13 +103,13 @@ impl IntegerProduct {
             let [ky, kx] = [tap / window.kernel[1], tap % window.kernel[1]];
             let mut col = 0;
             while col < cols {
-                // A run of outputs in one row.
+                // Each run of outputs is in one row.
                 let [y, x] = [(first + col) / across, (first + col) % across];
                 let run = (across - x).min(cols - col);
                 let at = col;
                 col += run;
                 let Some(from) = window.source(0, y, ky) else { continue };
-                // The outputs of the run whose tap is inside the row.
+                // Whether the tap of an output is inside the row.
                 let inside = |i: &usize| window.source(1, x + i, kx).is_some();
                 let Some(start) = (0..run).find(inside) else { continue };
                 let Some(source) = window.source(1, x + start, kx) else { continue };
@@ -132,7 +130,7 @@ impl IntegerProduct {
         panel
     }
 
-    /// Words that have a one for each byte of a row.
+    /// Words with a one for each byte of a row, and zeros for padding.
     fn ones(&self, ones: &mut Vec<u32>) {
         let per_tap = self.channels.div_ceil(4);
         ones.clear();
@@ -144,19 +142,19 @@ impl IntegerProduct {
 }
 
 impl Zeros {
-    /// A zero point.
+    /// The zero point as stored.
     fn byte(self, inputs: &Inputs<'_>, index: impl Fn(usize) -> usize) -> u8 {
         self.input.map_or(0, |input| {
             let bytes = inputs.bytes(input);
             bytes[index(bytes.len())]
         })
     }
-    /// As the left operand is stored: signed.
+    /// The zero point of a left operand, which is stored signed.
     fn left(self, inputs: &Inputs<'_>, index: impl Fn(usize) -> usize) -> i32 {
         let byte = self.byte(inputs, index);
         i32::from(if self.signed { byte } else { byte ^ TURN } as i8)
     }
-    /// As the right operand is stored: unsigned.
+    /// The zero point of a right operand, which is stored unsigned.
     fn right(self, inputs: &Inputs<'_>, index: impl Fn(usize) -> usize) -> i32 {
         let byte = self.byte(inputs, index);
         i32::from(if self.signed { byte ^ TURN } else { byte })
@@ -168,7 +166,7 @@ impl Kernel for IntegerProduct {
         let (rows, cols) = (self.rows, self.cols);
         let tile_rows = match self.right {
             Right::Panels => rows.min(TILE_ROWS),
-            // Making the right operand is worth doing once.
+            // Gather each panel of the right operand only once.
             Right::Patches { .. } => rows,
         };
         let down = self.matrices.len() * rows.div_ceil(tile_rows);
@@ -178,7 +176,7 @@ impl Kernel for IntegerProduct {
     }
 
     fn multiplications(&self) -> usize {
-        // Four at a time.
+        // One instruction multiplies four bytes.
         self.matrices.len() * self.rows * self.cols * self.depth()
     }
 
@@ -198,7 +196,7 @@ impl IntegerProduct {
         let right_zero = |col| self.right_zeros.right(inputs, |len| entry(len, right, col, self.cols));
         let left_shifted = rows.clone().any(|row| left_zero(row) != 0);
         let right_shifted = cols.clone().any(|col| right_zero(col) != 0);
-        // What a zero point of the right operand takes from each row.
+        // The sum of each row, which the zero points of the right operand multiply.
         row_sums.clear();
         if right_shifted {
             let sum = |row: usize| -> i32 {
@@ -250,7 +248,7 @@ impl IntegerProduct {
         }
     }
 
-    /// Writes sums of row `row` of a left matrix and the columns from `first` on of a right one.
+    /// Writes the outputs of row `row` and the columns from `first` on.
     fn write(
         &self,
         inputs: &Inputs<'_>,

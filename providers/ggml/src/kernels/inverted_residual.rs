@@ -1,5 +1,8 @@
-use super::{Gemm, NhwcDepthwise, Window, gemm::Rows};
-use crate::ffi::{Grid, Inputs, Kernel, Tile, lines::Lines, product::Words};
+use super::{DepthwiseNhwc, Gemm, Window, gemm::Rows};
+use crate::{
+    ffi::{Grid, Inputs, Kernel, Tile},
+    simd::{Words, lines::Lines},
+};
 use std::{cell::RefCell, ops::Range};
 
 /// A product that widens an image's channels, a depthwise convolution of them and a product that narrows them again, all with
@@ -8,7 +11,7 @@ use std::{cell::RefCell, ops::Range};
 pub(crate) struct InvertedResidual {
     /// Its rows are the pixels of the depthwise convolution's input, without an addend.
     pub(crate) expansion: Gemm,
-    pub(crate) depthwise: NhwcDepthwise,
+    pub(crate) depthwise: DepthwiseNhwc,
     /// Its rows are the pixels of the depthwise convolution's output.
     pub(crate) projection: Gemm,
 }
@@ -106,7 +109,7 @@ impl InvertedResidual {
                 pad: [pad[0] + seen.start - outputs.start * stride[0], pad[1]],
                 ..depthwise.window.clone()
             };
-            let band = NhwcDepthwise { batch: 1, window, ..*depthwise };
+            let band = DepthwiseNhwc { batch: 1, window, ..*depthwise };
             let pixels = outputs.start * out_width..outputs.end * out_width;
             filtered.resize(pixels.len() * channels);
             let mut out = Tile::of_rows(filtered, 0..outputs.len(), out_width * channels);

@@ -1,11 +1,11 @@
 use super::group_norm::Moments;
-use crate::ffi::{
-    Grid, Inputs, Kernel, Tile,
+use crate::{
+    ffi::{Grid, Inputs, Kernel, Tile},
     simd::{Vectorized, vectorize},
 };
 
-/// `(x - mean) / sqrt(variance + epsilon) * scale + bias` of each row, or without centring `x / sqrt(mean of x² + epsilon)
-/// * scale`. Inputs: `x`, then, where they are there, `scale` and `bias`, of one row.
+/// Layer normalization: `(x - mean) / sqrt(variance + epsilon) * scale + bias` of each row, or without centring
+/// `x / sqrt(mean of x² + epsilon) * scale`. Inputs: `x`, and optionally `scale` and `bias` with the length of a row.
 pub(crate) struct LayerNorm {
     pub(crate) rows: usize,
     pub(crate) cols: usize,

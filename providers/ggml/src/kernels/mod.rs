@@ -1,13 +1,12 @@
-//! Operations ggml lacks, or runs slowly on the CPU, as tiles of safe code. Each runs in ggml's thread pool.
+//! Operations that ggml lacks or runs slowly on the CPU. They compute tiles in safe code and run in ggml's thread pool.
 //!
-//! Every tensor they see is contiguous and row-major; shapes are those of the ONNX graph, outermost first.
+//! All tensors are contiguous and row-major. Shapes are those of the ONNX graph, the outermost dimension first.
 
-use crate::ffi::{
-    Inputs, Type, as_words, as_words_mut,
-    product::Words,
-    simd::{Vectorized, vectorize},
-};
 use crate::storage::f16_to_f32;
+use crate::{
+    ffi::{Inputs, Type},
+    simd::{Vectorized, Words, as_words, as_words_mut, vectorize},
+};
 use std::ops::Range;
 
 mod activation;
@@ -17,7 +16,8 @@ mod blocks;
 mod broadcast;
 mod concat;
 mod conv;
-mod depthwise;
+mod depthwise_nchw;
+mod depthwise_nhwc;
 mod dynamic_quantize;
 mod function;
 mod gather;
@@ -30,7 +30,6 @@ mod host_elementwise;
 mod integer_product;
 mod inverted_residual;
 mod layer_norm;
-mod nhwc_depthwise;
 mod overlap_add;
 mod pad;
 mod panels;
@@ -53,7 +52,8 @@ pub(crate) use blocks::Blocks;
 pub(crate) use broadcast::{Broadcast, BroadcastOp};
 pub(crate) use concat::Concat;
 pub(crate) use conv::Conv;
-pub(crate) use depthwise::DepthwiseConv;
+pub(crate) use depthwise_nchw::DepthwiseNchw;
+pub(crate) use depthwise_nhwc::DepthwiseNhwc;
 pub(crate) use dynamic_quantize::{FindRange, QuantizeRows};
 #[cfg(test)]
 pub(crate) use function::Map;
@@ -67,7 +67,6 @@ pub(crate) use host_elementwise::HostElementwise;
 pub(crate) use integer_product::{Finish, IntegerProduct, Right, Zeros};
 pub(crate) use inverted_residual::InvertedResidual;
 pub(crate) use layer_norm::LayerNorm;
-pub(crate) use nhwc_depthwise::NhwcDepthwise;
 pub(crate) use overlap_add::OverlapAdd;
 pub(crate) use pad::Pad;
 pub(crate) use panels::{Layout, PackPanels, Panels};
@@ -83,7 +82,7 @@ pub(crate) use sdrun_graph::fused::Activation;
 pub(crate) use strided::StridedCopy;
 pub(crate) use window::Window;
 
-/// Elements of a weight in f32: where they lie, or widened into `buffer`.
+/// The elements of a weight in f32: borrowed if it is f32, else widened into `buffer`.
 fn widen<'a>(inputs: &Inputs<'a>, input: usize, range: Range<usize>, buffer: &'a mut Vec<f32>) -> &'a [f32] {
     let type_ = inputs.type_of(input);
     if type_ == Type::F32 {
@@ -94,8 +93,7 @@ fn widen<'a>(inputs: &Inputs<'a>, input: usize, range: Range<usize>, buffer: &'a
     buffer
 }
 
-/// Steps of a panel in words, of which one lies in 32 bits, or in 16 where it is an f32 stored in half precision, or in
-/// blocks.
+/// Some steps of a panel as words. The panel may be stored as words, as f32 in half precision, or in blocks.
 fn panel_words<'a>(
     inputs: &Inputs<'a>,
     input: usize,

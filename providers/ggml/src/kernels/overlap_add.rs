@@ -1,12 +1,12 @@
 use super::Window;
-use crate::ffi::{
-    Grid, Inputs, Kernel, Tile,
+use crate::{
+    ffi::{Grid, Inputs, Kernel, Tile},
     simd::{Vectorized, vectorize},
 };
 
-/// Adds up what a transposed convolution spreads: input 0 is `[planes, kernel, window.output]`, a value for each place of the window
-/// and each of its elements; the output is `[planes, window.input]`, each element the sum of what falls on it. Input 1, where there
-/// is one, is an addend for each channel. The window moves over the output.
+/// The sum of a transposed convolution. Input 0 is `[planes, kernel, window.output]`: the products for each element of the window at each
+/// of its places. The output is `[planes, window.input]`, over which the window moves. Each element is the sum of the products that
+/// fall on it. The optional input 1 is an addend for each channel.
 pub(crate) struct OverlapAdd {
     pub(crate) planes: usize,
     pub(crate) channels: usize,
@@ -30,7 +30,7 @@ impl Kernel for OverlapAdd {
             for tap in 0..taps {
                 let from = &inputs.f32(0)[(plane * taps + tap) * height * width..][..height * width];
                 let (ky, kx) = (tap / window.kernel[1], tap % window.kernel[1]);
-                // Places of the window along the row whose element lies inside of the output.
+                // Whether the element of the window at a place along the row is inside the output.
                 let inside = |x: &usize| window.source(1, *x, kx).is_some();
                 let Some(first) = (0..width).find(inside) else { continue };
                 let end = (first..width).rev().find(inside).map_or(first, |last| last + 1);
@@ -50,7 +50,7 @@ impl Kernel for OverlapAdd {
     }
 }
 
-/// Adds elements to every `step`th one.
+/// Adds elements to every `step`th element.
 struct Spread<'a> {
     from: &'a [f32],
     out: &'a mut [f32],

@@ -4,15 +4,15 @@ use crate::{
 };
 use std::ops::Range;
 
-/// Where along one axis of the output the elements come from; `None` is the fill value.
+/// The source of each position along an axis of the output. `None` is the fill value.
 type Sources = Vec<Option<usize>>;
 
-/// Puts elements before and behind a tensor (ONNX Pad): a value, or elements of the tensor itself.
+/// ONNX Pad: adds elements around a tensor, either a fill value or elements of the tensor itself.
 pub(crate) struct Pad {
     input: Vec<usize>,
-    /// For each axis but the last.
+    /// The sources along each axis but the last.
     outer: Vec<Sources>,
-    /// Runs of the last axis: columns of the output, and the first column of the input they are copied from.
+    /// Runs of the last axis: columns of the output, and the column of the input where the source begins.
     runs: Vec<(Range<usize>, Option<usize>)>,
     cols: usize,
     /// The fill value as stored.
@@ -20,7 +20,7 @@ pub(crate) struct Pad {
 }
 
 impl Pad {
-    /// For an input of this shape with at least one dimension; `sources` has one entry for each axis.
+    /// For an input of this shape, with at least one dimension. `sources` has one entry for each axis.
     pub(crate) fn new(input: &[usize], mut sources: Vec<Sources>, fill: Vec<u8>) -> Option<Self> {
         let last = sources.pop()?;
         let mut runs: Vec<(Range<usize>, Option<usize>)> = Vec::new();
@@ -38,7 +38,7 @@ impl Pad {
         Some(Pad { input: input.to_vec(), outer: sources, runs, cols: last.len(), fill })
     }
 
-    /// The element of the input at which the source of a row begins.
+    /// The index of the input element where the source of a row begins.
     fn row(&self, mut row: usize) -> Option<usize> {
         let strides = shape::strides(&self.input);
         let mut start = 0;

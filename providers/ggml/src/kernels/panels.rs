@@ -1,18 +1,18 @@
 use crate::{
-    ffi::{
-        Grid, Inputs, Kernel, Tile,
-        product::{Left, TILE, Words},
-        simd::{Level, Vectorized, vectorize},
-        softmax,
-        transpose::{Squares, transpose},
-    },
+    ffi::{Grid, Inputs, Kernel, Tile},
     shape,
+    simd::{
+        Level, Vectorized, Words, bf16,
+        product::{Left, TILE},
+        transpose::{Squares, transpose},
+        vectorize,
+    },
     storage::f32_to_bf16,
 };
 use std::ops::Range;
 
-/// How a stack of `groups` matrices of `rows` x `depth` is stored for [`Product`](crate::ffi::product::Product): in
-/// panels of `block` rows; missing rows are zero.
+/// The layout of a stack of `groups` matrices of `rows` x `depth` for [`Product`](crate::simd::product::Product): panels of `block`
+/// rows, with missing rows zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Panels {
     pub(crate) groups: usize,
@@ -20,24 +20,23 @@ pub(crate) struct Panels {
     pub(crate) depth: usize,
     pub(crate) block: usize,
     pub(crate) words: Words,
-    /// A row is `depth / taps` runs of `taps` elements; a pair is made of the same tap of two runs.
+    /// A row is `depth / taps` runs of `taps` elements. A bf16 pair holds the same tap of two runs.
     pub(crate) taps: usize,
     pub(crate) order: Order,
 }
 
-/// In which order a panel holds the words of its rows.
+/// The order of the words of a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Order {
-    /// As columns of a word of each row; those of the taps of a run (or of two, in pairs) follow each other.
+    /// Columns with one word of each row. The taps of a run, or of a pair of runs, follow each other.
     Columns,
-    /// As columns of a multiple of [`TILE`] rows; the same tap of [`TILE`] pairs, some of them zero at the end, follows each
-    /// other.
+    /// Columns of a multiple of [`TILE`] rows. The same tap of [`TILE`] pairs follows each other, with zero pairs at the end.
     Sixteens,
-    /// As sixteens, of which each row has all words before the next.
+    /// As `Sixteens`, but each tile is stored row by row.
     Tiles,
 }
 
-/// Where an element of a matrix lies: `start + row * row_step + depth * depth_step`.
+/// The offset of an element of a matrix: `start + row * row_step + depth * depth_step`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     pub(crate) start: usize,
@@ -56,22 +55,22 @@ impl Panels {
         let order = if level.has_tiles(words) { Order::Sixteens } else { Order::Columns };
         Panels { groups, rows, depth, block: level.block(words).1, words, taps: 1, order }
     }
-    /// `[groups, filters, channels * taps]` as an operand of [`Conv`](super::Conv): the right one of products in tiles, else the
+    /// `[groups, filters, channels * taps]` as an operand of [`Conv`](super::Conv): the right operand for levels with tiles, else the
     /// left one.
     pub(crate) fn filters(level: Level, words: Words, shape: [usize; 3], taps: usize) -> Self {
         let side = if level.has_tiles(words) { Self::right } else { Self::left };
         Panels { taps, ..side(level, words, shape) }
     }
-    /// `[groups, rows, depth]` as columns of `block` rows, one element in a word.
+    /// `[groups, rows, depth]` as columns of `block` rows of f32.
     pub(crate) fn columns([groups, rows, depth]: [usize; 3], block: usize) -> Self {
         Panels { groups, rows, depth, block, words: Words::F32, taps: 1, order: Order::Columns }
     }
 
-    /// How a product finds its left operand in a panel.
+    /// A panel as the left operand of a product.
     pub(crate) fn as_left(&self) -> Left {
         if self.order == Order::Tiles { Left::Tiles } else { Left::Columns(self.block) }
     }
-    /// Pairs of the same tap that follow each other.
+    /// The number of pairs of the same tap that follow each other.
     pub(super) fn unit(&self) -> usize {
         if self.order == Order::Columns { 1 } else { TILE }
     }
@@ -82,13 +81,13 @@ impl Panels {
             Words::Bf16 => (self.depth / self.taps).div_ceil(2).next_multiple_of(self.unit()) * self.taps,
         }
     }
-    /// The pair of runs and the tap that a step of pairs takes.
+    /// The pair of runs, and the tap, of a step.
     #[inline(always)]
     pub(super) fn pair_of(&self, step: usize) -> (usize, usize) {
         let unit = self.unit();
         (step / unit / self.taps * unit + step % unit, step / unit % self.taps)
     }
-    /// The step that takes a tap of a pair of runs.
+    /// The step of a tap of a pair of runs.
     pub(super) fn step_of(&self, pair: usize, tap: usize) -> usize {
         let unit = self.unit();
         (pair / unit * self.taps + tap) * unit + pair % unit
@@ -106,13 +105,13 @@ impl Panels {
         self.groups * self.per_group() * self.panel_len()
     }
 
-    /// Fills a panel, number `index` of the matrix whose elements lie in `values` as `layout` says.
+    /// Fills panel `index` of the matrix that lies in `values` with `layout`.
     pub(crate) fn fill(&self, values: &[f32], layout: Layout, index: usize, panel: &mut [u32]) {
         vectorize(Fill { panels: self, values, layout, first: index * self.block, panel });
     }
 
-    /// Packs a stack of row-major matrices, one after the other, `transposed` where they are `depth` x `rows`: `read` gives
-    /// elements from a place on, `write` takes words from a place on. What is between them stays in the cache.
+    /// Packs a stack of consecutive row-major matrices, which are `depth` x `rows` if `transposed`. `read` fills a slice with elements
+    /// from an index on. `write` receives an index and the words from there on. Intermediate data stays in the cache.
     pub(crate) fn pack(
         &self,
         transposed: bool,
@@ -120,7 +119,7 @@ impl Panels {
         mut write: impl FnMut(usize, &[u32]),
     ) {
         let Panels { groups, rows, depth, block, .. } = *self;
-        // Whole pairs: a part is then packed as it would be within all of it.
+        // Parts of whole pairs are packed exactly as within the whole matrix.
         let pairs = 2 * self.taps * self.unit();
         let most = (PART / rows / pairs).max(1) * pairs;
         let (mut values, mut words) = (Vec::new(), Vec::new());
@@ -153,7 +152,7 @@ impl Panels {
         }
     }
 
-    /// The same, all at once.
+    /// As [`pack`](Self::pack), from and to slices.
     #[cfg(test)]
     pub(crate) fn packed(&self, values: &[f32], transposed: bool) -> Vec<u32> {
         let mut packed = vec![7; self.len()];
@@ -163,28 +162,28 @@ impl Panels {
     }
 }
 
-/// Elements of a transposed matrix that are packed at a time.
+/// Elements of a transposed matrix that are packed together.
 const PART: usize = 1 << 16;
 
 struct Fill<'a> {
     panels: &'a Panels,
     values: &'a [f32],
     layout: Layout,
-    /// The panel's first row.
+    /// The first row of the panel.
     first: usize,
     panel: &'a mut [u32],
 }
 
-/// Columns that are filled for one row before the next row's turn, so that they stay in the first level cache.
+/// Columns that are filled for one row before the next row, so that they stay in the L1 cache.
 const RUN: usize = 32;
 
 impl Fill<'_> {
-    /// The words of a [`TILE`] of steps of pairs, a row after the other.
+    /// Writes the words of a [`TILE`] of pair steps, row by row.
     #[inline(always)]
     fn tile(&self, tile: usize, rows: usize, words: &mut [u32]) {
         let Fill { panels, values, layout, first, .. } = *self;
         let (taps, runs) = (panels.taps, panels.depth / panels.taps);
-        // From one pair to the next, and from its first element to its second.
+        // The distance of the two elements of a pair.
         let step = taps * layout.depth_step;
         let (pairs, tap) = panels.pair_of(tile * TILE);
         let whole = (runs / 2).saturating_sub(pairs).min(TILE);
@@ -209,7 +208,7 @@ impl Fill<'_> {
         }
     }
 
-    /// The words of a row for the pairs of runs from `first` on, in the order of columns.
+    /// Writes the words of a row for the pairs of runs from `first` on, in [`Order::Columns`].
     #[inline(always)]
     fn pairs(&self, row: &[f32], first: usize, words: &mut [u32]) {
         let (taps, step) = (self.panels.taps, self.layout.depth_step);
@@ -257,7 +256,7 @@ impl Vectorized for Fill<'_> {
         }
         if layout.row_step == 1 {
             let runs = panels.depth / taps;
-            // The elements of a step, the second where there is one.
+            // The one or two elements of a step.
             let elements = |step: usize| match words {
                 Words::F32 => (Some(step), None),
                 Words::Bf16 => {
@@ -316,34 +315,34 @@ impl Vectorized for Fill<'_> {
     }
 }
 
-/// Two bf16 in a word, the first in the lower half.
+/// Rounds two values to a word of bf16, the first in the lower half.
 #[inline(always)]
 pub(super) fn pair(low: f32, high: f32) -> u32 {
     u32::from(f32_to_bf16(low)) | u32::from(f32_to_bf16(high)) << 16
 }
 
-/// Pairs of neighbouring elements.
+/// Rounds neighbouring elements to bf16 pairs.
 #[inline(always)]
 pub(super) fn narrow(elements: &[[f32; 2]], words: &mut [u32]) {
-    if softmax::narrow(elements, words) {
+    if bf16::narrow(elements, words) {
         return;
     }
     words.iter_mut().zip(elements).for_each(|(word, [low, high])| *word = pair(*low, *high));
 }
 
-/// Pairs of elements of two rows.
+/// Rounds the elements of two rows to bf16 pairs.
 #[inline(always)]
 pub(super) fn interleave(low: &[f32], high: &[f32], words: &mut [u32]) {
-    if softmax::interleave(low, high, words) {
+    if bf16::interleave(low, high, words) {
         return;
     }
     words.iter_mut().zip(low.iter().zip(high)).for_each(|(word, (low, high))| *word = pair(*low, *high));
 }
 
-/// Fills panels with matrices that the graph computes: output words, one row for each panel. Input 0 is read with strides.
+/// Packs matrices that the graph computes. The output has the words of one panel in each row. Input 0 is read with strides.
 pub(crate) struct PackPanels {
     pub(crate) panels: Panels,
-    /// The stack's dimensions and strides.
+    /// The dimensions and strides of the stack.
     pub(crate) dims: Vec<usize>,
     pub(crate) strides: Vec<isize>,
     /// Of one matrix.
@@ -371,7 +370,7 @@ mod tests {
 
     #[test]
     fn panels_of_every_layout() {
-        // The last is packed in parts.
+        // The last one is packed in parts.
         for (rows, runs) in [(5, 3), (37, 35), (PART / 3, 3)] {
             panels_of(rows, runs);
         }

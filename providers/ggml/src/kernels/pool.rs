@@ -1,12 +1,12 @@
 use super::Window;
 use crate::ffi::{Grid, Inputs, Kernel, Tile};
 
-/// What a pool does with the elements under its window.
+/// The reduction of the elements under the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PoolKind {
-    /// The largest; padding does not count.
+    /// The largest. Padding does not count.
     Max,
-    /// The mean of those inside the input.
+    /// The mean of the elements inside the input.
     Average,
     /// The mean with padding counted as zeros.
     AverageWithPadding,
@@ -17,7 +17,7 @@ pub(crate) struct Pool {
     pub(crate) kind: PoolKind,
     pub(crate) planes: usize,
     pub(crate) window: Window,
-    /// Padding at the bottom and the right, which counts for [`PoolKind::AverageWithPadding`].
+    /// The padding at the bottom and the right that counts for [`PoolKind::AverageWithPadding`].
     pub(crate) end_pad: [usize; 2],
 }
 
@@ -57,7 +57,7 @@ impl Pool {
         match self.kind {
             PoolKind::Max => max,
             PoolKind::Average => sum / inside as f32,
-            // With `ceil_mode` a window may reach past the padding; what is there does not count.
+            // With `ceil_mode`, a window may reach past the padding. Elements there do not count.
             PoolKind::AverageWithPadding => {
                 let counted = |axis: usize| {
                     let padded = window.pad[axis] + window.input[axis] + self.end_pad[axis];

@@ -1,24 +1,25 @@
-use crate::ffi::{Grid, Inputs, Kernel, Tile, int8::COLS};
+use crate::{
+    ffi::{Grid, Inputs, Kernel, Tile},
+    simd::int8::COLS,
+};
 use sdrun_abi::DType;
 
-/// How matrices of bytes are stored for products of integers: in words of four neighbours along the depth, which is padded with
-/// zeros.
+/// The layout of byte matrices for integer products: words of four neighbours along the depth, which is padded with zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Quads {
-    /// Rows of `channels` runs of `taps` bytes, as the left operand: signed; a row has the channels of a tap after those of the
-    /// one before.
+    /// The left operand, signed: rows of `channels` runs of `taps` bytes. The channels of a tap follow those of the previous tap.
     Rows { rows: usize, channels: usize, taps: usize },
-    /// `matrices` of `depth` x `cols`, as the right operand: unsigned, in panels of [`COLS`] columns.
+    /// The right operand, unsigned: `matrices` of `depth` x `cols` in panels of [`COLS`] columns.
     Panels { matrices: usize, depth: usize, cols: usize },
-    /// `planes` of `channels` x `pixels`: unsigned, a word has the same pixel of four channels.
+    /// An image, unsigned: `planes` of `channels` x `pixels`. A word holds the same pixel of four channels.
     Image { planes: usize, channels: usize, pixels: usize },
 }
 
-/// What is added to a byte, in the arithmetic of bytes, to make a signed one of an unsigned one, or the reverse.
+/// XOR with this, or adding it modulo 256, converts a byte from unsigned to signed and back.
 pub(crate) const TURN: u8 = 0x80;
 
 impl Quads {
-    /// Parts that are packed on their own, and the words of one.
+    /// The number of parts that are packed independently, and the words of each.
     fn parts(&self) -> (usize, usize) {
         match *self {
             Quads::Rows { rows, channels, taps } => (rows, channels.div_ceil(4) * taps),
@@ -28,13 +29,13 @@ impl Quads {
             Quads::Image { planes, channels, pixels } => (planes * channels.div_ceil(4), pixels),
         }
     }
-    /// Bytes of all of them.
+    /// The size in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let (parts, words) = self.parts();
         4 * parts * words
     }
 
-    /// Packs bytes of this type.
+    /// Packs bytes of type `dtype`.
     pub(crate) fn pack(&self, dtype: DType, from: &[u8], out: &mut [u8]) {
         let (_, words) = self.parts();
         for (part, out) in out.chunks_exact_mut(4 * words.max(1)).enumerate() {
@@ -89,7 +90,7 @@ impl Quads {
     }
 }
 
-/// Packs input 0, whose bytes are signed or not.
+/// Packs the signed or unsigned bytes of input 0.
 pub(crate) struct PackQuads {
     pub(crate) quads: Quads,
     pub(crate) signed: bool,
@@ -109,8 +110,8 @@ impl Kernel for PackQuads {
     }
 }
 
-/// Where a zero point or scale of a list is that belongs to element `at` of `count` in matrix `of`: the list has one entry, one for
-/// each element, or one for each element of every matrix, or of which each is for a whole matrix.
+/// The index in a list of zero points or scales for element `at` of `count` in matrix `of`. The list has one entry for all, one for each
+/// element, one for each matrix, or one for each element of each matrix.
 pub(crate) fn entry(len: usize, of: usize, at: usize, count: usize) -> usize {
     match len {
         1 => 0,

@@ -1,22 +1,22 @@
-use crate::ffi::{
-    Grid, Inputs, Kernel, Tile, Type,
+use crate::{
+    ffi::{Grid, Inputs, Kernel, Tile, Type},
     simd::{Vectorized, vectorize},
 };
 use sdrun_abi::DType;
 use std::ops::Range;
 
-/// Which scale and zero point go with which element of ONNX QuantizeLinear and DequantizeLinear.
+/// The granularity of scales and zero points in ONNX QuantizeLinear and DequantizeLinear.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Granularity {
-    /// One for all.
+    /// One for all elements.
     Tensor,
-    /// One for each of `len` positions along an axis with `inner` elements behind each.
+    /// One for each of `len` positions along an axis. `inner` is the number of elements behind the axis.
     Axis { len: usize, inner: usize },
-    /// One for each `block` positions along an axis of `len`, for each place before the axis and each of `inner` behind it.
+    /// One for each `block` positions along an axis of `len`, separately for each index before the axis and each of `inner` behind it.
     Block { len: usize, inner: usize, block: usize },
 }
 
-/// The parameters of neighbouring elements: one for all, or one for each from this on.
+/// The index of the parameters of a run of elements: the same for all, or consecutive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Parameters {
     One(usize),
@@ -24,7 +24,7 @@ enum Parameters {
 }
 
 impl Granularity {
-    /// Cuts a run of elements where its parameters do not lie side by side.
+    /// Divides a run of elements into segments with constant or consecutive parameters.
     fn segments(self, run: Range<usize>) -> impl Iterator<Item = (Range<usize>, Parameters)> {
         let mut at = run.start;
         std::iter::from_fn(move || {
@@ -48,7 +48,7 @@ impl Granularity {
     }
 }
 
-/// Integers of these types as f32, from stored bytes. Beyond 2^24 they are rounded.
+/// Converts stored integers to f32. Beyond 2^24 they are rounded.
 fn widen(dtype: DType, bytes: &[u8], out: &mut Vec<f32>) {
     out.clear();
     match dtype {
@@ -60,7 +60,7 @@ fn widen(dtype: DType, bytes: &[u8], out: &mut Vec<f32>) {
     }
 }
 
-/// Scales, input 1, as f32; weights may be stored in half precision.
+/// The scales (input 1) as f32. They may be stored in half precision.
 fn scales(inputs: &Inputs<'_>, buffer: &mut Vec<f32>) {
     let len = inputs.bytes(1).len() / inputs.type_of(1).size();
     *buffer = match inputs.type_of(1) {
@@ -69,7 +69,7 @@ fn scales(inputs: &Inputs<'_>, buffer: &mut Vec<f32>) {
     };
 }
 
-/// Zero points, input 2 where there is one.
+/// The zero points (the optional input 2).
 fn zeros(inputs: &Inputs<'_>, dtype: Option<DType>, count: usize) -> Vec<f32> {
     let mut zeros = vec![0.0; count];
     if let Some(dtype) = dtype {
@@ -78,7 +78,7 @@ fn zeros(inputs: &Inputs<'_>, dtype: Option<DType>, count: usize) -> Vec<f32> {
     zeros
 }
 
-/// `(x - zero) * scale`: input 0 integers of type `from`, input 1 scales, input 2 zero points where `zero` says their type.
+/// `(x - zero) * scale`. Input 0 has integers of type `from`, input 1 scales, and the optional input 2 zero points of type `zero`.
 pub(crate) struct Dequantize {
     pub(crate) len: usize,
     pub(crate) from: DType,
@@ -116,7 +116,7 @@ impl Kernel for Dequantize {
     }
 }
 
-/// `round(x / scale) + zero`, rounded to even and brought into the range of the type `to`: input 0 f32, the others as for
+/// `round(x / scale) + zero`, rounded to even and clamped to the range of the type `to`. Input 0 is f32; the others are as for
 /// [`Dequantize`].
 pub(crate) struct Quantize {
     pub(crate) len: usize,
@@ -160,7 +160,7 @@ impl Kernel for Quantize {
     }
 }
 
-/// The scale, or the zero point as u8, of ONNX DynamicQuantizeLinear: inputs are the smallest and the largest value.
+/// The scale, or the zero point as u8, of ONNX DynamicQuantizeLinear. Inputs are the smallest and the largest value.
 pub(crate) struct DynamicRange {
     pub(crate) zero_point: bool,
 }
@@ -174,7 +174,7 @@ impl Kernel for DynamicRange {
         let (&[least, ..], &[most, ..]) = (inputs.f32(0), inputs.f32(1)) else {
             return Err("no range".into());
         };
-        // The range holds 0.
+        // The range always includes 0.
         let (least, most) = (if least > 0.0 { 0.0 } else { least }, if most < 0.0 { 0.0 } else { most });
         let scale = (most - least) / 255.0;
         let scale = if scale == 0.0 { 1.0 } else { scale };
@@ -187,7 +187,7 @@ impl Kernel for DynamicRange {
     }
 }
 
-/// Whole numbers as integers, brought into range; a NaN is 0.
+/// Converts whole numbers to integers, clamped to their range. A NaN becomes 0.
 fn narrow(to: DType, values: &[f32], out: &mut [u8]) {
     match to {
         DType::U8 => out.iter_mut().zip(values).for_each(|(out, v)| *out = *v as u8),
@@ -203,7 +203,7 @@ fn narrow(to: DType, values: &[f32], out: &mut [u8]) {
     }
 }
 
-/// A function of each element and its number.
+/// Applies a function to each element and its index.
 struct Each<'a, F> {
     x: &'a [f32],
     out: &'a mut [f32],
@@ -223,7 +223,7 @@ impl<F: Fn(usize, f32) -> f32> Vectorized for Each<'_, F> {
 mod tests {
     use super::*;
 
-    /// Against the definition, element by element, from every place on.
+    /// Compares segments with the definition, element by element, from every start.
     #[test]
     fn segments_have_the_parameters_of_their_elements() {
         let (outer, len) = (3, 7);

@@ -1,10 +1,8 @@
 use super::activation::exp;
 use crate::{
-    ffi::{
-        Grid, Inputs, Kernel, Tile,
-        simd::{Vectorized, vectorize},
-    },
+    ffi::{Grid, Inputs, Kernel, Tile},
     shape,
+    simd::{Vectorized, vectorize},
 };
 use std::cmp::Ordering;
 

@@ -1,5 +1,5 @@
-use crate::ffi::{
-    Grid, Inputs, Kernel, Tile,
+use crate::{
+    ffi::{Grid, Inputs, Kernel, Tile},
     simd::{Vectorized, vectorize},
 };
 use sdrun_graph::eval::Taps;

@@ -63,7 +63,7 @@ fn index(inputs: &Inputs<'_>, input: usize, i: usize) -> Result<i64, String> {
         Type::I32 => bytes.as_chunks().0.get(i).map(|b| i32::from_le_bytes(*b).into()),
         _ => None,
     };
-    index.ok_or_else(|| "has no such index".to_string())
+    index.ok_or_else(|| "an index input is too short".to_string())
 }
 
 /// Picks slices of input 0 by the indices in input 1.

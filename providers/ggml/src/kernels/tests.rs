@@ -1,17 +1,18 @@
-//! Products, convolutions and attention against f64, for every instruction set, at sizes that fit no block.
+//! Products, convolutions and attention against f64, for every instruction set, with sizes that are no multiples of blocks.
 
 use super::{
-    Activation, Attention, Blocks, Conv, DepthwiseConv, Gemm, Heads, InvertedResidual, Layout, NhwcDepthwise,
+    Activation, Attention, Blocks, Conv, DepthwiseNchw, DepthwiseNhwc, Gemm, Heads, InvertedResidual, Layout,
     PackPanels, Panels, Patches, Window,
 };
-use crate::ffi::{
-    Kernel, as_words,
-    product::{DEPTH, Taps, Words},
-    run_kernel,
-    simd::Level,
+use crate::{
+    ffi::{Kernel, run_kernel},
+    simd::{
+        Level, Words, as_words,
+        product::{DEPTH, Taps},
+    },
 };
 
-/// Numbers in [-1, 1) that look random.
+/// Pseudo-random numbers in [-1, 1).
 fn noise(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
@@ -27,14 +28,14 @@ fn floats(words: Vec<u32>) -> Vec<f32> {
     words.into_iter().map(f32::from_bits).collect()
 }
 
-/// Every level with what it can multiply.
+/// Every level, with the words that it multiplies.
 fn variants() -> Vec<(Level, Words)> {
     let f32s = Level::usable().into_iter().map(|level| (level, Words::F32));
     let pairs = Level::usable().into_iter().filter(|level| level.multiplies_bf16());
     f32s.chain(pairs.map(|level| (level, Words::Bf16))).collect()
 }
 
-/// The largest difference over the largest value, below 1e-5 in f32 and 1e-2 in bf16.
+/// Checks that the largest difference over the largest value is below 1e-5 in f32 and 1e-2 in bf16.
 fn check(what: &str, words: Words, found: &[f32], expected: &[f64]) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let largest = expected.iter().fold(0f64, |m, v| m.max(v.abs()));
@@ -44,7 +45,7 @@ fn check(what: &str, words: Words, found: &[f32], expected: &[f64]) {
     }
 }
 
-/// The same bits for any number of threads.
+/// Runs a kernel on one thread and on several, which must give the same bits.
 fn run(what: &str, kernel: &dyn Kernel, inputs: &[&[u32]]) -> Vec<f32> {
     let first = run_kernel(kernel, inputs, 1);
     for workers in [2, 3, 7] {
@@ -95,7 +96,7 @@ fn products() {
     }
 }
 
-/// Groups, channels and filters of a group, how often the input is repeated, the window.
+/// Groups, channels and filters of a group, upscaling of the input, and the window.
 type Case = (usize, usize, usize, usize, Window);
 
 fn window(
@@ -223,7 +224,7 @@ fn depthwise_convolutions() {
         let (x, weights) = (noise(batch * channels * pixels, 1), noise(channels * taps, 2));
         let bias = noise(channels, 3);
         let clip = Some(Activation::Clip(-0.5, 6.0));
-        let kernel = DepthwiseConv::new(batch, channels, window.clone(), true, clip);
+        let kernel = DepthwiseNchw::new(batch, channels, window.clone(), true, clip);
         let what = format!("{window:?}");
         let found = run(&what, &kernel, &[as_words(&x), as_words(&weights), as_words(&bias)]);
         let element = |i: usize| {
@@ -242,8 +243,8 @@ fn depthwise_convolutions() {
         let expected: Vec<f64> = (0..found.len()).map(element).collect();
         check(&what, Words::F32, &found, &expected);
 
-        let kernel = NhwcDepthwise { batch, channels, window: window.clone(), bias: true, activation: clip };
-        let packed = NhwcDepthwise::panels(channels, taps).packed(&weights, false);
+        let kernel = DepthwiseNhwc { batch, channels, window: window.clone(), bias: true, activation: clip };
+        let packed = DepthwiseNhwc::panels(channels, taps).packed(&weights, false);
         let last = |from: &[f32], pixels: usize| -> Vec<f32> {
             let at = |i: usize| {
                 (i / (pixels * channels) * channels + i % channels) * pixels + i / channels % pixels
@@ -301,7 +302,7 @@ fn inverted_residuals_are_their_three_parts() {
             };
             let expansion = || product(&widen, channels, wide, false);
             let projection = || product(&one(filter.output), wide, narrow, true);
-            let depthwise = || NhwcDepthwise {
+            let depthwise = || DepthwiseNhwc {
                 batch,
                 channels: wide,
                 window: filter.clone(),
@@ -311,7 +312,7 @@ fn inverted_residuals_are_their_three_parts() {
             let x = noise(batch * pixels(widen.input) * channels, 1);
             let expand = expansion().panels.packed(&noise(wide * channels * taps(&widen), 2), false);
             let filters =
-                NhwcDepthwise::panels(wide, taps(&filter)).packed(&noise(wide * taps(&filter), 3), false);
+                DepthwiseNhwc::panels(wide, taps(&filter)).packed(&noise(wide * taps(&filter), 3), false);
             let project = projection().panels.packed(&noise(narrow * wide, 4), false);
             let (bias, shift) = (noise(wide, 5), noise(narrow, 6));
             let addend = noise(batch * pixels(filter.output) * narrow, 7);
@@ -392,7 +393,7 @@ fn blocks_are_multiplied_as_the_words_they_stand_for() {
 
 #[test]
 fn attention() {
-    // Batch, heads, query heads that share, queries, keys, size, size of values, causal, mask.
+    // Batch, heads, query heads that share a head, queries, keys, size, size of values, causal, mask.
     let cases = [
         (1, 2, 1, 70, 77, 40, 40, false, false),
         (2, 4, 2, 33, 701, 9, 17, false, true),
@@ -406,7 +407,7 @@ fn attention() {
         {
             let what = format!("{level:?} {words:?} case {case}");
             let kv = heads / sharing;
-            // Lengths outside of heads, as linear layers make them.
+            // Lengths outside heads, as linear layers store them.
             let q = noise(batch * queries * heads * size, 1);
             let (k, v) = (noise(batch * length * kv * size, 2), noise(batch * length * kv * width, 3));
             let mut mask = noise(queries * length, 4);

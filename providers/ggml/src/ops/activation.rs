@@ -8,12 +8,12 @@ use crate::{
 };
 use sdrun_graph::Node;
 
-/// The activation that is an attribute of a node.
+/// The activation in the attributes of a fused node.
 pub(crate) fn activation(node: &Node) -> Outcome<Option<Activation>> {
     Activation::of(node).or_else(refuse)
 }
 
-/// The one that a Gelu or a Swish is.
+/// The activation of a Gelu or Swish node.
 pub(crate) fn own_activation(node: &Node) -> Outcome<Activation> {
     match (&node.op_type[..], node.str("approximate")) {
         ("Swish", _) => Ok(Activation::Swish(node.float("alpha").unwrap_or(1.0))),
@@ -23,7 +23,7 @@ pub(crate) fn own_activation(node: &Node) -> Outcome<Activation> {
     }
 }
 
-/// `x` through an activation.
+/// Applies an activation to `x`.
 pub(super) fn activate(
     t: &mut Translator<'_>,
     node: &Node,
@@ -34,7 +34,7 @@ pub(super) fn activate(
     map(t, node, x, shape, Function::Activation(activation))
 }
 
-/// A function of each element of `x`.
+/// Applies a function to each element of `x`.
 pub(super) fn map(
     t: &mut Translator<'_>,
     node: &Node,

@@ -2,9 +2,10 @@
 
 use super::Operator;
 use crate::{
-    ffi::{Type, simd::Level},
+    ffi::Type,
     kernels::{Attention, Heads, Layout, Panels},
     shape,
+    simd::Level,
     storage::is_f32,
     translate::{Outcome, Translator, View, refuse},
 };
@@ -37,7 +38,7 @@ fn operand(t: &mut Translator<'_>, id: ValueId, heads: Option<usize>) -> Outcome
     }
 }
 
-/// Refuses what attention is not had with.
+/// Refuses unsupported forms of attention.
 pub(crate) fn check(node: &Node) -> Outcome {
     let windowed = ["left_window_size", "right_window_size"].iter().any(|name| node.int_or(name, -1) != -1);
     let more = node.inputs.iter().skip(4).chain(node.outputs.iter().skip(1)).flatten().count() > 0;
@@ -111,7 +112,7 @@ fn attention(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// Four strides as those of heads and of a head's matrix.
+/// The layout of heads with the four strides of a view.
 fn of_heads(strides: &[isize]) -> Heads {
     let layout =
         Layout { start: 0, row_step: strides[2].unsigned_abs(), depth_step: strides[3].unsigned_abs() };

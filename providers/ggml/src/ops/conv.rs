@@ -7,10 +7,11 @@ use super::{
     layout::repeated,
 };
 use crate::{
-    ffi::{Tensor, Type, simd::Level},
+    ffi::{Tensor, Type},
     form::Form,
-    kernels::{Activation, Conv, DepthwiseConv, Layout, Panels, Pool, PoolKind, Window},
+    kernels::{Activation, Conv, DepthwiseNchw, Layout, Panels, Pool, PoolKind, Window},
     shape,
+    simd::Level,
     storage::is_f32,
     translate::{Operand, Outcome, Translator, refuse},
 };
@@ -65,7 +66,7 @@ fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let whole =
         addend.clone().filter(|addend| shift.is_none() && shape::len(&addend.shape) == shape::len(&out));
     let depthwise = channels == 1 && rows == 1;
-    // What does not fit into the kernel is added after it.
+    // Addends that do not fit into the kernel are added afterwards.
     let complete = addend.is_none() || (!depthwise && (shift.is_some() || whole.is_some()));
     let inside = act.filter(|_| complete);
     let extent = shape::extent(&out);
@@ -76,7 +77,7 @@ fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
         };
         let mut inputs = vec![t.operand(x_id)?.tensor, weights];
         inputs.extend(bias.iter().map(|bias| bias.tensor));
-        let kernel = DepthwiseConv::new(batch, groups, window, bias.is_some(), inside);
+        let kernel = DepthwiseNchw::new(batch, groups, window, bias.is_some(), inside);
         t.custom(node, kernel, &inputs, Type::F32, extent)?
     } else {
         let taps = window.kernel[0] * window.kernel[1];
@@ -107,7 +108,7 @@ fn conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// `act(y + addend)`, where there is an addend; else `y`, which has been through the activation.
+/// `act(y + addend)` if there is an addend. Otherwise `y`, to which the activation is already applied.
 pub(super) fn add_after(
     t: &mut Translator<'_>,
     node: &Node,
@@ -148,7 +149,7 @@ fn pool(t: &mut Translator<'_>, node: &Node, kind: PoolKind) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// The window the attributes describe, and the padding at the end; one spatial dimension becomes the width of two.
+/// The window that the attributes describe, and the padding at the end. One spatial dimension becomes the width of two.
 pub(crate) fn window(
     node: &Node,
     input: &[usize],

@@ -1,4 +1,4 @@
-//! Transposed convolution: a matrix product, whose columns are then added up where they overlap.
+//! Transposed convolution: a matrix product, whose overlapping columns are then summed.
 
 use super::{Operator, conv::operands, conv::window, matmul};
 use crate::{
@@ -27,12 +27,12 @@ fn conv_transpose(t: &mut Translator<'_>, node: &Node) -> Outcome {
         Ok(groups) if groups > 0 && channels_in % groups == 0 && channels == channels_in => groups,
         _ => return refuse("its group does not divide the channels"),
     };
-    // The window moves over the output, and over as many places as the input has elements.
+    // The window moves over the output. It has one place for each element of the input.
     let (mut window, _) = window(node, &out[2..], input, kernel)?;
     if node.attributes.contains_key("output_shape")
         || !matches!(node.str("auto_pad").unwrap_or("NOTSET"), "NOTSET" | "VALID")
     {
-        // Padding follows from the output: half of what the windows reach beyond it, plus what is added at the end.
+        // The output size determines the padding: half of the distance that windows reach beyond the output, plus the output padding.
         let added = node.ints("output_padding").unwrap_or_default();
         let upper = node.str("auto_pad") == Some("SAME_UPPER");
         let missing = 2 - input.len();
@@ -49,7 +49,7 @@ fn conv_transpose(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let (taps, depth) = (window.kernel[0] * window.kernel[1], channels_in / groups);
     let (rows, places) = (filters * taps, shape::len(input));
     let weights = t.operand(filters_id)?;
-    // The filters of a group, transposed: for each filter and tap, one factor of each channel.
+    // The filters of a group, transposed: for each filter and tap, one factor for each channel.
     let left = View {
         tensor: weights.tensor,
         shape: vec![groups, rows, depth],

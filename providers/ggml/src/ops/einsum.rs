@@ -28,7 +28,7 @@ impl Term {
         self.labels.contains(&label)
     }
 
-    /// The tensor with its axes in the order of `labels`; those that are missing there are summed up.
+    /// The tensor with its axes in the order of `labels`, summed over the axes that are not in `labels`.
     fn arranged(&self, t: &mut Translator<'_>, node: &Node, labels: &[char]) -> Outcome<Tensor> {
         let summed = self.labels.iter().copied().filter(|l| !labels.contains(l));
         let order: Vec<char> = labels.iter().copied().chain(summed).collect();

@@ -84,14 +84,14 @@ pub(crate) fn clip_bounds(t: &Translator<'_>, node: &Node) -> Outcome<(f32, f32)
     Ok((low.unwrap_or(f32::NEG_INFINITY), high.unwrap_or(f32::INFINITY)))
 }
 
-/// A function of each element that a kernel of ours computes.
+/// An element-wise function that one of our kernels computes.
 fn own(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let x = t.float(node, 0)?;
     let y = map(t, node, x.tensor, &x.shape, function(node)?)?;
     t.define(node, 0, y)
 }
 
-/// The function that a node applies, with its attributes or their defaults.
+/// The function of a node, with its attributes or their defaults.
 pub(crate) fn function(node: &Node) -> Outcome<Function> {
     let attribute = |name: &str, default: f32| node.float(name).unwrap_or(default);
     Ok(match &node.op_type[..] {
@@ -125,7 +125,7 @@ fn through(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// One half of the last axis through an activation, times the other.
+/// A gated linear unit over the last axis.
 fn glu(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let (x, out) = (t.float(node, 0)?, t.output_shape(node, 0)?);
     let (Some(activation), Some(cols)) = (activation(node)?, out.last().copied()) else {
@@ -171,7 +171,7 @@ fn binary(t: &mut Translator<'_>, node: &Node, op: BroadcastOp) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// The operand that arithmetic with a constant scalar leaves, its factor and its addend: one pass over it.
+/// Arithmetic with a constant scalar as an operand, a factor and an addend, which takes a single pass.
 pub(crate) fn as_line(
     t: &Translator<'_>,
     node: &Node,
@@ -229,8 +229,8 @@ fn pow(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// `a op b`, broadcast to `shape`. ggml does it where one operand has that shape and the other is repeated along outer
-/// dimensions; along the innermost it is slow, so that is left to a kernel of ours, as are all other cases.
+/// `a op b`, broadcast to `shape`. ggml computes it if one operand has that shape and the other is repeated along outer dimensions
+/// only. ggml is slow along the innermost dimension, so one of our kernels takes that and all other cases.
 fn combine(
     t: &mut Translator<'_>,
     node: &Node,
@@ -257,8 +257,7 @@ fn combine(
     t.custom(node, kernel, &[a.tensor, b.tensor], Type::F32, shape::extent(shape))
 }
 
-/// Extents under which ggml repeats `b` to `a`, where `a` has all of `shape` and the innermost dimension is not
-/// repeated.
+/// Extents with which ggml repeats `b` to `a`. `None` if `a` does not have the whole `shape` or the innermost dimension is repeated.
 fn repeatable(a: &[usize], b: &[usize], shape: &[usize]) -> Option<([usize; 4], [usize; 4])> {
     if shape::len(a) != shape::len(shape) {
         return None;

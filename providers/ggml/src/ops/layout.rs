@@ -1,4 +1,4 @@
-//! Operators that move elements and compute nothing.
+//! Operators that only move elements.
 
 use super::Operator;
 use crate::{
@@ -70,7 +70,7 @@ fn cast(t: &mut Translator<'_>, node: &Node) -> Outcome {
     }
 }
 
-/// The order of axes a Transpose asks for.
+/// The order of axes of a Transpose.
 pub(crate) fn permutation(node: &Node, rank: usize) -> Option<Vec<usize>> {
     let perm: Vec<usize> = match node.ints("perm") {
         None => (0..rank).rev().collect(),
@@ -97,7 +97,7 @@ fn concat(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let outer = shape::len(&out[..axis]);
     let mut parts: Vec<(Tensor, usize)> = Vec::new();
     for id in node.inputs.iter().flatten() {
-        // Inputs without elements add nothing.
+        // Skip inputs without elements.
         if t.graph.value(*id).known_shape().is_some_and(|shape| shape.contains(&0)) {
             continue;
         }
@@ -164,7 +164,7 @@ fn slice(t: &mut Translator<'_>, node: &Node) -> Outcome {
         };
         let dim = x.shape[axis] as i64;
         let start = if start < 0 { start.saturating_add(dim) } else { start };
-        // A slice that is not empty begins at an element; its length is that of the output.
+        // A non-empty slice begins at an element. The output has its length.
         let start = if step > 0 { start.clamp(0, dim) } else { start.clamp(0, dim - 1) };
         first += start as usize * dense[axis];
         strides[axis] = strides[axis].saturating_mul(isize::try_from(step).unwrap_or(isize::MAX));
@@ -188,7 +188,7 @@ fn tile(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let id = t.input_id(node, 0)?;
     let x = t.operand(id)?;
     let out = t.output_shape(node, 0)?;
-    // Each axis becomes two: the repetitions, which do not move, and the axis itself.
+    // Each axis becomes two: the repetitions, with stride 0, and the axis itself.
     let dense = shape::strides(&x.shape);
     let dims: Vec<usize> = x.shape.iter().zip(&out).flat_map(|(d, o)| [o / d, *d]).collect();
     let strides: Vec<isize> = dense.iter().flat_map(|s| [0, *s as isize]).collect();
@@ -215,7 +215,7 @@ fn gather(t: &mut Translator<'_>, node: &Node) -> Outcome {
     }
     let dtype = t.dtype(data_id)?;
     let Some(type_) = storage_type(dtype) else { return refuse(format!("{dtype} values are not supported")) };
-    // Embedding tables are kept in the low precision, if there is one.
+    // Embedding tables are stored in the low precision, if there is one.
     let table = is_f32(dtype) && t.is_stored(data_id) && t.constant(data_id).is_none() && shape.len() > 1;
     let data = match table {
         true => t.weight(data_id, crate::form::Form::Plain, t.matrix_type())?,
@@ -231,7 +231,7 @@ fn gather(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// The tensor whose rows and columns, repeated so many times each, are an image; what a Resize makes is not copied.
+/// The tensor of an image, and the factor by which its rows and columns are repeated. This avoids copying the result of a Resize.
 pub(super) fn repeated(t: &mut Translator<'_>, id: ValueId) -> Outcome<(Tensor, usize)> {
     let resize =
         t.producer(id).filter(|n| n.domain.is_empty() && matches!(&n.op_type[..], "Resize" | "Upsample"));
@@ -246,7 +246,7 @@ pub(super) fn repeated(t: &mut Translator<'_>, id: ValueId) -> Outcome<(Tensor, 
     Ok((t.operand(id)?.tensor, 1))
 }
 
-/// How often a Resize repeats the elements along each axis.
+/// The whole factor by which a Resize repeats the elements along each axis.
 pub(crate) fn whole_factors(t: &Translator<'_>, node: &Node) -> Outcome<Vec<usize>> {
     let (x, out) = (t.shape(t.input_id(node, 0)?)?, t.output_shape(node, 0)?);
     let mode = node.str("mode").unwrap_or("nearest");
@@ -257,7 +257,7 @@ pub(crate) fn whole_factors(t: &Translator<'_>, node: &Node) -> Outcome<Vec<usiz
     if factors.contains(&0) {
         return refuse(format!("it takes {x:?} to {out:?}, not by whole factors"));
     }
-    // Where the node states scales, they are the factors exactly.
+    // If the node states scales, they must equal the factors.
     let legacy = node.op_type == "Upsample" || t.graph.opset() < 11;
     if let Some(scales) = node.input(if legacy { 1 } else { 2 }).and_then(|id| t.constant(id)?.to_f32s()) {
         let axes: Option<Vec<usize>> = match node.ints("axes") {

@@ -6,14 +6,14 @@ use super::{
     elementwise,
 };
 use crate::{
-    ffi::{
-        Tensor, Type,
-        product::{DEPTH, Taps},
-        simd::Level,
-    },
+    ffi::{Tensor, Type},
     gpu,
     kernels::{Activation, Gemm, Layout, Panels, Patches},
     shape,
+    simd::{
+        Level,
+        product::{DEPTH, Taps},
+    },
     storage::is_f32,
     translate::{Operand, Outcome, Translator, View, refuse},
 };
@@ -80,8 +80,7 @@ fn gemm(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// `A * B'` for a stack of `[batch, rows, depth]` and one of `[batch, cols, depth]`, both contiguous; ggml's own for a device
-/// besides the CPU.
+/// `A * B'` for contiguous stacks `[batch, rows, depth]` and `[batch, cols, depth]`. On devices it is ggml's own product.
 pub(super) fn stack_product(
     t: &mut Translator<'_>,
     node: &Node,
@@ -114,7 +113,7 @@ pub(super) fn stack_product(
     t.custom(node, kernel, &[a, b], Type::F32, [cols, rows, batch, 1])
 }
 
-/// An operand of a product, at least a matrix of one row.
+/// An operand of a product, as a matrix at least.
 fn matrix(t: &mut Translator<'_>, node: &Node, i: usize) -> Outcome<View> {
     let id = t.input_id(node, i)?;
     if !is_f32(t.dtype(id)?) {
@@ -136,13 +135,13 @@ fn is_row(shape: &[usize], out: &[usize]) -> bool {
     shape::len(shape) == out[out.len() - 1] && shape.last() == out.last()
 }
 
-/// The right operand: a value, its shape as at least a matrix, whether its matrices are transposed.
+/// The right operand: a value, its shape (a matrix at least), and whether its matrices are transposed.
 pub(super) type Right = (ValueId, Vec<usize>, bool);
 
-/// The left operand, or one of this shape that is made of patches of a tensor.
+/// The left operand, or a left operand of this shape that consists of patches of a tensor.
 pub(super) type Left = (View, Option<Patches>);
 
-/// The tensor of a product. `addends` are a bias for each column and what broadcasts to the output.
+/// A product. `addends` are a bias for each column, and a tensor that broadcasts to the output.
 pub(super) fn product(
     t: &mut Translator<'_>,
     node: &Node,
@@ -170,7 +169,7 @@ pub(super) fn product(
     let (mut batch, mut height) = (1, rows);
     let (mut dims, mut strides) = (Vec::new(), Vec::new());
     let right = if shape::len(b_batch) == 1 {
-        // One matrix for all batches: they are more rows, where rows are equally far apart.
+        // If one matrix serves all batches and rows have equal distances, the batches are just more rows.
         let all = [a_batch, &[rows]].concat();
         let (merged, steps) = shape::coalesce(&all, &[&a.strides[..all.len()]]);
         if merged.len() == 1 && (patches.is_none() || shape::len(a_batch) == 1) {
@@ -211,7 +210,7 @@ pub(super) fn product(
     });
     let fused_bias = inputs.len() == 3;
     let whole = addend.as_ref().is_some_and(|addend| shape::len(&addend.shape) == shape::len(out));
-    // What does not fit into the product is added after it.
+    // Addends that do not fit into the product are added afterwards.
     let complete = (bias.is_none() || fused_bias) && (addend.is_none() || whole);
     inputs.extend(addend.iter().filter(|_| complete).map(|addend| addend.tensor));
     let kernel = Gemm {
@@ -243,7 +242,7 @@ pub(super) fn product(
     Ok(y)
 }
 
-/// A computed or stored right operand of this shape with the steps of its columns (which are the rows of panels) and of its depth.
+/// A computed or stored right operand of this shape, with the steps of its columns (the rows of panels) and of its depth.
 fn right_view(
     t: &mut Translator<'_>,
     id: ValueId,

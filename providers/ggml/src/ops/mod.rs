@@ -28,14 +28,14 @@ pub(crate) use pad::pads;
 use crate::translate::{Outcome, Translator};
 use sdrun_graph::{Node, fused::DOMAIN, recurrent::MICROSOFT};
 
-/// How an operator of ai.onnx, or one that passes make of several, is said in ggml's terms.
+/// The translation of an operator of ai.onnx, or of a fused operator.
 pub(crate) struct Operator {
-    /// ONNX name.
+    /// The ONNX name.
     pub(crate) name: &'static str,
-    /// Attributes, ranks and types it takes; what is outside is left to the reference implementation or refused.
-    /// "float" stands for f32, f16 and bf16.
+    /// The supported attributes, ranks and types, for error messages. The reference implementation evaluates other nodes, or they are
+    /// refused. "float" stands for f32, f16 and bf16.
     pub(crate) takes: &'static str,
-    /// Translates one node, or refuses it before or after having added nodes that nobody uses.
+    /// Translates one node or refuses it. A refusal may leave unused nodes behind.
     pub(crate) translate: fn(&mut Translator<'_>, &Node) -> Outcome,
 }
 
@@ -58,14 +58,14 @@ const FAMILIES: [&[Operator]; 16] = [
     conv_transpose::OPERATORS,
 ];
 
-/// The table, family after family.
+/// All operators.
 pub(crate) fn all() -> impl Iterator<Item = &'static Operator> {
     FAMILIES.into_iter().flatten()
 }
 
 /// The entry for a node.
 pub(crate) fn find(node: &Node) -> Option<&'static Operator> {
-    // Names that ONNX Runtime has added are none of ai.onnx.
+    // Operators that ONNX Runtime added are not part of ai.onnx.
     let known = match &node.domain[..] {
         "" | "ai.onnx" | DOMAIN => true,
         MICROSOFT => {

@@ -7,14 +7,14 @@ use super::{
     matmul::{Left, product},
 };
 use crate::{
-    ffi::{
-        Tensor, Type,
-        product::{DEPTH, Taps},
-        simd::Level,
-    },
+    ffi::{Tensor, Type},
     form::Form,
-    kernels::{Activation, Gemm, InvertedResidual, Layout, NhwcDepthwise, Panels, Patches, Window},
+    kernels::{Activation, DepthwiseNhwc, Gemm, InvertedResidual, Layout, Panels, Patches, Window},
     shape,
+    simd::{
+        Level,
+        product::{DEPTH, Taps},
+    },
     translate::{Operand, Outcome, Translator, View, refuse},
 };
 use sdrun_graph::{Node, ValueId, fused::DOMAIN};
@@ -95,7 +95,7 @@ impl NhwcConv {
 
     /// The filters, stored or computed, as the depthwise kernel wants them.
     fn depthwise_filters(&self, t: &mut Translator<'_>, node: &Node) -> Outcome<Tensor> {
-        let panels = NhwcDepthwise::panels(self.channels, self.taps());
+        let panels = DepthwiseNhwc::panels(self.channels, self.taps());
         if t.is_stored(self.filters) {
             let form = Form::Panels { panels, transposed: false, blocks: None };
             return t.weight(self.filters, form, Type::F32);
@@ -105,10 +105,10 @@ impl NhwcConv {
         t.panels(node, plain.tensor, panels, layout, &[], &[])
     }
 
-    fn depthwise(&self, activation: Option<Activation>) -> NhwcDepthwise {
+    fn depthwise(&self, activation: Option<Activation>) -> DepthwiseNhwc {
         let NhwcConv { batch, channels, .. } = *self;
         let (window, bias) = (self.window.clone(), self.bias.is_some());
-        NhwcDepthwise { batch, channels, window, bias, activation }
+        DepthwiseNhwc { batch, channels, window, bias, activation }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Normalisation and softmax.
+//! Normalization and softmax.
 
 use super::{Operator, activation::activation};
 use crate::{
@@ -30,7 +30,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator { name: "Softmax", takes: "float, any axis", translate: softmax },
 ];
 
-/// A GroupNorm with what usually surrounds it, each part optional; see [`GroupNorm`].
+/// A group normalization and the optional operands of [`GroupNorm`].
 struct GroupNormParts {
     /// `[batch, channels, ...]`.
     x: Operand,
@@ -45,7 +45,7 @@ struct GroupNormParts {
     activation: Option<Activation>,
 }
 
-/// The tensor of a normalisation, of the shape of its input.
+/// A group normalization, with the shape of its input.
 fn group_norm(t: &mut Translator<'_>, node: &Node, parts: GroupNormParts) -> Outcome<Tensor> {
     let GroupNormParts { x, groups, epsilon, affine, weight, shift, activation } = parts;
     let &[batch, channels, ref inner @ ..] = &x.shape[..] else {
@@ -115,7 +115,7 @@ fn instance_norm(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// In domain [`DOMAIN`] with factors of the groups before those of the channels, and an activation.
+/// In domain [`DOMAIN`], it has factors for groups, then factors for channels, and an activation.
 fn group_normalization(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let (x, scale, bias) = (t.float(node, 0)?, t.float(node, 1)?, t.float(node, 2)?);
     let Some(groups) = node.int("num_groups").and_then(|n| usize::try_from(n).ok()) else {
@@ -158,7 +158,7 @@ fn layer_norm(t: &mut Translator<'_>, node: &Node) -> Outcome {
         }
         factors.push(factor);
     }
-    // Factors of one row are part of the kernel; others follow it.
+    // The kernel takes factors with the length of a row. Others are applied afterwards.
     let rows_of_one =
         factors.iter().all(|(_, factor)| shape::len(&factor.shape) == cols && factor.shape.ends_with(&inner));
     inputs.extend(factors.iter().filter(|_| rows_of_one).map(|(_, factor)| factor.tensor));
@@ -187,7 +187,7 @@ fn softmax(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let single_axis = t.graph.opset() >= 13;
     let rank = x.shape.len();
     let default = if single_axis { -1 } else { 1 };
-    // Before opset 13 everything from the axis on is one row, and the axis may be the rank.
+    // Before opset 13, all dimensions from the axis on form one row, and the axis may be the rank.
     let axis = node.int_or("axis", default);
     if !single_axis || rank == 0 {
         let split = if axis == rank as i64 || rank == 0 { Some(rank) } else { shape::axis(axis, rank) };

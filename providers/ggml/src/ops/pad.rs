@@ -60,7 +60,7 @@ fn pad(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// How many elements are added, before each axis and then after each.
+/// The number of added elements: first before each axis, then after each.
 pub(crate) fn pads(t: &Translator<'_>, node: &Node) -> Outcome<Vec<i64>> {
     match node.ints("pads") {
         Some(pads) => Ok(pads.to_vec()),
@@ -68,8 +68,8 @@ pub(crate) fn pads(t: &Translator<'_>, node: &Node) -> Outcome<Vec<i64>> {
     }
 }
 
-/// The element of an axis of `len` elements that stands at `i`, counted from its first, as `mode` continues it; the inner
-/// `None` is the value, the outer one an unknown mode.
+/// The element of an axis of `len` elements that `mode` puts at position `i`, counted from the first element. The inner `None` is the
+/// fill value, the outer `None` an unknown mode.
 fn source(i: i64, len: i64, mode: &str) -> Option<Option<usize>> {
     let at = match mode {
         "constant" => return Some(usize::try_from(i).ok().filter(|i| *i < len as usize)),

@@ -1,4 +1,4 @@
-//! Quantisation.
+//! Quantization.
 
 use super::{Operator, reduce};
 use crate::{
@@ -55,7 +55,7 @@ fn quantize(t: &mut Translator<'_>, node: &Node) -> Outcome {
     if !matches!(to, DType::U8 | DType::I8 | DType::U16 | DType::I16) || !is_f32(x.dtype) {
         return refuse(format!("it takes {} to {to}", x.dtype));
     }
-    // In another precision the quotient is rounded.
+    // Another precision would round the quotient.
     if node.int_or("precision", 0) > 1 {
         return refuse("its precision is not that of its scale");
     }
@@ -71,7 +71,7 @@ fn quantize(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// To u8 over the range of the values.
+/// DynamicQuantizeLinear: to u8, over the range of the values.
 fn dynamic(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let x = t.float(node, 0)?;
     let all = vec![true; x.shape.len()];
@@ -88,7 +88,7 @@ fn dynamic(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 2, zero)
 }
 
-/// Computes a node of constants once, when the graph is translated. Whether it is one.
+/// Evaluates a node whose inputs are constants when the graph is translated. Returns whether it was such a node.
 fn fold(t: &mut Translator<'_>, node: &Node) -> Outcome<bool> {
     let constants: Option<Vec<Option<HostTensor>>> =
         node.inputs.iter().map(|id| id.map_or(Some(None), |id| t.constant(id).cloned().map(Some))).collect();
@@ -104,7 +104,7 @@ fn fold(t: &mut Translator<'_>, node: &Node) -> Outcome<bool> {
     }
 }
 
-/// The input, its scale and zero point, and which of them go with which element.
+/// The input, its scale and zero point, and their granularity.
 fn operands(t: &mut Translator<'_>, node: &Node) -> Outcome<(Operand, [Option<Operand>; 2], Granularity)> {
     let operand = |t: &mut Translator<'_>, i: usize| node.input(i).map(|id| t.operand(id)).transpose();
     let Some(x) = operand(t, 0)? else { return refuse("input 0 is missing") };

@@ -1,11 +1,12 @@
-//! Products and convolutions of quantised tensors.
+//! Products and convolutions of quantized tensors.
 
 use super::{Operator, conv::window};
 use crate::{
-    ffi::{Tensor, Type, int8::Bytes},
+    ffi::{Tensor, Type},
     form::Form,
     kernels::{Extract, FindRange, Finish, IntegerProduct, PackQuads, Quads, QuantizeRows, Right, Zeros},
     shape,
+    simd::int8::Bytes,
     translate::{Outcome, Translator, refuse},
 };
 use sdrun_abi::DType;
@@ -37,7 +38,7 @@ pub(super) struct Factors {
     pub(super) cols: usize,
 }
 
-/// A tensor of bytes packed for products: a stored one when weights are loaded, a computed one in every run.
+/// A tensor of bytes packed for products. Weights are packed when they are loaded, computed tensors in every run.
 pub(super) fn quads(t: &mut Translator<'_>, node: &Node, id: ValueId, quads: Quads) -> Outcome<Tensor> {
     let dtype = t.dtype(id)?;
     if !matches!(dtype, DType::I8 | DType::U8) {
@@ -52,7 +53,7 @@ pub(super) fn quads(t: &mut Translator<'_>, node: &Node, id: ValueId, quads: Qua
     t.custom(node, kernel, &[tensor], Type::I8, [quads.bytes(), 1, 1, 1])
 }
 
-/// The zero point of an operand of this type, where it has one.
+/// The optional zero point of an operand of this type.
 pub(super) fn zero_point(
     t: &mut Translator<'_>,
     id: Option<ValueId>,
@@ -94,7 +95,7 @@ fn check_list(list: &[usize], lens: &[usize]) -> Outcome {
     refuse(format!("a scale, zero point or bias has the shape {list:?}"))
 }
 
-/// The product of two matrices of bytes: which inputs they are.
+/// A product of two matrices of bytes, and its inputs.
 struct Matrices {
     slots: Slots,
     kernel: IntegerProduct,
@@ -122,7 +123,7 @@ impl Matrices {
         let (a_zeros, b_zeros) = (zero_len(t, a_zero)?, zero_len(t, b_zero)?);
         let (mut rows, mut matrices) = (rows, vec![(0, 0)]);
         if shape::len(b_batch) == 1 && a_zeros == 1 {
-            // One matrix for all batches: they are more rows.
+            // If one matrix serves all batches, the batches are just more rows.
             rows *= shape::len(a_batch);
         } else {
             let (Some(left), Some(right)) =
@@ -165,7 +166,7 @@ impl Matrices {
     }
 }
 
-/// For each matrix of `out`, which of a stack of `batch` it is made of.
+/// The index in a stack `batch` of the operand of each matrix of `out`.
 fn broadcast_indices(batch: &[usize], out: &[usize]) -> Option<Vec<usize>> {
     let stack = &out[..out.len() - 2];
     let strides = shape::broadcast_view(batch, &shape::dense(batch), stack)?;
@@ -195,7 +196,7 @@ fn qlinear_matmul(t: &mut Translator<'_>, node: &Node) -> Outcome {
     product.finish(t, node, finish, Type::I8)
 }
 
-/// To the scale and zero point of the output, which are inputs 6 and 7.
+/// Requantizes to the scale and zero point of the output, which are inputs 6 and 7.
 fn requantize(
     t: &mut Translator<'_>,
     node: &Node,
@@ -238,7 +239,7 @@ fn dynamic_matmul(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// The products of an f32 matrix of `rows` x `depth`, which is quantised, and each of a stack of quantised ones.
+/// Quantizes an f32 matrix of `rows` x `depth` and multiplies it by each of a stack of quantized matrices.
 pub(super) fn dynamic_product(
     t: &mut Translator<'_>,
     node: &Node,

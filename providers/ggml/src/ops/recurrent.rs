@@ -1,4 +1,4 @@
-//! LSTM, GRU, RNN, and the LSTM of ONNX Runtime with quantised weights.
+//! LSTM, GRU, RNN, and ONNX Runtime's LSTM with quantized weights.
 
 use super::{
     Operator,
@@ -6,14 +6,10 @@ use super::{
     quantized::{self, Factors},
 };
 use crate::{
-    ffi::{
-        Tensor, Type,
-        int8::Bytes,
-        product::{Taps, Words},
-        simd::Level,
-    },
+    ffi::{Tensor, Type},
     kernels::{Layout, Panels, Quads, Recurrent, State},
     shape,
+    simd::{Level, Words, int8::Bytes, product::Taps},
     storage::is_f32,
     translate::{Outcome, Translator, refuse},
 };
@@ -119,7 +115,7 @@ fn recurrent(t: &mut Translator<'_>, node: &Node) -> Outcome {
     };
     let row = kernel.row_len();
     let all = t.custom(node, kernel, &inputs, Type::F32, [row, batch, directions, 1])?;
-    // Steps, directions, sequences, units.
+    // Dimensions and strides of steps, directions, sequences and units.
     let (s, d, b) = ((steps, hidden as isize), (directions, (batch * row) as isize), (batch, row as isize));
     let orders = match batch_first {
         true => [vec![b, s, d, (hidden, 1)], vec![b, d, (hidden, 1)]],

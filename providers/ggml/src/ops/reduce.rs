@@ -55,7 +55,7 @@ fn reduce(t: &mut Translator<'_>, node: &Node, reduction: Reduction) -> Outcome 
             None => return refuse(format!("axis {axis} is out of range")),
         }
     }
-    // Where nothing is reduced, most reductions still do to each element what they do to one.
+    // Even without axes, most reductions apply their function to each single element.
     let same = matches!(
         reduction,
         Reduction::Mean | Reduction::Sum | Reduction::Max | Reduction::Min | Reduction::Product
@@ -74,7 +74,7 @@ fn global_pool(t: &mut Translator<'_>, node: &Node, reduction: Reduction) -> Out
     t.define(node, 0, y)
 }
 
-/// Input 0 over those of its axes.
+/// Reduces input 0 over the given axes.
 pub(super) fn over(
     t: &mut Translator<'_>,
     node: &Node,
@@ -86,7 +86,7 @@ pub(super) fn over(
         return on_device(t, node, &gone, &kept, reduction);
     }
     let view = t.view(t.input_id(node, 0)?)?;
-    // Axes of one element have no direction.
+    // Leave out axes of one element.
     let of = |axes: &[usize]| -> (Vec<usize>, Vec<isize>) {
         let long = axes.iter().filter(|axis| view.shape[**axis] > 1);
         long.map(|axis| (view.shape[*axis], view.strides[*axis])).unzip()
@@ -121,7 +121,7 @@ fn on_device(
     })
 }
 
-/// Elements before an axis, along it, and behind it.
+/// The number of elements before an axis, along it, and behind it.
 fn around(shape: &[usize], axis: i64) -> Option<[usize; 3]> {
     let axis = shape::axis(axis, shape.len())?;
     Some([shape::len(&shape[..axis]), shape[axis], shape::len(&shape[axis + 1..])])

@@ -21,7 +21,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator { name: "Upsample", takes: RESIZE, translate: resize },
 ];
 
-/// Most output positions of all axes.
+/// The most output positions along all axes.
 const MOST_TAPS: usize = 1 << 20;
 
 fn resize(t: &mut Translator<'_>, node: &Node) -> Outcome {
@@ -32,7 +32,7 @@ fn resize(t: &mut Translator<'_>, node: &Node) -> Outcome {
     }
 }
 
-/// Repeats each element in place, which is a copy with strides, or none.
+/// Repeats each element. This is a strided copy, or no copy at all.
 fn repeat(t: &mut Translator<'_>, node: &Node, factors: &[usize]) -> Outcome {
     let id = t.input_id(node, 0)?;
     let x = t.operand(id)?;
@@ -43,7 +43,7 @@ fn repeat(t: &mut Translator<'_>, node: &Node, factors: &[usize]) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// Picks elements where each position has one, else interpolates axis by axis.
+/// Picks elements if each position has a single source, else interpolates axis by axis.
 fn resample(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let (id, out) = (t.input_id(node, 0)?, t.output_shape(node, 0)?);
     let x = t.operand(id)?;
@@ -82,7 +82,7 @@ fn resample(t: &mut Translator<'_>, node: &Node) -> Outcome {
     t.define(node, 0, y)
 }
 
-/// One element, or the extrapolation value, for each position.
+/// Picks one element, or the extrapolation value, for each position.
 fn pick(
     t: &mut Translator<'_>,
     node: &Node,

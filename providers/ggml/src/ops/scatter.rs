@@ -1,4 +1,4 @@
-//! Elements and slices that an index tensor names.
+//! Gather and scatter by index tensors.
 
 use super::Operator;
 use crate::{

@@ -1,7 +1,6 @@
-//! ggml's backends for other devices, out of a folder.
+//! ggml's backends for other devices, from a folder.
 //!
-//! `SDRUN_GGML_BACKENDS` names one (`cargo xtask test` gets one whose Vulkan backend runs on Mesa's software driver);
-//! without it the tests of devices are ignored.
+//! `SDRUN_GGML_BACKENDS` names the folder. `cargo xtask test` fetches one whose Vulkan backend runs on Mesa's software driver.
 
 use super::{
     Model, compare, kept, libraries, noise,
@@ -13,7 +12,7 @@ use sdrun_abi::{BuildSpec, DeviceKind, ErrorCode, Host, InitConfig, LogLevel, No
 use sdrun_graph::{Attribute, Tensor};
 use std::{collections::BTreeMap, path::Path, sync::Mutex};
 
-/// A residual block and an attention block, which a device computes, and a gather, which is left to the CPU.
+/// A residual block and an attention block, which run on a device, and a gather, which runs on the CPU.
 fn model(seed: u64) -> Model {
     let mut model = Model::new(17);
     let x = model.input(noise(&[2, 8, 12, 10], 1));
@@ -54,7 +53,7 @@ fn model(seed: u64) -> Model {
     model
 }
 
-/// A provider with the folder of backends, and its first device besides the CPU.
+/// A provider with the folder of backends, and its first device that is not the CPU.
 fn device() -> (GgmlProvider, String) {
     let folder = std::env::var("SDRUN_GGML_BACKENDS").expect("SDRUN_GGML_BACKENDS names no folder");
     let provider = GgmlProvider::default();
@@ -66,7 +65,7 @@ fn device() -> (GgmlProvider, String) {
     (provider, gpu.expect("the folder offers no device").id.clone())
 }
 
-/// A host that keeps what is logged.
+/// A host that collects the log.
 #[derive(Default)]
 struct Log(Mutex<Vec<String>>);
 
@@ -95,7 +94,7 @@ fn a_device_computes_what_the_reference_does() {
         let first = run(&mut *session, &a.feeds).unwrap();
         compare(&format!("{device} {precision}"), &first[0], &a.reference()[0], tolerance);
         let log = log.0.into_inner().unwrap().join("\n");
-        // What has no counterpart there is left to the CPU, and the log says so.
+        // Operators without a counterpart run on the CPU, and the log says so.
         assert!(log.contains(" in 3 pieces ") && log.ends_with("on the CPU: Gather x1"), "{log}");
         assert_eq!(run(&mut *session, &a.feeds).unwrap(), first, "the same again");
 
@@ -110,8 +109,8 @@ fn a_device_computes_what_the_reference_does() {
     }
 }
 
-/// Operators of which so many cases are left to the CPU: what is not f32, convolution in groups and products of vectors or of a
-/// transposed first matrix, more than four dimensions that broadcast, pooling, and what ggml has no operation for.
+/// Operators, with the number of test cases that run on the CPU: types other than f32, convolution with groups, products of vectors or
+/// with a transposed first matrix, broadcasts of more than four dimensions, pooling, and operators that ggml lacks.
 const ON_THE_CPU: &[(&str, usize)] = &[
     ("Add", 1),
     ("Attention", 2),
@@ -151,7 +150,7 @@ const ON_THE_CPU: &[(&str, usize)] = &[
     ("Transpose", 3),
 ];
 
-/// Operators that kernels of ours compute on the CPU, all of them or, of Resize and Upsample, what ggml's own do not.
+/// Operators that our kernels compute on the CPU. Of Resize and Upsample, only the cases that ggml lacks.
 const OURS: &[&str] = &[
     "ArgMax",
     "ArgMin",
@@ -215,7 +214,7 @@ fn every_operator_is_right_on_a_device() {
     assert_eq!(left, ON_THE_CPU.iter().copied().collect(), "operators left to the CPU");
 }
 
-/// Large matrices are kept in ggml's blocks, small ones in f16.
+/// Large matrices are stored in ggml's blocks, small ones in f16.
 #[test]
 #[ignore = "needs a folder of ggml backends in SDRUN_GGML_BACKENDS"]
 fn a_device_multiplies_with_matrices_in_blocks() {
@@ -262,7 +261,7 @@ fn a_device_multiplies_with_matrices_in_blocks() {
     }
 }
 
-/// Products whose weights do not fit the budget run on the device all the same: weights take turns there.
+/// Products whose weights exceed the budget still run on the device, where the weights take turns.
 #[test]
 #[ignore = "needs a folder of ggml backends in SDRUN_GGML_BACKENDS"]
 fn weights_beyond_a_budget_take_turns() {
@@ -285,7 +284,7 @@ fn weights_beyond_a_budget_take_turns() {
         provider.build(&a.onnx(), &spec, &a, &NoHost).unwrap()
     };
     let mut whole = None;
-    // Two places are for those that take turns.
+    // Two slots are for weights that take turns.
     for (budget, stay) in
         [(None, LAYERS), (Some(LAYERS * BYTES), LAYERS), (Some(4 * BYTES), 2), (Some(2 * BYTES), 0)]
     {

@@ -69,7 +69,7 @@ fn unknown_operators_behind_unknown_shapes_are_named_too() {
 
 #[test]
 fn an_attribute_nobody_takes_is_named() {
-    // Half an element's offset: not a repetition, and random operators are not evaluated.
+    // An offset of half an element is no repetition, and the reference implementation refuses random operators.
     let mut model = Model::new(17);
     let x = model.input(noise(&[2, 3], 1));
     let y = model.node("RandomNormalLike", &[("mean", Attribute::Float(1.0))], &[x]);
@@ -180,7 +180,7 @@ fn a_truncated_engine_is_corrupt() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Damaged engines load or are refused; nothing else happens.
+    /// Damaged engines load or are refused, without a panic.
     #[test]
     fn a_damaged_engine_is_refused_or_loads(position in any::<prop::sample::Index>(), value in any::<u8>()) {
         let mut payload = build(&small(), &spec(Precision::Fp32)).unwrap().serialize().unwrap();

@@ -1,4 +1,4 @@
-//! Graphs that decide at run time what is computed.
+//! Graphs with control flow.
 
 use super::{Model, build, compare, from, noise, run, spec};
 use sdrun_abi::{BuildSpec, NoHost, Precision, Result};
@@ -17,7 +17,7 @@ fn node(op: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
     }
 }
 
-/// A value of a type, in ONNX's numbers, and of a rank; of any where that is not said.
+/// A value with an ONNX element type, and with a rank if it is given.
 fn typed(name: &str, elem_type: i32, rank: Option<usize>) -> ValueInfoProto {
     let shape = rank.map(|rank| TensorShapeProto { dim: vec![Dimension::default(); rank] });
     let tensor = TensorTypeProto { elem_type: Some(elem_type), shape };

@@ -1,7 +1,7 @@
 //! Blocks of GGUF: our decoder against ggml's, and sessions whose weights come in blocks.
 
 use super::{Model, noise, provider, random_blocks, run, spec};
-use crate::{ffi::dequantize_row, ffi::simd::Level};
+use crate::{ffi::dequantize_row, simd::Level};
 use sdrun_abi::{
     EncodedWeight, ErrorCode, NoHost, Precision, Provider, Result, Session, TRANSPOSED, Weight, WeightSource,
 };
@@ -9,7 +9,7 @@ use sdrun_graph::{Attribute, Tensor};
 use sdrun_weights::checkpoint::dequantize;
 use std::collections::BTreeMap;
 
-/// Number in the format, name of the decoder in ggml, bytes and elements of a block.
+/// The number of a type in the format, the name of ggml's decoder, and the bytes and elements of a block.
 const TYPES: [(u32, &str, usize, usize); 12] = [
     (2, "q4_0", 18, 32),
     (3, "q4_1", 20, 32),
@@ -24,10 +24,10 @@ const TYPES: [(u32, &str, usize, usize); 12] = [
     (20, "iq4_nl", 18, 32),
     (23, "iq4_xs", 136, 256),
 ];
-/// Blocks of each type: enough that every value of a byte is in every place.
+/// Blocks of each type. With so many, every value of a byte occurs at every place.
 const BLOCKS: usize = 4096;
 
-/// Random bytes, so that scales are of every size: subnormal, negative, infinite and NaN ones too.
+/// Random bytes cover scales of every size, also subnormal, negative, infinite and NaN.
 #[test]
 fn gguf_blocks_mean_what_ggml_reads() {
     for (code, name, bytes, elements) in TYPES {
@@ -58,7 +58,7 @@ fn gguf_blocks_mean_what_ggml_reads() {
     assert!(dequantize(0, &[]).is_err() && dequantize(16, &[]).is_err());
 }
 
-/// The same bits on x86-64, where ggml's base is compiled without fused multiplication; elsewhere a rounding apart.
+/// The same bits on x86-64, where ggml's base is compiled without fused multiply-add; elsewhere they may differ by a rounding.
 fn same(found: f32, expected: f32, largest: f32) -> bool {
     let off = (found - expected).abs();
     found.to_bits() == expected.to_bits()

@@ -1,4 +1,4 @@
-//! Outputs that stay on the device and are inputs there.
+//! Outputs that stay on the device and become inputs there.
 
 use super::{Model, compare, noise, provider, run, spec};
 use crate::GgmlProvider;
@@ -8,7 +8,7 @@ use sdrun_abi::{
 };
 use sdrun_graph::{Attribute, Tensor};
 
-/// Gives a tensor in several forms: as it is, in two dimensions, turned, as halves, and where the largest of each row is.
+/// Outputs a tensor unchanged, in two dimensions, transposed, as f16, and the index of the largest element of each row.
 fn front() -> Model {
     let mut model = Model::new(17);
     let x = model.input(noise(&[1, 4, 6, 5], 1));
@@ -24,7 +24,7 @@ fn front() -> Model {
     model
 }
 
-/// Reads all of them: of a tensor in two dimensions, the same as one in four.
+/// Reads all of them. It declares the two-dimensional tensor with four dimensions.
 fn back() -> Model {
     let mut model = Model::new(17);
     let y = model.input(noise(&[1, 8, 6, 5], 2));
@@ -80,7 +80,7 @@ pub(super) fn stay_and_return(provider: &GgmlProvider, device: &str) {
         for (i, (found, expected)) in results.iter().zip(run(&mut *other, &want).unwrap()).enumerate() {
             compare(&format!("{device} {precision}, output {i}"), found, &expected, 0.0);
         }
-        // Some here, some there; another run of the one that made them and its end change nothing.
+        // Mix inputs from the host and the device. Further runs and the end of the producing session must not change them.
         let mixed = given.iter().zip(&want).enumerate();
         let mixed: Vec<_> =
             mixed.map(|(i, (there, here))| if i % 2 == 0 { *there } else { view(here) }).collect();
@@ -98,7 +98,7 @@ fn outputs_stay_and_are_inputs() {
     stay_and_return(&provider(), "cpu");
 }
 
-/// From the CPU they do not get to a device by themselves.
+/// A tensor of the CPU cannot be an input on another device.
 pub(super) fn refused_from_the_cpu(provider: &GgmlProvider, device: &str) {
     let (front, back) = (front(), back());
     let session = |model: &Model, device: &str| {

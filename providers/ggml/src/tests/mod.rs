@@ -5,6 +5,7 @@ mod errors;
 mod flow;
 mod gguf;
 mod kept;
+mod layers;
 mod models;
 mod operators;
 mod patterns;
@@ -34,7 +35,7 @@ use std::{
     sync::Arc,
 };
 
-/// A graph, what its inputs are in a test, and the values of its weights.
+/// A graph, its inputs in a test, and the values of its weights.
 #[derive(Clone)]
 pub(super) struct Model {
     pub(super) graph: Graph,
@@ -108,13 +109,13 @@ impl Model {
     pub(super) fn output(&mut self, id: ValueId) {
         self.graph.outputs.push(id);
     }
-    /// The model as a host would hand it over.
+    /// The model as a host passes it.
     pub(super) fn onnx(&self) -> Vec<u8> {
         let mut graph = self.graph.clone();
         infer_shapes(&mut graph).unwrap();
         graph.to_onnx_stripped().unwrap()
     }
-    /// The outputs by the reference implementation, node by node.
+    /// The outputs of the reference implementation, node by node.
     pub(super) fn reference(&self) -> Vec<Tensor> {
         let mut values: HashMap<ValueId, Tensor> = HashMap::new();
         values.extend(self.graph.inputs.iter().copied().zip(self.feeds.iter().cloned()));
@@ -134,7 +135,7 @@ impl Model {
         }
         self.graph.outputs.iter().map(|id| values[id].clone()).collect()
     }
-    /// How many nodes of each operator are not computed by ggml or a kernel.
+    /// The operators that neither ggml nor a kernel computes, with their number of nodes.
     pub(super) fn host_operators(&self) -> BTreeMap<String, usize> {
         let bytes = self.onnx();
         let mut graph = Graph::from_bytes(bytes.into(), "test", ExternalBase::Stripped).unwrap();
@@ -164,7 +165,7 @@ pub(super) fn ggml() -> &'static Ggml {
     Ggml::load(&libraries()).unwrap()
 }
 
-/// With a drive, where a build on another system left that out.
+/// The folder of the libraries, with a drive if a build on another system left that out.
 fn libraries() -> PathBuf {
     std::path::absolute(LIBRARY_DIR).unwrap()
 }
@@ -187,7 +188,7 @@ pub(super) fn build(model: &Model, spec: &BuildSpec) -> Result<Box<dyn Engine>> 
     provider().build(&model.onnx(), spec, model, &NoHost)
 }
 
-/// One run of a session on the model's inputs.
+/// Runs a session once on the model's inputs.
 pub(super) fn run(session: &mut dyn Session, feeds: &[Tensor]) -> Result<Vec<Tensor>> {
     let views: Vec<TensorView<'_>> =
         feeds.iter().map(|t| TensorView { dtype: t.dtype(), shape: t.shape(), data: t.data() }).collect();
@@ -200,7 +201,7 @@ pub(super) fn run(session: &mut dyn Session, feeds: &[Tensor]) -> Result<Vec<Ten
     Ok(outputs.collect())
 }
 
-/// The outputs by the provider.
+/// The outputs of the provider.
 pub(super) fn outputs(model: &Model, spec: &BuildSpec) -> Vec<Tensor> {
     let engine = build(model, spec).unwrap();
     run(&mut *engine.session(model, &NoHost).unwrap(), &model.feeds).unwrap()
@@ -237,7 +238,7 @@ pub(super) fn distance(found: &[f32], expected: &[f32]) -> f64 {
     difference.fold(0.0, f64::max) / largest.max(f64::MIN_POSITIVE)
 }
 
-/// Numbers in [-1, 1) that look random and are the same in every run.
+/// Pseudo-random numbers in [-1, 1), the same in every run.
 pub(super) fn noise(shape: &[usize], seed: u64) -> Tensor {
     from(shape, |i| {
         let mut z =
@@ -269,7 +270,7 @@ pub(crate) fn random_blocks(encoding: &str, count: usize, seed: u64) -> Vec<u8> 
     blocks
 }
 
-/// A tensor whose elements are a function of their number.
+/// A tensor whose elements are a function of their index.
 pub(super) fn from<T: Element>(shape: &[usize], f: impl Fn(usize) -> T) -> Tensor {
     let elements: Vec<T> = (0..shape.iter().product()).map(f).collect();
     Tensor::from_elements(shape.to_vec(), &elements).unwrap()

@@ -1,4 +1,4 @@
-//! The built-in models, translated in the shapes they are measured in.
+//! The built-in models, translated with the shapes of the benchmarks.
 
 use super::{bank, cpu};
 use crate::{optimize::optimize, translate::translate};
@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What is left to the reference implementation, and why that does no harm.
+/// The operators that the reference implementation evaluates, and why that is harmless.
 const ON_THE_HOST: &[(&str, &str)] = &[
     ("ArgMax", "of text encoders: where the end of the text is, among 77 tokens"),
     ("GatherND", "of text encoders: one vector for each text"),

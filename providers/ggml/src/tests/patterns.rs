@@ -4,7 +4,7 @@ use half::f16;
 use sdrun_abi::{DType, NoHost, Precision};
 use sdrun_graph::{Attribute, Graph, Tensor, ValueId, infer::infer_shapes};
 
-/// The operators that are translated.
+/// The operators of the optimized graph.
 fn operators(model: &Model) -> Vec<String> {
     let mut graph: Graph = model.graph.clone();
     infer_shapes(&mut graph).unwrap();
@@ -99,7 +99,7 @@ fn gelu_is_one_operation_in_any_order() {
 
 #[test]
 fn values_that_others_use_are_still_computed() {
-    // The sigmoid, the normalised value and the erf are outputs of the graph themselves.
+    // The sigmoid, the normalized value and the erf are themselves outputs of the graph.
     let mut model = Model::new(17);
     let shape = [1, 4, 3, 3];
     let x = model.input(noise(&shape, 1));
@@ -115,7 +115,7 @@ fn values_that_others_use_are_still_computed() {
 
 #[test]
 fn look_alikes_are_left_alone() {
-    // A factor along the width is not one for each channel, although there are as many.
+    // A factor along the width is no factor for each channel, even with the same length.
     let mut model = Model::new(17);
     let shape = [1, 4, 4, 4];
     let x = model.input(noise(&shape, 1));
@@ -145,7 +145,7 @@ fn perm(p: [i64; 4]) -> [(&'static str, Attribute); 1] {
     [("perm", Attribute::Ints(p.to_vec()))]
 }
 
-/// Scores, softmax and sum; `joined` heads come from and go back to [batch, length, heads * size].
+/// Attention as exporters write it. With `joined`, heads are split from and joined to `[batch, length, heads * size]`.
 fn attention(joined: bool, mask: bool) -> Model {
     let mut model = Model::new(17);
     let tensors = [noise(&[2, 9, 3, 5], 1), noise(&[2, 7, 3, 5], 2), noise(&[2, 7, 3, 5], 3)];
@@ -229,7 +229,7 @@ fn inverted_residuals_have_their_channels_last() {
         let [low, high] = [0.0f32, 0.5].map(|bound| model.constant(Tensor::scalar(bound)));
         model.node("Clip", &[], &[x, low, high])
     };
-    // A depth of whole lanes and another; weights that the graph computes are packed in every run.
+    // A depth of whole lanes and another one. Computed weights are packed in every run.
     for (channels, stored) in [(48, true), (20, true), (20, false)] {
         let mut model = Model::new(17);
         let image = model.input(noise(&[2, 3, 17, 21], 1));
@@ -344,7 +344,7 @@ fn norms_are_written_over_what_nobody_needs_any_more() {
     let engine = build(&model, &spec(Precision::Fp32)).unwrap();
     let mut session = engine.session(&model, &NoHost).unwrap();
     run(&mut *session, &model.feeds).unwrap();
-    // The widest tensor, and two of half its size: the shortcut's and the convolution's, for the norm takes no memory.
+    // The widest tensor, and two of half its size for the shortcut and the convolution. The norm runs in place.
     let activations = session.memory().unwrap().activations.unwrap() as usize;
     let picture = widest / 4;
     assert!(activations <= 2 * widest + picture + 4096, "{activations} bytes, the widest tensor is {widest}");

@@ -1,4 +1,4 @@
-//! Recurrent and quantised operators, against ONNX Runtime and against `sdrun_graph::eval`.
+//! Recurrent and quantized operators, against ONNX Runtime and against `sdrun_graph::eval`.
 
 use super::{
     Model, build, check, compare, from, noise,
@@ -23,13 +23,13 @@ fn signed(shape: &[usize], seed: u64) -> Tensor {
     from(shape, |i| ((i as u64 * 37 + seed * 11) % 255) as u8 as i8)
 }
 
-/// Weights of a size that training begins with, for which differences in rounding do not grow from step to step.
+/// Small weights, as at the start of training, so that rounding differences do not grow from step to step.
 fn small(shape: &[usize], seed: u64) -> Tensor {
     let values: Vec<f32> = noise(shape, seed).elements().unwrap();
     from(shape, |i| values[i] / 8.0)
 }
 
-/// One of every operator in the table, as large as to need several panels and tiles.
+/// One case of every operator in the table, large enough to need several panels and tiles.
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let both = ("direction", text("bidirectional"));
@@ -51,7 +51,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.push(float("GRU", 3, 1, &[("linear_before_reset", int(1))]));
     cases.push(float("GRU", 3, 1, &[("linear_before_reset", int(0))]));
     cases.push(float("RNN", 1, 1, &[]));
-    // The batch first, weights that are computed.
+    // The batch first, and computed weights.
     let inputs = vec![
         Fed(noise(&[2, 5, 4], 1)),
         Fed(noise(&[1, 12, 4], 2)),
@@ -164,7 +164,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// What ONNX Runtime computes for single nodes, as `tools/reference/operators.py` wrote it.
+/// Single nodes against the results of ONNX Runtime, which `tools/reference/operators.py` wrote.
 #[test]
 fn nodes_compute_what_the_reference_computes() {
     let cases: serde_json::Value =

@@ -5,7 +5,7 @@ use sdrun_abi::{
 use sdrun_graph::{Attribute, Tensor};
 use std::{collections::BTreeSet, sync::Mutex};
 
-/// A graph that uses each form in which weights are kept, one of them in two forms.
+/// A graph that uses every form of weights, and one weight in two forms.
 fn model(seed: u64) -> Model {
     let mut model = Model::new(17);
     let x = model.input(noise(&[1, 4, 6, 6], 1));
@@ -133,7 +133,7 @@ fn an_engine_survives_its_file() {
 
 #[test]
 fn memory_is_what_the_weights_take() {
-    // Large enough that what fills up the tiles of AMX does not count.
+    // Large enough that the padding of AMX tiles does not matter.
     let mut a = Model::new(17);
     let x = a.input(noise(&[1, 96, 6, 6], 1));
     let (filters, matrix) = (a.weight(noise(&[64, 96, 3, 3], 2)), a.weight(noise(&[6, 64], 3)));
@@ -151,7 +151,7 @@ fn memory_is_what_the_weights_take() {
     assert!(narrow < wide * 3 / 4, "{narrow} {wide}");
 }
 
-/// A host that cancels from a certain question on.
+/// A host that cancels after some calls.
 struct Impatient;
 
 impl Host for Impatient {
@@ -187,7 +187,7 @@ fn an_input_or_a_weight_can_be_an_output() {
     let w = model.weight(noise(&[3], 2));
     let shape = model.constant(Tensor::from_i64s(&[3, 2]));
     let view = model.node("Reshape", &[], &[x, shape]);
-    // Uses up the input, whose memory could be taken for the result.
+    // The result could reuse the memory of the input.
     let y = model.node("Exp", &[], &[x]);
     for id in [x, w, view, y] {
         model.output(id);

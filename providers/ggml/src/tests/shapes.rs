@@ -26,7 +26,7 @@ fn model(batch: usize, height: usize, width: usize) -> Model {
     model
 }
 
-/// The same with its input's dimensions open.
+/// The same with open dimensions in its input.
 fn open(mut model: Model) -> Model {
     let id = model.graph.inputs[0];
     let symbol = |name: &str| Dim::Symbol(name.into());

@@ -1,10 +1,10 @@
-//! NaN, infinities, signed zeros and numbers of extreme size through every element-wise operator, by the whole provider and by the
-//! kernels at every instruction set. The expected values are those of ONNX Runtime 1.32 on x86-64, as formulas in f64.
+//! NaN, infinities, signed zeros and extreme numbers through every element-wise operator: through the whole provider, and through the
+//! kernels at every instruction set. The expected values follow ONNX Runtime 1.32 on x86-64, as formulas in f64.
 
 use super::{Model, outputs, spec};
 use crate::{
-    ffi::simd::{Level, vectorize_at},
     kernels::{Activation, Function, Map},
+    simd::{Level, vectorize_at},
 };
 use half::{bf16, f16};
 use sdrun_abi::Precision;
@@ -36,7 +36,7 @@ const VALUES: [f32; 19] = [
     -88.6,
 ];
 
-/// So many values, from the special ones: enough that each comes into whole registers and into their remainders.
+/// Repeats the special values up to `len` values, so that each occurs in whole registers and in remainders.
 fn values(len: usize) -> Vec<f32> {
     (0..len).map(|i| VALUES[i % VALUES.len()]).collect()
 }
@@ -57,7 +57,7 @@ fn erf(x: f64) -> f64 {
     2.0 / std::f64::consts::PI.sqrt() * (-x * x).exp() * sum
 }
 
-/// The larger of two; a NaN stays.
+/// The larger of two. A NaN stays a NaN.
 fn larger(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
 }
@@ -144,8 +144,8 @@ fn binary() -> Vec<(&'static str, ExactTwo)> {
     ]
 }
 
-/// A NaN for a NaN, the same infinity, or a number within `tolerance` of the expected one (of 1, where that is smaller). Numbers
-/// that f32 cannot hold are infinities; at the edge of its range both are right.
+/// Checks for a NaN, the same infinity, or a number within `tolerance` relative to the expected one (or to 1 if that is larger). Numbers
+/// beyond the range of f32 are infinities; at its edge, both are right.
 fn assert_same(what: &str, found: f32, expected: f64, tolerance: f64) {
     let edge = f64::from(f32::MAX) * 0.6;
     let same = if expected.is_nan() || found.is_nan() {
@@ -160,7 +160,7 @@ fn assert_same(what: &str, found: f32, expected: f64, tolerance: f64) {
     assert!(same, "{what}: {found:e}, not {expected:e}");
 }
 
-/// What the operator makes of these tensors, in this type.
+/// Runs one operator on these tensors.
 fn run(op: &str, inputs: &[Tensor]) -> Vec<f32> {
     let mut model = Model::new(22);
     let ids: Vec<_> = inputs.iter().map(|x| model.input(x.clone())).collect();
@@ -183,7 +183,7 @@ fn tensor(values: &[f32]) -> Tensor {
 
 #[test]
 fn functions_of_one_number() {
-    // ggml's sine and cosine, and the libraries', of huge numbers are not the same.
+    // ggml and the standard library differ in the sine and cosine of huge numbers.
     let large = |op: &str, x: f32| matches!(op, "Sin" | "Cos") && x.is_finite() && x.abs() > 1e6;
     for len in [1, 19, 38, 77] {
         let x = values(len);
@@ -217,7 +217,7 @@ fn functions_of_one_number_in_half_precision() {
 #[test]
 fn functions_of_two_numbers() {
     let n = VALUES.len();
-    // Every pair, element by element, and each value repeated along rows and along columns.
+    // Every pair element by element, and with one value repeated along rows or columns.
     let rows: Vec<f32> = (0..n * n).map(|i| VALUES[i / n]).collect();
     let cols: Vec<f32> = (0..n * n).map(|i| VALUES[i % n]).collect();
     let shaped = |values: &[f32], shape: &[usize]| Tensor::from_elements(shape.to_vec(), values).unwrap();
@@ -339,7 +339,7 @@ fn selections_and_tests_see_nan() {
     }
 }
 
-/// Softmax, LogSoftmax, MaxPool and linear Resize, whose NaN reaches what it is a part of.
+/// In Softmax, LogSoftmax, MaxPool and linear Resize, a NaN reaches every result that depends on it.
 #[test]
 fn windows_and_rows_keep_nan() {
     for special in [f32::NAN, f32::INFINITY] {

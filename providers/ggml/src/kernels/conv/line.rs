@@ -1,13 +1,13 @@
 use crate::{
-    ffi::{as_words, product::Words, simd::Vectorized},
     kernels::panels::{interleave, pair},
+    simd::{Vectorized, Words, as_words},
 };
 
-/// A row of a plane: columns `first`, `first + stride`, … of an input row each of whose elements counts `repeat` times,
-/// zeros outside it.
+/// Copies a row of a plane: columns `first`, `first + stride`, … of an input row whose elements are each repeated `repeat` times.
+/// Columns outside the row are zero.
 pub(super) struct Line<'a> {
     pub(super) low: &'a [f32],
-    /// The other half of pairs.
+    /// The second row of bf16 pairs.
     pub(super) high: Option<&'a [f32]>,
     pub(super) words: Words,
     pub(super) first: isize,

@@ -1,8 +1,7 @@
 use super::{Activation, Blocks, Panels, Window, activation::Activate};
-use crate::ffi::{
-    Grid, Inputs, Kernel, Tile,
-    product::{Block, Words},
-    simd::{Level, Vectorized, vectorize},
+use crate::{
+    ffi::{Grid, Inputs, Kernel, Tile},
+    simd::{Level, Vectorized, Words, product::Block, vectorize},
 };
 use std::ops::Range;
 
@@ -18,19 +17,19 @@ use winograd::Winograd;
 
 /// Two-dimensional convolution `act(conv(x) + bias + shift + addend)`.
 ///
-/// Inputs: `[batch, groups * channels, h, w]`, filters in [`Panels::filters`], then, where they are there,
-/// `bias` `[groups * filters]`, `shift` `[batch, groups * filters]`, `addend` of the output's shape.
+/// Inputs: `[batch, groups * channels, h, w]`; filters in [`Panels::filters`]; optionally `bias` `[groups * filters]`, `shift`
+/// `[batch, groups * filters]` and `addend` of the output's shape.
 ///
-/// ggml's `conv_2d` rounds activations to f16, which loses precision and turns values above 65504 into infinity, and
-/// its `im2col` writes all patches to memory.
+/// ggml's own `conv_2d` rounds activations to f16, which loses precision and turns values above 65504 into infinity. Its `im2col`
+/// writes all patches to memory.
 pub(crate) struct Conv {
     level: Level,
     batch: usize,
     panels: Panels,
     window: Window,
-    /// How often the input's rows and columns are repeated before the window sees them.
+    /// The factor of a nearest-neighbour upscaling of the input before the convolution.
     repeat: usize,
-    /// How the filters are kept.
+    /// The block format of the filters, if any.
     pub(crate) blocks: Option<Blocks>,
     pub(crate) bias: bool,
     pub(crate) shift: bool,
@@ -39,7 +38,7 @@ pub(crate) struct Conv {
     method: Method,
 }
 
-/// How it is computed.
+/// The algorithm.
 enum Method {
     Strips(Strips),
     Pixels(Pixels),
@@ -47,7 +46,7 @@ enum Method {
 }
 
 impl Conv {
-    /// A convolution without bias and activation. The window's input is counted after `repeat`.
+    /// A convolution without bias and activation. The input size in `window` is that after upscaling by `repeat`.
     pub(crate) fn new(level: Level, batch: usize, panels: Panels, mut window: Window, repeat: usize) -> Self {
         let pointwise = Window {
             kernel: [1, 1],
@@ -58,7 +57,7 @@ impl Conv {
             output: window.output,
         };
         if repeat == 1 && window == (Window { dilation: window.dilation, ..pointwise.clone() }) {
-            // Rows do not matter, so there is but one.
+            // Without a window, rows do not matter: treat the image as one row.
             let pixels = [1, window.output.iter().product()];
             window = Window { input: pixels, output: pixels, ..pointwise };
         }
@@ -72,26 +71,26 @@ impl Conv {
         Conv { level, batch, panels, window, repeat, blocks, bias, shift, addend, activation, method }
     }
 
-    /// The same by Winograd's algorithm, where that computes it, whatever is faster.
+    /// The same by Winograd's algorithm, if it applies, even if it is slower.
     #[cfg(test)]
     pub(super) fn by_winograd(mut self) -> Option<Self> {
         self.method = Method::Winograd(Winograd::new(self.level, &self.panels, &self.window)?);
         Some(self)
     }
 
-    /// Channels of a group.
+    /// The channels of a group.
     fn channels(&self) -> usize {
         self.panels.depth / self.panels.taps
     }
 
-    /// Rows and columns of the input, and its channels.
+    /// The rows and columns of the input, and the elements of its channels.
     fn image<'a>(&self, inputs: &Inputs<'a>, plane: usize) -> Image<'a> {
         let source = self.window.input.map(|n| n / self.repeat);
         let len = self.channels() * source[0] * source[1];
         (source, &inputs.f32(0)[plane * len..][..len])
     }
 
-    /// What is added to the sums of a filter.
+    /// The addends of the sums of a filter.
     fn added<'a>(&self, inputs: &Inputs<'a>, plane: usize, filter: usize) -> Added<'a> {
         let filters = self.panels.rows;
         let pixels: usize = self.window.output.iter().product();
@@ -108,7 +107,7 @@ impl Conv {
         Added { bias, addend }
     }
 
-    /// Adds what is added to the sums of a span of a filter's outputs, which lie in the tile or in `from`, and applies the
+    /// Completes a span of a filter's outputs: adds the addends to the sums, which lie in the tile or in `from`, and applies the
     /// activation.
     fn finish(
         &self,
@@ -124,7 +123,7 @@ impl Conv {
         vectorize(Finish { from, bias: added.bias, addend, activation: self.activation, out });
     }
 
-    /// Writes a span of the outputs of some filters, whose sums lie in rows of `from` that are so far apart.
+    /// Completes a span of the outputs of several filters. Their sums are rows of `from`, at the given distance.
     fn finish_rows(
         &self,
         added: &[Added<'_>],
@@ -137,7 +136,7 @@ impl Conv {
         vectorize(FinishRows { from, step, added, span, activation: self.activation, out });
     }
 
-    /// Whether sums that lie in the tile are what is asked for.
+    /// Whether the sums are the outputs: there are no addends and no activation.
     fn is_bare(&self) -> bool {
         !self.bias && !self.shift && !self.addend && self.activation.is_none()
     }
@@ -155,7 +154,7 @@ impl Kernel for Conv {
             Method::Winograd(winograd) => winograd.outputs(self),
         };
         let across = planes * cols.div_ceil(tile_cols);
-        // Filters are shared out where strips alone would keep some workers waiting.
+        // Divide the filters too if strips alone would leave some workers without work.
         let down = if across >= 8 * workers || across.is_multiple_of(workers) { 1 } else { workers };
         let tile_rows = rows.div_ceil(block_rows).div_ceil(down) * block_rows;
         Grid { planes, rows, cols, tile_rows, tile_cols }
@@ -187,17 +186,17 @@ impl Kernel for Conv {
     }
 }
 
-/// Rows and columns, and the elements of all channels.
+/// The rows and columns of an image, and the elements of all its channels.
 type Image<'a> = ([usize; 2], &'a [f32]);
 
-/// What is added to the sums of a filter.
+/// The addends of the sums of a filter.
 struct Added<'a> {
     bias: f32,
-    /// For each of its outputs.
+    /// One element for each output.
     addend: Option<&'a [f32]>,
 }
 
-/// [`Finish`] for a span of the outputs of some filters.
+/// As [`Finish`], for several filters.
 struct FinishRows<'a> {
     from: &'a [f32],
     step: usize,
@@ -222,7 +221,7 @@ impl Vectorized for FinishRows<'_> {
 }
 
 struct Finish<'a> {
-    /// `None`: what `out` holds.
+    /// The sums. `None` if they are in `out`.
     from: Option<&'a [f32]>,
     bias: f32,
     addend: Option<&'a [f32]>,

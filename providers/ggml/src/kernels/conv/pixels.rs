@@ -3,51 +3,51 @@ use super::{
     strip::{Rectangle, Strip, channels_of},
 };
 use crate::{
-    ffi::{
-        Inputs, Tile, as_words, as_words_mut,
+    ffi::{Inputs, Tile},
+    kernels::{Panels, Window, panel_words},
+    simd::{
+        Level, as_words, as_words_mut,
         lines::Lines,
         product::{Block, Left, Product, Start, TILE, Taps},
-        simd::Level,
         transpose::{Squares, transpose},
     },
-    kernels::{Panels, Window, panel_words},
 };
 use std::{cell::RefCell, ops::Range};
 
-/// A convolution in tiles, as a product of pixels with the filters: each pixel of a strip of the input is a row of channels, a
-/// cache line for every 16 pairs of them, so that each tap of the window reads whole lines, one after the other, whatever its
-/// offset. Sums come out with filters last, and are transposed while they are in the first level cache.
+/// A convolution for levels with tiles, as a product of pixels and filters. Each pixel of an input strip is a row of channels, with a
+/// cache line for every 16 pairs. So each tap of the window reads whole, consecutive lines, whatever its offset. The sums have
+/// filters last and are transposed while they are in the L1 cache.
 pub(super) struct Pixels {
     pub(super) strip: Strip,
-    /// Runs of [`TILE`] pairs of channels.
+    /// Runs of [`TILE`] channel pairs.
     runs: usize,
     taps: Taps,
-    /// Pixels of a strip, with those that blocks at its end read past it (and leave what comes of that).
+    /// Pixels of a strip, including those that its last blocks read past its end and ignore.
     pixels: usize,
 }
 
-/// Columns of a strip of several rows: with few rows, those around them are copied too often.
+/// Columns of a strip of several rows. With wider strips of fewer rows, the rows around them would be copied too often.
 const COLS: usize = 128;
-/// Outputs of a strip, for which all filters are read once, if its input fits the second level cache; else half of them.
+/// Outputs of a strip if its input fits the L2 cache, else half as many. All filters are read once per strip.
 const OUTPUTS: usize = 512;
-/// Words of such an input.
+/// Words of an input that fits the L2 cache.
 const STRIP: usize = 1 << 18;
-/// Runs that are multiplied at a time: a panel of filters of so many stays in the second level cache.
+/// Runs that are multiplied together. A panel of filters of this depth stays in the L2 cache.
 const RUNS: usize = 40;
 
-/// How many rows of pairs of channels are asked for before they are read. More would drive each other out: channels of
-/// images whose size is a power of two share a few sets of the cache.
+/// How many rows of channel pairs ahead are prefetched. More would evict each other, because channels of images whose size is a power
+/// of two share a few cache sets.
 const AHEAD: usize = 3;
 
 #[derive(Default)]
 struct Scratch {
     strip: Lines<u32>,
-    /// A row of sixteen words.
+    /// One row of sixteen words.
     rows: Lines<u32>,
     panel: Vec<f32>,
-    /// Of blocks of pixels and filters, a row for each pixel.
+    /// Sums of blocks of pixels and filters, one row for each pixel.
     sums: Lines<f32>,
-    /// Of one of them, a row for each filter.
+    /// The sums of one block, one row for each filter.
     turned: Lines<f32>,
 }
 
@@ -89,7 +89,7 @@ impl Pixels {
         });
     }
 
-    /// Computes the tile's filters for a rectangle of the output, whose input the strip has.
+    /// Computes the tile's filters for a rectangle of the output, whose input is in the strip.
     fn part(
         &self,
         (conv, inputs): (&Conv, &Inputs<'_>),
@@ -102,14 +102,14 @@ impl Pixels {
         let first_panel = of.plane % groups * conv.panels.per_group();
         let (lines, len) = self.strip.lines(of);
         let blocks = lines * len.div_ceil(height);
-        // A block that is not added to later is done with at once.
+        // If all runs fit in one pass, each block is completed at once, and one block of sums suffices.
         let step = if self.runs > RUNS { height * block } else { 0 };
         let Scratch { strip, panel, sums, turned, .. } = scratch;
         sums.resize((blocks - 1) * step + height * block);
         turned.resize(height * block);
         for filter in tile.rows.clone().step_by(block) {
             let filters = filter..tile.rows.end.min(filter + block);
-            // Whole tiles: nobody reads what they have besides.
+            // Whole tiles. The surplus columns are not read.
             let wide = filters.len().next_multiple_of(TILE);
             let added =
                 filters.clone().map(|filter| conv.added(inputs, of.plane, filter)).collect::<Vec<_>>();
@@ -149,7 +149,7 @@ impl Pixels {
         }
     }
 
-    /// Writes the outputs whose sums are complete.
+    /// Writes outputs from complete sums.
     fn finish(
         &self,
         conv: &Conv,
@@ -169,12 +169,12 @@ impl Pixels {
         }
     }
 
-    /// Copies the input that a rectangle of the output needs, padded.
+    /// Copies the input of a rectangle of the output, with its padding.
     fn fill(&self, (conv, inputs): (&Conv, &Inputs<'_>), of: &Rectangle, scratch: &mut Scratch) {
         let Strip { area, plane: [height, pitch], .. } = self.strip;
         let Scratch { strip, rows, .. } = scratch;
         let cols = of.cols.len() + conv.window.reach(1);
-        // A row is written up to a whole square; the next one comes after it.
+        // A row is written in whole squares, and the next row comes after them.
         let row = cols.next_multiple_of(TILE) + TILE;
         rows.resize(TILE * row);
         strip.resize((self.pixels + TILE) * TILE);

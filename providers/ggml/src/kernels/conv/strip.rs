@@ -1,20 +1,21 @@
 use super::{Conv, Image, line::Line};
 use crate::{
-    ffi::{Tile, lines::fetch, product::Words, simd::vectorize},
+    ffi::Tile,
     kernels::Window,
+    simd::{Words, lines::prefetch, vectorize},
 };
 use std::ops::Range;
 
-/// The part of the output that is computed at a time, and the padded input that it needs.
+/// The part of the output that is computed at once, and the padded input that it needs.
 pub(super) struct Strip {
     pub(super) rows: usize,
     pub(super) cols: usize,
-    /// Rows and columns of the input: so many for each phase of the strides, in which neighbouring outputs see neighbouring
-    /// elements.
+    /// Rows and columns of a plane of the input. Each phase of the strides has a plane, in which neighbouring outputs see
+    /// neighbouring elements.
     pub(super) plane: [usize; 2],
-    /// Elements of a channel, of all phases.
+    /// Elements of a channel in all phases.
     pub(super) area: usize,
-    /// Whether its rows are computed as one, the columns between them included.
+    /// Whether its rows are computed as one long row, including the columns between them.
     pub(super) flat: bool,
 }
 
@@ -26,7 +27,7 @@ pub(super) struct Rectangle {
 }
 
 impl Strip {
-    /// At most so many columns, in as many rows as there are with `pixels` outputs; `block` outputs are computed at once.
+    /// A strip of at most `cols` columns and about `pixels` outputs. A product computes `block` outputs at once.
     pub(super) fn new(window: &Window, cols: usize, pixels: usize, block: usize) -> Self {
         let cols = window.output[1].min(cols);
         let rows = (pixels / cols).clamp(1, window.output[0]);
@@ -37,12 +38,12 @@ impl Strip {
         Strip { rows, cols, plane, area, flat }
     }
 
-    /// How many outputs of a filter are shared out at a time: whole rows, if there is more than one.
+    /// Outputs of a filter in a unit of work: whole rows, if there are several.
     pub(super) fn outputs(&self, window: &Window) -> usize {
         if window.output[0] == 1 { self.cols } else { self.rows * window.output[1] }
     }
 
-    /// The parts of a tile.
+    /// The rectangles of a tile.
     pub(super) fn parts(&self, conv: &Conv, tile: &Tile<'_>) -> impl Iterator<Item = Rectangle> + use<> {
         let (width, plane, step) = (conv.window.output[1], tile.plane, self.cols);
         let rows = tile.cols.start / width..tile.cols.end.div_ceil(width);
@@ -55,14 +56,14 @@ impl Strip {
         })
     }
 
-    /// How many rows a rectangle is computed in, and how long they are.
+    /// The number of lines in which a rectangle is computed, and their length.
     pub(super) fn lines(&self, of: &Rectangle) -> (usize, usize) {
         let (rows, cols) = (of.rows.len(), of.cols.len());
         if self.flat { (1, (rows - 1) * self.plane[1] + cols) } else { (rows, cols) }
     }
 
-    /// What columns of a line are in the output, whose rows have `width`: spans of it, and how far after the first column they
-    /// begin.
+    /// The spans of the output, whose rows have `width` columns, that some columns of a line cover, each with its offset from the
+    /// first column.
     pub(super) fn spans(
         &self,
         of: &Rectangle,
@@ -81,8 +82,8 @@ impl Strip {
         })
     }
 
-    /// Copies row `y` of a phase of the strides of what a rectangle sees of a channel, or of two: as many columns as `out` has,
-    /// zeros outside the image.
+    /// Copies row `y` of a phase of the strides, as seen by a rectangle, from one channel or two. Fills `out`, with zeros outside the
+    /// image.
     pub(super) fn copy(
         &self,
         (conv, image): (&Conv, Image<'_>),
@@ -108,7 +109,7 @@ impl Strip {
         });
     }
 
-    /// Asks for what [`copy`](Self::copy) will read.
+    /// Prefetches the elements that [`copy`](Self::copy) will read.
     pub(super) fn fetch(
         &self,
         (conv, image): (&Conv, Image<'_>),
@@ -121,11 +122,11 @@ impl Strip {
             let Some(row) = self.row((conv, image), of, channel, at) else { return };
             let [from, to] = [of.cols.start, of.cols.end + conv.window.reach(1)]
                 .map(|col| ((col * stride).saturating_sub(pad) / conv.repeat).min(row.len()));
-            fetch(&row[from..to]);
+            prefetch(&row[from..to]);
         }
     }
 
-    /// The row of a channel that row `y` of a phase of the strides is, unless it is padding.
+    /// The row of a channel behind row `y` of a phase of the strides, unless it is padding.
     fn row<'a>(
         &self,
         (conv, (source, image)): (&Conv, Image<'a>),
@@ -138,14 +139,14 @@ impl Strip {
         Some(&image[(channel * source[0] + iy / conv.repeat) * source[1]..][..source[1]])
     }
 
-    /// The phases of the strides that some tap sees.
+    /// The phases of the strides that at least one tap reads.
     pub(super) fn phases(&self, window: &Window) -> impl Iterator<Item = usize> {
         let [sy, sx] = window.stride;
         (0..sy * sx).filter(move |phase| window.sees(0, phase / sx) && window.sees(1, phase % sx))
     }
 }
 
-/// The channels of a word: the second one of pairs, where there is one.
+/// The channels of a word. The second is `None` if the word has one element or the channel does not exist.
 pub(super) fn channels_of(words: Words, word: usize, channels: usize) -> (usize, Option<usize>) {
     match words {
         Words::F32 => (word, None),

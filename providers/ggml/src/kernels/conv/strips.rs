@@ -3,28 +3,28 @@ use super::{
     strip::{Rectangle, Strip, channels_of},
 };
 use crate::{
-    ffi::{
-        Inputs, Tile,
+    ffi::{Inputs, Tile},
+    kernels::{Panels, Window, panel_words},
+    simd::{
+        Level,
         lines::Lines,
         product::{Block, Product, Start, Taps},
-        simd::Level,
     },
-    kernels::{Panels, Window, panel_words},
 };
 use std::{cell::RefCell, ops::Range};
 
-/// A convolution as a product of the filters with the input, of which a strip of rows is copied, padded, into the cache; each
-/// tap of the window then reads the strip at another offset, so that no patches are gathered.
+/// A convolution as a product of the filters and a padded strip of the input in the cache. Each tap of the window reads the strip at
+/// another offset, so no patches are gathered.
 pub(super) struct Strips {
     pub(super) strip: Strip,
-    /// Channels, in words, that are copied at a time.
+    /// Words of channels that are copied together.
     channels: usize,
     taps: Taps,
-    /// Words of a strip, with what blocks at its end read past it (and leave what comes of that).
+    /// Words of a strip, including those that its last blocks read past its end and ignore.
     len: usize,
 }
 
-/// Steps of the depth at a time: a panel of filters and the columns it meets stay in the first level cache.
+/// Steps of the depth in one product. A panel of filters and its columns then stay in the L1 cache.
 const DEPTH: usize = 288;
 /// Outputs of a strip.
 const PIXELS: usize = 256;
@@ -128,7 +128,7 @@ impl Strips {
         }
     }
 
-    /// Copies the input that a rectangle of the output needs, padded, for some channels or pairs of channels.
+    /// Copies the input of a rectangle of the output, with its padding, for some channels or channel pairs.
     fn fill(
         &self,
         conv: &Conv,

@@ -1,32 +1,33 @@
 use super::{Conv, line::Line};
 use crate::{
-    ffi::{
-        Inputs, Tile, as_floats, as_words, as_words_mut,
+    ffi::{Inputs, Tile},
+    kernels::{Panels, Window, panel_words, panels::Order},
+    simd::{
+        Level, Vectorized, Words, as_floats, as_words, as_words_mut,
         lines::Lines,
-        product::{Block, Left, Product, Start, Taps, Words},
-        simd::{Level, Vectorized, vectorize},
+        product::{Block, Left, Product, Start, Taps},
+        vectorize,
         winograd::{INPUTS, OUTPUTS, PRODUCTS, Planes, SLACK, Transform, spread},
     },
-    kernels::{Panels, Window, panel_words, panels::Order},
 };
 use std::{cell::RefCell, ops::Range};
 
-/// A convolution by Winograd's algorithm, see [`ffi::winograd`](crate::ffi::winograd): a quarter of the multiplications, and
-/// linear transforms of its input, filters and output. All of it is computed in f32, whatever the filters are kept in.
+/// A convolution by Winograd's algorithm (see [`simd::winograd`](crate::simd::winograd)): a quarter of the multiplications, but linear
+/// transforms of input, filters and output. It computes in f32, whatever the type of the filters.
 pub(super) struct Winograd {
     /// Rows and columns of tiles.
     tiles: [usize; 2],
-    /// Rows of them that are shared out at a time.
+    /// Rows of tiles in a unit of work.
     rows: usize,
-    /// Channels that are multiplied at a time.
+    /// Channels that are multiplied together.
     channels: usize,
-    /// Rows and columns of a block of a product.
+    /// Rows and columns of a product's block.
     block: (usize, usize),
     taps: Taps,
     steps: Steps,
 }
 
-/// From a plane to the next: of what tiles see and give, of transformed inputs, of transformed filters, of their products.
+/// The distances between planes of inputs and outputs of tiles, of transformed inputs, of transformed filters, and of products.
 struct Steps {
     tiles: usize,
     input: usize,
@@ -34,30 +35,30 @@ struct Steps {
     sums: usize,
 }
 
-/// Tiles of a part, which transform the filters once more, about.
+/// Approximate tiles per part. Each part re-transforms the filters.
 const PART: usize = 64;
-/// Channels at a time: their transformed input stays in the second level cache with the sums.
+/// Channels that are multiplied together. Their transformed input stays in the L2 cache, with the sums.
 const CHANNELS: usize = 64;
-/// Panels of filters whose sums stay there.
+/// Panels of filters whose sums stay in the L2 cache.
 const PANELS: usize = 4;
-/// Least channels and filters; with fewer, transforms take longer than what they save.
+/// The fewest channels and filters for which the transforms pay off.
 const LEAST: usize = 16;
-/// The same where strips are multiplied as pairs of bf16, at twice the rate.
+/// The same if strips are multiplied as bf16 pairs, at twice the rate.
 const LEAST_OF_PAIRS: usize = 64;
-/// Elements of a row of the image that the tiles of a part see, with what is read after them.
+/// Elements of an image row that the tiles of a part read, including the slack.
 const LINE: usize = (PART + SLACK + 1) * OUTPUTS;
-/// A cache line, so that planes do not fall on the same cache sets.
+/// A cache line between planes, so that they do not share cache sets.
 const APART: usize = 16;
 
 #[derive(Default)]
 struct Scratch {
     /// Rows of the image.
     lines: Lines<f32>,
-    /// A plane for each element that tiles see, or give.
+    /// A plane for each input, or output, of a tile.
     tiles: Lines<f32>,
-    /// Transformed, of all channels.
+    /// The transformed input of all channels.
     input: Lines<f32>,
-    /// Where filters are widened.
+    /// Widened filters.
     panel: Vec<f32>,
     filters: Lines<f32>,
     transformed: Lines<f32>,
@@ -66,7 +67,7 @@ struct Scratch {
     joined: Lines<f32>,
 }
 
-/// Words of a column of filters: they begin where cache lines do, if they fill them.
+/// Words of a column of filters, padded so that columns that fill cache lines also begin at one.
 fn column(height: usize) -> usize {
     height.next_power_of_two()
 }
@@ -76,7 +77,7 @@ thread_local! {
 }
 
 impl Winograd {
-    /// Where the algorithm computes that.
+    /// Returns `None` if the algorithm does not apply.
     pub(super) fn new(level: Level, panels: &Panels, window: &Window) -> Option<Self> {
         let fits = (window.kernel, window.stride, window.dilation) == ([3, 3], [1, 1], [1, 1]);
         if !fits || panels.order != Order::Columns {
@@ -103,18 +104,18 @@ impl Winograd {
         let tiles = self.tiles[0] * self.tiles[1];
         let least = panels.rows.min(panels.depth / panels.taps);
         match panels.words {
-            // A tile takes as long as 7 outputs of a strip, transforming the filters as long as 40.
+            // A tile takes as long as 7 outputs of a strip, and transforming the filters as long as 40.
             Words::F32 => outputs > 7 * tiles + 40 && least >= LEAST,
             Words::Bf16 => outputs > 10 * tiles + 80 && least >= LEAST_OF_PAIRS,
         }
     }
 
-    /// How many outputs of a filter are computed at a time.
+    /// Outputs of a filter in a unit of work.
     pub(super) fn outputs(&self, conv: &Conv) -> usize {
         self.rows * OUTPUTS * conv.window.output[1]
     }
 
-    /// How many multiplications a filter takes for each channel.
+    /// Multiplications of a filter for each channel.
     pub(super) fn multiplications(&self) -> usize {
         PRODUCTS * self.tiles[0] * self.tiles[1]
     }
@@ -129,7 +130,7 @@ impl Winograd {
         });
     }
 
-    /// Computes some tiles of the image, of the filters of `tile`.
+    /// Computes some tiles of the image for the filters of `tile`.
     fn part(
         &self,
         conv: &Conv,
@@ -173,7 +174,7 @@ impl Winograd {
         }
     }
 
-    /// Transforms what tiles see of a channel, to `at` in the input.
+    /// Transforms the inputs of tiles in one channel, to `at` in the transformed input.
     fn transform_input(
         &self,
         conv: &Conv,
@@ -212,8 +213,8 @@ impl Winograd {
         Transform::Filter.apply(conv.level, [1, height], (last, source), (&mut transformed[at..], target));
     }
 
-    /// Multiplies transformed filters with the transformed input that begins at `input`, and adds that to the sums of a panel,
-    /// to none before the first channel.
+    /// Multiplies transformed filters by the transformed input that begins at `input`, and adds the product to the sums of a panel. The
+    /// first channels overwrite the sums instead.
     fn multiply(
         &self,
         level: Level,
@@ -250,7 +251,7 @@ impl Winograd {
         }
     }
 
-    /// Writes some tiles of a filter, whose sums begin at `at`.
+    /// Writes some tiles of a filter whose sums begin at `at`.
     fn transform_output(
         &self,
         conv: &Conv,
@@ -283,14 +284,14 @@ impl Winograd {
         }
     }
 
-    /// Parts of tiles, each of one row.
+    /// Divides tiles into parts. Each part is inside one row of tiles.
     fn runs(&self, tiles: Range<usize>) -> impl Iterator<Item = Range<usize>> {
         let width = self.tiles[1];
         (tiles.start / width..tiles.end.div_ceil(width))
             .map(move |row| tiles.start.max(row * width)..tiles.end.min((row + 1) * width))
     }
 
-    /// Reads what tiles see of a channel: a plane for each of its elements.
+    /// Reads the inputs of tiles in one channel, one plane for each input of a tile.
     fn gather(
         &self,
         conv: &Conv,
@@ -308,7 +309,7 @@ impl Winograd {
             let (row, col) = (run.start / self.tiles[1], run.start % self.tiles[1]);
             let inside =
                 |y: usize| (row * OUTPUTS + y).checked_sub(pad).filter(|y| *y < conv.window.input[0]);
-            // All rows are written before the first is read again, which must not wait for that.
+            // Write all rows before reading the first one, so that no load waits for a store.
             for (y, line) in lines.chunks_exact_mut(LINE).enumerate() {
                 let Some(iy) = inside(y) else { continue };
                 vectorize(Line {
@@ -331,7 +332,7 @@ impl Winograd {
         }
     }
 
-    /// Some channels of a panel of filters as f32: all of them, then the last one with slack after it.
+    /// Some channels of a panel of filters as f32: first all, then the last one again with slack after it.
     fn filters<'a>(
         &self,
         conv: &Conv,
@@ -355,7 +356,7 @@ impl Winograd {
     }
 }
 
-/// Rows of outputs from a plane for each output of a tile.
+/// Joins the output planes of tiles into rows of outputs.
 struct Join<'a> {
     planes: &'a [f32],
     step: usize,
@@ -383,7 +384,7 @@ impl Vectorized for Join<'_> {
     }
 }
 
-/// Pairs of bf16 of two runs as the one run and the other.
+/// Splits bf16 pairs of two runs into the two runs.
 struct Unpair<'a> {
     words: &'a [u32],
     run: usize,

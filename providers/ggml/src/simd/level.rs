@@ -1,83 +1,92 @@
-//! Code compiled for several instruction sets, one of them chosen at run time.
+//! The instruction set detected at run time, and code compiled for each of them.
 
-use super::product::{PLAIN_BLOCK, Words};
+use super::words::Words;
 #[cfg(target_arch = "x86_64")]
-use super::{amx, product::AVX2_BLOCK};
+use crate::cpu;
 use std::sync::OnceLock;
 
-/// An instruction set that this processor has: only detection makes one, so that holding one is proof enough to use its
-/// instructions.
+/// An instruction set that this processor has. Only detection makes one, so holding one proves that its instructions may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Level(Set);
 
-/// Instruction sets that code here is compiled for.
+/// The instruction sets that code here is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Set {
-    /// The baseline of the target; on aarch64 that includes NEON.
-    Plain,
+    /// What every processor of the target has: SSE2 on x86-64, NEON on aarch64.
+    Baseline,
     /// AVX2 and FMA.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// AVX-512 F, VL, BW, DQ.
+    /// AVX-512 F, VL, BW and DQ.
     #[cfg(target_arch = "x86_64")]
     Avx512,
     /// AVX-512 with products of bf16 pairs.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
-    /// AVX-512 with products of bf16 pairs, also in tiles.
+    /// AVX-512 with products of bf16 pairs, also in tiles (AMX).
     #[cfg(target_arch = "x86_64")]
     Amx,
 }
 
+/// Rows and columns of the block of a product that fits the registers of each set.
+pub(super) const BASELINE_BLOCK: (usize, usize) =
+    if cfg!(target_arch = "aarch64") { (8, 12) } else { (4, 8) };
+#[cfg(target_arch = "x86_64")]
+pub(super) const AVX2_BLOCK: (usize, usize) = (6, 16);
+#[cfg(target_arch = "x86_64")]
+const AVX512_BLOCK: (usize, usize) = (14, 32);
+#[cfg(target_arch = "x86_64")]
+pub(super) const AMX_BLOCK: (usize, usize) = (32, 32);
+
 impl Level {
-    /// The best one, detected once.
+    /// The best level of this processor, detected once.
     pub(crate) fn detect() -> Self {
         static LEVEL: OnceLock<Level> = OnceLock::new();
         *LEVEL.get_or_init(|| {
             #[cfg(target_arch = "x86_64")]
             {
-                if super::variant::avx512_bf16() {
-                    if amx::usable() {
+                if cpu::avx512_bf16() {
+                    if tiles::usable() {
                         return Level(Set::Amx);
                     }
-                    if !super::variant::bf16_is_slow() {
+                    if !cpu::bf16_is_slow() {
                         return Level(Set::Avx512Bf16);
                     }
                 }
-                if super::variant::avx512() {
+                if cpu::avx512() {
                     return Level(Set::Avx512);
                 }
-                if super::variant::avx2() {
+                if cpu::avx2() {
                     return Level(Set::Avx2);
                 }
             }
-            Level(Set::Plain)
+            Level(Set::Baseline)
         })
     }
-    /// Its instruction set.
+    /// The instruction set.
     pub(super) fn set(self) -> Set {
         self.0
     }
     /// Rows and columns of the block that a [`Product`](super::product::Product) computes.
     pub(crate) fn block(self, words: Words) -> (usize, usize) {
         match (self.0, words) {
+            (Set::Baseline, _) => BASELINE_BLOCK,
             #[cfg(target_arch = "x86_64")]
-            (Set::Amx, Words::Bf16) => (amx::BLOCK, amx::BLOCK),
-            (Set::Plain, _) => PLAIN_BLOCK,
+            (Set::Amx, Words::Bf16) => AMX_BLOCK,
             #[cfg(target_arch = "x86_64")]
             (Set::Avx2, _) => AVX2_BLOCK,
             #[cfg(target_arch = "x86_64")]
-            (Set::Avx512 | Set::Avx512Bf16 | Set::Amx, _) => (14, 32),
+            (Set::Avx512 | Set::Avx512Bf16 | Set::Amx, _) => AVX512_BLOCK,
         }
     }
     /// Whether its registers have 512 bits.
-    pub(super) fn is_of_512_bits(self) -> bool {
+    pub(super) fn has_512_bits(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return matches!(self.0, Set::Avx512 | Set::Avx512Bf16 | Set::Amx);
         #[cfg(not(target_arch = "x86_64"))]
         return false;
     }
-    /// Whether it multiplies pairs of bf16. Where the best level does not, weights in bf16 are widened to f32.
+    /// Whether it multiplies pairs of bf16. If the best level does not, weights in bf16 are widened to f32.
     pub(crate) fn multiplies_bf16(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return matches!(self.0, Set::Avx512Bf16 | Set::Amx);
@@ -96,24 +105,56 @@ impl Level {
     #[cfg(test)]
     pub(crate) fn usable() -> Vec<Self> {
         #[allow(unused_mut)]
-        let mut levels = vec![Level(Set::Plain)];
+        let mut levels = vec![Level(Set::Baseline)];
         #[cfg(target_arch = "x86_64")]
         {
-            levels.extend(super::variant::avx2().then_some(Level(Set::Avx2)));
-            levels.extend(super::variant::avx512().then_some(Level(Set::Avx512)));
-            levels.extend(super::variant::avx512_bf16().then_some(Level(Set::Avx512Bf16)));
-            levels.extend(amx::usable().then_some(Level(Set::Amx)));
+            levels.extend(cpu::avx2().then_some(Level(Set::Avx2)));
+            levels.extend(cpu::avx512().then_some(Level(Set::Avx512)));
+            levels.extend(cpu::avx512_bf16().then_some(Level(Set::Avx512Bf16)));
+            levels.extend(tiles::usable().then_some(Level(Set::Amx)));
         }
         levels
     }
 }
 
-/// Work that gains from wide registers: [`vectorize`] compiles `run` for each [`Level`]. `run` and what it
-/// calls must be `#[inline(always)]`, or they are compiled for the plain level only.
+/// Whether the tiles of AMX may be used.
+#[cfg(target_arch = "x86_64")]
+mod tiles {
+    use crate::cpu;
+    use std::sync::OnceLock;
+
+    /// Whether this processor has tiles of bf16 and the system lets this process use them.
+    pub(super) fn usable() -> bool {
+        static USABLE: OnceLock<bool> = OnceLock::new();
+        *USABLE.get_or_init(|| {
+            const BF16: u32 = 1 << 22;
+            const TILES: u32 = 1 << 24;
+            let features = std::arch::x86_64::__cpuid_count(7, 0).edx;
+            features & BF16 != 0 && features & TILES != 0 && cpu::unlimited() && permitted()
+        })
+    }
+
+    /// Requests the state of the tiles from Linux, as each process must (`Documentation/arch/x86/xstate.rst`).
+    #[cfg(target_os = "linux")]
+    fn permitted() -> bool {
+        const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+        const XFEATURE_XTILEDATA: libc::c_long = 18;
+        // SAFETY: the call changes only what this process may use.
+        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn permitted() -> bool {
+        false
+    }
+}
+
+/// Work that gains from wide registers: [`vectorize`] compiles `run` for each [`Level`]. `run` and everything it calls must be
+/// `#[inline(always)]`; otherwise they are compiled for the baseline only.
 pub(crate) trait Vectorized {
     /// What the work returns.
     type Output;
-    /// Does the work; `FMA`: whether `mul_add` is an instruction and not a function call, see [`mul_add`].
+    /// Does the work. `FMA` says whether `mul_add` is an instruction rather than a function call; see [`mul_add`].
     fn run<const FMA: bool>(self) -> Self::Output;
 }
 
@@ -128,10 +169,10 @@ pub(crate) fn vectorize<V: Vectorized>(work: V) -> V::Output {
     vectorize_at(Level::detect(), work)
 }
 
-/// Runs `work` with the instructions of a level.
+/// Runs `work` with the instructions of `level`.
 pub(crate) fn vectorize_at<V: Vectorized>(level: Level, work: V) -> V::Output {
     match level.0 {
-        Set::Plain => work.run::<{ cfg!(target_arch = "aarch64") }>(),
+        Set::Baseline => work.run::<{ cfg!(target_arch = "aarch64") }>(),
         // SAFETY: the processor has the features, for only detection makes a `Level`.
         #[cfg(target_arch = "x86_64")]
         Set::Avx2 => unsafe { with_avx2(work) },

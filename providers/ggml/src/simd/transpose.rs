@@ -1,30 +1,33 @@
-//! Rows of squares exchanged with their columns, with the instructions of AVX-512 where there are any.
+//! Transposes 16 x 16 squares of words, with AVX-512 where the processor has it.
 
 #[cfg(target_arch = "x86_64")]
-use super::simd::Level;
+use super::level::Level;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
 /// Rows and columns of a square, in words.
 const SQUARE: usize = 16;
 
-/// How squares lie in memory, in words.
+/// The layout of squares in memory, in words.
 #[derive(Clone, Copy)]
 pub(crate) struct Squares {
-    /// From one to the next.
+    /// From one square to the next.
     pub(crate) step: usize,
-    /// From a row to the next.
+    /// From one row to the next.
     pub(crate) row: usize,
 }
 
 impl Squares {
-    /// Words up to the end of the last one.
+    /// Words up to the end of square `last`.
     fn end(self, last: usize) -> usize {
         last * self.step + (SQUARE - 1) * self.row + SQUARE
     }
 }
 
-/// Makes the rows of `count` squares the columns of others.
+/// Transposes `count` squares.
+///
+/// # Panics
+/// If a square lies outside its slice.
 pub(crate) fn transpose(
     count: usize,
     (from, source): (&[u32], Squares),
@@ -35,7 +38,7 @@ pub(crate) fn transpose(
     for i in 0..count {
         let (from, to) = (&from[i * source.step..], &mut to[i * target.step..]);
         #[cfg(target_arch = "x86_64")]
-        if Level::detect().is_of_512_bits() {
+        if Level::detect().has_512_bits() {
             // SAFETY: the processor has the features, by `detect`; the squares lie inside the slices.
             unsafe { square(from.as_ptr().cast(), source.row, to.as_mut_ptr().cast(), target.row) };
             continue;
@@ -46,11 +49,12 @@ pub(crate) fn transpose(
     }
 }
 
-/// Four columns at a time: fours of four rows are brought together by loads, and exchanged inside the quarters of registers.
+/// Transposes one square, four columns at a time. Loads bring four rows together in a register, and shuffles transpose inside its
+/// quarters.
 ///
 /// # Safety
-/// The processor has AVX-512 F; [`SQUARE`] rows of as many elements can be read from `from` and written to `to`, so many
-/// elements apart.
+/// The processor has AVX-512 F. [`SQUARE`] rows of [`SQUARE`] elements, `from_row` and `to_row` elements apart, are valid for reads at
+/// `from` and for writes at `to`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn square(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {

@@ -1,16 +1,16 @@
-//! Which builds of ggml's CPU backend this processor can run.
+//! The instruction sets of this processor, and the builds of ggml's CPU backend that it can run.
 
 use std::{ffi::OsString, sync::OnceLock};
 
-/// Names the most capable variant that may be used, so that what other processors compute can be seen on this one.
-pub(super) const VARIABLE: &str = "SDRUN_GGML_CPU";
+/// Environment variable with the most capable variant that may be used. It makes this processor compute as an older one would.
+pub(crate) const VARIABLE: &str = "SDRUN_GGML_CPU";
 
-/// Variants the processor has every instruction of, the most capable first. The names are those of
-/// `build/variants.rs`; what each needs is what it is compiled with.
+/// The variants whose instructions this processor has, the most capable first. `build/variants.rs` names them and compiles each
+/// with the instructions that it needs here.
 ///
 /// # Errors
-/// The names there are, where `SDRUN_GGML_CPU` has another.
-pub(super) fn usable() -> Result<Vec<&'static str>, String> {
+/// Lists the variants if `SDRUN_GGML_CPU` names an unknown one.
+pub(crate) fn usable() -> Result<Vec<&'static str>, String> {
     match limit() {
         Ok(first) => Ok(ALL[*first..].iter().filter(|(_, runs)| runs()).map(|(name, _)| *name).collect()),
         Err(given) => {
@@ -20,12 +20,12 @@ pub(super) fn usable() -> Result<Vec<&'static str>, String> {
     }
 }
 
-/// What the variable says.
+/// The value of the variable.
 fn given() -> Option<OsString> {
     std::env::var_os(VARIABLE).filter(|given| !given.is_empty())
 }
 
-/// Where the variants that may be used begin; what the variable says, where that is none.
+/// The index of the first variant that may be used, or the value of the variable if that names no variant.
 fn limit() -> &'static Result<usize, String> {
     static LIMIT: OnceLock<Result<usize, String>> = OnceLock::new();
     LIMIT.get_or_init(|| {
@@ -35,15 +35,15 @@ fn limit() -> &'static Result<usize, String> {
     })
 }
 
-/// Whether the variable lets `variant` be used.
+/// Whether the variable allows `variant`.
 #[cfg(target_arch = "x86_64")]
 fn allowed(variant: &str) -> bool {
     limit().as_ref().is_ok_and(|first| ALL[*first..].iter().any(|(name, _)| *name == variant))
 }
 
-/// Whether the variable leaves all that the processor has.
+/// Whether the variable is unset, so that all instructions may be used.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn unlimited() -> bool {
+pub(crate) fn unlimited() -> bool {
     given().is_none()
 }
 
@@ -83,31 +83,31 @@ macro_rules! has {
 use has;
 
 #[cfg(target_arch = "x86_64")]
-pub(super) fn avx2() -> bool {
+pub(crate) fn avx2() -> bool {
     allowed("haswell") && has!("sse4.2", "avx", "avx2", "fma", "f16c", "bmi2")
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) fn avx512() -> bool {
+pub(crate) fn avx512() -> bool {
     avx2() && allowed("skylakex") && has!("avx512f", "avx512cd", "avx512vl", "avx512dq", "avx512bw")
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) fn avx512_bf16() -> bool {
+pub(crate) fn avx512_bf16() -> bool {
     avx512() && allowed("zen4") && has!("avx512bf16")
 }
 
-/// With instructions for products of bytes.
+/// AVX-512 with products of bytes.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn avx512_vnni() -> bool {
+pub(crate) fn avx512_vnni() -> bool {
     avx512() && has!("avx512vnni")
 }
 
-/// Whether products of f32 are faster than those of bf16 pairs. So they are on Intel's cores since Sapphire Rapids (which
-/// AVX-512 FP16 tells), made to multiply bf16 in tiles: an Emerald Rapids whose tiles are hidden does 175 GFLOP/s in pairs and
-/// 325 in f32. This is a rule because a measurement might choose, and so compute, something else in the next run.
+/// Whether products of f32 are faster than products of bf16 pairs. That is so on Intel's cores since Sapphire Rapids, which are made
+/// to multiply bf16 in tiles; AVX-512 FP16 identifies them. An Emerald Rapids whose tiles are hidden does 175 GFLOP/s in pairs and
+/// 325 in f32. This is a fixed rule, because a measurement could choose differently in the next run and change the results.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn bf16_is_slow() -> bool {
+pub(crate) fn bf16_is_slow() -> bool {
     let vendor = std::arch::x86_64::__cpuid(0);
     let is_intel =
         [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel";

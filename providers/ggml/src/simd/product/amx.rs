@@ -1,43 +1,17 @@
-//! Products of bf16 pairs in tiles of 16 x 16, AMX: a block is two by two tiles of the result.
+//! Products of bf16 pairs in 16 x 16 tiles (AMX). A block is two by two tiles of the result.
 //!
-//! The instructions are those of chapter "Advanced Matrix Extensions" of Intel's manual for software developers. Rust has no
+//! Intel's manual for software developers documents the instructions in the chapter "Advanced Matrix Extensions". Rust has no
 //! stable intrinsics for them.
 
-use super::{
-    product::{Block, Left, Product, ROW_STRIDE, Start, TILE},
-    variant,
-};
-use std::{arch::asm, sync::OnceLock};
+use super::operands::{Block, Left, Product, ROW_STRIDE, Start, TILE};
+use crate::simd::level::AMX_BLOCK;
+use std::arch::asm;
 
 /// Rows and columns of a block.
-pub(super) const BLOCK: usize = 2 * TILE;
+const BLOCK: usize = 2 * TILE;
+const _: () = assert!(AMX_BLOCK.0 == BLOCK && AMX_BLOCK.1 == BLOCK);
 
-/// Whether this processor has tiles of bf16 and the system lets this process use them.
-pub(super) fn usable() -> bool {
-    static USABLE: OnceLock<bool> = OnceLock::new();
-    *USABLE.get_or_init(|| {
-        const BF16: u32 = 1 << 22;
-        const TILES: u32 = 1 << 24;
-        let features = std::arch::x86_64::__cpuid_count(7, 0).edx;
-        features & BF16 != 0 && features & TILES != 0 && variant::unlimited() && permitted()
-    })
-}
-
-/// Requests the state of the tiles from Linux, as each process must (`Documentation/arch/x86/xstate.rst`).
-#[cfg(target_os = "linux")]
-fn permitted() -> bool {
-    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
-    const XFEATURE_XTILEDATA: libc::c_long = 18;
-    // SAFETY: the call changes nothing but what this process may use.
-    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn permitted() -> bool {
-    false
-}
-
-/// What `ldtilecfg` reads.
+/// The operand of `ldtilecfg`.
 #[repr(C, align(64))]
 struct Shapes {
     palette: u8,
@@ -47,7 +21,7 @@ struct Shapes {
     rows: [u8; 16],
 }
 
-/// All eight tiles are whole.
+/// Eight tiles of 16 rows of 64 bytes.
 static SHAPES: Shapes = Shapes {
     palette: 1,
     start_row: 0,
@@ -56,14 +30,14 @@ static SHAPES: Shapes = Shapes {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// How the operands are walked through, [`TILE`] steps at a time; distances in bytes.
+/// The path through the operands, [`TILE`] steps at a time. Distances are in bytes.
 struct Walk {
-    /// The operand that taps lead through, whether it is the left one, and the taps.
+    /// The operand that taps index, whether it is the left one, and the taps.
     tapped: *const u32,
     tapped_left: bool,
     tapped_row: usize,
     taps: *const u32,
-    /// The two tiles of the other one.
+    /// The two tiles of the other operand.
     dense: [*const u32; 2],
     dense_row: usize,
     dense_step: usize,
@@ -71,10 +45,10 @@ struct Walk {
 }
 
 /// # Safety
-/// The level is [`usable`]; [`Product::into`] has checked the lengths.
+/// The level has tiles; [`Product::into`] has checked the lengths.
 pub(super) unsafe fn block(product: &Product<'_>, out: &mut Block<'_>) {
-    let (taps, tap_step) = product.taps.of_tiles();
-    // From the first tile of the operand without taps to its second, from row to row of it, from step to step.
+    let (taps, tap_step) = (&product.taps.offsets, product.taps.in_tiles.unwrap_or(0) as usize);
+    // Of the operand without taps: words from its first tile to the second, from row to row, from step to step.
     let [second, row, step] = match product.left {
         Left::Rows => [TILE * ROW_STRIDE, ROW_STRIDE, TILE],
         Left::Columns(_) | Left::Tiles => [TILE * TILE, TILE, TILE * BLOCK],
@@ -93,12 +67,11 @@ pub(super) unsafe fn block(product: &Product<'_>, out: &mut Block<'_>) {
         count: product.depth / TILE,
     };
     let add = product.start == Start::Output;
-    let (rows, cols) = out.size();
+    let (rows, cols) = (out.rows, out.cols);
     let size = (rows > TILE, cols > TILE);
     if rows.is_multiple_of(TILE) && cols.is_multiple_of(TILE) {
-        let (data, stride) = out.raw();
         // SAFETY: by this function's contract; the output is whole tiles.
-        unsafe { multiply(walk, size, Output { data, row: 4 * stride, add }) };
+        unsafe { multiply(walk, size, Output { data: out.data, row: 4 * out.stride, add }) };
         return;
     }
     let mut whole = Whole([0.0; BLOCK * BLOCK]);
@@ -116,13 +89,14 @@ pub(super) unsafe fn block(product: &Product<'_>, out: &mut Block<'_>) {
 #[repr(align(64))]
 struct Whole([f32; BLOCK * BLOCK]);
 
-/// One `asm!` that sets the tiles up, computes, and releases them, so that no tile register and no tile configuration lives
-/// outside of it: the compiler and whatever else runs on the thread know nothing of them.
+/// One `asm!` block that configures the tiles, computes, and releases them. No tile register or configuration outlives it, because
+/// neither the compiler nor other code on the thread knows of them.
 ///
-/// Each `load` and each `store` names one tile of the result; `sum` takes tiles 4 and 5 from the left operand and 6 and 7 from the
-/// right one and multiplies them into tiles 0 to 3. For them rdi is where the tap begins, rdx bytes from row to row; r8 and r10
-/// are where the tiles of the other operand begin, r9 bytes from row to row. The result begins at r12, its second row of tiles at
-/// r15, r13 bytes from row to row.
+/// Each `load` and `store` names one tile of the result. `sum` loads tiles 4 and 5 from the left operand and 6 and 7 from the right
+/// one, and multiplies them into tiles 0 to 3. Registers:
+/// * rdi: the tap's tile; rdx: bytes from row to row;
+/// * r8, r10: the tiles of the other operand; r9: bytes from row to row;
+/// * r12: the result; r15: its second row of tiles; r13: bytes from row to row.
 macro_rules! tiles {
     ($walk:ident, $out:ident, load: [$($load:literal)*], sum: [$($sum:literal)*], store: [$($store:literal)*]) => {
         asm!(
@@ -180,7 +154,7 @@ macro_rules! tiles {
     };
 }
 
-/// Where the result goes: its first element, bytes from row to row, and whether the sums are added to what is there.
+/// The destination: its first element, bytes from row to row, and whether the sums are added to its contents.
 struct Output {
     data: *mut f32,
     row: usize,
@@ -188,8 +162,8 @@ struct Output {
 }
 
 /// # Safety
-/// The processor has tiles of bf16 and the process may use them; the output is one tile or, where it is `tall` or `wide`, two or
-/// four; the left operand has rows, and the right one columns, for all of them.
+/// The processor has bf16 tiles and the process may use them. The output is one tile, or two or four if it is `tall` or `wide`. The
+/// operands have rows and columns for all of them.
 unsafe fn multiply(walk: Walk, (tall, wide): (bool, bool), out: Output) {
     // SAFETY: by this function's contract, and `Walk` describes the operands, whose lengths were checked.
     unsafe {
@@ -245,7 +219,7 @@ unsafe fn multiply(walk: Walk, (tall, wide): (bool, bool), out: Output) {
                     "tdpbf16ps tmm0, tmm4, tmm6"
                 ],
                 store: ["tilestored [r12 + r13], tmm0"]),
-            // The second tile begins 16 rows of 64 bytes after the first.
+            // The second tile is 16 rows of 64 bytes after the first.
             (true, true, true) => tiles!(walk, out,
             load: [
                 "tileloadd tmm0, [r12 + r13]"

@@ -1,6 +1,6 @@
-//! Registers of f32, and work that is compiled for those of each level.
+//! Registers of f32, and work compiled for the registers of each level.
 
-use super::simd::{Level, Set};
+use super::level::{Level, Set};
 #[cfg(target_arch = "aarch64")]
 use std::arch::aarch64::*;
 #[cfg(target_arch = "x86_64")]
@@ -9,17 +9,17 @@ use std::arch::x86_64::*;
 /// Work that is compiled for each [`Vector`].
 pub(super) trait Work {
     /// # Safety
-    /// The processor has the register, and what the work reads and writes is the caller's.
+    /// The processor has the register, and the caller may access all memory that the work reads and writes.
     unsafe fn run<V: Vector>(&self);
 }
 
 /// # Safety
-/// What the work reads and writes is the caller's.
+/// The caller may access all memory that the work reads and writes.
 pub(super) unsafe fn dispatch(level: Level, work: &impl Work) {
-    // SAFETY: the caller's; the processor has the registers, for only detection makes a `Level`.
+    // SAFETY: by this function's contract; the processor has the registers, for only detection makes a `Level`.
     unsafe {
         match level.set() {
-            Set::Plain => work.run::<Plain>(),
+            Set::Baseline => work.run::<Baseline>(),
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => with_avx2(work),
             #[cfg(target_arch = "x86_64")]
@@ -31,18 +31,18 @@ pub(super) unsafe fn dispatch(level: Level, work: &impl Work) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn with_avx2(work: &impl Work) {
-    // SAFETY: the caller's.
+    // SAFETY: by the caller's contract.
     unsafe { work.run::<__m256>() }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn with_avx512(work: &impl Work) {
-    // SAFETY: the caller's.
+    // SAFETY: by the caller's contract.
     unsafe { work.run::<__m512>() }
 }
 
-/// A register of f32 of one level. What it can do is inlined into code for that level.
+/// A register of f32 of one level. Its operations are inlined into code for that level.
 pub(super) trait Vector: Copy {
     const LANES: usize;
     unsafe fn load(from: *const f32) -> Self;
@@ -65,9 +65,9 @@ pub(super) trait Vector: Copy {
         // SAFETY: the caller has the features.
         unsafe { self.mul_add(Self::splat(factor), addend) }
     }
-    /// At least the one, then at most the other; a NaN stays.
+    /// Clamps to `least` and `most`. A NaN stays a NaN.
     unsafe fn clip(self, least: Self, most: Self) -> Self;
-    /// Four registers, of every fourth element each.
+    /// De-interleaves: register `i` of the result has elements `i`, `i + 4`, `i + 8`, ….
     unsafe fn fourths(from: *const f32) -> [Self; 4];
 }
 
@@ -80,7 +80,7 @@ macro_rules! vector {
             const LANES: usize = $lanes;
             #[inline(always)]
             unsafe fn load(from: *const f32) -> Self {
-                // SAFETY: the caller has the elements and the features, as in all that follow.
+                // SAFETY: by the trait's contract: the elements exist and the processor has the features. The same holds below.
                 unsafe { $load(from) }
             }
             #[inline(always)]
@@ -115,7 +115,7 @@ macro_rules! vector {
             }
             #[inline(always)]
             unsafe fn clip(self, least: Self, most: Self) -> Self {
-                // SAFETY: as above. Of a NaN and a number x86 gives the second operand, ARM the NaN.
+                // SAFETY: as above. If one operand is a NaN, x86 returns the second operand and ARM the NaN.
                 unsafe { $min(most, $max(least, self)) }
             }
             #[inline(always)]
@@ -179,7 +179,7 @@ vector!(
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn fourths_of_512_bits(from: *const f32) -> [__m512; 4] {
-    // SAFETY: the caller has the elements and the features, as in those that follow.
+    // SAFETY: the elements exist and the processor has the features. The same holds below.
     unsafe {
         let [a, b, c, d] = [
             _mm512_loadu_ps(from),
@@ -223,17 +223,17 @@ unsafe fn fourths_of_256_bits(from: *const f32) -> [__m256; 4] {
 }
 
 #[cfg(target_arch = "aarch64")]
-type Plain = float32x4_t;
+type Baseline = float32x4_t;
 #[cfg(not(target_arch = "aarch64"))]
-type Plain = [f32; 4];
+type Baseline = [f32; 4];
 
-/// Any processor's.
+/// For targets without a vector type here.
 #[cfg(not(target_arch = "aarch64"))]
 impl Vector for [f32; 4] {
     const LANES: usize = 4;
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller has the elements, as in all that follow.
+        // SAFETY: the elements exist. The same holds below.
         unsafe { from.cast::<Self>().read_unaligned() }
     }
     #[inline(always)]
@@ -263,7 +263,7 @@ impl Vector for [f32; 4] {
     }
     #[inline(always)]
     unsafe fn clip(self, least: Self, most: Self) -> Self {
-        // SAFETY: needs nothing.
+        // SAFETY: `clip` of an f32 has no requirements.
         std::array::from_fn(|i| unsafe { self[i].clip(least[i], most[i]) })
     }
     #[inline(always)]
@@ -274,12 +274,12 @@ impl Vector for [f32; 4] {
     }
 }
 
-/// One number, for what is left of the others.
+/// A single number, for the elements that do not fill a register.
 impl Vector for f32 {
     const LANES: usize = 1;
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller has the element, as in those that follow.
+        // SAFETY: the element exists. The same holds below.
         unsafe { *from }
     }
     #[inline(always)]

@@ -1,14 +1,16 @@
-//! A step of a running softmax over columns, with the instructions of AVX-512.
+//! One step of a running softmax over columns, with AVX-512.
 
-use super::simd::Level;
+#[cfg(target_arch = "x86_64")]
+use super::bf16::interleaved;
+use super::level::Level;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-/// Columns that are handled at once.
+/// Columns of a step.
 pub(crate) const LANES: usize = 32;
 type Row = [f32; LANES];
 
-/// A new block of scores becomes weights `e^(score - maximum)`; what was summed before is scaled to the new maximum.
+/// Turns a new block of scores into weights `e^(score - maximum)`, and scales the earlier sums to the new maximum.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct Step<'a> {
     /// A row for each key.
@@ -17,17 +19,17 @@ pub(crate) struct Step<'a> {
     pub(crate) maxima: &'a mut Row,
     /// The sum of the weights of each column so far.
     pub(crate) totals: &'a mut Row,
-    /// What is scaled with the totals.
+    /// Sums that are scaled with the totals.
     pub(crate) sums: &'a mut [Row],
-    /// Where the weights go as pairs of bf16 of neighbouring rows; empty: they replace the scores.
+    /// Receives the weights as bf16 pairs of neighbouring rows. If empty, the weights replace the scores.
     pub(crate) pairs: &'a mut [[u32; LANES]],
 }
 
 impl Step<'_> {
-    /// Takes the step, where the processor can; else answers `false`.
+    /// Takes the step, or returns `false` if the processor lacks the instructions.
     pub(crate) fn take(&mut self, level: Level) -> bool {
         #[cfg(target_arch = "x86_64")]
-        if level.is_of_512_bits() && (self.pairs.is_empty() || level.multiplies_bf16()) {
+        if level.has_512_bits() && (self.pairs.is_empty() || level.multiplies_bf16()) {
             assert!(
                 self.pairs.is_empty() || self.pairs.len() == self.scores.len().div_ceil(2),
                 "pairs of all rows"
@@ -49,7 +51,7 @@ impl Step<'_> {
         false
     }
 
-    /// Replaces the scores and answers the factors of the sums.
+    /// Replaces the scores by weights. Returns the factor of each column's earlier sums.
     ///
     /// # Safety
     /// The processor has AVX-512 F.
@@ -96,7 +98,7 @@ impl Step<'_> {
         factors
     }
 
-    /// Rounds the weights to pairs.
+    /// Rounds the weights to bf16 pairs.
     ///
     /// # Safety
     /// The processor has AVX-512 F, BW and BF16; there is a pair for every two rows of scores.
@@ -118,25 +120,15 @@ impl Step<'_> {
     }
 }
 
-/// Pairs of bf16 of two rows, the first in the lower halves.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn interleaved(low: __m512, high: __m512) -> __m512i {
-    // SAFETY: vectors of the same size, any of whose bit patterns is valid.
-    let halves = |x: __m512| unsafe { std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x)) };
-    let (low, high) = (_mm512_cvtepu16_epi32(halves(low)), _mm512_cvtepu16_epi32(halves(high)));
-    _mm512_or_si512(low, _mm512_slli_epi32::<16>(high))
-}
-
-/// 2^x to about 1e-7 relative, 0 below 2^-149: the nearest integer by the exponent, the rest, at most a half, by its
-/// Taylor polynomial.
+/// 2^x with a relative error of about 1e-7; 0 below 2^-149. The nearest integer goes into the exponent. The rest, at most ½, goes
+/// through a Taylor polynomial.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 fn exp2(x: __m512) -> __m512 {
     // ln(2)^k / k!
     const TAYLOR: [f32; 6] =
         [1.540_353e-4, 1.333_355_8e-3, 9.618_129e-3, 5.550_411e-2, 2.402_265e-1, 6.931_472e-1];
-    // The second operand is the result where one is a NaN.
+    // If one operand is a NaN, the result is the second operand.
     let x = _mm512_max_ps(_mm512_set1_ps(-200.0), x);
     let n = _mm512_roundscale_ps::<0>(x);
     let r = _mm512_sub_ps(x, n);
@@ -146,65 +138,4 @@ fn exp2(x: __m512) -> __m512 {
     }
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0));
     _mm512_scalef_ps(p, n)
-}
-
-/// Rounds two rows to pairs of bf16, where the processor has an instruction for it; else answers `false`.
-pub(crate) fn interleave(low: &[f32], high: &[f32], words: &mut [u32]) -> bool {
-    assert!(low.len() == words.len() && high.len() == words.len(), "rows of different length");
-    #[cfg(target_arch = "x86_64")]
-    if Level::detect().multiplies_bf16() {
-        // SAFETY: the processor has the features, by `detect`; the lengths were checked.
-        unsafe { interleave_rows(low, high, words) };
-        return true;
-    }
-    false
-}
-
-/// Rounds elements to pairs of bf16 of neighbours, where the processor has an instruction for it; else answers `false`.
-pub(crate) fn narrow(elements: &[[f32; 2]], words: &mut [u32]) -> bool {
-    assert!(elements.len() == words.len(), "a word for each pair");
-    #[cfg(target_arch = "x86_64")]
-    if Level::detect().multiplies_bf16() {
-        // SAFETY: the processor has the features, by `detect`; the lengths were checked.
-        unsafe { narrow_pairs(elements, words) };
-        return true;
-    }
-    false
-}
-
-/// # Safety
-/// The processor has AVX-512 F, BW, VL and BF16; the slices have the same length.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn narrow_pairs(elements: &[[f32; 2]], words: &mut [u32]) {
-    for at in (0..words.len()).step_by(8) {
-        let rest = words.len() - at;
-        let (some, of_words): (__mmask16, __mmask8) = match rest {
-            8.. => (0xffff, 0xff),
-            _ => ((1 << (2 * rest)) - 1, (1 << rest) - 1),
-        };
-        // SAFETY: the masks keep the accesses inside the slices; vectors of the same size, any of whose bit patterns is valid.
-        unsafe {
-            let pairs = _mm512_maskz_loadu_ps(some, elements.as_ptr().add(at).cast());
-            let halves = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(pairs));
-            _mm256_mask_storeu_epi32(words.as_mut_ptr().add(at).cast(), of_words, halves);
-        }
-    }
-}
-
-/// # Safety
-/// The processor has AVX-512 F, BW and BF16; the slices have the same length.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn interleave_rows(low: &[f32], high: &[f32], words: &mut [u32]) {
-    for at in (0..words.len()).step_by(16) {
-        let rest = words.len() - at;
-        let mask: __mmask16 = if rest >= 16 { 0xffff } else { (1 << rest) - 1 };
-        // SAFETY: the mask keeps the accesses inside the slices.
-        unsafe {
-            let low = _mm512_maskz_loadu_ps(mask, low.as_ptr().add(at));
-            let high = _mm512_maskz_loadu_ps(mask, high.as_ptr().add(at));
-            _mm512_mask_storeu_epi32(words.as_mut_ptr().add(at).cast(), mask, interleaved(low, high));
-        }
-    }
 }

@@ -2,15 +2,18 @@ use super::{
     Activation, Panels, Window,
     activation::{self, Activate},
 };
-use crate::ffi::{
-    Grid, Inputs, Kernel, Tile,
-    depthwise::{LANES, Row},
-    simd::{Level, vectorize},
+use crate::{
+    ffi::{Grid, Inputs, Kernel, Tile},
+    simd::{
+        Level,
+        depthwise_row::{LANES, Row},
+        vectorize,
+    },
 };
 
-/// Convolution with one input and one output channel in each group, channels last: inputs `[batch, h, w, channels]`, weights in
-/// [`NhwcDepthwise::panels`], f32, and, with `bias`, `[channels]`.
-pub(crate) struct NhwcDepthwise {
+/// Depthwise convolution with channels last. Inputs: `[batch, h, w, channels]`, f32 weights in [`DepthwiseNhwc::panels`] and, with
+/// `bias`, `[channels]`.
+pub(crate) struct DepthwiseNhwc {
     pub(crate) batch: usize,
     pub(crate) channels: usize,
     pub(crate) window: Window,
@@ -18,14 +21,14 @@ pub(crate) struct NhwcDepthwise {
     pub(crate) activation: Option<Activation>,
 }
 
-impl NhwcDepthwise {
-    /// How filters of `taps` elements are kept: of [`LANES`] channels the first tap, then the second.
+impl DepthwiseNhwc {
+    /// The layout of filters of `taps` elements: for each [`LANES`] channels the first tap, then the second, and so on.
     pub(crate) fn panels(channels: usize, taps: usize) -> Panels {
         Panels::columns([1, channels, taps], LANES)
     }
 }
 
-impl Kernel for NhwcDepthwise {
+impl Kernel for DepthwiseNhwc {
     fn grid(&self, _: usize) -> Grid {
         let [height, width] = self.window.output;
         let rows = self.batch * height;
@@ -44,8 +47,8 @@ impl Kernel for NhwcDepthwise {
     }
 }
 
-impl NhwcDepthwise {
-    /// Rows of the outputs of these images and the inputs from one on.
+impl DepthwiseNhwc {
+    /// Computes rows of the output from the images `x`. The filters are input number `filters`, followed by the bias.
     pub(super) fn compute(&self, x: &[f32], (inputs, filters): (&Inputs<'_>, usize), tile: &mut Tile<'_>) {
         let Window { input, output, kernel, stride, dilation, pad } = &self.window;
         let weights = inputs.f32(filters).as_chunks::<LANES>().0;
@@ -56,7 +59,7 @@ impl NhwcDepthwise {
             let from = y * stride[0];
             let rows = inside(from, pad[0], dilation[0], kernel[0], input[0]);
             let row_len = input[1] * self.channels;
-            // Nothing where all rows are outside.
+            // Empty if all rows are outside.
             let first = (from + rows[0] * dilation[0]).saturating_sub(pad[0]).min(input[0]);
             let out = tile.row(row);
             let row = Row {
@@ -82,7 +85,7 @@ impl NhwcDepthwise {
     }
 }
 
-/// From and to which tap of a window at `start` of the padded input it is inside the input.
+/// The first tap inside the input, and the first one after it, of a window that begins at `start` in the padded input.
 fn inside(start: usize, pad: usize, dilation: usize, kernel: usize, input: usize) -> [usize; 2] {
     let first = pad.saturating_sub(start).div_ceil(dilation).min(kernel);
     [first, (pad + input).saturating_sub(start).div_ceil(dilation).clamp(first, kernel)]

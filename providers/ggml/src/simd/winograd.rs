@@ -1,48 +1,48 @@
-//! The linear transforms of convolutions by Winograd's algorithm, F(4x4, 3x3): an output of 4 x 4 elements takes 36
-//! multiplications of transformed input and filter instead of 144
+//! The linear transforms of Winograd's convolution algorithm F(4x4, 3x3). It computes 4 x 4 outputs with 36 multiplications of
+//! transformed input and filter instead of 144
 //! (A. Lavin, S. Gray: Fast Algorithms for Convolutional Neural Networks, <https://arxiv.org/abs/1509.09308>).
 //!
-//! The polynomials behind them are evaluated at 0, ±√½, ±√2 and ∞. With the usual 0, ±1, ±2 and ∞ the error is twice as large:
-//! of 512 channels 4.5e-6 of the result (root of mean squares), where these leave 2.1e-6 and the sum itself has 1.2e-6.
+//! The interpolation points are 0, ±√½, ±√2 and ∞. With the usual 0, ±1, ±2 and ∞ the error is twice as large: for 512 channels
+//! 4.5e-6 of the result (root mean square) instead of 2.1e-6. The sum alone has 1.2e-6.
 
 use super::{
-    simd::Level,
+    level::Level,
     vector::{Vector, Work, dispatch},
 };
 use std::f32::consts::{FRAC_1_SQRT_2, SQRT_2};
 
-/// Rows and columns of the outputs of a tile.
+/// Rows and columns of a tile's outputs.
 pub(crate) const OUTPUTS: usize = 4;
-/// Rows and columns of the inputs it sees, and of what is multiplied.
+/// Rows and columns of the inputs of a tile, and of its products.
 pub(crate) const INPUTS: usize = 6;
 /// Products of a tile.
 pub(crate) const PRODUCTS: usize = INPUTS * INPUTS;
-/// Elements that a transform may read and write beyond those it is asked for.
+/// Elements past the requested ones that a transform may read and write.
 pub(crate) const SLACK: usize = 15;
 
-/// Which transform: from a square of planes to another, rows of planes first.
+/// A transform from one square of planes to another. Planes are in row-major order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transform {
-    /// From [`INPUTS`] squared to as many.
+    /// From [`INPUTS`]² planes to [`INPUTS`]².
     Input,
-    /// From 3 x 3 to [`INPUTS`] squared.
+    /// From 3 x 3 planes to [`INPUTS`]².
     Filter,
-    /// From [`INPUTS`] squared to [`OUTPUTS`] squared.
+    /// From [`INPUTS`]² planes to [`OUTPUTS`]².
     Output,
 }
 
-/// Where the elements of planes lie.
+/// The layout of planes, in elements.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Planes {
-    /// From a plane to the next.
+    /// From one plane to the next.
     pub(crate) step: usize,
-    /// From a run to the next.
+    /// From one run to the next.
     pub(crate) next: usize,
 }
 
 impl Transform {
-    /// Transforms `runs` runs of `len` elements of each plane. Up to [`SLACK`] elements after a run are read and written as well,
-    /// so that those of a later run must not come before it.
+    /// Transforms `runs` runs of `len` elements of each plane. Also reads and writes up to [`SLACK`] elements after each run, so
+    /// later runs must lie behind earlier ones.
     pub(crate) fn apply(
         self,
         level: Level,
@@ -68,8 +68,9 @@ impl Transform {
     }
 }
 
-/// What tiles side by side see of a row of the input: [`INPUTS`] planes, `step` apart, of `count` elements of which each is
-/// [`OUTPUTS`] after the one before. Up to [`SLACK`] more are written after them, and read from `row`.
+/// Splits a row of the input into what neighbouring tiles see of it: [`INPUTS`] planes, `step` elements apart, each of `count`
+/// elements taken from `row` at a distance of [`OUTPUTS`]. Also writes up to [`SLACK`] elements after each plane, and reads as
+/// many more tiles from `row`.
 pub(crate) fn spread(level: Level, row: &[f32], count: usize, planes: &mut [f32], step: usize) {
     let whole = count + SLACK;
     assert!(
@@ -81,24 +82,24 @@ pub(crate) fn spread(level: Level, row: &[f32], count: usize, planes: &mut [f32]
     unsafe { dispatch(level, &work) }
 }
 
-/// √½ and √2, and their squares and cubes.
+/// √½ and √2, each with its square and cube.
 const NEAR: [f32; 3] = [FRAC_1_SQRT_2, 0.5, 0.5 * FRAC_1_SQRT_2];
 const FAR: [f32; 3] = [SQRT_2, 2.0, 2.0 * SQRT_2];
 
-/// One dimension of a transform.
+/// A transform along one dimension.
 trait Line<const FROM: usize, const TO: usize> {
     /// # Safety
     /// The processor has the register.
     unsafe fn of<V: Vector>(line: [V; FROM]) -> [V; TO];
 }
 
-/// Elements of the input, of which the polynomial's coefficients are made.
+/// The transform of the input.
 struct OfInput;
 
 impl Line<INPUTS, INPUTS> for OfInput {
     #[inline(always)]
     unsafe fn of<V: Vector>(d: [V; INPUTS]) -> [V; INPUTS] {
-        // SAFETY: the caller has the features, as in all that follow.
+        // SAFETY: the processor has the features. The same holds below.
         unsafe {
             let near = [d[2].scale_add(-FAR[1], d[4]), d[1].scale_add(-FAR[1], d[3])];
             let far = [d[2].scale_add(-NEAR[1], d[4]), d[1].scale_add(-NEAR[1], d[3])];
@@ -114,7 +115,7 @@ impl Line<INPUTS, INPUTS> for OfInput {
     }
 }
 
-/// A filter as a polynomial at the points, each divided by the product of its distances from the others.
+/// The transform of the filter: its polynomial at each point, divided by the product of that point's distances from the others.
 struct OfFilter;
 
 impl Line<3, INPUTS> for OfFilter {
@@ -135,7 +136,7 @@ impl Line<3, INPUTS> for OfFilter {
     }
 }
 
-/// Outputs of products.
+/// The transform of the products to outputs.
 struct OfOutput;
 
 impl Line<INPUTS, OUTPUTS> for OfOutput {
@@ -155,7 +156,7 @@ impl Line<INPUTS, OUTPUTS> for OfOutput {
     }
 }
 
-/// What [`spread`] does.
+/// The work of [`spread`].
 struct Row {
     row: *const f32,
     count: usize,
@@ -168,7 +169,7 @@ impl Work for Row {
     unsafe fn run<V: Vector>(&self) {
         let mut at = 0;
         while at < self.count {
-            // SAFETY: registers that begin among the elements end within their slack.
+            // SAFETY: a register that begins before the end of the elements ends within the slack.
             unsafe {
                 let row = self.row.add(at * OUTPUTS);
                 let ([a, b, c, d], [e, f, ..]) = (V::fourths(row), V::fourths(row.add(OUTPUTS)));
@@ -185,7 +186,7 @@ impl Work for Row {
     }
 }
 
-/// What [`Transform::apply`] does.
+/// The work of [`Transform::apply`].
 struct Squares {
     transform: Transform,
     runs: usize,
@@ -199,7 +200,7 @@ struct Squares {
 impl Work for Squares {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self) {
-        // SAFETY: the caller's.
+        // SAFETY: by the trait's contract.
         unsafe {
             match self.transform {
                 Transform::Input => self.lines::<V, OfInput, INPUTS, INPUTS>(),
@@ -215,14 +216,14 @@ impl Squares {
     ///
     /// # Safety
     /// As [`run`](Self::run).
-    // Loops over numbers: iterators are not inlined into code for wider registers.
+    // Loops over indices, because iterators are not inlined into code for wider registers.
     #[allow(clippy::needless_range_loop)]
     #[inline(always)]
     unsafe fn lines<V: Vector, L: Line<FROM, TO>, const FROM: usize, const TO: usize>(&self) {
         for run in 0..self.runs {
             let mut at = 0;
             while at < self.len {
-                // SAFETY: registers that begin inside a run end within its slack.
+                // SAFETY: a register that begins inside a run ends within its slack.
                 unsafe {
                     let from = self.from.add(run * self.source.next + at);
                     let to = self.to.add(run * self.target.next + at);

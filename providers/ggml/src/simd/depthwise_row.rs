@@ -1,42 +1,42 @@
-//! The inner loop of depthwise convolutions with channels last.
+//! One row of outputs of a depthwise convolution with channels last.
 
 use super::{
-    simd::Level,
+    level::Level,
     vector::{Vector, Work, dispatch},
 };
 use std::ops::Range;
 
-/// Channels whose weights lie together.
+/// Channels whose weights are stored together.
 pub(crate) const LANES: usize = 16;
-/// Neighbouring outputs that are computed at a time: their sums hide each other's latency, and they share columns.
+/// Neighbouring outputs computed together: their sums hide each other's latency, and they share input columns.
 const OUTPUTS: usize = 4;
 
-/// What a row of outputs is computed from.
+/// The operands of a row of outputs.
 #[derive(Clone, Copy)]
 pub(crate) struct Row<'a> {
-    /// The rows that the window sees, each of `columns * channels` elements, the first at the beginning.
+    /// The input from the first row of the window on. Rows have `columns * channels` elements.
     pub(crate) seen: &'a [f32],
     pub(crate) rows: usize,
     pub(crate) row_step: usize,
     pub(crate) channels: usize,
-    /// Of the input; before them there are `pad` columns of zeros, and after them as many as the outputs see.
+    /// Columns of the input. `pad` columns of zeros come before them, and as many after them as the outputs see.
     pub(crate) columns: usize,
     pub(crate) pad: usize,
-    /// Columns of the window, how far apart they are, and how far apart neighbouring windows are.
+    /// Columns of the window, their distance, and the distance of neighbouring windows.
     pub(crate) width: usize,
     pub(crate) dilation: usize,
     pub(crate) stride: usize,
-    /// Of [`LANES`] channels `width` for each row, then, `taps` after the first, of the next.
+    /// For each [`LANES`] channels, `width` weights for each row of the window. Groups of channels are `taps` weights apart.
     pub(crate) weights: &'a [[f32; LANES]],
     pub(crate) taps: usize,
-    /// An element for each channel.
+    /// One element for each channel.
     pub(crate) bias: Option<&'a [f32]>,
-    /// Bounds of what is written; a NaN stays.
+    /// Bounds of the result. A NaN stays a NaN.
     pub(crate) clip: [f32; 2],
 }
 
 impl Row<'_> {
-    /// Computes as many outputs as there is room for.
+    /// Fills `out`, which has `channels` elements for each output.
     pub(crate) fn compute(self, level: Level, out: &mut [f32]) {
         let Row { seen, rows, row_step, channels, columns, width, .. } = self;
         let end =
@@ -48,7 +48,7 @@ impl Row<'_> {
         );
         assert!(self.bias.is_none_or(|bias| bias.len() >= channels), "a bias of fewer channels");
         let outputs = Outputs { row: self, count: out.len() / channels, out: out.as_mut_ptr() };
-        // SAFETY: what is read and written lies inside the slices.
+        // SAFETY: all accesses lie inside the slices, as checked above.
         unsafe { dispatch(level, &outputs) }
     }
 }
@@ -64,12 +64,12 @@ struct Block {
     first: usize,
     /// How many, at most [`OUTPUTS`].
     count: usize,
-    /// From and to which of the columns that [`OUTPUTS`] see are inside the input.
+    /// The range of the columns seen by [`OUTPUTS`] outputs that is inside the input.
     inside: [usize; 2],
 }
 
-/// In place of a stride: windows of any kind. With a stride it is those of three columns, one apart; and with `WHOLE` all
-/// [`OUTPUTS`] are there and see no padding.
+/// The value of `STRIDE` for windows of any kind. Other strides mean windows of three adjacent columns. `WHOLE` means that all
+/// [`OUTPUTS`] exist and see no padding.
 const ANY: usize = 0;
 
 impl Work for Outputs<'_> {
@@ -83,7 +83,7 @@ impl Work for Outputs<'_> {
             let end = (pad + columns).saturating_sub(first * stride);
             let whole = count == OUTPUTS && start == 0 && end >= (OUTPUTS - 1) * stride + width;
             let block = Block { first, count, inside: [start, end] };
-            // SAFETY: the caller's.
+            // SAFETY: by the trait's contract.
             unsafe {
                 match (width, dilation, stride, whole) {
                     (3, 1, 1, true) => self.block::<V, 1, true>(&block, 0..most),
@@ -99,7 +99,7 @@ impl Work for Outputs<'_> {
 }
 
 impl Outputs<'_> {
-    /// A range of channels, a multiple of the register's.
+    /// Computes a range of channels whose length is a multiple of the register's.
     ///
     /// # Safety
     /// As [`Work::run`].
@@ -110,7 +110,7 @@ impl Outputs<'_> {
         range: Range<usize>,
     ) {
         let Row { rows, channels, bias, clip, .. } = self.row;
-        // SAFETY: the channels are there of what is read and written.
+        // SAFETY: all operands have these channels.
         unsafe {
             let [least, most] = clip.map(|bound| V::splat(bound));
             for channel in range.step_by(V::LANES) {
@@ -129,7 +129,7 @@ impl Outputs<'_> {
         }
     }
 
-    /// Adds the products of a row of the window, of some channels.
+    /// Adds the products of one row of the window, for one register of channels.
     ///
     /// # Safety
     /// As [`Work::run`].
@@ -144,7 +144,7 @@ impl Outputs<'_> {
         let Row { seen, row_step, channels, pad, width, dilation, stride, weights, taps, .. } = self.row;
         let weights = weights.as_ptr().wrapping_add(channel / LANES * taps + row * width).cast::<f32>();
         let weights = weights.wrapping_add(channel % LANES);
-        // Before the input where the first column is.
+        // This may point before the input if the first column is padding.
         let start = (block.first * stride).wrapping_sub(pad).wrapping_mul(channels);
         let from = seen.as_ptr().wrapping_add(start).wrapping_add(row * row_step + channel);
         let column = |i: usize| {
@@ -169,7 +169,7 @@ impl Outputs<'_> {
             return sums;
         }
         let weights: [V; 3] = std::array::from_fn(weight);
-        // Of all strides; those that nobody sees are not read.
+        // Room for the widest stride. Columns that no output sees are not read.
         let columns: [V; 2 * OUTPUTS + 1] =
             std::array::from_fn(|i| column(if i < (OUTPUTS - 1) * STRIDE + 3 { i } else { 0 }));
         for (i, sum) in sums.iter_mut().enumerate() {

@@ -1,28 +1,28 @@
-//! Memory that begins at a cache line.
+//! Memory aligned to cache lines.
 
 use std::ops::{Deref, DerefMut};
 
-/// Elements of 32 bits of a cache line.
+/// 32-bit elements of a cache line.
 const LINE: usize = 16;
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line<T>([T; LINE]);
 
-/// A vector that begins at a cache line, so that rows of whole lines lie in as many of them.
+/// A vector aligned to cache lines, so that a row of whole lines never straddles one more.
 #[derive(Default)]
 pub(crate) struct Lines<T> {
     lines: Vec<Line<T>>,
     len: usize,
 }
 
-/// Elements of 32 bits any of whose bit patterns is valid.
+/// 32-bit types for which every bit pattern is valid.
 pub(crate) trait Element: Copy + Default {}
 impl Element for f32 {}
 impl Element for u32 {}
 
 impl<T: Element> Lines<T> {
-    /// Makes it `len` elements long; those that are new are 0, or what was there before it was made shorter.
+    /// Sets the length. New elements are 0, or the old values if the vector was longer before.
     pub(crate) fn resize(&mut self, len: usize) {
         self.len = len;
         let lines = len.div_ceil(LINE);
@@ -35,7 +35,7 @@ impl<T: Element> Lines<T> {
 impl<T: Element> Deref for Lines<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // SAFETY: lines are arrays of so many elements and nothing else, and there are enough of them.
+        // SAFETY: a line is exactly `LINE` elements, and there are at least `len / LINE` of them.
         unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
     }
 }
@@ -47,12 +47,12 @@ impl<T: Element> DerefMut for Lines<T> {
     }
 }
 
-/// Asks for memory that will be read soon, where there is an instruction for that.
-pub(crate) fn fetch(elements: &[f32]) {
+/// Prefetches elements into the first-level cache. Does nothing on processors without such an instruction.
+pub(crate) fn prefetch(elements: &[f32]) {
     #[cfg(target_arch = "x86_64")]
     for line in elements.chunks(LINE) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: changes nothing but what lies in the cache.
+        // SAFETY: a prefetch changes only the cache.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]

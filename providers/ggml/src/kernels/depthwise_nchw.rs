@@ -1,17 +1,17 @@
 use super::{Activation, Window, activation::Activate, widen};
-use crate::ffi::{
-    Grid, Inputs, Kernel, Tile,
+use crate::{
+    ffi::{Grid, Inputs, Kernel, Tile},
     simd::{Vectorized, mul_add, vectorize},
 };
 use std::{cell::RefCell, ops::Range};
 
-/// Convolution with one input and one output channel in each group: inputs `[batch, channels, h, w]`, weights
-/// `[channels, kh, kw]` (f32, f16 or bf16) and, with `bias`, `[channels]`.
+/// Depthwise convolution with channels first. Inputs: `[batch, channels, h, w]`, weights `[channels, kh, kw]` (f32, f16 or bf16) and,
+/// with `bias`, `[channels]`.
 ///
-/// A strip of a channel is copied, padded, into the cache, for each phase of the strides into a plane of its own, in which
-/// neighbouring outputs see neighbouring elements; each tap then reads it at another offset. The columns between the rows of
-/// a plane are computed too: a strip is one long row.
-pub(crate) struct DepthwiseConv {
+/// It copies a strip of a channel, with its padding, into the cache. Each phase of the strides gets a plane of its own, in which
+/// neighbouring outputs see neighbouring elements. Each tap then reads a plane at another offset. A strip is computed as one long row,
+/// including the columns between rows.
+pub(crate) struct DepthwiseNchw {
     batch: usize,
     channels: usize,
     window: Window,
@@ -21,15 +21,15 @@ pub(crate) struct DepthwiseConv {
     strip: [usize; 2],
     /// Rows and columns of a plane.
     plane: [usize; 2],
-    /// Where each tap begins to read.
+    /// The offset at which each tap reads.
     taps: Vec<usize>,
 }
 
-/// Outputs of a strip: it stays in the first level cache, and little of it is also part of the next.
+/// Outputs of a strip. It fits the L1 cache, and overlaps the next strip little.
 const PIXELS: usize = 2048;
-/// Outputs that are summed at a time.
+/// Outputs that are summed together.
 const LANES: usize = 16;
-/// Taps that are read at once: those of the usual window.
+/// Taps that are read together: those of a 3 x 3 window.
 const TAPS: usize = 9;
 
 #[derive(Default)]
@@ -43,7 +43,7 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-impl DepthwiseConv {
+impl DepthwiseNchw {
     pub(crate) fn new(
         batch: usize,
         channels: usize,
@@ -56,11 +56,11 @@ impl DepthwiseConv {
         let strip = [(PIXELS / cols).clamp(1, output[0]), cols];
         let plane = [strip[0] + window.reach(0), strip[1] + window.reach(1)];
         let taps = (0..kernel[0] * kernel[1]).map(|tap| window.tap(tap, plane)).collect();
-        DepthwiseConv { batch, channels, bias, activation, strip, plane, taps, window }
+        DepthwiseNchw { batch, channels, bias, activation, strip, plane, taps, window }
     }
 }
 
-impl Kernel for DepthwiseConv {
+impl Kernel for DepthwiseNchw {
     fn grid(&self, workers: usize) -> Grid {
         let rows = self.batch * self.channels;
         Grid::rows(rows, self.window.output.iter().product(), rows.div_ceil(workers * 4))
@@ -77,14 +77,14 @@ impl Kernel for DepthwiseConv {
     }
 }
 
-impl DepthwiseConv {
+impl DepthwiseNchw {
     fn filter(&self, inputs: &Inputs<'_>, tile: &mut Tile<'_>, scratch: &mut Scratch) {
         let Scratch { planes, sums, weights: widened } = scratch;
         let ([height, width], taps) = (self.window.output, self.taps.len());
         let [_, sx] = self.window.stride;
         let span = (self.strip[0] * self.plane[1]).next_multiple_of(LANES);
         sums.resize(span, 0.0);
-        // What the last outputs and those between rows read is there, whatever it is.
+        // The last outputs, and those between rows, read past the strip. Those elements must exist but do not matter.
         planes.clear();
         planes
             .resize(self.window.stride[0] * sx * self.plane[0] * self.plane[1] + self.plane[1] + LANES, 0.0);
@@ -112,16 +112,16 @@ impl DepthwiseConv {
 
 /// A rectangle of a channel's output.
 struct Strip<'a> {
-    conv: &'a DepthwiseConv,
+    conv: &'a DepthwiseNchw,
     image: &'a [f32],
     weights: &'a [f32],
     bias: f32,
     rows: Range<usize>,
     cols: Range<usize>,
-    /// Zero where no input is.
+    /// Zero outside the input.
     planes: &'a mut [f32],
     sums: &'a mut [f32],
-    /// The channel's.
+    /// The output of the channel.
     out: &'a mut [f32],
 }
 
@@ -148,16 +148,16 @@ impl Vectorized for Strip<'_> {
             out[row * width..][cols.clone()].copy_from_slice(&sums[i * pitch..][..cols.len()]);
         }
         if let Some(activation) = conv.activation {
-            // More rows than one are whole.
+            // Strips of several rows have whole rows.
             let out = &mut out[rows.start * width + cols.start..(rows.end - 1) * width + cols.end];
             Activate(activation, out).run::<FMA>();
         }
     }
 }
 
-/// Copies what the outputs of a strip see.
+/// Copies the inputs of a strip into planes.
 #[inline(always)]
-fn fill(conv: &DepthwiseConv, image: &[f32], rows: &Range<usize>, cols: &Range<usize>, planes: &mut [f32]) {
+fn fill(conv: &DepthwiseNchw, image: &[f32], rows: &Range<usize>, cols: &Range<usize>, planes: &mut [f32]) {
     let Window { input, stride: [sy, sx], pad, .. } = conv.window;
     let [height, pitch] = conv.plane;
     let reach = [conv.window.reach(0), conv.window.reach(1)];
@@ -204,7 +204,7 @@ fn every_second(row: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Adds the products of weights with what a run sees at their taps.
+/// Adds the products of weights and the inputs of a run at their taps.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
 fn add_taps<const FMA: bool, const N: usize>(
@@ -213,7 +213,7 @@ fn add_taps<const FMA: bool, const N: usize>(
     weights: &[f32; N],
     sums: &mut [f32],
 ) {
-    // Loops over numbers: iterators are not inlined into code for wider registers.
+    // Loops over indices, because iterators are not inlined into code for wider registers.
     let mut seen: [&[[f32; LANES]]; N] = [&[]; N];
     for i in 0..N {
         seen[i] = planes[taps[i]..][..sums.len()].as_chunks().0;

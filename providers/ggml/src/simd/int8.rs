@@ -1,11 +1,11 @@
 //! The inner loop of every product of 8-bit integers: a block of rows and columns that fits the registers.
 //!
-//! Operands are words of four neighbours along the depth, the first in the lowest byte: signed on the left, unsigned on the
-//! right. Sums are exact in 32 bits, beyond which they wrap.
+//! A word of an operand holds four neighbours along the depth, the first in the lowest byte. Bytes are signed on the left and
+//! unsigned on the right. Sums are exact in 32 bits and wrap beyond.
 
-use super::simd::{Vectorized, vectorize};
+use super::level::{Vectorized, vectorize};
 #[cfg(target_arch = "x86_64")]
-use super::variant;
+use crate::cpu;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
@@ -17,14 +17,14 @@ pub(crate) const COLS: usize = 32;
 /// Sums of a block.
 pub(crate) type Sums = [[i32; COLS]; ROWS];
 
-/// Instructions that multiply bytes.
+/// An instruction set that multiplies bytes. Only detection makes one, as with [`Level`](super::Level).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bytes(Set);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Set {
-    /// What every processor of the target has.
-    Plain,
+    /// Every processor of the target has it.
+    Baseline,
     /// AVX2: products of pairs of 16 bits.
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -34,35 +34,35 @@ enum Set {
 }
 
 impl Bytes {
-    /// The best this processor can run.
+    /// The best set of this processor.
     pub(crate) fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            if variant::avx512_vnni() {
+            if cpu::avx512_vnni() {
                 return Bytes(Set::Vnni);
             }
-            if variant::avx2() {
+            if cpu::avx2() {
                 return Bytes(Set::Avx2);
             }
         }
-        Bytes(Set::Plain)
+        Bytes(Set::Baseline)
     }
 
-    /// All that this processor can run.
+    /// All sets of this processor.
     #[cfg(test)]
     pub(crate) fn usable() -> Vec<Self> {
         #[allow(unused_mut)]
-        let mut all = vec![Bytes(Set::Plain)];
+        let mut all = vec![Bytes(Set::Baseline)];
         #[cfg(target_arch = "x86_64")]
         {
-            all.extend(variant::avx2().then_some(Bytes(Set::Avx2)));
-            all.extend(variant::avx512_vnni().then_some(Bytes(Set::Vnni)));
+            all.extend(cpu::avx2().then_some(Bytes(Set::Avx2)));
+            all.extend(cpu::avx512_vnni().then_some(Bytes(Set::Vnni)));
         }
         all
     }
 
-    /// The products of `rows` rows, `stride` words apart in `left`, and the columns of a panel: `right` has [`COLS`] words for
-    /// each of `depth` steps. Other rows of `sums` keep what they hold.
+    /// Multiplies `rows` rows, `stride` words apart in `left`, by the columns of a panel. `right` has [`COLS`] words for each of
+    /// `depth` steps. The other rows of `sums` stay unchanged.
     pub(crate) fn multiply(
         self,
         (left, stride): (&[u32], usize),
@@ -74,7 +74,7 @@ impl Bytes {
         assert!(rows <= ROWS && depth * COLS <= right.len(), "a panel of fewer steps");
         assert!(rows == 0 || (rows - 1) * stride + depth <= left.len(), "rows of fewer steps");
         match self.0 {
-            Set::Plain => vectorize(Plain { left, stride, right, depth, rows, sums }),
+            Set::Baseline => vectorize(Baseline { left, stride, right, depth, rows, sums }),
             // SAFETY: the processor has the features, for only `detect` and `usable` make this value; the lengths were checked.
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => unsafe { avx2(left.as_ptr(), stride, right.as_ptr(), depth, &mut sums[..rows]) },
@@ -85,7 +85,7 @@ impl Bytes {
     }
 }
 
-struct Plain<'a> {
+struct Baseline<'a> {
     left: &'a [u32],
     stride: usize,
     right: &'a [u32],
@@ -94,7 +94,7 @@ struct Plain<'a> {
     sums: &'a mut Sums,
 }
 
-impl Vectorized for Plain<'_> {
+impl Vectorized for Baseline<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -114,11 +114,11 @@ impl Vectorized for Plain<'_> {
 }
 
 /// # Safety
-/// The processor has AVX2; `left` has as many rows as `sums`, `right` a panel, of `depth` steps.
+/// The processor has AVX2. `left` has as many rows as `sums`, and both operands have `depth` steps.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn avx2(left: *const u32, stride: usize, right: *const u32, depth: usize, sums: &mut [[i32; COLS]]) {
-    // Two rows and half of the columns at a time; a register has two halves of the sums of four columns.
+    // Two rows and half of the columns at a time. A register holds two partial sums for each of four columns.
     for (pair, sums) in sums.chunks_mut(2).enumerate() {
         let first = left.wrapping_add(2 * pair * stride);
         let second = first.wrapping_add(if sums.len() == 2 { stride } else { 0 });
@@ -155,7 +155,7 @@ unsafe fn avx2(left: *const u32, stride: usize, right: *const u32, depth: usize,
 }
 
 /// # Safety
-/// The processor has AVX-512 F and VNNI; `left` has as many rows as `sums`, `right` a panel, of `depth` steps.
+/// The processor has AVX-512 F and VNNI. `left` has as many rows as `sums`, and both operands have `depth` steps.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn vnni(left: *const u32, stride: usize, right: *const u32, depth: usize, sums: &mut [[i32; COLS]]) {
@@ -212,7 +212,7 @@ mod tests {
     fn every_instruction_set_is_exact() {
         let byte = |i: usize| (i.wrapping_mul(0x9E37_79B9) >> 13) as u8;
         for (depth, rows) in (1..=ROWS).map(|rows| (3 * rows - 2, rows)).chain([(300, 5)]) {
-            // The extremes too: four products of them do not fit 16 bits.
+            // Include the extremes, four products of which overflow 16 bits.
             let left: Vec<[u8; 4]> = (0..rows * depth)
                 .map(|i| [0, 1, 2, 3].map(|j| if i % 3 == 0 { 0x80 } else { byte(4 * i + j) }))
                 .collect();

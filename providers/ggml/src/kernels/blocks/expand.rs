@@ -1,0 +1,124 @@
+//! Expands blocks to words, which products multiply.
+
+use super::{Blocks, GROUP, MAX_ROWS, MAX_SPAN, Plan, STEPS};
+use crate::{
+    kernels::panels::interleave,
+    simd::{Vectorized, mul_add},
+    storage::f16_to_f32,
+};
+use std::ops::Range;
+
+#[inline(always)]
+fn f16_at(bytes: &[u8], at: usize) -> f32 {
+    f16_to_f32(u16::from_le_bytes([bytes[at], bytes[at + 1]]))
+}
+
+pub(super) struct Expand<'a> {
+    pub(super) plan: Plan,
+    pub(super) bytes: &'a [u8],
+    pub(super) steps: Range<usize>,
+    pub(super) words: &'a mut [u32],
+}
+
+/// The scale and offset of each row of a block, repeated for each step of a run.
+struct Scales {
+    scale: [f32; MAX_SPAN],
+    offset: [f32; MAX_SPAN],
+}
+
+impl Scales {
+    #[inline(always)]
+    fn read(&mut self, plan: &Plan, bytes: &[u8], block: usize) {
+        let (rows, at) = (plan.rows, plan.scales(block));
+        let Scales { scale, offset } = self;
+        let (mut scales, mut offsets) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
+        match plan.blocks {
+            Blocks::Q8_0 => {
+                for (row, scale) in scales[..rows].iter_mut().enumerate() {
+                    *scale = f16_at(bytes, at + 2 * row);
+                }
+            }
+            Blocks::Q4K => {
+                let factors = plan.factors(block / GROUP);
+                for row in 0..rows {
+                    scales[row] = f16_at(bytes, factors + 2 * row) * f32::from(bytes[at + row]);
+                    offsets[row] =
+                        f16_at(bytes, factors + 2 * (rows + row)) * f32::from(bytes[at + rows + row]);
+                }
+            }
+        }
+        for step in 0..STEPS {
+            let to = step * rows..(step + 1) * rows;
+            scale[to.clone()].copy_from_slice(&scales[..rows]);
+            offset[to].copy_from_slice(&offsets[..rows]);
+        }
+    }
+}
+
+impl Vectorized for Expand<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        let Expand { plan, bytes, steps, words } = self;
+        let (rows, span) = (plan.rows, plan.span());
+        let mut scales = Scales { scale: [0.0; MAX_SPAN], offset: [0.0; MAX_SPAN] };
+        let (mut low, mut high) = ([0f32; MAX_SPAN], [0f32; MAX_SPAN]);
+        let mut part = [0; MAX_SPAN];
+        let mut block = None;
+        for run in steps.start / STEPS..steps.end.div_ceil(STEPS) {
+            let current = run / plan.runs_of_block();
+            if block != Some(current) {
+                block = Some(current);
+                scales.read(&plan, bytes, current);
+            }
+            let first = run * STEPS;
+            let (from, to) = (steps.start.max(first) - first, steps.end.min(first + STEPS) - first);
+            let out = &mut words[(first + from - steps.start) * rows..][..(to - from) * rows];
+            let whole = out.len() == span;
+            let target = if whole { &mut *out } else { &mut part[..span] };
+            let integers = &bytes[run * plan.run_bytes()..][..plan.run_bytes()];
+            let (low, high) = (&mut low[..span], &mut high[..span]);
+            match (plan.blocks, plan.halves) {
+                (Blocks::Q8_0, 1) => scale_bytes(integers, &scales.scale, low),
+                (Blocks::Q8_0, _) => {
+                    scale_bytes(&integers[..span], &scales.scale, low);
+                    scale_bytes(&integers[span..], &scales.scale, high);
+                }
+                (Blocks::Q4K, 1) => {
+                    let (first, second) = low.split_at_mut(span / 2);
+                    scale_nibbles::<FMA>(integers, &scales, first, second);
+                }
+                (Blocks::Q4K, _) => scale_nibbles::<FMA>(integers, &scales, low, high),
+            }
+            match plan.halves {
+                1 => target.iter_mut().zip(&*low).for_each(|(word, x)| *word = x.to_bits()),
+                _ => interleave(low, high, target),
+            }
+            if !whole {
+                out.copy_from_slice(&part[from * rows..to * rows]);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn scale_bytes(integers: &[u8], scale: &[f32; MAX_SPAN], out: &mut [f32]) {
+    let count = out.len();
+    let (integers, scale) = (&integers[..count], &scale[..count]);
+    for i in 0..count {
+        out[i] = f32::from(integers[i].cast_signed()) * scale[i];
+    }
+}
+
+/// Expands nibbles. Scales repeat with the rows, so the low and high nibbles share them.
+#[inline(always)]
+fn scale_nibbles<const FMA: bool>(integers: &[u8], scales: &Scales, low: &mut [f32], high: &mut [f32]) {
+    let count = low.len();
+    let (integers, high) = (&integers[..count], &mut high[..count]);
+    let (scale, offset) = (&scales.scale[..count], &scales.offset[..count]);
+    for i in 0..count {
+        low[i] = mul_add::<FMA>(f32::from(integers[i] & 15), scale[i], -offset[i]);
+        high[i] = mul_add::<FMA>(f32::from(integers[i] >> 4), scale[i], -offset[i]);
+    }
+}

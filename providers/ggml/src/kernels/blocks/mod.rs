@@ -1,0 +1,301 @@
+//! Weights in blocks of 8-bit or 4-bit integers, arranged in panels.
+//!
+//! The numbers are those of ggml's `q8_0` and `q4_K` (<https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h>), with blocks
+//! along the depth. Their order is our own, so that a few instructions expand 16 of them to the words that products multiply.
+
+mod expand;
+mod quantize;
+
+use super::{Panels, panels::Order};
+use crate::simd::{Words, vectorize};
+use expand::Expand;
+use quantize::Quantize;
+use std::ops::Range;
+
+/// A block format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Blocks {
+    /// 32 8-bit integers with an f16 scale.
+    Q8_0,
+    /// 32 4-bit integers with a 6-bit scale and a 6-bit offset. These are multiples of two f16 factors that 8 blocks share.
+    Q4K,
+}
+
+/// Elements of a block: they share a scale.
+pub(super) const BLOCK: usize = 32;
+/// Blocks that share their factors.
+pub(super) const GROUP: usize = 8;
+/// Steps of the depth in a run. A run holds the lower elements of all its words, then the upper ones.
+const STEPS: usize = 8;
+/// The most rows of a panel.
+const MAX_ROWS: usize = 32;
+/// The most elements in one half of a run.
+const MAX_SPAN: usize = STEPS * MAX_ROWS;
+
+/// The layout of a panel's bytes: integers, then scales of blocks, then factors of groups.
+#[derive(Clone, Copy)]
+pub(super) struct Plan {
+    blocks: Blocks,
+    /// Rows of the panel.
+    rows: usize,
+    /// Elements in a word.
+    halves: usize,
+    /// Runs of [`STEPS`] steps. The rows of a step lie together.
+    runs: usize,
+}
+
+impl Plan {
+    pub(super) fn new(blocks: Blocks, panels: &Panels) -> Self {
+        let halves = if panels.words == Words::Bf16 { 2 } else { 1 };
+        assert_ne!(panels.order, Order::Tiles, "weights lie in columns");
+        Plan { blocks, rows: panels.block, halves, runs: panels.steps().div_ceil(STEPS) }
+    }
+    /// Rows of the panel.
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+    /// Elements in one half of a run.
+    fn span(&self) -> usize {
+        STEPS * self.rows
+    }
+    /// The index in a half of a run of the element at a step and row.
+    #[inline(always)]
+    fn at(&self, step: usize, row: usize) -> usize {
+        step * self.rows + row
+    }
+    /// Elements of a row, padded to whole runs.
+    fn line(&self) -> usize {
+        self.runs * STEPS * self.halves
+    }
+    /// Bytes of a run's integers.
+    pub(super) fn run_bytes(&self) -> usize {
+        let elements = self.halves * self.span();
+        if self.blocks == Blocks::Q4K { elements / 2 } else { elements }
+    }
+    fn runs_of_block(&self) -> usize {
+        BLOCK / (STEPS * self.halves)
+    }
+    fn count(&self) -> usize {
+        self.runs.div_ceil(self.runs_of_block())
+    }
+    /// The offset of a block's scales, two bytes for each row.
+    pub(super) fn scales(&self, block: usize) -> usize {
+        self.runs * self.run_bytes() + block * 2 * self.rows
+    }
+    /// The offset of a group's factors, four bytes for each row.
+    pub(super) fn factors(&self, group: usize) -> usize {
+        self.scales(self.count()) + group * 4 * self.rows
+    }
+    pub(super) fn bytes(&self) -> usize {
+        match self.blocks {
+            Blocks::Q8_0 => self.scales(self.count()),
+            Blocks::Q4K => self.factors(self.count().div_ceil(GROUP)),
+        }
+    }
+    /// Integer `i` of a row's block. The words of the panel must have one element.
+    pub(super) fn integer(&self, panel: &[u8], block: usize, row: usize, i: usize) -> u8 {
+        let run = block * self.runs_of_block() + i / STEPS;
+        let (start, place) = (run * self.run_bytes(), self.at(i % STEPS, row));
+        match self.blocks {
+            Blocks::Q8_0 => panel[start + place],
+            Blocks::Q4K if place < self.run_bytes() => panel[start + place] & 15,
+            Blocks::Q4K => panel[start + place - self.run_bytes()] >> 4,
+        }
+    }
+    /// Calls `put` for each integer of a row's block, with its run, its index in the run, and its value.
+    #[inline(always)]
+    pub(super) fn place(
+        &self,
+        block: usize,
+        row: usize,
+        integers: &[u8; BLOCK],
+        mut put: impl FnMut(usize, usize, u8),
+    ) {
+        let first = block * self.runs_of_block();
+        let runs = first..(first + self.runs_of_block()).min(self.runs);
+        for (run, integers) in runs.zip(integers.chunks_exact(STEPS * self.halves)) {
+            for (step, word) in integers.chunks_exact(self.halves).enumerate() {
+                for (half, integer) in word.iter().enumerate() {
+                    put(run, half * self.span() + self.at(step, row), *integer);
+                }
+            }
+        }
+    }
+}
+
+impl Blocks {
+    /// Bytes of one panel.
+    pub(crate) fn panel_bytes(self, panels: &Panels) -> usize {
+        Plan::new(self, panels).bytes()
+    }
+
+    /// Bytes of a stack of matrices.
+    pub(crate) fn bytes(self, panels: &Panels) -> usize {
+        panels.groups * panels.per_group() * self.panel_bytes(panels)
+    }
+
+    /// Expands some steps of the panel in `bytes` to words.
+    pub(crate) fn expand(self, panels: &Panels, bytes: &[u8], steps: Range<usize>, words: &mut [u32]) {
+        vectorize(Expand { plan: Plan::new(self, panels), bytes, steps, words });
+    }
+
+    /// Packs a stack of row-major matrices, as [`Panels::pack`] does. `write` receives the offset and bytes of each panel.
+    pub(crate) fn pack(
+        self,
+        panels: &Panels,
+        transposed: bool,
+        read: impl Fn(usize, &mut [f32]),
+        mut write: impl FnMut(usize, &[u8]),
+    ) {
+        let Panels { groups, rows, depth, block, words, taps, .. } = *panels;
+        let plan = Plan::new(self, panels);
+        // Padding keeps neighbouring rows from sharing cache sets.
+        let pitch = plan.line() + 16;
+        let (mut lines, mut bytes) = (vec![0f32; block * pitch], vec![0; plan.bytes()]);
+        let mut values = vec![0f32; if transposed { block } else { depth }];
+        let place = |d: usize| match words {
+            Words::F32 => d,
+            // A pair holds the same tap of two runs of taps.
+            Words::Bf16 => {
+                let (run, tap) = (d / taps, d % taps);
+                2 * panels.step_of(run / 2, tap) + run % 2
+            }
+        };
+        let places: Vec<usize> = (0..depth).map(place).collect();
+        for group in 0..groups {
+            let start = group * rows * depth;
+            for (index, first) in (0..rows).step_by(block).enumerate() {
+                let height = block.min(rows - first);
+                if transposed {
+                    for (d, place) in places.iter().enumerate() {
+                        let values = &mut values[..height];
+                        read(start + d * rows + first, values);
+                        let to = lines[*place..].iter_mut().step_by(pitch);
+                        to.zip(&*values).for_each(|(to, value)| *to = *value);
+                    }
+                } else {
+                    for (row, line) in lines.chunks_mut(pitch).take(height).enumerate() {
+                        read(start + (first + row) * depth, &mut values);
+                        values.iter().zip(&places).for_each(|(value, place)| line[*place] = *value);
+                    }
+                }
+                bytes.fill(0);
+                for (row, line) in lines.chunks(pitch).take(height).enumerate() {
+                    vectorize(Quantize { plan, row, line: &line[..plan.line()], bytes: &mut bytes });
+                }
+                write((group * panels.per_group() + index) * bytes.len(), &bytes);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Packs a stack and expands it again, in ranges of steps of all sizes.
+    fn restored(blocks: Blocks, panels: &Panels, values: &[f32], transposed: bool) -> Vec<f32> {
+        let Panels { rows, depth, block, words, taps, .. } = *panels;
+        let mut bytes = vec![0; blocks.bytes(panels)];
+        blocks.pack(
+            panels,
+            transposed,
+            |start, to| to.copy_from_slice(&values[start..][..to.len()]),
+            |start, panel| bytes[start..][..panel.len()].copy_from_slice(panel),
+        );
+        let mut out = vec![f32::NAN; values.len()];
+        for (index, bytes) in bytes.chunks(blocks.panel_bytes(panels)).enumerate() {
+            let mut all = Vec::new();
+            let mut start = 0;
+            while start < panels.steps() {
+                let end = (start + 1 + start % 13).min(panels.steps());
+                let mut run = vec![7; (end - start) * block];
+                blocks.expand(panels, bytes, start..end, &mut run);
+                all.extend(run);
+                start = end;
+            }
+            let (group, first) = (index / panels.per_group(), index % panels.per_group() * block);
+            for (i, word) in all.iter().enumerate() {
+                let (step, row) = (i / block, first + i % block);
+                let mut put = |d: usize, x: f32| {
+                    if row < rows && d < depth {
+                        let at = if transposed { d * rows + row } else { row * depth + d };
+                        out[group * rows * depth + at] = x;
+                    } else {
+                        // Padding must expand to zeros.
+                        assert!(row < rows || x == 0.0, "a missing row is 0");
+                    }
+                };
+                match words {
+                    Words::F32 => put(step, f32::from_bits(*word)),
+                    Words::Bf16 => {
+                        let (pair, tap) = panels.pair_of(step);
+                        put(2 * pair * taps + tap, f32::from_bits(word << 16));
+                        put((2 * pair + 1) * taps + tap, f32::from_bits(word & 0xffff_0000));
+                    }
+                }
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn blocks_keep_what_their_bits_can() {
+        for (rows, runs, taps) in [(5, 40, 1), (33, 301, 1), (14, 31, 9)] {
+            let (groups, depth) = (2, runs * taps);
+            let values: Vec<f32> = (0..groups * rows * depth)
+                .map(|i: usize| {
+                    ((i * i % 8191) as f32 / 4096.0 - 1.0) * if i.is_multiple_of(97) { 3.0 } else { 1.0 }
+                })
+                .collect();
+            for (words, block, order) in [
+                (Words::F32, 14, Order::Columns),
+                (Words::F32, 32, Order::Columns),
+                (Words::Bf16, 14, Order::Columns),
+                (Words::Bf16, 32, Order::Columns),
+                (Words::Bf16, 32, Order::Sixteens),
+            ] {
+                let panels = Panels { groups, rows, depth, block, words, taps, order };
+                for transposed in [false, true] {
+                    // The largest error is half a step of the block's range, plus the rounding of f16 and 6-bit scales.
+                    for (blocks, limit, typical) in
+                        [(Blocks::Q8_0, 3.1 / 127.0, 6e-3), (Blocks::Q4K, 0.35, 0.08)]
+                    {
+                        let out = restored(blocks, &panels, &values, transposed);
+                        let errors = || values.iter().zip(&out).map(|(a, b)| f64::from(a - b));
+                        let worst = errors().fold(0f64, |worst, e| worst.max(e.abs()));
+                        let squares =
+                            |of: &mut dyn Iterator<Item = f64>| of.map(|x| x * x).sum::<f64>().sqrt();
+                        let size = squares(&mut values.iter().map(|x| f64::from(*x)));
+                        let rms = squares(&mut errors()) / size;
+                        let what = format!("{blocks:?} {panels:?} {transposed}: {worst} {rms}");
+                        assert!(worst <= limit && rms <= typical, "{what}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_blocks_can_say_is_kept() {
+        // Multiples of a power of two, up to 127 of them in q8_0, 15 above an offset in q4_K.
+        let integers = |i: usize, most: usize| if i.is_multiple_of(32) { most } else { i * 7 % most };
+        let eights: Vec<f32> = (0..8 * 64).map(|i| integers(i, 127) as f32 / 64.0).collect();
+        let panels = Panels::columns([1, 8, 64], 8);
+        assert_eq!(restored(Blocks::Q8_0, &panels, &eights, false), eights);
+        let fours: Vec<f32> =
+            (0..8 * 64).map(|i| if i % 32 == 1 { 0.0 } else { integers(i, 15) as f32 * 0.25 }).collect();
+        let out = restored(Blocks::Q4K, &panels, &fours, false);
+        let worst = fours.iter().zip(&out).fold(0f32, |worst, (a, b)| worst.max((a - b).abs()));
+        assert!(worst <= 15.0 * 0.25 / 2048.0, "{worst}");
+        assert_eq!(restored(Blocks::Q4K, &panels, &[0.0; 8 * 64], false), [0.0; 8 * 64]);
+        for (blocks, share) in [(Blocks::Q8_0, 32), (Blocks::Q4K, 64)] {
+            for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut values = eights.clone();
+                values[3 * 64 + 5] = wrong;
+                let nans = restored(blocks, &panels, &values, false).iter().filter(|x| x.is_nan()).count();
+                assert_eq!(nans, share, "{blocks:?} {wrong}");
+            }
+        }
+    }
+}
