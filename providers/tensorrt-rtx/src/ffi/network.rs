@@ -1,7 +1,8 @@
 //! Compiles an ONNX model into a plan.
 
 use super::{HostMemory, Library, c_name, log, raw, text};
-use sdrun_abi::{Error, ErrorCode, Flow, Host, Result};
+use crate::faults::{self, Fault};
+use sdrun_abi::{Error, ErrorCode, Flow, Host, LogLevel, Result};
 use std::{
     ffi::{CString, c_char, c_void},
     panic::{AssertUnwindSafe, catch_unwind},
@@ -64,9 +65,7 @@ struct Context<'a> {
     refittable: &'a (dyn Fn(&Record) -> bool + Sync),
     host: &'a dyn Host,
     records: &'a mut Vec<Record>,
-    faults: Vec<String>,
-    /// Code of the first fault (`nvonnxparser::ErrorCode`).
-    code: Option<i32>,
+    faults: Vec<Fault>,
     phases: Mutex<Vec<(String, u64)>>,
     cancelled: AtomicBool,
 }
@@ -112,7 +111,6 @@ pub(crate) fn build(
         host,
         records,
         faults: Vec::new(),
-        code: None,
         phases: Default::default(),
         cancelled: false.into(),
     };
@@ -145,7 +143,11 @@ pub(crate) fn build(
     // SAFETY: every pointer in `build` stays valid until the call ends. The callbacks receive `context` and contain
     // panics, and those that write to it run on this thread only.
     let plan = unsafe { raw::sd_build(&mut build) };
-    let logged = log::deliver(host);
+    // The library logs several lines for each node it rejects; the error lists all of these nodes.
+    let logged = match context.faults.is_empty() {
+        true => log::deliver(host),
+        false => log::deliver_as(Some(LogLevel::Debug), host),
+    };
     if context.cancelled.into_inner() {
         if !plan.is_null() {
             drop(HostMemory(plan));
@@ -157,27 +159,23 @@ pub(crate) fn build(
     }
     // SAFETY: the shim wrote a 0 at the end.
     let subject = unsafe { text(build.subject.as_ptr()) };
-    Err(failure(build.stage, &subject, context.code, &context.faults, logged))
+    faults::complete(&mut context.faults, logged.as_deref());
+    for fault in &context.faults {
+        host.log(LogLevel::Info, "tensorrt-rtx", &fault.line());
+    }
+    Err(failure(build.stage, &subject, &context.faults, logged))
 }
 
 /// Makes one error from the messages of the parser and the library.
-fn failure(stage: i32, subject: &str, code: Option<i32>, faults: &[String], logged: Option<String>) -> Error {
+fn failure(stage: i32, subject: &str, faults: &[Fault], logged: Option<String>) -> Error {
     use raw::stage::*;
     let logged = logged.map(|line| shorten(&line));
-    let words = faults.first().cloned().or(logged.clone()).unwrap_or_else(|| "no reason is given".into());
+    let first = faults.first().map(|fault| fault.words.clone());
+    let words = first.or(logged.clone()).unwrap_or_else(|| "no reason is given".into());
     let error = match stage {
         TARGET => Error::unsupported(format!("TensorRT-RTX cannot build for this target: {words}"))
             .with_hint("`sdrun devices -p tensorrt-rtx` lists the targets"),
-        LOAD | PARSE => {
-            let message = format!("TensorRT-RTX cannot read the model: {words}");
-            // nvonnxparser::ErrorCode: 7 to 13 are kinds of "unsupported". The parser looks up unknown operators among
-            // plugins, and reports a missing plugin as an internal error.
-            match code {
-                Some(7..=13) => Error::unsupported(message),
-                _ if words.contains("Plugin not found") => Error::unsupported(message),
-                _ => Error::invalid(message),
-            }
-        }
+        LOAD | PARSE => faults::refusal(faults, logged.as_deref()),
         WEIGHT => Error::internal(format!("TensorRT-RTX rejects the weight `{subject}`: {words}")),
         MARK => Error::unsupported(format!("TensorRT-RTX cannot leave the weight `{subject}` open: {words}")),
         PROFILE => {
@@ -254,14 +252,7 @@ unsafe extern "C" fn fault(context: *mut c_void, fault: *const raw::SdFault) {
         let (context, fault) = unsafe { (&mut *context.cast::<Context<'_>>(), &*fault) };
         // SAFETY: each pointer is null or a 0-terminated string.
         let (op, node, words) = unsafe { (text(fault.op), text(fault.node), shorten(&text(fault.text))) };
-        let what = match (op.is_empty(), node.is_empty()) {
-            (true, true) => words.clone(),
-            (false, true) => format!("operator {op}: {words}"),
-            (true, false) => format!("node `{node}`: {words}"),
-            (false, false) => format!("operator {op}, node `{node}`: {words}"),
-        };
-        context.code = context.code.or(Some(fault.code));
-        context.faults.push(what);
+        context.faults.push(Fault { code: fault.code, op, node, words });
     }));
 }
 
