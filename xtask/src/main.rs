@@ -8,6 +8,7 @@ mod header;
 mod python;
 mod setup;
 mod test;
+mod wild;
 mod workspace;
 
 use anyhow::{Result, bail};

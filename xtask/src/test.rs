@@ -4,7 +4,7 @@ use crate::{
     debian,
     dist::{self, Dist},
     python::{Packages, Python},
-    setup,
+    setup, wild,
     workspace::{Workspace, display, output, run, step},
 };
 use anyhow::{Context, Error, Result, bail};
@@ -26,7 +26,7 @@ const CARGO_DENY: &str = "0.20.2";
 pub(crate) enum Extent {
     /// Everything.
     Full,
-    /// Everything but the ONNX node tests and the full-size models.
+    /// Everything but the ONNX node tests, the models of others and the full-size models.
     Quick,
 }
 
@@ -107,6 +107,14 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
             let mut command = conformance(&dist, manifest);
             command.envs(environment.iter().cloned()).arg("--nodes").arg(&node_tests);
             tally.count(command.arg("--snapshots").arg(workspace.root.join("tests/conformance")))?;
+        }
+        match wild::models(workspace) {
+            Ok(models) => {
+                tally.stage("Models of others");
+                let only = ["test", "--workspace", "--test=wild", "--", "--ignored", "--nocapture"];
+                tally.count(tests(&only).env(wild::VARIABLE, models))?;
+            }
+            Err(error) => tally.fail("Models of others", &error),
         }
         tally.stage("Full-size models");
         let only = ["test", "--workspace", "--no-fail-fast", "--test=golden", "--", "--ignored", "full_size"];

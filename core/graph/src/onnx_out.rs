@@ -138,6 +138,22 @@ impl Graph {
     }
 }
 
+/// A graph as a body, without its name and inputs; `own` says which initializers are stored in it.
+pub(crate) fn body_proto(graph: &Graph, own: impl Fn(ValueId, &Initializer) -> bool) -> GraphProto {
+    let initializer = graph.initializers.iter().filter_map(|(id, initializer)| match initializer {
+        Initializer::Constant(tensor) if own(*id, initializer) => {
+            Some(TensorProto { name: Some(graph.value(*id).name.clone()), ..literal(tensor) })
+        }
+        _ => None,
+    });
+    GraphProto {
+        node: graph.nodes.iter().map(|node| graph.node_proto(node)).collect(),
+        initializer: initializer.collect(),
+        output: graph.value_infos(&graph.outputs),
+        ..Default::default()
+    }
+}
+
 fn bytes_of(name: &str, weight: &WeightRef) -> Result<u64, GraphError> {
     let bytes = weight.dtype.bytes_of(&weight.shape);
     bytes

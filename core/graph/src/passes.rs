@@ -6,6 +6,7 @@
 //! name. Sizes may be open: a rule that needs a number (of channels, of heads) skips nodes where it is unknown.
 
 mod absorb_scales;
+mod bodies;
 mod branches;
 mod channels_last;
 mod compact;
@@ -56,6 +57,7 @@ pub use prepare_weights::{PreparationStep, Prepare, preparation_steps, prepare_w
 pub use weights_as_inputs::weights_as_inputs;
 
 use crate::{Graph, GraphError, Node, OpenDims, infer};
+use bodies::simplify_bodies;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
@@ -227,33 +229,45 @@ pub fn optimize(graph: &mut Graph, names: &[&str]) -> Result<Vec<PassReport>, Gr
 }
 
 /// Binds the inputs named in `shapes` (see [`Graph::bind`]), infers all shapes, and repeats the passes that every
-/// consumer wants until nothing changes: constant folding, branches, identities, dead code. Afterwards every value
-/// has the type and shape that could be inferred, and ids are renumbered.
+/// consumer wants until nothing changes: constant folding, branches, identities, dead code, and the same in the bodies of
+/// If, Loop and Scan. Afterwards every value has the type and shape that could be inferred, and ids are renumbered.
 ///
 /// # Errors
-/// Those of [`Graph::bind`], [`infer::infer_shapes`] and [`inline_branches`]. The graph is still valid then, but only
-/// partly simplified.
+/// Those of [`Graph::bind`], [`infer::infer_shapes`] and [`inline_branches`]; [`GraphError::Invalid`] for an If without a
+/// branch that can be computed. The graph is still valid then, but only partly simplified.
 pub fn simplify(
     graph: &mut Graph,
     shapes: &BTreeMap<String, Vec<usize>>,
     open: OpenDims,
 ) -> Result<SimplifyReport, GraphError> {
     graph.bind(shapes, open)?;
+    simplify_bound(graph, &mut FOLD_BUDGET.clone())
+}
+
+/// How often bodies are simplified at most: each time, types of their outputs may become known that the next ones capture.
+const MAX_BODY_ROUNDS: usize = 4;
+
+fn simplify_bound(graph: &mut Graph, budget: &mut usize) -> Result<SimplifyReport, GraphError> {
     let nodes_before = graph.nodes.len();
-    let names = ["fold_constants", "inline_branches", "eliminate_identity", "eliminate_dead"];
+    let names =
+        ["fold_constants", "inline_branches", "eliminate_identity", "eliminate_dead", "simplify_bodies"];
     let mut passes = names.map(PassReport::new);
-    let (mut budget, mut rounds, mut census) = (FOLD_BUDGET, 0, Census::of(graph));
+    let (mut rounds, mut body_rounds, mut census) = (0, 0, Census::of(graph));
     loop {
         rounds += 1;
         infer::infer_shapes(graph)?;
-        let [fold, branches, identity, dead] = &mut passes;
-        let changes = fold.measure(graph, &mut census, |graph| Ok(fold_constants(graph, &mut budget)))?
+        let [fold, branches, identity, dead, bodies] = &mut passes;
+        let mut changes = fold.measure(graph, &mut census, |graph| Ok(fold_constants(graph, budget)))?
             + branches.measure(graph, &mut census, inline_branches)?
             + identity.measure(graph, &mut census, |graph| Ok(eliminate_identity(graph)))?
             + dead.measure(graph, &mut census, |graph| {
                 let (nodes, initializers) = eliminate_dead(graph);
                 Ok(nodes + initializers)
             })?;
+        if changes == 0 && body_rounds < MAX_BODY_ROUNDS {
+            body_rounds += 1;
+            changes = bodies.measure(graph, &mut census, |graph| simplify_bodies(graph, budget))?;
+        }
         if changes == 0 {
             break;
         }
@@ -371,7 +385,8 @@ mod tests {
                 ("fold_constants", -4),
                 ("inline_branches", 1),
                 ("eliminate_identity", -3),
-                ("eliminate_dead", 0)
+                ("eliminate_dead", 0),
+                ("simplify_bodies", 0)
             ]
         );
         // "unused", and the constants that were folded.

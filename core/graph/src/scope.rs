@@ -64,7 +64,29 @@ pub(crate) fn rename(body: &mut GraphProto, names: &HashMap<String, String>) {
     }
 }
 
+/// Whether an operator rounds a tensor to a few bits when it runs. The integer operators alone are exact.
+fn quantizes(op: &str) -> bool {
+    op.starts_with("QLinear")
+        || ["QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"]
+            .contains(&op)
+}
+
+fn body_quantizes(body: &GraphProto) -> bool {
+    body.node.iter().any(|node| {
+        let inner = node.attribute.iter().flat_map(|a| a.g.iter().map(|g| &**g).chain(&a.graphs));
+        quantizes(node.op_type()) || inner.into_iter().any(body_quantizes)
+    })
+}
+
 impl Graph {
+    /// Whether the graph, or a body in it, quantizes what flows through it: QuantizeLinear, DynamicQuantizeLinear, the QLinear
+    /// operators, and those that quantize their own inputs. Runtimes that differ in the last bit of a value then round some
+    /// values to different steps.
+    pub fn quantizes(&self) -> bool {
+        let mut nodes = self.nodes.iter();
+        nodes.any(|node| quantizes(&node.op_type) || bodies(node).any(body_quantizes))
+    }
+
     /// Values that bodies capture, keyed by the index of the node that owns the body.
     pub(crate) fn captures(&self) -> HashMap<usize, Vec<ValueId>> {
         let mut found = HashMap::new();

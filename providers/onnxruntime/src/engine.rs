@@ -31,8 +31,13 @@ pub(crate) struct Recipe {
 
 impl OrtEngine {
     pub(crate) fn new(environment: &'static Environment, model: Bytes, threads: usize) -> Result<Self> {
-        let graph = read_graph(&model)?;
+        let mut graph = read_graph(&model)?;
         let info = describe(&graph, COMPATIBILITY.into())?;
+        // ONNX Runtime infers the shapes inside both branches of an If, and takes no model where that fails in one. Without
+        // sizes it finds out when the branch is run.
+        if !graph.contradictory_bodies().is_empty() {
+            graph.forget_sizes();
+        }
         Ok(OrtEngine(Arc::new(Recipe { environment, model, graph, threads, info })))
     }
 

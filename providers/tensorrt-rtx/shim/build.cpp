@@ -84,7 +84,8 @@ void tellFaults(nvonnxparser::IParser const& parser, Findings& findings)
     for (int32_t i = 0; i < parser.getNbErrors(); ++i)
     {
         nvonnxparser::IParserError const* error = parser.getError(i);
-        findings.fault(text(error->nodeOperator()), text(error->nodeName()), text(error->desc()));
+        findings.fault(static_cast<int32_t>(error->code()), text(error->nodeOperator()), text(error->nodeName()),
+            text(error->desc()));
     }
 }
 

@@ -13,6 +13,7 @@
 mod compile;
 mod devices;
 mod engine;
+mod faults;
 mod ffi;
 mod kernels;
 mod lower;

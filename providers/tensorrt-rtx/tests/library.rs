@@ -5,13 +5,16 @@
 mod testing;
 
 use sdrun_abi::{
-    BuildSpec, Compatibility, DType, Device, Engine, ErrorCode, NoHost, Precision, Provider, Result, Weight,
-    WeightSource,
+    BuildSpec, Compatibility, DType, Device, Engine, ErrorCode, Flow, Host, LogLevel, NoHost, Precision,
+    Provider, Result, Weight, WeightSource,
 };
 use sdrun_graph::{ExternalBase, Graph, OpenDims, simplify};
 use sdrun_provider_tensorrt_rtx::TensorRtRtx;
 use sdrun_weights::builtin;
-use std::{collections::BTreeMap, sync::OnceLock};
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, OnceLock},
+};
 use testing::{Model, Source, Stop, config, failure, noise, perceptron, perceptron_weights, runtime_dir};
 
 fn provider() -> &'static TensorRtRtx {
@@ -278,4 +281,64 @@ fn a_graph_without_products_says_why_it_is_not_built() {
     provider()
         .build(&model, &baked, &Source::default().with("w", &[4], &[1.0, 2.0, 3.0, 4.0]), &NoHost)
         .unwrap();
+}
+
+/// A host that keeps what is logged.
+#[derive(Default)]
+struct Log(Mutex<Vec<(LogLevel, String)>>);
+
+impl Host for Log {
+    fn log(&self, level: LogLevel, _: &str, message: &str) {
+        self.0.lock().unwrap().push((level, message.to_owned()));
+    }
+    fn progress(&self, _: &str, _: u64, _: u64) -> Flow {
+        Flow::Continue
+    }
+    fn cancelled(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn all_nodes_that_are_not_supported_are_named_at_once() {
+    let log = Log::default();
+    let mut model = Model::default()
+        .input("x", DType::F32, &[1, 4])
+        .output("p0", DType::I32, &[1, 2])
+        .output("p1", DType::I32, &[1, 2])
+        .constant("w", DType::U8, &[4, 2], vec![1; 8]);
+    for i in 0..2 {
+        let n = |name: &str| format!("{name}{i}");
+        model = model.node("DynamicQuantizeLinear", &["x"], &[&n("q"), &n("scale"), &n("zero")]).node(
+            "MatMulInteger",
+            &[&n("q"), "w", &n("zero")],
+            &[&n("p")],
+        );
+    }
+    let built = provider().build(&model.bytes(), &spec("sm89", Precision::Fp32), &Untouched, &log);
+    let error = failure(built);
+    assert_eq!(error.code, ErrorCode::Unimplemented);
+    for op in ["DynamicQuantizeLinear", "MatMulInteger"] {
+        assert!(error.message.contains(&format!("operator {op} is not supported (")), "{error}");
+    }
+    assert_eq!(error.message.lines().count(), 1);
+    let records = log.0.into_inner().unwrap();
+    let shown: Vec<_> = records.iter().filter(|(level, _)| *level >= LogLevel::Warn).collect();
+    assert!(shown.is_empty(), "the error says it: {shown:?}");
+}
+
+/// What the parser finds when it reads a node has words of its own.
+#[test]
+fn a_node_that_is_not_supported_in_this_form_is_named() {
+    let model = Model::default()
+        .input("x", DType::F32, &[2])
+        .output("y", DType::F32, &[2])
+        .constant("bias", DType::I32, &[2], vec![1; 8])
+        .constant("scale", DType::F32, &[], 0.5f32.to_le_bytes().to_vec())
+        .node("DequantizeLinear", &["bias", "scale"], &["b"])
+        .node("Add", &["x", "b"], &["y"]);
+    let error = failure(build(&model.bytes(), &spec("sm89", Precision::Fp32)));
+    assert_eq!(error.code, ErrorCode::Unimplemented);
+    assert!(error.message.contains("operator DequantizeLinear: "), "{error}");
+    assert!(error.message.contains("has type Int32 but must have type"), "{error}");
 }

@@ -127,7 +127,7 @@ pub(crate) mod ffi {
 
         type Findings<'a>;
         fn record(self: &mut Findings, record: Record) -> bool;
-        fn fault(self: &mut Findings, op: String, node: String, text: String);
+        fn fault(self: &mut Findings, code: i32, op: String, node: String, text: String);
 
         type Watch<'a>;
         fn progress(self: &Watch, phase: String, step: i32, total: i32) -> bool;

@@ -29,13 +29,18 @@ pub(super) fn receive(severity: i32, message: String) {
 
 /// Passes all stored records to the host and returns the first error among them.
 pub(crate) fn deliver(host: &dyn Host) -> Option<String> {
+    deliver_as(None, host)
+}
+
+/// The same, with this level in place of the records' own.
+pub(crate) fn deliver_as(level: Option<LogLevel>, host: &dyn Host) -> Option<String> {
     let records = std::mem::take(&mut *WAITING.lock().unwrap_or_else(PoisonError::into_inner));
     let mut first = None;
-    for (level, message) in records {
-        if level == LogLevel::Error && first.is_none() {
+    for (own, message) in records {
+        if own == LogLevel::Error && first.is_none() {
             first = Some(message.clone());
         }
-        host.log(level, "tensorrt-rtx", &message);
+        host.log(level.unwrap_or(own), "tensorrt-rtx", &message);
     }
     first
 }

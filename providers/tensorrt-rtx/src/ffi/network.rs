@@ -5,7 +5,8 @@ use super::{
     bridge::{self, Stage},
     log, thrown,
 };
-use sdrun_abi::{Error, ErrorCode, Flow, Hint, Host, Result};
+use crate::faults::{self, Fault};
+use sdrun_abi::{Error, ErrorCode, Flow, Hint, Host, LogLevel, Result};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
@@ -20,7 +21,7 @@ pub(crate) use bridge::ffi::{Range, Record, Request, WeightBytes};
 pub(super) struct Findings<'a> {
     refittable: &'a dyn Fn(&Record) -> bool,
     records: &'a mut Vec<Record>,
-    faults: Vec<String>,
+    faults: Vec<Fault>,
 }
 
 /// Tells the host of progress. The library's threads call it.
@@ -59,26 +60,34 @@ pub(crate) fn build(
     let built = unsafe {
         bridge::build(create_builder, create_parser, &library.logger, request, &mut findings, &watch)
     };
-    let logged = log::deliver(host);
+    // The library logs several lines for each node it rejects; the error lists all of these nodes.
+    let logged = match findings.faults.is_empty() {
+        true => log::deliver(host),
+        false => log::deliver_as(Some(LogLevel::Debug), host),
+    };
     if watch.cancelled.into_inner() {
         return Err(Error::new(ErrorCode::Cancelled, "the build was cancelled"));
     }
     let built = built.map_err(thrown)?;
-    HostMemory::of(built.plan).ok_or_else(|| failure(built.stage, &built.subject, &findings.faults, logged))
+    if let Some(plan) = HostMemory::of(built.plan) {
+        return Ok(plan);
+    }
+    faults::complete(&mut findings.faults, logged.as_deref());
+    for fault in &findings.faults {
+        host.log(LogLevel::Info, "tensorrt-rtx", &fault.line());
+    }
+    Err(failure(built.stage, &built.subject, &findings.faults, logged))
 }
 
 /// Makes one error from the messages of the parser and the library.
-fn failure(stage: Stage, subject: &str, faults: &[String], logged: Option<String>) -> Error {
+fn failure(stage: Stage, subject: &str, faults: &[Fault], logged: Option<String>) -> Error {
     let logged = logged.map(|line| shorten(&line));
-    let words = faults.first().cloned().or(logged.clone()).unwrap_or_else(|| "no reason is given".into());
+    let first = faults.first().map(|fault| fault.words.clone());
+    let words = first.or(logged.clone()).unwrap_or_else(|| "no reason is given".into());
     let error = match stage {
         Stage::Target => Error::unsupported(format!("TensorRT-RTX cannot build for this target: {words}"))
             .with_hint(Hint::UseDevice(Vec::new())),
-        Stage::Load | Stage::Parse => {
-            // The host has read and checked the model, so it is valid and the parser does not support it, whichever of
-            // its codes it reports.
-            Error::unsupported(format!("TensorRT-RTX cannot read the model: {words}"))
-        }
+        Stage::Load | Stage::Parse => faults::refusal(faults, logged.as_deref()),
         Stage::Weight => Error::internal(format!("TensorRT-RTX rejects the weight `{subject}`: {words}")),
         Stage::Mark => {
             Error::unsupported(format!("TensorRT-RTX cannot leave the weight `{subject}` open: {words}"))
@@ -143,16 +152,8 @@ impl Findings<'_> {
     }
 
     /// Takes an error of the parser. Operator and node may be empty.
-    pub(super) fn fault(&mut self, op: String, node: String, text: String) {
-        contained(|| {
-            let words = shorten(&text);
-            self.faults.push(match (op.is_empty(), node.is_empty()) {
-                (true, true) => words,
-                (false, true) => format!("operator {op}: {words}"),
-                (true, false) => format!("node `{node}`: {words}"),
-                (false, false) => format!("operator {op}, node `{node}`: {words}"),
-            });
-        });
+    pub(super) fn fault(&mut self, code: i32, op: String, node: String, text: String) {
+        contained(|| self.faults.push(Fault { code, op, node, words: shorten(&text) }));
     }
 }
 
