@@ -128,7 +128,7 @@ pub fn plan(spec: &RuntimeSpec, paths: &Paths) -> Result<InstallPlan> {
 pub(crate) fn by_hand(spec: &RuntimeSpec) -> String {
     let own = format!("set {} to the folder of its libraries", spec.env);
     match &spec.by_hand {
-        Some(words) => format!("{words}; where it is not found then, {own}"),
+        Some(words) => format!("{words}; if it is still not found, {own}"),
         None => format!("install it the vendor's way and {own}"),
     }
 }
@@ -141,7 +141,7 @@ pub fn install(plan: &InstallPlan) -> Result<()> {
     let stage = tempfile::Builder::new()
         .prefix(".install-")
         .tempdir_in(parent)
-        .map_err(|e| Error::io("make a folder in", parent, &e))?;
+        .map_err(|e| Error::io("create a folder in", parent, &e))?;
     let requirements = stage.path().join("requirements.txt");
     std::fs::write(&requirements, format!("{} --hash=sha256:{}\n", plan.requirement, plan.wheel.sha256))
         .map_err(|e| Error::io("write", &requirements, &e))?;
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_a_package_is_told_what_to_do() {
+    fn without_a_package_the_hint_says_what_to_do() {
         let root = tempfile::tempdir().unwrap();
         let error = plan(&spec("SDRUN_THING_DIR"), &paths(root.path())).unwrap_err();
         assert!(error.hint().unwrap().to_string().contains("SDRUN_THING_DIR"), "{error}");
