@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_newer_plugin_says_is_read_as_far_as_it_is_known() {
+    fn unknown_values_of_newer_plugins_are_dropped() {
         let read: Capabilities = serde_json::from_str(
             r#"{"precisions":["fp3","fp16",{"mixed":["fp16","fp3"]}],"io_dtypes":["f32","f128"],
                 "weight_update":"by_magic","cancel":"at_once","bake":true,"telepathy":{"range":3}}"#,
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_capabilities_are_the_least() {
+    fn absent_capabilities_default_to_the_minimum() {
         let read: Capabilities = serde_json::from_str("{}").unwrap();
         assert_eq!(read, Capabilities::new(vec![], vec![]));
     }

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_kind_is_its_text() {
+    fn an_unknown_kind_becomes_its_text() {
         for (json, text) in [
             (
                 r#"{"kind":"use_quantum","qubits":7,"text":"use a quantum computer"}"#,
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_replaces_words_inside_others() {
+    fn a_program_replaces_the_wording_of_nested_hints() {
         let own = |hint: &Hint| matches!(hint, Hint::Bake).then(|| "press Bake".to_string());
         let hint = Hint::AnyOf(vec![Hint::Bake, Hint::LeaveOut { option: "threads".into() }]);
         assert_eq!(hint.render(&own), "press Bake, or leave out `threads`");

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_it_must() {
+    fn refuses_invalid_manifests() {
         for (from, to, expect) in [
             ("1.0.0", "2.0.0", "format version"),
             ("./lib.so", "../lib.so", "inside"),

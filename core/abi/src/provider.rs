@@ -95,7 +95,7 @@ pub trait Session: Send {
         host: &dyn Host,
     ) -> Result<Vec<Box<dyn DeviceTensor>>> {
         let _ = (inputs, keep, outputs, host);
-        Err(Error::unsupported("cannot leave tensors on its device")
+        Err(Error::unsupported("cannot keep tensors on its device")
             .with_hint("run it with tensors in main memory"))
     }
 

@@ -167,7 +167,7 @@ impl<'de> Deserialize<'de> for Compatibility {
             "optimal" => Compatibility::Optimal,
             "prefer_recompile" => Compatibility::PreferRecompile(reason),
             "unsupported" => Compatibility::Unsupported(reason),
-            other => Compatibility::Unsupported(format!("the provider calls it `{other}`: {reason}")),
+            other => Compatibility::Unsupported(format!("the provider reports `{other}`: {reason}")),
         })
     }
 }
@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn verdicts_are_read_whatever_a_newer_plugin_calls_them() {
+    fn verdicts_of_newer_plugins_are_read() {
         for verdict in [
             Compatibility::Optimal,
             Compatibility::PreferRecompile("older".into()),
@@ -277,12 +277,12 @@ mod tests {
             serde_json::from_str(r#"{"verdict":"needs_update","reason":"of the driver"}"#).unwrap();
         assert_eq!(
             unknown,
-            Compatibility::Unsupported("the provider calls it `needs_update`: of the driver".into())
+            Compatibility::Unsupported("the provider reports `needs_update`: of the driver".into())
         );
     }
 
     #[test]
-    fn reports_may_leave_figures_out() {
+    fn reports_may_omit_figures() {
         let report: MemoryReport = serde_json::from_str(r#"{"weights":7,"colour":"red"}"#).unwrap();
         assert_eq!(report, MemoryReport::new(Some(7), None, None));
         let assessment: Assessment =

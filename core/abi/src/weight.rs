@@ -57,7 +57,7 @@ impl<'a> Weight<'a> {
         match dtype.bytes_of(&shape) {
             Some(n) if n == data.len() => Ok(Weight { dtype, shape, file: None, data: Box::new(data) }),
             _ => Err(Error::invalid(format!(
-                "{} bytes do not make a {dtype} tensor of shape {shape:?}",
+                "{} bytes do not match a {dtype} tensor of shape {shape:?}",
                 data.len()
             ))),
         }

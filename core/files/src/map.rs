@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_read_again_after_they_were_let_go() {
+    fn parts_can_be_read_again_after_release() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("weights");
         let bytes: Vec<u8> = (0..1 << 20).map(|i: u32| (i / 4096 + i) as u8).collect();

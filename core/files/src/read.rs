@@ -38,8 +38,7 @@ pub fn read_small(path: &Path, links: Links, limit: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(limit + 1).read_to_end(&mut bytes).map_err(|error| Error::io("read", path, &error))?;
     if bytes.len() as u64 > limit {
-        let message =
-            format!("{} is longer than the {limit} bytes that such a file may have", path.display());
+        let message = format!("{} is larger than {limit} bytes, the limit for such a file", path.display());
         return Err(Error::new(ErrorCode::DataLoss, message).with_file(path));
     }
     Ok(bytes)

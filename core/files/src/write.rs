@@ -76,7 +76,7 @@ pub fn check_target(path: &Path) -> Result<Option<Permissions>> {
         }
         Err(error) => {
             let why = format!("its folder {}: {error}", folder.display());
-            return refuse(Error::io("use", folder, &error).code, &why, "make the folder first");
+            return refuse(Error::io("use", folder, &error).code, &why, "create the folder first");
         }
     }
     let metadata = match fs::symlink_metadata(path) {
@@ -88,7 +88,7 @@ pub fn check_target(path: &Path) -> Result<Option<Permissions>> {
         return refuse(
             ErrorCode::InvalidArgument,
             "it is a symbolic link",
-            "name the file that the link leads to, or remove the link",
+            "name the target of the link, or remove the link",
         );
     }
     if !metadata.is_file() {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_fails_leaves_the_former_file_and_nothing_else() {
+    fn a_failed_write_keeps_the_previous_file_and_leaves_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("out.txt");
         put(&path, b"first").unwrap();
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn an_input_of_the_process_is_not_replaced_by_any_of_its_names() {
+    fn an_input_is_not_replaced_under_any_name() {
         remember_inputs();
         let dir = tempfile::tempdir().unwrap();
         let (model, other) = (dir.path().join("model.onnx"), dir.path().join("other.onnx"));
@@ -161,7 +161,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn links_read_only_files_and_modes_stay() {
+    fn links_read_only_files_and_modes_are_preserved() {
         use std::os::unix::fs::{PermissionsExt, symlink};
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_are_no_targets() {
+    fn folders_are_refused_as_targets() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(put(dir.path(), b"").unwrap_err().code, ErrorCode::InvalidArgument);
         assert_eq!(put(&dir.path().join("no/file"), b"").unwrap_err().code, ErrorCode::NotFound);

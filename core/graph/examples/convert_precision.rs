@@ -12,7 +12,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [model, precision, out] = &arguments[..] else {
         return Err("usage: convert_precision MODEL.onnx fp16|bf16|fp32 OUT.onnx".into());
     };
-    let to = precision.parse::<Precision>()?.float_type().ok_or("no tensors are quantized here")?;
+    let to = precision
+        .parse::<Precision>()?
+        .float_type()
+        .ok_or("this example does not quantize; choose fp16, bf16 or fp32")?;
     let mut graph = Graph::open(Path::new(model), &OpenOptions::default())?;
     simplify(&mut graph, &BTreeMap::new(), OpenDims::Allow)?;
     let stored: BTreeMap<String, (DType, WeightData)> =

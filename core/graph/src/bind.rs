@@ -26,12 +26,12 @@ impl Graph {
             else {
                 let known: Vec<&str> = self.inputs.iter().map(|id| self.value(*id).name.as_str()).collect();
                 return Err(GraphError::Invalid(format!(
-                    "there is no input {name:?}; the inputs are {known:?}"
+                    "the graph has no input {name:?}; its inputs are {known:?}"
                 )));
             };
             let refuse = |why: &str| {
                 GraphError::Invalid(format!(
-                    "input {} does not take the shape {shape:?}: {why}",
+                    "input {} does not accept the shape {shape:?}: {why}",
                     describe(input)
                 ))
             };
@@ -149,7 +149,7 @@ mod tests {
         let refused = error(&[("sample", &[2, 3, 64, 64])], OpenDims::Allow);
         assert_eq!(
             refused,
-            "input \"sample\" [batch, 4, height, ?] does not take the shape [2, 3, 64, 64]: dimension 1 is fixed to 4"
+            "input \"sample\" [batch, 4, height, ?] does not accept the shape [2, 3, 64, 64]: dimension 1 is fixed to 4"
         );
         assert!(error(&[("sample", &[2, 4, 64])], OpenDims::Allow).contains("it has 4 dimensions"));
         assert!(error(&[("strength", &[1])], OpenDims::Allow).contains("it has 0 dimensions"));

@@ -67,7 +67,7 @@ impl Location {
         for entry in entries {
             let (key, value) = (entry.key(), entry.value());
             if seen.contains(&key) {
-                return Err(format!("key {key:?} is there twice"));
+                return Err(format!("key {key:?} occurs twice"));
             }
             match key {
                 "location" => location = Some(value.to_owned()),
@@ -85,7 +85,7 @@ impl Location {
     /// End offset of `bytes` bytes in the file. Fails if the stated length differs.
     fn end(&self, bytes: u64) -> Result<u64, String> {
         if let Some(length) = self.length.filter(|n| *n != bytes) {
-            return Err(format!("its length is {length}, but its type and shape make {bytes} bytes"));
+            return Err(format!("its length is {length} bytes, but its type and shape need {bytes}"));
         }
         self.offset.checked_add(bytes).ok_or_else(|| format!("offset {} is out of range", self.offset))
     }
@@ -121,10 +121,10 @@ fn parts(location: &str) -> Result<Vec<&str>, String> {
     }
     let parts: Vec<&str> = location.split('/').filter(|part| *part != ".").collect();
     if parts.contains(&"..") {
-        return refuse("leads out of the model's folder");
+        return refuse("points outside the model's folder");
     }
     if parts.is_empty() || parts.contains(&"") {
-        return refuse("is not the name of a file");
+        return refuse("is not a file name");
     }
     Ok(parts)
 }
@@ -168,8 +168,7 @@ impl<'a> ExternalFiles<'a> {
             Ok(None) => match base {
                 ExternalBase::Folder { dir, options } if options.weights == WeightsPolicy::Required => {
                     let file = dir.join(&at.location);
-                    let reason =
-                        format!("file {} does not exist; it must lie beside the model", file.display());
+                    let reason = format!("file {} does not exist; put it beside the model", file.display());
                     Err(GraphError::MissingData { tensor: tensor.to_owned(), reason })
                 }
                 _ => Ok(WeightData::Absent { location: at.location.clone(), offset }),
@@ -190,7 +189,10 @@ impl<'a> ExternalFiles<'a> {
         let base = self.base;
         let absent = || GraphError::MissingData {
             tensor: tensor.to_owned(),
-            reason: format!("file {:?} is missing, but it decides the graph's topology", at.location),
+            reason: format!(
+                "file {:?}, which decides the graph's topology, is missing; put it beside the model",
+                at.location
+            ),
         };
         let file = self.find(at, bytes as u64).map_err(fail)?.ok_or_else(absent)?;
         let map = match (&file.map, base) {
@@ -205,7 +207,7 @@ impl<'a> ExternalFiles<'a> {
         };
         let start = at.offset as usize;
         if map.len() < start + bytes {
-            return Err(fail(format!("{} became shorter while it was opened", file.path.display())));
+            return Err(fail(format!("{} shrank while it was opened", file.path.display())));
         }
         Ok(map.slice(start..start + bytes))
     }
@@ -220,7 +222,7 @@ impl<'a> ExternalFiles<'a> {
         let Some(Some(file)) = self.files.get_mut(&at.location) else { return Ok(None) };
         if end > file.len {
             return Err(format!(
-                "bytes {} to {end} lie outside of {}, which has {}: it is truncated or belongs to another model",
+                "bytes {} to {end} lie outside {}, which has {} bytes: it is truncated or belongs to another model",
                 at.offset,
                 file.path.display(),
                 file.len
@@ -321,7 +323,7 @@ fn open_beneath(dir: &Path, parts: &[&str]) -> Result<File, Refusal> {
     match openat2(&folder, parts.join("/"), flags, Mode::empty(), resolve) {
         Ok(file) => Ok(file.into()),
         Err(Errno::LOOP) => Err(Refusal::Because(SYMLINK)),
-        Err(Errno::XDEV) => Err(Refusal::Because("leads out of the model's folder")),
+        Err(Errno::XDEV) => Err(Refusal::Because("points outside the model's folder")),
         Err(Errno::NXIO) => Err(Refusal::Because(NOT_REGULAR)),
         // Kernels before 5.6, and sandboxes that forbid unknown system calls.
         Err(Errno::NOSYS | Errno::PERM) => open_step_by_step(dir, parts),

@@ -60,7 +60,7 @@ const OPERATORS: [(&str, Definition); 10] = [
 /// The nodes that define a fused node.
 fn define(node: &Node) -> Result<Body, String> {
     let Some((_, definition)) = OPERATORS.iter().find(|(name, _)| *name == node.op_type) else {
-        return Err(format!("there is no operator {} in domain {DOMAIN}", node.op_type));
+        return Err(format!("domain {DOMAIN} has no operator {}", node.op_type));
     };
     let mut body = Body::new(node);
     definition(&mut body, node)?;
@@ -70,7 +70,7 @@ fn define(node: &Node) -> Result<Body, String> {
 /// Infers the outputs of a fused node.
 pub(crate) fn infer(node: &Node, inputs: &[Option<Fact>]) -> Result<Vec<Fact>, GraphError> {
     let body = define(node).map_err(GraphError::Invalid)?;
-    let unknown = || GraphError::Invalid(format!("the definition of {} is not complete", node.op_type));
+    let unknown = || GraphError::Invalid(format!("the definition of {} is incomplete", node.op_type));
     body.run(inputs, Fact::constant, |step, inputs| {
         let inputs: Vec<Option<Fact>> = inputs.into_iter().map(|fact| fact.cloned()).collect();
         node_outputs(step, BODY_OPSET, &inputs)?.ok_or_else(unknown)
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn group_factors_come_before_channel_factors() {
+    fn group_factors_apply_before_channel_factors() {
         let x = f32s(&[1, 4, 1], &[-1.0, 1.0, -3.0, 3.0]);
         let (scale, bias) = (f32s(&[4], &[1.0, 2.0, 3.0, 4.0]), f32s(&[4], &[0.0, 0.5, 0.0, 0.0]));
         let (group_scale, group_bias) = (f32s(&[2], &[1.0, 2.0]), f32s(&[2], &[0.0, 1.0]));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn products_with_what_follows() {
+    fn fused_products_and_convolutions() {
         let (a, b) = (f32s(&[1, 2], &[1.0, 2.0]), f32s(&[2, 2], &[1.0, 2.0, 3.0, 4.0]));
         let (bias, z) = (f32s(&[2], &[0.5, -20.0]), f32s(&[1, 2], &[1.0, 1.0]));
         assert_eq!(run(&node("FusedMatMul", 2, &[]), &[&a, &b]), [7.0, 10.0]);

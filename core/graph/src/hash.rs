@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_count() {
+    fn what_does_not_change_the_hash() {
         let original = hash(|_| {});
         let same: [(&str, Change); 8] = [
             ("weight values", |m| m.graph_mut().initializer[0].raw_data = Some(vec![9; 16].into())),
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_counts() {
+    fn what_changes_the_hash() {
         let changes: [(&str, Change); 14] = [
             ("nothing", |_| {}),
             ("operator", |m| m.graph_mut().node[3].op_type = Some("Div".into())),
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_count_by_what_they_compute() {
+    fn bodies_are_hashed_by_what_they_compute() {
         let with = |input: &str, inner: &str, op: &str| {
             let body = GraphProto {
                 node: vec![node(op, &[input], &[inner])],
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn random_values_are_told_apart() {
+    fn random_values_have_distinct_digests() {
         let draw = |second: &str| {
             model(17)
                 .node_with("RandomNormal", &[], &["p"], [("shape", Attribute::Ints(vec![2]))])

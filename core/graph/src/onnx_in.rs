@@ -127,23 +127,23 @@ fn decode(bytes: Bytes) -> Result<ModelProto, Fault> {
     }
     if bytes.len() > i32::MAX as usize {
         return malformed(
-            "it is larger than 2 GB, the limit of its format; large weights belong into external data".into(),
+            "it is larger than 2 GB, the limit of its format; store large weights as external data".into(),
         );
     }
     if !budget::bearable(&bytes) {
-        return malformed("its structure would take more memory than any real graph".into());
+        return malformed("decoding it would take more memory than any real graph needs".into());
     }
     match ModelProto::decode(bytes) {
         Ok(model) if model.graph.is_some() => Ok(model),
-        Ok(_) => malformed("it holds no graph".into()),
-        Err(error) => malformed(format!("it is truncated or no ONNX file at all ({error})")),
+        Ok(_) => malformed("it contains no graph".into()),
+        Err(error) => malformed(format!("it is truncated or not an ONNX file ({error})")),
     }
 }
 
 /// Checks the versions of the format and of the operator sets; returns the latter by domain.
 fn versions(model: &ModelProto) -> Result<BTreeMap<String, i64>, Fault> {
     match model.ir_version {
-        None => return malformed("it states no ir_version".into()),
+        None => return malformed("it has no ir_version".into()),
         Some(v) if v < *IR_VERSIONS.start() => {
             return unsupported(format!(
                 "its IR version {v} is older than {}; export it again",
@@ -152,7 +152,7 @@ fn versions(model: &ModelProto) -> Result<BTreeMap<String, i64>, Fault> {
         }
         Some(v) if v > *IR_VERSIONS.end() => {
             return unsupported(format!(
-                "its IR version {v} is newer than {}, the newest known here",
+                "its IR version {v} is newer than {}, the newest supported; export it with an older one",
                 IR_VERSIONS.end()
             ));
         }
@@ -173,7 +173,7 @@ fn versions(model: &ModelProto) -> Result<BTreeMap<String, i64>, Fault> {
             OPSETS.start()
         )),
         Some(v) if v > OPSETS.end() => unsupported(format!(
-            "its operator set {v} is newer than {}, the newest known here; export it with an older one",
+            "its operator set {v} is newer than {}, the newest supported; export it with an older one",
             OPSETS.end()
         )),
         _ => Ok(opsets),
@@ -250,7 +250,7 @@ impl Import {
         let id = self.id(name);
         match self.defined.insert(id) {
             true => Ok(id),
-            false => malformed(format!("{what} {name:?} has the name of another value")),
+            false => malformed(format!("{what} {name:?} has the same name as another value")),
         }
     }
 
@@ -325,7 +325,7 @@ impl Import {
             _ => format!("{op_type} node {name:?}"),
         };
         if op_type.is_empty() {
-            return malformed(format!("{}: it has no operator", place()));
+            return malformed(format!("{}: it has no operator type", place()));
         }
         if !self.graph.opsets.contains_key(&domain) {
             return malformed(format!("{}: operator domain {domain:?} is not imported", place()));
@@ -363,7 +363,7 @@ impl Import {
             };
             if let Some(name) = missing {
                 let node = if node.name.is_empty() { &node.op_type } else { &node.name };
-                return malformed(format!("node {node:?} uses {name:?}, which nothing defines"));
+                return malformed(format!("node {node:?} uses {name:?}, which is not defined"));
             }
         }
         Ok(())
@@ -448,7 +448,7 @@ fn constant(node: &NodeProto) -> Result<Option<Stored>, Fault> {
         "value_floats" => Tensor::from_elements(vec![attribute.floats.len()], &attribute.floats)
             .map_err(|e| Fault::Malformed(e.to_string()))?,
         "value_string" | "value_strings" | "sparse_value" => return Ok(None),
-        other => return malformed(format!("attribute {other:?} is not one of its own")),
+        other => return malformed(format!("it has an unknown attribute {other:?}")),
     };
     let source = Source::Inline(tensor.data().clone());
     Ok(Some(Stored { dtype: tensor.dtype(), shape: tensor.shape().to_vec(), source }))

@@ -169,7 +169,7 @@ fn weight_proto(name: &str, weight: &WeightRef, placement: Placement) -> Result<
     };
     if given != expected {
         return Err(GraphError::Invalid(format!(
-            "weight {name:?} is placed in {given} bytes, but {} {:?} makes {expected}",
+            "weight {name:?} is placed in {given} bytes, but {} {:?} needs {expected}",
             weight.dtype, weight.shape
         )));
     }

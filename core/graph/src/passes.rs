@@ -141,36 +141,40 @@ const fn pass(name: &'static str, summary: &'static str, run: fn(&mut Graph) -> 
 /// All passes: first those that only remove nodes, then those that fuse nodes into operators of
 /// [`fused`](crate::fused).
 pub const PASSES: &[Pass] = &[
-    pass("fold_constants", "what follows from constants", |g| fold_constants(g, &mut FOLD_BUDGET.clone())),
+    pass("fold_constants", "nodes with constant inputs", |g| fold_constants(g, &mut FOLD_BUDGET.clone())),
     Pass {
         name: "inline_branches",
         summary: "branches whose condition is known",
         run: Run::MayFail(inline_branches),
     },
-    pass("eliminate_identity", "nodes that hand on their input", eliminate_identity),
-    pass("eliminate_dead", "what no output depends on", |g| {
+    pass("eliminate_identity", "nodes that return their input unchanged", eliminate_identity),
+    pass("eliminate_dead", "nodes and initializers that no output depends on", |g| {
         let (nodes, initializers) = eliminate_dead(g);
         nodes + initializers
     }),
-    pass("eliminate_neutral", "arithmetic that changes nothing", eliminate_neutral),
-    pass("merge_common_subexpressions", "what is computed twice", merge_common_subexpressions),
-    pass("collapse_gathers", "gathers of everything in order", collapse_gathers),
+    pass("eliminate_neutral", "arithmetic with no effect, such as multiplication by 1", eliminate_neutral),
+    pass("merge_common_subexpressions", "repeated computations", merge_common_subexpressions),
+    pass("collapse_gathers", "gathers of all elements in order", collapse_gathers),
     pass("collapse_reshapes", "chains of reshapes", collapse_reshapes),
     pass("cancel_transposes", "chains of transposes", cancel_transposes),
     pass("sink_scales", "scalar factors before reshapes and transposes", sink_scales),
-    pass("sink_transposes", "transposes before what can be done without them", sink_transposes),
-    pass("fuse_swish", "SiLU and its kind", fuse_swish),
-    pass("fuse_gelu", "GELU by erf and by tanh", fuse_gelu),
+    pass("sink_transposes", "transposes before operators that do not need them", sink_transposes),
+    pass("fuse_swish", "SiLU and other Swish activations", fuse_swish),
+    pass("fuse_gelu", "GELU, both its erf and tanh forms", fuse_gelu),
     pass("fuse_group_norm", "group normalisation from its parts", fuse_group_norm),
     pass("fuse_layer_norm", "layer normalisation from its parts", fuse_layer_norm),
     pass("fuse_rms_norm", "root-mean-square normalisation from its parts", fuse_rms_norm),
-    pass("fuse_attention", "attention from products and softmax", fuse_attention),
+    pass("fuse_attention", "attention from matrix products and softmax", fuse_attention),
     pass("absorb_heads", "the split into heads around attention", absorb_heads),
     pass("fuse_conv_bias", "biases added to convolutions", fuse_conv_bias),
-    pass("fuse_bias", "biases added to products", fuse_bias),
+    pass("fuse_bias", "biases added to matrix products", fuse_bias),
     pass("fuse_glu", "gated linear units", fuse_glu),
-    pass("fuse_residual", "residuals added to convolutions and products", fuse_residual),
-    pass("fuse_activation", "activations of convolutions, products, group normalisations", fuse_activation),
+    pass("fuse_residual", "residuals added to convolutions and matrix products", fuse_residual),
+    pass(
+        "fuse_activation",
+        "activations after convolutions, matrix products and group normalisations",
+        fuse_activation,
+    ),
     pass("channels_last", "transposes inside chains of depthwise and pointwise convolutions", channels_last),
 ];
 
@@ -213,7 +217,7 @@ pub fn optimize(graph: &mut Graph, names: &[&str]) -> Result<Vec<PassReport>, Gr
     let (mut reports, mut census): (Vec<PassReport>, _) = (Vec::new(), Census::of(graph));
     for name in names {
         let Some(pass) = PASSES.iter().find(|pass| pass.name == *name) else {
-            return Err(GraphError::Invalid(format!("there is no pass {name:?}")));
+            return Err(GraphError::Invalid(format!("unknown pass {name:?}")));
         };
         let at = reports.iter().position(|report| report.name == pass.name).unwrap_or_else(|| {
             reports.push(PassReport::new(pass.name));
@@ -401,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_time_changes_nothing() {
+    fn a_second_run_changes_nothing() {
         let mut graph = exported().graph();
         simplify(&mut graph, &shapes("x", &[2, 5, 4]), OpenDims::Refuse).unwrap();
         let once = graph.clone();

@@ -143,7 +143,9 @@ impl Recurrence {
             "forward" => vec![false],
             "reverse" => vec![true],
             "bidirectional" => vec![false, true],
-            other => return Err(format!("direction {other:?} is none of forward, reverse, bidirectional")),
+            other => {
+                return Err(format!("direction must be forward, reverse or bidirectional, not {other:?}"));
+            }
         };
         let defaults = kind.defaults();
         let names: Vec<String> = match node.attributes.get("activations") {
@@ -154,13 +156,13 @@ impl Recurrence {
         };
         if names.len() != reversed.len() * defaults.len() {
             let wanted = reversed.len() * defaults.len();
-            return Err(format!("{} activations are given, {wanted} are needed", names.len()));
+            return Err(format!("it has {} activations but needs {wanted}", names.len()));
         }
         let mut alpha = node.floats("activation_alpha").unwrap_or_default();
         let mut beta = node.floats("activation_beta").unwrap_or_default();
         let parse = |name: &String| {
             Function::parse(name, &mut alpha, &mut beta)
-                .ok_or_else(|| format!("activation {name:?} is not one of ONNX's"))
+                .ok_or_else(|| format!("activation {name:?} is not defined by ONNX"))
         };
         let functions: Vec<Function> = names.iter().map(parse).collect::<Result<_, _>>()?;
         let clip = node.float("clip").filter(|clip| *clip > 0.0);
@@ -207,13 +209,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_against_the_definition_is_refused() {
+    fn attributes_against_the_definition_are_refused() {
         let error = |name: &str, value: Attribute| Recurrence::of(&node(&[(name, value)])).unwrap_err();
         let text = |text: &str| Attribute::String(text.as_bytes().to_vec());
         assert!(error("direction", text("sideways")).contains("\"sideways\""));
         let names =
             |names: &[&str]| Attribute::Strings(names.iter().map(|n| n.as_bytes().to_vec()).collect());
-        assert!(error("activations", names(&["Tanh"])).contains("3 are needed"));
+        assert!(error("activations", names(&["Tanh"])).contains("needs 3"));
         assert!(error("activations", names(&["Tanh", "Tanh", "Sine"])).contains("\"Sine\""));
     }
 }

@@ -56,7 +56,7 @@ impl Tensor {
         match dtype.bytes_of(&shape) {
             Some(n) if n == data.len() => Ok(Tensor { dtype, shape, data }),
             _ => Err(GraphError::Invalid(format!(
-                "{} bytes do not make a {dtype} tensor of shape {shape:?}",
+                "{} bytes do not match a {dtype} tensor of shape {shape:?}",
                 data.len()
             ))),
         }

@@ -65,7 +65,7 @@ fn onnx_node_tests() {
         cases.len()
     );
     assert!(failed.is_empty(), "{} cases give wrong results", failed.len());
-    assert!(passed >= PASSING, "{passed} cases pass, {PASSING} did");
+    assert!(passed >= PASSING, "{passed} cases pass, {PASSING} passed before");
 }
 
 fn run(case: &Path) -> Verdict {

@@ -184,7 +184,7 @@ fn parse(bytes: &[u8]) -> Result<(EngineManifest, std::ops::Range<usize>), Strin
     match offset.checked_add(payload_len) {
         Some(end) if end == size => {}
         Some(end) if end > size => return Err(format!("is truncated: {size} bytes of {end}")),
-        _ => return Err("is damaged: there are bytes behind its payload".into()),
+        _ => return Err("is damaged: there are bytes after its payload".into()),
     }
     let json = take(HEADER, manifest_len as usize)?;
     let payload = offset as usize..size as usize;
@@ -258,7 +258,7 @@ pub(crate) mod tests {
         for len in 0..good.len() {
             assert!(parse(&good[..len]).is_err(), "length {len}");
         }
-        assert!(parse(&[&good[..], b"x"].concat()).unwrap_err().contains("behind"));
+        assert!(parse(&[&good[..], b"x"].concat()).unwrap_err().contains("bytes after"));
     }
 
     #[test]

@@ -220,11 +220,11 @@ impl Model {
         let rows = open.values().map(Vec::len).max().unwrap_or(0);
         if let Some((input, list)) = open.iter().find(|(_, list)| ![0, 1, rows].contains(&list.len())) {
             return Err(AbiError::invalid(format!(
-                "input {input:?} has {} shapes where another one has {rows}",
+                "input {input:?} has {} shapes, but another input has {rows}",
                 list.len()
             ))
             .with_hint(
-                "list as many shapes for each input, or one: the first of each are run together, and so on",
+                "list the same number of shapes for each input, or one: the first shapes run together, then the second, and so on",
             )
             .into());
         }

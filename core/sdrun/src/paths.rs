@@ -129,5 +129,5 @@ pub(crate) fn private_dir(dir: &Path) -> Result<()> {
         use std::os::unix::fs::DirBuilderExt;
         builder.mode(0o700);
     }
-    builder.create(dir).map_err(|e| Error::io("make the folder", dir, &e))
+    builder.create(dir).map_err(|e| Error::io("create the folder", dir, &e))
 }

@@ -19,7 +19,7 @@ mod tests {
     use super::did_you_mean;
 
     #[test]
-    fn suggests_what_is_alike_and_nothing_else() {
+    fn suggests_only_similar_names() {
         let names = ["zenith-ai", "acme", "sd15/unet", "sd15/unet-fp16", "sd15/text-encoder"];
         let ask = |word| did_you_mean(word, names);
         assert_eq!(ask("zenithai"), "; did you mean `zenith-ai`?");

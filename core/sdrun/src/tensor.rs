@@ -35,7 +35,7 @@ impl HostTensor {
         let mut tensor = Self::zeros(dtype, shape)?;
         if tensor.data.len() != bytes.len() {
             return Err(Error::invalid(format!(
-                "{} bytes do not make a {dtype} tensor of shape {:?} ({} bytes)",
+                "{} bytes do not match a {dtype} tensor of shape {:?} ({} bytes)",
                 bytes.len(),
                 tensor.shape,
                 tensor.data.len()
@@ -78,7 +78,7 @@ impl HostTensor {
                 U8 => bytes.extend((*v as u8).to_le_bytes()),
                 Bool => bytes.push(u8::from(*v != 0.0)),
                 F8E4M3 | F8E5M2 => {
-                    return Err(Error::unsupported(format!("cannot make {dtype} values")).into());
+                    return Err(Error::unsupported(format!("cannot create {dtype} values")).into());
                 }
             }
         }

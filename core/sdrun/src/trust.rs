@@ -54,7 +54,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn refuses_what_others_can_write() {
+    fn refuses_files_that_others_can_write() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("lib.so");
         std::fs::write(&file, b"x").unwrap();

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_those_computed_by_hand() {
+    fn figures_match_hand_computed_ones() {
         let c = &compare(&one(&[1.0, 2.0, -4.5]), &one(&[1.0, 2.0, -4.0])).unwrap()[0];
         assert_eq!((c.max_abs_error, c.max_abs_reference, c.relative_error), (0.5, 4.0, 0.125));
         assert!((c.mean_abs_error - 0.5 / 3.0).abs() < 1e-12);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gate_sees_what_it_must() {
+    fn the_tolerance_rejects_wrong_outputs() {
         let fp32 = Tolerance::of(Precision::Fp32);
         let judge = |a: &[f32], b: &[f32]| fp32.accepts(&compare(&one(a), &one(b)).unwrap()[0]);
         assert!(judge(&[1.0, 2.0], &[1.0, 2.0005]));

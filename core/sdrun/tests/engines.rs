@@ -182,7 +182,7 @@ fn a_hit_does_not_wait_for_a_lock_and_a_build_can_be_cancelled_while_it_does() {
 
 /// Uses the engine that the other process has built meanwhile.
 #[test]
-fn after_waiting_the_cache_is_looked_at_again() {
+fn after_waiting_the_cache_is_checked_again() {
     let lab = Lab::new();
     let provider = lab.provider();
     let model = lab.model("m.onnx", &sum());

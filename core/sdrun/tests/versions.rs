@@ -25,7 +25,7 @@ fn speaks_of_the_future(provider: &dyn Provider) {
     );
     assert_eq!(
         provider.check("something else", "cpu").unwrap(),
-        Compatibility::Unsupported("the provider calls it `needs_translation`: from another dialect".into())
+        Compatibility::Unsupported("the provider reports `needs_translation`: from another dialect".into())
     );
     let mut spec = BuildSpec::new("cpu", Precision::Fp32);
     spec.options.insert("no-such-option".into(), "1".into());

@@ -72,7 +72,7 @@ fn a_refit_there_and_back_is_bit_identical() {
     let model = Model::small();
     let (a, b) = (Weights::ramp(&model, 0.1), Weights::ramp(&model, 0.7));
     let engine = isolated.build(&model.json(), &spec(), &a, &Quiet).unwrap();
-    assert!(a.asked().is_empty(), "a build without baking asks for no weight");
+    assert!(a.asked().is_empty(), "a build without baking requests no weights");
     let mut session = engine.session(&a, &Quiet).unwrap();
     a.asked();
     let first = run(session.as_mut(), &model, &X).unwrap();
@@ -83,7 +83,7 @@ fn a_refit_there_and_back_is_bit_identical() {
     assert_eq!(run(session.as_mut(), &model, &X).unwrap(), model.expected(&X, 2.0, b.sum(&model)));
     for name in &all {
         session.refit(&[name], &a, &Quiet).unwrap();
-        assert_eq!(a.asked(), [name.to_string()], "only what changed is asked for");
+        assert_eq!(a.asked(), [name.to_string()], "only changed weights are requested");
     }
     let bits = |outputs: &[Vec<f32>]| outputs.iter().flatten().map(|v| v.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&run(session.as_mut(), &model, &X).unwrap()), bits(&first));
@@ -157,7 +157,7 @@ fn tensors_of_elsewhere_are_refused() {
 }
 
 #[test]
-fn a_tensor_is_freed_where_it_lies() {
+fn a_tensor_is_freed_in_its_own_process() {
     let isolated = worker("exit_in_drop");
     let model = Model::small();
     let weights = Weights::ramp(&model, 0.25);
@@ -415,7 +415,7 @@ fn a_crash_or_hang_while_loading_is_an_error() {
 }
 
 #[test]
-fn what_is_no_worker_is_refused() {
+fn programs_other_than_workers_are_refused() {
     let start = |worker: &str| {
         WorkerProvider::start(WorkerConfig { worker: worker.into(), ..config(patient()) }).err().unwrap()
     };
@@ -465,7 +465,7 @@ fn a_worker_can_be_started_through_another_loader() {
 // ---- ending ----
 
 #[test]
-fn closing_is_polite_and_final() {
+fn closing_is_graceful_and_final() {
     let isolated = worker("good");
     let pid = isolated.pid();
     let model = Model::small();

@@ -65,7 +65,7 @@ fn panics_are_contained_in_every_call_and_poison() {
             assert!(error.message.contains(&format!("the mock panics in {call}")), "{error}");
             let later = provider.devices().unwrap_err();
             assert_eq!(later.code, ErrorCode::FailedPrecondition, "{later}");
-            assert!(later.message.contains("panicked before"), "{later}");
+            assert!(later.message.contains("panicked earlier"), "{later}");
         };
         let direct = uninitialised_plugin();
         check(&direct, fails(&direct, "panic", call));
@@ -129,7 +129,7 @@ fn a_hang_in_any_call_ends_at_its_limit() {
 }
 
 #[test]
-fn what_the_runtime_starts_dies_with_it() {
+fn processes_of_the_runtime_die_with_it() {
     let limits = Limits { build: Some(Duration::from_secs(2)), ..patient() };
     let isolated = started(limits);
     let error = fails(&isolated, "helper_then_hang", "build");
@@ -192,7 +192,7 @@ fn a_panic_of_the_hosts_own_callback_ends_the_worker() {
 // ---- lies ----
 
 #[test]
-fn lies_are_found_out_on_both_sides() {
+fn lies_are_detected_on_both_sides() {
     let model = Model::small();
     let weights = Weights::ramp(&model, 0.25);
     let both = |behaviour: &str, check: &dyn Fn(&dyn Provider)| {
@@ -213,7 +213,7 @@ fn lies_are_found_out_on_both_sides() {
     both("null_engine", &|p| {
         assert!(build(p).err().unwrap().message.contains("success without an engine"));
     });
-    both("no_output", &|p| assert!(run_error(p).message.contains("without any output")));
+    both("no_output", &|p| assert!(run_error(p).message.contains("without requesting output buffers")));
     both("asks_twice", &|p| assert!(run_error(p).message.contains("asked twice")));
     both("wrong_output_shape", &|p| {
         let mut session = build(p).unwrap().session(&weights, &Quiet).unwrap();
@@ -238,7 +238,7 @@ fn lies_are_found_out_on_both_sides() {
 // ---- what they write ----
 
 #[test]
-fn what_is_printed_does_not_disturb() {
+fn output_of_the_runtime_does_not_disturb() {
     let isolated = started(patient());
     all_calls(&isolated, "print_to_stdout").unwrap();
     let tail = isolated.stderr_tail();

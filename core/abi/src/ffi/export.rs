@@ -125,7 +125,7 @@ unsafe fn enter<E: Export, A: Prefixed>(
     let state = E::state();
     if state.poisoned.load(Relaxed) {
         return error_to_raw(Err(Error::precondition(format!(
-            "{what}: the plugin panicked before and is out of use"
+            "{what}: the plugin panicked earlier and can no longer be used"
         ))
         .with_hint(Hint::All(vec!["restart the program".into(), Hint::Isolate]))));
     }
@@ -331,7 +331,7 @@ entries! {
         let places: Vec<usize> = (0..keep.len()).filter(|i| keep[*i]).collect();
         if places.len() != tensors.len() {
             let (kept, asked) = (tensors.len(), places.len());
-            return Err(Error::internal(format!("a run kept {kept} outputs on the device instead of {asked}")));
+            return Err(Error::internal(format!("the run kept {kept} outputs on the device instead of {asked}")));
         }
         for (place, tensor) in places.into_iter().zip(tensors) {
             a.kept.add(place).write(TensorBox::into_raw(tensor));
@@ -343,7 +343,7 @@ entries! {
         let spec = tensor.spec();
         if spec.dtype.bytes_of(&spec.shape) != Some(a.len) {
             let (len, OutputSpec { dtype, shape }) = (a.len, spec);
-            return Err(Error::invalid(format!("{len} bytes do not hold a {dtype} tensor of shape {shape:?}")));
+            return Err(Error::invalid(format!("{len} bytes do not match a {dtype} tensor of shape {shape:?}")));
         }
         match a.len {
             0 => Ok(()),

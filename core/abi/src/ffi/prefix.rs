@@ -47,7 +47,7 @@ pub unsafe fn read_whole<T: Prefixed>(what: &str, from: *const T) -> Result<T> {
     match size {
         None => Err(Error::invalid(format!("{what} is null"))),
         Some(size) if size < T::FIRST => {
-            Err(Error::invalid(format!("{what} has {size} bytes, at least {} are needed", T::FIRST)))
+            Err(Error::invalid(format!("{what} has {size} bytes but needs at least {}", T::FIRST)))
         }
         // SAFETY: guaranteed by the caller.
         Some(_) => unsafe { read(from) }.ok_or_else(|| Error::invalid(format!("{what} is null"))),
@@ -116,11 +116,11 @@ mod tests {
     }
 
     #[test]
-    fn less_than_the_first_version_is_refused() {
+    fn structs_shorter_than_version_1_0_are_refused() {
         let short = Old { struct_size: 4, a: 1 };
         // SAFETY: the stated size is smaller than the true size.
         let error = unsafe { read_whole("the struct", &raw const short) }.unwrap_err();
-        assert_eq!(error.message, "the struct has 4 bytes, at least 8 are needed");
+        assert_eq!(error.message, "the struct has 4 bytes but needs at least 8");
         // SAFETY: null is allowed.
         assert!(unsafe { read_whole::<Old>("it", std::ptr::null()) }.unwrap_err().message.contains("null"));
     }

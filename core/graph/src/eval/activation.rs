@@ -146,7 +146,7 @@ mod tests {
 
     /// ONNX Runtime's results for NaN and infinities.
     #[test]
-    fn nan_and_infinities_go_through() {
+    fn nan_and_infinities_propagate() {
         let nan = f32::NAN;
         let x = f32s(&[3], &[nan, f32::INFINITY, f32::NEG_INFINITY]);
         let expected: &[(&str, [f32; 3])] = &[
@@ -168,7 +168,7 @@ mod tests {
         for (op, expected) in expected {
             let found = Op::new(op).run(&[&x]).to_f32s().unwrap();
             let same = |(f, e): (&f32, &f32)| f == e || f.is_nan() && e.is_nan() || (f - e).abs() < 1e-6;
-            assert!(found.iter().zip(expected).all(same), "{op}: {found:?}, not {expected:?}");
+            assert!(found.iter().zip(expected).all(same), "{op}: {found:?} instead of {expected:?}");
         }
     }
 

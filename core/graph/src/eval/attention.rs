@@ -27,7 +27,7 @@ impl<T: Num> Heads<T> {
                 Heads { values: view.copy(&values), shape: [*b, h, *l, hidden / h] }
             }
             [b, h, l, d] => Heads { values, shape: [*b, *h, *l, *d] },
-            s => return Err(format!("input {input} has shape {s:?}").into()),
+            s => return Err(format!("input {input} must have rank 3 or 4, but its shape is {s:?}").into()),
         })
     }
 

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn mod_takes_the_sign_its_attribute_says() {
+    fn mod_has_the_sign_that_its_attribute_selects() {
         let (a, b) = (i64s(&[4], &[-4, 7, 5, -4]), i64s(&[4], &[2, -3, 8, 3]));
         assert_eq!(Op::new("Mod").run(&[&a, &b]), i64s(&[4], &[0, -2, 5, 2]));
         assert_eq!(Op::new("Mod").int("fmod", 1).run(&[&a, &b]), i64s(&[4], &[0, 1, 5, -1]));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn shifts_past_the_width_leave_the_sign() {
+    fn shifts_beyond_the_width_leave_the_sign() {
         let op = |direction| Op::new("BitShift").opset(28).str("direction", direction);
         let (x, n) = (
             Tensor::from_elements(vec![3], &[-8i8, -8, 1]).unwrap(),

@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn f8_saturates_only_when_asked() {
+    fn f8_saturates_only_on_request() {
         let x = f32s(&[1], &[1e9]);
         assert_eq!(convert(&x, DType::F8E4M3, true).unwrap().data()[..], [0x7e]);
         assert_eq!(convert(&x, DType::F8E4M3, false).unwrap().data()[..], [0x7f]);

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn one_hot_wraps_negative_and_drops_outside() {
+    fn one_hot_wraps_negative_and_ignores_out_of_range_indices() {
         let (indices, depth, values) = (i64s(&[3], &[1, -1, 5]), i64s(&[], &[3]), f32s(&[2], &[0.0, 2.0]));
         let y = Op::new("OneHot").run(&[&indices, &depth, &values]);
         assert_eq!(y, f32s(&[3, 3], &[0.0, 2.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0]));

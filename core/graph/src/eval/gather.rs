@@ -31,7 +31,7 @@ pub(super) fn along_axis(
     indices: &[i64],
 ) -> Result<Vec<usize>, Fault> {
     if let Some(i) = (0..shape.len()).find(|i| *i != axis && shape[*i] > data[*i]) {
-        return Err(format!("indices of shape {shape:?} reach beyond axis {i} of {data:?}").into());
+        return Err(format!("indices of shape {shape:?} exceed axis {i} of {data:?}").into());
     }
     let mut strides = contiguous(data);
     let step_along = std::mem::take(&mut strides[axis]) as usize;
@@ -110,7 +110,11 @@ pub(super) fn compress(c: &Call) -> Outputs {
     };
     let kept: Vec<usize> = (0..flags.len()).filter(|i| flags[*i]).collect();
     if let Some(i) = kept.last().filter(|i| **i >= x.shape()[axis]) {
-        return Err(format!("the condition keeps element {i} of {}", x.shape()[axis]).into());
+        return Err(format!(
+            "the condition selects element {i} of an axis with {} elements",
+            x.shape()[axis]
+        )
+        .into());
     }
     Ok(vec![take(&x, axis, kept.iter().map(|i| Some(*i)), &[])?])
 }
@@ -129,7 +133,7 @@ pub(super) fn reverse_sequence(c: &Call) -> Outputs {
     };
     let (times, batches) = if time_first { (first, second) } else { (second, first) };
     if lengths.len() != batches || lengths.iter().any(|l| *l < 0 || *l as usize > times) {
-        return Err(format!("lengths {lengths:?} do not fit {batches} sequences of {times}").into());
+        return Err(format!("lengths {lengths:?} do not fit {batches} sequences of {times} steps").into());
     }
     let bytes = x.shape()[2..].iter().product::<usize>() * x.dtype().size();
     let mut data = Vec::with_capacity(x.data().len());
@@ -170,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_are_reversed_up_to_their_length() {
+    fn sequences_are_reversed_up_to_their_lengths() {
         let x = i64s(&[2, 3], &[0, 1, 2, 3, 4, 5]);
         let y = Op::new("ReverseSequence")
             .int("time_axis", 1)

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_move_there_and_back() {
+    fn blocks_move_to_depth_and_back() {
         let x = f32s(&[1, 8, 1, 1], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
         let y = Op::new("DepthToSpace").int("blocksize", 2).run(&[&x]);
         assert_eq!(y, f32s(&[1, 2, 2, 2], &[0.0, 2.0, 4.0, 6.0, 1.0, 3.0, 5.0, 7.0]));

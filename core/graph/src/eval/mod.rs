@@ -70,13 +70,13 @@ pub fn evaluate(node: &Node, opset: i64, inputs: &[Option<&Tensor>]) -> Result<V
     }
     let unsupported = |why: String| EvalError::Unsupported { op: format!("{}-{opset}", node.op_type), why };
     let Some(kernel) = find(node, opset) else {
-        return Err(unsupported("there is no implementation of it".into()));
+        return Err(unsupported("it is not implemented".into()));
     };
     let facts: Vec<Option<Fact>> = inputs.iter().map(|t| t.map(|t| Fact::constant(t.clone()))).collect();
     let ctx = Ctx { node, opset, inputs: &facts };
     let outputs = match outputs_by_rule(&ctx) {
         Ok(Some(outputs)) => outputs,
-        Ok(None) => return Err(unsupported("there is no implementation of it".into())),
+        Ok(None) => return Err(unsupported("it is not implemented".into())),
         Err(GraphError::Invalid(e)) => return Err(EvalError::Invalid(e)),
         Err(e) => return Err(EvalError::Invalid(e.to_string())),
     };

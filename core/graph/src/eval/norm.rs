@@ -210,7 +210,7 @@ mod tests {
     use super::super::testing::{Op, assert_close, f32s};
 
     #[test]
-    fn group_scales_belong_to_groups_up_to_opset_20() {
+    fn scales_are_per_group_up_to_opset_20() {
         let x = f32s(&[1, 4, 1], &[-1.0, 1.0, -3.0, 3.0]);
         let op =
             |opset| Op::new("GroupNormalization").opset(opset).int("num_groups", 2).float("epsilon", 0.0);

@@ -176,7 +176,7 @@ fn bytes<A: Copy>(
 /// Loads the elements of `tensor` in the type they are computed in.
 pub(super) fn load<T: Num>(tensor: &Tensor) -> Result<Vec<T>, Fault> {
     T::load(tensor)
-        .ok_or_else(|| Fault::Invalid(format!("element type {} is not expected here", tensor.dtype())))
+        .ok_or_else(|| Fault::Invalid(format!("element type {} is not valid here", tensor.dtype())))
 }
 
 /// Creates a tensor of type `dtype` from elements in the type they are computed in. Floats round once, to nearest

@@ -162,7 +162,7 @@ pub(super) fn global_pool(c: &Call) -> Outputs {
     let norm = Norm::of(c)?;
     let n: usize = x.shape()[2..].iter().product();
     if n == 0 {
-        return Err("there is nothing to pool".into());
+        return Err("the input has no elements to pool".into());
     }
     with_float!(x.dtype(), T => {
         let reduce = |image: &[T]| match c.node().op_type.as_str() {
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn averages_count_padding_only_when_asked() {
+    fn averages_count_padding_only_on_request() {
         let x = f32s(&[1, 1, 3], &[3.0, 6.0, 9.0]);
         let op = || Op::new("AveragePool").ints("kernel_shape", &[2]).ints("pads", &[1, 0]);
         assert_close(&op().run(&[&x]), &f32s(&[1, 1, 3], &[3.0, 4.5, 7.5]));

@@ -64,7 +64,7 @@ impl Granularity {
 fn zero_points(zero: Option<&Tensor>, count: usize) -> Result<Vec<f64>, Fault> {
     let Some(zero) = zero else { return Ok(vec![0.0; count]) };
     if zero.len() != count {
-        return Err(format!("{} zero points are given for {count} scales", zero.len()).into());
+        return Err(format!("there are {} zero points for {count} scales", zero.len()).into());
     }
     load_as_f64(zero)
 }
@@ -173,7 +173,7 @@ fn requantize(
 fn scalar(t: &Tensor) -> Result<f32, Fault> {
     match load_as_f32(t)?.as_slice() {
         [v] => Ok(*v),
-        _ => Err("one scale and zero point for the whole tensor are expected".into()),
+        _ => Err("scale and zero point must be scalars".into()),
     }
 }
 
@@ -193,7 +193,7 @@ pub(super) fn qlinear_conv(c: &Call) -> Outputs {
     let (x, w, y) = (scalar(c.input(1)?)?, load_as_f32(c.input(4)?)?, scalar(c.input(6)?)?);
     let (_, channels, inner) = around(&shape, 1);
     if w.len() != 1 && w.len() != channels {
-        return Err(format!("{} weight scales are given for {channels} channels", w.len()).into());
+        return Err(format!("there are {} weight scales for {channels} channels", w.len()).into());
     }
     let scale = |i: usize| x * w[if w.len() == 1 { 0 } else { i / inner % channels }] / y;
     Ok(vec![requantize(&sums, scale, c.input(7)?, shape)?])
@@ -205,7 +205,7 @@ mod tests {
     use crate::Tensor;
 
     #[test]
-    fn there_and_back_per_tensor_and_per_axis() {
+    fn round_trip_per_tensor_and_per_axis() {
         let x = f32s(&[2, 2], &[0.0, 2.5, -3.0, 1000.0]);
         let zero = Tensor::from_elements(vec![2], &[128u8, 0]).unwrap();
         let scale = f32s(&[2], &[1.0, 2.0]);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dynamic_range_holds_zero() {
+    fn the_dynamic_range_includes_zero() {
         let y = Op::new("DynamicQuantizeLinear").outputs(3).try_run(&[&f32s(&[2], &[1.0, 2.55])]).unwrap();
         assert_eq!(
             (y[0].elements::<u8>().unwrap(), y[2].elements::<u8>().unwrap()),

@@ -81,7 +81,7 @@ pub(super) fn recurrent(c: &Call) -> Outputs {
     let x = c.input(0)?;
     let hidden = c.out_shape(1)?[2];
     let (directions, gates) = (read.reversed.len(), read.kind.gates());
-    let &[mut steps, mut batch, size] = x.shape() else { return Err("its input has another rank".into()) };
+    let &[mut steps, mut batch, size] = x.shape() else { return Err("its input must have rank 3".into()) };
     if read.batch_first {
         std::mem::swap(&mut steps, &mut batch);
     }

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_reduce() {
+    fn empty_reductions() {
         let empty = f32s(&[2, 0], &[]);
         let axes = i64s(&[1], &[1]);
         assert_eq!(Op::new("ReduceSum").run(&[&empty, &axes]), f32s(&[2, 1], &[0.0, 0.0]));

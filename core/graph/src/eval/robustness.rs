@@ -137,7 +137,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4096, ..Default::default() })]
 
     #[test]
-    fn nodes_evaluate_as_inferred_or_say_why_not(node in node(), opset in OPSETS, inputs in inputs()) {
+    fn nodes_evaluate_as_inferred_or_return_an_error(node in node(), opset in OPSETS, inputs in inputs()) {
         let operands: Vec<Option<&Tensor>> = inputs.iter().map(Option::as_ref).collect();
         let facts: Vec<Option<Fact>> = inputs.iter().map(|t| t.as_ref().map(Fact::typed)).collect();
         let inferred = node_outputs(&node, opset, &facts);

@@ -45,7 +45,7 @@ pub(super) fn rotary_embedding(c: &Call) -> Outputs {
                 .map(|i| i / length * steps[0] as usize + i % length * steps[1] as usize)
                 .collect()
         }
-        _ => return Err("the caches do not fit the positions".into()),
+        _ => return Err("the shapes of the caches do not match the positions".into()),
     };
     with_float!(x.dtype(), T => {
         let (mut y, cos, sin) = (load::<T>(x)?, load::<T>(cos)?, load::<T>(sin)?);

@@ -203,7 +203,7 @@ pub(super) fn roi_align(c: &Call) -> Outputs {
             let cell = (extent(edge(1), edge(3)) / rows as f64, extent(edge(0), edge(2)) / columns as f64);
             let samples = |cell: f64| -> Result<usize, Fault> {
                 let n = if ratio > 0 { ratio as f64 } else { cell.ceil() };
-                if n <= MOST_SAMPLES { Ok(n.max(0.0) as usize) } else { Err("a region is too large to be sampled".into()) }
+                if n <= MOST_SAMPLES { Ok(n.max(0.0) as usize) } else { Err("a region is too large to sample".into()) }
             };
             let (down, across) = (samples(cell.0)?, samples(cell.1)?);
             for channel in 0..channels {
@@ -238,7 +238,7 @@ mod tests {
     use super::super::testing::{Op, assert_close, f32s, i64s};
 
     #[test]
-    fn sampling_between_and_beyond_elements() {
+    fn sampling_between_and_outside_elements() {
         let x = f32s(&[1, 1, 1, 2], &[1.0, 3.0]);
         // The centre, the right element and, with aligned corners, a point twice as far out.
         let grid = f32s(&[1, 1, 3, 2], &[0.0, 0.0, 1.0, 0.0, 3.0, 0.0]);

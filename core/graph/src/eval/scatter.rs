@@ -86,7 +86,9 @@ pub(super) fn tensor_scatter(c: &Call) -> Outputs {
                 other => return Err(format!("mode {other:?} is not defined").into()),
             };
             let at = usize::try_from(at).ok().filter(|at| *at < length);
-            let at = at.ok_or_else(|| Fault::from(format!("the update reaches beyond {length} elements")))?;
+            let at = at.ok_or_else(|| {
+                Fault::from(format!("the update extends beyond the {length} elements of the axis"))
+            })?;
             places.push(prefix * length + at);
         }
     }
@@ -98,7 +100,7 @@ mod tests {
     use super::super::testing::{Op, f32s, i64s};
 
     #[test]
-    fn elements_are_put_or_combined() {
+    fn elements_are_written_or_combined() {
         let (x, i, u) = (i64s(&[1, 3], &[1, 2, 3]), i64s(&[1, 2], &[1, 1]), i64s(&[1, 2], &[5, 6]));
         let op = || Op::new("ScatterElements").int("axis", 1);
         assert_eq!(op().run(&[&x, &i, &u]), i64s(&[1, 3], &[1, 6, 3]));
@@ -108,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_are_put() {
+    fn slices_are_written() {
         let (x, i, u) = (i64s(&[3, 2], &[0; 6]), i64s(&[2, 1], &[2, 0]), i64s(&[2, 2], &[1, 2, 3, 4]));
         assert_eq!(Op::new("ScatterND").run(&[&x, &i, &u]), i64s(&[3, 2], &[3, 4, 0, 0, 1, 2]));
     }

@@ -36,7 +36,7 @@ pub(super) fn arg(c: &Call) -> Outputs {
     let axis = c.axis("axis", 0, x.shape().len())?;
     let n = x.shape()[axis];
     if n == 0 && !c.out_shape(0)?.contains(&0) {
-        return Err("there is no extreme of no elements".into());
+        return Err("an empty axis has no extreme".into());
     }
     let wanted = if c.node().op_type == "ArgMax" { Ordering::Greater } else { Ordering::Less };
     let take_last = c.node().int_or("select_last_index", 0) != 0;
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn unique_counts_and_finds_back() {
+    fn unique_counts_and_returns_indices() {
         let x = f32s(&[6], &[2.0, 1.0, 1.0, 3.0, 4.0, 3.0]);
         let y = Op::new("Unique").int("sorted", 0).outputs(4).try_run(&[&x]).unwrap();
         assert_eq!(y[0], f32s(&[4], &[2.0, 1.0, 3.0, 4.0]));

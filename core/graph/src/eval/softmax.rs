@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn the_axis_changed_its_meaning_in_opset_13() {
+    fn the_meaning_of_axis_changed_in_opset_13() {
         let x = f32s(&[1, 2, 2], &[0.0; 4]);
         let at = |opset| Op::new("Softmax").opset(opset).int("axis", 1).run(&[&x]);
         assert_close(&at(12), &f32s(&[1, 2, 2], &[0.25; 4]));

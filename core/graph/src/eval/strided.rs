@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_merge_even_axes_and_follow_negative_strides() {
+    fn rows_merge_uniform_axes_and_follow_negative_strides() {
         let mut seen = Vec::new();
         rows(&[2, 3], [&[3, 1]], [0], &mut |[at], n, [step]| seen.push((at, n, step)));
         assert_eq!(seen, [(0, 6, 1)]);

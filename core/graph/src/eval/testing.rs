@@ -137,7 +137,7 @@ fn from_json(value: &serde_json::Value) -> Tensor {
 }
 
 #[test]
-fn nodes_compute_what_the_reference_computes() {
+fn nodes_match_the_reference() {
     for Known { name, op, inputs, outputs } in reference_cases() {
         let inputs: Vec<Option<&Tensor>> = inputs.iter().map(Option::as_ref).collect();
         let found = op.try_run_optional(&inputs).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -149,7 +149,10 @@ fn nodes_compute_what_the_reference_computes() {
             };
             for (f, e) in found.iter().zip(&expected) {
                 let close = (f - e).abs() <= 2e-6 * e.abs().max(1.0);
-                assert!(close || f.is_nan() && e.is_nan(), "{name}, output {i}: {found:?}, not {expected:?}");
+                assert!(
+                    close || f.is_nan() && e.is_nan(),
+                    "{name}, output {i}: {found:?} instead of {expected:?}"
+                );
             }
         }
     }

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn infinities_are_told_apart() {
+    fn infinities_are_distinguished_by_sign() {
         let x = f32s(&[3], &[f32::INFINITY, f32::NEG_INFINITY, 1.0]);
         let y = Op::new("IsInf").int("detect_negative", 0).run(&[&x]);
         assert_eq!(y.elements::<bool>().unwrap(), [true, false, false]);

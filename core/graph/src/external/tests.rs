@@ -58,7 +58,7 @@ fn bad_entries_are_refused() {
 }
 
 #[test]
-fn paths_that_leave_the_folder_are_refused() {
+fn paths_out_of_the_folder_are_refused() {
     let dir = folder();
     let inner = dir.path().join("sub");
     for location in [
@@ -102,7 +102,7 @@ fn offsets_and_lengths_are_checked_against_the_file() {
 }
 
 #[test]
-fn missing_files_are_absent_only_where_allowed() {
+fn missing_files_are_absent_only_if_allowed() {
     let dir = folder();
     let pairs = [("location", "gone.bin"), ("offset", "8")];
     let error = find(dir.path(), OpenOptions::default(), &pairs, 1).unwrap_err();

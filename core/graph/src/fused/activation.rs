@@ -36,7 +36,7 @@ impl Activation {
             ("Gelu", []) => Activation::Gelu,
             ("FastGelu", []) => Activation::GeluTanh,
             (name, _) => {
-                return Err(format!("activation {name:?} with parameters {parameters:?} is not known"));
+                return Err(format!("activation {name:?} with parameters {parameters:?} is unknown"));
             }
         }))
     }
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_activations_read_back() {
         let mut node = Node {
             name: String::new(),
             domain: super::super::DOMAIN.into(),

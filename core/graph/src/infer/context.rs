@@ -82,9 +82,7 @@ impl<'a> Ctx<'a> {
         for i in inputs {
             match (common, self.dtype(i)) {
                 (Some(a), Some(b)) if a != b => {
-                    return Err(format!(
-                        "inputs must have one element type, but input {i} is {b} and not {a}"
-                    ));
+                    return Err(format!("inputs must share one element type, but input {i} is {b}, not {a}"));
                 }
                 (None, d) => common = d,
                 _ => {}

@@ -27,7 +27,11 @@ impl Equation {
         };
         let terms: Vec<&str> = left.split(',').collect();
         if terms.len() != ranks.len() {
-            return Err(format!("equation {equation:?} has {} operands, not {}", terms.len(), ranks.len()));
+            return Err(format!(
+                "equation {equation:?} has {} operands, but the node has {}",
+                terms.len(),
+                ranks.len()
+            ));
         }
         let operands =
             terms.iter().zip(ranks).map(|(t, r)| labels(t, Some(*r))).collect::<Result<Vec<_>, _>>()?;
@@ -53,7 +57,7 @@ impl Equation {
             let used = operands.iter().flatten().any(|l| l == label);
             if !used || output[..i].contains(label) {
                 return Err(format!(
-                    "the output of equation {equation:?} names a dimension twice or out of nowhere"
+                    "the output of equation {equation:?} repeats a dimension or names one that no operand has"
                 ));
             }
         }

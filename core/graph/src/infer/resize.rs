@@ -52,7 +52,7 @@ pub(crate) fn plan(c: &Ctx, shape: &[Dim]) -> Result<Option<Vec<Axis>>, String> 
         Floats::Known(r) if cropped => {
             let n = if r.len() == 2 * rank { rank } else { axes.len() };
             if r.len() != 2 * n {
-                return Err(format!("roi must have two entries for each of {} axes", axes.len()));
+                return Err(format!("roi must have two entries for each of the {} axes", axes.len()));
             }
             Some((0..n).map(|i| (r[i], r[i + n])).collect::<Vec<_>>())
         }
@@ -70,14 +70,14 @@ pub(crate) fn plan(c: &Ctx, shape: &[Dim]) -> Result<Option<Vec<Axis>>, String> 
     let sizes = if upsample || c.opset < 11 { None } else { c.opt(3) };
     let absent = |f: &super::Fact| f.shape.as_deref() == Some(&[Dim::Known(0)]);
     match (scales, sizes.filter(|f| !absent(f))) {
-        (Floats::Absent, None) => return Err("neither scales nor sizes are given".into()),
+        (Floats::Absent, None) => return Err("it has neither scales nor sizes".into()),
         (Floats::Absent, Some(_)) => {
             let Some(sizes) = c.partial_vector(3)? else { return Ok(None) };
             by_sizes(c, shape, &axes, sizes.iter().map(Dim::from).collect(), &mut out)?;
         }
         (Floats::Unknown, _) => return Ok(None),
         (Floats::Known(scales), None) => by_scales(shape, &axes, &scales, cropped, &mut out)?,
-        (Floats::Known(_), Some(_)) => return Err("both scales and sizes are given".into()),
+        (Floats::Known(_), Some(_)) => return Err("it has both scales and sizes".into()),
     }
     Ok(Some(out))
 }
@@ -90,7 +90,7 @@ fn by_scales(
     out: &mut [Axis],
 ) -> Result<(), String> {
     if scales.len() != axes.len() {
-        return Err(format!("{} scales are given for {} axes", scales.len(), axes.len()));
+        return Err(format!("it has {} scales for {} axes", scales.len(), axes.len()));
     }
     for (&a, &scale) in axes.iter().zip(scales) {
         if !(scale > 0.0 && scale < 1e6) {
@@ -109,7 +109,7 @@ fn by_scales(
 
 fn by_sizes(c: &Ctx, shape: &[Dim], axes: &[usize], sizes: Vec<Dim>, out: &mut [Axis]) -> Result<(), String> {
     if sizes.len() != axes.len() {
-        return Err(format!("{} sizes are given for {} axes", sizes.len(), axes.len()));
+        return Err(format!("it has {} sizes for {} axes", sizes.len(), axes.len()));
     }
     let ratio = |i: usize| Some(sizes[i].known()? as f64 / shape[axes[i]].known()? as f64);
     let ratios = (0..axes.len()).map(ratio).collect::<Option<Vec<f64>>>();

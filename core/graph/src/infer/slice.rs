@@ -56,7 +56,7 @@ pub(crate) fn ranges(c: &Ctx, rank: usize) -> Result<Option<Vec<Option<Range>>>,
         Ints::Unknown => return Ok(None),
     };
     if [ends.len(), axes.len(), steps.len()] != [starts.len(); 3] {
-        return Err("starts, ends, axes and steps must have one length".into());
+        return Err("starts, ends, axes and steps must have the same length".into());
     }
     let mut out = vec![None; rank];
     for (i, a) in axes.into_iter().enumerate() {

@@ -57,7 +57,7 @@ fn shape_arithmetic_resolves_numbers_and_carries_names() {
 }
 
 #[test]
-fn names_survive_what_leaves_sizes_alone() {
+fn names_survive_operators_that_preserve_sizes() {
     let conv = [("pads", Attribute::Ints(vec![1, 1, 1, 1]))];
     let m = model(17)
         .input("x", F32, "n 4 height width")

@@ -86,7 +86,7 @@ impl Window {
         let span = n + pad_begin + pad_end - extent;
         if span < 0 {
             return Err(format!(
-                "a window of {extent} does not fit into {input} elements with padding {pad_begin}+{pad_end}"
+                "a window of {extent} does not fit in {input} elements with padding {pad_begin}+{pad_end}"
             ));
         }
         let mut output = span / stride + 1;

@@ -18,16 +18,16 @@ pub(super) fn read_all(node: &mut NodeProto) -> Result<BTreeMap<String, Attribut
             Fault::Unsupported(reason) => Fault::Unsupported(blame(reason)),
         })?;
         if attributes.insert(name.clone(), value).is_some() {
-            return Err(Fault::Malformed(format!("attribute {name:?} is there twice")));
+            return Err(Fault::Malformed(format!("attribute {name:?} occurs twice")));
         }
     }
     Ok(attributes)
 }
 
 fn read(mut attribute: AttributeProto) -> Result<Attribute, Fault> {
-    let missing = |what| Fault::Malformed(format!("it should hold a {what} and does not"));
+    let missing = |what| Fault::Malformed(format!("it must hold a {what} but does not"));
     if !attribute.ref_attr_name().is_empty() {
-        return Err(Fault::Malformed("it refers to a function's attribute, but is not in a function".into()));
+        return Err(Fault::Malformed("it refers to a function's attribute but is not in a function".into()));
     }
     // A missing number or string has protobuf's default value: some writers omit zeros.
     Ok(match attribute.r#type.unwrap_or(0) {
@@ -61,7 +61,7 @@ fn read(mut attribute: AttributeProto) -> Result<Attribute, Fault> {
         | kind::TYPE_PROTO
         | kind::TYPE_PROTOS => return passed_through(attribute),
         0 => return Err(Fault::Malformed("it has no type".into())),
-        other => return Err(Fault::Malformed(format!("{other} is not the number of an attribute type"))),
+        other => return Err(Fault::Malformed(format!("{other} is not a valid attribute type"))),
     })
 }
 

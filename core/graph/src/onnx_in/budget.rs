@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_messages_in_masses_are_expensive() {
+    fn many_empty_messages_are_expensive() {
         const MANY: usize = 10_000;
         let empty = |number: u8| [number << 3 | 2, 0].repeat(MANY);
         for (what, size, bytes) in [

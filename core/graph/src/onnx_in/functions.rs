@@ -238,7 +238,7 @@ impl Inliner<'_> {
                 Some(known) if known.version.unwrap_or(1) == import.version.unwrap_or(1) => {}
                 Some(known) => {
                     return Err(Fault::Unsupported(format!(
-                        "function {:?} is written for version {} of operator domain {wanted:?}, the model for version {}",
+                        "function {:?} needs version {} of operator domain {wanted:?}, but the model imports version {}",
                         function.name(),
                         import.version.unwrap_or(1),
                         known.version.unwrap_or(1),
@@ -270,7 +270,7 @@ impl Call<'_> {
     }
 
     fn undefined(&self, value: &str) -> Fault {
-        Fault::Malformed(format!("function {:?} uses value {value:?}, which nothing defines", self.function))
+        Fault::Malformed(format!("function {:?} uses value {value:?}, which is not defined", self.function))
     }
 }
 
@@ -466,7 +466,7 @@ mod tests {
         let error = run(FunctionProto { node: vec![call("f", &["a"], &["r"])], ..good() });
         assert!(error.contains("\"f\" calls itself"), "{error}");
         let error = run(FunctionProto { node: vec![node("Neg", &["zzz"], &["r"])], ..good() });
-        assert!(error.contains("\"zzz\", which nothing defines"), "{error}");
+        assert!(error.contains("\"zzz\", which is not defined"), "{error}");
         let error = run(FunctionProto { node: vec![node("Neg", &["a"], &["a"])], ..good() });
         assert!(error.contains("overwrites its input"), "{error}");
         let error = run(FunctionProto { node: vec![], ..good() });

@@ -25,7 +25,7 @@ pub(crate) fn graft(graph: &Graph, taken: &BTreeMap<usize, GraphProto>) -> Resul
     import.check_uses().and_then(|()| order::sort(&mut import.graph).map_err(Fault::Malformed)).map_err(
         |fault| {
             let (Fault::Malformed(reason) | Fault::Unsupported(reason)) = fault;
-            GraphError::Invalid(format!("a body does not fit into its graph: {reason}"))
+            GraphError::Invalid(format!("a body does not fit its enclosing graph: {reason}"))
         },
     )?;
     // Bodies have no external data: the reader refuses it.

@@ -29,7 +29,7 @@ impl Role {
         let Some(value) = entry.map(|entry| entry.value()) else { return Ok(None) };
         match [Role::Constant, Role::Weight].into_iter().find(|role| role.name() == value) {
             Some(role) => Ok(Some(role)),
-            None => Err(format!("metadata {ROLE_KEY} is {value:?}, neither constant nor weight")),
+            None => Err(format!("metadata {ROLE_KEY} must be \"constant\" or \"weight\", not {value:?}")),
         }
     }
 }

@@ -52,13 +52,13 @@ pub(super) fn read(tensor: &TensorProto) -> Result<Stored, Fault> {
         return Err(Fault::Malformed(format!("shape {shape:?} is too large")));
     };
     if tensor.segment.is_some() {
-        return Err(Fault::Unsupported("it is cut in segments".into()));
+        return Err(Fault::Unsupported("it is split into segments".into()));
     }
     let source = if tensor.data_location == Some(proto::EXTERNAL) {
         if tensor.raw_data.as_ref().is_some_and(|raw| !raw.is_empty())
             || typed_fields(tensor).next().is_some()
         {
-            return Err(Fault::Malformed("it has data in the model as well as external data".into()));
+            return Err(Fault::Malformed("it has both inline and external data".into()));
         }
         Source::External(
             Location::parse(&tensor.external_data)
@@ -89,7 +89,7 @@ pub(super) fn dtype(code: i32) -> Result<DType, Fault> {
     ];
     DType::from_onnx(code).ok_or_else(|| match OTHERS.iter().find(|(number, _)| *number == code) {
         Some((_, name)) => Fault::Unsupported(format!("elements of type {name} are not supported")),
-        None => Fault::Malformed(format!("{code} is not the number of an element type")),
+        None => Fault::Malformed(format!("{code} is not a valid element type")),
     })
 }
 
@@ -99,7 +99,7 @@ fn shape(dims: &[i64]) -> Result<Vec<usize>, String> {
 }
 
 fn negative(dim: i64) -> String {
-    format!("its shape has a negative dimension, {dim}; a size in the exporter may have overflowed")
+    format!("its shape has a negative dimension, {dim}; an integer may have overflowed in the exporter")
 }
 
 /// Names of the typed data fields that are not empty.
@@ -119,15 +119,15 @@ fn inline(tensor: &TensorProto, dtype: DType, bytes: usize) -> Result<Bytes, Str
     let expected = typed_field(dtype);
     if let Some(raw) = tensor.raw_data.as_ref().filter(|raw| !raw.is_empty()) {
         if let Some(field) = typed_fields(tensor).next() {
-            return Err(format!("it has data in raw_data as well as in {field}"));
+            return Err(format!("it has data in both raw_data and {field}"));
         }
         if raw.len() != bytes {
-            return Err(format!("it has {} bytes of data, but its type and shape make {bytes}", raw.len()));
+            return Err(format!("it has {} bytes of data, but its type and shape need {bytes}", raw.len()));
         }
         return Ok(raw.clone());
     }
     if let Some(field) = typed_fields(tensor).find(|field| *field != expected) {
-        return Err(format!("it has data in {field}, but {dtype} elements belong into {expected}"));
+        return Err(format!("it has data in {field}, but {dtype} elements belong in {expected}"));
     }
     let data = match expected {
         "float_data" => pack(&tensor.float_data, f32::to_le_bytes),
@@ -152,7 +152,7 @@ fn inline(tensor: &TensorProto, dtype: DType, bytes: usize) -> Result<Bytes, Str
     };
     if data.len() != bytes {
         let (found, wanted) = (data.len() / dtype.size(), bytes / dtype.size());
-        return Err(format!("it has {found} elements, but its shape makes {wanted}"));
+        return Err(format!("it has {found} elements, but its shape needs {wanted}"));
     }
     Ok(data.into())
 }
@@ -267,13 +267,13 @@ mod tests {
         assert!(data(raw(4, &[i64::MAX, 8])).unwrap_err().contains("too large"));
         assert!(data(typed(DType::F32, 3)).unwrap_err().contains("0 elements"));
         let both = TensorProto { float_data: vec![0.0], ..raw(4, &[1]) };
-        assert!(data(both).unwrap_err().contains("as well as"));
+        assert!(data(both).unwrap_err().contains("both raw_data"));
         let wrong = TensorProto { int64_data: vec![0], ..typed(DType::F32, 1) };
-        assert!(data(wrong).unwrap_err().contains("belong into float_data"));
+        assert!(data(wrong).unwrap_err().contains("belong in float_data"));
     }
 
     #[test]
-    fn element_types_without_tensors_are_named() {
+    fn unsupported_element_types_are_named() {
         for (code, part) in [(8, "string"), (22, "int4"), (0, "0 is not"), (99, "99 is not")] {
             let tensor = TensorProto { data_type: Some(code), ..Default::default() };
             assert!(data(tensor).unwrap_err().contains(part));

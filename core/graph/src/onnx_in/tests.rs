@@ -34,7 +34,7 @@ fn names(graph: &Graph, weights: bool) -> Vec<&str> {
 }
 
 #[test]
-fn a_graph_is_taken_over() {
+fn a_graph_is_imported() {
     let mut file = linear();
     file.0.producer_name = Some("exporter".into());
     file.0.producer_version = Some("2".into());
@@ -100,10 +100,10 @@ fn versions_outside_of_the_range_are_refused() {
 }
 
 #[test]
-fn files_that_are_no_models_are_named() {
+fn files_that_are_not_models_are_named() {
     for (bytes, part) in [
-        (&b""[..], "holds no graph"),
-        (b"not a model", "no ONNX file at all"),
+        (&b""[..], "contains no graph"),
+        (b"not a model", "not an ONNX file"),
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
         (b"\x1f\x8b\x08\0", "gzip"),
         (&linear().bytes()[..60], "truncated"),
@@ -128,17 +128,17 @@ fn files_that_cannot_be_opened_are_named() {
     assert!(error.contains("is a folder"), "{error}");
     fs::write(dir.path().join("empty.onnx"), b"").unwrap();
     let error = Graph::open(dir.path().join("empty.onnx"), &OpenOptions::default()).unwrap_err().to_string();
-    assert!(error.contains("holds no graph"), "{error}");
+    assert!(error.contains("contains no graph"), "{error}");
 }
 
 #[test]
 fn contradictions_are_refused() {
     let cases: [(&str, Change); 12] = [
-        ("\"xw\" has the name of another", |g| g.node[1].output[0] = "xw".into()),
-        ("\"x\" has the name of another", |g| g.node[0].output[0] = "x".into()),
-        ("initializer \"w\" has the name", |g| g.initializer.push(g.initializer[0].clone())),
-        ("input \"x\" has the name", |g| g.input.push(g.input[0].clone())),
-        ("uses \"nowhere\", which nothing defines", |g| g.node[1].input[1] = "nowhere".into()),
+        ("\"xw\" has the same name as another", |g| g.node[1].output[0] = "xw".into()),
+        ("\"x\" has the same name as another", |g| g.node[0].output[0] = "x".into()),
+        ("initializer \"w\" has the same name", |g| g.initializer.push(g.initializer[0].clone())),
+        ("input \"x\" has the same name", |g| g.input.push(g.input[0].clone())),
+        ("uses \"nowhere\", which is not defined", |g| g.node[1].input[1] = "nowhere".into()),
         ("output \"z\" is not computed", |g| g.output[0].name = Some("z".into())),
         ("output \"y\" is listed twice", |g| g.output.push(g.output[0].clone())),
         ("no outputs", |g| g.output.clear()),
@@ -158,7 +158,7 @@ fn contradictions_are_refused() {
 }
 
 #[test]
-fn what_the_ir_cannot_hold_is_refused() {
+fn unsupported_types_are_refused() {
     let cases: [(&str, Change); 4] = [
         ("initializer \"w\": elements of type int4", |g| g.initializer[0].data_type = Some(22)),
         ("input \"x\" is not a tensor", |g| g.input[0].r#type = Some(Default::default())),
@@ -174,7 +174,7 @@ fn what_the_ir_cannot_hold_is_refused() {
 }
 
 #[test]
-fn unsorted_nodes_are_sorted_and_sorted_ones_stay() {
+fn unsorted_nodes_are_sorted_and_sorted_nodes_keep_their_order() {
     let mut file = linear().node("Neg", &["x"], &["n"]).node("Abs", &["n"], &["a"]);
     let ops = |graph: &Graph| graph.nodes.iter().map(|n| n.op_type.clone()).collect::<Vec<_>>();
     assert_eq!(ops(&file.graph()), ["MatMul", "Add", "Neg", "Abs"]);
@@ -183,7 +183,7 @@ fn unsorted_nodes_are_sorted_and_sorted_ones_stay() {
 }
 
 #[test]
-fn inputs_that_are_initializers_are_initializers() {
+fn inputs_that_are_also_initializers_are_initializers() {
     let mut file = linear();
     file.0.ir_version = Some(3);
     file = file.input("w", DType::F32, "2 3").input("b", DType::F32, "3");
@@ -193,7 +193,7 @@ fn inputs_that_are_initializers_are_initializers() {
 }
 
 #[test]
-fn initializers_are_weights_unless_they_decide_the_topology() {
+fn initializers_are_weights_unless_they_belong_to_the_topology() {
     let floats = |shape: &[usize]| ramp(shape);
     let file = model(17)
         .input("x", DType::F32, "1 1 4 4")
@@ -262,7 +262,7 @@ fn constant_nodes_become_initializers() {
     assert_eq!(get("filled").len(), 1024);
     assert_eq!(names(&graph, true), ["b", "large", "w"]);
     let left: Vec<_> = graph.nodes.iter().map(|n| n.op_type.as_str()).collect();
-    assert_eq!(left, ["MatMul", "Add", "Constant"], "strings have no tensor");
+    assert_eq!(left, ["MatMul", "Add", "Constant"], "the IR has no string tensors");
 
     let two = linear().node_with(
         "Constant",
@@ -290,7 +290,7 @@ fn merged_initializers_get_their_names_back() {
     let graph = file.graph();
     assert_eq!(names(&graph, true), ["first", "second", "third"]);
     let ops: Vec<_> = graph.nodes.iter().map(|n| n.op_type.as_str()).collect();
-    assert_eq!(ops, ["Add", "Add", "Identity", "Identity"], "of an output and of an input");
+    assert_eq!(ops, ["Add", "Add", "Identity", "Identity"], "identities of an output and of an input");
     let weights: Vec<_> = graph.weights().map(|(_, weight)| weight).collect();
     assert!(weights.iter().all(|w| *w == weights[0]));
     assert_eq!(graph.value(graph.find("third").unwrap()).known_shape(), Some(vec![2]));
@@ -325,7 +325,7 @@ fn attributes_are_read_by_their_type() {
     file.graph_mut().node[0].attribute[0].r#type = Some(77);
     assert!(file.error().contains("77 is not"), "{}", file.error());
     file.graph_mut().node[0].attribute[0] = attribute("ints", Attribute::Int(1));
-    assert!(file.error().contains("\"ints\" is there twice"), "{}", file.error());
+    assert!(file.error().contains("\"ints\" occurs twice"), "{}", file.error());
     file.graph_mut().node[0].attribute[0].ref_attr_name = Some("alpha".into());
     assert!(file.error().contains("not in a function"), "{}", file.error());
 }
@@ -368,7 +368,7 @@ pub(super) fn external(tensor: &mut TensorProto, location: &str, offset: u64) {
 }
 
 #[test]
-fn external_weights_are_placed_and_external_constants_read() {
+fn external_weights_are_located_and_external_constants_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let mut file =
         linear().initializer("axes", &Tensor::from_i64s(&[0])).node("Unsqueeze", &["y", "axes"], &["z"]);
@@ -424,7 +424,7 @@ fn bytes_are_weights_and_zero_points_are_not() {
 }
 
 #[test]
-fn a_model_beside_no_folder_finds_its_weights() {
+fn a_model_path_without_a_folder_finds_its_weights() {
     let dir = tempfile::tempdir().unwrap();
     let mut file = linear();
     external(&mut file.graph_mut().initializer[0], "w.bin", 0);
@@ -450,7 +450,7 @@ fn stripped_weights_may_have_any_name() {
 }
 
 #[test]
-fn parts_that_are_passed_through_must_not_name_files() {
+fn parts_that_pass_through_must_not_name_files() {
     let mut stored = tensor("c", &Tensor::from_i64s(&[1, 2]));
     external(&mut stored, "c.bin", 0);
     let inner = GraphProto {

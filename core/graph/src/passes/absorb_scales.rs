@@ -94,7 +94,7 @@ mod tests {
     use sdrun_abi::DType;
 
     #[test]
-    fn factors_of_projections_go_into_their_weights() {
+    fn factors_of_projections_move_to_their_weights() {
         let perm = |p: &[i64]| [("perm", Attribute::Ints(p.to_vec()))];
         let file = model(17)
             .input("x", DType::F32, "2 5 6")
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_needed_without_the_factor_stays() {
+    fn results_that_others_use_unscaled_stay() {
         let file = model(17)
             .input("x", DType::F32, "2 3")
             .initializer("w", &noise(&[3, 4], 1))

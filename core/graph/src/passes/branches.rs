@@ -73,13 +73,13 @@ mod tests {
     }
 
     #[test]
-    fn the_branch_that_is_taken_stays_under_fresh_names() {
+    fn the_branch_taken_is_inlined_under_fresh_names() {
         let mut graph = choosing(Some(true));
         assert_eq!(inline_branches(&mut graph), Ok(1));
         let ops = ["Exp x a", "Neg x a_1", "Mul a_1 r", "If x unused", "Identity r y"];
         assert_eq!(listing(&graph), ops);
         let Attribute::Graph(inner) = &graph.nodes[3].attributes["then_branch"] else { panic!() };
-        assert_eq!(inner.output[0].name(), "a_1", "bodies inside follow");
+        assert_eq!(inner.output[0].name(), "a_1", "nested bodies are renamed too");
         assert_eq!(
             graph.weights().map(|(name, w)| (name, w.shape.clone())).collect::<Vec<_>>(),
             [("w", vec![2])]
@@ -106,7 +106,7 @@ mod tests {
             .insert("then_branch".into(), body(vec![node("Neg", &["gone"], &["r"])], "r"));
         let before = graph.clone();
         let error = inline_branches(&mut graph).unwrap_err().to_string();
-        assert!(error.contains("\"gone\", which nothing defines"), "{error}");
+        assert!(error.contains("\"gone\", which is not defined"), "{error}");
         assert_eq!(graph, before);
     }
 }

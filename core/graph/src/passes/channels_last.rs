@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn transposes_stay_around_a_chain() {
+    fn transposes_remain_only_around_a_chain() {
         let file = block(1).node("Add", &["p", "x"], &["y"]).output("y", "n 4 5 7");
         let graph = check(&file, all, 3);
         let expected = ["Transpose", "NhwcConv", "NhwcConv", "Transpose", "NhwcConv", "Transpose"];

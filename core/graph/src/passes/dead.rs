@@ -36,7 +36,7 @@ mod tests {
     use sdrun_abi::DType;
 
     #[test]
-    fn only_what_reaches_an_output_stays() {
+    fn only_values_that_reach_an_output_stay() {
         let body = Attribute::Graph(Box::new(GraphProto {
             node: vec![node("Identity", &["captured"], &["inner"])],
             output: vec![value("inner", DType::F32, "2")],

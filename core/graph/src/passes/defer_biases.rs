@@ -161,7 +161,7 @@ mod tests {
     use sdrun_abi::DType;
 
     #[test]
-    fn biases_of_a_residual_stream_meet() {
+    fn biases_of_a_residual_stream_are_merged() {
         let file = model(17)
             .input("x", DType::F32, "2 3 4")
             .initializer("position", &noise(&[1, 3, 4], 1))
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn biases_of_convolutions_meet_too() {
+    fn biases_of_convolutions_are_merged_too() {
         let file = model(17)
             .input("x", DType::F32, "2 3 4 5")
             .initializer("w1", &noise(&[3, 3, 1, 1], 1))

@@ -59,7 +59,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn biases_of_products_are_spread_and_others_stay() {
+    fn biases_of_products_are_expanded_and_others_stay() {
         let mut graph = model(17)
             .input("x", DType::F32, "2 3")
             .initializer("w1", &ramp(&[3, 4]))

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_of_known_values_are_constants() {
+    fn known_shapes_become_constants() {
         let between = |start: i64, end: i64| [("start", Attribute::Int(start)), ("end", Attribute::Int(end))];
         let file = model(17)
             .input("x", DType::F32, "2 3 4")
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(folded(filled(most), FOLD_BUDGET).0.nodes.len(), 0);
         assert_eq!(folded(filled(most + 1), FOLD_BUDGET).0.nodes.len(), 1);
         assert_eq!(folded(filled(1 << 60), FOLD_BUDGET).0.nodes.len(), 1);
-        assert_eq!(folded(filled(100), 399).0.nodes.len(), 1, "the budget counts");
+        assert_eq!(folded(filled(100), 399).0.nodes.len(), 1, "the budget limits folding");
         assert_eq!(folded(filled(100), 400).0.nodes.len(), 0);
     }
 }

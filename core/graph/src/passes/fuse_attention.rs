@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_that_others_use_and_a_factor_behind_the_mask_stay() {
+    fn scores_with_other_users_and_a_factor_after_the_mask_stay() {
         let shown = heads(false).node_with("Transpose", &["kr"], &["kt"], perm([0, 2, 3, 1])).node(
             "MatMul",
             &["qt", "kt"],

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_factor_along_the_width_is_not_one_by_channel() {
+    fn a_factor_along_the_width_is_not_per_channel() {
         let mut wrong = file(true, "6 6");
         wrong.graph_mut().initializer[1] = crate::testing::tensor("scale", &noise(&[6], 5));
         check(&wrong, fuse_group_norm, 0);

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn bias_residual_and_activation_join_a_product() {
+    fn bias_residual_and_activation_fuse_into_a_product() {
         let all = |graph: &mut Graph| {
             fuse_swish(graph);
             fuse_bias(graph) + fuse_residual(graph) + fuse_activation(graph)
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn convolutions_take_in_what_follows() {
+    fn convolutions_fuse_with_the_nodes_after_them() {
         let channel = conv(false).initializer("v", &noise(&[4, 1, 1], 3)).node("Add", &["v", "c"], &["y"]);
         assert_eq!(ops(&check(&channel, fuse_conv_bias, 1)), ["Reshape", "Conv"]);
         let residual = conv(true)
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn the_later_of_two_kernels_takes_in_the_other() {
+    fn the_later_of_two_kernels_takes_the_other_as_residual() {
         let file = conv(true)
             .node_with("Conv", &["c", "u"], &["d"], [("pads", Attribute::Ints(vec![1; 4]))])
             .node_with("Conv", &["x", "w"], &["e"], [("pads", Attribute::Ints(vec![1; 4]))])
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn gated_halves_are_one_node() {
+    fn gated_halves_fuse_into_one_node() {
         let one = |name: &str, v: i64| (name.to_owned(), Tensor::from_i64s(&[v]));
         let constants = [one("zero", 0), one("three", 3), one("end", i64::MAX), one("last", -1)];
         for gate in [0, 1] {

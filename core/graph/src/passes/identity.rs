@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_change_nothing_go_and_others_stay() {
+    fn nodes_without_effect_are_removed_and_others_stay() {
         assert!(removed(17, "Identity", &[], []));
         assert!(removed(17, "Reshape", &[&[1, 2, 3]], []));
         assert!(removed(17, "Reshape", &[&[0, -1, 3]], []));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn dropout_goes_unless_it_trains_or_its_mask_is_used() {
+    fn dropout_is_removed_unless_it_trains_or_its_mask_is_used() {
         let dropout = |opset: i64, training: Option<bool>, mask: bool| {
             let mut file = model(opset).input("x", DType::F32, "2").node("Exp", &["x"], &["e"]);
             let mut inputs = vec!["e"];
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_bodies_use_keep_their_names() {
+    fn values_that_bodies_capture_keep_their_names() {
         let body = Attribute::Graph(Box::new(GraphProto {
             node: vec![node("Neg", &["i"], &["inner"])],
             output: vec![value("inner", DType::F32, "2")],

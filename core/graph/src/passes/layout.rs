@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn gathers_of_everything_in_order_are_reshapes() {
+    fn gathers_of_all_elements_in_order_become_reshapes() {
         let indices = |shape: &[usize], all: &[i64]| Tensor::from_elements(shape.to_vec(), all).unwrap();
         let file = model(17)
             .input("x", DType::F32, "2 3 n")
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn factors_sink_behind_layout() {
+    fn factors_sink_below_layout_operators() {
         let file = model(17)
             .input("x", DType::F32, "n 12")
             .initializer("half", &Tensor::scalar(0.5f32))

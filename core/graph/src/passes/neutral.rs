@@ -50,7 +50,7 @@ mod tests {
     use sdrun_abi::DType;
 
     #[test]
-    fn only_what_changes_nothing_goes() {
+    fn only_arithmetic_without_effect_is_removed() {
         let file = model(17)
             .input("x", DType::F32, "n 3")
             .initializer("one", &Tensor::scalar(1f32))

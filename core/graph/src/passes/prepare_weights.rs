@@ -193,7 +193,7 @@ mod tests {
     use sdrun_abi::DType;
 
     #[test]
-    fn what_depends_on_weights_alone_is_taken_out() {
+    fn computations_on_weights_alone_move_out() {
         let perm = [("perm", Attribute::Ints(vec![1, 0]))];
         let mut graph = model(17)
             .input("x", DType::F32, "2 3")

@@ -48,7 +48,7 @@ pub(crate) fn check(file: &Model, pass: impl Fn(&mut Graph) -> usize, changes: u
         let found = pass(graph);
         assert_eq!(found, changes, "{:?}", ops(graph));
         for (name, weight) in graph.weights() {
-            assert!(stated.iter().any(|(n, w)| n == name && w == weight), "weight {name} is another");
+            assert!(stated.iter().any(|(n, w)| n == name && w == weight), "weight {name} changed");
         }
         infer_shapes(graph).unwrap();
         for (i, (found, expected)) in run(graph, &feeds).iter().zip(&expected).enumerate() {

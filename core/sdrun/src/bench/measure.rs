@@ -64,7 +64,7 @@ fn fill(
     let engine = provider.build(case.model, &build, host)?;
     row.build_seconds = Some(engine.seconds());
     let scratch = registry.paths().scratch()?;
-    let dir = tempfile::tempdir_in(&scratch).map_err(|e| Error::io("make a folder in", &scratch, &e))?;
+    let dir = tempfile::tempdir_in(&scratch).map_err(|e| Error::io("create a folder in", &scratch, &e))?;
     let file = dir.path().join("bench.sdengine");
     row.engine_bytes = Some(engine.save(&file)?);
     row.memory.build_bytes = peak(&provider);

@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_right_rows_are_ranked() {
+    fn only_correct_rows_are_ranked() {
         let row = |id: &str, status, median: f64| Row { status, stats: Stats::of(&[median]), ..Row::new(id) };
         let mut rows =
             [row("a", Status::Ok, 3.0), row("b", Status::Inaccurate, 1.0), row("c", Status::Ok, 2.0)];

@@ -25,7 +25,7 @@ fn a_corrupt_entry_is_a_miss_and_is_set_aside() {
 
 /// Swapped entry files are undamaged, but do not match their names.
 #[test]
-fn the_engine_of_another_key_is_a_miss_and_verify_finds_it() {
+fn an_engine_under_another_key_is_a_miss_and_verify_finds_it() {
     let dir = tempfile::tempdir().unwrap();
     let cache = Cache::at(dir.path());
     let exchange = || {
@@ -47,11 +47,11 @@ fn the_engine_of_another_key_is_a_miss_and_verify_finds_it() {
     assert_eq!(why.filter(|why| why.contains("another key")).count(), 2);
     assert!(!a.exists() && !b.exists());
     assert_eq!(cache.verify().unwrap().len(), 0);
-    assert_eq!(cache.gc(&GcLimits::default(), false).unwrap().len(), 2, "both that were set aside");
+    assert_eq!(cache.gc(&GcLimits::default(), false).unwrap().len(), 2, "both entries that were set aside");
 }
 
 #[test]
-fn whatever_decides_the_result_is_compared_and_nothing_else() {
+fn only_fields_that_decide_the_result_are_compared() {
     type Change = fn(&mut EngineManifest);
     let differing: [(&str, Change); 8] = [
         ("key", |m| m.key = "other".into()),
@@ -121,7 +121,7 @@ fn waiting_for_a_lock_is_reported_and_can_be_cancelled() {
 
 #[cfg(unix)]
 #[test]
-fn pipes_in_place_of_entries_and_locks_are_no_reason_to_wait() {
+fn pipes_in_place_of_entries_and_locks_do_not_block() {
     let dir = tempfile::tempdir().unwrap();
     let cache = Cache::at(dir.path());
     for name in ["k.sdengine", "k.lock"] {
@@ -134,7 +134,7 @@ fn pipes_in_place_of_entries_and_locks_are_no_reason_to_wait() {
 }
 
 #[test]
-fn gc_deletes_the_longest_unused_and_nothing_foreign() {
+fn gc_deletes_the_least_recently_used_and_no_foreign_files() {
     let dir = tempfile::tempdir().unwrap();
     let cache = Cache::at(dir.path());
     for (key, age) in [("a", 300), ("b", 200), ("c", 100)] {
@@ -155,7 +155,7 @@ fn gc_deletes_the_longest_unused_and_nothing_foreign() {
 }
 
 #[test]
-fn an_unwritable_cache_is_no_error() {
+fn an_unwritable_cache_is_not_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("a-file");
     std::fs::write(&file, b"").unwrap();

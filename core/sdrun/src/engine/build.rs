@@ -157,7 +157,7 @@ impl Provider {
             }
             Err(e) if e.code() == ErrorCode::Cancelled => Err(e),
             Err(e) => {
-                tracing::warn!("building again, since the cached engine cannot be used: {e}");
+                tracing::warn!("rebuilding, because the cached engine cannot be used: {e}");
                 Ok(None)
             }
         }

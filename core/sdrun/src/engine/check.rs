@@ -75,7 +75,7 @@ pub(super) fn check_info(id: &str, info: &EngineInfo, graph: &Graph) -> Result<(
 }
 
 pub(super) fn has_its_weights() -> Error {
-    AbiError::precondition("this engine has its weights baked in and takes no others")
+    AbiError::precondition("this engine has baked-in weights and accepts no others")
         .with_hint(Hint::LeaveOut { option: "bake".into() })
         .into()
 }

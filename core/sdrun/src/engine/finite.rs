@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_float_type_is_looked_at() {
+    fn every_float_type_is_checked() {
         for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
             let tensor = |last: f64| {
                 let mut values = vec![0.5; 1000];

@@ -103,11 +103,11 @@ impl Provider {
             )
         };
         if manifest.provider != self.id() {
-            return Err(refuse(format!("it was made by the provider `{}`", manifest.provider)));
+            return Err(refuse(format!("it was built by the provider `{}`", manifest.provider)));
         }
         if manifest.build_id != self.manifest().build_id {
             return Err(refuse(format!(
-                "it was made by another build of the provider ({}, this is {})",
+                "it was built by another build of the provider ({}, this is {})",
                 manifest.build_id,
                 self.manifest().build_id
             )));
@@ -117,7 +117,7 @@ impl Provider {
         match verdict {
             Compatibility::Optimal => {}
             Compatibility::PreferRecompile(why) => {
-                tracing::warn!("{}: a new build would be better: {why}", self.id())
+                tracing::warn!("{}: a rebuild would be better: {why}", self.id())
             }
             Compatibility::Unsupported(why) => return Err(refuse(why)),
         }

@@ -152,7 +152,7 @@ impl InstallPlan {
 fn by_hand(spec: &RuntimeSpec) -> String {
     let own = format!("set {} to the folder of its libraries", spec.env);
     match &spec.by_hand {
-        Some(words) => format!("{words}; where it is not found then, {own}"),
+        Some(words) => format!("{words}; if it is still not found, {own}"),
         None => format!("install it the vendor's way and {own}"),
     }
 }
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_a_package_is_told_what_to_do() {
+    fn without_a_package_the_hint_says_what_to_do() {
         let root = tempfile::tempdir().unwrap();
         let error = plan(&spec("SDRUN_THING_DIR"), &paths(root.path())).unwrap_err();
         assert!(error.hint().unwrap().to_string().contains("SDRUN_THING_DIR"), "{error}");

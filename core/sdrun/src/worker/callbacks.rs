@@ -21,7 +21,7 @@ use std::{
 const LOG_LINE: usize = 16 << 10;
 
 fn confused() -> Error {
-    Error::internal("the host's answer does not fit the question")
+    Error::internal("the host's answer does not match the request")
 }
 
 pub(super) struct HostOf<'p>(pub(super) &'p Pipe);

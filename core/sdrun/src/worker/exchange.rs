@@ -139,7 +139,7 @@ impl<'w> Exchange<'w> {
         let specs: Vec<OutputSpec> = placed.iter().map(Placed::spec).collect();
         let buffers = sink.allocate(&specs)?;
         if buffers.len() != ranges.len() || buffers.iter().zip(&ranges).any(|(b, r)| b.len() != r.len()) {
-            return Err(Error::internal("the output sink lent buffers of other sizes than it was asked for"));
+            return Err(Error::internal("the output sink returned buffers of other sizes than requested"));
         }
         let all = self.link.output.as_ref().map(Region::bytes).unwrap_or_default();
         for (buffer, range) in buffers.into_iter().zip(ranges) {
@@ -311,7 +311,7 @@ impl<'w> Exchange<'w> {
                 })
             }
             FromWorker::Hello { .. } | FromWorker::Done(_) | FromWorker::Failed(_) => {
-                return Err(self.broken("it answered what was not asked"));
+                return Err(self.broken("it sent an unexpected message"));
             }
         })
     }

@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn large_pages_are_asked_for_unless_the_user_decides() {
+    fn huge_pages_are_requested_unless_the_user_decides() {
         let with = |given: &str| with_large_pages(Some(given.into()));
         assert_eq!(with_large_pages(None), "glibc.malloc.hugetlb=1");
         assert_eq!(with(""), "glibc.malloc.hugetlb=1");

@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_loader_that_is_not_the_systems_counts() {
+    fn only_a_loader_other_than_the_systems_is_used() {
         let dir = tempfile::tempdir().unwrap();
         let Some((name, system)) = system_loader() else { return };
         assert!(loader_of(dir.path()).is_empty());

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_ends_it() {
+    fn invalid_messages_end_it() {
         let (how, broken, _) = ending("printf 'hello, world'; exec sleep 600");
         assert_eq!(how, "signal 9, SIGKILL");
         assert!(broken.unwrap().contains("claims a message of"));
@@ -298,7 +298,7 @@ mod tests {
             let (process, _stdin, events) = run(&format!("sleep 600 & echo $! >&2; {end}"));
             let start = Instant::now();
             while events.recv_timeout(Duration::from_millis(20)).is_err() {
-                assert!(start.elapsed() < Duration::from_secs(60), "nobody notices");
+                assert!(start.elapsed() < Duration::from_secs(60), "the end of the worker goes unnoticed");
                 process.notice_end();
             }
             process.stderr.wait_for_end(Duration::from_secs(10));

@@ -30,7 +30,7 @@ pub fn worker_main() -> ExitCode {
     match own_pipes().and_then(|(input, output)| serve(input, output, plugin.into())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("sdrun-worker: cannot speak with its host: {e}");
+            eprintln!("sdrun-worker: cannot communicate with its host: {e}");
             ExitCode::FAILURE
         }
     }
@@ -120,7 +120,7 @@ fn listen(mut input: BufReader<File>, pipe: &Pipe, jobs: &Sender<Job>, answers: 
             Ok(Some(answer)) => answers.send(answer).is_ok(),
             Ok(None) => vanish(),
             Err(e) => {
-                eprintln!("sdrun-worker: cannot understand its host: {e}");
+                eprintln!("sdrun-worker: invalid message from its host: {e}");
                 vanish()
             }
         };

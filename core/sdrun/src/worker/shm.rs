@@ -300,7 +300,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn only_the_user_can_enter() {
+    fn only_the_user_has_access() {
         use std::os::unix::fs::PermissionsExt;
         let base = tempfile::tempdir().unwrap();
         let mut folders = on_disk(base.path());
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_before_the_disk_is_full() {
+    fn regions_that_do_not_fit_are_refused_before_the_disk_is_full() {
         let base = tempfile::tempdir().unwrap();
         let mut folders = on_disk(base.path());
         for len in [1 << 60, usize::MAX - 5] {
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn sweeps_what_the_dead_have_left_and_nothing_else() {
+    fn sweeps_only_folders_of_dead_hosts() {
         let base = tempfile::tempdir().unwrap();
         let dead = base.path().join("sdrun-worker-dead");
         fs::create_dir(&dead).unwrap();

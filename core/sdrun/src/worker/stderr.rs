@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn last_words_are_those_of_the_call() {
+    fn last_words_belong_to_the_call() {
         let tail = after(b"old\nnew 1\r\n\n\x1b[1mnew 2\nthe mark\n");
         assert_eq!(tail.seen(), 3);
         assert_eq!(tail.last_words(1).unwrap(), "new 1 | [1mnew 2");

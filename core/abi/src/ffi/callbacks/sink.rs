@@ -65,7 +65,7 @@ impl OutputSink for ForeignSink<'_> {
         let (sink, allocate) = self
             .0
             .and_then(|s| Some((s, s.allocate?)))
-            .ok_or_else(|| Error::precondition("the host gave no output sink"))?;
+            .ok_or_else(|| Error::precondition("the host provided no output sink"))?;
         let dims: Vec<Vec<u64>> =
             outputs.iter().map(|o| o.shape.iter().map(|d| *d as u64).collect()).collect();
         let specs: Vec<RawOutputSpec> = outputs
@@ -88,7 +88,7 @@ impl OutputSink for ForeignSink<'_> {
                 Some(0) => Ok(&mut [][..]),
                 // SAFETY: the host lends `len` bytes for the rest of the run, and the buffers do not overlap.
                 Some(len) if !buffer.is_null() => Ok(unsafe { std::slice::from_raw_parts_mut(buffer, len) }),
-                _ => Err(Error::internal("the host lent no buffer for an output")),
+                _ => Err(Error::internal("the host provided no buffer for an output")),
             })
             .collect()
     }

@@ -167,7 +167,7 @@ impl WeightSource for ForeignSource<'_> {
             .0
             .as_ref()
             .and_then(|s| Some((s, s.get?)))
-            .ok_or_else(|| Error::precondition("the host gave no weight source"))?;
+            .ok_or_else(|| Error::precondition("the host provided no weight source"))?;
         let mut raw = RawWeight::EMPTY;
         // SAFETY: the source's own function; `raw` is ours.
         unsafe { error_from_raw(get(source.ctx, RawStr::new(name.as_bytes()), &mut raw))? };
@@ -198,7 +198,9 @@ impl WeightSource for ForeignSource<'_> {
         // SAFETY: the text lives until `release`.
         let encoding = unsafe { raw.encoding.text() };
         if !encodings.contains(&encoding.as_str()) {
-            return Err(Error::internal(format!("weight {name:?} came in the encoding {encoding:?}")));
+            return Err(Error::internal(format!(
+                "weight {name:?} has the encoding {encoding:?}, which was not requested"
+            )));
         }
         let (shape, file) = bytes.shape_and_file();
         let mut weight = EncodedWeight::new(encoding, shape, bytes);
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_host_has_plain_weights_only() {
+    fn an_older_host_has_only_plain_weights() {
         with_source(&Two, |raw| {
             let shorter =
                 RawWeightSource { struct_size: offset_of!(RawWeightSource, get_encoded) as u32, ..*raw };
@@ -253,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn room_that_is_too_short_is_refused_and_left_alone() {
+    fn a_short_weight_struct_is_refused_and_unchanged() {
         with_source(&Two, |raw| {
             let get = raw.get.unwrap();
             let mut room = RawWeight { struct_size: 16, len: 77, ..RawWeight::EMPTY };

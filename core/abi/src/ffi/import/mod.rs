@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shorter_table_is_that_of_an_older_plugin() {
+    fn a_shorter_table_belongs_to_an_older_plugin() {
         let spec = BuildSpec::new("cpu", crate::Precision::Fp32);
         // SAFETY: tables of this program.
         let (whole, older) = unsafe { (Plugin::query(whole).unwrap(), Plugin::query(shorter).unwrap()) };

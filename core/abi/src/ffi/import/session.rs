@@ -45,7 +45,7 @@ impl OutputSink for CheckedSink<'_> {
     fn allocate(&mut self, outputs: &[OutputSpec]) -> Result<Vec<&mut [u8]>> {
         self.calls += 1;
         if self.calls > 1 {
-            return Err(Error::internal("the plugin asked twice for output buffers in one run"));
+            return Err(Error::internal("the plugin requested output buffers twice in one run"));
         }
         self.sink.allocate(outputs)
     }
@@ -102,7 +102,7 @@ impl Session for PluginSession {
             })
         })?;
         if checked.calls == 0 {
-            return Err(Error::internal("the plugin finished a run without any output"));
+            return Err(Error::internal("the plugin finished a run without requesting output buffers"));
         }
         Ok(())
     }
@@ -158,7 +158,7 @@ impl Session for PluginSession {
             .map(|(made, _)| unsafe { PluginTensor::from_raw(self.raw, table, made) })
             .collect();
         if checked.calls == 0 {
-            return Err(Error::internal("the plugin finished a run without any output"));
+            return Err(Error::internal("the plugin finished a run without requesting output buffers"));
         }
         kept.into_iter().map(|tensor| Ok(Box::new(tensor?) as Box<dyn DeviceTensor>)).collect()
     }

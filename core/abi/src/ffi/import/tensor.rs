@@ -10,7 +10,7 @@ use std::ffi::c_void;
 /// The plugin's functions for device tensors.
 pub(super) fn device_tensors(raw: &Table) -> Result<RawDeviceTensors> {
     raw.device_tensors.ok_or_else(|| {
-        Error::unsupported("the plugin cannot leave tensors on its device")
+        Error::unsupported("the plugin cannot keep tensors on its device")
             .with_hint("run it with tensors in main memory")
     })
 }
@@ -46,7 +46,7 @@ impl PluginTensor {
     /// The tensor, if it belongs to the same plugin.
     pub(super) fn of<'t>(tensor: &'t dyn DeviceTensor, raw: &'static Table) -> Result<&'t Self> {
         tensor.downcast_ref::<Self>().filter(|tensor| tensor.raw.origin == raw.origin).ok_or_else(|| {
-            Error::invalid("a tensor on a device of another provider cannot be an input")
+            Error::invalid("a device tensor of another provider cannot be an input")
                 .with_hint("copy it to main memory")
         })
     }
@@ -59,7 +59,9 @@ impl PluginTensor {
         made: &RawDeviceTensor,
     ) -> Result<Self> {
         if made.tensor.is_null() {
-            return Err(Error::internal("the plugin reports success without a tensor that should stay"));
+            return Err(Error::internal(
+                "the plugin reports success without a tensor that should stay on the device",
+            ));
         }
         // SAFETY: guaranteed by the caller; `dims` lives as long as the tensor.
         let shape = unsafe { shape_from_raw(made.dims, made.rank) };

@@ -24,7 +24,7 @@ pub(super) fn constant(c: &Ctx) -> Facts {
 /// Converts elements of an integer tensor to dimensions; refuses negative ones.
 fn shape_from(elements: &[PartialInt]) -> Result<Vec<Dim>, String> {
     match elements.iter().filter_map(PartialInt::known).find(|n| *n < 0) {
-        Some(n) => Err(format!("{n} is not a dimension")),
+        Some(n) => Err(format!("{n} is not a valid dimension")),
         None => Ok(elements.iter().map(Dim::from).collect()),
     }
 }

@@ -28,7 +28,7 @@ pub(super) fn like_first(c: &Ctx) -> Facts {
             if let (Some(i), Some(u), Some(x)) = (&indices.shape, &updates.shape, &x.shape)
                 && let Some(depth) = i.last().and_then(Dim::known)
             {
-                let rest = x.get(depth..).ok_or("an index is longer than the data's rank")?;
+                let rest = x.get(depth..).ok_or("an index tuple is longer than the data's rank")?;
                 dims::same_shape(&[&i[..i.len() - 1], rest].concat(), u)?;
             }
         }
@@ -136,7 +136,7 @@ pub(super) fn where_(c: &Ctx) -> Facts {
 
 pub(super) fn cast(c: &Ctx) -> Facts {
     let x = c.need(0)?;
-    let to = i32::try_from(c.int("to")?).map_err(|_| "attribute to is not a type".to_string())?;
+    let to = i32::try_from(c.int("to")?).map_err(|_| "attribute to is not an element type".to_string())?;
     one(DType::from_onnx(to), x.shape.clone())
 }
 

@@ -37,7 +37,7 @@ pub(super) fn gather_nd(c: &Ctx) -> Facts {
     let Some(depth) = last.known() else { return one(x.dtype, None) };
     let rest = s
         .get(batch + depth..)
-        .ok_or_else(|| format!("an index of {depth} does not fit {}", dims::text(s)))?;
+        .ok_or_else(|| format!("an index tuple of length {depth} does not fit {}", dims::text(s)))?;
     one(x.dtype, Some([&i[..i.len() - 1], rest].concat()))
 }
 

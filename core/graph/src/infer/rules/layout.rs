@@ -57,7 +57,7 @@ pub(super) fn reshape(c: &Ctx) -> Facts {
                     Some(None) => return Err(format!("the input has no dimension {i} to copy")),
                 }
             }
-            PartialInt::Known(n) if *n < 0 => return Err(format!("{n} is not a dimension")),
+            PartialInt::Known(n) if *n < 0 => return Err(format!("{n} is not a valid dimension")),
             known => Dim::from(known),
         });
     }
@@ -128,7 +128,7 @@ pub(super) fn squeeze(c: &Ctx) -> Facts {
         Ints::Absent => return one(x.dtype, None),
     };
     if let Some(a) = drop.iter().find(|a| s[**a].known().is_some_and(|n| n != 1)) {
-        return Err(format!("axis {a} of {} is not one and cannot be squeezed", dims::text(s)));
+        return Err(format!("axis {a} of {} is not 1 and cannot be squeezed", dims::text(s)));
     }
     one(x.dtype, Some((0..s.len()).filter(|i| !drop.contains(i)).map(|i| s[i].clone()).collect()))
 }
@@ -157,7 +157,7 @@ pub(super) fn expand(c: &Ctx) -> Facts {
         return one(x.dtype, rank.map(|r| dims::broadcast(s, &dims::unknown(r))).transpose()?);
     };
     if let Some(n) = target.iter().filter_map(PartialInt::known).find(|n| *n < 0) {
-        return Err(format!("{n} is not a dimension"));
+        return Err(format!("{n} is not a valid dimension"));
     }
     let target: Vec<Dim> = target.iter().map(Dim::from).collect();
     one(x.dtype, Some(dims::broadcast(s, &target)?))
@@ -315,7 +315,9 @@ pub(super) fn pad(c: &Ctx) -> Facts {
                 let size = i64::try_from(n).ok().and_then(|n| n.checked_add(before + behind));
                 let size = size.and_then(|n| usize::try_from(n).ok());
                 Dim::Known(
-                    size.ok_or_else(|| format!("padding {before}+{behind} leaves nothing of {n} elements"))?,
+                    size.ok_or_else(|| {
+                        format!("padding {before}+{behind} removes more than the {n} elements")
+                    })?,
                 )
             }
         });

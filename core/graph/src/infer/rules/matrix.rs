@@ -11,8 +11,9 @@ fn product(a: &[Dim], b: &[Dim]) -> Result<Vec<Dim>, String> {
         return Err("scalars cannot be multiplied".into());
     };
     let inner_b = &b[b.len().saturating_sub(2)];
-    dims::same(inner_a, inner_b)
-        .map_err(|_| format!("shapes {} and {} do not fit as matrices", dims::text(a), dims::text(b)))?;
+    dims::same(inner_a, inner_b).map_err(|_| {
+        format!("matrices of shapes {} and {} cannot be multiplied", dims::text(a), dims::text(b))
+    })?;
     let mut out = dims::broadcast(&a[..a.len().saturating_sub(2)], &b[..b.len().saturating_sub(2)])?;
     if a.len() > 1 {
         out.push(a[a.len() - 2].clone());
@@ -59,7 +60,7 @@ pub(super) fn gemm(c: &Ctx) -> Facts {
         Ok(if c.node.int_or(transposed, 0) != 0 { [columns, rows] } else { [rows, columns] })
     };
     let ([m, k], [k_b, n]) = (matrix(0, "transA")?, matrix(1, "transB")?);
-    dims::same(&k, &k_b).map_err(|e| format!("the matrices do not fit: {e}"))?;
+    dims::same(&k, &k_b).map_err(|e| format!("the inner dimensions differ: {e}"))?;
     let out = vec![m, n];
     if let Some(s) = c.shape(2) {
         dims::broadcast_onto(s, &out)?;

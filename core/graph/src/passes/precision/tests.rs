@@ -118,7 +118,7 @@ fn a_half_precision_graph_is_widened_or_left_alone() {
     let mut graph = original.clone();
     let report = convert_precision(&mut graph, DType::F16);
     assert_eq!(report, PrecisionReport { converted: 1, kept: 1, casts: 0 });
-    assert_eq!(graph, original, "what its exporter computes in f32 stays so");
+    assert_eq!(graph, original, "what its exporter computes in f32 stays in f32");
 
     convert_precision(&mut graph, DType::F32);
     assert_eq!((dtype_of(&graph, "x"), dtype_of(&graph, "w")), (DType::F16, DType::F32));
@@ -131,7 +131,7 @@ fn a_half_precision_graph_is_widened_or_left_alone() {
 }
 
 #[test]
-fn stated_types_bodies_and_outputs_keep_theirs() {
+fn fixed_types_bodies_and_outputs_keep_their_types() {
     let body = |op: &str| {
         Attribute::Graph(Box::new(crate::proto::GraphProto {
             node: vec![crate::testing::node(op, &["captured"], &["inner"])],

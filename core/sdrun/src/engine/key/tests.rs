@@ -43,7 +43,7 @@ fn option(key: &str, value: &str) -> (String, String) {
 }
 
 #[test]
-fn keys_differ_whenever_the_engine_would() {
+fn keys_differ_if_the_engine_would_differ() {
     type Change = Box<dyn Fn(&mut Parts)>;
     let open = |input: &str, shapes: &[&[usize]]| -> Change {
         let entry = (input.to_string(), shapes.iter().map(|s| s.to_vec()).collect::<Vec<_>>());
@@ -82,7 +82,7 @@ fn keys_differ_whenever_the_engine_would() {
 }
 
 #[test]
-fn keys_match_where_the_engine_would_be_the_same() {
+fn keys_match_if_the_engine_would_be_the_same() {
     let same: [fn(&mut Parts); 3] = [
         |p| p.spec.threads = Some(3),
         // Another device of the class, and another copy of the runtime.

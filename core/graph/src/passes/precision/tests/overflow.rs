@@ -249,7 +249,7 @@ fn outliers_stay_finite_in_half_precision() {
 }
 
 #[test]
-fn bf16_has_the_range() {
+fn bf16_has_enough_range() {
     for (build, narrow) in [(t5 as fn(DType) -> Graph, "o"), (gated, "stream"), (vae, "h")] {
         let mut graph = build(DType::F32);
         convert_precision(&mut graph, DType::BF16);
