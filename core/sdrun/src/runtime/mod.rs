@@ -6,7 +6,7 @@ mod wheel;
 pub use install::{install, install_from};
 
 use crate::{Error, Paths, Result, trust};
-use sdrun_abi::{Error as AbiError, PipPackage, RuntimeSpec, Wheel};
+use sdrun_abi::{Error as AbiError, ErrorCode, PipPackage, RuntimeSpec, Wheel};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
 //! ggml's backends for a target.
 
 use super::{api::*, library::Target, threads::Threads};
-use sdrun_abi::{Error, ErrorCode, Result};
+use sdrun_abi::{Error, Result};
 
 /// ggml's backends for a target: the CPU, and the GPU if there is one.
 pub(super) struct Backends {

@@ -150,11 +150,7 @@ fn q4_k(plan: &Plan, row: usize, group: usize, block: &[u8], panel: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        ffi::{dequantize_row, product::Words},
-        kernels::panels::Order,
-        tests::random_blocks,
-    };
+    use crate::{ffi::dequantize_row, kernels::panels::Order, simd::Words, tests::random_blocks};
 
     /// ggml reads the same numbers out of a file's blocks as our products multiply, in every order of panels.
     #[test]

@@ -187,7 +187,9 @@ mod tests {
     #[test]
     fn a_model_that_the_parser_rejects_is_unsupported() {
         for stage in [Stage::Load, Stage::Parse, Stage::Mark, Stage::Compile, Stage::Target] {
-            let error = failure(stage, "", &["node `q`: false".into()], None);
+            let fault =
+                Fault { code: 8, op: "Foo".into(), node: "q".into(), words: "node `q`: false".into() };
+            let error = failure(stage, "", &[fault], None);
             assert_eq!(error.code, ErrorCode::Unimplemented, "{error}");
             assert!(error.message.contains("`q`"), "{error}");
         }
