@@ -380,7 +380,7 @@ mod tests {
         assert!(short.unwrap_err().to_string().contains("\"w\" is placed in 4 bytes"));
         let long =
             graph.to_onnx(|_, _| Ok(Placement::External { location: "w".into(), offset: 0, length: 25 }));
-        assert!(long.unwrap_err().to_string().contains("makes 24"));
+        assert!(long.unwrap_err().to_string().contains("needs 24"));
         let refused = graph.to_onnx(|name, _| Err(GraphError::Invalid(format!("no {name}"))));
         assert_eq!(refused, Err(GraphError::Invalid("no w".into())));
     }

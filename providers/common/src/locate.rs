@@ -71,7 +71,7 @@ mod tests {
             let error = locate(&spec(), dir.as_deref()).unwrap_err();
             assert!(error.message.contains(part), "{error}");
             let hint = error.hint.unwrap().to_string();
-            assert!(hint.contains("install the thing runtime") && hint.contains("SDRUN_THING_DIR"), "{hint}");
+            assert!(hint.contains("install it") && hint.contains("SDRUN_THING_DIR"), "{hint}");
         }
         assert_eq!(locate(&spec(), None).unwrap_err().code, ErrorCode::FailedPrecondition);
     }
