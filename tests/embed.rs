@@ -11,9 +11,10 @@ fn the_example_chooses_switches_an_adapter_and_cancels() {
     let part = pipelines::part("sd/unet");
     let target = sdrun_tiny::target().unwrap();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    // Cargo does not tell where the examples of another crate are.
+    // Cargo does not tell where the examples of another crate are. With the features of the whole workspace nothing else is built
+    // again.
     let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", "sdrun", "--example", "embed", "--target-dir"])
+        .args(["build", "--quiet", "--workspace", "--example", "embed", "--target-dir"])
         .arg(&target)
         .current_dir(root)
         .status()

@@ -1,6 +1,9 @@
 use super::{FOLD_BUDGET, simplify_bound};
 use crate::{
-    Attribute, Graph, GraphError, Initializer, Node, ValueId, infer::describe, onnx_out, proto::GraphProto,
+    Attribute, Graph, GraphError, Initializer, Node, ValueId,
+    infer::describe,
+    onnx_out,
+    proto::{GraphProto, NodeProto},
     scope::defined,
 };
 use std::collections::HashSet;
@@ -92,6 +95,19 @@ fn simplified(
     };
     let mut after = onnx_out::body_proto(&inner, |id, initializer| !belongs_outside(id, initializer));
     (after.name, after.input) = (before.name.clone(), before.input.clone());
+    // A body must compute its outputs: one that became a value of the graph around keeps an Identity.
+    let made: HashSet<String> = defined(&after).map(str::to_owned).collect();
+    for (output, former) in after.output.iter_mut().zip(&before.output) {
+        if !made.contains(output.name()) {
+            after.node.push(NodeProto {
+                op_type: Some("Identity".into()),
+                input: vec![output.name().to_owned()],
+                output: vec![former.name().to_owned()],
+                ..Default::default()
+            });
+            output.name = former.name.clone();
+        }
+    }
     // Names made here must not hide those of the graph around.
     let own: HashSet<&str> = defined(before).collect();
     if defined(&after).any(|name| outer.contains_key(name) && !own.contains(name)) {
@@ -105,7 +121,6 @@ mod tests {
     use super::*;
     use crate::{
         OpenDims, Tensor,
-        proto::NodeProto,
         simplify,
         testing::{Model, attribute, model, node, ramp, value},
     };

@@ -157,7 +157,7 @@ pub(crate) fn parse(key: &str) -> Option<Key> {
     let parts: Vec<&str> = key.split('.').collect();
     let (slot, module) = suffix(&parts)?;
     let name_len = module.iter().map(|part| part.len()).sum::<usize>() + module.len().checked_sub(1)?;
-    let (place, path) = locate(module)?;
+    let (place, path) = locate(module).filter(|(_, path)| !path.as_str().is_empty())?;
     Some(Key { place, path, slot, name_len })
 }
 
