@@ -337,7 +337,7 @@ fn tiny_commands_go_from_a_checkpoint_to_outputs() {
     for (arguments, code, words) in [
         (vec!["run", "baked.sdengine", "--weights", &*checkpoint], 4, "baked in"),
         (vec!["run", "unet.sdengine", "--weights", &*file("lora/kohya.safetensors")], 4, "--lora"),
-        (vec!["refit", "unet.sdengine"], 4, "--weights"),
+        (vec!["refit", "unet.sdengine"], 3, "--weights"),
         (
             vec!["run", "unet.sdengine", "--weights", &*checkpoint, "--lora", "nowhere.safetensors"],
             3,

@@ -46,6 +46,10 @@ fn shim() -> Result<(), Box<dyn Error>> {
     for folder in &folders {
         build.include(folder);
     }
+    // What is shipped must not name the folder it was built in, which `__FILE__` would.
+    for folder in [env::var("OUT_DIR")?, env::var("CARGO_MANIFEST_DIR")?] {
+        build.flag_if_supported(format!("-ffile-prefix-map={folder}=."));
+    }
     build.compile("sdrun_tensorrt_rtx_shim");
     let folders = env::join_paths(folders)?;
     println!("cargo::rustc-env=SDRUN_TENSORRT_RTX_HEADERS={}", folders.display());

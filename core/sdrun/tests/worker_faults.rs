@@ -214,7 +214,7 @@ fn lies_are_detected_on_both_sides() {
         assert!(build(p).err().unwrap().message.contains("success without an engine"));
     });
     both("no_output", &|p| assert!(run_error(p).message.contains("without requesting output buffers")));
-    both("asks_twice", &|p| assert!(run_error(p).message.contains("asked twice")));
+    both("asks_twice", &|p| assert!(run_error(p).message.contains("twice in one run")));
     both("wrong_output_shape", &|p| {
         let mut session = build(p).unwrap().session(&weights, &Quiet).unwrap();
         let (data, mut asked) = (bytes(&X), Asked::default());

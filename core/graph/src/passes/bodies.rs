@@ -120,8 +120,7 @@ fn simplified(
 mod tests {
     use super::*;
     use crate::{
-        OpenDims, Tensor,
-        simplify,
+        OpenDims, Tensor, simplify,
         testing::{Model, attribute, model, node, ramp, value},
     };
     use sdrun_abi::DType;
