@@ -141,8 +141,10 @@ impl Graph {
 /// A graph as a body, without its name and inputs; `own` says which initializers are stored in it.
 pub(crate) fn body_proto(graph: &Graph, own: impl Fn(ValueId, &Initializer) -> bool) -> GraphProto {
     let initializer = graph.initializers.iter().filter_map(|(id, initializer)| match initializer {
+        // The role keeps readers from taking it for a weight.
         Initializer::Constant(tensor) if own(*id, initializer) => {
-            Some(TensorProto { name: Some(graph.value(*id).name.clone()), ..literal(tensor) })
+            let (name, data) = (&graph.value(*id).name, tensor.data().clone());
+            Some(tensor_proto(name, tensor.dtype(), tensor.shape(), Role::Constant, data))
         }
         _ => None,
     });

@@ -189,11 +189,8 @@ fn what_cannot_be_built_is_named() {
         .bytes();
     let error = failure(build(&open, &spec("sm89", Precision::Fp32)));
     assert!(error.message.contains("`x` [?, 4] has open dimensions"), "{error}");
-    assert!(
-        matches!(error.hint, Some(sdrun_abi::Hint::GiveShape { .. }) | Some(sdrun_abi::Hint::AnyOf(_))),
-        "{:?}",
-        error.hint
-    );
+    let hint = error.hint.unwrap();
+    assert!(format!("{hint:?}").contains("GiveShape"), "{hint:?}");
     let for_shapes = |shapes: [[usize; 2]; 3]| {
         let list = shapes.map(|shape| shape.to_vec()).to_vec();
         BuildSpec { open_shapes: [("x".to_string(), list)].into(), ..spec("sm89", Precision::Fp32) }

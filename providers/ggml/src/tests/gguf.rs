@@ -187,7 +187,9 @@ fn wrong_blocks_are_refused_and_leave_the_weights() {
     let good = InBlocks::new("q8_0", 40);
     let names: Vec<&str> = good.blocks.keys().map(String::as_str).collect();
     let mut short = InBlocks::new("q8_0", 50);
-    short.blocks.values_mut().for_each(|(_, blocks)| drop(blocks.pop()));
+    for (_, blocks) in short.blocks.values_mut() {
+        blocks.pop();
+    }
     let mut session = good.session(Precision::Q8_0, &good).unwrap();
     let before = good.run(&mut *session);
     let error = session.refit(&names, &short, &NoHost).unwrap_err();

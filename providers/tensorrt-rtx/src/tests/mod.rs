@@ -8,7 +8,6 @@ mod gpu;
 mod library;
 
 #[path = "../../../common/testing.rs"]
-#[allow(dead_code, reason = "these tests use a part")]
 mod testing;
 
 use crate::{
