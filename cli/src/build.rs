@@ -46,7 +46,7 @@ impl BuildArgs {
         self.precision.or(context.config.precision).unwrap_or(Precision::Fp32)
     }
 
-    /// An error where something is asked for that an engine which is there already is not.
+    /// Fails if the user asks for an option that the existing engine was not built with.
     pub(crate) fn check_engine(&self, manifest: &EngineManifest) -> Result<(), Error> {
         let spec = &manifest.spec;
         let asked = [

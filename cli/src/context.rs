@@ -133,7 +133,7 @@ impl Context {
         if matches!(self.json, Json::Stdout) { Ok(()) } else { self.print(text) }
     }
 
-    /// Writes JSON if the user asked for it.
+    /// Prints `value` as JSON with `--json`.
     pub(crate) fn json_only(&self, value: &impl Serialize) -> anyhow::Result<()> {
         let mut json = match self.json {
             Json::No => return Ok(()),

@@ -98,14 +98,14 @@ pub(crate) struct Job<'a> {
     pub(crate) absent_devices: bool,
 }
 
-/// Logs what is used.
+/// Logs the provider, device and runtime in use.
 fn used(provider: &sdrun::Provider, device: &Device) {
     let runtime = provider.runtime();
     tracing::info!("{} ({} {}) on {}", provider.id(), runtime.name, runtime.version, device.name);
 }
 
 impl ProviderArgs {
-    /// An error where another provider is asked for than the one that made the engine.
+    /// Fails if the user names a provider other than the one that built the engine.
     pub(crate) fn check_engine(&self, path: &Path, manifest: &EngineManifest) -> Result<(), Error> {
         match &self.provider {
             Some(id) if *id != manifest.provider => {

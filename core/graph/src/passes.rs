@@ -424,7 +424,7 @@ mod tests {
     }
 
     proptest! {
-        /// Random graphs over values of one shape: weights, literals, and nodes, many of which have no effect.
+        /// Random graphs whose values share one shape. Many of their nodes have no effect on the outputs.
         #[test]
         fn results_stay_the_same(
             nodes in prop::collection::vec((0..13usize, any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..20),

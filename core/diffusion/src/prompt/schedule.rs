@@ -104,7 +104,7 @@ impl Node {
 const DEPTH: usize = 64;
 
 /// Parses a prompt in one pass without backtracking, so hostile prompts cost no more than others. An unmatched bracket becomes
-/// text; what was parsed inside it stays.
+/// text, and the parser keeps its content.
 struct Parser<'a> {
     rest: &'a str,
     depth: usize,

@@ -13,7 +13,7 @@ use std::collections::HashSet;
 /// decided at run time. Needs inferred shapes. Returns the number of bodies that changed.
 ///
 /// # Errors
-/// [`GraphError::Invalid`] for an If of which no branch can be computed.
+/// [`GraphError::Invalid`] if no branch of an If can be computed.
 pub(super) fn simplify_bodies(graph: &mut Graph, budget: &mut usize) -> Result<usize, GraphError> {
     let mut changes = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
