@@ -38,12 +38,7 @@ pub(super) enum Form {
 pub(super) fn dpm_pp_2m_sde<D: Denoiser>(run: &mut Run<'_, D>, form: Form) -> Result<(), D::Error> {
     let mut last: Option<(f64, Vec<f32>)> = None;
     for step in run.steps_below_one() {
-        let denoised = run.denoised(step.sigma)?;
-        if step.next == 0.0 {
-            *run.x = denoised;
-            run.done(step);
-            break;
-        }
+        let Some(denoised) = run.denoised_unless_last(step)? else { break };
         let base = Base::of(run, step.sigma, step.next);
         let mut weights = (base.weight, 0.0);
         if let Some((length, _)) = &last {
@@ -66,12 +61,7 @@ pub(super) fn dpm_pp_2m_sde<D: Denoiser>(run: &mut Run<'_, D>, form: Form) -> Re
 pub(super) fn dpm_pp_3m_sde<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     let mut last: Vec<(f64, Vec<f32>)> = Vec::new();
     for step in run.steps_below_one() {
-        let denoised = run.denoised(step.sigma)?;
-        if step.next == 0.0 {
-            *run.x = denoised;
-            run.done(step);
-            break;
-        }
+        let Some(denoised) = run.denoised_unless_last(step)? else { break };
         let base = Base::of(run, step.sigma, step.next);
         let noise = run.noise(step.sigma, step.next);
         // Weights of this and the two former estimates in the first and second difference.
@@ -141,12 +131,7 @@ impl Base {
 pub(super) fn dpm_pp_sde<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     let space = run.path.space;
     for step in run.steps_below_one() {
-        let denoised = run.denoised(step.sigma)?;
-        if step.next == 0.0 {
-            *run.x = denoised;
-            run.done(step);
-            break;
-        }
+        let Some(denoised) = run.denoised_unless_last(step)? else { break };
         let (from, to) = (space.lambda(step.sigma), space.lambda(step.next));
         let half = (from + to) / 2.0;
         let middle = space.sigma(half);
@@ -175,12 +160,7 @@ pub(super) fn dpm_pp_sde<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Err
 pub(super) fn seeds_2<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     let space = run.path.space;
     for step in run.steps_below_one() {
-        let denoised = run.denoised(step.sigma)?;
-        if step.next == 0.0 {
-            *run.x = denoised;
-            run.done(step);
-            break;
-        }
+        let Some(denoised) = run.denoised_unless_last(step)? else { break };
         let (from, to) = (space.lambda(step.sigma), space.lambda(step.next));
         let (h, middle) = (to - from, space.sigma((from + to) / 2.0));
         let spread = (-(-h).exp_m1()).sqrt();
@@ -216,12 +196,7 @@ pub(super) fn er_sde<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> 
     let mut former: Option<Vec<f32>> = None;
     let mut former_change: Option<Vec<f32>> = None;
     for step in run.steps_below_one() {
-        let denoised = run.denoised(step.sigma)?;
-        if step.next == 0.0 {
-            *run.x = denoised;
-            run.done(step);
-            break;
-        }
+        let Some(denoised) = run.denoised_unless_last(step)? else { break };
         let (from, to) = (ratio(step.sigma), ratio(step.next));
         let (alpha, r) = (space.alpha(step.next), scaler(to) / scaler(from));
         run.update(alpha / space.alpha(step.sigma) * r, &[(alpha * (1.0 - r), &denoised)]);

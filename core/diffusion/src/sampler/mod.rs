@@ -220,6 +220,18 @@ impl<D: Denoiser> Run<'_, D> {
         self.denoiser.denoise(self.x, sigma)
     }
 
+    /// Estimates the clean state of `x`. In the step to level 0 that estimate is the result: it becomes `x`, the step is done, and
+    /// this returns `None`.
+    fn denoised_unless_last(&mut self, step: Step) -> Result<Option<Vec<f32>>, D::Error> {
+        let denoised = self.denoised(step.sigma)?;
+        if step.next > 0.0 {
+            return Ok(Some(denoised));
+        }
+        *self.x = denoised;
+        self.done(step);
+        Ok(None)
+    }
+
     /// Estimates the clean state of another state.
     fn denoised_of(&mut self, x: &[f32], sigma: f64) -> Result<Vec<f32>, D::Error> {
         self.denoiser.denoise(x, sigma)
