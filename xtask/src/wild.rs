@@ -75,6 +75,10 @@ fn take(workspace: &Workspace, package: &Path, stage: &Path, files: &[&str]) -> 
     run(Python::bare(workspace)?.python().args(["-m", "zipfile", "-e"]).arg(package).arg(&whole))?;
     for file in files {
         let to = models.join(file);
+        // A model can be listed more than once, with other shapes.
+        if to.exists() {
+            continue;
+        }
         let parent = to.parent().context("a file has a folder")?;
         fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
         fs::rename(whole.join(file), &to).with_context(|| format!("the package has no {file}"))?;
