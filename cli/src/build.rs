@@ -1,4 +1,4 @@
-//! Arguments about building an engine.
+//! Build arguments, and building an engine.
 
 use crate::{
     context::Context,
@@ -14,34 +14,34 @@ use sdrun::{
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Build")]
 pub(crate) struct BuildArgs {
-    /// Arithmetic the engine computes in: fp32, fp16 or bf16; q8_0 or q4_k: large weights in blocks of 8 or 4 bits [default:
+    /// Precision of the computation: fp32, fp16 or bf16; q8_0 and q4_k keep large weights in blocks of 8 or 4 bits [default:
     /// fp32]
     #[arg(long, value_name = "PRECISION")]
     precision: Option<Precision>,
 
-    /// Store the weights in the engine: loads faster, takes no other weights
+    /// Store the weights in the engine: it loads faster, but takes no other weights
     #[arg(long)]
     pub(crate) bake: bool,
 
-    /// Most device memory for weights, as in 6GB; what does not fit stays in main memory and is copied in every run
+    /// Limit of device memory for weights, such as 6GB; weights beyond it stay in main memory and are copied in every run
     #[arg(long, value_name = "SIZE", value_parser = size)]
     vram_budget: Option<u64>,
 
-    /// Option of the provider (repeatable)
+    /// Provider-specific option (repeatable)
     #[arg(long = "option", value_name = "KEY=VALUE")]
     options: Vec<KeyValue>,
 
-    /// Build even if there is an engine in the cache, and replace it
+    /// Build even if the cache has the engine, and replace it
     #[arg(long, conflicts_with = "no_cache")]
     rebuild: bool,
 
-    /// Neither take an engine from the cache nor store one
+    /// Do not use the cache, neither to read nor to store the engine
     #[arg(long)]
     no_cache: bool,
 }
 
 impl BuildArgs {
-    /// The precision: as given, else as in the config file, else fp32.
+    /// The precision: from the command line, else from the config file, else fp32.
     pub(crate) fn precision(&self, context: &Context) -> Precision {
         self.precision.or(context.config.precision).unwrap_or(Precision::Fp32)
     }
@@ -65,7 +65,7 @@ impl BuildArgs {
         }
     }
 
-    /// For a reference: fp32, without what was meant for the other provider alone.
+    /// The arguments for a reference: fp32, without options that apply only to the provider under test.
     pub(crate) fn of_reference(&self) -> Self {
         BuildArgs {
             precision: Some(Precision::Fp32),
@@ -76,7 +76,7 @@ impl BuildArgs {
         }
     }
 
-    /// The options for a device. `only_cached` makes a build that would be needed an error.
+    /// The options for a device. With `only_cached`, a missing engine is an error instead of a build.
     pub(crate) fn options(&self, device: Device, only_cached: bool, context: &Context) -> BuildOptions {
         let mut options = BuildOptions::new(device).precision(self.precision(context));
         options.cache = match (self.rebuild, self.no_cache, only_cached) {
@@ -92,7 +92,7 @@ impl BuildArgs {
     }
 }
 
-/// Builds an engine, or takes it from the cache.
+/// Builds an engine, or loads it from the cache.
 pub(crate) fn build(
     provider: &Provider,
     model: &Model,
@@ -108,7 +108,7 @@ pub(crate) fn build(
     }
 }
 
-/// One line about what an engine is.
+/// Describes an engine in one line.
 pub(crate) fn describe(engine: &Engine) -> String {
     let manifest = engine.manifest();
     format!(

@@ -1,4 +1,4 @@
-//! Arguments that name a provider and a device, and how the choice between them falls without.
+//! Arguments that name a provider and a device, and the choice of both if they are missing.
 
 use crate::{complete, context::Context, parse::duration};
 use clap::Args;
@@ -10,7 +10,7 @@ use sdrun::{
 };
 use std::{num::NonZeroUsize, path::Path, time::Duration};
 
-/// A provider that answers works within this time.
+/// A working provider responds within this time.
 pub(crate) const PROBE_LIMIT: Duration = Duration::from_secs(20);
 /// How long a worker may go on after Ctrl-C.
 const CANCEL_LIMIT: Duration = Duration::from_secs(5);
@@ -18,43 +18,43 @@ const CANCEL_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Args)]
 #[command(next_help_heading = "Provider")]
 pub(crate) struct ProviderArgs {
-    /// Provider to use; without it, the best one that works here
+    /// Provider to use [default: the best one that works on this machine]
     #[arg(short, long, value_name = "ID", add = complete::providers())]
     pub(crate) provider: Option<String>,
 
-    /// Device: an id, an index or a part of the name, as `sdrun devices` shows them
+    /// Device to use: an id, an index or part of a name, as `sdrun devices` lists them
     #[arg(long, value_name = "DEVICE", add = complete::devices())]
     pub(crate) device: Option<String>,
 
-    /// Threads for CPU devices; without it, all cores
+    /// Number of threads on CPU devices [default: all cores]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<NonZeroUsize>,
 
-    /// Run the provider in a worker process and kill it when one call into it takes longer
+    /// Run the provider in a worker process and kill it if one call takes longer than this
     #[arg(long, value_name = "TIME", value_parser = duration)]
     time_limit: Option<Duration>,
 }
 
 impl ProviderArgs {
-    /// Where the provider's code runs: in a worker where `isolate` says so, or there is a time limit.
+    /// Where the provider's code runs: in a worker if `isolate` is true or there is a time limit.
     pub(crate) fn isolation(&self, isolate: bool) -> Isolation {
         isolation(isolate, self.time_limit)
     }
 
-    /// Threads: as given, else as in the config file.
+    /// The number of threads: from the command line, else from the config file.
     pub(crate) fn threads(&self, context: &Context) -> Option<usize> {
         self.threads.or(context.config.threads).map(NonZeroUsize::get)
     }
 
-    /// The device: as given, else as in the config file. A device that was configured is one of the provider that the file
-    /// prefers, so it does not apply to one that the command line names.
+    /// The device: from the command line, else from the config file. The configured device belongs to the provider
+    /// that the file prefers, so it does not apply if the command line names a provider.
     pub(crate) fn device<'c>(&'c self, context: &'c Context) -> Option<&'c str> {
         let configured = self.provider.is_none().then_some(context.config.device.as_deref()).flatten();
         self.device.as_deref().or(configured)
     }
 
-    /// Carries out `attempt` on the provider that was named; without one, on the candidate that suits the model best, and on
-    /// the next one where a provider turns out to be absent or not to support the model.
+    /// Runs `attempt` on the provider that the user named. Without one, runs it on the candidate that suits the model
+    /// best, and then on the next one whenever a provider is absent or does not support the model.
     pub(crate) fn attempt<T>(
         &self,
         job: &Job<'_>,
@@ -94,7 +94,7 @@ pub(crate) struct Job<'a> {
     pub(crate) options: &'a dyn Fn(Device) -> BuildOptions,
     /// Run the provider in a worker.
     pub(crate) isolate: bool,
-    /// The device may be elsewhere.
+    /// Accept a device that this machine lacks.
     pub(crate) absent_devices: bool,
 }
 

@@ -27,8 +27,8 @@ use std::{
 /// not set, sdrun looks in SDRUN_ADD_PROVIDER_FILES, in `providers` beside the executable, in the user's data folder, and in
 /// /usr/local/lib/sdrun/providers and /usr/lib/sdrun/providers. The first manifest of an id wins.
 ///
-/// With --for they are ranked for a model: what builds and runs it where no provider is named, and why. This loads the
-/// providers, each in a worker process with a time limit.
+/// With --for MODEL, ranks the providers and devices for that model and says why. `sdrun build` and `sdrun run` use the
+/// first one that works, unless you name a provider. This loads each provider in a worker process with a time limit.
 ///
 /// Example: sdrun providers --explain
 ///
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     #[arg(long = "for", value_name = "MODEL", add = complete::models())]
     model: Option<String>,
 
-    /// Arithmetic to rank for [default: fp32]
+    /// Precision to rank for [default: fp32]
     #[arg(long, value_name = "PRECISION", requires = "model")]
     precision: Option<Precision>,
 

@@ -16,8 +16,9 @@ use std::{
 
 /// List, install and remove vendor runtimes
 ///
-/// Runtimes are installed into the user's data folder with the machine's own `pip`, or from a wheel that is here already,
-/// in the version a provider was tested with and checked against its hash. Nothing outside that folder is touched.
+/// Installs a runtime into your data folder, in the version that its provider was tested with, and checks it against a
+/// hash. The files come from your own `pip` or, with --from, from a wheel that you already have. Nothing outside that
+/// folder changes.
 ///
 /// Example: sdrun runtime install openvino
 #[derive(clap::Args)]

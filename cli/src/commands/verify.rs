@@ -26,11 +26,11 @@ use std::{
 
 /// Compare a provider's outputs with a reference
 ///
-/// Runs a model on a provider and, in fp32 on the same inputs, on the reference provider, each in a worker process. Or takes the
-/// reference outputs from a file. An fp32 output is correct if its relative error is at most 1e-3 (of the largest value) and
-/// its cosine at least 0.99999. The cosine must be at least 0.999 in fp16, 0.99 in bf16, 0.998 in q8_0 and 0.95 in q4_k. For a
-/// model that quantizes what it computes, quantization explains a relative error of up to 0.1 at a cosine of at least 0.99; the
-/// table says where it does. The exit code is 1 if an output is wrong.
+/// Runs a model on a provider and, in fp32 on the same inputs, on the reference provider, each in a worker process. Or
+/// takes the reference outputs from a file. An fp32 output is correct if its relative error is at most 1e-3 (of the
+/// largest value) and its cosine at least 0.99999. The cosine must be at least 0.999 in fp16, 0.99 in bf16, 0.998 in q8_0
+/// and 0.95 in q4_k. If the model quantizes its intermediate values, a relative error of up to 0.1 with a cosine of at
+/// least 0.99 is accepted too; the table marks such outputs. The exit code is 1 if an output is wrong.
 ///
 /// With --lora, also runs the model without the adapters and reports outputs that they do not change.
 ///
@@ -71,7 +71,7 @@ struct Report {
     /// A provider or a file.
     reference: String,
     tolerance: Tolerance,
-    /// Whether the model quantizes what it computes.
+    /// Whether the model quantizes intermediate values.
     quantized: bool,
     accepted: bool,
     outputs: Vec<Row>,
@@ -245,7 +245,7 @@ fn show(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     if report.quantized && report.outputs.iter().any(differs) {
         writeln!(
             out,
-            "the model quantizes what it computes: the least difference decides to which step a value is rounded \
+            "the model quantizes intermediate values, so a tiny difference can round a value to another step \
              (within quantization: {})",
             limits(&tolerance.quantized())
         )?;
