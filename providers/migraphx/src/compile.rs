@@ -1,4 +1,4 @@
-//! From a graph to a program.
+//! Compiling a graph into a program.
 
 use crate::{
     devices::Target,
@@ -21,14 +21,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// File of the weights beside the model that MIGraphX reads.
+/// Name of the weights file, in the same folder as the model that MIGraphX reads.
 const WEIGHTS_FILE: &str = "weights.bin";
-/// Weights begin at multiples of this.
+/// Alignment of weights in that file, in bytes.
 const ALIGNMENT: u64 = 64;
-/// How often the host hears that a compilation goes on, which MIGraphX itself does not tell.
+/// Interval of progress reports during a compilation. MIGraphX itself reports no progress.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// Refuses graphs MIGraphX would silently read as something else: it takes 1 for every dimension that is open or empty.
+/// Refuses graphs that MIGraphX would silently misread: it treats every open or empty dimension as 1.
 fn check_shapes(graph: &Graph) -> Result<()> {
     for (what, ids) in [("input", &graph.inputs), ("output", &graph.outputs)] {
         for id in ids {
@@ -38,7 +38,7 @@ fn check_shapes(graph: &Graph) -> Result<()> {
                 None if what == "output" => {}
                 None => {
                     return Err(Error::unsupported(format!(
-                        "migraphx needs fixed shapes, and that of input `{name}` is open"
+                        "migraphx needs fixed shapes, but input `{name}` has open dimensions"
                     ))
                     .with_hint(Hint::GiveShape { input: Some(name.clone()) }));
                 }
@@ -54,7 +54,7 @@ fn check_shapes(graph: &Graph) -> Result<()> {
     Ok(())
 }
 
-/// The graph once for each set of input shapes that is to be served.
+/// Returns one graph with fixed shapes for each set of input shapes.
 pub(crate) fn for_each_shape(graph: Graph, open: &OpenShapes) -> Result<Vec<Graph>> {
     if open.is_empty() {
         check_shapes(&graph)?;
@@ -69,8 +69,8 @@ pub(crate) fn for_each_shape(graph: Graph, open: &OpenShapes) -> Result<Vec<Grap
     shape_sets(open).into_iter().map(sized).collect()
 }
 
-/// Makes axes that are computed at run time count from the first dimension. MIGraphX 2.14 takes negative ones for places in
-/// memory: it then writes where it likes, or dies.
+/// Rewrites axes that are computed at run time so that they count from the first dimension. MIGraphX 2.14 uses
+/// negative axes as memory offsets: it then writes to arbitrary addresses or crashes.
 pub(crate) fn count_axes_from_first(graph: &mut Graph) {
     let mut nodes = Vec::with_capacity(graph.nodes.len());
     for mut node in std::mem::take(&mut graph.nodes) {
@@ -105,8 +105,8 @@ pub(crate) fn count_axes_from_first(graph: &mut Graph) {
     graph.nodes = nodes;
 }
 
-/// Parses and compiles a graph for a device. Weights, where it still has any, become part of the program; their values come
-/// from `weights`. It is one of several `steps`.
+/// Parses and compiles a graph for a device. If the graph still has weights, their values come from `weights` and
+/// become part of the program. `step` of `steps` is this program's place in the progress of the whole build.
 pub(crate) fn compile(
     runtime: &Runtime,
     target: &Target,
@@ -136,13 +136,13 @@ pub(crate) fn compile(
     check_parameters(graph, &program.parameters(&runtime.api)?)?;
     phase(host, "compile", step, steps)?;
     target.select(runtime)?;
-    while_beating(host, (step, steps), || program.compile(&runtime.api, target.name(), options))?;
+    with_heartbeat(host, (step, steps), || program.compile(&runtime.api, target.name(), options))?;
     phase(host, "compile", step + 1, steps)?;
     check_outputs(graph, &program.outputs(&runtime.api)?)?;
     Ok(program)
 }
 
-/// The graph with its weights in `file`, which is written now.
+/// Returns the graph as ONNX and writes its weights to `file`.
 fn with_weights(
     graph: &Graph,
     source: &dyn WeightSource,
@@ -186,14 +186,14 @@ fn with_weights(
     }
 }
 
-/// Runs `body`, which may take minutes and cannot be stopped, and lets the host know that it goes on.
-fn while_beating<T: Send>(host: &dyn Host, (step, steps): (u64, u64), body: impl FnOnce() -> T + Send) -> T {
+/// Runs `body`, which may take minutes and cannot be stopped, and reports progress to the host meanwhile.
+fn with_heartbeat<T: Send>(host: &dyn Host, (step, steps): (u64, u64), body: impl FnOnce() -> T + Send) -> T {
     let (done, over) = channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             let started = Instant::now();
             while over.recv_timeout(HEARTBEAT) == Err(RecvTimeoutError::Timeout) {
-                // The answer does not matter: nothing stops a compilation.
+                // The host's reply does not matter: a compilation cannot be stopped.
                 host.progress("compile", step, steps);
                 let seconds = started.elapsed().as_secs();
                 if seconds.is_multiple_of(30) && seconds > 0 {
@@ -207,7 +207,8 @@ fn while_beating<T: Send>(host: &dyn Host, (step, steps): (u64, u64), body: impl
     })
 }
 
-/// MIGraphX's parameters have to be inputs of the graph as the graph states them; inputs that nothing uses are missing.
+/// Checks that MIGraphX's parameters are inputs of the graph, with the same type and shape. Unused inputs have no
+/// parameter.
 fn check_parameters(graph: &Graph, parameters: &[(String, Layout)]) -> Result<()> {
     for (name, layout) in parameters {
         let input = graph.inputs.iter().map(|id| graph.value(*id)).find(|value| value.name == *name);
@@ -227,7 +228,7 @@ fn check_parameters(graph: &Graph, parameters: &[(String, Layout)]) -> Result<()
     Ok(())
 }
 
-/// Outputs have no names in MIGraphX: they are those of the graph, in order.
+/// Checks the types and shapes of the outputs. MIGraphX's outputs have no names; they are in the graph's order.
 fn check_outputs(graph: &Graph, outputs: &[Option<Layout>]) -> Result<()> {
     let stated: Vec<(ValueId, Option<DType>)> =
         graph.outputs.iter().map(|id| (*id, graph.value(*id).dtype)).collect();
@@ -239,7 +240,7 @@ fn check_outputs(graph: &Graph, outputs: &[Option<Layout>]) -> Result<()> {
         )));
     }
     for ((id, dtype), layout) in stated.into_iter().zip(outputs) {
-        // What neither side knows shows in every run.
+        // If neither side knows the shape, every run checks the result instead.
         let value = graph.value(id);
         let (Some(layout), Some(shape)) = (layout, value.known_shape()) else { continue };
         if dtype != Some(layout.dtype) || !same_shape(&shape, &layout.lengths) {
@@ -255,7 +256,7 @@ fn check_outputs(graph: &Graph, outputs: &[Option<Layout>]) -> Result<()> {
     Ok(())
 }
 
-/// Whether MIGraphX's dimensions are those of the graph: a scalar has one of size 1 there.
+/// Whether MIGraphX's dimensions match the graph's. In MIGraphX a scalar has one dimension of size 1.
 fn same_shape(stated: &[usize], found: &[usize]) -> bool {
     stated == found || (stated.is_empty() && found == [1])
 }

@@ -4,21 +4,21 @@ use crate::{ffi::HipDevice, runtime::Runtime};
 use sdrun_abi::{CancelSupport, Capabilities, Device, DeviceKind, Error, Precision, Result, WeightUpdate};
 use sdrun_provider_common::IO_DTYPES;
 
-/// Lists the reference interpreter beside the GPUs: as `ref`, and as `ref-gpu`, which gets the graphs that GPUs get, so that
-/// what is rewritten for those is run somewhere.
+/// If set to `1`, also lists the reference interpreter: as `ref`, and as `ref-gpu`, which gets the same rewritten
+/// graphs as GPUs. So tests can run those rewrites without a GPU.
 const REFERENCE_VARIABLE: &str = "SDRUN_MIGRAPHX_REF";
 
-/// A device and what MIGraphX and HIP call it.
+/// A device, as sdrun, MIGraphX and HIP name it.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) device: Device,
     /// `None` for the reference interpreter.
     pub(crate) hip: Option<HipDevice>,
-    /// Whether graphs are rewritten as the compiler for GPUs likes them.
+    /// Whether graphs are rewritten for the GPU compiler.
     pub(crate) for_gpu: bool,
 }
 
-/// All devices: GPUs in HIP's order, then, where the environment asks for it, the reference interpreter.
+/// All devices: GPUs in HIP's order, then the reference interpreter if the environment asks for it.
 pub(crate) fn all(runtime: &Runtime) -> Result<Vec<Target>> {
     let mut targets = Vec::new();
     for gpu in runtime.hip.as_ref().map_or(Ok(Vec::new()), |hip| hip.devices())? {
@@ -38,7 +38,7 @@ pub(crate) fn all(runtime: &Runtime) -> Result<Vec<Target>> {
     Ok(targets)
 }
 
-/// The device with this id. `NotFound` with a list of those there are.
+/// The device with this id. `NotFound` with a list of the existing ones.
 pub(crate) fn find(runtime: &Runtime, id: &str) -> Result<Target> {
     let mut targets = all(runtime)?;
     match targets.iter().position(|target| target.device.id == id) {
@@ -53,12 +53,12 @@ pub(crate) fn find(runtime: &Runtime, id: &str) -> Result<Target> {
 }
 
 impl Target {
-    /// MIGraphX's name of the compiler's target.
+    /// MIGraphX's name for the compilation target.
     pub(crate) fn name(&self) -> &'static str {
         if self.hip.is_some() { "gpu" } else { "ref" }
     }
 
-    /// Makes the device the one this thread works on: MIGraphX compiles for, loads to and runs on that.
+    /// Makes this the current device of the calling thread. MIGraphX compiles, loads and runs on the current device.
     pub(crate) fn select(&self, runtime: &Runtime) -> Result<()> {
         match (&runtime.hip, &self.hip) {
             (Some(hip), Some(device)) => hip.set_device(device.ordinal),
@@ -76,7 +76,7 @@ impl Target {
     }
 }
 
-/// What graphs can be computed in: the types they have, or half precision that we convert them to.
+/// The offered precisions: the graph's own types, or half precision, to which this provider converts the graph.
 const PRECISIONS: [Precision; 2] = [Precision::Fp32, Precision::Fp16];
 
 /// Refuses a precision that is not offered.

@@ -24,28 +24,28 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// What an engine and its sessions share.
+/// State shared by an engine and its sessions.
 pub(crate) struct Compiled {
     pub(crate) runtime: &'static Runtime,
     pub(crate) target: Target,
     pub(crate) options: CompileOptions,
     pub(crate) info: EngineInfo,
-    /// The graph as the host handed it over; empty where weights are baked in.
+    /// The graph as the host passed it; empty if the weights are baked in.
     model: Bytes,
-    /// One for each set of input shapes.
+    /// One program for each set of input shapes.
     pub(crate) buckets: Vec<Bucket>,
-    /// Bytes of device memory the programs took, where that can be told.
+    /// Bytes of device memory that the programs take, if known.
     pub(crate) resident: Option<u64>,
 }
 
 /// A program for one set of input shapes.
 pub(crate) struct Bucket {
-    /// The shapes, in the order of [`EngineInfo::inputs`].
+    /// Shapes of the inputs, in the order of [`EngineInfo::inputs`].
     pub(crate) inputs: Vec<Vec<usize>>,
     pub(crate) preparation: Preparation,
-    /// What a run has to be given, by name.
+    /// The parameters that a run needs, by name.
     pub(crate) parameters: BTreeMap<String, Layout>,
-    /// It has one scratch memory: one run at a time.
+    /// A program has a single scratch buffer, so only one run at a time may use it.
     program: Mutex<Program>,
 }
 
@@ -55,7 +55,8 @@ impl Bucket {
     }
 }
 
-/// See [`Provider::build`](sdrun_abi::Provider::build). `baked` are the weights that become part of the programs.
+/// See [`Provider::build`](sdrun_abi::Provider::build). `baked` provides the weights that become part of the
+/// programs.
 pub(crate) fn build(
     runtime: &'static Runtime,
     target: Target,
@@ -93,8 +94,8 @@ fn shapes_of_inputs(graph: &Graph) -> Vec<Vec<usize>> {
     graph.inputs.iter().map(|id| graph.value(*id).known_shape().unwrap_or_default()).collect()
 }
 
-/// Makes inputs of all weights, or of what is computed out of them. The same for the same graph and kind of device: an engine
-/// that is loaded does it again.
+/// Turns all weights, or the tensors precomputed from them, into inputs. Deterministic for a graph and kind of
+/// device, because loading an engine repeats it.
 fn take_weights_out(graph: &mut Graph, target: &Target) -> Preparation {
     if target.for_gpu {
         absorb_scales(graph);
@@ -142,14 +143,14 @@ pub(crate) fn load(
     before.finish((0..).zip(programs.into_iter().zip(graphs)), make)
 }
 
-/// The shapes of inputs with open dimensions, as a build is told them, out of those of all inputs for each program.
+/// Collects the shapes of the inputs with open dimensions from the complete sets, in the form that a build takes.
 fn open_shapes(info: &EngineInfo, sets: &[&[Vec<usize>]]) -> OpenShapes {
     let open = info.inputs.iter().enumerate().filter(|(_, input)| input.is_open());
     let list = |at: usize| sets.iter().filter_map(|set| set.get(at).cloned()).collect();
     open.map(|(at, input)| (input.name.clone(), list(at))).collect()
 }
 
-/// An engine before its programs are there.
+/// An engine whose programs do not exist yet.
 struct Before {
     runtime: &'static Runtime,
     target: Target,
@@ -175,7 +176,7 @@ impl Before {
             let outputs = program.outputs(&runtime.api)?.len();
             if outputs != info.outputs.len() || inputs.len() != info.inputs.len() {
                 return Err(Error::internal(format!(
-                    "a program has {} inputs and {outputs} outputs where the engine has {} and {}",
+                    "a program has {} inputs and {outputs} outputs, but the engine has {} and {}",
                     inputs.len(),
                     info.inputs.len(),
                     info.outputs.len()
@@ -215,7 +216,7 @@ impl Engine for MgxEngine {
     fn bake(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Box<dyn Engine>> {
         let Compiled { runtime, target, options, info, model, buckets, .. } = &*self.0;
         if info.weights.is_empty() {
-            return Err(Error::precondition("the engine has no weights that could be baked in"));
+            return Err(Error::precondition("the engine has no weights to bake in"));
         }
         let sets: Vec<_> = buckets.iter().map(|bucket| &bucket.inputs[..]).collect();
         let open = open_shapes(info, &sets);

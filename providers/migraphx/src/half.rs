@@ -1,4 +1,5 @@
-//! Graphs in half precision. MIGraphX's own `quantize_fp16` needs the values of weights, and converts norms and softmax too.
+//! Converts graphs to half precision. MIGraphX's own `quantize_fp16` needs the values of weights, and it also
+//! converts norms and softmax.
 
 use bytes::Bytes;
 use sdrun_abi::{DType, Error, Result, Weight, WeightSource, WeightSpec};
@@ -6,16 +7,16 @@ use sdrun_graph::{infer::infer_shapes, passes::convert_precision};
 use sdrun_provider_common::{converted, describe, graph_error, read_graph, weight};
 use std::collections::BTreeMap;
 
-/// A model in half precision, its inputs and outputs as they were, and its weights.
+/// A model in half precision, with its weights. Inputs and outputs keep their types.
 pub(crate) struct Half<'a> {
     pub(crate) model: Bytes,
     source: &'a dyn WeightSource,
-    /// The host's weights, and the types they have now.
+    /// The host's weights, with the types they are converted to.
     weights: BTreeMap<String, (WeightSpec, DType)>,
 }
 
 impl<'a> Half<'a> {
-    /// Of a model and weights in the types it states.
+    /// Converts a model. `source` delivers the weights in the types that the model states.
     pub(crate) fn of(model: &Bytes, source: &'a dyn WeightSource) -> Result<Self> {
         let mut graph = read_graph(model)?;
         let given = describe(&graph, String::new())?.weights;

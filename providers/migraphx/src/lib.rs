@@ -1,18 +1,19 @@
 //! The MIGraphX provider: AMD GPUs through AMD's graph compiler.
 //!
 //! MIGraphX cannot change the weights of a compiled program. So a stripped engine is a program whose weights are
-//! parameters, bound in buffers once for a session; a refit copies those that changed. What a compiler would compute once out of constant
-//! weights (concatenations, transpositions, casts) is taken out of the graph and computed by the host when weights are
-//! given. An engine with baked weights is an ordinary program.
+//! parameters. A session binds their buffers once, and a refit copies only the weights that changed. A compiler
+//! normally precomputes what depends only on constant weights (concatenations, transpositions, casts). These
+//! computations leave the graph, and the host does them when it gets the weights. An engine with baked weights is an
+//! ordinary program.
 //!
-//! * `ffi`: safe layer over MIGraphX's C API and HIP; all unsafe code.
-//! * `runtime`: the one loaded MIGraphX of the process.
-//! * `devices`: what it can use.
-//! * `options`: what a user can choose.
-//! * `compile`: from a graph to a program. `half`: graphs in half precision.
-//!   `upsample`: a way around a large table.
-//! * `payload`: programs in engine files.
-//! * `engine`, `session`: the traits of sdrun-abi.
+//! * `ffi`: safe layer over MIGraphX's C API and HIP; contains all unsafe code.
+//! * `runtime`: the MIGraphX library that this process has loaded.
+//! * `devices`: the available devices.
+//! * `options`: the user's build options.
+//! * `compile`: compiles a graph into a program. `half`: converts graphs to half precision. `upsample`: rewrites
+//!   upsampling, which would otherwise need a large table.
+//! * `payload`: format of programs in engine files.
+//! * `engine`, `session`: implement the traits of sdrun-abi.
 
 mod compile;
 mod devices;
@@ -28,7 +29,7 @@ mod upsample;
 
 pub use provider::MiGraphX;
 
-/// The static part of this plugin's manifest (`manifest.json`); packaging fills in what depends on the build.
+/// The static part of this plugin's manifest (`manifest.json`); packaging adds the parts that depend on the build.
 pub const MANIFEST: &str = include_str!("../manifest.json");
 
 sdrun_abi::export_provider! {

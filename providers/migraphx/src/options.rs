@@ -1,9 +1,9 @@
-//! What a user can choose.
+//! The user's build options.
 
 use crate::{devices::Target, ffi::CompileOptions};
 use sdrun_abi::{BuildSpec, Error, Result};
 
-/// Reads the options of a build. All are off where they are not given.
+/// Reads the options of a build. Every option is off by default.
 pub(crate) fn read(spec: &BuildSpec, target: &Target) -> Result<CompileOptions> {
     if spec.threads == Some(0) {
         return Err(Error::invalid("the number of threads must be at least 1"));
@@ -35,7 +35,7 @@ pub(crate) fn read(spec: &BuildSpec, target: &Target) -> Result<CompileOptions> 
     Ok(options)
 }
 
-/// The options as part of what an engine is compatible with.
+/// The enabled options as text, for the compatibility string of an engine.
 pub(crate) fn text(options: CompileOptions) -> String {
     let all = [
         ("fast_math", options.fast_math),

@@ -1,13 +1,13 @@
-//! Programs in engine files: what an engine asks of a runtime, and its payload.
+//! Programs in engine files: the requirements of an engine, and its payload.
 //!
 //! ```text
-//! "SDRMIGX1", u64 XXH3 of all that follows
+//! "SDRMIGX1", u64 XXH3 of everything that follows
 //! u32 bytes of the header, header as JSON
-//! the graph as the host handed it over (ONNX, gzip; nothing where weights are baked in)
+//! the graph as the host passed it (ONNX, gzip; empty if weights are baked in)
 //! the programs, one for each set of input shapes, as MIGraphX stores them
 //! ```
-//! Numbers are little-endian. MIGraphX's own format has no checksum, and what it makes of a damaged program ranges from an error over a
-//! crash to a wrong result.
+//! Numbers are little-endian. MIGraphX's own format has no checksum. Given a damaged program, MIGraphX may report an
+//! error, crash, or compute wrong results.
 
 use crate::{devices::Target, ffi::CompileOptions, options, runtime::Runtime};
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
@@ -21,22 +21,22 @@ use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 8] = b"SDRMIGX1";
 
-/// What an engine asks of a runtime, as the text of [`EngineInfo::compatibility`].
+/// An engine's requirements on the runtime, stored as the text of [`EngineInfo::compatibility`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Requirements {
-    /// MIGraphX's version. Its own check is a warning.
+    /// MIGraphX's version. MIGraphX itself only warns about another one.
     migraphx: String,
-    /// HIP's version, of engines for a GPU.
+    /// HIP's version, for engines built for a GPU.
     hip: Option<i32>,
     /// `ref`, or the GPU's architecture with its features.
     arch: String,
-    /// Compile options that are on.
+    /// The enabled compile options.
     options: String,
 }
 
 impl Requirements {
-    /// Of an engine built here.
+    /// The requirements of an engine built here.
     pub(crate) fn of(runtime: &Runtime, target: &Target, options: CompileOptions) -> Result<Self> {
         let hip = match (&runtime.hip, &target.hip) {
             (Some(hip), Some(_)) => Some(hip.version()?),
@@ -52,7 +52,7 @@ impl Requirements {
 
     pub(crate) fn read(text: &str) -> Result<Self> {
         serde_json::from_str(text).map_err(|e| {
-            Error::invalid(format!("the compatibility string {text:?} is not one of migraphx: {e}"))
+            Error::invalid(format!("the compatibility string {text:?} is not from migraphx: {e}"))
         })
     }
 
@@ -60,13 +60,13 @@ impl Requirements {
         serde_json::to_string(self).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))
     }
 
-    /// Whether an engine that asks for this works here.
+    /// Whether an engine with these requirements works here.
     pub(crate) fn judge(&self, runtime: &Runtime, target: &Target) -> Result<Compatibility> {
         let here = Requirements { options: self.options.clone(), ..Self::of(runtime, target, NONE)? };
         Ok(self.against(&here))
     }
 
-    /// Whether an engine that asks for `self` works where one built would ask for `here`.
+    /// Whether an engine with these requirements works on a system described by `here`.
     fn against(&self, here: &Requirements) -> Compatibility {
         let version = |hip: Option<i32>| hip.map_or("none".to_string(), |version| version.to_string());
         let pairs = [
@@ -77,7 +77,7 @@ impl Requirements {
                 "with the options",
                 format!("[{}]", self.options),
                 format!("[{}]", here.options),
-                "asked for are",
+                "the build asks for",
             ),
         ];
         match pairs.into_iter().find(|(_, built, found, _)| built != found) {
@@ -88,7 +88,7 @@ impl Requirements {
         }
     }
 
-    /// An error where an engine that asks for `self` does not work here.
+    /// Fails if an engine with these requirements does not work here.
     pub(crate) fn demand(&self, runtime: &Runtime, target: &Target, options: CompileOptions) -> Result<()> {
         match self.against(&Self::of(runtime, target, options)?) {
             Compatibility::Unsupported(why) => {
@@ -102,34 +102,34 @@ impl Requirements {
 
 const NONE: CompileOptions = CompileOptions { fast_math: false, exhaustive_tune: false, offload_copy: false };
 
-/// What stands before the graph.
+/// The header, which precedes the graph.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Header {
     info: EngineInfo,
     model_bytes: u64,
-    /// Shapes of the inputs, and bytes, of each program.
+    /// Input shapes and byte length of each program.
     programs: Vec<(Vec<Vec<usize>>, u64)>,
 }
 
-/// A payload in its parts.
+/// The parts of a payload.
 pub(crate) struct Parts<'p> {
     pub(crate) info: EngineInfo,
-    /// The graph as the host handed it over; empty where weights are baked in.
+    /// The graph as the host passed it; empty if weights are baked in.
     pub(crate) model: Cow<'p, [u8]>,
-    /// At least one.
+    /// The programs; at least one.
     pub(crate) programs: Vec<StoredProgram<'p>>,
 }
 
-/// A program as it is stored.
+/// A stored program.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct StoredProgram<'p> {
     /// Shapes of the inputs it was compiled for, in the order of [`EngineInfo::inputs`].
     pub(crate) inputs: Vec<Vec<usize>>,
-    /// What MIGraphX stored.
+    /// The program in MIGraphX's format.
     pub(crate) bytes: &'p [u8],
 }
 
-/// Puts a payload together.
+/// Assembles a payload.
 pub(crate) fn write(parts: &Parts<'_>) -> Result<Vec<u8>> {
     let model = compressed(&parts.model)?;
     let programs = parts.programs.iter().map(|program| (program.inputs.clone(), program.bytes.len() as u64));
@@ -152,15 +152,15 @@ pub(crate) fn write(parts: &Parts<'_>) -> Result<Vec<u8>> {
     Ok(payload)
 }
 
-/// Takes a payload apart. `DataLoss` where it is not what [`write`] wrote.
+/// Splits a payload into its parts. `DataLoss` if [`write`] did not write it.
 pub(crate) fn read(payload: &[u8]) -> Result<Parts<'_>> {
     let damaged = |why: &str| {
         Error::new(ErrorCode::DataLoss, format!("the engine is damaged: {why}")).with_hint("build it again")
     };
-    let rest = payload.strip_prefix(MAGIC).ok_or_else(|| damaged("it is no MIGraphX engine"))?;
+    let rest = payload.strip_prefix(MAGIC).ok_or_else(|| damaged("it is not a MIGraphX engine"))?;
     let (checksum, rest) = rest.split_first_chunk().ok_or_else(|| damaged("it ends in its header"))?;
     if xxh3_64(rest) != u64::from_le_bytes(*checksum) {
-        return Err(damaged("its checksum is another one"));
+        return Err(damaged("its checksum does not match"));
     }
     let (length, rest) = rest.split_first_chunk().ok_or_else(|| damaged("it ends in its header"))?;
     let (header, rest) = rest
@@ -181,11 +181,12 @@ pub(crate) fn read(payload: &[u8]) -> Result<Parts<'_>> {
         let whole = programs.iter().all(|program| !program.bytes.is_empty()) && !programs.is_empty();
         (whole && rest.is_empty()).then_some((model, programs))
     };
-    let (model, programs) = parts().ok_or_else(|| damaged("its parts are not as long as it says"))?;
+    let (model, programs) =
+        parts().ok_or_else(|| damaged("its parts do not have the lengths in its header"))?;
     Ok(Parts { info: header.info, model: expanded(model)?.into(), programs })
 }
 
-/// Largest graph without weights that is read.
+/// Limit for the expanded size of a graph without weights, in bytes.
 const MODEL_LIMIT: u64 = 256 << 20;
 
 fn compressed(model: &[u8]) -> Result<Vec<u8>> {
@@ -241,7 +242,7 @@ mod tests {
             ),
             (
                 Requirements { options: String::new(), ..requirements() },
-                "built with the options [fast_math], asked for are []",
+                "built with the options [fast_math], the build asks for []",
             ),
         ] {
             assert_eq!(built.against(&here), Compatibility::Unsupported(words.into()));

@@ -5,7 +5,7 @@ use sdrun_abi::{
     RuntimeInfo, WeightSource,
 };
 
-/// The provider. It has no state of its own: a process holds one MIGraphX.
+/// The provider. It is stateless, because a process loads only one MIGraphX.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MiGraphX;
 

@@ -5,10 +5,10 @@ use sdrun_abi::{Error, Host, InitConfig, LogLevel, Result, RuntimeInfo};
 use sdrun_provider_common::{Loaded, locate, refuse_options, runtime_spec};
 use std::path::{Path, PathBuf};
 
-/// MIGraphX as [`init`] loaded it. Lives as long as the process.
+/// MIGraphX as loaded by [`init`]. Lives as long as the process.
 pub(crate) struct Runtime {
     pub(crate) api: Api,
-    /// `None` without a HIP runtime: then there is only the target `ref`.
+    /// `None` without a HIP runtime. Then only the target `ref` exists.
     pub(crate) hip: Option<Hip>,
     /// For example `2.14.0`.
     pub(crate) version: String,
@@ -18,7 +18,7 @@ pub(crate) struct Runtime {
 
 static RUNTIME: Loaded<Runtime> = Loaded::new("MIGraphX");
 
-/// Loads MIGraphX from the folder the host found.
+/// Loads MIGraphX from the folder that the host found.
 pub(crate) fn init(config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> {
     refuse_options("migraphx", &config.options)?;
     let library = locate(&runtime_spec(crate::MANIFEST)?, config.runtime_dir.as_deref())?;
@@ -36,7 +36,7 @@ pub(crate) fn init(config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> 
     Ok(RuntimeInfo::new("migraphx", runtime.version.clone(), Some(runtime.library.clone())))
 }
 
-/// MIGraphX loads its other libraries by itself, some of them later; a truncated one would end the process.
+/// Checks the libraries that MIGraphX loads by itself, some of them later. A truncated one would end the process.
 fn check_neighbours(dir: &Path) -> Result<()> {
     let entries = std::fs::read_dir(dir).map_err(|e| Error::io("read the folder", dir, &e))?;
     for path in entries.flatten().map(|entry| entry.path()) {
@@ -48,17 +48,16 @@ fn check_neighbours(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The library has no call for its version, but writes it into the programs it stores.
+/// Reads the version. The library has no call for it, but writes it into the programs it stores.
 fn version(api: &Api, temp_dir: &Path) -> Result<String> {
     let file = temporary_file(temp_dir)?;
     Program::write_empty_json(api, file.path())?;
     let text = std::fs::read_to_string(file.path()).map_err(|e| Error::io("read", file.path(), &e))?;
-    let program: serde_json::Value = serde_json::from_str(&text).map_err(|e| {
-        Error::internal(format!("MIGraphX stores a program as something else than JSON: {e}"))
-    })?;
+    let program: serde_json::Value = serde_json::from_str(&text)
+        .map_err(|e| Error::internal(format!("MIGraphX wrote a program that is not JSON: {e}")))?;
     let version = program["migraphx_version"].as_str();
     version.map(str::to_string).ok_or_else(|| {
-        Error::unsupported("MIGraphX stores a program without its version")
+        Error::unsupported("MIGraphX wrote a program without its version")
             .with_hint("ROCm 6 or newer is needed")
     })
 }
@@ -73,12 +72,12 @@ pub(crate) fn get() -> Result<&'static Runtime> {
 }
 
 impl Runtime {
-    /// A file of this process alone, removed on drop.
+    /// A temporary file for this process alone, removed on drop.
     pub(crate) fn temporary_file(&self) -> Result<tempfile::NamedTempFile> {
         temporary_file(&self.temp_dir)
     }
 
-    /// A folder of this process alone, removed on drop.
+    /// A temporary folder for this process alone, removed on drop.
     pub(crate) fn temporary_folder(&self) -> Result<tempfile::TempDir> {
         let dir = tempfile::Builder::new().prefix("migraphx-").tempdir_in(&self.temp_dir);
         dir.map_err(|e| Error::io("make a folder in", &self.temp_dir, &e))

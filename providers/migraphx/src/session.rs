@@ -1,4 +1,4 @@
-//! Sessions: programs and the buffers they run on.
+//! Sessions: programs and their buffers.
 
 use crate::{
     engine::{Bucket, Compiled},
@@ -14,21 +14,21 @@ use std::{
     sync::Arc,
 };
 
-/// How a program for a GPU calls the buffers its outputs go to.
+/// Prefix of MIGraphX's names for the output buffers of a GPU program.
 const OUTPUT_PREFIX: &str = "main:#output_";
 
 pub(crate) struct MgxSession {
     compiled: Arc<Compiled>,
-    /// The buffers of each program. Weights that several programs take in the same form are bound in all of them.
+    /// The bound buffers of each program. Programs share the buffer of a weight that they take in the same form.
     bound: Vec<Bound>,
     stream: Option<Stream>,
 }
 
-/// What becomes of weights.
+/// New values of weights that are not bound yet.
 struct Fresh {
     /// New values of parameters: program, name, buffer.
     buffers: Vec<(usize, String, Arc<Buffer>)>,
-    /// Of the weights pulled.
+    /// Number of weights that the source delivered.
     tensors: usize,
     bytes: u64,
 }
@@ -53,7 +53,7 @@ impl MgxSession {
                     session.bind(index, name, Arc::new(compiled.buffer(layout)?))?;
                 } else if !session.bound[index].has(name) {
                     return Err(Error::internal(format!(
-                        "the program wants a parameter `{name}` that is no input, output or weight"
+                        "the program has a parameter `{name}` that is not an input, output or weight"
                     )));
                 }
             }
@@ -67,7 +67,7 @@ impl MgxSession {
         self.bound[index].bind(&self.compiled.runtime.api, name, layout, buffer)
     }
 
-    /// Bytes of the buffers of the parameters for which `counts` answers true, each buffer once.
+    /// Bytes of the buffers whose parameters satisfy `counts`. Counts each buffer once.
     fn bytes(&self, counts: impl Fn(&str) -> bool) -> u64 {
         let mut seen = HashSet::new();
         let buffers = self.bound.iter().flat_map(Bound::buffers);
@@ -81,7 +81,7 @@ impl Compiled {
         parameter.starts_with(OUTPUT_PREFIX) || self.info.inputs.iter().any(|input| input.name == parameter)
     }
 
-    /// A buffer for a parameter, where the program expects it.
+    /// Allocates a buffer for a parameter, in the memory where the program expects it.
     fn buffer(&self, layout: &Layout) -> Result<Buffer> {
         let bytes = layout.dtype.bytes_of(&layout.lengths);
         let bytes = bytes.ok_or_else(|| Error::internal("a parameter of the program is too large"))?;
@@ -93,14 +93,14 @@ impl Compiled {
         }
     }
 
-    /// A buffer with contents.
+    /// Allocates a buffer with these contents.
     fn filled(&self, layout: &Layout, bytes: &[u8]) -> Result<Arc<Buffer>> {
         let mut buffer = self.buffer(layout)?;
         buffer.write(bytes)?;
         Ok(Arc::new(buffer))
     }
 
-    /// The program for inputs of these shapes.
+    /// The index of the program for inputs of these shapes.
     fn bucket_for(&self, inputs: &[TensorView<'_>]) -> Result<usize> {
         let fits =
             |bucket: &Bucket| bucket.inputs.iter().zip(inputs).all(|(shape, input)| shape == input.shape);
@@ -111,15 +111,15 @@ impl Compiled {
             };
             let built = self.buckets.iter().map(|b| listed(&mut b.inputs.iter().map(Vec::as_slice)));
             Error::invalid(format!(
-                "the engine was not built for {}, but for {}",
+                "the engine was built for {1}, not for {0}",
                 listed(&mut inputs.iter().map(|input| input.shape)),
                 built.collect::<Vec<_>>().join("; for ")
             ))
-            .with_hint("build it with these shapes among those that it lists")
+            .with_hint("build it again and include these shapes")
         })
     }
 
-    /// Buffers with the values of all parameters that depend on the weights in `names`.
+    /// Creates buffers with the values of all parameters that depend on the weights in `names`.
     fn pull(&self, names: &HashSet<&str>, source: &dyn WeightSource, host: &dyn Host) -> Result<Fresh> {
         let buckets = || self.buckets.iter().enumerate();
         let steps: Vec<_> = buckets()
@@ -133,7 +133,7 @@ impl Compiled {
         for (index, spec) in specs.into_iter().enumerate() {
             phase(host, "weights", index as u64, total)?;
             fresh.bytes += spec.dtype.bytes_of(&spec.shape).unwrap_or_default() as u64;
-            // What the compiler found to have no effect is no parameter.
+            // The compiler drops inputs that have no effect, so such a weight has no parameter.
             let mut takers =
                 buckets().filter_map(|(at, b)| Some((at, b.parameters.get(&spec.name)?))).peekable();
             if takers.peek().is_none() && prepared.contains(spec.name.as_str()) {
@@ -177,7 +177,7 @@ impl Session for MgxSession {
                 .with_hint("build the engine without baking"));
         }
         compiled.target.select(compiled.runtime)?;
-        // Everything that can fail is done before the first of the former weights goes.
+        // Do everything that can fail before replacing the first old weight.
         let fresh = compiled.pull(&changed.iter().copied().collect(), weights, host)?;
         let mut former: Vec<(usize, String, Option<Arc<Buffer>>)> = Vec::with_capacity(fresh.buffers.len());
         for (index, name, buffer) in fresh.buffers {
@@ -203,7 +203,7 @@ impl Session for MgxSession {
         let bound = &mut self.bound[index];
         compiled.target.select(compiled.runtime)?;
         for (spec, input) in compiled.info.inputs.iter().zip(inputs) {
-            // Inputs that nothing uses are no parameters.
+            // Unused inputs have no parameter.
             if bound.has(&spec.name) {
                 bound.write(&spec.name, input.data)?;
             }
@@ -212,7 +212,7 @@ impl Session for MgxSession {
         let results = bound.run(api, &mut compiled.buckets[index].program(), self.stream.as_ref())?;
         let outputs = results.outputs(api)?;
         if outputs.len() != compiled.info.outputs.len() {
-            return Err(Error::internal("MIGraphX delivers another number of outputs than it compiled"));
+            return Err(Error::internal("MIGraphX returned a different number of outputs than it compiled"));
         }
         let specs = compiled
             .info
@@ -234,8 +234,8 @@ impl Session for MgxSession {
     }
 }
 
-/// The shape of an output: the stated one where it is known (a scalar has a dimension in MIGraphX). An error where the
-/// result is another tensor than stated.
+/// The shape of an output: the stated one if it is known, because MIGraphX gives a scalar a dimension. Fails if the
+/// result does not match what the graph states.
 fn as_stated(stated: &TensorSpec, found: &Layout) -> Result<OutputSpec> {
     let known: Option<Vec<usize>> = stated.shape.iter().copied().collect();
     let agrees = stated.shape.len() == found.lengths.len()
@@ -243,7 +243,7 @@ fn as_stated(stated: &TensorSpec, found: &Layout) -> Result<OutputSpec> {
     let scalar = stated.shape.is_empty() && found.lengths == [1];
     if stated.dtype != found.dtype || !(agrees || scalar) {
         return Err(Error::internal(format!(
-            "MIGraphX delivers {} {:?} for the output `{}`, which the graph states as {} {:?}",
+            "MIGraphX returned {} {:?} for the output `{}`, but the graph states {} {:?}",
             found.dtype, found.lengths, stated.name, stated.dtype, stated.shape
         )));
     }

@@ -1,12 +1,12 @@
-//! Enlarging by whole factors.
+//! Upsampling by integer factors.
 
 use sdrun_abi::DType;
 use sdrun_graph::{Attribute, Dim, Graph, Initializer, Node, Tensor, Value, ValueId};
 use std::collections::BTreeMap;
 
-/// Spells a `Resize` that repeats every element a whole number of times as `Reshape`, `Expand`, `Reshape`. MIGraphX 2.14 makes a
-/// table of the places of all elements of the result out of it, which becomes part of the program: 436 MB for the decoder
-/// of an image of 512x512.
+/// Replaces a `Resize` that repeats every element an integer number of times with `Reshape`, `Expand`, `Reshape`.
+/// MIGraphX 2.14 turns such a `Resize` into a table of the source position of every output element and stores it in
+/// the program: 436 MB for the decoder of a 512x512 image.
 pub(crate) fn spell_out_upsampling(graph: &mut Graph) {
     for node in std::mem::take(&mut graph.nodes) {
         match repeats(graph, &node) {
@@ -16,7 +16,7 @@ pub(crate) fn spell_out_upsampling(graph: &mut Graph) {
     }
 }
 
-/// Input, output, shape of the input and how often elements are repeated along each axis.
+/// Input, output, input shape, and the number of repetitions along each axis.
 fn repeats(graph: &Graph, node: &Node) -> Option<(ValueId, ValueId, Vec<usize>, Vec<usize>)> {
     let text = |name: &str, default: &'static str| match node.attributes.get(name) {
         None => default.to_string(),
@@ -25,7 +25,7 @@ fn repeats(graph: &Graph, node: &Node) -> Option<(ValueId, ValueId, Vec<usize>, 
     };
     let places = text("coordinate_transformation_mode", "half_pixel");
     let rounding = text("nearest_mode", "round_prefer_floor");
-    // Both take element i/n for place i where n is whole.
+    // With an integer factor n, both modes read element floor(i/n) for output position i.
     let whole = [("asymmetric", "floor"), ("half_pixel", "round_prefer_floor")];
     let nearest = node.op_type == "Resize" && node.domain.is_empty() && text("mode", "nearest") == "nearest";
     if !nearest || !whole.contains(&(&*places, &*rounding)) || node.attributes.contains_key("axes") {

@@ -1,4 +1,4 @@
-//! The functions of `libmigraphx_c` this crate calls (`migraphx/migraphx.h` of ROCm 7.1).
+//! The functions of `libmigraphx_c` that this crate calls (`migraphx/migraphx.h` of ROCm 7.1).
 
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
@@ -10,28 +10,28 @@ use std::{
 /// An object of the C API.
 pub(super) type Object = *mut c_void;
 
-/// What every function returns; 0 is success.
+/// Return type of every function; 0 means success.
 type Status = c_int;
 
 macro_rules! functions {
     ($( $name:ident $( ($($arg:ty),*) )? since $since:literal; )*) => {
-        /// The library's functions, by their names without the prefix `migraphx_`.
+        /// The library's functions, named without the prefix `migraphx_`.
         #[allow(non_snake_case)]
         pub(crate) struct Api {
-            /// Code of f32 minus 4: releases before 7.1 number their element types from another start.
+            /// Code of f32 minus 4. Releases before 7.1 number their element types from a different start.
             pub(super) type_offset: c_int,
             $( pub(super) $name: Function<unsafe extern "C" fn($($($arg),*)?) -> Status>, )*
         }
 
         impl Api {
-            /// Looks every function up; one that is missing is an error of its call.
+            /// Looks up every function. A missing one is an error only when it is called.
             fn table(library: &libloading::Library) -> Self {
                 Api {
                     type_offset: 0,
                     $( $name: Function {
                         name: concat!("migraphx_", stringify!($name)),
                         since: $since,
-                        // SAFETY: the symbol has had this signature in every release that has it.
+                        // SAFETY: the symbol has this signature in every release that exports it.
                         call: unsafe { library.get(concat!("migraphx_", stringify!($name), "\0").as_bytes()) }
                             .ok()
                             .map(|symbol| *symbol),
@@ -42,7 +42,7 @@ macro_rules! functions {
     };
 }
 
-/// A function that the loaded library may lack.
+/// A function that the loaded library may not have.
 pub(super) struct Function<F> {
     pub(super) name: &'static str,
     /// The first ROCm release that has it.
@@ -51,11 +51,11 @@ pub(super) struct Function<F> {
 }
 
 impl<F: Copy> Function<F> {
-    /// The function; `FailedPrecondition` where the library lacks it.
+    /// The function. `FailedPrecondition` if the library does not have it.
     pub(super) fn get(&self) -> Result<F> {
         self.call.ok_or_else(|| {
             Error::precondition(format!(
-                "this MIGraphX lacks {}; it came with ROCm {}",
+                "this MIGraphX lacks {}, which ROCm {} introduced",
                 self.name, self.since
             ))
             .with_hint("install a newer MIGraphX, or set SDRUN_MIGRAPHX_DIR to the folder of one")
@@ -114,19 +114,20 @@ functions! {
     load(*mut Object, *const c_char, Object) since "5.0";
 }
 
-/// Calls a function of the table; an error completes "MIGraphX cannot …" with `$doing`.
+/// Calls a function of the table. An error completes the sentence "MIGraphX cannot …" with `$doing`.
 macro_rules! call {
     ($api:expr, $function:ident ( $($argument:expr),* $(,)? ), $doing:expr) => {{
         let function = $api.$function.get()?;
-        // SAFETY: every argument is a live handle of the right kind, a valid out pointer, a NUL-terminated string or a
-        // slice with its length; the wrappers of this module see to it.
+        // SAFETY: the wrappers in this module ensure that every argument is a live handle of the right kind, a valid
+        // out pointer, a NUL-terminated string, or a slice with its length.
         let status = unsafe { function($($argument),*) };
         $crate::ffi::api::check(status, $doing)
     }};
 }
 pub(super) use call;
 
-/// `Ok` for success. The library writes its reason to stderr only, from where the worker's host takes it into the error.
+/// `Ok` for success. The library writes its reason only to stderr, and the host that runs the worker adds it to the
+/// error.
 pub(super) fn check(status: Status, doing: impl FnOnce() -> String) -> Result<()> {
     let name = match status {
         0 => return Ok(()),
@@ -145,12 +146,12 @@ pub(super) struct Owned {
     destroy: Option<unsafe extern "C" fn(Object) -> Status>,
 }
 
-// SAFETY: the library's objects have no ties to a thread; a gpu program binds its device itself. They are not used from
-// two threads at once: `Owned` is not `Sync`.
+// SAFETY: the library's objects are not bound to a thread, and a gpu program selects its device itself. Two threads
+// never use an object at once, because `Owned` is not `Sync`.
 unsafe impl Send for Owned {}
 
 impl Owned {
-    /// Owns what `create` puts into its out pointer.
+    /// Takes ownership of the object that `create` stores in its out pointer.
     pub(super) fn new(
         destroy: &Function<unsafe extern "C" fn(Object) -> Status>,
         create: impl FnOnce(*mut Object) -> Result<()>,
@@ -170,7 +171,7 @@ impl Owned {
 impl Drop for Owned {
     fn drop(&mut self) {
         if let Some(destroy) = self.destroy {
-            // SAFETY: the object is live and owned by this value alone.
+            // SAFETY: the object is live and only this value owns it.
             unsafe { destroy(self.object.as_ptr()) };
         }
     }
@@ -187,11 +188,11 @@ pub(super) fn c_path(path: &Path) -> Result<CString> {
 }
 
 impl Api {
-    /// Loads `libmigraphx_c` for the rest of the process and finds out how it numbers element types.
+    /// Loads `libmigraphx_c` for the rest of the process and detects its numbering of element types.
     pub(crate) fn load(file: &Path) -> Result<Self> {
         let library = sdrun_provider_common::open(file)?;
         let mut api = Self::table(&library);
-        // Compiled programs and the table refer to the library, which is never unloaded.
+        // Compiled programs and the function table refer to the library, so it is never unloaded.
         std::mem::forget(library);
         if api.program_create.call.is_none() || api.shape_bytes.call.is_none() {
             return Err(Error::new(
@@ -201,7 +202,7 @@ impl Api {
             .with_file(file)
             .with_hint("point SDRUN_MIGRAPHX_DIR at the folder that holds libmigraphx_c.so.3"));
         }
-        // Code 4 is f32 since ROCm 7.1, which inserted fp4x2 under an unchanged soname, and f64 before.
+        // Code 4 is f32 since ROCm 7.1, which inserted fp4x2 without changing the soname. Before that it is f64.
         api.type_offset = match api.bytes_of_scalar(4)? {
             4 => 0,
             8 => -1,

@@ -1,4 +1,4 @@
-//! The buffers a program runs on, and the run itself.
+//! A program's buffers, and running the program on them.
 
 use super::{
     api::{Api, Object, Owned, c_string, call},
@@ -9,11 +9,11 @@ use super::{
 use sdrun_abi::{AlignedBuffer, Error, Result};
 use std::{collections::HashMap, ffi::c_void, marker::PhantomData, ptr, slice, sync::Arc};
 
-/// Memory a program reads or writes.
+/// Memory that a program reads or writes.
 pub(crate) enum Buffer {
-    /// Of this process, for the target `ref`.
+    /// Memory of this process, for the target `ref`.
     Host(AlignedBuffer),
-    /// Of a device, for the target `gpu`.
+    /// Memory of a device, for the target `gpu`.
     Device(DeviceBuffer),
 }
 
@@ -25,7 +25,7 @@ impl Buffer {
         }
     }
 
-    /// Where it begins. Several programs may be given it at a time, as long as none writes.
+    /// The start address. Several programs may use it at once as long as none of them writes.
     fn address(&self) -> *mut c_void {
         match self {
             Buffer::Host(buffer) => buffer.as_ptr().cast_mut().cast(),
@@ -33,7 +33,7 @@ impl Buffer {
         }
     }
 
-    /// Replaces its contents.
+    /// Replaces the contents.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         match self {
             Buffer::Host(buffer) if buffer.len() == bytes.len() => {
@@ -48,7 +48,7 @@ impl Buffer {
     }
 }
 
-/// Buffers by parameter name. It holds them, so that what the library is told stays true.
+/// Buffers by parameter name. Owning them keeps the addresses valid that the library received.
 pub(crate) struct Bound {
     parameters: Owned,
     buffers: HashMap<String, Arc<Buffer>>,
@@ -62,8 +62,8 @@ impl Bound {
         Ok(Bound { parameters, buffers: HashMap::new() })
     }
 
-    /// Binds a buffer that holds a row-major tensor; answers the one bound before. Several programs may read one, what a
-    /// run writes belongs to one alone.
+    /// Binds a buffer that holds a row-major tensor and returns the previously bound one. Several programs may share
+    /// a buffer that they only read. A buffer that a run writes must belong to one program alone.
     pub(crate) fn bind(
         &mut self,
         api: &Api,
@@ -92,7 +92,7 @@ impl Bound {
         Ok(self.buffers.insert(name.to_string(), buffer))
     }
 
-    /// Replaces the contents of a buffer that is bound nowhere else.
+    /// Replaces the contents of a buffer that nothing else shares.
     pub(crate) fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
         let buffer = self.buffers.get_mut(name).and_then(Arc::get_mut);
         buffer
@@ -100,17 +100,17 @@ impl Bound {
             .write(bytes)
     }
 
-    /// Whether a buffer is bound to a parameter.
+    /// Whether a buffer is bound to the parameter.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.buffers.contains_key(name)
     }
 
-    /// All buffers, by parameter.
+    /// All buffers with their parameter names.
     pub(crate) fn buffers(&self) -> impl Iterator<Item = (&str, &Arc<Buffer>)> {
         self.buffers.iter().map(|(name, buffer)| (name.as_str(), buffer))
     }
 
-    /// Runs `program` on them, on `stream` where they lie on a device; it is over when this returns.
+    /// Runs `program` on the buffers, on `stream` if they are device memory. The run has finished when this returns.
     pub(crate) fn run(
         &mut self,
         api: &Api,
@@ -121,7 +121,7 @@ impl Bound {
         let (program, parameters) = (program.object(), self.parameters.object());
         let results = Owned::new(&api.arguments_destroy, |out| match stream {
             None => call!(api, program_run(out, program, parameters), doing),
-            // The type's name is compared as text.
+            // MIGraphX checks the name of the stream's type as text.
             Some(stream) => call!(
                 api,
                 program_run_async(out, program, parameters, stream.handle(), c"ihipStream_t".as_ptr()),
@@ -135,10 +135,10 @@ impl Bound {
     }
 }
 
-/// What a run returned; the buffers stay as they are as long as it lives.
+/// The results of a run. The buffers cannot change while this lives.
 pub(crate) struct Results<'b> {
     results: Owned,
-    /// The runtime whose memory the results lie in; `None` for memory of this process.
+    /// The runtime that owns the results' memory; `None` for memory of this process.
     hip: Option<&'static Hip>,
     buffers: PhantomData<&'b Bound>,
 }
@@ -162,17 +162,17 @@ impl Results<'_> {
     }
 }
 
-/// An output of a run.
+/// One output of a run.
 pub(crate) struct Output<'r> {
     results: &'r Results<'r>,
     index: usize,
-    /// Its type and shape.
+    /// Type and shape of the output.
     pub(crate) layout: Layout,
     data: *mut c_void,
 }
 
 impl Output<'_> {
-    /// Copies it, row-major, into `to`, which has room for exactly its elements.
+    /// Copies the output in row-major order into `to`, which must have exactly its size.
     pub(crate) fn read(&self, to: &mut [u8]) -> Result<()> {
         let Output { results, index, layout, data } = self;
         let bytes = layout.span() * layout.dtype.size();
@@ -183,13 +183,15 @@ impl Output<'_> {
             return Ok(());
         }
         if data.is_null() {
-            return Err(Error::internal(format!("MIGraphX delivers result {index} without its data")));
+            return Err(Error::internal(format!("MIGraphX returned result {index} without data")));
         }
         match results.hip {
-            // An output buffer of ours, or another place: an input passed through, a part of a larger tensor, a constant.
+            // The data is in one of our output buffers or elsewhere: an input passed through, part of a larger
+            // tensor, a constant.
             Some(hip) => {
                 let mut host = vec![0; bytes];
-                // SAFETY: the library holds `span` elements there as long as `results` lives, and the run is over.
+                // SAFETY: the library keeps `span` elements at this address while `results` lives, and the run has
+                // finished.
                 unsafe { hip.read(*data, &mut host)? };
                 layout.pack(&host, to);
             }

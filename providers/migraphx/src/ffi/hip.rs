@@ -1,4 +1,4 @@
-//! The HIP runtime (`libamdhip64`): devices, their memory, streams. Needed for the target `gpu` only.
+//! The HIP runtime (`libamdhip64`): devices, their memory, streams. Only the target `gpu` needs it.
 
 use libloading::Library;
 use sdrun_abi::{Error, ErrorCode, Result};
@@ -12,22 +12,23 @@ type Status = c_int;
 const OUT_OF_MEMORY: Status = 2;
 const NO_DEVICE: Status = 100;
 
-/// Bytes of `hipDeviceProp_tR0600` and places in it (hip_runtime_api.h of HIP 6.4; the layout belongs to the symbol's name).
+/// Size of `hipDeviceProp_tR0600` in bytes, and offsets in it (hip_runtime_api.h of HIP 6.4; the symbol's name fixes
+/// the layout).
 const PROPERTIES: usize = 1472;
 const NAME: usize = 0;
 const TOTAL_MEMORY: usize = 288;
 const PCI: usize = 584;
 const GCN_ARCH: usize = 1160;
 
-/// Flag of `hipStreamCreateWithFlags`: no waiting for the default stream.
+/// Flag of `hipStreamCreateWithFlags`: the stream does not wait for the default stream.
 const NON_BLOCKING: c_uint = 1;
 const HOST_TO_DEVICE: c_int = 1;
-/// The runtime looks at the addresses.
+/// `hipMemcpyDefault`: the runtime infers the direction of a copy from the addresses.
 const FROM_ANYWHERE: c_int = 4;
 
 macro_rules! functions {
     ($( $name:ident ( $($arg:ty),* ); )*) => {
-        /// The functions this crate calls.
+        /// The functions that this crate calls.
         #[allow(non_snake_case)]
         pub(crate) struct Hip {
             $( $name: unsafe extern "C" fn($($arg),*) -> Status, )*
@@ -62,23 +63,23 @@ functions! {
     hipStreamDestroy(*mut c_void);
 }
 
-/// What HIP says about a device.
+/// A device as HIP describes it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct HipDevice {
-    /// HIP's number of it.
+    /// HIP's index of the device.
     pub(crate) ordinal: c_int,
-    /// Marketing name.
+    /// Marketing name of the device.
     pub(crate) name: String,
     /// Architecture with its features, for example `gfx90a:sramecc+:xnack-`.
     pub(crate) arch: String,
-    /// `domain:bus:device` of PCI, as tools print it.
+    /// PCI address as `domain:bus:device`, in the form that tools print.
     pub(crate) pci: String,
-    /// Bytes of its memory.
+    /// Size of its memory in bytes.
     pub(crate) memory: u64,
 }
 
-/// File names of the HIP runtime, best first: those that `libmigraphx_gpu` in `dir` names as the libraries it needs, or all
-/// that are known.
+/// File names of the HIP runtime, best first: those that `libmigraphx_gpu` in `dir` lists as needed libraries, or
+/// else all known names.
 fn names(dir: &Path) -> Vec<String> {
     const KNOWN: [&str; 3] = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"];
     let all = || KNOWN.map(String::from).to_vec();
@@ -86,28 +87,29 @@ fn names(dir: &Path) -> Vec<String> {
     let files =
         entries.flatten().filter(|e| e.file_name().to_string_lossy().starts_with("libmigraphx_gpu.so"));
     let bytes: Vec<u8> = files.filter_map(|entry| std::fs::read(entry.path()).ok()).flatten().collect();
-    // The names of needed libraries are in the string table, each ended by a 0.
+    // The string table holds the names of needed libraries, each terminated by a zero byte.
     let needs = |name: &&str| memchr::memmem::find(&bytes, &[name.as_bytes(), &[0]].concat()).is_some();
     let needed: Vec<String> = KNOWN.iter().filter(|name| needs(name)).map(|name| name.to_string()).collect();
     if needed.is_empty() { all() } else { needed }
 }
 
 impl Hip {
-    /// Loads it: from `dir` where it lies there, else from where the system's loader finds it. `None` where there is none.
-    /// Of several releases, the one that MIGraphX's own libraries in `dir` need: a process must not hold two.
+    /// Loads the library from `dir` if it is there, else from where the system's loader finds it. Returns `None` if
+    /// there is none. If there are several releases, picks the one that MIGraphX's own libraries in `dir` need,
+    /// because a process must not load two.
     pub(crate) fn load(dir: &Path) -> Result<Option<Self>> {
         let names = names(dir);
         let beside = names.iter().map(|name| dir.join(name)).find(|file| file.is_file());
         let library = match beside {
             Some(file) => sdrun_provider_common::open(&file)?,
-            // SAFETY: loading runs the library's initialisers; it is the vendor's runtime, which the user installed.
+            // SAFETY: loading runs the library's initialisers. It is the vendor's runtime, which the user installed.
             None => match names.iter().find_map(|name| unsafe { Library::new(name) }.ok()) {
                 Some(library) => library,
                 None => return Ok(None),
             },
         };
-        // In the process and not in the library alone: tools that stand before HIP (tracers, the stand-in of the tests)
-        // are preloaded and have to see the calls made here as well as MIGraphX's own.
+        // Look up functions in the whole process, not only in this library. Preloaded tools that intercept HIP
+        // (tracers, the stand-in of the tests) must see our calls as well as MIGraphX's own.
         #[cfg(unix)]
         let process: Library = {
             use libloading::os::unix;
@@ -132,7 +134,7 @@ impl Hip {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: answers a static string or null.
+        // SAFETY: the function returns a static string or null.
         let words = unsafe {
             let words = (self.error_string)(status);
             if words.is_null() { "unknown error".into() } else { CStr::from_ptr(words).to_string_lossy() }
@@ -151,7 +153,7 @@ impl Hip {
         Ok(version)
     }
 
-    /// All devices, in HIP's order; none where there is no driver.
+    /// All devices in HIP's order. Empty if there is no driver.
     pub(crate) fn devices(&self) -> Result<Vec<HipDevice>> {
         let mut count = 0;
         // SAFETY: the out pointer is valid.
@@ -163,9 +165,9 @@ impl Hip {
     }
 
     fn device(&self, ordinal: c_int) -> Result<HipDevice> {
-        // Room to spare, aligned as the structure is.
+        // Larger than needed, and aligned like the structure.
         let mut words = [0u64; PROPERTIES / 8 + 64];
-        // SAFETY: the structure behind this symbol has PROPERTIES bytes.
+        // SAFETY: the structure that this symbol fills has PROPERTIES bytes.
         let status = unsafe { (self.hipGetDevicePropertiesR0600)(words.as_mut_ptr().cast(), ordinal) };
         self.check(status, "describe a device")?;
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -189,24 +191,24 @@ impl Hip {
         })
     }
 
-    /// Makes a device the one this thread works on.
+    /// Makes a device current for the calling thread.
     pub(crate) fn set_device(&self, ordinal: c_int) -> Result<()> {
-        // SAFETY: plain numbers.
+        // SAFETY: the arguments are plain numbers.
         let status = unsafe { (self.hipSetDevice)(ordinal) };
         self.check(status, "select the device")
     }
 
-    /// Copies from memory that this runtime knows, of a device or of the host, to `to`.
+    /// Copies to `to` from device or host memory that this runtime manages.
     ///
     /// # Safety
-    /// As many bytes as `to` has lie at `from`, and nothing writes them meanwhile.
+    /// At least `to.len()` bytes are readable at `from`, and nothing writes them during the call.
     pub(super) unsafe fn read(&self, from: *const c_void, to: &mut [u8]) -> Result<()> {
-        // SAFETY: the caller's promise; a copy to the host is over when the call returns.
+        // SAFETY: the caller guarantees it. A copy to the host has finished when the call returns.
         let status = unsafe { (self.hipMemcpy)(to.as_mut_ptr().cast(), from, to.len(), FROM_ANYWHERE) };
         self.check(status, "copy from the device")
     }
 
-    /// Bytes in use on the current device, by anybody.
+    /// Bytes in use on the current device, by all processes.
     pub(crate) fn memory_in_use(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the out pointers are valid.
@@ -223,13 +225,13 @@ pub(crate) struct DeviceBuffer {
     len: usize,
 }
 
-// SAFETY: a device address means the same in every thread; HIP's functions may be called from any.
+// SAFETY: a device address is valid in every thread, and any thread may call HIP's functions.
 unsafe impl Send for DeviceBuffer {}
-// SAFETY: as above; what is behind a shared reference is only read.
+// SAFETY: as above, and a shared reference only reads.
 unsafe impl Sync for DeviceBuffer {}
 
 impl DeviceBuffer {
-    /// `len` bytes on the current device, with undefined contents.
+    /// Allocates `len` bytes on the current device. Their contents are undefined.
     pub(crate) fn new(hip: &'static Hip, len: usize) -> Result<Self> {
         let mut address = ptr::null_mut();
         // SAFETY: the out pointer is valid.
@@ -246,13 +248,13 @@ impl DeviceBuffer {
         self.address
     }
 
-    /// Copies `bytes`, as many as it holds, to the device; they are there when this returns, for every stream.
+    /// Copies `bytes` to the device; they must fill the buffer. When this returns, every stream sees them.
     pub(crate) fn upload(&mut self, bytes: &[u8]) -> Result<()> {
         if bytes.len() != self.len {
             return Err(Error::internal(format!("{} bytes for a buffer of {}", bytes.len(), self.len)));
         }
-        // SAFETY: both sides have `len` bytes. `hipMemcpy` may return as soon as it has read pageable memory, so the wait
-        // for its stream, the default one, comes next: streams that do not wait for that one use the buffer.
+        // SAFETY: both sides have `len` bytes. `hipMemcpy` may return as soon as it has read pageable memory. So wait
+        // for its stream, the default one: other streams that do not wait for it use the buffer.
         let status = unsafe {
             match (self.hip.hipMemcpy)(self.address, bytes.as_ptr().cast(), bytes.len(), HOST_TO_DEVICE) {
                 0 => (self.hip.hipStreamSynchronize)(ptr::null_mut()),
@@ -265,22 +267,22 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        // SAFETY: allocated by `hipMalloc`, owned by this value alone; hipFree waits for work that uses it.
+        // SAFETY: allocated by `hipMalloc` and owned only by this value; hipFree waits for work that uses it.
         unsafe { (self.hip.hipFree)(self.address) };
     }
 }
 
-/// A queue of work on a device.
+/// A queue of device work.
 pub(crate) struct Stream {
     hip: &'static Hip,
     handle: *mut c_void,
 }
 
-// SAFETY: HIP's functions may be called from any thread.
+// SAFETY: any thread may call HIP's functions.
 unsafe impl Send for Stream {}
 
 impl Stream {
-    /// A stream on the current device.
+    /// Creates a stream on the current device.
     pub(crate) fn new(hip: &'static Hip) -> Result<Self> {
         let mut handle = ptr::null_mut();
         // SAFETY: the out pointer is valid.
@@ -297,7 +299,7 @@ impl Stream {
         self.handle
     }
 
-    /// Waits until everything queued is done.
+    /// Waits until all queued work has finished.
     pub(super) fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream is live.
         let status = unsafe { (self.hip.hipStreamSynchronize)(self.handle) };
@@ -307,7 +309,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: the stream is live and owned by this value alone.
+        // SAFETY: the stream is live and only this value owns it.
         unsafe { (self.hip.hipStreamDestroy)(self.handle) };
     }
 }
@@ -317,8 +319,8 @@ mod tests {
     use super::*;
     use std::sync::{Mutex, PoisonError};
 
-    /// Copies to the device that have not arrived: address, bytes. As on a GPU, a copy from pageable memory goes on after
-    /// `hipMemcpy` has returned.
+    /// Copies to the device that have not finished: address, bytes. As on a GPU, a copy from pageable memory
+    /// continues after `hipMemcpy` has returned.
     static UNDER_WAY: Mutex<Vec<(usize, Vec<u8>)>> = Mutex::new(Vec::new());
 
     fn under_way() -> std::sync::MutexGuard<'static, Vec<(usize, Vec<u8>)>> {
@@ -341,7 +343,7 @@ mod tests {
     unsafe extern "C" fn synchronize(stream: *mut c_void) -> Status {
         if stream.is_null() {
             for (address, bytes) in under_way().drain(..) {
-                // SAFETY: the buffers of the test live.
+                // SAFETY: the test's buffers are alive.
                 unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
             }
         }
@@ -349,7 +351,7 @@ mod tests {
     }
 
     unsafe extern "C" fn allocate(address: *mut *mut c_void, len: usize) -> Status {
-        // SAFETY: the out pointer is valid; leaked.
+        // SAFETY: the out pointer is valid. The memory is leaked.
         unsafe { *address = vec![0u8; len].leak().as_mut_ptr().cast() };
         0
     }
@@ -402,9 +404,9 @@ mod tests {
         // SAFETY: the buffer has four bytes.
         unsafe { buffer.hip.read(buffer.address(), &mut all).unwrap() };
         assert_eq!(all, [1, 2, 3, 4]);
-        // A part of a buffer, as an output that is a slice of an input.
+        // Reads part of a buffer, as for an output that is a slice of an input.
         let mut part = [0; 2];
-        // SAFETY: two bytes lie behind the second.
+        // SAFETY: two bytes follow the second one.
         unsafe { buffer.hip.read(buffer.address().byte_add(1), &mut part).unwrap() };
         assert_eq!(part, [2, 3]);
         assert!(buffer.upload(&[1]).is_err());

@@ -1,15 +1,15 @@
-//! The thin safe layer over MIGraphX's C API and the HIP runtime, both loaded at run time. All unsafe code of this crate
-//! is below this module.
+//! A thin safe layer over MIGraphX's C API and the HIP runtime, both loaded at run time. All unsafe code of this
+//! crate is below this module.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
-//! | `api` | the table of the C API's functions, each of which may be missing |
-//! | `shape` | element types, whose numbers depend on the release, and shapes |
+//! | `api` | the function table of the C API; each function may be missing |
+//! | `shape` | shapes, and element types, whose codes depend on the release |
 //! | `program` | [`Program`]: parsed, compiled, saved, loaded, run |
 //! | `bound` | [`Bound`]: the buffers of a program, and its runs |
 //! | `hip` | [`Hip`]: devices, their memory, streams |
 //!
-//! Handles are created by the C API only where a call succeeds and are destroyed once, on drop.
+//! Only successful calls create handles, and each handle is destroyed once, on drop.
 #![allow(unsafe_code)]
 
 mod api;

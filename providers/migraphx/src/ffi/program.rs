@@ -1,4 +1,4 @@
-//! Programs: a graph that is parsed, compiled, stored and run.
+//! Programs: parsing, compiling, storing and running a graph.
 
 use super::{
     api::{Api, Object, Owned, c_path, c_string, call},
@@ -7,22 +7,22 @@ use super::{
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{ffi::CStr, path::Path, ptr};
 
-/// How a program is compiled; what the library would choose by itself is stated.
+/// Compile options. We set all of them explicitly instead of relying on the library's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CompileOptions {
-    /// Approximations of transcendental functions.
+    /// Approximate transcendental functions.
     pub(crate) fast_math: bool,
-    /// Measure every kernel there is for each operation.
+    /// Measure every available kernel for each operation.
     pub(crate) exhaustive_tune: bool,
-    /// Let every run copy all its parameters to the device and back.
+    /// Copy all parameters to the device and the results back in every run.
     pub(crate) offload_copy: bool,
 }
 
-/// A graph as MIGraphX holds it. It has one scratch memory, so one run at a time.
+/// A graph as MIGraphX holds it. It has a single scratch buffer, so only one run at a time may use it.
 pub(crate) struct Program(Owned);
 
 impl Program {
-    /// Reads the ONNX model in `file`. Every input is given its shape: the library takes 1 for what it is not told.
+    /// Reads the ONNX model in `file`. Pass the shape of every input: the library uses 1 for unknown dimensions.
     pub(crate) fn parse(api: &Api, file: &Path, inputs: &[(&str, &[usize])]) -> Result<Self> {
         let options = Owned::new(&api.onnx_options_destroy, |out| {
             call!(api, onnx_options_create(out), || "make options".into())
@@ -47,7 +47,7 @@ impl Program {
             })
         };
         parse().map(Program).map_err(|error| {
-            // Once more, now that it is known to come back, for the operator's name in the library's words.
+            // Parse again to get the operator's name from the library's output. It is now known not to crash here.
             let words = words_of(|| drop(parse()));
             let message =
                 if words.is_empty() { error.message } else { format!("{}: {words}", error.message) };
@@ -55,7 +55,7 @@ impl Program {
         })
     }
 
-    /// Compiles it, once, for a target: `ref` or `gpu`, the latter for the device that is current in this thread.
+    /// Compiles the program, once, for the target `ref` or `gpu`. `gpu` means the current device of this thread.
     pub(crate) fn compile(&mut self, api: &Api, target: &str, options: CompileOptions) -> Result<()> {
         let c_target = c_string(target)?;
         let c_target = Owned::new(&api.target_destroy, |out| {
@@ -74,7 +74,7 @@ impl Program {
         ))
     }
 
-    /// Writes it to `file`, which is replaced.
+    /// Writes the program to `file`, replacing it.
     pub(crate) fn save(&self, api: &Api, file: &Path) -> Result<()> {
         self.write(api, file, "msgpack")
     }
@@ -88,7 +88,7 @@ impl Program {
         ))
     }
 
-    /// Reads what [`save`](Program::save) wrote.
+    /// Reads a program that [`save`](Program::save) wrote.
     pub(crate) fn load(api: &Api, file: &Path) -> Result<Self> {
         let options = file_options(api, "msgpack")?;
         let path = c_path(file)?;
@@ -98,7 +98,7 @@ impl Program {
         Ok(Program(program))
     }
 
-    /// Writes an empty program as JSON to `file`: the one place where the library tells its version.
+    /// Writes an empty program as JSON to `file`. Only this output contains the library's version.
     pub(crate) fn write_empty_json(api: &Api, file: &Path) -> Result<()> {
         let program = Owned::new(&api.program_destroy, |out| {
             call!(api, program_create(out), || "make a program".into())
@@ -106,7 +106,7 @@ impl Program {
         Program(program).write(api, file, "json")
     }
 
-    /// Names and layouts of its parameters, in no order.
+    /// Names and layouts of the parameters, in no particular order.
     pub(crate) fn parameters(&self, api: &Api) -> Result<Vec<(String, Layout)>> {
         let doing = || "list the parameters".to_string();
         let shapes = Owned::new(&api.program_parameter_shapes_destroy, |out| {
@@ -130,7 +130,7 @@ impl Program {
             .collect()
     }
 
-    /// Layouts of its outputs; `None` for one whose shape depends on values.
+    /// Layouts of the outputs; `None` for an output whose shape depends on values.
     pub(crate) fn outputs(&self, api: &Api) -> Result<Vec<Option<Layout>>> {
         let doing = || "list the outputs".to_string();
         let shapes = Owned::new(&api.shapes_destroy, |out| {
@@ -152,9 +152,9 @@ impl Program {
     }
 }
 
-/// What the library says about an error while `body` runs: it goes to stderr only. On one line, without the place in the
-/// library's source. Empty where that cannot be caught. What crashes is not to be run this way: its last words would be
-/// lost.
+/// Returns what the library writes to stderr while `body` runs, since it reports the reason for an error only there.
+/// The text is on one line, without source locations of the library. Empty if stderr cannot be captured. Do not use
+/// this for calls that may crash: their last output would be lost.
 fn words_of(body: impl FnOnce()) -> String {
     #[cfg(unix)]
     {
@@ -179,8 +179,8 @@ fn words_of(body: impl FnOnce()) -> String {
     }
 }
 
-/// `migraphx_parse_onnx: Error: src/onnx/onnx_parser.cpp:576: parse_graph: Unknown operator: Foo` without what stands before
-/// `parse_graph`.
+/// Removes source locations. Of `migraphx_parse_onnx: Error: src/onnx/onnx_parser.cpp:576: parse_graph: Unknown
+/// operator: Foo`, it keeps the part from `parse_graph` on.
 #[cfg(any(unix, test))]
 fn tidy(words: &str) -> String {
     let lines = words.lines().map(str::trim).filter(|line| !line.is_empty()).map(|line| {

@@ -23,14 +23,14 @@ const CODES: [(DType, c_int); 15] = [
     (DType::BF16, 17),
 ];
 
-/// How a tensor lies in memory.
+/// Type and memory layout of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Layout {
     /// Element type.
     pub(crate) dtype: DType,
-    /// Dimensions. A scalar of ONNX has one dimension of size 1.
+    /// Dimensions. A scalar in ONNX has one dimension of size 1 here.
     pub(crate) lengths: Vec<usize>,
-    /// Steps between neighbours of each dimension, in elements. 0 where all are the same one.
+    /// Distance between neighbours along each dimension, in elements. 0 if the dimension is broadcast.
     pub(crate) strides: Vec<usize>,
 }
 
@@ -40,7 +40,7 @@ impl Layout {
         self.lengths.iter().product()
     }
 
-    /// Elements between the first and the last, both counted: what a buffer of this layout has to hold.
+    /// Distance from the first to the last element, inclusive: the size of a buffer for this layout, in elements.
     pub(crate) fn span(&self) -> usize {
         if self.elements() == 0 {
             return 0;
@@ -48,7 +48,7 @@ impl Layout {
         self.lengths.iter().zip(&self.strides).map(|(n, stride)| (n - 1) * stride).sum::<usize>() + 1
     }
 
-    /// Whether elements lie one after the other in row-major order.
+    /// Whether the elements are contiguous in row-major order.
     pub(crate) fn is_packed(&self) -> bool {
         let mut expected = 1;
         self.lengths.iter().zip(&self.strides).rev().all(|(n, stride)| {
@@ -58,7 +58,7 @@ impl Layout {
         })
     }
 
-    /// Copies a tensor of this layout, row-major, into `to`, which has room for exactly its elements. `from` holds
+    /// Copies a tensor of this layout in row-major order into `to`, which must have exactly its size. `from` holds
     /// [`span`](Layout::span) elements.
     pub(crate) fn pack(&self, from: &[u8], to: &mut [u8]) {
         let size = self.dtype.size();
@@ -86,7 +86,7 @@ impl Api {
         CODES.iter().find(|(known, _)| *known == dtype).map_or(0, |(_, code)| code + self.type_offset)
     }
 
-    /// A shape object. MIGraphX compares strides too: of a scalar they are 0.
+    /// Creates a shape object. MIGraphX also compares strides; those of a scalar are 0.
     pub(super) fn shape_of(&self, layout: &Layout) -> Result<Owned> {
         let Layout { dtype, lengths, strides } = layout;
         Owned::new(&self.shape_destroy, |out| {
@@ -105,7 +105,7 @@ impl Api {
         })
     }
 
-    /// Reads a shape object, which is live; `None` for one with open dimensions.
+    /// Reads a live shape object. Returns `None` if it has open dimensions.
     pub(super) fn layout_if_fixed(&self, shape: Object) -> Result<Option<Layout>> {
         let doing = || "describe a tensor".to_string();
         let (mut dynamic, mut code) = (false, 0);
@@ -126,7 +126,7 @@ impl Api {
             if count == 0 || first.is_null() {
                 return Ok(Vec::new());
             }
-            // SAFETY: the library lends `count` numbers that live as long as the shape; they are copied now.
+            // SAFETY: the library lends `count` numbers that live as long as the shape; we copy them at once.
             Ok(unsafe { slice::from_raw_parts(first, count) }.to_vec())
         };
         let lengths = list(&|first, count| call!(self, shape_lengths(first, count, shape), doing))?;
@@ -137,10 +137,12 @@ impl Api {
         Ok(Some(Layout { dtype: *dtype, lengths, strides }))
     }
 
-    /// Reads a shape object, which is live and has no open dimensions.
+    /// Reads a live shape object without open dimensions.
     pub(super) fn layout(&self, shape: Object) -> Result<Layout> {
         self.layout_if_fixed(shape)?.ok_or_else(|| {
-            Error::unsupported("MIGraphX leaves a shape open although the graph's inputs are fixed")
+            Error::unsupported(
+                "MIGraphX reports an open shape although all inputs of the graph have fixed shapes",
+            )
         })
     }
 }
