@@ -108,7 +108,7 @@ impl Machine {
 
     fn manifests(&self) -> Vec<Manifest> {
         let file = |id: &&str| self.dist.join("providers").join(id).join(Manifest::file_name(id));
-        PROVIDERS.iter().map(|id| Manifest::read(&file(id)).unwrap()).collect()
+        PROVIDERS.iter().map(|id| sdrun::read_manifest(&file(id)).unwrap()).collect()
     }
 }
 
@@ -391,6 +391,29 @@ fn a_plugin_that_hangs() {
     fs::write(&file, manifest.to_string()).unwrap();
     let mut run = machine.run_model("hangs");
     refuses(run.args(["--time-limit", "1s", "--provider-path"]).arg(&file), 9, &["hangs", "limit", "hint: "]);
+}
+
+/// Whatever ends the process of a provider, the command ends with the code of an internal error.
+#[test]
+fn a_plugin_that_crashes() {
+    let machine = Machine::new();
+    for (id, crash, signal) in [
+        ("aborts", "abort()", "SIGABRT"),
+        ("faults", "*(volatile int *)8 = 0", "SIGSEGV"),
+        ("is-killed", "raise(SIGKILL)", "SIGKILL"),
+    ] {
+        let dir = machine.dir.path().join(id);
+        fs::create_dir(&dir).unwrap();
+        let includes = "#include <signal.h>\n#include <stdlib.h>\n";
+        let source = format!("{includes}__attribute__((constructor)) static void crash(void) {{ {crash}; }}");
+        compile(&source, &dir.join("libplugin.so"));
+        let manifest: Value = json!({ "file_format_version": "1.0.0", "provider": {
+            "id": id, "summary": "s", "vendor": "v", "version": "1", "build_id": "1", "isolate": true,
+            "library": { "path": "libplugin.so", "sha256": "", "target": "", "abi_major": ABI_MAJOR } } });
+        let file = dir.join(Manifest::file_name(id));
+        fs::write(&file, manifest.to_string()).unwrap();
+        refuses(machine.run_model(id).arg("--provider-path").arg(&file), 70, &[signal, "hint: "]);
+    }
 }
 
 #[test]

@@ -95,14 +95,27 @@ impl Provide {
 }
 
 impl RuntimeSpec {
-    /// What to do where the runtime is missing or too old.
+    /// What to do if the runtime is missing or too old.
     pub fn how_to_get(&self) -> Hint {
-        let named = format!("set {} to the folder of its libraries", self.env);
-        match (&self.pip, &self.by_hand) {
-            (Some(_), _) => Hint::AnyOf(vec![Hint::Install { runtime: self.name.clone() }, named.into()]),
-            (None, Some(words)) => Hint::Text(format!("{words}; where it is not found then, {named}")),
-            (None, None) => Hint::Text(format!("install it the vendor's way and {named}")),
+        match &self.pip {
+            Some(_) => {
+                Hint::AnyOf(vec![Hint::Install { runtime: self.name.clone() }, self.own_folder().into()])
+            }
+            None => self.without_a_package(),
         }
+    }
+
+    /// What to do if no package of the runtime is for this machine.
+    pub fn without_a_package(&self) -> Hint {
+        let own = self.own_folder();
+        Hint::Text(match &self.by_hand {
+            Some(words) => format!("{words}; if it is still not found, {own}"),
+            None => format!("install it the vendor's way and {own}"),
+        })
+    }
+
+    fn own_folder(&self) -> String {
+        format!("set {} to the folder of its libraries", self.env)
     }
 }
 
@@ -138,14 +151,6 @@ pub struct Wheel {
     pub installed_bytes: u64,
 }
 
-/// Why a manifest was refused.
-#[derive(Debug, thiserror::Error)]
-#[error("manifest {file}: {reason}")]
-pub struct ManifestError {
-    file: PathBuf,
-    reason: String,
-}
-
 impl Manifest {
     /// File name of the manifest of provider `id`.
     pub fn file_name(id: &str) -> String {
@@ -159,18 +164,10 @@ impl Manifest {
             .is_some_and(|n| n.starts_with("sdrun-provider-") && n.ends_with(".json"))
     }
 
-    /// Reads and checks a manifest: format version, id, library path (relative, inside its folder).
-    pub fn read(file: &Path) -> Result<Self, ManifestError> {
-        let refuse = |reason: String| ManifestError { file: file.to_path_buf(), reason };
-        let size = std::fs::metadata(file).map_err(|e| refuse(e.to_string()))?.len();
-        if size > 1 << 20 {
-            return Err(refuse(format!("is {size} bytes long; a manifest has at most 1 MiB")));
-        }
-        let text = std::fs::read_to_string(file).map_err(|e| refuse(e.to_string()))?;
-        Self::parse(&text).map_err(refuse)
-    }
-
-    /// Parses and checks the text of a manifest.
+    /// Parses and checks the text of a manifest: format version, id, library path (relative, inside its folder).
+    ///
+    /// # Errors
+    /// What is wrong, as a sentence without its subject.
     pub fn parse(text: &str) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Version {

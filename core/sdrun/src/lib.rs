@@ -61,7 +61,7 @@ pub use observer::{Observer, TracingHost};
 pub use paths::Paths;
 pub use probe::Probe;
 pub use provider::{Isolation, Provider};
-pub use registry::{Discovery, Entry, Registry, RuntimeStatus};
+pub use registry::{Discovery, Entry, Registry, RuntimeStatus, read_manifest};
 pub use sdrun_abi as abi;
 pub use sdrun_files as files;
 pub use sdrun_graph as graph;

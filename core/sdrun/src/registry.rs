@@ -4,6 +4,7 @@ use crate::{
     Error, Isolation, Paths, Provider, Result, TracingHost, library, runtime, suggest::did_you_mean, trust,
 };
 use sdrun_abi::{ABI_MAJOR, ABI_MINOR, Error as AbiError, Hint, Host, Manifest, Provide};
+use sdrun_files::{Links, read_small};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -185,11 +186,21 @@ fn manifests_in(place: &Path) -> Vec<PathBuf> {
     found
 }
 
+/// Reads and checks the manifest of a provider, a regular file of at most 1 MiB.
+///
+/// # Errors
+/// Those of [`sdrun_files::read_small`]. `InvalidArgument` if the text is not a manifest that this version reads.
+pub fn read_manifest(file: &Path) -> sdrun_abi::Result<Manifest> {
+    let bytes = read_small(file, Links::Follow, 1 << 20)?;
+    Manifest::parse(&String::from_utf8_lossy(&bytes))
+        .map_err(|why| AbiError::invalid(format!("the manifest {} {why}", file.display())).with_file(file))
+}
+
 /// Reads a manifest and decides whether to use it.
 fn examine(path: PathBuf, origin: &str, before: &[Entry]) -> Entry {
     let path = std::path::absolute(&path).unwrap_or(path);
     let fallback = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
-    let manifest = trust::check_owner(&path).and_then(|()| Manifest::read(&path).map_err(|e| e.to_string()));
+    let manifest = trust::check_owner(&path).and_then(|()| read_manifest(&path).map_err(|e| e.to_string()));
     let (provide, skipped) = match manifest {
         Ok(m) => {
             let why = why_not(&m.provider, &path, before);
@@ -273,5 +284,23 @@ impl Registry {
                 did_you_mean(name, known.iter().copied())
             )))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_or_an_endless_file_in_place_of_a_manifest_is_skipped() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pipe, long) =
+            (dir.path().join("sdrun-provider-a.json"), dir.path().join("sdrun-provider-b.json"));
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        std::fs::File::create(&long).unwrap().set_len(2 << 20).unwrap();
+        let found = |path: &Path| examine(path.to_path_buf(), "here", &[]).skipped.unwrap();
+        assert!(found(&pipe).contains("regular file"), "{}", found(&pipe));
+        assert!(found(&long).contains("longer than the 1048576 bytes"), "{}", found(&long));
     }
 }

@@ -9,7 +9,7 @@ mod support;
 
 use lab::{Lab, input, sum, weight};
 use sdrun::{
-    BuildOptions, CachePolicy, Engine, Isolation, Model, Observer, Provider, TracingHost,
+    BuildOptions, CachePolicy, Engine, Isolation, Model, Observer, Provider, Registry, Session, TracingHost,
     abi::{ErrorCode, NoHost},
     graph::proto,
     weights::Binding,
@@ -22,6 +22,18 @@ use std::{
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
+
+/// Calls block, so hosts make them in threads of their own.
+#[test]
+fn calls_can_be_made_in_any_thread() {
+    fn shared<T: Send + Sync>() {}
+    fn moved<T: Send>() {}
+    shared::<Registry>();
+    shared::<Provider>();
+    shared::<Engine>();
+    moved::<Session>();
+    moved::<Model>();
+}
 
 fn options(provider: &Provider) -> BuildOptions {
     BuildOptions::new(provider.device(None).unwrap())

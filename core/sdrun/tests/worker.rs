@@ -514,6 +514,24 @@ fn dropping_objects_does_not_wait_for_a_call_under_way() {
     });
 }
 
+#[test]
+fn devices_are_known_while_a_call_is_under_way() {
+    let isolated = worker("slow_progress");
+    let model = Model::small();
+    let (devices, capabilities) = (isolated.devices().unwrap(), isolated.capabilities("mock0").unwrap());
+    let listener = Listener::default();
+    thread::scope(|scope| {
+        let build = scope
+            .spawn(|| isolated.build(&model.json(), &spec(), &Weights::default(), &listener).map(|_| ()));
+        eventually("progress", || !listener.progress.lock().unwrap().is_empty());
+        assert_eq!(isolated.devices().unwrap(), devices);
+        assert_eq!(isolated.capabilities("mock0").unwrap(), capabilities);
+        assert!(!build.is_finished());
+        listener.stop.store(true, SeqCst);
+        assert_eq!(build.join().unwrap().unwrap_err().code, ErrorCode::Cancelled);
+    });
+}
+
 /// Runs itself in another process, which is killed.
 #[test]
 fn a_worker_ends_with_its_host_and_the_next_one_cleans_up() {

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use sdrun::{Discovery, Registry, abi::Manifest};
+use sdrun::{Discovery, Registry};
 use sdrun_tests::{
     nodes::{self, Snapshot},
     spec,
@@ -97,7 +97,7 @@ fn run_spec(plugin: &Path, filter: Option<&str>) -> Result<bool> {
 
 fn run_nodes(plugin: &Path, dir: &Path, arguments: &Arguments) -> Result<bool> {
     let started = Instant::now();
-    let manifest = Manifest::read(plugin)?;
+    let manifest = sdrun::read_manifest(plugin)?;
     let id = &manifest.provider.id;
     let registry = Registry::discover_with(&Discovery {
         provider_paths: vec![plugin.to_path_buf()],

@@ -3,8 +3,7 @@
 use super::{fixture::Fixture, raw};
 use sdrun::{Paths, abi::ffi::Plugin, runtime};
 use sdrun_abi::{
-    BuildSpec, Capabilities, Device, Engine, InitConfig, Manifest, NoHost, Precision, Provide, Provider,
-    RuntimeInfo,
+    BuildSpec, Capabilities, Device, Engine, InitConfig, NoHost, Precision, Provide, Provider, RuntimeInfo,
 };
 use std::{
     collections::BTreeMap,
@@ -36,7 +35,7 @@ pub(super) struct Ready {
 impl Subject {
     /// Reads the manifest.
     pub(super) fn open(manifest: &Path) -> Result<Self, String> {
-        let provide = Manifest::read(manifest).map_err(|e| e.to_string())?.provider;
+        let provide = sdrun::read_manifest(manifest).map_err(|e| e.to_string())?.provider;
         let dir = manifest.parent().unwrap_or(Path::new("/")).to_path_buf();
         let library = dir.join(&provide.library.path);
         let scratch = tempfile::tempdir().map_err(|e| format!("cannot make a temporary folder: {e}"))?;

@@ -107,14 +107,15 @@ pub struct InstallPlan {
 pub fn plan(spec: &RuntimeSpec, paths: &Paths) -> Result<InstallPlan> {
     let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
     let pip = spec.pip.clone().ok_or_else(|| {
-        AbiError::unsupported(format!("{} cannot be installed by sdrun", spec.name)).with_hint(by_hand(spec))
+        AbiError::unsupported(format!("{} cannot be installed by sdrun", spec.name))
+            .with_hint(spec.without_a_package())
     })?;
     let wheel = pip.wheels.iter().find(|w| w.os == os && w.arch == arch).cloned().ok_or_else(|| {
         AbiError::unsupported(format!(
             "the package {} {} has no build for {os} {arch}",
             pip.package, spec.version
         ))
-        .with_hint(by_hand(spec))
+        .with_hint(spec.without_a_package())
     })?;
     let dir = install_dir(spec, paths);
     Ok(InstallPlan {
@@ -145,15 +146,6 @@ impl InstallPlan {
             .with_file(there)
             .with_hint("free some space, or choose another folder with SDRUN_DATA_DIR")
             .into())
-    }
-}
-
-/// What to do where sdrun cannot install it.
-fn by_hand(spec: &RuntimeSpec) -> String {
-    let own = format!("set {} to the folder of its libraries", spec.env);
-    match &spec.by_hand {
-        Some(words) => format!("{words}; if it is still not found, {own}"),
-        None => format!("install it the vendor's way and {own}"),
     }
 }
 

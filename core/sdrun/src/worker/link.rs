@@ -174,6 +174,11 @@ impl Worker {
         }
     }
 
+    /// Whether a call is in progress.
+    pub(super) fn is_busy(&self) -> bool {
+        self.free_link().is_none()
+    }
+
     /// The link, unless a call is in progress.
     fn free_link(&self) -> Option<MutexGuard<'_, Link>> {
         match self.link.try_lock() {

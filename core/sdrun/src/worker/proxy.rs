@@ -11,16 +11,23 @@ use sdrun_abi::{
     Host, InitConfig, Input, MemoryReport, NoHost, OutputSink, OutputSpec, Provider, RefitReport, Result,
     RuntimeInfo, Session, TensorView, TimingPlan, WeightSource, ffi::PluginIdentity,
 };
-use std::sync::Arc;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
 
 /// A provider in a worker process. Its engines and sessions are there too and keep the process alive. Dropping the
 /// last of them kills and reaps it.
 ///
-/// Calls on a worker run one at a time: a call from another thread waits. If the worker has died or was killed or
+/// Calls on a worker run one at a time: a call from another thread waits. Only [`devices`](Provider::devices) and
+/// [`capabilities`](Provider::capabilities) do not wait if they were answered before. If the worker has died or was killed or
 /// closed, every later call fails with `FailedPrecondition`.
 pub struct WorkerProvider {
     worker: Arc<Worker>,
     identity: PluginIdentity,
+    /// Answers for the time of another call. They stay the same as long as the process lives.
+    devices: OnceLock<Vec<Device>>,
+    capabilities: Mutex<HashMap<String, Capabilities>>,
 }
 
 impl WorkerProvider {
@@ -28,7 +35,12 @@ impl WorkerProvider {
     /// it takes longer than [`Limits::init`](super::Limits::init), or with the plugin's own error.
     pub fn start(config: WorkerConfig) -> Result<Self> {
         let (worker, identity) = exchange::start(config)?;
-        Ok(WorkerProvider { worker: Arc::new(worker), identity })
+        Ok(WorkerProvider {
+            worker: Arc::new(worker),
+            identity,
+            devices: OnceLock::new(),
+            capabilities: Mutex::default(),
+        })
     }
 
     /// How the plugin identifies itself.
@@ -104,17 +116,31 @@ impl Provider for WorkerProvider {
     }
 
     fn devices(&self) -> Result<Vec<Device>> {
-        self.ask(Phase::Query, Call::Devices, &NoHost, |reply| match reply {
+        if let Some(known) = self.devices.get().filter(|_| self.worker.is_busy()) {
+            return Ok(known.clone());
+        }
+        let devices = self.ask(Phase::Query, Call::Devices, &NoHost, |reply| match reply {
             Reply::Devices(devices) => Ok(devices),
             other => Err(other),
-        })
+        })?;
+        let _ = self.devices.set(devices.clone());
+        Ok(devices)
     }
 
     fn capabilities(&self, device: &str) -> Result<Capabilities> {
-        self.ask(Phase::Query, Call::Capabilities { device: device.into() }, &NoHost, |reply| match reply {
+        let known = || self.capabilities.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.worker.is_busy()
+            && let Some(capabilities) = known().get(device)
+        {
+            return Ok(capabilities.clone());
+        }
+        let call = Call::Capabilities { device: device.into() };
+        let capabilities = self.ask(Phase::Query, call, &NoHost, |reply| match reply {
             Reply::Capabilities(capabilities) => Ok(capabilities),
             other => Err(other),
-        })
+        })?;
+        known().insert(device.into(), capabilities.clone());
+        Ok(capabilities)
     }
 
     fn build(

@@ -27,15 +27,9 @@ pub(crate) fn library(target: &str) -> PathBuf {
     let built = BUILT.get_or_init(|| {
         let target_dir = folder().parent().unwrap();
         let output = Command::new(env!("CARGO"))
-            .args([
-                "build",
-                "-p",
-                "sdrun-mock-plugin",
-                "--lib",
-                "--examples",
-                "--message-format=json",
-                "--target-dir",
-            ])
+            // The whole workspace, as the tests are built: a part of it has other features of its dependencies, and all of them would
+            // be built once more.
+            .args(["build", "--workspace", "--all-targets", "--message-format=json", "--target-dir"])
             .arg(target_dir)
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .output()
@@ -44,7 +38,7 @@ pub(crate) fn library(target: &str) -> PathBuf {
         let messages = output.stdout.split(|b| *b == b'\n').filter(|line| !line.is_empty());
         messages
             .map(|line| serde_json::from_slice::<serde_json::Value>(line).unwrap())
-            .filter(|message| message["reason"] == "compiler-artifact")
+            .filter(|message| message["reason"] == "compiler-artifact" && message["profile"]["test"] == false)
             .filter(|message| message["manifest_path"].as_str().unwrap().contains("mock"))
             .map(|message| {
                 let file = message["filenames"][0].as_str().unwrap();

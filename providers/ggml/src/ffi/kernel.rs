@@ -82,8 +82,6 @@ pub(crate) struct Tile<'a> {
     /// Which of its columns.
     pub(crate) cols: Range<usize>,
     data: *mut u8,
-    /// The index in the output of the first element of `data`.
-    first: usize,
     type_: Type,
     grid: Grid,
     exclusive: PhantomData<&'a mut [u8]>,
@@ -96,31 +94,11 @@ impl<'a> Tile<'a> {
     /// `data` is the whole output. During `'a`, nothing else reads or writes this tile of it.
     pub(super) unsafe fn of_output(data: *mut u8, type_: Type, grid: Grid, index: usize) -> Self {
         let (plane, rows, cols) = grid.tile(index);
-        Tile { plane, rows, cols, data, first: 0, type_, grid, exclusive: PhantomData }
+        Tile { plane, rows, cols, data, type_, grid, exclusive: PhantomData }
     }
-    /// A tile of some rows of a matrix with `cols` columns. `data` holds exactly these rows.
-    pub(crate) fn of_rows(data: &'a mut [f32], rows: Range<usize>, cols: usize) -> Self {
-        assert_eq!(data.len(), rows.len() * cols, "rows of another length");
-        let grid = Grid::rows(rows.end, cols, rows.len());
-        Tile {
-            plane: 0,
-            first: rows.start * cols,
-            rows,
-            cols: 0..cols,
-            data: data.as_mut_ptr().cast(),
-            type_: Type::F32,
-            grid,
-            exclusive: PhantomData,
-        }
-    }
-    /// Some of its rows.
-    pub(crate) fn part(&mut self, rows: Range<usize>) -> Tile<'_> {
-        assert!(self.rows.start <= rows.start && rows.end <= self.rows.end, "rows outside the tile");
-        Tile { rows, cols: self.cols.clone(), exclusive: PhantomData, ..*self }
-    }
-    /// The index of an element in `data`.
+    /// The index of an element in the output.
     fn place(&self, row: usize, col: usize) -> usize {
-        (self.plane * self.grid.rows + row) * self.grid.cols + col - self.first
+        (self.plane * self.grid.rows + row) * self.grid.cols + col
     }
     /// The bytes of the tile's columns in row `row`.
     ///

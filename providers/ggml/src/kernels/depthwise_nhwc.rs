@@ -42,17 +42,10 @@ impl Kernel for DepthwiseNhwc {
     }
 
     fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
-        self.compute(inputs.f32(0), (inputs, 1), &mut tile);
-        Ok(())
-    }
-}
-
-impl DepthwiseNhwc {
-    /// Computes rows of the output from the images `x`. The filters are input number `filters`, followed by the bias.
-    pub(super) fn compute(&self, x: &[f32], (inputs, filters): (&Inputs<'_>, usize), tile: &mut Tile<'_>) {
+        let x = inputs.f32(0);
         let Window { input, output, kernel, stride, dilation, pad } = &self.window;
-        let weights = inputs.f32(filters).as_chunks::<LANES>().0;
-        let bias = self.bias.then(|| inputs.f32(filters + 1));
+        let weights = inputs.f32(1).as_chunks::<LANES>().0;
+        let bias = self.bias.then(|| inputs.f32(2));
         let bounds = self.activation.and_then(activation::bounds);
         for row in tile.rows.clone() {
             let (image, y) = (row / output[0], row % output[0]);
@@ -82,6 +75,7 @@ impl DepthwiseNhwc {
                 vectorize(Activate(activation, out));
             }
         }
+        Ok(())
     }
 }
 

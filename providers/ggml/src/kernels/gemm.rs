@@ -80,45 +80,26 @@ impl Kernel for Gemm {
     }
 
     fn tile(&self, inputs: &Inputs<'_>, mut tile: Tile<'_>) -> Result<(), String> {
-        let left = Rows { from: self.matrix(inputs, tile.plane), first: 0 };
-        self.compute(left, (inputs, 1), &mut tile);
-        Ok(())
-    }
-}
-
-/// The rows of A from row `first` on.
-#[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
-    /// The elements from that row on, or the image if the rows are patches.
-    pub(super) from: &'a [f32],
-    pub(super) first: usize,
-}
-
-impl Gemm {
-    /// The most rows that are computed together.
-    pub(super) fn most_rows(&self) -> usize {
-        MAX_ROWS.next_multiple_of(self.level.block(self.panels.words).0)
-    }
-
-    /// Matrix `plane` of input 0.
-    pub(super) fn matrix<'a>(&self, inputs: &Inputs<'a>, plane: usize) -> &'a [f32] {
-        let offset = shape::offset(plane, &self.dims, &self.strides);
-        &inputs.f32(0)[self.layout.start.wrapping_add_signed(offset)..]
-    }
-
-    /// The number of inputs that are the right operand and addends.
-    pub(super) fn operands(&self) -> usize {
-        1 + usize::from(self.bias) + usize::from(self.addend)
-    }
-
-    /// Computes a tile from rows of A. B is the input with the given number, followed by the addends.
-    pub(super) fn compute(&self, left: Rows<'_>, right: (&Inputs<'_>, usize), tile: &mut Tile<'_>) {
-        SCRATCH.with_borrow_mut(|scratch| self.multiply(left, right, tile, scratch));
+        SCRATCH.with_borrow_mut(|scratch| self.multiply(inputs, &mut tile, scratch));
         if let Some(activation) = self.activation.filter(|_| self.clip().is_none()) {
             for row in tile.rows.clone() {
                 vectorize(Activate(activation, tile.row(row)));
             }
         }
+        Ok(())
+    }
+}
+
+impl Gemm {
+    /// The most rows that are computed together.
+    fn most_rows(&self) -> usize {
+        MAX_ROWS.next_multiple_of(self.level.block(self.panels.words).0)
+    }
+
+    /// Matrix `plane` of input 0.
+    fn matrix<'a>(&self, inputs: &Inputs<'a>, plane: usize) -> &'a [f32] {
+        let offset = shape::offset(plane, &self.dims, &self.strides);
+        &inputs.f32(0)[self.layout.start.wrapping_add_signed(offset)..]
     }
 
     /// The activation as bounds, if products can apply it.
@@ -126,20 +107,15 @@ impl Gemm {
         bounds(self.activation?)
     }
 
-    fn multiply(
-        &self,
-        left: Rows<'_>,
-        (inputs, right): (&Inputs<'_>, usize),
-        tile: &mut Tile<'_>,
-        scratch: &mut Scratch,
-    ) {
+    fn multiply(&self, inputs: &Inputs<'_>, tile: &mut Tile<'_>, scratch: &mut Scratch) {
+        let left = self.matrix(inputs, tile.plane);
         let Panels { words, depth, .. } = self.panels;
         let (height, width) = self.level.block(words);
         let (rows, cols) = (tile.rows.clone(), tile.cols.clone());
         if self.addend {
-            self.prefill((inputs, right), tile);
+            self.prefill(inputs, tile);
         }
-        let bias = (self.bias && !self.addend).then(|| inputs.f32(right + 1));
+        let bias = (self.bias && !self.addend).then(|| inputs.f32(2));
         let first_panel = if self.panels.groups > 1 { tile.plane * self.panels.per_group() } else { 0 };
         let per_word = if words == Words::Bf16 { 2 } else { 1 };
         scratch.rows.resize(self.most_rows() * ROW_STRIDE);
@@ -157,7 +133,7 @@ impl Gemm {
             let last = step + run == self.panels.steps();
             for col in cols.clone().step_by(width) {
                 let (kept, panel) = ((&self.panels, self.blocks), first_panel + col / width);
-                let b = panel_words(inputs, right, kept, panel, step..step + run, &mut scratch.panel);
+                let b = panel_words(inputs, 1, kept, panel, step..step + run, &mut scratch.panel);
                 let wide = width.min(cols.end - col);
                 let start = match bias {
                     _ if self.addend || step > 0 => Start::Output,
@@ -185,10 +161,10 @@ impl Gemm {
     }
 
     /// Writes the addends to the output before the product is added. There must be an addend.
-    fn prefill(&self, (inputs, right): (&Inputs<'_>, usize), tile: &mut Tile<'_>) {
+    fn prefill(&self, inputs: &Inputs<'_>, tile: &mut Tile<'_>) {
         let cols = tile.cols.clone();
-        let bias = self.bias.then(|| &inputs.f32(right + 1)[cols.clone()]);
-        let addend = inputs.f32(right + 1 + usize::from(self.bias));
+        let bias = self.bias.then(|| &inputs.f32(2)[cols.clone()]);
+        let addend = inputs.f32(2 + usize::from(self.bias));
         for row in tile.rows.clone() {
             let start = (tile.plane * self.rows + row) * self.panels.rows;
             let addend = &addend[start + cols.start..start + cols.end];
@@ -308,7 +284,8 @@ fn write_pairs(from: &[f32], out: &mut [u32]) {
 /// Packs runs of the rows of A into words, [`ROW_STRIDE`] apart.
 struct PackRows<'a> {
     gemm: &'a Gemm,
-    left: Rows<'a>,
+    /// The matrix, or the image if its rows are patches.
+    left: &'a [f32],
     rows: Range<usize>,
     elements: Range<usize>,
     /// Words in a run.
@@ -321,7 +298,7 @@ impl Vectorized for PackRows<'_> {
 
     #[inline(always)]
     fn run<const FMA: bool>(self) {
-        let PackRows { gemm, left: Rows { from, first }, rows, elements, run, out } = self;
+        let PackRows { gemm, left, rows, elements, run, out } = self;
         let (words, len, Layout { row_step, depth_step, .. }) =
             (gemm.panels.words, elements.len(), gemm.layout);
         let line = &mut [0.0; 2 * DEPTH];
@@ -329,12 +306,12 @@ impl Vectorized for PackRows<'_> {
         if let Some(patches) = &gemm.patches {
             let width = patches.window.output[1];
             for (row, out) in runs {
-                patches.pack(from, [row / width, row % width], elements.clone(), (words, out), line);
+                patches.pack(left, [row / width, row % width], elements.clone(), (words, out), line);
             }
             return;
         }
         for (row, out) in runs {
-            let from = &from[(row - first) * row_step + elements.start * depth_step..];
+            let from = &left[row * row_step + elements.start * depth_step..];
             match (words, depth_step) {
                 (Words::F32, 1) => out.copy_from_slice(as_words(&from[..len])),
                 (Words::Bf16, 1) => write_pairs(&from[..len], out),

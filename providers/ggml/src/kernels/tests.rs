@@ -1,8 +1,8 @@
 //! Products, convolutions and attention against f64, for every instruction set, with sizes that are no multiples of blocks.
 
 use super::{
-    Activation, Attention, Blocks, Conv, DepthwiseNchw, DepthwiseNhwc, Gemm, Heads, InvertedResidual, Layout,
-    PackPanels, Panels, Patches, Window,
+    Activation, Attention, Blocks, Conv, DepthwiseNchw, DepthwiseNhwc, Gemm, Heads, Layout, PackPanels,
+    Panels, Patches, Window,
 };
 use crate::{
     ffi::{Kernel, run_kernel},
@@ -255,78 +255,6 @@ fn depthwise_convolutions() {
         let expected = last(&expected.iter().map(|x| *x as f32).collect::<Vec<_>>(), outputs);
         let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
         check(&format!("{what}, channels last"), Words::F32, &found, &expected);
-    }
-}
-
-#[test]
-fn inverted_residuals_are_their_three_parts() {
-    // Channels of the input, in between and of the output; the window of what widens it, and of the depthwise one.
-    let one = |input: [usize; 2]| window(input, [1, 1], [1, 1], [1, 1], [0, 0]);
-    let cases = [
-        // Several bands.
-        (8, 70, 12, one([37, 130]), window([37, 130], [3, 3], [1, 1], [1, 1], [1, 1])),
-        (7, 96, 40, one([41, 90]), window([41, 90], [3, 3], [2, 2], [1, 1], [1, 1])),
-        // Patches, and windows that leave rows out or see none.
-        (3, 40, 5, window([70, 140], [3, 3], [2, 2], [1, 1], [1, 1]), {
-            window([35, 70], [5, 3], [3, 1], [2, 1], [1, 1])
-        }),
-        (5, 20, 9, one([9, 11]), window([9, 11], [2, 3], [4, 1], [1, 1], [7, 2])),
-        (5, 20, 9, one([6, 11]), window([6, 11], [1, 1], [1, 1], [1, 1], [3, 0])),
-    ];
-    for (level, words) in variants() {
-        for (case, (channels, wide, narrow, widen, filter)) in cases.iter().cloned().enumerate() {
-            let what = format!("{level:?} {words:?} case {case}");
-            let batch = 2;
-            let pixels = |size: [usize; 2]| size[0] * size[1];
-            let taps = |window: &Window| pixels(window.kernel);
-            let product = |window: &Window, depth: usize, cols: usize, last: bool| {
-                let image = pixels(window.input) * depth;
-                let panels = Panels::right(level, words, [1, cols, depth * taps(window)]);
-                let patches = (!window.is_pointwise())
-                    .then(|| Patches::new(window.clone(), depth, [1, window.input[1] * depth, depth]));
-                Gemm {
-                    level,
-                    batch,
-                    rows: pixels(window.output),
-                    dims: vec![batch],
-                    strides: vec![image as isize],
-                    layout: Layout { start: 0, row_step: depth, depth_step: 1 },
-                    patches,
-                    panels,
-                    blocks: None,
-                    bias: true,
-                    addend: last,
-                    activation: Some(Activation::Clip(-0.5, 6.0)),
-                    taps: Taps::dense(DEPTH, panels.block),
-                }
-            };
-            let expansion = || product(&widen, channels, wide, false);
-            let projection = || product(&one(filter.output), wide, narrow, true);
-            let depthwise = || DepthwiseNhwc {
-                batch,
-                channels: wide,
-                window: filter.clone(),
-                bias: true,
-                activation: Some(Activation::Relu),
-            };
-            let x = noise(batch * pixels(widen.input) * channels, 1);
-            let expand = expansion().panels.packed(&noise(wide * channels * taps(&widen), 2), false);
-            let filters =
-                DepthwiseNhwc::panels(wide, taps(&filter)).packed(&noise(wide * taps(&filter), 3), false);
-            let project = projection().panels.packed(&noise(narrow * wide, 4), false);
-            let (bias, shift) = (noise(wide, 5), noise(narrow, 6));
-            let addend = noise(batch * pixels(filter.output) * narrow, 7);
-
-            let expanded = run(&what, &expansion(), &[as_words(&x), &expand, as_words(&bias)]);
-            let filtered = run(&what, &depthwise(), &[as_words(&expanded), &filters, as_words(&bias)]);
-            let last = [as_words(&shift), as_words(&addend)];
-            let expected = run(&what, &projection(), &[as_words(&filtered), &project, last[0], last[1]]);
-            let whole =
-                InvertedResidual { expansion: expansion(), depthwise: depthwise(), projection: projection() };
-            let bias = as_words(&bias);
-            let inputs = [as_words(&x), &expand, bias, &filters, bias, &project, last[0], last[1]];
-            assert!(run(&what, &whole, &inputs) == expected, "{what}");
-        }
     }
 }
 

@@ -9,15 +9,11 @@ use super::{
 use crate::{
     ffi::{Tensor, Type},
     form::Form,
-    kernels::{Activation, DepthwiseNhwc, Gemm, InvertedResidual, Layout, Panels, Patches, Window},
+    kernels::{Activation, DepthwiseNhwc, Layout, Patches, Window},
     shape,
-    simd::{
-        Level,
-        product::{DEPTH, Taps},
-    },
     translate::{Operand, Outcome, Translator, View, refuse},
 };
-use sdrun_graph::{Node, ValueId, fused::DOMAIN};
+use sdrun_graph::{Node, ValueId};
 
 pub(super) const OPERATORS: &[Operator] = &[Operator {
     name: "NhwcConv",
@@ -115,9 +111,7 @@ impl NhwcConv {
 /// A product of matrices, of which one may be made of patches, or depthwise.
 fn nhwc_conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let conv = NhwcConv::of(t, node)?;
-    let y = if let Some(y) = inverted_residual(t, node, &conv)? {
-        y
-    } else if conv.is_product() {
+    let y = if conv.is_product() {
         let left = conv.left(t)?;
         let matrix = (conv.filters, vec![conv.count, conv.depth * conv.taps()], true);
         product(t, node, left, matrix, &conv.out, [conv.bias, conv.addend], conv.activation)?
@@ -131,77 +125,4 @@ fn nhwc_conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
         return refuse("it has groups of several channels");
     };
     t.define(node, 0, y)
-}
-
-/// Elements of an image that no second level cache keeps from one operation to the next.
-const LARGE: usize = 1 << 17;
-
-/// The output of a product, of a depthwise convolution that nobody else reads, of another product that nobody else reads, where
-/// the image between them is large: one kernel computes the three.
-fn inverted_residual(t: &mut Translator<'_>, node: &Node, projection: &NhwcConv) -> Outcome<Option<Tensor>> {
-    let before = |t: &mut Translator<'_>, conv: &NhwcConv| {
-        let node = t.producer(conv.x).filter(|n| n.domain == DOMAIN && n.op_type == "NhwcConv");
-        match node.filter(|_| t.is_read_once(conv.x)) {
-            Some(node) => NhwcConv::of(t, node).map(Some),
-            None => Ok(None),
-        }
-    };
-    let Some(depthwise) = before(t, projection)? else { return Ok(None) };
-    let Some(expansion) = before(t, &depthwise)? else { return Ok(None) };
-    let convs = [&expansion, &depthwise, projection];
-    let kinds = expansion.is_product() && depthwise.is_depthwise() && projection.is_product();
-    let whole = |addend: &Operand| shape::len(&addend.shape) == shape::len(&projection.out);
-    let fits = kinds
-        && projection.window.is_pointwise()
-        && convs.iter().all(|conv| t.is_stored(conv.filters))
-        && expansion.addend.is_none()
-        && depthwise.addend.is_none()
-        && projection.addend.as_ref().is_none_or(whole)
-        && shape::len(&expansion.out[1..]) >= LARGE;
-    if !fits {
-        return Ok(None);
-    }
-    let (x, patches) = expansion.left(t)?;
-    let mut inputs = vec![x.tensor];
-    let widening = stored_product(t, &expansion, (&x.strides, patches), &mut inputs)?;
-    inputs.push(depthwise.depthwise_filters(t, node)?);
-    inputs.extend(depthwise.bias.iter().map(|bias| bias.tensor));
-    let row = depthwise.channels as isize;
-    let narrowing = stored_product(t, projection, (&[0, row, 1], None), &mut inputs)?;
-    let kernel = InvertedResidual {
-        expansion: widening,
-        depthwise: depthwise.depthwise(depthwise.activation),
-        projection: narrowing,
-    };
-    t.custom(node, kernel, &inputs, Type::F32, shape::extent(&projection.out)).map(Some)
-}
-
-/// The product of stored filters and pixels that lie so, whose other inputs are put after `inputs`.
-fn stored_product(
-    t: &mut Translator<'_>,
-    conv: &NhwcConv,
-    (steps, patches): (&[isize], Option<Patches>),
-    inputs: &mut Vec<Tensor>,
-) -> Outcome<Gemm> {
-    let level = Level::detect();
-    let panels = Panels::right(level, t.words(), [1, conv.count, conv.depth * conv.taps()]);
-    let (blocks, filters) = t.matrix(conv.filters, panels, false)?;
-    inputs.push(filters);
-    inputs.extend(conv.bias.iter().chain(&conv.addend).map(|added| added.tensor));
-    let [row_step, depth_step] = [steps[1], steps[2]].map(isize::unsigned_abs);
-    Ok(Gemm {
-        level,
-        batch: conv.batch,
-        rows: conv.window.output.iter().product(),
-        dims: vec![conv.batch],
-        strides: vec![steps[0]],
-        layout: Layout { start: 0, row_step, depth_step },
-        patches,
-        panels,
-        blocks,
-        bias: conv.bias.is_some(),
-        addend: conv.addend.is_some(),
-        activation: conv.activation,
-        taps: Taps::dense(DEPTH, panels.block),
-    })
 }

@@ -87,8 +87,6 @@ pub(crate) struct Translator<'g> {
     stored: HashMap<(ValueId, Form, Type, Home), Tensor>,
     placed: Vec<Constant>,
     producers: HashMap<ValueId, usize>,
-    /// How often nodes and outputs read each value.
-    reads: HashMap<ValueId, usize>,
     host_operators: BTreeMap<String, usize>,
 }
 
@@ -107,9 +105,6 @@ pub(crate) fn translate<'g>(
         .iter()
         .enumerate()
         .flat_map(|(i, node)| node.outputs.iter().flatten().map(move |id| (*id, i)));
-    let mut reads: HashMap<ValueId, usize> = HashMap::new();
-    let read = graph.nodes.iter().flat_map(|node| node.inputs.iter().flatten()).chain(&graph.outputs);
-    read.for_each(|id| *reads.entry(*id).or_default() += 1);
     let mut translator = Translator {
         graph,
         builder: Builder::new(target),
@@ -121,7 +116,6 @@ pub(crate) fn translate<'g>(
         stored: HashMap::new(),
         placed: Vec::new(),
         producers: producers.collect(),
-        reads,
         host_operators: BTreeMap::new(),
     };
     let mut inputs = Vec::new();

@@ -76,10 +76,6 @@ impl<'g> Translator<'g> {
     pub(crate) fn producer(&self, id: ValueId) -> Option<&'g Node> {
         self.producers.get(&id).map(|index| &self.graph.nodes[*index])
     }
-    /// Whether a value has exactly one use, counting outputs.
-    pub(crate) fn is_read_once(&self, id: ValueId) -> bool {
-        self.reads.get(&id) == Some(&1)
-    }
     /// The words of our products: bf16 pairs if the precision allows them and the processor multiplies them.
     pub(crate) fn words(&self) -> Words {
         let low = matches!(self.precision, Precision::Bf16 | Precision::Q8_0 | Precision::Q4K);
