@@ -1,8 +1,8 @@
 //! Engines whose weights are inputs of the compiled model: the option `weights=inputs`.
 //!
-//! The model is compiled once, without weights; new ones are only copied and bound, where compiling again takes seconds.
-//! The price is what OpenVINO gains from constants: nothing for a VAE, a run that takes 1.15 times as long for a UNet
-//! (docs/measurements/2026-11-22-weights.md).
+//! The model is compiled once, without weights. New weights only need to be copied and bound, while another
+//! compilation takes seconds. The cost is OpenVINO's optimisation of constants: nothing for a VAE, and a 1.15 times
+//! longer run for a UNet (docs/measurements/2026-11-22-weights.md).
 
 use crate::{devices::Target, engine::Recipe, ffi::CompiledModel, runtime::Runtime, session::OvSession};
 use bytes::Bytes;
@@ -19,7 +19,7 @@ pub(crate) struct AsInputs {
 }
 
 impl AsInputs {
-    /// Reads and compiles the graph, from a host or out of an engine: the payload is the same.
+    /// Reads and compiles the graph. It comes from the host or from an engine, whose payload is the same.
     pub(crate) fn compile(
         runtime: &'static Runtime,
         model: Bytes,
@@ -62,7 +62,7 @@ fn copy_of(source: &dyn WeightSource, spec: &WeightSpec) -> Result<AlignedBuffer
 
 struct AsInputsSession {
     inner: OvSession,
-    /// In the order of the model's inputs, after those of the graph.
+    /// In the order of the model's inputs, after the graph's own.
     weights: Vec<(WeightSpec, AlignedBuffer)>,
     index: HashMap<String, usize>,
 }
@@ -83,7 +83,7 @@ impl Session for AsInputsSession {
                 .ok_or_else(|| Error::not_found(format!("the engine has no weight `{name}`")))?;
             fresh.push((index, copy_of(weights, &self.weights[index].0)?));
         }
-        // Everything that can fail is done; only now the former weights go.
+        // Everything that can fail is done. Only now replace the old weights.
         let mut bytes = 0;
         for (index, buffer) in fresh {
             bytes += buffer.len() as u64;

@@ -1,8 +1,9 @@
-//! OpenVINO's own cache of compiled models (`CACHE_DIR`), below the folder that the host gives this provider.
+//! OpenVINO's own cache of compiled models (`CACHE_DIR`), in the folder that the host gives this provider.
 //!
-//! OpenVINO names an entry after a hash of the graph, its weights and the properties. An entry holds the weights, so the
-//! folder is for this user only and bounded. OpenVINO writes entries in place and does not check them. So one process
-//! at a time uses the cache, and whoever finds the mark of one that died in the middle empties it.
+//! OpenVINO names an entry by a hash of the graph, its weights and the properties. An entry holds the weights, so the
+//! folder is private to this user and its size is limited. OpenVINO writes entries in place and does not verify them.
+//! So only one process uses the cache at a time. If a process died while using it, the next one finds its mark and
+//! empties the cache.
 
 use sdrun_abi::{Host, LogLevel};
 use std::{
@@ -12,21 +13,21 @@ use std::{
     time::SystemTime,
 };
 
-/// Bytes kept, most recently used first.
+/// Size limit in bytes. The most recently used entries are kept.
 const LIMIT: u64 = 8 << 30;
-/// A file that the process that uses the cache holds a lock on.
+/// Lock file. The process that uses the cache holds a lock on it.
 const LOCK: &str = "lock";
 /// Exists while entries may be incomplete.
 const MARK: &str = "in-use";
 
-/// The cache of one build of this plugin with one OpenVINO.
+/// The cache for one build of this plugin and one build of OpenVINO.
 pub(crate) struct Cache {
     dir: PathBuf,
 }
 
 impl Cache {
-    /// Makes the folder for `build`, this plugin with the loaded OpenVINO, in `dir`, and removes those of other builds. `None`,
-    /// with a warning, where that is impossible.
+    /// Creates the folder for `build` (this plugin with the loaded OpenVINO) in `dir` and removes the folders of
+    /// other builds. Returns `None` and logs a warning if that fails.
     pub(crate) fn open(dir: &Path, build: &str, host: &dyn Host) -> Option<Self> {
         let own = dir.join(format!("models-{build}"));
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -45,7 +46,7 @@ impl Cache {
         }
     }
 
-    /// Takes the cache for a compilation. `None` where another process has it, or the disk refuses.
+    /// Locks the cache for a compilation. `None` if another process uses it or on a disk error.
     pub(crate) fn enter(&self) -> Option<InUse<'_>> {
         let lock = lock(&self.dir)?;
         if self.dir.join(MARK).exists() {
@@ -80,14 +81,14 @@ impl Cache {
     }
 }
 
-/// The cache while this process uses it.
+/// The cache while this process holds it.
 pub(crate) struct InUse<'a> {
     cache: &'a Cache,
     _lock: File,
 }
 
 impl InUse<'_> {
-    /// The value of `CACHE_DIR`; `None` where the path is not Unicode.
+    /// The value for `CACHE_DIR`; `None` if the path is not Unicode.
     pub(crate) fn dir(&self) -> Option<&str> {
         self.cache.dir.to_str()
     }
@@ -100,8 +101,8 @@ impl Drop for InUse<'_> {
     }
 }
 
-/// Whether models with this many bytes of weights are cached. An entry saves work on the graph, not on weights, and larger
-/// models would write gigabytes for every set of weights.
+/// Whether to cache a model with this many bytes of weights. An entry saves work on the graph, not on the weights.
+/// Large models would write gigabytes for every set of weights.
 pub(crate) fn is_worthwhile(weights: u64) -> bool {
     weights <= 1 << 30
 }
@@ -114,7 +115,7 @@ fn make_private(dir: &Path) -> io::Result<()> {
     builder.create(dir)
 }
 
-/// Locks the folder of a cache; `None` where another process has it.
+/// Locks a cache folder; `None` if another process holds the lock.
 fn lock(dir: &Path) -> Option<File> {
     let file = File::options().create(true).append(true).open(dir.join(LOCK)).ok()?;
     match file.try_lock() {

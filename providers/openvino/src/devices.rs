@@ -4,7 +4,7 @@ use crate::runtime::Runtime;
 use sdrun_abi::{CancelSupport, Capabilities, Device, DeviceKind, Error, Precision, Result, WeightUpdate};
 use sdrun_provider_common::IO_DTYPES;
 
-/// A device and what OpenVINO calls it.
+/// A device, and OpenVINO's names for it.
 pub(crate) struct Target {
     pub(crate) device: Device,
     /// `CPU`, `GPU`, `GPU.1`, `NPU`.
@@ -32,7 +32,7 @@ pub(crate) fn all(runtime: &Runtime) -> Result<Vec<Target>> {
     Ok(targets)
 }
 
-/// The device with this id. `NotFound` with a list of those there are.
+/// The device with this id. `NotFound` with a list of the existing ones.
 pub(crate) fn find(runtime: &Runtime, id: &str) -> Result<Target> {
     let mut targets = all(runtime)?;
     match targets.iter().position(|target| target.device.id == id) {
@@ -45,7 +45,7 @@ pub(crate) fn find(runtime: &Runtime, id: &str) -> Result<Target> {
     }
 }
 
-/// `None` for devices that are combinations of others or unknown to us.
+/// Returns `None` for unknown devices and for combinations of other devices.
 fn describe(runtime: &Runtime, openvino_name: String) -> Result<Option<Target>> {
     let core = &runtime.core;
     let optional = |key: &str| core.property(&openvino_name, key).ok().filter(|text| !text.is_empty());
@@ -75,7 +75,7 @@ fn describe(runtime: &Runtime, openvino_name: String) -> Result<Option<Target>> 
     Ok(Some(Target { device, openvino_name, features }))
 }
 
-/// By its UUID, which a driver keeps, where it tells one.
+/// The id of a GPU or NPU: its UUID if the driver reports one, because that does not change.
 fn hardware_id(kind: &str, number: &str, uuid: Option<String>) -> String {
     match uuid {
         Some(uuid) => format!("{kind}-{uuid}"),
@@ -87,16 +87,16 @@ impl Target {
     pub(crate) fn capabilities(&self) -> Capabilities {
         let mut can = Capabilities::new(self.precisions(), IO_DTYPES.to_vec());
         can.weight_update = WeightUpdate::Rebuild;
-        // Runs stop within a twentieth of a second, but nothing stops a compilation.
+        // Runs stop within 50 ms, but a compilation cannot be stopped.
         can.cancel = CancelSupport::BetweenPhases;
         can.dynamic_shapes = self.device.kind != DeviceKind::Npu;
         can.bake = self.has("EXPORT_IMPORT");
-        // A stored engine is the graph; the device compiles it for each session.
+        // A stored engine is the graph, which every session compiles.
         can.session_compiles = true;
         can
     }
 
-    /// Refuses what the device would silently compute in another precision.
+    /// Refuses a precision that the device would silently replace with another.
     pub(crate) fn check_precision(&self, precision: Precision) -> Result<()> {
         precision.check_offered(&self.precisions(), &format!("OpenVINO on {}", self.device.name))
     }
@@ -111,7 +111,7 @@ impl Target {
     }
 
     fn precisions(&self) -> Vec<Precision> {
-        // CPUs with bf16 are faster in it than in fp16; GPUs and NPUs have fp16.
+        // CPUs with bf16 compute faster in bf16 than in fp16. GPUs and NPUs use fp16.
         let order = [("FP32", Precision::Fp32), ("BF16", Precision::Bf16), ("FP16", Precision::Fp16)];
         order.into_iter().filter(|(feature, _)| self.has(feature)).map(|(_, precision)| precision).collect()
     }

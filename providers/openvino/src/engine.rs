@@ -17,13 +17,13 @@ use sdrun_provider_common::{describe, graph_error, phase, read_graph};
 use serde::{Deserialize, Serialize};
 use std::{io::Read, sync::Arc};
 
-/// What an engine asks of a runtime, as the text of [`EngineInfo::compatibility`].
+/// An engine's requirements on the runtime, stored as the text of [`EngineInfo::compatibility`].
 #[derive(Serialize, Deserialize, PartialEq, Debug)]
 #[serde(tag = "payload", rename_all = "snake_case")]
 enum Requirements {
-    /// The graph as ONNX: any OpenVINO that this plugin can use.
+    /// The graph as ONNX. Every OpenVINO that this plugin accepts can read it.
     Onnx,
-    /// A blob: the very build of OpenVINO that wrote it, and devices of one class.
+    /// A blob. Needs exactly the build of OpenVINO that wrote it, and a device of the same class.
     Blob { openvino: String, class: String, precision: String },
 }
 
@@ -44,7 +44,7 @@ impl Requirements {
 /// See [`Provider::check`](sdrun_abi::Provider::check).
 pub(crate) fn check(compatibility: &str, runtime: &Runtime, target: &Target) -> Result<Compatibility> {
     let requirements: Requirements = serde_json::from_str(compatibility).map_err(|e| {
-        Error::invalid(format!("the compatibility string {compatibility:?} is not one of openvino: {e}"))
+        Error::invalid(format!("the compatibility string {compatibility:?} is not from openvino: {e}"))
     })?;
     Ok(match requirements {
         Requirements::Onnx => Compatibility::Optimal,
@@ -58,10 +58,10 @@ pub(crate) fn check(compatibility: &str, runtime: &Runtime, target: &Target) -> 
     })
 }
 
-/// An engine without weights: the graph, compiled anew for each set of weights.
+/// An engine without weights: the graph, recompiled for each set of weights.
 pub(crate) struct Stripped(Arc<Recipe>);
 
-/// What it takes to compile a graph with weights.
+/// Everything needed to compile a graph with weights.
 pub(crate) struct Recipe {
     runtime: &'static Runtime,
     model: Bytes,
@@ -72,7 +72,7 @@ pub(crate) struct Recipe {
 }
 
 impl Recipe {
-    /// For an engine whose payload is the graph.
+    /// Creates the recipe for an engine whose payload is the graph.
     pub(crate) fn of_graph(
         runtime: &'static Runtime,
         model: Bytes,
@@ -84,12 +84,12 @@ impl Recipe {
         Ok(Recipe { runtime, model, graph, spec: spec.clone(), target, info })
     }
 
-    /// The graph as it is stored in an engine.
+    /// The payload of the engine: the graph.
     pub(crate) fn payload(&self) -> Vec<u8> {
         self.model.to_vec()
     }
 
-    /// Reads and compiles the graph without weights, each of which is an input after those of the graph.
+    /// Reads and compiles the graph with weights as additional inputs, after the graph's own inputs.
     pub(crate) fn compile_with_weights_as_inputs(&self, host: &dyn Host) -> Result<CompiledModel> {
         phase(host, "read", 0, 1)?;
         let mut graph = self.graph.clone();
@@ -104,17 +104,17 @@ impl Recipe {
         Ok(compiled)
     }
 
-    /// Reads the graph with weights.
+    /// Reads the graph with its weights.
     pub(crate) fn read_with(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Model> {
         let staging =
             Staging::with_weights(&self.runtime.temp_dir, &self.graph, &self.info.weights, weights, host)?;
         phase(host, "read", 0, 1)?;
-        // OpenVINO maps the files; the folder goes before the long part.
+        // OpenVINO has mapped the files, so the folder is removed before the long compilation.
         self.read(&staging)
     }
 
-    /// Compiles what [`Recipe::read_with`] read. `keep` says whether it is worth keeping in the cache: weights that a
-    /// session begins with are, those that are tried out one after another are not.
+    /// Compiles a model from [`Recipe::read_with`]. `keep` says whether to store it in the cache: yes for the weights
+    /// that a session starts with, no for weights that are tried one after another.
     pub(crate) fn compile(&self, model: &Model, keep: bool, host: &dyn Host) -> Result<Arc<CompiledModel>> {
         phase(host, "compile", 0, 1)?;
         let bytes = || self.info.weights.iter().filter_map(|w| w.dtype.bytes_of(&w.shape)).sum::<usize>();
@@ -128,10 +128,10 @@ impl Recipe {
         let model = self.runtime.core.read(&staging.model())?;
         let (inputs, outputs) = (self.info.inputs.len(), self.info.outputs.len());
         let counts = model.io_counts()?;
-        // Inputs that nothing uses are dropped.
+        // OpenVINO drops unused inputs.
         if counts.0 > inputs || counts.1 != outputs {
             return Err(Error::internal(format!(
-                "OpenVINO reads {} inputs and {} outputs where the model has {inputs} and {outputs}",
+                "OpenVINO reads {} inputs and {} outputs, but the model has {inputs} and {outputs}",
                 counts.0, counts.1
             )));
         }
@@ -140,8 +140,8 @@ impl Recipe {
 }
 
 impl Stripped {
-    /// Also reads the graph with placeholders for weights, so that operators OpenVINO does not know are
-    /// found now and not when weights are there.
+    /// Also reads the graph with placeholder weights. So operators that OpenVINO lacks fail the build, not the first
+    /// session.
     pub(crate) fn build(
         runtime: &'static Runtime,
         model: Bytes,
@@ -186,18 +186,18 @@ impl Engine for Stripped {
     }
 }
 
-/// An engine with its weights: a compiled model, written as OpenVINO's blob.
+/// An engine with its weights: a compiled model as OpenVINO's blob.
 pub(crate) struct Baked {
     runtime: &'static Runtime,
     compiled: Arc<CompiledModel>,
     info: EngineInfo,
 }
 
-/// How the payload of a baked engine begins: then the length of the description as a little-endian u32, the
-/// [`EngineInfo`] as JSON, and the blob. An ONNX file never begins like this.
+/// First bytes of a baked engine's payload. Then follow the length of the description as a little-endian u32, the
+/// [`EngineInfo`] as JSON, and the blob. An ONNX file never starts with these bytes.
 const MAGIC: &[u8; 8] = b"SDROVIN1";
 
-/// Whether a payload is that of a baked engine.
+/// Whether a payload belongs to a baked engine.
 pub(crate) fn is_baked(payload: &[u8]) -> bool {
     payload.starts_with(MAGIC)
 }
@@ -237,7 +237,7 @@ impl Baked {
         let wanted = Requirements::blob(runtime, &target, spec).text()?;
         if info.compatibility != wanted {
             return Err(Error::invalid(format!(
-                "the engine was built for {}, but {wanted} was asked for",
+                "the engine was built for {}, but the load asks for {wanted}",
                 info.compatibility
             )));
         }
@@ -247,16 +247,16 @@ impl Baked {
     }
 }
 
-/// Description and blob out of a payload.
+/// Splits a payload into description and blob.
 fn split(payload: &[u8]) -> Result<(EngineInfo, &[u8])> {
     let damaged = |why: &str| Error::new(ErrorCode::DataLoss, format!("the engine is damaged: {why}"));
-    let rest = payload.strip_prefix(MAGIC).ok_or_else(|| damaged("it is no baked OpenVINO engine"))?;
+    let rest = payload.strip_prefix(MAGIC).ok_or_else(|| damaged("it is not a baked OpenVINO engine"))?;
     let (length, rest) = rest.split_first_chunk::<4>().ok_or_else(|| damaged("it ends in its header"))?;
     let length = u32::from_le_bytes(*length) as usize;
     let (info, blob) =
         rest.split_at_checked(length).ok_or_else(|| damaged("its description is longer than the engine"))?;
-    let info =
-        serde_json::from_slice(info).map_err(|e| damaged(&format!("its description is no JSON: {e}")))?;
+    let info = serde_json::from_slice(info)
+        .map_err(|e| damaged(&format!("its description is not valid JSON: {e}")))?;
     match blob.is_empty() {
         true => Err(damaged("it holds no blob")),
         false => Ok((info, blob)),
@@ -272,7 +272,7 @@ impl Engine for Baked {
         let info =
             serde_json::to_vec(&self.info).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))?;
         let staging = Staging::new(&self.runtime.temp_dir)?;
-        // The C API exports to files only.
+        // The C API can only export to files.
         let file = staging.file("model.blob");
         self.compiled.export(&file)?;
         let io = |e: std::io::Error| Error::io("read", &file, &e);

@@ -5,7 +5,7 @@ use sdrun_abi::{
     RuntimeInfo, WeightSource,
 };
 
-/// The provider. It has no state of its own: a process holds one OpenVINO.
+/// The provider. It is stateless, because a process loads only one OpenVINO.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenVino;
 
@@ -35,13 +35,13 @@ impl Provider for OpenVino {
         target.check_precision(spec.precision)?;
         let model = Bytes::copy_from_slice(model);
         match (placement, spec.bake) {
-            (Weights::Inputs, true) => Err(Error::invalid(
-                "an engine whose weights are inputs cannot have them baked in",
-            )
-            .with_hint(Hint::AnyOf(vec![
-                Hint::LeaveOut { option: "bake".into() },
-                "use `weights=constants`".into(),
-            ]))),
+            (Weights::Inputs, true) => {
+                Err(Error::invalid("an engine that takes its weights as inputs cannot have them baked in")
+                    .with_hint(Hint::AnyOf(vec![
+                        Hint::LeaveOut { option: "bake".into() },
+                        "use `weights=constants`".into(),
+                    ])))
+            }
             (Weights::Inputs, false) => AsInputs::compile(runtime, model, spec, target, host),
             (Weights::Constants, false) => engine::Stripped::build(runtime, model, spec, target, host),
             (Weights::Constants, true) => engine::Baked::build(runtime, model, spec, target, weights, host),
@@ -70,12 +70,12 @@ impl Provider for OpenVino {
     }
 }
 
-/// What weights are in the compiled model: the option `weights`.
+/// How the compiled model holds the weights: the option `weights`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Weights {
-    /// Constants, compiled again for other weights. The fastest to run.
+    /// As constants; new weights need a new compilation. Fastest to run.
     Constants,
-    /// Inputs, bound anew for other weights. The fastest to change.
+    /// As inputs; new weights are only bound. Fastest to change.
     Inputs,
 }
 

@@ -1,8 +1,8 @@
 //! Sessions of engines without weights: the graph is read and compiled for each set of weights.
 //!
-//! Two compiled models at once would take twice the memory of one (a UNet of 860 M parameters: 6 GB), so the former one
-//! goes before the next is compiled. What stays of it is the model it was compiled from: nodes, and weights that are
-//! mapped files. Should the next one fail to compile, the former is compiled from that again.
+//! Two compiled models would need twice the memory of one (for a UNet of 860 M parameters, one takes 6 GB). So the
+//! old model is dropped before the new one is compiled. The session keeps the source of the old one: nodes, and
+//! weights in mapped files. If the new model fails to compile, the old one is compiled from that again.
 
 use crate::{engine::Recipe, ffi::Model, session::OvSession};
 use sdrun_abi::{
@@ -14,9 +14,9 @@ use std::sync::Arc;
 
 pub(crate) struct Refittable {
     recipe: Arc<Recipe>,
-    /// What the session was compiled from.
+    /// The model that the session was compiled from.
     model: Model,
-    /// Gone only where neither new weights nor the former ones could be compiled.
+    /// `None` only if neither the new nor the old weights could be compiled.
     session: Option<OvSession>,
 }
 
@@ -38,9 +38,9 @@ fn compile(recipe: &Recipe, model: &Model, keep: bool, host: &dyn Host) -> Resul
 
 fn lost() -> Error {
     Error::precondition(
-        "the session has no weights: a refit failed, and so did going back to the former weights",
+        "the session has no weights: a refit failed, and so did the return to the old weights",
     )
-    .with_hint("free memory, then give the session weights or open it anew")
+    .with_hint("free memory, then refit all weights or open a new session")
 }
 
 impl Session for Refittable {
@@ -57,7 +57,7 @@ impl Session for Refittable {
             Ok(session) => (self.model, self.session) = (next, Some(session)),
             Err(error) => {
                 drop(next);
-                // Not to be cancelled: the host's wish ended the refit, not the session.
+                // Do not let the host cancel this: it cancelled the refit, not the session.
                 self.session = compile(&self.recipe, &self.model, false, &NoHost)
                     .inspect_err(|e| host.log(LogLevel::Error, "openvino", &e.message))
                     .ok();

@@ -15,23 +15,23 @@ use std::{
     sync::{OnceLock, PoisonError, RwLock},
 };
 
-/// OpenVINO as [`init`] loaded it. Lives as long as the process.
+/// OpenVINO as loaded by [`init`]. Lives as long as the process.
 pub(crate) struct Runtime {
     pub(crate) core: Core,
     pub(crate) version: String,
     pub(crate) temp_dir: PathBuf,
-    /// `None` where the host gives no folder for it.
+    /// `None` if the host provides no cache folder.
     cache: Option<Cache>,
     library: PathBuf,
-    /// Written while properties of a device are set for an import, read by everything that would inherit
-    /// them.
+    /// Locked for writing while an import sets properties on a device. Everything that would inherit those properties
+    /// locks it for reading.
     device_properties: RwLock<()>,
     cpu_isa: OnceLock<String>,
 }
 
 static RUNTIME: Loaded<Runtime> = Loaded::new("OpenVINO");
 
-/// Loads OpenVINO from the folder the host found.
+/// Loads OpenVINO from the folder that the host found.
 pub(crate) fn init(config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> {
     refuse_options("openvino", &config.options)?;
     let library = locate(&runtime_spec(crate::MANIFEST)?, config.runtime_dir.as_deref())?;
@@ -53,7 +53,7 @@ pub(crate) fn init(config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> 
     Ok(RuntimeInfo::new("openvino", runtime.version.clone(), Some(runtime.library.clone())))
 }
 
-/// OpenVINO loads its other libraries by itself, some of them much later; a truncated one would end the
+/// Checks the libraries that OpenVINO loads by itself, some of them much later. A truncated one would end the
 /// process.
 fn check_neighbours(library: &std::path::Path) -> Result<()> {
     let Some(dir) = library.parent() else { return Ok(()) };
@@ -74,8 +74,9 @@ pub(crate) fn get() -> Result<&'static Runtime> {
 }
 
 impl Runtime {
-    /// Compiles a model. What the library would choose by itself is stated: precision and kind of use. A model with
-    /// `cached` bytes of weights may come from the cache and goes there; `None` leaves the cache alone.
+    /// Compiles a model. Sets the precision and the performance hint explicitly instead of relying on the library's
+    /// defaults. `cached` is the size of the weights in bytes; the model may then be loaded from the cache, and is
+    /// stored there. `None` bypasses the cache.
     pub(crate) fn compile(
         &self,
         model: &Model,
@@ -95,15 +96,15 @@ impl Runtime {
         Ok(compiled)
     }
 
-    /// Imports a blob. The C API takes no properties there and would fall back to the library's defaults
-    /// (bf16 on many CPUs), so they are set on the device for that long.
+    /// Imports a blob. The C API takes no properties for an import and would use the library's defaults (bf16 on many
+    /// CPUs), so they are set on the device during the call.
     pub(crate) fn import(&self, blob: &[u8], target: &Target, spec: &BuildSpec) -> Result<CompiledModel> {
         let _alone = self.device_properties.write().unwrap_or_else(PoisonError::into_inner);
         let device = &target.openvino_name;
         self.core.set_properties(device, &properties(spec, target).pairs())?;
         let imported = self.core.import(AlignedBuffer::copy_of(blob), device);
         if spec.threads.is_some() {
-            // 0 is the library's own choice.
+            // 0 restores the library's default.
             self.core.set_properties(device, &[("INFERENCE_NUM_THREADS", "0")])?;
         }
         let compiled = imported?;
@@ -111,24 +112,24 @@ impl Runtime {
         Ok(compiled)
     }
 
-    /// A library may take a hint and compute otherwise; then the engine is refused.
+    /// Checks the precision in use. A library may accept a precision hint and still compute in another precision.
     fn verify_precision(&self, compiled: &CompiledModel, spec: &BuildSpec) -> Result<()> {
         let used = compiled.property("INFERENCE_PRECISION_HINT")?;
         if used != hint(spec.precision) {
             return Err(Error::unsupported(format!(
-                "OpenVINO computes in {used} on {} although {} was asked for",
+                "OpenVINO computes in {used} on {} although the build asks for {}",
                 spec.device, spec.precision
             )));
         }
         Ok(())
     }
 
-    /// Instruction set the CPU plugin compiles for, as it words it in the requirements of its blobs.
+    /// Instruction set that the CPU plugin compiles for, as its blobs state it in their requirements.
     pub(crate) fn cpu_isa(&self) -> Result<&str> {
         if let Some(isa) = self.cpu_isa.get() {
             return Ok(isa);
         }
-        // The plugin tells it only about a compiled model.
+        // The plugin reports it only for a compiled model.
         let onnx =
             relu().to_onnx(|name, _| Err(sdrun_graph::GraphError::Invalid(format!("no weight {name}"))));
         let onnx = onnx.map_err(|e| Error::internal(e.to_string()))?;
@@ -139,14 +140,14 @@ impl Runtime {
         };
         let isa = match isa {
             Some(isa) => isa,
-            // Plugins without the property, such as Arm's, have one instruction set per architecture.
+            // Plugins without the property, such as Arm's, have a single instruction set per architecture.
             None => self.core.property("CPU", "DEVICE_ARCHITECTURE")?,
         };
         Ok(self.cpu_isa.get_or_init(|| isa))
     }
 }
 
-/// One operator on one number.
+/// A graph with one operator on one number.
 fn relu() -> Graph {
     let mut graph = Graph { name: "probe".into(), ir_version: 8, ..Default::default() };
     graph.opsets.insert(String::new(), 17);
@@ -172,7 +173,7 @@ fn relu() -> Graph {
     graph
 }
 
-/// Text of a precision in OpenVINO's properties; the element types are spelled as ours.
+/// A precision as a property value. OpenVINO spells element types as sdrun does.
 pub(crate) fn hint(precision: Precision) -> &'static str {
     precision.float_type().map_or("undefined", DType::name)
 }
@@ -188,7 +189,7 @@ impl PropertyList {
 fn properties(spec: &BuildSpec, target: &Target) -> PropertyList {
     let mut list = vec![
         ("INFERENCE_PRECISION_HINT", hint(spec.precision).to_string()),
-        // One request at a time, as fast as it goes.
+        // Optimise for the latency of a single request.
         ("PERFORMANCE_HINT", "LATENCY".to_string()),
     ];
     if let Some(threads) = spec.threads.filter(|_| target.openvino_name == "CPU") {

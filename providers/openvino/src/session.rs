@@ -1,4 +1,4 @@
-//! Sessions: a compiled model and one request on it.
+//! Sessions: a compiled model and an inference request.
 
 use crate::ffi::{CompiledModel, InferRequest, Io};
 use sdrun_abi::{
@@ -10,28 +10,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A run that takes longer than this is watched for a cancellation. Shorter ones end soon enough by
-/// themselves, and are spared being handed to another thread.
+/// If the last run took longer than this, the next one is polled for cancellation. Shorter runs end soon enough, and
+/// avoid the cost of passing the work to another thread.
 const WATCHED_FROM: Duration = Duration::from_millis(100);
 
-/// What output buffers are filled with before the first run. OpenVINO leaves a buffer untouched where the output is
-/// an input passed straight through (seen with 2026.4.1 on the CPU); such a model then runs into OpenVINO's own memory.
-/// Results that happen to be these bytes only cost that copy.
+/// Fill value of output buffers before the first run. If an output is an input passed straight through, OpenVINO
+/// leaves the buffer untouched (seen with 2026.4.1 on the CPU). Such a model then runs with OpenVINO's own output
+/// memory. If real results equal the fill value, that only costs an extra copy.
 const UNWRITTEN: u8 = 0xA5;
 
 fn is_unwritten(buffer: &[u8]) -> bool {
     !buffer.is_empty() && buffer.iter().all(|byte| *byte == UNWRITTEN)
 }
 
-/// A compiled model that can be run, its weights as they are.
+/// A compiled model that can run with its current weights.
 pub(crate) struct OvSession {
     request: InferRequest,
-    /// Types and shapes of the outputs, where all shapes are fixed: then OpenVINO writes into the sink's
+    /// Types and shapes of the outputs if all shapes are fixed. Then OpenVINO writes directly into the sink's
     /// buffers.
     fixed: Option<Vec<OutputSpec>>,
-    /// Whether a run has shown that OpenVINO writes into those buffers.
+    /// Whether a run has confirmed that OpenVINO writes into those buffers.
     proven: bool,
-    /// How long the last run took; `None` before the first.
+    /// Duration of the last run; `None` before the first.
     last_run: Option<Duration>,
 }
 
@@ -46,12 +46,12 @@ impl OvSession {
     }
 }
 
-/// The outputs as OpenVINO will write them, where all their shapes are fixed. An error where OpenVINO
-/// infers another shape than the graph states.
+/// The outputs as OpenVINO will write them if all their shapes are fixed, else `None`. Fails if OpenVINO infers a
+/// shape that the graph contradicts.
 fn fixed_outputs(found: &[Option<Vec<usize>>], stated: &[TensorSpec]) -> Result<Option<Vec<OutputSpec>>> {
     if found.len() != stated.len() {
         return Err(Error::internal(format!(
-            "OpenVINO compiles {} outputs where the model has {}",
+            "OpenVINO compiles {} outputs, but the model has {}",
             found.len(),
             stated.len()
         )));
@@ -130,7 +130,7 @@ impl Session for OvSession {
     }
 
     fn memory(&self) -> Result<MemoryReport> {
-        // OpenVINO does not tell.
+        // OpenVINO does not report its memory.
         Ok(MemoryReport::default())
     }
 }

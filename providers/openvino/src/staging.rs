@@ -1,14 +1,14 @@
-//! Private folders for OpenVINO's ONNX reader, which takes large weights only from files beside the model.
+//! Private folders for OpenVINO's ONNX reader, which reads large weights only from files in the model's folder.
 //!
-//! OpenVINO follows no link out of the model's folder, but a hard link is a file of the folder like any
-//! other. So a weight that lies unchanged in a file is not copied: the file is linked into the folder and
-//! the model refers to the weight's place in it. What cannot be linked (weights that are computed, files
-//! of another file system or another user) is written to one file in the folder.
+//! OpenVINO does not follow links out of the model's folder, but it cannot tell a hard link from an ordinary file. So
+//! the folder gets a hard link to each file that holds weights unchanged, and the model refers to their offsets in
+//! it. Linked weights are not copied. Weights that cannot be linked (computed weights, files on another file system or of
+//! another user) are written to one file in the folder.
 //!
-//! A folder is removed as soon as the model is read, since the reader maps its files, and links are made
-//! last, so that files have a second name for as short as possible: others may refuse files that have. What
-//! a killed process leaves behind, or a system that does not remove mapped files, is removed when the next
-//! process initialises the provider.
+//! The folder is removed as soon as the model is read, because the reader has mapped its files by then. Links are
+//! created last, so that the files have a second name for as short a time as possible: other programs may refuse
+//! files with several names. If a process is killed, or if the system does not remove mapped files, the next process
+//! that initialises the provider removes the folder.
 
 use sdrun_abi::{Error, Host, LogLevel, Result, Weight, WeightSource, WeightSpec};
 use sdrun_graph::{Graph, GraphError, Placement};
@@ -22,20 +22,20 @@ use std::{
 };
 use tempfile::TempDir;
 
-/// How the names of our folders begin.
+/// Prefix of the folders' names.
 const PREFIX: &str = "openvino-";
-/// A file in each folder that its owner holds a lock on while it lives.
+/// A file in each folder. The owner holds a lock on it while it lives.
 const LOCK: &str = "lock";
 /// The staged model.
 const MODEL: &str = "model.onnx";
-/// Weights that were copied.
+/// The copied weights.
 const COPIES: &str = "weights.bin";
-/// Weights that take fewer bytes in all are copied: that is quicker than linking files.
+/// Weights with fewer bytes than this in total are copied, because that is faster than linking files.
 const LINK_FROM: u64 = 4 << 20;
-/// A folder without a lock is being made, unless it is older than this.
+/// A folder without a lock may still be under construction. If it is older than this, it is abandoned.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
-/// A private folder that goes when this is dropped.
+/// A private folder, removed on drop.
 pub(crate) struct Staging {
     // Closed before the folder is removed.
     _lock: File,
@@ -43,7 +43,7 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// An empty folder below `temp_dir`, for this user only.
+    /// Creates an empty folder below `temp_dir` that only this user can access.
     pub(crate) fn new(temp_dir: &Path) -> Result<Self> {
         let mut builder = tempfile::Builder::new();
         builder.prefix(PREFIX);
@@ -56,7 +56,7 @@ impl Staging {
         Ok(Staging { _lock: lock, dir })
     }
 
-    /// A folder with `graph` and its weights.
+    /// Creates a folder with `graph` and its weights.
     pub(crate) fn with_weights(
         temp_dir: &Path,
         graph: &Graph,
@@ -93,12 +93,12 @@ impl Staging {
         Ok(staging)
     }
 
-    /// A folder with `graph` and weights that are all zero: enough to find out whether OpenVINO can read it.
+    /// Creates a folder with `graph` and all-zero weights: enough to test whether OpenVINO can read the graph.
     pub(crate) fn with_placeholders(temp_dir: &Path, graph: &Graph, weights: &[WeightSpec]) -> Result<Self> {
         let staging = Self::new(temp_dir)?;
         let path = staging.dir.path().join(COPIES);
         let longest = weights.iter().map(bytes_of).max().unwrap_or(0);
-        // All weights share one hole in one file.
+        // All weights share one sparse file.
         File::create(&path).and_then(|f| f.set_len(longest)).map_err(|e| Error::io("write", &path, &e))?;
         staging.write_model(graph, |_| Some((COPIES.to_string(), 0)))?;
         Ok(staging)
@@ -132,16 +132,16 @@ fn bytes_of(spec: &WeightSpec) -> u64 {
     spec.dtype.bytes_of(&spec.shape).unwrap_or(usize::MAX) as u64
 }
 
-/// Hard links of a folder to files.
+/// Hard links in a folder to files elsewhere.
 struct Links<'a> {
     dir: &'a Path,
-    /// Name in the folder by original path; `None` where a file cannot be linked.
+    /// Name in the folder by original path; `None` if the file cannot be linked.
     names: HashMap<PathBuf, Option<String>>,
 }
 
 impl Links<'_> {
-    /// The name of `original` in the folder, where it can have one. The path must be free of symbolic links: a
-    /// hard link to one would be one.
+    /// Links `original` into the folder and returns its name there, or `None` if that fails. The path must contain no
+    /// symbolic links, because a hard link to a symbolic link is itself one.
     fn name(&mut self, original: &Path, host: &dyn Host) -> Option<String> {
         if let Some(name) = self.names.get(original) {
             return name.clone();
@@ -160,7 +160,7 @@ impl Links<'_> {
     }
 }
 
-/// The file of weights that are copied; made with the first.
+/// The file of copied weights, created with the first of them.
 struct Copies {
     path: PathBuf,
     file: Option<BufWriter<File>>,
@@ -172,7 +172,7 @@ impl Copies {
         Copies { path, file: None, position: 0 }
     }
 
-    /// Appends a weight, aligned like a tensor in memory; returns its place.
+    /// Appends a weight, aligned like a tensor in memory. Returns the file's name and the weight's offset.
     fn append(&mut self, weight: &Weight<'_>) -> Result<(String, u64)> {
         let failed = |e| write_error(&self.path, &e);
         let file = match &mut self.file {
@@ -199,7 +199,7 @@ fn write_error(path: &Path, error: &std::io::Error) -> Error {
     Error::io("write", path, error).with_hint("the weights need room in the folder for temporary files")
 }
 
-/// Removes the folders of processes that ended without doing so.
+/// Removes the folders that earlier processes left behind.
 pub(crate) fn remove_stale(temp_dir: &Path, host: &dyn Host) {
     let Ok(entries) = fs::read_dir(temp_dir) else { return };
     for entry in entries.flatten() {
@@ -229,7 +229,7 @@ mod tests {
     use sdrun_abi::{DType, NoHost};
     use sdrun_graph::{Initializer, Value, WeightData, WeightRef};
 
-    /// Delivers every weight as this many bytes of one value, some of them in a file.
+    /// Provides every weight as this many equal bytes, some of them from a file.
     struct Source {
         bytes: usize,
         file: Option<(PathBuf, u64)>,
@@ -281,7 +281,7 @@ mod tests {
         let folder = staging.dir.path().to_path_buf();
         assert_eq!(names(&folder), [LOCK, MODEL, COPIES]);
         let copies = fs::read(folder.join(COPIES)).unwrap();
-        // The second weight begins at the next multiple of 64.
+        // The second weight starts at the next multiple of 64.
         assert_eq!(copies.len(), 1024 + 1000);
         assert!(copies[..1000].iter().all(|b| *b == 1) && copies[1024..].iter().all(|b| *b == 2));
         #[cfg(unix)]

@@ -1,4 +1,4 @@
-//! OpenVINO's cache of compiled models. A file of its own, because a process initialises OpenVINO once.
+//! OpenVINO's cache of compiled models. This is a separate file because a process initialises OpenVINO only once.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../common/testing.rs"]
@@ -9,7 +9,7 @@ use sdrun_provider_openvino::OpenVino;
 use std::{collections::BTreeMap, fs, path::Path};
 use testing::*;
 
-/// Entries of the cache, with their times of change.
+/// The cache entries with their modification times.
 fn entries(cache: &Path) -> BTreeMap<String, std::time::SystemTime> {
     let folders: Vec<_> = fs::read_dir(cache).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(folders.len(), 1, "one folder for this plugin and OpenVINO: {folders:?}");
@@ -40,10 +40,10 @@ fn compiled_models_are_kept_and_never_mixed_up() {
     let (_, first) = right(1, &[]);
     let one = entries(cache.path());
     assert_eq!(one.len(), 1);
-    assert_eq!(right(1, &[]).1, first, "out of the cache");
+    assert_eq!(right(1, &[]).1, first, "from the cache");
     assert_eq!(entries(cache.path()), one);
 
-    // Other weights, one number of one of them, and other properties make other entries.
+    // Other weights, a single changed weight value, and other properties each create a new entry.
     right(2, &[]);
     let mut weights = perceptron_weights(1);
     weights.0.get_mut("w1").unwrap().data[4 * 3000..][..4].copy_from_slice(&50f32.to_le_bytes());
@@ -53,19 +53,19 @@ fn compiled_models_are_kept_and_never_mixed_up() {
     assert_ne!(y, first);
     assert_eq!(entries(cache.path()).len(), 3);
 
-    // A refit compiles without the cache: weights that are tried out would fill it.
+    // A refit bypasses the cache, because weights that are only tried out would fill it.
     let (mut session, _) = right(1, &[]);
     session.refit(&["w1", "b1", "w2", "b2"], &perceptron_weights(7), &NoHost).unwrap();
     assert_eq!(entries(cache.path()).len(), 3);
 
-    // Weights as inputs are no part of the entry.
+    // With weights as inputs, the entry does not depend on the weights.
     for seed in [3, 4] {
         right(seed, &[("weights", "inputs")]);
         assert_eq!(entries(cache.path()).len(), 4);
     }
 }
 
-/// Seconds to make sessions of one model: the first compiles, the others find it in the cache.
+/// Measures the time to create sessions of one model. The first one compiles, and the others find it in the cache.
 #[test]
 #[ignore = "measures; run alone"]
 fn how_long_sessions_take() {

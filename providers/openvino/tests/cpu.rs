@@ -1,4 +1,4 @@
-//! The provider on the CPU of this machine, with a real OpenVINO.
+//! The provider on this machine's CPU, with a real OpenVINO.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../common/testing.rs"]
@@ -49,7 +49,7 @@ fn fp32_is_fp32() {
     let x = noise(9, 3 * 64);
     let mut session = session(provider(), &perceptron(), &fp32(), &weights).unwrap();
     let y = run(&mut *session, &[3, 64], &x).unwrap();
-    // Computed in bf16 the error is above 1e-3.
+    // In bf16 the error would be above 1e-3.
     assert!(error_of(&y, &perceptron_reference(&weights, &x)) < 2e-6);
     assert_eq!(y, run(&mut *session, &[3, 64], &x).unwrap());
     let other = noise(10, 3 * 64);
@@ -83,7 +83,7 @@ fn low_precisions_are_used_or_refused() {
 #[test]
 fn every_offered_element_type_passes_through() {
     for dtype in provider().capabilities("cpu").unwrap().io_dtypes {
-        // A shape the simplest kernel has to look at, so that data is moved: [2, 3] to [3, 2].
+        // From [2, 3] to [3, 2], so that data really moves.
         let model = Model::default()
             .input("x", dtype, &[2, 3])
             .output("y", dtype, &[3, 2])
@@ -144,7 +144,7 @@ fn a_failing_refit_keeps_the_former_weights() {
         ErrorCode::Cancelled
     );
     assert_eq!(run(&mut *session, &[3, 64], &x).unwrap(), before);
-    // At the last moment, when the former compiled model is gone.
+    // Cancels at the last moment, when the old compiled model is already gone.
     let error = failure(session.refit(&["w1"], &perceptron_weights(2), &StopAfterCompiling));
     assert_eq!(error.code, ErrorCode::Cancelled);
     assert_eq!(run(&mut *session, &[3, 64], &x).unwrap(), before);
@@ -152,7 +152,7 @@ fn a_failing_refit_keeps_the_former_weights() {
     assert_ne!(run(&mut *session, &[3, 64], &x).unwrap(), before);
 }
 
-/// Cancels when a model has been compiled.
+/// Cancels as soon as a model is compiled.
 struct StopAfterCompiling;
 
 impl Host for StopAfterCompiling {
@@ -183,7 +183,7 @@ fn weights_that_do_not_fit_are_refused() {
     let error = failure(engine.session(&wrong, &NoHost));
     assert_eq!(error.code, ErrorCode::InvalidArgument);
     assert!(error.message.contains("`w2`") && error.message.contains("f16"), "{error}");
-    // The engine is none the worse for it.
+    // The engine still works.
     engine.session(&good, &NoHost).unwrap();
 }
 
@@ -231,8 +231,8 @@ fn open_dimensions_take_any_size() {
 
 #[test]
 fn several_outputs_keep_their_order_and_meaning() {
-    // The same value under two names, an input that is an output, one that nothing uses, a constant, a
-    // number, and an output in the middle of the graph.
+    // One value under two names, an input that is also an output, an unused input, a constant, a scalar, and an
+    // output in the middle of the graph.
     let model = Model::default()
         .input("unused", DType::I64, &[1])
         .input("b", DType::F32, &[2])
@@ -297,11 +297,12 @@ fn baked_weights_and_precision_survive() {
         let loaded = provider().load(&payload, &baked, &NoHost).unwrap();
         assert_eq!(loaded.info(), built.info());
         drop(built);
-        // OpenVINO goes on using what it imports from, which must not be the caller's memory.
+        // OpenVINO keeps using the memory that it imports from, so this must not be the caller's memory.
         let copy = payload.clone();
         payload.fill(0x42);
         let y = run(&mut *loaded.session(&Source::default(), &NoHost).unwrap(), &[3, 64], &x).unwrap();
-        // The library's default precision on import is another one: exactly equal results show it was set.
+        // The library's default precision on import differs, so exactly equal results prove that the precision was
+        // set.
         let expected = run(&mut *session(provider(), &perceptron(), &plain, &weights).unwrap(), &[3, 64], &x);
         assert_eq!(y, expected.unwrap(), "{precision}");
 
@@ -330,7 +331,7 @@ fn a_blob_of_another_version_or_machine_is_refused_with_a_reason() {
             Compatibility::Unsupported(why) => assert!(why.contains(part), "{why}"),
             verdict => panic!("{verdict:?}"),
         }
-        // The same in the engine itself.
+        // The same check in the engine itself.
         let info = EngineInfo { compatibility: changed.to_string(), ..built.info().clone() };
         let info = serde_json::to_vec(&info).unwrap();
         let mut payload = b"SDROVIN1".to_vec();
@@ -374,7 +375,7 @@ fn an_unknown_operator_is_found_when_building() {
     assert!(error.native_code.is_some());
 }
 
-/// Valid models that the build or the compilation of a session finds too much for OpenVINO.
+/// Valid models that OpenVINO does not support. Some fail at build, others when a session compiles.
 #[test]
 fn a_form_of_an_operator_that_openvino_lacks_is_unsupported() {
     let grid_sample = Model::default()
@@ -427,7 +428,7 @@ fn a_build_stops_between_phases() {
 
 #[test]
 fn a_long_run_is_cancelled_and_the_session_lives_on() {
-    // 60 products of 1024² matrices, some seconds of work in any case.
+    // 60 products of 1024² matrices: several seconds of work on any machine.
     let n = 1024;
     let mut model = Model::default().input("x", DType::F32, &[n, n]).output("h60", DType::F32, &[n, n]);
     model = model.node("Softmax", &["x"], &["h0"]);

@@ -1,4 +1,4 @@
-//! Loading: every way it can fail is an ordinary error. One test, because a process loads one OpenVINO.
+//! Loading: every failure is an ordinary error. This is a single test because a process loads only one OpenVINO.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../common/testing.rs"]
@@ -48,14 +48,14 @@ fn a_bad_runtime_is_an_error_and_a_good_one_still_loads() {
         assert_eq!(error.file.as_deref(), Some(dunce::canonicalize(&file).unwrap().to_str().unwrap()));
     }
 
-    // The library alone, without those it needs: the loader's words name what is missing.
+    // The library without its dependencies: the loader's message names what is missing.
     #[cfg(target_os = "linux")]
     {
         fs::write(&file, &whole).unwrap();
         let error = failure(init(Some(dir.path())));
         assert_eq!(error.code, ErrorCode::FailedPrecondition);
         assert!(error.message.contains("libopenvino.so"), "{error}");
-        // A truncated library that would be loaded along with it.
+        // A truncated library that OpenVINO would load too.
         let neighbour = fs::read_dir(&real)
             .unwrap()
             .map(|e| e.unwrap().path())

@@ -1,4 +1,5 @@
-//! How weights get in, and that nothing stays behind. One test, because it looks at a shared folder.
+//! How weights reach OpenVINO, and that no files are left behind. This is a single test because it inspects a shared
+//! folder.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../common/testing.rs"]
@@ -9,7 +10,7 @@ use sdrun_provider_openvino::OpenVino;
 use std::{fs, io::Write, path::Path};
 use testing::*;
 
-/// Above what is copied without asking.
+/// Large enough that the weights are linked, not copied.
 const N: usize = 1200;
 
 fn model() -> Vec<u8> {
@@ -23,7 +24,7 @@ fn model() -> Vec<u8> {
         .bytes()
 }
 
-/// The weights, said to lie in `file`, where they are written behind an odd number of other bytes.
+/// The weights, stored in `file` after an odd number of other bytes.
 fn in_file(source: &Source, file: &Path) -> Source {
     let mut source = source.clone();
     let mut out = fs::File::create(file).unwrap();

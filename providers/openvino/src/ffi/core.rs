@@ -7,20 +7,20 @@ use std::{
     ptr::{self, NonNull},
 };
 
-/// Properties of the C API: key and value as text.
+/// Properties as the C API takes them: keys and values as text.
 pub(crate) type Properties<'a> = [(&'a str, &'a str)];
 
-/// `ov::Core`: the plugins of one OpenVINO.
+/// `ov::Core`: one OpenVINO with its plugins.
 pub(crate) struct Core(NonNull<ov::ov_core_t>);
 
-// SAFETY: the methods of `ov::Core` may be called from any thread at once (OpenVINO documentation, "ov::Core
-// is thread-safe"); this type has no other state.
+// SAFETY: any threads may call the methods of `ov::Core` at once (OpenVINO documentation, "ov::Core is thread-safe"),
+// and this type has no other state.
 unsafe impl Send for Core {}
 // SAFETY: as above.
 unsafe impl Sync for Core {}
 
 impl Core {
-    /// Registers the plugins beside the loaded library. Call after [`super::load`].
+    /// Registers the plugins next to the loaded library. Call after [`super::load`].
     pub(crate) fn new() -> Result<Self> {
         let mut core = ptr::null_mut();
         // SAFETY: the function table is loaded; the out pointer is valid.
@@ -45,7 +45,7 @@ impl Core {
         }
     }
 
-    /// A property of a device, as text.
+    /// A device property, as text.
     pub(crate) fn property(&self, device: &str, key: &str) -> Result<String> {
         let (c_device, c_key) = (c_string(device)?, c_string(key)?);
         let mut value: *mut c_char = ptr::null_mut();
@@ -58,11 +58,11 @@ impl Core {
         Ok(unsafe { take_string(value) }.unwrap_or_default())
     }
 
-    /// Sets properties of a device for everything that does not state them itself.
+    /// Sets default properties of a device, which apply to calls that do not state their own.
     pub(crate) fn set_properties(&self, device: &str, properties: &Properties<'_>) -> Result<()> {
         let c_device = c_string(device)?;
         let owned = OwnedProperties::new(properties)?;
-        // SAFETY: the core is alive; `owned` keeps the strings its array points to.
+        // SAFETY: the core is alive, and `owned` keeps the strings alive that its array points to.
         let status = unsafe {
             ov::ov_core_set_properties(
                 self.0.as_ptr(),
@@ -74,7 +74,7 @@ impl Core {
         check(status, &format!("configure {device}"))
     }
 
-    /// Reads an ONNX file; external data must lie in its folder.
+    /// Reads an ONNX file. External data must be in the same folder.
     pub(crate) fn read(&self, file: &Path) -> Result<Model> {
         let path = c_path(file)?;
         let mut model = ptr::null_mut();
@@ -102,7 +102,7 @@ impl Core {
         Ok(Model(handle(model)?))
     }
 
-    /// Compiles a model for a device. The result does not need the model any more.
+    /// Compiles a model for a device. The result does not depend on the model afterwards.
     pub(crate) fn compile(
         &self,
         model: &Model,
@@ -112,7 +112,7 @@ impl Core {
         let c_device = c_string(device)?;
         let owned = OwnedProperties::new(properties)?;
         let mut compiled = ptr::null_mut();
-        // SAFETY: core and model are alive; `owned` keeps the strings its array points to.
+        // SAFETY: core and model are alive, and `owned` keeps the strings alive that its array points to.
         let status = unsafe {
             ov::ov_core_compile_model_props(
                 self.0.as_ptr(),
@@ -127,13 +127,13 @@ impl Core {
         Ok(CompiledModel { compiled: handle(compiled)?, _blob: AlignedBuffer::default() })
     }
 
-    /// Takes back what [`CompiledModel::export`] wrote. The compiled model keeps using the blob's memory, so
-    /// it owns it. Properties are those of [`Core::set_properties`].
+    /// Imports a blob that [`CompiledModel::export`] wrote. The compiled model owns the blob, because it keeps using
+    /// the blob's memory. The properties of [`Core::set_properties`] apply.
     pub(crate) fn import(&self, blob: AlignedBuffer, device: &str) -> Result<CompiledModel> {
         let c_device = c_string(device)?;
         let mut compiled = ptr::null_mut();
-        // SAFETY: the core is alive; pointer and length are those of the buffer, which does not move and lives
-        // as long as the compiled model.
+        // SAFETY: the core is alive. Pointer and length describe the buffer, which does not move and lives as long as
+        // the compiled model.
         let status = unsafe {
             ov::ov_core_import_model(
                 self.0.as_ptr(),
@@ -150,12 +150,12 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // SAFETY: created by `ov_core_create`, freed once.
+        // SAFETY: created by `ov_core_create` and freed once.
         unsafe { ov::ov_core_free(self.0.as_ptr()) }
     }
 }
 
-/// Strings of an array of `ov_property_t`, which holds pointers to them.
+/// An array of `ov_property_t`, with the strings that it points to.
 struct OwnedProperties {
     _strings: Vec<(CString, CString)>,
     array: Vec<ov::ov_property_t>,
@@ -167,7 +167,7 @@ impl OwnedProperties {
             .iter()
             .map(|(key, value)| Ok((c_string(key)?, c_string(value)?)))
             .collect::<Result<_>>()?;
-        // The pointers stay valid when the vector moves: they point to the strings' own memory.
+        // Moving the vector does not invalidate the pointers, because they point to the strings' own memory.
         let array = strings
             .iter()
             .map(|(key, value)| ov::ov_property_t { key: key.as_ptr(), value: value.as_ptr().cast() })
@@ -176,8 +176,8 @@ impl OwnedProperties {
     }
 }
 
-/// OpenVINO reports a model that it cannot take as a general failure. The host has read and checked the model, so the
-/// model is valid and OpenVINO does not support it.
+/// OpenVINO reports a model that it cannot handle as a general failure. The host has already read and checked the
+/// model, so the model is valid and OpenVINO does not support it.
 fn unsupported(mut error: Error) -> Error {
     if error.code == ErrorCode::Internal {
         let memory = ["bad_alloc", "ut of memory"].iter().any(|words| error.message.contains(words));

@@ -1,12 +1,12 @@
-//! The thin safe layer over OpenVINO's C API (`openvino-sys`, linked at run time). All unsafe code of this
-//! crate is below this module. The safe crate `openvino` (0.11) compiles without properties, so in a precision of the
-//! library's choice, imports no blobs, and copies every tensor.
+//! A thin safe layer over OpenVINO's C API (`openvino-sys`, linked at run time). All unsafe code of this crate is
+//! below this module. We do not use the safe crate `openvino` (0.11): it compiles without properties, so the library
+//! chooses the precision; it cannot import blobs; and it copies every tensor.
 //!
-//! * [`load`] checks the library and fills the function table. Nothing else here may be called before.
+//! * [`load`] checks the library and fills the function table. Call it before anything else here.
 //! * [`Core`], [`Model`], [`CompiledModel`], [`InferRequest`]: owned objects of the C API.
 //!
-//! Handles are created by the C API only where a call succeeds, are freed once, on drop, and every string
-//! the library returns is copied and freed at once.
+//! Only successful calls create handles, and each handle is freed once, on drop. Every string that the library
+//! returns is copied and freed immediately.
 #![allow(unsafe_code)]
 
 mod core;
@@ -25,8 +25,8 @@ use std::{
     ptr::NonNull,
 };
 
-/// Functions of the C API this crate calls that older releases lack. `openvino-sys` panics at the call of
-/// a missing one, so they are looked for first.
+/// Functions of the C API that this crate calls and older releases lack. Check for them first, because `openvino-sys`
+/// panics when it calls a missing one.
 const NEWEST_SYMBOLS: [&str; 2] = ["ov_core_compile_model_props", "ov_core_set_properties"];
 
 /// The first release whose C library has [`NEWEST_SYMBOLS`].
@@ -34,8 +34,7 @@ const LEAST_VERSION: (u32, u32) = (2026, 4);
 
 /// Loads the library `file` for the rest of the process and returns its version.
 ///
-/// A library that is missing, broken, for another machine or too old is an error before `openvino-sys`
-/// touches it.
+/// Reports a library that is missing, broken, too old or for another machine before `openvino-sys` touches it.
 pub(crate) fn load(file: &Path) -> Result<String> {
     let library = sdrun_provider_common::open(file)?;
     let version = version(&library, file)?;
@@ -68,7 +67,7 @@ pub(crate) fn load(file: &Path) -> Result<String> {
     openvino_sys::library::load_from(file).map_err(|why| {
         Error::precondition(format!("cannot use {}: {why}", file.display())).with_file(file)
     })?;
-    // The function table refers to the library, which must never be unloaded.
+    // The function table refers to the library, so it must never be unloaded.
     std::mem::forget(library);
     Ok(version)
 }
@@ -79,13 +78,13 @@ fn release(version: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// Asks a library for its version without the function table of `openvino-sys`, whose own check panics at a
-/// version it cannot read.
+/// Reads a library's version without the function table of `openvino-sys`, whose own check panics if it cannot parse
+/// the version.
 fn version(library: &libloading::Library, file: &Path) -> Result<String> {
     type GetVersion = unsafe extern "C" fn(*mut ov_version_t) -> i32;
     type FreeVersion = unsafe extern "C" fn(*mut ov_version_t);
-    // SAFETY: both symbols have had these signatures in every release of the C API (ov_core.h); the status
-    // is an enum over int.
+    // SAFETY: both symbols have these signatures in every release of the C API (ov_core.h); the status is an enum
+    // over int.
     let (get, free) = unsafe {
         (library.get::<GetVersion>("ov_get_openvino_version"), library.get::<FreeVersion>("ov_version_free"))
     };
@@ -98,12 +97,12 @@ fn version(library: &libloading::Library, file: &Path) -> Result<String> {
         .with_hint("point SDRUN_OPENVINO_DIR at the folder that holds libopenvino_c"));
     };
     let mut version = ov_version_t { buildNumber: std::ptr::null(), description: std::ptr::null() };
-    // SAFETY: the out structure is valid; it is freed only where the call filled it.
+    // SAFETY: the out structure is valid, and it is freed only if the call filled it.
     unsafe {
         let status = get(&mut version);
         if status != 0 || version.buildNumber.is_null() {
             return Err(Error::internal(format!(
-                "{} does not tell its version (status {status})",
+                "{} does not report its version (status {status})",
                 file.display()
             )));
         }
@@ -113,13 +112,13 @@ fn version(library: &libloading::Library, file: &Path) -> Result<String> {
     }
 }
 
-/// `Ok` for success; else an error with the vendor's own words, read now, because a later success does not
-/// clear them and a later failure replaces them.
+/// `Ok` for success, else an error with the vendor's message. Read the message at once: a later success does not
+/// clear it, and a later failure replaces it.
 fn check(status: ov_status_e, doing: &str) -> Result<()> {
     if status == ov_status_e::OK {
         return Ok(());
     }
-    // SAFETY: returns null or a fresh string.
+    // SAFETY: returns null or a new string.
     let words = unsafe { take_string(openvino_sys::ov_get_last_err_msg()) }.map(|text| tidy(&text));
     let words = words.filter(|text| !text.is_empty()).unwrap_or_else(|| "no reason given".into());
     let code = match status {
@@ -133,27 +132,27 @@ fn check(status: ov_status_e, doing: &str) -> Result<()> {
         .with_native(format!("{status:?} ({})", status as i32)))
 }
 
-/// A handle that a call returned with success.
+/// Wraps a handle that a successful call returned.
 fn handle<T>(pointer: *mut T) -> Result<NonNull<T>> {
     NonNull::new(pointer).ok_or_else(|| Error::internal("OpenVINO returned a null handle with success"))
 }
 
-/// The vendor's words on one line, without the trail of source locations.
+/// The vendor's message on one line, without the source locations.
 fn tidy(words: &str) -> String {
     let lines =
         words.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("Exception from "));
     lines.collect::<Vec<_>>().join("; ")
 }
 
-/// Copies a string the library allocated, and frees it.
+/// Copies and frees a string that the library allocated.
 ///
 /// # Safety
-/// `text` is null or a string of the C API that nobody has freed.
+/// `text` is null or a string of the C API that has not been freed.
 unsafe fn take_string(text: *const c_char) -> Option<String> {
     if text.is_null() {
         return None;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe {
         let copy = CStr::from_ptr(text).to_string_lossy().into_owned();
         openvino_sys::ov_free(text);
@@ -165,7 +164,7 @@ fn c_string(text: &str) -> Result<CString> {
     CString::new(text).map_err(|_| Error::invalid(format!("{text:?} contains a NUL character")))
 }
 
-/// A path as the C API takes it: the system's bytes, UTF-8 on Windows.
+/// A path in the C API's encoding: the system's bytes, or UTF-8 on Windows.
 fn c_path(path: &Path) -> Result<CString> {
     #[cfg(unix)]
     let bytes = std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()).to_vec();
@@ -201,7 +200,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn another_library_is_not_taken_for_openvino() {
-        // Some whole shared library this process has loaded already.
+        // Any intact shared library that this process has already loaded.
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let libc = maps
             .lines()

@@ -8,17 +8,17 @@ use std::{
     sync::Arc,
 };
 
-/// `ov::Model`: a model that was read.
+/// `ov::Model`: a model as read, before compilation.
 pub(crate) struct Model(pub(super) NonNull<ov::ov_model_t>);
 
-// SAFETY: an `ov::Model` is a graph on the heap that no thread owns; `&mut` and `Drop` reach it from one thread at a time.
+// SAFETY: an `ov::Model` is a graph on the heap that is not bound to a thread, and `&mut` and `Drop` are exclusive.
 unsafe impl Send for Model {}
-// SAFETY: what takes `&self` counts inputs and outputs or hands the model to `ov::Core::compile_model`, which works on a
-// copy of it.
+// SAFETY: methods with `&self` only count inputs and outputs, or pass the model to `ov::Core::compile_model`, which
+// works on a copy.
 unsafe impl Sync for Model {}
 
 impl Model {
-    /// Numbers of inputs and outputs.
+    /// The numbers of inputs and outputs.
     pub(crate) fn io_counts(&self) -> Result<(usize, usize)> {
         let (mut inputs, mut outputs) = (0, 0);
         // SAFETY: the model is alive, the out pointers are valid.
@@ -32,7 +32,7 @@ impl Model {
 
 impl Drop for Model {
     fn drop(&mut self) {
-        // SAFETY: created by the C API, freed once.
+        // SAFETY: created by the C API and freed once.
         unsafe { ov::ov_model_free(self.0.as_ptr()) }
     }
 }
@@ -40,19 +40,19 @@ impl Drop for Model {
 /// `ov::CompiledModel`: a model compiled for a device.
 pub(crate) struct CompiledModel {
     pub(super) compiled: NonNull<ov::ov_compiled_model_t>,
-    /// What it was imported from; empty where it was compiled. An imported model reads its weights there:
+    /// The blob of an imported model; empty for a compiled one. An imported model reads its weights there, because
     /// `ov_core_import_model` copies nothing (seen with 2026.4.1).
     pub(super) _blob: AlignedBuffer,
 }
 
-// SAFETY: an `ov::CompiledModel` is immutable after compilation and its methods may be called from any
-// thread; OpenVINO's own documentation creates infer requests of one model from several threads.
+// SAFETY: an `ov::CompiledModel` does not change after compilation, and any thread may call its methods; OpenVINO's
+// own documentation creates infer requests of one model from several threads.
 unsafe impl Send for CompiledModel {}
 // SAFETY: as above.
 unsafe impl Sync for CompiledModel {}
 
 impl CompiledModel {
-    /// A property, as text.
+    /// A property of the compiled model, as text.
     pub(crate) fn property(&self, key: &str) -> Result<String> {
         let c_key = c_string(key)?;
         let mut value: *mut c_char = ptr::null_mut();
@@ -60,11 +60,11 @@ impl CompiledModel {
         let status =
             unsafe { ov::ov_compiled_model_get_property(self.compiled.as_ptr(), c_key.as_ptr(), &mut value) };
         check(status, &format!("tell {key} of the compiled model"))?;
-        // SAFETY: on success the value is a fresh string.
+        // SAFETY: on success the value is a new string.
         Ok(unsafe { take_string(value) }.unwrap_or_default())
     }
 
-    /// Writes the compiled model, weights included, to a file.
+    /// Writes the compiled model with its weights to a file.
     pub(crate) fn export(&self, file: &Path) -> Result<()> {
         let path = c_path(file)?;
         // SAFETY: the compiled model is alive, the path valid.
@@ -72,7 +72,7 @@ impl CompiledModel {
         check(status, "export the compiled model")
     }
 
-    /// Shapes of the outputs, in order; `None` where one is open.
+    /// Shapes of the outputs in order; `None` for an open shape.
     pub(crate) fn output_shapes(&self) -> Result<Vec<Option<Vec<usize>>>> {
         let mut count = 0;
         // SAFETY: the compiled model is alive, the out pointer valid.
@@ -92,7 +92,7 @@ impl CompiledModel {
             .collect()
     }
 
-    /// A request that runs this model with these inputs and outputs.
+    /// Creates a request that runs this model with these inputs and outputs.
     pub(crate) fn request(self: &Arc<Self>, inputs: Vec<Io>, outputs: Vec<Io>) -> Result<InferRequest> {
         let mut request = ptr::null_mut();
         // SAFETY: the compiled model is alive, the out pointer valid.
@@ -104,7 +104,7 @@ impl CompiledModel {
         Ok(InferRequest::new(request, self.clone(), inputs, outputs, ports))
     }
 
-    /// OpenVINO's number of each input. It keeps their order and drops those that nothing uses.
+    /// OpenVINO's index of each input. OpenVINO keeps the order of inputs and drops unused ones.
     fn ports(&self, inputs: &[Io]) -> Result<Vec<Option<usize>>> {
         let mut count = 0;
         // SAFETY: the compiled model is alive, the out pointer valid.
@@ -125,7 +125,7 @@ impl CompiledModel {
             .collect::<Result<Vec<String>>>()?;
         if let Some(unknown) = names.iter().find(|name| inputs.iter().all(|input| input.name != **name)) {
             return Err(Error::internal(format!(
-                "OpenVINO asks for an input `{unknown}`, which the model has not"
+                "OpenVINO expects an input `{unknown}` that the model does not have"
             )));
         }
         Ok(inputs.iter().map(|input| names.iter().position(|name| *name == input.name)).collect())
@@ -134,7 +134,7 @@ impl CompiledModel {
 
 impl Drop for CompiledModel {
     fn drop(&mut self) {
-        // SAFETY: created by the C API, freed once, before the blob.
+        // SAFETY: created by the C API and freed once, before the blob.
         unsafe { ov::ov_compiled_model_free(self.compiled.as_ptr()) }
     }
 }
@@ -143,40 +143,40 @@ impl Drop for CompiledModel {
 struct Port(NonNull<ov::ov_output_const_port_t>);
 
 impl Port {
-    /// One of the tensor's names.
+    /// Any one of the tensor's names.
     fn name(&self) -> Result<String> {
         let mut name: *mut c_char = ptr::null_mut();
         // SAFETY: the port is alive, the out pointer valid.
         check(unsafe { ov::ov_port_get_any_name(self.0.as_ptr(), &mut name) }, "name an input")?;
-        // SAFETY: on success the name is a fresh string.
+        // SAFETY: on success the name is a new string.
         Ok(unsafe { take_string(name) }.unwrap_or_default())
     }
 
-    /// `None` where a dimension is open; the C API refuses to tell such a shape.
+    /// The shape; `None` if a dimension is open, because the C API does not report such a shape.
     fn shape(&self) -> Option<Vec<usize>> {
         let mut shape = ov::ov_shape_t { rank: 0, dims: ptr::null_mut() };
         // SAFETY: the port is alive, the out structure valid.
         if unsafe { ov::ov_const_port_get_shape(self.0.as_ptr(), &mut shape) } != ov::ov_status_e::OK {
             return None;
         }
-        // SAFETY: on success the library filled the shape.
+        // SAFETY: on success the library has filled the shape.
         Some(unsafe { take_shape(&mut shape) })
     }
 }
 
 impl Drop for Port {
     fn drop(&mut self) {
-        // SAFETY: created by the C API, freed once.
+        // SAFETY: created by the C API and freed once.
         unsafe { ov::ov_output_const_port_free(self.0.as_ptr()) }
     }
 }
 
-/// Copies a shape the library allocated, and frees it.
+/// Copies and frees a shape that the library allocated.
 ///
 /// # Safety
-/// The library filled `shape` and nobody has freed it.
+/// The library has filled `shape`, and it has not been freed.
 pub(super) unsafe fn take_shape(shape: &mut ov::ov_shape_t) -> Vec<usize> {
-    // SAFETY: the caller's promise; `dims` holds `rank` numbers.
+    // SAFETY: the caller guarantees it; `dims` holds `rank` numbers.
     unsafe {
         let rank = usize::try_from(shape.rank).unwrap_or(0);
         let dims = (0..rank).map(|i| usize::try_from(*shape.dims.add(i)).unwrap_or(0)).collect();

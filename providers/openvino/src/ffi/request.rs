@@ -14,7 +14,7 @@ pub(crate) struct Io {
     pub(crate) dtype: DType,
 }
 
-/// How long a wait lasts before the host is asked whether to stop, in milliseconds.
+/// Interval in milliseconds at which a running inference asks the host whether to stop.
 const POLL_MS: i64 = 50;
 
 /// `ov::InferRequest`, bound to memory that is lent for one run at a time.
@@ -22,19 +22,19 @@ pub(crate) struct InferRequest {
     request: NonNull<ov::ov_infer_request_t>,
     inputs: Vec<Io>,
     outputs: Vec<Io>,
-    /// OpenVINO's number of each input; `None` where it dropped one that nothing uses.
+    /// OpenVINO's index of each input; `None` for an unused input that OpenVINO dropped.
     ports: Vec<Option<usize>>,
-    /// What each input and output is bound to.
+    /// The current binding of each input and output.
     bound_inputs: Vec<Option<Binding>>,
     bound_outputs: Vec<Option<Binding>>,
     model: Arc<CompiledModel>,
 }
 
-// SAFETY: a request may be used from any thread, by one at a time; methods that run it take `&mut self`.
+// SAFETY: any thread may use a request, but only one at a time; methods that run it take `&mut self`.
 unsafe impl Send for InferRequest {}
 
-/// Memory a port of the request is bound to. Between runs it may be gone: the request only reads and
-/// writes tensors while it infers, and each run first binds what has changed.
+/// Memory that a port of the request is bound to. It may be freed between runs. That is safe because the request
+/// accesses tensors only while it infers, and each run first rebinds what has changed.
 #[derive(Debug)]
 struct Binding {
     data: *const u8,
@@ -67,13 +67,13 @@ impl InferRequest {
         }
     }
 
-    /// Another request on the same model, bound to nothing.
+    /// Creates another request for the same model, with nothing bound.
     pub(crate) fn again(&self) -> Result<InferRequest> {
         self.model.request(self.inputs.clone(), self.outputs.clone())
     }
 
-    /// One inference from `inputs` into `outputs`, both used where they lie. `cancelled` is polled while it
-    /// runs; without it the calling thread computes, which saves handing the work to another.
+    /// Runs one inference from `inputs` into `outputs`, both without a copy. If `cancelled` is given, it is polled
+    /// during the run. Without it, the calling thread computes, which saves passing the work to another thread.
     pub(crate) fn run(
         &mut self,
         inputs: &[TensorView<'_>],
@@ -92,7 +92,7 @@ impl InferRequest {
             }
             self.bound_outputs[index] = None;
             let tensor = Tensor::over(spec.dtype, &spec.shape, buffer.as_mut_ptr())?;
-            // SAFETY: request and tensor are alive; the memory is lent for the length of this method.
+            // SAFETY: request and tensor are alive, and the memory is lent for the duration of this method.
             let status = unsafe {
                 ov::ov_infer_request_set_output_tensor_by_index(
                     self.request.as_ptr(),
@@ -106,8 +106,8 @@ impl InferRequest {
         self.infer(cancelled)
     }
 
-    /// One inference into memory of OpenVINO's own, for outputs whose shapes are known only afterwards.
-    /// Read them with [`InferRequest::output`]. Never mixed with [`InferRequest::run`] on one request.
+    /// Runs one inference into OpenVINO's own memory, for outputs whose shapes are known only after the run. Read
+    /// them with [`InferRequest::output`]. Do not mix with [`InferRequest::run`] on one request.
     pub(crate) fn run_into_own(
         &mut self,
         inputs: &[TensorView<'_>],
@@ -123,8 +123,8 @@ impl InferRequest {
             .collect()
     }
 
-    /// Copies output `index` of the last [`InferRequest::run_into_own`] into `buffer`, which must be as
-    /// long as it is.
+    /// Copies output `index` of the last [`InferRequest::run_into_own`] into `buffer`, which must have exactly its
+    /// length.
     pub(crate) fn output(&self, index: usize, buffer: &mut [u8]) -> Result<()> {
         self.output_tensor(index)?.copy_to(buffer, &self.outputs[index].name)
     }
@@ -152,9 +152,9 @@ impl InferRequest {
                 continue;
             }
             self.bound_inputs[index] = None;
-            // The C API wants a mutable pointer; OpenVINO does not write to inputs.
+            // The C API takes a mutable pointer, but OpenVINO does not write to inputs.
             let tensor = Tensor::over(input.dtype, input.shape, data.cast_mut())?;
-            // SAFETY: request and tensor are alive; the memory is lent for the length of the run.
+            // SAFETY: request and tensor are alive, and the memory is lent for the duration of the run.
             let status = unsafe {
                 ov::ov_infer_request_set_input_tensor_by_index(self.request.as_ptr(), port, tensor.0.as_ptr())
             };
@@ -164,14 +164,14 @@ impl InferRequest {
         Ok(())
     }
 
-    /// Runs to the end: when this returns or unwinds, the request touches none of the lent memory any more.
+    /// Runs to the end. When this returns or unwinds, the request no longer accesses the lent memory.
     fn infer(&mut self, cancelled: Option<&dyn Fn() -> bool>) -> Result<()> {
         let request = self.request.as_ptr();
         let Some(cancelled) = cancelled else {
-            // SAFETY: the request is alive and what it is bound to is lent for the length of the run.
+            // SAFETY: the request is alive, and its bound memory is lent for the duration of the run.
             return check(unsafe { ov::ov_infer_request_infer(request) }, "run the model");
         };
-        // SAFETY: as above; `running` waits for the end, also where `cancelled` panics.
+        // SAFETY: as above. `running` waits for the end, even if `cancelled` panics.
         check(unsafe { ov::ov_infer_request_start_async(request) }, "start the model")?;
         let running = Running(request);
         let mut asked = false;
@@ -179,7 +179,7 @@ impl InferRequest {
         while unsafe { ov::ov_infer_request_wait_for(request, POLL_MS) } == ov_status_e::RESULT_NOT_READY {
             if !asked && cancelled() {
                 asked = true;
-                // SAFETY: as above. A failure changes nothing: the run is waited for in any case.
+                // SAFETY: as above. If cancelling fails, the loop still waits for the run.
                 let _ = unsafe { ov::ov_infer_request_cancel(request) };
             }
         }
@@ -187,14 +187,14 @@ impl InferRequest {
     }
 }
 
-/// A run under way.
+/// A run in progress.
 struct Running(*mut ov::ov_infer_request_t);
 
 impl Running {
     fn wait(self) -> ov_status_e {
         let request = self.0;
         std::mem::forget(self);
-        // SAFETY: the request outlives its run: `InferRequest::infer` borrows it.
+        // SAFETY: the request outlives its run, because `InferRequest::infer` borrows it.
         unsafe { ov::ov_infer_request_wait(request) }
     }
 }
@@ -211,7 +211,7 @@ impl Drop for Running {
 
 impl Drop for InferRequest {
     fn drop(&mut self) {
-        // SAFETY: created by the C API, freed once; no run is under way, because runs are waited for.
+        // SAFETY: created by the C API and freed once. No run is in progress, because every run is waited for.
         unsafe { ov::ov_infer_request_free(self.request.as_ptr()) }
     }
 }
@@ -220,7 +220,7 @@ fn count_mismatch(what: &str, needed: usize, given: usize) -> Error {
     Error::invalid(format!("the model has {needed} {what}, {given} were given"))
 }
 
-/// The host has checked this; here it also guards memory.
+/// Checks a tensor. The host has checked it already; here the check protects memory.
 fn check_tensor(what: &str, io: &Io, dtype: DType, shape: &[usize], len: usize) -> Result<()> {
     if dtype != io.dtype {
         return Err(Error::invalid(format!("{what} `{}` must be {}, not {dtype}", io.name, io.dtype)));
@@ -234,11 +234,11 @@ fn check_tensor(what: &str, io: &Io, dtype: DType, shape: &[usize], len: usize) 
     }
 }
 
-/// `ov::Tensor`. Dropping one over lent memory leaves the memory alone.
+/// `ov::Tensor`. Dropping a tensor over lent memory does not free that memory.
 struct Tensor(NonNull<ov::ov_tensor_t>);
 
 impl Tensor {
-    /// A view of memory that the caller vouches for; nothing is read or written here.
+    /// A view of memory that the caller guarantees to be valid. This call does not access it.
     fn over(dtype: DType, shape: &[usize], data: *mut u8) -> Result<Self> {
         let element = element_type(dtype);
         let mut dims = shape
@@ -247,7 +247,7 @@ impl Tensor {
             .collect::<Result<Vec<i64>>>()?;
         let shape = ov::ov_shape_t { rank: dims.len() as i64, dims: dims.as_mut_ptr() };
         let mut tensor = ptr::null_mut();
-        // SAFETY: the shape is copied by the call; the pointer is stored and is not null (slices never are).
+        // SAFETY: the call copies the shape and stores the pointer, which is not null (slices never are).
         let status =
             unsafe { ov::ov_tensor_create_from_host_ptr(element, shape, data.cast::<c_void>(), &mut tensor) };
         check(status, "wrap a tensor")?;
@@ -256,7 +256,7 @@ impl Tensor {
 
     fn shape(&self) -> Result<Vec<usize>> {
         let mut shape = ov::ov_shape_t { rank: 0, dims: ptr::null_mut() };
-        // SAFETY: the tensor is alive, the out structure valid; on success the library filled it.
+        // SAFETY: the tensor is alive and the out structure valid; on success the library has filled it.
         unsafe {
             check(ov::ov_tensor_get_shape(self.0.as_ptr(), &mut shape), "tell the shape of an output")?;
             Ok(take_shape(&mut shape))
@@ -270,13 +270,13 @@ impl Tensor {
             check(ov::ov_tensor_get_byte_size(self.0.as_ptr(), &mut len), "tell the size of an output")?;
             if len != buffer.len() {
                 return Err(Error::internal(format!(
-                    "output `{name}` has {len} bytes where its type and shape make {}",
+                    "output `{name}` has {len} bytes, but its type and shape need {}",
                     buffer.len()
                 )));
             }
             if len > 0 {
                 check(ov::ov_tensor_data(self.0.as_ptr(), &mut data), "deliver an output")?;
-                // The tensor owns `len` bytes at `data`, and `buffer` is as long.
+                // The tensor owns `len` bytes at `data`, and `buffer` has the same length.
                 ptr::copy_nonoverlapping(data.cast::<u8>().cast_const(), buffer.as_mut_ptr(), len);
             }
         }
@@ -286,7 +286,7 @@ impl Tensor {
 
 impl Drop for Tensor {
     fn drop(&mut self) {
-        // SAFETY: created by the C API, freed once.
+        // SAFETY: created by the C API and freed once.
         unsafe { ov::ov_tensor_free(self.0.as_ptr()) }
     }
 }
@@ -308,7 +308,7 @@ fn element_type(dtype: DType) -> ov_element_type_e {
         DType::U64 => E::U64,
         DType::BF16 => E::BF16,
         DType::F8E4M3 => E::F8E4M3,
-        // The crate's spelling of f8e5m2.
+        // How the crate spells f8e5m2.
         DType::F8E5M2 => E::F8E5M3,
     }
 }
