@@ -2,48 +2,99 @@
 
 use crate::{sampler::Sampler, schedule::Schedule};
 
-/// Names of samplers: ComfyUI's first, then those of A1111, diffusers and stable-diffusion.cpp that differ by more than case, spaces,
-/// `-` and `_`.
-const SAMPLERS: [(Sampler, &[&str]); 21] = [
+/// Names of samplers: ComfyUI's first where it has one, then those of A1111, diffusers and stable-diffusion.cpp that differ by more
+/// than case, spaces, `-` and `_`.
+const SAMPLERS: &[(Sampler, &[&str])] = &[
     (
         Sampler::Euler,
-        &["euler", "ddim", "EulerDiscreteScheduler", "FlowMatchEulerDiscreteScheduler", "DDIMScheduler"],
+        &["euler", "EulerDiscreteScheduler", "FlowMatchEulerDiscreteScheduler", "EDMEulerScheduler"],
     ),
-    (Sampler::EulerAncestral, &["euler_ancestral", "Euler a", "EulerAncestralDiscreteScheduler"]),
-    (Sampler::Heun, &["heun", "HeunDiscreteScheduler"]),
+    (
+        Sampler::EulerAncestral,
+        &["euler_ancestral", "Euler a", "EulerAncestralDiscreteScheduler", "ddpm", "DDPMScheduler"],
+    ),
+    (Sampler::EulerCfgPp, &["euler_cfg_pp", "Euler CFG++"]),
+    (Sampler::EulerAncestralCfgPp, &["euler_ancestral_cfg_pp", "euler_a_cfg_pp", "Euler a CFG++"]),
+    (Sampler::Ddim, &["ddim", "DDIMScheduler", "ddim_trailing"]),
+    (Sampler::DdimCfgPp, &["ddim_cfg_pp", "DDIM CFG++"]),
+    (Sampler::Heun, &["heun", "HeunDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"]),
     (Sampler::HeunPp2, &["heunpp2", "HeunPP2", "Heun++2"]),
+    (Sampler::Restart, &["restart"]),
     (Sampler::Dpm2, &["dpm_2", "DPM2", "KDPM2DiscreteScheduler"]),
     (Sampler::Dpm2Ancestral, &["dpm_2_ancestral", "DPM2 a", "KDPM2AncestralDiscreteScheduler"]),
+    (Sampler::DpmFast, &["dpm_fast"]),
+    (Sampler::DpmAdaptive, &["dpm_adaptive"]),
+    (Sampler::DpmPp2s, &["dpmpp_2s", "DPMSolverSinglestepScheduler"]),
     (Sampler::DpmPp2sAncestral, &["dpmpp_2s_ancestral", "DPM++ 2S a", "dpm++2s_a"]),
     (Sampler::DpmPpSde, &["dpmpp_sde", "dpmpp_sde_gpu", "DPM++ SDE", "DPMSolverSDEScheduler"]),
-    (Sampler::DpmPp2m, &["dpmpp_2m", "DPM++ 2M", "dpm++2m", "DPMSolverMultistepScheduler"]),
-    (Sampler::DpmPp2mSde, &["dpmpp_2m_sde", "dpmpp_2m_sde_gpu", "DPM++ 2M SDE"]),
+    (
+        Sampler::DpmPp2m,
+        &["dpmpp_2m", "DPM++ 2M", "dpm++2m", "DPMSolverMultistepScheduler", "EDMDPMSolverMultistepScheduler"],
+    ),
+    (
+        Sampler::DpmPp2mSde,
+        &[
+            "dpmpp_2m_sde",
+            "dpmpp_2m_sde_gpu",
+            "DPM++ 2M SDE",
+            "dpm++2m_sde_bt",
+            "CosineDPMSolverMultistepScheduler",
+        ],
+    ),
     (Sampler::DpmPp2mSdeHeun, &["dpmpp_2m_sde_heun", "dpmpp_2m_sde_heun_gpu", "DPM++ 2M SDE Heun"]),
+    (Sampler::DpmPp3m, &["dpmpp_3m", "DPM++ 3M"]),
     (Sampler::DpmPp3mSde, &["dpmpp_3m_sde", "dpmpp_3m_sde_gpu", "DPM++ 3M SDE"]),
     (Sampler::Lms, &["lms", "LMSDiscreteScheduler"]),
     (Sampler::Ipndm, &["ipndm", "IPNDMScheduler"]),
     (Sampler::IpndmV, &["ipndm_v"]),
-    (Sampler::Lcm, &["lcm", "LCMScheduler"]),
+    (Sampler::Plms, &["plms", "pndm", "PNDMScheduler"]),
+    (Sampler::Deis, &["deis", "DEISMultistepScheduler"]),
+    (Sampler::UniPc, &["uni_pc"]),
+    (Sampler::UniPcBh2, &["uni_pc_bh2", "UniPCMultistepScheduler"]),
+    (Sampler::SaSolver, &["sa_solver", "SASolverScheduler"]),
+    (Sampler::SaSolverPece, &["sa_solver_pece"]),
+    (Sampler::Lcm, &["lcm", "LCMScheduler", "FlowMatchLCMScheduler", "scm", "SCMScheduler"]),
+    (Sampler::Tcd, &["tcd", "TCDScheduler"]),
     (Sampler::ResMultistep, &["res_multistep"]),
     (Sampler::ResMultistepAncestral, &["res_multistep_ancestral"]),
-    (Sampler::GradientEstimation, &["gradient_estimation"]),
+    (Sampler::GradientEstimation, &["gradient_estimation", "euler_ge"]),
     (Sampler::ErSde, &["er_sde"]),
+    (Sampler::ExpHeun2, &["exp_heun_2_x0"]),
+    (Sampler::ExpHeun2Sde, &["exp_heun_2_x0_sde"]),
     (Sampler::Seeds2, &["seeds_2"]),
+    (Sampler::Seeds3, &["seeds_3"]),
 ];
 
-/// Names of schedules: ComfyUI's first.
-const SCHEDULES: [(Schedule, &[&str]); 11] = [
+/// Names of schedules: ComfyUI's first where it has one. Most of ComfyUI's are names of nodes after `linear_quadratic`.
+const SCHEDULES: &[(Schedule, &[&str])] = &[
     (Schedule::Normal, &["normal", "Uniform", "discrete"]),
     (Schedule::SgmUniform, &["sgm_uniform"]),
     (Schedule::Simple, &["simple"]),
     (Schedule::DdimUniform, &["ddim_uniform", "DDIM"]),
     (Schedule::Karras, &["karras"]),
-    (Schedule::Exponential, &["exponential"]),
+    // A1111's usual ρ of 1 makes "Polyexponential" the same.
+    (Schedule::Exponential, &["exponential", "polyexponential"]),
     (Schedule::Beta, &["beta"]),
     (Schedule::KlOptimal, &["kl_optimal"]),
-    (Schedule::AlignYourSteps, &["ays", "Align Your Steps", "align_your_steps"]),
+    (Schedule::AlignYourSteps, &["ays", "Align Your Steps"]),
     (Schedule::AlignYourStepsXl, &["ays_sdxl"]),
+    (Schedule::AlignYourStepsVideo, &["ays_svd"]),
     (Schedule::LinearQuadratic, &["linear_quadratic"]),
+    (Schedule::Laplace, &["laplace", "LaplaceScheduler"]),
+    (Schedule::Smoothstep, &["smoothstep"]),
+    (Schedule::BongTangent, &["bong_tangent"]),
+    (Schedule::LogitNormal, &["logit_normal"]),
+    (Schedule::Turbo, &["turbo", "SDTurboScheduler"]),
+    (Schedule::Lcm, &["lcm"]),
+    (Schedule::Scm, &["scm"]),
+    (Schedule::OptimalStepsFlux, &["optimal_steps_flux", "OptimalStepsScheduler"]),
+    (Schedule::OptimalStepsWan, &["optimal_steps_wan"]),
+    (Schedule::OptimalStepsChroma, &["optimal_steps_chroma"]),
+    (Schedule::Flux, &["flux"]),
+    (Schedule::Flux2, &["flux2", "Flux2Scheduler"]),
+    (Schedule::Linspace, &["linspace"]),
+    (Schedule::Leading, &["leading"]),
+    (Schedule::Trailing, &["trailing"]),
 ];
 
 /// Normalises a name.
@@ -59,16 +110,16 @@ fn find<T: Copy>(table: &[(T, &[&str])], name: &str) -> Option<T> {
 
 /// Finds a schedule by a name in any spelling.
 pub fn schedule(name: &str) -> Option<Schedule> {
-    find(&SCHEDULES, name)
+    find(SCHEDULES, name)
 }
 
 /// Finds a sampler by a name in any spelling. A1111's old names also name a schedule ("DPM++ 2M Karras").
 pub fn sampler(name: &str) -> Option<(Sampler, Option<Schedule>)> {
-    if let Some(sampler) = find(&SAMPLERS, name) {
+    if let Some(sampler) = find(SAMPLERS, name) {
         return Some((sampler, None));
     }
     let (sampler, last) = name.trim_end().rsplit_once([' ', '_'])?;
-    Some((find(&SAMPLERS, sampler)?, Some(schedule(last)?)))
+    Some((find(SAMPLERS, sampler)?, Some(schedule(last)?)))
 }
 
 /// ComfyUI's names of all samplers.
@@ -90,9 +141,12 @@ impl Sampler {
     /// A1111's default schedule for this sampler.
     pub fn usual_schedule(self) -> Schedule {
         match self {
-            Self::DpmPp2m | Self::DpmPpSde | Self::DpmPp2sAncestral | Self::Dpm2 | Self::Dpm2Ancestral => {
-                Schedule::Karras
-            }
+            Self::DpmPp2m
+            | Self::DpmPpSde
+            | Self::DpmPp2sAncestral
+            | Self::Dpm2
+            | Self::Dpm2Ancestral
+            | Self::Restart => Schedule::Karras,
             Self::DpmPp2mSde | Self::DpmPp2mSdeHeun | Self::DpmPp3mSde => Schedule::Exponential,
             _ => Schedule::Normal,
         }
@@ -113,9 +167,10 @@ mod tests {
 
     #[test]
     fn every_name_leads_to_its_own_sampler() {
-        assert!(Sampler::ALL.into_iter().all(|s| sampler(s.name()) == Some((s, None))));
+        assert!(Sampler::ALL.iter().all(|&s| sampler(s.name()) == Some((s, None))));
+        assert!(Schedule::ALL.iter().all(|&s| schedule(s.name()) == Some(s)));
         for (owner, names) in SAMPLERS {
-            assert!(names.iter().all(|name| sampler(name) == Some((owner, None))), "{owner:?}");
+            assert!(names.iter().all(|name| sampler(name) == Some((*owner, None))), "{owner:?}");
         }
         assert!(SCHEDULES.iter().all(|(s, names)| names.iter().all(|name| schedule(name) == Some(*s))));
     }
@@ -131,6 +186,11 @@ mod tests {
             ("dpm++2s_a", (Sampler::DpmPp2sAncestral, None)),
             ("dpm++2m", (Sampler::DpmPp2m, None)),
             ("DPMSolverMultistepScheduler", (Sampler::DpmPp2m, None)),
+            ("UniPC", (Sampler::UniPc, None)),
+            ("DPM adaptive", (Sampler::DpmAdaptive, None)),
+            ("DDIM CFG++", (Sampler::DdimCfgPp, None)),
+            ("Restart Karras", (Sampler::Restart, Some(Schedule::Karras))),
+            ("euler_a_cfg_pp", (Sampler::EulerAncestralCfgPp, None)),
         ] {
             assert_eq!(sampler(name), Some(expected), "{name}");
         }

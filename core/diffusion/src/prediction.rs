@@ -28,14 +28,6 @@ pub enum Time {
 }
 
 impl Prediction {
-    /// The space of the states. Only flow models use `shift`.
-    pub fn space(self, shift: f64) -> Space {
-        match self {
-            Self::Flow => Space::Flow { shift },
-            _ => Space::Additive,
-        }
-    }
-
     /// The factor that gives a network's input unit variance.
     pub fn input_scale(self, sigma: f64) -> f64 {
         match self {
@@ -70,6 +62,18 @@ impl Prediction {
     }
 }
 
+/// The factors `(a, b)` with which `a * state + b * denoised` meets the boundary condition of a latent consistency model: at step
+/// 0 the estimate is the state itself (Luo et al., 2023, section 3; diffusers' `LCMScheduler` with its timestep scale of 10).
+///
+/// From step 19 on, the lowest of an LCM, `a` is below 1e-5. ComfyUI leaves the condition out.
+pub fn consistent(sigma: f64, step: f64) -> (f64, f64) {
+    const DATA: f64 = 0.5;
+    let scaled = 10.0 * step;
+    let total = scaled * scaled + DATA * DATA;
+    // The condition applies to a state of variance 1.
+    (DATA * DATA / total / sigma.hypot(1.0), scaled / total.sqrt())
+}
+
 /// Adds noise of the first level to a clean state, which is 0 for a new picture.
 ///
 /// Set `full` when `sigma` is the model's highest level to scale the noise of Stable Diffusion by `√(1 + σ²)` instead of σ, as
@@ -81,7 +85,7 @@ pub fn noised(space: Space, sigma: f64, full: bool, start: &[f32], noise: &[f32]
     };
     let keep = match space {
         Space::Additive => 1.0,
-        Space::Flow { .. } => 1.0 - sigma,
+        Space::Flow => 1.0 - sigma,
     };
     let mix = |(start, noise): (&f32, &f32)| (keep * f64::from(*start) + scale * f64::from(*noise)) as f32;
     start.iter().zip(noise).map(mix).collect()
@@ -134,7 +138,7 @@ mod tests {
     fn a_picture_begins_with_noise_alone_or_with_a_picture() {
         let (start, noise) = ([1.0, -2.0], [0.5, 0.25]);
         assert_eq!(noised(Space::Additive, 2.0, false, &start, &noise), [2.0, -1.5]);
-        assert_eq!(noised(Space::Flow { shift: 3.0 }, 1.0, true, &start, &noise), noise);
+        assert_eq!(noised(Space::Flow, 1.0, true, &start, &noise), noise);
         let full = noised(Space::Additive, 14.6, true, &[0.0], &[1.0]);
         assert!((f64::from(full[0]) - (1.0 + 14.6f64 * 14.6).sqrt()).abs() < 1e-6);
     }

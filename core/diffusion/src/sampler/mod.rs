@@ -2,12 +2,25 @@
 //!
 //! A sampler is a function over a state `x` and a [`Denoiser`], which estimates the clean picture in `x`. Names and rules are
 //! those of k-diffusion and ComfyUI. Coefficients are computed in f64, states are f32.
+//!
+//! diffusers keeps the states of Stable Diffusion at variance 1. Such a state is one of ours divided by `√(1 + σ²)`, so its rules
+//! hold here in a shorter form: the factor of the clean picture is 1.
 
 mod adams;
 mod ancestral;
-mod exponential;
+mod dpm_solver;
+mod heun;
+mod kind;
 mod math;
-mod one_step;
+mod multistep;
+mod sa_solver;
+mod seeds;
+mod stages;
+mod unipc;
+
+pub use kind::Sampler;
+
+use crate::{program::Program, schedule::Levels};
 
 /// Estimates clean states.
 pub trait Denoiser {
@@ -16,6 +29,10 @@ pub trait Denoiser {
 
     /// Returns the clean state for `x` at noise level `sigma`, guidance included. It has the length of `x`.
     fn denoise(&mut self, x: &[f32], sigma: f64) -> Result<Vec<f32>, Self::Error>;
+
+    /// Returns the same and the estimate for the negative prompt alone. Both are equal without guidance. Only the samplers named
+    /// CFG++ call it.
+    fn denoise_both(&mut self, x: &[f32], sigma: f64) -> Result<(Vec<f32>, Vec<f32>), Self::Error>;
 }
 
 /// A source of noise.
@@ -30,159 +47,56 @@ pub enum Space {
     /// `x = x0 + σ n`: Stable Diffusion 1, 2, XL.
     Additive,
     /// `x = (1 - σ) x0 + σ n`: flow models.
-    Flow {
-        /// Shift of the model's levels. Samplers that need a finite signal-to-noise ratio replace a first level of 1 by the
-        /// shifted 0.9999.
-        shift: f64,
-    },
-}
-
-/// A sampling method.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Sampler {
-    /// Euler's method. DDIM with η = 0 is the same.
-    Euler,
-    /// Ancestral form of Euler's method, with new noise in each step.
-    EulerAncestral,
-    /// Heun's method; two calls per step.
-    Heun,
-    /// Heun++; up to three calls per step.
-    HeunPp2,
-    /// DPM-Solver-2; two calls per step.
-    Dpm2,
-    /// Its ancestral form, with new noise in each step.
-    Dpm2Ancestral,
-    /// Ancestral form of DPM-Solver++(2S); two calls per step.
-    DpmPp2sAncestral,
-    /// DPM-Solver++ SDE; two calls per step.
-    DpmPpSde,
-    /// DPM-Solver++(2M).
-    DpmPp2m,
-    /// DPM-Solver++(2M) SDE, midpoint form.
-    DpmPp2mSde,
-    /// DPM-Solver++(2M) SDE, Heun form.
-    DpmPp2mSdeHeun,
-    /// DPM-Solver++(3M) SDE.
-    DpmPp3mSde,
-    /// Linear multistep of order 4.
-    Lms,
-    /// Adams-Bashforth of order 4, with coefficients for equal steps.
-    Ipndm,
-    /// Adams-Bashforth of order 4 for steps of different lengths.
-    IpndmV,
-    /// For consistency models: the clean state with new noise.
-    Lcm,
-    /// Exponential multistep of order 2 (Zhang et al., 2023).
-    ResMultistep,
-    /// Its ancestral form, with new noise in each step.
-    ResMultistepAncestral,
-    /// Gradient estimation with γ = 2: Euler's method that extrapolates the slope.
-    GradientEstimation,
-    /// Extended reverse-time SDE solver of order 3.
-    ErSde,
-    /// SEEDS-2; two calls per step.
-    Seeds2,
-}
-
-impl Sampler {
-    /// All samplers.
-    pub const ALL: [Self; 21] = [
-        Self::Euler,
-        Self::EulerAncestral,
-        Self::Heun,
-        Self::HeunPp2,
-        Self::Dpm2,
-        Self::Dpm2Ancestral,
-        Self::DpmPp2sAncestral,
-        Self::DpmPpSde,
-        Self::DpmPp2m,
-        Self::DpmPp2mSde,
-        Self::DpmPp2mSdeHeun,
-        Self::DpmPp3mSde,
-        Self::Lms,
-        Self::Ipndm,
-        Self::IpndmV,
-        Self::Lcm,
-        Self::ResMultistep,
-        Self::ResMultistepAncestral,
-        Self::GradientEstimation,
-        Self::ErSde,
-        Self::Seeds2,
-    ];
-
-    /// Whether A1111 and ComfyUI give it Brownian noise.
-    pub fn is_brownian(self) -> bool {
-        matches!(self, Self::DpmPpSde | Self::DpmPp2mSde | Self::DpmPp2mSdeHeun | Self::DpmPp3mSde)
-    }
-
-    /// Whether it draws noise.
-    pub fn is_stochastic(self) -> bool {
-        self.is_brownian()
-            || matches!(
-                self,
-                Self::EulerAncestral
-                    | Self::Dpm2Ancestral
-                    | Self::DpmPp2sAncestral
-                    | Self::Lcm
-                    | Self::ResMultistepAncestral
-                    | Self::ErSde
-                    | Self::Seeds2
-            )
-    }
-
-    /// Whether ComfyUI and A1111 compute one extra level and drop the second lowest.
-    pub fn drops_second_lowest(self) -> bool {
-        matches!(self, Self::Dpm2 | Self::Dpm2Ancestral)
-    }
-
-    /// Denoises `x` along `path`. After each step, `observe` receives the step's index and the state.
-    pub fn run<D: Denoiser>(
-        self,
-        path: &Path<'_>,
-        x: &mut Vec<f32>,
-        denoiser: &mut D,
-        noise: &mut dyn Noise,
-        observe: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<(), D::Error> {
-        let mut run = Run { path, x, denoiser, noise, observe };
-        match self {
-            Self::Euler => one_step::euler(&mut run),
-            Self::Heun => one_step::heun(&mut run),
-            Self::HeunPp2 => one_step::heun_pp2(&mut run),
-            Self::Dpm2 => one_step::dpm2(&mut run),
-            Self::EulerAncestral => ancestral::euler(&mut run),
-            Self::Dpm2Ancestral => ancestral::dpm2(&mut run),
-            Self::DpmPp2sAncestral => ancestral::dpm_pp_2s(&mut run),
-            Self::Lcm => ancestral::lcm(&mut run),
-            Self::DpmPpSde => exponential::dpm_pp_sde(&mut run),
-            Self::DpmPp2m => exponential::dpm_pp_2m(&mut run),
-            Self::DpmPp2mSde => exponential::dpm_pp_2m_sde(&mut run, exponential::Form::Midpoint),
-            Self::DpmPp2mSdeHeun => exponential::dpm_pp_2m_sde(&mut run, exponential::Form::Heun),
-            Self::DpmPp3mSde => exponential::dpm_pp_3m_sde(&mut run),
-            Self::ErSde => exponential::er_sde(&mut run),
-            Self::Seeds2 => exponential::seeds_2(&mut run),
-            Self::Lms => adams::lms(&mut run),
-            Self::Ipndm => adams::ipndm(&mut run),
-            Self::IpndmV => adams::ipndm_v(&mut run),
-            Self::GradientEstimation => adams::gradient_estimation(&mut run),
-            Self::ResMultistep => adams::res_multistep(&mut run, 0.0),
-            Self::ResMultistepAncestral => adams::res_multistep(&mut run, 1.0),
-        }
-    }
+    Flow,
 }
 
 /// The noise levels of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Path<'a> {
-    /// Falling levels; the last is 0.
+    /// Falling levels; the last is 0 in a whole run.
     pub sigmas: &'a [f64],
-    /// How noise and picture form a state.
-    pub space: Space,
+    /// The levels of the model.
+    pub levels: &'a Levels,
+}
+
+/// What users can change about a sampler. Each part has an effect only on samplers that have it in k-diffusion, ComfyUI or
+/// diffusers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// The share of new noise (η; τ of SA-Solver; γ of TCD). `None` is the sampler's usual value.
+    pub eta: Option<f64>,
+    /// Factor of new noise (`s_noise`).
+    pub noise: f64,
+    /// How much noise to add before each step (`s_churn`; Karras et al., 2022, algorithm 2).
+    pub churn: f64,
+    /// The lowest and highest level at which to add it (`s_tmin`, `s_tmax`).
+    pub churn_range: (f64, f64),
+    /// The highest order of a multistep method. `None` is the program's usual value.
+    pub order: Option<usize>,
+    /// Whose rules to follow.
+    pub program: Program,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            eta: None,
+            noise: 1.0,
+            churn: 0.0,
+            churn_range: (0.0, f64::INFINITY),
+            order: None,
+            program: Program::default(),
+        }
+    }
 }
 
 /// A run in progress.
 struct Run<'a, D> {
     path: &'a Path<'a>,
+    options: &'a Options,
+    space: Space,
+    /// The share of new noise: 0 for a deterministic sampler.
+    eta: f64,
     x: &'a mut Vec<f32>,
     denoiser: &'a mut D,
     noise: &'a mut dyn Noise,
@@ -204,15 +118,47 @@ impl<D: Denoiser> Run<'_, D> {
         pairs.map(|(index, pair)| Step { index, sigma: pair[0], next: pair[1] }).collect()
     }
 
-    /// The steps, with a first level below 1 for samplers that need a finite signal-to-noise ratio.
-    fn steps_below_one(&self) -> Vec<Step> {
+    /// The steps in a space where the sampler needs a finite signal-to-noise ratio. The first level of a flow model has none, so
+    /// one slightly below replaces it (ComfyUI's `offset_first_sigma_for_snr`).
+    fn steps_in(&self, space: Space) -> Vec<Step> {
         let mut steps = self.steps();
-        if let (Space::Flow { shift }, Some(first)) = (self.path.space, steps.first_mut())
+        if let (Space::Flow, Some(first)) = (space, steps.first_mut())
             && first.sigma >= 1.0
         {
-            first.sigma = crate::schedule::flow::shifted(shift, 0.9999);
+            first.sigma = self.path.levels.after(1e-4);
         }
         steps
+    }
+
+    /// The space in which a deterministic method measures its steps. The equation `dx/dσ = (x - denoised) / σ` is the same in both
+    /// spaces. Only diffusers uses the signal-to-noise ratio of flow models.
+    fn equation(&self) -> Space {
+        match self.options.program {
+            Program::Diffusers => self.space,
+            _ => Space::Additive,
+        }
+    }
+
+    /// The highest order that diffusers allows in a step: in runs of less than 15 steps, the number of steps left.
+    fn order_limit(&self, index: usize) -> usize {
+        let steps = self.path.sigmas.len() - 1;
+        match self.options.program {
+            Program::Diffusers if steps < 15 => steps - index,
+            _ => usize::MAX,
+        }
+    }
+
+    /// Adds noise before a step, as algorithm 2 of Karras et al. (2022) does, and returns the step from the level so reached.
+    fn churn(&mut self, step: Step) -> Step {
+        let (low, high) = self.options.churn_range;
+        if self.options.churn <= 0.0 || step.sigma < low || step.sigma > high {
+            return step;
+        }
+        let most = std::f64::consts::SQRT_2 - 1.0;
+        let sigma = step.sigma * (1.0 + most.min(self.options.churn / (self.path.sigmas.len() - 1) as f64));
+        let noise = self.noise(sigma, step.sigma);
+        self.update(1.0, &[((sigma * sigma - step.sigma * step.sigma).sqrt(), &noise)]);
+        Step { sigma, ..step }
     }
 
     /// Estimates the clean state of `x`.
@@ -237,10 +183,19 @@ impl<D: Denoiser> Run<'_, D> {
         self.denoiser.denoise(x, sigma)
     }
 
+    /// The slope at another state.
+    fn slope_of(&mut self, x: &[f32], sigma: f64) -> Result<Vec<f32>, D::Error> {
+        let denoised = self.denoiser.denoise(x, sigma)?;
+        Ok(math::slope(x, &denoised, sigma))
+    }
+
     /// Draws noise for a step between two levels.
     fn noise(&mut self, from: f64, to: f64) -> Vec<f32> {
         let mut out = vec![0.0; self.x.len()];
         self.noise.fill(from, to, &mut out);
+        if self.options.noise != 1.0 {
+            out.iter_mut().for_each(|value| *value = (self.options.noise * f64::from(*value)) as f32);
+        }
         out
     }
 

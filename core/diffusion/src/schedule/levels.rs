@@ -1,5 +1,7 @@
 //! The noise levels of a model.
 
+use crate::sampler::Space;
+
 /// Noise levels of a model, by training step: the lowest first.
 ///
 /// A *level* σ is the standard deviation of the noise in `x = x0 + σ n` (Stable Diffusion), or the share of noise in
@@ -99,6 +101,22 @@ impl Levels {
         Self { sigmas: (0..steps).map(level).collect(), kind: Kind::Flow { shift } }
     }
 
+    /// Levels of a model of the EDM kind: 1,000 of them, uniform in ln σ (ComfyUI's `ModelSamplingContinuousEDM`). Playground 2.5
+    /// has 0.002 to 80.
+    pub fn edm(min: f64, max: f64) -> Self {
+        let share = |step: usize| step as f64 / (STEPS - 1) as f64;
+        let sigmas = (0..STEPS).map(|step| (min.ln() + share(step) * (max.ln() - min.ln())).exp()).collect();
+        Self { sigmas, kind: Kind::Diffusion }
+    }
+
+    /// How noise and picture form a state of this model.
+    pub fn space(&self) -> Space {
+        match self.kind {
+            Kind::Diffusion => Space::Additive,
+            Kind::Flow { .. } => Space::Flow,
+        }
+    }
+
     /// All levels, the lowest first.
     pub fn table(&self) -> &[f64] {
         &self.sigmas
@@ -138,6 +156,22 @@ impl Levels {
                 low as f64 + ((sigma.ln() - from) / (to - from)).clamp(0.0, 1.0)
             }
             Kind::Flow { .. } => sigma * 1000.0,
+        }
+    }
+
+    /// The level after a share of the training steps, counted from the highest (ComfyUI's `percent_to_sigma`).
+    pub fn after(&self, share: f64) -> f64 {
+        match self.kind {
+            Kind::Diffusion => self.sigma((1.0 - share) * (self.sigmas.len() - 1) as f64),
+            Kind::Flow { shift } => super::flow::shifted(shift, 1.0 - share),
+        }
+    }
+
+    /// The inverse of [`sigma`](Self::sigma).
+    pub(crate) fn position(&self, sigma: f64) -> f64 {
+        match self.kind {
+            Kind::Diffusion => self.step(sigma),
+            Kind::Flow { shift } => 1000.0 * super::flow::shifted(1.0 / shift, sigma),
         }
     }
 
@@ -189,6 +223,10 @@ mod tests {
             assert!((levels.step(levels.sigma(step)) - step).abs() < 1e-6);
             let nearest = levels.nearest_step(levels.sigma(step));
             assert!((nearest - step).abs() <= 0.5, "{nearest} for {step}");
+        }
+        for levels in [&levels, &Levels::flow(3.0, 1000), &Levels::edm(0.002, 80.0)] {
+            assert!((levels.position(levels.sigma(321.5)) - 321.5).abs() < 1e-6);
+            assert!((levels.position(levels.after(0.25)) / 750.0 - 1.0).abs() < 2e-3);
         }
         assert_eq!(levels.step(1000.0), 999.0);
         assert_eq!(levels.step(1e-9), 0.0);
