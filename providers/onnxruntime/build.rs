@@ -1,4 +1,4 @@
-//! Names the build: see `SDRUN_BUILD_ID`.
+//! Sets the build id (`SDRUN_BUILD_ID`).
 
 #[path = "../common/build_id.rs"]
 mod build_id;

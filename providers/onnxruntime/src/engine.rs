@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// An engine: a graph without weights.
 pub(crate) struct OrtEngine(Arc<Recipe>);
 
-/// What it takes to create a session with weights.
+/// Everything needed to create a session with weights.
 pub(crate) struct Recipe {
     environment: &'static Environment,
     model: Bytes,
@@ -33,16 +33,16 @@ impl OrtEngine {
     pub(crate) fn new(environment: &'static Environment, model: Bytes, threads: usize) -> Result<Self> {
         let mut graph = read_graph(&model)?;
         let info = describe(&graph, COMPATIBILITY.into())?;
-        // ONNX Runtime infers the shapes inside both branches of an If, and takes no model where that fails in one. Without
-        // sizes it finds out when the branch is run.
+        // ONNX Runtime infers the shapes in both branches of an If and refuses the model if that fails in one of
+        // them. Without sizes, it only checks the branch that it runs.
         if !graph.contradictory_bodies().is_empty() {
             graph.forget_sizes();
         }
         Ok(OrtEngine(Arc::new(Recipe { environment, model, graph, threads, info })))
     }
 
-    /// Creates a session with the weights as inputs and without optimisation, and throws it away: finds
-    /// operators ONNX Runtime does not have now and not when weights are there, in little time and memory.
+    /// Creates a session with the weights as inputs and without optimisation, and drops it. So operators that ONNX
+    /// Runtime lacks fail the build and not the first session, at a low cost in time and memory.
     pub(crate) fn try_without_weights(&self, host: &dyn Host) -> Result<()> {
         let recipe = &*self.0;
         phase(host, "validate", 0, 1)?;
@@ -74,14 +74,14 @@ impl Engine for OrtEngine {
 }
 
 impl Recipe {
-    /// A session with these weights.
+    /// Creates a session with these weights.
     pub(crate) fn session(&self, source: &dyn WeightSource, host: &dyn Host) -> Result<OrtSession> {
         let weights = Weights::take(&self.info.weights, source, host)?;
         let onnx = self
             .graph
             .to_onnx(|name, weight| {
                 let length = weight.dtype.bytes_of(&weight.shape).unwrap_or(usize::MAX) as u64;
-                // ONNX Runtime replaces references to what is lent before it follows them.
+                // ONNX Runtime replaces references to lent weights before it reads any file.
                 let (location, offset) = weights.in_files.get(name).cloned().unwrap_or(("lent".into(), 0));
                 Ok(Placement::External { location, offset, length })
             })
@@ -109,7 +109,7 @@ impl Recipe {
     }
 }
 
-/// What a call that was asked to stop fails with, whatever ONNX Runtime calls it.
+/// The error of a cancelled call, whatever ONNX Runtime calls it.
 pub(crate) fn cancelled_error(error: Error) -> Error {
     Error { code: ErrorCode::Cancelled, ..error }
 }

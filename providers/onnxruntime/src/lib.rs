@@ -1,13 +1,13 @@
-//! The ONNX Runtime provider: the CPU of any machine, in the graph's own arithmetic. The reference for
+//! The ONNX Runtime provider: the CPU of any machine, in the graph's own element types. It is the reference for
 //! accuracy.
 //!
-//! ONNX Runtime takes the values of weights when a session is created and keeps them in forms of its own.
-//! So an engine is the ONNX graph itself, and giving it weights means creating a session.
+//! ONNX Runtime takes the values of weights when it creates a session and repacks them. So an engine is the ONNX
+//! graph itself, and giving it weights means creating a session.
 //!
-//! * `ffi`: safe layer over the C API, loaded with the crate `ort`; all unsafe code.
-//! * `weights`: where a session takes its weights from.
-//! * `log`: what ONNX Runtime says, handed to the host at the end of a call.
-//! * `engine`, `session`: the traits of sdrun-abi.
+//! * `ffi`: safe layer over the C API, which the crate `ort` loads; contains all unsafe code.
+//! * `weights`: the sources of a session's weights.
+//! * `log`: passes ONNX Runtime's log records to the host at the end of a call.
+//! * `engine`, `session`: implement the traits of sdrun-abi.
 
 mod engine;
 mod ffi;
@@ -19,7 +19,7 @@ mod weights;
 
 pub use provider::OnnxRuntime;
 
-/// The static part of this plugin's manifest (`manifest.json`); packaging fills in what depends on the build.
+/// The static part of this plugin's manifest (`manifest.json`); packaging adds the parts that depend on the build.
 pub const MANIFEST: &str = include_str!("../manifest.json");
 
 sdrun_abi::export_provider! {

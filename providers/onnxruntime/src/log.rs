@@ -1,5 +1,5 @@
-//! ONNX Runtime logs from any thread at any time, but a host listens only while it calls. Records wait here
-//! until the call that caused them, or the next, ends.
+//! ONNX Runtime logs from any thread at any time, but the host accepts records only during its calls. So records are
+//! buffered until the current or the next call ends.
 
 use ort::logging::LogLevel as OrtLevel;
 use sdrun_abi::{Host, LogLevel};
@@ -8,7 +8,8 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-/// More records than this are dropped; a warning per node of a large model would not help anybody.
+/// Maximum number of buffered records; further ones are dropped. A warning for each node of a large model would not
+/// help anybody.
 const LIMIT: usize = 200;
 
 struct Waiting {
@@ -17,10 +18,10 @@ struct Waiting {
 }
 
 static WAITING: Mutex<Waiting> = Mutex::new(Waiting { records: Vec::new(), dropped: 0 });
-/// Whether anything waits: keeps the lock out of the path of a run.
+/// Whether records are buffered. Lets a run skip the lock if there are none.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Keeps a record; those below a warning are not asked for.
+/// Buffers a record of at least warning level.
 pub(crate) fn record(level: OrtLevel, message: &str) {
     let level = match level {
         OrtLevel::Verbose | OrtLevel::Info => return,
@@ -35,7 +36,7 @@ pub(crate) fn record(level: OrtLevel, message: &str) {
     ANY.store(true, Relaxed);
 }
 
-/// Hands everything that waits to the host.
+/// Passes all buffered records to the host.
 pub(crate) fn deliver(host: &dyn Host) {
     if !ANY.swap(false, Relaxed) {
         return;

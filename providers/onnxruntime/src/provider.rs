@@ -8,7 +8,7 @@ use sdrun_abi::{
 use sdrun_provider_common::{Loaded, locate, refuse_options, runtime_spec};
 use std::path::PathBuf;
 
-/// The provider. It has no state of its own: a process holds one ONNX Runtime.
+/// The provider. It is stateless, because a process loads only one ONNX Runtime.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OnnxRuntime;
 
@@ -25,13 +25,13 @@ fn environment() -> Result<&'static Environment> {
     Ok(&RUNTIME.get()?.environment)
 }
 
-/// An engine is the graph; every ONNX Runtime this plugin can use takes it.
+/// An engine is the graph, which every ONNX Runtime that this plugin accepts can read.
 pub(crate) const COMPATIBILITY: &str = "onnx";
 
 const DEVICE: &str = "cpu";
 
 impl Provider for OnnxRuntime {
-    /// Loads the library from the folder the host found.
+    /// Loads the library from the folder that the host found.
     fn init(&self, config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> {
         refuse_options("onnxruntime", &config.options)?;
         let library = locate(&runtime_spec(crate::MANIFEST)?, config.runtime_dir.as_deref())?;
@@ -55,7 +55,7 @@ impl Provider for OnnxRuntime {
         can.weight_update = WeightUpdate::Rebuild;
         can.cancel = CancelSupport::Prompt;
         can.dynamic_shapes = true;
-        // A stored engine is the graph; a session optimises it with its weights.
+        // A stored engine is the graph. A session optimises it with its weights.
         can.session_compiles = true;
         Ok(can)
     }
@@ -87,7 +87,7 @@ impl Provider for OnnxRuntime {
         match compatibility {
             COMPATIBILITY => Ok(Compatibility::Optimal),
             other => {
-                Err(Error::invalid(format!("the compatibility string {other:?} is not one of onnxruntime")))
+                Err(Error::invalid(format!("the compatibility string {other:?} is not from onnxruntime")))
             }
         }
     }
@@ -96,18 +96,18 @@ impl Provider for OnnxRuntime {
 fn check_device(device: &str) -> Result<()> {
     match device {
         DEVICE => Ok(()),
-        _ => Err(Error::not_found(format!(
-            "this plugin drives ONNX Runtime on the CPU only, not on `{device}`"
-        ))
-        .with_hint(format!("devices: {DEVICE}"))),
+        _ => {
+            Err(Error::not_found(format!("this plugin runs ONNX Runtime only on the CPU, not on `{device}`"))
+                .with_hint(format!("devices: {DEVICE}")))
+        }
     }
 }
 
-/// Refuses what cannot be had; returns the number of threads.
+/// Refuses unsupported options; returns the number of threads.
 fn check_spec(spec: &BuildSpec) -> Result<usize> {
     check_device(&spec.device)?;
     refuse_options("onnxruntime", &spec.options)?;
-    // It follows the element types of the graph.
+    // ONNX Runtime computes in the element types of the graph.
     spec.precision.check_offered(&[Precision::Fp32], "ONNX Runtime on the CPU")?;
     if spec.bake {
         return Err(Error::unsupported("the onnxruntime provider cannot store weights in an engine"));
@@ -119,7 +119,7 @@ fn check_spec(spec: &BuildSpec) -> Result<usize> {
     }
 }
 
-/// The processor's name where the system tells it in a file, else its architecture.
+/// The processor's name if the system provides it in a file, else its architecture.
 fn cpu_name() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info

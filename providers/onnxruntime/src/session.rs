@@ -16,17 +16,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A run that takes longer than this is watched for a cancellation. Shorter ones end soon enough by
-/// themselves, and are spared the watching thread.
+/// If the last run took longer than this, the next one is watched for cancellation. Shorter runs end soon enough, and
+/// avoid the cost of the watching thread.
 const WATCHED_FROM: Duration = Duration::from_millis(100);
 
 /// A session with weights.
 pub(crate) struct RunningSession {
     session: OrtSession,
-    /// Types and shapes of the outputs, where all shapes are fixed: then ONNX Runtime writes into the sink's
+    /// Types and shapes of the outputs if all shapes are fixed. Then ONNX Runtime writes directly into the sink's
     /// buffers.
     fixed: Option<Vec<OutputSpec>>,
-    /// How long the last run took; `None` before the first.
+    /// Duration of the last run; `None` before the first.
     last_run: Option<Duration>,
     recipe: Arc<Recipe>,
 }
@@ -51,7 +51,7 @@ impl Session for RunningSession {
     ) -> Result<RefitReport> {
         let session = self.recipe.session(weights, host);
         log::deliver(host);
-        // Everything that can fail is done; only now the former weights go.
+        // Everything that can fail is done. Only now replace the old weights.
         *self = RunningSession::new(session?, self.recipe.clone());
         Ok(rebuilt(&self.recipe.info))
     }
@@ -86,7 +86,7 @@ impl Session for RunningSession {
     }
 
     fn memory(&self) -> Result<MemoryReport> {
-        // ONNX Runtime tells what its arena holds, not which part of it is one session's.
+        // ONNX Runtime reports the size of its arena, but not the share of one session.
         Ok(MemoryReport::default())
     }
 }

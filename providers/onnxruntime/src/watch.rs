@@ -1,4 +1,4 @@
-//! Stopping a vendor call that cannot be polled.
+//! Cancelling a vendor call that cannot be polled.
 
 use sdrun_abi::Host;
 use std::{
@@ -7,16 +7,16 @@ use std::{
     time::Duration,
 };
 
-/// How often the host is asked whether to stop.
+/// Interval at which the host is asked whether to stop.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Does `work` while another thread asks the host whether to stop, and calls `cancel` once where it says
-/// so. Returns what the work returned and whether `cancel` was called.
+/// Runs `work` while another thread polls the host. Calls `cancel` once if the host cancels. Returns the result of
+/// `work` and whether `cancel` was called.
 pub(crate) fn watched<T>(host: &dyn Host, cancel: impl Fn() + Sync, work: impl FnOnce() -> T) -> (T, bool) {
     let watch = Watch::default();
     thread::scope(|scope| {
         let watcher = scope.spawn(|| watch.until_ended(host, &cancel));
-        // Also where the work panics: the scope waits for the watcher.
+        // Also ends the watcher if `work` panics, because the scope waits for it.
         let end = End(&watch);
         let result = work();
         drop(end);

@@ -1,26 +1,27 @@
 //! How weights reach ONNX Runtime.
 //!
-//! It takes them from memory, all at once, and copies them before it keeps them in forms of its own, which
-//! doubles its peak memory; or from files, one at a time. It reads files only below one folder. So the
-//! weights that lie unchanged in files of the folder that holds most of them are referred to there, and the
-//! rest is lent from memory.
+//! ONNX Runtime can take weights from memory, all at once. It then copies them before it repacks them, which doubles
+//! its peak memory. Or it takes them from files, one at a time, but only from a single folder. So weights that lie
+//! unchanged in files of the folder that holds most of them are referenced there. The other weights are lent from
+//! memory.
 
 use sdrun_abi::{Host, Result, Weight, WeightSource, WeightSpec};
 use sdrun_provider_common::{WeightFiles, phase, weight};
 use std::{collections::HashMap, path::Path};
 
-/// What the values of one session's weights are taken from.
+/// Where one session's weights come from.
 pub(crate) struct Weights<'a> {
-    /// The one folder for files. UTF-8.
+    /// The folder of the files, in UTF-8.
     pub(crate) folder: Option<String>,
-    /// File name and offset, by weight.
+    /// File name and offset of each weight in a file.
     pub(crate) in_files: HashMap<&'a str, (String, u64)>,
-    /// Held while the session is created. Mapped ones cost no memory, computed ones theirs.
+    /// Weights lent from memory while the session is created. Mapped ones take no memory; computed ones take their
+    /// own size.
     pub(crate) lent: Vec<(&'a str, Weight<'a>)>,
 }
 
 impl<'a> Weights<'a> {
-    /// Takes every weight of `specs` from the source.
+    /// Fetches every weight in `specs` from the source.
     pub(crate) fn take(
         specs: &'a [WeightSpec],
         source: &'a dyn WeightSource,
@@ -31,7 +32,7 @@ impl<'a> Weights<'a> {
         for (index, spec) in specs.iter().enumerate() {
             phase(host, "take weights", index as u64, specs.len() as u64)?;
             let weight = weight(source, spec)?;
-            // Without links: ONNX Runtime follows none out of the folder.
+            // Resolve links, because ONNX Runtime follows none out of the folder.
             let file = files
                 .place(&spec.name, &weight)?
                 .and_then(|(path, offset)| names(path).map(|(folder, name)| (folder, name, offset)));
@@ -58,7 +59,7 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Folder and name of a file as text; `None` where either is not Unicode.
+/// Folder and name of a file as text; `None` if either is not Unicode.
 fn names(file: &Path) -> Option<(String, String)> {
     Some((file.parent()?.to_str()?.to_string(), file.file_name()?.to_str()?.to_string()))
 }
@@ -72,7 +73,7 @@ mod tests {
     struct Source(Vec<(PathBuf, u64)>);
 
     impl WeightSource for Source {
-        /// Weight `i` has 10 · (i + 1) bytes and lies in file `i`, where there is one.
+        /// Weight `i` has 10 · (i + 1) bytes and lies in file `i` if that exists.
         fn get(&self, name: &str) -> Result<Weight<'_>> {
             let i: usize = name.parse().unwrap();
             let bytes = 10 * (i + 1);
@@ -99,7 +100,7 @@ mod tests {
             std::fs::write(root.join(sub).join("w.bin"), [0u8; 100]).unwrap();
         }
         let (a, b) = (root.join("a/w.bin"), root.join("b/w.bin"));
-        // 10 + 20 bytes in a, 40 in b, 30 in a file that is not there, 50 in memory.
+        // 10 + 20 bytes in a, 40 in b, 30 in a missing file, 50 in memory.
         let source = Source(vec![(a.clone(), 1), (a, 2), (root.join("gone"), 3), (b, 4)]);
         let specs = specs(5);
         let weights = Weights::take(&specs, &source, &NoHost).unwrap();

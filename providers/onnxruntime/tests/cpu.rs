@@ -49,8 +49,8 @@ fn fp32_is_fp32() {
 
 #[test]
 fn weights_are_not_needed_after_the_session_is_made() {
-    // Kinds of use that ONNX Runtime treats differently: packed (MatMul), kept as they are (Gather, Add),
-    // folded with others (e + d), small.
+    // Ways of use that ONNX Runtime treats differently: packed (MatMul), kept unchanged (Gather, Add), folded with
+    // other weights (e + d), and small.
     let model = Model::default()
         .input("i", DType::I64, &[3])
         .input("x", DType::F32, &[1, 64])
@@ -74,7 +74,7 @@ fn weights_are_not_needed_after_the_session_is_made() {
         .with("w", &[64, 64], &w)
         .with("small", &[3, 1], &[10.0, 20.0, 30.0]);
     let mut session = session(provider(), &model, &fp32(), &weights).unwrap();
-    // The very memory that was lent.
+    // Overwrite the memory that was lent.
     for stored in weights.0.values_mut() {
         stored.data.fill(0x42);
     }
@@ -243,7 +243,7 @@ fn open_dimensions_take_any_size() {
 
 #[test]
 fn a_wrongly_stated_output_shape_is_an_error() {
-    // Known only when it runs: the number of ones in x.
+    // The output size, the number of ones in x, is known only at run time.
     let model = Model::default()
         .input("x", DType::F32, &[4])
         .output("y", DType::I64, &[1, 3])
@@ -330,7 +330,7 @@ fn a_build_stops_between_phases() {
 
 #[test]
 fn a_long_run_is_cancelled_and_the_session_lives_on() {
-    // 60 products of 1024² matrices, some seconds of work in any case.
+    // 60 products of 1024² matrices: several seconds of work on any machine.
     let n = 1024;
     let mut model = Model::default().input("x", DType::F32, &[n, n]).output("h60", DType::F32, &[n, n]);
     model = model.node("Softmax", &["x"], &["h0"]);

@@ -1,4 +1,4 @@
-//! Loading: every way it can fail is an ordinary error, and none hangs. One test, because a process loads
+//! Loading: every failure is an ordinary error, and none hangs. This is a single test because a process loads only
 //! one ONNX Runtime.
 #![allow(clippy::unwrap_used)]
 

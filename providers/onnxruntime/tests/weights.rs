@@ -1,4 +1,4 @@
-//! Weights in files and in memory are the same.
+//! Weights from files and from memory give the same results.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../common/testing.rs"]
@@ -26,8 +26,8 @@ fn weights(seed: u32) -> Source {
     Source::default().with("w", &[N, N], &noise(seed, N * N)).with("b", &[N], &noise(seed + 1, N))
 }
 
-/// The weights of these names are written to `file`, behind an odd number of other bytes, and their copies
-/// in memory are spoilt, so that only the file's can be right.
+/// Writes the weights with these names to `file` after an odd number of other bytes, and spoils their copies in
+/// memory. So only the file has the right values.
 fn in_file(source: &Source, names: &[&str], file: &Path) -> Source {
     let mut source = source.clone();
     let mut out = fs::File::create(file).unwrap();
@@ -73,14 +73,14 @@ fn weights_in_memory_and_in_files_are_the_same() {
         assert_eq!(run(&mut *session, &[1, N], &x).unwrap(), expected);
     }
 
-    // Refitting from a file, and back from memory. A session keeps files mapped: each has its own.
+    // Refits from a file, and back from memory. A session keeps its files mapped, so each session has its own.
     let second = weights(7);
     let reference = affine(&widen(&x), &floats(&second.0["w"].data), &floats(&second.0["b"].data), N);
     let source = in_file(&second, &["w", "b"], &dir.path().join("second.bin"));
     session.refit(&["w", "b"], &source, &NoHost).unwrap();
     assert!(error_of(&run(&mut *session, &[1, N], &x).unwrap(), &reference) < 1e-6);
 
-    // A file that is shorter than its weights is an error, not a crash, and changes nothing.
+    // A file that is too short for its weights is an error, not a crash, and changes nothing.
     let short = dir.path().join("short.bin");
     let source = in_file(&memory, &["w", "b"], &short);
     fs::OpenOptions::new().write(true).open(&short).unwrap().set_len(1000).unwrap();

@@ -1,6 +1,6 @@
-//! The thin safe layer over ONNX Runtime's C API. The crate `ort` loads the library, holds the environment
-//! and turns statuses into errors; sessions and tensors are made here, because they work on lent memory.
-//! All unsafe code of this crate is below this module.
+//! A thin safe layer over ONNX Runtime's C API. The crate `ort` loads the library, holds the environment and turns
+//! statuses into errors. This module creates sessions and tensors itself, because they work on lent memory. All
+//! unsafe code of this crate is below this module.
 #![allow(unsafe_code)]
 
 mod session;
@@ -12,13 +12,13 @@ use ort::{environment::Environment, logging::LogLevel, sys};
 use sdrun_abi::{Error, ErrorCode, Hint, Result};
 use std::{ffi::CStr, path::Path, ptr::NonNull, sync::Arc};
 
-/// The API version `ort` is built for is the minor number of the first release that has it.
+/// `ort`'s API version equals the minor number of the first release that supports it.
 const LEAST_VERSION: (u32, u32) = (1, ort::MINOR_VERSION);
 
 /// Loads the library `file` for the rest of the process; returns its version and the environment.
 ///
-/// `ort` answers a library that cannot be loaded with a deadlock in places (pykeio/ort#579) and with panics
-/// in others. So all that can go wrong is found out before it is called.
+/// If a library cannot be loaded, `ort` deadlocks in some cases (pykeio/ort#579) and panics in others. So everything
+/// that can go wrong is checked before calling it.
 pub(crate) fn load(file: &Path) -> Result<(String, Environment)> {
     let library = sdrun_provider_common::open(file)?;
     let version = probe(&library, file)?;
@@ -32,12 +32,12 @@ pub(crate) fn load(file: &Path) -> Result<(String, Environment)> {
         .build()
         .map_err(|e| from_ort(e, "start"))?;
     environment.set_log_level(LogLevel::Warning);
-    // The API table refers to the library, which must never be unloaded.
+    // The API table refers to the library, so it must never be unloaded.
     std::mem::forget(library);
     Ok((version, environment))
 }
 
-/// Asks the library itself for its version and for the API this crate is built with.
+/// Reads the version from the library itself and checks that it supports the API version of this crate.
 fn probe(library: &libloading::Library, file: &Path) -> Result<String> {
     type GetApiBase = unsafe extern "system" fn() -> *const sys::OrtApiBase;
     // SAFETY: every release of ONNX Runtime exports this symbol with this signature (onnxruntime_c_api.h).
@@ -49,7 +49,7 @@ fn probe(library: &libloading::Library, file: &Path) -> Result<String> {
         .with_file(file)
         .with_hint("point SDRUN_ONNXRUNTIME_DIR at the folder that holds libonnxruntime"));
     };
-    // SAFETY: the call takes nothing and returns a table with static lifetime, or null.
+    // SAFETY: the call takes no arguments and returns null or a table with static lifetime.
     let Some(base) = (unsafe { get().as_ref() }) else {
         return Err(Error::internal(format!("{} offers no API", file.display())).with_file(file));
     };
@@ -60,7 +60,7 @@ fn probe(library: &libloading::Library, file: &Path) -> Result<String> {
             true => String::new(),
             false => CStr::from_ptr(text).to_string_lossy().into_owned(),
         };
-        // Asking an older release for a newer API prints a line to stderr, so only new ones are asked.
+        // An older release prints a line to stderr if asked for a newer API, so ask only new releases.
         let new_enough = release(&version).is_some_and(|found| found >= LEAST_VERSION);
         (version, new_enough && !(base.GetApi)(sys::ORT_API_VERSION).is_null())
     };
@@ -85,20 +85,21 @@ fn release(version: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// `Ok` for success; else an error with the vendor's own words.
+/// `Ok` for success, else an error with the vendor's message.
 fn check(status: sys::OrtStatusPtr, doing: &str) -> Result<()> {
-    // SAFETY: the status was just returned by a call of the API and is taken over once.
+    // SAFETY: an API call has just returned the status, and it is taken over once.
     unsafe { ort::Error::result_from_status(status) }.map_err(|e| from_ort(e, doing))
 }
 
-/// A handle that a call returned with success.
+/// Wraps a handle that a successful call returned.
 fn handle<T>(pointer: *mut T) -> Result<NonNull<T>> {
     NonNull::new(pointer).ok_or_else(|| Error::internal("ONNX Runtime returned a null handle with success"))
 }
 
 fn from_ort(error: ort::Error, doing: &str) -> Error {
     use ort::ErrorCode as Ort;
-    // The host has read and checked the graph, so an operator or attribute that ONNX Runtime rejects is one it lacks.
+    // The host has already read and checked the graph. So an operator or attribute that ONNX Runtime rejects is one
+    // that it lacks.
     let unknown_operator = error.message().contains("No Op registered for");
     let code = match error.code() {
         _ if unknown_operator => ErrorCode::Unimplemented,
@@ -129,7 +130,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn another_library_is_not_taken_for_onnx_runtime() {
-        // Some whole shared library this process has loaded already.
+        // Any intact shared library that this process has already loaded.
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let libc = maps
             .lines()

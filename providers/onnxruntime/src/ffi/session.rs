@@ -9,24 +9,24 @@ use std::{
 /// `OrtSessionOptions`.
 struct Options(NonNull<sys::OrtSessionOptions>);
 
-/// How a session is set up.
+/// Settings of a session.
 pub(crate) struct Settings<'a> {
-    /// Threads for one operator; operators run one after another.
+    /// Number of threads within an operator. Operators run one after another.
     pub(crate) threads: usize,
-    /// All graph optimisations, or none.
+    /// Enables all graph optimisations, or none.
     pub(crate) optimise: bool,
     /// The folder of external data that is not lent from memory.
     pub(crate) folder: Option<&'a str>,
 }
 
-/// Key of the folder in `onnxruntime_session_options_config_keys.h`.
+/// Key of that folder in `onnxruntime_session_options_config_keys.h`.
 const FOLDER_KEY: &CStr = c"session.model_external_initializers_file_folder_path";
-/// Key of the accuracy of products with dequantized weights, and its value for f32. By default ONNX Runtime quantizes the
-/// other operand to 8 bits too: errors of 1 %.
+/// Key for the accuracy of products with dequantized weights, and its value for f32. By default ONNX Runtime also
+/// quantizes the other operand to 8 bits, which causes errors of 1 %.
 const DEQUANTIZED_PRODUCTS: (&CStr, &CStr) = (c"session.qdq_matmulnbits_accuracy_level", c"1");
 
 impl Options {
-    /// No execution provider is added, so the CPU's is the only one.
+    /// Adds no execution provider, so only the CPU provider is used.
     fn new(settings: &Settings<'_>) -> Result<Self> {
         let api = ort::api();
         let threads = settings.threads;
@@ -68,17 +68,17 @@ impl Drop for Options {
     }
 }
 
-/// Stops the creation of a session, from any thread, while it is under way.
+/// Cancels the creation of a session from any thread.
 pub(crate) struct Canceller(NonNull<sys::OrtSessionOptions>);
 
-// SAFETY: the flag it sets is an atomic in the options made to be set from another thread.
+// SAFETY: it sets an atomic flag in the options, which is meant to be set from other threads.
 unsafe impl Sync for Canceller {}
 
 impl Canceller {
     pub(crate) fn cancel(&self) {
-        // SAFETY: `OrtSession::create` keeps the options alive for as long as it lends the canceller.
+        // SAFETY: `OrtSession::create` keeps the options alive while it lends the canceller.
         let status = unsafe { (ort::api().SessionOptionsSetLoadCancellationFlag)(self.0.as_ptr(), true) };
-        // Where it cannot be set, the creation just runs to its end.
+        // If the flag cannot be set, the creation runs to its end.
         let _ = check(status, "cancel");
     }
 }
@@ -88,7 +88,7 @@ pub(crate) struct Terminator<'a>(&'a RunOptions);
 
 impl Terminator<'_> {
     pub(crate) fn terminate(&self) {
-        // Where it cannot be set, the run just goes to its end.
+        // If the flag cannot be set, the run continues to its end.
         let _ = self.0.terminate();
     }
 }
@@ -97,7 +97,7 @@ fn c_string(text: &str) -> Result<CString> {
     CString::new(text).map_err(|_| Error::invalid(format!("{text:?} contains a NUL character")))
 }
 
-/// Names as the C API takes them.
+/// Names in the form that the C API takes.
 struct Names {
     _strings: Vec<CString>,
     pointers: Vec<*const c_char>,
@@ -106,7 +106,7 @@ struct Names {
 impl Names {
     fn new<'a>(names: impl Iterator<Item = &'a str>) -> Result<Self> {
         let strings = names.map(c_string).collect::<Result<Vec<_>>>()?;
-        // The pointers stay valid when the vector moves: they point to the strings' own memory.
+        // Moving the vector does not invalidate the pointers, because they point to the strings' own memory.
         let pointers = strings.iter().map(|s| s.as_ptr()).collect();
         Ok(Names { _strings: strings, pointers })
     }
@@ -123,14 +123,14 @@ pub(crate) struct OrtSession {
     _environment: Environment,
 }
 
-// SAFETY: a session may be used from any thread (onnxruntime_c_api.h); methods that run it take `&mut self`.
-// The name pointers point into strings the session owns.
+// SAFETY: any thread may use a session (onnxruntime_c_api.h), and methods that run it take `&mut self`. The name
+// pointers point into strings that the session owns.
 unsafe impl Send for OrtSession {}
 
 impl OrtSession {
-    /// Creates a session for a model whose weights are external data: `lent`, by name, until this returns
-    /// (ONNX Runtime copies or repacks what it keeps), the others in files of the folder of `settings`.
-    /// `create` is handed a way to cancel and the work to do.
+    /// Creates a session for a model whose weights are external data. `lent` provides weights by name. They are needed
+    /// only until this returns, because ONNX Runtime copies or repacks what it keeps. The other weights come from
+    /// files in the folder of `settings`. `create` receives a canceller and the work to do.
     pub(crate) fn create(
         environment: &Environment,
         onnx: &[u8],
@@ -148,9 +148,9 @@ impl OrtSession {
             .collect::<Result<Vec<_>>>()?;
         let pointers: Vec<*const sys::OrtValue> = values.iter().map(|v| v.as_ptr().cast_const()).collect();
         if !pointers.is_empty() {
-            // SAFETY: both arrays have as many valid entries as stated. The options take references to the
-            // values, which hold on to them; the memory is lent until the session is created, after which
-            // the options have given their references up or are released below.
+            // SAFETY: both arrays have as many valid entries as stated. The options hold references to the values.
+            // The memory is lent until the session is created. By then the options have dropped their references, or
+            // they are released below.
             let status = unsafe {
                 (api.AddExternalInitializers)(
                     options.0.as_ptr(),
@@ -163,8 +163,8 @@ impl OrtSession {
         }
         let mut session = ptr::null_mut();
         let mut work = || {
-            // SAFETY: environment and options are alive; pointer and length are those of a live slice, which
-            // the call copies; the out pointer is valid.
+            // SAFETY: environment and options are alive. Pointer and length describe a live slice, which the call
+            // copies. The out pointer is valid.
             let status = unsafe {
                 (api.CreateSessionFromArray)(
                     environment.ptr(),
@@ -177,7 +177,7 @@ impl OrtSession {
             check(status, "create a session")
         };
         create(&Canceller(options.0), &mut work)?;
-        // Released if anything below fails.
+        // Releases the session if anything below fails.
         let session = Released(handle(session)?);
         let run_options = RunOptions::new().map_err(|e| super::from_ort(e, "create run options"))?;
         let (input_names, output_names) =
@@ -195,7 +195,7 @@ impl OrtSession {
         })
     }
 
-    /// One inference from `inputs` into `outputs`, both used where they lie.
+    /// Runs one inference from `inputs` into `outputs`, both without a copy.
     pub(crate) fn run(
         &mut self,
         inputs: &[TensorView<'_>],
@@ -214,8 +214,8 @@ impl OrtSession {
         self.call(&inputs, &mut pointers, run)
     }
 
-    /// One inference into memory of ONNX Runtime's own, for outputs whose shapes are known only afterwards.
-    /// `deliver` is handed their types and shapes and returns buffers to copy them to.
+    /// Runs one inference into ONNX Runtime's own memory, for outputs whose shapes are known only after the run.
+    /// `deliver` receives their types and shapes and returns buffers to copy them to.
     pub(crate) fn run_into_own<'s>(
         &mut self,
         inputs: &[TensorView<'_>],
@@ -225,7 +225,7 @@ impl OrtSession {
         let inputs = self.wrap_inputs(inputs)?;
         let mut pointers = vec![ptr::null_mut(); self.outputs.len()];
         let result = self.call(&inputs, &mut pointers, run);
-        // SAFETY: what is not null is a value that the call made for us, also where it failed later.
+        // SAFETY: the call created every non-null value for us, even if it failed afterwards.
         let values: Vec<Tensor<'_>> =
             pointers.into_iter().filter_map(NonNull::new).map(|p| unsafe { Tensor::from_raw(p) }).collect();
         result?;
@@ -261,8 +261,8 @@ impl OrtSession {
         let inputs: Vec<*const sys::OrtValue> = inputs.iter().map(|i| i.as_ptr().cast_const()).collect();
         self.run_options.unterminate().map_err(|e| super::from_ort(e, "prepare a run"))?;
         let mut work = || {
-            // SAFETY: the session is alive and used by this call only (`&mut self`); every array has as many
-            // valid entries as stated, the outputs' are null or live values.
+            // SAFETY: the session is alive, and only this call uses it (`&mut self`). Every array has as many valid
+            // entries as stated, and those of the outputs are null or live values.
             let status = unsafe {
                 (api.Run)(
                     self.session.as_ptr(),
@@ -292,7 +292,7 @@ struct Released(NonNull<sys::OrtSession>);
 
 impl Drop for Released {
     fn drop(&mut self) {
-        // SAFETY: released once, by the one owner.
+        // SAFETY: its only owner releases it once.
         unsafe { (ort::api().ReleaseSession)(self.0.as_ptr()) }
     }
 }

@@ -7,27 +7,27 @@ use std::{
     ptr::{self, NonNull},
 };
 
-/// An `OrtValue` that holds a tensor: over memory lent for `'a`, or ONNX Runtime's own.
+/// An `OrtValue` that holds a tensor, either over memory lent for `'a` or over ONNX Runtime's own.
 pub(super) struct Tensor<'a> {
     value: NonNull<sys::OrtValue>,
     _memory: PhantomData<&'a mut [u8]>,
 }
 
 impl<'a> Tensor<'a> {
-    /// Over memory that ONNX Runtime only reads.
+    /// A tensor over memory that ONNX Runtime only reads.
     pub(super) fn reading(dtype: DType, shape: &[usize], data: &'a [u8]) -> Result<Self> {
-        // SAFETY: the tensor is used as an input or an initializer only, which are not written to.
+        // SAFETY: the tensor is used only as an input or an initializer, and those are not written.
         unsafe { Self::over(dtype, shape, data.as_ptr().cast_mut(), data.len()) }
     }
 
-    /// Over memory that ONNX Runtime fills.
+    /// A tensor over memory that ONNX Runtime fills.
     pub(super) fn writing(dtype: DType, shape: &[usize], data: &'a mut [u8]) -> Result<Self> {
         // SAFETY: the memory is lent exclusively for `'a`.
         unsafe { Self::over(dtype, shape, data.as_mut_ptr(), data.len()) }
     }
 
     /// # Safety
-    /// `data` points to `len` bytes that are valid for `'a`, for writing if the tensor is written to.
+    /// `data` points to `len` bytes that are valid for `'a`, also for writing if the tensor is written.
     unsafe fn over(dtype: DType, shape: &[usize], data: *mut u8, len: usize) -> Result<Self> {
         if dtype.bytes_of(shape) != Some(len) {
             return Err(Error::invalid(format!("{len} bytes are not a {dtype} tensor of shape {shape:?}")));
@@ -38,8 +38,8 @@ impl<'a> Tensor<'a> {
             .collect::<Result<Vec<i64>>>()?;
         let api = ort::api();
         let (mut info, mut value) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: out pointers are valid; the memory information is copied by the second call and released
-        // once; the caller vouches for the data.
+        // SAFETY: out pointers are valid. The second call copies the memory information, which is released once. The
+        // caller guarantees the data.
         unsafe {
             check(
                 (api.CreateCpuMemoryInfo)(
@@ -65,7 +65,7 @@ impl<'a> Tensor<'a> {
     }
 
     /// # Safety
-    /// `value` is a live `OrtValue` that holds a tensor, which this takes over.
+    /// `value` is a live `OrtValue` that holds a tensor. The result takes ownership of it.
     pub(super) unsafe fn from_raw(value: NonNull<sys::OrtValue>) -> Self {
         Tensor { value, _memory: PhantomData }
     }
@@ -92,7 +92,7 @@ impl<'a> Tensor<'a> {
         }
     }
 
-    /// Copies the tensor out; `buffer` must be as long as it is.
+    /// Copies the tensor into `buffer`, which must have exactly its length.
     pub(super) fn copy_to(&self, buffer: &mut [u8], name: &str) -> Result<()> {
         let api = ort::api();
         let (mut len, mut data) = (0, ptr::null_mut());
@@ -101,7 +101,7 @@ impl<'a> Tensor<'a> {
             check((api.GetTensorSizeInBytes)(self.as_ptr(), &mut len), "tell the size of an output")?;
             if len != buffer.len() {
                 return Err(Error::internal(format!(
-                    "output `{name}` has {len} bytes where its type and shape make {}",
+                    "output `{name}` has {len} bytes, but its type and shape need {}",
                     buffer.len()
                 )));
             }
@@ -116,7 +116,7 @@ impl<'a> Tensor<'a> {
 
 impl Drop for Tensor<'_> {
     fn drop(&mut self) {
-        // SAFETY: the value is released once; lent memory is left alone.
+        // SAFETY: the value is released once, and that does not free lent memory.
         unsafe { (ort::api().ReleaseValue)(self.value.as_ptr()) }
     }
 }
