@@ -26,3 +26,4 @@ pub mod program;
 pub mod prompt;
 pub mod sampler;
 pub mod schedule;
+pub mod text;

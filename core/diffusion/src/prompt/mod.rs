@@ -1,12 +1,14 @@
 //! The prompt language: weights, changes during the steps, combined prompts, LoRA tags.
 //!
 //! A1111 applies these in order: remove [`tags`], split into [`parts`] at `AND`, resolve each part for each step ([`schedule()`]),
-//! split its text into [`weighted`] pieces.
+//! split its text into [`weighted`] pieces. ComfyUI has only weights ([`weighted_comfy`]).
 
+mod comfy;
 mod schedule;
 mod tags;
 mod weights;
 
+pub use comfy::weighted_comfy;
 pub use schedule::{Pass, schedule};
 pub use tags::{Tag, tags};
 pub use weights::{Piece, weighted};

@@ -1,0 +1,102 @@
+//! Sequences: token ids for encoders that take a whole prompt, such as T5.
+
+use super::tokenizer::{Tokenizer, TokenizerError};
+use crate::prompt::Piece;
+
+/// How long a sequence is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Length {
+    /// Cut or padded to this many ids, as in diffusers.
+    Exactly(usize),
+    /// Padded to this many ids and never cut, as in ComfyUI.
+    AtLeast(usize),
+}
+
+impl Length {
+    /// SD 3's T5 in diffusers.
+    pub const SD3: Self = Self::Exactly(256);
+    /// SD 3's T5 in ComfyUI.
+    pub const SD3_COMFY: Self = Self::AtLeast(77);
+    /// Flux.1 dev and Chroma.
+    pub const FLUX_DEV: Self = Self::Exactly(512);
+    /// Flux.1 schnell.
+    pub const FLUX_SCHNELL: Self = Self::Exactly(256);
+    /// Flux.1 in ComfyUI and Forge.
+    pub const FLUX_COMFY: Self = Self::AtLeast(256);
+    /// Chroma.
+    pub const CHROMA: Self = Self::Exactly(512);
+    /// PixArt-Sigma.
+    pub const PIXART: Self = Self::Exactly(300);
+}
+
+/// A prompt as ids of one length.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sequence {
+    /// The ids: marks before the text, text, marks after it, padding.
+    pub ids: Vec<i64>,
+    /// The weight of each id; 1 for marks and padding.
+    pub weights: Vec<f32>,
+    /// 1 for text and marks, 0 for padding.
+    pub mask: Vec<i64>,
+    /// Tokens that did not fit.
+    pub lost: usize,
+    marks: Marks,
+}
+
+impl Sequence {
+    /// A sequence of the same length for an empty prompt.
+    pub fn empty(&self) -> Self {
+        self.marks.around(&[], Length::Exactly(self.ids.len()))
+    }
+}
+
+/// Makes a sequence. `pad` is the padding id; T5's is 0.
+///
+/// Each piece is tokenized alone, as in ComfyUI. `BREAK` has no meaning. If a length is too short for the marks, they are cut too.
+///
+/// # Errors
+/// The tokenizer's.
+pub fn sequence(
+    pieces: &[Piece],
+    tokenizer: &Tokenizer,
+    length: Length,
+    pad: i64,
+) -> Result<Sequence, TokenizerError> {
+    let mut text: Vec<(i64, f32)> = Vec::new();
+    for piece in pieces {
+        if let Piece::Text(words, weight) = piece {
+            text.extend(tokenizer.ids(words)?.into_iter().map(|id| (id, *weight as f32)));
+        }
+    }
+    let marks = Marks { before: tokenizer.before().into(), after: tokenizer.after().into(), pad };
+    Ok(marks.around(&text, length))
+}
+
+/// Ids that are no text.
+#[derive(Clone, Debug, PartialEq)]
+struct Marks {
+    before: Vec<i64>,
+    after: Vec<i64>,
+    pad: i64,
+}
+
+impl Marks {
+    /// Puts marks around ids with weights, and pads them.
+    fn around(&self, text: &[(i64, f32)], length: Length) -> Sequence {
+        let (least, most) = match length {
+            Length::Exactly(count) => (count, count),
+            Length::AtLeast(count) => (count, usize::MAX),
+        };
+        let room = most.saturating_sub(self.before.len() + self.after.len());
+        let mark = |id: &i64| (*id, 1.0);
+        let mut all: Vec<(i64, f32)> = self.before.iter().map(mark).collect();
+        all.extend(text.iter().take(room));
+        all.extend(self.after.iter().map(mark));
+        all.truncate(most);
+        let count = all.len();
+        all.resize(count.max(least), (self.pad, 1.0));
+        let mask = (0..all.len()).map(|at| i64::from(at < count)).collect();
+        let (ids, weights) = all.into_iter().unzip();
+        Sequence { ids, weights, mask, lost: text.len().saturating_sub(room), marks: self.clone() }
+    }
+}
