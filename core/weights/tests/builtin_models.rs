@@ -1,4 +1,4 @@
-//! Built-in models through the same door as a user's: files on disk, opened by the graph reader.
+//! Built-in models, loaded like a user's own: from files on disk, through the graph reader.
 
 use sdrun_abi::{Flow, WeightSource, WeightSpec};
 use sdrun_graph::{ExternalBase, Graph, OpenOptions};

@@ -1,5 +1,5 @@
-//! Checkpoints in several files, in other spellings, averaged and of eight bits: each tensor must have the value of the
-//! rule, bit for bit.
+//! Checkpoints in several files, with other names, with averaged weights and with 8-bit types. Each tensor must match
+//! the synthetic weight rule bit for bit.
 
 #![allow(clippy::unwrap_used)]
 
@@ -43,13 +43,13 @@ fn spellings_of_other_times_are_read() {
     let checkpoint = Checkpoint::open(&path).unwrap();
     component(&checkpoint, Component::Vae, &vae, F16);
     complete(&checkpoint.summary());
-    // T5's table under its other name.
+    // T5's embedding table under its other name.
     let t5 = table("t5xxl");
     let tied = |n: &str| n.replace("shared.weight", "encoder.embed_tokens.weight");
     let tensors: Vec<Made> = diffusers(&t5, F16).into_iter().map(|m| m.renamed(tied)).collect();
     let (_folder, path) = file("m.safetensors", &[], &tensors);
     component(&Checkpoint::open(&path).unwrap(), Component::TextEncoder3, &t5, F16);
-    // Norms of Flux saved as weights.
+    // Flux's norms saved under the name `weight`.
     let flux = table("flux_dev");
     let norm = |n: &str| n.replace("_norm.scale", "_norm.weight");
     let tensors: Vec<Made> = original(&flux, "", F16).into_iter().map(|m| m.renamed(norm)).collect();
@@ -80,7 +80,7 @@ fn folders_of_diffusers_sharded_and_in_variants() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     fs::write(root.join("model_index.json"), "{}").unwrap();
-    // Shards with an index, a variant in half precision, and one beside its full version.
+    // Shards with an index, a half-precision variant, and a variant next to the full version.
     let tensors = diffusers(&unet, DType::F32);
     let (first, second) = tensors.split_at(300);
     let shard = |i: usize| format!("unet/diffusion_pytorch_model-0000{i}-of-00002.safetensors");
@@ -110,18 +110,18 @@ fn folders_of_diffusers_sharded_and_in_variants() {
     assert_eq!((prediction.is_velocity(), prediction.zero_terminal_snr), (Some(true), Some(true)));
     assert_eq!(prediction.evidence.len(), 2, "{prediction:?}");
 
-    // One component's folder, an index, any shard: all the same.
+    // The component's folder, the index and any shard all open the same checkpoint.
     for path in [root.join("unet"), index.clone(), root.join(shard(2))] {
         component(&Checkpoint::open(path).unwrap(), Component::Denoiser, &unet, DType::F32);
     }
     component(&Checkpoint::open(root.join("vae")).unwrap(), Component::Vae, &vae, F16);
-    // The second text encoder's place is told by its folder.
+    // The folder name identifies the second text encoder.
     let elsewhere = root.join("other");
     write_folder(&elsewhere, "text_encoder_2/model.safetensors", &diffusers(&text, F16));
     let checkpoint = Checkpoint::open(&elsewhere).unwrap();
     assert_eq!(checkpoint.components(), [Component::TextEncoder2]);
 
-    // An index that reaches out of its folder, a shard that is missing, pickles, nothing.
+    // An index that points outside its folder, a missing shard, pickle files, an empty folder.
     fs::write(&index, r#"{"weight_map": {"a": "../x.safetensors"}}"#).unwrap();
     assert_eq!(Checkpoint::open(&index).unwrap_err().code, ErrorCode::DataLoss);
     fs::remove_file(root.join(shard(1))).unwrap();
@@ -134,7 +134,7 @@ fn folders_of_diffusers_sharded_and_in_variants() {
     assert_eq!(Checkpoint::open(&pickles).unwrap_err().code, ErrorCode::Unimplemented);
 }
 
-/// Codes of eight bits as they stand in the file, and their values, with the factors of a scaled checkpoint.
+/// 8-bit codes as stored in the file, and their values, with the factors of a scaled checkpoint.
 #[test]
 fn eight_bit_weights_are_widened_and_scaled() {
     let decode = |code: u8, dtype: &str| -> f64 {
@@ -159,12 +159,12 @@ fn eight_bit_weights_are_widened_and_scaled() {
         let mut companions = Vec::new();
         for tensor in tensors.iter_mut().filter(|made| made.shape.len() == 2) {
             let count = tensor.shape.iter().product::<usize>();
-            // All finite codes of either sign.
+            // All finite codes of both signs.
             let codes = (0..count).map(|i| ((i * 37 + 11) % 120) as u8 | if i % 3 == 0 { 128 } else { 0 });
             *tensor = Made::new(&tensor.name, dtype, &tensor.shape, codes.collect());
             let module = tensor.name.strip_suffix("weight").unwrap();
             if let Some(scale) = scale {
-                // One number, or one for each row.
+                // A single factor, or one per row.
                 let rows = if scale == "weight_scale" { tensor.shape[0] } else { 1 };
                 let factors = (0..rows).flat_map(|row| (0.37f32 + row as f32).to_le_bytes()).collect();
                 let shape = if rows == 1 { vec![] } else { vec![rows, 1] };
@@ -233,7 +233,7 @@ fn eight_bit_weights_are_widened_and_scaled() {
         }
     }
 
-    // Other quantisations are told by name where they are needed.
+    // Errors name other quantisations when their tensors are needed.
     let marker = br#"{"format": "nvfp4"}"#;
     let mut tensors = original(&flux, "", F16);
     let first = tensors.iter_mut().find(|made| made.name == "img_in.weight").unwrap();
@@ -246,14 +246,14 @@ fn eight_bit_weights_are_widened_and_scaled() {
     assert!(error.code == ErrorCode::Unimplemented && error.message.contains("nvfp4"), "{error}");
 }
 
-/// Both halves of TAESD in its own numbering, in one file and in two.
+/// Both halves of TAESD in its own numbering, in one file and in two files.
 #[test]
 fn tiny_autoencoders_in_their_own_numbering() {
     let made = |name: &str| {
         let data = name.bytes().cycle().take(8).collect();
         Made::new(name, "F16", &[4], data)
     };
-    // Layers with weights, as in its `taesd.py`: convolutions, and blocks of three.
+    // Layers with weights, as in its `taesd.py`: convolutions, and blocks of three convolutions.
     let names = |plain: &[usize], blocks: &[usize]| -> Vec<String> {
         let ends = plain.iter().map(|place| format!("{place}.weight"));
         ends.chain(blocks.iter().map(|place| format!("{place}.conv.4.bias")))

@@ -1,4 +1,4 @@
-//! Checkpoints of every layout: each tensor of each component must have the value of the rule, bit for bit.
+//! Checkpoints of every layout. Each tensor of each component must match the synthetic weight rule bit for bit.
 
 #![allow(clippy::unwrap_used)]
 
@@ -79,7 +79,7 @@ fn stable_diffusion_xl_in_one_file_has_open_clip() {
     for (part, entry) in parts.into_iter().zip(&entries) {
         component(&checkpoint, part, entry, F16);
     }
-    // Only the transposed projection is copied; parts of fused projections are not.
+    // Only the transposed projection is copied. Parts of fused projections are not.
     let text = checkpoint.component(Component::TextEncoder2).unwrap();
     assert_eq!(borrowed(&*text), 516);
     let summary = checkpoint.summary();
@@ -94,7 +94,7 @@ fn stable_diffusion_3_and_flux_with_their_text_encoders() {
         let mut tensors = original(&clip_l, "text_encoders.clip_l.transformer.", DType::BF16);
         tensors.extend(original(&t5, "text_encoders.t5xxl.transformer.", DType::BF16));
         if with_g {
-            // These files have the larger CLIP under the names of transformers.
+            // These files name the larger CLIP as transformers does.
             let named = diffusers(&clip_g, DType::BF16);
             tensors.extend(
                 named
@@ -157,7 +157,7 @@ fn one_component_in_a_file_with_and_without_prefix() {
             complete(&summary);
             assert_eq!(summary.family, Some(family), "{name}");
         }
-        // The same under the names of diffusers.
+        // The same tensors under diffusers' names.
         let (_folder, path) = file("m.safetensors", &[], &diffusers(&entry, DType::F32));
         let checkpoint = Checkpoint::open(&path).unwrap();
         component(
@@ -168,7 +168,7 @@ fn one_component_in_a_file_with_and_without_prefix() {
         );
         complete(&checkpoint.summary());
         assert_eq!(checkpoint.summary().components[0].naming, Naming::Diffusers);
-        // A lone text encoder may be any, another component may not.
+        // A text encoder alone in a file may serve as any text encoder, but another component may not.
         assert_eq!(
             checkpoint.component(TextEncoder2).is_ok(),
             name.contains("text") || name == "t5xxl",
@@ -185,7 +185,7 @@ fn what_is_no_checkpoint_is_refused_with_a_hint() {
         (&["unet.down_blocks.0.to_q.lora_A.weight", "unet.down_blocks.0.to_q.lora_B.weight"], "adapter"),
         (&["transformer.transformer_blocks.0.attn.to_q.lora_A.weight"], "adapter"),
         (&["lycoris_x.hada_w1_a"], "adapter"),
-        // A motion module: the outer names of a UNet and nothing else of it.
+        // A motion module: it has a UNet's outer names and nothing else of a UNet.
         (
             &[
                 "down_blocks.0.motion_modules.0.x",
@@ -263,7 +263,7 @@ fn state_dicts_are_identified_by_their_shapes() {
         let shapes: Vec<(&str, &[usize])> =
             entry.diffusers_names().zip(entry.shapes.iter().flatten().map(|shape| &shape[..])).collect();
         assert_eq!(identify(shapes.iter().copied()), Some(expected), "{name}");
-        // Where no shape is known the structure still tells the component.
+        // If no shape is known, the structure still identifies the component.
         let unknown = identify(shapes.iter().map(|(name, _)| (*name, &[][..]))).unwrap();
         assert!(unknown.1 == expected.1 || name == "sdxl_text_encoder_2", "{name}");
     }
@@ -278,7 +278,7 @@ fn state_dicts_are_identified_by_their_shapes() {
         assert_eq!(serde_json::to_string(&family).unwrap(), format!("\"{json}\""));
         assert_eq!(family.to_string(), title);
     }
-    // Other widths of text: SD 2 and the refiner.
+    // Other widths of text embeddings: SD 2 and the refiner.
     for (width, family) in [(1024, Family::Sd2), (1280, Family::SdxlRefiner)] {
         let shape = [320, width];
         let names = [
@@ -334,7 +334,7 @@ fn time_to_resolve_the_keys_of_stable_diffusion_xl() {
     }
 }
 
-/// A file with every kind of fusion Flux has.
+/// A file with every kind of fusion that Flux has.
 static SMALL_FLUX: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let wanted = ["double_blocks.0.img_attn", "final_layer", "single_blocks.0"];
     let mut flux = table("flux_dev").only(|key| wanted.iter().any(|part| key.contains(part)));
@@ -345,7 +345,7 @@ static SMALL_FLUX: LazyLock<Vec<u8>> = LazyLock::new(|| {
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
-    /// Whatever stands in a file: an error, or components whose tensors can be asked for.
+    /// Any file gives an error, or components whose tensors can be requested.
     #[test]
     fn mutated_files_never_panic(
         places in prop::collection::vec((8usize..4000, any::<u8>()), 1..4),
@@ -355,7 +355,7 @@ proptest! {
         for (place, byte) in places {
             bytes[place % 1900] = byte;
         }
-        // Numbers in the header, changed to others, keep it readable.
+        // Changing digits in the header to other digits keeps it readable.
         if let Some((place, digit)) = digit {
             let digits: Vec<usize> = (8..1900).filter(|at| bytes[*at].is_ascii_digit()).collect();
             bytes[digits[place % digits.len()]] = digit;

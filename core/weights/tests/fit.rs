@@ -1,5 +1,5 @@
-//! Checkpoints of real names and shapes on the built-in graphs: whole ones fit, and nothing that changes the result is
-//! left out in silence.
+//! Checkpoints with real names and shapes on the built-in graphs. Complete ones fit. If something that changes the
+//! result would be left out, that is reported.
 
 #![cfg(unix)] // Files of real sizes need a file system with holes.
 #![allow(clippy::unwrap_used)]
@@ -42,7 +42,7 @@ fn refusal(model: &str, file: &Sparse) -> (String, String) {
     (error.message.clone(), error.hint.unwrap().to_string())
 }
 
-/// Every recorded table of a whole model, in both layouts, on every graph of it.
+/// Every recorded table of a whole model, in both layouts, on every graph of that model.
 #[test]
 fn whole_checkpoints_fit_without_a_false_alarm() {
     for (name, models) in [
@@ -87,7 +87,7 @@ fn whole_checkpoints_fit_without_a_false_alarm() {
     }
 }
 
-/// The state dict of a built-in model in the names of the original implementation, by the key table.
+/// The state dict of a built-in model under the original implementation's names, from the key table.
 fn original_of(model: &str, network: Network) -> Sparse {
     let binding = binding(model);
     let shape = |name: &str| {
@@ -109,7 +109,7 @@ fn original_of(model: &str, network: Network) -> Sparse {
     }))
 }
 
-/// SD 3 conditions on the projection of its CLIP ViT-L, which SD XL's file has without.
+/// SD 3 conditions on the projection of its CLIP ViT-L. SD XL's file lacks that projection.
 #[test]
 fn the_first_text_encoder_of_sd3_has_its_projection() {
     let entry = table("sdxl_text_encoder");
@@ -136,7 +136,7 @@ fn the_first_text_encoder_of_sd3_has_its_projection() {
     }
 }
 
-/// PixArt and Sana, under the names of diffusers' converters and with what the original files have besides.
+/// PixArt and Sana under the names of diffusers' converters, with the extra tensors of the original files.
 #[test]
 fn pixart_and_sana_fit_in_both_layouts() {
     for (model, network, family, blocks) in
@@ -178,7 +178,7 @@ fn pixart_and_sana_fit_in_both_layouts() {
         assert_eq!(serde_json::to_value(summary.family).unwrap(), family);
         assert_eq!(summary.components[0].missing, [""; 0]);
     }
-    // What Sigma lacks: the conditioning of PixArt alpha.
+    // The part that Sigma lacks: the conditioning of PixArt alpha.
     let alpha = original_of("pixart/sigma", Network::PixArt)
         .with("csize_embedder.mlp.0.weight", &[384, 256])
         .with("csize_embedder.mlp.0.bias", &[384]);
@@ -208,7 +208,7 @@ fn guidance_embeddings_are_not_dropped() {
     assert!(message.contains("a tensor that") && message.contains("latent consistency model"), "{message}");
     assert!(hint.starts_with("no built-in model fits this checkpoint"), "{hint}");
 
-    // Accepted knowingly.
+    // The caller accepts the loss.
     let (_folder, path) = lcm.file();
     let stack =
         WeightStack::of_checkpoint_lenient(binding("sd15/unet"), &Checkpoint::open(&path).unwrap()).unwrap();
@@ -225,7 +225,7 @@ fn other_input_channels_are_named() {
     assert!(unread("sd15/unet-inpainting", &nine).is_empty());
     let (message, _) = refusal("sd15/unet-inpainting", &Sparse::original(&table("sd15_unet"), ""));
     assert!(message.contains("4 input channels instead of 9"), "{message}");
-    // Another model altogether.
+    // A completely different model.
     let (message, hint) = refusal("sd15/unet", &flux(true));
     assert!(message.contains("is Flux, but the model is SD 1.5"), "{message}");
     assert_eq!(hint, "use the built-in model flux/dev, or give a checkpoint of SD 1.5");
@@ -252,7 +252,7 @@ fn further_embeddings_norms_and_blocks_are_named() {
             "sd15/controlnet",
             "ControlNet Union",
         ),
-        // The first blocks of a model, with the whole one.
+        // A graph with the first blocks of a model, and the whole model as checkpoint.
         (flux(true), "flux/dev-2x2-layers", "does not have"),
         (
             Sparse::diffusers(&table("t5xxl")),
@@ -268,7 +268,7 @@ fn further_embeddings_norms_and_blocks_are_named() {
         let (message, _) = refusal(model, &file);
         assert!(message.contains(what), "{model}: {message}");
     }
-    // SD 3.5 medium's second attentions, on SD 3.5 large's graph of the same width.
+    // SD 3.5 medium's second attentions on the graph of SD 3.5 large, which has the same width.
     let mut medium = Sparse::diffusers(&table("sd35_large"));
     for part in ["to_q", "to_k", "to_v", "to_out.0"] {
         let module = format!("transformer_blocks.0.attn2.{part}");
@@ -293,13 +293,13 @@ fn parts_that_change_nothing_are_told_by_their_reason() {
         let stack = WeightStack::of_checkpoint(binding, &checkpoint).unwrap();
         stack.unread().harmless.iter().map(|(reason, names)| (*reason, names.len())).collect()
     };
-    // Clip skip: without the last layer and the norm; the projection of another export.
+    // Clip skip: the graph lacks the last layer and the final norm. Another export has the projection.
     let clip = Sparse::diffusers(&table("sd15_text_encoder")).with("text_projection.weight", &[768, 768]);
     let skipping = |name: &str| name.contains("layers.11.") || name.contains("final_layer_norm");
     let found = reasons(without(binding("sd15/text-encoder"), skipping), &clip);
     let counts: Vec<usize> = found.iter().map(|(_, count)| *count).collect();
     assert_eq!(counts, [16, 2, 1], "{found:?}");
-    // A layer in the middle is no clip skip.
+    // Leaving out a layer in the middle is not a clip skip.
     let (_folder, path) = clip.file();
     let broken = without(binding("sd15/text-encoder"), |name| name.contains("layers.5."));
     let error = WeightStack::of_checkpoint(broken, &Checkpoint::open(&path).unwrap()).err().unwrap();
@@ -307,7 +307,7 @@ fn parts_that_change_nothing_are_told_by_their_reason() {
     // A weight that the import did not recognise looks the same.
     assert!(error.hint.unwrap().to_string().contains("import the model"));
 
-    // A whole T5, and a CLIP with its image half and training state.
+    // A complete T5, and a CLIP with its image half and training state.
     let t5 = Sparse::diffusers(&table("t5xxl"))
         .with("lm_head.weight", &[32128, 4096])
         .with("decoder.block.0.layer.1.EncDecAttention.q.weight", &[4096, 4096]);
@@ -318,13 +318,13 @@ fn parts_that_change_nothing_are_told_by_their_reason() {
         .with("logit_scale", &[1]);
     assert_eq!(reasons(binding("sd15/text-encoder"), &clip), []);
 
-    // Half a graph of half an autoencoder is not taken for the other half.
+    // A graph may leave out a whole half of the autoencoder, but not a part of one half.
     let vae = Sparse::diffusers(&table("sd15_vae"));
     let (_folder, path) = vae.file();
     let broken = without(binding("sd15/vae-decoder"), |name| name.starts_with("decoder.conv_out"));
     let error = WeightStack::of_checkpoint(broken, &Checkpoint::open(&path).unwrap()).err().unwrap();
     assert!(error.message.contains("decoder.conv_out.bias"), "{error}");
-    // Only the last block of SD 3 has queries of no use.
+    // Only the last block of SD 3 has unused queries.
     let sd3 = Sparse::diffusers(&table("sd3_medium"));
     let last = |name: &str| name.starts_with("transformer_blocks.23.attn.add_q_proj.");
     let reason = "queries of the text in the last block, whose text output nothing uses";
@@ -336,7 +336,7 @@ fn parts_that_change_nothing_are_told_by_their_reason() {
     assert!(error.message.contains("transformer_blocks.7.attn.add_q_proj.bias"), "{error}");
 }
 
-/// A single file of a whole pipeline, with everything trainers leave in it.
+/// A single file of a whole pipeline, with everything that trainers leave in it.
 #[test]
 fn state_of_training_and_markers_are_ignored() {
     let (unet, vae): (Entry, Entry) = (table("sd15_unet"), table("sd15_vae"));

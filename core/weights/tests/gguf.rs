@@ -1,4 +1,4 @@
-//! GGUF checkpoints: plain and quantised tensors under the original keys, and what damaged files do.
+//! GGUF checkpoints: plain and quantised tensors under the original keys, and damaged files.
 
 #![allow(clippy::unwrap_used)]
 
@@ -54,7 +54,7 @@ fn plain_tensors_are_borrowed() {
     }
 }
 
-/// A narrow Flux with one block of each sort, all wide matrices quantised, in every type.
+/// A narrow Flux with one block of each kind. All wide matrices are quantised, in every type.
 #[test]
 fn quantised_blocks_have_the_values_of_the_format() {
     let mut flux = table("flux_dev").only(|key| !key.contains("_blocks.") || key.contains("_blocks.0."));
@@ -89,7 +89,7 @@ fn quantised_blocks_have_the_values_of_the_format() {
                 got.iter().zip(&values).all(|(a, b)| a.to_bits() == b.to_bits() || (*a == 0.0 && *b == 0.0));
             assert!(same && got.len() == values.len(), "{kind} {}", pair.original);
 
-            // The blocks as the file holds them, fused or not; never those that are rearranged.
+            // The blocks as stored in the file, fused or not. Rearranged tensors have no blocks.
             let file = tensors.iter().find(|tensor| tensor.name == pair.original).unwrap();
             let mut blocks = Vec::new();
             for name in &pair.diffusers {
@@ -114,7 +114,8 @@ fn quantised_blocks_have_the_values_of_the_format() {
     }
 }
 
-/// Blocks reach a graph through a stack and a cast: of whole tensors and their transposes that nothing changes, no others.
+/// Blocks reach a graph through a stack and a cast, but only for whole tensors and their transposes that nothing
+/// changes.
 #[test]
 fn stacks_pass_blocks_on() {
     const QUERY: &str = "transformer_blocks.0.attn.to_q.weight";
@@ -169,7 +170,7 @@ fn stacks_pass_blocks_on() {
     {
         let expected = Some((encoding.to_string(), square.to_vec(), third(index).to_vec()));
         assert_eq!(asked(&stack, name, &both), expected, "{name}");
-        // The other way round, blocks would be another matrix.
+        // In the other orientation, the blocks would be a different matrix.
         let wrong = if encoding == "q4_k" { "q4_k:transposed" } else { "q4_k" };
         assert_eq!(asked(&stack, name, &["q8_0", wrong]), None, "{name}");
     }
@@ -177,7 +178,7 @@ fn stacks_pass_blocks_on() {
         assert_eq!(asked(&stack, name, &both), None, "{name}");
     }
 
-    // A changed tensor has new values; its neighbour in the file keeps its blocks.
+    // A changed tensor has new values. Its neighbour in the file keeps its blocks.
     let path = folder.path().join("lora.safetensors");
     let module = "transformer.transformer_blocks.0.attn.to_q";
     let half = |end: &str, shape: &[usize]| {
@@ -194,12 +195,12 @@ fn stacks_pass_blocks_on() {
 
 #[test]
 fn shapes_the_format_cannot_hold_are_restored() {
-    // Leading dimensions of 1 are lost.
+    // The format drops leading dimensions of 1.
     let sd3 = table("sd3_medium");
     let mut tensors = original(&sd3, "", DType::F16);
     let table_of_positions = tensors.iter_mut().find(|made| made.name == "pos_embed").unwrap();
     assert_eq!(table_of_positions.shape.remove(0), 1);
-    // ComfyUI-GGUF stores some tensors flat and says how they were.
+    // ComfyUI-GGUF stores some tensors flat and records their original shape.
     let patch = tensors.iter_mut().find(|made| made.name == "x_embedder.proj.weight").unwrap();
     let shape: Vec<i32> = patch.shape.iter().map(|d| *d as i32).collect();
     patch.shape = vec![patch.shape.iter().product()];
@@ -249,7 +250,7 @@ fn damage_is_told() {
     let whole = bytes(3, &metadata(), &tiny("q4_k"));
     let (_folder, checkpoint) = open(&whole);
     assert_eq!(checkpoint.unwrap().components(), [Component::Vae]);
-    // The last tensor's padding may be lacking.
+    // The last tensor's padding may be missing.
     for len in 5..whole.len() - 16 {
         let error = open(&whole[..len]).1.unwrap_err();
         assert_eq!(error.code, ErrorCode::DataLoss, "{len}: {error}");
@@ -262,7 +263,7 @@ fn damage_is_told() {
     twice.push(twice[0].clone());
     let mut ragged = tiny("q4_k");
     ragged[0].shape = vec![2, 256, 1, 1];
-    // Two tensors at one place: the second's offset, 8 bytes before the third's name, becomes 0.
+    // Two tensors at one offset: the second tensor's offset, 8 bytes before the third's name, becomes 0.
     let mut overlapping = whole.clone();
     let third = whole.windows(6).position(|window| window == b"0.bias").unwrap() - 8;
     overlapping[third - 8..third].fill(0);
@@ -279,7 +280,7 @@ fn damage_is_told() {
         let error = open(&bytes).1.unwrap_err();
         assert!(error.code == ErrorCode::DataLoss && error.message.contains(words), "{words}: {error}");
     }
-    // A type we do not read matters only where it is needed.
+    // An unsupported type matters only if its tensor is needed.
     let (_folder, checkpoint) = open(&bytes(3, &[], &tiny("iq2_s")));
     let state = checkpoint.unwrap().component(Component::Vae).unwrap();
     let error = state.get("encoder.layers.1.conv.0.weight").unwrap_err();
@@ -287,7 +288,7 @@ fn damage_is_told() {
     assert!(state.get("encoder.layers.0.weight").is_ok());
 }
 
-/// Opens the bytes as a file; what opens must also deliver or refuse every tensor it names.
+/// Opens the bytes as a file. If that succeeds, every tensor it names must be delivered or refused.
 fn open_and_read(bytes: &[u8]) {
     if let (_folder, Ok(checkpoint)) = open(bytes) {
         let _ = checkpoint.summary();
@@ -313,7 +314,7 @@ proptest! {
         let metadata = [("s", Meta::Shape(vec![1, 2])), ("w", Meta::Words(vec!["x"]))];
         let mut file = bytes(3, &metadata, &tiny(kind));
         for (place, byte) in places {
-            // Most of the file is data, which may be anything.
+            // Most of the file is data, where any byte is valid.
             let place = place % 420.min(file.len());
             file[place] = byte;
         }

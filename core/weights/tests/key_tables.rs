@@ -1,4 +1,4 @@
-//! The key tables against those of diffusers' own converters, which were recorded for whole models.
+//! Compares the key tables with those of diffusers' own converters, which were recorded for whole models.
 
 #![allow(clippy::unwrap_used)]
 
@@ -58,7 +58,7 @@ fn networks_are_told_by_their_names() {
         &[][..],
         &["a", "b.weight"],
         &["lora_unet_down_blocks_0.lora_up.weight"],
-        // FLUX.2 and a ControlNet of Flux.
+        // FLUX.2 and a Flux ControlNet.
         &["double_blocks.0.img_attn.qkv.weight", "double_stream_modulation_img.lin.weight"],
         &["transformer_blocks.0.attn.to_q.weight", "x_embedder.weight", "controlnet_blocks.0.weight"],
     ] {
@@ -70,7 +70,7 @@ fn networks_are_told_by_their_names() {
 fn a_missing_tensor_is_named_and_a_foreign_one_too() {
     for entry in table_files() {
         let (name, network) = (&entry.name, network_of(&entry));
-        // One whose absence does not change what the structure looks like.
+        // A tensor whose absence does not change the recognised structure.
         let ends = [
             "fc1.weight",
             "0.proj.weight",
@@ -93,7 +93,7 @@ fn a_missing_tensor_is_named_and_a_foreign_one_too() {
     }
 }
 
-/// A graph holds part of a state dict: half an autoencoder, or a block without projections nothing uses.
+/// A graph may hold only part of a state dict: half of an autoencoder, or a block without unused projections.
 #[test]
 fn parts_of_a_network_have_the_same_names() {
     let entries = table_files();
@@ -126,7 +126,7 @@ fn parts_of_a_network_have_the_same_names() {
     assert_eq!((module.diffusers.len(), module.fusion), (4, Fusion::Rows));
 }
 
-/// Structures no recorded table has: what was pruned, distilled or is of another generation.
+/// Structures without a recorded table: pruned and distilled models, and other generations.
 #[test]
 fn other_structures_go_there_and_back() {
     let entries = table_files();
@@ -148,7 +148,7 @@ fn other_structures_go_there_and_back() {
         pair.unwrap_or_else(|| panic!("{name}")).original.clone()
     };
 
-    // SSD-1B: no attention and one residual block in the middle, and shallower transformers.
+    // SSD-1B: no attention and only one residual block in the middle, and fewer transformer layers.
     let names = keep(find("sdxl_unet"), &|name| {
         let shallow = name.starts_with("down_blocks.2") && name.contains("transformer_blocks.9.");
         !shallow && !name.starts_with("mid_block.attentions") && !name.starts_with("mid_block.resnets.1")
@@ -157,7 +157,7 @@ fn other_structures_go_there_and_back() {
     assert_eq!(original_of(&table, "mid_block.resnets.0.conv1.bias"), "middle_block.0.in_layers.2.bias");
     assert_eq!(original_of(&table, "up_blocks.1.upsamplers.0.conv.bias"), "output_blocks.5.2.conv.bias");
 
-    // BK-SDM: one layer less in each level.
+    // BK-SDM: one layer fewer in each level.
     let names = keep(find("sd15_unet"), &|name| {
         !(name.starts_with("down_blocks") && (name.contains("resnets.1") || name.contains("attentions.1")))
             && !(name.starts_with("up_blocks")
@@ -186,7 +186,7 @@ fn other_structures_go_there_and_back() {
         "joint_blocks.12.x_block.attn2.qkv.bias"
     );
 
-    // Chroma: no modulation, a guidance network.
+    // Chroma: no modulation, but a guidance network.
     let mut names = keep(find("flux_dev"), &|name| {
         let modulation = name.contains("norm") && name.contains("linear");
         !modulation && !name.starts_with("time_text")
@@ -217,7 +217,7 @@ fn other_structures_go_there_and_back() {
         "distilled_guidance_layer.layers.4.out_layer.bias"
     );
 
-    // SD XL ControlNet, from the UNet's way down and the SD 1.5 ControlNet's own parts.
+    // SD XL ControlNet, from the UNet's down blocks and the SD 1.5 ControlNet's own parts.
     let mut names = keep(find("sdxl_unet"), &|name| {
         !name.starts_with("up_blocks") && !name.starts_with("conv_norm_out") && !name.starts_with("conv_out")
     });
@@ -266,8 +266,8 @@ fn other_structures_go_there_and_back() {
     assert_eq!(original_of(&table, "encoder.layers.14.bias"), "taesd_encoder.14.bias");
 }
 
-/// The names kohya's adapters have for modules, in the original spelling (`tests/data/kohya_*`: diffusers module, name
-/// in diffusers' spelling, name in the original's, shape).
+/// The names of modules in kohya's adapters, in the original spelling (`tests/data/kohya_*`: diffusers module, name
+/// in diffusers' spelling, name in the original spelling, shape).
 #[test]
 fn modules_have_the_names_of_adapters() {
     for (file, name) in [("kohya_sd15_unet.tsv.gz", "sd15_unet"), ("kohya_sdxl_unet.tsv.gz", "sdxl_unet")] {
@@ -303,7 +303,8 @@ const NETWORKS: [Network; 12] = [
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
-    /// Any names, with any numbers in them: the table stays as small as the list, and every name is accounted for.
+    /// For arbitrary names with arbitrary numbers, the table is no larger than the list, and every name is accounted
+    /// for.
     #[test]
     fn tables_of_any_names_are_bounded(
         network in prop::sample::select(NETWORKS.to_vec()),

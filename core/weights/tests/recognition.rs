@@ -1,4 +1,4 @@
-//! What checkpoints are recognised as: what their denoiser predicts, averaged weights, and models that are not read.
+//! How checkpoints are recognised: the prediction type of their denoiser, averaged weights, and unsupported models.
 
 #![cfg(unix)] // Files of real sizes need a file system with holes.
 #![allow(clippy::unwrap_used)]
@@ -36,7 +36,7 @@ fn sdxl() -> Sparse {
     Sparse::original(&table("sdxl_unet"), "model.diffusion_model.")
 }
 
-/// SD 2: SD 1.5 with text of 1024 values.
+/// SD 2: SD 1.5 with text embeddings of width 1024.
 fn sd2(bias: &[f32]) -> Sparse {
     let mut file = Sparse::original(&table("sd15_unet"), "");
     for (name, shape) in &mut file.tensors {
@@ -47,7 +47,7 @@ fn sd2(bias: &[f32]) -> Sparse {
     file.with_values(BIAS, bias)
 }
 
-/// 320 values of mean 0.3 and this standard deviation.
+/// 320 values with mean 0.3 and this standard deviation.
 fn spread(deviation: f32) -> Vec<f32> {
     (0..320).map(|i| 0.3 + if i % 2 == 0 { deviation } else { -deviation }).collect()
 }
@@ -57,7 +57,7 @@ fn nothing_is_said_of_what_is_not_known() {
     let found = prediction(&sdxl());
     assert_eq!(found, Prediction::default());
     assert_eq!(found.is_velocity(), None);
-    // Without a denoiser markers mean nothing.
+    // Markers mean nothing without a denoiser.
     let vae = Sparse::original(&table("sd15_vae"), "").with("v_pred", &[]);
     assert_eq!(prediction(&vae), Prediction::default());
 }
@@ -127,13 +127,13 @@ fn stable_diffusion_2_is_told_by_its_values() {
         assert_eq!(found.kind, Some(kind), "{found:?}");
         assert!(found.evidence[0].contains(&format!("is {deviation:.4}")), "{found:?}");
     }
-    // A statement is stronger; inpainting is another model.
+    // An explicit statement takes precedence. Inpainting models are different.
     let mut stated = sd2(&spread(0.1));
     stated.metadata.push(("modelspec.prediction_type", "epsilon"));
     assert_eq!(prediction(&stated).kind, Some(Parameterisation::Epsilon));
     let inpainting = sd2(&spread(0.1)).shape("input_blocks.0.0.weight", &[320, 9, 3, 3]);
     assert_eq!(prediction(&inpainting).kind, None);
-    // SD 1.5 has the same tensor, which says nothing there.
+    // SD 1.5 has the same tensor, but there it says nothing about the prediction type.
     let sd1 = Sparse::original(&table("sd15_unet"), "").with_values(BIAS, &spread(0.1));
     assert_eq!(prediction(&sd1).kind, None);
 }
@@ -160,7 +160,7 @@ fn the_scheduler_of_a_folder_tells_the_prediction() {
     assert_eq!(found.kind, Some(Parameterisation::Flow));
 }
 
-/// Trained and averaged weights have other values, under every name that tools give the averaged ones.
+/// Trained and averaged weights differ, under every name that tools give to the averaged ones.
 #[test]
 fn averaged_weights_are_taken_where_they_are_chosen() {
     let mut unet = table("sd15_unet");
@@ -211,7 +211,7 @@ fn averaged_weights_may_lie_in_a_folder_of_their_own() {
     component(&checkpoint.with_ema().unwrap(), Component::Denoiser, &unet, DType::F16);
 }
 
-/// As in the repository of SD 1.5: the plain file holds the averaged weights, `non_ema` the trained ones.
+/// As in the SD 1.5 repository: the plain file holds the averaged weights, and `non_ema` the trained ones.
 #[test]
 fn variants_tell_averaged_weights_from_trained_ones() {
     let (trained, mut averaged) = (table("sd15_unet"), table("sd15_unet"));
@@ -229,7 +229,7 @@ fn variants_tell_averaged_weights_from_trained_ones() {
     write("", &averaged);
     write(".non_ema", &trained);
     assert!(check(false, &averaged) && check(true, &averaged));
-    // The trained ones by their file, which has no others.
+    // Opens the trained weights through their own file, which contains no others.
     let alone = Checkpoint::open(folder.path().join(file(".non_ema"))).unwrap();
     component(&alone, Component::Denoiser, &trained, DType::F16);
     assert!(alone.with_ema().is_err());
@@ -244,7 +244,7 @@ fn variants_tell_averaged_weights_from_trained_ones() {
     assert!(error.code == ErrorCode::InvalidArgument && error.message.contains("ema.pruned"), "{error}");
 }
 
-/// Keys as the files of these models have them.
+/// Keys from real files of these models.
 const FOREIGN: [(&str, &[&str]); 22] = [
     (
         "HunyuanVideo",
@@ -382,7 +382,7 @@ fn models_that_are_not_read_are_refused_by_name() {
     assert!(Checkpoint::open(&path).unwrap_err().message.contains("Control-LoRA"));
 }
 
-/// A pipeline whose denoiser is not read still gives its other parts, and says what the denoiser is.
+/// A pipeline with an unsupported denoiser still provides its other components, and reports what the denoiser is.
 #[test]
 fn other_parts_of_such_a_pipeline_are_read() {
     let wan = FOREIGN[5].1.iter().map(|key| (format!("model.diffusion_model.{key}"), vec![2, 2]));

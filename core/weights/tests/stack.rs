@@ -1,4 +1,4 @@
-//! Checkpoints and adapters as the weights of a graph, against f64.
+//! Checkpoints and adapters as the weights of a graph, compared with f64.
 
 #![allow(clippy::unwrap_used)]
 
@@ -47,7 +47,7 @@ fn bound(name: &str, sources: &[&str], transform: Transform, from: &[usize], to:
     }
 }
 
-/// One weight of each sort: transposed, reshaped, as it is, and two in one.
+/// One weight of each sort: transposed, reshaped, unchanged, and fused from two.
 fn binding() -> Binding {
     Binding {
         component: Some(Component::Denoiser),
@@ -66,10 +66,10 @@ fn values(tag: &str, name: &str, shape: &[usize]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
-/// A checkpoint in f16, and its values.
+/// An f16 checkpoint and its values.
 fn checkpoint() -> (Dict, BTreeMap<&'static str, Vec<f64>>) {
     let (mut dict, mut plain) = (BTreeMap::new(), BTreeMap::new());
-    // The projection as a linear layer, where the graph has a 1x1 convolution.
+    // The projection is a linear layer here, but a 1x1 convolution in the graph.
     for (name, shape) in [(TO_Q, &[6, 4][..]), (TO_K, &[6, 4]), (PROJ, &[4, 4]), (NORM, &[4])] {
         let halves: Vec<f16> = values("base", name, shape).into_iter().map(f16::from_f32).collect();
         plain.insert(name, halves.iter().map(|h| h.to_f64()).collect());
@@ -79,7 +79,7 @@ fn checkpoint() -> (Dict, BTreeMap<&'static str, Vec<f64>>) {
     (Dict(InMemoryWeights(dict)), plain)
 }
 
-/// A LoRA of rank 2 without alpha on the query projection: its file, and ΔW.
+/// A rank-2 LoRA without alpha on the query projection: its file, and ΔW.
 fn lora(folder: &Path, name: &str) -> (Adapter, Vec<f64>) {
     let module = TO_Q.trim_end_matches(".weight").replace('.', "_");
     let (down, up) = (values(name, "down", &[2, 4]), values(name, "up", &[6, 2]));
@@ -115,7 +115,7 @@ fn transposed(values: &[f64], rows: usize, columns: usize) -> Vec<f64> {
     (0..rows * columns).map(|i| values[(i % rows) * columns + i / rows]).collect()
 }
 
-/// Both sums have terms of magnitude below 3: f32 is off by a few of its steps there.
+/// All terms of both sums are below 3 in magnitude, so f32 is off by a few of its steps at that size.
 fn assert_close(got: &[f64], expected: &[f64]) {
     assert_eq!(got.len(), expected.len());
     for (got, expected) in got.iter().zip(expected) {
@@ -165,7 +165,7 @@ fn adapters_reach_every_layout_and_add_up() {
     let expected: Vec<f64> =
         (0..24).map(|i| plain[TO_Q][i] + f64::from(0.7f32) * da[i] + f64::from(-0.5f32) * db[i]).collect();
     assert_close(&f32s(&both.get("onnx::MatMul_1").unwrap()), &transposed(&expected, 6, 4));
-    // Placed in the rows of the fused weight that are its own.
+    // Placed in its own rows of the fused weight.
     let fused = f32s(&both.get("qk").unwrap());
     assert_close(&fused[..24], &expected);
     assert_eq!(fused[24..], plain[TO_K]);
@@ -199,7 +199,7 @@ fn a_graphs_own_weights_take_adapters_as_well() {
     let expected: Vec<f64> = (0..24).map(|i| f64::from(own[i]) + delta[i]).collect();
     assert_close(&f32s(&with.get("onnx::MatMul_1").unwrap()), &transposed(&expected, 6, 4));
     assert_eq!(base.get("onnx::MatMul_1").unwrap().data(), bytes, "the base stays as it is");
-    // A weight in no table is the graph's own.
+    // A weight that no table lists belongs to the graph itself.
     assert_eq!(with.get("other").unwrap().data(), 1.0f32.to_le_bytes());
 }
 
@@ -245,7 +245,7 @@ fn what_does_not_fit_is_named() {
     for strength in [f32::NAN, f32::INFINITY] {
         assert!(stack.clone().with_adapter(&a, AdapterUse::at(strength)).is_err());
     }
-    // An adapter of which nothing fits.
+    // An adapter with no matching module.
     let mut other = binding();
     other.tensors.retain(|tensor| tensor.sources[0] == NORM);
     let nothing = WeightStack::of_graph(other, Box::new(InMemoryWeights::default()));
@@ -255,7 +255,8 @@ fn what_does_not_fit_is_named() {
 
 const TABLE: &str = "text_model.embeddings.token_embedding.weight";
 
-/// A text encoder's table of 9 tokens of 768 values, kept in `dtype` by the checkpoint and `wanted` by the graph.
+/// A text encoder's embedding table of 9 tokens with 768 values. The checkpoint stores it in `dtype`, and the graph
+/// takes it as `wanted`.
 fn encoder(wanted: DType) -> (WeightStack, Vec<f32>) {
     let shape = [9, 768];
     let plain: Vec<f32> =
@@ -269,7 +270,7 @@ fn encoder(wanted: DType) -> (WeightStack, Vec<f32>) {
     (WeightStack::of_state_dict(binding, Box::new(dict)), plain)
 }
 
-/// A word of two vectors, in f32.
+/// A word of two embedding vectors, in f32.
 fn word(folder: &Path, vectors: &[f32]) -> Embedding {
     let bytes: Vec<u8> = vectors.iter().flat_map(|v| v.to_le_bytes()).collect();
     let view = TensorView::new(Dtype::F32, vec![vectors.len() / 768, 768], &bytes).unwrap();
@@ -300,7 +301,7 @@ fn words_replace_rows_of_the_token_table() {
         assert_eq!(with.changed(), 1);
         let reports: Vec<_> = with.embeddings().map(|r| (r.name.as_str(), r.token, r.vectors)).collect();
         assert_eq!(reports, [("charm", 6, 2)]);
-        // The later one wins, and rows beside it stay.
+        // The later embedding wins, and rows outside it stay unchanged.
         let twice = with.clone().with_embedding(&charm, 7).unwrap();
         let row = |stack: &WeightStack, row: usize| {
             let width = 768 * dtype.size();

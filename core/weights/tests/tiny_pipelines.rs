@@ -1,4 +1,5 @@
-//! Checkpoints that other programs wrote: the tiny pipelines, whose every tensor follows the synthetic weight rule.
+//! Checkpoints written by other programs: the tiny pipelines, in which every tensor follows the synthetic weight
+//! rule.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,12 +9,12 @@ use common::tables::{Entry, table_files};
 use sdrun_abi::DType;
 use sdrun_weights::{Checkpoint, Component, StateDict, checkpoint::Family, synthetic};
 
-/// Every tensor of the table is there and has the rule's value. Weights B are the rule's rounded to f16.
+/// Checks that every tensor of the table exists and matches the rule. Weights B are the rule's values rounded to f16.
 fn check(state: &dyn StateDict, entry: &Entry, tag: &str) -> usize {
     let mut compared = 0;
     for name in entry.diffusers_names() {
         let weight = state.get(name).unwrap_or_else(|error| panic!("{tag} {name}: {error}"));
-        // A table of sines, the same in every checkpoint.
+        // A table of sines, identical in every checkpoint.
         if name == "pos_embed.pos_embed" {
             continue;
         }

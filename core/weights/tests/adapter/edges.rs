@@ -1,4 +1,4 @@
-//! What real files get wrong, and what is made of it.
+//! Mistakes in real files, and how they are handled.
 
 use crate::fixtures::{File, Random, Tensor, bytes, merged, target};
 use sdrun_abi::{DType, ErrorCode};
@@ -236,7 +236,7 @@ fn biases_and_norms_are_changed_too() {
         let expected: Vec<f32> = file.values(key).iter().map(|v| (1.0 + 0.5 * v) as f32).collect();
         assert_eq!(out, expected, "{tensor}");
     }
-    // PEFT's bias of the up factor is scaled like the rest.
+    // PEFT scales the bias of the up factor like the rest.
     let peft = File::default()
         .random("unet.m.lora_A.weight", &[4, 5])
         .random("unet.m.lora_B.weight", &[6, 4])
@@ -301,7 +301,7 @@ fn strict_or_lenient() {
     assert!(error.message.contains("nothing of"), "{error}");
 }
 
-/// Tensors that another program would put in place of the model's change its results.
+/// Tensors that another program would use in place of the model's own tensors change its results.
 #[test]
 fn whole_tensors_beside_an_adapter_are_refused_unless_lenient() {
     let network = network();
@@ -325,7 +325,7 @@ fn whole_tensors_beside_an_adapter_are_refused_unless_lenient() {
     }
     let stray = tensor("unet.n.weight").resolve(&network).report.skipped[0].reason.to_string();
     assert_eq!(stray, "unsupported: a whole tensor in place of the model's");
-    // For another component, or known to change nothing.
+    // Tensors for another component, or tensors known to have no effect.
     for key in
         ["text_encoder.final_layer_norm.weight", "unet.x.position_ids", "bundle_emb.word.string_to_param"]
     {
@@ -387,7 +387,7 @@ fn merging_checks_what_it_is_given() {
     assert_eq!(error.code, ErrorCode::FailedPrecondition);
 }
 
-/// Without deltas of any strength, bytes are copied and types converted once.
+/// Without any deltas, bytes are copied and types are converted only once.
 #[test]
 fn nothing_to_merge_is_a_copy() {
     let plain = Merge::new(&[6, 5], &[]).unwrap();

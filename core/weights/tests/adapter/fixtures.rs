@@ -1,4 +1,4 @@
-//! Adapter files made on the spot.
+//! Adapter files that the tests create.
 
 use half::{bf16, f16};
 use sdrun_abi::DType;
@@ -9,7 +9,7 @@ use sdrun_weights::{
 };
 use std::{collections::BTreeMap, path::PathBuf};
 
-/// A tensor of a file; the values are those that its type can hold.
+/// A tensor of a file. Its values are rounded to its type.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
     pub(crate) dtype: DType,
@@ -47,7 +47,7 @@ pub(crate) fn floats(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     }
 }
 
-/// Numbers in [-1, 1).
+/// Random numbers in [-1, 1).
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -69,7 +69,7 @@ impl Random {
     }
 }
 
-/// An adapter file to be.
+/// An adapter file under construction.
 #[derive(Clone, Default)]
 pub(crate) struct File {
     pub(crate) tensors: BTreeMap<String, Tensor>,
@@ -127,7 +127,7 @@ impl File {
     }
 }
 
-/// A component with these tensors.
+/// Creates a component with these tensors.
 pub(crate) fn target(component: Component, tensors: &[(&str, &[usize])], pairs: &[KeyPair]) -> Target {
     Target::new(component, tensors.iter().map(|(name, shape)| (name.to_string(), shape.to_vec())), pairs)
 }
@@ -137,7 +137,7 @@ pub(crate) fn pair(original: &str, diffusers: &[&str], fusion: Fusion) -> KeyPai
     KeyPair { original: original.into(), diffusers, fusion }
 }
 
-/// f32 weights merged to f32 in one piece. Its transpose is checked to have the same values.
+/// Merges f32 weights to f32 in one piece. Also checks that the transposed tensor gets the same values.
 pub(crate) fn merged(base: &[f32], shape: &[usize], deltas: &[(&Delta, f32)]) -> Vec<f32> {
     let base: Vec<u8> = base.iter().flat_map(|v| v.to_le_bytes()).collect();
     let mut out = vec![0u8; base.len()];

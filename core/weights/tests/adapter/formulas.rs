@@ -1,9 +1,9 @@
-//! The kinds of modules and their formulas, in f64.
+//! The kinds of modules with their formulas, in f64.
 
 use crate::fixtures::File;
 use sdrun_weights::adapter::Kind;
 
-/// Values of a tensor, and the magnitudes that their bound needs.
+/// Values of a tensor, and the magnitudes for its error bound.
 #[derive(Clone)]
 pub(crate) struct Sum {
     pub(crate) value: Vec<f64>,
@@ -24,7 +24,7 @@ pub(crate) fn times((a, m, k): &Matrix, (b, l, n): &Matrix) -> Matrix {
     (out, *m, *n)
 }
 
-/// The tensors of a module as they are, or all as their magnitudes.
+/// The tensors of a module, either unchanged or all replaced by their magnitudes.
 pub(crate) struct Parts<'a>(pub(crate) &'a File, pub(crate) bool);
 
 impl Parts<'_> {
@@ -60,16 +60,16 @@ pub(crate) fn transposed((a, m, n): Matrix) -> Matrix {
     ((0..n).flat_map(|j| (0..m).map(move |i| (i, j))).map(|(i, j)| a[i * n + j]).collect(), n, m)
 }
 
-/// A change as a function of tensors, weight and strength.
+/// The formula of a change: a function of tensors, weight and strength.
 pub(crate) type Change = Box<dyn Fn(&Parts, &[f64], f64) -> Vec<f64>>;
 
-/// A case: the shape of the weight, the file, and the change as a function of tensors, weight and strength.
+/// A test case: the shape of the weight, the file, and the formula of the change.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
     pub(crate) shape: Vec<usize>,
     pub(crate) file: File,
-    /// Units of 2⁻²³ · M allowed.
+    /// Allowed error in units of 2⁻²³ · M.
     pub(crate) units: f64,
     pub(crate) change: Change,
 }

@@ -1,10 +1,10 @@
 //! Every kind of module against its formula in f64.
 //!
-//! The bound. A merged value is a sum of products in f32, `W + s · scale · Σ up·down` and the like. With u = 2⁻²⁴, a sum
-//! of n products is off by at most (n + a few) · u · M, where M is the same sum with all terms' magnitudes: no
-//! multiple of the *result* bounds it, since terms may cancel. That is the worst case; roundings fall both ways, and
-//! what is asserted is two units in the last place of M, 2 · 2⁻²³ · M, or four times that where a kind multiplies
-//! two such sums, or goes over the weight twice.
+//! The bound: a merged value is a sum of products in f32, such as `W + s · scale · Σ up·down`. With u = 2⁻²⁴, the
+//! error of a sum of n products is at most (n + a few) · u · M, where M is the same sum over the magnitudes of all
+//! terms. No multiple of the *result* bounds the error, because terms may cancel. This is the worst case; in practice
+//! roundings go both ways. So the tests allow two units in the last place of M, 2 · 2⁻²³ · M. They allow four times
+//! that for a kind that multiplies two such sums or passes over the weight twice.
 
 use crate::{
     fixtures::{Random, floats, merged, round, target},
@@ -65,7 +65,7 @@ fn every_kind_is_its_formula() {
     }
 }
 
-/// Each kind after each other, in the order given, which matters for those that are not added.
+/// Applies the kinds one after another in the given order. The order matters for those that are not sums.
 #[test]
 fn stacks_are_applied_in_order() {
     let cases = cases();
@@ -148,7 +148,7 @@ fn dora_renormalizes() {
     }
 }
 
-/// The Cayley transform of a 2x2 block is known: B - Bᵀ = [[0, q], [-q, 0]] turns by the angle 2·atan(q).
+/// The Cayley transform of a 2x2 block is known: B - Bᵀ = [[0, q], [-q, 0]] rotates by the angle 2·atan(q).
 #[test]
 fn oft_rotates_blocks_of_rows() {
     for (constraint, rescaled) in [(0.0, false), (0.0, true), (0.0625, false)] {
@@ -173,7 +173,7 @@ fn oft_rotates_blocks_of_rows() {
             for at in 0..42 {
                 let (row, column) = (at / 7, at % 7);
                 let angle = 2.0 * (q[row / 2] * shrink).atan();
-                // (I + Q)(I - Q)⁻¹ is [[cos, sin], [-sin, cos]]; the rows are mixed by its transpose.
+                // (I + Q)(I - Q)⁻¹ is [[cos, sin], [-sin, cos]]. Its transpose mixes the rows.
                 let (cos, sin) = (s * angle.cos() + 1.0 - s, s * angle.sin());
                 let other = (row ^ 1) * 7 + column;
                 let sign = if row % 2 == 0 { -1.0 } else { 1.0 };
@@ -193,7 +193,7 @@ fn oft_rotates_blocks_of_rows() {
     }
 }
 
-/// Any rows, from any type to any other, are those of the whole.
+/// Merging any range of rows, from any type to any other, gives the same rows as merging the whole tensor.
 #[test]
 fn rows_and_types_agree_with_the_whole() {
     let types = [DType::F32, DType::F16, DType::BF16, DType::F64];
@@ -214,7 +214,7 @@ fn rows_and_types_agree_with_the_whole() {
                 merge.rows(range, (from, &source[a]), (to, &mut out[b])).unwrap();
             }
             for (out, whole) in floats(to, &out).iter().zip(&expected) {
-                // One rounding to the type apart, of sums whose order may differ by the height of a block.
+                // Allow one rounding step of the type, because the height of a block may change the order of a sum.
                 let step = [(DType::F16, 11), (DType::BF16, 8)]
                     .iter()
                     .find(|(t, _)| *t == to)

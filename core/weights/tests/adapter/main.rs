@@ -1,5 +1,5 @@
-//! Adapters: every kind, spelling and edge case against arithmetic in f64 that is written down once more here, and
-//! files of other programs against what those programs make of them (`oracles`).
+//! Adapters: every kind, spelling and edge case against an independent implementation in f64, and files of other
+//! programs against the results of those programs (`oracles`).
 
 #![allow(clippy::unwrap_used)]
 

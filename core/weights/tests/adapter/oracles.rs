@@ -1,6 +1,6 @@
-//! Files in the formats of kohya, LyCORIS, PEFT and diffusers with the weights that those programs merged
-//! (bit-for-bit equal to diffusers' `fuse_lora`, to LyCORIS' functions, or to PEFT, see their notes), on the small
-//! pipelines of `sdrun-tiny`.
+//! Files in the formats of kohya, LyCORIS, PEFT and diffusers, with the weights that those programs merged, on the
+//! small pipelines of `sdrun-tiny`. The weights are bit-for-bit equal to diffusers' `fuse_lora`, LyCORIS' functions
+//! or PEFT; see their notes.
 
 use crate::{
     common::tables::{table, table_files, unpacked},
@@ -40,7 +40,7 @@ fn component(pipeline: &str, name: &str) -> (Target, String) {
         "text_encoder_3" => Component::TextEncoder3,
         _ => Component::Denoiser,
     };
-    // The text encoder of Flux has no original names.
+    // Flux's text encoder has no original names.
     let table = table_files().into_iter().find(|entry| entry.name == format!("tiny_{pipeline}/{name}"));
     let pairs = table.map(|entry| entry.pairs).unwrap_or_default();
     assert!(kind != Component::Denoiser || !pairs.is_empty(), "{pipeline} {name}");
@@ -53,7 +53,7 @@ fn base(tag: &str, name: &str, shape: &[usize]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
-/// Merges all tensors the oracle of an adapter has, and compares. Gives the resolutions.
+/// Merges all tensors in an adapter's oracle and compares them. Returns the adapter and the resolutions.
 fn compare(pipeline: &str, adapter: &str, components: &[&str], tolerance: f32) -> (Adapter, Vec<Resolution>) {
     let path = sdrun_tiny::folder().join(pipeline).join("lora").join(adapter);
     let file = Adapter::open(path.with_extension("safetensors")).unwrap();
@@ -61,7 +61,7 @@ fn compare(pipeline: &str, adapter: &str, components: &[&str], tolerance: f32) -
     let (mut resolutions, mut compared, mut targets) = (Vec::new(), 0, Vec::new());
     for name in components {
         let (target, tag) = component(pipeline, name);
-        // diffusers made them, which follows PEFT whatever the spelling.
+        // diffusers wrote the oracles. It follows PEFT's rule for every spelling.
         let resolution = file.resolve_with(&target, Some(DoraRule::Peft));
         for key in oracle.names() {
             let Some((strength, tensor)) =
@@ -87,13 +87,13 @@ fn compare(pipeline: &str, adapter: &str, components: &[&str], tolerance: f32) -
     assert!(compared > 0, "{adapter}");
     let resolved: Vec<_> = targets.iter().zip(&resolutions).collect();
     check(&file, &resolved, false).unwrap();
-    // Every module is applied somewhere, and only there.
+    // Each module must be applied to exactly one component.
     let applied: usize = resolutions.iter().map(|r| r.report.applied.len()).sum();
     assert_eq!(applied, file.len(), "{adapter}");
     (file, resolutions)
 }
 
-/// f32 rounding of weights up to 2 in magnitude, added up in another order.
+/// f32 rounding of weights of magnitude up to 2, summed in a different order.
 const CLOSE: f32 = 1e-6;
 
 #[test]
@@ -139,7 +139,7 @@ fn an_adapter_of_another_architecture_is_told() {
     assert!(error.message.ends_with("is made for SDXL, but the engine is Flux"), "{error}");
 }
 
-/// All modules of the full-size UNets under both of kohya's spellings.
+/// All modules of the full-size UNets in both of kohya's spellings.
 #[test]
 fn every_kohya_name_of_full_size_unets_resolves() {
     for model in ["sd15", "sdxl"] {

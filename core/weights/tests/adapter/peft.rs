@@ -1,5 +1,5 @@
-//! Adapters that PEFT saved against the weights PEFT merges them to, and DoRA by ComfyUI's rule against its formula in f64.
-//! `tools/adapters/oracle.py` made the files.
+//! Compares adapters that PEFT saved with the weights that PEFT merges, and DoRA by ComfyUI's rule with its formula
+//! in f64. `tools/adapters/oracle.py` creates the files.
 
 use crate::fixtures::{File, merged, target};
 use sdrun_abi::{DType, ErrorCode, WeightSource};
@@ -37,7 +37,8 @@ fn network(base: &SafetensorsWeights) -> Target {
     target(Component::Denoiser, &tensors, &[])
 }
 
-/// Every tensor of the oracle, at every strength. Gives how many tensors the adapter changes, and the report.
+/// Compares every tensor of the oracle at every strength. Returns the number of tensors that the adapter changes, and
+/// the report.
 fn compare(adapter: &Adapter, dora: Option<DoraRule>, oracle: &Path) -> (usize, Report) {
     let base = base();
     let resolution = adapter.resolve_with(&network(&base), dora);
@@ -70,7 +71,7 @@ fn folders_of_peft_equal_what_peft_merges() {
         ("lora_bias", 14, 0),
         ("loha", 6, 0),
         ("lokr", 6, 0),
-        // The saved tensors are those of the base here; they are reported.
+        // Here the saved tensors equal those of the base. They are reported.
         ("bias", 7, 7),
     ] {
         let adapter = Adapter::open(data().join(case)).unwrap();
@@ -81,7 +82,7 @@ fn folders_of_peft_equal_what_peft_merges() {
     }
 }
 
-/// The weights PEFT would put in place of the model's are an error, unless lenient.
+/// Weights that PEFT would use in place of the model's own are an error, unless lenient.
 #[test]
 fn modules_to_save_are_not_dropped_in_silence() {
     let adapter = Adapter::open(data().join("modules_to_save")).unwrap();
@@ -95,7 +96,7 @@ fn modules_to_save_are_not_dropped_in_silence() {
     );
 }
 
-/// A configuration beside a file counts where it is the file's own.
+/// A configuration next to a file applies only if it belongs to that file.
 #[test]
 fn the_configuration_is_found_beside_the_file() {
     let folder = tempfile::tempdir().unwrap();
@@ -104,7 +105,7 @@ fn the_configuration_is_found_beside_the_file() {
     copy("adapter_config.json", "adapter_config.json");
     copy("adapter_model.safetensors", "style.safetensors");
     compare(&Adapter::open(folder.path().join("style.safetensors")).unwrap(), None, &oracle);
-    // Of two files it could be either's; only PEFT's own name tells.
+    // With two files the configuration could belong to either. Only the name that PEFT itself uses decides.
     copy("adapter_model.safetensors", "adapter_model.safetensors");
     compare(&Adapter::open(folder.path().join("adapter_model.safetensors")).unwrap(), None, &oracle);
     let alone = Adapter::open(folder.path().join("style.safetensors")).unwrap();
@@ -173,10 +174,10 @@ fn dora_in_kohyas_names_follows_comfyui() {
                 [&peft, &comfyui].map(|deltas| merged(&values, &shape, &[(&deltas[name][0], s)]));
             one.iter().zip(two).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max)
         };
-        // Magnitudes per input: the same at strength 1. Elsewhere the rules differ.
+        // Magnitudes per input: both rules agree at strength 1 and differ elsewhere.
         assert_eq!(far(1.0) < 1e-5, at_one, "{name}");
         assert!(far(0.5) > 1e-2, "{name}");
-        // Strength 0 changes no bit under either; PEFT's rule jumps there, ComfyUI's does not.
+        // With both rules, strength 0 changes no bit. Near 0, PEFT's rule is discontinuous and ComfyUI's is not.
         for deltas in [&peft, &comfyui] {
             let zero = Merge::new(&shape, &[(&deltas[name][0], 0.0)]).unwrap();
             assert!(zero.is_identity());

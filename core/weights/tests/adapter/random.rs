@@ -1,4 +1,4 @@
-//! Files of random keys and shapes: nothing panics, and what is found to fit merges.
+//! Files with random keys and shapes: nothing panics, and every adapter that resolves also merges.
 
 use crate::{
     edges::network,
@@ -46,7 +46,7 @@ const SLOTS: &[&str] = &[
     "bias",
 ];
 
-/// All tensors of a kind in shapes that fit `m.weight [6, 5]`.
+/// All tensors of each kind, in shapes that fit `m.weight [6, 5]`.
 fn whole_kinds() -> Vec<&'static [(&'static str, &'static [usize])]> {
     vec![
         &[("lora_down.weight", &[2, 5]), ("lora_up.weight", &[6, 2]), ("dora_scale", &[6, 1])],
@@ -70,7 +70,7 @@ fn whole_kinds() -> Vec<&'static [(&'static str, &'static [usize])]> {
     ]
 }
 
-/// Without a change, they do fit.
+/// Without random changes, they do fit.
 #[test]
 fn all_kinds_fit_together() {
     for kind in whole_kinds() {
@@ -82,7 +82,7 @@ fn all_kinds_fit_together() {
     }
 }
 
-/// Opens, resolves and merges; what opens and resolves must merge.
+/// Opens, resolves and merges a file. If it opens and resolves, it must also merge.
 fn use_all(file: &File) {
     let Ok(adapter) = file.open() else { return };
     let network = network();
@@ -107,7 +107,7 @@ proptest! {
         use_all(&file);
     }
 
-    /// Shapes that fit, or nearly.
+    /// Shapes that fit, or almost fit.
     #[test]
     fn nearly_right_shapes_never_panic(
         kind in prop::sample::select(whole_kinds()),

@@ -1,5 +1,5 @@
-//! How fast weights are merged, against the memory and the multiplier of the machine. Prints; asserts nothing:
-//! `cargo test --release -p sdrun-weights --test adapter -- --ignored --nocapture speed`.
+//! Measures the speed of merging against the machine's memory bandwidth and arithmetic. Prints the results and
+//! asserts nothing: `cargo test --release -p sdrun-weights --test adapter -- --ignored --nocapture speed`.
 
 use crate::fixtures::{File, Random, bytes, target};
 use ndarray::Array2;
@@ -10,13 +10,13 @@ use sdrun_weights::{
 };
 use std::time::Instant;
 
-/// Seconds this thread has been on a processor (Linux), so that others at work do not count.
+/// CPU time of this thread in seconds (Linux), so that other processes do not affect the result.
 fn clock() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     Some(text.split(' ').next()?.parse::<u64>().ok()? as f64 / 1e9)
 }
 
-/// Seconds of a run, the best of some measurements of many runs each (the clock ticks in milliseconds).
+/// Seconds per run: the best of several measurements of many runs each, because the clock ticks in milliseconds.
 fn best(mut run: impl FnMut()) -> f64 {
     let start = Instant::now();
     run();
@@ -33,7 +33,7 @@ fn best(mut run: impl FnMut()) -> f64 {
 #[test]
 #[ignore = "measures"]
 fn speed_of_merging() {
-    // One core: what the pieces cost, whoever else is at work.
+    // Uses one core, so that the cost of each part does not depend on other load.
     rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap().install(measure);
 }
 
@@ -90,8 +90,8 @@ fn measure() {
     }
 }
 
-/// All linear and convolution weights of the UNet of SD 1.5 (shapes from `tests/data`), each with a
-/// LoRA of rank 16, from f16 to f16.
+/// All linear and convolution weights of the SD 1.5 UNet (shapes from `tests/data`), each with a LoRA of rank 16,
+/// from f16 to f16.
 #[test]
 #[ignore = "measures"]
 fn speed_of_a_whole_unet() {

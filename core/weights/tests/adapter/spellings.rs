@@ -1,4 +1,4 @@
-//! One LoRA in every spelling gives one result; fused modules are split by rows.
+//! One LoRA gives the same result in every spelling. Fused modules are split by rows.
 
 use crate::fixtures::{File, Random, merged, pair, target};
 use sdrun_weights::{
@@ -9,7 +9,7 @@ use sdrun_weights::{
 
 const D: usize = 8;
 
-/// A network with something of everything.
+/// A network with every sort of layer.
 fn network(component: Component) -> Target {
     let wide = [D, D];
     match component {
@@ -87,7 +87,7 @@ fn pairs() -> Vec<KeyPair> {
     ]
 }
 
-/// The same LoRA under other names.
+/// Creates the LoRA under these names.
 fn lora(down: &str, up: &str, outputs: usize, inputs: usize) -> File {
     let mut random = Random::new(11);
     let (d, u) = (
@@ -97,7 +97,7 @@ fn lora(down: &str, up: &str, outputs: usize, inputs: usize) -> File {
     File::default().add(down, d).add(up, u)
 }
 
-/// Up times down, row-major, in f64.
+/// The product up · down, row-major, in f64.
 fn product(file: &File, down: &str, up: &str, inputs: usize) -> Vec<f64> {
     let (d, u) = (file.values(down), file.values(up));
     (0..u.len() / 2 * inputs)
@@ -105,7 +105,7 @@ fn product(file: &File, down: &str, up: &str, inputs: usize) -> Vec<f64> {
         .collect()
 }
 
-/// Every tensor's sum of deltas.
+/// The sum of all deltas of a tensor.
 fn deltas(resolution: &Resolution, target: &Target, tensor: &str) -> Vec<f32> {
     let (_, shape) = target.tensors().iter().find(|(name, _)| name == tensor).unwrap();
     let deltas: Vec<_> = resolution.deltas[tensor].iter().map(|d| (d, 1.0)).collect();
@@ -199,7 +199,7 @@ fn every_spelling_finds_its_tensor() {
     }
 }
 
-/// Transformers 5 has no `text_model.` before its names.
+/// Transformers 5 has no `text_model.` prefix in its names.
 #[test]
 fn encoders_of_transformers_5_are_found() {
     let network = target(TextEncoder, &[("encoder.layers.0.self_attn.q_proj.weight", &[D, D])], &[]);
@@ -213,7 +213,7 @@ fn encoders_of_transformers_5_are_found() {
     }
 }
 
-/// kohya numbers T5 3, though it is Flux's second encoder.
+/// kohya gives T5 the number 3, although it is Flux's second encoder.
 #[test]
 fn t5_is_found_under_kohyas_number() {
     let network = target(TextEncoder2, &[("encoder.block.0.layer.0.SelfAttention.q.weight", &[D, D])], &[]);
@@ -278,7 +278,7 @@ fn swapped_halves_are_swapped_back() {
     );
 }
 
-/// Other kinds on a part of their rows.
+/// Other kinds of modules that change only some rows of a fused weight.
 #[test]
 fn all_kinds_are_split_by_rows() {
     let network = network(Denoiser);
@@ -341,7 +341,7 @@ fn all_kinds_are_split_by_rows() {
     }
 }
 
-/// Separate q, k and v of different ranks, beside a fused one.
+/// Separate q, k and v of different ranks, together with a fused module.
 #[test]
 fn ranks_may_differ_between_parts_and_files() {
     let network = network(Denoiser);

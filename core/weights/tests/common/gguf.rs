@@ -1,9 +1,9 @@
-//! GGUF files to be read, and what the elements of their quantised blocks are: one element at a time and in f64, from
-//! the description of the format.
+//! Writes GGUF files, and decodes their quantised blocks one element at a time in f64, following the description of
+//! the format.
 
 use super::make::Made;
 
-/// Metadata of the kinds a test needs.
+/// Metadata of the types that the tests need.
 pub(crate) enum Meta {
     Text(&'static str),
     Number(u32),
@@ -16,7 +16,7 @@ fn string(out: &mut Vec<u8>, text: &str) {
     out.extend(text.as_bytes());
 }
 
-/// The number of a type and its block: elements and bytes.
+/// The code of a type and its block size: elements and bytes.
 pub(crate) fn type_of(name: &str) -> (u32, usize, usize) {
     match name {
         "F32" => (0, 1, 4),
@@ -39,7 +39,7 @@ pub(crate) fn type_of(name: &str) -> (u32, usize, usize) {
     }
 }
 
-/// A file of this version.
+/// The bytes of a GGUF file of this version.
 pub(crate) fn bytes(version: u32, metadata: &[(&str, Meta)], tensors: &[Made]) -> Vec<u8> {
     let mut out = b"GGUF".to_vec();
     out.extend(version.to_le_bytes());
@@ -89,7 +89,7 @@ pub(crate) fn bytes(version: u32, metadata: &[(&str, Meta)], tensors: &[Made]) -
     out
 }
 
-/// A quantised tensor with arbitrary bits in all but its scales in f16, which are finite.
+/// A quantised tensor of random bits, except that its f16 scales are finite.
 pub(crate) fn random(name: &str, kind: &str, shape: &[usize], seed: u64) -> Made {
     let (_, elements, size) = type_of(kind);
     let count = shape.iter().product::<usize>() / elements;
@@ -102,14 +102,14 @@ pub(crate) fn random(name: &str, kind: &str, shape: &[usize], seed: u64) -> Made
         .collect();
     for block in data.chunks_exact_mut(size) {
         for at in scales_of(kind) {
-            // The exponent's top bit away: below 2, either sign, subnormal at times.
+            // Clears the exponent's top bit: values below 2, of either sign, some of them subnormal.
             block[at + 1] &= 0xbf;
         }
     }
     Made::new(name, kind, shape, data)
 }
 
-/// Where the f16 of a block lie.
+/// Offsets of the f16 scales in a block.
 fn scales_of(kind: &str) -> Vec<usize> {
     match kind {
         "q4_1" | "q5_1" | "q4_k" | "q5_k" => vec![0, 2],
@@ -120,25 +120,25 @@ fn scales_of(kind: &str) -> Vec<usize> {
     }
 }
 
-/// All elements, row-major.
+/// All elements in row-major order.
 pub(crate) fn elements(made: &Made) -> Vec<f32> {
     let (_, elements, size) = type_of(&made.dtype);
     let blocks = made.data.chunks_exact(size);
     blocks.flat_map(|block| (0..elements).map(|e| element(&made.dtype, block, e) as f32)).collect()
 }
 
-/// The sixteen numbers of `iq4_nl` (`kvalues_iq4nl` in ggml).
+/// The sixteen values of `iq4_nl` (`kvalues_iq4nl` in ggml).
 const UNEVEN: [f64; 16] =
     [-127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69., 89., 113.];
 
-/// Element `e` of a block, exactly.
+/// The exact value of element `e` of a block.
 fn element(kind: &str, b: &[u8], e: usize) -> f64 {
     let half = |at: usize| half::f16::from_le_bytes([b[at], b[at + 1]]).to_f64();
     let bit = |byte: u8, place: usize| f64::from(byte >> place & 1);
-    // Nibbles of the types with 32 elements: element e < 16 is the low one of byte e, others the high ones.
+    // Nibbles of the types with 32 elements: element e < 16 is the low nibble of byte e; the others are high nibbles.
     let nibble = |start: usize| f64::from(b[start + e % 16] >> (4 * (e / 16)) & 15);
     let fifth = |start: usize| 16.0 * bit(b[start + e / 8], e % 8);
-    // Scale (first four rows) and minimum of six bits for sub-block j, from twelve bytes at 4.
+    // Six-bit scale (first four rows) and minimum of sub-block j, from twelve bytes at offset 4.
     let six = |minimum: bool| {
         let (j, s) = (e / 32, &b[4..16]);
         let m = usize::from(minimum);
@@ -162,7 +162,7 @@ fn element(kind: &str, b: &[u8], e: usize) -> f64 {
             let (n, l) = (e / 128, e % 128);
             let low = f64::from(b[32 + 32 * n + l % 32] >> (2 * (l / 32)) & 3);
             let q = low + 4.0 * bit(b[e % 32], e / 32) - 4.0;
-            // Sixteen scales: nibbles in bytes 96 to 103, upper bits in 104 to 107.
+            // Sixteen scales: nibbles in bytes 96 to 103, upper bits in bytes 104 to 107.
             let k = e / 16;
             let lower = b[96 + k % 8] >> (4 * (k / 8)) & 15;
             let upper = b[104 + k % 4] >> (2 * (k / 4)) & 3;

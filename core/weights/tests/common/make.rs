@@ -1,5 +1,5 @@
-//! Checkpoints made of nothing but the recorded key tables and the synthetic weight rule, so that the value every
-//! tensor must have is known.
+//! Creates checkpoints from the recorded key tables and the synthetic weight rule alone, so that the correct value of
+//! every tensor is known.
 
 use super::tables::Entry;
 use sdrun_abi::DType;
@@ -12,11 +12,11 @@ use std::{
 };
 use tempfile::TempDir;
 
-/// A tensor of a file to be written.
+/// A tensor to write to a file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Made {
     pub(crate) name: String,
-    /// As safetensors writes it.
+    /// The type's name in safetensors.
     pub(crate) dtype: String,
     pub(crate) shape: Vec<usize>,
     pub(crate) data: Vec<u8>,
@@ -32,7 +32,7 @@ impl Made {
     }
 }
 
-/// A safetensors file.
+/// Writes a safetensors file.
 pub(crate) fn write_safetensors(path: &Path, metadata: &[(&str, &str)], tensors: &[Made]) {
     let mut header = serde_json::Map::new();
     if !metadata.is_empty() {
@@ -126,7 +126,7 @@ pub(crate) fn original(entry: &Entry, prefix: &str, dtype: DType) -> Vec<Made> {
         .collect()
 }
 
-/// Every tensor of the state dict is what the rule says, and every tensor of the table is there.
+/// Checks that the state dict has every tensor of the table, and that every tensor matches the rule.
 pub(crate) fn check(state: &dyn StateDict, entry: &Entry, dtype: DType) {
     let mut expected = diffusers(entry, dtype);
     expected.sort_by(|a, b| a.name.cmp(&b.name));
@@ -146,27 +146,27 @@ pub(crate) fn check(state: &dyn StateDict, entry: &Entry, dtype: DType) {
     }
 }
 
-/// Tensors that are delivered without a copy.
+/// Counts the tensors that are delivered without a copy.
 pub(crate) fn borrowed(state: &dyn StateDict) -> usize {
     state.names().into_iter().filter(|name| state.get(name).unwrap().file.is_some()).count()
 }
 
-/// A file in a folder of its own.
+/// Writes a file into its own folder.
 pub(crate) fn file(name: &str, metadata: &[(&str, &str)], tensors: &[Made]) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
     write_safetensors(&path, metadata, tensors);
     (folder, path)
 }
-/// A component has every value of the rule.
+/// Checks that a component matches the rule.
 pub(crate) fn component(checkpoint: &Checkpoint, component: Component, entry: &Entry, dtype: DType) {
     check(&*checkpoint.component(component).unwrap(), entry, dtype);
 }
-/// A tensor nothing needs.
+/// A tensor that no component uses.
 pub(crate) fn junk(name: &str) -> Made {
     Made::new(name, "F32", &[1], vec![0; 4])
 }
-/// Nothing is missing, nothing is left over.
+/// Checks that nothing is missing and nothing is left over.
 pub(crate) fn complete(summary: &Summary) {
     for part in &summary.components {
         assert!(part.missing.is_empty() && part.extra.is_empty(), "{part:?}");
@@ -174,7 +174,7 @@ pub(crate) fn complete(summary: &Summary) {
     assert!(summary.unrecognised.is_empty(), "{:?}", summary.unrecognised);
 }
 
-/// A file of a folder, which is made.
+/// Writes a file into a folder, which is created.
 pub(crate) fn write_folder(folder: &Path, name: &str, tensors: &[Made]) {
     fs::create_dir_all(folder.join(name).parent().unwrap()).unwrap();
     write_safetensors(&folder.join(name), &[("format", "pt")], tensors);

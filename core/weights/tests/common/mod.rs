@@ -1,4 +1,4 @@
-//! What several tests of this crate share.
+//! Helpers that several tests of this crate share.
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub(crate) mod gguf;

@@ -1,5 +1,5 @@
-//! Safetensors files of real sizes: names, types and shapes, and no values but those given. They take no room on the
-//! disk where the file system keeps holes.
+//! Full-size safetensors files with names, types and shapes. Only some tensors have values. The rest are holes, which
+//! take no disk space if the file system supports sparse files.
 
 use super::tables::Entry;
 use sdrun_weights::keys::Fusion;
@@ -11,7 +11,7 @@ use std::{
 };
 use tempfile::TempDir;
 
-/// A file to be written: names, shapes and, for some, values.
+/// A file under construction: names, shapes and the values of some tensors.
 #[derive(Default)]
 pub(crate) struct Sparse {
     pub(crate) tensors: Vec<(String, Vec<usize>)>,
@@ -25,7 +25,7 @@ impl Sparse {
         Sparse { tensors, ..Sparse::default() }
     }
 
-    /// The component under the original keys.
+    /// A component under its original keys.
     pub(crate) fn original(entry: &Entry, prefix: &str) -> Self {
         let tensors = entry.pairs.iter().zip(&entry.shapes).map(|(pair, shapes)| {
             let mut shape = shapes[0].clone();
@@ -40,7 +40,7 @@ impl Sparse {
         Sparse::new(tensors.collect::<Vec<_>>())
     }
 
-    /// The component under the names of diffusers.
+    /// A component under diffusers' names.
     pub(crate) fn diffusers(entry: &Entry) -> Self {
         let named = entry
             .pairs
@@ -55,7 +55,7 @@ impl Sparse {
         self
     }
 
-    /// A small tensor with values.
+    /// Adds a small tensor with values.
     pub(crate) fn with_values(mut self, name: &str, values: &[f32]) -> Self {
         self.tensors.retain(|(other, _)| other != name);
         self.tensors.push((name.into(), vec![values.len()]));
@@ -74,7 +74,7 @@ impl Sparse {
         self
     }
 
-    /// Writes the file, in f32.
+    /// Writes the file in f32.
     pub(crate) fn write(&self, path: &Path) {
         let (mut header, mut places, mut start) = (serde_json::Map::new(), Vec::new(), 0usize);
         if !self.metadata.is_empty() {
@@ -103,7 +103,7 @@ impl Sparse {
         }
     }
 
-    /// A file in a folder of its own.
+    /// Writes a file into its own folder.
     pub(crate) fn file(&self) -> (TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.safetensors");

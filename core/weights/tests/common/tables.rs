@@ -1,4 +1,5 @@
-//! The recorded key tables (`tests/data/key_tables`): single-file key, how it comes from diffusers' tensors, shapes.
+//! The recorded key tables (`tests/data/key_tables`): each single-file key, its source among diffusers' tensors, and
+//! the shapes.
 
 use sdrun_weights::keys::{Fusion, KeyPair};
 use serde_json::Value;
@@ -8,15 +9,15 @@ use std::{fs, io::Read, path::Path};
 pub(crate) struct Entry {
     /// File and component: `sd15_unet`, `tiny_sd3/text_encoder_2`.
     pub(crate) name: String,
-    /// The rule's tag without the checkpoint's letter.
+    /// The tag for the synthetic rule, without the checkpoint's letter.
     pub(crate) tag: String,
-    /// What stands before the original keys in the file.
+    /// Prefix of the original keys in the file.
     pub(crate) prefix: &'static str,
-    /// In the order of the table.
+    /// In the table's order.
     pub(crate) pairs: Vec<KeyPair>,
-    /// Of each pair's diffusers tensors; empty where the table has none.
+    /// Shapes of each pair's diffusers tensors; empty if the table has none.
     pub(crate) shapes: Vec<Vec<Vec<usize>>>,
-    /// What the dimensions are divided by to make a small network of the same proportions.
+    /// Divides the dimensions to make a small network of the same proportions.
     pub(crate) divisor: usize,
 }
 
@@ -24,7 +25,7 @@ impl Entry {
     pub(crate) fn diffusers_names(&self) -> impl Iterator<Item = &str> {
         self.pairs.iter().flat_map(|pair| pair.diffusers.iter().map(String::as_str))
     }
-    /// The pairs whose original key is wanted.
+    /// Keeps only the pairs whose original key is wanted.
     pub(crate) fn only(mut self, wanted: impl Fn(&str) -> bool) -> Entry {
         let kept: Vec<_> =
             self.pairs.into_iter().zip(self.shapes).filter(|(pair, _)| wanted(&pair.original)).collect();
@@ -77,7 +78,7 @@ fn entry(name: String, tag: &str, table: &Value) -> Entry {
     Entry { name, tag: tag.to_string(), prefix, pairs: table.iter().map(pair).collect(), shapes, divisor: 64 }
 }
 
-/// A file of `tests/data`, unpacked.
+/// Reads and unpacks a file of `tests/data`.
 pub(crate) fn unpacked(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);
     let mut text = String::new();
@@ -85,7 +86,7 @@ pub(crate) fn unpacked(name: &str) -> String {
     text
 }
 
-/// All recorded tables, by name.
+/// All recorded tables.
 pub(crate) fn table_files() -> Vec<Entry> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/key_tables");
     let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -107,7 +108,7 @@ pub(crate) fn table_files() -> Vec<Entry> {
     entries
 }
 
-/// The table of this name.
+/// The table with this name.
 pub(crate) fn table(name: &str) -> Entry {
     table_files().into_iter().find(|entry| entry.name == name).unwrap()
 }
