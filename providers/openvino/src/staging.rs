@@ -2,8 +2,8 @@
 //!
 //! OpenVINO does not follow links out of the model's folder, but it cannot tell a hard link from an ordinary file. So
 //! the folder gets a hard link to each file that holds weights unchanged, and the model refers to their offsets in
-//! it. Linked weights are not copied. Weights that cannot be linked (computed weights, files on another file system or of
-//! another user) are written to one file in the folder.
+//! it. Linked weights are not copied. Weights that cannot be linked (computed weights, files on another file system
+//! or of another user) are written to one file in the folder.
 //!
 //! The folder is removed as soon as the model is read, because the reader has mapped its files by then. Links are
 //! created last, so that the files have a second name for as short a time as possible: other programs may refuse
