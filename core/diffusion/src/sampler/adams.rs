@@ -158,3 +158,15 @@ impl<D: Denoiser> Run<'_, D> {
         self.update(1.0, &terms);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::vp_time;
+
+    /// The levels that define it.
+    #[test]
+    fn time_of_the_vp_sde() {
+        assert!((vp_time(0.002) - 1e-3).abs() < 1e-9 && (vp_time(80.0) - 1.0).abs() < 1e-12);
+        assert!(vp_time(0.002) < vp_time(1.0) && vp_time(1.0) < vp_time(80.0));
+    }
+}

@@ -4,7 +4,10 @@ use super::{
     Denoiser, Noise, Options, Path, Run, adams, ancestral, dpm_solver, heun, multistep, sa_solver, seeds,
     stages, unipc,
 };
-use crate::program::Program;
+use crate::{
+    program::Program,
+    schedule::{Levels, a1111},
+};
 
 crate::list! {
     /// A sampling method.
@@ -62,7 +65,7 @@ crate::list! {
     Plms,
     /// DEIS (Zhang and Chen, 2022): order 3 in ComfyUI, 2 in diffusers, which interpolates over another variable.
     Deis,
-    /// UniPC (Zhao et al., 2023) with `B(h) = h`: order 3, in diffusers 2. ComfyUI ends at level 0.001 in place of 0.
+    /// UniPC (Zhao et al., 2023) with `B(h) = h`: order 3, in diffusers 2.
     UniPc,
     /// UniPC with `B(h) = e^h - 1`.
     UniPcBh2,
@@ -116,6 +119,25 @@ impl Sampler {
             }
             Program::A1111 => matches!(self, Self::Dpm2 | Self::Dpm2Ancestral | Self::DpmPp3mSde),
             Program::Diffusers => false,
+        }
+    }
+
+    /// The levels that the program uses for this sampler in place of a schedule's. Only A1111 has such samplers.
+    pub fn own_levels(self, program: Program, levels: &Levels, steps: usize) -> Option<Vec<f64>> {
+        match (program, self) {
+            (Program::A1111, Self::Ddim | Self::DdimCfgPp | Self::Plms) => {
+                Some(a1111::training_steps(levels, steps))
+            }
+            (Program::A1111, Self::UniPc) => Some(a1111::uni_pc(levels, steps)),
+            _ => None,
+        }
+    }
+
+    /// The level that the program puts in place of the 0 at the end of a path.
+    pub fn last_level(self, program: Program) -> f64 {
+        match (program, self) {
+            (Program::ComfyUi, Self::UniPc | Self::UniPcBh2) => 0.001,
+            _ => 0.0,
         }
     }
 

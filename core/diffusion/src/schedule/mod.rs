@@ -2,6 +2,7 @@
 //!
 //! A schedule lists levels from the highest down, followed by 0: `steps + 1` numbers for `steps` steps.
 
+pub mod a1111;
 mod beta;
 pub mod diffusers;
 pub mod flow;

@@ -1,6 +1,7 @@
 //! Samplers against exact solutions and other programs.
 
 mod gaussian;
+mod published;
 mod reference;
 
 use super::{Denoiser, Noise, Options, Path, Sampler};
