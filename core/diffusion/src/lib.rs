@@ -1,4 +1,5 @@
-//! The parts of a diffusion pipeline that are not neural networks: noise, schedules, samplers, guidance, prompts, metadata.
+//! From a prompt to a picture. [`pipeline`] runs the networks of a model family on engines. The other modules are the parts of it
+//! that are not neural networks, each usable alone.
 
 /// Defines an enum and the list of all of its values.
 macro_rules! list {
@@ -17,10 +18,13 @@ macro_rules! list {
 }
 use list;
 
+pub mod family;
 pub mod guidance;
 pub mod infotext;
+pub mod latent;
 pub mod names;
 pub mod noise;
+pub mod pipeline;
 pub mod prediction;
 pub mod program;
 pub mod prompt;

@@ -1,0 +1,306 @@
+//! Model families: what a pipeline has to know about each, besides its networks.
+//!
+//! A family is a record. To add one, add its record here, its graphs to the built-in models and its tensor names to
+//! `sdrun-weights`.
+
+use crate::{
+    latent::Latent,
+    prediction::{Prediction, Time},
+    sampler::Sampler,
+    schedule::{Betas, Levels, Schedule, flow},
+};
+
+/// A family of models that share networks and rules.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Family {
+    /// Short name, as in the names of built-in models.
+    pub id: &'static str,
+    /// Name for people.
+    pub title: &'static str,
+    /// Its text encoders, in the order in which the denoiser takes their states.
+    pub encoders: &'static [Encoder],
+    /// The built-in model of its denoiser.
+    pub denoiser: &'static str,
+    /// The built-in model of its autoencoder's decoder.
+    pub vae_decoder: &'static str,
+    /// Its latents.
+    pub latent: Latent,
+    /// Latents in each direction that the denoiser takes as one token, on the host. 1 for denoisers that take latents as they are.
+    pub pack: usize,
+    /// What the denoiser predicts, unless the checkpoint says something else.
+    pub prediction: Prediction,
+    /// Its noise levels.
+    pub noise: NoiseLevels,
+    /// Width and height it was trained for.
+    pub size: usize,
+    /// Its usual settings.
+    pub defaults: Defaults,
+    /// Whether it follows the guidance scale through an input instead of two predictions (Flux dev).
+    pub distilled_guidance: Option<f64>,
+}
+
+/// A text encoder of a family.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Encoder {
+    /// The component, as in folders of diffusers.
+    pub component: &'static str,
+    /// The built-in model.
+    pub model: &'static str,
+    /// Its vocabulary.
+    pub vocabulary: Vocabulary,
+    /// The output the denoiser attends to.
+    pub states: States,
+    /// Whether its pooled output is used.
+    pub pooled: bool,
+    /// Tokens of a prompt; `None` if prompts of any length are split into chunks of 75 with start and end.
+    pub tokens: Option<usize>,
+}
+
+/// Words that a text encoder knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vocabulary {
+    /// CLIP's, padded with the end token (OpenAI's models).
+    Clip,
+    /// CLIP's, padded with 0 (OpenCLIP's models).
+    OpenClip,
+    /// T5's.
+    T5,
+}
+
+/// Which states of a text encoder the denoiser attends to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum States {
+    /// None: only the pooled output is used.
+    None,
+    /// The last ones, after the final normalization. With clip skip, earlier ones, normalized too.
+    Last,
+    /// Those before the last layer, without the final normalization.
+    Penultimate,
+}
+
+/// The noise levels of a family.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum NoiseLevels {
+    /// Levels of a diffusion with these betas in 1000 steps.
+    Diffusion(Betas),
+    /// Levels from 0 to 1 with a constant shift.
+    Flow {
+        /// The shift.
+        shift: f64,
+    },
+    /// Levels from 0 to 1 with a shift that grows with the picture (Flux dev).
+    FlowBySize,
+}
+
+impl NoiseLevels {
+    /// The table of levels for a picture of so many tokens.
+    pub fn levels(self, tokens: usize) -> Levels {
+        match self {
+            Self::Diffusion(betas) => Levels::diffusion(betas),
+            Self::Flow { .. } | Self::FlowBySize => Levels::flow(self.shift(tokens), 1000),
+        }
+    }
+
+    /// The shift for a picture of so many tokens; 1 for diffusions.
+    pub fn shift(self, tokens: usize) -> f64 {
+        match self {
+            Self::Diffusion(_) => 1.0,
+            Self::Flow { shift } => shift,
+            Self::FlowBySize => flow::flux_shift(tokens),
+        }
+    }
+}
+
+/// Usual settings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Defaults {
+    /// Steps.
+    pub steps: usize,
+    /// Guidance scale; 1 for models that take no negative prompt.
+    pub scale: f64,
+    /// Sampler.
+    pub sampler: Sampler,
+    /// Schedule.
+    pub schedule: Schedule,
+    /// How a level becomes a timestep.
+    pub time: Time,
+}
+
+const SD_LATENT: Latent = Latent { channels: 4, factor: 8, scale: 0.18215, shift: 0.0 };
+const SDXL_LATENT: Latent = Latent { scale: 0.13025, ..SD_LATENT };
+const SD3_LATENT: Latent = Latent { channels: 16, factor: 8, scale: 1.5305, shift: 0.0609 };
+const FLUX_LATENT: Latent = Latent { scale: 0.3611, shift: 0.1159, ..SD3_LATENT };
+
+const UNET: Defaults = Defaults {
+    steps: 25,
+    scale: 7.0,
+    sampler: Sampler::DpmPp2m,
+    schedule: Schedule::Karras,
+    time: Time::Fraction,
+};
+const FLOW: Defaults = Defaults {
+    steps: 28,
+    scale: 4.5,
+    sampler: Sampler::Euler,
+    schedule: Schedule::Simple,
+    time: Time::Fraction,
+};
+
+const CLIP_L: Encoder = Encoder {
+    component: "text_encoder",
+    model: "sd15/text-encoder",
+    vocabulary: Vocabulary::Clip,
+    states: States::Last,
+    pooled: false,
+    tokens: None,
+};
+const SDXL_CLIP_L: Encoder = Encoder { model: "sdxl/text-encoder", states: States::Penultimate, ..CLIP_L };
+const CLIP_G: Encoder = Encoder {
+    component: "text_encoder_2",
+    model: "sdxl/text-encoder-2",
+    vocabulary: Vocabulary::OpenClip,
+    states: States::Penultimate,
+    pooled: true,
+    tokens: None,
+};
+const T5: Encoder = Encoder {
+    component: "text_encoder",
+    model: "t5-xxl",
+    vocabulary: Vocabulary::T5,
+    states: States::Last,
+    pooled: false,
+    tokens: Some(512),
+};
+const FLUX_CLIP: Encoder = Encoder { states: States::None, pooled: true, ..CLIP_L };
+
+/// All families. Settings are those of the models' authors and of diffusers' pipelines.
+pub const FAMILIES: [Family; 8] = [
+    Family {
+        id: "sd15",
+        title: "Stable Diffusion 1",
+        encoders: &[CLIP_L],
+        denoiser: "sd15/unet",
+        vae_decoder: "sd15/vae-decoder",
+        latent: SD_LATENT,
+        pack: 1,
+        prediction: Prediction::Noise,
+        noise: NoiseLevels::Diffusion(Betas::STABLE_DIFFUSION),
+        size: 512,
+        defaults: UNET,
+        distilled_guidance: None,
+    },
+    Family {
+        id: "sd21",
+        title: "Stable Diffusion 2",
+        encoders: &[Encoder { model: "sd21/text-encoder", vocabulary: Vocabulary::OpenClip, ..CLIP_L }],
+        denoiser: "sd21/unet",
+        vae_decoder: "sd15/vae-decoder",
+        latent: SD_LATENT,
+        pack: 1,
+        prediction: Prediction::Velocity,
+        noise: NoiseLevels::Diffusion(Betas::STABLE_DIFFUSION),
+        size: 768,
+        defaults: UNET,
+        distilled_guidance: None,
+    },
+    Family {
+        id: "sdxl",
+        title: "Stable Diffusion XL",
+        encoders: &[SDXL_CLIP_L, CLIP_G],
+        denoiser: "sdxl/unet",
+        vae_decoder: "sdxl/vae-decoder",
+        latent: SDXL_LATENT,
+        pack: 1,
+        prediction: Prediction::Noise,
+        noise: NoiseLevels::Diffusion(Betas::STABLE_DIFFUSION),
+        size: 1024,
+        defaults: Defaults { scale: 6.0, ..UNET },
+        distilled_guidance: None,
+    },
+    Family {
+        id: "sd3",
+        title: "Stable Diffusion 3",
+        encoders: &[
+            Encoder { model: "sd3/text-encoder", pooled: true, ..SDXL_CLIP_L },
+            CLIP_G,
+            Encoder { component: "text_encoder_3", tokens: Some(256), ..T5 },
+        ],
+        denoiser: "sd3/medium",
+        vae_decoder: "sd3/vae-decoder",
+        latent: SD3_LATENT,
+        pack: 1,
+        prediction: Prediction::Flow,
+        noise: NoiseLevels::Flow { shift: 3.0 },
+        size: 1024,
+        defaults: FLOW,
+        distilled_guidance: None,
+    },
+    Family {
+        id: "flux-dev",
+        title: "FLUX.1 dev",
+        encoders: &[FLUX_CLIP, Encoder { component: "text_encoder_2", ..T5 }],
+        denoiser: "flux/dev",
+        vae_decoder: "flux/vae-decoder",
+        latent: FLUX_LATENT,
+        pack: 2,
+        prediction: Prediction::Flow,
+        noise: NoiseLevels::FlowBySize,
+        size: 1024,
+        defaults: Defaults { scale: 1.0, ..FLOW },
+        distilled_guidance: Some(3.5),
+    },
+    Family {
+        id: "flux-schnell",
+        title: "FLUX.1 schnell",
+        encoders: &[FLUX_CLIP, Encoder { component: "text_encoder_2", tokens: Some(256), ..T5 }],
+        denoiser: "flux/schnell",
+        vae_decoder: "flux/vae-decoder",
+        latent: FLUX_LATENT,
+        pack: 2,
+        prediction: Prediction::Flow,
+        noise: NoiseLevels::Flow { shift: 1.0 },
+        size: 1024,
+        defaults: Defaults { steps: 4, scale: 1.0, ..FLOW },
+        distilled_guidance: None,
+    },
+    Family {
+        id: "chroma",
+        title: "Chroma",
+        encoders: &[Encoder { model: "t5-xxl-masked", ..T5 }],
+        denoiser: "chroma",
+        vae_decoder: "flux/vae-decoder",
+        latent: FLUX_LATENT,
+        pack: 2,
+        prediction: Prediction::Flow,
+        noise: NoiseLevels::Flow { shift: 1.0 },
+        size: 1024,
+        defaults: Defaults { steps: 26, scale: 4.0, schedule: Schedule::Beta, ..FLOW },
+        distilled_guidance: None,
+    },
+    Family {
+        id: "pixart-sigma",
+        title: "PixArt-Σ",
+        encoders: &[Encoder { model: "t5-xxl-masked", tokens: Some(300), ..T5 }],
+        denoiser: "pixart/sigma",
+        vae_decoder: "sdxl/vae-decoder",
+        latent: SDXL_LATENT,
+        pack: 1,
+        prediction: Prediction::Noise,
+        noise: NoiseLevels::Diffusion(Betas::PIXART),
+        size: 1024,
+        defaults: Defaults { steps: 20, scale: 4.5, schedule: Schedule::Normal, ..UNET },
+        distilled_guidance: None,
+    },
+];
+
+impl Family {
+    /// The family with this id.
+    pub fn find(id: &str) -> Option<&'static Family> {
+        FAMILIES.iter().find(|family| family.id == id)
+    }
+
+    /// Pixels that sides are multiples of.
+    pub fn multiple(&self) -> usize {
+        self.latent.factor * self.pack
+    }
+}

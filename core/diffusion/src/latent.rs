@@ -1,0 +1,171 @@
+//! Latents: the compressed pictures that denoisers work on, and pictures themselves.
+//!
+//! All tensors are row-major f32: latents `[channels, height / factor, width / factor]`, pictures `[3, height, width]`.
+
+/// The latents of a family.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Latent {
+    /// Channels.
+    pub channels: usize,
+    /// Pixels of a picture for each latent, in each direction.
+    pub factor: usize,
+    /// A denoiser's latents are `(z - shift) * scale` of an autoencoder's `z`.
+    pub scale: f32,
+    /// See `scale`.
+    pub shift: f32,
+}
+
+impl Latent {
+    /// Turns the latents of an autoencoder into those of a denoiser.
+    pub fn encoded(&self, latents: &mut [f32]) {
+        latents.iter_mut().for_each(|z| *z = (*z - self.shift) * self.scale);
+    }
+
+    /// Turns the latents of a denoiser into those of an autoencoder.
+    pub fn decoded(&self, latents: &mut [f32]) {
+        latents.iter_mut().for_each(|z| *z = *z / self.scale + self.shift);
+    }
+
+    /// The shape `[channels, height, width]` for a picture of so many pixels.
+    ///
+    /// # Errors
+    /// The side that is no positive multiple of the factor.
+    pub fn shape(&self, width: usize, height: usize) -> Result<[usize; 3], SizeError> {
+        for (what, pixels) in [("width", width), ("height", height)] {
+            if pixels == 0 || !pixels.is_multiple_of(self.factor) {
+                let below = (pixels / self.factor * self.factor).max(self.factor);
+                return Err(SizeError { what, pixels, multiple: self.factor, below });
+            }
+        }
+        Ok([self.channels, height / self.factor, width / self.factor])
+    }
+}
+
+/// A size that a model cannot have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the {what} {pixels} is not a positive multiple of {multiple}: take {below} or {}", below + multiple)]
+pub struct SizeError {
+    what: &'static str,
+    pixels: usize,
+    multiple: usize,
+    below: usize,
+}
+
+/// How the values of a picture become bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rounding {
+    /// To the nearest (diffusers).
+    #[default]
+    Nearest,
+    /// Down (A1111, ComfyUI).
+    Down,
+}
+
+/// Turns a picture with values from -1 to 1 into bytes, `[height, width, 3]`. Values outside are clamped.
+pub fn to_bytes(picture: &[f32], rounding: Rounding) -> Vec<u8> {
+    let pixels = picture.len() / 3;
+    let byte = |value: f32| {
+        let value = (value / 2.0 + 0.5).clamp(0.0, 1.0) * 255.0;
+        match rounding {
+            Rounding::Nearest => value.round_ties_even() as u8,
+            Rounding::Down => value as u8,
+        }
+    };
+    (0..pixels).flat_map(|i| [0, 1, 2].map(|channel| byte(picture[channel * pixels + i]))).collect()
+}
+
+/// Turns bytes `[height, width, 3]` into a picture with values from -1 to 1.
+pub fn from_bytes(bytes: &[u8]) -> Vec<f32> {
+    let value = |byte: u8| f32::from(byte) / 255.0 * 2.0 - 1.0;
+    (0..3).flat_map(|channel| bytes.iter().skip(channel).step_by(3).map(move |byte| value(*byte))).collect()
+}
+
+/// Groups latents `[c, h, w]` of an even height and width into tokens `[h/2 · w/2, 4c]`, as Flux and Chroma take them: the
+/// channels of a token are `c` times the 2 × 2 latents from the top left.
+pub fn packed(latents: &[f32], [channels, height, width]: [usize; 3]) -> Vec<f32> {
+    let mut out = Vec::with_capacity(latents.len());
+    each_packed([channels, height, width], |at| out.push(latents[at]));
+    out
+}
+
+/// The inverse of [`packed`].
+pub fn unpacked(tokens: &[f32], [channels, height, width]: [usize; 3]) -> Vec<f32> {
+    let mut out = vec![0.0; tokens.len()];
+    let mut from = tokens.iter();
+    each_packed([channels, height, width], |at| {
+        if let Some(value) = from.next() {
+            out[at] = *value;
+        }
+    });
+    out
+}
+
+/// Visits the places of latents in the order of the tokens.
+fn each_packed([channels, height, width]: [usize; 3], mut visit: impl FnMut(usize)) {
+    for (row, col) in (0..height / 2).flat_map(|row| (0..width / 2).map(move |col| (row, col))) {
+        for channel in 0..channels {
+            for (dy, dx) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                visit((channel * height + 2 * row + dy) * width + 2 * col + dx);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SD: Latent = Latent { channels: 4, factor: 8, scale: 0.18215, shift: 0.0 };
+
+    #[test]
+    fn sizes_are_multiples() {
+        assert_eq!(SD.shape(512, 768), Ok([4, 96, 64]));
+        let error = SD.shape(516, 512).unwrap_err().to_string();
+        assert_eq!(error, "the width 516 is not a positive multiple of 8: take 512 or 520");
+        assert!(SD.shape(512, 0).unwrap_err().to_string().contains("height 0"));
+    }
+
+    #[test]
+    fn programs_round_differently() {
+        // Two pixels: red 0.2 and -1.5, green 0.998 and 2, blue -1 and 0. 0 is 127.5 of 255.
+        let picture = [0.2, -1.5, 0.998, 2.0, -1.0, 0.0];
+        assert_eq!(to_bytes(&picture, Rounding::Nearest), [153, 255, 0, 0, 255, 128]);
+        assert_eq!(to_bytes(&picture, Rounding::Down), [153, 254, 0, 0, 255, 127]);
+    }
+
+    #[test]
+    fn tokens_are_squares_of_latents() {
+        // Two channels of 2 x 4: the first token has both channels' left squares.
+        let latents: Vec<f32> = (0..16).map(|i| i as f32).collect();
+        let tokens = packed(&latents, [2, 2, 4]);
+        assert_eq!(tokens[..8], [0.0, 1.0, 4.0, 5.0, 8.0, 9.0, 12.0, 13.0]);
+        assert_eq!(unpacked(&tokens, [2, 2, 4]), latents);
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_survive(bytes in prop::collection::vec(any::<[u8; 3]>(), 0..50)) {
+            let bytes: Vec<u8> = bytes.concat();
+            prop_assert_eq!(to_bytes(&from_bytes(&bytes), Rounding::Nearest), bytes);
+        }
+
+        #[test]
+        fn latents_survive(values in prop::collection::vec(-9.0f32..9.0, 1..40), shift in -1.0f32..1.0) {
+            let latent = Latent { shift, ..SD };
+            let mut there = values.clone();
+            latent.encoded(&mut there);
+            latent.decoded(&mut there);
+            for (a, b) in values.iter().zip(&there) {
+                prop_assert!((a - b).abs() < 1e-5);
+            }
+        }
+
+        #[test]
+        fn packing_loses_nothing(c in 1usize..4, h in 1usize..4, w in 1usize..4) {
+            let shape = [c, 2 * h, 2 * w];
+            let latents: Vec<f32> = (0..c * h * w * 4).map(|i| i as f32).collect();
+            prop_assert_eq!(unpacked(&packed(&latents, shape), shape), latents);
+        }
+    }
+}

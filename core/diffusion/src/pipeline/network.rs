@@ -1,0 +1,159 @@
+//! A network on an engine, ready to run.
+
+use super::{Error, Event, Part, Result};
+use sdrun::{
+    BuildOptions, CachePolicy, HostTensor, Registry, Session, Shapes, Tensors, Wishes,
+    abi::{self, DType, Host, Precision},
+};
+
+/// How networks become engines.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Preferred providers, the device, and where providers run.
+    pub wishes: Wishes,
+    /// Arithmetic.
+    pub precision: Option<Precision>,
+    /// Threads for CPU devices; `None` means all cores.
+    pub threads: Option<usize>,
+    /// Use of the cache.
+    pub cache: CachePolicy,
+}
+
+impl Settings {
+    /// The best device of this machine, fp32, all cores, with the cache.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+/// Opens networks.
+pub(super) struct Opener<'a> {
+    pub(super) registry: &'a Registry,
+    pub(super) engines: &'a Settings,
+    pub(super) host: &'a dyn Host,
+}
+
+/// A loaded network.
+pub(super) struct Network {
+    part: String,
+    session: Session,
+}
+
+/// Names an error's network.
+fn of(part: &str) -> impl Fn(sdrun::Error) -> Error + '_ {
+    move |error| Error::Network { part: part.into(), error: Box::new(error) }
+}
+
+impl Opener<'_> {
+    /// Builds or loads an engine for `part` with inputs of `shapes`, and gives it its weights.
+    pub(super) fn network(
+        &self,
+        part: &Part,
+        shapes: Shapes,
+        event: &mut dyn FnMut(Event<'_>),
+    ) -> Result<Network> {
+        let name = of(&part.name);
+        let weights = part.weights.of_model(&part.model, self.registry.paths(), self.host).map_err(&name)?;
+        let options = |device| {
+            let options = BuildOptions::new(device)
+                .shapes(shapes.clone())
+                .threads(self.engines.threads)
+                .cache(self.engines.cache);
+            match self.engines.precision {
+                Some(precision) => options.precision(precision),
+                None => options,
+            }
+        };
+        let (engine, session) = self
+            .registry
+            .choose(&part.model, &self.engines.wishes, &options, self.host)
+            .try_each(|candidate| {
+                let engine = candidate.provider.build(&part.model, &candidate.options, self.host)?;
+                let session = engine.session(&weights.stack, self.host)?;
+                Ok((engine, session))
+            })
+            .map_err(&name)?;
+        event(Event::Loaded {
+            part: &part.name,
+            provider: engine.provider().id(),
+            device: &engine.device().name,
+            built: !engine.was_loaded(),
+            seconds: engine.seconds() + session.seconds(),
+        });
+        Ok(Network { part: part.name.clone(), session })
+    }
+}
+
+impl Network {
+    /// A tensor for input `name`, converted to its type.
+    pub(super) fn input(&self, name: &str, values: &[f32]) -> Result<HostTensor> {
+        let inputs = &self.session.info().inputs;
+        let spec = inputs.iter().find(|input| input.name == name).ok_or_else(|| {
+            let names: Vec<&str> = inputs.iter().map(|input| &*input.name).collect();
+            let message = format!("its graph has no input `{name}`, only {}", names.join(", "));
+            of(&self.part)(abi::Error::invalid(message).into())
+        })?;
+        let shape: Vec<usize> = spec.shape.iter().map(|dim| dim.unwrap_or(1)).collect();
+        let tensor = match spec.dtype {
+            DType::F32 => HostTensor::from_f32(shape, values),
+            // Graphs whose timestep is an integer get the nearest.
+            DType::I64 => {
+                HostTensor::from_i64(shape, &values.iter().map(|v| v.round() as i64).collect::<Vec<_>>())
+            }
+            dtype => {
+                let values: Vec<f64> = values.iter().map(|v| f64::from(*v)).collect();
+                HostTensor::from_f64(dtype, shape, &values)
+            }
+        };
+        tensor.map_err(of(&self.part))
+    }
+
+    /// Runs it. Returns the outputs that are named, in f32.
+    pub(super) fn run(
+        &mut self,
+        inputs: &Tensors,
+        outputs: &[&str],
+        host: &dyn Host,
+    ) -> Result<Vec<Vec<f32>>> {
+        let names: Vec<String> =
+            self.session.info().outputs.iter().map(|output| output.name.clone()).collect();
+        let part = self.part.clone();
+        let tensors = self.session.run_in_place(inputs, host).map_err(of(&part))?;
+        let find = |wanted: &&str| {
+            let found = names.iter().zip(tensors).find(|(name, _)| name == wanted);
+            let values = found.and_then(|(_, tensor)| f32s(tensor));
+            values.ok_or_else(|| {
+                let message = format!("its graph has no float output `{wanted}`, only {}", names.join(", "));
+                of(&part)(abi::Error::invalid(message).into())
+            })
+        };
+        outputs.iter().map(find).collect()
+    }
+
+    /// Runs a network with these inputs; returns its first output.
+    pub(super) fn run_one(&mut self, inputs: &[(&str, &[f32])], host: &dyn Host) -> Result<Vec<f32>> {
+        let inputs: Tensors = inputs
+            .iter()
+            .map(|(name, values)| Ok((name.to_string(), self.input(name, values)?)))
+            .collect::<Result<_>>()?;
+        let first = self.session.info().outputs.first().map(|output| output.name.clone()).unwrap_or_default();
+        Ok(self.run(&inputs, &[&first], host)?.remove(0))
+    }
+
+    /// Names of the outputs.
+    pub(super) fn outputs(&self) -> Vec<String> {
+        self.session.info().outputs.iter().map(|output| output.name.clone()).collect()
+    }
+}
+
+/// A tensor's values, if they are floats.
+fn f32s(tensor: &HostTensor) -> Option<Vec<f32>> {
+    match tensor.dtype() {
+        DType::F32 => {
+            let words = tensor.bytes().as_chunks::<4>().0;
+            Some(words.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+        }
+        _ => Some(tensor.to_f64()?.into_iter().map(|value| value as f32).collect()),
+    }
+}

@@ -1,0 +1,168 @@
+//! Where the networks of a pipeline come from.
+
+use super::{Error, Result};
+use crate::{family::Family, prediction::Prediction, text::tokenizer::Tokenizer};
+use sdrun::{
+    Model, Paths, WeightFiles,
+    abi::{self, Host},
+    graph::{OpenOptions, WeightsPolicy},
+    weights::{
+        Checkpoint,
+        checkpoint::{Family as Kind, Parameterisation},
+    },
+};
+use std::path::{Path, PathBuf};
+
+/// A network: its graph and its weights.
+pub struct Part {
+    /// Its name in a folder of diffusers, such as `unet`.
+    pub name: String,
+    /// The graph.
+    pub model: Model,
+    /// The weights; none are named if the model has its own.
+    pub weights: WeightFiles,
+}
+
+/// The networks of a pipeline.
+pub struct Parts {
+    /// The family.
+    pub family: &'static Family,
+    /// What the denoiser predicts, if the checkpoint tells; otherwise the family's.
+    pub prediction: Option<Prediction>,
+    /// Turns prompts into ids for all CLIP encoders.
+    pub tokenizer: Tokenizer,
+    /// The text encoders, as in [`Family::encoders`].
+    pub encoders: Vec<Part>,
+    /// The denoiser.
+    pub denoiser: Part,
+    /// The autoencoder's decoder.
+    pub vae_decoder: Part,
+}
+
+impl Parts {
+    /// Opens a folder of ONNX models as Optimum exports them, or a checkpoint, whose family it recognises. Reads no weights yet.
+    ///
+    /// # Errors
+    /// `Unimplemented` for a family that sdrun cannot draw with yet; `InvalidArgument` for files that are no pipeline; those of
+    /// reading files.
+    pub fn open(path: &Path, paths: &Paths, host: &dyn Host) -> Result<Self> {
+        if path.join("unet").join(MODEL).is_file() {
+            Self::of_folder(path)
+        } else {
+            Self::of_checkpoint(path, paths, host)
+        }
+    }
+
+    /// Adds an adapter to the denoiser and the text encoders, at these strengths.
+    pub fn add_adapter(&mut self, file: &Path, strength: f32, text_encoder_strength: f32) {
+        let file = sdrun::AdapterFile { file: file.to_path_buf(), strength, text_encoder_strength };
+        for part in self.encoders.iter_mut().chain([&mut self.denoiser]) {
+            part.weights.adapters.push(file.clone());
+        }
+    }
+
+    fn of_folder(folder: &Path) -> Result<Self> {
+        let part = |name: &str| -> Result<Part> {
+            let file = folder.join(name).join(MODEL);
+            let model = Model::open(&file).map_err(|error| of(name, error))?;
+            Ok(Part { name: name.into(), model, weights: WeightFiles::default() })
+        };
+        let denoiser = part("unet")?;
+        let family = family(match folder.join("text_encoder_2").is_dir() {
+            true => "sdxl",
+            false if text_width(&denoiser.model) == Some(1024) => "sd21",
+            false => "sd15",
+        })?;
+        let file = folder.join("tokenizer").join("tokenizer.json");
+        let tokenizer = match file.is_file() {
+            true => Tokenizer::json(&read(&file)?)?,
+            false => Tokenizer::clip()?,
+        };
+        Ok(Parts {
+            family,
+            prediction: None,
+            tokenizer,
+            encoders: family.encoders.iter().map(|encoder| part(encoder.component)).collect::<Result<_>>()?,
+            denoiser,
+            vae_decoder: part("vae_decoder")?,
+        })
+    }
+
+    fn of_checkpoint(path: &Path, paths: &Paths, host: &dyn Host) -> Result<Self> {
+        let summary = Checkpoint::open(path).map_err(sdrun::Error::from)?.summary();
+        let unfit = |message: String| Error::Core(abi::Error::unsupported(message).with_file(path).into());
+        let kind = summary.family.ok_or_else(|| {
+            unfit(format!("{} is no checkpoint of a model that sdrun knows", path.display()))
+        })?;
+        let id = match kind {
+            Kind::Sd1 => "sd15",
+            Kind::Sd2 => "sd21",
+            Kind::Sdxl => "sdxl",
+            other => {
+                let message =
+                    format!("{} is {other}; sdrun draws with SD 1, SD 2 and SDXL so far", path.display());
+                return Err(unfit(message));
+            }
+        };
+        if summary.facts.inpainting || summary.facts.distilled_guidance {
+            let what =
+                if summary.facts.inpainting { "an inpainting model" } else { "a latent consistency model" };
+            return Err(unfit(format!("{} is {what}, which sdrun cannot draw with yet", path.display())));
+        }
+        let prediction = match summary.prediction.kind {
+            None => None,
+            Some(Parameterisation::Epsilon) => Some(Prediction::Noise),
+            Some(Parameterisation::Velocity) => Some(Prediction::Velocity),
+            Some(other) => {
+                return Err(unfit(format!(
+                    "{} uses {other}, which sdrun cannot draw with yet",
+                    path.display()
+                )));
+            }
+        };
+        if summary.prediction.zero_terminal_snr == Some(true) {
+            let why = "was trained with zero terminal SNR, which sdrun cannot draw with yet";
+            return Err(unfit(format!("{} {why}", path.display())));
+        }
+        let family = family(id)?;
+        let options = OpenOptions { weights: WeightsPolicy::MayBeAbsent, ..OpenOptions::default() };
+        let part = |name: &str, builtin: &str| -> Result<Part> {
+            let model = Model::find(builtin, paths, &options, host).map_err(|error| of(name, error))?;
+            Ok(Part { name: name.into(), model, weights: WeightFiles::of(path) })
+        };
+        let encoder = |encoder: &crate::family::Encoder| part(encoder.component, encoder.model);
+        Ok(Parts {
+            family,
+            prediction,
+            tokenizer: Tokenizer::clip()?,
+            encoders: family.encoders.iter().map(encoder).collect::<Result<_>>()?,
+            denoiser: part("unet", family.denoiser)?,
+            vae_decoder: part("vae_decoder", family.vae_decoder)?,
+        })
+    }
+}
+
+/// Name of a model's file in its folder.
+const MODEL: &str = "model.onnx";
+
+fn of(part: &str, error: sdrun::Error) -> Error {
+    Error::Network { part: part.into(), error: Box::new(error) }
+}
+
+fn family(id: &str) -> Result<&'static Family> {
+    Family::find(id)
+        .ok_or_else(|| Error::Core(abi::Error::internal(format!("there is no family {id}")).into()))
+}
+
+/// Width of the text that a denoiser attends to.
+fn text_width(model: &Model) -> Option<usize> {
+    let inputs = model.inputs();
+    let (spec, _) = inputs.iter().find(|(spec, _)| spec.name == "encoder_hidden_states")?;
+    spec.shape.last().copied().flatten()
+}
+
+fn read(file: &PathBuf) -> Result<Vec<u8>> {
+    const MOST: usize = 64 << 20;
+    Ok(sdrun::files::read_small(file, sdrun::files::Links::Follow, MOST as u64)
+        .map_err(sdrun::Error::from)?)
+}

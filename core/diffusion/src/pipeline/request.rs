@@ -1,0 +1,136 @@
+//! What to draw.
+
+use super::{Error, Parts, Result};
+use crate::{
+    guidance::Guidance,
+    prediction::{Prediction, Time},
+    program::Program,
+    sampler::{Options, Sampler},
+    schedule::{Levels, Schedule},
+};
+
+/// What a user asks for. What is `None` follows the model's family.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Request {
+    /// What the pictures show, with weights and alternatives in A1111's language.
+    pub prompt: String,
+    /// What they do not show.
+    pub negative: String,
+    /// Width in pixels.
+    pub width: Option<usize>,
+    /// Height in pixels.
+    pub height: Option<usize>,
+    /// Steps.
+    pub steps: Option<usize>,
+    /// Guidance scale.
+    pub scale: Option<f64>,
+    /// How far to restore the deviation of guided predictions, from 0 to 1.
+    pub rescale: f64,
+    /// Sampler.
+    pub sampler: Option<Sampler>,
+    /// Schedule; if only the sampler is given, its usual one.
+    pub schedule: Option<Schedule>,
+    /// Seed of the first picture. Picture `i` has the seed `seed + i`.
+    pub seed: u64,
+    /// Number of pictures; 0 counts as 1.
+    pub count: usize,
+    /// Layers of the text encoder to leave out, plus one; only in SD 1.
+    pub clip_skip: Option<usize>,
+    /// What the denoiser predicts, if the model does not tell.
+    pub prediction: Option<Prediction>,
+    /// Whose rules to follow where programs differ under one name.
+    pub program: Program,
+}
+
+/// A request in which everything is decided.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Resolved {
+    /// See [`Request`].
+    pub prompt: String,
+    /// See [`Request`].
+    pub negative: String,
+    /// Width in pixels.
+    pub width: usize,
+    /// Height in pixels.
+    pub height: usize,
+    /// Steps.
+    pub steps: usize,
+    /// Guidance.
+    pub guidance: Guidance,
+    /// Sampler.
+    pub sampler: Sampler,
+    /// Schedule.
+    pub schedule: Schedule,
+    /// How a level becomes a timestep.
+    pub time: Time,
+    /// Seed of the first picture.
+    pub seed: u64,
+    /// Number of pictures.
+    pub count: usize,
+    /// Layer of the text encoder, counted from the last, which is 1.
+    pub clip_skip: usize,
+    /// What the denoiser predicts.
+    pub prediction: Prediction,
+    /// What the user changed about the sampler, and whose rules to follow.
+    pub options: Options,
+}
+
+/// The most steps. More never help, and a typing error would take days.
+const MOST_STEPS: usize = 1000;
+
+impl Request {
+    /// Decides everything that is open, by the defaults of the model's family.
+    ///
+    /// # Errors
+    /// Numbers that make no sense, and sizes that the model cannot have.
+    pub fn resolve(&self, parts: &Parts) -> Result<Resolved> {
+        let family = parts.family;
+        let defaults = &family.defaults;
+        let (width, height) = (self.width.unwrap_or(family.size), self.height.unwrap_or(family.size));
+        family.latent.shape(width, height)?;
+        let steps = self.steps.unwrap_or(defaults.steps);
+        if steps == 0 || steps > MOST_STEPS {
+            return Err(Error::invalid(format!("{steps} steps are not between 1 and {MOST_STEPS}")));
+        }
+        let scale = self.scale.unwrap_or(defaults.scale);
+        if !scale.is_finite() || !(0.0..=1.0).contains(&self.rescale) {
+            return Err(Error::invalid(format!(
+                "the guidance scale {scale} is not a number, or its rescaling {} is not between 0 and 1",
+                self.rescale
+            )));
+        }
+        let clip_skip = self.clip_skip.unwrap_or(1).max(1);
+        let sampler = self.sampler.unwrap_or(defaults.sampler);
+        let usual = || if self.sampler.is_some() { sampler.usual_schedule() } else { defaults.schedule };
+        Ok(Resolved {
+            prompt: self.prompt.clone(),
+            negative: self.negative.clone(),
+            width,
+            height,
+            steps,
+            guidance: Guidance { rescale: self.rescale, ..Guidance::standard(scale) },
+            sampler,
+            schedule: self.schedule.unwrap_or_else(usual),
+            time: defaults.time,
+            seed: self.seed,
+            count: self.count.max(1),
+            clip_skip,
+            prediction: self.prediction.or(parts.prediction).unwrap_or(family.prediction),
+            options: Options { program: self.program, ..Options::default() },
+        })
+    }
+}
+
+impl Resolved {
+    /// The noise levels of the steps, followed by 0, for a picture of so many tokens.
+    pub fn sigmas(&self, levels: &Levels, tokens: usize) -> Vec<f64> {
+        let program = self.options.program;
+        let extra = self.sampler.drops_second_lowest(program);
+        let mut sigmas = self.schedule.sigmas(levels, self.steps + usize::from(extra), program, tokens);
+        if extra && sigmas.len() > 2 {
+            sigmas.remove(sigmas.len() - 2);
+        }
+        sigmas
+    }
+}
