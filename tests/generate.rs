@@ -101,7 +101,7 @@ fn pictures_are_those_of_diffusers() {
     let cases = [
         ("euler", Sampler::Euler, Schedule::Linspace, Time::Fraction),
         ("euler_ancestral", Sampler::EulerAncestral, Schedule::Linspace, Time::Fraction),
-        ("dpmpp_2m", Sampler::DpmPp2m, Schedule::Linspace, Time::Nearest),
+        ("dpmpp_2m", Sampler::DpmPp2m, Schedule::Trailing, Time::Nearest),
         ("ddim", Sampler::Ddim, Schedule::Leading, Time::Nearest),
     ];
     for provider in ALL.iter() {
@@ -119,9 +119,11 @@ fn pictures_are_those_of_diffusers() {
             }
             let picture = values(&format!("{name}.picture"));
             assert_eq!(pictures[0].bytes.len(), picture.len());
-            for (found, expected) in pictures[0].bytes.iter().zip(&picture) {
-                assert!((f32::from(*found) - expected * 255.0).abs() <= 1.0, "{provider} {name}");
-            }
+            let off = |(found, expected): (&u8, &f32)| (f32::from(*found) - expected * 255.0).abs();
+            let most = pictures[0].bytes.iter().zip(&picture).map(off).fold(0.0, f32::max);
+            println!("{provider} {name} picture: {most} of 255");
+            // A value that is nearly half way between two bytes may go either way.
+            assert!(most <= 0.6, "{provider} {name}: {most}");
         }
     }
 }
@@ -168,15 +170,15 @@ fn prompts_guidance_and_adapters_count() {
         assert_ne!(plain, of(change), "{index}");
     }
 
-    let mut with = self::parts();
     let lora = sdrun_tiny::folder().join("sd/lora/kohya.safetensors");
-    with.add_adapter(&lora, 0.0, 0.0);
-    let request = Request { steps: Some(2), ..request() };
-    let draw = |parts: &Parts| draw(parts, &request.resolve(parts).unwrap(), "ggml").0.remove(0).bytes;
-    assert_eq!(draw(&with), plain);
-    let mut with = self::parts();
-    with.add_adapter(&lora, 1.0, 1.0);
-    assert_ne!(draw(&with), plain);
+    let with = |strength| {
+        let mut parts = self::parts();
+        parts.denoiser.weights = parts.denoiser.weights.adapter(&lora, strength);
+        let request = Request { steps: Some(2), ..request() }.resolve(&parts).unwrap();
+        draw(&parts, &request, "ggml").0.remove(0).bytes
+    };
+    assert_eq!(with(0.0), plain);
+    assert_ne!(with(1.0), plain);
 }
 
 #[test]

@@ -25,7 +25,7 @@ BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_line
 SCHEDULERS = {
     "euler": ("EulerDiscreteScheduler", {"timestep_spacing": "linspace"}),
     "euler_ancestral": ("EulerAncestralDiscreteScheduler", {"timestep_spacing": "linspace"}),
-    "dpmpp_2m": ("DPMSolverMultistepScheduler", {"timestep_spacing": "linspace", "final_sigmas_type": "zero"}),
+    "dpmpp_2m": ("DPMSolverMultistepScheduler", {"timestep_spacing": "trailing", "final_sigmas_type": "zero"}),
     "ddim": ("DDIMScheduler", {"timestep_spacing": "leading", "steps_offset": 1, "clip_sample": False, "set_alpha_to_one": True}),
 }
 
@@ -73,7 +73,7 @@ def main(folder, out):
                 output_type="np", callback_on_step_end=keep,
             ).images[0]
         tensors[f"{name}.latents"] = np.stack(states).astype(np.float32)
-        tensors[f"{name}.picture"] = picture.astype(np.float32)
+        tensors[f"{name}.picture"] = np.ascontiguousarray(picture, np.float32)
         print(name, [float(np.abs(s).max()) for s in states], picture.mean())
     save_file(tensors, out)
 

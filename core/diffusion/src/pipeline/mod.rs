@@ -172,7 +172,8 @@ pub fn generate(
             let mut noise = vec![0.0; len];
             stream.randn(&mut noise);
             let first = sigmas.first().copied().unwrap_or_default();
-            let mut x = noised(levels.space(), first, false, &vec![0.0; len], &noise);
+            let mut x =
+                noised(levels.space(), first, request.starts_full(&levels, first), &vec![0.0; len], &noise);
             let mut source = Source::new(request, stream, seed, (levels.min(), levels.max()), len);
             let steps = sigmas.len().saturating_sub(1);
             let path = Path { sigmas: &sigmas, levels: &levels };

@@ -53,14 +53,6 @@ impl Parts {
         }
     }
 
-    /// Adds an adapter to the denoiser and the text encoders, at these strengths.
-    pub fn add_adapter(&mut self, file: &Path, strength: f32, text_encoder_strength: f32) {
-        let file = sdrun::AdapterFile { file: file.to_path_buf(), strength, text_encoder_strength };
-        for part in self.encoders.iter_mut().chain([&mut self.denoiser]) {
-            part.weights.adapters.push(file.clone());
-        }
-    }
-
     fn of_folder(folder: &Path) -> Result<Self> {
         let part = |name: &str| -> Result<Part> {
             let file = folder.join(name).join(MODEL);

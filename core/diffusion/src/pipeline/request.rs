@@ -133,4 +133,23 @@ impl Resolved {
         }
         sigmas
     }
+
+    /// Whether the first noise is that of a state with variance 1, scaled by `√(1 + σ²)` instead of σ ([`noised`]).
+    ///
+    /// ComfyUI does so at the model's highest level. diffusers does for every scheduler that keeps states at variance 1, and for
+    /// the others with the spacing "leading". A1111 never does.
+    ///
+    /// [`noised`]: crate::prediction::noised
+    pub fn starts_full(&self, levels: &Levels, first: f64) -> bool {
+        use Sampler::{Dpm2, Dpm2Ancestral, Euler, EulerAncestral, Heun, Lms};
+        match self.options.program {
+            Program::A1111 => false,
+            Program::ComfyUi => (first / levels.max() - 1.0).abs() < 1e-5,
+            Program::Diffusers => {
+                let additive =
+                    matches!(self.sampler, Euler | EulerAncestral | Heun | Dpm2 | Dpm2Ancestral | Lms);
+                !additive || self.schedule == Schedule::Leading
+            }
+        }
+    }
 }
