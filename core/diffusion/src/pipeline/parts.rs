@@ -11,7 +11,7 @@ use sdrun::{
         checkpoint::{Family as Kind, Parameterisation},
     },
 };
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// A network: its graph and its weights.
 pub struct Part {
@@ -153,7 +153,7 @@ fn text_width(model: &Model) -> Option<usize> {
     spec.shape.last().copied().flatten()
 }
 
-fn read(file: &PathBuf) -> Result<Vec<u8>> {
+fn read(file: &Path) -> Result<Vec<u8>> {
     const MOST: usize = 64 << 20;
     Ok(sdrun::files::read_small(file, sdrun::files::Links::Follow, MOST as u64)
         .map_err(sdrun::Error::from)?)

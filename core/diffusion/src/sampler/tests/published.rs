@@ -94,7 +94,7 @@ fn sums_of_scaled_states() {
     let table: Vec<f64> = (0..1100)
         .map(|step| {
             product *= 1.0 - (1e-4 + f64::from(step) / 1099.0 * (0.02 - 1e-4));
-            ((1.0 - product) / product as f64).sqrt()
+            ((1.0 - product) / product).sqrt()
         })
         .collect();
     let levels = Levels::diffusion(Betas::PIXART);
