@@ -1,4 +1,4 @@
-//! For the build scripts of providers: names what a build does.
+//! For the build scripts of providers: identifies the code that a build produces.
 
 use sha2::{Digest, Sha256};
 use std::{
@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Sets `SDRUN_BUILD_ID` for the crate: its version and a hash of every file below `folders`, of its
-/// `Cargo.toml` and of the lock file (which pins the crates it is linked with).
+/// `Cargo.toml` and of the lock file (which pins its dependencies).
 pub(crate) fn emit(folders: &[&str]) {
     let mut files = vec![PathBuf::from("Cargo.toml"), PathBuf::from("../../Cargo.lock")];
     for folder in folders {

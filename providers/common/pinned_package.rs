@@ -1,4 +1,4 @@
-//! For build scripts that compile against files of a package which is never compiled itself: its version and
+//! For build scripts that compile against files of a package that is never compiled itself. Its version and
 //! checksum are pinned in Cargo.toml under `[target.'cfg(any())'.dependencies]`.
 
 use std::{
@@ -8,8 +8,8 @@ use std::{
     process::Command,
 };
 
-/// The unpacked folder of `package`. Asks cargo, which makes it download the package if it is not there yet.
-/// `hint` says what else can be done, for errors.
+/// The unpacked folder of `package`. Asks cargo, which downloads the package if it is missing.
+/// `hint` tells the user what else to do and appears in errors.
 pub(crate) fn folder(package: &str, hint: &str) -> Result<PathBuf, Box<dyn Error>> {
     let cargo = env::var_os("CARGO").ok_or("cargo did not set CARGO")?;
     let output = Command::new(cargo)

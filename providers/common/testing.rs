@@ -16,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The folder of the runtime under test. These tests are about the real runtime: without it they fail.
+/// The folder of the runtime under test. These tests need the real runtime and fail without it.
 pub fn runtime_dir(variable: &str) -> PathBuf {
     match std::env::var_os(variable) {
         Some(dir) => PathBuf::from(dir),
@@ -38,11 +38,11 @@ pub fn spec(precision: Precision) -> BuildSpec {
     BuildSpec::new("cpu", precision)
 }
 
-/// An ONNX model in the making, in the form a host hands to a provider.
+/// An ONNX model under construction, in the form that a host passes to a provider.
 #[derive(Default)]
 pub struct Model(GraphProto);
 
-/// Dimensions: negative is open.
+/// Dimensions; a negative one is open.
 fn value(name: &str, dtype: DType, dims: &[i64]) -> ValueInfoProto {
     let dim = |d: &i64| match *d >= 0 {
         true => Dimension { dim_value: Some(*d), ..Default::default() },
@@ -132,7 +132,7 @@ impl Model {
     }
 }
 
-/// Weights by name, in memory or said to lie in a file.
+/// Weights by name, in memory or declared to be in a file.
 #[derive(Clone, Default)]
 pub struct Source(pub BTreeMap<String, Stored>);
 
@@ -197,7 +197,7 @@ pub fn widen(values: &[f32]) -> Vec<f64> {
     values.iter().map(|v| f64::from(*v)).collect()
 }
 
-/// Greatest difference, relative to the greatest reference value.
+/// Largest difference, relative to the largest reference value.
 pub fn error_of(found: &[f32], reference: &[f64]) -> f64 {
     assert_eq!(found.len(), reference.len());
     let scale = reference.iter().fold(0.0, |m: f64, r| m.max(r.abs()));
@@ -274,7 +274,7 @@ pub fn failure<T>(result: Result<T>) -> Error {
     }
 }
 
-/// A host that asks to stop: runs at once, builds at the phase of this name.
+/// A host that cancels: a run immediately, a build at the phase of this name.
 pub struct Stop(pub &'static str);
 
 impl Host for Stop {
@@ -287,7 +287,7 @@ impl Host for Stop {
     }
 }
 
-/// A sink whose buffers are not there.
+/// A sink that cannot provide buffers.
 pub struct FullSink;
 
 impl OutputSink for FullSink {

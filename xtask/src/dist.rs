@@ -47,7 +47,7 @@ impl Dist {
     }
 }
 
-/// The release build, in `target/dist`. An error if it is too large.
+/// The release build, in `target/dist`. Fails if it is too large.
 pub(crate) fn for_use(workspace: &Workspace) -> Result<Dist> {
     let dist = release(workspace, &mut workspace.cargo(), &host_triple()?, "dist")?;
     let total = report_sizes(&dist.dir)?;
@@ -317,7 +317,7 @@ fn make_dir(dir: &Path) -> Result<()> {
     set_mode(dir, 0o755)
 }
 
-/// Sets permissions independently of the umask, because sdrun refuses plugins that others can write.
+/// Sets permissions independently of the umask, because sdrun refuses plugins that other users can write.
 fn set_mode(path: &Path, mode: u32) -> Result<()> {
     #[cfg(unix)]
     {

@@ -8,7 +8,7 @@ use sdrun_abi::{
 };
 use std::{collections::HashMap, fs, path::Path};
 
-/// Every struct that C sees. Their Rust names without `Raw`, in snake case and with `sdrun_` in front, are the C names.
+/// Every struct that C sees. The C name is the Rust name without `Raw`, in snake case and prefixed with `sdrun_`.
 const STRUCTS: [&str; 29] = [
     "RawStr",
     "RawError",
@@ -114,7 +114,7 @@ fn generate(root: &Path) -> Result<String> {
     let mut bytes = Vec::new();
     bindings.write(&mut bytes);
     let mut text = String::from_utf8(bytes).context("the header is not UTF-8")?;
-    // Comments name things as Rust does.
+    // Comments use Rust's names.
     let mut longest_first: Vec<_> = rename.into_iter().collect();
     longest_first.sort_by_key(|(rust, _)| std::cmp::Reverse(rust.len()));
     for (rust, c) in longest_first {

@@ -1,5 +1,5 @@
-//! A Python environment in the target folder, for what only Python has: the ONNX node tests, JSON schema validation, OpenVINO's
-//! own benchmark. sdrun itself uses Python only to install vendor runtimes, and needs no packages.
+//! A Python environment in the target folder, for what exists only in Python: the ONNX node tests, JSON schema validation,
+//! and OpenVINO's own benchmark. sdrun itself uses Python only to install vendor runtimes, and needs no packages.
 
 use crate::{
     dist::sha256,

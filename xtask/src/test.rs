@@ -26,11 +26,11 @@ const CARGO_DENY: &str = "0.20.2";
 pub(crate) enum Extent {
     /// Everything.
     Full,
-    /// Everything but the ONNX node tests, the models of others and the full-size models.
+    /// Everything but the ONNX node tests, third-party models and full-size models.
     Quick,
 }
 
-/// Runs the tests. An error if anything failed.
+/// Runs the tests. Fails if anything failed.
 pub(crate) fn run_all(workspace: &Workspace, extent: Extent) -> Result<()> {
     let mut tally = Tally::default();
     if let Err(error) = stages(workspace, extent, &mut tally) {
@@ -39,7 +39,7 @@ pub(crate) fn run_all(workspace: &Workspace, extent: Extent) -> Result<()> {
     tally.report()
 }
 
-/// All stages. An error if a stage that the others need fails.
+/// Runs all stages. Fails if a stage that the others need fails.
 fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()> {
     tally.check("Formatting", || run(workspace.cargo().args(["fmt", "--all", "--check"])));
     tally.begin("Set-up");
@@ -68,7 +68,7 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         run(example.envs(environment.iter().cloned()).env("SDRUN_PROVIDER_FILES", dist.dir.join("providers")))
     });
 
-    // Always build the whole workspace: a part of it enables other features of its dependencies, which would be rebuilt.
+    // Always build the whole workspace. Building a part of it selects other features of the dependencies and rebuilds them.
     let tests = |arguments: &[&str]| {
         let mut cargo = workspace.cargo();
         cargo.args(arguments).envs(environment.iter().cloned());
@@ -173,7 +173,7 @@ fn dependencies(workspace: &Workspace) -> Result<()> {
                 .args(["install", "--locked", "--quiet", "--debug", "--root"])
                 .arg(workspace.target.join("tools"))
                 .arg(format!("cargo-deny@{CARGO_DENY}"))
-                // It runs once. Debug information would take a third of the time to build.
+                // It runs once, and debug information takes a third of the build time.
                 .env("CARGO_PROFILE_DEV_DEBUG", "0"))?;
             own
         }

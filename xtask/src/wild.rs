@@ -1,5 +1,5 @@
-//! Models out of packages that other people published, for tests/wild.rs. tests/wild.json lists them; nothing of theirs is in
-//! this repository.
+//! Models from packages that other people published, for tests/wild.rs. tests/wild.json lists them; this repository contains
+//! none of them.
 
 use crate::{
     dist::sha256,
@@ -16,11 +16,11 @@ use std::{
 /// The environment variable that names the folder to the tests.
 pub(crate) const VARIABLE: &str = "SDRUN_WILD_MODELS";
 
-/// Systems that the packages are for. Only their models are used, so the machine's own does not matter.
+/// Platform tags of the packages. Only their models are used, so they need not match this machine.
 const PLATFORMS: [&str; 4] =
     ["any", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64", "manylinux_2_34_x86_64"];
 
-/// The folder of the models, with a folder for each package. What is missing is downloaded: 191 MB in all.
+/// The folder of the models, with one folder per package. Downloads missing ones: 191 MB in total.
 pub(crate) fn models(workspace: &Workspace) -> Result<PathBuf> {
     step("Models of others");
     let table = workspace.root.join("tests/wild.json");
@@ -75,7 +75,7 @@ fn take(workspace: &Workspace, package: &Path, stage: &Path, files: &[&str]) -> 
     run(Python::bare(workspace)?.python().args(["-m", "zipfile", "-e"]).arg(package).arg(&whole))?;
     for file in files {
         let to = models.join(file);
-        // A model can be listed more than once, with other shapes.
+        // A model can be listed more than once, with different shapes.
         if to.exists() {
             continue;
         }

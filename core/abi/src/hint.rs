@@ -57,14 +57,14 @@ pub enum Hint {
     Inspect,
     /// Build the engine first.
     Build,
-    /// See which providers were found, where, and why others are not used.
+    /// List the providers that were found, where they are, and why some are not used.
     ListProviders,
     /// Check the installation: folders, providers, runtimes.
     CheckInstallation,
-    /// Find out which tensor of a checkpoint a weight of the model is by its values, which takes the checkpoint that the model was
+    /// Match the model's weights to a checkpoint's tensors by their values. That takes the checkpoint that the model was
     /// exported from.
     BindByValue,
-    /// Say which part of a pipeline the model is.
+    /// Say which part of the pipeline the model is.
     NamePart,
     /// Give the file as an adapter.
     UseAsAdapter,

@@ -31,8 +31,8 @@ pub struct Provide {
     /// Priority when no provider is named; higher is preferred.
     #[serde(default)]
     pub priority: i32,
-    /// Priority on devices of a kind (`cpu`, `gpu`, `npu`), where it differs from `priority`. A host prefers the higher one
-    /// among all providers unless it has measured them or its user wishes otherwise. Kinds it does not know are ignored.
+    /// Priority on devices of a kind (`cpu`, `gpu`, `npu`), if it differs from `priority`. A host prefers the provider with the
+    /// highest one, unless it has measured them or its user wishes otherwise. It ignores kinds that it does not know.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub priorities: BTreeMap<String, i32>,
     /// The plugin library.
@@ -75,7 +75,7 @@ pub struct RuntimeSpec {
     pub env: String,
     /// File name patterns (`*` matches any run of characters). A folder with a matching file holds the runtime.
     pub library_names: Vec<String>,
-    /// How it is installed; absent where it cannot be installed that way.
+    /// How to install it with `pip`; absent if that is not possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pip: Option<PipPackage>,
     /// How a user gets it if it cannot be installed that way: sentences for people.
@@ -105,7 +105,7 @@ impl RuntimeSpec {
         }
     }
 
-    /// What to do if no package of the runtime is for this machine.
+    /// What to do if there is no package of the runtime for this machine.
     pub fn without_a_package(&self) -> Hint {
         let own = self.own_folder();
         Hint::Text(match &self.by_hand {

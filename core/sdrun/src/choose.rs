@@ -1,4 +1,4 @@
-//! Which provider and device suit a model on this machine: ranked candidates, and the reason for every other one.
+//! Ranks the providers and devices that can run a model on this machine, and says why each other one cannot.
 
 use crate::{
     BuildOptions, Engine, Error, Isolation, Model, Provider, Registry, Result, Shapes, engine::check_options,
@@ -12,43 +12,43 @@ use sdrun_graph::{Footprint, Graph};
 use serde::Serialize;
 use std::{cmp::Reverse, fmt};
 
-/// What a user wants, beside the options of the build.
+/// What a user wants, in addition to the build options.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Wishes {
-    /// Ids of providers to prefer, the best first, in front of those of [`Discovery::order`](crate::Discovery::order).
+    /// Ids of preferred providers, best first. They precede those of [`Discovery::order`](crate::Discovery::order).
     pub order: Vec<String>,
     /// Only devices with this id, index, or part of the name.
     pub device: Option<String>,
-    /// Accept devices that are not in this machine, to build engines for.
+    /// Also accept devices that are not in this machine, to build engines for them.
     pub absent_devices: bool,
     /// Where providers run.
     pub isolation: Isolation,
 }
 
 impl Wishes {
-    /// No wishes.
+    /// No preferences.
     pub fn new() -> Self {
         Self::default()
     }
 }
 
-/// Why a candidate stands where it stands.
+/// Why a candidate has its rank.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Why {
     /// The user prefers its provider.
     Preferred {
-        /// How many providers are preferred to it.
+        /// How many providers the user prefers over it.
         place: usize,
     },
-    /// This model was measured on it, on this machine.
+    /// This model was measured on this device.
     Measured {
         /// Median run time in milliseconds.
         median_ms: f64,
     },
-    /// Its provider's manifest gives it this priority on such devices.
+    /// Its provider's manifest gives it this priority on devices of this kind.
     Priority {
         /// The priority; higher is better.
         priority: i32,
@@ -76,28 +76,28 @@ pub struct Candidate {
     pub provider: Provider,
     /// How to build for the device.
     pub options: BuildOptions,
-    /// Why it stands where it stands.
+    /// Why it has its rank.
     pub why: Why,
-    /// Memory that a session needs at least.
+    /// Minimum memory of a session.
     pub memory: MemoryEstimate,
-    /// Whether making a session compiles, so that a stored engine saves less than it seems.
+    /// Whether creating a session compiles. If so, a stored engine saves less time than it seems.
     pub session_compiles: bool,
     rank: Rank,
 }
 
-/// A provider, or one of its devices, that is no candidate or failed as one.
+/// A provider, or one of its devices, that is not a candidate, or that was one and failed.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Rejected {
     /// Provider id.
     pub provider: String,
-    /// Id of the device; `None` where it is about all of them.
+    /// Id of the device; `None` if the reason applies to all of them.
     pub device: Option<String>,
-    /// The reason, with a hint where there is something to do.
+    /// The reason, with a hint if the user can do something about it.
     pub error: AbiError,
 }
 
-/// Larger is better: the user's order, then measurements, then priorities; ids decide where nothing else does.
+/// Larger is better: the user's order first, then measurements, then priorities. Ids break ties.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     place: Reverse<usize>,
@@ -110,8 +110,8 @@ struct Rank {
 
 /// The candidates for a model, best first; made by [`Registry::choose`].
 ///
-/// Providers are loaded only as far as needed: one that cannot be better than the best candidate found so far is loaded
-/// when that has been taken. The whole ranking is what is left after `collect`.
+/// Providers are loaded only when needed. One that cannot beat the best candidate found so far is loaded only after that
+/// candidate has been taken. `collect` loads all of them and returns the whole ranking.
 pub struct Choice<'a> {
     registry: &'a Registry,
     model: &'a Model,
@@ -119,7 +119,7 @@ pub struct Choice<'a> {
     options: &'a dyn Fn(Device) -> BuildOptions,
     host: &'a dyn Host,
     measurements: Measurements,
-    /// Providers not yet loaded, with the best rank they can have; the best is the last.
+    /// Providers not yet loaded, with their best possible rank; the best is last.
     closed: Vec<(Rank, &'a Provide)>,
     open: Vec<Candidate>,
     rejected: Vec<Rejected>,
@@ -136,7 +136,7 @@ struct Bound {
 }
 
 impl Bound {
-    /// The model bound to the shapes of `options`: `known`, where it is for these.
+    /// The model bound to the shapes of `options`; reuses `known` if it has the same shapes.
     fn to<'b>(known: &'b mut Option<Bound>, model: &Model, options: &BuildOptions) -> Result<&'b mut Bound> {
         let shapes = (options.shapes.clone(), options.open_shapes.clone());
         let bound = match known.take() {
@@ -165,12 +165,12 @@ impl Bound {
 }
 
 impl Registry {
-    /// What can run `model` here, best first, and why. `options` says how to build for a device, in which precision and
-    /// shapes. `host` receives what providers log while they are loaded.
+    /// Ranks the candidates for running `model` here, best first, with the reason for each rank. `options` returns the build
+    /// options for a device, with precision and shapes. `host` receives the log of providers while they load.
     ///
-    /// A candidate's provider can be loaded, has a device that fits the wishes, offers what the options ask for, and, as far
-    /// as it tells without building, runs every node and fits into memory. The order is: the user's wishes; what was
-    /// measured on this machine; the manifests' priorities for the kind of device.
+    /// A candidate's provider loads, has a device that matches the wishes, and supports the options. As far as it can tell
+    /// without building, it also runs every node and has enough memory. The order is: the user's wishes, then measurements
+    /// on this machine, then the manifests' priorities for the kind of device.
     pub fn choose<'a>(
         &'a self,
         model: &'a Model,
@@ -234,16 +234,16 @@ impl Iterator for Choice<'_> {
 }
 
 impl Choice<'_> {
-    /// What is no candidate, or failed as one, so far.
+    /// The rejected providers and devices so far, including candidates that failed.
     pub fn rejected(&self) -> &[Rejected] {
         &self.rejected
     }
 
-    /// Calls `attempt` with one candidate after the other until one succeeds. One whose provider or device turns out to be
-    /// absent, or not to support the model, is logged as a warning and added to the [rejected](Choice::rejected) ones.
+    /// Calls `attempt` with one candidate after the other until one succeeds. If a candidate's provider or device turns out
+    /// to be absent or not to support the model, it is logged as a warning and added to [`rejected`](Choice::rejected).
     ///
     /// # Errors
-    /// The first error of another kind. Where no candidate is left: one that tells why each was not used.
+    /// The first error of another kind. If no candidate is left, an error that says why each one was not used.
     pub fn try_each<T>(&mut self, mut attempt: impl FnMut(&Candidate) -> Result<T>) -> Result<T> {
         while let Some(candidate) = self.next() {
             match attempt(&candidate) {
@@ -260,8 +260,8 @@ impl Choice<'_> {
         Err(self.exhausted())
     }
 
-    /// Builds an engine on the best candidate that can, or takes it from the cache. `weights` are baked in where the
-    /// options ask for that; `None` takes the model's own. See [`try_each`](Choice::try_each) for what happens on errors.
+    /// Builds an engine on the best candidate that can do it, or takes it from the cache. If the options ask for baking,
+    /// `weights` are stored in the engine; `None` takes the model's own. See [`try_each`](Choice::try_each) for errors.
     pub fn build(&mut self, weights: Option<&dyn WeightSource>) -> Result<Engine> {
         let (model, host) = (self.model, self.host);
         self.try_each(|candidate| match weights {
@@ -293,7 +293,7 @@ impl Choice<'_> {
         }
     }
 
-    /// The devices of a provider that fit the wishes.
+    /// The devices of a provider that match the wishes.
     fn devices_of(&self, provider: &Provider) -> Result<Vec<Device>> {
         if let Some(which) = &self.wishes.device {
             return Ok(vec![match self.wishes.absent_devices {
@@ -301,7 +301,7 @@ impl Choice<'_> {
                 false => provider.present_device(Some(which))?,
             }]);
         }
-        // Errors say why there is none.
+        // If there is no present device, the error says why.
         let first = provider.present_device(None);
         let mut devices = provider.devices()?;
         devices.retain(|device| device.absent.is_none());
@@ -343,7 +343,7 @@ impl Choice<'_> {
         Ok(Candidate { provider: provider.clone(), options, why, memory, session_compiles, rank })
     }
 
-    /// Why nothing is left.
+    /// The error when no candidate is left.
     fn exhausted(&self) -> Error {
         let reason = |rejected: &Rejected| match &rejected.device {
             Some(device) => format!("{} on {device}: {}", rejected.provider, rejected.error),
@@ -352,7 +352,7 @@ impl Choice<'_> {
         let reasons: Vec<String> = self.rejected.iter().map(reason).collect();
         let list = if reasons.is_empty() { "none is installed".into() } else { reasons.join("; ") };
         let has = |code: ErrorCode| self.rejected.iter().any(|rejected| rejected.error.code == code);
-        // What a user can do something about in front of what is merely not installed.
+        // Reasons that the user can act on precede a runtime that is just not installed.
         let code = [ErrorCode::ResourceExhausted, ErrorCode::Unimplemented, ErrorCode::InvalidArgument]
             .into_iter()
             .find(|code| has(*code))
@@ -375,7 +375,7 @@ fn means_unusable(code: ErrorCode) -> bool {
     matches!(code, Unimplemented | FailedPrecondition | NotFound | Unavailable)
 }
 
-/// An error as a value of its own, which a list shows beside the provider's id.
+/// The provider's error without its id, for lists that already show the id.
 fn plain(error: Error) -> AbiError {
     match error {
         Error::Provider { error, .. } | Error::Core(error) => error,

@@ -5,8 +5,8 @@ use sdrun_abi::{DType, Error as AbiError};
 use sdrun_graph::Graph;
 use sha2::{Digest, Sha256};
 
-/// Inputs for a bound graph: those that a built-in model describes, or else floating-point values of about unit
-/// variance, and integers and booleans of 0 and 1, which are valid indices everywhere.
+/// Inputs for a bound graph. Built-in models describe their own. For other models, floating-point values have about unit
+/// variance, and integers and booleans are 0 or 1, which are valid indices everywhere.
 pub fn seeded(model: &Model, bound: &Graph, seed: u64) -> Result<Tensors> {
     let mut inputs = Tensors::new();
     for id in &bound.inputs {

@@ -1,8 +1,8 @@
-//! sdrun compiles ONNX graphs with the best vendor compiler at hand, keeps the engines free of weights, and
-//! runs them with any weights.
+//! sdrun compiles ONNX graphs with the best available vendor compiler. Its engines contain no weights and run with any
+//! weights that fit.
 //!
-//! A host discovers providers, builds an engine on the one that suits the model best here or takes it from the cache,
-//! gives it weights and runs it:
+//! A host discovers providers, builds an engine on the best one for the model (or takes it from the cache), gives it
+//! weights and runs it:
 //!
 //! ```no_run
 //! use sdrun::{BuildOptions, HostTensor, Model, Registry, Tensors, TracingHost, Wishes};

@@ -24,8 +24,8 @@ pub unsafe fn load_plugin(path: &Path) -> Result<Plugin> {
     load(path)
 }
 
-/// As [`load_plugin`], for the two places in this crate that vouch for the file: the registry, which has checked its
-/// owner, permissions and hash, and a worker, whose host has done so.
+/// As [`load_plugin`], for the two callers in this crate that vouch for the file: the registry, which has checked its
+/// owner, permissions and hash; and a worker, whose host has checked them.
 pub(crate) fn load(path: &Path) -> Result<Plugin> {
     if !path.is_absolute() {
         return Err(Error::invalid(format!("plugin path {} is not absolute", path.display())));

@@ -1,4 +1,4 @@
-//! What was measured on this machine, for [`Registry::choose`](crate::Registry::choose).
+//! Measurements on this machine, for [`Registry::choose`](crate::Registry::choose).
 
 use crate::{Paths, Provider};
 use sdrun_abi::{Device, Precision};
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// Longest file that is read: room for some ten thousand measurements.
+/// Maximum size of the file: room for about ten thousand measurements.
 const MAX_BYTES: u64 = 8 << 20;
-/// Version of the format that this reads.
+/// Version of the file format that this code reads.
 const VERSION: u64 = 1;
 
-/// How fast a graph runs on a device of this machine. Everything that decides the speed is part of it, so that a
-/// measurement of an older provider or runtime does not count.
+/// How fast a graph runs on a device of this machine. It includes everything that affects the speed, so that measurements
+/// of an older provider or runtime do not count.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
     /// [`Graph::topology_hash`](sdrun_graph::Graph::topology_hash) of the bound, simplified graph.
@@ -43,8 +43,8 @@ impl Measurements {
         paths.data.join("measurements.json")
     }
 
-    /// Reads the file. Without one there are no measurements; a file that cannot be read is logged and counts as none;
-    /// entries that this version does not understand are left out.
+    /// Reads the file. If it does not exist, there are no measurements. If it cannot be read, that is logged and it counts as
+    /// empty. Entries that this version does not understand are skipped.
     pub fn read(paths: &Paths) -> Self {
         let file = Self::file(paths);
         if !file.exists() {
@@ -91,7 +91,7 @@ impl Measurements {
                 && m.device == device.id
                 && m.precision == precision
         };
-        // The latest is the last.
+        // The last entry is the latest.
         self.0.iter().rfind(same).map(|m| m.median_ms)
     }
 }

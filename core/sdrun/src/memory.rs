@@ -1,4 +1,4 @@
-//! How much memory a session needs, before anything is built; and how much there is.
+//! Estimates the memory that a session needs before anything is built, and compares it with the available memory.
 
 use crate::{BuildOptions, Model, Result};
 use sdrun_abi::{
@@ -6,15 +6,15 @@ use sdrun_abi::{
 };
 use sdrun_graph::{Footprint, footprint};
 
-/// The memory that a session of `model` needs at least on the device of `options`: its weights, and the most that is alive
-/// at once while it runs. Told from the graph, its shapes and the precision alone; what a runtime needs for itself comes on
-/// top. Fields are `None` where a shape is open.
+/// The minimum memory of a session of `model` on the device of `options`: its weights, and the peak of its live activations.
+/// Computed from the graph, its shapes and the precision alone. The runtime's own memory is not included. Fields are `None`
+/// if a shape is open.
 ///
-/// On a CPU everything lies in main memory. On other devices everything lies in theirs, except the weights beyond
+/// On a CPU, everything is in main memory. On other devices, everything is in device memory, except for weights beyond
 /// [`BuildOptions::vram_budget`].
 ///
 /// # Errors
-/// Those of binding the shapes.
+/// Fails if the shapes cannot be bound.
 pub fn estimate(model: &Model, options: &BuildOptions) -> Result<MemoryEstimate> {
     let graph = model.bound_for(&options.shapes, &options.open_shapes)?;
     Ok(of_footprint(footprint(&graph, options.precision)?, options))
@@ -24,7 +24,7 @@ pub(crate) fn of_footprint(footprint: Option<Footprint>, options: &BuildOptions)
     footprint.map_or_else(MemoryEstimate::default, |footprint| place(footprint, options))
 }
 
-/// Where the memory of a graph lies.
+/// Assigns the memory of a graph to main memory or device memory.
 fn place(Footprint { weights, activations }: Footprint, options: &BuildOptions) -> MemoryEstimate {
     let mut estimate = MemoryEstimate::default();
     if options.device.kind == DeviceKind::Cpu {
@@ -39,7 +39,7 @@ fn place(Footprint { weights, activations }: Footprint, options: &BuildOptions) 
     estimate
 }
 
-/// What the provider itself says, where it says something, in front of the estimate.
+/// Replaces the estimate with the provider's own figures, as far as it gives any.
 pub(crate) fn refined(mut estimate: MemoryEstimate, told: &Assessment) -> MemoryEstimate {
     let own = &told.memory;
     estimate.host_weights = own.host_weights.or(estimate.host_weights);
@@ -49,7 +49,7 @@ pub(crate) fn refined(mut estimate: MemoryEstimate, told: &Assessment) -> Memory
     estimate
 }
 
-/// `ResourceExhausted` where a session would not fit into main memory or into that of the device.
+/// `ResourceExhausted` if a session would not fit into main memory or device memory.
 pub(crate) fn check_room(
     estimate: &MemoryEstimate,
     device: &Device,
@@ -77,7 +77,7 @@ pub(crate) fn check_room(
     Ok(())
 }
 
-/// Bytes of main memory that this process can still use; `None` where the system does not tell (outside Linux).
+/// Bytes of main memory that this process can still use; `None` if the system does not report it (outside Linux).
 pub fn available() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -85,12 +85,12 @@ pub fn available() -> Option<u64> {
     Some(cgroup_room().map_or(free, |room| room.min(free)))
 }
 
-/// What is left of the limit of this process's control group (version 2), for processes in containers.
+/// What is left of the memory limit of this process's control group (version 2). Applies in containers.
 fn cgroup_room() -> Option<u64> {
     let number = |file: &str| -> Option<u64> {
         std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse().ok()
     };
-    // Pages of files can be dropped, and count as used.
+    // Cached file pages count as used, but the kernel can drop them.
     let stat = std::fs::read_to_string("/sys/fs/cgroup/memory.stat").ok()?;
     let files =
         stat.lines().find_map(|line| line.strip_prefix("file ")?.trim().parse::<u64>().ok()).unwrap_or(0);
@@ -129,8 +129,8 @@ mod tests {
         assert_eq!((some.device_weights, some.host_weights), (Some(300), Some(700)));
     }
 
-    /// Peaks of ggml's worker in docs/measurements/2026-11-24-ggml.md, in MB, and how far the estimate may be off. It keeps
-    /// activations in f32 whatever the precision, and the token table of a text encoder stays in its file.
+    /// Peaks of ggml's worker in docs/measurements/2026-11-24-ggml.md, in MB, and the allowed error of the estimate. ggml
+    /// keeps activations in f32 in every precision, and leaves the token table of a text encoder in its file.
     #[test]
     fn estimates_are_near_measured_peaks() {
         for (name, precision, measured, factor) in [

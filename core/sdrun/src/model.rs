@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Maximum size of a binding table. That of the largest denoiser takes less than 1 MB.
+/// Maximum size of a binding table. The largest denoiser's takes less than 1 MB.
 const MAX_BINDING: u64 = 64 << 20;
 
 /// Input shapes by name.
@@ -39,7 +39,7 @@ impl Model {
         Ok(Model { name: path.display().to_string(), path: path.to_path_buf(), graph, links, builtin: None })
     }
 
-    /// Opens a file, or a built-in model where `what` is the name of one and not a file. A built-in model's
+    /// Opens a file, or a built-in model if `what` is the name of one and no file of that name exists. A built-in model's
     /// synthetic weights are generated into the cache folder on first use, unless they may be absent. `host` receives the
     /// bytes done and the total, and can cancel.
     pub fn find(what: &str, paths: &Paths, options: &OpenOptions, host: &dyn Host) -> Result<Self> {
@@ -73,7 +73,7 @@ impl Model {
         crate::paths::private_dir(&paths.cache)?;
         let phase = format!("generating {what}");
         let path = builtin.materialise(&paths.cache, &|done, total| host.progress(&phase, done, total))?;
-        // The files are our own: a second link is one that a provider made for a moment to read them.
+        // These files are our own. A second link is a temporary one that a provider made to read them.
         let graph = Graph::open(&path, &OpenOptions { allow_links: true, ..*options })?;
         Ok(Model {
             name: builtin.name.to_string(),
@@ -146,9 +146,9 @@ impl Model {
             .collect()
     }
 
-    /// The shapes that are used where these are given: an input of a built-in model that is not named gets the size it is
-    /// measured in, except for dimensions that it shares with an input that is named (`batch`). Other models have no
-    /// shapes of their own, so theirs are returned as they are.
+    /// Completes the given shapes. An input of a built-in model that is not named gets the size used for its benchmarks,
+    /// except for dimensions that it shares with a named input (`batch`). Other models have no shapes of their own, so
+    /// theirs are returned unchanged.
     pub fn shapes(&self, given: &Shapes) -> Shapes {
         let mut shapes = given.clone();
         let Some(builtin) = self.builtin else { return shapes };
@@ -172,14 +172,14 @@ impl Model {
         shapes
     }
 
-    /// As [`shapes`](Model::shapes), where the inputs in `open` have several shapes each: inputs that share a dimension with
-    /// one of them then have as many.
+    /// As [`shapes`](Model::shapes), if the inputs in `open` have several shapes each. An input that shares a dimension with
+    /// one of them then gets as many shapes.
     pub fn shape_lists(&self, given: &Shapes, open: &OpenShapes) -> (Shapes, OpenShapes) {
         let with = |set: Shapes| self.shapes(&given.clone().into_iter().chain(set).collect());
         let sets: Vec<Shapes> = shape_sets(open).into_iter().map(with).collect();
         let (mut single, mut several) = (Shapes::new(), open.clone());
         for (name, first) in sets.iter().take(1).flatten() {
-            // Given both ways: binding refuses that by name.
+            // Given in both lists: binding refuses that with the input's name.
             if given.contains_key(name) {
                 single.insert(name.clone(), given[name].clone());
                 continue;
@@ -196,8 +196,8 @@ impl Model {
         (single, several)
     }
 
-    /// The graph with its inputs bound to `shapes`, [completed](Model::shapes), and simplified: what a provider receives.
-    /// Dimensions left open are an error that names them.
+    /// Binds the inputs to `shapes`, [completed](Model::shapes), and simplifies the graph: a provider receives the result.
+    /// Fails if a dimension is left open; the error names it.
     pub fn bound(&self, shapes: &Shapes) -> Result<Graph> {
         self.bound_for(shapes, &OpenShapes::new())
     }

@@ -1,23 +1,23 @@
-//! Opening providers to see whether they work, each in a worker with a time limit, all at once.
+//! Opens providers to see whether they work: all at once, each in its own worker with a time limit.
 
 use crate::{Isolation, Registry, Result, worker::Limits};
 use sdrun_abi::{Capabilities, Device, Error as AbiError, RuntimeInfo};
 use std::time::{Duration, Instant};
 
-/// What a provider that works reports.
+/// What a working provider reports.
 #[derive(Clone, Debug)]
 pub struct Probe {
     /// The runtime that was loaded.
     pub runtime: RuntimeInfo,
     /// Its devices and what it can do on each.
     pub devices: Vec<(Device, Capabilities)>,
-    /// How long it took to load and answer.
+    /// How long it took to load and respond.
     pub seconds: f64,
 }
 
 impl Registry {
-    /// Loads each of these providers in a worker and asks for its devices; results are in the same order. A provider that
-    /// crashes, or takes longer than `limit` for a call, is an error of its own.
+    /// Loads each of these providers in a worker and asks for its devices; results are in the same order. If a provider
+    /// crashes or exceeds `limit` in a call, only its own result is an error.
     pub fn probe(&self, ids: &[&str], limit: Duration) -> Vec<Result<Probe>> {
         std::thread::scope(|scope| {
             let probes: Vec<_> =

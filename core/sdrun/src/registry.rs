@@ -85,7 +85,7 @@ impl Registry {
         &self.order
     }
 
-    /// The usable provider whose fp32 results are the yardstick.
+    /// The usable provider whose fp32 results are the reference.
     pub fn reference(&self) -> Option<&Provide> {
         self.usable().into_iter().find(|p| p.reference)
     }

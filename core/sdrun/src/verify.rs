@@ -62,9 +62,9 @@ impl Tolerance {
         })
     }
 
-    /// What quantization explains in the outputs of a graph that [quantizes](sdrun_graph::Graph::quantizes): relative error ≤
-    /// 0.1 and cosine ≥ 0.99, or this tolerance where it is wider. A value at the border of two steps goes to either for
-    /// the least difference in rounding, and a step of 8 bits is 1/255 of the range.
+    /// The tolerance for a graph that [quantizes](sdrun_graph::Graph::quantizes): relative error ≤ 0.1 and cosine ≥ 0.99, or
+    /// this tolerance if it is wider. The smallest rounding difference can move a value at the border of two steps to
+    /// the other step, and an 8-bit step is 1/255 of the range.
     pub fn quantized(self) -> Self {
         Tolerance { relative_error: self.relative_error.map(|e| e.max(0.1)), cosine: self.cosine.min(0.99) }
     }
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(sides(&[f32::NAN, 2.0], &[f32::NAN, 2.0]), (0, 0));
         assert!(compare(&one(&[1.0]), &one(&[1.0, 2.0])).is_err());
 
-        // Quantization explains a step or so, and neither NaN nor another result.
+        // Quantization explains a difference of about one step, but neither NaN nor a different result.
         let judge = |a: &[f32], b: &[f32]| fp32.quantized().accepts(&compare(&one(a), &one(b)).unwrap()[0]);
         assert!(judge(&[1.0, 2.0, -1.5], &[1.05, 2.0, -1.5]));
         assert!(!judge(&[1.0, 2.0, -1.5], &[1.3, 2.0, -1.5]));

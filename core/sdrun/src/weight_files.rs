@@ -1,4 +1,4 @@
-//! Weights as users name them: a checkpoint of any layout, a model, or files of tensors; adapters and embeddings on top.
+//! Weights as users name them: a checkpoint of any layout, a model, or files of tensors, plus adapters and embeddings.
 
 use crate::{EngineManifest, Model, Paths, Result};
 use sdrun_abi::{Error as AbiError, ErrorCode, Flow, Hint, Host};
@@ -13,22 +13,22 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The weights that a model or an engine is to have. [`of_model`](WeightFiles::of_model) and
+/// The weights for a model or an engine. [`of_model`](WeightFiles::of_model) and
 /// [`of_engine`](WeightFiles::of_engine) open them.
 #[derive(Clone, Debug, Default)]
 pub struct WeightFiles {
     /// Weights instead of the model's own: a checkpoint of any layout (`.safetensors`, `.gguf`, a diffusers folder), an
-    /// `.onnx` file, the name of a built-in model, or `.safetensors` files with tensors named as in the model. Of several,
-    /// the first that has the part of the pipeline the model is.
+    /// `.onnx` file, the name of a built-in model, or `.safetensors` files whose tensors have the model's weight names. If
+    /// there are several, the first one that contains this model's part of the pipeline is used.
     pub base: Vec<PathBuf>,
-    /// Adapters on top, applied in this order.
+    /// Adapters to apply, in this order.
     pub adapters: Vec<AdapterFile>,
-    /// Learned words of a text encoder.
+    /// Learned tokens for a text encoder.
     pub embeddings: Vec<EmbeddingFile>,
-    /// Take the averaged (EMA) weights of a checkpoint instead of the trained ones.
+    /// Use the averaged (EMA) weights of a checkpoint instead of the trained ones.
     pub ema: bool,
-    /// Leave out what does not fit instead of refusing it: parts of an adapter, and tensors of a checkpoint that the model
-    /// does not read though they change the result.
+    /// Skip what does not fit instead of failing: parts of an adapter, and tensors of a checkpoint that change the result but
+    /// that the model does not read.
     pub lenient: bool,
     /// Rule for DoRA adapters; `None` follows the names in each file.
     pub dora: Option<DoraRule>,
@@ -36,40 +36,40 @@ pub struct WeightFiles {
     pub allow_links: bool,
 }
 
-/// An adapter (LoRA and its relatives) and how much of it is applied.
+/// An adapter (LoRA and its relatives) and its strength.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterFile {
     /// The file.
     pub file: PathBuf,
-    /// Strength; 1 is what it was trained for.
+    /// Strength; 1 is the strength it was trained for.
     pub strength: f32,
     /// Strength in text encoders.
     pub text_encoder_strength: f32,
 }
 
-/// An embedding (textual inversion) and where it goes.
+/// An embedding (textual inversion) and its token ids.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EmbeddingFile {
     /// The file.
     pub file: PathBuf,
-    /// The token that stands for its first vector; the others take those that follow.
+    /// The token id of its first vector; further vectors take the ids after it.
     pub token: usize,
 }
 
-/// Weights that are open. Nothing is read before a session asks for it.
+/// Opened weights. Nothing is read before a session asks for it.
 pub struct Weights {
     /// The weights.
     pub stack: WeightStack,
-    /// The model they are from, where it is one; it can make inputs.
+    /// The model that the weights come from, if they come from a model. It can generate inputs.
     pub model: Option<Box<Model>>,
-    /// Where the weights under the adapters are from.
+    /// Where the base weights come from.
     pub base: String,
 }
 
-/// What became of the checkpoint, the adapters and the embeddings.
+/// What happened to the checkpoint, the adapters and the embeddings.
 #[derive(Clone, Debug, Serialize)]
 pub struct WeightReport {
-    /// Where the weights under the adapters are from.
+    /// Where the base weights come from.
     pub base: String,
     /// Tensors of the checkpoint that the model does not read.
     pub unread: Unread,
@@ -82,7 +82,7 @@ pub struct WeightReport {
 }
 
 impl Weights {
-    /// What became of the files.
+    /// Reports what happened to the files.
     pub fn report(&self) -> WeightReport {
         WeightReport {
             base: self.base.clone(),
@@ -94,7 +94,7 @@ impl Weights {
     }
 }
 
-/// What the weights are for.
+/// What needs the weights.
 struct Target<'a> {
     binding: Binding,
     /// Names of the graph's weights.
@@ -107,7 +107,7 @@ impl WeightFiles {
         WeightFiles { base: vec![base.into()], ..Self::default() }
     }
 
-    /// Adds an adapter, at the same strength everywhere.
+    /// Adds an adapter with the same strength for all parts of the pipeline.
     pub fn adapter(mut self, file: impl Into<PathBuf>, strength: f32) -> Self {
         self.adapters.push(AdapterFile { file: file.into(), strength, text_encoder_strength: strength });
         self
@@ -118,7 +118,7 @@ impl WeightFiles {
         if self.base.is_empty() { WeightsPolicy::Required } else { WeightsPolicy::MayBeAbsent }
     }
 
-    /// Whether any file is named.
+    /// Whether the user named any files.
     pub fn is_given(&self) -> bool {
         !self.base.is_empty() || self.is_changing()
     }
@@ -128,12 +128,12 @@ impl WeightFiles {
         !self.adapters.is_empty() || !self.embeddings.is_empty()
     }
 
-    /// The weights for `model`: its own where no base is named. `host` receives which file is read, and can cancel between
-    /// files. A built-in model is generated below `paths` first.
+    /// The weights for `model`; its own if no base is named. `host` receives the name of each file before it is read, and
+    /// can cancel between files. A built-in model's weights are first generated below `paths`.
     ///
     /// # Errors
-    /// `NotFound` where a file, or the part of a pipeline that the model is, does not exist; `InvalidArgument` where a file
-    /// does not fit the model; those of reading files.
+    /// `NotFound` if a file does not exist or has no weights for this part of the pipeline; `InvalidArgument` if a file does
+    /// not fit the model; errors of reading files.
     pub fn of_model(&self, model: &Model, paths: &Paths, host: &dyn Host) -> Result<Weights> {
         let names = model.graph().weights().map(|(name, _)| name).collect();
         let target = Target { binding: model.binding()?, names };
@@ -146,7 +146,7 @@ impl WeightFiles {
         self.change(weights, host)
     }
 
-    /// The weights for an engine; `None` where no base is named, since a stripped engine has none.
+    /// The weights for an engine; `None` if no base is named, because a stripped engine has none.
     ///
     /// # Errors
     /// As [`of_model`](WeightFiles::of_model).
@@ -165,7 +165,7 @@ impl WeightFiles {
         self.change(weights, host).map(Some)
     }
 
-    /// Puts adapters and embeddings on top.
+    /// Applies adapters and embeddings.
     fn change(&self, mut weights: Weights, host: &dyn Host) -> Result<Weights> {
         for AdapterFile { file, strength, text_encoder_strength } in &self.adapters {
             begin(host, file)?;
@@ -185,7 +185,7 @@ impl WeightFiles {
         Ok(weights)
     }
 
-    /// The weights under the adapters.
+    /// The base weights, before adapters and embeddings.
     fn base(&self, target: &Target<'_>, paths: &Paths, host: &dyn Host) -> Result<Weights> {
         let base = self.base.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
         let of = |stack, model| Weights { stack, model, base: base.clone() };
@@ -213,7 +213,7 @@ impl WeightFiles {
             begin(host, file)?;
             match self.checkpoint(file, &target.binding) {
                 Ok(stack) => return Ok(of(stack, None)),
-                // A file that has the part and does not fit says more than one without it.
+                // A file that has this part but does not fit gives the more useful error.
                 Err(error) => {
                     let absent = |error: &AbiError| error.code == ErrorCode::NotFound;
                     if worst.as_ref().is_none_or(|worst| absent(worst) && !absent(&error)) {
@@ -234,7 +234,7 @@ impl WeightFiles {
         }
     }
 
-    /// Safetensors files that have every weight of the graph under its own name.
+    /// Safetensors files that have every weight of the graph under the graph's own name for it.
     fn named_as_in_the_model(&self, names: &[&str]) -> Result<Option<SafetensorsWeights>> {
         let is_file = |file: &PathBuf| has_ending(file, "safetensors") && file.is_file();
         if names.is_empty() || !self.base.iter().all(is_file) {
@@ -251,7 +251,7 @@ fn has_ending(path: &Path, ending: &str) -> bool {
     path.extension().is_some_and(|e| e.eq_ignore_ascii_case(ending))
 }
 
-/// Reports the file that is read next.
+/// Reports the next file to read.
 fn begin(host: &dyn Host, file: &Path) -> Result<()> {
     let flow = host.progress(&format!("reading {}", file.display()), 0, 0);
     if flow == Flow::Cancel || host.cancelled() {

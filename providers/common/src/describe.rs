@@ -4,8 +4,8 @@ use sdrun_graph::{
     Dim, ExternalBase, Graph, GraphError, Initializer, Tensor, ValueId, WeightData, WeightRef,
 };
 
-/// Reads the model a host hands to [`Provider::build`](sdrun_abi::Provider::build): every external tensor
-/// is a weight, its location any text, and every inline one is part of the graph.
+/// Reads the model that a host passes to [`Provider::build`](sdrun_abi::Provider::build). Every external
+/// tensor is a weight, with any text as its location. Every inline tensor is part of the graph.
 pub fn read_graph(model: &Bytes) -> Result<Graph> {
     let mut graph =
         Graph::from_bytes(model.clone(), "the model", ExternalBase::Stripped).map_err(graph_error)?;
@@ -18,7 +18,7 @@ pub fn read_graph(model: &Bytes) -> Result<Graph> {
     Ok(graph)
 }
 
-/// A fault of a graph as an error of the ABI.
+/// Converts a graph error to an error of the ABI.
 pub fn graph_error(error: GraphError) -> Error {
     match error {
         GraphError::Unsupported { .. } | GraphError::UnsupportedModel { .. } => {
@@ -28,8 +28,8 @@ pub fn graph_error(error: GraphError) -> Error {
     }
 }
 
-/// Inputs, outputs and weights of a graph. `InvalidArgument` where the type or the rank of an input or
-/// output is not known, which shape inference would have found.
+/// Inputs, outputs and weights of a graph. `InvalidArgument` if the type or the rank of an input or output is
+/// unknown even after shape inference.
 pub fn describe(graph: &Graph, compatibility: String) -> Result<EngineInfo> {
     let specs = |what: &str, ids: &[ValueId]| -> Result<Vec<TensorSpec>> {
         ids.iter()

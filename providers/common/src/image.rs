@@ -5,17 +5,17 @@ use std::{
     path::Path,
 };
 
-/// A shared library is at least this long; what is shorter is a stand-in such as a linker script.
+/// Minimum size of a shared library. Anything shorter is a stand-in, such as a linker script.
 const LEAST_BYTES: u64 = 4096;
 
 /// Checks that a file looks like a whole shared library for this machine, without running any of it.
 ///
-/// The dynamic loader of Linux maps a library by its program headers and does not compare them with the
-/// file's size: a truncated library ends the process with SIGBUS instead of an error. So for ELF files the
-/// machine and the extent of every segment are checked. The loaders of Windows and macOS check that
-/// themselves; there only the kind of file is looked at.
+/// Linux's dynamic loader maps a library by its program headers and does not compare them with the file's size, so
+/// a truncated library kills the process with SIGBUS instead of returning an error. For ELF files, this function
+/// therefore checks the machine and the extent of every segment. The loaders of Windows and macOS check the extent
+/// themselves, so only the file type is checked there.
 ///
-/// `DataLoss` for a file that is not a library or is truncated, `FailedPrecondition` for one of another
+/// `DataLoss` if the file is not a library or is truncated; `FailedPrecondition` if it is for another
 /// processor architecture.
 pub fn check_image(file: &Path) -> Result<()> {
     let io = |e: &std::io::Error| Error::io("read the library", file, e);
@@ -144,7 +144,7 @@ mod tests {
         assert!(gone.message.contains("gone"));
     }
 
-    /// The C library of this process, as a whole library that is surely there.
+    /// This process's C library: a complete library that always exists.
     #[cfg(target_os = "linux")]
     fn libc() -> Vec<u8> {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

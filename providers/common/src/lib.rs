@@ -1,13 +1,13 @@
-//! What the providers of vendor runtimes share.
+//! Code shared by the providers of vendor runtimes.
 //!
-//! * [`locate`], [`check_image`], [`open`]: from the folder a host names to a loaded library, with every
-//!   failure an ordinary error. Nothing of the vendor's code runs before [`open`]. [`Loaded`] keeps the runtime for the
-//!   life of the process.
-//! * [`read_graph`], [`describe`]: the model a host hands over, and its [`EngineInfo`](sdrun_abi::EngineInfo).
-//! * [`weight`], [`WeightFiles`]: one weight from a source, checked against what the graph declares, and the
-//!   file it lies in; [`converted`] gives it in another type; [`rebuilt`] reports a refit that took all of them;
-//!   [`Preparation`] computes what an engine takes in their place.
-//! * [`refuse_options`], [`phase`], [`IO_DTYPES`]: small courtesies every provider owes its host.
+//! * [`locate`], [`check_image`], [`open`]: go from the folder that a host names to a loaded library. Every failure is
+//!   an ordinary error, and no vendor code runs before [`open`]. [`Loaded`] keeps the runtime for the lifetime of the
+//!   process.
+//! * [`read_graph`], [`describe`]: the model that a host passes, and its [`EngineInfo`](sdrun_abi::EngineInfo).
+//! * [`weight`], [`WeightFiles`]: one weight from a source, checked against the graph's declaration, and the file that
+//!   holds it. [`converted`] converts it to another type. [`rebuilt`] reports a refit that loaded all weights again.
+//!   [`Preparation`] computes the tensors that an engine reads in place of weights.
+//! * [`refuse_options`], [`phase`], [`IO_DTYPES`]: small helpers that every provider needs.
 
 mod describe;
 mod image;
@@ -28,7 +28,7 @@ pub use weights::{WeightFiles, converted, rebuilt, weight};
 use sdrun_abi::{DType, Error, ErrorCode, Flow, Host, Result};
 use std::collections::BTreeMap;
 
-/// Types of inputs and outputs of a runtime that takes every one but f8.
+/// Input and output types of a runtime that supports all types but f8.
 pub const IO_DTYPES: [DType; 13] = [
     DType::F32,
     DType::F16,
@@ -54,7 +54,7 @@ pub fn refuse_options(provider: &str, options: &BTreeMap<String, String>) -> Res
     }
 }
 
-/// Reports a phase to the host; `Cancelled` where the host asks to stop.
+/// Reports a phase to the host; `Cancelled` if the host wants to stop.
 pub fn phase(host: &dyn Host, name: &str, step: u64, total: u64) -> Result<()> {
     match host.progress(name, step, total) {
         Flow::Continue => Ok(()),

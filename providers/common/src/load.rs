@@ -6,14 +6,14 @@ use libloading::Library;
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{error::Error as _, path::Path};
 
-/// Loads a vendor's library by absolute path, after [`check_image`]. The loader's own words are in the
-/// error. On Windows the library's dependencies are looked for beside it.
+/// Loads a vendor's library by absolute path, after [`check_image`]. The error includes the loader's message. On
+/// Windows, the library's dependencies are searched in its own folder.
 ///
 /// The library must never be unloaded: keep or forget the handle.
 pub fn open(file: &Path) -> Result<Library> {
     check_image(file)?;
-    // SAFETY: loading runs the library's initialisers. It is the vendor's runtime, which the user installed
-    // and the host chose; the file was checked to be whole. Path and flags are plain values.
+    // SAFETY: loading runs the library's initialisers. It is the vendor's runtime, which the user installed and the
+    // host chose, and the file was checked to be complete. Path and flags are plain values.
     let library = unsafe {
         #[cfg(windows)]
         {
@@ -24,7 +24,7 @@ pub fn open(file: &Path) -> Result<Library> {
         Library::new(file)
     };
     library.map_err(|error| {
-        // The error itself names only the call that failed; the loader's words are its source.
+        // The error itself names only the failed call; its source is the loader's message.
         let words = error.source().map_or_else(|| error.to_string(), |words| words.to_string());
         Error::new(ErrorCode::FailedPrecondition, format!("cannot load {}: {words}", file.display()))
             .with_file(file)
@@ -38,7 +38,7 @@ mod tests {
 
     #[test]
     fn the_loaders_words_are_kept() {
-        // A whole ELF library whose dynamic section is overwritten passes the check, not the loader.
+        // A complete ELF library with an overwritten dynamic section passes the check but not the loader.
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("libthing.so");
         let mut bytes = vec![0u8; 8192];

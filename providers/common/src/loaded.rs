@@ -2,10 +2,10 @@ use once_cell::sync::OnceCell;
 use sdrun_abi::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// A vendor runtime, loaded once for the life of the process.
+/// A vendor runtime, loaded once for the lifetime of the process.
 ///
-/// A process can hold only one copy of a runtime: its libraries bind each other by name. A first load that fails may be
-/// tried again; threads that load at the same time wait for each other.
+/// A process can hold only one copy of a runtime, because its libraries find each other by name. If the first load fails,
+/// it can be tried again. Threads that load at the same time wait for each other.
 pub struct Loaded<T> {
     /// For messages, for example `OpenVINO`.
     name: &'static str,
@@ -13,7 +13,7 @@ pub struct Loaded<T> {
 }
 
 impl<T> Loaded<T> {
-    /// Nothing is loaded yet. `name` is the runtime's, for messages.
+    /// Nothing is loaded yet. `name` is the runtime's name, for messages.
     pub const fn new(name: &'static str) -> Self {
         Loaded { name, runtime: OnceCell::new() }
     }

@@ -10,8 +10,8 @@ pub fn runtime_spec(manifest: &str) -> Result<RuntimeSpec> {
         .ok_or_else(|| Error::internal("the manifest this plugin was built with names no runtime"))
 }
 
-/// The runtime's library in `dir`: an absolute path without links. `FailedPrecondition` with a hint where
-/// there is none. Of several that match, the last by name, which is the newest.
+/// The runtime's library in `dir`, as an absolute path without links. `FailedPrecondition` with a hint if there is
+/// none. If several files match, the last by name, which is the newest.
 pub fn locate(spec: &RuntimeSpec, dir: Option<&Path>) -> Result<PathBuf> {
     let hint = spec.how_to_get();
     let Some(dir) = dir else {

@@ -10,14 +10,14 @@ use sdrun_graph::{
 };
 use std::collections::{BTreeMap, HashMap};
 
-/// A graph that computes what an engine reads in place of weights; see [`sdrun_graph::passes::prepare_weights`].
+/// A graph that computes the tensors an engine reads in place of weights; see [`sdrun_graph::passes::prepare_weights`].
 #[derive(Default)]
 pub struct Preparation {
     graph: Graph,
     steps: Vec<PreparationStep>,
-    /// Which step makes each output.
+    /// The step that computes each output.
     by_name: BTreeMap<String, usize>,
-    /// The weights it reads, as their source delivers them.
+    /// The weights it reads, in their source's types and shapes.
     weights: BTreeMap<ValueId, WeightSpec>,
 }
 
@@ -64,7 +64,7 @@ impl Preparation {
         self.steps.iter().filter(move |step| step.weights.iter().any(|name| changed(name)))
     }
 
-    /// The step that makes the output of this name.
+    /// The step that computes the output of this name.
     pub fn step(&self, name: &str) -> Option<&PreparationStep> {
         self.by_name.get(name).map(|index| &self.steps[*index])
     }
@@ -74,11 +74,11 @@ impl Preparation {
         &self.graph.value(step.output).name
     }
 
-    /// Computes a step. Holds no more than the step's weights and intermediate results.
+    /// Computes a step. Keeps only the step's weights and intermediate results in memory.
     ///
     /// # Errors
-    /// Those of `source`; `InvalidArgument` for a weight of another type or shape; `Unimplemented` where an operator is
-    /// not covered.
+    /// The errors of `source`; `InvalidArgument` for a weight of another type or shape; `Unimplemented` if an operator is
+    /// not supported.
     pub fn compute(&self, step: &PreparationStep, source: &dyn WeightSource) -> Result<Tensor> {
         let mut last_use: HashMap<ValueId, usize> = HashMap::new();
         for index in &step.nodes {

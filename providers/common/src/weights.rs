@@ -9,8 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The weight `spec` asks for. `NotFound` where the source has none of that name, `InvalidArgument` where
-/// its type or shape is another.
+/// The weight that `spec` describes. `NotFound` if the source has none of that name; `InvalidArgument` if its type or
+/// shape differs.
 pub fn weight<'a>(source: &'a dyn WeightSource, spec: &WeightSpec) -> Result<Weight<'a>> {
     let weight = source.get(&spec.name)?;
     if weight.dtype != spec.dtype || weight.shape != spec.shape {
@@ -22,7 +22,7 @@ pub fn weight<'a>(source: &'a dyn WeightSource, spec: &WeightSpec) -> Result<Wei
     Ok(weight)
 }
 
-/// A weight in the floating-point type that a graph was converted to; as it is where it is of that type.
+/// A weight in the floating-point type that the graph was converted to; unchanged if it already has that type.
 pub fn converted<'a>(weight: Weight<'a>, name: &str, dtype: DType) -> Result<Weight<'a>> {
     if weight.dtype == dtype {
         return Ok(weight);
@@ -33,20 +33,20 @@ pub fn converted<'a>(weight: Weight<'a>, name: &str, dtype: DType) -> Result<Wei
     Weight::new(dtype, tensor.shape().to_vec(), tensor.data().clone())
 }
 
-/// The report of a refit that made a session anew, with all weights of the engine.
+/// The report of a refit that created the session again, with all weights of the engine.
 pub fn rebuilt(info: &EngineInfo) -> RefitReport {
     let bytes = info.weights.iter().filter_map(|w| w.dtype.bytes_of(&w.shape)).map(|n| n as u64).sum();
     RefitReport::new(WeightUpdate::Rebuild, info.weights.len(), bytes)
 }
 
-/// The files weights lie in, looked at once each, for runtimes that read them there.
+/// The files that hold weights, for runtimes that read weights from files. Each file is checked once.
 #[derive(Debug, Default)]
 pub struct WeightFiles(HashMap<PathBuf, Option<(PathBuf, u64)>>);
 
 impl WeightFiles {
-    /// Path without links, and offset, of a weight that lies unchanged in a regular file; `None` for one that
-    /// must be taken from memory. `DataLoss` where the file ends before the weight does: vendors map files
-    /// and would end the process.
+    /// The path without links and the offset of a weight that is stored unchanged in a regular file; `None` if it must be
+    /// read from memory. `DataLoss` if the file ends before the weight does: vendors map files, so the process would
+    /// crash.
     pub fn place<'s>(&'s mut self, name: &str, weight: &Weight<'_>) -> Result<Option<(&'s Path, u64)>> {
         let Some((path, offset)) = &weight.file else { return Ok(None) };
         if !self.0.contains_key(path) {

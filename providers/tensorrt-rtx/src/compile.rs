@@ -23,7 +23,7 @@ use sdrun_graph::{Graph, infer::infer_shapes, passes::convert_precision};
 use sdrun_provider_common::{converted, describe, graph_error, phase, read_graph, weight};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Compiles `model` for the target of `place`. Without `spec.bake` it reads no weights: zeros that take no memory stand
+/// Compiles `model` for the target of `place`. Without `spec.bake` it reads no weights. Zeros that take no memory stand
 /// in for them, and the plan omits them.
 pub(crate) fn compile(
     runtime: &'static Runtime,
@@ -124,7 +124,7 @@ fn run(
     let mut records = Vec::new();
     let plan = network.graph.to_onnx_stripped().map_err(graph_error).and_then(|model| {
         phase(host, "read", 0, 1)?;
-        // The library looks at the current GPU while it builds.
+        // The library queries the current GPU while it builds.
         let gpu = place.gpu.as_ref().map(|gpu| Context::of(runtime.driver()?, gpu)).transpose()?;
         let ranges = ranges(&info.inputs, options)?;
         let names: BTreeSet<&str> = network.graph.weights().map(|(name, _)| name).collect();

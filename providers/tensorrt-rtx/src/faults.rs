@@ -1,8 +1,8 @@
-//! Lists in one sentence everything in a model that the ONNX parser rejects.
+//! Summarizes in one sentence everything in a model that the ONNX parser rejects.
 
 use sdrun_abi::{Error, ErrorCode};
 
-/// Names of nodes that the sentence has for each operator and reason; the log has all.
+/// Number of nodes that the sentence names for each operator and reason; the log has all of them.
 const NAMED: usize = 3;
 
 /// `nvonnxparser::ErrorCode::kMEM_ALLOC_FAILED`.
@@ -15,18 +15,18 @@ const UNSUPPORTED: &str = "is not supported";
 pub(crate) struct Fault {
     /// `nvonnxparser::ErrorCode`.
     pub(crate) code: i32,
-    /// Operator; empty where the parser does not say it.
+    /// Operator; empty if the parser does not report it.
     pub(crate) op: String,
     /// Name of the node; may be empty.
     pub(crate) node: String,
-    /// The library's words, shortened.
+    /// The library's message, shortened.
     pub(crate) words: String,
 }
 
 impl Fault {
-    /// The operator and why it is not taken.
+    /// The operator and why it is rejected.
     fn reason(&self) -> (&str, &str) {
-        // Conditions of the library's source code say nothing to anybody else.
+        // Users cannot make sense of conditions from the library's source code.
         let words = self.words.strip_prefix("Assertion failed: ").unwrap_or(&self.words);
         let words = words.strip_prefix("false: ").unwrap_or(words);
         let words = words.strip_prefix(&format!("Invalid Node - {}", self.node)).unwrap_or(words);
@@ -45,7 +45,7 @@ impl Fault {
     }
 }
 
-/// Completes a fault without an operator from what the library logged: "In function importScatterElements".
+/// Fills in the operator of a fault without one from the library's log: "In function importScatterElements".
 pub(crate) fn complete(faults: &mut [Fault], logged: Option<&str>) {
     let op = logged.and_then(|text| text.split("In function import").nth(1));
     let op = op.and_then(|rest| rest.split(|c: char| !c.is_alphanumeric()).next()).unwrap_or_default();
@@ -54,9 +54,9 @@ pub(crate) fn complete(faults: &mut [Fault], logged: Option<&str>) {
     }
 }
 
-/// The error for a model with these faults; `logged` is what the library said where there are none.
+/// The error for a model with these faults; `logged` is the library's message if there are none.
 pub(crate) fn refusal(faults: &[Fault], logged: Option<&str>) -> Error {
-    // In the order of the graph, those with the same operator and reason together.
+    // In graph order; faults with the same operator and reason are grouped.
     let mut groups: Vec<(&str, &str, Vec<&str>)> = Vec::new();
     for fault in faults {
         let (op, reason) = fault.reason();
@@ -68,13 +68,13 @@ pub(crate) fn refusal(faults: &[Fault], logged: Option<&str>) -> Error {
     let list: Vec<String> = groups.iter().map(|(op, reason, nodes)| group(op, reason, nodes)).collect();
     let words = match list.is_empty() {
         true => logged.unwrap_or("no reason is given").to_owned(),
-        // What is checked before nodes are read is told of all of them at once, what reading finds only of the first.
+        // The check before parsing reports all nodes at once. Parsing itself reports only the first fault.
         false if faults.len() == 1 && groups[0].1 != UNSUPPORTED => {
             format!("{}; it stops at the first such node", list[0])
         }
         false => list.join("; "),
     };
-    // The host has read, checked and written the model, so the library does not support what its parser rejects.
+    // The host has read, checked and written the model. If the parser rejects it, the library does not support it.
     let no_memory = faults.iter().any(|fault| fault.code == NO_MEMORY);
     let code = if no_memory { ErrorCode::ResourceExhausted } else { ErrorCode::Unimplemented };
     Error::new(code, format!("TensorRT-RTX cannot read the model: {words}"))

@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 /// Number of files kept, most recently used first.
 const FILES: usize = 64;
-/// sdrun writes no larger files.
+/// Maximum file size in bytes; larger caches are not written.
 const LIMIT: u64 = 1 << 30;
 
 /// The cache file of one engine on one kind of GPU.
@@ -29,7 +29,7 @@ impl Kernels {
         Kernels { file, kept: None }
     }
 
-    /// Reads the kept kernels.
+    /// Reads the stored kernels.
     pub(crate) fn load(&mut self) -> Option<Vec<u8>> {
         let file = self.file.as_ref()?;
         let size = fs::metadata(file).ok().filter(|m| m.is_file())?.len();
@@ -40,8 +40,8 @@ impl Kernels {
         Some(bytes)
     }
 
-    /// Keeps the kernels for the next process, unless they are those kept before. A failure is only logged, since they can
-    /// be compiled again.
+    /// Stores the kernels for the next process if they have changed. A failure is only logged, because the kernels can be
+    /// compiled again.
     pub(crate) fn store(&mut self, bytes: &[u8], host: &dyn Host) {
         let hash = Some(xxh3_128(bytes));
         let Some(file) = self.file.as_ref().filter(|_| self.kept != hash) else { return };

@@ -2,7 +2,7 @@
 //!
 //! Engines are built without weights and without a GPU. Zeros stand in for the weights, and the plan omits them. A
 //! table says how to compute each weight of the plan from weights of the graph. On the machine with the GPU, the plan
-//! is loaded and receives weights through that table, as often as they change. README.md lists what has been run.
+//! is loaded and receives weights through that table whenever they change. README.md lists what has been run.
 //!
 //! * `ffi`: safe layer over the C++ shim (shim/) and the CUDA driver; all unsafe code.
 //! * `runtime`: the libraries loaded in this process. `devices`, `target`: what engines are built for and run on.

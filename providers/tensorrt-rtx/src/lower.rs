@@ -1,4 +1,4 @@
-//! Decomposes operators that the library would decompose in a way that fixes their weights.
+//! Decomposes operators whose decomposition by the library would make their weights constant.
 
 use crate::table::Transform;
 use sdrun_abi::DType;
@@ -55,7 +55,7 @@ fn is_weight(graph: &Graph, id: ValueId) -> bool {
     matches!(graph.initializers.get(&id), Some(Initializer::Weight(_)))
 }
 
-/// Shape with one number per channel, where the channel is dimension 1 of `rank`.
+/// A new weight with one number per channel, to broadcast over dimension 1 of `rank`.
 fn new_weight(graph: &mut Graph, node: &Node, rank: usize) -> ValueId {
     let value = |i: usize| node.input(i).map(|id| graph.value(id));
     let dtype = value(1).and_then(|v| v.dtype).unwrap_or(DType::F32);

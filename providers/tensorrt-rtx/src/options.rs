@@ -58,8 +58,7 @@ impl Options {
     }
 }
 
-/// The range of each dimension from its smallest to its largest size; the shape in the middle of the list is the usual
-/// one.
+/// Ranges from the smallest to the largest size of each dimension. The shape in the middle of the list is the usual one.
 fn ranges(open: &OpenShapes) -> BTreeMap<String, Shapes> {
     let range = |list: &[Vec<usize>]| {
         let usual = list.get(list.len() / 2)?;

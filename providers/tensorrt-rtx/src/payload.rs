@@ -4,7 +4,7 @@ use crate::{table::Entry, target::Target};
 use sdrun_abi::{EngineInfo, Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize};
 
-/// Start of a payload. Then follow the length of the description as a little-endian u32, the description and the plan.
+/// Start of a payload. The length of the description as a little-endian u32, the description and the plan follow.
 const MAGIC: &[u8; 8] = b"SDRTRTX1";
 
 /// The description of an engine.
@@ -24,7 +24,7 @@ pub(crate) struct Requirements {
     pub(crate) tensorrt_rtx: String,
     /// [`Target::name`]
     pub(crate) target: String,
-    /// Whether the plan takes weights.
+    /// Whether the plan can be refitted.
     pub(crate) refit: bool,
 }
 

@@ -22,15 +22,15 @@ impl From<Error> for Failure {
     }
 }
 
-/// Bytes of computed values that are held at once. Weights that lie unchanged in a file are mapped and do not count.
+/// Maximum bytes of computed values in memory at once. Weights that are unchanged in a file are mapped and do not count.
 pub(crate) const CHUNK: u64 = 1 << 30;
 
-/// Sets the weights of the engine that depend on those in `changed`. Adds those that the library requires along with them.
-/// `None` sets all of them, also in an engine that has none yet.
+/// Sets the weights of the engine that depend on those in `changed`, plus those that the library requires along with them.
+/// `None` sets all of them, and also works for an engine that has none yet.
 ///
-/// Holds little more than `chunk` bytes of values at once, and refits several times where that is not enough. A failure
-/// after the first of them leaves some of the new weights in the engine, which [`Failure::half_done`] says; a wish to stop
-/// is then only followed where there are no former weights.
+/// Keeps little more than `chunk` bytes of values in memory, and refits in several steps if they do not fit. If a later
+/// step fails, the engine has some of the new weights, and [`Failure::half_done`] is set. After the first step,
+/// cancellation is therefore ignored, unless there are no previous weights.
 ///
 /// Checks completeness from both sides: every weight the library takes is in the table, every weight of the graph
 /// reaches one, and none is missing at the end.
@@ -81,7 +81,7 @@ pub(crate) fn apply(
     }
 }
 
-/// A refit under way.
+/// A refit in progress.
 struct Refit<'a> {
     engine: &'a Engine,
     stream: &'a Stream,
@@ -92,7 +92,7 @@ struct Refit<'a> {
     /// The entries that remain to be written, and how many there were.
     left: BTreeMap<&'a str, &'a Entry>,
     total: u64,
-    /// Whether all weights of the engine are set, so that none of the former ones has to stay.
+    /// Whether all weights of the engine are set, so that no previous weight has to be kept.
     all: bool,
     report: RefitReport,
 }
@@ -120,8 +120,8 @@ impl Refit<'_> {
             values.push((entry, computed));
         }
         if self.all && !written {
-            // The library refits no engine that lacks weights, so those of later steps are zeros for now. Memory that
-            // is only read stays uncommitted.
+            // The library does not refit an engine that lacks weights, so weights of later steps are zeros for now. Zeroed
+            // memory that is only read stays uncommitted.
             zeros = vec![0; self.left.values().map(|entry| entry.bytes()).max().unwrap_or(0)];
         }
         // The library reports further required weights only after these are set, hence up to two rounds.
@@ -160,7 +160,7 @@ impl Refit<'_> {
     }
 }
 
-/// The entries of the table that the engine takes.
+/// The table's entries for the weights that the engine expects.
 fn known<'d>(names: &[String], description: &'d Description) -> Result<BTreeMap<&'d str, &'d Entry>> {
     let table: BTreeMap<&str, &Entry> = description.table.iter().map(|e| (e.name.as_str(), e)).collect();
     names
@@ -177,8 +177,8 @@ fn known<'d>(names: &[String], description: &'d Description) -> Result<BTreeMap<
         .collect()
 }
 
-/// Checks that every weight of the graph reaches a weight the engine takes: the library does not always report missing
-/// ones.
+/// Checks that every weight of the graph reaches a weight of the engine, because the library does not always report
+/// missing ones.
 fn check_coverage(table: &BTreeMap<&str, &Entry>, description: &Description) -> Result<()> {
     let reached: BTreeSet<&str> =
         table.values().flat_map(|entry| entry.transform.sources()).map(String::as_str).collect();

@@ -41,13 +41,13 @@ pub(crate) struct TrtSession {
     /// Brings tensors of this session to the host.
     reader: Arc<Mutex<Option<Reader>>>,
     last_run: Option<Duration>,
-    /// Why the session cannot run any more.
+    /// Why the session can no longer run.
     broken: Option<Error>,
     /// Bytes of GPU memory the session took at creation.
     device_bytes: u64,
 }
 
-/// Memory of an input or output on both sides, which grows to the largest tensor seen.
+/// Host and GPU memory of an input or output. It grows to the largest tensor seen.
 struct Slot {
     name: String,
     dtype: DType,
@@ -344,8 +344,8 @@ impl TrtSession {
         }
     }
 
-    /// Keeps newly compiled kernels for the next process. The library may compile better ones in later runs, so they are
-    /// looked at again ever more rarely, and at the end.
+    /// Stores newly compiled kernels for the next process. The library may compile better ones in later runs, so this checks
+    /// again at growing intervals, and at the end.
     fn keep_kernels(&mut self, inputs: &[Input<'_>], host: &dyn Host) {
         let shapes: Vec<Vec<usize>> = inputs.iter().map(|input| input.spec().1.to_vec()).collect();
         self.runs += 1;

@@ -50,12 +50,13 @@ impl Transform {
     }
 }
 
-/// Whether a weight the parser reports is to be refittable: floats or bytes, and made of weights of the graph. The rest is
-/// part of the topology.
+/// Whether a weight that the parser reports should be refittable: it has floats or bytes and is computed from weights of the
+/// graph. All others are part of the topology.
 pub(crate) fn is_refittable(record: &Record, weights: &BTreeSet<&str>) -> bool {
     let data = |dtype: DType| dtype.is_float() || matches!(dtype, DType::I8 | DType::U8);
     let data = dtype(record.data_type).is_some_and(data);
-    // 0: as it is, 1: f64 as f32. 2 and 3, folded batch normalizations, cannot be marked without a GPU; see `lower`.
+    // 0: unchanged; 1: f64 rounded to f32. 2 and 3, folded batch normalizations, cannot be marked without a GPU; see
+    // `lower`.
     let kind = matches!(record.kind, 0 | 1);
     data && kind && !record.sources.is_empty() && record.sources.iter().all(|s| weights.contains(&**s))
 }
@@ -134,7 +135,7 @@ pub(crate) enum Values<'a> {
 }
 
 impl Values<'_> {
-    /// Bytes of memory it takes; a weight that lies in a file is mapped.
+    /// Bytes of memory it takes. A weight in a file is mapped and does not count.
     pub(crate) fn held(&self) -> u64 {
         match self {
             Values::Weight(weight) if weight.file.is_some() => 0,
@@ -152,7 +153,7 @@ impl Values<'_> {
 }
 
 impl Entry {
-    /// Bytes of its values; [`Values`] has exactly as many.
+    /// Number of bytes of its values, which is exactly the size of [`Values`].
     pub(crate) fn bytes(&self) -> usize {
         self.dtype.bytes_of(&[self.count as usize]).unwrap_or(usize::MAX)
     }

@@ -8,7 +8,7 @@ const CAPABILITIES: [u32; 6] = [75, 80, 86, 89, 120, 121];
 /// The target of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// 8.0, 8.6, 8.9, 12.0 and, as NVIDIA documents it, later ones.
+    /// 8.0, 8.6, 8.9, 12.0 and, according to NVIDIA's documentation, later ones.
     Portable,
     /// One compute capability, times ten: 89 is 8.9.
     Sm(u32),
@@ -39,7 +39,7 @@ impl Target {
         Self::all().find(|target| target.name() == name)
     }
 
-    /// `nvinfer1::ComputeCapability`; 0 leaves the choice to the library, which takes the portable set.
+    /// `nvinfer1::ComputeCapability`; 0 leaves the choice to the library, which selects the portable set.
     pub(crate) fn capability(self) -> i32 {
         match self {
             Target::Portable => 0,
@@ -55,7 +55,7 @@ impl Target {
         }
     }
 
-    /// Precisions the target computes in. For 7.5 the library has no f32 matrix products, and no bf16 either.
+    /// Precisions that the target supports. For 7.5 the library has neither f32 matrix products nor bf16.
     pub(crate) fn precisions(self) -> Vec<Precision> {
         match self {
             Target::Sm(..80) => vec![Precision::Fp16],

@@ -1,5 +1,5 @@
 //! MIGraphX engines with weights as parameters and with weights inside: seconds, memory, sizes. Each has its own worker. Uses
-//! the GPU of a ROCm in `SDRUN_MIGRAPHX_DIR`, else MIGraphX's interpreter `ref`, where nothing is run.
+//! the GPU if `SDRUN_MIGRAPHX_DIR` names a ROCm, else MIGraphX's interpreter `ref`, which runs nothing here.
 
 use super::{Lab, Line, Outcome, median};
 use crate::debian;

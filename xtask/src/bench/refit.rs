@@ -89,7 +89,7 @@ fn of_weights(weights: &Value, lines: &mut Vec<Line>) {
     lines.push(Line::new("memory that takes at most", format!("{:.0} MB", bytes / 1e6), "≤ 300 MB"));
 }
 
-/// A refit on a provider that must read the graph again, against a Python program that reads the same graph.
+/// A refit on a provider that must read the graph again, compared with a Python program that reads the same graph.
 fn rebuilt(lab: &Lab<'_>, folder: &Path, (id, name): (&str, &str), lines: &mut Vec<Line>) -> Result<Value> {
     let model = lab.model("sd15/unet-fp16")?;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
@@ -126,7 +126,7 @@ fn rebuilt(lab: &Lab<'_>, folder: &Path, (id, name): (&str, &str), lines: &mut V
     Ok(json!({"sdrun_s": ours, "python_s": theirs}))
 }
 
-/// Computing all weights, against `load_lora_weights` and `fuse_lora` on the same files.
+/// Computing all weights, compared with `load_lora_weights` and `fuse_lora` on the same files.
 fn diffusers(folder: &Path, measured: &Value, lines: &mut Vec<Line>) -> Result<Value> {
     let Some(python) = std::env::var_os(TORCH_PYTHON) else {
         println!(

@@ -23,7 +23,7 @@ const PRECISIONS: [(&str, &str, &str); 2] = [("fp32", "f32", "≥ 3.3"), ("bf16"
 /// Steps of its sampler. Each is one run of the UNet.
 const STEPS: usize = 2;
 
-/// Runs both in turns. A round is one picture of stable-diffusion.cpp and several runs of ours, of which the fastest counts.
+/// Runs both in turns. A round is one picture of stable-diffusion.cpp and several runs of ours; our fastest run counts.
 pub(super) fn beside(lab: &Lab<'_>) -> Outcome {
     let (Some(program), Some(model)) = (env::var_os(PROGRAM), env::var_os(MODEL)) else {
         println!(
@@ -72,7 +72,7 @@ struct Theirs {
     program: OsString,
     model: OsString,
     threads: usize,
-    /// Where it writes pictures, which are not used.
+    /// Where it writes pictures; nothing reads them.
     picture: PathBuf,
 }
 
@@ -89,7 +89,7 @@ impl Theirs {
     }
 }
 
-/// The seconds that follow `words` in its log.
+/// The number of seconds after `words` in its log.
 fn told(log: &str, words: &str) -> Result<f64> {
     let number = log.split(words).nth(1).and_then(|rest| rest.split('s').next());
     number

@@ -25,7 +25,7 @@ impl Provider {
         self.assess_bound(&graph.to_onnx_stripped()?, model, options)
     }
 
-    /// As [`assess`](Provider::assess), for the model bound and written without weights.
+    /// As [`assess`](Provider::assess), for a model that is already bound and serialized without weights.
     pub(crate) fn assess_bound(
         &self,
         onnx: &[u8],
@@ -103,7 +103,7 @@ impl Provider {
         })
     }
 
-    /// The manifest of the engine that these arguments require, without the fields that only the provider can fill.
+    /// The manifest of the wanted engine, without the fields that only the provider can fill.
     fn wanted(
         &self,
         model: &Model,
@@ -135,8 +135,8 @@ impl Provider {
         })
     }
 
-    /// The engine from the cache, with the name, device and binding of this request: those in the entry belong to the
-    /// process that built it. `None` if there is no usable entry.
+    /// The engine from the cache, with this request's name, device and binding, because the entry has those of the process
+    /// that built it. `None` if there is no usable entry.
     fn cached(
         &self,
         cache: &Cache,

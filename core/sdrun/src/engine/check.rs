@@ -40,7 +40,7 @@ pub(super) fn fingerprint(specs: &[WeightSpec], weights: &dyn WeightSource) -> R
     Ok(format!("{:032x}", hash.digest128()))
 }
 
-/// `Unimplemented` where the options go beyond what a provider can do on the device.
+/// `Unimplemented` if the options exceed what the provider can do on the device.
 pub(crate) fn check_options(id: &str, offered: &Capabilities, options: &BuildOptions) -> Result<()> {
     let device = &options.device.name;
     options.precision.check_offered(&offered.precisions, device).map_err(Error::of(id))?;
@@ -80,15 +80,15 @@ pub(super) fn has_its_weights() -> Error {
         .into()
 }
 
-/// Versions of the weights of a session, where the source has one.
+/// Versions of a session's weights, as far as the source has them.
 pub(super) fn versions(specs: &[WeightSpec], weights: &dyn WeightSource) -> HashMap<String, u128> {
     specs.iter().filter_map(|spec| Some((spec.name.clone(), weights.version(&spec.name)?))).collect()
 }
 
-/// Whether tensors have the types and shapes of the inputs they are called after. Inputs may be missing.
+/// Checks that tensors match the types and shapes of the inputs with the same names. Inputs may be missing.
 ///
 /// # Errors
-/// `InvalidArgument` that names the first tensor which does not fit, or belongs to no input.
+/// `InvalidArgument` that names the first tensor that does not match or has no input.
 pub fn check_inputs(inputs: &[TensorSpec], given: &Tensors) -> Result<()> {
     for (name, tensor) in given {
         check_input(find_input(inputs, name)?, (tensor.dtype(), tensor.shape()))?;
@@ -99,7 +99,7 @@ pub fn check_inputs(inputs: &[TensorSpec], given: &Tensors) -> Result<()> {
 /// The input called `name`.
 ///
 /// # Errors
-/// `InvalidArgument` with the names of all inputs where there is none.
+/// `InvalidArgument` with the names of all inputs if there is none of this name.
 pub fn find_input<'a>(inputs: &'a [TensorSpec], name: &str) -> Result<&'a TensorSpec> {
     inputs.iter().find(|spec| spec.name == name).ok_or_else(|| {
         let known: Vec<&str> = inputs.iter().map(|spec| spec.name.as_str()).collect();
@@ -107,7 +107,7 @@ pub fn find_input<'a>(inputs: &'a [TensorSpec], name: &str) -> Result<&'a Tensor
     })
 }
 
-/// The inputs in the engine's order; an error where one is missing, unknown, or of another type or shape.
+/// The inputs in the engine's order. Fails if one is missing, unknown, or has the wrong type or shape.
 pub(super) fn views<'t>(info: &EngineInfo, inputs: &'t Tensors) -> Result<Vec<TensorView<'t>>> {
     let names = || inputs.keys().map(String::as_str);
     let mut views = Vec::with_capacity(info.inputs.len());

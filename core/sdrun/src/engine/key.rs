@@ -48,7 +48,7 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// SHA-256 over the key as JSON, a format in which different keys never look the same.
+    /// SHA-256 over the key as JSON. Different keys always have different JSON.
     pub(super) fn hash(&self) -> crate::Result<String> {
         let json = serde_json::to_vec(self)
             .map_err(|e| sdrun_abi::Error::internal(format!("cannot write the cache key: {e}")))?;

@@ -9,7 +9,7 @@ use std::{path::Path, time::Instant};
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct LoadOptions {
-    /// The device: an id, an index, or a part of the name; `None` takes the first one of the class that the engine was
+    /// The device: an id, an index, or a part of its name. `None` takes the first device of the class that the engine was
     /// built for.
     pub device: Option<String>,
     /// Threads for CPU devices; `None` is all cores.
@@ -19,17 +19,17 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// The first device that fits, all cores, and a worker only where the provider's manifest asks for one.
+    /// The first matching device, all cores, and a worker only if the provider's manifest asks for one.
     pub fn new() -> Self {
         Self::default()
     }
 }
 
 impl Registry {
-    /// Opens an engine file and loads it on the provider that made it. The file is opened, and its checksum computed, once.
+    /// Opens an engine file and loads it on the provider that built it. Opens the file and computes its checksum only once.
     ///
     /// # Errors
-    /// `DataLoss` for a damaged file; `NotFound` where its provider is not installed; those of
+    /// `DataLoss` if the file is damaged; `NotFound` if its provider is not installed; the errors of
     /// [`open`](Registry::open) and [`Provider::load`].
     pub fn load_engine(
         &self,
@@ -40,7 +40,7 @@ impl Registry {
         self.load_file(&EngineFile::open(path.as_ref())?, options, host)
     }
 
-    /// As [`load_engine`](Registry::load_engine), from a file that is open.
+    /// As [`load_engine`](Registry::load_engine), from an open file.
     pub fn load_file(&self, file: &EngineFile, options: &LoadOptions, host: &dyn Host) -> Result<Engine> {
         let provider = self.open_with(&file.manifest.provider, &options.isolation, host)?;
         let device = match &options.device {
@@ -48,7 +48,7 @@ impl Registry {
             None => {
                 let devices = provider.devices()?;
                 let fits = |d: &&Device| d.class == file.manifest.device_class && d.absent.is_none();
-                // Where none fits, the provider refuses the engine with its reason.
+                // If no device matches, the provider refuses the engine and says why.
                 match devices.iter().find(fits) {
                     Some(device) => device.clone(),
                     None => provider.device(None)?,

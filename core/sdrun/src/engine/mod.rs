@@ -47,7 +47,7 @@ impl Engine {
     pub fn device(&self) -> &Device {
         &self.device
     }
-    /// Whether it came out of a file instead of a build.
+    /// Whether it was loaded from a file instead of built.
     pub fn was_loaded(&self) -> bool {
         self.cached
     }

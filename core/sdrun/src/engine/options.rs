@@ -30,8 +30,8 @@ pub struct BuildOptions {
     pub precision: Precision,
     /// Threads for CPU devices; `None` means all cores.
     pub threads: Option<usize>,
-    /// Input shapes; every open dimension of the model has to be given here or in `open_shapes`, except those of a built-in
-    /// model ([`Model::shapes`](crate::Model::shapes)).
+    /// Input shapes. Every open dimension of the model must be given here or in `open_shapes`, except for built-in models
+    /// ([`Model::shapes`](crate::Model::shapes)).
     pub shapes: Shapes,
     /// Inputs whose dimensions stay open, if the provider supports that, with the shapes the engine will serve; see
     /// [`BuildSpec::open_shapes`](sdrun_abi::BuildSpec::open_shapes). An empty list requests any shape, which not
@@ -82,7 +82,7 @@ impl BuildOptions {
         self.cache = cache;
         self
     }
-    /// As a provider receives them for `model`, whose own shapes complete the lists.
+    /// The specification that a provider receives for `model`. The model's own shapes complete the lists.
     pub(crate) fn spec(&self, model: &Model) -> BuildSpec {
         let mut spec = BuildSpec::new(&self.device.id, self.precision);
         spec.threads = self.threads;

@@ -180,8 +180,8 @@ impl Session {
         self.inner.time(&views, plan, host).map_err(Error::of(self.provider.id()))
     }
 
-    /// Replaces the weights: by a checkpoint, adapters, both ([`WeightStack`](sdrun_weights::WeightStack)), or any
-    /// other complete source. The provider only receives weights that differ from the current ones, as far as
+    /// Replaces the weights with a checkpoint, adapters, both ([`WeightStack`](sdrun_weights::WeightStack)), or any other
+    /// complete source. The provider only receives weights that differ from the current ones, as far as
     /// [`WeightSource::version`] can tell for both sources. On error, the previous weights stay usable.
     pub fn refit(&mut self, weights: &dyn WeightSource, host: &dyn Host) -> Result<RefitReport> {
         let specs = &self.info.weights;

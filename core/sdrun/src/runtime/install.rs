@@ -1,4 +1,4 @@
-//! Installing a runtime: with the machine's `pip`, or from a wheel that is here already.
+//! Installs a runtime: with the machine's `pip`, or from a local wheel.
 
 use super::{InstallPlan, wheel};
 use crate::{Error, Result};
@@ -10,16 +10,16 @@ use std::{
     time::Duration,
 };
 
-/// How often a running `pip` is looked at.
+/// How often to check a running `pip`.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Downloads the package with the machine's `pip` client (pinned version and hash), keeps the files the manifest names,
-/// and moves them into place at the end. An interrupted installation leaves nothing in [`InstallPlan::dir`]. `host` can
-/// cancel at any time.
+/// Downloads the package with the machine's `pip` client (pinned version and hash), keeps the files that the manifest
+/// names, and moves them into place at the end. An interrupted installation leaves nothing in [`InstallPlan::dir`].
+/// `host` can cancel at any time.
 ///
 /// # Errors
-/// `FailedPrecondition` without a usable `pip`, or with its last words if it fails; `ResourceExhausted` if the disk is full;
-/// `Cancelled`.
+/// `FailedPrecondition` if there is no usable `pip`, or with the end of pip's output if it fails; `ResourceExhausted` if
+/// the disk is full; `Cancelled`.
 pub fn install(plan: &InstallPlan, host: &dyn Host) -> Result<()> {
     plan.check_room()?;
     staged(plan, |stage, target| {
@@ -41,11 +41,11 @@ pub fn install(plan: &InstallPlan, host: &dyn Host) -> Result<()> {
     })
 }
 
-/// Installs from a wheel, or from the one in a folder that is the pinned one, without Python and without a network. What is
-/// unpacked and where it goes is as in [`install`].
+/// Installs from a wheel, or from the pinned wheel in a folder, without Python and without a network. Keeps the same files
+/// in the same place as [`install`].
 ///
 /// # Errors
-/// `NotFound` where the file, or a fitting one in the folder, does not exist; `InvalidArgument` for another wheel than the
+/// `NotFound` if the file does not exist or the folder has no matching wheel; `InvalidArgument` for a wheel other than the
 /// pinned one; `DataLoss` for a damaged one; `ResourceExhausted`; `Cancelled`.
 pub fn install_from(plan: &InstallPlan, from: &Path, host: &dyn Host) -> Result<()> {
     plan.check_room()?;
@@ -53,7 +53,7 @@ pub fn install_from(plan: &InstallPlan, from: &Path, host: &dyn Host) -> Result<
     staged(plan, |_, target| wheel.unpack(&plan.pip.keep, plan.wheel.installed_bytes, target, host))
 }
 
-/// Fills a folder beside [`InstallPlan::dir`], then gives it that name.
+/// Fills a folder next to [`InstallPlan::dir`], then renames it to that.
 fn staged(plan: &InstallPlan, fill: impl FnOnce(&Path, &Path) -> Result<()>) -> Result<()> {
     let parent = plan.dir.parent().unwrap_or(Path::new("."));
     crate::paths::private_dir(parent)?;
@@ -69,7 +69,7 @@ fn staged(plan: &InstallPlan, fill: impl FnOnce(&Path, &Path) -> Result<()>) -> 
     std::fs::rename(&target, &plan.dir).map_err(|e| Error::io("move the runtime to", &plan.dir, &e))
 }
 
-/// `Cancelled` where the host wants to stop.
+/// `Cancelled` if the host wants to stop.
 pub(super) fn go_on(host: &dyn Host, phase: &str, step: u64, total: u64) -> Result<()> {
     if host.progress(phase, step, total) == Flow::Cancel || host.cancelled() {
         return Err(AbiError::new(ErrorCode::Cancelled, "cancelled").into());
@@ -109,16 +109,16 @@ fn run_pip(arguments: impl Fn(&mut Command), phase: &str, host: &dyn Host) -> Re
         .into())
 }
 
-/// Runs a program, and kills it where the host cancels. The outer error is that of starting it; the inner value is whether
-/// it succeeded, and what it wrote to its standard error.
+/// Runs a program, and kills it if the host cancels. The outer error means that it could not be started. The inner value
+/// says whether it succeeded, and holds its stderr output.
 fn run(mut command: Command, phase: &str, host: &dyn Host) -> std::io::Result<Result<(bool, String)>> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
     let mut pipe = child.stderr.take();
-    // Read beside the loop: a full pipe would stop the program.
+    // A separate thread reads the pipe, because a full pipe would block the program.
     let words = std::thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(pipe) = &mut pipe {
-            // What was read before an error is all there is to tell.
+            // After a read error, the bytes read so far are all we can report.
             let _ = pipe.read_to_end(&mut bytes);
         }
         String::from_utf8_lossy(&bytes).into_owned()
@@ -129,7 +129,7 @@ fn run(mut command: Command, phase: &str, host: &dyn Host) -> std::io::Result<Re
             return Ok(Ok((status.success(), stderr)));
         }
         if let Err(cancelled) = go_on(host, phase, 0, 0) {
-            // It may have ended by itself meanwhile.
+            // It may have exited in the meantime.
             let _ = child.kill();
             child.wait()?;
             return Ok(Err(cancelled));

@@ -128,7 +128,7 @@ pub fn plan(spec: &RuntimeSpec, paths: &Paths) -> Result<InstallPlan> {
 }
 
 impl InstallPlan {
-    /// `ResourceExhausted` where the disk has no room for the package and what is unpacked from it, which lie side by side
+    /// `ResourceExhausted` if the disk has no room for both the package and its unpacked files, which exist side by side
     /// for a moment.
     pub fn check_room(&self) -> Result<()> {
         let needed = self.wheel.download_bytes + self.wheel.installed_bytes;

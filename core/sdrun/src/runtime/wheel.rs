@@ -1,4 +1,4 @@
-//! Unpacking a wheel, which is a zip archive, without Python.
+//! Unpacks a wheel, which is a zip archive, without Python.
 
 use super::{
     InstallPlan,
@@ -15,10 +15,10 @@ use std::{
 };
 use zip::{ZipArchive, result::ZipError};
 
-/// Read and written at a time, between two looks at whether to stop.
+/// Bytes to read and write between two checks for cancellation.
 const CHUNK: usize = 1 << 20;
 
-/// A wheel whose hash is the pinned one.
+/// A wheel with the pinned hash.
 pub(super) struct Wheel {
     path: PathBuf,
     file: File,
@@ -83,7 +83,7 @@ impl Wheel {
         }
     }
 
-    /// Unpacks the files that match `keep` into the new folder `target`, at most `most` bytes and a little.
+    /// Unpacks the files that match `keep` into the new folder `target`: at most `most` bytes plus a small margin.
     pub(super) fn unpack(&self, keep: &[String], most: u64, target: &Path, host: &dyn Host) -> Result<()> {
         let damaged = |why: &dyn std::fmt::Display| -> Error {
             let message = format!("{} cannot be unpacked: {why}", self.path.display());
@@ -95,7 +95,7 @@ impl Wheel {
         };
         let mut archive = ZipArchive::new(BufReader::new(&self.file)).map_err(of_zip)?;
         let keep = patterns(keep);
-        // Manifests state what is kept in bytes on disk; small files may be rounded differently.
+        // Manifests give the size of the kept files on disk. Other file systems may round small files differently.
         let room = most.saturating_add(most / 8).saturating_add(1 << 20);
         let mut done = 0u64;
         std::fs::create_dir_all(target).map_err(|e| Error::io("make the folder", target, &e))?;
@@ -116,7 +116,7 @@ impl Wheel {
             let mut buffer = vec![0; CHUNK];
             loop {
                 go_on(host, "unpacking", done, most.max(done))?;
-                // A wrong checksum of the entry is an error here.
+                // `read` also fails if the entry's checksum is wrong.
                 let read = entry.read(&mut buffer).map_err(|e| damaged(&e))?;
                 if read == 0 {
                     break;
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(refused(&root.path().join("absent.whl"), &NoHost), ErrorCode::NotFound);
     }
 
-    /// The hash is right in each: what a manifest pins may still be wrong.
+    /// The hash is right in each case: a manifest may still pin a bad wheel.
     #[test]
     fn a_pinned_wheel_that_cannot_be_unpacked_leaves_nothing() {
         let cases: [(&str, Vec<u8>); 4] = [

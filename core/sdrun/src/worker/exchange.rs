@@ -155,7 +155,7 @@ impl<'w> Exchange<'w> {
         bytes.ok_or_else(|| self.broken(&format!("a payload of {len} bytes does not lie in its region")))
     }
 
-    /// First words. The worker's plugin may have failed to load.
+    /// Exchanges the first messages. The worker's plugin may have failed to load.
     fn greet(&mut self, mark: String) -> Result<(Hello, Result<PluginIdentity>)> {
         self.open = true;
         let mut clock = self.clock();

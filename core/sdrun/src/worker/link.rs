@@ -91,7 +91,7 @@ pub(super) struct Link {
     pub(super) calls: u64,
     pub(super) failures: u64,
     pub(super) weight_files: bool,
-    /// Why the worker will not answer any more.
+    /// Why the worker no longer responds.
     pub(super) gone: Option<String>,
 }
 
@@ -100,7 +100,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Worker {
-    /// Starts the process of a worker. Returns also the mark by which its standard error is followed.
+    /// Starts the process of a worker. Also returns the mark line that shows how far its stderr has been read.
     pub(super) fn spawn(config: WorkerConfig) -> Result<(Self, String)> {
         for (what, path) in [("worker", &config.worker), ("plugin", &config.plugin)] {
             if !path.is_absolute() {

@@ -10,10 +10,10 @@
 //! | `find` | finds the `sdrun-worker` executable |
 //! | `loader` | runtimes that bring their own C library |
 //! | `process`, `stderr` | starts, watches, kills and reaps a worker; keeps what it wrote |
-//! | `link`, `exchange` | host: a worker's life; one call, with its time limit and its questions |
+//! | `link`, `exchange` | host: a worker's lifetime; one call, with its time limit and the worker's requests |
 //! | `proxy` | host: the traits over them |
 //! | `pipe` | worker: its end of the pipes |
-//! | `serve`, `callbacks` | worker: carries out calls on the plugin; what the plugin gets to call |
+//! | `serve`, `callbacks` | worker: runs calls on the plugin; implements the host traits that the plugin calls |
 
 mod callbacks;
 mod exchange;

@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-/// Ends this process at once: the host is gone. Nothing of the vendor's runs any more, which could hang.
+/// Exits at once because the host is gone. Runs none of the vendor's exit code, which could hang.
 pub(super) fn vanish() -> ! {
     #[cfg(unix)]
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);

@@ -1,4 +1,4 @@
-//! The border to the shim (shim/), which calls the vendor's C++ interfaces. cxx generates both sides, checks them against
+//! The boundary to the shim (shim/), which calls the vendor's C++ interfaces. cxx generates both sides, checks them against
 //! each other and NVIDIA's headers, and turns C++ exceptions into errors.
 //!
 //! Entry points found at run time and GPU memory cross as addresses, since cxx has no type for them.
@@ -19,7 +19,7 @@ pub(crate) mod ffi {
         bytes: &'a [u8],
     }
 
-    /// Smallest, usual and largest shape of an input, of one rank.
+    /// Smallest, usual and largest shape of an input; all three have the same rank.
     struct Range<'a> {
         name: &'a str,
         min: &'a [i64],
@@ -211,7 +211,7 @@ pub(crate) mod ffi {
             values: &[u8],
         ) -> Result<bool>;
         /// # Safety
-        /// The stream and all values that were set live until the stream was synchronised.
+        /// The stream and all values that were set live until the stream is synchronised.
         #[rust_name = "refit"]
         unsafe fn refitCudaEngineAsync(self: Pin<&mut IRefitter>, stream: *mut CUstream_st) -> bool;
         #[rust_name = "release"]
@@ -238,7 +238,7 @@ pub(crate) mod ffi {
             address: usize,
         ) -> Result<bool>;
         /// # Safety
-        /// All addresses are set; stream and context live until the stream was synchronised.
+        /// All addresses are set; stream and context live until the stream is synchronised.
         #[rust_name = "enqueue"]
         unsafe fn enqueueV3(self: Pin<&mut IExecutionContext>, stream: *mut CUstream_st) -> bool;
     }

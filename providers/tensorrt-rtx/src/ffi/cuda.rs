@@ -13,8 +13,8 @@ type Status = c_int;
 type Ctx = *mut c_void;
 type DevicePtr = u64;
 
-/// The oldest CUDA that a driver must support, as `cuDriverGetVersion` counts: releases of TensorRT-RTX 1.7 exist for CUDA
-/// 12 and 13. Whether the driver is new enough for the loaded one, the library says itself when it loads an engine.
+/// The oldest CUDA version that a driver must support, in the notation of `cuDriverGetVersion`. TensorRT-RTX 1.7 is released
+/// for CUDA 12 and 13. When it loads an engine, the library itself checks whether the driver is new enough for it.
 const LEAST_CUDA: c_int = 12_000;
 /// `CUDA_ERROR_OUT_OF_MEMORY`
 const OUT_OF_MEMORY: Status = 2;

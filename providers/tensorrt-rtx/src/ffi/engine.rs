@@ -17,7 +17,7 @@ fn failed(what: &str, host: &dyn Host) -> Error {
     Error::new(code, format!("TensorRT-RTX cannot {what}: {words}"))
 }
 
-/// `UniquePtr` for a call that returned null where it failed.
+/// Converts a result that is null if the call failed.
 fn made<T: cxx::memory::UniquePtrTarget>(
     object: UniquePtr<T>,
     what: &str,
@@ -145,8 +145,8 @@ impl Engine {
         self.context.enter()?;
         log::deliver(host);
         let create = self.library.symbol("createInferRefitter_INTERNAL")?;
-        // SAFETY: the address is that of the entry point; the borrow keeps the engine, the logger is never freed, and a
-        // session refits on one thread while it does not run.
+        // SAFETY: the address is that of the entry point. The borrow keeps the engine alive, and the logger is never freed.
+        // A session refits on one thread while it does not run.
         let refitter = unsafe { bridge::new_refitter(create, &self.engine, &self.library.logger) };
         let refitter = made(refitter.map_err(thrown)?, "change the weights of the engine", host)?;
         Ok(Refitter { refitter, values: PhantomData })
@@ -183,7 +183,7 @@ impl<'w> Refitter<'w> {
         Ok((found.data_type, found.count))
     }
 
-    /// Sets the values of a weight, of the type and number of elements that [`prototype`](Refitter::prototype) states.
+    /// Sets the values of a weight. Type and number of elements are those of [`prototype`](Refitter::prototype).
     pub(crate) fn set(
         &mut self,
         name: &str,
@@ -204,7 +204,7 @@ impl<'w> Refitter<'w> {
         }
     }
 
-    /// Writes the values that were set into the engine, and waits until the GPU has them.
+    /// Writes the values that were set into the engine, and waits until they are on the GPU.
     pub(crate) fn refit(&mut self, stream: &Stream, host: &dyn Host) -> Result<()> {
         // SAFETY: the stream and the values live until the wait ends.
         if !unsafe { self.refitter.pin_mut().refit(stream.raw().cast()) } {
@@ -226,7 +226,7 @@ impl<'w> Refitter<'w> {
 
 /// An engine ready to run.
 pub(crate) struct Execution {
-    // Fields are in the order in which they must be dropped: what was created from another field comes before it.
+    // Fields are in the order in which they must be dropped: a field precedes the fields it was created from.
     context: UniquePtr<bridge::IExecutionContext>,
     cache: UniquePtr<bridge::IRuntimeCache>,
     config: UniquePtr<bridge::IRuntimeConfig>,
@@ -237,8 +237,7 @@ pub(crate) struct Execution {
 unsafe impl Send for Execution {}
 
 impl Execution {
-    /// `kernels` is an earlier result of [`kernels`](Execution::kernels); the returned flag says whether they are in
-    /// use.
+    /// `kernels` is an earlier result of [`kernels`](Execution::kernels). The returned flag says whether they are used.
     pub(crate) fn new(
         engine: &Arc<Engine>,
         cuda_graph: bool,
@@ -285,8 +284,8 @@ impl Execution {
         }
     }
 
-    /// The shape of an input or output for the input shapes set before; -1 where it depends on values. `None` where the
-    /// library does not report it.
+    /// The shape of an input or output for the input shapes set before; -1 if it depends on values. `None` if the library
+    /// does not report it.
     pub(crate) fn shape(&self, name: &str) -> Option<Vec<i64>> {
         bridge::shape_of(&self.context, name).ok()
     }

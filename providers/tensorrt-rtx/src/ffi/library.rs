@@ -28,8 +28,8 @@ unsafe impl Send for Library {}
 unsafe impl Sync for Library {}
 
 impl Library {
-    /// Loads the library after inspecting the file. Checks the release before any other call: other releases, and the
-    /// TensorRT for data centres, accept the same first call but have other functions behind it.
+    /// Inspects the file, then loads the library. Checks the release before any other call: other releases, and the
+    /// TensorRT for data centres, accept the same first call but have different functions behind it.
     pub(crate) fn load(file: &Path) -> Result<Self> {
         let core = open(file)?;
         let number = |symbol: &str| -> Result<i32> {

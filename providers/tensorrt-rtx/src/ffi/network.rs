@@ -17,17 +17,17 @@ use std::{
 
 pub(crate) use bridge::ffi::{Range, Record, Request, WeightBytes};
 
-/// What the parser finds. It calls on the thread of the build.
+/// Receives the parser's findings. The parser calls it on the build's thread.
 pub(super) struct Findings<'a> {
     refittable: &'a dyn Fn(&Record) -> bool,
     records: &'a mut Vec<Record>,
     faults: Vec<Fault>,
 }
 
-/// Tells the host of progress. The library's threads call it.
+/// Reports progress to the host. The library calls it from its own threads.
 pub(super) struct Watch<'a> {
     host: &'a dyn Host,
-    /// Phases under way, and their number of steps.
+    /// Phases in progress, with their number of steps.
     phases: Mutex<Vec<(String, u64)>>,
     cancelled: AtomicBool,
 }
@@ -35,11 +35,11 @@ pub(super) struct Watch<'a> {
 const fn is_shared_by_threads<T: Sync>() {}
 const _: () = is_shared_by_threads::<Watch<'_>>();
 
-/// Parses a model and compiles it into a plan. Blocks for seconds to minutes. `refittable` decides which weights are;
-/// `records` receives the weights the parser reports, before the long part starts.
+/// Parses a model and compiles it into a plan. Blocks for seconds to minutes. `refittable` decides which weights can be
+/// refitted. `records` receives the weights that the parser reports, before the long part starts.
 ///
 /// Errors: `Cancelled`; `Unimplemented` if TensorRT lacks an operator or this form of it; `InvalidArgument` for a range of
-/// shapes that does not fit; `Internal` otherwise.
+/// shapes that does not match; `Internal` otherwise.
 pub(crate) fn build(
     library: &Library,
     request: &Request<'_>,
@@ -141,7 +141,7 @@ fn contained<T>(callback: impl FnOnce() -> T) -> Option<T> {
 }
 
 impl Findings<'_> {
-    /// Takes a weight the parser reports; true makes it refittable.
+    /// Receives a weight that the parser reports; true makes it refittable.
     pub(super) fn record(&mut self, record: Record) -> bool {
         contained(|| {
             let refittable = (self.refittable)(&record);
@@ -151,15 +151,15 @@ impl Findings<'_> {
         .unwrap_or(false)
     }
 
-    /// Takes an error of the parser. Operator and node may be empty.
+    /// Receives an error of the parser. Operator and node may be empty.
     pub(super) fn fault(&mut self, code: i32, op: String, node: String, text: String) {
         contained(|| self.faults.push(Fault { code, op, node, words: shorten(&text) }));
     }
 }
 
 impl Watch<'_> {
-    /// Takes the progress of a phase: `total` is 0 after its first step, `step` negative at its end. False stops the
-    /// build.
+    /// Receives the progress of a phase. `total` is 0 after the first step; `step` is negative at the end. Returning false
+    /// stops the build.
     pub(super) fn progress(&self, phase: String, step: i32, total: i32) -> bool {
         let tell = || {
             let mut phases = self.phases.lock().unwrap_or_else(PoisonError::into_inner);

@@ -133,25 +133,25 @@ fn values_beyond_a_chunk_are_written_in_several_refits() {
 
     let (mut whole, mut split) = (load(), load());
     assert_eq!(apply(&whole, None, &a, u64::MAX, &NoHost), Ok((3, 36, 1, 9)));
-    // An engine without weights: 5, 3 and 1 numbers, each in a refit of its own.
+    // An engine without weights: 5, 3 and 1 numbers, each set by its own refit.
     assert_eq!(apply(&split, None, &a, 1, &NoHost), Ok((3, 36, 3, 5)));
     assert_eq!(values(&mut split), values(&mut whole));
     assert_eq!(a.asked.load(Relaxed), 4, "each is asked for once");
-    // 20 bytes are not enough for a step, 32 are.
+    // 20 bytes are too few for a step; 32 are enough.
     assert_eq!(apply(&load(), None, &a, 21, &NoHost), Ok((3, 36, 2, 8)));
 
-    // New weights in place of others.
+    // New weights replace the previous ones.
     apply(&whole, Some(&["a", "b"]), &b, u64::MAX, &NoHost).unwrap();
     assert_eq!(apply(&split, Some(&["a", "b"]), &b, 1, &NoHost), Ok((2, 32, 2, 5)));
     assert_eq!(values(&mut split), values(&mut whole));
 
-    // A failure before anything is written is harmless, a later one is not.
+    // A failure before anything is written is harmless; a later one is not.
     *a.absent.lock().unwrap() = Some("b");
     let lacks = |half_done| Err((ErrorCode::NotFound, half_done));
     assert_eq!(apply(&whole, Some(&["a", "b"]), &a, u64::MAX, &NoHost), lacks(false));
     assert_eq!(apply(&split, Some(&["a", "b"]), &a, 1, &NoHost), lacks(true));
 
-    // A wish to stop is followed before anything is written; then former weights would be lost.
+    // Cancellation works before anything is written. Later it would lose the previous weights.
     *a.absent.lock().unwrap() = None;
     let stopped = Err((ErrorCode::Cancelled, false));
     assert_eq!(apply(&split, Some(&["a", "b"]), &a, 1, &Stop), stopped);
@@ -425,7 +425,7 @@ fn compiled_kernels_are_kept() {
     let mut session = engine.session(&source, &NoHost).unwrap();
     assert_eq!(double.get("kernels_used"), used + 1);
 
-    // Kernels that later runs compile are kept too: after the second, and, of a run in between, at the end.
+    // Kernels that later runs compile are stored too: after the second run and, for runs in between, at the end.
     let file = std::fs::read_dir(double.dir.join("kernels")).unwrap().map(|entry| entry.unwrap().path());
     let newest = file.max_by_key(|path| path.metadata().unwrap().modified().unwrap()).unwrap();
     let kept = || std::fs::read_to_string(&newest).unwrap();

@@ -1,5 +1,5 @@
-//! Tests with the real library that need the crate's internals. A process holds one TensorRT-RTX, and the other tests
-//! here load the test double, so this test starts itself again.
+//! Tests with the real library that need the crate's internals. A process can load only one TensorRT-RTX, and the other
+//! tests here load the test double, so each of these tests starts its own process.
 
 use crate::{
     compile::{self, Filled, Zeros},
