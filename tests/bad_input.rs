@@ -376,7 +376,7 @@ fn plugins_of_another_abi() {
     }
 }
 
-/// A plugin that never comes back is stopped at the limit.
+/// A plugin that never returns is stopped at the time limit.
 #[test]
 fn a_plugin_that_hangs() {
     let machine = Machine::new();
@@ -419,7 +419,7 @@ fn a_plugin_that_crashes() {
 #[test]
 fn an_unusable_cache() {
     let machine = Machine::new();
-    // A file is in the place of the cache folder. The run works without it and says what is not cached.
+    // A file blocks the cache folder's path. The run works without a cache and says what is not cached.
     let file = machine.file("not-a-folder", "");
     let outcome = succeeds(machine.run_model("ggml").env("SDRUN_CACHE_DIR", &file));
     assert!(
@@ -428,7 +428,7 @@ fn an_unusable_cache() {
         outcome.stderr
     );
     assert_eq!(fs::read(&file).unwrap(), b"");
-    // Only engines cannot be stored. The run works without that.
+    // Only storing engines fails. The run works without that.
     let cache = machine.dir.path().join("cache");
     fs::create_dir_all(&cache).unwrap();
     fs::write(cache.join("engines"), "").unwrap();
@@ -476,7 +476,7 @@ fn damaged_engines() {
 fn a_full_disk() {
     let machine = Machine::new();
     let before = machine.names();
-    // The weights of a built-in model do not fit.
+    // There is no room for the weights of a built-in model.
     refuses(&mut machine.with_little_disk(200, &["run", "mobilenet-v2", "-p", "ggml"]), 7, &["mobilenet"]);
     let models = machine.dir.path().join("cache/models");
     assert_eq!(bytes_below(&models), 0, "part of the model was left behind");

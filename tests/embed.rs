@@ -1,4 +1,4 @@
-//! `core/sdrun/examples/embed.rs`, a whole host, on a small UNet with a checkpoint and an adapter.
+//! Runs `core/sdrun/examples/embed.rs`, a complete host, on a small UNet with a checkpoint and an adapter.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,8 +11,8 @@ fn the_example_chooses_switches_an_adapter_and_cancels() {
     let part = pipelines::part("sd/unet");
     let target = sdrun_tiny::target().unwrap();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    // Cargo does not tell where the examples of another crate are. With the features of the whole workspace nothing else is built
-    // again.
+    // Cargo does not say where another crate's examples are. Building with the features of the whole workspace avoids a
+    // rebuild.
     let built = Command::new(env!("CARGO"))
         .args(["build", "--quiet", "--workspace", "--example", "embed", "--target-dir"])
         .arg(&target)

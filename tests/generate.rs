@@ -1,4 +1,4 @@
-//! Pictures of the small pipeline, on every provider, against diffusers (tests/generate/sd.safetensors, made by
+//! Compares pictures of the small pipeline on every provider with diffusers (tests/generate/sd.safetensors, made by
 //! tools/diffusion/pipeline.py).
 
 #![allow(clippy::unwrap_used)]
@@ -64,7 +64,7 @@ fn engines(provider: &str) -> Engines {
     engines
 }
 
-/// The pictures of a request and the latents after each step of each.
+/// The pictures of a request, and each picture's latents after every step.
 fn draw(parts: &Parts, request: &Resolved, provider: &str) -> (Vec<Picture>, Vec<Vec<Vec<f32>>>) {
     let lab = Lab::default();
     let mut latents: Vec<Vec<Vec<f32>>> = vec![Vec::new(); request.count];
@@ -122,13 +122,13 @@ fn pictures_are_those_of_diffusers() {
             let off = |(found, expected): (&u8, &f32)| (f32::from(*found) - expected * 255.0).abs();
             let most = pictures[0].bytes.iter().zip(&picture).map(off).fold(0.0, f32::max);
             println!("{provider} {name} picture: {most} of 255");
-            // A value that is nearly half way between two bytes may go either way.
+            // A value that is nearly halfway between two bytes may round either way.
             assert!(most <= 0.6, "{provider} {name}: {most}");
         }
     }
 }
 
-/// Each picture has its own seed and noise, so that it does not matter which others are drawn with it.
+/// Each picture has its own seed and noise, so it does not depend on the other pictures in its batch.
 #[test]
 fn a_batch_has_the_pictures_of_its_seeds() {
     let parts = parts();
@@ -145,8 +145,8 @@ fn a_batch_has_the_pictures_of_its_seeds() {
     }
 }
 
-/// The prompt, its changes during the steps, long prompts, guidance and adapters have an effect; a prompt that changes after the
-/// last step has none.
+/// The prompt, prompt changes during the steps, long prompts, guidance and adapters have an effect. A prompt change after
+/// the last step has none.
 #[test]
 fn prompts_guidance_and_adapters_count() {
     let parts = parts();

@@ -333,9 +333,9 @@ fn full_size_other_networks() {
     }
 }
 
-/// The image classifiers in the Python package `onnx`: exports of other frameworks, opsets 3 to 9, whose weights are outputs of
-/// constant nodes. Only ggml in fp32: all weights of a layer are equal, so rounding decides SqueezeNet's softmax, and OpenVINO
-/// rounds differently from the reference.
+/// The image classifiers in the Python package `onnx`: exports of other frameworks with opsets 3 to 9, whose weights are
+/// outputs of constant nodes. Runs only ggml in fp32: all weights of a layer are equal, so rounding decides SqueezeNet's
+/// softmax, and OpenVINO rounds differently from the reference.
 #[test]
 #[ignore = "full size: needs SDRUN_LIGHT_MODELS; run by `cargo xtask test`"]
 fn full_size_light_models_of_onnx() {

@@ -1,4 +1,4 @@
-//! The invariants of docs/architecture.md that a compiler does not enforce.
+//! The invariants of docs/architecture.md that the compiler does not enforce.
 
 #![allow(clippy::unwrap_used)]
 
@@ -30,7 +30,7 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// `core/` and `cli/` know no vendor: no line of their code names one. Comments may, as examples.
+/// `core/` and `cli/` know no vendor: no line of their code names one. Comments may name vendors as examples.
 #[test]
 fn the_core_names_no_vendor() {
     let mut files = 0;
@@ -89,7 +89,7 @@ fn dependencies_point_down() {
     }
 }
 
-/// String literals of Rust code up to its tests, each with its line; escapes stay as they are.
+/// String literals of Rust code up to its tests, each with its line number. Escapes are left undecoded.
 fn literals(code: &str) -> Vec<(usize, String)> {
     let code = code.split("#[cfg(test)]").next().unwrap();
     let (mut found, mut line) = (Vec::new(), 1);
@@ -99,7 +99,7 @@ fn literals(code: &str) -> Vec<(usize, String)> {
         match c {
             '\n' => line += 1,
             '/' if chars.peek() == Some(&'/') => while chars.next_if(|c| *c != '\n').is_some() {},
-            // A quote as a character is no string.
+            // A quote in a character literal does not start a string.
             '\'' if chars.next_if_eq(&'"').is_some() => {}
             '"' => {
                 let (start, raw) = (line, before == 'r' || before == '#');
@@ -121,11 +121,11 @@ fn literals(code: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// What a message must not say, since a host is not the command line: a flag or a command of `sdrun`.
+/// Whether a message names a flag or a command of `sdrun`. It must not, because a host is not the command line.
 fn speaks_command_line(text: &str) -> bool {
     let flag = |(at, _): (usize, &str)| {
         let before = text[..at].chars().next_back();
-        // A literal that is one word is an argument for another program.
+        // A literal of one word is an argument for another program.
         text.contains(' ')
             && before.is_some_and(|c| c == ' ' || c == '`' || c == '(')
             && text[at + 2..].starts_with(|c: char| c.is_ascii_lowercase())
@@ -142,8 +142,8 @@ fn speaks_command_line(text: &str) -> bool {
     text.match_indices("--").any(flag) || commands.iter().any(|command| text.contains(command))
 }
 
-/// Messages and hints of the library and the providers name no flags and no commands: hosts show them to users who have
-/// neither.
+/// Messages and hints of the library and the providers name no flags and no commands, because hosts without a command line
+/// show them to their users.
 #[test]
 fn messages_do_not_speak_the_command_line() {
     for (text, expected) in [

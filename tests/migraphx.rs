@@ -160,7 +160,7 @@ fn full_size_engines_are_small() {
 #[test]
 #[ignore = "needs MIGraphX; run by `cargo xtask test`"]
 fn mobilenet_v2() {
-    // Its size is fixed. One run takes 15 seconds.
+    // Its size is fixed, and one run takes 15 seconds.
     let lab = Lab::default();
     let model = lab.model("mobilenet-v2");
     let shapes = shapes(&[("input", &[1, 3, 224, 224])]);
@@ -313,8 +313,8 @@ fn value(name: &str, dtype: i32, dims: &[i64]) -> ValueInfoProto {
     }
 }
 
-/// The feed-forward part of a T5 block, from x `[1, 4, 16]` to y: `wo` makes numbers of 100,000 out of gated ones of some
-/// hundreds. `o`, its product, is an output too where `with_product` says so.
+/// The feed-forward part of a T5 block, from x `[1, 4, 16]` to y: `wo` turns gated values of a few hundred into values of
+/// 100,000. With `with_product`, its product `o` is an output too.
 fn feed_forward(folder: &Path, with_product: bool) -> Model {
     let mut graph = GraphProto {
         name: Some("feed_forward".into()),
@@ -460,7 +460,7 @@ fn crashes_become_errors() {
     assert_eq!(again.devices().unwrap().len(), 2);
 }
 
-/// A model that the library cannot read is refused in the library's words, and the worker survives.
+/// If the library cannot read a model, the error quotes the library's message, and the worker survives.
 #[test]
 #[ignore = "needs MIGraphX; run by `cargo xtask test`"]
 fn refusals_quote_the_library() {

@@ -80,7 +80,7 @@ fn taef2_decoder() {
     costs_little("taef2/decoder", &Lab::default().model("taef2/decoder"), &[("latent", &[1, 32, 2, 2])]);
 }
 
-/// A program per set of shapes; programs share the weights that both take.
+/// One program per set of shapes. Programs share the weights that both use.
 #[test]
 #[ignore = "needs ROCm's compiler and the stand-in for HIP"]
 fn one_engine_serves_several_shapes() {

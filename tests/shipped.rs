@@ -35,7 +35,7 @@ fn search_paths(bytes: &[u8]) -> Vec<String> {
     paths.map(|entry| String::from_utf8_lossy(entry.string(endian, strings).unwrap()).into_owned()).collect()
 }
 
-/// A plugin once searched for its libraries in its build folder, which anybody may own on a user's machine.
+/// A plugin once searched for its libraries in its build folder. On a user's machine, anybody may own that folder.
 #[test]
 fn nothing_we_ship_remembers_where_it_was_built() {
     let dist = Place::Dist.find().unwrap();

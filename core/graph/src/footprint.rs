@@ -1,4 +1,4 @@
-//! How much memory a graph needs, told from its shapes alone.
+//! How much memory a graph needs, computed from its shapes alone.
 
 use crate::{Graph, GraphError, Node, ValueId, passes};
 use sdrun_abi::{DType, Precision};
@@ -12,7 +12,7 @@ pub struct Footprint {
     pub activations: u64,
 }
 
-/// Operators whose output may take the place of an input: each element depends on the same element of that input, or on
+/// Operators whose output may overwrite an input: each element depends only on the same element of that input, or on
 /// statistics that are computed before.
 const IN_PLACE: &[&str] = &[
     "Abs",
@@ -54,21 +54,21 @@ const IN_PLACE: &[&str] = &[
 /// Operators whose output is their first input under another shape.
 const VIEWS: &[&str] = &["Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"];
 
-/// The memory of a bound graph in `precision`: `None` where a shape is open.
+/// The memory of a bound graph in `precision`; `None` if a shape is open.
 ///
-/// The graph is counted after the passes that fuse its nodes, as engines run it. Values are alive from the node that makes
-/// them to their last use. Element-wise operators and normalisations work in place where nothing else uses their input,
-/// and reshapes are views. Scratch memory of single operators is not counted, nor what a compiler keeps.
+/// Counts the graph after the passes that fuse its nodes, which is what engines run. A value is alive from the node that
+/// computes it to its last use. Element-wise operators and normalisations work in place if nothing else uses their input,
+/// and reshapes are views. Neither the scratch memory of single operators nor the memory a compiler keeps is counted.
 ///
 /// # Errors
-/// Those of the passes.
+/// Errors of the passes.
 pub fn footprint(graph: &Graph, precision: Precision) -> Result<Option<Footprint>, GraphError> {
     let mut fused = graph.clone();
     passes::optimize(&mut fused, passes::ALL)?;
     Ok(count(&fused, precision))
 }
 
-/// As [`footprint`], for the nodes as they are.
+/// As [`footprint`], without fusing nodes first.
 fn count(graph: &Graph, precision: Precision) -> Option<Footprint> {
     let weights = graph.weights().map(|(_, w)| weight_bytes(w.dtype, &w.shape, precision)).sum();
     let mut live = Liveness::new(graph, precision);
@@ -91,10 +91,9 @@ fn count(graph: &Graph, precision: Precision) -> Option<Footprint> {
 struct Liveness<'g> {
     graph: &'g Graph,
     precision: Precision,
-    /// The last node that uses each value, or a value made so far that lies in its memory; `usize::MAX` for outputs of the
-    /// graph.
+    /// The last node that uses each value or any value computed so far in its memory; `usize::MAX` for outputs of the graph.
     last: Vec<usize>,
-    /// The value in whose memory each value lies.
+    /// The value whose memory each value uses.
     root: Vec<ValueId>,
     /// Values that are alive, with their bytes.
     alive: Vec<(ValueId, u64)>,
@@ -117,7 +116,7 @@ impl<'g> Liveness<'g> {
         Liveness { graph, precision, last, root, alive: Vec::new(), now: 0, peak: 0 }
     }
 
-    /// Bytes of a value; `None` where its shape or type is open.
+    /// Bytes of a value; `None` if its shape or type is open.
     fn bytes(&self, id: ValueId) -> Option<u64> {
         let value = self.graph.value(id);
         let elements = value.known_shape()?.iter().try_fold(1u64, |n, d| n.checked_mul(*d as u64))?;
@@ -145,7 +144,7 @@ impl<'g> Liveness<'g> {
         self.alive.iter().any(|(id, _)| *id == root)
     }
 
-    /// The input whose memory output `position` of a node takes over, if it does.
+    /// The input whose memory output `position` of a node reuses, if any.
     fn place_of(&self, node: &Node, index: usize, position: usize, id: ValueId) -> Option<Option<ValueId>> {
         if position > 0 {
             return Some(None);
@@ -155,7 +154,7 @@ impl<'g> Liveness<'g> {
         if is(VIEWS) {
             return Some(node.input(0).filter(|input| self.is_alive(root(*input))));
         }
-        // Fused products and convolutions add into what they add to.
+        // Fused products and convolutions add their result to the residual in place.
         let inputs: Vec<ValueId> = match () {
             () if is(IN_PLACE) => node.inputs.iter().flatten().copied().collect(),
             () if is(&["FusedConv", "NhwcConv", "FusedMatMul"]) => node.input(3).into_iter().collect(),

@@ -1,8 +1,8 @@
-//! Models that come with the library: graphs of real architectures, whose weights are synthetic.
+//! Built-in models: graphs of real architectures with synthetic weights.
 //!
-//! The graphs and weight maps lie in `models/` (its README tells their origin) and are part of the binary. A
-//! built-in model is used in one of two ways: [`Builtin::materialise`] writes it as files that are opened like
-//! any other model; or its graph ([`Builtin::graph_bytes`]) is used without files, with weights made on demand
+//! The graphs and weight maps are in `models/` (its README states their origin) and are part of the binary. A
+//! built-in model is used in one of two ways. [`Builtin::materialise`] writes it as files that are opened like
+//! any other model. Or its graph ([`Builtin::graph_bytes`]) is used without files, with weights generated on demand
 //! ([`Builtin::weights`]).
 
 mod input;
@@ -50,7 +50,7 @@ pub fn find(name: &str) -> Option<&'static Builtin> {
 }
 
 impl Builtin {
-    /// The graph: an ONNX `ModelProto` whose weights are external data in a file that is not there.
+    /// The graph: an ONNX `ModelProto` whose weights are external data in a file that does not exist.
     pub fn graph_bytes(&self) -> Result<Vec<u8>> {
         unpack(self.graph_xz, MAX_GRAPH_BYTES).map_err(|why| self.damaged("graph", &why))
     }
@@ -66,17 +66,17 @@ impl Builtin {
         Ok(SyntheticWeights::new(self.weight_map()?))
     }
 
-    /// Writes the model to `cache_dir/models/NAME/`, unless it is there already, and returns the path of its
-    /// ONNX file; the weights lie in a file beside it. `progress` receives the bytes of weights done and in
-    /// total; where it cancels, the error is `Cancelled` and nothing is left.
+    /// Writes the model to `cache_dir/models/NAME/`, unless it already exists, and returns the path of its
+    /// ONNX file. The weights are in a file next to it. `progress` receives the bytes of weights done and in
+    /// total. If it cancels, the error is `Cancelled` and nothing is left.
     ///
-    /// Several processes may do so at once: one writes, the others wait. What is written is complete or absent.
-    /// `ResourceExhausted`, with the number of bytes needed, where the disk has no room.
+    /// Several processes may do this at once: one writes, the others wait. The result is complete or absent.
+    /// `ResourceExhausted`, with the number of bytes needed, if the disk has no room.
     pub fn materialise(&self, cache_dir: &Path, progress: &dyn Fn(u64, u64) -> Flow) -> Result<PathBuf> {
         materialise::materialise(self, cache_dir, progress)
     }
 
-    /// Size of [`graph_bytes`](Builtin::graph_bytes), from the index of the packed one; `None` where that is damaged.
+    /// Size of [`graph_bytes`](Builtin::graph_bytes), from the index of the packed one; `None` if that is damaged.
     fn graph_len(&self) -> Option<u64> {
         lzma_rust2::xz_uncompressed_size(Cursor::new(self.graph_xz)).ok()
     }

@@ -82,7 +82,7 @@ pub(crate) fn load(source: &[u8], from: DType, to: DType, values: &mut [f32]) ->
     None
 }
 
-/// Writes values as `dtype`, one of [`is_convertible`], rounding to nearest, ties to even. Returns false where a value
+/// Writes values as `dtype`, one of [`is_convertible`], rounding to nearest, ties to even. Returns false if a value
 /// may have become infinite.
 pub(crate) fn store(values: &[f32], dtype: DType, target: &mut [u8]) -> bool {
     match dtype {

@@ -7,7 +7,7 @@
 //! | `<word>` | diffusers |
 //! | a single tensor of any name | others |
 //!
-//! Each tensor is `[width]` or `[vectors, width]`; the width tells its encoder where the key does not. Pickled
+//! Each tensor is `[width]` or `[vectors, width]`. If the key does not name the encoder, the width does. Pickled
 //! files (`.pt`, with `string_to_param`) are refused like all pickles.
 
 use crate::{Component, SafetensorsWeights, adapter};
@@ -17,7 +17,7 @@ use std::path::Path;
 /// A learned word, by text encoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Embedding {
-    /// The word: the key where that is one in angle brackets, else the file's name without its extension.
+    /// The word: the key if it is a word in angle brackets, else the file's name without its extension.
     pub name: String,
     /// Its vectors for each text encoder, equally many for all.
     pub encoders: Vec<Vectors>,
@@ -49,8 +49,8 @@ impl Vectors {
 impl Embedding {
     /// Opens a safetensors file.
     ///
-    /// Errors: those of [`SafetensorsWeights::open`]; `InvalidArgument` where the file is no embedding; `DataLoss`
-    /// where a value is not finite; `Unimplemented` for other types than f32, f16, bf16 and f64.
+    /// Errors: those of [`SafetensorsWeights::open`]; `InvalidArgument` if the file is not an embedding; `DataLoss`
+    /// if a value is not finite; `Unimplemented` for types other than f32, f16, bf16 and f64.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let source = SafetensorsWeights::open(&[path])?;

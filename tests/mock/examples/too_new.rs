@@ -1,4 +1,4 @@
-//! A plugin that needs a newer minor version of the ABI than any host speaks.
+//! A plugin that needs a newer minor version of the ABI than any host supports.
 #![allow(unsafe_code)]
 
 use sdrun_abi::ffi::raw::RawPlugin;

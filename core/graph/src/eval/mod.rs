@@ -1,7 +1,7 @@
 //! Evaluation of single ONNX nodes on host tensors.
 //!
 //! An interpreter that favours correctness: f16, bf16 and f8 are computed in f32 and rounded once, and sums use f64
-//! where that costs nothing. The operator's inference rule checks each node first and supplies the output shapes.
+//! if that costs nothing. The operator's inference rule checks each node first and supplies the output shapes.
 
 mod activation;
 mod attention;

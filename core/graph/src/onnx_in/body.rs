@@ -1,4 +1,4 @@
-//! Turns a body into a graph of its own.
+//! Turns a body into a separate graph.
 
 use super::{Import, graft::invalid, order, tensors::Fault};
 use crate::{

@@ -260,7 +260,7 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// The attribute, or what it refers to; `None` where it refers to an argument that was not given.
+    /// The attribute, or what it refers to; `None` if it refers to an argument that was not given.
     fn resolve<'a>(&'a self, attribute: &'a AttributeProto) -> Option<&'a AttributeProto> {
         let Some(reference) = attribute.ref_attr_name.as_deref().filter(|name| !name.is_empty()) else {
             return Some(attribute);

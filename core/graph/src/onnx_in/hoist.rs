@@ -13,8 +13,8 @@ use std::collections::{HashMap, HashSet};
 /// Moves the weights inside the bodies of If, Loop and Scan to the initializers of `graph`; the bodies capture them. There
 /// they are listed, left out of the topology hash and refitted like any other weight.
 ///
-/// A weight keeps its name where no other value of the model has it. Otherwise, and where a body returns the weight itself,
-/// it becomes `name_1`, `name_2`, and so on. A tensor that cannot be read stays in its body.
+/// A weight keeps its name if no other value of the model has it. Otherwise, or if a body returns the weight itself, it
+/// becomes `name_1`, `name_2`, and so on. A tensor that cannot be read stays in its body.
 pub(super) fn hoist_weights(graph: &mut GraphProto) {
     if graph.node.iter().flat_map(|node| &node.attribute).flat_map(bodies).next().is_none() {
         return;
@@ -104,7 +104,7 @@ impl Hoist {
         }
     }
 
-    /// A name like this one that no value has.
+    /// A name derived from this one that no value has.
     fn fresh(&mut self, name: &str) -> String {
         let free = |n: &usize| !self.names.contains_key(&format!("{name}_{n}"));
         let number = (1..).find(free).unwrap_or_default();
@@ -174,7 +174,7 @@ mod tests {
             .output("y", "2")
     }
 
-    /// `x * then_w * shared` and `x * else_w * shared`, where both branches have weights called `w`.
+    /// `x * then_w * shared` and `x * else_w * shared`, in which both branches have weights called `w`.
     fn both(then_w: &Tensor, else_w: &Tensor) -> Model {
         let branch = |w: &Tensor, own: &str| {
             let nodes = vec![node("Mul", &["x", "w"], &["a"]), node("Mul", &["a", own], &["r"])];

@@ -82,7 +82,7 @@ pub(super) fn role(id: ValueId, stored: &Stored, origin: Origin, as_value: &Hash
     }
 }
 
-/// Values whose elements are used as data, and values that are not used at all.
+/// Values whose elements are used as data, and values that are unused.
 pub(super) fn values_used(graph: &Graph) -> HashSet<ValueId> {
     let mut settings = BTreeSet::new();
     let mut values: HashSet<ValueId> = graph.outputs.iter().copied().collect();

@@ -8,9 +8,9 @@ use crate::{
 };
 use std::collections::HashSet;
 
-/// Simplifies the bodies of If, Loop and Scan with what is known of the values that they capture, so that what
-/// follows from shapes is decided in them too. A body that contradicts these shapes stays as it is: whether it is reached is
-/// decided at run time. Needs inferred shapes. Returns the number of bodies that changed.
+/// Simplifies the bodies of If, Loop and Scan with the known types and shapes of the values that they capture, so that
+/// whatever follows from shapes is decided inside bodies too. A body that contradicts these shapes stays unchanged, because
+/// only the run decides whether it is reached. Needs inferred shapes. Returns the number of bodies that changed.
 ///
 /// # Errors
 /// [`GraphError::Invalid`] if no branch of an If can be computed.
@@ -69,7 +69,7 @@ fn names(node: &Node) -> Vec<String> {
     bodies.map(|(name, _)| name.clone()).collect()
 }
 
-/// The simplified body, where it differs from what it was. The error is a contradiction.
+/// The simplified body, if it differs from the original. The error is a contradiction.
 fn simplified(
     graph: &Graph,
     node: &Node,
@@ -95,7 +95,7 @@ fn simplified(
     };
     let mut after = onnx_out::body_proto(&inner, |id, initializer| !belongs_outside(id, initializer));
     (after.name, after.input) = (before.name.clone(), before.input.clone());
-    // A body must compute its outputs: one that became a value of the graph around keeps an Identity.
+    // A body must compute its outputs. An output that became a value of the outer graph keeps an Identity.
     let made: HashSet<String> = defined(&after).map(str::to_owned).collect();
     for (output, former) in after.output.iter_mut().zip(&before.output) {
         if !made.contains(output.name()) {
@@ -135,7 +135,7 @@ mod tests {
         }))
     }
 
-    /// What TorchScript makes of `squeeze`: it removes the dimension where it is 1, which is decided by the shape.
+    /// TorchScript's export of `squeeze`: it removes the dimension if it is 1, and the shape decides that.
     fn squeezed(x: &str, tag: &str) -> Vec<NodeProto> {
         let n = |name: &str| format!("{tag}_{name}");
         let branch = |op: &str| {

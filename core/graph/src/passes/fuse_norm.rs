@@ -66,7 +66,7 @@ fn plain(uses: &Uses<'_>, n: &Node) -> Option<LayerNorm> {
 }
 
 /// Fuses a decomposed root-mean-square normalisation into one node: `Pow`, `ReduceMean`, `Add`, `Sqrt`, division,
-/// optionally `Mul` along the last axis. The node computes in f32 where the graph casts to f32. Returns the number of
+/// optionally `Mul` along the last axis. The node computes in f32 if the graph casts to f32. Returns the number of
 /// fused nodes.
 pub fn fuse_rms_norm(graph: &mut Graph) -> usize {
     rewrite(graph, |uses, fresh, n| {

@@ -3,7 +3,7 @@ use crate::{Graph, Initializer, Node, ValueId, WeightData, WeightRef, eval, onnx
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Moves the nodes that depend on weights and constants alone out of a graph. This is for engines in which weights are not
-/// constants: where a compiler would compute such nodes once, these engines would compute them in every run.
+/// constants. A compiler would compute such nodes once, but these engines would compute them in every run.
 ///
 /// Returns the *preparation*: a graph without inputs. Its initializers are weights and constants of `graph`. Its outputs
 /// become weights of `graph`, under their names. Only operators that [`eval`] supports move, and never an output of
@@ -82,7 +82,7 @@ const MOVES: [&str; 14] = [
     "Unsqueeze",
 ];
 
-/// Which nodes can be taken out, and what they make.
+/// Which nodes can be moved out, and the values they compute.
 fn movable(graph: &Graph, what: Prepare) -> (Vec<bool>, BTreeSet<ValueId>) {
     let mut fixed: BTreeSet<ValueId> = graph.initializers.keys().copied().collect();
     let mut made: BTreeSet<ValueId> = BTreeSet::new();

@@ -13,7 +13,7 @@ use std::fmt;
 #[serde(rename_all = "lowercase")]
 pub enum DoraRule {
     /// PEFT and diffusers: `m · (W + s·ΔW) / ‖W + s·ΔW‖`. This form jumps at 0: as `s` nears 0 it nears `m · W / ‖W‖`, while
-    /// strength 0 leaves every bit as it is.
+    /// strength 0 leaves every bit unchanged.
     Peft,
     /// ComfyUI: `W + s · (m · (W + ΔW) / (n + ε) − W)`, ε = 2⁻²³. `n` is `‖W‖` for magnitudes per output and `‖W + ΔW‖` for
     /// magnitudes per input (`weight_decompose` in `comfy/weight_adapter/base.py`, ComfyUI 0.3.77). Continuous at 0.

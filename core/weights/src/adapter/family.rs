@@ -1,5 +1,5 @@
-//! Which architecture an adapter was made for. Only messages use it: names and shapes decide what applies. SD 3.5 counts as
-//! SD 3, since adapters of both have the same names and shapes.
+//! The architecture that an adapter was made for. Only messages use it: names and shapes decide what applies. SD 3.5 counts
+//! as SD 3, because adapters of both have the same names and shapes.
 
 use crate::checkpoint::Family;
 use std::collections::BTreeMap;

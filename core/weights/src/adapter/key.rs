@@ -152,7 +152,7 @@ fn find(table: &[(&str, Slot)], part: &str) -> Option<Slot> {
     table.iter().find(|(name, _)| *name == part).map(|(_, slot)| *slot)
 }
 
-/// Parses a key; `None` where its suffix is not an adapter's.
+/// Parses a key; `None` if its suffix is not an adapter's.
 pub(crate) fn parse(key: &str) -> Option<Key> {
     let parts: Vec<&str> = key.split('.').collect();
     let (slot, module) = suffix(&parts)?;
@@ -161,8 +161,8 @@ pub(crate) fn parse(key: &str) -> Option<Key> {
     Some(Key { place, path, slot, name_len })
 }
 
-/// Where a tensor belongs that is in an adapter's file but is no factor of it; `None` where it cannot change a weight. Other
-/// programs put it in place of the model's own tensor (PEFT's `modules_to_save` and biases, norms of Flux control LoRAs).
+/// The place of a tensor that is in an adapter's file but is not a factor of it; `None` if it cannot change a weight. Other
+/// programs replace the model's own tensor with it (PEFT's `modules_to_save` and biases, norms of Flux control LoRAs).
 pub(crate) fn stray(key: &str) -> Option<(Place, Path)> {
     let parts: Vec<&str> = key.split('.').collect();
     // A1111 bundles embeddings with an adapter; `position_ids` are constants of CLIP, and only its training uses
@@ -283,7 +283,7 @@ fn dotted_prefix<'k, 'p>(mut path: &'p [&'k str]) -> (Place, &'p [&'k str]) {
             (Place::Unsaid, ["clip_l" | "clip_h", rest @ ..]) => (Place::TextEncoder(1), rest),
             (Place::Unsaid, ["clip_g", rest @ ..]) => (Place::TextEncoder(2), rest),
             (Place::Unsaid, ["t5xxl" | "t5", rest @ ..]) => (Place::T5, rest),
-            // ComfyUI wraps its text encoders once more. OpenCLIP's own `transformer.resblocks` stays.
+            // ComfyUI wraps its text encoders in one more module. OpenCLIP's own `transformer.resblocks` stays.
             (Place::TextEncoder(_) | Place::T5, ["transformer", rest @ ..])
                 if rest.first() != Some(&"resblocks") =>
             {

@@ -32,7 +32,7 @@ const MOST_COLUMNS: usize = 4096;
 /// Rows of a tile processed at a time: with the factors and the output they fit the first-level cache.
 const STRIP: usize = 16;
 
-/// Bytes copied at a time where there is no change.
+/// Bytes copied at a time if there is no change.
 const COPY: usize = 1 << 20;
 
 /// The changes of one tensor, with all factors loaded as f32. Computes any rows of the changed tensor from the same rows of
@@ -52,7 +52,7 @@ impl Merge {
     /// The deltas of a tensor of this shape with their strengths, in the user's order. Deltas of strength 0 are skipped, so
     /// they change no bit.
     ///
-    /// `InvalidArgument` where a strength is not finite or a delta belongs to a tensor of another shape.
+    /// `InvalidArgument` if a strength is not finite or a delta belongs to a tensor of another shape.
     pub fn new(shape: &[usize], deltas: &[(&Delta, f32)]) -> Result<Self> {
         let mut ops = Vec::new();
         for (delta, strength) in deltas {
@@ -89,8 +89,8 @@ impl Merge {
     /// Computes rows `rows` of the changed tensor, `out`, from the same rows of the pristine one, `base`: contiguous,
     /// little-endian, f32, f16, bf16 or f64 each. In parallel, in blocks that fit a core's cache; rounds once.
     ///
-    /// `InvalidArgument` where lengths or rows do not fit; `FailedPrecondition` for less than all rows where
-    /// [`is_row_local`](Merge::is_row_local) is false; `Unimplemented` for other types; `OutOfRange` where a finite
+    /// `InvalidArgument` if lengths or rows do not match; `FailedPrecondition` for less than all rows if
+    /// [`is_row_local`](Merge::is_row_local) is false; `Unimplemented` for other types; `OutOfRange` if a finite
     /// value would become infinite.
     pub fn rows(&self, rows: Range<usize>, base: (DType, &[u8]), out: (DType, &mut [u8])) -> Result<()> {
         let ((from, base), (to, out)) = (base, out);
@@ -251,7 +251,7 @@ struct Place {
 }
 
 impl Place {
-    /// Values from one row to the next in a block of its own memory.
+    /// Values from one row to the next in a block in separate memory.
     fn values_stride(&self) -> usize {
         self.columns.len().next_multiple_of(simd::PANEL)
     }

@@ -98,7 +98,7 @@ impl Factor {
     }
 }
 
-/// All values of a tensor, row-major. `Unimplemented` where its type is none of those that adapters use.
+/// All values of a tensor, row-major. `Unimplemented` if adapters do not use its type.
 pub(crate) fn values(source: &SafetensorsWeights, key: &str) -> Result<Vec<f32>> {
     let weight = source.get(key)?;
     if !is_convertible(weight.dtype) {

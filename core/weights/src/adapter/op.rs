@@ -42,7 +42,7 @@ pub(super) struct LowRank {
 }
 
 impl LowRank {
-    /// `InvalidArgument` where the inner dimensions differ or a factor is empty.
+    /// `InvalidArgument` if the inner dimensions differ or a factor is empty.
     pub(super) fn new(up: &Array2<f32>, down: &Array2<f32>) -> Result<Self> {
         let (rank, columns) = down.dim();
         if up.ncols() != rank || up.is_empty() || down.is_empty() {

@@ -119,7 +119,7 @@ impl Config {
         let rank = rank.map(|rank| rank as f64);
         let configured = find(&self.ranks).or(self.rank).or(rank).unwrap_or(1.0);
         match rank {
-            // PEFT divides the alpha of LoKr by the configured rank even where its factors have none.
+            // PEFT divides the alpha of LoKr by the configured rank even if its factors have none.
             Some(rank) if self.kind != Type::Lokr && rank != configured => {
                 Err(format!("factors of rank {rank}, while the adapter's configuration says {configured}"))
             }

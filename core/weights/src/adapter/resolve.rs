@@ -36,7 +36,7 @@ pub struct Report {
 pub struct Applied {
     /// Its name in the file.
     pub module: String,
-    /// The kind of its change; [`Kind::Diff`] where it has only a bias.
+    /// The kind of its change; [`Kind::Diff`] if it has only a bias.
     pub kind: Kind,
     /// The rule for DoRA, if it has magnitudes.
     pub dora: Option<DoraRule>,
@@ -226,8 +226,8 @@ fn shape(target: &Target, site: &Site, adapter: &[Option<usize>]) -> Reason {
 /// Modules that messages name before they count the rest.
 const NAMED: usize = 3;
 
-/// Checks an adapter that was resolved against the components of a pipeline. `InvalidArgument` where no module applies, and,
-/// unless `lenient`, where a module fails for any reason but that its component is not among them.
+/// Checks an adapter that was resolved against the components of a pipeline. `InvalidArgument` if no module applies. Also,
+/// unless `lenient`, if a module fails for any reason other than that its component is not among these.
 pub fn check(adapter: &Adapter, resolved: &[(&Target, &Resolution)], lenient: bool) -> Result<()> {
     let applied: usize = resolved.iter().map(|(_, r)| r.report.applied.len()).sum();
     let faults: Vec<&Skipped> = resolved

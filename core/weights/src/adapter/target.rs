@@ -201,7 +201,7 @@ impl Target {
         match (place, self.component) {
             (Place::Denoiser, Denoiser) | (Place::Unsaid, Denoiser | TextEncoder) => true,
             (Place::TextEncoder(1), TextEncoder) | (Place::TextEncoder(2), TextEncoder2) => true,
-            // kohya gives T5 the number 3 in Flux too, where it is the second.
+            // kohya numbers T5 as 3 in Flux too, although it is the second text encoder there.
             (Place::TextEncoder(3), TextEncoder2) => self.is_t5,
             (Place::TextEncoder(3), TextEncoder3) => true,
             (Place::T5, TextEncoder2 | TextEncoder3) => self.is_t5,

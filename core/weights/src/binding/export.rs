@@ -8,9 +8,9 @@ use std::path::Path;
 /// Larger than any `config.json` or `model_index.json`.
 const MAX_JSON: u64 = 1 << 20;
 
-/// The component of a model file, by the folder of its export: `text_encoder/model.onnx` in a pipeline whose
-/// `model_index.json` lists `text_encoder`, or a file beside the `config.json` of a class that stands for one component.
-/// `None` if neither tells it; a name alone proves nothing.
+/// The component of a model file, from the folder of its export: `text_encoder/model.onnx` in a pipeline whose
+/// `model_index.json` lists `text_encoder`, or a file beside the `config.json` of a class that exists for one component only.
+/// `None` if neither shows it; a name alone proves nothing.
 pub(super) fn component(model: &Path) -> Option<Component> {
     let folder = model.parent()?;
     let of_pipeline = || {

@@ -86,7 +86,7 @@ impl Binding {
         binding
     }
 
-    /// Reads a table from JSON. `DataLoss` where it is not of this format, shapes and transforms contradict one
+    /// Reads a table from JSON. `DataLoss` if it does not have this format, shapes and transforms contradict one
     /// another, or one initializer is listed twice.
     pub fn parse(json: &[u8]) -> Result<Self> {
         let damaged =

@@ -38,7 +38,7 @@ fn scope_before_last(list: &str) -> Option<String> {
 pub(super) struct Use<'g> {
     pub(super) node: &'g Node,
     pub(super) slot: usize,
-    /// Whether a `Transpose` of a matrix lies between.
+    /// Whether there is a `Transpose` of a matrix in between.
     pub(super) transposed: bool,
 }
 
@@ -80,13 +80,13 @@ impl<'g> Uses<'g> {
         }
     }
 
-    /// Rank of what the initializer is multiplied with or added to, where known.
+    /// Rank of what the initializer is multiplied with or added to, if known.
     fn partner_rank(&self, used: &Use<'_>) -> Option<usize> {
         let other = used.node.input(1 - used.slot.min(1))?;
         self.graph.value(other).shape.as_deref().map(<[Dim]>::len)
     }
 
-    /// The operand's name and shape in its module's state dict; `None` where no rule applies.
+    /// The operand's name and shape in its module's state dict; `None` if no rule applies.
     pub(super) fn operand(&self, used: &Use<'_>, shape: &[usize]) -> Option<Operand> {
         let node = used.node;
         let (leaf, kind) = rule(node, used.slot)?;

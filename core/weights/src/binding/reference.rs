@@ -20,16 +20,16 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 type Fingerprint = [u8; 32];
 
 impl Binding {
-    /// [`infer`](Binding::infer), and comparison of every value in `weights` (the graph's own, for example
-    /// [`OnnxWeights`](crate::OnnxWeights)) with those of `reference`, the checkpoint the graph was exported from: as
-    /// they are and transposed, converted to the graph's types.
+    /// Does what [`infer`](Binding::infer) does, and compares every value in `weights` (the graph's own, for example
+    /// [`OnnxWeights`](crate::OnnxWeights)) with those of `reference`, the checkpoint that the graph was exported from. Values
+    /// are compared unchanged and transposed, converted to the graph's types.
     ///
     /// A value that occurs once in the reference decides; a name or path that differs is reported. A name or path whose
     /// tensor has an equal value is confirmed, even if others have the same value (zero biases). A weight whose value is not
     /// found keeps its name or path if the reference has a tensor of that name and shape; the report lists it.
     ///
-    /// Reads both checkpoints whole, one tensor per thread at a time. Errors are those of the sources; a graph weight
-    /// without values is no error, but unconfirmed.
+    /// Reads both checkpoints completely, one tensor per thread at a time. Errors are those of the sources. A graph weight
+    /// without values is not an error, but stays unconfirmed.
     pub fn infer_with_reference(
         graph: &Graph,
         weights: &dyn WeightSource,
@@ -130,7 +130,7 @@ impl<'r> Reference<'r> {
         Ok(known)
     }
 
-    /// Corrects a finding by its value; true where it is now bound by the value alone.
+    /// Corrects a finding by its value; true if it is now bound by the value alone.
     fn compare(&self, finding: &mut Finding, value: Option<Fingerprint>, report: &mut ImportReport) -> bool {
         let found: Vec<_> = value
             .and_then(|value| self.by_value.get(&value))

@@ -13,9 +13,9 @@ pub struct ImportReport {
     pub by_value: usize,
     /// Of those bound by name or path: how many have the value of that tensor in the reference.
     pub confirmed: usize,
-    /// Of those bound by name or path, with a reference: the weights whose value is nowhere in it. It is another
-    /// checkpoint than the graph was made from, or the exporter changed the values (batch normalisation folded into a
-    /// convolution keeps the name of its weight in some exports).
+    /// With a reference: weights bound by name or path whose value is nowhere in it. Either the graph was made from another
+    /// checkpoint, or the exporter changed the values (batch normalisation folded into a convolution keeps the name of its
+    /// weight in some exports).
     pub unconfirmed: Vec<String>,
     /// Initializers that are constants of the program, not weights. With a reference whose tensors were all found, these are
     /// all that remain.
@@ -41,7 +41,7 @@ pub struct Unbound {
     pub used_by: Vec<String>,
     /// The reason.
     pub reason: Reason,
-    /// Candidates; empty where there are none.
+    /// Candidates; empty if there are none.
     pub candidates: Vec<String>,
 }
 
@@ -53,8 +53,8 @@ pub enum Reason {
     NoPath,
     /// No rule covers this operand of this operator, or its shape.
     NoRule,
-    /// It has the layout of a module's tensor, but not its name, which exporters keep for what they leave unchanged:
-    /// something has been folded into it, usually batch normalisation, or it is a table the exporter has computed.
+    /// It has the layout of a module's tensor but not its name, which exporters keep for unchanged tensors. Either something has
+    /// been folded into it, usually batch normalisation, or it is a table that the exporter computed.
     Folded,
     /// The modules that use it would call it differently: tensors of equal value that the exporter merged, or ties.
     Merged,

@@ -52,7 +52,7 @@ pub enum InputKind {
 impl Input {
     /// The input for `model` (a built-in's name) in `shape`.
     ///
-    /// `InvalidArgument` where the shape has another rank than [`Input::shape`], does not suit the kind, or
+    /// `InvalidArgument` if the shape has another rank than [`Input::shape`], does not suit the kind, or
     /// overflows.
     pub fn tensor(&self, model: &str, shape: &[usize]) -> Result<Tensor> {
         let (name, expected) = (self.name, self.shape);
@@ -160,7 +160,7 @@ mod tests {
         assert!(values.iter().all(|v| (-1.0..=3.0).contains(v)));
         let (a, b) = values.split_at(values.len() / 2);
         let mean = |v: &[f32]| v.iter().sum::<f32>() / v.len() as f32;
-        // Three colours per picture: their mean lies some tenths apart, that of noise would not.
+        // Each picture has three colours, so the means of two pictures differ by a few tenths. Those of noise would not.
         assert!((mean(a) - mean(b)).abs() > 0.05, "{} {}", mean(a), mean(b));
         // From the numpy implementation (tools/export/synth.py).
         assert_eq!([values[0].to_bits(), values[values.len() - 1].to_bits()], [0x4008_e9aa, 0x3f38_b772]);

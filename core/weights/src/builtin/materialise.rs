@@ -13,7 +13,7 @@ use std::{
 /// Version of the written files for unchanged built-in data.
 const GENERATION: u8 = 1;
 const GRAPH: &str = "model.onnx";
-/// The marker, written last: states what the files were made from.
+/// The marker, written last: states what the files were generated from.
 const MARKER: &str = "complete";
 const LOCK: &str = "lock";
 
@@ -141,7 +141,7 @@ impl Target<'_> {
             fs::rename(&partial, &path)
         })();
         written.map_err(|error| match Error::io("write", &path, &error) {
-            // Only a cancelled `progress` gives this kind: `write_all` retries where a system call is interrupted.
+            // Only a cancelled `progress` has this kind: `write_all` retries if a system call is interrupted.
             _ if error.kind() == io::ErrorKind::Interrupted => Error::new(ErrorCode::Cancelled, "cancelled"),
             full if full.code == ErrorCode::ResourceExhausted => {
                 self.disk_full(needed, &format!("it ran full: {error}"))

@@ -124,7 +124,7 @@ impl Layout {
         part.filter(|part| !self.has(part.component))
     }
 
-    /// Replaces the trained weights by averaged ones. Returns false where there are none.
+    /// Replaces the trained weights by averaged ones. Returns false if there are none.
     pub(super) fn use_averaged(&mut self) -> bool {
         let Some(averaged) = self.averaged.take() else { return self.parts.iter().any(|part| part.ema) };
         self.parts.retain(|part| part.component != averaged.component);

@@ -72,7 +72,7 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// Whether the denoiser predicts velocities (v-prediction, also of an EDM); `None` where that is unknown.
+    /// Whether the denoiser predicts velocities (v-prediction, also of an EDM); `None` if unknown.
     pub fn is_velocity(&self) -> Option<bool> {
         self.kind.map(|kind| matches!(kind, Parameterisation::Velocity | Parameterisation::EdmVelocity))
     }
