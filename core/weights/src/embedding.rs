@@ -90,15 +90,15 @@ impl Embedding {
         Ok(Embedding { name, encoders })
     }
 
-    /// The words that stand for its vectors in a prompt: `word`, `word_1`, `word_2`, …; each takes one token of
+    /// The words that stand for its vectors in a prompt: `word`, `word_1`, `word_2`, and so on. Each takes one token of
     /// the encoder's window.
     pub fn tokens(&self) -> Vec<String> {
         let count = self.encoders.first().map_or(0, Vectors::len);
         (0..count).map(|i| if i == 0 { self.name.clone() } else { format!("{}_{i}", self.name) }).collect()
     }
 
-    /// The vectors for an encoder whose vectors have this width; `None` where it has none for that encoder.
-    /// `InvalidArgument` where it has some of another width.
+    /// The vectors for an encoder whose vectors have this width; `None` if there are none for that encoder.
+    /// `InvalidArgument` if it has some of another width.
     pub fn for_encoder(&self, encoder: Component, width: usize) -> Result<Option<&Vectors>> {
         let is_its = |vectors: &&Vectors| vectors.encoder.is_none_or(|of| of == encoder);
         if let Some(found) = self.encoders.iter().filter(is_its).find(|vectors| vectors.width == width) {

@@ -37,7 +37,7 @@ pub(crate) fn component_of(binding: &Binding, checkpoint: &Checkpoint) -> Result
 
 /// Checks a component of a checkpoint against a graph, and returns the tensors that the graph does not read.
 ///
-/// `InvalidArgument` where the checkpoint belongs to another model, where shapes differ, and, unless `lenient`, where the
+/// `InvalidArgument` if the checkpoint belongs to another model, if shapes differ, and, unless `lenient`, if the
 /// graph does not read tensors that change the result. The hint names the built-in models that fit. Tensors
 /// that are missing or cannot be read are reported when the weight is read.
 pub(crate) fn check(

@@ -19,7 +19,7 @@ fn exhausted(len: usize) -> Error {
     Error::new(ErrorCode::ResourceExhausted, format!("no memory for {len} bytes of a tensor"))
 }
 
-/// Returns `len` bytes, more than 0, in huge pages where the system has them: a transpose writes to many places, and with
+/// Returns `len` bytes, more than 0, in huge pages if the system has them. A transpose writes to many places, and with
 /// small pages each write misses the TLB.
 fn large_pages(len: usize) -> Result<MmapMut> {
     let map = MmapMut::map_anon(len).map_err(|_| exhausted(len))?;
@@ -37,7 +37,7 @@ const KEPT: usize = 2;
 pub(crate) struct Buffers(Arc<Mutex<Vec<MmapMut>>>);
 
 impl Buffers {
-    /// A buffer of `len` bytes of any content. `ResourceExhausted` where there is no memory.
+    /// A buffer of `len` bytes of any content. `ResourceExhausted` if there is no memory.
     pub(crate) fn take(&self, len: usize) -> Result<Buffer> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         // A smaller one is unmapped first.

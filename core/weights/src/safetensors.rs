@@ -39,8 +39,8 @@ struct Tensor {
 impl SafetensorsWeights {
     /// Opens a checkpoint: one file, or all shards of one.
     ///
-    /// `NotFound` and the like where a file cannot be read; `DataLoss` where it is not safetensors, is truncated or
-    /// contradicts itself; `InvalidArgument` where two files hold the same key; `Unimplemented` for pickled checkpoints, which
+    /// `NotFound` and the like if a file cannot be read; `DataLoss` if it is not safetensors, is truncated or
+    /// contradicts itself; `InvalidArgument` if two files hold the same key; `Unimplemented` for pickled checkpoints, which
     /// are programs and never run.
     pub fn open(paths: &[impl AsRef<Path>]) -> Result<Self> {
         let mut weights =

@@ -32,7 +32,7 @@ pub fn fill(tag: &str, name: &str, shape: &[usize], dtype: DType, out: &mut [u8]
 }
 
 /// Seeded activations of unit variance: the sum of the four uniforms of `name#0` … `name#3`, added in this
-/// order in f32, times `√0.75`. `InvalidArgument` where the shape overflows.
+/// order in f32, times `√0.75`. `InvalidArgument` if the shape overflows.
 pub fn inputs(tag: &str, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
     let elements = DType::F32
         .bytes_of(shape)

@@ -136,8 +136,8 @@ impl MappedTensor {
 }
 
 impl WeightMap {
-    /// Reads a map. `DataLoss` where it is not JSON of this format, or the tensors' types, shapes, offsets and
-    /// lengths contradict one another or the file's size, overlap, or two have one name.
+    /// Reads a map. `DataLoss` if it is not JSON of this format; if the tensors' types, shapes, offsets and lengths
+    /// contradict one another or the file's size; if tensors overlap; or if two have the same name.
     pub fn parse(json: &[u8]) -> Result<Self> {
         let damaged =
             |why: String| Error::new(ErrorCode::DataLoss, format!("the weight map is damaged: {why}"));
@@ -369,7 +369,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any number or string anywhere: an error or a map whose tensors lie in the file, never a panic.
+        /// Any number or string anywhere gives an error or a map whose tensors are inside the file, never a panic.
         #[test]
         fn mutated_maps_never_panic(
             tensor in 0usize..3,

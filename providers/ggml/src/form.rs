@@ -87,7 +87,7 @@ impl Form {
         Ok(())
     }
 
-    /// Which block encodings a tensor of this form takes as they are, for an initializer of this shape, and whether they hold
+    /// Which block encodings a tensor of this form accepts unchanged, for an initializer of this shape, and whether they hold
     /// its transpose.
     pub(crate) fn encodings(self, shape: &[usize]) -> (bool, impl Iterator<Item = Encoding>) {
         let found = match self {
@@ -111,7 +111,7 @@ impl Form {
     /// Fills `out` with a matrix in one of its [`encodings`](Self::encodings). No number changes.
     ///
     /// # Errors
-    /// `InvalidArgument` where the blocks are not as many as the matrix has; `Internal` where `out` has another length.
+    /// `InvalidArgument` if the number of blocks does not match the matrix; `Internal` if `out` has another length.
     pub(crate) fn fill_encoded(self, encoding: Encoding, encoded: &[u8], out: &mut [u8]) -> Result<()> {
         let (blocks, count, bytes) = match self {
             Form::Panels { panels, blocks: Some(blocks), .. } => {

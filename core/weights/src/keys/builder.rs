@@ -1,4 +1,4 @@
-//! Builds the table of one network from the names that are there.
+//! Builds the table of one network from the existing names.
 
 use super::{Fusion, KeyPair, Naming, names::Names};
 use std::fmt::Display;
@@ -83,7 +83,7 @@ impl<'a> Builder<'a> {
         self.pairs.push(KeyPair { original, diffusers, fusion: Fusion::Rows });
     }
 
-    /// Adds an optional tensor, if it is there.
+    /// Adds an optional tensor, if it exists.
     pub(super) fn optional_tensor(
         &mut self,
         original: impl Display,
@@ -96,7 +96,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Adds an optional module with a weight and, if it is there, a bias.
+    /// Adds an optional module with a weight and, if it exists, a bias.
     pub(super) fn optional_module(&mut self, original: impl Display, diffusers: impl Display) {
         for part in ["weight", "bias"] {
             self.optional_tensor(format!("{original}.{part}"), format!("{diffusers}.{part}"), Fusion::Same);

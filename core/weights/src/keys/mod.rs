@@ -49,9 +49,9 @@ pub struct KeyPair {
 }
 
 impl KeyPair {
-    /// Which rows of the original tensor each of `diffusers` is, given the number of rows (first dimension) of each.
+    /// The rows of the original tensor that belong to each of `diffusers`, given the number of rows (first dimension) of each.
     /// A projection that `rows` does not know (graphs drop unused ones) is as large as its siblings: q, k and v are equal in
-    /// all of these networks. `None` where that does not decide.
+    /// all of these networks. `None` if that does not decide.
     pub fn row_ranges(&self, rows: impl Fn(&str) -> Option<usize>) -> Option<Vec<Range<usize>>> {
         let known: Vec<Option<usize>> = self.diffusers.iter().map(|name| rows(name)).collect();
         let projection = known.iter().take(3).flatten().next().copied();

@@ -14,7 +14,7 @@ impl<'a> FromIterator<&'a str> for Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    /// Whether exactly this name is there.
+    /// Whether exactly this name exists.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.0.binary_search(&name).is_ok()
     }
@@ -27,8 +27,8 @@ impl<'a> Names<'a> {
 
     /// One more than the largest index `i` for which there are names that begin with `prefix.i.`.
     ///
-    /// Holes are allowed (layers without weights have numbers too, and a damaged file should learn what it lacks), but not
-    /// many more than indices: the work stays proportional to the number of names for any numbers in them.
+    /// Gaps are allowed, because layers without weights have numbers too, and the user of a damaged file should learn what it
+    /// lacks. Far more gaps than indices are not, so the work stays proportional to the number of names for any numbers in them.
     pub(crate) fn count(&self, prefix: &str) -> usize {
         let (mut count, mut hits, mut misses) = (0, 0, 0);
         for index in 0.. {

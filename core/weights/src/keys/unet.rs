@@ -137,7 +137,7 @@ fn residual(b: &mut Builder, original: &str, resnet: &str) {
     b.optional_module(format!("{original}.skip_connection"), format!("{resnet}.conv_shortcut"));
 }
 
-/// `SpatialTransformer` and `Transformer2DModel`, which name their parts alike. False where there is none.
+/// `SpatialTransformer` and `Transformer2DModel`, which name their parts alike. False if there is none.
 fn attention(b: &mut Builder, original: &str, module: &str) -> bool {
     // The place after a residual block without attention may hold the level's sampling.
     if !b.any(&format!("{original}.transformer_blocks."), &format!("{module}.")) {

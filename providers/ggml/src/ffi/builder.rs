@@ -132,7 +132,7 @@ impl Builder {
 
     // ---- tensors without operation ----
 
-    /// A tensor with memory of its own, filled before the first run.
+    /// A tensor with its own memory, filled before the first run.
     pub(crate) fn constant(&mut self, type_: Type, extent: Extent, home: Home) -> Result<Tensor> {
         let contexts = &mut self.constants[usize::from(home == Home::Device)];
         let context = reserve(self.target.ggml, contexts)?;

@@ -112,7 +112,7 @@ impl Kept {
         self.bytes
     }
 
-    /// Whether it lies on this device of this ggml.
+    /// Whether it is on this device of this ggml.
     pub(crate) fn is_on(&self, target: &Target) -> bool {
         std::ptr::eq(self.target.ggml, target.ggml) && self.target.gpu == target.gpu
     }

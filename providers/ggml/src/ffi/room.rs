@@ -4,7 +4,7 @@ use super::api::*;
 use sdrun_abi::Result;
 use std::{marker::PhantomData, sync::Mutex};
 
-/// Where a weight lies.
+/// Where a weight is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Home {
     /// In main memory.

@@ -297,7 +297,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Gives one tensor in main memory a buffer of its own.
+    /// Gives one tensor in main memory its own buffer.
     ///
     /// # Errors
     /// `ResourceExhausted`.

@@ -71,7 +71,7 @@ pub(super) type Strides = [usize; 3];
 /// Tensors that fit in one ggml context.
 const CHUNK: usize = 512;
 
-/// A pool of tensor descriptions. Their data lies elsewhere.
+/// A pool of tensor descriptions. Their data is elsewhere.
 pub(super) struct Context {
     pub(super) raw: Ptr,
     used: usize,

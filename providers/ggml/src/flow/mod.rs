@@ -1,7 +1,7 @@
 //! Graphs with control flow (If, Loop and Scan), or with values whose shapes depend on the run.
 //!
 //! Such a graph is cut at the first such node into the part before it, the node, and the rest. The rest is translated when the shapes
-//! of its inputs are known, and may be cut again. Each part and each body is translated as a graph of its own, once for each set of
+//! of its inputs are known, and may be cut again. Each part and each body is translated as a separate graph, once for each set of
 //! shapes. Values between parts are in main memory.
 
 mod cut;

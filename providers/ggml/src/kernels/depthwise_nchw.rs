@@ -8,7 +8,7 @@ use std::{cell::RefCell, ops::Range};
 /// Depthwise convolution with channels first. Inputs: `[batch, channels, h, w]`, weights `[channels, kh, kw]` (f32, f16 or bf16) and,
 /// with `bias`, `[channels]`.
 ///
-/// It copies a strip of a channel, with its padding, into the cache. Each phase of the strides gets a plane of its own, in which
+/// It copies a strip of a channel, with its padding, into the cache. Each phase of the strides gets a separate plane, in which
 /// neighbouring outputs see neighbouring elements. Each tap then reads a plane at another offset. A strip is computed as one long row,
 /// including the columns between rows.
 pub(crate) struct DepthwiseNchw {

@@ -28,9 +28,9 @@ pub(crate) enum Reduction {
 /// A reduction over some axes of an input that is read with strides. Where the last axis that is kept is contiguous, its elements
 /// are reduced side by side. Sums are taken in f64, so that the order makes no difference that f32 shows. A NaN stays.
 pub(crate) struct Reduce {
-    /// The axes that are kept, but for the last where it is contiguous.
+    /// The axes that are kept, except for the last one if it is contiguous.
     pub(crate) outer: (Vec<usize>, Vec<isize>),
-    /// Elements of the last kept axis; 1 where it is not contiguous.
+    /// Elements of the last kept axis; 1 if it is not contiguous.
     pub(crate) run: usize,
     /// The reduced axes.
     pub(crate) gone: (Vec<usize>, Vec<isize>),

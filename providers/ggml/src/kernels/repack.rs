@@ -64,7 +64,7 @@ impl Encoding {
 }
 
 impl Blocks {
-    /// The encodings whose numbers these blocks hold exactly.
+    /// The encodings whose numbers these blocks can represent exactly.
     pub(crate) fn holds(self) -> &'static [Encoding] {
         match self {
             Blocks::Q8_0 => &[Encoding::Q8_0, Encoding::Q5_0, Encoding::Q4_0],
@@ -72,9 +72,9 @@ impl Blocks {
         }
     }
 
-    /// Packs a matrix whose rows lie in `encoding`, one that these blocks [hold](Self::holds), as [`pack`](Self::pack) packs
-    /// plain values; `write` takes the bytes of each panel. The panels have one group and no taps, and rows are whole
-    /// blocks.
+    /// Packs a matrix whose rows are in `encoding`, which these blocks must [hold](Self::holds), in the same way as
+    /// [`pack`](Self::pack) packs plain values. `write` receives the bytes of each panel. The panels have one group and no taps,
+    /// and rows are whole blocks.
     pub(crate) fn repack(
         self,
         panels: &Panels,

@@ -102,7 +102,7 @@ impl Resample {
     }
 }
 
-/// Adds a row times its weight, or puts it there where it is the first.
+/// Adds a row times its weight, or stores it if it is the first.
 struct Add<'a> {
     from: &'a [f32],
     weight: f32,

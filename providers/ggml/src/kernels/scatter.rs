@@ -101,8 +101,8 @@ pub(crate) enum Update {
     Min,
 }
 
-/// Writes slices of input 2 into a copy of input 0 where the indices in input 1 say, one after the other. Each tile looks at all
-/// indices and applies the updates that fall into it, so that their order is kept whatever thread it runs on.
+/// Writes slices of input 2 into a copy of input 0 at the indices in input 1, one after the other. Each tile looks at all
+/// indices and applies the updates that fall into it, so their order is kept on any thread.
 pub(crate) struct Scatter {
     pub(crate) places: Places,
     /// Elements of the output, and bytes of one.

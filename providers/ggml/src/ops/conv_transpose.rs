@@ -1,4 +1,4 @@
-//! Transposed convolution: a matrix product, whose overlapping columns are then summed.
+//! Transposed convolution: a matrix product whose overlapping columns are then summed.
 
 use super::{Operator, conv::operands, conv::window, matmul};
 use crate::{

@@ -89,7 +89,7 @@ impl NhwcConv {
         Ok((View { shape: rows.to_vec(), strides, ..x }, Some(patches)))
     }
 
-    /// The filters, stored or computed, as the depthwise kernel wants them.
+    /// The filters, stored or computed, in the layout that the depthwise kernel needs.
     fn depthwise_filters(&self, t: &mut Translator<'_>, node: &Node) -> Outcome<Tensor> {
         let panels = DepthwiseNhwc::panels(self.channels, self.taps());
         if t.is_stored(self.filters) {

@@ -158,7 +158,7 @@ pub(crate) trait Vectorized {
     fn run<const FMA: bool>(self) -> Self::Output;
 }
 
-/// `a * b + c`, rounded once where that is an instruction.
+/// `a * b + c`, rounded once if there is an instruction for it.
 #[inline(always)]
 pub(crate) fn mul_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }

@@ -1,4 +1,4 @@
-//! Transposes 16 x 16 squares of words, with AVX-512 where the processor has it.
+//! Transposes 16 x 16 squares of words, with AVX-512 if the processor has it.
 
 #[cfg(target_arch = "x86_64")]
 use super::level::Level;

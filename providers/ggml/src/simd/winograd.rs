@@ -63,7 +63,7 @@ impl Transform {
         assert!(end(rows, source) <= from.len() && end(outputs, target) <= to.len(), "planes outside");
         let work =
             Squares { transform: self, runs, len, from: from.as_ptr(), source, to: to.as_mut_ptr(), target };
-        // SAFETY: what is read and written lies inside the slices.
+        // SAFETY: all reads and writes are inside the slices.
         unsafe { dispatch(level, &work) }
     }
 }
@@ -78,7 +78,7 @@ pub(crate) fn spread(level: Level, row: &[f32], count: usize, planes: &mut [f32]
         "tiles outside"
     );
     let work = Row { row: row.as_ptr(), count, planes: planes.as_mut_ptr(), step };
-    // SAFETY: what is read and written lies inside the slices.
+    // SAFETY: all reads and writes are inside the slices.
     unsafe { dispatch(level, &work) }
 }
 

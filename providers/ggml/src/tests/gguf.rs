@@ -82,7 +82,7 @@ impl InBlocks {
         ("q4_k", "q4_K", 144, 256),
     ];
 
-    /// A product with a transposed matrix, as exporters write linear layers, and one with a matrix as it is.
+    /// A product with a transposed matrix, as exporters write linear layers, and one with an untransposed matrix.
     fn new(encoding: &str, seed: u64) -> Self {
         let (_, name, bytes, elements) = *Self::ENCODINGS.iter().find(|row| row.0 == encoding).unwrap();
         let (mut model, mut blocks) = (Model::new(17), BTreeMap::new());
@@ -133,7 +133,7 @@ impl WeightSource for InBlocks {
 /// again would give others.
 #[test]
 fn blocks_are_multiplied_as_they_are() {
-    // What products of blocks multiply: bf16 where the processor has such products.
+    // Products of blocks multiply bf16 if the processor has bf16 products.
     let exact = if Level::detect().multiplies_bf16() { Precision::Bf16 } else { Precision::Fp32 };
     for (encoding, precision) in [
         ("q8_0", Precision::Q8_0),

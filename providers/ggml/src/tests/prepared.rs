@@ -1,11 +1,11 @@
-//! What is computed out of weights when they are given, instead of in every run.
+//! Tensors that are computed from weights when a session receives them, instead of in every run.
 
 use super::{Model, build, check, compare, from, noise, run, spec};
 use sdrun_abi::{Error, NoHost, Precision, Result, Weight, WeightSource};
 use sdrun_graph::{Attribute, Tensor};
 use std::sync::Mutex;
 
-/// The weights of a model. Counts how often each is asked for; lacks one where `without` names it.
+/// The weights of a model. Counts how often each is requested. If `without` names a weight, it is missing.
 struct Watched<'a> {
     model: &'a Model,
     asked: Mutex<Vec<String>>,
@@ -16,7 +16,7 @@ impl<'a> Watched<'a> {
     fn new(model: &'a Model) -> Self {
         Watched { model, asked: Mutex::default(), without: None }
     }
-    /// What was asked for since the last time, sorted.
+    /// The requests since the last call, sorted.
     fn asked(&self) -> Vec<String> {
         let mut asked = std::mem::take(&mut *self.asked.lock().unwrap());
         asked.sort();
@@ -91,7 +91,7 @@ fn norms_are_folded_into_convolutions_and_refitted() {
     compare("one parameter", &found[0], &mixed.reference()[0], 1e-5);
     assert_eq!(run(&mut *engine.session(&mixed, &NoHost).unwrap(), &a.feeds).unwrap(), found);
 
-    // What cannot be had is found before anything changes, also where it did not change itself.
+    // A missing weight is detected before anything changes, even if that weight itself did not change.
     let scale = names(&a)[2];
     let broken = Watched { without: Some(scale), ..Watched::new(&b) };
     session.refit(&[mean], &broken, &NoHost).unwrap_err();
@@ -142,7 +142,7 @@ fn bytes_are_dequantized_once_and_refitted() {
     let source = Watched::new(&b);
     session.refit(&names(&b), &source, &NoHost).unwrap();
     compare("refitted", &run(&mut *session, &a.feeds).unwrap()[0], &b.reference()[0], 1e-5);
-    // The scales alone: what they scale is read again, since nothing but the product is kept.
+    // Only the scales change. The weights they scale are read again, because only the product is kept.
     source.asked();
     session.refit(&[names(&b)[2]], &source, &NoHost).unwrap();
     assert_eq!(source.asked(), [names(&b)[1], names(&b)[1], names(&b)[2], names(&b)[2]]);

@@ -214,7 +214,7 @@ impl Bank {
     }
 
     /// The names to write when the weights change for which `changed` returns true: these weights and the tensors
-    /// prepared from them. A weight that only the preparation reads has no place of its own.
+    /// prepared from them. A weight that only the preparation reads is not stored itself.
     fn due(&self, changed: impl Fn(&str) -> bool) -> BTreeSet<String> {
         let placed: BTreeSet<&str> = self.places.iter().map(|place| &*place.weight).collect();
         let read: BTreeSet<&str> = self.preparation.weights().map(|spec| &*spec.name).collect();

@@ -1,4 +1,4 @@
-//! Expands blocks to words, which products multiply.
+//! Expands blocks to the words that products multiply.
 
 use super::{Blocks, GROUP, MAX_ROWS, MAX_SPAN, Plan, STEPS};
 use crate::{

@@ -193,13 +193,13 @@ impl Recurrent {
         Ok(())
     }
 
-    /// Gates that are products with the hidden state as it is.
+    /// Gates that are products with the unmodified hidden state.
     fn linear_gates(&self) -> usize {
         if self.read.kind == Kind::Gru && !self.read.linear_before_reset { 2 } else { self.gates() }
     }
 
-    /// For each gate what is added to its products: both biases; for the last gate of a GRU whose reset gate multiplies the product,
-    /// only the state's, and after the gates the input's.
+    /// Collects the biases to add to each gate's products: the sum of both. If the reset gate of a GRU multiplies the product, its
+    /// last gate gets only the state's bias, and the input's bias follows after all gates.
     fn add_biases(&self, inputs: &Inputs<'_>, direction: usize, biases: &mut Vec<f32>) {
         let (n, gates) = (self.hidden, self.gates());
         biases.clear();
@@ -235,7 +235,7 @@ impl Recurrent {
         }
     }
 
-    /// Adds the products of the hidden state, or of what the reset gate left of it, to some gates of all sequences.
+    /// Adds the products of the hidden state, or of the state after the reset gate, to some gates of all sequences.
     fn multiply(
         &self,
         inputs: &Inputs<'_>,
@@ -311,7 +311,7 @@ impl Recurrent {
         }
     }
 
-    /// The columns of a direction's matrix, where it is quantised.
+    /// The columns of a direction's matrix, if it is quantised.
     fn describe(&self, inputs: &Inputs<'_>, direction: usize, matrix: &mut Vec<(f32, i32, i32)>) {
         matrix.clear();
         let State::Quantized { scale, zero, signed, .. } = self.state else { return };

@@ -3,7 +3,7 @@
 use crate::simd::{Level, Words};
 use std::marker::PhantomData;
 
-/// How the left operand lies in memory.
+/// The memory layout of the left operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
     /// For each step of the depth, a column with the rows of a [`Level::block`]. Columns are this many words apart.
