@@ -301,6 +301,6 @@ mod tests {
         std::fs::File::create(&long).unwrap().set_len(2 << 20).unwrap();
         let found = |path: &Path| examine(path.to_path_buf(), "here", &[]).skipped.unwrap();
         assert!(found(&pipe).contains("regular file"), "{}", found(&pipe));
-        assert!(found(&long).contains("longer than the 1048576 bytes"), "{}", found(&long));
+        assert!(found(&long).contains("larger than 1048576 bytes"), "{}", found(&long));
     }
 }
