@@ -251,7 +251,7 @@ mod tests {
             .node("Relu", &["a"], &["r"])
             .node("Mul", &["r", "a"], &["y"])
             .output("y", "n 4");
-        // x dies with the product; a stays beside r, and y takes the place of either.
+        // x is dead after the product. a stays in memory together with r, and y reuses the memory of one of them.
         assert_eq!(count(&bound(model, &[2, 4]), Precision::Fp32).unwrap().activations, 2 * 8 * 4);
     }
 
@@ -263,7 +263,7 @@ mod tests {
             .node("Reshape", &["x", "flat"], &["v"])
             .node_with("Cast", &["v"], &["y"], [("to", crate::Attribute::Int(1))])
             .output("y", "m");
-        // Eight integers, and as many halves beside them.
+        // Eight integers and, in addition, as many halves.
         let expected = Footprint { weights: 0, activations: 8 * 8 + 8 * 2 };
         assert_eq!(count(&bound(model, &[2, 4]), Precision::Fp16), Some(expected));
     }

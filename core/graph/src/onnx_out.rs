@@ -192,7 +192,7 @@ fn weight_proto(name: &str, weight: &WeightRef, placement: Placement) -> Result<
 }
 
 fn tensor_proto(name: &str, dtype: DType, shape: &[usize], role: Role, data: Bytes) -> TensorProto {
-    // Other tensors are constants whatever the file says.
+    // Other tensors are constants, whatever the file says.
     let ambiguous = can_be_weight(dtype, shape);
     TensorProto {
         name: Some(name.to_owned()),

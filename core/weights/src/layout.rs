@@ -68,7 +68,7 @@ fn elements<const SIZE: usize>(
     }
 }
 
-/// Whether two shapes are the same but for trailing ones: a linear weight and a 1x1 convolution.
+/// Whether two shapes are the same except for trailing ones: a linear weight and a 1x1 convolution.
 pub(crate) fn same_but_for_ones(a: &[usize], b: &[usize]) -> bool {
     fn bare(shape: &[usize]) -> &[usize] {
         match shape {

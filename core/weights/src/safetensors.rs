@@ -39,7 +39,7 @@ struct Tensor {
 impl SafetensorsWeights {
     /// Opens a checkpoint: one file, or all shards of one.
     ///
-    /// `NotFound` and the like if a file cannot be read; `DataLoss` if it is not safetensors, is truncated or
+    /// `NotFound` or another I/O error if a file cannot be read; `DataLoss` if it is not safetensors, is truncated or
     /// contradicts itself; `InvalidArgument` if two files hold the same key; `Unimplemented` for pickled checkpoints, which
     /// are programs and never run.
     pub fn open(paths: &[impl AsRef<Path>]) -> Result<Self> {

@@ -174,7 +174,7 @@ impl WeightMap {
     }
 
     /// Writes the weights file for checkpoint `tag`, a few MiB at a time. `progress` receives the bytes done and the
-    /// total. Where it cancels, the error is of the kind `Interrupted`.
+    /// total. If it cancels, the error is of the kind `Interrupted`.
     pub(crate) fn write(
         &self,
         tag: &str,

@@ -23,7 +23,7 @@ const ASSUMED: [(usize, usize); 4] = [(1, 64), (2, 16), (1, 8), (1, 1)];
 pub(crate) struct Topology {
     target: Target,
     graph: Graph,
-    /// What is computed out of weights when a session is given them, instead of in every run.
+    /// Computes tensors from weights when a session receives the weights, instead of in every run.
     preparation: Arc<Preparation>,
     precision: Precision,
     /// The number of threads. `None` means all cores, if the graph benefits from them.

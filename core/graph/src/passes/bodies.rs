@@ -79,7 +79,7 @@ fn simplified(
     let Some(Attribute::Graph(before)) = node.attributes.get(name) else { return Ok(None) };
     let Ok(body) = graph.body(node, name) else { return Ok(None) };
     let (mut inner, formal) = (body.graph, body.formal);
-    // From one step of a loop to the next sizes may differ, whatever exporters declare.
+    // Sizes may change from one step of a loop to the next, whatever exporters declare.
     for id in inner.inputs.clone().into_iter().take(formal) {
         inner.value_mut(id).shape = None;
     }

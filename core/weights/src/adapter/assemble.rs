@@ -171,7 +171,7 @@ impl Change {
 }
 
 /// Tells the current factors of GLoRA, `a1 [in, r]`, `a2 [r, in]`, `b1 [out, r]`, `b2 [r, in]`, from those of the first
-/// LyCORIS, which swapped the names within each pair. Where both readings fit (r = in = out), the current one counts.
+/// LyCORIS, which swapped the names within each pair. If both readings fit (r = in = out), the current one counts.
 fn glora(a1: Factor, a2: Factor, b1: Factor, b2: Factor) -> Result<(Change, usize), String> {
     let equal = |sizes: [usize; 4]| sizes.iter().all(|n| *n == sizes[0]).then_some(sizes[0]);
     let today = equal([a1.columns(), a2.rows(), b1.columns(), b2.rows()])

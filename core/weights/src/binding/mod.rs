@@ -7,7 +7,7 @@
 //!
 //! * [`Binding::from_map`]: a built-in model's weight map;
 //! * [`Binding::infer`]: any export, by the names of its weights and nodes;
-//! * [`Binding::infer_with_reference`]: the same, and compared with the values of the checkpoint it was made from.
+//! * [`Binding::infer_with_reference`]: the same, compared with the values of the checkpoint that the graph was exported from.
 //!
 //! | module | holds |
 //! |---|---|

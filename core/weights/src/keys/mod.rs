@@ -22,7 +22,7 @@ pub(crate) use renamed::{T5_TOKENS, modern_vae_attention};
 use serde::{Deserialize, Serialize};
 use std::{collections::HashSet, ops::Range};
 
-/// How a tensor of the original layout is made from tensors of the diffusers layout.
+/// How to compute a tensor of the original layout from tensors of the diffusers layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fusion {
     /// The same tensor.
@@ -44,7 +44,7 @@ pub struct KeyPair {
     pub original: String,
     /// Names in the diffusers state dict, in order; one except for [`Fusion::Rows`].
     pub diffusers: Vec<String>,
-    /// How the former comes from the latter.
+    /// How to compute the original tensor from them.
     pub fusion: Fusion,
 }
 
@@ -124,7 +124,7 @@ pub enum Naming {
     Original,
 }
 
-/// The key table of a network, and how the names it was made from differ from it.
+/// The key table of a network, and how the names that it was built from differ from it.
 #[derive(Clone, Debug)]
 pub struct Table {
     /// Pairs that contain at least one of the given names.
@@ -194,7 +194,7 @@ pub struct ModulePair {
     pub original: String,
     /// Paths in diffusers, in the order of their rows.
     pub diffusers: Vec<String>,
-    /// How the original's `weight` is made from theirs.
+    /// How to compute the original's `weight` from theirs.
     pub fusion: Fusion,
 }
 

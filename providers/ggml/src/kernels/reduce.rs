@@ -25,8 +25,8 @@ pub(crate) enum Reduction {
     LogOfSumOfExp,
 }
 
-/// A reduction over some axes of an input that is read with strides. Where the last axis that is kept is contiguous, its elements
-/// are reduced side by side. Sums are taken in f64, so that the order makes no difference that f32 shows. A NaN stays.
+/// A reduction over some axes of an input that is read with strides. If the last axis that is kept is contiguous, its elements
+/// are reduced side by side. Sums are taken in f64, so their order makes no difference that is visible in f32. A NaN stays.
 pub(crate) struct Reduce {
     /// The axes that are kept, except for the last one if it is contiguous.
     pub(crate) outer: (Vec<usize>, Vec<isize>),

@@ -6,8 +6,8 @@ use crate::{
 /// Which slices of a tensor of shape `data` an index tensor names, in its order.
 #[derive(Clone, Debug)]
 pub(crate) enum Places {
-    /// ONNX GatherElements and ScatterElements: for each element of `indices`, the element in its place but for `axis`, along which
-    /// the index counts.
+    /// ONNX GatherElements and ScatterElements: each element of `indices` refers to the element in the same place, except along
+    /// `axis`, where the index counts.
     Elements { data: Vec<usize>, indices: Vec<usize>, axis: usize },
     /// ONNX GatherND and ScatterND: rows of `depth` indices, each row of one slice; `indexed` are the dimensions they count along.
     /// `batches` parts of the data have as many rows each.

@@ -108,7 +108,7 @@ impl NhwcConv {
     }
 }
 
-/// A product of matrices, of which one may be made of patches, or depthwise.
+/// A matrix product, possibly over patches, or a depthwise convolution.
 fn nhwc_conv(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let conv = NhwcConv::of(t, node)?;
     let y = if conv.is_product() {

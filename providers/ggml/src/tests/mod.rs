@@ -248,7 +248,7 @@ pub(super) fn noise(shape: &[usize], seed: u64) -> Tensor {
     })
 }
 
-/// Blocks of a GGUF type with random bytes, but for their scales in f16, which are finite.
+/// Blocks of a GGUF type with random bytes, except for their f16 scales, which are finite.
 pub(crate) fn random_blocks(encoding: &str, count: usize, seed: u64) -> Vec<u8> {
     let (bytes, scales): (usize, &[usize]) = match encoding {
         "q8_0" => (34, &[0]),

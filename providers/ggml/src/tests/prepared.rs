@@ -80,7 +80,7 @@ fn norms_are_folded_into_convolutions_and_refitted() {
         "large weights are read once: {asked:?}"
     );
 
-    // One parameter of a norm changes what was made of the others.
+    // One parameter of a norm changes the tensor computed from it and the others.
     let mean = names(&a)[4];
     let mut mixed = a.clone();
     mixed.weights.insert(mean.into(), b.weights[mean].clone());

@@ -219,7 +219,7 @@ impl Recurrent {
         self.read.kind == Kind::Gru && self.read.linear_before_reset
     }
 
-    /// What the gates of a sequence are before the products with its state.
+    /// The values of a sequence's gates before the products with its state.
     fn start(&self, inputs: &Inputs<'_>, part: Part, (i, step): (usize, usize), scratch: &mut Scratch) {
         let (n, len) = (self.hidden, self.gate_len());
         let from = &inputs.f32(0)[step_input(self, part, i, step)..];
@@ -355,7 +355,7 @@ impl Recurrent {
         vectorize(Apply(self.read.functions[part.direction][function], self.read.clip, values));
     }
 
-    /// The states of a sequence after a step, out of its gates.
+    /// The states of a sequence after a step, computed from its gates.
     #[allow(clippy::needless_range_loop)]
     fn finish(
         &self,
