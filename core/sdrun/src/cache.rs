@@ -199,7 +199,7 @@ impl Cache {
             let ours = name.starts_with(".sdrun-") || name.ends_with(".lock");
             let meta = std::fs::metadata(&path);
             let old = meta.as_ref().ok().and_then(|m| m.modified().ok()?.elapsed().ok());
-            // A lock that is held belongs to a build that goes on, however old the file is.
+            // A lock that is held belongs to a running build, however old the file is.
             let held = || path.extension().is_some_and(|e| e == "lock") && is_held(&path);
             if ours && old.is_some_and(|age| age > Duration::from_secs(24 * 3600)) && !held() {
                 doomed.push((path, meta.map_or(0, |m| m.len())));

@@ -7,8 +7,8 @@ use std::fmt;
 ///
 /// `‖·‖` are norms of rows (one magnitude for each output) or of inputs over all outputs (one for each input).
 ///
-/// The rules agree at strength 1 where magnitudes are per input. They differ everywhere else. LyCORIS itself has a third
-/// rule, `(W + ΔW) · (1 + s · (m / ‖W + ΔW‖ − 1))`, which is that of PEFT at strength 1.
+/// The rules agree at strength 1 if magnitudes are per input. They differ everywhere else. LyCORIS itself has a third
+/// rule, `(W + ΔW) · (1 + s · (m / ‖W + ΔW‖ − 1))`, which equals PEFT's at strength 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DoraRule {

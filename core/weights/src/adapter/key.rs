@@ -1,7 +1,7 @@
 //! The grammar of adapter keys: `place module suffix`.
 //!
-//! A key is split at its dots once, from both ends. Nothing is replaced within a name. The module behind an underscored
-//! (kohya) key is not decided here: only the network's own list of modules tells ([`super::Target`]).
+//! A key is split at its dots once, from both ends. Nothing is replaced within a name. The module of an underscored
+//! (kohya) key is not decided here, because only the network's own list of modules determines it ([`super::Target`]).
 
 /// The part of a pipeline that a key says it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

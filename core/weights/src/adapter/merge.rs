@@ -18,11 +18,11 @@ use std::ops::Range;
 /// Elements of a block of whole rows. In f32, a block fits the second-level cache.
 const BLOCK_ELEMENTS: usize = 1 << 17;
 
-/// Least rows of such a block, even if it then exceeds that cache: a matrix product is slow on fewer.
+/// Minimum number of rows of such a block, even if it then exceeds that cache, because a matrix product is slow on fewer.
 const BLOCK_ROWS: usize = 32;
 
-/// Bytes of the pristine tensor that are copied into the cache at a time, and the least rows of it: four are multiplied at
-/// once.
+/// Bytes of the pristine tensor that are copied into the cache at a time, and the minimum number of its rows: four are
+/// multiplied at once.
 const STAGED: usize = 1 << 19;
 const FEWEST_ROWS: usize = 8;
 

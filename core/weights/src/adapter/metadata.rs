@@ -1,4 +1,4 @@
-//! Facts from an adapter's `__metadata__` and PEFT's `adapter_config.json`, for what shapes do not tell.
+//! Facts from an adapter's `__metadata__` and PEFT's `adapter_config.json` that shapes do not show.
 
 use super::{key::Place, peft::Config};
 use sdrun_abi::{Error, Result};

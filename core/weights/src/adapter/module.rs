@@ -196,7 +196,7 @@ impl Change {
         }
     }
 
-    /// The shape of the weight it was made for; `None` for sizes it does not tell.
+    /// The shape of the weight it was made for; `None` for sizes that the module does not determine.
     pub(super) fn shape(&self) -> Vec<Option<usize>> {
         let known = |shape: Vec<usize>| shape.into_iter().map(Some).collect();
         match self {

@@ -45,7 +45,7 @@ pub(super) fn rotations(
 }
 
 /// `(I + Q)(I − Q)⁻¹`, which is also `(I − Q)⁻¹(I + Q)`: solves `(I − Q) R = I + Q` by elimination with partial
-/// pivoting. `I − Q` is never singular where Q is skew.
+/// pivoting. `I − Q` is never singular if Q is skew.
 fn cayley(q: &Array2<f64>) -> Result<Array2<f64>> {
     let n = q.nrows();
     let mut left = Array2::<f64>::eye(n) - q;

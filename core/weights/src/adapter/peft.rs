@@ -1,5 +1,5 @@
 //! PEFT's configuration of an adapter: `adapter_config.json`, or its copy in the `lora_adapter_metadata` of a file that
-//! diffusers wrote. What is here follows `LoraConfig`, `LoHaConfig` and `LoKrConfig` of PEFT 0.21.
+//! diffusers wrote. This code follows `LoraConfig`, `LoHaConfig` and `LoKrConfig` of PEFT 0.21.
 
 use super::key::Path;
 use regex::Regex;
@@ -44,7 +44,7 @@ const REFUSED: [&str; 8] = [
 const CHANGING: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 
 impl Config {
-    /// Reads the fields whose names begin with `prefix`. `of` names their place in messages.
+    /// Reads the fields whose names begin with `prefix`. Messages name their place by `of`.
     ///
     /// `Unimplemented` for kinds of adapters and options that cannot be applied; `InvalidArgument` for invalid values.
     pub(super) fn new(fields: &Map<String, Value>, prefix: &str, of: &str) -> Result<Self> {

@@ -1,4 +1,4 @@
-//! Finding an adapter's modules in a component.
+//! Finds an adapter's modules in a component.
 
 use super::{
     Adapter, Delta, DoraRule, Kind, Target,
@@ -57,7 +57,7 @@ pub struct Skipped {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// It belongs to another component, which is no fault.
+    /// It belongs to another component, which is not a fault.
     OtherComponent,
     /// The component has no module of this name.
     UnknownModule,

@@ -1,4 +1,4 @@
-//! What adapters are resolved against: the tensors of one component of a pipeline.
+//! The tensors of one pipeline component, which adapters are resolved against.
 
 use super::{
     family,
@@ -22,7 +22,7 @@ pub struct Target {
     tensors: Vec<(String, Vec<usize>)>,
     modules: Vec<Found>,
     dotted: HashMap<String, usize>,
-    /// `None` where two different modules share the name.
+    /// `None` if two different modules share the name.
     flat: HashMap<String, Option<usize>>,
     is_t5: bool,
 }
@@ -134,7 +134,7 @@ impl Target {
         &self.tensors
     }
 
-    /// The architecture, if names and widths tell it.
+    /// The architecture, if names and widths determine it.
     pub fn family(&self) -> Option<Family> {
         if self.component != Component::Denoiser {
             // SD 1, SDXL, SD 3 and Flux share a text encoder.
@@ -209,7 +209,7 @@ impl Target {
         }
     }
 
-    /// The module of this name; `Err` where two match.
+    /// The module of this name; `Err` if two match.
     pub(super) fn find(&self, path: &Path) -> Result<Option<&Found>, ()> {
         let exact = match path {
             Path::Dotted(name) => self.dotted.get(name).copied(),

@@ -1,4 +1,4 @@
-//! Tells the component of an exported model by its folder.
+//! Determines the component of an exported model from its folder.
 
 use crate::Component;
 use sdrun_files::{Links, read_small};

@@ -1,9 +1,9 @@
-//! Which tensor of a checkpoint each weight of a graph is.
+//! Maps each weight of a graph to its tensor in a checkpoint.
 //!
-//! An exporter keeps the state-dict names of most weights, but the matrices it transposes and the normalisation
-//! weights it reshapes come out as `onnx::MatMul_5647` or `val_28`; the numbers mean nothing. Only the
-//! names of the nodes that use them still hold the module's path. A [`Binding`] is the table of names, transforms and
-//! shapes; it comes from one of three places:
+//! An exporter keeps the state-dict names of most weights. But the matrices that it transposes and the normalisation
+//! weights that it reshapes get names such as `onnx::MatMul_5647` or `val_28`, whose numbers mean nothing. Only the
+//! names of the nodes that use them still contain the module's path. A [`Binding`] is the table of names, transforms and
+//! shapes. It comes from one of three places:
 //!
 //! * [`Binding::from_map`]: a built-in model's weight map;
 //! * [`Binding::infer`]: any export, by the names of its weights and nodes;
@@ -64,7 +64,7 @@ pub struct BoundTensor {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Binding {
-    /// Which part of a pipeline the graph is, if its weights tell: those of T5 and unknown architectures do not.
+    /// Which part of a pipeline the graph is, if its weights show it. Those of T5 and unknown architectures do not.
     pub component: Option<Component>,
     /// The weights, in the graph's order.
     pub tensors: Vec<BoundTensor>,

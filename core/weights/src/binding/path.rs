@@ -7,7 +7,7 @@ use std::collections::HashMap;
 /// outermost first, whose last entry is the operation itself.
 const SCOPES_KEY: &str = "pkg.torch.onnx.name_scopes";
 
-/// The path of a node's module (`decoder.mid_block.resnets.0.norm1`), if the file tells it.
+/// The path of a node's module (`decoder.mid_block.resnets.0.norm1`), if the file contains it.
 ///
 /// TorchScript writes `/decoder/mid_block/resnets.0/norm1/Mul`. The parts are the attributes on the way to the module,
 /// the last one is the operation. Inside `nn.Sequential` a part repeats the one before it (`features/features.2/conv`).
