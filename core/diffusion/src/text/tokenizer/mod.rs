@@ -61,7 +61,7 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// CLIP's tokenizer, with the built-in vocabulary of 49,408 tokens. Takes a few tens of milliseconds.
+    /// CLIP's tokenizer, with the built-in vocabulary of 49,408 tokens. Unpacking it takes a fraction of a second, so keep it.
     ///
     /// A text is cleaned as in OpenAI's `simple_tokenizer.py`: HTML entities are resolved twice, whitespace is collapsed, letters
     /// become lower case. Unicode is composed (NFC). The rest of `ftfy`, which OpenAI's program calls, is left out, as in

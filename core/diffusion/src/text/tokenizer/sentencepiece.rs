@@ -44,10 +44,33 @@ pub struct Piece {
     pub kind: PieceKind,
 }
 
+impl Piece {
+    /// Makes a vocabulary from three lists of the same length, such as `tokenizer.ggml.tokens`, `tokenizer.ggml.scores` and
+    /// `tokenizer.ggml.token_type` of a GGUF file.
+    ///
+    /// # Errors
+    /// Lists of different lengths; kinds that do not exist.
+    pub fn list(texts: Vec<String>, scores: &[f32], kinds: &[i32]) -> Result<Vec<Self>, TokenizerError> {
+        let error = |reason| TokenizerError::SentencePiece { reason };
+        let counts = [texts.len(), scores.len(), kinds.len()];
+        if counts != [texts.len(); 3] {
+            let [texts, scores, kinds] = counts;
+            return Err(error(format!("it has {texts} pieces, {scores} scores and {kinds} kinds")));
+        }
+        let values = texts.into_iter().zip(scores).zip(kinds);
+        let piece = |(id, ((text, score), kind)): (usize, ((String, &f32), &i32))| {
+            let kind = PieceKind::of(*kind)
+                .ok_or_else(|| error(format!("piece {id} has kind {kind}, which does not exist")))?;
+            Ok(Self { text, score: *score, kind })
+        };
+        values.enumerate().map(piece).collect()
+    }
+}
+
 /// A Unigram vocabulary (Kudo, 2018) with its rules, as plain data.
 ///
-/// The values of a GGUF file: `tokenizer.ggml.tokens`, `.scores` and `.token_type` make [`pieces`](Self::pieces),
-/// `.precompiled_charsmap` is [`charsmap`](Self::charsmap), `.add_space_prefix` and `.remove_extra_whitespaces` are the flags.
+/// A GGUF file has the same values: [`Piece::list`] makes [`pieces`](Self::pieces); `tokenizer.ggml.precompiled_charsmap`,
+/// `.add_space_prefix` and `.remove_extra_whitespaces` are the other fields.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unigram {
     /// The vocabulary.
@@ -77,14 +100,12 @@ impl Unigram {
         if normalizer.escape_whitespaces == Some(false) {
             return unsupported("keeps spaces as they are");
         }
-        let pieces = model.pieces.into_iter().enumerate().map(|(id, piece)| {
-            let number = piece.kind.unwrap_or(PieceKind::Normal as i32);
-            let kind = PieceKind::of(number)
-                .ok_or_else(|| error(format!("piece {id} has kind {number}, which does not exist")))?;
-            Ok(Piece { text: piece.piece.unwrap_or_default(), score: piece.score.unwrap_or_default(), kind })
-        });
+        let normal = PieceKind::Normal as i32;
+        let kinds: Vec<i32> = model.pieces.iter().map(|piece| piece.kind.unwrap_or(normal)).collect();
+        let scores: Vec<f32> = model.pieces.iter().map(|piece| piece.score.unwrap_or_default()).collect();
+        let texts = model.pieces.into_iter().map(|piece| piece.piece.unwrap_or_default()).collect();
         Ok(Self {
-            pieces: pieces.collect::<Result<_, _>>()?,
+            pieces: Piece::list(texts, &scores, &kinds)?,
             charsmap: normalizer.precompiled_charsmap.unwrap_or_default(),
             space_prefix: normalizer.add_dummy_prefix.unwrap_or(true),
             collapse_spaces: normalizer.remove_extra_whitespaces.unwrap_or(true),

@@ -105,6 +105,20 @@ fn control_pieces_do_not_match_text() {
     assert!(!ids.contains(&0) && !ids.contains(&1), "{ids:?}");
 }
 
+/// The lists of a GGUF file make the same vocabulary.
+#[test]
+fn lists_make_a_vocabulary() {
+    let unigram = Unigram::parse(T5).unwrap();
+    let texts: Vec<String> = unigram.pieces.iter().map(|piece| piece.text.clone()).collect();
+    let scores: Vec<f32> = unigram.pieces.iter().map(|piece| piece.score).collect();
+    let mut kinds: Vec<i32> = unigram.pieces.iter().map(|piece| piece.kind as i32).collect();
+    assert_eq!(Piece::list(texts.clone(), &scores, &kinds).unwrap(), unigram.pieces);
+    assert!(Piece::list(texts.clone(), &scores[1..], &kinds).is_err());
+    kinds[5] = 7;
+    let error = Piece::list(texts, &scores, &kinds).unwrap_err().to_string();
+    assert!(error.contains("piece 5 has kind 7"), "{error}");
+}
+
 #[test]
 fn kinds_have_the_numbers_of_sentencepiece() {
     assert_eq!(PieceKind::of(4), Some(PieceKind::Symbol));
