@@ -111,8 +111,8 @@ def train(path, folder, **options):
             new = unicodedata.normalize("NFKC", chr(code))
             if new != chr(code):
                 file.write(f"{code:X}\t{' '.join(f'{ord(c):X}' for c in new)}\n")
-        # Control characters become a space or nothing, a letter with an accent one character.
-        file.write("9\t20\nA\t20\nD\t20\n7\t\n200B\t\n65 301\tE9\n")
+        # Control characters become a space or nothing, a letter with an accent one character. The longest rule wins.
+        file.write("9\t20\nA\t20\nD\t20\n7\t\n200B\t\n65 301\tE9\n2460 2461\t78\n")
     # The model holds these paths.
     with contextlib.chdir(folder):
         sentencepiece.SentencePieceTrainer.train(

@@ -13,7 +13,7 @@ WORDS = (
 ).split()
 
 # Embeddings that the prompts of the chunks name.
-EMBEDDINGS = [("easynegative", 6), ("bad hands", 3), ("long-one", 40), ("style", 1)]
+EMBEDDINGS = [("nice", 2), ("easynegative", 6), ("nice eyes", 3), ("long-one", 40), ("style", 1)]
 
 
 def chunk_prompts():
@@ -25,10 +25,10 @@ def chunk_prompts():
         [("", 1.0)], [("a cat", 1.0)], [(cat(75), 1.0)], [(cat(76), 1.0)], [(cat(74) + ",", 1.0)], [(cat(75) + ",", 1.0)],
         [(cat(54) + "," + cat(20) + "dog", 1.0)], [(cat(55) + "," + cat(19) + "dog", 1.0)], [(cat(56) + "," + cat(18) + "dog dog", 1.0)],
         [(cat(60) + "," + cat(14) + ", dog", 1.0)], [("a", 1.0), None, ("b", 1.0)], [None, ("b", 1.0)], [("b", 1.0), None],
-        [(cat(75), 1.0), None, ("dog", 1.2)], [("a", 1.0), None, None, ("b", 1.0)], [("a EasyNegative, bad hands dog", 1.3)],
+        [(cat(75), 1.0), None, ("dog", 1.2)], [("a", 1.0), None, None, ("b", 1.0)], [("a EasyNegative, nice eyes dog", 1.3)],
         [(cat(70) + "easynegative", 1.0)], [(cat(69) + "easynegative", 1.0)], [(cat(40) + "long-one", 0.8), (" style", 1.1)],
-        [(cat(60) + ", style bad hands" + cat(10) + "dog", 0.9)], [(cat(68) + ", bad hands style " + cat(5), 1.5)],
-        [("bad", 1.0), (" hands", 1.0)], [("cat,", 0.5), (cat(80), 1.2), (", dog", 1.0)],
+        [(cat(60) + ", style nice eyes" + cat(10) + "dog", 0.9)], [(cat(68) + ", nice eyes style " + cat(5), 1.5)],
+        [("nice", 1.0), (" eyes", 1.0)], [("cat,", 0.5), (cat(80), 1.2), (", dog", 1.0)],
     ]  # fmt: skip
     varied = []
     for _ in range(24):
@@ -166,7 +166,7 @@ COMFY_PROMPTS = [
     "(a:x)", "embedding:easynegative", "a embedding:easynegative, b", "(embedding:style:1.2) embedding:long-one x",
     "a embedding:unknown b", "x embedding:nothing, y", "a\nembedding:style b", "notembedding:style", "cat " * 75, "cat " * 76,
     "cat " * 72 + "(one two three four:1.1) five", "cat " * 72 + "(one two three four five six seven eight nine:1.1) ten",
-    "cat " * 71 + "embedding:easynegative", "cat " * 60 + "(dog " + "bird " * 30 + ":0.7)" + " embedding:long-one embedding:long-one",
+    "cat " * 70 + "(" + "dog " * 7 + ":1.1)", "cat " * 70 + "(" + "dog " * 8 + ":1.1)", "cat " * 71 + "embedding:easynegative", "cat " * 60 + "(dog " + "bird " * 30 + ":0.7)" + " embedding:long-one embedding:long-one",
     "(" * 6 + "deep" + ")" * 6 + " end", "a(b)c(d)", "()", "(a)(b:2)(c:0)", "caf\u00e9 (na\u00efve:1.25), \U0001f600",
 ]  # fmt: skip
 

@@ -111,7 +111,7 @@ fn the_shorter_prompt_gets_empty_chunks() {
 #[test]
 fn embeddings_get_the_callers_ids() {
     let mut prompt = a1111("a easynegative b", &embeddings()).unwrap();
-    prompt.place(|embedding, vector| (100 * (embedding + 1) + vector) as i64);
+    prompt.place(|embedding, vector| (100 * embedding + vector) as i64);
     assert_eq!(prompt.chunks[0].ids[1..9], [320, 100, 101, 102, 103, 104, 105, 321]);
 }
 
