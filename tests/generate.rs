@@ -3,8 +3,14 @@
 
 #![allow(clippy::unwrap_used)]
 
-use sdrun::{Isolation, WeightFiles, abi::NoHost, weights::SafetensorsWeights, worker::Limits};
+use sdrun::{
+    BuildOptions, Isolation, WeightFiles, Wishes,
+    abi::{Device, NoHost},
+    weights::SafetensorsWeights,
+    worker::Limits,
+};
 use sdrun_diffusion::{
+    infotext::Infotext,
     latent::from_bytes,
     pipeline::{Engines, Event, Parts, Picture, Request, Resolved, generate},
     prediction::Time,
@@ -16,8 +22,14 @@ use sdrun_diffusion::{
 use sdrun_tests::{
     lab::{ALL, Lab},
     pipelines::tensor,
+    place::Place,
 };
-use std::{path::Path, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+    time::Duration,
+};
 
 /// The small text encoder knows 1000 tokens. These are the ones in tools/diffusion/pipeline.py.
 const TOKENIZER: &str = r#"{"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "decoder": null,
@@ -57,11 +69,15 @@ fn request() -> Request {
     }
 }
 
-fn engines(provider: &str) -> Engines {
-    let mut engines = Engines::new();
-    engines.wishes.order = vec![provider.into()];
-    engines.wishes.isolation = Isolation::worker(Limits::all(Duration::from_secs(900)));
-    engines
+fn options(device: Device) -> BuildOptions {
+    BuildOptions::new(device)
+}
+
+fn engines(provider: &str) -> Engines<'static> {
+    let mut wishes = Wishes::new();
+    wishes.order = vec![provider.into()];
+    wishes.isolation = Isolation::worker(Limits::all(Duration::from_secs(900)));
+    Engines { only: None, wishes, options: &options }
 }
 
 /// The pictures of a request, and each picture's latents after every step.
@@ -192,10 +208,154 @@ fn requests_that_make_no_sense_are_refused() {
     assert!(refused(&|r| r.width = Some(60)).contains("take 56 or 64"));
     assert!(refused(&|r| r.steps = Some(0)).contains("0 steps"));
     assert!(refused(&|r| r.scale = Some(f64::NAN)).contains("guidance"));
+    assert!(refused(&|r| r.prompt = "a <lora:style:1> thing".into()).contains("`<lora:style>`"));
+    assert!(refused(&|r| r.prompt = "a thing AND a blue".into()).contains("`AND`"));
     let lab = Lab::default();
     let request = Request { clip_skip: Some(2), ..request() }.resolve(&parts).unwrap();
     let error =
         generate(&lab.registry, &parts, &request, &engines("ggml"), &NoHost, &mut |_| {}).unwrap_err();
     assert!(error.to_string().starts_with("text_encoder: its graph gives no states of layer 2"), "{error}");
     assert_eq!(error.code(), sdrun::abi::ErrorCode::Unimplemented);
+}
+
+/// The command line on the small pipeline, in a folder as Optimum exports it, with the small tokenizer.
+struct Machine {
+    dir: tempfile::TempDir,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let from = sdrun_tiny::folder().join("sd/onnx");
+        for part in ["text_encoder", "unet", "vae_decoder"] {
+            fs::create_dir_all(dir.path().join("model").join(part)).unwrap();
+            let file = Path::new(part).join("model.onnx");
+            fs::copy(from.join(&file), dir.path().join("model").join(file)).unwrap();
+        }
+        fs::create_dir(dir.path().join("model/tokenizer")).unwrap();
+        fs::write(dir.path().join("model/tokenizer/tokenizer.json"), TOKENIZER).unwrap();
+        Machine { dir }
+    }
+
+    /// `sdrun generate` with a prompt, the model, a size, two steps and a seed.
+    fn generate(&self, arguments: &[&str]) -> Output {
+        let place = |place: Place| place.find().unwrap_or_else(|why| panic!("{why}"));
+        let defaults = [("-W", "64"), ("-H", "64"), ("--steps", "2")];
+        Command::new(place(Place::Dist).join("sdrun"))
+            .args(["generate", "a red round thing, very red", "-m", "model"])
+            .args(
+                defaults
+                    .into_iter()
+                    .filter(|(name, _)| !arguments.contains(name))
+                    .flat_map(|(name, value)| [name, value]),
+            )
+            .args(arguments)
+            .current_dir(self.dir.path())
+            .env("SDRUN_DATA_DIR", place(Place::Data))
+            .env("SDRUN_CACHE_DIR", self.dir.path().join("cache"))
+            .output()
+            .unwrap()
+    }
+
+    fn draws(&self, arguments: &[&str]) -> String {
+        let output = self.generate(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn refuses(&self, code: i32, words: &[&str], arguments: &[&str]) {
+        let output = self.generate(arguments);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+        for word in words {
+            assert!(stderr.contains(word), "{arguments:?}: {stderr}");
+        }
+        assert_eq!(self.pictures(), Vec::<String>::new(), "{arguments:?}");
+    }
+
+    /// Names of the pictures in the folder, which are taken away.
+    fn pictures(&self) -> Vec<String> {
+        let files = fs::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap());
+        let mut names: Vec<String> =
+            files.filter(|f| f.path().is_file()).map(|f| f.file_name().into_string().unwrap()).collect();
+        names.sort();
+        names.iter().for_each(|name| fs::remove_file(self.dir.path().join(name)).unwrap());
+        names
+    }
+
+    fn bytes(&self, name: &str) -> Vec<u8> {
+        fs::read(self.dir.path().join(name)).unwrap()
+    }
+}
+
+#[test]
+fn the_command_line_draws() {
+    let machine = Machine::new();
+    let text = machine.draws(&["-s", "5", "-p", "ggml"]);
+    assert!(text.contains("picture.png  seed 5") && text.contains("Stable Diffusion 1"), "{text}");
+    let first = machine.bytes("picture.png");
+    let pixels = image::load_from_memory(&first).unwrap().to_rgb8();
+    assert_eq!(pixels.dimensions(), (64, 64));
+    // The same again, also without the cache.
+    machine.draws(&["-s", "5", "-p", "ggml", "-o", "again.png", "--no-cache"]);
+    assert_eq!(machine.bytes("again.png"), first);
+
+    // What A1111 and civitai read.
+    let reader = png::Decoder::new(std::io::Cursor::new(&first)).read_info().unwrap();
+    let chunk = &reader.info().uncompressed_latin1_text[0];
+    let read = Infotext::parse(&chunk.text);
+    assert_eq!((&*chunk.keyword, &*read.prompt), ("parameters", "a red round thing, very red"));
+    for (name, value) in [
+        ("Steps", "2"),
+        ("Sampler", "DPM++ 2M"),
+        ("Schedule type", "Karras"),
+        ("Seed", "5"),
+        ("Size", "64x64"),
+    ] {
+        assert_eq!(read.get(name), Some(value), "{chunk:?}");
+    }
+    machine.draws(&["-s", "5", "-p", "ggml", "--no-metadata", "-n", "bläu ☂"]);
+    assert!(
+        png::Decoder::new(std::io::Cursor::new(machine.bytes("picture.png")))
+            .read_info()
+            .unwrap()
+            .info()
+            .uncompressed_latin1_text
+            .is_empty()
+    );
+    machine.pictures();
+
+    // Others get a number, and are the pictures of the next seeds.
+    let report = machine.draws(&["-s", "5", "-b", "2", "-p", "ggml", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["pictures"][1]["seed"], 6);
+    assert_eq!(report["networks"].as_array().unwrap().len(), 3);
+    assert_eq!(machine.bytes("picture.png"), first);
+    machine.draws(&["-s", "6", "-p", "ggml", "-o", "six.png"]);
+    assert_eq!(machine.bytes("picture-2.png"), machine.bytes("six.png"));
+
+    // Providers differ by rounding.
+    for provider in ALL.iter() {
+        machine.draws(&["-s", "5", "-p", provider, "-o", "other.png"]);
+        let other = image::load_from_memory(&machine.bytes("other.png")).unwrap().to_rgb8();
+        let most = other.iter().zip(pixels.iter()).map(|(a, b)| a.abs_diff(*b)).max();
+        assert!(most <= Some(1), "{provider}: {most:?}");
+    }
+}
+
+#[test]
+fn the_command_line_refuses() {
+    let machine = Machine::new();
+    machine.refuses(2, &["dpmpp_2n", "did you mean `dpmpp_2m`"], &["--sampler", "dpmpp_2n"]);
+    machine.refuses(4, &["width 60", "take 56 or 64"], &["-W", "60"]);
+    machine.refuses(4, &["0 steps"], &["--steps", "0"]);
+    machine.refuses(3, &["missing.safetensors"], &["--lora", "missing.safetensors"]);
+    machine.refuses(3, &["there is no provider `none`"], &["-p", "none"]);
+    machine.refuses(3, &["nowhere"], &["-o", "nowhere/x.png"]);
+    let lora = sdrun_tiny::folder().join("flux/lora");
+    let lora = fs::read_dir(lora)
+        .unwrap()
+        .map(|f| f.unwrap().path())
+        .find(|f| !f.display().to_string().contains("oracle"));
+    machine.refuses(4, &["hint: "], &["--lora", &lora.unwrap().display().to_string()]);
 }

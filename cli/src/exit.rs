@@ -109,6 +109,12 @@ impl Failure {
             (ours.code(), plain)
         } else if let Some(plain) = error.downcast_ref::<abi::Error>() {
             (plain.code, Some(plain))
+        } else if let Some(pipeline) = error.downcast_ref::<sdrun_diffusion::pipeline::Error>() {
+            let plain = pipeline.core().and_then(|ours| match ours {
+                sdrun::Error::Provider { error, .. } | sdrun::Error::Core(error) => Some(error),
+                _ => None,
+            });
+            (pipeline.code(), plain)
         } else {
             (ErrorCode::Internal, None)
         };

@@ -6,6 +6,7 @@ pub(crate) mod cache;
 pub(crate) mod completions;
 pub(crate) mod devices;
 pub(crate) mod doctor;
+pub(crate) mod generate;
 pub(crate) mod import;
 pub(crate) mod inspect;
 pub(crate) mod man;
@@ -29,6 +30,7 @@ pub(crate) fn run(command: Command, context: &Context) -> anyhow::Result<ExitCod
         Command::Models(args) => models::run(&args, context),
         Command::Inspect(args) => inspect::run(&args, context),
         Command::Build(args) => build::run(&args, context),
+        Command::Generate(args) => generate::run(&args, context),
         Command::Run(args) => run::run(&args, context),
         Command::Refit(args) => refit::run(&args, context),
         Command::Import(args) => import::run(&args, context),

@@ -128,10 +128,27 @@ impl Picture {
         Ok(Picture { width, height, rgb, not_finite })
     }
 
+    /// A picture of `[height, width, 3]` bytes.
+    pub(crate) fn of_bytes(width: u32, height: u32, rgb: Vec<u8>) -> Self {
+        Picture { width, height, rgb, not_finite: 0 }
+    }
+
     pub(crate) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.write_with(out, None)
+    }
+
+    /// Writes it with A1111's "parameters": as `tEXt` if it is Latin-1, otherwise as `iTXt`.
+    pub(crate) fn write_with(&self, out: &mut dyn Write, parameters: Option<&str>) -> io::Result<()> {
+        const KEY: &str = "parameters";
         let mut encoder = png::Encoder::new(out, self.width, self.height);
         encoder.set_color(ColorType::Rgb);
         encoder.set_depth(BitDepth::Eight);
+        if let Some(text) = parameters {
+            match text.chars().all(|c| u32::from(c) < 256) {
+                true => encoder.add_text_chunk(KEY.into(), text.into())?,
+                false => encoder.add_itxt_chunk(KEY.into(), text.into())?,
+            }
+        }
         let mut writer = encoder.write_header()?;
         writer.write_image_data(&self.rgb)?;
         Ok(writer.finish()?)

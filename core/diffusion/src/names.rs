@@ -138,6 +138,33 @@ impl Sampler {
         SAMPLERS.iter().find(|(sampler, _)| *sampler == self).map_or("", |(_, names)| names[0])
     }
 
+    /// A1111's name, as metadata holds it, or ComfyUI's if A1111 does not have it.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Euler => "Euler",
+            Self::EulerAncestral => "Euler a",
+            Self::Ddim => "DDIM",
+            Self::DdimCfgPp => "DDIM CFG++",
+            Self::Heun => "Heun",
+            Self::Restart => "Restart",
+            Self::Dpm2 => "DPM2",
+            Self::Dpm2Ancestral => "DPM2 a",
+            Self::DpmFast => "DPM fast",
+            Self::DpmAdaptive => "DPM adaptive",
+            Self::DpmPp2sAncestral => "DPM++ 2S a",
+            Self::DpmPpSde => "DPM++ SDE",
+            Self::DpmPp2m => "DPM++ 2M",
+            Self::DpmPp2mSde => "DPM++ 2M SDE",
+            Self::DpmPp2mSdeHeun => "DPM++ 2M SDE Heun",
+            Self::DpmPp3mSde => "DPM++ 3M SDE",
+            Self::Lms => "LMS",
+            Self::Plms => "PLMS",
+            Self::UniPc => "UniPC",
+            Self::Lcm => "LCM",
+            _ => self.name(),
+        }
+    }
+
     /// A1111's default schedule for this sampler.
     pub fn usual_schedule(self) -> Schedule {
         match self {
@@ -158,12 +185,35 @@ impl Schedule {
     pub fn name(self) -> &'static str {
         SCHEDULES.iter().find(|(schedule, _)| *schedule == self).map_or("", |(_, names)| names[0])
     }
+
+    /// A1111's name, as metadata holds it, or ComfyUI's if A1111 does not have it.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Normal => "Normal",
+            Self::SgmUniform => "SGM Uniform",
+            Self::Simple => "Simple",
+            Self::DdimUniform => "DDIM",
+            Self::Karras => "Karras",
+            Self::Exponential => "Exponential",
+            Self::Beta => "Beta",
+            Self::KlOptimal => "KL Optimal",
+            Self::AlignYourSteps => "Align Your Steps",
+            Self::Turbo => "Turbo",
+            _ => self.name(),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{SAMPLERS, SCHEDULES, sampler, schedule};
     use crate::{sampler::Sampler, schedule::Schedule};
+
+    #[test]
+    fn labels_are_names() {
+        assert!(Sampler::ALL.iter().all(|&s| sampler(s.label()) == Some((s, None))));
+        assert!(Schedule::ALL.iter().all(|&s| schedule(s.label()) == Some(s)));
+    }
 
     #[test]
     fn every_name_leads_to_its_own_sampler() {

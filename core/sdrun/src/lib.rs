@@ -66,5 +66,6 @@ pub use sdrun_abi as abi;
 pub use sdrun_files as files;
 pub use sdrun_graph as graph;
 pub use sdrun_weights as weights;
+pub use suggest::did_you_mean;
 pub use tensor::{DeviceTensor, DeviceTensors, HostTensor, Tensors};
 pub use weight_files::{AdapterFile, EmbeddingFile, WeightFiles, WeightReport, Weights};

@@ -4,7 +4,7 @@
 const ALIKE: f64 = 0.85;
 
 /// A question to append to a message about `word`, which is not in `names`; empty if no name is similar.
-pub(crate) fn did_you_mean<'n>(word: &str, names: impl IntoIterator<Item = &'n str>) -> String {
+pub fn did_you_mean<'n>(word: &str, names: impl IntoIterator<Item = &'n str>) -> String {
     let plain = |name: &str| name.to_lowercase().replace('_', "-");
     let alike = |name: &&str| strsim::jaro_winkler(&plain(word), &plain(name));
     let best = names.into_iter().max_by(|a, b| alike(a).total_cmp(&alike(b)));

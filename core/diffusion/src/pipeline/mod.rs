@@ -10,7 +10,7 @@ mod network;
 mod parts;
 mod request;
 
-pub use network::Settings as Engines;
+pub use network::Engines;
 pub use parts::{Part, Parts};
 pub use request::{Request, Resolved};
 
@@ -18,6 +18,7 @@ use crate::{
     latent::{self, Rounding, SizeError},
     noise::{BrownianTree, TorchCpu},
     prediction::noised,
+    program::Program,
     sampler::{Noise, Path},
     text::{chunks::ChunkError, condition::ConditionError, encode::EncodeError, tokenizer::TokenizerError},
 };
@@ -161,49 +162,62 @@ pub fn generate(
     let tokens = shape[1] * shape[2] / (family.pack * family.pack);
     let levels = family.noise.levels(tokens);
     let sigmas = request.sigmas(&levels, tokens);
-    let mut denoised = Vec::new();
-    {
-        let network = denoiser::open(&open, &parts.denoiser, &conditions, shape, event)?;
-        let mut guided = Guided::new(network, &conditions, request, &levels, &sigmas, host);
-        for picture in 0..request.count {
-            let seed = request.seed.wrapping_add(picture as u64);
-            let len = shape.iter().product();
-            let mut stream = TorchCpu::new(seed);
-            let mut noise = vec![0.0; len];
-            stream.randn(&mut noise);
-            let first = sigmas.first().copied().unwrap_or_default();
-            let mut x =
-                noised(levels.space(), first, request.starts_full(&levels, first), &vec![0.0; len], &noise);
-            let mut source = Source::new(request, stream, seed, (levels.min(), levels.max()), len);
-            let steps = sigmas.len().saturating_sub(1);
-            let path = Path { sigmas: &sigmas, levels: &levels };
-            let mut observe =
-                |step: usize, latents: &[f32]| event(Event::Step { picture, step, steps, latents });
-            request.sampler.run(&path, &request.options, &mut x, &mut guided, &mut source, &mut observe)?;
-            denoised.push((seed, x));
-        }
-    }
+    let steps = sigmas.len().saturating_sub(1);
+    let path = Path { sigmas: &sigmas, levels: &levels };
+    let first = sigmas.first().copied().unwrap_or_default();
+    let len = shape.iter().product();
 
-    let mut decoder = open_decoder(&open, &parts.vae_decoder, shape, event)?;
+    let network = denoiser::open(&open, &parts.denoiser, &conditions, shape, event)?;
+    let mut denoiser = Some(Guided::new(network, &conditions, request, &levels, &sigmas, host));
+    let mut decoder = None;
     let mut pictures = Vec::new();
-    for (seed, mut latents) in denoised {
-        cancelled(host)?;
-        family.latent.decoded(&mut latents);
-        let values = decoder.run_one(&[("latent_sample", &latents)], host)?;
-        let (width, height) = (request.width, request.height);
-        if values.len() != 3 * width * height {
-            return Err(Error::invalid(format!(
-                "the autoencoder returned {} numbers for a picture of {width} x {height}, which has {}",
-                values.len(),
-                3 * width * height
-            )));
+    for picture in 0..request.count {
+        let seed = request.seed.wrapping_add(picture as u64);
+        let mut stream = TorchCpu::new(seed);
+        let mut noise = vec![0.0; len];
+        stream.randn(&mut noise);
+        let full = request.starts_full(&levels, first);
+        let mut x = noised(levels.space(), first, full, &vec![0.0; len], &noise);
+        let mut source = Source::new(request, stream, seed, (levels.min(), levels.max()), len);
+        let mut observe = |step: usize, latents: &[f32]| event(Event::Step { picture, step, steps, latents });
+        if let Some(guided) = &mut denoiser {
+            request.sampler.run(&path, &request.options, &mut x, guided, &mut source, &mut observe)?;
         }
-        let bytes = latent::to_bytes(&values, Rounding::Nearest);
-        let picture = Picture { width, height, bytes, seed };
-        event(Event::Picture(&picture));
-        pictures.push(picture);
+        if picture + 1 == request.count {
+            // Its memory serves the decoder.
+            denoiser = None;
+        }
+        cancelled(host)?;
+        if decoder.is_none() {
+            decoder = Some(open_decoder(&open, &parts.vae_decoder, shape, event)?);
+        }
+        family.latent.decoded(&mut x);
+        let values = match &mut decoder {
+            Some(decoder) => decoder.run_one(&[("latent_sample", &x)], host)?,
+            None => Vec::new(),
+        };
+        let drawn = finished(&values, request, seed)?;
+        event(Event::Picture(&drawn));
+        pictures.push(drawn);
     }
     Ok(pictures)
+}
+
+/// A picture of the decoder's values.
+fn finished(values: &[f32], request: &Resolved, seed: u64) -> Result<Picture> {
+    let (width, height) = (request.width, request.height);
+    if values.len() != 3 * width * height {
+        return Err(Error::invalid(format!(
+            "the autoencoder returned {} numbers for a picture of {width} x {height}, which has {}",
+            values.len(),
+            3 * width * height
+        )));
+    }
+    let rounding = match request.options.program {
+        Program::Diffusers => Rounding::Nearest,
+        Program::A1111 | Program::ComfyUi => Rounding::Down,
+    };
+    Ok(Picture { width, height, bytes: latent::to_bytes(values, rounding), seed })
 }
 
 fn open_decoder(

@@ -2,35 +2,24 @@
 
 use super::{Error, Event, Part, Result};
 use sdrun::{
-    BuildOptions, CachePolicy, HostTensor, Registry, Session, Shapes, Tensors, Wishes,
-    abi::{self, DType, Host, Precision},
+    BuildOptions, HostTensor, Provider, Registry, Session, Shapes, Tensors, Wishes,
+    abi::{self, DType, Device, Host},
 };
 
 /// How networks become engines.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct Settings {
+pub struct Engines<'a> {
+    /// The provider and device to use; `None` chooses the best for each network, by `wishes`.
+    pub only: Option<(Provider, Device)>,
     /// Preferred providers, the device, and where providers run.
     pub wishes: Wishes,
-    /// Arithmetic.
-    pub precision: Option<Precision>,
-    /// Threads for CPU devices; `None` means all cores.
-    pub threads: Option<usize>,
-    /// Use of the cache.
-    pub cache: CachePolicy,
-}
-
-impl Settings {
-    /// The best device of this machine, fp32, all cores, with the cache.
-    pub fn new() -> Self {
-        Self::default()
-    }
+    /// How to build for a device. The pipeline adds the shapes.
+    pub options: &'a dyn Fn(Device) -> BuildOptions,
 }
 
 /// Opens networks.
 pub(super) struct Opener<'a> {
     pub(super) registry: &'a Registry,
-    pub(super) engines: &'a Settings,
+    pub(super) engines: &'a Engines<'a>,
     pub(super) host: &'a dyn Host,
 }
 
@@ -55,25 +44,20 @@ impl Opener<'_> {
     ) -> Result<Network> {
         let name = of(&part.name);
         let weights = part.weights.of_model(&part.model, self.registry.paths(), self.host).map_err(&name)?;
-        let options = |device| {
-            let options = BuildOptions::new(device)
-                .shapes(shapes.clone())
-                .threads(self.engines.threads)
-                .cache(self.engines.cache);
-            match self.engines.precision {
-                Some(precision) => options.precision(precision),
-                None => options,
-            }
+        let options = |device| (self.engines.options)(device).shapes(shapes.clone());
+        let attempt = |provider: &Provider, options: &BuildOptions| {
+            let engine = provider.build(&part.model, options, self.host)?;
+            let session = engine.session(&weights.stack, self.host)?;
+            Ok((engine, session))
         };
-        let (engine, session) = self
-            .registry
-            .choose(&part.model, &self.engines.wishes, &options, self.host)
-            .try_each(|candidate| {
-                let engine = candidate.provider.build(&part.model, &candidate.options, self.host)?;
-                let session = engine.session(&weights.stack, self.host)?;
-                Ok((engine, session))
-            })
-            .map_err(&name)?;
+        let (engine, session) = match &self.engines.only {
+            Some((provider, device)) => attempt(provider, &options(device.clone())),
+            None => self
+                .registry
+                .choose(&part.model, &self.engines.wishes, &options, self.host)
+                .try_each(|candidate| attempt(&candidate.provider, &candidate.options)),
+        }
+        .map_err(&name)?;
         event(Event::Loaded {
             part: &part.name,
             provider: engine.provider().id(),

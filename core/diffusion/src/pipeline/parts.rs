@@ -3,11 +3,12 @@
 use super::{Error, Result};
 use crate::{family::Family, prediction::Prediction, text::tokenizer::Tokenizer};
 use sdrun::{
-    Model, Paths, WeightFiles,
+    AdapterFile, Model, Paths, WeightFiles,
     abi::{self, Host},
     graph::{OpenOptions, WeightsPolicy},
     weights::{
-        Checkpoint,
+        Adapter, Checkpoint,
+        adapter::Place,
         checkpoint::{Family as Kind, Parameterisation},
     },
 };
@@ -51,6 +52,30 @@ impl Parts {
         } else {
             Self::of_checkpoint(path, paths, host)
         }
+    }
+
+    /// Adds an adapter (LoRA and its relatives) to the networks that it was made for.
+    ///
+    /// # Errors
+    /// Those of reading the file; `InvalidArgument` if it is for none of the networks.
+    pub fn add_adapter(&mut self, file: &Path, strength: f32, text_encoder_strength: f32) -> Result<()> {
+        let places = Adapter::open(file).map_err(sdrun::Error::from)?.places();
+        let is_for = |place: Place| places.contains_key(&place) || places.contains_key(&Place::Unsaid);
+        let encoders =
+            self.encoders.iter_mut().zip(1..).map(|(part, number)| (Place::TextEncoder(number), part));
+        let mut used = false;
+        for (place, part) in encoders.chain([(Place::Denoiser, &mut self.denoiser)]) {
+            if is_for(place) {
+                let file = file.to_path_buf();
+                part.weights.adapters.push(AdapterFile { file, strength, text_encoder_strength });
+                used = true;
+            }
+        }
+        if used {
+            return Ok(());
+        }
+        let message = format!("{} changes none of the networks of {}", file.display(), self.family.title);
+        Err(Error::Core(abi::Error::invalid(message).with_file(file).into()))
     }
 
     fn of_folder(folder: &Path) -> Result<Self> {

@@ -3,11 +3,14 @@
 use super::{Error, Parts, Result};
 use crate::{
     guidance::Guidance,
+    infotext::Infotext,
     prediction::{Prediction, Time},
     program::Program,
+    prompt::{self, Tag},
     sampler::{Options, Sampler},
     schedule::{Levels, Schedule},
 };
+use sdrun::abi;
 
 /// What a user asks for. What is `None` follows the model's family.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -85,6 +88,9 @@ impl Request {
     /// # Errors
     /// Numbers that make no sense, and sizes that the model cannot have.
     pub fn resolve(&self, parts: &Parts) -> Result<Resolved> {
+        for prompt in [&self.prompt, &self.negative] {
+            check(prompt)?;
+        }
         let family = parts.family;
         let defaults = &family.defaults;
         let (width, height) = (self.width.unwrap_or(family.size), self.height.unwrap_or(family.size));
@@ -122,6 +128,25 @@ impl Request {
     }
 }
 
+/// Refuses what a prompt may hold in A1111 and this pipeline would take for text.
+fn check(prompt: &str) -> Result<()> {
+    let (text, tags) = prompt::tags(prompt);
+    let unsupported = |message: String| Err(Error::Core(abi::Error::unsupported(message).into()));
+    if let Some(tag) = tags.first() {
+        let Tag { kind, name, .. } = tag;
+        return unsupported(format!(
+            "the prompt asks for `<{kind}:{name}>`, and sdrun does not find adapters by name yet: take it out of the prompt and \
+             give the file"
+        ));
+    }
+    if prompt::parts(&text).len() > 1 {
+        return unsupported(
+            "the prompt has several parts joined by `AND`, which sdrun cannot draw yet".into(),
+        );
+    }
+    Ok(())
+}
+
 impl Resolved {
     /// The noise levels of the steps, followed by 0, for a picture of so many tokens.
     pub fn sigmas(&self, levels: &Levels, tokens: usize) -> Vec<f64> {
@@ -150,6 +175,29 @@ impl Resolved {
                     matches!(self.sampler, Euler | EulerAncestral | Heun | Dpm2 | Dpm2Ancestral | Lms);
                 !additive || self.schedule == Schedule::Leading
             }
+        }
+    }
+
+    /// A1111's "parameters" of the picture with this seed. `model` is the name of the checkpoint.
+    pub fn infotext(&self, model: &str, seed: u64) -> Infotext {
+        let mut settings = vec![
+            ("Steps", self.steps.to_string()),
+            ("Sampler", self.sampler.label().into()),
+            ("Schedule type", self.schedule.label().into()),
+            ("CFG scale", self.guidance.scale.to_string()),
+            ("Seed", seed.to_string()),
+            ("Size", format!("{}x{}", self.width, self.height)),
+            ("Model", model.into()),
+        ];
+        if self.clip_skip > 1 {
+            settings.push(("Clip skip", self.clip_skip.to_string()));
+        }
+        settings.push(("RNG", "CPU".into()));
+        settings.push(("Version", concat!("sdrun ", env!("CARGO_PKG_VERSION")).into()));
+        Infotext {
+            prompt: self.prompt.clone(),
+            negative: self.negative.clone(),
+            settings: settings.into_iter().map(|(name, value)| (name.to_string(), value)).collect(),
         }
     }
 }
