@@ -143,6 +143,23 @@ struct Drawn {
 }
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let report = draw(args, context)?;
+    context.present(&report, |out| {
+        for picture in &report.pictures {
+            writeln!(out, "{}  seed {}", picture.file.display(), picture.seed)?;
+        }
+        let Report { family, width, height, steps, sampler, schedule, cfg_scale, seconds, .. } = &report;
+        let seconds = format::seconds(*seconds);
+        writeln!(
+            out,
+            "{family}, {width} x {height}, {steps} steps of {sampler} ({schedule}), scale {cfg_scale}, {seconds}"
+        )
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Draws the pictures and writes each as soon as it is done.
+fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
     let started = Instant::now();
     for number in 0..args.batch_count.max(1) {
         files::check_target(&numbered(&args.output, number))?;
@@ -193,12 +210,11 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         _ => {}
     };
     pipeline::generate(&registry, &parts, &request, &engines, &host, &mut hear)?;
-    drop(task);
     if let Some(error) = fault {
         return Err(error);
     }
     let Resolved { width, height, steps, .. } = request;
-    let report = Report {
+    Ok(Report {
         family: parts.family.title,
         width,
         height,
@@ -209,22 +225,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         networks,
         pictures: drawn,
         seconds: started.elapsed().as_secs_f64(),
-    };
-    context.present(&report, |out| {
-        for picture in &report.pictures {
-            writeln!(out, "{}  seed {}", picture.file.display(), picture.seed)?;
-        }
-        writeln!(
-            out,
-            "{}, {width} x {height}, {steps} steps of {} ({}), scale {}, {}",
-            report.family,
-            report.sampler,
-            report.schedule,
-            report.cfg_scale,
-            format::seconds(report.seconds)
-        )
-    })?;
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
 fn request(args: &Args) -> Request {
