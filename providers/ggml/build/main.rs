@@ -28,7 +28,10 @@ fn run() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-env-changed={}", source::OVERRIDE);
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let source = source::Source::locate()?;
-    let libraries = compile::compile(&source, &out)?;
+    // Clippy runs nothing, and gives build scripts of the workspace another OUT_DIR, so that it would compile ggml once more.
+    let is_clippy =
+        env::var("RUSTC_WORKSPACE_WRAPPER").is_ok_and(|wrapper| wrapper.contains("clippy-driver"));
+    let libraries = if is_clippy { out } else { compile::compile(&source, &out)? };
     println!("cargo::rustc-env=SDRUN_GGML_LIB_DIR={}", libraries.display());
     println!("cargo::rustc-env=SDRUN_GGML_VERSION={}", source.version);
     Ok(())
