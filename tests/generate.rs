@@ -335,12 +335,17 @@ fn the_command_line_draws() {
     assert_eq!(machine.bytes("picture-2.png"), machine.bytes("six.png"));
 
     // Providers differ by rounding.
-    for provider in ALL.iter() {
-        machine.draws(&["-s", "5", "-p", provider, "-o", "other.png"]);
+    let near = |arguments: &[&str]| {
+        machine.draws(&[&["-s", "5", "-o", "other.png"], arguments].concat());
         let other = image::load_from_memory(&machine.bytes("other.png")).unwrap().to_rgb8();
         let most = other.iter().zip(pixels.iter()).map(|(a, b)| a.abs_diff(*b)).max();
-        assert!(most <= Some(1), "{provider}: {most:?}");
+        assert!(most <= Some(1), "{arguments:?}: {most:?}");
+    };
+    for provider in ALL.iter() {
+        near(&["-p", provider]);
     }
+    near(&["-p", "openvino", "--bake"]);
+    near(&[]);
 }
 
 #[test]

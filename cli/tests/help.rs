@@ -20,6 +20,7 @@ const COMMANDS: &[&[&str]] = &[
     &["models"],
     &["inspect"],
     &["build"],
+    &["generate"],
     &["run"],
     &["refit"],
     &["import"],

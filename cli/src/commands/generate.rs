@@ -41,8 +41,8 @@ pub(crate) struct Args {
     model: PathBuf,
 
     /// What the pictures do not show
-    #[arg(short, long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    negative_prompt: String,
+    #[arg(short, long, value_name = "TEXT")]
+    negative_prompt: Option<String>,
 
     /// Write the picture to this file; of several, the others get a number
     #[arg(short, long, value_name = "FILE.png", default_value = "picture.png")]
@@ -231,7 +231,7 @@ fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
 fn request(args: &Args) -> Request {
     Request {
         prompt: args.prompt.clone(),
-        negative: args.negative_prompt.clone(),
+        negative: args.negative_prompt.clone().unwrap_or_default(),
         width: args.width,
         height: args.height,
         steps: args.steps,

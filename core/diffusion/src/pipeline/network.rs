@@ -3,7 +3,7 @@
 use super::{Error, Event, Part, Result};
 use sdrun::{
     BuildOptions, HostTensor, Provider, Registry, Session, Shapes, Tensors, Wishes,
-    abi::{self, DType, Device, Host},
+    abi::{self, DType, Device, Host, NoWeights, WeightSource},
 };
 
 /// How networks become engines.
@@ -46,8 +46,12 @@ impl Opener<'_> {
         let weights = part.weights.of_model(&part.model, self.registry.paths(), self.host).map_err(&name)?;
         let options = |device| (self.engines.options)(device).shapes(shapes.clone());
         let attempt = |provider: &Provider, options: &BuildOptions| {
-            let engine = provider.build(&part.model, options, self.host)?;
-            let session = engine.session(&weights.stack, self.host)?;
+            let engine = provider.build_with(&part.model, &weights.stack, options, self.host)?;
+            let source: &dyn WeightSource = match engine.info().weights.is_empty() {
+                true => &NoWeights,
+                false => &weights.stack,
+            };
+            let session = engine.session(source, self.host)?;
             Ok((engine, session))
         };
         let (engine, session) = match &self.engines.only {
