@@ -51,7 +51,7 @@ struct Report<'a> {
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let file = args.output.clone().unwrap_or_else(|| Model::binding_file(&args.model));
-    // The path comes from the model's, not from the user, so whoever made the folder may have put a link there.
+    // The path is derived from the model's path, not named by the user, so the model's folder may hold a malicious link there.
     files::check_file_target(&file)?;
     let policy = if args.reference.is_some() { WeightsPolicy::Required } else { WeightsPolicy::MayBeAbsent };
     let what = args.model.to_string_lossy();

@@ -1,4 +1,4 @@
-//! Latents: the compressed pictures that denoisers work on, and pictures themselves.
+//! Latents, which are the compressed pictures that denoisers work on, and the pictures themselves.
 //!
 //! All tensors are row-major f32: latents `[channels, height / factor, width / factor]`, pictures `[3, height, width]`.
 
@@ -7,7 +7,7 @@
 pub struct Latent {
     /// Channels.
     pub channels: usize,
-    /// Pixels of a picture for each latent, in each direction.
+    /// How many pixels one latent covers in each direction.
     pub factor: usize,
     /// A denoiser's latents are `(z - shift) * scale` of an autoencoder's `z`.
     pub scale: f32,
@@ -26,10 +26,10 @@ impl Latent {
         latents.iter_mut().for_each(|z| *z = *z / self.scale + self.shift);
     }
 
-    /// The shape `[channels, height, width]` for a picture of so many pixels.
+    /// The shape `[channels, height, width]` of the latents of a picture of this size in pixels.
     ///
     /// # Errors
-    /// The side that is no positive multiple of the factor.
+    /// A side that is not a positive multiple of the factor.
     pub fn shape(&self, width: usize, height: usize) -> Result<[usize; 3], SizeError> {
         for (what, pixels) in [("width", width), ("height", height)] {
             if pixels == 0 || !pixels.is_multiple_of(self.factor) {

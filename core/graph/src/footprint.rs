@@ -56,7 +56,7 @@ const VIEWS: &[&str] = &["Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze
 
 /// The memory of a bound graph in `precision`; `None` if a shape is open.
 ///
-/// Counts the graph after the passes that fuse its nodes, which is what engines run. A value is alive from the node that
+/// Looks at the graph after the fusion passes, because that is the graph engines run. A value is alive from the node that
 /// computes it to its last use. Element-wise operators and normalisations work in place if nothing else uses their input,
 /// and reshapes are views. Neither the scratch memory of single operators nor the memory a compiler keeps is counted.
 ///

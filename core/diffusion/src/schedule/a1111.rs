@@ -2,8 +2,8 @@
 
 use super::{Levels, ramp};
 
-/// Levels of DDIM, DDIM CFG++ and PLMS: every `⌊1000 / steps⌋`-th training step from the second on. That is one step less than asked for
-/// if `steps` divides 1,000.
+/// Levels of DDIM, DDIM CFG++ and PLMS: every `⌊1000 / steps⌋`-th training step, starting at the second one. If `steps` divides 1,000,
+/// this gives one step fewer than requested.
 pub fn training_steps(levels: &Levels, steps: usize) -> Vec<f64> {
     let table = levels.table();
     let last = table.len() - 1;

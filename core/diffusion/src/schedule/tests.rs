@@ -164,7 +164,7 @@ fn rules_of_diffusers() {
     );
 }
 
-/// Each schedule falls and ends at 0, by every program's rules. Only a few have another number of steps than asked for.
+/// Under each program's rules, every schedule decreases and ends at 0. Only a few return a different number of steps than requested.
 #[test]
 fn every_schedule_falls_and_ends_at_zero() {
     use Schedule::*;

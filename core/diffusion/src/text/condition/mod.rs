@@ -94,7 +94,7 @@ pub fn plain(states: States) -> Condition {
     Condition { hidden: states.hidden, places: states.places, ..Condition::default() }
 }
 
-/// Sizes that SDXL is told, in pixels.
+/// The sizes that SDXL takes as conditions, in pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sizes {
     /// Height and width of the picture that the prompt describes.
