@@ -342,6 +342,19 @@ fn compile(source: &str, library: &Path) {
     assert!(status.success());
 }
 
+/// Builds a plugin from C source in its own folder, and returns its manifest. `isolate` asks for a worker.
+fn plugin(machine: &Machine, id: &str, source: &str, abi_major: u16, isolate: bool) -> PathBuf {
+    let dir = machine.dir.path().join(id);
+    fs::create_dir(&dir).unwrap();
+    compile(source, &dir.join("libplugin.so"));
+    let manifest: Value = json!({ "file_format_version": "1.0.0", "provider": {
+        "id": id, "summary": "s", "vendor": "v", "version": "1", "build_id": "1", "isolate": isolate,
+        "library": { "path": "libplugin.so", "sha256": "", "target": "", "abi_major": abi_major } } });
+    let file = dir.join(Manifest::file_name(id));
+    fs::write(&file, manifest.to_string()).unwrap();
+    file
+}
+
 /// Plugins that this host must not call.
 #[test]
 fn plugins_of_another_abi() {
@@ -362,14 +375,7 @@ fn plugins_of_another_abi() {
         ("says-so", ABI_MAJOR + 1, table(ABI_MAJOR + 1, 208), &["needs ABI", "hint: "]),
     ];
     for (id, manifest_major, source, words) in cases {
-        let dir = machine.dir.path().join(id);
-        fs::create_dir(&dir).unwrap();
-        compile(&source, &dir.join("libplugin.so"));
-        let manifest: Value = json!({ "file_format_version": "1.0.0", "provider": {
-            "id": id, "summary": "s", "vendor": "v", "version": "1", "build_id": "1",
-            "library": { "path": "libplugin.so", "sha256": "", "target": "", "abi_major": manifest_major } } });
-        let file = dir.join(Manifest::file_name(id));
-        fs::write(&file, manifest.to_string()).unwrap();
+        let file = plugin(&machine, id, &source, manifest_major, false);
         refuses(machine.run_model(id).arg("--provider-path").arg(&file), 5, words);
         let providers = finish(machine.sdrun(&["providers", "--explain"]).arg("--provider-path").arg(&file));
         assert!(providers.code == Some(0) && providers.stdout.contains(id), "{}", providers.stdout);
@@ -380,15 +386,8 @@ fn plugins_of_another_abi() {
 #[test]
 fn a_plugin_that_hangs() {
     let machine = Machine::new();
-    let dir = machine.dir.path().join("hangs");
-    fs::create_dir(&dir).unwrap();
     let source = "const void *sdrun_plugin_query_v1(unsigned minor) { (void)minor; volatile int on = 1; while (on) {} return 0; }";
-    compile(source, &dir.join("libplugin.so"));
-    let manifest: Value = json!({ "file_format_version": "1.0.0", "provider": {
-        "id": "hangs", "summary": "s", "vendor": "v", "version": "1", "build_id": "1",
-        "library": { "path": "libplugin.so", "sha256": "", "target": "", "abi_major": ABI_MAJOR } } });
-    let file = dir.join(Manifest::file_name("hangs"));
-    fs::write(&file, manifest.to_string()).unwrap();
+    let file = plugin(&machine, "hangs", source, ABI_MAJOR, false);
     let mut run = machine.run_model("hangs");
     refuses(run.args(["--time-limit", "1s", "--provider-path"]).arg(&file), 9, &["hangs", "limit", "hint: "]);
 }
@@ -402,16 +401,9 @@ fn a_plugin_that_crashes() {
         ("faults", "*(volatile int *)8 = 0", "SIGSEGV"),
         ("is-killed", "raise(SIGKILL)", "SIGKILL"),
     ] {
-        let dir = machine.dir.path().join(id);
-        fs::create_dir(&dir).unwrap();
         let includes = "#include <signal.h>\n#include <stdlib.h>\n";
         let source = format!("{includes}__attribute__((constructor)) static void crash(void) {{ {crash}; }}");
-        compile(&source, &dir.join("libplugin.so"));
-        let manifest: Value = json!({ "file_format_version": "1.0.0", "provider": {
-            "id": id, "summary": "s", "vendor": "v", "version": "1", "build_id": "1", "isolate": true,
-            "library": { "path": "libplugin.so", "sha256": "", "target": "", "abi_major": ABI_MAJOR } } });
-        let file = dir.join(Manifest::file_name(id));
-        fs::write(&file, manifest.to_string()).unwrap();
+        let file = plugin(&machine, id, &source, ABI_MAJOR, true);
         refuses(machine.run_model(id).arg("--provider-path").arg(&file), 70, &[signal, "hint: "]);
     }
 }

@@ -84,16 +84,17 @@ fn engines(provider: &str) -> Engines<'static> {
 fn draw(parts: &Parts, request: &Resolved, provider: &str) -> (Vec<Picture>, Vec<Vec<Vec<f32>>>) {
     let lab = Lab::default();
     let mut latents: Vec<Vec<Vec<f32>>> = vec![Vec::new(); request.count];
-    let mut on_provider = 0;
+    let (mut pictures, mut on_provider) = (Vec::new(), 0);
     let mut hear = |event: Event<'_>| match event {
         Event::Step { picture, latents: state, .. } => latents[picture].push(state.to_vec()),
         Event::Loaded { part, provider: by, .. } => {
             assert_eq!(by, provider, "{part}");
             on_provider += 1;
         }
+        Event::Picture(picture) => pictures.push(picture),
         _ => {}
     };
-    let pictures = generate(&lab.registry, parts, request, &engines(provider), &NoHost, &mut hear).unwrap();
+    generate(&lab.registry, parts, request, &engines(provider), &NoHost, &mut hear).unwrap();
     assert_eq!(on_provider, 3);
     (pictures, latents)
 }

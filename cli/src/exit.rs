@@ -101,7 +101,9 @@ struct Failed<'a> {
 
 impl Failure {
     fn of(error: &anyhow::Error) -> Self {
-        let (code, plain) = if let Some(ours) = error.downcast_ref::<sdrun::Error>() {
+        let pipeline = error.downcast_ref::<sdrun_diffusion::pipeline::Error>();
+        let ours = error.downcast_ref::<sdrun::Error>().or(pipeline.and_then(|error| error.core()));
+        let (code, plain) = if let Some(ours) = ours {
             let plain = match ours {
                 sdrun::Error::Provider { error, .. } | sdrun::Error::Core(error) => Some(error),
                 _ => None,
@@ -109,16 +111,10 @@ impl Failure {
             (ours.code(), plain)
         } else if let Some(plain) = error.downcast_ref::<abi::Error>() {
             (plain.code, Some(plain))
-        } else if let Some(pipeline) = error.downcast_ref::<sdrun_diffusion::pipeline::Error>() {
-            let plain = pipeline.core().and_then(|ours| match ours {
-                sdrun::Error::Provider { error, .. } | sdrun::Error::Core(error) => Some(error),
-                _ => None,
-            });
-            (pipeline.code(), plain)
         } else {
-            (ErrorCode::Internal, None)
+            (pipeline.map_or(ErrorCode::Internal, |error| error.code()), None)
         };
-        let hint = match error.downcast_ref::<sdrun::Error>() {
+        let hint = match ours {
             Some(ours) => ours.hint(),
             None => plain.and_then(|e| e.hint.clone()),
         };

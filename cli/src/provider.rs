@@ -3,8 +3,8 @@
 use crate::{complete, context::Context, parse::duration};
 use clap::Args;
 use sdrun::{
-    BuildOptions, Candidate, Engine, EngineFile, EngineManifest, Isolation, LoadOptions, Model, Result,
-    Wishes,
+    BuildOptions, Candidate, Engine, EngineFile, EngineManifest, Isolation, LoadOptions, Model, Provider,
+    Registry, Result, Wishes,
     abi::{Device, Error},
     worker::Limits,
 };
@@ -53,30 +53,46 @@ impl ProviderArgs {
         self.device.as_deref().or(configured)
     }
 
+    /// The provider that the user named, opened, and its device. `None` if sdrun may choose.
+    pub(crate) fn named(
+        &self,
+        registry: &Registry,
+        isolate: bool,
+        absent_devices: bool,
+        context: &Context,
+    ) -> Result<Option<(Provider, Device)>> {
+        let Some(id) = &self.provider else { return Ok(None) };
+        let provider = registry.open(id, &self.isolation(isolate))?;
+        let device = match absent_devices {
+            true => provider.device(self.device(context))?,
+            false => provider.present_device(self.device(context))?,
+        };
+        used(&provider, &device);
+        Ok(Some((provider, device)))
+    }
+
+    /// What to choose a provider by if the user named none.
+    pub(crate) fn wishes(&self, isolate: bool, absent_devices: bool, context: &Context) -> Wishes {
+        let mut wishes = Wishes::new();
+        wishes.device = self.device(context).map(str::to_string);
+        wishes.absent_devices = absent_devices;
+        wishes.isolation = self.isolation(isolate);
+        wishes
+    }
+
     /// Runs `attempt` on the provider that the user named. Without one, runs it on the candidate that suits the model
     /// best, and then on the next one whenever a provider is absent or does not support the model.
     pub(crate) fn attempt<T>(
         &self,
         job: &Job<'_>,
         context: &Context,
-        mut attempt: impl FnMut(&sdrun::Provider, BuildOptions) -> Result<T>,
+        mut attempt: impl FnMut(&Provider, BuildOptions) -> Result<T>,
     ) -> anyhow::Result<T> {
         let registry = context.registry()?;
-        let isolation = self.isolation(job.isolate);
-        let device = self.device(context);
-        if let Some(id) = &self.provider {
-            let provider = registry.open(id, &isolation)?;
-            let device = match job.absent_devices {
-                true => provider.device(device)?,
-                false => provider.present_device(device)?,
-            };
-            used(&provider, &device);
+        if let Some((provider, device)) = self.named(&registry, job.isolate, job.absent_devices, context)? {
             return Ok(attempt(&provider, (job.options)(device))?);
         }
-        let mut wishes = Wishes::new();
-        wishes.device = device.map(str::to_string);
-        wishes.absent_devices = job.absent_devices;
-        wishes.isolation = isolation;
+        let wishes = self.wishes(job.isolate, job.absent_devices, context);
         let mut choice = registry.choose(job.model, &wishes, job.options, &sdrun::TracingHost);
         Ok(choice.try_each(|candidate: &Candidate| {
             let (provider, options) = (&candidate.provider, &candidate.options);
@@ -99,7 +115,7 @@ pub(crate) struct Job<'a> {
 }
 
 /// Logs the provider, device and runtime in use.
-fn used(provider: &sdrun::Provider, device: &Device) {
+fn used(provider: &Provider, device: &Device) {
     let runtime = provider.runtime();
     tracing::info!("{} ({} {}) on {}", provider.id(), runtime.name, runtime.version, device.name);
 }

@@ -8,7 +8,7 @@ use crate::{
     parse::LoraArg,
     provider::ProviderArgs,
 };
-use sdrun::{Wishes, abi::Error};
+use sdrun::abi::Error;
 use sdrun_diffusion::{
     names,
     pipeline::{self, Engines, Event, Parts, Picture, Request, Resolved},
@@ -24,48 +24,48 @@ use std::{
 
 /// Draw pictures from a prompt
 ///
-/// MODEL is a checkpoint of SD 1, SD 2 or SDXL in any layout, or a folder of ONNX models (unet/model.onnx and so on). Settings that
-/// are not given are the usual ones of its family. Prompts are written as in A1111: (word:1.2) weighs, [a:b:0.5] changes during the
-/// steps, BREAK starts a new chunk. The same seed gives the same picture on every provider, up to rounding.
+/// MODEL is a checkpoint of SD 1, SD 2 or SDXL in any layout, or a folder of ONNX models (unet/model.onnx and so on). Settings you leave
+/// out take the usual values of its family. Prompts use A1111's syntax: (word:1.2) sets a weight, [a:b:0.5] switches from a to b halfway,
+/// BREAK starts a new chunk. The same seed gives the same picture on every provider, up to rounding.
 ///
 /// Example: sdrun generate "a red fox in the snow" -m dreamshaper.safetensors -o fox.png
 ///
 /// Example: sdrun generate "a lighthouse" -m model.safetensors --lora style.safetensors:0.8 --sampler "DPM++ 2M" -s 7 -b 4
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// What the pictures show
+    /// What to draw
     prompt: String,
 
     /// A checkpoint, or a folder of ONNX models
     #[arg(short, long, value_name = "MODEL")]
     model: PathBuf,
 
-    /// What the pictures do not show
+    /// What to avoid
     #[arg(short, long, value_name = "TEXT")]
     negative_prompt: Option<String>,
 
-    /// Write the picture to this file; of several, the others get a number
+    /// Write the picture to this file; further pictures get a number
     #[arg(short, long, value_name = "FILE.png", default_value = "picture.png")]
     output: PathBuf,
 
-    /// Width in pixels [default: what the model was trained for]
+    /// Width in pixels [default: the size that the model was trained for]
     #[arg(short = 'W', long, value_name = "N")]
     width: Option<usize>,
 
-    /// Height in pixels [default: what the model was trained for]
+    /// Height in pixels [default: the size that the model was trained for]
     #[arg(short = 'H', long, value_name = "N")]
     height: Option<usize>,
 
-    /// Steps [default: that of the model's family]
+    /// Number of steps [default: depends on the model's family]
     #[arg(long, value_name = "N")]
     steps: Option<usize>,
 
-    /// How strongly the picture follows the prompt; 1 ignores the negative prompt and takes half of the time [default: that of the
+    /// How strongly the picture follows the prompt; 1 ignores the negative prompt and takes half the time [default: depends on the
     /// model's family]
     #[arg(long, value_name = "SCALE")]
     cfg_scale: Option<f64>,
 
-    /// Seed of the first picture; each further one adds 1 [default: another one each time]
+    /// Seed of the first picture; each further picture adds 1 [default: random]
     #[arg(short, long, value_name = "N")]
     seed: Option<u64>,
 
@@ -73,11 +73,11 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "N", default_value_t = 1)]
     batch_count: usize,
 
-    /// Sampler, by its name in ComfyUI, A1111, diffusers or stable-diffusion.cpp [default: dpmpp_2m]
+    /// Sampler, under its name in ComfyUI, A1111, diffusers or stable-diffusion.cpp [default: dpmpp_2m]
     #[arg(long, alias = "sampling-method", value_name = "NAME", value_parser = sampler)]
     sampler: Option<(Sampler, Option<Schedule>)>,
 
-    /// Spacing of the noise levels, by its name in those programs [default: karras, or the sampler's usual one]
+    /// Spacing of the noise levels, under its name in those programs [default: karras, or the sampler's usual schedule]
     #[arg(long, alias = "scheduler", value_name = "NAME", value_parser = schedule)]
     schedule: Option<Schedule>,
 
@@ -175,15 +175,11 @@ fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
 
     let threads = args.provider.threads(context);
     let options = |device| args.build.options(device, false, context).threads(threads);
-    let isolation = args.provider.isolation(args.isolate);
-    let mut engines = Engines { only: None, wishes: Wishes::new(), options: &options };
-    if let Some(id) = &args.provider.provider {
-        let provider = registry.open(id, &isolation)?;
-        let device = provider.present_device(args.provider.device(context))?;
-        engines.only = Some((provider, device));
-    }
-    engines.wishes.device = args.provider.device(context).map(str::to_string);
-    engines.wishes.isolation = isolation;
+    let engines = Engines {
+        only: args.provider.named(&registry, args.isolate, false, context)?,
+        wishes: args.provider.wishes(args.isolate, false, context),
+        options: &options,
+    };
 
     let (mut networks, mut drawn, mut fault) = (Vec::new(), Vec::new(), None);
     let model = args.model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -193,7 +189,6 @@ fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
             let [part, provider, device] = [part, provider, device].map(str::to_string);
             networks.push(Network { part, provider, device, built, seconds });
         }
-        Event::Lost { tokens } => context.complain(&format!("{tokens} tokens of a prompt do not fit")),
         Event::Step { picture, step, steps, .. } => {
             let what = format!("picture {} of {}, step {} of {steps}", picture + 1, request.count, step + 1);
             let (done, all) = (picture * steps + step + 1, request.count * steps);
@@ -202,8 +197,9 @@ fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
         Event::Picture(picture) => {
             let file = numbered(&args.output, drawn.len());
             let text = (!args.no_metadata).then(|| request.infotext(&model, picture.seed).to_string());
+            let seed = picture.seed;
             match write(&file, picture, text.as_deref()) {
-                Ok(()) => drawn.push(Drawn { file, seed: picture.seed }),
+                Ok(()) => drawn.push(Drawn { file, seed }),
                 Err(error) => fault = fault.take().or(Some(error)),
             }
         }
@@ -260,11 +256,11 @@ fn numbered(file: &Path, number: usize) -> PathBuf {
     file.with_file_name(format!("{stem}-{}{ending}", number + 1))
 }
 
-fn write(file: &Path, picture: &Picture, text: Option<&str>) -> anyhow::Result<()> {
+fn write(file: &Path, picture: Picture, text: Option<&str>) -> anyhow::Result<()> {
     let too_large = || Error::invalid("the picture is too large for a PNG file");
     let width = u32::try_from(picture.width).map_err(|_| too_large())?;
     let height = u32::try_from(picture.height).map_err(|_| too_large())?;
-    let png = Png::of_bytes(width, height, picture.bytes.clone());
+    let png = Png::of_bytes(width, height, picture.bytes);
     files::write(file, |out| png.write_with(out, text))
 }
 

@@ -1,4 +1,4 @@
-//! Model families: what a pipeline has to know about each, besides its networks.
+//! Model families: what a pipeline must know about each one besides its networks.
 //!
 //! A family is a record. To add one, add its record here, its graphs to the built-in models and its tensor names to
 //! `sdrun-weights`.
@@ -25,9 +25,9 @@ pub struct Family {
     pub vae_decoder: &'static str,
     /// Its latents.
     pub latent: Latent,
-    /// Latents in each direction that the denoiser takes as one token, on the host. 1 for denoisers that take latents as they are.
+    /// How many latents in each direction the host packs into one token. 1 if the denoiser takes latents as they are.
     pub pack: usize,
-    /// What the denoiser predicts, unless the checkpoint says something else.
+    /// What the denoiser predicts, unless the checkpoint says otherwise.
     pub prediction: Prediction,
     /// Its noise levels.
     pub noise: NoiseLevels,
@@ -35,14 +35,14 @@ pub struct Family {
     pub size: usize,
     /// Its usual settings.
     pub defaults: Defaults,
-    /// Whether it follows the guidance scale through an input instead of two predictions (Flux dev).
+    /// The usual guidance scale of models that take it as an input instead of predicting twice (Flux dev).
     pub distilled_guidance: Option<f64>,
 }
 
 /// A text encoder of a family.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Encoder {
-    /// The component, as in folders of diffusers.
+    /// The component's name, as in a diffusers folder.
     pub component: &'static str,
     /// The built-in model.
     pub model: &'static str,
@@ -52,7 +52,7 @@ pub struct Encoder {
     pub states: States,
     /// Whether its pooled output is used.
     pub pooled: bool,
-    /// Tokens of a prompt; `None` if prompts of any length are split into chunks of 75 with start and end.
+    /// The longest prompt, in tokens. `None` if prompts are split into chunks of 75 tokens, so that any length fits.
     pub tokens: Option<usize>,
 }
 
@@ -72,7 +72,7 @@ pub enum Vocabulary {
 pub enum States {
     /// None: only the pooled output is used.
     None,
-    /// The last ones, after the final normalization. With clip skip, earlier ones, normalized too.
+    /// The last ones, after the final normalization. Clip skip selects earlier ones, which are normalized too.
     Last,
     /// Those before the last layer, without the final normalization.
     Penultimate,
@@ -93,20 +93,12 @@ pub enum NoiseLevels {
 }
 
 impl NoiseLevels {
-    /// The table of levels for a picture of so many tokens.
+    /// The table of levels for a picture with this many tokens.
     pub fn levels(self, tokens: usize) -> Levels {
         match self {
             Self::Diffusion(betas) => Levels::diffusion(betas),
-            Self::Flow { .. } | Self::FlowBySize => Levels::flow(self.shift(tokens), 1000),
-        }
-    }
-
-    /// The shift for a picture of so many tokens; 1 for diffusions.
-    pub fn shift(self, tokens: usize) -> f64 {
-        match self {
-            Self::Diffusion(_) => 1.0,
-            Self::Flow { shift } => shift,
-            Self::FlowBySize => flow::flux_shift(tokens),
+            Self::Flow { shift } => Levels::flow(shift, 1000),
+            Self::FlowBySize => Levels::flow(flow::flux_shift(tokens), 1000),
         }
     }
 }
@@ -297,10 +289,5 @@ impl Family {
     /// The family with this id.
     pub fn find(id: &str) -> Option<&'static Family> {
         FAMILIES.iter().find(|family| family.id == id)
-    }
-
-    /// Pixels that sides are multiples of.
-    pub fn multiple(&self) -> usize {
-        self.latent.factor * self.pack
     }
 }

@@ -1,4 +1,4 @@
-//! The denoiser: a network, with guidance, as samplers see it.
+//! The denoiser that samplers call: a network with guidance.
 
 use super::{
     Error, Event, Part, Resolved, Result, cancelled,
@@ -14,7 +14,7 @@ use crate::{
 };
 use sdrun::{Shapes, Tensors, abi::Host};
 
-/// Opens the denoiser for latents of `shape`: with two predictions per call where guidance needs both.
+/// Opens the denoiser for latents of `shape`. If guidance needs the negative prompt, each run makes both predictions.
 pub(super) fn open(
     open: &Opener<'_>,
     part: &Part,
@@ -54,7 +54,7 @@ pub(super) struct Guided<'a> {
     time: Time,
     guidance: Guidance,
     conditions: &'a Conditions,
-    /// The step whose conditions are in `inputs`.
+    /// The conditions that are in `inputs`, as in [`Conditions::steps`].
     current: Option<(usize, Option<usize>)>,
     inputs: Tensors,
     host: &'a dyn Host,
@@ -86,7 +86,8 @@ impl<'a> Guided<'a> {
         }
     }
 
-    /// Puts the conditions of the step at level `sigma` into the inputs. diffusers' order: the negative prompt first.
+    /// Puts the conditions of the step at level `sigma` into the inputs, the negative prompt first, as diffusers does. Returns whether
+    /// there is a negative prompt.
     fn condition(&mut self, sigma: f64) -> Result<bool> {
         let step = self.sigmas.iter().skip(1).take_while(|next| **next >= sigma).count();
         let (with, without) = self

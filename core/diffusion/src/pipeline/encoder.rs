@@ -5,7 +5,7 @@ use crate::{
     family::{Encoder, States as Which, Vocabulary},
     prompt::{Pass, schedule, weighted},
     text::{
-        chunks::{self, Chunks, Marks, Rules},
+        chunks::{self, Chunks, Marks, Rules, equalize},
         condition::{self, Condition, Sizes},
         emphasis::Emphasis,
         encode::{Output, States, encode_chunks},
@@ -16,9 +16,9 @@ use sdrun::{HostTensor, Shapes, Tensors, abi};
 
 /// The conditions of a run.
 pub(super) struct Conditions {
-    /// For each step, an index into `all`: of the prompt, and of the negative prompt if it is needed.
+    /// For each step, indices into `all`: the prompt's, and the negative prompt's if guidance needs it.
     pub(super) steps: Vec<(usize, Option<usize>)>,
-    /// All conditions, of the same number of places.
+    /// All conditions. They have the same number of places.
     pub(super) all: Vec<Condition>,
 }
 
@@ -53,7 +53,7 @@ pub(super) fn conditions(
 
     let mut states: Vec<Vec<States>> = Vec::new();
     for (encoder, part) in parts.family.encoders.iter().zip(&parts.encoders) {
-        let prompts = divided(&texts, &parts.tokenizer, encoder, event)?;
+        let prompts = divided(&texts, &parts.tokenizer, encoder)?;
         states.push(encoded(open, part, encoder, request, &prompts, event)?);
     }
     let all = (0..texts.len()).map(|text| {
@@ -64,41 +64,26 @@ pub(super) fn conditions(
                 Ok(condition::sdxl(&clip_l, big_g, size)?)
             }
             (Some(only), None) => Ok(condition::plain(only)),
-            _ => Err(Error::Core(abi::Error::internal("a family has text encoders").into())),
+            _ => Err(abi::Error::internal("a family has text encoders").into()),
         }
     });
     Ok(Conditions { steps, all: all.collect::<Result<_>>()? })
 }
 
 /// Divides all texts into the same number of chunks.
-fn divided(
-    texts: &[String],
-    tokenizer: &Tokenizer,
-    encoder: &Encoder,
-    event: &mut dyn FnMut(Event<'_>),
-) -> Result<Vec<Chunks>> {
+fn divided(texts: &[String], tokenizer: &Tokenizer, encoder: &Encoder) -> Result<Vec<Chunks>> {
     let ends = |ids: &[i64], default| ids.first().copied().unwrap_or(default);
     let (start, end) =
         (ends(tokenizer.before(), Marks::CLIP_L.start), ends(tokenizer.after(), Marks::CLIP_L.end));
     let pad = if encoder.vocabulary == Vocabulary::OpenClip { 0 } else { end };
-    let mut prompts = Vec::new();
-    for text in texts {
-        let chunks =
-            chunks::chunks(Rules::A1111, &weighted(text), tokenizer, Marks { start, end, pad }, &[])?;
-        if chunks.lost > 0 {
-            event(Event::Lost { tokens: chunks.lost });
-        }
-        prompts.push(chunks);
-    }
-    let longest = prompts.iter().map(|prompt| prompt.chunks.len()).max().unwrap_or(1);
-    for prompt in &mut prompts {
-        let empty = prompt.empty();
-        prompt.chunks.resize(longest, empty);
-    }
+    let marks = Marks { start, end, pad };
+    let divide = |text: &String| chunks::chunks(Rules::A1111, &weighted(text), tokenizer, marks, &[]);
+    let mut prompts = texts.iter().map(divide).collect::<Result<Vec<_>, _>>()?;
+    equalize(&mut prompts);
     Ok(prompts)
 }
 
-/// The states of all prompts. The engine takes one chunk at a time, so that any number of them is one engine.
+/// The states of all prompts. The engine takes one chunk at a time, so one engine serves prompts of any length.
 fn encoded(
     open: &Opener<'_>,
     part: &Part,
@@ -114,11 +99,10 @@ fn encoded(
         Which::Penultimate => 2,
         Which::None | Which::Last => request.clip_skip,
     };
-    let hidden = hidden_output(&names, layer, encoder.states).ok_or_else(|| {
+    let hidden = hidden_output(names, layer, encoder.states).ok_or_else(|| {
         let message =
             format!("its graph gives no states of layer {layer} from the end, only {}", names.join(", "));
-        let error = abi::Error::unsupported(message);
-        Error::Network { part: part.name.clone(), error: Box::new(error.into()) }
+        Error::of(&part.name)(abi::Error::unsupported(message).into())
     })?;
     let pooled = encoder
         .pooled

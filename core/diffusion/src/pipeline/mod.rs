@@ -1,8 +1,8 @@
 //! From a prompt to pictures: runs the networks of a model family on engines.
 //!
 //! [`Parts`] says where graphs and weights come from, [`Request`] what to draw. [`generate`] encodes the prompts, denoises and
-//! decodes. A network is loaded when it is needed and dropped when it is not needed any more. Each picture has its own stream of
-//! noise, so that neither the number of pictures nor the provider changes it.
+//! decodes. A network is loaded when it is needed and dropped as soon as it no longer is. Each picture has its own stream of noise,
+//! so neither the number of pictures nor the provider changes it.
 
 mod denoiser;
 mod encoder;
@@ -33,7 +33,7 @@ pub enum Error {
     /// A network cannot be opened, built or run.
     #[error("{part}: {error}")]
     Network {
-        /// The network, as a folder of diffusers names it.
+        /// The network's name, as in a diffusers folder.
         part: String,
         /// Why.
         error: Box<sdrun::Error>,
@@ -59,8 +59,13 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
+    /// Errors of the network `part`.
+    fn of(part: &str) -> impl Fn(sdrun::Error) -> Self + '_ {
+        move |error| Error::Network { part: part.into(), error: Box::new(error) }
+    }
+
     fn invalid(message: impl Into<String>) -> Self {
-        Error::Core(abi::Error::invalid(message).into())
+        abi::Error::invalid(message).into()
     }
 
     /// The library's error, if it is one.
@@ -80,6 +85,12 @@ impl Error {
     /// What to do about it.
     pub fn hint(&self) -> Option<abi::Hint> {
         self.core().and_then(sdrun::Error::hint)
+    }
+}
+
+impl From<abi::Error> for Error {
+    fn from(error: abi::Error) -> Self {
+        Error::Core(error.into())
     }
 }
 
@@ -105,27 +116,22 @@ pub struct Picture {
     pub seed: u64,
 }
 
-/// What happens, for progress bars, previews and tests.
-#[derive(Clone, Copy, Debug)]
+/// Progress, for progress bars, previews and tests.
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
     /// A network is loaded.
     Loaded {
-        /// The network, as a folder of diffusers names it.
+        /// The network's name, as in a diffusers folder.
         part: &'a str,
         /// The provider that runs it.
         provider: &'a str,
         /// The name of its device.
         device: &'a str,
-        /// Whether the engine was built now, not taken from the cache.
+        /// Whether the engine was built now rather than taken from the cache.
         built: bool,
         /// How long it took.
         seconds: f64,
-    },
-    /// A prompt was longer than the model reads.
-    Lost {
-        /// Tokens that were left out.
-        tokens: usize,
     },
     /// A step is done.
     Step {
@@ -139,13 +145,14 @@ pub enum Event<'a> {
         latents: &'a [f32],
     },
     /// A picture is done.
-    Picture(&'a Picture),
+    Picture(Picture),
 }
 
-/// Draws the pictures of a request. `event` hears what happens. `host` receives logs and can cancel.
+/// Draws the pictures of a request. `event` receives progress, and each picture as soon as it is done. `host` receives logs and can
+/// cancel.
 ///
 /// # Errors
-/// The first error. Pictures that are done before it were given to `event`.
+/// The first error. `event` has received the pictures that were done before it.
 pub fn generate(
     registry: &Registry,
     parts: &Parts,
@@ -153,7 +160,7 @@ pub fn generate(
     engines: &Engines,
     host: &dyn abi::Host,
     event: &mut dyn FnMut(Event<'_>),
-) -> Result<Vec<Picture>> {
+) -> Result<()> {
     let family = parts.family;
     let shape = family.latent.shape(request.width, request.height)?;
     let open = network::Opener { registry, engines, host };
@@ -170,8 +177,8 @@ pub fn generate(
     let network = denoiser::open(&open, &parts.denoiser, &conditions, shape, event)?;
     let mut denoiser = Some(Guided::new(network, &conditions, request, &levels, &sigmas, host));
     let mut decoder = None;
-    let mut pictures = Vec::new();
     for picture in 0..request.count {
+        let Some(mut guided) = denoiser.take() else { break };
         let seed = request.seed.wrapping_add(picture as u64);
         let mut stream = TorchCpu::new(seed);
         let mut noise = vec![0.0; len];
@@ -180,27 +187,23 @@ pub fn generate(
         let mut x = noised(levels.space(), first, full, &vec![0.0; len], &noise);
         let mut source = Source::new(request, stream, seed, (levels.min(), levels.max()), len);
         let mut observe = |step: usize, latents: &[f32]| event(Event::Step { picture, step, steps, latents });
-        if let Some(guided) = &mut denoiser {
-            request.sampler.run(&path, &request.options, &mut x, guided, &mut source, &mut observe)?;
-        }
-        if picture + 1 == request.count {
-            // Its memory serves the decoder.
-            denoiser = None;
+        request.sampler.run(&path, &request.options, &mut x, &mut guided, &mut source, &mut observe)?;
+        if picture + 1 < request.count {
+            denoiser = Some(guided);
+        } else {
+            // Frees its memory for the decoder.
+            drop(guided);
         }
         cancelled(host)?;
-        if decoder.is_none() {
-            decoder = Some(open_decoder(&open, &parts.vae_decoder, shape, event)?);
-        }
-        family.latent.decoded(&mut x);
-        let values = match &mut decoder {
-            Some(decoder) => decoder.run_one(&[("latent_sample", &x)], host)?,
-            None => Vec::new(),
+        let decoder = match &mut decoder {
+            Some(decoder) => decoder,
+            none => none.insert(open_decoder(&open, &parts.vae_decoder, shape, event)?),
         };
-        let drawn = finished(&values, request, seed)?;
-        event(Event::Picture(&drawn));
-        pictures.push(drawn);
+        family.latent.decoded(&mut x);
+        let values = decoder.run_one(&[("latent_sample", &x)], host)?;
+        event(Event::Picture(finished(&values, request, seed)?));
     }
-    Ok(pictures)
+    Ok(())
 }
 
 /// A picture of the decoder's values.
@@ -232,7 +235,7 @@ fn open_decoder(
 /// Fails if the user has cancelled.
 fn cancelled(host: &dyn abi::Host) -> Result<()> {
     if host.cancelled() {
-        return Err(Error::Core(abi::Error::new(abi::ErrorCode::Cancelled, "cancelled by the user").into()));
+        return Err(abi::Error::new(abi::ErrorCode::Cancelled, "cancelled by the user").into());
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use super::{Error, Event, Part, Result};
 use sdrun::{
     BuildOptions, HostTensor, Provider, Registry, Session, Shapes, Tensors, Wishes,
-    abi::{self, DType, Device, Host, NoWeights, WeightSource},
+    abi::{self, DType, Device, Host},
 };
 
 /// How networks become engines.
@@ -27,11 +27,8 @@ pub(super) struct Opener<'a> {
 pub(super) struct Network {
     part: String,
     session: Session,
-}
-
-/// Names an error's network.
-fn of(part: &str) -> impl Fn(sdrun::Error) -> Error + '_ {
-    move |error| Error::Network { part: part.into(), error: Box::new(error) }
+    /// Names of the outputs, in the session's order.
+    outputs: Vec<String>,
 }
 
 impl Opener<'_> {
@@ -42,16 +39,12 @@ impl Opener<'_> {
         shapes: Shapes,
         event: &mut dyn FnMut(Event<'_>),
     ) -> Result<Network> {
-        let name = of(&part.name);
+        let name = Error::of(&part.name);
         let weights = part.weights.of_model(&part.model, self.registry.paths(), self.host).map_err(&name)?;
         let options = |device| (self.engines.options)(device).shapes(shapes.clone());
         let attempt = |provider: &Provider, options: &BuildOptions| {
             let engine = provider.build_with(&part.model, &weights.stack, options, self.host)?;
-            let source: &dyn WeightSource = match engine.info().weights.is_empty() {
-                true => &NoWeights,
-                false => &weights.stack,
-            };
-            let session = engine.session(source, self.host)?;
+            let session = engine.session(&weights.stack, self.host)?;
             Ok((engine, session))
         };
         let (engine, session) = match &self.engines.only {
@@ -69,7 +62,8 @@ impl Opener<'_> {
             built: !engine.was_loaded(),
             seconds: engine.seconds() + session.seconds(),
         });
-        Ok(Network { part: part.name.clone(), session })
+        let outputs = session.info().outputs.iter().map(|output| output.name.clone()).collect();
+        Ok(Network { part: part.name.clone(), session, outputs })
     }
 }
 
@@ -80,7 +74,7 @@ impl Network {
         let spec = inputs.iter().find(|input| input.name == name).ok_or_else(|| {
             let names: Vec<&str> = inputs.iter().map(|input| &*input.name).collect();
             let message = format!("its graph has no input `{name}`, only {}", names.join(", "));
-            of(&self.part)(abi::Error::invalid(message).into())
+            Error::of(&self.part)(abi::Error::invalid(message).into())
         })?;
         let shape: Vec<usize> = spec.shape.iter().map(|dim| dim.unwrap_or(1)).collect();
         let tensor = match spec.dtype {
@@ -94,44 +88,42 @@ impl Network {
                 HostTensor::from_f64(dtype, shape, &values)
             }
         };
-        tensor.map_err(of(&self.part))
+        tensor.map_err(Error::of(&self.part))
     }
 
-    /// Runs it. Returns the outputs that are named, in f32.
+    /// Runs the network and returns the named outputs as f32.
     pub(super) fn run(
         &mut self,
         inputs: &Tensors,
         outputs: &[&str],
         host: &dyn Host,
     ) -> Result<Vec<Vec<f32>>> {
-        let names: Vec<String> =
-            self.session.info().outputs.iter().map(|output| output.name.clone()).collect();
-        let part = self.part.clone();
-        let tensors = self.session.run_in_place(inputs, host).map_err(of(&part))?;
+        let Network { part, session, outputs: names } = self;
+        let tensors = session.run_in_place(inputs, host).map_err(Error::of(part))?;
         let find = |wanted: &&str| {
             let found = names.iter().zip(tensors).find(|(name, _)| name == wanted);
             let values = found.and_then(|(_, tensor)| f32s(tensor));
             values.ok_or_else(|| {
                 let message = format!("its graph has no float output `{wanted}`, only {}", names.join(", "));
-                of(&part)(abi::Error::invalid(message).into())
+                Error::of(part)(abi::Error::invalid(message).into())
             })
         };
         outputs.iter().map(find).collect()
     }
 
-    /// Runs a network with these inputs; returns its first output.
+    /// Runs the network with these inputs and returns its first output.
     pub(super) fn run_one(&mut self, inputs: &[(&str, &[f32])], host: &dyn Host) -> Result<Vec<f32>> {
         let inputs: Tensors = inputs
             .iter()
             .map(|(name, values)| Ok((name.to_string(), self.input(name, values)?)))
             .collect::<Result<_>>()?;
-        let first = self.session.info().outputs.first().map(|output| output.name.clone()).unwrap_or_default();
+        let first = self.outputs.first().cloned().unwrap_or_default();
         Ok(self.run(&inputs, &[&first], host)?.remove(0))
     }
 
     /// Names of the outputs.
-    pub(super) fn outputs(&self) -> Vec<String> {
-        self.session.info().outputs.iter().map(|output| output.name.clone()).collect()
+    pub(super) fn outputs(&self) -> &[String] {
+        &self.outputs
     }
 }
 

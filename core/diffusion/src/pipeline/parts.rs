@@ -5,6 +5,7 @@ use crate::{family::Family, prediction::Prediction, text::tokenizer::Tokenizer};
 use sdrun::{
     AdapterFile, Model, Paths, WeightFiles,
     abi::{self, Host},
+    files::{Links, read_small},
     graph::{OpenOptions, WeightsPolicy},
     weights::{
         Adapter, Checkpoint,
@@ -16,11 +17,11 @@ use std::path::Path;
 
 /// A network: its graph and its weights.
 pub struct Part {
-    /// Its name in a folder of diffusers, such as `unet`.
+    /// Its name in a diffusers folder, such as `unet`.
     pub name: String,
     /// The graph.
     pub model: Model,
-    /// The weights; none are named if the model has its own.
+    /// The weights. If it names no file, the model's own weights are used.
     pub weights: WeightFiles,
 }
 
@@ -28,7 +29,7 @@ pub struct Part {
 pub struct Parts {
     /// The family.
     pub family: &'static Family,
-    /// What the denoiser predicts, if the checkpoint tells; otherwise the family's.
+    /// What the denoiser predicts, if the checkpoint says so. Otherwise the family's default applies.
     pub prediction: Option<Prediction>,
     /// Turns prompts into ids for all CLIP encoders.
     pub tokenizer: Tokenizer,
@@ -41,11 +42,10 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Opens a folder of ONNX models as Optimum exports them, or a checkpoint, whose family it recognises. Reads no weights yet.
+    /// Opens a checkpoint and recognises its family, or opens a folder of ONNX models as Optimum exports them. Reads no weights yet.
     ///
     /// # Errors
-    /// `Unimplemented` for a family that sdrun cannot draw with yet; `InvalidArgument` for files that are no pipeline; those of
-    /// reading files.
+    /// `Unimplemented` for a model that sdrun cannot draw with yet, and errors of reading files.
     pub fn open(path: &Path, paths: &Paths, host: &dyn Host) -> Result<Self> {
         if path.join("unet").join(MODEL).is_file() {
             Self::of_folder(path)
@@ -57,9 +57,9 @@ impl Parts {
     /// Adds an adapter (LoRA and its relatives) to the networks that it was made for.
     ///
     /// # Errors
-    /// Those of reading the file; `InvalidArgument` if it is for none of the networks.
+    /// Errors of reading the file. `InvalidArgument` if the adapter changes none of the networks.
     pub fn add_adapter(&mut self, file: &Path, strength: f32, text_encoder_strength: f32) -> Result<()> {
-        let places = Adapter::open(file).map_err(sdrun::Error::from)?.places();
+        let places = Adapter::open(file)?.places();
         let is_for = |place: Place| places.contains_key(&place) || places.contains_key(&Place::Unsaid);
         let encoders =
             self.encoders.iter_mut().zip(1..).map(|(part, number)| (Place::TextEncoder(number), part));
@@ -75,13 +75,13 @@ impl Parts {
             return Ok(());
         }
         let message = format!("{} changes none of the networks of {}", file.display(), self.family.title);
-        Err(Error::Core(abi::Error::invalid(message).with_file(file).into()))
+        Err(abi::Error::invalid(message).with_file(file).into())
     }
 
     fn of_folder(folder: &Path) -> Result<Self> {
         let part = |name: &str| -> Result<Part> {
             let file = folder.join(name).join(MODEL);
-            let model = Model::open(&file).map_err(|error| of(name, error))?;
+            let model = Model::open(&file).map_err(Error::of(name))?;
             Ok(Part { name: name.into(), model, weights: WeightFiles::default() })
         };
         let denoiser = part("unet")?;
@@ -92,7 +92,7 @@ impl Parts {
         })?;
         let file = folder.join("tokenizer").join("tokenizer.json");
         let tokenizer = match file.is_file() {
-            true => Tokenizer::json(&read(&file)?)?,
+            true => Tokenizer::json(&read_small(&file, Links::Follow, MOST_TOKENS)?)?,
             false => Tokenizer::clip()?,
         };
         Ok(Parts {
@@ -106,8 +106,8 @@ impl Parts {
     }
 
     fn of_checkpoint(path: &Path, paths: &Paths, host: &dyn Host) -> Result<Self> {
-        let summary = Checkpoint::open(path).map_err(sdrun::Error::from)?.summary();
-        let unfit = |message: String| Error::Core(abi::Error::unsupported(message).with_file(path).into());
+        let summary = Checkpoint::open(path)?.summary();
+        let unfit = |message: String| Error::from(abi::Error::unsupported(message).with_file(path));
         let kind = summary.family.ok_or_else(|| {
             unfit(format!("{} is no checkpoint of a model that sdrun knows", path.display()))
         })?;
@@ -144,7 +144,7 @@ impl Parts {
         let family = family(id)?;
         let options = OpenOptions { weights: WeightsPolicy::MayBeAbsent, ..OpenOptions::default() };
         let part = |name: &str, builtin: &str| -> Result<Part> {
-            let model = Model::find(builtin, paths, &options, host).map_err(|error| of(name, error))?;
+            let model = Model::find(builtin, paths, &options, host).map_err(Error::of(name))?;
             Ok(Part { name: name.into(), model, weights: WeightFiles::of(path) })
         };
         let encoder = |encoder: &crate::family::Encoder| part(encoder.component, encoder.model);
@@ -162,13 +162,11 @@ impl Parts {
 /// Name of a model's file in its folder.
 const MODEL: &str = "model.onnx";
 
-fn of(part: &str, error: sdrun::Error) -> Error {
-    Error::Network { part: part.into(), error: Box::new(error) }
-}
+/// The largest `tokenizer.json` to read, in bytes. T5's has 2.4 MB.
+const MOST_TOKENS: u64 = 64 << 20;
 
 fn family(id: &str) -> Result<&'static Family> {
-    Family::find(id)
-        .ok_or_else(|| Error::Core(abi::Error::internal(format!("there is no family {id}")).into()))
+    Family::find(id).ok_or_else(|| abi::Error::internal(format!("there is no family {id}")).into())
 }
 
 /// Width of the text that a denoiser attends to.
@@ -176,10 +174,4 @@ fn text_width(model: &Model) -> Option<usize> {
     let inputs = model.inputs();
     let (spec, _) = inputs.iter().find(|(spec, _)| spec.name == "encoder_hidden_states")?;
     spec.shape.last().copied().flatten()
-}
-
-fn read(file: &Path) -> Result<Vec<u8>> {
-    const MOST: usize = 64 << 20;
-    Ok(sdrun::files::read_small(file, sdrun::files::Links::Follow, MOST as u64)
-        .map_err(sdrun::Error::from)?)
 }

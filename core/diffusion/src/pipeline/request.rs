@@ -12,7 +12,7 @@ use crate::{
 };
 use sdrun::abi;
 
-/// What a user asks for. What is `None` follows the model's family.
+/// What a user asks for. `None` means the default of the model's family.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Request {
     /// What the pictures show, with weights and alternatives in A1111's language.
@@ -31,7 +31,7 @@ pub struct Request {
     pub rescale: f64,
     /// Sampler.
     pub sampler: Option<Sampler>,
-    /// Schedule; if only the sampler is given, its usual one.
+    /// Schedule. If only the sampler is given, the default is that sampler's usual schedule.
     pub schedule: Option<Schedule>,
     /// Seed of the first picture. Picture `i` has the seed `seed + i`.
     pub seed: u64,
@@ -45,7 +45,7 @@ pub struct Request {
     pub program: Program,
 }
 
-/// A request in which everything is decided.
+/// A request with every setting filled in.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Resolved {
@@ -79,14 +79,14 @@ pub struct Resolved {
     pub options: Options,
 }
 
-/// The most steps. More never help, and a typing error would take days.
+/// The most steps. More never help, and a typo could take days.
 const MOST_STEPS: usize = 1000;
 
 impl Request {
-    /// Decides everything that is open, by the defaults of the model's family.
+    /// Fills in what the user left open, from the defaults of the model's family.
     ///
     /// # Errors
-    /// Numbers that make no sense, and sizes that the model cannot have.
+    /// Numbers out of range, sizes that the model cannot have, and prompts with syntax that is not supported yet.
     pub fn resolve(&self, parts: &Parts) -> Result<Resolved> {
         for prompt in [&self.prompt, &self.negative] {
             check(prompt)?;
@@ -128,10 +128,10 @@ impl Request {
     }
 }
 
-/// Refuses what a prompt may hold in A1111 and this pipeline would take for text.
+/// Refuses A1111 syntax that this pipeline would read as plain text.
 fn check(prompt: &str) -> Result<()> {
     let (text, tags) = prompt::tags(prompt);
-    let unsupported = |message: String| Err(Error::Core(abi::Error::unsupported(message).into()));
+    let unsupported = |message: String| Err(abi::Error::unsupported(message).into());
     if let Some(tag) = tags.first() {
         let Tag { kind, name, .. } = tag;
         return unsupported(format!(

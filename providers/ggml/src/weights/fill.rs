@@ -1,15 +1,12 @@
 //! Fills the tensors of weights, on several threads.
 
-use super::{
-    Bank, Place,
-    source::{pull, pull_encoded},
-};
+use super::{Bank, Place, source::pull_encoded};
 use crate::{
     ffi::{Room, Type},
     storage::Floats,
 };
 use sdrun_abi::{Error, ErrorCode, Flow, Host, Result, Weight, WeightSource, WeightSpec};
-use sdrun_provider_common::Preparation;
+use sdrun_provider_common::{Preparation, weight};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
@@ -130,7 +127,7 @@ impl Job<'_> {
         let Job { spec, rooms } = self;
         let (mut plain, mut bytes) = (None, 0);
         if rooms.is_empty() {
-            bytes += pull(source, spec)?.data().len();
+            bytes += weight(source, spec)?.data().len();
         }
         for (place, room) in rooms {
             if let Some((encoding, weight)) = pull_encoded(source, spec, place.form)? {
@@ -143,7 +140,7 @@ impl Job<'_> {
             let weight: &Weight<'_> = match &plain {
                 Some(weight) => weight,
                 None => {
-                    let weight = plain.insert(pull(source, spec)?);
+                    let weight = plain.insert(weight(source, spec)?);
                     bytes += weight.data().len();
                     weight
                 }

@@ -15,8 +15,7 @@ use crate::{
 use fill::{Task, Write, copy_on_all};
 use sdrun_abi::{DType, Error, Host, Result, WeightSource, WeightSpec};
 use sdrun_graph::Tensor as HostTensor;
-use sdrun_provider_common::Preparation;
-use source::pull;
+use sdrun_provider_common::{Preparation, weight};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
@@ -120,7 +119,7 @@ impl Bank {
         Ok(())
     }
 
-    /// Places large tables, such as embeddings, that keep the graph's layout and of which runs read only some rows.
+    /// Places large tables, such as embeddings. They keep the graph's layout, and a run reads only some of their rows.
     /// An embedding may be half of a model. If the file stores the elements in the tensor's type, the table stays in
     /// the file, and only the rows that are read come into memory. Otherwise all threads convert one table after
     /// another. This happens before other weights are allocated, so that the sources of the conversion do not add to
@@ -136,7 +135,7 @@ impl Bank {
                 continue;
             }
             task.step(done)?;
-            let weight = pull(source, spec)?;
+            let weight = weight(source, spec)?;
             let file = weight.file.as_ref().filter(|_| spec.dtype == float_dtype(place.type_));
             let stays = match file {
                 Some((path, offset)) => store.map(place.stored, (path, *offset), weight.data())?,

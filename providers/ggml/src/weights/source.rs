@@ -1,23 +1,11 @@
-//! Fetches weights from the host and checks them.
+//! Fetches weights in blocks from the host and checks them.
 
 use crate::{
     form::{Form, check_blocks},
     kernels::Encoding,
     shape,
 };
-use sdrun_abi::{EncodedWeight, Error, Result, TRANSPOSED, Weight, WeightSource, WeightSpec};
-
-/// Fetches a weight and checks that its type and shape match the graph.
-pub(super) fn pull<'a>(source: &'a dyn WeightSource, spec: &WeightSpec) -> Result<Weight<'a>> {
-    let weight = source.get(&spec.name)?;
-    if weight.dtype != spec.dtype || weight.shape != spec.shape {
-        return Err(Error::invalid(format!(
-            "weight {:?} is {} {:?}, but the graph has {} {:?}",
-            spec.name, weight.dtype, weight.shape, spec.dtype, spec.shape
-        )));
-    }
-    Ok(weight)
-}
+use sdrun_abi::{EncodedWeight, Error, Result, TRANSPOSED, WeightSource, WeightSpec};
 
 /// Fetches a weight in blocks that a tensor of this form stores unchanged, if the source has such blocks.
 pub(super) fn pull_encoded<'a>(

@@ -138,11 +138,10 @@ pub fn chunks(
     Ok(builder.finish())
 }
 
-/// Gives two prompts, usually the prompt and the negative one, the same number of chunks. The shorter one gets chunks without text,
-/// as in A1111.
-pub fn equalize(first: &mut Chunks, second: &mut Chunks) {
-    let count = first.chunks.len().max(second.chunks.len());
-    for prompt in [first, second] {
+/// Gives prompts, such as a prompt and its negative one, the same number of chunks. Shorter ones get chunks without text, as in A1111.
+pub fn equalize(prompts: &mut [Chunks]) {
+    let count = prompts.iter().map(|prompt| prompt.chunks.len()).max().unwrap_or_default();
+    for prompt in prompts {
         let empty = prompt.empty();
         prompt.chunks.resize(count, empty);
     }

@@ -99,8 +99,9 @@ fn a1111(prompt: &str, embeddings: &[Embedding]) -> Result<Chunks, ChunkError> {
 
 #[test]
 fn the_shorter_prompt_gets_empty_chunks() {
-    let (mut long, mut short) = (a1111("a BREAK b BREAK c", &[]).unwrap(), a1111("d", &[]).unwrap());
-    equalize(&mut long, &mut short);
+    let mut prompts = ["a BREAK b BREAK c", "d"].map(|prompt| a1111(prompt, &[]).unwrap());
+    equalize(&mut prompts);
+    let [long, short] = prompts;
     assert_eq!((long.chunks.len(), short.chunks.len()), (3, 3));
     let mut empty = vec![0; LENGTH];
     empty[..2].copy_from_slice(&[49406, 49407]);
