@@ -31,10 +31,7 @@ pub(super) fn cfg_pp<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> 
             let keep = to * down / step.sigma;
             let state = math::sum(&[(keep, run.x), (to, &denoised), (-keep * from, &negative)]);
             *run.x = state;
-            if up > 0.0 {
-                let noise = run.noise(step.sigma, step.next);
-                run.update(1.0, &[(to * up, &noise)]);
-            }
+            run.add_noise(to * up, step.sigma, step.next);
         }
         run.done(step);
     }
