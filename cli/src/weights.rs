@@ -77,6 +77,7 @@ impl WeightArgs {
         let embedding = |arg: &EmbeddingArg| EmbeddingFile { file: arg.file.clone(), token: arg.token };
         WeightFiles {
             base: self.weights.clone(),
+            component: None,
             adapters: self.loras.iter().map(adapter).collect(),
             embeddings: self.embeddings.iter().map(embedding).collect(),
             ema: self.ema,

@@ -1,82 +1,157 @@
-"""Writes tests/generate/sd.safetensors: what diffusers' StableDiffusionPipeline draws with the small pipeline of tests/tiny.
+"""Writes tests/generate/FAMILY.safetensors: what diffusers' pipelines draw with the small models of tests/tiny.
 
-    pip install torch numpy safetensors transformers diffusers==0.36.0
-    python tools/diffusion/pipeline.py TINY/sd/diffusers_B_fp16 tests/generate/sd.safetensors
+    pip install torch numpy scipy safetensors transformers diffusers==0.36.0
+    python tools/diffusion/pipeline.py tests/generate
 
-TINY is the folder that sdrun_tiny::folder() makes, target/tiny-pipelines-*. Weights are f16 in the files and f32 here. The small text
-encoder knows 1000 tokens, so ids are given instead of a prompt; tests/generate.rs has a tokenizer that gives the same.
+Weights are those of checkpoint B, for Flux A (small.py). The small text encoders know 2048 tokens, T5 1104, so ids are given instead of a prompt;
+tests/generate.rs has a tokenizer that gives the same.
 
-`SAMPLER.latents` has the state after each step as x0 + sigma * noise, `[steps, 4, 8, 8]`; schedulers that keep states at variance 1
-are scaled by sqrt(1 + sigma^2). `SAMPLER.picture` is the picture in 0..1, `[64, 64, 3]`. Noise is torch's with seed 5.
+`CASE.latents` has the state after each step as x0 + sigma * noise (Stable Diffusion) or as it is (flow models), `[steps, c, 8, 8]`;
+schedulers that keep states at variance 1 are scaled by sqrt(1 + sigma^2). `CASE.picture` has the bytes of the picture,
+`[64, 64, 3]`. Noise is torch's with seed 5.
 """
 
 import sys
+import warnings
 
 import diffusers
 import numpy as np
 import torch
 from safetensors.numpy import save_file
-from transformers import CLIPTextModel
+
+import small
 
 STEPS, SCALE, SEED = 5, 5.0, 5
-START, END = 900, 901
 PROMPT, NEGATIVE = [11, 12, 13, 14], [21]
 BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "num_train_timesteps": 1000}
-SCHEDULERS = {
-    "euler": ("EulerDiscreteScheduler", {"timestep_spacing": "linspace"}),
-    "euler_ancestral": ("EulerAncestralDiscreteScheduler", {"timestep_spacing": "linspace"}),
-    "dpmpp_2m": ("DPMSolverMultistepScheduler", {"timestep_spacing": "trailing", "final_sigmas_type": "zero"}),
-    "ddim": ("DDIMScheduler", {"timestep_spacing": "leading", "steps_offset": 1, "clip_sample": False, "set_alpha_to_one": True}),
+LINSPACE, LEADING = {"timestep_spacing": "linspace"}, {"timestep_spacing": "leading", "steps_offset": 1}
+TRAILING, KARRAS = {"timestep_spacing": "trailing"}, {"timestep_spacing": "linspace", "use_karras_sigmas": True}
+ZERO = {"final_sigmas_type": "zero"}
+DPM = {"algorithm_type": "dpmsolver++", "solver_order": 2, **ZERO}
+
+# Schedulers, their settings, and whether their states have variance 1.
+SD = {
+    "euler": ("EulerDiscreteScheduler", LINSPACE, False),
+    "euler_karras": ("EulerDiscreteScheduler", KARRAS, False),
+    "euler_leading": ("EulerDiscreteScheduler", LEADING, False),
+    "euler_ancestral": ("EulerAncestralDiscreteScheduler", LINSPACE, False),
+    "heun": ("HeunDiscreteScheduler", TRAILING, False),
+    "lms": ("LMSDiscreteScheduler", LINSPACE, False),
+    "dpm2": ("KDPM2DiscreteScheduler", TRAILING, False),
+    "dpmpp_2m": ("DPMSolverMultistepScheduler", {**TRAILING, **DPM}, True),
+    "dpmpp_2m_leading": ("DPMSolverMultistepScheduler", {**LEADING, **DPM}, True),
+    "dpmpp_2m_linspace": ("DPMSolverMultistepScheduler", {**LINSPACE, **DPM}, True),
+    "dpmpp_2m_karras": ("DPMSolverMultistepScheduler", {**KARRAS, **DPM}, True),
+    "dpmpp_2m_sde": ("DPMSolverMultistepScheduler", {**TRAILING, **DPM, "algorithm_type": "sde-dpmsolver++"}, True),
+    "dpmpp_3m": ("DPMSolverMultistepScheduler", {**TRAILING, **DPM, "solver_order": 3}, True),
+    "unipc": ("UniPCMultistepScheduler", {**TRAILING, **ZERO, "solver_type": "bh2"}, True),
+    "deis": ("DEISMultistepScheduler", TRAILING, True),
+    "ddim": ("DDIMScheduler", {**LEADING, "clip_sample": False, "set_alpha_to_one": True}, True),
+    "lcm": ("LCMScheduler", {"clip_sample": False, "set_alpha_to_one": True, "original_inference_steps": 50}, True),
+    "tcd": ("TCDScheduler", {"clip_sample": False, "set_alpha_to_one": True, "original_inference_steps": 50}, True),
 }
+SDXL = {name: SD[name] for name in ("euler_leading", "dpmpp_2m_karras", "euler_ancestral")}
+FLOW = {"euler": ("FlowMatchEulerDiscreteScheduler", {}, False)}
+SD3 = {**FLOW, "heun": ("FlowMatchHeunDiscreteScheduler", {}, False)}
 
 
 def sigma_after(scheduler, step):
     """The noise level after a step."""
     if hasattr(scheduler, "sigmas"):
-        return float(scheduler.sigmas[step + 1])
-    if step + 1 == len(scheduler.timesteps):
+        return float(scheduler.sigmas[min(step + 1, len(scheduler.sigmas) - 1)])
+    if step + 1 < len(scheduler.timesteps):
+        alpha = float(scheduler.alphas_cumprod[scheduler.timesteps[step + 1]])
+    elif isinstance(scheduler, diffusers.TCDScheduler):  # ends at the first training step
+        alpha = float(scheduler.alphas_cumprod[0])
+    else:
         return 0.0
-    alpha = float(scheduler.alphas_cumprod[scheduler.timesteps[step + 1]])
     return ((1 - alpha) / alpha) ** 0.5
 
 
-def main(folder, out):
-    read = {"torch_dtype": torch.float32, "variant": "fp16"}
-    text_encoder = CLIPTextModel.from_pretrained(f"{folder}/text_encoder", **read).eval()
-    unet = diffusers.UNet2DConditionModel.from_pretrained(f"{folder}/unet", **read).eval()
-    vae = diffusers.AutoencoderKL.from_pretrained(f"{folder}/vae", **read).eval()
+def clip_ids(tokens, pad=small.END):
+    return torch.tensor([[small.START] + tokens + [small.END] + [pad] * (75 - len(tokens))])
 
-    def embeds(tokens):
-        ids = torch.tensor([[START] + tokens + [END] * (76 - len(tokens))])
-        return text_encoder(ids)[0]
 
-    tensors = {}
-    for name, (kind, settings) in SCHEDULERS.items():
-        scheduler = getattr(diffusers, kind)(**BETAS, **settings)
-        pipeline = diffusers.StableDiffusionPipeline(
-            vae=vae, text_encoder=text_encoder, tokenizer=None, unet=unet, scheduler=scheduler, safety_checker=None,
-            feature_extractor=None, requires_safety_checker=False,
-        )
-        pipeline.set_progress_bar_config(disable=True)
-        states = []
+def t5_ids(tokens, length):
+    return torch.tensor([tokens + [1] + [0] * (length - 1 - len(tokens))])
 
-        def keep(pipeline, step, timestep, values):
-            sigma = sigma_after(pipeline.scheduler, step)
-            variance_one = name in ("dpmpp_2m", "ddim")
-            states.append(values["latents"][0].numpy() * ((1 + sigma**2) ** 0.5 if variance_one else 1))
-            return values
 
-        with torch.no_grad():
-            picture = pipeline(
-                prompt_embeds=embeds(PROMPT), negative_prompt_embeds=embeds(NEGATIVE), height=64, width=64,
-                num_inference_steps=STEPS, guidance_scale=SCALE, generator=torch.Generator().manual_seed(SEED),
-                output_type="np", callback_on_step_end=keep,
-            ).images[0]
-        tensors[f"{name}.latents"] = np.stack(states).astype(np.float32)
-        tensors[f"{name}.picture"] = np.ascontiguousarray(picture, np.float32)
-        print(name, [float(np.abs(s).max()) for s in states], picture.mean())
-    save_file(tensors, out)
+def embeds(family, parts, tokens):
+    """The prompt as the pipeline takes it."""
+    clip = lambda name, pad=small.END: parts[name](clip_ids(tokens, pad), output_hidden_states=True)
+    if family == "sd":
+        return {"prompt_embeds": clip("text_encoder").last_hidden_state}
+    first = clip("text_encoder")
+    if family == "flux":
+        t5 = parts["text_encoder_2"](t5_ids(tokens, 512)).last_hidden_state
+        return {"prompt_embeds": t5, "pooled_prompt_embeds": first.pooler_output}
+    second = clip("text_encoder_2", 0)
+    both = torch.cat([first.hidden_states[-2], second.hidden_states[-2]], -1)
+    if family == "sdxl":
+        return {"prompt_embeds": both, "pooled_prompt_embeds": second.text_embeds}
+    t5 = parts["text_encoder_3"](t5_ids(tokens, 256)).last_hidden_state
+    both = torch.nn.functional.pad(both, (0, t5.shape[-1] - both.shape[-1]))
+    pooled = torch.cat([first.text_embeds, second.text_embeds], -1)
+    return {"prompt_embeds": torch.cat([both, t5], 1), "pooled_prompt_embeds": pooled}
+
+
+def pipeline(family, parts, scheduler):
+    parts = {name: part for name, part in parts.items() if name != "controlnet"}
+    tokenizers = {name.replace("text_encoder", "tokenizer"): None for name in parts if name.startswith("text_encoder")}
+    made = {"scheduler": scheduler, **parts, **tokenizers}
+    if family == "sd":
+        made |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
+        return diffusers.StableDiffusionPipeline(**made)
+    if family == "sdxl":
+        return diffusers.StableDiffusionXLPipeline(**made, add_watermarker=False)
+    return {"sd3": diffusers.StableDiffusion3Pipeline, "flux": diffusers.FluxPipeline}[family](**made)
+
+
+def scheduler_of(family, kind, settings):
+    made = getattr(diffusers, kind)
+    if family == "sd3":
+        return made(shift=3.0, **settings)
+    if family == "flux":
+        return made(use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15, **settings)
+    return made(**BETAS, **settings)
+
+
+def draw(family, parts, kind, settings, variance_one):
+    pipe = pipeline(family, parts, scheduler_of(family, kind, settings))
+    pipe.set_progress_bar_config(disable=True)
+    states = []
+
+    def keep(pipe, step, timestep, values):
+        latents = values["latents"]
+        if family == "flux":
+            latents = pipe._unpack_latents(latents, 64, 64, pipe.vae_scale_factor)
+        sigma = sigma_after(pipe.scheduler, step)
+        states.append(latents[0].numpy() * ((1 + sigma**2) ** 0.5 if variance_one else 1))
+        return values
+
+    given = embeds(family, parts, PROMPT)
+    guidance = {"guidance_scale": 3.5 if family == "flux" else SCALE}
+    if family != "flux":
+        given |= {f"negative_{name}": value for name, value in embeds(family, parts, NEGATIVE).items()}
+    picture = pipe(
+        **given, **guidance, height=64, width=64, num_inference_steps=STEPS, generator=torch.Generator().manual_seed(SEED),
+        output_type="np", callback_on_step_end=keep, **({"eta": 0.3} if kind == "TCDScheduler" else {}),
+    ).images[0]
+    if len(states) > STEPS:  # two calls per step, but one in the last
+        states = states[1::2] + states[-1:]
+    return np.stack(states).astype(np.float32), np.ascontiguousarray((picture * 255).round().astype(np.uint8))
+
+
+def main(folder):
+    warnings.filterwarnings("ignore")
+    for family, cases in {"sd": SD, "sdxl": SDXL, "sd3": SD3, "flux": FLOW}.items():
+        parts, tensors = small.modules(family, "A" if family == "flux" else "B"), {}
+        for name, case in cases.items():
+            tensors[f"{name}.latents"], tensors[f"{name}.picture"] = draw(family, parts, *case)
+            print(family, name, [float(np.abs(state).max()) for state in tensors[f"{name}.latents"]])
+        save_file(tensors, f"{folder}/{family}.safetensors")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with torch.no_grad():
+        main(*sys.argv[1:])

@@ -11,7 +11,7 @@ use crate::{
 use sdrun::abi::Error;
 use sdrun_diffusion::{
     names,
-    pipeline::{self, Engines, Event, Parts, Picture, Request, Resolved},
+    pipeline::{self, Engines, Event, Files, Parts, Picture, Request, Resolved},
     sampler::Sampler,
     schedule::Schedule,
 };
@@ -167,7 +167,8 @@ fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
     let registry = context.registry()?;
     let task = context.task("opening the model");
     let host = task.host(context.cancel_flag());
-    let mut parts = Parts::open(&args.model, registry.paths(), &host)?;
+    let files = Files { model: Some(args.model.clone()), ..Files::default() };
+    let mut parts = Parts::open(&files, registry.paths(), &host)?;
     for lora in &args.loras {
         parts.add_adapter(&lora.file, lora.strength, lora.text_encoder_strength)?;
     }
@@ -184,10 +185,16 @@ fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
     let (mut networks, mut drawn, mut fault) = (Vec::new(), Vec::new(), None);
     let model = args.model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let mut hear = |event: Event<'_>| match event {
-        Event::Loaded { part, provider, device, built, seconds } => {
-            tracing::info!("{part} on {provider} ({device}) after {seconds:.1} s");
+        Event::Loaded { part, provider, device, precision, built, seconds } => {
+            tracing::info!("{part} on {provider} ({device}, {precision}) after {seconds:.1} s");
             let [part, provider, device] = [part, provider, device].map(str::to_string);
             networks.push(Network { part, provider, device, built, seconds });
+        }
+        Event::Widened { part, from } => {
+            tracing::warn!("{part} gave values that are not finite in {from}; it runs in fp32 now");
+        }
+        Event::Prompt { part, tokens, lost } if lost > 0 => {
+            tracing::warn!("{part} takes {} of the prompt's {tokens} tokens", tokens - lost);
         }
         Event::Step { picture, step, steps, .. } => {
             let what = format!("picture {} of {}, step {} of {steps}", picture + 1, request.count, step + 1);

@@ -6,6 +6,7 @@
 use crate::{
     latent::Latent,
     prediction::{Prediction, Time},
+    program::Program,
     sampler::Sampler,
     schedule::{Betas, Levels, Schedule, flow},
 };
@@ -19,24 +20,74 @@ pub struct Family {
     pub title: &'static str,
     /// Its text encoders, in the order in which the denoiser takes their states.
     pub encoders: &'static [Encoder],
-    /// The built-in model of its denoiser.
-    pub denoiser: &'static str,
-    /// The built-in model of its autoencoder's decoder.
-    pub vae_decoder: &'static str,
+    /// How their states become the denoiser's inputs.
+    pub conditioning: Conditioning,
+    /// Its denoiser.
+    pub denoiser: Component,
+    /// Its autoencoder.
+    pub autoencoder: Autoencoder,
     /// Its latents.
     pub latent: Latent,
     /// How many latents in each direction the host packs into one token. 1 if the denoiser takes latents as they are.
     pub pack: usize,
+    /// Width and height must be multiples of this many pixels.
+    pub multiple: usize,
     /// What the denoiser predicts, unless the checkpoint says otherwise.
     pub prediction: Prediction,
     /// Its noise levels.
     pub noise: NoiseLevels,
+    /// What its denoiser's `timestep` counts.
+    pub timestep: Timestep,
     /// Width and height it was trained for.
     pub size: usize,
     /// Its usual settings.
     pub defaults: Defaults,
     /// The usual guidance scale of models that take it as an input instead of predicting twice (Flux dev).
     pub distilled_guidance: Option<f64>,
+}
+
+/// A network of a family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Component {
+    /// Its name in a diffusers folder.
+    pub component: &'static str,
+    /// The built-in model.
+    pub model: &'static str,
+}
+
+/// The built-in models of an autoencoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Autoencoder {
+    /// From latents to pictures.
+    pub decoder: &'static str,
+    /// From pictures to latents.
+    pub encoder: &'static str,
+}
+
+/// How the states of text encoders become a denoiser's inputs. [`condition`](crate::text::condition) has the rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conditioning {
+    /// The states of the only encoder.
+    Plain,
+    /// Both encoders side by side, pooled states and sizes.
+    Sdxl,
+    /// CLIP encoders side by side, then T5, and pooled states. Encoders may be missing.
+    Sd3,
+    /// T5's states and CLIP's pooled ones.
+    Flux,
+    /// T5's states with a mask that shows one place of padding.
+    Chroma,
+    /// T5's states with their mask; the text is in lower case.
+    PixArt,
+}
+
+/// What a denoiser's `timestep` counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timestep {
+    /// Training steps, up to 1000.
+    Steps,
+    /// The noise level of a flow model, up to 1 (Flux, Chroma).
+    Level,
 }
 
 /// A text encoder of a family.
@@ -52,7 +103,8 @@ pub struct Encoder {
     pub states: States,
     /// Whether its pooled output is used.
     pub pooled: bool,
-    /// The longest prompt, in tokens. `None` if prompts are split into chunks of 75 tokens, so that any length fits.
+    /// The tokens that the model was trained with. Shorter prompts are padded to as many. `None` if prompts are split into chunks of
+    /// 75 tokens.
     pub tokens: Option<usize>,
 }
 
@@ -83,6 +135,15 @@ pub enum States {
 pub enum NoiseLevels {
     /// Levels of a diffusion with these betas in 1000 steps.
     Diffusion(Betas),
+    /// The same, rescaled so that the highest is almost only noise.
+    ZeroTerminalSnr(Betas),
+    /// Levels of Karras et al. (2022): Playground 2.5.
+    Edm {
+        /// The lowest.
+        min: f64,
+        /// The highest.
+        max: f64,
+    },
     /// Levels from 0 to 1 with a constant shift.
     Flow {
         /// The shift.
@@ -93,11 +154,17 @@ pub enum NoiseLevels {
 }
 
 impl NoiseLevels {
-    /// The table of levels for a picture with this many tokens.
-    pub fn levels(self, tokens: usize) -> Levels {
+    /// The table of levels for a picture with this many tokens. ComfyUI gives Flux dev pictures of every size the shift of
+    /// 1024 x 1024.
+    pub fn levels(self, tokens: usize, like: Option<Program>) -> Levels {
         match self {
             Self::Diffusion(betas) => Levels::diffusion(betas),
+            Self::ZeroTerminalSnr(betas) => Levels::zero_terminal_snr(betas),
+            Self::Edm { min, max } => Levels::edm(min, max),
             Self::Flow { shift } => Levels::flow(shift, 1000),
+            Self::FlowBySize if like == Some(Program::ComfyUi) => {
+                Levels::flow(flow::flux_shift(4096), 10_000)
+            }
             Self::FlowBySize => Levels::flow(flow::flux_shift(tokens), 1000),
         }
     }
@@ -138,6 +205,14 @@ const FLOW: Defaults = Defaults {
     time: Time::Fraction,
 };
 
+const SD_UNET: Component = Component { component: "unet", model: "sd15/unet" };
+const SD3_TRANSFORMER: Component = Component { component: "transformer", model: "sd3/medium" };
+
+const SD_VAE: Autoencoder = Autoencoder { decoder: "sd15/vae-decoder", encoder: "sd15/vae-encoder" };
+const SDXL_VAE: Autoencoder = Autoencoder { decoder: "sdxl/vae-decoder", encoder: "sdxl/vae-encoder" };
+const SD3_VAE: Autoencoder = Autoencoder { decoder: "sd3/vae-decoder", encoder: "sd3/vae-encoder" };
+const FLUX_VAE: Autoencoder = Autoencoder { decoder: "flux/vae-decoder", encoder: "flux/vae-encoder" };
+
 const CLIP_L: Encoder = Encoder {
     component: "text_encoder",
     model: "sd15/text-encoder",
@@ -171,12 +246,15 @@ pub const FAMILIES: [Family; 8] = [
         id: "sd15",
         title: "Stable Diffusion 1",
         encoders: &[CLIP_L],
-        denoiser: "sd15/unet",
-        vae_decoder: "sd15/vae-decoder",
+        conditioning: Conditioning::Plain,
+        denoiser: SD_UNET,
+        autoencoder: SD_VAE,
         latent: SD_LATENT,
         pack: 1,
+        multiple: 64,
         prediction: Prediction::Noise,
         noise: NoiseLevels::Diffusion(Betas::STABLE_DIFFUSION),
+        timestep: Timestep::Steps,
         size: 512,
         defaults: UNET,
         distilled_guidance: None,
@@ -185,12 +263,15 @@ pub const FAMILIES: [Family; 8] = [
         id: "sd21",
         title: "Stable Diffusion 2",
         encoders: &[Encoder { model: "sd21/text-encoder", vocabulary: Vocabulary::OpenClip, ..CLIP_L }],
-        denoiser: "sd21/unet",
-        vae_decoder: "sd15/vae-decoder",
+        conditioning: Conditioning::Plain,
+        denoiser: Component { model: "sd21/unet", ..SD_UNET },
+        autoencoder: SD_VAE,
         latent: SD_LATENT,
         pack: 1,
+        multiple: 64,
         prediction: Prediction::Velocity,
         noise: NoiseLevels::Diffusion(Betas::STABLE_DIFFUSION),
+        timestep: Timestep::Steps,
         size: 768,
         defaults: UNET,
         distilled_guidance: None,
@@ -199,12 +280,15 @@ pub const FAMILIES: [Family; 8] = [
         id: "sdxl",
         title: "Stable Diffusion XL",
         encoders: &[SDXL_CLIP_L, CLIP_G],
-        denoiser: "sdxl/unet",
-        vae_decoder: "sdxl/vae-decoder",
+        conditioning: Conditioning::Sdxl,
+        denoiser: Component { model: "sdxl/unet", ..SD_UNET },
+        autoencoder: SDXL_VAE,
         latent: SDXL_LATENT,
         pack: 1,
+        multiple: 32,
         prediction: Prediction::Noise,
         noise: NoiseLevels::Diffusion(Betas::STABLE_DIFFUSION),
+        timestep: Timestep::Steps,
         size: 1024,
         defaults: Defaults { scale: 6.0, ..UNET },
         distilled_guidance: None,
@@ -217,12 +301,15 @@ pub const FAMILIES: [Family; 8] = [
             CLIP_G,
             Encoder { component: "text_encoder_3", tokens: Some(256), ..T5 },
         ],
-        denoiser: "sd3/medium",
-        vae_decoder: "sd3/vae-decoder",
+        conditioning: Conditioning::Sd3,
+        denoiser: SD3_TRANSFORMER,
+        autoencoder: SD3_VAE,
         latent: SD3_LATENT,
         pack: 1,
+        multiple: 16,
         prediction: Prediction::Flow,
         noise: NoiseLevels::Flow { shift: 3.0 },
+        timestep: Timestep::Steps,
         size: 1024,
         defaults: FLOW,
         distilled_guidance: None,
@@ -231,12 +318,15 @@ pub const FAMILIES: [Family; 8] = [
         id: "flux-dev",
         title: "FLUX.1 dev",
         encoders: &[FLUX_CLIP, Encoder { component: "text_encoder_2", ..T5 }],
-        denoiser: "flux/dev",
-        vae_decoder: "flux/vae-decoder",
+        conditioning: Conditioning::Flux,
+        denoiser: Component { model: "flux/dev", ..SD3_TRANSFORMER },
+        autoencoder: FLUX_VAE,
         latent: FLUX_LATENT,
         pack: 2,
+        multiple: 16,
         prediction: Prediction::Flow,
         noise: NoiseLevels::FlowBySize,
+        timestep: Timestep::Level,
         size: 1024,
         defaults: Defaults { scale: 1.0, ..FLOW },
         distilled_guidance: Some(3.5),
@@ -245,12 +335,15 @@ pub const FAMILIES: [Family; 8] = [
         id: "flux-schnell",
         title: "FLUX.1 schnell",
         encoders: &[FLUX_CLIP, Encoder { component: "text_encoder_2", tokens: Some(256), ..T5 }],
-        denoiser: "flux/schnell",
-        vae_decoder: "flux/vae-decoder",
+        conditioning: Conditioning::Flux,
+        denoiser: Component { model: "flux/schnell", ..SD3_TRANSFORMER },
+        autoencoder: FLUX_VAE,
         latent: FLUX_LATENT,
         pack: 2,
+        multiple: 16,
         prediction: Prediction::Flow,
         noise: NoiseLevels::Flow { shift: 1.0 },
+        timestep: Timestep::Level,
         size: 1024,
         defaults: Defaults { steps: 4, scale: 1.0, ..FLOW },
         distilled_guidance: None,
@@ -259,12 +352,15 @@ pub const FAMILIES: [Family; 8] = [
         id: "chroma",
         title: "Chroma",
         encoders: &[Encoder { model: "t5-xxl-masked", ..T5 }],
-        denoiser: "chroma",
-        vae_decoder: "flux/vae-decoder",
+        conditioning: Conditioning::Chroma,
+        denoiser: Component { model: "chroma", ..SD3_TRANSFORMER },
+        autoencoder: FLUX_VAE,
         latent: FLUX_LATENT,
         pack: 2,
+        multiple: 16,
         prediction: Prediction::Flow,
         noise: NoiseLevels::Flow { shift: 1.0 },
+        timestep: Timestep::Level,
         size: 1024,
         defaults: Defaults { steps: 26, scale: 4.0, schedule: Schedule::Beta, ..FLOW },
         distilled_guidance: None,
@@ -273,12 +369,15 @@ pub const FAMILIES: [Family; 8] = [
         id: "pixart-sigma",
         title: "PixArt-Σ",
         encoders: &[Encoder { model: "t5-xxl-masked", tokens: Some(300), ..T5 }],
-        denoiser: "pixart/sigma",
-        vae_decoder: "sdxl/vae-decoder",
+        conditioning: Conditioning::PixArt,
+        denoiser: Component { model: "pixart/sigma", ..SD3_TRANSFORMER },
+        autoencoder: SDXL_VAE,
         latent: SDXL_LATENT,
         pack: 1,
+        multiple: 16,
         prediction: Prediction::Noise,
         noise: NoiseLevels::Diffusion(Betas::PIXART),
+        timestep: Timestep::Steps,
         size: 1024,
         defaults: Defaults { steps: 20, scale: 4.5, schedule: Schedule::Normal, ..UNET },
         distilled_guidance: None,
@@ -286,6 +385,11 @@ pub const FAMILIES: [Family; 8] = [
 ];
 
 impl Family {
+    /// Whether it works without this text encoder.
+    pub fn may_lack(&self, encoder: &Encoder) -> bool {
+        self.conditioning == Conditioning::Sd3 && self.encoders.contains(encoder)
+    }
+
     /// The family with this id.
     pub fn find(id: &str) -> Option<&'static Family> {
         FAMILIES.iter().find(|family| family.id == id)

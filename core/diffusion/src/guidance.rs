@@ -13,6 +13,9 @@ pub struct Guidance {
     pub rescale: f64,
     /// How to combine the two.
     pub rule: Rule,
+    /// From which share of the steps to which to guide, at most from 0 to 1. Other steps follow the prompt alone and take half the
+    /// time (Kynkäänniemi et al., 2024).
+    pub interval: (f64, f64),
 }
 
 /// A rule of guidance.
@@ -35,12 +38,18 @@ pub enum Rule {
 impl Guidance {
     /// Standard guidance.
     pub fn standard(scale: f64) -> Self {
-        Self { scale, rescale: 0.0, rule: Rule::Standard }
+        Self { scale, rescale: 0.0, rule: Rule::Standard, interval: (0.0, 1.0) }
     }
 
     /// Whether the negative prediction is needed.
     pub fn needs_both(&self) -> bool {
         self.scale != 1.0
+    }
+
+    /// Whether to guide in a step after this share of the steps.
+    pub fn applies(&self, share: f64) -> bool {
+        let (from, to) = self.interval;
+        self.needs_both() && share >= from && share < to
     }
 
     /// Returns the combined prediction.

@@ -27,18 +27,23 @@ impl Latent {
     }
 
     /// The shape `[channels, height, width]` of the latents of a picture of this size in pixels.
-    ///
-    /// # Errors
-    /// A side that is not a positive multiple of the factor.
-    pub fn shape(&self, width: usize, height: usize) -> Result<[usize; 3], SizeError> {
-        for (what, pixels) in [("width", width), ("height", height)] {
-            if pixels == 0 || !pixels.is_multiple_of(self.factor) {
-                let below = (pixels / self.factor * self.factor).max(self.factor);
-                return Err(SizeError { what, pixels, multiple: self.factor, below });
-            }
-        }
-        Ok([self.channels, height / self.factor, width / self.factor])
+    pub fn shape(&self, width: usize, height: usize) -> [usize; 3] {
+        [self.channels, height / self.factor, width / self.factor]
     }
+}
+
+/// Fails unless width and height are positive multiples of so many pixels.
+///
+/// # Errors
+/// The first side that is not.
+pub fn check_size(width: usize, height: usize, multiple: usize) -> Result<(), SizeError> {
+    for (what, pixels) in [("width", width), ("height", height)] {
+        if pixels == 0 || !pixels.is_multiple_of(multiple) {
+            let below = (pixels / multiple * multiple).max(multiple);
+            return Err(SizeError { what, pixels, multiple, below });
+        }
+    }
+    Ok(())
 }
 
 /// A size that a model cannot have.
@@ -120,10 +125,11 @@ mod tests {
 
     #[test]
     fn sizes_are_multiples() {
-        assert_eq!(SD.shape(512, 768), Ok([4, 96, 64]));
-        let error = SD.shape(516, 512).unwrap_err().to_string();
+        assert_eq!(SD.shape(512, 768), [4, 96, 64]);
+        assert_eq!(check_size(512, 768, 64), Ok(()));
+        let error = check_size(516, 512, 8).unwrap_err().to_string();
         assert_eq!(error, "the width 516 is not a positive multiple of 8: take 512 or 520");
-        assert!(SD.shape(512, 0).unwrap_err().to_string().contains("height 0"));
+        assert!(check_size(512, 0, 8).unwrap_err().to_string().contains("height 0"));
     }
 
     #[test]

@@ -26,11 +26,13 @@ const SAMPLERS: &[(Sampler, &[&str])] = &[
     (Sampler::DpmAdaptive, &["dpm_adaptive"]),
     (Sampler::DpmPp2s, &["dpmpp_2s", "DPMSolverSinglestepScheduler"]),
     (Sampler::DpmPp2sAncestral, &["dpmpp_2s_ancestral", "DPM++ 2S a", "dpm++2s_a"]),
+    (Sampler::DpmPp2sAncestralCfgPp, &["dpmpp_2s_ancestral_cfg_pp"]),
     (Sampler::DpmPpSde, &["dpmpp_sde", "dpmpp_sde_gpu", "DPM++ SDE", "DPMSolverSDEScheduler"]),
     (
         Sampler::DpmPp2m,
         &["dpmpp_2m", "DPM++ 2M", "dpm++2m", "DPMSolverMultistepScheduler", "EDMDPMSolverMultistepScheduler"],
     ),
+    (Sampler::DpmPp2mCfgPp, &["dpmpp_2m_cfg_pp"]),
     (
         Sampler::DpmPp2mSde,
         &[
@@ -56,8 +58,11 @@ const SAMPLERS: &[(Sampler, &[&str])] = &[
     (Sampler::Lcm, &["lcm", "LCMScheduler", "FlowMatchLCMScheduler", "scm", "SCMScheduler"]),
     (Sampler::Tcd, &["tcd", "TCDScheduler"]),
     (Sampler::ResMultistep, &["res_multistep"]),
+    (Sampler::ResMultistepCfgPp, &["res_multistep_cfg_pp"]),
     (Sampler::ResMultistepAncestral, &["res_multistep_ancestral"]),
+    (Sampler::ResMultistepAncestralCfgPp, &["res_multistep_ancestral_cfg_pp"]),
     (Sampler::GradientEstimation, &["gradient_estimation", "euler_ge"]),
+    (Sampler::GradientEstimationCfgPp, &["gradient_estimation_cfg_pp"]),
     (Sampler::ErSde, &["er_sde"]),
     (Sampler::ExpHeun2, &["exp_heun_2_x0"]),
     (Sampler::ExpHeun2Sde, &["exp_heun_2_x0_sde"]),

@@ -4,8 +4,8 @@ use crate::{EngineManifest, Model, Paths, Result};
 use sdrun_abi::{Error as AbiError, ErrorCode, Flow, Hint, Host};
 use sdrun_graph::{OpenOptions, WeightsPolicy};
 use sdrun_weights::{
-    Adapter, AdapterUse, Binding, Checkpoint, EmbeddingReport, LayerReport, SafetensorsWeights, WeightStack,
-    adapter::DoraRule, builtin, checkpoint::Unread, embedding::Embedding,
+    Adapter, AdapterUse, Binding, Checkpoint, Component, EmbeddingReport, LayerReport, SafetensorsWeights,
+    WeightStack, adapter::DoraRule, builtin, checkpoint::Unread, embedding::Embedding,
 };
 use serde::Serialize;
 use std::{
@@ -21,6 +21,8 @@ pub struct WeightFiles {
     /// `.onnx` file, the name of a built-in model, or `.safetensors` files whose tensors have the model's weight names. If
     /// there are several, the first one that contains this model's part of the pipeline is used.
     pub base: Vec<PathBuf>,
+    /// Which part of a pipeline the model is. `None` if names and shapes tell.
+    pub component: Option<Component>,
     /// Adapters to apply, in this order.
     pub adapters: Vec<AdapterFile>,
     /// Learned tokens for a text encoder.
@@ -136,7 +138,8 @@ impl WeightFiles {
     /// not fit the model; errors of reading files.
     pub fn of_model(&self, model: &Model, paths: &Paths, host: &dyn Host) -> Result<Weights> {
         let names = model.graph().weights().map(|(name, _)| name).collect();
-        let target = Target { binding: model.binding()?, names };
+        let mut target = Target { binding: model.binding()?, names };
+        target.binding.component = self.component.or(target.binding.component);
         let own = || Weights {
             stack: WeightStack::of_model(target.binding.clone(), model.weights()),
             model: None,

@@ -1,156 +1,206 @@
 //! The denoiser that samplers call: a network with guidance.
 
 use super::{
-    Error, Event, Part, Resolved, Result, cancelled,
-    encoder::Conditions,
+    Error, Resolved, Result,
+    encoder::{Conditions, Step},
+    inputs::{Layout, Role},
     network::{Network, Opener},
+    parts::Parts,
 };
 use crate::{
+    family::Timestep,
     guidance::Guidance,
-    prediction::{Prediction, Time},
-    sampler::Denoiser,
+    prediction::{Prediction, Time, consistent},
+    program::Program,
+    sampler::{Denoiser, Sampler},
     schedule::Levels,
     text::condition::Condition,
 };
-use sdrun::{Shapes, Tensors, abi::Host};
+use sdrun::{Shapes, Tensors};
 
-/// Opens the denoiser for latents of `shape`. If guidance needs the negative prompt, each run makes both predictions.
-pub(super) fn open(
-    open: &Opener<'_>,
-    part: &Part,
-    conditions: &Conditions,
-    [channels, height, width]: [usize; 3],
-    event: &mut dyn FnMut(Event<'_>),
-) -> Result<Network> {
-    let batch = if conditions.steps.iter().any(|(_, without)| without.is_some()) { 2 } else { 1 };
-    let Some(first) = conditions.all.first() else {
-        return Err(Error::invalid("there is no prompt"));
-    };
-    let mut shapes = Shapes::from([
-        ("sample".into(), vec![batch, channels, height, width]),
-        ("encoder_hidden_states".into(), vec![batch, first.places, first.width()]),
-    ]);
-    for (spec, dims) in part.model.inputs() {
-        // Some graphs take one number, others a list of one.
-        if spec.name == "timestep" && dims.len() == 1 {
-            shapes.insert("timestep".into(), vec![1]);
-        }
-    }
-    if let Some(pooled) = &first.pooled {
-        shapes.insert("text_embeds".into(), vec![batch, pooled.len()]);
-    }
-    if let Some(ids) = &first.time_ids {
-        shapes.insert("time_ids".into(), vec![batch, ids.len()]);
-    }
-    open.network(part, shapes, event)
+/// What a run of the sampler has besides its state.
+#[derive(Clone, Copy)]
+pub(super) struct Course<'a> {
+    pub(super) parts: &'a Parts,
+    pub(super) request: &'a Resolved,
+    pub(super) levels: &'a Levels,
+    pub(super) sigmas: &'a [f64],
+    pub(super) conditions: &'a Conditions,
+    /// The conditions of its steps.
+    pub(super) steps: &'a [Step],
+    /// Latents `[channels, height, width]`.
+    pub(super) shape: [usize; 3],
 }
 
 /// The denoiser of a run.
 pub(super) struct Guided<'a> {
-    network: Network,
-    levels: &'a Levels,
-    sigmas: &'a [f64],
+    network: Network<'a>,
+    course: Course<'a>,
     prediction: Prediction,
     time: Time,
+    timestep: Timestep,
     guidance: Guidance,
-    conditions: &'a Conditions,
-    /// The conditions that are in `inputs`, as in [`Conditions::steps`].
-    current: Option<(usize, Option<usize>)>,
+    layout: Layout,
+    roles: Vec<(String, Role)>,
+    /// The conditions in `inputs`.
+    current: Vec<usize>,
     inputs: Tensors,
-    host: &'a dyn Host,
 }
 
 impl<'a> Guided<'a> {
-    pub(super) fn new(
-        network: Network,
-        conditions: &'a Conditions,
-        request: &Resolved,
-        levels: &'a Levels,
-        sigmas: &'a [f64],
-        host: &'a dyn Host,
-    ) -> Self {
-        Guided {
+    /// Loads the denoiser.
+    ///
+    /// A prompt and its negative prompt run as one batch. Several parts of a prompt, or guidance in only some of the steps, run one
+    /// after the other, so that one engine serves all steps.
+    pub(super) fn open(open: &'a Opener<'a>, course: Course<'a>) -> Result<Self> {
+        let Course { parts, request, conditions, steps, shape, .. } = course;
+        let Some(first) = conditions.all.first() else {
+            return Err(Error::invalid("there is no prompt"));
+        };
+        let is_pair = |step: &Step| step.with.len() == 1 && step.without.is_some();
+        let in_all = request.guidance.interval == (0.0, 1.0);
+        let batch = if in_all && steps.iter().all(is_pair) { 2 } else { 1 };
+        let family = parts.family;
+        let layout = Layout { batch, latents: shape, pack: family.pack, factor: family.latent.factor };
+        let (roles, shapes) = layout.inputs(&parts.denoiser, first, &Shapes::new())?;
+        let network = open.network(&parts.denoiser, shapes)?;
+        let scale = request.guidance.scale * request.sampler.guidance_factor();
+        let mut guided = Guided {
             network,
-            levels,
-            sigmas,
+            course,
             prediction: request.prediction,
             time: request.time,
-            guidance: Guidance {
-                scale: request.guidance.scale * request.sampler.guidance_factor(),
-                ..request.guidance
-            },
-            conditions,
-            current: None,
+            timestep: family.timestep,
+            guidance: Guidance { scale, ..request.guidance },
+            layout,
+            roles,
+            current: Vec::new(),
             inputs: Tensors::new(),
-            host,
-        }
+        };
+        guided.fill()?;
+        Ok(guided)
     }
 
-    /// Puts the conditions of the step at level `sigma` into the inputs, the negative prompt first, as diffusers does. Returns whether
-    /// there is a negative prompt.
-    fn condition(&mut self, sigma: f64) -> Result<bool> {
-        let step = self.sigmas.iter().skip(1).take_while(|next| **next >= sigma).count();
-        let (with, without) = self
-            .conditions
-            .steps
-            .get(step)
-            .or(self.conditions.steps.last())
-            .copied()
-            .ok_or_else(|| Error::invalid("there are no steps"))?;
-        if self.current == Some((with, without)) {
-            return Ok(without.is_some());
+    /// Fills the inputs that stay the same.
+    fn fill(&mut self) -> Result<()> {
+        for (name, role) in &self.roles {
+            let count = self.network.shape(name)?.iter().product();
+            let values = match role {
+                Role::ImageIds => self.layout.image_ids(),
+                Role::TextIds => vec![0.0; count],
+                Role::Guidance => vec![self.course.request.distilled_guidance.unwrap_or(1.0) as f32; count],
+                _ => continue,
+            };
+            self.inputs.insert(name.clone(), self.network.input(name, &values)?);
         }
-        let rows: Vec<&Condition> =
-            without.into_iter().chain([with]).filter_map(|index| self.conditions.all.get(index)).collect();
-        let joined = |take: &dyn Fn(&Condition) -> Option<&[f32]>| -> Option<Vec<f32>> {
-            rows.iter().map(|row| take(row)).collect::<Option<Vec<_>>>().map(|rows| rows.concat())
-        };
-        let tensors: [(&str, Option<Vec<f32>>); 3] = [
-            ("encoder_hidden_states", joined(&|row| Some(&row.hidden))),
-            ("text_embeds", joined(&|row| row.pooled.as_deref())),
-            ("time_ids", joined(&|row| row.time_ids.as_deref())),
-        ];
-        for (name, values) in tensors {
-            if let Some(values) = values {
-                self.inputs.insert(name.into(), self.network.input(name, &values)?);
+        Ok(())
+    }
+
+    /// Puts conditions into the inputs.
+    fn condition(&mut self, rows: &[usize]) -> Result<()> {
+        if self.current == rows {
+            return Ok(());
+        }
+        let all = &self.course.conditions.all;
+        let rows_of: Vec<&Condition> = rows.iter().filter_map(|index| all.get(*index)).collect();
+        for (name, role) in &self.roles {
+            let of = |condition: &Condition| -> Option<Vec<f32>> {
+                match role {
+                    Role::Text => Some(condition.hidden.clone()),
+                    Role::Pooled => condition.pooled.clone(),
+                    Role::Sizes => condition.time_ids.clone(),
+                    Role::Mask => {
+                        condition.mask.as_ref().map(|mask| mask.iter().map(|bit| *bit as f32).collect())
+                    }
+                    _ => None,
+                }
+            };
+            if let Some(values) = rows_of.iter().map(|row| of(row)).collect::<Option<Vec<_>>>() {
+                self.inputs.insert(name.clone(), self.network.input(name, &values.concat())?);
             }
         }
-        self.current = Some((with, without));
-        Ok(without.is_some())
+        self.current = rows.to_vec();
+        Ok(())
+    }
+
+    /// Runs the network for these conditions, one prediction for each.
+    fn outputs(&mut self, rows: &[usize], latents: &[f32], time: f64) -> Result<Vec<Vec<f32>>> {
+        let mut outputs = Vec::with_capacity(rows.len());
+        for rows in rows.chunks(self.layout.batch) {
+            self.condition(rows)?;
+            for (name, role) in &self.roles {
+                let values = match role {
+                    Role::Latents => latents.repeat(rows.len()),
+                    Role::Time => vec![time as f32; self.network.shape(name)?.iter().product()],
+                    _ => continue,
+                };
+                self.inputs.insert(name.clone(), self.network.input(name, &values)?);
+            }
+            let first = self.network.outputs().first().cloned().unwrap_or_default();
+            let output = self.network.run(&self.inputs, &[&first])?.pop().unwrap_or_default();
+            let size = output.len() / rows.len();
+            let len: usize = self.course.shape.iter().product();
+            if size < len {
+                let message = format!("the denoiser returned {size} numbers for {len} latents");
+                return Err(Error::invalid(message));
+            }
+            outputs.extend(output.chunks(size).map(|one| self.layout.unpacked(one, self.course.shape)));
+        }
+        Ok(outputs)
     }
 
     /// The network's predictions for the prompt and, if guidance needs it, for the negative prompt.
     fn predict(&mut self, x: &[f32], sigma: f64) -> Result<(Vec<f32>, Option<Vec<f32>>)> {
-        cancelled(self.host)?;
-        let both = self.condition(sigma)?;
+        let Course { sigmas, steps, levels, .. } = self.course;
+        let index = sigmas.iter().skip(1).take_while(|next| **next >= sigma).count();
+        let Some(step) = steps.get(index).or(steps.last()) else {
+            return Err(Error::invalid("there are no steps"));
+        };
+        let share = index as f64 / (sigmas.len() - 1).max(1) as f64;
+        let without = step.without.filter(|_| self.guidance.applies(share));
         let scale = self.prediction.input_scale(sigma);
-        let mut sample: Vec<f32> = x.iter().map(|x| (f64::from(*x) * scale) as f32).collect();
-        if both {
-            sample.extend_from_within(..);
-        }
-        let time = self.prediction.time(sigma, self.levels, self.time) as f32;
-        self.inputs.insert("sample".into(), self.network.input("sample", &sample)?);
-        self.inputs.insert("timestep".into(), self.network.input("timestep", &[time])?);
-        let mut output =
-            self.network.run(&self.inputs, &["out_sample"], self.host)?.pop().unwrap_or_default();
-        if output.len() != sample.len() {
-            let message =
-                format!("the denoiser returned {} numbers for {} latents", output.len(), sample.len());
-            return Err(Error::invalid(message));
-        }
-        if !both {
-            return Ok((output, None));
-        }
-        let with = output.split_off(x.len());
-        Ok((with, Some(output)))
+        let scaled: Vec<f32> = x.iter().map(|x| (f64::from(*x) * scale) as f32).collect();
+        let time = match self.timestep {
+            Timestep::Steps => self.prediction.time(sigma, levels, self.time),
+            Timestep::Level => sigma,
+        };
+        let rows: Vec<usize> = without.into_iter().chain(step.with.iter().map(|(row, _)| *row)).collect();
+        let latents = self.layout.packed(&scaled);
+        let mut outputs = self.outputs(&rows, &latents, time)?;
+        let without = without.map(|_| outputs.remove(0));
+        let with = joined(&step.with, outputs, without.as_deref());
+        Ok((with, without))
     }
 
     /// The clean state that a prediction stands for.
     fn clean(&self, x: &[f32], output: &[f32], sigma: f64) -> Vec<f32> {
-        let (keep, change) = self.prediction.denoised(sigma);
+        let (mut keep, mut change) = self.prediction.denoised(sigma);
+        let Resolved { sampler, options, .. } = self.course.request;
+        if *sampler == Sampler::Lcm && options.program != Program::ComfyUi {
+            let step = self.course.levels.step(sigma);
+            let (state, clean) = consistent(sigma, step);
+            (keep, change) = (state + clean * keep, clean * change);
+        }
         let clean = |(x, out): (&f32, &f32)| (keep * f64::from(*x) + change * f64::from(*out)) as f32;
         x.iter().zip(output).map(clean).collect()
     }
+}
+
+/// The prediction for a prompt of several parts: `u + Σ w (c - u)` for parts `c` and the negative prompt `u` (A1111's `AND`, after
+/// Liu et al., 2022), or the weighted sum without a negative prompt.
+fn joined(parts: &[(usize, f64)], mut outputs: Vec<Vec<f32>>, without: Option<&[f32]>) -> Vec<f32> {
+    if let [(_, 1.0)] = parts {
+        return outputs.pop().unwrap_or_default();
+    }
+    let zeros = vec![0.0; outputs.first().map_or(0, Vec::len)];
+    let base = without.unwrap_or(&zeros);
+    let mut sum: Vec<f64> = base.iter().map(|u| f64::from(*u)).collect();
+    for ((_, weight), output) in parts.iter().zip(&outputs) {
+        for ((sum, c), u) in sum.iter_mut().zip(output).zip(base) {
+            *sum += weight * (f64::from(*c) - f64::from(*u));
+        }
+    }
+    sum.into_iter().map(|value| value as f32).collect()
 }
 
 impl Denoiser for Guided<'_> {

@@ -1,131 +1,227 @@
 //! Prompts to conditions, through the text encoders.
 
-use super::{Error, Event, Part, Parts, Resolved, Result, cancelled, network::Opener};
+use super::{
+    Error, Event, Parts, Resolved, Result,
+    network::{Network, Opener},
+    parts::TextEncoder,
+    words::{Divided, Ids, divided},
+};
 use crate::{
-    family::{Encoder, States as Which, Vocabulary},
-    prompt::{Pass, schedule, weighted},
+    family::{Conditioning, Encoder, Family, States as Which},
+    program::Program,
+    prompt::{self, Pass, schedule},
     text::{
-        chunks::{self, Chunks, Marks, Rules, equalize},
-        condition::{self, Condition, Sizes},
-        emphasis::Emphasis,
-        encode::{Output, States, encode_chunks},
-        tokenizer::Tokenizer,
+        chunks,
+        condition::{self, Condition, Sd3, Sizes},
+        encode::{Output, Request, States, encode_chunks, encode_sequence},
+        sequence::Sequence,
     },
 };
 use sdrun::{HostTensor, Shapes, Tensors, abi};
 
+/// The conditions of a step, as indices into [`Conditions::all`].
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Step {
+    /// The prompt's parts with their weights: several if `AND` joins them.
+    pub(super) with: Vec<(usize, f64)>,
+    /// The negative prompt, if guidance needs it.
+    pub(super) without: Option<usize>,
+}
+
 /// The conditions of a run.
 pub(super) struct Conditions {
-    /// For each step, indices into `all`: the prompt's, and the negative prompt's if guidance needs it.
-    pub(super) steps: Vec<(usize, Option<usize>)>,
+    /// For each pass, one for each step.
+    pub(super) steps: Vec<Vec<Step>>,
     /// All conditions. They have the same number of places.
     pub(super) all: Vec<Condition>,
 }
 
-/// Encodes the prompts. The encoders are dropped afterwards.
+/// Encodes the prompts for passes of the sampler. The encoders are dropped afterwards.
 pub(super) fn conditions(
     open: &Opener<'_>,
     parts: &Parts,
     request: &Resolved,
-    event: &mut dyn FnMut(Event<'_>),
+    passes: &[Pass],
 ) -> Result<Conditions> {
     let mut texts: Vec<String> = Vec::new();
-    let mut index = |text: String| {
-        texts.iter().position(|known| *known == text).unwrap_or_else(|| {
-            texts.push(text);
+    let steps = passes.iter().map(|pass| planned(request, *pass, &mut texts)).collect();
+    let mut encoded = Vec::new();
+    for (encoder, found) in parts.family.encoders.iter().zip(&parts.encoders) {
+        encoded.push(match found {
+            Some(found) => Some(of_encoder(open, parts, found, encoder, request, &texts)?),
+            None => None,
+        });
+    }
+    let mut all = Vec::new();
+    for text in 0..texts.len() {
+        let states = encoded.iter().map(|of| of.as_ref().map(|of| of.states[text].clone())).collect();
+        let sequence = encoded.iter().flatten().find_map(|of| of.sequences.get(text));
+        all.push(condition(parts.family, request, states, sequence)?);
+    }
+    Ok(Conditions { steps, all })
+}
+
+/// Which texts each step needs. Adds them to `texts`.
+fn planned(request: &Resolved, pass: Pass, texts: &mut Vec<String>) -> Vec<Step> {
+    let mut index = |text: &str| {
+        texts.iter().position(|known| known == text).unwrap_or_else(|| {
+            texts.push(text.into());
             texts.len() - 1
         })
     };
-    let [with, without] = [&request.prompt, &request.negative].map(|prompt| {
-        let pass = Pass::First { steps: request.steps };
-        schedule(prompt, pass)
-    });
+    let of = |text: &str| -> Vec<(usize, String)> {
+        if request.syntax.has_schedules() { schedule(text, pass) } else { vec![(usize::MAX, text.into())] }
+    };
     let at = |plan: &[(usize, String)], step: usize| {
         let found = plan.iter().find(|(until, _)| step < *until).or(plan.last());
         found.map(|(_, text)| text.clone()).unwrap_or_default()
     };
-    let steps: Vec<(usize, Option<usize>)> = (0..request.steps)
-        .map(|step| {
-            let negative = request.guidance.needs_both().then(|| index(at(&without, step)));
-            (index(at(&with, step)), negative)
-        })
-        .collect();
-
-    let mut states: Vec<Vec<States>> = Vec::new();
-    for (encoder, part) in parts.family.encoders.iter().zip(&parts.encoders) {
-        let prompts = divided(&texts, &parts.tokenizer, encoder)?;
-        states.push(encoded(open, part, encoder, request, &prompts, event)?);
-    }
-    let all = (0..texts.len()).map(|text| {
-        let mut of_text = states.iter().map(|of_encoder| of_encoder[text].clone());
-        match (of_text.next(), of_text.next()) {
-            (Some(clip_l), Some(big_g)) => {
-                let size = Sizes::whole(request.height as u32, request.width as u32);
-                Ok(condition::sdxl(&clip_l, big_g, size)?)
-            }
-            (Some(only), None) => Ok(condition::plain(only)),
-            _ => Err(abi::Error::internal("a family has text encoders").into()),
+    let with: Vec<_> = match request.syntax.has_schedules() {
+        true => {
+            prompt::parts(&request.prompt).into_iter().map(|part| (of(&part.text), part.weight)).collect()
         }
-    });
-    Ok(Conditions { steps, all: all.collect::<Result<_>>()? })
+        false => vec![(of(&request.prompt), 1.0)],
+    };
+    let without = of(&request.negative);
+    (0..pass.steps())
+        .map(|step| {
+            // The negative prompt comes first, as in diffusers' batches.
+            let without = request.guidance.needs_both().then(|| index(&at(&without, step)));
+            let with = with.iter().map(|(plan, weight)| (index(&at(plan, step)), *weight)).collect();
+            Step { with, without }
+        })
+        .collect()
 }
 
-/// Divides all texts into the same number of chunks.
-fn divided(texts: &[String], tokenizer: &Tokenizer, encoder: &Encoder) -> Result<Vec<Chunks>> {
-    let ends = |ids: &[i64], default| ids.first().copied().unwrap_or(default);
-    let (start, end) =
-        (ends(tokenizer.before(), Marks::CLIP_L.start), ends(tokenizer.after(), Marks::CLIP_L.end));
-    let pad = if encoder.vocabulary == Vocabulary::OpenClip { 0 } else { end };
-    let marks = Marks { start, end, pad };
-    let divide = |text: &String| chunks::chunks(Rules::A1111, &weighted(text), tokenizer, marks, &[]);
-    let mut prompts = texts.iter().map(divide).collect::<Result<Vec<_>, _>>()?;
-    equalize(&mut prompts);
-    Ok(prompts)
+/// What one encoder returns for all texts.
+struct Encoded {
+    states: Vec<States>,
+    /// The texts as sequences, if the encoder takes sequences.
+    sequences: Vec<Sequence>,
 }
 
-/// The states of all prompts. The engine takes one chunk at a time, so one engine serves prompts of any length.
-fn encoded(
+fn of_encoder(
     open: &Opener<'_>,
-    part: &Part,
+    parts: &Parts,
+    TextEncoder { part, tokenizer }: &TextEncoder,
     encoder: &Encoder,
     request: &Resolved,
-    prompts: &[Chunks],
-    event: &mut dyn FnMut(Event<'_>),
-) -> Result<Vec<States>> {
-    let shapes = Shapes::from([("input_ids".into(), vec![1, chunks::LENGTH])]);
-    let mut network = open.network(part, shapes, event)?;
-    let names = network.outputs();
+    texts: &[String],
+) -> Result<Encoded> {
+    let Divided { ids, tokens, lost, embeddings } = divided(texts, tokenizer, encoder, parts, request)?;
+    open.tell(Event::Prompt { part: &part.name, tokens, lost });
+    let mut weights = part.weights.clone();
+    weights.embeddings.extend(embeddings);
+    let has_mask = part.model.inputs().iter().any(|(spec, _)| spec.name == MASK);
+    let length = match &ids {
+        Ids::Chunks(_) => chunks::LENGTH,
+        Ids::Sequences(all) => all.first().map_or(0, |sequence| sequence.ids.len()),
+    };
+    let mut shapes = Shapes::from([(TOKENS.into(), vec![1, length])]);
+    if has_mask {
+        shapes.insert(MASK.into(), vec![1, length]);
+    }
+    let network = open.network_with(part, weights, shapes)?;
     let layer = match encoder.states {
         Which::Penultimate => 2,
-        Which::None | Which::Last => request.clip_skip,
+        Which::None => 1,
+        Which::Last => request.clip_skip,
     };
-    let hidden = hidden_output(names, layer, encoder.states).ok_or_else(|| {
-        let message =
-            format!("its graph gives no states of layer {layer} from the end, only {}", names.join(", "));
-        Error::of(&part.name)(abi::Error::unsupported(message).into())
-    })?;
-    let pooled = encoder
-        .pooled
-        .then(|| ["text_embeds", "pooler_output"].into_iter().find(|name| names.iter().any(|n| n == name)))
-        .flatten();
-    let outputs: Vec<&str> = [Some(hidden.as_str()), pooled].into_iter().flatten().collect();
-    let mut all = Vec::new();
-    for prompt in prompts {
-        let states = encode_chunks(prompt, Emphasis::Original, layer, |asked| -> Result<Output> {
-            let mut out = Output::default();
-            for row in asked.ids.chunks(chunks::LENGTH) {
-                cancelled(open.host)?;
-                let ids = HostTensor::from_i64(vec![1, row.len()], row)?;
-                let inputs = Tensors::from([("input_ids".to_string(), ids)]);
-                let mut found = network.run(&inputs, &outputs, open.host)?.into_iter();
-                out.hidden.extend(found.next().unwrap_or_default());
-                out.pooled.extend(found.next().unwrap_or_default());
-            }
-            Ok(out)
-        })?;
-        all.push(states);
+    let mut run = Run::new(network, encoder, layer)?;
+    match ids {
+        Ids::Chunks(prompts) => {
+            let emphasis = request.syntax.emphasis();
+            let of =
+                |prompt: &chunks::Chunks| encode_chunks(prompt, emphasis, layer, |asked| run.encode(asked));
+            let states = prompts.iter().map(of).collect::<Result<_, _>>()?;
+            Ok(Encoded { states, sequences: Vec::new() })
+        }
+        Ids::Sequences(sequences) => {
+            let emphasis = request.syntax.sequence_emphasis();
+            let of =
+                |prompt: &Sequence| encode_sequence(prompt, emphasis, has_mask, |asked| run.encode(asked));
+            let states = sequences.iter().map(of).collect::<Result<_, _>>()?;
+            Ok(Encoded { states, sequences })
+        }
     }
-    Ok(all)
+}
+
+const TOKENS: &str = "input_ids";
+const MASK: &str = "attention_mask";
+
+/// A loaded encoder. The engine takes one row at a time, so one engine serves prompts of any length.
+struct Run<'a> {
+    network: Network<'a>,
+    /// Hidden states, then pooled ones if they are used.
+    outputs: Vec<String>,
+}
+
+impl<'a> Run<'a> {
+    fn new(network: Network<'a>, encoder: &Encoder, layer: usize) -> Result<Self> {
+        let names = network.outputs();
+        let has = |name: &&str| names.iter().any(|known| known == name);
+        let hidden = hidden_output(names, layer, encoder.states).ok_or_else(|| {
+            let message =
+                format!("its graph gives no states of layer {layer} from the end, only {}", names.join(", "));
+            Error::of(encoder.component)(abi::Error::unsupported(message).into())
+        })?;
+        let pooled = ["text_embeds", "pooler_output"].into_iter().find(has).filter(|_| encoder.pooled);
+        let outputs = [Some(hidden), pooled.map(str::to_string)].into_iter().flatten().collect();
+        Ok(Run { network, outputs })
+    }
+
+    fn encode(&mut self, asked: &Request<'_>) -> Result<Output> {
+        let mut out = Output::default();
+        let length = asked.ids.len() / asked.batch.max(1);
+        let names: Vec<&str> = self.outputs.iter().map(String::as_str).collect();
+        for row in 0..asked.batch {
+            let at = row * length..(row + 1) * length;
+            let tensor = |values: &[i64]| HostTensor::from_i64(vec![1, length], &values[at.clone()]);
+            let mut inputs = Tensors::from([(TOKENS.to_string(), tensor(asked.ids)?)]);
+            if let Some(mask) = asked.mask {
+                inputs.insert(MASK.into(), tensor(mask)?);
+            }
+            let mut found = self.network.run(&inputs, &names)?.into_iter();
+            out.hidden.extend(found.next().unwrap_or_default());
+            out.pooled.extend(found.next().unwrap_or_default());
+        }
+        Ok(out)
+    }
+}
+
+/// The denoiser's inputs for one text. `states` has a place for each encoder of the family.
+fn condition(
+    family: &Family,
+    request: &Resolved,
+    states: Vec<Option<States>>,
+    sequence: Option<&Sequence>,
+) -> Result<Condition> {
+    let mut states = states.into_iter();
+    let mut next = || states.next().flatten();
+    let absent = || Error::invalid("a text encoder is missing");
+    let sequence = || sequence.ok_or_else(|| Error::invalid("the text encoder takes no sequence"));
+    Ok(match family.conditioning {
+        Conditioning::Plain => condition::plain(next().ok_or_else(absent)?),
+        Conditioning::Sdxl => {
+            let (clip_l, big_g) = (next().ok_or_else(absent)?, next().ok_or_else(absent)?);
+            let sizes = Sizes::whole(request.height as u32, request.width as u32);
+            condition::sdxl(&clip_l, big_g, sizes)?
+        }
+        Conditioning::Sd3 => {
+            let like_comfy = request.like == Some(Program::ComfyUi);
+            let sizes = Sd3 { without_t5: if like_comfy { 0 } else { 256 }, ..Sd3::STANDARD };
+            let (clip_l, big_g, t5) = (next(), next(), next());
+            // The width of the sequence is T5's. Small models have their own.
+            let joint = t5.as_ref().map_or(sizes.joint, States::width);
+            condition::sd3(Sd3 { joint, ..sizes }, clip_l, big_g, t5)?
+        }
+        Conditioning::Flux => condition::flux(next().ok_or_else(absent)?, next().ok_or_else(absent)?)?,
+        Conditioning::Chroma => {
+            let tokens = (request.width / 16) * (request.height / 16);
+            condition::chroma(sequence()?, next().ok_or_else(absent)?, tokens)
+        }
+        Conditioning::PixArt => condition::pixart(sequence()?, next().ok_or_else(absent)?),
+    })
 }
 
 /// The output with the hidden states of a layer, counted from the last, which is 1. Optimum's exports give all layers as

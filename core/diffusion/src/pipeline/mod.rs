@@ -4,27 +4,31 @@
 //! decodes. A network is loaded when it is needed and dropped as soon as it no longer is. Each picture has its own stream of noise,
 //! so neither the number of pictures nor the provider changes it.
 
+mod checkpoint;
 mod denoiser;
+mod draw;
 mod encoder;
+mod inputs;
 mod network;
 mod parts;
 mod request;
+mod source;
+mod vocabulary;
+mod words;
 
+pub use draw::generate;
 pub use network::Engines;
-pub use parts::{Part, Parts};
+pub use parts::{Files, Part, Parts, TextEncoder};
 pub use request::{Request, Resolved};
+pub use words::{Syntax, Word};
 
 use crate::{
-    latent::{self, Rounding, SizeError},
-    noise::{BrownianTree, TorchCpu},
-    prediction::noised,
-    program::Program,
-    sampler::{Noise, Path},
+    family::Family,
+    latent::SizeError,
     text::{chunks::ChunkError, condition::ConditionError, encode::EncodeError, tokenizer::TokenizerError},
 };
-use denoiser::Guided;
-use network::Network;
-use sdrun::{Registry, Shapes, abi};
+use sdrun::abi::{self, Precision};
+use std::path::PathBuf;
 
 /// Why no picture was made.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +41,19 @@ pub enum Error {
         part: String,
         /// Why.
         error: Box<sdrun::Error>,
+    },
+    /// No file holds a network that the model needs.
+    #[error("{} needs {component}, and {}", family.title, match file {
+        Some(file) => format!("{} does not hold it", file.display()),
+        None => "no file was given for it".into(),
+    })]
+    Missing {
+        /// The network's name, as in a diffusers folder.
+        component: String,
+        /// The family.
+        family: &'static Family,
+        /// The checkpoint, if there is one.
+        file: Option<PathBuf>,
     },
     /// The request and the model do not fit.
     #[error(transparent)]
@@ -79,7 +96,10 @@ impl Error {
 
     /// What kind of failure it is.
     pub fn code(&self) -> abi::ErrorCode {
-        self.core().map_or(abi::ErrorCode::InvalidArgument, sdrun::Error::code)
+        match self {
+            Error::Missing { .. } => abi::ErrorCode::NotFound,
+            _ => self.core().map_or(abi::ErrorCode::InvalidArgument, sdrun::Error::code),
+        }
     }
 
     /// What to do about it.
@@ -120,6 +140,15 @@ pub struct Picture {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
+    /// Prompts are divided into tokens.
+    Prompt {
+        /// The text encoder's name, as in a diffusers folder.
+        part: &'a str,
+        /// Tokens of the longest text.
+        tokens: usize,
+        /// Tokens that the model will not see.
+        lost: usize,
+    },
     /// A network is loaded.
     Loaded {
         /// The network's name, as in a diffusers folder.
@@ -128,10 +157,19 @@ pub enum Event<'a> {
         provider: &'a str,
         /// The name of its device.
         device: &'a str,
+        /// The precision of its engine.
+        precision: Precision,
         /// Whether the engine was built now rather than taken from the cache.
         built: bool,
         /// How long it took.
         seconds: f64,
+    },
+    /// A network returned values that are not finite, and runs again in fp32.
+    Widened {
+        /// The network's name, as in a diffusers folder.
+        part: &'a str,
+        /// The precision it ran in.
+        from: Precision,
     },
     /// A step is done.
     Step {
@@ -146,122 +184,4 @@ pub enum Event<'a> {
     },
     /// A picture is done.
     Picture(Picture),
-}
-
-/// Draws the pictures of a request. `event` receives progress, and each picture as soon as it is done. `host` receives logs and can
-/// cancel.
-///
-/// # Errors
-/// The first error. `event` has received the pictures that were done before it.
-pub fn generate(
-    registry: &Registry,
-    parts: &Parts,
-    request: &Resolved,
-    engines: &Engines,
-    host: &dyn abi::Host,
-    event: &mut dyn FnMut(Event<'_>),
-) -> Result<()> {
-    let family = parts.family;
-    let shape = family.latent.shape(request.width, request.height)?;
-    let open = network::Opener { registry, engines, host };
-    let conditions = encoder::conditions(&open, parts, request, event)?;
-
-    let tokens = shape[1] * shape[2] / (family.pack * family.pack);
-    let levels = family.noise.levels(tokens);
-    let sigmas = request.sigmas(&levels, tokens);
-    let steps = sigmas.len().saturating_sub(1);
-    let path = Path { sigmas: &sigmas, levels: &levels };
-    let first = sigmas.first().copied().unwrap_or_default();
-    let len = shape.iter().product();
-
-    let network = denoiser::open(&open, &parts.denoiser, &conditions, shape, event)?;
-    let mut denoiser = Some(Guided::new(network, &conditions, request, &levels, &sigmas, host));
-    let mut decoder = None;
-    for picture in 0..request.count {
-        let Some(mut guided) = denoiser.take() else { break };
-        let seed = request.seed.wrapping_add(picture as u64);
-        let mut stream = TorchCpu::new(seed);
-        let mut noise = vec![0.0; len];
-        stream.randn(&mut noise);
-        let full = request.starts_full(&levels, first);
-        let mut x = noised(levels.space(), first, full, &vec![0.0; len], &noise);
-        let mut source = Source::new(request, stream, seed, (levels.min(), levels.max()), len);
-        let mut observe = |step: usize, latents: &[f32]| event(Event::Step { picture, step, steps, latents });
-        request.sampler.run(&path, &request.options, &mut x, &mut guided, &mut source, &mut observe)?;
-        if picture + 1 < request.count {
-            denoiser = Some(guided);
-        } else {
-            // Frees its memory for the decoder.
-            drop(guided);
-        }
-        cancelled(host)?;
-        let decoder = match &mut decoder {
-            Some(decoder) => decoder,
-            none => none.insert(open_decoder(&open, &parts.vae_decoder, shape, event)?),
-        };
-        family.latent.decoded(&mut x);
-        let values = decoder.run_one(&[("latent_sample", &x)], host)?;
-        event(Event::Picture(finished(&values, request, seed)?));
-    }
-    Ok(())
-}
-
-/// A picture of the decoder's values.
-fn finished(values: &[f32], request: &Resolved, seed: u64) -> Result<Picture> {
-    let (width, height) = (request.width, request.height);
-    if values.len() != 3 * width * height {
-        return Err(Error::invalid(format!(
-            "the autoencoder returned {} numbers for a picture of {width} x {height}, which has {}",
-            values.len(),
-            3 * width * height
-        )));
-    }
-    let rounding = match request.options.program {
-        Program::Diffusers => Rounding::Nearest,
-        Program::A1111 | Program::ComfyUi => Rounding::Down,
-    };
-    Ok(Picture { width, height, bytes: latent::to_bytes(values, rounding), seed })
-}
-
-fn open_decoder(
-    open: &network::Opener<'_>,
-    part: &Part,
-    [channels, height, width]: [usize; 3],
-    event: &mut dyn FnMut(Event<'_>),
-) -> Result<Network> {
-    open.network(part, Shapes::from([("latent_sample".into(), vec![1, channels, height, width])]), event)
-}
-
-/// Fails if the user has cancelled.
-fn cancelled(host: &dyn abi::Host) -> Result<()> {
-    if host.cancelled() {
-        return Err(abi::Error::new(abi::ErrorCode::Cancelled, "cancelled by the user").into());
-    }
-    Ok(())
-}
-
-/// The noise of a sampler's steps.
-enum Source {
-    /// Continues the stream of the start noise.
-    Stream(TorchCpu),
-    /// For samplers that A1111 and ComfyUI give Brownian noise.
-    Brownian(BrownianTree),
-}
-
-impl Source {
-    fn new(request: &Resolved, stream: TorchCpu, seed: u64, (min, max): (f64, f64), len: usize) -> Self {
-        match request.sampler.is_brownian() {
-            true => Source::Brownian(BrownianTree::new(seed, min, max, len)),
-            false => Source::Stream(stream),
-        }
-    }
-}
-
-impl Noise for Source {
-    fn fill(&mut self, from: f64, to: f64, out: &mut [f32]) {
-        match self {
-            Source::Stream(stream) => stream.randn(out),
-            Source::Brownian(tree) => tree.noise(from, to, out),
-        }
-    }
 }

@@ -2,8 +2,8 @@
 
 use super::{Error, Event, Part, Result};
 use sdrun::{
-    BuildOptions, HostTensor, Provider, Registry, Session, Shapes, Tensors, Wishes,
-    abi::{self, DType, Device, Host},
+    BuildOptions, HostTensor, Provider, Registry, Session, Shapes, Tensors, WeightFiles, Wishes,
+    abi::{self, DType, Device, ErrorCode, Host, Precision},
 };
 
 /// How networks become engines.
@@ -16,38 +16,78 @@ pub struct Engines<'a> {
     pub options: &'a dyn Fn(Device) -> BuildOptions,
 }
 
-/// Opens networks.
+/// Opens networks, and tells what happens.
 pub(super) struct Opener<'a> {
     pub(super) registry: &'a Registry,
     pub(super) engines: &'a Engines<'a>,
     pub(super) host: &'a dyn Host,
+    pub(super) tell: &'a dyn Fn(Event<'_>),
 }
 
 /// A loaded network.
-pub(super) struct Network {
-    part: String,
+pub(super) struct Network<'a> {
+    open: &'a Opener<'a>,
+    part: &'a Part,
+    weights: WeightFiles,
+    shapes: Shapes,
     session: Session,
+    precision: Precision,
     /// Names of the outputs, in the session's order.
     outputs: Vec<String>,
 }
 
-impl Opener<'_> {
+impl<'a> Opener<'a> {
+    /// Reports an event.
+    pub(super) fn tell(&self, event: Event<'_>) {
+        (self.tell)(event);
+    }
+
+    /// Fails if the user has cancelled.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.host.cancelled() {
+            return Err(abi::Error::new(ErrorCode::Cancelled, "cancelled by the user").into());
+        }
+        Ok(())
+    }
+
     /// Builds or loads an engine for `part` with inputs of `shapes`, and gives it its weights.
-    pub(super) fn network(
+    pub(super) fn network(&'a self, part: &'a Part, shapes: Shapes) -> Result<Network<'a>> {
+        self.network_with(part, part.weights.clone(), shapes)
+    }
+
+    /// The same with other weights.
+    pub(super) fn network_with(
+        &'a self,
+        part: &'a Part,
+        weights: WeightFiles,
+        shapes: Shapes,
+    ) -> Result<Network<'a>> {
+        self.check()?;
+        let (session, precision) = self.session(part, &weights, &shapes, None)?;
+        let outputs = session.info().outputs.iter().map(|output| output.name.clone()).collect();
+        Ok(Network { open: self, part, weights, shapes, session, precision, outputs })
+    }
+
+    /// A session, and the precision of its engine: `precision`, or the user's.
+    fn session(
         &self,
         part: &Part,
-        shapes: Shapes,
-        event: &mut dyn FnMut(Event<'_>),
-    ) -> Result<Network> {
+        weights: &WeightFiles,
+        shapes: &Shapes,
+        precision: Option<Precision>,
+    ) -> Result<(Session, Precision)> {
         let name = Error::of(&part.name);
-        let weights = part.weights.of_model(&part.model, self.registry.paths(), self.host).map_err(&name)?;
-        let options = |device| (self.engines.options)(device).shapes(shapes.clone());
+        let weights = weights.of_model(&part.model, self.registry.paths(), self.host).map_err(&name)?;
+        let options = |device| {
+            let options = (self.engines.options)(device).shapes(shapes.clone());
+            precision.map_or(options.clone(), |precision| options.precision(precision))
+        };
         let attempt = |provider: &Provider, options: &BuildOptions| {
             let engine = provider.build_with(&part.model, &weights.stack, options, self.host)?;
             let session = engine.session(&weights.stack, self.host)?;
-            Ok((engine, session))
+            Ok((engine, session, options.precision))
         };
-        let (engine, session) = match &self.engines.only {
+        let (engine, session, precision) = match &self.engines.only {
             Some((provider, device)) => attempt(provider, &options(device.clone())),
             None => self
                 .registry
@@ -55,29 +95,37 @@ impl Opener<'_> {
                 .try_each(|candidate| attempt(&candidate.provider, &candidate.options)),
         }
         .map_err(&name)?;
-        event(Event::Loaded {
+        self.tell(Event::Loaded {
             part: &part.name,
             provider: engine.provider().id(),
             device: &engine.device().name,
+            precision,
             built: !engine.was_loaded(),
             seconds: engine.seconds() + session.seconds(),
         });
-        let outputs = session.info().outputs.iter().map(|output| output.name.clone()).collect();
-        Ok(Network { part: part.name.clone(), session, outputs })
+        Ok((session, precision))
     }
 }
 
-impl Network {
-    /// A tensor for input `name`, converted to its type.
-    pub(super) fn input(&self, name: &str, values: &[f32]) -> Result<HostTensor> {
+impl Network<'_> {
+    /// The shape of input `name`.
+    pub(super) fn shape(&self, name: &str) -> Result<Vec<usize>> {
+        Ok(self.spec(name)?.shape.iter().map(|dim| dim.unwrap_or(1)).collect())
+    }
+
+    fn spec(&self, name: &str) -> Result<&abi::TensorSpec> {
         let inputs = &self.session.info().inputs;
-        let spec = inputs.iter().find(|input| input.name == name).ok_or_else(|| {
+        inputs.iter().find(|input| input.name == name).ok_or_else(|| {
             let names: Vec<&str> = inputs.iter().map(|input| &*input.name).collect();
             let message = format!("its graph has no input `{name}`, only {}", names.join(", "));
-            Error::of(&self.part)(abi::Error::invalid(message).into())
-        })?;
-        let shape: Vec<usize> = spec.shape.iter().map(|dim| dim.unwrap_or(1)).collect();
-        let tensor = match spec.dtype {
+            Error::of(&self.part.name)(abi::Error::invalid(message).into())
+        })
+    }
+
+    /// A tensor for input `name`, converted to its type.
+    pub(super) fn input(&self, name: &str, values: &[f32]) -> Result<HostTensor> {
+        let shape = self.shape(name)?;
+        let tensor = match self.spec(name)?.dtype {
             DType::F32 => HostTensor::from_f32(shape, values),
             // Graphs whose timestep is an integer get the nearest.
             DType::I64 => {
@@ -88,37 +136,61 @@ impl Network {
                 HostTensor::from_f64(dtype, shape, &values)
             }
         };
-        tensor.map_err(Error::of(&self.part))
+        tensor.map_err(Error::of(&self.part.name))
     }
 
     /// Runs the network and returns the named outputs as f32.
-    pub(super) fn run(
-        &mut self,
-        inputs: &Tensors,
-        outputs: &[&str],
-        host: &dyn Host,
-    ) -> Result<Vec<Vec<f32>>> {
-        let Network { part, session, outputs: names } = self;
-        let tensors = session.run_in_place(inputs, host).map_err(Error::of(part))?;
-        let find = |wanted: &&str| {
-            let found = names.iter().zip(tensors).find(|(name, _)| name == wanted);
-            let values = found.and_then(|(_, tensor)| f32s(tensor));
-            values.ok_or_else(|| {
-                let message = format!("its graph has no float output `{wanted}`, only {}", names.join(", "));
-                Error::of(part)(abi::Error::invalid(message).into())
-            })
+    ///
+    /// Values that are not finite would make a black picture. In a precision below fp32 they may come from an overflow, so the
+    /// network is loaded again in fp32 and stays so.
+    pub(super) fn run(&mut self, inputs: &Tensors, outputs: &[&str]) -> Result<Vec<Vec<f32>>> {
+        self.open.check()?;
+        let Network { open, part, weights, shapes, session, precision, outputs: names } = &mut *self;
+        let name = Error::of(&part.name);
+        let error = match session.run_in_place(inputs, open.host) {
+            Ok(tensors) => {
+                let find = |wanted: &&str| {
+                    let found = names.iter().zip(tensors).find(|(name, _)| name == wanted);
+                    let values = found.and_then(|(_, tensor)| f32s(tensor));
+                    values.ok_or_else(|| {
+                        let names = names.join(", ");
+                        let message = format!("its graph has no float output `{wanted}`, only {names}");
+                        name(abi::Error::invalid(message).into())
+                    })
+                };
+                return outputs.iter().map(find).collect();
+            }
+            Err(error) => error,
         };
-        outputs.iter().map(find).collect()
+        if error.code() != ErrorCode::OutOfRange || *precision == Precision::Fp32 {
+            return Err(name(error));
+        }
+        open.tell(Event::Widened { part: &part.name, from: *precision });
+        (*session, *precision) = open.session(part, weights, shapes, Some(Precision::Fp32))?;
+        self.run(&self.retyped(inputs)?, outputs)
+    }
+
+    /// Inputs for the current engine, whose types may differ from those of an earlier one.
+    fn retyped(&self, inputs: &Tensors) -> Result<Tensors> {
+        let convert = |(name, tensor): (&String, &HostTensor)| {
+            let same = self.spec(name)?.dtype == tensor.dtype();
+            let tensor = match f32s(tensor).filter(|_| !same) {
+                Some(values) => self.input(name, &values)?,
+                None => HostTensor::from_bytes(tensor.dtype(), tensor.shape().to_vec(), tensor.bytes())?,
+            };
+            Ok((name.clone(), tensor))
+        };
+        inputs.iter().map(convert).collect()
     }
 
     /// Runs the network with these inputs and returns its first output.
-    pub(super) fn run_one(&mut self, inputs: &[(&str, &[f32])], host: &dyn Host) -> Result<Vec<f32>> {
+    pub(super) fn run_one(&mut self, inputs: &[(&str, &[f32])]) -> Result<Vec<f32>> {
         let inputs: Tensors = inputs
             .iter()
             .map(|(name, values)| Ok((name.to_string(), self.input(name, values)?)))
             .collect::<Result<_>>()?;
         let first = self.outputs.first().cloned().unwrap_or_default();
-        Ok(self.run(&inputs, &[&first], host)?.remove(0))
+        Ok(self.run(&inputs, &[&first])?.remove(0))
     }
 
     /// Names of the outputs.

@@ -1,19 +1,50 @@
 //! Where the networks of a pipeline come from.
 
-use super::{Error, Result};
-use crate::{family::Family, prediction::Prediction, text::tokenizer::Tokenizer};
+use super::{Error, Result, checkpoint::Source, vocabulary::Tokenizers, words::Word};
+use crate::{
+    family::{Family, NoiseLevels, Vocabulary},
+    prediction::Prediction,
+    text::tokenizer::Tokenizer,
+};
 use sdrun::{
     AdapterFile, Model, Paths, WeightFiles,
     abi::{self, Host},
-    files::{Links, read_small},
-    graph::{OpenOptions, WeightsPolicy},
-    weights::{
-        Adapter, Checkpoint,
-        adapter::Place,
-        checkpoint::{Family as Kind, Parameterisation},
-    },
+    weights::{Adapter, Component, adapter::Place},
 };
-use std::path::Path;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// The files of a model. A file for one network goes before `model`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Files {
+    /// A checkpoint of any layout, a diffusers folder, or a folder of ONNX models as Optimum exports them.
+    pub model: Option<PathBuf>,
+    /// The denoiser alone (UNet or transformer).
+    pub denoiser: Option<PathBuf>,
+    /// CLIP ViT-L.
+    pub clip_l: Option<PathBuf>,
+    /// OpenCLIP ViT-bigG, or ViT-H of SD 2.
+    pub clip_g: Option<PathBuf>,
+    /// T5.
+    pub t5: Option<PathBuf>,
+    /// T5's vocabulary: `spiece.model` or `tokenizer.json`.
+    pub t5_vocabulary: Option<PathBuf>,
+    /// The autoencoder.
+    pub autoencoder: Option<PathBuf>,
+}
+
+impl Files {
+    /// The file of a text encoder alone.
+    pub(super) fn encoder(&self, vocabulary: Vocabulary) -> Option<&PathBuf> {
+        match vocabulary {
+            Vocabulary::Clip => self.clip_l.as_ref(),
+            Vocabulary::OpenClip => self.clip_g.as_ref(),
+            Vocabulary::T5 => self.t5.as_ref(),
+        }
+    }
+}
 
 /// A network: its graph and its weights.
 pub struct Part {
@@ -25,32 +56,46 @@ pub struct Part {
     pub weights: WeightFiles,
 }
 
+/// A text encoder with its vocabulary.
+pub struct TextEncoder {
+    /// The network.
+    pub part: Part,
+    /// Turns prompts into token ids.
+    pub tokenizer: Arc<Tokenizer>,
+}
+
 /// The networks of a pipeline.
 pub struct Parts {
     /// The family.
     pub family: &'static Family,
     /// What the denoiser predicts, if the checkpoint says so. Otherwise the family's default applies.
     pub prediction: Option<Prediction>,
-    /// Turns prompts into ids for all CLIP encoders.
-    pub tokenizer: Tokenizer,
-    /// The text encoders, as in [`Family::encoders`].
-    pub encoders: Vec<Part>,
+    /// The noise levels that it was trained with.
+    pub noise: NoiseLevels,
+    /// Width and height must be multiples of this many pixels.
+    pub multiple: usize,
+    /// The text encoders, as in [`Family::encoders`]. Only SD 3 can do without some.
+    pub encoders: Vec<Option<TextEncoder>>,
     /// The denoiser.
     pub denoiser: Part,
     /// The autoencoder's decoder.
     pub vae_decoder: Part,
+    /// The autoencoder's encoder, which only pictures as inputs need.
+    pub vae_encoder: Option<Part>,
+    /// Learned words that prompts may use.
+    pub words: Vec<Word>,
 }
 
 impl Parts {
-    /// Opens a checkpoint and recognises its family, or opens a folder of ONNX models as Optimum exports them. Reads no weights yet.
+    /// Opens the files of a model and recognises its family. Reads no weights yet.
     ///
     /// # Errors
-    /// `Unimplemented` for a model that sdrun cannot draw with yet, and errors of reading files.
-    pub fn open(path: &Path, paths: &Paths, host: &dyn Host) -> Result<Self> {
-        if path.join("unet").join(MODEL).is_file() {
-            Self::of_folder(path)
-        } else {
-            Self::of_checkpoint(path, paths, host)
+    /// [`Error::Missing`] if no file holds a network that the family needs. `Unimplemented` for a model that sdrun cannot draw with
+    /// yet, and errors of reading files.
+    pub fn open(files: &Files, paths: &Paths, host: &dyn Host) -> Result<Self> {
+        match &files.model {
+            Some(folder) if is_onnx(folder) => Self::of_folder(folder, files),
+            _ => Self::of_checkpoint(files, paths, host),
         }
     }
 
@@ -60,12 +105,16 @@ impl Parts {
     /// Errors of reading the file. `InvalidArgument` if the adapter changes none of the networks.
     pub fn add_adapter(&mut self, file: &Path, strength: f32, text_encoder_strength: f32) -> Result<()> {
         let places = Adapter::open(file)?.places();
-        let is_for = |place: Place| places.contains_key(&place) || places.contains_key(&Place::Unsaid);
-        let encoders =
-            self.encoders.iter_mut().zip(1..).map(|(part, number)| (Place::TextEncoder(number), part));
+        let is_for = |place: &Place| places.contains_key(place);
+        let mut networks = vec![(vec![Place::Denoiser, Place::Unsaid], &mut self.denoiser)];
+        for ((encoder, found), number) in self.family.encoders.iter().zip(&mut self.encoders).zip(1..) {
+            let mut places = vec![Place::TextEncoder(number), Place::Unsaid];
+            places.extend((encoder.vocabulary == Vocabulary::T5).then_some(Place::T5));
+            networks.extend(found.as_mut().map(|found| (places, &mut found.part)));
+        }
         let mut used = false;
-        for (place, part) in encoders.chain([(Place::Denoiser, &mut self.denoiser)]) {
-            if is_for(place) {
+        for (places, part) in networks {
+            if places.iter().any(is_for) {
                 let file = file.to_path_buf();
                 part.weights.adapters.push(AdapterFile { file, strength, text_encoder_strength });
                 used = true;
@@ -78,100 +127,115 @@ impl Parts {
         Err(abi::Error::invalid(message).with_file(file).into())
     }
 
-    fn of_folder(folder: &Path) -> Result<Self> {
-        let part = |name: &str| -> Result<Part> {
+    /// All networks.
+    pub fn networks_mut(&mut self) -> impl Iterator<Item = &mut Part> {
+        let encoders = self.encoders.iter_mut().flatten().map(|encoder| &mut encoder.part);
+        encoders.chain([&mut self.denoiser, &mut self.vae_decoder]).chain(&mut self.vae_encoder)
+    }
+
+    fn of_folder(folder: &Path, files: &Files) -> Result<Self> {
+        let part = |name: &str, component: Component| -> Result<Part> {
             let file = folder.join(name).join(MODEL);
             let model = Model::open(&file).map_err(Error::of(name))?;
-            Ok(Part { name: name.into(), model, weights: WeightFiles::default() })
+            let weights = WeightFiles { component: Some(component), ..WeightFiles::default() };
+            Ok(Part { name: name.into(), model, weights })
         };
-        let denoiser = part("unet")?;
-        let family = family(match folder.join("text_encoder_2").is_dir() {
-            true => "sdxl",
-            false if text_width(&denoiser.model) == Some(1024) => "sd21",
-            false => "sd15",
-        })?;
-        let file = folder.join("tokenizer").join("tokenizer.json");
-        let tokenizer = match file.is_file() {
-            true => Tokenizer::json(&read_small(&file, Links::Follow, MOST_TOKENS)?)?,
-            false => Tokenizer::clip()?,
-        };
+        let has = |name: &str| folder.join(name).join(MODEL).is_file();
+        let denoiser = part(if has("unet") { "unet" } else { "transformer" }, Component::Denoiser)?;
+        let family = family(family_of(&denoiser.model, &has))?;
+        let mut tokenizers = Tokenizers::default();
+        let mut encoders = Vec::new();
+        for (encoder, component) in family.encoders.iter().zip(ENCODERS) {
+            let part = part(encoder.component, component)?;
+            let tokenizer = tokenizers.of(encoder, Some(folder), files.t5_vocabulary.as_deref(), &[])?;
+            encoders.push(Some(TextEncoder { part, tokenizer }));
+        }
         Ok(Parts {
             family,
             prediction: None,
-            tokenizer,
-            encoders: family.encoders.iter().map(|encoder| part(encoder.component)).collect::<Result<_>>()?,
+            noise: family.noise,
+            multiple: family.multiple,
+            encoders,
             denoiser,
-            vae_decoder: part("vae_decoder")?,
+            vae_decoder: part("vae_decoder", Component::Vae)?,
+            vae_encoder: has("vae_encoder").then(|| part("vae_encoder", Component::Vae)).transpose()?,
+            words: Vec::new(),
         })
     }
 
-    fn of_checkpoint(path: &Path, paths: &Paths, host: &dyn Host) -> Result<Self> {
-        let summary = Checkpoint::open(path)?.summary();
-        let unfit = |message: String| Error::from(abi::Error::unsupported(message).with_file(path));
-        let kind = summary.family.ok_or_else(|| {
-            unfit(format!("{} is no checkpoint of a model that sdrun knows", path.display()))
-        })?;
-        let id = match kind {
-            Kind::Sd1 => "sd15",
-            Kind::Sd2 => "sd21",
-            Kind::Sdxl => "sdxl",
-            other => {
-                let message =
-                    format!("{} is {other}; sdrun draws with SD 1, SD 2 and SDXL so far", path.display());
-                return Err(unfit(message));
-            }
-        };
-        if summary.facts.inpainting || summary.facts.distilled_guidance {
-            let what =
-                if summary.facts.inpainting { "an inpainting model" } else { "a latent consistency model" };
-            return Err(unfit(format!("{} is {what}, which sdrun cannot draw with yet", path.display())));
+    fn of_checkpoint(files: &Files, paths: &Paths, host: &dyn Host) -> Result<Self> {
+        let source = Source::open(files, paths, host)?;
+        let family = source.family;
+        let mut tokenizers = Tokenizers::default();
+        let mut encoders = Vec::new();
+        for (encoder, component) in family.encoders.iter().zip(ENCODERS) {
+            let found =
+                source.part(component, encoder.component, encoder.model, files.encoder(encoder.vocabulary));
+            encoders.push(match found {
+                Ok(part) => {
+                    let folder = files.model.as_deref().filter(|path| path.is_dir());
+                    let vocabulary = files.t5_vocabulary.as_deref();
+                    let tokenizer = tokenizers.of(encoder, folder, vocabulary, &part.weights.base)?;
+                    Some(TextEncoder { part, tokenizer })
+                }
+                Err(Error::Missing { .. }) if family.may_lack(encoder) => None,
+                Err(error) => return Err(error),
+            });
         }
-        let prediction = match summary.prediction.kind {
-            None => None,
-            Some(Parameterisation::Epsilon) => Some(Prediction::Noise),
-            Some(Parameterisation::Velocity) => Some(Prediction::Velocity),
-            Some(other) => {
-                return Err(unfit(format!(
-                    "{} uses {other}, which sdrun cannot draw with yet",
-                    path.display()
-                )));
-            }
-        };
-        if summary.prediction.zero_terminal_snr == Some(true) {
-            let why = "was trained with zero terminal SNR, which sdrun cannot draw with yet";
-            return Err(unfit(format!("{} {why}", path.display())));
+        if encoders.iter().all(Option::is_none) {
+            return Err(source.missing(family.encoders[0].component));
         }
-        let family = family(id)?;
-        let options = OpenOptions { weights: WeightsPolicy::MayBeAbsent, ..OpenOptions::default() };
-        let part = |name: &str, builtin: &str| -> Result<Part> {
-            let model = Model::find(builtin, paths, &options, host).map_err(Error::of(name))?;
-            Ok(Part { name: name.into(), model, weights: WeightFiles::of(path) })
-        };
-        let encoder = |encoder: &crate::family::Encoder| part(encoder.component, encoder.model);
+        let vae = |model| source.part(Component::Vae, "vae", model, files.autoencoder.as_ref());
+        let denoiser = family.denoiser;
         Ok(Parts {
             family,
-            prediction,
-            tokenizer: Tokenizer::clip()?,
-            encoders: family.encoders.iter().map(encoder).collect::<Result<_>>()?,
-            denoiser: part("unet", family.denoiser)?,
-            vae_decoder: part("vae_decoder", family.vae_decoder)?,
+            prediction: source.prediction,
+            noise: source.noise,
+            multiple: family.multiple,
+            encoders,
+            denoiser: source.part(
+                Component::Denoiser,
+                denoiser.component,
+                denoiser.model,
+                files.denoiser.as_ref(),
+            )?,
+            vae_decoder: vae(family.autoencoder.decoder)?,
+            vae_encoder: Some(vae(family.autoencoder.encoder)?),
+            words: Vec::new(),
         })
     }
 }
+
+const ENCODERS: [Component; 3] = [Component::TextEncoder, Component::TextEncoder2, Component::TextEncoder3];
 
 /// Name of a model's file in its folder.
 const MODEL: &str = "model.onnx";
 
-/// The largest `tokenizer.json` to read, in bytes. T5's has 2.4 MB.
-const MOST_TOKENS: u64 = 64 << 20;
+/// Whether a folder has ONNX models.
+fn is_onnx(folder: &Path) -> bool {
+    ["unet", "transformer"].iter().any(|name| folder.join(name).join(MODEL).is_file())
+}
 
-fn family(id: &str) -> Result<&'static Family> {
+pub(super) fn family(id: &str) -> Result<&'static Family> {
     Family::find(id).ok_or_else(|| abi::Error::internal(format!("there is no family {id}")).into())
 }
 
-/// Width of the text that a denoiser attends to.
-fn text_width(model: &Model) -> Option<usize> {
-    let inputs = model.inputs();
-    let (spec, _) = inputs.iter().find(|(spec, _)| spec.name == "encoder_hidden_states")?;
-    spec.shape.last().copied().flatten()
+/// The family of a folder, by its denoiser's inputs and its text encoders.
+fn family_of(denoiser: &Model, has: &dyn Fn(&str) -> bool) -> &'static str {
+    let inputs = denoiser.inputs();
+    let takes = |name: &str| inputs.iter().any(|(spec, _)| spec.name == name);
+    let text_width = || {
+        let (spec, _) = inputs.iter().find(|(spec, _)| spec.name == "encoder_hidden_states")?;
+        spec.shape.last().copied().flatten()
+    };
+    match () {
+        () if takes("img_ids") && takes("guidance") => "flux-dev",
+        () if takes("img_ids") && takes("pooled_projections") => "flux-schnell",
+        () if takes("img_ids") => "chroma",
+        () if takes("hidden_states") && takes("pooled_projections") => "sd3",
+        () if takes("hidden_states") => "pixart-sigma",
+        () if has("text_encoder_2") => "sdxl",
+        () if text_width() == Some(1024) => "sd21",
+        () => "sd15",
+    }
 }

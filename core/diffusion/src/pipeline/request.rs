@@ -1,14 +1,18 @@
 //! What to draw.
 
-use super::{Error, Parts, Result};
+use super::{Error, Parts, Result, words::Syntax};
 use crate::{
-    guidance::Guidance,
+    guidance::{Guidance, Rule},
     infotext::Infotext,
+    latent,
     prediction::{Prediction, Time},
     program::Program,
     prompt::{self, Tag},
     sampler::{Options, Sampler},
-    schedule::{Levels, Schedule},
+    schedule::{
+        Levels, Schedule,
+        diffusers::{self, Spacing},
+    },
 };
 use sdrun::abi;
 
@@ -41,8 +45,17 @@ pub struct Request {
     pub clip_skip: Option<usize>,
     /// What the denoiser predicts, if the model does not tell.
     pub prediction: Option<Prediction>,
-    /// Whose rules to follow where programs differ under one name.
-    pub program: Program,
+    /// The guidance scale of models that take it as an input (Flux dev).
+    pub distilled_guidance: Option<f64>,
+    /// How to combine predictions with and without the prompt.
+    pub guidance_rule: Option<Rule>,
+    /// From which share of the steps to which to guide.
+    pub guidance_interval: Option<(f64, f64)>,
+    /// The language of the prompts. The default is that of `like`, or else A1111's.
+    pub syntax: Option<Syntax>,
+    /// The program whose pictures to reproduce. By default sdrun draws its own: samplers follow ComfyUI, and each picture has its
+    /// own noise.
+    pub like: Option<Program>,
 }
 
 /// A request with every setting filled in.
@@ -75,6 +88,12 @@ pub struct Resolved {
     pub clip_skip: usize,
     /// What the denoiser predicts.
     pub prediction: Prediction,
+    /// The guidance scale of models that take it as an input.
+    pub distilled_guidance: Option<f64>,
+    /// The language of the prompts.
+    pub syntax: Syntax,
+    /// The program whose pictures to reproduce.
+    pub like: Option<Program>,
     /// What the user changed about the sampler, and whose rules to follow.
     pub options: Options,
 }
@@ -88,13 +107,14 @@ impl Request {
     /// # Errors
     /// Numbers out of range, sizes that the model cannot have, and prompts with syntax that is not supported yet.
     pub fn resolve(&self, parts: &Parts) -> Result<Resolved> {
-        for prompt in [&self.prompt, &self.negative] {
-            check(prompt)?;
+        let syntax = self.syntax.or(self.like.map(Syntax::of)).unwrap_or_default();
+        if syntax != Syntax::Plain {
+            [&self.prompt, &self.negative].into_iter().try_for_each(|prompt| check(prompt))?;
         }
         let family = parts.family;
         let defaults = &family.defaults;
         let (width, height) = (self.width.unwrap_or(family.size), self.height.unwrap_or(family.size));
-        family.latent.shape(width, height)?;
+        latent::check_size(width, height, parts.multiple)?;
         let steps = self.steps.unwrap_or(defaults.steps);
         if steps == 0 || steps > MOST_STEPS {
             return Err(Error::invalid(format!("{steps} steps are not between 1 and {MOST_STEPS}")));
@@ -106,6 +126,19 @@ impl Request {
                 self.rescale
             )));
         }
+        let interval = self.guidance_interval.unwrap_or((0.0, 1.0));
+        if !(interval.0 >= 0.0 && interval.0 <= interval.1 && interval.1 <= 1.0) {
+            let (from, to) = interval;
+            return Err(Error::invalid(format!(
+                "guidance from {from} to {to} of the steps is no range in 0 to 1"
+            )));
+        }
+        let guidance = Guidance {
+            rescale: self.rescale,
+            rule: self.guidance_rule.unwrap_or(Rule::Standard),
+            interval,
+            ..Guidance::standard(scale)
+        };
         let clip_skip = self.clip_skip.unwrap_or(1).max(1);
         let sampler = self.sampler.unwrap_or(defaults.sampler);
         let usual = || if self.sampler.is_some() { sampler.usual_schedule() } else { defaults.schedule };
@@ -115,7 +148,7 @@ impl Request {
             width,
             height,
             steps,
-            guidance: Guidance { rescale: self.rescale, ..Guidance::standard(scale) },
+            guidance,
             sampler,
             schedule: self.schedule.unwrap_or_else(usual),
             time: defaults.time,
@@ -123,14 +156,19 @@ impl Request {
             count: self.count.max(1),
             clip_skip,
             prediction: self.prediction.or(parts.prediction).unwrap_or(family.prediction),
-            options: Options { program: self.program, ..Options::default() },
+            distilled_guidance: family
+                .distilled_guidance
+                .map(|usual| self.distilled_guidance.unwrap_or(usual)),
+            syntax,
+            like: self.like,
+            options: Options { program: self.like.unwrap_or_default(), ..Options::default() },
         })
     }
 }
 
 /// Refuses A1111 syntax that this pipeline would read as plain text.
 fn check(prompt: &str) -> Result<()> {
-    let (text, tags) = prompt::tags(prompt);
+    let (_, tags) = prompt::tags(prompt);
     let unsupported = |message: String| Err(abi::Error::unsupported(message).into());
     if let Some(tag) = tags.first() {
         let Tag { kind, name, .. } = tag;
@@ -139,23 +177,46 @@ fn check(prompt: &str) -> Result<()> {
              give the file"
         ));
     }
-    if prompt::parts(&text).len() > 1 {
-        return unsupported(
-            "the prompt has several parts joined by `AND`, which sdrun cannot draw yet".into(),
-        );
-    }
     Ok(())
 }
 
 impl Resolved {
-    /// The noise levels of the steps, followed by 0, for a picture of so many tokens.
-    pub fn sigmas(&self, levels: &Levels, tokens: usize) -> Vec<f64> {
+    /// The seed of picture number `picture`, from 0.
+    pub fn seed_of(&self, picture: usize) -> u64 {
+        self.seed.wrapping_add(picture as u64)
+    }
+
+    /// The noise levels of `steps` steps for a picture of so many tokens. Mostly they end with 0.
+    pub fn sigmas(&self, levels: &Levels, steps: usize, tokens: usize) -> Vec<f64> {
         let program = self.options.program;
-        let extra = self.sampler.drops_second_lowest(program);
-        let mut sigmas = self.schedule.sigmas(levels, self.steps + usize::from(extra), program, tokens);
-        if extra && sigmas.len() > 2 {
-            sigmas.remove(sigmas.len() - 2);
+        if let Some(own) = self.sampler.own_levels(program, levels, steps) {
+            return own;
         }
+        let mut sigmas = match (program, self.schedule) {
+            (Program::Diffusers, Schedule::Linspace)
+                if self.sampler.is_solver() && levels.shift().is_none() =>
+            {
+                diffusers::solver_sigmas(levels, Spacing::Linspace, steps)
+            }
+            (Program::Diffusers, Schedule::Leading) if self.sampler.is_solver() => {
+                diffusers::solver_sigmas(levels, Spacing::Leading { offset: 1 }, steps)
+            }
+            _ => {
+                let extra = self.sampler.drops_second_lowest(program);
+                let mut sigmas = self.schedule.sigmas(levels, steps + usize::from(extra), program, tokens);
+                if extra && sigmas.len() > 2 {
+                    sigmas.remove(sigmas.len() - 2);
+                }
+                // A1111's form of one schedule does not end with 0.
+                if sigmas.last() == Some(&0.0) {
+                    sigmas.pop();
+                    sigmas
+                } else {
+                    return sigmas;
+                }
+            }
+        };
+        sigmas.push(self.sampler.last_level(program, levels));
         sigmas
     }
 

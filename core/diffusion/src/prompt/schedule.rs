@@ -21,7 +21,8 @@ pub enum Pass {
 }
 
 impl Pass {
-    fn steps(self) -> usize {
+    /// Its steps.
+    pub fn steps(self) -> usize {
         match self {
             Self::First { steps } | Self::Second { steps, .. } => steps,
         }

@@ -59,11 +59,11 @@ pub(super) fn dpm2<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     Ok(())
 }
 
-/// DPM-Solver++(2S) (Lu et al., 2022).
+/// DPM-Solver++(2S) (Lu et al., 2022), also with CFG++ (ComfyUI's `dpmpp_2s_ancestral_cfg_pp`).
 pub(super) fn dpm_pp_2s<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     let space = run.space;
     for step in run.steps() {
-        let mut denoised = run.denoised(step.sigma)?;
+        let (mut denoised, difference) = run.estimates(step.sigma)?;
         let down = run.down(step);
         if down != 0.0 {
             // The signal-to-noise ratio is 0 at the first level of a flow model.
@@ -73,10 +73,15 @@ pub(super) fn dpm_pp_2s<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Erro
             };
             let ratio = middle / step.sigma;
             let half = math::sum(&[(ratio, run.x), (1.0 - ratio, &denoised)]);
-            denoised = run.denoised_of(&half, middle)?;
+            denoised = if run.cfg_pp {
+                run.denoiser.denoise_both(&half, middle)?.1
+            } else {
+                run.denoised_of(&half, middle)?
+            };
         }
         run.step_to(down, step, &denoised);
         run.renew(down, step.next);
+        run.guide(space.alpha(step.next), &difference);
         run.done(step);
     }
     Ok(())

@@ -43,10 +43,14 @@ crate::list! {
     DpmPp2s,
     /// Ancestral form of DPM-Solver++(2S); two calls per step.
     DpmPp2sAncestral,
+    /// The same with CFG++.
+    DpmPp2sAncestralCfgPp,
     /// DPM-Solver++ SDE; two calls per step.
     DpmPpSde,
     /// DPM-Solver++(2M).
     DpmPp2m,
+    /// The same with CFG++.
+    DpmPp2mCfgPp,
     /// DPM-Solver++(2M) SDE, midpoint form.
     DpmPp2mSde,
     /// DPM-Solver++(2M) SDE, Heun form.
@@ -79,10 +83,16 @@ crate::list! {
     Tcd,
     /// Exponential multistep of order 2 (Zhang et al., 2023).
     ResMultistep,
+    /// The same with CFG++.
+    ResMultistepCfgPp,
     /// Its ancestral form, with new noise in each step.
     ResMultistepAncestral,
+    /// The same with CFG++.
+    ResMultistepAncestralCfgPp,
     /// Gradient estimation with γ = 2: Euler's method that extrapolates the slope.
     GradientEstimation,
+    /// The same with CFG++.
+    GradientEstimationCfgPp,
     /// Extended reverse-time SDE solver of order 3.
     ErSde,
     /// Exponential form of Heun's method; two calls per step.
@@ -134,16 +144,52 @@ impl Sampler {
     }
 
     /// The level that the program puts in place of the 0 at the end of a path.
-    pub fn last_level(self, program: Program) -> f64 {
+    pub fn last_level(self, program: Program, levels: &Levels) -> f64 {
         match (program, self) {
+            (Program::Diffusers, Self::Deis | Self::Tcd) => levels.min(),
             (Program::ComfyUi, Self::UniPc | Self::UniPcBh2) => 0.001,
             _ => 0.0,
         }
     }
 
+    /// Whether diffusers chooses its levels as those of a multistep solver
+    /// ([`solver_sigmas`](crate::schedule::diffusers::solver_sigmas)).
+    pub fn is_solver(self) -> bool {
+        use Sampler::*;
+        matches!(
+            self,
+            DpmPp2s
+                | DpmPp2m
+                | DpmPp2mSde
+                | DpmPp2mSdeHeun
+                | DpmPp3m
+                | DpmPp3mSde
+                | Deis
+                | UniPc
+                | UniPcBh2
+                | SaSolver
+                | SaSolverPece
+        )
+    }
+
     /// The factor by which A1111 multiplies the scale of guidance for this sampler.
     pub fn guidance_factor(self) -> f64 {
         if self == Self::DdimCfgPp { 1.0 / 12.5 } else { 1.0 }
+    }
+
+    /// Whether it takes slopes from the negative prompt.
+    fn is_cfg_pp(self) -> bool {
+        matches!(
+            self,
+            Self::EulerCfgPp
+                | Self::EulerAncestralCfgPp
+                | Self::DdimCfgPp
+                | Self::DpmPp2sAncestralCfgPp
+                | Self::DpmPp2mCfgPp
+                | Self::ResMultistepCfgPp
+                | Self::ResMultistepAncestralCfgPp
+                | Self::GradientEstimationCfgPp
+        )
     }
 
     /// Whether it has the options of churn.
@@ -158,11 +204,13 @@ impl Sampler {
             | Self::EulerAncestralCfgPp
             | Self::Dpm2Ancestral
             | Self::DpmPp2sAncestral
+            | Self::DpmPp2sAncestralCfgPp
             | Self::DpmPpSde
             | Self::DpmPp2mSde
             | Self::DpmPp2mSdeHeun
             | Self::DpmPp3mSde
             | Self::ResMultistepAncestral
+            | Self::ResMultistepAncestralCfgPp
             | Self::ExpHeun2Sde
             | Self::Seeds2
             | Self::Seeds3
@@ -175,7 +223,7 @@ impl Sampler {
         options.eta.unwrap_or(usual)
     }
 
-    /// Denoises `x` along `path`. After each step, `observe` receives the step's index and the state. The number of steps is that of
+    /// Denoises `x` along `path`. After each step, `observe` receives the step's index and the state. A path without steps changes nothing. The number of steps is that of
     /// the path, except for [`DpmFast`](Self::DpmFast), [`DpmAdaptive`](Self::DpmAdaptive) and [`Restart`](Self::Restart).
     pub fn run<D: Denoiser>(
         self,
@@ -186,15 +234,19 @@ impl Sampler {
         noise: &mut dyn Noise,
         observe: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), D::Error> {
+        if path.sigmas.len() < 2 {
+            return Ok(());
+        }
         let churn = if self.churns() { options.churn } else { 0.0 };
         let options = &Options { churn, ..*options };
         let (space, eta) = (path.levels.space(), self.eta(options));
-        let run = &mut Run { path, options, space, eta, x, denoiser, noise, observe };
+        let run =
+            &mut Run { path, options, space, eta, cfg_pp: self.is_cfg_pp(), x, denoiser, noise, observe };
         match self {
             Self::Euler | Self::EulerAncestral | Self::Ddim => ancestral::euler(run),
             Self::EulerCfgPp | Self::EulerAncestralCfgPp | Self::DdimCfgPp => ancestral::cfg_pp(run),
             Self::Dpm2 | Self::Dpm2Ancestral => ancestral::dpm2(run),
-            Self::DpmPp2sAncestral => ancestral::dpm_pp_2s(run),
+            Self::DpmPp2sAncestral | Self::DpmPp2sAncestralCfgPp => ancestral::dpm_pp_2s(run),
             Self::Lcm => ancestral::lcm(run),
             Self::Tcd => ancestral::tcd(run),
             Self::Heun => heun::heun(run),
@@ -203,7 +255,7 @@ impl Sampler {
             Self::DpmFast => dpm_solver::fast(run),
             Self::DpmAdaptive => dpm_solver::adaptive(run),
             Self::DpmPp2s => multistep::singlestep(run),
-            Self::DpmPp2m => {
+            Self::DpmPp2m | Self::DpmPp2mCfgPp => {
                 let space = run.equation();
                 multistep::dpm_pp_2m(run, space, multistep::Form::Midpoint)
             }
@@ -214,8 +266,11 @@ impl Sampler {
                 multistep::dpm_pp_3m(run, space)
             }
             Self::DpmPp3mSde => multistep::dpm_pp_3m(run, space),
-            Self::ResMultistep | Self::ResMultistepAncestral => multistep::res(run),
-            Self::GradientEstimation => multistep::gradient_estimation(run),
+            Self::ResMultistep
+            | Self::ResMultistepCfgPp
+            | Self::ResMultistepAncestral
+            | Self::ResMultistepAncestralCfgPp => multistep::res(run),
+            Self::GradientEstimation | Self::GradientEstimationCfgPp => multistep::gradient_estimation(run),
             Self::DpmPpSde => stages::dpm_pp_sde(run),
             Self::ErSde => stages::er_sde(run),
             Self::Seeds2 => seeds::seeds_2(run),

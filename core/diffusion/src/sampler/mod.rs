@@ -97,11 +97,16 @@ struct Run<'a, D> {
     space: Space,
     /// The share of new noise: 0 for a deterministic sampler.
     eta: f64,
+    /// Whether slopes come from the negative prompt.
+    cfg_pp: bool,
     x: &'a mut Vec<f32>,
     denoiser: &'a mut D,
     noise: &'a mut dyn Noise,
     observe: &'a mut dyn FnMut(usize, &[f32]),
 }
+
+/// An estimate, and the difference that guidance makes with CFG++.
+type Estimates = (Vec<f32>, Option<Vec<f32>>);
 
 /// The levels of a step.
 #[derive(Clone, Copy)]
@@ -176,6 +181,24 @@ impl<D: Denoiser> Run<'_, D> {
         *self.x = denoised;
         self.done(step);
         Ok(None)
+    }
+
+    /// Estimates the clean state of `x` from which the slope follows, and what to add to the next state because of guidance: with CFG++
+    /// the estimate is the negative prompt's, and the other the difference between both (Chung et al., 2024).
+    fn estimates(&mut self, sigma: f64) -> Result<Estimates, D::Error> {
+        if !self.cfg_pp {
+            return Ok((self.denoised(sigma)?, None));
+        }
+        let (guided, negative) = self.denoiser.denoise_both(self.x, sigma)?;
+        let difference = math::sum(&[(1.0, &guided), (-1.0, &negative)]);
+        Ok((negative, Some(difference)))
+    }
+
+    /// Adds a difference that guidance makes.
+    fn guide(&mut self, factor: f64, difference: &Option<Vec<f32>>) {
+        if let Some(difference) = difference {
+            self.update(1.0, &[(factor, difference)]);
+        }
     }
 
     /// Estimates the clean state of another state.

@@ -45,13 +45,19 @@ impl Base {
     }
 }
 
-/// DPM-Solver++(2M) (Lu et al., 2022) and its SDE.
+/// DPM-Solver++(2M) (Lu et al., 2022) and its SDE, also with CFG++ (ComfyUI's `dpmpp_2m_cfg_pp`).
 pub(super) fn dpm_pp_2m<D: Denoiser>(run: &mut Run<'_, D>, space: Space, form: Form) -> Result<(), D::Error> {
     let mut last: Option<(f64, Vec<f32>)> = None;
     for step in run.steps_in(space) {
-        let Some(denoised) = run.denoised_unless_last(step)? else { break };
+        let (denoised, difference) = run.estimates(step.sigma)?;
+        if step.next == 0.0 {
+            *run.x = denoised;
+            run.guide(1.0, &difference);
+            run.done(step);
+            break;
+        }
         let base = Base::of(space, run.eta, step.sigma, step.next);
-        let mut weights = (base.weight, 0.0);
+        let mut second = 0.0;
         if let Some((length, _)) = &last
             && run.order_limit(step.index) > 1
         {
@@ -59,10 +65,11 @@ pub(super) fn dpm_pp_2m<D: Denoiser>(run: &mut Run<'_, D>, space: Space, form: F
                 Form::Midpoint => base.weight / 2.0,
                 Form::Heun => base.alpha * base.phi_2(),
             };
-            weights = (base.weight + factor * base.h / length, -factor * base.h / length);
+            second = factor * base.h / length;
         }
         let former = last.as_ref().map_or(&*denoised, |(_, former)| former);
-        run.update(base.scale, &[(weights.0, &denoised), (weights.1, former)]);
+        run.update(base.scale, &[(base.weight + second, &denoised), (-second, former)]);
+        run.guide(1.0 + second, &difference);
         run.add_noise(base.noise, step.sigma, step.next);
         last = Some((base.h, denoised));
         run.done(step);
@@ -132,11 +139,12 @@ pub(super) fn singlestep<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Err
     Ok(())
 }
 
-/// The second-order exponential multistep method of Zhang et al. (2023, arXiv 2308.02157), in `-ln σ` (ComfyUI's `res_multistep`).
+/// The second-order exponential multistep method of Zhang et al. (2023, arXiv 2308.02157), in `-ln σ` (ComfyUI's `res_multistep`), also
+/// with CFG++.
 pub(super) fn res<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     let mut last: Option<(f64, Vec<f32>)> = None;
     for step in run.steps() {
-        let denoised = run.denoised(step.sigma)?;
+        let (denoised, difference) = run.estimates(step.sigma)?;
         let (down, up) = math::ancestral(step.sigma, step.next, run.eta);
         match &last {
             Some((former_down, former)) if down > 0.0 => {
@@ -146,11 +154,13 @@ pub(super) fn res<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
                 let phi_1 = (-h).exp_m1() / -h;
                 let phi_2 = (phi_1 - 1.0) / -h;
                 let second = h * phi_2 / c2;
+                run.guide(1.0, &difference);
                 run.update((-h).exp(), &[(h * phi_1 - second, &denoised), (second, former)]);
             }
             _ => {
                 let ratio = down / step.sigma;
                 run.update(ratio, &[(1.0 - ratio, &denoised)]);
+                run.guide(1.0, &difference);
             }
         }
         run.add_noise(up, step.sigma, step.next);
@@ -160,11 +170,11 @@ pub(super) fn res<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     Ok(())
 }
 
-/// Gradient estimation (Permenter and Yuan, 2024) with γ = 2.
+/// Gradient estimation (Permenter and Yuan, 2024) with γ = 2, also with CFG++.
 pub(super) fn gradient_estimation<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(), D::Error> {
     let mut last: Option<Vec<f32>> = None;
     for step in run.steps() {
-        let denoised = run.denoised(step.sigma)?;
+        let (denoised, difference) = run.estimates(step.sigma)?;
         let slope = math::slope(run.x, &denoised, step.sigma);
         let length = step.next - step.sigma;
         match &last {
@@ -172,6 +182,7 @@ pub(super) fn gradient_estimation<D: Denoiser>(run: &mut Run<'_, D>) -> Result<(
             Some(former) => run.update(1.0, &[(2.0 * length, &slope), (-length, former)]),
             None => run.update(1.0, &[(length, &slope)]),
         }
+        run.guide(1.0, &difference);
         last = Some(slope);
         run.done(step);
     }

@@ -96,9 +96,8 @@ fn solve(mut rows: Vec<Vec<f64>>) -> Vec<f64> {
     let size = rows.len();
     for pivot in 0..size {
         let row = rows[pivot].clone();
-        for (index, other) in rows.iter_mut().enumerate().filter(|(index, _)| *index != pivot) {
+        for (_, other) in rows.iter_mut().enumerate().filter(|(index, _)| *index != pivot) {
             let factor = other[pivot] / row[pivot];
-            debug_assert!(factor.is_finite(), "row {index}");
             other.iter_mut().zip(&row).for_each(|(value, by)| *value -= factor * by);
         }
     }

@@ -14,7 +14,7 @@ crate::list! {
     Normal,
     /// Uniform in training steps, with 0 instead of the lowest level.
     SgmUniform,
-    /// Uniform in table entries, starting at the highest.
+    /// Uniform in table entries, starting at the highest. In diffusers' flow models uniform in σ before the shift.
     Simple,
     /// Uniform in table entries, counted from the second lowest.
     DdimUniform,
@@ -59,7 +59,7 @@ crate::list! {
     Flux,
     /// Flux.2, shifted by the size of the picture and the number of steps.
     Flux2,
-    /// diffusers' spacing "linspace".
+    /// diffusers' spacing "linspace". Flow models such as SD 3 shift it twice.
     Linspace,
     /// diffusers' spacing "leading" with an offset of 1, as Stable Diffusion sets it.
     Leading,
@@ -82,6 +82,9 @@ impl Schedule {
             Self::Normal => training_steps(steps).map(|step| levels.sigma(step)).collect(),
             Self::SgmUniform => {
                 training_steps(steps + 1).take(steps).map(|step| levels.sigma(step)).collect()
+            }
+            Self::Simple if program == Program::Diffusers && levels.shift().is_some() => {
+                (0..steps).map(|i| levels.sigma(1000.0 * (1.0 - i as f64 / steps as f64))).collect()
             }
             Self::Simple => {
                 let stride = table.len() as f64 / steps as f64;
@@ -131,6 +134,9 @@ impl Schedule {
             Self::Scm => flow::scm(steps),
             Self::Flux => return flow::flux(steps, flow::flux_shift(tokens)),
             Self::Flux2 => return flow::flux(steps, flow::flux2_shift(tokens, steps)),
+            Self::Linspace if levels.shift().is_some() => {
+                return flow::stable_diffusion_3(steps, levels.shift().unwrap_or(1.0));
+            }
             Self::Linspace => diffusers::sigmas(levels, Spacing::Linspace, steps),
             Self::Leading => diffusers::sigmas(levels, Spacing::Leading { offset: 1 }, steps),
             Self::Trailing => diffusers::sigmas(levels, Spacing::Trailing, steps),

@@ -117,6 +117,14 @@ impl Levels {
         }
     }
 
+    /// The shift of a flow model.
+    pub fn shift(&self) -> Option<f64> {
+        match self.kind {
+            Kind::Diffusion => None,
+            Kind::Flow { shift } => Some(shift),
+        }
+    }
+
     /// All levels, the lowest first.
     pub fn table(&self) -> &[f64] {
         &self.sigmas

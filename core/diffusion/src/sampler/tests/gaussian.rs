@@ -119,7 +119,12 @@ fn relatives_agree_without_noise() {
     let pairs = [
         (EulerAncestral, Euler),
         (EulerAncestralCfgPp, EulerCfgPp),
+        // Without guidance, CFG++ changes nothing.
         (EulerCfgPp, Euler),
+        (DpmPp2mCfgPp, DpmPp2m),
+        (ResMultistepCfgPp, ResMultistep),
+        (GradientEstimationCfgPp, GradientEstimation),
+        (DpmPp2sAncestralCfgPp, DpmPp2sAncestral),
         (Ddim, Euler),
         (Tcd, Euler),
         (Dpm2Ancestral, Dpm2),
@@ -154,7 +159,7 @@ fn samplers_keep_the_variance() {
         sigmas.push(0.0);
         let levels = levels(space);
         for sampler in Sampler::ALL.iter().copied() {
-            if space == Space::Flow && sampler == ResMultistepAncestral {
+            if space == Space::Flow && matches!(sampler, ResMultistepAncestral | ResMultistepAncestralCfgPp) {
                 continue; // ComfyUI computes it for flow models, too, but it does not keep their variance.
             }
             for churn in [0.0, 3.0] {
@@ -235,6 +240,17 @@ fn cfg_pp_keeps_the_noise_of_the_negative_prompt() {
     let mut x = vec![5.0];
     let Ok(()) = EulerCfgPp.run(&path, &OFF, &mut x, &mut Both, &mut Silent, &mut |_, _| ());
     assert_eq!(x, [2.0 + 1.0 * (5.0 + 1.0) / 4.0]);
+    // The first step of these is the same, and the last gives the guided estimate.
+    for sampler in
+        [DdimCfgPp, DpmPp2mCfgPp, ResMultistepCfgPp, GradientEstimationCfgPp, DpmPp2sAncestralCfgPp]
+    {
+        for (sigmas, expected) in [([4.0, 1.0], 3.5), ([4.0, 0.0], 2.0)] {
+            let mut x = vec![5.0];
+            let path = Path { sigmas: &sigmas, levels: &levels };
+            let Ok(()) = sampler.run(&path, &OFF, &mut x, &mut Both, &mut Silent, &mut |_, _| ());
+            assert_eq!(x, [expected], "{sampler:?}");
+        }
+    }
     let mut noise = vec![0.0];
     Stream(TorchCpu::new(3)).fill(4.0, 1.0, &mut noise);
     let mut x = vec![5.0];

@@ -1,0 +1,119 @@
+//! The networks of checkpoints, on built-in graphs.
+
+use super::{
+    Error, Result,
+    parts::{Files, Part, family},
+};
+use crate::{
+    family::{Family, NoiseLevels},
+    prediction::Prediction,
+};
+use sdrun::{
+    Model, Paths, WeightFiles,
+    abi::{self, Host},
+    graph::{OpenOptions, WeightsPolicy},
+    weights::{
+        Checkpoint, Component,
+        checkpoint::{Facts, Family as Kind, Parameterisation, Summary},
+    },
+};
+use std::path::{Path, PathBuf};
+
+/// A recognised checkpoint.
+pub(super) struct Source<'a> {
+    pub(super) family: &'static Family,
+    pub(super) prediction: Option<Prediction>,
+    pub(super) noise: NoiseLevels,
+    model: Option<(&'a Path, Vec<Component>)>,
+    paths: &'a Paths,
+    host: &'a dyn Host,
+}
+
+impl<'a> Source<'a> {
+    /// Recognises the family by the denoiser.
+    pub(super) fn open(files: &'a Files, paths: &'a Paths, host: &'a dyn Host) -> Result<Self> {
+        let Some(path) = files.denoiser.as_deref().or(files.model.as_deref()) else {
+            return Err(Error::invalid("no model was given: name a checkpoint or a folder"));
+        };
+        let summary = Checkpoint::open(path)?.summary();
+        let family = family(family_id(path, &summary)?)?;
+        let (prediction, noise) = training(path, &summary, family)?;
+        let model = match files.model.as_deref() {
+            Some(model) if files.denoiser.is_some() => Some((model, Checkpoint::open(model)?.components())),
+            Some(model) => Some((model, summary.components.iter().map(|part| part.component).collect())),
+            None => None,
+        };
+        Ok(Source { family, prediction, noise, model, paths, host })
+    }
+
+    /// The network `name` from `file`, or else from the model.
+    pub(super) fn part(
+        &self,
+        component: Component,
+        name: &str,
+        builtin: &str,
+        file: Option<&PathBuf>,
+    ) -> Result<Part> {
+        let weights = match (file, &self.model) {
+            (Some(file), _) => file.as_path(),
+            (None, Some((model, components))) if components.contains(&component) => model,
+            _ => return Err(self.missing(name)),
+        };
+        let options = OpenOptions { weights: WeightsPolicy::MayBeAbsent, ..OpenOptions::default() };
+        let model = Model::find(builtin, self.paths, &options, self.host).map_err(Error::of(name))?;
+        let weights = WeightFiles { component: Some(component), ..WeightFiles::of(weights) };
+        Ok(Part { name: name.into(), model, weights })
+    }
+
+    /// The error for a network that no file holds.
+    pub(super) fn missing(&self, component: &str) -> Error {
+        let file = self.model.as_ref().map(|(path, _)| path.to_path_buf());
+        Error::Missing { component: component.into(), family: self.family, file }
+    }
+}
+
+/// The family of a checkpoint.
+fn family_id(path: &Path, summary: &Summary) -> Result<&'static str> {
+    let unfit = |message: String| Error::from(abi::Error::unsupported(message).with_file(path));
+    let kind = summary.family.ok_or_else(|| {
+        unfit(format!("{} is not a checkpoint of a model that sdrun knows", path.display()))
+    })?;
+    let Facts { inpainting, distilled_guidance, .. } = summary.facts;
+    let cannot =
+        |what: &str| unfit(format!("{} is {what}, which sdrun cannot draw with yet", path.display()));
+    if inpainting {
+        return Err(cannot("an inpainting model"));
+    }
+    if distilled_guidance && kind != Kind::Flux {
+        return Err(cannot("a latent consistency model"));
+    }
+    match kind {
+        Kind::Sd1 => Ok("sd15"),
+        Kind::Sd2 => Ok("sd21"),
+        Kind::Sdxl => Ok("sdxl"),
+        Kind::Sd3 => Ok("sd3"),
+        Kind::Flux if distilled_guidance => Ok("flux-dev"),
+        Kind::Flux => Ok("flux-schnell"),
+        other => Err(cannot(&format!("{other}"))),
+    }
+}
+
+/// What the denoiser predicts, if the checkpoint says so, and its noise levels.
+fn training(path: &Path, summary: &Summary, family: &Family) -> Result<(Option<Prediction>, NoiseLevels)> {
+    let prediction = match summary.prediction.kind {
+        None | Some(Parameterisation::Flow) => None,
+        Some(Parameterisation::Epsilon) => Some(Prediction::Noise),
+        Some(Parameterisation::Velocity) => Some(Prediction::Velocity),
+        Some(other) => {
+            let message = format!("{} uses {other}, which sdrun cannot draw with yet", path.display());
+            return Err(abi::Error::unsupported(message).with_file(path).into());
+        }
+    };
+    let noise = match family.noise {
+        NoiseLevels::Diffusion(betas) if summary.prediction.zero_terminal_snr == Some(true) => {
+            NoiseLevels::ZeroTerminalSnr(betas)
+        }
+        noise => noise,
+    };
+    Ok((prediction, noise))
+}

@@ -1,0 +1,139 @@
+//! What the inputs of a denoiser hold, by their names in diffusers' models and Optimum's exports.
+
+use super::{Error, Result, parts::Part};
+use crate::{latent, text::condition::Condition};
+use sdrun::{Shapes, abi, graph::Dim};
+
+/// What an input holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Noisy latents, and what an inpainting model takes beside them.
+    Latents,
+    /// The timestep.
+    Time,
+    /// Hidden states of the prompt.
+    Text,
+    /// Pooled states of the prompt.
+    Pooled,
+    /// SDXL's sizes.
+    Sizes,
+    /// Where the denoiser may look in the prompt.
+    Mask,
+    /// The guidance scale of a distilled model.
+    Guidance,
+    /// Places of the picture's tokens: 0, row, column.
+    ImageIds,
+    /// Places of the prompt's tokens, all 0.
+    TextIds,
+    /// What a ControlNet adds.
+    Residual,
+    /// The picture that a ControlNet follows.
+    Hint,
+    /// How strongly a ControlNet acts.
+    Strength,
+}
+
+fn role(name: &str) -> Option<Role> {
+    Some(match name {
+        "sample" | "hidden_states" => Role::Latents,
+        "timestep" => Role::Time,
+        "encoder_hidden_states" => Role::Text,
+        "text_embeds" | "pooled_projections" => Role::Pooled,
+        "time_ids" => Role::Sizes,
+        "encoder_attention_mask" | "attention_mask" => Role::Mask,
+        "guidance" => Role::Guidance,
+        "img_ids" => Role::ImageIds,
+        "txt_ids" => Role::TextIds,
+        "controlnet_cond" => Role::Hint,
+        "conditioning_scale" => Role::Strength,
+        _ if name.ends_with("_res") => Role::Residual,
+        _ => return None,
+    })
+}
+
+/// Sizes of a denoiser's inputs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    /// Predictions in one run.
+    pub(super) batch: usize,
+    /// Latents `[channels, height, width]`, with the channels that an inpainting model takes beside them.
+    pub(super) latents: [usize; 3],
+    /// How many latents in each direction form a token; 1 if the denoiser takes latents as they are.
+    pub(super) pack: usize,
+    /// Pixels that one latent covers in each direction.
+    pub(super) factor: usize,
+}
+
+impl Layout {
+    /// Inputs of `part` with their roles and shapes. `residuals` has the shapes of a ControlNet's outputs by the names of inputs.
+    pub(super) fn inputs(
+        &self,
+        part: &Part,
+        condition: &Condition,
+        residuals: &Shapes,
+    ) -> Result<(Vec<(String, Role)>, Shapes)> {
+        let inputs = part.model.inputs();
+        let batch_name = inputs.iter().find_map(|(spec, dims)| match dims.first() {
+            Some(Dim::Symbol(symbol)) if role(&spec.name) == Some(Role::Latents) => Some(symbol.clone()),
+            _ => None,
+        });
+        let (mut roles, mut shapes) = (Vec::new(), Shapes::new());
+        for (spec, dims) in &inputs {
+            let unknown = || {
+                let message = format!("its graph has an input `{}`, which sdrun does not know", spec.name);
+                Error::of(&part.name)(abi::Error::unsupported(message).into())
+            };
+            let role = role(&spec.name).ok_or_else(unknown)?;
+            // One timestep serves the whole batch, unless the graph ties the two together.
+            let times = match dims.first() {
+                Some(Dim::Symbol(symbol)) if Some(symbol) == batch_name.as_ref() => self.batch,
+                _ => 1,
+            };
+            let shape = match role {
+                Role::Time | Role::Guidance | Role::Strength if dims.is_empty() => Vec::new(),
+                Role::Time | Role::Guidance | Role::Strength => vec![times],
+                Role::Residual => residuals.get(&spec.name).cloned().ok_or_else(unknown)?,
+                role => self.shape(role, condition),
+            };
+            roles.push((spec.name.clone(), role));
+            shapes.insert(spec.name.clone(), shape);
+        }
+        Ok((roles, shapes))
+    }
+
+    fn shape(&self, role: Role, condition: &Condition) -> Vec<usize> {
+        let [channels, height, width] = self.latents;
+        let tokens = height * width / (self.pack * self.pack);
+        match role {
+            Role::Latents if self.pack == 1 => vec![self.batch, channels, height, width],
+            Role::Latents => vec![self.batch, tokens, channels * self.pack * self.pack],
+            Role::Text => vec![self.batch, condition.places, condition.width()],
+            Role::Pooled => vec![self.batch, condition.pooled.as_ref().map_or(0, Vec::len)],
+            Role::Sizes => vec![self.batch, condition.time_ids.as_ref().map_or(0, Vec::len)],
+            Role::Mask => vec![self.batch, condition.mask.as_ref().map_or(0, Vec::len)],
+            Role::ImageIds => vec![tokens, 3],
+            Role::TextIds => vec![condition.places, 3],
+            Role::Hint => vec![self.batch, 3, height * self.factor, width * self.factor],
+            Role::Time | Role::Guidance | Role::Strength | Role::Residual => Vec::new(),
+        }
+    }
+
+    /// Latents as the denoiser takes them.
+    pub(super) fn packed(&self, latents: &[f32]) -> Vec<f32> {
+        if self.pack == 1 { latents.to_vec() } else { latent::packed(latents, self.latents) }
+    }
+
+    /// A prediction as latents of `shape`. Some networks return the variance after it, which is left out.
+    pub(super) fn unpacked(&self, output: &[f32], shape: [usize; 3]) -> Vec<f32> {
+        let len: usize = shape.iter().product();
+        let output = &output[..len.min(output.len())];
+        if self.pack == 1 { output.to_vec() } else { latent::unpacked(output, shape) }
+    }
+
+    /// Places of the picture's tokens.
+    pub(super) fn image_ids(&self) -> Vec<f32> {
+        let [_, height, width] = self.latents;
+        let (rows, columns) = (height / self.pack, width / self.pack);
+        (0..rows).flat_map(|y| (0..columns).flat_map(move |x| [0.0, y as f32, x as f32])).collect()
+    }
+}

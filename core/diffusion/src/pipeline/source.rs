@@ -1,0 +1,79 @@
+//! The noise of a picture.
+
+use super::Resolved;
+use crate::{
+    noise::{BrownianTree, TorchCpu},
+    program::Program,
+    sampler::Noise,
+};
+
+/// The noise of one picture of a run. Programs differ in what a batch shares:
+///
+/// | | start | steps |
+/// |---|---|---|
+/// | sdrun, A1111 | a stream for each picture, from its seed | the same stream goes on |
+/// | diffusers | one stream over the whole batch, from the first seed | the same stream goes on |
+/// | ComfyUI | as diffusers | on the CPU a stream from the first seed plus 1, or a Brownian tree, over the whole batch |
+///
+/// A1111 and ComfyUI give some samplers Brownian noise, from the seed.
+pub(super) struct Source {
+    kind: Kind,
+    batch: Batch,
+}
+
+enum Kind {
+    Stream(TorchCpu),
+    Brownian(BrownianTree),
+}
+
+/// The part of a batch's noise that belongs to one picture.
+#[derive(Clone, Copy)]
+struct Batch {
+    picture: usize,
+    count: usize,
+}
+
+impl Batch {
+    /// Fills `out` with this picture's share of noise that `draw` makes for the whole batch.
+    fn fill(self, out: &mut [f32], draw: impl FnOnce(&mut [f32])) {
+        if self.count == 1 {
+            return draw(out);
+        }
+        let mut all = vec![0.0; out.len() * self.count];
+        draw(&mut all);
+        out.copy_from_slice(&all[out.len() * self.picture..][..out.len()]);
+    }
+}
+
+impl Source {
+    /// The start noise of picture number `picture`, with `len` numbers, and the noise of its steps along `sigmas`.
+    pub(super) fn new(request: &Resolved, picture: usize, len: usize, sigmas: &[f64]) -> (Vec<f32>, Self) {
+        let shares = matches!(request.like, Some(Program::Diffusers | Program::ComfyUi));
+        let (seed, batch) = match shares {
+            true => (request.seed, Batch { picture, count: request.count }),
+            false => (request.seed_of(picture), Batch { picture: 0, count: 1 }),
+        };
+        let mut stream = TorchCpu::new(seed);
+        let mut start = vec![0.0; len];
+        batch.fill(&mut start, |all| stream.randn(all));
+        let kind = if request.sampler.is_brownian() && request.like != Some(Program::Diffusers) {
+            let positive = || sigmas.iter().copied().filter(|sigma| *sigma > 0.0);
+            let (low, high) = (positive().fold(f64::MAX, f64::min), positive().fold(0.0, f64::max));
+            Kind::Brownian(BrownianTree::new(seed, low, high, len * batch.count))
+        } else if request.like == Some(Program::ComfyUi) {
+            Kind::Stream(TorchCpu::new(seed.wrapping_add(1)))
+        } else {
+            Kind::Stream(stream)
+        };
+        (start, Source { kind, batch })
+    }
+}
+
+impl Noise for Source {
+    fn fill(&mut self, from: f64, to: f64, out: &mut [f32]) {
+        self.batch.fill(out, |all| match &mut self.kind {
+            Kind::Stream(stream) => stream.randn(all),
+            Kind::Brownian(tree) => tree.noise(from, to, all),
+        });
+    }
+}

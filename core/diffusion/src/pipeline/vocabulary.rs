@@ -1,0 +1,82 @@
+//! Where tokenizers come from.
+
+use super::Result;
+use crate::{
+    family::{Encoder, Vocabulary},
+    text::tokenizer::Tokenizer,
+};
+use sdrun::{
+    abi::{Error as AbiError, ErrorCode},
+    files::{Links, read_small},
+};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// The largest tokenizer file to read, in bytes. T5's `tokenizer.json` has 2.4 MB.
+const MOST: u64 = 64 << 20;
+
+/// Finds tokenizers, and makes each only once.
+#[derive(Default)]
+pub(super) struct Tokenizers {
+    clip: Option<Arc<Tokenizer>>,
+}
+
+impl Tokenizers {
+    /// The tokenizer of `encoder`. A file in a model's folder counts more than the vocabulary of CLIP, which is built in. T5's comes
+    /// from `given`, or from a file near the weights in `places`.
+    pub(super) fn of(
+        &mut self,
+        encoder: &Encoder,
+        folder: Option<&Path>,
+        given: Option<&Path>,
+        places: &[PathBuf],
+    ) -> Result<Arc<Tokenizer>> {
+        let own = folder.and_then(|folder| in_folder(&folder.join(tokenizer_folder(encoder.component))));
+        match encoder.vocabulary {
+            Vocabulary::Clip | Vocabulary::OpenClip => match own {
+                Some(file) => read(&file),
+                None => self.clip(),
+            },
+            Vocabulary::T5 => {
+                let near = || places.iter().find_map(|place| in_folder(place.parent()?));
+                match given.map(Path::to_path_buf).or(own).or_else(near) {
+                    Some(file) => read(&file),
+                    None => Err(AbiError::new(
+                        ErrorCode::NotFound,
+                        "T5 needs its vocabulary, and there is none near its weights: give the file spiece.model or \
+                         tokenizer.json of T5 v1.1 (google/t5-v1_1-xxl on Hugging Face), or put it beside the weights",
+                    )
+                    .into()),
+                }
+            }
+        }
+    }
+
+    fn clip(&mut self) -> Result<Arc<Tokenizer>> {
+        match &self.clip {
+            Some(clip) => Ok(clip.clone()),
+            None => Ok(self.clip.insert(Arc::new(Tokenizer::clip()?)).clone()),
+        }
+    }
+}
+
+/// The folder beside `text_encoder_2` in which diffusers keeps its tokenizer.
+fn tokenizer_folder(component: &str) -> String {
+    component.replace("text_encoder", "tokenizer")
+}
+
+/// The tokenizer file of a folder.
+fn in_folder(folder: &Path) -> Option<PathBuf> {
+    ["tokenizer.json", "spiece.model"].iter().map(|name| folder.join(name)).find(|file| file.is_file())
+}
+
+fn read(file: &Path) -> Result<Arc<Tokenizer>> {
+    let content = read_small(file, Links::Follow, MOST)?;
+    let made = match file.extension().is_some_and(|ending| ending == "json") {
+        true => Tokenizer::json(&content),
+        false => Tokenizer::sentence_piece(&content),
+    };
+    made.map(Arc::new).map_err(|error| AbiError::invalid(error.to_string()).with_file(file).into())
+}

@@ -1,0 +1,116 @@
+"""The small pipelines of tests/tiny in diffusers, with weights by the rule of models/README.md."""
+
+import pathlib
+import sys
+
+import diffusers
+import torch
+import transformers
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "export"))
+import synth  # noqa: E402
+
+VOCABULARY = 2048
+# Start and end of text. The encoders find their pooled state at the end.
+START, END = VOCABULARY - 2, VOCABULARY - 1
+
+
+def clip(hidden_act="quick_gelu"):
+    return transformers.CLIPTextConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, projection_dim=32, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=77, hidden_act=hidden_act, layer_norm_eps=1e-5, bos_token_id=START, eos_token_id=END, pad_token_id=END,
+    )
+
+
+def t5(width):
+    return transformers.T5Config(
+        vocab_size=1104, d_model=width, d_kv=16, d_ff=96, num_layers=2, num_heads=4, dropout_rate=0.0, layer_norm_epsilon=1e-6,
+        feed_forward_proj="gated-gelu", tie_word_embeddings=False, pad_token_id=0, eos_token_id=1,
+    )
+
+
+def vae(latent_channels=4, quant=True, **settings):
+    return diffusers.AutoencoderKL(
+        in_channels=3, out_channels=3, down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4,
+        block_out_channels=[16, 16, 32, 32], layers_per_block=1, act_fn="silu", latent_channels=latent_channels, norm_num_groups=8,
+        sample_size=128, use_quant_conv=quant, use_post_quant_conv=quant, **settings,
+    )
+
+
+def unet(in_channels=4, **settings):
+    return diffusers.UNet2DConditionModel(
+        sample_size=16, in_channels=in_channels, out_channels=4, down_block_types=["CrossAttnDownBlock2D", "DownBlock2D"],
+        up_block_types=["UpBlock2D", "CrossAttnUpBlock2D"], block_out_channels=[32, 64], layers_per_block=1, norm_num_groups=16,
+        norm_eps=1e-5, cross_attention_dim=32, attention_head_dim=4, **settings,
+    )
+
+
+def controlnet():
+    return diffusers.ControlNetModel(
+        in_channels=4, conditioning_channels=3, down_block_types=["CrossAttnDownBlock2D", "DownBlock2D"], only_cross_attention=False,
+        block_out_channels=[32, 64], layers_per_block=1, norm_num_groups=16, norm_eps=1e-5, cross_attention_dim=32,
+        attention_head_dim=4, conditioning_embedding_out_channels=[8, 8, 16, 16],
+    )
+
+
+def sdxl_unet():
+    return diffusers.UNet2DConditionModel(
+        sample_size=16, in_channels=4, out_channels=4, down_block_types=["DownBlock2D", "CrossAttnDownBlock2D"],
+        up_block_types=["CrossAttnUpBlock2D", "UpBlock2D"], block_out_channels=[32, 64], layers_per_block=1, norm_num_groups=16,
+        norm_eps=1e-5, cross_attention_dim=64, attention_head_dim=[4, 8], transformer_layers_per_block=[1, 2],
+        use_linear_projection=True, addition_embed_type="text_time", addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=8 * 6 + 32,
+    )
+
+
+def sd3_transformer():
+    return diffusers.SD3Transformer2DModel(
+        sample_size=16, patch_size=2, in_channels=16, num_layers=2, attention_head_dim=8, num_attention_heads=4,
+        joint_attention_dim=64, caption_projection_dim=32, pooled_projection_dim=64, out_channels=16, pos_embed_max_size=32,
+    )
+
+
+def flux_transformer():
+    return diffusers.FluxTransformer2DModel(
+        patch_size=1, in_channels=64, num_layers=2, num_single_layers=2, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=32, pooled_projection_dim=32, guidance_embeds=True, axes_dims_rope=[4, 6, 6],
+    )
+
+
+def filled(module, tag):
+    """Gives a module the weights of checkpoint `tag`. B is rounded to f16 as in its files."""
+    seen = set()
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():
+            # Tied tensors have the first name.
+            if not tensor.is_floating_point() or tensor.data_ptr() in seen:
+                continue
+            seen.add(tensor.data_ptr())
+            # Models compute their table of positions themselves.
+            if not name.endswith("pos_embed.pos_embed"):
+                tensor.copy_(torch.from_numpy(synth.weight(tag, name, tuple(tensor.shape))))
+            if tag.endswith("/B"):
+                tensor.copy_(tensor.half().float())
+    return module.eval().requires_grad_(False)
+
+
+def modules(family, checkpoint):
+    """The modules of a family with checkpoint A or B, by their names in a diffusers folder."""
+    text, projected = transformers.CLIPTextModel, transformers.CLIPTextModelWithProjection
+    made = {
+        "sd": lambda: {"text_encoder": text(clip()), "unet": unet(), "vae": vae(), "controlnet": controlnet()},
+        "sdxl": lambda: {
+            "text_encoder": text(clip()), "text_encoder_2": projected(clip("gelu")), "unet": sdxl_unet(),
+            "vae": vae(scaling_factor=0.13025),
+        },
+        "sd3": lambda: {
+            "text_encoder": projected(clip()), "text_encoder_2": projected(clip("gelu")),
+            "text_encoder_3": transformers.T5EncoderModel(t5(64)), "transformer": sd3_transformer(),
+            "vae": vae(16, False, scaling_factor=1.5305, shift_factor=0.0609),
+        },
+        "flux": lambda: {
+            "text_encoder": text(clip()), "text_encoder_2": transformers.T5EncoderModel(t5(32)), "transformer": flux_transformer(),
+            "vae": vae(16, False, scaling_factor=0.3611, shift_factor=0.1159),
+        },
+    }[family]()
+    return {name: filled(module, f"tiny-{family}-{name}/{checkpoint}") for name, module in made.items()}
