@@ -14,6 +14,7 @@ import synth
 UNET_SIZES = ({"batch": 2, "height": 16, "width": 24, "sequence": 77}, {"batch": 1, "height": 32, "width": 16, "sequence": 20})
 PICTURE_SIZES = ({"batch": 1, "height": 64, "width": 128}, {"batch": 2, "height": 192, "width": 64})
 LATENT_SIZES = ({"batch": 1, "height": 8, "width": 16}, {"batch": 2, "height": 24, "width": 8})
+UPSCALE_SIZES = ({"batch": 1, "height": 16, "width": 24}, {"batch": 2, "height": 30, "width": 10})
 SHORT_TEXT_SIZES = ({"batch": 1, "sequence": 3}, {"batch": 2, "sequence": 29})
 TEXT_SIZES = ({"batch": 2, "sequence": 77}, {"batch": 1, "sequence": 33})
 # Few tokens for the largest models: tracing computes every layer.
@@ -81,13 +82,15 @@ def values(tag, name, spec, sizes, dtype):
         y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
         value = torch.stack([torch.zeros_like(x), y, x], dim=-1).reshape(rows * columns, 3).float()
     elif spec.kind in ("timestep", "sigma", "scale", "zeros", "guidance"):
-        # Exact in half precision, even times 1000: a rounded timestep would shift the phases of a time embedding far.
-        first, others = {"timestep": (801, 21), "sigma": (0.75, 0.25), "scale": (0.75, 0.75), "zeros": (0, 0), "guidance": (3.5, 3.5)}[spec.kind]
+        # Times and guidance are no whole numbers and not exact in half precision, so the check notices if a graph rounds them.
+        first, others = {"timestep": (801.37, 20.61), "sigma": (0.7351, 0.2517), "scale": (0.75, 0.75), "zeros": (0, 0), "guidance": (3.45, 2.71)}[spec.kind]
         value = torch.full(shape, float(first))
         if shape:
             value[1:] = others  # of the batch
     elif spec.kind == "time_ids":
-        value = torch.tensor([1024.0, 1024, 0, 0, 1024, 1024]).expand(shape).clone()
+        # The refiner has an aesthetic score as the fifth number instead of a target size.
+        numbers = [1024, 768, 0, 0, *([6.3] if shape[-1] == 5 else [1024, 768])]
+        value = torch.tensor(numbers).expand(shape).clone()
     else:
         value = torch.from_numpy(synth.inputs(tag, key, shape))
         if spec.kind == "picture":
@@ -114,6 +117,14 @@ SDXL_UNET = dict(
     use_linear_projection=True, addition_embed_type="text_time", addition_time_embed_dim=256,
     projection_class_embeddings_input_dim=2816,
 )  # fmt: skip
+REFINER_UNET = dict(
+    SD15_UNET, sample_size=128, cross_attention_dim=1280, attention_head_dim=(6, 12, 24, 24),
+    block_out_channels=(384, 768, 1536, 1536),
+    down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
+    up_block_types=("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"), transformer_layers_per_block=4,
+    use_linear_projection=True, addition_embed_type="text_time", addition_time_embed_dim=256,
+    projection_class_embeddings_input_dim=2560,
+)  # fmt: skip
 # Channels and downsampling of the residuals that a ControlNet hands to the UNet's skip connections.
 SD15_RESIDUALS = [(320, 1)] * 3 + [(320, 2)] + [(640, 2)] * 2 + [(640, 4)] + [(1280, 4)] * 2 + [(1280, 8)] * 3
 SDXL_RESIDUALS = [(320, 1)] * 3 + [(320, 2)] + [(640, 2)] * 2 + [(640, 4)] + [(1280, 4)] * 2
@@ -138,11 +149,15 @@ def latent(channels=4):
     return ("batch", channels, "height", "width")
 
 
-def conditions(width, pooled=None):
-    inputs = {"timestep": Input(("batch_t",), "timestep", "int64"), "encoder_hidden_states": Input(("batch", "sequence", width))}
+def conditions(config, pooled=None):
+    """What a UNet and its ControlNet take besides the latents."""
+    # Samplers of k-diffusion stop between two timesteps of the training schedule.
+    inputs = {"timestep": Input(("batch_t",), "timestep", "float32")}
+    inputs["encoder_hidden_states"] = Input(("batch", "sequence", config["cross_attention_dim"]))
     if pooled:
+        numbers = (config["projection_class_embeddings_input_dim"] - pooled) // config["addition_time_embed_dim"]
         inputs["text_embeds"] = Input(("batch", pooled))
-        inputs["time_ids"] = Input(("batch", 6), "time_ids")
+        inputs["time_ids"] = Input(("batch", numbers), "time_ids", "float32")
     return inputs
 
 
@@ -153,65 +168,60 @@ def residuals(blocks):
     return {**named, "mid_block_res": Input(shape(*blocks[-1]))}
 
 
-def call_unet(forward, sample, timestep, encoder_hidden_states):
-    return forward(sample, timestep, encoder_hidden_states, return_dict=False)[0]
-
-
-def call_sdxl(forward, sample, timestep, encoder_hidden_states, text_embeds, time_ids):
-    added = {"text_embeds": text_embeds, "time_ids": time_ids}
-    return forward(sample, timestep, encoder_hidden_states, added_cond_kwargs=added, return_dict=False)[0]
-
-
-def call_with_residuals(call):
-    count = {call_unet: 3, call_sdxl: 5}[call]
-
-    def with_residuals(forward, *inputs):
-        *down, middle = inputs[count:]
-
-        def inner(*args, **kwargs):
-            return forward(*args, **kwargs, down_block_additional_residuals=tuple(down), mid_block_additional_residual=middle)
-
-        return call(inner, *inputs[:count])
-
-    return with_residuals
-
-
-def call_controlnet(forward, sample, timestep, encoder_hidden_states, controlnet_cond, conditioning_scale, text_embeds=None, time_ids=None):
-    added = None if text_embeds is None else {"text_embeds": text_embeds, "time_ids": time_ids}
-    down, middle = forward(
-        sample, timestep, encoder_hidden_states, controlnet_cond, conditioning_scale, added_cond_kwargs=added, return_dict=False
-    )
-    return (*down, middle)
+def call_unet(forward, given):
+    """Calls a UNet or a ControlNet with its inputs by name."""
+    added = {name: given.pop(name) for name in ("text_embeds", "time_ids") if name in given}
+    down = tuple(given.pop(name) for name in list(given) if name.startswith("down_block_"))
+    if down:
+        given |= {"down_block_additional_residuals": down, "mid_block_additional_residual": given.pop("mid_block_res")}
+    return forward(**given, added_cond_kwargs=added or None, return_dict=False)
 
 
 def unet(name, file, tag, config, dtype="float32", blocks=None, pooled=None, **more):
-    call = call_sdxl if pooled else call_unet
-    inputs = {"sample": Input(latent(config.get("in_channels", 4))), **conditions(config["cross_attention_dim"], pooled)}
+    inputs = {"sample": Input(latent(config.get("in_channels", 4))), **conditions(config, pooled)}
+    if width := config.get("time_cond_proj_dim"):
+        # The guidance scale as sines and cosines: latent consistency models.
+        inputs["timestep_cond"] = Input(("batch", width))
     if blocks:
-        call, inputs = call_with_residuals(call), {**inputs, **residuals(blocks)}
+        inputs |= residuals(blocks)
+    call = lambda forward, *values: call_unet(forward, dict(zip(inputs, values)))[0]
     build = diffusers_module("UNet2DConditionModel", config)
     ARCHITECTURES[name] = Architecture(file, tag, dtype, build, inputs, {"out_sample": latent()}, call, UNET_SIZES, **more)
 
 
 def controlnet(name, file, tag, config, dtype, blocks, pooled=None, **more):
-    given = conditions(config["cross_attention_dim"], pooled)
+    given = conditions(config, pooled)
     picture = Input(("batch", 3, "height_x8", "width_x8"), "picture")
     added = {key: given.pop(key) for key in ("text_embeds", "time_ids") if pooled}
     inputs = {"sample": Input(latent()), **given, "controlnet_cond": picture, "conditioning_scale": Input((), "scale"), **added}
     outputs = {f"down_block_{i}": None for i in range(len(blocks))} | {"mid_block": None}
+
+    def call(forward, *values):
+        down, middle = call_unet(forward, dict(zip(inputs, values)))
+        return (*down, middle)
+
     build = diffusers_module("ControlNetModel", controlnet_config(config))
-    ARCHITECTURES[name] = Architecture(file, tag, dtype, build, inputs, outputs, call_controlnet, UNET_SIZES, **more)
+    ARCHITECTURES[name] = Architecture(file, tag, dtype, build, inputs, outputs, call, UNET_SIZES, **more)
 
 
 SMALL_SDXL = dict(transformer_layers_per_block=(1, 1, 1))
+LCM = dict(time_cond_proj_dim=256)
+# Latent, mask, latent of the masked picture.
+INPAINTING = dict(in_channels=9)
 unet("sd15/unet", "sd15_unet", "sd15-unet/A", SD15_UNET)
 unet("sd15/unet-fp16", "sd15_unet_fp16", "sd15-unet/A", SD15_UNET, "float16")
-# Latent, mask, latent of the masked picture.
-unet("sd15/unet-inpainting", "sd15_unet_inpainting", "sd15-unet-inpainting/A", dict(SD15_UNET, in_channels=9))
+unet("sd15/unet-inpainting", "sd15_unet_inpainting", "sd15-unet-inpainting/A", {**SD15_UNET, **INPAINTING})
+unet("sd15/unet-lcm", "sd15_unet_lcm", "sd15-unet-lcm/A", {**SD15_UNET, **LCM})
 unet("sd15/unet-controlnet", "sd15_unet_controlnet", "sd15-unet/A", SD15_UNET, blocks=SD15_RESIDUALS)
 unet("sd21/unet", "sd21_unet", "sd21-unet/A", SD21_UNET)
+unet("sd21/unet-inpainting", "sd21_unet_inpainting", "sd21-unet-inpainting/A", {**SD21_UNET, **INPAINTING})
+# Latent, depth.
+unet("sd21/unet-depth", "sd21_unet_depth", "sd21-unet-depth/A", dict(SD21_UNET, in_channels=5))
 unet("sdxl/unet", "sdxl_unet_fp16", "sdxl-unet/A", SDXL_UNET, "float16", pooled=1280, check_reduced=SMALL_SDXL)
+unet("sdxl/unet-inpainting", "sdxl_unet_inpainting_fp16", "sdxl-unet-inpainting/A", {**SDXL_UNET, **INPAINTING}, "float16", pooled=1280, check_reduced=SMALL_SDXL)  # fmt: skip
+unet("sdxl/unet-lcm", "sdxl_unet_lcm_fp16", "sdxl-unet-lcm/A", {**SDXL_UNET, **LCM}, "float16", pooled=1280, check_reduced=SMALL_SDXL)
 unet("sdxl/unet-controlnet", "sdxl_unet_controlnet_fp16", "sdxl-unet/A", SDXL_UNET, "float16", SDXL_RESIDUALS, 1280, check_reduced=SMALL_SDXL)  # fmt: skip
+unet("sdxl/refiner", "sdxl_refiner_fp16", "sdxl-refiner/A", REFINER_UNET, "float16", pooled=1280, check_reduced=dict(transformer_layers_per_block=1))  # fmt: skip
 controlnet("sd15/controlnet", "sd15_controlnet", "sd15-controlnet/A", SD15_UNET, "float32", SD15_RESIDUALS)
 controlnet("sdxl/controlnet", "sdxl_controlnet_fp16", "sdxl-controlnet/A", SDXL_UNET, "float16", SDXL_RESIDUALS, 1280)
 
@@ -251,9 +261,19 @@ def text_encoder(name, file, tag, config, dtype, model="CLIPTextModel", outputs=
     hidden = config.get("hidden_size") or config["d_model"]
 
     def call(forward, input_ids, attention_mask=None):
-        middle = "penultimate_hidden_state" in outputs
+        middle = "penultimate_hidden_state" in outputs or SKIPPING[0] in outputs
         found = forward(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=middle, return_dict=True)
-        return tuple(found.hidden_states[-2] if output == "penultimate_hidden_state" else found[output] for output in outputs)
+
+        def output(name):
+            if name == "penultimate_hidden_state":
+                return found.hidden_states[-2]
+            if name in SKIPPING:
+                layer, norm = int(name.removeprefix("clip_skip_")), forward.__self__.text_model.final_layer_norm
+                # Not a call of the module: the exporter would number its nodes like modules of their own.
+                return torch.nn.functional.layer_norm(found.hidden_states[-layer], norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+            return found[name]
+
+        return tuple(map(output, outputs))
 
     pooled = ("pooler_output", "text_embeds")
     dims = {output: ("batch", hidden) if output in pooled else ("batch", "sequence", hidden) for output in outputs}
@@ -266,7 +286,9 @@ def text_encoder(name, file, tag, config, dtype, model="CLIPTextModel", outputs=
 
 
 XL = ("last_hidden_state", "penultimate_hidden_state")
-text_encoder("sd15/text-encoder", "sd15_text_encoder", "sd15-text/A", CLIP_L, "float32")
+# What Stable Diffusion 1 takes with clip skip 2, 3, …: the states before the last 1, 2, … layers, through the final norm.
+SKIPPING = tuple(f"clip_skip_{layer}" for layer in range(2, CLIP_L["num_hidden_layers"] + 1))
+text_encoder("sd15/text-encoder", "sd15_text_encoder", "sd15-text/A", CLIP_L, "float32", outputs=("last_hidden_state", "pooler_output", *SKIPPING))  # fmt: skip
 text_encoder("sd21/text-encoder", "sd21_text_encoder", "sd21-text/A", CLIP_H, "float32")
 text_encoder("sdxl/text-encoder", "sdxl_text_encoder_fp16", "sd15-text/A", CLIP_L, "float16", outputs=("pooler_output", *XL))
 text_encoder("sdxl/text-encoder-2", "sdxl_text_encoder_2_fp16", "sdxl-text2/A", CLIP_G, "float16", "CLIPTextModelWithProjection", ("text_embeds", *XL))  # fmt: skip
@@ -328,6 +350,8 @@ SD3_MEDIUM = dict(
     sample_size=128, patch_size=2, in_channels=16, num_layers=24, attention_head_dim=64, num_attention_heads=24,
     joint_attention_dim=4096, caption_projection_dim=1536, pooled_projection_dim=2048, out_channels=16, pos_embed_max_size=192,
 )  # fmt: skip
+# The first 13 blocks have a second attention, of the picture alone.
+SD35_MEDIUM = dict(SD3_MEDIUM, pos_embed_max_size=384, qk_norm="rms_norm", dual_attention_layers=tuple(range(13)))
 SD35_LARGE = dict(SD3_MEDIUM, num_layers=38, num_attention_heads=38, caption_projection_dim=2432, qk_norm="rms_norm")
 PIXART_SIGMA = dict(
     num_attention_heads=16, attention_head_dim=72, in_channels=4, out_channels=8, num_layers=28, cross_attention_dim=1152,
@@ -340,6 +364,10 @@ SANA_1600M = dict(
     sample_size=32, patch_size=1,
 )  # fmt: skip
 FLUX = dict(guidance_embeds=True)
+# Packed latents, and those of the masked picture with the mask (8x8 values for each latent).
+FLUX_FILL = dict(FLUX, in_channels=64 + 64 + 256, out_channels=64)
+# Packed latents, and those of a picture of edges or depths.
+FLUX_CONTROL = dict(FLUX, in_channels=64 + 64, out_channels=64)
 FEW_BLOCKS = dict(num_layers=2, num_single_layers=2)
 
 
@@ -348,12 +376,28 @@ def by_name(names, **constant):
     return lambda forward, *inputs: forward(**dict(zip(names, inputs)), **constant, return_dict=False)[0]
 
 
+def with_exact_times(call, names):
+    """Hands timestep and guidance to their embeddings in float32. Flux and Chroma would round them to the type of the latents
+    first, and with them the angles, which are up to 1000."""
+
+    def exact(forward, *inputs):
+        given = dict(zip(names, inputs))
+        times = tuple(given[name] * 1000 for name in ("timestep", "guidance") if name in given)
+        hook = forward.__self__.time_text_embed.register_forward_pre_hook(lambda _, rounded: times + rounded[len(times) :])
+        try:
+            return call(forward, *inputs)
+        finally:
+            hook.remove()
+
+    return exact
+
+
 def transformer(name, file, tag, model, config, width, pooled=None, constant=None, **more):
     """A transformer over a latent picture."""
     inputs = {"hidden_states": Input(latent(config["in_channels"])), "encoder_hidden_states": Input(("batch", "sequence", width))}
     if pooled:
         inputs["pooled_projections"] = Input(("batch", pooled))
-    inputs["timestep"] = Input(("batch",), "timestep")
+    inputs["timestep"] = Input(("batch",), "timestep", "float32")
     build, call = diffusers_module(model, config), by_name(list(inputs), **(constant or {}))
     outputs = {"out_sample": latent(config["out_channels"])}
     ARCHITECTURES[name] = Architecture(file, tag, "float16", build, inputs, outputs, call, SMALL_UNET_SIZES, **more)
@@ -361,23 +405,23 @@ def transformer(name, file, tag, model, config, width, pooled=None, constant=Non
 
 def token_transformer(name, file, tag, model, config, pooled=None, guidance=False, **more):
     """Flux and its relatives: pictures as rows of 2x2 patches."""
-    inputs = {"hidden_states": Input(("batch", "img_tokens", 64)), "encoder_hidden_states": Input(("batch", "txt_tokens", 4096))}
+    channels = config.get("in_channels", 64)
+    inputs = {"hidden_states": Input(("batch", "img_tokens", channels)), "encoder_hidden_states": Input(("batch", "txt_tokens", 4096))}
     if pooled:
         inputs["pooled_projections"] = Input(("batch", pooled))
-    inputs["timestep"] = Input(("batch",), "sigma")
+    inputs["timestep"] = Input(("batch",), "sigma", "float32")
     inputs["img_ids"] = Input(("img_tokens", 3), "grid", "float32")
     inputs["txt_ids"] = Input(("txt_tokens", 3), "zeros", "float32")
     if guidance:
-        inputs["guidance"] = Input(("batch",), "guidance")
-    build = diffusers_module(model, config)
+        inputs["guidance"] = Input(("batch",), "guidance", "float32")
+    build, call = diffusers_module(model, config), with_exact_times(by_name(list(inputs)), list(inputs))
     outputs = {"out_hidden_states": ("batch", "img_tokens", 64)}
-    ARCHITECTURES[name] = Architecture(
-        file, tag, "float16", build, inputs, outputs, by_name(list(inputs)), TOKEN_SIZES, **more
-    )
+    ARCHITECTURES[name] = Architecture(file, tag, "float16", build, inputs, outputs, call, TOKEN_SIZES, **more)
 
 
 transformer("sd3/medium", "sd3_medium_fp16", "sd3/A", "SD3Transformer2DModel", SD3_MEDIUM, 4096, 2048, reduced=dict(num_layers=2))
 transformer("sd3/medium-4-layers", "sd3_4l_fp16", "sd3/A", "SD3Transformer2DModel", dict(SD3_MEDIUM, num_layers=4), 4096, 2048)
+transformer("sd35/medium", "sd35_medium_fp16", "sd35m/A", "SD3Transformer2DModel", SD35_MEDIUM, 4096, 2048, reduced=dict(num_layers=2, dual_attention_layers=(0,)))  # fmt: skip
 transformer("sd35/large", "sd35_large_fp16", "sd35l/A", "SD3Transformer2DModel", SD35_LARGE, 4096, 2048, reduced=dict(num_layers=2))
 transformer(
     "pixart/sigma", "pixart_sigma_fp16", "pixart/A", "PixArtTransformer2DModel", PIXART_SIGMA, 4096,
@@ -386,5 +430,28 @@ transformer(
 transformer("sana/1600m", "sana_1600m_fp16", "sana/A", "SanaTransformer2DModel", SANA_1600M, 2304, reduced=dict(num_layers=2))
 token_transformer("flux/dev", "flux_dev_fp16", "flux/A", "FluxTransformer2DModel", FLUX, 768, True, reduced=FEW_BLOCKS)
 token_transformer("flux/dev-2x2-layers", "flux_2x2_fp16", "flux/A", "FluxTransformer2DModel", dict(FLUX, **FEW_BLOCKS), 768, True)
+token_transformer("flux/fill", "flux_fill_fp16", "flux-fill/A", "FluxTransformer2DModel", FLUX_FILL, 768, True, reduced=FEW_BLOCKS)
+token_transformer("flux/canny-depth", "flux_canny_depth_fp16", "flux-canny-depth/A", "FluxTransformer2DModel", FLUX_CONTROL, 768, True, reduced=FEW_BLOCKS)  # fmt: skip
 token_transformer("flux/schnell", "flux_schnell_fp16", "flux-schnell/A", "FluxTransformer2DModel", {}, 768, reduced=FEW_BLOCKS)
 token_transformer("chroma", "chroma_fp16", "chroma/A", "ChromaTransformer2DModel", {}, reduced=FEW_BLOCKS)
+
+
+# Upscalers
+
+
+def upscaler(name, file, scale, blocks=23):
+    def build(**overrides):
+        import rrdbnet
+
+        return rrdbnet.RRDBNet(**{"scale": scale, "blocks": blocks, **overrides})
+
+    larger = ("batch", 3, f"height_x{scale}", f"width_x{scale}")
+    ARCHITECTURES[name] = Architecture(
+        file, f"{file.replace('_', '-')}/A", "float32", build, {"image": Input(("batch", 3, "height", "width"), "picture")},
+        {"upscaled": larger}, lambda forward, image: forward(image), UPSCALE_SIZES,
+    )  # fmt: skip
+
+
+upscaler("esrgan/x4", "esrgan_x4", 4)
+upscaler("esrgan/x4-6-blocks", "esrgan_x4_6b", 4, blocks=6)
+upscaler("esrgan/x2", "esrgan_x2", 2)

@@ -75,9 +75,10 @@ def chroma_modulation_input(self, timestep):
 
     layers, channels = self.mod_proj.shape
     numbers = torch.arange(layers, dtype=torch.float32) * 1000
-    embedded = get_timestep_embedding(numbers, channels, flip_sin_to_cos=True, downscale_freq_shift=0).to(timestep.dtype)
-    step = self.time_proj(timestep).to(timestep.dtype)
-    guidance = self.guidance_proj(timestep * 0).to(timestep.dtype)
+    dtype = self.mod_proj.dtype
+    embedded = get_timestep_embedding(numbers, channels, flip_sin_to_cos=True, downscale_freq_shift=0).to(dtype)
+    step = self.time_proj(timestep).to(dtype)
+    guidance = self.guidance_proj(timestep * 0).to(dtype)
     condition = torch.cat([step, guidance], dim=1)[:, None]
     # Adding to zeros instead of repeating keeps the batch size open.
     condition = condition + torch.zeros(layers, 1, dtype=condition.dtype)
