@@ -47,15 +47,15 @@ const PICTURE_1024: [Input; 1] =
     [input("sample", F32, &[1, 3, 1024, 1024], Picture { low: -1.0, high: 1.0 })];
 const SD15: [Input; 3] = [
     input("sample", F32, &[1, 4, 64, 64], Noise),
-    input("timestep", I64, &[1], TIMESTEP),
+    input("timestep", F32, &[1], TIMESTEP),
     input("encoder_hidden_states", F32, &[1, 77, 768], Noise),
 ];
 const SDXL: [Input; 5] = [
     input("sample", F16, &[1, 4, 128, 128], Noise),
-    input("timestep", I64, &[1], TIMESTEP),
+    input("timestep", F32, &[1], TIMESTEP),
     input("encoder_hidden_states", F16, &[1, 77, 2048], Noise),
     input("text_embeds", F16, &[1, 1280], Noise),
-    input("time_ids", F16, &[1, 6], Row(&[1024.0, 1024.0, 0.0, 0.0, 1024.0, 1024.0])),
+    input("time_ids", F32, &[1, 6], Row(&[1024.0, 1024.0, 0.0, 0.0, 1024.0, 1024.0])),
 ];
 const FLUX: [Input; 7] = [
     input("hidden_states", F16, &[1, 1024, 64], Noise),
@@ -74,7 +74,7 @@ const SD3: [Input; 4] = [
     input("hidden_states", F16, &[1, 16, 128, 128], Noise),
     input("encoder_hidden_states", F16, &[1, 333, 4096], Noise),
     input("pooled_projections", F16, &[1, 2048], Noise),
-    input("timestep", F16, &[1], TIMESTEP),
+    SD15[1],
 ];
 
 pub(super) const MODELS: &[Builtin] = &[
@@ -109,7 +109,7 @@ pub(super) const MODELS: &[Builtin] = &[
         "Stable Diffusion 1.5, UNet, fp16",
         [
             input("sample", F16, &[1, 4, 64, 64], Noise),
-            input("timestep", I64, &[1], TIMESTEP),
+            SD15[1],
             input("encoder_hidden_states", F16, &[1, 77, 768], Noise),
         ]
     ),
@@ -343,7 +343,7 @@ pub(super) const MODELS: &[Builtin] = &[
         [
             input("hidden_states", F16, &[1, 4, 128, 128], Noise),
             input("encoder_hidden_states", F16, &[1, 300, 4096], Noise),
-            input("timestep", F16, &[1], TIMESTEP),
+            SD15[1],
         ]
     ),
     model!(
@@ -353,7 +353,7 @@ pub(super) const MODELS: &[Builtin] = &[
         [
             input("hidden_states", F16, &[1, 32, 32, 32], Noise),
             input("encoder_hidden_states", F16, &[1, 300, 2304], Noise),
-            input("timestep", F16, &[1], TIMESTEP),
+            SD15[1],
         ]
     ),
 ];
