@@ -231,9 +231,10 @@ fn hidden_output(names: &[String], layer: usize, states: Which) -> Option<String
     if layer == 1 {
         return has("last_hidden_state").then(|| "last_hidden_state".into());
     }
-    // SD 1 with clip skip takes normalized states, which no graph gives.
+    // SD 1 takes normalized states with clip skip. Graphs of Optimum lack them.
     if states != Which::Penultimate {
-        return None;
+        let name = format!("clip_skip_{layer}");
+        return has(&name).then_some(name);
     }
     let numbered = (0..).take_while(|i| has(&format!("hidden_states.{i}"))).count();
     match numbered.checked_sub(layer) {
