@@ -28,7 +28,7 @@ pub(crate) struct Args {
     reference: Option<PathBuf>,
 
     /// Part of the checkpoint that the model is, if its weights do not show it: text_encoder, text_encoder_2, text_encoder_3,
-    /// denoiser, vae or controlnet
+    /// denoiser, vae, controlnet or upscaler
     #[arg(long, value_name = "PART")]
     component: Option<Component>,
 

@@ -112,7 +112,9 @@ fn other_shape(bound: &BoundTensor, weights: &dyn StateDict) -> Option<String> {
     (!same_but_for_ones(&shape, &bound.source_shape)).then(|| {
         let takes = &bound.source_shape;
         let channels = match (name.as_str(), &*shape, &**takes) {
-            ("conv_in.weight", [_, has, ..], [_, wants, ..]) if has != wants => {
+            ("conv_in.weight" | "x_embedder.weight" | "conv_first.weight", [_, has, ..], [_, wants, ..])
+                if has != wants =>
+            {
                 format!(" ({has} input channels instead of {wants})")
             }
             _ => String::new(),

@@ -19,17 +19,20 @@ pub enum Component {
     /// A ControlNet.
     #[serde(rename = "controlnet")]
     ControlNet,
+    /// A network that enlarges pictures.
+    Upscaler,
 }
 
 impl Component {
     /// All components.
-    pub const ALL: [Component; 6] = [
+    pub const ALL: [Component; 7] = [
         Component::TextEncoder,
         Component::TextEncoder2,
         Component::TextEncoder3,
         Component::Denoiser,
         Component::Vae,
         Component::ControlNet,
+        Component::Upscaler,
     ];
 
     /// The name in files and messages, as in JSON.
@@ -41,6 +44,7 @@ impl Component {
             Component::Denoiser => "denoiser",
             Component::Vae => "vae",
             Component::ControlNet => "controlnet",
+            Component::Upscaler => "upscaler",
         }
     }
 

@@ -12,7 +12,7 @@ use common::{
 };
 use sdrun_abi::{Error, ErrorCode, WeightSource};
 use sdrun_weights::{
-    Binding, Checkpoint, WeightStack, builtin,
+    Binding, Checkpoint, Component, WeightStack, builtin,
     checkpoint::Unread,
     keys::{self, Fusion, Naming, Network, Table},
 };
@@ -277,6 +277,80 @@ fn further_embeddings_norms_and_blocks_are_named() {
     }
     let (message, _) = refusal("sd35/large", &medium);
     assert!(message.contains("8 tensors") && message.contains("further attentions"), "{message}");
+}
+
+/// An ESRGAN under the names of Real-ESRGAN.
+fn esrgan(blocks: usize, channels: usize) -> Sparse {
+    let mut modules = vec![("conv_first".to_string(), 64, channels), ("conv_body".into(), 64, 64)];
+    for block in 0..blocks {
+        for dense in 1..=3 {
+            modules.extend((1..=5).map(|conv| {
+                let out = if conv == 5 { 64 } else { 32 };
+                (format!("body.{block}.rdb{dense}.conv{conv}"), out, 32 + 32 * conv)
+            }));
+        }
+    }
+    modules.extend(["conv_up1", "conv_up2", "conv_hr"].map(|name| (name.into(), 64, 64)));
+    modules.push(("conv_last".into(), 3, 64));
+    Sparse::new(modules.into_iter().flat_map(|(name, out, inputs)| {
+        [(format!("{name}.weight"), vec![out, inputs, 3, 3]), (format!("{name}.bias"), vec![out])]
+    }))
+}
+
+/// The same file under the names of ESRGAN's first release and of its second, which BSRGAN has too.
+fn esrgan_as(renamed: &str, blocks: usize, file: &Sparse) -> Sparse {
+    let old = |name: &str| {
+        let (module, part) = name.rsplit_once('.').unwrap();
+        let number = match module {
+            "conv_first" => "0".into(),
+            "conv_body" => format!("1.sub.{blocks}"),
+            "conv_up1" => "3".into(),
+            "conv_up2" => "6".into(),
+            "conv_hr" => "8".into(),
+            "conv_last" => "10".into(),
+            block => format!("{}.0", block.replace("body", "1.sub").replace("rdb", "RDB")),
+        };
+        format!("model.{number}.{part}")
+    };
+    let trunk = |name: &str| {
+        let new = name.replace("body.", "RRDB_trunk.").replace("conv_RRDB_trunk", "trunk_conv");
+        let new = new.replace("rdb", "RDB").replace("conv_up", "upconv").replace("conv_hr", "HRconv");
+        assert_eq!(name.contains("conv_last") || name.contains("conv_first"), new == name);
+        new
+    };
+    let tensors = file
+        .tensors
+        .iter()
+        .map(|(name, shape)| (if renamed == "old" { old(name) } else { trunk(name) }, shape.clone()));
+    Sparse::new(tensors.collect::<Vec<_>>())
+}
+
+#[test]
+fn upscalers_fit_under_every_name() {
+    for (model, blocks, channels) in
+        [("esrgan/x4", 23, 3), ("esrgan/x4-6-blocks", 6, 3), ("esrgan/x2", 23, 12)]
+    {
+        let file = esrgan(blocks, channels);
+        for file in [esrgan_as("old", blocks, &file), esrgan_as("trunk", blocks, &file), file] {
+            assert!(unread(model, &file).is_empty(), "{model}");
+            let (_folder, path) = file.file();
+            let checkpoint = Checkpoint::open(&path).unwrap();
+            let stack = WeightStack::of_checkpoint(binding(model), &checkpoint).unwrap();
+            for bound in binding(model).tensors {
+                assert_eq!(stack.describe(&bound.name).unwrap().1, bound.shape, "{model} {}", bound.name);
+            }
+            let summary = checkpoint.summary();
+            assert_eq!(summary.family.unwrap().to_string(), "ESRGAN");
+            let part = &summary.components[0];
+            assert_eq!((part.component, part.network), (Component::Upscaler, Network::Esrgan));
+            assert_eq!((part.missing.len(), part.extra.len()), (0, 0), "{part:?}");
+        }
+    }
+    let (message, hint) = refusal("esrgan/x4", &esrgan(23, 12));
+    assert!(message.contains("12 input channels instead of 3"), "{message}");
+    assert_eq!(hint, "use the built-in model esrgan/x2");
+    let (_, hint) = refusal("esrgan/x4-6-blocks", &esrgan(23, 3));
+    assert!(hint.starts_with("use the built-in model esrgan/x4"), "{hint}");
 }
 
 fn without(mut binding: Binding, unwanted: impl Fn(&str) -> bool) -> Binding {

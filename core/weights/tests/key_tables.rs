@@ -286,7 +286,7 @@ fn modules_have_the_names_of_adapters() {
     }
 }
 
-const NETWORKS: [Network; 12] = [
+const NETWORKS: [Network; 13] = [
     Network::UNet,
     Network::ControlNet,
     Network::Vae,
@@ -299,6 +299,7 @@ const NETWORKS: [Network; 12] = [
     Network::Clip,
     Network::OpenClip,
     Network::T5,
+    Network::Esrgan,
 ];
 
 proptest! {

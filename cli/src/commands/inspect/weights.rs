@@ -59,6 +59,7 @@ fn show_checkpoint(summary: &Summary, context: &Context) -> anyhow::Result<()> {
         let mut traits = vec![family];
         let known = [
             (facts.inpainting, "inpainting"),
+            (facts.control, "a picture of edges or depths as input"),
             (facts.distilled_guidance, "distilled guidance"),
             (facts.ema, "averaged weights only (EMA)"),
             (facts.has_ema, "trained and averaged weights (EMA)"),

@@ -86,6 +86,9 @@ fn component(tensors: &[BoundTensor]) -> Option<Component> {
             _ => None,
         };
     }
+    if any(&["body.0.rdb1."]) {
+        return Some(Component::Upscaler);
+    }
     let unet = any(&["down_blocks."]) && any(&["time_embedding."]);
     let transformer = any(&["transformer_blocks."])
         && any(&["x_embedder.", "pos_embed.", "patch_embed.", "proj_out.", "proj_in."]);

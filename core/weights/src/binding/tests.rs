@@ -50,6 +50,7 @@ fn components_of_the_built_in_models() {
         let expected = match model.name {
             name if name.contains("controlnet") && !name.contains("unet") => Some(ControlNet),
             name if name.contains("vae") || name.starts_with("taesd") => Some(Vae),
+            name if name.starts_with("esrgan") => Some(Upscaler),
             "sdxl/text-encoder-2" => Some(TextEncoder2),
             name if name.contains("text-encoder") => Some(TextEncoder),
             name if name.starts_with("t5") || name.starts_with("taef2") || name == "mobilenet-v2" => continue,

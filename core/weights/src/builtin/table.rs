@@ -45,6 +45,7 @@ const LATENT16: [Input; 1] = [input("latent_sample", F32, &[1, 16, 128, 128], No
 const PICTURE: [Input; 1] = [input("sample", F32, &[1, 3, 512, 512], Picture { low: -1.0, high: 1.0 })];
 const PICTURE_1024: [Input; 1] =
     [input("sample", F32, &[1, 3, 1024, 1024], Picture { low: -1.0, high: 1.0 })];
+const UPSCALED: [Input; 1] = [input("image", F32, &[1, 3, 128, 128], Picture { low: 0.0, high: 1.0 })];
 const SD15: [Input; 3] = [
     input("sample", F32, &[1, 4, 64, 64], Noise),
     input("timestep", F32, &[1], TIMESTEP),
@@ -327,6 +328,19 @@ pub(super) const MODELS: &[Builtin] = &[
         "taesd3_decoder",
         "TAESD of SD 3 and FLUX.1, 16 channels, decoder, fp32",
         LATENT16
+    ),
+    model!("esrgan/x4", "esrgan_x4", "ESRGAN and Real-ESRGAN, upscaler, x4, fp32", UPSCALED),
+    model!(
+        "esrgan/x4-6-blocks",
+        "esrgan_x4_6b",
+        "esrgan/x4 with 6 blocks instead of 23 (Real-ESRGAN anime), fp32",
+        UPSCALED
+    ),
+    model!(
+        "esrgan/x2",
+        "esrgan_x2",
+        "Real-ESRGAN, upscaler, x2, fp32",
+        [input("image", F32, &[1, 3, 256, 256], Picture { low: 0.0, high: 1.0 })]
     ),
     model!("t5-xxl", "t5xxl_fp16", "T5 v1.1 XXL text encoder of SD 3 and FLUX.1, fp16", T5_IDS),
     model!(

@@ -49,6 +49,8 @@ pub enum Family {
     ClipG,
     /// T5.
     T5,
+    /// ESRGAN and Real-ESRGAN.
+    Esrgan,
 }
 
 impl Family {
@@ -73,6 +75,7 @@ impl Family {
             Family::ClipH => "OpenCLIP ViT-H",
             Family::ClipG => "OpenCLIP ViT-bigG",
             Family::T5 => "T5",
+            Family::Esrgan => "ESRGAN",
         }
     }
 }
@@ -138,6 +141,7 @@ pub(super) fn family_of(network: Network, tensors: &BTreeMap<&str, &[usize]>) ->
             }
         }
         Network::T5 => (Family::T5, Component::TextEncoder3),
+        Network::Esrgan => (Family::Esrgan, Component::Upscaler),
     }
 }
 

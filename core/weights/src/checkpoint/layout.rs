@@ -215,6 +215,7 @@ impl Part {
             | Network::Sana => Component::Denoiser,
             Network::ControlNet => Component::ControlNet,
             Network::Vae | Network::TinyVae => Component::Vae,
+            Network::Esrgan => Component::Upscaler,
             _ if hint.is_some_and(is_text) => hint?,
             Network::T5 => Component::TextEncoder3,
             // OpenCLIP ViT-H is the encoder of SD 2, ViT-bigG the second one of SD XL and SD 3.

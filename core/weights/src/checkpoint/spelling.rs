@@ -17,6 +17,8 @@ enum Spelling {
     Without(&'static str),
     /// T5 as llama.cpp names it.
     LlamaCpp,
+    /// ESRGAN's second naming, which BSRGAN has too.
+    Trunk,
 }
 
 /// Recognises the names of one network, without prefix.
@@ -40,6 +42,9 @@ pub(super) fn recognise(names: &Names) -> Option<Found> {
     if names.any("encoder.1.conv.0.") || names.any("decoder.3.conv.0.") {
         return found(Network::TinyVae, Original, Spelling::Without("taesd_"));
     }
+    if names.any("RRDB_trunk.0.RDB1.") {
+        return found(Network::Esrgan, Diffusers, Spelling::Trunk);
+    }
     let (network, naming) = identify_network(names.iter())?;
     found(network, naming, Spelling::Table)
 }
@@ -52,6 +57,7 @@ impl Found {
             (Spelling::Without("text_model."), _) if name.starts_with("text_") => None,
             (Spelling::Without(front), _) => Some(format!("{front}{name}")),
             (Spelling::LlamaCpp, _) => llama_cpp_t5(name),
+            (Spelling::Trunk, _) => trunk(name),
             (Spelling::Table, Network::Vae) if self.naming == Naming::Diffusers => modern_vae_attention(name),
             // Scales of RMS norms, which some tools save as weights.
             (Spelling::Table, Network::Flux | Network::Chroma) if self.naming == Naming::Original => {
@@ -61,6 +67,22 @@ impl Found {
         };
         respelt.map_or(Cow::Borrowed(name), Cow::Owned)
     }
+}
+
+/// The names of `RRDBNet_arch.py` in ESRGAN's repository.
+fn trunk(name: &str) -> Option<String> {
+    if let Some(block) = name.strip_prefix("RRDB_trunk.") {
+        return Some(format!("body.{}", block.replace(".RDB", ".rdb")));
+    }
+    let (module, part) = name.split_once('.')?;
+    let new = match module {
+        "trunk_conv" => "conv_body",
+        "upconv1" => "conv_up1",
+        "upconv2" => "conv_up2",
+        "HRconv" => "conv_hr",
+        _ => return None,
+    };
+    Some(format!("{new}.{part}"))
 }
 
 /// The tensor names of llama.cpp's GGUF files (`gguf-py/gguf/tensor_mapping.py`, architecture `t5encoder`).

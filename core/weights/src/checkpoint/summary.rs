@@ -60,6 +60,8 @@ pub struct Facts {
     pub text_width: Option<usize>,
     /// Whether it takes a mask and a masked picture besides the latents.
     pub inpainting: bool,
+    /// Whether it takes a picture of edges or depths besides the latents (Flux Canny and Depth, SD 2 depth).
+    pub control: bool,
     /// Whether guidance is an input of the denoiser (Flux dev, latent consistency models).
     pub distilled_guidance: bool,
     /// Whether the weights in use are averaged ones (EMA).
@@ -156,6 +158,9 @@ impl Facts {
         /// Latents, mask and masked latents of an inpainting UNet, and the packed ones of Flux Fill.
         const UNET_INPAINTING: usize = 9;
         const FLUX_INPAINTING: usize = 384;
+        /// Latents and a picture of depths, and the packed latents of both.
+        const UNET_CONTROL: usize = 5;
+        const FLUX_CONTROL: usize = 128;
         let columns = |name: &str| shapes.get(name).and_then(|shape| shape.get(1)).copied();
         self.in_channels =
             ["conv_in.weight", "x_embedder.weight", "pos_embed.proj.weight", "patch_embed.proj.weight"]
@@ -165,10 +170,10 @@ impl Facts {
         self.text_width = text.into_iter().find_map(columns).or_else(|| {
             shapes.keys().find(|name| name.ends_with("attn2.to_k.weight")).and_then(|name| columns(name))
         });
-        self.inpainting = match part.network {
-            Network::UNet => self.in_channels == Some(UNET_INPAINTING),
-            Network::Flux => self.in_channels == Some(FLUX_INPAINTING),
-            _ => false,
+        (self.inpainting, self.control) = match (part.network, self.in_channels) {
+            (Network::UNet, Some(channels)) => (channels == UNET_INPAINTING, channels == UNET_CONTROL),
+            (Network::Flux, Some(channels)) => (channels == FLUX_INPAINTING, channels == FLUX_CONTROL),
+            _ => (false, false),
         };
         self.distilled_guidance = shapes
             .keys()

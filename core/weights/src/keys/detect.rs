@@ -32,6 +32,7 @@ const SIGNS: &[(Network, Naming, &[&[&str]])] = {
         (Network::OpenClip, Original, &[&["transformer.resblocks.0."]]),
         (Network::Vae, Original, &[&["encoder.mid.block_1.", "decoder.mid.block_1."]]),
         (Network::TinyVae, Original, &[&["taesd_encoder.", "taesd_decoder."]]),
+        (Network::Esrgan, Original, &[&["model.1.sub.0.RDB1."]]),
         (Network::ControlNet, Diffusers, &[&["controlnet_cond_embedding."], &["down_blocks."]]),
         (Network::UNet, Diffusers, &[&["down_blocks.0."], &["up_blocks.0."]]),
         (
@@ -67,6 +68,7 @@ const SIGNS: &[(Network, Naming, &[&[&str]])] = {
         (Network::TinyVae, Diffusers, &[&["encoder.layers.0.weight", "decoder.layers.0.weight"]]),
         (Network::Clip, Diffusers, &[&["text_model.encoder.layers.0."]]),
         (Network::T5, Diffusers, &[&["encoder.block.0.layer.0."]]),
+        (Network::Esrgan, Diffusers, &[&["body.0.rdb1."]]),
     ]
 };
 

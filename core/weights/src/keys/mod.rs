@@ -13,6 +13,7 @@ mod renamed;
 mod text;
 mod transformer;
 mod unet;
+mod upscaler;
 mod vae;
 
 pub(crate) use detect::foreign_network;
@@ -112,6 +113,8 @@ pub enum Network {
     OpenClip,
     /// The encoder of T5.
     T5,
+    /// The upscaler of ESRGAN and Real-ESRGAN (`RRDBNet`). The names of Real-ESRGAN take the place of diffusers'.
+    Esrgan,
 }
 
 /// The naming of tensors.
@@ -153,6 +156,7 @@ impl Table {
             Network::Clip => text::clip(&mut builder),
             Network::OpenClip => text::open_clip(&mut builder),
             Network::T5 => text::t5(&mut builder),
+            Network::Esrgan => upscaler::esrgan(&mut builder),
         }
         let (mut pairs, mut missing) = (builder.finish(), Vec::new());
         let mut known = HashSet::new();

@@ -189,7 +189,9 @@ impl WeightStack {
             Component::TextEncoder | Component::TextEncoder2 | Component::TextEncoder3 => {
                 how.text_encoder_strength
             }
-            Component::Denoiser | Component::Vae | Component::ControlNet => how.strength,
+            Component::Denoiser | Component::Vae | Component::ControlNet | Component::Upscaler => {
+                how.strength
+            }
         };
         if !strength.is_finite() {
             return Err(Error::invalid(format!("an adapter cannot have strength {strength}")));
