@@ -206,7 +206,7 @@ fn guidance_embeddings_are_not_dropped() {
         .with("model.diffusion_model.time_embed.cond_proj.weight", &[320, 256]);
     let (message, hint) = refusal("sd15/unet", &lcm);
     assert!(message.contains("a tensor that") && message.contains("latent consistency model"), "{message}");
-    assert!(hint.starts_with("no built-in model fits this checkpoint"), "{hint}");
+    assert_eq!(hint, "use the built-in model sd15/unet-lcm, or leave out what does not fit");
 
     // The caller accepts the loss.
     let (_folder, path) = lcm.file();
@@ -277,6 +277,38 @@ fn further_embeddings_norms_and_blocks_are_named() {
     }
     let (message, _) = refusal("sd35/large", &medium);
     assert!(message.contains("8 tensors") && message.contains("further attentions"), "{message}");
+}
+
+/// Files that differ from a recorded one in a few tensors: each fits its own graph, and the graph of the other says so.
+#[test]
+fn variants_of_a_model_fit_their_own_graphs() {
+    let unet = |name| Sparse::original(&table(name), "model.diffusion_model.");
+    let nine = |file: Sparse| file.shape("model.diffusion_model.input_blocks.0.0.weight", &[320, 9, 3, 3]);
+    let lcm = |file: Sparse| file.with("model.diffusion_model.time_embed.cond_proj.weight", &[320, 256]);
+    let sd2 = |model| original_of(model, Network::UNet);
+    for (model, other, file, family, channels, said) in [
+        ("sd15/unet-lcm", "sd15/unet", lcm(unet("sd15_unet")), "sd1", 4, "distilled_guidance"),
+        ("sdxl/unet-inpainting", "sdxl/unet", nine(unet("sdxl_unet")), "sdxl", 9, "inpainting"),
+        ("sd21/unet-inpainting", "sd21/unet", sd2("sd21/unet-inpainting"), "sd2", 9, "inpainting"),
+        ("sd21/unet-depth", "sd21/unet", sd2("sd21/unet-depth"), "sd2", 5, "control"),
+    ] {
+        assert!(unread(model, &file).is_empty(), "{model}");
+        let (message, hint) = refusal(other, &file);
+        assert!(hint.starts_with(&format!("use the built-in model {model}")), "{model}: {message} {hint}");
+        if said != "distilled_guidance" {
+            assert!(message.contains(&format!("({channels} input channels instead of")), "{message}");
+        }
+        let (_folder, path) = file.file();
+        let summary = serde_json::to_value(Checkpoint::open(&path).unwrap().summary()).unwrap();
+        assert_eq!(
+            (&summary["family"], &summary["facts"]["in_channels"]),
+            (&family.into(), &channels.into())
+        );
+        for fact in ["inpainting", "control", "distilled_guidance"] {
+            let expected = fact == said || (family == "flux" && fact == "distilled_guidance");
+            assert_eq!(summary["facts"][fact], expected, "{model} {fact}");
+        }
+    }
 }
 
 /// An ESRGAN under the names of Real-ESRGAN.

@@ -51,6 +51,7 @@ const SD15: [Input; 3] = [
     input("timestep", F32, &[1], TIMESTEP),
     input("encoder_hidden_states", F32, &[1, 77, 768], Noise),
 ];
+const SD21_TEXT: Input = input("encoder_hidden_states", F32, &[1, 77, 1024], Noise);
 const SDXL: [Input; 5] = [
     input("sample", F16, &[1, 4, 128, 128], Noise),
     input("timestep", F32, &[1], TIMESTEP),
@@ -119,6 +120,12 @@ pub(super) const MODELS: &[Builtin] = &[
         "sd15_unet_inpainting",
         "Stable Diffusion 1.5 inpainting, UNet, fp32: latent, mask and latent of the masked picture",
         [input("sample", F32, &[1, 9, 64, 64], Noise), SD15[1], SD15[2]]
+    ),
+    model!(
+        "sd15/unet-lcm",
+        "sd15_unet_lcm",
+        "Stable Diffusion 1.5 latent consistency model, UNet, fp32: the guidance scale is an input",
+        [SD15[0], SD15[1], SD15[2], input("timestep_cond", F32, &[1, 256], Noise)]
     ),
     model!(
         "sd15/unet-controlnet",
@@ -201,11 +208,19 @@ pub(super) const MODELS: &[Builtin] = &[
         "sd21/unet",
         "sd21_unet",
         "Stable Diffusion 2.1, UNet, 768x768, fp32",
-        [
-            input("sample", F32, &[1, 4, 96, 96], Noise),
-            SD15[1],
-            input("encoder_hidden_states", F32, &[1, 77, 1024], Noise)
-        ]
+        [input("sample", F32, &[1, 4, 96, 96], Noise), SD15[1], SD21_TEXT]
+    ),
+    model!(
+        "sd21/unet-inpainting",
+        "sd21_unet_inpainting",
+        "Stable Diffusion 2 inpainting, UNet, fp32: latent, mask and latent of the masked picture",
+        [input("sample", F32, &[1, 9, 64, 64], Noise), SD15[1], SD21_TEXT]
+    ),
+    model!(
+        "sd21/unet-depth",
+        "sd21_unet_depth",
+        "Stable Diffusion 2 depth, UNet, fp32: latent and depth",
+        [input("sample", F32, &[1, 5, 64, 64], Noise), SD15[1], SD21_TEXT]
     ),
     model!(
         "sdxl/text-encoder",
@@ -226,6 +241,12 @@ pub(super) const MODELS: &[Builtin] = &[
         CLIP_IDS
     ),
     model!("sdxl/unet", "sdxl_unet_fp16", "Stable Diffusion XL, UNet, fp16", SDXL),
+    model!(
+        "sdxl/unet-inpainting",
+        "sdxl_unet_inpainting_fp16",
+        "Stable Diffusion XL inpainting, UNet, fp16: latent, mask and latent of the masked picture",
+        [input("sample", F16, &[1, 9, 128, 128], Noise), SDXL[1], SDXL[2], SDXL[3], SDXL[4]]
+    ),
     model!(
         "sdxl/unet-controlnet",
         "sdxl_unet_controlnet_fp16",
