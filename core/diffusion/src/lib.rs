@@ -24,6 +24,7 @@ pub mod infotext;
 pub mod latent;
 pub mod names;
 pub mod noise;
+pub mod picture;
 pub mod pipeline;
 pub mod prediction;
 pub mod program;
