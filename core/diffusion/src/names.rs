@@ -108,7 +108,7 @@ fn key(name: &str) -> String {
     name.chars().filter(|c| c.is_alphanumeric()).collect()
 }
 
-fn find<T: Copy>(table: &[(T, &[&str])], name: &str) -> Option<T> {
+pub(crate) fn find<T: Copy>(table: &[(T, &[&str])], name: &str) -> Option<T> {
     let key_of_name = key(name);
     table.iter().find(|(_, names)| names.iter().any(|n| key(n) == key_of_name)).map(|(value, _)| *value)
 }
