@@ -1,5 +1,6 @@
 //! Parsers for values on the command line.
 
+use crate::files::picture::Format;
 use std::{path::PathBuf, str::FromStr, time::Duration};
 
 /// The shape of an input (`name=1,4,64,64`) or several (`name=1,4,64,64:1,4,96,96`).
@@ -61,7 +62,7 @@ pub(crate) struct TensorFile {
 pub(crate) enum TensorFormat {
     Npy,
     Npz,
-    Png,
+    Picture,
 }
 
 impl FromStr for TensorFile {
@@ -75,8 +76,8 @@ impl FromStr for TensorFile {
         let format = match &*ending {
             "npy" => TensorFormat::Npy,
             "npz" => TensorFormat::Npz,
-            "png" => TensorFormat::Png,
-            _ => return Err("the file name must end in .npy, .npz or .png".into()),
+            ending if Format::of_ending(ending).is_some() => TensorFormat::Picture,
+            _ => return Err("the file name must end in .npy, .npz, .png, .jpg or .webp".into()),
         };
         if name.is_none() && format != TensorFormat::Npz {
             return Err("name the tensor: NAME=FILE (only a .npz file needs no name)".into());

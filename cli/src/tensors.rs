@@ -2,7 +2,10 @@
 
 use crate::{
     context::Context,
-    files::{self, npy, npz, png},
+    files::{
+        self, npy, npz,
+        picture::{self, JPEG_QUALITY, tensor},
+    },
     format,
     parse::{ImageRange, TensorFile, TensorFormat},
 };
@@ -20,7 +23,7 @@ use std::path::PathBuf;
 #[derive(Args)]
 #[command(next_help_heading = "Inputs and outputs")]
 pub(crate) struct InputArgs {
-    /// Read an input from a .npy, .npz or .png file; a .npz file without NAME provides all inputs in it (repeatable)
+    /// Read an input from a .npy, .npz, .png, .jpg or .webp file; a .npz file without NAME provides all inputs in it (repeatable)
     #[arg(short, long = "input", value_name = "[NAME=]FILE")]
     inputs: Vec<TensorFile>,
 
@@ -41,12 +44,12 @@ impl InputArgs {
         for file in &self.inputs {
             let read: Vec<(String, HostTensor)> = match (&file.name, file.format) {
                 (Some(name), TensorFormat::Npy) => vec![(name.clone(), npy::read(&file.path)?)],
-                (Some(name), TensorFormat::Png) => {
+                (Some(name), TensorFormat::Picture) => {
                     let spec = find_input(specs, name)?;
                     let range = self.image_range.or_else(|| picture_range(builtin?, name));
                     vec![(
                         name.clone(),
-                        png::read(&file.path, spec.dtype, range.ok_or_else(|| no_range(name))?)?,
+                        tensor::of_file(&file.path, spec.dtype, range.ok_or_else(|| no_range(name))?)?,
                     )]
                 }
                 (name, _) => npz::read(&file.path, name.as_deref())?.into_iter().collect(),
@@ -126,7 +129,7 @@ fn narrowed(spec: &TensorSpec, tensor: HostTensor) -> anyhow::Result<HostTensor>
 #[derive(Args)]
 #[command(next_help_heading = "Inputs and outputs")]
 pub(crate) struct OutputArgs {
-    /// Write one output to a .npy or .png file (repeatable)
+    /// Write one output to a .npy, .png, .jpg or .webp file (repeatable)
     #[arg(long = "output", value_name = "NAME=FILE")]
     outputs: Vec<TensorFile>,
 
@@ -150,10 +153,10 @@ impl OutputArgs {
             }
             match file.format {
                 TensorFormat::Npy => {}
-                TensorFormat::Png => drop(inputs.output_range(name)?),
+                TensorFormat::Picture => drop(inputs.output_range(name)?),
                 TensorFormat::Npz => {
                     return Err(Error::invalid(
-                        "one output goes to a .npy or .png file; `-o` takes a .npz file",
+                        "one output goes to a .npy file or a picture; `-o` takes a .npz file",
                     )
                     .into());
                 }
@@ -180,15 +183,12 @@ impl OutputArgs {
             let Some((name, tensor)) = file.name.as_ref().and_then(|n| outputs.get_key_value(n)) else {
                 continue;
             };
-            if file.format == TensorFormat::Png {
-                let picture = png::Picture::of(name, tensor, inputs.output_range(name)?)?;
-                if picture.not_finite > 0 {
-                    context.note(&format!(
-                        "warning: {} values of {name} are NaN or infinite",
-                        picture.not_finite
-                    ));
+            if file.format == TensorFormat::Picture {
+                let (image, not_finite) = tensor::to_picture(name, tensor, inputs.output_range(name)?)?;
+                if not_finite > 0 {
+                    context.note(&format!("warning: {not_finite} values of {name} are NaN or infinite"));
                 }
-                files::write(&file.path, |out| picture.write_to(out))?;
+                picture::write(&file.path, &image, JPEG_QUALITY, &[])?;
             } else {
                 let stored = npy::storable(name, tensor)?;
                 files::write(&file.path, |out| npy::write_to(out, stored.as_ref().unwrap_or(tensor)))?;

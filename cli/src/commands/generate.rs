@@ -3,12 +3,14 @@
 use crate::{
     build::BuildArgs,
     context::Context,
-    files::{self, png::Picture as Png},
+    files::{
+        self,
+        picture::{self, JPEG_QUALITY},
+    },
     format,
     parse::LoraArg,
     provider::ProviderArgs,
 };
-use sdrun::abi::Error;
 use sdrun_diffusion::{
     names,
     pipeline::{self, Engines, Event, Files, Parts, Picture, Request, Resolved},
@@ -44,8 +46,8 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "TEXT")]
     negative_prompt: Option<String>,
 
-    /// Write the picture to this file; further pictures get a number
-    #[arg(short, long, value_name = "FILE.png", default_value = "picture.png")]
+    /// Write the picture to this PNG, JPEG or WebP file; further pictures get a number
+    #[arg(short, long, value_name = "FILE", default_value = "picture.png")]
     output: PathBuf,
 
     /// Width in pixels [default: the size that the model was trained for]
@@ -161,6 +163,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
 /// Draws the pictures and writes each as soon as it is done.
 fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
     let started = Instant::now();
+    picture::Format::of(&args.output)?;
     for number in 0..args.batch_count.max(1) {
         files::check_target(&numbered(&args.output, number))?;
     }
@@ -264,11 +267,9 @@ fn numbered(file: &Path, number: usize) -> PathBuf {
 }
 
 fn write(file: &Path, picture: Picture, text: Option<&str>) -> anyhow::Result<()> {
-    let too_large = || Error::invalid("the picture is too large for a PNG file");
-    let width = u32::try_from(picture.width).map_err(|_| too_large())?;
-    let height = u32::try_from(picture.height).map_err(|_| too_large())?;
-    let png = Png::of_bytes(width, height, picture.bytes);
-    files::write(file, |out| png.write_with(out, text))
+    let image = picture::rgb(picture.width, picture.height, picture.bytes)?;
+    let texts: Vec<(&str, &str)> = text.map(|text| ("parameters", text)).into_iter().collect();
+    picture::write(file, &image, JPEG_QUALITY, &texts)
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ use std::{
 /// Run a model or an engine once
 ///
 /// For a model, builds the engine first or takes it from the cache. --shape sets the model's open dimensions; the shapes of
-/// input files set the others. NumPy files hold tensors unchanged (bf16 as f32); a .png file is a tensor [1, 3, height, width].
+/// input files set the others. NumPy files hold tensors unchanged (bf16 as f32); a picture (PNG, JPEG, WebP) is a tensor [1, 3, height, width].
 ///
 /// Example: sdrun run taef2/encoder --input image=photo.png -o latent.npz
 ///

@@ -1,8 +1,8 @@
-//! Tensors and reports in files.
+//! Tensors, pictures and reports in files.
 
 pub(crate) mod npy;
 pub(crate) mod npz;
-pub(crate) mod png;
+pub(crate) mod picture;
 
 use crate::exit::cannot_write;
 use sdrun::{
