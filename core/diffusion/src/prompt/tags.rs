@@ -9,9 +9,9 @@ pub struct Tag {
     pub kind: String,
     /// The file's name or alias.
     pub name: String,
-    /// Weight in the denoiser; 1 by default.
+    /// Weight in the denoiser; `text_weight` by default.
     pub weight: f64,
-    /// Weight in the text encoders; `weight` by default.
+    /// Weight in the text encoders, which A1111 has first; 1 by default.
     pub text_weight: f64,
 }
 
@@ -43,8 +43,8 @@ fn parse(inside: &str) -> Option<Tag> {
         .next()
         .filter(|kind| !kind.is_empty() && kind.chars().all(|c| c.is_alphanumeric() || c == '_'))?;
     let name = fields.next().filter(|name| !name.is_empty())?;
-    let weight = fields.next().map_or(Some(1.0), decimal)?;
-    let text_weight = fields.next().map_or(Some(weight), decimal)?;
+    let text_weight = fields.next().map_or(Some(1.0), decimal)?;
+    let weight = fields.next().map_or(Some(text_weight), decimal)?;
     fields.next().is_none().then(|| Tag { kind: kind.into(), name: name.into(), weight, text_weight })
 }
 
@@ -65,7 +65,7 @@ mod tests {
             tags("a <lora:ink wash:0.8> cat<lora:eyes>, <lora:x:1:.5>"),
             (
                 "a  cat, ".into(),
-                vec![lora("ink wash", 0.8, 0.8), lora("eyes", 1.0, 1.0), lora("x", 1.0, 0.5)]
+                vec![lora("ink wash", 0.8, 0.8), lora("eyes", 1.0, 1.0), lora("x", 0.5, 1.0)]
             )
         );
     }
