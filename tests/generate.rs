@@ -11,8 +11,8 @@ use sdrun::{
 };
 use sdrun_diffusion::{
     family::Vocabulary,
-    infotext::Infotext,
     latent::from_bytes,
+    metadata::Infotext,
     pipeline::{Engines, Event, Files, Parts, Picture, Request, Resolved, generate},
     prediction::Time,
     program::Program,

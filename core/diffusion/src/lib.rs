@@ -20,8 +20,8 @@ use list;
 
 pub mod family;
 pub mod guidance;
-pub mod infotext;
 pub mod latent;
+pub mod metadata;
 pub mod names;
 pub mod noise;
 pub mod picture;

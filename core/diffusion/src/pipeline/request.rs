@@ -3,8 +3,8 @@
 use super::{Error, Parts, Result, words::Syntax};
 use crate::{
     guidance::{Guidance, Rule},
-    infotext::Infotext,
     latent,
+    metadata::Infotext,
     prediction::{Prediction, Time},
     program::Program,
     prompt::{self, Tag},

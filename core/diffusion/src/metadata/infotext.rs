@@ -57,8 +57,8 @@ impl std::fmt::Display for Infotext {
         }
         for (index, (name, value)) in self.settings.iter().enumerate() {
             f.write_str(if index == 0 { "\n" } else { ", " })?;
-            // A JSON string where the value holds what separates settings.
-            if value.contains([',', ':', '\n', '"']) {
+            // A JSON string where the value holds what separates settings, as in A1111, or looks like JSON.
+            if value.contains([',', ':', '\n']) || value.starts_with('"') {
                 write!(f, "{name}: {}", serde_json::Value::from(value.as_str()))?;
             } else {
                 write!(f, "{name}: {value}")?;
@@ -69,7 +69,8 @@ impl std::fmt::Display for Infotext {
 }
 
 /// Parses the `name: value` pairs of a line. A name has at least two characters and starts with a letter or digit. A value ends
-/// at a comma, or is a JSON string.
+/// at a comma, or is a JSON string. It may also be a JSON list or object, which A1111 cannot read but civitai and stable-diffusion.cpp
+/// write.
 fn settings(line: &str) -> Vec<(String, String)> {
     let mut out = Vec::new();
     let mut rest = line;
@@ -86,7 +87,7 @@ fn settings(line: &str) -> Vec<(String, String)> {
             continue;
         }
         let value = rest.trim_start();
-        let (value, after) = quoted(value).unwrap_or_else(|| {
+        let (value, after) = quoted(value).or_else(|| nested(value)).unwrap_or_else(|| {
             let end = value.find(',').unwrap_or(value.len());
             (value[..end].to_string(), &value[end..])
         });
@@ -108,6 +109,17 @@ fn quoted(text: &str) -> Option<(String, &str)> {
     let after = &inside[end + 1..];
     let value = serde_json::from_str(&text[..end + 2]).ok()?;
     (after.is_empty() || after.starts_with(',')).then_some((value, after))
+}
+
+/// Splits off a JSON list or object that ends at a comma or at the end of the text.
+fn nested(text: &str) -> Option<(String, &str)> {
+    if !text.starts_with(['[', '{']) {
+        return None;
+    }
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<serde_json::Value>();
+    values.next()?.ok()?;
+    let (value, after) = text.split_at_checked(values.byte_offset())?;
+    (after.is_empty() || after.starts_with(',')).then_some((value.into(), after))
 }
 
 #[cfg(test)]
