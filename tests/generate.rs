@@ -3,9 +3,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+use image::{GrayImage, Luma, Rgb, RgbImage};
 use sdrun::{
-    BuildOptions, Isolation, WeightFiles, Wishes,
+    BuildOptions, Isolation, Model, WeightFiles, Wishes,
     abi::{Device, NoHost},
+    graph::{OpenOptions, WeightsPolicy},
     weights::SafetensorsWeights,
     worker::Limits,
 };
@@ -13,7 +15,11 @@ use sdrun_diffusion::{
     family::Vocabulary,
     latent::from_bytes,
     metadata::Infotext,
-    pipeline::{Engines, Event, Files, Parts, Picture, Request, Resolved, generate},
+    picture::{Fit, Mask},
+    pipeline::{
+        Content, Control, Engines, Event, Files, Hires, Inpaint, Part, Parts, Picture, Request, Resolved,
+        Start, Upscale, generate,
+    },
     prediction::Time,
     program::Program,
     sampler::Sampler,
@@ -126,7 +132,7 @@ fn draw(parts: &Parts, request: &Resolved, provider: &str) -> (Vec<Picture>, Vec
         _ => {}
     };
     generate(&lab.registry, parts, request, &engines(provider), &NoHost, &mut hear).unwrap();
-    assert_eq!(on_provider, 2 + parts.encoders.len());
+    assert!(on_provider >= 2 + parts.encoders.len());
     (pictures, latents)
 }
 
@@ -223,6 +229,138 @@ fn pictures_of_flow_models_are_those_of_diffusers() {
     compare_with_diffusers("flux", &[euler(Schedule::Simple)]);
 }
 
+/// The picture and the mask of tools/diffusion/pipeline.py.
+fn sample() -> (RgbImage, Mask) {
+    let picture = RgbImage::from_fn(64, 64, |x, y| Rgb([(4 * x) as u8, (4 * y) as u8, (2 * (x + y)) as u8]));
+    let inside = |x, y| (24..56).contains(&x) && (16..48).contains(&y);
+    let mask = GrayImage::from_fn(64, 64, |x, y| Luma([if inside(x, y) { 255 } else { 0 }]));
+    (picture, Mask::new(mask))
+}
+
+fn start(strength: f64, inpaint: bool) -> Start {
+    let (picture, mask) = sample();
+    let inpaint =
+        inpaint.then_some(Inpaint { mask, blur: 0.0, content: Content::Original, only_masked: None });
+    Start { picture, fit: Fit::Crop, strength, inpaint }
+}
+
+/// The small pipeline with its ControlNet.
+fn controlled() -> Parts {
+    let mut parts = parts();
+    let folder = sdrun_tiny::folder().join("sd/onnx");
+    let options = OpenOptions { weights: WeightsPolicy::MayBeAbsent, ..OpenOptions::default() };
+    parts.denoiser.model =
+        Model::open_with(folder.join("unet_controlnet/model.graph.onnx"), &options).unwrap();
+    let model = Model::open(folder.join("controlnet/model.onnx")).unwrap();
+    parts.controls.push(Part { name: "controlnet".into(), model, weights: WeightFiles::default() });
+    parts
+}
+
+/// img2img, inpainting and a ControlNet as in diffusers. Outside the mask, diffusers draws the picture anew; sdrun keeps it.
+#[test]
+fn edited_pictures_are_those_of_diffusers() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("generate/sd.safetensors");
+    let expected = SafetensorsWeights::open(&[file]).unwrap();
+    let values = |name: &str| -> Vec<f32> {
+        let values = tensor(&expected, name).to_f64().unwrap();
+        values.into_iter().map(|value| value as f32).collect()
+    };
+    let (original, mask) = sample();
+    let control = Control { hint: original.clone(), strength: 0.8, interval: (0.0, 0.7) };
+    let base = Request {
+        sampler: Some(Sampler::Euler),
+        schedule: Some(Schedule::Linspace),
+        like: Some(Program::Diffusers),
+        ..request()
+    };
+    let cases = [
+        ("img2img", parts(), Request { start: Some(start(0.6, false)), ..base.clone() }),
+        ("inpaint", parts(), Request { start: Some(start(1.0, true)), ..base.clone() }),
+        ("inpaint_more", parts(), Request { start: Some(start(0.6, true)), ..base.clone() }),
+        ("controlnet", controlled(), Request { controls: vec![control], ..base }),
+    ];
+    for provider in ALL.iter() {
+        for (name, parts, request) in &cases {
+            let request = request.resolve(parts).unwrap();
+            let (pictures, latents) = draw(parts, &request, provider);
+            let masked = name.starts_with("inpaint");
+            let cells = mask.nearest([8, 8]).repeat(4);
+            let counts = |at: usize| !masked || cells[at % cells.len()] == 1.0;
+            let steps = values(&format!("{name}.latents"));
+            let count = steps.len() / (4 * 8 * 8);
+            assert_eq!(latents[0].len(), count, "{provider} {name}");
+            for (step, (found, expected)) in latents[0].iter().zip(steps.chunks(4 * 8 * 8)).enumerate() {
+                let under = |values: &[f32]| -> Vec<f32> {
+                    values.iter().enumerate().filter(|(at, _)| counts(*at)).map(|(_, v)| *v).collect()
+                };
+                let far = distance(&under(found), &under(expected));
+                println!("{provider} {name} step {step}: {far:e}");
+                assert!(far < 1e-4, "{provider} {name} step {step}: {far}");
+            }
+            let picture = values(&format!("{name}.picture"));
+            for (at, (found, expected)) in pictures[0].bytes.iter().zip(&picture).enumerate() {
+                let (x, y) = ((at / 3 % 64) as u32, (at / 3 / 64) as u32);
+                if masked && mask.grey().get_pixel(x, y).0 == [0] {
+                    assert_eq!(*found, original.as_raw()[at], "{provider} {name} outside the mask");
+                } else {
+                    let far = (f32::from(*found) - expected).abs();
+                    assert!(far <= 1.0, "{provider} {name} at {x}, {y}: {far}");
+                }
+            }
+        }
+    }
+}
+
+/// What is drawn anew wholly does not depend on the picture; a strength of 0 ControlNet, and one outside its steps, change nothing;
+/// the size of a result is that of the request, or of the original if only the masked part is drawn.
+#[test]
+fn edits_keep_their_promises() {
+    let drawn = |parts: &Parts, change: &dyn Fn(&mut Request)| {
+        let mut request = Request { steps: Some(2), ..request() };
+        change(&mut request);
+        draw(parts, &request.resolve(parts).unwrap(), "ggml").0.remove(0)
+    };
+    let parts = parts();
+    let plain = drawn(&parts, &|_| {});
+    assert_eq!(drawn(&parts, &|r| r.start = Some(start(1.0, false))), plain);
+    assert_ne!(drawn(&parts, &|r| r.start = Some(start(0.9, false))), plain);
+
+    let (picture, mask) = sample();
+    let large = |picture: &RgbImage| Fit::Stretch.picture(picture, 256, 192).unwrap();
+    let only = Start {
+        picture: large(&picture),
+        inpaint: Some(Inpaint {
+            mask: Fit::Stretch.mask(&mask, 256, 192).unwrap(),
+            blur: 2.0,
+            content: Content::Surroundings,
+            only_masked: Some(16),
+        }),
+        ..start(0.7, false)
+    };
+    let result = drawn(&parts, &|r| r.start = Some(only.clone()));
+    assert_eq!((result.width, result.height), (256, 192));
+    let before = large(&picture);
+    let pairs = result.bytes.chunks(3).zip(before.as_raw().chunks(3));
+    let changed: Vec<bool> = pairs.map(|(a, b)| a != b).collect();
+    let at = |x: usize, y: usize| changed[y * 256 + x];
+    assert!(!at(0, 0) && !at(255, 191) && !at(80, 100) && at(160, 100), "the wrong part changed");
+
+    let hires = |upscale| Hires { width: 128, height: 64, steps: Some(3), strength: 0.5, upscale };
+    let wide = drawn(&parts, &|r| r.hires = Some(hires(Upscale::Lanczos)));
+    assert_eq!((wide.width, wide.height), (128, 64));
+    assert_ne!(drawn(&parts, &|r| r.hires = Some(hires(Upscale::Latent))).bytes, wide.bytes);
+
+    let controlled = controlled();
+    let with = |strength, interval| {
+        let control = Control { hint: picture.clone(), strength, interval };
+        drawn(&controlled, &|r| r.controls = vec![control.clone()])
+    };
+    let far = |a: &Picture, b: &Picture| a.bytes.iter().zip(&b.bytes).map(|(a, b)| a.abs_diff(*b)).max();
+    assert!(far(&with(0.0, (0.0, 1.0)), &plain) <= Some(1));
+    assert!(far(&with(1.0, (0.4, 0.6)), &plain) <= Some(1));
+    assert!(far(&with(1.0, (0.0, 1.0)), &plain) > Some(1));
+}
+
 /// Each picture has its own seed and noise, so it does not depend on the other pictures in its batch.
 #[test]
 fn a_batch_has_the_pictures_of_its_seeds() {
@@ -287,6 +425,14 @@ fn requests_that_make_no_sense_are_refused() {
     assert!(refused(&|r| r.width = Some(60)).contains("take 64 or 128"));
     assert!(refused(&|r| r.steps = Some(0)).contains("0 steps"));
     assert!(refused(&|r| r.scale = Some(f64::NAN)).contains("guidance"));
+    assert!(refused(&|r| r.start = Some(start(0.0, false))).contains("strength 0"));
+    let control = Control { hint: sample().0, strength: 1.0, interval: (0.0, 1.0) };
+    assert!(refused(&|r| r.controls = vec![control.clone()]).contains("1 pictures for 0 ControlNets"));
+    let mut black = start(0.5, true);
+    black.inpaint.as_mut().unwrap().mask = Mask::new(GrayImage::new(64, 64));
+    assert!(refused(&|r| r.start = Some(black.clone())).contains("black everywhere"));
+    black.inpaint.as_mut().unwrap().mask = Mask::new(GrayImage::new(32, 64));
+    assert!(refused(&|r| r.start = Some(black.clone())).contains("32 x 64"));
     assert!(refused(&|r| r.prompt = "a <lora:style:1> thing".into()).contains("`<lora:style>`"));
     let lab = Lab::default();
     let request = Request { clip_skip: Some(2), ..request() }.resolve(&parts).unwrap();

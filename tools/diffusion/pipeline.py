@@ -1,6 +1,6 @@
 """Writes tests/generate/FAMILY.safetensors: what diffusers' pipelines draw with the small models of tests/tiny.
 
-    pip install torch numpy scipy safetensors transformers diffusers==0.36.0
+    pip install torch numpy scipy pillow safetensors transformers diffusers==0.36.0
     python tools/diffusion/pipeline.py tests/generate
 
 Weights are those of checkpoint B, for Flux A (small.py). The small text encoders know 2048 tokens, T5 1104, so ids are given instead of a prompt;
@@ -17,6 +17,7 @@ import warnings
 import diffusers
 import numpy as np
 import torch
+from PIL import Image
 from safetensors.numpy import save_file
 
 import small
@@ -142,6 +143,51 @@ def draw(family, parts, kind, settings, variance_one):
     return np.stack(states).astype(np.float32), np.ascontiguousarray((picture * 255).round().astype(np.uint8))
 
 
+def sample_picture():
+    """A picture of three gradients, `[64, 64, 3]`; tests/generate.rs paints the same."""
+    y, x = np.mgrid[0:64, 0:64]
+    return np.stack([4 * x, 4 * y, 2 * (x + y)], -1).astype(np.uint8)
+
+
+def sample_mask():
+    """White in the middle, `[64, 64]`."""
+    mask = np.zeros((64, 64), np.uint8)
+    mask[16:48, 24:56] = 255
+    return mask
+
+
+def edit(parts, name):
+    """One of diffusers' pipelines for pictures as inputs, with Euler's method."""
+    made = {name: part for name, part in parts.items() if name != "controlnet"} | {
+        "scheduler": diffusers.EulerDiscreteScheduler(**BETAS, **LINSPACE), "tokenizer": None, "safety_checker": None,
+        "feature_extractor": None, "requires_safety_checker": False,
+    }
+    picture, mask = Image.fromarray(sample_picture()), Image.fromarray(sample_mask())
+    if name == "img2img":
+        pipe, given = diffusers.StableDiffusionImg2ImgPipeline(**made), {"image": picture, "strength": 0.6}
+    elif name.startswith("inpaint"):
+        pipe = diffusers.StableDiffusionInpaintPipeline(**made)
+        given = {"image": picture, "mask_image": mask, "strength": 1.0 if name == "inpaint" else 0.6, "height": 64, "width": 64}
+    else:
+        pipe = diffusers.StableDiffusionControlNetPipeline(**made, controlnet=parts["controlnet"])
+        given = {
+            "image": picture, "height": 64, "width": 64, "controlnet_conditioning_scale": 0.8, "control_guidance_end": 0.7,
+        }
+    pipe.set_progress_bar_config(disable=True)
+    states = []
+
+    def keep(pipe, step, timestep, values):
+        states.append(values["latents"][0].numpy().copy())
+        return values
+
+    negative = {f"negative_{name}": value for name, value in embeds("sd", parts, NEGATIVE).items()}
+    drawn = pipe(
+        **embeds("sd", parts, PROMPT), **negative, **given, guidance_scale=SCALE, num_inference_steps=STEPS,
+        generator=torch.Generator().manual_seed(SEED), output_type="np", callback_on_step_end=keep,
+    ).images[0]
+    return np.stack(states).astype(np.float32), np.ascontiguousarray((drawn * 255).round().astype(np.uint8))
+
+
 def main(folder):
     warnings.filterwarnings("ignore")
     for family, cases in {"sd": SD, "sdxl": SDXL, "sd3": SD3, "flux": FLOW}.items():
@@ -149,6 +195,10 @@ def main(folder):
         for name, case in cases.items():
             tensors[f"{name}.latents"], tensors[f"{name}.picture"] = draw(family, parts, *case)
             print(family, name, [float(np.abs(state).max()) for state in tensors[f"{name}.latents"]])
+        if family == "sd":
+            for name in ("img2img", "inpaint", "inpaint_more", "controlnet"):
+                tensors[f"{name}.latents"], tensors[f"{name}.picture"] = edit(parts, name)
+                print(family, name, [float(np.abs(state).max()) for state in tensors[f"{name}.latents"]])
         save_file(tensors, f"{folder}/{family}.safetensors")
 
 

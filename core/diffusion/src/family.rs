@@ -24,6 +24,8 @@ pub struct Family {
     pub conditioning: Conditioning,
     /// Its denoiser.
     pub denoiser: Component,
+    /// What ControlNets need, if there are graphs for them.
+    pub controlled: Option<Controlled>,
     /// Its autoencoder.
     pub autoencoder: Autoencoder,
     /// Its latents.
@@ -53,6 +55,15 @@ pub struct Component {
     pub component: &'static str,
     /// The built-in model.
     pub model: &'static str,
+}
+
+/// The built-in models that ControlNets need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Controlled {
+    /// The ControlNet.
+    pub network: &'static str,
+    /// The denoiser with inputs for what it returns.
+    pub denoiser: &'static str,
 }
 
 /// The built-in models of an autoencoder.
@@ -248,6 +259,7 @@ pub const FAMILIES: [Family; 8] = [
         encoders: &[CLIP_L],
         conditioning: Conditioning::Plain,
         denoiser: SD_UNET,
+        controlled: Some(Controlled { network: "sd15/controlnet", denoiser: "sd15/unet-controlnet" }),
         autoencoder: SD_VAE,
         latent: SD_LATENT,
         pack: 1,
@@ -265,6 +277,7 @@ pub const FAMILIES: [Family; 8] = [
         encoders: &[Encoder { model: "sd21/text-encoder", vocabulary: Vocabulary::OpenClip, ..CLIP_L }],
         conditioning: Conditioning::Plain,
         denoiser: Component { model: "sd21/unet", ..SD_UNET },
+        controlled: None,
         autoencoder: SD_VAE,
         latent: SD_LATENT,
         pack: 1,
@@ -282,6 +295,7 @@ pub const FAMILIES: [Family; 8] = [
         encoders: &[SDXL_CLIP_L, CLIP_G],
         conditioning: Conditioning::Sdxl,
         denoiser: Component { model: "sdxl/unet", ..SD_UNET },
+        controlled: Some(Controlled { network: "sdxl/controlnet", denoiser: "sdxl/unet-controlnet" }),
         autoencoder: SDXL_VAE,
         latent: SDXL_LATENT,
         pack: 1,
@@ -303,6 +317,7 @@ pub const FAMILIES: [Family; 8] = [
         ],
         conditioning: Conditioning::Sd3,
         denoiser: SD3_TRANSFORMER,
+        controlled: None,
         autoencoder: SD3_VAE,
         latent: SD3_LATENT,
         pack: 1,
@@ -320,6 +335,7 @@ pub const FAMILIES: [Family; 8] = [
         encoders: &[FLUX_CLIP, Encoder { component: "text_encoder_2", ..T5 }],
         conditioning: Conditioning::Flux,
         denoiser: Component { model: "flux/dev", ..SD3_TRANSFORMER },
+        controlled: None,
         autoencoder: FLUX_VAE,
         latent: FLUX_LATENT,
         pack: 2,
@@ -337,6 +353,7 @@ pub const FAMILIES: [Family; 8] = [
         encoders: &[FLUX_CLIP, Encoder { component: "text_encoder_2", tokens: Some(256), ..T5 }],
         conditioning: Conditioning::Flux,
         denoiser: Component { model: "flux/schnell", ..SD3_TRANSFORMER },
+        controlled: None,
         autoencoder: FLUX_VAE,
         latent: FLUX_LATENT,
         pack: 2,
@@ -354,6 +371,7 @@ pub const FAMILIES: [Family; 8] = [
         encoders: &[Encoder { model: "t5-xxl-masked", ..T5 }],
         conditioning: Conditioning::Chroma,
         denoiser: Component { model: "chroma", ..SD3_TRANSFORMER },
+        controlled: None,
         autoencoder: FLUX_VAE,
         latent: FLUX_LATENT,
         pack: 2,
@@ -371,6 +389,7 @@ pub const FAMILIES: [Family; 8] = [
         encoders: &[Encoder { model: "t5-xxl-masked", tokens: Some(300), ..T5 }],
         conditioning: Conditioning::PixArt,
         denoiser: Component { model: "pixart/sigma", ..SD3_TRANSFORMER },
+        controlled: None,
         autoencoder: SDXL_VAE,
         latent: SDXL_LATENT,
         pack: 1,

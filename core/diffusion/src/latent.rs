@@ -85,6 +85,33 @@ pub fn from_bytes(bytes: &[u8]) -> Vec<f32> {
     (0..3).flat_map(|channel| bytes.iter().skip(channel).step_by(3).map(move |byte| value(*byte))).collect()
 }
 
+/// Latents of another size `[height, width]`, by linear interpolation between the centres of cells (PyTorch's `bilinear` without
+/// `align_corners`, A1111's "Latent").
+pub fn resized(
+    latents: &[f32],
+    [_, height, width]: [usize; 3],
+    [new_height, new_width]: [usize; 2],
+) -> Vec<f32> {
+    let place = |at: usize, old: usize, new: usize| {
+        let place = ((at as f64 + 0.5) * old as f64 / new as f64 - 0.5).max(0.0);
+        let low = (place as usize).min(old - 1);
+        (low, (low + 1).min(old - 1), (place - low as f64) as f32)
+    };
+    let rows: Vec<_> = (0..new_height).map(|y| place(y, height, new_height)).collect();
+    let columns: Vec<_> = (0..new_width).map(|x| place(x, width, new_width)).collect();
+    let mut out = Vec::with_capacity(latents.len() / (height * width) * new_height * new_width);
+    for plane in latents.chunks_exact(height * width) {
+        for (top, bottom, down) in &rows {
+            for (left, right, along) in &columns {
+                let row =
+                    |y: &usize| plane[y * width + left] * (1.0 - along) + plane[y * width + right] * along;
+                out.push(row(top) * (1.0 - down) + row(bottom) * down);
+            }
+        }
+    }
+    out
+}
+
 /// Groups latents `[c, h, w]` of an even height and width into tokens `[h/2 · w/2, 4c]`, as Flux and Chroma take them: the
 /// channels of a token are `c` times the 2 × 2 latents from the top left.
 pub fn packed(latents: &[f32], [channels, height, width]: [usize; 3]) -> Vec<f32> {
@@ -138,6 +165,15 @@ mod tests {
         let picture = [0.2, -1.5, 0.998, 2.0, -1.0, 0.0];
         assert_eq!(to_bytes(&picture, Rounding::Nearest), [153, 255, 0, 0, 255, 128]);
         assert_eq!(to_bytes(&picture, Rounding::Down), [153, 254, 0, 0, 255, 127]);
+    }
+
+    /// Numbers of `torch.nn.functional.interpolate(x, size=(3, 4), mode="bilinear")`.
+    #[test]
+    fn latents_grow_linearly() {
+        let small = [0.0, 1.0, 2.0, 3.0];
+        let large = resized(&small, [1, 2, 2], [3, 4]);
+        assert_eq!(large, [0.0, 0.25, 0.75, 1.0, 1.0, 1.25, 1.75, 2.0, 2.0, 2.25, 2.75, 3.0]);
+        assert_eq!(resized(&small, [1, 2, 2], [2, 2]), small);
     }
 
     #[test]

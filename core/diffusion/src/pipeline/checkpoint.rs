@@ -72,6 +72,25 @@ impl<'a> Source<'a> {
     }
 }
 
+/// Fails unless a file is a ControlNet of this family.
+pub(super) fn check_control(file: &Path, family: &Family) -> Result<()> {
+    let summary = Checkpoint::open(file)?.summary();
+    let is_control = summary.components.iter().any(|part| part.component == Component::ControlNet);
+    let fits = matches!(
+        (summary.family, family.id),
+        (Some(Kind::Sd1), "sd15") | (Some(Kind::Sd2), "sd21") | (Some(Kind::Sdxl), "sdxl")
+    );
+    if is_control && fits {
+        return Ok(());
+    }
+    let found = match summary.family {
+        Some(kind) if is_control => format!("a ControlNet of {kind}"),
+        _ => "not a ControlNet".into(),
+    };
+    let message = format!("{} is {found}, and the model is {}", file.display(), family.title);
+    Err(abi::Error::invalid(message).with_file(file).into())
+}
+
 /// The family of a checkpoint.
 fn family_id(path: &Path, summary: &Summary) -> Result<&'static str> {
     let unfit = |message: String| Error::from(abi::Error::unsupported(message).with_file(path));

@@ -2,21 +2,21 @@
 
 use super::{
     Error, Resolved, Result,
+    control::Controls,
     encoder::{Conditions, Step},
+    fed::Fed,
     inputs::{Layout, Role},
-    network::{Network, Opener},
+    network::Opener,
     parts::Parts,
 };
 use crate::{
     family::Timestep,
     guidance::Guidance,
-    prediction::{Prediction, Time, consistent},
+    prediction::{consistent, noised},
     program::Program,
     sampler::{Denoiser, Sampler},
     schedule::Levels,
-    text::condition::Condition,
 };
-use sdrun::{Shapes, Tensors};
 
 /// What a run of the sampler has besides its state.
 #[derive(Clone, Copy)]
@@ -30,30 +30,27 @@ pub(super) struct Course<'a> {
     pub(super) steps: &'a [Step],
     /// Latents `[channels, height, width]`.
     pub(super) shape: [usize; 3],
+    /// What a model for inpainting takes beside the noisy latents.
+    pub(super) beside: Option<&'a [f32]>,
 }
 
 /// The denoiser of a run.
 pub(super) struct Guided<'a> {
-    network: Network<'a>,
+    network: Fed<'a>,
+    controls: Controls<'a>,
     course: Course<'a>,
-    prediction: Prediction,
-    time: Time,
-    timestep: Timestep,
     guidance: Guidance,
     layout: Layout,
-    roles: Vec<(String, Role)>,
-    /// The conditions in `inputs`.
-    current: Vec<usize>,
-    inputs: Tensors,
+    output: String,
 }
 
 impl<'a> Guided<'a> {
-    /// Loads the denoiser.
+    /// Loads the denoiser and the ControlNets.
     ///
     /// A prompt and its negative prompt run as one batch. Several parts of a prompt, or guidance in only some of the steps, run one
     /// after the other, so that one engine serves all steps.
     pub(super) fn open(open: &'a Opener<'a>, course: Course<'a>) -> Result<Self> {
-        let Course { parts, request, conditions, steps, shape, .. } = course;
+        let Course { parts, request, conditions, steps, shape, beside, .. } = course;
         let Some(first) = conditions.all.first() else {
             return Err(Error::invalid("there is no prompt"));
         };
@@ -61,112 +58,63 @@ impl<'a> Guided<'a> {
         let in_all = request.guidance.interval == (0.0, 1.0);
         let batch = if in_all && steps.iter().all(is_pair) { 2 } else { 1 };
         let family = parts.family;
-        let layout = Layout { batch, latents: shape, pack: family.pack, factor: family.latent.factor };
-        let (roles, shapes) = layout.inputs(&parts.denoiser, first, &Shapes::new())?;
-        let network = open.network(&parts.denoiser, shapes)?;
+        let [channels, height, width] = shape;
+        let alone = Layout { batch, latents: shape, pack: family.pack, factor: family.latent.factor };
+        let controls = Controls::open(open, course, alone, first)?;
+        let more = beside.map_or(0, |beside| beside.len() / (height * width).max(1));
+        let layout = Layout { latents: [channels + more, height, width], ..alone };
+        let scale = request.distilled_guidance.unwrap_or(1.0) as f32;
+        let fixed = |role: Role, size: usize| (role == Role::Guidance).then(|| vec![scale; size]);
+        let network = Fed::open(open, &parts.denoiser, layout, first, &controls.residuals(), fixed)?;
+        let output = network.network.outputs().first().cloned().unwrap_or_default();
         let scale = request.guidance.scale * request.sampler.guidance_factor();
-        let mut guided = Guided {
-            network,
-            course,
-            prediction: request.prediction,
-            time: request.time,
-            timestep: family.timestep,
-            guidance: Guidance { scale, ..request.guidance },
-            layout,
-            roles,
-            current: Vec::new(),
-            inputs: Tensors::new(),
-        };
-        guided.fill()?;
-        Ok(guided)
-    }
-
-    /// Fills the inputs that stay the same.
-    fn fill(&mut self) -> Result<()> {
-        for (name, role) in &self.roles {
-            let count = self.network.shape(name)?.iter().product();
-            let values = match role {
-                Role::ImageIds => self.layout.image_ids(),
-                Role::TextIds => vec![0.0; count],
-                Role::Guidance => vec![self.course.request.distilled_guidance.unwrap_or(1.0) as f32; count],
-                _ => continue,
-            };
-            self.inputs.insert(name.clone(), self.network.input(name, &values)?);
-        }
-        Ok(())
-    }
-
-    /// Puts conditions into the inputs.
-    fn condition(&mut self, rows: &[usize]) -> Result<()> {
-        if self.current == rows {
-            return Ok(());
-        }
-        let all = &self.course.conditions.all;
-        let rows_of: Vec<&Condition> = rows.iter().filter_map(|index| all.get(*index)).collect();
-        for (name, role) in &self.roles {
-            let of = |condition: &Condition| -> Option<Vec<f32>> {
-                match role {
-                    Role::Text => Some(condition.hidden.clone()),
-                    Role::Pooled => condition.pooled.clone(),
-                    Role::Sizes => condition.time_ids.clone(),
-                    Role::Mask => {
-                        condition.mask.as_ref().map(|mask| mask.iter().map(|bit| *bit as f32).collect())
-                    }
-                    _ => None,
-                }
-            };
-            if let Some(values) = rows_of.iter().map(|row| of(row)).collect::<Option<Vec<_>>>() {
-                self.inputs.insert(name.clone(), self.network.input(name, &values.concat())?);
-            }
-        }
-        self.current = rows.to_vec();
-        Ok(())
+        let guidance = Guidance { scale, ..request.guidance };
+        Ok(Guided { network, controls, course, guidance, layout, output })
     }
 
     /// Runs the network for these conditions, one prediction for each.
-    fn outputs(&mut self, rows: &[usize], latents: &[f32], time: f64) -> Result<Vec<Vec<f32>>> {
+    fn outputs(&mut self, rows: &[usize], latents: &[f32], time: f64, index: usize) -> Result<Vec<Vec<f32>>> {
+        let Course { conditions, shape, sigmas, beside, .. } = self.course;
+        let alone = Layout { latents: shape, ..self.layout };
+        let full = [latents, beside.unwrap_or_default()].concat();
         let mut outputs = Vec::with_capacity(rows.len());
         for rows in rows.chunks(self.layout.batch) {
-            self.condition(rows)?;
-            for (name, role) in &self.roles {
-                let values = match role {
-                    Role::Latents => latents.repeat(rows.len()),
-                    Role::Time => vec![time as f32; self.network.shape(name)?.iter().product()],
-                    _ => continue,
-                };
-                self.inputs.insert(name.clone(), self.network.input(name, &values)?);
+            if !self.course.parts.controls.is_empty() {
+                let at = (index, sigmas.len() - 1);
+                let latents = alone.packed(latents);
+                self.controls.apply(&mut self.network, &conditions.all, rows, &latents, time, at)?;
             }
-            let first = self.network.outputs().first().cloned().unwrap_or_default();
-            let output = self.network.run(&self.inputs, &[&first])?.pop().unwrap_or_default();
+            let packed = self.layout.packed(&full);
+            let mut found = self.network.run(&conditions.all, rows, &packed, time, &[&self.output])?;
+            let output = found.pop().unwrap_or_default();
             let size = output.len() / rows.len();
-            let len: usize = self.course.shape.iter().product();
+            let len: usize = shape.iter().product();
             if size < len {
                 let message = format!("the denoiser returned {size} numbers for {len} latents");
                 return Err(Error::invalid(message));
             }
-            outputs.extend(output.chunks(size).map(|one| self.layout.unpacked(one, self.course.shape)));
+            outputs.extend(output.chunks(size).map(|one| alone.unpacked(one)));
         }
         Ok(outputs)
     }
 
     /// The network's predictions for the prompt and, if guidance needs it, for the negative prompt.
     fn predict(&mut self, x: &[f32], sigma: f64) -> Result<(Vec<f32>, Option<Vec<f32>>)> {
-        let Course { sigmas, steps, levels, .. } = self.course;
+        let Course { parts, request, sigmas, steps, levels, .. } = self.course;
         let index = sigmas.iter().skip(1).take_while(|next| **next >= sigma).count();
         let Some(step) = steps.get(index).or(steps.last()) else {
             return Err(Error::invalid("there are no steps"));
         };
         let share = index as f64 / (sigmas.len() - 1).max(1) as f64;
         let without = step.without.filter(|_| self.guidance.applies(share));
-        let scale = self.prediction.input_scale(sigma);
+        let scale = request.prediction.input_scale(sigma);
         let scaled: Vec<f32> = x.iter().map(|x| (f64::from(*x) * scale) as f32).collect();
-        let time = match self.timestep {
-            Timestep::Steps => self.prediction.time(sigma, levels, self.time),
+        let time = match parts.family.timestep {
+            Timestep::Steps => request.prediction.time(sigma, levels, request.time),
             Timestep::Level => sigma,
         };
         let rows: Vec<usize> = without.into_iter().chain(step.with.iter().map(|(row, _)| *row)).collect();
-        let latents = self.layout.packed(&scaled);
-        let mut outputs = self.outputs(&rows, &latents, time)?;
+        let mut outputs = self.outputs(&rows, &scaled, time, index)?;
         let without = without.map(|_| outputs.remove(0));
         let with = joined(&step.with, outputs, without.as_deref());
         Ok((with, without))
@@ -174,8 +122,8 @@ impl<'a> Guided<'a> {
 
     /// The clean state that a prediction stands for.
     fn clean(&self, x: &[f32], output: &[f32], sigma: f64) -> Vec<f32> {
-        let (mut keep, mut change) = self.prediction.denoised(sigma);
-        let Resolved { sampler, options, .. } = self.course.request;
+        let Resolved { sampler, options, prediction, .. } = self.course.request;
+        let (mut keep, mut change) = prediction.denoised(sigma);
         if *sampler == Sampler::Lcm && options.program != Program::ComfyUi {
             let step = self.course.levels.step(sigma);
             let (state, clean) = consistent(sigma, step);
@@ -217,5 +165,57 @@ impl Denoiser for Guided<'_> {
         let guided = without.as_ref().map(|without| self.guidance.combine(&with, without));
         let without = self.clean(x, without.as_ref().unwrap_or(&with), sigma);
         Ok((self.clean(x, guided.as_ref().unwrap_or(&with), sigma), without))
+    }
+}
+
+/// A denoiser that keeps what is not under a mask (ComfyUI's `KSamplerX0Inpaint`): before each call these numbers become the clean
+/// state with the start noise at the level of the step, and after it the clean state. diffusers does the same after each step, so its
+/// first call sees the start noise alone.
+pub(super) struct Kept<'a, D> {
+    pub(super) inner: &'a mut D,
+    pub(super) levels: &'a Levels,
+    /// For each number of a state, the share to draw anew; `None` is all.
+    pub(super) mask: Option<&'a [f32]>,
+    pub(super) clean: &'a [f32],
+    pub(super) noise: &'a [f32],
+    /// Whether the first call keeps nothing.
+    pub(super) late: bool,
+}
+
+impl<D: Denoiser> Kept<'_, D> {
+    fn before(&mut self, x: &[f32], sigma: f64) -> Vec<f32> {
+        if std::mem::take(&mut self.late) {
+            return x.to_vec();
+        }
+        let kept = noised(self.levels.space(), sigma, false, self.clean, self.noise);
+        self.mixed(x, &kept)
+    }
+
+    fn mixed(&self, new: &[f32], kept: &[f32]) -> Vec<f32> {
+        let Some(mask) = self.mask else { return new.to_vec() };
+        let mix = |((new, kept), share): ((&f32, &f32), &f32)| share * new + (1.0 - share) * kept;
+        new.iter().zip(kept).zip(mask).map(mix).collect()
+    }
+}
+
+impl<D: Denoiser> Denoiser for Kept<'_, D> {
+    type Error = D::Error;
+
+    fn denoise(&mut self, x: &[f32], sigma: f64) -> Result<Vec<f32>, D::Error> {
+        if self.mask.is_none() {
+            return self.inner.denoise(x, sigma);
+        }
+        let x = self.before(x, sigma);
+        let new = self.inner.denoise(&x, sigma)?;
+        Ok(self.mixed(&new, self.clean))
+    }
+
+    fn denoise_both(&mut self, x: &[f32], sigma: f64) -> Result<(Vec<f32>, Vec<f32>), D::Error> {
+        if self.mask.is_none() {
+            return self.inner.denoise_both(x, sigma);
+        }
+        let x = self.before(x, sigma);
+        let (new, without) = self.inner.denoise_both(&x, sigma)?;
+        Ok((self.mixed(&new, self.clean), self.mixed(&without, self.clean)))
     }
 }

@@ -1,20 +1,26 @@
 //! The steps from a request to pictures.
 
 use super::{
-    Error, Event, Part, Parts, Picture, Resolved, Result,
-    denoiser::{Course, Guided},
-    encoder,
-    network::{Engines, Network, Opener},
+    Error, Event, Parts, Picture, Resolved, Result,
+    autoencoder::{Decoder, Encoder},
+    denoiser::{Course, Guided, Kept},
+    encoder::{self, Conditions},
+    hires::{Hires, Upscale},
+    network::{Engines, Opener},
     source::Source,
+    start::{Begun, Canvas},
 };
 use crate::{
     latent::{self, Rounding},
     prediction::noised,
     program::Program,
-    prompt::Pass,
     sampler::Path,
 };
-use sdrun::{Registry, Shapes, abi::Host};
+use image::{
+    RgbImage,
+    imageops::{FilterType, resize},
+};
+use sdrun::{Registry, abi::Host};
 use std::cell::RefCell;
 
 /// Draws the pictures of a request. `event` receives progress, and each picture as soon as it is done. `host` receives logs and can
@@ -33,76 +39,167 @@ pub fn generate(
     let event = RefCell::new(event);
     let tell = |happened: Event<'_>| (event.borrow_mut())(happened);
     let open = Opener { registry, engines, host, tell: &tell };
-    let family = parts.family;
-    let shape = family.latent.shape(request.width, request.height);
-    let conditions = encoder::conditions(&open, parts, request, &[Pass::First { steps: request.steps }])?;
-
-    // Flow models count 16x16 pixels as a token, whatever they pack.
-    let tokens = shape[1] * shape[2] / 4;
-    let levels = parts.noise.levels(tokens, request.like);
-    let sigmas = request.sigmas(&levels, request.steps, tokens);
-    let steps = sigmas.len().saturating_sub(1);
-    let path = Path { sigmas: &sigmas, levels: &levels };
-    let first = sigmas.first().copied().unwrap_or_default();
-    let len = shape.iter().product();
-
-    let course = Course {
+    let conditions = encoder::conditions(&open, parts, request, &request.passes())?;
+    let canvas = request.start.as_ref().map(|start| Canvas::new(start, request)).transpose()?;
+    let begun = match (&request.start, &canvas) {
+        (Some(start), Some(canvas)) => Some(Begun::new(&open, parts, request, canvas, start)?),
+        _ => None,
+    };
+    let size = [request.width, request.height];
+    let first = Stage {
+        open: &open,
         parts,
         request,
-        levels: &levels,
-        sigmas: &sigmas,
         conditions: &conditions,
-        steps: conditions.steps.first().map_or(&[], Vec::as_slice),
-        shape,
+        pass: 0,
+        size,
+        strength: request.start.as_ref().map(|start| start.strength),
+        begun: begun.as_ref(),
+        latents: None,
     };
-    let mut denoiser = Some(Guided::open(&open, course)?);
-    let mut decoder = None;
-    for picture in 0..request.count {
-        let Some(mut guided) = denoiser.take() else { break };
-        let (noise, mut source) = Source::new(request, picture, len, &sigmas);
-        let full = request.starts_full(&levels, first);
-        let mut x = noised(levels.space(), first, full, &vec![0.0; len], &noise);
-        let mut observe =
-            |step: usize, latents: &[f32]| open.tell(Event::Step { picture, step, steps, latents });
-        request.sampler.run(&path, &request.options, &mut x, &mut guided, &mut source, &mut observe)?;
-        if picture + 1 < request.count {
-            denoiser = Some(guided);
-        } else {
-            // Frees its memory for the decoder.
-            drop(guided);
-        }
-        let decoder = match &mut decoder {
-            Some(decoder) => decoder,
-            none => none.insert(open_decoder(&open, &parts.vae_decoder, shape)?),
-        };
-        family.latent.decoded(&mut x);
-        let values = decoder.run_one(&[("latent_sample", &x)])?;
-        open.tell(Event::Picture(finished(&values, request, picture)?));
-    }
-    Ok(())
+    let mut finish = Finish { open: &open, parts, request, canvas: canvas.as_ref(), decoder: None };
+    let Some(hires) = &request.hires else {
+        return first.run(&mut |picture, latents| finish.picture(picture, &latents, size));
+    };
+    let mut small = Vec::new();
+    first.run(&mut |_, latents| {
+        small.push(latents);
+        Ok(())
+    })?;
+    let large = enlarged(&open, parts, request, hires, small)?;
+    let size = [hires.width, hires.height];
+    let strength = Some(hires.strength);
+    let second = Stage { pass: 1, size, strength, begun: None, latents: Some(&large), ..first };
+    second.run(&mut |picture, latents| finish.picture(picture, &latents, size))
 }
 
-/// A picture of the decoder's values.
-fn finished(values: &[f32], request: &Resolved, picture: usize) -> Result<Picture> {
-    let (width, height) = (request.width, request.height);
-    if values.len() != 3 * width * height {
-        return Err(Error::invalid(format!(
-            "the autoencoder returned {} numbers for a picture of {width} x {height}, which has {}",
-            values.len(),
-            3 * width * height
-        )));
-    }
-    let rounding = match request.options.program {
-        Program::Diffusers => Rounding::Nearest,
-        Program::A1111 | Program::ComfyUi => Rounding::Down,
-    };
-    Ok(Picture { width, height, bytes: latent::to_bytes(values, rounding), seed: request.seed_of(picture) })
-}
-
-fn open_decoder<'a>(
+/// A pass of the sampler over all pictures.
+struct Stage<'a> {
     open: &'a Opener<'a>,
-    part: &'a Part,
-    [channels, height, width]: [usize; 3],
-) -> Result<Network<'a>> {
-    open.network(part, Shapes::from([("latent_sample".into(), vec![1, channels, height, width])]))
+    parts: &'a Parts,
+    request: &'a Resolved,
+    conditions: &'a Conditions,
+    pass: usize,
+    /// Width and height in pixels.
+    size: [usize; 2],
+    strength: Option<f64>,
+    /// The picture to start from.
+    begun: Option<&'a Begun>,
+    /// The latents to start from, for each picture.
+    latents: Option<&'a [Vec<f32>]>,
+}
+
+impl Stage<'_> {
+    /// Runs it. `done` gets the latents of each picture. Before the last one, the denoiser's memory is free again.
+    fn run(&self, done: &mut dyn FnMut(usize, Vec<f32>) -> Result<()>) -> Result<()> {
+        let Stage { open, parts, request, conditions, pass, size: [width, height], .. } = *self;
+        let shape = parts.family.latent.shape(width, height);
+        let len = shape.iter().product();
+        // Flow models count 16x16 pixels as a token, whatever they pack.
+        let tokens = shape[1] * shape[2] / 4;
+        let levels = &parts.noise.levels(tokens, request.like);
+        let steps = conditions.steps.get(pass).map_or(&[][..], Vec::as_slice);
+        let sigmas = &request.path(levels, steps.len(), self.strength, tokens);
+        let path = Path { sigmas, levels };
+        let beside = self.begun.and_then(|begun| begun.beside.as_deref());
+        let course = Course { parts, request, levels, sigmas, conditions, steps, shape, beside };
+        let mut denoiser = Some(Guided::open(open, course)?);
+        for picture in 0..request.count {
+            let Some(mut guided) = denoiser.take() else { break };
+            let sampled = request.like == Some(Program::Diffusers) && self.begun.is_some();
+            let (sample, noise, mut source) = Source::new(request, picture, len, sigmas, sampled);
+            let clean = match (self.begun, self.latents.and_then(|all| all.get(picture))) {
+                (Some(begun), _) => begun.clean(parts, &noise, sample.as_deref()),
+                (None, Some(latents)) => latents.clone(),
+                (None, None) => vec![0.0; len],
+            };
+            let first = sigmas.first().copied().unwrap_or_default();
+            let full = request.starts_full(levels, first);
+            // Where all is new, nothing of the picture is left. Programs differ; ComfyUI and A1111 leave it in.
+            let is_new = self.strength == Some(1.0)
+                && !matches!(request.like, Some(Program::ComfyUi | Program::A1111));
+            let zeros = vec![0.0; len];
+            let mut x = noised(levels.space(), first, full, if is_new { &zeros } else { &clean }, &noise);
+            let mask = self.begun.and_then(|begun| begun.mask.as_deref());
+            let late = request.like == Some(Program::Diffusers);
+            let mut kept = Kept { inner: &mut guided, levels, mask, clean: &clean, noise: &noise, late };
+            let steps = sigmas.len() - 1;
+            let mut observe =
+                |step: usize, latents: &[f32]| open.tell(Event::Step { picture, pass, step, steps, latents });
+            request.sampler.run(&path, &request.options, &mut x, &mut kept, &mut source, &mut observe)?;
+            if picture + 1 < request.count {
+                denoiser = Some(guided);
+            } else {
+                drop(guided);
+            }
+            done(picture, x)?;
+        }
+        Ok(())
+    }
+}
+
+/// The way from latents to finished pictures.
+struct Finish<'a> {
+    open: &'a Opener<'a>,
+    parts: &'a Parts,
+    request: &'a Resolved,
+    canvas: Option<&'a Canvas>,
+    decoder: Option<Decoder<'a>>,
+}
+
+impl Finish<'_> {
+    fn picture(&mut self, picture: usize, latents: &[f32], [width, height]: [usize; 2]) -> Result<()> {
+        let shape = self.parts.family.latent.shape(width, height);
+        let decoder = match &mut self.decoder {
+            Some(decoder) => decoder,
+            none => none.insert(Decoder::open(self.open, self.parts, shape)?),
+        };
+        let values = decoder.decode(latents)?;
+        let drawn = rgb(latent::to_bytes(&values, self.request.rounding()), width, height)?;
+        let finished = match self.canvas {
+            Some(canvas) => canvas.finished(drawn)?,
+            None => drawn,
+        };
+        let (width, height) = (finished.width() as usize, finished.height() as usize);
+        let seed = self.request.seed_of(picture);
+        self.open.tell(Event::Picture(Picture { width, height, bytes: finished.into_raw(), seed }));
+        Ok(())
+    }
+}
+
+/// The latents of the second pass.
+fn enlarged(
+    open: &Opener<'_>,
+    parts: &Parts,
+    request: &Resolved,
+    hires: &Hires,
+    small: Vec<Vec<f32>>,
+) -> Result<Vec<Vec<f32>>> {
+    let latent = &parts.family.latent;
+    let from = latent.shape(request.width, request.height);
+    let [_, height, width] = latent.shape(hires.width, hires.height);
+    if hires.upscale == Upscale::Latent {
+        return Ok(small.iter().map(|latents| latent::resized(latents, from, [height, width])).collect());
+    }
+    let mut pictures = Vec::new();
+    let mut decoder = Decoder::open(open, parts, from)?;
+    for latents in &small {
+        let bytes = latent::to_bytes(&decoder.decode(latents)?, Rounding::Nearest);
+        let picture = rgb(bytes, request.width, request.height)?;
+        pictures.push(resize(&picture, hires.width as u32, hires.height as u32, FilterType::Lanczos3));
+    }
+    drop(decoder);
+    let mut encoder = Encoder::open(open, parts, [hires.height, hires.width])?;
+    let encode = |picture: &RgbImage| {
+        let mut latents = encoder.encode(&latent::from_bytes(picture))?.drawn(None);
+        latent.encoded(&mut latents);
+        Ok(latents)
+    };
+    pictures.iter().map(encode).collect()
+}
+
+/// A picture of bytes `[height, width, 3]`.
+fn rgb(bytes: Vec<u8>, width: usize, height: usize) -> Result<RgbImage> {
+    RgbImage::from_raw(width as u32, height as u32, bytes)
+        .ok_or_else(|| Error::invalid(format!("there are too few bytes for a picture of {width} x {height}")))
 }

@@ -123,11 +123,11 @@ impl Layout {
         if self.pack == 1 { latents.to_vec() } else { latent::packed(latents, self.latents) }
     }
 
-    /// A prediction as latents of `shape`. Some networks return the variance after it, which is left out.
-    pub(super) fn unpacked(&self, output: &[f32], shape: [usize; 3]) -> Vec<f32> {
-        let len: usize = shape.iter().product();
+    /// A prediction as latents. Some networks return the variance after it, which is left out.
+    pub(super) fn unpacked(&self, output: &[f32]) -> Vec<f32> {
+        let len: usize = self.latents.iter().product();
         let output = &output[..len.min(output.len())];
-        if self.pack == 1 { output.to_vec() } else { latent::unpacked(output, shape) }
+        if self.pack == 1 { output.to_vec() } else { latent::unpacked(output, self.latents) }
     }
 
     /// Places of the picture's tokens.

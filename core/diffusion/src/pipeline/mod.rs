@@ -4,27 +4,36 @@
 //! decodes. A network is loaded when it is needed and dropped as soon as it no longer is. Each picture has its own stream of noise,
 //! so neither the number of pictures nor the provider changes it.
 
+mod autoencoder;
 mod checkpoint;
+mod control;
 mod denoiser;
 mod draw;
 mod encoder;
+mod fed;
+mod hires;
 mod inputs;
 mod network;
 mod parts;
 mod request;
 mod source;
+mod start;
 mod vocabulary;
 mod words;
 
+pub use control::Control;
 pub use draw::generate;
+pub use hires::{Hires, Upscale};
 pub use network::Engines;
 pub use parts::{Files, Part, Parts, TextEncoder};
 pub use request::{Request, Resolved};
+pub use start::{Content, Inpaint, Start};
 pub use words::{Syntax, Word};
 
 use crate::{
     family::Family,
     latent::SizeError,
+    picture::PictureError,
     text::{chunks::ChunkError, condition::ConditionError, encode::EncodeError, tokenizer::TokenizerError},
 };
 use sdrun::abi::{self, Precision};
@@ -67,6 +76,9 @@ pub enum Error {
     /// The tokenizer cannot be made.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// A picture or a mask does not fit.
+    #[error(transparent)]
+    Picture(#[from] PictureError),
     /// The text encoders' states do not fit the model.
     #[error(transparent)]
     Condition(#[from] ConditionError),
@@ -175,9 +187,11 @@ pub enum Event<'a> {
     Step {
         /// Number of the picture, from 0.
         picture: usize,
+        /// Number of the pass, from 0.
+        pass: usize,
         /// Number of the step, from 0.
         step: usize,
-        /// Steps of a picture.
+        /// Steps of the pass.
         steps: usize,
         /// The latents, `[channels, height, width]`.
         latents: &'a [f32],

@@ -197,6 +197,15 @@ impl Network<'_> {
     pub(super) fn outputs(&self) -> &[String] {
         &self.outputs
     }
+
+    /// Names and shapes of the outputs, if the engine knows them.
+    pub(super) fn output_shapes(&self) -> Option<Vec<(String, Vec<usize>)>> {
+        let shape = |output: &abi::TensorSpec| {
+            let shape: Option<Vec<usize>> = output.shape.iter().copied().collect();
+            Some((output.name.clone(), shape?))
+        };
+        self.session.info().outputs.iter().map(shape).collect()
+    }
 }
 
 /// A tensor's values, if they are floats.

@@ -1,6 +1,11 @@
 //! Where the networks of a pipeline come from.
 
-use super::{Error, Result, checkpoint::Source, vocabulary::Tokenizers, words::Word};
+use super::{
+    Error, Result,
+    checkpoint::{self, Source},
+    vocabulary::Tokenizers,
+    words::Word,
+};
 use crate::{
     family::{Family, NoiseLevels, Vocabulary},
     prediction::Prediction,
@@ -9,6 +14,7 @@ use crate::{
 use sdrun::{
     AdapterFile, Model, Paths, WeightFiles,
     abi::{self, Host},
+    graph::{OpenOptions, WeightsPolicy},
     weights::{Adapter, Component, adapter::Place},
 };
 use std::{
@@ -84,6 +90,8 @@ pub struct Parts {
     pub vae_encoder: Option<Part>,
     /// Learned words that prompts may use.
     pub words: Vec<Word>,
+    /// ControlNets.
+    pub controls: Vec<Part>,
 }
 
 impl Parts {
@@ -127,10 +135,44 @@ impl Parts {
         Err(abi::Error::invalid(message).with_file(file).into())
     }
 
+    /// Adds a ControlNet. The denoiser gets a graph that takes what it returns.
+    ///
+    /// # Errors
+    /// Errors of reading the file. `InvalidArgument` if it is not a ControlNet of this family; `Unimplemented` if sdrun has no graph
+    /// for one.
+    pub fn add_control(&mut self, file: &Path, paths: &Paths, host: &dyn Host) -> Result<()> {
+        let Some(controlled) = self.family.controlled else {
+            let message = format!("sdrun has no ControlNets for {} yet", self.family.title);
+            return Err(abi::Error::unsupported(message).with_file(file).into());
+        };
+        checkpoint::check_control(file, self.family)?;
+        let open = |name: &str, model: &str| {
+            let options = OpenOptions { weights: WeightsPolicy::MayBeAbsent, ..OpenOptions::default() };
+            Model::find(model, paths, &options, host).map_err(Error::of(name))
+        };
+        let component = Some(Component::ControlNet);
+        let weights = WeightFiles { component, ..WeightFiles::of(file) };
+        let model = open("controlnet", controlled.network)?;
+        self.denoiser.model = open(&self.denoiser.name, controlled.denoiser)?;
+        self.controls.push(Part { name: "controlnet".into(), model, weights });
+        Ok(())
+    }
+
+    /// Whether the denoiser takes a mask and a masked picture beside the latents.
+    pub fn takes_mask(&self) -> bool {
+        let inputs = self.denoiser.model.inputs();
+        let channels = inputs
+            .iter()
+            .find(|(spec, _)| spec.name == "sample")
+            .and_then(|(spec, _)| spec.shape.get(1).copied());
+        channels.flatten() == Some(2 * self.family.latent.channels + 1)
+    }
+
     /// All networks.
     pub fn networks_mut(&mut self) -> impl Iterator<Item = &mut Part> {
         let encoders = self.encoders.iter_mut().flatten().map(|encoder| &mut encoder.part);
-        encoders.chain([&mut self.denoiser, &mut self.vae_decoder]).chain(&mut self.vae_encoder)
+        let others = [&mut self.denoiser, &mut self.vae_decoder];
+        encoders.chain(others).chain(&mut self.vae_encoder).chain(&mut self.controls)
     }
 
     fn of_folder(folder: &Path, files: &Files) -> Result<Self> {
@@ -160,6 +202,7 @@ impl Parts {
             vae_decoder: part("vae_decoder", Component::Vae)?,
             vae_encoder: has("vae_encoder").then(|| part("vae_encoder", Component::Vae)).transpose()?,
             words: Vec::new(),
+            controls: Vec::new(),
         })
     }
 
@@ -202,6 +245,7 @@ impl Parts {
             vae_decoder: vae(family.autoencoder.decoder)?,
             vae_encoder: Some(vae(family.autoencoder.encoder)?),
             words: Vec::new(),
+            controls: Vec::new(),
         })
     }
 }

@@ -1,13 +1,13 @@
 //! What to draw.
 
-use super::{Error, Parts, Result, words::Syntax};
+use super::{Control, Error, Hires, Parts, Result, Start, words::Syntax};
 use crate::{
     guidance::{Guidance, Rule},
-    latent,
+    latent::{self, Rounding},
     metadata::Infotext,
     prediction::{Prediction, Time},
     program::Program,
-    prompt::{self, Tag},
+    prompt::{self, Pass, Tag},
     sampler::{Options, Sampler},
     schedule::{
         Levels, Schedule,
@@ -51,6 +51,12 @@ pub struct Request {
     pub guidance_rule: Option<Rule>,
     /// From which share of the steps to which to guide.
     pub guidance_interval: Option<(f64, f64)>,
+    /// A picture to start from.
+    pub start: Option<Start>,
+    /// A second pass over the enlarged picture.
+    pub hires: Option<Hires>,
+    /// Pictures that ControlNets follow, as many as [`Parts::controls`].
+    pub controls: Vec<Control>,
     /// The language of the prompts. The default is that of `like`, or else A1111's.
     pub syntax: Option<Syntax>,
     /// The program whose pictures to reproduce. By default sdrun draws its own: samplers follow ComfyUI, and each picture has its
@@ -90,6 +96,12 @@ pub struct Resolved {
     pub prediction: Prediction,
     /// The guidance scale of models that take it as an input.
     pub distilled_guidance: Option<f64>,
+    /// A picture to start from.
+    pub start: Option<Start>,
+    /// A second pass over the enlarged picture.
+    pub hires: Option<Hires>,
+    /// Pictures that ControlNets follow.
+    pub controls: Vec<Control>,
     /// The language of the prompts.
     pub syntax: Syntax,
     /// The program whose pictures to reproduce.
@@ -115,6 +127,9 @@ impl Request {
         let defaults = &family.defaults;
         let (width, height) = (self.width.unwrap_or(family.size), self.height.unwrap_or(family.size));
         latent::check_size(width, height, parts.multiple)?;
+        self.start.as_ref().map_or(Ok(()), Start::check)?;
+        self.hires.as_ref().map_or(Ok(()), |hires| hires.check(parts.multiple))?;
+        check_controls(&self.controls, parts, (width, height), self.hires.is_some())?;
         let steps = self.steps.unwrap_or(defaults.steps);
         if steps == 0 || steps > MOST_STEPS {
             return Err(Error::invalid(format!("{steps} steps are not between 1 and {MOST_STEPS}")));
@@ -159,6 +174,9 @@ impl Request {
             distilled_guidance: family
                 .distilled_guidance
                 .map(|usual| self.distilled_guidance.unwrap_or(usual)),
+            start: self.start.clone(),
+            hires: self.hires,
+            controls: self.controls.clone(),
             syntax,
             like: self.like,
             options: Options { program: self.like.unwrap_or_default(), ..Options::default() },
@@ -180,7 +198,70 @@ fn check(prompt: &str) -> Result<()> {
     Ok(())
 }
 
+/// Refuses hints that do not fit.
+fn check_controls(controls: &[Control], parts: &Parts, size: (usize, usize), has_hires: bool) -> Result<()> {
+    if controls.len() != parts.controls.len() {
+        let message = format!(
+            "{} pictures for {} ControlNets: give one for each",
+            controls.len(),
+            parts.controls.len()
+        );
+        return Err(Error::invalid(message));
+    }
+    if has_hires && !controls.is_empty() {
+        return Err(abi::Error::unsupported("ControlNets with a second pass are not supported yet").into());
+    }
+    for Control { hint, strength, interval: (start, end) } in controls {
+        let found = (hint.width() as usize, hint.height() as usize);
+        if found != size {
+            let ((width, height), (new_width, new_height)) = (found, size);
+            let message = format!(
+                "a ControlNet's picture has {width} x {height} pixels instead of {new_width} x {new_height}: resize it"
+            );
+            return Err(Error::invalid(message));
+        }
+        if !strength.is_finite() || !(*start >= 0.0 && start <= end && *end <= 1.0) {
+            let message =
+                format!("a ControlNet acts with strength {strength} from {start} to {end} of the steps");
+            return Err(Error::invalid(format!("{message}: take a number, and a range in 0 to 1")));
+        }
+    }
+    Ok(())
+}
+
 impl Resolved {
+    /// The passes of the sampler.
+    pub fn passes(&self) -> Vec<Pass> {
+        let steps = self.steps;
+        let second =
+            self.hires.map(|hires| Pass::Second { before: steps, steps: hires.steps.unwrap_or(steps) });
+        [Some(Pass::First { steps }), second].into_iter().flatten().collect()
+    }
+
+    /// How values of a picture become bytes.
+    pub fn rounding(&self) -> Rounding {
+        match self.options.program {
+            Program::Diffusers => Rounding::Nearest,
+            Program::A1111 | Program::ComfyUi => Rounding::Down,
+        }
+    }
+
+    /// The noise levels of a run that starts from a picture, or from noise alone without `strength`.
+    ///
+    /// diffusers takes the share `strength` of the steps, A1111 one step more. sdrun takes all steps, as ComfyUI does: the last of so
+    /// many that they are that share.
+    pub fn path(&self, levels: &Levels, steps: usize, strength: Option<f64>, tokens: usize) -> Vec<f64> {
+        let all = |steps| self.sigmas(levels, steps, tokens);
+        let Some(strength) = strength else { return all(steps) };
+        let last = |all: Vec<f64>, steps: usize| all[all.len().saturating_sub(steps + 1)..].to_vec();
+        match self.like {
+            Some(Program::Diffusers) => last(all(steps), ((steps as f64 * strength) as usize).max(1)),
+            Some(Program::A1111) => last(all(steps), (strength.min(0.999) * steps as f64) as usize + 1),
+            _ if strength > 0.9999 => all(steps),
+            _ => last(all((steps as f64 / strength) as usize), steps),
+        }
+    }
+
     /// The seed of picture number `picture`, from 0.
     pub fn seed_of(&self, picture: usize) -> u64 {
         self.seed.wrapping_add(picture as u64)

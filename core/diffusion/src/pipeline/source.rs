@@ -46,16 +46,28 @@ impl Batch {
 }
 
 impl Source {
-    /// The start noise of picture number `picture`, with `len` numbers, and the noise of its steps along `sigmas`.
-    pub(super) fn new(request: &Resolved, picture: usize, len: usize, sigmas: &[f64]) -> (Vec<f32>, Self) {
+    /// The start noise of picture number `picture`, with `len` numbers, and the noise of its steps along `sigmas`. With `sampled`,
+    /// noise for the latents of a start picture is drawn first and returned first.
+    pub(super) fn new(
+        request: &Resolved,
+        picture: usize,
+        len: usize,
+        sigmas: &[f64],
+        sampled: bool,
+    ) -> (Option<Vec<f32>>, Vec<f32>, Self) {
         let shares = matches!(request.like, Some(Program::Diffusers | Program::ComfyUi));
         let (seed, batch) = match shares {
             true => (request.seed, Batch { picture, count: request.count }),
             false => (request.seed_of(picture), Batch { picture: 0, count: 1 }),
         };
         let mut stream = TorchCpu::new(seed);
-        let mut start = vec![0.0; len];
-        batch.fill(&mut start, |all| stream.randn(all));
+        let mut draw = || {
+            let mut noise = vec![0.0; len];
+            batch.fill(&mut noise, |all| stream.randn(all));
+            noise
+        };
+        let sample = sampled.then(&mut draw);
+        let start = draw();
         let kind = if request.sampler.is_brownian() && request.like != Some(Program::Diffusers) {
             let positive = || sigmas.iter().copied().filter(|sigma| *sigma > 0.0);
             let (low, high) = (positive().fold(f64::MAX, f64::min), positive().fold(0.0, f64::max));
@@ -65,7 +77,7 @@ impl Source {
         } else {
             Kind::Stream(stream)
         };
-        (start, Source { kind, batch })
+        (sample, start, Source { kind, batch })
     }
 }
 

@@ -1,0 +1,107 @@
+//! A network that takes latents, a timestep and conditions: a denoiser or a ControlNet.
+
+use super::{
+    Result,
+    inputs::{Layout, Role},
+    network::{Network, Opener},
+    parts::Part,
+};
+use crate::text::condition::Condition;
+use sdrun::{Shapes, Tensors};
+
+/// Such a network, with the inputs of its next run.
+pub(super) struct Fed<'a> {
+    pub(super) network: Network<'a>,
+    layout: Layout,
+    roles: Vec<(String, Role)>,
+    inputs: Tensors,
+    /// The conditions in `inputs`, as indices.
+    current: Vec<usize>,
+}
+
+impl<'a> Fed<'a> {
+    /// Loads it. `first` stands for all conditions, which have one size. `residuals` has the shapes of inputs that a ControlNet
+    /// fills. `fixed` returns the values of an input that stays the same, if it is one.
+    pub(super) fn open(
+        open: &'a Opener<'a>,
+        part: &'a Part,
+        layout: Layout,
+        first: &Condition,
+        residuals: &Shapes,
+        fixed: impl Fn(Role, usize) -> Option<Vec<f32>>,
+    ) -> Result<Self> {
+        let (roles, shapes) = layout.inputs(part, first, residuals)?;
+        let network = open.network(part, shapes)?;
+        let mut fed = Fed { network, layout, roles, inputs: Tensors::new(), current: Vec::new() };
+        fed.set(fixed)?;
+        Ok(fed)
+    }
+
+    /// Sets the inputs whose role has values: `values` receives a role and the size of the input.
+    pub(super) fn set(&mut self, values: impl Fn(Role, usize) -> Option<Vec<f32>>) -> Result<()> {
+        for (name, role) in &self.roles {
+            let size = self.network.shape(name)?.iter().product();
+            let values = match role {
+                Role::ImageIds => Some(self.layout.image_ids()),
+                Role::TextIds => Some(vec![0.0; size]),
+                role => values(*role, size),
+            };
+            if let Some(values) = values {
+                self.inputs.insert(name.clone(), self.network.input(name, &values)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the input `name`.
+    pub(super) fn set_named(&mut self, name: &str, values: &[f32]) -> Result<()> {
+        self.inputs.insert(name.into(), self.network.input(name, values)?);
+        Ok(())
+    }
+
+    /// Runs the network for the conditions `rows` of `all`, which are as many as its batch, and returns the named outputs.
+    pub(super) fn run(
+        &mut self,
+        all: &[Condition],
+        rows: &[usize],
+        latents: &[f32],
+        time: f64,
+        outputs: &[&str],
+    ) -> Result<Vec<Vec<f32>>> {
+        self.condition(all, rows)?;
+        let many = rows.len();
+        for (name, role) in &self.roles {
+            let values = match role {
+                Role::Latents => latents.repeat(many),
+                Role::Time => vec![time as f32; self.network.shape(name)?.iter().product()],
+                _ => continue,
+            };
+            self.inputs.insert(name.clone(), self.network.input(name, &values)?);
+        }
+        self.network.run(&self.inputs, outputs)
+    }
+
+    /// Puts conditions into the inputs.
+    fn condition(&mut self, all: &[Condition], rows: &[usize]) -> Result<()> {
+        if self.current == rows {
+            return Ok(());
+        }
+        let chosen: Vec<&Condition> = rows.iter().filter_map(|index| all.get(*index)).collect();
+        for (name, role) in &self.roles {
+            let of = |condition: &Condition| -> Option<Vec<f32>> {
+                match role {
+                    Role::Text => Some(condition.hidden.clone()),
+                    Role::Pooled => condition.pooled.clone(),
+                    Role::Sizes => condition.time_ids.clone(),
+                    Role::Mask => Some(condition.mask.as_ref()?.iter().map(|bit| *bit as f32).collect()),
+                    _ => None,
+                }
+            };
+            if let Some(values) = chosen.iter().map(|row| of(row)).collect::<Option<Vec<_>>>() {
+                self.inputs.insert(name.clone(), self.network.input(name, &values.concat())?);
+            }
+        }
+        self.current = rows.to_vec();
+        Ok(())
+    }
+}

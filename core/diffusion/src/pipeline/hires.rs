@@ -1,0 +1,44 @@
+//! A second pass over the enlarged picture ("hires fix").
+
+use super::{Error, Result};
+use crate::latent;
+
+/// The second pass: the picture is enlarged, noise is added, and the sampler runs again.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hires {
+    /// Width in pixels.
+    pub width: usize,
+    /// Height in pixels.
+    pub height: usize,
+    /// Steps; `None` is as many as in the first pass.
+    pub steps: Option<usize>,
+    /// How much to change: above 0, at most 1.
+    pub strength: f64,
+    /// How to enlarge.
+    pub upscale: Upscale,
+}
+
+/// How the result of the first pass becomes larger.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Upscale {
+    /// The picture, by Lanczos' filter.
+    #[default]
+    Lanczos,
+    /// The latents, linearly: blurs, so it needs a strength of 0.5 or more (A1111's "Latent").
+    Latent,
+}
+
+impl Hires {
+    /// Fails if it makes no sense.
+    pub(super) fn check(&self, multiple: usize) -> Result<()> {
+        latent::check_size(self.width, self.height, multiple)?;
+        if !(self.strength > 0.0 && self.strength <= 1.0) || self.steps == Some(0) {
+            let message = format!(
+                "the second pass has the strength {} and {:?} steps: take a strength above 0, at most 1, and at least one step",
+                self.strength, self.steps
+            );
+            return Err(Error::invalid(message));
+        }
+        Ok(())
+    }
+}
