@@ -288,6 +288,7 @@ fn variants_of_a_model_fit_their_own_graphs() {
     let sd2 = |model| original_of(model, Network::UNet);
     for (model, other, file, family, channels, said) in [
         ("sd15/unet-lcm", "sd15/unet", lcm(unet("sd15_unet")), "sd1", 4, "distilled_guidance"),
+        ("sdxl/unet-lcm", "sdxl/unet", lcm(unet("sdxl_unet")), "sdxl", 4, "distilled_guidance"),
         ("sdxl/unet-inpainting", "sdxl/unet", nine(unet("sdxl_unet")), "sdxl", 9, "inpainting"),
         ("sd21/unet-inpainting", "sd21/unet", sd2("sd21/unet-inpainting"), "sd2", 9, "inpainting"),
         ("sd21/unet-depth", "sd21/unet", sd2("sd21/unet-depth"), "sd2", 5, "control"),
@@ -309,6 +310,43 @@ fn variants_of_a_model_fit_their_own_graphs() {
             assert_eq!(summary["facts"][fact], expected, "{model} {fact}");
         }
     }
+}
+
+/// Names and shapes of `sd_xl_refiner_1.0.safetensors`.
+#[test]
+fn the_refiner_fits() {
+    for (model, network, family, keys) in [(
+        "sdxl/refiner",
+        Network::UNet,
+        "sdxl_refiner",
+        &[
+            ("input_blocks.0.0.weight", &[384, 4, 3, 3][..]),
+            ("label_emb.0.0.weight", &[1536, 2560]),
+            ("input_blocks.4.1.transformer_blocks.3.attn2.to_k.weight", &[768, 1280]),
+            ("input_blocks.11.0.in_layers.2.weight", &[1536, 1536, 3, 3]),
+            ("middle_block.1.transformer_blocks.3.norm3.bias", &[1536]),
+            ("output_blocks.2.1.conv.weight", &[1536, 1536, 3, 3]),
+            ("output_blocks.8.2.conv.weight", &[768, 768, 3, 3]),
+            ("output_blocks.11.0.skip_connection.weight", &[384, 768, 1, 1]),
+        ][..],
+    )] {
+        let mut file = original_of(model, network);
+        for (name, shape) in keys {
+            let found = file.tensors.iter().find(|(key, _)| key == name).unwrap_or_else(|| panic!("{name}"));
+            assert_eq!(found.1, *shape, "{name}");
+        }
+        for (name, _) in &mut file.tensors {
+            name.insert_str(0, "model.diffusion_model.");
+        }
+        assert!(unread(model, &file).is_empty(), "{model}");
+        let (_folder, path) = file.file();
+        let summary = Checkpoint::open(&path).unwrap().summary();
+        assert_eq!(serde_json::to_value(summary.family).unwrap(), family);
+        assert!(summary.components[0].missing.is_empty() && summary.components[0].extra.is_empty());
+    }
+    let (message, hint) = refusal("sdxl/unet", &original_of("sdxl/refiner", Network::UNet));
+    assert!(message.contains("is SDXL refiner, but the model is SDXL"), "{message}");
+    assert!(hint.starts_with("use the built-in model sdxl/refiner"), "{hint}");
 }
 
 /// An ESRGAN under the names of Real-ESRGAN.

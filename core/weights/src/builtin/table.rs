@@ -248,6 +248,24 @@ pub(super) const MODELS: &[Builtin] = &[
         [input("sample", F16, &[1, 9, 128, 128], Noise), SDXL[1], SDXL[2], SDXL[3], SDXL[4]]
     ),
     model!(
+        "sdxl/unet-lcm",
+        "sdxl_unet_lcm_fp16",
+        "Stable Diffusion XL latent consistency model, UNet, fp16: the guidance scale is an input",
+        [SDXL[0], SDXL[1], SDXL[2], SDXL[3], SDXL[4], input("timestep_cond", F16, &[1, 256], Noise)]
+    ),
+    model!(
+        "sdxl/refiner",
+        "sdxl_refiner_fp16",
+        "Stable Diffusion XL refiner, UNet, fp16",
+        [
+            SDXL[0],
+            SDXL[1],
+            input("encoder_hidden_states", F16, &[1, 77, 1280], Noise),
+            SDXL[3],
+            input("time_ids", F32, &[1, 5], Row(&[1024.0, 1024.0, 0.0, 0.0, 6.0]))
+        ]
+    ),
+    model!(
         "sdxl/unet-controlnet",
         "sdxl_unet_controlnet_fp16",
         "sdxl/unet with the residuals of a ControlNet as inputs, fp16",
