@@ -12,6 +12,7 @@ use crate::{
     provider::ProviderArgs,
 };
 use sdrun_diffusion::{
+    metadata::PARAMETERS,
     names,
     pipeline::{self, Engines, Event, Files, Parts, Picture, Request, Resolved},
     sampler::Sampler,
@@ -268,7 +269,7 @@ fn numbered(file: &Path, number: usize) -> PathBuf {
 
 fn write(file: &Path, picture: Picture, text: Option<&str>) -> anyhow::Result<()> {
     let image = picture::rgb(picture.width, picture.height, picture.bytes)?;
-    let texts: Vec<(&str, &str)> = text.map(|text| ("parameters", text)).into_iter().collect();
+    let texts: Vec<(&str, &str)> = text.map(|text| (PARAMETERS, text)).into_iter().collect();
     picture::write(file, &image, JPEG_QUALITY, &texts)
 }
 

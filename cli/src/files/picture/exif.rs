@@ -3,6 +3,8 @@
 //! A1111 puts its `parameters` into the user comment. The maker note, which each maker of cameras fills as it likes, holds sdrun's
 //! own record.
 
+use sdrun_diffusion::metadata::{PARAMETERS, SDRUN};
+
 /// Tag of the pointer to the folder with EXIF's own tags.
 const EXIF: u16 = 0x8769;
 const MAKER_NOTE: u16 = 0x927c;
@@ -22,8 +24,8 @@ const UNICODE: &[u8] = b"UNICODE\0";
 /// `most` bytes.
 pub(super) fn encode(texts: &[(&str, &str)], most: usize) -> Option<Vec<u8>> {
     let find = |name: &str| texts.iter().find(|(key, _)| *key == name).map(|(_, text)| *text);
-    let note = find("sdrun").map(|text| [MAKER, text.as_bytes()].concat());
-    let comment = find("parameters").map(|text| {
+    let note = find(SDRUN).map(|text| [MAKER, text.as_bytes()].concat());
+    let comment = find(PARAMETERS).map(|text| {
         let units = text.encode_utf16().flat_map(u16::to_be_bytes);
         UNICODE.iter().copied().chain(units).collect::<Vec<u8>>()
     });
@@ -85,8 +87,8 @@ pub(super) fn texts(exif: &[u8]) -> Vec<(String, String)> {
     let own = first.iter().find(|entry| entry.tag == EXIF).and_then(|entry| tiff.number(entry.content));
     let own = own.map_or(Vec::new(), |place| tiff.folder(place));
     let text = |entry: &Entry<'_>| match (entry.tag, entry.content) {
-        (USER_COMMENT, content) => Some(("parameters", comment(content))),
-        (MAKER_NOTE, content) => content.strip_prefix(MAKER).map(|text| ("sdrun", utf8(text))),
+        (USER_COMMENT, content) => Some((PARAMETERS, comment(content, tiff.big_endian))),
+        (MAKER_NOTE, content) => content.strip_prefix(MAKER).map(|text| (SDRUN, utf8(text))),
         (_, content) => content.strip_prefix(b"prompt:").map(|text| ("prompt", utf8(text))),
     };
     first.iter().chain(&own).filter_map(text).map(|(key, text)| (key.to_string(), text)).collect()
@@ -151,9 +153,9 @@ impl<'a> Tiff<'a> {
 }
 
 /// The text of a user comment, which starts with 8 bytes that name its encoding.
-fn comment(content: &[u8]) -> String {
+fn comment(content: &[u8], big_endian: bool) -> String {
     match content.split_at_checked(8) {
-        Some((UNICODE, text)) => utf16(text),
+        Some((UNICODE, text)) => utf16(text, big_endian),
         Some((b"ASCII\0\0\0" | b"\0\0\0\0\0\0\0\0", text)) => utf8(text),
         _ => utf8(content),
     }
@@ -163,11 +165,11 @@ fn utf8(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim_end_matches('\0').into()
 }
 
-/// Text in UTF-16. Writers do not agree whether its byte order is the TIFF file's, so without a mark it is the one that gives more
-/// ASCII.
-fn utf16(bytes: &[u8]) -> String {
+/// Text in UTF-16. A1111 always writes it big-endian, others in the TIFF file's byte order. So in a little-endian file without a
+/// mark, the order is the one that gives more ASCII.
+fn utf16(bytes: &[u8], big_endian: bool) -> String {
     let zeros = |first: usize| bytes.iter().skip(first).step_by(2).filter(|&&byte| byte == 0).count();
-    let little = bytes.starts_with(&[0xff, 0xfe]) || zeros(1) > zeros(0);
+    let little = bytes.starts_with(&[0xff, 0xfe]) || (!big_endian && zeros(1) > zeros(0));
     let order = if little { u16::from_le_bytes } else { u16::from_be_bytes };
     let units: Vec<u16> = bytes.as_chunks().0.iter().map(|pair| order(*pair)).collect();
     String::from_utf16_lossy(&units).trim_start_matches('\u{feff}').trim_end_matches('\0').into()

@@ -4,6 +4,7 @@ mod exif;
 mod jpeg;
 mod png;
 pub(crate) mod tensor;
+mod xmp;
 
 use super::{damaged, is_special};
 use image::{
@@ -15,6 +16,7 @@ use sdrun::{
     abi::Error,
     files::{Links, read_small},
 };
+use sdrun_diffusion::metadata::PARAMETERS;
 use std::{
     io::{self, Cursor},
     path::Path,
@@ -127,6 +129,9 @@ fn decode(
     let orientation = decoder.orientation().map_err(&broken)?;
     if let Some(exif) = decoder.exif_metadata().map_err(&broken)? {
         texts.extend(exif::texts(&exif));
+    }
+    if let Some(xmp) = decoder.xmp_metadata().map_err(&broken)? {
+        texts.extend(xmp::parameters(&xmp).map(|text| (PARAMETERS.into(), text)));
     }
     let mut image = DynamicImage::from_decoder(decoder).map_err(&broken)?;
     image.apply_orientation(orientation);

@@ -157,6 +157,39 @@ fn the_orientation_is_applied() {
     assert_eq!(picture.texts, [("parameters".into(), "a cat".into())]);
 }
 
+/// Files that Pillow wrote (tools/diffusion/files.py): kinds of PNG, JPEG and WebP that sdrun does not write.
+#[test]
+fn files_of_pillow_are_read_as_pillow_reads_them() {
+    #[derive(serde::Deserialize)]
+    struct Expected {
+        width: u32,
+        height: u32,
+        rgba: String,
+        text: String,
+    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/pictures");
+    let expected = fs::read(folder.join("pictures.json")).unwrap();
+    let expected: std::collections::BTreeMap<String, Expected> = serde_json::from_slice(&expected).unwrap();
+    assert_eq!(expected.len(), 8);
+    for (name, Expected { width, height, rgba, text }) in expected {
+        let picture = read(&folder.join(&name)).unwrap();
+        let image = picture.image.to_rgba8();
+        assert_eq!(image.dimensions(), (width, height), "{name}");
+        // Decoders of lossy formats differ in how they enlarge colours; Pillow truncates 16 bits.
+        let most = match &*name {
+            "lossy.webp" | "sdcpp.webp" | "progressive.jpg" => 8,
+            "grey.jpg" | "deep.png" => 1,
+            _ => 0,
+        };
+        let bytes = (0..rgba.len()).step_by(2).map(|at| u8::from_str_radix(&rgba[at..at + 2], 16).unwrap());
+        let worst = image.iter().zip(bytes).map(|(a, b)| a.abs_diff(b)).max();
+        assert!(worst <= Some(most), "{name}: {worst:?}");
+        let texts: Vec<_> = picture.texts.iter().map(|(key, text)| (key.as_str(), text.as_str())).collect();
+        let expected: &[_] = if text.is_empty() { &[] } else { &[("parameters", text.as_str())] };
+        assert_eq!(texts, expected, "{name}");
+    }
+}
+
 #[test]
 fn texts_of_other_programs_are_read() {
     // stable-diffusion.cpp writes UTF-8 into tEXt chunks, and comments into JPEG files.
