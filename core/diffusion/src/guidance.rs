@@ -1,5 +1,7 @@
 //! Guidance: combining the predictions with and without the prompt.
 
+use serde::{Deserialize, Serialize};
+
 /// Combines the prediction for the prompt (`with`) and that for the negative prompt (`without`).
 ///
 /// Both are network outputs for one picture, as in diffusers, except that [`Rule::Projected`] expects clean states, as in its
@@ -19,7 +21,8 @@ pub struct Guidance {
 }
 
 /// A rule of guidance.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Rule {
     /// Classifier-free guidance (Ho and Salimans, 2022).
     Standard,

@@ -1,9 +1,11 @@
 //! What networks predict, and how a prediction becomes an estimate of the clean picture.
 
 use crate::{sampler::Space, schedule::Levels};
+use serde::{Deserialize, Serialize};
 
 /// What a network was trained to predict.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Prediction {
     /// The noise ("eps"): most of Stable Diffusion 1 and XL.
     Noise,

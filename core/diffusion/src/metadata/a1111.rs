@@ -1,8 +1,9 @@
 //! Records as A1111's text and back. Names and order of settings are those of A1111 1.10 and, for distilled guidance, of Forge.
 
-use super::{ControlNet, Hires, Infotext, Lora, ModelFile, Reading, Record, Rng, fields::Fields};
+use super::{ControlNet, Hires, Infotext, Inpaint, Lora, ModelFile, Reading, Record, Rng, fields::Fields};
 use crate::{
     names,
+    pipeline::Content,
     program::Program,
     prompt::{self, Tag},
     sampler::Sampler,
@@ -25,6 +26,10 @@ const IDLE: &[&str] = &[
 
 /// The most units of A1111's ControlNet. Those that were off have no text.
 const MOST_CONTROLNETS: usize = 10;
+
+/// A1111's names of what is under a mask at the start. It does not name the original picture.
+const CONTENTS: [(Content, &str); 3] =
+    [(Content::Surroundings, "fill"), (Content::Noise, "latent noise"), (Content::Nothing, "latent nothing")];
 
 impl Record {
     /// A1111's text of the record. It has no room for guidance rescaling, text encoders and networks. Tags in the prompt tell
@@ -66,6 +71,13 @@ impl Record {
                 "Model: {name}{hash}, Weight: {strength}, Guidance Start: {start}, Guidance End: {end}"
             );
             set(&format!("ControlNet {number}"), Some(unit));
+        }
+        if let Some(Inpaint { blur, content, only_masked }) = &self.inpaint {
+            set("Mask blur", text(Some(*blur).filter(|&blur| blur > 0.0)));
+            set("Inpaint area", only_masked.map(|_| "Only masked".into()));
+            set("Masked area padding", only_masked.map(|padding| padding.to_string()));
+            let name = CONTENTS.iter().find(|(other, _)| other == content);
+            set("Masked content", name.map(|(_, name)| (*name).into()));
         }
         if let Some(hires) = hires {
             set("Hires sampler", hires.sampler.map(|sampler| sampler.label().into()));
@@ -138,6 +150,7 @@ pub(super) fn read(text: &str) -> Reading {
         seed_like: from_a1111.then_some(Program::A1111),
         clip_skip: fields.size("Clip skip").filter(|&layers| layers > 0),
         denoising_strength: strength.filter(|_| hires.is_none()),
+        inpaint: inpaint(&mut fields),
         model: file(&mut fields, &["Model", "Unet"], "Model hash"),
         vae: file(&mut fields, &["VAE"], "VAE hash"),
         text_encoders: std::iter::from_fn(|| fields.text("TE"))
@@ -179,6 +192,21 @@ fn file(fields: &mut Fields, names: &[&str], hash: &str) -> Option<ModelFile> {
     let name = names.iter().find_map(|name| fields.text(name));
     let hash = fields.text(hash);
     (name.is_some() || hash.is_some()).then(|| ModelFile::new(&name.unwrap_or_default(), hash))
+}
+
+fn inpaint(fields: &mut Fields) -> Option<Inpaint> {
+    let find = |text: &str| CONTENTS.iter().find(|(_, name)| *name == text).map(|(content, _)| *content);
+    let content = fields.parse("Masked content", "content that sdrun has", find);
+    let only_masked =
+        fields.parse("Inpaint area", "an area that sdrun has", |text| (text == "Only masked").then_some(()));
+    let padding = fields.whole("Masked area padding").and_then(|padding| u32::try_from(padding).ok());
+    let inpaint = Inpaint {
+        blur: fields.real("Mask blur").unwrap_or_default(),
+        content: content.unwrap_or_default(),
+        // A1111's own default.
+        only_masked: only_masked.map(|()| padding.unwrap_or(32)),
+    };
+    (inpaint != Inpaint::default()).then_some(inpaint)
 }
 
 fn hires(fields: &mut Fields, denoising_strength: Option<f64>) -> Option<Hires> {

@@ -1,6 +1,6 @@
 //! Values that JSON holds under their names.
 
-use crate::{names, prediction::Prediction, program::Program, sampler::Sampler, schedule::Schedule};
+use crate::{names, sampler::Sampler, schedule::Schedule};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Defines a module that writes an optional value as its name.
@@ -33,35 +33,3 @@ macro_rules! by_name {
 
 by_name!(sampler, Sampler, |sampler| sampler.name(), |name| names::sampler(name).map(|(sampler, _)| sampler));
 by_name!(schedule, Schedule, |schedule| schedule.name(), names::schedule);
-by_name!(
-    program,
-    Program,
-    |program| match program {
-        Program::A1111 => "a1111",
-        Program::ComfyUi => "comfyui",
-        Program::Diffusers => "diffusers",
-    },
-    |name| match name {
-        "a1111" => Some(Program::A1111),
-        "comfyui" => Some(Program::ComfyUi),
-        "diffusers" => Some(Program::Diffusers),
-        _ => None,
-    }
-);
-by_name!(
-    prediction,
-    Prediction,
-    |prediction| match prediction {
-        Prediction::Noise => "noise",
-        Prediction::Velocity => "velocity",
-        Prediction::Edm { .. } => "edm",
-        Prediction::Flow => "flow",
-    },
-    |name| match name {
-        "noise" => Some(Prediction::Noise),
-        "velocity" => Some(Prediction::Velocity),
-        "edm" => Some(Prediction::Edm { data: 0.5 }),
-        "flow" => Some(Prediction::Flow),
-        _ => None,
-    }
-);

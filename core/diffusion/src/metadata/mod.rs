@@ -16,7 +16,7 @@ mod record;
 mod swarmui;
 
 pub use infotext::Infotext;
-pub use record::{ControlNet, Hires, Lora, ModelFile, Network, Record, Rng};
+pub use record::{ControlNet, Hires, Inpaint, Lora, ModelFile, Network, Record, Rng};
 
 use sdrun::abi;
 use serde_json::Value;

@@ -2,9 +2,16 @@
 
 use super::{
     Error, Reading,
-    by_name::{prediction, program, sampler, schedule},
+    by_name::{sampler, schedule},
 };
-use crate::{prediction::Prediction, program::Program, sampler::Sampler, schedule::Schedule};
+use crate::{
+    guidance::Rule,
+    pipeline::{Content, Syntax},
+    prediction::Prediction,
+    program::Program,
+    sampler::Sampler,
+    schedule::Schedule,
+};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
@@ -42,6 +49,12 @@ pub struct Record {
     /// How far guided predictions were given back their deviation, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cfg_rescale: Option<f64>,
+    /// How predictions with and without the prompt were combined; standard guidance by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guidance_rule: Option<Rule>,
+    /// From which share of the steps to which there was guidance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guidance_interval: Option<(f64, f64)>,
     /// Guidance scale that the network takes as an input (Flux dev).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guidance: Option<f64>,
@@ -52,10 +65,13 @@ pub struct Record {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rng: Option<Rng>,
     /// The program whose rules were followed where programs differ under one name, for example in the use of the seed.
-    #[serde(with = "program", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub seed_like: Option<Program>,
+    /// The language of the prompts; that of `seed_like` by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub syntax: Option<Syntax>,
     /// What the denoiser predicts, if the user said so.
-    #[serde(with = "prediction", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub prediction: Option<Prediction>,
     /// Layer of the text encoder, counted from the last, which is 1.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -63,6 +79,9 @@ pub struct Record {
     /// How much of a given picture was drawn anew, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub denoising_strength: Option<f64>,
+    /// Which part of the given picture was drawn anew.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inpaint: Option<Inpaint>,
     /// The checkpoint. Its hash is AutoV2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelFile>,
@@ -199,6 +218,19 @@ pub struct Hires {
     /// Schedule, if it is not that of the first pass.
     #[serde(with = "schedule", skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
+}
+
+/// Which part of a given picture was drawn anew. The mask is not in the metadata.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Inpaint {
+    /// How soft the edge of the mask was: the deviation of a Gaussian, in pixels.
+    pub blur: f64,
+    /// What was under the mask at the start.
+    pub content: Content,
+    /// How many pixels around the mask were drawn, if not all of the picture was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub only_masked: Option<u32>,
 }
 
 /// What ran a network.

@@ -12,6 +12,7 @@ use crate::{
     program::Program,
 };
 use image::RgbImage;
+use serde::{Deserialize, Serialize};
 
 /// A picture to start from.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +41,8 @@ pub struct Inpaint {
 }
 
 /// What is under a mask at the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Content {
     /// The picture.
     #[default]

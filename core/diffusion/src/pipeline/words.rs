@@ -14,13 +14,15 @@ use crate::{
     },
 };
 use sdrun::{EmbeddingFile, weights::embedding::Embedding};
+use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
 };
 
 /// The language of prompts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Syntax {
     /// A1111's: `(a:1.2)`, `[a]`, `[a:b:0.5]`, `[a|b]`, `AND`, `BREAK`. Weights multiply states and keep their mean.
     #[default]

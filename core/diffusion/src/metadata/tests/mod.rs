@@ -1,5 +1,5 @@
 use super::*;
-use crate::{program::Program, sampler::Sampler, schedule::Schedule};
+use crate::{pipeline::Content, program::Program, sampler::Sampler, schedule::Schedule};
 
 mod properties;
 
@@ -131,6 +131,19 @@ fn old_names_and_other_programs_with_the_same_text() {
     );
     assert_eq!(civitai.unread, Vec::<String>::new());
     assert_eq!((civitai.record.sampler, civitai.record.seed), (Some(Sampler::EulerAncestral), Some(7)));
+}
+
+#[test]
+fn inpainting_is_read() {
+    let record = |settings: &str| {
+        parameters(&format!("a cat\nSteps: 20, Seed: 1, Denoising strength: 0.6, {settings}")).record
+    };
+    let whole = record("Mask blur: 4");
+    assert_eq!(whole.inpaint, Some(Inpaint { blur: 4.0, ..Inpaint::default() }));
+    assert_eq!(whole.denoising_strength, Some(0.6));
+    let part = record("Inpaint area: Only masked, Masked area padding: 48, Masked content: latent noise");
+    assert_eq!(part.inpaint, Some(Inpaint { blur: 0.0, content: Content::Noise, only_masked: Some(48) }));
+    assert_eq!(record("Clip skip: 2").inpaint, None);
 }
 
 #[test]

@@ -2,7 +2,11 @@
 
 use super::{GRAPH, lora, of, parameters};
 use crate::{
-    metadata::{ControlNet, Hires, ModelFile, Network, PARAMETERS, Reading, Record, Rng, SDRUN, read_record},
+    guidance::Rule,
+    metadata::{
+        ControlNet, Hires, Inpaint, ModelFile, Network, PARAMETERS, Reading, Record, Rng, SDRUN, read_record,
+    },
+    pipeline::{Content, Syntax},
     prediction::Prediction,
     program::Program,
     sampler::Sampler,
@@ -50,7 +54,10 @@ fn record() -> impl Strategy<Value = Record> {
         prop::collection::vec(net, 0..3),
         option::of(hires),
     );
-    let files = (option::of(file()), option::of(file()));
+    let contents = vec![Content::Original, Content::Surroundings, Content::Noise, Content::Nothing];
+    let inpaint = (0.1..64.0, select(contents), option::of(0..256u32))
+        .prop_map(|(blur, content, only_masked)| Inpaint { blur, content, only_masked });
+    let files = (option::of(file()), option::of(file()), option::of(inpaint));
     (texts, sizes, numbers, kinds, lists, files).prop_map(|(texts, sizes, numbers, kinds, lists, files)| {
         let (loras, embeddings, controlnets, mut hires) = lists;
         if let Some(hires) = &mut hires {
@@ -76,6 +83,7 @@ fn record() -> impl Strategy<Value = Record> {
             hires,
             model: files.0,
             vae: files.1,
+            inpaint: files.2,
             ..Record::of_sdrun()
         }
     })
@@ -91,10 +99,13 @@ fn unique<T>(mut list: Vec<T>, name: impl Fn(&T) -> &String) -> Vec<T> {
 proptest! {
     #[test]
     fn records_survive_as_json(record in record(), precision in name(), prediction in select(vec![
-        Prediction::Noise, Prediction::Velocity, Prediction::Flow, Prediction::Edm { data: 0.5 },
+        Prediction::Noise, Prediction::Velocity, Prediction::Flow, Prediction::Edm { data: 0.3 },
     ])) {
         let record = Record {
             cfg_rescale: Some(0.7),
+            guidance_rule: Some(Rule::Projected { parallel: 0.5, limit: 1.0 }),
+            guidance_interval: Some((0.1, 0.9)),
+            syntax: Some(Syntax::ComfyUi),
             seed_like: Some(Program::Diffusers),
             prediction: Some(prediction),
             text_encoders: vec![ModelFile::new("t5", None)],
