@@ -20,11 +20,18 @@ pub use record::{ControlNet, Hires, Inpaint, Lora, ModelFile, Network, Record, R
 
 use sdrun::abi;
 use serde_json::Value;
+use std::path::Path;
 
 /// Key of A1111's text.
 pub const PARAMETERS: &str = "parameters";
 /// Key of sdrun's own record.
 pub const SDRUN: &str = "sdrun";
+
+const COMFYUI: &str = "prompt";
+const INVOKEAI: &str = "invokeai_metadata";
+const NOVELAI: &str = "Comment";
+/// All keys, the most telling first.
+const KEYS: [&str; 5] = [SDRUN, PARAMETERS, COMFYUI, INVOKEAI, NOVELAI];
 
 /// What a picture says about how it was made.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -35,17 +42,17 @@ pub struct Reading {
     pub unread: Vec<String>,
 }
 
-/// Why a picture's settings cannot be read.
+/// Why a picture's settings cannot be read: the end of a sentence that starts with the file's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// There are no settings.
-    #[error("it has no settings that sdrun knows: {}", if .keys.is_empty() { "its metadata is empty".into() } else { format!("its metadata has {}", .keys.join(", ")) })]
+    #[error("has no settings that sdrun knows: its metadata {}", listed(keys))]
     Absent {
         /// The keys of the picture's texts.
         keys: Vec<String>,
     },
     /// The settings are damaged, or too unlike any that sdrun knows.
-    #[error("its settings of {program} cannot be read: {why}")]
+    #[error("has settings of {program} that cannot be read: {why}")]
     Unreadable {
         /// The program that wrote them.
         program: &'static str,
@@ -54,13 +61,18 @@ pub enum Error {
     },
 }
 
-impl From<Error> for abi::Error {
-    fn from(error: Error) -> Self {
-        let code = match error {
+fn listed(keys: &[String]) -> String {
+    if keys.is_empty() { "is empty".into() } else { format!("has {}", keys.join(", ")) }
+}
+
+impl Error {
+    /// The error for a picture file: `NotFound` without settings, `DataLoss` with damaged ones.
+    pub fn of_file(self, file: &Path) -> abi::Error {
+        let code = match self {
             Error::Absent { .. } => abi::ErrorCode::NotFound,
             Error::Unreadable { .. } => abi::ErrorCode::DataLoss,
         };
-        abi::Error::new(code, error.to_string())
+        abi::Error::new(code, format!("{} {self}", file.display())).with_file(file)
     }
 }
 
@@ -71,14 +83,12 @@ impl From<Error> for abi::Error {
 /// If no program's settings can be read.
 pub fn read_record(texts: &[(String, String)]) -> Result<Reading, Error> {
     let mut failed = Vec::new();
-    for (key, text) in
-        texts.iter().filter(|(key, _)| key == SDRUN).chain(texts.iter().filter(|(key, _)| key != SDRUN))
-    {
+    for (key, text) in KEYS.iter().flat_map(|known| texts.iter().filter(move |(key, _)| key == known)) {
         match read(key, text) {
             None => {}
             Some(Err(error)) => failed.push(error),
             Some(Ok(mut reading)) => {
-                reading.unread.extend(failed.iter().map(ToString::to_string));
+                reading.unread.extend(failed.iter().map(|error| format!("the picture {error}")));
                 return Ok(reading);
             }
         }
@@ -97,9 +107,9 @@ fn read(key: &str, text: &str) -> Option<Result<Reading, Error>> {
             None => (!text.trim().is_empty()).then(|| Ok(a1111::read(text))),
         },
         // Other programs have a plain text under this key.
-        "prompt" => comfyui::read(&json()?),
-        "invokeai_metadata" => Some(invokeai::read(text)),
-        "Comment" => novelai::read(json()?),
+        COMFYUI => comfyui::read(&json()?),
+        INVOKEAI => Some(invokeai::read(text)),
+        NOVELAI => novelai::read(json()?),
         _ => None,
     }
 }

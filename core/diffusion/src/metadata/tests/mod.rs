@@ -345,10 +345,15 @@ fn sdruns_own_record_comes_first() {
     let texts = [pair(PARAMETERS, A1111), pair("prompt", GRAPH), pair(SDRUN, &own.to_json())];
     assert_eq!(read_record(&texts).unwrap(), Reading { record: own.clone(), unread: vec![] });
     assert!(own.to_json().starts_with("{\"version\":1,\"program\":\"sdrun "), "{}", own.to_json());
+    let others = [pair("prompt", GRAPH), pair(PARAMETERS, A1111)];
+    assert_eq!(read_record(&others).unwrap().record.steps, Some(25));
     // A damaged one is said, and the next is read.
     let damaged = read_record(&[pair(SDRUN, "{\"prompt\": "), pair(PARAMETERS, A1111)]).unwrap();
     assert_eq!(damaged.record.steps, Some(25));
-    assert!(damaged.unread[0].starts_with("its settings of sdrun cannot be read: "), "{damaged:?}");
+    assert!(
+        damaged.unread[0].starts_with("the picture has settings of sdrun that cannot be read: "),
+        "{damaged:?}"
+    );
     assert!(matches!(read_record(&[pair(SDRUN, "7")]), Err(Error::Unreadable { program: "sdrun", .. })));
 }
 
@@ -400,12 +405,15 @@ fn pictures_without_settings_are_told() {
         let texts: Vec<_> = texts.iter().map(|(key, text)| (key.to_string(), text.to_string())).collect();
         read_record(&texts).unwrap_err().to_string()
     };
-    assert_eq!(error(&[]), "it has no settings that sdrun knows: its metadata is empty");
+    assert_eq!(error(&[]), "has no settings that sdrun knows: its metadata is empty");
     assert_eq!(
         error(&[("Software", "GIMP"), ("prompt", "a cat"), ("Comment", "hi"), ("parameters", " ")]),
-        "it has no settings that sdrun knows: its metadata has `Software`, `prompt`, `Comment`, `parameters`"
+        "has no settings that sdrun knows: its metadata has `Software`, `prompt`, `Comment`, `parameters`"
     );
     assert!(error(&[("invokeai_metadata", "[]")]).contains("InvokeAI"));
+    let of_file = read_record(&[]).unwrap_err().of_file(Path::new("a.png"));
+    assert_eq!(of_file.code, abi::ErrorCode::NotFound);
+    assert_eq!(of_file.message, "a.png has no settings that sdrun knows: its metadata is empty");
 }
 
 #[test]
