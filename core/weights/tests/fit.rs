@@ -285,10 +285,13 @@ fn variants_of_a_model_fit_their_own_graphs() {
     let unet = |name| Sparse::original(&table(name), "model.diffusion_model.");
     let nine = |file: Sparse| file.shape("model.diffusion_model.input_blocks.0.0.weight", &[320, 9, 3, 3]);
     let lcm = |file: Sparse| file.with("model.diffusion_model.time_embed.cond_proj.weight", &[320, 256]);
+    let flux = |channels| flux(true).shape("img_in.weight", &[3072, channels]);
     let sd2 = |model| original_of(model, Network::UNet);
     for (model, other, file, family, channels, said) in [
         ("sd15/unet-lcm", "sd15/unet", lcm(unet("sd15_unet")), "sd1", 4, "distilled_guidance"),
         ("sdxl/unet-lcm", "sdxl/unet", lcm(unet("sdxl_unet")), "sdxl", 4, "distilled_guidance"),
+        ("flux/fill", "flux/dev", flux(384), "flux", 384, "inpainting"),
+        ("flux/canny-depth", "flux/dev", flux(128), "flux", 128, "control"),
         ("sdxl/unet-inpainting", "sdxl/unet", nine(unet("sdxl_unet")), "sdxl", 9, "inpainting"),
         ("sd21/unet-inpainting", "sd21/unet", sd2("sd21/unet-inpainting"), "sd2", 9, "inpainting"),
         ("sd21/unet-depth", "sd21/unet", sd2("sd21/unet-depth"), "sd2", 5, "control"),
@@ -312,24 +315,40 @@ fn variants_of_a_model_fit_their_own_graphs() {
     }
 }
 
-/// Names and shapes of `sd_xl_refiner_1.0.safetensors`.
+/// Names and shapes of `sd_xl_refiner_1.0.safetensors` and `sd3.5_medium.safetensors`.
 #[test]
-fn the_refiner_fits() {
-    for (model, network, family, keys) in [(
-        "sdxl/refiner",
-        Network::UNet,
-        "sdxl_refiner",
-        &[
-            ("input_blocks.0.0.weight", &[384, 4, 3, 3][..]),
-            ("label_emb.0.0.weight", &[1536, 2560]),
-            ("input_blocks.4.1.transformer_blocks.3.attn2.to_k.weight", &[768, 1280]),
-            ("input_blocks.11.0.in_layers.2.weight", &[1536, 1536, 3, 3]),
-            ("middle_block.1.transformer_blocks.3.norm3.bias", &[1536]),
-            ("output_blocks.2.1.conv.weight", &[1536, 1536, 3, 3]),
-            ("output_blocks.8.2.conv.weight", &[768, 768, 3, 3]),
-            ("output_blocks.11.0.skip_connection.weight", &[384, 768, 1, 1]),
-        ][..],
-    )] {
+fn the_refiner_and_sd35_medium_fit() {
+    for (model, network, family, keys) in [
+        (
+            "sdxl/refiner",
+            Network::UNet,
+            "sdxl_refiner",
+            &[
+                ("input_blocks.0.0.weight", &[384, 4, 3, 3][..]),
+                ("label_emb.0.0.weight", &[1536, 2560]),
+                ("input_blocks.4.1.transformer_blocks.3.attn2.to_k.weight", &[768, 1280]),
+                ("input_blocks.11.0.in_layers.2.weight", &[1536, 1536, 3, 3]),
+                ("middle_block.1.transformer_blocks.3.norm3.bias", &[1536]),
+                ("output_blocks.2.1.conv.weight", &[1536, 1536, 3, 3]),
+                ("output_blocks.8.2.conv.weight", &[768, 768, 3, 3]),
+                ("output_blocks.11.0.skip_connection.weight", &[384, 768, 1, 1]),
+            ][..],
+        ),
+        (
+            "sd35/medium",
+            Network::Sd3,
+            "sd35",
+            &[
+                ("pos_embed", &[1, 147_456, 1536]),
+                ("joint_blocks.0.x_block.adaLN_modulation.1.weight", &[13824, 1536]),
+                ("joint_blocks.12.x_block.attn2.qkv.weight", &[4608, 1536]),
+                ("joint_blocks.12.x_block.attn2.ln_k.weight", &[64]),
+                ("joint_blocks.13.x_block.adaLN_modulation.1.weight", &[9216, 1536]),
+                ("joint_blocks.23.context_block.adaLN_modulation.1.weight", &[3072, 1536]),
+                ("final_layer.adaLN_modulation.1.bias", &[3072]),
+            ],
+        ),
+    ] {
         let mut file = original_of(model, network);
         for (name, shape) in keys {
             let found = file.tensors.iter().find(|(key, _)| key == name).unwrap_or_else(|| panic!("{name}"));
@@ -347,6 +366,9 @@ fn the_refiner_fits() {
     let (message, hint) = refusal("sdxl/unet", &original_of("sdxl/refiner", Network::UNet));
     assert!(message.contains("is SDXL refiner, but the model is SDXL"), "{message}");
     assert!(hint.starts_with("use the built-in model sdxl/refiner"), "{hint}");
+    let (message, hint) = refusal("sd3/medium", &original_of("sd35/medium", Network::Sd3));
+    assert!(message.contains("is SD 3.5, but the model is SD 3"), "{message}");
+    assert!(hint.starts_with("use the built-in model sd35/medium"), "{hint}");
 }
 
 /// An ESRGAN under the names of Real-ESRGAN.

@@ -63,11 +63,17 @@ const FLUX: [Input; 7] = [
     input("hidden_states", F16, &[1, 1024, 64], Noise),
     input("encoder_hidden_states", F16, &[1, 512, 4096], Noise),
     input("pooled_projections", F16, &[1, 768], Noise),
-    input("timestep", F16, &[1], Constant(0.5)),
+    input("timestep", F32, &[1], Constant(0.5)),
     input("img_ids", F32, &[1024, 3], Grid),
     input("txt_ids", F32, &[512, 3], Constant(0.0)),
-    input("guidance", F16, &[1], Constant(3.5)),
+    input("guidance", F32, &[1], Constant(3.5)),
 ];
+/// Flux with other latents.
+const fn flux(latents: &'static [usize]) -> [Input; 7] {
+    let mut inputs = FLUX;
+    inputs[0].shape = latents;
+    inputs
+}
 /// Flux without guidance: schnell.
 const FLUX_SCHNELL: [Input; 6] = [FLUX[0], FLUX[1], FLUX[2], FLUX[3], FLUX[4], FLUX[5]];
 /// Flux without guidance and pooled text.
@@ -327,9 +333,22 @@ pub(super) const MODELS: &[Builtin] = &[
     ),
     model!("sd3/medium", "sd3_medium_fp16", "Stable Diffusion 3 medium, transformer, fp16", SD3),
     model!("sd3/medium-4-layers", "sd3_4l_fp16", "the first 4 of sd3/medium's 24 layers, fp16", SD3),
+    model!("sd35/medium", "sd35_medium_fp16", "Stable Diffusion 3.5 medium, transformer, fp16", SD3),
     model!("sd35/large", "sd35_large_fp16", "Stable Diffusion 3.5 large, transformer, fp16", SD3),
     model!("flux/dev", "flux_dev_fp16", "FLUX.1 dev, transformer, 512x512, fp16", FLUX),
     model!("flux/dev-2x2-layers", "flux_2x2_fp16", "2 double and 2 single blocks of flux/dev, fp16", FLUX),
+    model!(
+        "flux/fill",
+        "flux_fill_fp16",
+        "FLUX.1 Fill, transformer, 512x512, fp16: latent, latent of the masked picture and mask",
+        flux(&[1, 1024, 384])
+    ),
+    model!(
+        "flux/canny-depth",
+        "flux_canny_depth_fp16",
+        "FLUX.1 Canny and Depth, transformer, 512x512, fp16: latent and that of edges or depths",
+        flux(&[1, 1024, 128])
+    ),
     model!("flux/schnell", "flux_schnell_fp16", "FLUX.1 schnell, transformer, 512x512, fp16", FLUX_SCHNELL),
     model!(
         "flux/vae-decoder",
