@@ -433,7 +433,7 @@ fn requests_that_make_no_sense_are_refused() {
     assert!(refused(&|r| r.start = Some(black.clone())).contains("black everywhere"));
     black.inpaint.as_mut().unwrap().mask = Mask::new(GrayImage::new(32, 64));
     assert!(refused(&|r| r.start = Some(black.clone())).contains("32 x 64"));
-    assert!(refused(&|r| r.prompt = "a <lora:style:1> thing".into()).contains("`<lora:style>`"));
+    assert!(refused(&|r| r.prompt = "a <lora:style:1> thing".into()).contains("<lora:style>"));
     let lab = Lab::default();
     let request = Request { clip_skip: Some(2), ..request() }.resolve(&parts).unwrap();
     let error =
@@ -451,7 +451,7 @@ impl Machine {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let from = sdrun_tiny::folder().join("sd/onnx");
-        for part in ["text_encoder", "unet", "vae_decoder"] {
+        for part in ["text_encoder", "unet", "vae_decoder", "vae_encoder"] {
             fs::create_dir_all(dir.path().join("model").join(part)).unwrap();
             let file = Path::new(part).join("model.onnx");
             fs::copy(from.join(&file), dir.path().join("model").join(file)).unwrap();
@@ -466,7 +466,11 @@ impl Machine {
         let place = |place: Place| place.find().unwrap_or_else(|why| panic!("{why}"));
         let defaults = [("-W", "64"), ("-H", "64"), ("--steps", "2")];
         Command::new(place(Place::Dist).join("sdrun"))
-            .args(["generate", "a red round thing, very red", "-m", "model"])
+            .args(["generate", "-m", "model"])
+            .args(match arguments.iter().any(|argument| *argument == "--from") {
+                true => None,
+                false => Some("a red round thing, very red"),
+            })
             .args(
                 defaults
                     .into_iter()
@@ -572,6 +576,52 @@ fn the_command_line_draws() {
     near(&[]);
 }
 
+/// Files and tags of the command line: a picture that reproduces itself, pictures as inputs, adapters by name.
+#[test]
+fn the_command_line_edits_and_reproduces() {
+    let machine = Machine::new();
+    let loras = machine.dir.path().join("loras");
+    fs::create_dir(&loras).unwrap();
+    let adapter = sdrun_tiny::folder().join("sd/lora/kohya.safetensors");
+    fs::copy(&adapter, loras.join("Ink Wash.safetensors")).unwrap();
+
+    machine.draws(&["-s", "5", "-p", "ggml"]);
+    let plain = machine.bytes("picture.png");
+    let draw = |arguments: &[&str]| {
+        machine.draws(&[&["-p", "ggml", "-o", "other.png"], arguments].concat());
+        machine.bytes("other.png")
+    };
+    let pixels = |bytes: &[u8]| image::load_from_memory(bytes).unwrap().to_rgb8();
+
+    // The picture alone says how it was made. Options change it.
+    let sampler = ["--sampler", "euler_a", "--cfg-scale", "3.5", "-n", "blue"];
+    let first = draw(&[&["-s", "9"], &sampler[..]].concat());
+    fs::write(machine.dir.path().join("first.png"), &first).unwrap();
+    assert_eq!(draw(&["--from", "first.png"]), first);
+    assert_ne!(pixels(&draw(&["--from", "first.png", "-s", "10"])), pixels(&first));
+
+    // JPEG and WebP hold the same settings.
+    machine.draws(&["-s", "5", "-p", "ggml", "-o", "picture.webp"]);
+    assert_eq!(pixels(&draw(&["--from", "picture.webp"])), pixels(&plain));
+
+    // An adapter from a file, and the same by its name: the picture's metadata name it.
+    let given = draw(&["-s", "5", "--lora", "loras/Ink Wash.safetensors:0.7"]);
+    assert_ne!(pixels(&given), pixels(&plain));
+    fs::write(machine.dir.path().join("given.png"), &given).unwrap();
+    assert_eq!(draw(&["--from", "given.png", "--lora-dir", "loras"]), given);
+
+    // Pixels that are black in the mask stay.
+    let (original, mask) = sample();
+    original.save(machine.dir.path().join("start.png")).unwrap();
+    mask.grey().save(machine.dir.path().join("mask.png")).unwrap();
+    let edited = pixels(&draw(&["-s", "5", "-i", "start.png", "--mask", "mask.png", "--mask-blur", "0"]));
+    let differ = |x, y| edited.get_pixel(x, y) != original.get_pixel(x, y);
+    assert!(differ(40, 30) && !differ(0, 0) && !differ(60, 60) && !differ(23, 30));
+    let wide = pixels(&draw(&["-s", "5", "-W", "128", "-i", "start.png", "--outpaint", "32,0,32,0"]));
+    assert_eq!((wide.dimensions(), wide.get_pixel(64, 30)), ((128, 64), original.get_pixel(32, 30)));
+    assert_eq!(pixels(&draw(&["-s", "5", "--hires", "2", "--hires-steps", "1"])).dimensions(), (128, 128));
+}
+
 #[test]
 fn the_command_line_refuses() {
     let machine = Machine::new();
@@ -580,6 +630,12 @@ fn the_command_line_refuses() {
     machine.refuses(4, &["0 steps"], &["--steps", "0"]);
     machine.refuses(3, &["missing.safetensors"], &["--lora", "missing.safetensors"]);
     machine.refuses(3, &["there is no provider `none`"], &["-p", "none"]);
+    machine.refuses(4, &["jpg", "webp"], &["-o", "picture.gif"]);
+    machine.refuses(4, &["--control-image"], &["--control-image", "model/tokenizer/tokenizer.json"]);
+    machine.refuses(4, &["--outpaint"], &["-i", "model/tokenizer/tokenizer.json", "--outpaint", "1,2"]);
+    machine.refuses(4, &["--hires 20"], &["--hires", "20"]);
+    machine.refuses(2, &["cany", "did you mean `canny`"], &["--control-hint", "cany"]);
+    machine.refuses(2, &["not a range"], &["--cfg-interval", "0.5,0.2"]);
     machine.refuses(3, &["nowhere"], &["-o", "nowhere/x.png"]);
     let lora = sdrun_tiny::folder().join("flux/lora");
     let lora = fs::read_dir(lora)

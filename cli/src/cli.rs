@@ -139,7 +139,7 @@ pub(crate) enum Command {
     Models(commands::models::Args),
     Inspect(commands::inspect::Args),
     Build(commands::build::Args),
-    Generate(commands::generate::Args),
+    Generate(Box<commands::generate::Args>),
     Run(commands::run::Args),
     Refit(commands::refit::Args),
     Import(commands::import::Args),

@@ -2,6 +2,10 @@
 
 use crate::{context::Context, format};
 use sdrun::abi::{self, ErrorCode, Hint, Precision};
+use sdrun_diffusion::{
+    family::{Family, Vocabulary},
+    pipeline,
+};
 use serde::Serialize;
 use std::{
     io::{self, Write},
@@ -29,6 +33,21 @@ fn code_of(code: ErrorCode) -> u8 {
         ErrorCode::Unknown | ErrorCode::Aborted | ErrorCode::Internal | ErrorCode::Unavailable => INTERNAL,
         ErrorCode::Cancelled => CANCELLED,
     }
+}
+
+/// Which option gives a network that a model lacks, and where to get it.
+fn missing(component: &str, family: &Family) -> String {
+    let encoder = family.encoders.iter().find(|encoder| encoder.component == component);
+    let (option, source) = match encoder.map(|encoder| encoder.vocabulary) {
+        Some(Vocabulary::Clip) => ("--clip-l", "clip_l.safetensors of comfyanonymous/flux_text_encoders"),
+        Some(Vocabulary::OpenClip) => {
+            ("--clip-g", "clip_g.safetensors of Comfy-Org/stable-diffusion-3.5-fp8")
+        }
+        Some(Vocabulary::T5) => ("--t5xxl", "t5xxl_fp16.safetensors of comfyanonymous/flux_text_encoders"),
+        None if component.starts_with("vae") => ("--vae", "the autoencoder in the model's own repository"),
+        None => ("--diffusion-model", "the denoiser in the model's own repository"),
+    };
+    format!("give it with {option}, for example {source} on Hugging Face")
 }
 
 /// Words a hint with this program's commands and flags.
@@ -101,7 +120,7 @@ struct Failed<'a> {
 
 impl Failure {
     fn of(error: &anyhow::Error) -> Self {
-        let pipeline = error.downcast_ref::<sdrun_diffusion::pipeline::Error>();
+        let pipeline = error.downcast_ref::<pipeline::Error>();
         let ours = error.downcast_ref::<sdrun::Error>().or(pipeline.and_then(|error| error.core()));
         let (code, plain) = if let Some(ours) = ours {
             let plain = match ours {
@@ -114,9 +133,12 @@ impl Failure {
         } else {
             (pipeline.map_or(ErrorCode::Internal, |error| error.code()), None)
         };
-        let hint = match ours {
-            Some(ours) => ours.hint(),
-            None => plain.and_then(|e| e.hint.clone()),
+        let hint = match (ours, pipeline) {
+            (Some(ours), _) => ours.hint().as_ref().map(advice),
+            (None, Some(pipeline::Error::Missing { component, family, .. })) => {
+                Some(missing(component, family))
+            }
+            (None, _) => plain.and_then(|e| e.hint.as_ref()).map(advice),
         };
         Failure {
             // The name serde gives the code, for example `not_found`.
@@ -126,7 +148,7 @@ impl Failure {
                 .unwrap_or_default(),
             exit_code: code_of(code),
             message: error.to_string(),
-            hint: hint.as_ref().map(advice),
+            hint,
             file: plain.and_then(|e| e.file.clone()),
             native_code: plain.and_then(|e| e.native_code.clone()),
         }

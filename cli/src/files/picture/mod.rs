@@ -70,7 +70,6 @@ impl Format {
 pub(crate) struct Picture {
     image: DynamicImage,
     /// Keys and texts from PNG's text chunks, then EXIF's under the keys that PNG has for them.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for reading settings back"))]
     pub(crate) texts: Vec<(String, String)>,
 }
 
@@ -140,7 +139,6 @@ fn decode(
 
 impl Picture {
     /// The picture on a white background, as A1111 reads pictures to start from.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for pictures to start from"))]
     pub(crate) fn rgb(&self) -> RgbImage {
         if !self.image.color().has_alpha() {
             return self.image.to_rgb8();
@@ -154,7 +152,6 @@ impl Picture {
     }
 
     /// The picture's brightness on a black background, as a mask: transparent pixels count as black.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for masks"))]
     pub(crate) fn mask(&self) -> GrayImage {
         if !self.image.color().has_alpha() {
             return self.image.to_luma8();

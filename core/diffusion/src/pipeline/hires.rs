@@ -28,6 +28,21 @@ pub enum Upscale {
     Latent,
 }
 
+impl Upscale {
+    /// A1111's name.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Lanczos => "Lanczos",
+            Self::Latent => "Latent",
+        }
+    }
+
+    /// The one with this name, in any case.
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Lanczos, Self::Latent].into_iter().find(|upscale| upscale.label().eq_ignore_ascii_case(name))
+    }
+}
+
 impl Hires {
     /// Fails if it makes no sense.
     pub(super) fn check(&self, multiple: usize) -> Result<()> {

@@ -1,10 +1,10 @@
 //! What to draw.
 
-use super::{Control, Error, Hires, Parts, Result, Start, words::Syntax};
+use super::{Control, Error, Hires, Parts, Result, Start, Upscale, words::Syntax};
 use crate::{
     guidance::{Guidance, Rule},
     latent::{self, Rounding},
-    metadata::Infotext,
+    metadata::{self, Record, Rng},
     prediction::{Prediction, Time},
     program::Program,
     prompt::{self, Pass, Tag},
@@ -184,18 +184,14 @@ impl Request {
     }
 }
 
-/// Refuses A1111 syntax that this pipeline would read as plain text.
+/// Refuses tags, which the pipeline would read as plain text.
 fn check(prompt: &str) -> Result<()> {
-    let (_, tags) = prompt::tags(prompt);
-    let unsupported = |message: String| Err(abi::Error::unsupported(message).into());
-    if let Some(tag) = tags.first() {
-        let Tag { kind, name, .. } = tag;
-        return unsupported(format!(
-            "the prompt asks for `<{kind}:{name}>`, and sdrun does not find adapters by name yet: take it out of the prompt and \
-             give the file"
-        ));
+    match prompt::tags(prompt).1.first() {
+        Some(Tag { kind, name, .. }) => Err(Error::invalid(format!(
+            "the prompt has the tag <{kind}:{name}>: take tags out of prompts before"
+        ))),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Refuses hints that do not fit.
@@ -220,7 +216,8 @@ fn check_controls(controls: &[Control], parts: &Parts, size: (usize, usize), has
             );
             return Err(Error::invalid(message));
         }
-        if !strength.is_finite() || !(*start >= 0.0 && start <= end && *end <= 1.0) {
+        let is_range = *start >= 0.0 && start <= end && *end <= 1.0;
+        if !strength.is_finite() || !is_range {
             let message =
                 format!("a ControlNet acts with strength {strength} from {start} to {end} of the steps");
             return Err(Error::invalid(format!("{message}: take a number, and a range in 0 to 1")));
@@ -320,26 +317,83 @@ impl Resolved {
         }
     }
 
-    /// A1111's "parameters" of the picture with this seed. `model` is the name of the checkpoint.
-    pub fn infotext(&self, model: &str, seed: u64) -> Infotext {
-        let mut settings = vec![
-            ("Steps", self.steps.to_string()),
-            ("Sampler", self.sampler.label().into()),
-            ("Schedule type", self.schedule.label().into()),
-            ("CFG scale", self.guidance.scale.to_string()),
-            ("Seed", seed.to_string()),
-            ("Size", format!("{}x{}", self.width, self.height)),
-            ("Model", model.into()),
-        ];
-        if self.clip_skip > 1 {
-            settings.push(("Clip skip", self.clip_skip.to_string()));
-        }
-        settings.push(("RNG", "CPU".into()));
-        settings.push(("Version", concat!("sdrun ", env!("CARGO_PKG_VERSION")).into()));
-        Infotext {
+    /// The settings of the picture with this seed, without the names of files.
+    pub fn record(&self, seed: u64) -> Record {
+        let hires = self.hires.map(|hires| metadata::Hires {
+            width: Some(hires.width),
+            height: Some(hires.height),
+            steps: hires.steps,
+            upscaler: Some(hires.upscale.label().into()),
+            denoising_strength: Some(hires.strength),
+            ..metadata::Hires::default()
+        });
+        Record {
             prompt: self.prompt.clone(),
             negative: self.negative.clone(),
-            settings: settings.into_iter().map(|(name, value)| (name.to_string(), value)).collect(),
+            width: Some(self.width),
+            height: Some(self.height),
+            steps: Some(self.steps),
+            sampler: Some(self.sampler),
+            schedule: Some(self.schedule),
+            cfg_scale: Some(self.guidance.scale),
+            cfg_rescale: Some(self.guidance.rescale).filter(|share| *share > 0.0),
+            guidance: self.distilled_guidance,
+            guidance_rule: Some(self.guidance.rule).filter(|rule| *rule != Rule::Standard),
+            guidance_interval: Some(self.guidance.interval).filter(|interval| *interval != (0.0, 1.0)),
+            syntax: Some(self.syntax)
+                .filter(|syntax| *syntax != self.like.map(Syntax::of).unwrap_or_default()),
+            inpaint: self.start.as_ref().and_then(|start| start.inpaint.as_ref()).map(|inpaint| {
+                metadata::Inpaint {
+                    blur: f64::from(inpaint.blur),
+                    content: inpaint.content,
+                    only_masked: inpaint.only_masked,
+                }
+            }),
+            seed: Some(seed),
+            rng: Some(Rng::Cpu),
+            seed_like: self.like,
+            prediction: Some(self.prediction),
+            clip_skip: Some(self.clip_skip).filter(|layer| *layer > 1),
+            denoising_strength: self.start.as_ref().map(|start| start.strength),
+            hires,
+            ..Record::of_sdrun()
+        }
+    }
+}
+
+impl Request {
+    /// The settings of a record. Names of files and the picture to start from are not part of it.
+    pub fn of_record(record: &Record) -> Self {
+        let hires = record.hires.as_ref().and_then(|hires| {
+            let scaled = |side: Option<usize>| Some((side? as f64 * hires.scale?).round() as usize);
+            Some(Hires {
+                width: hires.width.or_else(|| scaled(record.width))?,
+                height: hires.height.or_else(|| scaled(record.height))?,
+                steps: hires.steps.filter(|steps| *steps > 0),
+                strength: hires.denoising_strength?,
+                upscale: hires.upscaler.as_deref().and_then(Upscale::named).unwrap_or_default(),
+            })
+        });
+        Request {
+            prompt: record.prompt.clone(),
+            negative: record.negative.clone(),
+            width: record.width,
+            height: record.height,
+            steps: record.steps,
+            scale: record.cfg_scale,
+            rescale: record.cfg_rescale.unwrap_or_default(),
+            sampler: record.sampler,
+            schedule: record.schedule,
+            seed: record.seed.unwrap_or_default(),
+            clip_skip: record.clip_skip,
+            prediction: record.prediction,
+            distilled_guidance: record.guidance,
+            guidance_rule: record.guidance_rule,
+            guidance_interval: record.guidance_interval,
+            syntax: record.syntax,
+            hires,
+            like: record.seed_like,
+            ..Request::default()
         }
     }
 }

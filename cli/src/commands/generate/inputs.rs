@@ -1,0 +1,224 @@
+//! Pictures as inputs: to start from, masks, hints of ControlNets; and the second pass.
+
+use crate::files::picture;
+use clap::{Args, ValueEnum};
+use sdrun::abi::Error;
+use sdrun_diffusion::{
+    picture::{Fit, Hint, Mask, Sides, outpaint},
+    pipeline::{self, Content, Control, Hires, Inpaint, Start, Upscale},
+};
+use std::path::PathBuf;
+
+#[derive(Args)]
+#[command(next_help_heading = "Pictures")]
+pub(super) struct InputArgs {
+    /// Start from this picture
+    #[arg(short, long, alias = "init-img", value_name = "FILE")]
+    init_image: Option<PathBuf>,
+
+    /// How much to change it: 1 draws it anew, small values keep most of it
+    #[arg(long, value_name = "0..1", default_value_t = 0.75)]
+    strength: f64,
+
+    /// Change only what is white in this picture, or transparent in the first if it has no other mask
+    #[arg(long, value_name = "FILE", requires = "init_image")]
+    mask: Option<PathBuf>,
+
+    /// How soft the mask's edge is, in pixels
+    #[arg(long, value_name = "PIXELS", default_value_t = 4.0)]
+    mask_blur: f32,
+
+    /// What is under the mask at the start
+    #[arg(long, value_enum, default_value_t = Fill::Original)]
+    mask_content: Fill,
+
+    /// Draw only the surroundings of the mask, with this many pixels around it, at the full size
+    #[arg(long, value_name = "PIXELS", num_args = 0..=1, default_missing_value = "32")]
+    only_masked: Option<u32>,
+
+    /// Draw beyond the borders of the picture: so many pixels to the left, top, right and bottom
+    #[arg(long, value_name = "L,T,R,B", value_delimiter = ',', num_args = 1.., requires = "init_image", conflicts_with = "mask")]
+    outpaint: Vec<u32>,
+
+    /// How a picture of another size is fitted
+    #[arg(long, value_enum, default_value_t = Resize::Crop)]
+    resize: Resize,
+
+    /// The picture that a ControlNet follows, one for each --control-net (repeatable)
+    #[arg(long = "control-image", value_name = "FILE")]
+    control_images: Vec<PathBuf>,
+
+    /// What to make of it first: none, canny, invert, scribble, threshold or tile (repeatable)
+    #[arg(long = "control-hint", value_name = "NAME", value_parser = hint)]
+    control_hints: Vec<Hint>,
+
+    /// How strongly to follow it (repeatable) [default: 1]
+    #[arg(long = "control-strength", value_name = "STRENGTH")]
+    control_strengths: Vec<f64>,
+
+    /// From which share of the steps to which to follow it (repeatable) [default: 0,1]
+    #[arg(long = "control-interval", value_name = "FROM,TO", value_parser = interval)]
+    control_intervals: Vec<(f64, f64)>,
+
+    /// Enlarge the picture by this factor and draw a second pass over it
+    #[arg(long, alias = "hires-scale", value_name = "FACTOR")]
+    hires: Option<f64>,
+
+    /// How much the second pass changes
+    #[arg(long, alias = "hires-denoising-strength", value_name = "0..1", default_value_t = 0.5)]
+    hires_strength: f64,
+
+    /// Steps of the second pass [default: as many as in the first]
+    #[arg(long, value_name = "N")]
+    hires_steps: Option<usize>,
+
+    /// How the picture is enlarged
+    #[arg(long, value_enum, default_value_t = Upscaler::Lanczos)]
+    hires_upscaler: Upscaler,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Fill {
+    /// The picture
+    Original,
+    /// Blurred surroundings
+    Surroundings,
+    /// Noise
+    Noise,
+    /// Nothing
+    Nothing,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Resize {
+    /// Cut off what does not fit
+    Crop,
+    /// Fill borders with the edges of the picture
+    Fill,
+    /// Distort the picture
+    Stretch,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Upscaler {
+    /// The picture, by Lanczos' filter
+    Lanczos,
+    /// The latents: blurs, so it needs a strength of 0.5 or more
+    Latent,
+}
+
+fn hint(name: &str) -> Result<Hint, String> {
+    Hint::named(name).ok_or_else(|| {
+        let known: Vec<&str> = Hint::names().collect();
+        let guess = sdrun::did_you_mean(name, known.iter().copied());
+        format!("there is no hint `{name}`{guess} (known: {})", known.join(", "))
+    })
+}
+
+/// Two numbers from 0 to 1, such as `0,0.8`.
+pub(super) fn interval(text: &str) -> Result<(f64, f64), String> {
+    let numbers = text.split_once(',').and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
+    numbers
+        .filter(|(from, to): &(f64, f64)| 0.0 <= *from && from <= to && *to <= 1.0)
+        .ok_or_else(|| format!("`{text}` is not a range in 0 to 1, such as 0,0.8"))
+}
+
+impl InputArgs {
+    /// The picture to start from.
+    pub(super) fn start(&self) -> anyhow::Result<Option<Start>> {
+        let Some(file) = &self.init_image else { return Ok(None) };
+        let sides = self.sides()?;
+        let read = picture::read(file)?;
+        let mut start =
+            Start { picture: read.rgb(), fit: self.fit(), strength: self.strength, inpaint: None };
+        let mask = match (&self.mask, sides) {
+            (Some(mask), _) => Some(Mask::new(picture::read(mask)?.mask())),
+            (None, Some(sides)) => {
+                let (picture, mask) =
+                    outpaint(&start.picture, sides, FEATHER).map_err(pipeline::Error::from)?;
+                start.picture = picture;
+                Some(mask)
+            }
+            (None, None) => read.erased().map(Mask::new),
+        };
+        let content = match self.mask_content {
+            Fill::Original => Content::Original,
+            Fill::Surroundings => Content::Surroundings,
+            Fill::Noise => Content::Noise,
+            Fill::Nothing => Content::Nothing,
+        };
+        start.inpaint =
+            mask.map(|mask| Inpaint { mask, blur: self.mask_blur, content, only_masked: self.only_masked });
+        Ok(Some(start))
+    }
+
+    fn fit(&self) -> Fit {
+        match self.resize {
+            Resize::Crop => Fit::Crop,
+            Resize::Fill => Fit::Fill,
+            Resize::Stretch => Fit::Stretch,
+        }
+    }
+
+    fn sides(&self) -> Result<Option<Sides>, Error> {
+        match self.outpaint[..] {
+            [] => Ok(None),
+            [left, top, right, bottom] => Ok(Some(Sides { left, top, right, bottom })),
+            _ => Err(Error::invalid(
+                "--outpaint takes four numbers: left, top, right and bottom, such as 128,0,128,0",
+            )),
+        }
+    }
+
+    /// The pictures of ControlNets, at the size of the request. There is one for each of `nets` networks.
+    pub(super) fn controls(
+        &self,
+        nets: usize,
+        (width, height): (usize, usize),
+    ) -> anyhow::Result<Vec<Control>> {
+        if self.control_images.len() != nets {
+            let message = format!(
+                "there are {nets} ControlNets and {} pictures for them: give one --control-image for each --control-net",
+                self.control_images.len()
+            );
+            return Err(Error::invalid(message).into());
+        }
+        let control = |(number, file): (usize, &PathBuf)| {
+            let hint = self.control_hints.get(number).copied().unwrap_or(Hint::None);
+            let read = picture::read(file)?.rgb();
+            Ok(Control {
+                hint: hint
+                    .picture(&read, self.fit(), width as u32, height as u32)
+                    .map_err(pipeline::Error::from)?,
+                strength: self.control_strengths.get(number).copied().unwrap_or(1.0),
+                interval: self.control_intervals.get(number).copied().unwrap_or((0.0, 1.0)),
+            })
+        };
+        self.control_images.iter().enumerate().map(control).collect()
+    }
+
+    /// The second pass over a picture of this size. Sides become multiples of `multiple`.
+    pub(super) fn hires(
+        &self,
+        (width, height): (usize, usize),
+        multiple: usize,
+    ) -> Result<Option<Hires>, Error> {
+        let Some(factor) = self.hires else { return Ok(None) };
+        if !(factor > 1.0 && factor <= 8.0) {
+            return Err(Error::invalid(format!("--hires {factor} is not between 1 and 8")));
+        }
+        let scaled = |side: usize| {
+            let side = side as f64 * factor / multiple as f64;
+            (side.round() as usize).max(1) * multiple
+        };
+        let upscale = match self.hires_upscaler {
+            Upscaler::Lanczos => Upscale::Lanczos,
+            Upscaler::Latent => Upscale::Latent,
+        };
+        let (steps, strength) = (self.hires_steps, self.hires_strength);
+        Ok(Some(Hires { width: scaled(width), height: scaled(height), steps, strength, upscale }))
+    }
+}
+
+/// How far the border of an outpainted picture fades into the new part, in pixels (ComfyUI's default).
+const FEATHER: u32 = 40;

@@ -1,0 +1,443 @@
+//! `sdrun generate`
+
+mod inputs;
+mod model;
+
+use crate::{
+    build::BuildArgs,
+    context::Context,
+    files::{
+        self,
+        picture::{self, JPEG_QUALITY},
+    },
+    format,
+    provider::ProviderArgs,
+};
+use inputs::InputArgs;
+use model::{Known, ModelArgs};
+use sdrun_diffusion::{
+    family::Family,
+    metadata::{self, PARAMETERS, Record, SDRUN, read_record},
+    names,
+    pipeline::{self, Engines, Event, Picture, Request, Resolved},
+    program::Program,
+    sampler::Sampler,
+    schedule::Schedule,
+};
+use serde::Serialize;
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+
+/// Draw pictures from a prompt
+///
+/// MODEL is a checkpoint of SD 1, SD 2, SDXL, SD 3 or Flux in any layout, or a folder of ONNX models (unet/model.onnx and so on). Settings
+/// you leave out take the usual values of its family. Prompts use A1111's syntax: (word:1.2) sets a weight, [a:b:0.5] switches from a to b
+/// halfway, AND combines prompts, BREAK starts a new chunk. The same seed gives the same picture on every provider, up to rounding.
+///
+/// Example: sdrun generate "a red fox in the snow" -m dreamshaper.safetensors -o fox.png
+///
+/// Example: sdrun generate "a lighthouse" -m model.safetensors --lora style.safetensors:0.8 --sampler "DPM++ 2M" -s 7 -b 4
+///
+/// Example: sdrun generate "a hat" -m model.safetensors -i fox.png --mask head.png --only-masked
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// What to draw
+    #[arg(required_unless_present = "from")]
+    prompt: Option<String>,
+
+    /// What to avoid
+    #[arg(short, long, value_name = "TEXT")]
+    negative_prompt: Option<String>,
+
+    /// Write the picture to this PNG, JPEG or WebP file; further pictures get a number
+    #[arg(short, long, value_name = "FILE", default_value = "picture.png")]
+    output: PathBuf,
+
+    /// Take the settings of this picture, which sdrun, A1111, ComfyUI or another program made; options change them
+    #[arg(long, value_name = "PICTURE")]
+    from: Option<PathBuf>,
+
+    /// Width in pixels [default: the size that the model was trained for]
+    #[arg(short = 'W', long, value_name = "N")]
+    width: Option<usize>,
+
+    /// Height in pixels [default: the size that the model was trained for]
+    #[arg(short = 'H', long, value_name = "N")]
+    height: Option<usize>,
+
+    /// Number of steps [default: depends on the model's family]
+    #[arg(long, value_name = "N")]
+    steps: Option<usize>,
+
+    /// How strongly the picture follows the prompt; 1 ignores the negative prompt and takes half the time [default: depends on the
+    /// model's family]
+    #[arg(long, value_name = "SCALE")]
+    cfg_scale: Option<f64>,
+
+    /// How far to restore the contrast that a high --cfg-scale changes; 0.7 suits models with zero terminal SNR
+    #[arg(long, value_name = "0..1")]
+    cfg_rescale: Option<f64>,
+
+    /// Guide only in this part of the steps; the others take half the time
+    #[arg(long, value_name = "FROM,TO", value_parser = inputs::interval)]
+    cfg_interval: Option<(f64, f64)>,
+
+    /// Guidance of Flux dev, which takes it as an input [default: 3.5]
+    #[arg(long, value_name = "SCALE")]
+    guidance: Option<f64>,
+
+    /// Layers of the text encoder to leave out, plus one, as most anime models of SD 1 need [default: 1]
+    #[arg(long, value_name = "N")]
+    clip_skip: Option<usize>,
+
+    /// Seed of the first picture; each further picture adds 1 [default: random]
+    #[arg(short, long, value_name = "N")]
+    seed: Option<u64>,
+
+    /// Draw the pictures of another program from its seeds: its noise, rounding, prompt syntax and order of random numbers
+    #[arg(long, value_name = "PROGRAM", value_enum)]
+    seed_like: Option<Like>,
+
+    /// Number of pictures
+    #[arg(short, long, value_name = "N", default_value_t = 1)]
+    batch_count: usize,
+
+    /// Sampler, under its name in ComfyUI, A1111, diffusers or stable-diffusion.cpp [default: depends on the model's family]
+    #[arg(long, alias = "sampling-method", value_name = "NAME", value_parser = sampler)]
+    sampler: Option<(Sampler, Option<Schedule>)>,
+
+    /// Spacing of the noise levels, under its name in those programs [default: the sampler's usual schedule]
+    #[arg(long, alias = "scheduler", value_name = "NAME", value_parser = schedule)]
+    schedule: Option<Schedule>,
+
+    /// Write no metadata (prompt and settings) into the pictures
+    #[arg(long, alias = "disable-image-metadata")]
+    no_metadata: bool,
+
+    /// Run providers in worker processes, so that a crash in one becomes an error
+    #[arg(long)]
+    isolate: bool,
+
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    inputs: InputArgs,
+    #[command(flatten)]
+    provider: ProviderArgs,
+    #[command(flatten)]
+    build: BuildArgs,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Like {
+    /// diffusers with a generator on the CPU
+    Diffusers,
+    /// AUTOMATIC1111's web UI with random numbers from the CPU
+    A1111,
+    /// ComfyUI
+    Comfy,
+}
+
+fn sampler(name: &str) -> Result<(Sampler, Option<Schedule>), String> {
+    names::sampler(name).ok_or_else(|| unknown("sampler", name, names::samplers()))
+}
+
+fn schedule(name: &str) -> Result<Schedule, String> {
+    names::schedule(name).ok_or_else(|| unknown("schedule", name, names::schedules()))
+}
+
+fn unknown(what: &str, name: &str, known: impl Iterator<Item = &'static str>) -> String {
+    let known: Vec<&str> = known.collect();
+    let guess = sdrun::did_you_mean(name, known.iter().copied());
+    format!("there is no {what} `{name}`{guess} (known: {})", known.join(", "))
+}
+
+#[derive(Serialize)]
+struct Report {
+    family: &'static str,
+    width: usize,
+    height: usize,
+    steps: usize,
+    sampler: &'static str,
+    schedule: &'static str,
+    cfg_scale: f64,
+    networks: Vec<Network>,
+    pictures: Vec<Drawn>,
+    seconds: f64,
+}
+
+#[derive(Serialize)]
+struct Network {
+    part: String,
+    provider: String,
+    device: String,
+    precision: String,
+    built: bool,
+    seconds: f64,
+}
+
+#[derive(Serialize)]
+struct Drawn {
+    file: PathBuf,
+    seed: u64,
+}
+
+pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let report = draw(args, context)?;
+    context.present(&report, |out| {
+        for picture in &report.pictures {
+            writeln!(out, "{}  seed {}", picture.file.display(), picture.seed)?;
+        }
+        let Report { family, width, height, steps, sampler, schedule, cfg_scale, seconds, .. } = &report;
+        let seconds = format::seconds(*seconds);
+        writeln!(
+            out,
+            "{family}, {width} x {height}, {steps} steps of {sampler} ({schedule}), scale {cfg_scale}, {seconds}"
+        )
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Draws the pictures and writes each as soon as it is done.
+fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
+    let started = Instant::now();
+    picture::Format::of(&args.output)?;
+    for number in 0..args.batch_count.max(1) {
+        files::check_target(&numbered(&args.output, number))?;
+    }
+    let registry = context.registry()?;
+    let task = context.task("opening the model");
+    let host = task.host(context.cancel_flag());
+    let (mut request, from) = wanted(args)?;
+    let opened = args.model.open(&request.prompt, &request.negative, registry.paths(), &host)?;
+    let parts = &opened.parts;
+    request.prompt = opened.prompt.clone();
+    let family = parts.family;
+    let size = (request.width.unwrap_or(family.size), request.height.unwrap_or(family.size));
+    request.start = args.inputs.start()?;
+    request.controls = args.inputs.controls(args.model.control_nets.len(), size)?;
+    request.hires = args.inputs.hires(size, parts.multiple)?.or(request.hires);
+    let request = request.resolve(parts)?;
+    warn(&request, family);
+
+    let threads = args.provider.threads(context);
+    let options = |device| args.build.options(device, false, context).threads(threads);
+    let engines = Engines {
+        only: args.provider.named(&registry, args.isolate, false, context)?,
+        wishes: args.provider.wishes(args.isolate, false, context),
+        options: &options,
+    };
+    let known = match args.no_metadata {
+        true => None,
+        false => Some(args.model.record(&opened, registry.paths(), &host)?),
+    };
+    if let (Some(from), Some(known)) = (&from, &known) {
+        compare(from, known);
+    }
+
+    let (mut networks, mut drawn, mut fault) = (Vec::<Network>::new(), Vec::new(), None);
+    let mut hear = |event: Event<'_>| match event {
+        Event::Loaded { part, provider, device, precision, built, seconds } => {
+            tracing::info!("{part} on {provider} ({device}, {precision}) after {seconds:.1} s");
+            let [part, provider, device] = [part, provider, device].map(str::to_string);
+            let precision = precision.to_string();
+            networks.push(Network { part, provider, device, precision, built, seconds });
+        }
+        Event::Widened { part, from } => {
+            tracing::warn!("{part} gave values that are not finite in {from}; it runs in fp32 now");
+        }
+        Event::Prompt { part, tokens, lost } if lost > 0 => {
+            tracing::warn!("{part} takes {} of the prompt's {tokens} tokens", tokens - lost);
+        }
+        Event::Step { picture, pass, step, steps, .. } => {
+            let passes = request.passes().len();
+            let pass_name = if passes > 1 { format!("pass {}, ", pass + 1) } else { String::new() };
+            let what = format!(
+                "picture {} of {}, {pass_name}step {} of {steps}",
+                picture + 1,
+                request.count,
+                step + 1
+            );
+            let (done, all) = (picture * steps + step + 1, request.count * steps);
+            task.step(&what, done as u64, all as u64);
+        }
+        Event::Picture(picture) => {
+            let file = numbered(&args.output, drawn.len());
+            let seed = picture.seed;
+            let record = known.as_ref().map(|known| record(&request, known, &networks, seed));
+            match write(&file, picture, record.as_ref()) {
+                Ok(()) => drawn.push(Drawn { file, seed }),
+                Err(error) => fault = fault.take().or(Some(error)),
+            }
+        }
+        _ => {}
+    };
+    pipeline::generate(&registry, parts, &request, &engines, &host, &mut hear)?;
+    if let Some(error) = fault {
+        return Err(error);
+    }
+    let Resolved { width, height, steps, .. } = request;
+    Ok(Report {
+        family: family.title,
+        width,
+        height,
+        steps,
+        sampler: request.sampler.name(),
+        schedule: request.schedule.name(),
+        cfg_scale: request.guidance.scale,
+        networks,
+        pictures: drawn,
+        seconds: started.elapsed().as_secs_f64(),
+    })
+}
+
+/// The request: settings of a picture, changed by options.
+fn wanted(args: &Args) -> anyhow::Result<(Request, Option<Record>)> {
+    let from = match &args.from {
+        None => None,
+        Some(file) => {
+            let reading = read_record(&picture::read(file)?.texts).map_err(|error| error.of_file(file))?;
+            for unread in &reading.unread {
+                tracing::warn!("{}: {unread}", file.display());
+            }
+            Some(reading.record)
+        }
+    };
+    let base = from.as_ref().map(Request::of_record).unwrap_or_default();
+    let (sampler, usual) = args.sampler.map_or((None, None), |(sampler, usual)| (Some(sampler), usual));
+    let request = Request {
+        prompt: args.prompt.clone().or(from.as_ref().map(prompt_of)).unwrap_or_default(),
+        negative: args.negative_prompt.clone().unwrap_or(base.negative),
+        width: args.width.or(base.width),
+        height: args.height.or(base.height),
+        steps: args.steps.or(base.steps),
+        scale: args.cfg_scale.or(base.scale),
+        rescale: args.cfg_rescale.unwrap_or(base.rescale),
+        guidance_interval: args.cfg_interval.or(base.guidance_interval),
+        distilled_guidance: args.guidance.or(base.distilled_guidance),
+        clip_skip: args.clip_skip.or(base.clip_skip),
+        // Another sampler brings its own usual schedule.
+        schedule: args.schedule.or(usual).or(base.schedule.filter(|_| sampler.is_none())),
+        sampler: sampler.or(base.sampler),
+        seed: args.seed.or(from.as_ref().and_then(|record| record.seed)).unwrap_or_else(any_seed),
+        like: args.seed_like.map(Like::program).or(base.like),
+        count: args.batch_count,
+        ..base
+    };
+    Ok((request, from))
+}
+
+/// A record's prompt with a tag for each adapter, which is found in the folder of adapters.
+fn prompt_of(record: &Record) -> String {
+    let tag = |lora: &metadata::Lora| {
+        format!(" <lora:{}:{}:{}>", lora.name, lora.text_encoder_strength, lora.strength)
+    };
+    record.prompt.clone() + &record.loras.iter().map(tag).collect::<String>()
+}
+
+impl Like {
+    fn program(self) -> Program {
+        match self {
+            Like::Diffusers => Program::Diffusers,
+            Like::A1111 => Program::A1111,
+            Like::Comfy => Program::ComfyUi,
+        }
+    }
+}
+
+/// Says what contradicts the model.
+fn warn(request: &Resolved, family: &Family) {
+    let scale = request.guidance.scale;
+    if family.defaults.scale == 1.0 && scale != 1.0 {
+        tracing::warn!(
+            "{} was trained without a negative prompt: --cfg-scale {scale} takes twice the time and mostly makes pictures worse",
+            family.title
+        );
+    }
+}
+
+/// Says how the model differs from that of a picture.
+fn compare(from: &Record, known: &Known) {
+    let Some(old) = &from.model else { return };
+    if old.hash.is_some() && known.model.hash.is_some() && old.hash != known.model.hash {
+        tracing::warn!(
+            "the picture was made with the model {}, whose file differs from {}",
+            old.name,
+            known.model.name
+        );
+    }
+}
+
+/// What a picture's metadata say.
+fn record(request: &Resolved, known: &Known, networks: &[Network], seed: u64) -> Record {
+    let Known { model, vae, text_encoders, loras, embeddings, controlnets } = known;
+    let controlnets = controlnets.iter().zip(&request.controls).map(|(file, control)| metadata::ControlNet {
+        name: file.name.clone(),
+        hash: file.hash.clone(),
+        strength: control.strength,
+        start: control.interval.0,
+        end: control.interval.1,
+    });
+    let network = |network: &Network| metadata::Network {
+        part: network.part.clone(),
+        provider: network.provider.clone(),
+        device: network.device.clone(),
+        precision: network.precision.clone(),
+    };
+    Record {
+        model: Some(model.clone()),
+        vae: vae.clone(),
+        text_encoders: text_encoders.clone(),
+        loras: loras.clone(),
+        embeddings: embeddings.clone(),
+        controlnets: controlnets.collect(),
+        networks: networks.iter().map(network).collect(),
+        ..request.record(seed)
+    }
+}
+
+/// A seed that differs from run to run, in the 32 bits that other programs accept.
+fn any_seed() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    (now.as_nanos() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
+}
+
+/// `NAME.png`, `NAME-2.png` and so on.
+fn numbered(file: &Path, number: usize) -> PathBuf {
+    if number == 0 {
+        return file.to_path_buf();
+    }
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+    let ending = file.extension().map(|e| format!(".{}", e.to_string_lossy())).unwrap_or_default();
+    file.with_file_name(format!("{stem}-{}{ending}", number + 1))
+}
+
+fn write(file: &Path, picture: Picture, record: Option<&Record>) -> anyhow::Result<()> {
+    let image = picture::rgb(picture.width, picture.height, picture.bytes)?;
+    let texts = record.map(|record| [(PARAMETERS, record.infotext().to_string()), (SDRUN, record.to_json())]);
+    let texts: Vec<(&str, &str)> = texts.iter().flatten().map(|(key, text)| (*key, text.as_str())).collect();
+    picture::write(file, &image, JPEG_QUALITY, &texts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn further_pictures_have_a_number() {
+        assert_eq!(numbered(Path::new("a/fox.png"), 0), Path::new("a/fox.png"));
+        assert_eq!(numbered(Path::new("a/fox.png"), 1), Path::new("a/fox-2.png"));
+        assert_eq!(numbered(Path::new("fox"), 2), Path::new("fox-3"));
+    }
+
+    #[test]
+    fn an_unknown_sampler_is_answered_with_the_nearest() {
+        let error = sampler("dpmpp_3n").unwrap_err();
+        assert!(error.contains("dpmpp_3m"), "{error}");
+        assert_eq!(sampler("DPM++ 2M Karras").unwrap(), (Sampler::DpmPp2m, Some(Schedule::Karras)));
+        assert!(schedule("karas").unwrap_err().contains("did you mean"));
+    }
+}

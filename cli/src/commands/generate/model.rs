@@ -1,0 +1,154 @@
+//! The model, its parts and its adapters.
+
+use crate::parse::LoraArg;
+use clap::Args;
+use sdrun::{Paths, abi::Host};
+use sdrun_diffusion::{
+    metadata::{ModelFile, hash::HashCache},
+    pipeline::{self, Files, Named, Parts, Word},
+};
+use std::path::{Path, PathBuf};
+
+#[derive(Args)]
+#[command(next_help_heading = "Model")]
+pub(super) struct ModelArgs {
+    /// A checkpoint, a diffusers folder, or a folder of ONNX models
+    #[arg(short, long, value_name = "MODEL", required_unless_present = "diffusion_model")]
+    pub(super) model: Option<PathBuf>,
+
+    /// The denoiser alone (UNet or transformer); other parts come from the options below or from MODEL
+    #[arg(long, value_name = "FILE")]
+    diffusion_model: Option<PathBuf>,
+
+    /// CLIP ViT-L alone
+    #[arg(long, alias = "clip_l", value_name = "FILE")]
+    clip_l: Option<PathBuf>,
+
+    /// OpenCLIP ViT-bigG (ViT-H for SD 2) alone
+    #[arg(long, alias = "clip_g", value_name = "FILE")]
+    clip_g: Option<PathBuf>,
+
+    /// T5 alone
+    #[arg(long, value_name = "FILE")]
+    t5xxl: Option<PathBuf>,
+
+    /// T5's vocabulary, spiece.model or tokenizer.json [default: a file of that name beside T5]
+    #[arg(long, value_name = "FILE")]
+    t5_vocabulary: Option<PathBuf>,
+
+    /// Another autoencoder
+    #[arg(long, value_name = "FILE")]
+    vae: Option<PathBuf>,
+
+    /// Apply an adapter (LoRA and its relatives) with this strength, or with TEXT to text encoders [default: 1] (repeatable)
+    #[arg(long = "lora", value_name = "FILE[:STRENGTH[:TEXT]]")]
+    loras: Vec<LoraArg>,
+
+    /// Folder of adapters that prompts name as <lora:NAME:STRENGTH>
+    #[arg(long, alias = "lora-model-dir", value_name = "FOLDER")]
+    lora_dir: Option<PathBuf>,
+
+    /// Folder of embeddings (textual inversion) that prompts name by their file's name
+    #[arg(long, alias = "embd-dir", value_name = "FOLDER")]
+    embedding_dir: Option<PathBuf>,
+
+    /// Follow a ControlNet; --control-image gives its picture (repeatable)
+    #[arg(long = "control-net", value_name = "FILE")]
+    pub(super) control_nets: Vec<PathBuf>,
+}
+
+/// What the model's options and the prompts name.
+pub(super) struct Opened {
+    pub(super) parts: Parts,
+    /// The prompt without tags.
+    pub(super) prompt: String,
+    loras: Vec<Named>,
+}
+
+impl ModelArgs {
+    /// The file with the denoiser.
+    fn file(&self) -> &Path {
+        self.diffusion_model.as_deref().or(self.model.as_deref()).unwrap_or(Path::new(""))
+    }
+
+    /// Opens everything.
+    pub(super) fn open(
+        &self,
+        prompt: &str,
+        negative: &str,
+        paths: &Paths,
+        host: &dyn Host,
+    ) -> anyhow::Result<Opened> {
+        let (prompt, tagged) = pipeline::tagged(prompt, self.lora_dir.as_deref())?;
+        let files = Files {
+            model: self.model.clone(),
+            denoiser: self.diffusion_model.clone(),
+            clip_l: self.clip_l.clone(),
+            clip_g: self.clip_g.clone(),
+            t5: self.t5xxl.clone(),
+            t5_vocabulary: self.t5_vocabulary.clone(),
+            autoencoder: self.vae.clone(),
+        };
+        let mut parts = Parts::open(&files, paths, host)?;
+        let given = self.loras.iter().map(|lora| Named {
+            file: lora.file.clone(),
+            strength: lora.strength,
+            text_encoder_strength: lora.text_encoder_strength,
+        });
+        let loras: Vec<Named> = given.chain(tagged).collect();
+        for Named { file, strength, text_encoder_strength } in &loras {
+            parts.add_adapter(file, *strength, *text_encoder_strength)?;
+        }
+        if let Some(folder) = &self.embedding_dir {
+            parts.words = pipeline::words(&[&prompt, negative], folder)?;
+        }
+        for file in &self.control_nets {
+            parts.add_control(file, paths, host)?;
+        }
+        Ok(Opened { parts, prompt: prompt.trim().into(), loras })
+    }
+
+    /// Names and hashes of the files, for a picture's metadata. Hashing a large file takes seconds, but only once.
+    pub(super) fn record(&self, opened: &Opened, paths: &Paths, host: &dyn Host) -> anyhow::Result<Known> {
+        let hashes = HashCache::of_user(paths);
+        let model = |file: &Path| -> anyhow::Result<ModelFile> {
+            let hash = file.is_file().then(|| hashes.model(file, host)).transpose()?;
+            Ok(ModelFile { name: stem(file), hash })
+        };
+        let lora = |Named { file, strength, text_encoder_strength }: &Named| -> anyhow::Result<_> {
+            let hash = Some(hashes.adapter(file, host)?);
+            Ok(sdrun_diffusion::metadata::Lora {
+                name: stem(file),
+                hash,
+                strength: *strength,
+                text_encoder_strength: *text_encoder_strength,
+            })
+        };
+        let word = |Word { name, file, .. }: &Word| -> anyhow::Result<ModelFile> {
+            Ok(ModelFile { name: name.clone(), hash: Some(hashes.embedding(file, host)?) })
+        };
+        let text_encoders = [&self.clip_l, &self.clip_g, &self.t5xxl];
+        Ok(Known {
+            model: model(self.file())?,
+            vae: self.vae.as_deref().map(model).transpose()?,
+            text_encoders: text_encoders.into_iter().flatten().map(|f| model(f)).collect::<Result<_, _>>()?,
+            loras: opened.loras.iter().map(lora).collect::<Result<_, _>>()?,
+            embeddings: opened.parts.words.iter().map(word).collect::<Result<_, _>>()?,
+            controlnets: self.control_nets.iter().map(|file| model(file)).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// Names and hashes of a model's files.
+pub(super) struct Known {
+    pub(super) model: ModelFile,
+    pub(super) vae: Option<ModelFile>,
+    pub(super) text_encoders: Vec<ModelFile>,
+    pub(super) loras: Vec<sdrun_diffusion::metadata::Lora>,
+    pub(super) embeddings: Vec<ModelFile>,
+    pub(super) controlnets: Vec<ModelFile>,
+}
+
+fn stem(file: &Path) -> String {
+    file.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
