@@ -467,7 +467,7 @@ impl Machine {
         let defaults = [("-W", "64"), ("-H", "64"), ("--steps", "2")];
         Command::new(place(Place::Dist).join("sdrun"))
             .args(["generate", "-m", "model"])
-            .args(match arguments.iter().any(|argument| *argument == "--from") {
+            .args(match arguments.contains(&"--from") {
                 true => None,
                 false => Some("a red round thing, very red"),
             })
