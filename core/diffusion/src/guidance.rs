@@ -94,6 +94,11 @@ impl Guidance {
     }
 }
 
+/// Whether an interval of the steps lies in 0 to 1.
+pub fn is_range((from, to): (f64, f64)) -> bool {
+    0.0 <= from && from <= to && to <= 1.0
+}
+
 /// The sample standard deviation, as in `torch.std`.
 fn deviation(values: impl Iterator<Item = f64> + Clone) -> f64 {
     let count = values.clone().count() as f64;

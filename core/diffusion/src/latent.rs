@@ -81,8 +81,12 @@ pub fn to_bytes(picture: &[f32], rounding: Rounding) -> Vec<u8> {
 
 /// Turns bytes `[height, width, 3]` into a picture with values from -1 to 1.
 pub fn from_bytes(bytes: &[u8]) -> Vec<f32> {
-    let value = |byte: u8| f32::from(byte) / 255.0 * 2.0 - 1.0;
-    (0..3).flat_map(|channel| bytes.iter().skip(channel).step_by(3).map(move |byte| value(*byte))).collect()
+    planes(bytes).map(|byte| f32::from(byte) / 255.0 * 2.0 - 1.0).collect()
+}
+
+/// Bytes `[height, width, 3]` in the order `[3, height, width]`.
+pub fn planes(bytes: &[u8]) -> impl Iterator<Item = u8> {
+    (0..3).flat_map(|channel| bytes.iter().skip(channel).step_by(3).copied())
 }
 
 /// Latents of another size `[height, width]`, by linear interpolation between the centres of cells (PyTorch's `bilinear` without

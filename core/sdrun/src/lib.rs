@@ -58,7 +58,7 @@ pub use library::load_plugin;
 pub use measurements::{Measurement, Measurements};
 pub use model::{Model, Shapes};
 pub use observer::{Observer, TracingHost};
-pub use paths::Paths;
+pub use paths::{Paths, private_dir};
 pub use probe::Probe;
 pub use provider::{Isolation, Provider};
 pub use registry::{Discovery, Entry, Registry, RuntimeStatus, read_manifest};

@@ -121,7 +121,10 @@ fn system_scratch() -> Result<PathBuf> {
 }
 
 /// Creates a folder (and its parents) that only the user can access.
-pub(crate) fn private_dir(dir: &Path) -> Result<()> {
+///
+/// # Errors
+/// Errors of creating it, with its name.
+pub fn private_dir(dir: &Path) -> Result<()> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]

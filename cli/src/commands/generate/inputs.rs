@@ -4,6 +4,7 @@ use crate::files::picture;
 use clap::{Args, ValueEnum};
 use sdrun::abi::Error;
 use sdrun_diffusion::{
+    guidance::is_range,
     picture::{Fit, Hint, Mask, Sides, outpaint},
     pipeline::{self, Content, Control, Hires, Inpaint, Start, Upscale},
 };
@@ -108,18 +109,14 @@ enum Upscaler {
 }
 
 fn hint(name: &str) -> Result<Hint, String> {
-    Hint::named(name).ok_or_else(|| {
-        let known: Vec<&str> = Hint::names().collect();
-        let guess = sdrun::did_you_mean(name, known.iter().copied());
-        format!("there is no hint `{name}`{guess} (known: {})", known.join(", "))
-    })
+    Hint::named(name).ok_or_else(|| super::unknown("hint", name, Hint::names()))
 }
 
 /// Two numbers from 0 to 1, such as `0,0.8`.
 pub(super) fn interval(text: &str) -> Result<(f64, f64), String> {
     let numbers = text.split_once(',').and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
     numbers
-        .filter(|(from, to): &(f64, f64)| 0.0 <= *from && from <= to && *to <= 1.0)
+        .filter(|interval| is_range(*interval))
         .ok_or_else(|| format!("`{text}` is not a range in 0 to 1, such as 0,0.8"))
 }
 

@@ -14,7 +14,7 @@ use crate::{
     provider::ProviderArgs,
 };
 use inputs::InputArgs;
-use model::{Known, ModelArgs};
+use model::ModelArgs;
 use sdrun_diffusion::{
     family::Family,
     metadata::{self, PARAMETERS, Record, SDRUN, read_record},
@@ -219,7 +219,7 @@ fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
     let size = (request.width.unwrap_or(family.size), request.height.unwrap_or(family.size));
     request.start = args.inputs.start()?;
     request.controls = args.inputs.controls(args.model.control_nets.len(), size)?;
-    request.hires = args.inputs.hires(size, parts.multiple)?.or(request.hires);
+    request.hires = args.inputs.hires(size, family.multiple)?.or(request.hires);
     let request = request.resolve(parts)?;
     warn(&request, family);
 
@@ -230,14 +230,15 @@ fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
         wishes: args.provider.wishes(args.isolate, false, context),
         options: &options,
     };
-    let known = match args.no_metadata {
+    let files = match args.no_metadata {
         true => None,
         false => Some(args.model.record(&opened, registry.paths(), &host)?),
     };
-    if let (Some(from), Some(known)) = (&from, &known) {
-        compare(from, known);
+    if let (Some(from), Some(files)) = (&from, &files) {
+        compare(from, files);
     }
 
+    let passes = request.passes().len();
     let (mut networks, mut drawn, mut fault) = (Vec::<Network>::new(), Vec::new(), None);
     let mut hear = |event: Event<'_>| match event {
         Event::Loaded { part, provider, device, precision, built, seconds } => {
@@ -253,7 +254,6 @@ fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
             tracing::warn!("{part} takes {} of the prompt's {tokens} tokens", tokens - lost);
         }
         Event::Step { picture, pass, step, steps, .. } => {
-            let passes = request.passes().len();
             let pass_name = if passes > 1 { format!("pass {}, ", pass + 1) } else { String::new() };
             let what = format!(
                 "picture {} of {}, {pass_name}step {} of {steps}",
@@ -267,7 +267,7 @@ fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
         Event::Picture(picture) => {
             let file = numbered(&args.output, drawn.len());
             let seed = picture.seed;
-            let record = known.as_ref().map(|known| record(&request, known, &networks, seed));
+            let record = files.as_ref().map(|files| record(&request, files, &networks, seed));
             match write(&file, picture, record.as_ref()) {
                 Ok(()) => drawn.push(Drawn { file, seed }),
                 Err(error) => fault = fault.take().or(Some(error)),
@@ -360,43 +360,26 @@ fn warn(request: &Resolved, family: &Family) {
 }
 
 /// Says how the model differs from that of a picture.
-fn compare(from: &Record, known: &Known) {
-    let Some(old) = &from.model else { return };
-    if old.hash.is_some() && known.model.hash.is_some() && old.hash != known.model.hash {
+fn compare(from: &Record, files: &Record) {
+    let (Some(old), Some(new)) = (&from.model, &files.model) else { return };
+    if old.hash.is_some() && new.hash.is_some() && old.hash != new.hash {
         tracing::warn!(
             "the picture was made with the model {}, whose file differs from {}",
             old.name,
-            known.model.name
+            new.name
         );
     }
 }
 
-/// What a picture's metadata say.
-fn record(request: &Resolved, known: &Known, networks: &[Network], seed: u64) -> Record {
-    let Known { model, vae, text_encoders, loras, embeddings, controlnets } = known;
-    let controlnets = controlnets.iter().zip(&request.controls).map(|(file, control)| metadata::ControlNet {
-        name: file.name.clone(),
-        hash: file.hash.clone(),
-        strength: control.strength,
-        start: control.interval.0,
-        end: control.interval.1,
-    });
+/// What a picture's metadata say. `files` has the names of the model's files.
+fn record(request: &Resolved, files: &Record, networks: &[Network], seed: u64) -> Record {
     let network = |network: &Network| metadata::Network {
         part: network.part.clone(),
         provider: network.provider.clone(),
         device: network.device.clone(),
         precision: network.precision.clone(),
     };
-    Record {
-        model: Some(model.clone()),
-        vae: vae.clone(),
-        text_encoders: text_encoders.clone(),
-        loras: loras.clone(),
-        embeddings: embeddings.clone(),
-        controlnets: controlnets.collect(),
-        networks: networks.iter().map(network).collect(),
-        ..request.record(seed)
-    }
+    Record { networks: networks.iter().map(network).collect(), ..request.record(files, seed) }
 }
 
 /// A seed that differs from run to run, in the 32 bits that other programs accept.

@@ -4,7 +4,7 @@ use crate::parse::LoraArg;
 use clap::Args;
 use sdrun::{Paths, abi::Host};
 use sdrun_diffusion::{
-    metadata::{ModelFile, hash::HashCache},
+    metadata::{ControlNet, Lora, ModelFile, Record, hash::HashCache},
     pipeline::{self, Files, Named, Parts, Word},
 };
 use std::path::{Path, PathBuf};
@@ -109,46 +109,32 @@ impl ModelArgs {
     }
 
     /// Names and hashes of the files, for a picture's metadata. Hashing a large file takes seconds, but only once.
-    pub(super) fn record(&self, opened: &Opened, paths: &Paths, host: &dyn Host) -> anyhow::Result<Known> {
+    pub(super) fn record(&self, opened: &Opened, paths: &Paths, host: &dyn Host) -> anyhow::Result<Record> {
         let hashes = HashCache::of_user(paths);
         let model = |file: &Path| -> anyhow::Result<ModelFile> {
             let hash = file.is_file().then(|| hashes.model(file, host)).transpose()?;
-            Ok(ModelFile { name: stem(file), hash })
+            Ok(ModelFile::new(&file.to_string_lossy(), hash))
         };
-        let lora = |Named { file, strength, text_encoder_strength }: &Named| -> anyhow::Result<_> {
-            let hash = Some(hashes.adapter(file, host)?);
-            Ok(sdrun_diffusion::metadata::Lora {
-                name: stem(file),
-                hash,
-                strength: *strength,
-                text_encoder_strength: *text_encoder_strength,
-            })
+        let lora = |Named { file, strength, text_encoder_strength }: &Named| -> anyhow::Result<Lora> {
+            let hash = hashes.adapter(file, host)?;
+            Ok(Lora::new(&file.to_string_lossy(), Some(hash), *strength, *text_encoder_strength))
         };
         let word = |Word { name, file, .. }: &Word| -> anyhow::Result<ModelFile> {
             Ok(ModelFile { name: name.clone(), hash: Some(hashes.embedding(file, host)?) })
         };
+        let net = |file: &PathBuf| -> anyhow::Result<ControlNet> {
+            let ModelFile { name, hash } = model(file)?;
+            Ok(ControlNet { name, hash, ..ControlNet::default() })
+        };
         let text_encoders = [&self.clip_l, &self.clip_g, &self.t5xxl];
-        Ok(Known {
-            model: model(self.file())?,
+        Ok(Record {
+            model: Some(model(self.file())?),
             vae: self.vae.as_deref().map(model).transpose()?,
             text_encoders: text_encoders.into_iter().flatten().map(|f| model(f)).collect::<Result<_, _>>()?,
             loras: opened.loras.iter().map(lora).collect::<Result<_, _>>()?,
             embeddings: opened.parts.words.iter().map(word).collect::<Result<_, _>>()?,
-            controlnets: self.control_nets.iter().map(|file| model(file)).collect::<Result<_, _>>()?,
+            controlnets: self.control_nets.iter().map(net).collect::<Result<_, _>>()?,
+            ..Record::of_sdrun()
         })
     }
-}
-
-/// Names and hashes of a model's files.
-pub(super) struct Known {
-    pub(super) model: ModelFile,
-    pub(super) vae: Option<ModelFile>,
-    pub(super) text_encoders: Vec<ModelFile>,
-    pub(super) loras: Vec<sdrun_diffusion::metadata::Lora>,
-    pub(super) embeddings: Vec<ModelFile>,
-    pub(super) controlnets: Vec<ModelFile>,
-}
-
-fn stem(file: &Path) -> String {
-    file.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }

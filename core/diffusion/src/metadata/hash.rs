@@ -7,11 +7,12 @@ use sdrun::{
     Paths,
     abi::{self, Error, ErrorCode, Flow, Host},
     files::{self, Existing, Links, open_regular, read_small},
+    private_dir,
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::{
-    fs::{DirBuilder, File, Metadata},
+    fs::{File, Metadata},
     io::{Read, Seek, SeekFrom},
     path::{Path, PathBuf},
     time::UNIX_EPOCH,
@@ -133,8 +134,7 @@ impl HashCache {
         hashes.push(new);
         let document = Document { format_version: VERSION, hashes };
         let write = || -> Result<(), String> {
-            create_private(self.file.parent().unwrap_or(Path::new(".")))
-                .map_err(|error| error.to_string())?;
+            private_dir(self.file.parent().unwrap_or(Path::new("."))).map_err(|error| error.to_string())?;
             let written =
                 files::write(&self.file, Existing::Ours, |out| Ok(serde_json::to_writer(out, &document)?));
             written.map_err(|error| error.message)
@@ -143,15 +143,6 @@ impl HashCache {
             tracing::warn!("the hash of a file is not kept: {why}");
         }
     }
-}
-
-/// Creates a folder that only the user can access.
-fn create_private(folder: &Path) -> std::io::Result<()> {
-    let mut builder = DirBuilder::new();
-    builder.recursive(true);
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(folder)
 }
 
 /// What a hash is remembered under; `None` if the file cannot be told from others.

@@ -9,9 +9,8 @@ use crate::{
     prediction::Prediction,
 };
 use sdrun::{
-    Model, Paths, WeightFiles,
+    Paths, WeightFiles,
     abi::{self, Host},
-    graph::{OpenOptions, WeightsPolicy},
     weights::{
         Checkpoint, Component,
         checkpoint::{Facts, Family as Kind, Parameterisation, Summary},
@@ -59,10 +58,8 @@ impl<'a> Source<'a> {
             (None, Some((model, components))) if components.contains(&component) => model,
             _ => return Err(self.missing(name)),
         };
-        let options = OpenOptions { weights: WeightsPolicy::MayBeAbsent, ..OpenOptions::default() };
-        let model = Model::find(builtin, self.paths, &options, self.host).map_err(Error::of(name))?;
         let weights = WeightFiles { component: Some(component), ..WeightFiles::of(weights) };
-        Ok(Part { name: name.into(), model, weights })
+        Part::of_builtin(name, builtin, weights, self.paths, self.host)
     }
 
     /// The error for a network that no file holds.

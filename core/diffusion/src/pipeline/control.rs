@@ -7,7 +7,7 @@ use super::{
     inputs::{Layout, Role},
     network::Opener,
 };
-use crate::text::condition::Condition;
+use crate::{latent::planes, text::condition::Condition};
 use image::RgbImage;
 use sdrun::{Shapes, abi};
 
@@ -48,10 +48,7 @@ impl<'a> Controls<'a> {
     ) -> Result<Self> {
         let (mut all, mut outputs) = (Vec::new(), Vec::new());
         for (part, control) in course.parts.controls.iter().zip(&course.request.controls) {
-            let pixels = control.hint.pixels().len();
-            let hint: Vec<f32> = (0..3 * pixels)
-                .map(|at| f32::from(control.hint.as_raw()[at % pixels * 3 + at / pixels]) / 255.0)
-                .collect();
+            let hint: Vec<f32> = planes(&control.hint).map(|byte| f32::from(byte) / 255.0).collect();
             let fixed = |role: Role, size: usize| match role {
                 Role::Hint => Some(hint.repeat(size / hint.len().max(1))),
                 Role::Strength => Some(vec![control.strength as f32; size]),

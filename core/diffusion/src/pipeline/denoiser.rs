@@ -76,16 +76,15 @@ impl<'a> Guided<'a> {
     fn outputs(&mut self, rows: &[usize], latents: &[f32], time: f64, index: usize) -> Result<Vec<Vec<f32>>> {
         let Course { conditions, shape, sigmas, beside, .. } = self.course;
         let alone = Layout { latents: shape, ..self.layout };
-        let full = [latents, beside.unwrap_or_default()].concat();
+        let full = self.layout.packed(&[latents, beside.unwrap_or_default()].concat());
+        let latents = alone.packed(latents);
         let mut outputs = Vec::with_capacity(rows.len());
         for rows in rows.chunks(self.layout.batch) {
             if !self.course.parts.controls.is_empty() {
                 let at = (index, sigmas.len() - 1);
-                let latents = alone.packed(latents);
                 self.controls.apply(&mut self.network, &conditions.all, rows, &latents, time, at)?;
             }
-            let packed = self.layout.packed(&full);
-            let mut found = self.network.run(&conditions.all, rows, &packed, time, &[&self.output])?;
+            let mut found = self.network.run(&conditions.all, rows, &full, time, &[&self.output])?;
             let output = found.pop().unwrap_or_default();
             let size = output.len() / rows.len();
             let len: usize = shape.iter().product();
@@ -183,39 +182,35 @@ pub(super) struct Kept<'a, D> {
 }
 
 impl<D: Denoiser> Kept<'_, D> {
-    fn before(&mut self, x: &[f32], sigma: f64) -> Vec<f32> {
+    fn before(&mut self, mask: &[f32], x: &[f32], sigma: f64) -> Vec<f32> {
         if std::mem::take(&mut self.late) {
             return x.to_vec();
         }
         let kept = noised(self.levels.space(), sigma, false, self.clean, self.noise);
-        self.mixed(x, &kept)
+        mixed(mask, x, &kept)
     }
+}
 
-    fn mixed(&self, new: &[f32], kept: &[f32]) -> Vec<f32> {
-        let Some(mask) = self.mask else { return new.to_vec() };
-        let mix = |((new, kept), share): ((&f32, &f32), &f32)| share * new + (1.0 - share) * kept;
-        new.iter().zip(kept).zip(mask).map(mix).collect()
-    }
+/// `new` where the mask is 1, `kept` where it is 0.
+fn mixed(mask: &[f32], new: &[f32], kept: &[f32]) -> Vec<f32> {
+    let mix = |((new, kept), share): ((&f32, &f32), &f32)| share * new + (1.0 - share) * kept;
+    new.iter().zip(kept).zip(mask).map(mix).collect()
 }
 
 impl<D: Denoiser> Denoiser for Kept<'_, D> {
     type Error = D::Error;
 
     fn denoise(&mut self, x: &[f32], sigma: f64) -> Result<Vec<f32>, D::Error> {
-        if self.mask.is_none() {
-            return self.inner.denoise(x, sigma);
-        }
-        let x = self.before(x, sigma);
+        let Some(mask) = self.mask else { return self.inner.denoise(x, sigma) };
+        let x = self.before(mask, x, sigma);
         let new = self.inner.denoise(&x, sigma)?;
-        Ok(self.mixed(&new, self.clean))
+        Ok(mixed(mask, &new, self.clean))
     }
 
     fn denoise_both(&mut self, x: &[f32], sigma: f64) -> Result<(Vec<f32>, Vec<f32>), D::Error> {
-        if self.mask.is_none() {
-            return self.inner.denoise_both(x, sigma);
-        }
-        let x = self.before(x, sigma);
+        let Some(mask) = self.mask else { return self.inner.denoise_both(x, sigma) };
+        let x = self.before(mask, x, sigma);
         let (new, without) = self.inner.denoise_both(&x, sigma)?;
-        Ok((self.mixed(&new, self.clean), self.mixed(&without, self.clean)))
+        Ok((mixed(mask, &new, self.clean), mixed(mask, &without, self.clean)))
     }
 }

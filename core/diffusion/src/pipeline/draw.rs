@@ -12,14 +12,12 @@ use super::{
 };
 use crate::{
     latent::{self, Rounding},
+    picture::Fit,
     prediction::noised,
     program::Program,
     sampler::Path,
 };
-use image::{
-    RgbImage,
-    imageops::{FilterType, resize},
-};
+use image::RgbImage;
 use sdrun::{Registry, abi::Host};
 use std::cell::RefCell;
 
@@ -186,7 +184,7 @@ fn enlarged(
     for latents in &small {
         let bytes = latent::to_bytes(&decoder.decode(latents)?, Rounding::Nearest);
         let picture = rgb(bytes, request.width, request.height)?;
-        pictures.push(resize(&picture, hires.width as u32, hires.height as u32, FilterType::Lanczos3));
+        pictures.push(Fit::Stretch.picture(&picture, hires.width as u32, hires.height as u32)?);
     }
     drop(decoder);
     let mut encoder = Encoder::open(open, parts, [hires.height, hires.width])?;

@@ -12,7 +12,6 @@ use sdrun::{Shapes, Tensors};
 /// Such a network, with the inputs of its next run.
 pub(super) struct Fed<'a> {
     pub(super) network: Network<'a>,
-    layout: Layout,
     roles: Vec<(String, Role)>,
     inputs: Tensors,
     /// The conditions in `inputs`, as indices.
@@ -21,7 +20,7 @@ pub(super) struct Fed<'a> {
 
 impl<'a> Fed<'a> {
     /// Loads it. `first` stands for all conditions, which have one size. `residuals` has the shapes of inputs that a ControlNet
-    /// fills. `fixed` returns the values of an input that stays the same, if it is one.
+    /// fills. `fixed` receives a role and the size of an input, and returns its values if they stay the same.
     pub(super) fn open(
         open: &'a Opener<'a>,
         part: &'a Part,
@@ -32,25 +31,19 @@ impl<'a> Fed<'a> {
     ) -> Result<Self> {
         let (roles, shapes) = layout.inputs(part, first, residuals)?;
         let network = open.network(part, shapes)?;
-        let mut fed = Fed { network, layout, roles, inputs: Tensors::new(), current: Vec::new() };
-        fed.set(fixed)?;
-        Ok(fed)
-    }
-
-    /// Sets the inputs whose role has values: `values` receives a role and the size of the input.
-    pub(super) fn set(&mut self, values: impl Fn(Role, usize) -> Option<Vec<f32>>) -> Result<()> {
-        for (name, role) in &self.roles {
-            let size = self.network.shape(name)?.iter().product();
+        let mut inputs = Tensors::new();
+        for (name, role) in &roles {
+            let size = network.shape(name)?.iter().product();
             let values = match role {
-                Role::ImageIds => Some(self.layout.image_ids()),
+                Role::ImageIds => Some(layout.image_ids()),
                 Role::TextIds => Some(vec![0.0; size]),
-                role => values(*role, size),
+                role => fixed(*role, size),
             };
             if let Some(values) = values {
-                self.inputs.insert(name.clone(), self.network.input(name, &values)?);
+                inputs.insert(name.clone(), network.input(name, &values)?);
             }
         }
-        Ok(())
+        Ok(Fed { network, roles, inputs, current: Vec::new() })
     }
 
     /// Sets the input `name`.

@@ -67,7 +67,8 @@ pub fn words(prompts: &[&str], folder: &Path) -> Result<Vec<Word>> {
     files(folder)?.iter().filter(is_named).map(|file| Word::open(file)).collect()
 }
 
-fn stem(file: &Path) -> String {
+/// A file's name without its ending.
+pub(super) fn stem(file: &Path) -> String {
     file.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 

@@ -167,20 +167,7 @@ impl Network<'_> {
         }
         open.tell(Event::Widened { part: &part.name, from: *precision });
         (*session, *precision) = open.session(part, weights, shapes, Some(Precision::Fp32))?;
-        self.run(&self.retyped(inputs)?, outputs)
-    }
-
-    /// Inputs for the current engine, whose types may differ from those of an earlier one.
-    fn retyped(&self, inputs: &Tensors) -> Result<Tensors> {
-        let convert = |(name, tensor): (&String, &HostTensor)| {
-            let same = self.spec(name)?.dtype == tensor.dtype();
-            let tensor = match f32s(tensor).filter(|_| !same) {
-                Some(values) => self.input(name, &values)?,
-                None => HostTensor::from_bytes(tensor.dtype(), tensor.shape().to_vec(), tensor.bytes())?,
-            };
-            Ok((name.clone(), tensor))
-        };
-        inputs.iter().map(convert).collect()
+        self.run(inputs, outputs)
     }
 
     /// Runs the network with these inputs and returns its first output.

@@ -62,6 +62,19 @@ pub struct Part {
     pub weights: WeightFiles,
 }
 
+impl Part {
+    /// A network on a built-in graph.
+    pub(super) fn of_builtin(
+        name: &str,
+        builtin: &str,
+        weights: WeightFiles,
+        paths: &Paths,
+        host: &dyn Host,
+    ) -> Result<Self> {
+        Ok(Part { name: name.into(), model: built_in(name, builtin, paths, host)?, weights })
+    }
+}
+
 /// A text encoder with its vocabulary.
 pub struct TextEncoder {
     /// The network.
@@ -78,8 +91,6 @@ pub struct Parts {
     pub prediction: Option<Prediction>,
     /// The noise levels that it was trained with.
     pub noise: NoiseLevels,
-    /// Width and height must be multiples of this many pixels.
-    pub multiple: usize,
     /// The text encoders, as in [`Family::encoders`]. Only SD 3 can do without some.
     pub encoders: Vec<Option<TextEncoder>>,
     /// The denoiser.
@@ -146,15 +157,9 @@ impl Parts {
             return Err(abi::Error::unsupported(message).with_file(file).into());
         };
         checkpoint::check_control(file, self.family)?;
-        let open = |name: &str, model: &str| {
-            let options = OpenOptions { weights: WeightsPolicy::MayBeAbsent, ..OpenOptions::default() };
-            Model::find(model, paths, &options, host).map_err(Error::of(name))
-        };
-        let component = Some(Component::ControlNet);
-        let weights = WeightFiles { component, ..WeightFiles::of(file) };
-        let model = open("controlnet", controlled.network)?;
-        self.denoiser.model = open(&self.denoiser.name, controlled.denoiser)?;
-        self.controls.push(Part { name: "controlnet".into(), model, weights });
+        let weights = WeightFiles { component: Some(Component::ControlNet), ..WeightFiles::of(file) };
+        self.controls.push(Part::of_builtin("controlnet", controlled.network, weights, paths, host)?);
+        self.denoiser.model = built_in(&self.denoiser.name, controlled.denoiser, paths, host)?;
         Ok(())
     }
 
@@ -196,7 +201,6 @@ impl Parts {
             family,
             prediction: None,
             noise: family.noise,
-            multiple: family.multiple,
             encoders,
             denoiser,
             vae_decoder: part("vae_decoder", Component::Vae)?,
@@ -234,7 +238,6 @@ impl Parts {
             family,
             prediction: source.prediction,
             noise: source.noise,
-            multiple: family.multiple,
             encoders,
             denoiser: source.part(
                 Component::Denoiser,
@@ -248,6 +251,12 @@ impl Parts {
             controls: Vec::new(),
         })
     }
+}
+
+/// A built-in graph for the network `name`. Its weights come from files.
+fn built_in(name: &str, builtin: &str, paths: &Paths, host: &dyn Host) -> Result<Model> {
+    let options = OpenOptions { weights: WeightsPolicy::MayBeAbsent, ..OpenOptions::default() };
+    Model::find(builtin, paths, &options, host).map_err(Error::of(name))
 }
 
 const ENCODERS: [Component; 3] = [Component::TextEncoder, Component::TextEncoder2, Component::TextEncoder3];

@@ -2,7 +2,7 @@
 
 use super::{Control, Error, Hires, Parts, Result, Start, Upscale, words::Syntax};
 use crate::{
-    guidance::{Guidance, Rule},
+    guidance::{self, Guidance, Rule},
     latent::{self, Rounding},
     metadata::{self, Record, Rng},
     prediction::{Prediction, Time},
@@ -126,9 +126,9 @@ impl Request {
         let family = parts.family;
         let defaults = &family.defaults;
         let (width, height) = (self.width.unwrap_or(family.size), self.height.unwrap_or(family.size));
-        latent::check_size(width, height, parts.multiple)?;
+        latent::check_size(width, height, family.multiple)?;
         self.start.as_ref().map_or(Ok(()), Start::check)?;
-        self.hires.as_ref().map_or(Ok(()), |hires| hires.check(parts.multiple))?;
+        self.hires.as_ref().map_or(Ok(()), |hires| hires.check(family.multiple))?;
         check_controls(&self.controls, parts, (width, height), self.hires.is_some())?;
         let steps = self.steps.unwrap_or(defaults.steps);
         if steps == 0 || steps > MOST_STEPS {
@@ -142,7 +142,7 @@ impl Request {
             )));
         }
         let interval = self.guidance_interval.unwrap_or((0.0, 1.0));
-        if !(interval.0 >= 0.0 && interval.0 <= interval.1 && interval.1 <= 1.0) {
+        if !guidance::is_range(interval) {
             let (from, to) = interval;
             return Err(Error::invalid(format!(
                 "guidance from {from} to {to} of the steps is no range in 0 to 1"
@@ -207,7 +207,7 @@ fn check_controls(controls: &[Control], parts: &Parts, size: (usize, usize), has
     if has_hires && !controls.is_empty() {
         return Err(abi::Error::unsupported("ControlNets with a second pass are not supported yet").into());
     }
-    for Control { hint, strength, interval: (start, end) } in controls {
+    for Control { hint, strength, interval } in controls {
         let found = (hint.width() as usize, hint.height() as usize);
         if found != size {
             let ((width, height), (new_width, new_height)) = (found, size);
@@ -216,8 +216,8 @@ fn check_controls(controls: &[Control], parts: &Parts, size: (usize, usize), has
             );
             return Err(Error::invalid(message));
         }
-        let is_range = *start >= 0.0 && start <= end && *end <= 1.0;
-        if !strength.is_finite() || !is_range {
+        if !strength.is_finite() || !guidance::is_range(*interval) {
+            let (start, end) = interval;
             let message =
                 format!("a ControlNet acts with strength {strength} from {start} to {end} of the steps");
             return Err(Error::invalid(format!("{message}: take a number, and a range in 0 to 1")));
@@ -270,31 +270,27 @@ impl Resolved {
         if let Some(own) = self.sampler.own_levels(program, levels, steps) {
             return own;
         }
-        let mut sigmas = match (program, self.schedule) {
-            (Program::Diffusers, Schedule::Linspace)
-                if self.sampler.is_solver() && levels.shift().is_none() =>
-            {
-                diffusers::solver_sigmas(levels, Spacing::Linspace, steps)
-            }
-            (Program::Diffusers, Schedule::Leading) if self.sampler.is_solver() => {
-                diffusers::solver_sigmas(levels, Spacing::Leading { offset: 1 }, steps)
-            }
-            _ => {
+        let is_solver = program == Program::Diffusers && self.sampler.is_solver();
+        let spacing = match self.schedule {
+            Schedule::Linspace if levels.shift().is_none() => Some(Spacing::Linspace),
+            Schedule::Leading => Some(Spacing::Leading { offset: 1 }),
+            _ => None,
+        };
+        let mut sigmas = match spacing.filter(|_| is_solver) {
+            Some(spacing) => [diffusers::solver_sigmas(levels, spacing, steps), vec![0.0]].concat(),
+            None => {
                 let extra = self.sampler.drops_second_lowest(program);
                 let mut sigmas = self.schedule.sigmas(levels, steps + usize::from(extra), program, tokens);
                 if extra && sigmas.len() > 2 {
                     sigmas.remove(sigmas.len() - 2);
                 }
-                // A1111's form of one schedule does not end with 0.
-                if sigmas.last() == Some(&0.0) {
-                    sigmas.pop();
-                    sigmas
-                } else {
-                    return sigmas;
-                }
+                sigmas
             }
         };
-        sigmas.push(self.sampler.last_level(program, levels));
+        // A1111's form of one schedule does not end with 0.
+        if let Some(last) = sigmas.last_mut().filter(|last| **last == 0.0) {
+            *last = self.sampler.last_level(program, levels);
+        }
         sigmas
     }
 
@@ -317,8 +313,13 @@ impl Resolved {
         }
     }
 
-    /// The settings of the picture with this seed, without the names of files.
-    pub fn record(&self, seed: u64) -> Record {
+    /// The settings of the picture with this seed. `files` has the names of the model's files; its ControlNets are those of
+    /// [`Parts::controls`], in the same order.
+    pub fn record(&self, files: &Record, seed: u64) -> Record {
+        let control = |(net, control): (&metadata::ControlNet, &Control)| {
+            let (start, end) = control.interval;
+            metadata::ControlNet { strength: control.strength, start, end, ..net.clone() }
+        };
         let hires = self.hires.map(|hires| metadata::Hires {
             width: Some(hires.width),
             height: Some(hires.height),
@@ -355,8 +356,9 @@ impl Resolved {
             prediction: Some(self.prediction),
             clip_skip: Some(self.clip_skip).filter(|layer| *layer > 1),
             denoising_strength: self.start.as_ref().map(|start| start.strength),
+            controlnets: files.controlnets.iter().zip(&self.controls).map(control).collect(),
             hires,
-            ..Record::of_sdrun()
+            ..files.clone()
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Prompts to token ids, with learned words (embeddings) among them.
 
-use super::{Parts, Resolved, Result};
+use super::{Parts, Resolved, Result, names::stem};
 use crate::{
     family::{Conditioning, Encoder, Vocabulary},
     program::Program,
@@ -96,8 +96,7 @@ impl Word {
     /// Errors of reading the file.
     pub fn open(file: &Path) -> Result<Self> {
         let vectors = Embedding::open(file)?.tokens().len();
-        let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Word { name, file: file.into(), vectors })
+        Ok(Word { name: stem(file), file: file.into(), vectors })
     }
 }
 
