@@ -3,6 +3,7 @@
 use crate::{
     devices::Target,
     ffi::{CompiledModel, Model},
+    masks::keep_masks_apart,
     refit::Refittable,
     runtime::Runtime,
     session::OvSession,
@@ -79,7 +80,8 @@ impl Recipe {
         spec: &BuildSpec,
         target: Target,
     ) -> Result<Self> {
-        let graph = read_graph(&model)?;
+        let mut graph = read_graph(&model)?;
+        keep_masks_apart(&mut graph).map_err(graph_error)?;
         let info = describe(&graph, Requirements::Onnx.text()?)?;
         Ok(Recipe { runtime, model, graph, spec: spec.clone(), target, info })
     }

@@ -10,6 +10,7 @@
 //! * `runtime`: the OpenVINO that this process has loaded, and compilation.
 //! * `devices`: the available devices. `cache`: stores compiled models.
 //! * `staging`: passes weights to OpenVINO's ONNX reader without copying them.
+//! * `masks`: keeps OpenVINO from merging masks with what is added to them.
 //! * `engine`, `as_inputs`, `refit`, `session`: implement the traits of sdrun-abi.
 
 mod as_inputs;
@@ -17,6 +18,7 @@ mod cache;
 mod devices;
 mod engine;
 mod ffi;
+mod masks;
 mod provider;
 mod refit;
 mod runtime;

@@ -229,6 +229,27 @@ fn open_dimensions_take_any_size() {
     }
 }
 
+/// T5's attention bias: OpenVINO merges the lowest number of f32 with it unless it is kept from it.
+#[test]
+fn a_bias_survives_beside_a_mask() {
+    let scores = noise(4, 6);
+    let model = Model::default()
+        .input("mask", DType::F32, &[3])
+        .output("y", DType::F32, &[2, 3])
+        .constant("one", DType::F32, &[], bytes(&[1.0]))
+        .constant("lowest", DType::F32, &[], bytes(&[f32::MIN]))
+        .constant("bias", DType::F32, &[2, 3], bytes(&scores))
+        .node("Sub", &["one", "mask"], &["hidden"])
+        .node("Mul", &["hidden", "lowest"], &["masked"])
+        .node("Add", &["bias", "masked"], &["y"])
+        .bytes();
+    let mut session = session(provider(), &model, &fp32(), &Source::default()).unwrap();
+    let y = run(&mut *session, &[3], &[1.0, 0.0, 1.0]).unwrap();
+    let expected: Vec<f32> =
+        scores.iter().enumerate().map(|(at, bias)| if at % 3 == 1 { f32::MIN } else { *bias }).collect();
+    assert_eq!(y, expected);
+}
+
 #[test]
 fn several_outputs_keep_their_order_and_meaning() {
     // One value under two names, an input that is also an output, an unused input, a constant, a scalar, and an

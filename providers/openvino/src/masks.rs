@@ -1,0 +1,73 @@
+//! Masks that OpenVINO must not merge with what is added to them.
+
+use sdrun_abi::DType;
+use sdrun_graph::{Graph, GraphError, Initializer, Node, Tensor, Value, ValueId};
+use std::collections::BTreeMap;
+
+/// From here on a factor is the "minus infinity" of a mask: -10000, or the lowest number of a type.
+const LARGE: f32 = 1e4;
+
+/// Replaces `x * c` for a large constant `c` with `x == 0 ? 0 : x * c`, which has the same values.
+///
+/// OpenVINO 2026.4 merges sequences of additions and multiplications by constants, regardless of rounding. In T5, with a mask `m` of
+/// ones and zeros, it turns `(1 - m) * c + bias` into `m * -c + (c + bias)`, and the bias of attention is lost in `c + bias`.
+pub(crate) fn keep_masks_apart(graph: &mut Graph) -> Result<(), GraphError> {
+    for node in std::mem::take(&mut graph.nodes) {
+        match mask(graph, &node) {
+            Some((x, dtype, y)) => separate(graph, node, x, dtype, y)?,
+            None => graph.nodes.push(node),
+        }
+    }
+    Ok(())
+}
+
+/// The input, the type and the output of a multiplication by a large constant.
+fn mask(graph: &Graph, node: &Node) -> Option<(ValueId, DType, ValueId)> {
+    if node.op_type != "Mul" || !node.domain.is_empty() {
+        return None;
+    }
+    let (a, b, y) = (node.input(0)?, node.input(1)?, node.output(0)?);
+    let large = |id: ValueId| {
+        let constant = graph.constant(id)?;
+        let values = constant.to_f32s()?;
+        (values.len() == 1 && values[0].abs() >= LARGE).then_some(constant.dtype())
+    };
+    match (large(a), large(b)) {
+        (None, Some(dtype)) => Some((a, dtype, y)),
+        (Some(dtype), None) => Some((b, dtype, y)),
+        _ => None,
+    }
+}
+
+fn separate(
+    graph: &mut Graph,
+    mut mul: Node,
+    x: ValueId,
+    dtype: DType,
+    y: ValueId,
+) -> Result<(), GraphError> {
+    let Value { name, shape, .. } = graph.value(y).clone();
+    let value = |graph: &mut Graph, what: &str, dtype, shape| {
+        graph.add_value(Value { name: format!("{name}/{what}"), dtype: Some(dtype), shape })
+    };
+    let zero = value(graph, "zero", dtype, Some(Vec::new()));
+    let constant = Tensor::new(dtype, Vec::new(), vec![0; dtype.size()])?;
+    graph.initializers.insert(zero, Initializer::Constant(constant));
+    let product = value(graph, "product", dtype, shape);
+    let shape = graph.value(x).shape.clone();
+    let is_zero = value(graph, "is_zero", DType::Bool, shape);
+    let node = |op: &str, inputs: &[ValueId], output: ValueId| Node {
+        name: format!("{name}/{op}"),
+        domain: String::new(),
+        op_type: op.into(),
+        inputs: inputs.iter().map(|id| Some(*id)).collect(),
+        outputs: vec![Some(output)],
+        attributes: BTreeMap::new(),
+        metadata: mul.metadata.clone(),
+    };
+    let compare = node("Equal", &[x, zero], is_zero);
+    let choose = node("Where", &[is_zero, zero, product], y);
+    mul.outputs = vec![Some(product)];
+    graph.nodes.extend([mul, compare, choose]);
+    Ok(())
+}
