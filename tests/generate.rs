@@ -63,14 +63,12 @@ fn clip_tokenizer() -> String {
     tokenizer("<start>", "<end>")
 }
 
-/// A small pipeline of tests/tiny. Flux has the weights in its graphs, the others those of checkpoint B.
-fn parts_of(family: &str) -> Parts {
-    let folder = sdrun_tiny::folder().join(family);
-    let lab = Lab::default();
+/// A folder of small ONNX models, with the tokenizers of tools/diffusion/pipeline.py.
+fn open_tiny(folder: &Path, lab: &Lab) -> Parts {
     let vocabulary = tempfile::Builder::new().suffix(".json").tempfile().unwrap();
     fs::write(vocabulary.path(), tokenizer("", "</s>")).unwrap();
     let files = Files {
-        model: Some(folder.join("onnx")),
+        model: Some(folder.into()),
         t5_vocabulary: Some(vocabulary.path().into()),
         ..Files::default()
     };
@@ -81,6 +79,13 @@ fn parts_of(family: &str) -> Parts {
             found.as_mut().unwrap().tokenizer = clip.clone();
         }
     }
+    parts
+}
+
+/// A small pipeline of tests/tiny. Flux has the weights in its graphs, the others those of checkpoint B.
+fn parts_of(family: &str) -> Parts {
+    let folder = sdrun_tiny::folder().join(family);
+    let mut parts = open_tiny(&folder.join("onnx"), &Lab::default());
     if family != "flux" {
         let checkpoint =
             WeightFiles::of(folder.join(format!("single_file/tiny_{family}_B_fp16.safetensors")));
@@ -143,17 +148,69 @@ fn distance(found: &[f32], expected: &[f32]) -> f32 {
     found.iter().zip(expected).fold(0.0f32, |far, (a, b)| far.max((a - b).abs())) / most
 }
 
+/// What tools/diffusion recorded of diffusers.
+struct Oracle(SafetensorsWeights);
+
+impl Oracle {
+    fn open(name: &str) -> Self {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("generate/{name}.safetensors"));
+        Oracle(SafetensorsWeights::open(&[file]).unwrap())
+    }
+
+    fn values(&self, name: &str) -> Vec<f32> {
+        let values = tensor(&self.0, name).to_f64().unwrap();
+        values.into_iter().map(|value| value as f32).collect()
+    }
+
+    /// Compares each step and the picture of a case. `mask` says where; outside, the picture must be that of `original`.
+    fn compare(
+        &self,
+        case: &str,
+        parts: &Parts,
+        request: &Resolved,
+        provider: &str,
+        mask: Option<(&Mask, &RgbImage)>,
+    ) {
+        let what = format!("{} {case} {provider}", parts.family.id);
+        let (pictures, latents) = draw(parts, request, provider);
+        let [channels, height, width] = parts.family.latent.shape(request.width, request.height);
+        let cells = mask.map(|(mask, _)| mask.nearest([height, width]).repeat(channels));
+        let steps = self.values(&format!("{case}.latents"));
+        let len = channels * height * width;
+        assert_eq!(latents[0].len(), steps.len() / len, "{what}");
+        for (step, (found, expected)) in latents[0].iter().zip(steps.chunks(len)).enumerate() {
+            let under = |values: &[f32]| -> Vec<f32> {
+                let counts = |at: usize| cells.as_ref().is_none_or(|cells| cells[at] == 1.0);
+                values.iter().enumerate().filter(|(at, _)| counts(*at)).map(|(_, v)| *v).collect()
+            };
+            let far = distance(&under(found), &under(expected));
+            println!("{what} step {step}: {far:e}");
+            assert!(far < 1e-4, "{what} step {step}: {far}");
+        }
+        let picture = self.values(&format!("{case}.picture"));
+        assert_eq!(pictures[0].bytes.len(), picture.len());
+        for (at, (found, expected)) in pictures[0].bytes.iter().zip(&picture).enumerate() {
+            let (x, y) = ((at / 3 % request.width) as u32, (at / 3 / request.width) as u32);
+            match mask {
+                Some((mask, original)) if mask.grey().get_pixel(x, y).0 == [0] => {
+                    assert_eq!(*found, original.as_raw()[at], "{what} outside the mask");
+                }
+                // A value that is nearly halfway between two bytes may round either way.
+                _ => {
+                    let far = (f32::from(*found) - expected).abs();
+                    assert!(far <= 1.0, "{what} at {x}, {y}: {far}");
+                }
+            }
+        }
+    }
+}
+
 /// A case of tools/diffusion/pipeline.py: name, sampler, schedule, timesteps.
 type Case = (&'static str, Sampler, Schedule, Time);
 
 /// Compares each step and the picture of each case on all providers.
 fn compare_with_diffusers(family: &str, cases: &[Case]) {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("generate/{family}.safetensors"));
-    let expected = SafetensorsWeights::open(&[file]).unwrap();
-    let values = |name: &str| -> Vec<f32> {
-        let values = tensor(&expected, name).to_f64().unwrap();
-        values.into_iter().map(|value| value as f32).collect()
-    };
+    let oracle = Oracle::open(family);
     let parts = parts_of(family);
     for provider in ALL.iter() {
         for (name, sampler, schedule, time) in cases.iter().copied() {
@@ -163,21 +220,7 @@ fn compare_with_diffusers(family: &str, cases: &[Case]) {
             let scale = if family == "flux" { Some(1.0) } else { request.scale };
             let mut request = Request { scale, ..request }.resolve(&parts).unwrap();
             request.time = time;
-            let (pictures, latents) = draw(&parts, &request, provider);
-            let steps = values(&format!("{name}.latents"));
-            assert_eq!(latents[0].len(), 5, "{family} {provider} {name}");
-            for (step, (found, expected)) in latents[0].iter().zip(steps.chunks(steps.len() / 5)).enumerate()
-            {
-                let far = distance(found, expected);
-                println!("{family} {provider} {name} step {step}: {far:e}");
-                assert!(far < 1e-4, "{family} {provider} {name} step {step}: {far}");
-            }
-            let picture = values(&format!("{name}.picture"));
-            assert_eq!(pictures[0].bytes.len(), picture.len());
-            let off = |(found, expected): (&u8, &f32)| (f32::from(*found) - expected).abs();
-            let most = pictures[0].bytes.iter().zip(&picture).map(off).fold(0.0, f32::max);
-            // A value that is nearly halfway between two bytes may round either way.
-            assert!(most <= 1.0, "{family} {provider} {name}: {most}");
+            oracle.compare(name, &parts, &request, provider, None);
         }
     }
 }
@@ -259,12 +302,7 @@ fn controlled() -> Parts {
 /// img2img, inpainting and a ControlNet as in diffusers. Outside the mask, diffusers draws the picture anew; sdrun keeps it.
 #[test]
 fn edited_pictures_are_those_of_diffusers() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("generate/sd.safetensors");
-    let expected = SafetensorsWeights::open(&[file]).unwrap();
-    let values = |name: &str| -> Vec<f32> {
-        let values = tensor(&expected, name).to_f64().unwrap();
-        values.into_iter().map(|value| value as f32).collect()
-    };
+    let oracle = Oracle::open("sd");
     let (original, mask) = sample();
     let control = Control { hint: original.clone(), strength: 0.8, interval: (0.0, 0.7) };
     let base = Request {
@@ -282,31 +320,126 @@ fn edited_pictures_are_those_of_diffusers() {
     for provider in ALL.iter() {
         for (name, parts, request) in &cases {
             let request = request.resolve(parts).unwrap();
-            let (pictures, latents) = draw(parts, &request, provider);
-            let masked = name.starts_with("inpaint");
-            let cells = mask.nearest([8, 8]).repeat(4);
-            let counts = |at: usize| !masked || cells[at % cells.len()] == 1.0;
-            let steps = values(&format!("{name}.latents"));
-            let count = steps.len() / (4 * 8 * 8);
-            assert_eq!(latents[0].len(), count, "{provider} {name}");
-            for (step, (found, expected)) in latents[0].iter().zip(steps.chunks(4 * 8 * 8)).enumerate() {
-                let under = |values: &[f32]| -> Vec<f32> {
-                    values.iter().enumerate().filter(|(at, _)| counts(*at)).map(|(_, v)| *v).collect()
-                };
-                let far = distance(&under(found), &under(expected));
-                println!("{provider} {name} step {step}: {far:e}");
-                assert!(far < 1e-4, "{provider} {name} step {step}: {far}");
-            }
-            let picture = values(&format!("{name}.picture"));
-            for (at, (found, expected)) in pictures[0].bytes.iter().zip(&picture).enumerate() {
-                let (x, y) = ((at / 3 % 64) as u32, (at / 3 / 64) as u32);
-                if masked && mask.grey().get_pixel(x, y).0 == [0] {
-                    assert_eq!(*found, original.as_raw()[at], "{provider} {name} outside the mask");
-                } else {
-                    let far = (f32::from(*found) - expected).abs();
-                    assert!(far <= 1.0, "{provider} {name} at {x}, {y}: {far}");
-                }
-            }
+            let mask = name.starts_with("inpaint").then_some((&mask, &original));
+            oracle.compare(name, parts, &request, provider, mask);
+        }
+    }
+}
+
+/// A pipeline of ONNX models from tests/tiny: the component of a folder and where it is.
+fn assembled(networks: &[(&str, &str)]) -> Parts {
+    let lab = Lab::default();
+    let (tiny, folder) = (sdrun_tiny::folder(), tempfile::tempdir().unwrap());
+    for (component, place) in networks {
+        let (family, name) = place.split_once('/').unwrap();
+        let to = folder.path().join(component);
+        fs::create_dir(&to).unwrap();
+        fs::copy(tiny.join(family).join("onnx").join(name).join("model.onnx"), to.join("model.onnx"))
+            .unwrap();
+    }
+    open_tiny(folder.path(), &lab)
+}
+
+/// Models that share most networks with another family, each with a denoiser of its own.
+#[test]
+fn pictures_of_further_models_are_those_of_diffusers() {
+    let sd = |unet| {
+        assembled(&[
+            ("unet", unet),
+            ("text_encoder", "sd/text_encoder"),
+            ("vae_decoder", "sd/vae_decoder"),
+            ("vae_encoder", "sd/vae_encoder"),
+        ])
+    };
+    let sdxl = |unet| {
+        assembled(&[
+            ("unet", unet),
+            ("text_encoder", "sdxl/text_encoder"),
+            ("text_encoder_2", "sdxl/text_encoder_2"),
+            ("vae_decoder", "sdxl/vae_decoder"),
+            ("vae_encoder", "sdxl/vae_encoder"),
+        ])
+    };
+    let refiner = assembled(&[
+        ("unet", "sdxl/unet_refiner"),
+        ("text_encoder_2", "sdxl/text_encoder_2"),
+        ("vae_decoder", "sdxl/vae_decoder"),
+        ("vae_encoder", "sdxl/vae_encoder"),
+    ]);
+    let sd35 = assembled(&[
+        ("transformer", "sd3/transformer_35"),
+        ("text_encoder", "sd3/text_encoder"),
+        ("text_encoder_2", "sd3/text_encoder_2"),
+        ("text_encoder_3", "sd3/text_encoder_3"),
+        ("vae_decoder", "sd3/vae_decoder"),
+    ]);
+    let flux = |transformer| {
+        assembled(&[
+            ("transformer", transformer),
+            ("text_encoder", "flux/text_encoder"),
+            ("text_encoder_2", "flux/text_encoder_2"),
+            ("vae_decoder", "flux/vae_decoder"),
+            ("vae_encoder", "flux/vae_encoder"),
+        ])
+    };
+    let chroma = assembled(&[
+        ("transformer", "flux/transformer_chroma"),
+        ("text_encoder", "flux/text_encoder_masked"),
+        ("vae_decoder", "flux/vae_decoder"),
+    ]);
+    let pixart = assembled(&[
+        ("transformer", "sdxl/transformer_pixart"),
+        ("text_encoder", "flux/text_encoder_masked"),
+        ("vae_decoder", "sdxl/vae_decoder"),
+    ]);
+
+    let (original, mask) = sample();
+    let hint = |hint: RgbImage| vec![Control { hint, strength: 1.0, interval: (0.0, 1.0) }];
+    let near = RgbImage::from_fn(64, 64, |x, y| Rgb([(2 * (x + y)) as u8; 3]));
+    let euler = Request {
+        sampler: Some(Sampler::Euler),
+        schedule: Some(Schedule::Linspace),
+        like: Some(Program::Diffusers),
+        ..request()
+    };
+    let flow = Request { schedule: Some(Schedule::Simple), ..euler.clone() };
+    let alone = Request { scale: Some(1.0), ..flow.clone() };
+    let begun = |strength, inpaint| Request { start: Some(start(strength, inpaint)), ..euler.clone() };
+    let fill = Request { start: Some(start(1.0, true)), ..alone.clone() };
+    let consistent = Request { steps: Some(5), seed: 5, ..Request::default() };
+    let consistent = Request {
+        width: Some(64),
+        height: Some(64),
+        like: euler.like,
+        prompt: euler.prompt.clone(),
+        ..consistent
+    };
+    let cases = [
+        ("inpaint", "sd15-inpainting", sd("sd/unet_inpainting"), begun(1.0, true)),
+        ("inpaint_more", "sd15-inpainting", sd("sd/unet_inpainting"), begun(0.6, true)),
+        ("lcm", "sd15-lcm", sd("sd/unet_lcm"), consistent),
+        ("depth", "sd21-depth", sd("sd/unet_depth"), Request { controls: hint(near), ..begun(0.6, false) }),
+        ("sdxl_inpaint", "sdxl-inpainting", sdxl("sdxl/unet_inpainting"), begun(0.6, true)),
+        ("refiner", "sdxl-refiner", refiner, begun(0.6, false)),
+        ("sd35", "sd3", sd35, Request { schedule: Some(Schedule::Linspace), ..flow.clone() }),
+        ("fill", "flux-fill", flux("flux/transformer_fill"), fill),
+        (
+            "control",
+            "flux-canny-depth",
+            flux("flux/transformer_control"),
+            Request { controls: hint(original.clone()), ..alone.clone() },
+        ),
+        ("chroma", "chroma", chroma, flow.clone()),
+        ("pixart", "pixart-sigma", pixart, euler.clone()),
+    ];
+    let oracle = Oracle::open("variants");
+    for provider in ALL.iter() {
+        for (case, family, parts, request) in &cases {
+            assert_eq!(parts.family.id, *family);
+            let request = request.resolve(parts).unwrap();
+            let mask =
+                request.start.as_ref().and_then(|start| start.inpaint.as_ref()).map(|_| (&mask, &original));
+            oracle.compare(case, parts, &request, provider, mask);
         }
     }
 }

@@ -143,6 +143,25 @@ def draw(family, parts, kind, settings, variance_one):
     return np.stack(states).astype(np.float32), np.ascontiguousarray((picture * 255).round().astype(np.uint8))
 
 
+def run(pipe, **given):
+    """The states after each step, and the picture."""
+    pipe.set_progress_bar_config(disable=True)
+    states = []
+
+    def keep(pipe, step, timestep, values):
+        latents = values["latents"]
+        if latents.ndim == 3:
+            latents = pipe._unpack_latents(latents, 64, 64, pipe.vae_scale_factor)
+        states.append(latents[0].numpy().copy())
+        return values
+
+    given = {"num_inference_steps": STEPS, "generator": torch.Generator().manual_seed(SEED), "output_type": "np", **given}
+    drawn = pipe(**given, callback_on_step_end=keep).images[0]
+    if given["output_type"] == "np":
+        drawn = np.ascontiguousarray((drawn * 255).round().astype(np.uint8))
+    return np.stack(states).astype(np.float32), drawn
+
+
 def sample_picture():
     """A picture of three gradients, `[64, 64, 3]`; tests/generate.rs paints the same."""
     y, x = np.mgrid[0:64, 0:64]
@@ -173,19 +192,8 @@ def edit(parts, name):
         given = {
             "image": picture, "height": 64, "width": 64, "controlnet_conditioning_scale": 0.8, "control_guidance_end": 0.7,
         }
-    pipe.set_progress_bar_config(disable=True)
-    states = []
-
-    def keep(pipe, step, timestep, values):
-        states.append(values["latents"][0].numpy().copy())
-        return values
-
     negative = {f"negative_{name}": value for name, value in embeds("sd", parts, NEGATIVE).items()}
-    drawn = pipe(
-        **embeds("sd", parts, PROMPT), **negative, **given, guidance_scale=SCALE, num_inference_steps=STEPS,
-        generator=torch.Generator().manual_seed(SEED), output_type="np", callback_on_step_end=keep,
-    ).images[0]
-    return np.stack(states).astype(np.float32), np.ascontiguousarray((drawn * 255).round().astype(np.uint8))
+    return run(pipe, **embeds("sd", parts, PROMPT), **negative, **given, guidance_scale=SCALE)
 
 
 def main(folder):

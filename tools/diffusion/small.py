@@ -53,32 +53,69 @@ def controlnet():
     )
 
 
-def sdxl_unet():
+def sdxl_unet(in_channels=4, text=64, sizes=6):
     return diffusers.UNet2DConditionModel(
-        sample_size=16, in_channels=4, out_channels=4, down_block_types=["DownBlock2D", "CrossAttnDownBlock2D"],
+        sample_size=16, in_channels=in_channels, out_channels=4, down_block_types=["DownBlock2D", "CrossAttnDownBlock2D"],
         up_block_types=["CrossAttnUpBlock2D", "UpBlock2D"], block_out_channels=[32, 64], layers_per_block=1, norm_num_groups=16,
-        norm_eps=1e-5, cross_attention_dim=64, attention_head_dim=[4, 8], transformer_layers_per_block=[1, 2],
+        norm_eps=1e-5, cross_attention_dim=text, attention_head_dim=[4, 8], transformer_layers_per_block=[1, 2],
         use_linear_projection=True, addition_embed_type="text_time", addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=8 * 6 + 32,
+        projection_class_embeddings_input_dim=8 * sizes + 32,
     )
 
 
-def sd3_transformer():
+def sd3_transformer(**settings):
     return diffusers.SD3Transformer2DModel(
         sample_size=16, patch_size=2, in_channels=16, num_layers=2, attention_head_dim=8, num_attention_heads=4,
-        joint_attention_dim=64, caption_projection_dim=32, pooled_projection_dim=64, out_channels=16, pos_embed_max_size=32,
+        joint_attention_dim=64, caption_projection_dim=32, pooled_projection_dim=64, out_channels=16, pos_embed_max_size=32, **settings,
     )
 
 
-def flux_transformer():
+def flux_transformer(in_channels=64, **settings):
     return diffusers.FluxTransformer2DModel(
-        patch_size=1, in_channels=64, num_layers=2, num_single_layers=2, attention_head_dim=16, num_attention_heads=2,
+        patch_size=1, in_channels=in_channels, num_layers=2, num_single_layers=2, attention_head_dim=16, num_attention_heads=2,
         joint_attention_dim=32, pooled_projection_dim=32, guidance_embeds=True, axes_dims_rope=[4, 6, 6],
+        **settings,
     )
 
 
-def filled(module, tag):
-    """Gives a module the weights of checkpoint `tag`. B is rounded to f16 as in its files."""
+def chroma_transformer():
+    return diffusers.ChromaTransformer2DModel(
+        patch_size=1, in_channels=64, num_layers=2, num_single_layers=2, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=32, axes_dims_rope=(4, 6, 6), approximator_num_channels=8, approximator_hidden_dim=32, approximator_layers=2,
+    )
+
+
+def pixart_transformer():
+    return diffusers.PixArtTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=8, num_layers=2, cross_attention_dim=32, sample_size=8,
+        patch_size=2, norm_type="ada_norm_single", norm_elementwise_affine=False, norm_eps=1e-6, interpolation_scale=2,
+        use_additional_conditions=False, caption_channels=32,
+    )
+
+
+# Denoisers of models that share the other networks with a small pipeline: place in tests/tiny, and the module.
+DENOISERS = {
+    "sd/unet_inpainting": lambda: unet(9),
+    "sd/unet_lcm": lambda: unet(time_cond_proj_dim=16),
+    "sd/unet_depth": lambda: unet(5),
+    "sdxl/unet_inpainting": lambda: sdxl_unet(9),
+    "sdxl/unet_refiner": lambda: sdxl_unet(text=32, sizes=5),
+    "sdxl/transformer_pixart": pixart_transformer,
+    "sd3/transformer_35": lambda: sd3_transformer(qk_norm="rms_norm", dual_attention_layers=(0,)),
+    "flux/transformer_fill": lambda: flux_transformer(64 + 64 + 256, out_channels=64),
+    "flux/transformer_control": lambda: flux_transformer(64 + 64, out_channels=64),
+    "flux/transformer_chroma": chroma_transformer,
+}
+
+
+def denoiser(place):
+    """One of them with weights A."""
+    return filled(DENOISERS[place](), f"tiny-{place.replace('/', '-')}/A", tables=True)
+
+
+def filled(module, tag, tables=False):
+    """Gives a module the weights of checkpoint `tag`. B is rounded to f16 as in its files. With `tables`, a table of positions has the
+    weights of the rule too, as in export.py."""
     seen = set()
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
@@ -87,7 +124,7 @@ def filled(module, tag):
                 continue
             seen.add(tensor.data_ptr())
             # Models compute their table of positions themselves.
-            if not name.endswith("pos_embed.pos_embed"):
+            if tables or not name.endswith("pos_embed.pos_embed"):
                 tensor.copy_(torch.from_numpy(synth.weight(tag, name, tuple(tensor.shape))))
             if tag.endswith("/B"):
                 tensor.copy_(tensor.half().float())

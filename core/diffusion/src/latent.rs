@@ -116,6 +116,40 @@ pub fn resized(
     out
 }
 
+/// One channel `[height, width]` at another size, by cubic interpolation between the centres of cells (PyTorch's `bicubic` without
+/// `align_corners`). Like PyTorch, it skips cells where it shrinks.
+pub fn cubic(plane: &[f32], [height, width]: [usize; 2], [new_height, new_width]: [usize; 2]) -> Vec<f32> {
+    /// Keys' cubic kernel with the slope -3/4.
+    fn kernel(x: f64) -> f64 {
+        const A: f64 = -0.75;
+        match x.abs() {
+            x if x <= 1.0 => ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0,
+            x if x < 2.0 => ((A * x - 5.0 * A) * x + 8.0 * A) * x - 4.0 * A,
+            _ => 0.0,
+        }
+    }
+    // Four cells and their weights for each new one.
+    let taps = |old: usize, new: usize| -> Vec<[(usize, f64); 4]> {
+        (0..new)
+            .map(|at| {
+                let place = (at as f64 + 0.5) * old as f64 / new as f64 - 0.5;
+                let first = place.floor() - 1.0;
+                [0.0, 1.0, 2.0, 3.0].map(|step| {
+                    let cell = first + step;
+                    (cell.clamp(0.0, old as f64 - 1.0) as usize, kernel(place - cell))
+                })
+            })
+            .collect()
+    };
+    let (rows, columns) = (taps(height, new_height), taps(width, new_width));
+    let at = |row: &[(usize, f64); 4], column: &[(usize, f64); 4]| {
+        let along =
+            |y: usize| -> f64 { column.iter().map(|(x, w)| w * f64::from(plane[y * width + x])).sum() };
+        row.iter().map(|(y, w)| w * along(*y)).sum::<f64>() as f32
+    };
+    rows.iter().flat_map(|row| columns.iter().map(|column| at(row, column))).collect()
+}
+
 /// Groups latents `[c, h, w]` of an even height and width into tokens `[h/2 · w/2, 4c]`, as Flux and Chroma take them: the
 /// channels of a token are `c` times the 2 × 2 latents from the top left.
 pub fn packed(latents: &[f32], [channels, height, width]: [usize; 3]) -> Vec<f32> {

@@ -4,6 +4,7 @@ use crate::files::picture;
 use clap::{Args, ValueEnum};
 use sdrun::abi::Error;
 use sdrun_diffusion::{
+    family::Family,
     guidance::is_range,
     picture::{Fit, Hint, Mask, Sides, outpaint},
     pipeline::{self, Content, Control, Hires, Inpaint, Start, Upscale},
@@ -45,7 +46,8 @@ pub(super) struct InputArgs {
     #[arg(long, value_enum, default_value_t = Resize::Crop)]
     resize: Resize,
 
-    /// The picture that a ControlNet follows, one for each --control-net (repeatable)
+    /// The picture that a ControlNet follows, one for each --control-net (repeatable), or that FLUX.1 Canny, FLUX.1 Depth or SD 2 depth
+    /// draws after
     #[arg(long = "control-image", value_name = "FILE")]
     control_images: Vec<PathBuf>,
 
@@ -167,16 +169,25 @@ impl InputArgs {
         }
     }
 
-    /// The pictures of ControlNets, at the size of the request. There is one for each of `nets` networks.
+    /// The pictures of ControlNets, at the size of the request. There is one for each of `nets` networks, and one for a model that
+    /// itself draws after a picture.
     pub(super) fn controls(
         &self,
         nets: usize,
+        family: &Family,
         (width, height): (usize, usize),
     ) -> anyhow::Result<Vec<Control>> {
-        if self.control_images.len() != nets {
+        let given = self.control_images.len();
+        if family.beside.is_hint() && given != nets + 1 {
             let message = format!(
-                "there are {nets} ControlNets and {} pictures for them: give one --control-image for each --control-net",
-                self.control_images.len()
+                "{} draws after one picture, and {given} were given: give one --control-image",
+                family.title
+            );
+            return Err(Error::invalid(message).into());
+        }
+        if !family.beside.is_hint() && given != nets {
+            let message = format!(
+                "there are {nets} ControlNets and {given} pictures for them: give one --control-image for each --control-net"
             );
             return Err(Error::invalid(message).into());
         }

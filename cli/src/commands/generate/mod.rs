@@ -33,9 +33,10 @@ use std::{
 
 /// Draw pictures from a prompt
 ///
-/// MODEL is a checkpoint of SD 1, SD 2, SDXL, SD 3 or Flux in any layout, or a folder of ONNX models (unet/model.onnx and so on). Settings
-/// you leave out take the usual values of its family. Prompts use A1111's syntax: (word:1.2) sets a weight, [a:b:0.5] switches from a to b
-/// halfway, AND combines prompts, BREAK starts a new chunk. The same seed gives the same picture on every provider, up to rounding.
+/// MODEL is a checkpoint of SD 1, SD 2, SDXL, SD 3, Flux, Chroma or PixArt-Σ in any layout, or a folder of ONNX models (unet/model.onnx
+/// and so on). Models for inpainting, depths or edges, the SDXL refiner and latent consistency models count too. Settings you leave out
+/// take the usual values of its family. Prompts use A1111's syntax: (word:1.2) sets a weight, [a:b:0.5] switches from a to b halfway, AND
+/// combines prompts, BREAK starts a new chunk. The same seed gives the same picture on every provider, up to rounding.
 ///
 /// Example: sdrun generate "a red fox in the snow" -m dreamshaper.safetensors -o fox.png
 ///
@@ -85,7 +86,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FROM,TO", value_parser = inputs::interval)]
     cfg_interval: Option<(f64, f64)>,
 
-    /// Guidance of Flux dev, which takes it as an input [default: 3.5]
+    /// Guidance of models that take it as an input [default: 3.5 for Flux dev, 30 for Fill, Canny and Depth, 8.5 for latent
+    /// consistency models]
     #[arg(long, value_name = "SCALE")]
     guidance: Option<f64>,
 
@@ -218,7 +220,7 @@ fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
     let family = parts.family;
     let size = (request.width.unwrap_or(family.size), request.height.unwrap_or(family.size));
     request.start = args.inputs.start()?;
-    request.controls = args.inputs.controls(args.model.control_nets.len(), size)?;
+    request.controls = args.inputs.controls(args.model.control_nets.len(), family, size)?;
     request.hires = args.inputs.hires(size, family.multiple)?.or(request.hires);
     let request = request.resolve(parts)?;
     warn(&request, family);

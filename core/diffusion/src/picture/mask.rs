@@ -75,6 +75,21 @@ impl Mask {
         })
     }
 
+    /// The mask, 0 or 1, as channels `[factor², height, width]` for latents that cover squares of `factor` pixels: one channel for
+    /// each place in the square, by rows.
+    pub fn by_pixel(&self, factor: usize) -> Vec<f32> {
+        let (width, height) = (self.0.width() as usize / factor, self.0.height() as usize / factor);
+        let places = (0..factor).flat_map(|dy| (0..factor).map(move |dx| (dy, dx)));
+        let mut out = Vec::with_capacity(self.0.len());
+        for (dy, dx) in places {
+            let cells = (0..height).flat_map(|y| (0..width).map(move |x| (x, y)));
+            out.extend(
+                cells.map(|(x, y)| f32::from(u8::from(self.masked(x * factor + dx, y * factor + dy)))),
+            );
+        }
+        out
+    }
+
     /// Asks for each latent whether it is masked, given the rows and columns of pixels under it.
     fn latents(
         &self,

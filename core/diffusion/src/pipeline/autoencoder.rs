@@ -10,7 +10,7 @@ use sdrun::Shapes;
 /// The distribution of a picture's latents, before the family's scale and shift.
 pub(super) struct Encoded {
     /// Means, `[channels, height, width]`.
-    pub(super) mean: Vec<f32>,
+    mean: Vec<f32>,
     deviation: Vec<f32>,
 }
 

@@ -94,24 +94,38 @@ fn family_id(path: &Path, summary: &Summary) -> Result<&'static str> {
     let kind = summary.family.ok_or_else(|| {
         unfit(format!("{} is not a checkpoint of a model that sdrun knows", path.display()))
     })?;
-    let Facts { inpainting, distilled_guidance, .. } = summary.facts;
-    let cannot =
-        |what: &str| unfit(format!("{} is {what}, which sdrun cannot draw with yet", path.display()));
-    if inpainting {
-        return Err(cannot("an inpainting model"));
-    }
-    if distilled_guidance && kind != Kind::Flux {
-        return Err(cannot("a latent consistency model"));
-    }
-    match kind {
-        Kind::Sd1 => Ok("sd15"),
-        Kind::Sd2 => Ok("sd21"),
-        Kind::Sdxl => Ok("sdxl"),
-        Kind::Sd3 => Ok("sd3"),
-        Kind::Flux if distilled_guidance => Ok("flux-dev"),
-        Kind::Flux => Ok("flux-schnell"),
-        other => Err(cannot(&format!("{other}"))),
-    }
+    let Facts { inpainting, control, distilled_guidance, .. } = summary.facts;
+    let of = |usual, for_inpainting, of_consistency| match (inpainting, distilled_guidance) {
+        (true, _) => for_inpainting,
+        (_, true) => of_consistency,
+        _ => usual,
+    };
+    Ok(match kind {
+        Kind::Sd1 => of("sd15", "sd15-inpainting", "sd15-lcm"),
+        Kind::Sd2 if control => "sd21-depth",
+        Kind::Sd2 => of("sd21", "sd21-inpainting", "sd21"),
+        Kind::Sdxl => of("sdxl", "sdxl-inpainting", "sdxl-lcm"),
+        Kind::SdxlRefiner => "sdxl-refiner",
+        Kind::Sd3 => "sd3",
+        // The two differ in width and depth: 2.5 and 8.1 billion parameters.
+        Kind::Sd35 if parameters(summary) > 5_000_000_000 => "sd35-large",
+        Kind::Sd35 => "sd35-medium",
+        Kind::Flux if inpainting => "flux-fill",
+        Kind::Flux if control => "flux-canny-depth",
+        Kind::Flux if distilled_guidance => "flux-dev",
+        Kind::Flux => "flux-schnell",
+        Kind::Chroma => "chroma",
+        Kind::PixArt => "pixart-sigma",
+        other => {
+            return Err(unfit(format!("{} is {other}, which sdrun cannot draw with yet", path.display())));
+        }
+    })
+}
+
+/// Parameters of the denoiser.
+fn parameters(summary: &Summary) -> u64 {
+    let mut parts = summary.components.iter();
+    parts.find(|part| part.component == Component::Denoiser).map_or(0, |part| part.parameters)
 }
 
 /// What the denoiser predicts, if the checkpoint says so, and its noise levels.

@@ -7,7 +7,7 @@ use super::{
     inputs::{Layout, Role},
     network::Opener,
 };
-use crate::{latent::planes, text::condition::Condition};
+use crate::{latent::planes, picture::Fit, text::condition::Condition};
 use image::RgbImage;
 use sdrun::{Shapes, abi};
 
@@ -44,17 +44,19 @@ impl<'a> Controls<'a> {
         open: &'a Opener<'a>,
         course: Course<'a>,
         layout: Layout,
-        first: &Condition,
+        conditions: &[Condition],
     ) -> Result<Self> {
         let (mut all, mut outputs) = (Vec::new(), Vec::new());
         for (part, control) in course.parts.controls.iter().zip(&course.request.controls) {
-            let hint: Vec<f32> = planes(&control.hint).map(|byte| f32::from(byte) / 255.0).collect();
+            let [_, height, width] = layout.latents.map(|cells| (cells * layout.factor) as u32);
+            let hint = Fit::Stretch.picture(&control.hint, width, height)?;
+            let hint: Vec<f32> = planes(&hint).map(|byte| f32::from(byte) / 255.0).collect();
             let fixed = |role: Role, size: usize| match role {
                 Role::Hint => Some(hint.repeat(size / hint.len().max(1))),
                 Role::Strength => Some(vec![control.strength as f32; size]),
                 _ => None,
             };
-            let fed = Fed::open(open, part, layout, first, &Shapes::new(), fixed)?;
+            let fed = Fed::open(open, part, layout, conditions, &Shapes::new(), fixed)?;
             outputs = fed.network.output_shapes().ok_or_else(|| {
                 let message = "its outputs have no fixed shapes";
                 Error::of(&part.name)(abi::Error::unsupported(message).into())

@@ -30,8 +30,6 @@ pub(super) struct Course<'a> {
     pub(super) steps: &'a [Step],
     /// Latents `[channels, height, width]`.
     pub(super) shape: [usize; 3],
-    /// What a model for inpainting takes beside the noisy latents.
-    pub(super) beside: Option<&'a [f32]>,
 }
 
 /// The denoiser of a run.
@@ -42,41 +40,49 @@ pub(super) struct Guided<'a> {
     guidance: Guidance,
     layout: Layout,
     output: String,
+    /// What the denoiser takes beside the noisy latents, `[channels, height, width]`.
+    pub(super) beside: Vec<f32>,
 }
 
 impl<'a> Guided<'a> {
     /// Loads the denoiser and the ControlNets.
     ///
-    /// A prompt and its negative prompt run as one batch. Several parts of a prompt, or guidance in only some of the steps, run one
-    /// after the other, so that one engine serves all steps.
+    /// A prompt and its negative prompt of one length run as one batch. Several parts of a prompt, or guidance in only some of the
+    /// steps, run one after the other, so that one engine serves all steps.
     pub(super) fn open(open: &'a Opener<'a>, course: Course<'a>) -> Result<Self> {
-        let Course { parts, request, conditions, steps, shape, beside, .. } = course;
+        let Course { parts, request, conditions, steps, shape, .. } = course;
         let Some(first) = conditions.all.first() else {
             return Err(Error::invalid("there is no prompt"));
         };
         let is_pair = |step: &Step| step.with.len() == 1 && step.without.is_some();
         let in_all = request.guidance.interval == (0.0, 1.0);
-        let batch = if in_all && steps.iter().all(is_pair) { 2 } else { 1 };
+        let is_even = conditions.all.iter().all(|condition| condition.places == first.places);
+        let batch = if in_all && is_even && steps.iter().all(is_pair) { 2 } else { 1 };
         let family = parts.family;
         let [channels, height, width] = shape;
         let alone = Layout { batch, latents: shape, pack: family.pack, factor: family.latent.factor };
-        let controls = Controls::open(open, course, alone, first)?;
-        let more = beside.map_or(0, |beside| beside.len() / (height * width).max(1));
+        let controls = Controls::open(open, course, alone, &conditions.all)?;
+        let more = family.beside.channels(&family.latent);
         let layout = Layout { latents: [channels + more, height, width], ..alone };
-        let scale = request.distilled_guidance.unwrap_or(1.0) as f32;
-        let fixed = |role: Role, size: usize| (role == Role::Guidance).then(|| vec![scale; size]);
-        let network = Fed::open(open, &parts.denoiser, layout, first, &controls.residuals(), fixed)?;
+        let scale = request.distilled_guidance.unwrap_or(1.0);
+        let fixed = |role: Role, size: usize| match role {
+            Role::Guidance => Some(vec![scale as f32; size]),
+            Role::GuidanceEmbedding => Some(guidance_embedding(scale, size / batch).repeat(batch)),
+            _ => None,
+        };
+        let network =
+            Fed::open(open, &parts.denoiser, layout, &conditions.all, &controls.residuals(), fixed)?;
         let output = network.network.outputs().first().cloned().unwrap_or_default();
         let scale = request.guidance.scale * request.sampler.guidance_factor();
         let guidance = Guidance { scale, ..request.guidance };
-        Ok(Guided { network, controls, course, guidance, layout, output })
+        Ok(Guided { network, controls, course, guidance, layout, output, beside: Vec::new() })
     }
 
     /// Runs the network for these conditions, one prediction for each.
     fn outputs(&mut self, rows: &[usize], latents: &[f32], time: f64, index: usize) -> Result<Vec<Vec<f32>>> {
-        let Course { conditions, shape, sigmas, beside, .. } = self.course;
+        let Course { conditions, shape, sigmas, .. } = self.course;
         let alone = Layout { latents: shape, ..self.layout };
-        let full = self.layout.packed(&[latents, beside.unwrap_or_default()].concat());
+        let full = self.layout.packed(&[latents, self.beside.as_slice()].concat());
         let latents = alone.packed(latents);
         let mut outputs = Vec::with_capacity(rows.len());
         for rows in rows.chunks(self.layout.batch) {
@@ -131,6 +137,17 @@ impl<'a> Guided<'a> {
         let clean = |(x, out): (&f32, &f32)| (keep * f64::from(*x) + change * f64::from(*out)) as f32;
         x.iter().zip(output).map(clean).collect()
     }
+}
+
+/// A guidance scale as `width` sines and cosines (diffusers' `get_guidance_scale_embedding` of the scale less 1).
+fn guidance_embedding(scale: f64, width: usize) -> Vec<f32> {
+    let half = width / 2;
+    let fall = 10_000f64.ln() / (half.max(2) - 1) as f64;
+    let angles = || (0..half).map(|at| (scale - 1.0) * 1000.0 * (-fall * at as f64).exp());
+    let mut out: Vec<f32> =
+        angles().map(f64::sin).chain(angles().map(f64::cos)).map(|value| value as f32).collect();
+    out.resize(width, 0.0);
+    out
 }
 
 /// The prediction for a prompt of several parts: `u + Σ w (c - u)` for parts `c` and the negative prompt `u` (A1111's `AND`, after

@@ -3,14 +3,16 @@
 use super::{
     Error, Event, Parts, Picture, Resolved, Result,
     autoencoder::{Decoder, Encoder},
+    beside::Beside,
     denoiser::{Course, Guided, Kept},
     encoder::{self, Conditions},
     hires::{Hires, Upscale},
     network::{Engines, Opener},
-    source::Source,
+    source::{Drawn, Samples, Source},
     start::{Begun, Canvas},
 };
 use crate::{
+    family,
     latent::{self, Rounding},
     picture::Fit,
     prediction::noised,
@@ -54,6 +56,7 @@ pub fn generate(
         strength: request.start.as_ref().map(|start| start.strength),
         begun: begun.as_ref(),
         latents: None,
+        canvas: canvas.as_ref(),
     };
     let mut finish = Finish { open: &open, parts, request, canvas: canvas.as_ref(), decoder: None };
     let Some(hires) = &request.hires else {
@@ -85,12 +88,14 @@ struct Stage<'a> {
     begun: Option<&'a Begun>,
     /// The latents to start from, for each picture.
     latents: Option<&'a [Vec<f32>]>,
+    canvas: Option<&'a Canvas>,
 }
 
 impl Stage<'_> {
     /// Runs it. `done` gets the latents of each picture. Before the last one, the denoiser's memory is free again.
     fn run(&self, done: &mut dyn FnMut(usize, Vec<f32>) -> Result<()>) -> Result<()> {
-        let Stage { open, parts, request, conditions, pass, size: [width, height], .. } = *self;
+        let Stage { open, parts, request, conditions, pass, size, .. } = *self;
+        let [width, height] = size;
         let shape = parts.family.latent.shape(width, height);
         let len = shape.iter().product();
         // Flow models count 16x16 pixels as a token, whatever they pack.
@@ -99,13 +104,16 @@ impl Stage<'_> {
         let steps = conditions.steps.get(pass).map_or(&[][..], Vec::as_slice);
         let sigmas = &request.path(levels, steps.len(), self.strength, tokens);
         let path = Path { sigmas, levels };
-        let beside = self.begun.and_then(|begun| begun.beside.as_deref());
-        let course = Course { parts, request, levels, sigmas, conditions, steps, shape, beside };
+        let beside = Beside::new(open, parts, request, self.canvas, size)?;
+        let course = Course { parts, request, levels, sigmas, conditions, steps, shape };
         let mut denoiser = Some(Guided::open(open, course)?);
         for picture in 0..request.count {
             let Some(mut guided) = denoiser.take() else { break };
-            let sampled = request.like == Some(Program::Diffusers) && self.begun.is_some();
-            let (sample, noise, mut source) = Source::new(request, picture, len, sigmas, sampled);
+            let Drawn { sample, beside: shown, start: noise, mut steps } =
+                Source::draw(request, picture, len, sigmas, self.samples());
+            if let Some(beside) = &beside {
+                guided.beside = beside.values(&parts.family.latent, shown.as_deref());
+            }
             let clean = match (self.begun, self.latents.and_then(|all| all.get(picture))) {
                 (Some(begun), _) => begun.clean(parts, &noise, sample.as_deref()),
                 (None, Some(latents)) => latents.clone(),
@@ -118,13 +126,16 @@ impl Stage<'_> {
                 && !matches!(request.like, Some(Program::ComfyUi | Program::A1111));
             let zeros = vec![0.0; len];
             let mut x = noised(levels.space(), first, full, if is_new { &zeros } else { &clean }, &noise);
-            let mask = self.begun.and_then(|begun| begun.mask.as_deref());
             let late = request.like == Some(Program::Diffusers);
+            // diffusers leaves it to models that see the mask.
+            let is_seen = late && parts.family.beside.has_mask();
+            let mask = self.begun.and_then(|begun| begun.mask.as_deref()).filter(|_| !is_seen);
             let mut kept = Kept { inner: &mut guided, levels, mask, clean: &clean, noise: &noise, late };
-            let steps = sigmas.len() - 1;
-            let mut observe =
-                |step: usize, latents: &[f32]| open.tell(Event::Step { picture, pass, step, steps, latents });
-            request.sampler.run(&path, &request.options, &mut x, &mut kept, &mut source, &mut observe)?;
+            let count = sigmas.len() - 1;
+            let mut observe = |step: usize, latents: &[f32]| {
+                open.tell(Event::Step { picture, pass, step, steps: count, latents });
+            };
+            request.sampler.run(&path, &request.options, &mut x, &mut kept, &mut steps, &mut observe)?;
             if picture + 1 < request.count {
                 denoiser = Some(guided);
             } else {
@@ -133,6 +144,21 @@ impl Stage<'_> {
             done(picture, x)?;
         }
         Ok(())
+    }
+
+    /// What noise is drawn for besides the start and the steps.
+    fn samples(&self) -> Samples {
+        if self.request.like != Some(Program::Diffusers) {
+            return Samples::default();
+        }
+        let beside = self.parts.family.beside;
+        Samples {
+            // An inpainting UNet needs no latents of a picture that is all new.
+            start: self.begun.is_some()
+                && !(self.strength == Some(1.0) && beside == family::Beside::MaskAndPicture),
+            before: beside == family::Beside::Picture,
+            after: self.begun.is_some_and(|begun| begun.mask.is_some()),
+        }
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) struct Step {
 pub(super) struct Conditions {
     /// For each pass, one for each step.
     pub(super) steps: Vec<Vec<Step>>,
-    /// All conditions. They have the same number of places.
+    /// All conditions.
     pub(super) all: Vec<Condition>,
 }
 
@@ -43,29 +43,31 @@ pub(super) fn conditions(
     request: &Resolved,
     passes: &[Pass],
 ) -> Result<Conditions> {
-    let mut texts: Vec<String> = Vec::new();
+    let mut texts: Vec<(String, bool)> = Vec::new();
     let steps = passes.iter().map(|pass| planned(request, *pass, &mut texts)).collect();
+    let words: Vec<String> = texts.iter().map(|(text, _)| text.clone()).collect();
     let mut encoded = Vec::new();
     for (encoder, found) in parts.family.encoders.iter().zip(&parts.encoders) {
         encoded.push(match found {
-            Some(found) => Some(of_encoder(open, parts, found, encoder, request, &texts)?),
+            Some(found) => Some(of_encoder(open, parts, found, encoder, request, &words)?),
             None => None,
         });
     }
     let mut all = Vec::new();
-    for text in 0..texts.len() {
+    for (text, (_, is_negative)) in texts.iter().enumerate() {
         let states = encoded.iter().map(|of| of.as_ref().map(|of| of.states[text].clone())).collect();
         let sequence = encoded.iter().flatten().find_map(|of| of.sequences.get(text));
-        all.push(condition(parts.family, request, states, sequence)?);
+        all.push(condition(parts.family, request, states, sequence, *is_negative)?);
     }
     Ok(Conditions { steps, all })
 }
 
-/// Which texts each step needs. Adds them to `texts`.
-fn planned(request: &Resolved, pass: Pass, texts: &mut Vec<String>) -> Vec<Step> {
-    let mut index = |text: &str| {
-        texts.iter().position(|known| known == text).unwrap_or_else(|| {
-            texts.push(text.into());
+/// Which texts each step needs. Adds them to `texts`, each with whether it is negative.
+fn planned(request: &Resolved, pass: Pass, texts: &mut Vec<(String, bool)>) -> Vec<Step> {
+    let mut index = |text: String, is_negative: bool| {
+        let text = (text, is_negative);
+        texts.iter().position(|known| *known == text).unwrap_or_else(|| {
+            texts.push(text);
             texts.len() - 1
         })
     };
@@ -86,8 +88,8 @@ fn planned(request: &Resolved, pass: Pass, texts: &mut Vec<String>) -> Vec<Step>
     (0..pass.steps())
         .map(|step| {
             // The negative prompt comes first, as in diffusers' batches.
-            let without = request.guidance.needs_both().then(|| index(&at(&without, step)));
-            let with = with.iter().map(|(plan, weight)| (index(&at(plan, step)), *weight)).collect();
+            let without = request.guidance.needs_both().then(|| index(at(&without, step), true));
+            let with = with.iter().map(|(plan, weight)| (index(at(plan, step), false), *weight)).collect();
             Step { with, without }
         })
         .collect()
@@ -121,7 +123,7 @@ fn of_encoder(
     if has_mask {
         shapes.insert(MASK.into(), vec![1, length]);
     }
-    let network = open.network_with(part, weights, shapes)?;
+    let network = open.network_with(part, weights, shapes.into())?;
     let layer = match encoder.states {
         Which::Penultimate => 2,
         Which::None => 1,
@@ -195,6 +197,7 @@ fn condition(
     request: &Resolved,
     states: Vec<Option<States>>,
     sequence: Option<&Sequence>,
+    is_negative: bool,
 ) -> Result<Condition> {
     let mut states = states.into_iter();
     let mut next = || states.next().flatten();
@@ -207,6 +210,11 @@ fn condition(
             let sizes = Sizes::whole(request.height as u32, request.width as u32);
             condition::sdxl(&clip_l, big_g, sizes)?
         }
+        Conditioning::SdxlRefiner => {
+            let sizes = Sizes::whole(request.height as u32, request.width as u32);
+            let score = condition::AESTHETIC_SCORES[usize::from(is_negative)];
+            condition::sdxl_refiner(next().ok_or_else(absent)?, sizes, score)?
+        }
         Conditioning::Sd3 => {
             let like_comfy = request.like == Some(Program::ComfyUi);
             let sizes = Sd3 { without_t5: if like_comfy { 0 } else { 256 }, ..Sd3::STANDARD };
@@ -218,9 +226,9 @@ fn condition(
         Conditioning::Flux => condition::flux(next().ok_or_else(absent)?, next().ok_or_else(absent)?)?,
         Conditioning::Chroma => {
             let tokens = (request.width / 16) * (request.height / 16);
-            condition::chroma(sequence()?, next().ok_or_else(absent)?, tokens)
+            condition::chroma(sequence()?, next().ok_or_else(absent)?, tokens).without_padding()
         }
-        Conditioning::PixArt => condition::pixart(sequence()?, next().ok_or_else(absent)?),
+        Conditioning::PixArt => condition::pixart(sequence()?, next().ok_or_else(absent)?).without_padding(),
     })
 }
 

@@ -12,6 +12,7 @@ use sdrun::{Shapes, Tensors};
 /// Such a network, with the inputs of its next run.
 pub(super) struct Fed<'a> {
     pub(super) network: Network<'a>,
+    layout: Layout,
     roles: Vec<(String, Role)>,
     inputs: Tensors,
     /// The conditions in `inputs`, as indices.
@@ -19,31 +20,30 @@ pub(super) struct Fed<'a> {
 }
 
 impl<'a> Fed<'a> {
-    /// Loads it. `first` stands for all conditions, which have one size. `residuals` has the shapes of inputs that a ControlNet
-    /// fills. `fixed` receives a role and the size of an input, and returns its values if they stay the same.
+    /// Loads it for runs with any of the conditions `all`. `residuals` has the shapes of inputs that a ControlNet fills. `fixed`
+    /// receives a role and the size of an input, and returns its values if they stay the same.
     pub(super) fn open(
         open: &'a Opener<'a>,
         part: &'a Part,
         layout: Layout,
-        first: &Condition,
+        all: &[Condition],
         residuals: &Shapes,
         fixed: impl Fn(Role, usize) -> Option<Vec<f32>>,
     ) -> Result<Self> {
-        let (roles, shapes) = layout.inputs(part, first, residuals)?;
+        let (roles, shapes) = layout.inputs(part, all, residuals)?;
         let network = open.network(part, shapes)?;
         let mut inputs = Tensors::new();
         for (name, role) in &roles {
-            let size = network.shape(name)?.iter().product();
             let values = match role {
                 Role::ImageIds => Some(layout.image_ids()),
-                Role::TextIds => Some(vec![0.0; size]),
-                role => fixed(*role, size),
+                Role::Text | Role::TextIds | Role::Mask => None,
+                role => fixed(*role, network.shape(name)?.iter().product()),
             };
             if let Some(values) = values {
                 inputs.insert(name.clone(), network.input(name, &values)?);
             }
         }
-        Ok(Fed { network, roles, inputs, current: Vec::new() })
+        Ok(Fed { network, layout, roles, inputs, current: Vec::new() })
     }
 
     /// Sets the input `name`.
@@ -52,7 +52,8 @@ impl<'a> Fed<'a> {
         Ok(())
     }
 
-    /// Runs the network for the conditions `rows` of `all`, which are as many as its batch, and returns the named outputs.
+    /// Runs the network for the conditions `rows` of `all`, which are as many as its batch and of one length, and returns the named
+    /// outputs.
     pub(super) fn run(
         &mut self,
         all: &[Condition],
@@ -80,18 +81,24 @@ impl<'a> Fed<'a> {
             return Ok(());
         }
         let chosen: Vec<&Condition> = rows.iter().filter_map(|index| all.get(*index)).collect();
+        let Some(first) = chosen.first() else { return Ok(()) };
         for (name, role) in &self.roles {
+            let shape = self.layout.shape(*role, first);
             let of = |condition: &Condition| -> Option<Vec<f32>> {
                 match role {
                     Role::Text => Some(condition.hidden.clone()),
                     Role::Pooled => condition.pooled.clone(),
                     Role::Sizes => condition.time_ids.clone(),
-                    Role::Mask => Some(condition.mask.as_ref()?.iter().map(|bit| *bit as f32).collect()),
                     _ => None,
                 }
             };
-            if let Some(values) = chosen.iter().map(|row| of(row)).collect::<Option<Vec<_>>>() {
-                self.inputs.insert(name.clone(), self.network.input(name, &values.concat())?);
+            let values = match role {
+                Role::TextIds => Some(vec![0.0; shape.iter().product()]),
+                Role::Mask => Some(vec![1.0; shape.iter().product()]),
+                _ => chosen.iter().map(|row| of(row)).collect::<Option<Vec<_>>>().map(|rows| rows.concat()),
+            };
+            if let Some(values) = values {
+                self.inputs.insert(name.clone(), self.network.input_of(name, shape, &values)?);
             }
         }
         self.current = rows.to_vec();

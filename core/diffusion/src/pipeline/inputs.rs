@@ -1,6 +1,6 @@
 //! What the inputs of a denoiser hold, by their names in diffusers' models and Optimum's exports.
 
-use super::{Error, Result, parts::Part};
+use super::{Error, Result, network::InputShapes, parts::Part};
 use crate::{latent, text::condition::Condition};
 use sdrun::{Shapes, abi, graph::Dim};
 
@@ -17,10 +17,12 @@ pub(super) enum Role {
     Pooled,
     /// SDXL's sizes.
     Sizes,
-    /// Where the denoiser may look in the prompt.
+    /// Where the denoiser may look in the prompt: everywhere, as padding is cut off.
     Mask,
     /// The guidance scale of a distilled model.
     Guidance,
+    /// The same as sines and cosines (latent consistency models).
+    GuidanceEmbedding,
     /// Places of the picture's tokens: 0, row, column.
     ImageIds,
     /// Places of the prompt's tokens, all 0.
@@ -40,8 +42,9 @@ fn role(name: &str) -> Option<Role> {
         "encoder_hidden_states" => Role::Text,
         "text_embeds" | "pooled_projections" => Role::Pooled,
         "time_ids" => Role::Sizes,
-        "encoder_attention_mask" | "attention_mask" => Role::Mask,
+        "encoder_attention_mask" => Role::Mask,
         "guidance" => Role::Guidance,
+        "timestep_cond" => Role::GuidanceEmbedding,
         "img_ids" => Role::ImageIds,
         "txt_ids" => Role::TextIds,
         "controlnet_cond" => Role::Hint,
@@ -65,19 +68,23 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Inputs of `part` with their roles and shapes. `residuals` has the shapes of a ControlNet's outputs by the names of inputs.
+    /// Inputs of `part` with their roles, and shapes that serve all conditions. `residuals` has the shapes of a ControlNet's outputs
+    /// by the names of inputs.
     pub(super) fn inputs(
         &self,
         part: &Part,
-        condition: &Condition,
+        all: &[Condition],
         residuals: &Shapes,
-    ) -> Result<(Vec<(String, Role)>, Shapes)> {
+    ) -> Result<(Vec<(String, Role)>, InputShapes)> {
+        let mut lengths: Vec<&Condition> = all.iter().collect();
+        lengths.sort_by_key(|condition| condition.places);
+        lengths.dedup_by_key(|condition| condition.places);
         let inputs = part.model.inputs();
         let batch_name = inputs.iter().find_map(|(spec, dims)| match dims.first() {
             Some(Dim::Symbol(symbol)) if role(&spec.name) == Some(Role::Latents) => Some(symbol.clone()),
             _ => None,
         });
-        let (mut roles, mut shapes) = (Vec::new(), Shapes::new());
+        let (mut roles, mut shapes) = (Vec::new(), InputShapes::default());
         for (spec, dims) in &inputs {
             let unknown = || {
                 let message = format!("its graph has an input `{}`, which sdrun does not know", spec.name);
@@ -89,19 +96,34 @@ impl Layout {
                 Some(Dim::Symbol(symbol)) if Some(symbol) == batch_name.as_ref() => self.batch,
                 _ => 1,
             };
-            let shape = match role {
+            let fixed = match role {
                 Role::Time | Role::Guidance | Role::Strength if dims.is_empty() => Vec::new(),
                 Role::Time | Role::Guidance | Role::Strength => vec![times],
+                Role::GuidanceEmbedding => {
+                    vec![self.batch, spec.shape.last().copied().flatten().ok_or_else(unknown)?]
+                }
                 Role::Residual => residuals.get(&spec.name).cloned().ok_or_else(unknown)?,
-                role => self.shape(role, condition),
+                role => {
+                    let several: Vec<_> =
+                        lengths.iter().map(|condition| self.shape(role, condition)).collect();
+                    match several.first() {
+                        Some(first) if several.iter().all(|shape| shape == first) => first.clone(),
+                        _ => {
+                            shapes.open.insert(spec.name.clone(), several);
+                            roles.push((spec.name.clone(), role));
+                            continue;
+                        }
+                    }
+                }
             };
             roles.push((spec.name.clone(), role));
-            shapes.insert(spec.name.clone(), shape);
+            shapes.fixed.insert(spec.name.clone(), fixed);
         }
         Ok((roles, shapes))
     }
 
-    fn shape(&self, role: Role, condition: &Condition) -> Vec<usize> {
+    /// The shape of an input for a condition.
+    pub(super) fn shape(&self, role: Role, condition: &Condition) -> Vec<usize> {
         let [channels, height, width] = self.latents;
         let tokens = height * width / (self.pack * self.pack);
         match role {
@@ -110,11 +132,13 @@ impl Layout {
             Role::Text => vec![self.batch, condition.places, condition.width()],
             Role::Pooled => vec![self.batch, condition.pooled.as_ref().map_or(0, Vec::len)],
             Role::Sizes => vec![self.batch, condition.time_ids.as_ref().map_or(0, Vec::len)],
-            Role::Mask => vec![self.batch, condition.mask.as_ref().map_or(0, Vec::len)],
+            Role::Mask => vec![self.batch, condition.places],
             Role::ImageIds => vec![tokens, 3],
             Role::TextIds => vec![condition.places, 3],
             Role::Hint => vec![self.batch, 3, height * self.factor, width * self.factor],
-            Role::Time | Role::Guidance | Role::Strength | Role::Residual => Vec::new(),
+            Role::Time | Role::Guidance | Role::GuidanceEmbedding | Role::Strength | Role::Residual => {
+                Vec::new()
+            }
         }
     }
 

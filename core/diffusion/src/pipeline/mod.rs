@@ -5,6 +5,7 @@
 //! so neither the number of pictures nor the provider changes it.
 
 mod autoencoder;
+mod beside;
 mod checkpoint;
 mod control;
 mod denoiser;

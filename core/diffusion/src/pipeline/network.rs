@@ -3,7 +3,7 @@
 use super::{Error, Event, Part, Result};
 use sdrun::{
     BuildOptions, HostTensor, Provider, Registry, Session, Shapes, Tensors, WeightFiles, Wishes,
-    abi::{self, DType, Device, ErrorCode, Host, Precision},
+    abi::{self, DType, Device, ErrorCode, Host, OpenShapes, Precision},
 };
 
 /// How networks become engines.
@@ -14,6 +14,21 @@ pub struct Engines<'a> {
     pub wishes: Wishes,
     /// How to build for a device. The pipeline adds the shapes.
     pub options: &'a dyn Fn(Device) -> BuildOptions,
+}
+
+/// Shapes of a network's inputs.
+#[derive(Clone, Debug, Default)]
+pub(super) struct InputShapes {
+    /// Inputs of one shape.
+    pub(super) fixed: Shapes,
+    /// Inputs that one session gets in several shapes.
+    pub(super) open: OpenShapes,
+}
+
+impl From<Shapes> for InputShapes {
+    fn from(fixed: Shapes) -> Self {
+        Self { fixed, ..Self::default() }
+    }
 }
 
 /// Opens networks, and tells what happens.
@@ -29,7 +44,7 @@ pub(super) struct Network<'a> {
     open: &'a Opener<'a>,
     part: &'a Part,
     weights: WeightFiles,
-    shapes: Shapes,
+    shapes: InputShapes,
     session: Session,
     precision: Precision,
     /// Names of the outputs, in the session's order.
@@ -51,8 +66,8 @@ impl<'a> Opener<'a> {
     }
 
     /// Builds or loads an engine for `part` with inputs of `shapes`, and gives it its weights.
-    pub(super) fn network(&'a self, part: &'a Part, shapes: Shapes) -> Result<Network<'a>> {
-        self.network_with(part, part.weights.clone(), shapes)
+    pub(super) fn network(&'a self, part: &'a Part, shapes: impl Into<InputShapes>) -> Result<Network<'a>> {
+        self.network_with(part, part.weights.clone(), shapes.into())
     }
 
     /// The same with other weights.
@@ -60,7 +75,7 @@ impl<'a> Opener<'a> {
         &'a self,
         part: &'a Part,
         weights: WeightFiles,
-        shapes: Shapes,
+        shapes: InputShapes,
     ) -> Result<Network<'a>> {
         self.check()?;
         let (session, precision) = self.session(part, &weights, &shapes, None)?;
@@ -73,13 +88,14 @@ impl<'a> Opener<'a> {
         &self,
         part: &Part,
         weights: &WeightFiles,
-        shapes: &Shapes,
+        shapes: &InputShapes,
         precision: Option<Precision>,
     ) -> Result<(Session, Precision)> {
         let name = Error::of(&part.name);
         let weights = weights.of_model(&part.model, self.registry.paths(), self.host).map_err(&name)?;
         let options = |device| {
-            let options = (self.engines.options)(device).shapes(shapes.clone());
+            let mut options = (self.engines.options)(device).shapes(shapes.fixed.clone());
+            options.open_shapes = shapes.open.clone();
             precision.map_or(options.clone(), |precision| options.precision(precision))
         };
         let attempt = |provider: &Provider, options: &BuildOptions| {
@@ -108,7 +124,7 @@ impl<'a> Opener<'a> {
 }
 
 impl Network<'_> {
-    /// The shape of input `name`.
+    /// The shape of input `name`, which has only one.
     pub(super) fn shape(&self, name: &str) -> Result<Vec<usize>> {
         Ok(self.spec(name)?.shape.iter().map(|dim| dim.unwrap_or(1)).collect())
     }
@@ -122,9 +138,13 @@ impl Network<'_> {
         })
     }
 
-    /// A tensor for input `name`, converted to its type.
+    /// A tensor for input `name`, which has only one shape, converted to its type.
     pub(super) fn input(&self, name: &str, values: &[f32]) -> Result<HostTensor> {
-        let shape = self.shape(name)?;
+        self.input_of(name, self.shape(name)?, values)
+    }
+
+    /// A tensor of this shape for input `name`, converted to its type.
+    pub(super) fn input_of(&self, name: &str, shape: Vec<usize>, values: &[f32]) -> Result<HostTensor> {
         let tensor = match self.spec(name)?.dtype {
             DType::F32 => HostTensor::from_f32(shape, values),
             // Graphs whose timestep is an integer get the nearest.

@@ -7,7 +7,7 @@ use super::{
     words::Word,
 };
 use crate::{
-    family::{Family, NoiseLevels, Vocabulary},
+    family::{Encoder, Family, NoiseLevels, Vocabulary},
     prediction::Prediction,
     text::tokenizer::Tokenizer,
 };
@@ -126,8 +126,8 @@ impl Parts {
         let places = Adapter::open(file)?.places();
         let is_for = |place: &Place| places.contains_key(place);
         let mut networks = vec![(vec![Place::Denoiser, Place::Unsaid], &mut self.denoiser)];
-        for ((encoder, found), number) in self.family.encoders.iter().zip(&mut self.encoders).zip(1..) {
-            let mut places = vec![Place::TextEncoder(number), Place::Unsaid];
+        for (encoder, found) in self.family.encoders.iter().zip(&mut self.encoders) {
+            let mut places = vec![Place::TextEncoder(number(encoder)), Place::Unsaid];
             places.extend((encoder.vocabulary == Vocabulary::T5).then_some(Place::T5));
             networks.extend(found.as_mut().map(|found| (places, &mut found.part)));
         }
@@ -163,16 +163,6 @@ impl Parts {
         Ok(())
     }
 
-    /// Whether the denoiser takes a mask and a masked picture beside the latents.
-    pub fn takes_mask(&self) -> bool {
-        let inputs = self.denoiser.model.inputs();
-        let channels = inputs
-            .iter()
-            .find(|(spec, _)| spec.name == "sample")
-            .and_then(|(spec, _)| spec.shape.get(1).copied());
-        channels.flatten() == Some(2 * self.family.latent.channels + 1)
-    }
-
     /// All networks.
     pub fn networks_mut(&mut self) -> impl Iterator<Item = &mut Part> {
         let encoders = self.encoders.iter_mut().flatten().map(|encoder| &mut encoder.part);
@@ -192,8 +182,8 @@ impl Parts {
         let family = family(family_of(&denoiser.model, &has))?;
         let mut tokenizers = Tokenizers::default();
         let mut encoders = Vec::new();
-        for (encoder, component) in family.encoders.iter().zip(ENCODERS) {
-            let part = part(encoder.component, component)?;
+        for encoder in family.encoders {
+            let part = part(encoder.component, component_of(encoder))?;
             let tokenizer = tokenizers.of(encoder, Some(folder), files.t5_vocabulary.as_deref(), &[])?;
             encoders.push(Some(TextEncoder { part, tokenizer }));
         }
@@ -215,9 +205,9 @@ impl Parts {
         let family = source.family;
         let mut tokenizers = Tokenizers::default();
         let mut encoders = Vec::new();
-        for (encoder, component) in family.encoders.iter().zip(ENCODERS) {
-            let found =
-                source.part(component, encoder.component, encoder.model, files.encoder(encoder.vocabulary));
+        for encoder in family.encoders {
+            let file = files.encoder(encoder.vocabulary);
+            let found = source.part(component_of(encoder), encoder.component, encoder.model, file);
             encoders.push(match found {
                 Ok(part) => {
                     let folder = files.model.as_deref().filter(|path| path.is_dir());
@@ -259,7 +249,23 @@ fn built_in(name: &str, builtin: &str, paths: &Paths, host: &dyn Host) -> Result
     Model::find(builtin, paths, &options, host).map_err(Error::of(name))
 }
 
-const ENCODERS: [Component; 3] = [Component::TextEncoder, Component::TextEncoder2, Component::TextEncoder3];
+/// The number of a text encoder in checkpoints and adapters, from 1.
+fn number(encoder: &Encoder) -> u8 {
+    match encoder.component {
+        "text_encoder_2" => 2,
+        "text_encoder_3" => 3,
+        _ => 1,
+    }
+}
+
+/// The component of a checkpoint that is this text encoder.
+fn component_of(encoder: &Encoder) -> Component {
+    match number(encoder) {
+        2 => Component::TextEncoder2,
+        3 => Component::TextEncoder3,
+        _ => Component::TextEncoder,
+    }
+}
 
 /// Name of a model's file in its folder.
 const MODEL: &str = "model.onnx";
@@ -277,18 +283,37 @@ pub(super) fn family(id: &str) -> Result<&'static Family> {
 fn family_of(denoiser: &Model, has: &dyn Fn(&str) -> bool) -> &'static str {
     let inputs = denoiser.inputs();
     let takes = |name: &str| inputs.iter().any(|(spec, _)| spec.name == name);
-    let text_width = || {
-        let (spec, _) = inputs.iter().find(|(spec, _)| spec.name == "encoder_hidden_states")?;
-        spec.shape.last().copied().flatten()
+    let size = |name: &str, axis: fn(&[Option<usize>]) -> Option<&Option<usize>>| {
+        let (spec, _) = inputs.iter().find(|(spec, _)| spec.name == name)?;
+        axis(&spec.shape).copied().flatten()
     };
-    match () {
-        () if takes("img_ids") && takes("guidance") => "flux-dev",
-        () if takes("img_ids") && takes("pooled_projections") => "flux-schnell",
-        () if takes("img_ids") => "chroma",
-        () if takes("hidden_states") && takes("pooled_projections") => "sd3",
-        () if takes("hidden_states") => "pixart-sigma",
-        () if has("text_encoder_2") => "sdxl",
-        () if text_width() == Some(1024) => "sd21",
-        () => "sd15",
+    let last = |name: &str| size(name, |shape| shape.last());
+    let channels = size("sample", |shape| shape.get(1));
+    let kind = match (channels, takes("timestep_cond")) {
+        (Some(9), _) => "inpainting",
+        (Some(5), _) => "depth",
+        (_, true) => "lcm",
+        _ => "",
+    };
+    match kind {
+        _ if takes("img_ids") && takes("guidance") => match last("hidden_states") {
+            Some(384) => "flux-fill",
+            Some(128) => "flux-canny-depth",
+            _ => "flux-dev",
+        },
+        _ if takes("img_ids") && takes("pooled_projections") => "flux-schnell",
+        _ if takes("img_ids") => "chroma",
+        _ if takes("hidden_states") && takes("pooled_projections") => "sd3",
+        _ if takes("hidden_states") => "pixart-sigma",
+        _ if has("text_encoder_2") && !has("text_encoder") => "sdxl-refiner",
+        "inpainting" if has("text_encoder_2") => "sdxl-inpainting",
+        "lcm" if has("text_encoder_2") => "sdxl-lcm",
+        _ if has("text_encoder_2") => "sdxl",
+        "inpainting" if last("encoder_hidden_states") == Some(1024) => "sd21-inpainting",
+        "depth" => "sd21-depth",
+        _ if last("encoder_hidden_states") == Some(1024) => "sd21",
+        "inpainting" => "sd15-inpainting",
+        "lcm" => "sd15-lcm",
+        _ => "sd15",
     }
 }

@@ -14,7 +14,6 @@ use crate::{
         diffusers::{self, Spacing},
     },
 };
-use sdrun::abi;
 
 /// What a user asks for. `None` means the default of the model's family.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -55,7 +54,10 @@ pub struct Request {
     pub start: Option<Start>,
     /// A second pass over the enlarged picture.
     pub hires: Option<Hires>,
-    /// Pictures that ControlNets follow, as many as [`Parts::controls`].
+    /// Pictures that ControlNets follow, as many as [`Parts::controls`]. A model that itself draws after a picture
+    /// ([`Beside::is_hint`]) takes one, at full strength.
+    ///
+    /// [`Beside::is_hint`]: crate::family::Beside::is_hint
     pub controls: Vec<Control>,
     /// The language of the prompts. The default is that of `like`, or else A1111's.
     pub syntax: Option<Syntax>,
@@ -129,7 +131,7 @@ impl Request {
         latent::check_size(width, height, family.multiple)?;
         self.start.as_ref().map_or(Ok(()), Start::check)?;
         self.hires.as_ref().map_or(Ok(()), |hires| hires.check(family.multiple))?;
-        check_controls(&self.controls, parts, (width, height), self.hires.is_some())?;
+        check_controls(&self.controls, parts, (width, height))?;
         let steps = self.steps.unwrap_or(defaults.steps);
         if steps == 0 || steps > MOST_STEPS {
             return Err(Error::invalid(format!("{steps} steps are not between 1 and {MOST_STEPS}")));
@@ -195,17 +197,20 @@ fn check(prompt: &str) -> Result<()> {
 }
 
 /// Refuses hints that do not fit.
-fn check_controls(controls: &[Control], parts: &Parts, size: (usize, usize), has_hires: bool) -> Result<()> {
-    if controls.len() != parts.controls.len() {
-        let message = format!(
-            "{} pictures for {} ControlNets: give one for each",
-            controls.len(),
-            parts.controls.len()
-        );
+fn check_controls(controls: &[Control], parts: &Parts, size: (usize, usize)) -> Result<()> {
+    let own = parts.family.beside.is_hint();
+    if controls.len() != parts.controls.len() + usize::from(own) {
+        let message = match own {
+            true => {
+                format!("{} draws after one picture, and {} were given", parts.family.title, controls.len())
+            }
+            false => format!(
+                "{} pictures for {} ControlNets: give one for each",
+                controls.len(),
+                parts.controls.len()
+            ),
+        };
         return Err(Error::invalid(message));
-    }
-    if has_hires && !controls.is_empty() {
-        return Err(abi::Error::unsupported("ControlNets with a second pass are not supported yet").into());
     }
     for Control { hint, strength, interval } in controls {
         let found = (hint.width() as usize, hint.height() as usize);

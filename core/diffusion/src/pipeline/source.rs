@@ -45,16 +45,39 @@ impl Batch {
     }
 }
 
+/// What noise is drawn for besides the start and the steps: samples from the distributions of encoded pictures. Only diffusers
+/// draws them; the other programs take the means or a generator of their own.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Samples {
+    /// For the picture to start from, before the start noise.
+    pub(super) start: bool,
+    /// For the picture beside the latents, before the start noise.
+    pub(super) before: bool,
+    /// The same, after it.
+    pub(super) after: bool,
+}
+
+/// The noise of a picture.
+pub(super) struct Drawn {
+    /// For the picture to start from.
+    pub(super) sample: Option<Vec<f32>>,
+    /// For the picture beside the latents.
+    pub(super) beside: Option<Vec<f32>>,
+    /// The start noise.
+    pub(super) start: Vec<f32>,
+    /// The noise of the steps.
+    pub(super) steps: Source,
+}
+
 impl Source {
-    /// The start noise of picture number `picture`, with `len` numbers, and the noise of its steps along `sigmas`. With `sampled`,
-    /// noise for the latents of a start picture is drawn first and returned first.
-    pub(super) fn new(
+    /// The noise of picture number `picture`, with `len` numbers for each state, along `sigmas`.
+    pub(super) fn draw(
         request: &Resolved,
         picture: usize,
         len: usize,
         sigmas: &[f64],
-        sampled: bool,
-    ) -> (Option<Vec<f32>>, Vec<f32>, Self) {
+        samples: Samples,
+    ) -> Drawn {
         let shares = matches!(request.like, Some(Program::Diffusers | Program::ComfyUi));
         let (seed, batch) = match shares {
             true => (request.seed, Batch { picture, count: request.count }),
@@ -66,8 +89,10 @@ impl Source {
             batch.fill(&mut noise, |all| stream.randn(all));
             noise
         };
-        let sample = sampled.then(&mut draw);
+        let sample = samples.start.then(&mut draw);
+        let before = samples.before.then(&mut draw);
         let start = draw();
+        let beside = before.or(samples.after.then(&mut draw));
         let kind = if request.sampler.is_brownian() && request.like != Some(Program::Diffusers) {
             let positive = || sigmas.iter().copied().filter(|sigma| *sigma > 0.0);
             let (low, high) = (positive().fold(f64::MAX, f64::min), positive().fold(0.0, f64::max));
@@ -77,7 +102,7 @@ impl Source {
         } else {
             Kind::Stream(stream)
         };
-        (sample, start, Source { kind, batch })
+        Drawn { sample, beside, start, steps: Source { kind, batch } }
     }
 }
 

@@ -3,13 +3,13 @@
 use super::{
     Error, Resolved, Result,
     autoencoder::{self, Encoded},
+    beside::cells,
     network::Opener,
     parts::Parts,
 };
 use crate::{
     latent,
-    picture::{Fit, Mask, Region, fill, masked, overlay},
-    program::Program,
+    picture::{Fit, Mask, Region, fill, overlay},
 };
 use image::RgbImage;
 use serde::{Deserialize, Serialize};
@@ -134,9 +134,6 @@ pub(super) struct Begun {
     pub(super) latents: Encoded,
     /// For each number of the latents, how much of it to draw anew; `None` is all of it.
     pub(super) mask: Option<Vec<f32>>,
-    /// What a denoiser for inpainting takes beside the noisy latents: the mask and the latents of the picture without what is
-    /// under it.
-    pub(super) beside: Option<Vec<f32>>,
     /// What is under the mask.
     pub(super) content: Content,
 }
@@ -153,21 +150,10 @@ impl Begun {
         let [channels, height, width] = parts.family.latent.shape(request.width, request.height);
         let mut encoder = autoencoder::Encoder::open(open, parts, [request.height, request.width])?;
         let latents = encoder.encode(&latent::from_bytes(&canvas.picture))?;
-        let mask = canvas.mask.as_ref().map(|mask| match request.like {
-            Some(Program::Diffusers) => mask.nearest([height, width]),
-            _ => mask.rounded([height, width]),
-        });
-        let beside = match (&canvas.mask, &mask) {
-            (Some(picture_mask), Some(cells)) if parts.takes_mask() => {
-                let mut without = encoder.encode(&masked(&canvas.picture, picture_mask)?)?.mean;
-                parts.family.latent.encoded(&mut without);
-                Some([cells.as_slice(), &without].concat())
-            }
-            _ => None,
-        };
-        let mask = mask.map(|mask| mask.repeat(channels));
+        let mask = canvas.mask.as_ref();
+        let mask = mask.map(|mask| cells(mask, request.like, [height, width]).repeat(channels));
         let content = start.inpaint.as_ref().map_or(Content::Original, |inpaint| inpaint.content);
-        Ok(Begun { latents, mask, beside, content })
+        Ok(Begun { latents, mask, content })
     }
 
     /// Latents to start from. `noise` is the start noise.

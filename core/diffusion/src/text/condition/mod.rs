@@ -80,6 +80,16 @@ impl Condition {
         self.hidden.len() / self.places.max(1)
     }
 
+    /// Cuts off the places that the mask hides, which all come last. The denoiser's result stays the same, since it looks nowhere
+    /// else: attention does not depend on the number of places, and text has no positions.
+    pub fn without_padding(mut self) -> Self {
+        let Some(mask) = self.mask.take() else { return self };
+        let width = self.width();
+        self.places = mask.iter().take(self.places).filter(|bit| **bit != 0).count();
+        self.hidden.truncate(self.places * width);
+        self
+    }
+
     /// Replaces hidden and pooled states by zeros. diffusers does so for an SDXL prompt that is not given, if the model's
     /// configuration has `force_zeros_for_empty_prompt`. A1111 and ComfyUI encode the empty prompt.
     pub fn zeroed(mut self) -> Self {

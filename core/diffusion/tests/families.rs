@@ -1,0 +1,63 @@
+//! Every family is recognised by its denoiser.
+
+#![cfg(unix)] // Files of real sizes need a file system with holes.
+#![allow(clippy::unwrap_used)]
+
+use sdrun::{Paths, abi::NoHost, weights::builtin};
+use sdrun_diffusion::{
+    family::{FAMILIES, Family},
+    pipeline::{Error, Files, Parts},
+};
+use serde_json::{Map, json};
+use std::{collections::BTreeMap, fs::File, io::Write, path::Path};
+
+/// Writes a safetensors file in f16 with the names and shapes of a built-in network, under diffusers' names. The values are a hole.
+fn checkpoint_of(model: &str, path: &Path) {
+    let map = builtin::find(model).unwrap().weight_map().unwrap();
+    let shapes: BTreeMap<&str, &Vec<usize>> =
+        map.tensors.iter().map(|tensor| (tensor.source.as_str(), &tensor.source_shape)).collect();
+    let (mut header, mut end) = (Map::new(), 0);
+    for (name, shape) in shapes {
+        let start = end;
+        end += 2 * shape.iter().product::<usize>();
+        header.insert(name.into(), json!({ "dtype": "F16", "shape": shape, "data_offsets": [start, end] }));
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let mut file = File::create(path).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(&header).unwrap();
+    file.set_len((8 + header.len() + end) as u64).unwrap();
+}
+
+/// A denoiser alone lacks its text encoder, and the error names the family.
+#[test]
+fn denoisers_tell_their_family() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = Paths::for_user(Some(folder.path()), Some(folder.path())).unwrap();
+    for family in &FAMILIES {
+        let file = folder.path().join("denoiser.safetensors");
+        checkpoint_of(family.denoiser.model, &file);
+        let files = Files { denoiser: Some(file), ..Files::default() };
+        match Parts::open(&files, &paths, &NoHost).err() {
+            Some(Error::Missing { component, family: found, .. }) => {
+                assert_eq!(found.id, family.id);
+                assert_eq!(component, family.encoders[0].component, "{}", family.id);
+            }
+            other => panic!("{}: {other:?}", family.id),
+        }
+    }
+}
+
+/// Each family can be found by its id, and its networks are built in.
+#[test]
+fn families_have_their_networks() {
+    for family in &FAMILIES {
+        assert_eq!(Family::find(family.id), Some(family));
+        let encoders = family.encoders.iter().map(|encoder| encoder.model);
+        let autoencoder = [family.autoencoder.decoder, family.autoencoder.encoder];
+        let controlled = family.controlled.iter().flat_map(|nets| [nets.network, nets.denoiser]);
+        for model in encoders.chain(autoencoder).chain(controlled).chain([family.denoiser.model]) {
+            assert!(builtin::find(model).is_some(), "{}: {model}", family.id);
+        }
+    }
+}
