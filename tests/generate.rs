@@ -360,12 +360,14 @@ fn pictures_of_further_models_are_those_of_diffusers() {
             ("vae_encoder", "sdxl/vae_encoder"),
         ])
     };
-    let refiner = assembled(&[
-        ("unet", "sdxl/unet_refiner"),
-        ("text_encoder_2", "sdxl/text_encoder_2"),
-        ("vae_decoder", "sdxl/vae_decoder"),
-        ("vae_encoder", "sdxl/vae_encoder"),
-    ]);
+    let refiner = || {
+        assembled(&[
+            ("unet", "sdxl/unet_refiner"),
+            ("text_encoder_2", "sdxl/text_encoder_2"),
+            ("vae_decoder", "sdxl/vae_decoder"),
+            ("vae_encoder", "sdxl/vae_encoder"),
+        ])
+    };
     let sd35 = assembled(&[
         ("transformer", "sd3/transformer_35"),
         ("text_encoder", "sd3/text_encoder"),
@@ -393,6 +395,8 @@ fn pictures_of_further_models_are_those_of_diffusers() {
         ("vae_decoder", "sdxl/vae_decoder"),
     ]);
 
+    let mut with_refiner = sdxl("sdxl/unet");
+    with_refiner.set_refiner(refiner()).unwrap();
     let (original, mask) = sample();
     let hint = |hint: RgbImage| vec![Control { hint, strength: 1.0, interval: (0.0, 1.0) }];
     let near = RgbImage::from_fn(64, 64, |x, y| Rgb([(2 * (x + y)) as u8; 3]));
@@ -405,6 +409,7 @@ fn pictures_of_further_models_are_those_of_diffusers() {
     let flow = Request { schedule: Some(Schedule::Simple), ..euler.clone() };
     let alone = Request { scale: Some(1.0), ..flow.clone() };
     let begun = |strength, inpaint| Request { start: Some(start(strength, inpaint)), ..euler.clone() };
+    let handover = Request { schedule: Some(Schedule::Karras), refiner_start: Some(0.55), ..euler.clone() };
     let fill = Request { start: Some(start(1.0, true)), ..alone.clone() };
     let consistent = Request { steps: Some(5), seed: 5, ..Request::default() };
     let consistent = Request {
@@ -420,7 +425,8 @@ fn pictures_of_further_models_are_those_of_diffusers() {
         ("lcm", "sd15-lcm", sd("sd/unet_lcm"), consistent),
         ("depth", "sd21-depth", sd("sd/unet_depth"), Request { controls: hint(near), ..begun(0.6, false) }),
         ("sdxl_inpaint", "sdxl-inpainting", sdxl("sdxl/unet_inpainting"), begun(0.6, true)),
-        ("refiner", "sdxl-refiner", refiner, begun(0.6, false)),
+        ("refiner", "sdxl-refiner", refiner(), begun(0.6, false)),
+        ("handover", "sdxl", with_refiner, handover),
         ("sd35", "sd3", sd35, Request { schedule: Some(Schedule::Linspace), ..flow.clone() }),
         ("fill", "flux-fill", flux("flux/transformer_fill"), fill),
         (

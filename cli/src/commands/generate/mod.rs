@@ -95,6 +95,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     clip_skip: Option<usize>,
 
+    /// After which share of the steps --refiner takes over [default: 0.8]
+    #[arg(long, value_name = "0..1", requires = "refiner")]
+    refiner_start: Option<f64>,
+
     /// Seed of the first picture; each further picture adds 1 [default: random]
     #[arg(short, long, value_name = "N")]
     seed: Option<u64>,
@@ -321,6 +325,7 @@ fn wanted(args: &Args) -> anyhow::Result<(Request, Option<Record>)> {
         guidance_interval: args.cfg_interval.or(base.guidance_interval),
         distilled_guidance: args.guidance.or(base.distilled_guidance),
         clip_skip: args.clip_skip.or(base.clip_skip),
+        refiner_start: args.refiner_start.or(base.refiner_start),
         // Another sampler brings its own usual schedule.
         schedule: args.schedule.or(usual).or(base.schedule.filter(|_| sampler.is_none())),
         sampler: sampler.or(base.sampler),

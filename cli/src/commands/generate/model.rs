@@ -52,6 +52,10 @@ pub(super) struct ModelArgs {
     #[arg(long, alias = "embd-dir", value_name = "FOLDER")]
     embedding_dir: Option<PathBuf>,
 
+    /// Draw the last steps with this model: the refiner of SDXL, or another model with the same latents
+    #[arg(long, value_name = "FILE")]
+    refiner: Option<PathBuf>,
+
     /// Follow a ControlNet; --control-image gives its picture (repeatable)
     #[arg(long = "control-net", value_name = "FILE")]
     pub(super) control_nets: Vec<PathBuf>,
@@ -102,6 +106,9 @@ impl ModelArgs {
         if let Some(folder) = &self.embedding_dir {
             parts.words = pipeline::words(&[&prompt, negative], folder)?;
         }
+        if let Some(file) = &self.refiner {
+            parts.add_refiner(file, paths, host)?;
+        }
         for file in &self.control_nets {
             parts.add_control(file, paths, host)?;
         }
@@ -130,6 +137,7 @@ impl ModelArgs {
         Ok(Record {
             model: Some(model(self.file())?),
             vae: self.vae.as_deref().map(model).transpose()?,
+            refiner: self.refiner.as_deref().map(model).transpose()?,
             text_encoders: text_encoders.into_iter().flatten().map(|f| model(f)).collect::<Result<_, _>>()?,
             loras: opened.loras.iter().map(lora).collect::<Result<_, _>>()?,
             embeddings: opened.parts.words.iter().map(word).collect::<Result<_, _>>()?,

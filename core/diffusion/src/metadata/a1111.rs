@@ -56,6 +56,8 @@ impl Record {
             set(&format!("{name} hash"), file.and_then(|file| file.hash.clone()));
             set(name, file.map(|file| file.name.clone()));
         }
+        set("Refiner", self.refiner.as_ref().map(|ModelFile { name, hash }| named(name, hash.as_deref())));
+        set("Refiner switch at", text(self.refiner_start));
         let hires = self.hires.as_ref();
         set(
             "Denoising strength",
@@ -65,11 +67,9 @@ impl Record {
         set("RNG", self.rng.map(|rng| if rng == Rng::Nv { "NV".into() } else { "CPU".into() }));
         for (number, net) in self.controlnets.iter().enumerate() {
             let ControlNet { name, hash, strength, start, end } = net;
-            let hash = hash.as_ref().map(|hash| format!(" [{hash}]")).unwrap_or_default();
-            let name = plain(name);
-            let unit = format!(
-                "Model: {name}{hash}, Weight: {strength}, Guidance Start: {start}, Guidance End: {end}"
-            );
+            let model = named(name, hash.as_deref());
+            let unit =
+                format!("Model: {model}, Weight: {strength}, Guidance Start: {start}, Guidance End: {end}");
             set(&format!("ControlNet {number}"), Some(unit));
         }
         if let Some(Inpaint { blur, content, only_masked }) = &self.inpaint {
@@ -117,6 +117,18 @@ fn plain(name: &str) -> String {
     name.replace([':', ',', '<', '>'], "")
 }
 
+/// A file as "name [hash]".
+fn named(name: &str, hash: Option<&str>) -> String {
+    plain(name) + &hash.map(|hash| format!(" [{hash}]")).unwrap_or_default()
+}
+
+/// Reads "name [hash]".
+fn read_named(text: &str) -> ModelFile {
+    let hashed = text.strip_suffix(']').and_then(|text| text.split_once(" ["));
+    let (name, hash) = hashed.map_or((text, None), |(name, hash)| (name, Some(hash.to_string())));
+    ModelFile::new(name, hash)
+}
+
 /// Reads A1111's text, also as Forge, stable-diffusion.cpp and sdrun write it.
 pub(super) fn read(text: &str) -> Reading {
     let Infotext { prompt, negative, settings } = Infotext::parse(text);
@@ -153,6 +165,8 @@ pub(super) fn read(text: &str) -> Reading {
         inpaint: inpaint(&mut fields),
         model: file(&mut fields, &["Model", "Unet"], "Model hash"),
         vae: file(&mut fields, &["VAE"], "VAE hash"),
+        refiner: fields.text("Refiner").map(|text| read_named(&text)),
+        refiner_start: fields.real("Refiner switch at"),
         text_encoders: std::iter::from_fn(|| fields.text("TE"))
             .map(|name| ModelFile::new(&name, None))
             .collect(),
@@ -262,12 +276,7 @@ fn controlnet(fields: &mut Fields, field: &str) -> Option<ControlNet> {
     let parts = text.split(',').filter_map(|part| part.split_once(':'));
     let mut unit =
         Fields::new(parts.map(|(name, value)| (name.trim().to_string(), Value::from(value.trim()))));
-    let model = unit.text("Model")?;
-    let (name, hash) = model
-        .strip_suffix(']')
-        .and_then(|model| model.split_once(" ["))
-        .map_or((&*model, None), |(name, hash)| (name, Some(hash.to_string())));
-    let ModelFile { name, hash } = ModelFile::new(name, hash);
+    let ModelFile { name, hash } = read_named(&unit.text("Model")?);
     let strength = unit.real("Weight").unwrap_or(1.0);
     let (start, end) = (unit.real("Guidance Start").unwrap_or(0.0), unit.real("Guidance End").unwrap_or(1.0));
     for sentence in unit.finish(Record::default()).unread {

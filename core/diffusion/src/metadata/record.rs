@@ -88,6 +88,12 @@ pub struct Record {
     /// The autoencoder, if it is not the checkpoint's. Its hash is AutoV2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vae: Option<ModelFile>,
+    /// The model of the last steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refiner: Option<ModelFile>,
+    /// After which share of the steps it took over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refiner_start: Option<f64>,
     /// Text encoders that are not the checkpoint's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub text_encoders: Vec<ModelFile>,

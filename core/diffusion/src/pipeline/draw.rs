@@ -18,10 +18,11 @@ use crate::{
     prediction::noised,
     program::Program,
     sampler::Path,
+    schedule::Levels,
 };
 use image::RgbImage;
 use sdrun::{Registry, abi::Host};
-use std::cell::RefCell;
+use std::{cell::RefCell, ops::Range};
 
 /// Draws the pictures of a request. `event` receives progress, and each picture as soon as it is done. `host` receives logs and can
 /// cancel.
@@ -39,18 +40,26 @@ pub fn generate(
     let event = RefCell::new(event);
     let tell = |happened: Event<'_>| (event.borrow_mut())(happened);
     let open = Opener { registry, engines, host, tell: &tell };
-    let conditions = encoder::conditions(&open, parts, request, &request.passes())?;
+    let passes = request.passes();
+    let conditions = encoder::conditions(&open, parts, request, &passes)?;
+    let refined = parts.refiner.as_deref().map(|refiner| -> Result<_> {
+        let request = request.of_refiner(refiner);
+        let conditions = encoder::conditions(&open, refiner, &request, &passes)?;
+        Ok((refiner, request, conditions))
+    });
+    let refined = refined.transpose()?;
     let canvas = request.start.as_ref().map(|start| Canvas::new(start, request)).transpose()?;
     let begun = match (&request.start, &canvas) {
         (Some(start), Some(canvas)) => Some(Begun::new(&open, parts, request, canvas, start)?),
         _ => None,
     };
+    let base = Model { parts, request, conditions: &conditions };
+    let refiner = refined.as_ref().map(|(parts, request, conditions)| Model { parts, request, conditions });
     let size = [request.width, request.height];
     let first = Stage {
         open: &open,
-        parts,
-        request,
-        conditions: &conditions,
+        base,
+        refiner: refiner.filter(|_| request.hires.is_none()),
         pass: 0,
         size,
         strength: request.start.as_ref().map(|start| start.strength),
@@ -70,16 +79,24 @@ pub fn generate(
     let large = enlarged(&open, parts, request, hires, small)?;
     let size = [hires.width, hires.height];
     let strength = Some(hires.strength);
-    let second = Stage { pass: 1, size, strength, begun: None, latents: Some(&large), ..first };
+    let second = Stage { pass: 1, refiner, size, strength, begun: None, latents: Some(&large), ..first };
     second.run(&mut |picture, latents| finish.picture(picture, &latents, size))
+}
+
+/// A model, and what it is asked for.
+#[derive(Clone, Copy)]
+struct Model<'a> {
+    parts: &'a Parts,
+    request: &'a Resolved,
+    conditions: &'a Conditions,
 }
 
 /// A pass of the sampler over all pictures.
 struct Stage<'a> {
     open: &'a Opener<'a>,
-    parts: &'a Parts,
-    request: &'a Resolved,
-    conditions: &'a Conditions,
+    base: Model<'a>,
+    /// The model of the last steps.
+    refiner: Option<Model<'a>>,
     pass: usize,
     /// Width and height in pixels.
     size: [usize; 2],
@@ -91,25 +108,66 @@ struct Stage<'a> {
     canvas: Option<&'a Canvas>,
 }
 
+/// A picture between two models: its latents and the rest of its noise.
+struct Paused {
+    latents: Vec<f32>,
+    noise: Source,
+}
+
 impl Stage<'_> {
-    /// Runs it. `done` gets the latents of each picture. Before the last one, the denoiser's memory is free again.
+    /// Runs it. `done` gets the latents of each picture.
     fn run(&self, done: &mut dyn FnMut(usize, Vec<f32>) -> Result<()>) -> Result<()> {
-        let Stage { open, parts, request, conditions, pass, size, .. } = *self;
-        let [width, height] = size;
-        let shape = parts.family.latent.shape(width, height);
-        let len = shape.iter().product();
+        let request = self.base.request;
+        let [_, rows, columns] = self.shape();
         // Flow models count 16x16 pixels as a token, whatever they pack.
-        let tokens = shape[1] * shape[2] / 4;
-        let levels = &parts.noise.levels(tokens, request.like);
+        let tokens = rows * columns / 4;
+        let levels = &self.base.parts.noise.levels(tokens, request.like);
+        let steps = self.base.conditions.steps.get(self.pass).map_or(0, Vec::len);
+        let sigmas = &request.path(levels, steps, self.strength, tokens);
+        let count = sigmas.len() - 1;
+        let mut finish = |picture, paused: Paused| done(picture, paused.latents);
+        let Some(refiner) = self.refiner else {
+            return self.walk(self.base, levels, sigmas, 0..count, Vec::new(), &mut finish);
+        };
+        // A step belongs to the model under which it begins.
+        let switch = ((count as f64 * request.refiner_start).ceil() as usize).min(count);
+        let mut paused = Vec::new();
+        let mut pause = |_, state| {
+            paused.push(state);
+            Ok(())
+        };
+        self.walk(self.base, levels, sigmas, 0..switch, Vec::new(), &mut pause)?;
+        self.walk(refiner, levels, sigmas, switch..count, paused, &mut finish)
+    }
+
+    fn shape(&self) -> [usize; 3] {
+        let [width, height] = self.size;
+        self.base.parts.family.latent.shape(width, height)
+    }
+
+    /// Some steps of all pictures, with one model. `paused` has the pictures if they are not new. Before the last call of `done`, the
+    /// denoiser's memory is free again.
+    fn walk(
+        &self,
+        model: Model<'_>,
+        levels: &Levels,
+        sigmas: &[f64],
+        range: Range<usize>,
+        paused: Vec<Paused>,
+        done: &mut dyn FnMut(usize, Paused) -> Result<()>,
+    ) -> Result<()> {
+        let Stage { open, pass, .. } = *self;
+        let Model { parts, request, conditions } = model;
+        let (shape, late) = (self.shape(), request.like == Some(Program::Diffusers));
+        let len = shape.iter().product();
+        let beside = Beside::new(open, parts, request, self.canvas, self.size)?;
         let steps = conditions.steps.get(pass).map_or(&[][..], Vec::as_slice);
-        let sigmas = &request.path(levels, steps.len(), self.strength, tokens);
-        let path = Path { sigmas, levels };
-        let beside = Beside::new(open, parts, request, self.canvas, size)?;
         let course = Course { parts, request, levels, sigmas, conditions, steps, shape };
         let mut denoiser = Some(Guided::open(open, course)?);
+        let mut paused = paused.into_iter();
         for picture in 0..request.count {
             let Some(mut guided) = denoiser.take() else { break };
-            let Drawn { sample, beside: shown, start: noise, mut steps } =
+            let Drawn { sample, beside: shown, start: noise, steps: fresh } =
                 Source::draw(request, picture, len, sigmas, self.samples());
             if let Some(beside) = &beside {
                 guided.beside = beside.values(&parts.family.latent, shown.as_deref());
@@ -119,39 +177,52 @@ impl Stage<'_> {
                 (None, Some(latents)) => latents.clone(),
                 (None, None) => vec![0.0; len],
             };
-            let first = sigmas.first().copied().unwrap_or_default();
-            let full = request.starts_full(levels, first);
-            // Where all is new, nothing of the picture is left. Programs differ; ComfyUI and A1111 leave it in.
-            let is_new = self.strength == Some(1.0)
-                && !matches!(request.like, Some(Program::ComfyUi | Program::A1111));
-            let zeros = vec![0.0; len];
-            let mut x = noised(levels.space(), first, full, if is_new { &zeros } else { &clean }, &noise);
-            let late = request.like == Some(Program::Diffusers);
+            let Paused { latents: mut x, noise: mut steps } = paused.next().unwrap_or_else(|| Paused {
+                latents: self.begin(levels, sigmas, &clean, &noise),
+                noise: fresh,
+            });
             // diffusers leaves it to models that see the mask.
             let is_seen = late && parts.family.beside.has_mask();
             let mask = self.begun.and_then(|begun| begun.mask.as_deref()).filter(|_| !is_seen);
+            let late = late && range.start == 0;
             let mut kept = Kept { inner: &mut guided, levels, mask, clean: &clean, noise: &noise, late };
             let count = sigmas.len() - 1;
             let mut observe = |step: usize, latents: &[f32]| {
+                let step = range.start + step;
                 open.tell(Event::Step { picture, pass, step, steps: count, latents });
             };
-            request.sampler.run(&path, &request.options, &mut x, &mut kept, &mut steps, &mut observe)?;
+            let path = Path { sigmas: &sigmas[range.start..=range.end], levels };
+            if !range.is_empty() {
+                request.sampler.run(&path, &request.options, &mut x, &mut kept, &mut steps, &mut observe)?;
+            }
             if picture + 1 < request.count {
                 denoiser = Some(guided);
             } else {
                 drop(guided);
             }
-            done(picture, x)?;
+            done(picture, Paused { latents: x, noise: steps })?;
         }
         Ok(())
     }
 
+    /// The first state of a picture.
+    fn begin(&self, levels: &Levels, sigmas: &[f64], clean: &[f32], noise: &[f32]) -> Vec<f32> {
+        let request = self.base.request;
+        let first = sigmas.first().copied().unwrap_or_default();
+        let full = request.starts_full(levels, first);
+        // Where all is new, nothing of the picture is left. Programs differ; ComfyUI and A1111 leave it in.
+        let is_new =
+            self.strength == Some(1.0) && !matches!(request.like, Some(Program::ComfyUi | Program::A1111));
+        let zeros = vec![0.0; clean.len()];
+        noised(levels.space(), first, full, if is_new { &zeros } else { clean }, noise)
+    }
+
     /// What noise is drawn for besides the start and the steps.
     fn samples(&self) -> Samples {
-        if self.request.like != Some(Program::Diffusers) {
+        if self.base.request.like != Some(Program::Diffusers) {
             return Samples::default();
         }
-        let beside = self.parts.family.beside;
+        let beside = self.base.parts.family.beside;
         Samples {
             // An inpainting UNet needs no latents of a picture that is all new.
             start: self.begun.is_some()

@@ -7,7 +7,7 @@ use super::{
     words::Word,
 };
 use crate::{
-    family::{Encoder, Family, NoiseLevels, Vocabulary},
+    family::{Beside, Encoder, Family, NoiseLevels, Vocabulary},
     prediction::Prediction,
     text::tokenizer::Tokenizer,
 };
@@ -103,6 +103,8 @@ pub struct Parts {
     pub words: Vec<Word>,
     /// ControlNets.
     pub controls: Vec<Part>,
+    /// The model of the last steps: the refiner of SDXL, or another model with the same latents.
+    pub refiner: Option<Box<Parts>>,
 }
 
 impl Parts {
@@ -163,7 +165,32 @@ impl Parts {
         Ok(())
     }
 
-    /// All networks.
+    /// Adds a model for the last steps.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open). `InvalidArgument` if its latents differ.
+    pub fn add_refiner(&mut self, file: &Path, paths: &Paths, host: &dyn Host) -> Result<()> {
+        let files = Files { model: Some(file.into()), ..Files::default() };
+        self.set_refiner(Self::open(&files, paths, host)?)
+    }
+
+    /// The same with an opened model.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if its latents differ.
+    pub fn set_refiner(&mut self, refiner: Parts) -> Result<()> {
+        let (own, other) = (self.family, refiner.family);
+        let is_flow = |family: &Family| family.prediction == Prediction::Flow;
+        if own.latent != other.latent || is_flow(own) != is_flow(other) || other.beside != Beside::Nothing {
+            let message =
+                format!("{} cannot refine pictures of {}: their latents differ", other.title, own.title);
+            return Err(Error::invalid(message));
+        }
+        self.refiner = Some(Box::new(refiner));
+        Ok(())
+    }
+
+    /// All networks, without those of the refiner.
     pub fn networks_mut(&mut self) -> impl Iterator<Item = &mut Part> {
         let encoders = self.encoders.iter_mut().flatten().map(|encoder| &mut encoder.part);
         let others = [&mut self.denoiser, &mut self.vae_decoder];
@@ -197,6 +224,7 @@ impl Parts {
             vae_encoder: has("vae_encoder").then(|| part("vae_encoder", Component::Vae)).transpose()?,
             words: Vec::new(),
             controls: Vec::new(),
+            refiner: None,
         })
     }
 
@@ -239,6 +267,7 @@ impl Parts {
             vae_encoder: Some(vae(family.autoencoder.encoder)?),
             words: Vec::new(),
             controls: Vec::new(),
+            refiner: None,
         })
     }
 }

@@ -59,6 +59,8 @@ pub struct Request {
     ///
     /// [`Beside::is_hint`]: crate::family::Beside::is_hint
     pub controls: Vec<Control>,
+    /// After which share of the steps [`Parts::refiner`] takes over; 0.8 by default.
+    pub refiner_start: Option<f64>,
     /// The language of the prompts. The default is that of `like`, or else A1111's.
     pub syntax: Option<Syntax>,
     /// The program whose pictures to reproduce. By default sdrun draws its own: samplers follow ComfyUI, and each picture has its
@@ -104,6 +106,8 @@ pub struct Resolved {
     pub hires: Option<Hires>,
     /// Pictures that ControlNets follow.
     pub controls: Vec<Control>,
+    /// After which share of the steps the refiner takes over.
+    pub refiner_start: f64,
     /// The language of the prompts.
     pub syntax: Syntax,
     /// The program whose pictures to reproduce.
@@ -156,6 +160,12 @@ impl Request {
             interval,
             ..Guidance::standard(scale)
         };
+        let refiner_start = self.refiner_start.unwrap_or(0.8);
+        if !(0.0..=1.0).contains(&refiner_start) {
+            let message =
+                format!("the refiner starts after {refiner_start} of the steps: take a share from 0 to 1");
+            return Err(Error::invalid(message));
+        }
         let clip_skip = self.clip_skip.unwrap_or(1).max(1);
         let sampler = self.sampler.unwrap_or(defaults.sampler);
         let usual = || if self.sampler.is_some() { sampler.usual_schedule() } else { defaults.schedule };
@@ -179,6 +189,7 @@ impl Request {
             start: self.start.clone(),
             hires: self.hires,
             controls: self.controls.clone(),
+            refiner_start,
             syntax,
             like: self.like,
             options: Options { program: self.like.unwrap_or_default(), ..Options::default() },
@@ -238,6 +249,17 @@ impl Resolved {
         let second =
             self.hires.map(|hires| Pass::Second { before: steps, steps: hires.steps.unwrap_or(steps) });
         [Some(Pass::First { steps }), second].into_iter().flatten().collect()
+    }
+
+    /// What the refiner is asked for.
+    pub(super) fn of_refiner(&self, refiner: &Parts) -> Self {
+        let family = refiner.family;
+        Self {
+            prediction: refiner.prediction.unwrap_or(family.prediction),
+            distilled_guidance: family.distilled_guidance,
+            controls: Vec::new(),
+            ..self.clone()
+        }
     }
 
     /// How values of a picture become bytes.
@@ -361,6 +383,7 @@ impl Resolved {
             prediction: Some(self.prediction),
             clip_skip: Some(self.clip_skip).filter(|layer| *layer > 1),
             denoising_strength: self.start.as_ref().map(|start| start.strength),
+            refiner_start: files.refiner.as_ref().map(|_| self.refiner_start),
             controlnets: files.controlnets.iter().zip(&self.controls).map(control).collect(),
             hires,
             ..files.clone()
@@ -398,6 +421,7 @@ impl Request {
             guidance_rule: record.guidance_rule,
             guidance_interval: record.guidance_interval,
             syntax: record.syntax,
+            refiner_start: record.refiner_start,
             hires,
             like: record.seed_like,
             ..Request::default()

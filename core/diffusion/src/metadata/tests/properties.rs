@@ -57,7 +57,7 @@ fn record() -> impl Strategy<Value = Record> {
     let contents = vec![Content::Original, Content::Surroundings, Content::Noise, Content::Nothing];
     let inpaint = (0.1..64.0, select(contents), option::of(0..256u32))
         .prop_map(|(blur, content, only_masked)| Inpaint { blur, content, only_masked });
-    let files = (option::of(file()), option::of(file()), option::of(inpaint));
+    let files = (option::of(file()), option::of(file()), option::of(inpaint), option::of((file(), 0.0..1.0)));
     (texts, sizes, numbers, kinds, lists, files).prop_map(|(texts, sizes, numbers, kinds, lists, files)| {
         let (loras, embeddings, controlnets, mut hires) = lists;
         if let Some(hires) = &mut hires {
@@ -84,6 +84,8 @@ fn record() -> impl Strategy<Value = Record> {
             model: files.0,
             vae: files.1,
             inpaint: files.2,
+            refiner: files.3.as_ref().map(|(file, _)| file.clone()),
+            refiner_start: files.3.as_ref().map(|(_, start)| *start),
             ..Record::of_sdrun()
         }
     })
