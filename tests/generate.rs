@@ -461,6 +461,8 @@ fn edits_keep_their_promises() {
     };
     let parts = parts();
     let plain = drawn(&parts, &|_| {});
+    // One tile is the whole.
+    assert_eq!(drawn(&parts, &|r| r.tile = Some(512)), plain);
     assert_eq!(drawn(&parts, &|r| r.start = Some(start(1.0, false))), plain);
     assert_ne!(drawn(&parts, &|r| r.start = Some(start(0.9, false))), plain);
 
@@ -489,6 +491,13 @@ fn edits_keep_their_promises() {
     assert_eq!((wide.width, wide.height), (128, 64));
     assert_ne!(drawn(&parts, &|r| r.hires = Some(hires(Upscale::Latent))).bytes, wide.bytes);
 
+    let broad = |tile| drawn(&parts, &|r| (r.width, r.height, r.tile) = (Some(320), Some(128), tile));
+    let (whole, tiled) = (broad(None), broad(Some(128)));
+    let gaps = whole.bytes.iter().zip(&tiled.bytes).map(|(a, b)| u64::from(a.abs_diff(*b)));
+    let mean = gaps.sum::<u64>() as f64 / whole.bytes.len() as f64;
+    println!("tiles differ by {mean} on average");
+    assert!(mean > 0.0 && mean < 12.0, "{mean}");
+
     let controlled = controlled();
     let with = |strength, interval| {
         let control = Control { hint: picture.clone(), strength, interval };
@@ -498,6 +507,15 @@ fn edits_keep_their_promises() {
     assert!(far(&with(0.0, (0.0, 1.0)), &plain) <= Some(1));
     assert!(far(&with(1.0, (0.4, 0.6)), &plain) <= Some(1));
     assert!(far(&with(1.0, (0.0, 1.0)), &plain) > Some(1));
+    let larger = |strength| {
+        let control = Control { hint: picture.clone(), strength, interval: (0.0, 1.0) };
+        drawn(&controlled, &|r| {
+            r.controls = vec![control.clone()];
+            r.hires = Some(hires(Upscale::Lanczos));
+        })
+    };
+    assert_eq!(larger(1.0).width, 128);
+    assert!(far(&larger(1.0), &larger(0.0)) > Some(1));
 }
 
 /// Each picture has its own seed and noise, so it does not depend on the other pictures in its batch.

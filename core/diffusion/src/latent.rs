@@ -32,7 +32,7 @@ impl Latent {
     }
 }
 
-/// Fails unless width and height are positive multiples of so many pixels.
+/// Fails unless width and height are positive multiples of `multiple` pixels.
 ///
 /// # Errors
 /// The first side that is not.

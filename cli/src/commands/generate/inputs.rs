@@ -18,11 +18,11 @@ pub(super) struct InputArgs {
     #[arg(short, long, alias = "init-img", value_name = "FILE")]
     init_image: Option<PathBuf>,
 
-    /// How much to change it: 1 draws it anew, small values keep most of it
+    /// How much to change it: 1 draws all anew, small values keep most of it
     #[arg(long, value_name = "0..1", default_value_t = 0.75)]
     strength: f64,
 
-    /// Change only what is white in this picture, or transparent in the first if it has no other mask
+    /// Change only what is white in this picture; without it, what is transparent in the first picture
     #[arg(long, value_name = "FILE", requires = "init_image")]
     mask: Option<PathBuf>,
 
@@ -34,11 +34,11 @@ pub(super) struct InputArgs {
     #[arg(long, value_enum, default_value_t = Fill::Original)]
     mask_content: Fill,
 
-    /// Draw only the surroundings of the mask, with this many pixels around it, at the full size
+    /// Draw only the masked part and this many pixels around it, at full size
     #[arg(long, value_name = "PIXELS", num_args = 0..=1, default_missing_value = "32")]
     only_masked: Option<u32>,
 
-    /// Draw beyond the borders of the picture: so many pixels to the left, top, right and bottom
+    /// Extend the picture by this many pixels to the left, top, right and bottom
     #[arg(long, value_name = "L,T,R,B", value_delimiter = ',', num_args = 1.., requires = "init_image", conflicts_with = "mask")]
     outpaint: Vec<u32>,
 
@@ -59,7 +59,7 @@ pub(super) struct InputArgs {
     #[arg(long = "control-strength", value_name = "STRENGTH")]
     control_strengths: Vec<f64>,
 
-    /// From which share of the steps to which to follow it (repeatable) [default: 0,1]
+    /// In which part of the steps to follow it, such as 0,0.7 (repeatable) [default: 0,1]
     #[arg(long = "control-interval", value_name = "FROM,TO", value_parser = interval)]
     control_intervals: Vec<(f64, f64)>,
 

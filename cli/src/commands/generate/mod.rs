@@ -82,7 +82,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "0..1")]
     cfg_rescale: Option<f64>,
 
-    /// Guide only in this part of the steps; the others take half the time
+    /// Guide only in this part of the steps, such as 0.1,0.8; the others take half the time
     #[arg(long, value_name = "FROM,TO", value_parser = inputs::interval)]
     cfg_interval: Option<(f64, f64)>,
 
@@ -91,7 +91,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SCALE")]
     guidance: Option<f64>,
 
-    /// Layers of the text encoder to leave out, plus one, as most anime models of SD 1 need [default: 1]
+    /// Which of the last layers of the text encoder to use; most anime models of SD 1 need 2 [default: 1]
     #[arg(long, value_name = "N")]
     clip_skip: Option<usize>,
 
@@ -118,6 +118,10 @@ pub(crate) struct Args {
     /// Spacing of the noise levels, under its name in those programs [default: the sampler's usual schedule]
     #[arg(long, alias = "scheduler", value_name = "NAME", value_parser = schedule)]
     schedule: Option<Schedule>,
+
+    /// Run the autoencoder on tiles of this many pixels [without it: only if the memory is too small for the whole picture]
+    #[arg(long, value_name = "PIXELS", num_args = 0..=1, default_missing_value = "512")]
+    vae_tiling: Option<usize>,
 
     /// Write no metadata (prompt and settings) into the pictures
     #[arg(long, alias = "disable-image-metadata")]
@@ -256,6 +260,11 @@ fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
         Event::Widened { part, from } => {
             tracing::warn!("{part} gave values that are not finite in {from}; it runs in fp32 now");
         }
+        Event::Tiled { part, tiles, asked: false } => {
+            tracing::warn!(
+                "{part} works on {tiles} tiles, because the memory is too small for the whole picture"
+            );
+        }
         Event::Prompt { part, tokens, lost } if lost > 0 => {
             tracing::warn!("{part} takes {} of the prompt's {tokens} tokens", tokens - lost);
         }
@@ -325,6 +334,7 @@ fn wanted(args: &Args) -> anyhow::Result<(Request, Option<Record>)> {
         guidance_interval: args.cfg_interval.or(base.guidance_interval),
         distilled_guidance: args.guidance.or(base.distilled_guidance),
         clip_skip: args.clip_skip.or(base.clip_skip),
+        tile: args.vae_tiling.or(base.tile),
         refiner_start: args.refiner_start.or(base.refiner_start),
         // Another sampler brings its own usual schedule.
         schedule: args.schedule.or(usual).or(base.schedule.filter(|_| sampler.is_none())),

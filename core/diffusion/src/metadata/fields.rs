@@ -1,4 +1,4 @@
-//! Named settings of any program, taken one by one, so that the ones that nobody took are known.
+//! Named settings of any program. A reader takes them one by one, and reports those that it did not take.
 
 use super::{Error, Reading, Record};
 use crate::{names, sampler::Sampler, schedule::Schedule};

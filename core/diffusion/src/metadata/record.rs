@@ -46,13 +46,13 @@ pub struct Record {
     /// Guidance scale.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cfg_scale: Option<f64>,
-    /// How far guided predictions were given back their deviation, from 0 to 1.
+    /// How far the deviation of guided predictions was restored, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cfg_rescale: Option<f64>,
     /// How predictions with and without the prompt were combined; standard guidance by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guidance_rule: Option<Rule>,
-    /// From which share of the steps to which there was guidance.
+    /// The part of the steps with guidance, as shares from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guidance_interval: Option<(f64, f64)>,
     /// Guidance scale that the network takes as an input (Flux dev).
@@ -88,6 +88,9 @@ pub struct Record {
     /// The autoencoder, if it is not the checkpoint's. Its hash is AutoV2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vae: Option<ModelFile>,
+    /// Sides in pixels of the autoencoder's tiles, if the user asked for tiles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tile: Option<usize>,
     /// The model of the last steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refiner: Option<ModelFile>,

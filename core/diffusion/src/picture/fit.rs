@@ -1,4 +1,4 @@
-//! Bringing pictures and masks to the size that a model works at.
+//! Resizes pictures and masks to the size that a model works at.
 
 use image::{
     ImageBuffer, Pixel, RgbImage,

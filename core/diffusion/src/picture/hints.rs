@@ -29,9 +29,9 @@ pub enum Hint {
         /// The highest value that becomes black.
         above: u8,
     },
-    /// Removes details, which the network shall invent anew.
+    /// Removes details, so that the network makes up new ones.
     Tile {
-        /// By how much to make the picture smaller before it gets its size back. 1 or less changes nothing.
+        /// The picture is shrunk by this factor and enlarged again. 1 or less changes nothing.
         rate: f32,
     },
 }

@@ -11,7 +11,7 @@ use crate::latent::from_bytes;
 /// The widest blur. A1111 offers up to 64.
 const MAX_SIGMA: f32 = 256.0;
 
-/// From where on a grey pixel counts as masked when a mask must be binary. All programs round halves of 255 this way.
+/// The lowest grey value that counts as masked when a mask must be binary. All programs draw the line here.
 const MASKED: u8 = 128;
 
 /// Which pixels of a picture to repaint: 255 wholly, 0 not.

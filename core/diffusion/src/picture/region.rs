@@ -1,4 +1,4 @@
-//! Repainting only a part of a picture, at a size of its own.
+//! Repaints only a part of a picture, at a size of its own.
 
 use image::{ImageBuffer, Pixel, RgbImage, imageops::crop_imm};
 
@@ -93,8 +93,7 @@ fn longer((start, end): (u32, u32), by: u32, side: u32) -> (u32, u32) {
     (start, start + length)
 }
 
-/// Lays what was generated for a region over the original picture, through the mask of the whole picture. Blurring the mask
-/// before makes the seam soft.
+/// Pastes the generated region into the original picture through the whole picture's mask. A blurred mask makes the seam soft.
 ///
 /// `generated` is brought to the size of the region. Pixels outside the region, and those where the mask is 0, stay exactly the
 /// original's.

@@ -1,7 +1,7 @@
-//! Running a network on overlapping tiles, where the whole needs too much memory, without seams.
+//! Runs a network on overlapping tiles, without seams, where the whole picture needs too much memory.
 //!
-//! A network that looks far, or normalises over all pixels as autoencoders do, still gives tiles slightly other colours than
-//! the whole. So prefer the whole where it fits.
+//! Autoencoders normalise over all pixels, so the colours of tiles still differ a little from those of the whole. Prefer the whole
+//! where it fits.
 
 /// Overlaps that hide seams without doing most of the work twice or more.
 const OVERLAPS: std::ops::RangeInclusive<f64> = 0.25..=0.75;
@@ -39,7 +39,7 @@ pub enum TileError {
     /// The overlap is too small to hide seams, or so large that most work is done many times.
     #[error("tiles cannot overlap by {overlap} of their size: take {} to {}", OVERLAPS.start(), OVERLAPS.end())]
     Overlap {
-        /// The overlap asked for.
+        /// The requested overlap.
         overlap: f64,
     },
     /// A tensor has another size than the plan says.
@@ -150,7 +150,7 @@ fn check(what: &'static str, got: usize, expected: usize) -> Result<(), TileErro
 struct Axis {
     length: usize,
     tile: usize,
-    /// Over how much a tile fades out.
+    /// Length over which a tile fades out.
     feather: usize,
     starts: Vec<usize>,
 }

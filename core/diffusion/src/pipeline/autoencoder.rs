@@ -1,11 +1,12 @@
 //! Between pictures and latents.
 
 use super::{
-    Error, Result,
+    Error, Event, Result,
     network::{Network, Opener},
-    parts::Parts,
+    parts::{Part, Parts},
 };
-use sdrun::Shapes;
+use crate::picture::{Layout, Tiles};
+use sdrun::{Shapes, abi::ErrorCode};
 
 /// The distribution of a picture's latents, before the family's scale and shift.
 pub(super) struct Encoded {
@@ -29,7 +30,7 @@ impl Encoded {
 
 /// The autoencoder's encoder, for pictures of one size.
 pub(super) struct Encoder<'a> {
-    network: Network<'a>,
+    map: Map<'a>,
     len: usize,
 }
 
@@ -39,14 +40,16 @@ impl<'a> Encoder<'a> {
         let Some(part) = &parts.vae_encoder else {
             return Err(Error::Missing { component: "vae_encoder".into(), family: parts.family, file: None });
         };
-        let shapes = Shapes::from([("sample".into(), vec![1, 3, height, width])]);
-        let len = parts.family.latent.shape(width, height).iter().product();
-        Ok(Encoder { network: open.network(part, shapes)?, len })
+        let latent = &parts.family.latent;
+        let shape = latent.shape(width, height);
+        let picture = Layout { channels: 3, scale: latent.factor };
+        let map = Map::open(open, part, "sample", (picture, 1), [shape[1], shape[2]])?;
+        Ok(Encoder { map, len: shape.iter().product() })
     }
 
     /// Encodes a picture `[3, height, width]` with values from -1 to 1.
     pub(super) fn encode(&mut self, picture: &[f32]) -> Result<Encoded> {
-        let mut mean = self.network.run_one(&[("sample", picture)])?;
+        let mut mean = self.map.run(picture)?;
         if mean.len() != self.len && mean.len() != 2 * self.len {
             let message = format!("the autoencoder returned {} numbers for {} latents", mean.len(), self.len);
             return Err(Error::invalid(message));
@@ -62,7 +65,7 @@ impl<'a> Encoder<'a> {
 
 /// The autoencoder's decoder, for latents of one size.
 pub(super) struct Decoder<'a> {
-    network: Network<'a>,
+    map: Map<'a>,
     len: usize,
     parts: &'a Parts,
 }
@@ -71,22 +74,113 @@ impl<'a> Decoder<'a> {
     /// Loads it for latents of a shape.
     pub(super) fn open(open: &'a Opener<'a>, parts: &'a Parts, shape: [usize; 3]) -> Result<Self> {
         let [channels, height, width] = shape;
-        let shapes = Shapes::from([("latent_sample".into(), vec![1, channels, height, width])]);
         let factor = parts.family.latent.factor;
-        let network = open.network(&parts.vae_decoder, shapes)?;
-        Ok(Decoder { network, len: 3 * height * width * factor * factor, parts })
+        let latents = Layout { channels, scale: 1 };
+        let map = Map::open(open, &parts.vae_decoder, "latent_sample", (latents, factor), [height, width])?;
+        Ok(Decoder { map, len: 3 * height * width * factor * factor, parts })
     }
 
     /// Decodes the denoiser's latents to a picture `[3, height, width]` with values from about -1 to 1.
     pub(super) fn decode(&mut self, latents: &[f32]) -> Result<Vec<f32>> {
         let mut latents = latents.to_vec();
         self.parts.family.latent.decoded(&mut latents);
-        let values = self.network.run_one(&[("latent_sample", &latents)])?;
+        let values = self.map.run(&latents)?;
         if values.len() != self.len {
             let message =
                 format!("the autoencoder returned {} numbers for a picture of {}", values.len(), self.len);
             return Err(Error::invalid(message));
         }
         Ok(values)
+    }
+}
+
+/// A network between pictures and latents, on the whole or on tiles.
+struct Map<'a> {
+    network: Network<'a>,
+    input: &'static str,
+    from: Layout,
+    to: Layout,
+    tiles: Tiles,
+}
+
+/// Sides of tiles in pixels, unless the user names another size.
+const TILE: usize = 512;
+
+/// How much of a tile its neighbours share, at least.
+const OVERLAP: f64 = 0.25;
+
+impl<'a> Map<'a> {
+    /// Loads it for `size` latents (height, width). `from` is the layout of its input, and `to` the scale of its output.
+    fn open(
+        open: &'a Opener<'a>,
+        part: &'a Part,
+        input: &'static str,
+        (from, to): (Layout, usize),
+        size: [usize; 2],
+    ) -> Result<Self> {
+        let load = |tile: [usize; 2]| {
+            let [height, width] = tile.map(|side| side * from.scale);
+            open.network(part, Shapes::from([(input.into(), vec![1, from.channels, height, width])]))
+        };
+        let factor = from.scale.max(to);
+        let (network, tile) = whole_or_tile(size, open.tile, factor, load)?;
+        let tiles = Tiles::new(size, tile, OVERLAP)?;
+        let count = tiles.starts().len();
+        if count > 1 {
+            open.tell(Event::Tiled { part: &part.name, tiles: count, asked: open.tile.is_some() });
+        }
+        let channels = network.output_shapes().and_then(|outputs| outputs.first()?.1.get(1).copied());
+        let channels =
+            channels.ok_or_else(|| Error::invalid("the autoencoder's output has no fixed shape"))?;
+        Ok(Map { network, input, from, to: Layout { channels, scale: to }, tiles })
+    }
+
+    fn run(&mut self, values: &[f32]) -> Result<Vec<f32>> {
+        let Map { network, input, from, to, tiles } = self;
+        tiles.run(values, *from, *to, |tile| network.run_one(&[(*input, &tile)]))
+    }
+}
+
+/// Loads a network for all of `size` latents, or for a tile of them: one of `asked` pixels, or, if the memory is too small for the
+/// whole, one of the usual size. Returns it with the size of a tile in latents.
+fn whole_or_tile<T>(
+    size: [usize; 2],
+    asked: Option<usize>,
+    factor: usize,
+    mut load: impl FnMut([usize; 2]) -> Result<T>,
+) -> Result<(T, [usize; 2])> {
+    let tile = |pixels: usize| size.map(|side| side.min((pixels / factor).max(1)));
+    let first = asked.map_or(size, tile);
+    match load(first) {
+        Err(error)
+            if error.code() == ErrorCode::ResourceExhausted && tile(TILE) != first && asked.is_none() =>
+        {
+            Ok((load(tile(TILE))?, tile(TILE)))
+        }
+        loaded => Ok((loaded?, first)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sdrun::abi;
+
+    #[test]
+    fn too_little_memory_means_tiles() {
+        // Room for 5000 latents.
+        let load = |[height, width]: [usize; 2]| match height * width {
+            found if found <= 5000 => Ok(found),
+            _ => Err(abi::Error::new(ErrorCode::ResourceExhausted, "too large").into()),
+        };
+        let found = |size, asked| whole_or_tile(size, asked, 8, load).unwrap();
+        assert_eq!(found([64, 64], None), (4096, [64, 64]));
+        assert_eq!(found([128, 96], None), (4096, [64, 64]));
+        assert_eq!(found([16, 512], None), (1024, [16, 64]));
+        assert_eq!(found([64, 64], Some(256)), (1024, [32, 32]));
+        // What the user asks for is not changed in silence.
+        assert!(whole_or_tile([128, 128], Some(1024), 8, load).is_err());
+        let broken = |_| Err::<(), _>(Error::invalid("broken"));
+        assert!(whole_or_tile([128, 128], None, 8, broken).is_err());
     }
 }

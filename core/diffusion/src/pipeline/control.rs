@@ -18,7 +18,7 @@ pub struct Control {
     pub hint: RgbImage,
     /// How strongly to follow it; usually 1.
     pub strength: f64,
-    /// From which share of the steps to which to follow it, from 0 to 1.
+    /// In which part of the steps to follow it, as shares from 0 to 1.
     pub interval: (f64, f64),
 }
 

@@ -39,7 +39,7 @@ pub fn generate(
 ) -> Result<()> {
     let event = RefCell::new(event);
     let tell = |happened: Event<'_>| (event.borrow_mut())(happened);
-    let open = Opener { registry, engines, host, tell: &tell };
+    let open = Opener { registry, engines, host, tell: &tell, tile: request.tile };
     let passes = request.passes();
     let conditions = encoder::conditions(&open, parts, request, &passes)?;
     let refined = parts.refiner.as_deref().map(|refiner| -> Result<_> {

@@ -44,7 +44,7 @@ impl Upscale {
 }
 
 impl Hires {
-    /// Fails if it makes no sense.
+    /// Fails if a setting is out of range.
     pub(super) fn check(&self, multiple: usize) -> Result<()> {
         latent::check_size(self.width, self.height, multiple)?;
         if !(self.strength > 0.0 && self.strength <= 1.0) || self.steps == Some(0) {

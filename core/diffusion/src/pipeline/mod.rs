@@ -36,7 +36,7 @@ pub use words::{Syntax, Word};
 use crate::{
     family::Family,
     latent::SizeError,
-    picture::PictureError,
+    picture::{PictureError, TileError},
     text::{chunks::ChunkError, condition::ConditionError, encode::EncodeError, tokenizer::TokenizerError},
 };
 use sdrun::abi::{self, Precision};
@@ -82,6 +82,9 @@ pub enum Error {
     /// A picture or a mask does not fit.
     #[error(transparent)]
     Picture(#[from] PictureError),
+    /// A network returned something else for a tile than expected.
+    #[error(transparent)]
+    Tile(#[from] TileError),
     /// The text encoders' states do not fit the model.
     #[error(transparent)]
     Condition(#[from] ConditionError),
@@ -185,6 +188,15 @@ pub enum Event<'a> {
         part: &'a str,
         /// The precision it ran in.
         from: Precision,
+    },
+    /// A network works on tiles instead of the whole picture.
+    Tiled {
+        /// The network's name, as in a diffusers folder.
+        part: &'a str,
+        /// How many tiles.
+        tiles: usize,
+        /// Whether the user asked for it. Otherwise the memory is too small for the whole.
+        asked: bool,
     },
     /// A step is done.
     Step {

@@ -37,6 +37,8 @@ pub(super) struct Opener<'a> {
     pub(super) engines: &'a Engines<'a>,
     pub(super) host: &'a dyn Host,
     pub(super) tell: &'a dyn Fn(Event<'_>),
+    /// Sides of the autoencoder's tiles in pixels, if the user wants tiles.
+    pub(super) tile: Option<usize>,
 }
 
 /// A loaded network.

@@ -40,7 +40,7 @@ pub struct Request {
     pub seed: u64,
     /// Number of pictures; 0 counts as 1.
     pub count: usize,
-    /// Layers of the text encoder to leave out, plus one; only in SD 1.
+    /// Which of the last layers of the text encoder to use, where 1 is the last; only in SD 1.
     pub clip_skip: Option<usize>,
     /// What the denoiser predicts, if the model does not tell.
     pub prediction: Option<Prediction>,
@@ -48,7 +48,7 @@ pub struct Request {
     pub distilled_guidance: Option<f64>,
     /// How to combine predictions with and without the prompt.
     pub guidance_rule: Option<Rule>,
-    /// From which share of the steps to which to guide.
+    /// In which part of the steps to guide, as shares from 0 to 1.
     pub guidance_interval: Option<(f64, f64)>,
     /// A picture to start from.
     pub start: Option<Start>,
@@ -61,6 +61,8 @@ pub struct Request {
     pub controls: Vec<Control>,
     /// After which share of the steps [`Parts::refiner`] takes over; 0.8 by default.
     pub refiner_start: Option<f64>,
+    /// Sides in pixels of tiles for the autoencoder. `None` takes the whole picture, or tiles of 512 where memory is short.
+    pub tile: Option<usize>,
     /// The language of the prompts. The default is that of `like`, or else A1111's.
     pub syntax: Option<Syntax>,
     /// The program whose pictures to reproduce. By default sdrun draws its own: samplers follow ComfyUI, and each picture has its
@@ -108,6 +110,8 @@ pub struct Resolved {
     pub controls: Vec<Control>,
     /// After which share of the steps the refiner takes over.
     pub refiner_start: f64,
+    /// Sides in pixels of tiles for the autoencoder.
+    pub tile: Option<usize>,
     /// The language of the prompts.
     pub syntax: Syntax,
     /// The program whose pictures to reproduce.
@@ -118,6 +122,9 @@ pub struct Resolved {
 
 /// The most steps. More never help, and a typo could take days.
 const MOST_STEPS: usize = 1000;
+
+/// The smallest tile of the autoencoder, in pixels. Below, tiles know too little of the picture.
+const SMALLEST_TILE: usize = 128;
 
 impl Request {
     /// Fills in what the user left open, from the defaults of the model's family.
@@ -166,6 +173,10 @@ impl Request {
                 format!("the refiner starts after {refiner_start} of the steps: take a share from 0 to 1");
             return Err(Error::invalid(message));
         }
+        if let Some(tile) = self.tile.filter(|tile| *tile < SMALLEST_TILE) {
+            let message = format!("tiles of {tile} pixels are too small: take {SMALLEST_TILE} or more");
+            return Err(Error::invalid(message));
+        }
         let clip_skip = self.clip_skip.unwrap_or(1).max(1);
         let sampler = self.sampler.unwrap_or(defaults.sampler);
         let usual = || if self.sampler.is_some() { sampler.usual_schedule() } else { defaults.schedule };
@@ -190,6 +201,7 @@ impl Request {
             hires: self.hires,
             controls: self.controls.clone(),
             refiner_start,
+            tile: self.tile,
             syntax,
             like: self.like,
             options: Options { program: self.like.unwrap_or_default(), ..Options::default() },
@@ -383,6 +395,7 @@ impl Resolved {
             prediction: Some(self.prediction),
             clip_skip: Some(self.clip_skip).filter(|layer| *layer > 1),
             denoising_strength: self.start.as_ref().map(|start| start.strength),
+            tile: self.tile,
             refiner_start: files.refiner.as_ref().map(|_| self.refiner_start),
             controlnets: files.controlnets.iter().zip(&self.controls).map(control).collect(),
             hires,
@@ -422,6 +435,7 @@ impl Request {
             guidance_interval: record.guidance_interval,
             syntax: record.syntax,
             refiner_start: record.refiner_start,
+            tile: record.tile,
             hires,
             like: record.seed_like,
             ..Request::default()

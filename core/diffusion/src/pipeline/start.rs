@@ -36,7 +36,7 @@ pub struct Inpaint {
     pub blur: f32,
     /// What is under the mask at the start.
     pub content: Content,
-    /// Draw only the surroundings of the mask, with this many pixels around it, at the size of the request.
+    /// Draw only the masked part and this many pixels around it, at the size of the request.
     pub only_masked: Option<u32>,
 }
 
@@ -56,7 +56,7 @@ pub enum Content {
 }
 
 impl Start {
-    /// Fails if it makes no sense.
+    /// Fails if a setting is out of range.
     pub(super) fn check(&self) -> Result<()> {
         if !(self.strength > 0.0 && self.strength <= 1.0) {
             let message = format!("the strength {} is not above 0 and at most 1", self.strength);

@@ -1,7 +1,7 @@
 //! ComfyUI's graph of nodes in its API format.
 //!
 //! A graph can compute anything. This reads the common form: one sampler, whose inputs lead to a checkpoint, two prompts and an
-//! empty latent. Other nodes on the way are passed and noted.
+//! empty latent. It skips other nodes on the way and notes them.
 
 mod graph;
 
@@ -90,7 +90,7 @@ impl<'a> Reader<'a> {
         end.is_some_and(|(node, _)| !is_sampler(&node))
     }
 
-    /// Notes a node that is passed.
+    /// Notes a node that is skipped.
     fn pass(&mut self, node: Node<'a>, what: &str) {
         let sentence = format!("the node {} ({}) {what}", node.class, node.id);
         if !self.unread.contains(&sentence) {

@@ -105,6 +105,7 @@ proptest! {
     ])) {
         let record = Record {
             cfg_rescale: Some(0.7),
+            tile: Some(256),
             guidance_rule: Some(Rule::Projected { parallel: 0.5, limit: 1.0 }),
             guidance_interval: Some((0.1, 0.9)),
             syntax: Some(Syntax::ComfyUi),
