@@ -18,7 +18,7 @@ use sdrun_diffusion::{
     picture::{Fit, Mask},
     pipeline::{
         Content, Control, Engines, Event, Files, Hires, Inpaint, Part, Parts, Picture, Request, Resolved,
-        Start, Upscale, generate,
+        Start, Upscale, generate, plan,
     },
     prediction::Time,
     program::Program,
@@ -516,6 +516,49 @@ fn edits_keep_their_promises() {
     };
     assert_eq!(larger(1.0).width, 128);
     assert!(far(&larger(1.0), &larger(0.0)) > Some(1));
+}
+
+/// A plan names the networks that the request then loads, in the same order.
+#[test]
+fn plans_come_true() {
+    let lab = Lab::default();
+    let hires = Hires { width: 128, height: 64, steps: None, strength: 0.5, upscale: Upscale::Lanczos };
+    let control = Control { hint: sample().0, strength: 1.0, interval: (0.0, 1.0) };
+    let cases = [
+        (parts(), Request { start: Some(start(0.5, true)), ..request() }),
+        (parts(), Request { hires: Some(hires), ..request() }),
+        (controlled(), Request { controls: vec![control], ..request() }),
+        (parts_of("sdxl"), request()),
+        (parts_of("sd3"), request()),
+        (parts_of("flux"), Request { scale: Some(1.0), ..request() }),
+    ];
+    for provider in ALL.iter() {
+        for (parts, request) in &cases {
+            let request = Request { steps: Some(1), ..request.clone() }.resolve(parts).unwrap();
+            let engines = engines(provider);
+            let plan = plan(&lab.registry, parts, &request, &engines, &NoHost).unwrap();
+            let mut loaded = Vec::new();
+            let mut hear = |event: Event<'_>| {
+                if let Event::Loaded { part, provider, device, precision, built, .. } = event {
+                    loaded.push((
+                        part.to_string(),
+                        provider.to_string(),
+                        device.to_string(),
+                        precision,
+                        !built,
+                    ));
+                }
+            };
+            generate(&lab.registry, parts, &request, &engines, &NoHost, &mut hear).unwrap();
+            let networks = plan.phases.iter().flat_map(|phase| &phase.networks);
+            let planned: Vec<_> = networks
+                .map(|n| (n.part.clone(), n.provider.clone(), n.device.clone(), n.precision, n.has_engine))
+                .collect();
+            assert_eq!(planned, loaded, "{}", parts.family.id);
+            let [main, device] = plan.peak();
+            assert!(main > 1 << 20 && device == 0, "{main}, {device}");
+        }
+    }
 }
 
 /// Each picture has its own seed and noise, so it does not depend on the other pictures in its batch.

@@ -68,6 +68,11 @@ impl Cache {
         self.root.join(format!("{key}.{SUFFIX}"))
     }
 
+    /// Whether there is a file for `key`.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.path(key).is_file()
+    }
+
     /// Locks `key` for building its engine. While another process builds it, this reports progress and waits. `None`
     /// if locking is impossible; the caller then builds without a lock.
     ///

@@ -238,6 +238,11 @@ impl Beside {
         matches!(self, Self::Picture | Self::Depth)
     }
 
+    /// Whether it has latents of a picture.
+    pub fn has_picture(self) -> bool {
+        matches!(self, Self::Picture) || self.has_mask()
+    }
+
     /// Whether it has a mask.
     pub fn has_mask(self) -> bool {
         matches!(self, Self::MaskAndPicture | Self::PictureAndMask)

@@ -37,9 +37,7 @@ pub(super) struct Encoder<'a> {
 impl<'a> Encoder<'a> {
     /// Loads it for pictures of `[height, width]`.
     pub(super) fn open(open: &'a Opener<'a>, parts: &'a Parts, [height, width]: [usize; 2]) -> Result<Self> {
-        let Some(part) = &parts.vae_encoder else {
-            return Err(Error::Missing { component: "vae_encoder".into(), family: parts.family, file: None });
-        };
+        let part = parts.encoder()?;
         let latent = &parts.family.latent;
         let shape = latent.shape(width, height);
         let picture = Layout { channels: 3, scale: latent.factor };
@@ -143,7 +141,7 @@ impl<'a> Map<'a> {
 
 /// Loads a network for all of `size` latents, or for a tile of them: one of `asked` pixels, or, if the memory is too small for the
 /// whole, one of the usual size. Returns it with the size of a tile in latents.
-fn whole_or_tile<T>(
+pub(super) fn whole_or_tile<T>(
     size: [usize; 2],
     asked: Option<usize>,
     factor: usize,

@@ -100,7 +100,7 @@ impl<'a> Controls<'a> {
 }
 
 /// The denoiser's input for an output of a ControlNet.
-fn residual(output: &str) -> String {
+pub(super) fn residual(output: &str) -> String {
     format!("{output}_res")
 }
 

@@ -50,20 +50,10 @@ impl<'a> Guided<'a> {
     /// A prompt and its negative prompt of one length run as one batch. Several parts of a prompt, or guidance in only some of the
     /// steps, run one after the other, so that one engine serves all steps.
     pub(super) fn open(open: &'a Opener<'a>, course: Course<'a>) -> Result<Self> {
-        let Course { parts, request, conditions, steps, shape, .. } = course;
-        let Some(first) = conditions.all.first() else {
-            return Err(Error::invalid("there is no prompt"));
-        };
-        let is_pair = |step: &Step| step.with.len() == 1 && step.without.is_some();
-        let in_all = request.guidance.interval == (0.0, 1.0);
-        let is_even = conditions.all.iter().all(|condition| condition.places == first.places);
-        let batch = if in_all && is_even && steps.iter().all(is_pair) { 2 } else { 1 };
-        let family = parts.family;
-        let [channels, height, width] = shape;
-        let alone = Layout { batch, latents: shape, pack: family.pack, factor: family.latent.factor };
+        let Course { parts, request, conditions, .. } = course;
+        let (alone, layout) = layouts(&course)?;
+        let batch = layout.batch;
         let controls = Controls::open(open, course, alone, &conditions.all)?;
-        let more = family.beside.channels(&family.latent);
-        let layout = Layout { latents: [channels + more, height, width], ..alone };
         let scale = request.distilled_guidance.unwrap_or(1.0);
         let fixed = |role: Role, size: usize| match role {
             Role::Guidance => Some(vec![scale as f32; size]),
@@ -137,6 +127,23 @@ impl<'a> Guided<'a> {
         let clean = |(x, out): (&f32, &f32)| (keep * f64::from(*x) + change * f64::from(*out)) as f32;
         x.iter().zip(output).map(clean).collect()
     }
+}
+
+/// Sizes of the inputs of ControlNets and of the denoiser.
+pub(super) fn layouts(course: &Course<'_>) -> Result<(Layout, Layout)> {
+    let Course { parts, request, conditions, steps, shape, .. } = course;
+    let Some(first) = conditions.all.first() else {
+        return Err(Error::invalid("there is no prompt"));
+    };
+    let is_pair = |step: &Step| step.with.len() == 1 && step.without.is_some();
+    let in_all = request.guidance.interval == (0.0, 1.0);
+    let is_even = conditions.all.iter().all(|condition| condition.places == first.places);
+    let batch = if in_all && is_even && steps.iter().all(is_pair) { 2 } else { 1 };
+    let family = parts.family;
+    let [channels, height, width] = *shape;
+    let alone = Layout { batch, latents: *shape, pack: family.pack, factor: family.latent.factor };
+    let more = family.beside.channels(&family.latent);
+    Ok((alone, Layout { latents: [channels + more, height, width], ..alone }))
 }
 
 /// A guidance scale as `width` sines and cosines (diffusers' `get_guidance_scale_embedding` of the scale less 1).

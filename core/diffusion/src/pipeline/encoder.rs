@@ -3,7 +3,7 @@
 use super::{
     Error, Event, Parts, Resolved, Result,
     network::{Network, Opener},
-    parts::TextEncoder,
+    parts::{Part, TextEncoder},
     words::{Divided, Ids, divided},
 };
 use crate::{
@@ -36,6 +36,14 @@ pub(super) struct Conditions {
     pub(super) all: Vec<Condition>,
 }
 
+/// A text to encode.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Text {
+    pub(super) words: String,
+    /// Whether it is a negative prompt.
+    is_negative: bool,
+}
+
 /// Encodes the prompts for passes of the sampler. The encoders are dropped afterwards.
 pub(super) fn conditions(
     open: &Opener<'_>,
@@ -43,9 +51,8 @@ pub(super) fn conditions(
     request: &Resolved,
     passes: &[Pass],
 ) -> Result<Conditions> {
-    let mut texts: Vec<(String, bool)> = Vec::new();
-    let steps = passes.iter().map(|pass| planned(request, *pass, &mut texts)).collect();
-    let words: Vec<String> = texts.iter().map(|(text, _)| text.clone()).collect();
+    let (steps, texts) = steps(request, passes);
+    let words: Vec<String> = texts.iter().map(|text| text.words.clone()).collect();
     let mut encoded = Vec::new();
     for (encoder, found) in parts.family.encoders.iter().zip(&parts.encoders) {
         encoded.push(match found {
@@ -53,8 +60,26 @@ pub(super) fn conditions(
             None => None,
         });
     }
+    join(parts, request, steps, &texts, &encoded)
+}
+
+/// The texts of all steps, and which ones each step of each pass needs.
+pub(super) fn steps(request: &Resolved, passes: &[Pass]) -> (Vec<Vec<Step>>, Vec<Text>) {
+    let mut texts = Vec::new();
+    let steps = passes.iter().map(|pass| planned(request, *pass, &mut texts)).collect();
+    (steps, texts)
+}
+
+/// The conditions of all texts from what each encoder of the family returned.
+pub(super) fn join(
+    parts: &Parts,
+    request: &Resolved,
+    steps: Vec<Vec<Step>>,
+    texts: &[Text],
+    encoded: &[Option<Encoded>],
+) -> Result<Conditions> {
     let mut all = Vec::new();
-    for (text, (_, is_negative)) in texts.iter().enumerate() {
+    for (text, Text { is_negative, .. }) in texts.iter().enumerate() {
         let states = encoded.iter().map(|of| of.as_ref().map(|of| of.states[text].clone())).collect();
         let sequence = encoded.iter().flatten().find_map(|of| of.sequences.get(text));
         all.push(condition(parts.family, request, states, sequence, *is_negative)?);
@@ -62,10 +87,10 @@ pub(super) fn conditions(
     Ok(Conditions { steps, all })
 }
 
-/// Which texts each step needs. Adds them to `texts`, each with whether it is negative.
-fn planned(request: &Resolved, pass: Pass, texts: &mut Vec<(String, bool)>) -> Vec<Step> {
-    let mut index = |text: String, is_negative: bool| {
-        let text = (text, is_negative);
+/// Which texts each step needs. Adds them to `texts`.
+fn planned(request: &Resolved, pass: Pass, texts: &mut Vec<Text>) -> Vec<Step> {
+    let mut index = |words: String, is_negative: bool| {
+        let text = Text { words, is_negative };
         texts.iter().position(|known| *known == text).unwrap_or_else(|| {
             texts.push(text);
             texts.len() - 1
@@ -96,10 +121,10 @@ fn planned(request: &Resolved, pass: Pass, texts: &mut Vec<(String, bool)>) -> V
 }
 
 /// What one encoder returns for all texts.
-struct Encoded {
-    states: Vec<States>,
+pub(super) struct Encoded {
+    pub(super) states: Vec<States>,
     /// The texts as sequences, if the encoder takes sequences.
-    sequences: Vec<Sequence>,
+    pub(super) sequences: Vec<Sequence>,
 }
 
 fn of_encoder(
@@ -114,21 +139,10 @@ fn of_encoder(
     open.tell(Event::Prompt { part: &part.name, tokens, lost });
     let mut weights = part.weights.clone();
     weights.embeddings.extend(embeddings);
-    let has_mask = part.model.inputs().iter().any(|(spec, _)| spec.name == MASK);
-    let length = match &ids {
-        Ids::Chunks(_) => chunks::LENGTH,
-        Ids::Sequences(all) => all.first().map_or(0, |sequence| sequence.ids.len()),
-    };
-    let mut shapes = Shapes::from([(TOKENS.into(), vec![1, length])]);
-    if has_mask {
-        shapes.insert(MASK.into(), vec![1, length]);
-    }
+    let shapes = shapes(part, &ids);
+    let has_mask = shapes.contains_key(MASK);
     let network = open.network_with(part, weights, shapes.into())?;
-    let layer = match encoder.states {
-        Which::Penultimate => 2,
-        Which::None => 1,
-        Which::Last => request.clip_skip,
-    };
+    let layer = layer_of(encoder, request);
     let mut run = Run::new(network, encoder, layer)?;
     match ids {
         Ids::Chunks(prompts) => {
@@ -148,6 +162,27 @@ fn of_encoder(
     }
 }
 
+/// Shapes of an encoder's inputs.
+pub(super) fn shapes(part: &Part, ids: &Ids) -> Shapes {
+    let length = match ids {
+        Ids::Chunks(_) => chunks::LENGTH,
+        Ids::Sequences(all) => all.first().map_or(0, |sequence| sequence.ids.len()),
+    };
+    let inputs = part.model.inputs();
+    let has_mask = inputs.iter().any(|(spec, _)| spec.name == MASK);
+    let names = [Some(TOKENS), has_mask.then_some(MASK)];
+    names.into_iter().flatten().map(|name| (name.into(), vec![1, length])).collect()
+}
+
+/// The layer that a family takes of an encoder, counted from the last, which is 1.
+pub(super) fn layer_of(encoder: &Encoder, request: &Resolved) -> usize {
+    match encoder.states {
+        Which::Penultimate => 2,
+        Which::None => 1,
+        Which::Last => request.clip_skip,
+    }
+}
+
 const TOKENS: &str = "input_ids";
 const MASK: &str = "attention_mask";
 
@@ -161,13 +196,12 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(network: Network<'a>, encoder: &Encoder, layer: usize) -> Result<Self> {
         let names = network.outputs();
-        let has = |name: &&str| names.iter().any(|known| known == name);
         let hidden = hidden_output(names, layer, encoder.states).ok_or_else(|| {
             let message =
                 format!("its graph gives no states of layer {layer} from the end, only {}", names.join(", "));
             Error::of(encoder.component)(abi::Error::unsupported(message).into())
         })?;
-        let pooled = ["text_embeds", "pooler_output"].into_iter().find(has).filter(|_| encoder.pooled);
+        let pooled = pooled_output(names, encoder);
         let outputs = [Some(hidden), pooled.map(str::to_string)].into_iter().flatten().collect();
         Ok(Run { network, outputs })
     }
@@ -232,9 +266,15 @@ fn condition(
     })
 }
 
+/// The output with the pooled states, if the family takes them.
+pub(super) fn pooled_output(names: &[String], encoder: &Encoder) -> Option<&'static str> {
+    let has = |name: &&str| names.iter().any(|known| known == name);
+    ["text_embeds", "pooler_output"].into_iter().find(has).filter(|_| encoder.pooled)
+}
+
 /// The output with the hidden states of a layer, counted from the last, which is 1. Optimum's exports give all layers as
 /// `hidden_states.0` (the embeddings) and so on, without the final normalization.
-fn hidden_output(names: &[String], layer: usize, states: Which) -> Option<String> {
+pub(super) fn hidden_output(names: &[String], layer: usize, states: Which) -> Option<String> {
     let has = |name: &str| names.iter().any(|known| known == name);
     if layer == 1 {
         return has("last_hidden_state").then(|| "last_hidden_state".into());

@@ -25,6 +25,15 @@ pub(super) struct InputShapes {
     pub(super) open: OpenShapes,
 }
 
+impl InputShapes {
+    /// Build options with these shapes.
+    pub(super) fn options(&self, options: BuildOptions) -> BuildOptions {
+        let mut options = options.shapes(self.fixed.clone());
+        options.open_shapes = self.open.clone();
+        options
+    }
+}
+
 impl From<Shapes> for InputShapes {
     fn from(fixed: Shapes) -> Self {
         Self { fixed, ..Self::default() }
@@ -96,8 +105,7 @@ impl<'a> Opener<'a> {
         let name = Error::of(&part.name);
         let weights = weights.of_model(&part.model, self.registry.paths(), self.host).map_err(&name)?;
         let options = |device| {
-            let mut options = (self.engines.options)(device).shapes(shapes.fixed.clone());
-            options.open_shapes = shapes.open.clone();
+            let options = shapes.options((self.engines.options)(device));
             precision.map_or(options.clone(), |precision| options.precision(precision))
         };
         let attempt = |provider: &Provider, options: &BuildOptions| {

@@ -165,6 +165,12 @@ impl Parts {
         Ok(())
     }
 
+    /// The autoencoder's encoder.
+    pub(super) fn encoder(&self) -> Result<&Part> {
+        let missing = || Error::Missing { component: "vae_encoder".into(), family: self.family, file: None };
+        self.vae_encoder.as_ref().ok_or_else(missing)
+    }
+
     /// Adds a model for the last steps.
     ///
     /// # Errors

@@ -103,6 +103,18 @@ impl Provider {
         })
     }
 
+    /// Whether the cache has an engine for this request, so that [`build`](Provider::build) loads it. False for baked engines, whose
+    /// weights would have to be read first.
+    pub fn has_engine(&self, model: &Model, options: &BuildOptions) -> Result<bool> {
+        let reads = matches!(options.cache, CachePolicy::Use | CachePolicy::Only);
+        if options.bake || !reads {
+            return Ok(false);
+        }
+        let graph = model.bound_for(&options.shapes, &options.open_shapes)?;
+        let wanted = self.wanted(model, &graph, options, None)?;
+        Ok(Cache::at(self.paths().engines()).has(&wanted.key))
+    }
+
     /// The manifest of the wanted engine, without the fields that only the provider can fill.
     fn wanted(
         &self,

@@ -1,0 +1,263 @@
+//! What a request will load and how much memory that needs, known before the work starts.
+
+use super::{
+    Engines, Part, Parts, Resolved, Result,
+    autoencoder::whole_or_tile,
+    control,
+    denoiser::{Course, layouts},
+    encoder::{self, Conditions, Text, hidden_output, layer_of, pooled_output},
+    inputs::Layout,
+    network::InputShapes,
+    parts::TextEncoder,
+    words::{Ids, divided},
+};
+use crate::{
+    family::Encoder,
+    text::{chunks, encode::States},
+};
+use sdrun::{
+    BuildOptions, Provider, Registry, Shapes,
+    abi::{Device, Host, MemoryEstimate, Precision},
+    graph::Graph,
+    memory,
+};
+use serde::Serialize;
+
+/// What a request will load, in order.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Plan {
+    /// The family's name for people.
+    pub family: &'static str,
+    /// Parts of the work. Their networks leave the memory before the next part begins.
+    pub phases: Vec<Phase>,
+}
+
+/// A part of the work.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Phase {
+    /// What happens.
+    pub what: &'static str,
+    /// The networks that are in memory together.
+    pub networks: Vec<Planned>,
+}
+
+/// A network of a plan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Planned {
+    /// The network's name, as in a diffusers folder.
+    pub part: String,
+    /// The provider that will run it.
+    pub provider: String,
+    /// The name of its device.
+    pub device: String,
+    /// The precision of its engine.
+    pub precision: Precision,
+    /// Why this provider and device.
+    pub why: String,
+    /// Whether there is an engine for it. Otherwise one is built.
+    pub has_engine: bool,
+    /// Whether loading compiles, even with an engine.
+    pub session_compiles: bool,
+    /// The memory that it needs at least. The runtime's own memory is not included.
+    pub memory: MemoryEstimate,
+    /// Tiles, if it works on tiles.
+    pub tiles: Option<[usize; 2]>,
+}
+
+impl Phase {
+    /// Bytes of main memory and of device memory that it needs at least.
+    pub fn memory(&self) -> [u64; 2] {
+        let sum = |of: fn(&MemoryEstimate) -> [Option<u64>; 2]| {
+            let parts = self.networks.iter().flat_map(|network| of(&network.memory));
+            parts.flatten().fold(0, u64::saturating_add)
+        };
+        [sum(|m| [m.host_weights, m.host_activations]), sum(|m| [m.device_weights, m.device_activations])]
+    }
+}
+
+impl Plan {
+    /// The most that a part of the work needs: bytes of main memory and of device memory.
+    pub fn peak(&self) -> [u64; 2] {
+        let most = |at: usize| self.phases.iter().map(|phase| phase.memory()[at]).max().unwrap_or(0);
+        [most(0), most(1)]
+    }
+}
+
+/// Plans a request. Loads providers, but no weights.
+///
+/// # Errors
+/// As [`generate`](super::generate) before its first picture, as far as they can be known without weights.
+pub fn plan(
+    registry: &Registry,
+    parts: &Parts,
+    request: &Resolved,
+    engines: &Engines<'_>,
+    host: &dyn Host,
+) -> Result<Plan> {
+    let planner = Planner { registry, engines, host, request };
+    let mut phases = Vec::new();
+    let conditions = planner.prompts(parts, request, &mut phases)?;
+    let refiner = parts.refiner.as_deref().map(|refiner| (refiner, request.of_refiner(refiner)));
+    let refined = match &refiner {
+        Some((refiner, request)) => Some(planner.prompts(refiner, request, &mut phases)?),
+        None => None,
+    };
+    let mut size = [request.width, request.height];
+    let sees = parts.family.beside.has_picture();
+    if request.start.is_some() || sees {
+        phases.push(planner.autoencoder("encode the picture", parts, size, true)?);
+    }
+    phases.push(planner.steps("draw", parts, request, &conditions, 0, size)?);
+    if let Some(hires) = &request.hires {
+        phases.push(planner.autoencoder("decode", parts, size, false)?);
+        size = [hires.width, hires.height];
+        phases.push(planner.autoencoder("encode the larger picture", parts, size, true)?);
+        phases.push(planner.steps("draw over it", parts, request, &conditions, 1, size)?);
+    }
+    if let (Some((refiner, request)), Some(conditions)) = (&refiner, &refined) {
+        let pass = usize::from(request.hires.is_some());
+        phases.push(planner.steps("refine", refiner, request, conditions, pass, size)?);
+    }
+    phases.push(planner.autoencoder("decode", parts, size, false)?);
+    Ok(Plan { family: parts.family.title, phases })
+}
+
+struct Planner<'a> {
+    registry: &'a Registry,
+    engines: &'a Engines<'a>,
+    host: &'a dyn Host,
+    request: &'a Resolved,
+}
+
+impl Planner<'_> {
+    /// The text encoders, and conditions of the right shapes.
+    fn prompts(&self, parts: &Parts, request: &Resolved, phases: &mut Vec<Phase>) -> Result<Conditions> {
+        let (steps, texts) = encoder::steps(request, &request.passes());
+        let words: Vec<String> = texts.iter().map(|Text { words, .. }| words.clone()).collect();
+        let mut encoded = Vec::new();
+        for (encoder, found) in parts.family.encoders.iter().zip(&parts.encoders) {
+            let Some(TextEncoder { part, tokenizer }) = found else {
+                encoded.push(None);
+                continue;
+            };
+            let ids = divided(&words, tokenizer, encoder, parts, request)?.ids;
+            let shapes = encoder::shapes(part, &ids);
+            phases.push(Phase {
+                what: "encode the prompts",
+                networks: vec![self.network(part, shapes.clone().into())?],
+            });
+            let graph = part.model.bound_for(&shapes, &Default::default())?;
+            let empty = |places: usize| states(&graph, encoder, request, places);
+            let (states, sequences) = match ids {
+                Ids::Chunks(all) => {
+                    (all.iter().map(|one| empty(one.chunks.len() * chunks::LENGTH)).collect(), Vec::new())
+                }
+                Ids::Sequences(all) => (all.iter().map(|one| empty(one.ids.len())).collect(), all),
+            };
+            encoded.push(Some(encoder::Encoded { states, sequences }));
+        }
+        encoder::join(parts, request, steps, &texts, &encoded)
+    }
+
+    /// The denoiser with its ControlNets.
+    fn steps(
+        &self,
+        what: &'static str,
+        parts: &Parts,
+        request: &Resolved,
+        conditions: &Conditions,
+        pass: usize,
+        [width, height]: [usize; 2],
+    ) -> Result<Phase> {
+        let shape = parts.family.latent.shape(width, height);
+        let steps = conditions.steps.get(pass).map_or(&[][..], Vec::as_slice);
+        let levels = &parts.noise.levels(shape[1] * shape[2] / 4, request.like);
+        let course = Course { parts, request, levels, sigmas: &[], conditions, steps, shape };
+        let (alone, layout) = layouts(&course)?;
+        let (mut networks, mut residuals) = (Vec::new(), Shapes::new());
+        for part in &parts.controls {
+            let (_, shapes) = alone.inputs(part, &conditions.all, &Shapes::new())?;
+            let graph = part.model.bound_for(&shapes.fixed, &shapes.open)?;
+            let outputs = graph.outputs.iter().map(|id| graph.value(*id));
+            residuals.extend(
+                outputs.filter_map(|value| Some((control::residual(&value.name), value.known_shape()?))),
+            );
+            networks.push(self.network(part, shapes)?);
+        }
+        let (_, shapes) = Layout::inputs(&layout, &parts.denoiser, &conditions.all, &residuals)?;
+        networks.push(self.network(&parts.denoiser, shapes)?);
+        Ok(Phase { what, networks })
+    }
+
+    /// One half of the autoencoder.
+    fn autoencoder(
+        &self,
+        what: &'static str,
+        parts: &Parts,
+        [width, height]: [usize; 2],
+        encodes: bool,
+    ) -> Result<Phase> {
+        let latent = &parts.family.latent;
+        let [channels, rows, columns] = latent.shape(width, height);
+        let (part, input, channels, scale) = match encodes {
+            true => (parts.encoder()?, "sample", 3, latent.factor),
+            false => (&parts.vae_decoder, "latent_sample", channels, 1),
+        };
+        let load = |[rows, columns]: [usize; 2]| {
+            let shape = vec![1, channels, rows * scale, columns * scale];
+            self.network(part, Shapes::from([(input.into(), shape)]).into())
+        };
+        let (mut network, tile) = whole_or_tile([rows, columns], self.request.tile, latent.factor, load)?;
+        network.tiles = (tile != [rows, columns]).then_some(tile.map(|side| side * latent.factor));
+        Ok(Phase { what, networks: vec![network] })
+    }
+
+    fn network(&self, part: &Part, shapes: InputShapes) -> Result<Planned> {
+        let options = |device: Device| shapes.options((self.engines.options)(device));
+        let planned = |provider: &Provider, options: &BuildOptions, why: String, session_compiles, memory| {
+            Ok(Planned {
+                part: part.name.clone(),
+                provider: provider.id().into(),
+                device: options.device.name.clone(),
+                precision: options.precision,
+                why,
+                has_engine: provider.has_engine(&part.model, options)?,
+                session_compiles,
+                memory,
+                tiles: None,
+            })
+        };
+        let found = match &self.engines.only {
+            Some((provider, device)) => {
+                let options = options(device.clone());
+                let memory = memory::estimate(&part.model, &options);
+                let compiles = provider.capabilities(device).map(|offered| offered.session_compiles);
+                memory
+                    .and_then(|memory| planned(provider, &options, "as you asked".into(), compiles?, memory))
+            }
+            None => self.registry.choose(&part.model, &self.engines.wishes, &options, self.host).try_each(
+                |found| {
+                    let (why, compiles) = (found.why.to_string(), found.session_compiles);
+                    planned(&found.provider, &found.options, why, compiles, found.memory.clone())
+                },
+            ),
+        };
+        found.map_err(super::Error::of(&part.name))
+    }
+}
+
+/// States of the right size without values.
+fn states(graph: &Graph, encoder: &Encoder, request: &Resolved, places: usize) -> States {
+    let names: Vec<String> = graph.outputs.iter().map(|id| graph.value(*id).name.clone()).collect();
+    let width = |name: Option<String>| {
+        let value =
+            graph.outputs.iter().map(|id| graph.value(*id)).find(|value| Some(&value.name) == name.as_ref());
+        value.and_then(|value| value.known_shape()).and_then(|shape| shape.last().copied()).unwrap_or(0)
+    };
+    let hidden = width(hidden_output(&names, layer_of(encoder, request), encoder.states));
+    let pooled = width(pooled_output(&names, encoder).map(str::to_string));
+    States { hidden: vec![0.0; places * hidden], places, pooled: vec![0.0; pooled] }
+}
