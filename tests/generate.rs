@@ -12,7 +12,7 @@ use sdrun::{
     worker::Limits,
 };
 use sdrun_diffusion::{
-    family::Vocabulary,
+    family::{Family, Vocabulary},
     latent::from_bytes,
     metadata::Infotext,
     picture::{Fit, Mask},
@@ -395,6 +395,12 @@ fn pictures_of_further_models_are_those_of_diffusers() {
         ("vae_decoder", "sdxl/vae_decoder"),
     ]);
 
+    // Nothing in the graph tells it from SDXL.
+    let playground = Parts {
+        family: Family::find("playground").unwrap(),
+        noise: Family::find("playground").unwrap().noise,
+        ..sdxl("sdxl/unet")
+    };
     let mut with_refiner = sdxl("sdxl/unet");
     with_refiner.set_refiner(refiner()).unwrap();
     let (original, mask) = sample();
@@ -426,6 +432,12 @@ fn pictures_of_further_models_are_those_of_diffusers() {
         ("depth", "sd21-depth", sd("sd/unet_depth"), Request { controls: hint(near), ..begun(0.6, false) }),
         ("sdxl_inpaint", "sdxl-inpainting", sdxl("sdxl/unet_inpainting"), begun(0.6, true)),
         ("refiner", "sdxl-refiner", refiner(), begun(0.6, false)),
+        (
+            "playground",
+            "playground",
+            playground,
+            Request { schedule: Some(Schedule::Karras), ..euler.clone() },
+        ),
         ("handover", "sdxl", with_refiner, handover),
         ("sd35", "sd3", sd35, Request { schedule: Some(Schedule::Linspace), ..flow.clone() }),
         ("fill", "flux-fill", flux("flux/transformer_fill"), fill),

@@ -77,6 +77,18 @@ def sdxl_inpaint():
     return run(pipe, **both("sdxl", parts), **given, guidance_scale=SCALE)
 
 
+def playground():
+    """SDXL's network as an EDM, with the statistics of Playground 2.5's latents."""
+    parts, tokenizers = networks("sdxl")
+    statistics = {"latents_mean": [-1.6574, 1.886, -1.383, 2.5155], "latents_std": [8.4927, 5.9022, 6.5498, 5.2299]}
+    vae = small.filled(small.vae(scaling_factor=0.5, **statistics), "tiny-sdxl-vae/A")
+    pipe = diffusers.StableDiffusionXLPipeline(
+        **{**parts, "vae": vae}, **tokenizers, unet=small.modules("sdxl", "A")["unet"], scheduler=diffusers.EDMEulerScheduler(),
+        add_watermarker=False,
+    )
+    return run(pipe, **both("sdxl", parts), height=64, width=64, guidance_scale=SCALE)
+
+
 def refiner_of(scheduler):
     parts, tokenizers = networks("sdxl", "text_encoder")
     pipe = diffusers.StableDiffusionXLImg2ImgPipeline(
@@ -186,6 +198,7 @@ CASES = {
     "lcm": lcm,
     "depth": depth,
     "sdxl_inpaint": sdxl_inpaint,
+    "playground": playground,
     "refiner": refiner,
     "handover": handover,
     "sd35": sd35,

@@ -13,17 +13,29 @@ pub struct Latent {
     pub scale: f32,
     /// See `scale`.
     pub shift: f32,
+    /// Mean and deviation of each channel, which are taken out first: `(z - mean) / deviation`. Empty if a family has none.
+    pub statistics: &'static [(f32, f32)],
 }
 
 impl Latent {
     /// Turns the latents of an autoencoder into those of a denoiser.
     pub fn encoded(&self, latents: &mut [f32]) {
+        self.each(latents, |z, (mean, deviation)| (z - mean) / deviation);
         latents.iter_mut().for_each(|z| *z = (*z - self.shift) * self.scale);
     }
 
     /// Turns the latents of a denoiser into those of an autoencoder.
     pub fn decoded(&self, latents: &mut [f32]) {
         latents.iter_mut().for_each(|z| *z = *z / self.scale + self.shift);
+        self.each(latents, |z, (mean, deviation)| z * deviation + mean);
+    }
+
+    /// Changes each number, given the statistics of its channel.
+    fn each(&self, latents: &mut [f32], change: impl Fn(f32, (f32, f32)) -> f32) {
+        let channel = (latents.len() / self.channels).max(1);
+        for (plane, statistics) in latents.chunks_mut(channel).zip(self.statistics) {
+            plane.iter_mut().for_each(|z| *z = change(*z, *statistics));
+        }
     }
 
     /// The shape `[channels, height, width]` of the latents of a picture of this size in pixels.
@@ -186,7 +198,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const SD: Latent = Latent { channels: 4, factor: 8, scale: 0.18215, shift: 0.0 };
+    const SD: Latent = Latent { channels: 4, factor: 8, scale: 0.18215, shift: 0.0, statistics: &[] };
 
     #[test]
     fn sizes_are_multiples() {

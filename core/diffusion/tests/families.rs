@@ -34,7 +34,8 @@ fn checkpoint_of(model: &str, path: &Path) {
 fn denoisers_tell_their_family() {
     let folder = tempfile::tempdir().unwrap();
     let paths = Paths::for_user(Some(folder.path()), Some(folder.path())).unwrap();
-    for family in &FAMILIES {
+    // Playground has the network of SDXL, and tensors that tell the difference.
+    for family in FAMILIES.iter().filter(|family| family.id != "playground") {
         let file = folder.path().join("denoiser.safetensors");
         checkpoint_of(family.denoiser.model, &file);
         let files = Files { denoiser: Some(file), ..Files::default() };

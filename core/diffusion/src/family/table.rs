@@ -11,9 +11,14 @@ use crate::{
     schedule::{Betas, Schedule},
 };
 
-const SD_LATENT: Latent = Latent { channels: 4, factor: 8, scale: 0.18215, shift: 0.0 };
+const SD_LATENT: Latent = Latent { channels: 4, factor: 8, scale: 0.18215, shift: 0.0, statistics: &[] };
 const SDXL_LATENT: Latent = Latent { scale: 0.13025, ..SD_LATENT };
-const SD3_LATENT: Latent = Latent { channels: 16, factor: 8, scale: 1.5305, shift: 0.0609 };
+const PLAYGROUND_LATENT: Latent = Latent {
+    scale: 0.5,
+    statistics: &[(-1.6574, 8.4927), (1.886, 5.9022), (-1.383, 6.5498), (2.5155, 5.2299)],
+    ..SD_LATENT
+};
+const SD3_LATENT: Latent = Latent { channels: 16, scale: 1.5305, shift: 0.0609, ..SD_LATENT };
 const FLUX_LATENT: Latent = Latent { scale: 0.3611, shift: 0.1159, ..SD3_LATENT };
 
 const UNET: Defaults = Defaults {
@@ -69,7 +74,7 @@ const T5: Encoder = Encoder {
 const FLUX_CLIP: Encoder = Encoder { states: States::None, pooled: true, ..CLIP_L };
 
 /// All families.
-pub const FAMILIES: [Family; 19] = [
+pub const FAMILIES: [Family; 20] = [
     SD15,
     Family {
         id: "sd15-inpainting",
@@ -123,6 +128,16 @@ pub const FAMILIES: [Family; 19] = [
         controlled: None,
         defaults: LCM,
         distilled_guidance: Some(8.5),
+        ..SDXL
+    },
+    Family {
+        id: "playground",
+        title: "Playground 2.5",
+        controlled: None,
+        latent: PLAYGROUND_LATENT,
+        prediction: Prediction::Edm { data: 0.5 },
+        noise: NoiseLevels::Edm { min: 0.002, max: 80.0 },
+        defaults: Defaults { steps: 50, scale: 3.0, ..UNET },
         ..SDXL
     },
     Family {

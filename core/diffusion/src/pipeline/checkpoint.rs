@@ -104,6 +104,7 @@ fn family_id(path: &Path, summary: &Summary) -> Result<&'static str> {
         Kind::Sd1 => of("sd15", "sd15-inpainting", "sd15-lcm"),
         Kind::Sd2 if control => "sd21-depth",
         Kind::Sd2 => of("sd21", "sd21-inpainting", "sd21"),
+        Kind::Sdxl if summary.prediction.kind == Some(Parameterisation::Edm) => "playground",
         Kind::Sdxl => of("sdxl", "sdxl-inpainting", "sdxl-lcm"),
         Kind::SdxlRefiner => "sdxl-refiner",
         Kind::Sd3 => "sd3",
@@ -131,7 +132,7 @@ fn parameters(summary: &Summary) -> u64 {
 /// What the denoiser predicts, if the checkpoint says so, and its noise levels.
 fn training(path: &Path, summary: &Summary, family: &Family) -> Result<(Option<Prediction>, NoiseLevels)> {
     let prediction = match summary.prediction.kind {
-        None | Some(Parameterisation::Flow) => None,
+        None | Some(Parameterisation::Flow | Parameterisation::Edm) => None,
         Some(Parameterisation::Epsilon) => Some(Prediction::Noise),
         Some(Parameterisation::Velocity) => Some(Prediction::Velocity),
         Some(other) => {

@@ -345,9 +345,11 @@ impl Resolved {
             Program::A1111 => false,
             Program::ComfyUi => (first / levels.max() - 1.0).abs() < 1e-5,
             Program::Diffusers => {
+                // diffusers' EDM schedulers do it too.
+                let is_edm = matches!(self.prediction, Prediction::Edm { .. });
                 let additive =
                     matches!(self.sampler, Euler | EulerAncestral | Heun | Dpm2 | Dpm2Ancestral | Lms);
-                !additive || self.schedule == Schedule::Leading
+                is_edm || !additive || self.schedule == Schedule::Leading
             }
         }
     }
