@@ -416,6 +416,9 @@ fn pictures_of_further_models_are_those_of_diffusers() {
     let alone = Request { scale: Some(1.0), ..flow.clone() };
     let begun = |strength, inpaint| Request { start: Some(start(strength, inpaint)), ..euler.clone() };
     let handover = Request { schedule: Some(Schedule::Karras), refiner_start: Some(0.55), ..euler.clone() };
+    let reference =
+        RgbImage::from_fn(1024, 1024, |x, y| Rgb([(x / 4) as u8, (y / 4) as u8, ((x + y) / 8) as u8]));
+    let kontext = Request { reference: Some(reference), distilled_guidance: Some(2.5), ..alone.clone() };
     let fill = Request { start: Some(start(1.0, true)), ..alone.clone() };
     let consistent = Request { steps: Some(5), seed: 5, ..Request::default() };
     let consistent = Request {
@@ -447,6 +450,7 @@ fn pictures_of_further_models_are_those_of_diffusers() {
             flux("flux/transformer_control"),
             Request { controls: hint(original.clone()), ..alone.clone() },
         ),
+        ("kontext", "flux-dev", flux("flux/transformer"), kontext),
         ("chroma", "chroma", chroma, flow.clone()),
         ("pixart", "pixart-sigma", pixart, euler.clone()),
     ];

@@ -145,6 +145,19 @@ def flux(kind, denoiser, **given):
     return run(pipe, **embeds("flux", parts, PROMPT), **given, height=64, width=64, guidance_scale=30.0)
 
 
+def kontext():
+    """The reference has a size that the model was trained with, so it is not resized."""
+    y, x = np.mgrid[0:1024, 0:1024]
+    reference = Image.fromarray(np.stack([x // 4, y // 4, (x + y) // 8], -1).astype(np.uint8))
+    parts, tokenizers = networks("flux")
+    pipe = diffusers.FluxKontextPipeline(
+        **parts, **tokenizers, transformer=small.modules("flux", "A")["transformer"],
+        scheduler=scheduler_of("flux", "FlowMatchEulerDiscreteScheduler", {}),
+    )
+    given = {"image": reference, "height": 64, "width": 64, "max_area": 64 * 64, "guidance_scale": 2.5}
+    return run(pipe, **embeds("flux", parts, PROMPT), **given)
+
+
 def t5(parts, tokens, length):
     ids = t5_ids(tokens, length)
     mask = (torch.arange(length) <= len(tokens)).long()[None]
@@ -204,6 +217,7 @@ CASES = {
     "sd35": sd35,
     "fill": lambda: flux(diffusers.FluxFillPipeline, "flux/transformer_fill", image=PICTURE, mask_image=MASK),
     "control": lambda: flux(diffusers.FluxControlPipeline, "flux/transformer_control", control_image=PICTURE),
+    "kontext": kontext,
     "chroma": chroma,
     "pixart": pixart,
 }

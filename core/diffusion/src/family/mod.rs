@@ -30,6 +30,9 @@ pub struct Family {
     pub denoiser: Component,
     /// What the denoiser takes beside the noisy latents.
     pub beside: Beside,
+    /// Whether models of this family edit pictures that they get as further tokens (FLUX.1 Kontext, which has the network of FLUX.1
+    /// dev).
+    pub edits: bool,
     /// What ControlNets need, if there are graphs for them.
     pub controlled: Option<Controlled>,
     /// Its autoencoder.

@@ -8,6 +8,7 @@ use super::{
     inputs::{Layout, Role},
     network::Opener,
     parts::Parts,
+    reference,
 };
 use crate::{
     family::Timestep,
@@ -42,6 +43,8 @@ pub(super) struct Guided<'a> {
     output: String,
     /// What the denoiser takes beside the noisy latents, `[channels, height, width]`.
     pub(super) beside: Vec<f32>,
+    /// The tokens of a picture that the model edits.
+    pub(super) reference: Vec<f32>,
 }
 
 impl<'a> Guided<'a> {
@@ -65,14 +68,24 @@ impl<'a> Guided<'a> {
         let output = network.network.outputs().first().cloned().unwrap_or_default();
         let scale = request.guidance.scale * request.sampler.guidance_factor();
         let guidance = Guidance { scale, ..request.guidance };
-        Ok(Guided { network, controls, course, guidance, layout, output, beside: Vec::new() })
+        Ok(Guided {
+            network,
+            controls,
+            course,
+            guidance,
+            layout,
+            output,
+            beside: Vec::new(),
+            reference: Vec::new(),
+        })
     }
 
     /// Runs the network for these conditions, one prediction for each.
     fn outputs(&mut self, rows: &[usize], latents: &[f32], time: f64, index: usize) -> Result<Vec<Vec<f32>>> {
         let Course { conditions, shape, sigmas, .. } = self.course;
         let alone = Layout { latents: shape, ..self.layout };
-        let full = self.layout.packed(&[latents, self.beside.as_slice()].concat());
+        let mut full = self.layout.packed(&[latents, self.beside.as_slice()].concat());
+        full.extend_from_slice(&self.reference);
         let latents = alone.packed(latents);
         let mut outputs = Vec::with_capacity(rows.len());
         for rows in rows.chunks(self.layout.batch) {
@@ -141,7 +154,8 @@ pub(super) fn layouts(course: &Course<'_>) -> Result<(Layout, Layout)> {
     let batch = if in_all && is_even && steps.iter().all(is_pair) { 2 } else { 1 };
     let family = parts.family;
     let [channels, height, width] = *shape;
-    let alone = Layout { batch, latents: *shape, pack: family.pack, factor: family.latent.factor };
+    let reference = reference::tokens(request, parts);
+    let alone = Layout { batch, latents: *shape, pack: family.pack, factor: family.latent.factor, reference };
     let more = family.beside.channels(&family.latent);
     Ok((alone, Layout { latents: [channels + more, height, width], ..alone }))
 }

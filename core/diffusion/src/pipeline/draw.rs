@@ -8,6 +8,7 @@ use super::{
     encoder::{self, Conditions},
     hires::{Hires, Upscale},
     network::{Engines, Opener},
+    reference,
     source::{Drawn, Samples, Source},
     start::{Begun, Canvas},
 };
@@ -161,9 +162,12 @@ impl Stage<'_> {
         let (shape, late) = (self.shape(), request.like == Some(Program::Diffusers));
         let len = shape.iter().product();
         let beside = Beside::new(open, parts, request, self.canvas, self.size)?;
+        let reference = reference::encoded(open, parts, request)?;
         let steps = conditions.steps.get(pass).map_or(&[][..], Vec::as_slice);
         let course = Course { parts, request, levels, sigmas, conditions, steps, shape };
-        let mut denoiser = Some(Guided::open(open, course)?);
+        let mut guided = Guided::open(open, course)?;
+        guided.reference = reference;
+        let mut denoiser = Some(guided);
         let mut paused = paused.into_iter();
         for picture in 0..request.count {
             let Some(mut guided) = denoiser.take() else { break };

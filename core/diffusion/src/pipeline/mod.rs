@@ -18,6 +18,7 @@ mod names;
 mod network;
 mod parts;
 mod plan;
+mod reference;
 mod request;
 mod source;
 mod start;

@@ -9,6 +9,7 @@ use super::{
     inputs::Layout,
     network::InputShapes,
     parts::TextEncoder,
+    reference,
     words::{Ids, divided},
 };
 use crate::{
@@ -109,6 +110,10 @@ pub fn plan(
     let sees = parts.family.beside.has_picture();
     if request.start.is_some() || sees {
         phases.push(planner.autoencoder("encode the picture", parts, size, true)?);
+    }
+    if let Some(picture) = &request.reference {
+        let size = reference::size(picture).map(|side| side as usize);
+        phases.push(planner.autoencoder("encode the reference", parts, size, true)?);
     }
     phases.push(planner.steps("draw", parts, request, &conditions, 0, size)?);
     if let Some(hires) = &request.hires {

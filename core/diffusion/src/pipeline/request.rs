@@ -14,6 +14,8 @@ use crate::{
         diffusers::{self, Spacing},
     },
 };
+use image::RgbImage;
+use sdrun::abi;
 
 /// What a user asks for. `None` means the default of the model's family.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -59,6 +61,8 @@ pub struct Request {
     ///
     /// [`Beside::is_hint`]: crate::family::Beside::is_hint
     pub controls: Vec<Control>,
+    /// A picture to edit as the prompt says, of any size (FLUX.1 Kontext).
+    pub reference: Option<RgbImage>,
     /// After which share of the steps [`Parts::refiner`] takes over; 0.8 by default.
     pub refiner_start: Option<f64>,
     /// Sides in pixels of tiles for the autoencoder. `None` takes the whole picture, or tiles of 512 where memory is short.
@@ -108,6 +112,8 @@ pub struct Resolved {
     pub hires: Option<Hires>,
     /// Pictures that ControlNets follow.
     pub controls: Vec<Control>,
+    /// A picture to edit.
+    pub reference: Option<RgbImage>,
     /// After which share of the steps the refiner takes over.
     pub refiner_start: f64,
     /// Sides in pixels of tiles for the autoencoder.
@@ -173,6 +179,10 @@ impl Request {
                 format!("the refiner starts after {refiner_start} of the steps: take a share from 0 to 1");
             return Err(Error::invalid(message));
         }
+        if self.reference.is_some() && !family.edits {
+            let message = format!("{} cannot edit a reference picture; FLUX.1 Kontext can", family.title);
+            return Err(abi::Error::unsupported(message).into());
+        }
         if let Some(tile) = self.tile.filter(|tile| *tile < SMALLEST_TILE) {
             let message = format!("tiles of {tile} pixels are too small: take {SMALLEST_TILE} or more");
             return Err(Error::invalid(message));
@@ -200,6 +210,7 @@ impl Request {
             start: self.start.clone(),
             hires: self.hires,
             controls: self.controls.clone(),
+            reference: self.reference.clone(),
             refiner_start,
             tile: self.tile,
             syntax,
@@ -270,6 +281,7 @@ impl Resolved {
             prediction: refiner.prediction.unwrap_or(family.prediction),
             distilled_guidance: family.distilled_guidance,
             controls: Vec::new(),
+            reference: None,
             ..self.clone()
         }
     }
