@@ -14,13 +14,13 @@ use sdrun::{
 use sdrun_diffusion::{
     family::{Family, Vocabulary},
     latent::from_bytes,
-    metadata::Infotext,
+    metadata::{Infotext, Record},
     picture::{Fit, Mask},
     pipeline::{
-        Content, Control, Engines, Event, Files, Hires, Inpaint, Part, Parts, Picture, Request, Resolved,
-        Start, Upscale, generate, plan,
+        Content, Control, Engines, Event, Files, Hires, Inpaint, Part, Parts, Picture, Progress, Request,
+        Resolved, Start, Upscale, generate, plan,
     },
-    prediction::Time,
+    prediction::{Prediction, Time},
     program::Program,
     sampler::Sampler,
     schedule::Schedule,
@@ -34,9 +34,9 @@ use sdrun_tests::{
 use std::{
     fs,
     path::Path,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// A tokenizer whose ids are those in tools/diffusion/pipeline.py, with marks around the text.
@@ -127,16 +127,25 @@ fn draw(parts: &Parts, request: &Resolved, provider: &str) -> (Vec<Picture>, Vec
     let lab = Lab::default();
     let mut latents: Vec<Vec<Vec<f32>>> = vec![Vec::new(); request.count];
     let (mut pictures, mut on_provider) = (Vec::new(), 0);
-    let mut hear = |event: Event<'_>| match event {
-        Event::Step { picture, latents: state, .. } => latents[picture].push(state.to_vec()),
-        Event::Loaded { part, provider: by, .. } => {
-            assert_eq!(by, provider, "{part}");
-            on_provider += 1;
+    let mut progress = Progress::new(request, parts, request.count, Instant::now());
+    let mut hear = |event: Event<'_>| {
+        progress.hear(&event, Instant::now());
+        match event {
+            Event::Step { picture, latents: state, .. } => latents[picture].push(state.to_vec()),
+            Event::Loaded { part, provider: by, .. } => {
+                assert_eq!(by, provider, "{part}");
+                on_provider += 1;
+            }
+            Event::Picture(picture) => pictures.push(picture),
+            _ => {}
         }
-        Event::Picture(picture) => pictures.push(picture),
-        _ => {}
     };
     generate(&lab.registry, parts, request, &engines(provider), &NoHost, &mut hear).unwrap();
+    assert_eq!(
+        (progress.done(), progress.seconds_left()),
+        (progress.total(), Some(0.0)),
+        "steps were foreseen"
+    );
     assert!(on_provider >= 2 + parts.encoders.len());
     (pictures, latents)
 }
@@ -658,6 +667,19 @@ fn requests_that_make_no_sense_are_refused() {
     assert_eq!(error.code(), sdrun::abi::ErrorCode::Unimplemented);
 }
 
+/// A prediction that the model tells is no setting: with another model it would be wrong.
+#[test]
+fn a_record_holds_the_prediction_that_the_user_named() {
+    let parts = parts();
+    for (told, expected) in
+        [(None, parts.family.prediction), (Some(Prediction::Velocity), Prediction::Velocity)]
+    {
+        let resolved = Request { prediction: told, ..request() }.resolve(&parts).unwrap();
+        assert_eq!(resolved.prediction, expected);
+        assert_eq!(resolved.record(&Record::default(), 5).prediction, told);
+    }
+}
+
 /// The command line on the small pipeline, in a folder as Optimum exports it, with the small tokenizer.
 struct Machine {
     dir: tempfile::TempDir,
@@ -677,11 +699,12 @@ impl Machine {
         Machine { dir }
     }
 
-    /// `sdrun generate` with a prompt, the model, a size, two steps and a seed.
-    fn generate(&self, arguments: &[&str]) -> Output {
+    /// `sdrun generate` with a prompt, the model, a size and two steps.
+    fn command(&self, arguments: &[&str]) -> Command {
         let place = |place: Place| place.find().unwrap_or_else(|why| panic!("{why}"));
         let defaults = [("-W", "64"), ("-H", "64"), ("--steps", "2")];
-        Command::new(place(Place::Dist).join("sdrun"))
+        let mut command = Command::new(place(Place::Dist).join("sdrun"));
+        command
             .args(["generate", "-m", "model"])
             .args(match arguments.contains(&"--from") {
                 true => None,
@@ -696,9 +719,12 @@ impl Machine {
             .args(arguments)
             .current_dir(self.dir.path())
             .env("SDRUN_DATA_DIR", place(Place::Data))
-            .env("SDRUN_CACHE_DIR", self.dir.path().join("cache"))
-            .output()
-            .unwrap()
+            .env("SDRUN_CACHE_DIR", self.dir.path().join("cache"));
+        command
+    }
+
+    fn generate(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
     }
 
     fn draws(&self, arguments: &[&str]) -> String {
@@ -823,6 +849,8 @@ fn the_command_line_edits_and_reproduces() {
     // An adapter from a file, and the same by its name: the picture's metadata name it.
     let given = draw(&["-s", "5", "--lora", "loras/Ink Wash.safetensors:0.7"]);
     assert_ne!(pixels(&given), pixels(&plain));
+    // The hash is there, although a thread finds it out beside the drawing.
+    assert!(String::from_utf8_lossy(&given).contains("Lora hashes: \"Ink Wash: "));
     fs::write(machine.dir.path().join("given.png"), &given).unwrap();
     assert_eq!(draw(&["--from", "given.png", "--lora-dir", "loras"]), given);
 
@@ -859,4 +887,35 @@ fn the_command_line_refuses() {
         .map(|f| f.unwrap().path())
         .find(|f| !f.display().to_string().contains("oracle"));
     machine.refuses(4, &["hint: "], &["--lora", &lora.unwrap().display().to_string()]);
+}
+
+/// Ctrl-C stops soon. Pictures that were done stay whole, and nothing else stays.
+#[cfg(unix)]
+#[test]
+fn ctrl_c_keeps_the_pictures_that_are_done() {
+    let machine = Machine::new();
+    let mut command = machine.command(&["-s", "5", "-b", "2000", "-p", "ggml"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    while !machine.dir.path().join("picture-2.png").exists() {
+        assert_eq!(child.try_wait().unwrap(), None, "it ended too early");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let at = Instant::now();
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    // After 10 s the process would end in any case.
+    assert!(at.elapsed() < Duration::from_secs(8), "{:?}", at.elapsed());
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(130) && stderr.contains("error: cancelled"), "{stderr}");
+    let first = machine.bytes("picture.png");
+    let names: Vec<_> = fs::read_dir(machine.dir.path()).unwrap().map(|file| file.unwrap().path()).collect();
+    let pictures = names.iter().filter(|name| name.is_file());
+    for picture in pictures.clone() {
+        assert_eq!(image::open(picture).unwrap().to_rgb8().dimensions(), (64, 64), "{picture:?}");
+    }
+    assert!((2..2000).contains(&pictures.count()));
+    machine.pictures();
+    machine.draws(&["-s", "5", "-p", "ggml"]);
+    assert_eq!(machine.bytes("picture.png"), first);
 }

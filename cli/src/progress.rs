@@ -22,7 +22,7 @@ impl Bars {
 
     pub(crate) fn task(&self, what: &str) -> Task {
         let bar = self.0.add(ProgressBar::new_spinner());
-        bar.set_style(style("{spinner} {prefix} {msg} {elapsed}"));
+        bar.set_style(style(WITHOUT_STEPS));
         bar.set_prefix(format::clean(what).into_owned());
         if !self.0.is_hidden() {
             // Keeps the spinner and the seconds running while a provider reports nothing.
@@ -52,6 +52,8 @@ impl<'a> MakeWriter<'a> for Bars {
     }
 }
 
+const WITHOUT_STEPS: &str = "{spinner} {prefix} {msg} {elapsed}";
+
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner())
 }
@@ -70,6 +72,14 @@ impl Task {
             self.bar.set_style(style("{spinner} {prefix} {msg} {bar:30} {percent} % {elapsed}"));
         }
         self.bar.set_position(step);
+    }
+
+    /// Shows another piece of work, whose steps are not known yet.
+    pub(crate) fn rename(&self, what: &str) {
+        self.bar.set_prefix(format::clean(what).into_owned());
+        self.bar.set_message("");
+        self.bar.unset_length();
+        self.bar.set_style(style(WITHOUT_STEPS));
     }
 
     /// A host for calls into the library: logs, shows progress here, and stops when `cancel` is set.

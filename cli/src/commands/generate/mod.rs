@@ -1,34 +1,26 @@
 //! `sdrun generate`
 
+mod draw;
+mod hashing;
 mod inputs;
 mod model;
+mod report;
 
-use crate::{
-    build::BuildArgs,
-    context::Context,
-    files::{
-        self,
-        picture::{self, JPEG_QUALITY},
-    },
-    format,
-    provider::ProviderArgs,
-};
+use crate::{build::BuildArgs, context::Context, files::picture, provider::ProviderArgs};
 use inputs::InputArgs;
 use model::ModelArgs;
 use sdrun_diffusion::{
-    family::Family,
-    metadata::{self, PARAMETERS, Record, SDRUN, read_record},
+    metadata::{self, Record, read_record},
     names,
-    pipeline::{self, Engines, Event, Picture, Request, Resolved},
+    pipeline::Request,
     program::Program,
     sampler::Sampler,
     schedule::Schedule,
 };
-use serde::Serialize;
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
-    time::{Instant, SystemTime, UNIX_EPOCH},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 /// Draw pictures from a prompt
@@ -165,148 +157,10 @@ fn unknown(what: &str, name: &str, known: impl Iterator<Item = &'static str>) ->
     format!("there is no {what} `{name}`{guess} (known: {})", known.join(", "))
 }
 
-#[derive(Serialize)]
-struct Report {
-    family: &'static str,
-    width: usize,
-    height: usize,
-    steps: usize,
-    sampler: &'static str,
-    schedule: &'static str,
-    cfg_scale: f64,
-    networks: Vec<Network>,
-    pictures: Vec<Drawn>,
-    seconds: f64,
-}
-
-#[derive(Serialize)]
-struct Network {
-    part: String,
-    provider: String,
-    device: String,
-    precision: String,
-    built: bool,
-    seconds: f64,
-}
-
-#[derive(Serialize)]
-struct Drawn {
-    file: PathBuf,
-    seed: u64,
-}
-
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
-    let report = draw(args, context)?;
-    context.present(&report, |out| {
-        for picture in &report.pictures {
-            writeln!(out, "{}  seed {}", picture.file.display(), picture.seed)?;
-        }
-        let Report { family, width, height, steps, sampler, schedule, cfg_scale, seconds, .. } = &report;
-        let seconds = format::seconds(*seconds);
-        writeln!(
-            out,
-            "{family}, {width} x {height}, {steps} steps of {sampler} ({schedule}), scale {cfg_scale}, {seconds}"
-        )
-    })?;
+    let report = draw::draw(args, context)?;
+    context.present(&report, |out| report.write(out))?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Draws the pictures and writes each as soon as it is done.
-fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
-    let started = Instant::now();
-    picture::Format::of(&args.output)?;
-    for number in 0..args.batch_count.max(1) {
-        files::check_target(&numbered(&args.output, number))?;
-    }
-    let registry = context.registry()?;
-    let task = context.task("opening the model");
-    let host = task.host(context.cancel_flag());
-    let (mut request, from) = wanted(args)?;
-    let opened = args.model.open(&request.prompt, &request.negative, registry.paths(), &host)?;
-    let parts = &opened.parts;
-    request.prompt = opened.prompt.clone();
-    let family = parts.family;
-    let size = (request.width.unwrap_or(family.size), request.height.unwrap_or(family.size));
-    request.start = args.inputs.start()?;
-    request.controls = args.inputs.controls(args.model.control_nets.len(), family, size)?;
-    request.hires = args.inputs.hires(size, family.multiple)?.or(request.hires);
-    let request = request.resolve(parts)?;
-    warn(&request, family);
-
-    let threads = args.provider.threads(context);
-    let options = |device| args.build.options(device, false, context).threads(threads);
-    let engines = Engines {
-        only: args.provider.named(&registry, args.isolate, false, context)?,
-        wishes: args.provider.wishes(args.isolate, false, context),
-        options: &options,
-    };
-    let files = match args.no_metadata {
-        true => None,
-        false => Some(args.model.record(&opened, registry.paths(), &host)?),
-    };
-    if let (Some(from), Some(files)) = (&from, &files) {
-        compare(from, files);
-    }
-
-    let passes = request.passes().len();
-    let (mut networks, mut drawn, mut fault) = (Vec::<Network>::new(), Vec::new(), None);
-    let mut hear = |event: Event<'_>| match event {
-        Event::Loaded { part, provider, device, precision, built, seconds } => {
-            tracing::info!("{part} on {provider} ({device}, {precision}) after {seconds:.1} s");
-            let [part, provider, device] = [part, provider, device].map(str::to_string);
-            let precision = precision.to_string();
-            networks.push(Network { part, provider, device, precision, built, seconds });
-        }
-        Event::Widened { part, from } => {
-            tracing::warn!("{part} gave values that are not finite in {from}; it runs in fp32 now");
-        }
-        Event::Tiled { part, tiles, asked: false } => {
-            tracing::warn!(
-                "{part} works on {tiles} tiles, because the memory is too small for the whole picture"
-            );
-        }
-        Event::Prompt { part, tokens, lost } if lost > 0 => {
-            tracing::warn!("{part} takes {} of the prompt's {tokens} tokens", tokens - lost);
-        }
-        Event::Step { picture, pass, step, steps, .. } => {
-            let pass_name = if passes > 1 { format!("pass {}, ", pass + 1) } else { String::new() };
-            let what = format!(
-                "picture {} of {}, {pass_name}step {} of {steps}",
-                picture + 1,
-                request.count,
-                step + 1
-            );
-            let (done, all) = (picture * steps + step + 1, request.count * steps);
-            task.step(&what, done as u64, all as u64);
-        }
-        Event::Picture(picture) => {
-            let file = numbered(&args.output, drawn.len());
-            let seed = picture.seed;
-            let record = files.as_ref().map(|files| record(&request, files, &networks, seed));
-            match write(&file, picture, record.as_ref()) {
-                Ok(()) => drawn.push(Drawn { file, seed }),
-                Err(error) => fault = fault.take().or(Some(error)),
-            }
-        }
-        _ => {}
-    };
-    pipeline::generate(&registry, parts, &request, &engines, &host, &mut hear)?;
-    if let Some(error) = fault {
-        return Err(error);
-    }
-    let Resolved { width, height, steps, .. } = request;
-    Ok(Report {
-        family: family.title,
-        width,
-        height,
-        steps,
-        sampler: request.sampler.name(),
-        schedule: request.schedule.name(),
-        cfg_scale: request.guidance.scale,
-        networks,
-        pictures: drawn,
-        seconds: started.elapsed().as_secs_f64(),
-    })
 }
 
 /// The request: settings of a picture, changed by options.
@@ -365,73 +219,15 @@ impl Like {
     }
 }
 
-/// Says what contradicts the model.
-fn warn(request: &Resolved, family: &Family) {
-    let scale = request.guidance.scale;
-    if family.defaults.scale == 1.0 && scale != 1.0 {
-        tracing::warn!(
-            "{} was trained without a negative prompt: --cfg-scale {scale} takes twice the time and mostly makes pictures worse",
-            family.title
-        );
-    }
-}
-
-/// Says how the model differs from that of a picture.
-fn compare(from: &Record, files: &Record) {
-    let (Some(old), Some(new)) = (&from.model, &files.model) else { return };
-    if old.hash.is_some() && new.hash.is_some() && old.hash != new.hash {
-        tracing::warn!(
-            "the picture was made with the model {}, whose file differs from {}",
-            old.name,
-            new.name
-        );
-    }
-}
-
-/// What a picture's metadata say. `files` has the names of the model's files.
-fn record(request: &Resolved, files: &Record, networks: &[Network], seed: u64) -> Record {
-    let network = |network: &Network| metadata::Network {
-        part: network.part.clone(),
-        provider: network.provider.clone(),
-        device: network.device.clone(),
-        precision: network.precision.clone(),
-    };
-    Record { networks: networks.iter().map(network).collect(), ..request.record(files, seed) }
-}
-
 /// A seed that differs from run to run, in the 32 bits that other programs accept.
 fn any_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     (now.as_nanos() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
 }
 
-/// `NAME.png`, `NAME-2.png` and so on.
-fn numbered(file: &Path, number: usize) -> PathBuf {
-    if number == 0 {
-        return file.to_path_buf();
-    }
-    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-    let ending = file.extension().map(|e| format!(".{}", e.to_string_lossy())).unwrap_or_default();
-    file.with_file_name(format!("{stem}-{}{ending}", number + 1))
-}
-
-fn write(file: &Path, picture: Picture, record: Option<&Record>) -> anyhow::Result<()> {
-    let image = picture::rgb(picture.width, picture.height, picture.bytes)?;
-    let texts = record.map(|record| [(PARAMETERS, record.infotext().to_string()), (SDRUN, record.to_json())]);
-    let texts: Vec<(&str, &str)> = texts.iter().flatten().map(|(key, text)| (*key, text.as_str())).collect();
-    picture::write(file, &image, JPEG_QUALITY, &texts)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn further_pictures_have_a_number() {
-        assert_eq!(numbered(Path::new("a/fox.png"), 0), Path::new("a/fox.png"));
-        assert_eq!(numbered(Path::new("a/fox.png"), 1), Path::new("a/fox-2.png"));
-        assert_eq!(numbered(Path::new("fox"), 2), Path::new("fox-3"));
-    }
 
     #[test]
     fn an_unknown_sampler_is_answered_with_the_nearest() {

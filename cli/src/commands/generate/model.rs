@@ -2,7 +2,10 @@
 
 use crate::parse::LoraArg;
 use clap::Args;
-use sdrun::{Paths, abi::Host};
+use sdrun::{
+    Paths,
+    abi::{self, ErrorCode, Host},
+};
 use sdrun_diffusion::{
     metadata::{ControlNet, Lora, ModelFile, Record, hash::HashCache},
     pipeline::{self, Files, Named, Parts, Word},
@@ -115,34 +118,49 @@ impl ModelArgs {
         Ok(Opened { parts, prompt: prompt.trim().into(), loras })
     }
 
-    /// Names and hashes of the files, for a picture's metadata. Hashing a large file takes seconds, but only once.
-    pub(super) fn record(&self, opened: &Opened, paths: &Paths, host: &dyn Host) -> anyhow::Result<Record> {
+    /// Names and hashes of the files, for a picture's metadata. Hashing a large file takes seconds, but only once. A file that cannot
+    /// be hashed has no hash.
+    pub(super) fn record(&self, opened: &Opened, paths: &Paths, host: &dyn Host) -> Record {
         let hashes = HashCache::of_user(paths);
-        let model = |file: &Path| -> anyhow::Result<ModelFile> {
-            let hash = file.is_file().then(|| hashes.model(file, host)).transpose()?;
-            Ok(ModelFile::new(&file.to_string_lossy(), hash))
+        let model = |file: &Path| {
+            let hash = if file.is_file() { known(hashes.model(file, host)) } else { None };
+            ModelFile::new(&file.to_string_lossy(), hash)
         };
-        let lora = |Named { file, strength, text_encoder_strength }: &Named| -> anyhow::Result<Lora> {
-            let hash = hashes.adapter(file, host)?;
-            Ok(Lora::new(&file.to_string_lossy(), Some(hash), *strength, *text_encoder_strength))
+        let lora = |Named { file, strength, text_encoder_strength }: &Named| {
+            let hash = known(hashes.adapter(file, host));
+            Lora::new(&file.to_string_lossy(), hash, *strength, *text_encoder_strength)
         };
-        let word = |Word { name, file, .. }: &Word| -> anyhow::Result<ModelFile> {
-            Ok(ModelFile { name: name.clone(), hash: Some(hashes.embedding(file, host)?) })
+        let word = |Word { name, file, .. }: &Word| ModelFile {
+            name: name.clone(),
+            hash: known(hashes.embedding(file, host)),
         };
-        let net = |file: &PathBuf| -> anyhow::Result<ControlNet> {
-            let ModelFile { name, hash } = model(file)?;
-            Ok(ControlNet { name, hash, ..ControlNet::default() })
+        let net = |file: &PathBuf| {
+            let ModelFile { name, hash } = model(file);
+            ControlNet { name, hash, ..ControlNet::default() }
         };
-        let text_encoders = [&self.clip_l, &self.clip_g, &self.t5xxl];
-        Ok(Record {
-            model: Some(model(self.file())?),
-            vae: self.vae.as_deref().map(model).transpose()?,
-            refiner: self.refiner.as_deref().map(model).transpose()?,
-            text_encoders: text_encoders.into_iter().flatten().map(|f| model(f)).collect::<Result<_, _>>()?,
-            loras: opened.loras.iter().map(lora).collect::<Result<_, _>>()?,
-            embeddings: opened.parts.words.iter().map(word).collect::<Result<_, _>>()?,
-            controlnets: self.control_nets.iter().map(net).collect::<Result<_, _>>()?,
+        Record {
+            model: Some(model(self.file())),
+            vae: self.vae.as_deref().map(model),
+            refiner: self.refiner.as_deref().map(model),
+            text_encoders: [&self.clip_l, &self.clip_g, &self.t5xxl]
+                .into_iter()
+                .flatten()
+                .map(|f| model(f))
+                .collect(),
+            loras: opened.loras.iter().map(lora).collect(),
+            embeddings: opened.parts.words.iter().map(word).collect(),
+            controlnets: self.control_nets.iter().map(net).collect(),
             ..Record::of_sdrun()
-        })
+        }
     }
+}
+
+/// A hash, if there is one. Says why not, except after a cancel.
+fn known(hash: Result<String, abi::Error>) -> Option<String> {
+    let fault = |error: &abi::Error| {
+        if error.code != ErrorCode::Cancelled {
+            tracing::warn!("the picture's metadata lack a hash: {error}");
+        }
+    };
+    hash.inspect_err(fault).ok()
 }

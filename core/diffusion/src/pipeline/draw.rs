@@ -253,6 +253,7 @@ impl Finish<'_> {
             Some(decoder) => decoder,
             none => none.insert(Decoder::open(self.open, self.parts, shape)?),
         };
+        self.open.tell(Event::Decoding { picture });
         let values = decoder.decode(latents)?;
         let drawn = rgb(latent::to_bytes(&values, self.request.rounding()), width, height)?;
         let finished = match self.canvas {

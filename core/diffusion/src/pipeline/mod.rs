@@ -18,6 +18,7 @@ mod names;
 mod network;
 mod parts;
 mod plan;
+mod progress;
 mod reference;
 mod request;
 mod source;
@@ -32,6 +33,7 @@ pub use names::{Named, tagged, words};
 pub use network::Engines;
 pub use parts::{Files, Part, Parts, TextEncoder};
 pub use plan::{Phase, Plan, Planned, plan};
+pub use progress::Progress;
 pub use request::{Request, Resolved};
 pub use start::{Content, Inpaint, Start};
 pub use words::{Syntax, Word};
@@ -170,6 +172,11 @@ pub enum Event<'a> {
         /// Tokens that the model will not see.
         lost: usize,
     },
+    /// A network is about to be built or loaded.
+    Loading {
+        /// The network's name, as in a diffusers folder.
+        part: &'a str,
+    },
     /// A network is loaded.
     Loaded {
         /// The network's name, as in a diffusers folder.
@@ -213,6 +220,11 @@ pub enum Event<'a> {
         steps: usize,
         /// The latents, `[channels, height, width]`.
         latents: &'a [f32],
+    },
+    /// The steps of a picture are done, and its latents become pixels.
+    Decoding {
+        /// Number of the picture, from 0.
+        picture: usize,
     },
     /// A picture is done.
     Picture(Picture),

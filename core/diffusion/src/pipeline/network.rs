@@ -103,6 +103,7 @@ impl<'a> Opener<'a> {
         precision: Option<Precision>,
     ) -> Result<(Session, Precision)> {
         let name = Error::of(&part.name);
+        self.tell(Event::Loading { part: &part.name });
         let weights = weights.of_model(&part.model, self.registry.paths(), self.host).map_err(&name)?;
         let options = |device| {
             let options = shapes.options((self.engines.options)(device));

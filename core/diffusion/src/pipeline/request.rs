@@ -104,6 +104,8 @@ pub struct Resolved {
     pub clip_skip: usize,
     /// What the denoiser predicts.
     pub prediction: Prediction,
+    /// What the user says that it predicts, against the model.
+    pub told_prediction: Option<Prediction>,
     /// The guidance scale of models that take it as an input.
     pub distilled_guidance: Option<f64>,
     /// A picture to start from.
@@ -204,6 +206,7 @@ impl Request {
             count: self.count.max(1),
             clip_skip,
             prediction: self.prediction.or(parts.prediction).unwrap_or(family.prediction),
+            told_prediction: self.prediction,
             distilled_guidance: family
                 .distilled_guidance
                 .map(|usual| self.distilled_guidance.unwrap_or(usual)),
@@ -406,7 +409,7 @@ impl Resolved {
             seed: Some(seed),
             rng: Some(Rng::Cpu),
             seed_like: self.like,
-            prediction: Some(self.prediction),
+            prediction: self.told_prediction,
             clip_skip: Some(self.clip_skip).filter(|layer| *layer > 1),
             denoising_strength: self.start.as_ref().map(|start| start.strength),
             tile: self.tile,
