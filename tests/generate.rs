@@ -699,17 +699,20 @@ impl Machine {
         Machine { dir }
     }
 
-    /// `sdrun generate` with a prompt, the model, a size and two steps.
+    /// `sdrun generate` with the model, a size and two steps. The prompt may be the first argument.
     fn command(&self, arguments: &[&str]) -> Command {
         let place = |place: Place| place.find().unwrap_or_else(|why| panic!("{why}"));
         let defaults = [("-W", "64"), ("-H", "64"), ("--steps", "2")];
         let mut command = Command::new(place(Place::Dist).join("sdrun"));
         command
             .args(["generate", "-m", "model"])
-            .args(match arguments.contains(&"--from") {
-                true => None,
-                false => Some("a red round thing, very red"),
-            })
+            .args(
+                match arguments.contains(&"--from") || arguments.first().is_some_and(|a| !a.starts_with('-'))
+                {
+                    true => None,
+                    false => Some("a red round thing, very red"),
+                },
+            )
             .args(
                 defaults
                     .into_iter()
@@ -887,6 +890,44 @@ fn the_command_line_refuses() {
         .map(|f| f.unwrap().path())
         .find(|f| !f.display().to_string().contains("oracle"));
     machine.refuses(4, &["hint: "], &["--lora", &lora.unwrap().display().to_string()]);
+}
+
+/// Each picture of a batch has choices of its own, which its metadata hold.
+#[test]
+fn the_command_line_chooses() {
+    let machine = Machine::new();
+    let cards = machine.dir.path().join("cards/shapes");
+    fs::create_dir_all(&cards).unwrap();
+    fs::write(cards.join("plain.txt"), "# shapes\nround\nround (blue:1.5)\n").unwrap();
+    let prompt = "a {red|blue|very red} __shapes/plain__ thing";
+    let batch = [prompt, "-n", "{red|blue}", "-p", "ggml", "--wildcard-dir", "cards", "-b", "4", "-s", "5"];
+    let text = machine.draws(&batch);
+    let prompts: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.split_once(".png  seed ")?.1.split_once("  "))
+        .map(|(_, prompt)| prompt)
+        .collect();
+    assert!(prompts.len() == 4 && prompts.iter().any(|prompt| *prompt != prompts[0]), "{text}");
+    assert!(
+        prompts.iter().all(|prompt| prompt.ends_with(" thing") && !prompt.contains(['{', '_'])),
+        "{text}"
+    );
+    for (number, name) in ["picture", "picture-2", "picture-3", "picture-4"].iter().enumerate() {
+        let picture = machine.bytes(&format!("{name}.png"));
+        // The picture alone draws itself, and so does its seed.
+        machine.draws(&["--from", &format!("{name}.png"), "-p", "ggml", "-o", "other.png"]);
+        assert_eq!(machine.bytes("other.png"), picture, "{name}");
+        let seed = (5 + number).to_string();
+        machine.draws(&[&batch[..7], &["-s", &seed, "-o", "other.png"]].concat());
+        assert_eq!(machine.bytes("other.png"), picture, "{name}");
+    }
+    machine.pictures();
+    // Without a folder, wildcards are text.
+    let text = machine.draws(&["a __shapes/plain__ thing", "-p", "ggml", "-s", "5"]);
+    assert!(text.starts_with("picture.png  seed 5\n"), "{text}");
+    machine.pictures();
+    let missing = ["a __shapes/plane__", "--wildcard-dir", "cards"];
+    machine.refuses(3, &["shapes/plane", "did you mean `shapes/plain`"], &missing);
 }
 
 /// Ctrl-C stops soon. Pictures that were done stay whole, and nothing else stays.

@@ -3,6 +3,8 @@
 use super::{
     Args,
     hashing::Hashing,
+    model::Opened,
+    prompts::{self, Group},
     report::{Drawn, Network, Report, step_line},
     wanted,
 };
@@ -14,10 +16,11 @@ use crate::{
     },
     progress::Task,
 };
+use sdrun::{Paths, Registry, abi::Host};
 use sdrun_diffusion::{
     family::Family,
     metadata::{PARAMETERS, Record, SDRUN},
-    pipeline::{self, Engines, Event, Parts, Picture, Progress, Resolved},
+    pipeline::{self, Engines, Event, Parts, Picture, Progress, Request, Resolved},
 };
 use std::{
     path::{Path, PathBuf},
@@ -35,17 +38,14 @@ pub(super) fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
     let registry = context.registry()?;
     let task = context.task("opening the model");
     let host = task.host(context.cancel_flag());
-    let (mut request, from) = wanted(args)?;
-    let opened = args.model.open(&request.prompt, &request.negative, registry.paths(), &host)?;
-    let parts = &opened.parts;
-    request.prompt = opened.prompt.clone();
-    let family = parts.family;
-    let size = (request.width.unwrap_or(family.size), request.height.unwrap_or(family.size));
-    request.start = args.inputs.start()?;
-    request.controls = args.inputs.controls(args.model.control_nets.len(), family, size)?;
-    request.hires = args.inputs.hires(size, family.multiple)?.or(request.hires);
-    let request = request.resolve(parts)?;
-    warn(&request, family);
+    let (request, from) = wanted(args)?;
+    let (first, others) = prompts::groups(args, &request)?;
+    for group in &others {
+        args.model.check_tags(&group.prompt)?;
+    }
+    let open = |group: &Group| prepare(args, &request, group, registry.paths(), &host);
+    let (opened, resolved) = open(&first)?;
+    warn(&resolved, opened.parts.family);
 
     let threads = args.provider.threads(context);
     let options = |device| args.build.options(device, false, context).threads(threads);
@@ -54,53 +54,111 @@ pub(super) fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
         wishes: args.provider.wishes(args.isolate, false, context),
         options: &options,
     };
-    let (networks, drawn) = thread::scope(|scope| {
-        let files = (!args.no_metadata)
-            .then(|| Hashing::start(scope, &args.model, &opened, registry.paths(), from.as_ref()));
-        let progress = Progress::new(&request, parts, request.count, Instant::now());
-        let mut listener = Listener {
-            args,
-            context,
-            task: &task,
-            request: &request,
-            parts,
-            progress,
-            files,
-            phase: String::new(),
-            networks: Vec::new(),
-            drawn: Vec::new(),
-            fault: None,
-        };
-        pipeline::generate(&registry, parts, &request, &engines, &host, &mut |event| listener.hear(event))?;
-        match listener.fault {
-            Some(error) => Err(error),
-            None => Ok((listener.networks, listener.drawn)),
-        }
-    })?;
-    Ok(Report::new(family, &request, networks, drawn, started.elapsed().as_secs_f64()))
+    let pictures = args.batch_count.max(1);
+    let mut session = Session {
+        args,
+        context,
+        task: &task,
+        registry: &registry,
+        engines: &engines,
+        host: &host,
+        from: from.as_ref(),
+        progress: Progress::new(&resolved, &opened.parts, pictures, Instant::now()),
+        report: Report::new(opened.parts.family, &resolved),
+    };
+    session.draw(&opened, &resolved, &first)?;
+    drop(opened);
+    for group in &others {
+        let (opened, resolved) = open(group)?;
+        session.draw(&opened, &resolved, group)?;
+    }
+    session.report.seconds = started.elapsed().as_secs_f64();
+    Ok(session.report)
 }
 
-/// Hears what the pipeline does.
-struct Listener<'a> {
+/// The model and the request for a group of pictures.
+fn prepare(
+    args: &Args,
+    request: &Request,
+    group: &Group,
+    paths: &Paths,
+    host: &dyn Host,
+) -> anyhow::Result<(Opened, Resolved)> {
+    let opened = args.model.open(&group.prompt, &group.negative, paths, host)?;
+    let family = opened.parts.family;
+    let size = (request.width.unwrap_or(family.size), request.height.unwrap_or(family.size));
+    let request = Request {
+        prompt: opened.prompt.clone(),
+        negative: group.negative.clone(),
+        seed: request.seed.wrapping_add(group.first as u64),
+        count: group.count,
+        start: args.inputs.start()?,
+        controls: args.inputs.controls(args.model.control_nets.len(), family, size)?,
+        hires: args.inputs.hires(size, family.multiple)?.or(request.hires),
+        ..request.clone()
+    };
+    let resolved = request.resolve(&opened.parts)?;
+    Ok((opened, resolved))
+}
+
+/// What all requests share.
+struct Session<'a> {
     args: &'a Args,
     context: &'a Context,
     task: &'a Task,
+    registry: &'a Registry,
+    engines: &'a Engines<'a>,
+    host: &'a dyn Host,
+    /// The settings that are repeated.
+    from: Option<&'a Record>,
+    progress: Progress,
+    report: Report,
+}
+
+impl Session<'_> {
+    /// Draws a request.
+    fn draw(&mut self, opened: &Opened, request: &Resolved, group: &Group) -> anyhow::Result<()> {
+        let (registry, engines, host, from) = (self.registry, self.engines, self.host, self.from);
+        let model = &self.args.model;
+        thread::scope(|scope| {
+            let files = (!self.args.no_metadata)
+                .then(|| Hashing::start(scope, model, opened, registry.paths(), from));
+            let mut listener = Listener {
+                parts: &opened.parts,
+                request,
+                files,
+                group,
+                phase: String::new(),
+                networks: Vec::new(),
+                fault: None,
+                session: self,
+            };
+            let mut hear = |event: Event<'_>| listener.hear(event);
+            pipeline::generate(registry, &opened.parts, request, engines, host, &mut hear)?;
+            listener.fault.map_or(Ok(()), Err)
+        })
+    }
+}
+
+/// Hears what the pipeline does with a request.
+struct Listener<'a, 's> {
+    session: &'a mut Session<'s>,
     request: &'a Resolved,
     parts: &'a Parts,
-    progress: Progress,
     /// For the pictures' metadata.
     files: Option<Hashing<'a>>,
+    /// Which pictures the request draws.
+    group: &'a Group,
     /// What the progress bar says.
     phase: String,
     networks: Vec<Network>,
-    drawn: Vec<Drawn>,
     /// The first picture that could not be written.
     fault: Option<anyhow::Error>,
 }
 
-impl Listener<'_> {
+impl Listener<'_, '_> {
     fn hear(&mut self, event: Event<'_>) {
-        self.progress.hear(&event, Instant::now());
+        self.session.progress.hear(&event, Instant::now());
         match event {
             Event::Prompt { part, tokens, lost } => {
                 self.phase("encoding prompts".into());
@@ -114,7 +172,9 @@ impl Listener<'_> {
                 self.runs(part);
                 let [part, provider, device] = [part, provider, device].map(str::to_string);
                 let precision = precision.to_string();
-                self.networks.push(Network { part, provider, device, precision, built, seconds });
+                let network = Network { part, provider, device, precision, built, seconds };
+                self.session.report.add(&network);
+                self.networks.push(network);
             }
             Event::Widened { part, from } => {
                 tracing::warn!("{part} gave values that are not finite in {from}; it runs in fp32 now");
@@ -125,11 +185,11 @@ impl Listener<'_> {
                 );
             }
             Event::Step { picture, pass, step, steps, .. } => {
-                let passes = self.progress.passes();
-                let of_pass =
+                let passes = self.session.progress.passes();
+                let pass_name =
                     if passes > 1 { format!(", pass {} of {passes}", pass + 1) } else { String::new() };
-                self.phase(format!("drawing {}{of_pass}", self.number(picture)));
-                self.show(&step_line(step, steps, pass, &self.progress));
+                self.phase(format!("drawing {}{pass_name}", self.number(picture)));
+                self.show(&step_line(step, steps, pass, &self.session.progress));
             }
             Event::Decoding { picture } => {
                 self.phase(format!("decoding {}", self.number(picture)));
@@ -143,7 +203,7 @@ impl Listener<'_> {
     /// Says what happens now.
     fn phase(&mut self, what: String) {
         if self.phase != what {
-            self.task.rename(&what);
+            self.session.task.rename(&what);
             self.phase = what;
         }
     }
@@ -156,30 +216,37 @@ impl Listener<'_> {
         } else if vae_encoder.as_ref().is_some_and(|encoder| encoder.name == part) {
             self.phase("encoding the picture".into());
         } else if denoiser.name == part {
-            self.phase(format!("drawing {}", self.number(self.progress.drawn())));
+            self.phase(format!("drawing {}", self.number(self.session.progress.drawn() - self.group.first)));
             self.show("");
         }
     }
 
+    /// `picture 2 of 4`: a picture of this request, counted from 0.
     fn number(&self, picture: usize) -> String {
-        format!("picture {} of {}", picture + 1, self.progress.pictures())
+        format!("picture {} of {}", self.group.first + picture + 1, self.session.progress.pictures())
     }
 
     fn show(&self, message: &str) {
-        self.task.step(message, self.progress.done() as u64, self.progress.total() as u64);
+        let Session { task, progress, .. } = &self.session;
+        task.step(message, progress.done() as u64, progress.total() as u64);
     }
 
     /// Writes a picture.
     fn keep(&mut self, picture: Picture) {
-        let file = numbered(&self.args.output, self.drawn.len());
+        let Session { args, context, task, report, .. } = &mut *self.session;
+        let file = numbered(&args.output, report.pictures.len());
         let seed = picture.seed;
         let record = self.files.as_mut().map(|files| {
-            let files = files.record(self.task, self.context);
+            let files = files.record(task, context);
             let networks = self.networks.iter().map(Network::record).collect();
             Record { networks, ..self.request.record(files, seed) }
         });
         match write(&file, picture, record.as_ref()) {
-            Ok(()) => self.drawn.push(Drawn { file, seed }),
+            Ok(()) => {
+                let prompt = self.request.prompt.clone();
+                let has_choices = args.prompt.as_ref().is_some_and(|given| *given != self.group.prompt);
+                report.pictures.push(Drawn { file, seed, prompt, has_choices });
+            }
             Err(error) => self.fault = self.fault.take().or(Some(error)),
         }
     }

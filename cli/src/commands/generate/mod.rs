@@ -4,6 +4,7 @@ mod draw;
 mod hashing;
 mod inputs;
 mod model;
+mod prompts;
 mod report;
 
 use crate::{build::BuildArgs, context::Context, files::picture, provider::ProviderArgs};
@@ -28,7 +29,8 @@ use std::{
 /// MODEL is a checkpoint of SD 1, SD 2, SDXL, SD 3, Flux, Chroma or PixArt-Σ in any layout, or a folder of ONNX models (unet/model.onnx
 /// and so on). Models for inpainting, depths or edges, the SDXL refiner and latent consistency models count too. Settings you leave out
 /// take the usual values of its family. Prompts use A1111's syntax: (word:1.2) sets a weight, [a:b:0.5] switches from a to b halfway, AND
-/// combines prompts, BREAK starts a new chunk. The same seed gives the same picture on every provider, up to rounding.
+/// combines prompts, BREAK starts a new chunk, {a|b} chooses one for each picture. The same seed gives the same picture on every
+/// provider, up to rounding.
 ///
 /// Example: sdrun generate "a red fox in the snow" -m dreamshaper.safetensors -o fox.png
 ///
@@ -44,6 +46,10 @@ pub(crate) struct Args {
     /// What to avoid
     #[arg(short, long, value_name = "TEXT")]
     negative_prompt: Option<String>,
+
+    /// Folder of wildcards: __NAME__ in a prompt becomes a line of the file NAME.txt in it
+    #[arg(long, value_name = "FOLDER")]
+    wildcard_dir: Option<PathBuf>,
 
     /// Write the picture to this PNG, JPEG or WebP file; further pictures get a number
     #[arg(short, long, value_name = "FILE", default_value = "picture.png")]

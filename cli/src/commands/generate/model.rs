@@ -78,6 +78,11 @@ impl ModelArgs {
         self.diffusion_model.as_deref().or(self.model.as_deref()).unwrap_or(Path::new(""))
     }
 
+    /// Fails if the prompt names an adapter that is not there.
+    pub(super) fn check_tags(&self, prompt: &str) -> pipeline::Result<()> {
+        pipeline::tagged(prompt, self.lora_dir.as_deref()).map(drop)
+    }
+
     /// Opens everything.
     pub(super) fn open(
         &self,

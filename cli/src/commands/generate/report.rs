@@ -23,8 +23,8 @@ pub(super) struct Report {
     schedule: &'static str,
     cfg_scale: f64,
     networks: Vec<Network>,
-    pictures: Vec<Drawn>,
-    seconds: f64,
+    pub(super) pictures: Vec<Drawn>,
+    pub(super) seconds: f64,
 }
 
 /// A network that was loaded.
@@ -43,16 +43,16 @@ pub(super) struct Network {
 pub(super) struct Drawn {
     pub(super) file: PathBuf,
     pub(super) seed: u64,
+    /// The prompt, with its choices made.
+    pub(super) prompt: String,
+    /// Whether the user does not know it yet.
+    #[serde(skip)]
+    pub(super) has_choices: bool,
 }
 
 impl Report {
-    pub(super) fn new(
-        family: &Family,
-        request: &Resolved,
-        networks: Vec<Network>,
-        pictures: Vec<Drawn>,
-        seconds: f64,
-    ) -> Self {
+    /// A report without pictures.
+    pub(super) fn new(family: &Family, request: &Resolved) -> Self {
         Report {
             family: family.title,
             width: request.width,
@@ -61,16 +61,24 @@ impl Report {
             sampler: request.sampler.name(),
             schedule: request.schedule.name(),
             cfg_scale: request.guidance.scale,
-            networks,
-            pictures,
-            seconds,
+            networks: Vec::new(),
+            pictures: Vec::new(),
+            seconds: 0.0,
+        }
+    }
+
+    /// Adds a network, unless it was loaded in the same way before.
+    pub(super) fn add(&mut self, network: &Network) {
+        if !self.networks.iter().any(|known| known.record() == network.record()) {
+            self.networks.push(network.clone());
         }
     }
 
     /// The report for people.
     pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         for picture in &self.pictures {
-            writeln!(out, "{}  seed {}", picture.file.display(), picture.seed)?;
+            let prompt = if picture.has_choices { format!("  {}", picture.prompt) } else { String::new() };
+            writeln!(out, "{}  seed {}{prompt}", picture.file.display(), picture.seed)?;
         }
         let Report { family, width, height, steps, sampler, schedule, cfg_scale, seconds, .. } = self;
         let seconds = format::seconds(*seconds);

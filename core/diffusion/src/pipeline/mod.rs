@@ -24,6 +24,7 @@ mod request;
 mod source;
 mod start;
 mod vocabulary;
+mod wildcards;
 mod words;
 
 pub use control::Control;
@@ -36,12 +37,14 @@ pub use plan::{Phase, Plan, Planned, plan};
 pub use progress::Progress;
 pub use request::{Request, Resolved};
 pub use start::{Content, Inpaint, Start};
+pub use wildcards::{Wildcards, prompts_of};
 pub use words::{Syntax, Word};
 
 use crate::{
     family::Family,
     latent::SizeError,
     picture::{PictureError, TileError},
+    prompt::Endless,
     text::{chunks::ChunkError, condition::ConditionError, encode::EncodeError, tokenizer::TokenizerError},
 };
 use sdrun::abi::{self, Precision};
@@ -81,6 +84,9 @@ pub enum Error {
     /// The prompt cannot be divided into tokens.
     #[error(transparent)]
     Prompt(#[from] ChunkError),
+    /// A prompt's choices have no end.
+    #[error(transparent)]
+    Choices(#[from] Endless),
     /// The tokenizer cannot be made.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

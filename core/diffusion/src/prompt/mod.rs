@@ -1,17 +1,19 @@
-//! The prompt language: weights, changes during the steps, combined prompts, LoRA tags.
+//! The prompt language: choices, weights, changes during the steps, combined prompts, LoRA tags.
 //!
-//! A1111 applies these in order: remove [`tags`], split into [`parts`] at `AND`, resolve each part for each step ([`schedule()`]),
-//! split its text into [`weighted`] pieces. ComfyUI has only weights ([`weighted_comfy`]).
+//! A1111 applies these in order: make the choices ([`chosen`], by an extension), remove [`tags`], split into [`parts`] at `AND`,
+//! resolve each part for each step ([`schedule()`]), split its text into [`weighted`] pieces. ComfyUI has only weights ([`weighted_comfy`]).
 
 mod comfy;
 mod schedule;
 mod tags;
 mod weights;
+mod wildcards;
 
 pub use comfy::weighted_comfy;
 pub use schedule::{Pass, schedule};
 pub use tags::{Tag, tags};
 pub use weights::{Piece, weighted};
+pub use wildcards::{Endless, Lines, chosen};
 
 /// One of several prompts joined by `AND`.
 #[derive(Clone, Debug, PartialEq)]
