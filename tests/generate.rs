@@ -122,6 +122,9 @@ fn engines(provider: &str) -> Engines<'static> {
     Engines { only: None, wishes, options: &options }
 }
 
+/// Samplers whose last step, to level 0, gives the estimate itself.
+const LAST_IS_CLEAN: [Sampler; 3] = [Sampler::Lcm, Sampler::Tcd, Sampler::UniPc];
+
 /// The pictures of a request, and each picture's latents after every step.
 fn draw(parts: &Parts, request: &Resolved, provider: &str) -> (Vec<Picture>, Vec<Vec<Vec<f32>>>) {
     let lab = Lab::default();
@@ -131,7 +134,12 @@ fn draw(parts: &Parts, request: &Resolved, provider: &str) -> (Vec<Picture>, Vec
     let mut hear = |event: Event<'_>| {
         progress.hear(&event, Instant::now());
         match event {
-            Event::Step { picture, latents: state, .. } => latents[picture].push(state.to_vec()),
+            Event::Step { picture, step, steps, shape, latents: state, clean, .. } => {
+                assert_eq!((clean.len(), shape.iter().product()), (state.len(), state.len()));
+                // These end at their estimate.
+                assert!(step + 1 < steps || !LAST_IS_CLEAN.contains(&request.sampler) || clean == state);
+                latents[picture].push(state.to_vec());
+            }
             Event::Loaded { part, provider: by, .. } => {
                 assert_eq!(by, provider, "{part}");
                 on_provider += 1;
@@ -590,7 +598,7 @@ fn plans_come_true() {
 #[test]
 fn a_batch_has_the_pictures_of_its_seeds() {
     let parts = parts();
-    for sampler in [Sampler::EulerAncestral, Sampler::DpmPp2mSde] {
+    for sampler in [Sampler::EulerAncestral, Sampler::DpmPp2mSde, Sampler::Lcm] {
         let of = |seed, count| {
             let request = Request { sampler: Some(sampler), seed, count, steps: Some(3), ..request() };
             draw(&parts, &request.resolve(&parts).unwrap(), "ggml").0
@@ -959,4 +967,41 @@ fn ctrl_c_keeps_the_pictures_that_are_done() {
     machine.pictures();
     machine.draws(&["-s", "5", "-p", "ggml"]);
     assert_eq!(machine.bytes("picture.png"), first);
+}
+
+#[test]
+fn a_preview_is_a_rough_picture() {
+    let machine = Machine::new();
+    let draw = |more: &[&str]| {
+        machine.draws(&[&["-s", "5", "-p", "ggml", "--preview", "preview.png"], more].concat())
+    };
+    draw(&["--steps", "6"]);
+    let preview = image::load_from_memory(&machine.bytes("preview.png")).unwrap().to_rgb8();
+    // A picture of blocks: one for each latent cell.
+    assert_eq!(preview.dimensions(), (64, 64));
+    assert!(preview.enumerate_pixels().all(|(x, y, pixel)| pixel == preview.get_pixel(x / 8 * 8, y / 8 * 8)));
+    assert!(preview.pixels().any(|pixel| pixel != preview.get_pixel(0, 0)));
+    // The picture does not change, nor do the others.
+    let picture = machine.bytes("picture.png");
+    assert_eq!(machine.pictures(), ["picture.png", "preview.png"]);
+    machine.draws(&["-s", "5", "-p", "ggml", "--steps", "6"]);
+    assert_eq!(machine.bytes("picture.png"), picture);
+    machine.pictures();
+    // No preview before the seventh step.
+    draw(&["--steps", "6", "--preview-interval", "7"]);
+    assert_eq!(machine.pictures(), ["picture.png"]);
+    machine.refuses(4, &["--preview another file"], &["--preview", "picture.png"]);
+}
+
+/// A preview that cannot be written is no reason to stop.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_preview_that_cannot_be_written_stops_nothing() {
+    let machine = Machine::new();
+    let output =
+        machine.generate(&["-s", "5", "-p", "ggml", "--preview", "/dev/full", "--preview-interval", "1"]);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{stderr}");
+    assert_eq!(stderr.matches("no more previews").count(), 1, "{stderr}");
+    assert_eq!(machine.pictures(), ["picture.png"]);
 }

@@ -27,6 +27,7 @@ pub mod noise;
 pub mod picture;
 pub mod pipeline;
 pub mod prediction;
+pub mod preview;
 pub mod program;
 pub mod prompt;
 pub mod sampler;

@@ -4,6 +4,7 @@ use super::{
     Args,
     hashing::Hashing,
     model::Opened,
+    preview::Preview,
     prompts::{self, Group},
     report::{Drawn, Network, Report, step_line},
     wanted,
@@ -35,6 +36,7 @@ pub(super) fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
     for number in 0..args.batch_count.max(1) {
         files::check_target(&numbered(&args.output, number))?;
     }
+    let preview = args.preview.open(&args.output, args.batch_count.max(1))?;
     let registry = context.registry()?;
     let task = context.task("opening the model");
     let host = task.host(context.cancel_flag());
@@ -65,6 +67,7 @@ pub(super) fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
         from: from.as_ref(),
         progress: Progress::new(&resolved, &opened.parts, pictures, Instant::now()),
         report: Report::new(opened.parts.family, &resolved),
+        preview,
     };
     session.draw(&opened, &resolved, &first)?;
     drop(opened);
@@ -113,6 +116,7 @@ struct Session<'a> {
     from: Option<&'a Record>,
     progress: Progress,
     report: Report,
+    preview: Option<Preview>,
 }
 
 impl Session<'_> {
@@ -184,12 +188,13 @@ impl Listener<'_, '_> {
                     "{part} works on {tiles} tiles, because the memory is too small for the whole picture"
                 );
             }
-            Event::Step { picture, pass, step, steps, .. } => {
+            Event::Step { picture, pass, step, steps, shape, clean, .. } => {
                 let passes = self.session.progress.passes();
                 let pass_name =
                     if passes > 1 { format!(", pass {} of {passes}", pass + 1) } else { String::new() };
                 self.phase(format!("drawing {}{pass_name}", self.number(picture)));
                 self.show(&step_line(step, steps, pass, &self.session.progress));
+                self.preview(clean, shape, step);
             }
             Event::Decoding { picture } => {
                 self.phase(format!("decoding {}", self.number(picture)));
@@ -231,6 +236,15 @@ impl Listener<'_, '_> {
         task.step(message, progress.done() as u64, progress.total() as u64);
     }
 
+    /// Shows a preview if it is time to. Without one, the pictures are drawn all the same.
+    fn preview(&mut self, clean: &[f32], shape: [usize; 3], step: usize) {
+        let Some(preview) = &mut self.session.preview else { return };
+        if let Err(error) = preview.show(self.parts.family, clean, shape, step) {
+            tracing::warn!("there are no more previews: {error}");
+            self.session.preview = None;
+        }
+    }
+
     /// Writes a picture.
     fn keep(&mut self, picture: Picture) {
         let Session { args, context, task, report, .. } = &mut *self.session;
@@ -264,7 +278,7 @@ fn warn(request: &Resolved, family: &Family) {
 }
 
 /// `NAME.png`, `NAME-2.png` and so on.
-fn numbered(file: &Path, number: usize) -> PathBuf {
+pub(super) fn numbered(file: &Path, number: usize) -> PathBuf {
     if number == 0 {
         return file.to_path_buf();
     }

@@ -4,12 +4,14 @@ mod draw;
 mod hashing;
 mod inputs;
 mod model;
+mod preview;
 mod prompts;
 mod report;
 
 use crate::{build::BuildArgs, context::Context, files::picture, provider::ProviderArgs};
 use inputs::InputArgs;
 use model::ModelArgs;
+use preview::PreviewArgs;
 use sdrun_diffusion::{
     metadata::{self, Record, read_record},
     names,
@@ -124,6 +126,9 @@ pub(crate) struct Args {
     /// Write no metadata (prompt and settings) into the pictures
     #[arg(long, alias = "disable-image-metadata")]
     no_metadata: bool,
+
+    #[command(flatten)]
+    preview: PreviewArgs,
 
     /// Run providers in worker processes, so that a crash in one becomes an error
     #[arg(long)]

@@ -9,6 +9,7 @@ use super::{
     hires::{Hires, Upscale},
     network::{Engines, Opener},
     reference,
+    seen::Seen,
     source::{Drawn, Samples, Source},
     start::{Begun, Canvas},
 };
@@ -189,15 +190,17 @@ impl Stage<'_> {
             let is_seen = late && parts.family.beside.has_mask();
             let mask = self.begun.and_then(|begun| begun.mask.as_deref()).filter(|_| !is_seen);
             let late = late && range.start == 0;
-            let mut kept = Kept { inner: &mut guided, levels, mask, clean: &clean, noise: &noise, late };
+            let kept = Kept { inner: &mut guided, levels, mask, clean: &clean, noise: &noise, late };
+            let last = RefCell::new(Vec::new());
+            let mut seen = Seen { inner: kept, last: &last };
             let count = sigmas.len() - 1;
             let mut observe = |step: usize, latents: &[f32]| {
-                let step = range.start + step;
-                open.tell(Event::Step { picture, pass, step, steps: count, latents });
+                let (step, clean) = (range.start + step, &last.borrow());
+                open.tell(Event::Step { picture, pass, step, steps: count, shape, latents, clean });
             };
             let path = Path { sigmas: &sigmas[range.start..=range.end], levels };
             if !range.is_empty() {
-                request.sampler.run(&path, &request.options, &mut x, &mut kept, &mut steps, &mut observe)?;
+                request.sampler.run(&path, &request.options, &mut x, &mut seen, &mut steps, &mut observe)?;
             }
             if picture + 1 < request.count {
                 denoiser = Some(guided);

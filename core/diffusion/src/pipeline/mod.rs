@@ -21,6 +21,7 @@ mod plan;
 mod progress;
 mod reference;
 mod request;
+mod seen;
 mod source;
 mod start;
 mod vocabulary;
@@ -224,8 +225,12 @@ pub enum Event<'a> {
         step: usize,
         /// Steps of the pass.
         steps: usize,
-        /// The latents, `[channels, height, width]`.
+        /// Channels, height and width of the latents.
+        shape: [usize; 3],
+        /// The latents.
         latents: &'a [f32],
+        /// The sampler's last estimate of the final latents.
+        clean: &'a [f32],
     },
     /// The steps of a picture are done, and its latents become pixels.
     Decoding {

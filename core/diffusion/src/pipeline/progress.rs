@@ -117,7 +117,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     fn step(pass: usize) -> Event<'static> {
-        Event::Step { picture: 0, pass, step: 0, steps: 0, latents: &[] }
+        Event::Step { picture: 0, pass, step: 0, steps: 0, shape: [0; 3], latents: &[], clean: &[] }
     }
 
     #[test]

@@ -1,0 +1,157 @@
+//! Rough pictures of latents, for previews: each pixel is a linear function of one latent cell, so it costs next to nothing.
+//!
+//! The numbers were measured by others with linear regression between latents and pictures: those of Stable Diffusion 1, SDXL and
+//! Flux by stable-diffusion.cpp (`latent-preview.h`), those of Stable Diffusion 3 by Stability AI (`sd3_impls.py` of their
+//! repository sd3.5). Both are under the MIT licence.
+
+use crate::family::Family;
+use image::RgbImage;
+
+/// What a latent cell's colour is made of, for latents as the denoiser has them.
+struct Factors {
+    /// Red, green and blue for each channel.
+    channels: &'static [[f32; 3]],
+    bias: [f32; 3],
+}
+
+/// A picture of latents `[channels, height, width]` as the denoiser has them, with a pixel for each cell. `None` if the factors of the
+/// family's autoencoder are unknown or the shape is another.
+pub fn preview(family: &Family, latents: &[f32], [channels, height, width]: [usize; 3]) -> Option<RgbImage> {
+    let factors = match family.autoencoder.decoder {
+        "sd15/vae-decoder" => &SD,
+        "sdxl/vae-decoder" => &SDXL,
+        "sd3/vae-decoder" => &SD3,
+        "flux/vae-decoder" => &FLUX,
+        _ => return None,
+    };
+    let cells = height * width;
+    if channels != factors.channels.len() || latents.len() != channels * cells {
+        return None;
+    }
+    let byte = |cell: usize, colour: usize| {
+        let parts = factors.channels.iter().zip(latents.iter().skip(cell).step_by(cells));
+        let value =
+            factors.bias[colour] + parts.map(|(factors, latent)| factors[colour] * latent).sum::<f32>();
+        ((value / 2.0 + 0.5).clamp(0.0, 1.0) * 255.0) as u8
+    };
+    let bytes = (0..cells).flat_map(|cell| [0, 1, 2].map(|colour| byte(cell, colour))).collect();
+    RgbImage::from_raw(u32::try_from(width).ok()?, u32::try_from(height).ok()?, bytes)
+}
+
+const SD: Factors = Factors {
+    channels: &[
+        [0.337366, 0.216344, 0.257386],
+        [0.165636, 0.386828, 0.046994],
+        [-0.267803, 0.237036, 0.223517],
+        [-0.178022, -0.200862, -0.678514],
+    ],
+    bias: [-0.017478, -0.055834, -0.105825],
+};
+
+const SDXL: Factors = Factors {
+    channels: &[
+        [0.258303, 0.277640, 0.329699],
+        [-0.299701, 0.105446, 0.014194],
+        [0.050522, 0.186163, -0.143257],
+        [-0.211938, -0.149892, -0.080036],
+    ],
+    bias: [0.144381, -0.033313, 0.007061],
+};
+
+const SD3: Factors = Factors {
+    channels: &[
+        [-0.0645, 0.0177, 0.1052],
+        [0.0028, 0.0312, 0.0650],
+        [0.1848, 0.0762, 0.0360],
+        [0.0944, 0.0360, 0.0889],
+        [0.0897, 0.0506, -0.0364],
+        [-0.0020, 0.1203, 0.0284],
+        [0.0855, 0.0118, 0.0283],
+        [-0.0539, 0.0658, 0.1047],
+        [-0.0057, 0.0116, 0.0700],
+        [-0.0412, 0.0281, -0.0039],
+        [0.1106, 0.1171, 0.1220],
+        [-0.0248, 0.0682, -0.0481],
+        [0.0815, 0.0846, 0.1207],
+        [-0.0120, -0.0055, -0.0867],
+        [-0.0749, -0.0634, -0.0456],
+        [-0.1418, -0.1457, -0.1259],
+    ],
+    bias: [0.0; 3],
+};
+
+const FLUX: Factors = Factors {
+    channels: &[
+        [-0.041168, 0.019917, 0.097253],
+        [0.028096, 0.026730, 0.129576],
+        [0.065618, -0.067950, -0.014651],
+        [-0.012998, -0.014762, 0.081251],
+        [0.078567, 0.059296, -0.024687],
+        [-0.015987, -0.003697, 0.005012],
+        [0.033605, 0.138999, 0.068517],
+        [-0.024450, -0.063567, -0.030101],
+        [-0.040194, -0.016710, 0.127185],
+        [0.112681, 0.088764, -0.041940],
+        [-0.023498, 0.093664, 0.025543],
+        [0.082899, 0.048320, 0.007491],
+        [0.075712, 0.074139, 0.081965],
+        [-0.143501, 0.018263, -0.136138],
+        [-0.025767, -0.082035, -0.040023],
+        [-0.111849, -0.055589, -0.032361],
+    ],
+    bias: [0.024600, -0.006937, -0.008089],
+};
+
+#[cfg(test)]
+mod tests {
+    use super::preview;
+    use crate::family::{FAMILIES, Family};
+    use proptest::prelude::*;
+
+    /// Latents with one value in each channel of the second of 1 x 2 cells, zeros in the first.
+    fn cells(values: &[f32]) -> Vec<f32> {
+        values.iter().flat_map(|value| [0.0, *value]).collect()
+    }
+
+    fn pixels(family: &str, values: &[f32]) -> [[u8; 3]; 2] {
+        let shape = [values.len(), 1, 2];
+        let picture = preview(Family::find(family).unwrap(), &cells(values), shape).unwrap();
+        [picture.get_pixel(0, 0).0, picture.get_pixel(1, 0).0]
+    }
+
+    #[test]
+    fn colours_are_those_of_the_factors() {
+        // (1 + bias) / 2 * 255, and (1 + bias + factors · latents) / 2 * 255, computed by hand.
+        assert_eq!(pixels("sd15", &[1.0, 0.0, -1.0, 0.5]), [[125, 120, 114], [191, 104, 75]]);
+        assert_eq!(pixels("sdxl", &[1.0, 0.0, -1.0, 0.5])[0], [145, 123, 128]);
+        let mut one = [0.0; 16];
+        one[2] = 2.0;
+        assert_eq!(pixels("sd3", &one), [[127, 127, 127], [174, 146, 136]]);
+        assert_eq!(pixels("flux-dev", &one), [[130, 126, 126], [147, 109, 122]]);
+    }
+
+    #[test]
+    fn what_does_not_fit_has_no_preview() {
+        let family = Family::find("sd15").unwrap();
+        assert!(preview(family, &[0.0; 16], [16, 1, 1]).is_none());
+        assert!(preview(family, &[0.0; 7], [4, 1, 2]).is_none());
+        assert!(preview(family, &[], [4, 0, 0]).is_some());
+    }
+
+    /// A black and a white picture differ in every family: an average of latents with the signs of the brightness is brighter.
+    #[test]
+    fn every_family_can_be_dark_and_bright() {
+        for family in &FAMILIES {
+            let shape = [family.latent.channels, 1, 1];
+            let grey = preview(family, &vec![0.0; shape[0]], shape).unwrap();
+            assert!(grey.iter().all(|byte| (100..150).contains(byte)), "{}: {grey:?}", family.id);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_number_is_accepted(values in prop::collection::vec(prop::num::f32::ANY, 8)) {
+            prop_assert_eq!(preview(&FAMILIES[0], &values, [4, 2, 1]).unwrap().len(), 6);
+        }
+    }
+}
