@@ -807,8 +807,9 @@ fn the_command_line_draws() {
     machine.pictures();
 
     // Others get a number, and are the pictures of the next seeds.
-    let report = machine.draws(&["-s", "5", "-b", "2", "-p", "ggml", "--json"]);
-    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    let lines = machine.draws(&["-s", "5", "-b", "2", "-p", "ggml", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
+    assert_eq!(report["type"], "done");
     assert_eq!(report["pictures"][1]["seed"], 6);
     assert_eq!(report["networks"].as_array().unwrap().len(), 3);
     assert_eq!(machine.bytes("picture.png"), first);
@@ -1004,4 +1005,50 @@ fn a_preview_that_cannot_be_written_stops_nothing() {
     assert!(output.status.success(), "{stderr}");
     assert_eq!(stderr.matches("no more previews").count(), 1, "{stderr}");
     assert_eq!(machine.pictures(), ["picture.png"]);
+}
+
+/// With `--json`, every line is an event, and the last one is the report or the error.
+#[test]
+fn events_are_lines_of_json() {
+    let machine = Machine::new();
+    let lines = |arguments: &[&str]| -> Vec<serde_json::Value> {
+        let output = machine.generate(&[&["-s", "5", "-p", "ggml", "--json"], arguments].concat());
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines()
+            .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
+            .collect()
+    };
+    let all = lines(&["-b", "2", "--hires", "2", "--preview", "preview.png", "--preview-interval", "2"]);
+    let types: Vec<&str> = all.iter().map(|line| line["type"].as_str().unwrap()).collect();
+    let count = |wanted: &str| types.iter().filter(|found| **found == wanted).count();
+    assert_eq!(
+        ["prompt", "step", "preview", "picture", "done", "error"].map(count),
+        [1, 8, 4, 2, 1, 0],
+        "{types:?}"
+    );
+    assert!(count("loading") == count("loaded") && count("loaded") >= 4, "{types:?}");
+    let last = all.last().unwrap();
+    assert_eq!((&last["type"], &last["pictures"][1]["file"]), (&"done".into(), &"picture-2.png".into()));
+    let steps: Vec<_> = all.iter().filter(|line| line["type"] == "step").collect();
+    for (number, step) in steps.iter().enumerate() {
+        assert_eq!((&step["done"], &step["total"]), (&(number + 1).into(), &8.into()), "{step}");
+        assert!(step["seconds_left"].is_number(), "{step}");
+    }
+    assert_eq!(["picture", "pass", "step"].map(|name| steps[7][name].as_u64()), [Some(2); 3]);
+    machine.pictures();
+    // With a file, the text stays, and the file holds the report alone.
+    let text = machine.draws(&["-s", "5", "-p", "ggml", "--json=report.json"]);
+    assert!(text.starts_with("picture.png  seed 5\n"), "{text}");
+    let report: serde_json::Value = serde_json::from_slice(&machine.bytes("report.json")).unwrap();
+    assert_eq!(
+        (&report["type"], &report["pictures"][0]["prompt"]),
+        (&"done".into(), &"a red round thing, very red".into())
+    );
+    let usage = lines(&["--stepz", "0"]);
+    assert_eq!((usage.len(), &usage[0]["error"]["exit_code"]), (1, &2.into()));
+    let refused = lines(&["--steps", "0"]);
+    assert_eq!(
+        (refused.len(), &refused[0]["type"], &refused[0]["error"]["exit_code"]),
+        (1, &"error".into(), &4.into())
+    );
 }

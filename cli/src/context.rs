@@ -30,6 +30,8 @@ enum Json {
 /// The state of one run of the program.
 pub(crate) struct Context {
     json: Json,
+    /// Whether JSON on stdout has a line for each document.
+    lines: AtomicBool,
     quiet: bool,
     provider_path: Vec<PathBuf>,
     pub(crate) config: Config,
@@ -68,6 +70,7 @@ impl Context {
                 Some(None) => Json::Stdout,
                 Some(Some(file)) => Json::File(file),
             },
+            lines: AtomicBool::new(false),
             quiet: global.quiet,
             provider_path: global.provider_path,
             config,
@@ -133,10 +136,26 @@ impl Context {
         if matches!(self.json, Json::Stdout) { Ok(()) } else { self.print(text) }
     }
 
+    /// From now on, JSON on stdout has a line for each document: events, and at last a result or an error.
+    pub(crate) fn begin_lines(&self) {
+        self.lines.store(matches!(self.json, Json::Stdout), Relaxed);
+    }
+
+    /// Whether it has.
+    pub(crate) fn has_lines(&self) -> bool {
+        self.lines.load(Relaxed)
+    }
+
+    /// Prints an event as a line of JSON, after [`begin_lines`](Self::begin_lines) and with `--json`.
+    pub(crate) fn event(&self, event: &impl Serialize) -> anyhow::Result<()> {
+        if self.has_lines() { self.json_only(event) } else { Ok(()) }
+    }
+
     /// Prints `value` as JSON with `--json`.
     pub(crate) fn json_only(&self, value: &impl Serialize) -> anyhow::Result<()> {
         let mut json = match self.json {
             Json::No => return Ok(()),
+            Json::Stdout if self.has_lines() => serde_json::to_vec(value)?,
             _ => serde_json::to_vec_pretty(value)?,
         };
         json.push(b'\n');

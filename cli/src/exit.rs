@@ -115,6 +115,9 @@ struct Failure {
 
 #[derive(Serialize)]
 struct Failed<'a> {
+    /// `error` among lines of events, which all have a type.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
     error: &'a Failure,
 }
 
@@ -175,7 +178,8 @@ pub(crate) fn report(error: &anyhow::Error, context: &Context) -> ExitCode {
         text += &format!("hint: {hint}\n");
     }
     context.complain(&text);
-    if let Err(e) = context.json_only(&Failed { error: &failure }) {
+    let kind = context.has_lines().then_some("error");
+    if let Err(e) = context.json_only(&Failed { kind, error: &failure }) {
         context.complain(&format!("error: {e}\n"));
     }
     ExitCode::from(failure.exit_code)
@@ -200,7 +204,11 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
             file: None,
             native_code: None,
         };
-        if let Ok(json) = serde_json::to_string_pretty(&Failed { error: &failure }) {
+        // As if the command had begun its lines of events.
+        let has_lines = std::env::args_os().nth(1).is_some_and(|command| command == "generate");
+        let failed = Failed { kind: has_lines.then_some("error"), error: &failure };
+        let write = if has_lines { serde_json::to_string } else { serde_json::to_string_pretty };
+        if let Ok(json) = write(&failed) {
             let _ = writeln!(io::stdout(), "{}", format::clean(&json));
         }
     }

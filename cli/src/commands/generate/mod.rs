@@ -3,7 +3,9 @@
 mod draw;
 mod hashing;
 mod inputs;
+mod listener;
 mod model;
+mod output;
 mod preview;
 mod prompts;
 mod report;
@@ -169,6 +171,7 @@ fn unknown(what: &str, name: &str, known: impl Iterator<Item = &'static str>) ->
 }
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    context.begin_lines();
     let report = draw::draw(args, context)?;
     context.present(&report, |out| report.write(out))?;
     Ok(ExitCode::SUCCESS)

@@ -1,6 +1,6 @@
 //! Rough pictures of what is being drawn.
 
-use super::draw::numbered;
+use super::output::numbered;
 use crate::files::{
     self,
     picture::{self, Format, JPEG_QUALITY},

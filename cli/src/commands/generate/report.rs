@@ -9,12 +9,47 @@ use sdrun_diffusion::{
 use serde::Serialize;
 use std::{
     io::{self, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
+
+/// What happens, as a line of JSON. Pictures, passes and steps are counted from 1.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum Line<'a> {
+    /// A text encoder takes the prompts, of which the longest has so many tokens.
+    Prompt { part: &'a str, tokens: usize, lost: usize },
+    /// A network is about to be loaded.
+    Loading { part: &'a str },
+    /// A network is loaded.
+    Loaded(&'a Network),
+    /// A network runs in fp32 from now on, because it gave values that are not finite.
+    Widened { part: &'a str, from: String },
+    /// A network works on tiles of the picture.
+    Tiled { part: &'a str, tiles: usize },
+    /// A step is done. `done` and `total` count the steps of all passes of all pictures.
+    Step {
+        picture: usize,
+        pass: usize,
+        step: usize,
+        steps: usize,
+        done: usize,
+        total: usize,
+        seconds_left: Option<f64>,
+    },
+    /// The steps of a picture are done.
+    Decoding { picture: usize },
+    /// A preview was written.
+    Preview { picture: usize, file: &'a Path },
+    /// A picture was written.
+    Picture(&'a Drawn),
+}
 
 /// The report at the end.
 #[derive(Serialize)]
 pub(super) struct Report {
+    /// `done`, the type of the last line.
+    #[serde(rename = "type")]
+    kind: &'static str,
     family: &'static str,
     width: usize,
     height: usize,
@@ -54,6 +89,7 @@ impl Report {
     /// A report without pictures.
     pub(super) fn new(family: &Family, request: &Resolved) -> Self {
         Report {
+            kind: "done",
             family: family.title,
             width: request.width,
             height: request.height,

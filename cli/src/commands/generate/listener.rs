@@ -1,0 +1,171 @@
+//! Shows what the pipeline does, and keeps what it draws.
+
+use super::{
+    draw::Session,
+    hashing::Hashing,
+    output::{numbered, write},
+    prompts::Group,
+    report::{Drawn, Line, Network, step_line},
+};
+use sdrun_diffusion::{
+    metadata::Record,
+    pipeline::{Event, Parts, Picture, Resolved},
+};
+use std::time::Instant;
+
+/// Hears what the pipeline does with a request.
+pub(super) struct Listener<'a, 's> {
+    pub(super) session: &'a mut Session<'s>,
+    pub(super) request: &'a Resolved,
+    pub(super) parts: &'a Parts,
+    /// For the pictures' metadata.
+    pub(super) files: Option<Hashing<'a>>,
+    /// Which pictures the request draws.
+    pub(super) group: &'a Group,
+    /// What the progress bar says.
+    pub(super) phase: String,
+    pub(super) networks: Vec<Network>,
+    /// The first picture or line that could not be written.
+    pub(super) fault: Option<anyhow::Error>,
+}
+
+impl Listener<'_, '_> {
+    pub(super) fn hear(&mut self, event: Event<'_>) {
+        self.session.progress.hear(&event, Instant::now());
+        match event {
+            Event::Prompt { part, tokens, lost } => {
+                self.phase("encoding prompts".into());
+                self.line(&Line::Prompt { part, tokens, lost });
+                if lost > 0 {
+                    tracing::warn!("{part} takes {} of the prompt's {tokens} tokens", tokens - lost);
+                }
+            }
+            Event::Loading { part } => {
+                self.phase(format!("loading {part}"));
+                self.line(&Line::Loading { part });
+            }
+            Event::Loaded { part, provider, device, precision, built, seconds } => {
+                tracing::info!("{part} on {provider} ({device}, {precision}) after {seconds:.1} s");
+                self.runs(part);
+                let [part, provider, device] = [part, provider, device].map(str::to_string);
+                let precision = precision.to_string();
+                let network = Network { part, provider, device, precision, built, seconds };
+                self.line(&Line::Loaded(&network));
+                self.session.report.add(&network);
+                self.networks.push(network);
+            }
+            Event::Widened { part, from } => {
+                tracing::warn!("{part} gave values that are not finite in {from}; it runs in fp32 now");
+                self.line(&Line::Widened { part, from: from.to_string() });
+            }
+            Event::Tiled { part, tiles, asked } => {
+                self.line(&Line::Tiled { part, tiles });
+                if !asked {
+                    tracing::warn!(
+                        "{part} works on {tiles} tiles, because the memory is too small for the whole picture"
+                    );
+                }
+            }
+            Event::Step { picture, pass, step, steps, shape, clean, .. } => {
+                let passes = self.session.progress.passes();
+                let pass_name =
+                    if passes > 1 { format!(", pass {} of {passes}", pass + 1) } else { String::new() };
+                self.phase(format!("drawing {}{pass_name}", self.number(picture)));
+                self.show(&step_line(step, steps, pass, &self.session.progress));
+                let (done, total) = (self.session.progress.done(), self.session.progress.total());
+                let seconds_left = self.session.progress.seconds_left();
+                let (number, pass) = (self.group.first + picture + 1, pass + 1);
+                let line =
+                    Line::Step { picture: number, pass, step: step + 1, steps, done, total, seconds_left };
+                self.line(&line);
+                self.preview(picture, clean, shape, step);
+            }
+            Event::Decoding { picture } => {
+                self.phase(format!("decoding {}", self.number(picture)));
+                self.line(&Line::Decoding { picture: self.group.first + picture + 1 });
+                self.show("");
+            }
+            Event::Picture(picture) => self.keep(picture),
+            _ => {}
+        }
+    }
+
+    /// Says what happens now.
+    fn phase(&mut self, what: String) {
+        if self.phase != what {
+            self.session.task.rename(&what);
+            self.phase = what;
+        }
+    }
+
+    /// A network is loaded and starts to run.
+    fn runs(&mut self, part: &str) {
+        let models = || [Some(self.parts), self.parts.refiner.as_deref()].into_iter().flatten();
+        let encodes =
+            |parts: &Parts| parts.encoders.iter().flatten().any(|encoder| encoder.part.name == part);
+        if models().any(encodes) {
+            self.phase("encoding prompts".into());
+        } else if self.parts.vae_encoder.as_ref().is_some_and(|encoder| encoder.name == part) {
+            self.phase("encoding the picture".into());
+        } else if models().any(|parts| parts.denoiser.name == part) {
+            self.phase(format!(
+                "drawing {}",
+                self.number(self.session.progress.drawn().saturating_sub(self.group.first))
+            ));
+            self.show("");
+        }
+    }
+
+    /// `picture 2 of 4`: a picture of this request, counted from 0.
+    fn number(&self, picture: usize) -> String {
+        format!("picture {} of {}", self.group.first + picture + 1, self.session.progress.pictures())
+    }
+
+    fn show(&self, message: &str) {
+        let Session { task, progress, .. } = &self.session;
+        task.step(message, progress.done() as u64, progress.total() as u64);
+    }
+
+    /// Shows a preview if it is time to. Without one, the pictures are drawn all the same.
+    fn preview(&mut self, picture: usize, clean: &[f32], shape: [usize; 3], step: usize) {
+        let Some(mut preview) = self.session.preview.take() else { return };
+        match preview.show(self.parts.family, clean, shape, step) {
+            Ok(file) => {
+                if let Some(file) = file {
+                    self.line(&Line::Preview { picture: self.group.first + picture + 1, file });
+                }
+                self.session.preview = Some(preview);
+            }
+            Err(error) => tracing::warn!("there are no more previews: {error}"),
+        }
+    }
+
+    /// Prints an event with `--json`.
+    fn line(&mut self, line: &Line<'_>) {
+        if let Err(error) = self.session.context.event(line) {
+            self.fault = self.fault.take().or(Some(error));
+        }
+    }
+
+    /// Writes a picture.
+    fn keep(&mut self, picture: Picture) {
+        let Session { args, context, task, report, .. } = &mut *self.session;
+        let file = numbered(&args.output, report.pictures.len());
+        let seed = picture.seed;
+        let record = self.files.as_mut().map(|files| {
+            let files = files.record(task, context);
+            let networks = self.networks.iter().map(Network::record).collect();
+            Record { networks, ..self.request.record(files, seed) }
+        });
+        match write(&file, picture, record.as_ref()) {
+            Ok(()) => {
+                let prompt = self.request.prompt.clone();
+                let has_choices = args.prompt.as_ref().is_some_and(|given| *given != self.group.prompt);
+                let drawn = Drawn { file, seed, prompt, has_choices };
+                self.line(&Line::Picture(&drawn));
+                self.session.report.pictures.push(drawn);
+            }
+            Err(error) => self.fault = self.fault.take().or(Some(error)),
+        }
+    }
+}
