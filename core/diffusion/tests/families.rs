@@ -11,11 +11,14 @@ use sdrun_diffusion::{
 use serde_json::{Map, json};
 use std::{collections::BTreeMap, fs::File, io::Write, path::Path};
 
-/// Writes a safetensors file in f16 with the names and shapes of a built-in network, under diffusers' names. The values are a hole.
-fn checkpoint_of(model: &str, path: &Path) {
+/// Writes a safetensors file in f16 with the names and shapes of a built-in network, under diffusers' names, and markers of four
+/// numbers. The values are a hole.
+fn checkpoint_of(model: &str, markers: &[&str], path: &Path) {
     let map = builtin::find(model).unwrap().weight_map().unwrap();
-    let shapes: BTreeMap<&str, &Vec<usize>> =
+    let marker = vec![4];
+    let mut shapes: BTreeMap<&str, &Vec<usize>> =
         map.tensors.iter().map(|tensor| (tensor.source.as_str(), &tensor.source_shape)).collect();
+    shapes.extend(markers.iter().map(|name| (*name, &marker)));
     let (mut header, mut end) = (Map::new(), 0);
     for (name, shape) in shapes {
         let start = end;
@@ -34,10 +37,11 @@ fn checkpoint_of(model: &str, path: &Path) {
 fn denoisers_tell_their_family() {
     let folder = tempfile::tempdir().unwrap();
     let paths = Paths::for_user(Some(folder.path()), Some(folder.path())).unwrap();
-    // Playground has the network of SDXL, and tensors that tell the difference.
-    for family in FAMILIES.iter().filter(|family| family.id != "playground") {
+    for family in &FAMILIES {
+        // Playground has the network of SDXL.
+        let markers: &[&str] = if family.id == "playground" { &["edm_mean", "edm_std"] } else { &[] };
         let file = folder.path().join("denoiser.safetensors");
-        checkpoint_of(family.denoiser.model, &file);
+        checkpoint_of(family.denoiser.model, markers, &file);
         let files = Files { denoiser: Some(file), ..Files::default() };
         match Parts::open(&files, &paths, &NoHost).err() {
             Some(Error::Missing { component, family: found, .. }) => {

@@ -1,7 +1,7 @@
 //! Draws the pictures of a command.
 
 use super::{
-    Args,
+    Args, explain,
     hashing::Hashing,
     listener::Listener,
     model::Opened,
@@ -51,6 +51,10 @@ pub(super) fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
         wishes: args.provider.wishes(args.isolate, false, context),
         options: &options,
     };
+    if args.explain {
+        let plan = pipeline::plan(&registry, &opened.parts, &resolved, &engines, &host)?;
+        explain::show(&plan, context)?;
+    }
     let pictures = args.batch_count.max(1);
     let mut session = Session {
         args,
@@ -91,6 +95,7 @@ fn prepare(
         seed: request.seed.wrapping_add(group.first as u64),
         count: group.count,
         start: args.inputs.start()?,
+        reference: args.inputs.reference()?,
         controls: args.inputs.controls(args.model.control_nets.len(), family, size)?,
         hires: args.inputs.hires(size, family.multiple)?.or(request.hires),
         ..request.clone()

@@ -2,6 +2,7 @@
 
 use crate::files::picture;
 use clap::{Args, ValueEnum};
+use image::RgbImage;
 use sdrun::abi::Error;
 use sdrun_diffusion::{
     family::Family,
@@ -41,6 +42,10 @@ pub(super) struct InputArgs {
     /// Extend the picture by this many pixels to the left, top, right and bottom
     #[arg(long, value_name = "L,T,R,B", value_delimiter = ',', num_args = 1.., requires = "init_image", conflicts_with = "mask")]
     outpaint: Vec<u32>,
+
+    /// Edit this picture as the prompt says (FLUX.1 Kontext)
+    #[arg(short, long, value_name = "FILE", conflicts_with = "init_image")]
+    ref_image: Option<PathBuf>,
 
     /// How a picture of another size is fitted
     #[arg(long, value_enum, default_value_t = Resize::Crop)]
@@ -149,6 +154,11 @@ impl InputArgs {
         start.inpaint =
             mask.map(|mask| Inpaint { mask, blur: self.mask_blur, content, only_masked: self.only_masked });
         Ok(Some(start))
+    }
+
+    /// The picture to edit.
+    pub(super) fn reference(&self) -> anyhow::Result<Option<RgbImage>> {
+        self.ref_image.as_deref().map(|file| Ok(picture::read(file)?.rgb())).transpose()
     }
 
     fn fit(&self) -> Fit {

@@ -1,6 +1,7 @@
 //! `sdrun generate`
 
 mod draw;
+mod explain;
 mod hashing;
 mod inputs;
 mod listener;
@@ -131,6 +132,10 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     preview: PreviewArgs,
+
+    /// First say what will run where and why, whether its engine is cached, and how much memory it needs
+    #[arg(long)]
+    explain: bool,
 
     /// Run providers in worker processes, so that a crash in one becomes an error
     #[arg(long)]

@@ -4,7 +4,7 @@ use crate::format;
 use sdrun_diffusion::{
     family::Family,
     metadata,
-    pipeline::{Progress, Resolved},
+    pipeline::{Plan, Progress, Resolved},
 };
 use serde::Serialize;
 use std::{
@@ -16,6 +16,8 @@ use std::{
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum Line<'a> {
+    /// What will be loaded, with `--explain`.
+    Plan(&'a Plan),
     /// A text encoder takes the prompts, of which the longest has so many tokens.
     Prompt { part: &'a str, tokens: usize, lost: usize },
     /// A network is about to be loaded.
