@@ -6,6 +6,11 @@
 /// Overlaps that hide seams without doing most of the work twice or more.
 const OVERLAPS: std::ops::RangeInclusive<f64> = 0.25..=0.75;
 
+/// The part of an overlap at a tile's edge that comes from the other tile alone.
+const EDGE: f64 = 0.25;
+/// What the edge counts nevertheless, for tiles too small to overlap.
+const LEAST: f64 = 1e-6;
+
 /// Tiles that cover a picture or its latents. All have the same size, so that one engine runs them.
 ///
 /// The plan counts in pixels or in latents, whichever side of the network has fewer. So tiles on the other side begin at whole
@@ -83,8 +88,8 @@ impl Tiles {
     /// Runs a network on the tiles of `input` and joins what it returns. `run` gets each tile in the layout `from` and returns
     /// it in the layout `to`.
     ///
-    /// Where tiles overlap, each fades out linearly towards its edge, and shares add up to 1. Where there is only one, its
-    /// values are taken as they are.
+    /// Where tiles overlap, each fades out linearly, and shares add up to 1. The outer quarter of an overlap comes from the other
+    /// tile alone, because a network pads there. The borders of the whole are the same for a tile, so nothing fades out there.
     ///
     /// # Errors
     /// The first error of `run`, and [`TileError::Length`].
@@ -169,12 +174,18 @@ impl Axis {
     /// The share of each tile at each of its places. At every place of the whole, they add up to 1.
     fn shares(&self, scale: usize) -> Vec<Vec<f32>> {
         let (places, feather) = (self.tile * scale, (self.feather * scale) as f64);
-        let weight = |place: usize| ((place.min(places - 1 - place) as f64 + 0.5) / feather).min(1.0);
+        let (edge, ramp) = (feather * EDGE, feather * (1.0 - 2.0 * EDGE));
+        let rise = |place: usize| ((place as f64 + 0.5 - edge) / ramp).clamp(LEAST, 1.0);
+        let weight = |start: usize, place: usize| {
+            let from_start = if start == 0 { 1.0 } else { rise(place) };
+            let from_end = if start + self.tile == self.length { 1.0 } else { rise(places - 1 - place) };
+            f64::min(from_start, from_end)
+        };
         let mut sums = vec![0.0; self.length * scale];
         for start in &self.starts {
-            (0..places).for_each(|place| sums[start * scale + place] += weight(place));
+            (0..places).for_each(|place| sums[start * scale + place] += weight(*start, place));
         }
-        let share = |start: usize, place: usize| (weight(place) / sums[start * scale + place]) as f32;
+        let share = |start: usize, place: usize| (weight(start, place) / sums[start * scale + place]) as f32;
         self.starts.iter().map(|start| (0..places).map(|place| share(*start, place)).collect()).collect()
     }
 }
@@ -211,10 +222,37 @@ mod tests {
     }
 
     #[test]
-    fn shares_fall_linearly() {
-        let axis = Axis::new(6, 4, 0.5);
-        assert_eq!(axis.starts, [0, 2]);
-        assert_eq!(axis.shares(1), [[1.0, 1.0, 0.75, 0.25], [0.25, 0.75, 1.0, 1.0]]);
+    fn shares_fall_linearly_between_edges() {
+        let axis = Axis::new(12, 8, 0.5);
+        assert_eq!(axis.starts, [0, 4]);
+        let least = LEAST as f32;
+        let first = [1.0, 1.0, 1.0, 1.0, 1.0 - least, 0.75, 0.25, least];
+        let second: Vec<f32> = first.iter().rev().copied().collect();
+        for (found, expected) in axis.shares(1).iter().zip([&first[..], &second]) {
+            assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-7), "{found:?}");
+        }
+    }
+
+    /// A network whose results are wrong near the edges of its input, but for the borders of the whole.
+    #[test]
+    fn edges_of_tiles_do_not_count() {
+        let (length, layout) = (50, Layout { channels: 1, scale: 2 });
+        let tiles = Tiles::new([1, length], [1, 16], 0.25).unwrap();
+        let mut starts = tiles.starts().into_iter();
+        let run = |mut tile: Vec<f32>| {
+            let [_, start] = starts.next().unwrap();
+            for row in tile.chunks_mut(32) {
+                if start > 0 {
+                    row[..2].fill(99.0);
+                }
+                if start + 16 < length {
+                    row[30..].fill(99.0);
+                }
+            }
+            Ok::<_, TileError>(tile)
+        };
+        let out = tiles.run(&vec![0.5; 2 * 2 * length], layout, layout, run).unwrap();
+        assert!(out.iter().all(|value| (value - 0.5).abs() < 1e-3), "{out:?}");
     }
 
     fn plans_of_any_size() -> impl Strategy<Value = Tiles> {
