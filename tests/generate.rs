@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "generate/upscale.rs"]
+mod upscale;
+
 use image::{GrayImage, Luma, Rgb, RgbImage};
 use sdrun::{
     BuildOptions, Isolation, Model, WeightFiles, Wishes,
@@ -709,11 +712,10 @@ impl Machine {
 
     /// `sdrun generate` with the model, a size and two steps. The prompt may be the first argument.
     fn command(&self, arguments: &[&str]) -> Command {
-        let place = |place: Place| place.find().unwrap_or_else(|why| panic!("{why}"));
         let defaults = [("-W", "64"), ("-H", "64"), ("--steps", "2")];
-        let mut command = Command::new(place(Place::Dist).join("sdrun"));
+        let mut command = self.program("generate");
         command
-            .args(["generate", "-m", "model"])
+            .args(["-m", "model"])
             .args(
                 match arguments.contains(&"--from") || arguments.first().is_some_and(|a| !a.starts_with('-'))
                 {
@@ -727,7 +729,16 @@ impl Machine {
                     .filter(|(name, _)| !arguments.contains(name))
                     .flat_map(|(name, value)| [name, value]),
             )
-            .args(arguments)
+            .args(arguments);
+        command
+    }
+
+    /// A command of sdrun, in the folder.
+    fn program(&self, name: &str) -> Command {
+        let place = |place: Place| place.find().unwrap_or_else(|why| panic!("{why}"));
+        let mut command = Command::new(place(Place::Dist).join("sdrun"));
+        command
+            .arg(name)
             .current_dir(self.dir.path())
             .env("SDRUN_DATA_DIR", place(Place::Data))
             .env("SDRUN_CACHE_DIR", self.dir.path().join("cache"));

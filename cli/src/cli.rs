@@ -140,6 +140,7 @@ pub(crate) enum Command {
     Inspect(commands::inspect::Args),
     Build(commands::build::Args),
     Generate(Box<commands::generate::Args>),
+    Upscale(commands::upscale::Args),
     Run(commands::run::Args),
     Refit(commands::refit::Args),
     Import(commands::import::Args),

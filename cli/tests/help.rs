@@ -21,6 +21,7 @@ const COMMANDS: &[&[&str]] = &[
     &["inspect"],
     &["build"],
     &["generate"],
+    &["upscale"],
     &["run"],
     &["refit"],
     &["import"],

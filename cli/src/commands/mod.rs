@@ -15,6 +15,7 @@ pub(crate) mod providers;
 pub(crate) mod refit;
 pub(crate) mod run;
 pub(crate) mod runtime;
+pub(crate) mod upscale;
 pub(crate) mod verify;
 
 use crate::{cli::Command, context::Context};
@@ -31,6 +32,7 @@ pub(crate) fn run(command: Command, context: &Context) -> anyhow::Result<ExitCod
         Command::Inspect(args) => inspect::run(&args, context),
         Command::Build(args) => build::run(&args, context),
         Command::Generate(args) => generate::run(&args, context),
+        Command::Upscale(args) => upscale::run(&args, context),
         Command::Run(args) => run::run(&args, context),
         Command::Refit(args) => refit::run(&args, context),
         Command::Import(args) => import::run(&args, context),

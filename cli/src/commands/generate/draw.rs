@@ -9,7 +9,7 @@ use super::{
     preview::Preview,
     prompts::{self, Group},
     report::Report,
-    wanted,
+    upscaling, wanted,
 };
 use crate::{
     context::Context,
@@ -40,7 +40,7 @@ pub(super) fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
     for group in &others {
         args.model.check_tags(&group.prompt)?;
     }
-    let open = |group: &Group| prepare(args, &request, group, registry.paths(), &host);
+    let open = |group: &Group| prepare(args, &request, from.as_ref(), group, registry.paths(), &host);
     let (opened, resolved) = open(&first)?;
     warn(&resolved, opened.parts.family);
 
@@ -82,6 +82,7 @@ pub(super) fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
 fn prepare(
     args: &Args,
     request: &Request,
+    from: Option<&Record>,
     group: &Group,
     paths: &Paths,
     host: &dyn Host,
@@ -89,6 +90,8 @@ fn prepare(
     let opened = args.model.open(&group.prompt, &group.negative, paths, host)?;
     let family = opened.parts.family;
     let size = (request.width.unwrap_or(family.size), request.height.unwrap_or(family.size));
+    let upscaler = opened.parts.upscaler.as_ref();
+    let hires = args.inputs.hires(size, family.multiple, upscaler.is_some())?.or(request.hires);
     let request = Request {
         prompt: opened.prompt.clone(),
         negative: group.negative.clone(),
@@ -97,7 +100,8 @@ fn prepare(
         start: args.inputs.start()?,
         reference: args.inputs.reference()?,
         controls: args.inputs.controls(args.model.control_nets.len(), family, size)?,
-        hires: args.inputs.hires(size, family.multiple)?.or(request.hires),
+        hires,
+        upscale_repeats: upscaling::repeats(args.inputs.upscale_repeats, upscaler, hires, from),
         ..request.clone()
     };
     let resolved = request.resolve(&opened.parts)?;

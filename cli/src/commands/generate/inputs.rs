@@ -80,9 +80,13 @@ pub(super) struct InputArgs {
     #[arg(long, value_name = "N")]
     hires_steps: Option<usize>,
 
-    /// How the picture is enlarged
+    /// How the picture is enlarged for the second pass
     #[arg(long, value_enum, default_value_t = Upscaler::Lanczos)]
     hires_upscaler: Upscaler,
+
+    /// How often --upscale-model enlarges the finished pictures [default: 1, or 0 if it is the --hires-upscaler]
+    #[arg(long, value_name = "N", requires = "upscale_model")]
+    pub(super) upscale_repeats: Option<usize>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -113,6 +117,8 @@ enum Upscaler {
     Lanczos,
     /// The latents: blurs, so it needs a strength of 0.5 or more
     Latent,
+    /// The picture, with --upscale-model
+    Model,
 }
 
 fn hint(name: &str) -> Result<Hint, String> {
@@ -215,11 +221,13 @@ impl InputArgs {
         self.control_images.iter().enumerate().map(control).collect()
     }
 
-    /// The second pass over a picture of this size. Sides become multiples of `multiple`.
+    /// The second pass over a picture of this size. Sides become multiples of `multiple`. `has_upscaler` says whether there is an
+    /// upscaler's file.
     pub(super) fn hires(
         &self,
         (width, height): (usize, usize),
         multiple: usize,
+        has_upscaler: bool,
     ) -> Result<Option<Hires>, Error> {
         let Some(factor) = self.hires else { return Ok(None) };
         if !(factor > 1.0 && factor <= 8.0) {
@@ -232,6 +240,12 @@ impl InputArgs {
         let upscale = match self.hires_upscaler {
             Upscaler::Lanczos => Upscale::Lanczos,
             Upscaler::Latent => Upscale::Latent,
+            Upscaler::Model if has_upscaler => Upscale::Model,
+            Upscaler::Model => {
+                return Err(Error::invalid(
+                    "--hires-upscaler model needs an upscaler: give its file with --upscale-model",
+                ));
+            }
         };
         let (steps, strength) = (self.hires_steps, self.hires_strength);
         Ok(Some(Hires { width: scaled(width), height: scaled(height), steps, strength, upscale }))

@@ -44,15 +44,13 @@ impl Listener<'_, '_> {
                 self.phase(format!("loading {part}"));
                 self.line(&Line::Loading { part });
             }
-            Event::Loaded { part, provider, device, precision, built, seconds } => {
-                tracing::info!("{part} on {provider} ({device}, {precision}) after {seconds:.1} s");
+            Event::Loaded { part, .. } => {
                 self.runs(part);
-                let [part, provider, device] = [part, provider, device].map(str::to_string);
-                let precision = precision.to_string();
-                let network = Network { part, provider, device, precision, built, seconds };
-                self.line(&Line::Loaded(&network));
-                self.session.report.add(&network);
-                self.networks.push(network);
+                if let Some(network) = Network::loaded(&event) {
+                    self.line(&Line::Loaded(&network));
+                    self.session.report.add(&network);
+                    self.networks.push(network);
+                }
             }
             Event::Widened { part, from } => {
                 tracing::warn!("{part} gave values that are not finite in {from}; it runs in fp32 now");
@@ -84,6 +82,11 @@ impl Listener<'_, '_> {
                 self.phase(format!("decoding {}", self.number(picture)));
                 self.line(&Line::Decoding { picture: self.group.first + picture + 1 });
                 self.show("");
+            }
+            Event::Tile { picture, tile, tiles } => {
+                self.phase(format!("upscaling {}", self.number(picture)));
+                self.line(&Line::Tile { picture: self.group.first + picture + 1, tile: tile + 1, tiles });
+                self.show(&format!("tile {} of {tiles}", tile + 1));
             }
             Event::Picture(picture) => self.keep(picture),
             _ => {}

@@ -10,6 +10,9 @@ mod output;
 mod preview;
 mod prompts;
 mod report;
+mod upscaling;
+
+pub(super) use report::Network;
 
 use crate::{build::BuildArgs, context::Context, files::picture, provider::ProviderArgs};
 use inputs::InputArgs;
@@ -40,6 +43,8 @@ use std::{
 /// Example: sdrun generate "a red fox in the snow" -m dreamshaper.safetensors -o fox.png
 ///
 /// Example: sdrun generate "a lighthouse" -m model.safetensors --lora style.safetensors:0.8 --sampler "DPM++ 2M" -s 7 -b 4
+///
+/// Example: sdrun generate "a lighthouse" -m model.safetensors --upscale-model RealESRGAN_x4plus.safetensors
 ///
 /// Example: sdrun generate "a hat" -m model.safetensors -i fox.png --mask head.png --only-masked
 #[derive(clap::Args)]
@@ -194,7 +199,10 @@ fn wanted(args: &Args) -> anyhow::Result<(Request, Option<Record>)> {
             Some(reading.record)
         }
     };
-    let base = from.as_ref().map(Request::of_record).unwrap_or_default();
+    let mut base = from.as_ref().map(Request::of_record).unwrap_or_default();
+    if let (Some(from), None) = (&from, &args.model.upscale_model) {
+        upscaling::leave_out(from, &mut base);
+    }
     let (sampler, usual) = args.sampler.map_or((None, None), |(sampler, usual)| (Some(sampler), usual));
     let request = Request {
         prompt: args.prompt.clone().or(from.as_ref().map(prompt_of)).unwrap_or_default(),

@@ -7,8 +7,8 @@ use sdrun::{
     abi::{self, ErrorCode, Host},
 };
 use sdrun_diffusion::{
-    metadata::{ControlNet, Lora, ModelFile, Record, hash::HashCache},
-    pipeline::{self, Files, Named, Parts, Word},
+    metadata::{ControlNet, Lora, ModelFile, Record, Upscale, hash::HashCache},
+    pipeline::{self, Files, Named, Parts, Upscaler, Word},
 };
 use std::path::{Path, PathBuf};
 
@@ -62,6 +62,10 @@ pub(super) struct ModelArgs {
     /// Follow a ControlNet; --control-image gives its picture (repeatable)
     #[arg(long = "control-net", value_name = "FILE")]
     pub(super) control_nets: Vec<PathBuf>,
+
+    /// Enlarge finished pictures with this file of ESRGAN or Real-ESRGAN
+    #[arg(long, value_name = "FILE")]
+    pub(super) upscale_model: Option<PathBuf>,
 }
 
 /// What the model's options and the prompts name.
@@ -120,6 +124,9 @@ impl ModelArgs {
         for file in &self.control_nets {
             parts.add_control(file, paths, host)?;
         }
+        if let Some(file) = &self.upscale_model {
+            parts.upscaler = Some(Upscaler::open(file, paths, host)?);
+        }
         Ok(Opened { parts, prompt: prompt.trim().into(), loras })
     }
 
@@ -143,6 +150,10 @@ impl ModelArgs {
             let ModelFile { name, hash } = model(file);
             ControlNet { name, hash, ..ControlNet::default() }
         };
+        let upscale = |(file, upscaler): (&PathBuf, &Upscaler)| {
+            let ModelFile { name, hash } = model(file);
+            Upscale { name, hash, factor: upscaler.factor(1) }
+        };
         Record {
             model: Some(model(self.file())),
             vae: self.vae.as_deref().map(model),
@@ -155,6 +166,7 @@ impl ModelArgs {
             loras: opened.loras.iter().map(lora).collect(),
             embeddings: opened.parts.words.iter().map(word).collect(),
             controlnets: self.control_nets.iter().map(net).collect(),
+            upscale: self.upscale_model.as_ref().zip(opened.parts.upscaler.as_ref()).map(upscale),
             ..Record::of_sdrun()
         }
     }

@@ -4,7 +4,7 @@ use crate::format;
 use sdrun_diffusion::{
     family::Family,
     metadata,
-    pipeline::{Plan, Progress, Resolved},
+    pipeline::{Event, Plan, Progress, Resolved},
 };
 use serde::Serialize;
 use std::{
@@ -40,6 +40,8 @@ pub(super) enum Line<'a> {
     },
     /// The steps of a picture are done.
     Decoding { picture: usize },
+    /// An upscaler has enlarged a tile of a picture.
+    Tile { picture: usize, tile: usize, tiles: usize },
     /// A preview was written.
     Preview { picture: usize, file: &'a Path },
     /// A picture was written.
@@ -66,13 +68,13 @@ pub(super) struct Report {
 
 /// A network that was loaded.
 #[derive(Clone, Serialize)]
-pub(super) struct Network {
-    pub(super) part: String,
-    pub(super) provider: String,
-    pub(super) device: String,
-    pub(super) precision: String,
-    pub(super) built: bool,
-    pub(super) seconds: f64,
+pub(crate) struct Network {
+    part: String,
+    provider: String,
+    device: String,
+    precision: String,
+    built: bool,
+    seconds: f64,
 }
 
 /// A picture that was written.
@@ -128,6 +130,21 @@ impl Report {
 }
 
 impl Network {
+    /// The network that an event says is loaded. Logs it.
+    pub(crate) fn loaded(event: &Event<'_>) -> Option<Self> {
+        let Event::Loaded { part, provider, device, precision, built, seconds } = event else { return None };
+        tracing::info!("{part} on {provider} ({device}, {precision}) after {seconds:.1} s");
+        let [part, provider, device] = [part, provider, device].map(|text| text.to_string());
+        Some(Network {
+            part,
+            provider,
+            device,
+            precision: precision.to_string(),
+            built: *built,
+            seconds: *seconds,
+        })
+    }
+
     /// What a picture's metadata say about it.
     pub(super) fn record(&self) -> metadata::Network {
         metadata::Network {

@@ -1,6 +1,8 @@
 //! Records as A1111's text and back. Names and order of settings are those of A1111 1.10 and, for distilled guidance, of Forge.
 
-use super::{ControlNet, Hires, Infotext, Inpaint, Lora, ModelFile, Reading, Record, Rng, fields::Fields};
+use super::{
+    ControlNet, Hires, Infotext, Inpaint, Lora, ModelFile, Reading, Record, Rng, Upscale, fields::Fields,
+};
 use crate::{
     names,
     pipeline::Content,
@@ -26,6 +28,10 @@ const IDLE: &[&str] = &[
 
 /// The most units of A1111's ControlNet. Those that were off have no text.
 const MOST_CONTROLNETS: usize = 10;
+
+/// A1111's names of the enlargement of a finished picture.
+const FACTOR: &str = "Postprocess upscale by";
+const UPSCALER: &str = "Postprocess upscaler";
 
 /// A1111's names of what is under a mask at the start. It does not name the original picture.
 const CONTENTS: [(Content, &str); 3] =
@@ -87,6 +93,9 @@ impl Record {
             set("Hires steps", count(hires.steps));
             set("Hires upscaler", hires.upscaler.clone());
         }
+        for (name, value) in self.upscale.iter().flat_map(Upscale::settings) {
+            set(&name, Some(value));
+        }
         let hashes = |files: Vec<(&String, &Option<String>)>| {
             let pairs = files
                 .into_iter()
@@ -99,6 +108,17 @@ impl Record {
         let tags = self.loras.iter().map(tag);
         let prompt = Some(self.prompt.clone()).filter(|prompt| !prompt.is_empty()).into_iter().chain(tags);
         Infotext { prompt: prompt.collect::<Vec<_>>().join(" "), negative: self.negative.clone(), settings }
+    }
+}
+
+impl Upscale {
+    /// A1111's text about the enlargement of a finished picture, for the key [`POSTPROCESSING`](super::POSTPROCESSING).
+    pub fn infotext(&self) -> String {
+        Infotext { settings: self.settings().into(), ..Infotext::default() }.to_string().trim().into()
+    }
+
+    fn settings(&self) -> [(String, String); 2] {
+        [(FACTOR.into(), self.factor.to_string()), (UPSCALER.into(), self.name.clone())]
     }
 }
 
@@ -178,6 +198,7 @@ pub(super) fn read(text: &str) -> Reading {
             .filter_map(|number| controlnet(&mut fields, &format!("ControlNet {number}")))
             .collect(),
         hires,
+        upscale: upscale(&mut fields),
         program: program.unwrap_or_default(),
         ..Record::default()
     };
@@ -242,6 +263,11 @@ fn hires(fields: &mut Fields, denoising_strength: Option<f64>) -> Option<Hires> 
         schedule: fields.schedule("Hires schedule type").or(in_name),
     };
     (hires != Hires::default()).then_some(Hires { denoising_strength, ..hires })
+}
+
+fn upscale(fields: &mut Fields) -> Option<Upscale> {
+    let (factor, name) = (fields.real(FACTOR), fields.text(UPSCALER));
+    Some(Upscale::new(&name?, None, factor.unwrap_or_default()))
 }
 
 /// Takes the tags of adapters out of a prompt, and their hashes out of the settings.

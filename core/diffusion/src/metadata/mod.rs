@@ -16,7 +16,7 @@ mod record;
 mod swarmui;
 
 pub use infotext::Infotext;
-pub use record::{ControlNet, Hires, Inpaint, Lora, ModelFile, Network, Record, Rng};
+pub use record::{ControlNet, Hires, Inpaint, Lora, ModelFile, Network, Record, Rng, Upscale};
 
 use sdrun::abi;
 use serde_json::Value;
@@ -24,6 +24,8 @@ use std::path::Path;
 
 /// Key of A1111's text.
 pub const PARAMETERS: &str = "parameters";
+/// Key of A1111's text about what was done to a finished picture.
+pub const POSTPROCESSING: &str = "postprocessing";
 /// Key of sdrun's own record.
 pub const SDRUN: &str = "sdrun";
 

@@ -112,6 +112,9 @@ pub struct Record {
     /// The second pass at a larger size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hires: Option<Hires>,
+    /// How the finished picture was enlarged by a network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upscale: Option<Upscale>,
     /// What ran the networks. For information: it does not change the picture beyond rounding.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<Network>,
@@ -227,6 +230,27 @@ pub struct Hires {
     /// Schedule, if it is not that of the first pass.
     #[serde(with = "schedule", skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
+}
+
+/// An enlargement by a network.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Upscale {
+    /// The name of the network's file without folders and without the ending.
+    #[serde(deserialize_with = "stem_in_json")]
+    pub name: String,
+    /// The file's hash (AutoV2).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hash: Option<String>,
+    /// How many times wider and higher the picture became.
+    pub factor: f64,
+}
+
+impl Upscale {
+    /// An enlargement by a network, from its path or name.
+    pub fn new(path: &str, hash: Option<String>, factor: f64) -> Self {
+        Upscale { name: stem(path), hash, factor }
+    }
 }
 
 /// Which part of a given picture was drawn anew. The mask is not in the metadata.

@@ -12,6 +12,7 @@ use super::{
     seen::Seen,
     source::{Drawn, Samples, Source},
     start::{Begun, Canvas},
+    upscale::Enlarger,
 };
 use crate::{
     family,
@@ -69,7 +70,8 @@ pub fn generate(
         latents: None,
         canvas: canvas.as_ref(),
     };
-    let mut finish = Finish { open: &open, parts, request, canvas: canvas.as_ref(), decoder: None };
+    let enlarger = parts.upscaler.as_ref().map(|upscaler| Enlarger::new(&open, upscaler));
+    let mut finish = Finish { open: &open, parts, request, canvas: canvas.as_ref(), decoder: None, enlarger };
     let Some(hires) = &request.hires else {
         return first.run(&mut |picture, latents| finish.picture(picture, &latents, size));
     };
@@ -247,6 +249,7 @@ struct Finish<'a> {
     request: &'a Resolved,
     canvas: Option<&'a Canvas>,
     decoder: Option<Decoder<'a>>,
+    enlarger: Option<Enlarger<'a>>,
 }
 
 impl Finish<'_> {
@@ -262,6 +265,14 @@ impl Finish<'_> {
         let finished = match self.canvas {
             Some(canvas) => canvas.finished(drawn)?,
             None => drawn,
+        };
+        if picture + 1 == self.request.count {
+            // The upscaler may need its memory.
+            self.decoder = None;
+        }
+        let finished = match &mut self.enlarger {
+            Some(enlarger) => enlarger.enlarge(finished, self.request.upscale_repeats, picture)?,
+            None => finished,
         };
         let (width, height) = (finished.width() as usize, finished.height() as usize);
         let seed = self.request.seed_of(picture);
@@ -288,10 +299,17 @@ fn enlarged(
     let mut decoder = Decoder::open(open, parts, from)?;
     for latents in &small {
         let bytes = latent::to_bytes(&decoder.decode(latents)?, Rounding::Nearest);
-        let picture = rgb(bytes, request.width, request.height)?;
-        pictures.push(Fit::Stretch.picture(&picture, hires.width as u32, hires.height as u32)?);
+        pictures.push(rgb(bytes, request.width, request.height)?);
     }
     drop(decoder);
+    let mut enlarger = parts.upscaler.as_ref().map(|upscaler| Enlarger::new(open, upscaler));
+    for (number, picture) in pictures.iter_mut().enumerate() {
+        if let (Upscale::Model, Some(enlarger)) = (hires.upscale, &mut enlarger) {
+            *picture = enlarger.enlarge(std::mem::take(picture), 1, number)?;
+        }
+        *picture = Fit::Stretch.picture(picture, hires.width as u32, hires.height as u32)?;
+    }
+    drop(enlarger);
     let mut encoder = Encoder::open(open, parts, [hires.height, hires.width])?;
     let encode = |picture: &RgbImage| {
         let mut latents = encoder.encode(&latent::from_bytes(picture))?.drawn(None);
@@ -302,7 +320,7 @@ fn enlarged(
 }
 
 /// A picture of bytes `[height, width, 3]`.
-fn rgb(bytes: Vec<u8>, width: usize, height: usize) -> Result<RgbImage> {
+pub(super) fn rgb(bytes: Vec<u8>, width: usize, height: usize) -> Result<RgbImage> {
     RgbImage::from_raw(width as u32, height as u32, bytes)
         .ok_or_else(|| Error::invalid(format!("there are too few bytes for a picture of {width} x {height}")))
 }

@@ -26,20 +26,28 @@ pub enum Upscale {
     Lanczos,
     /// The latents, linearly: blurs, so it needs a strength of 0.5 or more (A1111's "Latent").
     Latent,
+    /// The picture, by [`Parts::upscaler`](super::Parts::upscaler), and then by Lanczos' filter to the exact size.
+    Model,
 }
 
 impl Upscale {
-    /// A1111's name.
-    pub fn label(self) -> &'static str {
+    /// A1111's name. A network has that of its file.
+    pub fn label(self) -> Option<&'static str> {
         match self {
-            Self::Lanczos => "Lanczos",
-            Self::Latent => "Latent",
+            Self::Lanczos => Some("Lanczos"),
+            Self::Latent => Some("Latent"),
+            Self::Model => None,
         }
     }
 
-    /// The one with this name, in any case.
-    pub fn named(name: &str) -> Option<Self> {
-        [Self::Lanczos, Self::Latent].into_iter().find(|upscale| upscale.label().eq_ignore_ascii_case(name))
+    /// What comes nearest to a name of A1111, in any case. Other names are those of networks.
+    pub fn named(name: &str) -> Self {
+        match name.trim().to_lowercase().as_str() {
+            "lanczos" | "nearest" | "none" => Self::Lanczos,
+            // With or without the kind of interpolation.
+            name if name.starts_with("latent") => Self::Latent,
+            _ => Self::Model,
+        }
     }
 }
 

@@ -24,6 +24,7 @@ mod request;
 mod seen;
 mod source;
 mod start;
+mod upscale;
 mod vocabulary;
 mod wildcards;
 mod words;
@@ -38,6 +39,7 @@ pub use plan::{Phase, Plan, Planned, plan};
 pub use progress::Progress;
 pub use request::{Request, Resolved};
 pub use start::{Content, Inpaint, Start};
+pub use upscale::{Upscaler, upscale};
 pub use wildcards::{Wildcards, prompts_of};
 pub use words::{Syntax, Word};
 
@@ -236,6 +238,15 @@ pub enum Event<'a> {
     Decoding {
         /// Number of the picture, from 0.
         picture: usize,
+    },
+    /// A tile is enlarged.
+    Tile {
+        /// Number of the picture, from 0.
+        picture: usize,
+        /// Number of the tile, from 0.
+        tile: usize,
+        /// Tiles of the picture, over all repeats.
+        tiles: usize,
     },
     /// A picture is done.
     Picture(Picture),

@@ -3,6 +3,7 @@
 use super::{
     Error, Result,
     checkpoint::{self, Source},
+    upscale::Upscaler,
     vocabulary::Tokenizers,
     words::Word,
 };
@@ -105,6 +106,8 @@ pub struct Parts {
     pub controls: Vec<Part>,
     /// The model of the last steps: the refiner of SDXL, or another model with the same latents.
     pub refiner: Option<Box<Parts>>,
+    /// Enlarges finished pictures, or those between two passes.
+    pub upscaler: Option<Upscaler>,
 }
 
 impl Parts {
@@ -231,6 +234,7 @@ impl Parts {
             words: Vec::new(),
             controls: Vec::new(),
             refiner: None,
+            upscaler: None,
         })
     }
 
@@ -274,6 +278,7 @@ impl Parts {
             words: Vec::new(),
             controls: Vec::new(),
             refiner: None,
+            upscaler: None,
         })
     }
 }

@@ -1,6 +1,6 @@
 //! What to draw.
 
-use super::{Control, Error, Hires, Parts, Result, Start, Upscale, words::Syntax};
+use super::{Control, Error, Hires, Parts, Result, Start, Upscale, Upscaler, words::Syntax};
 use crate::{
     guidance::{self, Guidance, Rule},
     latent::{self, Rounding},
@@ -56,6 +56,8 @@ pub struct Request {
     pub start: Option<Start>,
     /// A second pass over the enlarged picture.
     pub hires: Option<Hires>,
+    /// How often [`Parts::upscaler`] enlarges the finished pictures; 0 for not at all.
+    pub upscale_repeats: usize,
     /// Pictures that ControlNets follow, as many as [`Parts::controls`]. A model that itself draws after a picture
     /// ([`Beside::is_hint`]) takes one, at full strength.
     ///
@@ -112,6 +114,8 @@ pub struct Resolved {
     pub start: Option<Start>,
     /// A second pass over the enlarged picture.
     pub hires: Option<Hires>,
+    /// How often an upscaler enlarges the finished pictures.
+    pub upscale_repeats: usize,
     /// Pictures that ControlNets follow.
     pub controls: Vec<Control>,
     /// A picture to edit.
@@ -151,6 +155,7 @@ impl Request {
         self.start.as_ref().map_or(Ok(()), Start::check)?;
         self.hires.as_ref().map_or(Ok(()), |hires| hires.check(family.multiple))?;
         check_controls(&self.controls, parts, (width, height))?;
+        self.check_upscaler(parts.upscaler.as_ref(), (width, height))?;
         let steps = self.steps.unwrap_or(defaults.steps);
         if steps == 0 || steps > MOST_STEPS {
             return Err(Error::invalid(format!("{steps} steps are not between 1 and {MOST_STEPS}")));
@@ -212,6 +217,7 @@ impl Request {
                 .map(|usual| self.distilled_guidance.unwrap_or(usual)),
             start: self.start.clone(),
             hires: self.hires,
+            upscale_repeats: self.upscale_repeats,
             controls: self.controls.clone(),
             reference: self.reference.clone(),
             refiner_start,
@@ -220,6 +226,30 @@ impl Request {
             like: self.like,
             options: Options { program: self.like.unwrap_or_default(), ..Options::default() },
         })
+    }
+}
+
+impl Request {
+    /// Refuses a missing upscaler, and results with too many pixels.
+    fn check_upscaler(&self, upscaler: Option<&Upscaler>, size: (usize, usize)) -> Result<()> {
+        let Some(upscaler) = upscaler else {
+            let needed = self.upscale_repeats > 0 || self.hires.is_some_and(|h| h.upscale == Upscale::Model);
+            let message =
+                "the pictures shall be enlarged by a network, and none was given: give the file of an ESRGAN";
+            return if needed { Err(Error::invalid(message)) } else { Ok(()) };
+        };
+        let sides = |(width, height): (usize, usize)| {
+            let side = |pixels| u32::try_from(pixels).unwrap_or(u32::MAX);
+            (side(width), side(height))
+        };
+        let part =
+            |start: &Start| start.inpaint.as_ref().is_some_and(|inpaint| inpaint.only_masked.is_some());
+        let finished = match (&self.start, &self.hires) {
+            (Some(start), _) if part(start) => start.picture.dimensions(),
+            (_, Some(hires)) => sides((hires.width, hires.height)),
+            _ => sides(size),
+        };
+        upscaler.check(finished, self.upscale_repeats)
     }
 }
 
@@ -370,17 +400,18 @@ impl Resolved {
     }
 
     /// The settings of the picture with this seed. `files` has the names of the model's files; its ControlNets are those of
-    /// [`Parts::controls`], in the same order.
+    /// [`Parts::controls`], in the same order, and the factor of its upscaler is that of one run.
     pub fn record(&self, files: &Record, seed: u64) -> Record {
         let control = |(net, control): (&metadata::ControlNet, &Control)| {
             let (start, end) = control.interval;
             metadata::ControlNet { strength: control.strength, start, end, ..net.clone() }
         };
+        let upscaler = files.upscale.as_ref();
         let hires = self.hires.map(|hires| metadata::Hires {
             width: Some(hires.width),
             height: Some(hires.height),
             steps: hires.steps,
-            upscaler: Some(hires.upscale.label().into()),
+            upscaler: hires.upscale.label().map(str::to_string).or(upscaler.map(|file| file.name.clone())),
             denoising_strength: Some(hires.strength),
             ..metadata::Hires::default()
         });
@@ -416,13 +447,18 @@ impl Resolved {
             refiner_start: files.refiner.as_ref().map(|_| self.refiner_start),
             controlnets: files.controlnets.iter().zip(&self.controls).map(control).collect(),
             hires,
+            upscale: upscaler.filter(|_| self.upscale_repeats > 0).map(|file| metadata::Upscale {
+                factor: file.factor.powi(self.upscale_repeats as i32),
+                ..file.clone()
+            }),
             ..files.clone()
         }
     }
 }
 
 impl Request {
-    /// The settings of a record. Names of files and the picture to start from are not part of it.
+    /// The settings of a record. Names of files, the picture to start from, and the factor of an upscaler, which
+    /// [`Upscaler::repeats`] translates, are not part of it.
     pub fn of_record(record: &Record) -> Self {
         let hires = record.hires.as_ref().and_then(|hires| {
             let scaled = |side: Option<usize>| Some((side? as f64 * hires.scale?).round() as usize);
@@ -431,7 +467,7 @@ impl Request {
                 height: hires.height.or_else(|| scaled(record.height))?,
                 steps: hires.steps.filter(|steps| *steps > 0),
                 strength: hires.denoising_strength?,
-                upscale: hires.upscaler.as_deref().and_then(Upscale::named).unwrap_or_default(),
+                upscale: hires.upscaler.as_deref().map(Upscale::named).unwrap_or_default(),
             })
         });
         Request {

@@ -147,6 +147,18 @@ fn inpainting_is_read() {
 }
 
 #[test]
+fn an_enlargement_is_read() {
+    let text = "Postprocess upscale by: 4, Postprocess upscaler: R-ESRGAN 4x+";
+    let record = parameters(&format!("a cat\nSteps: 20, Seed: 1, Size: 64x64, {text}")).record;
+    assert_eq!(record.upscale, Some(Upscale::new("sub/R-ESRGAN 4x+.pth", None, 4.0)));
+    assert_eq!(record.upscale.unwrap().infotext(), text);
+    assert_eq!(
+        Upscale::new("a: b", None, 2.5).infotext(),
+        "Postprocess upscale by: 2.5, Postprocess upscaler: \"a: b\""
+    );
+}
+
+#[test]
 fn adapters_are_told_apart_by_tag_and_hash() {
     let reading = parameters(
         "a <lora:a.b:1> cat <hypernet:x:1>\nSteps: 2, Seed: 1, Size: 8x8, Lora hashes: \"a.b: 01, other: 02\"",

@@ -4,7 +4,8 @@ use super::{GRAPH, lora, of, parameters};
 use crate::{
     guidance::Rule,
     metadata::{
-        ControlNet, Hires, Inpaint, ModelFile, Network, PARAMETERS, Reading, Record, Rng, SDRUN, read_record,
+        ControlNet, Hires, Inpaint, ModelFile, Network, PARAMETERS, Reading, Record, Rng, SDRUN, Upscale,
+        read_record,
     },
     pipeline::{Content, Syntax},
     prediction::Prediction,
@@ -57,7 +58,9 @@ fn record() -> impl Strategy<Value = Record> {
     let contents = vec![Content::Original, Content::Surroundings, Content::Noise, Content::Nothing];
     let inpaint = (0.1..64.0, select(contents), option::of(0..256u32))
         .prop_map(|(blur, content, only_masked)| Inpaint { blur, content, only_masked });
-    let files = (option::of(file()), option::of(file()), option::of(inpaint), option::of((file(), 0.0..1.0)));
+    let upscale = (name(), 1.0..64.0).prop_map(|(name, factor)| Upscale { name, hash: None, factor });
+    let refiner = option::of((file(), 0.0..1.0));
+    let files = (option::of(file()), option::of(file()), option::of(inpaint), refiner, option::of(upscale));
     (texts, sizes, numbers, kinds, lists, files).prop_map(|(texts, sizes, numbers, kinds, lists, files)| {
         let (loras, embeddings, controlnets, mut hires) = lists;
         if let Some(hires) = &mut hires {
@@ -86,6 +89,7 @@ fn record() -> impl Strategy<Value = Record> {
             inpaint: files.2,
             refiner: files.3.as_ref().map(|(file, _)| file.clone()),
             refiner_start: files.3.as_ref().map(|(_, start)| *start),
+            upscale: files.4,
             ..Record::of_sdrun()
         }
     })
