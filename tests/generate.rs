@@ -126,7 +126,7 @@ fn engines(provider: &str) -> Engines<'static> {
 }
 
 /// Samplers whose last step, to level 0, gives the estimate itself.
-const LAST_IS_CLEAN: [Sampler; 3] = [Sampler::Lcm, Sampler::Tcd, Sampler::UniPc];
+const LAST_IS_CLEAN: [Sampler; 2] = [Sampler::Lcm, Sampler::UniPc];
 
 /// The pictures of a request, and each picture's latents after every step.
 fn draw(parts: &Parts, request: &Resolved, provider: &str) -> (Vec<Picture>, Vec<Vec<Vec<f32>>>) {

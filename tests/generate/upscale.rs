@@ -29,6 +29,7 @@ fn larger(upscaler: &Upscaler, picture: &RgbImage, repeats: usize, provider: &st
             count += 1;
             assert!(count <= tiles);
         }
+        Event::Loading { part } => assert_eq!(part, "upscaler"),
         Event::Loaded { part, provider: by, .. } => assert_eq!((part, by), ("upscaler", provider)),
         _ => panic!("{event:?}"),
     };
@@ -291,24 +292,12 @@ fn the_command_line_upscales() {
     let model = "model/4x-Small.safetensors";
     let other = sdrun_tiny::folder().join("sd/single_file/tiny_sd_B_fp16.safetensors").display().to_string();
     refuses(4, "is no upscaler", &["picture.png", "-m", &other, "-o", "x.png"]);
-    refuses(
-        3,
-        "nowhere.safetensors",
-        &["picture.png", "-m", "nowhere.safetensors", "-o", "x.png"],
-    );
+    refuses(3, "nowhere.safetensors", &["picture.png", "-m", "nowhere.safetensors", "-o", "x.png"]);
     refuses(3, "nowhere.png", &["nowhere.png", "-m", model, "-o", "x.png"]);
     refuses(10, "is not a PNG", &[model, "-m", model, "-o", "x.png"]);
     refuses(4, "input of this command", &["picture.png", "-m", model, "-o", "picture.png"]);
-    refuses(
-        4,
-        "enlarged 256 times",
-        &["picture.png", "-m", model, "-o", "x.png", "--repeats", "4"],
-    );
-    refuses(
-        2,
-        "invalid value '0'",
-        &["picture.png", "-m", model, "-o", "x.png", "--repeats", "0"],
-    );
+    refuses(4, "enlarged 256 times", &["picture.png", "-m", model, "-o", "x.png", "--repeats", "4"]);
+    refuses(2, "invalid value '0'", &["picture.png", "-m", model, "-o", "x.png", "--repeats", "0"]);
     machine.pictures();
     machine.refuses(2, &["--upscale-model"], &["--upscale-repeats", "2"]);
     machine.refuses(

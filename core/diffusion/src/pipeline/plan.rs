@@ -1,7 +1,7 @@
 //! What a request will load and how much memory that needs, known before the work starts.
 
 use super::{
-    Engines, Part, Parts, Resolved, Result,
+    Engines, Part, Parts, Resolved, Result, Upscale,
     autoencoder::whole_or_tile,
     control,
     denoiser::{Course, layouts},
@@ -118,6 +118,9 @@ pub fn plan(
     phases.push(planner.steps("draw", parts, request, &conditions, 0, size)?);
     if let Some(hires) = &request.hires {
         phases.push(planner.autoencoder("decode", parts, size, false)?);
+        if hires.upscale == Upscale::Model {
+            phases.extend(planner.upscaler(parts, size)?);
+        }
         size = [hires.width, hires.height];
         phases.push(planner.autoencoder("encode the larger picture", parts, size, true)?);
         phases.push(planner.steps("draw over it", parts, request, &conditions, 1, size)?);
@@ -127,6 +130,14 @@ pub fn plan(
         phases.push(planner.steps("refine", refiner, request, conditions, pass, size)?);
     }
     phases.push(planner.autoencoder("decode", parts, size, false)?);
+    if request.upscale_repeats > 0 {
+        let only = request
+            .start
+            .as_ref()
+            .filter(|start| start.inpaint.as_ref().is_some_and(|i| i.only_masked.is_some()));
+        let sides = only.map(|start| [start.picture.width() as usize, start.picture.height() as usize]);
+        phases.extend(planner.upscaler(parts, sides.unwrap_or(size))?);
+    }
     Ok(Plan { family: parts.family.title, phases })
 }
 
@@ -218,6 +229,16 @@ impl Planner<'_> {
         let (mut network, tile) = whole_or_tile([rows, columns], self.request.tile, latent.factor, load)?;
         network.tiles = (tile != [rows, columns]).then_some(tile.map(|side| side * latent.factor));
         Ok(Phase { what, networks: vec![network] })
+    }
+
+    /// The upscaler, for the first time that it enlarges a picture.
+    fn upscaler(&self, parts: &Parts, size: [usize; 2]) -> Result<Option<Phase>> {
+        let Some(upscaler) = &parts.upscaler else { return Ok(None) };
+        let [height, width] = upscaler.tile(size)?;
+        let shapes = Shapes::from([("image".into(), vec![1, 3, height, width])]);
+        let mut network = self.network(&upscaler.part, shapes.into())?;
+        network.tiles = ([width, height] != size).then_some([height, width]);
+        Ok(Some(Phase { what: "enlarge", networks: vec![network] }))
     }
 
     fn network(&self, part: &Part, shapes: InputShapes) -> Result<Planned> {

@@ -116,6 +116,11 @@ impl Upscaler {
         (4 / self.scale.max(1)).max(1)
     }
 
+    /// Height and width in pixels of the tiles of a picture of this size.
+    pub(super) fn tile(&self, [width, height]: [usize; 2]) -> Result<[usize; 2]> {
+        Ok(self.plan(width, height)?.tile().map(|side| side * self.fold()))
+    }
+
     /// The tiles of a picture of this size.
     fn plan(&self, width: usize, height: usize) -> Result<Tiles> {
         let squares = [height, width].map(|side| side.div_ceil(self.fold()));
