@@ -7,8 +7,11 @@
 use crate::family::Family;
 use image::RgbImage;
 
-/// What a latent cell's colour is made of, for latents as the denoiser has them.
+/// What a latent cell's colour is made of.
 struct Factors {
+    /// They hold for `(z - shift) * scale` of an autoencoder's `z`: the latents of the model that they were measured with.
+    scale: f32,
+    shift: f32,
     /// Red, green and blue for each channel.
     channels: &'static [[f32; 3]],
     bias: [f32; 3],
@@ -28,6 +31,9 @@ pub fn preview(family: &Family, latents: &[f32], [channels, height, width]: [usi
     if channels != factors.channels.len() || latents.len() != channels * cells {
         return None;
     }
+    let mut latents = latents.to_vec();
+    family.latent.decoded(&mut latents);
+    latents.iter_mut().for_each(|z| *z = (*z - factors.shift) * factors.scale);
     let byte = |cell: usize, colour: usize| {
         let parts = factors.channels.iter().zip(latents.iter().skip(cell).step_by(cells));
         let value =
@@ -39,6 +45,8 @@ pub fn preview(family: &Family, latents: &[f32], [channels, height, width]: [usi
 }
 
 const SD: Factors = Factors {
+    scale: 0.18215,
+    shift: 0.0,
     channels: &[
         [0.337366, 0.216344, 0.257386],
         [0.165636, 0.386828, 0.046994],
@@ -49,6 +57,8 @@ const SD: Factors = Factors {
 };
 
 const SDXL: Factors = Factors {
+    scale: 0.13025,
+    shift: 0.0,
     channels: &[
         [0.258303, 0.277640, 0.329699],
         [-0.299701, 0.105446, 0.014194],
@@ -59,6 +69,8 @@ const SDXL: Factors = Factors {
 };
 
 const SD3: Factors = Factors {
+    scale: 1.5305,
+    shift: 0.0609,
     channels: &[
         [-0.0645, 0.0177, 0.1052],
         [0.0028, 0.0312, 0.0650],
@@ -81,6 +93,8 @@ const SD3: Factors = Factors {
 };
 
 const FLUX: Factors = Factors {
+    scale: 0.3611,
+    shift: 0.1159,
     channels: &[
         [-0.041168, 0.019917, 0.097253],
         [0.028096, 0.026730, 0.129576],
@@ -146,6 +160,22 @@ mod tests {
             let grey = preview(family, &vec![0.0; shape[0]], shape).unwrap();
             assert!(grey.iter().all(|byte| (100..150).contains(byte)), "{}: {grey:?}", family.id);
         }
+    }
+
+    /// Models that scale the latents of one autoencoder in different ways have the same previews.
+    #[test]
+    fn scales_of_latents_do_not_matter() {
+        let [sdxl, playground] = ["sdxl", "playground"].map(|id| Family::find(id).unwrap());
+        let mut latents: Vec<f32> = (0..4 * 6).map(|i| (i * 7 % 11) as f32 / 4.0 - 1.2).collect();
+        let expected = preview(sdxl, &latents, [4, 2, 3]).unwrap();
+        sdxl.latent.decoded(&mut latents);
+        playground.latent.encoded(&mut latents);
+        let found = preview(playground, &latents, [4, 2, 3]).unwrap();
+        assert!(
+            found.iter().zip(expected.iter()).all(|(a, b)| a.abs_diff(*b) <= 1),
+            "{found:?} {expected:?}"
+        );
+        assert_ne!(preview(sdxl, &latents, [4, 2, 3]).unwrap(), expected);
     }
 
     proptest! {
