@@ -41,7 +41,8 @@ pub fn tensor(file: &SafetensorsWeights, key: &str) -> HostTensor {
 pub fn parts() -> Vec<Part> {
     let pattern = sdrun_tiny::folder().join("*/onnx/*/model.onnx").display().to_string();
     let found = glob::glob(&pattern).unwrap_or_else(|e| panic!("{pattern}: {e}"));
-    let parts: Vec<Part> = found.flatten().map(|path| Part::open(&path)).collect();
+    let parts: Vec<Part> =
+        found.flatten().filter(|path| oracle_of(path).1.is_file()).map(|path| Part::open(&path)).collect();
     assert_eq!(parts.len(), 21, "components in {pattern}");
     parts
 }
@@ -51,14 +52,24 @@ pub fn part(name: &str) -> Part {
     Part::open(&sdrun_tiny::folder().join(name.replace('/', "/onnx/")).join("model.onnx"))
 }
 
+/// The name of a model's component, and the file of its oracle.
+fn oracle_of(path: &Path) -> (String, PathBuf) {
+    let mut above = path.ancestors().skip(1);
+    let component = above.next().map(last).unwrap_or_default();
+    let folder = above.nth(1).unwrap_or(path);
+    let oracle = folder.join(format!("oracle/{component}.safetensors"));
+    (component, oracle)
+}
+
+fn last(path: &Path) -> String {
+    path.file_name().unwrap_or_default().display().to_string()
+}
+
 impl Part {
     fn open(path: &Path) -> Part {
-        let last = |path: &Path| path.file_name().unwrap_or_default().display().to_string();
-        let mut above = path.ancestors().skip(1);
-        let component = above.next().map(last).unwrap_or_default();
-        let folder = above.nth(1).unwrap_or(path).to_path_buf();
+        let (component, oracle) = oracle_of(path);
+        let folder = path.ancestors().nth(3).unwrap_or(path).to_path_buf();
         let pipeline = last(&folder);
-        let oracle = folder.join(format!("oracle/{component}.safetensors"));
         let oracle = SafetensorsWeights::open(&[&oracle]).unwrap_or_else(|e| panic!("{e}"));
         let model = Model::open(path).unwrap_or_else(|e| panic!("{e}"));
         let (mut inputs, mut outputs) = (Tensors::new(), BTreeMap::<String, Tensors>::new());

@@ -88,15 +88,18 @@ fn json_and_back() {
     }
 }
 
-/// Exports of other tools.
+/// Exports of other tools: those with an oracle, and one. The others are ours (tools/diffusion/denoisers.py).
 fn tiny_exports() -> Vec<(String, std::path::PathBuf, std::path::PathBuf)> {
     let mut found = Vec::new();
     for family in ["sd", "sdxl", "sd3", "flux"] {
         let onnx = sdrun_tiny::folder().join(family).join("onnx");
+        let is_foreign = |name: &str| {
+            name == "unet_controlnet" || onnx.with_file_name(format!("oracle/{name}.safetensors")).is_file()
+        };
         for folder in fs::read_dir(&onnx).unwrap_or_else(|e| panic!("{}: {e}", onnx.display())).flatten() {
             for (model, map) in [("model.onnx", "map.json"), ("model.graph.onnx", "model.map.json")] {
                 let (model, map) = (folder.path().join(model), folder.path().join(map));
-                if model.is_file() && map.is_file() {
+                if model.is_file() && map.is_file() && is_foreign(&folder.file_name().to_string_lossy()) {
                     found.push((format!("{family}/{}", folder.file_name().to_string_lossy()), model, map));
                 }
             }
