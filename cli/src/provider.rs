@@ -8,6 +8,7 @@ use sdrun::{
     abi::{Device, Error},
     worker::Limits,
 };
+use sdrun_diffusion::pipeline::Engines;
 use std::{num::NonZeroUsize, path::Path, time::Duration};
 
 /// A working provider responds within this time.
@@ -78,6 +79,18 @@ impl ProviderArgs {
         wishes.absent_devices = absent_devices;
         wishes.isolation = self.isolation(isolate);
         wishes
+    }
+
+    /// How a pipeline's networks become engines. `options` says how to build for a device.
+    pub(crate) fn engines<'a>(
+        &self,
+        registry: &Registry,
+        isolate: bool,
+        context: &Context,
+        options: &'a dyn Fn(Device) -> BuildOptions,
+    ) -> Result<Engines<'a>> {
+        let only = self.named(registry, isolate, false, context)?;
+        Ok(Engines { only, wishes: self.wishes(isolate, false, context), options })
     }
 
     /// Runs `attempt` on the provider that the user named. Without one, runs it on the candidate that suits the model

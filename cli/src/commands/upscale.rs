@@ -13,7 +13,7 @@ use crate::{
 };
 use sdrun_diffusion::{
     metadata::{POSTPROCESSING, Upscale},
-    pipeline::{self, Engines, Event, Upscaler},
+    pipeline::{self, Event, Upscaler},
 };
 use serde::Serialize;
 use std::{
@@ -87,20 +87,13 @@ fn enlarge<'a>(args: &'a Args, context: &Context) -> anyhow::Result<Report<'a>> 
     let upscaler = Upscaler::open(&args.model, registry.paths(), &host)?;
     let threads = args.provider.threads(context);
     let options = |device| args.build.options(device, false, context).threads(threads);
-    let engines = Engines {
-        only: args.provider.named(&registry, args.isolate, false, context)?,
-        wishes: args.provider.wishes(args.isolate, false, context),
-        options: &options,
-    };
+    let engines = args.provider.engines(&registry, args.isolate, context, &options)?;
     let mut networks = Vec::new();
     let mut hear = |event: Event<'_>| match event {
         Event::Tile { tile, tiles, .. } => {
             task.step(&format!("tile {} of {tiles}", tile + 1), tile as u64 + 1, tiles as u64);
         }
-        Event::Widened { part, from } => {
-            tracing::warn!("{part} gave values that are not finite in {from}; it runs in fp32 now");
-        }
-        event => networks.extend(Network::loaded(&event)),
+        event => networks.extend(Network::heard(&event)),
     };
     let repeats = args.repeats.get();
     let large = pipeline::upscale(&registry, &upscaler, read.rgb(), repeats, &engines, &host, &mut hear)?;

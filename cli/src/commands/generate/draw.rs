@@ -16,11 +16,11 @@ use crate::{
     files::{self, picture},
     progress::Task,
 };
-use sdrun::{Paths, Registry, abi::Host};
+use sdrun::{Registry, abi::Host};
 use sdrun_diffusion::{
     family::Family,
     metadata::Record,
-    pipeline::{self, Engines, Event, Progress, Request, Resolved},
+    pipeline::{self, Engines, Event, Parts, Progress, Request, Resolved},
 };
 use std::{thread, time::Instant};
 
@@ -40,17 +40,15 @@ pub(super) fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
     for group in &others {
         args.model.check_tags(&group.prompt)?;
     }
-    let open = |group: &Group| prepare(args, &request, from.as_ref(), group, registry.paths(), &host);
-    let (opened, resolved) = open(&first)?;
+    let open = |group: &Group| args.model.open(&group.prompt, &group.negative, registry.paths(), &host);
+    let opened = open(&first)?;
+    let request = with_inputs(args, request, from.as_ref(), &opened.parts)?;
+    let resolved = of_group(&request, &first, &opened)?;
     warn(&resolved, opened.parts.family);
 
     let threads = args.provider.threads(context);
     let options = |device| args.build.options(device, false, context).threads(threads);
-    let engines = Engines {
-        only: args.provider.named(&registry, args.isolate, false, context)?,
-        wishes: args.provider.wishes(args.isolate, false, context),
-        options: &options,
-    };
+    let engines = args.provider.engines(&registry, args.isolate, context, &options)?;
     if args.explain {
         let plan = pipeline::plan(&registry, &opened.parts, &resolved, &engines, &host)?;
         explain::show(&plan, context)?;
@@ -71,41 +69,45 @@ pub(super) fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
     session.draw(&opened, &resolved, &first)?;
     drop(opened);
     for group in &others {
-        let (opened, resolved) = open(group)?;
+        let opened = open(group)?;
+        let resolved = of_group(&request, group, &opened)?;
         session.draw(&opened, &resolved, group)?;
     }
     session.report.seconds = started.elapsed().as_secs_f64();
     Ok(session.report)
 }
 
-/// The model and the request for a group of pictures.
-fn prepare(
+/// The request with the pictures that it starts from and follows, the second pass, and how often results are enlarged.
+fn with_inputs(
     args: &Args,
-    request: &Request,
+    request: Request,
     from: Option<&Record>,
-    group: &Group,
-    paths: &Paths,
-    host: &dyn Host,
-) -> anyhow::Result<(Opened, Resolved)> {
-    let opened = args.model.open(&group.prompt, &group.negative, paths, host)?;
-    let family = opened.parts.family;
+    parts: &Parts,
+) -> anyhow::Result<Request> {
+    let family = parts.family;
     let size = (request.width.unwrap_or(family.size), request.height.unwrap_or(family.size));
-    let upscaler = opened.parts.upscaler.as_ref();
+    let upscaler = parts.upscaler.as_ref();
     let hires = args.inputs.hires(size, family.multiple, upscaler.is_some())?.or(request.hires);
-    let request = Request {
-        prompt: opened.prompt.clone(),
-        negative: group.negative.clone(),
-        seed: request.seed.wrapping_add(group.first as u64),
-        count: group.count,
+    Ok(Request {
         start: args.inputs.start()?,
         reference: args.inputs.reference()?,
         controls: args.inputs.controls(args.model.control_nets.len(), family, size)?,
         hires,
         upscale_repeats: upscaling::repeats(args.inputs.upscale_repeats, upscaler, hires, from),
+        ..request
+    })
+}
+
+/// The request for a group of pictures.
+fn of_group(request: &Request, group: &Group, opened: &Opened) -> anyhow::Result<Resolved> {
+    let request = Request {
+        prompt: opened.prompt.clone(),
+        negative: group.negative.clone(),
+        seed: request.seed.wrapping_add(group.first as u64),
+        count: group.count,
         ..request.clone()
     };
-    let resolved = request.resolve(&opened.parts)?;
-    Ok((opened, resolved))
+    Ok(request.resolve(&opened.parts)?)
 }
 
 /// What all requests share.

@@ -32,6 +32,7 @@ pub(super) struct Listener<'a, 's> {
 impl Listener<'_, '_> {
     pub(super) fn hear(&mut self, event: Event<'_>) {
         self.session.progress.hear(&event, Instant::now());
+        let loaded = Network::heard(&event);
         match event {
             Event::Prompt { part, tokens, lost } => {
                 self.phase("encoding prompts".into());
@@ -46,14 +47,13 @@ impl Listener<'_, '_> {
             }
             Event::Loaded { part, .. } => {
                 self.runs(part);
-                if let Some(network) = Network::loaded(&event) {
+                if let Some(network) = loaded {
                     self.line(&Line::Loaded(&network));
                     self.session.report.add(&network);
                     self.networks.push(network);
                 }
             }
             Event::Widened { part, from } => {
-                tracing::warn!("{part} gave values that are not finite in {from}; it runs in fp32 now");
                 self.line(&Line::Widened { part, from: from.to_string() });
             }
             Event::Tiled { part, tiles, asked } => {
@@ -129,7 +129,7 @@ impl Listener<'_, '_> {
         task.step(message, progress.done() as u64, progress.total() as u64);
     }
 
-    /// Shows a preview if it is time to. Without one, the pictures are drawn all the same.
+    /// Shows a preview if one is due. If that fails, drawing goes on without previews.
     fn preview(&mut self, picture: usize, clean: &[f32], shape: [usize; 3], step: usize) {
         let Some(mut preview) = self.session.preview.take() else { return };
         match preview.show(self.parts.family, clean, shape, step) {

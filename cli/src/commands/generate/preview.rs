@@ -48,7 +48,7 @@ impl PreviewArgs {
 }
 
 impl Preview {
-    /// Shows the state after a step if it is time to. `clean` is an estimate of the final latents, of the shape
+    /// Shows the state after a step if a preview is due. `clean` is an estimate of the final latents, of the shape
     /// `[channels, height, width]`.
     ///
     /// # Errors

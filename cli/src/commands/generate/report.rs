@@ -18,7 +18,7 @@ use std::{
 pub(super) enum Line<'a> {
     /// What will be loaded, with `--explain`.
     Plan(&'a Plan),
-    /// A text encoder takes the prompts, of which the longest has so many tokens.
+    /// The prompts are tokenized for a text encoder: `tokens` in the longest, `lost` of which the encoder will not see.
     Prompt { part: &'a str, tokens: usize, lost: usize },
     /// A network is about to be loaded.
     Loading { part: &'a str },
@@ -130,8 +130,11 @@ impl Report {
 }
 
 impl Network {
-    /// The network that an event says is loaded. Logs it.
-    pub(crate) fn loaded(event: &Event<'_>) -> Option<Self> {
+    /// Logs what happens to a network, and returns one that is loaded.
+    pub(crate) fn heard(event: &Event<'_>) -> Option<Self> {
+        if let Event::Widened { part, from } = event {
+            tracing::warn!("{part} gave values that are not finite in {from}; it runs in fp32 now");
+        }
         let Event::Loaded { part, provider, device, precision, built, seconds } = event else { return None };
         tracing::info!("{part} on {provider} ({device}, {precision}) after {seconds:.1} s");
         let [part, provider, device] = [part, provider, device].map(|text| text.to_string());
