@@ -559,10 +559,22 @@ fn edits_keep_their_promises() {
 fn plans_come_true() {
     let lab = Lab::default();
     let hires = Hires { width: 128, height: 64, steps: None, strength: 0.5, upscale: Upscale::Lanczos };
+    let by_latents = Hires { upscale: Upscale::Latent, ..hires };
+    let inpainting = || {
+        assembled(&[
+            ("unet", "sd/unet_inpainting"),
+            ("text_encoder", "sd/text_encoder"),
+            ("vae_decoder", "sd/vae_decoder"),
+            ("vae_encoder", "sd/vae_encoder"),
+        ])
+    };
     let control = Control { hint: sample().0, strength: 1.0, interval: (0.0, 1.0) };
     let cases = [
         (parts(), Request { start: Some(start(0.5, true)), ..request() }),
         (parts(), Request { hires: Some(hires), ..request() }),
+        (parts(), Request { hires: Some(by_latents), ..request() }),
+        (inpainting(), Request { start: Some(start(0.5, true)), hires: Some(hires), ..request() }),
+        (inpainting(), Request { hires: Some(by_latents), ..request() }),
         (controlled(), Request { controls: vec![control], ..request() }),
         (parts_of("sdxl"), request()),
         (parts_of("sd3"), request()),

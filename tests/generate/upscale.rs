@@ -106,7 +106,7 @@ fn the_pipeline_enlarges_at_the_end_and_between_passes() {
     };
     let plain = drawn(&parts, &|r| r.count = 2);
     parts.upscaler = Some(small(2));
-    // Not unless it is asked for.
+    // Only if the request says so.
     assert_eq!(drawn(&parts, &|r| r.count = 2), plain);
     let large = drawn(&parts, &|r| (r.count, r.upscale_repeats) = (2, 2));
     for (large, plain) in large.iter().zip(&plain) {

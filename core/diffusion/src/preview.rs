@@ -4,14 +4,16 @@
 //! Flux by stable-diffusion.cpp (`latent-preview.h`), those of Stable Diffusion 3 by Stability AI (`sd3_impls.py` of their
 //! repository sd3.5). Both are under the MIT licence.
 
-use crate::family::Family;
+use crate::{
+    family::{FLUX_LATENT, Family, SD_LATENT, SD3_LATENT, SDXL_LATENT},
+    latent::Latent,
+};
 use image::RgbImage;
 
 /// What a latent cell's colour is made of.
 struct Factors {
-    /// They hold for `(z - shift) * scale` of an autoencoder's `z`: the latents of the model that they were measured with.
-    scale: f32,
-    shift: f32,
+    /// The latents of the model that they were measured with.
+    latent: Latent,
     /// Red, green and blue for each channel.
     channels: &'static [[f32; 3]],
     bias: [f32; 3],
@@ -33,7 +35,7 @@ pub fn preview(family: &Family, latents: &[f32], [channels, height, width]: [usi
     }
     let mut latents = latents.to_vec();
     family.latent.decoded(&mut latents);
-    latents.iter_mut().for_each(|z| *z = (*z - factors.shift) * factors.scale);
+    factors.latent.encoded(&mut latents);
     let byte = |cell: usize, colour: usize| {
         let parts = factors.channels.iter().zip(latents.iter().skip(cell).step_by(cells));
         let value =
@@ -45,8 +47,7 @@ pub fn preview(family: &Family, latents: &[f32], [channels, height, width]: [usi
 }
 
 const SD: Factors = Factors {
-    scale: 0.18215,
-    shift: 0.0,
+    latent: SD_LATENT,
     channels: &[
         [0.337366, 0.216344, 0.257386],
         [0.165636, 0.386828, 0.046994],
@@ -57,8 +58,7 @@ const SD: Factors = Factors {
 };
 
 const SDXL: Factors = Factors {
-    scale: 0.13025,
-    shift: 0.0,
+    latent: SDXL_LATENT,
     channels: &[
         [0.258303, 0.277640, 0.329699],
         [-0.299701, 0.105446, 0.014194],
@@ -69,8 +69,7 @@ const SDXL: Factors = Factors {
 };
 
 const SD3: Factors = Factors {
-    scale: 1.5305,
-    shift: 0.0609,
+    latent: SD3_LATENT,
     channels: &[
         [-0.0645, 0.0177, 0.1052],
         [0.0028, 0.0312, 0.0650],
@@ -93,8 +92,7 @@ const SD3: Factors = Factors {
 };
 
 const FLUX: Factors = Factors {
-    scale: 0.3611,
-    shift: 0.1159,
+    latent: FLUX_LATENT,
     channels: &[
         [-0.041168, 0.019917, 0.097253],
         [0.028096, 0.026730, 0.129576],

@@ -10,7 +10,7 @@
 //! * `runtime`: the OpenVINO that this process has loaded, and compilation.
 //! * `devices`: the available devices. `cache`: stores compiled models.
 //! * `staging`: passes weights to OpenVINO's ONNX reader without copying them.
-//! * `masks`: keeps OpenVINO from merging masks with what is added to them.
+//! * `masks`: stops OpenVINO from folding an attention mask into the bias that is added to it.
 //! * `engine`, `as_inputs`, `refit`, `session`: implement the traits of sdrun-abi.
 
 mod as_inputs;

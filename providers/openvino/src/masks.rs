@@ -1,4 +1,4 @@
-//! Masks that OpenVINO must not merge with what is added to them.
+//! Stops OpenVINO from folding an attention mask into the bias that is added to it.
 
 use sdrun_abi::DType;
 use sdrun_graph::{Graph, GraphError, Initializer, Node, Tensor, Value, ValueId};

@@ -6,6 +6,7 @@
 mod table;
 
 pub use table::FAMILIES;
+pub(crate) use table::{FLUX_LATENT, SD_LATENT, SD3_LATENT, SDXL_LATENT};
 
 use crate::{
     latent::Latent,

@@ -11,15 +11,16 @@ use crate::{
     schedule::{Betas, Schedule},
 };
 
-const SD_LATENT: Latent = Latent { channels: 4, factor: 8, scale: 0.18215, shift: 0.0, statistics: &[] };
-const SDXL_LATENT: Latent = Latent { scale: 0.13025, ..SD_LATENT };
+pub(crate) const SD_LATENT: Latent =
+    Latent { channels: 4, factor: 8, scale: 0.18215, shift: 0.0, statistics: &[] };
+pub(crate) const SDXL_LATENT: Latent = Latent { scale: 0.13025, ..SD_LATENT };
 const PLAYGROUND_LATENT: Latent = Latent {
     scale: 0.5,
     statistics: &[(-1.6574, 8.4927), (1.886, 5.9022), (-1.383, 6.5498), (2.5155, 5.2299)],
     ..SD_LATENT
 };
-const SD3_LATENT: Latent = Latent { channels: 16, scale: 1.5305, shift: 0.0609, ..SD_LATENT };
-const FLUX_LATENT: Latent = Latent { scale: 0.3611, shift: 0.1159, ..SD3_LATENT };
+pub(crate) const SD3_LATENT: Latent = Latent { channels: 16, scale: 1.5305, shift: 0.0609, ..SD_LATENT };
+pub(crate) const FLUX_LATENT: Latent = Latent { scale: 0.3611, shift: 0.1159, ..SD3_LATENT };
 
 const UNET: Defaults = Defaults {
     steps: 25,

@@ -88,7 +88,7 @@ pub struct Record {
     /// The autoencoder, if it is not the checkpoint's. Its hash is AutoV2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vae: Option<ModelFile>,
-    /// Sides in pixels of the autoencoder's tiles, if the user asked for tiles.
+    /// Side of the autoencoder's tiles in pixels, if the user requested tiles.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tile: Option<usize>,
     /// The model of the last steps.

@@ -28,35 +28,42 @@ impl Encoded {
     }
 }
 
-/// The autoencoder's encoder, for pictures of one size.
+/// The autoencoder's encoder, for pictures of one size. The first picture loads it.
 pub(super) struct Encoder<'a> {
-    map: Map<'a>,
-    len: usize,
+    open: &'a Opener<'a>,
+    parts: &'a Parts,
+    /// Latents of a picture, `[channels, height, width]`.
+    shape: [usize; 3],
+    map: Option<Map<'a>>,
 }
 
 impl<'a> Encoder<'a> {
-    /// Loads it for pictures of `[height, width]`.
-    pub(super) fn open(open: &'a Opener<'a>, parts: &'a Parts, [height, width]: [usize; 2]) -> Result<Self> {
-        let part = parts.encoder()?;
-        let latent = &parts.family.latent;
-        let shape = latent.shape(width, height);
-        let picture = Layout { channels: 3, scale: latent.factor };
-        let map = Map::open(open, part, "sample", (picture, 1), [shape[1], shape[2]])?;
-        Ok(Encoder { map, len: shape.iter().product() })
+    /// An encoder for pictures of `[width, height]`.
+    pub(super) fn new(open: &'a Opener<'a>, parts: &'a Parts, [width, height]: [usize; 2]) -> Self {
+        Encoder { open, parts, shape: parts.family.latent.shape(width, height), map: None }
+    }
+
+    fn load(&self) -> Result<Map<'a>> {
+        let picture = Layout { channels: 3, scale: self.parts.family.latent.factor };
+        let [_, rows, columns] = self.shape;
+        Map::open(self.open, self.parts.encoder()?, "sample", (picture, 1), [rows, columns])
     }
 
     /// Encodes a picture `[3, height, width]` with values from -1 to 1.
     pub(super) fn encode(&mut self, picture: &[f32]) -> Result<Encoded> {
-        let mut mean = self.map.run(picture)?;
-        if mean.len() != self.len && mean.len() != 2 * self.len {
-            let message = format!("the autoencoder returned {} numbers for {} latents", mean.len(), self.len);
+        let mut map = self.map.take().map_or_else(|| self.load(), Ok)?;
+        let mut mean = map.run(picture)?;
+        self.map = Some(map);
+        let len: usize = self.shape.iter().product();
+        if mean.len() != len && mean.len() != 2 * len {
+            let message = format!("the autoencoder returned {} numbers for {len} latents", mean.len());
             return Err(Error::invalid(message));
         }
         // Logarithms of variances, limited as in diffusers. A tiny autoencoder has none.
-        let variance = mean.split_off(self.len);
+        let variance = mean.split_off(len);
         let mut deviation: Vec<f32> =
             variance.iter().map(|log| (0.5 * log.clamp(-30.0, 20.0)).exp()).collect();
-        deviation.resize(self.len, 0.0);
+        deviation.resize(len, 0.0);
         Ok(Encoded { mean, deviation })
     }
 }

@@ -3,7 +3,6 @@
 use super::{
     Error, Resolved, Result,
     autoencoder::{Encoded, Encoder},
-    network::Opener,
     parts::Parts,
     start::Canvas,
 };
@@ -26,23 +25,22 @@ pub(super) struct Beside {
 impl Beside {
     /// Makes them for a picture of `[width, height]`; `None` if the family takes none. Without a mask, all of the picture is under it.
     pub(super) fn new(
-        open: &Opener<'_>,
         parts: &Parts,
         request: &Resolved,
         canvas: Option<&Canvas>,
         [width, height]: [usize; 2],
+        encoder: &mut Encoder<'_>,
     ) -> Result<Option<Self>> {
         let kind = parts.family.beside;
         let [_, rows, columns] = parts.family.latent.shape(width, height);
         let (pixels_wide, pixels_high) = (width as u32, height as u32);
-        let encode = |values: &[f32]| Encoder::open(open, parts, [height, width])?.encode(values);
         let hint = || match request.controls.first() {
             Some(control) => Ok(Fit::Stretch.picture(&control.hint, pixels_wide, pixels_high)?),
             None => Err(Error::invalid(format!("{} draws after a picture: give one", parts.family.title))),
         };
         let (plane, picture) = match kind {
             Kind::Nothing => return Ok(None),
-            Kind::Picture => (Vec::new(), Some(encode(&latent::from_bytes(&hint()?))?)),
+            Kind::Picture => (Vec::new(), Some(encoder.encode(&latent::from_bytes(&hint()?))?)),
             Kind::Depth => (depths(&hint()?, [rows, columns]), None),
             Kind::MaskAndPicture | Kind::PictureAndMask => {
                 let (picture, mask) =
@@ -60,7 +58,7 @@ impl Beside {
                     Kind::PictureAndMask => mask.by_pixel(parts.family.latent.factor),
                     _ => cells(&mask, request.like, [rows, columns]),
                 };
-                (plane, Some(encode(&masked(&picture, &mask)?)?))
+                (plane, Some(encoder.encode(&masked(&picture, &mask)?)?))
             }
         };
         Ok(Some(Beside { kind, plane, picture }))

@@ -54,7 +54,7 @@ impl<'a> Guided<'a> {
     /// steps, run one after the other, so that one engine serves all steps.
     pub(super) fn open(open: &'a Opener<'a>, course: Course<'a>) -> Result<Self> {
         let Course { parts, request, conditions, .. } = course;
-        let (alone, layout) = layouts(&course)?;
+        let (alone, layout) = layouts(parts, request, conditions, course.steps, course.shape)?;
         let batch = layout.batch;
         let controls = Controls::open(open, course, alone, &conditions.all)?;
         let scale = request.distilled_guidance.unwrap_or(1.0);
@@ -143,8 +143,13 @@ impl<'a> Guided<'a> {
 }
 
 /// Sizes of the inputs of ControlNets and of the denoiser.
-pub(super) fn layouts(course: &Course<'_>) -> Result<(Layout, Layout)> {
-    let Course { parts, request, conditions, steps, shape, .. } = course;
+pub(super) fn layouts(
+    parts: &Parts,
+    request: &Resolved,
+    conditions: &Conditions,
+    steps: &[Step],
+    shape: [usize; 3],
+) -> Result<(Layout, Layout)> {
     let Some(first) = conditions.all.first() else {
         return Err(Error::invalid("there is no prompt"));
     };
@@ -153,9 +158,9 @@ pub(super) fn layouts(course: &Course<'_>) -> Result<(Layout, Layout)> {
     let is_even = conditions.all.iter().all(|condition| condition.places == first.places);
     let batch = if in_all && is_even && steps.iter().all(is_pair) { 2 } else { 1 };
     let family = parts.family;
-    let [channels, height, width] = *shape;
+    let [channels, height, width] = shape;
     let reference = reference::tokens(request, parts);
-    let alone = Layout { batch, latents: *shape, pack: family.pack, factor: family.latent.factor, reference };
+    let alone = Layout { batch, latents: shape, pack: family.pack, factor: family.latent.factor, reference };
     let more = family.beside.channels(&family.latent);
     Ok((alone, Layout { latents: [channels + more, height, width], ..alone }))
 }

@@ -52,13 +52,23 @@ pub fn generate(
     });
     let refined = refined.transpose()?;
     let canvas = request.start.as_ref().map(|start| Canvas::new(start, request)).transpose()?;
+    let size = [request.width, request.height];
+    let mut encoder = Encoder::new(&open, parts, size);
     let begun = match (&request.start, &canvas) {
-        (Some(start), Some(canvas)) => Some(Begun::new(&open, parts, request, canvas, start)?),
+        (Some(start), Some(canvas)) => Some(Begun::new(parts, request, canvas, start, &mut encoder)?),
         _ => None,
     };
-    let base = Model { parts, request, conditions: &conditions };
-    let refiner = refined.as_ref().map(|(parts, request, conditions)| Model { parts, request, conditions });
-    let size = [request.width, request.height];
+    let beside = Beside::new(parts, request, canvas.as_ref(), size, &mut encoder)?;
+    drop(encoder);
+    let reference = &reference::encoded(&open, parts, request)?;
+    let base = Model { parts, request, conditions: &conditions, beside: beside.as_ref(), reference };
+    let refiner = refined.as_ref().map(|(parts, request, conditions)| Model {
+        parts,
+        request,
+        conditions,
+        beside: None,
+        reference: &[],
+    });
     let first = Stage {
         open: &open,
         base,
@@ -68,7 +78,6 @@ pub fn generate(
         strength: request.start.as_ref().map(|start| start.strength),
         begun: begun.as_ref(),
         latents: None,
-        canvas: canvas.as_ref(),
     };
     let enlarger = parts.upscaler.as_ref().map(|upscaler| Enlarger::new(&open, upscaler));
     let mut finish = Finish { open: &open, parts, request, canvas: canvas.as_ref(), decoder: None, enlarger };
@@ -80,19 +89,27 @@ pub fn generate(
         small.push(latents);
         Ok(())
     })?;
-    let large = enlarged(&open, parts, request, hires, small)?;
     let size = [hires.width, hires.height];
+    let mut encoder = Encoder::new(&open, parts, size);
+    let large = enlarged(&open, parts, request, hires, small, &mut encoder)?;
+    let beside = Beside::new(parts, request, canvas.as_ref(), size, &mut encoder)?;
+    drop(encoder);
+    let base = Model { beside: beside.as_ref(), ..base };
     let strength = Some(hires.strength);
-    let second = Stage { pass: 1, refiner, size, strength, begun: None, latents: Some(&large), ..first };
+    let second =
+        Stage { pass: 1, base, refiner, size, strength, begun: None, latents: Some(&large), ..first };
     second.run(&mut |picture, latents| finish.picture(picture, &latents, size))
 }
 
-/// A model, and what it is asked for.
+/// A model with its request and what it takes besides the noisy latents.
 #[derive(Clone, Copy)]
 struct Model<'a> {
     parts: &'a Parts,
     request: &'a Resolved,
     conditions: &'a Conditions,
+    beside: Option<&'a Beside>,
+    /// The tokens of a picture that the model edits.
+    reference: &'a [f32],
 }
 
 /// A pass of the sampler over all pictures.
@@ -109,7 +126,6 @@ struct Stage<'a> {
     begun: Option<&'a Begun>,
     /// The latents to start from, for each picture.
     latents: Option<&'a [Vec<f32>]>,
-    canvas: Option<&'a Canvas>,
 }
 
 /// A picture between two models: its latents and the rest of its noise.
@@ -121,13 +137,9 @@ struct Paused {
 impl Stage<'_> {
     /// Runs it. `done` gets the latents of each picture.
     fn run(&self, done: &mut dyn FnMut(usize, Vec<f32>) -> Result<()>) -> Result<()> {
-        let request = self.base.request;
-        let [_, rows, columns] = self.shape();
-        // Flow models count 16x16 pixels as a token, whatever they pack.
-        let tokens = rows * columns / 4;
-        let levels = &self.base.parts.noise.levels(tokens, request.like);
-        let steps = self.base.conditions.steps.get(self.pass).map_or(0, Vec::len);
-        let sigmas = &request.path(levels, steps, self.strength, tokens);
+        let Model { parts, request, conditions, .. } = self.base;
+        let steps = conditions.steps.get(self.pass).map_or(0, Vec::len);
+        let (levels, sigmas) = &request.levels(parts, self.size, steps, self.strength);
         let count = sigmas.len() - 1;
         let mut finish = |picture, paused: Paused| done(picture, paused.latents);
         let Some(refiner) = self.refiner else {
@@ -161,22 +173,20 @@ impl Stage<'_> {
         done: &mut dyn FnMut(usize, Paused) -> Result<()>,
     ) -> Result<()> {
         let Stage { open, pass, .. } = *self;
-        let Model { parts, request, conditions } = model;
+        let Model { parts, request, conditions, beside, reference } = model;
         let (shape, late) = (self.shape(), request.like == Some(Program::Diffusers));
         let len = shape.iter().product();
-        let beside = Beside::new(open, parts, request, self.canvas, self.size)?;
-        let reference = reference::encoded(open, parts, request)?;
         let steps = conditions.steps.get(pass).map_or(&[][..], Vec::as_slice);
         let course = Course { parts, request, levels, sigmas, conditions, steps, shape };
         let mut guided = Guided::open(open, course)?;
-        guided.reference = reference;
+        guided.reference = reference.to_vec();
         let mut denoiser = Some(guided);
         let mut paused = paused.into_iter();
         for picture in 0..request.count {
             let Some(mut guided) = denoiser.take() else { break };
             let Drawn { sample, beside: shown, start: noise, steps: fresh } =
                 Source::draw(request, picture, len, sigmas, self.samples());
-            if let Some(beside) = &beside {
+            if let Some(beside) = beside {
                 guided.beside = beside.values(&parts.family.latent, shown.as_deref());
             }
             let clean = match (self.begun, self.latents.and_then(|all| all.get(picture))) {
@@ -288,6 +298,7 @@ fn enlarged(
     request: &Resolved,
     hires: &Hires,
     small: Vec<Vec<f32>>,
+    encoder: &mut Encoder<'_>,
 ) -> Result<Vec<Vec<f32>>> {
     let latent = &parts.family.latent;
     let from = latent.shape(request.width, request.height);
@@ -310,7 +321,6 @@ fn enlarged(
         *picture = Fit::Stretch.picture(picture, hires.width as u32, hires.height as u32)?;
     }
     drop(enlarger);
-    let mut encoder = Encoder::open(open, parts, [hires.height, hires.width])?;
     let encode = |picture: &RgbImage| {
         let mut latents = encoder.encode(&latent::from_bytes(picture))?.drawn(None);
         latent.encoded(&mut latents);

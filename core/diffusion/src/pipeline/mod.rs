@@ -214,7 +214,7 @@ pub enum Event<'a> {
         part: &'a str,
         /// How many tiles.
         tiles: usize,
-        /// Whether the user asked for it. Otherwise the memory is too small for the whole.
+        /// Whether the user requested tiles. Otherwise the whole picture does not fit into memory.
         asked: bool,
     },
     /// A step is done.

@@ -4,9 +4,8 @@ use super::{
     Engines, Part, Parts, Resolved, Result, Upscale,
     autoencoder::whole_or_tile,
     control,
-    denoiser::{Course, layouts},
+    denoiser::layouts,
     encoder::{self, Conditions, Text, hidden_output, layer_of, pooled_output},
-    inputs::Layout,
     network::InputShapes,
     parts::TextEncoder,
     reference,
@@ -117,12 +116,17 @@ pub fn plan(
     }
     phases.push(planner.steps("draw", parts, request, &conditions, 0, size)?);
     if let Some(hires) = &request.hires {
-        phases.push(planner.autoencoder("decode", parts, size, false)?);
+        let by_picture = hires.upscale != Upscale::Latent;
+        if by_picture {
+            phases.push(planner.autoencoder("decode", parts, size, false)?);
+        }
         if hires.upscale == Upscale::Model {
             phases.extend(planner.upscaler(parts, size)?);
         }
         size = [hires.width, hires.height];
-        phases.push(planner.autoencoder("encode the larger picture", parts, size, true)?);
+        if by_picture || sees {
+            phases.push(planner.autoencoder("encode the larger picture", parts, size, true)?);
+        }
         phases.push(planner.steps("draw over it", parts, request, &conditions, 1, size)?);
     }
     if let (Some((refiner, request)), Some(conditions)) = (&refiner, &refined) {
@@ -190,9 +194,7 @@ impl Planner<'_> {
     ) -> Result<Phase> {
         let shape = parts.family.latent.shape(width, height);
         let steps = conditions.steps.get(pass).map_or(&[][..], Vec::as_slice);
-        let levels = &parts.noise.levels(shape[1] * shape[2] / 4, request.like);
-        let course = Course { parts, request, levels, sigmas: &[], conditions, steps, shape };
-        let (alone, layout) = layouts(&course)?;
+        let (alone, layout) = layouts(parts, request, conditions, steps, shape)?;
         let (mut networks, mut residuals) = (Vec::new(), Shapes::new());
         for part in &parts.controls {
             let (_, shapes) = alone.inputs(part, &conditions.all, &Shapes::new())?;
@@ -203,7 +205,7 @@ impl Planner<'_> {
             );
             networks.push(self.network(part, shapes)?);
         }
-        let (_, shapes) = Layout::inputs(&layout, &parts.denoiser, &conditions.all, &residuals)?;
+        let (_, shapes) = layout.inputs(&parts.denoiser, &conditions.all, &residuals)?;
         networks.push(self.network(&parts.denoiser, shapes)?);
         Ok(Phase { what, networks })
     }

@@ -31,17 +31,14 @@ struct Pass {
 const SHARE_OF_NEW: f64 = 0.2;
 
 impl Progress {
-    /// Progress towards so many pictures, from `now` on.
+    /// Progress towards `pictures` pictures, from `now` on.
     pub fn new(request: &Resolved, parts: &Parts, pictures: usize, now: Instant) -> Self {
         let first = (request.width, request.height, request.start.as_ref().map(|start| start.strength));
         let second = request.hires.map(|hires| (hires.width, hires.height, Some(hires.strength)));
         let sizes = [Some(first), second].into_iter().flatten();
         let passes = request.passes().into_iter().zip(sizes).map(|(pass, (width, height, strength))| {
-            let [_, rows, columns] = parts.family.latent.shape(width, height);
-            let tokens = rows * columns / 4;
-            let levels = parts.noise.levels(tokens, request.like);
             // A picture to start from, or the sampler, may change the number of steps.
-            let sigmas = request.path(&levels, pass.steps(), strength, tokens);
+            let (_, sigmas) = request.levels(parts, [width, height], pass.steps(), strength);
             Pass { steps: sigmas.len().saturating_sub(1), pixels: width * height, done: 0, seconds: None }
         });
         Progress { pictures, passes: passes.collect(), drawn: 0, decoding: None, since: now }

@@ -32,7 +32,7 @@ pub(super) fn encoded(open: &Opener<'_>, parts: &Parts, request: &Resolved) -> R
     let [width, height] = size(picture);
     let picture = Fit::Stretch.picture(picture, width, height)?;
     let (width, height) = (width as usize, height as usize);
-    let mut encoder = Encoder::open(open, parts, [height, width])?;
+    let mut encoder = Encoder::new(open, parts, [width, height]);
     let mut latents = encoder.encode(&latent::from_bytes(&picture))?.drawn(None);
     parts.family.latent.encoded(&mut latents);
     Ok(latent::packed(&latents, parts.family.latent.shape(width, height)))

@@ -307,7 +307,7 @@ impl Resolved {
         [Some(Pass::First { steps }), second].into_iter().flatten().collect()
     }
 
-    /// What the refiner is asked for.
+    /// The request for the refiner.
     pub(super) fn of_refiner(&self, refiner: &Parts) -> Self {
         let family = refiner.family;
         Self {
@@ -325,6 +325,24 @@ impl Resolved {
             Program::Diffusers => Rounding::Nearest,
             Program::A1111 | Program::ComfyUi => Rounding::Down,
         }
+    }
+
+    /// The model's noise levels for a picture of `[width, height]`, and those of a pass of `steps` steps over it ([`path`]).
+    ///
+    /// [`path`]: Self::path
+    pub fn levels(
+        &self,
+        parts: &Parts,
+        [width, height]: [usize; 2],
+        steps: usize,
+        strength: Option<f64>,
+    ) -> (Levels, Vec<f64>) {
+        let [_, rows, columns] = parts.family.latent.shape(width, height);
+        // Flow models count 16x16 pixels as a token, whatever they pack.
+        let tokens = rows * columns / 4;
+        let levels = parts.noise.levels(tokens, self.like);
+        let sigmas = self.path(&levels, steps, strength, tokens);
+        (levels, sigmas)
     }
 
     /// The noise levels of a run that starts from a picture, or from noise alone without `strength`.
@@ -348,7 +366,7 @@ impl Resolved {
         self.seed.wrapping_add(picture as u64)
     }
 
-    /// The noise levels of `steps` steps for a picture of so many tokens. Mostly they end with 0.
+    /// The noise levels of `steps` steps for a picture of `tokens` tokens. Most end with 0.
     pub fn sigmas(&self, levels: &Levels, steps: usize, tokens: usize) -> Vec<f64> {
         let program = self.options.program;
         if let Some(own) = self.sampler.own_levels(program, levels, steps) {

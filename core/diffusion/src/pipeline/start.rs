@@ -2,9 +2,8 @@
 
 use super::{
     Error, Resolved, Result,
-    autoencoder::{self, Encoded},
+    autoencoder::{Encoded, Encoder},
     beside::cells,
-    network::Opener,
     parts::Parts,
 };
 use crate::{
@@ -141,14 +140,13 @@ pub(super) struct Begun {
 impl Begun {
     /// Encodes the picture.
     pub(super) fn new(
-        open: &Opener<'_>,
         parts: &Parts,
         request: &Resolved,
         canvas: &Canvas,
         start: &Start,
+        encoder: &mut Encoder<'_>,
     ) -> Result<Self> {
         let [channels, height, width] = parts.family.latent.shape(request.width, request.height);
-        let mut encoder = autoencoder::Encoder::open(open, parts, [request.height, request.width])?;
         let latents = encoder.encode(&latent::from_bytes(&canvas.picture))?;
         let mask = canvas.mask.as_ref();
         let mask = mask.map(|mask| cells(mask, request.like, [height, width]).repeat(channels));

@@ -23,7 +23,7 @@ use std::{cell::RefCell, path::Path};
 /// A network that enlarges pictures.
 ///
 /// Its graph has the input `image`, `[1, 3, height, width]`, and one output, `[1, 3, scale · height, scale · width]`, both with
-/// values from 0 to 1. Height and width must be multiples of `4 / scale`, because ESRGAN folds squares of so many pixels into
+/// values from 0 to 1. Height and width must be multiples of `4 / scale`, because ESRGAN folds squares of that side into
 /// channels first (arXiv:2107.10833, section 3.3).
 pub struct Upscaler {
     /// The network.
@@ -92,12 +92,12 @@ impl Upscaler {
         (1..16).find(reaches).unwrap_or(16)
     }
 
-    /// How many times as wide a picture is after so many repeats.
+    /// How many times as wide a picture is after `repeats` repeats.
     pub fn factor(&self, repeats: usize) -> f64 {
         (self.scale as f64).powi(repeats.try_into().unwrap_or(i32::MAX))
     }
 
-    /// Fails if the result of so many repeats has too many pixels.
+    /// Fails if the result of `repeats` repeats has too many pixels.
     pub(super) fn check(&self, (width, height): (u32, u32), repeats: usize) -> Result<()> {
         let factor = (self.scale as u64).saturating_pow(repeats.try_into().unwrap_or(u32::MAX));
         let [wide, high] = [width, height].map(|side| u64::from(side).saturating_mul(factor));
