@@ -20,8 +20,8 @@ use sdrun_diffusion::{
     metadata::{Infotext, Record},
     picture::{Fit, Mask},
     pipeline::{
-        Content, Control, Engines, Event, Files, Hires, Inpaint, Part, Parts, Picture, Progress, Request,
-        Resolved, Start, Upscale, generate, plan,
+        Content, Control, Engines, Event, Files, Hires, Inpaint, Kept, Origin, Part, Parts, Picture,
+        Progress, Request, Resolved, Start, Upscale, generate, plan,
     },
     prediction::{Prediction, Time},
     program::Program,
@@ -122,7 +122,7 @@ fn engines(provider: &str) -> Engines<'static> {
     let mut wishes = Wishes::new();
     wishes.order = vec![provider.into()];
     wishes.isolation = Isolation::worker(Limits::all(Duration::from_secs(900)));
-    Engines { only: None, wishes, options: &options }
+    Engines { only: None, wishes, options: &options, kept: None }
 }
 
 /// Samplers whose last step, to level 0, gives the estimate itself.
@@ -587,13 +587,13 @@ fn plans_come_true() {
             let plan = plan(&lab.registry, parts, &request, &engines, &NoHost).unwrap();
             let mut loaded = Vec::new();
             let mut hear = |event: Event<'_>| {
-                if let Event::Loaded { part, provider, device, precision, built, .. } = event {
+                if let Event::Loaded { part, provider, device, precision, origin, .. } = event {
                     loaded.push((
                         part.to_string(),
                         provider.to_string(),
                         device.to_string(),
                         precision,
-                        !built,
+                        origin == Origin::Cached,
                     ));
                 }
             };
@@ -606,6 +606,88 @@ fn plans_come_true() {
             let [main, device] = plan.peak();
             assert!(main > 1 << 20 && device == 0, "{main}, {device}");
         }
+    }
+}
+
+/// Networks of an earlier request are used again: as they are, or with other weights after a refit. Pictures do not change.
+#[test]
+fn kept_networks_draw_the_same_pictures() {
+    let lab = Lab::default();
+    let adapter = sdrun_tiny::folder().join("sd/lora/kohya.safetensors");
+    let mut adapted = parts();
+    adapted.add_adapter(&adapter, 1.0, 1.0).unwrap();
+    let other_words = Request { prompt: "a blue thing".into(), ..request() };
+    for provider in ALL.iter() {
+        let draw = |parts: &Parts, request: &Request, engines: &Engines<'_>| {
+            let request = Request { steps: Some(2), ..request.clone() }.resolve(parts).unwrap();
+            let (mut origins, mut picture) = (Vec::new(), None);
+            let mut hear = |event: Event<'_>| match event {
+                Event::Loaded { part, origin, .. } => origins.push((part.to_string(), origin)),
+                Event::Picture(drawn) => picture = Some(drawn.bytes),
+                _ => {}
+            };
+            generate(&lab.registry, parts, &request, engines, &NoHost, &mut hear).unwrap();
+            (origins, picture.unwrap())
+        };
+        let of = |origins: &[(&str, Origin)]| -> Vec<_> {
+            origins.iter().map(|(part, origin)| (part.to_string(), *origin)).collect()
+        };
+        let fresh = engines(provider);
+        let [plain, changed, other] =
+            [(&parts(), &request()), (&adapted, &request()), (&parts(), &other_words)]
+                .map(|(parts, request)| draw(parts, request, &fresh).1);
+        assert!(plain != changed && plain != other);
+        let engines = Engines { kept: Some(Kept::default()), ..engines(provider) };
+        assert_eq!(draw(&parts(), &request(), &engines).1, plain);
+        let (origins, picture) = draw(&parts(), &request(), &engines);
+        assert_eq!(picture, plain);
+        // The prompt's states are kept too, so the text encoder stays where it is.
+        assert_eq!(origins, of(&[("unet", Origin::Kept), ("vae_decoder", Origin::Kept)]));
+        let (origins, picture) = draw(&adapted, &request(), &engines);
+        assert_eq!(picture, changed);
+        let all =
+            [("text_encoder", Origin::Refitted), ("unet", Origin::Refitted), ("vae_decoder", Origin::Kept)];
+        assert_eq!(origins, of(&all));
+        let (origins, picture) = draw(&parts(), &other_words, &engines);
+        assert_eq!(picture, other);
+        assert_eq!(origins, of(&all));
+        engines.kept.as_ref().unwrap().clear();
+        let (origins, picture) = draw(&parts(), &request(), &engines);
+        assert_eq!(picture, plain);
+        assert_eq!(origins[1], ("unet".into(), Origin::Cached));
+    }
+}
+
+/// What must not change a picture: predictions in one batch or in two runs, an adapter of strength 0, the negative prompt without
+/// guidance, a picture to start from of which nothing stays.
+#[test]
+fn what_must_not_matter_does_not() {
+    let lab = Lab::default();
+    let mut idle = parts();
+    idle.add_adapter(&sdrun_tiny::folder().join("sd/lora/kohya.safetensors"), 0.0, 0.0).unwrap();
+    for provider in ALL.iter() {
+        let engines = Engines { kept: Some(Kept::default()), ..engines(provider) };
+        let last = |parts: &Parts, request: Request| {
+            let request = Request { steps: Some(3), ..request }.resolve(parts).unwrap();
+            let mut last = Vec::new();
+            let mut hear = |event: Event<'_>| {
+                if let Event::Step { latents, .. } = event {
+                    last = latents.to_vec();
+                }
+            };
+            generate(&lab.registry, parts, &request, &engines, &NoHost, &mut hear).unwrap();
+            last
+        };
+        let plain = last(&parts(), request());
+        let in_two_runs = Request { guidance_interval: Some((0.0, 0.999_999)), ..request() };
+        let far = distance(&last(&parts(), in_two_runs), &plain);
+        assert!(far < 1e-5, "{provider}: one batch and two runs differ by {far}");
+        assert_eq!(last(&idle, request()), plain, "{provider}: an adapter of strength 0");
+        let far = distance(&last(&parts(), Request { start: Some(start(1.0, false)), ..request() }), &plain);
+        assert!(far < 1e-6, "{provider}: strength 1 differs by {far}");
+        let unguided = Request { scale: Some(1.0), ..request() };
+        let without = Request { negative: String::new(), ..unguided.clone() };
+        assert_eq!(last(&parts(), unguided), last(&parts(), without), "{provider}: the negative prompt");
     }
 }
 
@@ -803,6 +885,10 @@ fn the_command_line_draws() {
     // The same again, also without the cache.
     machine.draws(&["-s", "5", "-p", "ggml", "-o", "again.png", "--no-cache"]);
     assert_eq!(machine.bytes("again.png"), first);
+    // Another source of noise, which the picture remembers.
+    machine.draws(&["-s", "5", "-p", "ggml", "--rng", "nv", "-o", "nv.png"]);
+    machine.draws(&["--from", "nv.png", "-p", "ggml", "-o", "again.png"]);
+    assert!(machine.bytes("nv.png") != first && machine.bytes("again.png") == machine.bytes("nv.png"));
 
     // What A1111 and civitai read.
     let reader = png::Decoder::new(std::io::Cursor::new(&first)).read_info().unwrap();

@@ -90,7 +90,7 @@ impl ProviderArgs {
         options: &'a dyn Fn(Device) -> BuildOptions,
     ) -> Result<Engines<'a>> {
         let only = self.named(registry, isolate, false, context)?;
-        Ok(Engines { only, wishes: self.wishes(isolate, false, context), options })
+        Ok(Engines { only, wishes: self.wishes(isolate, false, context), options, kept: None })
     }
 
     /// Runs `attempt` on the provider that the user named. Without one, runs it on the candidate that suits the model

@@ -7,26 +7,15 @@ use anyhow::{Context, Result};
 use ndarray::Array2;
 use sdrun::{
     BuildOptions, CachePolicy, Isolation, Model,
-    abi::{DType, NoHost, Weight, WeightSource},
+    abi::{NoHost, Weight, WeightSource},
     graph::{OpenOptions, WeightsPolicy},
-    weights::{
-        Adapter, AdapterUse, Binding, BoundTensor, Checkpoint, Component, WeightStack, builtin,
-        keys::{self, Network},
-        synthetic,
-    },
+    weights::{Adapter, AdapterUse, Binding, BoundTensor, Checkpoint, Component, WeightStack, builtin},
 };
-use sdrun_tests::lab::Lab;
+use sdrun_tests::{checkpoints, lab::Lab};
 use serde_json::{Value, json};
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::{BufWriter, Write},
-    path::Path,
-    time::Instant,
-};
+use std::{collections::BTreeMap, path::Path, time::Instant};
 
 const TAG: &str = "sd15-unet/B";
-const RANK: usize = 16;
 const ROUNDS: usize = 5;
 
 fn main() -> Result<()> {
@@ -36,8 +25,8 @@ fn main() -> Result<()> {
     let builtin = builtin::find("sd15/unet-fp16").context("there is no sd15/unet-fp16")?;
     let binding = Binding::from_map(&builtin.weight_map()?);
     let (checkpoint, lora) = (folder.join("sd15_unet_B.safetensors"), folder.join("lora_r16.safetensors"));
-    write_checkpoint(&checkpoint, &binding)?;
-    write_lora(&lora, &binding)?;
+    checkpoints::checkpoint(&checkpoint, &checkpoints::SD15[..1], TAG)?;
+    checkpoints::lora(&lora, &binding)?;
     let mut measured = json!({"threads": std::thread::available_parallelism()?.get()});
     type Part = fn(&Path, &Path, &Binding) -> Result<Value>;
     let wanted: Vec<String> = std::env::args().skip(2).collect();
@@ -48,77 +37,6 @@ fn main() -> Result<()> {
     }
     println!("{measured}");
     Ok(())
-}
-
-/// Writes a safetensors file, tensor by tensor.
-fn write_file(
-    path: &Path,
-    tensors: &[(String, Vec<usize>)],
-    fill: impl Fn(usize, &mut Vec<u8>) -> Result<()>,
-) -> Result<()> {
-    let mut offset = 0;
-    let mut header = serde_json::Map::new();
-    for (name, shape) in tensors {
-        let bytes = shape.iter().product::<usize>() * 2;
-        let entry = json!({"dtype": "F16", "shape": shape, "data_offsets": [offset, offset + bytes]});
-        header.insert(name.clone(), entry);
-        offset += bytes;
-    }
-    let header = Value::Object(header).to_string();
-    let size = 8 + header.len() as u64 + offset as u64;
-    if path.metadata().is_ok_and(|meta| meta.len() == size) {
-        return Ok(());
-    }
-    let mut file = BufWriter::new(File::create(path)?);
-    file.write_all(&(header.len() as u64).to_le_bytes())?;
-    file.write_all(header.as_bytes())?;
-    let mut buffer = Vec::new();
-    for (index, (_, shape)) in tensors.iter().enumerate() {
-        buffer.resize(shape.iter().product::<usize>() * 2, 0);
-        fill(index, &mut buffer)?;
-        file.write_all(&buffer)?;
-    }
-    Ok(file.flush()?)
-}
-
-/// The UNet in the original layout of single files.
-fn write_checkpoint(path: &Path, binding: &Binding) -> Result<()> {
-    let pairs = keys::pairs(Network::UNet, binding.tensors.iter().map(|t| t.sources[0].as_str()));
-    let shape_of =
-        |name: &str| binding.tensors.iter().find(|t| t.sources[0] == name).map(|t| &t.source_shape);
-    let mut tensors = Vec::new();
-    let mut sources = Vec::new();
-    for pair in &pairs {
-        let shape = shape_of(&pair.diffusers[0]).context("a pair of no tensor")?;
-        tensors.push((format!("model.diffusion_model.{}", pair.original), shape.clone()));
-        sources.push(pair.diffusers[0].as_str());
-    }
-    write_file(path, &tensors, |index, out| {
-        Ok(synthetic::fill(TAG, sources[index], &tensors[index].1, DType::F16, out)?)
-    })
-}
-
-/// Every linear layer and convolution of the attentions, which most LoRAs of SD 1.5 change.
-fn write_lora(path: &Path, binding: &Binding) -> Result<()> {
-    let mut tensors = Vec::new();
-    for tensor in binding.tensors.iter().filter(|t| t.source_shape.len() > 1) {
-        let Some(module) = tensor.sources[0].strip_suffix(".weight").filter(|m| m.contains("attentions"))
-        else {
-            continue;
-        };
-        let name = format!("lora_unet_{}", module.replace('.', "_"));
-        let (rows, rest) = (tensor.source_shape[0], &tensor.source_shape[1..]);
-        let mut down = vec![RANK];
-        down.extend(rest);
-        let mut up = vec![rows, RANK];
-        up.extend(rest.iter().skip(1).map(|_| 1));
-        tensors.push((format!("{name}.lora_down.weight"), down));
-        tensors.push((format!("{name}.lora_up.weight"), up));
-    }
-    write_file(path, &tensors, |index, out| {
-        let (name, shape) = &tensors[index];
-        Ok(synthetic::fill("lora", name, shape, DType::F16, out)?)
-    })
 }
 
 fn seconds<T>(work: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
@@ -192,7 +110,7 @@ fn weights(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
         .tensors
         .iter()
         .filter(|t| is_changed(t))
-        .map(|t| 2 * RANK as u64 * t.shape.iter().product::<usize>() as u64)
+        .map(|t| 2 * checkpoints::RANK as u64 * t.shape.iter().product::<usize>() as u64)
         .sum();
     Ok(json!({
         "first": first, "passes": passes, "changed_flops": flops, "changed_tensors": stack.changed(),

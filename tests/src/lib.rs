@@ -2,6 +2,7 @@
 //!
 //! * [`nodes`]: the ONNX backend node tests against any plugin, with a snapshot of the results.
 //! * [`spec`]: the rules of `docs/provider-spec.md` against any plugin.
+//! * [`checkpoints`]: checkpoints of full size, for measuring.
 //! * [`lab`]: the environment for tests of models.
 //! * [`kernels`]: the number of kernels that a run launches on a simulated GPU.
 //! * [`npy`]: NumPy's files.
@@ -11,6 +12,7 @@
 //! The binary `sdrun-conformance` runs the first two. `golden.rs` and the other files beside this folder test the providers in
 //! this repository.
 
+pub mod checkpoints;
 pub mod kernels;
 pub mod lab;
 pub mod nodes;

@@ -4,11 +4,16 @@ Everything here follows the configuration files published with the models (unet/
 numbers that have another reason."""
 
 import dataclasses
+import pathlib
+import sys
 import typing
 
 import torch
 
 import synth
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "train"))
+import model as demo  # noqa: E402
 
 # Sizes of named dimensions. `NAME_xK` is K times NAME, `NAME_dK` is NAME divided by K.
 UNET_SIZES = ({"batch": 2, "height": 16, "width": 24, "sequence": 77}, {"batch": 1, "height": 32, "width": 16, "sequence": 20})
@@ -55,6 +60,8 @@ class Architecture:
 
 
 ARCHITECTURES = {}
+# Token ids for tracing and checking are below this. The demo model has 629 tokens.
+SMALLEST_VOCABULARY = 600
 
 
 def size(dim, sizes):
@@ -73,7 +80,7 @@ def values(tag, name, spec, sizes, dtype):
     key = f"{name}/{'x'.join(map(str, shape))}"
     if spec.kind == "ids":
         count = int(torch.tensor(shape).prod())
-        ids = [1 + synth.fnv1a64(f"{tag}/{key}#{i}") % 30000 for i in range(count)]
+        ids = [1 + synth.fnv1a64(f"{tag}/{key}#{i}") % SMALLEST_VOCABULARY for i in range(count)]
         return torch.tensor(ids).reshape(shape)
     if spec.kind == "mask":
         return (torch.arange(shape[-1]) < 2 * shape[-1] // 3).long().expand(shape).contiguous()
@@ -139,10 +146,10 @@ def diffusers_module(name, config):
     return build
 
 
-def controlnet_config(config):
+def controlnet_config(config, channels):
     dropped = ("sample_size", "up_block_types")
     config = {key: value for key, value in config.items() if key not in dropped}
-    return dict(config, conditioning_embedding_out_channels=(16, 32, 96, 256))
+    return dict(config, conditioning_embedding_out_channels=channels)
 
 
 def latent(channels=4):
@@ -189,7 +196,7 @@ def unet(name, file, tag, config, dtype="float32", blocks=None, pooled=None, **m
     ARCHITECTURES[name] = Architecture(file, tag, dtype, build, inputs, {"out_sample": latent()}, call, UNET_SIZES, **more)
 
 
-def controlnet(name, file, tag, config, dtype, blocks, pooled=None, **more):
+def controlnet(name, file, tag, config, dtype, blocks, pooled=None, channels=(16, 32, 96, 256), **more):
     given = conditions(config, pooled)
     picture = Input(("batch", 3, "height_x8", "width_x8"), "picture")
     added = {key: given.pop(key) for key in ("text_embeds", "time_ids") if pooled}
@@ -200,7 +207,7 @@ def controlnet(name, file, tag, config, dtype, blocks, pooled=None, **more):
         down, middle = call_unet(forward, dict(zip(inputs, values)))
         return (*down, middle)
 
-    build = diffusers_module("ControlNetModel", controlnet_config(config))
+    build = diffusers_module("ControlNetModel", controlnet_config(config, channels))
     ARCHITECTURES[name] = Architecture(file, tag, dtype, build, inputs, outputs, call, UNET_SIZES, **more)
 
 
@@ -342,6 +349,17 @@ autoencoder("sd15/vae-", "sd15_vae", "sd15-vae/A", VAE, 4)
 autoencoder("sd3/vae-", "sd3_vae", "sd3-vae/A", VAE16, 16)
 autoencoder("taesd/", "taesd", "taesd/A", {}, 4, "AutoencoderTiny")
 autoencoder("taesd3/", "taesd3", "taesd3/A", dict(latent_channels=16), 16, "AutoencoderTiny")
+
+
+# The demo model
+
+DEMO_TOKENS = 629
+DEMO_RESIDUALS = [(48, 1)] * 2 + [(48, 2), (96, 2)]
+unet("demo/unet", "demo_unet", "demo-unet/A", demo.UNET)
+unet("demo/unet-controlnet", "demo_unet_controlnet", "demo-unet/A", demo.UNET, blocks=DEMO_RESIDUALS)
+controlnet("demo/controlnet", "demo_controlnet", "demo-controlnet/A", demo.UNET, "float32", DEMO_RESIDUALS, channels=demo.CONTROL_CHANNELS)
+text_encoder("demo/text-encoder", "demo_text_encoder", "demo-text/A", {**demo.TEXT_ENCODER, **demo.vocabulary(DEMO_TOKENS)}, "float32", outputs=("last_hidden_state", "pooler_output", SKIPPING[0]))  # fmt: skip
+autoencoder("demo/vae-", "demo_vae", "demo-vae/A", demo.AUTOENCODER, 4)
 
 
 # Transformers

@@ -167,7 +167,7 @@ def controlnet(arguments):
     run = Run(arguments, "controlnet")
     tokenizer, encoder, net, vae = load_parts(run.folder, run.device)
     net.requires_grad_(False)
-    control = ControlNetModel.from_unet(net, conditioning_embedding_out_channels=(8, 16, 24, 32))
+    control = ControlNetModel.from_unet(net, conditioning_embedding_out_channels=model.CONTROL_CHANNELS)
     control = control.to(run.device, memory_format=torch.channels_last).train().requires_grad_(True)
     optimiser = torch.optim.AdamW(control.parameters(), betas=(0.9, 0.99), weight_decay=0.01)
     run.restore(control=control, optimiser=optimiser)

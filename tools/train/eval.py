@@ -4,9 +4,12 @@ Two lines come first that bound what the UNet can reach: the generator's own pic
 """
 
 import argparse
+import json
+from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 
 import model
 import scenes
@@ -46,6 +49,28 @@ def marks(prompts, pictures):
     return {name: float(np.mean(values)) for name, values in found.items()}
 
 
+def sheet(pictures):
+    """The pictures in rows of eight."""
+    rows = [np.concatenate(list(pictures[i : i + 8]), axis=1) for i in range(0, len(pictures) // 8 * 8, 8)]
+    return Image.fromarray(np.concatenate(rows))
+
+
+def write_reference(folder, prompts, pictures):
+    """What tests/demo.rs needs: the prompts, and the generator's own pictures of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told = [
+        {
+            "caption": prompt.caption(),
+            "objects": prompt.objects,
+            "relation": prompt.detail if prompt.kind == "relation" else None,
+            "background": prompt.background or "white",
+        }
+        for prompt in prompts
+    ]
+    (folder / "prompts.json").write_text("[\n" + ",\n".join(map(json.dumps, told)) + "\n]\n")
+    sheet(pictures).save(folder / "drawn.png", optimize=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", default="run")
@@ -54,28 +79,28 @@ def main():
     parser.add_argument("--guidance", type=float, nargs="+", default=[2, 4])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--reference", type=Path, help="write prompts.json and drawn.png to this folder, and stop")
     parser.add_argument("--sheet", help="PNG file for the pictures of the last guidance")
     arguments = parser.parse_args()
-    parts = load_parts(arguments.run, arguments.device)
     prompts = scenes.unseen_prompts(arguments.prompts)
+    rng = np.random.default_rng(arguments.seed)
+    real = [scenes.draw(prompt, scenes.place(prompt, rng)) for prompt in prompts]
+    if arguments.reference:
+        return write_reference(arguments.reference, prompts, real)
+    parts = load_parts(arguments.run, arguments.device)
     captions = [prompt.caption() for prompt in prompts]
 
     def report(name, pictures):
         text = ", ".join(f"{what} {100 * share:.0f} %" for what, share in marks(prompts, pictures).items())
         print(f"{name}: {text}", flush=True)
 
-    rng = np.random.default_rng(arguments.seed)
-    real = [scenes.draw(prompt, scenes.place(prompt, rng)) for prompt in prompts]
     report("drawn", real)
     report("drawn, then through the autoencoder", rebuild(parts[-1], real))
     for guidance in arguments.guidance:
         pictures = draw(parts, captions, guidance, arguments.steps, arguments.seed)
         report(f"guidance {guidance:g}", pictures)
     if arguments.sheet:
-        from PIL import Image
-
-        rows = [np.concatenate(list(pictures[i : i + 8]), axis=1) for i in range(0, len(pictures) // 8 * 8, 8)]
-        Image.fromarray(np.concatenate(rows)).save(arguments.sheet)
+        sheet(pictures).save(arguments.sheet)
 
 
 if __name__ == "__main__":

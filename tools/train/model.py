@@ -24,56 +24,61 @@ SCHEDULE = {
 }
 
 
-def autoencoder():
-    """SD's KL autoencoder: a picture of 64x64 becomes 4 channels of 8x8.
+# SD's KL autoencoder: a picture of 64x64 becomes 4 channels of 8x8. One group in the norms, not 32: a group then holds all
+# colours, so the norm keeps their ratios.
+AUTOENCODER = {
+    "block_out_channels": (16, 16, 48, 64),
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "layers_per_block": 1,
+    "latent_channels": 4,
+    "norm_num_groups": 1,
+    "sample_size": scenes.SIDE,
+    "scaling_factor": 0.18215,
+}
+UNET = {
+    "sample_size": scenes.SIDE // 8,
+    "block_out_channels": (48, 96),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    "layers_per_block": 1,
+    "cross_attention_dim": WIDTH,
+    "attention_head_dim": 2,  # the number of heads, in SD 1.x's configurations
+    "norm_num_groups": 16,
+}
+CONTROL_CHANNELS = (8, 16, 24, 32)  # of the network that makes the edges small
+TEXT_ENCODER = {
+    "hidden_size": WIDTH,
+    "projection_dim": WIDTH,
+    "intermediate_size": 4 * WIDTH,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": TOKENS,
+    "hidden_act": "quick_gelu",
+}
 
-    One group in the norms, not 32: a group then holds all colours, so the norm keeps their ratios. The latents start
-    with little noise (log variance -6), which otherwise hides the picture for the first thousands of steps.
+
+def autoencoder():
+    """The autoencoder. Its latents start with little noise (log variance -6), which otherwise hides the picture for the
+    first thousands of steps.
     """
-    vae = AutoencoderKL(
-        block_out_channels=(16, 16, 48, 64),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=1,
-        sample_size=scenes.SIDE,
-        scaling_factor=0.18215,
-    )
+    vae = AutoencoderKL(**AUTOENCODER)
     torch.nn.init.constant_(vae.quant_conv.bias[4:], -6)
     return vae
 
 
 def unet():
-    return UNet2DConditionModel(
-        sample_size=scenes.SIDE // 8,
-        block_out_channels=(48, 96),
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        layers_per_block=1,
-        cross_attention_dim=WIDTH,
-        attention_head_dim=2,  # the number of heads, in SD 1.x's configurations
-        norm_num_groups=16,
-    )
+    return UNet2DConditionModel(**UNET)
+
+
+def vocabulary(tokens):
+    """The part of the text encoder's configuration that depends on its vocabulary. The last entry is the end token."""
+    return {"vocab_size": tokens, "bos_token_id": tokens - 2, "eos_token_id": tokens - 1, "pad_token_id": tokens - 1}
 
 
 def text_encoder(tokens):
-    """CLIP's text encoder for a vocabulary of `tokens` entries, whose last is the end token."""
-    return CLIPTextModel(
-        CLIPTextConfig(
-            vocab_size=tokens,
-            hidden_size=WIDTH,
-            projection_dim=WIDTH,
-            intermediate_size=4 * WIDTH,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=TOKENS,
-            hidden_act="quick_gelu",
-            bos_token_id=tokens - 2,
-            eos_token_id=tokens - 1,
-            pad_token_id=tokens - 1,
-        )
-    )
+    """CLIP's text encoder for a vocabulary of `tokens` entries."""
+    return CLIPTextModel(CLIPTextConfig(**TEXT_ENCODER, **vocabulary(tokens)))
 
 
 def scheduler():

@@ -15,11 +15,11 @@ DEFAULTS = {
     autoencoder: (3500, 8, 2e-3),
     text: (2000, 48, 2e-3),
     encode: (0, 0, 0),
-    unet: (30000, 64, 1e-3),
-    decoder: (6000, 8, 1e-3),
-    lora: (1500, 32, 2e-3),
+    unet: (4500, 64, 1e-3),
+    decoder: (3000, 8, 1e-3),
+    lora: (1800, 32, 2e-3),
     embedding: (600, 16, 1e-2),
-    controlnet: (6000, 32, 1e-3),
+    controlnet: (1500, 32, 1e-3),
     export: (0, 0, 0),
 }
 

@@ -14,7 +14,7 @@ import model
 import scenes
 from run import Run, set_rate, to_tensor
 from text import load_text
-from vae import load_vae
+from vae import load_vae, preview_factors
 
 # A wrong word of each kind, to see which words the model has learnt to obey.
 SWAPS = {
@@ -83,7 +83,7 @@ def unet(arguments):
     run = Run(arguments, "unet")
     net = model.unet().to(run.device, memory_format=torch.channels_last)
     average = copy.deepcopy(net).requires_grad_(False)
-    optimiser = torch.optim.AdamW(net.parameters(), betas=(0.9, 0.99), weight_decay=0.01)
+    optimiser = torch.optim.AdamW(net.parameters(), betas=(0.9, 0.99), weight_decay=0.01, fused=True)
     run.restore(unet=net, average=average, optimiser=optimiser)
     words = load_text(run.folder, run.device)
     vae = load_vae(run.folder).to(run.device)
@@ -109,8 +109,7 @@ def unet(arguments):
         optimiser.step()
         with torch.no_grad():
             keep = min(0.9995, (run.step + 1) / (run.step + 10))
-            for mine, theirs in zip(average.parameters(), net.parameters()):
-                mine.lerp_(theirs, 1 - keep)
+            torch._foreach_lerp_(list(average.parameters()), list(net.parameters()), 1 - keep)
         losses.append(loss.item())
         run.tick(arguments.steps)
         if run.step % 200 == 0:
@@ -127,13 +126,14 @@ def load_parts(folder, device="cpu"):
 
 
 def export(arguments):
-    """Writes the model as a Diffusers folder in fp16: RUN/model."""
+    """Writes the model as a Diffusers folder in fp16: RUN/demo."""
     tokenizer, encoder, net, vae = load_parts(arguments.run)
     pipeline = StableDiffusionPipeline(
         vae=vae, text_encoder=encoder, tokenizer=tokenizer, unet=net, scheduler=model.scheduler(),
         safety_checker=None, feature_extractor=None, requires_safety_checker=False,
     )
-    folder = Path(arguments.run) / "model"
+    folder = Path(arguments.run) / "demo"
     pipeline.to(torch.float16).save_pretrained(folder)
+    print("factors of previews (core/diffusion/src/preview.rs), the bias last:\n", preview_factors(vae.float()).numpy().round(4))
     # The same tokenizer in one file, tokenizer.json.
     CLIPTokenizerFast.from_pretrained(folder / "tokenizer").save_pretrained(folder / "tokenizer")

@@ -101,6 +101,17 @@ def encode(arguments):
     print(f"encoded {len(chosen)} scenes with {len(captions)} captions", flush=True)
 
 
+def preview_factors(vae, count=512):
+    """Linear regression from scaled latents to the colours, from -1 to 1, of the squares they stand for: (5, 3), the bias last."""
+    sampler = scenes.Sampler(0)
+    pictures = to_tensor([scenes.draw(*sampler.scene()) for _ in range(count)], vae.device)
+    with torch.no_grad():
+        latents = vae.encode(pictures).latent_dist.mean * vae.config.scaling_factor
+    rows = latents.permute(0, 2, 3, 1).reshape(-1, 4)
+    colours = F.avg_pool2d(pictures, 8).permute(0, 2, 3, 1).reshape(-1, 3)
+    return torch.linalg.lstsq(torch.cat([rows, torch.ones(len(rows), 1)], 1), colours).solution
+
+
 def decoder(arguments):
     """Trains the decoder further, against the whitened encoder as it is; the latents keep their meaning."""
     run = Run(arguments, "decoder")

@@ -18,7 +18,7 @@ use workspace::Workspace;
 const HELP: &str = "\
 cargo xtask COMMAND
 
-  demo                       install what is missing, build, and run `sdrun bench --all-providers`
+  demo                       install what is missing, build, draw a picture, and run `sdrun bench --all-providers`
   test [--quick]             install what is missing, and run every check and test;
                              --quick skips the conformance tests and the full-size models
   setup                      install what is missing: Python packages, vendor runtimes, test data
@@ -26,7 +26,7 @@ cargo xtask COMMAND
   dist [--release|--debug]   build sdrun and its plugins into target/dist (target/dist-test with --debug)
   dist --target TRIPLE       build for another system, into target/dist-TRIPLE (see CONTRIBUTING.md)
   bench [NAME…]              measure: overhead, start, load, open, worker, size, refit, ggml, stable-diffusion.cpp,
-                             shapes, tensorrt-rtx, migraphx (default: all); migraphx uses the GPU of a ROCm in
+                             shapes, generate, tensorrt-rtx, migraphx (default: all); migraphx uses the GPU of a ROCm in
                              SDRUN_MIGRAPHX_DIR
   header                     regenerate include/sdrun_provider.h, the plugin ABI for C
   gpu PROVIDER [DEVICE]      test and measure a provider on its hardware
@@ -74,10 +74,14 @@ fn run(arguments: &[&str]) -> Result<()> {
     }
 }
 
-/// The first command of the README: from a fresh clone to the table of providers.
+/// The first command of the README: from a fresh clone to a picture and the table of providers.
 fn demo(workspace: &Workspace) -> Result<()> {
     setup::compilers()?;
     let dist = dist::for_use(workspace)?;
+    workspace::step("Drawing a picture with the model that is built in");
+    let mut sdrun = dist.sdrun(workspace);
+    sdrun.args(["generate", "a red circle left of a blue square", "-o"]).arg(dist.dir.join("picture.png"));
+    workspace::run(&mut sdrun)?;
     setup::runtimes(workspace, &dist)?;
     workspace::step("Comparing the providers on this machine");
     let mut sdrun = dist.sdrun(workspace);

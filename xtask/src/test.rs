@@ -68,6 +68,23 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         run(example.envs(environment.iter().cloned()).env("SDRUN_PROVIDER_FILES", dist.dir.join("providers")))
     });
 
+    tally.check("Example: a host that draws", || {
+        let program = workspace.target.join("debug/examples/draw");
+        let folder = workspace.target.join("example");
+        std::fs::create_dir_all(&folder)?;
+        let picture = folder.join("picture.png");
+        let _ = std::fs::remove_file(&picture);
+        let mut example = Command::new(program.with_extension(std::env::consts::EXE_EXTENSION));
+        example.arg("a red circle left of a blue square").current_dir(&folder);
+        run(example
+            .envs(environment.iter().cloned())
+            .env("SDRUN_PROVIDER_FILES", dist.dir.join("providers")))?;
+        if !picture.is_file() {
+            bail!("it drew no picture");
+        }
+        Ok(())
+    });
+
     // Always build the whole workspace. Building a part of it selects other features of the dependencies and rebuilds them.
     let tests = |arguments: &[&str]| {
         let mut cargo = workspace.cargo();

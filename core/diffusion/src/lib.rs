@@ -18,6 +18,7 @@ macro_rules! list {
 }
 use list;
 
+pub mod demo;
 pub mod family;
 pub mod guidance;
 pub mod latent;

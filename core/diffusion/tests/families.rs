@@ -9,11 +9,21 @@ use sdrun_diffusion::{
     pipeline::{Error, Files, Parts},
 };
 use serde_json::{Map, json};
-use std::{collections::BTreeMap, fs::File, io::Write, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{Seek, SeekFrom, Write},
+    path::Path,
+};
 
 /// Writes a safetensors file in f16 with the names and shapes of a built-in network, under diffusers' names, and markers of four
 /// numbers. The values are a hole.
 fn checkpoint_of(model: &str, markers: &[&str], path: &Path) {
+    checkpoint_with(model, markers, None, path);
+}
+
+/// The same with a tensor of bytes at the end.
+fn checkpoint_with(model: &str, markers: &[&str], bytes: Option<(&str, &[u8])>, path: &Path) {
     let map = builtin::find(model).unwrap().weight_map().unwrap();
     let marker = vec![4];
     let mut shapes: BTreeMap<&str, &Vec<usize>> =
@@ -25,11 +35,50 @@ fn checkpoint_of(model: &str, markers: &[&str], path: &Path) {
         end += 2 * shape.iter().product::<usize>();
         header.insert(name.into(), json!({ "dtype": "F16", "shape": shape, "data_offsets": [start, end] }));
     }
+    let more = bytes.map_or(0, |(name, bytes)| {
+        let place =
+            json!({ "dtype": "U8", "shape": [bytes.len()], "data_offsets": [end, end + bytes.len()] });
+        header.insert(name.into(), place);
+        bytes.len()
+    });
     let header = serde_json::to_vec(&header).unwrap();
     let mut file = File::create(path).unwrap();
     file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
     file.write_all(&header).unwrap();
-    file.set_len((8 + header.len() + end) as u64).unwrap();
+    file.set_len((8 + header.len() + end + more) as u64).unwrap();
+    if let Some((_, bytes)) = bytes {
+        file.seek(SeekFrom::End(-(bytes.len() as i64))).unwrap();
+        file.write_all(bytes).unwrap();
+    }
+}
+
+/// A SentencePiece model of three pieces (`sentencepiece_model.proto`).
+fn sentence_piece() -> Vec<u8> {
+    let piece = |text: &str, score: f32, kind: u8| {
+        let inner =
+            [&[0x0a, text.len() as u8], text.as_bytes(), &[0x15], &score.to_le_bytes(), &[0x18, kind]]
+                .concat();
+        [&[0x0a, inner.len() as u8], &inner[..]].concat()
+    };
+    [piece("<unk>", 0.0, 2), piece("</s>", 0.0, 3), piece("▁a", -1.0, 1)].concat()
+}
+
+/// A T5 whose file holds its vocabulary needs no other file. Without it, the error says what to give.
+#[test]
+fn a_vocabulary_is_read_from_the_file_of_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = Paths::for_user(Some(folder.path()), Some(folder.path())).unwrap();
+    let family = Family::find("chroma").unwrap();
+    let [denoiser, t5] = ["denoiser", "t5"].map(|name| folder.path().join(format!("{name}.safetensors")));
+    checkpoint_of(family.denoiser.model, &[], &denoiser);
+    let files = Files { denoiser: Some(denoiser), t5: Some(t5.clone()), ..Files::default() };
+    let error = || Parts::open(&files, &paths, &NoHost).err().unwrap();
+    checkpoint_of("t5-xxl", &[], &t5);
+    assert!(error().to_string().contains("needs its vocabulary"), "{}", error());
+    checkpoint_with("t5-xxl", &[], Some(("spiece_model", &sentence_piece())), &t5);
+    assert!(matches!(error(), Error::Missing { component, .. } if component == "vae"), "{}", error());
+    checkpoint_with("t5-xxl", &[], Some(("spiece_model", b"no model")), &t5);
+    assert!(error().to_string().contains("SentencePiece"), "{}", error());
 }
 
 /// A denoiser alone lacks its text encoder, and the error names the family.

@@ -168,8 +168,12 @@ impl WeightFiles {
         self.change(weights, host).map(Some)
     }
 
-    /// Applies adapters and embeddings.
-    fn change(&self, mut weights: Weights, host: &dyn Host) -> Result<Weights> {
+    /// Applies the adapters and embeddings to a base that is already open, such as the [pristine](WeightStack::pristine) weights of
+    /// a session.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a file does not fit; errors of reading files.
+    pub fn change(&self, mut weights: Weights, host: &dyn Host) -> Result<Weights> {
         for AdapterFile { file, strength, text_encoder_strength } in &self.adapters {
             begin(host, file)?;
             let how = AdapterUse {

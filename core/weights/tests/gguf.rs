@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use sdrun_abi::{DType, ErrorCode, Result, WeightSource, WeightSpec};
 use sdrun_weights::{
     Adapter, AdapterUse, Binding, BoundTensor, Cast, Checkpoint, Component, Transform, WeightStack,
-    checkpoint::{Family, Format},
+    checkpoint::{Family, Format, Vocabulary},
     keys::Fusion,
 };
 use std::{collections::BTreeMap, fs};
@@ -52,6 +52,31 @@ fn plain_tensors_are_borrowed() {
         assert_eq!(summary.metadata["general.architecture"], "sd1");
         assert!(!summary.metadata.contains_key("tokenizer.ggml.tokens"));
     }
+}
+
+/// The vocabulary of a T5, in the metadata of GGUF or as a tensor.
+#[test]
+fn vocabularies_are_found() {
+    let tensors = original(&table("sd15_vae"), "first_stage_model.", DType::F16);
+    let words = vec!["<pad>", "</s>", "<unk>", "▁a", "b", "▁", "c", "d", "e"];
+    let metadata = [
+        ("tokenizer.ggml.tokens", Meta::Words(words.clone())),
+        ("tokenizer.ggml.scores", Meta::Floats(vec![0.0, 0.0, 0.0, -1.5, -2.0, -2.5, -3.0, -3.5, -4.25])),
+        ("tokenizer.ggml.token_type", Meta::Shape(vec![3, 3, 2, 1, 1, 1, 1, 1, 1])),
+        ("tokenizer.ggml.add_space_prefix", Meta::Bool(true)),
+    ];
+    let (_folder, checkpoint) = open(&bytes(3, &metadata, &tensors));
+    let expected = Vocabulary::Pieces {
+        texts: words.iter().map(|word| word.to_string()).collect(),
+        scores: vec![0.0, 0.0, 0.0, -1.5, -2.0, -2.5, -3.0, -3.5, -4.25],
+        kinds: vec![3, 3, 2, 1, 1, 1, 1, 1, 1],
+        charsmap: Vec::new(),
+        space_prefix: true,
+        collapse_spaces: false,
+    };
+    assert_eq!(checkpoint.unwrap().vocabulary().unwrap(), Some(expected));
+    let (_folder, without) = open(&bytes(3, &metadata[1..], &tensors));
+    assert_eq!(without.unwrap().vocabulary().unwrap(), None);
 }
 
 /// A narrow Flux with one block of each kind. All wide matrices are quantised, in every type.

@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: the figures of docs/benchmarks.md. Writes raw numbers to `target/bench/NAME.json` and prints Markdown
 //! tables. No figure passes or fails.
 
+mod generate;
 mod ggml;
 mod migraphx;
 mod process;
@@ -46,7 +47,7 @@ type Outcome = Result<(Value, Vec<Line>)>;
 
 type Measure = fn(&Lab<'_>) -> Outcome;
 
-const ALL: [(&str, Measure); 12] = [
+const ALL: [(&str, Measure); 13] = [
     ("size", process::size),
     ("start", process::start),
     ("open", process::open),
@@ -56,6 +57,7 @@ const ALL: [(&str, Measure); 12] = [
     ("refit", refit::refit),
     ("ggml", ggml::against_openvino),
     ("shapes", ggml::new_shapes),
+    ("generate", generate::generate),
     ("stable-diffusion.cpp", stable_diffusion_cpp::beside),
     ("tensorrt-rtx", tensorrt_rtx::builds),
     ("migraphx", migraphx::builds),

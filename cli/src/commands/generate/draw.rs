@@ -4,7 +4,7 @@ use super::{
     Args, explain,
     hashing::Hashing,
     listener::Listener,
-    model::Opened,
+    model::{ModelArgs, Opened},
     output::numbered,
     preview::Preview,
     prompts::{self, Group},
@@ -18,9 +18,9 @@ use crate::{
 };
 use sdrun::{Registry, abi::Host};
 use sdrun_diffusion::{
-    family::Family,
+    demo,
     metadata::Record,
-    pipeline::{self, Engines, Event, Parts, Progress, Request, Resolved},
+    pipeline::{self, Engines, Event, Kept, Parts, Progress, Request, Resolved},
 };
 use std::{thread, time::Instant};
 
@@ -37,18 +37,21 @@ pub(super) fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
     let host = task.host(context.cancel_flag());
     let (request, from) = wanted(args)?;
     let (first, others) = prompts::groups(args, &request)?;
+    let model = args.model.settled(from.as_ref(), context, registry.paths())?;
     for group in &others {
-        args.model.check_tags(&group.prompt)?;
+        model.check_tags(&group.prompt)?;
     }
-    let open = |group: &Group| args.model.open(&group.prompt, &group.negative, registry.paths(), &host);
+    let open = |group: &Group| model.open(&group.prompt, &group.negative, registry.paths(), &host);
     let opened = open(&first)?;
     let request = with_inputs(args, request, from.as_ref(), &opened.parts)?;
     let resolved = of_group(&request, &first, &opened)?;
-    warn(&resolved, opened.parts.family);
+    warn(&resolved, &opened.parts);
 
     let threads = args.provider.threads(context);
     let options = |device| args.build.options(device, false, context).threads(threads);
-    let engines = args.provider.engines(&registry, args.isolate, context, &options)?;
+    let mut engines = args.provider.engines(&registry, args.isolate, context, &options)?;
+    // Pictures with different prompts are several requests.
+    engines.kept = (!others.is_empty()).then(Kept::default);
     if args.explain {
         let plan = pipeline::plan(&registry, &opened.parts, &resolved, &engines, &host)?;
         explain::show(&plan, context)?;
@@ -56,6 +59,7 @@ pub(super) fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
     let pictures = args.batch_count.max(1);
     let mut session = Session {
         args,
+        model: &model,
         context,
         task: &task,
         registry: &registry,
@@ -113,6 +117,7 @@ fn of_group(request: &Request, group: &Group, opened: &Opened) -> anyhow::Result
 /// What all requests share.
 pub(super) struct Session<'a> {
     pub(super) args: &'a Args,
+    model: &'a ModelArgs,
     pub(super) context: &'a Context,
     pub(super) task: &'a Task,
     registry: &'a Registry,
@@ -128,8 +133,7 @@ pub(super) struct Session<'a> {
 impl Session<'_> {
     /// Draws a request.
     fn draw(&mut self, opened: &Opened, request: &Resolved, group: &Group) -> anyhow::Result<()> {
-        let (registry, engines, host, from) = (self.registry, self.engines, self.host, self.from);
-        let model = &self.args.model;
+        let Self { registry, engines, host, from, model, .. } = *self;
         thread::scope(|scope| {
             let files = (!self.args.no_metadata)
                 .then(|| Hashing::start(scope, model, opened, registry.paths(), from));
@@ -139,7 +143,6 @@ impl Session<'_> {
                 files,
                 group,
                 phase: String::new(),
-                networks: Vec::new(),
                 fault: None,
                 session: self,
             };
@@ -151,7 +154,14 @@ impl Session<'_> {
 }
 
 /// Says what contradicts the model.
-fn warn(request: &Resolved, family: &Family) {
+fn warn(request: &Resolved, parts: &Parts) {
+    let family = parts.family;
+    if family.id == demo::NAME {
+        let unknown = demo::unknown_words(&request.prompt, parts);
+        if !unknown.is_empty() {
+            tracing::warn!("the demo model does not know these words: {}", unknown.join(", "));
+        }
+    }
     let scale = request.guidance.scale;
     if family.defaults.scale == 1.0 && scale != 1.0 {
         tracing::warn!(

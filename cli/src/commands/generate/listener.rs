@@ -24,7 +24,6 @@ pub(super) struct Listener<'a, 's> {
     pub(super) group: &'a Group,
     /// What the progress bar says.
     pub(super) phase: String,
-    pub(super) networks: Vec<Network>,
     /// The first picture or line that could not be written.
     pub(super) fault: Option<anyhow::Error>,
 }
@@ -49,8 +48,7 @@ impl Listener<'_, '_> {
                 self.runs(part);
                 if let Some(network) = loaded {
                     self.line(&Line::Loaded(&network));
-                    self.session.report.add(&network);
-                    self.networks.push(network);
+                    self.session.report.add(network);
                 }
             }
             Event::Widened { part, from } => {
@@ -64,7 +62,7 @@ impl Listener<'_, '_> {
                     );
                 }
             }
-            Event::Step { picture, pass, step, steps, shape, clean, .. } => {
+            Event::Step { picture, pass, step, steps, shape, clean, running, .. } => {
                 let passes = self.session.progress.passes();
                 let pass_name =
                     if passes > 1 { format!(", pass {} of {passes}", pass + 1) } else { String::new() };
@@ -73,8 +71,16 @@ impl Listener<'_, '_> {
                 let (done, total) = (self.session.progress.done(), self.session.progress.total());
                 let seconds_left = self.session.progress.seconds_left();
                 let (number, pass) = (self.group.first + picture + 1, pass + 1);
-                let line =
-                    Line::Step { picture: number, pass, step: step + 1, steps, done, total, seconds_left };
+                let line = Line::Step {
+                    picture: number,
+                    pass,
+                    step: step + 1,
+                    steps,
+                    done,
+                    total,
+                    running,
+                    seconds_left,
+                };
                 self.line(&line);
                 self.preview(picture, clean, shape, step);
             }
@@ -157,7 +163,8 @@ impl Listener<'_, '_> {
         let seed = picture.seed;
         let record = self.files.as_mut().map(|files| {
             let files = files.record(task, context);
-            let networks = self.networks.iter().map(Network::record).collect();
+            // An encoder of which all prompts are known is not loaded again.
+            let networks = report.networks.iter().map(Network::record).collect();
             Record { networks, ..self.request.record(files, seed) }
         });
         match write(&file, picture, record.as_ref()) {

@@ -21,6 +21,7 @@ use preview::PreviewArgs;
 use sdrun_diffusion::{
     metadata::{self, Record, read_record},
     names,
+    noise::Rng,
     pipeline::Request,
     program::Program,
     sampler::Sampler,
@@ -34,11 +35,16 @@ use std::{
 
 /// Draw pictures from a prompt
 ///
+/// Without --model, a small model draws that is built in: coloured shapes, 64 x 64. Its LoRA, its embedding and its ControlNet are
+/// <lora:outline:1>, gem and --control-net demo/canny.
+///
 /// MODEL is a checkpoint of SD 1, SD 2, SDXL, SD 3, Flux, Chroma or PixArt-Σ in any layout, or a folder of ONNX models (unet/model.onnx
 /// and so on). Models for inpainting, depths or edges, the SDXL refiner and latent consistency models count too. Settings you leave out
 /// take the usual values of its family. Prompts use A1111's syntax: (word:1.2) sets a weight, [a:b:0.5] switches from a to b halfway, AND
 /// combines prompts, BREAK starts a new chunk, {a|b} chooses one for each picture. The same seed gives the same picture on every
 /// provider, up to rounding.
+///
+/// Example: sdrun generate "a red circle left of a blue square"
 ///
 /// Example: sdrun generate "a red fox in the snow" -m dreamshaper.safetensors -o fox.png
 ///
@@ -115,6 +121,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PROGRAM", value_enum)]
     seed_like: Option<Like>,
 
+    /// Where noise comes from [default: cpu]
+    #[arg(long, value_name = "SOURCE", value_enum)]
+    rng: Option<RngArg>,
+
     /// Number of pictures
     #[arg(short, long, value_name = "N", default_value_t = 1)]
     batch_count: usize,
@@ -164,6 +174,15 @@ enum Like {
     A1111,
     /// ComfyUI
     Comfy,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum RngArg {
+    /// torch's generator for CPUs
+    Cpu,
+    /// The generator of NVIDIA GPUs, which A1111 and stable-diffusion.cpp use by default
+    #[value(alias = "cuda")]
+    Nv,
 }
 
 fn sampler(name: &str) -> Result<(Sampler, Option<Schedule>), String> {
@@ -222,6 +241,7 @@ fn wanted(args: &Args) -> anyhow::Result<(Request, Option<Record>)> {
         sampler: sampler.or(base.sampler),
         seed: args.seed.or(from.as_ref().and_then(|record| record.seed)).unwrap_or_else(any_seed),
         like: args.seed_like.map(Like::program).or(base.like),
+        rng: args.rng.map(RngArg::rng).or(base.rng),
         count: args.batch_count,
         ..base
     };
@@ -242,6 +262,15 @@ impl Like {
             Like::Diffusers => Program::Diffusers,
             Like::A1111 => Program::A1111,
             Like::Comfy => Program::ComfyUi,
+        }
+    }
+}
+
+impl RngArg {
+    fn rng(self) -> Rng {
+        match self {
+            RngArg::Cpu => Rng::Cpu,
+            RngArg::Nv => Rng::Nv,
         }
     }
 }

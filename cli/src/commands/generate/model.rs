@@ -1,22 +1,23 @@
 //! The model, its parts and its adapters.
 
-use crate::parse::LoraArg;
+use crate::{context::Context, parse::LoraArg};
 use clap::Args;
 use sdrun::{
     Paths,
     abi::{self, ErrorCode, Host},
 };
 use sdrun_diffusion::{
+    demo,
     metadata::{ControlNet, Lora, ModelFile, Record, Upscale, hash::HashCache},
     pipeline::{self, Files, Named, Parts, Upscaler, Word},
 };
 use std::path::{Path, PathBuf};
 
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(next_help_heading = "Model")]
 pub(super) struct ModelArgs {
-    /// A checkpoint, a diffusers folder, or a folder of ONNX models
-    #[arg(short, long, value_name = "MODEL", required_unless_present = "diffusion_model")]
+    /// A checkpoint, a diffusers folder, or a folder of ONNX models [default: demo, a small model of coloured shapes that is built in]
+    #[arg(short, long, value_name = "MODEL")]
     pub(super) model: Option<PathBuf>,
 
     /// The denoiser alone (UNet or transformer); other parts come from the options below or from MODEL
@@ -35,7 +36,7 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "FILE")]
     t5xxl: Option<PathBuf>,
 
-    /// T5's vocabulary, spiece.model or tokenizer.json [default: a file of that name beside T5]
+    /// T5's vocabulary, spiece.model or tokenizer.json [default: in T5's file, or a file of that name beside it]
     #[arg(long, value_name = "FILE")]
     t5_vocabulary: Option<PathBuf>,
 
@@ -77,6 +78,45 @@ pub(super) struct Opened {
 }
 
 impl ModelArgs {
+    /// The arguments with paths for the names of the demo model's files. If no model is given, it is the demo model, unless the
+    /// picture `from` was made with another. The demo model's adapters can be named in prompts.
+    pub(super) fn settled(
+        &self,
+        from: Option<&Record>,
+        context: &Context,
+        paths: &Paths,
+    ) -> anyhow::Result<Self> {
+        let mut args = self.clone();
+        let parts = [&self.diffusion_model, &self.clip_l, &self.clip_g, &self.t5xxl, &self.vae];
+        if self.model.is_none() && parts.iter().all(|part| part.is_none()) {
+            if let Some(other) = from.and_then(|from| from.model.as_ref()).filter(|it| it.name != demo::NAME)
+            {
+                let message =
+                    format!("the picture was made with the model {}: give its file with --model", other.name);
+                return Err(abi::Error::invalid(message).into());
+            }
+            context.note(
+                "no --model: drawing with the demo model, which knows only coloured shapes such as \"a red circle left of a blue square\"",
+            );
+            args.model = Some(demo::NAME.into());
+        }
+        let files = args.model.iter_mut().chain(&mut args.control_nets);
+        for file in files.chain(args.loras.iter_mut().map(|lora| &mut lora.file)) {
+            if file.exists() {
+                continue;
+            }
+            if let Some(found) = demo::find(&file.to_string_lossy(), paths)? {
+                *file = found;
+            }
+        }
+        if args.model.as_deref().is_some_and(|model| demo::is_model(model, paths)) {
+            let folder = demo::folder(paths)?;
+            args.lora_dir.get_or_insert(folder.clone());
+            args.embedding_dir.get_or_insert(folder);
+        }
+        Ok(args)
+    }
+
     /// The file with the denoiser.
     fn file(&self) -> &Path {
         self.diffusion_model.as_deref().or(self.model.as_deref()).unwrap_or(Path::new(""))

@@ -4,7 +4,7 @@ use crate::format;
 use sdrun_diffusion::{
     family::Family,
     metadata,
-    pipeline::{Event, Plan, Progress, Resolved},
+    pipeline::{Event, Origin, Plan, Progress, Resolved},
 };
 use serde::Serialize;
 use std::{
@@ -28,7 +28,8 @@ pub(super) enum Line<'a> {
     Widened { part: &'a str, from: String },
     /// A network works on tiles of the picture.
     Tiled { part: &'a str, tiles: usize },
-    /// A step is done. `done` and `total` count the steps of all passes of all pictures.
+    /// A step is done. `done` and `total` count the steps of all passes of all pictures; networks ran for `running`
+    /// seconds of it.
     Step {
         picture: usize,
         pass: usize,
@@ -36,6 +37,7 @@ pub(super) enum Line<'a> {
         steps: usize,
         done: usize,
         total: usize,
+        running: f64,
         seconds_left: Option<f64>,
     },
     /// The steps of a picture are done.
@@ -61,7 +63,7 @@ pub(super) struct Report {
     sampler: &'static str,
     schedule: &'static str,
     cfg_scale: f64,
-    networks: Vec<Network>,
+    pub(super) networks: Vec<Network>,
     pub(super) pictures: Vec<Drawn>,
     pub(super) seconds: f64,
 }
@@ -73,7 +75,7 @@ pub(crate) struct Network {
     provider: String,
     device: String,
     precision: String,
-    built: bool,
+    origin: Origin,
     seconds: f64,
 }
 
@@ -108,9 +110,9 @@ impl Report {
     }
 
     /// Adds a network, unless it was loaded in the same way before.
-    pub(super) fn add(&mut self, network: &Network) {
+    pub(super) fn add(&mut self, network: Network) {
         if !self.networks.iter().any(|known| known.record() == network.record()) {
-            self.networks.push(network.clone());
+            self.networks.push(network);
         }
     }
 
@@ -135,15 +137,21 @@ impl Network {
         if let Event::Widened { part, from } = event {
             tracing::warn!("{part} gave values that are not finite in {from}; it runs in fp32 now");
         }
-        let Event::Loaded { part, provider, device, precision, built, seconds } = event else { return None };
-        tracing::info!("{part} on {provider} ({device}, {precision}) after {seconds:.1} s");
+        let Event::Loaded { part, provider, device, precision, origin, seconds } = event else { return None };
+        let how = match origin {
+            Origin::Built => "built",
+            Origin::Cached => "loaded",
+            Origin::Refitted => "refitted",
+            Origin::Kept => "still loaded",
+        };
+        tracing::info!("{part} on {provider} ({device}, {precision}), {how} in {seconds:.1} s");
         let [part, provider, device] = [part, provider, device].map(|text| text.to_string());
         Some(Network {
             part,
             provider,
             device,
             precision: precision.to_string(),
-            built: *built,
+            origin: *origin,
             seconds: *seconds,
         })
     }

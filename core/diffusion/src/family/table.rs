@@ -75,7 +75,7 @@ const T5: Encoder = Encoder {
 const FLUX_CLIP: Encoder = Encoder { states: States::None, pooled: true, ..CLIP_L };
 
 /// All families.
-pub const FAMILIES: [Family; 20] = [
+pub const FAMILIES: [Family; 21] = [
     SD15,
     Family {
         id: "sd15-inpainting",
@@ -218,6 +218,7 @@ pub const FAMILIES: [Family; 20] = [
         controlled: None,
         ..SDXL
     },
+    DEMO,
 ];
 
 const SD15: Family = Family {
@@ -239,6 +240,21 @@ const SD15: Family = Family {
     size: 512,
     defaults: UNET,
     distilled_guidance: None,
+};
+
+/// The model that comes with sdrun.
+const DEMO: Family = Family {
+    id: "demo",
+    title: "the demo model",
+    encoders: &[Encoder { model: "demo/text-encoder", ..CLIP_L }],
+    denoiser: Component { model: "demo/unet", ..SD_UNET },
+    controlled: Some(Controlled { network: "demo/controlnet", denoiser: "demo/unet-controlnet" }),
+    autoencoder: Autoencoder { decoder: "demo/vae-decoder", encoder: "demo/vae-encoder" },
+    multiple: 16,
+    prediction: Prediction::Velocity,
+    size: 64,
+    defaults: Defaults { steps: 20, scale: 2.0, ..UNET },
+    ..SD15
 };
 
 const SD21: Family = Family {

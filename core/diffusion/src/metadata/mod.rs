@@ -15,8 +15,9 @@ mod novelai;
 mod record;
 mod swarmui;
 
+pub use crate::noise::Rng;
 pub use infotext::Infotext;
-pub use record::{ControlNet, Hires, Inpaint, Lora, ModelFile, Network, Record, Rng, Upscale};
+pub use record::{ControlNet, Hires, Inpaint, Lora, ModelFile, Network, Record, Upscale};
 
 use sdrun::abi;
 use serde_json::Value;

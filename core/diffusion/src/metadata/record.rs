@@ -6,6 +6,7 @@ use super::{
 };
 use crate::{
     guidance::Rule,
+    noise::Rng,
     pipeline::{Content, Syntax},
     prediction::Prediction,
     program::Program,
@@ -118,16 +119,6 @@ pub struct Record {
     /// What ran the networks. For information: it does not change the picture beyond rounding.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<Network>,
-}
-
-/// Where noise comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Rng {
-    /// torch's generator for CPUs: ComfyUI, diffusers, A1111's "CPU".
-    Cpu,
-    /// [`Philox`](crate::noise::Philox): A1111's "NV", which repeats torch's generator for small pictures on NVIDIA GPUs.
-    Nv,
 }
 
 /// A file of a model, by its name.

@@ -12,3 +12,43 @@ mod torch;
 pub use brownian::BrownianTree;
 pub use philox::Philox;
 pub use torch::TorchCpu;
+
+use serde::{Deserialize, Serialize};
+
+/// Where noise comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rng {
+    /// torch's generator for CPUs: ComfyUI, diffusers, A1111's "CPU".
+    #[default]
+    Cpu,
+    /// [`Philox`]: A1111's "NV", which repeats torch's generator for small pictures on NVIDIA GPUs, A1111's default.
+    Nv,
+}
+
+/// Normal numbers of a generator, from a seed.
+#[derive(Clone)]
+pub enum Stream {
+    /// See [`Rng::Cpu`].
+    Cpu(TorchCpu),
+    /// See [`Rng::Nv`].
+    Nv(Philox),
+}
+
+impl Stream {
+    /// A generator.
+    pub fn new(rng: Rng, seed: u64) -> Self {
+        match rng {
+            Rng::Cpu => Self::Cpu(TorchCpu::new(seed)),
+            Rng::Nv => Self::Nv(Philox::new(seed)),
+        }
+    }
+
+    /// Fills `out` with normal numbers, as one call of the program does.
+    pub fn randn(&mut self, out: &mut [f32]) {
+        match self {
+            Self::Cpu(torch) => torch.randn(out),
+            Self::Nv(philox) => philox.randn(out),
+        }
+    }
+}

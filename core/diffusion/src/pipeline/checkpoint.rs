@@ -73,10 +73,13 @@ impl<'a> Source<'a> {
 pub(super) fn check_control(file: &Path, family: &Family) -> Result<()> {
     let summary = Checkpoint::open(file)?.summary();
     let is_control = summary.components.iter().any(|part| part.component == Component::ControlNet);
-    let fits = matches!(
-        (summary.family, family.id),
-        (Some(Kind::Sd1), "sd15") | (Some(Kind::Sd2), "sd21") | (Some(Kind::Sdxl), "sdxl")
-    );
+    let fits = match summary.family {
+        Some(Kind::Sd1) if is_demo(&summary.facts) => family.id == "demo",
+        Some(Kind::Sd1) => family.id == "sd15",
+        Some(Kind::Sd2) => family.id == "sd21",
+        Some(Kind::Sdxl) => family.id == "sdxl",
+        _ => false,
+    };
     if is_control && fits {
         return Ok(());
     }
@@ -101,6 +104,7 @@ fn family_id(path: &Path, summary: &Summary) -> Result<&'static str> {
         _ => usual,
     };
     Ok(match kind {
+        Kind::Sd1 if is_demo(&summary.facts) => "demo",
         Kind::Sd1 => of("sd15", "sd15-inpainting", "sd15-lcm"),
         Kind::Sd2 if control => "sd21-depth",
         Kind::Sd2 => of("sd21", "sd21-inpainting", "sd21"),
@@ -121,6 +125,11 @@ fn family_id(path: &Path, summary: &Summary) -> Result<&'static str> {
             return Err(unfit(format!("{} is {other}, which sdrun cannot draw with yet", path.display())));
         }
     })
+}
+
+/// Whether it is the demo model, which is SD 1 with narrow states.
+fn is_demo(facts: &Facts) -> bool {
+    facts.text_width == Some(128)
 }
 
 /// Parameters of the denoiser.

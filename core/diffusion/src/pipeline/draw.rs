@@ -25,7 +25,10 @@ use crate::{
 };
 use image::RgbImage;
 use sdrun::{Registry, abi::Host};
-use std::{cell::RefCell, ops::Range};
+use std::{
+    cell::{Cell, RefCell},
+    ops::Range,
+};
 
 /// Draws the pictures of a request. `event` receives progress, and each picture as soon as it is done. `host` receives logs and can
 /// cancel.
@@ -42,7 +45,8 @@ pub fn generate(
 ) -> Result<()> {
     let event = RefCell::new(event);
     let tell = |happened: Event<'_>| (event.borrow_mut())(happened);
-    let open = Opener { registry, engines, host, tell: &tell, tile: request.tile };
+    let running = Cell::default();
+    let open = Opener { registry, engines, host, tell: &tell, tile: request.tile, running };
     let passes = request.passes();
     let conditions = encoder::conditions(&open, parts, request, &passes)?;
     let refined = parts.refiner.as_deref().map(|refiner| -> Result<_> {
@@ -208,8 +212,10 @@ impl Stage<'_> {
             let count = sigmas.len() - 1;
             let mut observe = |step: usize, latents: &[f32]| {
                 let (step, clean) = (range.start + step, &last.borrow());
-                open.tell(Event::Step { picture, pass, step, steps: count, shape, latents, clean });
+                let running = open.running.take();
+                open.tell(Event::Step { picture, pass, step, steps: count, shape, latents, clean, running });
             };
+            open.running.take();
             let path = Path { sigmas: &sigmas[range.start..=range.end], levels };
             if !range.is_empty() {
                 request.sampler.run(&path, &request.options, &mut x, &mut seen, &mut steps, &mut observe)?;

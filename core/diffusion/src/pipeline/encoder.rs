@@ -2,6 +2,7 @@
 
 use super::{
     Error, Event, Parts, Resolved, Result,
+    kept::{PromptKey, prompt_key},
     network::{Network, Opener},
     parts::{Part, TextEncoder},
     words::{Divided, Ids, divided},
@@ -141,23 +142,46 @@ fn of_encoder(
     weights.embeddings.extend(embeddings);
     let shapes = shapes(part, &ids);
     let has_mask = shapes.contains_key(MASK);
-    let network = open.network_with(part, weights, shapes.into())?;
     let layer = layer_of(encoder, request);
-    let mut run = Run::new(network, encoder, layer)?;
+    let kept = open.engines.kept.as_ref();
+    let name = part.model.name();
+    // The network is loaded for the first prompt whose states are not known.
+    let mut run = None;
+    let mut states_of = |key: PromptKey, encode: &mut dyn FnMut(&mut Run<'_>) -> Result<States>| {
+        if let Some(states) = kept.and_then(|kept| kept.prompt(&key)) {
+            return Ok(states);
+        }
+        if run.is_none() {
+            let network = open.network_with(part, weights.clone(), shapes.clone().into())?;
+            run = Some(Run::new(network, encoder, layer)?);
+        }
+        let Some(run) = &mut run else { return Err(Error::invalid("the text encoder is not loaded")) };
+        let states = encode(run)?;
+        if let Some(kept) = kept {
+            kept.put_prompt(key, &states);
+        }
+        Ok(states)
+    };
     match ids {
         Ids::Chunks(prompts) => {
             let emphasis = request.syntax.emphasis();
-            let of =
-                |prompt: &chunks::Chunks| encode_chunks(prompt, emphasis, layer, |asked| run.encode(asked));
-            let states = prompts.iter().map(of).collect::<Result<_, _>>()?;
-            Ok(Encoded { states, sequences: Vec::new() })
+            let states = prompts.iter().map(|prompt| {
+                let key = prompt_key(name, &weights, prompt, &(emphasis, layer));
+                states_of(key, &mut |run| {
+                    Ok(encode_chunks(prompt, emphasis, layer, |asked| run.encode(asked))?)
+                })
+            });
+            Ok(Encoded { states: states.collect::<Result<_>>()?, sequences: Vec::new() })
         }
         Ids::Sequences(sequences) => {
             let emphasis = request.syntax.sequence_emphasis();
-            let of =
-                |prompt: &Sequence| encode_sequence(prompt, emphasis, has_mask, |asked| run.encode(asked));
-            let states = sequences.iter().map(of).collect::<Result<_, _>>()?;
-            Ok(Encoded { states, sequences })
+            let states = sequences.iter().map(|prompt| {
+                let key = prompt_key(name, &weights, prompt, &(emphasis, layer));
+                states_of(key, &mut |run| {
+                    Ok(encode_sequence(prompt, emphasis, has_mask, |asked| run.encode(asked))?)
+                })
+            });
+            Ok(Encoded { states: states.collect::<Result<_>>()?, sequences })
         }
     }
 }

@@ -1,8 +1,8 @@
 //! From a prompt to pictures: runs the networks of a model family on engines.
 //!
 //! [`Parts`] says where graphs and weights come from, [`Request`] what to draw. [`generate`] encodes the prompts, denoises and
-//! decodes. A network is loaded when it is needed and dropped as soon as it no longer is. Each picture has its own stream of noise,
-//! so neither the number of pictures nor the provider changes it.
+//! decodes. A network is loaded when it is needed, and dropped as soon as it no longer is, or [`Kept`] for later requests. Each picture
+//! has its own stream of noise, so neither the number of pictures nor the provider changes it.
 
 mod autoencoder;
 mod beside;
@@ -14,6 +14,7 @@ mod encoder;
 mod fed;
 mod hires;
 mod inputs;
+mod kept;
 mod names;
 mod network;
 mod parts;
@@ -32,6 +33,7 @@ mod words;
 pub use control::Control;
 pub use draw::generate;
 pub use hires::{Hires, Upscale};
+pub use kept::Kept;
 pub use names::{Named, tagged, words};
 pub use network::Engines;
 pub use parts::{Files, Part, Parts, TextEncoder};
@@ -51,6 +53,7 @@ use crate::{
     text::{chunks::ChunkError, condition::ConditionError, encode::EncodeError, tokenizer::TokenizerError},
 };
 use sdrun::abi::{self, Precision};
+use serde::Serialize;
 use std::path::PathBuf;
 
 /// Why no picture was made.
@@ -155,6 +158,20 @@ impl From<EncodeError<Error>> for Error {
     }
 }
 
+/// Where a loaded network came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// Its engine was built now.
+    Built,
+    /// Its engine was in the cache.
+    Cached,
+    /// An earlier request left it ([`Kept`]), and it got other weights.
+    Refitted,
+    /// An earlier request left it with the same weights.
+    Kept,
+}
+
 /// A picture.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Picture {
@@ -196,8 +213,8 @@ pub enum Event<'a> {
         device: &'a str,
         /// The precision of its engine.
         precision: Precision,
-        /// Whether the engine was built now rather than taken from the cache.
-        built: bool,
+        /// Where it came from.
+        origin: Origin,
         /// How long it took.
         seconds: f64,
     },
@@ -233,6 +250,8 @@ pub enum Event<'a> {
         latents: &'a [f32],
         /// The sampler's last estimate of the final latents.
         clean: &'a [f32],
+        /// Seconds of this step in which networks ran. The rest is the pipeline's own.
+        running: f64,
     },
     /// The steps of a picture are done, and its latents become pixels.
     Decoding {

@@ -1,10 +1,16 @@
 //! A network on an engine, ready to run.
 
-use super::{Error, Event, Part, Result};
-use sdrun::{
-    BuildOptions, HostTensor, Provider, Registry, Session, Shapes, Tensors, WeightFiles, Wishes,
-    abi::{self, DType, Device, ErrorCode, Host, OpenShapes, Precision},
+use super::{
+    Error, Event, Origin, Part, Result,
+    kept::{Idle, Kept, NetworkKey, Opened, stamp},
 };
+use sdrun::{
+    BuildOptions, HostTensor, Provider, Registry, Session, Shapes, Tensors, WeightFiles, Weights, Wishes,
+    abi::{self, DType, Device, DeviceKind, ErrorCode, Host, OpenShapes, Precision},
+    memory,
+    weights::WeightStack,
+};
+use std::{cell::Cell, time::Instant};
 
 /// How networks become engines.
 pub struct Engines<'a> {
@@ -14,10 +20,12 @@ pub struct Engines<'a> {
     pub wishes: Wishes,
     /// How to build for a device. The pipeline adds the shapes.
     pub options: &'a dyn Fn(Device) -> BuildOptions,
+    /// What stays in memory between requests. `None` drops a network as soon as the request no longer needs it.
+    pub kept: Option<Kept>,
 }
 
 /// Shapes of a network's inputs.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct InputShapes {
     /// Inputs of one shape.
     pub(super) fixed: Shapes,
@@ -48,6 +56,8 @@ pub(super) struct Opener<'a> {
     pub(super) tell: &'a dyn Fn(Event<'_>),
     /// Sides of the autoencoder's tiles in pixels, if the user wants tiles.
     pub(super) tile: Option<usize>,
+    /// Seconds in which networks ran, since somebody took them out.
+    pub(super) running: Cell<f64>,
 }
 
 /// A loaded network.
@@ -55,11 +65,22 @@ pub(super) struct Network<'a> {
     open: &'a Opener<'a>,
     part: &'a Part,
     weights: WeightFiles,
-    shapes: InputShapes,
-    session: Session,
-    precision: Precision,
+    key: NetworkKey,
+    /// `None` only while it is dropped or loaded again.
+    loaded: Option<Loaded>,
     /// Names of the outputs, in the session's order.
     outputs: Vec<String>,
+}
+
+/// A session with what is known about it.
+struct Loaded {
+    session: Session,
+    weights: Opened,
+    precision: Precision,
+    provider: String,
+    device: String,
+    /// Whether a later request may use it: its last run went well.
+    is_whole: bool,
 }
 
 impl<'a> Opener<'a> {
@@ -89,30 +110,84 @@ impl<'a> Opener<'a> {
         shapes: InputShapes,
     ) -> Result<Network<'a>> {
         self.check()?;
-        let (session, precision) = self.session(part, &weights, &shapes, None)?;
-        let outputs = session.info().outputs.iter().map(|output| output.name.clone()).collect();
-        Ok(Network { open: self, part, weights, shapes, session, precision, outputs })
+        let key = NetworkKey { model: (part.model.name().into(), stamp(part.model.path())), shapes };
+        let kept = self.engines.kept.as_ref();
+        let again = kept.and_then(|kept| self.again(kept, &key, part, &weights));
+        let loaded = match again {
+            Some(loaded) => loaded,
+            None => self.session(part, &weights, &key.shapes, None)?,
+        };
+        let outputs = loaded.session.info().outputs.iter().map(|output| output.name.clone()).collect();
+        Ok(Network { open: self, part, weights, key, loaded: Some(loaded), outputs })
     }
 
-    /// A session, and the precision of its engine: `precision`, or the user's.
+    /// A kept network with these weights. `None` if none can get them; loading a new one then says why.
+    fn again(&self, kept: &Kept, key: &NetworkKey, part: &Part, files: &WeightFiles) -> Option<Loaded> {
+        let started = Instant::now();
+        let mut idle = kept.take(key, files)?;
+        let refitted = !idle.weights.is(files);
+        if refitted {
+            self.tell(Event::Loading { part: &part.name });
+            let Ok(stack) = self.stack(part, files, Some(&idle.weights)) else {
+                kept.put(idle);
+                return None;
+            };
+            idle.session.refit(&stack, self.host).ok()?;
+            idle.weights = Opened::new(files.clone(), stack);
+        }
+        let Idle { session, weights, precision, provider, device, .. } = idle;
+        self.tell(Event::Loaded {
+            part: &part.name,
+            provider: &provider,
+            device: &device,
+            precision,
+            origin: if refitted { Origin::Refitted } else { Origin::Kept },
+            seconds: started.elapsed().as_secs_f64(),
+        });
+        Some(Loaded { session, weights, precision, provider, device, is_whole: true })
+    }
+
+    /// The weights of a part. Those of a session that has the same base share it, so that a refit changes only what differs.
+    fn stack(&self, part: &Part, files: &WeightFiles, open: Option<&Opened>) -> sdrun::Result<WeightStack> {
+        let weights = match open.filter(|open| open.has_base(files)) {
+            Some(open) => {
+                let base = Weights { stack: open.stack.pristine(), model: None, base: String::new() };
+                files.change(base, self.host)?
+            }
+            None => files.of_model(&part.model, self.registry.paths(), self.host)?,
+        };
+        Ok(weights.stack)
+    }
+
+    /// A new session in `precision`, or the user's.
     fn session(
         &self,
         part: &Part,
-        weights: &WeightFiles,
+        files: &WeightFiles,
         shapes: &InputShapes,
         precision: Option<Precision>,
-    ) -> Result<(Session, Precision)> {
+    ) -> Result<Loaded> {
         let name = Error::of(&part.name);
         self.tell(Event::Loading { part: &part.name });
-        let weights = weights.of_model(&part.model, self.registry.paths(), self.host).map_err(&name)?;
+        let stack = self.stack(part, files, None).map_err(&name)?;
         let options = |device| {
             let options = shapes.options((self.engines.options)(device));
             precision.map_or(options.clone(), |precision| options.precision(precision))
         };
+        self.make_room(part, &options);
         let attempt = |provider: &Provider, options: &BuildOptions| {
-            let engine = provider.build_with(&part.model, &weights.stack, options, self.host)?;
-            let session = engine.session(&weights.stack, self.host)?;
-            Ok((engine, session, options.precision))
+            let load = || -> sdrun::Result<_> {
+                let engine = provider.build_with(&part.model, &stack, options, self.host)?;
+                let session = engine.session(&stack, self.host)?;
+                Ok((engine, session, options.precision))
+            };
+            loop {
+                match load() {
+                    // Networks that nobody uses leave before another provider is tried.
+                    Err(error) if error.code() == ErrorCode::ResourceExhausted && self.drop_kept() => {}
+                    done => break done,
+                }
+            }
         };
         let (engine, session, precision) = match &self.engines.only {
             Some((provider, device)) => attempt(provider, &options(device.clone())),
@@ -122,15 +197,46 @@ impl<'a> Opener<'a> {
                 .try_each(|candidate| attempt(&candidate.provider, &candidate.options)),
         }
         .map_err(&name)?;
+        let provider = engine.provider().id().to_string();
+        let device = engine.device().name.clone();
         self.tell(Event::Loaded {
             part: &part.name,
-            provider: engine.provider().id(),
-            device: &engine.device().name,
+            provider: &provider,
+            device: &device,
             precision,
-            built: !engine.was_loaded(),
+            origin: if engine.was_loaded() { Origin::Cached } else { Origin::Built },
             seconds: engine.seconds() + session.seconds(),
         });
-        Ok((session, precision))
+        let weights = Opened::new(files.clone(), stack);
+        Ok(Loaded { session, weights, precision, provider, device, is_whole: true })
+    }
+
+    /// Drops kept networks until the main memory that `part` needs is free. On other devices the failed allocation tells.
+    fn make_room(&self, part: &Part, options: &dyn Fn(Device) -> BuildOptions) {
+        if self.engines.kept.as_ref().is_none_or(Kept::is_empty) {
+            return;
+        }
+        let main_memory = Device::new("cpu", "CPU", DeviceKind::Cpu, "");
+        let Ok(estimate) = memory::estimate(&part.model, &options(main_memory)) else { return };
+        let needed = [estimate.host_weights, estimate.host_activations].into_iter().flatten().sum::<u64>();
+        while memory::available().is_some_and(|free| free < needed) && self.drop_kept() {}
+    }
+
+    fn drop_kept(&self) -> bool {
+        self.engines.kept.as_ref().is_some_and(Kept::drop_oldest)
+    }
+}
+
+impl Drop for Network<'_> {
+    fn drop(&mut self) {
+        let Some(Loaded { session, weights, precision, provider, device, is_whole: true }) =
+            self.loaded.take()
+        else {
+            return;
+        };
+        if let Some(kept) = &self.open.engines.kept {
+            kept.put(Idle { key: self.key.clone(), session, weights, precision, provider, device });
+        }
     }
 }
 
@@ -141,7 +247,7 @@ impl Network<'_> {
     }
 
     fn spec(&self, name: &str) -> Result<&abi::TensorSpec> {
-        let inputs = &self.session.info().inputs;
+        let inputs = self.loaded.as_ref().map_or(&[][..], |loaded| &loaded.session.info().inputs);
         inputs.iter().find(|input| input.name == name).ok_or_else(|| {
             let names: Vec<&str> = inputs.iter().map(|input| &*input.name).collect();
             let message = format!("its graph has no input `{name}`, only {}", names.join(", "));
@@ -176,9 +282,15 @@ impl Network<'_> {
     /// network is loaded again in fp32 and stays so.
     pub(super) fn run(&mut self, inputs: &Tensors, outputs: &[&str]) -> Result<Vec<Vec<f32>>> {
         self.open.check()?;
-        let Network { open, part, weights, shapes, session, precision, outputs: names } = &mut *self;
+        let Network { open, part, weights, key, loaded, outputs: names } = &mut *self;
         let name = Error::of(&part.name);
-        let error = match session.run_in_place(inputs, open.host) {
+        let Some(Loaded { session, precision, is_whole, .. }) = loaded else {
+            return Err(name(abi::Error::internal("it is not loaded").into()));
+        };
+        let started = Instant::now();
+        let ran = session.run_in_place(inputs, open.host);
+        open.running.set(open.running.get() + started.elapsed().as_secs_f64());
+        let error = match ran {
             Ok(tensors) => {
                 let find = |wanted: &&str| {
                     let found = names.iter().zip(tensors).find(|(name, _)| name == wanted);
@@ -194,10 +306,13 @@ impl Network<'_> {
             Err(error) => error,
         };
         if error.code() != ErrorCode::OutOfRange || *precision == Precision::Fp32 {
+            *is_whole = false;
             return Err(name(error));
         }
         open.tell(Event::Widened { part: &part.name, from: *precision });
-        (*session, *precision) = open.session(part, weights, shapes, Some(Precision::Fp32))?;
+        // The memory of the narrow one may be needed.
+        *loaded = None;
+        *loaded = Some(open.session(part, weights, &key.shapes, Some(Precision::Fp32))?);
         self.run(inputs, outputs)
     }
 
@@ -222,7 +337,7 @@ impl Network<'_> {
             let shape: Option<Vec<usize>> = output.shape.iter().copied().collect();
             Some((output.name.clone(), shape?))
         };
-        self.session.info().outputs.iter().map(shape).collect()
+        self.loaded.as_ref()?.session.info().outputs.iter().map(shape).collect()
     }
 }
 

@@ -114,7 +114,16 @@ mod tests {
     use std::time::{Duration, Instant};
 
     fn step(pass: usize) -> Event<'static> {
-        Event::Step { picture: 0, pass, step: 0, steps: 0, shape: [0; 3], latents: &[], clean: &[] }
+        Event::Step {
+            picture: 0,
+            pass,
+            step: 0,
+            steps: 0,
+            shape: [0; 3],
+            latents: &[],
+            clean: &[],
+            running: 0.0,
+        }
     }
 
     #[test]

@@ -4,7 +4,8 @@ use super::{Control, Error, Hires, Parts, Result, Start, Upscale, Upscaler, word
 use crate::{
     guidance::{self, Guidance, Rule},
     latent::{self, Rounding},
-    metadata::{self, Record, Rng},
+    metadata::{self, Record},
+    noise::Rng,
     prediction::{Prediction, Time},
     program::Program,
     prompt::{self, Pass, Tag},
@@ -40,6 +41,8 @@ pub struct Request {
     pub schedule: Option<Schedule>,
     /// Seed of the first picture. Picture `i` has the seed `seed + i`.
     pub seed: u64,
+    /// Where noise comes from; torch's generator for CPUs by default.
+    pub rng: Option<Rng>,
     /// Number of pictures; 0 counts as 1.
     pub count: usize,
     /// Which of the last layers of the text encoder to use, where 1 is the last; only in SD 1.
@@ -100,6 +103,8 @@ pub struct Resolved {
     pub time: Time,
     /// Seed of the first picture.
     pub seed: u64,
+    /// Where noise comes from.
+    pub rng: Rng,
     /// Number of pictures.
     pub count: usize,
     /// Layer of the text encoder, counted from the last, which is 1.
@@ -208,6 +213,7 @@ impl Request {
             schedule: self.schedule.unwrap_or_else(usual),
             time: defaults.time,
             seed: self.seed,
+            rng: self.rng.unwrap_or_default(),
             count: self.count.max(1),
             clip_skip,
             prediction: self.prediction.or(parts.prediction).unwrap_or(family.prediction),
@@ -456,7 +462,7 @@ impl Resolved {
                 }
             }),
             seed: Some(seed),
-            rng: Some(Rng::Cpu),
+            rng: Some(self.rng),
             seed_like: self.like,
             prediction: self.told_prediction,
             clip_skip: Some(self.clip_skip).filter(|layer| *layer > 1),
@@ -499,6 +505,7 @@ impl Request {
             sampler: record.sampler,
             schedule: record.schedule,
             seed: record.seed.unwrap_or_default(),
+            rng: record.rng,
             clip_skip: record.clip_skip,
             prediction: record.prediction,
             distilled_guidance: record.guidance,

@@ -2,7 +2,7 @@
 
 use super::Resolved;
 use crate::{
-    noise::{BrownianTree, TorchCpu},
+    noise::{BrownianTree, Stream},
     program::Program,
     sampler::Noise,
 };
@@ -22,7 +22,7 @@ pub(super) struct Source {
 }
 
 enum Kind {
-    Stream(TorchCpu),
+    Stream(Stream),
     Brownian(BrownianTree),
 }
 
@@ -83,7 +83,7 @@ impl Source {
             true => (request.seed, Batch { picture, count: request.count }),
             false => (request.seed_of(picture), Batch { picture: 0, count: 1 }),
         };
-        let mut stream = TorchCpu::new(seed);
+        let mut stream = Stream::new(request.rng, seed);
         let mut draw = || {
             let mut noise = vec![0.0; len];
             batch.fill(&mut noise, |all| stream.randn(all));
@@ -98,7 +98,7 @@ impl Source {
             let (low, high) = (positive().fold(f64::MAX, f64::min), positive().fold(0.0, f64::max));
             Kind::Brownian(BrownianTree::new(seed, low, high, len * batch.count))
         } else if request.like == Some(Program::ComfyUi) {
-            Kind::Stream(TorchCpu::new(seed.wrapping_add(1)))
+            Kind::Stream(Stream::new(request.rng, seed.wrapping_add(1)))
         } else {
             Kind::Stream(stream)
         };

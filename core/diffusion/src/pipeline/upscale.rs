@@ -18,7 +18,10 @@ use sdrun::{
     abi::{self, Host},
     weights::{Checkpoint, Component, StateDict},
 };
-use std::{cell::RefCell, path::Path};
+use std::{
+    cell::{Cell, RefCell},
+    path::Path,
+};
 
 /// A network that enlarges pictures.
 ///
@@ -170,7 +173,7 @@ pub fn upscale(
 ) -> Result<RgbImage> {
     let event = RefCell::new(event);
     let tell = |happened: Event<'_>| (event.borrow_mut())(happened);
-    let open = Opener { registry, engines, host, tell: &tell, tile: None };
+    let open = Opener { registry, engines, host, tell: &tell, tile: None, running: Cell::default() };
     Enlarger::new(&open, upscaler).enlarge(picture, repeats, 0)
 }
 

@@ -3,11 +3,12 @@
 use super::Result;
 use crate::{
     family::{Encoder, Vocabulary},
-    text::tokenizer::Tokenizer,
+    text::tokenizer::{Piece, Tokenizer, TokenizerError, Unigram},
 };
 use sdrun::{
     abi::{Error as AbiError, ErrorCode},
     files::{Links, read_small},
+    weights::{Checkpoint, checkpoint::Vocabulary as Inside},
 };
 use std::{
     path::{Path, PathBuf},
@@ -25,7 +26,7 @@ pub(super) struct Tokenizers {
 
 impl Tokenizers {
     /// The tokenizer of `encoder`. A file in a model's folder counts more than the vocabulary of CLIP, which is built in. T5's comes
-    /// from `given`, or from a file near the weights in `places`.
+    /// from `given`, or from the files of weights in `places`, or from a file near them.
     pub(super) fn of(
         &mut self,
         encoder: &Encoder,
@@ -40,13 +41,21 @@ impl Tokenizers {
                 None => self.clip(),
             },
             Vocabulary::T5 => {
-                let near = || places.iter().find_map(|place| in_folder(place.parent()?));
-                match given.map(Path::to_path_buf).or(own).or_else(near) {
+                if let Some(file) = given.map(Path::to_path_buf).or(own) {
+                    return read(&file);
+                }
+                for place in places {
+                    if let Some(found) = inside(place)? {
+                        return Ok(Arc::new(found));
+                    }
+                }
+                match places.iter().find_map(|place| in_folder(place.parent()?)) {
                     Some(file) => read(&file),
                     None => Err(AbiError::new(
                         ErrorCode::NotFound,
-                        "T5 needs its vocabulary, and there is none near its weights: give the file spiece.model or \
-                         tokenizer.json of T5 v1.1 (google/t5-v1_1-xxl on Hugging Face), or put it beside the weights",
+                        "T5 needs its vocabulary, and there is none in its weights or near them: give the file \
+                         spiece.model or tokenizer.json of T5 v1.1 (google/t5-v1_1-xxl on Hugging Face), or put it \
+                         beside the weights",
                     )
                     .into()),
                 }
@@ -70,6 +79,22 @@ fn tokenizer_folder(component: &str) -> String {
 /// The tokenizer file of a folder.
 fn in_folder(folder: &Path) -> Option<PathBuf> {
     ["tokenizer.json", "spiece.model"].iter().map(|name| folder.join(name)).find(|file| file.is_file())
+}
+
+/// The vocabulary that a file of weights holds.
+fn inside(file: &Path) -> Result<Option<Tokenizer>> {
+    let made = match Checkpoint::open(file)?.vocabulary()? {
+        None => return Ok(None),
+        Some(Inside::SentencePiece(content)) => Tokenizer::sentence_piece(&content),
+        Some(Inside::Json(content)) => Tokenizer::json(&content),
+        Some(Inside::Pieces { texts, scores, kinds, charsmap, space_prefix, collapse_spaces }) => {
+            Piece::list(texts, &scores, &kinds).and_then(|pieces| {
+                Tokenizer::unigram(Unigram { pieces, charsmap, space_prefix, collapse_spaces })
+            })
+        }
+    };
+    let error = |error: TokenizerError| AbiError::invalid(error.to_string()).with_file(file);
+    Ok(Some(made.map_err(error)?))
 }
 
 fn read(file: &Path) -> Result<Arc<Tokenizer>> {

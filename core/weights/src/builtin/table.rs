@@ -35,6 +35,9 @@ const TIMESTEP: InputKind = Constant(500.0);
 /// CLIP's vocabulary: text, begin of text (49406), end of text (49407).
 const CLIP_IDS: [Input; 1] =
     [input("input_ids", I64, &[1, 77], TokenIds { first: Some(49_406), last: 49_407, below: 49_406 })];
+/// The demo model's vocabulary.
+const DEMO_IDS: [Input; 1] =
+    [input("input_ids", I64, &[1, 77], TokenIds { first: Some(627), last: 628, below: 627 })];
 /// T5's vocabulary; `</s>` is 1.
 const T5_IDS: [Input; 1] =
     [input("input_ids", I64, &[1, 512], TokenIds { first: None, last: 1, below: 32_100 })];
@@ -50,6 +53,11 @@ const SD15: [Input; 3] = [
     input("sample", F32, &[1, 4, 64, 64], Noise),
     input("timestep", F32, &[1], TIMESTEP),
     input("encoder_hidden_states", F32, &[1, 77, 768], Noise),
+];
+const DEMO: [Input; 3] = [
+    input("sample", F32, &[1, 4, 8, 8], Noise),
+    SD15[1],
+    input("encoder_hidden_states", F32, &[1, 77, 128], Noise),
 ];
 const SD21_TEXT: Input = input("encoder_hidden_states", F32, &[1, 77, 1024], Noise);
 const SDXL: [Input; 5] = [
@@ -103,6 +111,47 @@ pub(super) const MODELS: &[Builtin] = &[
         "taef2_decoder",
         "TAEF2, tiny autoencoder for FLUX.2 latents, decoder, fp32",
         [input("latent", F32, &[1, 32, 64, 64], Noise)]
+    ),
+    model!("demo/text-encoder", "demo_text_encoder", "the demo model, CLIP text encoder, fp32", DEMO_IDS),
+    model!("demo/unet", "demo_unet", "the demo model, UNet, fp32", DEMO),
+    model!(
+        "demo/unet-controlnet",
+        "demo_unet_controlnet",
+        "demo/unet with the residuals of a ControlNet as inputs, fp32",
+        [
+            DEMO[0],
+            DEMO[1],
+            DEMO[2],
+            input("down_block_0_res", F32, &[1, 48, 8, 8], Noise),
+            input("down_block_1_res", F32, &[1, 48, 8, 8], Noise),
+            input("down_block_2_res", F32, &[1, 48, 4, 4], Noise),
+            input("down_block_3_res", F32, &[1, 96, 4, 4], Noise),
+            input("mid_block_res", F32, &[1, 96, 4, 4], Noise)
+        ]
+    ),
+    model!(
+        "demo/controlnet",
+        "demo_controlnet",
+        "the demo model, ControlNet, fp32",
+        [
+            DEMO[0],
+            DEMO[1],
+            DEMO[2],
+            input("controlnet_cond", F32, &[1, 3, 64, 64], Picture { low: 0.0, high: 1.0 }),
+            input("conditioning_scale", F32, &[], Constant(0.75)),
+        ]
+    ),
+    model!(
+        "demo/vae-decoder",
+        "demo_vae_decoder",
+        "the demo model, VAE decoder, 64x64, fp32",
+        [input("latent_sample", F32, &[1, 4, 8, 8], Noise)]
+    ),
+    model!(
+        "demo/vae-encoder",
+        "demo_vae_encoder",
+        "the demo model, VAE encoder, 64x64, fp32",
+        [input("sample", F32, &[1, 3, 64, 64], Picture { low: -1.0, high: 1.0 })]
     ),
     model!(
         "sd15/text-encoder",

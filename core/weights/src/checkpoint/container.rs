@@ -1,5 +1,6 @@
 //! Tensors of a checkpoint file of any format, by the file's own keys.
 
+use super::vocabulary::Vocabulary;
 use crate::SafetensorsWeights;
 use sdrun_abi::{DType, EncodedWeight, Error, Result, Weight, WeightSource};
 use std::{
@@ -31,6 +32,10 @@ pub(super) trait Container: Debug + Send + Sync {
     }
     /// The file's own metadata.
     fn metadata(&self) -> &BTreeMap<String, String>;
+    /// The vocabulary that the file's metadata hold.
+    fn vocabulary(&self) -> Option<Vocabulary> {
+        None
+    }
 }
 
 impl Container for SafetensorsWeights {

@@ -7,7 +7,10 @@
 //! factor too. Scales of activations serve eight-bit arithmetic and are ignored. Any other tensor beside an eight-bit weight may
 //! change its meaning, so that weight is refused.
 
-use super::container::{Container, slice_rows};
+use super::{
+    container::{Container, slice_rows},
+    vocabulary::Vocabulary,
+};
 use crate::{convert, memory::zeroed};
 use rayon::prelude::*;
 use sdrun_abi::{DType, EncodedWeight, Error, Result, Weight};
@@ -244,6 +247,9 @@ impl Container for Widened {
     ) -> Result<Option<EncodedWeight<'_>>> {
         let (dtype, _) = self.inner.describe(key)?;
         if self.target(key, dtype)?.is_some() { Ok(None) } else { self.inner.encoded(key, rows, encodings) }
+    }
+    fn vocabulary(&self) -> Option<Vocabulary> {
+        self.inner.vocabulary()
     }
     fn metadata(&self) -> &BTreeMap<String, String> {
         self.inner.metadata()

@@ -58,7 +58,7 @@ const ANYWHERE: &[(Keys, &str)] = &[
     (Keys::Last(&["num_batches_tracked"]), "the state of a training run"),
     (Keys::Last(&["position_ids"]), "a table of the numbers 0, 1, 2, …"),
     (Keys::Last(&["attn_mask"]), "a causal mask, which the graph has"),
-    (Keys::Last(&["spiece_model"]), "the vocabulary of the tokenizer"),
+    (Keys::Last(&["spiece_model", "tokenizer_json"]), "the vocabulary of the tokenizer"),
     (Keys::Last(&["logit_scale"]), "CLIP's temperature, which only its training uses"),
     (Keys::Part(&["vision_model", "visual", "visual_projection"]), "CLIP's image half"),
 ];

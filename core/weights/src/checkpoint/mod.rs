@@ -19,12 +19,14 @@ mod spelling;
 mod state_dict;
 mod summary;
 mod unread;
+mod vocabulary;
 
 pub use family::{Family, identify};
 pub use gguf::dequantize;
 pub use prediction::{Edm, Parameterisation, Prediction};
 pub use summary::{ComponentSummary, Facts, Format, Summary};
 pub use unread::Unread;
+pub use vocabulary::Vocabulary;
 
 use crate::{Binding, Component, SafetensorsWeights, StateDict};
 use container::Container;

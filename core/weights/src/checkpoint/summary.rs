@@ -134,8 +134,10 @@ fn component(source: &Source, part: &Part, facts: &mut Facts) -> ComponentSummar
     let shapes = weights.shapes();
     let shapes: BTreeMap<&str, &[usize]> = shapes.iter().map(|(name, shape)| (*name, &shape[..])).collect();
     let (family, _) = family_of(part.network, &shapes);
-    if part.component == Component::Denoiser {
-        facts.of_denoiser(part, &shapes);
+    match part.component {
+        Component::Denoiser => facts.of_denoiser(part, &shapes),
+        Component::ControlNet => facts.text_width = facts.text_width.or(text_width(&shapes)),
+        _ => {}
     }
     let (parameters, dtypes) = weights.sizes();
     let key = |name: &String| format!("{}{name}", part.prefix);
@@ -166,10 +168,7 @@ impl Facts {
             ["conv_in.weight", "x_embedder.weight", "pos_embed.proj.weight", "patch_embed.proj.weight"]
                 .into_iter()
                 .find_map(columns);
-        let text = ["context_embedder.weight", "caption_projection.linear_1.weight"];
-        self.text_width = text.into_iter().find_map(columns).or_else(|| {
-            shapes.keys().find(|name| name.ends_with("attn2.to_k.weight")).and_then(|name| columns(name))
-        });
+        self.text_width = text_width(shapes);
         (self.inpainting, self.control) = match (part.network, self.in_channels) {
             (Network::UNet, Some(channels)) => (channels == UNET_INPAINTING, channels == UNET_CONTROL),
             (Network::Flux, Some(channels)) => (channels == FLUX_INPAINTING, channels == FLUX_CONTROL),
@@ -180,4 +179,11 @@ impl Facts {
             .any(|name| name.contains("guidance_embedder.") || *name == "time_embedding.cond_proj.weight");
         self.ema = part.ema;
     }
+}
+/// Width of the text that a denoiser or a ControlNet attends to.
+fn text_width(shapes: &BTreeMap<&str, &[usize]>) -> Option<usize> {
+    let columns = |name: &str| shapes.get(name).and_then(|shape| shape.get(1)).copied();
+    let names = ["context_embedder.weight", "caption_projection.linear_1.weight"];
+    let attention = || shapes.keys().find(|name| name.ends_with("attn2.to_k.weight"));
+    names.into_iter().find_map(columns).or_else(|| columns(attention()?))
 }

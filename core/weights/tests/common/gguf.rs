@@ -9,6 +9,8 @@ pub(crate) enum Meta {
     Number(u32),
     Shape(Vec<i32>),
     Words(Vec<&'static str>),
+    Floats(Vec<f32>),
+    Bool(bool),
 }
 
 fn string(out: &mut Vec<u8>, text: &str) {
@@ -64,6 +66,15 @@ pub(crate) fn bytes(version: u32, metadata: &[(&str, Meta)], tensors: &[Made]) -
                 out.extend([9u32, 5].map(u32::to_le_bytes).concat());
                 out.extend((dims.len() as u64).to_le_bytes());
                 out.extend(dims.iter().flat_map(|dim| dim.to_le_bytes()));
+            }
+            Meta::Floats(values) => {
+                out.extend([9u32, 6].map(u32::to_le_bytes).concat());
+                out.extend((values.len() as u64).to_le_bytes());
+                out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+            }
+            Meta::Bool(is) => {
+                out.extend(7u32.to_le_bytes());
+                out.push(u8::from(*is));
             }
             Meta::Words(words) => {
                 out.extend([9u32, 8].map(u32::to_le_bytes).concat());

@@ -5,11 +5,14 @@
 mod quants;
 mod reader;
 
-use super::container::{Container, slice_rows};
+use super::{
+    container::{Container, slice_rows},
+    vocabulary::Vocabulary,
+};
 use crate::memory::zeroed;
 use quants::Kind;
 use rayon::prelude::*;
-use reader::{Header, TensorInfo};
+use reader::{Header, Place, TensorInfo};
 use sdrun_abi::{DType, EncodedWeight, Error, ErrorCode, Result, Weight};
 use sdrun_files::{Links, Map, open_regular};
 use std::{
@@ -42,6 +45,8 @@ pub(super) struct GgufWeights {
     mapping: Map,
     tensors: HashMap<String, Tensor>,
     metadata: BTreeMap<String, String>,
+    /// Arrays of the header.
+    places: HashMap<String, Place>,
 }
 
 #[derive(Debug)]
@@ -80,7 +85,8 @@ impl GgufWeights {
             }
         }
         check_overlap(&tensors).map_err(damaged)?;
-        Ok(GgufWeights { path: path.to_owned(), mapping, tensors, metadata: header.metadata })
+        let Header { metadata, places, .. } = header;
+        Ok(GgufWeights { path: path.to_owned(), mapping, tensors, metadata, places })
     }
 
     fn find(&self, key: &str) -> Result<&Tensor> {
@@ -233,6 +239,25 @@ impl Container for GgufWeights {
     }
     fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
+    }
+    fn vocabulary(&self) -> Option<Vocabulary> {
+        // The keys are `tokenizer.PROGRAM.NAME`.
+        let is =
+            |key: &str, name: &str| key.starts_with("tokenizer.") && key.rsplit('.').next() == Some(name);
+        let place = |name: &str| Some(self.places.iter().find(|(key, _)| is(key, name))?.1);
+        let is_set = |name: &str| self.metadata.iter().any(|(key, value)| is(key, name) && value == "true");
+        let file = &self.mapping;
+        Some(Vocabulary::Pieces {
+            texts: place("tokens")?.strings(file)?,
+            scores: place("scores")?.numbers(file)?,
+            kinds: place("token_type")?.numbers(file)?,
+            charsmap: place("precompiled_charsmap")
+                .and_then(|place| place.bytes(file))
+                .unwrap_or_default()
+                .to_vec(),
+            space_prefix: is_set("add_space_prefix"),
+            collapse_spaces: is_set("remove_extra_whitespaces"),
+        })
     }
 }
 

@@ -2,14 +2,17 @@
 //!
 //! No allocation takes its size from the file: a count only limits how many items are read.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Range,
+};
 
 pub(super) const MAGIC: &[u8] = b"GGUF";
 /// Most dimensions that the format allows.
 const MAX_DIMS: u32 = 4;
 /// Deepest nesting of arrays that is read.
 const MAX_DEPTH: u32 = 4;
-/// Length of the longest array that is kept: shapes are kept, vocabularies are skipped.
+/// Length of the longest array that is kept: shapes are kept; of vocabularies, only their places.
 const MAX_KEPT: u64 = 8;
 const DEFAULT_ALIGNMENT: u64 = 32;
 
@@ -36,6 +39,34 @@ pub(super) struct TensorInfo {
     pub(super) offset: u64,
 }
 
+/// An array in the file.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Place {
+    /// The number of its elements' type.
+    kind: u32,
+    len: u64,
+    bytes: Range<usize>,
+}
+
+impl Place {
+    /// The array's strings; `None` if it has other elements.
+    pub(super) fn strings(&self, file: &[u8]) -> Option<Vec<String>> {
+        let mut input = Input { file: file.get(..self.bytes.end)?, at: self.bytes.start };
+        (self.kind == STRING).then(|| (0..self.len).map(|_| input.string().ok()).collect())?
+    }
+
+    /// The array's numbers as text, which [`str::parse`] takes apart; `None` if it has other elements.
+    pub(super) fn numbers<T: std::str::FromStr>(&self, file: &[u8]) -> Option<Vec<T>> {
+        let mut input = Input { file: file.get(..self.bytes.end)?, at: self.bytes.start };
+        (0..self.len).map(|_| input.scalar(self.kind).ok()?.parse().ok()).collect()
+    }
+
+    /// The array's bytes; `None` if its elements are no bytes.
+    pub(super) fn bytes<'a>(&self, file: &'a [u8]) -> Option<&'a [u8]> {
+        matches!(self.kind, 0 | 1).then(|| file.get(self.bytes.clone()))?
+    }
+}
+
 /// Everything before the data.
 #[derive(Debug, Default)]
 pub(super) struct Header {
@@ -43,6 +74,8 @@ pub(super) struct Header {
     pub(super) metadata: BTreeMap<String, String>,
     /// Short arrays of whole numbers that are sizes.
     pub(super) arrays: HashMap<String, Vec<usize>>,
+    /// Where other arrays are.
+    pub(super) places: HashMap<String, Place>,
     pub(super) tensors: Vec<TensorInfo>,
     /// Where the data begins.
     pub(super) data_start: usize,
@@ -72,6 +105,9 @@ pub(super) fn read(file: &[u8]) -> Result<Header, Fault> {
             Value::Sizes(sizes) => {
                 header.arrays.insert(key, sizes);
             }
+            Value::Place(place) => {
+                header.places.insert(key, place);
+            }
             Value::Passed => {}
         }
     }
@@ -96,6 +132,7 @@ pub(super) fn read(file: &[u8]) -> Result<Header, Fault> {
 enum Value {
     Text(String),
     Sizes(Vec<usize>),
+    Place(Place),
     Passed,
 }
 
@@ -138,8 +175,9 @@ impl<'a> Input<'a> {
         }
         let (kind, len) = (self.u32()?, self.u64()?);
         if len > MAX_KEPT || kind == ARRAY || kind == STRING {
+            let start = self.at;
             self.pass(kind, len, 0)?;
-            return Ok(Value::Passed);
+            return Ok(Value::Place(Place { kind, len, bytes: start..self.at }));
         }
         let mut sizes = Vec::new();
         let mut all = true;
