@@ -658,8 +658,8 @@ fn kept_networks_draw_the_same_pictures() {
     }
 }
 
-/// What must not change a picture: predictions in one batch or in two runs, an adapter of strength 0, the negative prompt without
-/// guidance, a picture to start from of which nothing stays.
+/// None of these may change a picture: running both predictions in one batch or one after the other, an adapter at strength 0, a
+/// negative prompt without guidance, or starting from a picture at strength 1.
 #[test]
 fn what_must_not_matter_does_not() {
     let lab = Lab::default();

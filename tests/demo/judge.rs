@@ -51,7 +51,7 @@ pub(crate) struct Marks {
     pub(crate) relation: Option<bool>,
 }
 
-/// Compares a picture with what was asked for.
+/// Checks a picture against its prompt.
 pub(crate) fn judge(prompt: &Prompt, picture: &RgbImage) -> Marks {
     let (ground, items) = read(picture);
     let sorted = |mut names: Vec<&str>| {

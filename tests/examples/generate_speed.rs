@@ -47,7 +47,7 @@ fn main() -> Result<()> {
         ..Request::default()
     };
 
-    // Engines are built first, so that what is measured is a start with a warm cache.
+    // Build the engines first, so that we measure a start with a warm cache.
     let started = Instant::now();
     let parts = open()?;
     let planned = plan(&lab.registry, &parts, &request.resolve(&parts)?, &engines, &NoHost)?;
@@ -82,7 +82,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Draws a picture from the first byte read to the last pixel, and returns when what happened.
+/// Draws a picture from the first byte read to the last pixel, and returns the times.
 fn draw(
     lab: &Lab,
     open: impl Fn() -> sdrun_diffusion::pipeline::Result<Parts>,

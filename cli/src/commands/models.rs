@@ -9,8 +9,8 @@ use std::process::ExitCode;
 /// List the built-in models
 ///
 /// Each model is the graph of a real architecture with synthetic weights, so you can try every command without a download. Use
-/// its name wherever a command takes a model. It runs in the listed shapes unless --shape says otherwise. What `sdrun generate` can draw
-/// with has trained weights.
+/// its name wherever a command takes a model. It runs in the listed shapes unless --shape says otherwise. The last table lists the files
+/// with trained weights, for `sdrun generate`.
 ///
 /// Example: sdrun models --json
 #[derive(clap::Args)]

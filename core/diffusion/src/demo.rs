@@ -15,7 +15,7 @@ use std::{
 /// Name of the model. [`FILES`] has the names of its adapters.
 pub const NAME: &str = "demo";
 
-/// What [`find`] knows: names, files in [`folder`], and what they are.
+/// The names that [`find`] knows, with their files in [`folder`] and a description.
 pub const FILES: [(&str, &str, &str); 4] = [
     (NAME, "demo", "the model: shapes, colours, sizes, places, counts and relations, 64 x 64"),
     ("demo/outline", "outline.safetensors", "LoRA: only outlines"),

@@ -163,7 +163,7 @@ impl Listener<'_, '_> {
         let seed = picture.seed;
         let record = self.files.as_mut().map(|files| {
             let files = files.record(task, context);
-            // An encoder of which all prompts are known is not loaded again.
+            // A text encoder isn't loaded again if its prompts were encoded before, so this lists earlier networks too.
             let networks = report.networks.iter().map(Network::record).collect();
             Record { networks, ..self.request.record(files, seed) }
         });

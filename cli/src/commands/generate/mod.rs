@@ -35,8 +35,8 @@ use std::{
 
 /// Draw pictures from a prompt
 ///
-/// Without --model, a small model draws that is built in: coloured shapes, 64 x 64. Its LoRA, its embedding and its ControlNet are
-/// <lora:outline:1>, gem and --control-net demo/canny.
+/// Without --model, sdrun uses a small built-in model that draws coloured shapes, 64 x 64. To try its LoRA, embedding and ControlNet,
+/// write <lora:outline:1> or gem in the prompt, or give --control-net demo/canny.
 ///
 /// MODEL is a checkpoint of SD 1, SD 2, SDXL, SD 3, Flux, Chroma or PixArt-Σ in any layout, or a folder of ONNX models (unet/model.onnx
 /// and so on). Models for inpainting, depths or edges, the SDXL refiner and latent consistency models count too. Settings you leave out

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Model")]
 pub(super) struct ModelArgs {
-    /// A checkpoint, a diffusers folder, or a folder of ONNX models [default: demo, a small model of coloured shapes that is built in]
+    /// A checkpoint, a diffusers folder, or a folder of ONNX models [default: demo, a small built-in model of coloured shapes]
     #[arg(short, long, value_name = "MODEL")]
     pub(super) model: Option<PathBuf>,
 
@@ -109,8 +109,8 @@ impl ModelArgs {
                 *file = found;
             }
         }
-        if args.model.as_deref().is_some_and(|model| demo::is_model(model, paths)) {
-            let folder = demo::folder(paths)?;
+        let demo_model = args.model.as_deref().filter(|model| demo::is_model(model, paths));
+        if let Some(folder) = demo_model.and_then(Path::parent).map(Path::to_path_buf) {
             args.lora_dir.get_or_insert(folder.clone());
             args.embedding_dir.get_or_insert(folder);
         }

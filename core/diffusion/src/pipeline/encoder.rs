@@ -2,7 +2,7 @@
 
 use super::{
     Error, Event, Parts, Resolved, Result,
-    kept::{PromptKey, prompt_key},
+    kept::PromptKeys,
     network::{Network, Opener},
     parts::{Part, TextEncoder},
     words::{Divided, Ids, divided},
@@ -19,6 +19,7 @@ use crate::{
     },
 };
 use sdrun::{HostTensor, Shapes, Tensors, abi};
+use std::fmt;
 
 /// The conditions of a step, as indices into [`Conditions::all`].
 #[derive(Clone, Debug, PartialEq)]
@@ -143,12 +144,17 @@ fn of_encoder(
     let shapes = shapes(part, &ids);
     let has_mask = shapes.contains_key(MASK);
     let layer = layer_of(encoder, request);
+    let emphasis = match ids {
+        Ids::Chunks(_) => request.syntax.emphasis(),
+        Ids::Sequences(_) => request.syntax.sequence_emphasis(),
+    };
     let kept = open.engines.kept.as_ref();
-    let name = part.model.name();
+    let kept = kept.map(|kept| (kept, PromptKeys::new(part.model.name(), &weights, &(emphasis, layer))));
     // The network is loaded for the first prompt whose states are not known.
     let mut run = None;
-    let mut states_of = |key: PromptKey, encode: &mut dyn FnMut(&mut Run<'_>) -> Result<States>| {
-        if let Some(states) = kept.and_then(|kept| kept.prompt(&key)) {
+    let mut states_of = |prompt: &dyn fmt::Debug, encode: &mut dyn FnMut(&mut Run<'_>) -> Result<States>| {
+        let known = kept.as_ref().map(|(kept, keys)| (kept, keys.of(prompt)));
+        if let Some(states) = known.as_ref().and_then(|(kept, key)| kept.prompt(key)) {
             return Ok(states);
         }
         if run.is_none() {
@@ -157,27 +163,23 @@ fn of_encoder(
         }
         let Some(run) = &mut run else { return Err(Error::invalid("the text encoder is not loaded")) };
         let states = encode(run)?;
-        if let Some(kept) = kept {
+        if let Some((kept, key)) = known {
             kept.put_prompt(key, &states);
         }
         Ok(states)
     };
     match ids {
         Ids::Chunks(prompts) => {
-            let emphasis = request.syntax.emphasis();
             let states = prompts.iter().map(|prompt| {
-                let key = prompt_key(name, &weights, prompt, &(emphasis, layer));
-                states_of(key, &mut |run| {
+                states_of(prompt, &mut |run| {
                     Ok(encode_chunks(prompt, emphasis, layer, |asked| run.encode(asked))?)
                 })
             });
             Ok(Encoded { states: states.collect::<Result<_>>()?, sequences: Vec::new() })
         }
         Ids::Sequences(sequences) => {
-            let emphasis = request.syntax.sequence_emphasis();
             let states = sequences.iter().map(|prompt| {
-                let key = prompt_key(name, &weights, prompt, &(emphasis, layer));
-                states_of(key, &mut |run| {
+                states_of(prompt, &mut |run| {
                     Ok(encode_sequence(prompt, emphasis, has_mask, |asked| run.encode(asked))?)
                 })
             });

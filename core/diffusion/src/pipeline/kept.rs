@@ -17,16 +17,15 @@ use std::{
 /// another does not fit into memory.
 #[derive(Default)]
 pub struct Kept {
-    networks: Mutex<VecDeque<Idle>>,
+    networks: Mutex<VecDeque<(NetworkKey, Loaded)>>,
     prompts: Mutex<VecDeque<(PromptKey, States)>>,
 }
 
 /// The most prompts to keep. The states of a prompt take up to 8 MB (T5-XXL).
 const PROMPTS: usize = 64;
 
-/// A network that no request uses.
-pub(super) struct Idle {
-    pub(super) key: NetworkKey,
+/// A session with what is known about it.
+pub(super) struct Loaded {
     pub(super) session: Session,
     pub(super) weights: Opened,
     pub(super) precision: Precision,
@@ -79,18 +78,17 @@ impl Opened {
 
 impl Kept {
     /// Takes a network out: one with these weights, or else one that a refit gives them.
-    pub(super) fn take(&self, key: &NetworkKey, weights: &WeightFiles) -> Option<Idle> {
+    pub(super) fn take(&self, key: &NetworkKey, weights: &WeightFiles) -> Option<Loaded> {
         let mut networks = locked(&self.networks);
-        let fits = |idle: &&Idle| idle.key == *key;
-        let exact = networks.iter().position(|idle| fits(&idle) && idle.weights.is(weights));
-        let any = || networks.iter().rposition(|idle| fits(&idle));
+        let exact = networks.iter().position(|(known, loaded)| known == key && loaded.weights.is(weights));
+        let any = || networks.iter().rposition(|(known, _)| known == key);
         let found = exact.or_else(any)?;
-        networks.remove(found)
+        networks.remove(found).map(|(_, loaded)| loaded)
     }
 
     /// Keeps a network.
-    pub(super) fn put(&self, idle: Idle) {
-        locked(&self.networks).push_back(idle);
+    pub(super) fn put(&self, key: NetworkKey, loaded: Loaded) {
+        locked(&self.networks).push_back((key, loaded));
     }
 
     /// Drops the network that was used least recently. Returns whether there was one.
@@ -137,14 +135,20 @@ impl fmt::Debug for Kept {
     }
 }
 
-/// The key of a prompt: `text` stands for its tokens and their weights, `how` for the layer and the rules.
-pub(super) fn prompt_key(
-    model: &str,
-    weights: &WeightFiles,
-    text: &dyn fmt::Debug,
-    how: &dyn fmt::Debug,
-) -> PromptKey {
-    Sha256::digest(format!("{model}\n{weights:?}\n{:?}\n{text:?}\n{how:?}", stamps(weights))).into()
+/// Makes the keys of prompts for one text encoder.
+pub(super) struct PromptKeys(Sha256);
+
+impl PromptKeys {
+    /// `how` stands for the layer and the rules.
+    pub(super) fn new(model: &str, weights: &WeightFiles, how: &dyn fmt::Debug) -> Self {
+        let encoder = format!("{model}\n{weights:?}\n{:?}\n{how:?}\n", stamps(weights));
+        PromptKeys(Sha256::new_with_prefix(encoder))
+    }
+
+    /// `text` stands for the prompt's tokens and their weights.
+    pub(super) fn of(&self, text: &dyn fmt::Debug) -> PromptKey {
+        self.0.clone().chain_update(format!("{text:?}")).finalize().into()
+    }
 }
 
 fn locked<T>(of: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -193,12 +197,12 @@ mod tests {
         let file = dir.path().join("model.safetensors");
         fs::write(&file, "1").unwrap();
         let weights = WeightFiles::of(&file);
-        let key = |text: &str| prompt_key("sd15/text-encoder", &weights, &text, &1);
+        let key = |text: &str| PromptKeys::new("sd15/text-encoder", &weights, &1).of(&text);
         let kept = Kept::default();
         kept.put_prompt(key("a"), &states(1.0));
         assert_eq!(kept.prompt(&key("a")), Some(states(1.0)));
         assert_eq!(kept.prompt(&key("b")), None);
-        let with_lora = prompt_key("sd15/text-encoder", &weights.clone().adapter("x", 1.0), &"a", &1);
+        let with_lora = PromptKeys::new("sd15/text-encoder", &weights.clone().adapter("x", 1.0), &1).of(&"a");
         assert_eq!(kept.prompt(&with_lora), None);
         let before = key("a");
         fs::write(&file, "22").unwrap();
@@ -208,7 +212,7 @@ mod tests {
     #[test]
     fn the_oldest_prompt_leaves_first() {
         let kept = Kept::default();
-        let key = |number: usize| prompt_key("", &WeightFiles::default(), &number, &1);
+        let key = |number: usize| PromptKeys::new("", &WeightFiles::default(), &1).of(&number);
         for number in 0..PROMPTS {
             kept.put_prompt(key(number), &states(number as f32));
         }

@@ -2,10 +2,10 @@
 
 use super::{
     Error, Event, Origin, Part, Result,
-    kept::{Idle, Kept, NetworkKey, Opened, stamp},
+    kept::{Kept, Loaded, NetworkKey, Opened, stamp},
 };
 use sdrun::{
-    BuildOptions, HostTensor, Provider, Registry, Session, Shapes, Tensors, WeightFiles, Weights, Wishes,
+    BuildOptions, HostTensor, Provider, Registry, Shapes, Tensors, WeightFiles, Weights, Wishes,
     abi::{self, DType, Device, DeviceKind, ErrorCode, Host, OpenShapes, Precision},
     memory,
     weights::WeightStack,
@@ -56,7 +56,7 @@ pub(super) struct Opener<'a> {
     pub(super) tell: &'a dyn Fn(Event<'_>),
     /// Sides of the autoencoder's tiles in pixels, if the user wants tiles.
     pub(super) tile: Option<usize>,
-    /// Seconds in which networks ran, since somebody took them out.
+    /// Seconds that networks have run since this was last taken.
     pub(super) running: Cell<f64>,
 }
 
@@ -66,21 +66,10 @@ pub(super) struct Network<'a> {
     part: &'a Part,
     weights: WeightFiles,
     key: NetworkKey,
-    /// `None` only while it is dropped or loaded again.
+    /// `None` while it is dropped or loaded again, and after a failed run.
     loaded: Option<Loaded>,
     /// Names of the outputs, in the session's order.
     outputs: Vec<String>,
-}
-
-/// A session with what is known about it.
-struct Loaded {
-    session: Session,
-    weights: Opened,
-    precision: Precision,
-    provider: String,
-    device: String,
-    /// Whether a later request may use it: its last run went well.
-    is_whole: bool,
 }
 
 impl<'a> Opener<'a> {
@@ -124,27 +113,32 @@ impl<'a> Opener<'a> {
     /// A kept network with these weights. `None` if none can get them; loading a new one then says why.
     fn again(&self, kept: &Kept, key: &NetworkKey, part: &Part, files: &WeightFiles) -> Option<Loaded> {
         let started = Instant::now();
-        let mut idle = kept.take(key, files)?;
-        let refitted = !idle.weights.is(files);
+        let mut loaded = kept.take(key, files)?;
+        let refitted = !loaded.weights.is(files);
         if refitted {
             self.tell(Event::Loading { part: &part.name });
-            let Ok(stack) = self.stack(part, files, Some(&idle.weights)) else {
-                kept.put(idle);
+            let Ok(stack) = self.stack(part, files, Some(&loaded.weights)) else {
+                kept.put(key.clone(), loaded);
                 return None;
             };
-            idle.session.refit(&stack, self.host).ok()?;
-            idle.weights = Opened::new(files.clone(), stack);
+            loaded.session.refit(&stack, self.host).ok()?;
+            loaded.weights = Opened::new(files.clone(), stack);
         }
-        let Idle { session, weights, precision, provider, device, .. } = idle;
+        let origin = if refitted { Origin::Refitted } else { Origin::Kept };
+        self.tell_loaded(part, &loaded, origin, started.elapsed().as_secs_f64());
+        Some(loaded)
+    }
+
+    fn tell_loaded(&self, part: &Part, loaded: &Loaded, origin: Origin, seconds: f64) {
+        let Loaded { provider, device, precision, .. } = loaded;
         self.tell(Event::Loaded {
             part: &part.name,
-            provider: &provider,
-            device: &device,
-            precision,
-            origin: if refitted { Origin::Refitted } else { Origin::Kept },
-            seconds: started.elapsed().as_secs_f64(),
+            provider,
+            device,
+            precision: *precision,
+            origin,
+            seconds,
         });
-        Some(Loaded { session, weights, precision, provider, device, is_whole: true })
     }
 
     /// The weights of a part. Those of a session that has the same base share it, so that a refit changes only what differs.
@@ -197,18 +191,17 @@ impl<'a> Opener<'a> {
                 .try_each(|candidate| attempt(&candidate.provider, &candidate.options)),
         }
         .map_err(&name)?;
-        let provider = engine.provider().id().to_string();
-        let device = engine.device().name.clone();
-        self.tell(Event::Loaded {
-            part: &part.name,
-            provider: &provider,
-            device: &device,
+        let origin = if engine.was_loaded() { Origin::Cached } else { Origin::Built };
+        let seconds = engine.seconds() + session.seconds();
+        let loaded = Loaded {
+            session,
+            weights: Opened::new(files.clone(), stack),
             precision,
-            origin: if engine.was_loaded() { Origin::Cached } else { Origin::Built },
-            seconds: engine.seconds() + session.seconds(),
-        });
-        let weights = Opened::new(files.clone(), stack);
-        Ok(Loaded { session, weights, precision, provider, device, is_whole: true })
+            provider: engine.provider().id().into(),
+            device: engine.device().name.clone(),
+        };
+        self.tell_loaded(part, &loaded, origin, seconds);
+        Ok(loaded)
     }
 
     /// Drops kept networks until the main memory that `part` needs is free. On other devices the failed allocation tells.
@@ -229,13 +222,8 @@ impl<'a> Opener<'a> {
 
 impl Drop for Network<'_> {
     fn drop(&mut self) {
-        let Some(Loaded { session, weights, precision, provider, device, is_whole: true }) =
-            self.loaded.take()
-        else {
-            return;
-        };
-        if let Some(kept) = &self.open.engines.kept {
-            kept.put(Idle { key: self.key.clone(), session, weights, precision, provider, device });
+        if let (Some(kept), Some(loaded)) = (&self.open.engines.kept, self.loaded.take()) {
+            kept.put(self.key.clone(), loaded);
         }
     }
 }
@@ -284,7 +272,7 @@ impl Network<'_> {
         self.open.check()?;
         let Network { open, part, weights, key, loaded, outputs: names } = &mut *self;
         let name = Error::of(&part.name);
-        let Some(Loaded { session, precision, is_whole, .. }) = loaded else {
+        let Some(Loaded { session, precision, .. }) = loaded else {
             return Err(name(abi::Error::internal("it is not loaded").into()));
         };
         let started = Instant::now();
@@ -306,7 +294,8 @@ impl Network<'_> {
             Err(error) => error,
         };
         if error.code() != ErrorCode::OutOfRange || *precision == Precision::Fp32 {
-            *is_whole = false;
+            // A later request must not get it.
+            *loaded = None;
             return Err(name(error));
         }
         open.tell(Event::Widened { part: &part.name, from: *precision });

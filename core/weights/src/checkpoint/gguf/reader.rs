@@ -55,7 +55,7 @@ impl Place {
         (self.kind == STRING).then(|| (0..self.len).map(|_| input.string().ok()).collect())?
     }
 
-    /// The array's numbers as text, which [`str::parse`] takes apart; `None` if it has other elements.
+    /// The array's numbers; `None` if it has other elements.
     pub(super) fn numbers<T: std::str::FromStr>(&self, file: &[u8]) -> Option<Vec<T>> {
         let mut input = Input { file: file.get(..self.bytes.end)?, at: self.bytes.start };
         (0..self.len).map(|_| input.scalar(self.kind).ok()?.parse().ok()).collect()
