@@ -15,6 +15,7 @@ use sdrun_diffusion::{
     demo,
     picture::{Fit, Hint},
     pipeline::{self, Control, Engines, Event, Files, Kept, Parts, Request, generate},
+    reuse::{Mode, Reuse},
 };
 use sdrun_tests::{
     lab::{ALL, Lab, device_of},
@@ -84,6 +85,11 @@ impl Studio {
     }
 
     fn draw(&mut self, parts: &Parts, request: Request) -> RgbImage {
+        self.draw_counted(parts, request).0
+    }
+
+    /// The same, and how many steps ran no network.
+    fn draw_counted(&mut self, parts: &Parts, request: Request) -> (RgbImage, usize) {
         let precision = self.precision;
         let options = move |device| BuildOptions::new(device).precision(precision);
         let engines = Engines {
@@ -93,15 +99,17 @@ impl Studio {
             kept: self.kept.take(),
         };
         let request = request.resolve(parts).unwrap();
-        let mut picture = None;
-        let mut hear = |event: Event<'_>| {
-            if let Event::Picture(drawn) = event {
+        let (mut picture, mut idle) = (None, 0);
+        let mut hear = |event: Event<'_>| match event {
+            Event::Picture(drawn) => {
                 picture = RgbImage::from_raw(drawn.width as u32, drawn.height as u32, drawn.bytes);
             }
+            Event::Step { running, .. } => idle += usize::from(running == 0.0),
+            _ => {}
         };
         generate(&self.lab.registry, parts, &request, &engines, &NoHost, &mut hear).unwrap();
         self.kept = engines.kept;
-        picture.unwrap()
+        (picture.unwrap(), idle)
     }
 
     /// A picture of each prompt, with seeds that are multiples of `step`.
@@ -158,6 +166,44 @@ fn unseen_prompts_are_drawn_right() {
             assert!(!fell, "{provider} {precision}: {found:?}, ggml in fp32: {reference:?}");
         }
     }
+}
+
+/// Caches leave the network out in a third of the steps. Pictures change a little, and show the same.
+#[test]
+fn reused_steps_cost_little() {
+    let prompts: Vec<Prompt> = prompts().into_iter().step_by(2).collect();
+    let mut studio = Studio::new("ggml", Precision::Fp32);
+    let parts = studio.parts();
+    let steps = 20;
+    let mut all = |reuse: Option<Reuse>| -> (Vec<RgbImage>, f64) {
+        let draw = |(prompt, seed): (&Prompt, u64)| {
+            let request = Request { reuse, steps: Some(steps), ..asked(&prompt.caption, seed) };
+            studio.draw_counted(&parts, request)
+        };
+        let (pictures, idle): (Vec<_>, Vec<_>) = prompts.iter().zip((0..).step_by(2)).map(draw).unzip();
+        (pictures, idle.iter().sum::<usize>() as f64 / (idle.len() * steps) as f64)
+    };
+    let (plain, idle) = all(None);
+    assert_eq!(idle, 0.0);
+    let before = shares(&prompts, &plain);
+    println!("every step: {before:.3?}");
+    for mode in [Mode::EasyCache, Mode::UCache] {
+        let (pictures, idle) = all(Some(Reuse::new(mode)));
+        let found = shares(&prompts, &pictures);
+        let psnr = psnr(&plain, &pictures);
+        println!("{mode:?}: {:.0} % of the steps reused, {psnr:.1} dB, {found:.3?}", idle * 100.0);
+        assert!((0.3..0.6).contains(&idle) && psnr > 36.0, "{mode:?}: {idle}, {psnr}");
+        // One picture of 64 is 1.6 points, one relation of 32 is 3.1.
+        assert!(before.iter().zip(found).all(|(before, now)| now > before - 0.032), "{mode:?}: {found:?}");
+    }
+}
+
+/// The ratio of white to the deviation of all pixels, in dB.
+fn psnr(a: &[RgbImage], b: &[RgbImage]) -> f64 {
+    let pixels = |pictures: &[RgbImage]| pictures.iter().flat_map(|one| one.as_raw().clone()).collect::<Vec<u8>>();
+    let (a, b) = (pixels(a), pixels(b));
+    let square: f64 = a.iter().zip(&b).map(|(a, b)| f64::from(a.abs_diff(*b)).powi(2)).sum();
+    20.0 * 255f64.log10() - 10.0 * (square / a.len() as f64).log10()
 }
 
 /// Whether at least 80 % of each object's inside, a disk of half its radius, has the background's colour.

@@ -13,7 +13,16 @@ use sdrun::{
 use sdrun_diffusion::pipeline::{Engines, Event, Files, Kept, Origin, Parts, Request, generate, plan};
 use sdrun_tests::{checkpoints, lab::Lab};
 use serde_json::{Value, json};
-use std::{fs, path::Path, time::Instant};
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -61,11 +70,12 @@ fn main() -> Result<()> {
     if let Some(kept) = &engines.kept {
         kept.clear();
     }
-    reset_peak();
+    // What earlier work left in the allocator's hands would count.
+    let watch = Watch::start();
     // As the command line does, without keeping anything.
     let alone = Engines { kept: None, only: None, wishes: engines.wishes.clone(), options: &options };
     measured["first"] = draw(&lab, open, &request, &alone)?;
-    measured["peak_bytes"] = json!(peak());
+    measured["peak_bytes"] = json!(watch.end());
     if family == "sd15" {
         draw(&lab, open, &Request { steps: Some(1), ..request.clone() }, &engines)?;
         let binding = Binding::from_map(&builtin::find("sd15/unet").context("no sd15/unet")?.weight_map()?);
@@ -113,14 +123,37 @@ fn draw(
     Ok(json!({ "seconds": seconds, "before_first_step": first_step, "networks": networks, "steps": steps }))
 }
 
-/// The most resident memory since [`reset_peak`], in bytes.
-fn peak() -> Option<u64> {
-    let text = fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+/// Watches this process' memory, without pages of files that the system can drop: a mapped checkpoint is one. Linux only.
+struct Watch {
+    peak: Arc<AtomicU64>,
+    ended: Arc<AtomicBool>,
 }
 
-fn reset_peak() {
-    // Linux only; elsewhere `peak` knows nothing either.
-    let _ = fs::write("/proc/self/clear_refs", "5");
+impl Watch {
+    fn start() -> Self {
+        let watch = Watch { peak: Arc::default(), ended: Arc::default() };
+        let (peak, ended) = (Arc::clone(&watch.peak), Arc::clone(&watch.ended));
+        thread::spawn(move || {
+            while !ended.load(Ordering::Relaxed) {
+                peak.fetch_max(own_memory().unwrap_or(0), Ordering::Relaxed);
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+        watch
+    }
+
+    /// The most memory so far, in bytes.
+    fn end(self) -> u64 {
+        self.ended.store(true, Ordering::Relaxed);
+        self.peak.load(Ordering::Relaxed)
+    }
+}
+
+fn own_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let kib = |name: &str| -> Option<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix("kB")?.trim().parse().ok()
+    };
+    Some((kib("RssAnon:")? + kib("RssShmem:")?) * 1024)
 }

@@ -31,6 +31,7 @@ pub mod prediction;
 pub mod preview;
 pub mod program;
 pub mod prompt;
+pub mod reuse;
 pub mod sampler;
 pub mod schedule;
 pub mod text;

@@ -82,6 +82,9 @@ impl Listener<'_, '_> {
                     seconds_left,
                 };
                 self.line(&line);
+                if running == 0.0 && self.request.reuse.is_some() {
+                    self.session.report.reused += 1;
+                }
                 self.preview(picture, clean, shape, step);
             }
             Event::Decoding { picture } => {

@@ -10,6 +10,7 @@ mod output;
 mod preview;
 mod prompts;
 mod report;
+mod reuse;
 mod upscaling;
 
 pub(super) use report::Network;
@@ -18,6 +19,7 @@ use crate::{build::BuildArgs, context::Context, files::picture, provider::Provid
 use inputs::InputArgs;
 use model::ModelArgs;
 use preview::PreviewArgs;
+use reuse::ReuseArgs;
 use sdrun_diffusion::{
     metadata::{self, Record, read_record},
     names,
@@ -146,6 +148,9 @@ pub(crate) struct Args {
     no_metadata: bool,
 
     #[command(flatten)]
+    reuse: ReuseArgs,
+
+    #[command(flatten)]
     preview: PreviewArgs,
 
     /// First say what will run where and why, whether its engine is cached, and how much memory it needs
@@ -243,6 +248,7 @@ fn wanted(args: &Args) -> anyhow::Result<(Request, Option<Record>)> {
         like: args.seed_like.map(Like::program).or(base.like),
         rng: args.rng.map(RngArg::rng).or(base.rng),
         count: args.batch_count,
+        reuse: args.reuse.wanted(base.reuse)?,
         ..base
     };
     Ok((request, from))

@@ -63,6 +63,8 @@ pub(super) struct Report {
     sampler: &'static str,
     schedule: &'static str,
     cfg_scale: f64,
+    /// Steps that reused an earlier output of the network.
+    pub(super) reused: usize,
     pub(super) networks: Vec<Network>,
     pub(super) pictures: Vec<Drawn>,
     pub(super) seconds: f64,
@@ -103,6 +105,7 @@ impl Report {
             sampler: request.sampler.name(),
             schedule: request.schedule.name(),
             cfg_scale: request.guidance.scale,
+            reused: 0,
             networks: Vec::new(),
             pictures: Vec::new(),
             seconds: 0.0,
@@ -122,12 +125,16 @@ impl Report {
             let prompt = if picture.has_choices { format!("  {}", picture.prompt) } else { String::new() };
             writeln!(out, "{}  seed {}{prompt}", picture.file.display(), picture.seed)?;
         }
-        let Report { family, width, height, steps, sampler, schedule, cfg_scale, seconds, .. } = self;
+        let Report { family, width, height, steps, sampler, schedule, cfg_scale, reused, seconds, .. } = self;
         let seconds = format::seconds(*seconds);
         writeln!(
             out,
             "{family}, {width} x {height}, {steps} steps of {sampler} ({schedule}), scale {cfg_scale}, {seconds}"
-        )
+        )?;
+        if *reused > 0 {
+            writeln!(out, "{reused} steps reused an earlier output of the network (--cache-mode)")?;
+        }
+        Ok(())
     }
 }
 

@@ -10,6 +10,7 @@ use crate::{
     pipeline::{Content, Syntax},
     prediction::Prediction,
     program::Program,
+    reuse::Reuse,
     sampler::Sampler,
     schedule::Schedule,
 };
@@ -89,6 +90,9 @@ pub struct Record {
     /// The autoencoder, if it is not the checkpoint's. Its hash is AutoV2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vae: Option<ModelFile>,
+    /// When steps reused an earlier output of the network, if they did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reuse: Option<Reuse>,
     /// Side of the autoencoder's tiles in pixels, if the user requested tiles.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tile: Option<usize>,

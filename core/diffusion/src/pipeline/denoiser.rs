@@ -15,6 +15,7 @@ use crate::{
     guidance::Guidance,
     prediction::{consistent, noised},
     program::Program,
+    reuse::Cache,
     sampler::{Denoiser, Sampler},
     schedule::Levels,
 };
@@ -45,6 +46,8 @@ pub(super) struct Guided<'a> {
     pub(super) beside: Vec<f32>,
     /// The tokens of a picture that the model edits.
     pub(super) reference: Vec<f32>,
+    /// Outputs that later steps of the picture may reuse.
+    pub(super) cache: Option<Cache>,
 }
 
 impl<'a> Guided<'a> {
@@ -77,6 +80,7 @@ impl<'a> Guided<'a> {
             output,
             beside: Vec::new(),
             reference: Vec::new(),
+            cache: None,
         })
     }
 
@@ -122,7 +126,18 @@ impl<'a> Guided<'a> {
             Timestep::Level => sigma,
         };
         let rows: Vec<usize> = without.into_iter().chain(step.with.iter().map(|(row, _)| *row)).collect();
-        let mut outputs = self.outputs(&rows, &scaled, time, index)?;
+        let place = (index, sigmas.len() - 1);
+        let reused = self.cache.as_mut().and_then(|cache| cache.outputs(place, &rows, &scaled));
+        let mut outputs = match reused {
+            Some(outputs) => outputs,
+            None => {
+                let outputs = self.outputs(&rows, &scaled, time, index)?;
+                if let Some(cache) = &mut self.cache {
+                    cache.computed(place, &rows, &scaled, &outputs);
+                }
+                outputs
+            }
+        };
         let without = without.map(|_| outputs.remove(0));
         let with = joined(&step.with, outputs, without.as_deref());
         Ok((with, without))

@@ -20,6 +20,7 @@ use crate::{
     picture::Fit,
     prediction::noised,
     program::Program,
+    reuse::Cache,
     sampler::Path,
     schedule::Levels,
 };
@@ -188,6 +189,7 @@ impl Stage<'_> {
         let mut paused = paused.into_iter();
         for picture in 0..request.count {
             let Some(mut guided) = denoiser.take() else { break };
+            guided.cache = request.reuse.map(Cache::new);
             let Drawn { sample, beside: shown, start: noise, steps: fresh } =
                 Source::draw(request, picture, len, sigmas, self.samples());
             if let Some(beside) = beside {

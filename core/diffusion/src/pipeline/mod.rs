@@ -50,6 +50,7 @@ use crate::{
     latent::SizeError,
     picture::{PictureError, TileError},
     prompt::Endless,
+    reuse::ReuseError,
     text::{chunks::ChunkError, condition::ConditionError, encode::EncodeError, tokenizer::TokenizerError},
 };
 use sdrun::abi::{self, Precision};
@@ -102,6 +103,9 @@ pub enum Error {
     /// A network returned something else for a tile than expected.
     #[error(transparent)]
     Tile(#[from] TileError),
+    /// Steps cannot be reused like this.
+    #[error(transparent)]
+    Reuse(#[from] ReuseError),
     /// The text encoders' states do not fit the model.
     #[error(transparent)]
     Condition(#[from] ConditionError),

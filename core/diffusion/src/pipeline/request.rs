@@ -9,6 +9,7 @@ use crate::{
     prediction::{Prediction, Time},
     program::Program,
     prompt::{self, Pass, Tag},
+    reuse::Reuse,
     sampler::{Options, Sampler},
     schedule::{
         Levels, Schedule,
@@ -70,6 +71,8 @@ pub struct Request {
     pub reference: Option<RgbImage>,
     /// After which share of the steps [`Parts::refiner`] takes over; 0.8 by default.
     pub refiner_start: Option<f64>,
+    /// Steps that reuse an earlier output of the network. `None` computes all.
+    pub reuse: Option<Reuse>,
     /// Sides in pixels of tiles for the autoencoder. `None` takes the whole picture, or tiles of 512 where memory is short.
     pub tile: Option<usize>,
     /// The language of the prompts. The default is that of `like`, or else A1111's.
@@ -127,6 +130,8 @@ pub struct Resolved {
     pub reference: Option<RgbImage>,
     /// After which share of the steps the refiner takes over.
     pub refiner_start: f64,
+    /// When steps reuse an earlier output of the network.
+    pub reuse: Option<Reuse>,
     /// Sides in pixels of tiles for the autoencoder.
     pub tile: Option<usize>,
     /// The language of the prompts.
@@ -199,6 +204,7 @@ impl Request {
             let message = format!("tiles of {tile} pixels are too small: take {SMALLEST_TILE} or more");
             return Err(Error::invalid(message));
         }
+        self.reuse.as_ref().map_or(Ok(()), Reuse::check)?;
         let clip_skip = self.clip_skip.unwrap_or(1).max(1);
         let sampler = self.sampler.unwrap_or(defaults.sampler);
         let usual = || if self.sampler.is_some() { sampler.usual_schedule() } else { defaults.schedule };
@@ -227,6 +233,7 @@ impl Request {
             controls: self.controls.clone(),
             reference: self.reference.clone(),
             refiner_start,
+            reuse: self.reuse,
             tile: self.tile,
             syntax,
             like: self.like,
@@ -467,6 +474,7 @@ impl Resolved {
             prediction: self.told_prediction,
             clip_skip: Some(self.clip_skip).filter(|layer| *layer > 1),
             denoising_strength: self.start.as_ref().map(|start| start.strength),
+            reuse: self.reuse,
             tile: self.tile,
             refiner_start: files.refiner.as_ref().map(|_| self.refiner_start),
             controlnets: files.controlnets.iter().zip(&self.controls).map(control).collect(),
@@ -513,6 +521,7 @@ impl Request {
             guidance_interval: record.guidance_interval,
             syntax: record.syntax,
             refiner_start: record.refiner_start,
+            reuse: record.reuse,
             tile: record.tile,
             hires,
             like: record.seed_like,
