@@ -438,7 +438,7 @@ fn pictures_of_further_models_are_those_of_diffusers() {
     let handover = Request { schedule: Some(Schedule::Karras), refiner_start: Some(0.55), ..euler.clone() };
     let reference =
         RgbImage::from_fn(1024, 1024, |x, y| Rgb([(x / 4) as u8, (y / 4) as u8, ((x + y) / 8) as u8]));
-    let kontext = Request { reference: Some(reference), distilled_guidance: Some(2.5), ..alone.clone() };
+    let kontext = Request { references: vec![reference], distilled_guidance: Some(2.5), ..alone.clone() };
     let fill = Request { start: Some(start(1.0, true)), ..alone.clone() };
     let consistent = Request { steps: Some(5), seed: 5, ..Request::default() };
     let consistent = Request {

@@ -1,7 +1,7 @@
 //! Measures pictures of full-size models, for `cargo xtask bench generate`. The checkpoint has synthetic weights; times do not depend
 //! on them. Prints JSON.
 //!
-//! `generate_speed FOLDER sd15|sdxl PROVIDER PRECISION STEPS`: FOLDER keeps the checkpoint. It draws a picture as the command line does,
+//! `generate_speed FOLDER sd15|sdxl|flux-schnell PROVIDER PRECISION STEPS`: FOLDER keeps the checkpoint. It draws a picture as the command line does,
 //! and for `sd15` one more with networks that stay loaded and a LoRA.
 
 use anyhow::{Context, Result, bail};
@@ -27,7 +27,7 @@ use std::{
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [folder, family, provider, precision, steps] = &arguments[..] else {
-        bail!("usage: generate_speed FOLDER sd15|sdxl PROVIDER PRECISION STEPS");
+        bail!("usage: generate_speed FOLDER sd15|sdxl|flux-schnell PROVIDER PRECISION STEPS");
     };
     let folder = Path::new(folder);
     fs::create_dir_all(folder)?;
@@ -35,9 +35,16 @@ fn main() -> Result<()> {
     let (networks, side) = match &**family {
         "sd15" => (checkpoints::SD15, 512),
         "sdxl" => (checkpoints::SDXL, 1024),
+        "flux-schnell" => (checkpoints::FLUX_SCHNELL, 512),
         other => bail!("unknown family {other}"),
     };
     checkpoints::checkpoint(&file, networks, "generate/A")?;
+    if family == "flux-schnell" {
+        // Any vocabulary of its kind; T5's own is not ours.
+        let vocabulary =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../core/diffusion/testdata/text/t5.model");
+        fs::copy(vocabulary, folder.join("spiece.model"))?;
+    }
     let lab = Lab::default();
     let precision: Precision = precision.parse().map_err(anyhow::Error::msg)?;
     let options = |device: Device| BuildOptions::new(device).precision(precision);

@@ -41,6 +41,14 @@ pub const SDXL: Networks<'static> = &[
     (Network::OpenClip, &["sdxl/text-encoder-2"], "conditioner.embedders.1.model."),
 ];
 
+/// FLUX.1 schnell with its text encoders, in ComfyUI's layout.
+pub const FLUX_SCHNELL: Networks<'static> = &[
+    (Network::Flux, &["flux/schnell"], "model.diffusion_model."),
+    (Network::Vae, &["flux/vae-decoder", "flux/vae-encoder"], "vae."),
+    (Network::Clip, &["sd15/text-encoder"], "text_encoders.clip_l.transformer."),
+    (Network::T5, &["t5-xxl"], "text_encoders.t5xxl.transformer."),
+];
+
 /// Writes a checkpoint in the original layout of single files, in f16, unless it is there.
 pub fn checkpoint(path: &Path, networks: Networks<'_>, tag: &str) -> Result<()> {
     let mut entries = Vec::new();

@@ -14,3 +14,12 @@ VAE = {
     "latent_channels": 4,
     "sample_size": 512,
 }
+TEXT = {
+    "vocab_size": 49408,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "projection_dim": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "hidden_act": "quick_gelu",
+}

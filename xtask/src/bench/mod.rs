@@ -4,6 +4,7 @@
 mod generate;
 mod ggml;
 mod migraphx;
+mod pictures;
 mod process;
 mod refit;
 mod runs;

@@ -20,19 +20,9 @@ const DECODER: Subject =
     Subject { name: "sd15/vae-decoder", shapes: &["latent_sample=1,4,64,64"], rounds: UNET.rounds };
 /// Our precision, the type of its weights, and the target for its time divided by ours.
 const PRECISIONS: [(&str, &str, &str); 2] = [("fp32", "f32", "≥ 3.3"), ("bf16", "bf16", "≥ 6")];
-/// Steps of its sampler. Each is one run of the UNet.
-const STEPS: usize = 2;
-
 /// Runs both in turns. A round is one picture of stable-diffusion.cpp and several runs of ours; our fastest run counts.
 pub(super) fn beside(lab: &Lab<'_>) -> Outcome {
-    let (Some(program), Some(model)) = (env::var_os(PROGRAM), env::var_os(MODEL)) else {
-        println!(
-            "   not compared with stable-diffusion.cpp: {PROGRAM} and {MODEL} name no program and no checkpoint"
-        );
-        return Ok((Value::Null, Vec::new()));
-    };
-    let picture = lab.workspace.target.join("bench/picture.png");
-    let theirs = Theirs { program, model, threads: lab.threads, picture };
+    let Some(theirs) = Theirs::find(lab, env::var_os(MODEL)) else { return Ok((Value::Null, Vec::new())) };
     let (mut raw, mut lines) = (Vec::new(), Vec::new());
     for (precision, type_, aim) in PRECISIONS {
         let (mut steps, mut decodes) = (Times::default(), Times::default());
@@ -68,7 +58,7 @@ struct Times {
     theirs: Vec<f64>,
 }
 
-struct Theirs {
+pub(super) struct Theirs {
     program: OsString,
     model: OsString,
     threads: usize,
@@ -77,15 +67,45 @@ struct Theirs {
 }
 
 impl Theirs {
+    /// Steps of its sampler.
+    pub(super) const STEPS: usize = 2;
+
+    /// The program, if there is one, with this checkpoint.
+    pub(super) fn find(lab: &Lab<'_>, model: Option<OsString>) -> Option<Self> {
+        let (Some(program), Some(model)) = (env::var_os(PROGRAM), model) else {
+            println!(
+                "   not compared with stable-diffusion.cpp: {PROGRAM} names no program, or {MODEL} no checkpoint"
+            );
+            return None;
+        };
+        let picture = lab.workspace.target.join("bench/picture.png");
+        Some(Theirs { program, model, threads: lab.threads, picture })
+    }
+
     /// Seconds per step, without guidance by a second prompt, and seconds to decode.
     fn picture(&self, type_: &str) -> Result<(f64, f64)> {
         let mut command = Command::new(&self.program);
-        command.arg("-m").arg(&self.model).args(["--type", type_, "-p", "a cat", "--cfg-scale", "1"]);
-        command.args(["-W", "512", "-H", "512", "-s", "1", "--steps", &STEPS.to_string()]);
-        command.args(["-t", &self.threads.to_string(), "-o"]).arg(&self.picture);
+        self.arguments(&mut command, type_, &["-p", "a cat", "--cfg-scale", "1"]);
         let log = output(&mut command)?;
-        let sampling = told(&log, "sampling completed, taking ")?;
-        Ok((sampling / STEPS as f64, told(&log, "decode_first_stage completed, taking ")?))
+        Ok((self.step(&log)?, told(&log, "decode_first_stage completed, taking ")?))
+    }
+
+    /// Adds a command that draws a picture with guidance.
+    pub(super) fn whole(&self, command: &mut Command, type_: &str) {
+        command.arg(&self.program);
+        let prompt = ["-p", "a lighthouse in the fog", "-n", "blurry", "--cfg-scale", "7"];
+        self.arguments(command, type_, &prompt);
+    }
+
+    fn arguments(&self, command: &mut Command, type_: &str, prompt: &[&str]) {
+        command.arg("-m").arg(&self.model).args(["--type", type_]).args(prompt);
+        command.args(["-W", "512", "-H", "512", "-s", "1", "--steps", &Self::STEPS.to_string()]);
+        command.args(["-t", &self.threads.to_string(), "-o"]).arg(&self.picture);
+    }
+
+    /// Seconds per step in its log.
+    pub(super) fn step(&self, log: &str) -> Result<f64> {
+        Ok(told(log, "sampling completed, taking ")? / Self::STEPS as f64)
     }
 }
 

@@ -94,7 +94,7 @@ fn with_inputs(
     let hires = args.inputs.hires(size, family.multiple, upscaler.is_some())?.or(request.hires);
     Ok(Request {
         start: args.inputs.start()?,
-        reference: args.inputs.reference()?,
+        references: args.inputs.references()?,
         controls: args.inputs.controls(args.model.control_nets.len(), family, size)?,
         hires,
         upscale_repeats: upscaling::repeats(args.inputs.upscale_repeats, upscaler, hires, from),

@@ -43,9 +43,9 @@ pub(super) struct InputArgs {
     #[arg(long, value_name = "L,T,R,B", value_delimiter = ',', num_args = 1.., requires = "init_image", conflicts_with = "mask")]
     outpaint: Vec<u32>,
 
-    /// Edit this picture as the prompt says (FLUX.1 Kontext)
-    #[arg(short, long, value_name = "FILE", conflicts_with = "init_image")]
-    ref_image: Option<PathBuf>,
+    /// Edit this picture as the prompt says, or put several together (FLUX.1 Kontext; repeatable)
+    #[arg(short, long = "ref-image", value_name = "FILE", conflicts_with = "init_image")]
+    ref_images: Vec<PathBuf>,
 
     /// How a picture of another size is fitted
     #[arg(long, value_enum, default_value_t = Resize::Crop)]
@@ -162,9 +162,9 @@ impl InputArgs {
         Ok(Some(start))
     }
 
-    /// The picture to edit.
-    pub(super) fn reference(&self) -> anyhow::Result<Option<RgbImage>> {
-        self.ref_image.as_deref().map(|file| Ok(picture::read(file)?.rgb())).transpose()
+    /// The pictures to edit.
+    pub(super) fn references(&self) -> anyhow::Result<Vec<RgbImage>> {
+        self.ref_images.iter().map(|file| Ok(picture::read(file)?.rgb())).collect()
     }
 
     fn fit(&self) -> Fit {

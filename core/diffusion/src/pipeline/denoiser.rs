@@ -44,7 +44,7 @@ pub(super) struct Guided<'a> {
     output: String,
     /// What the denoiser takes beside the noisy latents, `[channels, height, width]`.
     pub(super) beside: Vec<f32>,
-    /// The tokens of a picture that the model edits.
+    /// The tokens of the pictures that the model edits.
     pub(super) reference: Vec<f32>,
     /// Outputs that later steps of the picture may reuse.
     pub(super) cache: Option<Cache>,
@@ -61,7 +61,11 @@ impl<'a> Guided<'a> {
         let batch = layout.batch;
         let controls = Controls::open(open, course, alone, &conditions.all)?;
         let scale = request.distilled_guidance.unwrap_or(1.0);
+        let grids = reference::grids(&request.references, parts);
         let fixed = |role: Role, size: usize| match role {
+            Role::ImageIds => {
+                Some(layout.image_ids().into_iter().chain(grids.iter().flat_map(|grid| grid.ids())).collect())
+            }
             Role::Guidance => Some(vec![scale as f32; size]),
             Role::GuidanceEmbedding => Some(guidance_embedding(scale, size / batch).repeat(batch)),
             _ => None,
@@ -174,8 +178,8 @@ pub(super) fn layouts(
     let batch = if in_all && is_even && steps.iter().all(is_pair) { 2 } else { 1 };
     let family = parts.family;
     let [channels, height, width] = shape;
-    let reference = reference::tokens(request, parts);
-    let alone = Layout { batch, latents: shape, pack: family.pack, factor: family.latent.factor, reference };
+    let references = reference::grids(&request.references, parts).iter().map(reference::Grid::len).sum();
+    let alone = Layout { batch, latents: shape, pack: family.pack, factor: family.latent.factor, references };
     let more = family.beside.channels(&family.latent);
     Ok((alone, Layout { latents: [channels + more, height, width], ..alone }))
 }

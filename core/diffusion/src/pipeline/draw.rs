@@ -113,7 +113,7 @@ struct Model<'a> {
     request: &'a Resolved,
     conditions: &'a Conditions,
     beside: Option<&'a Beside>,
-    /// The tokens of a picture that the model edits.
+    /// The tokens of the pictures that the model edits.
     reference: &'a [f32],
 }
 

@@ -35,7 +35,6 @@ impl<'a> Fed<'a> {
         let mut inputs = Tensors::new();
         for (name, role) in &roles {
             let values = match role {
-                Role::ImageIds => Some(layout.image_ids()),
                 Role::Text | Role::TextIds | Role::Mask => None,
                 role => fixed(*role, network.shape(name)?.iter().product()),
             };

@@ -23,7 +23,7 @@ pub(super) enum Role {
     Guidance,
     /// The same as sines and cosines (latent consistency models).
     GuidanceEmbedding,
-    /// Places of the picture's tokens: 0, row, column; 1 in front for those of a picture that the model edits.
+    /// Places of tokens: 0, row, column for those of the picture, and 1 in front for those of pictures that the model edits.
     ImageIds,
     /// Places of the prompt's tokens, all 0.
     TextIds,
@@ -65,8 +65,8 @@ pub(super) struct Layout {
     pub(super) pack: usize,
     /// Pixels that one latent covers in each direction.
     pub(super) factor: usize,
-    /// Tokens `[rows, columns]` of a picture that the model edits.
-    pub(super) reference: [usize; 2],
+    /// Tokens of the pictures that the model edits.
+    pub(super) references: usize,
 }
 
 impl Layout {
@@ -127,7 +127,7 @@ impl Layout {
     /// The shape of an input for a condition.
     pub(super) fn shape(&self, role: Role, condition: &Condition) -> Vec<usize> {
         let [channels, height, width] = self.latents;
-        let tokens = height * width / (self.pack * self.pack) + self.reference.iter().product::<usize>();
+        let tokens = height * width / (self.pack * self.pack) + self.references;
         match role {
             Role::Latents if self.pack == 1 => vec![self.batch, channels, height, width],
             Role::Latents => vec![self.batch, tokens, channels * self.pack * self.pack],
@@ -158,10 +158,7 @@ impl Layout {
 
     /// Places of the picture's tokens.
     pub(super) fn image_ids(&self) -> Vec<f32> {
-        let [_, height, width] = self.latents;
-        let places = |picture: f32, [rows, columns]: [usize; 2]| {
-            (0..rows).flat_map(move |y| (0..columns).flat_map(move |x| [picture, y as f32, x as f32]))
-        };
-        places(0.0, [height / self.pack, width / self.pack]).chain(places(1.0, self.reference)).collect()
+        let [rows, columns] = [self.latents[1], self.latents[2]].map(|side| side / self.pack);
+        (0..rows).flat_map(|y| (0..columns).flat_map(move |x| [0.0, y as f32, x as f32])).collect()
     }
 }

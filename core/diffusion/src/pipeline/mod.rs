@@ -53,6 +53,7 @@ use crate::{
     reuse::ReuseError,
     text::{chunks::ChunkError, condition::ConditionError, encode::EncodeError, tokenizer::TokenizerError},
 };
+use image::RgbImage;
 use sdrun::abi::{self, Precision};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -187,6 +188,13 @@ pub struct Picture {
     pub bytes: Vec<u8>,
     /// Its seed.
     pub seed: u64,
+}
+
+impl Picture {
+    /// The picture as the crate `image` has it.
+    pub fn into_rgb(self) -> RgbImage {
+        RgbImage::from_raw(self.width as u32, self.height as u32, self.bytes).unwrap_or_default()
+    }
 }
 
 /// Progress, for progress bars, previews and tests.

@@ -24,6 +24,13 @@ pub struct Engines<'a> {
     pub kept: Option<Kept>,
 }
 
+impl<'a> Engines<'a> {
+    /// Chooses the best provider for each network, and keeps networks and encoded prompts for further requests.
+    pub fn new(options: &'a dyn Fn(Device) -> BuildOptions) -> Self {
+        Engines { only: None, wishes: Wishes::new(), options, kept: Some(Kept::default()) }
+    }
+}
+
 /// Shapes of a network's inputs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct InputShapes {

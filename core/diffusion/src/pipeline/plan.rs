@@ -110,9 +110,9 @@ pub fn plan(
     if request.start.is_some() || sees {
         phases.push(planner.autoencoder("encode the picture", parts, size, true)?);
     }
-    if let Some(picture) = &request.reference {
+    for picture in &request.references {
         let size = reference::size(picture).map(|side| side as usize);
-        phases.push(planner.autoencoder("encode the reference", parts, size, true)?);
+        phases.push(planner.autoencoder("encode a reference", parts, size, true)?);
     }
     phases.push(planner.steps("draw", parts, request, &conditions, 0, size)?);
     if let Some(hires) = &request.hires {

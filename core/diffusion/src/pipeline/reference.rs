@@ -1,4 +1,4 @@
-//! A picture that a model edits: its latents are further tokens beside those of the new picture (FLUX.1 Kontext).
+//! Pictures that a model edits: their latents are further tokens beside those of the new picture (FLUX.1 Kontext).
 
 use super::{Resolved, Result, autoencoder::Encoder, network::Opener, parts::Parts};
 use crate::{latent, picture::Fit};
@@ -16,31 +16,68 @@ pub(super) fn size(picture: &RgbImage) -> [u32; 2] {
     sizes.min_by(|a, b| far(a).total_cmp(&far(b))).unwrap_or([1024, 1024])
 }
 
-/// Tokens of the reference `[rows, columns]`, or 0 if there is none.
-pub(super) fn tokens(request: &Resolved, parts: &Parts) -> [usize; 2] {
-    let family = parts.family;
-    let cell = (family.latent.factor * family.pack) as u32;
-    request.reference.as_ref().map_or([0, 0], |picture| {
-        let [width, height] = size(picture);
-        [(height / cell) as usize, (width / cell) as usize]
-    })
+/// The tokens of a picture: rows and columns, and the place of the first of them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Grid {
+    rows: usize,
+    columns: usize,
+    /// Row and column.
+    at: [usize; 2],
+}
+
+/// Where the tokens of pictures are, in order. Each lies below or right of those before it, where the whole stays smaller
+/// (ComfyUI's and stable-diffusion.cpp's rule).
+pub(super) fn grids(pictures: &[RgbImage], parts: &Parts) -> Vec<Grid> {
+    let cell = (parts.family.latent.factor * parts.family.pack) as u32;
+    let sizes = pictures.iter().map(size).map(|side| side.map(|pixels| (pixels / cell) as usize));
+    placed(sizes)
+}
+
+/// The same for sizes `[width, height]` in tokens.
+fn placed(sizes: impl Iterator<Item = [usize; 2]>) -> Vec<Grid> {
+    let (mut width, mut height) = (0, 0);
+    let place = |[columns, rows]: [usize; 2]| {
+        let at = if rows + height > columns + width { [0, width] } else { [height, 0] };
+        height = height.max(rows + at[0]);
+        width = width.max(columns + at[1]);
+        Grid { rows, columns, at }
+    };
+    sizes.map(place).collect()
+}
+
+impl Grid {
+    /// How many tokens.
+    pub(super) fn len(&self) -> usize {
+        self.rows * self.columns
+    }
+
+    /// The tokens' places: 1 for a picture that the model edits, row, column.
+    pub(super) fn ids(self) -> impl Iterator<Item = f32> {
+        let Grid { rows, columns, at: [top, left] } = self;
+        (0..rows).flat_map(move |y| {
+            (0..columns).flat_map(move |x| [1.0, (top + y) as f32, (left + x) as f32])
+        })
+    }
 }
 
 /// The tokens' values; empty if there is no reference.
 pub(super) fn encoded(open: &Opener<'_>, parts: &Parts, request: &Resolved) -> Result<Vec<f32>> {
-    let Some(picture) = &request.reference else { return Ok(Vec::new()) };
-    let [width, height] = size(picture);
-    let picture = Fit::Stretch.picture(picture, width, height)?;
-    let (width, height) = (width as usize, height as usize);
-    let mut encoder = Encoder::new(open, parts, [width, height]);
-    let mut latents = encoder.encode(&latent::from_bytes(&picture))?.drawn(None);
-    parts.family.latent.encoded(&mut latents);
-    Ok(latent::packed(&latents, parts.family.latent.shape(width, height)))
+    let mut tokens = Vec::new();
+    for picture in &request.references {
+        let [width, height] = size(picture);
+        let picture = Fit::Stretch.picture(picture, width, height)?;
+        let (width, height) = (width as usize, height as usize);
+        let mut encoder = Encoder::new(open, parts, [width, height]);
+        let mut latents = encoder.encode(&latent::from_bytes(&picture))?.drawn(None);
+        parts.family.latent.encoded(&mut latents);
+        tokens.extend(latent::packed(&latents, parts.family.latent.shape(width, height)));
+    }
+    Ok(tokens)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::size;
+    use super::{Grid, placed, size};
     use image::RgbImage;
 
     #[test]
@@ -49,5 +86,15 @@ mod tests {
         assert_eq!(size(&RgbImage::new(4000, 3000)), [1184, 880]);
         assert_eq!(size(&RgbImage::new(100, 4000)), [672, 1568]);
         assert_eq!(size(&RgbImage::new(1568, 672)), [1568, 672]);
+    }
+
+    #[test]
+    fn further_references_lie_below_or_beside_the_others() {
+        let grid = |columns, rows, at| Grid { rows, columns, at };
+        // A second square lies below the first: sides of 4 x 8 and 8 x 4 are alike, and the rule then takes the first.
+        let squares = [grid(4, 4, [0, 0]), grid(4, 4, [4, 0]), grid(4, 4, [0, 4])];
+        assert_eq!(placed([[4, 4]; 3].into_iter()), squares);
+        assert_eq!(placed([[2, 6], [2, 6]].into_iter()), [grid(2, 6, [0, 0]), grid(2, 6, [0, 2])]);
+        assert_eq!(grid(2, 1, [3, 5]).ids().collect::<Vec<_>>(), [1.0, 3.0, 5.0, 1.0, 3.0, 6.0]);
     }
 }

@@ -67,8 +67,8 @@ pub struct Request {
     ///
     /// [`Beside::is_hint`]: crate::family::Beside::is_hint
     pub controls: Vec<Control>,
-    /// A picture to edit as the prompt says, of any size (FLUX.1 Kontext).
-    pub reference: Option<RgbImage>,
+    /// Pictures to edit as the prompt says, of any size (FLUX.1 Kontext).
+    pub references: Vec<RgbImage>,
     /// After which share of the steps [`Parts::refiner`] takes over; 0.8 by default.
     pub refiner_start: Option<f64>,
     /// Steps that reuse an earlier output of the network. `None` computes all.
@@ -126,8 +126,8 @@ pub struct Resolved {
     pub upscale_repeats: usize,
     /// Pictures that ControlNets follow.
     pub controls: Vec<Control>,
-    /// A picture to edit.
-    pub reference: Option<RgbImage>,
+    /// Pictures to edit.
+    pub references: Vec<RgbImage>,
     /// After which share of the steps the refiner takes over.
     pub refiner_start: f64,
     /// When steps reuse an earlier output of the network.
@@ -196,7 +196,7 @@ impl Request {
                 format!("the refiner starts after {refiner_start} of the steps: take a share from 0 to 1");
             return Err(Error::invalid(message));
         }
-        if self.reference.is_some() && !family.edits {
+        if !self.references.is_empty() && !family.edits {
             let message = format!("{} cannot edit a reference picture; FLUX.1 Kontext can", family.title);
             return Err(abi::Error::unsupported(message).into());
         }
@@ -231,7 +231,7 @@ impl Request {
             hires: self.hires,
             upscale_repeats: self.upscale_repeats,
             controls: self.controls.clone(),
-            reference: self.reference.clone(),
+            references: self.references.clone(),
             refiner_start,
             reuse: self.reuse,
             tile: self.tile,
@@ -327,7 +327,7 @@ impl Resolved {
             prediction: refiner.prediction.unwrap_or(family.prediction),
             distilled_guidance: family.distilled_guidance,
             controls: Vec::new(),
-            reference: None,
+            references: Vec::new(),
             ..self.clone()
         }
     }
