@@ -5,7 +5,6 @@
 #[path = "demo/judge.rs"]
 mod judge;
 
-use half::f16;
 use image::{RgbImage, imageops};
 use judge::{Marks, Prompt, judge, read};
 use sdrun::{
@@ -22,12 +21,7 @@ use sdrun_tests::{
     lab::{ALL, Lab, device_of},
     place::Place,
 };
-use serde_json::{Map, Value, json};
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, process::Command};
 
 /// Side of a picture.
 const SIDE: u32 = 64;
@@ -72,8 +66,6 @@ struct Studio {
     device: Device,
     kept: Option<Kept>,
     precision: Precision,
-    /// Networks that ran again in fp32, and the precision they ran in before.
-    widened: Vec<(String, Precision)>,
 }
 
 impl Studio {
@@ -81,7 +73,7 @@ impl Studio {
         let lab = Lab::default();
         let provider = lab.open(provider).unwrap();
         let device = device_of(&provider).unwrap();
-        Studio { lab, provider, device, kept: Some(Kept::default()), precision, widened: Vec::new() }
+        Studio { lab, provider, device, kept: Some(Kept::default()), precision }
     }
 
     fn parts(&self) -> Parts {
@@ -93,11 +85,11 @@ impl Studio {
     }
 
     fn draw(&mut self, parts: &Parts, request: Request) -> RgbImage {
-        self.draw_counted(parts, request).0
+        self.draw_counted(parts, request).unwrap().0
     }
 
     /// The same, and how many steps ran no network.
-    fn draw_counted(&mut self, parts: &Parts, request: Request) -> (RgbImage, usize) {
+    fn draw_counted(&mut self, parts: &Parts, request: Request) -> pipeline::Result<(RgbImage, usize)> {
         let precision = self.precision;
         let options = move |device| BuildOptions::new(device).precision(precision);
         let engines = Engines {
@@ -113,12 +105,11 @@ impl Studio {
                 picture = RgbImage::from_raw(drawn.width as u32, drawn.height as u32, drawn.bytes);
             }
             Event::Step { running, .. } => idle += usize::from(running == 0.0),
-            Event::Widened { part, from } => self.widened.push((part.into(), from)),
             _ => {}
         };
-        generate(&self.lab.registry, parts, &request, &engines, &NoHost, &mut hear).unwrap();
+        generate(&self.lab.registry, parts, &request, &engines, &NoHost, &mut hear)?;
         self.kept = engines.kept;
-        (picture.unwrap(), idle)
+        Ok((picture.unwrap(), idle))
     }
 
     /// A picture of each prompt, with seeds that are multiples of `step`.
@@ -169,7 +160,18 @@ fn unseen_prompts_are_drawn_right() {
         let precisions = opened.capabilities(&device_of(&opened).unwrap()).unwrap().precisions;
         assert!(precisions.contains(&Precision::Fp32), "{provider}");
         for precision in precisions.into_iter().filter(|it| (*provider, *it) != ("ggml", Precision::Fp32)) {
-            let found = shares(&prompts, &Studio::new(provider, precision).all(&prompts, 2));
+            let mut studio = Studio::new(provider, precision);
+            let parts = studio.parts();
+            let first = studio.draw_counted(&parts, asked(&prompts[0].caption, 0));
+            // OpenVINO 2026.4 crashes in this text encoder in bf16 on processors with AMX. sdrun says so.
+            if let (true, Err(error)) = ((*provider, precision) == ("openvino", Precision::Bf16), &first) {
+                let words = error.to_string();
+                assert!(words.contains("SIGSEGV") && words.contains("text_encoder"), "{words}");
+                println!("NOT JUDGED: {provider} {precision}: {words}");
+                continue;
+            }
+            first.unwrap();
+            let found = shares(&prompts, &studio.all(&prompts, 2));
             println!("{provider} {precision}: {found:.3?}");
             let fell = reference.iter().zip(found).any(|(before, now)| now < before - slack);
             assert!(!fell, "{provider} {precision}: {found:?}, ggml in fp32: {reference:?}");
@@ -187,7 +189,7 @@ fn reused_steps_cost_little() {
     let mut all = |reuse: Option<Reuse>| -> (Vec<RgbImage>, f64) {
         let draw = |(prompt, seed): (&Prompt, u64)| {
             let request = Request { reuse, steps: Some(steps), ..asked(&prompt.caption, seed) };
-            studio.draw_counted(&parts, request)
+            studio.draw_counted(&parts, request).unwrap()
         };
         let (pictures, idle): (Vec<_>, Vec<_>) = prompts.iter().zip((0..).step_by(2)).map(draw).unzip();
         (pictures, idle.iter().sum::<usize>() as f64 / (idle.len() * steps) as f64)
@@ -321,69 +323,6 @@ fn the_controlnet_places_objects() {
         println!("{provider}: {with:.3} with, {without:.3} without the ControlNet");
         assert!(with >= 0.7 && without < 0.4, "{provider}: {with}, {without}");
     }
-}
-
-/// Copies a file of weights in f16. Those of `scaled` become f32 and are multiplied by their factors.
-fn rescale(from: &Path, to: &Path, scaled: &[(&str, f32)]) {
-    let bytes = fs::read(from).unwrap();
-    let start = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
-    let mut header: Map<String, Value> = serde_json::from_slice(&bytes[8..start]).unwrap();
-    let mut data = Vec::new();
-    for (name, entry) in header.iter_mut().filter(|(name, _)| *name != "__metadata__") {
-        let range = [0, 1].map(|at| start + entry["data_offsets"][at].as_u64().unwrap() as usize);
-        let (old, begin) = (&bytes[range[0]..range[1]], data.len());
-        match scaled.iter().find(|(wanted, _)| wanted == name) {
-            None => data.extend_from_slice(old),
-            Some((_, factor)) => {
-                assert_eq!(entry["dtype"], "F16");
-                entry["dtype"] = "F32".into();
-                let values = old.as_chunks::<2>().0.iter().map(|half| f16::from_le_bytes(*half).to_f32());
-                data.extend(values.flat_map(|value| (value * factor).to_le_bytes()));
-            }
-        }
-        entry["data_offsets"] = json!([begin, data.len()]);
-    }
-    let header = Value::Object(header).to_string();
-    fs::write(to, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()).unwrap();
-}
-
-/// A network that overflows in a narrow precision runs again in fp32, and the picture is right. Its values are 2^30 times as large as
-/// usual where two layers meet, which changes nothing in fp32; q8_0 keeps the scales of blocks in f16, which ends at 65504.
-#[test]
-fn a_network_that_overflows_runs_in_fp32() {
-    let folder = tempfile::tempdir().unwrap();
-    let lab = Lab::default();
-    let demo = demo::find(demo::NAME, &lab.paths).unwrap().unwrap();
-    for entry in walk(&demo) {
-        let target = folder.path().join(entry.strip_prefix(&demo).unwrap());
-        fs::create_dir_all(target.parent().unwrap()).unwrap();
-        fs::copy(&entry, target).unwrap();
-    }
-    let weights = "unet/diffusion_pytorch_model.safetensors";
-    let layer = "mid_block.attentions.0.transformer_blocks.0.attn1";
-    let power = 30f32.exp2();
-    let scaled = [(&*format!("{layer}.to_v.weight"), power), (&*format!("{layer}.to_out.0.weight"), 1.0 / power)];
-    rescale(&demo.join(weights), &folder.path().join(weights), &scaled);
-    let files = Files { model: Some(folder.path().to_owned()), ..Files::default() };
-    let parts = Parts::open(&files, &lab.paths, &NoHost).unwrap();
-
-    let prompt = &prompts()[0];
-    let request = || Request { steps: Some(8), ..asked(&prompt.caption, 0) };
-    let mut studio = Studio::new("ggml", Precision::Fp32);
-    let wide = studio.draw(&parts, request());
-    assert_eq!(wide, studio.draw(&studio.parts(), request()));
-    assert!(studio.widened.is_empty());
-    let mut studio = Studio::new("ggml", Precision::Q8_0);
-    let found = studio.draw(&parts, request());
-    assert_eq!(studio.widened, [("unet".into(), Precision::Q8_0)]);
-    let psnr = psnr(&[wide], &[found]);
-    assert!(psnr > 30.0, "{psnr}");
-}
-
-/// All files of a folder.
-fn walk(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
 }
 
 /// A newcomer's folder: nothing is installed but sdrun.

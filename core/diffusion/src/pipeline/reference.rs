@@ -54,9 +54,8 @@ impl Grid {
     /// The tokens' places: 1 for a picture that the model edits, row, column.
     pub(super) fn ids(self) -> impl Iterator<Item = f32> {
         let Grid { rows, columns, at: [top, left] } = self;
-        (0..rows).flat_map(move |y| {
-            (0..columns).flat_map(move |x| [1.0, (top + y) as f32, (left + x) as f32])
-        })
+        (0..rows)
+            .flat_map(move |y| (0..columns).flat_map(move |x| [1.0, (top + y) as f32, (left + x) as f32]))
     }
 }
 
