@@ -1,8 +1,8 @@
 //! Measures pictures of full-size models, for `cargo xtask bench generate`. The checkpoint has synthetic weights; times do not depend
 //! on them. Prints JSON.
 //!
-//! `generate_speed FOLDER sd15|sdxl|flux-schnell PROVIDER PRECISION STEPS`: FOLDER keeps the checkpoint. It draws a picture as the command line does,
-//! and for `sd15` one more with networks that stay loaded and a LoRA.
+//! `generate_speed FOLDER sd15|sdxl|flux-schnell PROVIDER PRECISION STEPS`: FOLDER keeps the checkpoint. It draws a picture as the
+//! command line does, and for `sd15` one more with networks that stay loaded and a LoRA.
 
 use anyhow::{Context, Result, bail};
 use sdrun::{
@@ -10,8 +10,8 @@ use sdrun::{
     abi::{Device, NoHost, Precision},
     weights::{Binding, builtin},
 };
-use sdrun_diffusion::pipeline::{Engines, Event, Files, Kept, Origin, Parts, Request, generate, plan};
-use sdrun_tests::{checkpoints, lab::Lab};
+use sdrun_diffusion::pipeline::{Engines, Event, Files, Origin, Parts, Request, generate, plan};
+use sdrun_tests::{checkpoints, lab::Lab, memory};
 use serde_json::{Value, json};
 use std::{
     fs,
@@ -40,7 +40,7 @@ fn main() -> Result<()> {
     };
     checkpoints::checkpoint(&file, networks, "generate/A")?;
     if family == "flux-schnell" {
-        // Any vocabulary of its kind; T5's own is not ours.
+        // Times do not depend on the vocabulary, and T5's own is not ours to ship.
         let vocabulary =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../core/diffusion/testdata/text/t5.model");
         fs::copy(vocabulary, folder.join("spiece.model"))?;
@@ -50,7 +50,7 @@ fn main() -> Result<()> {
     let options = |device: Device| BuildOptions::new(device).precision(precision);
     let mut wishes = Wishes::new();
     wishes.order = vec![provider.clone()];
-    let engines = Engines { only: None, wishes, options: &options, kept: Some(Kept::default()) };
+    let engines = Engines { wishes, ..Engines::new(&options) };
     let files = Files { model: Some(file), ..Files::default() };
     let open = || Parts::open(&files, &lab.paths, &NoHost);
     let request = Request {
@@ -77,10 +77,9 @@ fn main() -> Result<()> {
     if let Some(kept) = &engines.kept {
         kept.clear();
     }
-    // What earlier work left in the allocator's hands would count.
     let watch = Watch::start();
     // As the command line does, without keeping anything.
-    let alone = Engines { kept: None, only: None, wishes: engines.wishes.clone(), options: &options };
+    let alone = Engines { wishes: engines.wishes.clone(), kept: None, ..Engines::new(&options) };
     measured["first"] = draw(&lab, open, &request, &alone)?;
     measured["peak_bytes"] = json!(watch.end());
     if family == "sd15" {
@@ -130,19 +129,23 @@ fn draw(
     Ok(json!({ "seconds": seconds, "before_first_step": first_step, "networks": networks, "steps": steps }))
 }
 
-/// Watches this process' memory, without pages of files that the system can drop: a mapped checkpoint is one. Linux only.
-struct Watch {
-    peak: Arc<AtomicU64>,
-    ended: Arc<AtomicBool>,
+/// Watches this process' memory.
+#[derive(Clone, Default)]
+struct Watch(Arc<Watched>);
+
+#[derive(Default)]
+struct Watched {
+    peak: AtomicU64,
+    ended: AtomicBool,
 }
 
 impl Watch {
     fn start() -> Self {
-        let watch = Watch { peak: Arc::default(), ended: Arc::default() };
-        let (peak, ended) = (Arc::clone(&watch.peak), Arc::clone(&watch.ended));
+        let watch = Watch::default();
+        let Watch(seen) = watch.clone();
         thread::spawn(move || {
-            while !ended.load(Ordering::Relaxed) {
-                peak.fetch_max(own_memory().unwrap_or(0), Ordering::Relaxed);
+            while !seen.ended.load(Ordering::Relaxed) {
+                seen.peak.fetch_max(memory::own(), Ordering::Relaxed);
                 thread::sleep(Duration::from_millis(5));
             }
         });
@@ -151,16 +154,7 @@ impl Watch {
 
     /// The most memory so far, in bytes.
     fn end(self) -> u64 {
-        self.ended.store(true, Ordering::Relaxed);
-        self.peak.load(Ordering::Relaxed)
+        self.0.ended.store(true, Ordering::Relaxed);
+        self.0.peak.load(Ordering::Relaxed)
     }
-}
-
-fn own_memory() -> Option<u64> {
-    let text = fs::read_to_string("/proc/self/status").ok()?;
-    let kib = |name: &str| -> Option<u64> {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        line.trim().strip_suffix("kB")?.trim().parse().ok()
-    };
-    Some((kib("RssAnon:")? + kib("RssShmem:")?) * 1024)
 }

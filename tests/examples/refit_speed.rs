@@ -11,7 +11,7 @@ use sdrun::{
     graph::{OpenOptions, WeightsPolicy},
     weights::{Adapter, AdapterUse, Binding, BoundTensor, Checkpoint, Component, WeightStack, builtin},
 };
-use sdrun_tests::{checkpoints, lab::Lab};
+use sdrun_tests::{checkpoints, lab::Lab, memory};
 use serde_json::{Value, json};
 use std::{collections::BTreeMap, path::Path, time::Instant};
 
@@ -62,13 +62,13 @@ fn keys_of(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
 fn weights(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
     let file = Checkpoint::open(checkpoint)?;
     // Count only anonymous memory: mapped pages belong to the page cache.
-    let before = anonymous();
+    let before = memory::own();
     let base = WeightStack::of_checkpoint(binding.clone(), &file)?;
     let stack = base.clone().with_adapter(&Adapter::open(lora)?, AdapterUse::at(0.8))?;
     let mut peak = before;
     for tensor in &binding.tensors {
         let weight = stack.get(&tensor.name)?;
-        peak = peak.max(anonymous());
+        peak = peak.max(memory::own());
         drop(weight);
     }
     let stored = file.component(Component::Denoiser)?;
@@ -120,14 +120,6 @@ fn weights(checkpoint: &Path, lora: &Path, binding: &Binding) -> Result<Value> {
 
 /// Returns the weight for a tensor.
 type Get<'a> = dyn Fn(&BoundTensor) -> sdrun::abi::Result<Weight<'a>> + 'a;
-
-/// Resident memory of this process without mapped files, in bytes; 0 if the system does not report it.
-fn anonymous() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    let kilobytes = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kilobytes.unwrap_or(0) * 1024
-}
 
 /// FLOP/s of all cores together in large f32 matrix products.
 fn gemm_peak() -> f64 {

@@ -5,6 +5,7 @@
 //! * [`checkpoints`]: checkpoints of full size, for measuring.
 //! * [`lab`]: the environment for tests of models.
 //! * [`kernels`]: the number of kernels that a run launches on a simulated GPU.
+//! * [`memory`]: the memory of this process.
 //! * [`npy`]: NumPy's files.
 //! * [`pipelines`]: small pipelines with PyTorch's results.
 //! * [`place`]: where the programs and data under test are.
@@ -15,6 +16,7 @@
 pub mod checkpoints;
 pub mod kernels;
 pub mod lab;
+pub mod memory;
 pub mod nodes;
 pub mod npy;
 pub mod pipelines;

@@ -1,10 +1,10 @@
-//! Steps without the network: caches that reuse the change which the network made to its input in an earlier step.
+//! Steps that skip the network: a cache adds the change that the network made in an earlier step to the new input.
 //!
 //! *EasyCache* (Zhou et al., "Less is Enough: Training-Free Video Diffusion Acceleration via Runtime-Adaptive Caching", 2025) measures
-//! how much the output changes for a change of the input, and so estimates how wrong a reused step would be. It runs the network
-//! again as soon as the sum of these estimates reaches a threshold. *UCache* is the variant of stable-diffusion.cpp for UNets: it
-//! relates the estimate to the usual change from step to step and is stricter in early steps and after each reused one. Both rules
-//! are those of stable-diffusion.cpp, except that it counts EasyCache's range in timesteps; here both count steps.
+//! how strongly the output follows the input, and from that estimates the error of skipping a step. When the estimates add up to a
+//! threshold, the network runs again. *UCache* is stable-diffusion.cpp's variant for UNets: it compares the estimate with the usual
+//! change between steps, and is stricter in early steps and after each skipped step. Both follow stable-diffusion.cpp, with one
+//! difference: it gives EasyCache's range in timesteps, and sdrun gives both ranges in steps.
 
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -32,11 +32,11 @@ pub enum Mode {
     UCache,
 }
 
-/// Settings that cannot be.
+/// Why settings make no sense.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReuseError {
-    /// The threshold is no positive number.
+    /// The threshold is not a positive number.
     #[error("a threshold of {0} reuses no step: take a number above 0, such as 0.2")]
     Threshold(f64),
     /// The range is empty or not within 0 to 1.
@@ -55,7 +55,7 @@ impl Reuse {
     }
 
     /// # Errors
-    /// If no step could ever be reused, or a number is none.
+    /// If no step could ever be reused, or a number is not finite.
     pub fn check(&self) -> Result<(), ReuseError> {
         let Reuse { threshold, start, end, .. } = *self;
         if !(threshold.is_finite() && threshold > 0.0) {
@@ -73,13 +73,13 @@ pub(crate) struct Cache {
     reuse: Reuse,
     /// The step that is running, from 0.
     step: Option<usize>,
-    /// Whether that step takes its outputs from here.
+    /// Whether that step skips the network.
     skips: bool,
-    /// Output less input of the last computed step, for each row.
+    /// The last computed step's output minus its input, for each row.
     changes: HashMap<usize, Vec<f32>>,
     /// The last computed step of the row that decides for all.
     last: Option<Computed>,
-    /// The mean change of the output over that of the input.
+    /// The mean change of the output divided by the mean change of the input.
     rate: Option<f64>,
     /// The sum of estimated errors since the last computed step.
     error: f64,

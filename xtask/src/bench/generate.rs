@@ -10,6 +10,8 @@ pub(super) const STEPS: usize = 4;
 /// Steps of the picture that targets speak of.
 const WHOLE: usize = 20;
 const ROUNDS: usize = 2;
+/// The target for memory where there is none in bytes.
+const AS_PLANNED: &str = "≤ 1.05 of the plan";
 
 pub(super) fn generate(lab: &Lab<'_>) -> Outcome {
     let (mut raw, mut lines) = (Vec::new(), Vec::new());
@@ -18,13 +20,13 @@ pub(super) fn generate(lab: &Lab<'_>) -> Outcome {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for round in 1..=ROUNDS {
             let measured = picture(lab, "sd15", precision, STEPS)?;
-            println!("   SD 1.5 {precision} round {round}: {:.0} s a picture", whole_of(&measured).seconds);
+            println!("   SD 1.5 {precision} round {round}: {:.0} s a picture", whole_of(&measured));
             ours.push(measured);
             // The first picture wrote the checkpoint that all draw from.
             let peers =
                 peers.get_or_insert_with(|| Peers::find(lab, &lab.workspace.target.join("bench/generate")));
             for (name, drawn) in peers.draw(precision) {
-                println!("   {name}: {:.0} s", drawn.whole(WHOLE));
+                println!("   {name}: {:.0} s", drawn.seconds);
                 theirs.push((name, drawn));
             }
         }
@@ -34,8 +36,8 @@ pub(super) fn generate(lab: &Lab<'_>) -> Outcome {
             if found.is_empty() {
                 continue;
             }
-            let time = median(&found.iter().map(|drawn| drawn.whole(WHOLE)).collect::<Vec<_>>());
-            let own = median(&ours.iter().map(|one| whole_of(one).seconds).collect::<Vec<_>>());
+            let time = median(&found.iter().map(|drawn| drawn.seconds).collect::<Vec<_>>());
+            let own = median(&ours.iter().map(whole_of).collect::<Vec<_>>());
             lines.push(Line::new(
                 format!("SD 1.5 {precision}: a picture of {WHOLE} steps by {name} / sdrun on ggml"),
                 format!("{time:.0} s / {own:.0} s = {:.2}", time / own),
@@ -60,7 +62,7 @@ pub(super) fn generate(lab: &Lab<'_>) -> Outcome {
     }
     for precision in ["q8_0", "q4_k"] {
         let measured = picture(lab, "flux-schnell", precision, 1)?;
-        of_one_step(&measured, &format!("Flux schnell, 512x512, ggml {precision}"), "", &mut lines);
+        of_one_step(&measured, &format!("Flux schnell, 512x512, ggml {precision}"), AS_PLANNED, &mut lines);
         raw.push(json!({ "family": "flux-schnell", "precision": precision, "measured": measured }));
     }
     Ok((json!(raw), lines))
@@ -84,33 +86,30 @@ fn steps(picture: &Value, name: &str) -> Vec<f64> {
     picture["steps"].as_array().into_iter().flatten().map(|step| number(&step[name])).collect()
 }
 
-/// A picture of [`WHOLE`] steps.
-struct Whole {
-    seconds: f64,
-    step: f64,
+/// Seconds of a picture of [`WHOLE`] steps, from one of `steps` steps that took `seconds`, from the start of loading to the picture.
+pub(super) fn whole(seconds: f64, steps: usize, step: f64) -> f64 {
+    seconds + (WHOLE as f64 - steps as f64) * step
 }
 
-fn whole_of(measured: &Value) -> Whole {
+/// The same from what the example measured.
+fn whole_of(measured: &Value) -> f64 {
     let first = &measured["first"];
     let all = steps(first, "seconds");
-    let step = median(&all);
-    Whole { seconds: number(&first["seconds"]) + (WHOLE as f64 - all.len() as f64) * step, step }
+    whole(number(&first["seconds"]), all.len(), median(&all))
 }
 
 fn of_sd15(rounds: &[Value], precision: &str, lines: &mut Vec<Line>) {
     let name = format!("SD 1.5, 512x512, guidance, ggml {precision}");
-    let Some(measured) = rounds.iter().min_by(|a, b| whole_of(a).seconds.total_cmp(&whole_of(b).seconds))
-    else {
-        return;
-    };
-    let Whole { seconds, step } = whole_of(measured);
+    let Some(measured) = rounds.iter().min_by(|a, b| whole_of(a).total_cmp(&whole_of(b))) else { return };
+    let seconds = whole_of(measured);
+    let first = &measured["first"];
+    let (all, networks) = (steps(first, "seconds"), steps(first, "networks"));
+    let step = median(&all);
     lines.push(Line::new(
         format!("{name}: a picture of {WHOLE} steps, from {STEPS} steps"),
         format!("{seconds:.0} s, {step:.2} s a step"),
         "",
     ));
-    let first = &measured["first"];
-    let (all, networks) = (steps(first, "seconds"), steps(first, "networks"));
     let own: Vec<f64> = all.iter().zip(&networks).map(|(all, networks)| all - networks).collect();
     lines.push(Line::new(
         format!("{name}: a step's time outside networks"),
@@ -123,7 +122,7 @@ fn of_sd15(rounds: &[Value], precision: &str, lines: &mut Vec<Line>) {
         start,
         "≤ 1.5 s",
     ));
-    memory(measured, &name, "≤ 1.05 of the plan", lines);
+    memory(measured, &name, AS_PLANNED, lines);
     let second = &measured["with_lora"];
     let networks = second["networks"].as_array().into_iter().flatten();
     let told = networks.map(|network| {
@@ -151,6 +150,5 @@ fn of_one_step(measured: &Value, name: &str, aim: &'static str, lines: &mut Vec<
 fn memory(measured: &Value, name: &str, aim: &'static str, lines: &mut Vec<Line>) {
     let (peak, plan) = (number(&measured["peak_bytes"]), number(&measured["plan_bytes"]));
     let value = format!("{:.2} / {:.2} GB = {:.2}", peak / 1e9, plan / 1e9, peak / plan);
-    let aim = if aim.is_empty() { "≤ 1.05 of the plan" } else { aim };
     lines.push(Line::new(format!("{name}: peak memory / plan"), value, aim));
 }

@@ -1,13 +1,22 @@
 //! Whole pictures of SD 1.5 by other programs, from the checkpoint of `bench generate`.
 
-use super::{Lab, generate::STEPS, stable_diffusion_cpp::Theirs};
+use super::{
+    Lab,
+    generate::{STEPS, whole},
+    stable_diffusion_cpp::Theirs,
+};
 use crate::{
     python::TORCH_PYTHON,
     workspace::{output, run},
 };
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use std::{env, ffi::OsString, path::PathBuf, process::Command};
+use std::{
+    env,
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 const STABLE_DIFFUSION_CPP: &str = "stable-diffusion.cpp";
 const GENAI: &str = "OpenVINO GenAI";
@@ -24,12 +33,10 @@ pub(super) struct Peers {
     threads: usize,
 }
 
-/// A picture of a few steps.
+/// A measured picture.
 pub(super) struct Drawn {
-    /// Seconds from the start of loading to the picture.
-    seconds: f64,
-    step: f64,
-    steps: usize,
+    /// Seconds of a whole picture, as in [`whole`].
+    pub(super) seconds: f64,
     pub(super) peak_bytes: f64,
     pub(super) raw: Value,
 }
@@ -38,18 +45,14 @@ impl Drawn {
     fn new(raw: Value, steps: usize, step: Option<f64>) -> Result<Self> {
         let number = |name: &str| raw[name].as_f64().with_context(|| format!("no {name}"));
         let step = step.map_or_else(|| number("step_s"), Ok)?;
-        Ok(Drawn { seconds: number("seconds")?, step, steps, peak_bytes: number("peak_bytes")?, raw })
-    }
-
-    /// Seconds of a picture of so many steps.
-    pub(super) fn whole(&self, steps: usize) -> f64 {
-        self.seconds + (steps as f64 - self.steps as f64) * self.step
+        let seconds = whole(number("seconds")?, steps, step);
+        Ok(Drawn { seconds, peak_bytes: number("peak_bytes")?, raw })
     }
 }
 
 impl Peers {
     /// Finds programs, and says which are missing. Writes the checkpoint in the layouts they need.
-    pub(super) fn find(lab: &Lab<'_>, folder: &std::path::Path) -> Self {
+    pub(super) fn find(lab: &Lab<'_>, folder: &Path) -> Self {
         let script = lab.workspace.root.join("xtask/python/pictures.py");
         let mut peers = Peers {
             python: env::var_os(TORCH_PYTHON),

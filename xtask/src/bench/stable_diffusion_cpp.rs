@@ -20,6 +20,7 @@ const DECODER: Subject =
     Subject { name: "sd15/vae-decoder", shapes: &["latent_sample=1,4,64,64"], rounds: UNET.rounds };
 /// Our precision, the type of its weights, and the target for its time divided by ours.
 const PRECISIONS: [(&str, &str, &str); 2] = [("fp32", "f32", "≥ 3.3"), ("bf16", "bf16", "≥ 6")];
+
 /// Runs both in turns. A round is one picture of stable-diffusion.cpp and several runs of ours; our fastest run counts.
 pub(super) fn beside(lab: &Lab<'_>) -> Outcome {
     let Some(theirs) = Theirs::find(lab, env::var_os(MODEL)) else { return Ok((Value::Null, Vec::new())) };

@@ -63,7 +63,7 @@ pub(super) struct Report {
     sampler: &'static str,
     schedule: &'static str,
     cfg_scale: f64,
-    /// Steps that reused an earlier output of the network.
+    /// How many steps skipped the network.
     pub(super) reused: usize,
     pub(super) networks: Vec<Network>,
     pub(super) pictures: Vec<Drawn>,

@@ -1,4 +1,4 @@
-//! Options of steps that reuse an earlier output of the network.
+//! Options that let steps skip the network.
 
 use clap::{Args, ValueEnum};
 use sdrun::abi::Error;
@@ -27,7 +27,7 @@ enum CacheMode {
 }
 
 impl ReuseArgs {
-    /// When to reuse steps. `base` is what the settings of a picture say.
+    /// The settings that the options ask for. Without options, `base` applies: the settings in the picture that `--from` names.
     pub(super) fn wanted(&self, base: Option<Reuse>) -> Result<Option<Reuse>, Error> {
         let reuse = match self.cache_mode {
             None => base,

@@ -90,7 +90,7 @@ pub struct Record {
     /// The autoencoder, if it is not the checkpoint's. Its hash is AutoV2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vae: Option<ModelFile>,
-    /// When steps reused an earlier output of the network, if they did.
+    /// When steps could skip the network, if they could.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reuse: Option<Reuse>,
     /// Side of the autoencoder's tiles in pixels, if the user requested tiles.

@@ -63,9 +63,7 @@ impl<'a> Guided<'a> {
         let scale = request.distilled_guidance.unwrap_or(1.0);
         let grids = reference::grids(&request.references, parts);
         let fixed = |role: Role, size: usize| match role {
-            Role::ImageIds => {
-                Some(layout.image_ids().into_iter().chain(grids.iter().flat_map(|grid| grid.ids())).collect())
-            }
+            Role::ImageIds => Some(layout.image_ids(&grids)),
             Role::Guidance => Some(vec![scale as f32; size]),
             Role::GuidanceEmbedding => Some(guidance_embedding(scale, size / batch).repeat(batch)),
             _ => None,

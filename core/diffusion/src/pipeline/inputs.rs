@@ -1,6 +1,6 @@
 //! What the inputs of a denoiser hold, by their names in diffusers' models and Optimum's exports.
 
-use super::{Error, Result, network::InputShapes, parts::Part};
+use super::{Error, Result, network::InputShapes, parts::Part, reference::Grid};
 use crate::{latent, text::condition::Condition};
 use sdrun::{Shapes, abi, graph::Dim};
 
@@ -23,7 +23,7 @@ pub(super) enum Role {
     Guidance,
     /// The same as sines and cosines (latent consistency models).
     GuidanceEmbedding,
-    /// Places of tokens: 0, row, column for those of the picture, and 1 in front for those of pictures that the model edits.
+    /// Places of tokens: 0, row, column for the new picture; 1, row, column for pictures that the model edits.
     ImageIds,
     /// Places of the prompt's tokens, all 0.
     TextIds,
@@ -156,9 +156,10 @@ impl Layout {
         if self.pack == 1 { output.to_vec() } else { latent::unpacked(output, self.latents) }
     }
 
-    /// Places of the picture's tokens.
-    pub(super) fn image_ids(&self) -> Vec<f32> {
-        let [rows, columns] = [self.latents[1], self.latents[2]].map(|side| side / self.pack);
-        (0..rows).flat_map(|y| (0..columns).flat_map(move |x| [0.0, y as f32, x as f32])).collect()
+    /// Places of the picture's tokens, then those of the pictures that the model edits.
+    pub(super) fn image_ids(&self, references: &[Grid]) -> Vec<f32> {
+        let [_, height, width] = self.latents;
+        let own = Grid { rows: height / self.pack, columns: width / self.pack, at: [0, 0] };
+        own.ids(0.0).chain(references.iter().flat_map(|grid| grid.ids(1.0))).collect()
     }
 }

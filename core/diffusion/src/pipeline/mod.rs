@@ -104,7 +104,7 @@ pub enum Error {
     /// A network returned something else for a tile than expected.
     #[error(transparent)]
     Tile(#[from] TileError),
-    /// Steps cannot be reused like this.
+    /// The settings for skipping the network make no sense.
     #[error(transparent)]
     Reuse(#[from] ReuseError),
     /// The text encoders' states do not fit the model.
@@ -191,7 +191,7 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// The picture as the crate `image` has it.
+    /// The picture as a type of the crate `image`, which can save it.
     pub fn into_rgb(self) -> RgbImage {
         RgbImage::from_raw(self.width as u32, self.height as u32, self.bytes).unwrap_or_default()
     }

@@ -19,14 +19,14 @@ pub(super) fn size(picture: &RgbImage) -> [u32; 2] {
 /// The tokens of a picture: rows and columns, and the place of the first of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Grid {
-    rows: usize,
-    columns: usize,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
     /// Row and column.
-    at: [usize; 2],
+    pub(super) at: [usize; 2],
 }
 
-/// Where the tokens of pictures are, in order. Each lies below or right of those before it, where the whole stays smaller
-/// (ComfyUI's and stable-diffusion.cpp's rule).
+/// Where the tokens of each picture are. Each picture goes below or to the right of the ones before it, whichever keeps the whole
+/// smaller (the rule of ComfyUI and stable-diffusion.cpp).
 pub(super) fn grids(pictures: &[RgbImage], parts: &Parts) -> Vec<Grid> {
     let cell = (parts.family.latent.factor * parts.family.pack) as u32;
     let sizes = pictures.iter().map(size).map(|side| side.map(|pixels| (pixels / cell) as usize));
@@ -51,11 +51,11 @@ impl Grid {
         self.rows * self.columns
     }
 
-    /// The tokens' places: 1 for a picture that the model edits, row, column.
-    pub(super) fn ids(self) -> impl Iterator<Item = f32> {
+    /// For each token `picture`, its row and its column.
+    pub(super) fn ids(self, picture: f32) -> impl Iterator<Item = f32> {
         let Grid { rows, columns, at: [top, left] } = self;
         (0..rows)
-            .flat_map(move |y| (0..columns).flat_map(move |x| [1.0, (top + y) as f32, (left + x) as f32]))
+            .flat_map(move |y| (0..columns).flat_map(move |x| [picture, (top + y) as f32, (left + x) as f32]))
     }
 }
 
@@ -90,10 +90,10 @@ mod tests {
     #[test]
     fn further_references_lie_below_or_beside_the_others() {
         let grid = |columns, rows, at| Grid { rows, columns, at };
-        // A second square lies below the first: sides of 4 x 8 and 8 x 4 are alike, and the rule then takes the first.
+        // The second square could go below or beside the first, and the rule puts it below.
         let squares = [grid(4, 4, [0, 0]), grid(4, 4, [4, 0]), grid(4, 4, [0, 4])];
         assert_eq!(placed([[4, 4]; 3].into_iter()), squares);
         assert_eq!(placed([[2, 6], [2, 6]].into_iter()), [grid(2, 6, [0, 0]), grid(2, 6, [0, 2])]);
-        assert_eq!(grid(2, 1, [3, 5]).ids().collect::<Vec<_>>(), [1.0, 3.0, 5.0, 1.0, 3.0, 6.0]);
+        assert_eq!(grid(2, 1, [3, 5]).ids(1.0).collect::<Vec<_>>(), [1.0, 3.0, 5.0, 1.0, 3.0, 6.0]);
     }
 }

@@ -71,7 +71,7 @@ pub struct Request {
     pub references: Vec<RgbImage>,
     /// After which share of the steps [`Parts::refiner`] takes over; 0.8 by default.
     pub refiner_start: Option<f64>,
-    /// Steps that reuse an earlier output of the network. `None` computes all.
+    /// When steps may skip the network. `None` computes every step.
     pub reuse: Option<Reuse>,
     /// Sides in pixels of tiles for the autoencoder. `None` takes the whole picture, or tiles of 512 where memory is short.
     pub tile: Option<usize>,
@@ -130,7 +130,7 @@ pub struct Resolved {
     pub references: Vec<RgbImage>,
     /// After which share of the steps the refiner takes over.
     pub refiner_start: f64,
-    /// When steps reuse an earlier output of the network.
+    /// When steps may skip the network.
     pub reuse: Option<Reuse>,
     /// Sides in pixels of tiles for the autoencoder.
     pub tile: Option<usize>,
