@@ -18,6 +18,7 @@ use sdrun_diffusion::{
     family::{Family, Vocabulary},
     latent::from_bytes,
     metadata::{Infotext, Record},
+    noise::Variation,
     picture::{Fit, Mask},
     pipeline::{
         Content, Control, Engines, Event, Files, Hires, Inpaint, Kept, Origin, Part, Parts, Picture,
@@ -708,6 +709,30 @@ fn a_batch_has_the_pictures_of_its_seeds() {
     }
 }
 
+/// A variation lies between the pictures of two seeds. Its pictures share the seed, and count the other.
+#[test]
+fn variations_are_between_two_seeds() {
+    let parts = parts();
+    let of = |seed, variation: Option<(u64, f64)>, count| {
+        let variation = variation.map(|(seed, strength)| Variation { seed, strength });
+        let request = Request { seed, variation, count, steps: Some(3), ..request() };
+        draw(&parts, &request.resolve(&parts).unwrap(), "ggml").0
+    };
+    let (first, other) = (of(5, None, 1), of(20, None, 1));
+    assert_eq!(of(5, Some((20, 0.0)), 1)[0].bytes, first[0].bytes);
+    let near = |found: &[u8], expected: &[u8]| found.iter().zip(expected).all(|(a, b)| a.abs_diff(*b) <= 1);
+    assert!(near(&of(5, Some((20, 1.0)), 1)[0].bytes, &other[0].bytes));
+    let batch = of(5, Some((20, 0.2)), 2);
+    let seeds: Vec<_> = batch.iter().map(|p| (p.seed, p.variation.map(|v| (v.seed, v.strength)))).collect();
+    assert_eq!(seeds, [(5, Some((20, 0.2))), (5, Some((21, 0.2)))]);
+    assert_eq!(batch[1], of(5, Some((21, 0.2)), 1)[0]);
+    let far = |a: &[u8], b: &[u8]| a.iter().zip(b).map(|(a, b)| u64::from(a.abs_diff(*b))).sum::<u64>();
+    let (to_first, to_other) = (far(&batch[0].bytes, &first[0].bytes), far(&batch[0].bytes, &other[0].bytes));
+    assert!(0 < to_first && to_first < to_other, "{to_first} {to_other}");
+    let impossible = Request { variation: Some(Variation { seed: 1, strength: 1.5 }), ..request() };
+    assert!(impossible.resolve(&parts).unwrap_err().to_string().contains("1.5"));
+}
+
 /// The prompt, prompt changes during the steps, long prompts, guidance and adapters have an effect. A prompt change after
 /// the last step has none.
 #[test]
@@ -781,7 +806,7 @@ fn a_record_holds_the_prediction_that_the_user_named() {
     {
         let resolved = Request { prediction: told, ..request() }.resolve(&parts).unwrap();
         assert_eq!(resolved.prediction, expected);
-        assert_eq!(resolved.record(&Record::default(), 5).prediction, told);
+        assert_eq!(resolved.record(&Record::default(), 5, None).prediction, told);
     }
 }
 
@@ -962,6 +987,12 @@ fn the_command_line_edits_and_reproduces() {
     fs::write(machine.dir.path().join("first.png"), &first).unwrap();
     assert_eq!(draw(&["--from", "first.png"]), first);
     assert_ne!(pixels(&draw(&["--from", "first.png", "-s", "10"])), pixels(&first));
+
+    // So do variations of it.
+    let varied = draw(&["--from", "first.png", "--variation-seed", "3", "--variation-strength", "0.3"]);
+    assert_ne!(pixels(&varied), pixels(&first));
+    fs::write(machine.dir.path().join("varied.png"), &varied).unwrap();
+    assert_eq!(draw(&["--from", "varied.png"]), varied);
 
     // JPEG and WebP hold the same settings.
     machine.draws(&["-s", "5", "-p", "ggml", "-o", "picture.webp"]);

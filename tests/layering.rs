@@ -30,7 +30,7 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// `core/` and `cli/` know no vendor: no line of their code names one. Comments may name vendors as examples.
+/// `core/`, `server/` and `cli/` know no vendor: no line of their code names one. Comments may name vendors as examples.
 #[test]
 fn the_core_names_no_vendor() {
     let mut files = 0;
@@ -41,6 +41,7 @@ fn the_core_names_no_vendor() {
         "core/weights/src",
         "core/sdrun/src",
         "core/diffusion/src",
+        "server/src",
         "cli/src",
     ] {
         for file in sources(&root().join(dir)) {
@@ -55,7 +56,7 @@ fn the_core_names_no_vendor() {
     assert!(files > 50, "only {files} files were checked");
 }
 
-/// Dependencies point down only: cli → diffusion → sdrun → {weights, graph, files, abi}; providers → {graph, abi}.
+/// Dependencies point down only: cli → server → diffusion → sdrun → {weights, graph, files, abi}; providers → {graph, abi}.
 #[test]
 fn dependencies_point_down() {
     let output = Command::new(env!("CARGO"))
@@ -83,7 +84,8 @@ fn dependencies_point_down() {
     may("sdrun-weights", &["sdrun-abi", "sdrun-files", "sdrun-graph"]);
     may("sdrun", &["sdrun-abi", "sdrun-files", "sdrun-graph", "sdrun-weights"]);
     may("sdrun-diffusion", &["sdrun"]);
-    may("sdrun-cli", &["sdrun", "sdrun-diffusion"]);
+    may("sdrun-server", &["sdrun", "sdrun-diffusion"]);
+    may("sdrun-cli", &["sdrun", "sdrun-diffusion", "sdrun-server"]);
     for provider in depends.keys().filter(|name| name.starts_with("sdrun-provider-")) {
         may(provider, &["sdrun-abi", "sdrun-graph", "sdrun-provider-common"]);
     }

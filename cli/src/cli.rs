@@ -36,6 +36,7 @@ Environment:
   SDRUN_WORKER             the sdrun-worker executable
   SDRUN_CONFIG             the config file, instead of config.toml in the user's config folder; empty: none
   SDRUN_LOG                what to log: a level, or targets with levels (sdrun=debug,acme=info)
+  SDRUN_API_KEY            what clients of `sdrun serve` must show
   NO_COLOR                 no colours in log lines";
 
 /// The whole command line.
@@ -140,6 +141,7 @@ pub(crate) enum Command {
     Inspect(commands::inspect::Args),
     Build(commands::build::Args),
     Generate(Box<commands::generate::Args>),
+    Serve(Box<commands::serve::Args>),
     Upscale(commands::upscale::Args),
     Run(commands::run::Args),
     Refit(commands::refit::Args),

@@ -22,13 +22,13 @@ mod tensors;
 mod weights;
 
 use clap::Parser;
-use std::process::ExitCode;
+use std::{ffi::OsString, path::Path, process::ExitCode};
 
 fn main() -> ExitCode {
     complete::serve();
     // Outputs must not overwrite inputs.
     sdrun::files::remember_inputs();
-    let cli = match cli::Cli::try_parse() {
+    let cli = match cli::Cli::try_parse_from(arguments()) {
         Ok(cli) => cli,
         Err(error) => return exit::usage(&error),
     };
@@ -37,4 +37,14 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => exit::report(&error, &context),
     }
+}
+
+/// The command line. Under the name `sdkit`, under which Easy Diffusion starts its engine, the program serves.
+fn arguments() -> Vec<OsString> {
+    let mut all: Vec<OsString> = std::env::args_os().collect();
+    let name = all.first().and_then(|program| Path::new(program).file_stem());
+    if name.is_some_and(|name| name.eq_ignore_ascii_case("sdkit")) {
+        all.insert(1, "serve".into());
+    }
+    all
 }

@@ -1,6 +1,6 @@
 //! Parsers for values on the command line.
 
-use crate::files::picture::Format;
+use sdrun_diffusion::file::Format;
 use std::{path::PathBuf, str::FromStr, time::Duration};
 
 /// The shape of an input (`name=1,4,64,64`) or several (`name=1,4,64,64:1,4,96,96`).

@@ -4,7 +4,7 @@ use crate::{
     context::Context,
     files::{
         self, npy, npz,
-        picture::{self, JPEG_QUALITY, tensor},
+        picture::{self, tensor},
     },
     format,
     parse::{ImageRange, TensorFile, TensorFormat},
@@ -17,6 +17,7 @@ use sdrun::{
     graph::Dim,
     weights::builtin::{Builtin, InputKind},
 };
+use sdrun_diffusion::file::JPEG_QUALITY;
 use serde::Serialize;
 use std::path::PathBuf;
 

@@ -21,6 +21,7 @@ const COMMANDS: &[&[&str]] = &[
     &["inspect"],
     &["build"],
     &["generate"],
+    &["serve"],
     &["upscale"],
     &["run"],
     &["refit"],

@@ -138,7 +138,7 @@ fn the_pipeline_enlarges_at_the_end_and_between_passes() {
         Record { upscale: Some(metadata::Upscale::new("4x-Sharp.pth", None, 2.0)), ..Record::of_sdrun() };
     let of = |hires, upscale_repeats| {
         let request = Request { hires, upscale_repeats, ..request() }.resolve(&parts).unwrap();
-        request.record(&files, 5)
+        request.record(&files, 5, None)
     };
     assert_eq!(of(None, 0).upscale, None);
     assert_eq!(of(None, 3).upscale, Some(metadata::Upscale::new("4x-Sharp", None, 8.0)));

@@ -1,7 +1,7 @@
-"""Writes cli/testdata/pictures: small picture files as Pillow writes them, and their pixels and texts in pictures.json.
+"""Writes core/diffusion/testdata/pictures: small picture files as Pillow writes them, and their pixels and texts in pictures.json.
 
     pip install numpy pillow==13.0.0
-    python tools/diffusion/files.py cli/testdata/pictures
+    python tools/diffusion/files.py core/diffusion/testdata/pictures
 
 Texts are those of A1111: text chunks in PNG files, the EXIF tag UserComment in others. Pixels are hexadecimal digits, row by row.
 """

@@ -26,6 +26,8 @@ pub(crate) enum Packages {
     Test,
     /// OpenVINO with its `benchmark_app`.
     Bench,
+    /// Clients of the server, and what drives a browser.
+    Serve,
 }
 
 impl Packages {
@@ -33,6 +35,7 @@ impl Packages {
         match self {
             Packages::Test => "test",
             Packages::Bench => "bench",
+            Packages::Serve => "serve",
         }
     }
 }

@@ -125,6 +125,22 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
             command.envs(environment.iter().cloned()).arg("--nodes").arg(&node_tests);
             tally.count(command.arg("--snapshots").arg(workspace.root.join("tests/conformance")))?;
         }
+        match clients(workspace) {
+            Ok((name, python)) => {
+                tally.stage("Clients of the server");
+                let only = [
+                    "test",
+                    "--workspace",
+                    "--no-fail-fast",
+                    "--test=serve",
+                    "--",
+                    "--ignored",
+                    "--nocapture",
+                ];
+                tally.count(tests(&only).env(name, python))?;
+            }
+            Err(error) => tally.fail("Clients of the server", &error),
+        }
         match wild::models(workspace) {
             Ok(models) => {
                 tally.stage("Models of others");
@@ -138,6 +154,17 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         tally.count(&mut tests(&only))?;
     }
     Ok(())
+}
+
+/// What the tests of the server's clients need: Python with the clients, and a browser.
+fn clients(workspace: &Workspace) -> Result<(&'static str, PathBuf)> {
+    step("Clients of the server, set up");
+    let python = Python::with(workspace, Packages::Serve)?;
+    let (browser, driver) = (Path::new("/usr/bin/chromium"), Path::new("/usr/bin/chromedriver"));
+    if !browser.exists() || !driver.exists() {
+        setup::apt_install(&["chromium", "chromium-driver"], "there is no browser for the server's page")?;
+    }
+    Ok(("SDRUN_SERVE_PYTHON", python.program("python")))
 }
 
 /// The models in the package `onnx`.

@@ -15,6 +15,7 @@ pub(crate) mod providers;
 pub(crate) mod refit;
 pub(crate) mod run;
 pub(crate) mod runtime;
+pub(crate) mod serve;
 pub(crate) mod upscale;
 pub(crate) mod verify;
 
@@ -32,6 +33,7 @@ pub(crate) fn run(command: Command, context: &Context) -> anyhow::Result<ExitCod
         Command::Inspect(args) => inspect::run(&args, context),
         Command::Build(args) => build::run(&args, context),
         Command::Generate(args) => generate::run(&args, context),
+        Command::Serve(args) => serve::run(&args, context),
         Command::Upscale(args) => upscale::run(&args, context),
         Command::Run(args) => run::run(&args, context),
         Command::Refit(args) => refit::run(&args, context),

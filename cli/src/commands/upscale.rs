@@ -4,14 +4,12 @@ use super::generate::Network;
 use crate::{
     build::BuildArgs,
     context::Context,
-    files::{
-        self,
-        picture::{self, JPEG_QUALITY},
-    },
+    files::{self, picture},
     format,
     provider::ProviderArgs,
 };
 use sdrun_diffusion::{
+    file::JPEG_QUALITY,
     metadata::{POSTPROCESSING, Upscale},
     pipeline::{self, Event, Upscaler},
 };
@@ -79,7 +77,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
 fn enlarge<'a>(args: &'a Args, context: &Context) -> anyhow::Result<Report<'a>> {
     let started = Instant::now();
     let read = picture::read(&args.picture)?;
-    picture::Format::of(&args.output)?;
+    picture::format_of(&args.output)?;
     files::check_target(&args.output)?;
     let registry = context.registry()?;
     let task = context.task("upscaling");

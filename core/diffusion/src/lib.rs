@@ -20,6 +20,7 @@ use list;
 
 pub mod demo;
 pub mod family;
+pub mod file;
 pub mod guidance;
 pub mod latent;
 pub mod metadata;

@@ -8,7 +8,14 @@ use crate::{
     family::{FLUX_LATENT, Family, SD_LATENT, SD3_LATENT, SDXL_LATENT},
     latent::Latent,
 };
-use image::RgbImage;
+use image::{
+    RgbImage,
+    imageops::{FilterType, resize},
+};
+use std::{
+    num::NonZeroUsize,
+    time::{Duration, Instant},
+};
 
 /// What a latent cell's colour is made of.
 struct Factors {
@@ -45,6 +52,48 @@ pub fn preview(family: &Family, latents: &[f32], [channels, height, width]: [usi
     };
     let bytes = (0..cells).flat_map(|cell| [0, 1, 2].map(|colour| byte(cell, colour))).collect();
     RgbImage::from_raw(u32::try_from(width).ok()?, u32::try_from(height).ok()?, bytes)
+}
+
+/// A [`preview`] of the size of the picture.
+pub fn enlarged(family: &Family, latents: &[f32], shape: [usize; 3]) -> Option<RgbImage> {
+    let small = preview(family, latents, shape)?;
+    let factor = family.latent.factor as u32;
+    Some(resize(&small, small.width() * factor, small.height() * factor, FilterType::Nearest))
+}
+
+/// When to show a preview.
+#[derive(Clone, Debug)]
+pub struct Pace {
+    /// Steps between previews; `None` is by the time they cost.
+    interval: Option<NonZeroUsize>,
+    /// What the last one cost.
+    cost: Duration,
+    /// When it was done.
+    last: Option<Instant>,
+}
+
+/// The time between previews, in multiples of what one costs.
+const PATIENCE: u32 = 100;
+
+impl Pace {
+    /// A preview after every `interval` steps; without it, as many as cost one percent of the time.
+    pub fn new(interval: Option<NonZeroUsize>) -> Self {
+        Pace { interval, cost: Duration::ZERO, last: None }
+    }
+
+    /// Whether it is time for a preview after a step, counted from 0.
+    pub fn is_due(&self, step: usize, now: Instant) -> bool {
+        match (self.interval, self.last) {
+            (Some(interval), _) => (step + 1).is_multiple_of(interval.get()),
+            (None, Some(last)) => now.saturating_duration_since(last) >= self.cost * PATIENCE,
+            (None, None) => true,
+        }
+    }
+
+    /// A preview was made from `start` to `end`.
+    pub fn took(&mut self, start: Instant, end: Instant) {
+        (self.cost, self.last) = (end.saturating_duration_since(start), Some(end));
+    }
 }
 
 /// `preview_factors` in tools/train/vae.py.
@@ -129,9 +178,35 @@ const FLUX: Factors = Factors {
 
 #[cfg(test)]
 mod tests {
-    use super::preview;
+    use super::{Pace, preview};
     use crate::family::{FAMILIES, Family};
     use proptest::prelude::*;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn previews_cost_one_percent_of_the_time() {
+        let mut pace = Pace::new(None);
+        let (mut now, start) = (Instant::now(), Instant::now());
+        let mut previews = Duration::ZERO;
+        for step in 0..10_000 {
+            now += Duration::from_millis(50);
+            if pace.is_due(step, now) {
+                let cost = Duration::from_millis(20);
+                pace.took(now, now + cost);
+                now += cost;
+                previews += cost;
+            }
+        }
+        let share = previews.as_secs_f64() / (now - start).as_secs_f64();
+        assert!((0.008..0.011).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn an_interval_counts_steps() {
+        let pace = Pace::new(3.try_into().ok());
+        let due = (0..7).filter(|step| pace.is_due(*step, Instant::now())).collect::<Vec<_>>();
+        assert_eq!(due, [2, 5]);
+    }
 
     /// Latents with one value in each channel of the second of 1 x 2 cells, zeros in the first.
     fn cells(values: &[f32]) -> Vec<f32> {

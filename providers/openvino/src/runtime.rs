@@ -133,7 +133,11 @@ impl Runtime {
         let onnx =
             relu().to_onnx(|name, _| Err(sdrun_graph::GraphError::Invalid(format!("no weight {name}"))));
         let onnx = onnx.map_err(|e| Error::internal(e.to_string()))?;
-        let compiled = self.core.compile(&self.core.read_bytes(&onnx)?, "CPU", &[])?;
+        let compiled = self.core.compile(
+            &self.core.read_bytes(&onnx)?,
+            "CPU",
+            &[("INFERENCE_PRECISION_HINT", "f32")],
+        )?;
         let isa = match compiled.property("RUNTIME_REQUIREMENTS") {
             Ok(text) => text.split(';').find_map(|part| part.strip_prefix("isa=")).map(str::to_string),
             Err(_) => None,
@@ -192,8 +196,10 @@ fn properties(spec: &BuildSpec, target: &Target) -> PropertyList {
         // Optimise for the latency of a single request.
         ("PERFORMANCE_HINT", "LATENCY".to_string()),
     ];
-    if let Some(threads) = spec.threads.filter(|_| target.openvino_name == "CPU") {
-        list.push(("INFERENCE_NUM_THREADS", threads.to_string()));
+    if target.openvino_name == "CPU" {
+        // On processors with products of bytes, OpenVINO rounds the inputs of matrices with int8 weights to bytes by default.
+        list.push(("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0".to_string()));
+        list.extend(spec.threads.map(|threads| ("INFERENCE_NUM_THREADS", threads.to_string())));
     }
     PropertyList(list)
 }

@@ -1,14 +1,7 @@
 //! Draws the pictures of a command.
 
 use super::{
-    Args, explain,
-    hashing::Hashing,
-    listener::Listener,
-    model::{ModelArgs, Opened},
-    output::numbered,
-    preview::Preview,
-    prompts::{self, Group},
-    report::Report,
+    Args, explain, hashing::Hashing, listener::Listener, output::numbered, preview::Preview, report::Report,
     upscaling, wanted,
 };
 use crate::{
@@ -18,16 +11,18 @@ use crate::{
 };
 use sdrun::{Registry, abi::Host};
 use sdrun_diffusion::{
-    demo,
     metadata::Record,
-    pipeline::{self, Engines, Event, Kept, Parts, Progress, Request, Resolved},
+    pipeline::{
+        self, Engines, Event, Group, Kept, Opened, Parts, Progress, Recipe, Request, Resolved, Wildcards,
+        groups, warnings,
+    },
 };
 use std::{thread, time::Instant};
 
 /// Draws the pictures and writes each as soon as it is done.
 pub(super) fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
     let started = Instant::now();
-    picture::Format::of(&args.output)?;
+    picture::format_of(&args.output)?;
     for number in 0..args.batch_count.max(1) {
         files::check_target(&numbered(&args.output, number))?;
     }
@@ -36,16 +31,20 @@ pub(super) fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
     let task = context.task("opening the model");
     let host = task.host(context.cancel_flag());
     let (request, from) = wanted(args)?;
-    let (first, others) = prompts::groups(args, &request)?;
-    let model = args.model.settled(from.as_ref(), context, registry.paths())?;
+    let wildcards = args.wildcard_dir.as_deref().map(Wildcards::open).transpose()?;
+    let given = [args.prompt.is_some(), args.negative_prompt.is_some()];
+    let (first, others) = groups(&request, given, wildcards.as_ref())?;
+    let recipe = args.model.recipe(from.as_ref(), context, registry.paths())?;
     for group in &others {
-        model.check_tags(&group.prompt)?;
+        recipe.check_tags(&group.prompt)?;
     }
-    let open = |group: &Group| model.open(&group.prompt, &group.negative, registry.paths(), &host);
+    let open = |group: &Group| recipe.open(&group.prompt, &group.negative, registry.paths(), &host);
     let opened = open(&first)?;
     let request = with_inputs(args, request, from.as_ref(), &opened.parts)?;
-    let resolved = of_group(&request, &first, &opened)?;
-    warn(&resolved, &opened.parts);
+    let resolved = first.resolve(&request, &opened)?;
+    for warning in warnings(&resolved, &opened.parts) {
+        tracing::warn!("{warning}");
+    }
 
     let threads = args.provider.threads(context);
     let options = |device| args.build.options(device, false, context).threads(threads);
@@ -59,7 +58,7 @@ pub(super) fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
     let pictures = args.batch_count.max(1);
     let mut session = Session {
         args,
-        model: &model,
+        recipe: &recipe,
         context,
         task: &task,
         registry: &registry,
@@ -74,7 +73,7 @@ pub(super) fn draw(args: &Args, context: &Context) -> anyhow::Result<Report> {
     drop(opened);
     for group in &others {
         let opened = open(group)?;
-        let resolved = of_group(&request, group, &opened)?;
+        let resolved = group.resolve(&request, &opened)?;
         session.draw(&opened, &resolved, group)?;
     }
     session.report.seconds = started.elapsed().as_secs_f64();
@@ -102,22 +101,10 @@ fn with_inputs(
     })
 }
 
-/// The request for a group of pictures.
-fn of_group(request: &Request, group: &Group, opened: &Opened) -> anyhow::Result<Resolved> {
-    let request = Request {
-        prompt: opened.prompt.clone(),
-        negative: group.negative.clone(),
-        seed: request.seed.wrapping_add(group.first as u64),
-        count: group.count,
-        ..request.clone()
-    };
-    Ok(request.resolve(&opened.parts)?)
-}
-
 /// What all requests share.
 pub(super) struct Session<'a> {
     pub(super) args: &'a Args,
-    model: &'a ModelArgs,
+    recipe: &'a Recipe,
     pub(super) context: &'a Context,
     pub(super) task: &'a Task,
     registry: &'a Registry,
@@ -133,10 +120,10 @@ pub(super) struct Session<'a> {
 impl Session<'_> {
     /// Draws a request.
     fn draw(&mut self, opened: &Opened, request: &Resolved, group: &Group) -> anyhow::Result<()> {
-        let Self { registry, engines, host, from, model, .. } = *self;
+        let Self { registry, engines, host, from, recipe, .. } = *self;
         thread::scope(|scope| {
             let files = (!self.args.no_metadata)
-                .then(|| Hashing::start(scope, model, opened, registry.paths(), from));
+                .then(|| Hashing::start(scope, recipe, opened, registry.paths(), from));
             let mut listener = Listener {
                 parts: &opened.parts,
                 request,
@@ -150,23 +137,5 @@ impl Session<'_> {
             pipeline::generate(registry, &opened.parts, request, engines, host, &mut hear)?;
             listener.fault.map_or(Ok(()), Err)
         })
-    }
-}
-
-/// Says what contradicts the model.
-fn warn(request: &Resolved, parts: &Parts) {
-    let family = parts.family;
-    if family.id == demo::NAME {
-        let unknown = demo::unknown_words(&request.prompt, parts);
-        if !unknown.is_empty() {
-            tracing::warn!("the demo model does not know these words: {}", unknown.join(", "));
-        }
-    }
-    let scale = request.guidance.scale;
-    if family.defaults.scale == 1.0 && scale != 1.0 {
-        tracing::warn!(
-            "{} was trained without a negative prompt: --cfg-scale {scale} takes twice the time and mostly makes pictures worse",
-            family.title
-        );
     }
 }

@@ -1,9 +1,11 @@
 //! Names and hashes of a model's files, found out beside the drawing: hashing a large file takes seconds.
 
-use super::model::{ModelArgs, Opened};
 use crate::{context::Context, progress::Task};
 use sdrun::{Observer, Paths};
-use sdrun_diffusion::metadata::Record;
+use sdrun_diffusion::{
+    metadata::Record,
+    pipeline::{Opened, Recipe},
+};
 use std::{
     sync::{
         Arc,
@@ -24,7 +26,7 @@ impl<'s> Hashing<'s> {
     /// Starts it. Once the hashes are known, it says how the model differs from that of the picture `from`.
     pub(super) fn start(
         scope: &'s Scope<'s, '_>,
-        model: &'s ModelArgs,
+        recipe: &'s Recipe,
         opened: &'s Opened,
         paths: &'s Paths,
         from: Option<&'s Record>,
@@ -32,7 +34,7 @@ impl<'s> Hashing<'s> {
         let stop = Arc::new(AtomicBool::new(false));
         let host = Observer::new(|_: &str, _, _| {}, stop.clone());
         let thread = scope.spawn(move || {
-            let found = model.record(opened, paths, &host);
+            let found = recipe.record(opened, paths, &host);
             compare(from, &found);
             found
         });

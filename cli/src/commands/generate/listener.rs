@@ -4,12 +4,11 @@ use super::{
     draw::Session,
     hashing::Hashing,
     output::{numbered, write},
-    prompts::Group,
     report::{Drawn, Line, Network, step_line},
 };
 use sdrun_diffusion::{
     metadata::Record,
-    pipeline::{Event, Parts, Picture, Resolved},
+    pipeline::{Event, Group, Parts, Picture, Resolved},
 };
 use std::time::Instant;
 
@@ -163,18 +162,18 @@ impl Listener<'_, '_> {
     fn keep(&mut self, picture: Picture) {
         let Session { args, context, task, report, .. } = &mut *self.session;
         let file = numbered(&args.output, report.pictures.len());
-        let seed = picture.seed;
+        let (seed, variation) = (picture.seed, picture.variation);
         let record = self.files.as_mut().map(|files| {
             let files = files.record(task, context);
             // A text encoder isn't loaded again if its prompts were encoded before, so this lists earlier networks too.
             let networks = report.networks.iter().map(Network::record).collect();
-            Record { networks, ..self.request.record(files, seed) }
+            Record { networks, ..self.request.record(files, seed, variation) }
         });
         match write(&file, picture, record.as_ref()) {
             Ok(()) => {
                 let prompt = self.request.prompt.clone();
                 let has_choices = args.prompt.as_ref().is_some_and(|given| *given != self.group.prompt);
-                let drawn = Drawn { file, seed, prompt, has_choices };
+                let drawn = Drawn { file, seed, variation, prompt, has_choices };
                 self.line(&Line::Picture(&drawn));
                 self.session.report.pictures.push(drawn);
             }

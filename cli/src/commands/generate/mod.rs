@@ -8,7 +8,6 @@ mod listener;
 mod model;
 mod output;
 mod preview;
-mod prompts;
 mod report;
 mod reuse;
 mod upscaling;
@@ -23,7 +22,7 @@ use reuse::ReuseArgs;
 use sdrun_diffusion::{
     metadata::{self, Record, read_record},
     names,
-    noise::Rng,
+    noise::{Rng, Variation},
     pipeline::Request,
     program::Program,
     sampler::Sampler,
@@ -118,6 +117,14 @@ pub(crate) struct Args {
     /// Seed of the first picture; each further picture adds 1 [default: random]
     #[arg(short, long, value_name = "N")]
     seed: Option<u64>,
+
+    /// Mix the noise of this seed into the first picture's; each further picture adds 1 to it and keeps --seed [default: random]
+    #[arg(long, value_name = "N", requires = "variation_strength")]
+    variation_seed: Option<u64>,
+
+    /// How much of the noise is that of --variation-seed: 0.05 to 0.2 gives small changes
+    #[arg(long, value_name = "0..1")]
+    variation_strength: Option<f64>,
 
     /// Draw the pictures of another program from its seeds: its noise, rounding, prompt syntax and order of random numbers
     #[arg(long, value_name = "PROGRAM", value_enum)]
@@ -245,6 +252,7 @@ fn wanted(args: &Args) -> anyhow::Result<(Request, Option<Record>)> {
         schedule: args.schedule.or(usual).or(base.schedule.filter(|_| sampler.is_none())),
         sampler: sampler.or(base.sampler),
         seed: args.seed.or(from.as_ref().and_then(|record| record.seed)).unwrap_or_else(any_seed),
+        variation: args.variation(base.variation),
         like: args.seed_like.map(Like::program).or(base.like),
         rng: args.rng.map(RngArg::rng).or(base.rng),
         count: args.batch_count,
@@ -252,6 +260,15 @@ fn wanted(args: &Args) -> anyhow::Result<(Request, Option<Record>)> {
         ..base
     };
     Ok((request, from))
+}
+
+impl Args {
+    /// The variation that the options ask for, or that of the picture `--from` names.
+    fn variation(&self, base: Option<Variation>) -> Option<Variation> {
+        let strength = self.variation_strength.or(base.map(|base| base.strength))?;
+        let seed = self.variation_seed.or(base.map(|base| base.seed)).unwrap_or_else(any_seed);
+        Some(Variation { seed, strength })
+    }
 }
 
 /// A record's prompt with a tag for each adapter, which is found in the folder of adapters.

@@ -1,8 +1,9 @@
 //! Files of pictures.
 
-use crate::files::picture::{self, JPEG_QUALITY};
+use crate::files::picture;
 use sdrun_diffusion::{
-    metadata::{PARAMETERS, Record, SDRUN},
+    file::{self, JPEG_QUALITY},
+    metadata::Record,
     pipeline::Picture,
 };
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ pub(super) fn numbered(file: &Path, number: usize) -> PathBuf {
 /// Writes a picture with its settings.
 pub(super) fn write(file: &Path, picture: Picture, record: Option<&Record>) -> anyhow::Result<()> {
     let image = picture::rgb(picture.width, picture.height, picture.bytes)?;
-    let texts = record.map(|record| [(PARAMETERS, record.infotext().to_string()), (SDRUN, record.to_json())]);
+    let texts = record.map(file::texts);
     let texts: Vec<(&str, &str)> = texts.iter().flatten().map(|(key, text)| (*key, text.as_str())).collect();
     picture::write(file, &image, JPEG_QUALITY, &texts)
 }

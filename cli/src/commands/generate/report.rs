@@ -4,6 +4,7 @@ use crate::format;
 use sdrun_diffusion::{
     family::Family,
     metadata,
+    noise::Variation,
     pipeline::{Event, Origin, Plan, Progress, Resolved},
 };
 use serde::Serialize;
@@ -86,6 +87,7 @@ pub(crate) struct Network {
 pub(super) struct Drawn {
     pub(super) file: PathBuf,
     pub(super) seed: u64,
+    pub(super) variation: Option<Variation>,
     /// The prompt, with its choices made.
     pub(super) prompt: String,
     /// Whether the user does not know it yet.
@@ -123,7 +125,9 @@ impl Report {
     pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         for picture in &self.pictures {
             let prompt = if picture.has_choices { format!("  {}", picture.prompt) } else { String::new() };
-            writeln!(out, "{}  seed {}{prompt}", picture.file.display(), picture.seed)?;
+            let other = picture.variation.map(|v| format!(", {} of it from seed {}", v.strength, v.seed));
+            let other = other.unwrap_or_default();
+            writeln!(out, "{}  seed {}{other}{prompt}", picture.file.display(), picture.seed)?;
         }
         let Report { family, width, height, steps, sampler, schedule, cfg_scale, reused, seconds, .. } = self;
         let seconds = format::seconds(*seconds);

@@ -20,7 +20,7 @@ pub(crate) fn of_file(path: &Path, dtype: DType, range: ImageRange) -> Result<Ho
             .with_hint("flatten it onto a background and save it without an alpha channel"));
     }
     // Samples of 8 bits become multiples of 257, so that the fractions stay the same.
-    let image = picture.image.into_rgb16();
+    let image = picture.image().to_rgb16();
     let (width, height) = (image.width() as usize, image.height() as usize);
     let samples = image.into_raw();
     let mut values = Vec::with_capacity(samples.len());
@@ -77,9 +77,24 @@ pub(crate) fn to_picture(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::picture::tests::encode_png;
     use png::{BitDepth, ColorType};
     use sdrun::abi::ErrorCode;
+    use std::{fs, path::PathBuf};
+
+    /// A PNG file of two pixels.
+    fn encode_png(dir: &Path, color: ColorType, depth: BitDepth, data: &[u8]) -> PathBuf {
+        let path = dir.join("x.png");
+        let mut encoder = png::Encoder::new(fs::File::create(&path).unwrap(), 2, 1);
+        encoder.set_color(color);
+        encoder.set_depth(depth);
+        if color == ColorType::Indexed {
+            encoder.set_palette(vec![0, 0, 0, 255, 0, 51]);
+        }
+        let mut writer = encoder.write_header().unwrap();
+        writer.write_image_data(data).unwrap();
+        writer.finish().unwrap();
+        path
+    }
 
     const UNIT: ImageRange = ImageRange { low: 0.0, high: 1.0 };
     const SIGNED: ImageRange = ImageRange { low: -1.0, high: 1.0 };

@@ -5,6 +5,7 @@ use super::{
 };
 use crate::{
     names,
+    noise::Variation,
     pipeline::Content,
     program::Program,
     prompt::{self, Tag},
@@ -62,6 +63,8 @@ impl Record {
             set(&format!("{name} hash"), file.and_then(|file| file.hash.clone()));
             set(name, file.map(|file| file.name.clone()));
         }
+        set("Variation seed", self.variation.map(|variation| variation.seed.to_string()));
+        set("Variation seed strength", text(self.variation.map(|variation| variation.strength)));
         set("Refiner", self.refiner.as_ref().map(|ModelFile { name, hash }| named(name, hash.as_deref())));
         set("Refiner switch at", text(self.refiner_start));
         let hires = self.hires.as_ref();
@@ -178,6 +181,7 @@ pub(super) fn read(text: &str) -> Reading {
         cfg_scale: fields.real("CFG scale"),
         guidance: fields.real("Distilled CFG Scale").or_else(|| fields.real("Guidance")),
         seed: fields.whole("Seed"),
+        variation: variation(&mut fields),
         rng: rng(&mut fields, from_a1111),
         seed_like: from_a1111.then_some(Program::A1111),
         clip_skip: fields.size("Clip skip").filter(|&layers| layers > 0),
@@ -221,6 +225,11 @@ fn rng(fields: &mut Fields, from_a1111: bool) -> Option<Rng> {
     }
     fields.note("the noise was drawn on a GPU, which `NV` repeats for small pictures and NVIDIA GPUs only");
     Some(Rng::Nv)
+}
+
+fn variation(fields: &mut Fields) -> Option<Variation> {
+    let (seed, strength) = (fields.whole("Variation seed"), fields.real("Variation seed strength"));
+    Some(Variation { seed: seed?, strength: strength? })
 }
 
 fn file(fields: &mut Fields, names: &[&str], hash: &str) -> Option<ModelFile> {

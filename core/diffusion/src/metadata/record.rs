@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     guidance::Rule,
-    noise::Rng,
+    noise::{Rng, Variation},
     pipeline::{Content, Syntax},
     prediction::Prediction,
     program::Program,
@@ -63,6 +63,9 @@ pub struct Record {
     /// Seed of this picture.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
+    /// The share of another seed's noise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub variation: Option<Variation>,
     /// Where the noise came from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rng: Option<Rng>,

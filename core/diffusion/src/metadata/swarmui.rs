@@ -1,6 +1,7 @@
 //! SwarmUI's settings: a JSON object under A1111's key.
 
 use super::{Error, Lora, ModelFile, Reading, Record, fields::Fields};
+use crate::noise::Variation;
 use serde_json::Value;
 
 /// Reads the object `sui_image_params`.
@@ -25,6 +26,7 @@ pub(super) fn read(settings: Value) -> Result<Reading, Error> {
         cfg_scale: fields.real("cfgscale"),
         guidance: fields.real("fluxguidancescale"),
         seed: fields.whole("seed"),
+        variation: variation(&mut fields),
         denoising_strength: fields.real("initimagecreativity"),
         // Counted from the end, as in ComfyUI: the last layer is -1.
         clip_skip: fields.parse("clipstopatlayer", "a layer", |text| text.strip_prefix('-')?.parse().ok()),
@@ -35,6 +37,11 @@ pub(super) fn read(settings: Value) -> Result<Reading, Error> {
     };
     fields.ignore(&["images", "aspectratio", "sidelength", "personalnote"]);
     Ok(fields.finish(record))
+}
+
+fn variation(fields: &mut Fields) -> Option<Variation> {
+    let (seed, strength) = (fields.whole("variationseed"), fields.real("variationseedstrength"));
+    Some(Variation { seed: seed?, strength: strength? })
 }
 
 fn loras(fields: &mut Fields) -> Vec<Lora> {

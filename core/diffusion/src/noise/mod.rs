@@ -8,10 +8,13 @@ mod mersenne;
 mod philox;
 mod seed_sequence;
 mod torch;
+mod variation;
 
 pub use brownian::BrownianTree;
 pub use philox::Philox;
 pub use torch::TorchCpu;
+pub use variation::Variation;
+pub(crate) use variation::towards;
 
 use serde::{Deserialize, Serialize};
 

@@ -191,7 +191,7 @@ impl Stage<'_> {
             let Some(mut guided) = denoiser.take() else { break };
             guided.cache = request.reuse.map(Cache::new);
             let Drawn { sample, beside: shown, start: noise, steps: fresh } =
-                Source::draw(request, picture, len, sigmas, self.samples());
+                Source::draw(request, picture, shape, sigmas, self.samples());
             if let Some(beside) = beside {
                 guided.beside = beside.values(&parts.family.latent, shown.as_deref());
             }
@@ -293,8 +293,9 @@ impl Finish<'_> {
             None => finished,
         };
         let (width, height) = (finished.width() as usize, finished.height() as usize);
-        let seed = self.request.seed_of(picture);
-        self.open.tell(Event::Picture(Picture { width, height, bytes: finished.into_raw(), seed }));
+        let (seed, variation) = (self.request.seed_of(picture), self.request.variation_of(picture));
+        let bytes = finished.into_raw();
+        self.open.tell(Event::Picture(Picture { width, height, bytes, seed, variation }));
         Ok(())
     }
 }

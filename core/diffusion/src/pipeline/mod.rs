@@ -20,6 +20,8 @@ mod network;
 mod parts;
 mod plan;
 mod progress;
+mod prompts;
+mod recipe;
 mod reference;
 mod request;
 mod seen;
@@ -27,6 +29,7 @@ mod source;
 mod start;
 mod upscale;
 mod vocabulary;
+mod warnings;
 mod wildcards;
 mod words;
 
@@ -39,15 +42,19 @@ pub use network::Engines;
 pub use parts::{Files, Part, Parts, TextEncoder};
 pub use plan::{Phase, Plan, Planned, plan};
 pub use progress::Progress;
+pub use prompts::{Group, groups};
+pub use recipe::{Opened, Recipe};
 pub use request::{Request, Resolved};
 pub use start::{Content, Inpaint, Start};
 pub use upscale::{Upscaler, upscale};
+pub use warnings::warnings;
 pub use wildcards::{Wildcards, prompts_of};
 pub use words::{Syntax, Word};
 
 use crate::{
     family::Family,
     latent::SizeError,
+    noise::Variation,
     picture::{PictureError, TileError},
     prompt::Endless,
     reuse::ReuseError,
@@ -178,7 +185,7 @@ pub enum Origin {
 }
 
 /// A picture.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Picture {
     /// Width in pixels.
     pub width: usize,
@@ -188,6 +195,8 @@ pub struct Picture {
     pub bytes: Vec<u8>,
     /// Its seed.
     pub seed: u64,
+    /// Its share of another seed's noise.
+    pub variation: Option<Variation>,
 }
 
 impl Picture {

@@ -16,17 +16,17 @@ pub struct Named {
     pub text_encoder_strength: f32,
 }
 
-/// Takes tags such as `<lora:name:0.8>` out of a prompt, and finds their files in `folder`: the name is the file's without its
-/// ending, in any case. Folders below `folder` count too.
+/// Takes tags such as `<lora:name:0.8>` out of a prompt, and finds their files in `folders`: the name is the file's without its
+/// ending, in any case. Folders below them count too, and the first of several files with a name.
 ///
 /// # Errors
 /// `NotFound` for a tag whose file is not there, or without a folder. `Unimplemented` for tags of another kind.
-pub fn tagged(prompt: &str, folder: Option<&Path>) -> Result<(String, Vec<Named>)> {
+pub fn tagged(prompt: &str, folders: &[PathBuf]) -> Result<(String, Vec<Named>)> {
     let (text, tags) = prompt::tags(prompt);
-    let files = match (tags.is_empty(), folder) {
-        (false, Some(folder)) => files(folder)?,
-        _ => Vec::new(),
-    };
+    let mut files = Vec::new();
+    for folder in folders.iter().filter(|_| !tags.is_empty()) {
+        files.extend(files_in(folder)?);
+    }
     let find = |Tag { kind, name, weight, text_weight }: &Tag| -> Result<Named> {
         if !["lora", "lyco"].contains(&&**kind) {
             let message =
@@ -35,13 +35,13 @@ pub fn tagged(prompt: &str, folder: Option<&Path>) -> Result<(String, Vec<Named>
         }
         let found = files.iter().find(|file| stem(file).eq_ignore_ascii_case(name));
         let file = found.cloned().ok_or_else(|| {
-            let place = match folder {
-                Some(folder) => {
-                    let near = files.iter().map(|file| stem(file)).collect::<Vec<_>>();
-                    let near = sdrun::did_you_mean(name, near.iter().map(String::as_str));
-                    format!("is not in {}{near}", folder.display())
-                }
-                None => "cannot be found: name the folder of adapters".into(),
+            let place = if folders.is_empty() {
+                "cannot be found: name the folder of adapters".into()
+            } else {
+                let near = files.iter().map(|file| stem(file)).collect::<Vec<_>>();
+                let near = sdrun::did_you_mean(name, near.iter().map(String::as_str));
+                let names = folders.iter().map(|folder| folder.display().to_string());
+                format!("is not in {}{near}", names.collect::<Vec<_>>().join(" or "))
             };
             Error::from(abi::Error::new(
                 abi::ErrorCode::NotFound,
@@ -64,7 +64,7 @@ pub fn words(prompts: &[&str], folder: &Path) -> Result<Vec<Word>> {
         let name = stem(file).to_lowercase();
         !name.is_empty() && prompts.iter().any(|prompt| prompt.contains(&name))
     };
-    files(folder)?.iter().filter(is_named).map(|file| Word::open(file)).collect()
+    files_in(folder)?.iter().filter(is_named).map(|file| Word::open(file)).collect()
 }
 
 /// A file's name without its ending.
@@ -76,7 +76,7 @@ pub(super) fn stem(file: &Path) -> String {
 const MOST_DEPTH: usize = 8;
 
 /// The safetensors files below a folder, sorted.
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![(folder.to_path_buf(), 0)];
     while let Some((folder, depth)) = folders.pop() {
@@ -105,14 +105,15 @@ mod tests {
         fs::create_dir(dir.path().join("styles")).unwrap();
         let file = dir.path().join("styles/Ink Wash.safetensors");
         fs::write(&file, "").unwrap();
-        let (text, found) = tagged("a cat <lora:ink wash:0.5:0.8>, sitting", Some(dir.path())).unwrap();
+        let folders = [dir.path().to_path_buf()];
+        let (text, found) = tagged("a cat <lora:ink wash:0.5:0.8>, sitting", &folders).unwrap();
         assert_eq!(text, "a cat , sitting");
         assert_eq!(found, [Named { file, strength: 0.8, text_encoder_strength: 0.5 }]);
-        let missing = tagged("<lora:ink wosh:1>", Some(dir.path())).unwrap_err().to_string();
+        let missing = tagged("<lora:ink wosh:1>", &folders).unwrap_err().to_string();
         assert!(missing.contains("ink wosh") && missing.contains("Ink Wash"), "{missing}");
-        assert!(tagged("<lora:x:1>", None).unwrap_err().to_string().contains("name the folder"));
-        assert!(tagged("<hypernet:x:1>", None).unwrap_err().to_string().contains("hypernet"));
-        assert_eq!(tagged("no tags", None).unwrap().1, []);
+        assert!(tagged("<lora:x:1>", &[]).unwrap_err().to_string().contains("name the folder"));
+        assert!(tagged("<hypernet:x:1>", &[]).unwrap_err().to_string().contains("hypernet"));
+        assert_eq!(tagged("no tags", &[]).unwrap().1, []);
         assert!(words(&["a cat"], &dir.path().join("none")).is_err());
     }
 }

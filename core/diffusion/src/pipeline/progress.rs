@@ -149,7 +149,7 @@ mod tests {
         assert_eq!((progress.done(), progress.seconds_left()), (9, Some(15.0)));
         (1..4).for_each(|_| after(&mut progress, 5, step(1)));
         after(&mut progress, 50, Event::Decoding { picture: 0 });
-        after(&mut progress, 3, Event::Picture(Picture { width: 0, height: 0, bytes: vec![], seed: 0 }));
+        after(&mut progress, 3, Event::Picture(Picture::default()));
         assert_eq!((progress.done(), progress.drawn(), progress.seconds_left()), (12, 1, Some(3.0)));
         // More steps than planned do not underflow.
         after(&mut progress, 5, step(1));

@@ -5,7 +5,7 @@ use crate::{
     guidance::{self, Guidance, Rule},
     latent::{self, Rounding},
     metadata::{self, Record},
-    noise::Rng,
+    noise::{Rng, Variation},
     prediction::{Prediction, Time},
     program::Program,
     prompt::{self, Pass, Tag},
@@ -40,8 +40,10 @@ pub struct Request {
     pub sampler: Option<Sampler>,
     /// Schedule. If only the sampler is given, the default is that sampler's usual schedule.
     pub schedule: Option<Schedule>,
-    /// Seed of the first picture. Picture `i` has the seed `seed + i`.
+    /// Seed of the first picture. Picture `i` has the seed `seed + i`, unless it varies.
     pub seed: u64,
+    /// A share of another seed's noise. All pictures have the same seed then; it is the other seed that picture `i` adds `i` to.
+    pub variation: Option<Variation>,
     /// Where noise comes from; torch's generator for CPUs by default.
     pub rng: Option<Rng>,
     /// Number of pictures; 0 counts as 1.
@@ -106,6 +108,8 @@ pub struct Resolved {
     pub time: Time,
     /// Seed of the first picture.
     pub seed: u64,
+    /// A share of another seed's noise, above 0.
+    pub variation: Option<Variation>,
     /// Where noise comes from.
     pub rng: Rng,
     /// Number of pictures.
@@ -205,6 +209,11 @@ impl Request {
             return Err(Error::invalid(message));
         }
         self.reuse.as_ref().map_or(Ok(()), Reuse::check)?;
+        if let Some(Variation { strength, .. }) = self.variation
+            && !(0.0..=1.0).contains(&strength)
+        {
+            return Err(Error::invalid(format!("a variation of {strength} is no share from 0 to 1")));
+        }
         let clip_skip = self.clip_skip.unwrap_or(1).max(1);
         let sampler = self.sampler.unwrap_or(defaults.sampler);
         let usual = || if self.sampler.is_some() { sampler.usual_schedule() } else { defaults.schedule };
@@ -219,6 +228,7 @@ impl Request {
             schedule: self.schedule.unwrap_or_else(usual),
             time: defaults.time,
             seed: self.seed,
+            variation: self.variation.filter(|variation| variation.strength > 0.0),
             rng: self.rng.unwrap_or_default(),
             count: self.count.max(1),
             clip_skip,
@@ -376,7 +386,13 @@ impl Resolved {
 
     /// The seed of picture number `picture`, from 0.
     pub fn seed_of(&self, picture: usize) -> u64 {
-        self.seed.wrapping_add(picture as u64)
+        if self.variation.is_some() { self.seed } else { self.seed.wrapping_add(picture as u64) }
+    }
+
+    /// The other seed of picture number `picture`, from 0.
+    pub fn variation_of(&self, picture: usize) -> Option<Variation> {
+        self.variation
+            .map(|variation| Variation { seed: variation.seed.wrapping_add(picture as u64), ..variation })
     }
 
     /// The noise levels of `steps` steps for a picture of `tokens` tokens. Most end with 0.
@@ -430,9 +446,9 @@ impl Resolved {
         }
     }
 
-    /// The settings of the picture with this seed. `files` has the names of the model's files; its ControlNets are those of
+    /// The settings of a picture with these seeds. `files` has the names of the model's files; its ControlNets are those of
     /// [`Parts::controls`], in the same order, and the factor of its upscaler is that of one run.
-    pub fn record(&self, files: &Record, seed: u64) -> Record {
+    pub fn record(&self, files: &Record, seed: u64, variation: Option<Variation>) -> Record {
         let control = |(net, control): (&metadata::ControlNet, &Control)| {
             let (start, end) = control.interval;
             metadata::ControlNet { strength: control.strength, start, end, ..net.clone() }
@@ -469,6 +485,7 @@ impl Resolved {
                 }
             }),
             seed: Some(seed),
+            variation,
             rng: Some(self.rng),
             seed_like: self.like,
             prediction: self.told_prediction,
@@ -513,6 +530,7 @@ impl Request {
             sampler: record.sampler,
             schedule: record.schedule,
             seed: record.seed.unwrap_or_default(),
+            variation: record.variation,
             rng: record.rng,
             clip_skip: record.clip_skip,
             prediction: record.prediction,

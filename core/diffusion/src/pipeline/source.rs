@@ -2,7 +2,7 @@
 
 use super::Resolved;
 use crate::{
-    noise::{BrownianTree, Stream},
+    noise::{self, BrownianTree, Stream},
     program::Program,
     sampler::Noise,
 };
@@ -15,7 +15,8 @@ use crate::{
 /// | diffusers | one stream over the whole batch, from the first seed | the same stream goes on |
 /// | ComfyUI | as diffusers | on the CPU a stream from the first seed plus 1, or a Brownian tree, over the whole batch |
 ///
-/// A1111 and ComfyUI give some samplers Brownian noise, from the seed.
+/// A1111 and ComfyUI give some samplers Brownian noise, from the seed. A variation mixes the start noise with that of another seed,
+/// a stream for each picture.
 pub(super) struct Source {
     kind: Kind,
     batch: Batch,
@@ -70,14 +71,15 @@ pub(super) struct Drawn {
 }
 
 impl Source {
-    /// The noise of picture number `picture`, with `len` numbers for each state, along `sigmas`.
+    /// The noise of picture number `picture`, for states of a shape, along `sigmas`.
     pub(super) fn draw(
         request: &Resolved,
         picture: usize,
-        len: usize,
+        shape: [usize; 3],
         sigmas: &[f64],
         samples: Samples,
     ) -> Drawn {
+        let len = shape.iter().product();
         let shares = matches!(request.like, Some(Program::Diffusers | Program::ComfyUi));
         let (seed, batch) = match shares {
             true => (request.seed, Batch { picture, count: request.count }),
@@ -91,8 +93,13 @@ impl Source {
         };
         let sample = samples.start.then(&mut draw);
         let before = samples.before.then(&mut draw);
-        let start = draw();
+        let mut start = draw();
         let beside = before.or(samples.after.then(&mut draw));
+        if let Some(variation) = request.variation_of(picture) {
+            let mut other = vec![0.0; len];
+            Stream::new(request.rng, variation.seed).randn(&mut other);
+            noise::towards(&mut start, &other, variation.strength, shape);
+        }
         let kind = if request.sampler.is_brownian() && request.like != Some(Program::Diffusers) {
             let positive = || sigmas.iter().copied().filter(|sigma| *sigma > 0.0);
             let (low, high) = (positive().fold(f64::MAX, f64::min), positive().fold(0.0, f64::max));

@@ -151,8 +151,8 @@ fn blocks_are_multiplied_as_they_are() {
         if encoding == precision.name() {
             let file: usize = a.blocks.values().map(|(_, blocks)| blocks.len()).sum();
             let weights = session.memory().unwrap().weights.unwrap();
-            // The last panel of a matrix is filled up.
-            assert!(weights as f64 <= 1.05 * file as f64, "{encoding}: {weights} bytes, {file} in the file");
+            // The last panel of a matrix is filled up, and for AMX there are three percent more.
+            assert!(weights as f64 <= 1.06 * file as f64, "{encoding}: {weights} bytes, {file} in the file");
         }
 
         // Refits take blocks too, and plain weights over blocks and back.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{pipeline::Content, program::Program, sampler::Sampler, schedule::Schedule};
+use crate::{noise::Variation, pipeline::Content, program::Program, sampler::Sampler, schedule::Schedule};
 
 mod properties;
 
@@ -24,7 +24,7 @@ const A1111: &str = "1girl, (red hair:1.2), <lora:ink wash:0.8> <lora:eyes:1:0.5
     Negative prompt: easynegative, ugly: very\nbad, hands\n\
     Steps: 25, Sampler: DPM++ 2M SDE, Schedule type: Karras, CFG scale: 7.5, Seed: 3310459814, Size: 512x768, \
     Model hash: 4199bcdd14, Model: revAnimated_v122, VAE hash: 735e4c3a44, VAE: vae-ft-mse-840000-ema-pruned, \
-    Denoising strength: 0.45, Clip skip: 2, RNG: CPU, \
+    Variation seed: 1847592, Variation seed strength: 0.1, Denoising strength: 0.45, Clip skip: 2, RNG: CPU, \
     ControlNet 0: \"Model: control_v11p_sd15_canny [d14c016b], Weight: 0.75, Guidance Start: 0, Guidance End: 0.8\", \
     Hires upscale: 1.5, Hires steps: 12, Hires upscaler: 4x-UltraSharp, \
     Lora hashes: \"ink wash: 0123456789ab, eyes: ba9876543210\", TI hashes: \"easynegative: c74b4e810b03\", Version: v1.10.1";
@@ -44,6 +44,7 @@ fn a_text_of_a1111() {
         schedule: Some(Schedule::Karras),
         cfg_scale: Some(7.5),
         seed: Some(3310459814),
+        variation: Some(Variation { seed: 1847592, strength: 0.1 }),
         rng: Some(Rng::Cpu),
         seed_like: Some(Program::A1111),
         clip_skip: Some(2),

@@ -7,6 +7,7 @@ use crate::{
         ControlNet, Hires, Inpaint, ModelFile, Network, PARAMETERS, Reading, Record, Rng, SDRUN, Upscale,
         read_record,
     },
+    noise::Variation,
     pipeline::{Content, Syntax},
     prediction::Prediction,
     program::Program,
@@ -60,39 +61,44 @@ fn record() -> impl Strategy<Value = Record> {
         .prop_map(|(blur, content, only_masked)| Inpaint { blur, content, only_masked });
     let upscale = (name(), 1.0..64.0).prop_map(|(name, factor)| Upscale { name, hash: None, factor });
     let refiner = option::of((file(), 0.0..1.0));
+    let variation = option::of((any::<u64>(), 0.0..1.0))
+        .prop_map(|variation| variation.map(|(seed, strength)| Variation { seed, strength }));
     let files = (option::of(file()), option::of(file()), option::of(inpaint), refiner, option::of(upscale));
-    (texts, sizes, numbers, kinds, lists, files).prop_map(|(texts, sizes, numbers, kinds, lists, files)| {
-        let (loras, embeddings, controlnets, mut hires) = lists;
-        if let Some(hires) = &mut hires {
-            hires.denoising_strength = numbers.2;
-        }
-        Record {
-            prompt: texts.0,
-            negative: texts.1,
-            width: Some(sizes.0),
-            height: Some(sizes.1),
-            steps: Some(sizes.2),
-            seed: Some(sizes.3),
-            clip_skip: sizes.4,
-            cfg_scale: Some(numbers.0),
-            guidance: numbers.1,
-            denoising_strength: numbers.2.filter(|_| hires.is_none()),
-            sampler: Some(kinds.0),
-            schedule: Some(kinds.1),
-            rng: kinds.2,
-            loras: unique(loras, |lora| &lora.name),
-            embeddings: unique(embeddings, |file| &file.name),
-            controlnets,
-            hires,
-            model: files.0,
-            vae: files.1,
-            inpaint: files.2,
-            refiner: files.3.as_ref().map(|(file, _)| file.clone()),
-            refiner_start: files.3.as_ref().map(|(_, start)| *start),
-            upscale: files.4,
-            ..Record::of_sdrun()
-        }
-    })
+    (texts, sizes, variation, numbers, kinds, lists, files).prop_map(
+        |(texts, sizes, variation, numbers, kinds, lists, files)| {
+            let (loras, embeddings, controlnets, mut hires) = lists;
+            if let Some(hires) = &mut hires {
+                hires.denoising_strength = numbers.2;
+            }
+            Record {
+                prompt: texts.0,
+                negative: texts.1,
+                width: Some(sizes.0),
+                height: Some(sizes.1),
+                steps: Some(sizes.2),
+                seed: Some(sizes.3),
+                variation,
+                clip_skip: sizes.4,
+                cfg_scale: Some(numbers.0),
+                guidance: numbers.1,
+                denoising_strength: numbers.2.filter(|_| hires.is_none()),
+                sampler: Some(kinds.0),
+                schedule: Some(kinds.1),
+                rng: kinds.2,
+                loras: unique(loras, |lora| &lora.name),
+                embeddings: unique(embeddings, |file| &file.name),
+                controlnets,
+                hires,
+                model: files.0,
+                vae: files.1,
+                inpaint: files.2,
+                refiner: files.3.as_ref().map(|(file, _)| file.clone()),
+                refiner_start: files.3.as_ref().map(|(_, start)| *start),
+                upscale: files.4,
+                ..Record::of_sdrun()
+            }
+        },
+    )
 }
 
 /// Names of lists are the keys of hashes.

@@ -3,7 +3,7 @@
 //! A1111 puts its `parameters` into the user comment. The maker note, which each maker of cameras fills as it likes, holds sdrun's
 //! own record.
 
-use sdrun_diffusion::metadata::{PARAMETERS, SDRUN};
+use crate::metadata::{PARAMETERS, SDRUN};
 
 /// Tag of the pointer to the folder with EXIF's own tags.
 const EXIF: u16 = 0x8769;

@@ -1,42 +1,68 @@
-//! The prompts of the pictures.
+//! The prompts of the pictures of a request.
 
-use super::Args;
-use sdrun_diffusion::pipeline::{Request, Result, Syntax, Wildcards, prompts_of};
+use super::{Opened, Request, Resolved, Result, Syntax, Wildcards, prompts_of};
 
 /// Neighbouring pictures with the same prompts. One request draws them.
-#[derive(Debug, PartialEq)]
-pub(super) struct Group {
-    pub(super) prompt: String,
-    pub(super) negative: String,
+#[derive(Clone, Debug, PartialEq)]
+pub struct Group {
+    /// The prompt, with its choices made.
+    pub prompt: String,
+    /// The negative prompt, with its choices made.
+    pub negative: String,
     /// Number of its first picture, from 0.
-    pub(super) first: usize,
+    pub first: usize,
     /// Number of its pictures.
-    pub(super) count: usize,
+    pub count: usize,
 }
 
-/// The prompts of all pictures, with their choices made by the seed of each. Prompts of a picture (`--from`) have theirs already, and
-/// diffusers has none.
+/// The prompts of all pictures, with the choices of the prompt and the negative prompt made by the seed of each. Texts whose choices
+/// were made before, such as those of a picture's metadata, are not in `has_choices`. diffusers has none.
 ///
 /// Returns the first group and the others.
-pub(super) fn groups(args: &Args, request: &Request) -> Result<(Group, Vec<Group>)> {
-    let wildcards = args.wildcard_dir.as_deref().map(Wildcards::open).transpose()?;
+///
+/// # Errors
+/// As [`prompts_of`].
+pub fn groups(
+    request: &Request,
+    has_choices: [bool; 2],
+    wildcards: Option<&Wildcards>,
+) -> Result<(Group, Vec<Group>)> {
     let syntax = request.syntax.or(request.like.map(Syntax::of)).unwrap_or_default();
     let chooses = wildcards.is_some() || syntax != Syntax::Plain;
-    let own = |text: &Option<String>| text.clone().filter(|_| chooses);
-    let (prompt, negative) = (own(&args.prompt), own(&args.negative_prompt));
+    let texts = [&request.prompt, &request.negative];
     let of_picture = |number: usize| {
         let seed = request.seed.wrapping_add(number as u64);
-        let [new, new_negative] = [&prompt, &negative].map(|text| text.as_deref().unwrap_or_default());
-        let (new, new_negative) = prompts_of(new, new_negative, seed, wildcards.as_ref())?;
-        Ok((
-            prompt.as_ref().map_or(request.prompt.clone(), |_| new),
-            negative.as_ref().map_or(request.negative.clone(), |_| new_negative),
-        ))
+        let own = |which: usize| if has_choices[which] && chooses { texts[which].as_str() } else { "" };
+        let (prompt, negative) = prompts_of(own(0), own(1), seed, wildcards)?;
+        let or = |which: usize, chosen: String| match has_choices[which] && chooses {
+            true => chosen,
+            false => texts[which].clone(),
+        };
+        Ok((or(0, prompt), or(1, negative)))
     };
     let (prompt, negative) = of_picture(0)?;
     let first = Group { prompt, negative, first: 0, count: 1 };
     let others = (1..request.count).map(of_picture).collect::<Result<Vec<_>>>()?;
     Ok(grouped(first, others))
+}
+
+impl Group {
+    /// The part of `request` that draws these pictures. `opened` is open for their prompts.
+    ///
+    /// # Errors
+    /// As [`Request::resolve`].
+    pub fn resolve(&self, request: &Request, opened: &Opened) -> Result<Resolved> {
+        let request = Request {
+            prompt: opened.prompt.clone(),
+            negative: self.negative.clone(),
+            count: self.count,
+            ..request.clone()
+        };
+        let mut resolved = request.resolve(&opened.parts)?;
+        (resolved.seed, resolved.variation) =
+            (resolved.seed_of(self.first), resolved.variation_of(self.first));
+        Ok(resolved)
+    }
 }
 
 /// Groups of a picture and those that follow.
