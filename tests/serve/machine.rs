@@ -37,7 +37,7 @@ impl Server {
             }
             said = said + &line + "\n";
         };
-        thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("server: {line}")));
+        thread::spawn(move || lines.map_while(Result::ok).for_each(|line| eprintln!("server: {line}")));
         Server { child, base }
     }
 

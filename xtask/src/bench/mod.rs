@@ -8,6 +8,7 @@ mod pictures;
 mod process;
 mod refit;
 mod runs;
+mod serve;
 mod stable_diffusion_cpp;
 mod tensorrt_rtx;
 
@@ -48,7 +49,7 @@ type Outcome = Result<(Value, Vec<Line>)>;
 
 type Measure = fn(&Lab<'_>) -> Outcome;
 
-const ALL: [(&str, Measure); 13] = [
+const ALL: [(&str, Measure); 14] = [
     ("size", process::size),
     ("start", process::start),
     ("open", process::open),
@@ -59,6 +60,7 @@ const ALL: [(&str, Measure); 13] = [
     ("ggml", ggml::against_openvino),
     ("shapes", ggml::new_shapes),
     ("generate", generate::generate),
+    ("serve", serve::serve),
     ("stable-diffusion.cpp", stable_diffusion_cpp::beside),
     ("tensorrt-rtx", tensorrt_rtx::builds),
     ("migraphx", migraphx::builds),
