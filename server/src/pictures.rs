@@ -5,6 +5,9 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use image::RgbImage;
 use sdrun_diffusion::file::{self, File};
 
+/// The largest picture that a request may hold, in pixels: more than cameras make, and less than fills the memory.
+const MOST_PIXELS: u64 = 64 << 20;
+
 /// Reads a picture in base64, with or without `data:image/png;base64,` before it. `what` names it in errors.
 ///
 /// # Errors
@@ -25,7 +28,7 @@ pub(crate) fn decode(what: &str, text: &str) -> Result<File, Fault> {
 /// # Errors
 /// 400 for bytes that are no picture.
 pub(crate) fn of_bytes(what: &str, bytes: &[u8]) -> Result<File, Fault> {
-    file::decode(bytes).map_err(|why| Fault::invalid(format!("{what} {why}")))
+    file::decode(bytes, MOST_PIXELS).map_err(|why| Fault::invalid(format!("{what} {why}")))
 }
 
 /// Reads pictures on white ground.

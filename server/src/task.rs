@@ -107,6 +107,8 @@ pub(crate) enum Resized {
 pub(crate) const MOST_PICTURES: usize = 64;
 /// The most steps of a picture, so that nobody blocks a device for hours.
 pub(crate) const MOST_STEPS: usize = 200;
+/// The most adapters, ControlNets, and pictures to edit of a job.
+pub(crate) const MOST_HELPERS: usize = 32;
 /// The most pixels of a picture that is drawn.
 pub(crate) const MOST_PIXELS: usize = 16 << 20;
 
@@ -126,6 +128,12 @@ impl Draw {
         let Request { width, height, steps, count, .. } = self.request;
         if count > MOST_PICTURES {
             return Err(Fault::invalid(format!("{count} pictures are more than {MOST_PICTURES} in one job")));
+        }
+        let helpers = [self.recipe.loras.len(), self.controls.len(), self.request.references.len()];
+        if let Some(count) = helpers.into_iter().find(|count| *count > MOST_HELPERS) {
+            let message =
+                format!("{count} LoRAs, ControlNets or pictures to edit are more than {MOST_HELPERS}");
+            return Err(Fault::invalid(message));
         }
         let second = self.second.and_then(|second| second.steps);
         if let Some(steps) = [steps, second].into_iter().flatten().find(|steps| *steps > MOST_STEPS) {

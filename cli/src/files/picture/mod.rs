@@ -36,7 +36,7 @@ pub(crate) fn format_of(path: &Path) -> Result<Format, Error> {
 /// `DataLoss` for a file that is not a whole picture, or too large a one, and errors of opening the file.
 pub(crate) fn read(path: &Path) -> Result<File, Error> {
     let bytes = read_small(path, Links::Follow, MOST_BYTES)?;
-    file::decode(&bytes).map_err(|why| damaged(path, why))
+    file::decode(&bytes, file::MOST_PIXELS).map_err(|why| damaged(path, why))
 }
 
 /// Pixels as a picture to write: `[height, width, 3]` bytes.

@@ -13,8 +13,9 @@ use image::{
 };
 use std::io::{self, Cursor};
 
-/// The largest picture to read. A few bytes of WebP can stand for any number of pixels, so files give no better limit.
-const MOST_PIXELS: u64 = 1 << 27;
+/// The largest picture that the command line reads, in pixels. A few bytes of WebP can stand for any number of pixels, so files give no
+/// better limit.
+pub const MOST_PIXELS: u64 = 1 << 27;
 /// The best JPEG quality that still makes files small.
 pub const JPEG_QUALITY: u8 = 90;
 
@@ -66,12 +67,14 @@ pub enum FileError {
         why: String,
     },
     /// It has more pixels than sdrun reads.
-    #[error("has {width} x {height} pixels; sdrun reads at most {} million", MOST_PIXELS >> 20)]
+    #[error("has {width} x {height} pixels; sdrun reads at most {} million here", most >> 20)]
     TooLarge {
         /// Its width.
         width: u32,
         /// Its height.
         height: u32,
+        /// The most pixels.
+        most: u64,
     },
 }
 
@@ -82,17 +85,18 @@ pub struct File {
     pub texts: Vec<(String, String)>,
 }
 
-/// Reads a picture. Of an animation, reads the first frame.
+/// Reads a picture of at most so many pixels. Of an animation, reads the first frame.
 ///
 /// # Errors
 /// For bytes that are not a whole picture, or too large a one.
-pub fn decode(bytes: &[u8]) -> Result<File, FileError> {
+pub fn decode(bytes: &[u8], most_pixels: u64) -> Result<File, FileError> {
     let damaged = |format| move |why: ImageError| FileError::Damaged { format, why: why.to_string() };
     match image::guess_format(bytes).map_err(|_| FileError::Unknown)? {
         ImageFormat::Png => {
             let damaged = damaged("PNG");
-            let decoder = PngDecoder::with_limits(Cursor::new(bytes), limits()).map_err(damaged)?;
-            decoded(decoder, damaged, png::texts(bytes))
+            let decoder =
+                PngDecoder::with_limits(Cursor::new(bytes), limits(most_pixels)).map_err(damaged)?;
+            decoded(decoder, most_pixels, damaged, png::texts(bytes))
         }
         ImageFormat::Jpeg => {
             let damaged = damaged("JPEG");
@@ -100,33 +104,39 @@ pub fn decode(bytes: &[u8]) -> Result<File, FileError> {
             if !jpeg::is_whole(bytes) {
                 return Err(FileError::Damaged { format: "JPEG", why: "its end is missing".into() });
             }
-            decoded(JpegDecoder::new(Cursor::new(bytes)).map_err(damaged)?, damaged, jpeg::texts(bytes))
+            decoded(
+                JpegDecoder::new(Cursor::new(bytes)).map_err(damaged)?,
+                most_pixels,
+                damaged,
+                jpeg::texts(bytes),
+            )
         }
         ImageFormat::WebP => {
             let damaged = damaged("WebP");
-            decoded(WebPDecoder::new(Cursor::new(bytes)).map_err(damaged)?, damaged, Vec::new())
+            decoded(WebPDecoder::new(Cursor::new(bytes)).map_err(damaged)?, most_pixels, damaged, Vec::new())
         }
         _ => Err(FileError::Unknown),
     }
 }
 
-fn limits() -> Limits {
+fn limits(most_pixels: u64) -> Limits {
     let mut limits = Limits::no_limits();
     // Up to four samples of 16 bits per pixel.
-    limits.max_alloc = Some(8 * MOST_PIXELS);
+    limits.max_alloc = Some(8 * most_pixels);
     limits
 }
 
 fn decoded(
     mut decoder: impl ImageDecoder,
+    most: u64,
     damaged: impl Fn(ImageError) -> FileError,
     mut texts: Vec<(String, String)>,
 ) -> Result<File, FileError> {
     let (width, height) = decoder.dimensions();
-    if u64::from(width) * u64::from(height) > MOST_PIXELS {
-        return Err(FileError::TooLarge { width, height });
+    if u64::from(width) * u64::from(height) > most {
+        return Err(FileError::TooLarge { width, height, most });
     }
-    decoder.set_limits(limits()).map_err(&damaged)?;
+    decoder.set_limits(limits(most)).map_err(&damaged)?;
     let orientation = decoder.orientation().map_err(&damaged)?;
     if let Some(exif) = decoder.exif_metadata().map_err(&damaged)? {
         texts.extend(exif::texts(&exif));
