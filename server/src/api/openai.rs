@@ -4,7 +4,7 @@ use super::body::{MOST_BYTES, Sent, aside};
 use crate::{
     app::App,
     fault::{Fault, OpenAiFault},
-    job::{State as JobState, Status},
+    job::{Loaded, State as JobState, Status},
     order::{Order, format},
     pictures,
     task::{Begin, Task},
@@ -72,6 +72,8 @@ pub(super) struct Images {
     created: u64,
     data: Vec<Image>,
     output_format: &'static str,
+    /// The networks that ran, and how each got its weights.
+    networks: Vec<Loaded>,
 }
 
 /// A picture.
@@ -222,7 +224,8 @@ async fn run(
     });
     let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let output_format = kind.media_type().trim_start_matches("image/");
-    Ok(Json(Images { created, data: data.collect(), output_format }))
+    let (data, networks) = (data.collect(), status.networks.clone());
+    Ok(Json(Images { created, data, output_format, networks }))
 }
 
 /// Fails unless a job has ended well.
