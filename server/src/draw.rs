@@ -25,7 +25,7 @@ use sdrun_diffusion::{
 };
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, PoisonError},
+    sync::Arc,
     thread,
     time::Instant,
 };
@@ -60,7 +60,6 @@ impl Studio {
         while let Some(job) = queue.next() {
             let Some(task) = job.take() else { continue };
             let began = Instant::now();
-            *job.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(began);
             job.change(|status| {
                 status.state = State::Running;
                 status.phase = "opening the model".into();
@@ -122,7 +121,7 @@ impl Studio {
         let (first, others) = groups(&draw.request, [true; 2], wildcards.as_ref())?;
         let mut progress = None;
         for group in std::iter::once(&first).chain(&others) {
-            let host = &JobHost(job);
+            let host = &JobHost { job, skips: true };
             let paths = &self.library.paths;
             let opened = draw.recipe.open(&group.prompt, &group.negative, paths, host)?;
             let request = draw.request(opened.parts.family, opened.parts.upscaler.is_some())?;
@@ -149,11 +148,12 @@ impl Studio {
         engines: &Engines<'_>,
         progress: &mut Progress,
     ) -> Result<(), Fault> {
-        let host = &JobHost(job);
+        let host = &JobHost { job, skips: true };
+        let whole = &JobHost { job, skips: false };
         thread::scope(|scope| {
-            // Hashing a large file takes seconds, once.
-            let mut files =
-                Files::Wanted(scope.spawn(|| draw.recipe.record(opened, &self.library.paths, host)));
+            // Hashing a large file takes seconds, once. Leaving out a picture does not stop it.
+            let thread = scope.spawn(|| draw.recipe.record(opened, &self.library.paths, whole));
+            let mut files = Files { thread: Some(thread), found: Record::of_sdrun() };
             let mut group = group.clone();
             while group.count > 0 {
                 let resolved = group.resolve(request, opened)?;
@@ -195,7 +195,7 @@ impl Studio {
 
     fn enlarge(&self, job: &Arc<Job>, task: Enlarge, engines: &Engines<'_>) -> Result<(), Fault> {
         let Enlarge { picture, mut texts, upscaler, size, output } = task;
-        let host = &JobHost(job);
+        let host = &JobHost { job, skips: true };
         let mut large = picture.clone();
         if let Some(file) = &upscaler {
             let upscaler = Upscaler::open(file, &self.library.paths, host)?;
@@ -240,26 +240,20 @@ impl Studio {
 }
 
 /// Names and hashes of a model's files.
-enum Files<'s> {
-    /// A thread finds them out.
-    Wanted(thread::ScopedJoinHandle<'s, Record>),
-    Found(Box<Record>),
+struct Files<'s> {
+    /// The thread that finds them out, until they are known.
+    thread: Option<thread::ScopedJoinHandle<'s, Record>>,
+    found: Record,
 }
 
 impl Files<'_> {
     /// Waits for them.
     fn found(&mut self) -> &Record {
-        if let Files::Wanted(_) = self {
-            let waiting = std::mem::replace(self, Files::Found(Box::new(Record::of_sdrun())));
-            if let Files::Wanted(thread) = waiting {
-                // A thread that panicked has found nothing.
-                *self = Files::Found(Box::new(thread.join().unwrap_or_else(|_| Record::of_sdrun())));
-            }
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has found nothing.
+            self.found = thread.join().unwrap_or_else(|_| Record::of_sdrun());
         }
-        match self {
-            Files::Found(record) => record,
-            Files::Wanted(_) => unreachable!("it was just found"),
-        }
+        &self.found
     }
 }
 
@@ -384,8 +378,12 @@ fn encoded(
     Ok(Drawn { width, height, media_type: output.format.media_type(), bytes, record, parameters })
 }
 
-/// Logs, and stops the work of a job that is cancelled or skips a picture.
-struct JobHost<'a>(&'a Arc<Job>);
+/// Logs, and stops the work of a job that is cancelled.
+struct JobHost<'a> {
+    job: &'a Arc<Job>,
+    /// Whether leaving out a picture stops the work.
+    skips: bool,
+}
 
 impl Host for JobHost<'_> {
     fn log(&self, level: LogLevel, target: &str, message: &str) {
@@ -397,11 +395,11 @@ impl Host for JobHost<'_> {
     }
 
     fn cancelled(&self) -> bool {
-        self.0.is_cancelled() || self.0.is_skipped()
+        self.job.is_cancelled() || (self.skips && self.job.is_skipped())
     }
 }
 
-/// Lanes for the devices that a user names.
+/// A lane for the provider and the device that a user names.
 ///
 /// # Errors
 /// Providers and devices that cannot be opened.

@@ -10,7 +10,6 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::Instant,
 };
 use tokio::sync::watch;
 use utoipa::ToSchema;
@@ -102,7 +101,6 @@ pub(crate) struct Job {
     cancel: AtomicBool,
     skip: AtomicBool,
     status: watch::Sender<Status>,
-    pub(crate) begun: Mutex<Option<Instant>>,
 }
 
 impl Job {
@@ -116,7 +114,6 @@ impl Job {
             cancel: AtomicBool::new(false),
             skip: AtomicBool::new(false),
             status: watch::Sender::new(status),
-            begun: Mutex::new(None),
         }
     }
 
