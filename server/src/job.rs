@@ -101,6 +101,8 @@ pub(crate) struct Job {
     cancel: AtomicBool,
     skip: AtomicBool,
     status: watch::Sender<Status>,
+    /// Whether its last state is there. Who waits for that is not woken at each step, which would disturb the drawing.
+    ended: watch::Sender<bool>,
 }
 
 impl Job {
@@ -114,6 +116,7 @@ impl Job {
             cancel: AtomicBool::new(false),
             skip: AtomicBool::new(false),
             status: watch::Sender::new(status),
+            ended: watch::Sender::new(false),
         }
     }
 
@@ -160,14 +163,16 @@ impl Job {
 
     pub(crate) fn change(&self, change: impl FnOnce(&mut Status)) {
         self.status.send_modify(change);
+        if self.state().is_last() {
+            self.ended.send_replace(true);
+        }
     }
 
     /// Waits for its last state.
     pub(crate) async fn ended(&self) -> Status {
-        let mut watch = self.watch();
         // The sender lives as long as the job.
-        let found = watch.wait_for(|status| status.state.is_last()).await;
-        found.map(|status| status.clone()).unwrap_or_default()
+        let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
+        self.status()
     }
 
     /// Drops the pictures, which a client has got.
