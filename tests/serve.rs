@@ -482,7 +482,7 @@ fn the_page_is_served() {
     assert!(page.contains("id=\"prompt\"") && !names.contains("http://") && !names.contains("https://"));
 }
 
-/// docs/openapi.json is what the server serves. `SDRUN_BLESS=1` writes it.
+/// docs/openapi.json matches the document that the server generates. `SDRUN_BLESS=1` rewrites it.
 #[test]
 fn the_document_of_the_api_is_current() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/openapi.json");

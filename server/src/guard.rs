@@ -1,4 +1,4 @@
-//! Who may use the server: programs on this machine and its own page, or whoever has the key. Web pages elsewhere may not.
+//! Access control. Without a key, only local programs and the server's own page get in. Other web pages never do, unless allowed.
 
 use crate::{app::App, fault::Fault};
 use axum::{

@@ -188,7 +188,7 @@ impl Job {
     }
 }
 
-/// Cancels a job unless it is told that the client still waits.
+/// Cancels a job when dropped: the client has gone away. A job that has ended does not mind.
 pub(crate) struct CancelOnDrop(pub(crate) Arc<Job>);
 
 impl Drop for CancelOnDrop {

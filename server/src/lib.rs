@@ -60,14 +60,14 @@ pub struct Config {
     pub parent: Option<u32>,
 }
 
-/// How long replies may take after the server was told to stop.
+/// How long open connections may last after a shutdown begins.
 const LAST_REPLIES: Duration = Duration::from_secs(5);
 /// How often to look whether the server shall stop.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How many such looks pass between two looks at the parent process.
 const LOOKS: u32 = 10;
 
-/// Serves until it is told to stop. `ready` gets the address as soon as clients can connect.
+/// Runs the server until `stop` is set or the parent exits. Calls `ready` with the address once clients can connect.
 ///
 /// # Errors
 /// An address that is in use or needs a key, a model that does not exist, and folders that cannot be read.

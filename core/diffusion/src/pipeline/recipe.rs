@@ -1,4 +1,4 @@
-//! What pictures are drawn with: a model and what is added to it, by the names of files.
+//! The files that a drawing needs: a model, its adapters and its helpers.
 
 use super::{Files, Named, Parts, Result, Upscaler, Word, tagged, words};
 use crate::{
