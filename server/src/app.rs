@@ -76,12 +76,24 @@ impl App {
     /// # Errors
     /// 429 if the queue is full.
     pub(crate) async fn run(&self, task: Task, alias: Option<String>) -> Result<Status, Fault> {
-        let job = self.submit(task, alias)?;
-        let waiting = CancelOnDrop(job.clone());
-        let status = job.ended().await;
-        drop(waiting);
+        let (job, status) = self.finish(task, alias).await?;
         job.forget_pictures();
         Ok(status)
+    }
+
+    /// The same, and the job keeps its pictures for later requests.
+    ///
+    /// # Errors
+    /// 429 if the queue is full.
+    pub(crate) async fn finish(
+        &self,
+        task: Task,
+        alias: Option<String>,
+    ) -> Result<(Arc<Job>, Status), Fault> {
+        let job = self.submit(task, alias)?;
+        let _waiting = CancelOnDrop(job.clone());
+        let status = job.ended().await;
+        Ok((job, status))
     }
 
     /// Stops a job. One that waits ends at once.

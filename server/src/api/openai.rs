@@ -208,10 +208,7 @@ async fn run(
     let task = Task::Draw(Box::new(draw.await?));
     let (status, id) = if by_url {
         // The pictures stay until they are fetched.
-        let job = app.submit(task, None)?;
-        let waiting = crate::job::CancelOnDrop(job.clone());
-        let status = job.ended().await;
-        drop(waiting);
+        let (job, status) = app.finish(task, None).await?;
         (status, job.id.clone())
     } else {
         (app.run(task, None).await?, String::new())
