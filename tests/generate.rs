@@ -21,8 +21,8 @@ use sdrun_diffusion::{
     noise::Variation,
     picture::{Fit, Mask},
     pipeline::{
-        Content, Control, Engines, Event, Files, Hires, Inpaint, Kept, Origin, Part, Parts, Picture,
-        Progress, Request, Resolved, Start, Upscale, generate, plan,
+        Content, Control, Engines, Event, Files, Hires, Inpaint, Kept, LoadedNetwork, Origin, Part, Parts,
+        Picture, Progress, Request, Resolved, Start, Upscale, generate, plan,
     },
     prediction::{Prediction, Time},
     program::Program,
@@ -144,8 +144,8 @@ fn draw(parts: &Parts, request: &Resolved, provider: &str) -> (Vec<Picture>, Vec
                 assert!(step + 1 < steps || !LAST_IS_CLEAN.contains(&request.sampler) || clean == state);
                 latents[picture].push(state.to_vec());
             }
-            Event::Loaded { part, provider: by, .. } => {
-                assert_eq!(by, provider, "{part}");
+            Event::Loaded(network) => {
+                assert_eq!(network.provider, provider, "{}", network.part);
                 on_provider += 1;
             }
             Event::Picture(picture) => pictures.push(picture),
@@ -588,14 +588,9 @@ fn plans_come_true() {
             let plan = plan(&lab.registry, parts, &request, &engines, &NoHost).unwrap();
             let mut loaded = Vec::new();
             let mut hear = |event: Event<'_>| {
-                if let Event::Loaded { part, provider, device, precision, origin, .. } = event {
-                    loaded.push((
-                        part.to_string(),
-                        provider.to_string(),
-                        device.to_string(),
-                        precision,
-                        origin == Origin::Cached,
-                    ));
+                if let Event::Loaded(network) = event {
+                    let LoadedNetwork { part, provider, device, precision, origin, .. } = network.clone();
+                    loaded.push((part, provider, device, precision, origin == Origin::Cached));
                 }
             };
             generate(&lab.registry, parts, &request, &engines, &NoHost, &mut hear).unwrap();
@@ -623,7 +618,7 @@ fn kept_networks_draw_the_same_pictures() {
             let request = Request { steps: Some(2), ..request.clone() }.resolve(parts).unwrap();
             let (mut origins, mut picture) = (Vec::new(), None);
             let mut hear = |event: Event<'_>| match event {
-                Event::Loaded { part, origin, .. } => origins.push((part.to_string(), origin)),
+                Event::Loaded(network) => origins.push((network.part.clone(), network.origin)),
                 Event::Picture(drawn) => picture = Some(drawn.bytes),
                 _ => {}
             };

@@ -86,13 +86,17 @@ fn another_lora_is_a_refit() {
     assert_eq!(lora["unet"], "refitted", "{lora:?}");
     let back = origins(json!({ "prompt": PROMPT, "seed": 1 }));
     assert_eq!(back["unet"], "refitted", "{back:?}");
+    // Unloaded networks come from the cache again.
+    assert_eq!(server.post("/sdapi/v1/unload-checkpoint", json!({})), (200, json!({})));
+    let loaded = origins(json!({ "prompt": PROMPT, "seed": 1 }));
+    assert_eq!(loaded["unet"], "cached", "{loaded:?}");
     let numbers = String::from_utf8(server.bytes("/metrics")).unwrap();
     let number = |name: &str| -> f64 {
         let line = numbers.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         line.trim().parse().unwrap()
     };
     assert!(number("sdrun_networks_total{origin=\"refitted\"}") >= 2.0, "{numbers}");
-    assert_eq!((number("sdrun_jobs_total{state=\"done\"}"), number("sdrun_jobs_running")), (4.0, 0.0));
+    assert_eq!((number("sdrun_jobs_total{state=\"done\"}"), number("sdrun_jobs_running")), (6.0, 0.0));
     assert!(number("sdrun_steps_per_second") > 0.0 && number("sdrun_resident_bytes") > 1e6);
 }
 
@@ -179,25 +183,44 @@ fn progress_comes_as_events_and_jobs_can_be_cancelled() {
     server.bytes(&format!("/api/jobs/{id}/pictures/1"));
     let (_, all) = server.get("/api/jobs");
     assert_eq!(all["jobs"].as_array().unwrap().len(), 2);
+    // What was loaded stays loaded.
+    let next = server.draws(json!({ "prompt": PROMPT, "steps": 1 }));
+    let networks = next["networks"].as_array().unwrap();
+    assert!(networks.iter().all(|network| network["origin"] == "kept"), "{networks:?}");
 }
 
 /// A client that goes away needs no picture.
 #[test]
 fn a_client_that_goes_away_cancels_its_job() {
     let server = Server::start(&[]);
-    let body =
-        json!({ "prompt": PROMPT, "steps": 200, "batch_size": 64, "force_task_id": "mine" }).to_string();
-    let mut client = TcpStream::connect(server.address()).unwrap();
-    let head = format!(
-        "POST /sdapi/v1/txt2img HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n",
-        body.len()
-    );
-    client.write_all(format!("{head}{body}").as_bytes()).unwrap();
+    let connect = |name: &str| {
+        let order = json!({ "prompt": PROMPT, "steps": 200, "batch_size": 64, "force_task_id": name });
+        let body = order.to_string();
+        let mut client = TcpStream::connect(server.address()).unwrap();
+        let head = format!(
+            "POST /sdapi/v1/txt2img HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        client.write_all(format!("{head}{body}").as_bytes()).unwrap();
+        client
+    };
+    let client = connect("mine");
     let progress =
         |id: &str| server.post("/v1/internal/progress", json!({ "id_task": id, "live_preview": true }));
     while progress("mine").1["active"] != true {
         thread::yield_now();
     }
+    // One that waits leaves its place at once.
+    let second = connect("second");
+    let waiting = || String::from_utf8(server.bytes("/metrics")).unwrap().contains("jobs_waiting 1\n");
+    while !waiting() {
+        thread::yield_now();
+    }
+    drop(second);
+    while waiting() {
+        thread::yield_now();
+    }
+    assert_eq!(progress("mine").1["active"], true);
     drop(client);
     while progress("mine").1["completed"] != true {
         thread::yield_now();

@@ -3,7 +3,7 @@
 use crate::{
     api::sdapi::Settings,
     fault::Fault,
-    job::{CancelOnDrop, Job, Jobs, Status},
+    job::{Job, Jobs, Status},
     library::Library,
     metrics::Metrics,
     queue::Queue,
@@ -20,6 +20,15 @@ pub(crate) struct App {
     options: Mutex<Settings>,
     pub(crate) key: Option<String>,
     pub(crate) origins: Vec<String>,
+}
+
+/// Cancels a job when dropped: the client has gone away. A job that has ended does not mind.
+struct CancelOnDrop<'a>(&'a App, Arc<Job>);
+
+impl Drop for CancelOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.cancel(&self.1);
+    }
 }
 
 impl App {
@@ -91,9 +100,17 @@ impl App {
         alias: Option<String>,
     ) -> Result<(Arc<Job>, Status), Fault> {
         let job = self.submit(task, alias)?;
-        let _waiting = CancelOnDrop(job.clone());
+        let _waiting = CancelOnDrop(self, job.clone());
         let status = job.ended().await;
         Ok((job, status))
+    }
+
+    /// Frees the memory of networks that are kept, on each device after its jobs.
+    ///
+    /// # Errors
+    /// 429 if a queue is full.
+    pub(crate) fn unload(&self) -> Result<(), Fault> {
+        self.queues.iter().try_for_each(|queue| queue.push(Arc::new(Job::new(Task::Unload, None))))
     }
 
     /// Stops a job. One that waits ends at once.

@@ -1,8 +1,8 @@
 //! The thread of a device: draws one job after the other.
 
 use crate::{
-    fault::{Fault, PROVIDER_GONE},
-    job::{Drawn, Job, Loaded, State},
+    fault::Fault,
+    job::{Drawn, Job, State},
     library::Library,
     metrics::Metrics,
     queue::Queue,
@@ -18,8 +18,8 @@ use sdrun_diffusion::{
     metadata::{POSTPROCESSING, Record, Upscale},
     picture::Fit,
     pipeline::{
-        self, Engines, Event, Group, Kept, Opened, Picture, Progress, Request, Resolved, Upscaler, Wildcards,
-        generate, groups, upscale, warnings,
+        self, Engines, Event, Group, Kept, LoadedNetwork, Opened, Picture, Progress, Request, Resolved,
+        Upscaler, Wildcards, generate, groups, upscale, warnings,
     },
     preview::{Pace, enlarged},
 };
@@ -73,7 +73,7 @@ impl Studio {
                 // A network may be in any state, and its memory is needed if it ran out.
                 kept.clear();
             }
-            if done.as_ref().is_err_and(|fault| fault.code == PROVIDER_GONE) {
+            if done.is_err() {
                 self.reopen(&mut engines);
             }
             let state = match &done {
@@ -95,9 +95,12 @@ impl Studio {
         }
     }
 
-    /// Opens the user's provider again, in a new process.
+    /// Opens the user's provider again if its process has ended.
     fn reopen(&self, engines: &mut Engines<'_>) {
         let Some((provider, device)) = &mut engines.only else { return };
+        if !provider.has_ended() {
+            return;
+        }
         match self.registry.open(provider.id(), &self.lane.wishes.isolation) {
             Ok(new) => match new.present_device(Some(&device.id)) {
                 Ok(found) => (*provider, *device) = (new, found),
@@ -112,6 +115,10 @@ impl Studio {
         match task {
             Task::Draw(draw) => self.draw(job, &draw, engines),
             Task::Enlarge(enlarge) => self.enlarge(job, *enlarge, engines),
+            Task::Unload => {
+                engines.kept.as_ref().inspect(|kept| kept.clear());
+                Ok(())
+            }
         }
     }
 
@@ -168,12 +175,12 @@ impl Studio {
                     pace: Pace::new(None),
                     fault: None,
                 };
-                let mut hear = |event: Event<'_>| match event {
-                    Event::Picture(picture) => {
+                let mut hear = |event: Event<'_>| {
+                    listener.hear(&event);
+                    if let Event::Picture(picture) = event {
                         drawn += 1;
                         listener.keep(picture, files.found());
                     }
-                    event => listener.hear(&event),
                 };
                 let done = generate(&self.registry, &opened.parts, &resolved, engines, host, &mut hear);
                 if let Some(fault) = listener.fault {
@@ -327,8 +334,7 @@ impl Listener<'_> {
 
     fn keep(&mut self, picture: Picture, files: &Record) {
         let (seed, variation) = (picture.seed, picture.variation);
-        self.progress.hear(&Event::Picture(Picture::default()), Instant::now());
-        let networks = self.job.status().networks.iter().map(network).collect();
+        let networks = self.job.status().networks.iter().map(LoadedNetwork::record).collect();
         let record = Record { networks, ..self.request.record(files, seed, variation) };
         let texts = file::texts(&record);
         let texts: Vec<(&str, &str)> = texts.iter().map(|(key, text)| (*key, text.as_str())).collect();
@@ -343,26 +349,14 @@ impl Listener<'_> {
 
 /// Notes a network that was loaded.
 fn loaded(studio: &Studio, job: &Job, event: &Event<'_>) {
-    let Event::Loaded { part, provider, device, precision, origin, seconds } = event else { return };
-    studio.metrics.network(*origin, *seconds);
-    let [part, provider, device] = [part, provider, device].map(|text| text.to_string());
-    let precision = precision.to_string();
-    let loaded = Loaded { part, provider, device, precision, origin: *origin, seconds: *seconds };
+    let Event::Loaded(loaded) = event else { return };
+    studio.metrics.network(loaded.origin, loaded.seconds);
     job.change(|status| {
         // Of a network that comes several times, the first time tells where it came from.
         if !status.networks.iter().any(|known| known.part == loaded.part) {
-            status.networks.push(loaded);
+            status.networks.push((*loaded).clone());
         }
     });
-}
-
-fn network(loaded: &Loaded) -> sdrun_diffusion::metadata::Network {
-    sdrun_diffusion::metadata::Network {
-        part: loaded.part.clone(),
-        provider: loaded.provider.clone(),
-        device: loaded.device.clone(),
-        precision: loaded.precision.clone(),
-    }
 }
 
 fn encoded(

@@ -11,9 +11,6 @@ use serde::Serialize;
 use serde_json::json;
 use utoipa::ToSchema;
 
-/// The code of a fault after which a provider must be opened again: its process is gone.
-pub(crate) const PROVIDER_GONE: &str = "provider_gone";
-
 /// Why a job or a request failed.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub(crate) struct Fault {
@@ -70,7 +67,7 @@ impl Fault {
             ErrorCode::DeadlineExceeded => (504, "too_slow"),
             ErrorCode::DataLoss => (500, "damaged_file"),
             ErrorCode::FailedPrecondition => (503, "not_ready"),
-            ErrorCode::Unavailable => (500, PROVIDER_GONE),
+            ErrorCode::Unavailable => (500, "provider_gone"),
             _ => (500, "internal"),
         };
         Fault { status, code, message, hint }

@@ -1,7 +1,7 @@
 //! A piece of work, and what is known about it.
 
 use crate::{fault::Fault, task::Task};
-use sdrun_diffusion::{metadata::Record, pipeline::Origin};
+use sdrun_diffusion::{metadata::Record, pipeline::LoadedNetwork};
 use serde::Serialize;
 use std::{
     collections::VecDeque,
@@ -54,7 +54,7 @@ pub(crate) struct Status {
     /// The latest preview, a JPEG file, and its number.
     pub(crate) preview: Option<(u64, Arc<[u8]>)>,
     pub(crate) pictures: Vec<Arc<Drawn>>,
-    pub(crate) networks: Vec<Loaded>,
+    pub(crate) networks: Vec<LoadedNetwork>,
     pub(crate) warnings: Vec<String>,
     pub(crate) fault: Option<Fault>,
     pub(crate) seconds: Option<f64>,
@@ -71,24 +71,6 @@ pub(crate) struct Drawn {
     pub(crate) record: Option<Record>,
     /// A1111's text of the settings.
     pub(crate) parameters: String,
-}
-
-/// A network that ran.
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
-pub(crate) struct Loaded {
-    /// Its name in a diffusers folder.
-    pub(crate) part: String,
-    /// Id of the provider.
-    pub(crate) provider: String,
-    /// Name of the device.
-    pub(crate) device: String,
-    /// Its precision.
-    pub(crate) precision: String,
-    /// Where it came from.
-    #[schema(value_type = String)]
-    pub(crate) origin: Origin,
-    /// How long it took.
-    pub(crate) seconds: f64,
 }
 
 /// A piece of work in a queue, being done or done.
@@ -185,15 +167,6 @@ impl Job {
 
     fn bytes(&self) -> usize {
         self.status.borrow().pictures.iter().map(|picture| picture.bytes.len()).sum()
-    }
-}
-
-/// Cancels a job when dropped: the client has gone away. A job that has ended does not mind.
-pub(crate) struct CancelOnDrop(pub(crate) Arc<Job>);
-
-impl Drop for CancelOnDrop {
-    fn drop(&mut self) {
-        self.0.cancel();
     }
 }
 

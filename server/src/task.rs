@@ -16,6 +16,8 @@ pub(crate) enum Task {
     Draw(Box<Draw>),
     /// Enlarge a picture.
     Enlarge(Box<Enlarge>),
+    /// Free the memory of networks and prompts that are kept.
+    Unload,
 }
 
 /// Pictures to draw. What depends on the model's family is filled in when its files are open.
@@ -118,6 +120,7 @@ impl Task {
         match self {
             Task::Draw(draw) => draw.request.count.max(1),
             Task::Enlarge(_) => 1,
+            Task::Unload => 0,
         }
     }
 }

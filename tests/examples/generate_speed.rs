@@ -10,7 +10,9 @@ use sdrun::{
     abi::{Device, NoHost, Precision},
     weights::{Binding, builtin},
 };
-use sdrun_diffusion::pipeline::{Engines, Event, Files, Origin, Parts, Request, generate, plan};
+use sdrun_diffusion::pipeline::{
+    Engines, Event, Files, LoadedNetwork, Origin, Parts, Request, generate, plan,
+};
 use sdrun_tests::{checkpoints, lab::Lab, memory};
 use serde_json::{Value, json};
 use std::{
@@ -111,9 +113,9 @@ fn draw(
     let (mut networks, mut steps, mut latest) = (Vec::new(), Vec::new(), started);
     let mut first_step = None;
     let mut hear = |event: Event<'_>| match event {
-        Event::Loaded { part, origin, seconds, .. } => {
+        Event::Loaded(LoadedNetwork { part, origin, seconds, .. }) => {
             networks.push(json!({ "part": part, "origin": origin, "seconds": seconds }));
-            assert!(origin != Origin::Built || engines.kept.is_some(), "{part} was built again");
+            assert!(*origin != Origin::Built || engines.kept.is_some(), "{part} was built again");
             latest = Instant::now();
         }
         Event::Step { running, .. } => {

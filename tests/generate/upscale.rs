@@ -30,7 +30,7 @@ fn larger(upscaler: &Upscaler, picture: &RgbImage, repeats: usize, provider: &st
             assert!(count <= tiles);
         }
         Event::Loading { part } => assert_eq!(part, "upscaler"),
-        Event::Loaded { part, provider: by, .. } => assert_eq!((part, by), ("upscaler", provider)),
+        Event::Loaded(network) => assert_eq!((&*network.part, &*network.provider), ("upscaler", provider)),
         _ => panic!("{event:?}"),
     };
     let engines = engines(provider);

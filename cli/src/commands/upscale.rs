@@ -1,6 +1,6 @@
 //! `sdrun upscale`
 
-use super::generate::Network;
+use super::generate::log;
 use crate::{
     build::BuildArgs,
     context::Context,
@@ -11,7 +11,7 @@ use crate::{
 use sdrun_diffusion::{
     file::JPEG_QUALITY,
     metadata::{POSTPROCESSING, Upscale},
-    pipeline::{self, Event, Upscaler},
+    pipeline::{self, Event, LoadedNetwork, Upscaler},
 };
 use serde::Serialize;
 use std::{
@@ -61,7 +61,7 @@ struct Report<'a> {
     width: u32,
     height: u32,
     factor: f64,
-    networks: Vec<Network>,
+    networks: Vec<LoadedNetwork>,
     seconds: f64,
 }
 
@@ -91,7 +91,12 @@ fn enlarge<'a>(args: &'a Args, context: &Context) -> anyhow::Result<Report<'a>> 
         Event::Tile { tile, tiles, .. } => {
             task.step(&format!("tile {} of {tiles}", tile + 1), tile as u64 + 1, tiles as u64);
         }
-        event => networks.extend(Network::heard(&event)),
+        event => {
+            log(&event);
+            if let Event::Loaded(network) = event {
+                networks.push(network.clone());
+            }
+        }
     };
     let repeats = args.repeats.get();
     let large = pipeline::upscale(&registry, &upscaler, read.rgb(), repeats, &engines, &host, &mut hear)?;

@@ -171,6 +171,11 @@ impl Provider {
         }
     }
 
+    /// Whether its worker has ended. All calls of it, its engines and its sessions then fail; open the provider again.
+    pub fn has_ended(&self) -> bool {
+        self.worker().is_some_and(worker::WorkerProvider::has_ended)
+    }
+
     /// Devices, best first.
     pub fn devices(&self) -> Result<Vec<Device>> {
         self.driver().devices().map_err(Error::of(self.id()))

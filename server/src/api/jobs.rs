@@ -4,7 +4,7 @@ use super::body::{Sent, aside};
 use crate::{
     app::App,
     fault::Fault,
-    job::{Job, Loaded, State as JobState},
+    job::{Job, State as JobState},
     order::Order,
     task::Task,
 };
@@ -19,6 +19,7 @@ use axum::{
     routing::{get, post},
 };
 use futures_util::{Stream, stream};
+use sdrun_diffusion::pipeline::LoadedNetwork;
 use serde::Serialize;
 use std::{convert::Infallible, sync::Arc};
 use utoipa::ToSchema;
@@ -49,7 +50,9 @@ pub(super) struct JobView {
     /// Number of the latest preview; 0 before the first.
     preview: u64,
     pictures: Vec<PictureView>,
-    networks: Vec<Loaded>,
+    /// The networks that ran: `part`, `provider`, `device`, `precision`, `origin` (`built`, `cached`, `refitted` or `kept`) and `seconds`.
+    #[schema(value_type = Vec<Object>)]
+    networks: Vec<LoadedNetwork>,
     warnings: Vec<String>,
     error: Option<Fault>,
     /// How long it took, without waiting.

@@ -105,6 +105,7 @@ pub(crate) fn document() -> utoipa::openapi::OpenApi {
             sdapi::progress,
             sdapi::interrupt,
             sdapi::skip,
+            sdapi::unload,
             sdapi::options,
             sdapi::set_options,
             sdapi::lists::samplers,

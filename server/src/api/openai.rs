@@ -4,7 +4,7 @@ use super::body::{MOST_BYTES, Sent, aside};
 use crate::{
     app::App,
     fault::{Fault, OpenAiFault},
-    job::{Loaded, State as JobState, Status},
+    job::{State as JobState, Status},
     order::{Order, format},
     pictures,
     task::{Begin, Task},
@@ -18,7 +18,7 @@ use axum::{
 use sdrun_diffusion::{
     file::Format,
     picture::{Fit, Mask},
-    pipeline::Content,
+    pipeline::{Content, LoadedNetwork},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -72,8 +72,9 @@ pub(super) struct Images {
     created: u64,
     data: Vec<Image>,
     output_format: &'static str,
-    /// The networks that ran, and how each got its weights.
-    networks: Vec<Loaded>,
+    /// The networks that ran: `part`, `provider`, `device`, `precision`, `origin` (`built`, `cached`, `refitted` or `kept`) and `seconds`.
+    #[schema(value_type = Vec<Object>)]
+    networks: Vec<LoadedNetwork>,
 }
 
 /// A picture.

@@ -36,6 +36,9 @@ pub(super) fn router() -> Router<Arc<App>> {
         .route("/interrupt", post(interrupt))
         .route("/skip", post(skip))
         .route("/options", get(options).post(set_options))
+        .route("/unload-checkpoint", post(unload))
+        // The next job loads what it needs.
+        .route("/reload-checkpoint", post(async || Json(json!({}))))
         .route(
             "/interrogate",
             post(async || SdFault(Fault::unsupported("sdrun draws pictures and cannot describe them"))),
@@ -190,6 +193,13 @@ pub(super) async fn skip(State(app): State<Arc<App>>) -> Json<Value> {
         job.skip();
     }
     Json(json!({}))
+}
+
+/// Free the memory of the networks that are loaded, after the jobs that wait
+#[utoipa::path(post, path = "/sdapi/v1/unload-checkpoint", responses((status = 200, body = Object), (status = 429)))]
+pub(super) async fn unload(State(app): State<Arc<App>>) -> Result<Json<Value>, SdFault> {
+    app.unload()?;
+    Ok(Json(json!({})))
 }
 
 /// The settings that clients share

@@ -4,11 +4,11 @@ use super::{
     draw::Session,
     hashing::Hashing,
     output::{numbered, write},
-    report::{Drawn, Line, Network, step_line},
+    report::{Drawn, Line, log, step_line},
 };
 use sdrun_diffusion::{
     metadata::Record,
-    pipeline::{Event, Group, Parts, Picture, Resolved},
+    pipeline::{Event, Group, LoadedNetwork, Parts, Picture, Resolved},
 };
 use std::time::Instant;
 
@@ -30,7 +30,7 @@ pub(super) struct Listener<'a, 's> {
 impl Listener<'_, '_> {
     pub(super) fn hear(&mut self, event: Event<'_>) {
         self.session.progress.hear(&event, Instant::now());
-        let loaded = Network::heard(&event);
+        log(&event);
         match event {
             Event::Prompt { part, tokens, lost } => {
                 self.phase("encoding prompts".into());
@@ -43,12 +43,10 @@ impl Listener<'_, '_> {
                 self.phase(format!("loading {part}"));
                 self.line(&Line::Loading { part });
             }
-            Event::Loaded { part, .. } => {
-                self.runs(part);
-                if let Some(network) = loaded {
-                    self.line(&Line::Loaded(&network));
-                    self.session.report.add(network);
-                }
+            Event::Loaded(network) => {
+                self.runs(&network.part);
+                self.line(&Line::Loaded(network));
+                self.session.report.add(network);
             }
             Event::Widened { part, from } => {
                 self.line(&Line::Widened { part, from: from.to_string() });
@@ -166,7 +164,7 @@ impl Listener<'_, '_> {
         let record = self.files.as_mut().map(|files| {
             let files = files.record(task, context);
             // A text encoder isn't loaded again if its prompts were encoded before, so this lists earlier networks too.
-            let networks = report.networks.iter().map(Network::record).collect();
+            let networks = report.networks.iter().map(LoadedNetwork::record).collect();
             Record { networks, ..self.request.record(files, seed, variation) }
         });
         match write(&file, picture, record.as_ref()) {

@@ -12,7 +12,7 @@ mod report;
 mod reuse;
 mod upscaling;
 
-pub(super) use report::Network;
+pub(super) use report::log;
 
 use crate::{build::BuildArgs, context::Context, files::picture, provider::ProviderArgs};
 use inputs::InputArgs;

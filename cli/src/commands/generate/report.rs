@@ -3,9 +3,8 @@
 use crate::format;
 use sdrun_diffusion::{
     family::Family,
-    metadata,
     noise::Variation,
-    pipeline::{Event, Origin, Plan, Progress, Resolved},
+    pipeline::{Event, LoadedNetwork, Origin, Plan, Progress, Resolved},
 };
 use serde::Serialize;
 use std::{
@@ -24,7 +23,7 @@ pub(super) enum Line<'a> {
     /// A network is about to be loaded.
     Loading { part: &'a str },
     /// A network is loaded.
-    Loaded(&'a Network),
+    Loaded(&'a LoadedNetwork),
     /// A network runs in fp32 from now on, because it gave values that are not finite.
     Widened { part: &'a str, from: String },
     /// A network works on tiles of the picture.
@@ -66,20 +65,9 @@ pub(super) struct Report {
     cfg_scale: f64,
     /// How many steps skipped the network.
     pub(super) reused: usize,
-    pub(super) networks: Vec<Network>,
+    pub(super) networks: Vec<LoadedNetwork>,
     pub(super) pictures: Vec<Drawn>,
     pub(super) seconds: f64,
-}
-
-/// A network that was loaded.
-#[derive(Clone, Serialize)]
-pub(crate) struct Network {
-    part: String,
-    provider: String,
-    device: String,
-    precision: String,
-    origin: Origin,
-    seconds: f64,
 }
 
 /// A picture that was written.
@@ -115,9 +103,9 @@ impl Report {
     }
 
     /// Adds a network, unless it was loaded in the same way before.
-    pub(super) fn add(&mut self, network: Network) {
+    pub(super) fn add(&mut self, network: &LoadedNetwork) {
         if !self.networks.iter().any(|known| known.record() == network.record()) {
-            self.networks.push(network);
+            self.networks.push(network.clone());
         }
     }
 
@@ -142,39 +130,22 @@ impl Report {
     }
 }
 
-impl Network {
-    /// Logs what happens to a network, and returns one that is loaded.
-    pub(crate) fn heard(event: &Event<'_>) -> Option<Self> {
-        if let Event::Widened { part, from } = event {
+/// Logs what happens to a network.
+pub(crate) fn log(event: &Event<'_>) {
+    match event {
+        Event::Widened { part, from } => {
             tracing::warn!("{part} gave values that are not finite in {from}; it runs in fp32 now");
         }
-        let Event::Loaded { part, provider, device, precision, origin, seconds } = event else { return None };
-        let how = match origin {
-            Origin::Built => "built",
-            Origin::Cached => "loaded",
-            Origin::Refitted => "refitted",
-            Origin::Kept => "still loaded",
-        };
-        tracing::info!("{part} on {provider} ({device}, {precision}), {how} in {seconds:.1} s");
-        let [part, provider, device] = [part, provider, device].map(|text| text.to_string());
-        Some(Network {
-            part,
-            provider,
-            device,
-            precision: precision.to_string(),
-            origin: *origin,
-            seconds: *seconds,
-        })
-    }
-
-    /// What a picture's metadata say about it.
-    pub(super) fn record(&self) -> metadata::Network {
-        metadata::Network {
-            part: self.part.clone(),
-            provider: self.provider.clone(),
-            device: self.device.clone(),
-            precision: self.precision.clone(),
+        Event::Loaded(LoadedNetwork { part, provider, device, precision, origin, seconds }) => {
+            let how = match origin {
+                Origin::Built => "built",
+                Origin::Cached => "loaded",
+                Origin::Refitted => "refitted",
+                Origin::Kept => "still loaded",
+            };
+            tracing::info!("{part} on {provider} ({device}, {precision}), {how} in {seconds:.1} s");
         }
+        _ => {}
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::network::InputShapes;
 use crate::text::encode::States;
-use sdrun::{Session, WeightFiles, abi::Precision, weights::WeightStack};
+use sdrun::{Provider, Session, WeightFiles, abi::Precision, weights::WeightStack};
 use sha2::{Digest, Sha256};
 use std::{
     collections::VecDeque,
@@ -29,7 +29,7 @@ pub(super) struct Loaded {
     pub(super) session: Session,
     pub(super) weights: Opened,
     pub(super) precision: Precision,
-    pub(super) provider: String,
+    pub(super) provider: Provider,
     pub(super) device: String,
 }
 
@@ -80,6 +80,8 @@ impl Kept {
     /// Takes a network out: one with these weights, or else one that a refit gives them.
     pub(super) fn take(&self, key: &NetworkKey, weights: &WeightFiles) -> Option<Loaded> {
         let mut networks = locked(&self.networks);
+        // A provider's process may have died, or been killed because it did not stop when a user cancelled.
+        networks.retain(|(_, loaded)| !loaded.provider.has_ended());
         let exact = networks.iter().position(|(known, loaded)| known == key && loaded.weights.is(weights));
         let any = || networks.iter().rposition(|(known, _)| known == key);
         let found = exact.or_else(any)?;

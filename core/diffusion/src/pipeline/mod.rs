@@ -54,6 +54,7 @@ pub use words::{Syntax, Word};
 use crate::{
     family::Family,
     latent::SizeError,
+    metadata,
     noise::Variation,
     picture::{PictureError, TileError},
     prompt::Endless,
@@ -184,6 +185,35 @@ pub enum Origin {
     Kept,
 }
 
+/// A network that was loaded.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LoadedNetwork {
+    /// Its name in a diffusers folder.
+    pub part: String,
+    /// Id of the provider that runs it.
+    pub provider: String,
+    /// Name of the device.
+    pub device: String,
+    /// Precision of the engine.
+    pub precision: Precision,
+    /// Where it came from.
+    pub origin: Origin,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+impl LoadedNetwork {
+    /// What a picture's metadata say about it.
+    pub fn record(&self) -> metadata::Network {
+        metadata::Network {
+            part: self.part.clone(),
+            provider: self.provider.clone(),
+            device: self.device.clone(),
+            precision: self.precision.to_string(),
+        }
+    }
+}
+
 /// A picture.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Picture {
@@ -225,20 +255,7 @@ pub enum Event<'a> {
         part: &'a str,
     },
     /// A network is loaded.
-    Loaded {
-        /// The network's name, as in a diffusers folder.
-        part: &'a str,
-        /// The provider that runs it.
-        provider: &'a str,
-        /// The name of its device.
-        device: &'a str,
-        /// The precision of its engine.
-        precision: Precision,
-        /// Where it came from.
-        origin: Origin,
-        /// How long it took.
-        seconds: f64,
-    },
+    Loaded(&'a LoadedNetwork),
     /// A network returned values that are not finite, and runs again in fp32.
     Widened {
         /// The network's name, as in a diffusers folder.

@@ -1,7 +1,7 @@
 //! A network on an engine, ready to run.
 
 use super::{
-    Error, Event, Origin, Part, Result,
+    Error, Event, LoadedNetwork, Origin, Part, Result,
     kept::{Kept, Loaded, NetworkKey, Opened, stamp},
 };
 use sdrun::{
@@ -137,15 +137,15 @@ impl<'a> Opener<'a> {
     }
 
     fn tell_loaded(&self, part: &Part, loaded: &Loaded, origin: Origin, seconds: f64) {
-        let Loaded { provider, device, precision, .. } = loaded;
-        self.tell(Event::Loaded {
-            part: &part.name,
-            provider,
-            device,
-            precision: *precision,
+        let network = LoadedNetwork {
+            part: part.name.clone(),
+            provider: loaded.provider.id().into(),
+            device: loaded.device.clone(),
+            precision: loaded.precision,
             origin,
             seconds,
-        });
+        };
+        self.tell(Event::Loaded(&network));
     }
 
     /// The weights of a part. Those of a session that has the same base share it, so that a refit changes only what differs.
@@ -204,7 +204,7 @@ impl<'a> Opener<'a> {
             session,
             weights: Opened::new(files.clone(), stack),
             precision,
-            provider: engine.provider().id().into(),
+            provider: engine.provider().clone(),
             device: engine.device().name.clone(),
         };
         self.tell_loaded(part, &loaded, origin, seconds);
@@ -301,8 +301,10 @@ impl Network<'_> {
             Err(error) => error,
         };
         if error.code() != ErrorCode::OutOfRange || *precision == Precision::Fp32 {
-            // A later request must not get it.
-            *loaded = None;
+            if error.code() != ErrorCode::Cancelled {
+                // A later request must not get it.
+                *loaded = None;
+            }
             return Err(name(error));
         }
         open.tell(Event::Widened { part: &part.name, from: *precision });

@@ -14,6 +14,7 @@ use sdrun_abi::{
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
 };
 
 /// A provider in a worker process. Its engines and sessions are there too and keep the process alive. Dropping the
@@ -51,6 +52,11 @@ impl WorkerProvider {
     /// Process id of the worker.
     pub fn pid(&self) -> u32 {
         self.worker.process.pid()
+    }
+
+    /// Whether the process has ended. Every call then fails with `FailedPrecondition`.
+    pub fn has_ended(&self) -> bool {
+        self.worker.process.wait(Duration::ZERO).is_some()
     }
 
     /// Peak resident memory of the worker in bytes (`VmHWM`; includes shared memory). `None` if the system does not

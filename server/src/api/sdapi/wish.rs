@@ -94,7 +94,7 @@ impl Wish {
         let given = sent.iter().filter(|(_, value)| !value.is_null());
         let given: Map<String, Value> = given.map(|(name, value)| (name.clone(), value.clone())).collect();
         serde_json::from_value(Value::Object(given))
-            .map_err(|why| Fault::invalid(format!("the body is not what is expected here: {why}")))
+            .map_err(|why| Fault::invalid(format!("the settings of the request cannot be read: {why}")))
     }
 
     /// Whether the settings that it overrides stay so.
