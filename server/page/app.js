@@ -8,7 +8,7 @@ import { setUpStart, takeStart } from "./start.js";
 
 // ---- Jobs ----
 
-const active = []; // ids of unfinished jobs, oldest first; the page follows the first
+const active = []; // ids of this tab's unfinished jobs, oldest first; the page follows the first
 const starts = new Map(); // job id -> its start picture and mask, which no file keeps
 let current = null; // the followed job's latest state
 let previewShown = 0;
@@ -24,11 +24,30 @@ async function draw() {
     hush("note");
     starts.set(job.id, order.start ?? null);
     active.push(job.id);
+    remember();
     if (active.length === 1) follow();
     else showProgress();
     showStageOnPhone();
   } catch (error) {
     sayError("job", error);
+  }
+}
+
+const STORE = "sdrun.jobs"; // of this tab
+
+function remember() {
+  try {
+    sessionStorage.setItem(STORE, JSON.stringify(active));
+  } catch {
+    // Without storage, a reload only forgets what this tab waits for.
+  }
+}
+
+function remembered() {
+  try {
+    return JSON.parse(sessionStorage.getItem(STORE)) ?? [];
+  } catch {
+    return [];
   }
 }
 
@@ -56,6 +75,7 @@ function takeJob(job) {
   if (api.ended(job)) {
     tellEnd(job);
     active.shift();
+    remember();
     hidePreview();
     follow();
   } else {
@@ -264,10 +284,12 @@ async function load(tries = 0) {
   }
 }
 
+// Follows this tab's jobs again after a reload. Those of others are not its to cancel.
 function takeOldJobs(jobs) {
+  const own = remembered();
   for (const job of [...jobs].reverse()) {
     addPictures(job);
-    if (!api.ended(job) && !active.includes(job.id)) active.push(job.id);
+    if (!api.ended(job) && own.includes(job.id) && !active.includes(job.id)) active.push(job.id);
   }
   const newest = jobs.find((job) => job.pictures.length);
   if (newest) showNetworks(newest);

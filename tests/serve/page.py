@@ -136,6 +136,34 @@ def check_cancel(page, folder):
     page.fill("count", "")
 
 
+def check_others(page, folder):
+    """A reload finds this tab's own job again. The job of somebody else is not the page's to cancel."""
+    other = page.driver.execute_async_script("""
+        const done = arguments[1];
+        const headers = { "Content-Type": "application/json" };
+        const body = JSON.stringify({ prompt: "a red square", steps: arguments[0], count: 64 });
+        fetch("/api/jobs", { method: "POST", headers, body }).then((r) => r.json()).then((job) => done(job.id));""",
+        page.long_steps)
+    page.open()
+    page.wait(lambda: page.get("draw").is_enabled(), "the page")
+    time.sleep(1)
+    assert not page.busy(), "the page follows the job of somebody else"
+    page.draw("a green circle", steps=page.long_steps, count=page.long_count, seed="")
+    page.wait(page.busy, "the job to wait")
+    page.open()
+    page.wait(page.busy, "the job after a reload")
+    page.get("cancel").click()
+    page.wait(lambda: "cancelled" in page.message().lower(), "the message")
+    state = page.driver.execute_async_script("""
+        const done = arguments[1], job = `/api/jobs/${arguments[0]}`;
+        fetch(job).then((r) => r.json()).then(({ state }) =>
+          fetch(`${job}/cancel`, { method: "POST" }).then(() => done(state)));""", other)
+    assert state == "running", f"the other job is {state}"
+    page.idle()
+    page.fill("steps", "")
+    page.fill("count", "")
+
+
 def check_restore(page, folder):
     data = page.driver.execute_async_script("""
         const done = arguments[1];
@@ -246,6 +274,7 @@ def check_quiet(page, folder):
 CHECKS = [
     ("a prompt and Draw give a picture", check_draw),
     ("Cancel stops a long job and says so", check_cancel),
+    ("Jobs of others go on", check_others),
     ("a picture's settings come back", check_restore),
     ("the keyboard is enough", check_keyboard),
     ("a phone shows it without sideways scroll", check_phone),
