@@ -36,7 +36,7 @@ fn bench(dir: &Path, arguments: &[&str], environment: &[(&str, &Path)]) -> Value
     let output = Command::new(place(Place::Dist).join("sdrun"))
         .arg("bench")
         .arg(&model)
-        .args(["--min-runs", "3", "--min-time", "0s", "--json"])
+        .args(["--min-runs", "3", "--min-time", "0s", "--no-save", "--json"])
         .args(arguments)
         .env("SDRUN_DATA_DIR", place(Place::Data))
         .env("SDRUN_CACHE_DIR", dir.join("cache"))
@@ -57,7 +57,7 @@ fn reports_match_the_schema() {
     assert_eq!(cases.len(), 2);
     let rows = cases[0]["rows"].as_array().unwrap();
     for id in ["ggml", "onnxruntime", "openvino"] {
-        let row = rows.iter().find(|row| row["provider"] == id).unwrap_or_else(|| panic!("no row for {id}"));
+        let row = rows.iter().find(|row| row["system"] == id).unwrap_or_else(|| panic!("no row for {id}"));
         assert_eq!(row["status"], "ok", "{row}");
         assert!(row["stats"]["runs"].as_u64().unwrap() >= 3 && row["accuracy"]["accepted"] == true, "{row}");
     }
@@ -68,7 +68,7 @@ fn reports_match_the_schema() {
     let report = bench(dir.path(), &[], &[("SDRUN_OPENVINO_DIR", &empty)]);
     assert_eq!(complaint(dir.path(), &report), None);
     let rows = report["cases"][0]["rows"].as_array().unwrap();
-    let absent = rows.iter().find(|row| row["provider"] == "openvino").unwrap();
+    let absent = rows.iter().find(|row| row["system"] == "openvino").unwrap();
     assert_eq!(absent["status"], "absent", "{absent}");
 
     // The validator detects errors.

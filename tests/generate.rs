@@ -9,7 +9,7 @@ mod upscale;
 use image::{GrayImage, Luma, Rgb, RgbImage};
 use sdrun::{
     BuildOptions, Isolation, Model, WeightFiles, Wishes,
-    abi::{Device, NoHost},
+    abi::{Device, NoHost, Precision},
     graph::{OpenOptions, WeightsPolicy},
     weights::SafetensorsWeights,
     worker::Limits,
@@ -603,6 +603,57 @@ fn plans_come_true() {
             assert!(main > 1 << 20 && device == 0, "{main}, {device}");
         }
     }
+}
+
+/// An autoencoder that exceeds the range of fp16: no black picture, but a rerun in fp32. SDXL's has activations beyond it; on a CPU
+/// only weights are stored in fp16, so this one has weights beyond it.
+#[test]
+fn what_overflows_in_fp16_runs_again_in_fp32() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = sdrun_tiny::folder().join("sd/single_file/tiny_sd_A_fp32.safetensors");
+    let mut bytes = fs::read(file).unwrap();
+    let (header, tensors) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+    let weight = tensors.info("first_stage_model.post_quant_conv.weight").unwrap();
+    let (start, end) = weight.data_offsets;
+    for value in bytes[8 + header + start..8 + header + end].chunks_exact_mut(4) {
+        let large = f32::from_le_bytes(value.try_into().unwrap()) * 1e6;
+        value.copy_from_slice(&large.to_le_bytes());
+    }
+    let changed = dir.path().join("changed.safetensors");
+    fs::write(&changed, bytes).unwrap();
+    let mut parts = parts();
+    let base = WeightFiles::of(changed).base;
+    parts.networks_mut().for_each(|part| part.weights.base = base.clone());
+    let request = Request { steps: Some(2), ..request() }.resolve(&parts).unwrap();
+    let lab = Lab::default();
+    let draw = |precision: Precision, kept: Option<Kept>| {
+        let options = |device| BuildOptions::new(device).precision(precision);
+        let mut engines = Engines { options: &options, ..engines("ggml") };
+        engines.kept = kept;
+        let (mut widened, mut pictures) = (Vec::new(), Vec::new());
+        for _ in 0..2 {
+            let mut hear = |event: Event<'_>| match event {
+                Event::Widened { part, from } => widened.push((part.to_string(), from)),
+                Event::Picture(picture) => pictures.push(picture.bytes),
+                _ => {}
+            };
+            generate(&lab.registry, &parts, &request, &engines, &NoHost, &mut hear).unwrap();
+        }
+        assert_eq!(pictures[0], pictures[1]);
+        (widened, pictures.remove(0))
+    };
+    let (none, wide) = draw(Precision::Fp32, None);
+    assert_eq!(none, []);
+    let decoder = ("vae_decoder".to_string(), Precision::Fp16);
+    let (twice, narrow) = draw(Precision::Fp16, None);
+    assert_eq!(twice, [decoder.clone(), decoder.clone()]);
+    let colours = wide.iter().collect::<std::collections::BTreeSet<_>>().len();
+    assert!(colours > 50, "a picture with {colours} values is nearly blank");
+    let far = wide.iter().zip(&narrow).filter(|(a, b)| a.abs_diff(**b) > 8).count();
+    assert!(far * 20 < wide.len(), "{far} of {} values differ", wide.len());
+    // What is kept is the wide network, so the second picture needs no rerun.
+    let (once, _) = draw(Precision::Fp16, Some(Kept::default()));
+    assert_eq!(once, [decoder]);
 }
 
 /// Networks of an earlier request are used again: as they are, or with other weights after a refit. Pictures do not change.

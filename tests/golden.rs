@@ -54,6 +54,7 @@ fn a_known_error_excuses_no_other() {
         relative_error: 1.0,
         cosine,
         snr_db: Some(1.0),
+        psnr_db: Some(1.0),
         not_finite,
         reference_not_finite: 0,
     };

@@ -40,6 +40,15 @@ pub(crate) fn providers() -> ArgValueCandidates {
     })
 }
 
+/// Other software to measure.
+pub(crate) fn baselines() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let of =
+            |b: &sdrun_baselines::Baseline| CompletionCandidate::new(b.name).help(Some(b.summary.into()));
+        sdrun_baselines::ALL.iter().map(of).collect()
+    })
+}
+
 /// Devices of all providers; each is loaded in a worker.
 pub(crate) fn devices() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {

@@ -73,7 +73,17 @@ pub(crate) fn run_all(workspace: &Workspace, provider: &str, device: Option<&str
     println!("|---|---|---|---|---|---|---|---|---|---|");
     for (model, precision, least) in MODELS {
         let mut sdrun = dist.sdrun(workspace);
-        sdrun.args(["bench", model, "-p", provider, "--device", device, "--precision", precision]);
+        sdrun.args([
+            "bench",
+            "--no-save",
+            model,
+            "-p",
+            provider,
+            "--device",
+            device,
+            "--precision",
+            precision,
+        ]);
         sdrun.args(["--json", "--quiet"]);
         let report: Value = serde_json::from_str(&output(&mut sdrun)?)?;
         let row = &report["cases"][0]["rows"][0];

@@ -1,5 +1,6 @@
 //! One file per command: its arguments, its library calls and its output.
 
+pub(crate) mod baseline;
 pub(crate) mod bench;
 pub(crate) mod build;
 pub(crate) mod cache;
@@ -40,6 +41,8 @@ pub(crate) fn run(command: Command, context: &Context) -> anyhow::Result<ExitCod
         Command::Import(args) => import::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),
         Command::Bench(args) => bench::run(&args, context),
+        Command::Baseline(args) => baseline::run(&args, context),
+        Command::Tune(args) => bench::tune(&args, context),
         Command::Cache(args) => cache::run(&args, context),
         Command::Completions(args) => completions::run(&args, context),
         Command::Man(args) => man::run(&args, context),

@@ -47,6 +47,8 @@ pub enum Why {
     Measured {
         /// Median run time in milliseconds.
         median_ms: f64,
+        /// Whether it was measured with the same sizes, or with those of pictures of another size.
+        same_sizes: bool,
     },
     /// Its provider's manifest gives it this priority on devices of this kind.
     Priority {
@@ -62,7 +64,8 @@ impl fmt::Display for Why {
         match self {
             Why::Preferred { place: 0 } => f.write_str("preferred to all others"),
             Why::Preferred { place } => write!(f, "preferred, behind {place}"),
-            Why::Measured { median_ms } => write!(f, "measured here: {median_ms:.3} ms"),
+            Why::Measured { median_ms, same_sizes: true } => write!(f, "measured here: {median_ms:.3} ms"),
+            Why::Measured { median_ms, .. } => write!(f, "measured here at another size: {median_ms:.3} ms"),
             Why::Priority { priority, device } => write!(f, "priority {priority} on a {}", device.name()),
         }
     }
@@ -119,6 +122,8 @@ pub struct Choice<'a> {
     options: &'a dyn Fn(Device) -> BuildOptions,
     host: &'a dyn Host,
     measurements: Measurements,
+    /// Topology of the model with open dimensions.
+    model_topology: String,
     /// Providers not yet loaded, with their best possible rank; the best is last.
     closed: Vec<(Rank, &'a Provide)>,
     open: Vec<Candidate>,
@@ -203,6 +208,11 @@ impl Registry {
             wishes,
             options,
             host,
+            model_topology: if measurements.is_empty() {
+                String::new()
+            } else {
+                model.graph().topology_hash()
+            },
             measurements,
             closed,
             open: Vec::new(),
@@ -325,18 +335,23 @@ impl Choice<'_> {
         }
         let memory = memory::refined(bound.memory(&options)?, &told);
         memory::check_room(&memory, &options.device, &offered).map_err(Error::of(provider.id()))?;
-        let median_ms =
-            self.measurements.median_ms(&bound.topology, provider, &options.device, options.precision);
+        let measured = self.measurements.median(
+            &bound.topology,
+            &self.model_topology,
+            provider,
+            &options.device,
+            options.precision,
+        );
         let rank = Rank {
             place: place(&self.wishes, provider.id()),
-            measured: median_ms.map(|ms| Reverse((ms * 1e6) as u64)),
+            measured: measured.map(|median| Reverse((median.ms * 1e6) as u64)),
             priority: provider.manifest().priority_on(options.device.kind),
             id: Reverse(provider.id().to_string()),
             index: Reverse(options.device.index),
         };
-        let why = match (rank.place, median_ms) {
+        let why = match (rank.place, measured) {
             (Reverse(place), _) if place != usize::MAX => Why::Preferred { place },
-            (_, Some(median_ms)) => Why::Measured { median_ms },
+            (_, Some(median)) => Why::Measured { median_ms: median.ms, same_sizes: median.same_sizes },
             _ => Why::Priority { priority: rank.priority, device: options.device.kind },
         };
         let session_compiles = told.session_compiles.unwrap_or(offered.session_compiles);

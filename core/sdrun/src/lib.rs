@@ -35,6 +35,7 @@ mod measurements;
 pub mod memory;
 mod model;
 mod observer;
+mod onnx_file;
 mod paths;
 mod probe;
 mod provider;
@@ -55,7 +56,7 @@ pub use engine::{
 pub use engine_file::{EngineFile, EngineManifest};
 pub use error::{Error, Result};
 pub use library::load_plugin;
-pub use measurements::{Measurement, Measurements};
+pub use measurements::{Measurement, Measurements, Median};
 pub use model::{Model, Shapes};
 pub use observer::{Observer, TracingHost};
 pub use paths::{Paths, private_dir};

@@ -1,14 +1,19 @@
 //! Measurements on this machine, for [`Registry::choose`](crate::Registry::choose).
 
-use crate::{Paths, Provider};
-use sdrun_abi::{Device, Precision};
-use sdrun_files::{Links, read_small};
+use crate::{
+    Paths, Provider, Result,
+    bench::{CaseReport, Report, Row, Status},
+};
+use sdrun_abi::{Device, Error as AbiError, Precision};
+use sdrun_files::{Existing, Links, open_lock, read_small};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 /// Maximum size of the file: room for about ten thousand measurements.
 const MAX_BYTES: u64 = 8 << 20;
+/// The most measurements to keep; the oldest leave.
+const MOST: usize = 4000;
 /// Version of the file format that this code reads.
 const VERSION: u64 = 1;
 
@@ -18,6 +23,9 @@ const VERSION: u64 = 1;
 pub struct Measurement {
     /// [`Graph::topology_hash`](sdrun_graph::Graph::topology_hash) of the bound, simplified graph.
     pub topology: String,
+    /// The same of the graph with its dimensions open: a model has one, whatever the size of its pictures.
+    #[serde(default)]
+    pub model_topology: String,
     /// Provider id.
     pub provider: String,
     /// [`build_id`](sdrun_abi::Provide::build_id) of the provider.
@@ -30,6 +38,9 @@ pub struct Measurement {
     pub precision: Precision,
     /// Median of the run times, in milliseconds.
     pub median_ms: f64,
+    /// When it was measured, in seconds since 1970.
+    #[serde(default)]
+    pub unix_time: u64,
 }
 
 /// The measurements of this machine: the file `measurements.json` in the data folder,
@@ -56,17 +67,65 @@ impl Measurements {
         })
     }
 
-    fn parse(file: &Path) -> Result<Self, String> {
+    /// Adds the correct rows of a report, in place of older measurements of the same. Returns how many there are.
+    ///
+    /// # Errors
+    /// A file that cannot be read as measurements or written.
+    pub fn add(paths: &Paths, report: &Report) -> Result<usize> {
+        let new: Vec<Measurement> = report
+            .cases
+            .iter()
+            .flat_map(|case| case.rows.iter().filter_map(|row| Measurement::of(case, row, report.unix_time)))
+            .collect();
+        if new.is_empty() {
+            return Ok(0);
+        }
+        crate::paths::private_dir(&paths.data)?;
+        let file = Self::file(paths);
+        // Another process may add its own at the same time.
+        let lock = open_lock(&file.with_extension("lock"))?;
+        lock.lock().map_err(|e| AbiError::io("lock", &file, &e))?;
+        let mut entries = if file.exists() {
+            Self::entries(&file).map_err(|why| {
+                AbiError::invalid(format!("{} cannot be extended: {why}", file.display()))
+                    .with_hint("delete the file; it is made again")
+            })?
+        } else {
+            Vec::new()
+        };
+        entries.retain(|entry| {
+            let known: Option<Measurement> = serde_json::from_value(entry.clone()).ok();
+            known.is_none_or(|known| !new.iter().any(|new| new.is_of_the_same(&known)))
+        });
+        for measurement in &new {
+            entries.push(serde_json::to_value(measurement).map_err(|e| AbiError::internal(e.to_string()))?);
+        }
+        let first = entries.len().saturating_sub(MOST);
+        let document = json!({ "format_version": VERSION, "measurements": entries[first..] });
+        sdrun_files::write(&file, Existing::Ours, |out| writeln!(out, "{document}"))?;
+        Ok(new.len())
+    }
+
+    fn entries(file: &Path) -> std::result::Result<Vec<Value>, String> {
         let bytes = read_small(file, Links::Follow, MAX_BYTES).map_err(|e| e.message)?;
         let document: Value = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
         let version = document.get("format_version").and_then(Value::as_u64);
         if version != Some(VERSION) {
             return Err(format!("it is not of format version {VERSION}"));
         }
-        let entries = document.get("measurements").and_then(Value::as_array).cloned().unwrap_or_default();
+        Ok(document.get("measurements").and_then(Value::as_array).cloned().unwrap_or_default())
+    }
+
+    fn parse(file: &Path) -> std::result::Result<Self, String> {
+        let entries = Self::entries(file)?;
         let usable = |m: &Measurement| m.median_ms.is_finite() && m.median_ms > 0.0;
         let known = entries.into_iter().filter_map(|entry| serde_json::from_value(entry).ok());
         Ok(Measurements(known.filter(usable).collect()))
+    }
+
+    /// Whether nothing was measured.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Whether anything was measured on a provider.
@@ -74,17 +133,30 @@ impl Measurements {
         self.0.iter().any(|m| m.provider == provider)
     }
 
-    /// The median run time of a graph, in milliseconds, if it was measured with this provider and runtime.
-    pub fn median_ms(
+    /// The median run time of a graph on a device, if it was measured with this provider and runtime.
+    ///
+    /// `topology` is that of the graph with the sizes to run, `model_topology` that with open dimensions. Where no provider was measured
+    /// with these sizes, all are compared with those that were measured last.
+    pub fn median(
         &self,
         topology: &str,
+        model_topology: &str,
         provider: &Provider,
         device: &Device,
         precision: Precision,
-    ) -> Option<f64> {
+    ) -> Option<Median> {
+        let same_sizes = self.0.iter().any(|m| m.topology == topology && m.precision == precision);
+        let measured = if same_sizes {
+            topology
+        } else {
+            let of_model = |m: &&Measurement| {
+                !m.model_topology.is_empty() && m.model_topology == model_topology && m.precision == precision
+            };
+            &self.0.iter().rfind(of_model)?.topology
+        };
         let runtime = provider.runtime();
         let same = |m: &&Measurement| {
-            m.topology == topology
+            m.topology == measured
                 && m.provider == provider.id()
                 && m.build_id == provider.manifest().build_id
                 && (&m.runtime.0, &m.runtime.1) == (&runtime.name, &runtime.version)
@@ -92,7 +164,44 @@ impl Measurements {
                 && m.precision == precision
         };
         // The last entry is the latest.
-        self.0.iter().rfind(same).map(|m| m.median_ms)
+        self.0.iter().rfind(same).map(|m| Median { ms: m.median_ms, same_sizes })
+    }
+}
+
+/// A median run time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Median {
+    /// Milliseconds.
+    pub ms: f64,
+    /// Whether it is of the same sizes.
+    pub same_sizes: bool,
+}
+
+impl Measurement {
+    /// What a row of a report tells about a provider; `None` if it gave no correct results in time.
+    fn of(case: &CaseReport, row: &Row, unix_time: u64) -> Option<Self> {
+        let runtime = row.runtime.as_ref()?;
+        Some(Measurement {
+            topology: case.topology.clone(),
+            model_topology: case.model_topology.clone(),
+            provider: row.system.clone(),
+            // Only providers have one.
+            build_id: row.build_id.clone()?,
+            runtime: (runtime.name.clone(), runtime.version.clone()),
+            device: row.device.as_ref()?.id.clone(),
+            precision: row.precision.as_deref()?.parse().ok()?,
+            median_ms: row.stats.as_ref().filter(|_| row.status == Status::Ok)?.median_ms,
+            unix_time,
+        })
+    }
+
+    /// Whether it replaces an older measurement.
+    fn is_of_the_same(&self, other: &Measurement) -> bool {
+        let key = |m: &Measurement| {
+            let Measurement { topology, provider, device, precision, .. } = m.clone();
+            (topology, provider, device, precision)
+        };
+        key(self) == key(other)
     }
 }
 

@@ -21,6 +21,10 @@ pub struct Comparison {
     pub cosine: f64,
     /// Signal-to-noise ratio in dB; `None` if the two are equal.
     pub snr_db: Option<f64>,
+    /// Peak signal-to-noise ratio in dB: the reference's range over the root of the mean squared error, as for pictures. `None` if
+    /// the two are equal.
+    #[serde(default)]
+    pub psnr_db: Option<f64>,
     /// Values that are NaN or infinite here but finite in the reference.
     pub not_finite: usize,
     /// Values that are NaN or infinite in the reference and differ here.
@@ -109,6 +113,7 @@ fn compare_one(name: &str, tensor: &HostTensor, reference: &HostTensor) -> Resul
     let (a, b) = (values(tensor)?, values(reference)?);
     let (mut max, mut sum, mut peak, mut dot, mut aa, mut bb, mut noise) =
         (0f64, 0f64, 0f64, 0f64, 0f64, 0f64, 0f64);
+    let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
     let (mut not_finite, mut reference_not_finite) = (0, 0);
     for (x, y) in a.iter().zip(&b) {
         if !y.is_finite() {
@@ -125,6 +130,7 @@ fn compare_one(name: &str, tensor: &HostTensor, reference: &HostTensor) -> Resul
         sum += d;
         noise += d * d;
         peak = peak.max(y.abs());
+        (low, high) = (low.min(*y), high.max(*y));
         dot += x * y;
         aa += x * x;
         bb += y * y;
@@ -139,6 +145,7 @@ fn compare_one(name: &str, tensor: &HostTensor, reference: &HostTensor) -> Resul
         relative_error: if peak > 0.0 { max / peak } else { max },
         cosine: cosine.min(1.0),
         snr_db: (noise > 0.0).then(|| 10.0 * (bb / noise).log10()),
+        psnr_db: (noise > 0.0).then(|| 10.0 * ((high - low).powi(2) * a.len() as f64 / noise).log10()),
         not_finite,
         reference_not_finite,
     })

@@ -98,7 +98,7 @@ fn what_was_measured_here_comes_before_priorities_and_only_for_this_graph_and_th
     write(json!([mock(2.0), c(1.0)]));
     assert_eq!(order(&lab, &model), ["c", "mock"]);
     let mut choice = lab.registry.choose(&model, &Wishes::new(), &fp32, &NoHost);
-    assert_eq!(choice.next().unwrap().why, Why::Measured { median_ms: 1.0 });
+    assert_eq!(choice.next().unwrap().why, Why::Measured { median_ms: 1.0, same_sizes: true });
     write(json!([mock(2.0), c(1.0), c(3.0)]));
     assert_eq!(order(&lab, &model), ["mock", "c"], "the latest counts");
     write(json!([c(1.0)]));

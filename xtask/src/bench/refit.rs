@@ -98,6 +98,7 @@ fn rebuilt(lab: &Lab<'_>, folder: &Path, (id, name): (&str, &str), lines: &mut V
         let mut sdrun = lab.dist.sdrun(lab.workspace);
         sdrun.args([
             "bench",
+            "--no-save",
             "sd15/unet-fp16",
             "-p",
             id,

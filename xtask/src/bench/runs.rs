@@ -55,7 +55,17 @@ pub(super) fn overhead(lab: &Lab<'_>) -> Outcome {
 pub(super) fn bench_row(lab: &Lab<'_>, subject: &Subject, provider: &str, precision: &str) -> Result<Value> {
     let threads = lab.threads.to_string();
     let mut sdrun = lab.dist.sdrun(lab.workspace);
-    sdrun.args(["bench", subject.name, "-p", provider, "--precision", precision, "--threads", &threads]);
+    sdrun.args([
+        "bench",
+        "--no-save",
+        subject.name,
+        "-p",
+        provider,
+        "--precision",
+        precision,
+        "--threads",
+        &threads,
+    ]);
     sdrun.args(["--min-time", "2s", "--min-runs", "3"]);
     for shape in subject.shapes {
         sdrun.args(["--shape", shape]);

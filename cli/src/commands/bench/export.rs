@@ -1,20 +1,75 @@
-//! Bench reports as CSV and Markdown.
+//! Bench reports as files.
 
 use super::table;
+use crate::files;
+use clap::ValueEnum;
 use sdrun::bench::{Report, Row};
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
 
-const COLUMNS: [&str; 22] = [
+/// The format of a report's file.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Format {
+    Html,
+    Json,
+    Csv,
+    Md,
+}
+
+/// The page around a report; it shows the JSON document that takes the place of `{}`.
+const PAGE: [&str; 2] = [include_str!("page/before.html"), include_str!("page/after.html")];
+
+impl Format {
+    /// The file of this format beside `stem`.
+    pub(super) fn file(self, stem: &Path) -> PathBuf {
+        let ending = match self {
+            Format::Html => "html",
+            Format::Json => "json",
+            Format::Csv => "csv",
+            Format::Md => "md",
+        };
+        let mut name = stem.as_os_str().to_owned();
+        name.push(format!(".{ending}"));
+        name.into()
+    }
+
+    /// Writes a report, replacing an earlier one as a whole.
+    pub(super) fn write(self, path: &Path, report: &Report) -> anyhow::Result<()> {
+        let json = |spaced: bool| match spaced {
+            true => serde_json::to_string_pretty(report),
+            false => serde_json::to_string(report),
+        };
+        match self {
+            Format::Html => {
+                // `</script>` in a text would end the element that holds it.
+                let document = json(false)?.replace("</", "<\\/");
+                files::write(path, |out| out.write_all(PAGE.join(&document).as_bytes()))
+            }
+            Format::Json => {
+                let document = json(true)? + "\n";
+                files::write(path, |out| out.write_all(document.as_bytes()))
+            }
+            Format::Csv => files::write(path, |out| csv(out, report)),
+            Format::Md => files::write(path, |out| out.write_all(markdown(report).as_bytes())),
+        }
+    }
+}
+
+const COLUMNS: [&str; 27] = [
     "model",
     "topology",
     "case_precision",
-    "provider",
+    "system",
+    "kind",
     "status",
     "reason",
     "rank",
     "device",
     "runtime",
     "precision",
+    "settings",
     "init_seconds",
     "build_seconds",
     "engine_bytes",
@@ -24,13 +79,16 @@ const COLUMNS: [&str; 22] = [
     "runs",
     "median_ms",
     "p95_ms",
+    "versus_best",
+    "versus_low",
+    "versus_high",
     "peak_bytes",
     "cosine",
     "relative_error",
 ];
 
 /// One line per row (RFC 4180, with plain newlines). Unknown values are empty.
-pub(super) fn csv(mut out: impl Write, report: &Report) -> io::Result<()> {
+fn csv(mut out: impl Write, report: &Report) -> io::Result<()> {
     writeln!(out, "{}", COLUMNS.join(","))?;
     for case in &report.cases {
         for row in &case.rows {
@@ -42,20 +100,22 @@ pub(super) fn csv(mut out: impl Write, report: &Report) -> io::Result<()> {
     Ok(())
 }
 
-fn fields(row: &Row) -> [String; 19] {
+fn fields(row: &Row) -> [String; 24] {
     fn text<T: ToString>(value: Option<T>) -> String {
         value.map_or(String::new(), |v| v.to_string())
     }
     let stats = row.stats.as_ref();
     let worst = row.accuracy.as_ref().map(|a| &a.worst);
     [
-        row.provider.clone(),
+        row.system.clone(),
+        crate::format::word(&row.kind),
         crate::format::word(&row.status),
         text(row.reason.as_ref()),
         text(row.rank),
-        text(row.device.as_ref()),
+        text(row.device.as_ref().map(|device| &device.name)),
         text(row.runtime.as_ref().map(|r| format!("{} {}", r.name, r.version))),
         text(row.precision.as_ref()),
+        row.settings.join(", "),
         text(row.init_seconds),
         text(row.build_seconds),
         text(row.engine_bytes),
@@ -64,7 +124,10 @@ fn fields(row: &Row) -> [String; 19] {
         text(row.first_run_ms),
         text(stats.map(|s| s.runs)),
         text(stats.map(|s| s.median_ms)),
-        text(stats.map(|s| s.p95_ms)),
+        text(stats.and_then(|s| s.p95_ms)),
+        text(row.versus_best.map(|v| v.ratio)),
+        text(row.versus_best.map(|v| v.low)),
+        text(row.versus_best.map(|v| v.high)),
         text(row.memory.peak_bytes()),
         text(worst.map(|w| w.cosine)),
         text(worst.map(|w| w.relative_error)),
@@ -80,7 +143,7 @@ fn quoted(field: &str) -> String {
 }
 
 /// A heading, a table and remarks per case.
-pub(super) fn markdown(report: &Report) -> String {
+fn markdown(report: &Report) -> String {
     let mut text = String::new();
     for case in &report.cases {
         text += &format!("### {}\n\n{}\n\n", table::title(case), table::markdown_table(case));
@@ -106,11 +169,13 @@ mod tests {
         assert_eq!(lines[0].split(',').count(), COLUMNS.len());
         assert_eq!(
             lines[1],
-            "m|1,t,fp32,slow,ok,,2,,,fp32,,1.234,2500000,0.5,,30,10,20,12.5,,0.999998,0.00012"
+            "m|1,t,fp32,slow,provider,ok,,2,,,fp32,\"2 threads, a=b\",,1.234,2500000,0.5,,30,10,20,12.5,2,1.9,2.1,,0.999998,0.00012"
         );
         // A comma and quotes inside.
         assert!(
-            lines[4].starts_with(r#"m|1,t,fp32,away,absent,"away: the runtime, ""x"", is not installed",,"#),
+            lines[4].starts_with(
+                r#"m|1,t,fp32,away,provider,absent,"away: the runtime, ""x"", is not installed",,"#
+            ),
             "{}",
             lines[4]
         );

@@ -1,51 +1,63 @@
 //! `sdrun bench`
 
+mod compare;
 mod export;
+mod plan;
 mod table;
+mod tune;
 
 use crate::{
+    commands::baseline,
     complete,
     context::Context,
     exit, files,
-    model::{self, ModelArgs},
+    model::ModelArgs,
     parse::{KeyValue, duration, size},
     weights::{self, WeightArgs},
 };
-use clap::ArgAction;
+use clap::{ArgAction, ValueEnum};
+use export::Format;
+use plan::Plan;
 use sdrun::{
-    Model, Observer, Shapes, WeightFiles, WeightReport,
+    Measurements, Observer, Registry, WeightReport,
     abi::Precision,
-    bench::{self, BenchOptions, Case, Event, PrecisionChoice, Status},
-    graph::OpenOptions,
+    bench::{self, BenchOptions, Case, Event, PrecisionChoice, Report, Status},
 };
 use serde::Serialize;
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    num::NonZeroUsize,
-    path::PathBuf,
-    process::ExitCode,
-    str::FromStr,
-    time::Duration,
+    collections::BTreeMap, num::NonZeroUsize, path::PathBuf, process::ExitCode, str::FromStr, time::Duration,
 };
 
 /// Measure a model on every provider: build, load, speed, memory and accuracy in one table
 ///
-/// Each provider runs in its own worker process, one run after the other, at batch size 1 unless --shape says otherwise. The
-/// statistics leave out the first run and the warm-up. Outputs are compared with those of the reference provider in fp32. A
-/// provider with wrong outputs is shown but not ranked. A provider that is missing, does not support the model, fails, crashes
-/// or exceeds its time limit gets a row with the reason.
+/// All providers are loaded, each in its own process, and run in turns, so that a slow phase of the machine hits all alike. The table
+/// says how much longer than the fastest one each takes, with a 95 % interval: 1.02 ± 0.05 is a draw. Turns during which other work ran
+/// are repeated. The statistics leave out the first run and the warm-up. Outputs are compared with those of the reference provider in
+/// fp32. A provider with wrong outputs is shown but not ranked. A provider that is missing, does not support the model, fails, crashes
+/// or exceeds its time limit gets a row with the reason. --baseline measures other software beside them.
 ///
-/// Without a model, measures the built-in suite: MobileNet v2 at 224x224 and the SD 1.5 VAE decoder at 512x512, in fp32 and in
-/// each provider's best low precision. The exit code is 1 if no provider gave correct results.
+/// Without a model, measures a suite of built-in models, in fp32 and in each provider's best low precision. `sdrun run`, `generate` and
+/// the others choose providers by what was measured here. The exit code is 1 if no provider gave correct results.
 ///
-/// Example: sdrun bench --markdown table.md --json=report.json
+/// Example: sdrun bench --suite quick --export html,json
 ///
-/// Example: sdrun bench sd15/unet sd15/vae-decoder -p openvino -p ggml --precision low --threads 8
+/// Example: sdrun bench sd15/unet sd15/vae-decoder -p acme -p other --precision low --threads 8
+///
+/// Example: sdrun bench compare before.json after.json --fail-if-slower 5%
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
-    /// .onnx files or names of built-in models [default: the built-in suite]
+    #[command(subcommand)]
+    command: Option<Command>,
+
+    /// .onnx files or names of built-in models [default: a suite]
     #[arg(value_name = "MODEL", add = complete::models())]
     models: Vec<String>,
+
+    /// Built-in models to measure: `quick` (classifier, VAE decoder, text encoder; about two minutes for each precision) or `full`
+    /// (also UNets, ControlNet, transformers) [default: quick]
+    #[arg(long, conflicts_with = "models")]
+    suite: Option<Suite>,
 
     /// Measure this provider (repeatable) [default: all usable ones]
     #[arg(short, long = "provider", value_name = "ID", conflicts_with = "all_providers", add = complete::providers())]
@@ -54,6 +66,10 @@ pub(crate) struct Args {
     /// Measure all usable providers, the default without --provider
     #[arg(long)]
     all_providers: bool,
+
+    /// Also measure other software that does the same; `all` for every one (repeatable). `sdrun baseline list` names them
+    #[arg(long = "baseline", value_name = "NAME", value_delimiter = ',', add = complete::baselines())]
+    baselines: Vec<String>,
 
     /// Device to use: an id, an index or part of a name
     #[arg(long, value_name = "DEVICE", add = complete::devices())]
@@ -83,13 +99,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "10")]
     min_runs: NonZeroUsize,
 
-    /// Measure for at least this long
+    /// Run each system for at least this long
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = duration)]
     min_time: Duration,
 
-    /// Stop after this long, even with fewer runs
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
-    max_time: Duration,
+    /// Stop running a system after this long, even with fewer runs [default: 60s; 10s for the quick suite]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    max_time: Option<Duration>,
 
     /// Warm-up runs after the first run, which are not counted
     #[arg(long, value_name = "N", default_value = "1")]
@@ -103,18 +119,36 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "0")]
     seed: u64,
 
-    /// Write one line per row to a CSV file
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
+    /// Write the report to files: html (a page with plots), json (every single time), csv (one line for each row), md (the tables)
+    #[arg(long, value_name = "FORMATS", value_delimiter = ',')]
+    export: Vec<Format>,
 
-    /// Write the tables to a Markdown file
-    #[arg(long, value_name = "FILE")]
-    markdown: Option<PathBuf>,
+    /// Where to write them; each file gets its format's ending
+    #[arg(long, value_name = "PATH", default_value = "sdrun-bench", requires = "export")]
+    export_to: PathBuf,
+
+    /// Do not keep the measurements for the choice of providers
+    #[arg(long)]
+    no_save: bool,
 
     #[command(flatten)]
     weights: WeightArgs,
     #[command(flatten)]
     shapes: ModelArgs,
+}
+
+pub(crate) use tune::{Args as TuneArgs, run as tune};
+
+#[derive(clap::Subcommand)]
+enum Command {
+    Compare(compare::Args),
+}
+
+/// A set of built-in models.
+#[derive(Clone, Copy, ValueEnum)]
+enum Suite {
+    Quick,
+    Full,
 }
 
 /// A precision, or `low`.
@@ -133,7 +167,12 @@ impl FromStr for PrecisionArg {
 }
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
-    for path in [&args.csv, &args.markdown].into_iter().flatten() {
+    if let Some(Command::Compare(args)) = &args.command {
+        return compare::run(args, context);
+    }
+    let targets: Vec<(Format, PathBuf)> =
+        args.export.iter().map(|format| (*format, format.file(&args.export_to))).collect();
+    for (_, path) in &targets {
         files::check_target(path)?;
     }
     let registry = context.registry()?;
@@ -141,9 +180,11 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     for id in &args.providers {
         registry.entry(id)?;
     }
-    let options = options(args, context)?;
+    let options = options(args, &registry, context)?;
     let files = args.weights.files(args.shapes.allow_links);
-    let plan = plan(args, &files, context)?;
+    let precisions: Vec<PrecisionChoice> = args.precisions.iter().map(|p| p.0).collect();
+    let suite = args.suite.unwrap_or(Suite::Quick);
+    let plan = plan::plan(&args.models, suite, &precisions, &args.shapes, &files, context)?;
     let weights = match (&*plan, files.is_given()) {
         ([Plan { model, .. }], true) => Some(weights::of_model(&files, model, context)?),
         _ => None,
@@ -160,41 +201,69 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     }
     let mut task = None;
     let host = Observer::new(|_, _, _| {}, context.cancel_flag());
+    let mut so_far = Report::new();
+    let mut fault = None;
+    let mut title = String::new();
     let report = bench::run(&registry, &cases, &options, &host, &mut |event| match event {
-        Event::Start { model, precision, provider } => {
-            task = Some(context.task(&format!("{model} {precision}: {provider}")));
+        Event::Start { model, precision, system } => {
+            title = format!("{model} {precision}");
+            task = Some(context.task(&format!("{title}: {system}")));
         }
         Event::Phase(phase) => {
             if let Some(task) = &task {
                 task.step(phase, 0, 0);
             }
         }
-        Event::Done(_) => task = None,
-    })?;
+        Event::Runs => task = Some(context.task(&format!("{title}: all in turns"))),
+        Event::Done(case) => {
+            task = None;
+            so_far.cases.push(case.clone());
+            // What is finished survives whatever comes.
+            let written = targets.iter().try_for_each(|(format, path)| format.write(path, &so_far));
+            fault = fault.take().or(written.err());
+        }
+    });
+    if report.is_err() && !so_far.cases.is_empty() && !targets.is_empty() {
+        context.note(&format!("{} finished cases are in the exported files", so_far.cases.len()));
+    }
+    let report = report?;
     context.go_on()?;
-    if let Some(path) = &args.csv {
-        files::write(path, |out| export::csv(out, &report))?;
-    }
-    if let Some(path) = &args.markdown {
-        files::write(path, |out| out.write_all(export::markdown(&report).as_bytes()))?;
-    }
+    let saved = if args.changes_nothing() { Measurements::add(registry.paths(), &report) } else { Ok(0) };
     let shown = Shown { report: &report, weights: weights.as_ref().map(sdrun::Weights::report) };
     context.present(&shown, |out| {
-        table::show(out, &report)?;
+        table::show(out, &report, table::width())?;
         if let Some(weights) = &shown.weights {
             weights::show(weights, out, "")?;
         }
         for entry in registry.entries().iter().filter(|e| e.skipped.is_some()) {
             writeln!(out, "skipped {}: {}", entry.id, entry.skipped.as_deref().unwrap_or_default())?;
         }
+        for (_, path) in &targets {
+            writeln!(out, "wrote {}", path.display())?;
+        }
         Ok(())
     })?;
+    if let Some(fault) = fault {
+        return Err(fault);
+    }
+    saved?;
     let any = report
         .cases
         .iter()
         .flat_map(|c| &c.rows)
         .any(|r| matches!(r.status, Status::Ok | Status::Unverified));
     Ok(ExitCode::from(if any { 0 } else { exit::NO }))
+}
+
+impl Args {
+    /// Whether the figures are those of ordinary use, so that the choice of providers may rest on them.
+    fn changes_nothing(&self) -> bool {
+        !self.no_save
+            && !self.bake
+            && self.vram_budget.is_none()
+            && self.threads.is_none()
+            && self.options.is_empty()
+    }
 }
 
 #[derive(Serialize)]
@@ -206,62 +275,7 @@ struct Shown<'a> {
     weights: Option<WeightReport>,
 }
 
-/// A model, its shapes, and the precisions to measure it in.
-struct Plan {
-    model: Model,
-    shapes: Shapes,
-    precisions: Vec<PrecisionChoice>,
-}
-
-fn plan(args: &Args, files: &WeightFiles, context: &Context) -> anyhow::Result<Vec<Plan>> {
-    let asked: Vec<PrecisionChoice> = args.precisions.iter().map(|p| p.0).collect();
-    let or = |default: &[PrecisionChoice]| if asked.is_empty() { default.to_vec() } else { asked.clone() };
-    let given = args.shapes.shapes()?;
-    let invalid = |message: &str, hint: &str| Err(sdrun::abi::Error::invalid(message).with_hint(hint).into());
-    match &*args.models {
-        [] if !given.is_empty() => {
-            invalid("--shape applies to a model, but none is named", "`sdrun bench MODEL --shape …`")
-        }
-        [] if files.is_given() => invalid(
-            "--weights, --lora and --embedding belong to a model, and none is named",
-            "`sdrun bench MODEL --weights …`",
-        ),
-        [_, _, ..] if files.is_given() => invalid(
-            "--weights, --lora and --embedding belong to one model, and several are named",
-            "run `sdrun bench` once for each model",
-        ),
-        [] => bench::SUITE
-            .iter()
-            .map(|(name, precisions)| {
-                let model = model::open_model(name, &OpenOptions::default(), context)?;
-                Ok(Plan { model, shapes: Shapes::new(), precisions: or(precisions) })
-            })
-            .collect(),
-        models => {
-            let mut unused: BTreeSet<&String> = given.keys().collect();
-            let mut plans = Vec::new();
-            for what in models {
-                let model = args.shapes.open(what, files.policy(), context)?;
-                // Each model takes the shapes of the inputs it has; one alone takes all, so that a wrong name is its error.
-                let inputs: Vec<String> = model.inputs().into_iter().map(|(spec, _)| spec.name).collect();
-                let mut own = given.clone();
-                own.retain(|name, _| models.len() == 1 || inputs.contains(name));
-                unused.retain(|name| !own.contains_key(*name));
-                let precisions = or(&[PrecisionChoice::Fixed(Precision::Fp32)]);
-                plans.push(Plan { model, shapes: own, precisions });
-            }
-            match unused.first() {
-                None => Ok(plans),
-                Some(name) => invalid(
-                    &format!("--shape names {name:?}, which is not an input of any of the models"),
-                    "`sdrun inspect MODEL` lists the inputs",
-                ),
-            }
-        }
-    }
-}
-
-fn options(args: &Args, context: &Context) -> anyhow::Result<BenchOptions> {
+fn options(args: &Args, registry: &Registry, context: &Context) -> anyhow::Result<BenchOptions> {
     let mut options: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
     for KeyValue { key, value } in &args.options {
         let (provider, key) = match (key.split_once(':'), &*args.providers) {
@@ -276,13 +290,15 @@ fn options(args: &Args, context: &Context) -> anyhow::Result<BenchOptions> {
         };
         options.entry(provider.into()).or_default().insert(key.into(), value.clone());
     }
+    let is_quick = args.models.is_empty() && !matches!(args.suite, Some(Suite::Full));
     Ok(BenchOptions {
         providers: args.providers.clone(),
+        baselines: baseline::chosen(&args.baselines, registry.paths())?,
         device: args.device.clone(),
         threads: args.threads.or(context.config.threads).map(NonZeroUsize::get),
         min_runs: args.min_runs.get(),
         min_time: args.min_time,
-        max_time: args.max_time,
+        max_time: args.max_time.unwrap_or(Duration::from_secs(if is_quick { 10 } else { 60 })),
         warmup: args.warmup,
         time_limit: args.time_limit,
         seed: args.seed,

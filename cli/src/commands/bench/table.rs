@@ -1,44 +1,128 @@
 //! Bench reports as tables.
 
 use crate::format;
-use comfy_table::{Table, presets};
-use sdrun::bench::{CaseReport, Report, Row, Status};
-use std::io::{self, Write};
+use comfy_table::{ContentArrangement, Table, presets};
+use sdrun::bench::{CaseReport, Environment, Kind, Ratio, Report, Row, Status};
+use std::io::{self, IsTerminal, Write};
 
-const HEADER: [&str; 11] = [
-    "provider",
-    "precision",
-    "build s",
-    "engine MB",
-    "load s",
-    "first ms",
-    "median ms",
-    "p95 ms",
-    "peak MB",
-    "cosine / relative",
-    "verdict",
+/// A column: its header, how early it leaves a narrow table (the largest number first), and its cells.
+struct Column {
+    header: &'static str,
+    dispensable: u8,
+    is_number: bool,
+    cell: fn(&CaseReport, &Row) -> String,
+}
+
+/// From left to right.
+const COLUMNS: &[Column] = &[
+    Column { header: "system", dispensable: 0, is_number: false, cell: |_, row| name(row) },
+    Column { header: "", dispensable: 0, is_number: false, cell: |_, row| verdict(row) },
+    Column { header: "precision", dispensable: 1, is_number: false, cell: precision },
+    Column {
+        header: "median ms",
+        dispensable: 0,
+        is_number: true,
+        cell: |_, row| some(row.stats.as_ref().map(|s| s.median_ms)),
+    },
+    Column {
+        header: "p95 ms",
+        dispensable: 6,
+        is_number: true,
+        cell: |_, row| some(row.stats.as_ref().and_then(|s| s.p95_ms)),
+    },
+    Column {
+        header: "of the best",
+        dispensable: 0,
+        is_number: true,
+        cell: |_, row| row.versus_best.map_or("-".into(), ratio),
+    },
+    Column { header: "build s", dispensable: 2, is_number: true, cell: |_, row| some(row.build_seconds) },
+    Column { header: "load s", dispensable: 2, is_number: true, cell: |_, row| some(row.load_seconds) },
+    Column { header: "first ms", dispensable: 5, is_number: true, cell: |_, row| some(row.first_run_ms) },
+    Column {
+        header: "peak MB",
+        dispensable: 1,
+        is_number: true,
+        cell: |_, row| row.memory.peak_bytes().map_or("-".into(), format::megabytes),
+    },
+    Column {
+        header: "engine MB",
+        dispensable: 7,
+        is_number: true,
+        cell: |_, row| row.engine_bytes.map_or("-".into(), format::megabytes),
+    },
+    Column {
+        header: "cosine",
+        dispensable: 3,
+        is_number: true,
+        cell: |_, row| row.accuracy.as_ref().map_or("-".into(), |a| format!("{:.6}", a.worst.cosine)),
+    },
+    Column {
+        header: "relative",
+        dispensable: 6,
+        is_number: true,
+        cell: |_, row| {
+            row.accuracy.as_ref().map_or("-".into(), |a| format!("{:.1e}", a.worst.relative_error))
+        },
+    },
+    Column {
+        header: "PSNR dB",
+        dispensable: 8,
+        is_number: true,
+        cell: |_, row| some(row.accuracy.as_ref().and_then(|a| a.worst.psnr_db)),
+    },
+    Column { header: "settings", dispensable: 9, is_number: false, cell: |_, row| row.settings.join(", ") },
+    Column {
+        header: "runtime",
+        dispensable: 10,
+        is_number: false,
+        cell: |_, row| row.runtime.as_ref().map_or("-".into(), |r| format!("{} {}", r.name, r.version)),
+    },
 ];
 
-pub(super) fn show(out: &mut dyn Write, report: &Report) -> io::Result<()> {
-    let e = &report.environment;
-    let memory = e.memory_bytes.map_or("unknown memory".into(), format::bytes);
-    let cpu = e.cpu.as_deref().unwrap_or("unknown processor");
-    writeln!(
-        out,
-        "sdrun {} on {cpu}, {} threads, {memory}, {} {}",
-        report.sdrun_version, e.cores, e.os, e.arch
-    )?;
+/// Width of the terminal; unlimited in a pipe.
+pub(super) fn width() -> usize {
+    let unlimited = usize::MAX;
+    if !io::stdout().is_terminal() {
+        return unlimited;
+    }
+    Table::new().width().map_or(unlimited, usize::from)
+}
+
+pub(super) fn show(out: &mut dyn Write, report: &Report, width: usize) -> io::Result<()> {
+    writeln!(out, "sdrun {} on {}", report.sdrun_version, machine(&report.environment))?;
     for case in &report.cases {
         writeln!(out, "\n{}", title(case))?;
-        writeln!(out, "{}", table(case))?;
+        writeln!(out, "{}", table(case, width))?;
         for line in remarks(case) {
             writeln!(out, "  {line}")?;
         }
     }
+    if report.cases.iter().flat_map(|case| &case.rows).any(|row| row.kind == Kind::Baseline) {
+        writeln!(out, "\nIn parentheses: other software, measured beside the providers.")?;
+    }
     Ok(())
 }
 
-/// Model, shapes, precision and reference.
+/// The machine in words.
+pub(super) fn machine(e: &Environment) -> String {
+    let memory = e.memory_bytes.map_or("unknown memory".into(), format::bytes);
+    let cpu = e.cpu.as_deref().unwrap_or("unknown processor");
+    let physical = e.physical_cores.map_or(String::new(), |n| format!(" of {n} cores"));
+    let sets = if e.instruction_sets.is_empty() {
+        String::new()
+    } else {
+        format!(", {}", e.instruction_sets.join(" "))
+    };
+    let virtual_machine = if e.virtual_machine == Some(true) { ", virtual machine" } else { "" };
+    let version = e.os_version.as_deref().unwrap_or_default();
+    format!(
+        "{cpu}, {} threads{physical}, {memory}{virtual_machine}, {} {version} {}{sets}",
+        e.cores, e.os, e.arch
+    )
+}
+
+/// Model, shapes and reference.
 pub(super) fn title(case: &CaseReport) -> String {
     let shapes = case.shapes.iter().map(|(name, shape)| format!("{name} {shape:?}"));
     let reference =
@@ -46,20 +130,40 @@ pub(super) fn title(case: &CaseReport) -> String {
     format!("{}, {}, {}, {reference}", case.model, case.precision, format::list(shapes))
 }
 
-/// One row per provider: the ranked ones first, then the others in their original order.
-pub(super) fn table(case: &CaseReport) -> Table {
-    let mut table = format::table(HEADER);
-    for row in ordered(case) {
-        table.add_row(cells(case, row));
+/// One row for each system: the ranked ones first, then the others in their original order. Columns that do not fit are left out.
+fn table(case: &CaseReport, width: usize) -> Table {
+    let rows = ordered(case);
+    let longest = |column: &Column| {
+        let cells = rows.iter().map(|row| (column.cell)(case, row).chars().count());
+        cells.chain([column.header.chars().count()]).max().unwrap_or_default()
+    };
+    let widths: Vec<usize> = COLUMNS.iter().map(longest).collect();
+    // A space on each side of a cell, and one between two.
+    let total = |most: u8| -> usize {
+        COLUMNS
+            .iter()
+            .zip(&widths)
+            .filter(|(c, _)| c.dispensable <= most)
+            .map(|(_, width)| width + 3)
+            .sum::<usize>()
+            - 1
+    };
+    let most = (0..=10).rev().find(|most| total(*most) <= width).unwrap_or(0);
+    let columns: Vec<&Column> = COLUMNS.iter().filter(|column| column.dispensable <= most).collect();
+    let mut table = format::table(columns.iter().map(|column| column.header));
+    table.set_content_arrangement(ContentArrangement::Disabled);
+    for row in rows {
+        table.add_row(columns.iter().map(|column| (column.cell)(case, row)));
     }
-    format::right(&mut table, 2..9);
+    for (at, _) in columns.iter().enumerate().filter(|(_, column)| column.is_number) {
+        format::right(&mut table, at..at + 1);
+    }
     table
 }
 
 pub(super) fn markdown_table(case: &CaseReport) -> String {
-    let mut table = table(case);
+    let mut table = table(case, usize::MAX);
     table.load_style(presets::ASCII_MARKDOWN);
-    table.set_content_arrangement(comfy_table::ContentArrangement::Disabled);
     table.to_string()
 }
 
@@ -69,34 +173,38 @@ fn ordered(case: &CaseReport) -> Vec<&Row> {
     rows
 }
 
-fn cells(case: &CaseReport, row: &Row) -> [String; 11] {
-    let some = |v: Option<f64>| v.map_or("-".into(), format::three_digits);
-    let accuracy = row
-        .accuracy
-        .as_ref()
-        .map_or("-".into(), |a| format!("{:.6} / {:.1e}", a.worst.cosine, a.worst.relative_error));
-    [
-        row.provider.clone(),
-        row.precision.clone().unwrap_or_else(|| case.precision.clone()),
-        some(row.build_seconds),
-        row.engine_bytes.map_or("-".into(), format::megabytes),
-        some(row.load_seconds),
-        some(row.first_run_ms),
-        some(row.stats.as_ref().map(|s| s.median_ms)),
-        some(row.stats.as_ref().map(|s| s.p95_ms)),
-        row.memory.peak_bytes().map_or("-".into(), format::megabytes),
-        accuracy,
-        verdict(row),
-    ]
+/// The system's name; that of other software in parentheses.
+fn name(row: &Row) -> String {
+    match row.kind {
+        Kind::Provider => row.system.clone(),
+        Kind::Baseline => format!("({})", row.system),
+    }
 }
 
-/// The rank of a row, or a word if it has none.
-pub(super) fn verdict(row: &Row) -> String {
+fn some(value: Option<f64>) -> String {
+    value.map_or("-".into(), format::three_digits)
+}
+
+fn precision(case: &CaseReport, row: &Row) -> String {
+    row.precision.clone().unwrap_or_else(|| case.precision.clone())
+}
+
+/// `1.02 ± 0.05`: the larger half of the interval.
+fn ratio(ratio: Ratio) -> String {
+    let half = (ratio.high - ratio.ratio).max(ratio.ratio - ratio.low);
+    format!("{:.2} ± {half:.2}", ratio.ratio)
+}
+
+/// The rank of a row, or a word if it has none. Who is known to be no slower than the best shares its place.
+fn verdict(row: &Row) -> String {
     match (row.rank, row.status) {
+        (Some(rank), _) if rank > 1 && row.versus_best.is_some_and(|versus| versus.is_draw()) => {
+            "draw".into()
+        }
         (Some(rank), _) => format!("#{rank}"),
-        (None, Status::Ok) => "ok".into(),
-        (None, Status::Inaccurate) => "INACCURATE, not ranked".into(),
-        (None, Status::Unverified) => "unverified, not ranked".into(),
+        (None, Status::Ok) => "not timed".into(),
+        (None, Status::Inaccurate) => "WRONG".into(),
+        (None, Status::Unverified) => "unverified".into(),
         (None, Status::Unsupported) => "unsupported".into(),
         (None, Status::Absent) => "absent".into(),
         (None, Status::Failed) => "failed".into(),
@@ -108,10 +216,11 @@ pub(super) fn verdict(row: &Row) -> String {
 pub(super) fn remarks(case: &CaseReport) -> Vec<String> {
     let mut remarks = Vec::new();
     for row in ordered(case) {
-        let own = format!("{}: ", row.provider);
-        // A provider's errors already begin with its name.
-        remarks
-            .extend(row.reason.iter().map(|why| format!("{own}{}", why.strip_prefix(&own).unwrap_or(why))));
+        let own = format!("{}: ", name(row));
+        // Errors already begin with the system's name.
+        let begin = format!("{}: ", row.system);
+        let reason = row.reason.as_ref().map(|why| why.strip_prefix(&begin).unwrap_or(why));
+        remarks.extend(reason.map(|why| format!("{own}{why}")));
         remarks.extend(row.refit.iter().map(|refit| format!("{own}{}", format::refit(refit))));
         remarks.extend(row.warnings.iter().map(|what| format!("{own}warning: {what}")));
     }
@@ -121,73 +230,111 @@ pub(super) fn remarks(case: &CaseReport) -> Vec<String> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use serde_json::{Value, json};
+
+    /// A row, with the fields that differ from an empty one.
+    fn row(system: &str, status: &str, more: Value) -> Value {
+        let mut row = json!({
+            "system": system, "kind": "provider", "status": status, "precision": "fp32", "settings": [], "turns": [],
+            "memory": {}, "warnings": []
+        });
+        let fields = row.as_object_mut().unwrap();
+        fields.extend(more.as_object().unwrap().clone());
+        row
+    }
 
     /// A report with a row of every kind, read back from JSON.
     pub(crate) fn report() -> Report {
-        let row = |provider: &str, status: &str, more: &str| {
-            format!(
-                r#"{{"provider":"{provider}","status":"{status}","times_ms":[],"memory":{{}},"warnings":[]{more}}}"#
-            )
-        };
         let stats = |median: f64| {
-            format!(
-                r#""stats":{{"runs":10,"median_ms":{median},"mean_ms":1,"stddev_ms":1,"min_ms":1,"max_ms":1,
-                "p90_ms":1,"p95_ms":12.5,"p99_ms":null}}"#
-            )
+            json!({
+                "runs": 10, "median_ms": median, "mean_ms": 1, "stddev_ms": 1, "min_ms": 1, "max_ms": 1,
+                "p90_ms": 1, "p95_ms": 12.5, "p99_ms": null
+            })
         };
         let accuracy = |accepted: bool| {
-            format!(
-                r#""accuracy":{{"accepted":{accepted},"tolerance":{{"relative_error":0.001,"cosine":0.99999}},"worst":{{
-                "output":"y","max_abs_error":0.1,"mean_abs_error":0.1,"max_abs_reference":1,"relative_error":0.00012,
-                "cosine":0.999998,"snr_db":40,"not_finite":0}}}}"#
-            )
+            let worst = json!({
+                "output": "y", "max_abs_error": 0.1, "mean_abs_error": 0.1, "max_abs_reference": 1,
+                "relative_error": 0.00012, "cosine": 0.999998, "snr_db": 40, "psnr_db": 46.5, "not_finite": 0
+            });
+            json!({ "accepted": accepted, "tolerance": { "relative_error": 0.001, "cosine": 0.99999 }, "worst": worst })
         };
-        let slow = format!(
-            r#","rank":2,"precision":"fp32","build_seconds":1.234,"engine_bytes":2500000,"load_seconds":0.5,
-            "first_run_ms":30,"memory":{{"run_bytes":100000000}},"warnings":["1 of 10 runs are statistical outliers"],
-            {},{}"#,
-            stats(20.0),
-            accuracy(true)
-        )
-        // The later key would be a duplicate.
-        .replace(r#""memory":{"run_bytes":100000000},"warnings":["1 of 10 runs are statistical outliers"],"#, "");
-        let fast = format!(r#","rank":1,"precision":"fp32",{},{}"#, stats(10.0), accuracy(true));
-        let wrong = format!(
-            r#","reason":"output \"y\" is too far","precision":"fp32",{},{}"#,
-            stats(1.0),
-            accuracy(false)
-        );
         let rows = [
-            row("slow", "ok", &slow),
-            row("fast", "ok", &fast),
-            row("wrong", "inaccurate", &wrong),
-            row("away", "absent", r#","reason":"away: the runtime, \"x\", is not installed""#),
-        ]
-        .join(",");
-        let json = format!(
-            r#"{{"schema_version":1,"sdrun_version":"0.1.0","unix_time":1,
-            "environment":{{"os":"linux","arch":"x86_64","cpu":"CPU","cores":4,"memory_bytes":8000000000}},
-            "cases":[{{"model":"m|1","topology":"t","precision":"fp32","shapes":{{"x":[1,2]}},"inputs_sha256":"h",
-            "reference":"ref","rows":[{rows}]}}]}}"#
-        );
-        serde_json::from_str(&json).unwrap()
+            row(
+                "slow",
+                "ok",
+                json!({
+                    "rank": 2, "versus_best": { "ratio": 2, "low": 1.9, "high": 2.1 }, "settings": ["2 threads", "a=b"],
+                    "build_seconds": 1.234, "engine_bytes": 2_500_000, "load_seconds": 0.5, "first_run_ms": 30,
+                    "stats": stats(20.0), "accuracy": accuracy(true)
+                }),
+            ),
+            row("fast", "ok", json!({ "rank": 1, "stats": stats(10.0), "accuracy": accuracy(true) })),
+            row(
+                "wrong",
+                "inaccurate",
+                json!({ "reason": "output \"y\" is too far", "stats": stats(1.0), "accuracy": accuracy(false) }),
+            ),
+            row(
+                "away",
+                "absent",
+                json!({ "precision": null, "reason": "away: the runtime, \"x\", is not installed" }),
+            ),
+        ];
+        let report = json!({
+            "schema_version": 2, "sdrun_version": "0.1.0", "unix_time": 1,
+            "environment": {
+                "os": "linux", "arch": "x86_64", "cpu": "CPU", "cores": 4, "memory_bytes": 8_000_000_000u64,
+                "instruction_sets": ["avx2"]
+            },
+            "cases": [{
+                "model": "m|1", "topology": "t", "precision": "fp32", "shapes": { "x": [1, 2] }, "inputs_sha256": "h",
+                "reference": "ref", "heats": 1, "rows": rows
+            }]
+        });
+        serde_json::from_value(report).unwrap()
     }
 
     #[test]
     fn ranked_rows_come_first_and_reasons_follow() {
         let report = report();
         let mut out = Vec::new();
-        show(&mut out, &report).unwrap();
+        show(&mut out, &report, usize::MAX).unwrap();
         let text = String::from_utf8(out).unwrap();
         let place = |what: &str| text.find(what).unwrap_or_else(|| panic!("{what:?} is not in\n{text}"));
         let order = ["m|1, fp32, x [1, 2], compared with ref", "fast", "slow", "wrong", "away"].map(place);
         assert!(order.is_sorted(), "{text}");
-        for cell in
-            ["#1", "#2", "10.0", "20.0", "12.5", "1.23", "2.50", "0.999998 / 1.2e-4", "INACCURATE", "absent"]
-        {
+        for cell in [
+            "#1",
+            "#2",
+            "10.0",
+            "20.0",
+            "12.5",
+            "1.23",
+            "2.50",
+            "2.00 ± 0.10",
+            "0.999998",
+            "1.2e-4",
+            "WRONG",
+            "absent",
+        ] {
             place(cell);
         }
         place("  wrong: output \"y\" is too far");
         place("  away: the runtime, \"x\", is not installed");
+    }
+
+    /// A narrow table has fewer columns, and no line is longer than the terminal.
+    #[test]
+    fn tables_fit() {
+        let report = report();
+        let of = |width: usize| table(&report.cases[0], width).to_string();
+        let columns =
+            |text: &str| text.lines().next().unwrap().split("  ").filter(|c| !c.trim().is_empty()).count();
+        for width in [60, 80, 120, 200] {
+            let text = of(width);
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{width}\n{text}");
+            assert!(text.contains("2.00 ± 0.10") && text.contains("median ms"), "{text}");
+        }
+        assert!(columns(&of(80)) < columns(&of(120)) && columns(&of(120)) < columns(&of(200)));
     }
 }

@@ -1,20 +1,31 @@
-//! Benchmarks one model on every provider: time to build and load, speed, memory use, and whether the results are
-//! correct.
+//! Benchmarks a model on every provider, and on other systems beside them: time to build and load, speed, memory use, and whether the
+//! results are correct.
 //!
-//! Each provider runs in its own worker process. A provider that crashes, hangs or is absent becomes a row with the
-//! reason, and its memory can be measured separately. Runs are sequential with batch size 1. Warm-up and first run
-//! are excluded from the statistics; raw times are kept.
+//! Each system runs in its own process, so that a crash, a hang or a missing runtime becomes a row with the reason, and memory can be
+//! measured separately. All of a case stay alive and run in turns ([`Turn`]), so that a slow phase of the machine hits all alike; the
+//! ratio to the best one, with its interval, comes from turns of the same round. Turns during which other work ran are repeated. Runs are
+//! sequential with the batch size of the model's shapes. Warm-up and first run are excluded from the statistics; raw times are kept.
 
-mod measure;
+mod baseline;
+mod contender;
+mod disturbance;
+mod environment;
+mod judge;
+mod provider;
+mod race;
 mod report;
+mod rounds;
 mod stats;
 
-pub use report::{
-    Accuracy, CaseReport, Environment, MemoryPeaks, Refit, Report, Row, SCHEMA_VERSION, Status,
-};
-pub use stats::Stats;
+pub use baseline::Baseline;
+pub use disturbance::Disturbance;
+pub use environment::Environment;
+pub use report::{Accuracy, CaseReport, Kind, MemoryPeaks, Refit, Report, Row, SCHEMA_VERSION, Status, Turn};
+pub use stats::{Ratio, Stats};
 
 use crate::{Isolation, Model, Registry, Result, Shapes, Tensors, worker::Limits};
+use disturbance::Watch;
+use race::Race;
 use sdrun_abi::{Error as AbiError, ErrorCode, Hint, Host, Precision, Provide};
 use sdrun_weights::WeightStack;
 use std::{collections::BTreeMap, time::Duration};
@@ -54,15 +65,17 @@ pub struct Case<'m> {
 pub struct BenchOptions {
     /// Providers to measure; empty means all usable ones.
     pub providers: Vec<String>,
+    /// Other systems to measure beside them.
+    pub baselines: Vec<Baseline>,
     /// Device for all of them; `None` uses each provider's first.
     pub device: Option<String>,
     /// Threads for CPU devices.
     pub threads: Option<usize>,
-    /// Minimum number of warm runs, unless `max_time` ends first (never fewer than three).
+    /// Minimum number of warm runs, unless `max_time` ends first (never fewer than three). Disturbed turns count half.
     pub min_runs: usize,
-    /// Continue for at least this long.
+    /// Run each system for at least this long.
     pub min_time: Duration,
-    /// Stop after this long.
+    /// Stop running a system after this long.
     pub max_time: Duration,
     /// Number of uncounted runs after the first.
     pub warmup: usize,
@@ -82,6 +95,7 @@ impl Default for BenchOptions {
     fn default() -> Self {
         BenchOptions {
             providers: Vec::new(),
+            baselines: Vec::new(),
             device: None,
             threads: None,
             min_runs: 10,
@@ -100,23 +114,28 @@ impl Default for BenchOptions {
 /// Progress of a benchmark, for display.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A provider starts a case.
+    /// A system starts a case.
     Start {
         /// Model name.
         model: &'a str,
         /// Precision of the case.
         precision: PrecisionChoice,
-        /// Provider id.
-        provider: &'a str,
+        /// Provider id, or the name of a baseline.
+        system: &'a str,
     },
-    /// A phase of the case starts: `init`, `build`, `load`, `first run`, `runs`.
+    /// A phase of the case starts: `init`, `build`, `load`, `first run`.
     Phase(&'a str),
+    /// All that are loaded run in turns.
+    Runs,
     /// The case is done.
-    Done(&'a Row),
+    Done(&'a CaseReport),
 }
 
-/// Measures every case on every provider. Fails only for mistakes of the caller (an unknown provider, a model that
-/// cannot be bound), and with `Cancelled` if `host` cancels. A failure of a provider is reported in its row.
+/// Measures every case on every provider and baseline. `listen` gets each finished case.
+///
+/// # Errors
+/// Mistakes of the caller (an unknown provider, a model that cannot be bound), and `Cancelled` if `host` cancels. A failure of a
+/// system is reported in its row.
 pub fn run(
     registry: &Registry,
     cases: &[Case<'_>],
@@ -142,6 +161,7 @@ pub fn run(
     }
     let mut report = Report::new();
     let mut references: Vec<(Computed, Tensors)> = Vec::new();
+    let mut watch = Watch::new(options.threads.unwrap_or(usize::MAX));
     for case in cases {
         let graph = case.model.bound(&case.shapes)?;
         let inputs = crate::inputs::seeded(case.model, &graph, options.seed)?;
@@ -155,29 +175,36 @@ pub fn run(
         }
         go_on(host)?;
         let reference = references.iter().find(|(known, _)| *known == computed).map(|(_, outputs)| outputs);
-        let mut rows = Vec::new();
-        for provide in &providers {
-            listen(Event::Start {
-                model: case.model.name(),
-                precision: case.precision,
-                provider: &provide.id,
-            });
-            let row =
-                measure::row(registry, provide, case, &inputs, reference, options, &isolation, host, listen);
-            go_on(host)?;
-            listen(Event::Done(&row));
-            rows.push(row);
-        }
+        let mut race = Race {
+            registry,
+            case,
+            graph: &graph,
+            inputs: &inputs,
+            reference,
+            options,
+            isolation: &isolation,
+            host,
+            files: None,
+            rows: Vec::new(),
+            racers: Vec::new(),
+            heats: 0,
+        };
+        race.run(&providers, &mut watch, listen)?;
+        let (mut rows, heats) = (race.rows, race.heats);
         report::rank(&mut rows);
-        report.cases.push(CaseReport {
+        let done = CaseReport {
             model: case.model.name().to_string(),
             topology,
+            model_topology: case.model.graph().topology_hash(),
             precision: case.precision.to_string(),
             shapes: inputs.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect(),
             inputs_sha256: crate::inputs::sha256(&inputs),
             reference: registry.reference().map(|p| p.id.clone()),
+            heats,
             rows,
-        });
+        };
+        listen(Event::Done(&done));
+        report.cases.push(done);
     }
     Ok(report)
 }
@@ -195,7 +222,7 @@ fn reference_outputs(
     host: &dyn Host,
 ) -> Option<Tensors> {
     let provide = registry.reference()?;
-    match measure::outputs_of(registry, provide, case, inputs, options, isolation, host) {
+    match provider::outputs_of(registry, provide, case, inputs, options, isolation, host) {
         Ok(outputs) => Some(outputs),
         Err(e) => {
             tracing::warn!("no reference outputs, so accuracy is unknown: {e}");
@@ -215,8 +242,19 @@ fn limits(each: Duration) -> Limits {
     Limits { init: Some(each.min(Duration::from_secs(60))), ..Limits::all(each) }
 }
 
-/// The suite of `sdrun bench` without a model: names of built-in models and the precisions of each.
-pub const SUITE: &[(&str, &[PrecisionChoice])] = &[
-    ("mobilenet-v2", &[PrecisionChoice::Fixed(Precision::Fp32), PrecisionChoice::BestLow]),
-    ("sd15/vae-decoder", &[PrecisionChoice::Fixed(Precision::Fp32), PrecisionChoice::BestLow]),
+/// The suite of two minutes: names of built-in models.
+pub const QUICK: &[&str] = &["mobilenet-v2", "sd15/vae-decoder", "sd15/text-encoder"];
+
+/// The suite of all kinds of networks that diffusion models have: names of built-in models. Those of Flux and T5 have all the width and
+/// few of the layers, so that they fit where others measure them too.
+pub const FULL: &[&str] = &[
+    "mobilenet-v2",
+    "sd15/vae-decoder",
+    "sd15/text-encoder",
+    "sd15/unet",
+    "sd15/controlnet",
+    "sdxl/unet",
+    "sd35/medium",
+    "flux/dev-2x2-layers",
+    "t5-xxl-2-layers",
 ];

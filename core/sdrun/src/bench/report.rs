@@ -1,12 +1,16 @@
+use crate::Error;
 use crate::verify::{Comparison, Tolerance};
-use sdrun_abi::{MemoryReport, RefitReport, RuntimeInfo, WeightUpdate};
+use sdrun_abi::{Device, ErrorCode, MemoryReport, RefitReport, RuntimeInfo, TimingPlan, WeightUpdate};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
-use super::Stats;
+use super::{Disturbance, Environment, Ratio, Stats, stats};
 
 /// Version of the JSON form of [`Report`]; see docs/bench-schema.json.
-pub const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// All results of one call of `bench`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -23,21 +27,6 @@ pub struct Report {
     pub cases: Vec<CaseReport>,
 }
 
-/// The machine that produced a report.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Environment {
-    /// Operating system.
-    pub os: String,
-    /// Processor architecture.
-    pub arch: String,
-    /// Processor name; `None` if unknown.
-    pub cpu: Option<String>,
-    /// Logical processors available to this process.
-    pub cores: usize,
-    /// Physical memory; `None` if unknown.
-    pub memory_bytes: Option<u64>,
-}
-
 /// Results of one model in one precision on all providers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CaseReport {
@@ -45,6 +34,9 @@ pub struct CaseReport {
     pub model: String,
     /// Topology hash of the bound graph.
     pub topology: String,
+    /// Topology hash of the graph with open dimensions.
+    #[serde(default)]
+    pub model_topology: String,
     /// `fp32`, `fp16`, `bf16`, or `low` (each provider's best below fp32).
     pub precision: String,
     /// Shapes of the inputs.
@@ -53,11 +45,23 @@ pub struct CaseReport {
     pub inputs_sha256: String,
     /// Provider whose fp32 outputs are the reference.
     pub reference: Option<String>,
-    /// One row per provider.
+    /// How many heats there were. Systems whose memory did not fit beside the others' ran in later ones, beside the first system.
+    pub heats: usize,
+    /// One row per provider and baseline.
     pub rows: Vec<Row>,
 }
 
-/// The result of a provider.
+/// Whether a row is a provider's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// A provider of sdrun.
+    Provider,
+    /// Another system.
+    Baseline,
+}
+
+/// The result of a system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
@@ -77,26 +81,47 @@ pub enum Status {
     TimedOut,
 }
 
-/// One provider's row.
+/// Runs of a system that follow each other. Then it is another system's turn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Turn {
+    /// The heat, from 0.
+    pub heat: usize,
+    /// The round within the heat, from 0. Turns of one round are neighbours in time.
+    pub round: usize,
+    /// Durations of the runs in milliseconds, in order.
+    pub times_ms: Vec<f64>,
+    /// What disturbed it. Disturbed turns do not count if enough others are there.
+    pub disturbed: Option<Disturbance>,
+}
+
+/// One system's row.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
-    /// Provider id.
-    pub provider: String,
+    /// Provider id, or the name of a baseline.
+    pub system: String,
+    /// Which of the two it is.
+    pub kind: Kind,
     /// The result.
     pub status: Status,
     /// Why, unless the status is `ok`.
     pub reason: Option<String>,
-    /// Rank by median time among the rows with status `ok`.
+    /// Rank by time among the rows with status `ok`.
     pub rank: Option<usize>,
-    /// Device name.
-    pub device: Option<String>,
+    /// Its time as a multiple of the best one's; `None` without a rank.
+    pub versus_best: Option<Ratio>,
+    /// The device; `None` for baselines.
+    pub device: Option<Device>,
     /// Vendor runtime.
     pub runtime: Option<RuntimeInfo>,
+    /// Identity of the provider's build.
+    pub build_id: Option<String>,
     /// The precision used.
     pub precision: Option<String>,
-    /// Time to load plugin and runtime.
+    /// Other settings that change the figures, such as `2 threads`.
+    pub settings: Vec<String>,
+    /// Time to start the process and to load plugin and runtime.
     pub init_seconds: Option<f64>,
-    /// Time to build the engine, without weights.
+    /// Time to build the engine, or what a baseline compiles.
     pub build_seconds: Option<f64>,
     /// Size of the engine's payload.
     pub engine_bytes: Option<u64>,
@@ -108,10 +133,10 @@ pub struct Row {
     pub weight_update: Option<WeightUpdate>,
     /// Duration of the first run.
     pub first_run_ms: Option<f64>,
-    /// Statistics of the warm runs.
+    /// Statistics of the warm runs. They leave out disturbed turns if enough others are there.
     pub stats: Option<Stats>,
-    /// Durations of all warm runs, in order.
-    pub times_ms: Vec<f64>,
+    /// All turns.
+    pub turns: Vec<Turn>,
     /// Peak resident memory of the provider's process.
     pub memory: MemoryPeaks,
     /// Distance from the reference.
@@ -120,7 +145,7 @@ pub struct Row {
     pub warnings: Vec<String>,
 }
 
-/// Peak resident memory, in bytes, of the provider's process up to the end of each phase. `None` is unknown. Weights
+/// Peak resident memory, in bytes, of the system's process up to the end of each phase. `None` is unknown. Weights
 /// that a runtime reads from mapped files count while they are resident.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct MemoryPeaks {
@@ -166,15 +191,19 @@ pub struct Accuracy {
 }
 
 impl Row {
-    pub(crate) fn new(provider: &str) -> Self {
+    pub(crate) fn new(system: &str, kind: Kind) -> Self {
         Row {
-            provider: provider.to_string(),
+            system: system.to_string(),
+            kind,
             status: Status::Failed,
             reason: None,
             rank: None,
+            versus_best: None,
             device: None,
             runtime: None,
+            build_id: None,
             precision: None,
+            settings: Vec::new(),
             init_seconds: None,
             build_seconds: None,
             engine_bytes: None,
@@ -183,26 +212,93 @@ impl Row {
             weight_update: None,
             first_run_ms: None,
             stats: None,
-            times_ms: Vec::new(),
+            turns: Vec::new(),
             memory: MemoryPeaks::default(),
             accuracy: None,
             warnings: Vec::new(),
         }
     }
+
+    /// Says why it has no result.
+    pub(crate) fn fail(&mut self, error: &Error) {
+        self.status = match error.code() {
+            ErrorCode::Unimplemented => Status::Unsupported,
+            ErrorCode::DeadlineExceeded => Status::TimedOut,
+            ErrorCode::FailedPrecondition | ErrorCode::NotFound if self.runtime.is_none() => Status::Absent,
+            _ => Status::Failed,
+        };
+        self.reason = Some(match error.hint() {
+            Some(hint) => format!("{error} ({hint})"),
+            None => error.to_string(),
+        });
+    }
+
+    /// Takes over the turns and what they tell.
+    pub(crate) fn take(&mut self, turns: Vec<Turn>) {
+        let times = |all: bool| -> Vec<f64> {
+            let counted = turns.iter().filter(|turn| all || turn.disturbed.is_none());
+            counted.flat_map(|turn| turn.times_ms.iter().copied()).collect()
+        };
+        let disturbed: Vec<Disturbance> = turns.iter().filter_map(|turn| turn.disturbed).collect();
+        let (quiet, all) = (times(false), times(true));
+        let enough = quiet.len() >= TimingPlan::LEAST_RUNS;
+        let counted = if enough { &quiet } else { &all };
+        self.stats = Stats::of(counted);
+        self.warnings = stats::warnings(counted);
+        if let Some(worst) = disturbed.first() {
+            let (count, of) = (disturbed.len(), turns.len());
+            let what = if enough { "do not count" } else { "count, because there are too few others" };
+            self.warnings.push(format!("{count} of {of} turns were disturbed and {what}: {worst}"));
+        }
+        self.turns = turns;
+    }
+
+    /// The turns that count: those that nothing disturbed, or all of them if these are too few.
+    pub fn counted(&self) -> Vec<Turn> {
+        let quiet: Vec<Turn> = self.turns.iter().filter(|turn| turn.disturbed.is_none()).cloned().collect();
+        let runs: usize = quiet.iter().map(|turn| turn.times_ms.len()).sum();
+        if runs >= TimingPlan::LEAST_RUNS { quiet } else { self.turns.clone() }
+    }
 }
 
-/// Ranks the correct rows by median time.
+/// Ranks the correct rows by their time as a multiple of the best one's.
 pub(crate) fn rank(rows: &mut [Row]) {
-    let mut order: Vec<usize> = (0..rows.len()).filter(|i| rows[*i].status == Status::Ok).collect();
-    let median = |row: &Row| row.stats.as_ref().map_or(f64::INFINITY, |s| s.median_ms);
-    order.sort_by(|a, b| median(&rows[*a]).total_cmp(&median(&rows[*b])));
-    for (place, index) in order.into_iter().enumerate() {
+    let ranked: Vec<usize> =
+        (0..rows.len()).filter(|i| rows[*i].status == Status::Ok && rows[*i].stats.is_some()).collect();
+    // The system that ran in every heat comes first, even if its results are wrong.
+    let anchor = (0..rows.len()).max_by_key(|i| {
+        let heats = rows[*i].turns.iter().map(|turn| turn.heat).collect::<BTreeSet<_>>().len();
+        (heats, Reverse(*i))
+    });
+    let order: Vec<usize> =
+        anchor.into_iter().chain(ranked.iter().copied().filter(|i| Some(*i) != anchor)).collect();
+    let turns: Vec<Vec<Turn>> = order.iter().map(|i| rows[*i].counted()).collect();
+    // Wrong results win nothing.
+    let can_win: Vec<bool> = order.iter().map(|i| ranked.contains(i)).collect();
+    let ratios = stats::ratios(&turns.iter().map(Vec::as_slice).collect::<Vec<_>>(), &can_win);
+    for (row, ratio) in order.iter().zip(&ratios) {
+        rows[*row].versus_best = ratio.filter(|_| ranked.contains(row));
+    }
+    // Without a common round, medians decide.
+    let fastest =
+        ranked.iter().filter_map(|i| rows[*i].stats.as_ref()).map(|s| s.median_ms).min_by(f64::total_cmp);
+    let score = |row: &Row| match (&row.versus_best, &row.stats, fastest) {
+        (Some(versus), ..) => versus.ratio,
+        (None, Some(stats), Some(fastest)) => stats.median_ms / fastest,
+        _ => f64::INFINITY,
+    };
+    let mut places = ranked;
+    places.sort_by(|a, b| score(&rows[*a]).total_cmp(&score(&rows[*b])));
+    for (place, index) in places.into_iter().enumerate() {
         rows[index].rank = Some(place + 1);
     }
 }
 
 impl Report {
-    pub(crate) fn new() -> Self {
+    /// A report of now and here, without cases.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "it depends on the time and the machine")]
+    pub fn new() -> Self {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Report {
             schema_version: SCHEMA_VERSION,
@@ -214,36 +310,52 @@ impl Report {
     }
 }
 
-impl Environment {
-    /// This machine.
-    pub fn here() -> Self {
-        let proc = |file: &str, key: &str| -> Option<String> {
-            let text = std::fs::read_to_string(file).ok()?;
-            let line = text.lines().find(|l| l.starts_with(key))?;
-            Some(line.split_once(':')?.1.trim().to_string())
-        };
-        Environment {
-            os: std::env::consts::OS.to_string(),
-            arch: std::env::consts::ARCH.to_string(),
-            cpu: proc("/proc/cpuinfo", "model name"),
-            cores: std::thread::available_parallelism().map_or(1, Into::into),
-            memory_bytes: proc("/proc/meminfo", "MemTotal")
-                .and_then(|v| v.split_whitespace().next()?.parse::<u64>().ok())
-                .map(|kib| kib * 1024),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn row(id: &str, status: Status, times: &[f64]) -> Row {
+        let turn = |(round, ms): (usize, &f64)| Turn { heat: 0, round, times_ms: vec![*ms], disturbed: None };
+        let mut row = Row { status, ..Row::new(id, Kind::Provider) };
+        row.take(times.iter().enumerate().map(turn).collect());
+        row
+    }
+
     #[test]
     fn only_correct_rows_are_ranked() {
-        let row = |id: &str, status, median: f64| Row { status, stats: Stats::of(&[median]), ..Row::new(id) };
-        let mut rows =
-            [row("a", Status::Ok, 3.0), row("b", Status::Inaccurate, 1.0), row("c", Status::Ok, 2.0)];
+        let mut rows = [
+            row("a", Status::Ok, &[3.0; 5]),
+            row("b", Status::Inaccurate, &[1.0; 5]),
+            row("c", Status::Ok, &[2.0; 5]),
+            row("d", Status::Ok, &[]),
+        ];
         rank(&mut rows);
-        assert_eq!(rows.map(|r| r.rank), [Some(2), None, Some(1)]);
+        assert_eq!(rows.each_ref().map(|r| r.rank), [Some(2), None, Some(1), None]);
+        assert_eq!(rows.map(|r| r.versus_best.map(|v| v.ratio)), [Some(1.5), None, Some(1.0), None]);
+        let mut rows = [row("a", Status::Inaccurate, &[1.0; 5]), row("b", Status::Ok, &[2.0; 5])];
+        rank(&mut rows);
+        assert_eq!(rows[1].versus_best.unwrap().ratio, 1.0);
+    }
+
+    #[test]
+    fn disturbed_turns_count_only_if_they_must() {
+        let turn = |round: usize, ms: f64, disturbed: bool| Turn {
+            heat: 0,
+            round,
+            times_ms: vec![ms],
+            disturbed: disturbed.then_some(Disturbance::Slower { speed: 0.5 }),
+        };
+        let mut few = Row::new("a", Kind::Provider);
+        few.take(vec![turn(0, 1.0, false), turn(1, 9.0, true), turn(2, 9.0, true)]);
+        assert_eq!(few.stats.as_ref().unwrap().median_ms, 9.0);
+        assert!(
+            few.warnings.last().unwrap().contains("2 of 3 turns were disturbed and count"),
+            "{:?}",
+            few.warnings
+        );
+        let mut enough = Row::new("a", Kind::Provider);
+        enough
+            .take((0..4).map(|round| turn(round, if round == 3 { 9.0 } else { 1.0 }, round == 3)).collect());
+        assert_eq!((enough.stats.as_ref().unwrap().max_ms, enough.counted().len()), (1.0, 3));
     }
 }

@@ -1,0 +1,115 @@
+//! Installs a baseline's packages.
+
+use crate::Baseline;
+use sdrun_abi::{Error, ErrorCode, Host, Result};
+use std::{
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+/// Marks a finished installation: the requirements that were installed.
+pub(crate) const DONE: &str = "installed.txt";
+
+/// How often to look whether the user cancels.
+const POLL: Duration = Duration::from_millis(50);
+
+/// The interpreter of an environment.
+pub(crate) fn python_of(folder: &Path) -> PathBuf {
+    if cfg!(windows) { folder.join("env/Scripts/python.exe") } else { folder.join("env/bin/python") }
+}
+
+impl Baseline {
+    /// Makes a Python environment with its packages, in place of an earlier one. Needs Python 3.10 or newer with `venv`, and a package
+    /// index. An installation that fails or is cancelled leaves nothing.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` with the end of the output of `venv` or `pip`, `Cancelled`, and what the system says about files.
+    pub fn install(&self, data: &Path, host: &dyn Host) -> Result<()> {
+        let folder = self.folder(data);
+        self.remove(data)?;
+        fs::create_dir_all(&folder).map_err(|e| Error::io("create", &folder, &e))?;
+        let done = self.fill(&folder, host);
+        if done.is_err() {
+            // The error that led here matters more.
+            let _ = fs::remove_dir_all(&folder);
+        }
+        done
+    }
+
+    fn fill(&self, folder: &Path, host: &dyn Host) -> Result<()> {
+        let python = ["python3", "python"]
+            .into_iter()
+            .find(|python| {
+                Command::new(python).arg("-c").arg("import venv").output().is_ok_and(|o| o.status.success())
+            })
+            .ok_or_else(|| {
+                Error::precondition("there is no Python with the module venv")
+                    .with_hint("install Python 3.10 or newer")
+            })?;
+        let mut environment = Command::new(python);
+        environment.args(["-m", "venv"]).arg(folder.join("env"));
+        run(environment, "making an environment", host)?;
+        let requirements = folder.join("requirements.txt");
+        fs::write(&requirements, self.requirements).map_err(|e| Error::io("write", &requirements, &e))?;
+        let mut pip = Command::new(python_of(folder));
+        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "-r"])
+            .arg(&requirements);
+        run(pip, "installing packages", host)?;
+        let done = folder.join(DONE);
+        fs::write(&done, self.requirements).map_err(|e| Error::io("write", &done, &e))
+    }
+
+    /// Removes its environment, if there is one.
+    ///
+    /// # Errors
+    /// What the system says about the folder.
+    pub fn remove(&self, data: &Path) -> Result<()> {
+        let folder = self.folder(data);
+        if folder.exists() {
+            fs::remove_dir_all(&folder).map_err(|e| Error::io("remove", &folder, &e))?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs a program to its end, or kills it if the user cancels.
+fn run(mut command: Command, phase: &str, host: &dyn Host) -> Result<()> {
+    host.progress(phase, 0, 0);
+    let program = command.get_program().to_string_lossy().into_owned();
+    let start = |e: std::io::Error| Error::precondition(format!("cannot start {program}: {e}"));
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(start)?;
+    let pipe = child.stderr.take();
+    // A separate thread reads the pipe, because a full pipe would block the program.
+    let words = thread::spawn(move || {
+        let mut text = Vec::new();
+        if let Some(mut pipe) = pipe {
+            let _ = pipe.read_to_end(&mut text);
+        }
+        String::from_utf8_lossy(&text).into_owned()
+    });
+    let status = loop {
+        if host.cancelled() {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(Error::new(ErrorCode::Cancelled, "the installation was cancelled"));
+        }
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) => thread::sleep(POLL),
+            Err(e) => return Err(start(e)),
+        }
+    };
+    if status.success() {
+        return Ok(());
+    }
+    let words = words.join().unwrap_or_default();
+    let mut last: Vec<&str> = words.lines().rev().filter(|line| !line.trim().is_empty()).take(3).collect();
+    last.reverse();
+    Err(Error::precondition(format!("{phase} failed ({status}): {}", last.join(" | ")))
+        .with_hint("check the connection to the package index and the free disk space, then try again"))
+}

@@ -1,0 +1,113 @@
+//! `sdrun baseline`
+
+use crate::{context::Context, format};
+use clap::Subcommand;
+use sdrun::{Paths, abi::Error, bench, did_you_mean};
+use sdrun_baselines::{ALL, Baseline};
+use serde::Serialize;
+use std::process::ExitCode;
+
+/// List, install and remove other software to measure beside the providers
+///
+/// `sdrun bench --baseline NAME` runs the same model with the same inputs, threads and precision in other software, in turns with the
+/// providers. Each gets a Python environment of its own in your data folder, with pinned packages from your package index. Nothing outside
+/// that folder changes.
+///
+/// Example: sdrun baseline install NAME
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List the software, and what is installed
+    List,
+    /// Make an environment with the packages that it needs; some take gigabytes
+    Install {
+        /// Names, as listed by `sdrun baseline list`, or `all`
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// Remove an environment
+    Remove {
+        /// Names, or `all`
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+}
+
+#[derive(Serialize)]
+struct Row {
+    name: &'static str,
+    summary: &'static str,
+    packages: Vec<&'static str>,
+    installed: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    baselines: Vec<Row>,
+}
+
+pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let registry = context.registry()?;
+    let data = &registry.paths().data;
+    match &args.command {
+        Command::List => {}
+        Command::Install { names } => {
+            for baseline in named(names)? {
+                let task = context.task(baseline.name);
+                let host = task.host(context.cancel_flag());
+                baseline
+                    .install(data, &host)
+                    .map_err(|error| sdrun::Error::Provider { provider: baseline.name.into(), error })?;
+            }
+        }
+        Command::Remove { names } => named(names)?.into_iter().try_for_each(|b| b.remove(data))?,
+    }
+    let row = |baseline: &Baseline| Row {
+        name: baseline.name,
+        summary: baseline.summary,
+        packages: baseline.packages().collect(),
+        installed: baseline.is_installed(data),
+    };
+    let report = Report { baselines: ALL.iter().map(row).collect() };
+    context.present(&report, |out| {
+        let mut table = format::table(["name", "software", "state"]);
+        for row in &report.baselines {
+            let state = if row.installed { "installed" } else { "not installed" };
+            table.add_row([row.name, row.summary, state]);
+        }
+        writeln!(out, "{table}")
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The baselines with these names; `all` is every one.
+fn named(names: &[String]) -> anyhow::Result<Vec<&'static Baseline>> {
+    if names.iter().any(|name| name == "all") {
+        return Ok(ALL.iter().collect());
+    }
+    let find = |name: &String| {
+        sdrun_baselines::find(name).ok_or_else(|| {
+            let guess = did_you_mean(name, ALL.iter().map(|baseline| baseline.name));
+            let known = format::list(ALL.iter().map(|baseline| baseline.name));
+            Error::not_found(format!("there is no baseline {name:?}{guess}"))
+                .with_hint(format!("known are {known}"))
+        })
+    };
+    Ok(names.iter().map(find).collect::<Result<_, _>>()?)
+}
+
+/// The baselines that a benchmark shall run. Those that are not installed become rows that say how to install them.
+pub(crate) fn chosen(names: &[String], paths: &Paths) -> anyhow::Result<Vec<bench::Baseline>> {
+    let of = |baseline: &'static Baseline| bench::Baseline {
+        name: baseline.name.into(),
+        command: baseline
+            .command(&paths.data)
+            .map_err(|error| error.with_hint(format!("run `sdrun baseline install {}`", baseline.name))),
+    };
+    Ok(named(names)?.into_iter().map(of).collect())
+}
