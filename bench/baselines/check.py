@@ -7,6 +7,7 @@ A REFERENCE that does not exist is written instead: start with the adapter `onnx
 
 import argparse
 import json
+import math
 import pathlib
 import statistics
 import subprocess
@@ -75,7 +76,7 @@ def distance(outputs, reference):
     for name, expected in reference.items():
         assert outputs[name].shape == expected.shape, f"{name} is {outputs[name].shape}, expected {expected.shape}"
         apart = float(numpy.abs(outputs[name] - expected).max() / numpy.abs(expected).max())
-        worst = max(worst, apart) if apart == apart else float("inf")
+        worst = float("inf") if math.isnan(apart) else max(worst, apart)
     return worst
 
 

@@ -3,10 +3,14 @@
 Peers print to file descriptor 1. The protocol therefore moves to a copy of it, and 1 becomes stderr.
 """
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import sys
 import time
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 class Peer:
@@ -27,6 +31,18 @@ class Peer:
             "build_seconds": build_seconds,
             "load_seconds": load_seconds,
         }
+
+
+def sibling(name):
+    """The module `name` of this folder, which is not on the path while an adapter works."""
+    spec = importlib.util.spec_from_file_location(name, os.path.join(FOLDER, name + ".py"))
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def version(package):
+    return importlib.metadata.version(package)
 
 
 class Clock:
@@ -57,13 +73,21 @@ class Request:
 
         return load_file(self.inputs_file)
 
+    def names(self):
+        """Names of the model's inputs and outputs, in its order."""
+        import onnx
+
+        graph = onnx.load(self.model, load_external_data=False).graph
+        weights = {tensor.name for tensor in graph.initializer}
+        return [value.name for value in graph.input if value.name not in weights], [value.name for value in graph.output]
+
 
 def main(open_model):
     """Answers the host until its requests end. `open_model` turns a Request into a Peer."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    # Adapters are named after their peers: behind the installed packages, `import openvino` does not find the adapter.
-    sys.path.append(sys.path.pop(0))
+    # Adapters are named after their peers: `import iree` must not find the adapter.
+    sys.path.pop(0)
     peer = None
     for line in sys.stdin:
         try:

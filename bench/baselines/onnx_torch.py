@@ -159,8 +159,10 @@ class Call:
         return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else None
 
     def made_by(self, name, *operators):
-        """The node whose output is called `name`, if it is one of these operators."""
+        """The node whose output is called `name`, if it is one of these operators. Casts between real types are looked through."""
         node = self.converter.producers.get(name)
+        while node is not None and node.op_type == "Cast" and self.floating(node.output[0]) and self.floating(node.input[0]):
+            node = self.converter.producers.get(node.input[0])
         return node if node is not None and node.op_type in operators else None
 
     def with_number(self, node):
@@ -174,16 +176,13 @@ class Call:
     def unscaled(self, name):
         """What is scaled by constant numbers to give `name`, and the product of these numbers."""
         scale = 1.0
-        while True:
-            node = self.made_by(name, "Mul", "Div", "Cast")
-            if node is not None and node.op_type == "Cast" and len(node.input) == 1 and self.floating(node.input[0]):
-                name = node.input[0]
-                continue
-            value, number = self.with_number(node if node is not None and node.op_type != "Cast" else None)
+        while (node := self.made_by(name, "Mul", "Div")) is not None:
+            value, number = self.with_number(node)
             if value is None:
-                return name, scale
+                break
             scale = scale * number if node.op_type == "Mul" else scale / number
             name = value
+        return name, scale
 
     def floating(self, name):
         value = self.converter.values[name]
@@ -280,9 +279,7 @@ def attention(call):
         return None
     query, query_scale = call.unscaled(product.input[0])
     key, key_scale = call.unscaled(product.input[1])
-    return sdpa(
-        call, values[query], call.emit(torch.transpose, values[key], -1, -2), call[1], mask, scale * query_scale * key_scale
-    )
+    return sdpa(call, values[query], call.emit(torch.transpose, values[key], -1, -2), call[1], mask, scale * query_scale * key_scale)
 
 
 def sdpa(call, query, key, value, mask, scale, causal=False):
@@ -425,7 +422,7 @@ def shape_of(call):
 
 
 def cast(call):
-    wanted = real(torch.empty(0, dtype=torch.from_numpy(numpy.empty(0, onnx.helper.tensor_dtype_to_np_dtype(call.get("to")))).dtype))
+    wanted = real(torch.from_numpy(numpy.empty(0, onnx.helper.tensor_dtype_to_np_dtype(call.get("to")))))
     value = call[0]
     # All real types are one: the module's own.
     if wanted.is_floating_point() and call.floating(call.node.input[0]):
@@ -563,9 +560,7 @@ OPERATORS = {
     "Softmax": lambda call: call.emit(torch.softmax, call[0], call.get("axis", -1)),
     "Transpose": lambda call: call.emit(torch.permute, call[0], call.get("perm", range(len(call.shape(call[0])))[::-1])),
     "Concat": lambda call: call.emit(torch.cat, call.all(), call.get("axis")),
-    "Expand": lambda call: call.emit(
-        torch.broadcast_to, call[0], torch.broadcast_shapes(call.shape(call[0]), tuple(call[1].tolist()))
-    ),
+    "Expand": lambda call: call.emit(torch.broadcast_to, call[0], torch.broadcast_shapes(call.shape(call[0]), tuple(call[1].tolist()))),
     "Tile": lambda call: call.emit(torch.tile, call[0], call[1].tolist()),
     "Range": lambda call: torch.arange(*(value.item() for value in call.all())),
     "Einsum": lambda call: call.emit(torch.einsum, call.get("equation"), *map(call.converter.cast, call.all())),

@@ -4,9 +4,7 @@ import common
 
 
 def open_model(request):
-    import torch_model
-
-    return torch_model.peer(request, "PyTorch")
+    return common.sibling("torch_model").eager(request)
 
 
 common.main(open_model)

@@ -14,6 +14,9 @@ use std::{
 /// Marks a finished installation: the requirements that were installed.
 pub(crate) const DONE: &str = "installed.txt";
 
+/// Where a Python that the pinned packages support may be.
+const PYTHONS: [&str; 5] = ["python3", "python3.13", "python3.12", "python3.14", "python"];
+
 /// How often to look whether the user cancels.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -23,8 +26,7 @@ pub(crate) fn python_of(folder: &Path) -> PathBuf {
 }
 
 impl Baseline {
-    /// Makes a Python environment with its packages, in place of an earlier one. Needs Python 3.10 or newer with `venv`, and a package
-    /// index. An installation that fails or is cancelled leaves nothing.
+    /// Makes a Python environment with its packages, in place of an earlier one. Needs Python 3.12 to 3.14 with `venv`, and a package index. An installation that fails or is cancelled leaves nothing.
     ///
     /// # Errors
     /// `FailedPrecondition` with the end of the output of `venv` or `pip`, `Cancelled`, and what the system says about files.
@@ -41,23 +43,31 @@ impl Baseline {
     }
 
     fn fill(&self, folder: &Path, host: &dyn Host) -> Result<()> {
-        let python = ["python3", "python"]
-            .into_iter()
-            .find(|python| {
-                Command::new(python).arg("-c").arg("import venv").output().is_ok_and(|o| o.status.success())
-            })
-            .ok_or_else(|| {
-                Error::precondition("there is no Python with the module venv")
-                    .with_hint("install Python 3.10 or newer")
-            })?;
+        let suits = |python: &&str| {
+            let test = "import sys, venv; sys.exit(not (3, 12) <= sys.version_info[:2] < (3, 15))";
+            Command::new(python).args(["-c", test]).output().is_ok_and(|output| output.status.success())
+        };
+        let python = PYTHONS.into_iter().find(suits).ok_or_else(|| {
+            Error::precondition("there is no Python 3.12 to 3.14 with the module venv")
+                .with_hint("install one, and make it the first `python3` of your PATH")
+        })?;
         let mut environment = Command::new(python);
         environment.args(["-m", "venv"]).arg(folder.join("env"));
         run(environment, "making an environment", host)?;
         let requirements = folder.join("requirements.txt");
         fs::write(&requirements, self.requirements).map_err(|e| Error::io("write", &requirements, &e))?;
         let mut pip = Command::new(python_of(folder));
-        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "-r"])
-            .arg(&requirements);
+        pip.args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-input",
+            "--no-deps",
+            "-r",
+        ])
+        .arg(&requirements);
         run(pip, "installing packages", host)?;
         let done = folder.join(DONE);
         fs::write(&done, self.requirements).map_err(|e| Error::io("write", &done, &e))

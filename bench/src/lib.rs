@@ -44,8 +44,17 @@ macro_rules! baselines {
 
 baselines! {
     "pytorch": "PyTorch, eager",
+    "torch-compile": "PyTorch with torch.compile (Inductor)",
     "onnxruntime": "ONNX Runtime's Python package",
     "openvino": "OpenVINO's Python package",
+    "iree": "IREE, compiled for this processor",
+    "tvm": "Apache TVM (Relax)",
+    "executorch": "ExecuTorch with XNNPACK",
+    "jax-xla": "XLA through JAX",
+    "ggml-compiler": "ggml-compiler",
+    "stable-diffusion.cpp": "stable-diffusion.cpp (only whole pictures)",
+    "tensorrt": "TensorRT (needs an NVIDIA GPU)",
+    "migraphx-driver": "MIGraphX's own tool (needs an AMD GPU)",
 }
 
 /// The baseline with this name.

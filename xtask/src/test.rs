@@ -127,19 +127,20 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         }
         match clients(workspace) {
             Ok((name, python)) => {
-                tally.stage("Clients of the server");
+                tally.stage("Clients of the server, and pages in a browser");
                 let only = [
                     "test",
                     "--workspace",
                     "--no-fail-fast",
                     "--test=serve",
+                    "--test=bench_reports",
                     "--",
                     "--ignored",
                     "--nocapture",
                 ];
                 tally.count(tests(&only).env(name, python))?;
             }
-            Err(error) => tally.fail("Clients of the server", &error),
+            Err(error) => tally.fail("Clients of the server, and pages in a browser", &error),
         }
         match wild::models(workspace) {
             Ok(models) => {

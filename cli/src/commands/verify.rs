@@ -1,5 +1,7 @@
 //! `sdrun verify`
 
+mod layers;
+
 use crate::{
     build::{self, BuildArgs},
     complete,
@@ -47,6 +49,15 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ID", conflicts_with = "reference_file", add = complete::providers())]
     reference: Option<String>,
 
+    /// If an output is wrong, look for the first node whose values differ, by running the model with intermediate values as outputs
+    #[arg(long, conflicts_with = "reference_file")]
+    layers: bool,
+
+    /// If an output is wrong, also write the smallest part of the model that is wrong: FILE.onnx with weights in FILE.onnx.data, its
+    /// inputs in FILE.inputs.npz, and the right outputs in FILE.expected.npz
+    #[arg(long, value_name = "FILE.onnx", conflicts_with = "reference_file")]
+    reduce: Option<PathBuf>,
+
     /// Compare with the outputs in this .npz file
     #[arg(long, value_name = "FILE.npz")]
     reference_file: Option<PathBuf>,
@@ -79,6 +90,9 @@ struct Report {
     weights: Option<WeightReport>,
     /// Outputs that the adapters do not change in a single bit.
     unchanged: Vec<String>,
+    /// What --layers and --reduce found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    layers: Option<layers::Found>,
 }
 
 #[derive(Serialize)]
@@ -91,6 +105,9 @@ struct Row {
 }
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
+    if let Some(file) = &args.reduce {
+        layers::check_targets(file)?;
+    }
     let files = args.weights.files(args.shapes.allow_links);
     let job = job::prepare(&args.model, &args.shapes, &args.inputs, files.policy(), context)?;
     let weights = weights::of_model(&files, &job.model, context)?;
@@ -122,6 +139,13 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         Row { accepted: right || within_quantization, within_quantization, comparison }
     };
     let rows: Vec<Row> = compare(&outputs, &expected)?.into_iter().map(row).collect();
+    let accepted = rows.iter().all(|row| row.accepted);
+    let layers = match accepted {
+        false if args.layers || args.reduce.is_some() => {
+            Some(layers::find(args, &registry, &provider, &reference, &job, &weights, tolerance, context)?)
+        }
+        _ => None,
+    };
     let report = Report {
         model: job.model.name().to_string(),
         provider,
@@ -129,10 +153,11 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         reference,
         tolerance,
         quantized,
-        accepted: rows.iter().all(|row| row.accepted),
+        accepted,
         outputs: rows,
         weights: files.is_given().then(|| weights.report()),
         unchanged,
+        layers,
     };
     context.present(&report, |out| show(out, &report))?;
     Ok(ExitCode::from(if report.accepted { 0 } else { exit::NO }))
@@ -209,6 +234,11 @@ fn limits(tolerance: &Tolerance) -> String {
 }
 
 fn show(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    show_outputs(out, report)?;
+    report.layers.as_ref().map_or(Ok(()), |found| layers::show(out, found))
+}
+
+fn show_outputs(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     let Report { model, provider, precision, reference, tolerance, .. } = report;
     let limits_of = limits(tolerance);
     writeln!(out, "{model} on {provider} in {precision}, compared with {reference} ({limits_of})")?;

@@ -80,6 +80,7 @@ pub mod infer;
 pub mod ir;
 mod onnx_in;
 mod onnx_out;
+mod part;
 pub mod passes;
 pub mod proto;
 pub mod recurrent;

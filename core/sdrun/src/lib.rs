@@ -35,7 +35,7 @@ mod measurements;
 pub mod memory;
 mod model;
 mod observer;
-mod onnx_file;
+pub mod onnx_file;
 mod paths;
 mod probe;
 mod provider;

@@ -84,6 +84,13 @@ impl Model {
         })
     }
 
+    /// This model with another graph, whose weights have the same names.
+    #[must_use]
+    pub fn with_graph(&self, graph: Graph) -> Model {
+        let Model { name, path, links, .. } = self;
+        Model { name: name.clone(), path: path.clone(), graph, links: *links, builtin: None }
+    }
+
     /// File path or built-in name, for messages and reports.
     pub fn name(&self) -> &str {
         &self.name

@@ -17,7 +17,7 @@ const ALIGNMENT: u64 = 4096;
 ///
 /// # Errors
 /// Weights that `weights` lacks or that do not fit, and what the system says about the files.
-pub(crate) fn write(graph: &Graph, weights: &dyn WeightSource, file: &Path) -> Result<()> {
+pub fn write(graph: &Graph, weights: &dyn WeightSource, file: &Path) -> Result<()> {
     let name = format!("{}.data", file.file_name().unwrap_or_default().to_string_lossy());
     let data = file.with_file_name(&name);
     let specs: Vec<WeightSpec> = graph

@@ -1,5 +1,9 @@
 //! Compares outputs with a reference.
 
+mod layers;
+
+pub use layers::{Divergence, Reduced, Run, Sides};
+
 use crate::{HostTensor, Result, Tensors};
 use sdrun_abi::{DType, Error as AbiError, Precision};
 use serde::{Deserialize, Serialize};
