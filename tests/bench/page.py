@@ -80,6 +80,8 @@ def main(page, document):
     driver = webdriver.Chrome(options=options)
     try:
         driver.get(Path(page).resolve().as_uri())
+        logs = driver.get_log("browser")
+        assert not logs, logs
         for theme in ("light", "dark"):
             for width in (1280, 375):
                 check(driver, report, theme, width)

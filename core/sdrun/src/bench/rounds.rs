@@ -22,6 +22,8 @@ pub(super) struct Racer<'a> {
 const TURN: Duration = Duration::from_millis(300);
 /// Runs of less than this begin with one that is not counted, because another contender has emptied the caches.
 const SHORT_MS: f64 = 200.0;
+/// More runs in a turn tell no more.
+const MOST_RUNS: usize = 1000;
 /// The interval of a ratio rests on rounds, not on runs.
 const LEAST_ROUNDS: usize = 5;
 
@@ -55,7 +57,7 @@ impl<'a> Racer<'a> {
 
     fn turn(&mut self, heat: usize, round: usize, watch: &mut Watch, host: &dyn Host) -> Result<()> {
         let turn_ms = TURN.as_secs_f64() * 1e3;
-        let count = ((turn_ms / self.latest.max(1e-3)).ceil() as usize).clamp(1, 10_000);
+        let count = ((turn_ms / self.latest.max(1e-3)).ceil() as usize).clamp(1, MOST_RUNS);
         let warmup = usize::from(self.latest < SHORT_MS);
         let processes: Vec<u32> = self.contender.process().into_iter().chain([process::id()]).collect();
         let before = watch.note(&processes);
