@@ -71,15 +71,17 @@ fn clip_tokenizer() -> String {
 fn open_tiny(folder: &Path, lab: &Lab) -> Parts {
     let vocabulary = tempfile::Builder::new().suffix(".json").tempfile().unwrap();
     fs::write(vocabulary.path(), tokenizer("", "</s>")).unwrap();
+    let gemma = Path::new(env!("CARGO_MANIFEST_DIR")).join("../core/diffusion/testdata/text/gemma.json");
     let files = Files {
         model: Some(folder.into()),
         t5_vocabulary: Some(vocabulary.path().into()),
+        llm_vocabulary: Some(gemma),
         ..Files::default()
     };
     let mut parts = Parts::open(&files, &lab.paths, &NoHost).unwrap();
     let clip = Arc::new(Tokenizer::json(clip_tokenizer().as_bytes()).unwrap());
     for (encoder, found) in parts.family.encoders.iter().zip(&mut parts.encoders) {
-        if encoder.vocabulary != Vocabulary::T5 {
+        if matches!(encoder.vocabulary, Vocabulary::Clip | Vocabulary::OpenClip) {
             found.as_mut().unwrap().tokenizer = clip.clone();
         }
     }
@@ -416,6 +418,13 @@ fn pictures_of_further_models_are_those_of_diffusers() {
         ("vae_decoder", "sdxl/vae_decoder"),
     ]);
 
+    let sana = assembled(&[
+        ("transformer", "sana/transformer"),
+        ("text_encoder", "sana/text_encoder"),
+        ("vae_decoder", "sana/vae_decoder"),
+        ("vae_encoder", "sana/vae_encoder"),
+    ]);
+
     // Nothing in the graph tells it from SDXL.
     let playground = Parts {
         family: Family::find("playground").unwrap(),
@@ -474,6 +483,8 @@ fn pictures_of_further_models_are_those_of_diffusers() {
         ("kontext", "flux-dev", flux("flux/transformer"), kontext),
         ("chroma", "chroma", chroma, flow.clone()),
         ("pixart", "pixart-sigma", pixart, euler.clone()),
+        // With the family's own sampler, schedule and timesteps.
+        ("sana", "sana", sana, Request { width: Some(96), like: euler.like, ..request() }),
     ];
     let oracle = Oracle::open("variants");
     for provider in ALL.iter() {

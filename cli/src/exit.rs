@@ -44,6 +44,9 @@ fn missing(component: &str, family: &Family) -> String {
             ("--clip-g", "clip_g.safetensors of Comfy-Org/stable-diffusion-3.5-fp8")
         }
         Some(Vocabulary::T5) => ("--t5xxl", "t5xxl_fp16.safetensors of comfyanonymous/flux_text_encoders"),
+        Some(Vocabulary::Gemma) => {
+            ("--llm", "the folder text_encoder of Efficient-Large-Model/Sana_1600M_1024px_diffusers")
+        }
         None if component.starts_with("vae") => ("--vae", "the autoencoder in the model's own repository"),
         None => ("--diffusion-model", "the denoiser in the model's own repository"),
     };

@@ -3,7 +3,7 @@
 use crate::fault::Fault;
 use sdrun::{
     Paths, did_you_mean,
-    weights::{Checkpoint, Component},
+    weights::{Checkpoint, Component, keys::Network},
 };
 use sdrun_diffusion::{demo, pipeline::Files};
 use serde::Serialize;
@@ -162,10 +162,11 @@ impl Library {
             // Front ends name autoencoders and text encoders in one list.
             let entry = found.or_else(|fault| find(&listing.vaes, "autoencoder", name).map_err(|_| fault))?;
             let place = match component(&entry.path)? {
-                Some(Component::Vae) => &mut files.autoencoder,
-                Some(Component::TextEncoder2) => &mut files.clip_g,
-                Some(Component::TextEncoder3) => &mut files.t5,
-                Some(Component::TextEncoder) => &mut files.clip_l,
+                Some((_, Network::Gemma2)) => &mut files.llm,
+                Some((Component::Vae, _)) => &mut files.autoencoder,
+                Some((Component::TextEncoder2, _)) => &mut files.clip_g,
+                Some((Component::TextEncoder3, _)) => &mut files.t5,
+                Some((Component::TextEncoder, _)) => &mut files.clip_l,
                 _ => {
                     let message = format!("{} holds no autoencoder and no text encoder", entry.title);
                     return Err(Fault::invalid(message));
@@ -177,10 +178,10 @@ impl Library {
     }
 }
 
-/// The network in a file of one network.
-fn component(file: &Path) -> Result<Option<Component>, Fault> {
+/// The network in a file of one network, and its kind.
+fn component(file: &Path) -> Result<Option<(Component, Network)>, Fault> {
     let checkpoint = Checkpoint::open(file).map_err(sdrun::Error::from)?;
-    Ok(checkpoint.summary().components.first().map(|part| part.component))
+    Ok(checkpoint.summary().components.first().map(|part| (part.component, part.network)))
 }
 
 /// Finds an entry by its title or name in any case, alone or followed by ` [hash]`, by the end of its name behind the folders if that

@@ -1,4 +1,4 @@
-"""Exports the small denoisers of small.py, and T5 with a mask, for tests/tiny.
+"""Exports the small denoisers of small.py, T5 with a mask and the networks of Sana for tests/tiny.
 
     python3 tools/diffusion/denoisers.py FOLDER
 
@@ -30,6 +30,8 @@ def architecture(place, module):
         architectures.unet(place, place, tag, made, pooled=32 if made["addition_embed_type"] else None)
     elif name == "SD3Transformer2DModel":
         architectures.transformer(place, place, tag, name, made, made["joint_attention_dim"], made["pooled_projection_dim"])
+    elif name == "SanaTransformer2DModel":
+        architectures.transformer(place, place, tag, name, made, made["caption_channels"])
     elif name == "PixArtTransformer2DModel":
         constant = {"added_cond_kwargs": {"resolution": None, "aspect_ratio": None}}
         architectures.transformer(place, place, tag, name, made, made["caption_channels"], constant=constant)
@@ -72,6 +74,19 @@ def main(folder):
         "t5", "t5", "tiny-flux-text_encoder_2/A", t5, "float32", "T5EncoderModel", ("last_hidden_state",), masked=True
     )
     write(architectures.ARCHITECTURES["t5"], folder / "flux/onnx/text_encoder_masked")
+    sana(folder / "sana/onnx")
+
+
+def sana(folder):
+    """Its networks, which no other small pipeline has."""
+    place = "sana/transformer"
+    write(architecture(place, small.sana_transformer()), folder / "transformer")
+    # Without folding of constants, which would change the scales of norms.
+    architectures.language_model("gemma", "gemma", "tiny-sana-text_encoder/A", small.gemma().to_dict(), "float32", reduced={})
+    write(architectures.ARCHITECTURES["gemma"], folder / "text_encoder")
+    architectures.autoencoder("vae_", "vae", "tiny-sana-vae/A", config(small.dc_ae()), 32, "AutoencoderDC")
+    for half in ("vae_encoder", "vae_decoder"):
+        write(architectures.ARCHITECTURES[half], folder / half)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,32 @@ def pixart_transformer():
     )
 
 
+def gemma():
+    """Its cap is near the scores, so that they feel it."""
+    return transformers.Gemma2Config(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, query_pre_attn_scalar=16, attn_logit_softcapping=2.0, sliding_window=4096, attn_implementation="eager",
+    )
+
+
+def dc_ae():
+    attending, widths = ((),) * 3 + ((5,),) * 3, (8, 8, 16, 16, 32, 64)
+    blocks = ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3
+    return diffusers.AutoencoderDC(
+        latent_channels=32, attention_head_dim=8, encoder_block_types=blocks, decoder_block_types=blocks, encoder_block_out_channels=widths,
+        decoder_block_out_channels=widths, encoder_layers_per_block=(1,) * 6, decoder_layers_per_block=(1,) * 6,
+        encoder_qkv_multiscales=attending, decoder_qkv_multiscales=attending, downsample_block_type="conv",
+        upsample_block_type="interpolate", scaling_factor=0.41407,
+    )
+
+
+def sana_transformer():
+    return diffusers.SanaTransformer2DModel(
+        in_channels=32, out_channels=32, num_attention_heads=4, attention_head_dim=8, num_layers=2, num_cross_attention_heads=2,
+        cross_attention_head_dim=16, cross_attention_dim=32, caption_channels=32, mlp_ratio=2.5, sample_size=32, patch_size=1,
+    )
+
+
 # Denoisers of models that share the other networks with a small pipeline: place in tests/tiny, and the module.
 DENOISERS = {
     "sd/unet_inpainting": lambda: unet(9),
@@ -149,6 +175,7 @@ def modules(family, checkpoint):
             "text_encoder": text(clip()), "text_encoder_2": transformers.T5EncoderModel(t5(32)), "transformer": flux_transformer(),
             "vae": vae(16, False, scaling_factor=0.3611, shift_factor=0.1159),
         },
+        "sana": lambda: {"text_encoder": transformers.Gemma2Model(gemma()), "transformer": sana_transformer(), "vae": dc_ae()},
     }[family]()
     # The ControlNet of tests/tiny has the weights A in its graph.
     tag = lambda name: "A" if name == "controlnet" else checkpoint

@@ -3,12 +3,14 @@
     pip install torch transformers==4.57.3 diffusers==0.36.0 sentencepiece
     python tools/diffusion/text.py core/diffusion/src/text/tokenizer/clip_merges.txt.xz core/diffusion/testdata/text
 
-CLIP's ids come from transformers' Python tokenizer, T5's from SentencePiece with two small models that this program trains.
+CLIP's ids come from transformers' Python tokenizer, T5's from SentencePiece with two small models that this program trains, Gemma's
+from transformers with a small vocabulary of the form of its own, trained here too.
 """
 
 import contextlib
 import copy
 import html
+import inspect
 import itertools
 import json
 import lzma
@@ -22,11 +24,13 @@ import unicodedata
 
 import sentencepiece
 import text_rules
+import tokenizers
 import torch
 from diffusers import (
     ChromaPipeline,
     FluxPipeline,
     PixArtSigmaPipeline,
+    SanaPipeline,
     StableDiffusion3Pipeline,
     StableDiffusionXLImg2ImgPipeline,
     StableDiffusionXLPipeline,
@@ -37,6 +41,9 @@ from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
+    Gemma2Config,
+    Gemma2Model,
+    GemmaTokenizerFast,
     T5Config,
     T5EncoderModel,
 )
@@ -124,9 +131,42 @@ def train(path, folder, **options):
     return lambda text: processor.encode(text)
 
 
+# What Sana puts before a prompt.
+INSTRUCTION = inspect.signature(SanaPipeline.__call__).parameters["complex_human_instruction"].default
+
+
+def train_gemma(path):
+    """Trains a small vocabulary of the form of Gemma's `tokenizer.json`: pairs of characters, also across spaces, and bytes."""
+    rng = random.Random(13)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(" ", "merged_with_previous")
+    special = ["<pad>", "<eos>", "<bos>", "<unk>"]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=600, special_tokens=special + [f"<0x{byte:02X}>" for byte in range(256)], show_progress=False, max_token_length=12,
+    )
+    lines = INSTRUCTION + [" ".join(rng.choices(WORDS, k=8)) + rng.choice([".", ", caf\u00e9", "!"]) for _ in range(400)]
+    tokenizer.train_from_iterator(lines, trainer)
+    around = {"single": "<bos> $A", "pair": "<bos> $A <bos> $B", "special_tokens": [("<bos>", 2)]}
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(**around)
+    content = json.loads(tokenizer.to_str())
+    # Bytes are no marks that text may hold.
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in special]
+    with open(path, "w") as file:
+        json.dump(content, file, ensure_ascii=False, separators=(",", ":"))
+        file.write("\n")
+
+
+def gemma_tokenizer(path):
+    """transformers' tokenizer of such a file."""
+    return GemmaTokenizerFast(tokenizer_file=str(path))
+
+
 def tokens(clip, folder):
     """Ids of all texts, without those around a text."""
-    result = {"clip": [], "t5": [], "bytes": []}
+    result = {"clip": [], "t5": [], "bytes": [], "gemma": []}
+    train_gemma(os.path.join(folder, "gemma.json"))
+    gemma = gemma_tokenizer(os.path.join(folder, "gemma.json"))
     with tempfile.TemporaryDirectory() as temporary:
         t5 = train(os.path.join(folder, "t5.model"), temporary, vocab_size=700, user_defined_symbols=["<extra_id_0>"])
         options = {"vocab_size": 800, "byte_fallback": True, "remove_extra_whitespaces": False, "add_dummy_prefix": False}
@@ -136,6 +176,7 @@ def tokens(clip, folder):
         result["clip"].append(clip(text, add_special_tokens=False)["input_ids"])
         result["t5"].append(t5(text))
         result["bytes"].append(with_bytes(text))
+        result["gemma"].append(gemma(text, add_special_tokens=False)["input_ids"])
     return {"texts": texts} | result
 
 
@@ -189,7 +230,7 @@ def conditions(clip, folder):
     def hook(model, arguments, keywords, output):
         mask, layers = keywords.get("attention_mask"), output.get("hidden_states")
         # Flux takes only pooled states of CLIP.
-        hidden = output[0] if model is t5 else layers[-2] if layers else None
+        hidden = output[0] if names[model] in ("t5", "gemma") else layers[-2] if layers else None
         pooled = output.get("text_embeds", output.get("pooler_output"))
         calls.append({
             "encoder": names[model], "ids": arguments[0][0].tolist(), "mask": mask[0].tolist() if mask is not None else None,
@@ -246,6 +287,14 @@ def conditions(clip, folder):
 
     arguments = {"do_classifier_free_guidance": False, "max_sequence_length": 20, "clean_caption": False}
     run("pixart", stub(PixArtSigmaPipeline, **t5_only), ["hidden", "mask"], **arguments)
+
+    small = {"hidden_size": 2, "intermediate_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    gemma = Gemma2Model(Gemma2Config(vocab_size=600, head_dim=2, attn_implementation="eager", **small)).eval()
+    names[gemma] = "gemma"
+    gemma.register_forward_hook(hook, with_kwargs=True)
+    sana = stub(SanaPipeline, text_encoder=gemma, tokenizer=gemma_tokenizer(os.path.join(folder, "gemma.json")))
+    keys = ["hidden", "mask", "negative", "negative_mask"]
+    run("sana", sana, keys, max_sequence_length=20, negative_prompt="Rain", complex_human_instruction=INSTRUCTION)
     return {"prompt": PROMPT, "families": families}
 
 

@@ -2,11 +2,12 @@
 a small pipeline of tests/tiny. All weights are A.
 
     pip install torch numpy scipy pillow safetensors transformers diffusers==0.36.0
-    python tools/diffusion/variants.py tests/generate
+    python tools/diffusion/variants.py tests/generate [CASE...]
 
-Tensors are as in pipeline.py.
+With cases, the others stay as they are in the file. Tensors are as in pipeline.py.
 """
 
+import pathlib
 import sys
 import warnings
 
@@ -14,9 +15,10 @@ import diffusers
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import small
+import text
 from pipeline import (
     BETAS, KARRAS, LINSPACE, NEGATIVE, PROMPT, SCALE, SD, clip_ids, embeds, run, sample_mask, sample_picture, scheduler_of, sigma_after, t5_ids,
 )  # fmt: skip
@@ -205,6 +207,19 @@ def pixart():
     return np.stack(states).astype(np.float32), np.ascontiguousarray((drawn * 255).round().astype(np.uint8))
 
 
+def sana():
+    """The only case with words instead of ids: what comes before them counts too."""
+    parts = small.modules("sana", "A")
+    scheduler = diffusers.DPMSolverMultistepScheduler(
+        beta_start=0.0001, beta_end=0.02, beta_schedule="linear", solver_order=2, algorithm_type="dpmsolver++",
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0,
+    )
+    tokenizer = text.gemma_tokenizer(pathlib.Path(__file__).parents[2] / "core/diffusion/testdata/text/gemma.json")
+    pipe = diffusers.SanaPipeline(**parts, tokenizer=tokenizer, scheduler=scheduler)
+    given = {"prompt": "a red round thing", "negative_prompt": "blue", "height": 64, "width": 96, "guidance_scale": SCALE}
+    return run(pipe, **given, use_resolution_binning=False)
+
+
 CASES = {
     "inpaint": lambda: inpaint(1.0),
     "inpaint_more": lambda: inpaint(0.6),
@@ -220,14 +235,15 @@ CASES = {
     "kontext": kontext,
     "chroma": chroma,
     "pixart": pixart,
+    "sana": sana,
 }
 
 
-def main(folder):
+def main(folder, *names):
     warnings.filterwarnings("ignore")
-    tensors = {}
-    for name, case in CASES.items():
-        tensors[f"{name}.latents"], tensors[f"{name}.picture"] = case()
+    tensors = load_file(f"{folder}/variants.safetensors") if names else {}
+    for name in names or CASES:
+        tensors[f"{name}.latents"], tensors[f"{name}.picture"] = CASES[name]()
         print(name, [float(np.abs(state).max()) for state in tensors[f"{name}.latents"]])
     save_file(tensors, f"{folder}/variants.safetensors")
 

@@ -19,6 +19,10 @@ import model as demo  # noqa: E402
 UNET_SIZES = ({"batch": 2, "height": 16, "width": 24, "sequence": 77}, {"batch": 1, "height": 32, "width": 16, "sequence": 20})
 PICTURE_SIZES = ({"batch": 1, "height": 64, "width": 128}, {"batch": 2, "height": 192, "width": 64})
 LATENT_SIZES = ({"batch": 1, "height": 8, "width": 16}, {"batch": 2, "height": 24, "width": 8})
+# Pictures and latents of an autoencoder with 32x32 pixels for each latent. In diffusers its attention takes another, equal form for
+# few latents; the traced size has more.
+DC_PICTURE_SIZES = ({"batch": 1, "height": 192, "width": 256}, {"batch": 2, "height": 64, "width": 96})
+DC_LATENT_SIZES = ({"batch": 1, "height": 6, "width": 8}, {"batch": 2, "height": 2, "width": 3})
 UPSCALE_SIZES = ({"batch": 1, "height": 16, "width": 24}, {"batch": 2, "height": 30, "width": 10})
 SHORT_TEXT_SIZES = ({"batch": 1, "sequence": 3}, {"batch": 2, "sequence": 29})
 TEXT_SIZES = ({"batch": 2, "sequence": 77}, {"batch": 1, "sequence": 33})
@@ -292,6 +296,41 @@ def text_encoder(name, file, tag, config, dtype, model="CLIPTextModel", outputs=
     ARCHITECTURES[name] = Architecture(file, tag, dtype, build, inputs, dims, call, sizes, **more)
 
 
+GEMMA2_2B = dict(
+    vocab_size=256000, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26, num_attention_heads=8, num_key_value_heads=4,
+    head_dim=256, hidden_activation="gelu_pytorch_tanh", max_position_embeddings=8192, rms_norm_eps=1e-6, rope_theta=10000.0,
+    query_pre_attn_scalar=256, sliding_window=4096, attn_logit_softcapping=50.0,
+)  # fmt: skip
+
+
+def language_model(name, file, tag, config, dtype, **more):
+    """Gemma 2 without its prediction of words. Each token sees only those before it, so padding after the text needs no mask."""
+
+    def build(**overrides):
+        import transformers
+
+        # Other forms of attention leave the cap of the scores out.
+        module = transformers.Gemma2Model(transformers.Gemma2Config(**{**config, **overrides}, attn_implementation="eager"))
+        # As T5's `wo`: in float16, what comes out may overflow.
+        module._keep_in_fp32_modules = ["down_proj"]
+        # The residual stream and the norms stay in float32.
+        module.embed_tokens.register_forward_hook(lambda _, inputs, found: found.float())
+        for layer in module.modules():
+            if isinstance(layer, torch.nn.Linear):
+                layer.register_forward_pre_hook(lambda layer, inputs: (inputs[0].to(layer.weight.dtype),))
+        return module
+
+    def call(forward, input_ids):
+        # To the type of the other matrices, which the denoiser takes.
+        found = forward(input_ids=input_ids, use_cache=False).last_hidden_state
+        return found.to(forward.__self__.embed_tokens.weight.dtype)
+
+    ARCHITECTURES[name] = Architecture(
+        file, tag, dtype, build, {"input_ids": Input(("batch", "sequence"), "ids", "int64")},
+        {"last_hidden_state": ("batch", "sequence", config["hidden_size"])}, call, SHORT_TEXT_SIZES, **more,
+    )  # fmt: skip
+
+
 XL = ("last_hidden_state", "penultimate_hidden_state")
 # What Stable Diffusion 1 takes with clip skip 2, 3, …: the states before the last 1, 2, … layers, through the final norm.
 SKIPPING = tuple(f"clip_skip_{layer}" for layer in range(2, CLIP_L["num_hidden_layers"] + 1))
@@ -303,6 +342,7 @@ text_encoder("sd3/text-encoder", "sd3_text_encoder_fp16", "sd15-text/A", CLIP_L,
 text_encoder("t5-xxl", "t5xxl_fp16", "t5/A", T5_XXL, "float16", "T5EncoderModel", ("last_hidden_state",), reduced=dict(num_layers=2))
 text_encoder("t5-xxl-masked", "t5xxl_masked_fp16", "t5/A", T5_XXL, "float16", "T5EncoderModel", ("last_hidden_state",), masked=True, reduced=dict(num_layers=2))  # fmt: skip
 text_encoder("t5-xxl-2-layers", "t5xxl_2l_fp16", "t5/A", dict(T5_XXL, num_layers=2), "float16", "T5EncoderModel", ("last_hidden_state",))
+language_model("gemma2-2b", "gemma2_2b_fp16", "gemma2/A", GEMMA2_2B, "float16", reduced=dict(num_hidden_layers=2))
 
 
 # Autoencoders
@@ -310,6 +350,14 @@ text_encoder("t5-xxl-2-layers", "t5xxl_2l_fp16", "t5/A", dict(T5_XXL, num_layers
 VAE = dict(
     down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
     block_out_channels=(128, 256, 512, 512), layers_per_block=2, sample_size=512,
+)  # fmt: skip
+# Deep compression autoencoder.
+DC_AE = dict(
+    latent_channels=32, encoder_block_types=("ResBlock",) * 3 + ("EfficientViTBlock",) * 3,
+    decoder_block_types=("ResBlock",) * 3 + ("EfficientViTBlock",) * 3, encoder_block_out_channels=(128, 256, 512, 512, 1024, 1024),
+    decoder_block_out_channels=(128, 256, 512, 512, 1024, 1024), encoder_layers_per_block=(2, 2, 2, 3, 3, 3),
+    decoder_layers_per_block=(3, 3, 3, 3, 3, 3), encoder_qkv_multiscales=((), (), (), (5,), (5,), (5,)),
+    decoder_qkv_multiscales=((), (), (), (5,), (5,), (5,)), downsample_block_type="conv", upsample_block_type="interpolate",
 )  # fmt: skip
 VAE16 = dict(VAE, latent_channels=16, use_quant_conv=False, use_post_quant_conv=False, sample_size=1024)
 
@@ -330,23 +378,26 @@ class Part(torch.nn.Module):
 
 
 def autoencoder(prefix, file, tag, config, channels, model="AutoencoderKL"):
-    tiny = model == "AutoencoderTiny"
+    # The others give latents instead of a distribution of them.
+    is_kl, is_deep = model == "AutoencoderKL", model == "AutoencoderDC"
+    factor, pictures, latents = (32, DC_PICTURE_SIZES, DC_LATENT_SIZES) if is_deep else (8, PICTURE_SIZES, LATENT_SIZES)
     whole = diffusers_module(model, config)
-    picture, small = ("batch", 3, "height", "width"), ("batch", channels if tiny else 2 * channels, "height_d8", "width_d8")
-    encoded = "latents" if tiny else "latent_parameters"
+    small = ("batch", 2 * channels if is_kl else channels, f"height_d{factor}", f"width_d{factor}")
+    encoded = "latent_parameters" if is_kl else "latents"
     ARCHITECTURES[f"{prefix}encoder"] = Architecture(
         f"{file}_encoder", tag, "float32", lambda **o: Part(whole(**o), ("encoder", "quant_conv")),
-        {"sample": Input(picture, "picture")}, {encoded: small}, lambda forward, sample: forward(sample), PICTURE_SIZES,
+        {"sample": Input(("batch", 3, "height", "width"), "picture")}, {encoded: small}, lambda forward, sample: forward(sample), pictures,
     )  # fmt: skip
     ARCHITECTURES[f"{prefix}decoder"] = Architecture(
         f"{file}_decoder", tag, "float32", lambda **o: Part(whole(**o), ("post_quant_conv", "decoder")),
-        {"latent_sample": Input(latent(channels))}, {"sample": ("batch", 3, "height_x8", "width_x8")},
-        lambda forward, latent_sample: forward(latent_sample), LATENT_SIZES,
+        {"latent_sample": Input(latent(channels))}, {"sample": ("batch", 3, f"height_x{factor}", f"width_x{factor}")},
+        lambda forward, latent_sample: forward(latent_sample), latents,
     )  # fmt: skip
 
 
 autoencoder("sd15/vae-", "sd15_vae", "sd15-vae/A", VAE, 4)
 autoencoder("sd3/vae-", "sd3_vae", "sd3-vae/A", VAE16, 16)
+autoencoder("sana/vae-", "sana_vae", "sana-vae/A", DC_AE, 32, "AutoencoderDC")
 autoencoder("taesd/", "taesd", "taesd/A", {}, 4, "AutoencoderTiny")
 autoencoder("taesd3/", "taesd3", "taesd3/A", dict(latent_channels=16), 16, "AutoencoderTiny")
 

@@ -86,11 +86,78 @@ def chroma_modulation_input(self, timestep):
     return torch.cat([condition, embedded], dim=-1)
 
 
+def gemma_norm(self, x):
+    """Gemma's RMSNorm, which stays in float32."""
+    wide = x.float()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps) * (1.0 + self.weight.float())
+
+
+def gemma_mask(config, input_embeds, **_):
+    """Hides later tokens. transformers would compute it in a way that the exporter does not know."""
+    places = torch.arange(input_embeds.shape[1])
+    later = places[None, :] > places[:, None]
+    return torch.zeros_like(later, dtype=torch.float32).masked_fill(later, -1e9)[None, None]
+
+
+def gemma_rotary_table(self, x, position_ids):
+    """Gemma's table of cosines and sines in float32. transformers keeps the frequencies as a buffer, whose type would be the model's."""
+    width = self.config.head_dim
+    frequencies = 1.0 / self.config.rope_theta ** (torch.arange(0, width, 2).float() / width)
+    angles = position_ids[..., None].float() * frequencies
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def gemma_rotary_embedding(query, key, cosines, sines, *_):
+    """Rotation of the first half with the second."""
+
+    def turned(x):
+        first, second = x.float().chunk(2, dim=-1)
+        around = torch.cat([-second, first], dim=-1)
+        return (x.float() * cosines[:, None] + around * sines[:, None]).to(x.dtype)
+
+    return turned(query), turned(key)
+
+
+def gemma_attention(module, query, key, value, mask, scaling, softcap, **_):
+    """Attention whose queries share keys: those of one key are rows of one matrix, so nothing is repeated."""
+    batch, heads, _, width = query.shape
+    groups, tokens = module.config.num_key_value_heads, key.shape[2]
+    scores = torch.matmul(query.reshape(batch, groups, -1, width), key.transpose(2, 3)).float() * scaling
+    scores = (torch.tanh(scores / softcap) * softcap).reshape(batch, heads, -1, tokens) + mask
+    shares = scores.softmax(dim=-1).to(value.dtype).reshape(batch, groups, -1, tokens)
+    return torch.matmul(shares, value).reshape(batch, heads, -1, width).transpose(1, 2), None
+
+
+def repeat_channels(x, repeats, dim, output_size=None):
+    """`repeat_interleave` of channels in four dimensions."""
+    assert dim == 1
+    batch, channels, height, width = x.shape
+    return torch.cat([x.reshape(batch, channels, 1, -1)] * repeats, dim=2).reshape(batch, channels * repeats, height, width)
+
+
+def move_dimension(x, source, destination):
+    """`movedim`, of which the exporter writes negative numbers as they are."""
+    order = [axis for axis in range(x.dim()) if axis != source % x.dim()]
+    order.insert(destination % x.dim(), source % x.dim())
+    return x.permute(order)
+
+
 @contextlib.contextmanager
 def exportable():
     from diffusers.models.transformers import transformer_chroma, transformer_flux
+    from transformers.models.gemma2 import modeling_gemma2 as gemma
 
     changes = [
+        (gemma.Gemma2RMSNorm, "forward", gemma_norm),
+        (gemma, "create_causal_mask", gemma_mask),
+        # Its window has more tokens than prompts do.
+        (gemma, "create_sliding_window_causal_mask", gemma_mask),
+        (gemma.Gemma2RotaryEmbedding, "forward", gemma_rotary_table),
+        (gemma, "apply_rotary_pos_emb", gemma_rotary_embedding),
+        (gemma, "eager_attention_forward", gemma_attention),
+        (torch.Tensor, "repeat_interleave", repeat_channels),
+        (torch.Tensor, "movedim", move_dimension),
         (torch.nn.RMSNorm, "forward", rms_norm),
         (transformer_flux, "apply_rotary_emb", rotary_embedding),
         (transformer_flux.FluxPosEmbed, "forward", rotary_table),

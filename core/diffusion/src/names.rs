@@ -97,6 +97,7 @@ const SCHEDULES: &[(Schedule, &[&str])] = &[
     (Schedule::OptimalStepsChroma, &["optimal_steps_chroma"]),
     (Schedule::Flux, &["flux"]),
     (Schedule::Flux2, &["flux2", "Flux2Scheduler"]),
+    (Schedule::Sana, &["sana", "flow_sigmas"]),
     (Schedule::Linspace, &["linspace"]),
     (Schedule::Leading, &["leading"]),
     (Schedule::Trailing, &["trailing"]),

@@ -27,6 +27,8 @@ pub enum Time {
     Fraction,
     /// The nearest training step (ComfyUI).
     Nearest,
+    /// The training step without its fraction (diffusers' solvers of flow models).
+    Whole,
 }
 
 impl Prediction {
@@ -60,6 +62,7 @@ impl Prediction {
             (Self::Edm { .. }, _) => sigma.ln() / 4.0,
             (_, Time::Fraction) => levels.step(sigma),
             (_, Time::Nearest) => levels.nearest_step(sigma),
+            (_, Time::Whole) => levels.step(sigma).floor(),
         }
     }
 }
@@ -79,10 +82,11 @@ pub fn consistent(sigma: f64, step: f64) -> (f64, f64) {
 /// Adds noise of the first level to a clean state, which is 0 for a new picture.
 ///
 /// Set `full` when `sigma` is the model's highest level to scale the noise of Stable Diffusion by `√(1 + σ²)` instead of σ, as
-/// ComfyUI does. diffusers and A1111 do not.
+/// ComfyUI does. diffusers and A1111 do not. A flow model's noise is then not scaled.
 pub fn noised(space: Space, sigma: f64, full: bool, start: &[f32], noise: &[f32]) -> Vec<f32> {
     let scale = match space {
         Space::Additive if full => sigma.hypot(1.0),
+        Space::Flow if full => 1.0,
         _ => sigma,
     };
     let keep = match space {
@@ -141,6 +145,8 @@ mod tests {
         let (start, noise) = ([1.0, -2.0], [0.5, 0.25]);
         assert_eq!(noised(Space::Additive, 2.0, false, &start, &noise), [2.0, -1.5]);
         assert_eq!(noised(Space::Flow, 1.0, true, &start, &noise), noise);
+        assert_eq!(noised(Space::Flow, 0.75, true, &[0.0, 0.0], &noise), noise);
+        assert_eq!(noised(Space::Flow, 0.75, false, &start, &noise), [0.625, -0.3125]);
         let full = noised(Space::Additive, 14.6, true, &[0.0], &[1.0]);
         assert!((f64::from(full[0]) - (1.0 + 14.6f64 * 14.6).sqrt()).abs() < 1e-6);
     }

@@ -243,7 +243,10 @@ mod tests {
     fn zero_is_a_middle_tone() {
         for family in &FAMILIES {
             let shape = [family.latent.channels, 1, 1];
-            let grey = preview(family, &vec![0.0; shape[0]], shape).unwrap();
+            let Some(grey) = preview(family, &vec![0.0; shape[0]], shape) else {
+                assert_eq!(family.id, "sana", "its factors are unknown");
+                continue;
+            };
             assert!(grey.iter().all(|byte| (100..200).contains(byte)), "{}: {grey:?}", family.id);
         }
     }

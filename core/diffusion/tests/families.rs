@@ -81,6 +81,46 @@ fn a_vocabulary_is_read_from_the_file_of_weights() {
     assert!(error().to_string().contains("SentencePiece"), "{}", error());
 }
 
+/// Sana from files of its networks, and from a folder. Its language model needs its vocabulary beside it.
+#[test]
+fn sana_is_made_of_files_or_a_folder() {
+    let place = tempfile::tempdir().unwrap();
+    let paths = Paths::for_user(Some(place.path()), Some(place.path())).unwrap();
+    let gemma = include_bytes!("../testdata/text/gemma.json");
+    let file = |folder: &str, name: &str, model: &str| {
+        let folder = place.path().join(folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = folder.join(name);
+        checkpoint_of(model, &[], &file);
+        Some(file)
+    };
+    let mut files = Files { denoiser: file("a", "sana.safetensors", "sana/1600m"), ..Files::default() };
+    let error = |files: &Files| Parts::open(files, &paths, &NoHost).err().unwrap();
+    files.llm = file("b", "gemma.safetensors", "gemma2-2b");
+    assert!(error(&files).to_string().contains("Gemma needs its vocabulary"), "{}", error(&files));
+    std::fs::write(place.path().join("b/tokenizer.json"), gemma).unwrap();
+    assert!(matches!(error(&files), Error::Missing { component, .. } if component == "vae"));
+    files.autoencoder = file("c", "vae.safetensors", "sana/vae-decoder");
+    let parts = Parts::open(&files, &paths, &NoHost).unwrap();
+    assert_eq!((parts.family.id, parts.prediction), ("sana", None));
+
+    file("whole/transformer", "diffusion_pytorch_model.safetensors", "sana/1600m");
+    file("whole/text_encoder", "model.safetensors", "gemma2-2b");
+    file("whole/vae", "diffusion_pytorch_model.safetensors", "sana/vae-decoder");
+    let write = |name: &str, content: &[u8]| {
+        let file = place.path().join("whole").join(name);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, content).unwrap();
+    };
+    write("tokenizer/tokenizer.json", gemma);
+    let scheduler = r#"{"_class_name": "DPMSolverMultistepScheduler", "prediction_type": "flow_prediction"}"#;
+    write("scheduler/scheduler_config.json", scheduler.as_bytes());
+    let files = Files { model: Some(place.path().join("whole")), ..Files::default() };
+    let parts = Parts::open(&files, &paths, &NoHost).unwrap();
+    assert_eq!((parts.family.id, parts.prediction), ("sana", None));
+    assert_eq!(parts.encoders[0].as_ref().unwrap().tokenizer.before(), [2]);
+}
+
 /// A denoiser alone lacks its text encoder, and the error names the family.
 #[test]
 fn denoisers_tell_their_family() {

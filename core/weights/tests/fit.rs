@@ -187,6 +187,36 @@ fn pixart_and_sana_fit_in_both_layouts() {
     assert!(hint.starts_with("no built-in model fits"), "{hint}");
 }
 
+/// The language model as text encoder and whole, and both halves of the autoencoder.
+#[test]
+fn the_other_networks_of_sana_fit() {
+    let sources = |models: &[&str]| -> Vec<(String, Vec<usize>)> {
+        let tensors = models.iter().flat_map(|model| binding(model).tensors);
+        tensors.map(|t| (t.sources[0].clone(), t.source_shape)).collect()
+    };
+    let gemma = sources(&["gemma2-2b"]);
+    assert!(unread("gemma2-2b", &Sparse::new(gemma.clone())).is_empty());
+    let whole = Sparse::new(gemma.into_iter().map(|(name, shape)| (format!("model.{name}"), shape)))
+        .with("lm_head.weight", &[256_000, 2304]);
+    assert_eq!(unread("gemma2-2b", &whole).len(), 1);
+    let vae = Sparse::new(sources(&["sana/vae-encoder", "sana/vae-decoder"]));
+    for (model, reason) in [
+        ("sana/vae-decoder", "the encoder; the model is a decoder"),
+        ("sana/vae-encoder", "the decoder; the model is an encoder"),
+    ] {
+        assert_eq!(unread(model, &vae).harmless.keys().copied().collect::<Vec<_>>(), [reason]);
+    }
+    for (file, network, component) in
+        [(&whole, Network::Gemma2, Component::TextEncoder), (&vae, Network::DeepVae, Component::Vae)]
+    {
+        let (_folder, path) = file.file();
+        let summary = Checkpoint::open(&path).unwrap().summary();
+        let part = &summary.components[0];
+        assert_eq!((part.network, part.component, summary.components.len()), (network, component, 1));
+        assert!(part.missing.is_empty(), "{:?}", part.missing);
+    }
+}
+
 fn flux(guidance: bool) -> Sparse {
     Sparse::original(&table("flux_dev"), "").without(|name| !guidance && name.starts_with("guidance_in"))
 }

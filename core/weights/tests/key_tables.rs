@@ -286,10 +286,11 @@ fn modules_have_the_names_of_adapters() {
     }
 }
 
-const NETWORKS: [Network; 13] = [
+const NETWORKS: [Network; 15] = [
     Network::UNet,
     Network::ControlNet,
     Network::Vae,
+    Network::DeepVae,
     Network::TinyVae,
     Network::Sd3,
     Network::Flux,
@@ -299,6 +300,7 @@ const NETWORKS: [Network; 13] = [
     Network::Clip,
     Network::OpenClip,
     Network::T5,
+    Network::Gemma2,
     Network::Esrgan,
 ];
 

@@ -1,4 +1,4 @@
-//! Small complete pipelines (SD 1.5, SDXL, SD 3, Flux) for tests, as written by other programs.
+//! Small complete pipelines (SD 1.5, SDXL, SD 3, Flux, Sana) for tests, as written by other programs.
 //!
 //! `data/` holds the files without their weights: Optimum's ONNX graphs, checkpoints in one file and in diffusers' layout,
 //! adapters, and the outputs of PyTorch, diffusers and PEFT (README.md). The weights follow the synthetic weight rule, so

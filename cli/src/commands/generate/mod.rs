@@ -39,8 +39,8 @@ use std::{
 /// Without --model, sdrun uses a small built-in model that draws coloured shapes, 64 x 64. To try its LoRA, embedding and ControlNet,
 /// write <lora:outline:1> or gem in the prompt, or give --control-net demo/canny.
 ///
-/// MODEL is a checkpoint of SD 1, SD 2, SDXL, SD 3, Flux, Chroma or PixArt-Σ in any layout, or a folder of ONNX models (unet/model.onnx
-/// and so on). Models for inpainting, depths or edges, the SDXL refiner and latent consistency models count too. Settings you leave out
+/// MODEL is a checkpoint of SD 1, SD 2, SDXL, SD 3, Flux, Chroma, PixArt-Σ or Sana in any layout, or a folder of ONNX models
+/// (unet/model.onnx and so on). Models for inpainting, depths or edges, the SDXL refiner and latent consistency models count too. Settings you leave out
 /// take the usual values of its family. Prompts use A1111's syntax: (word:1.2) sets a weight, [a:b:0.5] switches from a to b halfway, AND
 /// combines prompts, BREAK starts a new chunk, {a|b} chooses one for each picture. The same seed gives the same picture on every
 /// provider, up to rounding.

@@ -37,6 +37,14 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "FILE")]
     t5_vocabulary: Option<PathBuf>,
 
+    /// The language model that is Sana's text encoder, Gemma 2, alone
+    #[arg(long, value_name = "FILE")]
+    llm: Option<PathBuf>,
+
+    /// Its vocabulary, tokenizer.json [default: a file of that name beside it]
+    #[arg(long, value_name = "FILE")]
+    llm_vocabulary: Option<PathBuf>,
+
     /// Another autoencoder
     #[arg(long, value_name = "FILE")]
     vae: Option<PathBuf>,
@@ -81,9 +89,16 @@ impl ModelArgs {
             clip_g: self.clip_g.clone(),
             t5: self.t5xxl.clone(),
             t5_vocabulary: self.t5_vocabulary.clone(),
+            llm: self.llm.clone(),
+            llm_vocabulary: self.llm_vocabulary.clone(),
             autoencoder: self.vae.clone(),
         };
-        if files == (Files { t5_vocabulary: files.t5_vocabulary.clone(), ..Files::default() }) {
+        let vocabularies = Files {
+            t5_vocabulary: self.t5_vocabulary.clone(),
+            llm_vocabulary: self.llm_vocabulary.clone(),
+            ..Files::default()
+        };
+        if files == vocabularies {
             if let Some(other) = from.and_then(|from| from.model.as_ref()).filter(|it| it.name != demo::NAME)
             {
                 let message =

@@ -119,6 +119,8 @@ pub enum Conditioning {
     Chroma,
     /// T5's states with their mask; the text is in lower case.
     PixArt,
+    /// The states of a language model with their mask, without those of the instruction before the prompt; the text is in lower case.
+    Sana,
 }
 
 /// What a denoiser's `timestep` counts.
@@ -157,6 +159,8 @@ pub enum Vocabulary {
     OpenClip,
     /// T5's.
     T5,
+    /// Gemma's.
+    Gemma,
 }
 
 /// Which states of a text encoder the denoiser attends to.

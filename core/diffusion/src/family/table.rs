@@ -20,6 +20,7 @@ const PLAYGROUND_LATENT: Latent = Latent {
     ..SD_LATENT
 };
 pub(crate) const SD3_LATENT: Latent = Latent { channels: 16, scale: 1.5305, shift: 0.0609, ..SD_LATENT };
+const SANA_LATENT: Latent = Latent { channels: 32, factor: 32, scale: 0.41407, ..SD_LATENT };
 pub(crate) const FLUX_LATENT: Latent = Latent { scale: 0.3611, shift: 0.1159, ..SD3_LATENT };
 
 const UNET: Defaults = Defaults {
@@ -45,6 +46,7 @@ const SD3_TRANSFORMER: Component = Component { component: "transformer", model: 
 const SD_VAE: Autoencoder = Autoencoder { decoder: "sd15/vae-decoder", encoder: "sd15/vae-encoder" };
 const SDXL_VAE: Autoencoder = Autoencoder { decoder: "sdxl/vae-decoder", encoder: "sdxl/vae-encoder" };
 const SD3_VAE: Autoencoder = Autoencoder { decoder: "sd3/vae-decoder", encoder: "sd3/vae-encoder" };
+const SANA_VAE: Autoencoder = Autoencoder { decoder: "sana/vae-decoder", encoder: "sana/vae-encoder" };
 const FLUX_VAE: Autoencoder = Autoencoder { decoder: "flux/vae-decoder", encoder: "flux/vae-encoder" };
 
 const CLIP_L: Encoder = Encoder {
@@ -75,7 +77,7 @@ const T5: Encoder = Encoder {
 const FLUX_CLIP: Encoder = Encoder { states: States::None, pooled: true, ..CLIP_L };
 
 /// All families.
-pub const FAMILIES: [Family; 21] = [
+pub const FAMILIES: [Family; 22] = [
     SD15,
     Family {
         id: "sd15-inpainting",
@@ -217,6 +219,24 @@ pub const FAMILIES: [Family; 21] = [
         defaults: Defaults { steps: 20, scale: 4.5, schedule: Schedule::Normal, ..UNET },
         controlled: None,
         ..SDXL
+    },
+    Family {
+        id: "sana",
+        title: "Sana",
+        encoders: &[Encoder { model: "gemma2-2b", vocabulary: Vocabulary::Gemma, tokens: Some(300), ..T5 }],
+        conditioning: Conditioning::Sana,
+        denoiser: Component { model: "sana/1600m", ..SD3_TRANSFORMER },
+        autoencoder: SANA_VAE,
+        latent: SANA_LATENT,
+        multiple: 32,
+        defaults: Defaults {
+            steps: 20,
+            scale: 4.5,
+            sampler: Sampler::DpmPp2m,
+            schedule: Schedule::Sana,
+            time: Time::Whole,
+        },
+        ..SD3
     },
     DEMO,
 ];

@@ -121,6 +121,8 @@ fn family_id(path: &Path, summary: &Summary) -> Result<&'static str> {
         Kind::Flux => "flux-schnell",
         Kind::Chroma => "chroma",
         Kind::PixArt => "pixart-sigma",
+        // The guidance of Sana Sprint is an input that the built-in graph lacks.
+        Kind::Sana if !distilled_guidance => "sana",
         other => {
             return Err(unfit(format!("{} is {other}, which sdrun cannot draw with yet", path.display())));
         }

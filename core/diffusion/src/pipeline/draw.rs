@@ -21,7 +21,7 @@ use crate::{
     prediction::noised,
     program::Program,
     reuse::Cache,
-    sampler::Path,
+    sampler::{Path, Space},
     schedule::Levels,
 };
 use image::RgbImage;
@@ -236,10 +236,12 @@ impl Stage<'_> {
     fn begin(&self, levels: &Levels, sigmas: &[f64], clean: &[f32], noise: &[f32]) -> Vec<f32> {
         let request = self.base.request;
         let first = sigmas.first().copied().unwrap_or_default();
-        let full = request.starts_full(levels, first);
         // Where all is new, nothing of the picture is left. Programs differ; ComfyUI and A1111 leave it in.
         let is_new =
             self.strength == Some(1.0) && !matches!(request.like, Some(Program::ComfyUi | Program::A1111));
+        // A flow model's state is noise alone only where there is no picture.
+        let is_noise = levels.space() == Space::Additive || is_new || self.strength.is_none();
+        let full = is_noise && request.starts_full(levels, first);
         let zeros = vec![0.0; clean.len()];
         noised(levels.space(), first, full, if is_new { &zeros } else { clean }, noise)
     }

@@ -43,7 +43,7 @@ pub(super) struct Conditions {
 pub(super) struct Text {
     pub(super) words: String,
     /// Whether it is a negative prompt.
-    is_negative: bool,
+    pub(super) is_negative: bool,
 }
 
 /// Encodes the prompts for passes of the sampler. The encoders are dropped afterwards.
@@ -54,11 +54,10 @@ pub(super) fn conditions(
     passes: &[Pass],
 ) -> Result<Conditions> {
     let (steps, texts) = steps(request, passes);
-    let words: Vec<String> = texts.iter().map(|text| text.words.clone()).collect();
     let mut encoded = Vec::new();
     for (encoder, found) in parts.family.encoders.iter().zip(&parts.encoders) {
         encoded.push(match found {
-            Some(found) => Some(of_encoder(open, parts, found, encoder, request, &words)?),
+            Some(found) => Some(of_encoder(open, parts, found, encoder, request, &texts)?),
             None => None,
         });
     }
@@ -135,7 +134,7 @@ fn of_encoder(
     TextEncoder { part, tokenizer }: &TextEncoder,
     encoder: &Encoder,
     request: &Resolved,
-    texts: &[String],
+    texts: &[Text],
 ) -> Result<Encoded> {
     let Divided { ids, tokens, lost, embeddings } = divided(texts, tokenizer, encoder, parts, request)?;
     open.tell(Event::Prompt { part: &part.name, tokens, lost });
@@ -289,6 +288,7 @@ fn condition(
             condition::chroma(sequence()?, next().ok_or_else(absent)?, tokens).without_padding()
         }
         Conditioning::PixArt => condition::pixart(sequence()?, next().ok_or_else(absent)?).without_padding(),
+        Conditioning::Sana => condition::sana(sequence()?, next().ok_or_else(absent)?).without_padding(),
     })
 }
 

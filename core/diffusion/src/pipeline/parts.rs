@@ -38,6 +38,10 @@ pub struct Files {
     pub t5: Option<PathBuf>,
     /// T5's vocabulary: `spiece.model` or `tokenizer.json`.
     pub t5_vocabulary: Option<PathBuf>,
+    /// The language model that is a text encoder: Gemma 2.
+    pub llm: Option<PathBuf>,
+    /// Its vocabulary: `tokenizer.json`.
+    pub llm_vocabulary: Option<PathBuf>,
     /// The autoencoder.
     pub autoencoder: Option<PathBuf>,
 }
@@ -49,6 +53,16 @@ impl Files {
             Vocabulary::Clip => self.clip_l.as_ref(),
             Vocabulary::OpenClip => self.clip_g.as_ref(),
             Vocabulary::T5 => self.t5.as_ref(),
+            Vocabulary::Gemma => self.llm.as_ref(),
+        }
+    }
+
+    /// The file of a vocabulary that is not built in.
+    fn vocabulary(&self, vocabulary: Vocabulary) -> Option<&Path> {
+        match vocabulary {
+            Vocabulary::Clip | Vocabulary::OpenClip => None,
+            Vocabulary::T5 => self.t5_vocabulary.as_deref(),
+            Vocabulary::Gemma => self.llm_vocabulary.as_deref(),
         }
     }
 }
@@ -220,7 +234,8 @@ impl Parts {
         let mut encoders = Vec::new();
         for encoder in family.encoders {
             let part = part(encoder.component, component_of(encoder))?;
-            let tokenizer = tokenizers.of(encoder, Some(folder), files.t5_vocabulary.as_deref(), &[])?;
+            let tokenizer =
+                tokenizers.of(encoder, Some(folder), files.vocabulary(encoder.vocabulary), &[])?;
             encoders.push(Some(TextEncoder { part, tokenizer }));
         }
         Ok(Parts {
@@ -249,7 +264,7 @@ impl Parts {
             encoders.push(match found {
                 Ok(part) => {
                     let folder = files.model.as_deref().filter(|path| path.is_dir());
-                    let vocabulary = files.t5_vocabulary.as_deref();
+                    let vocabulary = files.vocabulary(encoder.vocabulary);
                     let tokenizer = tokenizers.of(encoder, folder, vocabulary, &part.weights.base)?;
                     Some(TextEncoder { part, tokenizer })
                 }
@@ -344,6 +359,7 @@ fn family_of(denoiser: &Model, has: &dyn Fn(&str) -> bool) -> &'static str {
         _ if takes("img_ids") && takes("pooled_projections") => "flux-schnell",
         _ if takes("img_ids") => "chroma",
         _ if takes("hidden_states") && takes("pooled_projections") => "sd3",
+        _ if size("hidden_states", |shape| shape.get(1)) == Some(32) => "sana",
         _ if takes("hidden_states") => "pixart-sigma",
         _ if has("text_encoder_2") && !has("text_encoder") => "sdxl-refiner",
         "inpainting" if has("text_encoder_2") => "sdxl-inpainting",

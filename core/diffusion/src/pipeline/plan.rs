@@ -5,7 +5,7 @@ use super::{
     autoencoder::whole_or_tile,
     control,
     denoiser::layouts,
-    encoder::{self, Conditions, Text, hidden_output, layer_of, pooled_output},
+    encoder::{self, Conditions, hidden_output, layer_of, pooled_output},
     network::InputShapes,
     parts::TextEncoder,
     reference,
@@ -156,14 +156,13 @@ impl Planner<'_> {
     /// The text encoders, and conditions of the right shapes.
     fn prompts(&self, parts: &Parts, request: &Resolved, phases: &mut Vec<Phase>) -> Result<Conditions> {
         let (steps, texts) = encoder::steps(request, &request.passes());
-        let words: Vec<String> = texts.iter().map(|Text { words, .. }| words.clone()).collect();
         let mut encoded = Vec::new();
         for (encoder, found) in parts.family.encoders.iter().zip(&parts.encoders) {
             let Some(TextEncoder { part, tokenizer }) = found else {
                 encoded.push(None);
                 continue;
             };
-            let ids = divided(&words, tokenizer, encoder, parts, request)?.ids;
+            let ids = divided(&texts, tokenizer, encoder, parts, request)?.ids;
             let shapes = encoder::shapes(part, &ids);
             phases.push(Phase {
                 what: "encode the prompts",

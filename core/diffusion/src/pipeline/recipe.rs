@@ -121,13 +121,13 @@ impl Recipe {
             let ModelFile { name, hash } = model(file);
             Upscale { name, hash, factor: upscaler.factor(1) }
         };
-        let Files { model: whole, denoiser, clip_l, clip_g, t5, autoencoder, .. } = &self.files;
+        let Files { model: whole, denoiser, clip_l, clip_g, t5, llm, autoencoder, .. } = &self.files;
         let main = denoiser.as_deref().or(whole.as_deref()).unwrap_or(Path::new(""));
         Record {
             model: Some(model(main)),
             vae: autoencoder.as_deref().map(model),
             refiner: self.refiner.as_deref().map(model),
-            text_encoders: [clip_l, clip_g, t5].into_iter().flatten().map(|file| model(file)).collect(),
+            text_encoders: [clip_l, clip_g, t5, llm].into_iter().flatten().map(|file| model(file)).collect(),
             loras: opened.loras.iter().map(lora).collect(),
             embeddings: opened.parts.words.iter().map(word).collect(),
             controlnets: self.control_nets.iter().map(net).collect(),

@@ -26,7 +26,7 @@ pub(super) struct Tokenizers {
 
 impl Tokenizers {
     /// The tokenizer of `encoder`. A file in a model's folder counts more than the vocabulary of CLIP, which is built in. T5's comes
-    /// from `given`, or from the files of weights in `places`, or from a file near them.
+    /// from `given`, or from the files of weights in `places`, or from a file near them. Gemma's are not read from weights.
     pub(super) fn of(
         &mut self,
         encoder: &Encoder,
@@ -40,6 +40,17 @@ impl Tokenizers {
                 Some(file) => read(&file),
                 None => self.clip(),
             },
+            Vocabulary::Gemma => {
+                let near = || places.iter().find_map(|place| in_folder(place.parent()?));
+                let file = given.map(Path::to_path_buf).or(own).or_else(near);
+                read(&file.ok_or_else(|| {
+                    AbiError::new(
+                        ErrorCode::NotFound,
+                        "Gemma needs its vocabulary, and there is none near its weights: give the file tokenizer.json of \
+                         Gemma 2 (google/gemma-2-2b-it on Hugging Face), or put it beside the weights",
+                    )
+                })?)
+            }
             Vocabulary::T5 => {
                 if let Some(file) = given.map(Path::to_path_buf).or(own) {
                     return read(&file);

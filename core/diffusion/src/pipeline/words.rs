@@ -1,15 +1,15 @@
 //! Prompts to token ids, with learned words (embeddings) among them.
 
-use super::{Parts, Resolved, Result, names::stem};
+use super::{Parts, Resolved, Result, encoder::Text, names::stem};
 use crate::{
     family::{Conditioning, Encoder, Vocabulary},
     program::Program,
     prompt::{Piece, weighted, weighted_comfy},
     text::{
         chunks::{self, Chunks, Marks, Rules, equalize},
-        condition::pixart_text,
+        condition::{SANA_INSTRUCTION, lower_text},
         emphasis::Emphasis,
-        sequence::{Length, Sequence, sequence},
+        sequence::{Length, Sequence, instructed, sequence},
         tokenizer::Tokenizer,
     },
 };
@@ -119,47 +119,60 @@ pub(super) enum Ids {
 
 /// Divides all texts alike.
 pub(super) fn divided(
-    texts: &[String],
+    texts: &[Text],
     tokenizer: &Tokenizer,
     encoder: &Encoder,
     parts: &Parts,
     request: &Resolved,
 ) -> Result<Divided> {
-    match encoder.tokens {
-        Some(least) => {
-            let texts: Vec<String> = match parts.family.conditioning {
-                Conditioning::PixArt => texts.iter().map(|text| pixart_text(text)).collect(),
-                _ => texts.to_vec(),
-            };
-            in_sequences(&texts, tokenizer, least, request.syntax)
-        }
-        None => in_chunks(texts, tokenizer, encoder, &parts.words, request.syntax),
-    }
+    let Some(least) = encoder.tokens else {
+        return in_chunks(texts, tokenizer, encoder, &parts.words, request.syntax);
+    };
+    let (is_lower, instruction) = match parts.family.conditioning {
+        Conditioning::PixArt => (true, None),
+        Conditioning::Sana => (true, Some(SANA_INSTRUCTION)),
+        _ => (false, None),
+    };
+    let lower =
+        |Text { words, is_negative }: &Text| Text { words: lower_text(words), is_negative: *is_negative };
+    let texts = if is_lower { texts.iter().map(lower).collect() } else { texts.to_vec() };
+    in_sequences(&texts, tokenizer, least, instruction, request.syntax)
 }
 
-fn in_sequences(texts: &[String], tokenizer: &Tokenizer, least: usize, syntax: Syntax) -> Result<Divided> {
-    let of = |length: Length| -> Result<Vec<Sequence>> {
-        let one = |text: &String| Ok(sequence(&syntax.pieces(text), tokenizer, length, T5_PAD)?);
-        texts.iter().map(one).collect()
+/// `instruction` comes before each prompt, but not before negative ones.
+fn in_sequences(
+    texts: &[Text],
+    tokenizer: &Tokenizer,
+    least: usize,
+    instruction: Option<&str>,
+    syntax: Syntax,
+) -> Result<Divided> {
+    let length = match syntax {
+        Syntax::Plain => Length::Exactly(least),
+        Syntax::A1111 | Syntax::ComfyUi => Length::AtLeast(least),
     };
-    let all = match syntax {
-        Syntax::Plain => of(Length::Exactly(least))?,
-        Syntax::A1111 | Syntax::ComfyUi => {
-            let all = of(Length::AtLeast(least))?;
-            let longest = all.iter().map(|sequence| sequence.ids.len()).max().unwrap_or(least);
-            if longest > least { of(Length::AtLeast(longest))? } else { all }
-        }
+    let of = |text: &Text| -> Result<Sequence> {
+        let pieces = syntax.pieces(&text.words);
+        Ok(match instruction.filter(|_| !text.is_negative) {
+            Some(instruction) => instructed(instruction, &pieces, tokenizer, length, PAD)?,
+            None => sequence(&pieces, tokenizer, length, PAD)?,
+        })
     };
-    let tokens = all.iter().map(|sequence| sequence.mask.iter().sum::<i64>() as usize).max().unwrap_or(0);
+    let mut all = texts.iter().map(of).collect::<Result<Vec<_>>>()?;
+    let longest = all.iter().map(|sequence| sequence.ids.len()).max().unwrap_or(least);
+    all.iter_mut().for_each(|sequence| sequence.pad_to(longest));
+    let shown = |sequence: &Sequence| sequence.mask.iter().filter(|bit| **bit != 0).count();
+    let count = |sequence: &Sequence| shown(sequence).saturating_sub(sequence.instruction);
+    let tokens = all.iter().map(count).max().unwrap_or(0);
     let lost = all.iter().map(|sequence| sequence.lost).max().unwrap_or(0);
     Ok(Divided { ids: Ids::Sequences(all), tokens, lost, embeddings: Vec::new() })
 }
 
-/// The id that pads T5's sequences.
-const T5_PAD: i64 = 0;
+/// The id that pads the sequences of T5 and Gemma.
+const PAD: i64 = 0;
 
 fn in_chunks(
-    texts: &[String],
+    texts: &[Text],
     tokenizer: &Tokenizer,
     encoder: &Encoder,
     words: &[Word],
@@ -175,7 +188,7 @@ fn in_chunks(
         .map(|word| chunks::Embedding { name: word.name.clone(), vectors: word.vectors })
         .collect();
     let divide =
-        |text: &String| chunks::chunks(syntax.rules(), &syntax.pieces(text), tokenizer, marks, &known);
+        |text: &Text| chunks::chunks(syntax.rules(), &syntax.pieces(&text.words), tokenizer, marks, &known);
     let mut all = texts.iter().map(divide).collect::<Result<Vec<_>, _>>()?;
     let tokens = all.iter().map(|prompt| prompt.tokens).max().unwrap_or(0);
     let lost = all.iter().map(|prompt| prompt.lost).max().unwrap_or(0);

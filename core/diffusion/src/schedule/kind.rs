@@ -59,6 +59,8 @@ crate::list! {
     Flux,
     /// Flux.2, shifted by the size of the picture and the number of steps.
     Flux2,
+    /// diffusers' spacing of flow models for solvers (`use_flow_sigmas`, as Sana sets it): uniform below the highest training step.
+    Sana,
     /// diffusers' spacing "linspace". Flow models such as SD 3 shift it twice.
     Linspace,
     /// diffusers' spacing "leading" with an offset of 1, as Stable Diffusion sets it.
@@ -134,6 +136,7 @@ impl Schedule {
             Self::Scm => flow::scm(steps),
             Self::Flux => return flow::flux(steps, flow::flux_shift(tokens)),
             Self::Flux2 => return flow::flux(steps, flow::flux2_shift(tokens, steps)),
+            Self::Sana => return flow::sana(steps, levels.shift().unwrap_or(1.0)),
             Self::Linspace if levels.shift().is_some() => {
                 return flow::stable_diffusion_3(steps, levels.shift().unwrap_or(1.0));
             }

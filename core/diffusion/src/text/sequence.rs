@@ -27,6 +27,14 @@ impl Length {
     pub const CHROMA: Self = Self::Exactly(512);
     /// PixArt-Sigma.
     pub const PIXART: Self = Self::Exactly(300);
+
+    /// The same with `count` more ids.
+    pub fn and(self, count: usize) -> Self {
+        match self {
+            Self::Exactly(length) => Self::Exactly(length + count),
+            Self::AtLeast(length) => Self::AtLeast(length + count),
+        }
+    }
 }
 
 /// A prompt as ids of one length.
@@ -40,10 +48,20 @@ pub struct Sequence {
     pub mask: Vec<i64>,
     /// Tokens that did not fit.
     pub lost: usize,
+    /// How many ids after the first belong to an instruction and are only for the encoder: the denoiser does not get their states.
+    pub instruction: usize,
     marks: Marks,
 }
 
 impl Sequence {
+    /// Pads it to this many ids.
+    pub fn pad_to(&mut self, count: usize) {
+        let count = count.max(self.ids.len());
+        self.ids.resize(count, self.marks.pad);
+        self.weights.resize(count, 1.0);
+        self.mask.resize(count, 0);
+    }
+
     /// A sequence of the same length for an empty prompt.
     pub fn empty(&self) -> Self {
         self.marks.around(&[], Length::Exactly(self.ids.len()))
@@ -72,6 +90,31 @@ pub fn sequence(
     Ok(marks.around(&text, length))
 }
 
+/// Makes a sequence of an instruction to the encoder and a prompt, for which `length` counts. As in diffusers, the denoiser gets the
+/// state of the instruction's last id, which may be part of the prompt's first word.
+///
+/// # Errors
+/// The tokenizer's.
+pub fn instructed(
+    instruction: &str,
+    pieces: &[Piece],
+    tokenizer: &Tokenizer,
+    length: Length,
+    pad: i64,
+) -> Result<Sequence, TokenizerError> {
+    let ids = tokenizer.ids(instruction)?;
+    let hidden = ids.len().saturating_sub(1);
+    let mut pieces = pieces.to_vec();
+    match pieces.first_mut() {
+        Some(Piece::Text(words, 1.0)) => words.insert_str(0, instruction),
+        _ => pieces.insert(0, Piece::Text(instruction.into(), 1.0)),
+    }
+    let mut made = sequence(&pieces, tokenizer, length.and(hidden), pad)?;
+    made.instruction = hidden;
+    made.marks.before.extend(ids);
+    Ok(made)
+}
+
 /// Ids that are no text.
 #[derive(Clone, Debug, PartialEq)]
 struct Marks {
@@ -97,6 +140,7 @@ impl Marks {
         all.resize(count.max(least), (self.pad, 1.0));
         let mask = (0..all.len()).map(|at| i64::from(at < count)).collect();
         let (ids, weights) = all.into_iter().unzip();
-        Sequence { ids, weights, mask, lost: text.len().saturating_sub(room), marks: self.clone() }
+        let lost = text.len().saturating_sub(room);
+        Sequence { ids, weights, mask, lost, instruction: 0, marks: self.clone() }
     }
 }

@@ -42,6 +42,9 @@ const DEMO_IDS: [Input; 1] =
 const T5_IDS: [Input; 1] =
     [input("input_ids", I64, &[1, 512], TokenIds { first: None, last: 1, below: 32_100 })];
 const T5_MASKED: [Input; 2] = [T5_IDS[0], input("attention_mask", I64, &[1, 512], Constant(1.0))];
+/// Gemma's vocabulary; its mark before a text is 2.
+const GEMMA_IDS: [Input; 1] =
+    [input("input_ids", I64, &[1, 512], TokenIds { first: Some(2), last: 1, below: 256_000 })];
 const LATENT: [Input; 1] = [input("latent_sample", F32, &[1, 4, 64, 64], Noise)];
 const LATENT_1024: [Input; 1] = [input("latent_sample", F32, &[1, 4, 128, 128], Noise)];
 const LATENT16: [Input; 1] = [input("latent_sample", F32, &[1, 16, 128, 128], Noise)];
@@ -477,4 +480,17 @@ pub(super) const MODELS: &[Builtin] = &[
             SD15[1],
         ]
     ),
+    model!(
+        "sana/vae-decoder",
+        "sana_vae_decoder",
+        "Sana, deep compression autoencoder (DC-AE), decoder, fp32",
+        [input("latent_sample", F32, &[1, 32, 32, 32], Noise)]
+    ),
+    model!(
+        "sana/vae-encoder",
+        "sana_vae_encoder",
+        "Sana, deep compression autoencoder (DC-AE), encoder, fp32",
+        PICTURE_1024
+    ),
+    model!("gemma2-2b", "gemma2_2b_fp16", "Gemma 2 2B as text encoder of Sana, fp16", GEMMA_IDS),
 ];

@@ -39,6 +39,8 @@ pub enum Family {
     Vae16,
     /// An autoencoder with another number of latent channels.
     Vae,
+    /// The deep compression autoencoder of Sana.
+    DeepVae,
     /// A tiny autoencoder.
     Taesd,
     /// CLIP ViT-L.
@@ -49,6 +51,8 @@ pub enum Family {
     ClipG,
     /// T5.
     T5,
+    /// Gemma 2.
+    Gemma2,
     /// ESRGAN and Real-ESRGAN.
     Esrgan,
 }
@@ -70,11 +74,13 @@ impl Family {
             Family::Vae4 => "VAE of 4 channels",
             Family::Vae16 => "VAE of 16 channels",
             Family::Vae => "VAE",
+            Family::DeepVae => "DC-AE",
             Family::Taesd => "TAESD",
             Family::ClipL => "CLIP ViT-L",
             Family::ClipH => "OpenCLIP ViT-H",
             Family::ClipG => "OpenCLIP ViT-bigG",
             Family::T5 => "T5",
+            Family::Gemma2 => "Gemma 2",
             Family::Esrgan => "ESRGAN",
         }
     }
@@ -114,6 +120,7 @@ pub(super) fn family_of(network: Network, tensors: &BTreeMap<&str, &[usize]>) ->
         Network::Chroma => (Family::Chroma, Component::Denoiser),
         Network::PixArt => (Family::PixArt, Component::Denoiser),
         Network::Sana => (Family::Sana, Component::Denoiser),
+        Network::DeepVae => (Family::DeepVae, Component::Vae),
         Network::TinyVae => (Family::Taesd, Component::Vae),
         Network::Vae => {
             let encoded = dimension("encoder.conv_out.weight", 0).map(|moments| moments / 2);
@@ -141,6 +148,7 @@ pub(super) fn family_of(network: Network, tensors: &BTreeMap<&str, &[usize]>) ->
             }
         }
         Network::T5 => (Family::T5, Component::TextEncoder3),
+        Network::Gemma2 => (Family::Gemma2, Component::TextEncoder),
         Network::Esrgan => (Family::Esrgan, Component::Upscaler),
     }
 }

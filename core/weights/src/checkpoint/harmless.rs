@@ -95,7 +95,7 @@ struct Rule {
 
 const LAYERS: &str = "text_model.encoder.layers";
 const CLIP: &[Network] = &[Network::Clip, Network::OpenClip];
-const VAE: &[Network] = &[Network::Vae, Network::TinyVae];
+const VAE: &[Network] = &[Network::Vae, Network::DeepVae, Network::TinyVae];
 const LINEAR: &[Network] = &[Network::PixArt, Network::Sana];
 
 /// Parts of networks that a graph may leave out, by the names of diffusers (names outside the table as in the file).
@@ -135,6 +135,12 @@ const PARTS: &[Rule] = &[
         names: &["decoder.", "lm_head."],
         when: When::Always,
         reason: "T5's decoder; the model is its encoder",
+    },
+    Rule {
+        networks: &[Network::Gemma2],
+        names: &["lm_head."],
+        when: When::Always,
+        reason: "the prediction of words; the model is a text encoder",
     },
     Rule {
         networks: &[Network::Sd3],

@@ -214,9 +214,10 @@ impl Part {
             | Network::PixArt
             | Network::Sana => Component::Denoiser,
             Network::ControlNet => Component::ControlNet,
-            Network::Vae | Network::TinyVae => Component::Vae,
+            Network::Vae | Network::DeepVae | Network::TinyVae => Component::Vae,
             Network::Esrgan => Component::Upscaler,
             _ if hint.is_some_and(is_text) => hint?,
+            Network::Gemma2 => Component::TextEncoder,
             Network::T5 => Component::TextEncoder3,
             // OpenCLIP ViT-H is the encoder of SD 2, ViT-bigG the second one of SD XL and SD 3.
             Network::OpenClip => match width("token_embedding.weight") {

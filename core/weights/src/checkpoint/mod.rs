@@ -221,7 +221,7 @@ impl Checkpoint {
 
 /// The models that sdrun reads, for hints.
 const MODELS: &str = "sdrun reads Stable Diffusion 1, 2, XL, 3 and 3.5, Flux, Chroma, PixArt and Sana, the autoencoders, \
-                      CLIP and T5 text encoders, the ControlNets of Stable Diffusion and the upscalers of ESRGAN, in the \
+                      CLIP, T5 and Gemma 2 text encoders, the ControlNets of Stable Diffusion and the upscalers of ESRGAN, in the \
                       layouts of the original implementations, of diffusers and of ComfyUI";
 
 /// Adds a file of averaged weights to the others.

@@ -15,6 +15,8 @@ enum Spelling {
     Table,
     /// Without a leading word that the tables have.
     Without(&'static str),
+    /// With a leading word that the tables lack.
+    Below(&'static str),
     /// T5 as llama.cpp names it.
     LlamaCpp,
     /// ESRGAN's second naming, which BSRGAN has too.
@@ -28,6 +30,12 @@ pub(super) fn recognise(names: &Names) -> Option<Found> {
     // transformers 5 names CLIP without `text_model.`.
     if names.any("encoder.layers.0.self_attn.") {
         return found(Network::Clip, Diffusers, Spelling::Without("text_model."));
+    }
+    // transformers names Gemma so where it predicts words.
+    if names.any("model.layers.0.pre_feedforward_layernorm.")
+        && !names.any("model.layers.0.self_attn.q_norm.")
+    {
+        return found(Network::Gemma2, Diffusers, Spelling::Below("model."));
     }
     if names.any("enc.blk.0.attn_q.") {
         return found(Network::T5, Diffusers, Spelling::LlamaCpp);
@@ -56,6 +64,7 @@ impl Found {
             (_, Network::T5) if name == T5_TOKENS[1] => Some(T5_TOKENS[0].into()),
             (Spelling::Without("text_model."), _) if name.starts_with("text_") => None,
             (Spelling::Without(front), _) => Some(format!("{front}{name}")),
+            (Spelling::Below(front), _) => name.strip_prefix(front).map(str::to_string),
             (Spelling::LlamaCpp, _) => llama_cpp_t5(name),
             (Spelling::Trunk, _) => trunk(name),
             (Spelling::Table, Network::Vae) if self.naming == Naming::Diffusers => modern_vae_attention(name),

@@ -65,9 +65,18 @@ const SIGNS: &[(Network, Naming, &[&[&str]])] = {
             ],
         ),
         (Network::Vae, Diffusers, &[&["encoder.mid_block.", "decoder.mid_block."]]),
+        (
+            Network::DeepVae,
+            Diffusers,
+            &[
+                &["encoder.down_blocks.0.0.", "decoder.up_blocks.0.0."],
+                &["encoder.conv_out.", "decoder.conv_in."],
+            ],
+        ),
         (Network::TinyVae, Diffusers, &[&["encoder.layers.0.weight", "decoder.layers.0.weight"]]),
         (Network::Clip, Diffusers, &[&["text_model.encoder.layers.0."]]),
         (Network::T5, Diffusers, &[&["encoder.block.0.layer.0."]]),
+        (Network::Gemma2, Diffusers, &[&["layers.0.pre_feedforward_layernorm."], &["embed_tokens."]]),
         (Network::Esrgan, Diffusers, &[&["body.0.rdb1."]]),
     ]
 };
@@ -137,13 +146,14 @@ const FOREIGN: &[Foreign] = &[
         "Stable Video Diffusion",
         &[&["input_blocks.1.0.time_stack.", "down_blocks.0.resnets.0.spatial_res_block."]],
     ),
-    foreign(
-        "a language model as text encoder",
-        &[
-            &["model.layers.0.self_attn.q_proj.", "layers.0.self_attn.q_proj."],
-            &["model.embed_tokens.", "embed_tokens."],
-        ],
-    ),
+    // Gemma 2 with norms of queries and keys.
+    foreign("Gemma 3", &[&["layers.0.pre_feedforward_layernorm."], &["layers.0.self_attn.q_norm."]]),
+    foreign("a language model as text encoder", LANGUAGE_MODEL),
+];
+
+const LANGUAGE_MODEL: &[&[&str]] = &[
+    &["model.layers.0.self_attn.q_proj.", "layers.0.self_attn.q_proj."],
+    &["model.embed_tokens.", "embed_tokens."],
 ];
 
 /// The network and naming of these names. Names come without the prefix of their component.
@@ -154,7 +164,10 @@ pub fn identify_network<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<
 
 /// The name of a recognised network that sdrun does not read.
 pub(crate) fn foreign_network(names: &Names) -> Option<&'static str> {
-    FOREIGN.iter().find(|foreign| all_begin(names, foreign.signs)).map(|foreign| foreign.title)
+    let found = FOREIGN.iter().find(|foreign| all_begin(names, foreign.signs))?;
+    // The one language model that sdrun reads.
+    let is_read = found.signs == LANGUAGE_MODEL && names.any("layers.0.pre_feedforward_layernorm.");
+    (!is_read).then_some(found.title)
 }
 
 pub(crate) fn network_of(names: &Names) -> Option<(Network, Naming)> {

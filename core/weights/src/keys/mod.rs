@@ -94,6 +94,8 @@ pub enum Network {
     ControlNet,
     /// `AutoencoderKL`, whole or one half.
     Vae,
+    /// `AutoencoderDC`, the deep compression autoencoder of Sana, whole or one half.
+    DeepVae,
     /// A tiny autoencoder (TAESD, TAESDXL, TAESD3, TAEF1, TAEF2), whole or one half.
     TinyVae,
     /// The transformer of SD 3 and 3.5.
@@ -113,6 +115,8 @@ pub enum Network {
     OpenClip,
     /// The encoder of T5.
     T5,
+    /// The language model Gemma 2.
+    Gemma2,
     /// The upscaler of ESRGAN and Real-ESRGAN (`RRDBNet`). The names of Real-ESRGAN take the place of diffusers'.
     Esrgan,
 }
@@ -147,6 +151,7 @@ impl Table {
             Network::UNet => unet::unet(&mut builder),
             Network::ControlNet => unet::controlnet(&mut builder),
             Network::Vae => vae::kl(&mut builder),
+            Network::DeepVae => vae::deep(&mut builder),
             Network::TinyVae => vae::tiny(&mut builder),
             Network::Sd3 => transformer::sd3(&mut builder),
             Network::Flux => transformer::flux(&mut builder),
@@ -156,6 +161,7 @@ impl Table {
             Network::Clip => text::clip(&mut builder),
             Network::OpenClip => text::open_clip(&mut builder),
             Network::T5 => text::t5(&mut builder),
+            Network::Gemma2 => text::gemma2(&mut builder),
             Network::Esrgan => upscaler::esrgan(&mut builder),
         }
         let (mut pairs, mut missing) = (builder.finish(), Vec::new());

@@ -1,4 +1,4 @@
-//! Text encoders: CLIP as transformers and as OpenCLIP name it, and T5.
+//! Text encoders: CLIP as transformers and as OpenCLIP name it, T5, and Gemma 2.
 
 use super::{Fusion, builder::Builder};
 
@@ -77,4 +77,24 @@ pub(super) fn t5(b: &mut Builder) {
         }
     }
     b.weight("encoder.final_layer_norm", "encoder.final_layer_norm");
+}
+
+/// Gemma 2 as transformers names it.
+pub(super) fn gemma2(b: &mut Builder) {
+    b.weight("embed_tokens", "embed_tokens");
+    for index in 0..b.count("layers", "layers") {
+        for part in ["q_proj", "k_proj", "v_proj", "o_proj"] {
+            let name = format!("layers.{index}.self_attn.{part}");
+            b.weight(&name, &name);
+        }
+        for part in ["gate_proj", "up_proj", "down_proj"] {
+            let name = format!("layers.{index}.mlp.{part}");
+            b.weight(&name, &name);
+        }
+        for norm in ["input", "post_attention", "pre_feedforward", "post_feedforward"] {
+            let name = format!("layers.{index}.{norm}_layernorm");
+            b.weight(&name, &name);
+        }
+    }
+    b.weight("norm", "norm");
 }

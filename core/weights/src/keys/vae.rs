@@ -1,5 +1,5 @@
-//! Autoencoders: `AutoencoderKL` of the original implementations against diffusers', and the tiny autoencoders (TAESD
-//! and its relatives) against `AutoencoderTiny`.
+//! Autoencoders: `AutoencoderKL` of the original implementations against diffusers', the tiny autoencoders (TAESD and its
+//! relatives) against `AutoencoderTiny`, and `AutoencoderDC` in diffusers' layout.
 
 use super::{Fusion, builder::Builder};
 
@@ -73,4 +73,56 @@ pub(super) fn tiny(b: &mut Builder) {
             }
         }
     }
+}
+
+/// Levels are sequences of layers: residual blocks, attentions, and the convolution that changes the size.
+pub(super) fn deep(b: &mut Builder) {
+    for (half, way) in [("encoder", "down"), ("decoder", "up")] {
+        if !b.any(&format!("{half}."), &format!("{half}.")) {
+            continue;
+        }
+        same(b, &format!("{half}.conv_in"));
+        let blocks = format!("{half}.{way}_blocks");
+        for level in 0..b.count(&blocks, &blocks) {
+            let level = format!("{blocks}.{level}");
+            for layer in 0..b.count(&level, &level) {
+                deep_layer(b, &format!("{level}.{layer}"));
+            }
+        }
+        if half == "decoder" {
+            same(b, "decoder.norm_out");
+        }
+        same(b, &format!("{half}.conv_out"));
+    }
+}
+
+fn deep_layer(b: &mut Builder, layer: &str) {
+    let has = |b: &Builder, part: &str| b.any(&format!("{layer}.{part}."), &format!("{layer}.{part}."));
+    let weight = |b: &mut Builder, part: &str| b.weight(format!("{layer}.{part}"), format!("{layer}.{part}"));
+    if has(b, "conv1") {
+        same(b, &format!("{layer}.conv1"));
+        weight(b, "conv2");
+        same(b, &format!("{layer}.norm"));
+    } else if has(b, "attn") {
+        for part in ["to_q", "to_k", "to_v", "to_out"] {
+            weight(b, &format!("attn.{part}"));
+        }
+        let scales = format!("{layer}.attn.to_qkv_multiscale");
+        for scale in 0..b.count(&scales, &scales) {
+            for part in ["proj_in", "proj_out"] {
+                weight(b, &format!("attn.to_qkv_multiscale.{scale}.{part}"));
+            }
+        }
+        for part in ["attn.norm_out", "conv_out.conv_inverted", "conv_out.conv_depth", "conv_out.norm"] {
+            same(b, &format!("{layer}.{part}"));
+        }
+        weight(b, "conv_out.conv_point");
+    } else {
+        same(b, &format!("{layer}.conv"));
+    }
+}
+
+/// A module of the same name in both layouts.
+fn same(b: &mut Builder, module: &str) {
+    b.module(module, module);
 }

@@ -10,6 +10,7 @@
 //! | Flux.1 | CLIP-L for its pooled states; T5 | [`flux`] |
 //! | Chroma | T5 with mask | [`chroma`] |
 //! | PixArt | T5 with mask | [`pixart`] |
+//! | Sana | Gemma 2 with mask, without an instruction | [`sana`] |
 //!
 //! Sources: diffusers' pipelines, and ComfyUI where noted.
 
@@ -229,13 +230,41 @@ pub fn chroma(sequence: &Sequence, t5: States, image: usize) -> Condition {
     Condition { mask: Some(mask), ..plain(t5) }
 }
 
-/// PixArt: T5's states, encoded with the mask, which the denoiser takes too. For the text see [`pixart_text`].
+/// PixArt: T5's states, encoded with the mask, which the denoiser takes too. For the text see [`lower_text`].
 pub fn pixart(sequence: &Sequence, t5: States) -> Condition {
     Condition { mask: Some(sequence.mask.clone()), ..plain(t5) }
 }
 
-/// The text that PixArt's T5 takes: lower case, without spaces at its ends.
-pub fn pixart_text(prompt: &str) -> String {
+/// Sana: the states of Gemma 2 for the text and the last token of the instruction before it, and for the mark before both. The
+/// denoiser takes their mask too. For the text see [`lower_text`], and [`instructed`](super::sequence::instructed) for the instruction.
+pub fn sana(sequence: &Sequence, gemma: States) -> Condition {
+    let width = gemma.width();
+    let shown = (0..gemma.places).filter(|at| *at == 0 || *at > sequence.instruction);
+    let (mut hidden, mut mask) = (Vec::new(), Vec::new());
+    for at in shown {
+        hidden.extend_from_slice(&gemma.hidden[at * width..][..width]);
+        mask.push(sequence.mask.get(at).copied().unwrap_or(0));
+    }
+    Condition { places: mask.len(), hidden, mask: Some(mask), ..Condition::default() }
+}
+
+/// What Sana's authors put before a prompt, so that the language model thinks of what a picture of it shows.
+pub const SANA_INSTRUCTION: &str = "\
+Given a user prompt, generate an 'Enhanced prompt' that provides detailed visual descriptions suitable for image generation. \
+Evaluate the level of detail in the user prompt:
+- If the prompt is simple, focus on adding specifics about colors, shapes, sizes, textures, and spatial relationships to create \
+vivid and concrete scenes.
+- If the prompt is already detailed, refine and enhance the existing details slightly without overcomplicating.
+Here are examples of how to transform or refine prompts:
+- User Prompt: A cat sleeping -> Enhanced: A small, fluffy white cat curled up in a round shape, sleeping peacefully on a warm \
+sunny windowsill, surrounded by pots of blooming red flowers.
+- User Prompt: A busy city street -> Enhanced: A bustling city street scene at dusk, featuring glowing street lamps, a diverse \
+crowd of people in colorful clothing, and a double-decker bus passing by towering glass skyscrapers.
+Please generate only the enhanced description for the prompt below and avoid including any additional commentary or evaluations:
+User Prompt: ";
+
+/// The text that PixArt's T5 and Sana's Gemma take: lower case, without spaces at its ends.
+pub fn lower_text(prompt: &str) -> String {
     prompt.to_lowercase().trim().into()
 }
 

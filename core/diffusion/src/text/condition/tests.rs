@@ -1,5 +1,6 @@
 use super::{
-    Condition, ConditionError, Sd3, Sizes, chroma, flux, pixart, pixart_text, plain, sd3, sdxl, sdxl_refiner,
+    Condition, ConditionError, SANA_INSTRUCTION, Sd3, Sizes, chroma, flux, lower_text, pixart, plain, sana,
+    sd3, sdxl, sdxl_refiner,
 };
 use crate::{
     prompt::Piece,
@@ -7,7 +8,7 @@ use crate::{
         chunks::{Chunks, Marks, Rules, chunks},
         emphasis::Emphasis,
         encode::{EncodeError, Output, Request, States, encode_chunks, encode_sequence},
-        sequence::{Length, Sequence, sequence},
+        sequence::{Length, Sequence, instructed, sequence},
         tokenizer::Tokenizer,
     },
 };
@@ -45,6 +46,7 @@ static REFERENCE: LazyLock<Reference> =
     LazyLock::new(|| serde_json::from_str(include_str!("../../../testdata/text/conditions.json")).unwrap());
 static CLIP: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::clip().unwrap());
 const T5: &[u8] = include_bytes!("../../../testdata/text/t5.model");
+const GEMMA: &[u8] = include_bytes!("../../../testdata/text/gemma.json");
 
 /// Places of T5 in the reference.
 const PLACES: usize = 20;
@@ -69,7 +71,8 @@ impl Family {
 
     /// Answers as the recorded encoder did, if it is asked the same.
     fn answer(&self, encoder: &str, request: &Request<'_>) -> Result<Output, Infallible> {
-        let call = self.calls.iter().find(|call| call.encoder == encoder).unwrap();
+        let is_asked = |call: &&Call| call.encoder == encoder && call.ids.len() == request.ids.len();
+        let call = self.calls.iter().find(is_asked).unwrap();
         assert_eq!((request.ids, request.batch), (&*call.ids, 1));
         assert_eq!(request.mask, call.mask.as_deref());
         Ok(Output { hidden: call.hidden.clone(), pooled: call.pooled.clone() })
@@ -167,8 +170,39 @@ fn chroma_is_that_of_diffusers() {
 #[test]
 fn pixart_is_that_of_diffusers() {
     let family = Family::of("pixart");
-    let sequence = t5(&pixart_text(&REFERENCE.prompt));
+    let sequence = t5(&lower_text(&REFERENCE.prompt));
     family.check(&pixart(&sequence, family.t5(&sequence, true)));
+}
+
+#[test]
+fn sana_is_that_of_diffusers() {
+    let family = Family::of("sana");
+    let tokenizer = Tokenizer::json(GEMMA).unwrap();
+    let condition = |sequence: &Sequence| {
+        let states =
+            encode_sequence(sequence, Emphasis::None, true, |request| family.answer("gemma", request));
+        sana(sequence, states.unwrap())
+    };
+    let length = Length::Exactly(PLACES);
+    let prompt = pieces(&lower_text(&REFERENCE.prompt));
+    let with = instructed(SANA_INSTRUCTION, &prompt, &tokenizer, length, 0).unwrap();
+    assert!(with.ids.len() > 200 + PLACES && with.lost == 0);
+    family.check(&condition(&with));
+    let without = sequence(&pieces("rain"), &tokenizer, length, 0).unwrap();
+    assert_eq!(Some(condition(&without).hidden), family.negative);
+    // The empty prompt keeps the instruction; a weight does not reach it.
+    let count = with.instruction + 2;
+    assert_eq!(with.empty().ids[..count - 1], with.ids[..count - 1]);
+    let heavy = [Piece::Text("rain".into(), 1.5)];
+    let heavy = instructed(SANA_INSTRUCTION, &heavy, &tokenizer, length, 0).unwrap();
+    assert!(heavy.weights[..count].iter().all(|weight| *weight == 1.0) && heavy.weights[count] == 1.5);
+    // Padding beyond the usual length is hidden.
+    let mut padded = with.clone();
+    padded.pad_to(with.ids.len() + 3);
+    assert_eq!(padded.mask.iter().sum::<i64>(), with.mask.iter().sum::<i64>());
+    assert_eq!(padded.ids.len(), with.ids.len() + 3);
+    let long = instructed(SANA_INSTRUCTION, &pieces(&"rain ".repeat(40)), &tokenizer, length, 0).unwrap();
+    assert!(long.lost > 0 && long.ids.len() == with.ids.len() && long.mask.iter().all(|bit| *bit == 1));
 }
 
 #[test]

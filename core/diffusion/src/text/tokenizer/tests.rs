@@ -9,9 +9,11 @@ struct Reference {
     clip: Vec<Vec<i64>>,
     t5: Vec<Vec<i64>>,
     bytes: Vec<Vec<i64>>,
+    gemma: Vec<Vec<i64>>,
 }
 
 const T5: &[u8] = include_bytes!("../../../testdata/text/t5.model");
+const GEMMA: &[u8] = include_bytes!("../../../testdata/text/gemma.json");
 const WITH_BYTES: &[u8] = include_bytes!("../../../testdata/text/bytes.model");
 
 static REFERENCE: LazyLock<Reference> =
@@ -37,6 +39,14 @@ fn ids_of_t5_are_those_of_sentencepiece() {
     let tokenizer = Tokenizer::sentence_piece(T5).unwrap();
     check(&tokenizer, &REFERENCE.t5);
     assert_eq!((tokenizer.before(), tokenizer.after()), (&[][..], &[1][..]));
+}
+
+/// A small vocabulary of the form of Gemma's.
+#[test]
+fn ids_of_gemma_are_those_of_transformers() {
+    let tokenizer = Tokenizer::json(GEMMA).unwrap();
+    check(&tokenizer, &REFERENCE.gemma);
+    assert_eq!((tokenizer.before(), tokenizer.after(), tokenizer.len()), (&[2][..], &[][..], 600));
 }
 
 /// A model with pieces for bytes, which keeps spaces.
