@@ -55,7 +55,9 @@ fn components_of_the_built_in_models() {
             // No pipeline in the wild has an encoder of its width.
             "demo/text-encoder" => None,
             name if name.contains("text-encoder") => Some(TextEncoder),
-            name if name.starts_with("t5") || name.starts_with("taef2") || name == "mobilenet-v2" => continue,
+            name if ["t5", "gemma", "taef2", "mobilenet"].iter().any(|start| name.starts_with(start)) => {
+                continue;
+            }
             _ => Some(Denoiser),
         };
         let binding = Binding::from_map(&model.weight_map().unwrap());
