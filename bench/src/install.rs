@@ -26,15 +26,19 @@ pub(crate) fn python_of(folder: &Path) -> PathBuf {
 }
 
 impl Baseline {
-    /// Makes a Python environment with its packages, in place of an earlier one. Needs Python 3.12 to 3.14 with `venv`, and a package index. An installation that fails or is cancelled leaves nothing.
+    /// Makes a Python environment with its packages, in place of an earlier one. Needs a Python that the pinned packages support, 3.12 to
+    /// 3.14, with `venv`: `python`, or else one in the search path. And a package index. An installation that fails or is cancelled leaves
+    /// nothing.
     ///
     /// # Errors
-    /// `FailedPrecondition` with the end of the output of `venv` or `pip`, `Cancelled`, and what the system says about files.
-    pub fn install(&self, data: &Path, host: &dyn Host) -> Result<()> {
+    /// `FailedPrecondition` without such a Python, or with the end of the output of `venv` or `pip`; `Cancelled`; and what the system says
+    /// about files.
+    pub fn install(&self, data: &Path, python: Option<&Path>, host: &dyn Host) -> Result<()> {
+        let python = suitable(python)?;
         let folder = self.folder(data);
         self.remove(data)?;
         fs::create_dir_all(&folder).map_err(|e| Error::io("create", &folder, &e))?;
-        let done = self.fill(&folder, host);
+        let done = self.fill(&folder, &python, host);
         if done.is_err() {
             // The error that led here matters more.
             let _ = fs::remove_dir_all(&folder);
@@ -42,33 +46,19 @@ impl Baseline {
         done
     }
 
-    fn fill(&self, folder: &Path, host: &dyn Host) -> Result<()> {
-        let suits = |python: &&str| {
-            let test = "import sys, venv; sys.exit(not (3, 12) <= sys.version_info[:2] < (3, 15))";
-            Command::new(python).args(["-c", test]).output().is_ok_and(|output| output.status.success())
-        };
-        let python = PYTHONS.into_iter().find(suits).ok_or_else(|| {
-            Error::precondition("there is no Python 3.12 to 3.14 with the module venv")
-                .with_hint("install one, and make it the first `python3` of your PATH")
-        })?;
+    fn fill(&self, folder: &Path, python: &Path, host: &dyn Host) -> Result<()> {
         let mut environment = Command::new(python);
         environment.args(["-m", "venv"]).arg(folder.join("env"));
         run(environment, "making an environment", host)?;
         let requirements = folder.join("requirements.txt");
         fs::write(&requirements, self.requirements).map_err(|e| Error::io("write", &requirements, &e))?;
-        let mut pip = Command::new(python_of(folder));
-        pip.args([
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-input",
-            "--no-deps",
-            "-r",
-        ])
-        .arg(&requirements);
-        run(pip, "installing packages", host)?;
+        if self.packages().next().is_some() {
+            let mut pip = Command::new(python_of(folder));
+            pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]);
+            // The lists are complete; without this, some packages would bring gigabytes that a processor does not need.
+            pip.args(["--no-deps", "-r"]).arg(&requirements);
+            run(pip, "installing packages", host)?;
+        }
         let done = folder.join(DONE);
         fs::write(&done, self.requirements).map_err(|e| Error::io("write", &done, &e))
     }
@@ -84,6 +74,21 @@ impl Baseline {
         }
         Ok(())
     }
+}
+
+/// The first Python with `venv` in a version that the pinned packages support.
+fn suitable(given: Option<&Path>) -> Result<PathBuf> {
+    let suits = |python: &&Path| {
+        let test = "import sys, venv; sys.exit(not (3, 12) <= sys.version_info[:2] < (3, 15))";
+        Command::new(python).args(["-c", test]).output().is_ok_and(|output| output.status.success())
+    };
+    let known = PYTHONS.map(Path::new);
+    let candidates = given.as_slice().iter().copied().chain(known.into_iter().filter(|_| given.is_none()));
+    candidates.into_iter().find(suits).map(Path::to_path_buf).ok_or_else(|| {
+        let which =
+            given.map_or("there is no Python".into(), |path| format!("{} is not Python", path.display()));
+        Error::precondition(format!("{which} 3.12 to 3.14 with the module venv"))
+    })
 }
 
 /// Runs a program to its end, or kills it if the user cancels.

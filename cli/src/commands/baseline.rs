@@ -5,7 +5,7 @@ use clap::Subcommand;
 use sdrun::{Paths, abi::Error, bench, did_you_mean};
 use sdrun_baselines::{ALL, Baseline};
 use serde::Serialize;
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 /// List, install and remove other software to measure beside the providers
 ///
@@ -29,6 +29,9 @@ enum Command {
         /// Names, as listed by `sdrun baseline list`, or `all`
         #[arg(required = true)]
         names: Vec<String>,
+        /// A Python 3.12 to 3.14 [default: the first one in the search path]
+        #[arg(long, value_name = "PROGRAM")]
+        python: Option<PathBuf>,
     },
     /// Remove an environment
     Remove {
@@ -56,12 +59,12 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let data = &registry.paths().data;
     match &args.command {
         Command::List => {}
-        Command::Install { names } => {
+        Command::Install { names, python } => {
             for baseline in named(names)? {
                 let task = context.task(baseline.name);
                 let host = task.host(context.cancel_flag());
                 baseline
-                    .install(data, &host)
+                    .install(data, python.as_deref(), &host)
                     .map_err(|error| sdrun::Error::Provider { provider: baseline.name.into(), error })?;
             }
         }
