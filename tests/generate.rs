@@ -8,10 +8,10 @@ mod upscale;
 
 use image::{GrayImage, Luma, Rgb, RgbImage};
 use sdrun::{
-    BuildOptions, Isolation, Model, WeightFiles, Wishes,
+    BuildOptions, HostTensor, Isolation, Model, Tensors, WeightFiles, Wishes,
     abi::{Device, NoHost, Precision},
     graph::{OpenOptions, WeightsPolicy},
-    weights::SafetensorsWeights,
+    weights::{SafetensorsWeights, WeightStack},
     worker::Limits,
 };
 use sdrun_diffusion::{
@@ -31,7 +31,7 @@ use sdrun_diffusion::{
     text::tokenizer::Tokenizer,
 };
 use sdrun_tests::{
-    lab::{ALL, Lab},
+    lab::{ALL, Lab, device_of},
     pipelines::tensor,
     place::Place,
 };
@@ -495,6 +495,43 @@ fn pictures_of_further_models_are_those_of_diffusers() {
                 request.start.as_ref().and_then(|start| start.inpaint.as_ref()).map(|_| (&mask, &original));
             oracle.compare(case, parts, &request, provider, mask);
         }
+    }
+}
+
+/// No pipeline of diffusers starts from a picture with Sana, so this compares its encoder, and checks that it is used.
+#[test]
+fn the_autoencoder_of_sana_encodes_as_in_diffusers() {
+    let lab = Lab::default();
+    let expected = Oracle::open("variants").values("sana_encoded");
+    let model = Model::open(sdrun_tiny::folder().join("sana/onnx/vae_encoder/model.onnx")).unwrap();
+    let picture = from_bytes(sample().0.as_raw());
+    let picture = HostTensor::from_f32(vec![1, 3, 64, 64], &picture).unwrap();
+    let inputs = Tensors::from([("sample".to_string(), picture)]);
+    let parts = assembled(&[
+        ("transformer", "sana/transformer"),
+        ("text_encoder", "sana/text_encoder"),
+        ("vae_decoder", "sana/vae_decoder"),
+        ("vae_encoder", "sana/vae_encoder"),
+    ]);
+    for provider in ALL.iter() {
+        let opened = lab.open(provider).unwrap();
+        let mut build = BuildOptions::new(device_of(&opened).unwrap());
+        build.shapes = [("sample".to_string(), vec![1, 3, 64, 64])].into();
+        let weights = WeightStack::of_model(model.binding().unwrap(), model.weights());
+        let engine = opened.build(&model, &build, &NoHost).unwrap();
+        let mut session = engine.session(&weights, &NoHost).unwrap();
+        let outputs = session.run(&inputs, &NoHost).unwrap();
+        let found: Vec<f32> =
+            outputs["latents"].to_f64().unwrap().into_iter().map(|value| value as f32).collect();
+        let far = distance(&found, &expected);
+        println!("{provider}: {far:e}");
+        assert!(far < 1e-4, "{provider}: {far}");
+
+        let of = |start: Option<Start>| {
+            let request = Request { steps: Some(2), start, ..request() };
+            draw(&parts, &request.resolve(&parts).unwrap(), provider).0.remove(0).bytes
+        };
+        assert_ne!(of(Some(start(0.5, false))), of(None));
     }
 }
 

@@ -239,12 +239,19 @@ CASES = {
 }
 
 
+def encoded():
+    """The sample picture as Sana's autoencoder encodes it, without its scale."""
+    picture = torch.tensor(sample_picture()).permute(2, 0, 1)[None].float() / 127.5 - 1
+    return np.ascontiguousarray(small.modules("sana", "A")["vae"].encode(picture).latent[0].numpy())
+
+
 def main(folder, *names):
     warnings.filterwarnings("ignore")
     tensors = load_file(f"{folder}/variants.safetensors") if names else {}
     for name in names or CASES:
         tensors[f"{name}.latents"], tensors[f"{name}.picture"] = CASES[name]()
         print(name, [float(np.abs(state).max()) for state in tensors[f"{name}.latents"]])
+    tensors["sana_encoded"] = encoded()
     save_file(tensors, f"{folder}/variants.safetensors")
 
 

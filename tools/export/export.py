@@ -129,9 +129,13 @@ def gemma_attention(module, query, key, value, mask, scaling, softcap, **_):
     return torch.matmul(shares, value).reshape(batch, heads, -1, width).transpose(1, 2), None
 
 
-def repeat_channels(x, repeats, dim, output_size=None):
-    """`repeat_interleave` of channels in four dimensions."""
-    assert dim == 1
+REPEAT = torch.Tensor.repeat_interleave
+
+
+def repeat_channels(x, repeats, dim=None, output_size=None):
+    """`repeat_interleave`, of a picture's channels in no more than its four dimensions."""
+    if x.dim() != 4 or dim != 1:
+        return REPEAT(x, repeats, dim=dim, output_size=output_size)
     batch, channels, height, width = x.shape
     return torch.cat([x.reshape(batch, channels, 1, -1)] * repeats, dim=2).reshape(batch, channels * repeats, height, width)
 

@@ -24,6 +24,9 @@ pub(super) enum Pattern {
     Angles,
     /// Products of two activations that lead to a softmax, and the nodes between.
     Scores,
+    /// Products of two activations that lead to a quotient of two activations, and the nodes between: linear attention, which divides
+    /// by the sum of its shares afterwards.
+    Quotients,
     /// Sums of two activations that lead to a norm, the factors of their summands, and operators that only move such
     /// sums.
     Residuals,
@@ -84,6 +87,11 @@ const KEEP: &[Keep] = &[
         nodes: Pattern::Scores,
         only_f16: false,
         source: "Stable Diffusion 2.1's UNet: `upcast_attention: true`; fused attention accumulates scores in float32",
+    },
+    Keep {
+        nodes: Pattern::Quotients,
+        only_f16: false,
+        source: "diffusers SanaLinearAttnProcessor2_0 and SanaMultiscaleAttnProcessor2_0 compute in float32",
     },
     Keep {
         nodes: Pattern::Residuals,

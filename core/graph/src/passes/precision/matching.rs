@@ -98,6 +98,7 @@ impl<'g> View<'g> {
                     || view.any_user(index, |user| marks[user])
             }),
             Pattern::Scores => self.scores(),
+            Pattern::Quotients => self.quotients(),
             Pattern::Residuals => self.residuals(),
             Pattern::FeedForwardOutputs => self.feed_forward_outputs(),
             Pattern::Weights(names) => self.each(|view, node| {
@@ -159,22 +160,44 @@ impl<'g> View<'g> {
     }
 
     fn scores(&self) -> Vec<bool> {
-        let passes = |node: &Node| {
+        let passes = |_: &Self, node: &Node| {
             let op = op(node);
             MOVES.contains(&op) || ELEMENTWISE.contains(&op) || matches!(op, "Where" | "Tanh")
         };
-        let to_softmax = self.backward(|view, index, marks| {
+        let is_end = |_: &Self, node: &Node| matches!(op(node), "Softmax" | "LogSoftmax" | "Exp");
+        self.products_to(is_end, passes)
+    }
+
+    fn quotients(&self) -> Vec<bool> {
+        let passes = |view: &Self, node: &Node| {
+            MOVES.contains(&op(node)) || op(node) == "Add" || view.is_product(node)
+        };
+        let is_end = |view: &Self, node: &Node| op(node) == "Div" && view.activations(node).count() >= 2;
+        self.products_to(is_end, passes)
+    }
+
+    /// Products of two activations that lead to a node that satisfies `is_end`, and the nodes between, which satisfy `passes`.
+    fn products_to(
+        &self,
+        is_end: impl Fn(&Self, &Node) -> bool,
+        passes: impl Fn(&Self, &Node) -> bool,
+    ) -> Vec<bool> {
+        let leads = self.backward(|view, index, marks| {
             view.any_user(index, |user| {
                 let node = &view.graph.nodes[user];
-                matches!(op(node), "Softmax" | "LogSoftmax" | "Exp") || (marks[user] && passes(node))
+                is_end(view, node) || (marks[user] && passes(view, node))
             })
         });
         self.forward(|view, index, marks| {
             let node = &view.graph.nodes[index];
-            let is_product =
-                matches!(op(node), "MatMul" | "Einsum" | "Gemm") && view.activations(node).count() >= 2;
-            to_softmax[index] && (is_product || (passes(node) && view.producers(index).any(|i| marks[i])))
+            let follows = || passes(view, node) && view.producers(index).any(|i| marks[i]);
+            leads[index] && (view.is_product(node) || follows())
         })
+    }
+
+    /// Whether it multiplies two matrices of activations.
+    fn is_product(&self, node: &Node) -> bool {
+        matches!(op(node), "MatMul" | "Einsum" | "Gemm") && self.activations(node).count() >= 2
     }
 
     fn residuals(&self) -> Vec<bool> {

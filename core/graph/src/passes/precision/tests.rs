@@ -104,6 +104,32 @@ fn embeddings_of_time_stay_in_f32() {
     }
 }
 
+/// Sums over all places, divided by their weights only afterwards, are beyond the range of f16.
+#[test]
+fn linear_attention_stays_in_f32() {
+    let file = model(17)
+        .input("x", DType::F32, "4 8")
+        .initializer("w", &ramp(&[8, 8]))
+        .initializer("eps", &Tensor::scalar(1e-15f32))
+        .node("MatMul", &["x", "w"], &["q"])
+        .node("Relu", &["q"], &["k"])
+        .node_with("Transpose", &["k"], &["turned"], [("perm", Attribute::Ints(vec![1, 0]))])
+        .node("MatMul", &["turned", "q"], &["sums"])
+        .node("MatMul", &["k", "sums"], &["shares"])
+        .node_with("Split", &["shares"], &["top", "bottom"], [("axis", Attribute::Int(1))])
+        .node("Add", &["bottom", "eps"], &["total"])
+        .node("Div", &["top", "total"], &["y"])
+        .output("y", "4 4");
+    for to in [DType::F16, DType::BF16] {
+        let mut graph = inferred(&file);
+        convert_precision(&mut graph, to);
+        for (name, dtype) in [("q", to), ("sums", DType::F32), ("shares", DType::F32), ("total", DType::F32)]
+        {
+            assert_eq!(dtype_of(&graph, name), dtype, "{name}");
+        }
+    }
+}
+
 #[test]
 fn a_half_precision_graph_is_widened_or_left_alone() {
     let half = |shape: &[usize]| ramp(shape).to_float_type(DType::F16).unwrap();
