@@ -1,14 +1,14 @@
 //! Installs a baseline's packages.
 
 use crate::Baseline;
-use sdrun_abi::{Error, ErrorCode, Host, Result};
+use sdrun::{
+    abi::{Error, ErrorCode, Host, Result},
+    runtime::run_tool,
+};
 use std::{
     fs,
-    io::Read,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
-    thread,
-    time::Duration,
+    process::Command,
 };
 
 /// Marks a finished installation: the requirements that were installed.
@@ -17,18 +17,15 @@ pub(crate) const DONE: &str = "installed.txt";
 /// Where a Python that the pinned packages support may be.
 const PYTHONS: [&str; 5] = ["python3", "python3.13", "python3.12", "python3.14", "python"];
 
-/// How often to look whether the user cancels.
-const POLL: Duration = Duration::from_millis(50);
-
 /// The interpreter of an environment.
 pub(crate) fn python_of(folder: &Path) -> PathBuf {
     if cfg!(windows) { folder.join("env/Scripts/python.exe") } else { folder.join("env/bin/python") }
 }
 
 impl Baseline {
-    /// Makes a Python environment with its packages, in place of an earlier one. Needs a Python that the pinned packages support, 3.12 to
-    /// 3.14, with `venv`: `python`, or else one in the search path. And a package index. An installation that fails or is cancelled leaves
-    /// nothing.
+    /// Makes a Python environment with the baseline's packages, and replaces an earlier one. Uses `python`, or else searches the path for
+    /// Python 3.12 to 3.14, which the pinned packages support. Needs the module `venv` and a package index. If the installation fails or
+    /// is cancelled, nothing stays behind.
     ///
     /// # Errors
     /// `FailedPrecondition` without such a Python, or with the end of the output of `venv` or `pip`; `Cancelled`; and what the system says
@@ -91,40 +88,15 @@ fn suitable(given: Option<&Path>) -> Result<PathBuf> {
     })
 }
 
-/// Runs a program to its end, or kills it if the user cancels.
-fn run(mut command: Command, phase: &str, host: &dyn Host) -> Result<()> {
-    host.progress(phase, 0, 0);
+/// Runs a program to its end.
+fn run(command: Command, phase: &str, host: &dyn Host) -> Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let start = |e: std::io::Error| Error::precondition(format!("cannot start {program}: {e}"));
-    let mut child =
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(start)?;
-    let pipe = child.stderr.take();
-    // A separate thread reads the pipe, because a full pipe would block the program.
-    let words = thread::spawn(move || {
-        let mut text = Vec::new();
-        if let Some(mut pipe) = pipe {
-            let _ = pipe.read_to_end(&mut text);
-        }
-        String::from_utf8_lossy(&text).into_owned()
-    });
-    let status = loop {
-        if host.cancelled() {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(Error::new(ErrorCode::Cancelled, "the installation was cancelled"));
-        }
-        match child.try_wait() {
-            Ok(Some(status)) => break status,
-            Ok(None) => thread::sleep(POLL),
-            Err(e) => return Err(start(e)),
-        }
-    };
-    if status.success() {
+    let ended = run_tool(command, phase, host)
+        .map_err(|e| Error::precondition(format!("cannot start {program}: {e}")))?
+        .ok_or_else(|| Error::new(ErrorCode::Cancelled, "the installation was cancelled"))?;
+    if ended.success {
         return Ok(());
     }
-    let words = words.join().unwrap_or_default();
-    let mut last: Vec<&str> = words.lines().rev().filter(|line| !line.trim().is_empty()).take(3).collect();
-    last.reverse();
-    Err(Error::precondition(format!("{phase} failed ({status}): {}", last.join(" | ")))
+    Err(Error::precondition(format!("{phase} failed: {}", ended.last_words()))
         .with_hint("check the connection to the package index and the free disk space, then try again"))
 }

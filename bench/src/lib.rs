@@ -5,7 +5,7 @@
 
 mod install;
 
-use sdrun_abi::{Error, Result};
+use sdrun::abi::{Error, Result};
 use std::{
     ffi::OsString,
     fs,
@@ -81,7 +81,7 @@ impl Baseline {
             .filter(|line| !line.is_empty() && !line.starts_with(['#', '-']))
     }
 
-    /// The command that starts it. Writes its program into its folder, so that it is that of this sdrun.
+    /// The command to start it. First writes its program into its folder, where another version of sdrun may have left its own.
     ///
     /// # Errors
     /// `FailedPrecondition` if it is not installed; the system's error if the program cannot be written.

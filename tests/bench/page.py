@@ -8,7 +8,9 @@ one failed. Needs selenium, chromium and chromedriver.
 """
 import argparse, base64, json, re, sys, zlib
 from pathlib import Path
-from selenium import webdriver
+
+sys.path.append(str(Path(__file__).parent.parent))
+import browser
 
 # Keeps the errors and what the CSP refused.
 SPY = """
@@ -82,20 +84,13 @@ return section && {
 
 class Page:
     def __init__(self, file):
-        options = webdriver.ChromeOptions()
-        for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--force-device-scale-factor=1"):
-            options.add_argument(flag)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        service = webdriver.ChromeService("/usr/bin/chromedriver") if Path("/usr/bin/chromedriver").exists() else None
-        self.driver = webdriver.Chrome(options=options, service=service)
-        self.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": SPY})
+        self.driver = browser.start(SPY)
         self.address = Path(file).resolve().as_uri()
         self.faults = []
 
     def open(self, theme, width):
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                                    {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600})
+        browser.theme(self.driver, theme)
+        browser.size(self.driver, width, 900)
         self.driver.get(self.address)
 
     def js(self, script, *args):

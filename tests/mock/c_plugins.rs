@@ -79,3 +79,15 @@ fn run(command: &mut Command) {
     let words = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {words}");
 }
+
+/// Compiles the current plugin into a new folder, with permissions that sdrun trusts. Returns the folder and the manifest.
+#[allow(dead_code, reason = "not every test target uses it")]
+pub(crate) fn installed() -> (tempfile::TempDir, PathBuf) {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let (library, manifest) = compile(Version::Current, dir.path());
+    for file in [&library, &manifest] {
+        std::fs::set_permissions(file, PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    (dir, manifest)
+}

@@ -8,11 +8,13 @@ chromium and chromedriver.
 """
 import argparse, base64, sys, tempfile, time
 from pathlib import Path
-from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
+
+sys.path.append(str(Path(__file__).parent.parent))
+import browser
 
 # Keeps the orders that the page sends, and what the CSP refused.
 SPY = """
@@ -28,14 +30,8 @@ window.fetch = (path, options) => {
 
 class Page:
     def __init__(self, url):
-        options = webdriver.ChromeOptions()
-        for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--force-device-scale-factor=1"):
-            options.add_argument(flag)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        service = webdriver.ChromeService("/usr/bin/chromedriver") if Path("/usr/bin/chromedriver").exists() else None
-        self.driver = webdriver.Chrome(options=options, service=service)
+        self.driver = browser.start(SPY)
         self.url, self.logs, self.violations = url, [], []
-        self.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": SPY})
         self.size(1280, 900)
         self.open()
 
@@ -45,11 +41,10 @@ class Page:
         self.wait(lambda: self.js("return document.querySelector('#width').placeholder !== ''"), "the model's usual values")
 
     def size(self, width, height):
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                                    {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600})
+        browser.size(self.driver, width, height)
 
     def theme(self, name):
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": name}]})
+        browser.theme(self.driver, name)
 
     def js(self, script, *args):
         return self.driver.execute_script(script, *args)

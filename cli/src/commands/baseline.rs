@@ -22,7 +22,7 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// List the software, and what is installed
+    /// List the software and what is installed
     List,
     /// Make an environment with the packages that it needs; some take gigabytes
     Install {
@@ -104,7 +104,7 @@ fn named(names: &[String]) -> anyhow::Result<Vec<&'static Baseline>> {
     Ok(names.iter().map(find).collect::<Result<_, _>>()?)
 }
 
-/// The baselines that a benchmark shall run. Those that are not installed become rows that say how to install them.
+/// The baselines to measure. One that isn't installed gets a row that says how to install it.
 pub(crate) fn chosen(names: &[String], paths: &Paths) -> anyhow::Result<Vec<bench::Baseline>> {
     let of = |baseline: &'static Baseline| bench::Baseline {
         name: baseline.name.into(),

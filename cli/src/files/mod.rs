@@ -12,10 +12,17 @@ use sdrun::{
 use std::{
     fs::{self, File},
     io::{self, Cursor, Write},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 pub(crate) use sdrun::files::Output as Out;
+
+/// A path with `ending` after its last name.
+pub(crate) fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
+}
 
 /// Opens a regular file for reading and returns its size too. Refuses pipes and devices, because a pipe without a writer would
 /// block forever.

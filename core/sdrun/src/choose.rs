@@ -10,7 +10,7 @@ use sdrun_abi::{
 };
 use sdrun_graph::{Footprint, Graph};
 use serde::Serialize;
-use std::{cmp::Reverse, fmt};
+use std::{cell::OnceCell, cmp::Reverse, fmt};
 
 /// What a user wants, in addition to the build options.
 #[derive(Clone, Debug, Default)]
@@ -122,8 +122,8 @@ pub struct Choice<'a> {
     options: &'a dyn Fn(Device) -> BuildOptions,
     host: &'a dyn Host,
     measurements: Measurements,
-    /// Topology of the model with open dimensions.
-    model_topology: String,
+    /// Topology of the model with open dimensions, once it is needed.
+    model_topology: OnceCell<String>,
     /// Providers not yet loaded, with their best possible rank; the best is last.
     closed: Vec<(Rank, &'a Provide)>,
     open: Vec<Candidate>,
@@ -208,11 +208,7 @@ impl Registry {
             wishes,
             options,
             host,
-            model_topology: if measurements.is_empty() {
-                String::new()
-            } else {
-                model.graph().topology_hash()
-            },
+            model_topology: OnceCell::new(),
             measurements,
             closed,
             open: Vec::new(),
@@ -337,7 +333,7 @@ impl Choice<'_> {
         memory::check_room(&memory, &options.device, &offered).map_err(Error::of(provider.id()))?;
         let measured = self.measurements.median(
             &bound.topology,
-            &self.model_topology,
+            || self.model_topology.get_or_init(|| self.model.graph().topology_hash()).clone(),
             provider,
             &options.device,
             options.precision,

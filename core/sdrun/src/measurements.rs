@@ -123,11 +123,6 @@ impl Measurements {
         Ok(Measurements(known.filter(usable).collect()))
     }
 
-    /// Whether nothing was measured.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Whether anything was measured on a provider.
     pub(crate) fn know(&self, provider: &str) -> bool {
         self.0.iter().any(|m| m.provider == provider)
@@ -135,12 +130,12 @@ impl Measurements {
 
     /// The median run time of a graph on a device, if it was measured with this provider and runtime.
     ///
-    /// `topology` is that of the graph with the sizes to run, `model_topology` that with open dimensions. Where no provider was measured
-    /// with these sizes, all are compared with those that were measured last.
+    /// `topology` is that of the graph with the sizes to run, `model_topology` returns that with open dimensions. If no provider was
+    /// measured with these sizes, the times are those of the sizes that were measured last.
     pub fn median(
         &self,
         topology: &str,
-        model_topology: &str,
+        model_topology: impl FnOnce() -> String,
         provider: &Provider,
         device: &Device,
         precision: Precision,
@@ -149,9 +144,8 @@ impl Measurements {
         let measured = if same_sizes {
             topology
         } else {
-            let of_model = |m: &&Measurement| {
-                !m.model_topology.is_empty() && m.model_topology == model_topology && m.precision == precision
-            };
+            let model = model_topology();
+            let of_model = |m: &&Measurement| m.model_topology == model && m.precision == precision;
             &self.0.iter().rfind(of_model)?.topology
         };
         let runtime = provider.runtime();
@@ -197,11 +191,10 @@ impl Measurement {
 
     /// Whether it replaces an older measurement.
     fn is_of_the_same(&self, other: &Measurement) -> bool {
-        let key = |m: &Measurement| {
-            let Measurement { topology, provider, device, precision, .. } = m.clone();
-            (topology, provider, device, precision)
-        };
-        key(self) == key(other)
+        self.topology == other.topology
+            && self.provider == other.provider
+            && self.device == other.device
+            && self.precision == other.precision
     }
 }
 

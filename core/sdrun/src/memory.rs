@@ -79,10 +79,21 @@ pub(crate) fn check_room(
 
 /// Bytes of main memory that this process can still use; `None` if the system does not report it (outside Linux).
 pub fn available() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let free = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)?;
+    let free = kilobytes("/proc/meminfo", "MemAvailable:")?;
     Some(cgroup_room().map_or(free, |room| room.min(free)))
+}
+
+/// Peak resident memory of a process in bytes (`VmHWM`; includes shared memory). `None` if the system does not report it (outside Linux)
+/// or the process has ended.
+pub(crate) fn peak_rss(pid: u32) -> Option<u64> {
+    kilobytes(&format!("/proc/{pid}/status"), "VmHWM:")
+}
+
+/// A line `key 123 kB` of a file, in bytes.
+fn kilobytes(file: &str, key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let value = text.lines().find_map(|line| line.strip_prefix(key))?;
+    value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// What is left of the memory limit of this process's control group (version 2). Applies in containers.

@@ -1,4 +1,4 @@
-//! The benchmark with systems that misbehave, and the choice that rests on what was measured.
+//! Benchmarks in which systems misbehave, and how measurements decide which provider is chosen.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failure here is a failed test")]
@@ -9,7 +9,6 @@ mod lab;
 #[path = "worker/support.rs"]
 mod support;
 
-use c_plugins::{Version, compile};
 use lab::{Lab, sum};
 use sdrun::{
     BuildOptions, Measurements, Wishes,
@@ -28,15 +27,7 @@ use std::{
 };
 
 /// A provider in C that computes correctly, which the mock does not.
-static C: LazyLock<(tempfile::TempDir, std::path::PathBuf)> = LazyLock::new(|| {
-    use std::os::unix::fs::PermissionsExt;
-    let dir = tempfile::tempdir().unwrap();
-    let (library, manifest) = compile(Version::Current, dir.path());
-    for file in [&library, &manifest] {
-        fs::set_permissions(file, PermissionsExt::from_mode(0o755)).unwrap();
-    }
-    (dir, manifest)
-});
+static C: LazyLock<(tempfile::TempDir, std::path::PathBuf)> = LazyLock::new(c_plugins::installed);
 
 fn lab() -> Lab {
     Lab::with(json!({}), std::slice::from_ref(&C.1), &[])
@@ -194,7 +185,7 @@ fn a_waiting_baseline_is_cancelled() {
     assert!(started.elapsed() < Duration::from_secs(60));
 }
 
-/// Finished cases are told before a later one fails or the user cancels, so that a program can keep them.
+/// Each finished case is reported at once, so a program can keep it even if a later case fails or the user cancels.
 #[test]
 fn finished_cases_are_told_at_once() {
     let lab = lab();

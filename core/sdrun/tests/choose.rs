@@ -9,7 +9,6 @@ mod lab;
 #[path = "worker/support.rs"]
 mod support;
 
-use c_plugins::{Version, compile};
 use lab::{Lab, input, node, sum};
 use sdrun::{
     BuildOptions, Choice, Error, LoadOptions, Measurements, Model, Why, Wishes,
@@ -23,15 +22,7 @@ use std::{
 };
 
 /// The provider in C: Add, MatMul, Relu and Identity.
-static C: LazyLock<(tempfile::TempDir, PathBuf)> = LazyLock::new(|| {
-    use std::os::unix::fs::PermissionsExt;
-    let dir = tempfile::tempdir().unwrap();
-    let (library, manifest) = compile(Version::Current, dir.path());
-    for file in [&library, &manifest] {
-        fs::set_permissions(file, PermissionsExt::from_mode(0o755)).unwrap();
-    }
-    (dir, manifest)
-});
+static C: LazyLock<(tempfile::TempDir, PathBuf)> = LazyLock::new(c_plugins::installed);
 
 /// The mock with priority 5, or what `mock` says, and the provider in C with priority -100.
 fn lab(mock: Value, order: &[&str]) -> Lab {

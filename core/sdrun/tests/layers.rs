@@ -9,7 +9,6 @@ mod lab;
 #[path = "worker/support.rs"]
 mod support;
 
-use c_plugins::{Version, compile};
 use lab::{Lab, input, node, sum};
 use sdrun::{
     BuildOptions, Model, Provider, Tensors,
@@ -38,12 +37,7 @@ fn chain() -> proto::ModelProto {
 }
 
 fn with_c() -> (Lab, Provider, tempfile::TempDir) {
-    use std::os::unix::fs::PermissionsExt;
-    let dir = tempfile::tempdir().unwrap();
-    let (library, manifest) = compile(Version::Current, dir.path());
-    for file in [&library, &manifest] {
-        std::fs::set_permissions(file, PermissionsExt::from_mode(0o755)).unwrap();
-    }
+    let (dir, manifest) = c_plugins::installed();
     let lab = Lab::with(json!({}), &[manifest], &[]);
     let provider = lab.registry.open("c", &Default::default()).unwrap();
     (lab, provider, dir)

@@ -106,6 +106,7 @@ pub(crate) fn document() -> utoipa::openapi::OpenApi {
             sdapi::interrupt,
             sdapi::skip,
             sdapi::unload,
+            sdapi::reload,
             sdapi::options,
             sdapi::set_options,
             sdapi::lists::samplers,

@@ -37,8 +37,7 @@ pub(super) fn router() -> Router<Arc<App>> {
         .route("/skip", post(skip))
         .route("/options", get(options).post(set_options))
         .route("/unload-checkpoint", post(unload))
-        // The next job loads what it needs.
-        .route("/reload-checkpoint", post(async || Json(json!({}))))
+        .route("/reload-checkpoint", post(reload))
         .route(
             "/interrogate",
             post(async || SdFault(Fault::unsupported("sdrun draws pictures and cannot describe them"))),
@@ -200,6 +199,12 @@ pub(super) async fn skip(State(app): State<Arc<App>>) -> Json<Value> {
 pub(super) async fn unload(State(app): State<Arc<App>>) -> Result<Json<Value>, SdFault> {
     app.unload()?;
     Ok(Json(json!({})))
+}
+
+/// Nothing: the next job loads the networks it needs
+#[utoipa::path(post, path = "/sdapi/v1/reload-checkpoint", responses((status = 200, body = Object)))]
+pub(super) async fn reload() -> Json<Value> {
+    Json(json!({}))
 }
 
 /// The settings that clients share

@@ -1,13 +1,15 @@
 //! `sdrun bench compare`
 
+use super::table;
 use crate::{context::Context, exit, format};
 use sdrun::{
     abi::Error,
-    bench::{CaseReport, Report, Row, SCHEMA_VERSION, Status},
+    bench::{CaseReport, Kind, Report, Row, SCHEMA_VERSION, Status},
 };
 use serde::Serialize;
 use serde_json::Value;
 use std::{
+    collections::BTreeMap,
     fs,
     io::{self, Write},
     path::{Path, PathBuf},
@@ -60,6 +62,7 @@ struct Line {
     report: String,
     model: String,
     precision: String,
+    /// As in the table: other software in parentheses.
     system: String,
     before_ms: Option<f64>,
     after_ms: Option<f64>,
@@ -89,7 +92,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         for case in &base.cases {
             let other = report.cases.iter().find(|other| same(case, other));
             for row in &case.rows {
-                let after = other.and_then(|other| other.rows.iter().find(|r| r.system == row.system));
+                let after = other.and_then(|other| other.rows.iter().find(|other| key(other) == key(row)));
                 compared.lines.push(line(name, case, row, after));
             }
         }
@@ -102,6 +105,11 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
 /// Whether two cases measured the same: topologies of versions may differ.
 fn same(a: &CaseReport, b: &CaseReport) -> bool {
     (&a.model, &a.precision, &a.shapes) == (&b.model, &b.precision, &b.shapes)
+}
+
+/// Tells the rows of a case apart: other software may have the name of a provider.
+fn key(row: &Row) -> (Kind, &str) {
+    (row.kind, &row.system)
 }
 
 fn fails(line: &Line, most: f64) -> bool {
@@ -131,7 +139,7 @@ fn line(report: &str, case: &CaseReport, before: &Row, after: Option<&Row>) -> L
         report: report.into(),
         model: case.model.clone(),
         precision: case.precision.clone(),
-        system: before.system.clone(),
+        system: table::name(before),
         before_ms,
         after_ms,
         ratio,
@@ -160,18 +168,14 @@ fn differences(a: &Report, b: &Report) -> Vec<String> {
     let cpu = |report: &Report| report.environment.cpu.clone().unwrap_or_else(|| "unknown".into());
     differ("processor", &cpu(a), &cpu(b));
     differ("cores", &a.environment.cores.to_string(), &b.environment.cores.to_string());
-    let runtimes = |report: &Report| -> Vec<(String, String)> {
+    let runtimes = |report: &Report| -> BTreeMap<String, String> {
         let rows = report.cases.iter().flat_map(|case| &case.rows);
-        rows.filter_map(|row| Some((row.system.clone(), row.runtime.as_ref()?.version.clone()))).collect()
+        rows.filter_map(|row| Some((table::name(row), row.runtime.as_ref()?.version.clone()))).collect()
     };
-    let (before, after) = (runtimes(a), runtimes(b));
-    let mut seen = Vec::new();
-    for (system, version) in &before {
-        if let Some((_, other)) = after.iter().find(|(name, _)| name == system)
-            && !seen.contains(&system)
-        {
-            seen.push(system);
-            differ(&format!("runtime of {system}"), version, other);
+    let after = runtimes(b);
+    for (system, before) in runtimes(a) {
+        if let Some(after) = after.get(&system) {
+            differ(&format!("runtime of {system}"), &before, after);
         }
     }
     found

@@ -25,14 +25,12 @@ impl Format {
     /// The file of this format beside `stem`.
     pub(super) fn file(self, stem: &Path) -> PathBuf {
         let ending = match self {
-            Format::Html => "html",
-            Format::Json => "json",
-            Format::Csv => "csv",
-            Format::Md => "md",
+            Format::Html => ".html",
+            Format::Json => ".json",
+            Format::Csv => ".csv",
+            Format::Md => ".md",
         };
-        let mut name = stem.as_os_str().to_owned();
-        name.push(format!(".{ending}"));
-        name.into()
+        files::with_ending(stem, ending)
     }
 
     /// Writes a report, replacing an earlier one as a whole.

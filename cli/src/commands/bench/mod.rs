@@ -21,7 +21,7 @@ use plan::Plan;
 use sdrun::{
     Measurements, Observer, Registry, WeightReport,
     abi::Precision,
-    bench::{self, BenchOptions, Case, Event, PrecisionChoice, Report, Status},
+    bench::{self, BenchOptions, Event, PrecisionChoice, Report, Status},
 };
 use serde::Serialize;
 use std::{
@@ -36,8 +36,8 @@ use std::{
 /// fp32. A provider with wrong outputs is shown but not ranked. A provider that is missing, does not support the model, fails, crashes
 /// or exceeds its time limit gets a row with the reason. --baseline measures other software beside them.
 ///
-/// Without a model, measures a suite of built-in models, in fp32 and in each provider's best low precision. `sdrun run`, `generate` and
-/// the others choose providers by what was measured here. The exit code is 1 if no provider gave correct results.
+/// Without a model, measures a suite of built-in models, in fp32 and in each provider's best low precision. sdrun remembers the times:
+/// commands without --provider use the fastest one. The exit code is 1 if no provider gave correct results.
 ///
 /// Example: sdrun bench --suite quick --export html,json
 ///
@@ -189,16 +189,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         ([Plan { model, .. }], true) => Some(weights::of_model(&files, model, context)?),
         _ => None,
     };
-    let mut cases = Vec::new();
-    for Plan { model, shapes, precisions } in &plan {
-        let weights = weights.as_ref().map(|weights| &weights.stack);
-        cases.extend(precisions.iter().map(|p| Case {
-            model,
-            shapes: shapes.clone(),
-            precision: *p,
-            weights,
-        }));
-    }
+    let cases = Plan::cases(&plan, weights.as_ref().map(|weights| &weights.stack));
     let mut task = None;
     let host = Observer::new(|_, _, _| {}, context.cancel_flag());
     let mut so_far = Report::new();

@@ -8,8 +8,9 @@ use crate::{
 use sdrun::{
     Model, Shapes, WeightFiles,
     abi::{Error, Precision},
-    bench::{self, PrecisionChoice},
+    bench::{self, Case, PrecisionChoice},
     graph::OpenOptions,
+    weights::WeightStack,
 };
 use std::collections::BTreeSet;
 
@@ -18,6 +19,21 @@ pub(super) struct Plan {
     pub(super) model: Model,
     pub(super) shapes: Shapes,
     pub(super) precisions: Vec<PrecisionChoice>,
+}
+
+impl Plan {
+    /// The cases of all plans, with these weights instead of the models' own.
+    pub(super) fn cases<'p>(plans: &'p [Plan], weights: Option<&'p WeightStack>) -> Vec<Case<'p>> {
+        let of = |plan: &'p Plan| {
+            plan.precisions.iter().map(move |precision| Case {
+                model: &plan.model,
+                shapes: plan.shapes.clone(),
+                precision: *precision,
+                weights,
+            })
+        };
+        plans.iter().flat_map(of).collect()
+    }
 }
 
 /// The cases of these models, or of a suite if none is named. `asked` are the precisions that the user wants.

@@ -174,7 +174,7 @@ fn ordered(case: &CaseReport) -> Vec<&Row> {
 }
 
 /// The system's name; that of other software in parentheses.
-fn name(row: &Row) -> String {
+pub(super) fn name(row: &Row) -> String {
     match row.kind {
         Kind::Provider => row.system.clone(),
         Kind::Baseline => format!("({})", row.system),

@@ -1,11 +1,14 @@
 //! `sdrun tune`
 
-use super::{PrecisionArg, Suite, plan};
+use super::{
+    PrecisionArg, Suite,
+    plan::{self, Plan},
+};
 use crate::{complete, context::Context, exit, format, model::ModelArgs};
 use clap::ArgAction;
 use sdrun::{
     Measurements, Observer, WeightFiles,
-    bench::{self, BenchOptions, Case, CaseReport, Event, PrecisionChoice, Row},
+    bench::{self, BenchOptions, CaseReport, Event, PrecisionChoice, Row},
 };
 use serde::Serialize;
 use std::{process::ExitCode, time::Duration};
@@ -62,18 +65,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     }
     let files = WeightFiles::default();
     let plan = plan::plan(&args.models, Suite::Quick, &precisions, &args.shapes, &files, context)?;
-    let cases: Vec<Case<'_>> = plan
-        .iter()
-        .flat_map(|plan| {
-            let case = |precision: &PrecisionChoice| Case {
-                model: &plan.model,
-                shapes: plan.shapes.clone(),
-                precision: *precision,
-                weights: None,
-            };
-            plan.precisions.iter().map(case).collect::<Vec<_>>()
-        })
-        .collect();
+    let cases = Plan::cases(&plan, None);
     let options = BenchOptions {
         providers: args.providers.clone(),
         min_runs: 3,

@@ -42,18 +42,9 @@ struct Reduced {
 
 /// The files of a reduced model: graph, weights, inputs, outputs.
 fn targets(file: &Path) -> [PathBuf; 4] {
-    let beside = |ending: &str| {
-        let mut name = file.as_os_str().to_owned();
-        name.push(ending);
-        PathBuf::from(name)
-    };
     let stem = file.with_extension("");
-    let of_stem = |ending: &str| {
-        let mut name = stem.as_os_str().to_owned();
-        name.push(ending);
-        PathBuf::from(name)
-    };
-    [file.to_path_buf(), beside(".data"), of_stem(".inputs.npz"), of_stem(".expected.npz")]
+    let [inputs, expected] = [".inputs.npz", ".expected.npz"].map(|ending| files::with_ending(&stem, ending));
+    [file.to_path_buf(), files::with_ending(file, ".data"), inputs, expected]
 }
 
 pub(super) fn check_targets(file: &Path) -> anyhow::Result<()> {

@@ -11,7 +11,7 @@
 //! or with `{"error": "why"}`. At the end of its input it exits.
 
 use super::{BenchOptions, Case, Event, PrecisionChoice, Row, contender::Contender};
-use crate::{Error, HostTensor, Result, Tensors};
+use crate::{Error, HostTensor, Result, Tensors, memory::peak_rss};
 use safetensors::{SafeTensors, tensor::TensorView};
 use sdrun_abi::{DType, Error as AbiError, ErrorCode, Host, Precision, RuntimeInfo};
 use serde::Deserialize;
@@ -21,7 +21,7 @@ use std::{
     ffi::OsString,
     fs,
     io::{BufRead, BufReader, Read, Write},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
     sync::{
         Arc, Mutex, PoisonError,
@@ -59,7 +59,7 @@ pub(super) struct Running {
     /// The last lines that it wrote to its standard error.
     last_words: Arc<Mutex<VecDeque<String>>>,
     limit: Duration,
-    outputs: std::path::PathBuf,
+    outputs: PathBuf,
 }
 
 #[derive(Deserialize)]
@@ -74,28 +74,27 @@ struct Opened {
     load_seconds: Option<f64>,
 }
 
-/// How often a wait looks whether the user cancels.
+/// How often to check whether the user has cancelled.
 const PATIENCE: Duration = Duration::from_millis(50);
 /// The longest answer. Times of ten thousand runs take 200 kB.
 const LONGEST_ANSWER: u64 = 4 << 20;
 /// How many lines of its standard error an error may quote.
 const LAST_WORDS: usize = 3;
 
-/// Starts the program and lets it load the case. `row` gets what it tells.
+/// Starts the baseline `row.system` and lets it load the case. `row` gets what it tells.
 pub(super) fn open(
     row: &mut Row,
-    baseline: &Baseline,
+    command: &[OsString],
     case: &Case<'_>,
-    files: Option<&Files<'_>>,
+    files: &Files<'_>,
     options: &BenchOptions,
     host: &dyn Host,
     listen: &mut dyn FnMut(Event<'_>),
 ) -> Result<Running> {
-    let command = baseline.command.as_ref().map_err(|error| named(&baseline.name, error.clone()))?;
-    let files = files.ok_or_else(|| AbiError::internal("the model was not written for a baseline"))?;
+    let name = row.system.clone();
     listen(Event::Phase("init"));
     let started = Instant::now();
-    let mut running = Running::start(&baseline.name, command, options.time_limit, files.folder)?;
+    let mut running = Running::start(&name, command, options.time_limit, files.folder)?;
     row.init_seconds = Some(started.elapsed().as_secs_f64());
     listen(Event::Phase("build"));
     let precision = match case.precision {
@@ -103,7 +102,7 @@ pub(super) fn open(
         PrecisionChoice::BestLow => "low",
         PrecisionChoice::Fixed(other) => {
             let message = format!("baselines run in fp32 or in their best low precision, not in {other}");
-            return Err(named(&baseline.name, AbiError::unsupported(message)));
+            return Err(named(&name, AbiError::unsupported(message)));
         }
     };
     let request = json!({ "open": {
@@ -119,7 +118,7 @@ pub(super) fn open(
     row.settings = opened.settings.split(", ").filter(|part| !part.is_empty()).map(str::to_string).collect();
     row.build_seconds = opened.build_seconds;
     row.load_seconds = opened.load_seconds;
-    row.memory.load_bytes = peak_of(running.child.id());
+    row.memory.load_bytes = peak_rss(running.child.id());
     Ok(running)
 }
 
@@ -141,7 +140,7 @@ impl Contender for Running {
         let times: Vec<f64> = self.ask(&json!({ "run": count }), "seconds", host)?;
         let plausible = times.iter().all(|seconds| seconds.is_finite() && *seconds > 0.0);
         if times.len() != count || !plausible {
-            let message = format!("it was asked for {count} runs and answered with the times {times:?}");
+            let message = format!("{count} runs were requested, and it returned {times:?}");
             return Err(named(&self.name, AbiError::internal(message)));
         }
         Ok(times.into_iter().map(|seconds| seconds * 1e3).collect())
@@ -152,8 +151,15 @@ impl Contender for Running {
     }
 
     fn finish(&mut self, row: &mut Row) -> Result<()> {
-        row.memory.run_bytes = peak_of(self.child.id());
+        row.memory.run_bytes = peak_rss(self.child.id());
         Ok(())
+    }
+}
+
+impl Baseline {
+    /// The command to start it.
+    pub(super) fn command(&self) -> Result<&[OsString]> {
+        self.command.as_deref().map_err(|error| named(&self.name, error.clone()))
     }
 }
 
@@ -285,7 +291,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // The end of its input tells it to exit; it needn't be waited for.
+        // The end of its input tells it to exit.
         self.requests = None;
         let end = Instant::now() + Duration::from_secs(2);
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
@@ -298,13 +304,6 @@ impl Drop for Running {
 
 fn named(name: &str, error: AbiError) -> Error {
     Error::of(name)(error)
-}
-
-/// Peak resident memory of a process. `None` outside Linux.
-fn peak_of(pid: u32) -> Option<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Writes tensors to a file for a baseline.

@@ -10,7 +10,7 @@ use std::{
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment {
     at: Instant,
-    /// Pace of the calibration loop: 1 is the fastest seen.
+    /// How long the calibration loop took.
     loop_time: Duration,
     cpu: Option<CpuTimes>,
     /// Processor time of the measured processes, in seconds.
@@ -109,7 +109,7 @@ impl Watch {
 
     /// Notes the state of the machine. The measured work runs in these processes.
     pub(super) fn note(&mut self, processes: &[u32]) -> Moment {
-        // A disturbance of the loop alone says nothing, so the best of three counts.
+        // A short interruption of the loop itself means nothing, so the best of three counts.
         let loop_time = (0..3).map(|_| self.calibrate()).min().unwrap_or_default();
         let own = processes.iter().map(|pid| cpu_of(*pid)).sum();
         Moment { at: Instant::now(), loop_time, cpu: cpu_times(), own }
@@ -127,7 +127,7 @@ impl Watch {
             }
             if let (Some(own_before), Some(own_after)) = (before.own, after.own) {
                 let others = ((b.busy - a.busy) - (own_after - own_before)) / seconds;
-                // Cores that nothing measured needs may do other work.
+                // Other work on cores that the measured systems leave free disturbs nobody.
                 let disturbing = others - (self.cores - self.threads) as f64;
                 if disturbing > MOST_OTHER_CORES {
                     return Some(Disturbance::OtherWork { cores: others });

@@ -9,8 +9,8 @@ use super::{
     provider,
     rounds::{Racer, heat},
 };
-use crate::{Isolation, Registry, Result, Tensors, memory};
-use sdrun_abi::{Host, Precision, Provide};
+use crate::{Error, Isolation, Registry, Result, Tensors, memory, onnx_file};
+use sdrun_abi::{Host, Precision, Provide, WeightSource};
 use sdrun_graph::Graph;
 use std::{path::PathBuf, time::Instant};
 
@@ -28,7 +28,7 @@ pub(super) struct Race<'a> {
     pub(super) files: Option<Written>,
     /// One for each system that has started.
     pub(super) rows: Vec<Row>,
-    /// Those that are loaded, with the place of their row. The first one is the anchor, which takes part in every heat.
+    /// The loaded systems, each with the index of its row. The first one is the anchor, which runs in every heat.
     pub(super) racers: Vec<(usize, Racer<'a>)>,
     /// Heats that are over.
     pub(super) heats: usize,
@@ -41,7 +41,7 @@ pub(super) struct Written {
     inputs: PathBuf,
 }
 
-/// A system needs more memory while it loads than when it runs, and each needs another amount.
+/// Loading takes more memory than running, and the next system may need more than those so far.
 const SPARE_MEMORY: f64 = 1.5;
 
 impl<'a> Race<'a> {
@@ -109,17 +109,11 @@ impl<'a> Race<'a> {
                 listen,
             )?),
             Some(system) => {
+                let command = system.command()?;
                 let (case, options, host) = (self.case, self.options, self.host);
-                let written = match system.command {
-                    Ok(_) => Some(self.written()?),
-                    Err(_) => None,
-                };
-                let files = written.map(|written| baseline::Files {
-                    model: &written.model,
-                    inputs: &written.inputs,
-                    folder: written.folder.path(),
-                });
-                Box::new(baseline::open(row, system, case, files.as_ref(), options, host, listen)?)
+                let Written { folder, model, inputs } = self.written()?;
+                let files = baseline::Files { model, inputs, folder: folder.path() };
+                Box::new(baseline::open(row, command, case, &files, options, host, listen)?)
             }
         };
         listen(Event::Phase("first run"));
@@ -141,33 +135,32 @@ impl<'a> Race<'a> {
     fn written(&mut self) -> Result<&Written> {
         let written = match self.files.take() {
             Some(written) => written,
-            None => {
-                let scratch = self.registry.paths().scratch()?;
-                let folder = tempfile::tempdir_in(&scratch)
-                    .map_err(|e| crate::Error::io("create a folder in", &scratch, &e))?;
-                let (model, inputs) =
-                    (folder.path().join("model.onnx"), folder.path().join("inputs.safetensors"));
-                let own = self.case.model.weights();
-                match self.case.weights {
-                    Some(stack) => crate::onnx_file::write(self.graph, stack, &model)?,
-                    None => crate::onnx_file::write(self.graph, &own, &model)?,
-                }
-                baseline::save(&inputs, self.inputs)?;
-                Written { folder, model, inputs }
-            }
+            None => self.write()?,
         };
         Ok(self.files.insert(written))
     }
 
-    /// Runs what is loaded in turns. Then only the anchor stays.
+    fn write(&self) -> Result<Written> {
+        let scratch = self.registry.paths().scratch()?;
+        let folder =
+            tempfile::tempdir_in(&scratch).map_err(|e| Error::io("create a folder in", &scratch, &e))?;
+        let [model, inputs] = ["model.onnx", "inputs.safetensors"].map(|name| folder.path().join(name));
+        let own = self.case.model.weights();
+        let weights: &dyn WeightSource = self.case.weights.map_or(&own, |stack| stack);
+        onnx_file::write(self.graph, weights, &model)?;
+        baseline::save(&inputs, self.inputs)?;
+        Ok(Written { folder, model, inputs })
+    }
+
+    /// Runs the loaded systems in turns. Only the anchor stays loaded afterwards.
     fn heat(&mut self, watch: &mut Watch, listen: &mut dyn FnMut(Event<'_>)) -> Result<()> {
         listen(Event::Runs);
         let mut racers: Vec<&mut Racer<'_>> = self.racers.iter_mut().map(|(_, racer)| racer).collect();
         heat(&mut racers, self.heats, self.options, watch, self.host)?;
         self.heats += 1;
-        let anchor = self.racers.iter().position(|(_, racer)| racer.error.is_none()).unwrap_or(0);
+        let anchor = self.racers.iter().position(|(_, racer)| racer.error.is_none());
         for (at, (row, racer)) in std::mem::take(&mut self.racers).into_iter().enumerate() {
-            if at == anchor && racer.error.is_none() {
+            if Some(at) == anchor {
                 self.racers.push((row, racer));
             } else {
                 self.end(row, racer);

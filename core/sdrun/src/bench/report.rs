@@ -233,31 +233,27 @@ impl Row {
         });
     }
 
-    /// Takes over the turns and what they tell.
+    /// Sets the turns, and the statistics and warnings that follow from them.
     pub(crate) fn take(&mut self, turns: Vec<Turn>) {
-        let times = |all: bool| -> Vec<f64> {
-            let counted = turns.iter().filter(|turn| all || turn.disturbed.is_none());
-            counted.flat_map(|turn| turn.times_ms.iter().copied()).collect()
-        };
-        let disturbed: Vec<Disturbance> = turns.iter().filter_map(|turn| turn.disturbed).collect();
-        let (quiet, all) = (times(false), times(true));
-        let enough = quiet.len() >= TimingPlan::LEAST_RUNS;
-        let counted = if enough { &quiet } else { &all };
-        self.stats = Stats::of(counted);
-        self.warnings = stats::warnings(counted);
-        if let Some(worst) = disturbed.first() {
-            let (count, of) = (disturbed.len(), turns.len());
-            let what = if enough { "do not count" } else { "count, because there are too few others" };
-            self.warnings.push(format!("{count} of {of} turns were disturbed and {what}: {worst}"));
-        }
         self.turns = turns;
+        let counted = self.counted();
+        let times: Vec<f64> = counted.iter().flat_map(|turn| turn.times_ms.iter().copied()).collect();
+        let all_count = counted.len() == self.turns.len();
+        self.stats = Stats::of(&times);
+        self.warnings = stats::warnings(&times);
+        let disturbed: Vec<Disturbance> = self.turns.iter().filter_map(|turn| turn.disturbed).collect();
+        if let Some(first) = disturbed.first() {
+            let (count, of) = (disturbed.len(), self.turns.len());
+            let what = if all_count { "count, because there are too few others" } else { "do not count" };
+            self.warnings.push(format!("{count} of {of} turns were disturbed and {what}: {first}"));
+        }
     }
 
     /// The turns that count: those that nothing disturbed, or all of them if these are too few.
-    pub fn counted(&self) -> Vec<Turn> {
-        let quiet: Vec<Turn> = self.turns.iter().filter(|turn| turn.disturbed.is_none()).cloned().collect();
+    pub fn counted(&self) -> Vec<&Turn> {
+        let quiet: Vec<&Turn> = self.turns.iter().filter(|turn| turn.disturbed.is_none()).collect();
         let runs: usize = quiet.iter().map(|turn| turn.times_ms.len()).sum();
-        if runs >= TimingPlan::LEAST_RUNS { quiet } else { self.turns.clone() }
+        if runs >= TimingPlan::LEAST_RUNS { quiet } else { self.turns.iter().collect() }
     }
 }
 
@@ -272,10 +268,10 @@ pub(crate) fn rank(rows: &mut [Row]) {
     });
     let order: Vec<usize> =
         anchor.into_iter().chain(ranked.iter().copied().filter(|i| Some(*i) != anchor)).collect();
-    let turns: Vec<Vec<Turn>> = order.iter().map(|i| rows[*i].counted()).collect();
+    let turns: Vec<Vec<&Turn>> = order.iter().map(|i| rows[*i].counted()).collect();
     // Wrong results win nothing.
     let can_win: Vec<bool> = order.iter().map(|i| ranked.contains(i)).collect();
-    let ratios = stats::ratios(&turns.iter().map(Vec::as_slice).collect::<Vec<_>>(), &can_win);
+    let ratios = stats::ratios(&turns, &can_win);
     for (row, ratio) in order.iter().zip(&ratios) {
         rows[*row].versus_best = ratio.filter(|_| ranked.contains(row));
     }

@@ -18,11 +18,11 @@ pub(super) struct Racer<'a> {
     pub(super) error: Option<Error>,
 }
 
-/// A turn lasts about this long, or one run. It is long against the 10 ms in which the kernel counts processor time.
+/// A turn lasts about this long, or one run. The kernel counts processor time in units of 10 ms, which is short beside it.
 const TURN: Duration = Duration::from_millis(300);
 /// Runs of less than this begin with one that is not counted, because another contender has emptied the caches.
 const SHORT_MS: f64 = 200.0;
-/// More runs in a turn tell no more.
+/// More runs in one turn add nothing.
 const MOST_RUNS: usize = 1000;
 /// The interval of a ratio rests on rounds, not on runs.
 const LEAST_ROUNDS: usize = 5;
@@ -38,7 +38,7 @@ impl<'a> Racer<'a> {
         self.turns.iter().filter(counts).flat_map(|turn| turn.times_ms.iter().copied())
     }
 
-    /// Whether it has run often and long enough in a heat. Of disturbed turns, twice as many are enough.
+    /// Whether it has run often and long enough in a heat. Disturbed turns count half.
     fn is_done(&self, heat: usize, options: &BenchOptions) -> bool {
         let reached = |all: bool, factor: usize| {
             let (count, ms) = self.times(heat, all).fold((0, 0.0), |(n, sum), ms| (n + 1, sum + ms));
@@ -102,7 +102,7 @@ pub(super) fn heat(
         };
         for at in order {
             let racer = &mut *racers[at];
-            // Those that are done go on beside the others, unless that would take long.
+            // A contender that is done keeps running beside the others, unless its runs are long.
             let costly = racer.latest > SHORT_MS && racer.is_done(number, options);
             if racer.error.is_some() || (costly && at != 0) {
                 continue;

@@ -117,13 +117,13 @@ const RESAMPLINGS: usize = 1000;
 /// at the same time: all are compared with the first one, the anchor, which runs in every heat. The interval is a percentile bootstrap
 /// over rounds (B. Efron, "Bootstrap methods: another look at the jackknife", 1979), with each heat's rounds drawn together.
 /// Only systems in `can_win` may be the fastest. `None` for a system that shares no round with the anchor.
-pub(crate) fn ratios(systems: &[&[Turn]], can_win: &[bool]) -> Vec<Option<Ratio>> {
+pub(crate) fn ratios(systems: &[Vec<&Turn>], can_win: &[bool]) -> Vec<Option<Ratio>> {
     let Some(anchor) = systems.first() else { return Vec::new() };
     // For each system, (heat, time / anchor's time) of the rounds it shares with the anchor.
     let shared: Vec<Vec<(usize, usize, f64)>> = systems
         .iter()
         .map(|turns| {
-            let ratio = |turn: &Turn| {
+            let ratio = |turn: &&Turn| {
                 let same = anchor.iter().find(|own| (own.heat, own.round) == (turn.heat, turn.round))?;
                 Some((turn.heat, turn.round, median(&turn.times_ms)? / median(&same.times_ms)?))
             };
@@ -227,6 +227,10 @@ mod tests {
         times.iter().enumerate().map(turn).collect()
     }
 
+    fn all(turns: &[Turn]) -> Vec<&Turn> {
+        turns.iter().collect()
+    }
+
     /// The machine becomes three times as slow in the middle; both suffer alike.
     #[test]
     fn drift_hits_all_alike() {
@@ -236,7 +240,7 @@ mod tests {
             (0..10).map(|round| factor * pace(round) * noise(round, seed)).collect()
         };
         let (a, b) = (turns(0, &times(10.0, 0)), turns(0, &times(12.0, 1)));
-        let [Some(a), Some(b)] = ratios(&[&a, &b], &[true; 2])[..] else { panic!() };
+        let [Some(a), Some(b)] = ratios(&[all(&a), all(&b)], &[true; 2])[..] else { panic!() };
         assert!(a.ratio == 1.0 && a.is_draw(), "{a:?}");
         assert!((b.ratio - 1.2).abs() < 0.05 && b.low > 1.1 && b.high < 1.3 && !b.is_draw(), "{b:?}");
     }
@@ -249,7 +253,7 @@ mod tests {
             (0..20).map(|_| factor * (1.0 + 0.2 * (random.next() % 1000) as f64 / 1000.0)).collect()
         };
         let (a, b, c) = (turns(0, &noisy(10.0)), turns(0, &noisy(10.2)), turns(0, &noisy(20.0)));
-        let found = ratios(&[&a, &b, &c], &[true; 3]);
+        let found = ratios(&[all(&a), all(&b), all(&c)], &[true; 3]);
         assert!(found[0].unwrap().is_draw() && found[1].unwrap().is_draw(), "{found:?}");
         assert!(!found[2].unwrap().is_draw() && (found[2].unwrap().ratio - 2.0).abs() < 0.3, "{found:?}");
     }
@@ -260,15 +264,15 @@ mod tests {
         let mut anchor = turns(0, &[10.0; 6]);
         anchor.extend(turns(1, &[20.0; 6]));
         let (early, late) = (turns(0, &[15.0; 6]), turns(1, &[16.0; 6]));
-        let found: Vec<f64> = ratios(&[&anchor, &early, &late], &[true; 3])
+        let found: Vec<f64> = ratios(&[all(&anchor), all(&early), all(&late)], &[true; 3])
             .into_iter()
             .map(|ratio| ratio.unwrap().ratio)
             .collect();
         for (found, wanted) in found.iter().zip([1.25, 1.875, 1.0]) {
             assert!((found - wanted).abs() < 1e-9, "{found} {wanted}");
         }
-        assert_eq!(ratios(&[&early, &late], &[true; 2])[1], None);
-        let found = ratios(&[&anchor, &early, &late], &[true, true, false]);
+        assert_eq!(ratios(&[all(&early), all(&late)], &[true; 2])[1], None);
+        let found = ratios(&[all(&anchor), all(&early), all(&late)], &[true, true, false]);
         let found: Vec<f64> = found.into_iter().map(|ratio| ratio.unwrap().ratio).collect();
         assert_eq!(found, [1.0, 1.5, 0.8], "the last one cannot win");
     }

@@ -1,17 +1,9 @@
 //! Installs a runtime: with the machine's `pip`, or from a local wheel.
 
-use super::{InstallPlan, wheel};
+use super::{InstallPlan, run_tool, wheel};
 use crate::{Error, Result};
 use sdrun_abi::{Error as AbiError, ErrorCode, Flow, Host};
-use std::{
-    io::Read,
-    path::Path,
-    process::{Command, Stdio},
-    time::Duration,
-};
-
-/// How often to check a running `pip`.
-const POLL: Duration = Duration::from_millis(50);
+use std::{path::Path, process::Command};
 
 /// Downloads the package with the machine's `pip` client (pinned version and hash), keeps the files that the manifest
 /// names, and moves them into place at the end. An interrupted installation leaves nothing in [`InstallPlan::dir`].
@@ -72,9 +64,13 @@ fn staged(plan: &InstallPlan, fill: impl FnOnce(&Path, &Path) -> Result<()>) -> 
 /// `Cancelled` if the host wants to stop.
 pub(super) fn go_on(host: &dyn Host, phase: &str, step: u64, total: u64) -> Result<()> {
     if host.progress(phase, step, total) == Flow::Cancel || host.cancelled() {
-        return Err(AbiError::new(ErrorCode::Cancelled, "cancelled").into());
+        return Err(cancelled());
     }
     Ok(())
+}
+
+fn cancelled() -> Error {
+    AbiError::new(ErrorCode::Cancelled, "cancelled").into()
 }
 
 /// Runs `python -m pip` with the arguments that `arguments` adds, trying `python3` and `python`.
@@ -84,58 +80,27 @@ fn run_pip(arguments: impl Fn(&mut Command), phase: &str, host: &dyn Host) -> Re
         let mut command = Command::new(python);
         command.args(["-m", "pip"]);
         arguments(&mut command);
-        let (succeeded, stderr) = match run(command, phase, host) {
-            Ok(ended) => ended?,
+        let ended = match run_tool(command, phase, host) {
+            Ok(ended) => ended.ok_or_else(cancelled)?,
             Err(e) => {
                 problems.push(format!("{python}: {e}"));
                 continue;
             }
         };
-        if succeeded {
+        if ended.success {
             return Ok(());
         }
-        if stderr.contains("No module named pip") {
+        if ended.stderr.contains("No module named pip") {
             problems.push(format!("{python}: has no pip"));
             continue;
         }
-        let mut last: Vec<&str> = stderr.lines().rev().filter(|l| !l.trim().is_empty()).take(3).collect();
-        last.reverse();
-        return Err(AbiError::precondition(format!("pip failed: {}", last.join(" | ")))
+        return Err(AbiError::precondition(format!("pip failed: {}", ended.last_words()))
             .with_hint("check the connection to the package index and the free disk space, then try again")
             .into());
     }
     Err(AbiError::precondition(format!("no usable pip client ({})", problems.join("; ")))
         .with_hint("install Python 3 with pip, install from a wheel, or install the runtime the vendor's way")
         .into())
-}
-
-/// Runs a program, and kills it if the host cancels. The outer error means that it could not be started. The inner value
-/// says whether it succeeded, and holds its stderr output.
-fn run(mut command: Command, phase: &str, host: &dyn Host) -> std::io::Result<Result<(bool, String)>> {
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
-    let mut pipe = child.stderr.take();
-    // A separate thread reads the pipe, because a full pipe would block the program.
-    let words = std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        if let Some(pipe) = &mut pipe {
-            // After a read error, the bytes read so far are all we can report.
-            let _ = pipe.read_to_end(&mut bytes);
-        }
-        String::from_utf8_lossy(&bytes).into_owned()
-    });
-    loop {
-        if let Some(status) = child.try_wait()? {
-            let stderr = words.join().unwrap_or_default();
-            return Ok(Ok((status.success(), stderr)));
-        }
-        if let Err(cancelled) = go_on(host, phase, 0, 0) {
-            // It may have exited in the meantime.
-            let _ = child.kill();
-            child.wait()?;
-            return Ok(Err(cancelled));
-        }
-        std::thread::sleep(POLL);
-    }
 }
 
 /// Patterns of files to keep.

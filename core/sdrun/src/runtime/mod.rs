@@ -1,9 +1,11 @@
 //! Finds, lists, installs and removes vendor runtimes. Everything vendor-specific comes from the plugins' manifests.
 
 mod install;
+mod tool;
 mod wheel;
 
 pub use install::{install, install_from};
+pub use tool::{Ended, run_tool};
 
 use crate::{Error, Paths, Result, trust};
 use sdrun_abi::{Error as AbiError, ErrorCode, PipPackage, RuntimeSpec, Wheel};

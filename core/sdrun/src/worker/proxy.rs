@@ -62,9 +62,7 @@ impl WorkerProvider {
     /// Peak resident memory of the worker in bytes (`VmHWM`; includes shared memory). `None` if the system does not
     /// report it (outside Linux) or the worker has ended.
     pub fn peak_rss(&self) -> Option<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).ok()?;
-        let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix("kB")?;
-        kib.trim().parse::<u64>().ok()?.checked_mul(1024)
+        crate::memory::peak_rss(self.pid())
     }
 
     /// Resets [`peak_rss`](Self::peak_rss) to the current resident memory. Does nothing outside Linux.
