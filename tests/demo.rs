@@ -2,11 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "demo/judge.rs"]
-mod judge;
-
 use image::{RgbImage, imageops};
-use judge::{Marks, Prompt, judge, read};
 use sdrun::{
     BuildOptions,
     abi::{Device, NoHost, Precision},
@@ -17,6 +13,7 @@ use sdrun_diffusion::{
     pipeline::{self, Control, Engines, Event, Files, Kept, Parts, Request, generate},
     reuse::{Mode, Reuse},
 };
+use sdrun_selftest::judge::{self, Marks, Prompt, Relation, judge, prompts, read};
 use sdrun_tests::{
     lab::{ALL, Lab, device_of},
     place::Place,
@@ -25,11 +22,6 @@ use std::{fs, process::Command};
 
 /// Side of a picture.
 const SIDE: u32 = 64;
-
-/// 128 prompts that training has not seen.
-fn prompts() -> Vec<Prompt> {
-    serde_json::from_str(include_str!("demo/prompts.json")).unwrap()
-}
 
 /// The pictures that the generator of tools/train draws of the prompts.
 fn drawn() -> Vec<RgbImage> {
@@ -285,7 +277,7 @@ fn the_controlnet_places_objects() {
     let scenes: Vec<(Prompt, RgbImage)> = prompts()
         .into_iter()
         .zip(drawn())
-        .filter(|(prompt, _)| prompt.relation.as_deref().is_some_and(|relation| relation == "above"))
+        .filter(|(prompt, _)| prompt.relation == Some(Relation::Above))
         .take(12)
         .collect();
     assert_eq!(scenes.len(), 12);
@@ -346,7 +338,7 @@ fn a_newcomer_draws() {
     let wanted = Prompt {
         caption: String::new(),
         objects: [("red", "circle"), ("blue", "square")].map(|(c, s)| (c.into(), s.into())).into(),
-        relation: Some("left of".into()),
+        relation: Some(Relation::LeftOf),
         background: "white".into(),
     };
     let picture = newcomer.picture("picture.png");

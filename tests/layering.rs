@@ -41,6 +41,7 @@ fn the_core_names_no_vendor() {
         "core/weights/src",
         "core/sdrun/src",
         "core/diffusion/src",
+        "selftest/src",
         "server/src",
         "cli/src",
     ] {
@@ -56,7 +57,7 @@ fn the_core_names_no_vendor() {
     assert!(files > 50, "only {files} files were checked");
 }
 
-/// Dependencies point down only: cli → server → diffusion → sdrun, cli → baselines → sdrun; sdrun → {weights, graph, files, abi}; providers → {graph, abi}.
+/// Dependencies point down only: cli → server → diffusion → sdrun, cli → {baselines → sdrun, selftest → diffusion}; sdrun → {weights, graph, files, abi}; providers → {graph, abi}.
 #[test]
 fn dependencies_point_down() {
     let output = Command::new(env!("CARGO"))
@@ -86,7 +87,8 @@ fn dependencies_point_down() {
     may("sdrun-diffusion", &["sdrun"]);
     may("sdrun-server", &["sdrun", "sdrun-diffusion"]);
     may("sdrun-baselines", &["sdrun"]);
-    may("sdrun-cli", &["sdrun", "sdrun-baselines", "sdrun-diffusion", "sdrun-server"]);
+    may("sdrun-selftest", &["sdrun", "sdrun-diffusion"]);
+    may("sdrun-cli", &["sdrun", "sdrun-baselines", "sdrun-diffusion", "sdrun-selftest", "sdrun-server"]);
     for provider in depends.keys().filter(|name| name.starts_with("sdrun-provider-")) {
         may(provider, &["sdrun-abi", "sdrun-graph", "sdrun-provider-common"]);
     }

@@ -1,8 +1,12 @@
 """ONNX Runtime on the CPU."""
 
+import os
 import platform
 
 import common
+
+# It reports to its makers when it is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def open_model(request):

@@ -150,6 +150,7 @@ pub(crate) enum Command {
     Bench(Box<commands::bench::Args>),
     Baseline(commands::baseline::Args),
     Tune(commands::bench::TuneArgs),
+    Selftest(commands::selftest::Args),
     Cache(commands::cache::Args),
     Completions(commands::completions::Args),
     Man(commands::man::Args),

@@ -34,6 +34,7 @@ const COMMANDS: &[&[&str]] = &[
     &["baseline", "install"],
     &["baseline", "remove"],
     &["tune"],
+    &["selftest"],
     &["cache"],
     &["cache", "list"],
     &["cache", "gc"],

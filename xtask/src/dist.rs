@@ -26,6 +26,9 @@ use std::{
 /// sections, so a plugin contains everything that it could call.
 const SIZE_LIMIT: u64 = 56_000_000;
 
+/// The programs of a release.
+const PROGRAMS: [&str; 2] = ["sdrun", "sdrun-worker"];
+
 /// A folder with sdrun as installed.
 pub(crate) struct Dist {
     /// The folder.
@@ -38,6 +41,11 @@ impl Dist {
     /// One of its programs.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         self.dir.join(format!("{name}{EXE_SUFFIX}"))
+    }
+
+    /// The programs that users get.
+    pub(crate) fn programs(&self) -> [PathBuf; 2] {
+        PROGRAMS.map(|name| self.program(name))
     }
 
     /// A command that runs its `sdrun`, with data and cache in the target folder.
@@ -75,7 +83,7 @@ fn release(workspace: &Workspace, cargo: &mut Command, target: &str, name: &str)
     for id in provider_ids(workspace)? {
         cargo.arg(format!("--package=sdrun-provider-{id}"));
     }
-    lay_out(workspace, &built(cargo)?, target, name, &["sdrun", "sdrun-worker"])
+    lay_out(workspace, &built(cargo)?, target, name, &PROGRAMS)
 }
 
 /// The build that the tests use, in `target/dist-test`. It takes the artifacts of `cargo test`, so nothing is compiled twice.

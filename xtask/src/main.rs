@@ -3,8 +3,8 @@
 mod bench;
 mod debian;
 mod dist;
-mod gpu;
 mod header;
+mod kit;
 mod python;
 mod setup;
 mod test;
@@ -29,7 +29,8 @@ cargo xtask COMMAND
                              shapes, generate, tensorrt-rtx, migraphx (default: all); migraphx uses the GPU of a ROCm in
                              SDRUN_MIGRAPHX_DIR
   header                     regenerate include/sdrun_provider.h, the plugin ABI for C
-  gpu PROVIDER [DEVICE]      test and measure a provider on its hardware
+  kit [RUNTIME…]             pack sdrun and vendor runtimes (default: all) into target/kit, to run `sdrun selftest` on a machine
+                             without a network and without tools
 
 Everything goes into the target folder. Your home folder is not touched.
 ";
@@ -64,8 +65,14 @@ fn run(arguments: &[&str]) -> Result<()> {
         ["dist", "--target", triple] => dist::for_target(&Workspace::find()?, triple).map(drop),
         ["bench", names @ ..] => bench::run(&Workspace::find()?, names),
         ["header"] => header::write(&Workspace::find()?),
-        ["gpu", provider] => gpu::run_all(&Workspace::find()?, provider, None),
-        ["gpu", provider, device] => gpu::run_all(&Workspace::find()?, provider, Some(device)),
+        ["kit", names @ ..] => {
+            let workspace = Workspace::find()?;
+            let dist = setup::compilers().and_then(|()| dist::for_use(&workspace))?;
+            setup::runtimes(&workspace, &dist)?;
+            let all = setup::names(&dist);
+            let kit = kit::pack(&workspace, &dist, if names.is_empty() { &all } else { names })?;
+            kit::try_out(&kit, &workspace.target.join("tmp/kit"), &["devices"])
+        }
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             Ok(())

@@ -63,6 +63,21 @@ fn specs(dist: &Dist) -> impl Iterator<Item = &RuntimeSpec> {
     dist.manifests.iter().filter_map(|m| m.provider.runtime.as_ref()).filter(|spec| spec.pip.is_some())
 }
 
+/// Names of the runtimes that pip can install.
+pub(crate) fn names(dist: &Dist) -> Vec<&str> {
+    specs(dist).map(|spec| spec.name.as_str()).collect()
+}
+
+/// The folder of an installed runtime.
+pub(crate) fn installed(workspace: &Workspace, dist: &Dist, name: &str) -> Result<PathBuf> {
+    let known = || format!("there is no runtime `{name}`; there are {}", names(dist).join(", "));
+    let root = runtime_root(workspace, specs(dist).find(|spec| spec.name == name).with_context(known)?);
+    if !root.is_dir() {
+        bail!("{name} is not installed in {}", root.display());
+    }
+    Ok(root)
+}
+
 fn runtime_root(workspace: &Workspace, spec: &RuntimeSpec) -> PathBuf {
     workspace.data().join("runtimes").join(format!("{}-{}", spec.name, spec.version))
 }

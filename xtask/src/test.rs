@@ -3,6 +3,7 @@
 use crate::{
     debian,
     dist::{self, Dist},
+    kit,
     python::{Packages, Python},
     setup, wild,
     workspace::{Workspace, display, output, run, step},
@@ -125,6 +126,16 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
             command.envs(environment.iter().cloned()).arg("--nodes").arg(&node_tests);
             tally.count(command.arg("--snapshots").arg(workspace.root.join("tests/conformance")))?;
         }
+        tally.check("A kit in a bare folder", || {
+            let kit = kit::pack(workspace, &dist, &["onnxruntime"])?;
+            let scratch = workspace.target.join("tmp/kit");
+            kit::try_out(&kit, &scratch, &["selftest", "-p", "onnxruntime", "--time", "90s"])?;
+            let report = std::fs::read_to_string(scratch.join("home/sdrun-selftest.html"))?;
+            if !report.contains("<h2>onnxruntime on ") || report.contains("✗ failed") {
+                bail!("the report lacks the provider or has a failure");
+            }
+            Ok(())
+        });
         match clients(workspace) {
             Ok((name, python)) => {
                 tally.stage("Clients of the server, and pages in a browser");

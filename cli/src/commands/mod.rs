@@ -16,6 +16,7 @@ pub(crate) mod providers;
 pub(crate) mod refit;
 pub(crate) mod run;
 pub(crate) mod runtime;
+pub(crate) mod selftest;
 pub(crate) mod serve;
 pub(crate) mod upscale;
 pub(crate) mod verify;
@@ -43,6 +44,7 @@ pub(crate) fn run(command: Command, context: &Context) -> anyhow::Result<ExitCod
         Command::Bench(args) => bench::run(&args, context),
         Command::Baseline(args) => baseline::run(&args, context),
         Command::Tune(args) => bench::tune(&args, context),
+        Command::Selftest(args) => selftest::run(&args, context),
         Command::Cache(args) => cache::run(&args, context),
         Command::Completions(args) => completions::run(&args, context),
         Command::Man(args) => man::run(&args, context),

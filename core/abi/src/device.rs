@@ -1,6 +1,7 @@
 use crate::{DType, Precision};
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// Class of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -129,6 +130,10 @@ pub struct Capabilities {
     /// stored engine saves less time than it seems.
     #[serde(default)]
     pub session_compiles: bool,
+    /// What else changes the times or the rounding of runs, by name, such as `tf32` = `off`. An option of a build with the same name
+    /// replaces it. For reports.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub settings: BTreeMap<String, String>,
 }
 
 impl Capabilities {
@@ -145,7 +150,15 @@ impl Capabilities {
             streaming: false,
             device_tensors: false,
             session_compiles: false,
+            settings: BTreeMap::new(),
         }
+    }
+
+    /// Adds to [`settings`](Capabilities::settings).
+    #[must_use]
+    pub fn with_settings(mut self, settings: &[(&str, &str)]) -> Self {
+        self.settings.extend(settings.iter().map(|(name, value)| (name.to_string(), value.to_string())));
+        self
     }
 }
 

@@ -18,6 +18,7 @@ macro_rules! list {
 }
 use list;
 
+pub mod bench;
 pub mod demo;
 pub mod family;
 pub mod file;

@@ -2,9 +2,9 @@
 
 use crate::{
     Paths, Provider, Result,
-    bench::{CaseReport, Report, Row, Status},
+    bench::{CaseReport, Environment, Report, Row, Status, graphics_drivers},
 };
-use sdrun_abi::{Device, Error as AbiError, Precision};
+use sdrun_abi::{Device, DeviceKind, Error as AbiError, Precision};
 use sdrun_files::{Existing, Links, open_lock, read_small};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -34,6 +34,9 @@ pub struct Measurement {
     pub runtime: (String, String),
     /// [`Device::id`].
     pub device: String,
+    /// Names and versions of this machine's graphics drivers; empty for a processor.
+    #[serde(default)]
+    pub driver: String,
     /// Arithmetic.
     pub precision: Precision,
     /// Median of the run times, in milliseconds.
@@ -46,7 +49,11 @@ pub struct Measurement {
 /// The measurements of this machine: the file `measurements.json` in the data folder,
 /// `{"format_version": 1, "measurements": [...]}`.
 #[derive(Clone, Debug, Default)]
-pub struct Measurements(Vec<Measurement>);
+pub struct Measurements {
+    known: Vec<Measurement>,
+    /// The graphics drivers of this machine now.
+    drivers: String,
+}
 
 impl Measurements {
     /// The file.
@@ -75,7 +82,7 @@ impl Measurements {
         let new: Vec<Measurement> = report
             .cases
             .iter()
-            .flat_map(|case| case.rows.iter().filter_map(|row| Measurement::of(case, row, report.unix_time)))
+            .flat_map(|case| case.rows.iter().filter_map(|row| Measurement::of(report, case, row)))
             .collect();
         if new.is_empty() {
             return Ok(0);
@@ -120,12 +127,15 @@ impl Measurements {
         let entries = Self::entries(file)?;
         let usable = |m: &Measurement| m.median_ms.is_finite() && m.median_ms > 0.0;
         let known = entries.into_iter().filter_map(|entry| serde_json::from_value(entry).ok());
-        Ok(Measurements(known.filter(usable).collect()))
+        Ok(Measurements {
+            known: known.filter(usable).collect(),
+            drivers: graphics_drivers(&Environment::here()),
+        })
     }
 
     /// Whether anything was measured on a provider.
     pub(crate) fn know(&self, provider: &str) -> bool {
-        self.0.iter().any(|m| m.provider == provider)
+        self.known.iter().any(|m| m.provider == provider)
     }
 
     /// The median run time of a graph on a device, if it was measured with this provider and runtime.
@@ -140,26 +150,33 @@ impl Measurements {
         device: &Device,
         precision: Precision,
     ) -> Option<Median> {
-        let same_sizes = self.0.iter().any(|m| m.topology == topology && m.precision == precision);
+        let same_sizes = self.known.iter().any(|m| m.topology == topology && m.precision == precision);
         let measured = if same_sizes {
             topology
         } else {
             let model = model_topology();
             let of_model = |m: &&Measurement| m.model_topology == model && m.precision == precision;
-            &self.0.iter().rfind(of_model)?.topology
+            &self.known.iter().rfind(of_model)?.topology
         };
         let runtime = provider.runtime();
+        let driver = driver(device, &self.drivers);
         let same = |m: &&Measurement| {
             m.topology == measured
                 && m.provider == provider.id()
                 && m.build_id == provider.manifest().build_id
                 && (&m.runtime.0, &m.runtime.1) == (&runtime.name, &runtime.version)
                 && m.device == device.id
+                && m.driver == driver
                 && m.precision == precision
         };
         // The last entry is the latest.
-        self.0.iter().rfind(same).map(|m| Median { ms: m.median_ms, same_sizes })
+        self.known.iter().rfind(same).map(|m| Median { ms: m.median_ms, same_sizes })
     }
+}
+
+/// The drivers that affect a device.
+fn driver<'d>(device: &Device, drivers: &'d str) -> &'d str {
+    if device.kind == DeviceKind::Cpu { "" } else { drivers }
 }
 
 /// A median run time.
@@ -172,20 +189,21 @@ pub struct Median {
 }
 
 impl Measurement {
-    /// What a row of a report tells about a provider; `None` if it gave no correct results in time.
-    fn of(case: &CaseReport, row: &Row, unix_time: u64) -> Option<Self> {
-        let runtime = row.runtime.as_ref()?;
+    /// What a row of a report tells about a provider; `None` if it gave no correct results in time, or ran a whole picture.
+    fn of(report: &Report, case: &CaseReport, row: &Row) -> Option<Self> {
+        let (runtime, device) = (row.runtime.as_ref()?, row.device.as_ref()?);
         Some(Measurement {
-            topology: case.topology.clone(),
+            topology: Some(&case.topology).filter(|topology| !topology.is_empty())?.clone(),
             model_topology: case.model_topology.clone(),
             provider: row.system.clone(),
             // Only providers have one.
             build_id: row.build_id.clone()?,
             runtime: (runtime.name.clone(), runtime.version.clone()),
-            device: row.device.as_ref()?.id.clone(),
+            device: device.id.clone(),
+            driver: driver(device, &graphics_drivers(&report.environment)).into(),
             precision: row.precision.as_deref()?.parse().ok()?,
             median_ms: row.stats.as_ref().filter(|_| row.status == Status::Ok)?.median_ms,
-            unix_time,
+            unix_time: report.unix_time,
         })
     }
 
@@ -219,11 +237,11 @@ mod tests {
         };
         let list = [entry("fp32", "2.5"), entry("fp3", "1"), entry("bf16", "-1"), "7".into()].join(",");
         let found = read(&format!(r#"{{"format_version":1,"measurements":[{list}],"more":true}}"#));
-        assert_eq!(found.0.len(), 1);
-        assert_eq!((found.0[0].precision, found.0[0].median_ms), (Precision::Fp32, 2.5));
+        assert_eq!(found.known.len(), 1);
+        assert_eq!((found.known[0].precision, found.known[0].median_ms), (Precision::Fp32, 2.5));
         assert!(found.know("p") && !found.know("q"));
         for text in ["", "{", "[]", r#"{"format_version":2,"measurements":[]}"#] {
-            assert!(read(text).0.is_empty(), "{text}");
+            assert!(read(text).known.is_empty(), "{text}");
         }
     }
 }

@@ -73,7 +73,10 @@ impl Paths {
 
     /// A private, writable folder for temporary files: [`temp`](Paths::temp), else one in the system's temporary
     /// folder.
-    pub(crate) fn scratch(&self) -> Result<PathBuf> {
+    ///
+    /// # Errors
+    /// Why neither can be made or written.
+    pub fn scratch(&self) -> Result<PathBuf> {
         let ours = self.temp();
         match private_dir(&ours).and_then(|()| writable(&ours)) {
             Ok(()) => Ok(ours),

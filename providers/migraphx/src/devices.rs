@@ -72,7 +72,7 @@ impl Target {
         can.cancel = CancelSupport::BetweenPhases;
         can.dynamic_shapes = true;
         can.bake = true;
-        can
+        can.with_settings(&[("fast_math", "off")])
     }
 }
 

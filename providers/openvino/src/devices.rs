@@ -93,7 +93,7 @@ impl Target {
         can.bake = self.has("EXPORT_IMPORT");
         // A stored engine is the graph, which every session compiles.
         can.session_compiles = true;
-        can
+        can.with_settings(&[("hint", "latency")])
     }
 
     /// Refuses a precision that the device would silently replace with another.

@@ -78,7 +78,7 @@ impl Place {
         can.device_tensors = true;
         // The library compiles kernels for the GPU when an engine is loaded and first run.
         can.session_compiles = true;
-        can
+        can.with_settings(&[("tf32", "off"), ("cuda-graph", "off"), ("streams", "1")])
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod compare;
 mod export;
+mod pictures;
 mod plan;
 mod table;
 mod tune;
@@ -19,7 +20,7 @@ use clap::{ArgAction, ValueEnum};
 use export::Format;
 use plan::Plan;
 use sdrun::{
-    Measurements, Observer, Registry, WeightReport,
+    Measurements, Observer, Registry, WeightFiles, WeightReport,
     abi::Precision,
     bench::{self, BenchOptions, Event, PrecisionChoice, Report, Status},
 };
@@ -55,7 +56,8 @@ pub(crate) struct Args {
     models: Vec<String>,
 
     /// Built-in models to measure: `quick` (classifier, VAE decoder, text encoder; about two minutes for each precision) or `full`
-    /// (also UNets, ControlNet, transformers) [default: quick]
+    /// (also UNets, ControlNet, transformers), or `pipeline`: whole pictures of the demo model, or of the checkpoint in --weights
+    /// [default: quick]
     #[arg(long, conflicts_with = "models")]
     suite: Option<Suite>,
 
@@ -149,6 +151,7 @@ enum Command {
 enum Suite {
     Quick,
     Full,
+    Pipeline,
 }
 
 /// A precision, or `low`.
@@ -184,8 +187,14 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let files = args.weights.files(args.shapes.allow_links);
     let precisions: Vec<PrecisionChoice> = args.precisions.iter().map(|p| p.0).collect();
     let suite = args.suite.unwrap_or(Suite::Quick);
-    let plan = plan::plan(&args.models, suite, &precisions, &args.shapes, &files, context)?;
-    let weights = match (&*plan, files.is_given()) {
+    let pictures = match suite {
+        Suite::Pipeline => Some(pictures::open(&files, &args.shapes, &options, &registry, context)?),
+        _ => None,
+    };
+    // Whole pictures take the weights themselves.
+    let of_network = if pictures.is_some() { WeightFiles::default() } else { files.clone() };
+    let plan = plan::plan(&args.models, suite, &precisions, &args.shapes, &of_network, context)?;
+    let weights = match (&*plan, of_network.is_given()) {
         ([Plan { model, .. }], true) => Some(weights::of_model(&files, model, context)?),
         _ => None,
     };
@@ -195,7 +204,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let mut so_far = Report::new();
     let mut fault = None;
     let mut title = String::new();
-    let report = bench::run(&registry, &cases, &options, &host, &mut |event| match event {
+    let mut listen = |event: Event<'_>| match event {
         Event::Start { model, precision, system } => {
             title = format!("{model} {precision}");
             task = Some(context.task(&format!("{title}: {system}")));
@@ -213,7 +222,11 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
             let written = targets.iter().try_for_each(|(format, path)| format.write(path, &so_far));
             fault = fault.take().or(written.err());
         }
-    });
+    };
+    let report = match &pictures {
+        Some(pictures) => pictures.draw(&precisions, &registry, &options, &host, &mut listen),
+        None => bench::run(&registry, &cases, &options, &host, &mut listen),
+    };
     if report.is_err() && !so_far.cases.is_empty() && !targets.is_empty() {
         context.note(&format!("{} finished cases are in the exported files", so_far.cases.len()));
     }
@@ -281,7 +294,7 @@ fn options(args: &Args, registry: &Registry, context: &Context) -> anyhow::Resul
         };
         options.entry(provider.into()).or_default().insert(key.into(), value.clone());
     }
-    let is_quick = args.models.is_empty() && !matches!(args.suite, Some(Suite::Full));
+    let is_quick = args.models.is_empty() && !matches!(args.suite, Some(Suite::Full | Suite::Pipeline));
     Ok(BenchOptions {
         providers: args.providers.clone(),
         baselines: baseline::chosen(&args.baselines, registry.paths())?,

@@ -64,6 +64,8 @@ pub(super) fn plan(
             let models = match suite {
                 Suite::Quick => bench::QUICK,
                 Suite::Full => bench::FULL,
+                // It draws with whole models.
+                Suite::Pipeline => &[],
             };
             models
                 .iter()

@@ -13,6 +13,9 @@ struct Column {
     cell: fn(&CaseReport, &Row) -> String,
 }
 
+/// Header of the speed of whole pictures.
+const STEPS: &str = "steps/s";
+
 /// From left to right.
 const COLUMNS: &[Column] = &[
     Column { header: "system", dispensable: 0, is_number: false, cell: |_, row| name(row) },
@@ -35,6 +38,15 @@ const COLUMNS: &[Column] = &[
         dispensable: 0,
         is_number: true,
         cell: |_, row| row.versus_best.map_or("-".into(), ratio),
+    },
+    Column {
+        header: STEPS,
+        dispensable: 0,
+        is_number: true,
+        cell: |case, row| {
+            let ms = row.stats.as_ref().map(|stats| stats.median_ms);
+            some(case.steps.zip(ms).map(|(steps, ms)| steps as f64 * 1e3 / ms))
+        },
     },
     Column { header: "build s", dispensable: 2, is_number: true, cell: |_, row| some(row.build_seconds) },
     Column { header: "load s", dispensable: 2, is_number: true, cell: |_, row| some(row.load_seconds) },
@@ -127,21 +139,24 @@ pub(super) fn title(case: &CaseReport) -> String {
     let shapes = case.shapes.iter().map(|(name, shape)| format!("{name} {shape:?}"));
     let reference =
         case.reference.as_deref().map_or("nothing to compare with".into(), |r| format!("compared with {r}"));
-    format!("{}, {}, {}, {reference}", case.model, case.precision, format::list(shapes))
+    let about = [case.model.clone(), case.precision.clone()].into_iter().chain(shapes).chain([reference]);
+    about.collect::<Vec<_>>().join(", ")
 }
 
 /// One row for each system: the ranked ones first, then the others in their original order. Columns that do not fit are left out.
 fn table(case: &CaseReport, width: usize) -> Table {
     let rows = ordered(case);
+    // Only whole pictures have steps.
+    let all: Vec<&Column> =
+        COLUMNS.iter().filter(|column| case.steps.is_some() || column.header != STEPS).collect();
     let longest = |column: &Column| {
         let cells = rows.iter().map(|row| (column.cell)(case, row).chars().count());
         cells.chain([column.header.chars().count()]).max().unwrap_or_default()
     };
-    let widths: Vec<usize> = COLUMNS.iter().map(longest).collect();
+    let widths: Vec<usize> = all.iter().map(|column| longest(column)).collect();
     // A space on each side of a cell, and one between two.
     let total = |most: u8| -> usize {
-        COLUMNS
-            .iter()
+        all.iter()
             .zip(&widths)
             .filter(|(c, _)| c.dispensable <= most)
             .map(|(_, width)| width + 3)
@@ -149,7 +164,7 @@ fn table(case: &CaseReport, width: usize) -> Table {
             - 1
     };
     let most = (0..=10).rev().find(|most| total(*most) <= width).unwrap_or(0);
-    let columns: Vec<&Column> = COLUMNS.iter().filter(|column| column.dispensable <= most).collect();
+    let columns: Vec<&Column> = all.into_iter().filter(|column| column.dispensable <= most).collect();
     let mut table = format::table(columns.iter().map(|column| column.header));
     table.set_content_arrangement(ContentArrangement::Disabled);
     for row in rows {

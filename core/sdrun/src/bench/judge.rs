@@ -5,28 +5,24 @@ use crate::{
     Result, Tensors,
     verify::{self, Tolerance},
 };
-use sdrun_abi::{Error as AbiError, Precision};
+use sdrun_abi::Error as AbiError;
 
 /// Score of an output; lower is worse. Non-finite values outweigh any cosine.
 fn score(c: &verify::Comparison) -> f64 {
     c.cosine - (c.not_finite + c.reference_not_finite) as f64
 }
 
-/// Sets the status, the reason and the accuracy of a row. `quantized` widens the tolerance for graphs that round to 8 bits.
+/// Sets the status, the reason and the accuracy of a row. `reference` has the outputs to compare with and what is allowed.
 pub(super) fn judge(
     row: &mut Row,
-    precision: Precision,
-    quantized: bool,
     outputs: &Tensors,
-    reference: Option<&Tensors>,
+    reference: Option<(&Tensors, Tolerance)>,
 ) -> Result<()> {
-    let Some(reference) = reference else {
+    let Some((reference, tolerance)) = reference else {
         row.status = Status::Unverified;
         row.reason = Some("there are no reference outputs to compare with".into());
         return Ok(());
     };
-    let tolerance = Tolerance::for_outputs(precision, reference);
-    let tolerance = if quantized { tolerance.quantized() } else { tolerance };
     let compared = verify::compare(outputs, reference)?;
     let accepted = compared.iter().all(|c| tolerance.accepts(c));
     let worst = compared

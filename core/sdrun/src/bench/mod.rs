@@ -11,6 +11,7 @@ mod contender;
 mod disturbance;
 mod environment;
 mod judge;
+mod model;
 mod provider;
 mod race;
 mod report;
@@ -18,15 +19,19 @@ mod rounds;
 mod stats;
 
 pub use baseline::Baseline;
+pub use contender::{Contender, Field};
 pub use disturbance::Disturbance;
-pub use environment::Environment;
+pub(crate) use environment::graphics_drivers;
+pub use environment::{Environment, Gpu};
+pub use provider::settings;
 pub use report::{Accuracy, CaseReport, Kind, MemoryPeaks, Refit, Report, Row, SCHEMA_VERSION, Status, Turn};
 pub use stats::{Ratio, Stats};
 
-use crate::{Isolation, Model, Registry, Result, Shapes, Tensors, worker::Limits};
+use crate::{Error, Isolation, Model, Registry, Result, Shapes, Tensors, worker::Limits};
 use disturbance::Watch;
+use model::Systems;
 use race::Race;
-use sdrun_abi::{Error as AbiError, ErrorCode, Hint, Host, Precision, Provide};
+use sdrun_abi::{Capabilities, Device, Error as AbiError, ErrorCode, Hint, Host, Precision, Provide};
 use sdrun_weights::WeightStack;
 use std::{collections::BTreeMap, time::Duration};
 
@@ -37,6 +42,28 @@ pub enum PrecisionChoice {
     Fixed(Precision),
     /// The first precision below fp32 that each provider offers on its device.
     BestLow,
+}
+
+impl PrecisionChoice {
+    /// The precision on a device of a provider.
+    ///
+    /// # Errors
+    /// `Unimplemented` if it offers none below fp32 and that was asked for.
+    pub fn on(self, provider: &str, offered: &Capabilities, device: &Device) -> Result<Precision> {
+        match self {
+            PrecisionChoice::Fixed(precision) => Ok(precision),
+            PrecisionChoice::BestLow => {
+                let low = offered.precisions.iter().copied().find(|precision| *precision != Precision::Fp32);
+                low.ok_or_else(|| Error::Provider {
+                    provider: provider.into(),
+                    error: AbiError::unsupported(format!(
+                        "offers no precision below fp32 on {}",
+                        device.name
+                    )),
+                })
+            }
+        }
+    }
 }
 
 impl std::fmt::Display for PrecisionChoice {
@@ -175,23 +202,26 @@ pub fn run(
         }
         go_on(host)?;
         let reference = references.iter().find(|(known, _)| *known == computed).map(|(_, outputs)| outputs);
-        let mut race = Race {
+        let mut systems = Systems {
             registry,
+            providers: &providers,
             case,
             graph: &graph,
             inputs: &inputs,
-            reference,
             options,
             isolation: &isolation,
             host,
             files: None,
-            rows: Vec::new(),
-            racers: Vec::new(),
-            heats: 0,
         };
-        race.run(&providers, &mut watch, listen)?;
-        let (mut rows, heats) = (race.rows, race.heats);
-        report::rank(&mut rows);
+        let (rows, heats) = in_turns(
+            (case.model.name(), case.precision),
+            reference,
+            &mut systems,
+            options,
+            &mut watch,
+            host,
+            listen,
+        )?;
         let done = CaseReport {
             model: case.model.name().to_string(),
             topology,
@@ -200,6 +230,7 @@ pub fn run(
             shapes: inputs.iter().map(|(name, t)| (name.clone(), t.shape().to_vec())).collect(),
             inputs_sha256: crate::inputs::sha256(&inputs),
             reference: registry.reference().map(|p| p.id.clone()),
+            steps: None,
             heats,
             rows,
         };
@@ -207,6 +238,66 @@ pub fn run(
         report.cases.push(done);
     }
     Ok(report)
+}
+
+/// A case that is not a model, such as a whole picture.
+pub struct Title<'a> {
+    /// What the report calls it.
+    pub name: &'a str,
+    /// Arithmetic.
+    pub precision: PrecisionChoice,
+    /// Provider whose fp32 outputs are the reference, and these outputs.
+    pub reference: Option<(&'a str, &'a Tensors)>,
+    /// Steps of a run, if it has steps.
+    pub steps: Option<usize>,
+}
+
+/// Lets systems run a case in turns that is not a model. `listen` gets the finished case, too.
+///
+/// # Errors
+/// `Cancelled` if `host` cancels. A failure of a system is reported in its row.
+pub fn race<'a>(
+    title: &Title<'a>,
+    field: &mut dyn Field<'a>,
+    options: &'a BenchOptions,
+    host: &'a dyn Host,
+    listen: &mut dyn FnMut(Event<'_>),
+) -> Result<CaseReport> {
+    let mut watch = Watch::new(options.threads.unwrap_or(usize::MAX));
+    let reference = title.reference.map(|(_, outputs)| outputs);
+    let case = (title.name, title.precision);
+    let (rows, heats) = in_turns(case, reference, field, options, &mut watch, host, listen)?;
+    let done = CaseReport {
+        model: title.name.into(),
+        topology: String::new(),
+        model_topology: String::new(),
+        precision: title.precision.to_string(),
+        shapes: BTreeMap::new(),
+        inputs_sha256: String::new(),
+        reference: title.reference.map(|(provider, _)| provider.into()),
+        steps: title.steps,
+        heats,
+        rows,
+    };
+    listen(Event::Done(&done));
+    Ok(done)
+}
+
+/// Runs a case. Returns the rows, ranked, and the number of heats.
+fn in_turns<'a>(
+    (model, precision): (&'a str, PrecisionChoice),
+    reference: Option<&'a Tensors>,
+    field: &mut dyn Field<'a>,
+    options: &'a BenchOptions,
+    watch: &mut Watch,
+    host: &'a dyn Host,
+    listen: &mut dyn FnMut(Event<'_>),
+) -> Result<(Vec<Row>, usize)> {
+    let (rows, racers) = (Vec::new(), Vec::new());
+    let mut race = Race { model, precision, reference, options, host, rows, racers, heats: 0 };
+    race.run(field, watch, listen)?;
+    report::rank(&mut race.rows);
+    Ok((race.rows, race.heats))
 }
 
 /// Identifies the source of reference outputs: topology and weights.

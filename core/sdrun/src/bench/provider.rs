@@ -2,9 +2,12 @@
 
 use super::{BenchOptions, Case, Event, PrecisionChoice, Refit, Row, contender::Contender};
 use crate::{BuildOptions, CachePolicy, Error, Isolation, Provider, Registry, Result, Session, Tensors};
-use sdrun_abi::{Error as AbiError, Host, Precision, Provide, RuntimeInfo, TimingPlan, WeightSource};
+use sdrun_abi::{Capabilities, DeviceKind, Host, Precision, Provide, RuntimeInfo, TimingPlan, WeightSource};
 use sdrun_weights::WeightStack;
-use std::time::{Duration, Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 /// A session of a provider.
 pub(super) struct Loaded<'a> {
@@ -38,8 +41,9 @@ pub(super) fn open<'a>(
     row.build_id = Some(provider.manifest().build_id.clone());
     row.device = Some(build.device.clone());
     row.precision = Some(build.precision.to_string());
-    row.weight_update = Some(provider.capabilities(&build.device)?.weight_update);
-    row.settings = settings(&build);
+    let offered = provider.capabilities(&build.device)?;
+    row.weight_update = Some(offered.weight_update);
+    row.settings = settings(&build, &offered);
 
     listen(Event::Phase("build"));
     let peak = |provider: &Provider| provider.worker().and_then(|w| w.peak_rss());
@@ -97,10 +101,11 @@ impl Contender for Loaded<'_> {
     }
 }
 
-/// What changes figures, beside the precision.
-fn settings(build: &BuildOptions) -> Vec<String> {
+/// What changes the figures of a row, beside the precision: threads, weights in the engine, and the provider's own settings.
+pub fn settings(build: &BuildOptions, offered: &Capabilities) -> Vec<String> {
     let mut settings = Vec::new();
-    if let Some(threads) = build.threads {
+    if build.device.kind == DeviceKind::Cpu {
+        let threads = build.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, Into::into));
         settings.push(if threads == 1 { "1 thread".into() } else { format!("{threads} threads") });
     }
     settings.push(if build.bake {
@@ -110,7 +115,9 @@ fn settings(build: &BuildOptions) -> Vec<String> {
     });
     settings
         .extend(build.vram_budget.map(|bytes| format!("at most {bytes} bytes of device memory for weights")));
-    settings.extend(build.options.iter().map(|(key, value)| format!("{key}={value}")));
+    let mut own = offered.settings.clone();
+    own.extend(build.options.clone());
+    settings.extend(own.iter().map(|(key, value)| format!("{key}={value}")));
     settings
 }
 
@@ -137,16 +144,7 @@ pub(super) fn outputs_of(
 
 fn build_options(provider: &Provider, case: &Case<'_>, options: &BenchOptions) -> Result<BuildOptions> {
     let device = provider.present_device(options.device.as_deref())?;
-    let offered = provider.capabilities(&device)?.precisions;
-    let precision = match case.precision {
-        PrecisionChoice::Fixed(precision) => precision,
-        PrecisionChoice::BestLow => {
-            offered.iter().copied().find(|p| *p != Precision::Fp32).ok_or_else(|| Error::Provider {
-                provider: provider.id().to_string(),
-                error: AbiError::unsupported(format!("offers no precision below fp32 on {}", device.name)),
-            })?
-        }
-    };
+    let precision = case.precision.on(provider.id(), &provider.capabilities(&device)?, &device)?;
     Ok(BuildOptions {
         precision,
         threads: options.threads,

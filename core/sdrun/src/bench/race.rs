@@ -1,44 +1,31 @@
 //! Loads the contenders of a case and lets them run in turns.
 
 use super::{
-    BenchOptions, Case, Event, Kind, Row, baseline,
-    contender::Contender,
+    BenchOptions, Event, PrecisionChoice, Row,
+    contender::Field,
     disturbance::Watch,
     go_on,
     judge::judge,
-    provider,
     rounds::{Racer, heat},
 };
-use crate::{Error, Isolation, Registry, Result, Tensors, memory, onnx_file};
-use sdrun_abi::{Host, Precision, Provide, WeightSource};
-use sdrun_graph::Graph;
-use std::{path::PathBuf, time::Instant};
+use crate::{Result, Tensors, memory};
+use sdrun_abi::{Host, Precision};
+use std::time::Instant;
 
 /// A case while it is measured.
 pub(super) struct Race<'a> {
-    pub(super) registry: &'a Registry,
-    pub(super) case: &'a Case<'a>,
-    pub(super) graph: &'a Graph,
-    pub(super) inputs: &'a Tensors,
+    /// Name of the model.
+    pub(super) model: &'a str,
+    pub(super) precision: PrecisionChoice,
     pub(super) reference: Option<&'a Tensors>,
     pub(super) options: &'a BenchOptions,
-    pub(super) isolation: &'a Isolation,
     pub(super) host: &'a dyn Host,
-    /// The model for baselines, once it is written.
-    pub(super) files: Option<Written>,
     /// One for each system that has started.
     pub(super) rows: Vec<Row>,
     /// The loaded systems, each with the index of its row. The first one is the anchor, which runs in every heat.
     pub(super) racers: Vec<(usize, Racer<'a>)>,
     /// Heats that are over.
     pub(super) heats: usize,
-}
-
-/// A model's files for baselines.
-pub(super) struct Written {
-    folder: tempfile::TempDir,
-    model: PathBuf,
-    inputs: PathBuf,
 }
 
 /// Loading takes more memory than running, and the next system may need more than those so far.
@@ -48,24 +35,17 @@ impl<'a> Race<'a> {
     /// Loads one system after the other, and runs those that fit into memory together.
     pub(super) fn run(
         &mut self,
-        providers: &[&Provide],
+        field: &mut dyn Field<'a>,
         watch: &mut Watch,
         listen: &mut dyn FnMut(Event<'_>),
     ) -> Result<()> {
-        let baselines = &self.options.baselines;
-        let systems = providers.iter().map(|provide| (&*provide.id, None));
-        for (name, baseline) in systems.chain(baselines.iter().map(|b| (&*b.name, Some(b)))) {
+        for (at, (name, kind)) in field.systems().into_iter().enumerate() {
             if !self.has_room() && self.racers.len() > 1 {
                 self.heat(watch, listen)?;
             }
-            listen(Event::Start {
-                model: self.case.model.name(),
-                precision: self.case.precision,
-                system: name,
-            });
-            let kind = if baseline.is_some() { Kind::Baseline } else { Kind::Provider };
-            let mut row = Row::new(name, kind);
-            match self.load(&mut row, baseline, listen) {
+            listen(Event::Start { model: self.model, precision: self.precision, system: &name });
+            let mut row = Row::new(&name, kind);
+            match self.load(field, at, &mut row, listen) {
                 Ok(racer) => self.racers.push((self.rows.len(), racer)),
                 Err(error) => row.fail(&error),
             }
@@ -92,30 +72,13 @@ impl<'a> Race<'a> {
     }
 
     fn load(
-        &mut self,
+        &self,
+        field: &mut dyn Field<'a>,
+        at: usize,
         row: &mut Row,
-        baseline: Option<&super::Baseline>,
         listen: &mut dyn FnMut(Event<'_>),
     ) -> Result<Racer<'a>> {
-        let mut contender: Box<dyn Contender + 'a> = match baseline {
-            None => Box::new(provider::open(
-                row,
-                self.registry,
-                self.case,
-                self.inputs,
-                self.options,
-                self.isolation,
-                self.host,
-                listen,
-            )?),
-            Some(system) => {
-                let command = system.command()?;
-                let (case, options, host) = (self.case, self.options, self.host);
-                let Written { folder, model, inputs } = self.written()?;
-                let files = baseline::Files { model, inputs, folder: folder.path() };
-                Box::new(baseline::open(row, command, case, &files, options, host, listen)?)
-            }
-        };
+        let mut contender = field.open(at, row, listen)?;
         listen(Event::Phase("first run"));
         let started = Instant::now();
         let outputs = contender.outputs(self.host)?;
@@ -127,29 +90,9 @@ impl<'a> Race<'a> {
             Some(name) => name.parse().unwrap_or(Precision::Fp32),
             None => Precision::Fp32,
         };
-        judge(row, precision, self.graph.quantizes(), &outputs, self.reference)?;
+        let reference = self.reference.map(|reference| (reference, field.tolerance(precision, reference)));
+        judge(row, &outputs, reference)?;
         Ok(Racer::new(contender, first))
-    }
-
-    /// The model's files, written once for a case.
-    fn written(&mut self) -> Result<&Written> {
-        let written = match self.files.take() {
-            Some(written) => written,
-            None => self.write()?,
-        };
-        Ok(self.files.insert(written))
-    }
-
-    fn write(&self) -> Result<Written> {
-        let scratch = self.registry.paths().scratch()?;
-        let folder =
-            tempfile::tempdir_in(&scratch).map_err(|e| Error::io("create a folder in", &scratch, &e))?;
-        let [model, inputs] = ["model.onnx", "inputs.safetensors"].map(|name| folder.path().join(name));
-        let own = self.case.model.weights();
-        let weights: &dyn WeightSource = self.case.weights.map_or(&own, |stack| stack);
-        onnx_file::write(self.graph, weights, &model)?;
-        baseline::save(&inputs, self.inputs)?;
-        Ok(Written { folder, model, inputs })
     }
 
     /// Runs the loaded systems in turns. Only the anchor stays loaded afterwards.

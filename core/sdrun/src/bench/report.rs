@@ -45,6 +45,9 @@ pub struct CaseReport {
     pub inputs_sha256: String,
     /// Provider whose fp32 outputs are the reference.
     pub reference: Option<String>,
+    /// Steps of a run, for whole pictures.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<usize>,
     /// How many heats there were. Systems whose memory did not fit beside the others' ran in later ones, beside the first system.
     pub heats: usize,
     /// One row per provider and baseline.
@@ -191,7 +194,8 @@ pub struct Accuracy {
 }
 
 impl Row {
-    pub(crate) fn new(system: &str, kind: Kind) -> Self {
+    /// A row of which nothing is known yet.
+    pub fn new(system: &str, kind: Kind) -> Self {
         Row {
             system: system.to_string(),
             kind,

@@ -76,6 +76,11 @@ impl WorkerProvider {
         self.worker.process.stderr.text()
     }
 
+    /// Kills the worker at once, as a crash would. The call in progress fails, and so do later ones.
+    pub fn kill(&self) {
+        self.worker.process.kill();
+    }
+
     /// Asks the worker to destroy its objects and exit; kills it if that takes longer than two seconds. Remaining
     /// engines and sessions then fail with `FailedPrecondition`.
     pub fn close(self) {

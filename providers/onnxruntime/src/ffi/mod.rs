@@ -15,11 +15,20 @@ use std::{ffi::CStr, path::Path, ptr::NonNull, sync::Arc};
 /// `ort`'s API version equals the minor number of the first release that supports it.
 const LEAST_VERSION: (u32, u32) = (1, ort::MINOR_VERSION);
 
+/// The switch that keeps ONNX Runtime from reporting to its makers. Its API has one too, but outside Windows 1.31 writes an identifier
+/// into the user's home and reports the process before a host can call that (microsoft/onnxruntime#27379).
+const NO_TELEMETRY: &str = "ORT_DISABLE_TELEMETRY";
+
 /// Loads the library `file` for the rest of the process; returns its version and the environment.
 ///
 /// If a library cannot be loaded, `ort` deadlocks in some cases (pykeio/ort#579) and panics in others. So everything
 /// that can go wrong is checked before calling it.
 pub(crate) fn load(file: &Path) -> Result<(String, Environment)> {
+    if std::env::var_os(NO_TELEMETRY).is_none() {
+        // SAFETY: Rust code takes the environment's lock. Foreign code may read the environment meanwhile; this happens once in the life
+        // of the process, and in a worker before any other library starts threads.
+        unsafe { std::env::set_var(NO_TELEMETRY, "1") };
+    }
     let library = sdrun_provider_common::open(file)?;
     let version = probe(&library, file)?;
     let environment = ort::init_from(file)

@@ -22,44 +22,84 @@ const SHAPES: [&str; 4] = ["circle", "square", "triangle", "star"];
 
 /// What a prompt asks for.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Prompt {
-    pub(crate) caption: String,
+pub struct Prompt {
+    /// The prompt.
+    pub caption: String,
     /// Colour and shape of each object.
-    pub(crate) objects: Vec<(String, String)>,
+    pub objects: Vec<(String, String)>,
     /// How the first object stands to the second.
-    pub(crate) relation: Option<String>,
-    pub(crate) background: String,
+    pub relation: Option<Relation>,
+    /// Colour of the background.
+    pub background: String,
+}
+
+/// How an object stands to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Relation {
+    /// Left of it.
+    #[serde(rename = "left of")]
+    LeftOf,
+    /// Right of it.
+    #[serde(rename = "right of")]
+    RightOf,
+    /// Above it.
+    Above,
+    /// Below it.
+    Below,
+}
+
+/// 128 prompts that the demo model was not trained with.
+pub fn prompts() -> Vec<Prompt> {
+    serde_json::from_str(include_str!("prompts.json")).unwrap_or_default()
 }
 
 /// An object in a picture. Lengths are in units of the picture's side.
 #[derive(Clone, Debug)]
-pub(crate) struct Item {
-    pub(crate) colour: &'static str,
-    pub(crate) shape: &'static str,
-    pub(crate) x: f32,
-    pub(crate) y: f32,
-    pub(crate) radius: f32,
+pub struct Item {
+    /// Name of its colour.
+    pub colour: &'static str,
+    /// Name of its shape.
+    pub shape: &'static str,
+    /// Its middle, from the left.
+    pub x: f32,
+    /// Its middle, from the top.
+    pub y: f32,
+    /// The radius of a disk with its area.
+    pub radius: f32,
 }
 
 /// What a picture gets right. `relation` is `None` for prompts without one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Marks {
-    pub(crate) colour: bool,
-    pub(crate) shape: bool,
-    pub(crate) count: bool,
-    pub(crate) background: bool,
-    pub(crate) relation: Option<bool>,
+pub struct Marks {
+    /// The colours of the objects.
+    pub colour: bool,
+    /// Their shapes.
+    pub shape: bool,
+    /// How many there are.
+    pub count: bool,
+    /// The colour of the background.
+    pub background: bool,
+    /// How they stand to each other.
+    pub relation: Option<bool>,
+}
+
+impl Marks {
+    /// Whether nothing is wrong.
+    pub fn all(&self) -> bool {
+        self.colour && self.shape && self.count && self.background && self.relation != Some(false)
+    }
 }
 
 /// Checks a picture against its prompt.
-pub(crate) fn judge(prompt: &Prompt, picture: &RgbImage) -> Marks {
+pub fn judge(prompt: &Prompt, picture: &RgbImage) -> Marks {
     let (ground, items) = read(picture);
     let sorted = |mut names: Vec<&str>| {
         names.sort_unstable();
         names.join(" ")
     };
     let wanted = &prompt.objects;
-    let related = |relation: &String| {
+    let related = |relation: Relation| {
         let pairs = items.iter().flat_map(|first| items.iter().map(move |second| (first, second)));
         pairs.filter(|(first, second)| !std::ptr::eq(*first, *second)).any(|(first, second)| {
             let found = [first, second].map(|item| (item.colour.to_string(), item.shape.to_string()));
@@ -73,25 +113,23 @@ pub(crate) fn judge(prompt: &Prompt, picture: &RgbImage) -> Marks {
             == sorted(wanted.iter().map(|(_, shape)| &**shape).collect()),
         count: items.len() == wanted.len(),
         background: ground == prompt.background,
-        relation: prompt.relation.as_ref().map(related),
+        relation: prompt.relation.map(related),
     }
 }
 
-fn stands(relation: &str, first: &Item, second: &Item) -> bool {
+fn stands(relation: Relation, first: &Item, second: &Item) -> bool {
     let (dx, dy) = match relation {
-        "left of" => (-1.0, 0.0),
-        "right of" => (1.0, 0.0),
-        "above" => (0.0, -1.0),
-        "below" => (0.0, 1.0),
-        other => panic!("unknown relation `{other}`"),
+        Relation::LeftOf => (-1.0, 0.0),
+        Relation::RightOf => (1.0, 0.0),
+        Relation::Above => (0.0, -1.0),
+        Relation::Below => (0.0, 1.0),
     };
     (first.x - second.x) * dx + (first.y - second.y) * dy > 0.1
 }
 
-/// The background's name, and the objects.
-pub(crate) fn read(picture: &RgbImage) -> (&'static str, Vec<Item>) {
-    let side = picture.width() as usize;
-    assert_eq!(side, picture.height() as usize, "pictures are square");
+/// The background's name, and the objects. Of a picture that is not square, only the square at its left or top.
+pub fn read(picture: &RgbImage) -> (&'static str, Vec<Item>) {
+    let side = picture.width().min(picture.height()) as usize;
     let pixel = |x: usize, y: usize| picture.get_pixel(x as u32, y as u32).0.map(f32::from);
     let mut rim = Vec::new();
     for far in 0..side {
@@ -148,7 +186,7 @@ fn median(pixels: Vec<[f32; 3]>) -> [f32; 3] {
 
 fn nearest(colour: [f32; 3], palette: &[(&'static str, [f32; 3])]) -> &'static str {
     let distance = |other: [f32; 3]| -> f32 { colour.iter().zip(other).map(|(a, b)| (a - b).abs()).sum() };
-    palette.iter().min_by(|a, b| distance(a.1).total_cmp(&distance(b.1))).unwrap().0
+    palette.iter().min_by(|a, b| distance(a.1).total_cmp(&distance(b.1))).map_or("", |(name, _)| name)
 }
 
 /// The shape whose drawing overlaps a region best.
@@ -158,20 +196,18 @@ fn fit(region: &[usize], side: usize, colour: &'static str) -> Item {
     region.iter().for_each(|at| inside[*at] = true);
     let (x, y) = middle(region, side);
     let radius = (region.len() as f32 / (whole * whole) / std::f32::consts::PI).sqrt();
-    let mut best: Option<(f32, Item)> = None;
-    for shape in SHAPES {
+    let trials = SHAPES.map(|shape| {
         let trial = covered(&Item { colour, shape, x: 0.5, y: 0.5, radius }, side);
         let (cx, cy) = middle(&trial, side);
         let radius = radius * (region.len() as f32 / trial.len() as f32).sqrt();
         let item = Item { colour, shape, x: x + 0.5 - cx, y: y + 0.5 - cy, radius };
         let cover = covered(&item, side);
         let both = cover.iter().filter(|at| inside[**at]).count();
-        let overlap = both as f32 / (cover.len() + region.len() - both) as f32;
-        if best.as_ref().is_none_or(|(found, _)| overlap > *found) {
-            best = Some((overlap, item));
-        }
-    }
-    best.unwrap().1
+        (both as f32 / (cover.len() + region.len() - both) as f32, item)
+    });
+    let [first, others @ ..] = trials;
+    // Of equal ones the first.
+    others.into_iter().fold(first, |best, trial| if trial.0 > best.0 { trial } else { best }).1
 }
 
 /// The middle of pixels.

@@ -1,0 +1,86 @@
+//! A model as a case: providers and baselines that run it.
+
+use super::{
+    BenchOptions, Case, Event, Kind, Row, baseline,
+    contender::{Contender, Field},
+    provider,
+};
+use crate::{Error, Isolation, Registry, Result, Tensors, onnx_file, verify::Tolerance};
+use sdrun_abi::{Host, Precision, Provide, WeightSource};
+use sdrun_graph::Graph;
+use std::path::PathBuf;
+
+pub(super) struct Systems<'a> {
+    pub(super) registry: &'a Registry,
+    pub(super) providers: &'a [&'a Provide],
+    pub(super) case: &'a Case<'a>,
+    pub(super) graph: &'a Graph,
+    pub(super) inputs: &'a Tensors,
+    pub(super) options: &'a BenchOptions,
+    pub(super) isolation: &'a Isolation,
+    pub(super) host: &'a dyn Host,
+    /// The model for baselines, once it is written.
+    pub(super) files: Option<Written>,
+}
+
+/// A model's files for baselines.
+pub(super) struct Written {
+    folder: tempfile::TempDir,
+    model: PathBuf,
+    inputs: PathBuf,
+}
+
+impl<'a> Field<'a> for Systems<'a> {
+    fn systems(&self) -> Vec<(String, Kind)> {
+        let providers = self.providers.iter().map(|provide| (provide.id.clone(), Kind::Provider));
+        let baselines = self.options.baselines.iter().map(|baseline| (baseline.name.clone(), Kind::Baseline));
+        providers.chain(baselines).collect()
+    }
+
+    fn open(
+        &mut self,
+        at: usize,
+        row: &mut Row,
+        listen: &mut dyn FnMut(Event<'_>),
+    ) -> Result<Box<dyn Contender + 'a>> {
+        let (registry, case, inputs, options) = (self.registry, self.case, self.inputs, self.options);
+        let Some(baseline) = at.checked_sub(self.providers.len()).map(|at| &options.baselines[at]) else {
+            let opened =
+                provider::open(row, registry, case, inputs, options, self.isolation, self.host, listen)?;
+            return Ok(Box::new(opened));
+        };
+        let command = baseline.command()?;
+        let host = self.host;
+        let Written { folder, model, inputs } = self.written()?;
+        let files = baseline::Files { model, inputs, folder: folder.path() };
+        Ok(Box::new(baseline::open(row, command, case, &files, options, host, listen)?))
+    }
+
+    fn tolerance(&self, precision: Precision, reference: &Tensors) -> Tolerance {
+        let tolerance = Tolerance::for_outputs(precision, reference);
+        if self.graph.quantizes() { tolerance.quantized() } else { tolerance }
+    }
+}
+
+impl Systems<'_> {
+    /// The model's files, written once for a case.
+    fn written(&mut self) -> Result<&Written> {
+        let written = match self.files.take() {
+            Some(written) => written,
+            None => self.write()?,
+        };
+        Ok(self.files.insert(written))
+    }
+
+    fn write(&self) -> Result<Written> {
+        let scratch = self.registry.paths().scratch()?;
+        let folder =
+            tempfile::tempdir_in(&scratch).map_err(|e| Error::io("create a folder in", &scratch, &e))?;
+        let [model, inputs] = ["model.onnx", "inputs.safetensors"].map(|name| folder.path().join(name));
+        let own = self.case.model.weights();
+        let weights: &dyn WeightSource = self.case.weights.map_or(&own, |stack| stack);
+        onnx_file::write(self.graph, weights, &model)?;
+        baseline::save(&inputs, self.inputs)?;
+        Ok(Written { folder, model, inputs })
+    }
+}
