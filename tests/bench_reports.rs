@@ -150,6 +150,36 @@ fn reports_are_exported_and_compared() {
     assert_eq!(output.status.code(), Some(3), "{output:?}");
 }
 
+/// Whole pictures: every provider draws the same, and nothing is kept for the choice of providers for networks.
+#[test]
+fn whole_pictures_are_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let measure =
+        ["bench", "--suite", "pipeline", "--min-runs", "3", "--min-time", "0s", "--precision", "fp32"];
+    let output = sdrun(dir.path(), &[&measure[..], &["--json", "--no-save"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(complaint(dir.path(), &report), None);
+    let case = &report["cases"][0];
+    assert!(case["model"].as_str().unwrap().contains("a picture of 64x64"), "{case}");
+    assert_eq!((&case["reference"], &case["steps"]), (&json!("onnxruntime"), &json!(20)));
+    let rows = case["rows"].as_array().unwrap();
+    for id in ["ggml", "onnxruntime", "openvino"] {
+        let row = rows.iter().find(|row| row["system"] == id).unwrap();
+        assert!(row["status"] == "ok" && row["stats"]["runs"].as_u64().unwrap() >= 3, "{row}");
+        assert!(row["settings"][0].as_str().unwrap().contains("thread"), "{row}");
+    }
+    for (arguments, words) in [
+        (&["--baseline", "pytorch"][..], "runs networks, not whole pictures"),
+        (&["--weights", "nowhere.safetensors"], "nowhere.safetensors"),
+        (&["--shape", "sample=1,4,8,8"], "size of the model's family"),
+    ] {
+        let output = sdrun(dir.path(), &[&measure[..], arguments].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(words), "{arguments:?}: {said}");
+    }
+}
+
 /// What a reader of the page sees, in both themes, at two widths and in print.
 #[test]
 #[ignore = "needs SDRUN_SERVE_PYTHON and a browser; run by `cargo xtask test`"]

@@ -278,10 +278,11 @@ fn full_size_unet_gives_the_same_bits_on_any_number_of_threads() {
     same_bits("sd15/unet", &shapes);
 }
 
+/// 320 pixels, not a power of two, in less than half of the time that 512 take.
 #[test]
 #[ignore = "full size: minutes; run by `cargo xtask test`"]
 fn full_size_vae_decoder() {
-    agrees(&Lab::default(), "sd15/vae-decoder", &[("latent_sample", &[1, 4, 64, 64])], &ALL);
+    agrees(&Lab::default(), "sd15/vae-decoder", &[("latent_sample", &[1, 4, 40, 40])], &ALL);
 }
 
 #[test]

@@ -101,20 +101,18 @@ pub(crate) fn try_out(kit: &Path, scratch: &Path, arguments: &[&str]) -> Result<
         let file = entry?.path();
         fs::copy(&file, place.join(file.file_name().context("a file has a name")?))?;
     }
-    let offline = Command::new("unshare")
-        .args(["--net", "--map-root-user", "true"])
-        .status()
-        .is_ok_and(|s| s.success());
-    let mut command = match offline {
-        true => {
-            let mut command = Command::new("unshare");
-            command.args(["--net", "--map-root-user", "sh"]);
-            command
-        }
-        false => {
-            println!("   with a network: this system does not let us take it away");
-            Command::new("sh")
-        }
+    let unshare = || {
+        let mut command = Command::new("/usr/bin/unshare");
+        command.args(["--net", "--map-root-user"]);
+        command
+    };
+    let mut command = if unshare().arg("true").status().is_ok_and(|status| status.success()) {
+        let mut command = unshare();
+        command.arg("sh");
+        command
+    } else {
+        println!("   with a network: this system does not let us take it away");
+        Command::new("sh")
     };
     command.arg(place.join("run.sh")).args(arguments).current_dir(&home);
     command.env_clear().env("PATH", &tools).env("HOME", &home);
