@@ -93,11 +93,13 @@ fn show(out: &mut dyn Write, report: &Report) -> io::Result<()> {
             table.add_row(cells(network));
         }
         writeln!(out, "{table}")?;
-        for network in &subject.networks {
-            if let Some(reason) = &network.reason {
-                let [model, shape, precision, ..] = cells(network);
-                writeln!(out, "  {model}, {shape}, {precision}: {reason}")?;
-            }
+        for (reason, networks) in by_reason(&subject.networks) {
+            let [model, shape, precision, ..] = cells(networks[0]);
+            let others = match networks.len() {
+                1 => String::new(),
+                count => format!(" and {} more", count - 1),
+            };
+            writeln!(out, "  {model}, {shape}, {precision}{others}: {reason}")?;
         }
         writeln!(out)?;
     }
@@ -113,6 +115,19 @@ fn show(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         report.count(State::NotRun),
         format::seconds(report.seconds)
     )
+}
+
+/// The networks with a reason, together where it is the same.
+fn by_reason(networks: &[Network]) -> Vec<(&str, Vec<&Network>)> {
+    let mut found: Vec<(&str, Vec<&Network>)> = Vec::new();
+    for network in networks {
+        let Some(reason) = network.reason.as_deref() else { continue };
+        match found.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, networks)) => networks.push(network),
+            None => found.push((reason, vec![network])),
+        }
+    }
+    found
 }
 
 fn cells(network: &Network) -> [String; 7] {
