@@ -32,20 +32,22 @@ pub(crate) fn compilers() -> Result<()> {
 /// The vendor runtimes of all plugins in `dist`, through `sdrun runtime install`.
 pub(crate) fn runtimes(workspace: &Workspace, dist: &Dist) -> Result<()> {
     step("Vendor runtimes");
-    for spec in specs(dist) {
-        let dir = runtime_root(workspace, spec);
-        if dir.is_dir() {
-            println!("   found {} {}", spec.name, spec.version);
-            continue;
-        }
-        println!("   {} {} is missing; installing it into {}", spec.name, spec.version, dir.display());
-        let mut sdrun = dist.sdrun(workspace);
-        if !system_has_pip() {
-            sdrun.env("PATH", Python::bare(workspace)?.path()?);
-        }
-        run(sdrun.args(["runtime", "install", &spec.name, "--yes"]))?;
+    specs(dist).try_for_each(|spec| install(workspace, dist, spec, &workspace.data()))
+}
+
+/// Installs a runtime or an extension into a data folder, unless it is there.
+fn install(workspace: &Workspace, dist: &Dist, spec: &RuntimeSpec, data: &Path) -> Result<()> {
+    let dir = runtime_root(data, spec);
+    if dir.is_dir() {
+        println!("   found {} {}", spec.name, spec.version);
+        return Ok(());
     }
-    Ok(())
+    println!("   {} {} is missing; installing it into {}", spec.name, spec.version, dir.display());
+    let mut sdrun = dist.sdrun(workspace);
+    if !system_has_pip() {
+        sdrun.env("PATH", Python::bare(workspace)?.path()?);
+    }
+    run(sdrun.args(["runtime", "install", &spec.name, "--yes"]).env("SDRUN_DATA_DIR", data))
 }
 
 /// For every vendor runtime: the environment variable that names its folder, and the folder.
@@ -53,7 +55,7 @@ pub(crate) fn runtime_dirs<'a>(workspace: &Workspace, dist: &'a Dist) -> Vec<(&'
     specs(dist)
         .filter_map(|spec| {
             let libraries = &spec.pip.as_ref()?.library_dir;
-            Some((spec.env.as_str(), runtime_root(workspace, spec).join(libraries)))
+            Some((spec.env.as_str(), runtime_root(&workspace.data(), spec).join(libraries)))
         })
         .collect()
 }
@@ -71,15 +73,16 @@ pub(crate) fn names(dist: &Dist) -> Vec<&str> {
 /// The folder of an installed runtime.
 pub(crate) fn installed(workspace: &Workspace, dist: &Dist, name: &str) -> Result<PathBuf> {
     let known = || format!("there is no runtime `{name}`; there are {}", names(dist).join(", "));
-    let root = runtime_root(workspace, specs(dist).find(|spec| spec.name == name).with_context(known)?);
+    let root =
+        runtime_root(&workspace.data(), specs(dist).find(|spec| spec.name == name).with_context(known)?);
     if !root.is_dir() {
         bail!("{name} is not installed in {}", root.display());
     }
     Ok(root)
 }
 
-fn runtime_root(workspace: &Workspace, spec: &RuntimeSpec) -> PathBuf {
-    workspace.data().join("runtimes").join(format!("{}-{}", spec.name, spec.version))
+fn runtime_root(data: &Path, spec: &RuntimeSpec) -> PathBuf {
+    data.join("runtimes").join(format!("{}-{}", spec.name, spec.version))
 }
 
 /// The ONNX backend node tests as files, written once per version of the package `onnx`.
@@ -101,9 +104,8 @@ pub(crate) fn node_tests(workspace: &Workspace) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// Environment variables for ggml's Vulkan backend (libraries from a Python package) and for a driver that needs no graphics
-/// card (Mesa's software driver).
-pub(crate) fn vulkan(workspace: &Workspace) -> Result<Vec<(&'static str, PathBuf)>> {
+/// Environment variables for ggml's Vulkan backend, and for a driver that needs no graphics card (Mesa's software driver).
+pub(crate) fn vulkan(workspace: &Workspace, dist: &Dist) -> Result<Vec<(&'static str, PathBuf)>> {
     step("Vulkan backend of ggml, on Mesa's software driver");
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         bail!("the package with ggml's Vulkan backend is for x86-64 Linux");
@@ -112,43 +114,44 @@ pub(crate) fn vulkan(workspace: &Workspace) -> Result<Vec<(&'static str, PathBuf
     if !driver.exists() {
         apt_install(&["mesa-vulkan-drivers", "libvulkan1"], "there is no software driver for Vulkan")?;
     }
-    let requirements = workspace.root.join("xtask/python/requirements-vulkan.txt");
-    let dir = workspace.target.join(format!("ggml-vulkan-{}", &crate::dist::sha256(&requirements)?[..16]));
-    if !dir.is_dir() {
-        println!("   the backend is missing; installing it into {}", dir.display());
-        let python = Python::bare(workspace)?;
-        let stage = workspace.target.join(format!("ggml-vulkan.{}", std::process::id()));
-        run(python
-            .python()
-            .args([
-                "-m",
-                "pip",
-                "download",
-                "--quiet",
-                "--disable-pip-version-check",
-                "--no-input",
-                "--no-deps",
-            ])
-            .args(["--require-hashes", "--only-binary=:all:", "--python-version=312"])
-            .args(["--platform=manylinux_2_35_x86_64", "--dest"])
-            .arg(&stage)
-            .arg("-r")
-            .arg(&requirements))?;
-        let wheels = fs::read_dir(&stage)?.collect::<std::io::Result<Vec<_>>>()?;
-        let wheel = wheels.first().context("pip has downloaded nothing")?.path();
-        run(python.python().args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&stage))?;
-        fs::rename(stage.join("cyllama_vulkan.libs"), &dir)
-            .with_context(|| format!("cannot move the libraries of {} into place", wheel.display()))?;
-        fs::remove_dir_all(&stage).with_context(|| format!("cannot remove {}", stage.display()))?;
-    }
     Ok(vec![
-        ("SDRUN_GGML_BACKENDS", dir),
+        ("SDRUN_GGML_BACKENDS", extension(workspace, dist, "ggml-vulkan")?),
         ("VK_ICD_FILENAMES", driver.to_path_buf()),
         // ggml ignores drivers that compute on the CPU unless they are named.
         ("GGML_VK_VISIBLE_DEVICES", "0".into()),
         // Otherwise operands of f32 products are rounded to f16.
         ("GGML_VK_DISABLE_F16", "1".into()),
     ])
+}
+
+/// Environment variables for ONNX Runtime's extension for WebGPU, and for a driver that needs no graphics card: SwiftShader, which
+/// Chromium brings. WebGPU refuses Mesa's.
+pub(crate) fn webgpu(workspace: &Workspace, dist: &Dist) -> Result<Vec<(&'static str, PathBuf)>> {
+    step("ONNX Runtime's extension for WebGPU, on SwiftShader");
+    if !cfg!(target_os = "linux") {
+        bail!("SwiftShader comes from a package of Debian's");
+    }
+    let driver = Path::new("/usr/lib/chromium/vk_swiftshader_icd.json");
+    if !driver.exists() {
+        apt_install(&["chromium", "libvulkan1"], "there is no software driver for WebGPU")?;
+    }
+    Ok(vec![
+        ("SDRUN_ONNXRUNTIME_WEBGPU_DIR", extension(workspace, dist, "onnxruntime-webgpu")?),
+        ("VK_ICD_FILENAMES", driver.to_path_buf()),
+        ("VK_DRIVER_FILES", driver.to_path_buf()),
+        ("ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER", "1".into()),
+    ])
+}
+
+/// The folder of an extension's libraries. It is installed into a data folder of its own, because other tests expect the devices of a
+/// machine without it.
+fn extension(workspace: &Workspace, dist: &Dist, name: &str) -> Result<PathBuf> {
+    let data = workspace.target.join("extensions");
+    let mut all = dist.manifests.iter().flat_map(|m| &m.provider.extensions);
+    let spec = all.find(|spec| spec.name == name).with_context(|| format!("no provider has {name}"))?;
+    install(workspace, dist, spec, &data)?;
+    let libraries = &spec.pip.as_ref().with_context(|| format!("{name} has no package"))?.library_dir;
+    Ok(runtime_root(&data, spec).join(libraries))
 }
 
 /// Installs system packages with apt-get if the user is root; else says what to install. `why` is the reason.

@@ -99,7 +99,7 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         tally.count(&mut tests(&["test", "--workspace", "--test=migraphx", "--", "--ignored"]))?;
     }
     tally.begin("Vulkan, set up");
-    match setup::vulkan(workspace) {
+    match setup::vulkan(workspace, &dist) {
         Ok(vulkan) => {
             tally.stage("Devices on Vulkan");
             let only = ["test", "--workspace", "--lib", "devices", "--", "--ignored"];
@@ -108,6 +108,35 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
             let only = ["test", "--workspace", "--no-fail-fast", "--test=golden", "--", "tiny_pipelines"];
             let device = [("SDRUN_TEST_PROVIDERS", "ggml"), ("SDRUN_TEST_DEVICE", "vulkan:0")];
             tally.count(tests(&only).envs(vulkan).envs(device))?;
+        }
+        Err(why) => println!("   NOT RUN: {why:#}"),
+    }
+    tally.begin("WebGPU, set up");
+    match setup::webgpu(workspace, &dist) {
+        Ok(webgpu) => {
+            tally.stage("ONNX Runtime on WebGPU");
+            let only = ["test", "--workspace", "--test=webgpu", "--", "--ignored"];
+            tally.count(tests(&only).envs(webgpu.clone()))?;
+            tally.check("A benchmark on WebGPU", || {
+                let to = workspace.target.join("webgpu-bench");
+                let mut bench = dist.sdrun(workspace);
+                bench.args(["bench", "mobilenet-v2", "--provider=onnxruntime", "--device=webgpu:0"]);
+                bench
+                    .args(["--min-runs=3", "--max-time=5s", "--no-save", "--export=json", "--export-to"])
+                    .arg(&to);
+                run(bench.envs(webgpu.clone()))?;
+                let report = std::fs::read_to_string(to.with_extension("json"))?;
+                if !report.contains("webgpu:0") || !report.contains("\"ok\"") {
+                    bail!("the report has no time of webgpu:0");
+                }
+                Ok(())
+            });
+            if extent == Extent::Full {
+                tally.stage("Small pipelines on WebGPU");
+                let only = ["test", "--workspace", "--test=golden", "--", "tiny_pipelines_agree"];
+                let device = [("SDRUN_TEST_PROVIDERS", "onnxruntime"), ("SDRUN_TEST_DEVICE", "webgpu:0")];
+                tally.count(tests(&only).envs(webgpu).envs(device))?;
+            }
         }
         Err(why) => println!("   NOT RUN: {why:#}"),
     }

@@ -78,14 +78,21 @@ struct Row {
 
 fn list(registry: &Registry, context: &Context) -> anyhow::Result<()> {
     let mut rows: Vec<Row> = Vec::new();
-    for spec in registry.usable().into_iter().filter_map(|p| p.runtime.as_ref()) {
-        if rows.iter().all(|row| row.name != spec.name) {
-            rows.push(Row {
-                name: spec.name.clone(),
-                version: spec.version.clone(),
-                found: runtime::find(spec, registry.paths()),
-                plan: runtime::plan(spec, registry.paths()).ok(),
-            });
+    for provide in registry.usable() {
+        let runtimes = provide.runtime.iter().map(|spec| (spec, runtime::find(spec, registry.paths())));
+        let extensions = provide
+            .extensions
+            .iter()
+            .map(|spec| (spec, runtime::find_extension(spec, registry.paths()).ok().flatten()));
+        for (spec, found) in runtimes.chain(extensions) {
+            if rows.iter().all(|row| row.name != spec.name) {
+                rows.push(Row {
+                    name: spec.name.clone(),
+                    version: spec.version.clone(),
+                    found,
+                    plan: runtime::plan(spec, registry.paths()).ok(),
+                });
+            }
         }
     }
     let report = Report { runtimes: rows };

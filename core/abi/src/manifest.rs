@@ -40,6 +40,9 @@ pub struct Provide {
     /// The vendor runtime that it drives; absent if the plugin brings its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<RuntimeSpec>,
+    /// Further libraries, for more devices. A host passes the folders of those that are installed to `init`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extensions: Vec<RuntimeSpec>,
     /// Its fp32 results are the reference for `verify` and `bench`.
     #[serde(default)]
     pub reference: bool,
@@ -64,7 +67,7 @@ pub struct Library {
     pub abi_min_minor: u16,
 }
 
-/// A vendor runtime and where to get it.
+/// A vendor runtime, or an extension of one, and where to get it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RuntimeSpec {
     /// Name, for example `openvino`.
@@ -87,6 +90,10 @@ impl Provide {
     /// The priority on devices of this kind.
     pub fn priority_on(&self, kind: DeviceKind) -> i32 {
         self.priorities.get(kind.name()).copied().unwrap_or(self.priority)
+    }
+    /// Its runtime and its extensions: all that can be installed for it.
+    pub fn runtimes(&self) -> impl Iterator<Item = &RuntimeSpec> {
+        self.runtime.iter().chain(&self.extensions)
     }
     /// The highest priority on any kind of device.
     pub fn highest_priority(&self) -> i32 {
@@ -124,6 +131,9 @@ impl RuntimeSpec {
 pub struct PipPackage {
     /// Package name.
     pub package: String,
+    /// Version of the package, if it is not the version of what it contains.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
     /// Patterns on paths relative to the wheel's root: matching files are kept, all others are deleted.
     pub keep: Vec<String>,
     /// Folder of the libraries inside the installed package.

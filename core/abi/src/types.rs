@@ -11,6 +11,9 @@ pub struct InitConfig {
     pub plugin_dir: PathBuf,
     /// Folder with the vendor's runtime library, if the host found one.
     pub runtime_dir: Option<PathBuf>,
+    /// Folders of the libraries of installed extensions ([`Provide::extensions`](crate::Provide::extensions)), by name.
+    #[serde(default)]
+    pub extensions: BTreeMap<String, PathBuf>,
     /// Folder for temporary files (the staging of models for vendor parsers). Exists, mode 0700.
     pub temp_dir: PathBuf,
     /// The provider's own folder for files that it can recreate (compiled kernels). Exists, mode 0700.

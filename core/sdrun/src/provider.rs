@@ -60,8 +60,7 @@ pub struct Provider {
 
 /// A plugin that was initialised in this process, and its arguments.
 struct Loaded {
-    runtime_dir: Option<PathBuf>,
-    options: BTreeMap<String, String>,
+    config: InitConfig,
     plugin: Plugin,
     runtime: RuntimeInfo,
 }
@@ -93,6 +92,12 @@ impl Provider {
                     .dir,
             ),
         };
+        let mut extensions = BTreeMap::new();
+        for spec in &provide.extensions {
+            if let Some(found) = runtime::find_extension(spec, paths)? {
+                extensions.insert(spec.name.clone(), found.dir);
+            }
+        }
         let temp_dir = paths.scratch()?;
         let cache_dir = paths.provider_cache(&provide.id);
         let cache_dir = match private_dir(&cache_dir) {
@@ -105,6 +110,7 @@ impl Provider {
         let config = InitConfig {
             plugin_dir: manifest.parent().unwrap_or(Path::new("/")).to_path_buf(),
             runtime_dir,
+            extensions,
             temp_dir,
             cache_dir,
             options: isolation.options.clone(),
@@ -242,33 +248,29 @@ fn load_once(
     host: &dyn Host,
 ) -> sdrun_abi::Result<(Plugin, RuntimeInfo)> {
     let mut loaded = LOADED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(Loaded { runtime_dir: dir, options, plugin, runtime }) = loaded.get(library) {
-        if *dir != config.runtime_dir {
+    if let Some(Loaded { config: first, plugin, runtime }) = loaded.get(library) {
+        if first.runtime_dir != config.runtime_dir {
             return Err(AbiError::precondition(format!(
                 "this process has loaded the runtime from {} already and cannot load another one from {}",
-                show(dir),
+                show(&first.runtime_dir),
                 show(&config.runtime_dir)
             ))
             .with_hint("restart the program, or run the provider isolated"));
         }
-        if *options != config.options {
+        if (&first.options, &first.extensions) != (&config.options, &config.extensions) {
             return Err(AbiError::precondition(format!(
-                "this process has initialised the provider with the options {options:?} already and cannot use {:?}",
-                config.options
+                "this process has initialised the provider with the options {:?} and the extensions {:?} already and cannot \
+                 use {:?} and {:?}",
+                first.options, first.extensions, config.options, config.extensions
             ))
-            .with_hint("use the same options, restart the program, or run the provider isolated"));
+            .with_hint("use the same ones, restart the program, or run the provider isolated"));
         }
         return Ok((*plugin, runtime.clone()));
     }
     let plugin = library::load(library)?;
     check_identity(provide, &plugin.identity())?;
     let runtime = plugin.init(config, host)?;
-    let entry = Loaded {
-        runtime_dir: config.runtime_dir.clone(),
-        options: config.options.clone(),
-        plugin,
-        runtime: runtime.clone(),
-    };
+    let entry = Loaded { config: config.clone(), plugin, runtime: runtime.clone() };
     loaded.insert(library.to_path_buf(), entry);
     Ok((plugin, runtime))
 }

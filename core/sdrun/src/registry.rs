@@ -272,10 +272,10 @@ impl Registry {
         }
     }
 
-    /// The runtimes of all usable providers, for `runtime install` and `runtime remove`.
+    /// The runtime or extension of a usable provider, for `runtime install` and `runtime remove`.
     pub fn runtime(&self, name: &str) -> Result<&sdrun_abi::RuntimeSpec> {
         let all: Vec<&sdrun_abi::RuntimeSpec> =
-            self.usable().into_iter().filter_map(|p| p.runtime.as_ref()).collect();
+            self.usable().into_iter().flat_map(|p| p.runtimes()).collect();
         all.iter().find(|r| r.name == name).copied().ok_or_else(|| {
             let known: Vec<&str> = all.iter().map(|r| r.name.as_str()).collect();
             Error::Core(AbiError::not_found(format!(

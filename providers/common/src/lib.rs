@@ -21,7 +21,7 @@ pub use describe::{describe, graph_error, read_graph};
 pub use image::check_image;
 pub use load::open;
 pub use loaded::Loaded;
-pub use locate::{locate, runtime_spec};
+pub use locate::{extension_spec, locate, runtime_spec};
 pub use preparation::Preparation;
 pub use weights::{WeightFiles, converted, rebuilt, weight};
 

@@ -1,13 +1,23 @@
-use sdrun_abi::{Error, Manifest, Result, RuntimeSpec};
+use sdrun_abi::{Error, Manifest, Provide, Result, RuntimeSpec};
 use std::path::{Path, PathBuf};
 
 /// The runtime part of a provider's embedded manifest.
 pub fn runtime_spec(manifest: &str) -> Result<RuntimeSpec> {
-    Manifest::parse(manifest)
-        .map_err(|why| Error::internal(format!("the manifest this plugin was built with {why}")))?
-        .provider
+    provide(manifest)?
         .runtime
         .ok_or_else(|| Error::internal("the manifest this plugin was built with names no runtime"))
+}
+
+/// An extension in a provider's embedded manifest.
+pub fn extension_spec(manifest: &str, name: &str) -> Result<RuntimeSpec> {
+    let found = provide(manifest)?.extensions.into_iter().find(|spec| spec.name == name);
+    found.ok_or_else(|| Error::invalid(format!("this plugin has no extension `{name}`")))
+}
+
+fn provide(manifest: &str) -> Result<Provide> {
+    let manifest = Manifest::parse(manifest);
+    let wrong = |why| Error::internal(format!("the manifest this plugin was built with {why}"));
+    manifest.map(|manifest| manifest.provider).map_err(wrong)
 }
 
 /// The runtime's library in `dir`, as an absolute path without links. `FailedPrecondition` with a hint if there is

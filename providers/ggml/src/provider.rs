@@ -4,15 +4,14 @@ use crate::{
 };
 use sdrun_abi::{
     BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind, Engine, Error,
-    ErrorCode, Flow, Host, InitConfig, LogLevel, Precision, Provider, Result, RuntimeInfo, WeightSource,
-    WeightUpdate,
+    ErrorCode, Flow, Hint, Host, InitConfig, LogLevel, Precision, Provider, Result, RuntimeInfo,
+    WeightSource, WeightUpdate,
 };
-use std::{path::PathBuf, sync::OnceLock};
+use std::{collections::BTreeSet, path::Path, sync::OnceLock};
 
 /// The id of the CPU.
 const CPU: &str = "cpu";
-/// Environment variable that names a folder with ggml's libraries for devices. The option of `init` takes precedence.
-const BACKENDS_VARIABLE: &str = "SDRUN_GGML_BACKENDS";
+/// The option of `init` that names a folder with ggml's libraries for devices. It takes precedence over installed extensions.
 const BACKENDS_OPTION: &str = "backends";
 
 /// Runs graphs with ggml.
@@ -24,8 +23,8 @@ pub struct GgmlProvider {
 struct Loaded {
     /// The ggml that was built with the plugin.
     own: &'static Ggml,
-    /// The ggml in the folder of backends.
-    bundle: Option<&'static Ggml>,
+    /// The ggml in each folder of backends.
+    bundles: Vec<&'static Ggml>,
 }
 
 impl Loaded {
@@ -37,7 +36,7 @@ impl Loaded {
                 .enumerate()
                 .map(move |(i, gpu)| (Target { ggml, gpu: Some(i), budget: None }, gpu))
         };
-        of(self.own).chain(self.bundle.into_iter().flat_map(of))
+        of(self.own).chain(self.bundles.iter().copied().flat_map(of))
     }
 }
 
@@ -59,9 +58,10 @@ impl GgmlProvider {
         let known: Vec<&str> = [CPU].into_iter().chain(loaded.gpus().map(|(_, gpu)| &*gpu.id)).collect();
         let known = known.join(", ");
         Err(Error::not_found(format!("the ggml provider has no device {device:?}; it has {known}"))
-            .with_hint(format!(
-                "${BACKENDS_VARIABLE} names a folder with ggml's libraries for other devices"
-            )))
+            .with_hint(Hint::AnyOf(vec![
+                Hint::Install { runtime: "ggml-vulkan".into() },
+                "let SDRUN_GGML_BACKENDS name a folder with ggml's libraries for other devices".into(),
+            ])))
     }
 
     fn check_spec(&self, spec: &BuildSpec) -> Result<Target> {
@@ -100,16 +100,25 @@ impl Provider for GgmlProvider {
         }
         // A host that links this crate gives the folder of ggml's libraries as `plugin_dir`.
         let own = Ggml::load(&config.plugin_dir)?;
-        let asked = config.options.get(BACKENDS_OPTION).map(Into::into);
-        let folder: Option<PathBuf> =
-            asked.or_else(|| std::env::var_os(BACKENDS_VARIABLE).filter(|v| !v.is_empty()).map(Into::into));
-        let bundle = folder.map(|folder| Ggml::load_bundle(&folder)).transpose()?;
-        for ggml in [own].into_iter().chain(bundle) {
+        let mut bundles = Vec::new();
+        match config.options.get(BACKENDS_OPTION) {
+            Some(folder) => bundles.push(Ggml::load_bundle(Path::new(folder))?),
+            // The user may name one folder for several extensions. The CPU works without them.
+            None => {
+                for folder in config.extensions.values().collect::<BTreeSet<_>>() {
+                    match Ggml::load_bundle(folder) {
+                        Ok(ggml) => bundles.push(ggml),
+                        Err(why) => host.log(LogLevel::Warn, "ggml", &why.to_string()),
+                    }
+                }
+            }
+        }
+        for ggml in [own].into_iter().chain(bundles.iter().copied()) {
             let message = format!("ggml {} with CPU variant {}", ggml.version(), ggml.variant());
             host.log(LogLevel::Debug, "ggml", &message);
             ggml.unusable().iter().for_each(|why| host.log(LogLevel::Warn, "ggml", why));
         }
-        let _ = self.loaded.set(Loaded { own, bundle });
+        let _ = self.loaded.set(Loaded { own, bundles });
         Ok(RuntimeInfo::new("ggml", own.version(), Some(own.library().to_path_buf())))
     }
 

@@ -1,7 +1,8 @@
 //! Engines: the graph itself.
 
 use crate::{
-    ffi::{OrtSession, Settings},
+    fallback, faults,
+    ffi::{EpDevice, OrtSession, Settings},
     log,
     provider::COMPATIBILITY,
     session::RunningSession,
@@ -25,12 +26,23 @@ pub(crate) struct Recipe {
     environment: &'static Environment,
     model: Bytes,
     graph: Graph,
-    threads: usize,
+    target: Target,
     pub(crate) info: EngineInfo,
 }
 
+/// Where an engine runs.
+#[derive(Clone, Copy)]
+pub(crate) struct Target {
+    /// Threads of the CPU.
+    pub(crate) threads: usize,
+    /// The device of an extension; without one, everything runs on the CPU.
+    pub(crate) device: Option<&'static EpDevice>,
+    /// Whether the CPU may compute what the device cannot.
+    pub(crate) fallback: bool,
+}
+
 impl OrtEngine {
-    pub(crate) fn new(environment: &'static Environment, model: Bytes, threads: usize) -> Result<Self> {
+    pub(crate) fn new(environment: &'static Environment, model: Bytes, target: Target) -> Result<Self> {
         let mut graph = read_graph(&model)?;
         let info = describe(&graph, COMPATIBILITY.into())?;
         // ONNX Runtime infers the shapes in both branches of an If and refuses the model if that fails in one of
@@ -38,7 +50,7 @@ impl OrtEngine {
         if !graph.contradictory_bodies().is_empty() {
             graph.forget_sizes();
         }
-        Ok(OrtEngine(Arc::new(Recipe { environment, model, graph, threads, info })))
+        Ok(OrtEngine(Arc::new(Recipe { environment, model, graph, target, info })))
     }
 
     /// Creates a session with the weights as inputs and without optimisation, and drops it. So operators that ONNX
@@ -51,7 +63,13 @@ impl OrtEngine {
         let onnx = graph
             .to_onnx(|name, _| Err(GraphError::Invalid(format!("weight `{name}` is left"))))
             .map_err(graph_error)?;
-        let settings = Settings { threads: recipe.threads, optimise: false, folder: None };
+        let settings = Settings {
+            threads: recipe.target.threads,
+            optimise: false,
+            folder: None,
+            device: None,
+            options: &[],
+        };
         recipe.create(&onnx, (&[], &[]), &[], &settings, host)?;
         phase(host, "validate", 1, 1)
     }
@@ -87,9 +105,15 @@ impl Recipe {
             })
             .map_err(graph_error)?;
         phase(host, "create session", 0, 1)?;
-        let settings = Settings { threads: self.threads, optimise: true, folder: weights.folder.as_deref() };
+        let Target { threads, device, fallback } = self.target;
+        let options = device.map_or(&[][..], |device| faults::options(&self.graph, &device.provider));
+        let folder = weights.folder.as_deref();
+        let settings = Settings { threads, optimise: true, folder, device, options };
         let session =
             self.create(&onnx, (&self.info.inputs, &self.info.outputs), &weights.lent, &settings, host)?;
+        if let Some(device) = device {
+            fallback::check(&self.graph, &session.assigned()?, &device.provider, fallback, host)?;
+        }
         phase(host, "create session", 1, 1)?;
         Ok(session)
     }

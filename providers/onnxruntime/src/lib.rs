@@ -1,5 +1,5 @@
 //! The ONNX Runtime provider: the CPU of any machine, in the graph's own element types. It is the reference for
-//! accuracy.
+//! accuracy. Extensions add devices: execution providers in libraries of their own.
 //!
 //! ONNX Runtime takes the values of weights when it creates a session and repacks them. So an engine is the ONNX
 //! graph itself, and giving it weights means creating a session.
@@ -7,9 +7,13 @@
 //! * `ffi`: safe layer over the C API, which the crate `ort` loads; contains all unsafe code.
 //! * `weights`: the sources of a session's weights.
 //! * `log`: passes ONNX Runtime's log records to the host at the end of a call.
+//! * `fallback`: tells what a device leaves to the CPU.
+//! * `faults`: avoids known faults of execution providers.
 //! * `engine`, `session`: implement the traits of sdrun-abi.
 
 mod engine;
+mod fallback;
+mod faults;
 mod ffi;
 mod log;
 mod provider;

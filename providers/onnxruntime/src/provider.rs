@@ -1,11 +1,15 @@
-use crate::{engine::OrtEngine, ffi, log};
+use crate::{
+    engine::{OrtEngine, Target},
+    ffi::{self, EpDevice},
+    log,
+};
 use bytes::Bytes;
 use ort::environment::Environment;
 use sdrun_abi::{
-    BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind, Engine, Error, Host,
-    InitConfig, Precision, Provider, Result, RuntimeInfo, WeightSource, WeightUpdate,
+    BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind, Engine, Error, Hint,
+    Host, InitConfig, LogLevel, Precision, Provider, Result, RuntimeInfo, WeightSource, WeightUpdate,
 };
-use sdrun_provider_common::{Loaded, locate, refuse_options, runtime_spec};
+use sdrun_provider_common::{Loaded, extension_spec, locate, refuse_options, runtime_spec};
 use std::path::PathBuf;
 
 /// The provider. It is stateless, because a process loads only one ONNX Runtime.
@@ -16,7 +20,22 @@ struct Runtime {
     environment: Environment,
     version: String,
     library: PathBuf,
+    accelerators: Vec<Accelerator>,
+    /// Why some extensions add no device.
+    unusable: Vec<String>,
 }
+
+/// A device of an extension.
+struct Accelerator {
+    /// The extension and the index of the device there, for example `webgpu:0`.
+    id: String,
+    device: EpDevice,
+}
+
+/// Extensions are called after the runtime.
+const EXTENSION: &str = "onnxruntime-";
+/// Option of a build: whether the CPU may compute what a device cannot.
+const ALLOW_FALLBACK: &str = "allow_fallback";
 
 static RUNTIME: Loaded<Runtime> = Loaded::new("ONNX Runtime");
 
@@ -28,7 +47,7 @@ fn environment() -> Result<&'static Environment> {
 /// An engine is the graph, which every ONNX Runtime that this plugin accepts can read.
 pub(crate) const COMPATIBILITY: &str = "onnx";
 
-const DEVICE: &str = "cpu";
+const CPU: &str = "cpu";
 
 impl Provider for OnnxRuntime {
     /// Loads the library from the folder that the host found.
@@ -37,20 +56,48 @@ impl Provider for OnnxRuntime {
         let library = locate(&runtime_spec(crate::MANIFEST)?, config.runtime_dir.as_deref())?;
         let runtime = RUNTIME.load(&library, |library| {
             let (version, environment) = ffi::load(library)?;
-            Ok(Runtime { environment, version, library: library.to_path_buf() })
+            let (mut accelerators, mut unusable) = (Vec::new(), Vec::new());
+            for (name, folder) in &config.extensions {
+                let found = extension_spec(crate::MANIFEST, name)
+                    .and_then(|spec| locate(&spec, Some(folder)))
+                    .and_then(|file| ffi::register(&environment, name, &file));
+                match found {
+                    Ok(devices) if devices.is_empty() => unusable.push(format!("{name} finds no device")),
+                    Ok(devices) => {
+                        accelerators.extend(devices.into_iter().enumerate().map(|(index, device)| {
+                            let short = name.strip_prefix(EXTENSION).unwrap_or(name);
+                            Accelerator { id: format!("{short}:{index}"), device }
+                        }))
+                    }
+                    Err(why) => unusable.push(why.to_string()),
+                }
+            }
+            let library = library.to_path_buf();
+            Ok(Runtime { environment, version, library, accelerators, unusable })
         })?;
         log::deliver(host);
+        // The CPU works without them.
+        runtime.unusable.iter().for_each(|why| host.log(LogLevel::Warn, "onnxruntime", why));
         Ok(RuntimeInfo::new("onnxruntime", runtime.version.clone(), Some(runtime.library.clone())))
     }
 
     fn devices(&self) -> Result<Vec<Device>> {
-        environment()?;
-        Ok(vec![Device::new(DEVICE, cpu_name(), DeviceKind::Cpu, std::env::consts::ARCH)])
+        let mut devices = vec![Device::new(CPU, cpu_name(), DeviceKind::Cpu, std::env::consts::ARCH)];
+        for Accelerator { id, device } in &RUNTIME.get()?.accelerators {
+            // A stored engine is the graph, which suits any device.
+            let class = id.split(':').next().unwrap_or_default().to_string();
+            let through = device.provider.trim_end_matches("ExecutionProvider");
+            let kind = device.kind.name().to_uppercase();
+            let name = format!("{} {kind} through {through}", device.vendor);
+            let mut found = Device::new(id, name.trim(), device.kind, class);
+            found.index = devices.len();
+            devices.push(found);
+        }
+        Ok(devices)
     }
 
     fn capabilities(&self, device: &str) -> Result<Capabilities> {
-        environment()?;
-        check_device(device)?;
+        find_device(device)?;
         let mut can = Capabilities::new(vec![Precision::Fp32], DType::ALL.to_vec());
         can.weight_update = WeightUpdate::Rebuild;
         can.cancel = CancelSupport::Prompt;
@@ -68,8 +115,8 @@ impl Provider for OnnxRuntime {
         host: &dyn Host,
     ) -> Result<Box<dyn Engine>> {
         let environment = environment()?;
-        let threads = check_spec(spec)?;
-        let engine = OrtEngine::new(environment, Bytes::copy_from_slice(model), threads)?;
+        let target = check_spec(spec)?;
+        let engine = OrtEngine::new(environment, Bytes::copy_from_slice(model), target)?;
         let verdict = engine.try_without_weights(host);
         log::deliver(host);
         verdict?;
@@ -77,13 +124,12 @@ impl Provider for OnnxRuntime {
     }
 
     fn load(&self, payload: &[u8], spec: &BuildSpec, _host: &dyn Host) -> Result<Box<dyn Engine>> {
-        let threads = check_spec(spec)?;
-        Ok(Box::new(OrtEngine::new(environment()?, Bytes::copy_from_slice(payload), threads)?))
+        let target = check_spec(spec)?;
+        Ok(Box::new(OrtEngine::new(environment()?, Bytes::copy_from_slice(payload), target)?))
     }
 
     fn check(&self, compatibility: &str, device: &str) -> Result<Compatibility> {
-        environment()?;
-        check_device(device)?;
+        find_device(device)?;
         match compatibility {
             COMPATIBILITY => Ok(Compatibility::Optimal),
             other => {
@@ -93,30 +139,45 @@ impl Provider for OnnxRuntime {
     }
 }
 
-fn check_device(device: &str) -> Result<()> {
-    match device {
-        DEVICE => Ok(()),
-        _ => {
-            Err(Error::not_found(format!("this plugin runs ONNX Runtime only on the CPU, not on `{device}`"))
-                .with_hint(format!("devices: {DEVICE}")))
-        }
+/// The device of an extension, or `None` for the CPU.
+fn find_device(id: &str) -> Result<Option<&'static EpDevice>> {
+    let accelerators = &RUNTIME.get()?.accelerators;
+    if id == CPU {
+        return Ok(None);
     }
+    if let Some(found) = accelerators.iter().find(|accelerator| accelerator.id == id) {
+        return Ok(Some(&found.device));
+    }
+    let known: Vec<&str> = [CPU].into_iter().chain(accelerators.iter().map(|a| a.id.as_str())).collect();
+    Err(Error::not_found(format!("ONNX Runtime has no device `{id}` here; it has {}", known.join(", ")))
+        .with_hint(Hint::Install { runtime: format!("{EXTENSION}webgpu") }))
 }
 
-/// Refuses unsupported options; returns the number of threads.
-fn check_spec(spec: &BuildSpec) -> Result<usize> {
-    check_device(&spec.device)?;
-    refuse_options("onnxruntime", &spec.options)?;
+/// Refuses unsupported options; returns where the engine runs.
+fn check_spec(spec: &BuildSpec) -> Result<Target> {
+    let device = find_device(&spec.device)?;
+    let mut options = spec.options.clone();
+    let fallback = match options.remove(ALLOW_FALLBACK).as_deref() {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(other) => {
+            return Err(Error::invalid(format!(
+                "the option {ALLOW_FALLBACK} is `true` or `false`, not {other:?}"
+            )));
+        }
+    };
+    refuse_options("onnxruntime", &options)?;
     // ONNX Runtime computes in the element types of the graph.
-    spec.precision.check_offered(&[Precision::Fp32], "ONNX Runtime on the CPU")?;
+    spec.precision.check_offered(&[Precision::Fp32], &format!("ONNX Runtime on {}", spec.device))?;
     if spec.bake {
         return Err(Error::unsupported("the onnxruntime provider cannot store weights in an engine"));
     }
-    match spec.threads {
-        Some(0) => Err(Error::invalid("the number of threads must be at least 1")),
-        Some(threads) => Ok(threads),
-        None => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
-    }
+    let threads = match spec.threads {
+        Some(0) => return Err(Error::invalid("the number of threads must be at least 1")),
+        Some(threads) => threads,
+        None => std::thread::available_parallelism().map_or(1, usize::from),
+    };
+    Ok(Target { threads, device, fallback })
 }
 
 /// The processor's name if the system provides it in a file, else its architecture.

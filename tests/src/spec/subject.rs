@@ -5,10 +5,7 @@ use sdrun::{Paths, abi::ffi::Plugin, runtime};
 use sdrun_abi::{
     BuildSpec, Capabilities, Device, Engine, InitConfig, NoHost, Precision, Provide, Provider, RuntimeInfo,
 };
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 /// A plugin that is not loaded yet.
@@ -53,8 +50,7 @@ impl Subject {
             plugin_dir: self.dir.clone(),
             runtime_dir,
             temp_dir: self.scratch.path().to_path_buf(),
-            cache_dir: None,
-            options: BTreeMap::new(),
+            ..InitConfig::default()
         }
     }
 

@@ -22,6 +22,8 @@ pub fn install(plan: &InstallPlan, host: &dyn Host) -> Result<()> {
         let arguments = |pip: &mut Command| {
             pip.args(["install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"])
                 .args(["--no-compile", "--only-binary=:all:", "--require-hashes", "--implementation", "cp"])
+                // Nothing in the package is run by Python, so any Python may fetch it.
+                .arg("--ignore-requires-python")
                 .args(["--python-version", &plan.wheel.python]);
             for platform in &plan.wheel.platforms {
                 pip.args(["--platform", platform]);

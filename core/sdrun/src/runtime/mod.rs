@@ -26,30 +26,48 @@ pub struct Candidate {
 /// All places to look for `spec`'s runtime, in order: its environment variable (which replaces the rest), the user's
 /// data folder, then the system's library folders.
 pub fn candidates(spec: &RuntimeSpec, paths: &Paths) -> Vec<Candidate> {
-    let look = |dir: PathBuf, origin: &str| Candidate {
-        library: find_library(&dir, &spec.library_names),
-        dir,
-        origin: origin.to_string(),
-    };
-    if let Some(dir) = trust::environment(&spec.env) {
-        return vec![look(PathBuf::from(dir), &spec.env)];
+    if let Some(given) = given(spec) {
+        return vec![given];
     }
-    let mut found = Vec::new();
-    if let Some(pip) = &spec.pip {
-        found.push(look(install_dir(spec, paths).join(&pip.library_dir), "installed by sdrun"));
-    }
-    for dir in system_dirs() {
-        let candidate = look(dir, "system");
-        if candidate.library.is_some() {
-            found.push(candidate);
-        }
-    }
-    found
+    let system = system_dirs().into_iter().map(|dir| look(spec, dir, "system"));
+    installed(spec, paths).into_iter().chain(system.filter(|candidate| candidate.library.is_some())).collect()
+}
+
+/// The folder that the runtime's environment variable names.
+fn given(spec: &RuntimeSpec) -> Option<Candidate> {
+    Some(look(spec, PathBuf::from(trust::environment(&spec.env)?), &spec.env))
+}
+
+/// The folder of the runtime's libraries in the user's data folder, if it can be installed there.
+fn installed(spec: &RuntimeSpec, paths: &Paths) -> Option<Candidate> {
+    let pip = spec.pip.as_ref()?;
+    Some(look(spec, install_dir(spec, paths).join(&pip.library_dir), "installed by sdrun"))
+}
+
+fn look(spec: &RuntimeSpec, dir: PathBuf, origin: &str) -> Candidate {
+    Candidate { library: find_library(&dir, &spec.library_names), dir, origin: origin.to_string() }
 }
 
 /// The folder to load the runtime from: the first candidate that has the library.
 pub fn find(spec: &RuntimeSpec, paths: &Paths) -> Option<Candidate> {
     candidates(spec, paths).into_iter().find(|c| c.library.is_some())
+}
+
+/// The folder to load an extension from, if there is one. The system's folders are not searched: an extension has to suit the
+/// runtime.
+///
+/// # Errors
+/// `NotFound` if its environment variable names a folder without it.
+pub fn find_extension(spec: &RuntimeSpec, paths: &Paths) -> Result<Option<Candidate>> {
+    match given(spec) {
+        Some(Candidate { dir, library: None, .. }) => {
+            let names = spec.library_names.join(", ");
+            let message = format!("{} names {}, where there is no {names}", spec.env, dir.display());
+            Err(AbiError::not_found(message).with_file(dir).into())
+        }
+        Some(candidate) => Ok(Some(candidate)),
+        None => Ok(installed(spec, paths).filter(|candidate| candidate.library.is_some())),
+    }
 }
 
 fn system_dirs() -> Vec<PathBuf> {
@@ -112,16 +130,18 @@ pub fn plan(spec: &RuntimeSpec, paths: &Paths) -> Result<InstallPlan> {
         AbiError::unsupported(format!("{} cannot be installed by sdrun", spec.name))
             .with_hint(spec.without_a_package())
     })?;
+    let version = |pip: &PipPackage| pip.version.clone().unwrap_or_else(|| spec.version.clone());
     let wheel = pip.wheels.iter().find(|w| w.os == os && w.arch == arch).cloned().ok_or_else(|| {
         AbiError::unsupported(format!(
             "the package {} {} has no build for {os} {arch}",
-            pip.package, spec.version
+            pip.package,
+            version(&pip)
         ))
         .with_hint(spec.without_a_package())
     })?;
     let dir = install_dir(spec, paths);
     Ok(InstallPlan {
-        requirement: format!("{}=={}", pip.package, spec.version),
+        requirement: format!("{}=={}", pip.package, version(&pip)),
         installed: find_library(&dir.join(&pip.library_dir), &spec.library_names).is_some(),
         wheel,
         dir,
@@ -176,6 +196,7 @@ mod tests {
             library_names: vec!["libthing.so.*".into()],
             pip: Some(PipPackage {
                 package: "thing".into(),
+                version: None,
                 keep: vec!["thing/libs/libthing.so.*".into()],
                 library_dir: "thing/libs".into(),
                 wheels: vec![],
@@ -197,6 +218,22 @@ mod tests {
         assert_eq!(find(&spec, &paths).unwrap().library.unwrap(), libs.join("libthing.so.2"));
         assert!(remove(&spec, &paths).unwrap());
         assert!(!remove(&spec, &paths).unwrap());
+    }
+
+    #[test]
+    fn extensions_are_used_where_they_were_installed_or_where_the_user_says() {
+        let root = tempfile::tempdir().unwrap();
+        let (paths, spec) = (paths(root.path()), spec("SDRUN_TEST_UNSET_VARIABLE"));
+        assert!(find_extension(&spec, &paths).unwrap().is_none());
+        let libs = install_dir(&spec, &paths).join("thing/libs");
+        std::fs::create_dir_all(&libs).unwrap();
+        std::fs::write(libs.join("libthing.so.1"), b"").unwrap();
+        assert_eq!(find_extension(&spec, &paths).unwrap().unwrap().dir, libs);
+        // `PATH` names no folder, and certainly none with the library.
+        let elsewhere = RuntimeSpec { env: "PATH".into(), ..spec };
+        let error = find_extension(&elsewhere, &paths).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::NotFound);
+        assert!(error.to_string().starts_with("PATH names "), "{error}");
     }
 
     #[test]

@@ -180,6 +180,7 @@ mod tests {
             library_names: vec!["libthing.so.*".into()],
             pip: Some(PipPackage {
                 package: "thing".into(),
+                version: None,
                 keep: vec!["thing/libs/libthing.so.*".into(), "thing/LICENSE".into()],
                 library_dir: "thing/libs".into(),
                 wheels: vec![pinned],

@@ -86,10 +86,9 @@ pub(crate) fn config(limits: Limits) -> WorkerConfig {
 pub(crate) fn init_config(behaviour: &str) -> InitConfig {
     InitConfig {
         plugin_dir: folder().into(),
-        runtime_dir: None,
         temp_dir: folder().into(),
-        cache_dir: None,
         options: BTreeMap::from([("behaviour".into(), behaviour.into())]),
+        ..InitConfig::default()
     }
 }
 

@@ -3,9 +3,11 @@
 //! unsafe code of this crate is below this module.
 #![allow(unsafe_code)]
 
+mod devices;
 mod session;
 mod tensor;
 
+pub(crate) use devices::{Assigned, EpDevice, register};
 pub(crate) use session::{OrtSession, Settings, Terminator};
 
 use ort::{environment::Environment, logging::LogLevel, sys};
@@ -18,6 +20,9 @@ const LEAST_VERSION: (u32, u32) = (1, ort::MINOR_VERSION);
 /// The switch that keeps ONNX Runtime from reporting to its makers. Its API has one too, but outside Windows 1.31 writes an identifier
 /// into the user's home and reports the process before a host can call that (microsoft/onnxruntime#27379).
 const NO_TELEMETRY: &str = "ORT_DISABLE_TELEMETRY";
+
+/// Functions of ONNX Runtime that warn of each node on the CPU.
+const OF_FALLBACK: [&str; 2] = ["VerifyEachNodeIsAssignedToAnEp", "GetCpuPreferredNodes"];
 
 /// Loads the library `file` for the rest of the process; returns its version and the environment.
 ///
@@ -35,8 +40,11 @@ pub(crate) fn load(file: &Path) -> Result<(String, Environment)> {
         .map_err(|why| Error::precondition(format!("cannot use {}: {why}", file.display())).with_file(file))?
         .with_name("sdrun")
         .with_telemetry(false)
-        .with_logger(Arc::new(|level, _category: &str, _id: &str, _location: &str, message: &str| {
-            crate::log::record(level, message);
+        .with_logger(Arc::new(|level, _category: &str, _id: &str, location: &str, message: &str| {
+            // What a device leaves to the CPU is judged and told by `fallback`.
+            if !OF_FALLBACK.iter().any(|function| location.contains(function)) {
+                crate::log::record(level, message);
+            }
         }))
         .build()
         .map_err(|e| from_ort(e, "start"))?;

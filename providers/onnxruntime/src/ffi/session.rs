@@ -1,9 +1,15 @@
-use super::{check, handle, tensor::Tensor};
+use super::{
+    check,
+    devices::{Assigned, EpDevice, assigned},
+    handle,
+    tensor::Tensor,
+};
 use ort::{AsPointer, environment::Environment, session::RunOptions, sys};
 use sdrun_abi::{Error, OutputSpec, Result, TensorSpec, TensorView, Weight};
 use std::{
     ffi::{CStr, CString, c_char, c_int},
     ptr::{self, NonNull},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 /// `OrtSessionOptions`.
@@ -17,6 +23,10 @@ pub(crate) struct Settings<'a> {
     pub(crate) optimise: bool,
     /// The folder of external data that is not lent from memory.
     pub(crate) folder: Option<&'a str>,
+    /// The device of an extension; without one, everything runs on the CPU.
+    pub(crate) device: Option<&'a EpDevice>,
+    /// Settings of the device's execution provider.
+    pub(crate) options: &'a [(&'a CStr, &'a CStr)],
 }
 
 /// Key of that folder in `onnxruntime_session_options_config_keys.h`.
@@ -26,8 +36,8 @@ const FOLDER_KEY: &CStr = c"session.model_external_initializers_file_folder_path
 const DEQUANTIZED_PRODUCTS: (&CStr, &CStr) = (c"session.qdq_matmulnbits_accuracy_level", c"1");
 
 impl Options {
-    /// Adds no execution provider, so only the CPU provider is used.
-    fn new(settings: &Settings<'_>) -> Result<Self> {
+    /// ONNX Runtime adds the CPU's execution provider itself.
+    fn new(settings: &Settings<'_>, environment: &Environment) -> Result<Self> {
         let api = ort::api();
         let threads = settings.threads;
         let threads = c_int::try_from(threads)
@@ -55,6 +65,9 @@ impl Options {
                 let status =
                     (api.AddSessionConfigEntry)(options.0.as_ptr(), FOLDER_KEY.as_ptr(), folder.as_ptr());
                 check(status, "take the folder of the weights")?;
+            }
+            if let Some(device) = settings.device {
+                device.append(options.0, environment, settings.options)?;
             }
             Ok(options)
         }
@@ -114,7 +127,7 @@ impl Names {
 
 /// `OrtSession` with the names of its inputs and outputs.
 pub(crate) struct OrtSession {
-    session: NonNull<sys::OrtSession>,
+    session: Owned,
     run_options: RunOptions,
     inputs: Vec<TensorSpec>,
     outputs: Vec<TensorSpec>,
@@ -140,7 +153,7 @@ impl OrtSession {
         create: impl FnOnce(&Canceller, &mut dyn FnMut() -> Result<()>) -> Result<()>,
     ) -> Result<Self> {
         let api = ort::api();
-        let options = Options::new(settings)?;
+        let options = Options::new(settings, environment)?;
         let names = Names::new(lent.iter().map(|(name, _)| *name))?;
         let values = lent
             .iter()
@@ -162,7 +175,9 @@ impl OrtSession {
             check(status, "take the weights")?;
         }
         let mut session = ptr::null_mut();
+        let extension = settings.device.is_some();
         let mut work = || {
+            let _alone = extension.then(alone);
             // SAFETY: environment and options are alive. Pointer and length describe a live slice, which the call
             // copies. The out pointer is valid.
             let status = unsafe {
@@ -178,14 +193,12 @@ impl OrtSession {
         };
         create(&Canceller(options.0), &mut work)?;
         // Releases the session if anything below fails.
-        let session = Released(handle(session)?);
+        let session = Owned { session: handle(session)?, extension };
         let run_options = RunOptions::new().map_err(|e| super::from_ort(e, "create run options"))?;
         let (input_names, output_names) =
             (Names::new(inputs.iter().map(|i| &*i.name))?, Names::new(outputs.iter().map(|o| &*o.name))?);
-        let raw = session.0;
-        std::mem::forget(session);
         Ok(OrtSession {
-            session: raw,
+            session,
             run_options,
             inputs: inputs.to_vec(),
             outputs: outputs.to_vec(),
@@ -244,6 +257,11 @@ impl OrtSession {
         Ok(())
     }
 
+    /// Which execution provider runs which node. Recorded only for sessions on the device of an extension.
+    pub(crate) fn assigned(&self) -> Result<Vec<Assigned>> {
+        assigned(self.session.session)
+    }
+
     fn wrap_inputs<'a>(&self, inputs: &[TensorView<'a>]) -> Result<Vec<Tensor<'a>>> {
         if inputs.len() != self.inputs.len() {
             return Err(count_mismatch("inputs", self.inputs.len(), inputs.len()));
@@ -261,11 +279,12 @@ impl OrtSession {
         let inputs: Vec<*const sys::OrtValue> = inputs.iter().map(|i| i.as_ptr().cast_const()).collect();
         self.run_options.unterminate().map_err(|e| super::from_ort(e, "prepare a run"))?;
         let mut work = || {
+            let _alone = self.session.extension.then(alone);
             // SAFETY: the session is alive, and only this call uses it (`&mut self`). Every array has as many valid
             // entries as stated, and those of the outputs are null or live values.
             let status = unsafe {
                 (api.Run)(
-                    self.session.as_ptr(),
+                    self.session.session.as_ptr(),
                     self.run_options.ptr(),
                     self.input_names.pointers.as_ptr(),
                     inputs.as_ptr(),
@@ -281,20 +300,26 @@ impl OrtSession {
     }
 }
 
-impl Drop for OrtSession {
+/// A session, released when dropped.
+struct Owned {
+    session: NonNull<sys::OrtSession>,
+    /// Whether it uses the device of an extension.
+    extension: bool,
+}
+
+impl Drop for Owned {
     fn drop(&mut self) {
-        drop(Released(self.session));
+        let _alone = self.extension.then(alone);
+        // SAFETY: its only owner releases it once.
+        unsafe { (ort::api().ReleaseSession)(self.session.as_ptr()) }
     }
 }
 
-/// Releases a session when dropped.
-struct Released(NonNull<sys::OrtSession>);
-
-impl Drop for Released {
-    fn drop(&mut self) {
-        // SAFETY: its only owner releases it once.
-        unsafe { (ort::api().ReleaseSession)(self.0.as_ptr()) }
-    }
+/// Waits until no other thread uses the device of an extension. Sessions of one share its context without locks: WebGPU 0.4.0 crashes
+/// if two are made at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static DEVICES: Mutex<()> = Mutex::new(());
+    DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn count_mismatch(what: &str, needed: usize, given: usize) -> Error {

@@ -1,0 +1,145 @@
+use super::{check, from_ort, handle};
+use ort::{AsPointer, environment::Environment, sys};
+use sdrun_abi::{DeviceKind, Error, Result};
+use std::{
+    ffi::{CStr, c_char},
+    path::Path,
+    ptr::{self, NonNull},
+};
+
+/// A device of an execution provider that an extension adds.
+pub(crate) struct EpDevice {
+    device: NonNull<sys::OrtEpDevice>,
+    /// The name of the execution provider, for example `WebGpuExecutionProvider`.
+    pub(crate) provider: String,
+    pub(crate) kind: DeviceKind,
+    /// Who made the device, as far as the system tells.
+    pub(crate) vendor: String,
+}
+
+// SAFETY: ONNX Runtime creates the description when it registers the library, never changes it, and keeps it as long as the library
+// is registered, which is for the rest of the process.
+unsafe impl Send for EpDevice {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for EpDevice {}
+
+/// Registers the execution providers in the library `file` for the rest of the process. Returns the devices that they add.
+pub(crate) fn register(environment: &Environment, name: &str, file: &Path) -> Result<Vec<EpDevice>> {
+    // Tells what is wrong with the file, which ONNX Runtime does not.
+    std::mem::forget(sdrun_provider_common::open(file)?);
+    let known: Vec<_> = environment.devices().map(|device| device.ptr()).collect();
+    environment
+        .register_ep_library(name, file)
+        .map_err(|e| from_ort(e, &format!("use the extension {name}")).with_file(file))?;
+    let added = environment.devices().filter(|device| !known.contains(&device.ptr()));
+    added
+        .map(|device| {
+            let words = |e| from_ort(e, "describe a device");
+            let hardware = device.hardware_device();
+            // SAFETY: the hardware device is alive.
+            let kind = match unsafe { (ort::api().HardwareDevice_Type)(hardware.ptr()) } {
+                sys::OrtHardwareDeviceType::OrtHardwareDeviceType_CPU => DeviceKind::Cpu,
+                sys::OrtHardwareDeviceType::OrtHardwareDeviceType_GPU => DeviceKind::Gpu,
+                sys::OrtHardwareDeviceType::OrtHardwareDeviceType_NPU => DeviceKind::Npu,
+            };
+            Ok(EpDevice {
+                provider: device.ep().map_err(words)?.to_string(),
+                kind,
+                vendor: hardware.vendor().map_err(words)?.to_string(),
+                device: handle(device.ptr().cast_mut())?,
+            })
+        })
+        .collect()
+}
+
+impl EpDevice {
+    /// Lets a session use the device with these settings of the execution provider, and record what runs there.
+    ///
+    /// # Safety
+    /// The options are alive and used by nobody else.
+    pub(super) unsafe fn append(
+        &self,
+        options: NonNull<sys::OrtSessionOptions>,
+        environment: &Environment,
+        settings: &[(&CStr, &CStr)],
+    ) -> Result<()> {
+        let api = ort::api();
+        let (keys, values): (Vec<_>, Vec<_>) =
+            settings.iter().map(|(key, value)| (key.as_ptr(), value.as_ptr())).unzip();
+        let devices = [self.device.as_ptr().cast_const()];
+        // SAFETY: environment and device live on. The arrays have as many entries as stated, all C strings, which ONNX Runtime copies.
+        // The caller guarantees the session options.
+        unsafe {
+            let status = (api.SessionOptionsAppendExecutionProvider_V2)(
+                options.as_ptr(),
+                environment.ptr().cast_mut(),
+                devices.as_ptr(),
+                devices.len(),
+                keys.as_ptr(),
+                values.as_ptr(),
+                keys.len(),
+            );
+            check(status, &format!("use {}", self.provider))?;
+            let status = (api.AddSessionConfigEntry)(options.as_ptr(), RECORD.as_ptr(), c"1".as_ptr());
+            check(status, "record where operators run")
+        }
+    }
+}
+
+/// Key of `onnxruntime_session_options_config_keys.h`: records which execution provider runs which node.
+const RECORD: &CStr = c"session.record_ep_graph_assignment_info";
+
+/// A node of the graph as optimised, and the execution provider that runs it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Assigned {
+    pub(crate) provider: String,
+    pub(crate) name: String,
+    pub(crate) op_type: String,
+}
+
+/// Where the nodes of a session run, if it recorded that.
+pub(super) fn assigned(session: NonNull<sys::OrtSession>) -> Result<Vec<Assigned>> {
+    let api = ort::api();
+    let doing = "tell where operators run";
+    type Read =
+        unsafe extern "system" fn(*const sys::OrtEpAssignedNode, *mut *const c_char) -> sys::OrtStatusPtr;
+    let text = |read: Read, node| {
+        let mut text = ptr::null();
+        // SAFETY: the node belongs to the session, and so does the text, which is copied.
+        unsafe {
+            check(read(node, &mut text), doing)?;
+            Ok::<_, Error>(CStr::from_ptr(text).to_string_lossy().into_owned())
+        }
+    };
+    let (mut parts, mut count) = (ptr::null(), 0);
+    // SAFETY: the session is alive; out pointers are valid.
+    let status = unsafe { (api.Session_GetEpGraphAssignmentInfo)(session.as_ptr(), &mut parts, &mut count) };
+    check(status, doing)?;
+    let mut found = Vec::new();
+    for part in slice(parts, count) {
+        let mut provider = ptr::null();
+        let (mut nodes, mut count) = (ptr::null(), 0);
+        // SAFETY: the part belongs to the session; out pointers are valid.
+        let provider = unsafe {
+            check((api.EpAssignedSubgraph_GetEpName)(*part, &mut provider), doing)?;
+            check((api.EpAssignedSubgraph_GetNodes)(*part, &mut nodes, &mut count), doing)?;
+            CStr::from_ptr(provider).to_string_lossy().into_owned()
+        };
+        for node in slice(nodes, count) {
+            let name = text(api.EpAssignedNode_GetName, *node)?;
+            let op_type = text(api.EpAssignedNode_GetOperatorType, *node)?;
+            found.push(Assigned { provider: provider.clone(), name, op_type });
+        }
+    }
+    Ok(found)
+}
+
+/// An array of ONNX Runtime's; empty if there is none.
+fn slice<'a, T>(first: *const T, count: usize) -> &'a [T] {
+    if first.is_null() || count == 0 {
+        return &[];
+    }
+    // SAFETY: ONNX Runtime returns arrays with as many entries as it says. The session that owns them outlives their use in
+    // `assigned`.
+    unsafe { std::slice::from_raw_parts(first, count) }
+}

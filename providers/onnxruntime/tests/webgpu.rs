@@ -1,0 +1,156 @@
+//! The extension for WebGPU, on any driver that `libvulkan` (Linux), D3D12 (Windows) or Metal (macOS) finds. `cargo xtask test` runs it
+//! on SwiftShader, which computes on the CPU.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../common/testing.rs"]
+mod testing;
+
+use sdrun_abi::{
+    BuildSpec, DType, Device, DeviceKind, ErrorCode, Flow, Host, InitConfig, LogLevel, NoHost, Precision,
+    Provider,
+};
+use sdrun_provider_onnxruntime::OnnxRuntime;
+use std::sync::{Mutex, OnceLock};
+use testing::*;
+
+const EXTENSION: &str = "onnxruntime-webgpu";
+
+/// The provider with the extension, and its device.
+fn device() -> &'static Device {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    DEVICE.get_or_init(|| {
+        let folder = runtime_dir("SDRUN_ONNXRUNTIME_WEBGPU_DIR");
+        let runtime = runtime_dir("SDRUN_ONNXRUNTIME_DIR");
+        let config = InitConfig {
+            extensions: [(EXTENSION.into(), folder)].into(),
+            ..config(Some(&runtime), &std::env::temp_dir())
+        };
+        OnnxRuntime.init(&config, &NoHost).unwrap();
+        let devices = OnnxRuntime.devices().unwrap();
+        assert_eq!(devices[0].id, "cpu");
+        devices.into_iter().nth(1).expect("WebGPU finds no device")
+    })
+}
+
+fn on_device() -> BuildSpec {
+    BuildSpec::new(&device().id, Precision::Fp32)
+}
+
+/// Keeps the log.
+#[derive(Default)]
+struct Log(Mutex<Vec<(LogLevel, String)>>);
+
+impl Host for Log {
+    fn log(&self, level: LogLevel, _: &str, message: &str) {
+        self.0.lock().unwrap().push((level, message.into()));
+    }
+    fn progress(&self, _: &str, _: u64, _: u64) -> Flow {
+        Flow::Continue
+    }
+    fn cancelled(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+#[ignore = "needs WebGPU; run by `cargo xtask test`"]
+fn webgpu_computes_and_a_refit_replaces_every_weight() {
+    // SwiftShader says truthfully that it is a CPU.
+    assert_eq!(device().id, "webgpu:0");
+    assert!(matches!(device().kind, DeviceKind::Gpu | DeviceKind::Cpu), "{:?}", device().kind);
+    let x = noise(9, 3 * 64);
+    let (a, b) = (perceptron_weights(1), perceptron_weights(20));
+    let mut session = session(&OnnxRuntime, &perceptron(), &on_device(), &a).unwrap();
+    let first = run(&mut *session, &[3, 64], &x).unwrap();
+    assert!(error_of(&first, &perceptron_reference(&a, &x)) < 1e-6);
+    session.refit(&["w1"], &b, &NoHost).unwrap();
+    let second = run(&mut *session, &[3, 64], &x).unwrap();
+    assert!(error_of(&second, &perceptron_reference(&b, &x)) < 1e-6);
+    session.refit(&["w1"], &a, &NoHost).unwrap();
+    assert_eq!(first, run(&mut *session, &[3, 64], &x).unwrap());
+}
+
+/// 0.4.0 computes these convolutions wrongly in its own layout (`faults.rs`).
+#[test]
+#[ignore = "needs WebGPU; run by `cargo xtask test`"]
+fn convolutions_of_any_number_of_channels_are_right() {
+    for channels in [3, 4, 6, 9, 15, 18] {
+        let shape = [1, channels, 8, 8];
+        let model = Model::default()
+            .input("x", DType::F32, &shape.map(|n| n as i64))
+            .output("y", DType::F32, &[1, 8, 6, 6])
+            .weight("w", DType::F32, &[8, channels, 3, 3])
+            .node("Conv", &["x", "w"], &["y"])
+            .bytes();
+        let weights = Source::default().with("w", &[8, channels, 3, 3], &noise(1, 72 * channels));
+        let x = noise(2, 64 * channels);
+        let on = |spec: BuildSpec| {
+            run(&mut *session(&OnnxRuntime, &model, &spec, &weights).unwrap(), &shape, &x).unwrap()
+        };
+        let found = on(on_device());
+        let error = error_of(&found, &widen(&on(spec(Precision::Fp32))));
+        assert!(error < 1e-5, "{channels} channels: {error}");
+    }
+}
+
+/// WebGPU's execution provider has no RNN and no Selu.
+#[test]
+#[ignore = "needs WebGPU; run by `cargo xtask test`"]
+fn what_the_device_cannot_compute_is_an_error_unless_allowed() {
+    let model = Model::default()
+        .input("x", DType::F32, &[2, 1, 4])
+        .output("y", DType::F32, &[2, 1, 1, 3])
+        .weight("w", DType::F32, &[1, 3, 4])
+        .weight("r", DType::F32, &[1, 3, 3])
+        .node_with("RNN", &["x", "w", "r"], &["y"], &[("hidden_size", 3)])
+        .bytes();
+    let weights = Source::default().with("w", &[1, 3, 4], &noise(1, 12)).with("r", &[1, 3, 3], &noise(2, 9));
+    let error = failure(session(&OnnxRuntime, &model, &on_device(), &weights));
+    assert_eq!(error.code, ErrorCode::Unimplemented, "{error}");
+    assert!(error.message.contains("RNN"), "{error}");
+    assert!(error.hint.unwrap().to_string().contains("allow_fallback=true"));
+
+    let mut allowed = on_device();
+    allowed.options.insert("allow_fallback".into(), "true".into());
+    let log = Log::default();
+    let engine = OnnxRuntime.build(&model, &allowed, &weights, &log).unwrap();
+    let mut on_both = engine.session(&weights, &log).unwrap();
+    let records = log.0.into_inner().unwrap();
+    assert!(
+        records.iter().any(|(level, text)| *level == LogLevel::Warn && text.contains("RNN")),
+        "{records:?}"
+    );
+    let x = noise(3, 8);
+    let mut on_cpu = session(&OnnxRuntime, &model, &spec(Precision::Fp32), &weights).unwrap();
+    let expected = widen(&run(&mut *on_cpu, &[2, 1, 4], &x).unwrap());
+    assert!(error_of(&run(&mut *on_both, &[2, 1, 4], &x).unwrap(), &expected) < 1e-6);
+
+    // Small tensors may be computed anywhere.
+    let of = |width: usize| {
+        let shape = [1024, width as i64];
+        let model = Model::default().input("x", DType::F32, &shape).output("y", DType::F32, &shape);
+        let model = model.node("Selu", &["x"], &["y"]).bytes();
+        session(&OnnxRuntime, &model, &on_device(), &Source::default())
+    };
+    assert!(of(2).is_ok());
+    let error = failure(of(1024));
+    assert!(error.message.contains("Selu"), "{error}");
+
+    allowed.options.insert("allow_fallback".into(), "maybe".into());
+    let error = failure(OnnxRuntime.build(&model, &allowed, &weights, &NoHost));
+    assert_eq!(error.code, ErrorCode::InvalidArgument);
+    allowed.options = [("allow_fallbacks".into(), "true".into())].into();
+    assert_eq!(
+        failure(OnnxRuntime.build(&model, &allowed, &weights, &NoHost)).code,
+        ErrorCode::InvalidArgument
+    );
+}
+
+#[test]
+#[ignore = "needs WebGPU; run by `cargo xtask test`"]
+fn an_unknown_device_is_named_with_those_that_exist() {
+    device();
+    let error = failure(OnnxRuntime.capabilities("webgpu:7"));
+    assert_eq!(error.code, ErrorCode::NotFound);
+    assert!(error.message.contains("cpu, webgpu:0"), "{error}");
+}
