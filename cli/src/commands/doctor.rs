@@ -129,6 +129,16 @@ fn examine(registry: &Registry, entry: &Entry, probe: Option<Result<Probe>>) -> 
     if let Some(spec) = provide.and_then(|p| p.runtime.as_ref()) {
         checks.extend(candidates(registry, spec));
     }
+    for spec in provide.iter().flat_map(|p| &p.extensions) {
+        checks.push(match runtime::find_extension(spec, registry.paths()) {
+            Ok(Some(found)) => {
+                let text = format!("{} in {} ({})", spec.name, found.dir.display(), found.origin);
+                Check::new("extension", State::Ok, text)
+            }
+            Ok(None) => Check::new("extension", State::Ok, format!("{} is not installed", spec.name)),
+            Err(e) => Check::failed("extension", State::Problem, &e.into()),
+        });
+    }
     let mut usable = false;
     match probe {
         None => {}

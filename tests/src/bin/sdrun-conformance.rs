@@ -32,6 +32,9 @@ struct Arguments {
     /// Record the results as the new snapshot.
     #[arg(long, requires = "snapshots", conflicts_with = "filter")]
     bless: bool,
+    /// Run the node tests on this device [default: the provider's first]. Its snapshot is called PROVIDER-BACKEND.
+    #[arg(long, requires = "nodes")]
+    device: Option<String>,
     /// Run only tests whose names contain this.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
@@ -99,12 +102,19 @@ fn run_nodes(plugin: &Path, dir: &Path, arguments: &Arguments) -> Result<bool> {
     let started = Instant::now();
     let manifest = sdrun::read_manifest(plugin)?;
     let id = &manifest.provider.id;
+    let device = arguments.device.as_deref();
+    // `webgpu:0` is the first device of `webgpu`.
+    let recorded = match device {
+        Some(device) => format!("{id}-{}", device.split(':').next().unwrap_or(device)),
+        None => id.clone(),
+    };
     let registry = Registry::discover_with(&Discovery {
         provider_paths: vec![plugin.to_path_buf()],
         ..Discovery::default()
     })?;
-    if let Some(why) = nodes::absent(&registry, id)? {
-        println!("test ONNX node tests on {id} ... ignored, {why}");
+    let target = nodes::Target { registry: &registry, id, device };
+    if let Some(why) = nodes::absent(target)? {
+        println!("test ONNX node tests on {recorded} ... ignored, {why}");
         close(0, 0, &[], started);
         return Ok(true);
     }
@@ -117,12 +127,12 @@ fn run_nodes(plugin: &Path, dir: &Path, arguments: &Arguments) -> Result<bool> {
         Some(jobs) => jobs,
         None => std::thread::available_parallelism()?.get(),
     };
-    let outcomes = nodes::run(&registry, id, &cases, jobs)?;
+    let outcomes = nodes::run(target, &cases, jobs)?;
     if arguments.bless
         && let Some(snapshots) = &arguments.snapshots
     {
         let cannot_write = || format!("cannot write to {}", snapshots.display());
-        Snapshot::of(&outcomes).write(snapshots, id).with_context(cannot_write)?;
+        Snapshot::of(&outcomes).write(snapshots, &recorded).with_context(cannot_write)?;
     }
     let Some(snapshots) = &arguments.snapshots else {
         // Without a snapshot, every failure counts and is shown.
@@ -136,7 +146,7 @@ fn run_nodes(plugin: &Path, dir: &Path, arguments: &Arguments) -> Result<bool> {
         close(passed, outcomes.len() - passed, &[], started);
         return Ok(passed == outcomes.len());
     };
-    let snapshot = Snapshot::read(snapshots, id)
+    let snapshot = Snapshot::read(snapshots, &recorded)
         .with_context(|| format!("cannot read the snapshot in {}", snapshots.display()))?;
     let report = snapshot.judge(&outcomes, arguments.filter.is_none());
     for name in &report.improvements {

@@ -100,17 +100,28 @@ fn kebab(name: &str) -> String {
 /// Results by test name; `Ok` means passed.
 pub type Outcomes = BTreeMap<String, Result<(), Failure>>;
 
-/// Runs `cases` on provider `id`, `jobs` at a time. Each job has its own worker.
-pub fn run(registry: &Registry, id: &str, cases: &[Case], jobs: usize) -> sdrun::Result<Outcomes> {
+/// What the tests run on.
+#[derive(Clone, Copy)]
+pub struct Target<'a> {
+    /// Where the provider is.
+    pub registry: &'a Registry,
+    /// Its id.
+    pub id: &'a str,
+    /// One of its devices; `None` is the first.
+    pub device: Option<&'a str>,
+}
+
+/// Runs `cases`, `jobs` at a time. Each job has its own worker.
+pub fn run(target: Target<'_>, cases: &[Case], jobs: usize) -> sdrun::Result<Outcomes> {
     // Report a general fault of the provider once, not for every test.
-    drop(open(registry, id)?);
+    drop(open(target)?);
     let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Outcomes::new()));
     std::thread::scope(|scope| {
         for _ in 0..jobs.max(1) {
             scope.spawn(|| {
                 let mut opened = None;
                 while let Some(case) = cases.get(next.fetch_add(1, Relaxed)) {
-                    let outcome = run_one(registry, id, case, &mut opened);
+                    let outcome = run_one(target, case, &mut opened);
                     outcomes.lock().unwrap_or_else(|e| e.into_inner()).insert(case.name.clone(), outcome);
                 }
             });
@@ -121,14 +132,13 @@ pub fn run(registry: &Registry, id: &str, cases: &[Case], jobs: usize) -> sdrun:
 
 /// Runs one test in the open worker, or a new one. A worker that stops responding is not used again.
 fn run_one(
-    registry: &Registry,
-    id: &str,
+    target: Target<'_>,
     case: &Case,
     opened: &mut Option<(Provider, Device)>,
 ) -> Result<(), Failure> {
     let (provider, device) = match opened {
         Some(opened) => opened,
-        None => opened.insert(open(registry, id).map_err(|e| Failure::of(Stage::Test, &e))?),
+        None => opened.insert(open(target).map_err(|e| Failure::of(Stage::Test, &e))?),
     };
     let failure = match case.run(provider, device) {
         Ok(()) => return Ok(()),
@@ -143,12 +153,12 @@ fn run_one(
     Err(if dead { failure.crashed() } else { failure })
 }
 
-/// Why nothing can run on the provider's first device, if its hardware is not in this machine.
-pub fn absent(registry: &Registry, id: &str) -> sdrun::Result<Option<String>> {
-    Ok(open(registry, id)?.1.absent)
+/// Why nothing can run on the device, if its hardware is not in this machine.
+pub fn absent(target: Target<'_>) -> sdrun::Result<Option<String>> {
+    Ok(open(target)?.1.absent)
 }
 
-fn open(registry: &Registry, id: &str) -> sdrun::Result<(Provider, Device)> {
+fn open(Target { registry, id, device }: Target<'_>) -> sdrun::Result<(Provider, Device)> {
     let limits = Limits {
         init: Some(LIMIT),
         build: Some(LIMIT),
@@ -157,7 +167,7 @@ fn open(registry: &Registry, id: &str) -> sdrun::Result<(Provider, Device)> {
         cancel: Some(Duration::from_secs(2)),
     };
     let provider = registry.open(id, &Isolation::worker(limits))?;
-    let device = provider.device(None)?;
+    let device = provider.device(device)?;
     Ok((provider, device))
 }
 

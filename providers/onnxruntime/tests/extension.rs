@@ -1,0 +1,67 @@
+//! Extensions that are none: a warning says why, and the CPU works.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../common/testing.rs"]
+mod testing;
+
+use sdrun_abi::{ErrorCode, Flow, Host, InitConfig, LogLevel, Precision, Provider};
+use sdrun_provider_onnxruntime::OnnxRuntime;
+use std::{fs, path::Path, sync::Mutex};
+use testing::*;
+
+#[derive(Default)]
+struct Log(Mutex<Vec<(LogLevel, String)>>);
+
+impl Host for Log {
+    fn log(&self, level: LogLevel, _: &str, message: &str) {
+        self.0.lock().unwrap().push((level, message.into()));
+    }
+    fn progress(&self, _: &str, _: u64, _: u64) -> Flow {
+        Flow::Continue
+    }
+    fn cancelled(&self) -> bool {
+        false
+    }
+}
+
+const LIBRARY: &str = "libonnxruntime_providers_webgpu.so";
+
+/// A process has one ONNX Runtime, so all cases go into one `init` under names that the manifest does not know, except one.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_is_no_extension_is_told_and_does_no_harm() {
+    let runtime = runtime_dir("SDRUN_ONNXRUNTIME_DIR");
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| {
+        let dir = folder.path().join(name);
+        fs::create_dir(&dir).unwrap();
+        dir
+    };
+    // An intact library that is no execution provider.
+    let other = at("other");
+    fs::copy(runtime.join("libonnxruntime_providers_shared.so"), other.join(LIBRARY)).unwrap();
+    let config = InitConfig {
+        extensions: [("onnxruntime-webgpu".into(), other), ("unheard-of".into(), at("empty"))].into(),
+        ..config(Some(&runtime), Path::new("/tmp"))
+    };
+    let log = Log::default();
+    OnnxRuntime.init(&config, &log).unwrap();
+    let warnings = log.0.into_inner().unwrap();
+    let warned = |words: &[&str]| {
+        let mut matching =
+            warnings.iter().filter(|(level, text)| *level == LogLevel::Warn && words.iter().all(|w| text.contains(w)));
+        assert!(matching.next().is_some(), "no warning with {words:?} in {warnings:?}");
+    };
+    warned(&["cannot use the extension onnxruntime-webgpu"]);
+    warned(&["this plugin has no extension `unheard-of`"]);
+    assert_eq!(OnnxRuntime.devices().unwrap().len(), 1);
+
+    let weights = perceptron_weights(1);
+    let x = noise(9, 3 * 64);
+    let mut session = session(&OnnxRuntime, &perceptron(), &spec(Precision::Fp32), &weights).unwrap();
+    let y = run(&mut *session, &[3, 64], &x).unwrap();
+    assert!(error_of(&y, &perceptron_reference(&weights, &x)) < 1e-6);
+    let error = failure(OnnxRuntime.capabilities("webgpu:0"));
+    assert_eq!(error.code, ErrorCode::NotFound);
+    assert!(error.hint.unwrap().to_string().contains("onnxruntime-webgpu"));
+}
