@@ -48,8 +48,9 @@ fn what_is_no_extension_is_told_and_does_no_harm() {
     OnnxRuntime.init(&config, &log).unwrap();
     let warnings = log.0.into_inner().unwrap();
     let warned = |words: &[&str]| {
-        let mut matching =
-            warnings.iter().filter(|(level, text)| *level == LogLevel::Warn && words.iter().all(|w| text.contains(w)));
+        let mut matching = warnings
+            .iter()
+            .filter(|(level, text)| *level == LogLevel::Warn && words.iter().all(|w| text.contains(w)));
         assert!(matching.next().is_some(), "no warning with {words:?} in {warnings:?}");
     };
     warned(&["cannot use the extension onnxruntime-webgpu"]);

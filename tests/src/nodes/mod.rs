@@ -131,11 +131,7 @@ pub fn run(target: Target<'_>, cases: &[Case], jobs: usize) -> sdrun::Result<Out
 }
 
 /// Runs one test in the open worker, or a new one. A worker that stops responding is not used again.
-fn run_one(
-    target: Target<'_>,
-    case: &Case,
-    opened: &mut Option<(Provider, Device)>,
-) -> Result<(), Failure> {
+fn run_one(target: Target<'_>, case: &Case, opened: &mut Option<(Provider, Device)>) -> Result<(), Failure> {
     let (provider, device) = match opened {
         Some(opened) => opened,
         None => opened.insert(open(target).map_err(|e| Failure::of(Stage::Test, &e))?),
