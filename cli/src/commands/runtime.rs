@@ -77,24 +77,13 @@ struct Row {
 }
 
 fn list(registry: &Registry, context: &Context) -> anyhow::Result<()> {
-    let mut rows: Vec<Row> = Vec::new();
-    for provide in registry.usable() {
-        let runtimes = provide.runtime.iter().map(|spec| (spec, runtime::find(spec, registry.paths())));
-        let extensions = provide
-            .extensions
-            .iter()
-            .map(|spec| (spec, runtime::find_extension(spec, registry.paths()).ok().flatten()));
-        for (spec, found) in runtimes.chain(extensions) {
-            if rows.iter().all(|row| row.name != spec.name) {
-                rows.push(Row {
-                    name: spec.name.clone(),
-                    version: spec.version.clone(),
-                    found,
-                    plan: runtime::plan(spec, registry.paths()).ok(),
-                });
-            }
-        }
-    }
+    let row = |(spec, found): (&RuntimeSpec, Option<Candidate>)| Row {
+        name: spec.name.clone(),
+        version: spec.version.clone(),
+        found,
+        plan: runtime::plan(spec, registry.paths()).ok(),
+    };
+    let rows: Vec<Row> = registry.runtimes().into_iter().map(row).collect();
     let report = Report { runtimes: rows };
     context.present(&report, |out| show(out, &report.runtimes))?;
     if report.runtimes.is_empty() {

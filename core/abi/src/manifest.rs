@@ -91,10 +91,6 @@ impl Provide {
     pub fn priority_on(&self, kind: DeviceKind) -> i32 {
         self.priorities.get(kind.name()).copied().unwrap_or(self.priority)
     }
-    /// Its runtime and its extensions: all that can be installed for it.
-    pub fn runtimes(&self) -> impl Iterator<Item = &RuntimeSpec> {
-        self.runtime.iter().chain(&self.extensions)
-    }
     /// The highest priority on any kind of device.
     pub fn highest_priority(&self) -> i32 {
         self.priorities.values().copied().chain([self.priority]).max().unwrap_or(self.priority)

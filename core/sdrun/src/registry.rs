@@ -272,10 +272,27 @@ impl Registry {
         }
     }
 
-    /// The runtime or extension of a usable provider, for `runtime install` and `runtime remove`.
+    /// The runtimes and extensions of all usable providers, and where they would be loaded from.
+    pub fn runtimes(&self) -> Vec<(&sdrun_abi::RuntimeSpec, Option<runtime::Candidate>)> {
+        let mut all: Vec<(&sdrun_abi::RuntimeSpec, Option<runtime::Candidate>)> = Vec::new();
+        for provide in self.usable() {
+            let runtimes = provide.runtime.iter().map(|spec| (spec, runtime::find(spec, &self.paths)));
+            let extensions = provide.extensions.iter().map(|spec| {
+                // A variable that names a wrong folder is an error of those who load the provider.
+                (spec, runtime::find_extension(spec, &self.paths).ok().flatten())
+            });
+            for (spec, found) in runtimes.chain(extensions) {
+                if all.iter().all(|(known, _)| known.name != spec.name) {
+                    all.push((spec, found));
+                }
+            }
+        }
+        all
+    }
+
+    /// A runtime or an extension by name, for `runtime install` and `runtime remove`.
     pub fn runtime(&self, name: &str) -> Result<&sdrun_abi::RuntimeSpec> {
-        let all: Vec<&sdrun_abi::RuntimeSpec> =
-            self.usable().into_iter().flat_map(|p| p.runtimes()).collect();
+        let all: Vec<&sdrun_abi::RuntimeSpec> = self.runtimes().into_iter().map(|(spec, _)| spec).collect();
         all.iter().find(|r| r.name == name).copied().ok_or_else(|| {
             let known: Vec<&str> = all.iter().map(|r| r.name.as_str()).collect();
             Error::Core(AbiError::not_found(format!(

@@ -50,6 +50,10 @@ impl OrtEngine {
         if !graph.contradictory_bodies().is_empty() {
             graph.forget_sizes();
         }
+        // `fallback` finds nodes by name.
+        for (index, node) in graph.nodes.iter_mut().enumerate().filter(|(_, node)| node.name.is_empty()) {
+            node.name = format!("node {index}");
+        }
         Ok(OrtEngine(Arc::new(Recipe { environment, model, graph, target, info })))
     }
 
