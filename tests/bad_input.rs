@@ -481,6 +481,16 @@ fn a_full_disk() {
     refuses(&mut machine.with_little_disk(0, &arguments), 7, &["y.npy"]);
     assert_eq!(machine.names(), before, "a half-written file was left behind");
     assert_eq!(bytes_below(&machine.dir.path().join("cache/engines")), 0);
+    // A report's page cannot be written. What fits, and the measurement, are kept.
+    let bench = ["bench", "model.onnx", "-p", "ggml", "--min-time", "0s", "--export", "json,html", "--continue"];
+    refuses(&mut machine.with_little_disk(60, &bench), 7, &["sdrun-bench.html"]);
+    let report = || fs::read(machine.work().join("sdrun-bench.json")).unwrap();
+    let cases = |report: &[u8]| serde_json::from_slice::<Value>(report).unwrap()["cases"].clone();
+    let first = cases(&report());
+    assert_eq!(first.as_array().unwrap().len(), 1);
+    succeeds(&mut machine.sdrun(&bench));
+    assert_eq!(cases(&report()), first, "it was measured again");
+    assert!(machine.work().join("sdrun-bench.html").is_file());
     // With free space, everything works again.
     succeeds(&mut machine.run_model("ggml"));
 }

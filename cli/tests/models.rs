@@ -192,6 +192,25 @@ fn bench_takes_several_models() {
 }
 
 #[test]
+fn bench_without_providers_or_with_an_unusable_report() {
+    let sandbox = Sandbox::new();
+    let file = sandbox.file("m.onnx", model("x"));
+    let bench = |more: &[&str]| sandbox.run(&[&["bench", &file, "--shape", "x=1,4"], more].concat());
+    bench(&[]).fails(3, &["no provider", "hint: "]);
+    bench(&["--continue"]).fails(2, &["--export"]);
+    bench(&["--continue", "--export", "html"]).fails(4, &["JSON", "add json to --export"]);
+    // A report that is not there yet is begun.
+    bench(&["--continue", "--export", "json"]).fails(3, &["no provider"]);
+    sandbox.file("sdrun-bench.json", "{}");
+    bench(&["--continue", "--export", "json"]).fails(4, &["sdrun-bench.json", "not a report"]);
+    let mut report = serde_json::to_value(sdrun::bench::Report::new()).unwrap();
+    report["environment"]["cpu"] = "abacus".into();
+    sandbox.file("sdrun-bench.json", report.to_string());
+    let outcome = bench(&["--continue", "--export", "json"]);
+    outcome.fails(4, &["cannot go on with sdrun-bench.json", "instead of abacus", "hint: "]);
+}
+
+#[test]
 fn missing_and_invalid_models() {
     let sandbox = Sandbox::new();
     for command in ["build", "run", "verify", "bench"] {

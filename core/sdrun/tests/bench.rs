@@ -199,6 +199,24 @@ fn finished_cases_are_told_at_once() {
     assert_eq!((error.code(), finished), (ErrorCode::InvalidArgument, 1), "{error}");
 }
 
+/// A benchmark can go on where an earlier one ended. A case with other inputs or systems is another case.
+#[test]
+fn cases_of_an_earlier_report_are_not_measured_again() {
+    let lab = lab();
+    let mut first = measure(&lab, &options(), &NoHost).unwrap();
+    first.cases[0].rows[0].warnings.push("measured before".into());
+    let again = |options: BenchOptions| -> Vec<String> {
+        let report =
+            measure(&lab, &BenchOptions { earlier: first.cases.clone(), ..options }, &NoHost).unwrap();
+        report.cases[0].rows.iter().flat_map(|row| row.warnings.clone()).collect()
+    };
+    let measured_before = "measured before".to_string();
+    assert!(again(options()).contains(&measured_before));
+    assert!(!again(BenchOptions { seed: 1, ..options() }).contains(&measured_before));
+    let providers = vec!["mock".into(), "c".into()];
+    assert!(!again(BenchOptions { providers, ..options() }).contains(&measured_before));
+}
+
 #[test]
 fn the_choice_rests_on_what_was_measured() {
     let lab = lab();

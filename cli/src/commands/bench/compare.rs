@@ -157,7 +157,7 @@ fn spread(row: &Row) -> Option<f64> {
 }
 
 /// What else differs between two reports.
-fn differences(a: &Report, b: &Report) -> Vec<String> {
+pub(super) fn differences(a: &Report, b: &Report) -> Vec<String> {
     let mut found = Vec::new();
     let mut differ = |what: &str, a: &str, b: &str| {
         if a != b {
@@ -185,7 +185,7 @@ fn name(path: &Path) -> String {
     path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-fn read(path: &Path) -> Result<Report, Error> {
+pub(super) fn read(path: &Path) -> Result<Report, Error> {
     let file = path.display();
     let text = fs::read(path).map_err(|e| Error::io("read", path, &e))?;
     let document: Value =

@@ -22,7 +22,7 @@ use plan::Plan;
 use sdrun::{
     Measurements, Observer, Registry, WeightFiles, WeightReport,
     abi::Precision,
-    bench::{self, BenchOptions, Event, PrecisionChoice, Report, Status},
+    bench::{self, BenchOptions, CaseReport, Event, PrecisionChoice, Report, Status},
 };
 use serde::Serialize;
 use std::{
@@ -129,6 +129,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH", default_value = "sdrun-bench", requires = "export")]
     export_to: PathBuf,
 
+    /// Go on with the report in --export-to: take the cases that its JSON file has from there, and measure the others
+    #[arg(long = "continue", requires = "export")]
+    goes_on: bool,
+
     /// Do not keep the measurements for the choice of providers
     #[arg(long)]
     no_save: bool,
@@ -183,7 +187,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     for id in &args.providers {
         registry.entry(id)?;
     }
-    let options = options(args, &registry, context)?;
+    let mut options = options(args, &registry, context)?;
+    if args.goes_on {
+        options.earlier = earlier(&targets)?;
+    }
     let files = args.weights.files(args.shapes.allow_links);
     let precisions: Vec<PrecisionChoice> = args.precisions.iter().map(|p| p.0).collect();
     let suite = args.suite.unwrap_or(Suite::Quick);
@@ -309,5 +316,25 @@ fn options(args: &Args, registry: &Registry, context: &Context) -> anyhow::Resul
         options,
         bake: args.bake,
         vram_budget: args.vram_budget,
+        earlier: Vec::new(),
     })
+}
+
+/// The cases of the report that a benchmark goes on with; none if it was not begun.
+fn earlier(targets: &[(Format, PathBuf)]) -> Result<Vec<CaseReport>, sdrun::abi::Error> {
+    let Some((_, path)) = targets.iter().find(|(format, _)| *format == Format::Json) else {
+        return Err(sdrun::abi::Error::invalid("--continue reads the JSON file of a report, and none is written")
+            .with_hint("add json to --export"));
+    };
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    let report = compare::read(path)?;
+    match compare::differences(&report, &Report::new()).first() {
+        None => Ok(report.cases),
+        Some(difference) => {
+            let message = format!("cannot go on with {}: this is {difference}", path.display());
+            Err(sdrun::abi::Error::invalid(message).with_hint("leave out --continue to measure all again"))
+        }
+    }
 }

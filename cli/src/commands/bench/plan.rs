@@ -69,10 +69,11 @@ pub(super) fn plan(
             };
             models
                 .iter()
-                .map(|name| {
-                    let model = model::open_model(name, &OpenOptions::default(), context)?;
+                .map(|bench::Member { model, shapes }| {
+                    let model = model::open_model(model, &OpenOptions::default(), context)?;
+                    let shapes = shapes.iter().map(|(name, dims)| (name.to_string(), dims.to_vec())).collect();
                     let precisions = or(&[PrecisionChoice::Fixed(Precision::Fp32), PrecisionChoice::BestLow]);
-                    Ok(Plan { model, shapes: Shapes::new(), precisions })
+                    Ok(Plan { model, shapes, precisions })
                 })
                 .collect()
         }
