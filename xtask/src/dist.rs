@@ -35,6 +35,8 @@ pub(crate) struct Dist {
     pub(crate) dir: PathBuf,
     /// Its plugins.
     pub(crate) manifests: Vec<Manifest>,
+    /// The native part of the Python package, if it was built.
+    pub(crate) python_module: Option<PathBuf>,
 }
 
 impl Dist {
@@ -58,7 +60,7 @@ impl Dist {
 
 /// The release build, in `target/dist`. Fails if it is too large.
 pub(crate) fn for_use(workspace: &Workspace) -> Result<Dist> {
-    let dist = release(workspace, &mut workspace.cargo(), &host_triple()?, "dist")?;
+    let dist = release(workspace, workspace.cargo().arg("build"), &host_triple()?, "dist")?;
     let total = report_sizes(&dist.dir)?;
     ensure!(
         total < SIZE_LIMIT,
@@ -71,15 +73,20 @@ pub(crate) fn for_use(workspace: &Workspace) -> Result<Dist> {
 /// The release build for another target, in `target/dist-TARGET`.
 pub(crate) fn for_target(workspace: &Workspace, target: &str) -> Result<Dist> {
     let mut cargo = workspace.cargo();
-    cargo.env("CARGO_BUILD_TARGET", target);
+    cargo.arg("build").env("CARGO_BUILD_TARGET", target);
     let dist = release(workspace, &mut cargo, target, &format!("dist-{target}"))?;
     report_sizes(&dist.dir)?;
     Ok(dist)
 }
 
+/// The same with the native part of the Python package.
+pub(crate) fn with_python(workspace: &Workspace) -> Result<Dist> {
+    release(workspace, workspace.cargo().arg("build").arg("--package=sdrun-python"), &host_triple()?, "dist")
+}
+
 fn release(workspace: &Workspace, cargo: &mut Command, target: &str, name: &str) -> Result<Dist> {
     step("Building sdrun and its plugins");
-    cargo.args(["build", "--release", "--package=sdrun-cli", "--package=sdrun"]);
+    cargo.args(["--release", "--package=sdrun-cli", "--package=sdrun"]);
     for id in provider_ids(workspace)? {
         cargo.arg(format!("--package=sdrun-provider-{id}"));
     }
@@ -210,7 +217,8 @@ fn lay_out(
     fs::rename(&stage, &dir).with_context(|| format!("cannot move {} into place", stage.display()))?;
     remove(&old)?;
     println!("   laid out in {}", dir.display());
-    Ok(Dist { dir, manifests })
+    let python_module = built.libraries.get("_sdrun").map(|(file, _)| file.clone());
+    Ok(Dist { dir, manifests, python_module })
 }
 
 fn lay_out_provider(

@@ -8,10 +8,11 @@ mod kit;
 mod python;
 mod setup;
 mod test;
+mod wheel;
 mod wild;
 mod workspace;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use std::process::ExitCode;
 use workspace::Workspace;
 
@@ -28,6 +29,7 @@ cargo xtask COMMAND
   bench [NAME…]              measure: overhead, start, load, open, worker, size, refit, ggml, stable-diffusion.cpp,
                              shapes, generate, tensorrt-rtx, migraphx (default: all); migraphx uses the GPU of a ROCm in
                              SDRUN_MIGRAPHX_DIR
+  wheel                      build the Python package `sdrun` into target/wheel
   header                     regenerate include/sdrun_provider.h, the plugin ABI for C
   kit [RUNTIME…]             pack sdrun and vendor runtimes (default: all) into target/kit, to run `sdrun selftest` on a machine
                              without a network and without tools
@@ -64,6 +66,12 @@ fn run(arguments: &[&str]) -> Result<()> {
         ["dist", "--debug"] => dist::for_tests(&Workspace::find()?).map(drop),
         ["dist", "--target", triple] => dist::for_target(&Workspace::find()?, triple).map(drop),
         ["bench", names @ ..] => bench::run(&Workspace::find()?, names),
+        ["wheel"] => {
+            let workspace = Workspace::find()?;
+            let dist = setup::compilers().and_then(|()| dist::with_python(&workspace))?;
+            let module = dist.python_module.as_deref().context("cargo built no Python module")?;
+            wheel::check_size(&wheel::pack(&workspace, &dist, module)?)
+        }
         ["header"] => header::write(&Workspace::find()?),
         ["kit", names @ ..] => {
             let workspace = Workspace::find()?;

@@ -5,7 +5,7 @@ use crate::{
     dist::{self, Dist},
     kit,
     python::{Packages, Python},
-    setup, wild,
+    setup, wheel, wild,
     workspace::{Workspace, display, output, run, step},
 };
 use anyhow::{Context, Error, Result, bail};
@@ -164,6 +164,11 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
                 bail!("the report lacks the provider or has a failure");
             }
             Ok(())
+        });
+        tally.check("Python package", || {
+            let module = dist.python_module.as_deref().context("cargo built no Python module")?;
+            let wheel = wheel::pack(workspace, &dist, module)?;
+            wheel::try_out(workspace, &wheel, &dist.program("sdrun"))
         });
         match clients(workspace) {
             Ok((name, python)) => {

@@ -88,7 +88,8 @@ mod _sdrun {
                     Ok(devices) => (devices, None),
                     Err(why) => (Vec::new(), Some(why.to_string())),
                 };
-                let devices = devices.into_iter().map(|d| (d.id, d.name, d.kind.name().to_string(), d.absent));
+                let devices =
+                    devices.into_iter().map(|d| (d.id, d.name, d.kind.name().to_string(), d.absent));
                 found.push((provide.id.clone(), provide.summary.clone(), why_not, devices.collect()));
             }
             Ok(found)

@@ -83,7 +83,8 @@ impl Wanted {
         if let Some((width, height, bytes)) = self.image {
             let picture = RgbImage::from_raw(width, height, bytes);
             let picture = picture.ok_or_else(|| invalid("the image has too few bytes"))?;
-            request.start = Some(Start { picture, fit: Fit::default(), strength: self.strength, inpaint: None });
+            request.start =
+                Some(Start { picture, fit: Fit::default(), strength: self.strength, inpaint: None });
         }
         Ok(request)
     }
@@ -110,7 +111,17 @@ impl Pipeline {
         let [model, denoiser, clip_l, clip_g, t5, t5_vocabulary, llm, autoencoder] = files;
         let named = |(file, strength)| Named { file, strength, text_encoder_strength: strength };
         let mut recipe = Recipe {
-            files: Files { model, denoiser, clip_l, clip_g, t5, t5_vocabulary, llm, autoencoder, ..Files::default() },
+            files: Files {
+                model,
+                denoiser,
+                clip_l,
+                clip_g,
+                t5,
+                t5_vocabulary,
+                llm,
+                autoencoder,
+                ..Files::default()
+            },
             loras: loras.into_iter().map(named).collect(),
             lora_folders,
             embedding_folders,
@@ -167,7 +178,9 @@ impl Pipeline {
             let done = self.draw(&request, &engines, host, tell);
             // A network may be in any state after a failure, and its memory is needed if it ran out.
             let sound = done.as_ref().is_ok_and(|_| true)
-                || done.as_ref().is_err_and(|e| matches!(e.code(), ErrorCode::InvalidArgument | ErrorCode::Cancelled));
+                || done
+                    .as_ref()
+                    .is_err_and(|e| matches!(e.code(), ErrorCode::InvalidArgument | ErrorCode::Cancelled));
             if sound {
                 *kept = engines.kept.take().unwrap_or_default();
             }

@@ -67,7 +67,11 @@ impl Session {
             let registry = registry()?;
             let open = OpenOptions { weights: files.policy(), ..OpenOptions::default() };
             let model = Model::find(&model, registry.paths(), &open, host)?;
-            let options = |device| BuildOptions { precision, threads, ..BuildOptions::new(device).shapes(shapes.clone()) };
+            let options = |device| BuildOptions {
+                precision,
+                threads,
+                ..BuildOptions::new(device).shapes(shapes.clone())
+            };
             let engine = match &provider {
                 Some(id) => {
                     let provider = registry.open_with(id, &Isolation::default(), host)?;
@@ -81,7 +85,9 @@ impl Session {
             };
             let weights = files.of_model(&model, registry.paths(), host)?;
             let session = engine.session(&weights.stack, host)?;
-            let spec = |spec: &sdrun::abi::TensorSpec| (spec.name.clone(), spec.dtype.to_string(), spec.shape.clone());
+            let spec = |spec: &sdrun::abi::TensorSpec| {
+                (spec.name.clone(), spec.dtype.to_string(), spec.shape.clone())
+            };
             Ok(Session {
                 provider: engine.provider().id().to_string(),
                 device: engine.device().id.clone(),

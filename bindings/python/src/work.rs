@@ -60,7 +60,9 @@ pub(crate) fn run<T: Send>(
             match (raised, done) {
                 (Some(error), _) => Err(error),
                 (None, Ok(done)) => Ok(done),
-                (None, Err(_)) => Err(crate::failed(sdrun::abi::Error::internal("sdrun has a bug: it panicked").into())),
+                (None, Err(_)) => {
+                    Err(crate::failed(sdrun::abi::Error::internal("sdrun has a bug: it panicked").into()))
+                }
             }
         })
     })
