@@ -83,8 +83,7 @@ impl Wanted {
         if let Some((width, height, bytes)) = self.image {
             let picture = RgbImage::from_raw(width, height, bytes);
             let picture = picture.ok_or_else(|| invalid("the image has too few bytes"))?;
-            request.start =
-                Some(Start { picture, fit: Fit::default(), strength: self.strength, inpaint: None });
+            request.start = Some(Start { picture, fit: Fit::Crop, strength: self.strength, inpaint: None });
         }
         Ok(request)
     }
@@ -144,7 +143,7 @@ impl Pipeline {
                 None => None,
             };
             Ok(Pipeline {
-                family: opened.parts.family.name.to_string(),
+                family: opened.parts.family.title.to_string(),
                 wishes: wishes(device),
                 kept: Mutex::default(),
                 registry,
@@ -177,10 +176,8 @@ impl Pipeline {
             engines.kept = Some(std::mem::take(&mut *kept));
             let done = self.draw(&request, &engines, host, tell);
             // A network may be in any state after a failure, and its memory is needed if it ran out.
-            let sound = done.as_ref().is_ok_and(|_| true)
-                || done
-                    .as_ref()
-                    .is_err_and(|e| matches!(e.code(), ErrorCode::InvalidArgument | ErrorCode::Cancelled));
+            let harmless = |e: &Error| matches!(e.code(), ErrorCode::InvalidArgument | ErrorCode::Cancelled);
+            let sound = done.as_ref().err().is_none_or(harmless);
             if sound {
                 *kept = engines.kept.take().unwrap_or_default();
             }

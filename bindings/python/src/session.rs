@@ -2,9 +2,7 @@
 
 use crate::{arrays, failed, registry, wishes, work};
 use pyo3::prelude::*;
-use sdrun::{
-    BuildOptions, Isolation, Model, Registry, Shapes, WeightFiles, abi::Precision, graph::OpenOptions,
-};
+use sdrun::{BuildOptions, Isolation, Model, Registry, WeightFiles, abi::Precision, graph::OpenOptions};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -67,10 +65,10 @@ impl Session {
             let registry = registry()?;
             let open = OpenOptions { weights: files.policy(), ..OpenOptions::default() };
             let model = Model::find(&model, registry.paths(), &open, host)?;
-            let options = |device| BuildOptions {
-                precision,
-                threads,
-                ..BuildOptions::new(device).shapes(shapes.clone())
+            let options = |device| {
+                let mut options = BuildOptions::new(device).shapes(shapes.clone());
+                (options.precision, options.threads) = (precision, threads);
+                options
             };
             let engine = match &provider {
                 Some(id) => {

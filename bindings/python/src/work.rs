@@ -28,7 +28,7 @@ pub(crate) fn run<T: Send>(
 ) -> PyResult<T> {
     let cancel = Arc::new(AtomicBool::new(false));
     let (tell, told) = mpsc::channel();
-    py.detach(|| {
+    py.detach(move || {
         thread::scope(|scope| {
             let cancelled = cancel.clone();
             let worker = scope.spawn(move || {
