@@ -27,7 +27,7 @@ pub(crate) fn pack(workspace: &Workspace, dist: &Dist, module: &Path) -> Result<
     fs::create_dir_all(&stage).with_context(|| format!("cannot create {}", stage.display()))?;
     let package = workspace.root.join("bindings/python");
     let mut copy = Command::new("cp");
-    run(copy.arg("-r").arg(package.join("sdrun")).arg(&stage))?;
+    run(copy.arg("-r").arg(package.join("python/sdrun")).arg(&stage))?;
     let home = stage.join("sdrun");
     let mut copy = Command::new("cp");
     run(copy.arg("-r").arg(dist.dir.join("providers")).arg(dist.program("sdrun-worker")).arg(&home))?;
