@@ -50,7 +50,7 @@ fn is_known(provider: &str, model: &str, precision: Precision) -> bool {
 fn providers_for_cpus_pass() {
     for provider in ALL.iter().filter(|provider| **provider != "onnxruntime") {
         let home = tempfile::Builder::new().prefix("home-of-ada-").tempdir().unwrap();
-        let output = selftest(home.path(), &["-p", provider, "--time", "100s"]);
+        let output = selftest(home.path(), &["-p", provider, "--time", "150s"]);
         let report = report(&output);
         let [subject] = &report.subjects[..] else { panic!("{provider}: {:?}", report.absent) };
         for check in &subject.checks {

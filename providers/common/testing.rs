@@ -14,6 +14,7 @@ use sdrun_graph::proto::{
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    sync::Mutex,
 };
 
 /// The folder of the runtime under test. These tests need the real runtime and fail without it.
@@ -284,6 +285,22 @@ impl Host for Stop {
     }
     fn cancelled(&self) -> bool {
         true
+    }
+}
+
+/// A host that keeps what is logged.
+#[derive(Default)]
+pub struct Log(pub Mutex<Vec<(LogLevel, String)>>);
+
+impl Host for Log {
+    fn log(&self, level: LogLevel, _: &str, message: &str) {
+        self.0.lock().unwrap().push((level, message.into()));
+    }
+    fn progress(&self, _: &str, _: u64, _: u64) -> Flow {
+        Flow::Continue
+    }
+    fn cancelled(&self) -> bool {
+        false
     }
 }
 

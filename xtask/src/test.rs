@@ -105,7 +105,8 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
             let only = ["test", "--workspace", "--lib", "devices", "--", "--ignored"];
             tally.count(tests(&only).envs(vulkan.clone()))?;
             tally.stage("Small pipelines on Vulkan");
-            let only = ["test", "--workspace", "--no-fail-fast", "--test=golden", "--", "tiny_pipelines"];
+            let only =
+                ["test", "--workspace", "--no-fail-fast", "--test=golden", "--", "agrees_with_pytorch"];
             let device = [("SDRUN_TEST_PROVIDERS", "ggml"), ("SDRUN_TEST_DEVICE", "vulkan:0")];
             tally.count(tests(&only).envs(vulkan).envs(device))?;
         }
@@ -132,8 +133,8 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
                 Ok(())
             });
             if extent == Extent::Full {
-                tally.stage("Small pipelines on WebGPU");
-                let only = ["test", "--workspace", "--test=golden", "--", "tiny_pipelines_agree"];
+                tally.stage("A small pipeline on WebGPU");
+                let only = ["test", "--workspace", "--test=golden", "--", "tiny_sd_agrees"];
                 let device = [("SDRUN_TEST_PROVIDERS", "onnxruntime"), ("SDRUN_TEST_DEVICE", "webgpu:0")];
                 tally.count(tests(&only).envs(webgpu).envs(device))?;
             }

@@ -136,7 +136,7 @@ fn examine(registry: &Registry, entry: &Entry, probe: Option<Result<Probe>>) -> 
                 Check::new("extension", State::Ok, text)
             }
             Ok(None) => Check::new("extension", State::Ok, format!("{} is not installed", spec.name)),
-            Err(e) => Check::failed("extension", State::Problem, &e.into()),
+            Err(e) => Check::failed("extension", State::Problem, &e),
         });
     }
     let mut usable = false;

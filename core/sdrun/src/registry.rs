@@ -292,7 +292,9 @@ impl Registry {
 
     /// A runtime or an extension by name, for `runtime install` and `runtime remove`.
     pub fn runtime(&self, name: &str) -> Result<&sdrun_abi::RuntimeSpec> {
-        let all: Vec<&sdrun_abi::RuntimeSpec> = self.runtimes().into_iter().map(|(spec, _)| spec).collect();
+        let usable = self.usable().into_iter();
+        let all: Vec<&sdrun_abi::RuntimeSpec> =
+            usable.flat_map(|provide| provide.runtime.iter().chain(&provide.extensions)).collect();
         all.iter().find(|r| r.name == name).copied().ok_or_else(|| {
             let known: Vec<&str> = all.iter().map(|r| r.name.as_str()).collect();
             Error::Core(AbiError::not_found(format!(

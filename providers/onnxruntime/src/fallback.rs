@@ -43,9 +43,9 @@ pub(crate) fn check(
         .nodes
         .iter()
         .map(|node| {
-            (node.name.as_str(), node.outputs.iter().flatten().map(|id| elements(graph.value(*id))).max())
+            let sizes = node.outputs.iter().flatten().map(|id| elements(graph.value(*id)));
+            (node.name.as_str(), sizes.max().unwrap_or(0))
         })
-        .map(|(name, size)| (name, size.unwrap_or(0)))
         .collect();
     let costly = |node: &Assigned| {
         HEAVY.contains(&&*node.op_type) || sizes.get(&*node.name).is_some_and(|size| *size >= LARGE)

@@ -4,25 +4,10 @@
 #[path = "../../common/testing.rs"]
 mod testing;
 
-use sdrun_abi::{ErrorCode, Flow, Host, InitConfig, LogLevel, Precision, Provider};
+use sdrun_abi::{ErrorCode, InitConfig, LogLevel, Precision, Provider};
 use sdrun_provider_onnxruntime::OnnxRuntime;
-use std::{fs, path::Path, sync::Mutex};
+use std::{fs, path::Path};
 use testing::*;
-
-#[derive(Default)]
-struct Log(Mutex<Vec<(LogLevel, String)>>);
-
-impl Host for Log {
-    fn log(&self, level: LogLevel, _: &str, message: &str) {
-        self.0.lock().unwrap().push((level, message.into()));
-    }
-    fn progress(&self, _: &str, _: u64, _: u64) -> Flow {
-        Flow::Continue
-    }
-    fn cancelled(&self) -> bool {
-        false
-    }
-}
 
 const LIBRARY: &str = "libonnxruntime_providers_webgpu.so";
 

@@ -6,11 +6,10 @@
 mod testing;
 
 use sdrun_abi::{
-    BuildSpec, DType, Device, DeviceKind, ErrorCode, Flow, Host, InitConfig, LogLevel, NoHost, Precision,
-    Provider,
+    BuildSpec, DType, Device, DeviceKind, ErrorCode, InitConfig, LogLevel, NoHost, Precision, Provider,
 };
 use sdrun_provider_onnxruntime::OnnxRuntime;
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 use testing::*;
 
 const EXTENSION: &str = "onnxruntime-webgpu";
@@ -34,22 +33,6 @@ fn device() -> &'static Device {
 
 fn on_device() -> BuildSpec {
     BuildSpec::new(&device().id, Precision::Fp32)
-}
-
-/// Keeps the log.
-#[derive(Default)]
-struct Log(Mutex<Vec<(LogLevel, String)>>);
-
-impl Host for Log {
-    fn log(&self, level: LogLevel, _: &str, message: &str) {
-        self.0.lock().unwrap().push((level, message.into()));
-    }
-    fn progress(&self, _: &str, _: u64, _: u64) -> Flow {
-        Flow::Continue
-    }
-    fn cancelled(&self) -> bool {
-        false
-    }
 }
 
 #[test]

@@ -5,17 +5,16 @@
 mod testing;
 
 use sdrun_abi::{
-    BuildSpec, Compatibility, DType, Device, Engine, ErrorCode, Flow, Host, LogLevel, NoHost, Precision,
-    Provider, Result, Weight, WeightSource,
+    BuildSpec, Compatibility, DType, Device, Engine, ErrorCode, LogLevel, NoHost, Precision, Provider,
+    Result, Weight, WeightSource,
 };
 use sdrun_graph::{ExternalBase, Graph, OpenDims, simplify};
 use sdrun_provider_tensorrt_rtx::TensorRtRtx;
 use sdrun_weights::builtin;
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, OnceLock},
+use std::{collections::BTreeMap, sync::OnceLock};
+use testing::{
+    Log, Model, Source, Stop, config, failure, noise, perceptron, perceptron_weights, runtime_dir,
 };
-use testing::{Model, Source, Stop, config, failure, noise, perceptron, perceptron_weights, runtime_dir};
 
 fn provider() -> &'static TensorRtRtx {
     static PROVIDER: OnceLock<TensorRtRtx> = OnceLock::new();
@@ -282,22 +281,6 @@ fn a_graph_without_products_says_why_it_is_not_built() {
     provider()
         .build(&model, &baked, &Source::default().with("w", &[4], &[1.0, 2.0, 3.0, 4.0]), &NoHost)
         .unwrap();
-}
-
-/// A host that keeps what is logged.
-#[derive(Default)]
-struct Log(Mutex<Vec<(LogLevel, String)>>);
-
-impl Host for Log {
-    fn log(&self, level: LogLevel, _: &str, message: &str) {
-        self.0.lock().unwrap().push((level, message.to_owned()));
-    }
-    fn progress(&self, _: &str, _: u64, _: u64) -> Flow {
-        Flow::Continue
-    }
-    fn cancelled(&self) -> bool {
-        false
-    }
 }
 
 #[test]

@@ -130,18 +130,14 @@ pub fn plan(spec: &RuntimeSpec, paths: &Paths) -> Result<InstallPlan> {
         AbiError::unsupported(format!("{} cannot be installed by sdrun", spec.name))
             .with_hint(spec.without_a_package())
     })?;
-    let version = |pip: &PipPackage| pip.version.clone().unwrap_or_else(|| spec.version.clone());
+    let (package, version) = (&pip.package, pip.version.as_ref().unwrap_or(&spec.version));
     let wheel = pip.wheels.iter().find(|w| w.os == os && w.arch == arch).cloned().ok_or_else(|| {
-        AbiError::unsupported(format!(
-            "the package {} {} has no build for {os} {arch}",
-            pip.package,
-            version(&pip)
-        ))
-        .with_hint(spec.without_a_package())
+        AbiError::unsupported(format!("the package {package} {version} has no build for {os} {arch}"))
+            .with_hint(spec.without_a_package())
     })?;
     let dir = install_dir(spec, paths);
     Ok(InstallPlan {
-        requirement: format!("{}=={}", pip.package, version(&pip)),
+        requirement: format!("{package}=={version}"),
         installed: find_library(&dir.join(&pip.library_dir), &spec.library_names).is_some(),
         wheel,
         dir,

@@ -1,5 +1,5 @@
 use super::{check, from_ort, handle};
-use ort::{AsPointer, environment::Environment, sys};
+use ort::{AsPointer, environment::Environment, memory::DeviceType, sys};
 use sdrun_abi::{DeviceKind, Error, Result};
 use std::{
     ffi::{CStr, c_char},
@@ -36,11 +36,11 @@ pub(crate) fn register(environment: &Environment, name: &str, file: &Path) -> Re
         .map(|device| {
             let words = |e| from_ort(e, "describe a device");
             let hardware = device.hardware_device();
-            // SAFETY: the hardware device is alive.
-            let kind = match unsafe { (ort::api().HardwareDevice_Type)(hardware.ptr()) } {
-                sys::OrtHardwareDeviceType::OrtHardwareDeviceType_CPU => DeviceKind::Cpu,
-                sys::OrtHardwareDeviceType::OrtHardwareDeviceType_GPU => DeviceKind::Gpu,
-                sys::OrtHardwareDeviceType::OrtHardwareDeviceType_NPU => DeviceKind::Npu,
+            let kind = match hardware.ty() {
+                DeviceType::CPU => DeviceKind::Cpu,
+                DeviceType::GPU => DeviceKind::Gpu,
+                DeviceType::NPU => DeviceKind::Npu,
+                DeviceType::FPGA => DeviceKind::Other,
             };
             Ok(EpDevice {
                 provider: device.ep().map_err(words)?.to_string(),
