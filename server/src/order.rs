@@ -4,7 +4,7 @@ use crate::{
     fault::Fault,
     library::Library,
     pictures,
-    task::{Begin, Draw, Hinted, Output, Second, Size},
+    task::{Draw, Output},
 };
 use sdrun::did_you_mean;
 use sdrun_diffusion::{
@@ -13,7 +13,9 @@ use sdrun_diffusion::{
     names,
     noise::{Rng, Variation},
     picture::{Fit, Hint, Mask},
-    pipeline::{Content, Named, Recipe, Request, Upscale},
+    pipeline::{
+        Content, HintPicture, Inpaint, Named, Recipe, Request, Second, Size, Start, Upscale, Wanted,
+    },
     program::Program,
     sampler::Sampler,
     schedule::Schedule,
@@ -180,12 +182,12 @@ impl Order {
         }
         recipe.refiner =
             self.refiner.as_deref().map(|name| library.model(name)).transpose()?.map(|it| it.path);
-        let mut controls = Vec::new();
+        let mut hints = Vec::new();
         for control in &self.controls {
             if let Some(name) = &control.control_net {
                 recipe.control_nets.push(library.control_net(name)?.path);
             }
-            controls.push(control.hinted()?);
+            hints.push(control.hinted()?);
         }
         let upscaler = self.upscaler.as_deref().map(|name| library.upscaler(name)).transpose()?;
         recipe.upscaler = upscaler.map(|entry| entry.path);
@@ -216,12 +218,12 @@ impl Order {
             references: pictures::rgb_all("references", &self.references)?,
             like: self.seed_like.as_deref().map(program).transpose()?,
             rng: self.rng.as_deref().map(rng).transpose()?,
+            start: self.start.as_ref().map(StartOrder::begin).transpose()?,
             ..Request::default()
         };
-        let start = self.start.as_ref().map(StartOrder::begin).transpose()?;
         let output = Output { format, quality: JPEG_QUALITY, previews: true };
-        let repeats = self.upscale_repeats;
-        let draw = Draw { recipe, request, start, edit: None, controls, second, repeats, output };
+        let wanted = Wanted { request, edit: None, hints, second, repeats: self.upscale_repeats };
+        let draw = Draw { recipe, wanted, output };
         draw.check()?;
         Ok(draw)
     }
@@ -284,7 +286,7 @@ impl Order {
 }
 
 impl StartOrder {
-    fn begin(&self) -> Result<Begin, Fault> {
+    fn begin(&self) -> Result<Start, Fault> {
         let read = pictures::decode("start.picture", &self.picture)?;
         let mask = match &self.mask {
             Some(mask) => Some(Mask::new(pictures::decode("start.mask", mask)?.mask())),
@@ -305,22 +307,16 @@ impl StartOrder {
             Some("stretch") => Fit::Stretch,
             Some(name) => return Err(unknown("fit", name, ["crop", "fill", "stretch"])),
         };
-        Ok(Begin {
-            picture: read.rgb(),
-            mask,
-            strength: self.strength.unwrap_or(0.75),
-            fit,
-            blur: self.mask_blur.unwrap_or(4.0),
-            content,
-            only_masked: self.only_masked,
-        })
+        let blur = self.mask_blur.unwrap_or(4.0);
+        let inpaint = mask.map(|mask| Inpaint { mask, blur, content, only_masked: self.only_masked });
+        Ok(Start { picture: read.rgb(), fit, strength: self.strength.unwrap_or(0.75), inpaint })
     }
 }
 
 impl ControlOrder {
-    fn hinted(&self) -> Result<Hinted, Fault> {
+    fn hinted(&self) -> Result<HintPicture, Fault> {
         let hint = self.hint.as_deref().map(hint).transpose()?.unwrap_or(Hint::None);
-        Ok(Hinted {
+        Ok(HintPicture {
             picture: pictures::decode("controls.picture", &self.picture)?.rgb(),
             hint,
             fit: Fit::Crop,

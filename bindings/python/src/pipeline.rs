@@ -1,23 +1,24 @@
 //! Pictures from prompts.
 
-use crate::{failed, invalid, not_drawn, registry, wishes, work};
-use image::RgbImage;
+use crate::{invalid, not_drawn, registry, wishes, work};
+use image::{GrayImage, RgbImage};
 use pyo3::{prelude::*, types::PyBytes};
 use sdrun::{
-    BuildOptions, Isolation, Provider, Registry, Wishes,
-    abi::{Device, ErrorCode, Precision},
+    BuildOptions, Isolation, did_you_mean,
+    abi::Device,
 };
 use sdrun_diffusion::{
-    file, names,
-    picture::Fit,
+    names,
+    noise::Variation,
+    picture::{Fit, Hint, Mask},
     pipeline::{
-        Engines, Error, Event, Files, Kept, Named, Picture, Recipe, Request, Start, generate, groups,
+        Artist, Content, Event, Files, Finished, HintPicture, Inpaint, Lane, Named, Recipe, Request, Second,
+        Size, Start, Told, Upscale, Wanted,
     },
+    preview::{Pace, enlarged},
+    program::Program,
 };
-use std::{
-    path::PathBuf,
-    sync::{Mutex, PoisonError},
-};
+use std::{path::PathBuf, time::Instant};
 
 /// Width, height, RGB bytes, seed, and texts for the file by their key.
 type Drawn<'py> = (usize, usize, Bound<'py, PyBytes>, u64, Vec<(&'static str, String)>);
@@ -25,201 +26,273 @@ type Drawn<'py> = (usize, usize, Bound<'py, PyBytes>, u64, Vec<(&'static str, St
 /// A model that draws. Its networks stay loaded between calls. One call at a time; others wait.
 #[pyclass(frozen)]
 pub(crate) struct Pipeline {
-    registry: Registry,
-    recipe: Recipe,
-    only: Option<(Provider, Device)>,
-    wishes: Wishes,
-    precision: Option<Precision>,
-    threads: Option<usize>,
-    kept: Mutex<Kept>,
+    artist: Artist,
     /// Name of the model's family.
     #[pyo3(get)]
-    family: String,
+    family: &'static str,
 }
+
+/// Where networks run; `None` is what suits the machine.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct Place {
+    provider: Option<String>,
+    device: Option<String>,
+    precision: Option<String>,
+    threads: Option<usize>,
+}
+
+/// The files of a model.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct Model {
+    model: Option<PathBuf>,
+    diffusion_model: Option<PathBuf>,
+    clip_l: Option<PathBuf>,
+    clip_g: Option<PathBuf>,
+    t5xxl: Option<PathBuf>,
+    t5_tokenizer: Option<PathBuf>,
+    llm: Option<PathBuf>,
+    vae: Option<PathBuf>,
+    loras: Vec<(PathBuf, f32)>,
+    lora_folders: Vec<PathBuf>,
+    embedding_folders: Vec<PathBuf>,
+    control_nets: Vec<PathBuf>,
+    refiner: Option<PathBuf>,
+    upscaler: Option<PathBuf>,
+}
+
+impl Model {
+    fn recipe(self) -> Recipe {
+        let named = |(file, strength)| Named { file, strength, text_encoder_strength: strength };
+        Recipe {
+            files: Files {
+                model: self.model,
+                denoiser: self.diffusion_model,
+                clip_l: self.clip_l,
+                clip_g: self.clip_g,
+                t5: self.t5xxl,
+                t5_vocabulary: self.t5_tokenizer,
+                llm: self.llm,
+                autoencoder: self.vae,
+                ..Files::default()
+            },
+            loras: self.loras.into_iter().map(named).collect(),
+            lora_folders: self.lora_folders,
+            embedding_folders: self.embedding_folders,
+            refiner: self.refiner,
+            control_nets: self.control_nets,
+            upscaler: self.upscaler,
+        }
+    }
+}
+
+/// Width, height and bytes of a picture.
+type Pixels = (u32, u32, Vec<u8>);
 
 /// What to draw; `None` is the default of the model's family.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
-struct Wanted {
+struct Order {
     prompt: String,
     negative_prompt: String,
     width: Option<usize>,
     height: Option<usize>,
     steps: Option<usize>,
     guidance: Option<f64>,
+    guidance_rescale: f64,
+    distilled_guidance: Option<f64>,
     sampler: Option<String>,
     schedule: Option<String>,
     seed: u64,
+    variation: Option<(u64, f64)>,
+    seed_like: Option<String>,
     count: usize,
     clip_skip: Option<usize>,
-    /// Width, height, RGB bytes.
-    image: Option<(u32, u32, Vec<u8>)>,
+    refiner_start: Option<f64>,
+    tile: Option<usize>,
+    image: Option<Pixels>,
     strength: f64,
+    fit: String,
+    /// Grey bytes.
+    mask: Option<Pixels>,
+    mask_blur: f32,
+    mask_content: String,
+    only_masked: Option<u32>,
+    references: Vec<Pixels>,
+    /// Picture, hint, strength, start, end.
+    controls: Vec<(Pixels, String, f64, f64, f64)>,
+    /// Factor, strength, steps, way to enlarge.
+    hires: Option<(f64, f64, Option<usize>, String)>,
+    upscale_repeats: Option<usize>,
 }
 
-impl Wanted {
-    fn request(self) -> PyResult<Request> {
-        let mut request = Request {
-            prompt: self.prompt,
-            negative: self.negative_prompt,
-            width: self.width,
-            height: self.height,
-            steps: self.steps,
-            scale: self.guidance,
-            seed: self.seed,
-            count: self.count,
-            clip_skip: self.clip_skip,
-            ..Request::default()
+fn rgb((width, height, bytes): Pixels) -> PyResult<RgbImage> {
+    RgbImage::from_raw(width, height, bytes).ok_or_else(|| invalid("an image has too few bytes"))
+}
+
+/// The value of that name.
+fn one_of<T: Copy>(what: &str, name: &str, known: &[(&str, T)]) -> PyResult<T> {
+    let found = known.iter().find(|(one, _)| *one == name).map(|(_, value)| *value);
+    found.ok_or_else(|| unknown(what, name, known.iter().map(|(one, _)| *one)))
+}
+
+fn unknown<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a str>) -> PyErr {
+    let known: Vec<&str> = known.into_iter().collect();
+    let guess = did_you_mean(name, known.iter().copied());
+    invalid(format!("there is no {what} {name:?}{guess} (known: {})", known.join(", ")))
+}
+
+impl Order {
+    fn wanted(self) -> PyResult<Wanted> {
+        let fit = [("crop", Fit::Crop), ("fill", Fit::Fill), ("stretch", Fit::Stretch)];
+        let fit = one_of("fit", &self.fit, &fit)?;
+        let contents = [
+            ("original", Content::Original),
+            ("surroundings", Content::Surroundings),
+            ("noise", Content::Noise),
+            ("nothing", Content::Nothing),
+        ];
+        let content = one_of("content of a mask", &self.mask_content, &contents)?;
+        let named = |name: &String| {
+            names::sampler(name).ok_or_else(|| unknown("sampler", name, names::samplers()))
         };
-        if let Some(name) = self.sampler {
-            let unknown = || invalid(format!("there is no sampler {name:?}"));
-            let (sampler, schedule) = names::sampler(&name).ok_or_else(unknown)?;
-            (request.sampler, request.schedule) = (Some(sampler), schedule);
-        }
-        if let Some(name) = self.schedule {
-            let unknown = || invalid(format!("there is no schedule {name:?}"));
-            request.schedule = Some(names::schedule(&name).ok_or_else(unknown)?);
-        }
-        if let Some((width, height, bytes)) = self.image {
-            let picture = RgbImage::from_raw(width, height, bytes);
-            let picture = picture.ok_or_else(|| invalid("the image has too few bytes"))?;
-            request.start = Some(Start { picture, fit: Fit::Crop, strength: self.strength, inpaint: None });
-        }
-        Ok(request)
+        let (sampler, usual) = self.sampler.as_ref().map(named).transpose()?.unzip();
+        let named = |name: &String| {
+            names::schedule(name).ok_or_else(|| unknown("schedule", name, names::schedules()))
+        };
+        let schedule = self.schedule.as_ref().map(named).transpose()?;
+        let programs =
+            [("diffusers", Program::Diffusers), ("a1111", Program::A1111), ("comfy", Program::ComfyUi)];
+        let like = self.seed_like.map(|name| one_of("program", &name, &programs)).transpose()?;
+        let mask = |(width, height, bytes): Pixels| {
+            let grey = GrayImage::from_raw(width, height, bytes);
+            grey.map(Mask::new).ok_or_else(|| invalid("the mask has too few bytes"))
+        };
+        let inpaint = self.mask.map(mask).transpose()?.map(|mask| Inpaint {
+            mask,
+            blur: self.mask_blur,
+            content,
+            only_masked: self.only_masked,
+        });
+        let start = match self.image {
+            Some(image) => Some(Start { picture: rgb(image)?, fit, strength: self.strength, inpaint }),
+            None if inpaint.is_some() => return Err(invalid("a mask needs the image that it belongs to")),
+            None => None,
+        };
+        let hint = |(picture, name, strength, begin, end): (Pixels, String, f64, f64, f64)| {
+            let hint = Hint::named(&name).ok_or_else(|| unknown("hint", &name, Hint::names()))?;
+            Ok(HintPicture { picture: rgb(picture)?, hint, fit, strength, interval: (begin, end) })
+        };
+        let ways =
+            [("lanczos", Upscale::Lanczos), ("latent", Upscale::Latent), ("upscaler", Upscale::Model)];
+        let second = |(factor, strength, steps, way): (f64, f64, Option<usize>, String)| {
+            let upscale = one_of("way to enlarge", &way, &ways)?;
+            Ok::<_, PyErr>(Second { size: Size::Factor(factor), steps, strength, upscale })
+        };
+        Ok(Wanted {
+            request: Request {
+                prompt: self.prompt,
+                negative: self.negative_prompt,
+                width: self.width,
+                height: self.height,
+                steps: self.steps,
+                scale: self.guidance,
+                rescale: self.guidance_rescale,
+                distilled_guidance: self.distilled_guidance,
+                sampler,
+                schedule: schedule.or(usual.flatten()),
+                seed: self.seed,
+                variation: self.variation.map(|(seed, strength)| Variation { seed, strength }),
+                like,
+                count: self.count,
+                clip_skip: self.clip_skip,
+                refiner_start: self.refiner_start,
+                tile: self.tile,
+                start,
+                references: self.references.into_iter().map(rgb).collect::<PyResult<_>>()?,
+                ..Request::default()
+            },
+            edit: None,
+            hints: self.controls.into_iter().map(hint).collect::<PyResult<_>>()?,
+            second: self.hires.map(second).transpose()?,
+            repeats: self.upscale_repeats,
+        })
     }
 }
 
 #[pymethods]
 impl Pipeline {
-    /// Opens a model: a checkpoint, a diffusers folder, or an Optimum folder; `None` is the demo model.
+    /// Opens a model.
     #[new]
-    #[pyo3(signature = (files, loras, lora_folders, embedding_folders, provider, device, precision, threads))]
-    #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
-    fn new(
-        py: Python<'_>,
-        files: [Option<PathBuf>; 8],
-        loras: Vec<(PathBuf, f32)>,
-        lora_folders: Vec<PathBuf>,
-        embedding_folders: Vec<PathBuf>,
-        provider: Option<String>,
-        device: Option<String>,
-        precision: Option<&str>,
-        threads: Option<usize>,
-    ) -> PyResult<Self> {
-        let precision = crate::precision(precision)?;
-        let [model, denoiser, clip_l, clip_g, t5, t5_vocabulary, llm, autoencoder] = files;
-        let named = |(file, strength)| Named { file, strength, text_encoder_strength: strength };
-        let mut recipe = Recipe {
-            files: Files {
-                model,
-                denoiser,
-                clip_l,
-                clip_g,
-                t5,
-                t5_vocabulary,
-                llm,
-                autoencoder,
-                ..Files::default()
-            },
-            loras: loras.into_iter().map(named).collect(),
-            lora_folders,
-            embedding_folders,
-            ..Recipe::default()
-        };
+    fn new(py: Python<'_>, model: Model, place: Place) -> PyResult<Self> {
+        let Place { provider, device, precision, threads } = place;
+        let precision = crate::precision(precision.as_deref())?;
+        let recipe = model.recipe();
         work::run(py, None, move |host, _| {
-            let registry = registry().map_err(failed)?;
-            if recipe.files == Files::default() {
-                recipe.files.model = Some(sdrun_diffusion::demo::NAME.into());
-            }
-            recipe.find_demo(registry.paths()).map_err(failed)?;
-            // Says now what is wrong with the files, and not when the first picture is wanted.
-            let opened = recipe.open("", "", registry.paths(), host).map_err(not_drawn)?;
+            let registry = registry()?;
             let only = match &provider {
                 Some(id) => {
-                    let provider = registry.open_with(id, &Isolation::default(), host).map_err(failed)?;
-                    let device = provider.present_device(device.as_deref()).map_err(failed)?;
+                    let provider = registry.open_with(id, &Isolation::default(), host)?;
+                    let device = provider.present_device(device.as_deref())?;
                     Some((provider, device))
                 }
                 None => None,
             };
-            Ok(Pipeline {
-                family: opened.parts.family.title.to_string(),
-                wishes: wishes(device),
-                kept: Mutex::default(),
-                registry,
-                recipe,
-                only,
-                precision,
-                threads,
-            })
+            let options = Box::new(move |device: Device| {
+                let mut options = BuildOptions::new(device);
+                (options.threads, options.precision) = (threads, precision.unwrap_or(options.precision));
+                options
+            });
+            let lane = Lane { only, wishes: wishes(device), options };
+            Artist::open(registry, recipe, lane, host)
         })?
+        .map(|artist| Pipeline { family: artist.family().title, artist })
+        .map_err(not_drawn)
     }
 
-    /// Draws.
+    /// Draws. `hear` hears of steps, warnings and, with `previews`, of what the pictures look like.
     fn generate<'py>(
         &self,
         py: Python<'py>,
-        wanted: Wanted,
-        progress: Option<Py<PyAny>>,
+        order: Order,
+        hear: Option<Py<PyAny>>,
+        previews: bool,
     ) -> PyResult<Vec<Drawn<'py>>> {
-        let request = wanted.request()?;
-        let drawn = work::run(py, progress, |host, tell| {
-            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-            let options = |device: Device| {
-                let mut options = BuildOptions::new(device);
-                options.threads = self.threads;
-                options.precision = self.precision.unwrap_or(options.precision);
-                options
-            };
-            let mut engines = Engines::new(&options);
-            (engines.only, engines.wishes) = (self.only.clone(), self.wishes.clone());
-            engines.kept = Some(std::mem::take(&mut *kept));
-            let done = self.draw(&request, &engines, host, tell);
-            // A network may be in any state after a failure, and its memory is needed if it ran out.
-            let harmless = |e: &Error| matches!(e.code(), ErrorCode::InvalidArgument | ErrorCode::Cancelled);
-            let sound = done.as_ref().err().is_none_or(harmless);
-            if sound {
-                *kept = engines.kept.take().unwrap_or_default();
-            }
-            done
+        let wanted = order.wanted()?;
+        let drawn = work::run(py, hear, |host, tell| {
+            let mut pictures = Vec::new();
+            let mut pace = Pace::new(None);
+            self.artist.draw(&wanted, host, &mut |told| match told {
+                Told::Warnings(sentences) => {
+                    for sentence in sentences {
+                        let _ = tell.send(work::Told::Warning(sentence));
+                    }
+                }
+                Told::Event(Event::Loading { part }) => {
+                    let _ = tell.send(work::Told::Step(format!("loading {part}"), 0, 0));
+                }
+                Told::Event(Event::Step { step, steps, clean, shape, .. }) => {
+                    let now = Instant::now();
+                    if previews
+                        && pace.is_due(*step, now)
+                        && let Some(shown) = enlarged(self.artist.family(), clean, *shape)
+                    {
+                        let (width, height) = shown.dimensions();
+                        let _ = tell.send(work::Told::Preview(width, height, shown.into_raw()));
+                        pace.took(now, Instant::now());
+                    }
+                    let _ = tell.send(work::Told::Step("step".into(), *step as u64 + 1, *steps as u64));
+                }
+                Told::Event(_) => {}
+                Told::Picture(finished) => pictures.push(finished),
+            })?;
+            Ok(pictures)
         })?
         .map_err(not_drawn)?;
-        let for_python = |(picture, texts): (Picture, Vec<_>)| {
-            (picture.width, picture.height, PyBytes::new(py, &picture.bytes), picture.seed, texts)
+        let for_python = |Finished { picture, texts }: Finished| {
+            (picture.width, picture.height, PyBytes::new(py, &picture.bytes), picture.seed, texts.into())
         };
         Ok(drawn.into_iter().map(for_python).collect())
-    }
-}
-
-impl Pipeline {
-    fn draw(
-        &self,
-        request: &Request,
-        engines: &Engines<'_>,
-        host: &dyn sdrun::abi::Host,
-        tell: &std::sync::mpsc::Sender<work::Progress>,
-    ) -> Result<Vec<(Picture, Vec<(&'static str, String)>)>, Error> {
-        let paths = self.registry.paths();
-        let mut drawn = Vec::new();
-        let (first, others) = groups(request, [true; 2], None)?;
-        for group in std::iter::once(&first).chain(&others) {
-            let opened = self.recipe.open(&group.prompt, &group.negative, paths, host)?;
-            let resolved = group.resolve(request, &opened)?;
-            let files = self.recipe.record(&opened, paths, host);
-            let mut pictures = Vec::new();
-            generate(&self.registry, &opened.parts, &resolved, engines, host, &mut |event| match event {
-                Event::Loading { part } => drop(tell.send((format!("loading {part}"), 0, 0))),
-                Event::Step { step, steps, .. } => {
-                    drop(tell.send(("step".into(), step as u64 + 1, steps as u64)));
-                }
-                Event::Picture(picture) => pictures.push(picture),
-                _ => {}
-            })?;
-            drawn.extend(pictures.into_iter().map(|picture| {
-                let texts = file::texts(&resolved.record(&files, picture.seed, picture.variation));
-                (picture, texts.into())
-            }));
-        }
-        Ok(drawn)
     }
 }

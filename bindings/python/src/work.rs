@@ -1,6 +1,6 @@
 //! Long calls.
 
-use pyo3::prelude::*;
+use pyo3::{prelude::*, types::PyBytes};
 use sdrun::{Observer, abi::Host};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -16,15 +16,22 @@ use std::{
 /// How long Ctrl-C may go unnoticed.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Progress: what is done, and how many of how many.
-pub(crate) type Progress = (String, u64, u64);
+/// What work tells while it goes on.
+pub(crate) enum Told {
+    /// What is done, and how many of how many.
+    Step(String, u64, u64),
+    /// Width, height and RGB bytes of what a picture looks like so far.
+    Preview(u32, u32, Vec<u8>),
+    /// A sentence.
+    Warning(String),
+}
 
-/// Runs `work` on another thread while other Python threads go on. `progress` is called on this thread with what `work` sends. An
-/// exception of it, or Ctrl-C, cancels the work and is raised afterwards.
+/// Runs `work` on another thread while other Python threads go on. `hear` is called on this thread with what `work` tells: a kind and
+/// its values. An exception of it, or Ctrl-C, cancels the work and is raised afterwards.
 pub(crate) fn run<T: Send>(
     py: Python<'_>,
-    progress: Option<Py<PyAny>>,
-    work: impl FnOnce(&dyn Host, &Sender<Progress>) -> T + Send,
+    hear: Option<Py<PyAny>>,
+    work: impl FnOnce(&dyn Host, &Sender<Told>) -> T + Send,
 ) -> PyResult<T> {
     let cancel = Arc::new(AtomicBool::new(false));
     let (tell, told) = mpsc::channel();
@@ -37,14 +44,12 @@ pub(crate) fn run<T: Send>(
             });
             let mut raised = None;
             loop {
-                let step = told.recv_timeout(POLL);
-                let ended = step == Err(RecvTimeoutError::Disconnected);
+                let news = told.recv_timeout(POLL);
+                let ended = matches!(news, Err(RecvTimeoutError::Disconnected));
                 let heard = Python::attach(|py| {
                     py.check_signals()?;
-                    match (&progress, step) {
-                        (Some(progress), Ok((what, done, total))) if raised.is_none() => {
-                            progress.call1(py, (what, done, total)).map(drop)
-                        }
+                    match (&hear, news) {
+                        (Some(hear), Ok(news)) if raised.is_none() => news.tell(py, hear),
                         _ => Ok(()),
                     }
                 });
@@ -66,4 +71,17 @@ pub(crate) fn run<T: Send>(
             }
         })
     })
+}
+
+impl Told {
+    fn tell(self, py: Python<'_>, hear: &Py<PyAny>) -> PyResult<()> {
+        match self {
+            Told::Step(what, done, total) => hear.call1(py, ("step", what, done, total)),
+            Told::Preview(width, height, bytes) => {
+                hear.call1(py, ("preview", width, height, PyBytes::new(py, &bytes)))
+            }
+            Told::Warning(sentence) => hear.call1(py, ("warning", sentence)),
+        }
+        .map(drop)
+    }
 }

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import subprocess
 import threading
 import time
 
 import numpy
 import pytest
 import sdrun
+from PIL import Image, ImageDraw
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +40,49 @@ def test_count_and_start(pipeline):
     assert changed.size == (64, 64) and changed.tobytes() != pictures[1].tobytes()
 
 
+def test_a_mask_keeps_every_other_pixel(pipeline):
+    before = pipeline.generate("a red circle", seed=3, steps=4)[0]
+    mask = Image.new("L", before.size)
+    mask.paste(255, (32, 0, 64, 64))
+    options = dict(image=before, mask=mask, mask_blur=0, mask_content="noise", strength=1.0, seed=4, steps=4)
+    after = pipeline.generate("a blue square", **options)[0]
+    left = lambda picture: picture.crop((0, 0, 32, 64)).tobytes()
+    assert left(after) == left(before) and after.tobytes() != before.tobytes()
+    with pytest.raises(sdrun.Error, match="mask needs the image"):
+        pipeline.generate("x", mask=mask)
+    with pytest.raises(sdrun.Error, match="surroundings"):
+        pipeline.generate("x", **{**options, "mask_content": "surrounding"})
+
+
+def test_a_control_net_and_a_second_pass():
+    pipeline = sdrun.Pipeline(control_nets=["demo/canny"], provider="ggml")
+    edges = Image.new("RGB", (128, 128), "black")
+    ImageDraw.Draw(edges).ellipse((30, 30, 90, 90), fill="white")
+    draw = lambda *controls, **more: pipeline.generate("a red circle", seed=1, steps=4, controls=controls, **more)[0]
+    follows = draw(sdrun.Control(edges, "canny"))
+    assert follows.tobytes() != draw(sdrun.Control(edges, "canny", strength=0.0)).tobytes()
+    assert draw(edges, hires=1.5).size == draw(edges, hires=sdrun.Hires(1.5, steps=2)).size == (96, 96)
+    with pytest.raises(sdrun.Error, match="at most 8"):
+        draw(edges, hires=9)
+    with pytest.raises(sdrun.Error, match="ControlNet"):
+        draw()
+
+
+def test_previews_warnings_and_tqdm(pipeline, capfd):
+    seen = []
+    pipeline.generate("a red circle", seed=1, steps=3, preview=seen.append)
+    assert seen and all(picture.size == (64, 64) for picture in seen)
+    with pytest.warns(UserWarning, match="zebra"):
+        pipeline.generate("a zebra", seed=1, steps=1)
+    pytest.importorskip("tqdm")
+    pipeline.generate("a red circle", seed=1, steps=3, progress=True)
+    assert "3/3" in capfd.readouterr().err
+
+
 def test_the_same_picture_as_the_command_line(pipeline, tmp_path):
     program = os.environ.get("SDRUN_CLI")
     if not program:
         pytest.skip("SDRUN_CLI does not name the command line")
-    import subprocess
-
-    from PIL import Image
-
     file = tmp_path / "picture.png"
     options = ["--provider=ggml", "--seed=5", "--steps=4", "--output", str(file)]
     subprocess.run([program, "generate", "a blue square", *options], check=True, capture_output=True)
@@ -115,5 +152,5 @@ def test_a_session_runs_and_refits(tmp_path):
     with pytest.raises(sdrun.Error):
         session.run({"other": x})
     # The model's own weights again.
-    session.refit()
+    assert session.refit() >= 0
     assert (session.run({given.name: x})[result.name] == y).all()
