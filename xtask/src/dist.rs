@@ -35,14 +35,20 @@ pub(crate) struct Dist {
     pub(crate) dir: PathBuf,
     /// Its plugins.
     pub(crate) manifests: Vec<Manifest>,
-    /// The native part of the Python package, if it was built.
-    pub(crate) python_module: Option<PathBuf>,
+    /// Shared libraries that cargo built, by the names of their targets.
+    libraries: BTreeMap<String, PathBuf>,
 }
 
 impl Dist {
     /// One of its programs.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         self.dir.join(format!("{name}{EXE_SUFFIX}"))
+    }
+
+    /// A shared library that cargo built, as it is in the target folder.
+    pub(crate) fn library(&self, name: &str) -> Result<&Path> {
+        let file = self.libraries.get(name).with_context(|| format!("cargo built no library `{name}`"))?;
+        Ok(file)
     }
 
     /// The programs that users get.
@@ -79,9 +85,10 @@ pub(crate) fn for_target(workspace: &Workspace, target: &str) -> Result<Dist> {
     Ok(dist)
 }
 
-/// The same with the native part of the Python package.
-pub(crate) fn with_python(workspace: &Workspace) -> Result<Dist> {
-    release(workspace, workspace.cargo().arg("build").arg("--package=sdrun-python"), &host_triple()?, "dist")
+/// The same with a library for another language, which is not part of `target/dist`.
+pub(crate) fn with_binding(workspace: &Workspace, package: &str) -> Result<Dist> {
+    let mut cargo = workspace.cargo();
+    release(workspace, cargo.arg("build").arg(format!("--package={package}")), &host_triple()?, "dist")
 }
 
 fn release(workspace: &Workspace, cargo: &mut Command, target: &str, name: &str) -> Result<Dist> {
@@ -217,8 +224,8 @@ fn lay_out(
     fs::rename(&stage, &dir).with_context(|| format!("cannot move {} into place", stage.display()))?;
     remove(&old)?;
     println!("   laid out in {}", dir.display());
-    let python_module = built.libraries.get("_sdrun").map(|(file, _)| file.clone());
-    Ok(Dist { dir, manifests, python_module })
+    let libraries = built.libraries.iter().map(|(name, (file, _))| (name.clone(), file.clone())).collect();
+    Ok(Dist { dir, manifests, libraries })
 }
 
 fn lay_out_provider(

@@ -1,6 +1,7 @@
 //! `cargo xtask …`: one command for each of a contributor's tasks.
 
 mod bench;
+mod c_library;
 mod debian;
 mod dist;
 mod header;
@@ -12,7 +13,7 @@ mod wheel;
 mod wild;
 mod workspace;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use std::process::ExitCode;
 use workspace::Workspace;
 
@@ -30,7 +31,8 @@ cargo xtask COMMAND
                              shapes, generate, tensorrt-rtx, migraphx (default: all); migraphx uses the GPU of a ROCm in
                              SDRUN_MIGRAPHX_DIR
   wheel                      build the Python package `sdrun` into target/wheel
-  header                     regenerate include/sdrun_provider.h, the plugin ABI for C
+  c-library                  build libsdrun for C and C++ into target/c-library
+  header                     regenerate include/sdrun_provider.h (the plugin ABI for C) and include/sdrun.h (for programs)
   kit [RUNTIME…]             pack sdrun and vendor runtimes (default: all) into target/kit, to run `sdrun selftest` on a machine
                              without a network and without tools
 
@@ -68,9 +70,13 @@ fn run(arguments: &[&str]) -> Result<()> {
         ["bench", names @ ..] => bench::run(&Workspace::find()?, names),
         ["wheel"] => {
             let workspace = Workspace::find()?;
-            let dist = setup::compilers().and_then(|()| dist::with_python(&workspace))?;
-            let module = dist.python_module.as_deref().context("cargo built no Python module")?;
-            wheel::check_size(&wheel::pack(&workspace, &dist, module)?)
+            let dist = setup::compilers().and_then(|()| dist::with_binding(&workspace, "sdrun-python"))?;
+            wheel::check_size(&wheel::pack(&workspace, &dist)?)
+        }
+        ["c-library"] => {
+            let workspace = Workspace::find()?;
+            let dist = setup::compilers().and_then(|()| dist::with_binding(&workspace, "sdrun-c"))?;
+            c_library::lay_out(&workspace, &dist).map(drop)
         }
         ["header"] => header::write(&Workspace::find()?),
         ["kit", names @ ..] => {

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: runs every check and every test in sequence, even after a failure.
 
 use crate::{
-    debian,
+    c_library, debian,
     dist::{self, Dist},
     kit,
     python::{Packages, Python},
@@ -46,6 +46,8 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
     tally.begin("Set-up");
     setup::compilers()?;
     let dist = dist::for_tests(workspace)?;
+    c_library::lay_out(workspace, &dist)?;
+    setup::valgrind()?;
     setup::runtimes(workspace, &dist)?;
     let node_tests = setup::node_tests(workspace)?;
     let mut environment = environment(workspace, &dist, &node_tests)?;
@@ -167,8 +169,7 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
             Ok(())
         });
         tally.check("Python package", || {
-            let module = dist.python_module.as_deref().context("cargo built no Python module")?;
-            let wheel = wheel::pack(workspace, &dist, module)?;
+            let wheel = wheel::pack(workspace, &dist)?;
             wheel::try_out(workspace, &wheel, &dist.program("sdrun"))
         });
         match clients(workspace) {

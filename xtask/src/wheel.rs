@@ -15,8 +15,9 @@ use std::{
 /// Limit in bytes for the wheel of a release.
 const SIZE_LIMIT: u64 = 40_000_000;
 
-/// Packs the package with the plugins of `dist` and the native `module`. Returns the wheel.
-pub(crate) fn pack(workspace: &Workspace, dist: &Dist, module: &Path) -> Result<PathBuf> {
+/// Packs the package with the plugins and the native part from `dist`. Returns the wheel.
+pub(crate) fn pack(workspace: &Workspace, dist: &Dist) -> Result<PathBuf> {
+    let module = dist.library("_sdrun")?;
     step("Packing the Python package");
     let version = env!("CARGO_PKG_VERSION");
     let folder = workspace.target.join("wheel");

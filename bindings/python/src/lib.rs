@@ -56,10 +56,7 @@ fn wishes(device: Option<String>) -> Wishes {
 }
 
 fn precision(name: Option<&str>) -> PyResult<Option<abi::Precision>> {
-    let Some(name) = name else { return Ok(None) };
-    let known = abi::Precision::ALL.into_iter().find(|precision| precision.name() == name);
-    let names = || abi::Precision::ALL.map(abi::Precision::name).join(", ");
-    known.map(Some).ok_or_else(|| invalid(format!("there is no precision {name:?}; there are {}", names())))
+    name.map(|name| name.parse().map_err(|why: String| invalid(why))).transpose()
 }
 
 #[pymodule]

@@ -4,19 +4,17 @@ use crate::{invalid, not_drawn, registry, wishes, work};
 use image::{GrayImage, RgbImage};
 use pyo3::{prelude::*, types::PyBytes};
 use sdrun::{
-    BuildOptions, Isolation, did_you_mean,
+    BuildOptions, Isolation,
     abi::Device,
 };
 use sdrun_diffusion::{
-    names,
     noise::Variation,
-    picture::{Fit, Hint, Mask},
+    picture::Mask,
     pipeline::{
-        Artist, Content, Event, Files, Finished, HintPicture, Inpaint, Lane, Named, Recipe, Request, Second,
-        Size, Start, Told, Upscale, Wanted,
+        Artist, Event, Files, Finished, HintPicture, Inpaint, Lane, Named, Recipe, Request, Second, Size, Start,
+        Told, Wanted, named,
     },
     preview::{Pace, enlarged},
-    program::Program,
 };
 use std::{path::PathBuf, time::Instant};
 
@@ -131,40 +129,13 @@ fn rgb((width, height, bytes): Pixels) -> PyResult<RgbImage> {
     RgbImage::from_raw(width, height, bytes).ok_or_else(|| invalid("an image has too few bytes"))
 }
 
-/// The value of that name.
-fn one_of<T: Copy>(what: &str, name: &str, known: &[(&str, T)]) -> PyResult<T> {
-    let found = known.iter().find(|(one, _)| *one == name).map(|(_, value)| *value);
-    found.ok_or_else(|| unknown(what, name, known.iter().map(|(one, _)| *one)))
-}
-
-fn unknown<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a str>) -> PyErr {
-    let known: Vec<&str> = known.into_iter().collect();
-    let guess = did_you_mean(name, known.iter().copied());
-    invalid(format!("there is no {what} {name:?}{guess} (known: {})", known.join(", ")))
-}
-
 impl Order {
     fn wanted(self) -> PyResult<Wanted> {
-        let fit = [("crop", Fit::Crop), ("fill", Fit::Fill), ("stretch", Fit::Stretch)];
-        let fit = one_of("fit", &self.fit, &fit)?;
-        let contents = [
-            ("original", Content::Original),
-            ("surroundings", Content::Surroundings),
-            ("noise", Content::Noise),
-            ("nothing", Content::Nothing),
-        ];
-        let content = one_of("content of a mask", &self.mask_content, &contents)?;
-        let named = |name: &String| {
-            names::sampler(name).ok_or_else(|| unknown("sampler", name, names::samplers()))
-        };
-        let (sampler, usual) = self.sampler.as_ref().map(named).transpose()?.unzip();
-        let named = |name: &String| {
-            names::schedule(name).ok_or_else(|| unknown("schedule", name, names::schedules()))
-        };
-        let schedule = self.schedule.as_ref().map(named).transpose()?;
-        let programs =
-            [("diffusers", Program::Diffusers), ("a1111", Program::A1111), ("comfy", Program::ComfyUi)];
-        let like = self.seed_like.map(|name| one_of("program", &name, &programs)).transpose()?;
+        let (sampler, usual) = self.sampler.as_deref().map(named::sampler).transpose().map_err(not_drawn)?.unzip();
+        let schedule = self.schedule.as_deref().map(named::schedule).transpose().map_err(not_drawn)?;
+        let like = self.seed_like.as_deref().map(named::program).transpose().map_err(not_drawn)?;
+        let fit = named::fit(&self.fit).map_err(not_drawn)?;
+        let content = named::content(&self.mask_content).map_err(not_drawn)?;
         let mask = |(width, height, bytes): Pixels| {
             let grey = GrayImage::from_raw(width, height, bytes);
             grey.map(Mask::new).ok_or_else(|| invalid("the mask has too few bytes"))
@@ -181,13 +152,11 @@ impl Order {
             None => None,
         };
         let hint = |(picture, name, strength, begin, end): (Pixels, String, f64, f64, f64)| {
-            let hint = Hint::named(&name).ok_or_else(|| unknown("hint", &name, Hint::names()))?;
+            let hint = named::hint(&name).map_err(not_drawn)?;
             Ok(HintPicture { picture: rgb(picture)?, hint, fit, strength, interval: (begin, end) })
         };
-        let ways =
-            [("lanczos", Upscale::Lanczos), ("latent", Upscale::Latent), ("upscaler", Upscale::Model)];
         let second = |(factor, strength, steps, way): (f64, f64, Option<usize>, String)| {
-            let upscale = one_of("way to enlarge", &way, &ways)?;
+            let upscale = named::upscale(&way).map_err(not_drawn)?;
             Ok::<_, PyErr>(Second { size: Size::Factor(factor), steps, strength, upscale })
         };
         Ok(Wanted {

@@ -29,6 +29,13 @@ pub struct Lane {
     pub options: Box<dyn Fn(Device) -> BuildOptions + Send + Sync>,
 }
 
+impl Default for Lane {
+    /// The best provider and device for each network.
+    fn default() -> Self {
+        Lane { only: None, wishes: Wishes::new(), options: Box::new(BuildOptions::new) }
+    }
+}
+
 /// What an [`Artist`] tells while it draws.
 pub enum Told<'a> {
     /// What is unusual about the request, one sentence each.

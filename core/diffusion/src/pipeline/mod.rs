@@ -16,6 +16,7 @@ mod fed;
 mod hires;
 mod inputs;
 mod kept;
+pub mod named;
 mod names;
 mod network;
 mod parts;

@@ -5,14 +5,14 @@ use crate::api::controlnet::module;
 use crate::{
     fault::Fault,
     library::Library,
-    order::{any_seed, between, recipe, sampler, schedule},
+    order::{any_seed, between, recipe},
     pictures,
     task::{Draw, Output},
 };
 use sdrun_diffusion::{
     noise::Variation,
     picture::{Fit, Mask},
-    pipeline::{Content, HintPicture, Inpaint, Recipe, Request, Second, Size, Start, Wanted},
+    pipeline::{Content, HintPicture, Inpaint, Recipe, Request, Second, Size, Start, Wanted, named},
     program::Program,
 };
 use serde::Deserialize;
@@ -119,10 +119,10 @@ impl Wish {
         }
         let hints = self.controls(library, &mut recipe)?;
         let name = named(&self.sampler_name).or(named(&self.sampler_index));
-        let (sampler, usual) = name.as_deref().map(sampler).transpose()?.unzip();
+        let (sampler, usual) = name.as_deref().map(named::sampler).transpose()?.unzip();
         let plain = |name: &String| !["automatic", "n/a"].contains(&name.to_lowercase().as_str());
         let chosen = named(&self.scheduler).filter(plain);
-        let chosen = chosen.as_deref().map(schedule).transpose()?;
+        let chosen = chosen.as_deref().map(named::schedule).transpose()?;
         let seed = |number: Option<i64>| number.and_then(|n| u64::try_from(n).ok()).unwrap_or_else(any_seed);
         let strength = self.subseed_strength.filter(|strength| *strength != 0.0);
         let many = |number: Option<usize>| number.unwrap_or(1).max(1);
