@@ -6,7 +6,7 @@ use crate::{
     library::Library,
     metrics::Metrics,
     queue::Queue,
-    task::{Draw, Enlarge, Output, Resized, Task, check_pixels},
+    task::{Draw, Enlarge, Output, Resized, Task, check_pixels, check_sizes},
 };
 use image::RgbImage;
 use sdrun::{
@@ -125,15 +125,15 @@ impl Studio {
     fn draw(&self, job: &Arc<Job>, draw: &Draw, engines: &Engines<'_>) -> Result<(), Fault> {
         let wildcards = self.library.folders.wildcards.as_deref().filter(|folder| folder.is_dir());
         let wildcards = wildcards.map(Wildcards::open).transpose()?;
-        let (first, others) = groups(&draw.request, [true; 2], wildcards.as_ref())?;
+        let (first, others) = groups(&draw.wanted.request, [true; 2], wildcards.as_ref())?;
         let mut progress = None;
         for group in std::iter::once(&first).chain(&others) {
             let host = &JobHost { job, skips: true };
             let paths = &self.library.paths;
             let opened = draw.recipe.open(&group.prompt, &group.negative, paths, host)?;
-            let request = draw.request(opened.parts.family, opened.parts.upscaler.is_some())?;
+            let request = draw.wanted.request(&opened.parts)?;
             let resolved = group.resolve(&request, &opened)?;
-            check_pixels(resolved.width, resolved.height)?;
+            check_sizes(&resolved)?;
             job.change(|status| status.warnings = warnings(&resolved, &opened.parts));
             let progress = progress.get_or_insert_with(|| {
                 Progress::new(&resolved, &opened.parts, request.count.max(1), Instant::now())

@@ -4,19 +4,18 @@ use crate::{
     fault::Fault,
     library::Library,
     pictures,
-    task::{Begin, Draw, Hinted, Output, Second, Size},
+    task::{Draw, Output},
 };
 use sdrun::did_you_mean;
 use sdrun_diffusion::{
     file::{Format, JPEG_QUALITY},
     metadata::Record,
-    names,
     noise::{Rng, Variation},
     picture::{Fit, Hint, Mask},
-    pipeline::{Content, Named, Recipe, Request, Upscale},
+    pipeline::{
+        HintPicture, Inpaint, Named, Recipe, Request, Second, Size, Start, Upscale, Wanted, named,
+    },
     program::Program,
-    sampler::Sampler,
-    schedule::Schedule,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -180,18 +179,18 @@ impl Order {
         }
         recipe.refiner =
             self.refiner.as_deref().map(|name| library.model(name)).transpose()?.map(|it| it.path);
-        let mut controls = Vec::new();
+        let mut hints = Vec::new();
         for control in &self.controls {
             if let Some(name) = &control.control_net {
                 recipe.control_nets.push(library.control_net(name)?.path);
             }
-            controls.push(control.hinted()?);
+            hints.push(control.hinted()?);
         }
         let upscaler = self.upscaler.as_deref().map(|name| library.upscaler(name)).transpose()?;
         recipe.upscaler = upscaler.map(|entry| entry.path);
         let second = self.hires.as_ref().map(|hires| hires.second(&mut recipe, library)).transpose()?;
-        let (sampler, usual) = self.sampler.as_deref().map(sampler).transpose()?.unzip();
-        let schedule = self.schedule.as_deref().map(schedule).transpose()?;
+        let (sampler, usual) = self.sampler.as_deref().map(named::sampler).transpose()?.unzip();
+        let schedule = self.schedule.as_deref().map(named::schedule).transpose()?;
         let format = self.format.as_deref().map(format).transpose()?.unwrap_or(Format::Png);
         let request = Request {
             prompt: self.prompt.clone(),
@@ -214,14 +213,14 @@ impl Order {
             refiner_start: self.refiner_start,
             tile: self.tile,
             references: pictures::rgb_all("references", &self.references)?,
-            like: self.seed_like.as_deref().map(program).transpose()?,
-            rng: self.rng.as_deref().map(rng).transpose()?,
+            like: self.seed_like.as_deref().map(named::program).transpose()?,
+            rng: self.rng.as_deref().map(named::rng).transpose()?,
+            start: self.start.as_ref().map(StartOrder::begin).transpose()?,
             ..Request::default()
         };
-        let start = self.start.as_ref().map(StartOrder::begin).transpose()?;
         let output = Output { format, quality: JPEG_QUALITY, previews: true };
-        let repeats = self.upscale_repeats;
-        let draw = Draw { recipe, request, start, edit: None, controls, second, repeats, output };
+        let wanted = Wanted { request, edit: None, hints, second, repeats: self.upscale_repeats };
+        let draw = Draw { recipe, wanted, output };
         draw.check()?;
         Ok(draw)
     }
@@ -284,43 +283,24 @@ impl Order {
 }
 
 impl StartOrder {
-    fn begin(&self) -> Result<Begin, Fault> {
+    fn begin(&self) -> Result<Start, Fault> {
         let read = pictures::decode("start.picture", &self.picture)?;
         let mask = match &self.mask {
             Some(mask) => Some(Mask::new(pictures::decode("start.mask", mask)?.mask())),
             None => read.erased().map(Mask::new),
         };
-        let content = match self.fill.as_deref() {
-            None | Some("original") => Content::Original,
-            Some("surroundings") => Content::Surroundings,
-            Some("noise") => Content::Noise,
-            Some("nothing") => Content::Nothing,
-            Some(name) => {
-                return Err(unknown("fill", name, ["original", "surroundings", "noise", "nothing"]));
-            }
-        };
-        let fit = match self.fit.as_deref() {
-            None | Some("crop") => Fit::Crop,
-            Some("fill") => Fit::Fill,
-            Some("stretch") => Fit::Stretch,
-            Some(name) => return Err(unknown("fit", name, ["crop", "fill", "stretch"])),
-        };
-        Ok(Begin {
-            picture: read.rgb(),
-            mask,
-            strength: self.strength.unwrap_or(0.75),
-            fit,
-            blur: self.mask_blur.unwrap_or(4.0),
-            content,
-            only_masked: self.only_masked,
-        })
+        let content = named::content(self.fill.as_deref().unwrap_or("original"))?;
+        let fit = named::fit(self.fit.as_deref().unwrap_or("crop"))?;
+        let blur = self.mask_blur.unwrap_or(4.0);
+        let inpaint = mask.map(|mask| Inpaint { mask, blur, content, only_masked: self.only_masked });
+        Ok(Start { picture: read.rgb(), fit, strength: self.strength.unwrap_or(0.75), inpaint })
     }
 }
 
 impl ControlOrder {
-    fn hinted(&self) -> Result<Hinted, Fault> {
-        let hint = self.hint.as_deref().map(hint).transpose()?.unwrap_or(Hint::None);
-        Ok(Hinted {
+    fn hinted(&self) -> Result<HintPicture, Fault> {
+        let hint = self.hint.as_deref().map(named::hint).transpose()?.unwrap_or(Hint::None);
+        Ok(HintPicture {
             picture: pictures::decode("controls.picture", &self.picture)?.rgb(),
             hint,
             fit: Fit::Crop,
@@ -377,38 +357,8 @@ pub(crate) fn recipe(
     Ok(recipe)
 }
 
-pub(crate) fn sampler(name: &str) -> Result<(Sampler, Option<Schedule>), Fault> {
-    names::sampler(name).ok_or_else(|| unknown("sampler", name, names::samplers()))
-}
-
-pub(crate) fn schedule(name: &str) -> Result<Schedule, Fault> {
-    names::schedule(name).ok_or_else(|| unknown("schedule", name, names::schedules()))
-}
-
-pub(crate) fn hint(name: &str) -> Result<Hint, Fault> {
-    Hint::named(name).ok_or_else(|| unknown("hint", name, Hint::names()))
-}
-
 pub(crate) fn format(name: &str) -> Result<Format, Fault> {
     Format::of_ending(&name.to_lowercase()).ok_or_else(|| unknown("format", name, ["png", "jpeg", "webp"]))
-}
-
-fn program(name: &str) -> Result<Program, Fault> {
-    match name {
-        "diffusers" => Ok(Program::Diffusers),
-        "a1111" => Ok(Program::A1111),
-        "comfy" => Ok(Program::ComfyUi),
-        _ => Err(unknown("program", name, ["diffusers", "a1111", "comfy"])),
-    }
-}
-
-pub(crate) fn rng(name: &str) -> Result<Rng, Fault> {
-    match name.to_lowercase().as_str() {
-        "cpu" => Ok(Rng::Cpu),
-        // A GPU's numbers are those of NV for small pictures.
-        "nv" | "gpu" => Ok(Rng::Nv),
-        _ => Err(unknown("source of noise", name, ["cpu", "nv"])),
-    }
 }
 
 fn unknown(what: &str, name: &str, known: impl IntoIterator<Item = &'static str>) -> Fault {

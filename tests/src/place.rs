@@ -12,6 +12,8 @@ pub enum Place {
     Data,
     /// Built-in models and engines (`SDRUN_CACHE_DIR`).
     Cache,
+    /// The library for C with its header (`SDRUN_C_LIBRARY`).
+    CLibrary,
 }
 
 impl Place {
@@ -20,6 +22,7 @@ impl Place {
             Place::Dist => ("SDRUN_DIST", "dist-test"),
             Place::Data => ("SDRUN_DATA_DIR", "data"),
             Place::Cache => ("SDRUN_CACHE_DIR", "cache"),
+            Place::CLibrary => ("SDRUN_C_LIBRARY", "c-library"),
         }
     }
 

@@ -35,12 +35,20 @@ pub(crate) struct Dist {
     pub(crate) dir: PathBuf,
     /// Its plugins.
     pub(crate) manifests: Vec<Manifest>,
+    /// Shared libraries that cargo built, by the names of their targets.
+    libraries: BTreeMap<String, PathBuf>,
 }
 
 impl Dist {
     /// One of its programs.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         self.dir.join(format!("{name}{EXE_SUFFIX}"))
+    }
+
+    /// A shared library that cargo built, as it is in the target folder.
+    pub(crate) fn library(&self, name: &str) -> Result<&Path> {
+        let file = self.libraries.get(name).with_context(|| format!("cargo built no library `{name}`"))?;
+        Ok(file)
     }
 
     /// The programs that users get.
@@ -58,7 +66,7 @@ impl Dist {
 
 /// The release build, in `target/dist`. Fails if it is too large.
 pub(crate) fn for_use(workspace: &Workspace) -> Result<Dist> {
-    let dist = release(workspace, &mut workspace.cargo(), &host_triple()?, "dist")?;
+    let dist = release(workspace, workspace.cargo().arg("build"), &host_triple()?, "dist")?;
     let total = report_sizes(&dist.dir)?;
     ensure!(
         total < SIZE_LIMIT,
@@ -71,15 +79,21 @@ pub(crate) fn for_use(workspace: &Workspace) -> Result<Dist> {
 /// The release build for another target, in `target/dist-TARGET`.
 pub(crate) fn for_target(workspace: &Workspace, target: &str) -> Result<Dist> {
     let mut cargo = workspace.cargo();
-    cargo.env("CARGO_BUILD_TARGET", target);
+    cargo.arg("build").env("CARGO_BUILD_TARGET", target);
     let dist = release(workspace, &mut cargo, target, &format!("dist-{target}"))?;
     report_sizes(&dist.dir)?;
     Ok(dist)
 }
 
+/// The same with a library for another language, which is not part of `target/dist`.
+pub(crate) fn with_binding(workspace: &Workspace, package: &str) -> Result<Dist> {
+    let mut cargo = workspace.cargo();
+    release(workspace, cargo.arg("build").arg(format!("--package={package}")), &host_triple()?, "dist")
+}
+
 fn release(workspace: &Workspace, cargo: &mut Command, target: &str, name: &str) -> Result<Dist> {
     step("Building sdrun and its plugins");
-    cargo.args(["build", "--release", "--package=sdrun-cli", "--package=sdrun"]);
+    cargo.args(["--release", "--package=sdrun-cli", "--package=sdrun"]);
     for id in provider_ids(workspace)? {
         cargo.arg(format!("--package=sdrun-provider-{id}"));
     }
@@ -210,7 +224,8 @@ fn lay_out(
     fs::rename(&stage, &dir).with_context(|| format!("cannot move {} into place", stage.display()))?;
     remove(&old)?;
     println!("   laid out in {}", dir.display());
-    Ok(Dist { dir, manifests })
+    let libraries = built.libraries.iter().map(|(name, (file, _))| (name.clone(), file.clone())).collect();
+    Ok(Dist { dir, manifests, libraries })
 }
 
 fn lay_out_provider(

@@ -1,6 +1,7 @@
 //! `cargo xtask …`: one command for each of a contributor's tasks.
 
 mod bench;
+mod c_library;
 mod debian;
 mod dist;
 mod header;
@@ -8,6 +9,7 @@ mod kit;
 mod python;
 mod setup;
 mod test;
+mod wheel;
 mod wild;
 mod workspace;
 
@@ -28,7 +30,9 @@ cargo xtask COMMAND
   bench [NAME…]              measure: overhead, start, load, open, worker, size, refit, ggml, stable-diffusion.cpp,
                              shapes, generate, tensorrt-rtx, migraphx (default: all); migraphx uses the GPU of a ROCm in
                              SDRUN_MIGRAPHX_DIR
-  header                     regenerate include/sdrun_provider.h, the plugin ABI for C
+  wheel                      build the Python package `sdrun` into target/wheel
+  c-library                  build libsdrun for C and C++ into target/c-library
+  header                     regenerate include/sdrun_provider.h (the plugin ABI for C) and include/sdrun.h (for programs)
   kit [RUNTIME…]             pack sdrun and vendor runtimes (default: all) into target/kit, to run `sdrun selftest` on a machine
                              without a network and without tools
 
@@ -64,6 +68,16 @@ fn run(arguments: &[&str]) -> Result<()> {
         ["dist", "--debug"] => dist::for_tests(&Workspace::find()?).map(drop),
         ["dist", "--target", triple] => dist::for_target(&Workspace::find()?, triple).map(drop),
         ["bench", names @ ..] => bench::run(&Workspace::find()?, names),
+        ["wheel"] => {
+            let workspace = Workspace::find()?;
+            let dist = setup::compilers().and_then(|()| dist::with_binding(&workspace, "sdrun-python"))?;
+            wheel::check_size(&wheel::pack(&workspace, &dist)?)
+        }
+        ["c-library"] => {
+            let workspace = Workspace::find()?;
+            let dist = setup::compilers().and_then(|()| dist::with_binding(&workspace, "sdrun-c"))?;
+            c_library::lay_out(&workspace, &dist).map(drop)
+        }
         ["header"] => header::write(&Workspace::find()?),
         ["kit", names @ ..] => {
             let workspace = Workspace::find()?;

@@ -29,6 +29,14 @@ pub(crate) fn compilers() -> Result<()> {
     )
 }
 
+/// Valgrind, which checks how the C library treats memory.
+pub(crate) fn valgrind() -> Result<()> {
+    match output(Command::new("valgrind").arg("--version")) {
+        Ok(_) => Ok(()),
+        Err(_) => apt_install(&["valgrind", "libc6-dbg"], "valgrind is missing"),
+    }
+}
+
 /// The vendor runtimes of all plugins in `dist`, through `sdrun runtime install`.
 pub(crate) fn runtimes(workspace: &Workspace, dist: &Dist) -> Result<()> {
     step("Vendor runtimes");

@@ -1,11 +1,11 @@
 //! `cargo xtask test`: runs every check and every test in sequence, even after a failure.
 
 use crate::{
-    debian,
+    c_library, debian,
     dist::{self, Dist},
     kit,
     python::{Packages, Python},
-    setup, wild,
+    setup, wheel, wild,
     workspace::{Workspace, display, output, run, step},
 };
 use anyhow::{Context, Error, Result, bail};
@@ -46,6 +46,8 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
     tally.begin("Set-up");
     setup::compilers()?;
     let dist = dist::for_tests(workspace)?;
+    c_library::lay_out(workspace, &dist)?;
+    setup::valgrind()?;
     setup::runtimes(workspace, &dist)?;
     let node_tests = setup::node_tests(workspace)?;
     let mut environment = environment(workspace, &dist, &node_tests)?;
@@ -165,6 +167,10 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
                 bail!("the report lacks the provider or has a failure");
             }
             Ok(())
+        });
+        tally.check("Python package", || {
+            let wheel = wheel::pack(workspace, &dist)?;
+            wheel::try_out(workspace, &wheel, &dist.program("sdrun"))
         });
         match clients(workspace) {
             Ok((name, python)) => {

@@ -14,7 +14,7 @@ use axum::{
 use sdrun_diffusion::{
     file::{self, Format, JPEG_QUALITY},
     picture::{Fit, Hint},
-    pipeline,
+    pipeline::{self, named},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -100,7 +100,7 @@ pub(super) async fn detect(Sent(asked, _): Sent<Detect, SdFault>) -> Result<Json
 /// A hint by a name of A1111, with its thresholds.
 pub(super) fn module(name: &str, a: Option<f64>, b: Option<f64>) -> Result<Hint, Fault> {
     let within = |value: Option<f64>| value.filter(|value| (0.0..=255.0).contains(value));
-    Ok(match (crate::order::hint(name)?, within(a), within(b)) {
+    Ok(match (named::hint(name)?, within(a), within(b)) {
         (Hint::Canny { .. }, Some(low), Some(high)) => Hint::Canny { low: low as u16, high: high as u16 },
         (Hint::Threshold { .. }, Some(above), _) => Hint::Threshold { above: above as u8 },
         (hint, ..) => hint,

@@ -7,7 +7,7 @@ use crate::{
     job::{State as JobState, Status},
     order::{Order, format},
     pictures,
-    task::{Begin, Task},
+    task::Task,
 };
 use axum::{
     Json, Router,
@@ -18,7 +18,7 @@ use axum::{
 use sdrun_diffusion::{
     file::Format,
     picture::{Fit, Mask},
-    pipeline::{Content, LoadedNetwork},
+    pipeline::{Content, Inpaint, LoadedNetwork, Start},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -173,7 +173,8 @@ pub(super) async fn edits(
         // What is masked shall be new, and the whole only changed.
         let strength = strength.unwrap_or(if mask.is_some() { 1.0 } else { 0.75 });
         let (picture, content) = (read.rgb(), Content::Original);
-        Ok(Begin { picture, mask, strength, fit: Fit::Crop, blur: 4.0, content, only_masked: None })
+        let inpaint = mask.map(|mask| Inpaint { mask, blur: 4.0, content, only_masked: None });
+        Ok(Start { picture, fit: Fit::Crop, strength, inpaint })
     });
     let begin = begin.await?;
     Ok(run(&app, &headers, asked, Some(begin)).await?)
@@ -183,7 +184,7 @@ async fn run(
     app: &Arc<App>,
     headers: &HeaderMap,
     asked: Generation,
-    edit: Option<Begin>,
+    edit: Option<Start>,
 ) -> Result<Json<Images>, Fault> {
     let by_url = match asked.response_format.as_deref() {
         None | Some("b64_json") => false,
@@ -200,7 +201,7 @@ async fn run(
     let shared = app.clone();
     let draw = aside(move || {
         let mut draw = order(&shared, &asked)?.draw(&shared.library)?;
-        draw.edit = edit;
+        draw.wanted.edit = edit;
         draw.output.format = kind;
         draw.output.quality = quality.map_or(draw.output.quality, |quality| quality.clamp(1, 100));
         draw.output.previews = false;

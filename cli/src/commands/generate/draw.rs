@@ -13,8 +13,8 @@ use sdrun::{Registry, abi::Host};
 use sdrun_diffusion::{
     metadata::Record,
     pipeline::{
-        self, Engines, Event, Group, Kept, Opened, Parts, Progress, Recipe, Request, Resolved, Wildcards,
-        groups, warnings,
+        self, Engines, Event, Group, Kept, Opened, Parts, Progress, Recipe, Request, Resolved, Wanted,
+        Wildcards, groups, warnings,
     },
 };
 use std::{thread, time::Instant};
@@ -87,18 +87,15 @@ fn with_inputs(
     from: Option<&Record>,
     parts: &Parts,
 ) -> anyhow::Result<Request> {
-    let family = parts.family;
-    let size = (request.width.unwrap_or(family.size), request.height.unwrap_or(family.size));
     let upscaler = parts.upscaler.as_ref();
-    let hires = args.inputs.hires(size, family.multiple, upscaler.is_some())?.or(request.hires);
-    Ok(Request {
-        start: args.inputs.start()?,
-        references: args.inputs.references()?,
-        controls: args.inputs.controls(args.model.control_nets.len(), family, size)?,
-        hires,
-        upscale_repeats: upscaling::repeats(args.inputs.upscale_repeats, upscaler, hires, from),
-        ..request
-    })
+    let wanted = Wanted {
+        request: Request { start: args.inputs.start()?, references: args.inputs.references()?, ..request },
+        edit: None,
+        hints: args.inputs.hints(args.model.control_nets.len(), parts.family)?,
+        second: args.inputs.second(upscaler.is_some())?,
+        repeats: upscaling::repeats(args.inputs.upscale_repeats, upscaler, from),
+    };
+    Ok(wanted.request(parts)?)
 }
 
 /// What all requests share.

@@ -8,7 +8,7 @@ use sdrun_diffusion::{
     family::Family,
     guidance::is_range,
     picture::{Fit, Hint, Mask, Sides, outpaint},
-    pipeline::{self, Content, Control, Hires, Inpaint, Start, Upscale},
+    pipeline::{self, Content, HintPicture, Inpaint, Second, Size, Start, Upscale},
 };
 use std::path::PathBuf;
 
@@ -185,14 +185,8 @@ impl InputArgs {
         }
     }
 
-    /// The pictures of ControlNets, at the size of the request. There is one for each of `nets` networks, and one for a model that
-    /// itself draws after a picture.
-    pub(super) fn controls(
-        &self,
-        nets: usize,
-        family: &Family,
-        (width, height): (usize, usize),
-    ) -> anyhow::Result<Vec<Control>> {
+    /// The pictures of ControlNets. There is one for each of `nets` networks, and one for a model that itself draws after a picture.
+    pub(super) fn hints(&self, nets: usize, family: &Family) -> anyhow::Result<Vec<HintPicture>> {
         let given = self.control_images.len();
         if family.beside.is_hint() && given != nets + 1 {
             let message = format!(
@@ -207,36 +201,21 @@ impl InputArgs {
             );
             return Err(Error::invalid(message).into());
         }
-        let control = |(number, file): (usize, &PathBuf)| {
-            let hint = self.control_hints.get(number).copied().unwrap_or(Hint::None);
-            let read = picture::read(file)?.rgb();
-            Ok(Control {
-                hint: hint
-                    .picture(&read, self.fit(), width as u32, height as u32)
-                    .map_err(pipeline::Error::from)?,
+        let hint = |(number, file): (usize, &PathBuf)| {
+            Ok(HintPicture {
+                picture: picture::read(file)?.rgb(),
+                hint: self.control_hints.get(number).copied().unwrap_or(Hint::None),
+                fit: self.fit(),
                 strength: self.control_strengths.get(number).copied().unwrap_or(1.0),
                 interval: self.control_intervals.get(number).copied().unwrap_or((0.0, 1.0)),
             })
         };
-        self.control_images.iter().enumerate().map(control).collect()
+        self.control_images.iter().enumerate().map(hint).collect()
     }
 
-    /// The second pass over a picture of this size. Sides become multiples of `multiple`. `has_upscaler` says whether there is an
-    /// upscaler's file.
-    pub(super) fn hires(
-        &self,
-        (width, height): (usize, usize),
-        multiple: usize,
-        has_upscaler: bool,
-    ) -> Result<Option<Hires>, Error> {
+    /// The second pass. `has_upscaler` says whether there is an upscaler's file.
+    pub(super) fn second(&self, has_upscaler: bool) -> Result<Option<Second>, Error> {
         let Some(factor) = self.hires else { return Ok(None) };
-        if !(factor > 1.0 && factor <= 8.0) {
-            return Err(Error::invalid(format!("--hires {factor} is not between 1 and 8")));
-        }
-        let scaled = |side: usize| {
-            let side = side as f64 * factor / multiple as f64;
-            (side.round() as usize).max(1) * multiple
-        };
         let upscale = match self.hires_upscaler {
             Upscaler::Lanczos => Upscale::Lanczos,
             Upscaler::Latent => Upscale::Latent,
@@ -248,7 +227,7 @@ impl InputArgs {
             }
         };
         let (steps, strength) = (self.hires_steps, self.hires_strength);
-        Ok(Some(Hires { width: scaled(width), height: scaled(height), steps, strength, upscale }))
+        Ok(Some(Second { size: Size::Factor(factor), steps, strength, upscale }))
     }
 }
 

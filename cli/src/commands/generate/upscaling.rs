@@ -2,24 +2,17 @@
 
 use sdrun_diffusion::{
     metadata::{self, Record},
-    pipeline::{Hires, Request, Upscale, Upscaler},
+    pipeline::{Request, Upscale, Upscaler},
 };
 
-/// How often an upscaler enlarges finished pictures: as `given`, or else as the picture `from` was, or else once, but not if it works
-/// between two passes.
+/// How often an upscaler enlarges finished pictures, if the user or the picture `from` tells.
 pub(super) fn repeats(
     given: Option<usize>,
     upscaler: Option<&Upscaler>,
-    hires: Option<Hires>,
     from: Option<&Record>,
-) -> usize {
+) -> Option<usize> {
     let before = from.and_then(|record| record.upscale.as_ref());
-    match (upscaler, given, before) {
-        (None, ..) => 0,
-        (Some(_), Some(repeats), _) => repeats,
-        (Some(upscaler), None, Some(before)) => upscaler.repeats(before.factor),
-        (Some(_), None, None) => usize::from(!hires.is_some_and(|hires| hires.upscale == Upscale::Model)),
-    }
+    given.or_else(|| Some(upscaler?.repeats(before?.factor)))
 }
 
 /// Says that the picture `from` was enlarged with an upscaler that is not given, and goes on without.

@@ -4,6 +4,7 @@
 //! decodes. A network is loaded when it is needed, and dropped as soon as it no longer is, or [`Kept`] for later requests. Each picture
 //! has its own stream of noise, so neither the number of pictures nor the provider changes it.
 
+mod artist;
 mod autoencoder;
 mod beside;
 mod checkpoint;
@@ -15,6 +16,7 @@ mod fed;
 mod hires;
 mod inputs;
 mod kept;
+pub mod named;
 mod names;
 mod network;
 mod parts;
@@ -29,10 +31,12 @@ mod source;
 mod start;
 mod upscale;
 mod vocabulary;
+mod wanted;
 mod warnings;
 mod wildcards;
 mod words;
 
+pub use artist::{Artist, Finished, Lane, Told};
 pub use control::Control;
 pub use draw::generate;
 pub use hires::{Hires, Upscale};
@@ -47,6 +51,7 @@ pub use recipe::{Opened, Recipe};
 pub use request::{Request, Resolved};
 pub use start::{Content, Inpaint, Start};
 pub use upscale::{Upscaler, upscale};
+pub use wanted::{HintPicture, Second, Size, Wanted};
 pub use warnings::warnings;
 pub use wildcards::{Wildcards, prompts_of};
 pub use words::{Syntax, Word};

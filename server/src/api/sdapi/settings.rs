@@ -3,9 +3,9 @@
 use crate::{
     fault::Fault,
     library::{Library, find},
-    order::{format, rng},
+    order::format,
 };
-use sdrun_diffusion::{file::Format, noise::Rng};
+use sdrun_diffusion::{file::Format, noise::Rng, pipeline::named};
 use serde_json::{Map, Value};
 
 /// The settings. Those that sdrun does not know are kept for the clients that set them.
@@ -111,7 +111,7 @@ impl Settings {
     }
 
     pub(crate) fn rng(&self) -> Result<Rng, Fault> {
-        self.text(NOISE)?.map_or(Ok(Rng::Nv), |name| rng(&name))
+        self.text(NOISE)?.map_or(Ok(Rng::Nv), |name| Ok(named::rng(&name)?))
     }
 
     pub(crate) fn quality(&self) -> u8 {

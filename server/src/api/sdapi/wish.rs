@@ -5,14 +5,14 @@ use crate::api::controlnet::module;
 use crate::{
     fault::Fault,
     library::Library,
-    order::{any_seed, between, recipe, sampler, schedule},
+    order::{any_seed, between, recipe},
     pictures,
-    task::{Begin, Draw, Hinted, Output, Second, Size},
+    task::{Draw, Output},
 };
 use sdrun_diffusion::{
     noise::Variation,
     picture::{Fit, Mask},
-    pipeline::{Content, Recipe, Request},
+    pipeline::{Content, HintPicture, Inpaint, Recipe, Request, Second, Size, Start, Wanted, named},
     program::Program,
 };
 use serde::Deserialize;
@@ -117,12 +117,12 @@ impl Wish {
         if let Some(name) = named(&self.refiner_checkpoint) {
             recipe.refiner = Some(library.model(&name)?.path);
         }
-        let controls = self.controls(library, &mut recipe)?;
+        let hints = self.controls(library, &mut recipe)?;
         let name = named(&self.sampler_name).or(named(&self.sampler_index));
-        let (sampler, usual) = name.as_deref().map(sampler).transpose()?.unzip();
+        let (sampler, usual) = name.as_deref().map(named::sampler).transpose()?.unzip();
         let plain = |name: &String| !["automatic", "n/a"].contains(&name.to_lowercase().as_str());
         let chosen = named(&self.scheduler).filter(plain);
-        let chosen = chosen.as_deref().map(schedule).transpose()?;
+        let chosen = chosen.as_deref().map(named::schedule).transpose()?;
         let seed = |number: Option<i64>| number.and_then(|n| u64::try_from(n).ok()).unwrap_or_else(any_seed);
         let strength = self.subseed_strength.filter(|strength| *strength != 0.0);
         let many = |number: Option<usize>| number.unwrap_or(1).max(1);
@@ -146,6 +146,7 @@ impl Wish {
             // Who speaks A1111's language expects its pictures.
             like: Some(Program::A1111),
             rng: Some(settings.rng()?),
+            start,
             ..Request::default()
         };
         let second = match self.enable_hr {
@@ -153,7 +154,8 @@ impl Wish {
             _ => None,
         };
         let output = Output { format: settings.format()?, quality: settings.quality(), previews: true };
-        let draw = Draw { recipe, request, start, edit: None, controls, second, repeats: None, output };
+        let wanted = Wanted { request, edit: None, hints, second, repeats: None };
+        let draw = Draw { recipe, wanted, output };
         draw.check()?;
         Ok(draw)
     }
@@ -179,7 +181,7 @@ impl Wish {
         }
     }
 
-    fn begin(&self) -> Result<Begin, Fault> {
+    fn begin(&self) -> Result<Start, Fault> {
         let [picture] = &self.init_images[..] else {
             let message = format!("init_images has {} pictures: send one", self.init_images.len());
             return Err(Fault::invalid(message));
@@ -212,15 +214,10 @@ impl Wish {
             _ => Fit::Stretch,
         };
         let full = is_true(&self.inpaint_full_res);
-        Ok(Begin {
-            picture: read.rgb(),
-            mask,
-            strength: self.denoising_strength.unwrap_or(0.75),
-            fit,
-            blur: self.mask_blur.or(self.mask_blur_x).unwrap_or(4.0),
-            content,
-            only_masked: full.then(|| self.inpaint_full_res_padding.unwrap_or(0)),
-        })
+        let only_masked = full.then(|| self.inpaint_full_res_padding.unwrap_or(0));
+        let blur = self.mask_blur.or(self.mask_blur_x).unwrap_or(4.0);
+        let inpaint = mask.map(|mask| Inpaint { mask, blur, content, only_masked });
+        Ok(Start { picture: read.rgb(), fit, strength: self.denoising_strength.unwrap_or(0.75), inpaint })
     }
 
     fn second(&self, recipe: &mut Recipe, library: &Library) -> Result<Second, Fault> {
@@ -234,7 +231,7 @@ impl Wish {
         Ok(Second { size, steps, strength: self.denoising_strength.unwrap_or(0.7), upscale })
     }
 
-    fn controls(&self, library: &Library, recipe: &mut Recipe) -> Result<Vec<Hinted>, Fault> {
+    fn controls(&self, library: &Library, recipe: &mut Recipe) -> Result<Vec<HintPicture>, Fault> {
         let script = self.alwayson_scripts.iter().find(|(name, _)| name.eq_ignore_ascii_case("controlnet"));
         let args =
             script.and_then(|(_, script)| script.get("args")).cloned().unwrap_or(Value::Array(Vec::new()));
@@ -257,7 +254,7 @@ impl Wish {
 
 impl Unit {
     /// `other` is used if the unit has no picture.
-    fn hinted(&self, other: Option<&String>) -> Result<Hinted, Fault> {
+    fn hinted(&self, other: Option<&String>) -> Result<HintPicture, Fault> {
         let text = [&self.image, &self.input_image].into_iter().find_map(|value| match value {
             Value::String(text) if !text.is_empty() => Some(text.as_str()),
             Value::Object(pair) => pair.get("image")?.as_str(),
@@ -275,7 +272,7 @@ impl Unit {
             Value::Number(number) if number.as_u64() == Some(2) => Fit::Fill,
             _ => Fit::Crop,
         };
-        Ok(Hinted {
+        Ok(HintPicture {
             picture: pictures::decode("the image of ControlNet", text)?.rgb(),
             hint: module(name, self.threshold_a, self.threshold_b)?,
             fit,
