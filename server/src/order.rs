@@ -12,9 +12,7 @@ use sdrun_diffusion::{
     metadata::Record,
     noise::{Rng, Variation},
     picture::{Fit, Hint, Mask},
-    pipeline::{
-        HintPicture, Inpaint, Named, Recipe, Request, Second, Size, Start, Upscale, Wanted, named,
-    },
+    pipeline::{HintPicture, Inpaint, Named, Recipe, Request, Second, Size, Start, Upscale, Wanted, named},
     program::Program,
 };
 use serde::{Deserialize, Serialize};

@@ -21,8 +21,8 @@ const HELP: &str = "\
 cargo xtask COMMAND
 
   demo                       install what is missing, build, draw a picture, and run `sdrun bench --all-providers`
-  test [--quick]             install what is missing, and run every check and test;
-                             --quick skips the conformance tests and the full-size models
+  test [--all]               install what is missing, and run every check and test that is not slow; --all runs the
+                             slow ones, too: MIGraphX, valgrind, full-size models, models of others, a kit in a bare folder
   setup                      install what is missing: Python packages, vendor runtimes, test data
   migraphx                   install MIGraphX's libraries for tests, from Debian's packages
   dist [--release|--debug]   build sdrun and its plugins into target/dist (target/dist-test with --debug)
@@ -54,8 +54,8 @@ fn main() -> ExitCode {
 fn run(arguments: &[&str]) -> Result<()> {
     match arguments {
         ["demo"] => demo(&Workspace::find()?),
-        ["test"] => test::run_all(&Workspace::find()?, test::Extent::Full),
-        ["test", "--quick"] => test::run_all(&Workspace::find()?, test::Extent::Quick),
+        ["test"] => test::run_all(&Workspace::find()?, test::Extent::Usual),
+        ["test", "--all"] => test::run_all(&Workspace::find()?, test::Extent::All),
         ["setup"] => {
             let workspace = Workspace::find()?;
             let dist = setup::compilers().and_then(|()| dist::for_use(&workspace))?;
@@ -65,7 +65,10 @@ fn run(arguments: &[&str]) -> Result<()> {
         }
         ["migraphx"] => debian::migraphx(&Workspace::find()?).map(drop),
         ["dist"] | ["dist", "--release"] => dist::for_use(&Workspace::find()?).map(drop),
-        ["dist", "--debug"] => dist::for_tests(&Workspace::find()?).map(drop),
+        ["dist", "--debug"] => {
+            let workspace = Workspace::find()?;
+            c_library::lay_out(&workspace, &dist::for_tests(&workspace)?).map(drop)
+        }
         ["dist", "--target", triple] => dist::for_target(&Workspace::find()?, triple).map(drop),
         ["bench", names @ ..] => bench::run(&Workspace::find()?, names),
         ["wheel"] => {

@@ -25,11 +25,15 @@ const CARGO_DENY: &str = "0.20.2";
 /// How much to run.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Extent {
+    /// What takes less than 45 minutes on two cores.
+    Usual,
     /// Everything.
-    Full,
-    /// Everything but the ONNX node tests, third-party models and full-size models.
-    Quick,
+    All,
 }
+
+/// What only [`Extent::All`] runs.
+const SLOW: &str = "MIGraphX (with its libraries from Debian), the C library under valgrind, full-size models, models of others, a kit \
+     in a bare folder";
 
 /// Runs the tests. Fails if anything failed.
 pub(crate) fn run_all(workspace: &Workspace, extent: Extent) -> Result<()> {
@@ -47,11 +51,13 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
     setup::compilers()?;
     let dist = dist::for_tests(workspace)?;
     c_library::lay_out(workspace, &dist)?;
-    setup::valgrind()?;
     setup::runtimes(workspace, &dist)?;
     let node_tests = setup::node_tests(workspace)?;
     let mut environment = environment(workspace, &dist, &node_tests)?;
-    let migraphx = debian::migraphx(workspace)?;
+    let migraphx = match extent {
+        Extent::All => debian::migraphx(workspace)?,
+        Extent::Usual => None,
+    };
     if let Some(dir) = &migraphx {
         let values = [dir.clone().into_os_string(), "1".into()];
         environment.extend(debian::VARIABLES.map(OsString::from).into_iter().zip(values));
@@ -134,12 +140,10 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
                 }
                 Ok(())
             });
-            if extent == Extent::Full {
-                tally.stage("A small pipeline on WebGPU");
-                let only = ["test", "--workspace", "--test=golden", "--", "tiny_sd_agrees"];
-                let device = [("SDRUN_TEST_PROVIDERS", "onnxruntime"), ("SDRUN_TEST_DEVICE", "webgpu:0")];
-                tally.count(tests(&only).envs(webgpu).envs(device))?;
-            }
+            tally.stage("A small pipeline on WebGPU");
+            let only = ["test", "--workspace", "--test=golden", "--", "tiny_sd_agrees"];
+            let device = [("SDRUN_TEST_PROVIDERS", "onnxruntime"), ("SDRUN_TEST_DEVICE", "webgpu:0")];
+            tally.count(tests(&only).envs(webgpu).envs(device))?;
         }
         Err(why) => println!("   NOT RUN: {why:#}"),
     }
@@ -148,59 +152,68 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         tally.stage(&format!("Provider specification: {}", manifest.provider.id));
         tally.count(conformance(&dist, manifest).envs(environment.iter().cloned()).arg("--spec"))?;
     }
-    if extent == Extent::Full {
-        tally.stage("ONNX node tests: shape inference and evaluation on the host");
-        let host = ["test", "--workspace", "--test=node_tests", "--", "--ignored"];
-        tally.count(&mut tests(&host))?;
-        for manifest in dist.manifests.iter().filter(tested) {
-            tally.stage(&format!("ONNX node tests: {}", manifest.provider.id));
-            let mut command = conformance(&dist, manifest);
-            command.envs(environment.iter().cloned()).arg("--nodes").arg(&node_tests);
-            tally.count(command.arg("--snapshots").arg(workspace.root.join("tests/conformance")))?;
-        }
-        tally.check("A kit in a bare folder", || {
-            let kit = kit::pack(workspace, &dist, &["onnxruntime"])?;
-            let scratch = workspace.target.join("tmp/kit");
-            kit::try_out(&kit, &scratch, &["selftest", "-p", "onnxruntime", "--time", "90s"])?;
-            let report = std::fs::read_to_string(scratch.join("home/sdrun-selftest.html"))?;
-            if !report.contains("<h2>onnxruntime on ") || report.contains("✗ failed") {
-                bail!("the report lacks the provider or has a failure");
-            }
-            Ok(())
-        });
-        tally.check("Python package", || {
-            let wheel = wheel::pack(workspace, &dist)?;
-            wheel::try_out(workspace, &wheel, &dist.program("sdrun"))
-        });
-        match clients(workspace) {
-            Ok((name, python)) => {
-                tally.stage("Clients of the server, and pages in a browser");
-                let only = [
-                    "test",
-                    "--workspace",
-                    "--no-fail-fast",
-                    "--test=serve",
-                    "--test=bench_reports",
-                    "--",
-                    "--ignored",
-                    "--nocapture",
-                ];
-                tally.count(tests(&only).env(name, python))?;
-            }
-            Err(error) => tally.fail("Clients of the server, and pages in a browser", &error),
-        }
-        match wild::models(workspace) {
-            Ok(models) => {
-                tally.stage("Models of others");
-                let only = ["test", "--workspace", "--test=wild", "--", "--ignored", "--nocapture"];
-                tally.count(tests(&only).env(wild::VARIABLE, models))?;
-            }
-            Err(error) => tally.fail("Models of others", &error),
-        }
-        tally.stage("Full-size models");
-        let only = ["test", "--workspace", "--no-fail-fast", "--test=golden", "--", "--ignored", "full_size"];
-        tally.count(&mut tests(&only))?;
+    tally.stage("ONNX node tests: shape inference and evaluation on the host");
+    let host = ["test", "--workspace", "--test=node_tests", "--", "--ignored"];
+    tally.count(&mut tests(&host))?;
+    for manifest in dist.manifests.iter().filter(tested) {
+        tally.stage(&format!("ONNX node tests: {}", manifest.provider.id));
+        let mut command = conformance(&dist, manifest);
+        command.envs(environment.iter().cloned()).arg("--nodes").arg(&node_tests);
+        tally.count(command.arg("--snapshots").arg(workspace.root.join("tests/conformance")))?;
     }
+    tally.check("Python package", || {
+        let wheel = wheel::pack(workspace, &dist)?;
+        wheel::try_out(workspace, &wheel, &dist.program("sdrun"))
+    });
+    match clients(workspace) {
+        Ok((name, python)) => {
+            tally.stage("Clients of the server, and pages in a browser");
+            let only = [
+                "test",
+                "--workspace",
+                "--no-fail-fast",
+                "--test=serve",
+                "--test=bench_reports",
+                "--",
+                "--ignored",
+                "--nocapture",
+            ];
+            tally.count(tests(&only).env(name, python))?;
+        }
+        Err(error) => tally.fail("Clients of the server, and pages in a browser", &error),
+    }
+    if extent == Extent::Usual {
+        tally.not_run.insert(format!("{SLOW}: slow, run by `cargo xtask test --all`"));
+        return Ok(());
+    }
+    match setup::valgrind() {
+        Ok(()) => {
+            tally.stage("The C library under valgrind");
+            tally.count(&mut tests(&["test", "--workspace", "--test=c_library", "--", "--ignored"]))?;
+        }
+        Err(error) => tally.fail("The C library under valgrind", &error),
+    }
+    tally.check("A kit in a bare folder", || {
+        let kit = kit::pack(workspace, &dist, &["onnxruntime"])?;
+        let scratch = workspace.target.join("tmp/kit");
+        kit::try_out(&kit, &scratch, &["selftest", "-p", "onnxruntime", "--time", "90s"])?;
+        let report = std::fs::read_to_string(scratch.join("home/sdrun-selftest.html"))?;
+        if !report.contains("<h2>onnxruntime on ") || report.contains("✗ failed") {
+            bail!("the report lacks the provider or has a failure");
+        }
+        Ok(())
+    });
+    match wild::models(workspace) {
+        Ok(models) => {
+            tally.stage("Models of others");
+            let only = ["test", "--workspace", "--test=wild", "--", "--ignored", "--nocapture"];
+            tally.count(tests(&only).env(wild::VARIABLE, models))?;
+        }
+        Err(error) => tally.fail("Models of others", &error),
+    }
+    tally.stage("Full-size models");
+    let only = ["test", "--workspace", "--no-fail-fast", "--test=golden", "--", "--ignored", "full_size"];
+    tally.count(&mut tests(&only))?;
     Ok(())
 }
 

@@ -9,6 +9,7 @@
 //! states, and goes on in safe code.
 
 #![allow(unsafe_code, reason = "a boundary to C")]
+#![allow(unreachable_pub, reason = "C sees what Rust does not")]
 
 mod calls;
 mod failure;

@@ -24,7 +24,6 @@ use sdrun_diffusion::{
 };
 use std::{
     ffi::{CString, c_char},
-    io::Write,
     path::Path,
     ptr,
     time::Instant,
@@ -222,9 +221,10 @@ pub unsafe extern "C" fn sdrun_pipeline_open(
     caught(|| {
         // SAFETY: as the function's contract says.
         let (registry, calls, out, recipe, place) = unsafe {
+            let out = given::out(pipeline)?;
             let options = given::options(options)?;
             let (recipe, place) = (recipe(&options)?, options.place.read()?);
-            (&given::object(registry)?.0, Calls::read(calls)?, given::out(pipeline)?, recipe, place)
+            (&given::object(registry)?.0, Calls::read(calls)?, out, recipe, place)
         };
         let lane = lane(registry, &place, &calls)?;
         let artist = Artist::open(registry.clone(), recipe, lane, &calls)?;
@@ -306,8 +306,9 @@ pub unsafe extern "C" fn sdrun_pipeline_generate(
     caught(|| {
         // SAFETY: as the function's contract says.
         let (pipeline, calls, out, wanted) = unsafe {
+            let out = given::out(pictures)?;
             let order = given::options(order)?;
-            (given::object(pipeline)?, Calls::read(calls)?, given::out(pictures)?, wanted(&order)?)
+            (given::object(pipeline)?, Calls::read(calls)?, out, wanted(&order)?)
         };
         let mut drawn = Vec::new();
         let mut pace = Pace::new(None);
@@ -386,12 +387,14 @@ unsafe fn wanted(order: &Order) -> Result<Wanted> {
     // SAFETY: as the caller promises.
     unsafe {
         let word = |word: *const c_char| Ok::<_, Failure>(given::text(word)?.filter(|word| !word.is_empty()));
-        let prompt = given::text(order.prompt)?.ok_or_else(|| Failure::invalid("the order's prompt is null"))?;
+        let prompt =
+            given::text(order.prompt)?.ok_or_else(|| Failure::invalid("the order's prompt is null"))?;
         let (sampler, usual) = word(order.sampler)?.map(named::sampler).transpose()?.unzip();
         let schedule = word(order.schedule)?.map(named::schedule).transpose()?;
         let fit = word(order.fit)?.map(named::fit).transpose()?.unwrap_or(Fit::Crop);
         let content = word(order.mask_content)?.map(named::content).transpose()?.unwrap_or(Content::Original);
-        let upscale = word(order.hires_upscaler)?.map(named::upscale).transpose()?.unwrap_or(Upscale::Lanczos);
+        let upscale =
+            word(order.hires_upscaler)?.map(named::upscale).transpose()?.unwrap_or(Upscale::Lanczos);
         let only_masked = (order.only_masked > 0).then_some(order.only_masked);
         let inpaint =
             mask(&order.mask)?.map(|mask| Inpaint { mask, blur: order.mask_blur, content, only_masked });

@@ -65,9 +65,10 @@ pub unsafe extern "C" fn sdrun_registry_open(
     caught(|| {
         // SAFETY: as the function's contract says.
         let (out, provider_paths) = unsafe {
+            let out = given::out(registry)?;
             let options = given::options(options)?;
             let paths = given::paths(options.provider_paths, options.provider_path_count)?;
-            (given::out(registry)?, paths)
+            (out, paths)
         };
         let found = sdrun::Registry::discover_with(&Discovery { provider_paths, ..Discovery::default() })?;
         *out = Box::into_raw(Box::new(Registry(found)));
@@ -97,8 +98,8 @@ pub unsafe extern "C" fn sdrun_registry_devices(
 ) -> *mut Failure {
     caught(|| {
         // SAFETY: as the function's contract says.
-        let (registry, calls, out) =
-            unsafe { (&given::object(registry)?.0, Calls::read(calls)?, given::out(devices)?) };
+        let (out, registry, calls) =
+            unsafe { (given::out(devices)?, &given::object(registry)?.0, Calls::read(calls)?) };
         let mut found = Vec::new();
         for provide in registry.usable() {
             let id = || Some(text(&*provide.id));
@@ -106,7 +107,13 @@ pub unsafe extern "C" fn sdrun_registry_devices(
             match opened.and_then(|provider| provider.devices()) {
                 Ok(devices) => found.extend(devices.into_iter().map(|device| {
                     let kind = device.kind.name();
-                    [id(), Some(text(device.id)), Some(text(device.name)), Some(text(kind)), device.absent.map(text)]
+                    [
+                        id(),
+                        Some(text(device.id)),
+                        Some(text(device.name)),
+                        Some(text(kind)),
+                        device.absent.map(text),
+                    ]
                 })),
                 Err(why) => found.push([id(), None, None, None, Some(text(why.to_string()))]),
             }
@@ -193,9 +200,8 @@ impl Place {
     /// Its texts are null or end with a zero byte.
     pub(crate) unsafe fn read(&self) -> Result<Placed> {
         // SAFETY: as the caller promises.
-        let (provider, device, precision) = unsafe {
-            (given::text(self.provider)?, given::text(self.device)?, given::text(self.precision)?)
-        };
+        let (provider, device, precision) =
+            unsafe { (given::text(self.provider)?, given::text(self.device)?, given::text(self.precision)?) };
         let precision = match precision {
             None => abi::Precision::Fp32,
             Some(name) => name.parse().map_err(|why: String| Failure::invalid(why))?,

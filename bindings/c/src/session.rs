@@ -7,9 +7,7 @@ use crate::{
     registry::{Place, Placed, Registry, out_of_range},
 };
 use sdrun::{
-    BuildOptions, HostTensor, Model, Shapes, Tensors, WeightFiles, abi,
-    abi::DType,
-    graph::OpenOptions,
+    BuildOptions, HostTensor, Model, Shapes, Tensors, WeightFiles, abi, abi::DType, graph::OpenOptions,
 };
 use std::{
     ffi::{CString, c_char, c_void},
@@ -164,9 +162,10 @@ pub unsafe extern "C" fn sdrun_session_open(
     caught(|| {
         // SAFETY: as the function's contract says.
         let (registry, calls, out, asked) = unsafe {
+            let out = given::out(session)?;
             let options = given::options(options)?;
             let asked = Asked::read(&options)?;
-            (&given::object(registry)?.0, Calls::read(calls)?, given::out(session)?, asked)
+            (&given::object(registry)?.0, Calls::read(calls)?, out, asked)
         };
         *out = Box::into_raw(Box::new(asked.open(registry, &calls)?));
         Ok(())
@@ -341,8 +340,9 @@ pub unsafe extern "C" fn sdrun_session_run(
     caught(|| {
         // SAFETY: as the function's contract says.
         let (session, calls, out, inputs) = unsafe {
+            let out = given::out(outputs)?;
             let inputs = given::array(inputs, input_count);
-            (given::object(session)?, Calls::read(calls)?, given::out(outputs)?, inputs)
+            (given::object(session)?, Calls::read(calls)?, out, inputs)
         };
         // SAFETY: as the function's contract says.
         let inputs: Tensors = inputs.iter().map(|array| unsafe { tensor(array) }).collect::<Result<_>>()?;

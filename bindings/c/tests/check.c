@@ -1,4 +1,6 @@
-/* Calls every function, also with wrong arguments. Ends with 0 if all behave as the header says. `check GGML_MANIFEST FOLDER`. */
+/* Calls every function, also with wrong arguments. Ends with 0 if all behave as the header says.
+ *
+ *     check GGML_MANIFEST FOLDER STEPS */
 
 #include <sdrun.h>
 
@@ -109,7 +111,7 @@ static void devices(const sdrun_registry *registry) {
 }
 
 static void sessions(const sdrun_registry *registry) {
-  const size_t dims[] = {1, 4, 8, 8};
+  const size_t dims[] = {1, 4, 2, 2};
   const sdrun_shape shape = {"latent_sample", dims, 4};
   sdrun_session_options options = {sizeof options};
   sdrun_session *session;
@@ -131,12 +133,12 @@ static void sessions(const sdrun_registry *registry) {
   sdrun_tensor_info input = {sizeof input};
   works(sdrun_session_input(session, 0, &input));
   MUST(strcmp(input.name, "latent_sample") == 0 && strcmp(input.dtype, "f32") == 0 && input.rank == 4);
-  MUST(input.dims[0] == 1 && input.dims[1] == 4 && input.dims[3] == 8);
+  MUST(input.dims[0] == 1 && input.dims[1] == 4 && input.dims[3] == 2);
   sdrun_tensor_info output = {sizeof output};
   fails(sdrun_session_output(session, 1, &output), SDRUN_OUT_OF_RANGE, "there is no output 1");
 
-  float values[4 * 8 * 8];
-  for (size_t i = 0; i < 4 * 8 * 8; i++) {
+  float values[4 * 2 * 2];
+  for (size_t i = 0; i < 4 * 2 * 2; i++) {
     values[i] = (float)(i % 17) / 17;
   }
   sdrun_array array = {"latent_sample", "f32", dims, 4, values, sizeof values};
@@ -144,7 +146,7 @@ static void sessions(const sdrun_registry *registry) {
   works(sdrun_session_run(session, &array, 1, NULL, &first));
   sdrun_array got;
   works(sdrun_arrays_get(first, 0, &got));
-  MUST(got.rank == 4 && got.dims[1] == 3 && got.dims[2] == 64 && got.bytes == 3 * 64 * 64 * sizeof(float));
+  MUST(got.rank == 4 && got.dims[1] == 3 && got.dims[2] == 16 && got.bytes == 3 * 16 * 16 * sizeof(float));
   MUST(isfinite(((const float *)got.data)[0]));
   fails(sdrun_arrays_get(first, 1, &got), SDRUN_OUT_OF_RANGE, "there is no array 1");
 
@@ -174,7 +176,7 @@ static void sessions(const sdrun_registry *registry) {
   sdrun_session_free(session);
 }
 
-static void pictures(const sdrun_registry *registry, const char *folder) {
+static void pictures(const sdrun_registry *registry, const char *folder, int steps) {
   heard it = {0};
   it.cancel = sdrun_cancel_new();
   sdrun_calls calls = {sizeof calls};
@@ -196,14 +198,16 @@ static void pictures(const sdrun_registry *registry, const char *folder) {
   fails(sdrun_pipeline_generate(pipeline, &order, &calls, &drawn), SDRUN_INVALID_ARGUMENT, "prompt is null");
   order.prompt = "a red circle left of a blue zebra";
   order.seed = 7;
-  order.steps = 3;
+  order.steps = steps;
   order.count = 2;
   works(sdrun_pipeline_generate(pipeline, &order, &calls, &drawn));
-  MUST(sdrun_pictures_count(drawn) == 2 && it.steps == 6 && it.previews > 0 && it.warnings > 0);
+  MUST(sdrun_pictures_count(drawn) == 2 && it.steps == 2 * steps && it.previews > 0 && it.warnings > 0);
   sdrun_picture_info info = {sizeof info};
   works(sdrun_pictures_get(drawn, 1, &info));
   MUST(info.seed == 8 && info.image.width == 64 && info.image.height == 64);
-  MUST(strstr(info.parameters, "Steps: 3") != NULL);
+  char words[32];
+  snprintf(words, sizeof words, "Steps: %d,", steps);
+  MUST(strstr(info.parameters, words) != NULL);
   fails(sdrun_pictures_get(drawn, 2, &info), SDRUN_OUT_OF_RANGE, "there is no picture 2");
 
   char file[4096];
@@ -221,7 +225,7 @@ static void pictures(const sdrun_registry *registry, const char *folder) {
   }
   sdrun_order change = {sizeof change};
   change.prompt = "a green star";
-  change.steps = 3;
+  change.steps = steps;
   change.image = info.image;
   change.strength = 1;
   change.mask.width = change.mask.height = 64;
@@ -259,7 +263,7 @@ static void pictures(const sdrun_registry *registry, const char *folder) {
 
   /* Cancelled in the second picture: the first one is there. */
   it.steps = 0;
-  it.cancel_at = order.steps + 2;
+  it.cancel_at = steps + 1;
   fails(sdrun_pipeline_generate(pipeline, &order, &calls, &drawn), SDRUN_CANCELLED, "cancel");
   MUST(sdrun_pictures_count(drawn) == 1 && it.steps == it.cancel_at);
   sdrun_pictures_free(drawn);
@@ -275,7 +279,7 @@ static void pictures(const sdrun_registry *registry, const char *folder) {
 }
 
 int main(int count, char **arguments) {
-  MUST(count == 3 && strlen(sdrun_version()) >= 5);
+  MUST(count == 4 && strlen(sdrun_version()) >= 5);
   nulls();
   const char *paths[] = {arguments[1]};
   sdrun_registry_options options = {sizeof options, paths, 1};
@@ -283,7 +287,7 @@ int main(int count, char **arguments) {
   works(sdrun_registry_open(&options, &registry));
   devices(registry);
   sessions(registry);
-  pictures(registry, arguments[2]);
+  pictures(registry, arguments[2], atoi(arguments[3]));
   sdrun_registry_free(registry);
   puts("all as the header says");
   return 0;

@@ -3,16 +3,13 @@
 use crate::{invalid, not_drawn, registry, wishes, work};
 use image::{GrayImage, RgbImage};
 use pyo3::{prelude::*, types::PyBytes};
-use sdrun::{
-    BuildOptions, Isolation,
-    abi::Device,
-};
+use sdrun::{BuildOptions, Isolation, abi::Device};
 use sdrun_diffusion::{
     noise::Variation,
     picture::Mask,
     pipeline::{
-        Artist, Event, Files, Finished, HintPicture, Inpaint, Lane, Named, Recipe, Request, Second, Size, Start,
-        Told, Wanted, named,
+        Artist, Event, Files, Finished, HintPicture, Inpaint, Lane, Named, Recipe, Request, Second, Size,
+        Start, Told, Wanted, named,
     },
     preview::{Pace, enlarged},
 };
@@ -131,7 +128,8 @@ fn rgb((width, height, bytes): Pixels) -> PyResult<RgbImage> {
 
 impl Order {
     fn wanted(self) -> PyResult<Wanted> {
-        let (sampler, usual) = self.sampler.as_deref().map(named::sampler).transpose().map_err(not_drawn)?.unzip();
+        let (sampler, usual) =
+            self.sampler.as_deref().map(named::sampler).transpose().map_err(not_drawn)?.unzip();
         let schedule = self.schedule.as_deref().map(named::schedule).transpose().map_err(not_drawn)?;
         let like = self.seed_like.as_deref().map(named::program).transpose().map_err(not_drawn)?;
         let fit = named::fit(&self.fit).map_err(not_drawn)?;

@@ -68,13 +68,15 @@ def test_a_control_net_and_a_second_pass():
         draw()
 
 
-def test_previews_warnings_and_tqdm(pipeline, capfd):
+def test_previews_and_warnings(pipeline):
     seen = []
     pipeline.generate("a red circle", seed=1, steps=3, preview=seen.append)
     assert seen and all(picture.size == (64, 64) for picture in seen)
     with pytest.warns(UserWarning, match="zebra"):
         pipeline.generate("a zebra", seed=1, steps=1)
-    pytest.importorskip("tqdm")
+
+
+def test_progress_is_a_bar_of_tqdm(pipeline, capfd):
     pipeline.generate("a red circle", seed=1, steps=3, progress=True)
     assert "3/3" in capfd.readouterr().err
 

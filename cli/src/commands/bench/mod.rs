@@ -209,7 +209,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let mut task = None;
     let host = Observer::new(|_, _, _| {}, context.cancel_flag());
     let mut so_far = Report::new();
-    let mut fault = None;
+    let mut faults: BTreeMap<&PathBuf, anyhow::Error> = BTreeMap::new();
     let mut title = String::new();
     let mut listen = |event: Event<'_>| match event {
         Event::Start { model, precision, system } => {
@@ -226,8 +226,12 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
             task = None;
             so_far.cases.push(case.clone());
             // What is finished survives whatever comes.
-            let written = targets.iter().try_for_each(|(format, path)| format.write(path, &so_far));
-            fault = fault.take().or(written.err());
+            for (format, path) in &targets {
+                match format.write(path, &so_far) {
+                    Ok(()) => drop(faults.remove(path)),
+                    Err(error) => drop(faults.insert(path, error)),
+                }
+            }
         }
     };
     let report = match &pictures {
@@ -249,12 +253,12 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         for entry in registry.entries().iter().filter(|e| e.skipped.is_some()) {
             writeln!(out, "skipped {}: {}", entry.id, entry.skipped.as_deref().unwrap_or_default())?;
         }
-        for (_, path) in &targets {
+        for (_, path) in targets.iter().filter(|(_, path)| !faults.contains_key(path)) {
             writeln!(out, "wrote {}", path.display())?;
         }
         Ok(())
     })?;
-    if let Some(fault) = fault {
+    if let Some((_, fault)) = faults.pop_first() {
         return Err(fault);
     }
     saved?;
@@ -323,8 +327,10 @@ fn options(args: &Args, registry: &Registry, context: &Context) -> anyhow::Resul
 /// The cases of the report that a benchmark goes on with; none if it was not begun.
 fn earlier(targets: &[(Format, PathBuf)]) -> Result<Vec<CaseReport>, sdrun::abi::Error> {
     let Some((_, path)) = targets.iter().find(|(format, _)| *format == Format::Json) else {
-        return Err(sdrun::abi::Error::invalid("--continue reads the JSON file of a report, and none is written")
-            .with_hint("add json to --export"));
+        return Err(sdrun::abi::Error::invalid(
+            "--continue reads the JSON file of a report, and none is written",
+        )
+        .with_hint("add json to --export"));
     };
     if !path.exists() {
         return Ok(Vec::new());

@@ -71,7 +71,8 @@ pub(super) fn plan(
                 .iter()
                 .map(|bench::Member { model, shapes }| {
                     let model = model::open_model(model, &OpenOptions::default(), context)?;
-                    let shapes = shapes.iter().map(|(name, dims)| (name.to_string(), dims.to_vec())).collect();
+                    let shapes =
+                        shapes.iter().map(|(name, dims)| (name.to_string(), dims.to_vec())).collect();
                     let precisions = or(&[PrecisionChoice::Fixed(Precision::Fp32), PrecisionChoice::BestLow]);
                     Ok(Plan { model, shapes, precisions })
                 })

@@ -133,7 +133,11 @@ impl BenchOptions {
         let precision = precision.to_string();
         self.earlier.iter().find(|case| {
             (&*case.model, &*case.precision, &*case.inputs_sha256) == (name, &*precision, inputs_sha256)
-                && case.rows.iter().map(|row| (&row.system, row.kind)).eq(systems.iter().map(|(n, k)| (n, *k)))
+                && case
+                    .rows
+                    .iter()
+                    .map(|row| (&row.system, row.kind))
+                    .eq(systems.iter().map(|(n, k)| (n, *k)))
         })
     }
 }
@@ -241,15 +245,8 @@ pub fn run(
         }
         go_on(host)?;
         let reference = references.iter().find(|(known, _)| *known == computed).map(|(_, outputs)| outputs);
-        let (rows, heats) = in_turns(
-            (name, case.precision),
-            reference,
-            &mut systems,
-            options,
-            &mut watch,
-            host,
-            listen,
-        )?;
+        let (rows, heats) =
+            in_turns((name, case.precision), reference, &mut systems, options, &mut watch, host, listen)?;
         let done = CaseReport {
             model: name.to_string(),
             topology,
