@@ -288,7 +288,7 @@ impl Host for Stop {
     }
 }
 
-/// A host that keeps what is logged.
+/// A host that records log messages.
 #[derive(Default)]
 pub struct Log(pub Mutex<Vec<(LogLevel, String)>>);
 

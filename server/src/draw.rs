@@ -18,8 +18,8 @@ use sdrun_diffusion::{
     metadata::{POSTPROCESSING, Record, Upscale},
     picture::Fit,
     pipeline::{
-        self, Engines, Event, Group, Kept, LoadedNetwork, Opened, Picture, Progress, Request, Resolved,
-        Upscaler, Wildcards, generate, groups, upscale, warnings,
+        self, Engines, Event, Group, Kept, LoadedNetwork, Opened, Picture, Progress, Recording, Request,
+        Resolved, Upscaler, Wildcards, generate, groups, upscale, warnings,
     },
     preview::{Pace, enlarged},
 };
@@ -158,9 +158,8 @@ impl Studio {
         let host = &JobHost { job, skips: true };
         let whole = &JobHost { job, skips: false };
         thread::scope(|scope| {
-            // Hashing a large file takes seconds, once. Leaving out a picture does not stop it.
-            let thread = scope.spawn(|| draw.recipe.record(opened, &self.library.paths, whole));
-            let mut files = Files { thread: Some(thread), found: Record::of_sdrun() };
+            // Leaving out a picture does not stop it.
+            let mut files = Recording::start(scope, &draw.recipe, opened, &self.library.paths, whole);
             let mut group = group.clone();
             while group.count > 0 {
                 let resolved = group.resolve(request, opened)?;
@@ -243,24 +242,6 @@ impl Studio {
         job.change(|status| status.pictures.push(Arc::new(drawn)));
         self.metrics.picture();
         Ok(())
-    }
-}
-
-/// Names and hashes of a model's files.
-struct Files<'s> {
-    /// The thread that finds them out, until they are known.
-    thread: Option<thread::ScopedJoinHandle<'s, Record>>,
-    found: Record,
-}
-
-impl Files<'_> {
-    /// Waits for them.
-    fn found(&mut self) -> &Record {
-        if let Some(thread) = self.thread.take() {
-            // A thread that panicked has found nothing.
-            self.found = thread.join().unwrap_or_else(|_| Record::of_sdrun());
-        }
-        &self.found
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) struct Pipeline {
     family: &'static str,
 }
 
-/// Where networks run; `None` is what suits the machine.
+/// Where networks run. `None` leaves the choice to sdrun.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 struct Place {
@@ -218,7 +218,7 @@ impl Pipeline {
         .map_err(not_drawn)
     }
 
-    /// Draws. `hear` hears of steps, warnings and, with `previews`, of what the pictures look like.
+    /// Draws. `hear` is called with steps, warnings and, if `previews` is set, unfinished pictures.
     fn generate<'py>(
         &self,
         py: Python<'py>,

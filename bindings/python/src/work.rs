@@ -16,11 +16,11 @@ use std::{
 /// How long Ctrl-C may go unnoticed.
 const POLL: Duration = Duration::from_millis(50);
 
-/// What work tells while it goes on.
+/// What a call reports while it runs.
 pub(crate) enum Told {
     /// What is done, and how many of how many.
     Step(String, u64, u64),
-    /// Width, height and RGB bytes of what a picture looks like so far.
+    /// Width, height and RGB bytes of an unfinished picture.
     Preview(u32, u32, Vec<u8>),
     /// A sentence.
     Warning(String),

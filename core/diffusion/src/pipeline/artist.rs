@@ -1,14 +1,18 @@
 //! A model that stays open, for hosts.
 
 use super::{
-    Engines, Error, Event, Kept, Picture, Recipe, Resolved, Result, Wanted, generate, groups, warnings,
+    Engines, Error, Event, Kept, Picture, Recipe, Recording, Resolved, Result, Wanted, generate, groups,
+    warnings,
 };
 use crate::{family::Family, file};
 use sdrun::{
     BuildOptions, Provider, Registry, Wishes,
     abi::{Device, ErrorCode, Host},
 };
-use std::sync::{Mutex, PoisonError};
+use std::{
+    sync::{Mutex, PoisonError},
+    thread,
+};
 
 /// A model that draws. Its networks stay loaded between pictures. Calls from several threads wait for each other.
 pub struct Artist {
@@ -36,11 +40,11 @@ impl Default for Lane {
     }
 }
 
-/// What an [`Artist`] tells while it draws.
+/// What an [`Artist`] reports while it draws.
 pub enum Told<'a> {
-    /// What is unusual about the request, one sentence each.
+    /// Warnings about the request, one sentence each.
     Warnings(Vec<String>),
-    /// What the pipeline does.
+    /// Progress of the pipeline.
     Event(&'a Event<'a>),
     /// A picture is done.
     Picture(Finished),
@@ -55,8 +59,7 @@ pub struct Finished {
 }
 
 impl Artist {
-    /// Opens a model. Without any file it is the demo model. Says what is wrong with the files now, and not when the first picture is
-    /// wanted.
+    /// Opens a model; without any file, the demo model. Mistakes in the files are reported now rather than at the first picture.
     ///
     /// # Errors
     /// Files that are missing, damaged, of another kind or for another family.
@@ -74,7 +77,7 @@ impl Artist {
         self.family
     }
 
-    /// Draws. Pictures that are done before an error are told, too.
+    /// Draws what is wanted. `listen` also gets the pictures that were finished before an error.
     ///
     /// # Errors
     /// Numbers out of range, prompts with mistakes, failures of networks, `Cancelled`.
@@ -109,15 +112,17 @@ impl Artist {
             if !unusual.is_empty() {
                 listen(Told::Warnings(unusual));
             }
-            let files = self.recipe.record(&opened, paths, host);
-            let mut hear = |event: Event<'_>| match event {
-                Event::Picture(picture) => {
-                    let texts = file::texts(&resolved.record(&files, picture.seed, picture.variation));
-                    listen(Told::Picture(Finished { picture, texts }));
-                }
-                event => listen(Told::Event(&event)),
-            };
-            generate(&self.registry, &opened.parts, &resolved, engines, host, &mut hear)?;
+            thread::scope(|scope| {
+                let mut files = Recording::start(scope, &self.recipe, &opened, paths, host);
+                let mut hear = |event: Event<'_>| match event {
+                    Event::Picture(picture) => {
+                        let record = resolved.record(files.found(), picture.seed, picture.variation);
+                        listen(Told::Picture(Finished { picture, texts: file::texts(&record) }));
+                    }
+                    event => listen(Told::Event(&event)),
+                };
+                generate(&self.registry, &opened.parts, &resolved, engines, host, &mut hear)
+            })?;
         }
         Ok(())
     }

@@ -47,7 +47,7 @@ pub use parts::{Files, Part, Parts, TextEncoder};
 pub use plan::{Phase, Plan, Planned, plan};
 pub use progress::Progress;
 pub use prompts::{Group, groups};
-pub use recipe::{Opened, Recipe};
+pub use recipe::{Opened, Recipe, Recording};
 pub use request::{Request, Resolved};
 pub use start::{Content, Inpaint, Start};
 pub use upscale::{Upscaler, upscale};

@@ -9,7 +9,10 @@ use sdrun::{
     Paths,
     abi::{self, ErrorCode, Host},
 };
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    thread::{Scope, ScopedJoinHandle},
+};
 
 /// The files of a model, its adapters and helpers.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -134,6 +137,36 @@ impl Recipe {
             upscale: self.upscaler.as_ref().zip(opened.parts.upscaler.as_ref()).map(upscale),
             ..Record::of_sdrun()
         }
+    }
+}
+
+/// The record of a recipe's files, made while the pictures are drawn: hashing a large file takes seconds, once.
+pub struct Recording<'s> {
+    /// The thread that makes it, until it is done.
+    thread: Option<ScopedJoinHandle<'s, Record>>,
+    found: Record,
+}
+
+impl<'s> Recording<'s> {
+    /// Starts the thread. It ends early if `host` cancels.
+    pub fn start(
+        scope: &'s Scope<'s, '_>,
+        recipe: &'s Recipe,
+        opened: &'s Opened,
+        paths: &'s Paths,
+        host: &'s dyn Host,
+    ) -> Self {
+        let thread = scope.spawn(move || recipe.record(opened, paths, host));
+        Recording { thread: Some(thread), found: Record::of_sdrun() }
+    }
+
+    /// Waits for the record.
+    pub fn found(&mut self) -> &Record {
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has found nothing.
+            self.found = thread.join().unwrap_or_else(|_| Record::of_sdrun());
+        }
+        &self.found
     }
 }
 
