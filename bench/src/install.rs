@@ -28,36 +28,20 @@ impl Baseline {
     /// is cancelled, nothing stays behind.
     ///
     /// # Errors
-    /// `FailedPrecondition` without such a Python, or with the end of the output of `venv` or `pip`; `Cancelled`; and what the system says
+    /// `Unsupported` if sdrun cannot measure it; `FailedPrecondition` without such a Python, or with the end of the output of `venv` or `pip`; `Cancelled`; and what the system says
     /// about files.
     pub fn install(&self, data: &Path, python: Option<&Path>, host: &dyn Host) -> Result<()> {
+        let adapter = self.adapter.map_err(Error::unsupported)?;
         let python = suitable(python)?;
         let folder = self.folder(data);
         self.remove(data)?;
         fs::create_dir_all(&folder).map_err(|e| Error::io("create", &folder, &e))?;
-        let done = self.fill(&folder, &python, host);
+        let done = fill(&folder, &python, adapter.requirements, host);
         if done.is_err() {
             // The error that led here matters more.
             let _ = fs::remove_dir_all(&folder);
         }
         done
-    }
-
-    fn fill(&self, folder: &Path, python: &Path, host: &dyn Host) -> Result<()> {
-        let mut environment = Command::new(python);
-        environment.args(["-m", "venv"]).arg(folder.join("env"));
-        run(environment, "making an environment", host)?;
-        let requirements = folder.join("requirements.txt");
-        fs::write(&requirements, self.requirements).map_err(|e| Error::io("write", &requirements, &e))?;
-        if self.packages().next().is_some() {
-            let mut pip = Command::new(python_of(folder));
-            pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]);
-            // The lists are complete; without this, some packages would bring gigabytes that a processor does not need.
-            pip.args(["--no-deps", "-r"]).arg(&requirements);
-            run(pip, "installing packages", host)?;
-        }
-        let done = folder.join(DONE);
-        fs::write(&done, self.requirements).map_err(|e| Error::io("write", &done, &e))
     }
 
     /// Removes its environment, if there is one.
@@ -71,6 +55,22 @@ impl Baseline {
         }
         Ok(())
     }
+}
+
+/// Makes the environment in `folder` and installs the pinned packages.
+fn fill(folder: &Path, python: &Path, requirements: &str, host: &dyn Host) -> Result<()> {
+    let mut environment = Command::new(python);
+    environment.args(["-m", "venv"]).arg(folder.join("env"));
+    run(environment, "making an environment", host)?;
+    let file = folder.join("requirements.txt");
+    fs::write(&file, requirements).map_err(|e| Error::io("write", &file, &e))?;
+    let mut pip = Command::new(python_of(folder));
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]);
+    // The lists are complete; without this, some packages would bring gigabytes that a processor does not need.
+    pip.args(["--no-deps", "-r"]).arg(&file);
+    run(pip, "installing packages", host)?;
+    let done = folder.join(DONE);
+    fs::write(&done, requirements).map_err(|e| Error::io("write", &done, &e))
 }
 
 /// The first Python with `venv` in a version that the pinned packages support.

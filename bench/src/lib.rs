@@ -19,6 +19,12 @@ pub struct Baseline {
     pub name: &'static str,
     /// What it is, in a few words.
     pub summary: &'static str,
+    adapter: std::result::Result<Adapter, &'static str>,
+}
+
+/// What measures it.
+#[derive(Clone, Copy, Debug)]
+struct Adapter {
     program: &'static str,
     requirements: &'static str,
 }
@@ -31,14 +37,16 @@ const SHARED: &[(&str, &str)] = &[
 ];
 
 macro_rules! baselines {
-    ($($name:literal: $summary:literal,)*) => {
+    ($($name:literal: $summary:literal,)* ; $($absent:literal: $what:literal, $why:literal;)*) => {
         /// All systems.
         pub const ALL: &[Baseline] = &[$(Baseline {
             name: $name,
             summary: $summary,
-            program: include_str!(concat!("../baselines/", $name, ".py")),
-            requirements: include_str!(concat!("../baselines/", $name, ".txt")),
-        },)*];
+            adapter: Ok(Adapter {
+                program: include_str!(concat!("../baselines/", $name, ".py")),
+                requirements: include_str!(concat!("../baselines/", $name, ".txt")),
+            }),
+        },)* $(Baseline { name: $absent, summary: $what, adapter: Err($why) },)*];
     };
 }
 
@@ -52,9 +60,13 @@ baselines! {
     "executorch": "ExecuTorch with XNNPACK",
     "jax-xla": "XLA through JAX",
     "ggml-compiler": "ggml-compiler",
+    ;
     "stable-diffusion.cpp": "stable-diffusion.cpp (only whole pictures)",
+    "it draws whole pictures from a checkpoint and has no call that runs one network";
     "tensorrt": "TensorRT (needs an NVIDIA GPU)",
+    "it needs an NVIDIA GPU, and sdrun cannot measure it yet; `trtexec --onnx=MODEL` does";
     "migraphx-driver": "MIGraphX's own tool (needs an AMD GPU)",
+    "it needs an AMD GPU with ROCm, and sdrun cannot measure it yet; `migraphx-driver perf --onnx MODEL` does";
 }
 
 /// The baseline with this name.
@@ -63,6 +75,11 @@ pub fn find(name: &str) -> Option<&'static Baseline> {
 }
 
 impl Baseline {
+    /// Why sdrun cannot measure it; `None` if it can.
+    pub fn obstacle(&self) -> Option<&'static str> {
+        self.adapter.err()
+    }
+
     /// Its folder in the user's data folder.
     pub fn folder(&self, data: &Path) -> PathBuf {
         data.join("baselines").join(self.name)
@@ -70,12 +87,14 @@ impl Baseline {
 
     /// Whether it is installed in the version that this sdrun pins.
     pub fn is_installed(&self, data: &Path) -> bool {
-        fs::read_to_string(self.folder(data).join(install::DONE)).is_ok_and(|done| done == self.requirements)
+        let done = fs::read_to_string(self.folder(data).join(install::DONE));
+        self.adapter.is_ok_and(|adapter| done.is_ok_and(|done| done == adapter.requirements))
     }
 
     /// The packages that it needs, one on each line, pinned.
     pub fn packages(&self) -> impl Iterator<Item = &'static str> {
-        self.requirements
+        self.adapter
+            .map_or("", |adapter| adapter.requirements)
             .lines()
             .map(str::trim)
             .filter(|line| !line.is_empty() && !line.starts_with(['#', '-']))
@@ -84,16 +103,19 @@ impl Baseline {
     /// The command to start it. First writes its program into its folder, where another version of sdrun may have left its own.
     ///
     /// # Errors
-    /// `FailedPrecondition` if it is not installed; the system's error if the program cannot be written.
+    /// `Unsupported` if sdrun cannot measure it; `FailedPrecondition` if it is not installed; the system's error if the program cannot be
+    /// written.
     pub fn command(&self, data: &Path) -> Result<Vec<OsString>> {
+        let adapter = self.adapter.map_err(Error::unsupported)?;
         let folder = self.folder(data);
         if !self.is_installed(data) {
             let state = if folder.exists() { "is installed in another version" } else { "is not installed" };
-            return Err(Error::precondition(state));
+            let hint = format!("run `sdrun baseline install {}`", self.name);
+            return Err(Error::precondition(state).with_hint(hint));
         }
         let program = folder.join(format!("{}.py", self.name));
         let files = SHARED.iter().map(|(name, text)| (folder.join(name), *text));
-        for (file, text) in files.chain([(program.clone(), self.program)]) {
+        for (file, text) in files.chain([(program.clone(), adapter.program)]) {
             if fs::read_to_string(&file).is_ok_and(|old| old == text) {
                 continue;
             }
@@ -126,7 +148,7 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join(install::DONE), "torch==0.1\n").unwrap();
         assert!(baseline.command(data.path()).unwrap_err().message.contains("another version"));
-        fs::write(folder.join(install::DONE), baseline.requirements).unwrap();
+        fs::write(folder.join(install::DONE), baseline.adapter.unwrap().requirements).unwrap();
         let command = baseline.command(data.path()).unwrap();
         assert!(command[1].to_string_lossy().ends_with("pytorch.py") && Path::new(&command[1]).is_file());
         assert!(folder.join("common.py").is_file());

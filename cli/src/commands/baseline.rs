@@ -47,6 +47,9 @@ struct Row {
     summary: &'static str,
     packages: Vec<&'static str>,
     installed: bool,
+    /// Why sdrun cannot measure it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    obstacle: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -60,7 +63,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     match &args.command {
         Command::List => {}
         Command::Install { names, python } => {
-            for baseline in named(names)? {
+            let chosen = named(names)?;
+            // Only one that was named is refused if it cannot be measured.
+            let all = chosen.len() == ALL.len();
+            for baseline in chosen.into_iter().filter(|baseline| !all || baseline.obstacle().is_none()) {
                 let task = context.task(baseline.name);
                 let host = task.host(context.cancel_flag());
                 baseline
@@ -75,12 +81,17 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         summary: baseline.summary,
         packages: baseline.packages().collect(),
         installed: baseline.is_installed(data),
+        obstacle: baseline.obstacle(),
     };
     let report = Report { baselines: ALL.iter().map(row).collect() };
     context.present(&report, |out| {
         let mut table = format::table(["name", "software", "state"]);
         for row in &report.baselines {
-            let state = if row.installed { "installed" } else { "not installed" };
+            let state = match (row.obstacle, row.installed) {
+                (Some(_), _) => "cannot be measured yet",
+                (None, true) => "installed",
+                (None, false) => "not installed",
+            };
             table.add_row([row.name, row.summary, state]);
         }
         writeln!(out, "{table}")
@@ -108,9 +119,7 @@ fn named(names: &[String]) -> anyhow::Result<Vec<&'static Baseline>> {
 pub(crate) fn chosen(names: &[String], paths: &Paths) -> anyhow::Result<Vec<bench::Baseline>> {
     let of = |baseline: &'static Baseline| bench::Baseline {
         name: baseline.name.into(),
-        command: baseline
-            .command(&paths.data)
-            .map_err(|error| error.with_hint(format!("run `sdrun baseline install {}`", baseline.name))),
+        command: baseline.command(&paths.data),
     };
     Ok(named(names)?.into_iter().map(of).collect())
 }

@@ -377,16 +377,22 @@ const fn whole(model: &'static str) -> Member {
 /// The suite of two minutes.
 pub const QUICK: &[Member] = &[whole("mobilenet-v2"), whole("sd15/vae-decoder"), whole("sd15/text-encoder")];
 
-/// The suite of all kinds of networks that diffusion models have, for pictures of 512 pixels. Those of Flux and T5 have all the width and
-/// few of the layers, so that they fit where others measure them too.
+/// The suite of all kinds of networks that diffusion models have, for pictures of 256 pixels: some compilers need minutes for a run of
+/// larger ones on a processor. Those of Flux and T5 have all the width and few of the layers, so that they fit into most memories.
 pub const FULL: &[Member] = &[
     whole("mobilenet-v2"),
-    whole("sd15/vae-decoder"),
+    Member { model: "sd15/vae-decoder", shapes: &[("latent_sample", &[1, 4, 32, 32])] },
     whole("sd15/text-encoder"),
-    whole("sd15/unet"),
-    whole("sd15/controlnet"),
-    Member { model: "sdxl/unet", shapes: &[("sample", &[1, 4, 64, 64])] },
-    Member { model: "sd35/medium", shapes: &[("hidden_states", &[1, 16, 64, 64])] },
-    whole("flux/dev-2x2-layers"),
+    Member { model: "sd15/unet", shapes: &[("sample", &[1, 4, 32, 32])] },
+    Member {
+        model: "sd15/controlnet",
+        shapes: &[("sample", &[1, 4, 32, 32]), ("controlnet_cond", &[1, 3, 256, 256])],
+    },
+    Member { model: "sdxl/unet", shapes: &[("sample", &[1, 4, 32, 32])] },
+    Member { model: "sd35/medium", shapes: &[("hidden_states", &[1, 16, 32, 32])] },
+    Member {
+        model: "flux/dev-2x2-layers",
+        shapes: &[("hidden_states", &[1, 256, 64]), ("img_ids", &[256, 3])],
+    },
     whole("t5-xxl-2-layers"),
 ];
