@@ -1123,7 +1123,7 @@ fn the_command_line_refuses() {
     machine.refuses(4, &["jpg", "webp"], &["-o", "picture.gif"]);
     machine.refuses(4, &["--control-image"], &["--control-image", "model/tokenizer/tokenizer.json"]);
     machine.refuses(4, &["--outpaint"], &["-i", "model/tokenizer/tokenizer.json", "--outpaint", "1,2"]);
-    machine.refuses(4, &["--hires 20"], &["--hires", "20"]);
+    machine.refuses(4, &["20 times", "at most 8"], &["--hires", "20"]);
     machine.refuses(2, &["cany", "did you mean `canny`"], &["--control-hint", "cany"]);
     machine.refuses(2, &["not a range"], &["--cfg-interval", "0.5,0.2"]);
     machine.refuses(3, &["nowhere"], &["-o", "nowhere/x.png"]);

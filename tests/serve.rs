@@ -562,7 +562,8 @@ fn made_up_requests_never_break_it() {
             "--phases",
             "examples,coverage,fuzzing",
         ])
-        .args(["--request-timeout", "60", "--workers", "2"])
+        // Requests wait for those before them: only a hang takes this long.
+        .args(["--request-timeout", "600", "--workers", "2"])
         .current_dir(dir.path())
         .status()
         .unwrap();
