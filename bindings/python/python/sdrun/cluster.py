@@ -44,6 +44,8 @@ SHARED = {"sdapi/v1/options", "api/library/refresh", "sdapi/v1/refresh-checkpoin
 RUNNING = {"sdapi/v1/progress", "internal/progress", "sdapi/v1/interrupt", "sdapi/v1/skip"}
 #: Headers of one connection, which are not passed on.
 OWN_HEADERS = {"host", "connection", "content-length", "transfer-encoding", "authorization", "accept-encoding", "keep-alive"}
+#: States after which nothing comes.
+LAST = {"done", "failed", "cancelled"}
 LORA = re.compile(r"<lora:([^:>]+)")
 
 
@@ -161,6 +163,8 @@ class Job:
     pictures: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
     end: bytes | None = None
     ended: bool = False
+    #: Whether a client stopped it. A worker that is being ended stops its jobs, too.
+    cancelled: bool = False
     #: Set after each attempt begins, and at the end.
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -168,8 +172,10 @@ class Job:
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
-    def translated(self, body: bytes) -> bytes:
-        return body.replace(self.own_id.encode(), self.id.encode()) if self.own_id else body
+    def translated(self, body: bytes, own_id: str | None = None) -> bytes:
+        """With the front's id in place of the worker's."""
+        own_id = own_id or self.own_id
+        return body.replace(own_id.encode(), self.id.encode()) if own_id else body
 
 
 def _kept(headers) -> dict[str, str]:
@@ -327,6 +333,8 @@ class Front:
                         job.tell()
                     elif kind == "picture":
                         job.pictures.append(values)
+                    elif json.loads(values[0])["state"] == "cancelled" and not job.cancelled:
+                        raise Lost("the worker is being ended")
                     else:
                         job.end = values[0]
                 break
@@ -339,14 +347,20 @@ class Front:
 
     async def _show(self, job: Job) -> bytes:
         """What is known about a job."""
-        if job.end is not None:
-            return job.translated(job.end)
-        with contextlib.suppress(aiohttp.ClientError):
-            async with self.session.get(f"{job.address}/api/jobs/{job.own_id}", headers=self.headers) as answer:
-                if answer.status == 200:
-                    return job.translated(await answer.read())
-        # The worker is gone, and another one takes the job soon.
-        return job.translated(job.answer[2])
+        while job.end is None:
+            changed, own_id, body = job.changed, job.own_id, None
+            with contextlib.suppress(aiohttp.ClientError):
+                async with self.session.get(f"{job.address}/api/jobs/{own_id}", headers=self.headers) as answer:
+                    if answer.status == 200:
+                        body = await answer.read()
+            if body is None or job.ended:
+                # The worker is gone: another one takes the job soon, or none is left.
+                return job.translated(job.end or body or job.answer[2])
+            if json.loads(body)["state"] not in LAST:
+                return job.translated(body, own_id)
+            # Whether that is the last state is known when its pictures are here.
+            await changed.wait()
+        return job.translated(job.end)
 
     async def _job(self, order: Order, number: str, rest: str):
         job = self.jobs.get(number)
@@ -356,6 +370,7 @@ class Front:
             return Response(await self._show(job), media_type="application/json")
         if rest == "events":
             return StreamingResponse(self._events(job), media_type="text/event-stream")
+        job.cancelled |= rest == "cancel"
         picture = re.fullmatch(r"pictures/(\d+)", rest)
         if picture and job.end is not None and int(picture[1]) < len(job.pictures):
             return _response(200, *job.pictures[int(picture[1])])
@@ -370,22 +385,21 @@ class Front:
         return _response(answer.status, headers, body)
 
     async def _events(self, job: Job):
-        """The job's events, from one worker after the other if some are lost."""
-        while True:
-            changed, own_id, whole = job.changed, job.own_id, False
+        """The job's events, from one worker after the other if some are lost. The last one comes from here."""
+        while not job.ended:
+            changed, own_id = job.changed, job.own_id
             with contextlib.suppress(aiohttp.ClientError):
                 url = f"{job.address}/api/jobs/{own_id}/events"
                 async with self.session.get(url, headers=self.headers) as events:
                     async for line in events.content:
-                        yield line.replace(own_id.encode(), job.id.encode())
-                    # It ends by itself after the last state.
-                    whole = events.status == 200
-            if whole:
-                return
-            if job.ended:
-                yield b"event: job\ndata: " + await self._show(job) + b"\n\n"
-                return
-            await changed.wait()
+                        # The last line of a worker that is killed may be a part of one.
+                        if line.startswith(b"data:") and line.endswith(b"\n"):
+                            if json.loads(line[5:])["state"] in LAST:
+                                break
+                            yield b"event: job\n" + job.translated(line, own_id) + b"\n"
+            if not job.ended:
+                await changed.wait()
+        yield b"event: job\ndata: " + await self._show(job) + b"\n\n"
 
     async def _running(self, order: Order):
         """Asks the workers that draw; all of them to stop, and one of them how far it is."""
