@@ -71,11 +71,19 @@ class Worker:
     """A `sdrun serve` process, which sees the GPUs that Ray gives to this replica."""
 
     def __init__(self, program: str, options: list[str], key: str):
+        self.program, self.options, self.key = program, options, key
+        self.headers = {"Authorization": f"Bearer {key}"}
+        self.session = None
+        self.start()
+
+    def start(self):
+        """Starts the process and waits until it is ready."""
         host = ray.util.get_node_ip_address()
         # It ends with this process, whatever ends that.
-        command = [program, "serve", "--listen", f"{host}:0", "--parent-pid", str(os.getpid()), *options]
+        command = [self.program, "serve", "--listen", f"{host}:0", "--parent-pid", str(os.getpid()), *self.options]
+        environment = {**os.environ, "SDRUN_API_KEY": self.key}
         self.child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "SDRUN_API_KEY": key}
+            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
         )
         words = []
         for line in self.child.stderr:
@@ -86,15 +94,15 @@ class Worker:
         else:
             raise RuntimeError(f"{shlex.join(command)} ended: {' '.join(words[-3:])}")
         # Its log becomes this replica's.
-        threading.Thread(target=lambda: [print(line, end="") for line in self.child.stderr], daemon=True).start()
-        self.headers = {"Authorization": f"Bearer {key}"}
+        log = self.child.stderr
+        threading.Thread(target=lambda: [print(line, end="") for line in log], daemon=True).start()
+        # How much of what was set for all workers is set here.
         self.seen = 0
-        self.session = None
 
     def check_health(self):
-        """Serve replaces a replica whose process has ended."""
+        """Starts the process again if it has ended. Serve replaces the replica if that fails."""
         if self.child.poll() is not None:
-            raise Lost(f"sdrun serve ended with {self.child.returncode}")
+            self.start()
 
     def __del__(self):
         if (child := getattr(self, "child", None)) is not None:
@@ -118,6 +126,7 @@ class Worker:
 
     async def catch_up(self, order: Order):
         """Sets here what was set for all since the last request."""
+        self.check_health()
         for method, path, body in order.shared[self.seen :]:
             await self.send(method, path, "", {"Content-Type": "application/json"}, body)
         self.seen = max(self.seen, len(order.shared))
@@ -353,9 +362,13 @@ class Front:
                 async with self.session.get(f"{job.address}/api/jobs/{own_id}", headers=self.headers) as answer:
                     if answer.status == 200:
                         body = await answer.read()
-            if body is None or job.ended:
-                # The worker is gone: another one takes the job soon, or none is left.
-                return job.translated(job.end or body or job.answer[2])
+            if job.ended and job.end is None:
+                # No worker is left that could do it.
+                error = {"code": "unavailable", "message": "every worker that drew this was lost"}
+                return job.translated(json.dumps({**json.loads(job.answer[2]), "state": "failed", "error": error}).encode())
+            if body is None:
+                # The worker is gone, and another one takes the job soon.
+                return job.translated(job.answer[2])
             if json.loads(body)["state"] not in LAST:
                 return job.translated(body, own_id)
             # Whether that is the last state is known when its pictures are here.
