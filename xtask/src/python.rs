@@ -28,6 +28,8 @@ pub(crate) enum Packages {
     Bench,
     /// Clients of the server, and what drives a browser.
     Serve,
+    /// Ray Serve.
+    Cluster,
 }
 
 impl Packages {
@@ -36,6 +38,7 @@ impl Packages {
             Packages::Test => "test",
             Packages::Bench => "bench",
             Packages::Serve => "serve",
+            Packages::Cluster => "cluster",
         }
     }
 }

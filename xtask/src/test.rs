@@ -32,8 +32,8 @@ pub(crate) enum Extent {
 }
 
 /// What only [`Extent::All`] runs.
-const SLOW: &str = "MIGraphX (with its libraries from Debian), the C library under valgrind, full-size models, models of others, a kit \
-     in a bare folder";
+const SLOW: &str = "MIGraphX (with its libraries from Debian), the C library under valgrind, the Ray cluster, full-size models, models \
+     of others, a kit in a bare folder";
 
 /// Runs the tests. Fails if anything failed.
 pub(crate) fn run_all(workspace: &Workspace, extent: Extent) -> Result<()> {
@@ -193,6 +193,7 @@ fn stages(workspace: &Workspace, extent: Extent, tally: &mut Tally) -> Result<()
         }
         Err(error) => tally.fail("The C library under valgrind", &error),
     }
+    tally.check("A Ray cluster of two workers", || wheel::try_cluster(workspace, &dist.program("sdrun")));
     tally.check("A kit in a bare folder", || {
         let kit = kit::pack(workspace, &dist, &["onnxruntime"])?;
         let scratch = workspace.target.join("tmp/kit");

@@ -74,13 +74,25 @@ pub(crate) fn try_out(workspace: &Workspace, wheel: &Path, cli: &Path) -> Result
     let mut pip = python.python();
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target"]);
     run(pip.arg(&site).arg(wheel))?;
+    run(&mut tests(workspace, &python, "test_sdrun.py", cli))
+}
+
+/// Draws on a local Ray cluster with the package that [`try_out`] has installed.
+pub(crate) fn try_cluster(workspace: &Workspace, cli: &Path) -> Result<()> {
+    let python = Python::with(workspace, Packages::Cluster)?;
+    run(&mut tests(workspace, &python, "test_cluster.py", cli))
+}
+
+/// The command that runs tests of the installed package.
+fn tests(workspace: &Workspace, python: &Python, file: &str, cli: &Path) -> Command {
+    let folder = workspace.target.join("wheel");
     let mut tests = python.python();
     tests
         .args(["-m", "pytest", "-q", "-p", "no:cacheprovider"])
-        .arg(workspace.root.join("bindings/python/tests"));
-    run(tests
-        .env("PYTHONPATH", &site)
+        .arg(workspace.root.join("bindings/python/tests").join(file))
+        .env("PYTHONPATH", folder.join("site"))
         .env("SDRUN_CLI", cli)
-        .env("SDRUN_DATA_DIR", workspace.target.join("wheel/data"))
-        .env("SDRUN_CACHE_DIR", workspace.target.join("wheel/cache")))
+        .env("SDRUN_DATA_DIR", folder.join("data"))
+        .env("SDRUN_CACHE_DIR", folder.join("cache"));
+    tests
 }

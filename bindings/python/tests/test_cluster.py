@@ -1,4 +1,4 @@
-"""Two replicas on a local Ray cluster, one of which is killed while it draws. Needs `ray[serve]` and SDRUN_CLI."""
+"""Two replicas on a local Ray cluster, one of which is killed while it draws. Needs `ray[serve]`, `aiohttp` and SDRUN_CLI."""
 
 import base64
 import io
@@ -11,9 +11,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import ray
 from PIL import Image
-
-ray = pytest.importorskip("ray", reason="the package ray[serve] is not installed")
 
 PORT = 18472
 
