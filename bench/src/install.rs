@@ -28,8 +28,8 @@ impl Baseline {
     /// is cancelled, nothing stays behind.
     ///
     /// # Errors
-    /// `Unsupported` if sdrun cannot measure it; `FailedPrecondition` without such a Python, or with the end of the output of `venv` or `pip`; `Cancelled`; and what the system says
-    /// about files.
+    /// `Unsupported` if sdrun cannot measure it; `FailedPrecondition` without such a Python, or with the end of the output of `venv` or
+    /// `pip`; `Cancelled`; and what the system says about files.
     pub fn install(&self, data: &Path, python: Option<&Path>, host: &dyn Host) -> Result<()> {
         let adapter = self.adapter.map_err(Error::unsupported)?;
         let python = suitable(python)?;

@@ -19,10 +19,11 @@ pub struct Baseline {
     pub name: &'static str,
     /// What it is, in a few words.
     pub summary: &'static str,
+    /// Its adapter, or why there is none.
     adapter: std::result::Result<Adapter, &'static str>,
 }
 
-/// What measures it.
+/// The program that runs a system, and the pinned packages that it needs.
 #[derive(Clone, Copy, Debug)]
 struct Adapter {
     program: &'static str,

@@ -63,10 +63,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     match &args.command {
         Command::List => {}
         Command::Install { names, python } => {
-            let chosen = named(names)?;
-            // Only one that was named is refused if it cannot be measured.
-            let all = chosen.len() == ALL.len();
-            for baseline in chosen.into_iter().filter(|baseline| !all || baseline.obstacle().is_none()) {
+            // `all` leaves out what cannot be measured; naming it is an error.
+            let all = means_all(names);
+            for baseline in named(names)?.into_iter().filter(|baseline| !all || baseline.obstacle().is_none())
+            {
                 let task = context.task(baseline.name);
                 let host = task.host(context.cancel_flag());
                 baseline
@@ -99,9 +99,13 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn means_all(names: &[String]) -> bool {
+    names.iter().any(|name| name == "all")
+}
+
 /// The baselines with these names; `all` is every one.
 fn named(names: &[String]) -> anyhow::Result<Vec<&'static Baseline>> {
-    if names.iter().any(|name| name == "all") {
+    if means_all(names) {
         return Ok(ALL.iter().collect());
     }
     let find = |name: &String| {

@@ -34,17 +34,17 @@ from ray import serve
 ATTEMPTS = 4
 #: How many jobs the front remembers.
 MOST_JOBS = 200
-#: How much their pictures may take.
+#: Limit for all their pictures together, in bytes.
 MOST_BYTES = 256 << 20
 #: Requests that draw and answer with the pictures.
 DRAWS = {"sdapi/v1/txt2img", "sdapi/v1/img2img", "v1/images/generations", "v1/images/edits"}
 #: Settings that hold for every worker.
 SHARED = {"sdapi/v1/options", "api/library/refresh", "sdapi/v1/refresh-checkpoints", "sdapi/v1/unload-checkpoint"}
-#: Requests that concern whatever is being drawn.
+#: Requests about the picture that is being drawn.
 RUNNING = {"sdapi/v1/progress", "internal/progress", "sdapi/v1/interrupt", "sdapi/v1/skip"}
 #: Headers of one connection, which are not passed on.
 OWN_HEADERS = {"host", "connection", "content-length", "transfer-encoding", "authorization", "accept-encoding", "keep-alive"}
-#: States after which nothing comes.
+#: Final states of a job.
 LAST = {"done", "failed", "cancelled"}
 LORA = re.compile(r"<lora:([^:>]+)")
 
@@ -62,7 +62,7 @@ class Order:
     query: str
     headers: dict[str, str]
     body: bytes
-    #: What was set for all workers so far, in order: method, path, body.
+    #: The shared settings so far, in order: method, path, body.
     shared: list[tuple[str, str, bytes]] = field(default_factory=list)
 
 
@@ -96,7 +96,7 @@ class Worker:
         # Its log becomes this replica's.
         log = self.child.stderr
         threading.Thread(target=lambda: [print(line, end="") for line in log], daemon=True).start()
-        # How much of what was set for all workers is set here.
+        # How many of the shared settings this process has.
         self.seen = 0
 
     def check_health(self):
@@ -110,7 +110,7 @@ class Worker:
 
     @serve.multiplexed(max_num_models_per_replica=4)
     async def holds(self, model: str) -> str:
-        """Tells Serve what this replica drew with, so that it sends more of it here."""
+        """Tells Serve that this replica holds the model, so that it routes further requests for it here."""
         return model
 
     async def send(self, method: str, path: str, query: str, headers: dict[str, str], body: bytes):
@@ -125,7 +125,7 @@ class Worker:
             raise Lost(str(error)) from error
 
     async def catch_up(self, order: Order):
-        """Sets here what was set for all since the last request."""
+        """Applies the shared settings that this process does not have yet."""
         self.check_health()
         for method, path, body in order.shared[self.seen :]:
             await self.send(method, path, "", {"Content-Type": "application/json"}, body)
@@ -205,6 +205,17 @@ def _lost(error) -> tuple[int, dict[str, str], bytes]:
     return 503, {"content-type": "application/json"}, fault.body
 
 
+async def _persist(attempt):
+    """What `attempt` returns, the first time that no worker is lost; the answer of a lost one if that happens every time."""
+    for number in range(ATTEMPTS):
+        try:
+            return await attempt()
+        except Exception as error:  # noqa: BLE001  Serve and Ray have many.
+            if number + 1 == ATTEMPTS:
+                return _lost(error)
+            await asyncio.sleep(number)
+
+
 def _fields(order: Order) -> dict:
     """The request's JSON object; empty if it is none, which the worker refuses."""
     with contextlib.suppress(ValueError):
@@ -223,7 +234,7 @@ def _with_seed(order: Order) -> bytes:
 
 
 def _model(order: Order) -> str:
-    """What a worker must hold for this: the model and the adapters."""
+    """The model and the adapters that a worker needs for this request."""
     fields = _fields(order)
     settings = fields.get("override_settings") or {}
     set_before = [json.loads(body).get("sd_model_checkpoint") for _, path, body in order.shared if path == "sdapi/v1/options"]
@@ -280,18 +291,16 @@ class Front:
         return hmac.compare_digest(given.encode(), f"Bearer {self.client_key}".encode())
 
     async def _ask(self, order: Order):
-        for attempt in range(ATTEMPTS):
-            try:
-                return await self.workers.ask.remote(order)
-            except Exception as error:  # noqa: BLE001  Serve and Ray have many.
-                if attempt + 1 == ATTEMPTS:
-                    return _lost(error)
-                await asyncio.sleep(attempt)
+        async def attempt():
+            return await self.workers.ask.remote(order)
+
+        return await _persist(attempt)
 
     async def _draw(self, order: Order):
         """The answer of a request that draws."""
         order.body = _with_seed(order)
-        for attempt in range(ATTEMPTS):
+
+        async def attempt():
             this = object()
             try:
                 async for kind, *values in self._items(order):
@@ -300,12 +309,10 @@ class Front:
                     else:
                         return values
                 raise Lost("the worker gave no answer")
-            except Exception as error:  # noqa: BLE001
-                if attempt + 1 == ATTEMPTS:
-                    return _lost(error)
-                await asyncio.sleep(attempt)
             finally:
                 self.running.pop(this, None)
+
+        return await _persist(attempt)
 
     def _items(self, order: Order):
         return self.workers.options(stream=True, multiplexed_model_id=_model(order)).draw.remote(order)
@@ -328,29 +335,27 @@ class Front:
         return sum(len(body) for job in self.jobs.values() for _, body in job.pictures)
 
     async def _follow(self, job: Job, order: Order):
-        """Sees to it that a job ends, on another worker if one is lost."""
-        for attempt in range(ATTEMPTS):
-            try:
-                address, job.pictures = "", []
-                async for kind, *values in self._items(order):
-                    if kind == "at":
-                        address = values[0]
-                    elif kind == "answer":
-                        job.answer = values
-                        if values[0] < 300:
-                            job.address, job.own_id = address, json.loads(values[2])["id"]
-                        job.tell()
-                    elif kind == "picture":
-                        job.pictures.append(values)
-                    elif json.loads(values[0])["state"] == "cancelled" and not job.cancelled:
-                        raise Lost("the worker is being ended")
-                    else:
-                        job.end = values[0]
-                break
-            except Exception as error:  # noqa: BLE001
-                if attempt + 1 == ATTEMPTS:
-                    job.answer = job.answer or _lost(error)
-                await asyncio.sleep(attempt)
+        """Runs a job to its end, on another worker if one is lost."""
+
+        async def attempt():
+            address, job.pictures = "", []
+            async for kind, *values in self._items(order):
+                if kind == "at":
+                    address = values[0]
+                elif kind == "answer":
+                    job.answer = values
+                    if values[0] < 300:
+                        job.address, job.own_id = address, json.loads(values[2])["id"]
+                    job.tell()
+                elif kind == "picture":
+                    job.pictures.append(values)
+                elif json.loads(values[0])["state"] == "cancelled" and not job.cancelled:
+                    raise Lost("the worker is being ended")
+                else:
+                    job.end = values[0]
+
+        lost = await _persist(attempt)
+        job.answer = job.answer or lost
         job.ended = True
         job.tell()
 
@@ -371,7 +376,7 @@ class Front:
                 return job.translated(job.answer[2])
             if json.loads(body)["state"] not in LAST:
                 return job.translated(body, own_id)
-            # Whether that is the last state is known when its pictures are here.
+            # A final state counts only once its pictures have arrived here.
             await changed.wait()
         return job.translated(job.end)
 

@@ -77,7 +77,7 @@ impl Artist {
         self.family
     }
 
-    /// Draws what is wanted. `listen` also gets the pictures that were finished before an error.
+    /// Draws the pictures that `wanted` describes and passes each to `listen` as soon as it is finished, even if a later one fails.
     ///
     /// # Errors
     /// Numbers out of range, prompts with mistakes, failures of networks, `Cancelled`.
