@@ -2,12 +2,27 @@
 
 #![allow(clippy::unwrap_used)]
 
-use sdrun_tests::{place::Place, spec::small_model};
+use sdrun::{
+    abi::{Error, NoHost, Precision},
+    bench::{Baseline, BenchOptions, CaseReport, Kind, PrecisionChoice, Status},
+};
+use sdrun_diffusion::{
+    bench::pictures,
+    demo,
+    pipeline::{Files, Parts, Request},
+};
+use sdrun_tests::{
+    lab::{Lab, folder},
+    place::Place,
+    spec::small_model,
+};
 use serde_json::{Value, json};
 use std::{
+    ffi::OsString,
     fs,
     path::{Path, PathBuf},
     process::{Command, Output},
+    time::Duration,
 };
 
 /// The validator's complaint; `None` for a valid document.
@@ -181,6 +196,81 @@ fn whole_pictures_are_measured() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && said.contains(words), "{arguments:?}: {said}");
     }
+}
+
+/// A program in the place of stable-diffusion.cpp: it draws black pictures, and writes down what it was asked for.
+const PAINTER: &str = r#"
+import json, os, struct, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    if "open" in request:
+        asked = request["open"]
+        with open(os.environ["ASKED"], "w") as file:
+            json.dump(asked, file)
+        answer = {"opened": {"system": "Painter", "version": "1", "precision": "fp32", "load_seconds": 0.5}}
+    elif "run" in request:
+        answer = {"seconds": [0.004] * request["run"]}
+    else:
+        shape = [asked["picture"]["height"], asked["picture"]["width"], 3]
+        size = 4 * shape[0] * shape[1] * shape[2]
+        header = json.dumps({"picture": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}}).encode()
+        with open(request["outputs"], "wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header + bytes(size))
+        answer = {"saved": True}
+    print(json.dumps(answer), flush=True)
+"#;
+
+/// Other software gets the picture's settings, and its picture is compared with ours.
+#[test]
+fn other_software_draws_whole_pictures() {
+    let dir = tempfile::tempdir().unwrap();
+    let painter = dir.path().join("painter.py");
+    fs::write(&painter, PAINTER).unwrap();
+    let asked = dir.path().join("asked.json");
+    let python = folder("SDRUN_PYTHON");
+    let env = format!("ASKED={}", asked.display());
+    let command = ["env".as_ref(), env.as_ref(), python.as_os_str(), painter.as_os_str()];
+    let baseline = |name: &str, command| Baseline { name: name.into(), command };
+    let lab = Lab::default();
+    let model = demo::find(demo::NAME, &lab.paths).unwrap().unwrap();
+    let parts = Parts::open(&Files { model: Some(model.clone()), ..Files::default() }, &lab.paths, &NoHost);
+    let parts = parts.unwrap();
+    let request =
+        Request { prompt: "three green stars".into(), steps: Some(2), seed: 7, ..Request::default() };
+    let request = request.resolve(&parts).unwrap();
+    let options = BenchOptions {
+        providers: vec!["ggml".into()],
+        baselines: vec![
+            baseline("painter", Ok(command.map(OsString::from).to_vec())),
+            baseline("away", Err(Error::precondition("is not installed"))),
+        ],
+        min_runs: 3,
+        min_time: Duration::ZERO,
+        ..BenchOptions::default()
+    };
+    let draw = |checkpoint| {
+        let fp32 = PrecisionChoice::Fixed(Precision::Fp32);
+        pictures(&lab.registry, "stars", &parts, checkpoint, &request, fp32, &options, &NoHost, &mut |_| {})
+            .unwrap()
+    };
+    let row =
+        |case: &CaseReport, system: &str| case.rows.iter().find(|row| row.system == system).unwrap().clone();
+    let case = draw(Ok(&model));
+    assert_eq!(row(&case, "ggml").status, Status::Ok);
+    let black = row(&case, "painter");
+    assert_eq!((black.kind, black.status), (Kind::Baseline, Status::Inaccurate), "{black:?}");
+    assert_eq!(black.load_seconds, Some(0.5));
+    assert_eq!(row(&case, "away").status, Status::Absent);
+    let asked: Value = serde_json::from_slice(&fs::read(&asked).unwrap()).unwrap();
+    let picture = &asked["picture"];
+    assert_eq!(asked["model"], json!(model), "{asked}");
+    assert_eq!((&picture["prompt"], &picture["seed"]), (&json!("three green stars"), &json!(7)));
+    assert_eq!((&picture["width"], &picture["sampler"]), (&json!(64), &json!("dpmpp_2m")));
+    let sigmas = picture["sigmas"].as_array().unwrap();
+    assert!(sigmas.len() == 3 && sigmas[0].as_f64().unwrap() > 10.0 && sigmas[2] == json!(0.0), "{picture}");
+
+    let refused = row(&draw(Err("it knows no shapes")), "painter");
+    assert_eq!(refused.reason.as_deref(), Some("painter: it knows no shapes"));
 }
 
 /// What a reader of the page sees, in both themes, at two widths and in print.

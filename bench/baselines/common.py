@@ -60,8 +60,9 @@ class Clock:
 class Request:
     """What the host asks an adapter to open."""
 
-    def __init__(self, model, name, precision, threads, inputs):
+    def __init__(self, model, name, precision, threads, inputs=None, picture=None):
         self.model = model
+        self.picture = picture
         self.name = name
         self.low = precision == "low"
         self.threads = threads

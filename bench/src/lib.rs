@@ -19,6 +19,8 @@ pub struct Baseline {
     pub name: &'static str,
     /// What it is, in a few words.
     pub summary: &'static str,
+    /// Whether it draws whole pictures. The others run single networks.
+    pub draws: bool,
     /// Its adapter, or why there is none.
     adapter: std::result::Result<Adapter, &'static str>,
 }
@@ -38,32 +40,35 @@ const SHARED: &[(&str, &str)] = &[
 ];
 
 macro_rules! baselines {
-    ($($name:literal: $summary:literal,)* ; $($absent:literal: $what:literal, $why:literal;)*) => {
+    (
+        $($name:literal: $draws:literal, $summary:literal;)*
+        absent $($absent:literal: $what:literal, $why:literal;)*
+    ) => {
         /// All systems.
         pub const ALL: &[Baseline] = &[$(Baseline {
             name: $name,
             summary: $summary,
+            draws: $draws,
             adapter: Ok(Adapter {
                 program: include_str!(concat!("../baselines/", $name, ".py")),
                 requirements: include_str!(concat!("../baselines/", $name, ".txt")),
             }),
-        },)* $(Baseline { name: $absent, summary: $what, adapter: Err($why) },)*];
+        },)* $(Baseline { name: $absent, summary: $what, draws: false, adapter: Err($why) },)*];
     };
 }
 
 baselines! {
-    "pytorch": "PyTorch, eager",
-    "torch-compile": "PyTorch with torch.compile (Inductor)",
-    "onnxruntime": "ONNX Runtime's Python package",
-    "openvino": "OpenVINO's Python package",
-    "iree": "IREE, compiled for this processor",
-    "tvm": "Apache TVM (Relax)",
-    "executorch": "ExecuTorch with XNNPACK",
-    "jax-xla": "XLA through JAX",
-    "ggml-compiler": "ggml-compiler",
-    ;
-    "stable-diffusion.cpp": "stable-diffusion.cpp (only whole pictures)",
-    "it draws whole pictures from a checkpoint and has no call that runs one network";
+    "pytorch": false, "PyTorch, eager";
+    "torch-compile": false, "PyTorch with torch.compile (Inductor)";
+    "onnxruntime": false, "ONNX Runtime's Python package";
+    "openvino": false, "OpenVINO's Python package";
+    "iree": false, "IREE, compiled for this processor";
+    "tvm": false, "Apache TVM (Relax)";
+    "executorch": false, "ExecuTorch with XNNPACK";
+    "jax-xla": false, "XLA through JAX";
+    "ggml-compiler": false, "ggml-compiler";
+    "stable-diffusion.cpp": true, "stable-diffusion.cpp (whole pictures)";
+    absent
     "tensorrt": "TensorRT (needs an NVIDIA GPU)",
     "it needs an NVIDIA GPU, and sdrun cannot measure it yet; `trtexec --onnx=MODEL` does";
     "migraphx-driver": "MIGraphX's own tool (needs an AMD GPU)",

@@ -159,7 +159,7 @@ impl Studio {
         let whole = &JobHost { job, skips: false };
         thread::scope(|scope| {
             // Leaving out a picture does not stop it.
-            let mut files = Recording::start(scope, &draw.recipe, opened, &self.library.paths, whole);
+            let mut files = Recording::start(scope, &draw.recipe, opened, &self.library.paths, whole, |_| ());
             let mut group = group.clone();
             while group.count > 0 {
                 let resolved = group.resolve(request, opened)?;

@@ -119,11 +119,28 @@ fn named(names: &[String]) -> anyhow::Result<Vec<&'static Baseline>> {
     Ok(names.iter().map(find).collect::<Result<_, _>>()?)
 }
 
-/// The baselines to measure. One that isn't installed gets a row that says how to install it.
-pub(crate) fn chosen(names: &[String], paths: &Paths) -> anyhow::Result<Vec<bench::Baseline>> {
-    let of = |baseline: &'static Baseline| bench::Baseline {
-        name: baseline.name.into(),
-        command: baseline.command(&paths.data),
-    };
-    Ok(named(names)?.into_iter().map(of).collect())
+/// The baselines to measure with whole pictures, or with networks; `all` means those that do what is measured. One that is not installed
+/// gets a row that says so.
+pub(crate) fn chosen(
+    names: &[String],
+    pictures: bool,
+    paths: &Paths,
+) -> anyhow::Result<Vec<bench::Baseline>> {
+    let all = means_all(names);
+    let mut chosen = Vec::new();
+    for baseline in named(names)? {
+        if baseline.draws == pictures {
+            let command = baseline.command(&paths.data);
+            chosen.push(bench::Baseline { name: baseline.name.into(), command });
+        } else if !all {
+            let (what, hint) = match baseline.draws {
+                true => {
+                    ("draws whole pictures and runs no single network", "measure it with --suite pipeline")
+                }
+                false => ("runs networks, not whole pictures", "leave out --baseline, or take another suite"),
+            };
+            return Err(Error::invalid(format!("{} {what}", baseline.name)).with_hint(hint).into());
+        }
+    }
+    Ok(chosen)
 }

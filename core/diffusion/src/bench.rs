@@ -4,33 +4,41 @@ use crate::pipeline::{self, Engines, Event, Kept, Parts, Resolved, generate};
 use sdrun::{
     BuildOptions, CachePolicy, HostTensor, Isolation, Provider, Registry, Result, Tensors, Wishes,
     abi::{Device, Error, Host, Precision, RuntimeInfo},
-    bench::{self, BenchOptions, CaseReport, Contender, Field, Kind, PrecisionChoice, Row, Title},
+    bench::{
+        self, BenchOptions, CaseReport, Contender, Field, Kind, PrecisionChoice, Row, Task, Title, What,
+    },
     verify::Tolerance,
     worker::Limits,
 };
-use std::time::Instant;
+use serde_json::{Value, json};
+use std::{path::Path, time::Instant};
 
 /// Name of the only output: red, green and blue from 0 to 1, `[height, width, 3]`.
 const PICTURE: &str = "picture";
 
 /// Lets each provider of `providers` draw the picture of `request` in turns, and compares the pictures with that of the reference
-/// provider in fp32. The first run also builds and loads the networks.
+/// provider in fp32. The first run also builds and loads the networks. Baselines draw it with `checkpoint`, the file that holds all of
+/// `parts`; `Err` says why they cannot.
 ///
 /// # Errors
-/// `Cancelled` if `host` cancels. A failure of a provider is reported in its row.
+/// `Cancelled` if `host` cancels. A failure of a provider or a baseline is reported in its row.
 #[expect(clippy::too_many_arguments, reason = "each is a thing of its own")]
 pub fn pictures(
     registry: &Registry,
     name: &str,
     parts: &Parts,
+    checkpoint: std::result::Result<&Path, &str>,
     request: &Resolved,
     precision: PrecisionChoice,
     options: &BenchOptions,
     host: &dyn Host,
     listen: &mut dyn FnMut(bench::Event<'_>),
 ) -> Result<CaseReport> {
-    let mut systems =
-        Systems { registry, parts, request, precision, options, host, ids: options.providers.clone() };
+    let scratch = registry.paths().scratch()?;
+    let folder = tempfile::tempdir_in(&scratch).map_err(|e| Error::io("create a folder in", &scratch, &e))?;
+    let ids = options.providers.clone();
+    let folder = folder.path();
+    let mut systems = Systems { registry, parts, checkpoint, request, precision, options, host, ids, folder };
     if systems.ids.is_empty() {
         systems.ids = registry.usable().iter().map(|provide| provide.id.clone()).collect();
     }
@@ -47,11 +55,15 @@ pub fn pictures(
 struct Systems<'a> {
     registry: &'a Registry,
     parts: &'a Parts,
+    checkpoint: std::result::Result<&'a Path, &'a str>,
     request: &'a Resolved,
     precision: PrecisionChoice,
     options: &'a BenchOptions,
     host: &'a dyn Host,
+    /// The providers.
     ids: Vec<String>,
+    /// For pictures of baselines.
+    folder: &'a Path,
 }
 
 impl<'a> Systems<'a> {
@@ -95,7 +107,9 @@ impl<'a> Systems<'a> {
 
 impl<'a> Field<'a> for Systems<'a> {
     fn systems(&self) -> Vec<(String, Kind)> {
-        self.ids.iter().map(|id| (id.clone(), Kind::Provider)).collect()
+        let providers = self.ids.iter().map(|id| (id.clone(), Kind::Provider));
+        let baselines = self.options.baselines.iter().map(|baseline| (baseline.name.clone(), Kind::Baseline));
+        providers.chain(baselines).collect()
     }
 
     fn open(
@@ -104,6 +118,20 @@ impl<'a> Field<'a> for Systems<'a> {
         row: &mut Row,
         listen: &mut dyn FnMut(bench::Event<'_>),
     ) -> Result<Box<dyn Contender + 'a>> {
+        if let Some(baseline) = at.checked_sub(self.ids.len()).map(|at| &self.options.baselines[at]) {
+            let model = self.checkpoint.map_err(|why| {
+                let error = Error::unsupported(why);
+                sdrun::Error::Provider { provider: baseline.name.clone(), error }
+            })?;
+            let task = Task {
+                model,
+                name: None,
+                precision: self.precision,
+                what: What::Picture(settings(self.request, self.parts)),
+                folder: self.folder,
+            };
+            return baseline.open(row, &task, self.options, self.host, listen);
+        }
         listen(bench::Event::Phase("init"));
         let id = self.ids[at].clone();
         Ok(Box::new(self.artist(&id, self.precision, row)?))
@@ -118,6 +146,21 @@ impl<'a> Field<'a> for Systems<'a> {
             _ => Tolerance { relative_error: None, cosine: 0.95 },
         }
     }
+}
+
+/// A picture's settings for baselines.
+fn settings(request: &Resolved, parts: &Parts) -> Value {
+    let (_, sigmas) = request.levels(parts, [request.width, request.height], request.steps, None);
+    json!({
+        "prompt": request.prompt,
+        "width": request.width,
+        "height": request.height,
+        "sampler": request.sampler.name(),
+        "sigmas": sigmas,
+        "guidance": request.guidance.scale,
+        "distilled_guidance": request.distilled_guidance,
+        "seed": request.seed,
+    })
 }
 
 /// A provider that draws, with its networks.

@@ -5,6 +5,7 @@ use crate::files;
 use clap::ValueEnum;
 use sdrun::bench::{Report, Row};
 use std::{
+    collections::BTreeSet,
     io::{self, Write},
     path::{Path, PathBuf},
 };
@@ -143,9 +144,10 @@ fn quoted(field: &str) -> String {
 /// A heading, a table and remarks per case.
 fn markdown(report: &Report) -> String {
     let mut text = String::new();
+    let mut said = BTreeSet::new();
     for case in &report.cases {
         text += &format!("### {}\n\n{}\n\n", table::title(case), table::markdown_table(case));
-        for remark in table::remarks(case) {
+        for remark in table::remarks(case, &mut said) {
             text += &format!("- {remark}\n");
         }
         text += "\n";

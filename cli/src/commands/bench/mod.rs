@@ -151,7 +151,7 @@ enum Command {
 }
 
 /// A set of built-in models.
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Suite {
     Quick,
     Full,
@@ -308,7 +308,7 @@ fn options(args: &Args, registry: &Registry, context: &Context) -> anyhow::Resul
     let is_quick = args.models.is_empty() && !matches!(args.suite, Some(Suite::Full | Suite::Pipeline));
     Ok(BenchOptions {
         providers: args.providers.clone(),
-        baselines: baseline::chosen(&args.baselines, registry.paths())?,
+        baselines: baseline::chosen(&args.baselines, args.suite == Some(Suite::Pipeline), registry.paths())?,
         device: args.device.clone(),
         threads: args.threads.or(context.config.threads).map(NonZeroUsize::get),
         min_runs: args.min_runs.get(),

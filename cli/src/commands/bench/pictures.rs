@@ -10,6 +10,7 @@ use sdrun_diffusion::{
     bench, demo,
     pipeline::{Files, Parts, Request, Resolved},
 };
+use std::path::PathBuf;
 
 /// What is drawn of the demo model, which knows few words.
 const SCENE: &str = "a red circle left of a blue square";
@@ -20,6 +21,8 @@ const PROMPT: &str = "a lighthouse on a cliff at dusk, waves below, oil painting
 pub(super) struct Pictures {
     name: String,
     parts: Parts,
+    /// The file for other software, or why there is none.
+    checkpoint: Result<PathBuf, &'static str>,
     request: Resolved,
 }
 
@@ -34,10 +37,6 @@ pub(super) fn open(
     let refuse = |what: &str, hint: &str| Err(Error::invalid(what).with_hint(hint).into());
     if !shapes.shapes()?.is_empty() {
         return refuse("whole pictures have the size of the model's family", "leave out --shape");
-    }
-    if let Some(baseline) = options.baselines.first() {
-        let what = format!("{} runs networks, not whole pictures", baseline.name);
-        return refuse(&what, "leave out --baseline, or take another suite");
     }
     if options.bake || !files.embeddings.is_empty() || files.base.len() > 1 {
         return refuse(
@@ -68,7 +67,14 @@ pub(super) fn open(
         request.height,
         request.steps
     );
-    Ok(Pictures { name, parts, request })
+    let checkpoint = match given {
+        Some(_) if !files.adapters.is_empty() => {
+            Err("it was not given the LoRAs, so its pictures would differ")
+        }
+        Some(file) => Ok(file.clone()),
+        None => Err("it cannot draw with the demo model; name a checkpoint"),
+    };
+    Ok(Pictures { name, parts, checkpoint, request })
 }
 
 impl Pictures {
@@ -85,8 +91,11 @@ impl Pictures {
         let precisions = if precisions.is_empty() { &default[..] } else { precisions };
         let mut report = Report::new();
         for precision in precisions {
-            let (name, parts, request) = (&self.name, &self.parts, &self.request);
-            let case = bench::pictures(registry, name, parts, request, *precision, options, host, listen)?;
+            let Self { name, parts, checkpoint, request } = self;
+            let checkpoint = checkpoint.as_deref().map_err(|why| *why);
+            let case = bench::pictures(
+                registry, name, parts, checkpoint, request, *precision, options, host, listen,
+            )?;
             report.cases.push(case);
         }
         Ok(report)

@@ -3,7 +3,10 @@
 use crate::format;
 use comfy_table::{ContentArrangement, Table, presets};
 use sdrun::bench::{CaseReport, Environment, Kind, Ratio, Report, Row, Status};
-use std::io::{self, IsTerminal, Write};
+use std::{
+    collections::BTreeSet,
+    io::{self, IsTerminal, Write},
+};
 
 /// A column: its header, how early it leaves a narrow table (the largest number first), and its cells.
 struct Column {
@@ -103,10 +106,11 @@ pub(super) fn width() -> usize {
 
 pub(super) fn show(out: &mut dyn Write, report: &Report, width: usize) -> io::Result<()> {
     writeln!(out, "sdrun {} on {}", report.sdrun_version, machine(&report.environment))?;
+    let mut said = BTreeSet::new();
     for case in &report.cases {
         writeln!(out, "\n{}", title(case))?;
         writeln!(out, "{}", table(case, width))?;
-        for line in remarks(case) {
+        for line in remarks(case, &mut said) {
             writeln!(out, "  {line}")?;
         }
     }
@@ -227,15 +231,16 @@ fn verdict(row: &Row) -> String {
     }
 }
 
-/// Reasons and warnings, which are too long for a cell.
-pub(super) fn remarks(case: &CaseReport) -> Vec<String> {
+/// Reasons and warnings, which are too long for a cell. `said` has the reasons below earlier tables, which are not repeated: a provider
+/// without its runtime is absent from each.
+pub(super) fn remarks(case: &CaseReport, said: &mut BTreeSet<String>) -> Vec<String> {
     let mut remarks = Vec::new();
     for row in ordered(case) {
         let own = format!("{}: ", name(row));
         // Errors already begin with the system's name.
         let begin = format!("{}: ", row.system);
         let reason = row.reason.as_ref().map(|why| why.strip_prefix(&begin).unwrap_or(why));
-        remarks.extend(reason.map(|why| format!("{own}{why}")));
+        remarks.extend(reason.map(|why| format!("{own}{why}")).filter(|line| said.insert(line.clone())));
         remarks.extend(row.refit.iter().map(|refit| format!("{own}{}", format::refit(refit))));
         remarks.extend(row.warnings.iter().map(|what| format!("{own}warning: {what}")));
     }
@@ -311,7 +316,8 @@ pub(super) mod tests {
 
     #[test]
     fn ranked_rows_come_first_and_reasons_follow() {
-        let report = report();
+        let mut report = report();
+        report.cases.push(report.cases[0].clone());
         let mut out = Vec::new();
         show(&mut out, &report, usize::MAX).unwrap();
         let text = String::from_utf8(out).unwrap();
@@ -336,6 +342,8 @@ pub(super) mod tests {
         }
         place("  wrong: output \"y\" is too far");
         place("  away: the runtime, \"x\", is not installed");
+        let times = |what: &str| text.matches(what).count();
+        assert_eq!((times("compared with ref"), times("is not installed")), (2, 1), "{text}");
     }
 
     /// A narrow table has fewer columns, and no line is longer than the terminal.

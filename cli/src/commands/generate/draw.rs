@@ -1,8 +1,7 @@
 //! Draws the pictures of a command.
 
 use super::{
-    Args, explain, hashing::Hashing, listener::Listener, output::numbered, preview::Preview, report::Report,
-    upscaling, wanted,
+    Args, explain, listener::Listener, output::numbered, preview::Preview, report::Report, upscaling, wanted,
 };
 use crate::{
     context::Context,
@@ -13,8 +12,8 @@ use sdrun::{Registry, abi::Host};
 use sdrun_diffusion::{
     metadata::Record,
     pipeline::{
-        self, Engines, Event, Group, Kept, Opened, Parts, Progress, Recipe, Request, Resolved, Wanted,
-        Wildcards, groups, warnings,
+        self, Engines, Event, Group, Kept, Opened, Parts, Progress, Recipe, Recording, Request, Resolved,
+        Wanted, Wildcards, groups, warnings,
     },
 };
 use std::{thread, time::Instant};
@@ -119,8 +118,11 @@ impl Session<'_> {
     fn draw(&mut self, opened: &Opened, request: &Resolved, group: &Group) -> anyhow::Result<()> {
         let Self { registry, engines, host, from, recipe, .. } = *self;
         thread::scope(|scope| {
-            let files = (!self.args.no_metadata)
-                .then(|| Hashing::start(scope, recipe, opened, registry.paths(), from));
+            let files = (!self.args.no_metadata).then(|| {
+                Recording::start(scope, recipe, opened, registry.paths(), host, move |found| {
+                    compare(from, found);
+                })
+            });
             let mut listener = Listener {
                 parts: &opened.parts,
                 request,
@@ -134,5 +136,17 @@ impl Session<'_> {
             pipeline::generate(registry, &opened.parts, request, engines, host, &mut hear)?;
             listener.fault.map_or(Ok(()), Err)
         })
+    }
+}
+
+/// Says how the model differs from that of the picture `from`.
+fn compare(from: Option<&Record>, found: &Record) {
+    let (Some(old), Some(new)) = (from.and_then(|from| from.model.as_ref()), &found.model) else { return };
+    if old.hash.is_some() && new.hash.is_some() && old.hash != new.hash {
+        tracing::warn!(
+            "the picture was made with the model {}, whose file differs from {}",
+            old.name,
+            new.name
+        );
     }
 }

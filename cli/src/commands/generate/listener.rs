@@ -2,13 +2,12 @@
 
 use super::{
     draw::Session,
-    hashing::Hashing,
     output::{numbered, write},
     report::{Drawn, Line, log, step_line},
 };
 use sdrun_diffusion::{
     metadata::Record,
-    pipeline::{Event, Group, LoadedNetwork, Parts, Picture, Resolved},
+    pipeline::{Event, Group, LoadedNetwork, Parts, Picture, Recording, Resolved},
 };
 use std::time::Instant;
 
@@ -18,7 +17,7 @@ pub(super) struct Listener<'a, 's> {
     pub(super) request: &'a Resolved,
     pub(super) parts: &'a Parts,
     /// For the pictures' metadata.
-    pub(super) files: Option<Hashing<'a>>,
+    pub(super) files: Option<Recording<'a>>,
     /// Which pictures the request draws.
     pub(super) group: &'a Group,
     /// What the progress bar says.
@@ -158,11 +157,14 @@ impl Listener<'_, '_> {
 
     /// Writes a picture.
     fn keep(&mut self, picture: Picture) {
-        let Session { args, context, task, report, .. } = &mut *self.session;
+        let Session { args, task, report, .. } = &mut *self.session;
         let file = numbered(&args.output, report.pictures.len());
         let (seed, variation) = (picture.seed, picture.variation);
         let record = self.files.as_mut().map(|files| {
-            let files = files.record(task, context);
+            if files.is_running() {
+                task.rename("hashing the model for the picture's metadata");
+            }
+            let files = files.found();
             // A text encoder isn't loaded again if its prompts were encoded before, so this lists earlier networks too.
             let networks = report.networks.iter().map(LoadedNetwork::record).collect();
             Record { networks, ..self.request.record(files, seed, variation) }

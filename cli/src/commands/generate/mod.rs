@@ -2,7 +2,6 @@
 
 mod draw;
 mod explain;
-mod hashing;
 mod inputs;
 mod listener;
 mod model;

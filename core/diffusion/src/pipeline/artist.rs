@@ -113,7 +113,7 @@ impl Artist {
                 listen(Told::Warnings(unusual));
             }
             thread::scope(|scope| {
-                let mut files = Recording::start(scope, &self.recipe, &opened, paths, host);
+                let mut files = Recording::start(scope, &self.recipe, &opened, paths, host, |_| ());
                 let mut hear = |event: Event<'_>| match event {
                     Event::Picture(picture) => {
                         let record = resolved.record(files.found(), picture.seed, picture.variation);

@@ -7,10 +7,14 @@ use crate::{
 };
 use sdrun::{
     Paths,
-    abi::{self, ErrorCode, Host},
+    abi::{self, ErrorCode, Flow, Host, LogLevel},
 };
 use std::{
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     thread::{Scope, ScopedJoinHandle},
 };
 
@@ -140,33 +144,74 @@ impl Recipe {
     }
 }
 
-/// The record of a recipe's files, made while the pictures are drawn: hashing a large file takes seconds, once.
+/// The record of a recipe's files, made in a thread while the pictures are drawn: hashing a large file takes seconds, once. Dropping
+/// this stops the thread.
 pub struct Recording<'s> {
     /// The thread that makes it, until it is done.
     thread: Option<ScopedJoinHandle<'s, Record>>,
     found: Record,
+    stop: Arc<AtomicBool>,
 }
 
 impl<'s> Recording<'s> {
-    /// Starts the thread. It ends early if `host` cancels.
+    /// Starts the thread. It passes the finished record to `then`. It ends early if `host` cancels, and reports no progress, because
+    /// the drawing does.
     pub fn start(
         scope: &'s Scope<'s, '_>,
         recipe: &'s Recipe,
         opened: &'s Opened,
         paths: &'s Paths,
         host: &'s dyn Host,
+        then: impl FnOnce(&Record) + Send + 's,
     ) -> Self {
-        let thread = scope.spawn(move || recipe.record(opened, paths, host));
-        Recording { thread: Some(thread), found: Record::of_sdrun() }
+        let stop = Arc::new(AtomicBool::new(false));
+        let host = Quiet { host, stop: stop.clone() };
+        let thread = scope.spawn(move || {
+            let found = recipe.record(opened, paths, &host);
+            then(&found);
+            found
+        });
+        Recording { thread: Some(thread), found: Record::of_sdrun(), stop }
     }
 
-    /// Waits for the record.
+    /// Whether [`Self::found`] has to wait.
+    pub fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Waits for the record. After a cancel, names without hashes remain.
     pub fn found(&mut self) -> &Record {
         if let Some(thread) = self.thread.take() {
             // A thread that panicked has found nothing.
             self.found = thread.join().unwrap_or_else(|_| Record::of_sdrun());
         }
         &self.found
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+    }
+}
+
+/// The host of a thread that works beside another one.
+struct Quiet<'a> {
+    host: &'a dyn Host,
+    stop: Arc<AtomicBool>,
+}
+
+impl Host for Quiet<'_> {
+    fn log(&self, level: LogLevel, target: &str, message: &str) {
+        self.host.log(level, target, message);
+    }
+
+    fn progress(&self, _: &str, _: u64, _: u64) -> Flow {
+        if self.cancelled() { Flow::Cancel } else { Flow::Continue }
+    }
+
+    fn cancelled(&self) -> bool {
+        self.stop.load(Relaxed) || self.host.cancelled()
     }
 }
 
@@ -178,4 +223,33 @@ fn known(hash: Result<String, abi::Error>) -> Option<String> {
         }
     };
     hash.inspect_err(fault).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sdrun::abi::NoHost;
+    use std::{fs::File, sync::Mutex};
+
+    #[test]
+    fn a_dropped_recording_stops() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths::for_user(Some(dir.path()), Some(dir.path())).unwrap();
+        let mut recipe = Recipe::default();
+        recipe.files.model = Some(demo::NAME.into());
+        recipe.find_demo(&paths).unwrap();
+        let opened = recipe.open("a red circle", "", &paths, &NoHost).unwrap();
+
+        // Zeros that take no space on the disk, and a minute to hash.
+        let large = dir.path().join("large.safetensors");
+        File::create(&large).unwrap().set_len(100 << 30).unwrap();
+        let recipe = Recipe { refiner: Some(large), ..recipe };
+        let found = Mutex::new(None);
+        std::thread::scope(|scope| {
+            let keep = |record: &Record| *found.lock().unwrap() = Some(record.clone());
+            drop(Recording::start(scope, &recipe, &opened, &paths, &NoHost, keep));
+        });
+        let refiner = found.into_inner().unwrap().unwrap().refiner.unwrap();
+        assert_eq!((refiner.name.as_str(), refiner.hash), ("large", None));
+    }
 }

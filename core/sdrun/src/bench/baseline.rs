@@ -4,13 +4,13 @@
 //!
 //! | request | answer |
 //! |---|---|
-//! | `{"open": {"model", "name", "precision", "threads", "inputs"}}` | `{"opened": {"system", "version", "precision", "settings", "build_seconds", "load_seconds"}}` |
+//! | `{"open": {"model", "name", "precision", "threads", "inputs", "picture"}}` | `{"opened": {"system", "version", "precision", "settings", "build_seconds", "load_seconds"}}` |
 //! | `{"run": 3}` | `{"seconds": [0.1, 0.1, 0.1]}` |
 //! | `{"outputs": "FILE"}`: write them as safetensors | `{"saved": true}` |
 //!
 //! or with `{"error": "why"}`. At the end of its input it exits.
 
-use super::{BenchOptions, Case, Event, PrecisionChoice, Row, contender::Contender};
+use super::{BenchOptions, Event, PrecisionChoice, Row, contender::Contender};
 use crate::{Error, HostTensor, Result, Tensors, memory::peak_rss};
 use safetensors::{SafeTensors, tensor::TensorView};
 use sdrun_abi::{DType, Error as AbiError, ErrorCode, Host, Precision, RuntimeInfo};
@@ -40,18 +40,32 @@ pub struct Baseline {
     pub command: sdrun_abi::Result<Vec<OsString>>,
 }
 
-/// A model's files for baselines.
-pub(super) struct Files<'a> {
-    /// The model, with its weights.
-    pub(super) model: &'a Path,
-    /// The inputs.
-    pub(super) inputs: &'a Path,
+/// What a baseline does.
+#[derive(Clone, Debug)]
+pub struct Task<'a> {
+    /// The file of the model, with its weights.
+    pub model: &'a Path,
+    /// The model's name, if it is built in.
+    pub name: Option<&'a str>,
+    /// The precision.
+    pub precision: PrecisionChoice,
+    /// What it computes.
+    pub what: What<'a>,
     /// A folder for outputs.
-    pub(super) folder: &'a Path,
+    pub folder: &'a Path,
+}
+
+/// What a baseline computes.
+#[derive(Clone, Debug)]
+pub enum What<'a> {
+    /// The outputs of a network, from the inputs in this safetensors file.
+    Network(&'a Path),
+    /// A picture with these settings, which `bench/baselines/README.md` lists.
+    Picture(Value),
 }
 
 /// The process of a baseline.
-pub(super) struct Running {
+struct Running {
     name: String,
     child: Child,
     requests: Option<ChildStdin>,
@@ -80,47 +94,6 @@ const PATIENCE: Duration = Duration::from_millis(50);
 const LONGEST_ANSWER: u64 = 4 << 20;
 /// How many lines of its standard error an error may quote.
 const LAST_WORDS: usize = 3;
-
-/// Starts the baseline `row.system` and lets it load the case. `row` gets what it tells.
-pub(super) fn open(
-    row: &mut Row,
-    command: &[OsString],
-    case: &Case<'_>,
-    files: &Files<'_>,
-    options: &BenchOptions,
-    host: &dyn Host,
-    listen: &mut dyn FnMut(Event<'_>),
-) -> Result<Running> {
-    let name = row.system.clone();
-    listen(Event::Phase("init"));
-    let started = Instant::now();
-    let mut running = Running::start(&name, command, options.time_limit, files.folder)?;
-    row.init_seconds = Some(started.elapsed().as_secs_f64());
-    listen(Event::Phase("build"));
-    let precision = match case.precision {
-        PrecisionChoice::Fixed(Precision::Fp32) => "fp32",
-        PrecisionChoice::BestLow => "low",
-        PrecisionChoice::Fixed(other) => {
-            let message = format!("baselines run in fp32 or in their best low precision, not in {other}");
-            return Err(named(&name, AbiError::unsupported(message)));
-        }
-    };
-    let request = json!({ "open": {
-        "model": files.model,
-        "name": case.model.builtin().map(|builtin| builtin.name),
-        "precision": precision,
-        "threads": options.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, Into::into)),
-        "inputs": files.inputs,
-    } });
-    let opened: Opened = running.ask(&request, "opened", host)?;
-    row.runtime = Some(RuntimeInfo::new(opened.system, opened.version, None));
-    row.precision = Some(opened.precision);
-    row.settings = opened.settings.split(", ").filter(|part| !part.is_empty()).map(str::to_string).collect();
-    row.build_seconds = opened.build_seconds;
-    row.load_seconds = opened.load_seconds;
-    row.memory.load_bytes = peak_rss(running.child.id());
-    Ok(running)
-}
 
 impl Contender for Running {
     fn outputs(&mut self, host: &dyn Host) -> Result<Tensors> {
@@ -157,9 +130,59 @@ impl Contender for Running {
 }
 
 impl Baseline {
-    /// The command to start it.
-    pub(super) fn command(&self) -> Result<&[OsString]> {
-        self.command.as_deref().map_err(|error| named(&self.name, error.clone()))
+    /// Starts its process and lets it load the model. `row` gets what it tells.
+    ///
+    /// # Errors
+    /// Why it cannot run here; errors of the process and what it says; `DeadlineExceeded`; `Cancelled` if `host` cancels.
+    pub fn open(
+        &self,
+        row: &mut Row,
+        task: &Task<'_>,
+        options: &BenchOptions,
+        host: &dyn Host,
+        listen: &mut dyn FnMut(Event<'_>),
+    ) -> Result<Box<dyn Contender>> {
+        let name = &self.name;
+        let command = self.command.as_deref().map_err(|error| named(name, error.clone()))?;
+        let precision = match task.precision {
+            PrecisionChoice::Fixed(Precision::Fp32) => "fp32",
+            PrecisionChoice::BestLow => "low",
+            PrecisionChoice::Fixed(other) => {
+                let message = format!("baselines run in fp32 or in their best low precision, not in {other}");
+                return Err(named(name, AbiError::unsupported(message)));
+            }
+        };
+        listen(Event::Phase("init"));
+        let started = Instant::now();
+        let mut running = Running::start(name, command, options.time_limit, task.folder)?;
+        row.init_seconds = Some(started.elapsed().as_secs_f64());
+        listen(Event::Phase("build"));
+        let (inputs, picture) = match &task.what {
+            What::Network(inputs) => (Some(inputs), None),
+            What::Picture(settings) => (None, Some(settings)),
+        };
+        let request = json!({ "open": {
+            "model": task.model,
+            "name": task.name,
+            "precision": precision,
+            "threads": options.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, Into::into)),
+            "inputs": inputs,
+            "picture": picture,
+        } });
+        let opened: Opened = running.ask(&request, "opened", host)?;
+        row.runtime = Some(RuntimeInfo::new(opened.system, opened.version, None));
+        row.precision = Some(opened.precision);
+        row.settings =
+            opened.settings.split(", ").filter(|part| !part.is_empty()).map(str::to_string).collect();
+        row.build_seconds = opened.build_seconds;
+        row.load_seconds = opened.load_seconds;
+        row.memory.load_bytes = peak_rss(running.child.id());
+        Ok(Box::new(running))
+    }
+
+    /// Why it cannot run here.
+    pub(super) fn check(&self) -> Result<()> {
+        self.command.as_ref().map(drop).map_err(|error| named(&self.name, error.clone()))
     }
 }
 

@@ -18,7 +18,7 @@ mod report;
 mod rounds;
 mod stats;
 
-pub use baseline::Baseline;
+pub use baseline::{Baseline, Task, What};
 pub use contender::{Contender, Field};
 pub use disturbance::Disturbance;
 pub(crate) use environment::graphics_drivers;

@@ -1,7 +1,8 @@
 //! A model as a case: providers and baselines that run it.
 
 use super::{
-    BenchOptions, Case, Event, Kind, Row, baseline,
+    BenchOptions, Case, Event, Kind, Row,
+    baseline::{self, Task, What},
     contender::{Contender, Field},
     provider,
 };
@@ -49,11 +50,18 @@ impl<'a> Field<'a> for Systems<'a> {
                 provider::open(row, registry, case, inputs, options, self.isolation, self.host, listen)?;
             return Ok(Box::new(opened));
         };
-        let command = baseline.command()?;
+        // Writing the model may take long.
+        baseline.check()?;
         let host = self.host;
         let Written { folder, model, inputs } = self.written()?;
-        let files = baseline::Files { model, inputs, folder: folder.path() };
-        Ok(Box::new(baseline::open(row, command, case, &files, options, host, listen)?))
+        let task = Task {
+            model,
+            name: case.model.builtin().map(|builtin| &*builtin.name),
+            precision: case.precision,
+            what: What::Network(inputs),
+            folder: folder.path(),
+        };
+        Ok(baseline.open(row, &task, options, host, listen)?)
     }
 
     fn tolerance(&self, precision: Precision, reference: &Tensors) -> Tolerance {
