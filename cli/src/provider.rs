@@ -37,7 +37,7 @@ pub(crate) struct ProviderArgs {
 }
 
 impl ProviderArgs {
-    /// Where the provider's code runs: in a worker if `isolate` is true or there is a time limit.
+    /// Where the provider's code runs: in a worker if it needs a vendor's runtime, if `isolate` is true, or if there is a time limit.
     pub(crate) fn isolation(&self, isolate: bool) -> Isolation {
         isolation(isolate, self.time_limit)
     }
@@ -163,8 +163,10 @@ impl ProviderArgs {
     }
 }
 
-/// Isolation with one limit for every call.
+/// Isolation with one limit for every call. A crash of a vendor's library is always an error, because users cannot know which models are
+/// safe.
 pub(crate) fn isolation(worker: bool, limit: Option<Duration>) -> Isolation {
     let limits = Limits { init: limit, build: limit, session: limit, run: limit, cancel: Some(CANCEL_LIMIT) };
-    Isolation { worker: worker || limit.is_some(), limits, ..Isolation::default() }
+    let worker = worker || limit.is_some();
+    Isolation { worker, runtimes_in_worker: true, limits, ..Isolation::default() }
 }

@@ -374,7 +374,7 @@ impl Host for JobHost<'_> {
     }
 }
 
-/// A lane for the provider and the device that a user names.
+/// A lane for the provider and the device that a user names, with providers of its own: lanes work at the same time.
 ///
 /// # Errors
 /// Providers and devices that cannot be opened.
@@ -387,5 +387,5 @@ pub fn lane(registry: &Registry, provider: Option<&str>, wishes: Wishes) -> sdru
             Some((provider, device))
         }
     };
-    Ok(Lane { only, wishes })
+    Ok(Lane { only, wishes: wishes.with_own_providers() })
 }

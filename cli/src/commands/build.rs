@@ -51,7 +51,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     dump_graph: Option<PathBuf>,
 
-    /// Run the provider in a worker process, so that a crash in it becomes an error
+    /// Run the provider in a worker process even if it needs no vendor's runtime; those that do always run in one, so that a crash in it
+    /// becomes an error
     #[arg(long)]
     isolate: bool,
 

@@ -37,7 +37,8 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "FILE.sdengine")]
     output: Option<PathBuf>,
 
-    /// Run the provider in a worker process, so that a crash in it becomes an error
+    /// Run the provider in a worker process even if it needs no vendor's runtime; those that do always run in one, so that a crash in it
+    /// becomes an error
     #[arg(long)]
     isolate: bool,
 

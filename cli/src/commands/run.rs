@@ -42,7 +42,8 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with_all = ["rebuild", "no_cache"])]
     no_build: bool,
 
-    /// Run the provider in a worker process, so that a crash in it becomes an error
+    /// Run the provider in a worker process even if it needs no vendor's runtime; those that do always run in one, so that a crash in it
+    /// becomes an error
     #[arg(long)]
     isolate: bool,
 

@@ -72,7 +72,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", help_heading = "Provider")]
     threads: Option<NonZeroUsize>,
 
-    /// Run providers in worker processes, so that a crash in one becomes an error
+    /// Run providers in worker processes even if they need no vendor's runtime; those that do always run in one, so that a crash in it
+    /// becomes an error
     #[arg(long, help_heading = "Provider")]
     isolate: bool,
 

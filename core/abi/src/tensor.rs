@@ -104,7 +104,7 @@ impl OutputSink for VecSink {
                 .dtype
                 .bytes_of(&spec.shape)
                 .ok_or_else(|| Error::invalid(format!("output shape {:?} is too large", spec.shape)))?;
-            buffer.resize(len);
+            buffer.resize(len)?;
         }
         self.specs = outputs.to_vec();
         Ok(self.buffers.iter_mut().map(|b| &mut **b).collect())

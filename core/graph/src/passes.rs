@@ -41,7 +41,7 @@ pub use cse::merge_common_subexpressions;
 pub use dead::eliminate_dead;
 pub use defer_biases::defer_biases;
 pub use expand_biases::expand_biases;
-pub use fold::{FOLD_BUDGET, fold_constants};
+pub use fold::{FoldBudget, fold_constants};
 pub use fold_batch_norms::fold_batch_norms;
 pub use fuse_attention::{absorb_heads, fuse_attention};
 pub use fuse_gelu::{fuse_gelu, fuse_swish};
@@ -141,7 +141,7 @@ const fn pass(name: &'static str, summary: &'static str, run: fn(&mut Graph) -> 
 /// All passes: first those that only remove nodes, then those that fuse nodes into operators of
 /// [`fused`](crate::fused).
 pub const PASSES: &[Pass] = &[
-    pass("fold_constants", "nodes with constant inputs", |g| fold_constants(g, &mut FOLD_BUDGET.clone())),
+    pass("fold_constants", "nodes with constant inputs", |g| fold_constants(g, &mut FoldBudget::default())),
     Pass {
         name: "inline_branches",
         summary: "branches whose condition is known",
@@ -245,13 +245,13 @@ pub fn simplify(
     open: OpenDims,
 ) -> Result<SimplifyReport, GraphError> {
     graph.bind(shapes, open)?;
-    simplify_bound(graph, &mut FOLD_BUDGET.clone())
+    simplify_bound(graph, &mut FoldBudget::default())
 }
 
 /// How often bodies are simplified at most: each time, types of their outputs may become known that the next ones capture.
 const MAX_BODY_ROUNDS: usize = 4;
 
-fn simplify_bound(graph: &mut Graph, budget: &mut usize) -> Result<SimplifyReport, GraphError> {
+fn simplify_bound(graph: &mut Graph, budget: &mut FoldBudget) -> Result<SimplifyReport, GraphError> {
     let nodes_before = graph.nodes.len();
     let names =
         ["fold_constants", "inline_branches", "eliminate_identity", "eliminate_dead", "simplify_bodies"];

@@ -2,7 +2,7 @@
 
 use crate::{
     BuildOptions, Engine, Error, Isolation, Model, Provider, Registry, Result, Shapes, engine::check_options,
-    measurements::Measurements, memory,
+    measurements::Measurements, memory, worker::WorkerProvider,
 };
 use sdrun_abi::{
     Device, DeviceKind, Error as AbiError, ErrorCode, Hint, Host, LogLevel, MemoryEstimate, OpenShapes,
@@ -10,7 +10,13 @@ use sdrun_abi::{
 };
 use sdrun_graph::{Footprint, Graph};
 use serde::Serialize;
-use std::{cell::OnceCell, cmp::Reverse, fmt};
+use std::{
+    cell::OnceCell,
+    cmp::Reverse,
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 /// What a user wants, in addition to the build options.
 #[derive(Clone, Debug, Default)]
@@ -24,12 +30,40 @@ pub struct Wishes {
     pub absent_devices: bool,
     /// Where providers run.
     pub isolation: Isolation,
+    /// What earlier choices have loaded.
+    loaded: Loaded,
 }
 
 impl Wishes {
     /// No preferences.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The same wishes with other instances of the providers. Clones share theirs: a provider in a worker is started once for all models
+    /// of a pipeline, and does one thing at a time.
+    pub fn with_own_providers(self) -> Self {
+        Wishes { loaded: Loaded::default(), ..self }
+    }
+}
+
+/// Loaded providers, by id.
+#[derive(Clone, Debug, Default)]
+struct Loaded(Arc<Mutex<BTreeMap<String, Provider>>>);
+
+impl Loaded {
+    /// The provider, loaded now if it is not, or if its worker has ended.
+    fn get(&self, id: &str, load: impl FnOnce() -> Result<Provider>) -> Result<Provider> {
+        let mut loaded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = |provider: &Provider| provider.worker().is_some_and(WorkerProvider::has_ended);
+        match loaded.get(id).filter(|provider| !ended(provider)) {
+            Some(provider) => Ok(provider.clone()),
+            None => {
+                let provider = load()?;
+                loaded.insert(id.to_string(), provider.clone());
+                Ok(provider)
+            }
+        }
     }
 }
 
@@ -283,9 +317,11 @@ impl Choice<'_> {
             device: device.map(|device| device.id.clone()),
             error: plain(error),
         };
+        let open = || self.registry.open_with(&provide.id, &self.wishes.isolation, self.host);
         let devices = self
-            .registry
-            .open_with(&provide.id, &self.wishes.isolation, self.host)
+            .wishes
+            .loaded
+            .get(&provide.id, open)
             .and_then(|provider| Ok((self.devices_of(&provider)?, provider)));
         let (devices, provider) = match devices {
             Ok(found) => found,

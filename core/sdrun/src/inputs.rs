@@ -1,13 +1,14 @@
 //! Deterministic inputs for `bench`, `verify` and `run` when none are given.
 
-use crate::{HostTensor, Model, Result, Tensors};
-use sdrun_abi::{DType, Error as AbiError};
-use sdrun_graph::Graph;
+use crate::{HostTensor, Model, Result, Tensors, memory};
+use sdrun_abi::{DType, Error as AbiError, ErrorCode, Hint};
+use sdrun_graph::{Graph, ValueId};
 use sha2::{Digest, Sha256};
 
 /// Inputs for a bound graph. Built-in models describe their own. For other models, floating-point values have about unit
 /// variance, and integers and booleans are 0 or 1, which are valid indices everywhere.
 pub fn seeded(model: &Model, bound: &Graph, seed: u64) -> Result<Tensors> {
+    check_room(bound)?;
     let mut inputs = Tensors::new();
     for id in &bound.inputs {
         let value = bound.value(*id);
@@ -28,6 +29,23 @@ pub fn seeded(model: &Model, bound: &Graph, seed: u64) -> Result<Tensors> {
         inputs.insert(value.name.clone(), tensor);
     }
     Ok(inputs)
+}
+
+/// Fails if there is no memory for the inputs.
+fn check_room(bound: &Graph) -> Result<()> {
+    let bytes = |id: &ValueId| {
+        let value = bound.value(*id);
+        value.dtype?.bytes_of(&value.known_shape()?)
+    };
+    let needed = bound.inputs.iter().filter_map(bytes).fold(0u64, |sum, n| sum.saturating_add(n as u64));
+    match memory::available() {
+        Some(free) if needed > free => {
+            let message = format!("the inputs need {needed} bytes of memory, and {free} are free");
+            let hint = Hint::FreeMemory { bytes: Some(needed - free) };
+            Err(AbiError::new(ErrorCode::ResourceExhausted, message).with_hint(hint).into())
+        }
+        _ => Ok(()),
+    }
 }
 
 fn plain(name: &str, dtype: DType, shape: &[usize], seed: u64) -> Result<Vec<f64>> {

@@ -22,6 +22,8 @@ use std::{
 pub struct Isolation {
     /// Run it in a worker process even if its manifest does not ask for it.
     pub worker: bool,
+    /// The same for a provider with a vendor's runtime, which may crash on a model that is valid.
+    pub runtimes_in_worker: bool,
     /// Command prefix that starts the worker, for example another dynamic loader. If it is empty, the loader that the
     /// runtime brings along is used, if any ([`worker::loader_of`]).
     pub loader: Vec<OsString>,
@@ -116,7 +118,10 @@ impl Provider {
             options: isolation.options.clone(),
         };
         let of = Error::of(&provide.id);
-        let (backend, runtime) = if isolation.worker || provide.isolate {
+        let (backend, runtime) = if isolation.worker
+            || provide.isolate
+            || (isolation.runtimes_in_worker && provide.runtime.is_some())
+        {
             let loader = match (&isolation.loader[..], &config.runtime_dir) {
                 ([], Some(dir)) => worker::loader_of(dir),
                 (given, _) => given.to_vec(),

@@ -22,12 +22,12 @@ impl PartialEq for HostTensor {
 impl Eq for HostTensor {}
 
 impl HostTensor {
-    /// A zeroed tensor. Fails with `InvalidArgument` if the size overflows.
+    /// A zeroed tensor. Fails with `InvalidArgument` if the size overflows, with `ResourceExhausted` if there is no memory for it.
     pub fn zeros(dtype: DType, shape: Vec<usize>) -> Result<Self> {
         let bytes = dtype
             .bytes_of(&shape)
             .ok_or_else(|| Error::invalid(format!("a {dtype} tensor of shape {shape:?} is too large")))?;
-        Ok(HostTensor { dtype, shape, data: AlignedBuffer::new(bytes) })
+        Ok(HostTensor { dtype, shape, data: AlignedBuffer::new(bytes)? })
     }
 
     /// Copies raw little-endian bytes. Fails with `InvalidArgument` if their number does not match.

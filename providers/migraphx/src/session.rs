@@ -89,7 +89,7 @@ impl Compiled {
             (Some(hip), Some(_)) if !self.options.offload_copy => {
                 Ok(Buffer::Device(DeviceBuffer::new(hip, bytes)?))
             }
-            _ => Ok(Buffer::Host(AlignedBuffer::new(bytes))),
+            _ => Ok(Buffer::Host(AlignedBuffer::new(bytes)?)),
         }
     }
 

@@ -57,7 +57,7 @@ impl Engine for AsInputs {
 }
 
 fn copy_of(source: &dyn WeightSource, spec: &WeightSpec) -> Result<AlignedBuffer> {
-    Ok(AlignedBuffer::copy_of(weight(source, spec)?.data()))
+    AlignedBuffer::copy_of(weight(source, spec)?.data())
 }
 
 struct AsInputsSession {

@@ -1,6 +1,7 @@
 //! Engines: the graph itself, or OpenVINO's blob.
 
 use crate::{
+    abs::keep_absolute_values,
     devices::Target,
     ffi::{CompiledModel, Model},
     masks::keep_masks_apart,
@@ -81,6 +82,7 @@ impl Recipe {
         target: Target,
     ) -> Result<Self> {
         let mut graph = read_graph(&model)?;
+        keep_absolute_values(&mut graph);
         keep_masks_apart(&mut graph).map_err(graph_error)?;
         let info = describe(&graph, Requirements::Onnx.text()?)?;
         Ok(Recipe { runtime, model, graph, spec: spec.clone(), target, info })

@@ -13,6 +13,7 @@
 //! * `masks`: stops OpenVINO from folding an attention mask into the bias that is added to it.
 //! * `engine`, `as_inputs`, `refit`, `session`: implement the traits of sdrun-abi.
 
+mod abs;
 mod as_inputs;
 mod cache;
 mod devices;

@@ -102,7 +102,7 @@ impl Runtime {
         let _alone = self.device_properties.write().unwrap_or_else(PoisonError::into_inner);
         let device = &target.openvino_name;
         self.core.set_properties(device, &properties(spec, target).pairs())?;
-        let imported = self.core.import(AlignedBuffer::copy_of(blob), device);
+        let imported = self.core.import(AlignedBuffer::copy_of(blob)?, device);
         if spec.threads.is_some() {
             // 0 restores the library's default.
             self.core.set_properties(device, &[("INFERENCE_NUM_THREADS", "0")])?;

@@ -250,6 +250,26 @@ fn a_bias_survives_beside_a_mask() {
     assert_eq!(y, expected);
 }
 
+/// OpenVINO drops absolute values of what it computes from weights, unless it is kept from that.
+#[test]
+fn absolute_values_of_computed_weights_are_computed() {
+    let model = Model::default()
+        .input("x", DType::F32, &[3])
+        .output("y", DType::F32, &[3])
+        .weight("w", DType::F32, &[3])
+        .node("Neg", &["w"], &["negative"])
+        .node("Abs", &["negative"], &["absolute"])
+        .node("Sqrt", &["absolute"], &["root"])
+        .node("Add", &["x", "root"], &["y"])
+        .bytes();
+    let weights = Source::default().with("w", &[3], &[-4.0, 0.0, 9.0]);
+    let mut first = session(provider(), &model, &fp32(), &weights).unwrap();
+    assert_eq!(run(&mut *first, &[3], &[1.0, 1.0, 1.0]).unwrap(), [3.0, 1.0, 4.0]);
+    let inputs = BuildSpec { options: [("weights".into(), "inputs".into())].into(), ..fp32() };
+    let mut second = session(provider(), &model, &inputs, &weights).unwrap();
+    assert_eq!(run(&mut *second, &[3], &[1.0, 1.0, 1.0]).unwrap(), [3.0, 1.0, 4.0]);
+}
+
 #[test]
 fn several_outputs_keep_their_order_and_meaning() {
     // One value under two names, an input that is also an output, an unused input, a constant, a scalar, and an

@@ -43,7 +43,8 @@ impl Fixture {
         let bytes = prepare(&model(), &path)?;
         let x = bytes_of(&values(100, ROWS * INNER));
         let r = bytes_of(&values(200, ROWS * COLUMNS));
-        Ok(Fixture { bytes, path, x: AlignedBuffer::copy_of(&x), r: AlignedBuffer::copy_of(&r) })
+        let aligned = |bytes: &[u8]| AlignedBuffer::copy_of(bytes).map_err(|e| e.to_string());
+        Ok(Fixture { bytes, path, x: aligned(&x)?, r: aligned(&r)? })
     }
 
     /// One of several sets of weights, chosen by `set`.
@@ -120,7 +121,7 @@ impl OutputSink for NanSink {
     fn allocate(&mut self, outputs: &[OutputSpec]) -> AbiResult<Vec<&mut [u8]>> {
         for spec in outputs {
             let bytes = spec.dtype.bytes_of(&spec.shape).ok_or_else(|| Error::invalid("too large"))?;
-            let mut buffer = AlignedBuffer::new(bytes);
+            let mut buffer = AlignedBuffer::new(bytes)?;
             buffer.fill(0xff);
             self.buffers.push(buffer);
         }

@@ -187,8 +187,8 @@ fn cancels_a_long_run(subject: &Subject, ready: &Ready) -> Verdict {
     let identity =
         Tensor::new(DType::F32, vec![SLOW, SLOW], fixture::identity()).map_err(|e| e.to_string())?;
     let weights = InMemoryWeights([("w".to_string(), identity)].into());
-    let x =
-        AlignedBuffer::copy_of(&(0..SLOW * SLOW).flat_map(|i| (i as f32).to_le_bytes()).collect::<Vec<u8>>());
+    let x: Vec<u8> = (0..SLOW * SLOW).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    let x = AlignedBuffer::copy_of(&x).map_err(|e| e.to_string())?;
     let input = [TensorView { dtype: DType::F32, shape: &[SLOW, SLOW], data: &x }];
     let text = |e: sdrun_abi::Error| format!("the slow model: {e}");
     let engine = ready.plugin.build(&bytes, &ready.spec(), &weights, &NoHost).map_err(text)?;
@@ -291,7 +291,7 @@ pub(super) fn tensors_stay_on_the_device(subject: &Subject) -> Verdict {
     let brought: Vec<_> = sink.buffers.iter().map(|b| fixture::floats(b)).collect();
     require!(brought == [t, c], "the outputs that do not stay are {brought:?}");
     // As an input, it must give the same results as its bytes, in another session and in its own.
-    let in_memory = AlignedBuffer::copy_of(&bytes);
+    let in_memory = AlignedBuffer::copy_of(&bytes).map_err(|e| e.to_string())?;
     let from_memory = Input::Host(TensorView { data: &in_memory, ..r });
     for session in [&mut other, &mut one] {
         let mut outputs = Vec::new();

@@ -61,6 +61,10 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "models")]
     suite: Option<Suite>,
 
+    /// Steps of each picture of the suite `pipeline` [default: depends on the model's family]
+    #[arg(long, value_name = "N")]
+    steps: Option<NonZeroUsize>,
+
     /// Measure this provider (repeatable) [default: all usable ones]
     #[arg(short, long = "provider", value_name = "ID", conflicts_with = "all_providers", add = complete::providers())]
     providers: Vec<String>,
@@ -195,7 +199,13 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let precisions: Vec<PrecisionChoice> = args.precisions.iter().map(|p| p.0).collect();
     let suite = args.suite.unwrap_or(Suite::Quick);
     let pictures = match suite {
-        Suite::Pipeline => Some(pictures::open(&files, &args.shapes, &options, &registry, context)?),
+        Suite::Pipeline => {
+            Some(pictures::open(&files, &args.shapes, args.steps, &options, &registry, context)?)
+        }
+        _ if args.steps.is_some() => {
+            let error = sdrun::abi::Error::invalid("only whole pictures have steps");
+            return Err(error.with_hint("leave out --steps, or add --suite pipeline").into());
+        }
         _ => None,
     };
     // Whole pictures take the weights themselves.

@@ -10,7 +10,7 @@ use sdrun_diffusion::{
     bench, demo,
     pipeline::{Files, Parts, Request, Resolved},
 };
-use std::path::PathBuf;
+use std::{num::NonZeroUsize, path::PathBuf};
 
 /// What is drawn of the demo model, which knows few words.
 const SCENE: &str = "a red circle left of a blue square";
@@ -26,10 +26,11 @@ pub(super) struct Pictures {
     request: Resolved,
 }
 
-/// Opens the checkpoint in `files`, or the demo model, with its adapters.
+/// Opens the checkpoint in `files`, or the demo model, with its adapters. Without `steps`, the model's family decides.
 pub(super) fn open(
     files: &WeightFiles,
     shapes: &ModelArgs,
+    steps: Option<NonZeroUsize>,
     options: &BenchOptions,
     registry: &Registry,
     context: &Context,
@@ -57,7 +58,8 @@ pub(super) fn open(
         parts.add_adapter(&adapter.file, adapter.strength, adapter.text_encoder_strength)?;
     }
     let prompt = if given.is_some() { PROMPT } else { SCENE };
-    let request = Request { prompt: prompt.into(), seed: options.seed, ..Request::default() };
+    let steps = steps.map(NonZeroUsize::get);
+    let request = Request { prompt: prompt.into(), seed: options.seed, steps, ..Request::default() };
     let request = request.resolve(&parts)?;
     let stem = given.and_then(|file| file.file_name()).map(|name| name.to_string_lossy().into_owned());
     let name = format!(

@@ -1,3 +1,4 @@
+use crate::{Error, ErrorCode, Result};
 use std::ops::{Deref, DerefMut};
 
 /// Sixty-four bytes, the unit of [`AlignedBuffer`].
@@ -14,21 +15,36 @@ pub struct AlignedBuffer {
 
 impl AlignedBuffer {
     /// A zeroed buffer of `len` bytes.
-    pub fn new(len: usize) -> Self {
+    ///
+    /// # Errors
+    /// As [`resize`](Self::resize).
+    pub fn new(len: usize) -> Result<Self> {
         let mut buffer = Self::default();
-        buffer.resize(len);
-        buffer
+        buffer.resize(len)?;
+        Ok(buffer)
     }
     /// A copy of `bytes`.
-    pub fn copy_of(bytes: &[u8]) -> Self {
-        let mut buffer = Self::new(bytes.len());
+    ///
+    /// # Errors
+    /// As [`resize`](Self::resize).
+    pub fn copy_of(bytes: &[u8]) -> Result<Self> {
+        let mut buffer = Self::new(bytes.len())?;
         buffer.copy_from_slice(bytes);
-        buffer
+        Ok(buffer)
     }
     /// Changes the length. A buffer that stays within its capacity does not move.
-    pub fn resize(&mut self, len: usize) {
-        self.lines.resize(len.div_ceil(64), Line([0; 64]));
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if the system has no memory for it; the buffer is then as before.
+    pub fn resize(&mut self, len: usize) -> Result<()> {
+        let lines = len.div_ceil(64);
+        let more = lines.saturating_sub(self.lines.len());
+        self.lines.try_reserve_exact(more).map_err(|_| {
+            Error::new(ErrorCode::ResourceExhausted, format!("no memory for a tensor of {len} bytes"))
+        })?;
+        self.lines.resize(lines, Line([0; 64]));
         self.len = len;
+        Ok(())
     }
 }
 

@@ -35,11 +35,13 @@ mod strided;
 #[cfg(test)]
 mod testing;
 mod unary;
+mod work;
 
 use crate::infer::{Ctx, Fact, describe, outputs_by_rule};
 use crate::{GraphError, Node, OPSETS, Tensor, fused, recurrent::MICROSOFT};
 use call::{Call, Fault};
 pub use resize::{Interpolation, Taps, interpolation};
+pub(crate) use work::work;
 
 /// Maximum number of elements of an output. A larger one is a mistake or an attack.
 const OUTPUT_LIMIT: usize = 1 << 30;

@@ -1,4 +1,4 @@
-use super::{FOLD_BUDGET, simplify_bound};
+use super::{FoldBudget, simplify_bound};
 use crate::{
     Attribute, Graph, GraphError, Initializer, Node, ValueId,
     infer::describe,
@@ -14,7 +14,7 @@ use std::collections::HashSet;
 ///
 /// # Errors
 /// [`GraphError::Invalid`] if no branch of an If can be computed.
-pub(super) fn simplify_bodies(graph: &mut Graph, budget: &mut usize) -> Result<usize, GraphError> {
+pub(super) fn simplify_bodies(graph: &mut Graph, budget: &mut FoldBudget) -> Result<usize, GraphError> {
     let mut changes = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
         let (mut refused, bodies) = (Vec::new(), names(node));
@@ -41,10 +41,10 @@ impl Graph {
     /// The bodies that contradict the shapes of the values they capture: a run that reaches one fails. Runtimes that
     /// infer the shapes inside bodies refuse the whole graph for it. Returns what each is and why it cannot be computed.
     pub fn contradictory_bodies(&self) -> Vec<String> {
-        let mut found = Vec::new();
+        let (mut found, mut budget) = (Vec::new(), FoldBudget::default());
         for node in &self.nodes {
             for name in names(node) {
-                if let Err(error) = simplified(self, node, &name, &mut FOLD_BUDGET.clone()) {
+                if let Err(error) = simplified(self, node, &name, &mut budget) {
                     found.push(format!("{name} of {}: {error}", describe(node)));
                 }
             }
@@ -74,7 +74,7 @@ fn simplified(
     graph: &Graph,
     node: &Node,
     name: &str,
-    budget: &mut usize,
+    budget: &mut FoldBudget,
 ) -> Result<Option<GraphProto>, GraphError> {
     let Some(Attribute::Graph(before)) = node.attributes.get(name) else { return Ok(None) };
     let Ok(body) = graph.body(node, name) else { return Ok(None) };

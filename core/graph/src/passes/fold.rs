@@ -4,24 +4,36 @@ use crate::{Graph, Initializer, Node, Tensor, eval, scope};
 /// Largest tensor that folding creates. Above this size, computing is cheaper than storing.
 const MAX_RESULT_BYTES: usize = 16 << 20;
 
-/// Total number of bytes that folding may add to one graph, including intermediate results.
-pub const FOLD_BUDGET: usize = 512 << 20;
+/// How much folding may still do for a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoldBudget {
+    /// Bytes of constants to add, including intermediate results.
+    pub bytes: usize,
+    /// Elementary steps, of about a nanosecond each.
+    pub work: u64,
+}
+
+impl Default for FoldBudget {
+    /// For a whole graph: half a gigabyte, and about a second.
+    fn default() -> Self {
+        FoldBudget { bytes: 512 << 20, work: 1 << 30 }
+    }
+}
 
 /// Replaces nodes by the constants they compute: nodes with only constant inputs, and `Shape` and `Size` of values of
-/// known shape. Weights are not constants. Shapes must be inferred: a node of unknown output size stays. `budget` is
-/// the number of bytes that may still be added, initially for example [`FOLD_BUDGET`]; it shrinks by what is added.
-/// Returns the number of removed nodes.
-pub fn fold_constants(graph: &mut Graph, budget: &mut usize) -> usize {
+/// known shape. Weights are not constants. Shapes must be inferred: a node of unknown output size stays, and so does one that takes
+/// more than the `budget`, which shrinks by what is done. Returns the number of removed nodes.
+pub fn fold_constants(graph: &mut Graph, budget: &mut FoldBudget) -> usize {
     let nodes = std::mem::take(&mut graph.nodes);
     let before = nodes.len();
     for node in nodes {
-        let Some(tensors) = fold(graph, &node, *budget) else {
+        let Some(tensors) = fold(graph, &node, budget) else {
             graph.nodes.push(node);
             continue;
         };
         for (id, tensor) in node.outputs.iter().zip(tensors) {
             let Some(id) = *id else { continue };
-            *budget = budget.saturating_sub(tensor.data().len());
+            budget.bytes = budget.bytes.saturating_sub(tensor.data().len());
             let value = graph.value_mut(id);
             value.dtype = Some(tensor.dtype());
             value.shape = Some(tensor.shape().iter().map(|d| crate::Dim::Known(*d)).collect());
@@ -32,7 +44,7 @@ pub fn fold_constants(graph: &mut Graph, budget: &mut usize) -> usize {
 }
 
 /// The outputs of a node, if they can and should be computed now.
-fn fold(graph: &Graph, node: &Node, budget: usize) -> Option<Vec<Tensor>> {
+fn fold(graph: &Graph, node: &Node, budget: &mut FoldBudget) -> Option<Vec<Tensor>> {
     if node.domain.is_empty() && matches!(&*node.op_type, "Shape" | "Size") {
         let shape = graph.value(node.input(0)?).known_shape()?;
         return Some(vec![if node.op_type == "Shape" { shape_of(node, &shape) } else { size_of(&shape)? }]);
@@ -48,9 +60,16 @@ fn fold(graph: &Graph, node: &Node, budget: usize) -> Option<Vec<Tensor>> {
         });
     }
     let opset = graph.opsets.get(&node.domain).copied()?;
-    if !eval::supports(node, opset) || !fits(graph, node, budget) {
+    if !eval::supports(node, opset) {
         return None;
     }
+    let shapes = shapes_that_fit(graph, node, budget.bytes)?;
+    let Some(left) = budget.work.checked_sub(eval::work(node, &inputs, shapes.iter().map(Vec::as_slice)))
+    else {
+        tracing::debug!(node = node.name, "not folded: it takes too long");
+        return None;
+    };
+    budget.work = left;
     match eval::evaluate(node, opset, &inputs) {
         Ok(tensors) => Some(tensors),
         Err(error) => {
@@ -60,18 +79,18 @@ fn fold(graph: &Graph, node: &Node, budget: usize) -> Option<Vec<Tensor>> {
     }
 }
 
-/// Whether the outputs have known sizes and are small enough.
-fn fits(graph: &Graph, node: &Node, budget: usize) -> bool {
+/// The shapes of the outputs, if they are known and small enough.
+fn shapes_that_fit(graph: &Graph, node: &Node, budget: usize) -> Option<Vec<Vec<usize>>> {
     let mut total = 0usize;
+    let mut shapes = Vec::with_capacity(node.outputs.len());
     for id in node.outputs.iter().flatten() {
         let value = graph.value(*id);
-        let bytes = value.dtype.zip(value.known_shape()).and_then(|(dtype, shape)| dtype.bytes_of(&shape));
-        match bytes.filter(|bytes| *bytes <= MAX_RESULT_BYTES) {
-            Some(bytes) => total += bytes,
-            None => return false,
-        }
+        let shape = value.known_shape()?;
+        let bytes = value.dtype?.bytes_of(&shape).filter(|bytes| *bytes <= MAX_RESULT_BYTES)?;
+        total += bytes;
+        shapes.push(shape);
     }
-    total <= budget
+    (total <= budget).then_some(shapes)
 }
 
 /// `Shape`, with the attributes `start` and `end` of opset 15. Negative values count from the end, and both are
@@ -100,15 +119,23 @@ mod tests {
     };
     use sdrun_abi::DType;
 
-    fn folded(file: Model, budget: usize) -> (Graph, usize) {
+    /// The folded graph, and the bytes that were added.
+    fn folded(file: Model, bytes: usize) -> (Graph, usize) {
+        let (graph, left) = folded_within(file, FoldBudget { bytes, ..FoldBudget::default() });
+        (graph, bytes - left.bytes)
+    }
+
+    /// The folded graph, and what is left of the budget.
+    fn folded_within(file: Model, mut budget: FoldBudget) -> (Graph, FoldBudget) {
         let mut graph = file.graph();
         infer_shapes(&mut graph).unwrap();
-        let mut left = budget;
         let before = graph.nodes.len();
-        let gone = fold_constants(&mut graph, &mut left);
+        let gone = fold_constants(&mut graph, &mut budget);
         assert_eq!(gone, before - graph.nodes.len());
-        (graph, budget - left)
+        (graph, budget)
     }
+
+    const FOLD_BUDGET: usize = 512 << 20;
 
     fn constant(graph: &Graph, name: &str) -> Option<Vec<i64>> {
         graph.constant(graph.find(name).unwrap())?.to_i64s()
@@ -146,7 +173,7 @@ mod tests {
     #[test]
     fn chains_of_constants_are_computed_in_one_go() {
         let mut graph = chain().graph();
-        fold_constants(&mut graph, &mut FOLD_BUDGET.clone());
+        fold_constants(&mut graph, &mut FoldBudget::default());
         assert_eq!(constant(&graph, "s"), Some(vec![2, 3]));
         assert_eq!(graph.nodes.len(), 3, "sizes of the others are not inferred yet");
         let (graph, _) = folded(chain(), FOLD_BUDGET);
@@ -196,5 +223,31 @@ mod tests {
         assert_eq!(folded(filled(1 << 60), FOLD_BUDGET).0.nodes.len(), 1);
         assert_eq!(folded(filled(100), 399).0.nodes.len(), 1, "the budget limits folding");
         assert_eq!(folded(filled(100), 400).0.nodes.len(), 0);
+    }
+
+    /// A small file must not keep the host busy: what takes too long is left to the engine.
+    #[test]
+    fn work_is_limited() {
+        let square = |n: i64, products: usize| {
+            let mut file = model(17).initializer("shape", &Tensor::from_i64s(&[n, n])).node(
+                "ConstantOfShape",
+                &["shape"],
+                &["a0"],
+            );
+            for k in 1..=products {
+                let (before, after) = (format!("a{}", k - 1), format!("a{k}"));
+                file = file.node("MatMul", &[&before, &before], &[&after]);
+            }
+            file.output(&format!("a{products}"), "?")
+        };
+        let steps = |n: u64| n * n * n + 3 * n * n;
+        let made = 9 * 10 * 10 + 2;
+        let budget = FoldBudget { work: made + 3 * steps(10), ..FoldBudget::default() };
+        let (graph, left) = folded_within(square(10, 3), budget);
+        assert_eq!((graph.nodes.len(), left.work), (0, 0));
+        let (graph, left) = folded_within(square(10, 5), budget);
+        assert_eq!((graph.nodes.len(), left.work), (2, 0), "the budget is for the whole graph");
+        let (graph, _) = folded_within(square(2000, 1), FoldBudget::default());
+        assert_eq!(graph.nodes.len(), 1, "eight billion products");
     }
 }

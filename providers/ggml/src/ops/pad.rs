@@ -9,6 +9,9 @@ use crate::{
 };
 use sdrun_graph::Node;
 
+/// The most elements of all axes of an output together: the source of each is listed, in 16 bytes.
+const MOST_POSITIONS: usize = 1 << 26;
+
 pub(super) const OPERATORS: &[Operator] = &[Operator {
     name: "Pad",
     takes: "any type, constant pads and value, all modes, also negative pads",
@@ -33,6 +36,11 @@ fn pad(t: &mut Translator<'_>, node: &Node) -> Outcome {
     let mut before = vec![0; rank];
     axes.iter().zip(&pads).for_each(|(axis, pad)| before[*axis] = *pad);
     let mode = node.str("mode").unwrap_or("constant");
+    if out.iter().fold(0, |sum: usize, len| sum.saturating_add(*len)) > MOST_POSITIONS {
+        return refuse(format!(
+            "its output has the shape {out:?}, with more than {MOST_POSITIONS} positions on its axes"
+        ));
+    }
     let mut sources = Vec::with_capacity(rank);
     for axis in 0..rank {
         match (0..out[axis] as i64).map(|i| source(i - before[axis], x.shape[axis] as i64, mode)).collect() {

@@ -1,0 +1,39 @@
+//! Stops OpenVINO from dropping absolute values.
+
+use sdrun_graph::{Attribute, Graph, Node, Value};
+use std::collections::{BTreeMap, HashSet};
+
+/// Replaces `Abs(x)` by `Max(x, -x)` where `x` depends on no input of the graph.
+///
+/// OpenVINO 2026.4 removes such a node unless `x` is a weight itself: `Abs(Neg(w))` computes `-w`. Weights that PyTorch normalises or
+/// clamps by their absolute value come out with the wrong sign.
+pub(crate) fn keep_absolute_values(graph: &mut Graph) {
+    let mut fed: HashSet<_> = graph.inputs.iter().copied().collect();
+    for node in std::mem::take(&mut graph.nodes) {
+        // Bodies may use any value from outside.
+        let has_body = node.attributes.values().any(|value| matches!(value, Attribute::Graph(_)));
+        if has_body || node.inputs.iter().flatten().any(|id| fed.contains(id)) {
+            fed.extend(node.outputs.iter().flatten());
+        } else if node.op_type == "Abs"
+            && node.domain.is_empty()
+            && let (Some(x), Some(y)) = (node.input(0), node.output(0))
+        {
+            let Value { name, dtype, shape } = graph.value(y).clone();
+            let negative = graph.add_value(Value { name: format!("{name}/negative"), dtype, shape });
+            let new = |op: &str, inputs: Vec<_>, output| Node {
+                name: format!("{name}/{op}"),
+                domain: String::new(),
+                op_type: op.into(),
+                inputs,
+                outputs: vec![Some(output)],
+                attributes: BTreeMap::new(),
+                metadata: node.metadata.clone(),
+            };
+            let (neg, max) =
+                (new("Neg", vec![Some(x)], negative), new("Max", vec![Some(x), Some(negative)], y));
+            graph.nodes.extend([neg, max]);
+            continue;
+        }
+        graph.nodes.push(node);
+    }
+}
