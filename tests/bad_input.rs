@@ -4,6 +4,9 @@
 #![allow(clippy::unwrap_used)]
 #![cfg(unix)]
 
+#[path = "hostile/mod.rs"]
+mod hostile;
+
 use sdrun::abi::{ABI_MAJOR, Manifest};
 use sdrun_tests::{place::Place, spec::small_model};
 use serde_json::{Value, json};

@@ -64,6 +64,11 @@ fn fixed_outputs(found: &[Option<Vec<usize>>], stated: &[TensorSpec]) -> Result<
                 .iter()
                 .zip(&spec.shape)
                 .all(|(found, stated)| stated.is_none_or(|stated| stated == *found));
+        if let Some(large) = spec.shape.iter().flatten().find(|dim| **dim > i32::MAX as usize) {
+            let message =
+                format!("OpenVINO has no dimensions above {}; output `{}` has {large}", i32::MAX, spec.name);
+            return Err(Error::unsupported(message));
+        }
         if !agrees {
             let stated: Vec<String> =
                 spec.shape.iter().map(|dim| dim.map_or("?".into(), |dim| dim.to_string())).collect();

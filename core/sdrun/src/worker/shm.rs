@@ -137,8 +137,7 @@ impl Folders {
                 "cannot get {capacity} bytes of memory shared with a worker ({ram}{}: {on_disk})",
                 base.display()
             );
-            Error::new(ErrorCode::ResourceExhausted, message)
-                .with_hint("free memory or disk space, or run the provider in this process")
+            Error::new(ErrorCode::ResourceExhausted, message).with_hint("free memory or disk space")
         };
         let folder = match &mut self.scratch {
             Some(folder) => folder,

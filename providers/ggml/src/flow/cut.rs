@@ -149,8 +149,10 @@ impl Cut {
         let input = |i: usize| inputs.get(i).cloned().flatten();
         if !is_flow(&self.node) {
             let inputs: Vec<Option<&Tensor>> = inputs.iter().map(Option::as_ref).collect();
-            return eval::evaluate(&self.node, self.opset, &inputs)
-                .map_err(|e| Error::invalid(e.to_string()));
+            return eval::evaluate(&self.node, self.opset, &inputs).map_err(|e| match e {
+                eval::EvalError::Unsupported { .. } => Error::unsupported(e.to_string()),
+                eval::EvalError::Invalid(_) => Error::invalid(e.to_string()),
+            });
         }
         let name = match &*self.node.op_type {
             "If" if truth(input(0))?.unwrap_or_default() => "then_branch",
