@@ -198,7 +198,7 @@ fn whole_pictures_are_measured() {
     }
 }
 
-/// A program in the place of stable-diffusion.cpp: it draws black pictures, and writes down what it was asked for.
+/// Stands in for stable-diffusion.cpp: answers every request with a black picture and saves the request to a file.
 const PAINTER: &str = r#"
 import json, os, struct, sys
 for line in sys.stdin:

@@ -5,7 +5,7 @@
 
 use sdrun::abi::Precision;
 use sdrun_selftest::{Report, State};
-use sdrun_tests::place::Place;
+use sdrun_tests::{lab::ALL, place::Place};
 use serde_json::json;
 use std::{
     fs,
@@ -45,18 +45,18 @@ fn is_known(provider: &str, model: &str, precision: Precision) -> bool {
     provider == "openvino" && large && matches!(precision, Precision::Bf16 | Precision::Fp16)
 }
 
+/// All at the same time, because each takes all of its time.
 #[test]
-fn ggml_passes() {
-    passes("ggml");
+fn providers_for_cpus_pass() {
+    std::thread::scope(|scope| {
+        for provider in ALL.iter().filter(|provider| **provider != "onnxruntime") {
+            scope.spawn(|| passes(provider));
+        }
+    });
 }
 
-#[test]
-fn openvino_passes() {
-    passes("openvino");
-}
-
-/// Every check and the first networks of a provider pass. The other networks need more time; so does the reference provider, which a
-/// kit is tried out with.
+/// Every check and the first networks of a provider pass. The other networks need more time; so does the reference provider, which CI
+/// checks out of a kit.
 fn passes(provider: &str) {
     let home = tempfile::Builder::new().prefix("home-of-ada-").tempdir().unwrap();
     let output = selftest(home.path(), &["-p", provider, "--time", "150s"]);

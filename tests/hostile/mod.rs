@@ -47,7 +47,7 @@ fn fails(file: &Path, provider: &str, codes: &[i32]) {
     assert_eq!(errors, 1, "{file:?} on {provider}: {said}");
 }
 
-/// These end the process that runs them, with a signal, on the provider in their name. The others compute them.
+/// Each crashes the runtime in its name. That must not take sdrun down.
 #[test]
 fn a_crash_of_a_runtime_is_an_error() {
     let machine = Machine::new();

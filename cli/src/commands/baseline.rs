@@ -119,8 +119,8 @@ fn named(names: &[String]) -> anyhow::Result<Vec<&'static Baseline>> {
     Ok(names.iter().map(find).collect::<Result<_, _>>()?)
 }
 
-/// The baselines to measure with whole pictures, or with networks; `all` means those that do what is measured. One that is not installed
-/// gets a row that says so.
+/// Looks up the named baselines for a benchmark of whole `pictures`, or of single networks; `all` picks those that can take part. A baseline
+/// that is not installed still gets a row, which says how to install it.
 pub(crate) fn chosen(
     names: &[String],
     pictures: bool,
