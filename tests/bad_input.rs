@@ -8,184 +8,16 @@
 mod hostile;
 
 use sdrun::abi::{ABI_MAJOR, Manifest};
-use sdrun_tests::{place::Place, spec::small_model};
+use sdrun_tests::{
+    machine::{Machine, PROVIDERS, finish, npy, refuses, succeeds},
+    spec::small_model,
+};
 use serde_json::{Value, json};
 use std::{
     fs,
-    io::Read,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
-    time::{Duration, Instant},
+    process::Command,
 };
-use tempfile::TempDir;
-
-const PROVIDERS: [&str; 3] = ["ggml", "onnxruntime", "openvino"];
-const LIMIT: Duration = Duration::from_secs(120);
-
-/// A user with a separate home folder and the installed runtimes of the test run.
-struct Machine {
-    dir: TempDir,
-    dist: PathBuf,
-    data: PathBuf,
-}
-
-struct Outcome {
-    code: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-impl Machine {
-    fn new() -> Self {
-        let place = |place: Place| place.find().unwrap_or_else(|why| panic!("{why}"));
-        let machine =
-            Machine { dir: tempfile::tempdir().unwrap(), dist: place(Place::Dist), data: place(Place::Data) };
-        fs::create_dir(machine.work()).unwrap();
-        machine.file("model.onnx", small_model());
-        machine.file("x.npy", npy("<f4", &[2, 4]));
-        machine.file("r.npy", npy("<f4", &[2, 3]));
-        machine
-    }
-
-    /// The working directory.
-    fn work(&self) -> PathBuf {
-        self.dir.path().join("work")
-    }
-
-    /// Writes a file into the working directory.
-    fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
-        let path = self.work().join(name);
-        fs::write(&path, content).unwrap();
-        path
-    }
-
-    /// Names in the working directory.
-    fn names(&self) -> Vec<String> {
-        let entries = fs::read_dir(self.work()).unwrap();
-        let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        names
-    }
-
-    fn environment<'a>(&self, command: &'a mut Command) -> &'a mut Command {
-        command
-            .env_clear()
-            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
-            .env("HOME", self.dir.path())
-            .env("SDRUN_DATA_DIR", &self.data)
-            .env("SDRUN_CACHE_DIR", self.dir.path().join("cache"))
-            .current_dir(self.work())
-            .stdin(Stdio::null())
-    }
-
-    fn sdrun(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(self.dist.join("sdrun"));
-        self.environment(command.args(arguments));
-        command
-    }
-
-    /// `sdrun run` on the small model with its inputs.
-    fn run_model(&self, provider: &str) -> Command {
-        self.sdrun(&[
-            "run",
-            "model.onnx",
-            "-p",
-            provider,
-            "-i",
-            "x=x.npy",
-            "-i",
-            "r=r.npy",
-            "--output",
-            "y=y.npy",
-        ])
-    }
-
-    /// `sdrun` with files limited to `blocks` of 512 bytes, as on a full disk.
-    fn with_little_disk(&self, blocks: usize, arguments: &[&str]) -> Command {
-        let mut command = Command::new("sh");
-        // Without the trap, the system kills the process instead of failing the write.
-        command.arg("-c").arg(format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"")).arg("sh");
-        self.environment(command.arg(self.dist.join("sdrun")).args(arguments));
-        command
-    }
-
-    fn manifests(&self) -> Vec<Manifest> {
-        let file = |id: &&str| self.dist.join("providers").join(id).join(Manifest::file_name(id));
-        PROVIDERS.iter().map(|id| sdrun::read_manifest(&file(id)).unwrap()).collect()
-    }
-}
-
-/// Runs a command to its end. Fails after two minutes.
-fn finish(command: &mut Command) -> Outcome {
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
-    let deadline = Instant::now() + LIMIT;
-    std::thread::scope(|scope| {
-        let read = |pipe: &mut dyn Read| {
-            let mut text = Vec::new();
-            pipe.read_to_end(&mut text).unwrap();
-            String::from_utf8(text).unwrap()
-        };
-        let out = scope.spawn(move || read(&mut stdout));
-        let err = scope.spawn(move || read(&mut stderr));
-        while child.try_wait().unwrap().is_none() {
-            if Instant::now() > deadline {
-                child.kill().unwrap();
-                child.wait().unwrap();
-                panic!("{command:?} hangs");
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let code = child.wait().unwrap().code();
-        Outcome { code, stdout: out.join().unwrap(), stderr: err.join().unwrap() }
-    })
-}
-
-/// Runs a command that must fail with `code` and one sentence that, with its hint, contains all `words`.
-fn refuses(command: &mut Command, code: i32, words: &[&str]) {
-    let outcome = finish(command);
-    let text = &outcome.stderr;
-    assert_eq!(outcome.code, Some(code), "{command:?}: {text}");
-    let errors: Vec<&str> = text.lines().filter(|l| l.starts_with("error: ")).collect();
-    assert_eq!(errors.len(), 1, "{command:?}: {text}");
-    let other = |l: &&str| {
-        let l = l.trim_start();
-        !["error: ", "hint: ", "WARN "].iter().any(|start| l.starts_with(start))
-    };
-    assert_eq!(text.lines().find(other), None, "{command:?}: {text}");
-    assert!(!text.contains("panick"), "{text}");
-    for word in words {
-        assert!(text.contains(word), "{word:?} is not in {text}");
-    }
-}
-
-fn succeeds(command: &mut Command) -> Outcome {
-    let outcome = finish(command);
-    assert_eq!(outcome.code, Some(0), "{command:?}: {}", outcome.stderr);
-    outcome
-}
-
-/// A NumPy file of ones.
-fn npy(descr: &str, shape: &[usize]) -> Vec<u8> {
-    let dims: Vec<String> = shape.iter().map(|d| format!("{d},")).collect();
-    let mut header =
-        format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({}), }}", dims.join(" "));
-    while (10 + header.len() + 1) % 64 != 0 {
-        header.push(' ');
-    }
-    header.push('\n');
-    let mut file = b"\x93NUMPY\x01\x00".to_vec();
-    file.extend((header.len() as u16).to_le_bytes());
-    file.extend(header.bytes());
-    for _ in 0..shape.iter().product() {
-        match descr {
-            "<f4" => file.extend(1f32.to_le_bytes()),
-            "<i8" => file.extend(1i64.to_le_bytes()),
-            other => panic!("{other}"),
-        }
-    }
-    file
-}
 
 #[test]
 fn valid_inputs_work() {
@@ -248,6 +80,16 @@ fn inputs_of_the_wrong_type_or_shape() {
     refuses(&mut machine.sdrun(&missing), 4, &["r f32", "--input"]);
 }
 
+#[test]
+fn names_that_no_file_can_have() {
+    let machine = Machine::new();
+    let long = "a".repeat(300);
+    let (model, output) = (format!("{long}.onnx"), format!("y={long}.npy"));
+    refuses(&mut machine.sdrun(&["inspect", &model]), 4, &["too long"]);
+    let run = ["run", "model.onnx", "-p", "ggml", "-i", "x=x.npy", "-i", "r=r.npy", "--output", &output];
+    refuses(&mut machine.sdrun(&run), 4, &["too long"]);
+}
+
 /// The command line overrides the config file.
 #[test]
 fn a_config_file_gives_defaults() {
@@ -303,6 +145,96 @@ fn missing_and_damaged_runtimes() {
             assert_eq!(outcome.code, Some(0), "{arguments:?}: {}", outcome.stderr);
             assert!(outcome.stdout.contains("ggml"), "{arguments:?}: {}", outcome.stdout);
         }
+    }
+}
+
+/// Runtimes that somebody else could change: the folder, the library, another library that it may pull in. The last one belongs to
+/// another user, which only root can arrange.
+#[test]
+fn runtimes_that_others_can_change() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+    let machine = Machine::new();
+    let mode = |path: &Path, mode| fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    for manifest in machine.manifests() {
+        let (id, Some(runtime)) = (&manifest.provider.id, &manifest.provider.runtime) else { continue };
+        let dir = machine.dir.path().join(format!("open-{id}"));
+        fs::create_dir(&dir).unwrap();
+        mode(&dir, 0o755);
+        let [library, other] = [
+            runtime.library_names[0].replace('*', "1"),
+            format!("libother{}.2", std::env::consts::DLL_SUFFIX),
+        ]
+        .map(|name| dir.join(name));
+        for file in [&library, &other] {
+            fs::write(file, b"not a library").unwrap();
+            mode(file, 0o644);
+        }
+        let refused = |place: &Path, words: &str| {
+            let run = &mut machine.run_model(id);
+            refuses(run.env(&runtime.env, &dir), 8, &["will not load", place.to_str().unwrap(), words]);
+        };
+        for (place, usual) in [(&dir, 0o755), (&library, 0o644), (&other, 0o644)] {
+            mode(place, usual | 0o002);
+            refused(place, "chmod go-w");
+            mode(place, usual);
+        }
+        if fs::metadata(&dir).unwrap().uid() == 0 {
+            chown(&other, Some(12_345), None).unwrap();
+            refused(&other, "another user");
+        }
+    }
+}
+
+/// A byte of an installed runtime changes. A run before that found everything right.
+#[test]
+fn installed_runtimes_that_changed() {
+    let machine = Machine::new();
+    let manifests = machine.manifests();
+    let runtime =
+        manifests.iter().find_map(|m| m.provider.runtime.as_ref().filter(|_| m.provider.id == "onnxruntime"));
+    let runtime = runtime.unwrap();
+    let name = format!("{}-{}", runtime.name, runtime.version);
+    let data = machine.dir.path().join("data");
+    fs::create_dir_all(data.join("runtimes")).unwrap();
+    let installed = data.join("runtimes").join(&name);
+    let copy =
+        Command::new("cp").arg("-r").arg(machine.data.join("runtimes").join(&name)).arg(&installed).status();
+    assert!(copy.unwrap().success());
+    succeeds(machine.run_model("onnxruntime").env("SDRUN_DATA_DIR", &data));
+    let libraries = installed.join(&runtime.pip.as_ref().unwrap().library_dir);
+    let library = fs::read_dir(libraries)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .max_by_key(|path| fs::metadata(path).unwrap().len());
+    let library = library.unwrap();
+    let mut bytes = fs::read(&library).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&library, bytes).unwrap();
+    let words = ["has changed since it was installed", library.to_str().unwrap(), "install it again"];
+    refuses(machine.run_model("onnxruntime").env("SDRUN_DATA_DIR", &data), 10, &words);
+}
+
+/// A byte of a library that comes with a plugin changes.
+#[test]
+fn plugins_whose_libraries_changed() {
+    let machine = Machine::new();
+    let copy = machine.dir.path().join("dist");
+    assert!(Command::new("cp").arg("-r").arg(&machine.dist).arg(&copy).status().unwrap().success());
+    let changed = Machine { dist: copy, ..machine };
+    let manifests = changed.manifests();
+    let ggml = manifests.iter().find(|m| m.provider.id == "ggml").unwrap();
+    let names: Vec<&String> = ggml.provider.library.companions.keys().collect();
+    assert!(names.len() > 3, "{names:?}");
+    succeeds(&mut changed.run_model("ggml"));
+    for name in [names[0], names[names.len() - 1]] {
+        let file = changed.dist.join("providers/ggml").join(name);
+        let good = fs::read(&file).unwrap();
+        let mut bytes = good.clone();
+        bytes[good.len() / 2] ^= 1;
+        fs::write(&file, bytes).unwrap();
+        refuses(&mut changed.run_model("ggml"), 10, &[name, "install it again"]);
+        fs::write(&file, good).unwrap();
     }
 }
 

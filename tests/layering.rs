@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -57,7 +57,78 @@ fn the_core_names_no_vendor() {
     assert!(files > 50, "only {files} files were checked");
 }
 
-/// Dependencies point down only: cli → server → diffusion → sdrun, cli → {baselines → sdrun, selftest → diffusion}; sdrun → {weights, graph, files, abi}; providers → {graph, abi}.
+/// Files that others name are opened and written by `core/files`, which refuses pipes, links that lead out, and files without an end.
+/// These files open others themselves; the reason is beside each.
+const OWN_FILES: [(&str, &str); 26] = [
+    ("bench/src/install.rs", "the list and the mark of an environment of ours"),
+    ("bench/src/lib.rs", "an adapter that comes with sdrun, in a folder of ours"),
+    ("cli/src/files/mod.rs", "pipes and devices that the user names as outputs"),
+    ("core/diffusion/src/demo.rs", "the demo model in the cache"),
+    ("core/sdrun/src/bench/baseline.rs", "outputs of a process of ours, in a folder of ours"),
+    ("core/sdrun/src/bench/disturbance.rs", "/proc"),
+    ("core/sdrun/src/bench/environment.rs", "/proc and /sys"),
+    ("core/sdrun/src/cache.rs", "times of engines in the cache"),
+    ("core/sdrun/src/memory.rs", "/proc and /sys"),
+    ("core/sdrun/src/runtime/install.rs", "a new folder of ours"),
+    ("core/sdrun/src/runtime/wheel.rs", "a new folder of ours"),
+    ("core/sdrun/src/worker/proxy.rs", "/proc"),
+    ("core/sdrun/src/owned_folder.rs", "a new folder of ours"),
+    ("core/sdrun/src/worker/serve.rs", "/dev/null"),
+    ("core/sdrun/src/worker/shm.rs", "memory shared with a worker, in a folder of ours"),
+    ("core/weights/src/builtin/materialise.rs", "built-in models in the cache"),
+    ("providers/common/src/image.rs", "a runtime's library"),
+    ("providers/ggml/src/ffi/pages.rs", "a weight file that the host has checked"),
+    ("providers/migraphx/src/compile.rs", "a new folder of ours"),
+    ("providers/migraphx/src/engine.rs", "a new file of ours"),
+    ("providers/migraphx/src/ffi/hip.rs", "/sys"),
+    ("providers/migraphx/src/runtime.rs", "a new file of ours"),
+    ("providers/onnxruntime/src/provider.rs", "/proc"),
+    ("providers/openvino/src", "a new folder of ours, and the provider's cache"),
+    ("providers/tensorrt-rtx/src/kernels.rs", "the provider's cache"),
+    ("selftest/src/anonymous.rs", "/proc"),
+];
+
+#[test]
+fn files_that_others_name_are_opened_in_one_place() {
+    let words = [
+        "File::open(",
+        "File::create",
+        "File::options(",
+        "OpenOptions::new(",
+        "fs::read(",
+        "fs::read_to_string(",
+        "fs::write(",
+        "fs::copy(",
+        "MmapOptions",
+    ];
+    let mut unused: Vec<&str> = OWN_FILES.iter().map(|(file, _)| *file).collect();
+    for top in ["bench/src", "bindings", "cli/src", "core", "providers", "selftest/src", "server/src"] {
+        for file in sources(&root().join(top)) {
+            let name = file.strip_prefix(root()).unwrap().to_str().unwrap().replace('\\', "/");
+            let is_test =
+                ["/tests/", "/tests.rs", "/testing", "/examples/", "/build/", "/build", "/manual.rs"];
+            if name.starts_with("core/files/") || is_test.iter().any(|part| name.contains(part)) {
+                continue;
+            }
+            let text = fs::read_to_string(&file).unwrap();
+            // Test modules are at the end of a file.
+            let code = text.split("mod tests {").next().unwrap().lines();
+            let mut code = code.map(|line| line.split("//").next().unwrap());
+            // Not `EngineFile::open(`.
+            let opens = |line: &&str| {
+                let before = |word| line.split_once(word).map(|(before, _)| before.chars().next_back());
+                words.iter().filter_map(before).any(|before| !before.is_some_and(char::is_alphanumeric))
+            };
+            let Some(line) = code.find(opens) else { continue };
+            let own = OWN_FILES.iter().find(|(own, _)| name.starts_with(own));
+            let (own, _) = own.unwrap_or_else(|| panic!("{name} opens a file itself: {}", line.trim()));
+            unused.retain(|file| file != own);
+        }
+    }
+    assert_eq!(unused, [""; 0], "they open no files");
+}
+
+/// Dependencies point down only: cli → server → diffusion → sdrun, cli → {baselines → sdrun, selftest → diffusion}; fuzz → diffusion; sdrun → {weights, graph, files, abi}; providers → {graph, abi}.
 #[test]
 fn dependencies_point_down() {
     let output = Command::new(env!("CARGO"))
@@ -85,6 +156,7 @@ fn dependencies_point_down() {
     may("sdrun-weights", &["sdrun-abi", "sdrun-files", "sdrun-graph"]);
     may("sdrun", &["sdrun-abi", "sdrun-files", "sdrun-graph", "sdrun-weights"]);
     may("sdrun-diffusion", &["sdrun"]);
+    may("sdrun-fuzz", &["sdrun", "sdrun-diffusion"]);
     may("sdrun-server", &["sdrun", "sdrun-diffusion"]);
     may("sdrun-baselines", &["sdrun"]);
     may("sdrun-selftest", &["sdrun", "sdrun-diffusion"]);
@@ -189,4 +261,24 @@ fn messages_do_not_speak_the_command_line() {
     }
     assert!(files > 200, "only {files} files were looked at");
     assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+/// Whoever adds a package says what it is for.
+#[test]
+fn docs_name_every_dependency() {
+    let record = fs::read_to_string(root().join("docs/dependencies.md")).unwrap();
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version=1", "--no-deps", "--locked"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let named = metadata["packages"].as_array().unwrap().iter().flat_map(|p| p["dependencies"].as_array());
+    let foreign = named.flatten().filter(|dependency| dependency["path"].is_null());
+    let names: BTreeSet<&str> = foreign.map(|dependency| dependency["name"].as_str().unwrap()).collect();
+    assert!(names.len() > 50, "{names:?}");
+    let rows = record.lines().filter_map(|line| line.strip_prefix("| `")?.split(" |").next());
+    let listed: BTreeSet<&str> =
+        rows.flat_map(|row| row.split(", ").map(|name| name.trim_matches('`'))).collect();
+    assert_eq!(listed, names, "docs/dependencies.md and the manifests differ");
 }

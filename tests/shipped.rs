@@ -71,3 +71,32 @@ fn nothing_we_ship_remembers_where_it_was_built() {
     }
     assert!(checked >= 10, "only {checked} programs and libraries in {}", dist.display());
 }
+
+/// The bill of materials has everything that is linked and nothing that is not, and each licence comes along.
+#[test]
+fn everything_of_others_is_named_with_its_licence() {
+    let dist = Place::Dist.find().unwrap();
+    let read = |name: &str| fs::read_to_string(dist.join(name)).unwrap();
+    let bill: serde_json::Value = serde_json::from_str(&read("sdrun.cdx.json")).unwrap();
+    assert_eq!((&bill["bomFormat"], &bill["specVersion"]), (&"CycloneDX".into(), &"1.6".into()));
+    let licences = read("THIRD-PARTY.txt");
+    let mut names = Vec::new();
+    for component in bill["components"].as_array().unwrap() {
+        let name = component["name"].as_str().unwrap();
+        assert!(!component["licenses"][0]["expression"].as_str().unwrap().is_empty(), "{name}");
+        assert!(licences.contains(name), "{name}");
+        if component["type"] == "library" {
+            assert_eq!(component["hashes"][0]["content"].as_str().unwrap().len(), 64, "{name}");
+        }
+        names.push(name);
+    }
+    for linked in ["prost", "tokenizers", "safetensors", "ort", "llama-cpp-sys-2"] {
+        assert!(names.contains(&linked), "{linked} is missing");
+    }
+    for other in ["proptest", "cbindgen", "cxx-build", "libfuzzer-sys", "serde_derive"] {
+        assert!(!names.contains(&other), "{other} is not linked");
+    }
+    for words in ["The ggml authors", "Apache License", "Copyright (c) 2021 OpenAI"] {
+        assert!(licences.contains(words), "{words}");
+    }
+}

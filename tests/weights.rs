@@ -3,94 +3,15 @@
 
 #![allow(clippy::unwrap_used)]
 
-use prost::Message;
 use sdrun::{
     BuildOptions, CachePolicy, HostTensor, Model, Shapes, Tensors,
     abi::{DType, NoHost},
-    graph::proto::{
-        AttributeProto, Dimension, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
-        TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto, attribute_type as kind,
-    },
+    graph::proto::{GraphProto, NodeProto, TensorProto},
 };
-use sdrun_tests::lab::{ALL, Lab, device_of};
-use std::path::Path;
-
-fn typed(name: &str, dtype: DType, dims: &[usize]) -> ValueInfoProto {
-    let dim = |d: &usize| Dimension { dim_value: Some(*d as i64), ..Default::default() };
-    let shape = TensorShapeProto { dim: dims.iter().map(dim).collect() };
-    let tensor = TensorTypeProto { elem_type: Some(dtype as i32), shape: Some(shape) };
-    ValueInfoProto {
-        name: Some(name.into()),
-        r#type: Some(TypeProto { tensor_type: Some(tensor), ..Default::default() }),
-        ..Default::default()
-    }
-}
-
-fn stored(name: &str, dtype: DType, dims: &[usize], bytes: Vec<u8>) -> TensorProto {
-    TensorProto {
-        name: Some(name.into()),
-        data_type: Some(dtype as i32),
-        dims: dims.iter().map(|d| *d as i64).collect(),
-        raw_data: Some(bytes.into()),
-        ..Default::default()
-    }
-}
-
-fn floats(name: &str, dims: &[usize], values: &[f32]) -> TensorProto {
-    stored(name, DType::F32, dims, values.iter().flat_map(|v| v.to_le_bytes()).collect())
-}
-
-fn node(op: &str, inputs: &[&str], output: &str, attribute: Vec<AttributeProto>) -> NodeProto {
-    NodeProto {
-        op_type: Some(op.into()),
-        name: Some(format!("/{op}_{output}")),
-        input: inputs.iter().map(|name| name.to_string()).collect(),
-        output: vec![output.into()],
-        attribute,
-        ..Default::default()
-    }
-}
-
-fn body(name: &str, graph: GraphProto) -> AttributeProto {
-    AttributeProto {
-        name: Some(name.into()),
-        r#type: Some(kind::GRAPH),
-        g: Some(Box::new(GraphProto { name: Some(name.into()), ..graph })),
-        ..Default::default()
-    }
-}
-
-fn ints(name: &str, values: &[i64]) -> AttributeProto {
-    AttributeProto {
-        name: Some(name.into()),
-        r#type: Some(kind::INTS),
-        ints: values.to_vec(),
-        ..Default::default()
-    }
-}
-
-fn write(path: &Path, graph: GraphProto) -> Model {
-    let opset = OperatorSetIdProto { domain: Some(String::new()), version: Some(17) };
-    let graph = GraphProto { name: Some("test".into()), ..graph };
-    let model = ModelProto {
-        ir_version: Some(8),
-        opset_import: vec![opset],
-        graph: Some(graph),
-        ..Default::default()
-    };
-    std::fs::write(path, model.encode_to_vec()).unwrap();
-    Model::open(path).unwrap()
-}
-
-/// Numbers in [-1, 1) that are the same in every run.
-fn noise(n: usize, seed: u64) -> Vec<f32> {
-    let number = |i: u64| {
-        let mut z = (i + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (seed << 32);
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        ((z >> 40) as f32) / (1 << 23) as f32 - 1.0
-    };
-    (0..n as u64).map(number).collect()
-}
+use sdrun_tests::{
+    lab::{ALL, Lab, device_of},
+    onnx::{body, floats, ints, node, noise, stored, typed, write},
+};
 
 /// Two models that differ only in the values of their weights, with their inputs and expected outputs.
 struct Pair {

@@ -453,10 +453,11 @@ def reduce(function):
 
 
 def clip(call):
-    low, high = (None if bound is None else bound.item() for bound in (call[1], call[2]))
-    if (low, high) == (0, 6):
+    # T5 computes its bounds from its input.
+    bounds = [bound.item() if isinstance(bound, torch.Tensor) else bound for bound in (call[1], call[2])]
+    if bounds == [0, 6]:
         return call.emit(F.relu6, call[0])
-    return call.emit(torch.clamp, call[0], low, high)
+    return call.emit(torch.clamp, call[0], *bounds)
 
 
 def divide(call):

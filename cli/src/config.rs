@@ -24,6 +24,8 @@ pub(crate) struct Config {
     #[serde(default, deserialize_with = "precision")]
     pub(crate) precision: Option<Precision>,
     pub(crate) threads: Option<NonZeroUsize>,
+    /// `false` leaves workers all rights of the user.
+    pub(crate) sandbox: Option<bool>,
     /// A filter as in `SDRUN_LOG`.
     pub(crate) log: Option<String>,
     #[serde(default)]

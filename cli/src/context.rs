@@ -7,7 +7,7 @@ use crate::{
     files, format, interrupt,
     progress::{Bars, Task},
 };
-use sdrun::{Discovery, Paths, Registry, abi};
+use sdrun::{Confine, Discovery, Paths, Registry, abi};
 use serde::Serialize;
 use std::{
     io::{self, ErrorKind, IsTerminal, Write},
@@ -81,10 +81,16 @@ impl Context {
 
     /// The providers of this machine. Loads no code.
     pub(crate) fn registry(&self) -> sdrun::Result<Registry> {
+        self.registry_for(Vec::new())
+    }
+
+    /// The same, for models in these folders. The files that a command has opened need not be named.
+    pub(crate) fn registry_for(&self, models: Vec<PathBuf>) -> sdrun::Result<Registry> {
         Registry::discover_with(&Discovery {
             provider_paths: self.provider_path.clone(),
             paths: Some(self.paths()?),
             order: self.config.providers.clone(),
+            confine: Confine { models, off: self.config.sandbox == Some(false) },
         })
     }
 

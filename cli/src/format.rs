@@ -5,11 +5,26 @@ use sdrun::{abi::RefitReport, bench::Refit};
 use serde::Serialize;
 use std::borrow::Cow;
 
-/// Replaces control characters except newline and tab by `?`, so that text cannot control the terminal. Names in models,
-/// manifests and messages of vendor libraries are untrusted.
+/// Replaces control characters except newline and tab by `?`, so that text cannot control the terminal, and those that change the
+/// direction of writing, so that it reads as it is. Names in models, manifests and messages of vendor libraries are untrusted.
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
-    let harmful = |c: char| c.is_control() && c != '\n' && c != '\t';
-    if text.contains(harmful) { text.replace(harmful, "?").into() } else { text.into() }
+    let harms = |c: char| harmful(c) && !BREAKS.contains(&c);
+    if text.contains(harms) { text.replace(harms, "?").into() } else { text.into() }
+}
+
+/// Also makes spaces of newlines and tabs: a name in a line must not look like further lines.
+pub(crate) fn line(text: &str) -> Cow<'_, str> {
+    let text = clean(text);
+    if text.contains(BREAKS) { text.replace(BREAKS, " ").into() } else { text }
+}
+
+const BREAKS: [char; 2] = ['\n', '\t'];
+
+fn harmful(c: char) -> bool {
+    // Marks, embeddings, overrides and isolates of direction, and separators of lines.
+    let turns =
+        matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() || turns
 }
 
 /// `1.23 GB`, in powers of 1000.
@@ -63,7 +78,7 @@ pub(crate) fn list<S: AsRef<str>>(items: impl IntoIterator<Item = S>) -> String 
     if items.is_empty() {
         return "none".into();
     }
-    items.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(", ")
+    items.iter().map(|item| line(item.as_ref())).collect::<Vec<_>>().join(", ")
 }
 
 /// The name serde gives a plain variant: `gpu`, `in_place`.
@@ -110,7 +125,10 @@ mod tests {
     #[test]
     fn control_characters_are_replaced() {
         assert_eq!(clean("a\x1b[2Jb\u{9b}1mc\x7f\r\n\td"), "a?[2Jb?1mc??\n\td");
+        assert_eq!(clean("a\u{202e}gpj\u{2066}.\u{2028}"), "a?gpj?.?");
         assert!(matches!(clean("plain ü 漢\n"), Cow::Borrowed(_)));
+        assert_eq!(line("a\nerror: b\t"), "a error: b ");
+        assert_eq!(list(["a\nb", "c"]), "a b, c");
     }
 
     #[test]

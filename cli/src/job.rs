@@ -33,7 +33,13 @@ pub(crate) fn prepare(
 ) -> anyhow::Result<Job> {
     let mut shapes = model_args.shapes()?;
     let model = model_args.open(what, weights, context)?;
-    let specs: Vec<TensorSpec> = model.inputs().into_iter().map(|(spec, _)| spec).collect();
+    let named = |mut spec: TensorSpec| {
+        if let Some(shape) = shapes.get(&spec.name) {
+            spec.shape = shape.iter().copied().map(Some).collect();
+        }
+        spec
+    };
+    let specs: Vec<TensorSpec> = model.inputs().into_iter().map(|(spec, _)| named(spec)).collect();
     let mut inputs = input_args.read(&specs, model.builtin())?;
     let missing = input_args.missing(&specs, &inputs, Some(&model))?;
     for (name, tensor) in &inputs {

@@ -13,8 +13,8 @@ use std::{num::NonZeroUsize, path::Path, time::Duration};
 
 /// A working provider responds within this time.
 pub(crate) const PROBE_LIMIT: Duration = Duration::from_secs(20);
-/// How long a worker may go on after Ctrl-C.
-const CANCEL_LIMIT: Duration = Duration::from_secs(5);
+/// How long a call in a worker may go on after Ctrl-C. Then the worker is killed; the command ends anyway.
+const CANCEL_LIMIT: Duration = Duration::from_millis(400);
 
 #[derive(Args)]
 #[command(next_help_heading = "Provider")]
@@ -39,7 +39,7 @@ pub(crate) struct ProviderArgs {
 impl ProviderArgs {
     /// Where the provider's code runs: in a worker if it needs a vendor's runtime, if `isolate` is true, or if there is a time limit.
     pub(crate) fn isolation(&self, isolate: bool) -> Isolation {
-        isolation(isolate, self.time_limit)
+        isolation(isolate, self.time_limit, CANCEL_LIMIT)
     }
 
     /// The number of threads: from the command line, else from the config file.
@@ -163,10 +163,10 @@ impl ProviderArgs {
     }
 }
 
-/// Isolation with one limit for every call. A crash of a vendor's library is always an error, because users cannot know which models are
+/// Isolation with one limit for every call, and one for calls that were cancelled. A crash of a vendor's library is always an error, because users cannot know which models are
 /// safe.
-pub(crate) fn isolation(worker: bool, limit: Option<Duration>) -> Isolation {
-    let limits = Limits { init: limit, build: limit, session: limit, run: limit, cancel: Some(CANCEL_LIMIT) };
+pub(crate) fn isolation(worker: bool, limit: Option<Duration>, cancel: Duration) -> Isolation {
+    let limits = Limits { init: limit, build: limit, session: limit, run: limit, cancel: Some(cancel) };
     let worker = worker || limit.is_some();
     Isolation { worker, runtimes_in_worker: true, limits, ..Isolation::default() }
 }

@@ -3,7 +3,7 @@
 use crate::{
     context::Context,
     files::{
-        self, npy, npz,
+        self,
         picture::{self, tensor},
     },
     format,
@@ -13,8 +13,9 @@ use clap::Args;
 use sdrun::{
     HostTensor, Model, Tensors,
     abi::{DType, Error, TensorSpec},
-    find_input,
+    check_input, find_input,
     graph::Dim,
+    numpy::{npy, npz},
     weights::builtin::{Builtin, InputKind},
 };
 use sdrun_diffusion::file::JPEG_QUALITY;
@@ -39,25 +40,29 @@ pub(crate) struct InputArgs {
 }
 
 impl InputArgs {
-    /// Reads the input files. `specs` are the inputs of the model or engine; `builtin` knows the value range of its pictures.
+    /// Reads the input files, each only if its type and shape are those of its input. `specs` are the inputs of the model or engine; `builtin` knows the value range of its pictures.
     pub(crate) fn read(&self, specs: &[TensorSpec], builtin: Option<&Builtin>) -> anyhow::Result<Tensors> {
         let mut tensors = Tensors::new();
         for file in &self.inputs {
             let read: Vec<(String, HostTensor)> = match (&file.name, file.format) {
-                (Some(name), TensorFormat::Npy) => vec![(name.clone(), npy::read(&file.path)?)],
+                (Some(name), TensorFormat::Npy) => {
+                    let spec = find_input(specs, name)?;
+                    vec![(name.clone(), npy::read(&file.path, |dtype, shape| fits(spec, dtype, shape))?)]
+                }
                 (Some(name), TensorFormat::Picture) => {
                     let spec = find_input(specs, name)?;
                     let range = self.image_range.or_else(|| picture_range(builtin?, name));
-                    vec![(
-                        name.clone(),
-                        tensor::of_file(&file.path, spec.dtype, range.ok_or_else(|| no_range(name))?)?,
-                    )]
+                    let range = range.ok_or_else(|| no_range(name))?;
+                    vec![(name.clone(), tensor::of_file(&file.path, spec, range)?)]
                 }
-                (name, _) => npz::read(&file.path, name.as_deref())?.into_iter().collect(),
+                (name, _) => {
+                    let check =
+                        |name: &str, dtype, shape: &[usize]| fits(find_input(specs, name)?, dtype, shape);
+                    npz::read(&file.path, name.as_deref(), check)?.into_iter().collect()
+                }
             };
             for (name, tensor) in read {
-                let spec = find_input(specs, &name)?;
-                let tensor = narrowed(spec, tensor)?;
+                let tensor = narrowed(find_input(specs, &name)?, tensor)?;
                 if tensors.insert(name.clone(), tensor).is_some() {
                     return Err(Error::invalid(format!("input {name:?} is given twice")).into());
                 }
@@ -118,7 +123,13 @@ fn no_range(name: &str) -> Error {
         .with_hint("add `--image-range 0..1` or `--image-range -1..1`, whichever the model uses")
 }
 
-/// NumPy files have no bf16, so an f32 file may hold a bf16 input. Rounds it to nearest.
+/// Checks the type and shape of an array for an input. NumPy files have no bf16, so f32 arrays may be bf16 inputs.
+fn fits(spec: &TensorSpec, dtype: DType, shape: &[usize]) -> Result<(), Error> {
+    let dtype = if spec.dtype == DType::BF16 && dtype == DType::F32 { spec.dtype } else { dtype };
+    check_input(spec, dtype, shape)
+}
+
+/// Rounds the f32 array of a bf16 input to nearest.
 fn narrowed(spec: &TensorSpec, tensor: HostTensor) -> anyhow::Result<HostTensor> {
     if (spec.dtype, tensor.dtype()) != (DType::BF16, DType::F32) {
         return Ok(tensor);

@@ -40,7 +40,7 @@ pub fn spec(precision: Precision) -> BuildSpec {
 }
 
 /// An ONNX model under construction, in the form that a host passes to a provider.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Model(GraphProto);
 
 /// Dimensions; a negative one is open.
@@ -102,6 +102,19 @@ impl Model {
 
     pub fn node(self, op: &str, inputs: &[&str], outputs: &[&str]) -> Self {
         self.node_with(op, inputs, outputs, &[])
+    }
+
+    /// Gives the last node a list of integers.
+    pub fn ints(mut self, name: &str, ints: &[i64]) -> Self {
+        if let Some(node) = self.0.node.last_mut() {
+            node.attribute.push(AttributeProto {
+                name: Some(name.into()),
+                r#type: Some(attribute_type::INTS),
+                ints: ints.to_vec(),
+                ..Default::default()
+            });
+        }
+        self
     }
 
     pub fn node_with(mut self, op: &str, inputs: &[&str], outputs: &[&str], ints: &[(&str, i64)]) -> Self {

@@ -2,7 +2,7 @@
 
 use crate::{Check, Event, Options, State, Subject, checks, listener::Listener, networks, pictures};
 use sdrun::{
-    BuildOptions, CachePolicy, Isolation, Model, Paths, Provider, Registry, Result,
+    BuildOptions, CachePolicy, Isolation, Model, OwnedFolder, Paths, Provider, Registry, Result,
     abi::{Capabilities, Device, Error, ErrorCode, Host, Precision},
     graph::{OpenOptions, WeightsPolicy},
     memory,
@@ -226,9 +226,8 @@ impl<'a> Rig<'a> {
     }
 
     /// A folder for files of a check.
-    pub(crate) fn folder(&self) -> Result<tempfile::TempDir> {
-        let scratch = self.registry.paths().scratch()?;
-        tempfile::tempdir_in(&scratch).map_err(|e| Error::io("create a folder in", &scratch, &e).into())
+    pub(crate) fn folder(&self) -> Result<OwnedFolder> {
+        self.registry.paths().temporary()
     }
 
     /// How to build without the cache.

@@ -36,6 +36,30 @@ fn padding_without_end_is_refused() {
     files("padded", "onnx").iter().for_each(|file| fails(file, "ggml", &[4, 6]));
 }
 
+/// Names that move the cursor, turn the direction of writing, and go on with a line of their own.
+#[test]
+fn names_stay_within_their_line() {
+    let machine = Machine::new();
+    for file in files("names", "onnx") {
+        let file = file.to_str().unwrap();
+        let run = ["run", file, "-p", "ggml", "--seed", "1", "--no-cache"];
+        let bench = ["bench", file, "-p", "ggml", "--max-time", "1s", "--no-save", "--export", "csv,md"];
+        for arguments in [&["inspect", file][..], &run, &bench] {
+            let outcome = succeeds(&mut machine.sdrun(arguments));
+            let reports =
+                [".csv", ".md"].map(|ending| machine.work().join("sdrun-bench".to_owned() + ending));
+            let reports = reports.iter().filter_map(|report| std::fs::read_to_string(report).ok());
+            for text in [outcome.stdout, outcome.stderr].into_iter().chain(reports) {
+                let harm = |c: char| {
+                    (c.is_control() && !"\n\r".contains(c)) || ['\u{202e}', '\u{2066}'].contains(&c)
+                };
+                assert!(!text.contains(harm), "{arguments:?}: {text:?}");
+                assert!(!text.lines().any(|line| line.starts_with("error: ")), "{arguments:?}: {text}");
+            }
+        }
+    }
+}
+
 /// Runs a model, which must fail with one of these codes and one sentence.
 fn fails(file: &Path, provider: &str, codes: &[i32]) {
     let machine = Machine::new();

@@ -5,8 +5,10 @@
 //! * [`checkpoints`]: checkpoints of full size, for measuring.
 //! * [`lab`]: the environment for tests of models.
 //! * [`kernels`]: the number of kernels that a run launches on a simulated GPU.
+//! * [`machine`]: a user's machine with sdrun on it.
 //! * [`memory`]: the memory of this process.
 //! * [`npy`]: NumPy's files.
+//! * [`onnx`]: ONNX models made by hand.
 //! * [`pipelines`]: small pipelines with PyTorch's results.
 //! * [`place`]: where the programs and data under test are.
 //!
@@ -16,9 +18,11 @@
 pub mod checkpoints;
 pub mod kernels;
 pub mod lab;
+pub mod machine;
 pub mod memory;
 pub mod nodes;
 pub mod npy;
+pub mod onnx;
 pub mod pipelines;
 pub mod place;
 pub mod spec;

@@ -2,11 +2,15 @@
 //!
 //! ```text
 //! sdrun, sdrun-worker
+//! sdrun.cdx.json, THIRD-PARTY.txt        what it contains of others, and their licences
 //! providers/ID/sdrun-provider-ID.json    the manifest, from providers/ID/manifest.json
 //! providers/ID/libsdrun_provider_ID.so   and every file its build script left in OUT_DIR/lib
 //! ```
 
-use crate::workspace::{Workspace, display, output, step};
+use crate::{
+    parts,
+    workspace::{Workspace, display, output, step},
+};
 use anyhow::{Context, Result, bail, ensure};
 use sdrun_abi::{ABI_MAJOR, ABI_MINOR, Manifest};
 use serde_json::{Value, json};
@@ -218,6 +222,7 @@ fn lay_out(
     for id in provider_ids(workspace)? {
         manifests.push(lay_out_provider(workspace, built, &id, target, &stage.join("providers").join(&id))?);
     }
+    parts::describe(workspace, target, &stage)?;
     if dir.exists() {
         fs::rename(&dir, &old).with_context(|| format!("cannot move {} away", dir.display()))?;
     }
@@ -247,11 +252,16 @@ fn lay_out_provider(
     let file_name = library.file_name().context("a library has a name")?;
     copy(library, &to.join(file_name), 0o755)?;
     let extra = out_dir.join("lib");
+    let mut companions = BTreeMap::new();
     if extra.is_dir() {
         for entry in fs::read_dir(&extra)? {
             let path = entry?.path();
             let name = path.file_name().context("a file has a name")?;
             copy(&path, &to.join(name), 0o755)?;
+            companions.insert(
+                name.to_str().context("a library's name is UTF-8")?.to_string(),
+                sha256(&to.join(name))?,
+            );
         }
     }
     let source = workspace.root.join("providers").join(id).join("manifest.json");
@@ -265,6 +275,7 @@ fn lay_out_provider(
     provider["library"] = json!({
         "path": file_name.to_str().context("a library's name is UTF-8")?,
         "sha256": sha256(library)?,
+        "companions": companions,
         "target": target,
         "abi_major": ABI_MAJOR,
         "abi_min_minor": ABI_MINOR,

@@ -4,8 +4,10 @@ mod bench;
 mod c_library;
 mod debian;
 mod dist;
+mod fuzz;
 mod header;
 mod kit;
+mod parts;
 mod python;
 mod setup;
 mod test;
@@ -13,7 +15,7 @@ mod wheel;
 mod wild;
 mod workspace;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use std::process::ExitCode;
 use workspace::Workspace;
 
@@ -33,6 +35,8 @@ cargo xtask COMMAND
   wheel                      build the Python package `sdrun` into target/wheel
   c-library                  build libsdrun for C and C++ into target/c-library
   header                     regenerate include/sdrun_provider.h (the plugin ABI for C) and include/sdrun.h (for programs)
+  fuzz [--minutes N] [NAME…] call the readers of files and messages with made-up inputs, N minutes (default: 2) for each target
+                             (default: all)
   kit [RUNTIME…]             pack sdrun and vendor runtimes (default: all) into target/kit, to run `sdrun selftest` on a machine
                              without a network and without tools
 
@@ -82,6 +86,11 @@ fn run(arguments: &[&str]) -> Result<()> {
             c_library::lay_out(&workspace, &dist).map(drop)
         }
         ["header"] => header::write(&Workspace::find()?),
+        ["fuzz", "--minutes", minutes, names @ ..] => {
+            let minutes = minutes.parse().with_context(|| format!("`{minutes}` is no number of minutes"))?;
+            fuzz::fuzz(&Workspace::find()?, names, minutes)
+        }
+        ["fuzz", names @ ..] => fuzz::fuzz(&Workspace::find()?, names, 2),
         ["kit", names @ ..] => {
             let workspace = Workspace::find()?;
             let dist = setup::compilers().and_then(|()| dist::for_use(&workspace))?;

@@ -79,8 +79,12 @@ fn table(engines: &[CacheEntry]) -> comfy_table::Table {
         let short = e.key.get(..12).unwrap_or(&e.key).to_string();
         let (size, unused) = (format::bytes(e.bytes), format::seconds(e.idle_seconds as f64));
         match &e.content {
-            Ok(c) => table.add_row([&short, &c.model, &c.provider, &c.runtime, &c.precision, &size, &unused]),
-            Err(_) => table.add_row([&short, "(damaged)", "", "", "", &size, &unused]),
+            Ok(c) => {
+                let [model, provider, runtime, precision] =
+                    [&c.model, &c.provider, &c.runtime, &c.precision].map(|text| format::line(text));
+                table.add_row([&*short, &model, &provider, &runtime, &precision, &size, &unused])
+            }
+            Err(_) => table.add_row([&*short, "(damaged)", "", "", "", &size, &unused]),
         };
     }
     format::right(&mut table, 5..7);

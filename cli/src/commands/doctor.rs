@@ -1,7 +1,12 @@
 //! `sdrun doctor`
 
 use crate::{context::Context, exit, format, provider::PROBE_LIMIT};
-use sdrun::{Entry, Probe, Registry, Result, abi::RuntimeSpec, runtime, worker};
+use sdrun::{
+    Entry, Probe, Registry, Result,
+    abi::RuntimeSpec,
+    runtime,
+    worker::{self, Confinement},
+};
 use serde::Serialize;
 use std::{
     io::{self, Write},
@@ -153,6 +158,7 @@ fn examine(registry: &Registry, entry: &Entry, probe: Option<Result<Probe>>) -> 
                 format::seconds(found.seconds)
             );
             checks.push(Check::new("loading", State::Ok, text));
+            checks.push(sandbox(registry, provide.is_some_and(|p| p.sandbox.is_some()), found.confinement));
             let present: Vec<_> = found.devices.iter().filter(|(d, _)| d.absent.is_none()).collect();
             usable = !present.is_empty();
             let absent = found.devices.iter().find_map(|(d, _)| d.absent.clone());
@@ -167,6 +173,18 @@ fn examine(registry: &Registry, entry: &Entry, probe: Option<Result<Probe>>) -> 
         }
     }
     ProviderReport { provider: entry.id.clone(), usable, checks }
+}
+
+/// Whether the provider's workers are confined.
+fn sandbox(registry: &Registry, works: bool, found: Confinement) -> Check {
+    let (state, text) = match found {
+        Confinement::Full => (State::Ok, "workers reach only their own files and the models, and no network"),
+        Confinement::Partial => (State::Warning, "this kernel enforces only a part of it"),
+        Confinement::None if !works => (State::Ok, "none: the runtime was not tried in one"),
+        Confinement::None if registry.confine().off => (State::Ok, "switched off"),
+        Confinement::None => (State::Warning, "this system has none"),
+    };
+    Check::new("sandbox", state, text)
 }
 
 /// The places that were searched for the runtime. The first place that has it is used.

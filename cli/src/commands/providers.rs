@@ -124,7 +124,7 @@ fn rank(what: &str, args: &Args, registry: &Registry, context: &Context) -> anyh
     };
     let mut wishes = Wishes::new();
     wishes.device = context.config.device.clone();
-    wishes.isolation = isolation(true, Some(PROBE_LIMIT));
+    wishes.isolation = isolation(true, Some(PROBE_LIMIT), PROBE_LIMIT);
     let task = context.task("asking providers");
     let mut choice = registry.choose(&model, &wishes, &options, &TracingHost);
     let choosable = |candidate: Candidate| Choosable {

@@ -14,7 +14,6 @@ use crate::{
 use sdrun::{
     BuildOptions, Engine, EngineFile, Model, Session, Shapes, Tensors, WeightReport, Weights,
     abi::{Device, Error, Hint, NoWeights, Precision, RuntimeInfo, TensorSpec, WeightSource},
-    check_inputs,
 };
 use serde::Serialize;
 use std::{
@@ -149,7 +148,6 @@ fn run_engine(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     }
     let model = weights.as_ref().and_then(|weights| weights.model.as_deref());
     let mut inputs = args.inputs.read(&manifest.info.inputs, model.and_then(Model::builtin))?;
-    check_inputs(&manifest.info.inputs, &inputs)?;
     let missing = args.inputs.missing(&manifest.info.inputs, &inputs, model)?;
     if !missing.is_empty() {
         let model = model.ok_or_else(|| {
@@ -225,7 +223,7 @@ fn show(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     for s in &report.outputs {
         let number = |v: Option<f64>| v.map_or("-".into(), |v| format!("{v:.5}"));
         table.add_row([
-            s.name.clone(),
+            format::line(&s.name).into_owned(),
             s.dtype.to_string(),
             format!("{:?}", s.shape),
             number(s.min),

@@ -15,6 +15,8 @@ use std::{
     time::Duration,
 };
 
+/// How long a call may go on after its job was cancelled. Then its worker is killed, and the networks in it have to be loaded again.
+const CANCEL_LIMIT: Duration = Duration::from_secs(5);
 /// Where the server listens unless the user says otherwise: A1111's port, which clients try first.
 const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7860);
 
@@ -150,7 +152,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         let message = "--bake makes engines that take no other weights, and a server changes them";
         return Err(Error::invalid(message).into());
     }
-    let registry = context.registry()?;
+    let FolderArgs { models, loras, embeddings, vaes, text_encoders, control_nets, upscalers, wildcards } =
+        &args.folders;
+    let weights = [models, loras, embeddings, vaes, text_encoders, control_nets, upscalers];
+    let registry = context.registry_for(weights.into_iter().flatten().cloned().collect())?;
     let lanes = lanes(args, &registry, context)?;
     let threads = args.threads.or(context.config.threads).map(NonZeroUsize::get);
     // Everything but the device is the same for all.
@@ -164,8 +169,6 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     if let Some(port) = args.port {
         listen.set_port(port);
     }
-    let FolderArgs { models, loras, embeddings, vaes, text_encoders, control_nets, upscalers, wildcards } =
-        &args.folders;
     let key = args.api_key.clone().or(std::env::var("SDRUN_API_KEY").ok());
     let config = Config {
         listen,
@@ -201,7 +204,7 @@ fn lanes(args: &Args, registry: &Registry, context: &Context) -> anyhow::Result<
     let one = |device| {
         let mut wishes = Wishes::new();
         wishes.device = device;
-        wishes.isolation = isolation(args.isolate, args.time_limit);
+        wishes.isolation = isolation(args.isolate, args.time_limit, CANCEL_LIMIT);
         Ok(lane(registry, args.provider.as_deref(), wishes)?)
     };
     devices.into_iter().map(one).collect()

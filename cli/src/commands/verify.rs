@@ -6,9 +6,7 @@ use crate::{
     build::{self, BuildArgs},
     complete,
     context::Context,
-    exit,
-    files::npz,
-    format, job,
+    exit, format, job,
     model::ModelArgs,
     provider::{Job, ProviderArgs},
     tensors::InputArgs,
@@ -17,6 +15,8 @@ use crate::{
 use sdrun::{
     BuildOptions, HostTensor, Provider, Registry, Tensors, WeightReport, Weights,
     abi::{Device, Error, Precision},
+    graph::{Dim, Graph},
+    numpy::npz,
     verify::{Comparison, Tolerance, compare},
 };
 use serde::Serialize;
@@ -104,6 +104,26 @@ struct Row {
     comparison: Comparison,
 }
 
+/// Checks that a graph has an output of this name and, as far as it is known before a run, of this shape.
+fn check_output(bound: &Graph, name: &str, shape: &[usize]) -> Result<(), Error> {
+    let outputs = bound.outputs.iter().map(|id| bound.value(*id));
+    let Some(output) = outputs.clone().find(|output| output.name == name) else {
+        let known = format::list(outputs.map(|output| output.name.clone()));
+        return Err(Error::invalid(format!("there is no output {name:?} (outputs: {known})")));
+    };
+    let known: Option<Vec<_>> = output.shape.as_ref().map(|dims| dims.iter().map(Dim::known).collect());
+    let fits = |known: &Vec<Option<usize>>| {
+        known.len() == shape.len()
+            && known.iter().zip(shape).all(|(known, size)| known.is_none_or(|n| n == *size))
+    };
+    if known.as_ref().is_none_or(fits) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "output {name:?} has shape {shape:?} in this file, and another one in the model"
+    )))
+}
+
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     if let Some(file) = &args.reduce {
         layers::check_targets(file)?;
@@ -113,7 +133,11 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let weights = weights::of_model(&files, &job.model, context)?;
     let registry = context.registry()?;
     let (reference, expected) = match (&args.reference_file, reference_provider(args, &registry)) {
-        (Some(path), _) => (path.display().to_string(), npz::read(path, None)?),
+        (Some(path), _) => {
+            let bound = job.model.bound(&job.shapes)?;
+            let check = |name: &str, _, shape: &[usize]| check_output(&bound, name, shape);
+            (path.display().to_string(), npz::read(path, None, check)?)
+        }
         (None, id) => {
             let id = id?;
             let provider = registry.open(&id, &args.provider.isolation(true))?;
@@ -252,7 +276,7 @@ fn show_outputs(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         format::table(["output", "max abs", "relative", "cosine", "SNR dB", "NaN, inf", "verdict"]);
     for Row { accepted, within_quantization, comparison: c } in &report.outputs {
         table.add_row([
-            c.output.clone(),
+            format::line(&c.output).into_owned(),
             format!("{:.3e}", c.max_abs_error),
             format!("{:.3e}", c.relative_error),
             format!("{:.7}", c.cosine),

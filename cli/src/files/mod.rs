@@ -1,13 +1,11 @@
 //! Tensors, pictures and reports in files.
 
-pub(crate) mod npy;
-pub(crate) mod npz;
 pub(crate) mod picture;
 
 use crate::exit::cannot_write;
 use sdrun::{
     abi::{Error, ErrorCode},
-    files::{Existing, Links, open_regular},
+    files::Existing,
 };
 use std::{
     fs::{self, File},
@@ -22,14 +20,6 @@ pub(crate) fn with_ending(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
     name.into()
-}
-
-/// Opens a regular file for reading and returns its size too. Refuses pipes and devices, because a pipe without a writer would
-/// block forever.
-pub(crate) fn open(path: &Path) -> Result<(File, u64), Error> {
-    let file = open_regular(path, Links::Follow)?;
-    let size = file.metadata().map_err(|e| Error::io("read", path, &e))?.len();
-    Ok((file, size))
 }
 
 /// The error for a file with wrong contents.

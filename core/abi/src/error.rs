@@ -134,7 +134,7 @@ impl Error {
         let code = match error.kind() {
             NotFound => ErrorCode::NotFound,
             PermissionDenied | ReadOnlyFilesystem => ErrorCode::PermissionDenied,
-            NotADirectory | IsADirectory => ErrorCode::InvalidArgument,
+            NotADirectory | IsADirectory | InvalidFilename => ErrorCode::InvalidArgument,
             StorageFull | QuotaExceeded | OutOfMemory | FileTooLarge => ErrorCode::ResourceExhausted,
             UnexpectedEof => ErrorCode::DataLoss,
             _ => ErrorCode::Unknown,

@@ -27,7 +27,7 @@ pub use device::{CancelSupport, Capabilities, Device, DeviceKind, WeightUpdate};
 pub use error::{Error, ErrorCode, Result};
 pub use ffi::AlignedBuffer;
 pub use hint::Hint;
-pub use manifest::{Library, Manifest, PipPackage, Provide, RuntimeSpec, Wheel};
+pub use manifest::{Library, Manifest, PipPackage, Provide, RuntimeSpec, SandboxSpec, Wheel};
 pub use precision::{DType, Precision};
 pub use provider::{Engine, Flow, Host, LogLevel, NoHost, Provider, Session, TimingPlan};
 pub use tensor::{DeviceTensor, Input, OutputSink, OutputSpec, TensorView, VecSink};

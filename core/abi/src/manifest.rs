@@ -49,6 +49,18 @@ pub struct Provide {
     /// Always run in a worker process (the runtime is known to abort, or needs another dynamic loader).
     #[serde(default)]
     pub isolate: bool,
+    /// What its runtime needs in a sandbox. If it is absent, the runtime was not tried in one, and its worker has all rights of the user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxSpec>,
+}
+
+/// What a runtime uses besides its own libraries, those of the system, models, [`temp_dir`](crate::InitConfig::temp_dir) and
+/// [`cache_dir`](crate::InitConfig::cache_dir). It works without a network and starts no programs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SandboxSpec {
+    /// Paths of device files and of folders of them, with `*` for any run of characters.
+    #[serde(default)]
+    pub devices: Vec<String>,
 }
 
 /// The library of a plugin.
@@ -58,6 +70,9 @@ pub struct Library {
     pub path: PathBuf,
     /// SHA-256 of the file, lower-case hex. Integrity, not authenticity.
     pub sha256: String,
+    /// Names of the other libraries that come with the plugin, in the same folder, and their SHA-256.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub companions: BTreeMap<String, String>,
     /// Target triple that it was built for.
     pub target: String,
     /// The [`ABI_MAJOR`](crate::ABI_MAJOR) it implements.
@@ -202,6 +217,11 @@ impl Manifest {
         if !inside || p.library.path.as_os_str().is_empty() {
             return Err(format!("library path {:?} must stay inside the manifest's folder", p.library.path));
         }
+        if let Some(name) =
+            p.library.companions.keys().find(|name| Path::new(name).file_name() != Some(name.as_ref()))
+        {
+            return Err(format!("the companion {name:?} of the library must be the name of a file"));
+        }
         Ok(manifest)
     }
 }
@@ -237,6 +257,7 @@ mod tests {
             ("./lib.so", "/lib.so", "inside"),
             ("\"id\":\"x\"", "\"id\":\"X/..\"", "lower-case"),
             ("\"vendor\":\"v\",", "", "vendor"),
+            ("\"abi_major\"", "\"companions\":{\"../x.so\":\"\"},\"abi_major\"", "companion"),
         ] {
             let error = Manifest::parse(&GOOD.replace(from, to)).unwrap_err();
             assert!(error.contains(expect), "{error}");

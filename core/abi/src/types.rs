@@ -16,6 +16,10 @@ pub struct InitConfig {
     pub extensions: BTreeMap<String, PathBuf>,
     /// Folder for temporary files (the staging of models for vendor parsers). Exists, mode 0700.
     pub temp_dir: PathBuf,
+    /// A folder on the same file system for hard links to files with weights. A provider in a sandbox can link them nowhere else. It can
+    /// move files into this folder and cannot write to those in it. `None` outside a sandbox: links may be in `temp_dir`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub links_dir: Option<PathBuf>,
     /// The provider's own folder for files that it can recreate (compiled kernels). Exists, mode 0700.
     #[serde(default)]
     pub cache_dir: Option<PathBuf>,

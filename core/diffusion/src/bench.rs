@@ -8,7 +8,6 @@ use sdrun::{
         self, BenchOptions, CaseReport, Contender, Field, Kind, PrecisionChoice, Row, Task, Title, What,
     },
     verify::Tolerance,
-    worker::Limits,
 };
 use serde_json::{Value, json};
 use std::{path::Path, time::Instant};
@@ -34,8 +33,7 @@ pub fn pictures(
     host: &dyn Host,
     listen: &mut dyn FnMut(bench::Event<'_>),
 ) -> Result<CaseReport> {
-    let scratch = registry.paths().scratch()?;
-    let folder = tempfile::tempdir_in(&scratch).map_err(|e| Error::io("create a folder in", &scratch, &e))?;
+    let folder = registry.paths().temporary()?;
     let ids = options.providers.clone();
     let folder = folder.path();
     let mut systems = Systems { registry, parts, checkpoint, request, precision, options, host, ids, folder };
@@ -82,7 +80,7 @@ impl<'a> Systems<'a> {
 
     fn artist(&self, id: &str, precision: PrecisionChoice, row: &mut Row) -> Result<Artist<'a>> {
         let started = Instant::now();
-        let limits = Limits::all(self.options.time_limit);
+        let limits = bench::limits(self.options.time_limit);
         let provider = self.registry.open(id, &Isolation::worker(limits))?;
         row.init_seconds = Some(started.elapsed().as_secs_f64());
         let device = provider.present_device(self.options.device.as_deref())?;

@@ -9,5 +9,7 @@ mod read;
 mod write;
 
 pub use map::{Map, Part};
-pub use read::{Links, open_lock, open_regular, read_small, remember_input, remember_inputs};
+pub use read::{
+    Links, forget_input, inputs, open_lock, open_regular, read_small, remember_input, remember_inputs,
+};
 pub use write::{Existing, Output, check_target, write};

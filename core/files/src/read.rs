@@ -114,12 +114,27 @@ pub fn remember_inputs() {
     INPUTS.get_or_init(Mutex::default);
 }
 
+/// The files that this process has opened since [`remember_inputs`], without links in their paths.
+pub fn inputs() -> Vec<PathBuf> {
+    let Some(inputs) = INPUTS.get() else { return Vec::new() };
+    let inputs = inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    inputs.iter().filter_map(|path| path.canonicalize().ok()).collect()
+}
+
 /// Records a file that was opened in another way as an input.
 pub fn remember_input(path: &Path) {
     if let Some(inputs) = INPUTS.get()
         && let Ok(path) = std::path::absolute(path)
     {
         inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(path);
+    }
+}
+
+/// Forgets a file that was read to be replaced by its own continuation.
+pub fn forget_input(path: &Path) {
+    if let Some(inputs) = INPUTS.get() {
+        let mut inputs = inputs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        inputs.retain(|input| !same_file(input, path).unwrap_or(false));
     }
 }
 

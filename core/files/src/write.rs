@@ -1,10 +1,14 @@
 use crate::read::{is_input, not_regular};
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
-    fs::{self, Permissions},
+    fs::{self, File, Permissions},
     io::{self, BufWriter, Seek, Write},
     path::Path,
 };
+
+/// How names of temporary files begin and end.
+const PREFIX: &str = ".sdrun-";
+const SUFFIX: &str = ".tmp";
 
 /// What [`write()`] may replace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,8 +24,8 @@ pub enum Existing {
 pub trait Output: Write + Seek {}
 impl<T: Write + Seek> Output for T {}
 
-/// Writes a file completely or not at all: to a temporary file in the same folder, which is synced and then renamed.
-/// Never follows a symbolic link.
+/// Writes a file completely or not at all: to a file in the same folder that has no name, or where the system does not offer that, a
+/// temporary one. It is synced and then gets its name. Never follows a symbolic link.
 ///
 /// # Errors
 /// Those of [`check_target`], and as [`Error::io`]. The previous file is then unchanged.
@@ -34,24 +38,34 @@ pub fn write(
         Existing::OfUser => Some(check_target(path)?),
         Existing::Ours => None,
     };
+    let finish = |file: BufWriter<File>| -> io::Result<File> {
+        let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
+        if let Some(Some(kept)) = &mode {
+            file.set_permissions(kept.clone())?;
+        }
+        file.sync_all()?;
+        Ok(file)
+    };
     let replace = || -> io::Result<()> {
+        #[cfg(target_os = "linux")]
+        if let Some(file) = nameless::open(folder_of(path), mode.is_some()) {
+            let mut file = BufWriter::new(file);
+            fill(&mut file)?;
+            return nameless::put(&finish(file)?, path);
+        }
         let mut builder = tempfile::Builder::new();
-        builder.prefix(".sdrun-").suffix(".tmp");
+        builder.prefix(PREFIX).suffix(SUFFIX);
         #[cfg(unix)]
         if mode.is_some() {
             // Applies the umask, as for any new file of a program.
             use std::os::unix::fs::PermissionsExt;
             builder.permissions(Permissions::from_mode(0o666));
         }
-        let mut file = BufWriter::new(builder.tempfile_in(folder_of(path))?);
+        let (file, place) = builder.tempfile_in(folder_of(path))?.into_parts();
+        let mut file = BufWriter::new(file);
         fill(&mut file)?;
-        let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
-        if let Some(Some(kept)) = &mode {
-            file.as_file().set_permissions(kept.clone())?;
-        }
-        file.as_file().sync_all()?;
-        file.persist(path)?;
-        Ok(())
+        drop(finish(file)?);
+        Ok(place.persist(path)?)
     };
     replace().map_err(|error| Error::io("write", path, &error))
 }
@@ -108,6 +122,80 @@ pub fn check_target(path: &Path) -> Result<Option<Permissions>> {
     Ok(Some(metadata.permissions()))
 }
 
+/// Files without a name, which vanish with a process that is killed while it writes.
+#[cfg(target_os = "linux")]
+mod nameless {
+    use super::{PREFIX, SUFFIX, folder_of};
+    use crate::{Links, open_regular};
+    use rustix::{
+        fs::{AtFlags, CWD, Mode, OFlags, linkat},
+        io::Errno,
+    };
+    use std::{
+        ffi::OsString,
+        fs::{self, File},
+        io,
+        os::{fd::AsRawFd, unix::fs::MetadataExt},
+        path::Path,
+    };
+    use tempfile::TempPath;
+
+    /// A new one in a folder, private unless it is of the user. `None` if the file system has none.
+    pub(super) fn open(folder: &Path, of_user: bool) -> Option<File> {
+        // What gives them their name.
+        if !Path::new("/proc/self/fd").is_dir() {
+            return None;
+        }
+        // The umask is applied, as for any new file of a program.
+        let mode = Mode::from_bits_truncate(if of_user { 0o666 } else { 0o600 });
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        rustix::fs::open(folder, flags, mode).ok().map(File::from)
+    }
+
+    /// Gives it a name, at once if there is no such file, or by way of another name. A process that is killed between both leaves a file
+    /// with this other name, which the next write of the same file removes.
+    pub(super) fn put(file: &File, path: &Path) -> io::Result<()> {
+        let link = |to: &Path| {
+            let this = format!("/proc/self/fd/{}", file.as_raw_fd());
+            linkat(CWD, this, CWD, to, AtFlags::SYMLINK_FOLLOW)
+        };
+        match link(path) {
+            Err(Errno::EXIST) => {}
+            linked => return Ok(linked?),
+        }
+        // Shows others that the file is in use.
+        let _ = file.try_lock();
+        let mut name = OsString::from(PREFIX);
+        name.push(path.file_name().unwrap_or_default());
+        name.push(SUFFIX);
+        let usual = folder_of(path).join(name);
+        remove_abandoned(&usual);
+        let other = match link(&usual) {
+            Ok(()) => TempPath::try_from_path(&usual)?,
+            // Another process writes the same file now, or its name is too long.
+            Err(_) => tempfile::Builder::new()
+                .prefix(PREFIX)
+                .suffix(SUFFIX)
+                .make_in(folder_of(path), |to| Ok(link(to)?))?
+                .into_temp_path(),
+        };
+        // On failure, the other name goes when it is dropped.
+        fs::rename(&other, path)?;
+        let _ = other.keep();
+        Ok(())
+    }
+
+    /// Removes a file that nobody has locked.
+    fn remove_abandoned(path: &Path) {
+        let Ok(file) = open_regular(path, Links::Refuse) else { return };
+        // Whoever removes it holds its lock, so the name cannot come to mean another file meanwhile.
+        let same = || Some(fs::symlink_metadata(path).ok()?.ino() == file.metadata().ok()?.ino());
+        if file.try_lock().is_ok() && same() == Some(true) {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
 fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -135,6 +223,25 @@ mod tests {
         assert!(error.message.contains("out.txt"), "{error}");
         assert_eq!(fs::read(&path).unwrap(), b"first");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_a_killed_process_left_goes_with_the_next_write() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, left) = (dir.path().join("out.txt"), dir.path().join(".sdrun-out.txt.tmp"));
+        fs::write(&path, b"first").unwrap();
+        fs::write(&left, b"half").unwrap();
+        put(&path, b"second").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"second");
+        assert!(!left.exists());
+        // One that another process is about to rename stays.
+        let other = File::create(&left).unwrap();
+        other.lock().unwrap();
+        put(&path, b"third").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"third");
+        assert!(left.exists());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 
     #[test]

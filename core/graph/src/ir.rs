@@ -2,10 +2,10 @@
 
 use crate::{GraphError, Tensor, proto};
 use sdrun_abi::DType;
+use sdrun_files::{Links, open_regular};
 use std::{
     collections::BTreeMap,
     fmt,
-    fs::File,
     io::{self, Read as _, Seek as _, SeekFrom},
     path::PathBuf,
     sync::Arc,
@@ -207,7 +207,8 @@ impl WeightRef {
             WeightData::External { file, offset } => {
                 let cannot = |e: io::Error| fail(format!("cannot read {}: {e}", file.display()));
                 let bytes = self.dtype.bytes_of(&self.shape).unwrap_or(usize::MAX);
-                let mut source = File::open(&**file).map_err(cannot)?;
+                // Links were checked when the model was opened, and the path is the one that they led to.
+                let mut source = open_regular(file, Links::Follow).map_err(|e| fail(e.message))?;
                 let len = source.metadata().map_err(cannot)?.len();
                 if offset.checked_add(bytes as u64).is_none_or(|end| end > len) {
                     return Err(fail(format!(

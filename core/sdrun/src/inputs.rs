@@ -1,7 +1,7 @@
 //! Deterministic inputs for `bench`, `verify` and `run` when none are given.
 
 use crate::{HostTensor, Model, Result, Tensors, memory};
-use sdrun_abi::{DType, Error as AbiError, ErrorCode, Hint};
+use sdrun_abi::{DType, Error as AbiError};
 use sdrun_graph::{Graph, ValueId};
 use sha2::{Digest, Sha256};
 
@@ -38,14 +38,7 @@ fn check_room(bound: &Graph) -> Result<()> {
         value.dtype?.bytes_of(&value.known_shape()?)
     };
     let needed = bound.inputs.iter().filter_map(bytes).fold(0u64, |sum, n| sum.saturating_add(n as u64));
-    match memory::available() {
-        Some(free) if needed > free => {
-            let message = format!("the inputs need {needed} bytes of memory, and {free} are free");
-            let hint = Hint::FreeMemory { bytes: Some(needed - free) };
-            Err(AbiError::new(ErrorCode::ResourceExhausted, message).with_hint(hint).into())
-        }
-        _ => Ok(()),
-    }
+    Ok(memory::check_free("the inputs need", needed)?)
 }
 
 fn plain(name: &str, dtype: DType, shape: &[usize], seed: u64) -> Result<Vec<f64>> {

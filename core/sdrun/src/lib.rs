@@ -34,8 +34,10 @@ mod library;
 mod measurements;
 pub mod memory;
 mod model;
+pub mod numpy;
 mod observer;
 pub mod onnx_file;
+mod owned_folder;
 mod paths;
 mod probe;
 mod provider;
@@ -51,7 +53,8 @@ pub mod worker;
 pub use cache::{Cache, CacheContent, CacheEntry, GcLimits};
 pub use choose::{Candidate, Choice, Rejected, Why, Wishes};
 pub use engine::{
-    BuildOptions, CachePolicy, Engine, LoadOptions, Session, check_inputs, check_weights, find_input,
+    BuildOptions, CachePolicy, Engine, LoadOptions, Session, check_input, check_inputs, check_weights,
+    find_input,
 };
 pub use engine_file::{EngineFile, EngineManifest};
 pub use error::{Error, Result};
@@ -59,10 +62,11 @@ pub use library::load_plugin;
 pub use measurements::{Measurement, Measurements, Median};
 pub use model::{Model, Shapes};
 pub use observer::{Observer, TracingHost};
+pub use owned_folder::OwnedFolder;
 pub use paths::{Paths, private_dir};
 pub use probe::Probe;
 pub use provider::{Isolation, Provider};
-pub use registry::{Discovery, Entry, Registry, RuntimeStatus, read_manifest};
+pub use registry::{Confine, Discovery, Entry, Registry, RuntimeStatus, read_manifest};
 pub use sdrun_abi as abi;
 pub use sdrun_files as files;
 pub use sdrun_graph as graph;

@@ -6,6 +6,9 @@ use sdrun_abi::{
 };
 use sdrun_graph::{Footprint, footprint};
 
+/// The main memory in messages.
+const MAIN: &str = "main memory";
+
 /// The minimum memory of a session of `model` on the device of `options`: its weights, and the peak of its live activations.
 /// Computed from the graph, its shapes and the precision alone. The runtime's own memory is not included. Fields are `None`
 /// if a shape is open.
@@ -59,28 +62,49 @@ pub(crate) fn check_room(
     let host = sum(estimate.host_weights, estimate.host_activations);
     let on_device = sum(estimate.device_weights, estimate.device_activations);
     for (needed, there, place) in [
-        (host, available(), "main memory"),
+        (host, available(), MAIN),
         (on_device, device.memory_bytes.filter(|_| device.absent.is_none()), device.name.as_str()),
     ] {
-        let Some(missing) = there.and_then(|there| needed.checked_sub(there)).filter(|n| *n > 0) else {
-            continue;
-        };
-        let there = needed - missing;
-        let message = format!("the model needs at least {needed} bytes of memory, and {place} has {there}");
-        let free = Hint::FreeMemory { bytes: Some(missing) };
-        let hint = match offered.streaming && place != "main memory" {
-            true => Hint::AnyOf(vec![free, "give the weights a budget of device memory".into()]),
-            false => free,
-        };
-        return Err(AbiError::new(ErrorCode::ResourceExhausted, message).with_hint(hint));
+        let fits = check_fits("the model needs at least", needed, place, there);
+        fits.map_err(|error| match error.hint.clone() {
+            Some(free) if offered.streaming && place != MAIN => {
+                error.with_hint(Hint::AnyOf(vec![free, "give the weights a budget of device memory".into()]))
+            }
+            _ => error,
+        })?;
     }
     Ok(())
+}
+
+/// `ResourceExhausted` if main memory does not have the bytes that `what` needs ("the inputs need").
+pub(crate) fn check_free(what: &str, needed: u64) -> sdrun_abi::Result<()> {
+    check_fits(what, needed, MAIN, available())
+}
+
+fn check_fits(what: &str, needed: u64, place: &str, there: Option<u64>) -> sdrun_abi::Result<()> {
+    match there {
+        Some(there) if needed > there => {
+            let message = format!("{what} {needed} bytes of memory, and {place} has {there}");
+            let hint = Hint::FreeMemory { bytes: Some(needed - there) };
+            Err(AbiError::new(ErrorCode::ResourceExhausted, message).with_hint(hint))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Bytes of main memory that this process can still use; `None` if the system does not report it (outside Linux).
 pub fn available() -> Option<u64> {
     let free = kilobytes("/proc/meminfo", "MemAvailable:")?;
     Some(cgroup_room().map_or(free, |room| room.min(free)))
+}
+
+/// Bytes of memory and swap space of the machine, or what its control group may use; `None` if the system does not report it (outside Linux).
+pub(crate) fn total() -> Option<u64> {
+    let swap = kilobytes("/proc/meminfo", "SwapTotal:").unwrap_or(0);
+    let all = kilobytes("/proc/meminfo", "MemTotal:")?.saturating_add(swap);
+    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let limit = limit.and_then(|text| text.trim().parse::<u64>().ok());
+    Some(limit.map_or(all, |limit| limit.min(all)))
 }
 
 /// Peak resident memory of a process in bytes (`VmHWM`; includes shared memory). `None` if the system does not report it (outside Linux)

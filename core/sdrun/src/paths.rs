@@ -1,6 +1,6 @@
 //! The folders that sdrun uses on this machine.
 
-use crate::{Error, Result, trust};
+use crate::{Error, OwnedFolder, Result, trust};
 use etcetera::BaseStrategy;
 use std::path::{Path, PathBuf};
 
@@ -62,6 +62,10 @@ impl Paths {
     pub fn engines(&self) -> PathBuf {
         self.cache.join("engines")
     }
+    /// Folder of built-in models with their weights.
+    pub fn models(&self) -> PathBuf {
+        self.cache.join("models")
+    }
     /// Folder for files that the provider `id` can recreate.
     pub fn provider_cache(&self, id: &str) -> PathBuf {
         self.cache.join("providers").join(id)
@@ -86,6 +90,15 @@ impl Paths {
                 Ok(elsewhere)
             }
         }
+    }
+
+    /// A new folder in [`scratch`](Paths::scratch).
+    ///
+    /// # Errors
+    /// Why it cannot be made.
+    pub fn temporary(&self) -> Result<OwnedFolder> {
+        let scratch = self.scratch()?;
+        OwnedFolder::make(&scratch, "temporary-").map_err(|e| Error::io("create a folder in", &scratch, &e))
     }
 }
 

@@ -1,6 +1,9 @@
 //! Opens providers to see whether they work: all at once, each in its own worker with a time limit.
 
-use crate::{Isolation, Registry, Result, worker::Limits};
+use crate::{
+    Isolation, Registry, Result,
+    worker::{Confinement, Limits, WorkerProvider},
+};
 use sdrun_abi::{Capabilities, Device, Error as AbiError, RuntimeInfo};
 use std::time::{Duration, Instant};
 
@@ -11,6 +14,8 @@ pub struct Probe {
     pub runtime: RuntimeInfo,
     /// Its devices and what it can do on each.
     pub devices: Vec<(Device, Capabilities)>,
+    /// How far its worker was confined.
+    pub confinement: Confinement,
     /// How long it took to load and respond.
     pub seconds: f64,
 }
@@ -35,6 +40,8 @@ impl Registry {
             .into_iter()
             .map(|device| provider.capabilities(&device).map(|capabilities| (device, capabilities)))
             .collect::<Result<Vec<_>>>()?;
-        Ok(Probe { runtime: provider.runtime().clone(), devices, seconds: started.elapsed().as_secs_f64() })
+        let confinement = provider.worker().map_or(Confinement::None, WorkerProvider::confinement);
+        let seconds = started.elapsed().as_secs_f64();
+        Ok(Probe { runtime: provider.runtime().clone(), devices, confinement, seconds })
     }
 }

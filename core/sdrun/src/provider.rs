@@ -1,15 +1,14 @@
 //! A loaded provider, in this process or in a worker.
 
 use crate::{
-    Error, Paths, Result, library, paths::private_dir, runtime, suggest::did_you_mean, trust, worker,
+    Error, Paths, Result, library, memory, paths::private_dir, registry::Confine, runtime,
+    suggest::did_you_mean, trust, worker,
 };
 use sdrun_abi::{
     Capabilities, Device, Error as AbiError, ErrorCode, Host, InitConfig, Provide, Provider as Driver,
-    RuntimeInfo,
+    RuntimeInfo, SandboxSpec,
     ffi::{Plugin, PluginIdentity},
 };
-use sdrun_files::{Links, Map};
-use sha2::{Digest, Sha256};
 use std::{
     collections::BTreeMap,
     ffi::OsString,
@@ -76,6 +75,7 @@ impl Provider {
         manifest: &Path,
         paths: &Paths,
         isolation: &Isolation,
+        confine: &Confine,
         host: &dyn Host,
     ) -> Result<Self> {
         let library = library::path_of(&provide, manifest);
@@ -83,20 +83,22 @@ impl Provider {
             AbiError::new(ErrorCode::PermissionDenied, format!("will not load {}: {why}", library.display()))
         })?;
         check_hash(&library, &provide.library.sha256)?;
+        for (name, expected) in &provide.library.companions {
+            check_hash(&library.with_file_name(name), expected)?;
+        }
         let runtime_dir = match &provide.runtime {
             None => None,
-            Some(spec) => Some(
-                runtime::find(spec, paths)
-                    .ok_or_else(|| Error::Provider {
-                        provider: provide.id.clone(),
-                        error: absent(spec, paths),
-                    })?
-                    .dir,
-            ),
+            Some(spec) => {
+                let missing = || Error::Provider { provider: provide.id.clone(), error: absent(spec, paths) };
+                let found = runtime::find(spec, paths).ok_or_else(missing)?;
+                runtime::check(&found, spec, paths)?;
+                Some(found.dir)
+            }
         };
         let mut extensions = BTreeMap::new();
         for spec in &provide.extensions {
             if let Some(found) = runtime::find_extension(spec, paths)? {
+                runtime::check(&found, spec, paths)?;
                 extensions.insert(spec.name.clone(), found.dir);
             }
         }
@@ -114,6 +116,7 @@ impl Provider {
             runtime_dir,
             extensions,
             temp_dir,
+            links_dir: None,
             cache_dir,
             options: isolation.options.clone(),
         };
@@ -126,6 +129,7 @@ impl Provider {
                 ([], Some(dir)) => worker::loader_of(dir),
                 (given, _) => given.to_vec(),
             };
+            let sandbox = provide.sandbox.as_ref().filter(|_| !confine.off);
             let worker = worker::WorkerProvider::start(worker::WorkerConfig {
                 worker: worker::find_worker()?,
                 loader,
@@ -133,6 +137,7 @@ impl Provider {
                 plugin: library,
                 limits: isolation.limits.clone(),
                 scratch: config.temp_dir.clone(),
+                sandbox: sandbox.map(|spec| sandbox_of(spec, &config, confine, paths)),
             })
             .map_err(&of)?;
             check_identity(&provide, worker.identity()).map_err(&of)?;
@@ -280,6 +285,29 @@ fn load_once(
     Ok((plugin, runtime))
 }
 
+/// From this size on, a confined worker reads weights from their file itself.
+const SHARED_FROM: u64 = 1 << 20;
+
+/// What a worker may do whose provider is initialised like this.
+fn sandbox_of(spec: &SandboxSpec, config: &InitConfig, confine: &Confine, paths: &Paths) -> worker::Sandbox {
+    let real = |path: &PathBuf| dunce::canonicalize(path).ok();
+    let folders = config.extensions.values().chain(&config.runtime_dir).chain([&config.plugin_dir]);
+    let mut readable: Vec<PathBuf> = folders.filter_map(real).collect();
+    readable.extend(worker::driver_folders());
+    readable.extend(confine.models.iter().chain([&paths.models()]).filter_map(real));
+    // Large files that this command has opened. Small ones, which may be settings and keys, come through shared memory.
+    let large = |path: &PathBuf| path.metadata().is_ok_and(|meta| meta.len() >= SHARED_FROM);
+    readable.extend(sdrun_files::inputs().into_iter().filter(large));
+    let devices = spec.devices.iter().filter_map(|pattern| glob::glob(pattern).ok()).flatten().flatten();
+    worker::Sandbox {
+        readable,
+        writable: config.cache_dir.iter().filter_map(real).collect(),
+        devices: devices.collect(),
+        linkable: None,
+        memory: memory::total(),
+    }
+}
+
 /// Checks that a plugin matches its manifest.
 fn check_identity(provide: &Provide, told: &PluginIdentity) -> sdrun_abi::Result<()> {
     let pairs = [
@@ -318,8 +346,7 @@ fn check_hash(library: &Path, expected: &str) -> Result<()> {
     if expected.is_empty() {
         return Ok(());
     }
-    let map = Map::open(library, Links::Follow)?;
-    let found: String = Sha256::digest(&*map).iter().map(|b| format!("{b:02x}")).collect();
+    let found = runtime::sha256(library)?;
     if found == expected {
         return Ok(());
     }

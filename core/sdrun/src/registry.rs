@@ -17,6 +17,18 @@ pub struct Discovery {
     pub paths: Option<Paths>,
     /// Ids of preferred providers, best first; they precede all others.
     pub order: Vec<String>,
+    /// What workers may do.
+    pub confine: Confine,
+}
+
+/// What the workers of providers may do whose runtimes work in a sandbox ([`Provide::sandbox`]). On Linux, they reach no network, start no
+/// programs, and read only the system's libraries, their own folders and the models.
+#[derive(Clone, Debug, Default)]
+pub struct Confine {
+    /// Files and folders with models and weights. Weights in other files are copied to a worker through shared memory, which takes longer.
+    pub models: Vec<PathBuf>,
+    /// Leave workers all rights of the user, for a driver that does not work otherwise.
+    pub off: bool,
 }
 
 /// A manifest that was found.
@@ -40,6 +52,7 @@ pub struct Registry {
     paths: Paths,
     entries: Vec<Entry>,
     order: Vec<String>,
+    confine: Confine,
 }
 
 impl Registry {
@@ -63,7 +76,8 @@ impl Registry {
                 entries.push(examine(manifest, &origin, &entries));
             }
         }
-        Ok(Registry { paths, entries, order: discovery.order.clone() })
+        let confine = discovery.confine.clone();
+        Ok(Registry { paths, entries, order: discovery.order.clone(), confine })
     }
 
     /// Everything that was found, in order, including skipped manifests.
@@ -88,6 +102,11 @@ impl Registry {
     /// The usable provider whose fp32 results are the reference.
     pub fn reference(&self) -> Option<&Provide> {
         self.usable().into_iter().find(|p| p.reference)
+    }
+
+    /// What workers may do.
+    pub fn confine(&self) -> &Confine {
+        &self.confine
     }
 
     /// The user's folders.
@@ -125,7 +144,7 @@ impl Registry {
         let entry = self.entry(id)?;
         let provide =
             entry.provide.clone().ok_or_else(|| AbiError::internal("a usable entry has a manifest"))?;
-        Provider::open(provide, &entry.manifest_path, &self.paths, isolation, host)
+        Provider::open(provide, &entry.manifest_path, &self.paths, isolation, &self.confine, host)
     }
 }
 

@@ -52,6 +52,7 @@ fn a_newer_plugin_is_understood() {
         plugin: library,
         limits: Limits::default(),
         scratch: dir.path().into(),
+        sandbox: None,
     });
     speaks_of_the_future(&isolated.unwrap());
 }

@@ -10,6 +10,9 @@ use std::{
 const LENGTH_BYTES: u64 = 8;
 /// Largest header that the format allows.
 const MAX_HEADER: u64 = 100_000_000;
+/// The most tensors of a checkpoint. The largest diffusion models have a few thousand, adapters of them some ten thousand. A file of
+/// nothing but names would keep sdrun busy for seconds.
+pub(crate) const MOST_TENSORS: usize = 100_000;
 
 /// The tensors of one or several safetensors files, by key. The files are mapped, nothing is copied.
 #[derive(Debug)]
@@ -56,9 +59,15 @@ impl SafetensorsWeights {
         refuse_other_formats(path, &mapping)?;
         let (header, metadata) =
             SafeTensors::read_metadata(&mapping).map_err(|error| malformed(path, &error))?;
-        self.metadata.extend(metadata.metadata().clone().into_iter().flatten());
+        let tensors = metadata.tensors();
+        let count = self.tensors.len() + tensors.len();
+        if count > MOST_TENSORS {
+            let message =
+                format!("{} has {count} tensors; sdrun reads at most {MOST_TENSORS}", path.display());
+            return Err(Error::unsupported(message).with_file(path));
+        }
         let data = LENGTH_BYTES as usize + header;
-        for (key, info) in metadata.tensors() {
+        for (key, info) in tensors {
             let (start, end) = (data + info.data_offsets.0, data + info.data_offsets.1);
             let tensor =
                 Tensor { file: self.files.len(), start, end, dtype: info.dtype, shape: info.shape.clone() };
@@ -237,6 +246,33 @@ mod tests {
         let error = SafetensorsWeights::open(&[&one, &two, &one]).unwrap_err();
         assert_eq!(error.code, ErrorCode::InvalidArgument);
         assert!(error.message.contains("1.safetensors"), "{error}");
+    }
+
+    #[test]
+    fn of_a_key_in_the_metadata_of_several_files_the_first_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = ["1", "2"].map(|n| {
+            let header = format!(r#"{{"__metadata__":{{"all":"{n}","only{n}":"x"}}}}"#);
+            write(folder.path(), &format!("{n}.safetensors"), &file(&header, &[]))
+        });
+        let weights = SafetensorsWeights::open(&files).unwrap();
+        let found: Vec<(&str, &str)> = weights.metadata().iter().map(|(k, v)| (&**k, &**v)).collect();
+        assert_eq!(found, [("all", "1"), ("only1", "x"), ("only2", "x")]);
+    }
+
+    #[test]
+    fn a_file_of_nothing_but_names_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let empty = |i: usize| format!(r#""{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#);
+        let header = |count| format!("{{{}}}", (0..count).map(empty).collect::<Vec<_>>().join(","));
+        let open = |count| {
+            let path = write(folder.path(), "m.safetensors", &file(&header(count), &[]));
+            SafetensorsWeights::open(&[path]).map(|weights| weights.names().len())
+        };
+        assert_eq!(open(1000).unwrap(), 1000);
+        let error = open(MOST_TENSORS + 1).unwrap_err();
+        assert_eq!(error.code, ErrorCode::Unimplemented);
+        assert!(error.message.contains("100001 tensors"), "{error}");
     }
 
     #[test]

@@ -52,7 +52,8 @@ impl Engine for AsInputs {
             info.inputs.push(TensorSpec { name: spec.name.clone(), dtype: spec.dtype, shape });
         }
         let index = bound.iter().enumerate().map(|(index, (spec, _))| (spec.name.clone(), index)).collect();
-        Ok(Box::new(AsInputsSession { inner: OvSession::new(&self.compiled, &info)?, weights: bound, index }))
+        let inner = OvSession::new(&self.compiled, &info, self.recipe.indices.clone())?;
+        Ok(Box::new(AsInputsSession { inner, weights: bound, index }))
     }
 }
 

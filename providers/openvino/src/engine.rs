@@ -1,10 +1,10 @@
 //! Engines: the graph itself, or OpenVINO's blob.
 
 use crate::{
-    abs::keep_absolute_values,
     devices::Target,
+    faults,
     ffi::{CompiledModel, Model},
-    masks::keep_masks_apart,
+    indices::{self, Indices},
     refit::Refittable,
     runtime::Runtime,
     session::OvSession,
@@ -71,6 +71,8 @@ pub(crate) struct Recipe {
     spec: BuildSpec,
     target: Target,
     pub(crate) info: EngineInfo,
+    /// Inputs to check in each run.
+    pub(crate) indices: Arc<[Indices]>,
 }
 
 impl Recipe {
@@ -82,10 +84,10 @@ impl Recipe {
         target: Target,
     ) -> Result<Self> {
         let mut graph = read_graph(&model)?;
-        keep_absolute_values(&mut graph);
-        keep_masks_apart(&mut graph).map_err(graph_error)?;
+        let indices = indices::of(&graph).into();
+        faults::avoid(&mut graph)?;
         let info = describe(&graph, Requirements::Onnx.text()?)?;
-        Ok(Recipe { runtime, model, graph, spec: spec.clone(), target, info })
+        Ok(Recipe { runtime, model, graph, spec: spec.clone(), target, info, indices })
     }
 
     /// The payload of the engine: the graph.
@@ -110,8 +112,9 @@ impl Recipe {
 
     /// Reads the graph with its weights.
     pub(crate) fn read_with(&self, weights: &dyn WeightSource, host: &dyn Host) -> Result<Model> {
-        let staging =
-            Staging::with_weights(&self.runtime.temp_dir, &self.graph, &self.info.weights, weights, host)?;
+        let Runtime { temp_dir, links_dir, .. } = self.runtime;
+        let folders = (&**temp_dir, links_dir.as_deref());
+        let staging = Staging::with_weights(folders, &self.graph, &self.info.weights, weights, host)?;
         phase(host, "read", 0, 1)?;
         // OpenVINO has mapped the files, so the folder is removed before the long compilation.
         self.read(&staging)
@@ -291,7 +294,7 @@ impl Engine for Baked {
     }
 
     fn session(&self, _: &dyn WeightSource, _: &dyn Host) -> Result<Box<dyn Session>> {
-        Ok(Box::new(OvSession::new(&self.compiled, &self.info)?))
+        Ok(Box::new(OvSession::new(&self.compiled, &self.info, Arc::default())?))
     }
 }
 

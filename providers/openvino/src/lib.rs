@@ -10,16 +10,17 @@
 //! * `runtime`: the OpenVINO that this process has loaded, and compilation.
 //! * `devices`: the available devices. `cache`: stores compiled models.
 //! * `staging`: passes weights to OpenVINO's ONNX reader without copying them.
-//! * `masks`: stops OpenVINO from folding an attention mask into the bias that is added to it.
+//! * `faults`: rewrites graphs of which OpenVINO would compute something else.
+//! * `indices`: checks indices in inputs, which OpenVINO does not.
 //! * `engine`, `as_inputs`, `refit`, `session`: implement the traits of sdrun-abi.
 
-mod abs;
 mod as_inputs;
 mod cache;
 mod devices;
 mod engine;
+mod faults;
 mod ffi;
-mod masks;
+mod indices;
 mod provider;
 mod refit;
 mod runtime;

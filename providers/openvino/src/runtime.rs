@@ -20,6 +20,8 @@ pub(crate) struct Runtime {
     pub(crate) core: Core,
     pub(crate) version: String,
     pub(crate) temp_dir: PathBuf,
+    /// The only folder where it can link files, in a sandbox.
+    pub(crate) links_dir: Option<PathBuf>,
     /// `None` if the host provides no cache folder.
     cache: Option<Cache>,
     library: PathBuf,
@@ -44,6 +46,7 @@ pub(crate) fn init(config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> 
             version,
             cache: config.cache_dir.as_ref().and_then(|dir| Cache::open(dir, &build, host)),
             temp_dir: config.temp_dir.clone(),
+            links_dir: config.links_dir.clone(),
             library: library.to_path_buf(),
             device_properties: RwLock::new(()),
             cpu_isa: OnceLock::new(),

@@ -1,6 +1,9 @@
 //! Sessions: a compiled model and an inference request.
 
-use crate::ffi::{CompiledModel, InferRequest, Io};
+use crate::{
+    ffi::{CompiledModel, InferRequest, Io},
+    indices::{self, Indices},
+};
 use sdrun_abi::{
     EngineInfo, Error, Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result, Session, TensorSpec,
     TensorView, WeightSource,
@@ -26,6 +29,8 @@ fn is_unwritten(buffer: &[u8]) -> bool {
 /// A compiled model that can run with its current weights.
 pub(crate) struct OvSession {
     request: InferRequest,
+    /// Inputs to check before OpenVINO gets them.
+    indices: Arc<[Indices]>,
     /// Types and shapes of the outputs if all shapes are fixed. Then OpenVINO writes directly into the sink's
     /// buffers.
     fixed: Option<Vec<OutputSpec>>,
@@ -36,13 +41,17 @@ pub(crate) struct OvSession {
 }
 
 impl OvSession {
-    pub(crate) fn new(compiled: &Arc<CompiledModel>, info: &EngineInfo) -> Result<Self> {
+    pub(crate) fn new(
+        compiled: &Arc<CompiledModel>,
+        info: &EngineInfo,
+        indices: Arc<[Indices]>,
+    ) -> Result<Self> {
         let fixed = fixed_outputs(&compiled.output_shapes()?, &info.outputs)?;
         let io = |specs: &[TensorSpec]| -> Vec<Io> {
             specs.iter().map(|spec| Io { name: spec.name.clone(), dtype: spec.dtype }).collect()
         };
         let request = compiled.request(io(&info.inputs), io(&info.outputs))?;
-        Ok(OvSession { request, fixed, proven: false, last_run: None })
+        Ok(OvSession { request, indices, fixed, proven: false, last_run: None })
     }
 }
 
@@ -100,6 +109,7 @@ impl Session for OvSession {
         outputs: &mut dyn OutputSink,
         host: &dyn Host,
     ) -> Result<()> {
+        indices::check(&self.indices, inputs)?;
         let poll = || host.cancelled();
         let watched = self.last_run.is_none_or(|took| took > WATCHED_FROM);
         let cancelled: Option<&dyn Fn() -> bool> = if watched { Some(&poll) } else { None };

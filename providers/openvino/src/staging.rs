@@ -5,6 +5,9 @@
 //! it. Linked weights are not copied. Weights that cannot be linked (computed weights, files on another file system
 //! or of another user) are written to one file in the folder.
 //!
+//! In a sandbox, links are only possible in a folder where nothing can be written. There, the folder for the model is made, and what is
+//! written elsewhere moves into it.
+//!
 //! The folder is removed as soon as the model is read, because the reader has mapped its files by then. Links are
 //! created last, so that the files have a second name for as short a time as possible: other programs may refuse
 //! files with several names. If a process is killed, or if the system does not remove mapped files, the next process
@@ -40,31 +43,29 @@ pub(crate) struct Staging {
     // Closed before the folder is removed.
     _lock: File,
     dir: TempDir,
+    /// Where the model is, if that is another folder, for links.
+    linked: Option<TempDir>,
 }
 
 impl Staging {
     /// Creates an empty folder below `temp_dir` that only this user can access.
     pub(crate) fn new(temp_dir: &Path) -> Result<Self> {
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(PREFIX);
-        #[cfg(unix)]
-        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o700));
-        let dir = builder.tempdir_in(temp_dir).map_err(|e| Error::io("make a folder in", temp_dir, &e))?;
+        let dir = private_folder(temp_dir)?;
         let path = dir.path().join(LOCK);
         let lock = File::create(&path).map_err(|e| Error::io("create", &path, &e))?;
         lock.lock().map_err(|e| Error::io("lock", &path, &e))?;
-        Ok(Staging { _lock: lock, dir })
+        Ok(Staging { _lock: lock, dir, linked: None })
     }
 
-    /// Creates a folder with `graph` and its weights.
+    /// Creates a folder with `graph` and its weights: below the first folder, or if weights can be linked, below the second one.
     pub(crate) fn with_weights(
-        temp_dir: &Path,
+        (temp_dir, links_dir): (&Path, Option<&Path>),
         graph: &Graph,
         weights: &[WeightSpec],
         source: &dyn WeightSource,
         host: &dyn Host,
     ) -> Result<Self> {
-        let staging = Self::new(temp_dir)?;
+        let mut staging = Self::new(temp_dir)?;
         let link = weights.iter().map(bytes_of).fold(0, u64::saturating_add) >= LINK_FROM;
         let mut originals = WeightFiles::default();
         let mut copies = Copies::new(staging.file(COPIES));
@@ -80,7 +81,10 @@ impl Staging {
                 }
             }
         }
-        let mut links = Links { dir: staging.dir.path(), names: HashMap::new() };
+        if let Some(folder) = links_dir.filter(|_| !in_files.is_empty()) {
+            staging.linked = Some(private_folder(folder)?);
+        }
+        let mut links = Links { dir: staging.folder(), names: HashMap::new() };
         for (spec, path, offset) in in_files {
             let place = match links.name(&path, host) {
                 Some(name) => (name, offset),
@@ -88,15 +92,26 @@ impl Staging {
             };
             places.insert(spec.name.as_str(), place);
         }
-        copies.finish()?;
+        let copied = copies.finish()?;
         staging.write_model(graph, |name| places.get(name).cloned())?;
+        if staging.linked.is_some() {
+            staging.move_to_links(MODEL)?;
+            if copied {
+                staging.move_to_links(COPIES)?;
+            }
+        }
         Ok(staging)
+    }
+
+    fn move_to_links(&self, name: &str) -> Result<()> {
+        let to = self.folder().join(name);
+        fs::rename(self.file(name), &to).map_err(|e| Error::io("move a file to", &to, &e))
     }
 
     /// Creates a folder with `graph` and all-zero weights: enough to test whether OpenVINO can read the graph.
     pub(crate) fn with_placeholders(temp_dir: &Path, graph: &Graph, weights: &[WeightSpec]) -> Result<Self> {
         let staging = Self::new(temp_dir)?;
-        let path = staging.dir.path().join(COPIES);
+        let path = staging.file(COPIES);
         let longest = weights.iter().map(bytes_of).max().unwrap_or(0);
         // All weights share one sparse file.
         File::create(&path).and_then(|f| f.set_len(longest)).map_err(|e| Error::io("write", &path, &e))?;
@@ -106,10 +121,15 @@ impl Staging {
 
     /// Path of the staged model.
     pub(crate) fn model(&self) -> PathBuf {
-        self.dir.path().join(MODEL)
+        self.folder().join(MODEL)
     }
 
-    /// Path for another file in the folder.
+    /// Where the model is in the end.
+    fn folder(&self) -> &Path {
+        self.linked.as_ref().unwrap_or(&self.dir).path()
+    }
+
+    /// Path for another file that is written.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -123,9 +143,18 @@ impl Staging {
                 Ok(Placement::External { location, offset, length })
             })
             .map_err(graph_error)?;
-        let path = self.model();
+        let path = self.file(MODEL);
         fs::write(&path, onnx).map_err(|e| Error::io("write", &path, &e))
     }
+}
+
+/// A new folder that only this user can access.
+fn private_folder(parent: &Path) -> Result<TempDir> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(PREFIX);
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o700));
+    builder.tempdir_in(parent).map_err(|e| Error::io("make a folder in", parent, &e))
 }
 
 fn bytes_of(spec: &WeightSpec) -> u64 {
@@ -187,11 +216,11 @@ impl Copies {
         Ok((COPIES.to_string(), offset))
     }
 
-    fn finish(self) -> Result<()> {
-        match self.file {
-            Some(mut file) => file.flush().map_err(|e| write_error(&self.path, &e)),
-            None => Ok(()),
-        }
+    /// Returns whether there are any.
+    fn finish(self) -> Result<bool> {
+        let Some(mut file) = self.file else { return Ok(false) };
+        file.flush().map_err(|e| write_error(&self.path, &e))?;
+        Ok(true)
     }
 }
 
@@ -269,7 +298,33 @@ mod tests {
 
     fn stage(temp: &Path, bytes: usize, file: Option<(PathBuf, u64)>) -> Staging {
         let (graph, specs) = graph(bytes);
-        Staging::with_weights(temp, &graph, &specs, &Source { bytes, file }, &NoHost).unwrap()
+        Staging::with_weights((temp, None), &graph, &specs, &Source { bytes, file }, &NoHost).unwrap()
+    }
+
+    #[test]
+    fn links_are_made_where_the_host_says_and_written_files_move_there() {
+        let temp = tempfile::tempdir().unwrap();
+        let [files, links] = ["files", "links"].map(|name| temp.path().join(name));
+        for folder in [&files, &links] {
+            fs::create_dir(folder).unwrap();
+        }
+        let original = temp.path().join("checkpoint");
+        let bytes = 3 << 20;
+        fs::write(&original, vec![1u8; bytes]).unwrap();
+        let (graph, specs) = graph(bytes);
+        let source = Source { bytes, file: Some((original, 0)) };
+        let staging =
+            Staging::with_weights((&files, Some(&links)), &graph, &specs, &source, &NoHost).unwrap();
+        let folder = staging.model().parent().unwrap().to_path_buf();
+        assert!(folder.starts_with(&links));
+        assert_eq!(names(&folder), ["linked-0", MODEL, COPIES]);
+        drop(staging);
+        assert!(names(&files).is_empty() && names(&links).is_empty());
+        // Without weights to link, everything is in one folder.
+        let source = Source { bytes, file: None };
+        let staging =
+            Staging::with_weights((&files, Some(&links)), &graph, &specs, &source, &NoHost).unwrap();
+        assert!(staging.model().starts_with(&files));
     }
 
     #[test]
@@ -326,7 +381,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let (graph, specs) = graph(1000);
         let source = Source { bytes: 999, file: None };
-        assert!(Staging::with_weights(temp.path(), &graph, &specs, &source, &NoHost).is_err());
+        assert!(Staging::with_weights((temp.path(), None), &graph, &specs, &source, &NoHost).is_err());
         assert!(names(temp.path()).is_empty());
     }
 

@@ -270,6 +270,95 @@ fn absolute_values_of_computed_weights_are_computed() {
     assert_eq!(run(&mut *second, &[3], &[1.0, 1.0, 1.0]).unwrap(), [3.0, 1.0, 4.0]);
 }
 
+/// OpenVINO reads beyond a table whatever an index says, unless it is kept from that.
+#[test]
+fn indices_out_of_range_are_refused() {
+    let model = Model::default()
+        .input("i", DType::I64, &[2])
+        .output("y", DType::F32, &[2])
+        .weight("table", DType::F32, &[3])
+        .node("Gather", &["table", "i"], &["y"])
+        .bytes();
+    let weights = Source::default().with("table", &[3], &[1.0, 2.0, 3.0]);
+    for option in [&[][..], &[("weights".to_string(), "inputs".to_string())]] {
+        let spec = BuildSpec { options: option.iter().cloned().collect(), ..fp32() };
+        let mut session = session(provider(), &model, &spec, &weights).unwrap();
+        let mut gather = |indices: [i64; 2]| {
+            let data: Vec<u8> = indices.iter().flat_map(|index| index.to_le_bytes()).collect();
+            let view = TensorView { dtype: DType::I64, shape: &[2], data: &data };
+            let mut sink = VecSink::default();
+            session.run(&[view], &mut sink, &NoHost)
+        };
+        gather([2, -3]).unwrap();
+        for wrong in [[0, 3], [-4, 0], [i64::MIN, i64::MAX]] {
+            let error = gather(wrong).unwrap_err();
+            assert_eq!(error.code, ErrorCode::InvalidArgument);
+            assert!(error.message.contains("`i`") && error.message.contains("3 elements"), "{error}");
+        }
+    }
+}
+
+/// What OpenVINO computes wrongly, and what cannot be replaced, is refused before it is compiled.
+#[test]
+fn nodes_with_other_results_are_refused() {
+    let tile = Model::default()
+        .input("x", DType::F32, &[2])
+        .input("repeats", DType::I64, &[1])
+        .output("y", DType::F32, &[4])
+        .node("Tile", &["x", "repeats"], &["y"]);
+    let resize = Model::default()
+        .input("x", DType::F32, &[1, 1, 4, 4])
+        .output("y", DType::F32, &[1, 1, 2, 2])
+        .constant("scales", DType::F32, &[4], bytes(&[1.0, 1.0, 0.5, 0.5]))
+        .node_with("Resize", &["x", "", "scales"], &["y"], &[("antialias", 1)]);
+    for (model, words) in [(tile, "zeros if the repeats"), (resize, "antialiasing")] {
+        let weights = Source::default();
+        let error = provider().build(&model.bytes(), &fp32(), &weights, &NoHost).err().unwrap();
+        assert_eq!(error.code, ErrorCode::Unimplemented);
+        assert!(error.message.contains(words), "{error}");
+    }
+}
+
+/// OpenVINO applies a list of slopes along the second dimension, unless it is kept from that.
+#[test]
+fn slopes_belong_to_the_last_dimension() {
+    let model = Model::default()
+        .input("x", DType::F32, &[1, 2, 2])
+        .output("y", DType::F32, &[1, 2, 2])
+        .weight("slopes", DType::F32, &[2])
+        .node("PRelu", &["x", "slopes"], &["y"]);
+    let weights = Source::default().with("slopes", &[2], &[0.5, 0.25]);
+    let mut session = session(provider(), &model.bytes(), &fp32(), &weights).unwrap();
+    let y = run(&mut *session, &[1, 2, 2], &[-4.0, -4.0, 8.0, -8.0]).unwrap();
+    assert_eq!(y, [-2.0, -1.0, 8.0, -2.0]);
+}
+
+/// OpenVINO applies the strides of a convolution with a kernel of one element before its padding, unless it is kept from that.
+#[test]
+fn strides_come_after_padding() {
+    let x: Vec<f32> = (0..16).map(|i| i as f32 + 1.0).collect();
+    let sparse = [0.0, 0.0, 0.0, 0.0, 6.0, 8.0, 0.0, 14.0, 16.0];
+    let inner = Model::default()
+        .input("x", DType::F32, &[1, 1, 4, 4])
+        .output("y", DType::F32, &[1, 1, 3, 3])
+        .weight("w", DType::F32, &[1, 1, 1, 1])
+        .node("Relu", &["x"], &["positive"]);
+    let conv = |model: Model, x: &str| model.node("Conv", &[x, "w"], &["y"]).ints("strides", &[2, 2]);
+    let own = conv(inner.clone(), "positive").ints("pads", &[1, 1, 0, 0]);
+    let amounts = [0i64, 0, 1, 1, 0, 0, 0, 0].iter().flat_map(|pad| pad.to_le_bytes()).collect();
+    let before = inner.constant("amounts", DType::I64, &[8], amounts).node(
+        "Pad",
+        &["positive", "amounts"],
+        &["padded"],
+    );
+    let before = conv(before, "padded");
+    let weights = Source::default().with("w", &[1, 1, 1, 1], &[1.0]);
+    for model in [own, before] {
+        let mut session = session(provider(), &model.bytes(), &fp32(), &weights).unwrap();
+        assert_eq!(run(&mut *session, &[1, 1, 4, 4], &x).unwrap(), sparse);
+    }
+}
+
 #[test]
 fn several_outputs_keep_their_order_and_meaning() {
     // One value under two names, an input that is also an output, an unused input, a constant, a scalar, and an

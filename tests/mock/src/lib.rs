@@ -9,6 +9,8 @@
 //! (`abort` or `hang`) makes loading go wrong. `examples/` has plugins that a host must refuse.
 
 mod behaviour;
+#[cfg(unix)]
+mod escape;
 mod model;
 mod provider;
 mod table;

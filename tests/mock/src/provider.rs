@@ -32,6 +32,11 @@ impl Provider for Mock {
         for (key, value) in &config.options {
             match key.as_str() {
                 "behaviour" => behaviour::choose(value.parse()?),
+                #[cfg(unix)]
+                "escape" => {
+                    let done = crate::escape::attempts(value.as_ref(), config);
+                    return Ok(RuntimeInfo::new("mock", done, None));
+                }
                 _ => return Err(Error::invalid(format!("the mock provider has no option `{key}`"))),
             }
         }

@@ -5,16 +5,19 @@ use crate::{context::Context, exit, format};
 use sdrun::{
     abi::Error,
     bench::{CaseReport, Kind, Report, Row, SCHEMA_VERSION, Status},
+    files::{Links, read_small},
 };
 use serde::Serialize;
 use serde_json::Value;
 use std::{
     collections::BTreeMap,
-    fs,
     io::{self, Write},
     path::{Path, PathBuf},
     process::ExitCode,
 };
+
+/// More than any report takes.
+const MOST_BYTES: u64 = 256 << 20;
 
 /// Compare reports of different machines, versions or settings
 ///
@@ -187,7 +190,7 @@ fn name(path: &Path) -> String {
 
 pub(super) fn read(path: &Path) -> Result<Report, Error> {
     let file = path.display();
-    let text = fs::read(path).map_err(|e| Error::io("read", path, &e))?;
+    let text = read_small(path, Links::Follow, MOST_BYTES)?;
     let document: Value =
         serde_json::from_slice(&text).map_err(|e| Error::invalid(format!("{file} is not JSON: {e}")))?;
     match document.get("schema_version").and_then(Value::as_u64) {
@@ -219,10 +222,10 @@ fn show(out: &mut dyn Write, compared: &Compared) -> io::Result<()> {
     for line in &compared.lines {
         let ms = |value: Option<f64>| value.map_or("-".into(), format::three_digits);
         table.add_row([
-            line.report.clone(),
-            line.model.clone(),
-            line.precision.clone(),
-            line.system.clone(),
+            format::line(&line.report).into_owned(),
+            format::line(&line.model).into_owned(),
+            format::line(&line.precision).into_owned(),
+            format::line(&line.system).into_owned(),
             ms(line.before_ms),
             ms(line.after_ms),
             line.ratio

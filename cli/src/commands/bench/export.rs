@@ -1,7 +1,7 @@
 //! Bench reports as files.
 
 use super::table;
-use crate::files;
+use crate::{files, format};
 use clap::ValueEnum;
 use sdrun::bench::{Report, Row};
 use std::{
@@ -86,7 +86,7 @@ const COLUMNS: [&str; 27] = [
     "relative_error",
 ];
 
-/// One line per row (RFC 4180, with plain newlines). Unknown values are empty.
+/// One line per row (RFC 4180, with plain newlines). Unknown values are empty; control characters in texts become `?`.
 fn csv(mut out: impl Write, report: &Report) -> io::Result<()> {
     writeln!(out, "{}", COLUMNS.join(","))?;
     for case in &report.cases {
@@ -107,8 +107,8 @@ fn fields(row: &Row) -> [String; 24] {
     let worst = row.accuracy.as_ref().map(|a| &a.worst);
     [
         row.system.clone(),
-        crate::format::word(&row.kind),
-        crate::format::word(&row.status),
+        format::word(&row.kind),
+        format::word(&row.status),
         text(row.reason.as_ref()),
         text(row.rank),
         text(row.device.as_ref().map(|device| &device.name)),
@@ -134,11 +134,8 @@ fn fields(row: &Row) -> [String; 24] {
 }
 
 fn quoted(field: &str) -> String {
-    if field.contains([',', '"', '\n', '\r']) {
-        format!("\"{}\"", field.replace('"', "\"\""))
-    } else {
-        field.into()
-    }
+    let field = format::line(field);
+    if field.contains([',', '"']) { format!("\"{}\"", field.replace('"', "\"\"")) } else { field.into() }
 }
 
 /// A heading, a table and remarks per case.
@@ -148,7 +145,7 @@ fn markdown(report: &Report) -> String {
     for case in &report.cases {
         text += &format!("### {}\n\n{}\n\n", table::title(case), table::markdown_table(case));
         for remark in table::remarks(case, &mut said) {
-            text += &format!("- {remark}\n");
+            text += &format!("- {}\n", format::line(&remark));
         }
         text += "\n";
     }
@@ -179,6 +176,19 @@ mod tests {
             "{}",
             lines[4]
         );
+    }
+
+    #[test]
+    fn names_stay_within_their_cell() {
+        let mut report = table::tests::report();
+        report.cases[0].rows[0].settings = vec!["a|b\nc\u{1b}".into()];
+        let text = markdown(&report);
+        assert!(text.contains("a\\|b c?"), "{text}");
+        let mut out = Vec::new();
+        csv(&mut out, &report).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(text.lines().count(), 5);
+        assert!(text.contains("a|b c?"), "{text}");
     }
 
     #[test]

@@ -251,9 +251,11 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     if report.is_err() && !so_far.cases.is_empty() && !targets.is_empty() {
         context.note(&format!("{} finished cases are in the exported files", so_far.cases.len()));
     }
+    // Of a benchmark that was cancelled, the finished cases.
+    let finished = report.as_ref().unwrap_or(&so_far);
+    let saved = if args.changes_nothing() { Measurements::add(registry.paths(), finished) } else { Ok(0) };
     let report = report?;
     context.go_on()?;
-    let saved = if args.changes_nothing() { Measurements::add(registry.paths(), &report) } else { Ok(0) };
     let shown = Shown { report: &report, weights: weights.as_ref().map(sdrun::Weights::report) };
     context.present(&shown, |out| {
         table::show(out, &report, table::width())?;
@@ -346,6 +348,7 @@ fn earlier(targets: &[(Format, PathBuf)]) -> Result<Vec<CaseReport>, sdrun::abi:
         return Ok(Vec::new());
     }
     let report = compare::read(path)?;
+    sdrun::files::forget_input(path);
     match compare::differences(&report, &Report::new()).first() {
         None => Ok(report.cases),
         Some(difference) => {

@@ -109,7 +109,7 @@ pub(super) fn show(out: &mut dyn Write, report: &Report, width: usize) -> io::Re
     let mut said = BTreeSet::new();
     for case in &report.cases {
         writeln!(out, "\n{}", title(case))?;
-        writeln!(out, "{}", table(case, width))?;
+        writeln!(out, "{}", table(case, width, |text| text))?;
         for line in remarks(case, &mut said) {
             writeln!(out, "  {line}")?;
         }
@@ -144,11 +144,12 @@ pub(super) fn title(case: &CaseReport) -> String {
     let reference =
         case.reference.as_deref().map_or("nothing to compare with".into(), |r| format!("compared with {r}"));
     let about = [case.model.clone(), case.precision.clone()].into_iter().chain(shapes).chain([reference]);
-    about.collect::<Vec<_>>().join(", ")
+    format::line(&about.collect::<Vec<_>>().join(", ")).into_owned()
 }
 
-/// One row for each system: the ranked ones first, then the others in their original order. Columns that do not fit are left out.
-fn table(case: &CaseReport, width: usize) -> Table {
+/// One row for each system: the ranked ones first, then the others in their original order. Columns that do not fit are left out. `written`
+/// is how the text of a cell is written.
+fn table(case: &CaseReport, width: usize, written: impl Fn(String) -> String) -> Table {
     let rows = ordered(case);
     // Only whole pictures have steps.
     let all: Vec<&Column> =
@@ -172,7 +173,9 @@ fn table(case: &CaseReport, width: usize) -> Table {
     let mut table = format::table(columns.iter().map(|column| column.header));
     table.set_content_arrangement(ContentArrangement::Disabled);
     for row in rows {
-        table.add_row(columns.iter().map(|column| (column.cell)(case, row)));
+        table.add_row(
+            columns.iter().map(|column| written(format::line(&(column.cell)(case, row)).into_owned())),
+        );
     }
     for (at, _) in columns.iter().enumerate().filter(|(_, column)| column.is_number) {
         format::right(&mut table, at..at + 1);
@@ -181,7 +184,7 @@ fn table(case: &CaseReport, width: usize) -> Table {
 }
 
 pub(super) fn markdown_table(case: &CaseReport) -> String {
-    let mut table = table(case, usize::MAX);
+    let mut table = table(case, usize::MAX, |text| text.replace('|', "\\|"));
     table.load_style(presets::ASCII_MARKDOWN);
     table.to_string()
 }
@@ -350,7 +353,7 @@ pub(super) mod tests {
     #[test]
     fn tables_fit() {
         let report = report();
-        let of = |width: usize| table(&report.cases[0], width).to_string();
+        let of = |width: usize| table(&report.cases[0], width, |text| text).to_string();
         let columns =
             |text: &str| text.lines().next().unwrap().split("  ").filter(|c| !c.trim().is_empty()).count();
         for width in [60, 80, 120, 200] {

@@ -248,16 +248,16 @@ fn operator(domain: &str, op: &str) -> String {
 }
 
 fn show(out: &mut dyn Write, r: &Report) -> io::Result<()> {
-    writeln!(out, "model      {}", r.model)?;
+    writeln!(out, "model      {}", format::line(&r.model))?;
     let producer = if r.producer.is_empty() { "unknown" } else { &r.producer };
-    writeln!(out, "producer   {producer}")?;
+    writeln!(out, "producer   {}", format::line(producer))?;
     let opsets = r.opsets.iter().map(|(domain, version)| format!("{domain} {version}"));
     writeln!(out, "opsets     {} (IR version {})", format::list(opsets), r.ir_version)?;
     for (title, tensors) in [("inputs", &r.inputs), ("outputs", &r.outputs)] {
         writeln!(out, "{title}")?;
         for t in tensors {
             let dtype = t.dtype.map_or("?", DType::name);
-            writeln!(out, "  {} {dtype} {}", t.name, shape(t))?;
+            writeln!(out, "  {} {dtype} {}", format::line(&t.name), shape(t))?;
         }
     }
     let mut by_count: Vec<(&String, &usize)> = r.operators.iter().collect();
@@ -274,7 +274,7 @@ fn show(out: &mut dyn Write, r: &Report) -> io::Result<()> {
     }
     for f in &r.files {
         let state = if f.present { "" } else { " (not there)" };
-        writeln!(out, "  {} of them in {}{state}", format::bytes(f.amount.bytes), f.path)?;
+        writeln!(out, "  {} of them in {}{state}", format::bytes(f.amount.bytes), format::line(&f.path))?;
     }
     writeln!(out, "constants  {} tensors, {}", r.constants.tensors, format::bytes(r.constants.bytes))?;
     match (&r.topology.hash, &r.topology.error) {
@@ -338,7 +338,7 @@ fn shape(tensor: &Tensor) -> String {
         .iter()
         .map(|size| match size {
             Size::Known(n) => n.to_string(),
-            Size::Open(name) => name.clone(),
+            Size::Open(name) => format::line(name).into_owned(),
         })
         .collect();
     format!("[{}]", sizes.join(", "))

@@ -6,12 +6,13 @@ mod weights;
 use crate::{
     complete,
     context::Context,
-    files, format,
+    format,
     model::{ModelArgs, has_ending},
 };
 use sdrun::{
     EngineFile, EngineManifest,
     abi::{DType, Error},
+    files::{Links, open_regular},
 };
 use serde::Serialize;
 use std::{
@@ -70,8 +71,8 @@ pub(crate) fn is_engine(path: &Path) -> bool {
     use std::io::Read;
     let mut magic = [0; 8];
     has_ending(path, "sdengine")
-        || files::open(path)
-            .is_ok_and(|(mut file, _)| file.read_exact(&mut magic).is_ok() && &magic == b"SDRUNENG")
+        || open_regular(path, Links::Follow)
+            .is_ok_and(|mut file| file.read_exact(&mut magic).is_ok() && &magic == b"SDRUNENG")
 }
 
 fn refuse(given: bool, what: &str) -> Result<(), Error> {

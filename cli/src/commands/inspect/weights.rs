@@ -76,7 +76,7 @@ fn show_checkpoint(summary: &Summary, context: &Context) -> anyhow::Result<()> {
                 word(&part.network),
                 part.family.to_string(),
                 word(&part.naming),
-                part.prefix.clone(),
+                format::line(&part.prefix).into_owned(),
                 part.tensors.to_string(),
                 part.parameters.to_string(),
                 format::list(types),
@@ -129,7 +129,7 @@ fn metadata<'a>(out: &mut dyn Write, entries: impl Iterator<Item = (&'a str, &'a
     for (key, value) in entries {
         let short: String = value.chars().take(LONGEST).collect();
         let rest = if short.len() < value.len() { "…" } else { "" };
-        writeln!(out, "metadata     {key} = {short}{rest}")?;
+        writeln!(out, "metadata     {} = {}{rest}", format::line(key), format::line(&short))?;
     }
     Ok(())
 }

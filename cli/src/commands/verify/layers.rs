@@ -1,13 +1,11 @@
 //! `sdrun verify --layers` and `--reduce`
 
 use super::{Args, options};
-use crate::{
-    context::Context,
-    files::{self, npz},
-    job::Job,
-};
+use crate::{context::Context, files, job::Job};
 use sdrun::{
-    BuildOptions, CachePolicy, Model, Provider, Registry, Tensors, Weights, onnx_file,
+    BuildOptions, CachePolicy, Model, Provider, Registry, Tensors, Weights,
+    numpy::npz,
+    onnx_file,
     verify::{Comparison, Sides, Tolerance},
 };
 use serde::Serialize;

@@ -35,8 +35,11 @@ pub(crate) fn format_of(path: &Path) -> Result<Format, Error> {
 /// # Errors
 /// `DataLoss` for a file that is not a whole picture, or too large a one, and errors of opening the file.
 pub(crate) fn read(path: &Path) -> Result<File, Error> {
-    let bytes = read_small(path, Links::Follow, MOST_BYTES)?;
-    file::decode(&bytes, file::MOST_PIXELS).map_err(|why| damaged(path, why))
+    file::decode(&bytes_of(path)?, file::MOST_PIXELS).map_err(|why| damaged(path, why))
+}
+
+fn bytes_of(path: &Path) -> Result<Vec<u8>, Error> {
+    read_small(path, Links::Follow, MOST_BYTES)
 }
 
 /// Pixels as a picture to write: `[height, width, 3]` bytes.

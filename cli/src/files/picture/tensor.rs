@@ -1,19 +1,36 @@
 //! Pictures as `[1, 3, height, width]` tensors and back.
 
-use super::read;
+use super::{bytes_of, damaged};
 use crate::parse::ImageRange;
 use image::RgbImage;
 use sdrun::{
     HostTensor,
-    abi::{DType, Error},
+    abi::{DType, Error, TensorSpec},
+    check_input,
 };
+use sdrun_diffusion::file::{FileError, MOST_PIXELS, decode};
 use std::path::Path;
 
-/// Reads a picture as a tensor of `dtype` (f32, f16 or bf16): black is `range.low`, white `range.high`. Grey
-/// becomes three equal channels. Refuses a picture with transparency, because its background is unknown.
-pub(crate) fn of_file(path: &Path, dtype: DType, range: ImageRange) -> Result<HostTensor, Error> {
+/// Reads a picture as a tensor for an input of f32, f16 or bf16: black is `range.low`, white `range.high`. Grey becomes three equal
+/// channels. Refuses a picture with transparency, because its background is unknown, and decodes none with more pixels than the input.
+pub(crate) fn of_file(path: &Path, spec: &TensorSpec, range: ImageRange) -> Result<HostTensor, Error> {
+    let dtype = spec.dtype;
     check_float(path, dtype)?;
-    let picture = read(path)?;
+    let fits = |width: u32, height: u32| {
+        check_input(spec, dtype, &[1, 3, height as usize, width as usize]).map_err(|e| e.with_file(path))
+    };
+    let most = match spec.shape[..] {
+        [_, _, Some(height), Some(width)] => (height as u64).saturating_mul(width as u64).min(MOST_PIXELS),
+        _ => MOST_PIXELS,
+    };
+    let picture = decode(&bytes_of(path)?, most).map_err(|why| {
+        let unfit = match why {
+            FileError::TooLarge { width, height, .. } => fits(width, height).err(),
+            _ => None,
+        };
+        unfit.unwrap_or_else(|| damaged(path, why))
+    })?;
+    fits(picture.image().width(), picture.image().height())?;
     if picture.erased().is_some() {
         return Err(Error::unsupported(format!("{} is partly transparent", path.display()))
             .with_file(path)
@@ -96,6 +113,10 @@ mod tests {
         path
     }
 
+    fn open(dtype: DType) -> TensorSpec {
+        TensorSpec { name: "x".into(), dtype, shape: vec![None; 4] }
+    }
+
     const UNIT: ImageRange = ImageRange { low: 0.0, high: 1.0 };
     const SIGNED: ImageRange = ImageRange { low: -1.0, high: 1.0 };
 
@@ -103,19 +124,19 @@ mod tests {
     fn pictures_become_planes_in_the_range() {
         let dir = tempfile::tempdir().unwrap();
         let rgb = encode_png(dir.path(), ColorType::Rgb, BitDepth::Eight, &[0, 51, 102, 153, 204, 255]);
-        let tensor = of_file(&rgb, DType::F32, SIGNED).unwrap();
+        let tensor = of_file(&rgb, &open(DType::F32), SIGNED).unwrap();
         assert_eq!((tensor.dtype(), tensor.shape()), (DType::F32, &[1, 3, 1, 2][..]));
         let close = |tensor: &HostTensor, expected: [f64; 6], most: f64| {
             let values = tensor.to_f64().unwrap();
             assert!(values.iter().zip(expected).all(|(a, b)| (a - b).abs() < most), "{values:?}");
         };
         close(&tensor, [-1.0, 0.2, -0.6, 0.6, -0.2, 1.0], 1e-6);
-        close(&of_file(&rgb, DType::F16, UNIT).unwrap(), [0.0, 0.6, 0.2, 0.8, 0.4, 1.0], 1e-3);
+        close(&of_file(&rgb, &open(DType::F16), UNIT).unwrap(), [0.0, 0.6, 0.2, 0.8, 0.4, 1.0], 1e-3);
         let grey = encode_png(dir.path(), ColorType::Grayscale, BitDepth::Sixteen, &[0, 1, 255, 255]);
         let tiny = 1.0 / 65_535.0;
-        close(&of_file(&grey, DType::F32, UNIT).unwrap(), [tiny, 1.0, tiny, 1.0, tiny, 1.0], 1e-8);
+        close(&of_file(&grey, &open(DType::F32), UNIT).unwrap(), [tiny, 1.0, tiny, 1.0, tiny, 1.0], 1e-8);
         let palette = encode_png(dir.path(), ColorType::Indexed, BitDepth::One, &[0b0100_0000]);
-        close(&of_file(&palette, DType::F32, UNIT).unwrap(), [0.0, 1.0, 0.0, 0.0, 0.0, 0.2], 1e-6);
+        close(&of_file(&palette, &open(DType::F32), UNIT).unwrap(), [0.0, 1.0, 0.0, 0.0, 0.0, 0.2], 1e-6);
     }
 
     #[test]
@@ -123,7 +144,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let with_alpha = |alpha| {
             let pixels = [9, 9, 9, 255, 1, 2, 3, alpha];
-            of_file(&encode_png(dir.path(), ColorType::Rgba, BitDepth::Eight, &pixels), DType::F32, UNIT)
+            of_file(
+                &encode_png(dir.path(), ColorType::Rgba, BitDepth::Eight, &pixels),
+                &open(DType::F32),
+                UNIT,
+            )
         };
         assert_eq!(with_alpha(255).unwrap().shape(), [1, 3, 1, 2]);
         assert_eq!(with_alpha(254).unwrap_err().code, ErrorCode::Unimplemented);
@@ -137,7 +162,7 @@ mod tests {
             let path = dir.path().join("x").with_extension(ending);
             super::super::write(&path, &picture, 100, &[]).unwrap();
             for dtype in [DType::F32, DType::F16] {
-                let tensor = of_file(&path, dtype, range).unwrap();
+                let tensor = of_file(&path, &open(dtype), range).unwrap();
                 assert_eq!(to_picture("x", &tensor, range).unwrap(), (picture.clone(), 0), "{dtype}");
             }
         }
@@ -152,10 +177,25 @@ mod tests {
     }
 
     #[test]
+    fn pictures_of_other_sizes_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = encode_png(dir.path(), ColorType::Rgb, BitDepth::Eight, &[7; 6]);
+        for (height, width, fits) in [(1, 2, true), (2, 1, false), (1, 1, false), (64, 64, false)] {
+            let spec =
+                TensorSpec { shape: vec![Some(1), Some(3), Some(height), Some(width)], ..open(DType::F32) };
+            let read = of_file(&path, &spec, UNIT);
+            assert_eq!(read.is_ok(), fits, "{height}x{width}");
+            if let Err(error) = read {
+                assert!(error.message.contains("[1, 3, 1, 2]"), "{error}");
+            }
+        }
+    }
+
+    #[test]
     fn tensors_that_are_no_pictures_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = encode_png(dir.path(), ColorType::Rgb, BitDepth::Eight, &[7; 6]);
-        assert_eq!(of_file(&path, DType::I64, UNIT).unwrap_err().code, ErrorCode::InvalidArgument);
+        assert_eq!(of_file(&path, &open(DType::I64), UNIT).unwrap_err().code, ErrorCode::InvalidArgument);
         for shape in [vec![3, 4, 4], vec![1, 4, 4, 3], vec![2, 3, 4, 2], vec![1, 3, 0, 16]] {
             let tensor = HostTensor::zeros(DType::F32, shape).unwrap();
             assert!(to_picture("x", &tensor, UNIT).is_err());

@@ -143,7 +143,7 @@ impl Baseline {
         listen: &mut dyn FnMut(Event<'_>),
     ) -> Result<Box<dyn Contender>> {
         let name = &self.name;
-        let command = self.command.as_deref().map_err(|error| named(name, error.clone()))?;
+        let command = self.command()?;
         let precision = match task.precision {
             PrecisionChoice::Fixed(Precision::Fp32) => "fp32",
             PrecisionChoice::BestLow => "low",
@@ -180,9 +180,9 @@ impl Baseline {
         Ok(Box::new(running))
     }
 
-    /// Why it cannot run here.
-    pub(super) fn check(&self) -> Result<()> {
-        self.command.as_ref().map(drop).map_err(|error| named(&self.name, error.clone()))
+    /// How to start it, or why it cannot run here.
+    pub(super) fn command(&self) -> Result<&[OsString]> {
+        self.command.as_deref().map_err(|error| named(&self.name, error.clone()))
     }
 }
 

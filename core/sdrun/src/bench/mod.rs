@@ -358,8 +358,13 @@ fn go_on(host: &dyn Host) -> Result<()> {
     }
 }
 
-fn limits(each: Duration) -> Limits {
-    Limits { init: Some(each.min(Duration::from_secs(60))), ..Limits::all(each) }
+/// How long a call may go on after the benchmark was cancelled. Then its worker is killed, which nobody needs any more.
+const CANCEL_LIMIT: Duration = Duration::from_millis(400);
+
+/// The limits of a worker in a benchmark.
+pub fn limits(each: Duration) -> Limits {
+    let init = Some(each.min(Duration::from_secs(60)));
+    Limits { init, cancel: Some(CANCEL_LIMIT), ..Limits::all(each) }
 }
 
 /// A model of a suite.

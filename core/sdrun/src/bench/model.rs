@@ -6,7 +6,7 @@ use super::{
     contender::{Contender, Field},
     provider,
 };
-use crate::{Error, Isolation, Registry, Result, Tensors, onnx_file, verify::Tolerance};
+use crate::{Isolation, Registry, Result, Tensors, onnx_file, verify::Tolerance};
 use sdrun_abi::{Host, Precision, Provide, WeightSource};
 use sdrun_graph::Graph;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ pub(super) struct Systems<'a> {
 
 /// A model's files for baselines.
 pub(super) struct Written {
-    folder: tempfile::TempDir,
+    folder: crate::OwnedFolder,
     model: PathBuf,
     inputs: PathBuf,
 }
@@ -51,7 +51,7 @@ impl<'a> Field<'a> for Systems<'a> {
             return Ok(Box::new(opened));
         };
         // Writing the model may take long.
-        baseline.check()?;
+        baseline.command()?;
         let host = self.host;
         let Written { folder, model, inputs } = self.written()?;
         let task = Task {
@@ -81,9 +81,7 @@ impl Systems<'_> {
     }
 
     fn write(&self) -> Result<Written> {
-        let scratch = self.registry.paths().scratch()?;
-        let folder =
-            tempfile::tempdir_in(&scratch).map_err(|e| Error::io("create a folder in", &scratch, &e))?;
+        let folder = self.registry.paths().temporary()?;
         let [model, inputs] = ["model.onnx", "inputs.safetensors"].map(|name| folder.path().join(name));
         let own = self.case.model.weights();
         let weights: &dyn WeightSource = self.case.weights.map_or(&own, |stack| stack);

@@ -1,7 +1,7 @@
 //! A provider in its own worker process, as a contender.
 
 use super::{BenchOptions, Case, Event, PrecisionChoice, Refit, Row, contender::Contender};
-use crate::{BuildOptions, CachePolicy, Error, Isolation, Provider, Registry, Result, Session, Tensors};
+use crate::{BuildOptions, CachePolicy, Isolation, Provider, Registry, Result, Session, Tensors};
 use sdrun_abi::{Capabilities, DeviceKind, Host, Precision, Provide, RuntimeInfo, TimingPlan, WeightSource};
 use sdrun_weights::WeightStack;
 use std::{
@@ -15,7 +15,7 @@ pub(super) struct Loaded<'a> {
     session: Session,
     inputs: &'a Tensors,
     /// Its engine's file, which some providers keep open.
-    _folder: tempfile::TempDir,
+    _folder: crate::OwnedFolder,
 }
 
 /// Builds an engine, loads it with its weights and applies adapters. `row` gets all times and the memory.
@@ -49,8 +49,7 @@ pub(super) fn open<'a>(
     let peak = |provider: &Provider| provider.worker().and_then(|w| w.peak_rss());
     let engine = provider.build(case.model, &build, host)?;
     row.build_seconds = Some(engine.seconds());
-    let scratch = registry.paths().scratch()?;
-    let folder = tempfile::tempdir_in(&scratch).map_err(|e| Error::io("create a folder in", &scratch, &e))?;
+    let folder = registry.paths().temporary()?;
     let file = folder.path().join("bench.sdengine");
     row.engine_bytes = Some(engine.save(&file)?);
     row.memory.build_bytes = peak(&provider);

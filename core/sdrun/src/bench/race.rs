@@ -22,7 +22,8 @@ pub(super) struct Race<'a> {
     pub(super) host: &'a dyn Host,
     /// One for each system that has started.
     pub(super) rows: Vec<Row>,
-    /// The loaded systems, each with the index of its row. The first one is the anchor, which runs in every heat.
+    /// The loaded systems, each with the index of its row. The first one is the anchor: it stays for all heats, so that their times can
+    /// be compared, unless memory does not hold another system beside it.
     pub(super) racers: Vec<(usize, Racer<'a>)>,
     /// Heats that are over.
     pub(super) heats: usize,
@@ -40,8 +41,13 @@ impl<'a> Race<'a> {
         listen: &mut dyn FnMut(Event<'_>),
     ) -> Result<()> {
         for (at, (name, kind)) in field.systems().into_iter().enumerate() {
-            if !self.has_room() && self.racers.len() > 1 {
-                self.heat(watch, listen)?;
+            while !self.has_room() {
+                match &self.racers[..] {
+                    [] => break,
+                    // An anchor that has run.
+                    [(_, anchor)] if !anchor.turns.is_empty() => self.end_all(),
+                    _ => self.heat(watch, listen)?,
+                }
             }
             listen(Event::Start { model: self.model, precision: self.precision, system: &name });
             let mut row = Row::new(&name, kind);
@@ -52,14 +58,18 @@ impl<'a> Race<'a> {
             self.rows.push(row);
             go_on(self.host)?;
         }
-        // An anchor alone has run before.
-        if self.racers.len() > 1 || self.heats == 0 {
+        // An anchor alone may have run before.
+        if self.racers.iter().any(|(_, racer)| racer.turns.is_empty()) || self.heats == 0 {
             self.heat(watch, listen)?;
         }
+        self.end_all();
+        Ok(())
+    }
+
+    fn end_all(&mut self) {
         while let Some((row, racer)) = self.racers.pop() {
             self.end(row, racer);
         }
-        Ok(())
     }
 
     /// Whether another system like those that are loaded probably fits into memory.

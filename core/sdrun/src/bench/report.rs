@@ -48,7 +48,8 @@ pub struct CaseReport {
     /// Steps of a run, for whole pictures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<usize>,
-    /// How many heats there were. Systems whose memory did not fit beside the others' ran in later ones, beside the first system.
+    /// How many heats there were. Systems whose memory did not fit beside the others' ran in later ones, beside the first system if the
+    /// memory holds both.
     pub heats: usize,
     /// One row per provider and baseline.
     pub rows: Vec<Row>,

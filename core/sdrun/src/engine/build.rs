@@ -90,6 +90,8 @@ impl Provider {
         if writes {
             match inner.serialize() {
                 Ok(payload) => drop(cache.put(&manifest, &payload)),
+                // The engine is gone with its process.
+                Err(e) if self.has_ended() => return Err(Error::of(self.id())(e)),
                 Err(e) => tracing::warn!("the engine was built but not cached: {e}"),
             }
         }
@@ -168,6 +170,8 @@ impl Provider {
                 Ok(Some(engine))
             }
             Err(e) if e.code() == ErrorCode::Cancelled => Err(e),
+            // There is no process left that could build it.
+            Err(e) if self.has_ended() => Err(e),
             Err(e) => {
                 tracing::warn!("rebuilding, because the cached engine cannot be used: {e}");
                 Ok(None)

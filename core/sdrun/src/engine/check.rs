@@ -91,7 +91,7 @@ pub(super) fn versions(specs: &[WeightSpec], weights: &dyn WeightSource) -> Hash
 /// `InvalidArgument` that names the first tensor that does not match or has no input.
 pub fn check_inputs(inputs: &[TensorSpec], given: &Tensors) -> Result<()> {
     for (name, tensor) in given {
-        check_input(find_input(inputs, name)?, (tensor.dtype(), tensor.shape()))?;
+        check_input(find_input(inputs, name)?, tensor.dtype(), tensor.shape())?;
     }
     Ok(())
 }
@@ -100,10 +100,10 @@ pub fn check_inputs(inputs: &[TensorSpec], given: &Tensors) -> Result<()> {
 ///
 /// # Errors
 /// `InvalidArgument` with the names of all inputs if there is none of this name.
-pub fn find_input<'a>(inputs: &'a [TensorSpec], name: &str) -> Result<&'a TensorSpec> {
+pub fn find_input<'a>(inputs: &'a [TensorSpec], name: &str) -> sdrun_abi::Result<&'a TensorSpec> {
     inputs.iter().find(|spec| spec.name == name).ok_or_else(|| {
         let known: Vec<&str> = inputs.iter().map(|spec| spec.name.as_str()).collect();
-        AbiError::invalid(format!("there is no input called {name:?} (inputs: {})", known.join(", "))).into()
+        AbiError::invalid(format!("there is no input called {name:?} (inputs: {})", known.join(", ")))
     })
 }
 
@@ -113,7 +113,7 @@ pub(super) fn views<'t>(info: &EngineInfo, inputs: &'t Tensors) -> Result<Vec<Te
     let mut views = Vec::with_capacity(info.inputs.len());
     for spec in &info.inputs {
         let tensor = inputs.get(&spec.name).ok_or_else(|| wrong_names(info, names()))?;
-        check_input(spec, (tensor.dtype(), tensor.shape()))?;
+        check_input(spec, tensor.dtype(), tensor.shape())?;
         views.push(tensor.view());
     }
     if inputs.len() != views.len() {
@@ -132,7 +132,11 @@ pub(super) fn wrong_names<'n>(info: &EngineInfo, given: impl Iterator<Item = &'n
     ))
 }
 
-pub(super) fn check_input(spec: &TensorSpec, (dtype, shape): (DType, &[usize])) -> Result<()> {
+/// Checks that a tensor of this type and shape may be the input.
+///
+/// # Errors
+/// `InvalidArgument` with both types and shapes.
+pub fn check_input(spec: &TensorSpec, dtype: DType, shape: &[usize]) -> sdrun_abi::Result<()> {
     let fits = spec.shape.len() == shape.len()
         && spec.shape.iter().zip(shape).all(|(want, got)| want.is_none_or(|w| w == *got));
     if spec.dtype == dtype && fits {
@@ -148,6 +152,5 @@ pub(super) fn check_input(spec: &TensorSpec, (dtype, shape): (DType, &[usize])) 
     .with_hint(Hint::AnyOf(vec![
         "convert the tensor".into(),
         Hint::GiveShape { input: Some(spec.name.clone()) },
-    ]))
-    .into())
+    ])))
 }

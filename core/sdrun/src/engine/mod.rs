@@ -9,7 +9,7 @@ mod options;
 mod session;
 
 pub(crate) use check::check_options;
-pub use check::{check_inputs, check_weights, find_input};
+pub use check::{check_input, check_inputs, check_weights, find_input};
 pub use load::LoadOptions;
 pub use options::{BuildOptions, CachePolicy};
 pub use session::Session;

@@ -125,7 +125,8 @@ impl Session {
                 (None, Some(tensor)) => Input::Device(tensor.inner.as_ref()),
                 _ => return Err(wrong_names(&self.info, names()).into()),
             };
-            check_input(spec, input.spec())?;
+            let (dtype, shape) = input.spec();
+            check_input(spec, dtype, shape)?;
             given.push(input);
         }
         if names().count() != given.len() {

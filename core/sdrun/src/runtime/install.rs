@@ -1,7 +1,7 @@
 //! Installs a runtime: with the machine's `pip`, or from a local wheel.
 
-use super::{InstallPlan, run_tool, wheel};
-use crate::{Error, Result};
+use super::{InstallPlan, run_tool, seal, wheel};
+use crate::{Error, OwnedFolder, Result};
 use sdrun_abi::{Error as AbiError, ErrorCode, Flow, Host};
 use std::{path::Path, process::Command};
 
@@ -51,16 +51,29 @@ pub fn install_from(plan: &InstallPlan, from: &Path, host: &dyn Host) -> Result<
 fn staged(plan: &InstallPlan, fill: impl FnOnce(&Path, &Path) -> Result<()>) -> Result<()> {
     let parent = plan.dir.parent().unwrap_or(Path::new("."));
     crate::paths::private_dir(parent)?;
-    let stage = tempfile::Builder::new()
-        .prefix(".install-")
-        .tempdir_in(parent)
-        .map_err(|e| Error::io("make a folder in", parent, &e))?;
+    let stage =
+        OwnedFolder::make(parent, ".install-").map_err(|e| Error::io("make a folder in", parent, &e))?;
     let target = stage.path().join("package");
     fill(stage.path(), &target)?;
-    if plan.dir.exists() {
-        std::fs::remove_dir_all(&plan.dir).map_err(|e| Error::io("replace", &plan.dir, &e))?;
+    seal::seal(&target)?;
+    put(&target, &plan.dir, &stage.path().join("replaced"))
+        .map_err(|e| Error::io("move the runtime to", &plan.dir, &e))
+}
+
+/// Renames `new` to `place`. Moves what was there out of the way, so that at no time half a folder is there.
+fn put(new: &Path, place: &Path, aside: &Path) -> std::io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+        // At once, on file systems that can.
+        if renameat_with(CWD, new, CWD, place, RenameFlags::EXCHANGE).is_ok() {
+            return Ok(());
+        }
     }
-    std::fs::rename(&target, &plan.dir).map_err(|e| Error::io("move the runtime to", &plan.dir, &e))
+    if place.exists() {
+        std::fs::rename(place, aside)?;
+    }
+    std::fs::rename(new, place)
 }
 
 /// `Cancelled` if the host wants to stop.

@@ -1,10 +1,12 @@
 //! Finds, lists, installs and removes vendor runtimes. Everything vendor-specific comes from the plugins' manifests.
 
 mod install;
+mod seal;
 mod tool;
 mod wheel;
 
 pub use install::{install, install_from};
+pub(crate) use seal::sha256;
 pub use tool::{Ended, run_tool};
 
 use crate::{Error, Paths, Result, trust};
@@ -68,6 +70,41 @@ pub fn find_extension(spec: &RuntimeSpec, paths: &Paths) -> Result<Option<Candid
         Some(candidate) => Ok(Some(candidate)),
         None => Ok(installed(spec, paths).filter(|candidate| candidate.library.is_some())),
     }
+}
+
+/// Checks a runtime before its code is loaded. Only root and the user may be able to change the folder and its libraries, and the files
+/// of a runtime that sdrun installed must be unchanged. In the system's folders, which only root can fill, checks the runtime's own
+/// library alone.
+///
+/// # Errors
+/// `PermissionDenied`, `DataLoss`.
+pub(crate) fn check(found: &Candidate, spec: &RuntimeSpec, paths: &Paths) -> Result<()> {
+    let files = match system_dirs().contains(&found.dir) {
+        true => found.library.iter().cloned().collect(),
+        false => libraries(&found.dir)?,
+    };
+    for file in &files {
+        trust::check_owner(file).map_err(|why| {
+            let message = format!("will not load {} from {}: {why}", spec.name, found.dir.display());
+            AbiError::new(ErrorCode::PermissionDenied, message).with_file(file)
+        })?;
+    }
+    let dir = install_dir(spec, paths);
+    if found.dir.starts_with(&dir) { seal::check(&dir) } else { Ok(()) }
+}
+
+/// The shared libraries of a folder, with and without versions in their names.
+fn libraries(dir: &Path) -> Result<Vec<PathBuf>> {
+    let failed = |e: std::io::Error| Error::io("list", dir, &e);
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if name.contains(std::env::consts::DLL_SUFFIX) && path.is_file() {
+            found.push(path);
+        }
+    }
+    Ok(found)
 }
 
 fn system_dirs() -> Vec<PathBuf> {
@@ -138,7 +175,8 @@ pub fn plan(spec: &RuntimeSpec, paths: &Paths) -> Result<InstallPlan> {
     let dir = install_dir(spec, paths);
     Ok(InstallPlan {
         requirement: format!("{package}=={version}"),
-        installed: find_library(&dir.join(&pip.library_dir), &spec.library_names).is_some(),
+        installed: find_library(&dir.join(&pip.library_dir), &spec.library_names).is_some()
+            && seal::is_sealed(&dir),
         wheel,
         dir,
         pip,

@@ -6,6 +6,7 @@ use super::{
     link::{DEATH, Link, Phase, Worker},
     process::Event,
     protocol::{Bytes, Call, FromWorker, Hello, PROTOCOL, Placed, RegionRef, Reply, ToWorker, WEIGHT_FILES},
+    sandbox::Confinement,
     shm::Region,
 };
 use sdrun_abi::{
@@ -74,7 +75,7 @@ impl Clock {
 }
 
 /// Starts a worker and waits until it has loaded the plugin.
-pub(super) fn start(config: WorkerConfig) -> Result<(Worker, PluginIdentity)> {
+pub(super) fn start(config: WorkerConfig) -> Result<(Worker, PluginIdentity, Confinement)> {
     let (mut worker, mark) = Worker::spawn(config)?;
     let mut exchange = Exchange::begin(&worker, Phase::Start)?;
     let (hello, plugin) = exchange.greet(mark)?;
@@ -83,7 +84,7 @@ pub(super) fn start(config: WorkerConfig) -> Result<(Worker, PluginIdentity)> {
     if let Ok(identity) = &plugin {
         worker.provider = identity.id.clone();
     }
-    Ok((worker, plugin?))
+    Ok((worker, plugin?, hello.confinement.unwrap_or(Confinement::None)))
 }
 
 impl<'w> Exchange<'w> {
@@ -159,7 +160,8 @@ impl<'w> Exchange<'w> {
     fn greet(&mut self, mark: String) -> Result<(Hello, Result<PluginIdentity>)> {
         self.open = true;
         let mut clock = self.clock();
-        self.tell(&ToWorker::Hello(Hello::new(mark)))?;
+        let sandbox = self.link.sandbox.clone().map(Box::new);
+        self.tell(&ToWorker::Hello(Hello { sandbox, ..Hello::new(mark) }))?;
         let (hello, plugin) = match self.hear(&mut clock, &NoHost)? {
             FromWorker::Hello { hello, plugin } => (hello, plugin),
             _ => return Err(self.broken("it did not greet")),
@@ -329,7 +331,8 @@ impl<'w> Exchange<'w> {
 
     /// Refers to the file that holds a weight, or copies it into a free region.
     fn place_weight(&mut self, file: Option<&(PathBuf, u64)>, data: &[u8]) -> Result<Bytes> {
-        if let Some((path, offset)) = file.filter(|_| self.link.weight_files)
+        if let Some((path, offset)) = file
+            && self.link.can_read(path)
             && let Ok(path) = std::path::absolute(path)
             && path.to_str().is_some()
         {

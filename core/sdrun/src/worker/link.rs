@@ -4,11 +4,14 @@ use super::{
     Limits, WorkerConfig,
     process::{Event, Process},
     protocol::{Dropped, ToWorker, send},
+    sandbox::Sandbox,
     shm::{Folders, Region},
 };
 use sdrun_abi::{Error, Result};
 use std::{
+    collections::HashMap,
     io,
+    path::{Path, PathBuf},
     process::{ChildStdin, Command},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
@@ -72,6 +75,8 @@ pub(super) struct Worker {
     pub(super) provider: String,
     pub(super) process: Arc<Process>,
     pub(super) limits: Limits,
+    /// Folders for temporary files and for links, if it is confined.
+    pub(super) own: Option<(PathBuf, PathBuf)>,
     link: Mutex<Link>,
     /// Objects to destroy when the pipe is free.
     dropped: Mutex<Dropped>,
@@ -91,6 +96,10 @@ pub(super) struct Link {
     pub(super) calls: u64,
     pub(super) failures: u64,
     pub(super) weight_files: bool,
+    /// What the worker may do.
+    pub(super) sandbox: Option<Sandbox>,
+    /// Files with weights, and whether it may read them.
+    reachable: HashMap<PathBuf, bool>,
     /// Why the worker no longer responds.
     pub(super) gone: Option<String>,
 }
@@ -114,7 +123,12 @@ impl Worker {
                 return Err(error.with_file(path));
             }
         }
-        let folders = Folders::open(&config.scratch)?;
+        let mut folders = Folders::open(&config.scratch)?;
+        let mut sandbox = config.sandbox;
+        let own = sandbox.as_mut().map(|sandbox| folders.allow(sandbox)).transpose()?;
+        if let Some(sandbox) = &mut sandbox {
+            sandbox.readable.extend(dunce::canonicalize(&config.plugin));
+        }
         let program = config.loader.first().map_or(config.worker.as_os_str(), |loader| loader.as_os_str());
         let mut command = Command::new(program);
         if let Some((_, arguments)) = config.loader.split_first() {
@@ -134,6 +148,7 @@ impl Worker {
             provider: config.plugin.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             process,
             limits: config.limits,
+            own,
             link: Mutex::new(Link {
                 pipe,
                 buffer: Vec::new(),
@@ -144,6 +159,8 @@ impl Worker {
                 calls: 0,
                 failures: 0,
                 weight_files: false,
+                sandbox,
+                reachable: HashMap::new(),
                 gone: None,
             }),
             dropped: Mutex::default(),
@@ -231,6 +248,26 @@ impl Drop for Worker {
 impl Link {
     pub(super) fn send(&mut self, message: &ToWorker) -> io::Result<()> {
         send(&mut self.pipe, &mut self.buffer, message)
+    }
+
+    /// Whether the worker can read a file itself.
+    pub(super) fn can_read(&mut self, file: &Path) -> bool {
+        let Some(sandbox) = self.sandbox.as_ref().filter(|_| self.weight_files) else {
+            return self.weight_files;
+        };
+        if let Some(known) = self.reachable.get(file) {
+            return *known;
+        }
+        let real = dunce::canonicalize(file);
+        let reachable = real.is_ok_and(|real| sandbox.readable.iter().any(|place| real.starts_with(place)));
+        if !reachable {
+            tracing::debug!(
+                "the worker gets copies of the weights in {}, which it may not read",
+                file.display()
+            );
+        }
+        self.reachable.insert(file.to_path_buf(), reachable);
+        reachable
     }
 }
 

@@ -2,14 +2,15 @@
 //!
 //! A runtime that aborts, hangs or needs another dynamic loader affects only its worker. The host gets an
 //! [`Error`](sdrun_abi::Error) with the runtime's last output. Calls are small messages over the worker's stdin and
-//! stdout (`protocol`). Tensors are in shared memory that both sides keep mapped between runs (`shm`). A worker
-//! protects against accidents. It is not a sandbox: the plugin in it has the user's rights.
+//! stdout (`protocol`). Tensors are in shared memory that both sides keep mapped between runs (`shm`). On Linux, a worker of a
+//! runtime that works so is confined: it reaches only the files that it needs, no network and no other programs (`sandbox`).
 //!
 //! | file | what it does |
 //! |---|---|
 //! | `find` | finds the `sdrun-worker` executable |
 //! | `loader` | runtimes that bring their own C library |
 //! | `process`, `stderr` | starts, watches, kills and reaps a worker; keeps what it wrote |
+//! | `sandbox` | what a worker may do |
 //! | `link`, `exchange` | host: a worker's lifetime; one call, with its time limit and the worker's requests |
 //! | `proxy` | host: the traits over them |
 //! | `pipe` | worker: its end of the pipes |
@@ -24,6 +25,7 @@ mod pipe;
 mod process;
 mod protocol;
 mod proxy;
+mod sandbox;
 mod serve;
 mod shm;
 mod stderr;
@@ -31,9 +33,22 @@ mod stderr;
 pub use find::find_worker;
 pub use loader::loader_of;
 pub use proxy::WorkerProvider;
+pub(crate) use sandbox::driver_folders;
+pub use sandbox::{Confinement, Sandbox};
 pub use serve::worker_main;
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
+
+/// Reads messages as a host and as a worker do, up to the first that is damaged. For tests with made-up bytes.
+#[doc(hidden)]
+pub fn read_messages(bytes: &[u8]) {
+    use protocol::{FromWorker, ToWorker, receive};
+    let mut buffer = Vec::new();
+    let mut rest = bytes;
+    while let Ok(Some(_)) = receive::<FromWorker>(&mut rest, &mut buffer) {}
+    rest = bytes;
+    while let Ok(Some(_)) = receive::<ToWorker>(&mut rest, &mut buffer) {}
+}
 
 /// How to start a worker.
 #[derive(Clone, Debug)]
@@ -52,6 +67,8 @@ pub struct WorkerConfig {
     /// A folder that only this user can write to. It holds shared memory if there is no `/dev/shm` or not enough room
     /// in it.
     pub scratch: PathBuf,
+    /// What it may do; all that the user may, if `None`. The folders of temporary files and shared memory are added.
+    pub sandbox: Option<Sandbox>,
 }
 
 /// How long calls may take before the worker is killed and the call fails with `DeadlineExceeded`. Time spent in the

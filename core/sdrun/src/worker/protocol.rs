@@ -8,6 +8,7 @@
 //! the call with [`FromWorker::Done`] or [`FromWorker::Failed`]. Unknown fields are skipped. A new kind of message is
 //! only sent to a side that lists the feature.
 
+use super::sandbox::{Confinement, Sandbox};
 use sdrun_abi::{
     Assessment, BuildSpec, Capabilities, Compatibility, DType, Device, EngineInfo, Error, InitConfig,
     LogLevel, MemoryReport, OutputSpec, RefitReport, RuntimeInfo, TensorView, TimingPlan,
@@ -39,6 +40,12 @@ pub(super) struct Hello {
     /// everything written before.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) mark: String,
+    /// Host to worker: what it may do; all that the user may, if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) sandbox: Option<Box<Sandbox>>,
+    /// Worker to host: how far the sandbox holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) confinement: Option<Confinement>,
 }
 
 impl Hello {
@@ -48,6 +55,8 @@ impl Hello {
             abi: (sdrun_abi::ABI_MAJOR, sdrun_abi::ABI_MINOR),
             features: vec![WEIGHT_FILES.into()],
             mark,
+            sandbox: None,
+            confinement: None,
         }
     }
 }

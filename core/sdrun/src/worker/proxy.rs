@@ -5,6 +5,7 @@ use super::{
     exchange::{self, Exchange},
     link::{Phase, Worker},
     protocol::{Call, Given, Reply},
+    sandbox::Confinement,
 };
 use sdrun_abi::{
     Assessment, BuildSpec, Capabilities, Compatibility, Device, DeviceTensor, Engine, EngineInfo, Error,
@@ -26,6 +27,7 @@ use std::{
 pub struct WorkerProvider {
     worker: Arc<Worker>,
     identity: PluginIdentity,
+    confinement: Confinement,
     /// Answers for the time of another call. They stay the same as long as the process lives.
     devices: OnceLock<Vec<Device>>,
     capabilities: Mutex<HashMap<String, Capabilities>>,
@@ -35,10 +37,11 @@ impl WorkerProvider {
     /// Starts a worker and loads the plugin. Fails with `Unavailable` if the worker dies, with `DeadlineExceeded` if
     /// it takes longer than [`Limits::init`](super::Limits::init), or with the plugin's own error.
     pub fn start(config: WorkerConfig) -> Result<Self> {
-        let (worker, identity) = exchange::start(config)?;
+        let (worker, identity, confinement) = exchange::start(config)?;
         Ok(WorkerProvider {
             worker: Arc::new(worker),
             identity,
+            confinement,
             devices: OnceLock::new(),
             capabilities: Mutex::default(),
         })
@@ -47,6 +50,11 @@ impl WorkerProvider {
     /// How the plugin identifies itself.
     pub fn identity(&self) -> &PluginIdentity {
         &self.identity
+    }
+
+    /// How far its sandbox holds.
+    pub fn confinement(&self) -> Confinement {
+        self.confinement
     }
 
     /// Process id of the worker.
@@ -118,7 +126,12 @@ impl std::fmt::Debug for WorkerProvider {
 
 impl Provider for WorkerProvider {
     fn init(&self, config: &InitConfig, host: &dyn Host) -> Result<RuntimeInfo> {
-        self.ask(Phase::Init, Call::Init { config: config.clone() }, host, |reply| match reply {
+        let mut config = config.clone();
+        if let Some((files, links)) = &self.worker.own {
+            config.temp_dir.clone_from(files);
+            config.links_dir = Some(links.clone());
+        }
+        self.ask(Phase::Init, Call::Init { config }, host, |reply| match reply {
             Reply::Runtime(runtime) => Ok(runtime),
             other => Err(other),
         })

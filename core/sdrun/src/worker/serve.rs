@@ -4,6 +4,7 @@ use super::{
     callbacks::{HostOf, Sink, Weights},
     pipe::{Pipe, vanish},
     protocol::{Call, Dropped, FromWorker, Given, Hello, Placed, RegionRef, Reply, ToWorker, receive},
+    sandbox,
     shm::Region,
 };
 use crate::library;
@@ -65,12 +66,16 @@ fn serve(input: File, output: File, plugin: PathBuf) -> io::Result<()> {
     let (answers_in, answers) = channel();
     let (jobs_in, jobs) = channel();
     let pipe = Pipe::new(output, answers, host.mark);
-    let loaded = library::load(&plugin);
+    // Before any code of the plugin or its runtime runs, and while there is a single thread.
+    let confined = host.sandbox.as_deref().map(sandbox::enter).transpose();
+    let mut hello = Hello::new(String::new());
+    hello.confinement = confined.as_ref().ok().copied().flatten();
+    let loaded = confined.and_then(|_| library::load(&plugin));
     let identity = loaded.as_ref().map(Plugin::identity).map_err(Clone::clone);
     if identity.is_err() {
         pipe.mark();
     }
-    pipe.send(&FromWorker::Hello { hello: Hello::new(String::new()), plugin: identity });
+    pipe.send(&FromWorker::Hello { hello, plugin: identity });
     let Ok(plugin) = loaded else { return Ok(()) };
     thread::scope(|scope| {
         thread::Builder::new()

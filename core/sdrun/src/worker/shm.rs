@@ -4,7 +4,8 @@
 //! does.
 #![allow(unsafe_code)]
 
-use super::protocol::RegionRef;
+use super::{protocol::RegionRef, sandbox::Sandbox};
+use crate::owned_folder::{OwnedFolder, new_file};
 use memmap2::MmapMut;
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
@@ -12,9 +13,12 @@ use std::{
     io::{self, Write},
     path::{Path, PathBuf},
 };
-use tempfile::TempDir;
 
 const PREFIX: &str = "sdrun-worker-";
+/// The folder of regions and of the worker's temporary files. The lock beside it is the host's alone.
+const FILES: &str = "files";
+/// The folder of links to files with weights.
+const LINKS: &str = "links";
 /// Regions grow in these steps, so that tensors of slowly growing size do not need a new region each time.
 const STEP: usize = 64 << 10;
 
@@ -101,15 +105,25 @@ impl Folders {
     pub(super) fn open(scratch_base: &Path) -> Result<Self> {
         let scratch_base = std::path::absolute(scratch_base)
             .map_err(|e| Error::io("resolve the scratch folder", scratch_base, &e))?;
-        sweep(&scratch_base);
         let ram_base = Path::new("/dev/shm");
-        let ram = if is_tmpfs(ram_base) {
-            sweep(ram_base);
-            Folder::make(ram_base).ok()
-        } else {
-            None
-        };
+        let ram = if is_tmpfs(ram_base) { Folder::make(ram_base).ok() } else { None };
         Ok(Folders { ram, scratch_base, scratch: None, regions: 0 })
+    }
+
+    /// Adds the folders of this pair to what a worker may use. Returns the folders for its temporary files and for its links.
+    pub(super) fn allow(&mut self, sandbox: &mut Sandbox) -> Result<(PathBuf, PathBuf)> {
+        let failed = |e| Error::io("make a folder in", &self.scratch_base, &e);
+        let folder = match &mut self.scratch {
+            Some(folder) => folder,
+            none => none.insert(Folder::make(&self.scratch_base).map_err(failed)?),
+        };
+        let links = folder.path().join(LINKS);
+        fs::create_dir(&links).map_err(|e| Error::io("make", &links, &e))?;
+        let files = folder.files();
+        sandbox.writable.extend(self.ram.as_ref().map(Folder::files));
+        sandbox.writable.push(files.clone());
+        sandbox.linkable = Some(links.clone());
+        Ok((files, links))
     }
 
     /// A region of at least `len` bytes, all allocated up front: writing to it cannot fail later.
@@ -123,10 +137,7 @@ impl Folders {
             match folder.region(self.regions, capacity) {
                 Ok(region) => return Ok(region),
                 Err(e) => {
-                    tracing::debug!(
-                        "no {capacity} bytes in {}: {e}; using a file",
-                        folder.dir.path().display()
-                    );
+                    tracing::debug!("no {capacity} bytes in {}: {e}; using a file", folder.path().display());
                     in_ram = Some(e);
                 }
             }
@@ -147,34 +158,27 @@ impl Folders {
     }
 }
 
-/// A private folder, locked for the lifetime of its owner.
-struct Folder {
-    /// Closed before the folder is removed: Windows cannot remove a folder with an open file.
-    _lock: File,
-    dir: TempDir,
-}
+/// A private folder of regions and other files.
+struct Folder(OwnedFolder);
 
 impl Folder {
     fn make(base: &Path) -> io::Result<Self> {
-        // Until the lock is held, another host may take the new folder for a stale one: then try again.
-        for _ in 0..8 {
-            let mut builder = tempfile::Builder::new();
-            builder.prefix(PREFIX).rand_bytes(12);
-            #[cfg(unix)]
-            builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o700));
-            let dir = builder.tempdir_in(base)?;
-            let path = dir.path().join("lock");
-            let Ok(lock) = new_file(&path) else { continue };
-            if lock.try_lock().is_ok() && path.exists() {
-                return Ok(Folder { dir, _lock: lock });
-            }
-        }
-        Err(io::Error::other("its new folders disappear"))
+        let folder = Folder(OwnedFolder::make(base, PREFIX)?);
+        fs::create_dir(folder.files())?;
+        Ok(folder)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn files(&self) -> PathBuf {
+        self.path().join(FILES)
     }
 
     fn region(&self, number: u64, capacity: usize) -> io::Result<Region> {
-        let dir = self.dir.path();
-        if free_bytes(dir).is_some_and(|free| free < capacity as u64) {
+        let dir = self.files();
+        if free_bytes(&dir).is_some_and(|free| free < capacity as u64) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         let path = dir.join(number.to_string());
@@ -199,48 +203,6 @@ fn fill(file: &mut File, len: usize) -> io::Result<()> {
         left -= n;
     }
     Ok(())
-}
-
-/// A new file that only this user can open.
-fn new_file(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path)
-}
-
-/// Removes folders left by killed hosts: ours, and not locked.
-fn sweep(base: &Path) {
-    let Ok(entries) = fs::read_dir(base) else { return };
-    for entry in entries.flatten() {
-        if !entry.file_name().to_string_lossy().starts_with(PREFIX) || !is_own_folder(&entry) {
-            continue;
-        }
-        let stale = match File::open(entry.path().join("lock")) {
-            Ok(lock) => lock.try_lock().is_ok().then(|| {
-                let removed = fs::remove_dir_all(entry.path());
-                // Windows may keep the folder while the lock is open.
-                drop(lock);
-                removed.or_else(|_| fs::remove_dir(entry.path()))
-            }),
-            // It is being created or removed. Only an empty folder is removed, and its creator tries again.
-            Err(_) => Some(fs::remove_dir(entry.path())),
-        };
-        if let Some(Ok(())) = stale {
-            tracing::debug!("removed {}, left by a host that died", entry.path().display());
-        }
-    }
-}
-
-fn is_own_folder(entry: &fs::DirEntry) -> bool {
-    // Does not follow links: a link is not a folder.
-    let Ok(meta) = entry.metadata() else { return false };
-    #[cfg(unix)]
-    if std::os::unix::fs::MetadataExt::uid(&meta) != rustix::process::geteuid().as_raw() {
-        return false;
-    }
-    meta.is_dir()
 }
 
 #[cfg(target_os = "linux")]
@@ -284,9 +246,9 @@ mod tests {
         host.bytes_mut()[99_999] = 42;
         worker.bytes_mut()[0] = 43;
         assert_eq!((worker.bytes()[99_999], host.bytes()[0]), (42, 43));
-        let folder = folders.scratch.as_ref().unwrap().dir.path().to_path_buf();
+        let folder = folders.scratch.as_ref().unwrap().path().to_path_buf();
         #[cfg(unix)]
-        assert_eq!(names(&folder), ["lock"]);
+        assert_eq!(names(&folder.join(FILES)), [""; 0]);
         if cfg!(unix) {
             drop(folders);
             assert_eq!(host.bytes()[0], 43, "a mapping outlives its name");
@@ -306,7 +268,7 @@ mod tests {
         let file = folders.region(1).unwrap().reference(0, 1).file.unwrap();
         let again = folders.region(1).unwrap();
         let mode = |p: &Path| fs::metadata(p).unwrap().permissions().mode() & 0o777;
-        assert_eq!(mode(file.parent().unwrap()), 0o700);
+        assert_eq!(mode(file.parent().unwrap().parent().unwrap()), 0o700);
         assert_eq!(mode(&again.name.as_ref().unwrap().file), 0o600);
         assert!(!file.exists(), "a region that is dropped unmapped leaves no file");
     }
@@ -322,8 +284,8 @@ mod tests {
                 "{error}"
             );
         }
-        let folder = folders.scratch.as_ref().unwrap().dir.path().to_path_buf();
-        assert_eq!(names(&folder), ["lock"]);
+        let folder = folders.scratch.as_ref().unwrap().path().to_path_buf();
+        assert_eq!(names(&folder.join(FILES)), [""; 0]);
     }
 
     #[test]
@@ -333,19 +295,5 @@ mod tests {
         fs::write(&file, [0; 10]).unwrap();
         assert!(Region::attach(&file, 11).err().unwrap().message.contains("10 bytes"));
         assert_eq!(Region::attach(&base.path().join("none"), 1).err().unwrap().code, ErrorCode::NotFound);
-    }
-
-    #[test]
-    fn sweeps_only_folders_of_dead_hosts() {
-        let base = tempfile::tempdir().unwrap();
-        let dead = base.path().join("sdrun-worker-dead");
-        fs::create_dir(&dead).unwrap();
-        fs::write(dead.join("lock"), "").unwrap();
-        fs::write(dead.join("3"), "x").unwrap();
-        fs::create_dir(base.path().join("other")).unwrap();
-        let alive = Folder::make(base.path()).unwrap();
-        sweep(base.path());
-        assert!(!dead.exists());
-        assert!(base.path().join("other").exists() && alive.dir.path().join("lock").exists());
     }
 }

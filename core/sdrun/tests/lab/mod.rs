@@ -51,6 +51,7 @@ impl Lab {
             provider_paths: [&[manifest_file], others].concat(),
             paths: Some(paths),
             order: order.iter().map(ToString::to_string).collect(),
+            ..Discovery::default()
         };
         Lab { dir, registry: Registry::discover_with(&discovery).unwrap() }
     }

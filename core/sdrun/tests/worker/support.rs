@@ -80,6 +80,7 @@ pub(crate) fn config(limits: Limits) -> WorkerConfig {
         plugin: mock(),
         limits,
         scratch: folder().into(),
+        sandbox: None,
     }
 }
 

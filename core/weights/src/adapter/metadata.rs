@@ -2,6 +2,7 @@
 
 use super::{key::Place, peft::Config};
 use sdrun_abi::{Error, Result};
+use sdrun_files::{Links, read_small};
 use serde_json::{Map, Value};
 use std::{
     collections::BTreeMap,
@@ -54,12 +55,7 @@ fn is_alone(folder: &Path) -> Result<bool> {
 }
 
 fn read(config: &Path) -> Result<Map<String, Value>> {
-    let size = config.metadata().map_err(|error| Error::io("read", config, &error))?.len();
-    if size > MOST {
-        let message = format!("{} is no configuration of an adapter: it has {size} bytes", config.display());
-        return Err(Error::invalid(message).with_file(config));
-    }
-    let text = fs::read(config).map_err(|error| Error::io("read", config, &error))?;
+    let text = read_small(config, Links::Follow, MOST)?;
     serde_json::from_slice(&text).map_err(|error| {
         Error::invalid(format!("{} is no JSON object: {error}", config.display())).with_file(config)
     })

@@ -32,16 +32,7 @@ pub(super) fn is_named(name: &str, wanted: &str) -> bool {
 
 /// Loads a library and never unloads it.
 pub(super) fn open(file: &Path) -> Result<&'static Library> {
-    // SAFETY: the initialisers of ggml's libraries only set up their own tables.
-    match unsafe { Library::new(file) } {
-        Ok(library) => Ok(Box::leak(Box::new(library))),
-        Err(error) => {
-            let cause =
-                std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-            Err(Error::precondition(format!("cannot load {}: {error}{cause}", file.display()))
-                .with_file(file))
-        }
-    }
+    Ok(Box::leak(Box::new(sdrun_provider_common::open(file)?)))
 }
 
 /// The file name of one of our own libraries. Windows identifies libraries by file name alone, so the name there differs from that

@@ -334,7 +334,7 @@ fn folders_that_are_no_bundle_are_refused() {
     let name = format!("{}ggml-base{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
     std::fs::write(empty.path().join(name), "no library").unwrap();
     let error = Ggml::load_bundle(empty.path()).err().unwrap();
-    assert_eq!(error.code, ErrorCode::FailedPrecondition, "{error}");
+    assert_eq!(error.code, ErrorCode::DataLoss, "{error}");
     let error = super::provider().capabilities("vulkan:7").unwrap_err();
     assert!(error.message.contains("vulkan:7") && error.hint.is_some(), "{error}");
 }

@@ -154,7 +154,7 @@ fn missing_and_broken_libraries_are_told_apart() {
     assert!(error.message.contains(&folder.path().display().to_string()) && error.hint.is_some(), "{error}");
     std::fs::write(folder.path().join(library_file("ggml-base")), b"not a library").unwrap();
     let error = Ggml::load_from(folder.path()).err().unwrap();
-    assert_eq!(error.code, ErrorCode::FailedPrecondition, "{error}");
+    assert_eq!(error.code, ErrorCode::DataLoss, "{error}");
 }
 
 #[test]

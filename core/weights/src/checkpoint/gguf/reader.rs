@@ -2,6 +2,7 @@
 //!
 //! No allocation takes its size from the file: a count only limits how many items are read.
 
+use crate::safetensors::MOST_TENSORS;
 use std::{
     collections::{BTreeMap, HashMap},
     ops::Range,
@@ -95,6 +96,11 @@ pub(super) fn read(file: &[u8]) -> Result<Header, Fault> {
         version => return Err(Fault::Unsupported(format!("it is of version {version} of the format"))),
     }
     let (tensors, entries) = (input.u64()?, input.u64()?);
+    if tensors > MOST_TENSORS as u64 {
+        return Err(Fault::Unsupported(format!(
+            "it has {tensors} tensors; sdrun reads at most {MOST_TENSORS}"
+        )));
+    }
     let mut header = Header::default();
     for _ in 0..entries {
         let key = input.string()?;

@@ -3,10 +3,8 @@
 //! It has no bf16 and no f8. bf16 tensors are written as f32, which loses nothing; f8 ones are refused.
 
 use super::{damaged, open};
-use sdrun::{
-    HostTensor,
-    abi::{DType, Error},
-};
+use crate::HostTensor;
+use sdrun_abi::{DType, Error};
 use std::{
     io::{self, BufReader, Read, Write},
     path::Path,
@@ -29,27 +27,36 @@ struct Header {
     shape: Vec<usize>,
 }
 
-/// Reads a file.
-pub(crate) fn read(path: &Path) -> Result<HostTensor, Error> {
+/// Reads a file whose type and shape pass `check`.
+///
+/// # Errors
+/// Errors of `check`; `DataLoss` for a damaged file; `Unimplemented` for an element type that [`DType`] does not have; errors of reading
+/// and of allocating.
+pub fn read(
+    path: &Path,
+    check: impl FnOnce(DType, &[usize]) -> Result<(), Error>,
+) -> Result<HostTensor, Error> {
     let (file, size) = open(path)?;
-    read_from(&mut BufReader::new(file), size).map_err(|fault| fault.of(path))
+    read_from(&mut BufReader::new(file), size, check).map_err(|fault| fault.of(path))
 }
 
 /// Why a `.npy` file cannot be read.
-pub(crate) enum Fault {
+pub(super) enum Fault {
     Damaged(String),
     Unsupported(String),
+    Unfit(Error),
     Io(io::Error),
 }
 
 impl Fault {
     /// The error for this fault in a file.
-    pub(crate) fn of(self, path: &Path) -> Error {
+    pub(super) fn of(self, path: &Path) -> Error {
         match self {
             Fault::Damaged(why) => damaged(path, format!("is not a valid .npy file: {why}")),
             Fault::Unsupported(why) => Error::unsupported(format!("{} {why}", path.display()))
                 .with_file(path)
                 .with_hint("convert the array with numpy's `astype` and save it again"),
+            Fault::Unfit(error) => error.with_file(path),
             Fault::Io(e) => Error::io("read", path, &e),
         }
     }
@@ -59,8 +66,12 @@ fn bad<T>(why: impl Into<String>) -> Result<T, Fault> {
     Err(Fault::Damaged(why.into()))
 }
 
-/// Reads `.npy` data of `size` bytes. Never allocates more than the data holds.
-pub(crate) fn read_from(input: &mut impl Read, size: u64) -> Result<HostTensor, Fault> {
+/// Reads `.npy` data of `size` bytes. Never allocates more than the data holds, and nothing if `check` refuses the type and the shape.
+pub(super) fn read_from(
+    input: &mut impl Read,
+    size: u64,
+    check: impl FnOnce(DType, &[usize]) -> Result<(), Error>,
+) -> Result<HostTensor, Fault> {
     let mut exact = |buffer: &mut [u8]| {
         input.read_exact(buffer).map_err(|e| match e.kind() {
             io::ErrorKind::UnexpectedEof => Fault::Damaged("it is truncated".into()),
@@ -100,6 +111,7 @@ pub(crate) fn read_from(input: &mut impl Read, size: u64) -> Result<HostTensor, 
             "it is truncated or too long: {there} bytes do not make a {dtype} array of shape {shape:?}"
         ));
     }
+    check(header.dtype, &header.shape).map_err(Fault::Unfit)?;
     let mut tensor =
         HostTensor::zeros(header.dtype, header.shape.clone()).map_err(|e| Fault::Damaged(e.to_string()))?;
     exact(tensor.bytes_mut())?;
@@ -275,7 +287,10 @@ const TYPES: [(DType, &str); 12] = [
 ];
 
 /// Converts a tensor to a type that the format has; `None` if it already has one.
-pub(crate) fn storable(name: &str, tensor: &HostTensor) -> Result<Option<HostTensor>, Error> {
+///
+/// # Errors
+/// `Unimplemented` for f8.
+pub fn storable(name: &str, tensor: &HostTensor) -> Result<Option<HostTensor>, Error> {
     match tensor.dtype() {
         DType::BF16 => {
             let bytes: Vec<u8> =
@@ -292,7 +307,10 @@ pub(crate) fn storable(name: &str, tensor: &HostTensor) -> Result<Option<HostTen
 }
 
 /// Writes a tensor of a type that the format has; see [`storable`].
-pub(crate) fn write_to(out: &mut dyn Write, tensor: &HostTensor) -> io::Result<()> {
+///
+/// # Errors
+/// Errors of writing; `InvalidInput` for another type.
+pub fn write_to(out: &mut dyn Write, tensor: &HostTensor) -> io::Result<()> {
     out.write_all(&header_of(tensor)?)?;
     out.write_all(tensor.bytes())
 }
@@ -319,12 +337,13 @@ fn header_of(tensor: &HostTensor) -> io::Result<Vec<u8>> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
     fn from(bytes: &[u8]) -> Result<HostTensor, String> {
-        read_from(&mut &bytes[..], bytes.len() as u64).map_err(|f| f.of(Path::new("x.npy")).to_string())
+        read_from(&mut &bytes[..], bytes.len() as u64, |_, _| Ok(()))
+            .map_err(|f| f.of(Path::new("x.npy")).to_string())
     }
     fn file(header: &str, data: &[u8]) -> Vec<u8> {
         let mut bytes = b"\x93NUMPY\x01\0".to_vec();
@@ -337,7 +356,7 @@ pub(crate) mod tests {
         format!("{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': {shape}, }}")
     }
     /// A tensor of each type that the format has.
-    pub(crate) fn samples() -> Vec<HostTensor> {
+    pub(in crate::numpy) fn samples() -> Vec<HostTensor> {
         let bytes: Vec<u8> = (0..48).map(|b| b % 2).collect();
         TYPES
             .iter()
@@ -346,7 +365,7 @@ pub(crate) mod tests {
             })
             .collect()
     }
-    pub(crate) fn same(a: &HostTensor, b: &HostTensor) -> bool {
+    pub(in crate::numpy) fn same(a: &HostTensor, b: &HostTensor) -> bool {
         (a.dtype(), a.shape(), a.bytes()) == (b.dtype(), b.shape(), b.bytes())
     }
 

@@ -1,7 +1,9 @@
 //! NumPy's `.npz` format: a zip archive of `.npy` files, one per array.
 
 use super::{damaged, npy, open};
-use sdrun::{HostTensor, Tensors, abi::Error};
+use crate::{HostTensor, Tensors};
+use sdrun_abi::{DType, Error};
+use sdrun_files::Output;
 use std::{
     fs::File,
     io::{self, BufReader, Read},
@@ -12,8 +14,16 @@ use zip::{CompressionMethod, ZipArchive, ZipWriter, result::ZipError, write::Sim
 /// Deflate compresses by at most this factor (zlib's documentation). An entry that claims more is damaged.
 const MOST_COMPRESSION: u64 = 1032;
 
-/// The arrays of a file, or the one called `only`.
-pub(crate) fn read(path: &Path, only: Option<&str>) -> Result<Tensors, Error> {
+/// The arrays of a file, or the one called `only`. `check` sees the name, type and shape of each before it is read: an archive of a few
+/// megabytes can hold gigabytes.
+///
+/// # Errors
+/// As [`npy::read`]; `NotFound` with the names of all arrays if there is no array `only`.
+pub fn read(
+    path: &Path,
+    only: Option<&str>,
+    check: impl Fn(&str, DType, &[usize]) -> Result<(), Error>,
+) -> Result<Tensors, Error> {
     let (file, size) = open(path)?;
     let mut archive = ZipArchive::new(BufReader::new(file)).map_err(|e| fault(path, e))?;
     let mut tensors = Tensors::new();
@@ -32,14 +42,18 @@ pub(crate) fn read(path: &Path, only: Option<&str>) -> Result<Tensors, Error> {
                 format!("is not a NumPy archive: {entry_name:?} in it is not a .npy file"),
             ));
         }
-        tensors.insert(name.to_string(), read_entry(path, &mut archive, index, size)?);
+        let fits = |dtype, shape: &[usize]| check(name, dtype, shape);
+        tensors.insert(name.to_string(), read_entry(path, &mut archive, index, size, fits)?);
     }
     match only {
         Some(only) if tensors.is_empty() => {
             let names =
                 archive.file_names().flatten().map(|n| n.strip_suffix(".npy").unwrap_or(&n).to_string());
-            let message =
-                format!("{} has no array {only:?} (it has: {})", path.display(), crate::format::list(names));
+            let message = format!(
+                "{} has no array {only:?} (it has: {})",
+                path.display(),
+                names.collect::<Vec<_>>().join(", ")
+            );
             Err(Error::not_found(message).with_file(path))
         }
         _ => Ok(tensors),
@@ -51,6 +65,7 @@ fn read_entry(
     archive: &mut ZipArchive<BufReader<File>>,
     index: usize,
     file_size: u64,
+    check: impl FnOnce(DType, &[usize]) -> Result<(), Error>,
 ) -> Result<HostTensor, Error> {
     let mut entry = archive.by_index(index).map_err(|e| fault(path, e))?;
     let (size, packed) = (entry.size(), entry.compressed_size());
@@ -62,7 +77,7 @@ fn read_entry(
         let name = entry.name();
         return Err(damaged(path, format!("is damaged: {name:?} claims {size} bytes out of {packed}")));
     }
-    let tensor = npy::read_from(&mut entry, size).map_err(|e| e.of(path))?;
+    let tensor = npy::read_from(&mut entry, size, check).map_err(|e| e.of(path))?;
     // The reader compares the checksum only at the end of the entry.
     match entry.read(&mut [0]) {
         Ok(0) => Ok(tensor),
@@ -84,8 +99,11 @@ fn fault(path: &Path, error: ZipError) -> Error {
 }
 
 /// Writes tensors of types that the format has ([`npy::storable`]), uncompressed as `np.savez` does.
-pub(crate) fn write_to<'a>(
-    out: &mut dyn super::Out,
+///
+/// # Errors
+/// Errors of writing; `InvalidInput` for another type.
+pub fn write_to<'a>(
+    out: &mut dyn Output,
     tensors: impl IntoIterator<Item = (&'a str, &'a HostTensor)>,
 ) -> io::Result<()> {
     let mut archive = ZipWriter::new(out);
@@ -104,9 +122,12 @@ pub(crate) fn write_to<'a>(
 mod tests {
     use super::{npy::tests::*, *};
     use proptest::prelude::*;
-    use sdrun::abi::ErrorCode;
+    use sdrun_abi::ErrorCode;
     use std::io::Cursor;
 
+    fn anything(_: &str, _: DType, _: &[usize]) -> Result<(), Error> {
+        Ok(())
+    }
     fn archive(tensors: &[(&str, &HostTensor)]) -> Vec<u8> {
         let mut bytes = Cursor::new(Vec::new());
         write_to(&mut bytes, tensors.iter().copied()).unwrap();
@@ -125,14 +146,14 @@ mod tests {
         let names: Vec<String> = (0..samples.len()).map(|i| format!("out/{i}:0 ü")).collect();
         let pairs: Vec<(&str, &HostTensor)> = names.iter().map(String::as_str).zip(&samples).collect();
         with_file(&archive(&pairs), |path| {
-            let all = read(path, None).unwrap();
+            let all = read(path, None, anything).unwrap();
             assert_eq!(all.len(), samples.len());
             for (name, sample) in &pairs {
                 assert!(same(&all[*name], sample), "{name}");
             }
-            let one = read(path, Some(&names[3])).unwrap();
+            let one = read(path, Some(&names[3]), anything).unwrap();
             assert!(one.len() == 1 && same(&one[&names[3]], &samples[3]));
-            let error = read(path, Some("absent")).unwrap_err();
+            let error = read(path, Some("absent"), anything).unwrap_err();
             assert_eq!(error.code, ErrorCode::NotFound);
             assert!(error.message.contains(&names[0]), "{error}");
         });
@@ -140,14 +161,29 @@ mod tests {
 
     #[test]
     fn compressed_archives_are_read() {
-        let tensor = HostTensor::zeros(sdrun::abi::DType::F32, vec![1000]).unwrap();
+        let tensor = HostTensor::zeros(DType::F32, vec![1000]).unwrap();
         let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
         zip.start_file("a.npy", SimpleFileOptions::DEFAULT.compression_method(CompressionMethod::Deflated))
             .unwrap();
         npy::write_to(&mut zip, &tensor).unwrap();
         let bytes = zip.finish().unwrap().into_inner();
         assert!(bytes.len() < 1000);
-        with_file(&bytes, |path| assert!(same(&read(path, None).unwrap()["a"], &tensor)));
+        with_file(&bytes, |path| assert!(same(&read(path, None, anything).unwrap()["a"], &tensor)));
+    }
+
+    #[test]
+    fn arrays_that_do_not_fit_are_not_read() {
+        let good = archive(&[("a", &samples()[0])]);
+        let data = good.windows(samples()[0].bytes().len()).position(|w| w == samples()[0].bytes()).unwrap();
+        let mut flipped = good;
+        flipped[data] ^= 1;
+        let refuse = |name: &str, dtype, shape: &[usize]| {
+            assert_eq!((name, dtype, shape), ("a", samples()[0].dtype(), samples()[0].shape()));
+            Err(Error::invalid("not this one"))
+        };
+        // Reading the array would find that its checksum is wrong.
+        let error = with_file(&flipped, |path| read(path, None, refuse).unwrap_err());
+        assert_eq!(error.message, "not this one");
     }
 
     #[test]
@@ -167,7 +203,7 @@ mod tests {
             (b"", "valid .npz"),
             (&foreign, "readme.txt"),
         ] {
-            let error = with_file(bytes, |path| read(path, None).unwrap_err());
+            let error = with_file(bytes, |path| read(path, None, anything).unwrap_err());
             assert_eq!(error.code, ErrorCode::DataLoss, "{error}");
             assert!(error.message.contains(words) && error.message.contains("x.npz"), "{error}");
         }
@@ -182,7 +218,7 @@ mod tests {
                 let at = at.index(bytes.len());
                 bytes[at] = byte;
             }
-            with_file(&bytes, |path| { let _ = read(path, None); });
+            with_file(&bytes, |path| { let _ = read(path, None, anything); });
         }
     }
 }

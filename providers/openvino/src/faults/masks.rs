@@ -11,7 +11,7 @@ const LARGE: f32 = 1e4;
 ///
 /// OpenVINO 2026.4 merges sequences of additions and multiplications by constants, regardless of rounding. In T5, with a mask `m` of
 /// ones and zeros, it turns `(1 - m) * c + bias` into `m * -c + (c + bias)`, and the bias of attention is lost in `c + bias`.
-pub(crate) fn keep_masks_apart(graph: &mut Graph) -> Result<(), GraphError> {
+pub(super) fn keep_masks_apart(graph: &mut Graph) -> Result<(), GraphError> {
     for node in std::mem::take(&mut graph.nodes) {
         match mask(graph, &node) {
             Some((x, dtype, y)) => separate(graph, node, x, dtype, y)?,

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 ///
 /// OpenVINO 2026.4 removes such a node unless `x` is a weight itself: `Abs(Neg(w))` computes `-w`. Weights that PyTorch normalises or
 /// clamps by their absolute value come out with the wrong sign.
-pub(crate) fn keep_absolute_values(graph: &mut Graph) {
+pub(super) fn keep_absolute_values(graph: &mut Graph) {
     let mut fed: HashSet<_> = graph.inputs.iter().copied().collect();
     for node in std::mem::take(&mut graph.nodes) {
         // Bodies may use any value from outside.

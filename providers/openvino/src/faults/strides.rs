@@ -1,0 +1,91 @@
+//! Stops OpenVINO from applying strides before padding.
+
+use sdrun_abi::DType;
+use sdrun_graph::{Attribute, Graph, GraphError, Initializer, Node, Tensor, Value, ValueId};
+use std::collections::BTreeMap;
+
+/// Splits a padded convolution with strides whose kernel has one element into a padding, a slice with steps and a convolution without
+/// either, which computes the same.
+///
+/// OpenVINO 2026.4 moves the strides of such a convolution to what comes before it and leaves the padding behind: of four columns and one
+/// column of padding before them it takes the padding, the first and the third instead of the padding, the second and the fourth. It
+/// does so as well with a Pad that it has merged into the convolution.
+pub(super) fn pad_before_strides(graph: &mut Graph) -> Result<(), GraphError> {
+    // Older versions of Pad and Slice have attributes for inputs.
+    if graph.opset() < 11 {
+        return Ok(());
+    }
+    let mut pads = Vec::new();
+    for mut node in std::mem::take(&mut graph.nodes) {
+        if node.op_type == "Pad" && node.domain.is_empty() {
+            pads.extend(node.output(0));
+        }
+        if let Some((x, padding, strides)) = strided(graph, &node, &pads) {
+            let prepared = prepare(graph, &node, x, &padding, &strides)?;
+            node.inputs[0] = Some(prepared);
+            for name in ["pads", "strides", "dilations"] {
+                node.attributes.remove(name);
+            }
+        }
+        graph.nodes.push(node);
+    }
+    Ok(())
+}
+
+/// The input, the padding and the strides of such a convolution.
+fn strided(graph: &Graph, node: &Node, pads: &[ValueId]) -> Option<(ValueId, Vec<i64>, Vec<i64>)> {
+    if node.op_type != "Conv" || !node.domain.is_empty() {
+        return None;
+    }
+    let x = node.input(0)?;
+    let kernel = graph.initializers.get(&node.input(1)?)?.shape().get(2..)?;
+    let strides = node.ints("strides")?.to_vec();
+    let padding = node.ints("pads").map_or_else(|| vec![0; 2 * kernel.len()], <[i64]>::to_vec);
+    let padded = padding.iter().any(|pad| *pad > 0) || pads.contains(&x);
+    let moves = kernel.iter().all(|size| *size == 1) && strides.iter().any(|stride| *stride > 1);
+    (padded && moves).then_some((x, padding, strides))
+}
+
+/// Adds the padding and the slice. Returns the result.
+fn prepare(
+    graph: &mut Graph,
+    conv: &Node,
+    mut x: ValueId,
+    padding: &[i64],
+    strides: &[i64],
+) -> Result<ValueId, GraphError> {
+    let Some(y) = conv.output(0) else { return Ok(x) };
+    let name = graph.value(y).name.clone();
+    let dtype = graph.value(y).dtype;
+    let add = |graph: &mut Graph, op: &str, x: ValueId, constants: &[(&str, Vec<i64>)]| {
+        let mut inputs = vec![Some(x)];
+        for (what, values) in constants {
+            let shape = Some(vec![sdrun_graph::Dim::Known(values.len())]);
+            let name = format!("{name}/{op}/{what}");
+            let id = graph.add_value(Value { name, dtype: Some(DType::I64), shape });
+            let tensor = Tensor::from_elements(vec![values.len()], values)?;
+            graph.initializers.insert(id, Initializer::Constant(tensor));
+            inputs.push(Some(id));
+        }
+        let output = graph.add_value(Value { name: format!("{name}/{op}"), dtype, shape: None });
+        graph.nodes.push(Node {
+            name: format!("{name}/{op}"),
+            domain: String::new(),
+            op_type: op.into(),
+            inputs,
+            outputs: vec![Some(output)],
+            attributes: BTreeMap::<String, Attribute>::new(),
+            metadata: conv.metadata.clone(),
+        });
+        Ok::<ValueId, GraphError>(output)
+    };
+    let rank = strides.len();
+    if padding.iter().any(|pad| *pad > 0) {
+        let (before, after) = padding.split_at(rank);
+        x = add(graph, "Pad", x, &[("pads", [&[0, 0], before, &[0, 0], after].concat())])?;
+    }
+    let axes: Vec<i64> = (2..2 + rank as i64).collect();
+    let (starts, ends) = (vec![0; rank], vec![i64::MAX; rank]);
+    let steps = strides.to_vec();
+    add(graph, "Slice", x, &[("starts", starts), ("ends", ends), ("axes", axes), ("steps", steps)])
+}

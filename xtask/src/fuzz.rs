@@ -1,0 +1,123 @@
+//! `cargo xtask fuzz`: calls the functions of `fuzz/` with made-up inputs under libFuzzer.
+
+use crate::workspace::{Workspace, output, run, step};
+use anyhow::{Context, Result, bail, ensure};
+use std::{
+    fs::{self, File},
+    path::Path,
+    process::{Command, Stdio},
+    sync::Mutex,
+    thread,
+};
+
+/// The coverage that libFuzzer reads, as cargo-fuzz builds it, and the checks of a debug build.
+const FLAGS: [&str; 8] = [
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Ccodegen-units=1",
+    "-Cdebug-assertions",
+    "-Coverflow-checks",
+];
+/// The longest that a function may take for an input, in seconds.
+const SLOWEST: u32 = 5;
+/// The most memory that it may take, in megabytes.
+const MOST_MEMORY: u32 = 1024;
+
+/// Runs each of these targets (all, if none is named) for so many minutes, as many at a time as there are processors.
+pub(crate) fn fuzz(workspace: &Workspace, names: &[&str], minutes: u32) -> Result<()> {
+    let known = targets(workspace)?;
+    let known: Vec<&str> = known.iter().map(String::as_str).collect();
+    if let Some(unknown) = names.iter().find(|name| !known.contains(*name)) {
+        bail!("there is no target `{unknown}`; there are {}", known.join(", "));
+    }
+    let names = if names.is_empty() { &known } else { names };
+    step("Building the targets");
+    let triple = output(Command::new("rustc").args(["--print", "host-tuple"]))?;
+    let built = workspace.target.join("fuzz");
+    let mut cargo = workspace.cargo();
+    cargo.args(["build", "--release", "--package=sdrun-fuzz", "--bins", "--features=fuzzer"]);
+    // Only with a target do the flags leave out build scripts and macros.
+    cargo.args(["--target", triple.trim(), "--target-dir"]).arg(&built);
+    run(cargo.env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\u{1f}")))?;
+
+    step(&format!("Fuzzing, {minutes} minutes for each target"));
+    let programs = built.join(triple.trim()).join("release");
+    let left = Mutex::new(names.iter());
+    let failed = Mutex::new(Vec::new());
+    let next = || left.lock().ok().and_then(|mut left| left.next());
+    let work = || {
+        while let Some(name) = next() {
+            match one(workspace, &programs.join(name), name, minutes) {
+                Ok(line) => println!("   {name:<14} {line}"),
+                Err(error) => {
+                    println!("   {name:<14} {error:#}");
+                    failed.lock().iter_mut().for_each(|failed| failed.push(*name));
+                }
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, Into::into) {
+            scope.spawn(work);
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_default();
+    ensure!(failed.is_empty(), "findings in {}", failed.join(", "));
+    Ok(())
+}
+
+/// Names of the targets.
+fn targets(workspace: &Workspace) -> Result<Vec<String>> {
+    let folder = workspace.root.join("fuzz/targets");
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))? {
+        names.extend(entry?.path().file_stem().map(|name| name.to_string_lossy().into_owned()));
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Runs one target. Returns how often it was called and how much of the code was reached.
+fn one(workspace: &Workspace, program: &Path, name: &str, minutes: u32) -> Result<String> {
+    let folder = workspace.target.join("fuzz");
+    let [corpus, findings] = ["corpus", "findings"].map(|kind| folder.join(kind).join(name));
+    for folder in [&corpus, &findings] {
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    let log = folder.join(name).with_extension("log");
+    let mut command = Command::new(program);
+    command
+        .arg(&corpus)
+        .arg(workspace.root.join("fuzz/seeds").join(name))
+        .arg(format!("-max_total_time={}", u64::from(minutes) * 60))
+        .arg(format!("-timeout={SLOWEST}"))
+        .arg(format!("-rss_limit_mb={MOST_MEMORY}"))
+        .arg(format!("-artifact_prefix={}/", findings.display()))
+        .args(["-print_final_stats=1", "-reload=0"]);
+    let file = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
+    let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file).status();
+    let status = status.with_context(|| format!("cannot start {}", program.display()))?;
+    let text = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
+    if !status.success() {
+        bail!(
+            "FOUND A FAULT ({status}): {} says what, the input is in {}",
+            log.display(),
+            findings.display()
+        );
+    }
+    let stat = |key: &str| {
+        let line = text.lines().rev().find_map(|line| line.strip_prefix(key));
+        line.map_or("?", str::trim).to_string()
+    };
+    let covered = text.lines().rev().find_map(|line| line.split_once("cov: ")?.1.split(' ').next());
+    Ok(format!(
+        "{:>12} inputs, {:>7} a second, {:>6} branches reached, {:>5} MB",
+        stat("stat::number_of_executed_units:"),
+        stat("stat::average_exec_per_sec:"),
+        covered.unwrap_or("?"),
+        stat("stat::peak_rss_mb:")
+    ))
+}
