@@ -39,18 +39,20 @@ pub(crate) fn fuzz(workspace: &Workspace, names: &[&str], minutes: u32) -> Resul
     let built = workspace.target.join("fuzz");
     let mut cargo = workspace.cargo();
     cargo.args(["build", "--release", "--package=sdrun-fuzz", "--bins", "--features=fuzzer"]);
+    // It takes longer than it saves here.
+    cargo.env("CARGO_PROFILE_RELEASE_LTO", "off");
     // Only with a target do the flags leave out build scripts and macros.
     cargo.args(["--target", triple.trim(), "--target-dir"]).arg(&built);
     run(cargo.env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\u{1f}")))?;
 
     step(&format!("Fuzzing, {minutes} minutes for each target"));
-    let programs = built.join(triple.trim()).join("release");
+    let program = built.join(triple.trim()).join("release/sdrun-fuzz");
     let left = Mutex::new(names.iter());
     let failed = Mutex::new(Vec::new());
     let next = || left.lock().ok().and_then(|mut left| left.next());
     let work = || {
         while let Some(name) = next() {
-            match one(workspace, &programs.join(name), name, minutes) {
+            match one(workspace, &program, name, minutes) {
                 Ok(line) => println!("   {name:<14} {line}"),
                 Err(error) => {
                     println!("   {name:<14} {error:#}");
@@ -71,10 +73,10 @@ pub(crate) fn fuzz(workspace: &Workspace, names: &[&str], minutes: u32) -> Resul
 
 /// Names of the targets.
 fn targets(workspace: &Workspace) -> Result<Vec<String>> {
-    let folder = workspace.root.join("fuzz/targets");
+    let folder = workspace.root.join("fuzz/seeds");
     let mut names = Vec::new();
     for entry in fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))? {
-        names.extend(entry?.path().file_stem().map(|name| name.to_string_lossy().into_owned()));
+        names.push(entry?.file_name().to_string_lossy().into_owned());
     }
     names.sort();
     Ok(names)
@@ -90,6 +92,7 @@ fn one(workspace: &Workspace, program: &Path, name: &str, minutes: u32) -> Resul
     let log = folder.join(name).with_extension("log");
     let mut command = Command::new(program);
     command
+        .env("SDRUN_FUZZ_TARGET", name)
         .arg(&corpus)
         .arg(workspace.root.join("fuzz/seeds").join(name))
         .arg(format!("-max_total_time={}", u64::from(minutes) * 60))
