@@ -65,8 +65,10 @@ fn read(mut attribute: AttributeProto) -> Result<Attribute, Fault> {
     })
 }
 
-fn passed_through(attribute: AttributeProto) -> Result<Attribute, Fault> {
+fn passed_through(mut attribute: AttributeProto) -> Result<Attribute, Fault> {
     refuse_external_in(&attribute)?;
+    // A missing name is written as an empty one, and the topology hash sees the difference.
+    attribute.name.get_or_insert_default();
     Ok(Attribute::Other(Box::new(attribute)))
 }
 
