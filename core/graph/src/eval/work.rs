@@ -33,7 +33,8 @@ pub(crate) fn work<'a>(
         }
         "Conv" | "ConvInteger" => made.saturating_mul(per_channel(shape(1))),
         "QLinearConv" => made.saturating_mul(per_channel(shape(3))),
-        "ConvTranspose" => count(shape(0)).saturating_mul(per_channel(shape(1))),
+        // For each product, it computes where it goes.
+        "ConvTranspose" => count(shape(0)).saturating_mul(per_channel(shape(1))).saturating_mul(4),
         "MaxPool" | "AveragePool" | "LpPool" => made.saturating_mul(kernel(node)),
         "LRN" => {
             let channels = shape(0).get(1).map_or(1, |n| *n as u64);
