@@ -1,15 +1,17 @@
-//! Signals at random moments: `kill -9` for a command, its worker, or both; SIGINT, SIGTERM and SIGHUP for a command, and the end of
-//! whoever reads its output. The next command computes the right numbers, no file is half written, and nothing is left over.
+//! Interruptions at random moments: `kill -9` for a command, its worker or both; SIGINT, SIGTERM or SIGHUP for a command; a closed pipe
+//! where its output goes. The next command must compute the right numbers, and no half-written or temporary file may be left.
 //!
-//! `SDRUN_KILLS` is the number of them (60 if it is not set) and `SDRUN_KILLS_SEED` chooses the moments.
+//! `SDRUN_KILLS` sets how many (default: 60) and `SDRUN_KILLS_SEED` chooses the moments.
 
 #![allow(clippy::unwrap_used)]
 #![cfg(target_os = "linux")]
 
 use rustix::process::{Pid, Signal, kill_process};
 use sdrun::abi::Manifest;
-use sdrun_tests::machine::{LIMIT, Machine, PROVIDERS, finish, succeeds};
-use sha2::{Digest, Sha256};
+use sdrun_tests::{
+    machine::{LIMIT, Machine, PROVIDERS, children, finish, succeeds},
+    random::Random,
+};
 use std::{
     fs,
     io::{Read, Write},
@@ -22,21 +24,6 @@ use zip::{ZipWriter, write::SimpleFileOptions};
 /// Files of the runtime that is installed, and their size.
 const FILES: usize = 24;
 const FILE_BYTES: usize = 1 << 20;
-
-struct Random(u64);
-
-impl Random {
-    /// A number below `n`, by xorshift64*.
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % n
-    }
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len() as u64) as usize]
-    }
-}
 
 /// What happens to a command.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -152,7 +139,7 @@ impl Victims {
         let blow = random.pick(&BLOWS);
         // Most commands take a tenth of a second; later blows meet commands that are done. Small delays are as likely as large ones.
         let longest = random.pick(&[2_000, 20_000, 80_000, 400_000]);
-        let delay = Duration::from_micros(random.below(longest));
+        let delay = Duration::from_micros(random.below(longest) as u64);
         let told = format!("{command:?}, {blow:?} after {delay:?}");
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
@@ -225,7 +212,7 @@ impl Victims {
     fn check(&self, random: &mut Random, told: &str) {
         let y = self.read("y.npy");
         assert!(self.expected.contains(&y), "{told}: y.npy has {} bytes of something else", y.len());
-        let at = random.below(2) as usize;
+        let at = random.below(2);
         let provider = random.pick(&PROVIDERS);
         let outcome = finish(&mut self.run(provider, [&[][..], &["--weights", "w.safetensors"]][at]));
         assert_eq!(outcome.code, Some(0), "{told}, then {provider}: {}", outcome.stderr);
@@ -284,13 +271,6 @@ fn is_unused(folder: &Path) -> bool {
     fs::File::open(folder.join("lock")).is_ok_and(|lock| lock.try_lock().is_ok())
 }
 
-/// Process ids of the children of a process.
-fn children(pid: u32) -> Vec<u32> {
-    let file = format!("/proc/{pid}/task/{pid}/children");
-    let text = fs::read_to_string(file).unwrap_or_default();
-    text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
-}
-
 /// Whether a process runs. One that waits for its parent to notice its end does not.
 fn alive(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
@@ -315,12 +295,12 @@ fn toy_provider(folder: &Path, target: &str) -> PathBuf {
     for at in 0..FILES {
         let name = if at == 0 { "toy/libtoy.so.1".into() } else { format!("toy/part-{at}") };
         zip.start_file(name, SimpleFileOptions::default()).unwrap();
-        zip.write_all(&(0..FILE_BYTES).map(|_| random.below(256) as u8).collect::<Vec<_>>()).unwrap();
+        zip.write_all(&(0..FILE_BYTES).map(|_| random.next() as u8).collect::<Vec<_>>()).unwrap();
     }
     let wheel = zip.finish().unwrap().into_inner();
     fs::write(dir.join("toy-1.0-cp312.whl"), &wheel).unwrap();
     fs::write(dir.join("plugin.so"), "not loaded").unwrap();
-    let hash: String = Sha256::digest(&wheel).iter().map(|b| format!("{b:02x}")).collect();
+    let hash = sdrun_tiny::sha256(&wheel);
     let manifest = serde_json::json!({
         "file_format_version": "1.0.0",
         "provider": {
@@ -347,7 +327,7 @@ fn toy_provider(folder: &Path, target: &str) -> PathBuf {
 fn nothing_is_lost() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let victims = Victims::new();
-    let mut random = Random(number("SDRUN_KILLS_SEED").unwrap_or(1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let mut random = Random(number("SDRUN_KILLS_SEED").unwrap_or(1));
     let (count, mut hits) = (number("SDRUN_KILLS").unwrap_or(60), 0);
     for _ in 0..count {
         let (told, hit) = victims.kill(&mut random);

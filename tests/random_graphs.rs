@@ -15,8 +15,9 @@ use sdrun::{
 use sdrun_tests::{
     lab::{ALL, Lab, device_of},
     onnx::{encoded, floats, int, ints, node, stored, text, typed},
+    random::Random,
 };
-use std::{collections::BTreeMap, ops::Range};
+use std::collections::BTreeMap;
 
 /// Version of the operators.
 const OPSET: i64 = 20;
@@ -28,39 +29,6 @@ const MOST_ELEMENTS: usize = 4096;
 const LARGEST: f32 = 1e4;
 /// The largest difference, of the largest value. The evaluator and the runtimes sum in different orders.
 const TOLERANCE: f32 = 2e-4;
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
-    }
-    fn within(&mut self, range: Range<i64>) -> i64 {
-        range.start + self.below((range.end - range.start) as usize) as i64
-    }
-    /// Numbers between -1.5 and 1.5, none near 0.
-    fn numbers(&mut self, n: usize) -> Vec<f32> {
-        let number = |random: &mut Self| {
-            let size = 0.1 + random.below(1400) as f32 / 1000.0;
-            if random.below(2) == 0 { size } else { -size }
-        };
-        (0..n).map(|_| number(self)).collect()
-    }
-    fn order(&mut self, n: usize) -> Vec<i64> {
-        let mut order: Vec<i64> = (0..n as i64).collect();
-        (1..n).for_each(|i| order.swap(i, self.below(i + 1)));
-        order
-    }
-}
 
 /// A graph that grows node by node. Each node is evaluated at once, so that invalid ones are left out.
 struct Growing {
@@ -399,7 +367,7 @@ fn grown(seed: u64) -> Option<(Vec<u8>, Tensors, BTreeMap<String, Tensor>)> {
         tries += 1;
     }
     let last = growing.graph.node.last()?.output[0].clone();
-    // Another one, which may lie within what a runtime fuses.
+    // A second output, so that a runtime cannot fuse all nodes into one.
     let other = growing.graph.node[growing.random.below(growing.graph.node.len())].output[0].clone();
     let mut outputs = BTreeMap::new();
     for name in [last, other] {

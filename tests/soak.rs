@@ -1,7 +1,7 @@
-//! Long use: sessions that get other weights and run, and workers that start and end. Memory, open files, threads and temporary files
-//! stay the same, and equal weights give equal bits.
+//! Long use: refits a session and runs it many times, and starts and ends many workers. Memory, open files, threads and temporary files
+//! must not grow, and equal weights must give equal bits.
 //!
-//! `SDRUN_SOAK` is the number of refits (400 if it is not set); a tenth as often, a worker starts and ends.
+//! `SDRUN_SOAK` sets the number of refits (default: 400). The number of workers is a tenth of that.
 
 #![allow(clippy::unwrap_used)]
 #![cfg(target_os = "linux")]

@@ -15,7 +15,6 @@ use sdrun::{
 };
 use sdrun_tests::lab::{Lab, folder};
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 use std::{collections::BTreeMap, fs, path::Path, time::Instant};
 
 #[derive(Deserialize)]
@@ -99,7 +98,7 @@ fn full_size_models_of_others() {
 /// The differences from the expectations.
 fn judge(lab: &Lab, dir: &Path, entry: &Entry) -> Vec<String> {
     let path = dir.join(&entry.file);
-    let hash: String = Sha256::digest(fs::read(&path).unwrap()).iter().map(|b| format!("{b:02x}")).collect();
+    let hash = sdrun_tiny::sha256(&fs::read(&path).unwrap());
     if hash != entry.sha256 {
         return vec![format!("its sha256 is {hash}")];
     }

@@ -13,6 +13,11 @@ use sdrun::{
 use sdrun_diffusion::{file, metadata::read_record};
 use std::{fs, path::Path};
 
+#[path = "../../core/weights/tests/adapter/keys.rs"]
+mod keys;
+
+use keys::{NETWORK, SLOTS};
+
 /// The most pixels of a picture, so that one input takes little time.
 const PIXELS: u64 = 1 << 20;
 
@@ -70,15 +75,7 @@ pub(crate) fn adapter(bytes: &[u8]) {
 /// Opens an adapter, and finds its place in a small network.
 fn use_adapter(path: &Path) {
     let Ok(adapter) = Adapter::open(path) else { return };
-    let shapes: [(&str, &[usize]); 6] = [
-        ("m.weight", &[6, 5]),
-        ("m.bias", &[6]),
-        ("n.weight", &[6]),
-        ("n.bias", &[6]),
-        ("c.weight", &[4, 3, 3, 3]),
-        ("one.weight", &[6, 5, 1, 1]),
-    ];
-    let shapes = shapes.map(|(name, shape)| (name.to_string(), shape.to_vec()));
+    let shapes = NETWORK.map(|(name, shape)| (name.to_string(), shape.to_vec()));
     let target = Target::new(Component::Denoiser, shapes, &[]);
     let resolution = adapter.resolve(&target);
     let _ = (adapter.family_guess(), adapter.kinds(), check(&adapter, &[(&target, &resolution)], false));
@@ -95,41 +92,6 @@ const PREFIXES: [&str; 8] = [
     "",
 ];
 const MODULES: [&str; 6] = ["m", "n", "c", "one", "x", "m_m"];
-const SLOTS: [&str; 32] = [
-    "lora_down.weight",
-    "lora_up.weight",
-    "lora_mid.weight",
-    "lora_A.weight",
-    "lora_B.weight",
-    "lora_B.default.weight",
-    "lora_B.bias",
-    "alpha",
-    "scale",
-    "dora_scale",
-    "lora_magnitude_vector",
-    "hada_w1_a",
-    "hada_w1_b",
-    "hada_w2_a",
-    "hada_w2_b",
-    "hada_t1",
-    "hada_t2",
-    "lokr_w1",
-    "lokr_w1_a",
-    "lokr_w1_b",
-    "lokr_w2",
-    "lokr_w2_a",
-    "lokr_w2_b",
-    "lokr_t2",
-    "a1.weight",
-    "b1.weight",
-    "diff",
-    "diff_b",
-    "weight",
-    "on_input",
-    "oft_blocks",
-    "rescale",
-];
-
 /// Adapters of known keys in any combination and any small shapes. Each tensor takes five bytes: three choose its key, two its shape.
 pub(crate) fn adapter_keys(bytes: &[u8]) {
     let mut found: Vec<(String, Vec<usize>)> = Vec::new();
@@ -172,7 +134,7 @@ pub(crate) fn npy(bytes: &[u8]) {
     with_file("x.npy", bytes, |path| {
         if let Ok(tensor) = npy::read(path, small) {
             let mut written = Vec::new();
-            assert!(npy::write_to(&mut written, &tensor).is_ok(), "what was read can be written");
+            assert!(npy::write_to(&mut written, &tensor).is_ok(), "an array that was read can be written");
             with_file("y.npy", &written, |path| {
                 let again = npy::read(path, small).map(|again| again.bytes() == tensor.bytes());
                 assert!(again.is_ok_and(|same| same), "the array changes when it is written and read");

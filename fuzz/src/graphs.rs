@@ -33,11 +33,11 @@ pub(crate) fn external_data(bytes: &[u8]) {
 
 fn use_up(mut graph: Graph) {
     let hash = graph.topology_hash();
-    let written = graph.to_onnx_stripped().expect("what was read can be written");
+    let written = graph.to_onnx_stripped().expect("a graph that was read can be written");
     let again = Graph::from_bytes(written.into(), "m", ExternalBase::Stripped);
-    let again = again.expect("what was written can be read");
+    let again = again.expect("a graph that was written can be read");
     assert_eq!(again.topology_hash(), hash, "the graph changes when it is written and read");
     if simplify(&mut graph, &BTreeMap::new(), OpenDims::Allow).is_ok() {
-        graph.to_onnx_stripped().expect("what was simplified can be written");
+        graph.to_onnx_stripped().expect("a simplified graph can be written");
     }
 }

@@ -1,5 +1,5 @@
-//! Each function here reads bytes that may come from a stranger. It must return, whatever they are: no panic, no abort, no hang, little
-//! memory. What it reads successfully must survive a round trip where there is one.
+//! Each function here reads bytes that may come from a stranger. It must return whatever they are: without a panic, an abort or a hang,
+//! and with little memory. If it accepts the bytes, writing and reading the result must give the same again.
 //!
 //! `cargo xtask fuzz` runs them under libFuzzer (CONTRIBUTING.md). The test `known` runs them on the inputs in `seeds/`, which grow by
 //! one file for each fault that was found.

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 /// # Panics
 /// If the variable names no target.
 static TARGET: LazyLock<&sdrun_fuzz::Target> = LazyLock::new(|| {
-    // libFuzzer's hook ends the process with any panic, also with those that the code under test catches. Without it, the others still do.
+    // libFuzzer's panic hook aborts even if the code under test catches the panic. Without the hook, uncaught panics still abort.
     drop(std::panic::take_hook());
     let name = std::env::var("SDRUN_FUZZ_TARGET").unwrap_or_default();
     sdrun_fuzz::target(&name)

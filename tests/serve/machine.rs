@@ -1,9 +1,8 @@
 //! A running server.
 
-use sdrun_tests::lab::folder;
+use sdrun_tests::{lab::folder, machine::children};
 use serde_json::Value;
 use std::{
-    fs,
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     process::{Child, Command, Stdio},
@@ -143,17 +142,7 @@ impl Server {
 
     /// Its child processes.
     pub(crate) fn children(&self) -> Vec<u32> {
-        let pid = self.child.id();
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        let mut found: Vec<u32> = children.split_whitespace().filter_map(|id| id.parse().ok()).collect();
-        // Threads have children of their own.
-        for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten() {
-            let text = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-            found.extend(text.split_whitespace().filter_map(|id| id.parse::<u32>().ok()));
-        }
-        found.sort_unstable();
-        found.dedup();
-        found
+        children(self.child.id())
     }
 }
 

@@ -10,6 +10,7 @@
 //! * [`npy`]: NumPy's files.
 //! * [`onnx`]: ONNX models made by hand.
 //! * [`pipelines`]: small pipelines with PyTorch's results.
+//! * [`random`]: random numbers that a seed repeats.
 //! * [`place`]: where the programs and data under test are.
 //!
 //! The binary `sdrun-conformance` runs the first two. `golden.rs` and the other files beside this folder test the providers in
@@ -25,4 +26,5 @@ pub mod npy;
 pub mod onnx;
 pub mod pipelines;
 pub mod place;
+pub mod random;
 pub mod spec;

@@ -199,3 +199,16 @@ pub fn npy(descr: &str, shape: &[usize]) -> Vec<u8> {
     }
     file
 }
+
+/// Process ids of the children of a process. None outside Linux.
+pub fn children(pid: u32) -> Vec<u32> {
+    // Threads have children of their own.
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let texts = tasks.map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default());
+    let mut found: Vec<u32> = texts
+        .flat_map(|text| text.split_whitespace().filter_map(|id| id.parse().ok()).collect::<Vec<_>>())
+        .collect();
+    found.sort_unstable();
+    found.dedup();
+    found
+}

@@ -14,7 +14,7 @@ use crate::{
 };
 use sdrun::{
     BuildOptions, HostTensor, Provider, Registry, Tensors, WeightReport, Weights,
-    abi::{Device, Error, Precision},
+    abi::{Device, Error, Precision, shape_fits},
     graph::{Dim, Graph},
     numpy::npz,
     verify::{Comparison, Tolerance, compare},
@@ -112,11 +112,7 @@ fn check_output(bound: &Graph, name: &str, shape: &[usize]) -> Result<(), Error>
         return Err(Error::invalid(format!("there is no output {name:?} (outputs: {known})")));
     };
     let known: Option<Vec<_>> = output.shape.as_ref().map(|dims| dims.iter().map(Dim::known).collect());
-    let fits = |known: &Vec<Option<usize>>| {
-        known.len() == shape.len()
-            && known.iter().zip(shape).all(|(known, size)| known.is_none_or(|n| n == *size))
-    };
-    if known.as_ref().is_none_or(fits) {
+    if known.is_none_or(|known| shape_fits(&known, shape)) {
         return Ok(());
     }
     Err(Error::invalid(format!(

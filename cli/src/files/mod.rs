@@ -3,10 +3,7 @@
 pub(crate) mod picture;
 
 use crate::exit::cannot_write;
-use sdrun::{
-    abi::{Error, ErrorCode},
-    files::Existing,
-};
+use sdrun::{abi::Error, files::Existing};
 use std::{
     fs::{self, File},
     io::{self, Cursor, Write},
@@ -20,11 +17,6 @@ pub(crate) fn with_ending(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
     name.into()
-}
-
-/// The error for a file with wrong contents.
-pub(crate) fn damaged(path: &Path, why: impl std::fmt::Display) -> Error {
-    Error::new(ErrorCode::DataLoss, format!("{} {why}", path.display())).with_file(path)
 }
 
 /// Writes a file that the user named, completely or not at all; see [`sdrun::files::write`]. A pipe or a device
@@ -59,6 +51,7 @@ pub(crate) fn check_file_target(path: &Path) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sdrun::abi::ErrorCode;
 
     #[test]
     fn a_failed_write_keeps_the_old_file_and_leaves_nothing_else() {

@@ -101,6 +101,10 @@ impl Error {
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Unimplemented, message)
     }
+    /// [`ErrorCode::DataLoss`], for a file with wrong contents. `why` continues the sentence that begins with its path.
+    pub fn damaged(file: &std::path::Path, why: impl std::fmt::Display) -> Self {
+        Self::new(ErrorCode::DataLoss, format!("{} {why}", file.display())).with_file(file)
+    }
     /// [`ErrorCode::Internal`].
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Internal, message)

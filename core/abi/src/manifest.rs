@@ -49,7 +49,7 @@ pub struct Provide {
     /// Always run in a worker process (the runtime is known to abort, or needs another dynamic loader).
     #[serde(default)]
     pub isolate: bool,
-    /// What its runtime needs in a sandbox. If it is absent, the runtime was not tried in one, and its worker has all rights of the user.
+    /// What its runtime needs in a sandbox. `None` if nobody has tried the runtime in one; its worker then has all rights of the user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxSpec>,
 }

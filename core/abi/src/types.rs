@@ -16,8 +16,8 @@ pub struct InitConfig {
     pub extensions: BTreeMap<String, PathBuf>,
     /// Folder for temporary files (the staging of models for vendor parsers). Exists, mode 0700.
     pub temp_dir: PathBuf,
-    /// A folder on the same file system for hard links to files with weights. A provider in a sandbox can link them nowhere else. It can
-    /// move files into this folder and cannot write to those in it. `None` outside a sandbox: links may be in `temp_dir`.
+    /// A folder for hard links to files with weights, on the same file system as `temp_dir`. A provider in a sandbox can make links only
+    /// here. It can move files into this folder but not write to files in it. `None` outside a sandbox: links may be in `temp_dir`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub links_dir: Option<PathBuf>,
     /// The provider's own folder for files that it can recreate (compiled kernels). Exists, mode 0700.
@@ -121,6 +121,12 @@ impl TensorSpec {
     pub fn is_open(&self) -> bool {
         self.shape.iter().any(Option::is_none)
     }
+}
+
+/// Whether `shape` matches a stated shape, in which `None` allows any size.
+pub fn shape_fits(stated: &[Option<usize>], shape: &[usize]) -> bool {
+    stated.len() == shape.len()
+        && stated.iter().zip(shape).all(|(known, size)| known.is_none_or(|n| n == *size))
 }
 
 /// A weight an engine needs before it can run.

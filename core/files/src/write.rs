@@ -24,8 +24,8 @@ pub enum Existing {
 pub trait Output: Write + Seek {}
 impl<T: Write + Seek> Output for T {}
 
-/// Writes a file completely or not at all: to a file in the same folder that has no name, or where the system does not offer that, a
-/// temporary one. It is synced and then gets its name. Never follows a symbolic link.
+/// Writes a file completely or not at all. The new file has no name until it is written and synced, or a temporary one if the system has no
+/// unnamed files. Never follows a symbolic link.
 ///
 /// # Errors
 /// Those of [`check_target`], and as [`Error::io`]. The previous file is then unchanged.
@@ -140,9 +140,9 @@ mod nameless {
     };
     use tempfile::TempPath;
 
-    /// A new one in a folder, private unless it is of the user. `None` if the file system has none.
+    /// A new one in a folder. Only files that the user named may be read by others. `None` if the file system has no unnamed files.
     pub(super) fn open(folder: &Path, of_user: bool) -> Option<File> {
-        // What gives them their name.
+        // Its entries give them their names.
         if !Path::new("/proc/self/fd").is_dir() {
             return None;
         }
@@ -152,8 +152,8 @@ mod nameless {
         rustix::fs::open(folder, flags, mode).ok().map(File::from)
     }
 
-    /// Gives it a name, at once if there is no such file, or by way of another name. A process that is killed between both leaves a file
-    /// with this other name, which the next write of the same file removes.
+    /// Gives it its name. If a file with that name exists, this takes two steps, through a temporary name. A process that is killed between
+    /// them leaves the temporary name behind, and the next write of the same file removes it.
     pub(super) fn put(file: &File, path: &Path) -> io::Result<()> {
         let link = |to: &Path| {
             let this = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -188,7 +188,7 @@ mod nameless {
     /// Removes a file that nobody has locked.
     fn remove_abandoned(path: &Path) {
         let Ok(file) = open_regular(path, Links::Refuse) else { return };
-        // Whoever removes it holds its lock, so the name cannot come to mean another file meanwhile.
+        // Only the holder of its lock removes it, so nobody can put another file under this name meanwhile.
         let same = || Some(fs::symlink_metadata(path).ok()?.ino() == file.metadata().ok()?.ino());
         if file.try_lock().is_ok() && same() == Some(true) {
             let _ = fs::remove_file(path);

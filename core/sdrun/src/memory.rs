@@ -102,9 +102,7 @@ pub fn available() -> Option<u64> {
 pub(crate) fn total() -> Option<u64> {
     let swap = kilobytes("/proc/meminfo", "SwapTotal:").unwrap_or(0);
     let all = kilobytes("/proc/meminfo", "MemTotal:")?.saturating_add(swap);
-    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    let limit = limit.and_then(|text| text.trim().parse::<u64>().ok());
-    Some(limit.map_or(all, |limit| limit.min(all)))
+    Some(cgroup("memory.max").map_or(all, |limit| limit.min(all)))
 }
 
 /// Peak resident memory of a process in bytes (`VmHWM`; includes shared memory). `None` if the system does not report it (outside Linux)
@@ -120,17 +118,19 @@ fn kilobytes(file: &str, key: &str) -> Option<u64> {
     value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
+/// A number that the control group (version 2) of this process has in a file.
+fn cgroup(file: &str) -> Option<u64> {
+    std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse().ok()
+}
+
 /// What is left of the memory limit of this process's control group (version 2). Applies in containers.
 fn cgroup_room() -> Option<u64> {
-    let number = |file: &str| -> Option<u64> {
-        std::fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse().ok()
-    };
     // Cached file pages count as used, but the kernel can drop them.
     let stat = std::fs::read_to_string("/sys/fs/cgroup/memory.stat").ok()?;
     let files =
         stat.lines().find_map(|line| line.strip_prefix("file ")?.trim().parse::<u64>().ok()).unwrap_or(0);
-    let used = number("memory.current")?.saturating_sub(files);
-    Some(number("memory.max")?.saturating_sub(used))
+    let used = cgroup("memory.current")?.saturating_sub(files);
+    Some(cgroup("memory.max")?.saturating_sub(used))
 }
 
 #[cfg(test)]

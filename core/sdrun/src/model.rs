@@ -72,7 +72,7 @@ impl Model {
         }
         crate::paths::private_dir(&paths.cache)?;
         let phase = format!("generating {what}");
-        let path = builtin.materialise(&paths.cache, &|done, total| host.progress(&phase, done, total))?;
+        let path = builtin.materialise(&paths.models(), &|done, total| host.progress(&phase, done, total))?;
         // These files are our own. A second link is a temporary one that a provider made to read them.
         let graph = Graph::open(&path, &OpenOptions { allow_links: true, ..*options })?;
         Ok(Model {

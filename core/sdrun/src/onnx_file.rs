@@ -5,11 +5,7 @@ use sdrun_abi::{Error as AbiError, WeightSource, WeightSpec};
 use sdrun_files::Existing;
 use sdrun_graph::{Graph, Placement};
 use sdrun_weights::Cast;
-use std::{
-    collections::HashMap,
-    io::{self, BufWriter, Write},
-    path::Path,
-};
+use std::{collections::HashMap, io, path::Path};
 
 /// ONNX Runtime and others map external data, which pages limit.
 const ALIGNMENT: u64 = 4096;
@@ -34,7 +30,6 @@ pub fn write(graph: &Graph, weights: &dyn WeightSource, file: &Path) -> Result<(
     let mut places = HashMap::new();
     let mut unread = None;
     let written = sdrun_files::write(&data, Existing::OfUser, |out| {
-        let mut out = BufWriter::new(out);
         let mut end = 0u64;
         for spec in &specs {
             let weight = cast.get(&spec.name).map_err(|error| {
@@ -47,7 +42,7 @@ pub fn write(graph: &Graph, weights: &dyn WeightSource, file: &Path) -> Result<(
             end = start + weight.data().len() as u64;
             places.insert(spec.name.clone(), (start, weight.data().len() as u64));
         }
-        out.flush()
+        Ok(())
     });
     if let Some(error) = unread {
         return Err(error.into());

@@ -1,5 +1,5 @@
-//! Temporary folders that do not outlive their process: it removes them when it ends, or if it was killed, the next process does that
-//! makes one in the same place.
+//! Temporary folders that are always cleaned up. A process removes its own when it ends. If it was killed, the next process that makes
+//! one in the same place removes what is left.
 
 use std::{
     fs::{self, File, OpenOptions},

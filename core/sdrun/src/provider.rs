@@ -285,10 +285,10 @@ fn load_once(
     Ok((plugin, runtime))
 }
 
-/// From this size on, a confined worker reads weights from their file itself.
+/// A confined worker may read files of at least this size itself.
 const SHARED_FROM: u64 = 1 << 20;
 
-/// What a worker may do whose provider is initialised like this.
+/// What a worker may do, given how its provider is initialised.
 fn sandbox_of(spec: &SandboxSpec, config: &InitConfig, confine: &Confine, paths: &Paths) -> worker::Sandbox {
     let real = |path: &PathBuf| dunce::canonicalize(path).ok();
     let folders = config.extensions.values().chain(&config.runtime_dir).chain([&config.plugin_dir]);

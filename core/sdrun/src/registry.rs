@@ -21,13 +21,13 @@ pub struct Discovery {
     pub confine: Confine,
 }
 
-/// What the workers of providers may do whose runtimes work in a sandbox ([`Provide::sandbox`]). On Linux, they reach no network, start no
-/// programs, and read only the system's libraries, their own folders and the models.
+/// Limits for workers whose runtime works in a sandbox ([`Provide::sandbox`]). On Linux, they reach no network, start no programs, and read
+/// only the system's libraries, their own folders and the models.
 #[derive(Clone, Debug, Default)]
 pub struct Confine {
     /// Files and folders with models and weights. Weights in other files are copied to a worker through shared memory, which takes longer.
     pub models: Vec<PathBuf>,
-    /// Leave workers all rights of the user, for a driver that does not work otherwise.
+    /// Give workers all rights of the user, for a driver that does not work otherwise.
     pub off: bool,
 }
 

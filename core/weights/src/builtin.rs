@@ -66,14 +66,14 @@ impl Builtin {
         Ok(SyntheticWeights::new(self.weight_map()?))
     }
 
-    /// Writes the model to `cache_dir/models/NAME/`, unless it already exists, and returns the path of its
+    /// Writes the model to `models_dir/NAME/`, unless it already exists, and returns the path of its
     /// ONNX file. The weights are in a file next to it. `progress` receives the bytes of weights done and in
     /// total. If it cancels, the error is `Cancelled` and nothing is left.
     ///
     /// Several processes may do this at once: one writes, the others wait. The result is complete or absent.
     /// `ResourceExhausted`, with the number of bytes needed, if the disk has no room.
-    pub fn materialise(&self, cache_dir: &Path, progress: &dyn Fn(u64, u64) -> Flow) -> Result<PathBuf> {
-        materialise::materialise(self, cache_dir, progress)
+    pub fn materialise(&self, models_dir: &Path, progress: &dyn Fn(u64, u64) -> Flow) -> Result<PathBuf> {
+        materialise::materialise(self, models_dir, progress)
     }
 
     /// Size of [`graph_bytes`](Builtin::graph_bytes), from the index of the packed one; `None` if that is damaged.
@@ -220,7 +220,7 @@ mod tests {
         let map = model.weight_map().unwrap();
         let made = || {
             let reports = Cell::new(Vec::new());
-            let path = model.materialise(cache.path(), &|done, total| {
+            let path = model.materialise(&cache.path().join("models"), &|done, total| {
                 let mut list = reports.take();
                 list.push((done, total));
                 reports.set(list);
@@ -268,7 +268,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     let first = Cell::new(true);
-                    let path = model.materialise(cache.path(), &|_, _| {
+                    let path = model.materialise(&cache.path().join("models"), &|_, _| {
                         if first.replace(false) {
                             writers.fetch_add(1, Ordering::Relaxed);
                         }
@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn a_full_disk_is_told_before_anything_is_written() {
         let cache = tempfile::tempdir().unwrap();
-        let error = model_of_size(1 << 60).materialise(cache.path(), &ignore).unwrap_err();
+        let error = model_of_size(1 << 60).materialise(&cache.path().join("models"), &ignore).unwrap_err();
         assert_eq!(error.code, ErrorCode::ResourceExhausted);
         assert!(error.message.contains("needs 4611686018427387909 bytes on the disk of"), "{error}");
         let left: Vec<_> = fs::read_dir(cache.path().join("models/test")).unwrap().flatten().collect();
@@ -326,15 +326,16 @@ mod tests {
             fs::create_dir_all(folder.join("w/x")).unwrap();
             Flow::Continue
         };
-        let error = model_of_size(10).materialise(cache.path(), &occupy).unwrap_err();
+        let error = model_of_size(10).materialise(&cache.path().join("models"), &occupy).unwrap_err();
         assert!(error.message.starts_with("cannot write") && error.message.contains("test"), "{error}");
         fs::remove_dir_all(folder.join("w")).unwrap();
         assert!(fs::read_dir(&folder).unwrap().all(|entry| entry.unwrap().file_name() == "lock"));
-        model_of_size(10).materialise(cache.path(), &ignore).unwrap();
+        model_of_size(10).materialise(&cache.path().join("models"), &ignore).unwrap();
         assert_eq!(fs::metadata(folder.join("w")).unwrap().len(), 40);
 
         fs::remove_file(folder.join("w")).unwrap();
-        let error = model_of_size(10).materialise(cache.path(), &|_, _| Flow::Cancel).unwrap_err();
+        let error =
+            model_of_size(10).materialise(&cache.path().join("models"), &|_, _| Flow::Cancel).unwrap_err();
         assert_eq!(error.code, ErrorCode::Cancelled);
         assert!(fs::read_dir(&folder).unwrap().all(|entry| entry.unwrap().file_name() == "lock"));
 

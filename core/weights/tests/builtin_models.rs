@@ -20,7 +20,7 @@ fn a_materialised_model_opens_and_delivers_its_weights() {
     let cache = tempfile::tempdir().unwrap();
     for name in ["mobilenet-v2", "taef2/encoder", "taef2/decoder"] {
         let model = builtin::find(name).unwrap();
-        let path = model.materialise(cache.path(), &|_, _| Flow::Continue).unwrap();
+        let path = model.materialise(&cache.path().join("models"), &|_, _| Flow::Continue).unwrap();
         let graph = Graph::open(&path, &OpenOptions::default()).unwrap();
         let (specs, files, made) = (specs(&graph), OnnxWeights::new(&graph), model.weights().unwrap());
         assert_eq!(specs.len(), model.weight_map().unwrap().tensors.len(), "{name}");

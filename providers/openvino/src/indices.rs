@@ -1,10 +1,10 @@
-//! Checks indices that come from outside. OpenVINO reads and writes wherever they point: it returns bytes of other data or crashes.
+//! Checks indices in inputs. OpenVINO does not: an index out of range makes it return bytes of other data, or crash.
 
 use sdrun_abi::{DType, Error, Result, TensorView};
 use sdrun_graph::{Graph, Node, ValueId};
 use std::collections::HashMap;
 
-/// What an input may contain that a graph uses as indices. Indices that a graph computes are not checked.
+/// The range of an input that a graph uses as indices. Indices that the graph computes are not checked.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Indices {
     /// Number of the input.

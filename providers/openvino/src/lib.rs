@@ -10,8 +10,8 @@
 //! * `runtime`: the OpenVINO that this process has loaded, and compilation.
 //! * `devices`: the available devices. `cache`: stores compiled models.
 //! * `staging`: passes weights to OpenVINO's ONNX reader without copying them.
-//! * `faults`: rewrites graphs of which OpenVINO would compute something else.
-//! * `indices`: checks indices in inputs, which OpenVINO does not.
+//! * `faults`: works around what OpenVINO computes differently from ONNX.
+//! * `indices`: checks indices in inputs, because OpenVINO does not.
 //! * `engine`, `as_inputs`, `refit`, `session`: implement the traits of sdrun-abi.
 
 mod as_inputs;

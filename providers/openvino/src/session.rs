@@ -6,7 +6,7 @@ use crate::{
 };
 use sdrun_abi::{
     EngineInfo, Error, Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result, Session, TensorSpec,
-    TensorView, WeightSource,
+    TensorView, WeightSource, shape_fits,
 };
 use std::{
     sync::Arc,
@@ -68,17 +68,12 @@ fn fixed_outputs(found: &[Option<Vec<usize>>], stated: &[TensorSpec]) -> Result<
     let mut fixed = Vec::new();
     for (shape, spec) in found.iter().zip(stated) {
         let Some(shape) = shape else { return Ok(None) };
-        let agrees = shape.len() == spec.shape.len()
-            && shape
-                .iter()
-                .zip(&spec.shape)
-                .all(|(found, stated)| stated.is_none_or(|stated| stated == *found));
         if let Some(large) = spec.shape.iter().flatten().find(|dim| **dim > i32::MAX as usize) {
             let message =
                 format!("OpenVINO has no dimensions above {}; output `{}` has {large}", i32::MAX, spec.name);
             return Err(Error::unsupported(message));
         }
-        if !agrees {
+        if !shape_fits(&spec.shape, shape) {
             let stated: Vec<String> =
                 spec.shape.iter().map(|dim| dim.map_or("?".into(), |dim| dim.to_string())).collect();
             return Err(Error::internal(format!(

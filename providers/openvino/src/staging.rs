@@ -5,8 +5,8 @@
 //! it. Linked weights are not copied. Weights that cannot be linked (computed weights, files on another file system
 //! or of another user) are written to one file in the folder.
 //!
-//! In a sandbox, links are only possible in a folder where nothing can be written. There, the folder for the model is made, and what is
-//! written elsewhere moves into it.
+//! In a sandbox, links can be made only in a folder where no file can be written. So the model's folder is made there, its files are written
+//! elsewhere, and then they move in.
 //!
 //! The folder is removed as soon as the model is read, because the reader has mapped its files by then. Links are
 //! created last, so that the files have a second name for as short a time as possible: other programs may refuse
@@ -43,7 +43,7 @@ pub(crate) struct Staging {
     // Closed before the folder is removed.
     _lock: File,
     dir: TempDir,
-    /// Where the model is, if that is another folder, for links.
+    /// The folder of the model, if it is apart because of links.
     linked: Option<TempDir>,
 }
 
@@ -57,7 +57,7 @@ impl Staging {
         Ok(Staging { _lock: lock, dir, linked: None })
     }
 
-    /// Creates a folder with `graph` and its weights: below the first folder, or if weights can be linked, below the second one.
+    /// Creates a folder with `graph` and its weights, below the second folder if it can link weights there, else below the first.
     pub(crate) fn with_weights(
         (temp_dir, links_dir): (&Path, Option<&Path>),
         graph: &Graph,
@@ -129,7 +129,7 @@ impl Staging {
         self.linked.as_ref().unwrap_or(&self.dir).path()
     }
 
-    /// Path for another file that is written.
+    /// Path of a file to write.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }

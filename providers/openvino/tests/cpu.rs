@@ -270,7 +270,7 @@ fn absolute_values_of_computed_weights_are_computed() {
     assert_eq!(run(&mut *second, &[3], &[1.0, 1.0, 1.0]).unwrap(), [3.0, 1.0, 4.0]);
 }
 
-/// OpenVINO reads beyond a table whatever an index says, unless it is kept from that.
+/// OpenVINO itself reads beyond the table.
 #[test]
 fn indices_out_of_range_are_refused() {
     let model = Model::default()
@@ -298,7 +298,7 @@ fn indices_out_of_range_are_refused() {
     }
 }
 
-/// What OpenVINO computes wrongly, and what cannot be replaced, is refused before it is compiled.
+/// Nodes that OpenVINO computes wrongly and that we cannot rewrite fail when the engine is built.
 #[test]
 fn nodes_with_other_results_are_refused() {
     let tile = Model::default()
@@ -319,7 +319,7 @@ fn nodes_with_other_results_are_refused() {
     }
 }
 
-/// OpenVINO applies a list of slopes along the second dimension, unless it is kept from that.
+/// OpenVINO itself applies a list of slopes along the second dimension.
 #[test]
 fn slopes_belong_to_the_last_dimension() {
     let model = Model::default()
@@ -333,7 +333,7 @@ fn slopes_belong_to_the_last_dimension() {
     assert_eq!(y, [-2.0, -1.0, 8.0, -2.0]);
 }
 
-/// OpenVINO applies the strides of a convolution with a kernel of one element before its padding, unless it is kept from that.
+/// OpenVINO itself applies the strides of a convolution with a kernel of one element before its padding.
 #[test]
 fn strides_come_after_padding() {
     let x: Vec<f32> = (0..16).map(|i| i as f32 + 1.0).collect();

@@ -1,4 +1,4 @@
-//! What a runtime under somebody else's control would try. Each attempt is harmless if it succeeds.
+//! What an attacker who controls a runtime would try. Each attempt is harmless if it succeeds.
 
 use rustix::process::{getppid, test_kill_process};
 use sdrun_abi::InitConfig;

@@ -71,7 +71,7 @@ fn data() -> PathBuf {
 /// Creates the folder in the target folder. Its name contains the hash of the index, so other data get another folder.
 fn made(data: &Path) -> Result<PathBuf> {
     let index = index(data)?;
-    let folder = target()?.join(format!("tiny-pipelines-{}", &hex(&index)[..16]));
+    let folder = target()?.join(format!("tiny-pipelines-{}", &sha256(&index)[..16]));
     if !folder.is_dir() {
         let parent = folder.parent().context("the target folder has no parent")?;
         let work = tempfile::Builder::new().prefix("tiny-pipelines-").tempdir_in(parent)?;
@@ -93,7 +93,7 @@ fn unpack(data: &Path, index: &[u8], to: &Path) -> Result<()> {
     for (name, entry) in &entries {
         let rest = unxz(&data.join(format!("{name}.xz")))?;
         let whole = whole(entry, &rest).with_context(|| name.clone())?;
-        ensure!(hex(&whole) == entry.sha256, "{name} does not match its checksum");
+        ensure!(sha256(&whole) == entry.sha256, "{name} does not match its checksum");
         let path = to.join(name);
         fs::create_dir_all(path.parent().context("a file lies in a folder")?)?;
         fs::write(&path, whole).with_context(|| format!("cannot write {}", path.display()))?;
@@ -142,7 +142,8 @@ fn unxz(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// SHA-256 in lower-case hex.
+pub fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

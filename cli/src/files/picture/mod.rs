@@ -2,7 +2,7 @@
 
 pub(crate) mod tensor;
 
-use super::{damaged, is_special};
+use super::is_special;
 use image::RgbImage;
 use sdrun::{
     abi::Error,
@@ -35,7 +35,7 @@ pub(crate) fn format_of(path: &Path) -> Result<Format, Error> {
 /// # Errors
 /// `DataLoss` for a file that is not a whole picture, or too large a one, and errors of opening the file.
 pub(crate) fn read(path: &Path) -> Result<File, Error> {
-    file::decode(&bytes_of(path)?, file::MOST_PIXELS).map_err(|why| damaged(path, why))
+    file::decode(&bytes_of(path)?, file::MOST_PIXELS).map_err(|why| Error::damaged(path, why))
 }
 
 fn bytes_of(path: &Path) -> Result<Vec<u8>, Error> {

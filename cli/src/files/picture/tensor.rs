@@ -1,6 +1,6 @@
 //! Pictures as `[1, 3, height, width]` tensors and back.
 
-use super::{bytes_of, damaged};
+use super::bytes_of;
 use crate::parse::ImageRange;
 use image::RgbImage;
 use sdrun::{
@@ -28,7 +28,7 @@ pub(crate) fn of_file(path: &Path, spec: &TensorSpec, range: ImageRange) -> Resu
             FileError::TooLarge { width, height, .. } => fits(width, height).err(),
             _ => None,
         };
-        unfit.unwrap_or_else(|| damaged(path, why))
+        unfit.unwrap_or_else(|| Error::damaged(path, why))
     })?;
     fits(picture.image().width(), picture.image().height())?;
     if picture.erased().is_some() {

@@ -33,7 +33,7 @@ pub(crate) fn work<'a>(
         }
         "Conv" | "ConvInteger" => made.saturating_mul(per_channel(shape(1))),
         "QLinearConv" => made.saturating_mul(per_channel(shape(3))),
-        // For each product, it computes where it goes.
+        // It also computes the position of each product.
         "ConvTranspose" => count(shape(0)).saturating_mul(per_channel(shape(1))).saturating_mul(4),
         "MaxPool" | "AveragePool" | "LpPool" => made.saturating_mul(kernel(node)),
         "LRN" => {

@@ -90,7 +90,7 @@ impl Provider {
         if writes {
             match inner.serialize() {
                 Ok(payload) => drop(cache.put(&manifest, &payload)),
-                // The engine is gone with its process.
+                // The process died, and the engine with it.
                 Err(e) if self.has_ended() => return Err(Error::of(self.id())(e)),
                 Err(e) => tracing::warn!("the engine was built but not cached: {e}"),
             }
@@ -170,7 +170,7 @@ impl Provider {
                 Ok(Some(engine))
             }
             Err(e) if e.code() == ErrorCode::Cancelled => Err(e),
-            // There is no process left that could build it.
+            // The process died, so it cannot build the engine either.
             Err(e) if self.has_ended() => Err(e),
             Err(e) => {
                 tracing::warn!("rebuilding, because the cached engine cannot be used: {e}");

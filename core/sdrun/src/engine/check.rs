@@ -4,7 +4,7 @@ use super::BuildOptions;
 use crate::{Error, Result, Tensors};
 use sdrun_abi::{
     Capabilities, DType, EngineInfo, Error as AbiError, Hint, TensorSpec, TensorView, WeightSource,
-    WeightSpec,
+    WeightSpec, shape_fits,
 };
 use sdrun_graph::Graph;
 use sdrun_weights::{Cast, check_complete};
@@ -137,9 +137,7 @@ pub(super) fn wrong_names<'n>(info: &EngineInfo, given: impl Iterator<Item = &'n
 /// # Errors
 /// `InvalidArgument` with both types and shapes.
 pub fn check_input(spec: &TensorSpec, dtype: DType, shape: &[usize]) -> sdrun_abi::Result<()> {
-    let fits = spec.shape.len() == shape.len()
-        && spec.shape.iter().zip(shape).all(|(want, got)| want.is_none_or(|w| w == *got));
-    if spec.dtype == dtype && fits {
+    if spec.dtype == dtype && shape_fits(&spec.shape, shape) {
         return Ok(());
     }
     let dims: Vec<String> = spec.shape.iter().map(|d| d.map_or("?".into(), |d| d.to_string())).collect();

@@ -3,7 +3,7 @@
 pub mod npy;
 pub mod npz;
 
-use sdrun_abi::{Error, ErrorCode, Result};
+use sdrun_abi::{Error, Result};
 use sdrun_files::{Links, open_regular};
 use std::{fs::File, path::Path};
 
@@ -12,8 +12,4 @@ fn open(path: &Path) -> Result<(File, u64)> {
     let file = open_regular(path, Links::Follow)?;
     let size = file.metadata().map_err(|e| Error::io("read", path, &e))?.len();
     Ok((file, size))
-}
-
-fn damaged(path: &Path, why: impl std::fmt::Display) -> Error {
-    Error::new(ErrorCode::DataLoss, format!("{} {why}", path.display())).with_file(path)
 }

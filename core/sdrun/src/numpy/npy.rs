@@ -2,7 +2,7 @@
 //!
 //! It has no bf16 and no f8. bf16 tensors are written as f32, which loses nothing; f8 ones are refused.
 
-use super::{damaged, open};
+use super::open;
 use crate::HostTensor;
 use sdrun_abi::{DType, Error};
 use std::{
@@ -52,7 +52,7 @@ impl Fault {
     /// The error for this fault in a file.
     pub(super) fn of(self, path: &Path) -> Error {
         match self {
-            Fault::Damaged(why) => damaged(path, format!("is not a valid .npy file: {why}")),
+            Fault::Damaged(why) => Error::damaged(path, format!("is not a valid .npy file: {why}")),
             Fault::Unsupported(why) => Error::unsupported(format!("{} {why}", path.display()))
                 .with_file(path)
                 .with_hint("convert the array with numpy's `astype` and save it again"),

@@ -1,6 +1,6 @@
 //! NumPy's `.npz` format: a zip archive of `.npy` files, one per array.
 
-use super::{damaged, npy, open};
+use super::{npy, open};
 use crate::{HostTensor, Tensors};
 use sdrun_abi::{DType, Error};
 use sdrun_files::Output;
@@ -30,14 +30,14 @@ pub fn read(
     for index in 0..archive.len() {
         let entry_name = match archive.name_for_index(index) {
             Some(Ok(name)) => name.into_owned(),
-            _ => return Err(damaged(path, "is not a NumPy archive: a name in it is not text")),
+            _ => return Err(Error::damaged(path, "is not a NumPy archive: a name in it is not text")),
         };
         let name = entry_name.strip_suffix(".npy").unwrap_or(&entry_name);
         if only.is_some_and(|only| only != name) {
             continue;
         }
         if name.len() == entry_name.len() {
-            return Err(damaged(
+            return Err(Error::damaged(
                 path,
                 format!("is not a NumPy archive: {entry_name:?} in it is not a .npy file"),
             ));
@@ -75,14 +75,19 @@ fn read_entry(
     };
     if packed > file_size || !possible {
         let name = entry.name();
-        return Err(damaged(path, format!("is damaged: {name:?} claims {size} bytes out of {packed}")));
+        return Err(Error::damaged(
+            path,
+            format!("is damaged: {name:?} claims {size} bytes out of {packed}"),
+        ));
     }
     let tensor = npy::read_from(&mut entry, size, check).map_err(|e| e.of(path))?;
     // The reader compares the checksum only at the end of the entry.
     match entry.read(&mut [0]) {
         Ok(0) => Ok(tensor),
-        Ok(_) => Err(damaged(path, format!("is damaged: {:?} continues after its array", entry.name()))),
-        Err(e) => Err(damaged(path, format!("is damaged: {e} in {:?}", entry.name()))),
+        Ok(_) => {
+            Err(Error::damaged(path, format!("is damaged: {:?} continues after its array", entry.name())))
+        }
+        Err(e) => Err(Error::damaged(path, format!("is damaged: {e} in {:?}", entry.name()))),
     }
 }
 
@@ -94,7 +99,7 @@ fn fault(path: &Path, error: ZipError) -> Error {
         ZipError::UnsupportedArchive(why) => {
             Error::unsupported(format!("cannot read {}: {why}", path.display())).with_file(path)
         }
-        e => damaged(path, format!("is not a valid .npz file: {e}")),
+        e => Error::damaged(path, format!("is not a valid .npz file: {e}")),
     }
 }
 

@@ -60,12 +60,12 @@ fn staged(plan: &InstallPlan, fill: impl FnOnce(&Path, &Path) -> Result<()>) -> 
         .map_err(|e| Error::io("move the runtime to", &plan.dir, &e))
 }
 
-/// Renames `new` to `place`. Moves what was there out of the way, so that at no time half a folder is there.
+/// Renames `new` to `place`. The folder that was there moves to `new` or `aside`, so `place` never holds half a folder.
 fn put(new: &Path, place: &Path, aside: &Path) -> std::io::Result<()> {
     #[cfg(target_os = "linux")]
     {
         use rustix::fs::{CWD, RenameFlags, renameat_with};
-        // At once, on file systems that can.
+        // In one step, if the file system can exchange them.
         if renameat_with(CWD, new, CWD, place, RenameFlags::EXCHANGE).is_ok() {
             return Ok(());
         }

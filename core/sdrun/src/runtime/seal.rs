@@ -25,7 +25,7 @@ pub(super) fn is_sealed(dir: &Path) -> bool {
     dir.join(SEAL).is_file()
 }
 
-/// Takes the right to write the files below a new folder from everybody but their owner, and stores their hashes.
+/// Makes a new folder writable for its owner only, and stores the hashes of its files.
 pub(super) fn seal(dir: &Path) -> Result<()> {
     let mut hashes = Hashes::new();
     for path in files(dir)? {
@@ -38,8 +38,8 @@ pub(super) fn seal(dir: &Path) -> Result<()> {
     store(&dir.join(SEAL), &hashes)
 }
 
-/// Compares the files of a sealed folder with their hashes. Leaves that out if size, inode and times of all files are still those of the
-/// last comparison: reading the libraries of a large runtime takes half a second.
+/// Compares the files of a sealed folder with their hashes. Skips this if no size, inode or time has changed since the last comparison,
+/// because reading the libraries of a large runtime takes half a second.
 ///
 /// # Errors
 /// `DataLoss` if a file is missing or differs.
@@ -81,7 +81,7 @@ pub(super) fn check(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What changes with a file: size, modification, and on Unix the inode and its change, which no program can set.
+/// What shows that a file has changed: size, modification time, and on Unix the inode and its change time, which no program can set.
 type Stamp = (u64, u64, u64, i64);
 
 fn stamp(path: &Path) -> io::Result<Stamp> {

@@ -252,9 +252,10 @@ impl Link {
 
     /// Whether the worker can read a file itself.
     pub(super) fn can_read(&mut self, file: &Path) -> bool {
-        let Some(sandbox) = self.sandbox.as_ref().filter(|_| self.weight_files) else {
-            return self.weight_files;
-        };
+        if !self.weight_files {
+            return false;
+        }
+        let Some(sandbox) = &self.sandbox else { return true };
         if let Some(known) = self.reachable.get(file) {
             return *known;
         }

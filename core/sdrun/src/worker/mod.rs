@@ -2,8 +2,8 @@
 //!
 //! A runtime that aborts, hangs or needs another dynamic loader affects only its worker. The host gets an
 //! [`Error`](sdrun_abi::Error) with the runtime's last output. Calls are small messages over the worker's stdin and
-//! stdout (`protocol`). Tensors are in shared memory that both sides keep mapped between runs (`shm`). On Linux, a worker of a
-//! runtime that works so is confined: it reaches only the files that it needs, no network and no other programs (`sandbox`).
+//! stdout (`protocol`). Tensors are in shared memory that both sides keep mapped between runs (`shm`). On Linux, workers are
+//! confined if their runtime supports it: they reach only the files they need, no network and no other programs (`sandbox`).
 //!
 //! | file | what it does |
 //! |---|---|

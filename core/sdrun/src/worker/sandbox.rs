@@ -1,5 +1,5 @@
 //! What a worker may do. On Linux, Landlock limits the files that it may open, and seccomp keeps it from the network and from starting
-//! programs. A runtime with a fault, driven by a hostile model, then reaches neither the user's files nor other machines.
+//! programs. If a hostile model exploits a bug in a runtime, it still cannot reach the user's files or other machines.
 
 use crate::trust;
 use serde::{Deserialize, Serialize};
@@ -28,46 +28,9 @@ pub enum Confinement {
     Full,
     /// The kernel is too old for some of it.
     Partial,
-    /// The system has no means for it, or it was not asked for.
+    /// Nothing is enforced: the system cannot do it, or nobody asked for it.
     None,
 }
-
-/// The system's files that runtimes and drivers read: libraries, what the kernel says about the hardware, lists of drivers.
-const SYSTEM: [&str; 30] = [
-    "/usr",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/opt",
-    "/nix/store",
-    "/gnu/store",
-    "/proc",
-    "/sys",
-    "/run/opengl-driver",
-    "/run/opengl-driver-32",
-    "/run/udev",
-    "/etc/alternatives",
-    "/etc/drirc",
-    "/etc/egl",
-    "/etc/glvnd",
-    "/etc/group",
-    "/etc/host.conf",
-    "/etc/hosts",
-    "/etc/ld.so.cache",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
-    "/etc/ld.so.preload",
-    "/etc/localtime",
-    "/etc/nsswitch.conf",
-    "/etc/OpenCL",
-    "/etc/os-release",
-    "/etc/passwd",
-    "/etc/ssl/openssl.cnf",
-    "/etc/vulkan",
-];
-
-/// Devices that every program may use.
-const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 
 /// Variables that name further files of drivers, separated by `:`.
 const DRIVERS: [&str; 6] = [
@@ -96,7 +59,6 @@ pub(crate) fn driver_folders() -> Vec<PathBuf> {
 
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
 pub(super) fn enter(_: &Sandbox) -> sdrun_abi::Result<Confinement> {
-    let _ = (SYSTEM, DEVICES);
     Ok(Confinement::None)
 }
 
@@ -105,7 +67,7 @@ pub(super) use linux::enter;
 
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod linux {
-    use super::{Confinement, DEVICES, SYSTEM, Sandbox};
+    use super::{Confinement, Sandbox};
     use landlock::{
         ABI, Access, AccessFs, AccessNet, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError,
         RulesetStatus, Scope, path_beneath_rules,
@@ -114,6 +76,43 @@ mod linux {
     use sdrun_abi::{Error, Result};
     use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
     use std::collections::BTreeMap;
+
+    /// The system's files that runtimes and drivers read: libraries, what the kernel says about the hardware, lists of drivers.
+    const SYSTEM: [&str; 30] = [
+        "/usr",
+        "/lib",
+        "/lib32",
+        "/lib64",
+        "/opt",
+        "/nix/store",
+        "/gnu/store",
+        "/proc",
+        "/sys",
+        "/run/opengl-driver",
+        "/run/opengl-driver-32",
+        "/run/udev",
+        "/etc/alternatives",
+        "/etc/drirc",
+        "/etc/egl",
+        "/etc/glvnd",
+        "/etc/group",
+        "/etc/host.conf",
+        "/etc/hosts",
+        "/etc/ld.so.cache",
+        "/etc/ld.so.conf",
+        "/etc/ld.so.conf.d",
+        "/etc/ld.so.preload",
+        "/etc/localtime",
+        "/etc/nsswitch.conf",
+        "/etc/OpenCL",
+        "/etc/os-release",
+        "/etc/passwd",
+        "/etc/ssl/openssl.cnf",
+        "/etc/vulkan",
+    ];
+
+    /// Devices that every program may use.
+    const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 
     /// The version of Landlock that is used as far as the kernel has it.
     const VERSION: ABI = ABI::V6;

@@ -20,11 +20,11 @@ const LOCK: &str = "lock";
 /// As [`Builtin::materialise`].
 pub(super) fn materialise(
     model: &Builtin,
-    cache_dir: &Path,
+    models_dir: &Path,
     progress: &dyn Fn(u64, u64) -> Flow,
 ) -> Result<PathBuf> {
     let map = model.weight_map()?;
-    let folder = cache_dir.join("models").join(model.name);
+    let folder = models_dir.join(model.name);
     let target = Target { model, map: &map, folder: &folder, marker: marker(model, &map) };
     let graph = folder.join(GRAPH);
     if target.is_complete() {

@@ -1,6 +1,9 @@
 //! Mistakes in real files, and how they are handled.
 
-use crate::fixtures::{File, Random, Tensor, bytes, merged, target};
+use crate::{
+    fixtures::{File, Random, Tensor, bytes, merged, target},
+    keys::NETWORK,
+};
 use sdrun_abi::{DType, ErrorCode};
 use sdrun_weights::{
     Component::{Denoiser, TextEncoder},
@@ -8,20 +11,8 @@ use sdrun_weights::{
     checkpoint::Family,
 };
 
-/// `m.weight [6, 5]` and `m.bias [6]`, a norm, and a convolution.
 pub(crate) fn network() -> Target {
-    target(
-        Denoiser,
-        &[
-            ("m.weight", &[6, 5]),
-            ("m.bias", &[6]),
-            ("n.weight", &[6]),
-            ("n.bias", &[6]),
-            ("c.weight", &[4, 3, 3, 3]),
-            ("one.weight", &[6, 5, 1, 1]),
-        ],
-        &[],
-    )
+    target(Denoiser, &NETWORK, &[])
 }
 
 fn lora(module: &str, rank: usize) -> File {

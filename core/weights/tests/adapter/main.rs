@@ -8,6 +8,7 @@ mod common;
 mod edges;
 mod fixtures;
 mod formulas;
+mod keys;
 mod kinds;
 mod oracles;
 mod peft;

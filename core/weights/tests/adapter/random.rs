@@ -3,48 +3,10 @@
 use crate::{
     edges::network,
     fixtures::{File, merged},
+    keys::SLOTS,
 };
 use proptest::prelude::*;
 use sdrun_weights::adapter::check;
-
-const SLOTS: &[&str] = &[
-    "lora_down.weight",
-    "lora_up.weight",
-    "lora_mid.weight",
-    "lora_A.weight",
-    "lora_B.default.weight",
-    "lora_B.bias",
-    "alpha",
-    "scale",
-    "dora_scale",
-    "lora_magnitude_vector",
-    "hada_w1_a",
-    "hada_w1_b",
-    "hada_w2_a",
-    "hada_w2_b",
-    "hada_t1",
-    "hada_t2",
-    "lokr_w1",
-    "lokr_w1_a",
-    "lokr_w1_b",
-    "lokr_w2",
-    "lokr_w2_a",
-    "lokr_w2_b",
-    "lokr_t2",
-    "a1.weight",
-    "a2.weight",
-    "b1.weight",
-    "b2.weight",
-    "diff",
-    "diff_b",
-    "w_norm",
-    "b_norm",
-    "weight",
-    "on_input",
-    "oft_blocks",
-    "rescale",
-    "bias",
-];
 
 /// All tensors of each kind, in shapes that fit `m.weight [6, 5]`.
 fn whole_kinds() -> Vec<&'static [(&'static str, &'static [usize])]> {
@@ -100,7 +62,7 @@ proptest! {
 
     #[test]
     fn random_modules_never_panic(
-        tensors in prop::collection::vec((prop::sample::select(SLOTS), prop::collection::vec(prop::sample::select(vec![0usize, 1, 2, 3, 5, 6]), 0..5)), 1..6),
+        tensors in prop::collection::vec((prop::sample::select(&SLOTS[..]), prop::collection::vec(prop::sample::select(vec![0usize, 1, 2, 3, 5, 6]), 0..5)), 1..6),
         prefix in prop::sample::select(vec!["lora_unet_m", "unet.m", "lora_unet_c", "lora_unet_n", "lycoris_one", "m"]),
     ) {
         let file = tensors.iter().fold(File::default(), |f, (slot, shape)| f.random(&format!("{prefix}.{slot}"), shape));

@@ -1,7 +1,8 @@
 //! Stops OpenVINO from dropping absolute values.
 
-use sdrun_graph::{Attribute, Graph, Node, Value};
-use std::collections::{BTreeMap, HashSet};
+use super::new_node;
+use sdrun_graph::{Attribute, Graph, Value, ValueId};
+use std::collections::HashSet;
 
 /// Replaces `Abs(x)` by `Max(x, -x)` where `x` depends on no input of the graph.
 ///
@@ -20,18 +21,10 @@ pub(super) fn keep_absolute_values(graph: &mut Graph) {
         {
             let Value { name, dtype, shape } = graph.value(y).clone();
             let negative = graph.add_value(Value { name: format!("{name}/negative"), dtype, shape });
-            let new = |op: &str, inputs: Vec<_>, output| Node {
-                name: format!("{name}/{op}"),
-                domain: String::new(),
-                op_type: op.into(),
-                inputs,
-                outputs: vec![Some(output)],
-                attributes: BTreeMap::new(),
-                metadata: node.metadata.clone(),
+            let new = |op: &str, inputs: &[ValueId], output| {
+                new_node(&node, format!("{name}/{op}"), op, inputs, output)
             };
-            let (neg, max) =
-                (new("Neg", vec![Some(x)], negative), new("Max", vec![Some(x), Some(negative)], y));
-            graph.nodes.extend([neg, max]);
+            graph.nodes.extend([new("Neg", &[x], negative), new("Max", &[x, negative], y)]);
             continue;
         }
         graph.nodes.push(node);

@@ -1,8 +1,8 @@
 //! Stops OpenVINO from folding an attention mask into the bias that is added to it.
 
+use super::{new_constant, new_node};
 use sdrun_abi::DType;
-use sdrun_graph::{Graph, GraphError, Initializer, Node, Tensor, Value, ValueId};
-use std::collections::BTreeMap;
+use sdrun_graph::{Graph, GraphError, Node, Tensor, Value, ValueId};
 
 /// From here on a factor is the "minus infinity" of a mask: -10000, or the lowest number of a type.
 const LARGE: f32 = 1e4;
@@ -50,21 +50,13 @@ fn separate(
     let value = |graph: &mut Graph, what: &str, dtype, shape| {
         graph.add_value(Value { name: format!("{name}/{what}"), dtype: Some(dtype), shape })
     };
-    let zero = value(graph, "zero", dtype, Some(Vec::new()));
-    let constant = Tensor::new(dtype, Vec::new(), vec![0; dtype.size()])?;
-    graph.initializers.insert(zero, Initializer::Constant(constant));
+    let zero = Tensor::new(dtype, Vec::new(), vec![0; dtype.size()])?;
+    let zero = new_constant(graph, format!("{name}/zero"), zero);
     let product = value(graph, "product", dtype, shape);
     let shape = graph.value(x).shape.clone();
     let is_zero = value(graph, "is_zero", DType::Bool, shape);
-    let node = |op: &str, inputs: &[ValueId], output: ValueId| Node {
-        name: format!("{name}/{op}"),
-        domain: String::new(),
-        op_type: op.into(),
-        inputs: inputs.iter().map(|id| Some(*id)).collect(),
-        outputs: vec![Some(output)],
-        attributes: BTreeMap::new(),
-        metadata: mul.metadata.clone(),
-    };
+    let node =
+        |op: &str, inputs: &[ValueId], output| new_node(&mul, format!("{name}/{op}"), op, inputs, output);
     let compare = node("Equal", &[x, zero], is_zero);
     let choose = node("Where", &[is_zero, zero, product], y);
     mul.outputs = vec![Some(product)];

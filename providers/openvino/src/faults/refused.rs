@@ -1,12 +1,12 @@
-//! Nodes of which OpenVINO computes wrong numbers without a word, and for which there is no replacement.
+//! Refuses nodes that OpenVINO silently computes wrongly and that we cannot rewrite.
 
 use sdrun_abi::{DType, Error, Result};
 use sdrun_graph::{Graph, Node, ValueId};
 
-/// Says why OpenVINO 2026.4 does not compute these nodes as ONNX defines them. Found by the ONNX backend node tests.
+/// Looks for nodes that OpenVINO 2026.4 computes differently from ONNX. The ONNX backend node tests show that it does.
 ///
 /// # Errors
-/// `Unimplemented` with each of them.
+/// `Unimplemented` with the first one, the reason, and the number of others.
 pub(super) fn refuse(graph: &Graph) -> Result<()> {
     let words = |node: &Node| {
         let why = fault(graph, node)?;

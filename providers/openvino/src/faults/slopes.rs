@@ -1,8 +1,7 @@
 //! Stops OpenVINO from applying the slopes of PRelu along another dimension.
 
-use sdrun_abi::DType;
-use sdrun_graph::{Dim, Graph, GraphError, Initializer, Node, Tensor, Value};
-use std::collections::BTreeMap;
+use super::{new_constant, new_node};
+use sdrun_graph::{Dim, Graph, GraphError, Tensor, Value};
 
 /// Gives the slopes of PRelu as many dimensions as its input.
 ///
@@ -18,23 +17,13 @@ pub(super) fn align_slopes(graph: &mut Graph) -> Result<(), GraphError> {
         {
             let Value { dtype, shape, .. } = graph.value(slopes).clone();
             let name = format!("{}/slopes", graph.value(y).name);
-            let mut add = |name: String, dtype, shape| graph.add_value(Value { name, dtype, shape });
-            let sizes = add(format!("{name}/shape"), Some(DType::I64), Some(vec![Dim::Known(rank)]));
             let aligned = [vec![Dim::Known(1); rank - 1], shape.unwrap_or_default()].concat();
-            let aligned = add(name.clone(), dtype, Some(aligned));
-            let mut wanted = vec![1i64; rank];
-            wanted[rank - 1] = -1;
-            let wanted = Tensor::from_elements(vec![rank], &wanted)?;
-            graph.initializers.insert(sizes, Initializer::Constant(wanted));
-            graph.nodes.push(Node {
-                name,
-                domain: String::new(),
-                op_type: "Reshape".into(),
-                inputs: vec![Some(slopes), Some(sizes)],
-                outputs: vec![Some(aligned)],
-                attributes: BTreeMap::new(),
-                metadata: node.metadata.clone(),
-            });
+            let aligned = graph.add_value(Value { name: name.clone(), dtype, shape: Some(aligned) });
+            let mut sizes = vec![1i64; rank];
+            sizes[rank - 1] = -1;
+            let sizes = Tensor::from_elements(vec![rank], &sizes)?;
+            let sizes = new_constant(graph, format!("{name}/shape"), sizes);
+            graph.nodes.push(new_node(&node, name, "Reshape", &[slopes, sizes], aligned));
             node.inputs[1] = Some(aligned);
         }
         graph.nodes.push(node);

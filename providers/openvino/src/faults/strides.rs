@@ -1,17 +1,16 @@
 //! Stops OpenVINO from applying strides before padding.
 
-use sdrun_abi::DType;
-use sdrun_graph::{Attribute, Graph, GraphError, Initializer, Node, Tensor, Value, ValueId};
-use std::collections::BTreeMap;
+use super::{new_constant, new_node};
+use sdrun_graph::{Graph, GraphError, Node, Tensor, Value, ValueId};
 
 /// Splits a padded convolution with strides whose kernel has one element into a padding, a slice with steps and a convolution without
 /// either, which computes the same.
 ///
-/// OpenVINO 2026.4 moves the strides of such a convolution to what comes before it and leaves the padding behind: of four columns and one
-/// column of padding before them it takes the padding, the first and the third instead of the padding, the second and the fourth. It
-/// does so as well with a Pad that it has merged into the convolution.
+/// OpenVINO 2026.4 moves the strides of such a convolution to an earlier node, but not the padding. With four columns, one column of padding
+/// before them and a stride of 2, it takes the padding and columns 1 and 3 instead of the padding and columns 2 and 4. The same happens
+/// to a Pad node before the convolution, because OpenVINO merges the two.
 pub(super) fn pad_before_strides(graph: &mut Graph) -> Result<(), GraphError> {
-    // Older versions of Pad and Slice have attributes for inputs.
+    // Older versions of Pad and Slice take these values as attributes.
     if graph.opset() < 11 {
         return Ok(());
     }
@@ -58,25 +57,14 @@ fn prepare(
     let name = graph.value(y).name.clone();
     let dtype = graph.value(y).dtype;
     let add = |graph: &mut Graph, op: &str, x: ValueId, constants: &[(&str, Vec<i64>)]| {
-        let mut inputs = vec![Some(x)];
+        let name = format!("{name}/{op}");
+        let mut inputs = vec![x];
         for (what, values) in constants {
-            let shape = Some(vec![sdrun_graph::Dim::Known(values.len())]);
-            let name = format!("{name}/{op}/{what}");
-            let id = graph.add_value(Value { name, dtype: Some(DType::I64), shape });
             let tensor = Tensor::from_elements(vec![values.len()], values)?;
-            graph.initializers.insert(id, Initializer::Constant(tensor));
-            inputs.push(Some(id));
+            inputs.push(new_constant(graph, format!("{name}/{what}"), tensor));
         }
-        let output = graph.add_value(Value { name: format!("{name}/{op}"), dtype, shape: None });
-        graph.nodes.push(Node {
-            name: format!("{name}/{op}"),
-            domain: String::new(),
-            op_type: op.into(),
-            inputs,
-            outputs: vec![Some(output)],
-            attributes: BTreeMap::<String, Attribute>::new(),
-            metadata: conv.metadata.clone(),
-        });
+        let output = graph.add_value(Value { name: name.clone(), dtype, shape: None });
+        graph.nodes.push(new_node(conv, name, op, &inputs, output));
         Ok::<ValueId, GraphError>(output)
     };
     let rank = strides.len();

@@ -1,0 +1,52 @@
+//! A small network, and what keys of adapters end with. The fuzzer uses this file too.
+
+/// A matrix `m` and its bias, a norm, a convolution, and a convolution of single pixels.
+pub(crate) const NETWORK: [(&str, &[usize]); 6] = [
+    ("m.weight", &[6, 5]),
+    ("m.bias", &[6]),
+    ("n.weight", &[6]),
+    ("n.bias", &[6]),
+    ("c.weight", &[4, 3, 3, 3]),
+    ("one.weight", &[6, 5, 1, 1]),
+];
+
+/// The last parts of keys, of all kinds of adapters.
+pub(crate) const SLOTS: [&str; 37] = [
+    "lora_down.weight",
+    "lora_up.weight",
+    "lora_mid.weight",
+    "lora_A.weight",
+    "lora_B.weight",
+    "lora_B.default.weight",
+    "lora_B.bias",
+    "alpha",
+    "scale",
+    "dora_scale",
+    "lora_magnitude_vector",
+    "hada_w1_a",
+    "hada_w1_b",
+    "hada_w2_a",
+    "hada_w2_b",
+    "hada_t1",
+    "hada_t2",
+    "lokr_w1",
+    "lokr_w1_a",
+    "lokr_w1_b",
+    "lokr_w2",
+    "lokr_w2_a",
+    "lokr_w2_b",
+    "lokr_t2",
+    "a1.weight",
+    "a2.weight",
+    "b1.weight",
+    "b2.weight",
+    "diff",
+    "diff_b",
+    "w_norm",
+    "b_norm",
+    "weight",
+    "on_input",
+    "oft_blocks",
+    "rescale",
+    "bias",
+];
