@@ -29,6 +29,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "npy", run: files::npy },
     Target { name: "npz", run: files::npz },
     Target { name: "engine", run: files::engine },
+    Target { name: "refit-table", run: sdrun_provider_tensorrt_rtx::read_anything },
     Target { name: "picture", run: files::picture },
     Target { name: "messages", run: sdrun::worker::read_messages },
     Target { name: "manifest", run: texts::manifest },

@@ -28,6 +28,8 @@ mod target;
 #[cfg(test)]
 mod tests;
 
+#[doc(hidden)]
+pub use payload::read_anything;
 pub use provider::TensorRtRtx;
 
 /// The static part of this plugin's manifest (`manifest.json`); packaging adds the build-dependent part.

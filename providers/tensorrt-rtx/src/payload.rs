@@ -1,8 +1,9 @@
 //! Serializes an engine: a description as JSON, and the plan.
 
 use crate::{table::Entry, target::Target};
-use sdrun_abi::{EngineInfo, Error, ErrorCode, Result};
+use sdrun_abi::{EngineInfo, Error, ErrorCode, Result, Weight, WeightSource, WeightSpec};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Start of a payload. The length of the description as a little-endian u32, the description and the plan follow.
 const MAGIC: &[u8; 8] = b"SDRTRTX1";
@@ -79,6 +80,39 @@ pub(crate) fn read(payload: &[u8]) -> Result<(Description, &[u8])> {
         )));
     }
     Ok((description, plan))
+}
+
+/// For the fuzzer: reads a payload or a description alone, and computes each weight of its table from zeros. What is read must be
+/// the same when it is written and read again.
+#[doc(hidden)]
+pub fn read_anything(bytes: &[u8]) {
+    let read = read(bytes).map(|(description, _)| description);
+    let alone = |_| serde_json::from_slice(bytes).map_err(|_| ());
+    let Ok(mut description): Result<Description, ()> = read.or_else(alone) else { return };
+    let _ = Requirements::parse(&description.info.compatibility);
+    let specs = description.info.weights.iter().map(|spec| (spec.name.as_str(), spec)).collect();
+    for entry in &description.table {
+        if let Ok(values) = entry.values(&specs, &Zeros(&specs)) {
+            assert_eq!(values.bytes().len(), entry.bytes(), "a weight has another size than its table says");
+        }
+    }
+    description.plan_bytes = 4;
+    let again = write(&description, b"plan");
+    let same = again.is_ok_and(|again| self::read(&again).is_ok_and(|(again, _)| again == description));
+    assert!(same, "the description changes when it is written and read");
+}
+
+/// Weights of zeros, as long as they are small.
+struct Zeros<'a>(&'a BTreeMap<&'a str, &'a WeightSpec>);
+
+impl WeightSource for Zeros<'_> {
+    fn get(&self, name: &str) -> Result<Weight<'_>> {
+        let spec = self.0.get(name).ok_or_else(|| Error::not_found("there is no such weight"))?;
+        match spec.dtype.bytes_of(&spec.shape) {
+            Some(bytes @ 0..1_000_000) => Weight::new(spec.dtype, spec.shape.clone(), vec![0; bytes]),
+            _ => Err(Error::invalid("the weight is too large")),
+        }
+    }
 }
 
 #[cfg(test)]

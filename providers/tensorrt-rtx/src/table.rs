@@ -153,9 +153,10 @@ impl Values<'_> {
 }
 
 impl Entry {
-    /// Number of bytes of its values, which is exactly the size of [`Values`].
+    /// Number of bytes of its values, which is exactly the size of [`Values`]. No values have `usize::MAX` bytes.
     pub(crate) fn bytes(&self) -> usize {
-        self.dtype.bytes_of(&[self.count as usize]).unwrap_or(usize::MAX)
+        let count = usize::try_from(self.count).ok();
+        count.and_then(|count| self.dtype.bytes_of(&[count])).unwrap_or(usize::MAX)
     }
 
     /// Computes its values from the weights of the graph, which `specs` describes.
@@ -207,8 +208,8 @@ impl Entry {
                 )
             })?),
         };
-        let expected = self.dtype.size() as u64 * self.count;
-        if values.bytes().len() as u64 != expected {
+        let expected = self.bytes();
+        if values.bytes().len() != expected {
             return Err(Error::internal(format!(
                 "the weight `{}` of the engine has {expected} bytes, what it is made of {}",
                 self.name,
