@@ -9,7 +9,7 @@ mod hostile;
 
 use sdrun::abi::{ABI_MAJOR, Manifest};
 use sdrun_tests::{
-    machine::{Machine, PROVIDERS, finish, npy, refuses, succeeds},
+    machine::{Machine, PROVIDERS, compile, finish, npy, refuses, succeeds},
     spec::small_model,
 };
 use serde_json::{Value, json};
@@ -265,16 +265,6 @@ fn outdated_runtimes() {
         compile(source, &dir.join(runtime.library_names[0].replace('*', "1")));
         refuses(machine.run_model(id).env(&runtime.env, &dir), 5, &[version, "too old", "hint: "]);
     }
-}
-
-/// Builds a shared library with the C compiler, which sdrun needs anyway.
-fn compile(source: &str, library: &Path) {
-    let file = library.with_extension("c");
-    fs::write(&file, source).unwrap();
-    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
-    let status =
-        Command::new(compiler).args(["-shared", "-fPIC", "-o"]).args([library, &file]).status().unwrap();
-    assert!(status.success());
 }
 
 /// Builds a plugin from C source in its own folder, and returns its manifest. `isolate` asks for a worker.

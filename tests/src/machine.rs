@@ -7,7 +7,7 @@ use sdrun::abi::Manifest;
 use std::{
     fs,
     io::Read,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -198,6 +198,19 @@ pub fn npy(descr: &str, shape: &[usize]) -> Vec<u8> {
         }
     }
     file
+}
+
+/// Builds a shared library with the C compiler, which sdrun needs anyway.
+///
+/// # Panics
+/// If it does not compile.
+pub fn compile(source: &str, library: &Path) {
+    let file = library.with_extension("c");
+    fs::write(&file, source).unwrap();
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let status =
+        Command::new(compiler).args(["-shared", "-fPIC", "-o"]).args([library, &file]).status().unwrap();
+    assert!(status.success());
 }
 
 /// Process ids of the children of a process. None outside Linux.
