@@ -22,7 +22,7 @@ Exit codes:
     7  out of disk space or memory
     8  permission denied
     9  a time limit expired
-   10  a file is damaged or truncated
+   10  a file is damaged or truncated, or the disk fails
    70  internal error, in sdrun or in a vendor's runtime
   130  cancelled (Ctrl-C or SIGTERM)
 

@@ -4,7 +4,8 @@ use crate::{
     cli::Global,
     config::Config,
     exit::cannot_write,
-    files, format, interrupt,
+    files, format,
+    interrupt::{self, Interrupt},
     progress::{Bars, Task},
 };
 use sdrun::{Confine, Discovery, Paths, Registry, abi};
@@ -35,7 +36,7 @@ pub(crate) struct Context {
     quiet: bool,
     provider_path: Vec<PathBuf>,
     pub(crate) config: Config,
-    cancel: Arc<AtomicBool>,
+    interrupt: Interrupt,
     bars: Bars,
 }
 
@@ -74,7 +75,7 @@ impl Context {
             quiet: global.quiet,
             provider_path: global.provider_path,
             config,
-            cancel: interrupt::flag(global.quiet),
+            interrupt: interrupt::listen(global.quiet),
             bars,
         }
     }
@@ -102,7 +103,7 @@ impl Context {
 
     /// Whether Ctrl-C was pressed.
     pub(crate) fn cancelled(&self) -> bool {
-        self.cancel.load(Relaxed)
+        self.interrupt.cancelled.load(Relaxed)
     }
 
     /// Waits up to a second for a Ctrl-C that may already have killed a child process on the same terminal.
@@ -117,7 +118,12 @@ impl Context {
 
     /// The flag behind [`cancelled`](Self::cancelled).
     pub(crate) fn cancel_flag(&self) -> Arc<AtomicBool> {
-        self.cancel.clone()
+        self.interrupt.cancelled.clone()
+    }
+
+    /// From now on, the command saves what it has done when it is cancelled, and gets the time for it.
+    pub(crate) fn saves_when_cancelled(&self) {
+        self.interrupt.saves.store(true, Relaxed);
     }
 
     /// Returns an error if Ctrl-C was pressed. Commands call this between steps.

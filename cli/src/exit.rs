@@ -182,7 +182,10 @@ pub(crate) fn report(error: &anyhow::Error, context: &Context) -> ExitCode {
     }
     context.complain(&text);
     let kind = context.has_lines().then_some("error");
-    if let Err(e) = context.json_only(&Failed { kind, error: &failure }) {
+    // It may be the very error that is to be written.
+    if let Err(e) = context.json_only(&Failed { kind, error: &failure })
+        && e.to_string() != failure.message
+    {
         context.complain(&format!("error: {e}\n"));
     }
     ExitCode::from(failure.exit_code)

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM.
+//! Ctrl-C, SIGTERM and SIGHUP.
 
 use crate::exit;
 use std::{
@@ -10,27 +10,40 @@ use std::{
     time::Duration,
 };
 
-/// How long work may continue after a cancel. Then the process ends, even if a provider has not stopped.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long work may continue after a cancel. Then the process ends, even if a provider has not stopped, or a file still takes work.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// The same for a command that saves what it has done so far.
+const PATIENCE_TO_SAVE: Duration = Duration::from_secs(10);
 
-/// The flag that the first Ctrl-C sets. A second one, or [`PATIENCE`], ends the process at once.
-pub(crate) fn flag(quiet: bool) -> Arc<AtomicBool> {
-    let cancel = Arc::new(AtomicBool::new(false));
-    let seen = cancel.clone();
+/// What the user asked for, and what the command needs.
+#[derive(Clone, Default)]
+pub(crate) struct Interrupt {
+    /// Set by the first Ctrl-C. A second one, or the end of patience, ends the process.
+    pub(crate) cancelled: Arc<AtomicBool>,
+    /// Whether the command saves something after a cancel.
+    pub(crate) saves: Arc<AtomicBool>,
+}
+
+/// Listens to the signals.
+pub(crate) fn listen(quiet: bool) -> Interrupt {
+    let interrupt = Interrupt::default();
+    let Interrupt { cancelled, saves } = interrupt.clone();
     let installed = ctrlc::set_handler(move || {
-        if seen.swap(true, SeqCst) {
+        if cancelled.swap(true, SeqCst) {
             std::process::exit(exit::CANCELLED.into());
         }
-        if !quiet {
+        let saves = saves.load(SeqCst);
+        if !quiet && saves {
             let _ = writeln!(std::io::stderr(), "cancelling; press Ctrl-C again to stop at once");
         }
-        std::thread::spawn(|| {
-            std::thread::sleep(PATIENCE);
+        std::thread::spawn(move || {
+            std::thread::sleep(if saves { PATIENCE_TO_SAVE } else { PATIENCE });
+            let _ = writeln!(std::io::stderr(), "error: cancelled");
             std::process::exit(exit::CANCELLED.into());
         });
     });
     if let Err(e) = installed {
         tracing::warn!("Ctrl-C will end sdrun without cleaning up: {e}");
     }
-    cancel
+    interrupt
 }

@@ -15,6 +15,7 @@ mod metrics;
 mod order;
 mod pictures;
 mod queue;
+mod sync;
 mod task;
 
 pub use draw::{Lane, Options, lane};

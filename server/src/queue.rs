@@ -3,11 +3,12 @@
 use crate::{
     fault::Fault,
     job::{Job, State},
+    sync::{Condvar, Mutex, MutexGuard},
 };
 use axum::http::StatusCode;
 use std::{
     collections::VecDeque,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, PoisonError},
 };
 
 /// The jobs of one device. A thread draws them one after the other.

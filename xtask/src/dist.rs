@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::{
     collections::BTreeMap,
-    env::consts::EXE_SUFFIX,
+    env::{self, consts::EXE_SUFFIX},
     fs,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
@@ -99,10 +99,32 @@ pub(crate) fn with_binding(workspace: &Workspace, package: &str) -> Result<Dist>
 fn release(workspace: &Workspace, cargo: &mut Command, target: &str, name: &str) -> Result<Dist> {
     step("Building sdrun and its plugins");
     cargo.args(["--release", "--package=sdrun-cli", "--package=sdrun"]);
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", without_folders(workspace)?);
     for id in provider_ids(workspace)? {
         cargo.arg(format!("--package=sdrun-provider-{id}"));
     }
     lay_out(workspace, &built(cargo)?, target, name, &PROGRAMS)
+}
+
+/// Compiler flags for a release that is the same from any folder and does not tell where it was built. Messages of panics name the
+/// source files of packages.
+fn without_folders(workspace: &Workspace) -> Result<String> {
+    let mut flags: Vec<String> = match env::var("CARGO_ENCODED_RUSTFLAGS") {
+        Ok(flags) => flags.split('\u{1f}').map(str::to_string).collect(),
+        Err(_) => env::var("RUSTFLAGS").unwrap_or_default().split_whitespace().map(str::to_string).collect(),
+    };
+    let home = match env::var_os("CARGO_HOME") {
+        Some(home) => PathBuf::from(home),
+        None => env::home_dir().context("there is no home folder")?.join(".cargo"),
+    };
+    let mut remap =
+        |from: &Path, to: &str| flags.push(format!("--remap-path-prefix={}={to}", from.display()));
+    remap(&workspace.root, "sdrun");
+    // The name of a registry's folder depends on its address.
+    for registry in fs::read_dir(home.join("registry/src")).into_iter().flatten() {
+        remap(&registry?.path(), "crates");
+    }
+    Ok(flags.into_iter().filter(|flag| !flag.is_empty()).collect::<Vec<_>>().join("\u{1f}"))
 }
 
 /// The build that the tests use, in `target/dist-test`. It takes the artifacts of `cargo test`, so nothing is compiled twice.

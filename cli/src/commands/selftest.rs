@@ -61,6 +61,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         time: args.time,
         time_limit: args.time_limit,
     };
+    context.saves_when_cancelled();
     let host = Observer::new(|_, _, _| {}, context.cancel_flag());
     let (mut task, mut on) = (None, String::new());
     let mut listen = |event: Event<'_>| match event {

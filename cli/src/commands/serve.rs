@@ -191,6 +191,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
         stop: context.cancel_flag(),
         parent: args.parent_pid,
     };
+    context.saves_when_cancelled();
     serve(config, &mut |address| context.note(&format!("ready: http://{address}")))?;
     Ok(ExitCode::SUCCESS)
 }

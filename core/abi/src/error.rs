@@ -141,6 +141,8 @@ impl Error {
             NotADirectory | IsADirectory | InvalidFilename => ErrorCode::InvalidArgument,
             StorageFull | QuotaExceeded | OutOfMemory | FileTooLarge => ErrorCode::ResourceExhausted,
             UnexpectedEof => ErrorCode::DataLoss,
+            // The disk fails (EIO; ERROR_CRC).
+            _ if error.raw_os_error() == Some(if cfg!(windows) { 23 } else { 5 }) => ErrorCode::DataLoss,
             _ => ErrorCode::Unknown,
         };
         Self::new(code, format!("cannot {doing} {}: {error}", file.as_ref().display())).with_file(file)

@@ -183,6 +183,8 @@ impl WeightMap {
     ) -> io::Result<()> {
         const CHUNK: u64 = 8 << 20;
         let mut buffer = Vec::new();
+        let largest = self.tensors.iter().map(|tensor| tensor.length).max().unwrap_or(0);
+        buffer.try_reserve_exact(largest.min(CHUNK) as usize)?;
         let mut position = 0;
         for tensor in &self.tensors {
             io::copy(&mut io::Read::take(io::repeat(0), tensor.offset - position), out)?;

@@ -1,7 +1,7 @@
 use sdrun_abi::{Error, ErrorCode, Result};
 use std::{
     fs::File,
-    io::{Read, Seek, SeekFrom},
+    io::{ErrorKind, Read, Seek, SeekFrom},
     path::Path,
 };
 
@@ -50,11 +50,15 @@ pub fn check_image(file: &Path) -> Result<()> {
             Ok(table) => {
                 // At most 65535 entries of 56 bytes.
                 let mut bytes = vec![0u8; table.entries * PROGRAM_HEADER];
-                let whole = open
-                    .seek(SeekFrom::Start(table.offset))
-                    .and_then(|_| open.read_exact(&mut bytes))
-                    .is_ok();
-                let end = if whole { elf_end(&bytes) } else { u64::MAX };
+                let read = open.seek(SeekFrom::Start(table.offset)).and_then(|_| open.read_exact(&mut bytes));
+                let end = match read {
+                    Ok(()) => elf_end(&bytes),
+                    // No file reaches so far.
+                    Err(e) if matches!(e.kind(), ErrorKind::UnexpectedEof | ErrorKind::InvalidInput) => {
+                        u64::MAX
+                    }
+                    Err(e) => return Err(io(&e)),
+                };
                 (end > metadata.len()).then(|| {
                     (ErrorCode::DataLoss, format!("is truncated: it ends at byte {}", metadata.len()))
                 })

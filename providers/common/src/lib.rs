@@ -7,7 +7,7 @@
 //! * [`weight`], [`WeightFiles`]: one weight from a source, checked against the graph's declaration, and the file that
 //!   holds it. [`converted`] converts it to another type. [`rebuilt`] reports a refit that loaded all weights again.
 //!   [`Preparation`] computes the tensors that an engine reads in place of weights.
-//! * [`refuse_options`], [`phase`], [`IO_DTYPES`]: small helpers that every provider needs.
+//! * [`refuse_options`], [`phase`], [`failure`], [`IO_DTYPES`]: small helpers that every provider needs.
 
 mod describe;
 mod image;
@@ -25,8 +25,17 @@ pub use locate::{extension_spec, locate, runtime_spec};
 pub use preparation::Preparation;
 pub use weights::{WeightFiles, converted, rebuilt, weight};
 
-use sdrun_abi::{DType, Error, ErrorCode, Flow, Host, Result};
+use sdrun_abi::{DType, Error, ErrorCode, Flow, Hint, Host, Result};
 use std::collections::BTreeMap;
+
+/// The error of a runtime that says what went wrong only in words. If the words are about memory, its code and hint are too.
+pub fn failure(code: ErrorCode, message: String) -> Error {
+    const WORDS: [&str; 4] = ["bad_alloc", "ut of memory", "Failed to allocate", "Cannot allocate memory"];
+    match WORDS.iter().any(|words| message.contains(words)) {
+        true => Error::new(ErrorCode::ResourceExhausted, message).with_hint(Hint::FreeMemory { bytes: None }),
+        false => Error::new(code, message),
+    }
+}
 
 /// Input and output types of a runtime that supports all types but f8.
 pub const IO_DTYPES: [DType; 13] = [

@@ -40,6 +40,16 @@ pub(crate) enum Transform {
 }
 
 impl Transform {
+    /// Whether its numbers are. JSON has no others, but one can be too large for f32.
+    pub(crate) fn is_finite(&self) -> bool {
+        match self {
+            Transform::BatchNormScale { epsilon, .. } | Transform::BatchNormBias { epsilon, .. } => {
+                epsilon.is_finite()
+            }
+            _ => true,
+        }
+    }
+
     /// The weights of the graph it needs.
     pub(crate) fn sources(&self) -> &[String] {
         match self {

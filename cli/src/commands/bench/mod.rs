@@ -217,6 +217,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     };
     let cases = Plan::cases(&plan, weights.as_ref().map(|weights| &weights.stack));
     let mut task = None;
+    context.saves_when_cancelled();
     let host = Observer::new(|_, _, _| {}, context.cancel_flag());
     let mut so_far = Report::new();
     let mut faults: BTreeMap<&PathBuf, anyhow::Error> = BTreeMap::new();

@@ -23,7 +23,7 @@ const MOST_BYTES: u64 = 16 << 20;
 /// Version of that file's format.
 const VERSION: u64 = 1;
 /// Bytes to hash at a time.
-const BLOCK: usize = 1 << 20;
+const BLOCK: usize = 256 << 10;
 
 /// Hashes files, and remembers the hashes of files that have not changed since. They are in the file `hashes.json` of the cache
 /// folder. If it is damaged or cannot be written, files are hashed anew.

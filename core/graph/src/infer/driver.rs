@@ -80,7 +80,8 @@ fn fold(ctx: &Ctx, facts: &[Fact]) -> Result<Option<Vec<Tensor>>, GraphError> {
         }
     }
     let shapes: Vec<Vec<usize>> = facts.iter().filter_map(Fact::known_shape).collect();
-    if eval::work(ctx.node, &inputs, shapes.iter().map(Vec::as_slice)) > WORK_LIMIT {
+    let sizes = inputs.iter().map(|input| input.map(Tensor::shape));
+    if eval::work(ctx.node, sizes, shapes.iter().map(Vec::as_slice)) > WORK_LIMIT {
         return Ok(None);
     }
     match eval::evaluate(ctx.node, ctx.opset, &inputs) {

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 ///
 /// Returns the *preparation*: a graph without inputs. Its initializers are weights and constants of `graph`. Its outputs
 /// become weights of `graph`, under their names. Only operators that [`eval`] supports move, and never an output of
-/// `graph`. Both graphs may read a weight. Shapes must have been inferred; ids of `graph` are invalid afterwards.
+/// `graph`. A small file must not keep the host busy for hours, so nodes stay that exceed a budget of work, which grows with the size
+/// of the weights. Both graphs may read a weight. Shapes must have been inferred; ids of `graph` are invalid afterwards.
 pub fn prepare_weights(graph: &mut Graph, what: Prepare) -> Graph {
     let (moved, made) = movable(graph, what);
     let mut preparation = Graph {
@@ -82,14 +83,27 @@ const MOVES: [&str; 14] = [
     "Unsqueeze",
 ];
 
+/// Elementary steps for each element of the weights: many times what a model needs that computes its weights from quantised ones or
+/// merges low-rank matrices into them.
+const STEPS_PER_ELEMENT: u64 = 256;
+/// Elementary steps that are always allowed, about a second.
+const FREE_STEPS: u64 = 1 << 30;
+
 /// Which nodes can be moved out, and the values they compute.
 fn movable(graph: &Graph, what: Prepare) -> (Vec<bool>, BTreeSet<ValueId>) {
     let mut fixed: BTreeSet<ValueId> = graph.initializers.keys().copied().collect();
     let mut made: BTreeSet<ValueId> = BTreeSet::new();
+    let elements = graph
+        .weights()
+        .map(|(_, weight)| weight.shape.iter().fold(1, |n: u64, d| n.saturating_mul(*d as u64)));
+    let mut left =
+        elements.fold(0, u64::saturating_add).saturating_mul(STEPS_PER_ELEMENT).saturating_add(FREE_STEPS);
     let mut moved: Vec<bool> = (graph.nodes.iter())
         .map(|node| {
-            let movable = is_movable(graph, node, &fixed, &made, what == Prepare::Everything);
+            let work = work(graph, node);
+            let movable = is_movable(graph, node, &fixed, &made, what == Prepare::Everything) && work <= left;
             if movable {
+                left -= work;
                 fixed.extend(node.outputs.iter().flatten());
                 made.extend(node.outputs.iter().flatten());
             }
@@ -109,6 +123,14 @@ fn movable(graph: &Graph, what: Prepare) -> (Vec<bool>, BTreeSet<ValueId>) {
         }
     }
     (moved, made)
+}
+
+/// What a node costs, if the shapes of its inputs and outputs are known.
+fn work(graph: &Graph, node: &Node) -> u64 {
+    let shape = |id: ValueId| graph.value(id).known_shape().unwrap_or_default();
+    let inputs: Vec<_> = node.inputs.iter().map(|id| id.map(shape)).collect();
+    let outputs: Vec<_> = node.outputs.iter().flatten().map(|id| shape(*id)).collect();
+    eval::work(node, inputs.iter().map(Option::as_deref), outputs.iter().map(Vec::as_slice))
 }
 
 fn is_movable(
@@ -266,6 +288,19 @@ mod tests {
         assert_eq!(ops(&graph), ["Transpose", "MatMul", "Transpose", "MatMul", "Add"]);
         let names: Vec<&str> = graph.weights().map(|(name, _)| name).collect();
         assert_eq!(names, ["f_t", "plain"]);
+    }
+
+    /// Each product of 600 by 600 takes 216 million steps: the budget is enough for five of them.
+    #[test]
+    fn work_is_limited() {
+        let mut file = model(17).input("x", DType::F32, "600").initializer("w0", &ramp(&[600, 600]));
+        for k in 1..=8 {
+            file = file.node("MatMul", &[&format!("w{}", k - 1), "w0"], &[&format!("w{k}")]);
+        }
+        let mut graph = file.node("MatMul", &["x", "w8"], &["y"]).output("y", "600").graph();
+        simplify(&mut graph, &BTreeMap::new(), OpenDims::Refuse).unwrap();
+        let preparation = prepare_weights(&mut graph, Prepare::NotGrowing);
+        assert_eq!((preparation.nodes.len(), graph.nodes.len()), (5, 4));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::{
 use zip::{ZipArchive, result::ZipError};
 
 /// Bytes to read and write between two checks for cancellation.
-const CHUNK: usize = 1 << 20;
+const CHUNK: usize = 256 << 10;
 
 /// A wheel with the pinned hash.
 pub(super) struct Wheel {

@@ -29,6 +29,7 @@ mod sandbox;
 mod serve;
 mod shm;
 mod stderr;
+mod sync;
 
 pub use find::find_worker;
 pub use loader::loader_of;

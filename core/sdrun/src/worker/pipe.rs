@@ -1,15 +1,14 @@
 //! The worker's end of the pipes to its host.
 
-use super::protocol::{FromWorker, ToWorker, send};
+use super::{
+    protocol::{FromWorker, ToWorker, send},
+    sync::{AtomicU64, Mutex, MutexGuard, Receiver},
+};
 use sdrun_abi::Error;
 use std::{
     fs::File,
     io::{self, Write},
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::SeqCst},
-        mpsc::Receiver,
-    },
+    sync::{PoisonError, atomic::Ordering::SeqCst},
 };
 
 /// Exits at once because the host is gone. Runs none of the vendor's exit code, which could hang.

@@ -195,7 +195,7 @@ impl Folder {
 
 /// Writes `len` zeros. A hole in a mapped file would cause SIGBUS when the disk is full.
 fn fill(file: &mut File, len: usize) -> io::Result<()> {
-    let zeros = vec![0; len.min(1 << 20)];
+    let zeros = vec![0; len.min(256 << 10)];
     let mut left = len;
     while left > 0 {
         let n = left.min(zeros.len());

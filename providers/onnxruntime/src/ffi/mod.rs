@@ -12,6 +12,7 @@ pub(crate) use session::{OrtSession, Settings, Terminator};
 
 use ort::{environment::Environment, logging::LogLevel, sys};
 use sdrun_abi::{Error, ErrorCode, Hint, Result};
+use sdrun_provider_common::failure;
 use std::{ffi::CStr, path::Path, ptr::NonNull, sync::Arc};
 
 /// `ort`'s API version equals the minor number of the first release that supports it.
@@ -128,8 +129,7 @@ fn from_ort(error: ort::Error, doing: &str) -> Error {
     };
     let words =
         error.message().lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ");
-    Error::new(code, format!("ONNX Runtime cannot {doing}: {words}"))
-        .with_native(format!("{:?}", error.code()))
+    failure(code, format!("ONNX Runtime cannot {doing}: {words}")).with_native(format!("{:?}", error.code()))
 }
 
 #[cfg(test)]

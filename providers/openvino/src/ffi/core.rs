@@ -180,11 +180,7 @@ impl OwnedProperties {
 /// model, so the model is valid and OpenVINO does not support it.
 fn unsupported(mut error: Error) -> Error {
     if error.code == ErrorCode::Internal {
-        let memory = ["bad_alloc", "ut of memory"].iter().any(|words| error.message.contains(words));
-        (error.code, error.hint) = match memory {
-            true => (ErrorCode::ResourceExhausted, Some(Hint::FreeMemory { bytes: None })),
-            false => (ErrorCode::Unimplemented, Some(Hint::UseProvider(None))),
-        };
+        (error.code, error.hint) = (ErrorCode::Unimplemented, Some(Hint::UseProvider(None)));
     }
     error
 }

@@ -19,6 +19,7 @@ pub(crate) use request::{InferRequest, Io};
 
 use openvino_sys::{ov_status_e, ov_version_t};
 use sdrun_abi::{Error, ErrorCode, Hint, Result};
+use sdrun_provider_common::failure;
 use std::{
     ffi::{CStr, CString, c_char},
     path::Path,
@@ -128,7 +129,7 @@ fn check(status: ov_status_e, doing: &str) -> Result<()> {
         ov_status_e::INFER_CANCELLED => ErrorCode::Cancelled,
         _ => ErrorCode::Internal,
     };
-    Err(Error::new(code, format!("OpenVINO cannot {doing}: {words}"))
+    Err(failure(code, format!("OpenVINO cannot {doing}: {words}"))
         .with_native(format!("{status:?} ({})", status as i32)))
 }
 

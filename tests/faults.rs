@@ -1,0 +1,249 @@
+//! The system fails at each moment in turn: a full disk, a file that cannot be read, too little memory, a clock that goes backwards.
+//! Each command must end with one sentence and the right exit code, or with the right result, and must work again afterwards.
+
+#![allow(clippy::unwrap_used)]
+#![cfg(target_os = "linux")]
+
+#[path = "victims/mod.rs"]
+mod victims;
+
+use sdrun_tests::machine::{Outcome, compile, finish, succeeds};
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+use victims::Victims;
+
+/// A machine with `faults.c`, a library that lets system calls fail.
+struct Faults {
+    victims: Victims,
+    library: PathBuf,
+    log: PathBuf,
+    /// How often the system has failed.
+    met: usize,
+}
+
+/// A command, its name, and the files it writes.
+struct Case {
+    name: &'static str,
+    command: fn(&Victims) -> Command,
+    writes: &'static [&'static str],
+}
+
+const RUN_GGML: Case = Case { name: "run on ggml", command: |v| v.run("ggml", &[]), writes: &["y.npy"] };
+const RUN_ONNX_RUNTIME: Case =
+    Case { name: "run on onnxruntime", command: |v| v.run("onnxruntime", &[]), writes: &["y.npy"] };
+const RUN_OPENVINO: Case =
+    Case { name: "run on openvino", command: |v| v.run("openvino", &[]), writes: &["y.npy"] };
+const BUILD: Case = Case {
+    name: "build",
+    command: |v| v.machine.sdrun(&["build", "model.onnx", "-p", "openvino", "-o", "new.sdengine"]),
+    writes: &["new.sdengine"],
+};
+const REFIT: Case = Case {
+    name: "refit",
+    command: |v| {
+        let refit = ["refit", "openvino.sdengine", "--weights", "w.safetensors", "-o", "baked.sdengine"];
+        v.machine.sdrun(&refit)
+    },
+    writes: &["baked.sdengine"],
+};
+const INSTALL: Case = Case { name: "runtime install", command: Victims::install, writes: &[] };
+const CLEAN: Case = Case {
+    name: "cache gc",
+    command: |v| v.machine.sdrun(&["cache", "gc", "--max-size", "1B"]),
+    writes: &[],
+};
+const INSPECT: Case = Case {
+    name: "inspect",
+    command: |v| v.machine.sdrun(&["inspect", "model.onnx", "--json=model.json"]),
+    writes: &["model.json"],
+};
+const GENERATE: Case = Case {
+    name: "generate",
+    command: |v| {
+        let draw = ["generate", "a red circle", "--steps", "1", "-s", "1", "-p", "ggml", "-o", "picture.png"];
+        v.machine.sdrun(&draw)
+    },
+    writes: &["picture.png"],
+};
+const BENCH: Case = Case {
+    name: "bench",
+    command: |v| {
+        let short = ["bench", "model.onnx", "-p", "ggml", "--min-time", "0s", "--max-time", "0s"];
+        v.machine.sdrun(&[&short[..], &["--export", "json,html,csv,md"]].concat())
+    },
+    writes: &["sdrun-bench.json", "sdrun-bench.html", "sdrun-bench.csv", "sdrun-bench.md"],
+};
+
+const LARGE: [(&str, fn(&Victims) -> Command); 3] = [
+    ("mobilenet-v2 on ggml", |v| v.machine.sdrun(&["run", "mobilenet-v2", "--seed", "1", "-p", "ggml"])),
+    ("mobilenet-v2 on onnxruntime", |v| {
+        v.machine.sdrun(&["run", "mobilenet-v2", "--seed", "1", "-p", "onnxruntime"])
+    }),
+    ("mobilenet-v2 on openvino", |v| {
+        v.machine.sdrun(&["run", "mobilenet-v2", "--seed", "1", "-p", "openvino"])
+    }),
+];
+
+const ALL: [&Case; 10] = [
+    &RUN_GGML,
+    &RUN_ONNX_RUNTIME,
+    &RUN_OPENVINO,
+    &BUILD,
+    &REFIT,
+    &INSTALL,
+    &CLEAN,
+    &INSPECT,
+    &GENERATE,
+    &BENCH,
+];
+
+impl Faults {
+    fn new() -> Self {
+        let victims = Victims::new();
+        let folder = victims.machine.dir.path();
+        let (library, log) = (folder.join("libfaults.so"), folder.join("faults.log"));
+        compile(include_str!("faults.c"), &library);
+        let engine = ["build", "model.onnx", "-p", "openvino", "-o", "openvino.sdengine"];
+        succeeds(&mut victims.machine.sdrun(&engine));
+        Faults { victims, library, log, met: 0 }
+    }
+
+    /// Runs a command in which the system fails. Also returns which processes and calls met it.
+    fn strike(&self, mut command: Command, kind: &str, at: usize) -> (Outcome, String) {
+        fs::write(&self.log, "").unwrap();
+        command.env("LD_PRELOAD", &self.library).env("FAULT_LOG", &self.log);
+        let outcome = finish(command.env("FAULT_KIND", kind).env("FAULT_AT", at.to_string()));
+        let met = fs::read_to_string(&self.log).unwrap();
+        (outcome, met.trim().replace('\n', ", "))
+    }
+
+    /// Lets the calls of a command fail in turn: all with `SDRUN_FAULTS=all`, else the first ones and a part of the later ones. The
+    /// command may end with one of these codes and one sentence, or do its work.
+    fn each(&mut self, case: &Case, kind: &str, codes: &[i32]) {
+        let all = std::env::var("SDRUN_FAULTS").is_ok_and(|value| value == "all");
+        let mut at = 1;
+        loop {
+            // The command does everything as if for the first time.
+            let _ = fs::remove_dir_all(self.victims.cache().join("engines"));
+            let _ = fs::remove_dir_all(self.victims.data());
+            let before = self.files(case);
+            let (outcome, met) = self.strike((case.command)(&self.victims), kind, at);
+            if met.is_empty() {
+                assert_eq!(outcome.code, Some(0), "{}: {}", case.name, outcome.stderr);
+                break;
+            }
+            self.met += 1;
+            let told = format!("{}, {kind} {at} ({met})", case.name);
+            self.check(case, &told, &outcome, codes, &before);
+            at += if all { 1 } else { 1 + at / 8 };
+        }
+        let _ = fs::remove_dir_all(self.victims.data());
+    }
+
+    /// What is in the files that a command writes.
+    fn files(&self, case: &Case) -> Vec<Option<Vec<u8>>> {
+        case.writes.iter().map(|name| fs::read(self.victims.machine.work().join(name)).ok()).collect()
+    }
+
+    fn check(&self, case: &Case, told: &str, outcome: &Outcome, codes: &[i32], before: &[Option<Vec<u8>>]) {
+        let text = &outcome.stderr;
+        let errors = text.lines().filter(|line| line.starts_with("error: ")).count();
+        match outcome.code {
+            Some(0) => assert_eq!(errors, 0, "{told}: {text}"),
+            // A row of its table says what failed.
+            Some(1) if case.name == "bench" => assert_eq!(errors, 0, "{told}: {text}"),
+            Some(code) => assert!(errors == 1 && codes.contains(&code), "{told}: {code} {text}"),
+            None => panic!("{told}: a signal ends it: {text}"),
+        }
+        assert!(!text.contains("panick"), "{told}: {text}");
+        // Each file is the previous one or a whole new one.
+        let after = self.files(case);
+        self.victims.check_files(told);
+        let again = finish(&mut (case.command)(&self.victims));
+        assert_eq!(again.code, Some(0), "{told}, then again: {}", again.stderr);
+        let right = self.files(case);
+        for (((name, before), after), right) in case.writes.iter().zip(before).zip(after).zip(right) {
+            if outcome.code == Some(0) {
+                assert!(after.is_some(), "{told}: there is no {name}");
+            }
+            if *name == "y.npy" {
+                assert_eq!(
+                    right.as_ref(),
+                    Some(&self.victims.expected[0]),
+                    "{told}, then again: wrong numbers"
+                );
+            }
+            // The measurements in a report differ.
+            let same = after == *before || after == right || name.starts_with("sdrun-bench");
+            assert!(same, "{told}: {name} is something else");
+        }
+    }
+}
+
+#[test]
+fn a_disk_that_fills_up() {
+    let mut faults = Faults::new();
+    for case in ALL {
+        faults.each(case, "write", &[7]);
+    }
+    faults.victims.check_nothing_is_left(&ALL.map(|case| case.writes).concat());
+    println!("{} times there was no room", faults.met);
+    assert!(faults.met > 100, "only {} calls failed", faults.met);
+}
+
+/// Reports go where there is no room.
+#[test]
+fn a_full_standard_output() {
+    let faults = Faults::new();
+    for case in ALL {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let mut command = (case.command)(&faults.victims);
+        let outcome = command.stdout(full).stderr(Stdio::piped()).output().unwrap();
+        let text = String::from_utf8_lossy(&outcome.stderr);
+        assert_eq!(outcome.status.code(), Some(7), "{}: {text}", case.name);
+        assert!(text.contains("error: cannot write standard output: "), "{}: {text}", case.name);
+    }
+}
+
+/// Parts of files that the disk does not give back. A command can do without some of them.
+#[test]
+fn a_disk_that_cannot_be_read() {
+    let mut faults = Faults::new();
+    for case in ALL {
+        // 3: the description of the provider cannot be read, so it is not there. 6: OpenVINO's reader says nothing else.
+        faults.each(case, "read", &[3, 6, 10]);
+    }
+    println!("{} reads failed", faults.met);
+    assert!(faults.met > 100, "only {} reads failed", faults.met);
+}
+
+#[test]
+fn too_little_memory() {
+    let mut faults = Faults::new();
+    for case in ALL {
+        faults.each(case, "memory", &[7]);
+    }
+    for (name, command) in LARGE {
+        faults.each(&Case { name, command, writes: &[] }, "memory", &[7]);
+    }
+    println!("{} allocations failed", faults.met);
+}
+
+/// It starts before 1970.
+#[test]
+fn a_clock_that_goes_backwards() {
+    let faults = Faults::new();
+    for case in ALL {
+        for _ in 0..2 {
+            let (outcome, _) = faults.strike((case.command)(&faults.victims), "clock", 1);
+            assert_eq!(outcome.code, Some(0), "{}: {}", case.name, outcome.stderr);
+            assert!(!outcome.stderr.contains("WARN"), "{}: {}", case.name, outcome.stderr);
+        }
+        if case.writes.contains(&"y.npy") {
+            assert_eq!(faults.files(case), [Some(faults.victims.expected[0].clone())], "{}", case.name);
+        }
+    }
+}
