@@ -1,6 +1,7 @@
 /* Lets the system fail at a chosen moment. `LD_PRELOAD` puts this library between a program and the C library on Linux.
  *
  *   FAULT_KIND  write: the disk is full from this call on. Writes to files, new files, new names, synchronisation.
+ *               readonly: the same, but the file system is read-only.
  *               read: a file cannot be read. Once.
  *               memory: an allocation of at least FAULT_BYTES fails. Once.
  *               clock: from the start, the time of day goes backwards, and begins before 1970.
@@ -29,7 +30,7 @@
 
 enum { NONE, WRITE, READ, MEMORY, CLOCK };
 
-static int kind = NONE, log_file = -1;
+static int kind = NONE, why_not = ENOSPC, log_file = -1;
 static long at = 0;
 static size_t least = 1 << 20;
 static atomic_long calls = 0;
@@ -44,7 +45,8 @@ __attribute__((constructor)) static void begin(void) {
     at = number ? atol(number) : 0;
     least = bytes ? (size_t)atol(bytes) : least;
     syscall(SYS_clock_gettime, CLOCK_REALTIME, &start);
-    kind = !strcmp(name, "write") ? WRITE : !strcmp(name, "read") ? READ : !strcmp(name, "memory") ? MEMORY
+    why_not = !strcmp(name, "readonly") ? EROFS : ENOSPC;
+    kind = !strcmp(name, "write") || !strcmp(name, "readonly") ? WRITE : !strcmp(name, "read") ? READ : !strcmp(name, "memory") ? MEMORY
          : !strcmp(name, "clock") ? CLOCK : NONE;
 }
 
@@ -70,8 +72,8 @@ static int is_file(int fd) {
 }
 
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
-#define FULL(call) if (kind == WRITE && fails(WRITE, call)) { errno = ENOSPC; return -1; }
-#define FULL_FILE(fd, call) if (kind == WRITE && is_file(fd) && fails(WRITE, call)) { errno = ENOSPC; return -1; }
+#define FULL(call) if (kind == WRITE && fails(WRITE, call)) { errno = why_not; return -1; }
+#define FULL_FILE(fd, call) if (kind == WRITE && is_file(fd) && fails(WRITE, call)) { errno = why_not; return -1; }
 #define BROKEN(fd, call) if (kind == READ && is_file(fd) && fails(READ, call)) { errno = EIO; return -1; }
 
 ssize_t write(int fd, const void *data, size_t n) { FULL_FILE(fd, "write") return NEXT(write)(fd, data, n); }
@@ -92,11 +94,11 @@ int ftruncate64(int fd, off64_t n) { FULL_FILE(fd, "ftruncate") return NEXT(ftru
 int fallocate(int fd, int m, off_t o, off_t n) { FULL_FILE(fd, "fallocate") return NEXT(fallocate)(fd, m, o, n); }
 int fallocate64(int fd, int m, off64_t o, off64_t n) { FULL_FILE(fd, "fallocate") return NEXT(fallocate64)(fd, m, o, n); }
 int posix_fallocate(int fd, off_t o, off_t n) {
-    if (kind == WRITE && is_file(fd) && fails(WRITE, "posix_fallocate")) return ENOSPC;
+    if (kind == WRITE && is_file(fd) && fails(WRITE, "posix_fallocate")) return why_not;
     return NEXT(posix_fallocate)(fd, o, n);
 }
 int posix_fallocate64(int fd, off64_t o, off64_t n) {
-    if (kind == WRITE && is_file(fd) && fails(WRITE, "posix_fallocate")) return ENOSPC;
+    if (kind == WRITE && is_file(fd) && fails(WRITE, "posix_fallocate")) return why_not;
     return NEXT(posix_fallocate64)(fd, o, n);
 }
 int fsync(int fd) { FULL_FILE(fd, "fsync") return NEXT(fsync)(fd); }

@@ -7,7 +7,7 @@
 #[path = "victims/mod.rs"]
 mod victims;
 
-use sdrun_tests::machine::{Outcome, compile, finish, succeeds};
+use sdrun_tests::machine::{Outcome, PROVIDERS, compile, finish, succeeds};
 use std::{
     fs::{self, File},
     path::PathBuf,
@@ -192,6 +192,68 @@ fn a_disk_that_fills_up() {
     faults.victims.check_nothing_is_left(&ALL.map(|case| case.writes).concat());
     println!("{} times there was no room", faults.met);
     assert!(faults.met > 100, "only {} calls failed", faults.met);
+}
+
+/// Everything is read-only.
+#[test]
+fn a_read_only_file_system() {
+    let faults = Faults::new();
+    for case in ALL {
+        let (outcome, met) = faults.strike((case.command)(&faults.victims), "readonly", 1);
+        assert!(!met.is_empty(), "{}", case.name);
+        faults.check(case, case.name, &outcome, &[8], &faults.files(case));
+    }
+}
+
+/// Somebody removes the folder in which a command works.
+#[test]
+fn a_folder_that_is_gone() {
+    let victims = Victims::new();
+    let gone = victims.machine.dir.path().join("gone");
+    let arguments: [(&[&str], _); 4] = [
+        (&["generate", "a red circle", "--steps", "1", "-p", "ggml", "-o", "picture.png"], Some(3)),
+        (&["build", "mobilenet-v2", "-p", "ggml", "-o", "new.sdengine"], Some(3)),
+        (&["inspect", "model.onnx"], Some(3)),
+        (&["run", "mobilenet-v2", "-p", "openvino", "--seed", "1"], Some(0)),
+    ];
+    for (arguments, code) in arguments {
+        let mut shell = Command::new("sh");
+        victims.machine.environment(&mut shell);
+        fs::create_dir(&gone).unwrap();
+        shell.args(["-c", "rmdir \"$PWD\"; exec \"$@\"", "sh"]).arg(victims.machine.dist.join("sdrun"));
+        let outcome = finish(shell.args(arguments).current_dir(&gone));
+        assert_eq!(outcome.code, code, "{arguments:?}: {}", outcome.stderr);
+        let errors = outcome.stderr.lines().filter(|line| line.starts_with("error: ")).count();
+        assert_eq!(errors, usize::from(code != Some(0)), "{arguments:?}: {}", outcome.stderr);
+    }
+}
+
+/// All build the same engine at the same time.
+#[test]
+fn sixteen_processes_and_one_engine() {
+    let victims = Victims::new();
+    for provider in PROVIDERS {
+        let _ = fs::remove_dir_all(victims.cache().join("engines"));
+        std::thread::scope(|scope| {
+            for number in 0..16 {
+                let victims = &victims;
+                scope.spawn(move || {
+                    let output = format!("y=y{number}.npy");
+                    let run = ["run", "model.onnx", "-p", provider, "-i", "x=x.npy", "-i", "r=r.npy"];
+                    let run = [&run[..], &["--output", &output]].concat();
+                    let outcome = succeeds(&mut victims.machine.sdrun(&run));
+                    assert!(!outcome.stderr.contains("WARN"), "{provider}: {}", outcome.stderr);
+                    let y = victims.read(&format!("y{number}.npy"));
+                    assert!(y == victims.expected[0], "{provider}: wrong numbers");
+                });
+            }
+        });
+        let entries = fs::read_dir(victims.cache().join("engines")).unwrap();
+        let engines = entries.filter(|entry| {
+            entry.as_ref().unwrap().path().extension().is_some_and(|ending| ending == "sdengine")
+        });
+        assert_eq!(engines.count(), 1, "{provider}");
+    }
 }
 
 /// Reports go where there is no room.

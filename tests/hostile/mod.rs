@@ -1,7 +1,13 @@
 //! Valid models of a few hundred bytes that once kept sdrun busy for hours, aborted it or crashed a runtime in its process.
 
 use super::{Machine, PROVIDERS, finish, succeeds};
-use std::path::{Path, PathBuf};
+use sdrun::{abi::DType, graph::proto::GraphProto};
+use sdrun_tests::onnx;
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
 
 /// The files of a folder beside this one, with this ending.
 fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
@@ -20,6 +26,55 @@ fn work_on_constants_is_limited() {
     for file in files("busy", "onnx") {
         succeeds(&mut machine.sdrun(&["inspect", file.to_str().unwrap()]));
     }
+}
+
+/// The name of a value.
+fn value(number: usize) -> String {
+    format!("v{number}")
+}
+
+/// Writes `chain.onnx`, a chain of nodes.
+fn chain(machine: &Machine, nodes: usize) {
+    let of_nodes = |at| onnx::node("Neg", &[&value(at)], &value(at + 1), vec![]);
+    let graph = GraphProto {
+        node: (0..nodes).map(of_nodes).collect(),
+        input: vec![onnx::typed("v0", DType::F32, &[2, 3])],
+        output: vec![onnx::typed(&value(nodes), DType::F32, &[2, 3])],
+        ..Default::default()
+    };
+    machine.file("chain.onnx", onnx::encoded(graph, 17));
+}
+
+/// So many nodes that a square of their number would take hours: a chain, and nodes whose results all stay.
+#[test]
+fn graphs_of_many_nodes_are_read() {
+    const NODES: usize = 150_000;
+    let machine = Machine::new();
+    chain(&machine, NODES);
+    succeeds(&mut machine.sdrun(&["inspect", "chain.onnx"]));
+    let graph = GraphProto {
+        node: (1..=NODES).map(|at| onnx::node("Neg", &["v0"], &value(at), vec![])).collect(),
+        input: vec![onnx::typed("v0", DType::F32, &[2, 3])],
+        output: (1..=NODES).map(|at| onnx::typed(&value(at), DType::F32, &[2, 3])).collect(),
+        ..Default::default()
+    };
+    machine.file("fan.onnx", onnx::encoded(graph, 17));
+    succeeds(&mut machine.sdrun(&["inspect", "fan.onnx"]));
+}
+
+/// Half a second later, a command has ended, whatever it was doing.
+#[test]
+fn ctrl_c_ends_what_a_command_itself_computes() {
+    let machine = Machine::new();
+    chain(&machine, 600_000);
+    let mut command = machine.sdrun(&["inspect", "chain.onnx"]);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    let at = Instant::now();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(at.elapsed() < Duration::from_secs(3), "{:?}", at.elapsed());
 }
 
 /// Inputs and outputs of 70 terabytes. A runtime may write to the log about it.

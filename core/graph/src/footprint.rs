@@ -2,6 +2,7 @@
 
 use crate::{Graph, GraphError, Node, ValueId, passes};
 use sdrun_abi::{DType, Precision};
+use std::collections::{HashMap, HashSet};
 
 /// Bytes that a session of a graph needs at least.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,7 +84,7 @@ fn count(graph: &Graph, precision: Precision) -> Option<Footprint> {
                 None => live.make(id)?,
             }
         }
-        live.free_after(index);
+        live.free_after(node, index);
     }
     Some(Footprint { weights, activations: live.peak })
 }
@@ -96,16 +97,19 @@ struct Liveness<'g> {
     /// The value whose memory each value uses.
     root: Vec<ValueId>,
     /// Values that are alive, with their bytes.
-    alive: Vec<(ValueId, u64)>,
+    alive: HashMap<ValueId, u64>,
+    inputs: HashSet<ValueId>,
+    /// What bodies of nodes use.
+    captures: HashMap<usize, Vec<ValueId>>,
     now: u64,
     peak: u64,
 }
 
 impl<'g> Liveness<'g> {
     fn new(graph: &'g Graph, precision: Precision) -> Self {
-        let mut last = vec![0; graph.values.len()];
+        let (mut last, captures) = (vec![0; graph.values.len()], graph.captures());
         for (index, node) in graph.nodes.iter().enumerate() {
-            for id in node.inputs.iter().flatten().copied().chain(graph.captured_by(node)) {
+            for id in node.inputs.iter().flatten().chain(captures.get(&index).into_iter().flatten()) {
                 last[id.0 as usize] = index;
             }
         }
@@ -113,7 +117,8 @@ impl<'g> Liveness<'g> {
             last[id.0 as usize] = usize::MAX;
         }
         let root = (0..graph.values.len() as u32).map(ValueId).collect();
-        Liveness { graph, precision, last, root, alive: Vec::new(), now: 0, peak: 0 }
+        let inputs = graph.inputs.iter().copied().collect();
+        Liveness { graph, precision, last, root, alive: HashMap::new(), inputs, captures, now: 0, peak: 0 }
     }
 
     /// Bytes of a value; `None` if its shape or type is open.
@@ -127,7 +132,7 @@ impl<'g> Liveness<'g> {
         let bytes = self.bytes(id)?;
         self.now = self.now.checked_add(bytes)?;
         self.peak = self.peak.max(self.now);
-        self.alive.push((id, bytes));
+        self.alive.insert(id, bytes);
         Some(())
     }
 
@@ -140,10 +145,6 @@ impl<'g> Liveness<'g> {
         *of_root = last.max(*of_root);
     }
 
-    fn is_alive(&self, root: ValueId) -> bool {
-        self.alive.iter().any(|(id, _)| *id == root)
-    }
-
     /// The input whose memory output `position` of a node reuses, if any.
     fn place_of(&self, node: &Node, index: usize, position: usize, id: ValueId) -> Option<Option<ValueId>> {
         if position > 0 {
@@ -152,7 +153,7 @@ impl<'g> Liveness<'g> {
         let is = |list: &[&str]| list.contains(&node.op_type.as_str());
         let root = |input: ValueId| self.root[input.0 as usize];
         if is(VIEWS) {
-            return Some(node.input(0).filter(|input| self.is_alive(root(*input))));
+            return Some(node.input(0).filter(|input| self.alive.contains_key(&root(*input))));
         }
         // Fused products and convolutions add their result to the residual in place.
         let inputs: Vec<ValueId> = match () {
@@ -163,21 +164,24 @@ impl<'g> Liveness<'g> {
         let bytes = self.bytes(id)?;
         let fits = |input: &ValueId| {
             self.bytes(*input) == Some(bytes)
-                && self.is_alive(root(*input))
+                && self.alive.contains_key(&root(*input))
                 && self.last[root(*input).0 as usize] == index
-                && !self.graph.inputs.contains(&root(*input))
+                && !self.inputs.contains(&root(*input))
         };
         Some(inputs.into_iter().find(fits))
     }
 
-    /// Lets go of what node `index` uses last.
-    fn free_after(&mut self, index: usize) {
-        let (last, now) = (&self.last, &mut self.now);
-        self.alive.retain(|(id, bytes)| {
-            let gone = last[id.0 as usize] <= index;
-            *now -= if gone { *bytes } else { 0 };
-            !gone
-        });
+    /// Lets go of what node `index` uses last, and of its outputs if nobody uses them.
+    fn free_after(&mut self, node: &Node, index: usize) {
+        let captured = self.captures.get(&index).into_iter().flatten();
+        // Inputs of the graph that nobody uses go after the first node.
+        let unused = self.graph.inputs.iter().filter(|_| index == 0);
+        for id in node.inputs.iter().chain(&node.outputs).flatten().chain(captured).chain(unused) {
+            let root = self.root[id.0 as usize];
+            if self.last[root.0 as usize] <= index {
+                self.now -= self.alive.remove(&root).unwrap_or(0);
+            }
+        }
     }
 }
 

@@ -186,6 +186,8 @@ struct Import {
     ids: HashMap<String, ValueId>,
     /// Values defined by an input, an initializer or a node.
     defined: HashSet<ValueId>,
+    /// The outputs so far.
+    listed: HashSet<ValueId>,
     /// Becomes `graph.initializers`.
     stored: BTreeMap<ValueId, (Stored, Origin)>,
 }
@@ -206,8 +208,13 @@ impl Import {
             metadata: metadata(model.metadata_props),
             ..Default::default()
         };
-        let mut import =
-            Import { graph, ids: HashMap::new(), defined: HashSet::new(), stored: BTreeMap::new() };
+        let mut import = Import {
+            graph,
+            ids: HashMap::new(),
+            defined: HashSet::new(),
+            listed: HashSet::new(),
+            stored: BTreeMap::new(),
+        };
         // Tensors determine their own types, so they come before inputs that may repeat them.
         for tensor in &proto.initializer {
             import.add_initializer(tensor)?;
@@ -304,7 +311,7 @@ impl Import {
         let Some(id) = self.ids.get(name).copied().filter(|id| self.defined.contains(id)) else {
             return malformed(format!("output {name:?} is not computed by any node"));
         };
-        if self.graph.outputs.contains(&id) {
+        if !self.listed.insert(id) {
             return malformed(format!("output {name:?} is listed twice"));
         }
         self.set_type(id, output)?;

@@ -108,6 +108,9 @@ impl Graph {
     /// Values that the bodies of a node of this graph capture.
     pub fn captured_by(&self, node: &Node) -> Vec<ValueId> {
         let names: BTreeSet<&str> = bodies(node).flat_map(captured).collect();
+        if names.is_empty() {
+            return Vec::new();
+        }
         let ids = self.ids_by_name();
         names.into_iter().filter_map(|name| ids.get(name).copied()).collect()
     }

@@ -7,7 +7,7 @@ use crate::{
     proto::GraphProto,
     scope::{self, defined},
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Returns the graph with each node whose index is in `taken` replaced by the nodes of one of its bodies, which has
 /// no inputs. Body names that already exist in the graph are changed.
@@ -42,7 +42,13 @@ impl Import {
     pub(super) fn resume(graph: Graph) -> Self {
         let ids: HashMap<String, _> =
             graph.ids_by_name().into_iter().map(|(name, id)| (name.to_owned(), id)).collect();
-        Import { defined: ids.values().copied().collect(), graph, ids, stored: BTreeMap::new() }
+        Import {
+            defined: ids.values().copied().collect(),
+            listed: HashSet::new(),
+            graph,
+            ids,
+            stored: BTreeMap::new(),
+        }
     }
 
     fn graft(&mut self, node: &Node, mut body: GraphProto) -> Result<(), Fault> {

@@ -93,6 +93,7 @@ const FREE_STEPS: u64 = 1 << 30;
 fn movable(graph: &Graph, what: Prepare) -> (Vec<bool>, BTreeSet<ValueId>) {
     let mut fixed: BTreeSet<ValueId> = graph.initializers.keys().copied().collect();
     let mut made: BTreeSet<ValueId> = BTreeSet::new();
+    let outputs: BTreeSet<ValueId> = graph.outputs.iter().copied().collect();
     let elements = graph
         .weights()
         .map(|(_, weight)| weight.shape.iter().fold(1, |n: u64, d| n.saturating_mul(*d as u64)));
@@ -101,7 +102,10 @@ fn movable(graph: &Graph, what: Prepare) -> (Vec<bool>, BTreeSet<ValueId>) {
     let mut moved: Vec<bool> = (graph.nodes.iter())
         .map(|node| {
             let work = work(graph, node);
-            let movable = is_movable(graph, node, &fixed, &made, what == Prepare::Everything) && work <= left;
+            let is_output = node.outputs.iter().flatten().any(|id| outputs.contains(id));
+            let movable = !is_output
+                && work <= left
+                && is_movable(graph, node, &fixed, &made, what == Prepare::Everything);
             if movable {
                 left -= work;
                 fixed.extend(node.outputs.iter().flatten());
@@ -156,7 +160,6 @@ fn is_movable(
         && crate::scope::bodies(node).next().is_none()
         && inputs().all(|id| fixed.contains(&id))
         && inputs().any(|id| is_weight(&id))
-        && outputs().all(|id| !graph.outputs.contains(&id))
         && eval::supports(node, graph.opset())
         && match (elements(&mut outputs()), elements(&mut inputs().filter(|id| is_weight(id)))) {
             (Some(out), Some(weights)) => may_grow || out <= weights,
