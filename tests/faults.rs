@@ -186,12 +186,15 @@ fn a_disk_that_fills_up() {
 /// Everything is read-only.
 #[test]
 fn a_read_only_file_system() {
-    let faults = Faults::new();
+    let mut faults = Faults::new();
     for case in &ALL {
+        let before = faults.files(case);
         let (outcome, met) = faults.strike((case.command)(&faults.victims), "readonly", 1);
-        assert!(!met.is_empty(), "{}", case.name);
-        faults.check(case, case.name, &outcome, &[8], &faults.files(case));
+        faults.check(case, case.name, &outcome, &[8], &before);
+        faults.met += usize::from(!met.is_empty());
     }
+    // All but the cleaning of a cache that is clean.
+    assert_eq!(faults.met, ALL.len() - 1);
 }
 
 /// Somebody removes the folder in which a command works.
