@@ -128,7 +128,7 @@ fn files_that_others_name_are_opened_in_one_place() {
     assert_eq!(unused, [""; 0], "they open no files");
 }
 
-/// Dependencies point down only: cli → server → diffusion → sdrun, cli → {baselines → sdrun, selftest → diffusion}; fuzz → diffusion; sdrun → {weights, graph, files, abi}; providers → {graph, abi}.
+/// Dependencies point down only: cli → server → diffusion → sdrun, cli → {baselines → sdrun, selftest → diffusion}; fuzz → {diffusion, providers}; sdrun → {weights, graph, files, abi}; providers → {graph, abi}.
 #[test]
 fn dependencies_point_down() {
     let output = Command::new(env!("CARGO"))
@@ -156,7 +156,7 @@ fn dependencies_point_down() {
     may("sdrun-weights", &["sdrun-abi", "sdrun-files", "sdrun-graph"]);
     may("sdrun", &["sdrun-abi", "sdrun-files", "sdrun-graph", "sdrun-weights"]);
     may("sdrun-diffusion", &["sdrun"]);
-    may("sdrun-fuzz", &["sdrun", "sdrun-diffusion"]);
+    may("sdrun-fuzz", &["sdrun", "sdrun-diffusion", "sdrun-provider-tensorrt-rtx"]);
     may("sdrun-server", &["sdrun", "sdrun-diffusion"]);
     may("sdrun-baselines", &["sdrun"]);
     may("sdrun-selftest", &["sdrun", "sdrun-diffusion"]);
