@@ -121,7 +121,7 @@ impl Context {
         self.interrupt.cancelled.clone()
     }
 
-    /// From now on, the command saves what it has done when it is cancelled, and gets the time for it.
+    /// Gives the command time to save its results when it is cancelled.
     pub(crate) fn saves_when_cancelled(&self) {
         self.interrupt.saves.store(true, Relaxed);
     }

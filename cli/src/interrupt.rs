@@ -10,17 +10,17 @@ use std::{
     time::Duration,
 };
 
-/// How long work may continue after a cancel. Then the process ends, even if a provider has not stopped, or a file still takes work.
+/// How long work may continue after a cancel. Then the process ends, even if a provider is still running or a file is still being read.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// The same for a command that saves what it has done so far.
+/// The same for a command that saves its results first.
 const PATIENCE_TO_SAVE: Duration = Duration::from_secs(10);
 
-/// What the user asked for, and what the command needs.
+/// Whether the user pressed Ctrl-C, and whether the command then has something to save.
 #[derive(Clone, Default)]
 pub(crate) struct Interrupt {
     /// Set by the first Ctrl-C. A second one, or the end of patience, ends the process.
     pub(crate) cancelled: Arc<AtomicBool>,
-    /// Whether the command saves something after a cancel.
+    /// Whether the command has something to save after a cancel.
     pub(crate) saves: Arc<AtomicBool>,
 }
 

@@ -72,9 +72,6 @@ pub(crate) fn read(payload: &[u8]) -> Result<(Description, &[u8])> {
         .ok_or_else(|| damaged("its description is longer than the engine"))?;
     let description: Description =
         serde_json::from_slice(json).map_err(|e| damaged(&format!("its description is not JSON: {e}")))?;
-    if !description.table.iter().all(|entry| entry.transform.is_finite()) {
-        return Err(damaged("its refit table has an infinite number"));
-    }
     if description.plan_bytes != plan.len() as u64 || plan.is_empty() {
         return Err(damaged(&format!(
             "its plan has {} bytes where it should have {}",
@@ -92,7 +89,6 @@ pub fn read_anything(bytes: &[u8]) {
     let read = read(bytes).map(|(description, _)| description);
     let alone = |_| serde_json::from_slice(bytes).map_err(|_| ());
     let Ok(mut description): Result<Description, ()> = read.or_else(alone) else { return };
-    description.table.retain(|entry| entry.transform.is_finite());
     let _ = Requirements::parse(&description.info.compatibility);
     let specs = description.info.weights.iter().map(|spec| (spec.name.as_str(), spec)).collect();
     for entry in &description.table {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use sdrun_abi::{DType, Error, ErrorCode, Hint, Result, Weight, WeightSource, WeightSpec};
 use sdrun_graph::{Graph, Initializer, Tensor};
 use sdrun_provider_common::{graph_error, weight};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One weight of a plan.
@@ -32,24 +32,28 @@ pub(crate) enum Transform {
     /// An f64 weight of the graph, rounded to f32.
     Narrow { source: String },
     /// `scale / sqrt(variance + epsilon)` of a batch normalization: scale, bias, mean, variance.
-    BatchNormScale { sources: [String; 4], epsilon: f32 },
+    BatchNormScale {
+        sources: [String; 4],
+        #[serde(deserialize_with = "finite")]
+        epsilon: f32,
+    },
     /// `bias - mean * scale / sqrt(variance + epsilon)` of a batch normalization.
-    BatchNormBias { sources: [String; 4], epsilon: f32 },
+    BatchNormBias {
+        sources: [String; 4],
+        #[serde(deserialize_with = "finite")]
+        epsilon: f32,
+    },
     /// A constant of the graph: hexadecimal bytes.
     Constant { hex: String },
 }
 
-impl Transform {
-    /// Whether its numbers are. JSON has no others, but one can be too large for f32.
-    pub(crate) fn is_finite(&self) -> bool {
-        match self {
-            Transform::BatchNormScale { epsilon, .. } | Transform::BatchNormBias { epsilon, .. } => {
-                epsilon.is_finite()
-            }
-            _ => true,
-        }
-    }
+/// Reads a number, which may be too large for f32.
+fn finite<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<f32, D::Error> {
+    let number = f32::deserialize(deserializer)?;
+    number.is_finite().then_some(number).ok_or_else(|| D::Error::custom("a number is too large"))
+}
 
+impl Transform {
     /// The weights of the graph it needs.
     pub(crate) fn sources(&self) -> &[String] {
         match self {

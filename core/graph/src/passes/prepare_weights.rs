@@ -101,17 +101,15 @@ fn movable(graph: &Graph, what: Prepare) -> (Vec<bool>, BTreeSet<ValueId>) {
         elements.fold(0, u64::saturating_add).saturating_mul(STEPS_PER_ELEMENT).saturating_add(FREE_STEPS);
     let mut moved: Vec<bool> = (graph.nodes.iter())
         .map(|node| {
-            let work = work(graph, node);
             let is_output = node.outputs.iter().flatten().any(|id| outputs.contains(id));
-            let movable = !is_output
-                && work <= left
-                && is_movable(graph, node, &fixed, &made, what == Prepare::Everything);
-            if movable {
-                left -= work;
-                fixed.extend(node.outputs.iter().flatten());
-                made.extend(node.outputs.iter().flatten());
+            if is_output || !is_movable(graph, node, &fixed, &made, what == Prepare::Everything) {
+                return false;
             }
-            movable
+            let Some(rest) = left.checked_sub(work(graph, node)) else { return false };
+            left = rest;
+            fixed.extend(node.outputs.iter().flatten());
+            made.extend(node.outputs.iter().flatten());
+            true
         })
         .collect();
     if what == Prepare::Arithmetic {

@@ -28,7 +28,7 @@ pub enum Confinement {
     Full,
     /// The kernel is too old for some of it.
     Partial,
-    /// Nothing is enforced: the system cannot do it, or nobody asked for it.
+    /// The worker has all rights of the user. The system has no sandbox, or the host started the worker without one.
     None,
 }
 
