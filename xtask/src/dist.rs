@@ -99,32 +99,43 @@ pub(crate) fn with_binding(workspace: &Workspace, package: &str) -> Result<Dist>
 fn release(workspace: &Workspace, cargo: &mut Command, target: &str, name: &str) -> Result<Dist> {
     step("Building sdrun and its plugins");
     cargo.args(["--release", "--package=sdrun-cli", "--package=sdrun"]);
-    cargo.env("CARGO_ENCODED_RUSTFLAGS", without_folders(workspace)?);
+    leave_out_folders(workspace, cargo)?;
     for id in provider_ids(workspace)? {
         cargo.arg(format!("--package=sdrun-provider-{id}"));
     }
     lay_out(workspace, &built(cargo)?, target, name, &PROGRAMS)
 }
 
-/// Compiler flags for a release that is the same from any folder and does not tell where it was built. Messages of panics name the
-/// source files of packages.
-fn without_folders(workspace: &Workspace) -> Result<String> {
-    let mut flags: Vec<String> = match env::var("CARGO_ENCODED_RUSTFLAGS") {
-        Ok(flags) => flags.split('\u{1f}').map(str::to_string).collect(),
-        Err(_) => env::var("RUSTFLAGS").unwrap_or_default().split_whitespace().map(str::to_string).collect(),
-    };
+/// Makes compilers shorten the paths of source files, which messages of panics and of C++ assertions contain. So a release does not
+/// depend on the folder in which it is built, nor tell its name.
+fn leave_out_folders(workspace: &Workspace, cargo: &mut Command) -> Result<()> {
     let home = match env::var_os("CARGO_HOME") {
         Some(home) => PathBuf::from(home),
         None => env::home_dir().context("there is no home folder")?.join(".cargo"),
     };
-    let mut remap =
-        |from: &Path, to: &str| flags.push(format!("--remap-path-prefix={}={to}", from.display()));
-    remap(&workspace.root, "sdrun");
+    let mut shorter = vec![(workspace.root.clone(), "sdrun")];
     // The name of a registry's folder depends on its address.
     for registry in fs::read_dir(home.join("registry/src")).into_iter().flatten() {
-        remap(&registry?.path(), "crates");
+        shorter.push((registry?.path(), "crates"));
     }
-    Ok(flags.into_iter().filter(|flag| !flag.is_empty()).collect::<Vec<_>>().join("\u{1f}"))
+    let flags = |option: &'static str| {
+        shorter.iter().map(move |(from, to)| format!("{option}={}={to}", from.display()))
+    };
+    let words = |name| env::var(name).unwrap_or_default().split_whitespace().map(str::to_string).collect();
+    let given: Vec<String> = match env::var("CARGO_ENCODED_RUSTFLAGS") {
+        Ok(flags) => flags.split('\u{1f}').map(str::to_string).collect(),
+        Err(_) => words("RUSTFLAGS"),
+    };
+    let rust: Vec<String> = given.into_iter().chain(flags("--remap-path-prefix")).collect();
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", rust.join("\u{1f}"));
+    for name in ["CFLAGS", "CXXFLAGS"] {
+        let given: Vec<String> = words(name);
+        // Build scripts split them at spaces.
+        let ours = flags("-ffile-prefix-map").filter(|flag| !flag.contains(char::is_whitespace));
+        let all: Vec<String> = given.into_iter().chain(ours).collect();
+        cargo.env(name, all.join(" "));
+    }
+    Ok(())
 }
 
 /// The build that the tests use, in `target/dist-test`. It takes the artifacts of `cargo test`, so nothing is compiled twice.
