@@ -1,3 +1,4 @@
+use crate::worker::KILLED;
 use sdrun_abi::{ErrorCode, Hint};
 use sdrun_graph::GraphError;
 use std::path::Path;
@@ -51,6 +52,17 @@ impl Error {
             Error::Graph(GraphError::Io(error)) => error.hint.clone(),
             Error::Graph(_) => None,
         }
+    }
+
+    /// Whether memory ran out, or the system killed the process, which it does when memory runs out.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        let killed = match self {
+            Error::Provider { error, .. } | Error::Core(error) => {
+                error.native_code.as_deref() == Some(KILLED)
+            }
+            Error::Graph(_) => false,
+        };
+        killed || self.code() == ErrorCode::ResourceExhausted
     }
 
     /// Converts errors of provider `id` to library errors.

@@ -104,6 +104,24 @@ fn other_software_runs_in_turns_with_providers() {
     assert_eq!((away.status, away.reason.as_deref()), (Status::Absent, Some("away: is not installed")));
 }
 
+/// The system kills processes when memory runs out. Then the others end, and it starts again.
+#[test]
+fn a_killed_system_starts_again_alone() {
+    let lab = lab();
+    let folder = tempfile::tempdir().unwrap();
+    write_outputs(&lab, folder.path());
+    let die_once = r#"if [ ! -e "$1/died" ]; then touch "$1/died"; kill -9 $$; fi;"#;
+    let peer = script(folder.path(), "peer", &format!("{die_once} {OPENED} {ANSWERS}"));
+    let dies = script(folder.path(), "dies", "kill -9 $$");
+    let report = measure(&lab, &BenchOptions { baselines: vec![peer, dies], ..options() }, &NoHost).unwrap();
+    let heats = |row: &Row| row.turns.iter().map(|turn| turn.heat).collect::<std::collections::BTreeSet<_>>();
+    let (own, peer, dies) = (row(&report, "c"), row(&report, "peer"), row(&report, "dies"));
+    assert_eq!((own.status, peer.status), (Status::Unverified, Status::Unverified));
+    assert_eq!((heats(own), heats(peer)), ([0].into(), [1].into()));
+    assert_eq!(dies.status, Status::Failed);
+    assert!(dies.reason.as_ref().unwrap().contains("SIGKILL"), "{:?}", dies.reason);
+}
+
 #[test]
 fn a_baseline_that_misbehaves_is_a_row() {
     let lab = lab();

@@ -160,6 +160,43 @@ fn exchanged_entries_are_built_again() {
     assert_eq!(session.run(&input([1.0, 2.0]), &NoHost).unwrap()["y"].to_f64().unwrap(), [12.0, 14.0]);
 }
 
+/// After an update of the driver, cached engines for the old one are built again, and saved ones are refused. An update below an open
+/// session does not change what the host does with it.
+#[test]
+fn engines_for_another_driver_are_built_again() {
+    let lab = Lab::new();
+    let (driver, saved) = (lab.path("driver"), lab.path("saved.sdengine"));
+    fs::write(&driver, "535.1").unwrap();
+    let options = [("driver".to_string(), driver.display().to_string())].into();
+    let provider = lab.registry.open("mock", &Isolation { options, ..Isolation::default() }).unwrap();
+    let model = lab.model("m.onnx", &sum());
+    let run =
+        |session: &mut Session| session.run(&input([1.0, 2.0]), &NoHost).unwrap()["y"].to_f64().unwrap();
+    let first = build(&provider, &model);
+    first.save(&saved).unwrap();
+    let mut session = first.session(&model.weights(), &NoHost).unwrap();
+    let values = run(&mut session);
+    assert!(build(&provider, &model).was_loaded());
+
+    for version in ["580.65", "535.1", "a driver\n\u{1b}[2J of 0 bytes \0"] {
+        fs::write(&driver, version).unwrap();
+        assert_eq!(run(&mut session), values);
+        let engine = build(&provider, &model);
+        assert!(!engine.was_loaded(), "built for {version} before");
+        assert_eq!(run(&mut engine.session(&model.weights(), &NoHost).unwrap()), values);
+        assert!(build(&provider, &model).was_loaded());
+        let loaded = provider.load(&saved, &provider.device(None).unwrap(), None, &NoHost);
+        match loaded {
+            Ok(_) => assert_eq!(version, "535.1"),
+            Err(error) => {
+                assert_eq!(error.code(), ErrorCode::FailedPrecondition);
+                assert!(error.to_string().contains("driver 535.1"), "{error}");
+            }
+        }
+    }
+    assert_eq!(lab.cache().list().unwrap().len(), 1, "the entry is replaced");
+}
+
 /// Another process may hold the lock as long as it likes.
 fn hold_lock(lab: &Lab, key: &str) -> fs::File {
     let file = fs::File::create(lab.path("cache/engines").join(format!("{key}.lock"))).unwrap();

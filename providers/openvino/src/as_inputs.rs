@@ -52,7 +52,7 @@ impl Engine for AsInputs {
             info.inputs.push(TensorSpec { name: spec.name.clone(), dtype: spec.dtype, shape });
         }
         let index = bound.iter().enumerate().map(|(index, (spec, _))| (spec.name.clone(), index)).collect();
-        let inner = OvSession::new(&self.compiled, &info, self.recipe.indices.clone())?;
+        let inner = OvSession::new(&self.compiled, &info, self.recipe.checks.clone())?;
         Ok(Box::new(AsInputsSession { inner, weights: bound, index }))
     }
 }

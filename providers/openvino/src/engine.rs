@@ -4,7 +4,7 @@ use crate::{
     devices::Target,
     faults,
     ffi::{CompiledModel, Model},
-    indices::{self, Indices},
+    indices::{self, Checks},
     refit::Refittable,
     runtime::Runtime,
     session::OvSession,
@@ -71,8 +71,8 @@ pub(crate) struct Recipe {
     spec: BuildSpec,
     target: Target,
     pub(crate) info: EngineInfo,
-    /// Inputs to check in each run.
-    pub(crate) indices: Arc<[Indices]>,
+    /// What to check in each run.
+    pub(crate) checks: Checks,
 }
 
 impl Recipe {
@@ -84,10 +84,10 @@ impl Recipe {
         target: Target,
     ) -> Result<Self> {
         let mut graph = read_graph(&model)?;
-        let indices = indices::of(&graph).into();
         faults::avoid(&mut graph)?;
         let info = describe(&graph, Requirements::Onnx.text()?)?;
-        Ok(Recipe { runtime, model, graph, spec: spec.clone(), target, info, indices })
+        let checks = indices::prepare(&mut graph)?;
+        Ok(Recipe { runtime, model, graph, spec: spec.clone(), target, info, checks })
     }
 
     /// The payload of the engine: the graph.
@@ -133,7 +133,7 @@ impl Recipe {
 
     fn read(&self, staging: &Staging) -> Result<Model> {
         let model = self.runtime.core.read(&staging.model())?;
-        let (inputs, outputs) = (self.info.inputs.len(), self.info.outputs.len());
+        let (inputs, outputs) = (self.info.inputs.len(), self.graph.outputs.len());
         let counts = model.io_counts()?;
         // OpenVINO drops unused inputs.
         if counts.0 > inputs || counts.1 != outputs {
@@ -197,11 +197,18 @@ impl Engine for Stripped {
 pub(crate) struct Baked {
     runtime: &'static Runtime,
     compiled: Arc<CompiledModel>,
+    described: Described,
+}
+
+/// What a blob does not say about its engine.
+#[derive(Debug, Serialize, Deserialize)]
+struct Described {
     info: EngineInfo,
+    checks: Checks,
 }
 
 /// First bytes of a baked engine's payload. Then follow the length of the description as a little-endian u32, the
-/// [`EngineInfo`] as JSON, and the blob. An ONNX file never starts with these bytes.
+/// [`Described`] as JSON, and the blob. An ONNX file never starts with these bytes.
 const MAGIC: &[u8; 8] = b"SDROVIN1";
 
 /// Whether a payload belongs to a baked engine.
@@ -226,7 +233,8 @@ impl Baked {
         let compiled = recipe.compile(&recipe.read_with(weights, host)?, false, host)?;
         let compatibility = Requirements::blob(recipe.runtime, &recipe.target, &recipe.spec).text()?;
         let info = EngineInfo { weights: Vec::new(), compatibility, ..recipe.info.clone() };
-        Ok(Box::new(Baked { runtime: recipe.runtime, compiled, info }))
+        let described = Described { info, checks: recipe.checks.clone() };
+        Ok(Box::new(Baked { runtime: recipe.runtime, compiled, described }))
     }
 
     pub(crate) fn load(
@@ -236,7 +244,8 @@ impl Baked {
         target: Target,
         host: &dyn Host,
     ) -> Result<Box<dyn Engine>> {
-        let (info, blob) = split(payload)?;
+        let (described, blob) = split(payload)?;
+        let info = &described.info;
         if let Compatibility::Unsupported(why) = check(&info.compatibility, runtime, &target)? {
             return Err(Error::precondition(format!("the engine cannot be used here: {why}"))
                 .with_hint("build it again"));
@@ -250,34 +259,34 @@ impl Baked {
         }
         phase(host, "import", 0, 1)?;
         let compiled = Arc::new(runtime.import(blob, &target, spec)?);
-        Ok(Box::new(Baked { runtime, compiled, info }))
+        Ok(Box::new(Baked { runtime, compiled, described }))
     }
 }
 
 /// Splits a payload into description and blob.
-fn split(payload: &[u8]) -> Result<(EngineInfo, &[u8])> {
+fn split(payload: &[u8]) -> Result<(Described, &[u8])> {
     let damaged = |why: &str| Error::new(ErrorCode::DataLoss, format!("the engine is damaged: {why}"));
     let rest = payload.strip_prefix(MAGIC).ok_or_else(|| damaged("it is not a baked OpenVINO engine"))?;
     let (length, rest) = rest.split_first_chunk::<4>().ok_or_else(|| damaged("it ends in its header"))?;
     let length = u32::from_le_bytes(*length) as usize;
-    let (info, blob) =
+    let (described, blob) =
         rest.split_at_checked(length).ok_or_else(|| damaged("its description is longer than the engine"))?;
-    let info = serde_json::from_slice(info)
+    let described = serde_json::from_slice(described)
         .map_err(|e| damaged(&format!("its description is not valid JSON: {e}")))?;
     match blob.is_empty() {
         true => Err(damaged("it holds no blob")),
-        false => Ok((info, blob)),
+        false => Ok((described, blob)),
     }
 }
 
 impl Engine for Baked {
     fn info(&self) -> &EngineInfo {
-        &self.info
+        &self.described.info
     }
 
     fn serialize(&self) -> Result<Vec<u8>> {
-        let info =
-            serde_json::to_vec(&self.info).map_err(|e| Error::internal(format!("cannot write JSON: {e}")))?;
+        let described = serde_json::to_vec(&self.described)
+            .map_err(|e| Error::internal(format!("cannot write JSON: {e}")))?;
         let staging = Staging::new(&self.runtime.temp_dir)?;
         // The C API can only export to files.
         let file = staging.file("model.blob");
@@ -285,16 +294,17 @@ impl Engine for Baked {
         let io = |e: std::io::Error| Error::io("read", &file, &e);
         let mut blob = std::fs::File::open(&file).map_err(io)?;
         let length = blob.metadata().map_err(io)?.len() as usize;
-        let mut payload = Vec::with_capacity(MAGIC.len() + 4 + info.len() + length);
+        let mut payload = Vec::with_capacity(MAGIC.len() + 4 + described.len() + length);
         payload.extend_from_slice(MAGIC);
-        payload.extend_from_slice(&(info.len() as u32).to_le_bytes());
-        payload.extend_from_slice(&info);
+        payload.extend_from_slice(&(described.len() as u32).to_le_bytes());
+        payload.extend_from_slice(&described);
         blob.read_to_end(&mut payload).map_err(io)?;
         Ok(payload)
     }
 
     fn session(&self, _: &dyn WeightSource, _: &dyn Host) -> Result<Box<dyn Session>> {
-        Ok(Box::new(OvSession::new(&self.compiled, &self.info, Arc::default())?))
+        let Described { info, checks } = &self.described;
+        Ok(Box::new(OvSession::new(&self.compiled, info, checks.clone())?))
     }
 }
 
@@ -305,7 +315,8 @@ mod tests {
     #[test]
     fn a_damaged_payload_is_an_error() {
         let info = EngineInfo { inputs: vec![], outputs: vec![], weights: vec![], compatibility: "c".into() };
-        let info = serde_json::to_vec(&info).unwrap();
+        let described = Described { info, checks: Checks::default() };
+        let info = serde_json::to_vec(&described).unwrap();
         let mut good = MAGIC.to_vec();
         good.extend_from_slice(&(info.len() as u32).to_le_bytes());
         good.extend_from_slice(&info);

@@ -1,95 +1,200 @@
-//! Checks indices in inputs. OpenVINO does not: an index out of range makes it return bytes of other data, or crash.
+//! Checks indices. OpenVINO does not: an index out of range makes it return bytes of other data, or crash.
 
-use sdrun_abi::{DType, Error, Result, TensorView};
-use sdrun_graph::{Graph, Node, ValueId};
+use crate::faults::{new_constant, new_node};
+use sdrun_abi::{DType, Error, Result, TensorSpec, TensorView};
+use sdrun_graph::{Attribute, Graph, GraphError, Node, Tensor, Value, ValueId};
+use sdrun_provider_common::graph_error;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-/// The range of an input that a graph uses as indices. Indices that the graph computes are not checked.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Indices {
-    /// Number of the input.
-    input: usize,
+/// What to check in each run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Checks {
+    inputs: Vec<Input>,
+    /// What uses the indices that the graph computes, in the order of [`Checks::outputs`].
+    computed: Vec<Use>,
+}
+
+/// An input of the graph with indices.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Input {
+    number: usize,
     name: String,
+    used: Use,
+}
+
+/// A node that takes indices.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Use {
+    node: String,
     /// The indices of position `i` refer to a dimension of this size, `sizes[i % sizes.len()]`.
     sizes: Vec<i64>,
-    /// The node that takes them.
-    node: String,
 }
 
-/// The inputs of a graph that are indices into dimensions of known size.
-pub(crate) fn of(graph: &Graph) -> Vec<Indices> {
-    let made: HashMap<ValueId, &Node> = graph
-        .nodes
-        .iter()
-        .flat_map(|node| node.outputs.iter().flatten().map(move |id| (*id, node)))
-        .collect();
-    let mut found = Vec::new();
-    for node in graph.nodes.iter().filter(|node| node.domain.is_empty()) {
-        let Some(sizes) = sizes(graph, node).filter(|sizes| !sizes.is_empty()) else { continue };
-        let Some(origin) = node.input(1).map(|id| origin(&made, id)) else { continue };
-        if let Some(input) = graph.inputs.iter().position(|id| *id == origin) {
-            let name = graph.value(origin).name.clone();
-            found.push(Indices { input, name, sizes, node: format!("{} `{}`", node.op_type, node.name) });
-        }
-    }
-    found
-}
-
-/// The sizes of the dimensions that the indices of a node refer to.
-fn sizes(graph: &Graph, node: &Node) -> Option<Vec<i64>> {
-    let dims = graph.value(node.input(0)?).shape.as_ref()?;
-    let size = |at: usize| Some(dims.get(at)?.known()? as i64);
-    match node.op_type.as_str() {
-        "Gather" | "GatherElements" | "ScatterElements" => {
-            let axis = node.int_or("axis", 0);
-            let axis = if axis < 0 { axis + dims.len() as i64 } else { axis };
-            Some(vec![size(usize::try_from(axis).ok()?)?])
-        }
-        "GatherND" | "ScatterND" => {
-            let columns = graph.value(node.input(1)?).shape.as_ref()?.last()?.known()?;
-            let first = usize::try_from(node.int_or("batch_dims", 0)).ok()?;
-            (first..first + columns).map(size).collect()
-        }
-        _ => None,
-    }
-}
-
-/// Where a value comes from, through nodes that change neither the numbers nor their order.
-fn origin(made: &HashMap<ValueId, &Node>, mut id: ValueId) -> ValueId {
-    const SAME: [&str; 6] = ["Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"];
-    while let Some(from) =
-        made.get(&id).filter(|node| SAME.contains(&node.op_type.as_str())).and_then(|n| n.input(0))
-    {
-        id = from;
-    }
-    id
-}
-
+/// Finds what to check. Indices that the graph computes are moved into the range, and a new output of the graph counts those that were
+/// outside. Nodes in the bodies of loops and branches are not checked, nor are indices into dimensions of unknown size.
+///
 /// # Errors
-/// `InvalidArgument` with the first index that is out of range.
-pub(crate) fn check(indices: &[Indices], inputs: &[TensorView<'_>]) -> Result<()> {
-    for Indices { input, name, sizes, node } in indices {
-        let Some(tensor) = inputs.get(*input) else { continue };
-        let wrong = |(at, index): (usize, i64)| {
-            let size = sizes[at % sizes.len()];
+/// `InvalidArgument` for constants that are out of range.
+pub(crate) fn prepare(graph: &mut Graph) -> Result<Checks> {
+    let same = same(graph);
+    let mut checks = Checks::default();
+    for mut node in std::mem::take(&mut graph.nodes) {
+        if let (Some(used), Some(indices)) = (Use::of(graph, &node), node.input(1)) {
+            let mut origin = indices;
+            while let Some(from) = same.get(&origin) {
+                origin = *from;
+            }
+            let name = &graph.value(origin).name;
+            if let Some(number) = graph.inputs.iter().position(|id| *id == origin) {
+                checks.inputs.push(Input { number, name: name.clone(), used });
+            } else if let Some(constant) = graph.constant(origin) {
+                used.check(constant.to_i64s().unwrap_or_default().into_iter())
+                    .map_err(|wrong| Error::invalid(format!("the constant `{name}` has {wrong}")))?;
+            } else {
+                node.inputs[1] = Some(contain(graph, &node, indices, &used.sizes).map_err(graph_error)?);
+                checks.computed.push(used);
+            }
+        }
+        graph.nodes.push(node);
+    }
+    Ok(checks)
+}
+
+/// Where values come from that have the numbers of another integer tensor in the same order.
+fn same(graph: &Graph) -> HashMap<ValueId, ValueId> {
+    const SAME: [&str; 6] = ["Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"];
+    let of = |node: &Node| {
+        let (from, to) = (node.input(0)?, node.output(0)?);
+        let known = node.domain.is_empty() && SAME.contains(&node.op_type.as_str());
+        (known && [from, to].into_iter().all(|id| is_integer(graph, id))).then_some((to, from))
+    };
+    graph.nodes.iter().filter_map(of).collect()
+}
+
+fn is_integer(graph: &Graph, id: ValueId) -> bool {
+    matches!(graph.value(id).dtype, Some(DType::I64 | DType::I32))
+}
+
+/// Starts the names of values that [`prepare`] adds.
+const PREFIX: &str = "sdrun/indices";
+
+/// Adds nodes before `node` that move its indices into the range, and an output with the number of those that were outside.
+fn contain(graph: &mut Graph, node: &Node, indices: ValueId, sizes: &[i64]) -> Result<ValueId, GraphError> {
+    let start = format!("{PREFIX}/{}", graph.outputs.len());
+    let name = |part: &str| format!("{start}/{part}");
+    let Value { dtype, shape, .. } = graph.value(indices).clone();
+    let mut limits = |part: &str, limit: fn(i64) -> i64| {
+        let shape = if sizes.len() == 1 { vec![] } else { vec![sizes.len()] };
+        let limits = sizes.iter().map(|size| limit(*size));
+        let limits = match dtype {
+            // Sizes beyond i32 leave it as it is.
+            Some(DType::I32) => {
+                let narrow = |limit: i64| limit.clamp(i32::MIN.into(), i32::MAX.into()) as i32;
+                Tensor::from_elements(shape, &limits.map(narrow).collect::<Vec<_>>())
+            }
+            _ => Tensor::from_elements(shape, &limits.collect::<Vec<_>>()),
+        }?;
+        Ok::<_, GraphError>(new_constant(graph, name(part), limits))
+    };
+    let (last, first) = (limits("last", |size| size - 1)?, limits("first", |size| -size)?);
+    let mut add = |op: &str, inputs: &[ValueId], dtype, shape| {
+        let value = graph.add_value(Value { name: name(op), dtype, shape });
+        graph.nodes.push(new_node(node, name(op), op, inputs, value));
+        value
+    };
+    let below = add("Min", &[indices, last], dtype, shape.clone());
+    let safe = add("Max", &[below, first], dtype, shape.clone());
+    let inside = add("Equal", &[safe, indices], Some(DType::Bool), shape.clone());
+    let outside = add("Not", &[inside], Some(DType::Bool), shape.clone());
+    let ones = add("Cast", &[outside], Some(DType::I32), shape);
+    let count = add("ReduceSum", &[ones], Some(DType::I32), Some(vec![]));
+    for (op, attribute, value) in [("Cast", "to", i64::from(DType::I32 as i32)), ("ReduceSum", "keepdims", 0)]
+    {
+        let node = graph.nodes.iter_mut().rev().find(|node| node.op_type == op);
+        node.into_iter().for_each(|node| {
+            node.attributes.insert(attribute.into(), Attribute::Int(value));
+        });
+    }
+    graph.outputs.push(count);
+    Ok(safe)
+}
+
+impl Use {
+    /// What the indices of `node` refer to, if it takes integers as indices.
+    fn of(graph: &Graph, node: &Node) -> Option<Self> {
+        let indices = node.input(1).filter(|id| node.domain.is_empty() && is_integer(graph, *id))?;
+        let dims = graph.value(node.input(0)?).shape.as_ref()?;
+        let size = |at: usize| Some(dims.get(at)?.known()? as i64);
+        let sizes: Vec<i64> = match node.op_type.as_str() {
+            "Gather" | "GatherElements" | "ScatterElements" => {
+                let axis = node.int_or("axis", 0);
+                let axis = if axis < 0 { axis + dims.len() as i64 } else { axis };
+                vec![size(usize::try_from(axis).ok()?)?]
+            }
+            "GatherND" | "ScatterND" => {
+                let columns = graph.value(indices).shape.as_ref()?.last()?.known()?;
+                let first = usize::try_from(node.int_or("batch_dims", 0)).ok()?;
+                (first..first + columns).map(size).collect::<Option<_>>()?
+            }
+            _ => return None,
+        };
+        let node = format!("{} `{}`", node.op_type, node.name);
+        (!sizes.is_empty()).then_some(Use { node, sizes })
+    }
+
+    /// Fails with the first index that is out of range.
+    fn check(&self, mut indices: impl Iterator<Item = i64>) -> Result<(), String> {
+        let wrong = indices.by_ref().enumerate().find_map(|(at, index)| {
+            let size = self.sizes[at % self.sizes.len()];
             (!(-size..size).contains(&index)).then_some((at, index, size))
-        };
-        let found = match tensor.dtype {
-            DType::I64 => {
-                let all = tensor.data.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes));
-                all.enumerate().find_map(wrong)
+        });
+        match wrong {
+            None => Ok(()),
+            Some((at, index, size)) => {
+                Err(format!("{index} at position {at}, an index of {} into {size} elements", self.node))
             }
-            DType::I32 => {
-                let all = tensor.data.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes).into());
-                all.enumerate().find_map(wrong)
-            }
-            _ => None,
-        };
-        if let Some((at, index, size)) = found {
-            return Err(Error::invalid(format!(
-                "input `{name}` has {index} at position {at}, an index of {node} into {size} elements"
-            )));
         }
     }
-    Ok(())
+}
+
+impl Checks {
+    /// Checks the inputs of a run.
+    ///
+    /// # Errors
+    /// `InvalidArgument` with the first index that is out of range.
+    pub(crate) fn inputs(&self, inputs: &[TensorView<'_>]) -> Result<()> {
+        for Input { number, name, used } in &self.inputs {
+            let Some(tensor) = inputs.get(*number) else { continue };
+            let data = tensor.data;
+            let checked = match tensor.dtype {
+                DType::I64 => used.check(data.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes))),
+                _ => used.check(data.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes).into())),
+            };
+            checked.map_err(|wrong| Error::invalid(format!("input `{name}` has {wrong}")))?;
+        }
+        Ok(())
+    }
+
+    /// The outputs that [`prepare`] has added after those of the graph: numbers of indices.
+    pub(crate) fn outputs(&self) -> impl Iterator<Item = TensorSpec> {
+        let spec =
+            |number| TensorSpec { name: format!("{PREFIX}/{number}"), dtype: DType::I32, shape: vec![] };
+        (0..self.computed.len()).map(spec)
+    }
+
+    /// Checks the indices that the graph has computed in a run, by these outputs.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for the first node with an index that is out of range.
+    pub(crate) fn computed(&self, counts: &[[u8; 4]]) -> Result<()> {
+        let mut wrong = self.computed.iter().zip(counts).filter(|(_, count)| **count != [0; 4]);
+        let Some((Use { node, sizes }, count)) = wrong.next() else { return Ok(()) };
+        let count = i32::from_le_bytes(*count);
+        let sizes: Vec<String> = sizes.iter().map(i64::to_string).collect();
+        Err(Error::invalid(format!(
+            "with these inputs, the model computes {count} indices for {node} that are not in the range of its {} elements",
+            sizes.join(" x ")
+        )))
+    }
 }

@@ -33,7 +33,7 @@ impl Refittable {
 }
 
 fn compile(recipe: &Recipe, model: &Model, keep: bool, host: &dyn Host) -> Result<OvSession> {
-    OvSession::new(&recipe.compile(model, keep, host)?, &recipe.info, recipe.indices.clone())
+    OvSession::new(&recipe.compile(model, keep, host)?, &recipe.info, recipe.checks.clone())
 }
 
 fn lost() -> Error {

@@ -2,7 +2,7 @@
 
 use crate::{
     ffi::{CompiledModel, InferRequest, Io},
-    indices::{self, Indices},
+    indices::Checks,
 };
 use sdrun_abi::{
     EngineInfo, Error, Host, MemoryReport, OutputSink, OutputSpec, RefitReport, Result, Session, TensorSpec,
@@ -29,8 +29,9 @@ fn is_unwritten(buffer: &[u8]) -> bool {
 /// A compiled model that can run with its current weights.
 pub(crate) struct OvSession {
     request: InferRequest,
-    /// Inputs to check before OpenVINO gets them.
-    indices: Arc<[Indices]>,
+    checks: Checks,
+    /// The outputs for `checks`, after those of the model.
+    counts: Vec<[u8; 4]>,
     /// Types and shapes of the outputs if all shapes are fixed. Then OpenVINO writes directly into the sink's
     /// buffers.
     fixed: Option<Vec<OutputSpec>>,
@@ -41,17 +42,15 @@ pub(crate) struct OvSession {
 }
 
 impl OvSession {
-    pub(crate) fn new(
-        compiled: &Arc<CompiledModel>,
-        info: &EngineInfo,
-        indices: Arc<[Indices]>,
-    ) -> Result<Self> {
-        let fixed = fixed_outputs(&compiled.output_shapes()?, &info.outputs)?;
+    pub(crate) fn new(compiled: &Arc<CompiledModel>, info: &EngineInfo, checks: Checks) -> Result<Self> {
+        let outputs: Vec<TensorSpec> = info.outputs.iter().cloned().chain(checks.outputs()).collect();
+        let counts = vec![[0; 4]; outputs.len() - info.outputs.len()];
+        let fixed = fixed_outputs(&compiled.output_shapes()?, &outputs)?;
         let io = |specs: &[TensorSpec]| -> Vec<Io> {
             specs.iter().map(|spec| Io { name: spec.name.clone(), dtype: spec.dtype }).collect()
         };
-        let request = compiled.request(io(&info.inputs), io(&info.outputs))?;
-        Ok(OvSession { request, indices, fixed, proven: false, last_run: None })
+        let request = compiled.request(io(&info.inputs), io(&outputs))?;
+        Ok(OvSession { request, checks, counts, fixed, proven: false, last_run: None })
     }
 }
 
@@ -104,19 +103,21 @@ impl Session for OvSession {
         outputs: &mut dyn OutputSink,
         host: &dyn Host,
     ) -> Result<()> {
-        indices::check(&self.indices, inputs)?;
+        self.checks.inputs(inputs)?;
         let poll = || host.cancelled();
         let watched = self.last_run.is_none_or(|took| took > WATCHED_FROM);
         let cancelled: Option<&dyn Fn() -> bool> = if watched { Some(&poll) } else { None };
         let start = Instant::now();
         match &self.fixed {
-            Some(specs) => {
+            Some(all) => {
+                let (specs, own) = all.split_at(all.len() - self.counts.len());
                 let mut buffers = outputs.allocate(specs)?;
                 if !self.proven {
                     buffers.iter_mut().for_each(|buffer| buffer.fill(UNWRITTEN));
                 }
+                let counts = own.iter().zip(self.counts.iter_mut().map(|count| &mut count[..]));
                 let mut targets: Vec<(&OutputSpec, &mut [u8])> =
-                    specs.iter().zip(buffers.iter_mut().map(|buffer| &mut **buffer)).collect();
+                    specs.iter().zip(buffers.iter_mut().map(|buffer| &mut **buffer)).chain(counts).collect();
                 self.request.run(inputs, &mut targets, cancelled)?;
                 if !self.proven && buffers.iter().any(|buffer| is_unwritten(buffer)) {
                     let mut request = self.request.again()?;
@@ -129,12 +130,15 @@ impl Session for OvSession {
                 self.proven = true;
             }
             None => {
-                let specs = self.request.run_into_own(inputs, cancelled)?;
-                for (index, buffer) in outputs.allocate(&specs)?.into_iter().enumerate() {
+                let all = self.request.run_into_own(inputs, cancelled)?;
+                let specs = &all[..all.len() - self.counts.len()];
+                let counts = self.counts.iter_mut().map(|count| &mut count[..]);
+                for (index, buffer) in outputs.allocate(specs)?.into_iter().chain(counts).enumerate() {
                     self.request.output(index, buffer)?;
                 }
             }
         }
+        self.checks.computed(&self.counts)?;
         self.last_run = Some(start.elapsed());
         Ok(())
     }

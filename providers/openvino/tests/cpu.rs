@@ -8,7 +8,9 @@ use sdrun_abi::{
     BuildSpec, Compatibility, DType, DeviceKind, EngineInfo, ErrorCode, Flow, Host, LogLevel, NoHost,
     Precision, Provider, TensorView, VecSink, WeightUpdate,
 };
+use sdrun_graph::{ExternalBase, Graph, infer::infer_shapes};
 use sdrun_provider_openvino::OpenVino;
+use serde_json::json;
 use std::sync::OnceLock;
 use testing::*;
 
@@ -298,6 +300,70 @@ fn indices_out_of_range_are_refused() {
     }
 }
 
+/// The same for indices that the graph computes, in an engine with baked weights, too.
+#[test]
+fn computed_indices_out_of_range_are_refused() {
+    let spec = |bake| BuildSpec { bake, ..fp32() };
+    // Each takes one index, computed from `i`, into 3 elements.
+    let rows = |model: Model| {
+        model.input("i", DType::I64, &[1]).constant("one", DType::I64, &[1], 1i64.to_le_bytes().to_vec())
+    };
+    let gather = rows(Model::default())
+        .output("y", DType::F32, &[1])
+        .weight("table", DType::F32, &[3])
+        .node("Add", &["i", "one"], &["j"])
+        .node("Gather", &["table", "j"], &["y"]);
+    let gather_nd = rows(Model::default())
+        .output("y", DType::F32, &[])
+        .weight("table", DType::F32, &[3])
+        .node("Add", &["i", "one"], &["j"])
+        .node("GatherND", &["table", "j"], &["y"]);
+    let scatter = rows(Model::default())
+        .output("y", DType::F32, &[3])
+        .weight("table", DType::F32, &[3])
+        .constant("value", DType::F32, &[1], bytes(&[7.0]))
+        .node("Add", &["i", "one"], &["j"])
+        .node("ScatterElements", &["table", "j", "value"], &["y"]);
+    for (op, model) in [("Gather", gather), ("GatherND", gather_nd), ("ScatterElements", scatter)] {
+        // The host infers types and shapes.
+        let mut graph = Graph::from_bytes(model.bytes().into(), op, ExternalBase::Stripped).unwrap();
+        infer_shapes(&mut graph).unwrap();
+        let model = graph.to_onnx_stripped().unwrap();
+        for bake in [false, true] {
+            let weights = Source::default().with("table", &[3], &[1.0, 2.0, 3.0]);
+            let mut session = session(provider(), &model, &spec(bake), &weights).unwrap();
+            let mut run = |index: i64| {
+                let view = TensorView { dtype: DType::I64, shape: &[1], data: &index.to_le_bytes() };
+                let mut sink = VecSink::default();
+                session.run(&[view], &mut sink, &NoHost).map(|()| sink)
+            };
+            for right in [-4, -1, 1] {
+                run(right).unwrap();
+            }
+            // OpenVINO narrows larger numbers to 32 bits.
+            for wrong in [2, -5, 1 << 30, i64::from(i32::MIN)] {
+                let Err(error) = run(wrong) else { panic!("{op} takes {wrong}") };
+                assert_eq!(error.code, ErrorCode::InvalidArgument, "{op}");
+                assert!(error.message.contains(op) && error.message.contains("3 elements"), "{error}");
+            }
+            run(0).unwrap();
+        }
+    }
+}
+
+/// A constant is known before anything runs.
+#[test]
+fn constant_indices_out_of_range_are_refused() {
+    let model = Model::default()
+        .input("x", DType::F32, &[3])
+        .output("y", DType::F32, &[1])
+        .constant("i", DType::I64, &[1], 3i64.to_le_bytes().to_vec())
+        .node("Gather", &["x", "i"], &["y"]);
+    let error = provider().build(&model.bytes(), &fp32(), &Source::default(), &NoHost).err().unwrap();
+    assert_eq!(error.code, ErrorCode::InvalidArgument);
+    assert!(error.message.contains("constant `i` has 3 at position 0"), "{error}");
+}
+
 /// Nodes that OpenVINO computes wrongly and that we cannot rewrite fail when the engine is built.
 #[test]
 fn nodes_with_other_results_are_refused() {
@@ -463,10 +529,10 @@ fn a_blob_of_another_version_or_machine_is_refused_with_a_reason() {
         }
         // The same check in the engine itself.
         let info = EngineInfo { compatibility: changed.to_string(), ..built.info().clone() };
-        let info = serde_json::to_vec(&info).unwrap();
+        let described = json!({ "info": info, "checks": { "inputs": [], "computed": [] } }).to_string();
         let mut payload = b"SDROVIN1".to_vec();
-        payload.extend_from_slice(&(info.len() as u32).to_le_bytes());
-        payload.extend_from_slice(&info);
+        payload.extend_from_slice(&(described.len() as u32).to_le_bytes());
+        payload.extend_from_slice(described.as_bytes());
         payload.extend_from_slice(b"blob");
         let error = failure(provider().load(&payload, &baked, &NoHost));
         assert_eq!(error.code, ErrorCode::FailedPrecondition);

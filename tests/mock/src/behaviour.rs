@@ -1,5 +1,5 @@
 use sdrun_abi::{Error, ErrorCode, Result};
-use std::{process::Command, str::FromStr, sync::OnceLock, time::Duration};
+use std::{fs, path::PathBuf, process::Command, str::FromStr, sync::OnceLock, time::Duration};
 
 /// The calls in which a fault can occur.
 pub(crate) const CALLS: [&str; 14] = [
@@ -125,6 +125,18 @@ pub(crate) fn choose(behaviour: Behaviour) {
 /// The behaviour chosen by `init`.
 pub(crate) fn chosen() -> &'static Behaviour {
     CHOSEN.get().unwrap_or(&Behaviour::Good)
+}
+
+static DRIVER: OnceLock<PathBuf> = OnceLock::new();
+
+/// Chooses the file that has the version of the driver, once.
+pub(crate) fn choose_driver(file: PathBuf) {
+    DRIVER.get_or_init(|| file);
+}
+
+/// The driver that is installed now. Empty if none was chosen.
+pub(crate) fn driver() -> String {
+    DRIVER.get().and_then(|file| fs::read_to_string(file).ok()).unwrap_or_default()
 }
 
 /// Runs at the start of every call.

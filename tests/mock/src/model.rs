@@ -1,3 +1,4 @@
+use crate::behaviour::driver;
 use prost::Message;
 use sdrun_abi::{BuildSpec, DType, EngineInfo, Error, Result, TensorSpec, WeightSpec};
 use sdrun_graph::proto::{ModelProto, TensorProto, ValueInfoProto};
@@ -15,6 +16,9 @@ pub(crate) struct Description {
     /// Sum of the weights, if they are baked in.
     #[serde(default)]
     pub(crate) baked: Option<f32>,
+    /// The driver that it was built for.
+    #[serde(default)]
+    pub(crate) driver: String,
 }
 
 /// A named `f32` tensor.
@@ -24,12 +28,15 @@ pub(crate) struct Tensor {
     pub(crate) shape: Vec<usize>,
 }
 
+/// The value of [`EngineInfo::compatibility`] of engines for this driver.
+pub(crate) fn compatibility(driver: &str) -> String {
+    if driver.is_empty() { "mock-1".into() } else { format!("mock-1, driver {driver}") }
+}
+
 fn one() -> f32 {
     1.0
 }
 
-/// The value of [`EngineInfo::compatibility`].
-pub(crate) const COMPATIBILITY: &str = "mock-1";
 const MAGIC: &[u8] = b"sdrun mock engine\n";
 /// `TensorProto.DataLocation.EXTERNAL`.
 const EXTERNAL: i32 = 1;
@@ -42,6 +49,7 @@ impl Description {
         } else {
             Self::of_onnx(model)?
         };
+        description.driver = driver();
         for (key, value) in &spec.options {
             match (key.as_str(), value.parse()) {
                 ("scale", Ok(scale)) => description.scale = scale,
@@ -67,6 +75,7 @@ impl Description {
             weights: weights.map(weight).collect::<Result<_>>()?,
             scale: 1.0,
             baked: None,
+            driver: String::new(),
         })
     }
 
@@ -86,7 +95,7 @@ impl Description {
             } else {
                 self.weights.iter().map(weight).collect()
             },
-            compatibility: COMPATIBILITY.into(),
+            compatibility: compatibility(&self.driver),
         }
     }
 

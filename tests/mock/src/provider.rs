@@ -1,6 +1,6 @@
 use crate::{
-    behaviour::{self, Behaviour, chosen, enter},
-    model::{COMPATIBILITY, Description, Tensor},
+    behaviour::{self, Behaviour, chosen, driver, enter},
+    model::{Description, Tensor, compatibility},
 };
 use sdrun_abi::{
     Assessment, BuildSpec, CancelSupport, Capabilities, Compatibility, DType, Device, DeviceKind,
@@ -32,6 +32,7 @@ impl Provider for Mock {
         for (key, value) in &config.options {
             match key.as_str() {
                 "behaviour" => behaviour::choose(value.parse()?),
+                "driver" => behaviour::choose_driver(value.into()),
                 #[cfg(unix)]
                 "escape" => {
                     let done = crate::escape::attempts(value.as_ref(), config);
@@ -106,11 +107,11 @@ impl Provider for Mock {
         Ok(Box::new(MockEngine::new(Description::of_payload(payload)?)))
     }
 
-    fn check(&self, compatibility: &str, device: &str) -> Result<Compatibility> {
+    fn check(&self, built: &str, device: &str) -> Result<Compatibility> {
         enter("check")?;
         known(device)?;
-        Ok(match compatibility {
-            COMPATIBILITY => Compatibility::Optimal,
+        Ok(match built {
+            built if built == compatibility(&driver()) => Compatibility::Optimal,
             "mock-0" => Compatibility::PreferRecompile("it was built by an older mock".into()),
             other => Compatibility::Unsupported(format!("it was built for `{other}`")),
         })

@@ -11,7 +11,11 @@
 //! or with `{"error": "why"}`. At the end of its input it exits.
 
 use super::{BenchOptions, Event, PrecisionChoice, Row, contender::Contender};
-use crate::{Error, HostTensor, Result, Tensors, memory::peak_rss};
+use crate::{
+    Error, HostTensor, Result, Tensors,
+    memory::peak_rss,
+    worker::{KILLED, was_killed},
+};
 use safetensors::{SafeTensors, tensor::TensorView};
 use sdrun_abi::{DType, Error as AbiError, ErrorCode, Host, Precision, RuntimeInfo};
 use serde::Deserialize;
@@ -289,11 +293,14 @@ impl Running {
         // Its last words may still be on their way.
         thread::sleep(PATIENCE);
         self.kill();
-        let how = self.child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
+        let status = self.child.wait();
+        let killed = status.as_ref().is_ok_and(|status| was_killed(*status));
+        let how = status.map_or_else(|e| e.to_string(), |status| status.to_string());
         let words = self.last_words.lock().unwrap_or_else(PoisonError::into_inner);
         let words: Vec<&str> = words.iter().map(|line| line.trim()).collect();
         let quote = if words.is_empty() { String::new() } else { format!(": {}", words.join(" / ")) };
-        named(&self.name, AbiError::new(ErrorCode::Unavailable, format!("its process died ({how}){quote}")))
+        let error = AbiError::new(ErrorCode::Unavailable, format!("its process died ({how}){quote}"));
+        named(&self.name, if killed { error.with_native(KILLED) } else { error })
     }
 
     /// Kills it and what it has started.

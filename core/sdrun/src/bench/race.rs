@@ -8,7 +8,7 @@ use super::{
     judge::judge,
     rounds::{Racer, heat},
 };
-use crate::{Result, Tensors, memory};
+use crate::{Error, Result, Tensors, memory};
 use sdrun_abi::{Host, Precision};
 use std::time::Instant;
 
@@ -40,7 +40,7 @@ impl<'a> Race<'a> {
         watch: &mut Watch,
         listen: &mut dyn FnMut(Event<'_>),
     ) -> Result<()> {
-        for (at, (name, kind)) in field.systems().into_iter().enumerate() {
+        for at in 0..field.systems().len() {
             while !self.has_room() {
                 match &self.racers[..] {
                     [] => break,
@@ -49,15 +49,24 @@ impl<'a> Race<'a> {
                     _ => self.heat(watch, listen)?,
                 }
             }
-            listen(Event::Start { model: self.model, precision: self.precision, system: &name });
-            let mut row = Row::new(&name, kind);
-            match self.load(field, at, &mut row, listen) {
+            let (mut row, mut loaded) = self.start(field, at, listen);
+            if loaded.as_ref().is_err_and(Error::is_out_of_memory) && !self.racers.is_empty() {
+                // It needs the memory of the others.
+                self.finish(watch, listen)?;
+                (row, loaded) = self.start(field, at, listen);
+            }
+            match loaded {
                 Ok(racer) => self.racers.push((self.rows.len(), racer)),
                 Err(error) => row.fail(&error),
             }
             self.rows.push(row);
             go_on(self.host)?;
         }
+        self.finish(watch, listen)
+    }
+
+    /// Runs and ends the loaded systems.
+    fn finish(&mut self, watch: &mut Watch, listen: &mut dyn FnMut(Event<'_>)) -> Result<()> {
         // An anchor alone may have run before.
         if self.racers.iter().any(|(_, racer)| racer.turns.is_empty()) || self.heats == 0 {
             self.heat(watch, listen)?;
@@ -79,6 +88,20 @@ impl<'a> Race<'a> {
             (Some(most), Some(free)) => free as f64 >= most as f64 * SPARE_MEMORY,
             _ => true,
         }
+    }
+
+    /// Loads a system.
+    fn start(
+        &self,
+        field: &mut dyn Field<'a>,
+        at: usize,
+        listen: &mut dyn FnMut(Event<'_>),
+    ) -> (Row, Result<Racer<'a>>) {
+        let (name, kind) = field.systems().swap_remove(at);
+        listen(Event::Start { model: self.model, precision: self.precision, system: &name });
+        let mut row = Row::new(&name, kind);
+        let loaded = self.load(field, at, &mut row, listen);
+        (row, loaded)
     }
 
     fn load(

@@ -277,17 +277,17 @@ pub(crate) fn rank(rows: &mut [Row]) {
     // Wrong results win nothing.
     let can_win: Vec<bool> = order.iter().map(|i| ranked.contains(i)).collect();
     let ratios = stats::ratios(&turns, &can_win);
+    // A system that always ran alone is the best only of itself.
+    let together = ratios.iter().flatten().count() > 1 || ranked.len() == 1;
     for (row, ratio) in order.iter().zip(&ratios) {
-        rows[*row].versus_best = ratio.filter(|_| ranked.contains(row));
+        rows[*row].versus_best = ratio.filter(|_| together && ranked.contains(row));
     }
-    // Without a common round, medians decide.
-    let fastest =
-        ranked.iter().filter_map(|i| rows[*i].stats.as_ref()).map(|s| s.median_ms).min_by(f64::total_cmp);
-    let score = |row: &Row| match (&row.versus_best, &row.stats, fastest) {
-        (Some(versus), ..) => versus.ratio,
-        (None, Some(stats), Some(fastest)) => stats.median_ms / fastest,
-        _ => f64::INFINITY,
-    };
+    // Systems without a common round compare by their medians.
+    let median = |row: &Row| row.stats.as_ref().map_or(f64::INFINITY, |stats| stats.median_ms);
+    let ratio = |row: &Row| row.versus_best.map(|versus| versus.ratio);
+    let best = ranked.iter().map(|i| &rows[*i]).filter(|row| ratio(row) == Some(1.0)).map(median);
+    let best = best.fold(f64::INFINITY, f64::min);
+    let score = |row: &Row| ratio(row).map_or(median(row), |ratio| ratio * best);
     let mut places = ranked;
     places.sort_by(|a, b| score(&rows[*a]).total_cmp(&score(&rows[*b])));
     for (place, index) in places.into_iter().enumerate() {
@@ -336,6 +336,23 @@ mod tests {
         let mut rows = [row("a", Status::Inaccurate, &[1.0; 5]), row("b", Status::Ok, &[2.0; 5])];
         rank(&mut rows);
         assert_eq!(rows[1].versus_best.unwrap().ratio, 1.0);
+    }
+
+    /// Systems that the memory does not hold together.
+    #[test]
+    fn systems_that_ran_alone_are_ranked_by_their_medians() {
+        let of = |heats: [usize; 3], times: [f64; 3]| {
+            let mut rows = ["a", "b", "c"].map(|id| row(id, Status::Ok, &[]));
+            for (row, (heat, ms)) in rows.iter_mut().zip(heats.into_iter().zip(times)) {
+                let turn = |round| Turn { heat, round, times_ms: vec![ms], disturbed: None };
+                row.take((0..5).map(turn).collect());
+            }
+            rank(&mut rows);
+            rows.map(|row| (row.rank.unwrap(), row.versus_best.map(|versus| versus.ratio)))
+        };
+        assert_eq!(of([0, 1, 2], [3.0, 2.0, 4.0]), [(2, None), (1, None), (3, None)]);
+        assert_eq!(of([0, 0, 1], [3.0, 2.0, 1.0]), [(3, Some(1.5)), (2, Some(1.0)), (1, None)]);
+        assert_eq!(of([0, 0, 1], [3.0, 2.0, 2.5]), [(3, Some(1.5)), (1, Some(1.0)), (2, None)]);
     }
 
     #[test]

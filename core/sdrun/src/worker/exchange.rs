@@ -4,7 +4,7 @@
 use super::{
     WorkerConfig,
     link::{DEATH, Link, Phase, Worker},
-    process::Event,
+    process::{Event, KILLED},
     protocol::{Bytes, Call, FromWorker, Hello, PROTOCOL, Placed, RegionRef, Reply, ToWorker, WEIGHT_FILES},
     sandbox::Confinement,
     shm::Region,
@@ -408,11 +408,14 @@ impl<'w> Exchange<'w> {
         self.end(format!("died ({how}) while {doing}"));
         let words = self.words().map_or(String::new(), |w| format!("; its last words: {w}"));
         let message = format!("the worker of provider {provider} died ({how}) while {doing}{words}");
-        Error::new(ErrorCode::Unavailable, message).with_hint(if ending.is_some_and(|e| e.is_sigkill()) {
-            "something killed it: usually the system, when memory runs out"
-        } else {
-            "the vendor's runtime crashed; try another provider or device. The debug log has all that it wrote"
-        })
+        let error = Error::new(ErrorCode::Unavailable, message);
+        if ending.is_some_and(|ending| ending.is_sigkill()) {
+            let hint = "something killed it: usually the system, when memory runs out";
+            return error.with_native(KILLED).with_hint(hint);
+        }
+        error.with_hint(
+            "the vendor's runtime crashed; try another provider or device. The debug log has all that it wrote",
+        )
     }
 
     fn too_slow(&mut self, limit: Duration) -> Error {

@@ -221,15 +221,22 @@ impl std::fmt::Display for Ending {
 }
 
 impl Ending {
-    /// Whether SIGKILL ended it. A crashing process does not send itself that signal.
+    /// Whether SIGKILL ended it.
     pub(super) fn is_sigkill(&self) -> bool {
-        #[cfg(unix)]
-        if let Ending::Status(status) = self {
-            return std::os::unix::process::ExitStatusExt::signal(status)
-                == Some(rustix::process::Signal::KILL.as_raw());
-        }
-        false
+        matches!(self, Ending::Status(status) if was_killed(*status))
     }
+}
+
+/// The native code of the error about a process that was killed.
+pub(crate) const KILLED: &str = "SIGKILL";
+
+/// Whether SIGKILL ended a process, which nearly always means that memory ran out.
+pub(crate) fn was_killed(status: ExitStatus) -> bool {
+    #[cfg(unix)]
+    return std::os::unix::process::ExitStatusExt::signal(&status)
+        == Some(rustix::process::Signal::KILL.as_raw());
+    #[cfg(not(unix))]
+    return false;
 }
 
 #[cfg(unix)]

@@ -70,7 +70,7 @@ impl Shares {
     }
 
     /// Yields tiles for worker `ith` of `nth` until none of `tiles` is left.
-    fn take(&self, tiles: usize, ith: usize, nth: usize) -> impl Iterator<Item = usize> {
+    pub(super) fn take(&self, tiles: usize, ith: usize, nth: usize) -> impl Iterator<Item = usize> {
         let count = nth.min(MAX_SHARES);
         (0..count).flat_map(move |turn| {
             let share = (ith + turn) % count;

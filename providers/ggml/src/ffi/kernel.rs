@@ -16,6 +16,12 @@ pub(crate) trait Kernel: Send + Sync {
     fn multiplications(&self) -> usize {
         0
     }
+    /// What a tile of `tile.rows` x `tile.cols` elements does beside its part of the multiplications, such as packing operands that other
+    /// tiles pack too. In multiplications, roughly.
+    #[cfg(test)]
+    fn repeated(&self, _tile: Grid) -> usize {
+        0
+    }
     /// The words that it multiplies.
     fn words(&self) -> Words {
         Words::F32

@@ -55,24 +55,35 @@ thread_local! {
 
 impl Kernel for Gemm {
     fn grid(&self, workers: usize) -> Grid {
-        let (_, width) = self.level.block(self.panels.words);
+        let (height, width) = self.level.block(self.panels.words);
         let (rows, cols) = (self.rows, self.panels.rows);
-        // Give each worker the same number of row tiles if there are enough rows. Otherwise divide the columns too.
-        let mut down = rows.div_ceil(self.most_rows());
-        if self.batch * down >= workers && !self.batch.is_multiple_of(workers) {
-            down = down.next_multiple_of(workers);
-        }
-        let tile_rows = rows.div_ceil(down);
-        let across = (2 * workers).div_ceil(self.batch * down).min(cols.div_ceil(width));
-        let tile_cols = match self.batch * down >= workers {
-            true => cols,
-            false => cols.div_ceil(width).div_ceil(across) * width,
+        let panels = cols.div_ceil(width);
+        let tile = |down: usize, across: usize| (rows.div_ceil(down), panels.div_ceil(across) * width);
+        // The time of the thread with the most tiles. Of divisions that take equally long, one with smaller tiles wins, because threads
+        // are not equally fast.
+        let cost = |(tile_rows, tile_cols): (usize, usize)| {
+            let tiles = self.batch * rows.div_ceil(tile_rows) * cols.div_ceil(tile_cols);
+            let multiplied = tile_rows.next_multiple_of(height) * tile_cols;
+            (4 * tiles.div_ceil(workers) + 1) * (multiplied + self.loading([tile_rows, tile_cols]))
         };
+        let least = rows.div_ceil(self.most_rows());
+        let divisions = (least..least + 8).flat_map(|down| {
+            // As many columns of tiles as give each thread this many tiles, or one more.
+            let across = [1, 2, 3, 4, 6, 8].map(|turns| turns * workers / (self.batch * down));
+            across.into_iter().flat_map(|across| [across, across + 1]).map(move |across| (down, across))
+        });
+        let tiles = divisions.map(|(down, across)| tile(down, across.clamp(1, panels)));
+        let (tile_rows, tile_cols) = tiles.min_by_key(|tile| cost(*tile)).unwrap_or((rows, cols));
         Grid { planes: self.batch, rows, cols, tile_rows, tile_cols }
     }
 
     fn multiplications(&self) -> usize {
         self.batch * self.rows * self.panels.rows * self.panels.depth
+    }
+
+    #[cfg(test)]
+    fn repeated(&self, tile: Grid) -> usize {
+        self.panels.depth * self.loading([tile.rows, tile.cols])
     }
 
     fn words(&self) -> Words {
@@ -91,6 +102,12 @@ impl Kernel for Gemm {
 }
 
 impl Gemm {
+    /// What loading the operands of a tile costs, in multiplications for each step of the depth. Packing a row of A takes as long as
+    /// multiplying it by about 16 columns (128 if it is a patch), and loading a column of B as long as multiplying it by about 8 rows.
+    fn loading(&self, [rows, cols]: [usize; 2]) -> usize {
+        rows * if self.patches.is_some() { 128 } else { 16 } + 8 * cols
+    }
+
     /// The most rows that are computed together.
     fn most_rows(&self) -> usize {
         MAX_ROWS.next_multiple_of(self.level.block(self.panels.words).0)

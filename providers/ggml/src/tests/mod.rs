@@ -11,6 +11,7 @@ mod operators;
 mod patterns;
 mod prepared;
 mod recurrent;
+mod scaling;
 mod session;
 mod shapes;
 mod special;

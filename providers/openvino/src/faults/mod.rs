@@ -25,7 +25,7 @@ pub(crate) fn avoid(graph: &mut Graph) -> Result<()> {
 }
 
 /// A node without attributes that belongs to a rewrite of `of`.
-fn new_node(of: &Node, name: String, op: &str, inputs: &[ValueId], output: ValueId) -> Node {
+pub(crate) fn new_node(of: &Node, name: String, op: &str, inputs: &[ValueId], output: ValueId) -> Node {
     Node {
         name,
         domain: String::new(),
@@ -38,7 +38,7 @@ fn new_node(of: &Node, name: String, op: &str, inputs: &[ValueId], output: Value
 }
 
 /// A new constant.
-fn new_constant(graph: &mut Graph, name: String, tensor: Tensor) -> ValueId {
+pub(crate) fn new_constant(graph: &mut Graph, name: String, tensor: Tensor) -> ValueId {
     let shape = tensor.shape().iter().map(|size| Dim::Known(*size)).collect();
     let id = graph.add_value(Value { name, dtype: Some(tensor.dtype()), shape: Some(shape) });
     graph.initializers.insert(id, Initializer::Constant(tensor));

@@ -169,6 +169,18 @@ impl Kernel for Conv {
         self.batch * self.panels.groups * self.panels.rows * self.channels() * of_channel
     }
 
+    #[cfg(test)]
+    fn repeated(&self, tile: Grid) -> usize {
+        match &self.method {
+            // Packing an element of the input takes as long as 8 multiplications.
+            Method::Strips(_) | Method::Pixels(_) => {
+                let [height, width] = self.window.stride;
+                8 * self.channels() * tile.cols * height * width
+            }
+            Method::Winograd(winograd) => winograd.repeated(self, tile),
+        }
+    }
+
     fn words(&self) -> Words {
         match self.method {
             Method::Strips(_) | Method::Pixels(_) => self.panels.words,

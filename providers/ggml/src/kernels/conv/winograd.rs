@@ -1,4 +1,6 @@
 use super::{Conv, line::Line};
+#[cfg(test)]
+use crate::ffi::Grid;
 use crate::{
     ffi::{Inputs, Tile},
     kernels::{Panels, Window, panel_words, panels::Order},
@@ -118,6 +120,14 @@ impl Winograd {
     /// Multiplications of a filter for each channel.
     pub(super) fn multiplications(&self) -> usize {
         PRODUCTS * self.tiles[0] * self.tiles[1]
+    }
+
+    /// The transforms of a tile of the output, in multiplications: of each filter (as long as 40 outputs of a strip), and of the input.
+    #[cfg(test)]
+    pub(super) fn repeated(&self, conv: &Conv, tile: Grid) -> usize {
+        let tiles = tile.cols.div_ceil(OUTPUTS * OUTPUTS);
+        let filters = tile.rows * tiles.div_ceil(PART) * 40 * conv.panels.taps;
+        conv.channels() * (filters + tiles * PRODUCTS * 8)
     }
 
     pub(super) fn tile(&self, conv: &Conv, inputs: &Inputs<'_>, tile: &mut Tile<'_>) {
