@@ -2,7 +2,7 @@
 
 use crate::faults::{new_constant, new_node};
 use sdrun_abi::{DType, Error, Result, TensorSpec, TensorView};
-use sdrun_graph::{Attribute, Graph, GraphError, Node, Tensor, Value, ValueId};
+use sdrun_graph::{Attribute, Dim, Graph, GraphError, Node, Tensor, Value, ValueId};
 use sdrun_provider_common::graph_error;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -32,7 +32,8 @@ struct Use {
 }
 
 /// Finds what to check. Indices that the graph computes are moved into the range, and a new output of the graph counts those that were
-/// outside. Nodes in the bodies of loops and branches are not checked, nor are indices into dimensions of unknown size.
+/// outside. Not checked are nodes in the bodies of loops and branches, indices into dimensions of unknown size, and computed indices of
+/// unknown number: OpenVINO 2026.4 then computes outputs without a shape.
 ///
 /// # Errors
 /// `InvalidArgument` for constants that are out of range.
@@ -51,7 +52,7 @@ pub(crate) fn prepare(graph: &mut Graph) -> Result<Checks> {
             } else if let Some(constant) = graph.constant(origin) {
                 used.check(constant.to_i64s().unwrap_or_default().into_iter())
                     .map_err(|wrong| Error::invalid(format!("the constant `{name}` has {wrong}")))?;
-            } else {
+            } else if graph.value(indices).known_shape().is_some() {
                 node.inputs[1] = Some(contain(graph, &node, indices, &used.sizes).map_err(graph_error)?);
                 checks.computed.push(used);
             }
@@ -98,6 +99,7 @@ fn contain(graph: &mut Graph, node: &Node, indices: ValueId, sizes: &[i64]) -> R
         Ok::<_, GraphError>(new_constant(graph, name(part), limits))
     };
     let (last, first) = (limits("last", |size| size - 1)?, limits("first", |size| -size)?);
+    let flat = new_constant(graph, name("flat"), Tensor::from_i64s(&[-1]));
     let mut add = |op: &str, inputs: &[ValueId], dtype, shape| {
         let value = graph.add_value(Value { name: name(op), dtype, shape });
         graph.nodes.push(new_node(node, name(op), op, inputs, value));
@@ -108,6 +110,8 @@ fn contain(graph: &mut Graph, node: &Node, indices: ValueId, sizes: &[i64]) -> R
     let inside = add("Equal", &[safe, indices], Some(DType::Bool), shape.clone());
     let outside = add("Not", &[inside], Some(DType::Bool), shape.clone());
     let ones = add("Cast", &[outside], Some(DType::I32), shape);
+    // OpenVINO cannot tell the shape of a sum over a number of dimensions that it does not know.
+    let ones = add("Reshape", &[ones, flat], Some(DType::I32), Some(vec![Dim::Unknown]));
     let count = add("ReduceSum", &[ones], Some(DType::I32), Some(vec![]));
     for (op, attribute, value) in [("Cast", "to", i64::from(DType::I32 as i32)), ("ReduceSum", "keepdims", 0)]
     {
