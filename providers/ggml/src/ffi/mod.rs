@@ -50,7 +50,7 @@ pub(crate) use library::{Ggml, Gpu, Target};
 pub(crate) use program::Program;
 pub(crate) use tensor::{Extent, Tensor, Type};
 #[cfg(test)]
-pub(crate) use testing::{node_times, run_kernel};
+pub(crate) use testing::{run_kernel, simulated_time};
 pub(crate) use {
     room::{Home, Room},
     store::{Store, Stored},
