@@ -127,7 +127,7 @@ impl Contender for Running {
         Some(self.child.id())
     }
 
-    fn finish(&mut self, row: &mut Row) -> Result<()> {
+    fn report(&mut self, row: &mut Row) -> Result<()> {
         row.memory.run_bytes = peak_rss(self.child.id());
         Ok(())
     }

@@ -18,11 +18,11 @@ pub trait Contender {
     fn times(&mut self, warmup: usize, count: usize, host: &dyn Host) -> Result<Vec<f64>>;
     /// Id of its process.
     fn process(&self) -> Option<u32>;
-    /// Fills in what is known after the last run.
+    /// Fills in what is known after a run, such as its memory.
     ///
     /// # Errors
     /// What goes wrong is the reason in its row.
-    fn finish(&mut self, row: &mut Row) -> Result<()>;
+    fn report(&mut self, row: &mut Row) -> Result<()>;
 }
 
 /// The systems of a case.

@@ -93,7 +93,7 @@ impl Contender for Loaded<'_> {
         self.provider.worker().map(|worker| worker.pid())
     }
 
-    fn finish(&mut self, row: &mut Row) -> Result<()> {
+    fn report(&mut self, row: &mut Row) -> Result<()> {
         row.memory.run_bytes = self.provider.worker().and_then(|worker| worker.peak_rss());
         row.memory.session = self.session.memory()?;
         Ok(())

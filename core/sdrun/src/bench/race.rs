@@ -117,6 +117,8 @@ impl<'a> Race<'a> {
         let outputs = contender.outputs(self.host)?;
         let first = started.elapsed().as_secs_f64() * 1e3;
         row.first_run_ms = Some(first);
+        // Its memory decides whether another one fits beside it.
+        contender.report(row)?;
         let precision = match row.precision.as_deref() {
             // 8-bit products of a baseline have the tolerance of 8-bit blocks.
             Some("int8") => Precision::Q8_0,
@@ -149,7 +151,7 @@ impl<'a> Race<'a> {
     fn end(&mut self, row: usize, mut racer: Racer<'_>) {
         let row = &mut self.rows[row];
         row.take(racer.turns);
-        let done = racer.contender.finish(row);
+        let done = racer.contender.report(row);
         if let Some(error) = racer.error.or(done.err()) {
             row.fail(&error);
         }

@@ -147,7 +147,7 @@ mod tests {
         fn process(&self) -> Option<u32> {
             None
         }
-        fn finish(&mut self, _: &mut Row) -> Result<()> {
+        fn report(&mut self, _: &mut Row) -> Result<()> {
             Ok(())
         }
     }
